@@ -193,16 +193,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
-    """Return how many processes ``-n auto`` is: 0, in this one, wherever e2e tests may be."""
+    """Return the number of processes of ``-n auto``: 0 (this process only) if e2e tests may run."""
     return (os.cpu_count() or 1) + 1 if "not e2e" in (config.option.markexpr or "") else 0
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Make properties of ``scripts/test --full`` thorough, and teardowns know xdist.
+    """Make properties of ``scripts/test --full`` thorough, and set up teardowns for xdist.
 
-    A teardown must not wait for the thread that every process of xdist's has. And have Python keep
-    what it compiles, whatever the environment says: else each process compiles all, each time.
-    Without ``full`` the examples are the same in each run, and a fortieth as many.
+    A teardown must not wait for the thread that each xdist process has. Python's compiled files are
+    kept regardless of the environment; otherwise each process compiles all of them each time.
+    Without ``full`` the examples are the same in each run, and a fortieth of the number.
     """
     gc.disable()  # nothing of a collection is garbage; pytest_collection_finish enables it
     sys.dont_write_bytecode = False
@@ -211,7 +211,7 @@ def pytest_configure(config: pytest.Config) -> None:
     # Set, it stays: what was large goes back when it is freed, and no fork has to copy it.
     ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, 1 << 20)
     ctypes.CDLL(None).mallopt(_M_TRIM_THRESHOLD, 16 << 20)
-    calm = [HealthCheck.too_slow]  # says how busy the machine is, as a deadline does
+    calm = [HealthCheck.too_slow]  # reports the load of the machine, as a deadline does
     common = {"deadline": None, "suppress_health_check": calm}
     settings.register_profile("fast", max_examples=10, derandomize=True, **common)
     settings.load_profile("fast")
@@ -235,9 +235,9 @@ def _is_quick(config: pytest.Config) -> bool:
 def _files_in_memory(config: pytest.Config) -> None:
     """Give the tests a tmpfs that only their processes see; it ends with them.
 
-    They make and remove files by the ten thousand. On ext4 without a journal each new one takes
-    longer for minutes, since it looks at every inode that was removed. With ``--basetemp`` files
-    are there, and stay.
+    They create and remove tens of thousands of files. On ext4 without a journal each new file takes
+    longer for minutes, since every recently removed inode is checked. With ``--basetemp`` files are
+    written there, and kept.
     """
     from vtorque_testing.recorded_mounts import cover  # noqa: PLC0415
 
@@ -271,9 +271,9 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 
 def pytest_collection_finish() -> None:
-    """Keep the garbage collector off what is there by now: each fork would copy it.
+    """Exclude all current objects from garbage collection: each fork would copy them.
 
-    And let it come rarely: what tests make is small, and goes with the last that refers to it.
+    Also collect rarely: the objects of tests are small, and freed with their last reference.
     """
     gc.freeze()
     _in_huge_pages()

@@ -1,11 +1,11 @@
-"""Change random lines of the code, one at a time, and look whether the quick tests fail.
+"""Change random lines of the code, one at a time, and check whether the quick tests fail.
 
-``python bench/mutants.py COMMIT FIRST LAST`` checks COMMIT out into a directory of its own, applies
+``python bench/mutants.py COMMIT FIRST LAST`` checks COMMIT out into a new directory, applies
 mutants FIRST to LAST-1 of the list that ``SEED`` makes of ``BASE``, and prints a row for each:
 number, place, change, "detected" or "survived", and the first failing test. A mutant whose line is
-not in COMMIT is "gone". ``--list`` prints the mutants alone.
+missing in COMMIT is "gone". ``--list`` prints the mutants only.
 
-The quick tests that import the mutant's module run first, then all of its package.
+The quick tests that import the mutant's module run first, then all tests of its package.
 """
 
 from __future__ import annotations

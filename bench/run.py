@@ -1,8 +1,8 @@
-"""Measure what vTorque promises: ``python bench/run.py [NAME...]``, as root.
+"""Measure vTorque's performance targets: ``python bench/run.py [NAME...]``, as root.
 
-Needs a node (``scripts/node up``; for ``debian`` also ``vmgr images build debian debian``) that
-has nothing else to do. Ours and what it is compared with are measured in one run, in turns; shown
-are medians. Ends with 1 if a limit does not hold.
+Needs an otherwise idle node (``scripts/node up``; for ``debian`` also ``vmgr images build debian
+debian``). vTorque and the baseline are measured alternately in one run; medians are printed. Exits
+with 1 if a limit is exceeded.
 """
 
 from __future__ import annotations

@@ -128,7 +128,7 @@ def _events(path: Path) -> Iterator[Path]:
     argv = ["stdbuf", "-oL", "virsh", "event", "--event", "lifecycle", "--loop", "--timestamp"]
     with path.open("wb") as file, subprocess.Popen(argv, stdout=file) as child:
         try:
-            time.sleep(1)  # it does not say when it listens
+            time.sleep(1)  # it does not report when it listens
             yield path
         finally:
             child.terminate()

@@ -1,4 +1,4 @@
-"""What many tests begin with."""
+"""Fixtures of many tests."""
 
 from collections.abc import Callable
 from pathlib import Path

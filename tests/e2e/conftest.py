@@ -1,6 +1,6 @@
 """A real node for all e2e tests: installed wheels, libvirt, micro image, embedded batch system.
 
-``scripts/node up`` makes it (at once when it is up already); ``scripts/test`` takes it down.
+``scripts/node up`` makes it, or returns at once if it is up; ``scripts/test`` takes it down.
 """
 
 import json
@@ -39,7 +39,7 @@ class Node:
     home: Path = field(default_factory=lambda: Path("/home", USER))
 
     def command(self, program, *argv):
-        """Return a command line: of the prefix, with the node's config, or any absolute one."""
+        """Return a command line: of the prefix with the node's config, or any absolute path."""
         if program.startswith("/"):
             return [program, *argv]
         config = ["--config", str(self.config)] if program in ("vsub", "vmgr") else []
@@ -97,7 +97,7 @@ class Node:
         return Result(done, *(path.read_bytes() if path.exists() else b"" for path in found))
 
     def submit(self, text, *args):
-        """Submit a job script; return the job's id at once."""
+        """Submit a job script; return the job's id without waiting."""
         done = self.as_user("vsub", "-N", "t", "-o", "out", "-e", "err", *args, self.script(text))
         return done.stdout.decode().strip()
 
@@ -138,7 +138,7 @@ class Node:
         }  # fmt: skip
 
     def left(self, before, seconds=120):
-        """Return what of the footprint still differs from the one before after some seconds."""
+        """Return the footprint's remaining differences to the one before, after some seconds."""
         deadline = time.monotonic() + seconds
         begun = time.monotonic()
         while (after := self.footprint()) != before and time.monotonic() < deadline:
@@ -158,7 +158,7 @@ class Node:
         return key, domain
 
     def jobs(self, user=USER):
-        """Return the jobs of a user, as ``vmgr ps`` tells them."""
+        """Return a user's jobs in the output of ``vmgr ps``."""
         return json.loads(self.as_user("vmgr", "ps", "--json", user=user).stdout)
 
     def state_of(self, job_id):
@@ -180,7 +180,7 @@ class Node:
                 shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
 
     def cancel_all(self):
-        """End every job that a failed test has left: all later ones would wait for it."""
+        """End every job that a failed test has left: all later jobs would wait for it."""
         for user in (USER, OTHER):
             for job in self.jobs(user):
                 self.as_user("vmgr", "cancel", job["id"], user=user, check=False)
@@ -188,7 +188,7 @@ class Node:
 
 @dataclass
 class Result:
-    """How a job ended, and its output, read at once: the next job writes the same files."""
+    """Result and output of a job, read at once: the next job writes the same files."""
 
     done: subprocess.CompletedProcess
     out: bytes
@@ -282,10 +282,10 @@ def two_slots(node):
 
 @pytest.fixture
 def scratch():
-    """Return a directory for root's own files of one test; others can search it.
+    """Return a directory for root's files of one test; other users can search it.
 
-    Not below pytest's own, which only root may enter: opening that to others would go on to the
-    next test, and be undone by another run.
+    Not below pytest's own, which only root may enter: opening that to others would affect the next
+    test, and be undone by another run.
     """
     path = Path(tempfile.mkdtemp(prefix="vtorque-e2e-"))
     path.chmod(0o711)

@@ -12,7 +12,7 @@ OTHER = "vte2e2"
 
 @pytest.fixture
 def archive(clean, config):
-    """Switch the plugin on for one test; return the user's directory."""
+    """Enable the plugin for one test; return the user's directory."""
     config("plugin.archive", 'directory = "{home}/.vtorque/jobs"')
     yield clean.home / ".vtorque" / "jobs"
     shutil.rmtree(clean.home / ".vtorque", ignore_errors=True)

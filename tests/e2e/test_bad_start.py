@@ -1,4 +1,4 @@
-"""Bad input and bad luck: one clear line, the right exit code, in time, and nothing left behind."""
+"""Invalid input and faults at the start: one clear line, the exit code, in time, no leftovers."""
 
 import base64
 import json
@@ -26,7 +26,7 @@ SCRIPT = "#!/bin/sh\necho ran\n"
 
 @pytest.fixture
 def image(node):
-    """Give a function that puts a variant of the micro image into the pool for one test."""
+    """Return a function that adds a variant of the micro image to the pool for one test."""
     pool = node.state / "images"
     made = []
 
@@ -78,7 +78,7 @@ def test_death_of_one_guest_ends_the_start_of_all(clean, image):
     journal = clean.state / "journal/two.faults.0.jsonl"
 
     def started():
-        """Look whether libvirt has answered for both: before, the end of one is its error."""
+        """Return whether libvirt has created both: earlier, the end of one is libvirt's error."""
         return [r.created for r in read(journal).open if r.kind == "domain"] == [True, True]
 
     clean.wait_for(started, what="two guests that have started")
@@ -419,6 +419,6 @@ def test_forged_requests_are_refused(clean, config):
 
 @pytest.mark.full
 def test_valid_request_sent_like_a_forged_one_runs(clean):
-    """What the tests above forge would run if it were not bad."""
+    """The control of the tests above: a valid request, sent in the same way, runs."""
     answer, out, err = forged(clean, to_token(Request(()).encode()))
     assert (answer["code"], out, err) == (0, "ran\n", "")

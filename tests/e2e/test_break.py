@@ -46,7 +46,7 @@ def printed(node):
 
 
 def counting(node, to):
-    (node.home / "out").unlink(missing_ok=True)  # of the test before
+    (node.home / "out").unlink(missing_ok=True)  # of the previous test
     job = node.submit(COUNTS.format(to), "-vm", "ram=256M")
     node.wait_for(lambda: printed(node), what="the job's first line")
     return job

@@ -85,7 +85,7 @@ class Writer:
         return self.node.as_user("vmgr", "checkpoint", *(words or ("--stop",)), self.id, **more)
 
     def kept(self):
-        """Save it, and return the checkpoint; it goes on."""
+        """Save the job and return the checkpoint; the job continues."""
         name = self.node.as_user("vmgr", "checkpoint", self.id).stdout.decode().strip()
         assert self.node.state_of(self.id) is not None
         return name
@@ -112,14 +112,14 @@ class Writer:
         said = [line for name in self.names for line in self.lines(f"{name}.out")]
         assert said == writing.said(counted, self.memory), (errors, log)
         ended = self.node.home / "ended"
-        late = ended.stat().st_mtime - int(ended.read_text())  # date tells whole seconds
+        late = ended.stat().st_mtime - int(ended.read_text())  # date prints whole seconds
         assert -1 <= late <= 2, "its clock is right"
         assert all("the job was saved and ends now" in each for each in errors[:-1])
 
 
 @saves
 def test_checkpointed_job_is_restored_as_another_job(writer, guest, place, disk):
-    """Its disk file must be as it was: who goes on with another one is told, and can try again."""
+    """Its disk file must be unchanged: otherwise the restore is refused, and can be repeated."""
     writer.submit().await_more()
     said = guest.as_user("vmgr", "checkpoint", writer.id, check=False)
     assert said.returncode != 0 and b"a job with disk= cannot be saved and" in said.stderr
@@ -280,7 +280,7 @@ def the_watcher(node):
 @pytest.mark.releases
 @pytest.mark.parametrize("stop", [("--stop",), ()], ids=["ends", "goes-on"])
 def test_saving_process_killed_at_any_moment_loses_nothing(guest, place, stop):
-    """libvirt goes on with what it has been asked for: it is saved, or runs as before."""
+    """libvirt completes the request: the job is saved, or runs as before."""
     job, saved = Writer(guest).submit().await_more(), 0
     for seconds in (0.2, 0.5, 0.8, 1.1, 1.4):
         watcher = the_watcher(guest)

@@ -165,7 +165,7 @@ stat -c %U:%a .config/tool; cat .config/tool by; cat links/new
 
 @pytest.fixture
 def fragments(debian, clean, config):
-    """Cloud-config of the site, in a directory of root's, and one of the image's, in a label."""
+    """Cloud-config of the site, in root's directory, and one of the image's, in a label."""
     place = clean.config.parent / "guest-cloud-config"
     place.mkdir()
     config("plugin.linux-guest", f'cloud_config = "{place}"')
@@ -181,7 +181,7 @@ def test_guest_is_set_up_by_cloud_config_of_site_image_and_user(clean, guest, fr
     """Image, site and user; merged, held against its schema and done by the guest's cloud-init."""
     (fragments / "10-site.cfg").write_text(OF_SITE)
     clean.script(OF_USER.replace("HOME", str(clean.home)), "mine.yaml")
-    (clean.home / "links").symlink_to("/etc")  # what is not theirs is not theirs that way
+    (clean.home / "links").symlink_to("/etc")  # a link gives no access to more
     args = ("-vm", "img=debian,ram=512M,vcpus=2,cloud_config=mine.yaml")
     refused = clean.job(LOOK, *args, timeout=300)
     assert (refused.code, refused.out) == (EXIT_REFUSED, b"")
@@ -219,7 +219,7 @@ def test_failing_site_command_fails_the_start_with_a_message(clean, fragments):
 
 @pytest.fixture
 def display(clean):
-    """The number of a display whose cookie the user has as pbs_mom gives it, and a client of X."""
+    """The number of a display whose cookie the user has in pbs_mom's form, and a client of X."""
     x_display.install()
     place, users = clean.home / "x", clean.home / ".Xauthority"
     add = ("MIT-MAGIC-COOKIE-1", x_display.put(place, clean.user))
@@ -244,7 +244,7 @@ def display(clean):
 
 @pytest.mark.full
 def test_client_in_the_guest_reaches_the_display(debian, clean, display):
-    """With its cookie only; ssh is gone with the job."""
+    """With its cookie only; ssh ends with the job."""
     name = [f"DISPLAY=localhost:{display}.0"]
     terminal = on_a_node(clean, "-I", "-X", *ARGS, environ=name)
     terminal.read(STARTED)

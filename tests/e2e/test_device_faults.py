@@ -1,7 +1,7 @@
 """SIGKILL before and after each create() of a start with device options, with real guests.
 
-The steps are those that the start itself has (testing/vtorque_testing/faults.py): of all plugins
-that work on this machine at once. What needs hardware, unit tests do on a recorded node.
+The steps are those of the start itself (testing/vtorque_testing/faults.py), with all plugins that
+work on this machine. Unit tests cover plugins that need hardware, on a recorded node.
 """
 
 import json
@@ -48,7 +48,7 @@ class Job:
     def start(self, last=None):
         code, steps, err = self.hooks.run("prologue", "count" if last is None else str(last))
         if last is not None:
-            # The driver tells the step that it was killed at, the whole start those before.
+            # The driver reports the step of the kill, the complete start all steps before.
             assert steps[-1] == self.steps[last - 1], (last, steps)
             return Run((*self.steps[: last - 1], steps[-1]), code == -9)
         node = self.hooks.node
@@ -128,7 +128,7 @@ def test_start_killed_around_records_of_devices_is_released(clean, job):
 
 @pytest.mark.full
 def test_start_killed_around_every_create_is_released(clean, job):
-    """Of two guests without CPUs of their own, which this machine has for one."""
+    """Of two guests without their own CPUs, since this machine has CPUs for one only."""
     pairs = {
         **PAIRS,
         "vms_per_node": "2",

@@ -42,7 +42,7 @@ def next_job_runs(node):
 
 @pytest.fixture(scope="module", autouse=True)
 def last_job(node):
-    """Run a job after all tests, or after the only one."""
+    """Run a job after all tests, or after the only test."""
     yield
     next_job_runs(node)
 
@@ -125,7 +125,7 @@ def running(node, text="#!/bin/sh\necho up\nsleep 100\n"):
 
 
 def waited(node, job):
-    """Wait until the job has gone from the queue; return its exit code and its errors."""
+    """Wait until the job has left the queue; return its exit code and its errors."""
     node.wait_for(lambda: node.state_of(job.job_id) is None, what=f"the end of {job.job_id}")
     err = node.home / "err"
     return err.read_text() if err.exists() else ""
@@ -153,7 +153,7 @@ def test_killed_wrapper_leaves_nothing(node_again):
 
 @pytest.mark.usefixtures("no_deadline")
 def test_qemu_killed_while_the_guest_boots(node_again):
-    """The end of the guest is seen at once, not at the deadline."""
+    """The end of the guest is noticed at once, not at the deadline."""
     node, before = node_again
     job = Hooks(node, "qb.faults")
     process = job.start("prologue")
@@ -187,7 +187,7 @@ def test_qemu_killed_while_the_script_runs(node_again):
     ],
 )
 def test_libvirtd_killed_while_a_job_starts(node_again, point):
-    """The start fails and says why; when libvirtd is back, all that was left can be released."""
+    """The start fails with the reason; when libvirtd is back, all leftovers can be released."""
     node, before = node_again
     job = Hooks(node, "ls.faults")
     process = job.start("prologue")
@@ -233,7 +233,7 @@ def test_libvirtd_killed_while_the_script_runs(node_again):
 
 @pytest.mark.full
 def test_libvirtd_killed_while_a_job_is_torn_down(node_again):
-    """The epilogue releases what it can, says what it cannot; the reaper does the rest."""
+    """The epilogue releases what it can and reports the rest, which the reaper releases."""
     node, before = node_again
     job = Hooks(node, "le.faults")
     assert job.run("prologue")[0] == 0
@@ -285,7 +285,7 @@ def test_job_killed_at_ten_random_moments_leaves_nothing(node_again, kill):
 
 @pytest.mark.full
 def test_killed_batch_system_leaves_nothing(node_again):
-    """Restarted, it tears down what ran, says so, and reaps what no job of its own has left."""
+    """After a restart it tears running jobs down, reports it, and reaps resources without a job."""
     node, before = node_again
     stray = Hooks(node, "stray.faults")
     stray.killed("prologue", "after create virtiofsd")

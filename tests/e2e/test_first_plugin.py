@@ -1,4 +1,4 @@
-"""doc/first-plugin.md, word for word: an ordinary user does what it says and sees what it shows."""
+"""doc/first-plugin.md, word for word: an ordinary user runs its commands and gets its output."""
 
 import pwd
 import re
@@ -46,7 +46,7 @@ def author(request):
     who = pwd.getpwnam(USER)
     home = Path(who.pw_dir)
     venv = home / "vtorque-dev"
-    # Debian's: this test's may be of root's home.
+    # Debian's Python: this test's may be in root's home.
     run(f"/usr/bin/python3.{sys.version_info.minor}", "-m", "venv", "--without-pip", venv)
     (packages,) = venv.glob("lib/python*/site-packages")
     (pip,) = re.findall(r"^pip install .*$", PAGE, re.MULTILINE)[:1]

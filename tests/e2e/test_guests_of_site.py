@@ -13,7 +13,7 @@ STUBBORN = "#!/bin/sh\ntrap '' TERM\necho started\nwhile :; do sleep 1; done\n"
 
 @pytest.fixture
 def scripts(clean, config):
-    """A function that makes root's scripts of a kind; they are gone after the test."""
+    """A function that makes root's scripts of a kind; they are removed after the test."""
     made = []
 
     def make(kind, **texts):
@@ -35,7 +35,7 @@ def started(node):
 
 
 def cancelled(node, text, *args):
-    """Cancel a job whose script runs; return its id."""
+    """Cancel a job while its script runs; return its id."""
     for name in ("out", "err"):
         (node.home / name).unlink(missing_ok=True)
     job = node.submit(text, *args)
@@ -47,7 +47,7 @@ def cancelled(node, text, *args):
 
 @pytest.mark.parametrize("how", ["ends", pytest.param("killed", marks=pytest.mark.full)])
 def test_epilogue_of_the_site_runs_in_every_guest(clean, scripts, how):
-    """Each knows its rank. A killed job's have it, too, and a failed one is told."""
+    """Each knows its rank. They also run for a killed job, and a failure is reported."""
     text = '#!/bin/sh\necho "$(id -u) epilogue of $VTORQUE_USER, rank $VTORQUE_RANK"\n'
     scripts("epilogue", first=text, second='#!/bin/sh\nexit "$VTORQUE_RANK"\n')
     size = ("-vm", "vms_per_node=2,ram=128M,vcpus=1")
@@ -83,7 +83,7 @@ def test_precancel_scripts_run_before_the_script_is_terminated(clean, scripts):
 
 
 def test_templates_of_the_site_make_the_domain(clean):
-    """What ``vsub --dry-run`` shows, libvirt has; what libvirt's schema has not, starts nothing."""
+    """libvirt gets the XML of ``vsub --dry-run``; XML outside libvirt's schema starts no guest."""
     templates = clean.config.parent / "templates"
     own = templates / "interface.xml.j2"
     text = files("vtorque_core.plan.domain").joinpath("templates/interface.xml.j2").read_text()
@@ -106,7 +106,7 @@ def test_templates_of_the_site_make_the_domain(clean):
 
 @pytest.mark.full
 def test_guest_without_cloud_init_refuses_cloud_config(clean, scripts):
-    """A user's is read where it is submitted; of a site's the refusal says what to do."""
+    """A user's file is read at submission; the refusal for a site's file explains the fix."""
     clean.script("#cloud-config\nusers: []\n", "mine.yaml")
     done = clean.as_user("vsub", "-vm", "cloud_config=mine.yaml", clean.script(""), check=False)
     assert done.returncode == 2

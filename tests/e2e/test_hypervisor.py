@@ -59,7 +59,7 @@ IP = "10.86.255.9"
 
 
 def boot_sector(again: bool = False) -> bytes:
-    """Return a bootable MiB that writes SAYS to COM1 once, or for ever."""
+    """Return a bootable MiB that writes SAYS to COM1 once, or forever."""
     code = (
         b"\xfa\x31\xc0\x8e\xd8"  # cli; ds = 0
         b"\xbe\x40\x7c\xba\xf8\x03"  # si = text, dx = COM1
@@ -175,7 +175,7 @@ def test_qemu_runs_as_the_qemu_user(guest: GuestPlan) -> None:
 
 
 def test_guest_uid_may_use_kvm(guest: GuestPlan, tmp_path: Path) -> None:
-    """What QEMU is in its own mount namespace, where libvirt has made the device anew."""
+    """The device that QEMU sees in its mount namespace, where libvirt has made it again."""
     kvm.choose("auto", tmp_path, "libvirt-qemu")
     own = replace(guest, qemu_uid=Node().guest_uids + 7)
     disk = overlay(own)
@@ -244,7 +244,7 @@ WORKERS = 20  # of libvirtd (libvirtd.conf, max_workers)
 
 
 def stopped_disk(guest: GuestPlan, number: int) -> tuple[UserDisk, Domain]:
-    """Start a daemon of nobody's, stop it as nobody; return it with a domain that wants it."""
+    """Start a daemon of the user nobody and stop it; return it with a domain that uses it."""
     place = guest.state_dir / str(number)
     place.mkdir(mode=0o711)
     image = place / "disk.img"
@@ -283,7 +283,7 @@ def test_stopped_daemons_do_not_block_workers_of_libvirtd(guest: GuestPlan) -> N
     try:
         with ThreadPoolExecutor(WORKERS) as pool:
             said = pool.map(attempt, [domain for _, domain in held])
-            start(guest, overlay(guest))  # somebody else's
+            start(guest, overlay(guest))  # another program's
             await_console(guest)
             assert all("a process of yours stopped (SIGSTOP)" in text for text in said)
     finally:
@@ -445,7 +445,7 @@ def test_frames_to_reserved_macs_reach_only_the_filter(bridge_port: int, guarded
     name = tap_name(MAC)
     if guarded:
         netfilter.filter_reserved_macs(name)
-    # The bridge has taken what a socket for one protocol does not see at its port.
+    # The bridge consumes frames that a socket for one protocol does not see at its port.
     with socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(0x0800)) as port:
         port.bind((name, 0))
         for last in range(16):

@@ -14,10 +14,10 @@ WAIT = '#!/bin/sh\nuntil [ -e "$HOME/go" ]; do sleep 0.2; done\necho done\n'
 
 @pytest.fixture
 def image(node, scratch, config):
-    """Add an image with a disk: micro's kernel, and a disk that its guests do not look at."""
+    """Add an image with a disk: micro's kernel, and a disk that its guests do not use."""
     if "\nkeep = 0\n" not in node.config.read_text():
         config("images", "keep = 0")
-    node.root("vmgr", "images", "remove", "added", "--now", check=False)  # of a run that was killed
+    node.root("vmgr", "images", "remove", "added", "--now", check=False)  # of a killed run
     micro = json.loads(node.root("vmgr", "images", "show", "micro").stdout)
     files = node.state / "images/micro" / micro["version"]
     for name in (micro["kernel"], micro["initrd"]):
@@ -31,7 +31,7 @@ def image(node, scratch, config):
     done = node.root("vmgr", "images", "add", scratch / "disk.vmdk", "added", *map(str, described))
     yield json.loads(done.stdout)
     for job in json.loads(node.root("vmgr", "ps", "--json").stdout):
-        node.root("vmgr", "cancel", job["id"], check=False)  # what a failed test has left
+        node.root("vmgr", "cancel", job["id"], check=False)  # left by a failed test
     node.wait_for(lambda: not list((node.state / "journal").iterdir()), what="the end of all jobs")
     node.root("vmgr", "images", "remove", "added", "--now", check=False)
     assert not (node.state / "images/added").exists()
@@ -54,7 +54,7 @@ def end(node, job_id):
 
 
 def overlay_of(node):
-    """Return the path of a running guest's layer, and the base that qemu-img says it has."""
+    """Return the path of a running guest's layer, and its base according to qemu-img."""
     key, _ = node.running()
     (path,) = [
         p for top in (node.state, node.run_dir) for p in (top / "jobs" / key).rglob("root.qcow2")
@@ -164,7 +164,7 @@ def test_node_cache_of_an_image_is_used(guest, image, config, scratch):
     node = guest
     cache = scratch / "cache"
     config("images", f'cache = "{cache}"')
-    pushed = cache / ".partial/added"  # as rsync from the pool's host leaves it
+    pushed = cache / ".partial/added"  # as left by rsync from the pool's host
     shutil.copytree(node.state / "images/added" / image["version"], pushed / image["version"])
     shutil.copy2(node.state / "images/added/image.json", pushed)
     received = node.root("vmgr", "images", "sync", "--received", "added")

@@ -35,7 +35,7 @@ def test_interactive_job_gives_a_shell_in_a_guest(clean):
 
 @pytest.mark.full
 def test_lost_terminal_ends_the_job(clean):
-    """Whoever closes the window does not keep the slot."""
+    """A user who closes the window does not keep the slot."""
     terminal = on_a_node(clean, "-I", "-vm", "ram=256M")
     job_id = terminal.shell_of(STARTED)
     assert clean.state_of(job_id) == "R"

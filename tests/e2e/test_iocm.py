@@ -50,7 +50,7 @@ def managers(state):
 
 @pytest.fixture
 def manager(guest):
-    """Return a function that tells the pid of the node's manager; none may be left."""
+    """Return a function that returns the pid of the node's manager; none may be left."""
     assert managers(guest.state) == []
     yield lambda: next(iter(managers(guest.state)), None)
     assert managers(guest.state) == []
@@ -167,7 +167,7 @@ def guest_plan(top, placement):
 
 
 def pinned(name):
-    """Return where the iothreads and the emulator are: once virsh and the kernel agree on one."""
+    """Return the CPUs of the iothreads and the emulator, once virsh and the kernel agree."""
     at = running_jobs.threads(name)
     said = {row[1] for row in running_jobs.table("iothreadinfo", name)}
     said |= {

@@ -98,7 +98,7 @@ class LocalLive:
                 (self.node.home / name).unlink(missing_ok=True)
 
 
-# What it says of a job with guests other tests see, too, and plugins/local/tests of one without.
+# Other tests cover its report of a job with guests; plugins/local/tests that of one without.
 @pytest.mark.full
 @pytest.mark.e2e
 class TestLocalJobs(LiveBatchContract):

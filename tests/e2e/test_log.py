@@ -20,7 +20,7 @@ PHASES = ["plan", "render domain", "pre-boot", "boot", "ready", "post-boot", "ru
 
 @pytest.fixture
 def sinks(clean, config, scratch):
-    """Switch on joblog's files for one test; return the one of all jobs."""
+    """Enable joblog's files for one test; return the file of all jobs."""
     for parent in scratch.parents:
         if parent.stat().st_mode & 0o022 and not parent.stat().st_mode & 0o1000:
             pytest.fail(f"{parent} can be written by others")
@@ -90,7 +90,7 @@ def test_log_of_a_job_is_complete_and_private(clean, sinks):
     site = sinks.read_bytes()
     assert b"begins" not in site, "only the user has asked for DEBUG"
 
-    assert len(secrets) >= 6  # the image has no keys of its own; for those: joblog's own tests
+    assert len(secrets) >= 6  # the image has no log keys; joblog's own tests cover those
     sunk = (place / "log.jsonl").read_bytes(), site, result.err, result.done.stderr
     for secret in secrets:
         assert not [text for text in sunk if secret in text]

@@ -90,7 +90,7 @@ def boot(
     command += ["-chardev", "null,id=r", "-device", "virtserialport,chardev=r,name=org.vtorque.run"]
     if seed is not None:
         (directory / "seed.iso").write_bytes(iso(seed))
-        # First on the bus: the guest must not take its disks' order for granted.
+        # First on the bus: the guest must not assume an order of its disks.
         drive = f"file={directory}/seed.iso,if=none,id=seed,format=raw,readonly=on"
         command += ["-drive", drive, "-device", "virtio-blk-pci,drive=seed,serial=vtseed"]
     if image.disk is not None:
@@ -215,7 +215,7 @@ def test_debian_is_ready_and_locked(pool: Path, tmp_path: Path) -> None:
     echo "done"
     """
     user_data = {"hostname": "vnode7", "users": [{"name": "root", "lock_passwd": True}]}
-    # As the guest type writes it: all is done in the first stage, before READY.
+    # As written by the guest type: everything is done in the first stage, before READY.
     meta_data = {"instance-id": "t1", "local-hostname": "vnode7", "dsmode": "local"}
     seed = {
         **seed_of(script),

@@ -115,7 +115,7 @@ def test_guest_root_cannot_forge_addresses_on_the_second_nic(clean, guest_prolog
 
 @pytest.mark.full
 def test_forged_addresses_are_seen_without_the_filter(clean, guest_prologue, bridge):
-    """So the test above would see a forged frame if there were one."""
+    """A control: the test above would see a forged frame."""
     guest_prologue(
         f"#!/bin/sh\nip addr add {BAD_IP}/16 dev eth1\nping -c 2 -W 1 -I {BAD_IP} {HOST}\nexit 0\n",
         hpc(opt_in_unfiltered=True).replace("opt_in", "filter = false\nopt_in"),

@@ -36,7 +36,7 @@ def tool(*argv, cwd=None):
 
 
 def compile_app(root, scratch):
-    """A program with a library of its own, both linked to the container's musl, not to glibc."""
+    """A program with its own library, both linked to the container's musl, not to glibc."""
     (scratch / "answer.c").write_text('const char *answer(void) { return "the library"; }\n')
     (scratch / "greet.c").write_text(GREET)
     lib, program = root / "opt/app/lib/libanswer.so", root / "opt/app/bin/greet"
@@ -114,7 +114,7 @@ int main(void) { /* what makes the kernel start a program as root */
 
 
 def make_hostile(root, scratch):
-    """What a container's author may try so that the job's user, or they, are root in the guest."""
+    """Attempts of a container's author to make the job's user, or the author, root in the guest."""
     root.mkdir()
     for name in ("sbin", "bin", "opt", "usr/lib", "lib/modules", "etc"):
         (root / name).mkdir(parents=True)
@@ -212,7 +212,7 @@ def test_sif_runs_the_job_with_its_environment_and_runscript(node, clean, built,
 
 
 def test_hostile_container_has_no_root_in_the_guest(node, clean, built, tmp_path):
-    """Nothing of it is run by the guest's root or kernel, and nobody can change what is."""
+    """The guest's root and kernel run no file of it; no user can change the files that they run."""
     make_hostile(tmp_path / "root", tmp_path)
     archive = tmp_path / "layer.tar"
     tool("tar", "-C", str(tmp_path / "root"), "-cf", str(archive), ".")

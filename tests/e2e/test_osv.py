@@ -220,7 +220,7 @@ def test_starter_killed_during_boot_is_released(osv, step):
 
 
 def test_output_is_streamed(osv):
-    """What a program says is in the job's output while it runs."""
+    """The output of a program is in the job's output while it runs."""
     job = osv.submit("/prog sleep 20\n", *VM)
     osv.wait_for(lambda: osv.state_of(job) == "R", what="the job runs")
     osv.wait_for(lambda: b"sleeping" in _spooled(osv, job), what="output")

@@ -72,7 +72,7 @@ def test_missing_card_fails_the_start(domain: Path):
 
 # -- in a virtual machine with an IOMMU and a card, as a node has them ---------------------------
 
-# Runs there as root, without any service. libvirt's library is not there, and not needed.
+# Runs there as root, without any service. libvirt's library is missing, and not needed.
 INSIDE = """
 import json, os, sys, types
 from pathlib import Path
@@ -154,7 +154,7 @@ def test_function_is_bound_to_vfio_and_returned_to_its_driver(node, tmp_path):
         ],
         capture_output=True, check=False, timeout=180,
     )  # fmt: skip
-    line = re.search(rb"SAID (\{.*\})", done.stdout)  # behind what the firmware has said
+    line = re.search(rb"SAID (\{.*\})", done.stdout)  # after the firmware's output
     if line is None:
         pytest.fail(f"{done.stdout[-3000:].decode('utf-8', 'replace')}\n{done.stderr!r}")
     assert json.loads(line[1]) == {

@@ -24,11 +24,11 @@ ONE, OTHER = "vte2ep1", "vte2ep2"
 PROGRAMS = ("local serve", "local.acceptor", "qemu-system", "virtiofsd", "jobshell", "libvirtd")
 BLOCK = ("-W", "block=true", "-j", "oe", "-o", "out")
 VIRSH = ("/usr/bin/virsh", "-q", "-c", "qemu:///session", "list")
-OUTLIVE = ("vtorque", "libvirtd", "virtlogd")  # what may be there without jobs
+OUTLIVE = ("vtorque", "libvirtd", "virtlogd")  # entries that may exist without jobs
 
 
 class Person:
-    """A user who has nothing but a home, and runs the commands of an installation."""
+    """A user with only a home, who runs the commands of an installation."""
 
     def __init__(self, name):
         remove_user(name)
@@ -80,7 +80,7 @@ class Person:
         return path.name
 
     def job(self, text, *argv):
-        """Run a job to its end; return exit code, what it said, what vsub said."""
+        """Run a job to its end; return exit code, its output, vsub's output."""
         script = self.script(text)
         done = self.call("vsub", *BLOCK, *argv, script, check=False)
         out = self.home / "out"
@@ -99,7 +99,7 @@ class Person:
         return {pid: words for pid, words in found.items() if words}
 
     def left(self):
-        """Return what of jobs is there: files, processes, domains."""
+        """Return what exists of jobs: files, processes, domains."""
         tops = [self.state / "jobs", self.state / "journal", self.run_dir / "jobs"]
         tops += [self.run_dir / "proof", self.home / ".cache/libvirt/qemu/log"]
         files = [str(path) for top in tops for path in top.rglob("*")]
@@ -120,7 +120,7 @@ class Person:
 
 @pytest.fixture(scope="module")
 def installed():
-    """Install this checkout, as a node of these tests has it; it is nobody's site."""
+    """Install this checkout like the node of these tests; it is not set up as a site."""
     run(REPO / "scripts/node", "prefix", "--name", NAME, timeout=900)
 
 
@@ -285,7 +285,7 @@ def kill(person, program):
     pid = next(pid for pid, words in person.processes().items() if program in words)
     os.kill(pid, signal.SIGKILL)
     eventually(lambda: program not in person.processes().get(pid, ""))
-    person.call("vmgr", "cancel", job, check=False)  # it may have gone
+    person.call("vmgr", "cancel", job, check=False)  # it may have ended
     assert person.job("exit 6\n")[0] == 6
     eventually(lambda: not person.left())
 

@@ -75,7 +75,7 @@ def test_invalid_mapping_is_refused_at_submission(guest):
 
 @pytest.mark.full
 def test_job_waits_for_a_cpu_in_use_by_another_job(two_cpus, two_slots, guest):
-    """In the queue, with the reason; it runs when the other one has ended."""
+    """It stays queued, with the reason, until the other job has ended."""
     guest.script("1\n", "my.map")
     job = started(guest, "-vm", "vcpu_pinning=my.map,ram=128M")
     waiting = guest.submit("#!/bin/sh\necho ran\n", "-vm", "vcpu_pinning=my.map,ram=128M")
@@ -118,7 +118,7 @@ def test_guest_memory_is_in_huge_pages(pages, guest):
 
 @pytest.fixture
 def no_pages():
-    """Set no huge page aside, whatever this machine has."""
+    """Reserve no huge page, whatever this machine has."""
     before = PAGES.read_text()
     if int(before):
         PAGES.write_text("0")

@@ -102,7 +102,7 @@ def test_io_cores_grow_and_shrink_under_a_running_guest(start):
         assert {pin[1] for pin in pins} == {at["IO iothread1"]} == {at["emulator"]}
         seen.append((now.cores, now.floating, at["IO iothread1"], at["CPU 0/TCG"]))
     assert seen == [
-        ((0,), (1,), "0", "1"),  # no change, yet what floats is pinned anew
-        ((0, 1), (), "0-1", "1"),  # it claimed none, so nothing says where it floats
+        ((0,), (1,), "0", "1"),  # no change, yet the floating threads are pinned again
+        ((0, 1), (), "0-1", "1"),  # it claimed none, so no record says where it floats
         ((0,), (1,), "0", "1"),
     ]

@@ -66,7 +66,7 @@ def scratch():
 
 def package(scratch):
     """Make a package of the site's own, vtorque-hello, in a directory for apt; return that."""
-    scratch.chmod(0o755)  # the build is nobody's
+    scratch.chmod(0o755)  # the build runs as the user nobody
     (scratch / "debs").mkdir()
     tree = scratch / "tree"
     (tree / "DEBIAN").mkdir(parents=True)
@@ -85,7 +85,7 @@ def package(scratch):
 
 @pytest.fixture(scope="module")
 def image(node, scratch):
-    """Build the recipe's image twice; return what both sidecars say."""
+    """Build the recipe's image twice; return both sidecars."""
     (scratch / "app").mkdir()
     (scratch / "app/hello").write_text(HELLO)
     recipe = scratch / "recipe.toml"
@@ -203,7 +203,7 @@ def repository(tmp_path):
 
 @pytest.mark.releases
 def test_redhat_family_is_installed_from_its_packages(node, repository, tmp_path):
-    """What is checked are files of an image of fake packages; nothing of it could boot."""
+    """The checked files are those of an image of fake packages, which could not boot."""
     recipe = tmp_path / "recipe.toml"
     recipe.write_text(
         'family = "redhat"\nsuite = "9"\nunsigned = true\nsize = "1G"\n'

@@ -36,7 +36,7 @@ def next_job_runs(node):
 
 @contextlib.contextmanager
 def stopped(pid):
-    """Have a process answer nobody: SIGSTOP."""
+    """Stop a process, so that it answers no request: SIGSTOP."""
     os.kill(pid, signal.SIGSTOP)
     try:
         yield
@@ -161,7 +161,7 @@ def test_hundred_jobs_accumulate_no_memory_or_time(host):
     ).stdout.split()  # fmt: skip
     watched = {"local": int(lines[0]), "libvirtd": daemon("libvirtd")}
     watched["virtlogd"] = daemon("virtlogd")
-    next_job_runs(node)  # what the first one leaves for all others: caches, logs
+    next_job_runs(node)  # files that the first job leaves for all others: caches, logs
     rows = []
     for _ in range(CYCLES):
         begun, used = time.monotonic(), sum(map(cpu_of, watched.values()))
@@ -176,5 +176,5 @@ def test_hundred_jobs_accumulate_no_memory_or_time(host):
     if path := os.environ.get("VTORQUE_FLATNESS"):
         Path(path).write_text(json.dumps(told, indent=1))
     for row in rows:
-        del row["seconds"]  # of a machine that does other things, too
+        del row["seconds"]  # the machine is not idle
     assert not flatness.rising(rows), told

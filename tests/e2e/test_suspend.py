@@ -92,7 +92,7 @@ def test_owner_alone_suspends_and_resumes_a_job(guest):
     job.suspend()
     assert job.stands_still()
     before = job.counted
-    time.sleep(1.5)  # its clock stands still, too
+    time.sleep(1.5)  # its clock is stopped, too
     assert job.counted == before
     job.suspend()  # again: nothing happens
     assert job.stands_still()
@@ -111,13 +111,13 @@ def test_job_stopped_with_its_shell_is_suspended_even_if_the_watcher_is_killed(g
     guest.root("/usr/bin/pkill", "-9", "-f", "vtorque_survive.watcher")
     before = job.counted
     os.kill(job.node.job_shell(job.id), signal.SIGCONT)
-    assert job.stands_still()  # nobody has looked
+    assert job.stands_still()  # no process has checked
     gone = job.resume(check=False)
     assert gone.returncode != 0 and b"ask your administrator" in gone.stderr
     guest.root("vmgr", "resume", job.id)  # root's begins it again
     job.await_more(before)
     assert job.ended() == lines(30)
-    lock = guest.run_dir / "survive.lock"  # that one, too, ends with the last job
+    lock = guest.run_dir / "survive.lock"  # that lock, too, is removed with the last job
     guest.wait_for(lambda: not lock.exists() and not watchers(guest), what="the watcher's end")
 
 
@@ -135,7 +135,7 @@ def test_walltime_ends_a_job_suspended_by_its_owner(guest):
 
 @pytest.mark.full
 def test_walltime_ends_a_job_whose_shell_is_stopped(guest):
-    """As of a batch system that counts on, and sends TERM and KILL to what it has stopped."""
+    """Some batch systems count on, and send TERM and KILL to a stopped job."""
     job = Counting(guest, 1000, "-l", "walltime=12")
     os.kill(job.node.job_shell(job.id), signal.SIGSTOP)
     job.await_still()
@@ -166,7 +166,7 @@ def test_job_suspended_while_libvirtd_was_killed_can_be_resumed(guest):
 
 @pytest.fixture
 def still(clean, request):
-    """Give a job that stands still, known to no batch system, and how the node was before it."""
+    """Return a paused job, known to no batch system, and the node's footprint before it."""
     before = clean.footprint()
     job = Hooks(clean, f"{zlib.crc32(request.node.name.encode())}.faults")
     assert job.run("prologue")[0] == 0
@@ -188,7 +188,7 @@ def test_suspended_job_that_ends_without_libvirtd_is_reaped_later(still):
 
 @pytest.mark.full
 def test_suspended_job_is_released_after_a_reboot(still, tmp_path):
-    """All processes are gone, and what is in memory; the reaper has the rest go."""
+    """All processes are gone, and everything in memory; the reaper removes the rest."""
     job, before = still
     node = job.node
     tables = node.footprint()["tables"] - before["tables"]

@@ -35,7 +35,7 @@ def debian(node):
 
 
 def test_task_farm_runs_with_the_same_environment_on_every_guest(debian, guest):
-    """For a user whose login shell the image lacks, too: ssh and the tasks have /bin/sh."""
+    """Also for a user whose login shell the image lacks: ssh and the tasks use /bin/sh."""
     run("usermod", "-s", "/bin/zsh", guest.user)
     try:
         guest.script(TASK, "task.sh")

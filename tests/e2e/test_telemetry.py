@@ -35,7 +35,7 @@ echo "result 42" >>"$VTORQUE_METRICS"
 
 
 def domstats(name):
-    """Return what virsh says of a guest, and what the kernel says of its QEMU."""
+    """Return virsh's statistics of a guest, and the kernel's of its QEMU."""
     text = running_jobs.virsh("domstats", name)
     found = dict(line.strip().split("=", 1) for line in text.splitlines() if "=" in line)
     status = Path("/proc", running_jobs.pid(name), "status").read_text()
@@ -80,7 +80,7 @@ def disk(node):
 
 @pytest.fixture
 def monitored(guest, config):
-    """Give the node exporters, with a Prometheus and an InfluxDB that take what they say."""
+    """Give the node exporters, with a Prometheus and an InfluxDB that receive their data."""
     top = Path("/srv/vtorque-e2e-telemetry")
     shutil.rmtree(top, ignore_errors=True)
     top.mkdir(mode=0o755)
@@ -122,7 +122,7 @@ def test_metrics_of_a_job_reach_prometheus_and_influxdb(monitored, guest, submit
     guest.wait_for((guest.home / "worked").exists, what="the job's work")
     (domain,) = running_jobs.domains(job)
 
-    # Values: what virsh and the kernel say now, within 5 %.
+    # Values: the current ones of virsh and the kernel, within 5 %.
     def agree():
         said = domstats(domain)
         return all(close(prometheus.value(name), value) for name, value in said.items())
@@ -137,7 +137,7 @@ def test_metrics_of_a_job_reach_prometheus_and_influxdb(monitored, guest, submit
     labels = {"job": job, "user": guest.user, "guest": "0"}
     ((found, _),) = prometheus.query("vtorque_guest_cpu_seconds_total")
     assert labels.items() <= found.items() and found["node"]
-    # Its lines come later than what root measures; the refused one is the last of them.
+    # Its lines arrive later than root's measurements; the rejected line is the last of them.
     rejected = "vtorque_job_app_lines_rejected_total"
     guest.wait_for(lambda: prometheus.value(rejected) == 1, what="the job's own lines")
     ((found, value),) = prometheus.query("vtorque_app_progress")
@@ -159,7 +159,7 @@ def test_metrics_of_a_job_reach_prometheus_and_influxdb(monitored, guest, submit
     guest.wait_for(lambda: influx.last("vtorque_app_progress", job=job), what="InfluxDB's own")
     assert influx.last("vtorque_app_progress", job=job)[0] == 0.25
 
-    # Who may read: nobody without the token, nobody but its writer and group the textfile.
+    # Access: the endpoint needs the token; only its writer and group can read the textfile.
     done = guest.as_user(
         "/usr/bin/python3",
         "-c",

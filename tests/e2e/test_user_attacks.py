@@ -1,7 +1,7 @@
 """Users of the node attack root's processes and jobs of other users, from outside of guests.
 
-Every test looks at the host afterwards. What root inside a guest can do:
-``test_attacks.py``; what users give to root: ``test_user_input.py``.
+Every test checks the state of the host afterwards. Attacks of root inside a guest:
+``test_attacks.py``; input of users to root: ``test_user_input.py``.
 """
 
 import base64
@@ -33,7 +33,7 @@ class Waiting:
 
     def __init__(self, node, *args):
         self.node = node
-        for name in ("at", "go"):  # of an earlier test, whose job would let this one go at once
+        for name in ("at", "go"):  # of an earlier test: this job would continue at once
             (node.home / name).unlink(missing_ok=True)
         self.pool = ThreadPoolExecutor(1)
         text = "#!/bin/sh\ntouch at\nwhile [ ! -e go ]; do sleep 0.1; done\n"
@@ -273,7 +273,7 @@ class TestARunningJob:
 
 @pytest.mark.full
 def test_user_scripts_are_unreadable_for_other_users(guest):
-    """Not even who has the same primary group; the proof is readable to those."""
+    """Not even a user with the same primary group; such users can read the proof."""
     script = guest.home / "mine.sh"
     script.write_text("#!/bin/sh\necho the-users-own-words\n")
     script.chmod(0o755)

@@ -1,6 +1,7 @@
 """Input of users to root's processes: variables, paths, scripts, requests, descriptors.
 
-Every test looks at the host afterwards. Attacks on running jobs: ``test_user_attacks.py``.
+Every test checks the state of the host afterwards. Attacks on running jobs:
+``test_user_attacks.py``.
 """
 
 import contextlib
@@ -81,7 +82,7 @@ def test_output_paths_are_opened_as_the_user(guest, flag):
 
 @pytest.mark.parametrize("flag", ["-o", pytest.param("-e", marks=pytest.mark.full)])
 def test_unread_output_fifo_does_not_block_other_jobs(guest, flag):
-    """Opening a FIFO waits for its reader; the job that does so must still end when told to."""
+    """Opening a FIFO waits for its reader; a job that does so can still be ended."""
     entry = pwd.getpwnam(guest.user)
     os.mkfifo(guest.home / "fifo")
     os.chown(guest.home / "fifo", entry.pw_uid, entry.pw_gid)
@@ -90,7 +91,7 @@ def test_unread_output_fifo_does_not_block_other_jobs(guest, flag):
     ).stdout.decode().strip()  # fmt: skip
     guest.wait_for(lambda: guest.state_of(job) in (None, "R"), what="the job's start")
     time.sleep(1)
-    with contextlib.suppress(pytest.fail.Exception):  # it may have been refused and gone by now
+    with contextlib.suppress(pytest.fail.Exception):  # it may have been refused already
         guest.as_user("vmgr", "cancel", job)
     guest.wait_for(lambda: guest.state_of(job) is None, what="the job's end")
     next_one = guest.as_user(
@@ -204,7 +205,7 @@ def test_one_user_cannot_exhaust_the_batch_system(guest):
 
 
 def test_descriptors_of_disconnected_clients_are_closed(guest):
-    """Each sends three with a request and is gone before the answer."""
+    """Each sends three with a request and disconnects before the answer."""
     entry = pwd.getpwnam(OTHER)
     leave = (
         "import os, socket, sys\nnull = os.open('/dev/null', os.O_RDONLY)\n"

@@ -27,7 +27,7 @@ QEMU_USER = "libvirt-qemu"
 
 @pytest.fixture
 def disk(node) -> Iterator[Path]:
-    """An ext4 file system that the user has made in a file of theirs."""
+    """An ext4 file system that the user has made in their own file."""
     path = node.home / "data.raw"
     node.as_user("/usr/bin/truncate", "-s", "64M", str(path))
     node.as_user("/usr/sbin/mke2fs", "-q", "-F", "-t", "ext4", str(path))
@@ -158,7 +158,7 @@ def test_disk_without_a_file_system_is_a_fault_of_the_user(clean):
     """Torque and Slurm would requeue the job, and hold it at last."""
     path = clean.home / "data.QCOW2"
     clean.as_user("/usr/bin/qemu-img", "create", "-q", "-f", "qcow2", str(path), "64M")
-    os.truncate(path, MIB)  # else its size says that it is no raw disk
+    os.truncate(path, MIB)  # otherwise its size shows that it is no raw disk
     try:
         result = clean.job("#!/bin/sh\necho ran\n", "-vm", f"disk={path}")
         assert (result.code, result.out) == (121, b"")
@@ -275,7 +275,7 @@ def test_qcow2_is_served_with_its_content(packed, compat):
     ],
 )
 def test_qcow2_that_refers_to_another_file_is_refused(one, packed, options, why):
-    """Also one of the user's own: the guest would get what nobody has said."""
+    """Also a file of the user's own: the guest would get a disk that was not requested."""
     other = Path(one.source).with_name("other")
     other.write_bytes(bytes(MIB))
     create(packed, *(word.format(raw=other) for word in options))
@@ -284,7 +284,7 @@ def test_qcow2_that_refers_to_another_file_is_refused(one, packed, options, why)
 
 
 def test_qcow2_header_in_a_raw_disk_is_data(one):
-    """What a guest writes must not become a file that its next job opens."""
+    """A file's content that a guest writes must not be opened as a file by its next job."""
     argv = ("qemu-img", "create", "-q", "-f", "qcow2", "-F", "raw", "-b", "/etc/hostname")
     made = Path(one.source).with_name("made")
     subprocess.run([*argv, made, "1M"], check=True, timeout=180)

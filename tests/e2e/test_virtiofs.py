@@ -177,7 +177,7 @@ def test_guest_root_and_user_have_only_the_users_access_to_shares(
             assert now["CapEff"] == now["CapPrm"] == "00000000000000db"
             assert int(now["CapInh"], 16) == int(now["CapAmb"], 16) == 0
         assert qemu.wait(180) == 0
-    # What root in the guest tried, as it looked in there ...
+    # Root's attempts in the guest, with their results there ...
     denied = {name for name, worked in results.items() if not worked}
     assert denied == {
         "root-chown-other", "root-mknod-block", "root-mknod-char", "root-ls-other",
@@ -211,7 +211,7 @@ def test_guest_root_and_user_have_only_the_users_access_to_shares(
     assert facts["big"].st_size == 64 * 2**20
     assert sorted(p.name for p in opt.rglob("*")) == ["data", "data", "sub", "tool", "users"]
     assert (opt / "users/data").read_text() == (opt / "sub/data").read_text() == "data"
-    # QEMU has gone: the daemons end by themselves, and stop only has to clear up.
+    # QEMU has ended: the daemons end without a signal, and stop only cleans up.
     deadline = time.monotonic() + 30
     while any(holders(one.lock) for one in shares) and time.monotonic() < deadline:
         time.sleep(0.05)

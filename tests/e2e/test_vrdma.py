@@ -26,7 +26,7 @@ def rdma(node):
 
 @pytest.mark.full
 def test_two_guests_of_a_job_run_ping_pong(rdma, clean):
-    """As the job's user; the packet filter is there meanwhile and gone afterwards (``clean``)."""
+    """As the job's user; the packet filter is removed after the job (``clean``)."""
     result = clean.job(
         "#!/bin/bash\n" + GID + "declare -f gid >$HOME/gid.sh\n"
         "set -e\n"
@@ -61,7 +61,7 @@ def test_rdma_to_a_guest_of_another_job_is_blocked(rdma, two_slots, clean):
         *args,
     )  # fmt: skip
     assert code != 0
-    assert "remote address" in said, said  # so they had met
+    assert "remote address" in said, said  # so they had connected
     assert "bytes in" not in said
     (clean.home / "server.out").unlink(missing_ok=True)
 

@@ -23,13 +23,13 @@ PROLOGUE = "vtorque hook .*prologue"
 
 @pytest.fixture
 def warm(clean, config, request):
-    """Keep a guest ready, or as many as the test says, until its end."""
+    """Keep a guest ready, or as many as the test sets, until its end."""
     with kept_warm(clean, config, SHAPE, getattr(request, "param", 1)) as found:
         yield found
 
 
 def differ(warm, number):
-    """Run so many jobs one after the other; no two may have anything in common."""
+    """Run this many jobs one after the other; no two may share anything."""
     seen, keys = [], []
     for _ in range(number):
         warm.await_full(1)
@@ -43,18 +43,18 @@ def differ(warm, number):
     assert len(set(keys)) == number
     for lines in seen:
         now, began = int(lines[3]), int(lines[4])
-        assert began - 1 <= now  # its clock stood still before
+        assert began - 1 <= now  # its clock was stopped before
         assert lines[5:] == seen[0][5:]
     return keys
 
 
 def test_jobs_get_distinct_warm_guests(warm):
-    time.sleep(2)  # its clock stands still
+    time.sleep(2)  # its clock is stopped
     keys = differ(warm, 2)
     assert not {path.name for path in (warm.node.state / "journal").iterdir()} & {
         f"{key}.jsonl" for key in keys
     }
-    other, log = warm.job("-vm", "ram=300M")  # of another size: booted for the job
+    other, log = warm.job("-vm", "ram=300M")  # another size: booted for the job
     assert took(log) == []
     assert other[5:] == [other[5], warm.node.user]
 
@@ -69,7 +69,7 @@ def test_killed_service_finds_its_guests_and_a_dead_guest_is_replaced(warm):
             if inode in (process / "fdinfo/0").read_text():
                 os.kill(int(process.name), signal.SIGKILL)
     warm.node.wait_for(lambda: not json.loads(warm.command("--json"))["service"])
-    for key in before:  # none of them is alive any more, and nobody has looked
+    for key in before:  # none of them is alive any more, and no process has checked
         (name,) = (n for n in domains() if key in n)
         os.kill(int(Path(f"/run/libvirt/qemu/{name}.pid").read_text()), signal.SIGKILL)
     _, log = warm.job()  # and starts the service
@@ -90,7 +90,7 @@ def domains():
 
 @pytest.mark.full
 def test_job_of_another_size_gets_the_memory_of_warm_guests(warm, config):
-    """Of a size that they have not, so it takes none of them."""
+    """Of a size that no warm guest has, so it takes none of them."""
     before = warm.await_full()
     whole = topology("qemu:///system").mem_mib
     config("node", f'host_reserve_ram = "{whole - 1500}M"')  # it has 512 of them
@@ -142,7 +142,7 @@ def test_fifty_jobs_share_no_identity(warm):
 
 
 def kill(node, victim):
-    """Kill what is called so, if it is there; return whether a job that starts now may fail."""
+    """Kill the process of this name, if any; return whether a job that starts now may fail."""
     if victim == "libvirtd":
         hooks_by_hand.kill_libvirtd()
         hooks_by_hand.start_libvirtd(node)

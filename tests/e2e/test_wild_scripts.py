@@ -13,7 +13,7 @@ pytestmark = pytest.mark.e2e
 
 RECIPE = Path(__file__).resolve().parents[2] / "doc/recipes/hpc.toml"
 HPC = ("-vm", "img=hpc,ram=512M,vcpus=1")  # whatever ppn: test machines have few cores
-# What CI runs, of kinds that the contract does not have.
+# CI's scripts of kinds that the contract does not have.
 SHORT = {"trap-term.sh"}
 # What the user's login shell, which runs the script on bare metal, says when a signal ended it; and
 # what vTorque says in its place.

@@ -1,7 +1,7 @@
 """Domains of guests with any combination of device options, all plugins installed.
 
-Each is what the real start of a job renders, placed by the real ledger on a recorded machine. It
-has to be valid by libvirt's schema, and libvirt's test driver has to take it (VALIDATE).
+Each is rendered by the real start of a job, placed by the real ledger on a recorded machine. It
+has to be valid by libvirt's schema, and libvirt's test driver has to accept it (VALIDATE).
 """
 
 import dataclasses
@@ -99,7 +99,7 @@ def asked_for(node, job):
 
 
 def accepted(domains, top):
-    """Have libvirt look at domains, as files below ``top`` and as guests of its test driver."""
+    """Have libvirt validate domains, as files below ``top`` and as guests of its test driver."""
     files = []
     for number, xml in enumerate(domains):
         files.append(top / f"{number}.xml")
@@ -161,7 +161,7 @@ def test_domain_allowed_by_policy_is_accepted_by_libvirt(machine, rows, tmp_path
 
 
 def check_pins(domains, row, cpus, count, spare):
-    """What is a guest's own runs on CPUs of its own, all of it on the job's."""
+    """A guest's own threads run on its own CPUs, all of them on the job's."""
     alone = {"vcpu": "scam" in row or "vcpu_pinning" in row, "iothread": "iocm" in row}
     own, used = [], []  # of each guest
     for xml in domains:
@@ -192,7 +192,7 @@ def _cores(known, node):
 
 
 def alone(name, case, top):
-    """Return the steps of a start with this plugin only, and what libvirt is told."""
+    """Return the steps of a start with this plugin only, and libvirt's input."""
     with orphans() as left:
         node = device_cases.node(top, load([name] if name else []), case)
         run = node.start(node.job({"vms_per_node": "2", **case.pairs}))
@@ -222,5 +222,5 @@ ALONE = [(name, CASES[name]) for name in DEVICES] + list(MORE.items())
     ],
 )
 def test_plugin_works_without_other_plugins(name, case, plain, tmp_path):
-    """And it changes what libvirt is told, or what the guest or the node has."""
+    """It also changes libvirt's input, or the guest or the node."""
     assert alone(name, case, tmp_path / "node") != plain

@@ -37,7 +37,7 @@ def fresh_driver() -> Iterator[None]:
 
 
 def ours() -> list[Element]:
-    """The live XML of vTorque's domains; the driver has one of its own."""
+    """The live XML of vTorque's domains; the driver has its own example domain."""
     xml = hypervisor.call(URI, "list", lambda c: [d.XMLDesc() for d in c.listAllDomains()])
     found = [ElementTree.fromstring(text) for text in xml]  # noqa: S314 - libvirt's
     return [domain for domain in found if domain.find(f"./metadata/{JOB}") is not None]

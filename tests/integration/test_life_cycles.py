@@ -1,7 +1,7 @@
-"""A thousand jobs, one after the other, in a real libvirt's test driver: nothing adds up.
+"""A thousand jobs, one after the other, in a real libvirt's test driver: no resource accumulates.
 
-All in one process, which real hooks are not: so a leak of memory, descriptors or threads in the
-start and the teardown shows. Every plugin is installed and every device asked for.
+All run in one process, unlike real hooks, so that a leak of memory, descriptors or threads in the
+start and the teardown shows. Every plugin is installed and every device requested.
 """
 
 import ctypes
@@ -29,10 +29,10 @@ pytestmark = pytest.mark.integration
 
 @pytest.fixture
 def libvirtd():
-    """Start a libvirtd of a user's own; give its pid and the URI of its test driver.
+    """Start a user's libvirtd; yield its pid and the URI of its test driver.
 
-    As root it runs as nobody, far from the system's. A connection stays, since the driver forgets
-    its domains with the last one (https://libvirt.org/drvtest.html).
+    As root it runs as the user nobody, apart from the system's. A connection is kept open, since
+    the driver forgets its domains with the last one (https://libvirt.org/drvtest.html).
     """
     top = Path(tempfile.mkdtemp(prefix="vt-", dir="/tmp"))  # short: a socket's path has 107 bytes
     root = os.geteuid() == 0
@@ -84,7 +84,7 @@ def run(node, pairs, libvirtd, count, answer):
             begun, used = time.monotonic(), cpu()
             node.begin(job)
             node.finish(job.id)
-            ctypes.CDLL(None).malloc_trim(0)  # what is free is no leak
+            ctypes.CDLL(None).malloc_trim(0)  # free memory is no leak
             took = {"seconds": time.monotonic() - begun, "cpu": cpu() - used}
             took |= {f"own {k}": v for k, v in flatness.process().items()}
             took |= {f"libvirtd {k}": v for k, v in flatness.process(libvirtd).items()}
@@ -118,5 +118,5 @@ def test_thousand_life_cycles_leak_nothing(libvirtd, tmp_path, count):
         if path := os.environ.get("VTORQUE_FLATNESS"):
             Path(path).write_text(json.dumps(told, indent=1))
         for row in rows:
-            row.pop("seconds")  # of a machine that does other things, too
+            row.pop("seconds")  # the machine is not idle
         assert not flatness.rising(rows), told

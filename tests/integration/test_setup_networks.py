@@ -53,7 +53,7 @@ addressing = "none"
 
 @pytest.fixture
 def site(tmp_path, monkeypatch):
-    """Return the site, on a node whose own files and packet filter are left alone."""
+    """Return the site, on a node whose own files and packet filter are not changed."""
     hypervisor.close()
     monkeypatch.setattr(setup, "_MACS", tmp_path)
     monkeypatch.setattr(os, "chown", lambda *_: None)

@@ -19,7 +19,7 @@ from vtorque_core.site.plugins import Plugins
 
 @dataclasses.dataclass(frozen=True)
 class Card(Resource):
-    """A directory entry; how its release behaves is what a file beside it says."""
+    """A directory entry; a file beside it determines how its release behaves."""
 
     kind = "acme-card"
     path: str

@@ -14,7 +14,7 @@ def without_chown(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def with_a_shell(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have every account a shell and a home: nobody has a shell that runs nothing, and no home."""
+    """Give every account a shell and a home: the user nobody has neither."""
     real = pwd.getpwuid
 
     def found(uid: int) -> pwd.struct_passwd:

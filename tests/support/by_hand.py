@@ -24,7 +24,7 @@ virsh migrate --live --p2p --tunnelled --auto-converge {NAME} \
   "qemu+ssh://$1/system?command={reaching.PLACE}/ssh&proxy=native"
 [ -z "$old" ] || scancel "$old"
 """
-# ssh(1)'s arguments: options, a host, and what its shell is told.
+# ssh(1)'s arguments: options, a host, and the command for its shell.
 AS_SSH = f"""#!/bin/sh
 while [ "$1" != n2 ] && [ "$1" != n3 ]; do shift; done
 host=$1; shift

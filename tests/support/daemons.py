@@ -13,7 +13,7 @@ from pathlib import Path
 
 from processes import open_files
 
-# What virtiofsd says: QEMU's (in C), and the one in Rust.
+# Output of virtiofsd: QEMU's (in C), and the one in Rust.
 CONNECTED = re.compile("Received vhost-user socket connection|Client connected")
 
 

@@ -149,7 +149,7 @@ def node(
 
 
 def _vfio(sysfs: Path) -> Iterator[tuple[type, str, Callable[..., Any]]]:
-    """Yield what does to the recorded sysfs what the kernel does when it is told a driver."""
+    """Yield a function that changes the recorded sysfs as the kernel does for a driver's files."""
 
     def bind(card: Vfio, driver: str, _now: PciFunction) -> None:
         at = sysfs / "bus/pci/devices" / card.address

@@ -49,11 +49,11 @@ def blocks(*languages):
 
 
 def block(page, begin):
-    """Return the text of the one block of a page that begins so."""
+    """Return the text of the one block of a page that starts with this."""
     (text,) = [b.text for b in every() if b.page == page and b.text.startswith(begin)]
     return text
 
 
 def is_site_config(block):
-    """Say whether it is TOML of a site config, not of another file."""
+    """Return whether it is TOML of a site config, not of another file."""
     return block.language == "toml" and {*tomllib.loads(block.text)} <= {*TABLES, *OTHER_TABLES}

@@ -41,7 +41,7 @@ def bench(name: str, top: Path, only: tuple[str, ...] = tuple(DEVICES)) -> Itera
             top / node_name, plugins, case, tables={"node": {"name": node_name}}
         )
         for path in (node.top / "irq").rglob("smp_affinity_list"):
-            path.write_text("0-127")  # as it is set back
+            path.write_text("0-127")  # as after a release
         nodes.append(node)
         jobs.append(dataclasses.replace(node.job(pairs), node=node_name, nodes=names))
     other = nodes[0].job({"ram": "128M"}, job_id="2") if name == "one" else None
@@ -52,7 +52,7 @@ def bench(name: str, top: Path, only: tuple[str, ...] = tuple(DEVICES)) -> Itera
 
 
 def strike(task: tuple[str, str]) -> tuple[list[Point], list[Result]]:
-    """Return the steps of a bench, and what one fault does at all of them."""
+    """Return the steps of a bench, and the effects of one fault at all of them."""
     name, fault = task
     with tempfile.TemporaryDirectory(prefix="vtorque-matrix-") as top, bench(name, Path(top)) as b:
         return try_all(b, [FAULTS[fault]])

@@ -47,7 +47,7 @@ class Point:
 
 
 def points(side: Side, steps: Sequence[str]) -> Iterator[Point]:
-    """Yield the points of a run that nobody disturbed."""
+    """Yield the points of a run without faults."""
     phase = {"start": "begin", "end": "teardown"}[side]
     for number, step in enumerate(steps, start=1):
         if step.startswith("phase "):
@@ -57,14 +57,14 @@ def points(side: Side, steps: Sequence[str]) -> Iterator[Point]:
 
 @dataclass
 class Bench:
-    """The nodes of a job, and the one that faults strike: the first.
+    """The nodes of a job; faults strike the first.
 
     Args:
         nodes: each with its own directory.
         jobs: the job as each node sees it.
         other: another user's job of the struck node, which must not notice; None: there is none.
-        processes: what there is of them (:func:`vtorque_testing.faults.orphans`).
-        patience: seconds that the nodes may take to be as before.
+        processes: their processes (:func:`vtorque_testing.faults.orphans`).
+        patience: seconds in which the nodes have to be as before.
         away: processes that :meth:`joined` waits for.
     """
 
@@ -194,9 +194,10 @@ Strike = Callable[..., Run]
 
 @dataclass(frozen=True)
 class Fault:
-    """A fault: what happens, at which steps, and what makes and mends it.
+    """A fault: its name, its steps, and the function that injects and repairs it.
 
-    ``work`` gets the bench, the point, and what runs the job's start or release into the fault.
+    ``work`` gets the bench, the point, and a function that runs the job's start or release into the
+    fault.
     """
 
     name: str
@@ -206,7 +207,7 @@ class Fault:
 
 @dataclass(frozen=True)
 class Result:
-    """What became of one fault at one step; ``leak`` says what was left, if anything."""
+    """Result of one fault at one step; ``leak`` says what was left, if anything."""
 
     fault: str
     point: Point
@@ -257,7 +258,7 @@ def try_one(bench: Bench, fault: Fault, point: Point) -> str:
 
 
 def _force(bench: Bench) -> None:
-    """Bring the bench back after a leak, so that the next fault is told apart."""
+    """Restore the bench after a leak, so that the next fault is judged separately."""
     (bench.node.top / "domains" / DOWN).unlink(missing_ok=True)
     while bench.away:
         os.waitpid(bench.away.pop(), 0)

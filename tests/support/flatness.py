@@ -9,7 +9,7 @@ from pathlib import Path
 
 
 def process(pid: int | str = "self") -> dict[str, float]:
-    """Return what a process holds: MiB of memory of its own, descriptors, threads."""
+    """Return a process's own memory (MiB), descriptors and threads."""
     place = Path("/proc", str(pid))
     words = (place / "statm").read_text().split()
     mib = (int(words[1]) - int(words[2])) * os.sysconf("SC_PAGESIZE") / 2**20

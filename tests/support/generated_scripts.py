@@ -123,7 +123,7 @@ def prepare(home, script):
 
 
 def check(home, generated, job, *, kernel=r"(?!{host})\S+"):
-    """Fail unless every file that the job has to write is there and has the wanted text."""
+    """Fail unless every file that the job has to write exists and has the expected text."""
     kernel = kernel.format(host=re.escape(os.uname().release))
     for name, pattern in generated.wanted.items():
         (path,) = home.glob(name.format(job=job))

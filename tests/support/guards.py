@@ -18,7 +18,7 @@ _REFUSING = frozenset({"malformed", "refused", "Refusal", "unknown_key"})
 
 @dataclass(frozen=True)
 class Guard:
-    """One statement: where it is and what it says."""
+    """One statement: its place and its text."""
 
     module: ModuleType
     function: str  # of the module, or Class.method

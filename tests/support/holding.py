@@ -20,7 +20,7 @@ signal.pause()
 
 @contextmanager
 def holding(lock: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """Give it, with the lock; it is killed at the end."""
+    """Yield the process that has the lock; it is killed at the end."""
     argv = (sys.executable, "-c", _HOLDS, str(lock))
     with subprocess.Popen(argv, stdout=subprocess.PIPE) as process:
         try:

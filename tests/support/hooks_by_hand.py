@@ -92,7 +92,7 @@ class Hooks:
         )  # fmt: skip
 
     def run(self, which, spec="", timeout=TIMEOUT):
-        """Run a hook to its end, whatever that is; return exit code, output, errors."""
+        """Run a hook to its end, with any result; return exit code, output, errors."""
         process = self.start(which, spec)
         return self.end(process, timeout)
 
@@ -142,7 +142,7 @@ class Hooks:
             assert result["action"] in ("released", "alive"), result
 
     def qemu(self, seconds=TIMEOUT):
-        """Return the pid of the job's first QEMU, once it is there."""
+        """Return the pid of the job's first QEMU, once it runs."""
         return self.node.wait_for(self.find_qemu, seconds, f"the QEMU of {self.job_id}")
 
     def find_qemu(self):

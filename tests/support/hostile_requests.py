@@ -16,7 +16,7 @@ DAMAGED = "the job's request is invalid: "
 FIELDS = "the document is not an object with exactly v, vm, files, shell"
 KEY = "a -vm key is not a short lower-case word"
 VERSION = "it is not of version 1: submit the job again"
-SHELL = "shell"  # as a keyword it looks like subprocess's
+SHELL = "shell"  # the keyword form looks like subprocess's
 FILE_NAME = "a file's name has a slash or control characters"
 
 

@@ -36,5 +36,5 @@ def is_ill(cluster, node):
 
 
 def state(cluster, node):
-    """Return what Slurm says of a node, and why; but not that it has not answered just now (*)."""
+    """Return a node's state and reason in Slurm, without the mark for a missing answer (*)."""
     return cluster.states()[node].replace("* ", " ", 1)

@@ -90,7 +90,7 @@ def _write_fails(code: int, directory: Path) -> None:
 
 
 def clock_jumps(seconds: float, bench: Bench, _point: Point, strike: Strike) -> None:
-    """Somebody sets the clock while a hook works, and it stays so."""
+    """The clock is set while a hook works, and stays so."""
     jump = functools.partial(_set_clock, seconds)
     run = strike(act=jump)
     assert not run.error, run
@@ -109,7 +109,7 @@ def _set_clock(seconds: float) -> None:
 
 
 def libvirtd_dies(bench: Bench, _point: Point, strike: Strike) -> None:
-    """It comes back after the first epilogue, which says what it could not release."""
+    """It returns after the first epilogue, which reports what it could not release."""
     strike(meanwhile=lambda _: bench.libvirtd(up=False))
     run = bench.release()
     guests = [record for record in bench.records() if record.kind == "domain"]
@@ -126,7 +126,7 @@ def qemu_dies(bench: Bench, _point: Point, strike: Strike) -> None:
 
 
 def epilogue_meanwhile(bench: Bench, _point: Point, strike: Strike) -> None:
-    """It waits for the other hook; one more comes at the same time."""
+    """It waits for the other hook; one more starts at the same time."""
 
     def come(_pid: int) -> None:
         bench.behind(lambda: bench.node.release_here(bench.job.id))
@@ -150,7 +150,7 @@ def prologue_meanwhile(bench: Bench, _point: Point, strike: Strike) -> None:
 
 
 def reaper_meanwhile(bench: Bench, _point: Point, strike: Strike) -> None:
-    """It knows from the batch system that the job is gone, and yet leaves it to the hook."""
+    """The batch system tells it that the job is gone, and yet it leaves the job to the hook."""
     done = []
 
     def come(_pid: int) -> None:
@@ -163,11 +163,11 @@ def reaper_meanwhile(bench: Bench, _point: Point, strike: Strike) -> None:
 
 
 def reboots(bench: Bench, _point: Point, strike: Strike) -> None:
-    """The node: what is not on a disk is gone, the other job too."""
+    """The node reboots: everything outside of disks is gone, the other job too."""
 
     def come(pid: int) -> None:
         os.kill(pid, signal.SIGKILL)
-        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)  # what it has started is ours now
+        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)  # its children are this process's now
         bench.reboot()
 
     assert strike(meanwhile=come).killed
@@ -182,7 +182,7 @@ def _other_boot() -> None:
 
 
 def release_fails(bench: Bench, _point: Point, strike: Strike) -> None:
-    """It hangs, or says so: what it depends on is held, and given to nobody else."""
+    """It hangs, or fails: the resources that it depends on stay held by the job."""
     run = strike(act=_next_hangs, how={"release_timeout": _HANGS})
     assert "timed out after" in run.error or "busy" in run.error, run
     left = bench.records()
@@ -218,7 +218,7 @@ def _next_hangs() -> None:
 
 
 def plugin_gone(bench: Bench, point: Point, _strike: Strike) -> None:
-    """Who knows the kind was uninstalled: its records are orphans that hold what they need."""
+    """The plugin of the kind was uninstalled: its records are orphans that hold what they need."""
     plugins = bench.node.plugins
     known = plugins.collect("vtorque_resources")
     owners = [one.plugin for one in known if one.item.kind == point.kind]

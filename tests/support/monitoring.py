@@ -40,7 +40,7 @@ def free_port():
 
 
 def get(url, data=None):
-    """Return the JSON that a GET, or with ``data`` a POST, gives; None if nobody answers."""
+    """Return the JSON answer to a GET, or with ``data`` to a POST; None without an answer."""
     try:
         with urllib.request.urlopen(url, data, timeout=10) as answer:  # noqa: S310 - our own
             return json.loads(answer.read() or b"{}")
@@ -50,7 +50,7 @@ def get(url, data=None):
 
 @contextlib.contextmanager
 def daemon(argv, log, ready):
-    """Run a daemon until the block ends; ``ready()`` says when it serves."""
+    """Run a daemon until the block ends; ``ready()`` returns whether it serves."""
     with log.open("wb") as output:
         process = subprocess.Popen(argv, stdout=output, stderr=output, stdin=subprocess.DEVNULL)
     try:

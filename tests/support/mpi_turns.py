@@ -34,7 +34,7 @@ mpi.MPI_Finalize()
 
 
 def prepare(cluster):
-    """Build the image where it is not there, and give the user what the ranks run."""
+    """Build the image if it is missing, and give the user the program of the ranks."""
     cluster.image(IMAGE, "-o", PACKAGES)
     cluster.script(_RANKS, "ranks.py")
     for path in (*cluster.home.glob("turns.*"), cluster.home / "ended"):
@@ -53,4 +53,4 @@ def check(cluster):
     for rank in (0, 1):
         assert cluster.read(f"turns.{rank}").decode().splitlines() == wanted
     ended = cluster.home / "ended"
-    assert -1 <= ended.stat().st_mtime - int(ended.read_text()) <= 2  # date tells whole seconds
+    assert -1 <= ended.stat().st_mtime - int(ended.read_text()) <= 2  # date prints whole seconds

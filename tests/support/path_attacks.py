@@ -33,11 +33,11 @@ class Attack:
     """``prepare`` is the attacker's, ``act`` root's; harm shows in ``victim`` or in the result.
 
     Args:
-        without: takes the guard away.
-        prepare: puts things where root will look; gets the directory of the test.
-        act: what root does there.
-        harmed: whether it did what the attacker wanted, given the directory and what came of it.
-        hangs: the harm is that root waits for ever.
+        without: removes the guard.
+        prepare: sets up the files that root will use; gets the directory of the test.
+        act: root's action there.
+        harmed: whether the attack succeeded, given the directory and the result.
+        hangs: the harm is that root waits forever.
     """
 
     prepare: Callable[[Path], object]
@@ -151,7 +151,7 @@ def statement(module: ModuleType, function: str, words: str) -> Removal:
 
 
 def plain(module: ModuleType, name: str, other: Callable[..., Any]) -> Removal:
-    """Have a function be what one would write who thinks of no attacker."""
+    """Replace a function by a plain version that expects no attacker."""
 
     @contextlib.contextmanager
     def removal(patch: pytest.MonkeyPatch) -> Iterator[None]:

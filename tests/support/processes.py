@@ -11,19 +11,19 @@ def with_word(word: str) -> list[int]:
 
 
 def alive(pid: int | str) -> bool:
-    """Return whether a process is there and no corpse that its parent has yet to collect."""
+    """Return whether a process exists and is no zombie."""
     stat = _content(Path(f"/proc/{pid}/stat"))
     return bool(stat) and stat.rpartition(b")")[2].split()[0] not in {b"Z", b"X"}
 
 
 def open_files(pid: int | str) -> set[str]:
-    """Return where a process's descriptors lead to, proc_pid_fd(5).
+    """Return the targets of a process's descriptors, proc_pid_fd(5).
 
-    Raises OSError: it has ended, which is no answer to whether it has something open.
+    Raises OSError: it has ended, so it is unknown whether it has something open.
     """
     found = set()
     for link in Path(f"/proc/{pid}/fd").iterdir():
-        with contextlib.suppress(FileNotFoundError):  # closed meanwhile
+        with contextlib.suppress(FileNotFoundError):  # closed in the meantime
             found.add(str(link.readlink()))
     return found
 

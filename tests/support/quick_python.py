@@ -94,7 +94,7 @@ def serve(listener: socket.socket) -> None:
 
 
 def run(connection: socket.socket) -> None:
-    """Become the program that the client wants; tell it the exit code."""
+    """Run the program that the client requests; send it the exit code."""
     _, files, *_ = socket.recv_fds(connection, 1, 3)
     with connection.makefile("rb") as given:
         count, cwd, *words = given.read().split(b"\0")[:-1]

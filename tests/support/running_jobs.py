@@ -47,7 +47,7 @@ def threads(name):
 
 def started(node, *args):
     """Submit a job that runs until :func:`end`; return its id when it runs."""
-    for name in ("started", "go"):  # of an earlier test, whose job would let this one end at once
+    for name in ("started", "go"):  # of an earlier test: this job would end at once
         (node.home / name).unlink(missing_ok=True)
     job = node.submit(WAIT, *args)
     node.wait_for((node.home / "started").exists, what="the script's start")
@@ -61,10 +61,10 @@ def end(node, job):
 
 
 def beside_another(node, other, text, *args, timeout):
-    """Run a job while another of the same user's does; return its code, output and errors.
+    """Run a job beside another job of the same user; return its code, output and errors.
 
-    ``other`` is what the other one does before it waits for the end of this one; ``text`` gives the
-    script of this one for the address of the other's guest.
+    ``other`` is run by the other job before it waits for the end of this one; ``text`` returns the
+    script of this job for the address of the other's guest.
     """
     address, stop = node.home / "address", node.home / "stop"
     job = node.submit(
@@ -88,7 +88,7 @@ def beside_another(node, other, text, *args, timeout):
 
 
 def runs_without(guest, config, plugin, pair):
-    """Look whether a job runs without what the node lacks, where the site says so."""
+    """Check that a job runs without what the node lacks, if the site allows that."""
     config(f"plugin.{plugin}", "required = false")
     result = guest.job("#!/bin/sh\necho ran\n", "-vm", f"{pair},ram=128M")
     assert (result.code, result.out) == (0, b"ran\n")

@@ -18,7 +18,7 @@ def paths_below(top):
 
 
 class Job:
-    """A job on this node as far as its journal says; no guest is really there."""
+    """A job that runs on this node according to its journal; it has no real guest."""
 
     def __init__(self, paths, job_id="42.srv", guests=1, uid=None, ranks=0, owner="ada", node="n1"):
         self.id = job_id

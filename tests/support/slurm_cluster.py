@@ -65,7 +65,7 @@ class Cluster:
         ]  # fmt: skip
 
     def user(self, *argv, check=True, timeout=TIMEOUT, stdin=b"", machine="head", **more):
-        """Run a command on the head, or elsewhere, as the user, or another."""
+        """Run a command on the head, or another machine, as the user, or another user."""
         done = subprocess.run(
             self.user_command(*argv, machine=machine, **more), capture_output=True,
             timeout=timeout, input=stdin, check=False,
@@ -83,7 +83,7 @@ class Cluster:
         return name
 
     def submit(self, content, *args, check=True):
-        """Submit a script; return the job's id at once."""
+        """Submit a script; return the job's id without waiting."""
         (self.home / "out").unlink(missing_ok=True)
         done = self.user("vsub", "--parsable", "-o", "out", *args, self.script(content))
         return done.stdout.decode().strip()
@@ -143,16 +143,16 @@ class Cluster:
         return found | ({"queue": queue} if queue else {})
 
     def states(self):
-        """Return what Slurm says of each node, and why.
+        """Return the state and reason of each node in Slurm.
 
-        All are asked for: of one alone (sinfo -n) slurmctld 24.11 does not look anew whether a job
-        has it, and may say "draining" for minutes.
+        All are queried: for a single node (sinfo -n) slurmctld 24.11 does not check again whether a
+        job uses it, and may print "draining" for minutes.
         """
         rows = self.root("head", "sinfo", "-h", "-N", "-o", "%N %T %E").splitlines()
         return {node: said.strip() for node, _, said in (row.partition(" ") for row in rows)}
 
     def image(self, name, *options, builder="debian"):
-        """Build an image, of Debian's packages 40 s or more, if it is not there; return its name.
+        """Build an image (40 s or more with Debian's packages) if it is missing; return its name.
 
         On the host: no machine reaches Debian's mirror.
         """
@@ -162,7 +162,7 @@ class Cluster:
         return name
 
     def restart_slurm(self):
-        """Have all daemons read slurm.conf anew, and wait until all nodes are idle."""
+        """Let all daemons read slurm.conf again, and wait until all nodes are idle."""
         for machine in NODES:
             self.root(machine, "timeout", "60", "sh", "-ec", RESTART, "slurmd")
         self.root("head", "timeout", "60", "sh", "-ec", RESTART, "slurmctld")
@@ -192,7 +192,7 @@ def bring_up():
     )  # fmt: skip
     if up.returncode:
         pytest.fail(f"scripts/cluster up: {up.stdout}{up.stderr}")
-    for path in Cluster.home.glob("[!.]*"):  # of tests before, where the cluster stayed up
+    for path in Cluster.home.glob("[!.]*"):  # of earlier tests, if the cluster stayed up
         shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
     return Cluster()
 

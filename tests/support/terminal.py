@@ -26,7 +26,7 @@ class Terminal:
         if self.pid == 0:
             try:
                 fcntl.ioctl(0, termios.TIOCSWINSZ, struct.pack("4H", rows, columns, 0, 0))
-                for number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT):  # as a login does
+                for number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT):  # like a login
                     signal.signal(number, signal.SIG_DFL)
                 os.execvp(command[0], command)  # noqa: S606
             finally:
@@ -41,7 +41,7 @@ class Terminal:
             assert left > 0, (pattern, self.seen)
             if select.select([self.fd], [], [], left)[0]:
                 data = b""
-                with contextlib.suppress(OSError):  # EIO: nobody has the terminal any more
+                with contextlib.suppress(OSError):  # EIO: no process has the terminal open any more
                     data = os.read(self.fd, 4096)
                 assert data, (pattern, self.seen)
                 self.seen += data
@@ -49,7 +49,7 @@ class Terminal:
         return match
 
     def shell_of(self, started):
-        """Return the id of the job, a group of what the command says, at the shell's prompt."""
+        """Return the id of the job, which a group of the pattern matches, at the shell's prompt."""
         job_id = self.read(started)[1].decode()
         self.read(PROMPT)
         return job_id
@@ -81,7 +81,7 @@ class Terminal:
         os.waitpid(self.pid, 0)
 
     def code(self, seconds=TIMEOUT):
-        """Return the exit code of the command, when it has said all."""
+        """Return the exit code of the command, after all its output."""
         with contextlib.suppress(OSError):
             while select.select([self.fd], [], [], seconds)[0] and (data := os.read(self.fd, 4096)):
                 self.seen += data

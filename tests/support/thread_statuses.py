@@ -7,11 +7,10 @@ from pathlib import Path
 def thread_statuses(pid: int | str) -> dict[str, dict[str, list[str]]]:
     """Return each thread's ``status``, proc(5): field to its words, by thread ID.
 
-    A thread that ends between the listing and its reading, as a server's do after each request,
-    is none of them.
+    A thread that ends between the listing and its reading (a server's threads may) is left out.
 
     Raises:
-        AssertionError: the process has none: it has ended.
+        AssertionError: the process has no thread: it has ended.
     """
     found = {}
     for task in Path(f"/proc/{pid}/task").iterdir():

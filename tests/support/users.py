@@ -17,7 +17,7 @@ def run(*argv, timeout=TIMEOUT, check=True, **kwargs):
 
 
 def remove_user(name, seconds=TIMEOUT):
-    """Remove a user of these tests, once the last of their processes is gone."""
+    """Remove a user of these tests, once the last of their processes has ended."""
     deadline = time.monotonic() + seconds
     while run("pkill", "-9", "-u", name, check=False).returncode == 0:
         assert time.monotonic() < deadline, f"processes of {name} survive SIGKILL"

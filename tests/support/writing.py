@@ -21,11 +21,11 @@ md5sum < /dev/shm/much
 date +%s > ended
 exit 7
 """
-OTHER_GUEST = "nc $(hostname | sed 's/0$/1/') 7000"  # over one connection all of it comes back
+OTHER_GUEST = "nc $(hostname | sed 's/0$/1/') 7000"  # over one connection everything is sent back
 ECHOES = """#!/bin/sh
 [ "$VTORQUE_RANK" = 0 ] || setsid nc -ll -p 7000 -e cat >/dev/null 2>&1 </dev/null &
 """
-"""The site's script for guests: the second one says what it is told."""
+"""The site's script for guests: the second one echoes its input."""
 
 
 def script(echoes="cat", also="also"):
@@ -34,7 +34,7 @@ def script(echoes="cat", also="also"):
 
 
 def give(home):
-    """Write what the job is given; return what it then says of its memory."""
+    """Write the job's input; return its expected output about its memory."""
     part = os.urandom(10_000_000)
     (home / "part").write_bytes(part)
     (home / "part").chmod(0o644)

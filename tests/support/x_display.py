@@ -5,12 +5,12 @@ import shutil
 import subprocess
 
 PROGRAMS = ("Xvfb", "xauth", "xdpyinfo")
-# In a guest, whose image has none: from the directory x of the user's home.
+# In a guest, whose image has no client: from the directory x of the user's home.
 CLIENT = b"LD_LIBRARY_PATH=$HOME/x $HOME/x/xdpyinfo 2>&1"
 
 
 def install():
-    """Install Debian's packages of them, if one is missing."""
+    """Install Debian's packages of X clients, if one is missing."""
     apt = ["apt-get", "-qq"]
     if not all(map(shutil.which, PROGRAMS)):
         subprocess.run([*apt, "update"], check=True, timeout=300)
@@ -27,7 +27,7 @@ def put(place, owner):
     client = "/usr/bin/xdpyinfo"
     needs = subprocess.run(["ldd", client], capture_output=True, check=True).stdout.decode()
     libraries = {line.split()[2] for line in needs.splitlines() if "=>" in line}
-    for path in (client, *(path for path in libraries if "/libc.so" not in path)):  # it has one
+    for path in (client, *(path for path in libraries if "/libc.so" not in path)):
         shutil.copy(path, place)
     for path in (place, place / "cookies"):
         shutil.chown(path, owner, owner)

@@ -65,7 +65,7 @@ def names(directory):
     return sorted(path.name for path in directory.iterdir())
 
 
-# -- what is written ----------------------------------------------------------------------------
+# -- Writing ---------------------------------------------------------------------------------------
 
 
 def test_each_node_and_attempt_has_one_archive(paths, tmp_path):
@@ -110,7 +110,7 @@ def noted(place, tmp_path, code):
 
 
 def test_job_shell_notes_the_exit_code(paths, tmp_path):
-    """As with Slurm and OpenPBS, which do not tell it the epilogue. What root knows counts more."""
+    """Slurm and OpenPBS do not pass it to the epilogue. A code that root knows takes precedence."""
     place = here(paths)
     for known, said in ((None, "7"), ("3", "3")):
         if known:
@@ -230,11 +230,11 @@ def test_directory_template_is_expanded():
     )
 
 
-# -- what is read back --------------------------------------------------------------------------
+# -- Reading ---------------------------------------------------------------------------------------
 
 
 def forged(directory, content=b"", key="66.srv.0"):
-    """Return what a user finds who has put this there."""
+    """Return the archive that is found for a user who has put a file with this content there."""
     directory.mkdir(exist_ok=True)
     (directory / f"{key}@n1.zip").write_bytes(content)
     (found,) = read.archives(Paths(), directory, ME.pw_uid)
@@ -329,7 +329,7 @@ def test_corrupt_archive_raises_oserror_or_returns_bytes(tmp_path, data):
 
 @pytest.fixture
 def site(paths, tmp_path, monkeypatch):
-    """Return the config of a front end: no job has run there. Whoever asks is not root."""
+    """Return the config of a front end, on which no job has run. The caller is not root."""
     config = tmp_path / "vtorque.toml"
     config.write_text(
         f'[paths]\nstate = "{tmp_path}/nothing"\nrun = "{tmp_path}/nothing"\n'
@@ -339,7 +339,7 @@ def site(paths, tmp_path, monkeypatch):
 
 
 def asked(site, *argv):
-    """Run vmgr as somebody who is not root: as root, who reads no such file, with its euid hid."""
+    """Run vmgr as a user (with a hidden euid under root), since root reads no such file."""
 
     def run():
         os.geteuid = lambda: 4321
@@ -423,7 +423,7 @@ def test_records_of_the_node_come_before_its_archive(site, monkeypatch):
 
 
 def test_exit_code_note_does_not_follow_a_link(tmp_path):
-    """Who is in a guest writes into the user's directory, too."""
+    """Root in a guest can write into the user's directory, too."""
     precious = tmp_path / "results"
     precious.write_text("precious")
     (tmp_path / "jobs").mkdir()

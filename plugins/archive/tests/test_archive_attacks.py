@@ -1,4 +1,4 @@
-"""Users' directories that hang, are full or lead elsewhere: root neither writes nor waits there."""
+"""Hanging, full or redirected user directories: root does not write there and does not wait."""
 
 import ctypes
 import json
@@ -70,7 +70,7 @@ def test_links_give_no_access_beyond_that_of_the_user(place, home, top):
     mine(home).symlink_to(roots)
     sent(place, home)
     mine(home).unlink()
-    mine(home).mkdir(mode=0o777)  # root's: as of one who was there before the user
+    mine(home).mkdir(mode=0o777)  # owned by root, as if made before the user's
     sent(place, home)
     assert list(mine(home).iterdir()) == []
     (home / "link").symlink_to(roots)
@@ -100,7 +100,7 @@ def test_full_file_system_leaves_no_partial_archive(place, home):
 
 
 def begun(place, directory):
-    """Call the hook as the epilogue does, in a child that ends; return who is at work then."""
+    """Call the hook as the epilogue does, in a child that ends; return the writer's pid."""
     pids, own = os.pipe()
     hook = os.fork()
     if hook == 0:
@@ -124,7 +124,7 @@ def begun(place, directory):
 
 
 def test_hanging_file_system_does_not_block_the_epilogue(place, home, monkeypatch):
-    """A FUSE mount without a daemon: the hook has ended, and who waits does not for long."""
+    """A FUSE mount without a daemon: the hook has ended, and the writer process ends soon."""
     monkeypatch.setattr(send, "PATIENCE", 1)
     device = os.open("/dev/fuse", os.O_RDWR | os.O_CLOEXEC)
     options = f"fd={device},rootmode=40000,user_id={NOBODY.pw_uid},group_id={NOBODY.pw_gid}"
@@ -153,7 +153,7 @@ def test_stopped_writer_process_is_killed(place, home, monkeypatch):
 
 
 def test_writer_process_has_no_files_or_privileges_of_root(place, home, monkeypatch):
-    """Neither files, such as a job's lock or the epilogue's output, nor rights; nobody looks in."""
+    """It has no files, such as a job's lock or the epilogue's output, and no privileges."""
     seen = home / "seen"
 
     def is_open(number):

@@ -1,4 +1,4 @@
-"""What the tests of many nodes begin with: one machine is the pool's host and every node."""
+"""Fixtures for tests of several nodes: one machine is the pool's host and every node."""
 
 import tempfile
 from collections.abc import Iterator

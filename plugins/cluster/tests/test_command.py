@@ -41,7 +41,7 @@ case "$*" in *rsync*) exec sh -c "$*";; esac
 
 @pytest.fixture
 def config(places: Places, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return the config of a site with one image, m; these tests are root to it."""
+    """Return the config of a site with one image, m; the tests are treated as root."""
     monkeypatch.setattr(images, "effective_root", lambda: True)
     with store.staging(places.pool) as staging:
         (staging / "k").write_text("kernel")

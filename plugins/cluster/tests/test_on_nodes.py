@@ -1,4 +1,4 @@
-"""Many nodes at once through the real ClusterShell, with a fake ssh that runs commands here."""
+"""Commands on many nodes through the real ClusterShell, with a fake ssh that runs them here."""
 
 import os
 import pty
@@ -99,9 +99,9 @@ run(cluster, "vtorque cluster")
 
 
 def test_progress_errors_and_a_summary_are_printed(log, tmp_path):
-    """Plain lines where nobody watches; what the nodes run is this installation's program."""
+    """Plain lines without a terminal; the nodes run the program of this installation."""
     argv = [sys.executable, "-c", CLI, "uninstall", "--nodes", "n[1-2],n4,m7", "--fanout", "1"]
-    # The program itself must not run: it would set up, or take back, the very machine of the test.
+    # The program itself must not run: it would set up, or undo, the machine of the test.
     env = {**os.environ, "PYTHONWARNINGS": "error", "FAKE_SSH_ONLY_SAYS": "1"}
     done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=180, check=False)
     assert done.returncode == 1

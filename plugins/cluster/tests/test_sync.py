@@ -229,7 +229,7 @@ def test_unreachable_node_is_reported(places: Places, tmp_path: Path) -> None:
 
 @pytest.fixture
 def examined(pool: Path, cache: Path) -> Examine:
-    """Return what doctor says of the cache: status, message, fix."""
+    """Return what doctor reports about the cache: status, message, fix."""
     config = site(images={"pool": pool, "cache": str(cache)})
     return lambda: [(r.status, r.message, r.fix) for r in doctor_images.check_cache(config)]
 

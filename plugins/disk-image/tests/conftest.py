@@ -1,4 +1,4 @@
-"""What the tests of disks from elsewhere begin with."""
+"""Fixtures for tests of imported disks."""
 
 from pathlib import Path
 

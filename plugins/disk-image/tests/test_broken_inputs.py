@@ -148,7 +148,7 @@ def without_data(d: Path) -> Path:
 
 
 def crossed_tables(d: Path) -> Path:
-    """The second level's entries all name one cluster: a small file that says it is full."""
+    """The second level's entries all name one cluster: a small file that claims to be full."""
     path = make(d / "f")
     (table,) = struct.unpack_from(">Q", path.read_bytes(), 40)
     (second,) = struct.unpack_from(">Q", path.read_bytes(), table)
@@ -205,7 +205,7 @@ def vmdk_stream_cut(d: Path) -> Path:
 
 
 def vmdk_stream_without_tables(d: Path) -> Path:
-    """Its footer, too, says that the tables are where the footer says."""
+    """Its footer, too, claims that the tables are at the footer's position."""
     path = make(d / "f", "vmdk")
     head = edit(path, 56, b"\xff" * 8).read_bytes()[:512]  # SparseExtentHeader: gdOffset
     return edit(path, path.stat().st_size, head + bytes(512))
@@ -387,7 +387,7 @@ def test_file_that_changes_while_it_is_read_is_refused(
                 os.truncate(file, size + 4096)
             case "shorter":
                 os.truncate(file, size - 65536)
-            case "rewritten":  # with its old time: that is seen in the other one
+            case "rewritten":  # with the old mtime: detected by ctime
                 status = file.stat()
                 edit(file, 100_000, b"x")
                 os.utime(file, ns=(status.st_atime_ns, status.st_mtime_ns))
@@ -448,7 +448,7 @@ def test_missing_disk_space_is_a_host_fault(
 def test_compressed_bomb_is_measured_before_it_is_decompressed(
     pool: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """16 MiB of one letter in a small file; there is room for the file, not for them."""
+    """16 MiB of one letter in a small file; the free space suffices for the file only."""
     raw = tmp_path / "raw"
     raw.write_bytes(b"x" * (16 * MIB))
     qemu_img("convert", "-c", "-O", "qcow2", raw, tmp_path / "f")

@@ -28,7 +28,7 @@ OS_RELEASE = 'PRETTY_NAME="Tiny \'1\'"\nID=tiny\nID_LIKE="ubuntu debian"\nbroken
 
 
 class Told:
-    """Writes down what it is told."""
+    """Records the progress calls."""
 
     def __init__(self) -> None:
         self.steps: list[str] = []
@@ -320,7 +320,7 @@ def gpt_of(disk: Path, *kinds: bytes) -> Path:
     ("kinds", "firmware"),
     [
         ((ESP, LINUX), "efi"),
-        ((BIOS_BOOT, ESP, LINUX), None),  # as Debian's cloud images: both ways
+        ((BIOS_BOOT, ESP, LINUX), None),  # as Debian's cloud images: both types
         ((LINUX,), None),
     ],
 )
@@ -351,7 +351,7 @@ def test_update_keeps_the_firmware(pool: Path, tmp_path: Path) -> None:
 def test_family_of_an_unreadable_disk_follows_from_its_distro(
     pool: Path, tmp_path: Path, distro: str, family: str | None
 ) -> None:
-    """XFS, as Rocky Linux has it: by the name that was said."""
+    """XFS, as in Rocky Linux: by the given name."""
     (tmp_path / "d").write_bytes(bytes(MIB))
     wishes = said("linux", distro, "x86_64", format="raw")
     assert put(pool, tmp_path / "d", wishes)[0].labels.get("family") == family

@@ -158,7 +158,7 @@ def test_progress_shows_elapsed_and_remaining_time(monkeypatch, capsys, terminal
     now = type("Clock", (), {"monotonic": staticmethod(lambda: next(times))})
     monkeypatch.setattr(running, "time", now)
     if terminal:
-        next(times)  # when the last line was told
+        next(times)  # when the last line was shown
     with running._progress(10) as seen:
         for done in (0, 1, 2):
             seen({"waiting": 10 - done, "submitting": 0, "submitted": 0, "done": done, "failed": 0})

@@ -230,7 +230,7 @@ def test_full_disk_loses_no_results(tmp_path, monkeypatch):
     place = experiments.made(tmp_path, TWO)
     book = Book(place.database)
     pages = book._db.execute("PRAGMA page_count").fetchone()[0]
-    book._db.execute(f"PRAGMA max_page_count={pages}")  # what a full file system answers: FULL
+    book._db.execute(f"PRAGMA max_page_count={pages}")  # the error of a full file system: FULL
     with pytest.raises(
         HostFault,
         match="full; no results are lost: free disk space or correct the permissions, then run",

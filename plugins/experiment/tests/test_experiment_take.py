@@ -60,7 +60,7 @@ def test_missing_value_is_reported(tmp_path, what, said):
     ("cpu", "files", "bare", "emulated"),
     [
         ("QEMU TCG CPU version 2.5+", {}, False, True),
-        ("QEMU TCG CPU version 2.5+", {}, True, False),  # this machine may be one itself
+        ("QEMU TCG CPU version 2.5+", {}, True, False),  # this machine may itself be a node
         ("A CPU", {}, False, False),
         ("A CPU", {"vsub.err": "vsub: warning: no KVM: guests are emulated, slower"}, False, True),
         ("A CPU", {"batch.err": "vtorque: warning: guests are emulated"}, False, True),

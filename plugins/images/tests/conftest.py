@@ -1,4 +1,4 @@
-"""What the tests of the pool begin with."""
+"""Fixtures for tests of the pool."""
 
 from pathlib import Path
 

@@ -133,7 +133,7 @@ def test_job_that_starts_after_the_removal_fails_with_the_reason(pool: Path, pat
 
 
 def test_removal_waits_for_the_shared_lock_of_a_starting_job(pool: Path, paths: Paths) -> None:
-    """Under a shared lock a job looks whether its version is there: no removal meanwhile."""
+    """Under a shared lock a job checks its version: no removal can happen at the same time."""
     put(pool, "m", b"1", paths)
     with (
         store.locked(pool, shared=True),

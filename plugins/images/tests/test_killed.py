@@ -1,7 +1,7 @@
 """SIGKILL before every change that a command makes to the disk: the pool has the old image or the
-new one, whole, and the next command leaves nothing of the killed one.
+new one, complete, and the next command removes all leftovers of the killed one.
 
-The points are not listed anywhere: Python's audit events tell each call that changes a file
+The points are not listed anywhere: Python's audit events report each call that changes a file
 (PEP 578, "Audit events table" of the library reference), and a child is killed before the n-th.
 """
 
@@ -94,7 +94,7 @@ class Site:
         change.remove(self.pool, "next", paths=self.paths)
 
     def leftovers(self, pool: Path) -> list[str]:
-        """Return what is in a pool beside whole images of one version."""
+        """Return the pool's files and directories that belong to no complete image."""
         wanted = set()
         for image in usable(pool):
             assert image.disk is not None or image.kernel is not None
@@ -107,7 +107,7 @@ class Site:
 def killed_before(number: int, work: Callable[[], object], *, forks: bool = False) -> bool:
     """Run work in a child that is killed before its n-th change; return whether it got there.
 
-    ``forks``: a child of its own may be what is killed, and it tells that.
+    ``forks``: a child process of it may be killed instead, and reports that.
     """
     child = os.fork()
     if child == 0:
@@ -150,7 +150,7 @@ def at_points(
     work: Callable[[Site], object],
     good: Callable[[Site], object],
 ) -> int:
-    """Kill ``work`` at each point; ``good`` checks what is there. Returns the last one's number."""
+    """Kill ``work`` at each point; ``good`` checks the state. Return the last point's number."""
     for number in points:
         site = Site(tmp_path / str(number))
         prepare(site)
@@ -205,7 +205,7 @@ def test_killed_return_to_an_old_version_leaves_a_valid_pool(tmp_path: Path, poi
 
 
 def test_killed_repair_never_marks_a_damaged_image_valid(tmp_path: Path, points: range) -> None:
-    """The new files take the place of the old ones one by one: a half is never believed."""
+    """The new files replace the old ones one by one: a partial repair is never accepted."""
 
     def prepare(site: Site) -> None:
         site.put("m", b"1")
@@ -268,7 +268,7 @@ def test_killed_removal_when_free_leaves_a_valid_pool(tmp_path: Path, points: ra
 
 
 def test_killed_release_by_the_last_job_leaves_a_valid_pool(tmp_path: Path, points: range) -> None:
-    """The epilogue collects an old version; it is killed meanwhile and runs again."""
+    """The epilogue removes an old version, is killed while doing so, and runs again."""
 
     def prepare(site: Site) -> None:
         site.put("m", b"1")
@@ -299,7 +299,7 @@ def test_killed_label_and_verify_leave_a_valid_pool(tmp_path: Path, points: rang
 
 
 def test_killed_sync_leaves_a_valid_cache(tmp_path: Path, points: range) -> None:
-    """What was copied stays and is used; the cache never has anything that is not whole."""
+    """Copied files stay and are used; the cache never has an incomplete image."""
 
     def prepare(site: Site) -> None:
         site.put("m", b"1", site.cache)
@@ -373,7 +373,7 @@ def test_tool_is_killed_with_its_command(tmp_path: Path, monkeypatch: pytest.Mon
     tool.write_text("#!/bin/sh\nexec sleep 1000.25\n")
     tool.chmod(tool.stat().st_mode | stat.S_IXUSR | stat.S_IXGRP | stat.S_IXOTH)
     monkeypatch.setattr(confined_tool, "_PATH", f"{tools}:{confined_tool._PATH}")
-    reachable(tool)  # by nobody
+    reachable(tool)  # accessible to nobody's processes
     file = disk(tmp_path / "disk")
     child = os.fork()
     if child == 0:

@@ -60,7 +60,7 @@ def put(pool: Path, name: str, key: Path | None = None, kernel: bytes = b"kernel
 
 
 def rewrite(pool: Path, name: str, change: Callable[[dict[str, Any]], None]) -> None:
-    """Do with a sidecar what somebody does who can write the pool."""
+    """Change a sidecar as an attacker can who has write access to the pool."""
     path = pool / name / "image.json"
     data = json.loads(path.read_text())
     change(data)
@@ -118,7 +118,7 @@ def test_changed_sidecar_is_refused(
 
 
 def put_swapped(pool: Path, key: Path | None, *, hashes: bool) -> None:
-    """Make an image, exchange its kernel, and mend what the sidecar says of it."""
+    """Make an image, replace its kernel, and adapt the sidecar."""
     home = pool / "m"
     old = put(pool, "m", key)
     (home / old.version / "k").write_bytes(b"evil!!")
@@ -148,7 +148,7 @@ def test_swapped_file_with_new_hashes_is_refused(pool: Path, keys: Path, signers
 def test_swapped_file_with_a_forged_status_is_found_by_hashing(
     pool: Path, keys: Path, signers: Path
 ) -> None:
-    """Only who is root where the pool is can do that: ``verify``, and every copy, hash."""
+    """Only root on the pool's host can do that; ``verify`` and every copy compute hashes."""
     put_swapped(pool, keys / "site", hashes=False)
     assert looked_up(pool, "m", signers).name == "m"
     with pytest.raises(Refused, match="k has sha256"):

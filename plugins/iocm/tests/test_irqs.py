@@ -1,4 +1,4 @@
-"""Interrupts of the site's interfaces: found, moved, put back, whatever was killed in between."""
+"""Interrupts of the site's interfaces: found, moved, and restored after a kill at any point."""
 
 from pathlib import Path
 
@@ -46,7 +46,7 @@ def test_interrupts_move_to_the_io_cores_and_back(host):
     resource.create()
     irqs.direct(memo, (2, 3))
     assert at(host) == {**dict.fromkeys(("30", "31", "40"), "2,3"), "50": "0-3"}
-    resource.create()  # as after a crash: it must not take this for what was before
+    resource.create()  # as after a crash: it must not mistake this for the original state
     irqs.direct(memo, (1,))
     for _ in range(2):
         irqs.IrqAffinity(memo).release()

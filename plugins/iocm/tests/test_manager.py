@@ -26,7 +26,7 @@ GUEST = GuestCores("1.0", 0, "vt-1", "u-1", "test:///default", (0,), 1, 3)
 
 
 class Node:
-    """Stands for the ledger and libvirt, with guests whose load is set by the test."""
+    """A double of the ledger and libvirt, with guests whose load is set by the test."""
 
     def __init__(self, monkeypatch):
         self.guests = {(GUEST.job, 0): GUEST}
@@ -129,7 +129,7 @@ def test_fault_of_one_guest_does_not_stop_the_manager(host, loop, fault):
     assert {job for job, _ in host.calls} == {"1.0", "2.0"}
     host.fault, host.calls = None, []
     host.run(loop, 4, 2.0)
-    assert host.calls[0] == ("1.0", 1)  # pinned anew first
+    assert host.calls[0] == ("1.0", 1)  # pinned again first
     assert ("1.0", 3) in host.calls
     assert ("2.0", 3) in host.calls
 

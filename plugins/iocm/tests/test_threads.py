@@ -1,4 +1,4 @@
-"""I/O threads of a guest and their load: in a recorded /proc, and in the real one."""
+"""I/O threads of a guest and their load, in a recorded and in the real /proc."""
 
 import ctypes
 import os
@@ -73,7 +73,7 @@ def test_load_is_run_time_plus_wait_time():
     before = {"1": 10**9, "2": 5 * 10**9}
     assert threads.load(before, {"1": 2 * 10**9, "2": 5 * 10**9}, 2.0) == 0.5
     assert threads.load(before, {"1": 10**9, "3": 10**9}, 1.0) == 1.0  # 3 is new
-    assert threads.load(before, {"2": 10**9}, 1.0) == 1.0  # another one called 2
+    assert threads.load(before, {"2": 10**9}, 1.0) == 1.0  # another thread, named 2
 
 
 def test_a_real_thread_is_measured_and_pinned():

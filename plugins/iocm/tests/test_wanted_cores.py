@@ -88,7 +88,7 @@ def test_unavailable_core_is_not_requested_again_immediately():
 @given(RULES, st.lists(st.tuples(st.integers(0, 10), NOISE), min_size=1, max_size=6))
 @settings(max_examples=4 * settings().max_examples, deadline=None)
 def test_rule_follows_noisy_steps_without_oscillation(rule, steps):
-    """The levels are where one core more is needed: noise there is what a rule swings on."""
+    """The levels at which one more core is needed: noise there can make a rule oscillate."""
     state = State(rule.least)
     for cores, runs in steps:
         noise = list(itertools.chain.from_iterable([part] * ticks for part, ticks in runs))
@@ -106,7 +106,7 @@ def test_rule_follows_noisy_steps_without_oscillation(rule, steps):
 @given(RULES, st.lists(LEVELS, min_size=1, max_size=6))
 @settings(max_examples=2 * settings().max_examples, deadline=None)
 def test_rule_follows_a_load_without_known_wait_times(rule, levels):
-    """As where nothing can be known of the wait: what is measured never exceeds the cores."""
+    """If the wait is unknown, the measured load never exceeds the number of cores."""
     hold = settled_by(rule) + rule.down * (rule.most - rule.least)
     state = State(rule.least)
     for level in levels:

@@ -72,7 +72,7 @@ def process(paths, config):
     found = Follower.of(paths, config)
     yield found
     pids = {holder(found)}
-    for journal in paths.journal.iterdir():  # else it waits for what a job may still say
+    for journal in paths.journal.iterdir():  # otherwise it waits for further output of a job
         journal.unlink()
     found.release()
     eventually(lambda: not any(pid and Path(f"/proc/{pid}/exe").exists() for pid in pids))
@@ -87,7 +87,7 @@ def holder(process):
 
 
 def lines(path):
-    """Return the whole lines of a file that is being written; none of one that is not there."""
+    """Return the complete lines of a file that is being written; none if it does not exist."""
     return path.read_text().split("\n")[:-1] if path.exists() else []
 
 
@@ -119,7 +119,7 @@ def test_lines_are_sent_while_jobs_run_and_after_the_last_has_ended(paths, proce
 
 
 def test_release_does_not_wait_for_the_follower(paths, process):
-    """Not even for a follower that is stopped; nor does the start of another one."""
+    """Not even for a stopped follower; the start of another one does not wait either."""
     job = Job(paths)
     process.create()
     pid = holder(process)
@@ -141,7 +141,7 @@ def test_job_that_ended_before_the_follower_started_is_sent(paths, process, tmp_
 
 
 def test_restarts_neither_lose_nor_repeat_lines(paths, process, tmp_path):
-    """Of two at once, too: the next follower starts while the one before tells the rest."""
+    """Of two at once, too: the next follower starts while the one before sends the rest."""
     job, sink = Job(paths), tmp_path / "all.jsonl"
     process.create()
     for number in range(40):
@@ -170,7 +170,7 @@ def test_kills_neither_lose_nor_repeat_lines(paths, process, tmp_path):
             said.append(f"{job.name} {number}")
             job.say(said[-1])
         if number % 100 > 60:
-            time.sleep(0.0005)  # so that the kill comes at its work
+            time.sleep(0.0005)  # so that the kill hits it at work
     eventually(lambda: len(messages(sink)) >= len(said))
     found = messages(sink)
     assert len(found) == len(set(found)), "some were told twice"
@@ -187,7 +187,7 @@ def test_log_of_a_refused_job_is_sent_with_the_next_job(paths, process, tmp_path
     first.end("one")
     eventually(has(sink, "one"))
     process.release()
-    Job(paths, "43.srv").end("refused")  # nobody follows
+    Job(paths, "43.srv").end("refused")  # no follower
     job = Job(paths, "44.srv")
     job.say("two")
     process.create()

@@ -108,7 +108,7 @@ def test_doctor_checks_requirements_of_the_sinks(plugins, tmp_path, monkeypatch)
     assert states(f'file = "{tmp_path}/nowhere/x"') == ["failed", "ok"]
     assert states('sinks = ["acme"]') == ["ok"]
     assert states(f'sinks = ["acme"]\nuid = {ME.pw_uid or 1}') == ["warning", "ok"]
-    assert states(f"uid = {ME.pw_uid or 1}") == ["ok"]  # nobody runs as that
+    assert states(f"uid = {ME.pw_uid or 1}") == ["ok"]  # no process runs as that user
 
 
 # -- syslog and journal ------------------------------------------------------------------------

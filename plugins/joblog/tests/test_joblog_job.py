@@ -47,7 +47,7 @@ def node(tmp_path):
 
 
 def start(node, job):
-    """Run the prologue in a process of its own."""
+    """Run the prologue in a separate process."""
 
     def work():
         with node.stood_in():

@@ -23,7 +23,7 @@ from vtorque_joblog.plugin import Settings
 from vtorque_joblog.sinks_process import Deputy
 from vtorque_joblog.told import Told
 
-pytestmark = pytest.mark.e2e  # it takes its time: processes are started, stopped and given up
+pytestmark = pytest.mark.e2e  # slow: processes are started, stopped and abandoned
 
 SINKS = '''
 import fcntl, logging, os, signal, socket, stat, sys, threading
@@ -144,7 +144,7 @@ class Log:
 
 
 class Heard:
-    """What a sink has sent to its socket."""
+    """The data that a sink has sent to its socket."""
 
     def __init__(self, path):
         self.got = []
@@ -221,7 +221,7 @@ def status(path):
     return {name: value.split() for name, _, value in lines}
 
 
-# -- what it is --------------------------------------------------------------------------------
+# -- Process and privileges ------------------------------------------------------------------------
 
 
 def test_sinks_process_has_no_privileges_and_no_writable_file(top, opened, good):
@@ -239,7 +239,7 @@ def test_sinks_process_has_no_privileges_and_no_writable_file(top, opened, good)
             sets = [int(value[0], 16) for name, value in has.items() if name.startswith("Cap")]
             assert sets == [0] * 5
     for each in Path(f"/proc/{pid}/fdinfo").iterdir():
-        with contextlib.suppress(FileNotFoundError):  # closed meanwhile
+        with contextlib.suppress(FileNotFoundError):  # closed in the meantime
             kind = (Path(f"/proc/{pid}/fd") / each.name).stat().st_mode
             if stat.S_ISREG(kind):
                 assert int(status(each)["flags"][0], 8) & os.O_ACCMODE == os.O_RDONLY
@@ -270,7 +270,7 @@ def test_stopped_sinks_process_ends_with_root(top, opened):
     eventually(lambda: not Path(f"/proc/{pid}/exe").exists())
 
 
-# -- what it does ------------------------------------------------------------------------------
+# -- Delivery --------------------------------------------------------------------------------------
 
 
 def test_each_line_is_sent_once_across_restarts(top, opened, good):
@@ -307,7 +307,7 @@ def test_remaining_lines_are_sent_at_the_end(top, opened, good):
     found.give(Log(top).say("one", "two"))
     eventually(lambda: life(found).taken == 1)
     begun, process = time.monotonic(), life(found).process
-    found.close(begun + LONG)  # it ends by itself, long before
+    found.close(begun + LONG)  # it ends without a signal, long before
     assert good.got == ["one", "two"] and process.returncode == 0
     assert opened.tolds["hangs"].at("1000/42.srv") == 0, "what it has not taken counts as told"
 

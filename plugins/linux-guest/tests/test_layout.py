@@ -1,4 +1,4 @@
-"""Each folder of the plugin says what is in it, and its packages do not need each other."""
+"""Each folder of the plugin has a README of its contents; its packages are independent."""
 
 import ast
 from pathlib import Path

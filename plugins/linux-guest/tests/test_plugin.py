@@ -112,7 +112,7 @@ def test_declaring_module_imports_no_acting_module() -> None:
 
 @pytest.mark.parametrize("module", ["node", "job.driver"])
 def test_hooks_and_wrapper_do_not_import_seed_code(module: str) -> None:
-    """An epilogue only deletes one, and the wrapper waits on its user's time."""
+    """An epilogue only deletes one, and the wrapper waits as part of the user's time."""
     found = imported_by(f"import vtorque_linux_guest.{module}")
     heavy = {"pycdlib", "cryptography", "vtorque_core.api.job_files"}
     assert not found & (heavy | {"vtorque_linux_guest.boot.seed_contents"})

@@ -15,7 +15,7 @@ AGAIN = "mv aside local.sock"
 
 @pytest.fixture
 def away():
-    """Return a site whose service answers when somebody has done AGAIN in its run directory."""
+    """Return a site whose service answers after AGAIN was run in its run directory."""
     with fresh_site() as site:
         at = site.paths.run / "local.sock"
         at.rename(site.paths.run / "aside")

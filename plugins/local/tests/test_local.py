@@ -135,7 +135,7 @@ def test_environment_and_surroundings_of_a_job(site):
 
 
 def test_job_has_no_ignored_signals(site):
-    """Python ignores SIGPIPE, and what it starts would not notice that nobody reads."""
+    """Python ignores SIGPIPE, and its child processes would not notice a closed pipe."""
     job = site.script("#!/bin/sh\nyes | head -n 1; grep SigIgn /proc/self/status\n")
     assert site.submit("-W", "block=true", "-o", "out", "-e", "err", job) == 0
     assert (site.root / "out").read_text() == "y\nSigIgn:\t0000000000000000\n"
@@ -164,7 +164,7 @@ def test_default_names_directives_and_joined_streams_are_used(site):
 
 
 def test_options_of_workflow_tools_are_accepted(site):
-    """As dask-jobqueue, Parsl and PSI/J write them for OpenPBS."""
+    """The forms that dask-jobqueue, Parsl and PSI/J write for OpenPBS."""
     text = (
         "#!/bin/bash\n#PBS -m n\n#PBS -A project\n#PBS -r n\n#PBS -p 10\n#PBS -M me@example.org\n"
         "#PBS -l select=1:ncpus=2:mem=489MB:mpiprocs=2\n#PBS -l place=scatter:shared\n"
@@ -382,7 +382,7 @@ def test_first_in_first_out_with_slots(site):
 
 
 def test_reason_of_a_vm_job_that_never_ran_is_kept(site):
-    """``vmgr ps --all`` said nothing of it, and scripts of an array waited for its task."""
+    """``vmgr ps --all`` did not show the reason, and scripts of an array waited for its task."""
     blob = Request((("ram", "1G"),)).encode()
     (site.root / "prologue.hold").touch()
     for words in ((), (), ("-N", "never", "-t", "1-2")):
@@ -408,7 +408,7 @@ def test_reason_of_a_vm_job_that_never_ran_is_kept(site):
 
 
 def test_array_runs_as_separate_tasks(site, capfd):
-    """Each is a job with an id and output files of its own; the last end is the array's."""
+    """Each task is a job with its own id and output files; the array ends with the last one."""
     job = site.script("#!/bin/sh\necho $PBS_ARRAYID $PBS_JOBID; exit $PBS_ARRAYID\n")
     assert site.submit("-W", "block=true", "-t", "1-2,5", "-N", "a", "-j", "oe", job) == 5
     assert capfd.readouterr().out == f"1[].{HOST}\n"
@@ -420,7 +420,7 @@ def test_array_runs_as_separate_tasks(site, capfd):
 
 
 def test_array_runs_at_most_its_limit_and_can_be_canceled(site):
-    """Also by a service that has found it in its spool."""
+    """Also by a service that has read the array from its spool."""
     job = site.script("#!/bin/sh\necho $PBS_JOBID >> began; sleep 99\n")
     site.submit("-t", "0-2%1", "-d", str(site.root), job)
     site.submit("-d", str(site.root), job)

@@ -30,7 +30,7 @@ pytestmark = [
     pytest.mark.e2e,
     pytest.mark.skipif(os.getuid() != 0, reason="becomes another user, mounts"),
 ]
-MAX_MEMORY = 128 << 10  # KiB, of all processes of root's beside what this one has
+MAX_MEMORY = 128 << 10  # KiB, of all processes of root's in addition to this one's
 MAX_THREADS = 50
 
 
@@ -50,14 +50,14 @@ def status(pid: int, key: str) -> int:
 def is_well(site) -> None:
     """Another user's job runs to its end, and root's processes are what they were."""
     assert site.submit("-W", "block=true", site.script("#!/bin/sh\nexit 3\n")) == 3
-    # what has just ended a job may still be there
+    # the process that ended a job may still run
     forked = status(os.getpid(), "VmRSS")  # the service is: what other tests import is its, too
     eventually(lambda: total(site, "VmHWM") < MAX_MEMORY + forked)
     eventually(lambda: total(site, "Threads") < MAX_THREADS)
 
 
 def total(site, key: str) -> int:
-    """Return the sum of root's processes; of one that has just ended it says no line any more."""
+    """Return the sum over root's processes; a process that has just ended has no such line."""
     found = 0
     for pid in roots(site):
         with contextlib.suppress(FileNotFoundError, ProcessLookupError, ValueError):
@@ -76,7 +76,7 @@ def test_descriptors_that_cannot_be_closed_do_not_block_others(site):
 
 
 def test_process_blocked_by_a_file_system_does_not_block_others(site):
-    """Nobody can read its /proc/PID/environ: its memory map is locked by a fault."""
+    """Its /proc/PID/environ cannot be read: a page fault holds the lock of its memory map."""
     with unreadable_process(site) as stands:
         is_well(site)
         assert stands()
@@ -137,7 +137,7 @@ RECORDS = [
 
 @pytest.mark.parametrize("records", RECORDS, ids=range(len(RECORDS)))
 def test_forged_records_do_not_end_the_service(records):
-    """What a user's process may say to the service, were it not ours."""
+    """The records that a hostile acceptor process could send to the service."""
     forging = [sys.executable, "-I", "-c", FORGED, repr(records)]
     with fresh_site(acceptor=forging) as site:
         path = socket_of(site)
@@ -168,7 +168,7 @@ def test_environments_do_not_fill_the_disk_of_root(site):
 
 
 def test_many_jobs_of_one_user_alternate_with_others(site):
-    """Who was served longest ago is next, so that one job waits for one, not for all."""
+    """The user who was served longest ago is next, so that one job waits for one, not for all."""
     with held_prologues(site):
         with attacker(flood, socket_of(site), 40):
             pass

@@ -68,7 +68,7 @@ def test_killed_service_loses_running_jobs_and_keeps_queued_ones(site):
 
 
 def test_kernel_ends_hook_and_job_with_the_service(site):
-    """Even when nobody starts the service again."""
+    """Even if the service is not started again."""
     (site.root / "prologue").write_text(HOOK.format(dir=site.root, name="prologue"))
     site.submit("-d", str(site.root), site.script("exec sleep 300\n"), blob=Request().encode())
     mark = spooled(site)[0]["environ"]["PBS_JOBCOOKIE"]
@@ -301,7 +301,7 @@ def test_slow_close_of_a_descriptor_does_not_delay_the_end(site):
                 stuck.send(b"x" * 65536)
         with socket.socket(socket.AF_UNIX) as client:
             client.connect(str(site.paths.run / "local.sock"))
-            os.kill(site.process.pid, signal.SIGSTOP)  # else this test may have the last one
+            os.kill(site.process.pid, signal.SIGSTOP)  # else this test may hold the last copy
             socket.send_fds(client, [b"{"], [stuck.fileno()])
             stuck.setblocking(True)
             stuck.close()

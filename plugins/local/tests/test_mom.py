@@ -27,7 +27,7 @@ echo why >&2
 
 
 class Task(mom.Task):
-    """A job that nobody needs to find again."""
+    """A job that no test has to find again."""
 
     def save(self):
         """Keep nothing."""
@@ -55,7 +55,7 @@ def task(tmp_path, monkeypatch):
 
 
 def test_no_process_of_the_user_holds_a_file_of_the_service(task, tmp_path, monkeypatch):
-    """It would have it open for writing, whatever its mode."""
+    """The descriptor would be writable, regardless of the file's mode."""
     said = tmp_path / "said"
     look = tmp_path / "look"
     look.write_text(LOOK.format(said=said))
@@ -105,7 +105,7 @@ def program(path, body):
 
 
 def test_killed_prologue_ends_a_vm_job(task, tmp_path):
-    """The wrapper would wait for guests that nobody starts any more, until start_timeout."""
+    """Otherwise the wrapper would wait until start_timeout for guests that never start."""
     said = tmp_path / "said"
     one = task(
         prologue=program(tmp_path / "prologue", "kill -KILL $$"),
@@ -130,7 +130,7 @@ def test_prologue_timeout_ends_a_vm_job(task, tmp_path):
 
 
 def test_killed_prologue_does_not_end_a_bare_metal_job(task, tmp_path):
-    """As in Torque."""
+    """The same as in Torque."""
     one = task(prologue=program(tmp_path / "prologue", "kill -KILL $$"))
     one.work()
     assert (one.job.status, Path(tmp_path, "out").read_text()) == (0, "ran\n")

@@ -1,4 +1,4 @@
-"""A home of one's own."""
+"""A separate home directory."""
 
 import os
 import pwd

@@ -32,7 +32,7 @@ def site():
 
 @pytest.fixture
 def job(home, monkeypatch):
-    """Return what answers the next request as the job would; ``runs(code)`` says what vmgr is."""
+    """Return a double of the job that answers the next request; ``runs(code)`` stands for vmgr."""
     monkeypatch.setattr(waiting, "_own_address", lambda _: "127.0.0.1")
 
     class Job:
@@ -98,7 +98,7 @@ def test_large_output_passes_both_ways(job, site, capfd):
 
 
 def test_end_of_the_script_ends_the_command(job, site, capfd, monkeypatch):
-    """The companion tells by SIGTERM; what was said before still comes."""
+    """The companion is ended by SIGTERM; the output before that still arrives."""
     thread = job.answers()
     ends = []
     monkeypatch.setattr(answer.signal, "signal", lambda _number, handler: ends.append(handler))
@@ -117,7 +117,7 @@ def test_end_of_the_script_ends_the_command(job, site, capfd, monkeypatch):
 
 
 def test_command_with_a_closed_output_prints_no_error(job, site, monkeypatch):
-    """As in ``vmgr logs JOB | head -1``: no word of a broken connection."""
+    """The case of ``vmgr logs JOB | head -1``: no message about a broken connection."""
     job.runs("print('x' * 100_000)")
     thread = job.answers()
 
@@ -189,7 +189,7 @@ def test_handshake_of_a_client_is_limited_in_time(monkeypatch, left, given):
 
 
 def test_silent_clients_do_not_block_the_job(job, site, monkeypatch, capfd):
-    """They are there before the job, and stay."""
+    """They exist before the job, and are kept."""
     strangers, greeted, tell = [], threading.Semaphore(0), channel.greet
     create = socket.create_server
 

@@ -31,7 +31,7 @@ OF_JOB = OfJob(("level", "follow", "more"), terminal=True, output="page")
 
 @pytest.fixture
 def call(monkeypatch):
-    """Return what the command says, its exit code, and what was asked for; ``code``: the answer."""
+    """Return the command's output, its exit code, and the requests; ``code``: the answer."""
 
     def called(*argv, code=3, of_job=OF_JOB):
         asked = []

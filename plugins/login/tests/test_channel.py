@@ -35,7 +35,7 @@ def pair():
 
 @pytest.fixture
 def meeting(pair):
-    """Return what runs both sides over a real connection; gives what each came to, or its error."""
+    """Return a function that runs both sides over a real connection; it returns both results."""
 
     def meeting(waiting, job):
         found = {}
@@ -87,7 +87,7 @@ def test_frames_pass_both_ways(streams):
 
 
 def test_job_sends_nothing_to_a_service_without_the_key(meeting):
-    """Whatever host and port a forged request names: that service gets not one byte."""
+    """Whatever host and port a forged request names, the service there receives no byte."""
     heard = []
 
     def service(connection):
@@ -109,7 +109,7 @@ def test_both_sides_must_have_the_key(meeting, keys):
 
 
 def test_replayed_greeting_is_rejected(meeting):
-    """A greeting that was overheard is no proof: the job's own random bytes are not in it."""
+    """An overheard greeting is no proof: it does not contain the job's own random bytes."""
     said = []
 
     def overheard(connection):
@@ -128,7 +128,7 @@ def test_replayed_greeting_is_rejected(meeting):
 
 
 def test_reflected_answer_is_rejected(meeting):
-    """Who sends the waiting side's own words back to it has proved nothing."""
+    """Sending the waiting side's own words back to it proves nothing."""
 
     def mirror(connection):
         connection.sendall(connection.recv(64))
@@ -170,7 +170,7 @@ def test_frame_above_the_limit_is_not_read(pair):
 
 @pytest.mark.parametrize("side", [channel.greet, channel.answer])
 def test_slow_sender_has_one_deadline_for_the_handshake(monkeypatch, side):
-    """A socket's own timeout would start anew with each byte."""
+    """A timeout of the socket would restart with each byte."""
     clock, timeouts = [100.0], []
     monkeypatch.setattr(channel, "time", types.SimpleNamespace(monotonic=lambda: clock[0]))
 

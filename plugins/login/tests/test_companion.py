@@ -56,7 +56,7 @@ def test_search_path_that_others_can_change_is_replaced(tmp_path, monkeypatch, w
 
 
 def test_forwarded_requests_are_started_in_turn(beside):
-    """In whatever order the directory has them."""
+    """In any order of the directory's entries."""
     asked = {leave(number, node="n2") for number in range(3 * companion.MOST)}
     for _ in range(3):
         beside.look()
@@ -85,7 +85,7 @@ def test_request_that_cannot_be_started_does_not_stop_the_companion(beside, monk
 
 
 def test_remaining_processes_are_killed_at_the_end(home, monkeypatch):
-    """After some time for it to say that the script has ended."""
+    """After the time in which it can report that the script has ended."""
     done = []
     monkeypatch.setattr(companion.os, "killpg", lambda group, number: done.append((group, number)))
     monkeypatch.setattr(companion, "time", types.SimpleNamespace(sleep=done.append))

@@ -39,7 +39,7 @@ HOST = os.uname().nodename
 
 @pytest.fixture
 def site(tmp_path, monkeypatch):
-    """Return a site of whose batch system a test says the jobs, and who runs what where."""
+    """Return a site whose batch system has the test's jobs, and which records the commands."""
     tmp_path.chmod(0o755)
     (tmp_path / "state").mkdir()
     paths = Paths(tmp_path / "state", tmp_path / "run")
@@ -135,7 +135,7 @@ def test_unknown_job_is_passed_to_the_command(site, capsys):
 
 
 def test_records_of_another_node_are_not_looked_for_locally(site):
-    """Where the batch system does not say where that is: this node has another part."""
+    """If the batch system does not report the place, this node has another part of the job."""
     keep(site)
     site.error = VtorqueError("no server")
     with pytest.raises(VtorqueError, match="no server"):
@@ -226,7 +226,7 @@ def test_output_is_written_to_the_file(site, tmp_path, monkeypatch):
 def test_records_of_all_nodes_are_fetched_for_commands_that_read_them(
     site, monkeypatch, wanted, nodes
 ):
-    """Of a job on several nodes, and of an array: its elements may have names of the users'."""
+    """Of a job on several nodes, and of an array, whose elements may have names chosen by users."""
     site.jobs += [
         JobInfo("8", "n", ME, "R", nodes=("n1",), known_as="8_2"),
         JobInfo("9", "n", ME, "R", nodes=("n1", HOST), known_as="8_1"),
@@ -254,7 +254,7 @@ def test_array_task_is_found_by_job_id_and_array_index(site, wanted, job):
 
 @pytest.fixture
 def runuser(site, monkeypatch, tmp_path):
-    """Return what says what runs for an admin as the owner, which here is a script."""
+    """Return a function that puts a script in place of runuser."""
     site.jobs = [JobInfo("7.srv", "n", "nobody", "R", nodes=("n1",))]
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     path = tmp_path / "runuser"
@@ -271,7 +271,7 @@ def runuser(site, monkeypatch, tmp_path):
 def test_command_of_an_admin_runs_as_the_owner_without_a_terminal(
     site, runuser, monkeypatch, tmp_path, terminal
 ):
-    """It gets nothing that root has open; of what it says no terminal of root's obeys anything."""
+    """It gets none of root's open files; its control sequences do not reach root's terminal."""
     runuser(
         f'echo "$@" > {tmp_path}/called\nenv > {tmp_path}/env\n'
         f"exec 3>&1 4>&2; readlink /proc/self/fd/3 /proc/self/fd/4 > {tmp_path}/open\n"

@@ -44,7 +44,7 @@ def says(said):
 
 
 def test_files_of_each_node_are_fetched_and_failing_nodes_named(nodes, tmp_path, capsys):
-    """A node of bare metal, of a mixed request, has nothing to say."""
+    """The bare-metal node of a mixed request contributes no lines."""
     asked = ("--files", "--", "7.srv")
     for node in ("n1", "n3"):
         place = kept_on(node, tmp_path, guests=[node])

@@ -142,5 +142,5 @@ def test_request_that_is_not_a_small_regular_file_is_refused(home, kind):
             path.mkdir()
         else:
             path.write_bytes(b" " * (requests.MAX_BYTES + 1))
-        with pytest.raises((OSError, Refused)):  # at once: nobody writes into the FIFO
+        with pytest.raises((OSError, Refused)):  # at once: the FIFO has no writer
             requests.read(place, name)

@@ -57,7 +57,7 @@ def test_node_with_endless_output_or_no_answer_is_killed(monkeypatch, tmp_path, 
 
 
 def test_nodes_are_queried_in_order(monkeypatch):
-    """One that cannot answer says why, and the others' answers are there."""
+    """A node that cannot answer reports why, and the answers of the others are shown."""
 
     def vmgr(_config, _command, _node, node, _, job_id):
         said = {"phase": "boot", "guests": [{"rank": 0, "hostname": f"{job_id}-{node}"}]}

@@ -1,7 +1,7 @@
-"""Torque without ssh: real processes, a real home, real connections; of Torque the double.
+"""Torque without ssh: real processes, a real home, real connections, and a double of Torque.
 
-The submit host and the node are one machine of a network and a mount namespace of their own, which
-root makes; where each keeps its own files they differ.
+The submit host and the node are one machine in a separate network and mount namespace, which root
+makes; their own files are in different directories.
 """
 
 import errno
@@ -28,7 +28,7 @@ _LOGGED = {
 }  # fmt: skip
 
 
-# Runs it on both nodes, which are one machine here: n2 by its own config.
+# Runs it on both nodes, which are one machine here: n2 with its own config.
 PBSDSH = """#!/bin/sh -e
 [ "$1" = -u ] && shift
 "$@"
@@ -115,7 +115,7 @@ def test_commands_for_a_running_job_work(cluster, tmp_path):
     assert "job 7.server runs on n1" in wrong[2]
 
 
-# This user is root, who reads nothing here that came from elsewhere.
+# This user is root, who reads no file that came from another host.
 NO_ADMIN = "import os; os.geteuid = lambda: 1; from vtorque_core.cli import vmgr; vmgr.main()"
 
 
@@ -159,7 +159,7 @@ def written(path):
 
 
 def test_other_user_neither_reads_nor_writes_a_request(home):
-    """Whoever else is on the host, even where the home is open to all."""
+    """Any other user of the host, even if the home is accessible to all."""
     home.chmod(0o777)
     with requests.directory("42.srv") as place:
         request = requests.parsed(json.dumps(a_request()).encode(), "42.srv")

@@ -95,7 +95,8 @@ def test_all_formats_give_the_same_files(make: Callable[[Path], Path], tmp_path:
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
 def test_files_written_by_skopeo_are_read(tmp_path: Path) -> None:
     source = made.as_directory(made.layout_files([BASE, UPPER]), tmp_path / "layout")
-    # Else root's skopeo keeps a cache in /var/lib/containers (containers/image, blobinfocache).
+    # Otherwise root's skopeo keeps a cache in /var/lib/containers (containers/image,
+    # blobinfocache).
     environ = {**os.environ, "_CONTAINERS_ROOTLESS_UID": "1", "XDG_DATA_HOME": str(tmp_path)}
     for form in ("oci-archive", "docker-archive", "oci"):
         target = tmp_path / form
@@ -371,7 +372,7 @@ def test_chains_of_links_are_followed_in_a_bounded_number_of_steps(
 
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
 def test_links_of_a_layer_do_not_lead_outside(tmp_path: Path) -> None:
-    """What would be written to this machine's /etc by an unpacker is in the image's own."""
+    """Files that an unpacker could write to this machine's /etc are in the image's own."""
     evil = made.layer(("evil", "/etc", "l"), ("up", "../../../../etc", "l"))
     through = made.layer(("evil/mark", b"1", "f"), ("up/mark2", b"2", "f"))
     files = made.layout_files([BASE, evil, through])

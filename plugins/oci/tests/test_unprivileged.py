@@ -84,7 +84,7 @@ def close_pipe_and_sleep(root: Root) -> None:
         (talk, "sent too much data"),
         (refuse, r"^no \\x1b\[2J good$"),
         (end, "the unprivileged process that reads it ended with exit code 7"),
-        (lambda _: None, "has failed"),  # taken over, it says that it is done before root is
+        (lambda _: None, "has failed"),  # when taken over, it reports its end before root does
     ],
 )
 def test_process_cpu_memory_and_time_are_limited(

@@ -33,7 +33,7 @@ def osv_split(line):
 
 
 def osv_script(text):
-    """OSv's own way with a script's line: core/commands.cc, for one command."""
+    """Parse a script's line as OSv does (core/commands.cc), for one command."""
     words = re.findall(r'"((?:[^"\\]|\\.)*)"|((?:[^ "])+)', text)
     plain = {"n": "\n", "\\": "\\", '"': '"'}
     found = [re.sub(r"\\(.)", lambda m: plain[m[1]], a) if a or not b else b for a, b in words]

@@ -101,7 +101,7 @@ DOWN = b"VFS: unmounting /dev\r\nVFS: unmounting /\r\nROFS: hit ratio is 1%\r\nP
         (b"VFS: unmounting /x\r\nmore\r\n", b"VFS: unmounting /x\nmore\n", 0),
         (b"program /other returned 3\r\n", b"program /other returned 3\n", 0),
         (b"abcprogram /hello returned 3\r\n", b"abc", 3),
-        (b"program /hello returned 256\r\n", b"", 0),  # as wait(2) has it
+        (b"program /hello returned 256\r\n", b"", 0),  # the status of wait(2)
         (b"program /hello returned -1\r\n", b"", 255),
         (b"Aborted\r\nnot really\r\n", b"Aborted\nnot really\n", 0),
         (b"\0\xff\r\n", b"\0\xff\n", 0),
@@ -165,7 +165,7 @@ BOOTED = f"{BEGIN}\n".encode()
     ids=["no newline", "way down", "abort", "crash", "crash without newline"],
 )
 def test_endless_output_uses_bounded_memory(first, flood):
-    """What a console writes is the guest's, and the job wrapper is on the host."""
+    """The console's output comes from the guest; the job wrapper runs on the host."""
     console = Console({"/prog"})
     console.feed(first)
     tracemalloc.start()

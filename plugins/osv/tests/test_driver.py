@@ -1,4 +1,4 @@
-"""What an OSv guest is made of, and the command line that an order gives it."""
+"""Parts of an OSv guest, and its command line from an order."""
 
 import dataclasses
 import io

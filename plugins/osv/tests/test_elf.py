@@ -24,7 +24,7 @@ def compile_(tmp_path, name, source, *options):
 
 @pytest.fixture
 def library(tmp_path):
-    """A library that needs another one, beside it by $ORIGIN."""
+    """A library that needs another one in its own directory, by $ORIGIN."""
     inner = compile_(tmp_path, "lib/libinner.so", "int inner(void) { return 42; }", "-shared",
                      "-fPIC", "-Wl,-soname,libinner.so")  # fmt: skip
     return compile_(

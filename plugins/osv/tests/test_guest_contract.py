@@ -1,4 +1,4 @@
-"""What every guest type does, and this one: its consoles are a double's, as OSv writes them."""
+"""The contract of all guest types, for OSv: the consoles are doubles with OSv's recorded output."""
 
 import contextlib
 import os
@@ -22,7 +22,7 @@ DOWN = "VFS: unmounting /dev\nVFS: unmounting /\nROFS: hit ratio is 1%\nPowering
 
 
 class Programs(ShellScripts):
-    """The image's programs: ``/say N`` writes what was kept under this number."""
+    """The image's programs: ``/say N`` prints the text that was stored under this number."""
 
     def __init__(self):
         self.kept = []

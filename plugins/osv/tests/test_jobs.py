@@ -28,7 +28,7 @@ DATA = Path(__file__).parent / "data"
 
 
 class Root:
-    """Root's process as a thread; each guest's console is a socket that says a recorded one."""
+    """Root's process as a thread; each guest's console is a socket that sends recorded output."""
 
     def __init__(self, run_dir, consoles, hold=()):
         self.orders, self.ends = [], []

@@ -66,7 +66,7 @@ def gpus(*devices, count=None):
     return {"gres/gpu": Grant(len(devices) if count is None else count, devices)}
 
 
-# -- what is asked for -------------------------------------------------------------------------
+# -- Requested cards -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -92,7 +92,7 @@ def test_user_request_smaller_than_the_guests_need_is_refused(site):
         site.needs("pci=gpu:2", asked={"gres/gpu": 1})
 
 
-# -- what is granted ---------------------------------------------------------------------------
+# -- Granted cards ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

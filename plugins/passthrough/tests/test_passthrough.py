@@ -69,7 +69,7 @@ def placed(site, *wishes, taken=None):
     return site.placed(*guests, taken=taken)
 
 
-# -- what users write --------------------------------------------------------------------------
+# -- Options of users ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -136,7 +136,7 @@ def test_site_limits_requested_classes(tmp_path):
         guest(site, "fpga:1+gpu:1")
 
 
-# -- what the site writes ----------------------------------------------------------------------
+# -- Settings of the site --------------------------------------------------------------------------
 
 
 def test_bad_class_is_a_config_error(tmp_path):
@@ -178,7 +178,7 @@ def test_guest_gets_all_functions_of_an_iommu_group(site):
 
 @pytest.mark.parametrize("first", ["render", "sound"])
 def test_card_belongs_to_the_first_class_that_matches_a_function(tmp_path, first):
-    """Else the class of a GPU's sound card would give the GPU, whatever limits the GPU's has."""
+    """Otherwise the class of a GPU's sound card would give the GPU, against the GPU's limits."""
     ids = {"render": "10de:2204", "sound": "10de:1aef"}
     tables = [
         f'[[plugin.passthrough.classes]]\nname = "{name}"\nids = ["{ids[name]}"]\n'

@@ -77,7 +77,7 @@ def test_functions_in_use_by_the_node_are_detected(gpus):
     ],
 )
 def test_nic_without_a_visible_interface_may_be_in_a_container(tmp_path, words, used):
-    """sysfs shows no interface of another network namespace: below such a card is no ``net``."""
+    """sysfs shows no interface of another network namespace: such a card has no ``net``."""
     top = tmp_path / "sys"
     for name in ("bus/pci/devices", "bus/pci/drivers", "kernel/iommu_groups", "class/net"):
         (top / name).mkdir(parents=True)
@@ -116,7 +116,7 @@ def test_missing_vfio_requirement_is_named(tmp_path, gpus):
         tree("no-iommu", tmp_path / "off")
     )
     shutil.rmtree(Path(gpus, "bus/pci/drivers/vfio-pci"))
-    assert why_no_vfio(gpus) in ("", "the kernel module vfio-pci")  # as this machine has it
+    assert why_no_vfio(gpus) in ("", "the kernel module vfio-pci")  # as on this machine
 
 
 def test_pci_device_validates_its_address_and_forbids_save_and_migrate():
@@ -133,7 +133,7 @@ def test_pci_device_validates_its_address_and_forbids_save_and_migrate():
 
 
 class Kernel:
-    """What the kernel does when these files are written (drivers/base/bus.c, drivers/pci)."""
+    """Do what the kernel does when these files are written (drivers/base/bus.c, drivers/pci)."""
 
     def __init__(self, sysfs, dev, monkeypatch):
         self.sysfs, self.dev, self.said = Path(sysfs), dev, []

@@ -82,7 +82,7 @@ def torque_job(tmp_path, monkeypatch, *, site="", np="4", given="", nodes=NODES)
     ],
 )
 def test_torque_job_is_alone_by_processors_or_a_known_policy(tmp_path, monkeypatch, more, alone):
-    """A policy that the user has asked for counts only where the site's scheduler knows it."""
+    """A policy requested by the user counts only if the site's scheduler knows it."""
     assert torque_job(tmp_path, monkeypatch, **more) == alone
 
 
@@ -97,7 +97,7 @@ def test_torque_job_is_alone_by_processors_or_a_known_policy(tmp_path, monkeypat
     ],
 )
 def test_openpbs_job_is_alone_by_its_place(tmp_path, place, vnode, alone):
-    """``excl`` is said of vnodes, of which a host may have several."""
+    """``excl`` applies to vnodes, of which a host may have several."""
     settings = Settings(node="n1")
     node = OpenPbsNode(Site(Paths(tmp_path, tmp_path), settings), settings)
     words = ("id=7.srv", "owner=ada", "exec_host=n1/0", "request=vt1:AAAA", f"place={place}")

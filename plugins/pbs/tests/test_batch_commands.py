@@ -30,7 +30,7 @@ def test_waiting_qrerun_is_not_awaited(tmp_path, monkeypatch):
     batch_commands.Commands(Settings(bindir=str(tmp_path)), ()).rerun("5.vm")
     assert not done.exists()
     go.touch()
-    eventually(done.exists)  # it was let go on
+    eventually(done.exists)  # it was continued
 
 
 def test_ssh_gets_one_quoted_command_without_the_user_configuration(tmp_path, monkeypatch):

@@ -85,7 +85,7 @@ def test_licenses_of_torque_schedulers_are_requested():
     ],
 )
 def test_resources_granted_by_torque_are_parsed(exec_gpus, nodes, found):
-    """As pbs_server 6.1.3 writes it; GPUs that other jobs may have too are not the job's."""
+    """The format of pbs_server 6.1.3; GPUs that other jobs may share are not the job's."""
     assert counted.torque_granted(exec_gpus, nodes, "n1") == found
 
 
@@ -175,7 +175,7 @@ def assigned(*names):
     ],
 )
 def test_resources_granted_by_openpbs_are_parsed(noted, ngpus):
-    """Only pbs_cgroups knows which GPUs; parts of one (MIG) are no card."""
+    """Only pbs_cgroups knows which GPUs are assigned; parts of one (MIG) are not cards."""
     assert counted.openpbs_granted(CHUNKS, noted) == COUNTS | {"ngpus": ngpus}
 
 

@@ -1,6 +1,6 @@
 """Drained nodes and requeued jobs, with doubles of the commands.
 
-On the real ones: pbsnodes -o and its notes, qrerun (doc/pool.md, doc/batch-pbs.md).
+Behavior of the real commands: pbsnodes -o and its notes, qrerun (doc/pool.md, doc/batch-pbs.md).
 """
 
 import pytest

@@ -10,7 +10,7 @@ from vtorque_pbs.qsub_dialect import OPENPBS, TORQUE
 
 
 def test_text_of_a_user_is_not_read_as_another_openpbs_job() -> None:
-    """As OpenPBS 23.06.06 answered ``qstat -ftw``; without -w the lines are there as such."""
+    """Answer of OpenPBS 23.06.06 to ``qstat -ftw``; without -w it wraps long lines."""
     job, last = job_records.openpbs_jobs(
         "Job Id: 205.head\n    Job_Owner = alice@head\n    job_state = Q\n"
         "    Variable_List = PBS_O_HOME=/root,A=x\\nJob Id: 99.head\\n    Job_Owner = bob@head\\n"

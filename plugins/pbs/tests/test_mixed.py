@@ -48,7 +48,7 @@ def test_parts_with_the_property_or_all_parts_have_guests(parts, guests):
     ],
 )  # fmt: skip
 def test_parts_without_guests_are_not_changed(tmp_path, system, argv, added):
-    """No memory is asked for of Torque either: it would be the whole job's."""
+    """Memory is not requested from Torque either: it would apply to the whole job."""
     harness = HARNESSES[system](tmp_path)
     ended = run_vsub(harness, shlex.split(argv), stdin=b":\n", blob=BLOB, needs=NEEDS)
     assert ended.code == 0, ended

@@ -93,7 +93,7 @@ print(*set(sys.modules) - before)
 def test_openpbs_hooks_load_nothing_for_a_bare_metal_job(tmp_path, hook):
     """At most 5 ms above an empty hook: re, glob and syslog alone took the real pbs_mom 9 ms."""
     place = Installation(tmp_path / "vtorque", tmp_path / "c.toml", tmp_path / "shell")
-    journal, proof = tmp_path / "journal", tmp_path / "proof"  # not there since the last boot
+    journal, proof = tmp_path / "journal", tmp_path / "proof"  # missing since the last boot
     text = hooks.begin(place)
     if hook == "end":
         journal.mkdir()

@@ -11,7 +11,7 @@ PLACES = "/usr/bin:/usr/local/bin:/opt/torque/bin:/opt/pbs/bin"
 
 @pytest.fixture
 def commands(tmp_path):
-    """Return a directory that only the submitting user's PATH has: pbsdsh is there."""
+    """Return a directory that is in the submitting user's PATH only: it has pbsdsh."""
     program = tmp_path / "opt/batch/bin/pbsdsh"
     program.parent.mkdir(parents=True)
     program.write_text(f'#!/bin/sh\necho "$@" > {tmp_path}/called\n. {tmp_path}/says\n')
@@ -34,7 +34,7 @@ def commands(tmp_path):
 def test_pbsdsh_is_found_beside_qsub(tmp_path, commands, shell, called, says, code):
     """Torque gives a job's shell PATH=/bin:/usr/bin, wherever it is installed itself."""
     (tmp_path / "says").write_text(says)
-    elsewhere = f"{tmp_path}/bin"  # for this host may have a pbsdsh of its own
+    elsewhere = f"{tmp_path}/bin"  # for this host may have its own pbsdsh
     environ = {"PATH": elsewhere, "PBS_O_PATH": f"{elsewhere}:{commands}"}
     words = shell.on_every_node(["look", "ID"], environ)
     assert f"PATH=$PATH:{PLACES}:$PBS_O_PATH" in words[2]

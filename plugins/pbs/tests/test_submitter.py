@@ -282,7 +282,7 @@ def test_pbs_vm_directive_is_removed_from_a_copy_with_the_same_name(torque):
 
 
 def test_command_missing_in_path_is_found_as_by_root(tmp_path, monkeypatch):
-    """What runs for a user on a job's node has no PATH of theirs."""
+    """Programs that run for a user on a job's node do not have the user's PATH."""
     monkeypatch.setenv("PATH", "/nowhere")
     places = [str(tmp_path / "none"), str(tmp_path)]
     with pytest.raises(UsageError, match=r"qstat: not found in PATH; set \[plugin.pbs\] bindir"):
@@ -321,7 +321,7 @@ def test_golden_token_decodes_to_the_request():
 
 @pytest.mark.parametrize(("blob", "seen"), [(BLOB, True), (None, False)])
 def test_commands_of_the_site_are_added_to_pbs_o_path_of_vm_jobs(torque, blob, seen):
-    """As PBS_O_PATH; a bare-metal job's is left as it is."""
+    """As PBS_O_PATH; that of a bare-metal job is unchanged."""
     torque.environ["PATH"] = "/usr/bin:/bin"
     needs = NEEDS if blob else None
     assert run_vsub(torque, ["-N", "x"], stdin=b":\n", blob=blob, needs=needs).code == 0
@@ -334,7 +334,7 @@ NCPUS = b"#!/bin/sh\n#PBS -N 'a  b' -l ncpus=8,mem=9gb\n#PBS -v ncpus=8\n#PBS -l
 
 @pytest.mark.parametrize("argv", [["j.sh"], []])
 def test_torque_script_with_ncpus_gets_nodes_instead(torque, argv):
-    """With nodes beside ncpus qsub takes no job; without nodes no property can be asked for."""
+    """With nodes and ncpus qsub rejects the job; without nodes no property can be requested."""
     (torque.directory / "j.sh").write_bytes(NCPUS)
     done = run_vsub(torque, argv, stdin=b"" if argv else NCPUS, blob=BLOB, needs=NEEDS)
     assert done.code == 0, done

@@ -234,7 +234,7 @@ def test_host_fault_of_a_sister_requeues_the_job(mom):
 
 @pytest.mark.parametrize("job_id", ["5.vm", "22[0].server", "7." + "x" * 60, "a b", "-x"])
 def test_epilogue_depends_on_files_of_vtorque_only(mom, job_id):
-    """Also when the owner has changed the job's resources meanwhile (qalter)."""
+    """Also if the owner has changed the job's resources in the meantime (qalter)."""
     args = [job_id, "u", "g", "n", "77", "nodes=1", "", "batch", "", "0", "/x.SC"]
     mom.script("n1", "epilogue", SITES.format(code=9))
     journal, proof = mom.paths.journal, mom.paths.run / "proof"

@@ -102,7 +102,7 @@ def test_numa_policy_of_the_site_is_the_default():
     assert placed(EPYC, "vcpus=4", "numa=strict")[0].numa == "strict"
     assert placed(EPYC, "vcpus=4", numa="strict")[0].numa == "strict"
     assert placed(EPYC, "vcpus=4", "numa=preferred", numa="strict")[0].numa == "preferred"
-    assert placed(FLAT, "numa=strict")[0].numa is None  # one node: it holds by itself
+    assert placed(FLAT, "numa=strict")[0].numa is None  # one node: it applies implicitly
     with pytest.raises(
         NoFit, match=r"numa=strict: a guest of 65 CPUs .* must lie on one NUMA node"
     ):

@@ -64,7 +64,7 @@ def site(tmp_path, monkeypatch):
 
 
 def test_resume_and_suspend_programs_create_and_end_machines(site):
-    assert site.program("resume", "n[1-3]") == 1  # n3 is none of the machines
+    assert site.program("resume", "n[1-3]") == 1  # no machine is n3
     assert "update nodename=n3 state=DOWN reason=vtorque-pool: the quota of own is used up" in (
         site.scontrol.calls()
     )

@@ -1,4 +1,4 @@
-"""The contract of drivers: the static one and a double pass it, five broken ones do not."""
+"""The contract of drivers: the static driver and a double pass it, five defective ones fail."""
 
 import contextlib
 import inspect
@@ -18,7 +18,7 @@ class TestDirectory(PoolDriverContract):
 
 
 class StaticHarness:
-    """Six machines that always are; a stranger is one that nobody uses."""
+    """Six machines that always exist; a stranger is one that no cluster uses."""
 
     def __init__(self, directory):
         self.directory = directory

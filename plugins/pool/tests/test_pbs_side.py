@@ -142,7 +142,7 @@ def test_job_name_does_not_hide_other_jobs(tmp_path, batch, name):
 
 
 def test_job_text_is_not_read_as_another_job(tmp_path):
-    """As OpenPBS 23.06.06 says it with -w, and without."""
+    """Output of OpenPBS 23.06.06 with -w, and without."""
     server = Server(tmp_path, "openpbs")
     (tmp_path / "plain").write_text(job_of("openpbs", 7, "1", FORGED))
     (tmp_path / "wide").write_text(job_of("openpbs", 7, "1", FORGED.replace("\n", "\\n")))
@@ -251,7 +251,7 @@ def test_node_created_by_another_process_is_not_a_failure(tmp_path):
 
 
 def test_openpbs_node_is_set_offline_and_online_by_its_name(tmp_path):
-    """pbsnodes -o of 23.06.06 says "Unknown node" of one whose mom is an address."""
+    """pbsnodes -o of 23.06.06 prints "Unknown node" for a node whose mom is an address."""
     server = Server(tmp_path, "openpbs")
     server.pbs.drain("n1", 'held: "odd" noise, it\'s hot')
     server.pbs.undrain("n1")

@@ -123,7 +123,7 @@ def test_restarted_server_with_all_nodes_down_ends_none():
 
 
 def test_machine_that_ended_before_it_was_up_is_a_failed_start():
-    """Else one that powers off at its boot would be made again each round."""
+    """Otherwise a machine that powers off at its boot would be made again each round."""
     ended = [machine("n1", state="ended")]
     assert said(view(ended)) == [("end", "n1"), ("fail", "n1")]
     assert said(view(ended, seen={"m-n1"})) == [("end", "n1")]
@@ -131,7 +131,7 @@ def test_machine_that_ended_before_it_was_up_is_a_failed_start():
 
 
 def test_machine_that_was_up_once_is_not_a_failed_start():
-    """A user's job can take its worker down: the shape is there for the others."""
+    """A user's job can shut its worker down: the shape stays available to others."""
     found = view([machine("n1", age=9000)], [Node("n1", "unusable")], seen={"m-n1"}, down=200.0)
     assert said(found) == [("leave", "n1")]
 

@@ -1,4 +1,4 @@
-"""Plots are drawn elsewhere, and a browser is there for a module's tests."""
+"""Plots are drawn by a separate process; fixtures include a browser per module."""
 
 from browser import browser
 from drawn_elsewhere import elsewhere

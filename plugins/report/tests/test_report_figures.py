@@ -133,7 +133,7 @@ def test_each_kind_of_waste_gets_a_hint(values, said):
         {"ram": 512 << 20, "memory": 100.0 * (1 << 20)},  # nothing worth having
         {"memory": 7.9 * GIB},  # QEMU's own is always that much
         {"cpu": 400.0},
-        {"cpu": 9.0, "core_seconds": 39.0},  # too short to say
+        {"cpu": 9.0, "core_seconds": 39.0},  # too short for a decision
         {"steal": 60.0},
         {"steal": 0.9, "cpu": 1.0, "core_seconds": 4.0},
         {"overhead": 150.0},

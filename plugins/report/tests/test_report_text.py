@@ -142,7 +142,7 @@ def test_memory_is_labeled_as_that_of_qemu():
     assert said.startswith("QEMU used at most")
 
 
-@pytest.mark.full  # the browser's tests make one, too
+@pytest.mark.full  # the browser's tests create one, too
 def test_page_is_written(site, tmp_path):
     page = tmp_path / "page.html"
     argv = [BIN / "vmgr", "--config", site.config, "report", "42.srv", "--html", page]
@@ -203,7 +203,7 @@ def test_summary_without_records_is_empty(tmp_path):
 
 
 def test_blocked_summary_ends_by_a_timeout(tmp_path):
-    """As if the job shell were killed meanwhile: nobody waits, and nobody reads."""
+    """The case of a job shell that is killed: no process waits, and no process reads."""
     kept_data.make(tmp_path, seconds=40.0)
     (argv,) = commands("true", tmp_path)
     read, write = os.pipe()
@@ -219,7 +219,7 @@ def test_blocked_summary_ends_by_a_timeout(tmp_path):
 
 
 def test_migrations_and_pauses_are_shown(tmp_path):
-    """In the summary and on the page; a name that nobody knows is none on the page."""
+    """In the summary and on the page; an unknown name is not shown on the page."""
     names = ("arrives", "run", "paused", "run", "suspended", "run", "moves", "<b>")
     marks = [
         {"name": name, "start": kept_data.START + at, "seconds": 1.0, "guest": None}

@@ -1,8 +1,8 @@
 """Claims, partitions and messages on recorded machines, and libvirt's schema for the domain.
 
-The machines with cache allocation are in testing/vtorque_testing/machines: in the form of
-https://libvirt.org/formatcaps.html and of libvirt's own tests (tests/vircaps2xmldata), by numbers
-of real ones. This machine may have none.
+The machines with cache allocation are in testing/vtorque_testing/machines: in the format of
+https://libvirt.org/formatcaps.html and of libvirt's tests (tests/vircaps2xmldata), with numbers of
+real machines. This machine may have no cache allocation.
 """
 
 import dataclasses
@@ -52,7 +52,7 @@ def domain(one, **settings):
     return on(one.host, **settings).domain(one, accel="kvm")
 
 
-# -- what is asked of the node ----------------------------------------------------------------
+# -- Requests to the node --------------------------------------------------------------------------
 
 
 def test_whole_cores_and_cache_are_claimed():
@@ -93,14 +93,14 @@ def test_node_without_cache_allocation_is_refused_or_noted(host):
         "(set by [plugin.scam] required = true); request another node, or leave out scam"
     )
     (cores, notice) = asked(host, required=False)
-    assert cores == WHOLE  # what can be had is still had
+    assert cores == WHOLE  # other available parts are still granted
     assert isinstance(notice, Notice)
     assert "node n1 has no cache allocation" in notice.text
     assert elements(placed(host, required=False)[0]) == [MemoryBacking(nosharepages=True)]
 
 
 def test_node_whose_default_group_has_all_cache_is_refused():
-    """As resctrl starts: libvirt gives away only what the default group has not."""
+    """The state at the start of resctrl: libvirt allocates only outside the default group."""
     full = with_default_group(XEON, "    L3:0=fff;1=fff\n    MB:0=100;1=100\n")
     (_, refused) = asked(full)
     assert "no free cache (resctrl's default group has all of L3)" in refused.message
@@ -144,7 +144,7 @@ def test_submit_host_claims_whole_cores_only():
     assert asked(Topology()) == [WHOLE]
 
 
-# -- what the guest gets ----------------------------------------------------------------------
+# -- Allocation of the guest -----------------------------------------------------------------------
 
 
 def test_cache_partition_and_bandwidth_are_rendered():
@@ -190,7 +190,7 @@ def test_domain_matches_the_libvirt_schema(host):
 
 @pytest.fixture
 def machine(tmp_path, monkeypatch):
-    """Return a function that writes one of the files that the checks look at."""
+    """Return a function that writes one of the files that the checks read."""
     for name, path in (
         ("RESCTRL", "resctrl"), ("QEMU_CONF", "qemu.conf"), ("SMT", "smt"),
     ):  # fmt: skip

@@ -112,7 +112,7 @@ class SlurmHarness:
 
 
 def refusal(content):
-    """Return what sbatch says of a script, in its order; empty: nothing."""
+    """Return the requests that sbatch reads from a script, in its order; empty: none."""
     if not content.strip():
         return "contains only whitespace" if content else "is empty"
     if not content.startswith(b"#!"):

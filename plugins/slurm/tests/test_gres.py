@@ -102,7 +102,7 @@ def test_unsupported_resource_is_refused():
     ],
 )  # fmt: skip
 def test_granted_gres_are_parsed(field, found):
-    """As 22.05 and 26.05 write it (gres_ctld.c, gres_stepmgr.c)."""
+    """The format of 22.05 and 26.05 (gres_ctld.c, gres_stepmgr.c)."""
     assert granted(field) == found
 
 

@@ -27,7 +27,7 @@ def test_array_task_has_its_array_name():
 @pytest.mark.parametrize("account", ["chem", "", "a b", "chem QOS=high", "a\n   Priority=1 Nice=0"])
 @pytest.mark.parametrize(("shown", "qos"), [("(null)", ""), ("N/A", ""), ("normal", "normal")])
 def test_qos_is_found_with_any_account_text(account, shown, qos):
-    """Without slurmdbd Slurm takes any text for an account; slurmd says it in the environment."""
+    """Without slurmdbd Slurm accepts any text as account; slurmd passes it in the environment."""
     text = RECORD.format(**FACTS | {"account": account or "(null)", "qos": shown})
     assert parse_job(text, "7", account).qos == qos
     assert (
@@ -94,7 +94,7 @@ FORGED = [
     "x\n   OverSubscribe=NO Contiguous=0 Licenses=(null)",
     "x\n   ReqNodeList=(null) ExcNodeList=n1",
     "x\n\nJobId=7 JobName=y",
-    # All of Slurm's own fields would be in the record of another job, which nobody looks at.
+    # All of Slurm's own fields would be in the record of another job, which is not read.
     "x\n   JobState=RUNNING Reason=x\n   Requeue=1 Restarts=0 BatchFlag=1\n"
     "   ReqNodeList=x ExcNodeList=(null)\n     Nodes=n1 CPU_IDs=0-63 Mem=999999\n"
     "   OverSubscribe=NO Contiguous=0\n\nJobId=1 JobName=y",

@@ -23,7 +23,7 @@ SHOWN = """JobId={id} {array}JobName=x
 
 
 class Slurm:
-    """What Slurm knows: the job 7 on n1 and n2, and placeholders."""
+    """The state of Slurm: the job 7 on n1 and n2, and placeholders."""
 
     def __init__(self):
         self.restarts, self.state, self.sharing, self.gres = 0, "RUNNING", "OK", ""

@@ -72,7 +72,7 @@ HET = PROLOG | {"SLURM_HET_JOB_ID": "7"}
 
 
 def test_other_components_of_a_heterogeneous_job_are_bare_metal(node, slurm):
-    """The controller says where they are; a node has room for CPUs by --cpus-per-task."""
+    """The controller reports their nodes; a node has room for CPUs by --cpus-per-task."""
     slurm.facts(components=3, cpus="0-3", account="chem")
     job = node.job((), HET)
     assert (job.unknown, job.bad_request, job.nodes) == ("", "", ("n1", "n2"))
@@ -361,7 +361,7 @@ HOST = {"SLURM_JOB_NUM_NODES": "1", "SLURM_TASKS_PER_NODE": "9", "SLURM_MEM_PER_
     ],
 )  # fmt: skip
 def test_tasks_fit_the_guests(node, cpus, host, told):
-    """Nothing that is inside says more than its guests have."""
+    """No variable inside states more than the guests have."""
     guests = [PeerGuest(f"vn1-{n}", count, 1000) for n, count in enumerate(cpus)]
     items = {i.name: i for i in node.context(JOB, guests) if isinstance(i, EnvVar)}
     environ = HOST | {f"SLURM_{name}": value for name, value in host.items()}

@@ -69,7 +69,7 @@ def test_options_of_the_site_are_known():
 
 @given(st.lists(st.text(st.characters(exclude_categories=["Cs"]), max_size=8), max_size=8))
 def test_every_word_is_kept(words):
-    """Whatever is accepted, no word is lost but -vm and -I."""
+    """In any accepted line, no word is lost except -vm and -I."""
     try:
         line = options.split(words)
     except UsageError:
@@ -80,7 +80,7 @@ def test_every_word_is_kept(words):
 
 
 def test_no_option_of_sbatch_is_missing():
-    """The letters of sbatch(1), each with its long name; a letter is of one option."""
+    """The letters of sbatch(1), each with its long name; each letter is of one option."""
     letters = "AabBcCdDeFGhHiJkLmMnNoOpqQsStvVwWx"
     assert set(SBATCH.short) == set(letters)
     assert CommandLine().last("mem") is None

@@ -1,4 +1,4 @@
-"""slurm.conf and the hooks: set, kept, taken back."""
+"""slurm.conf and the hooks: set, kept, and restored by undo."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""A line of slurm.conf: set, and taken back byte for byte."""
+"""A line of slurm.conf is set, and restored byte for byte."""
 
 import re
 

@@ -84,7 +84,7 @@ def test_tasks_run_on_the_expected_guests(srun, args, environ, tasks):
 
 
 def test_srun_with_many_short_labelled_tasks_labels_every_line(srun):
-    """A task that ended while srun opened the FIFO of another one's labels ended busybox's srun."""
+    """A task that ended while srun opened another task's FIFO of labels ended busybox's srun."""
     done = srun("-l", "-n100", "--het-group=2", "sh", "-c", "echo a")
     assert (done.returncode, done.stderr) == (0, "")
     assert sorted(done.stdout.splitlines()) == sorted(f"{task}: a" for task in range(100))
@@ -126,7 +126,7 @@ IGNORED = (
 
 
 def test_ignored_options_are_accepted(srun):
-    """As submitit and launchers of PyTorch give them."""
+    """The options that submitit and launchers of PyTorch pass."""
     done = srun(*IGNORED, "-N2", *SHOW)
     assert (done.returncode, done.stderr) == (0, "")
     assert sorted(done.stdout.splitlines()) == ["0/2 0 0 here", "1/2 0 1 ssh"]
@@ -164,7 +164,7 @@ def test_outputs_are_written_to_files_by_pattern(srun, tmp_path, args, files):
     done = srun(*args, "sh", "-c", show, SLURM_JOB_ID="42")
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
     found = {name: (tmp_path / name).read_text() for name in files}
-    if "-l" in args:  # two streams, whose order is not kept
+    if "-l" in args:  # two streams in no fixed order
         found = {name: "".join(sorted(text.splitlines(True))) for name, text in found.items()}
     assert found == files
 
@@ -266,7 +266,7 @@ def test_other_commands_fail_with_a_message(tmp_path):
 
 
 def test_every_count_fits_or_is_refused(srun):
-    """Tasks are never lost: as many run as were asked for."""
+    """No task is lost: as many run as were requested."""
     for tasks, nodes in itertools.product((1, 2, 3, 4), (1, 2)):
         done = srun(f"-n{tasks}", f"-N{nodes}", "echo", "x")
         assert done.stdout.count("x") == (tasks if tasks <= 2 * nodes else 0)

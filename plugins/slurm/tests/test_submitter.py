@@ -81,7 +81,7 @@ def test_bare_metal_job_is_passed_to_sbatch_unchanged(submitter):
     line = options.split(["--wrap=ls"])
     assert submitter.batch(line, SCRIPT, None, None) == (["sbatch", "--wrap=ls"], None)
     assert submitter.batch(options.split([]), SCRIPT, None, None) == (["sbatch"], SCRIPT)
-    old = b"#!/bin/sh\n#PBS -vm ram=1G\necho\n"  # sbatch takes -v m for options of its own
+    old = b"#!/bin/sh\n#PBS -vm ram=1G\necho\n"  # sbatch parses -v m as its own options
     found = submitter.batch(options.split(["job.sh"]), old, None, None)
     assert found == (["sbatch", "--job-name=job.sh"], SCRIPT)
 
@@ -152,7 +152,7 @@ HET = [
 
 @pytest.mark.parametrize(("argv", "content", "expected"), HET)
 def test_first_component_of_a_heterogeneous_job_gets_the_guests(submitter, argv, content, expected):
-    """What sbatch passes on from one component to the next is taken back, or not asked for."""
+    """Options that sbatch passes from one component to the next are reset, or not requested."""
     found, body = submitter.batch(options.split(argv), content, BLOB, NEEDS)
     assert found == ["sbatch", *expected]
     assert request_channel.strip(body) == content
@@ -242,7 +242,7 @@ def test_job_name_is_not_read_as_another_row(tmp_path, name):
 
 
 def test_command_runs_as_a_step_of_a_running_job(tmp_path):
-    """On that node, beside all others, whatever the caller's environment says of steps."""
+    """On that node, beside all others, regardless of step variables in the caller's environment."""
     slurm = Slurm(tmp_path)
     step = SlurmSubmitter(Settings(bindir=str(slurm.bin)), Path("/shell")).step
     argv = step("7", "n2", ["vmgr", "logs"], terminal=False)

@@ -153,7 +153,7 @@ def test_proxy_variables_are_ignored(monkeypatch):
 
 @contextlib.contextmanager
 def answering(talk):
-    """Have ``talk(connection)`` answer whoever connects; give the URL."""
+    """Have ``talk(connection)`` answer each client; yield the URL."""
     listener = socket.create_server(("127.0.0.1", 0))
 
     def one(connection):

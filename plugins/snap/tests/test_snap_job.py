@@ -27,7 +27,7 @@ ASKED = {"snap": "true", "vms_per_node": "2"}
 
 @contextlib.contextmanager
 def double(**options):
-    """Have it run in a process; give its URL. It has ended afterwards."""
+    """Run the double in a process; yield its URL. The process has ended afterwards."""
     argv = [sys.executable, snapteld_double.__file__, json.dumps(options)]
     with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as process:
         try:
@@ -101,7 +101,7 @@ def test_site_can_forbid_the_option(tmp_path):
 
 @pytest.fixture
 def nobody():
-    """Give a URL at which nobody listens."""
+    """Return a URL at which no process listens."""
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         yield f"http://localhost:{taken.getsockname()[1]}"
@@ -139,7 +139,7 @@ def test_template_that_others_can_write_is_not_read(tmp_path):
 
 
 def test_hanging_snapteld_delays_a_job_only_to_the_deadline(tmp_path, capfd):
-    """Neither the job nor its CPUs wait for it: the release notes the task, and is done."""
+    """The job and its CPUs do not wait for it: the release records the task, and ends."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         url = f"http://localhost:{listener.getsockname()[1]}"
         node = recorded(tmp_path / "node", url, timeout=0.5)
@@ -178,7 +178,7 @@ def test_secrets_are_not_in_a_journal(tmp_path):
 
 @dataclasses.dataclass(frozen=True)
 class SnapJob(RecordedJob):
-    """A job whose surroundings are snapteld's tasks too."""
+    """A job whose observed state includes snapteld's tasks."""
 
     url: str = ""
 
@@ -200,7 +200,7 @@ def test_killed_start_leaves_no_task(tmp_path, documented):
 
 @pytest.mark.full
 def test_start_killed_before_the_answer_leaves_no_task(tmp_path):
-    """snapteld has created the task; nobody has its id."""
+    """snapteld has created the task, but its id was not received."""
     with double(slow=1000) as url, orphans() as left:
         node = recorded(tmp_path / "node", url, timeout=20.0)
         job = SnapJob(node, node.job(ASKED), left, url)

@@ -139,7 +139,7 @@ def task_of(server, name="t-1", notes="/nonexistent", body=None, host="localhost
 
 
 def example(top):
-    """Return a copy that nobody else can write; a checkout may be writable by its group."""
+    """Return a copy that only the owner can write; a checkout may be writable by its group."""
     path = top / "task.json"
     path.write_bytes(EXAMPLE.read_bytes())
     path.chmod(0o600)
@@ -192,7 +192,7 @@ def test_create_makes_no_second_task_of_one_name():
 
 
 def test_task_created_during_its_release_is_removed(monkeypatch):
-    """Of a start that was killed: snapteld is still at it as the release looks the first time."""
+    """Of a killed start: snapteld is still creating it when the release first checks."""
     with snapteld_double.serving() as server:
         task = task_of(server)
         real = time.sleep
@@ -242,7 +242,7 @@ def test_ended_local_snapteld_has_no_tasks(tmp_path):
         far = task_of(server, notes=tmp_path / "snap", host="127.0.0.2")
         here.create()
         port = server.server_port
-    with socket.socket() as taken:  # nobody else may listen there
+    with socket.socket() as taken:  # no process may listen there
         taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         taken.bind(("", port))
         here.release()

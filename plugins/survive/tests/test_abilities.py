@@ -18,7 +18,7 @@ NEW = {
 
 @pytest.fixture
 def tools(tmp_path, monkeypatch):
-    """Return a function that has the node's tools say this; None: there is no such tool."""
+    """Return a function that sets the output of the node's tools; None: the tool is missing."""
 
     def say(place=str(tmp_path), reach="ssh {node}", **words):
         names = {"qemu": f"qemu-system-{platform.machine()}"}

@@ -31,7 +31,7 @@ def plugins():
 
 
 def said(plugins, *pairs, site=PLACE, nodes=None):
-    """Return all that vsub would say; empty: it submits the job."""
+    """Return the refusal that vsub would print; empty: it submits the job."""
     node = planned.PlannedNode.make(plugins, site)
     try:
         wanted = node.request("ram=1G", *pairs)

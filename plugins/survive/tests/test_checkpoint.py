@@ -60,7 +60,7 @@ fcntl.lockf(file, fcntl.LOCK_EX)
 print("locked", flush=True)
 time.sleep(600)
 """
-LOOKS = [""]  # the node whose watcher looks now, and begins what it does
+LOOKS = [""]  # the node whose watcher runs now, and starts the change
 FIFOS = ("leave.fifo", "tell.fifo")
 STEPS = [
     f"{when} {what}"
@@ -92,7 +92,7 @@ def done(tmp_path, monkeypatch):
         if state.fails in ("all", uuid):
             Path(path).write_bytes(b"LibvirtQemudPart")
             raise HostFault("save domain: No space left on device")
-        note("saved", uuid)  # before it can be found whole by who comes after a killed one
+        note("saved", uuid)  # before the watcher after a killed one can find it complete
         Path(path).write_bytes(b"LibvirtQemudSave and memory")
 
     def resume(_uri, uuid, _timeout):
@@ -111,7 +111,7 @@ def done(tmp_path, monkeypatch):
     monkeypatch.setattr(checkpoint.service, "batch_system", lambda _: (None, batch))
     monkeypatch.setattr(checkpoint.tools, "tools", lambda cpu="": {"QEMU": "10.0.13"})
     monkeypatch.setattr(session, "_LEAVES", 1.0)
-    monkeypatch.setattr(checkpoint, "_GONE", 0.0)  # who asks is this process
+    monkeypatch.setattr(checkpoint, "_GONE", 0.0)  # the requester is this process
     monkeypatch.setattr(checkpoint, "_TELLS", 0.0)
     monkeypatch.setattr(watcher, "_PAUSE", 0.01)
     for each in (request, session, together):
@@ -176,7 +176,7 @@ def started(paths, guests=2, job_id="42.srv", disk_of=overlay, where=("n1", 0), 
 
 
 class JobShell(threading.Thread):
-    """Stands for a job shell that leaves and tells: as vtorque_linux_guest.job.leaving has it."""
+    """A double of a job shell that leaves and reports (vtorque_linux_guest.job.leaving)."""
 
     def __init__(self, job, done, tells):
         super().__init__(daemon=True)
@@ -239,7 +239,7 @@ def ask(loop, job, word="checkpoint"):
 
 
 def says(paths, job, line):
-    """Write as its owner, who waits for nothing."""
+    """Write as the job's owner, without waiting for an answer."""
     descriptor = os.open(request.path_of(paths, job.key), os.O_WRONLY | os.O_NONBLOCK)
     os.write(descriptor, line)
     os.close(descriptor)
@@ -296,7 +296,7 @@ def test_watcher_killed_at_each_step_still_makes_the_checkpoint(
     left = shell(job)
     done.dies = step
     assert ask(loop, job) == "", "who has asked waits for another try"
-    eventually(lambda: f"died {step}" in done.did())  # the last one: just after who asked is told
+    eventually(lambda: f"died {step}" in done.did())  # the last step: after the answer
     eventually(lambda: loop.look() or done.did()[-1] == "cancelled")
     saved = {line for line in done.did() if line.startswith("saved")}
     assert saved == {f"saved {uuid}" for uuid in job.uuids}
@@ -370,7 +370,7 @@ def with_disk(job):
 
 
 def test_job_with_a_user_disk_is_saved_only_if_it_ends(loop, paths, done, top, shell):
-    """Which file that is and how is known by who serves it, and asked once the guests are gone."""
+    """The serving process reports the file and its lock, once the guests have ended."""
     job = started(paths)
     file, served = with_disk(job)
     with served:
@@ -388,7 +388,7 @@ def test_job_with_a_user_disk_is_saved_only_if_it_ends(loop, paths, done, top, s
 def test_unreadable_user_disk_is_reported_before_guests_are_paused(
     loop, paths, done, top, shell, monkeypatch
 ):
-    """As one on a FUSE mount of its user's, which says no to root."""
+    """For example one on a FUSE mount of its user, which denies root."""
 
     def denied(_):
         raise HostFault("cannot look at the file of disk-data: Permission denied")
@@ -403,7 +403,7 @@ def test_unreadable_user_disk_is_reported_before_guests_are_paused(
 
 
 def test_directory_removed_while_room_is_counted_takes_none(tmp_path):
-    """Another user's, which is finished or dropped between the list of them and a look at it."""
+    """Another user's checkpoint, which is finished or dropped between the listing and the check."""
     assert stored.taken(tmp_path / "gone") == (0, 0)
 
 
@@ -529,7 +529,7 @@ def test_silent_job_shell_fails_the_checkpoint_and_the_job_continues(loop, paths
 
 
 def test_watcher_killed_before_the_guest_waits_repeats_the_order(loop, paths, done, top, shell):
-    """Else the stream would break with nobody who waits, and the job would be lost."""
+    """Otherwise the stream would break without a waiting side, and the job would be lost."""
     job = started(paths)
     shell(job)
     done.dies = "wait 3600"
@@ -557,7 +557,7 @@ def test_full_disk_fails_the_checkpoint_and_the_job_continues(loop, paths, done,
 
 
 def test_failure_of_one_guest_resumes_all_guests(loop, paths, done, top, shell):
-    """Also if it was to end, and the other one was saved."""
+    """Also if the job was to end, and the other guest was saved."""
     job = started(paths)
     shell(job)
     done.fails = job.uuids[1]
@@ -573,7 +573,7 @@ def no_space(path, *_args, **_more):
 
 
 def test_session_without_room_does_not_block_the_job(loop, paths, done, top, shell, monkeypatch):
-    """Its guests are gone then: a job shell that is never told would wait until its walltime."""
+    """Its guests have ended then: without a message its job shell would wait until its walltime."""
     job = started(paths)
     shell(job)
     monkeypatch.setattr(checkpoint, "replace_file", no_space)
@@ -621,7 +621,7 @@ def test_stopped_daemon_of_a_user_is_killed_and_fails_the_checkpoint(
 def test_job_suspended_by_its_batch_system_during_a_save_is_saved(
     loop, paths, done, top, monkeypatch, shell
 ):
-    """Its job shell, which was stopped, says its part when it goes on; its guests are gone."""
+    """Its job shell, which was stopped, reports after it is continued; its guests have ended."""
     job = started(paths)
     left = shell(job)
     left.leaves = False
@@ -657,7 +657,7 @@ def test_job_suspended_by_its_batch_system_during_a_save_is_saved(
 def test_concurrent_request_is_refused_and_does_not_get_the_answer(
     loop, paths, done, shell, monkeypatch, word
 ):
-    """Else who has asked first waits for an hour."""
+    """Otherwise the first requester waits for an hour."""
     monkeypatch.setattr(session, "_LEAVES", LONG)
     job = started(paths)
     said = []
@@ -677,7 +677,7 @@ def test_concurrent_request_is_refused_and_does_not_get_the_answer(
 
 
 def test_job_with_too_many_requests_is_not_saved(loop, paths, done, monkeypatch):
-    """It would be told to wait, and then run on until its user gives up."""
+    """Otherwise its user would be told to wait, and would wait in vain."""
     job = started(paths)
     monkeypatch.setattr(watcher, "_MOST_PHASES", 3)
     assert "further requests are ignored" in ask(loop, job)
@@ -706,7 +706,7 @@ def test_checkpoint_that_takes_too_long_is_not_retried_forever(
 def test_checkpoint_of_an_earlier_job_with_this_id_is_not_overwritten(
     loop, paths, done, top, shell
 ):
-    """A batch system that was set up anew, or has come to its last number, counts from 1 again."""
+    """A batch system that was set up again, or has reached its last number, counts from 1 again."""
     job = started(paths)
     store = Store(top, job.uid)
     (store.make(job.key) / "g0.memory").write_bytes(b"another job's")
@@ -858,7 +858,7 @@ def test_checkpoint_above_the_quota_of_the_user_is_refused(paths, done, top):
 
 
 def test_checkpoint_of_too_many_jobs_of_a_user_is_refused(paths, done, top):
-    """Each has addresses that nobody else gets meanwhile."""
+    """Each reserves addresses that no other guest gets in the meantime."""
     loop = made(paths, Settings(checkpoints=str(top), max_checkpointed_jobs=2))
     job = started(paths)
     store = Store(top, job.uid)
@@ -907,7 +907,7 @@ def test_reservations_of_a_dead_node_expire(paths, done, top):
     assert store.used() == store.promised() == 0
     assert part.is_dir()
     for left in (store.lost(job.key), store.directory / f".{job.key}.gone"):
-        part = part.rename(left)  # what nodes gave up, and what one was removing
+        part = part.rename(left)  # abandoned by a node, and removed by a node when it was killed
         os.utime(part)
         assert store.used() == 640 << 20
         os.utime(part, (0, 0))
@@ -924,7 +924,7 @@ def test_checkpoint_larger_than_reserved_is_removed(loop, paths, done, top, shel
 
 
 def test_concurrent_checkpoints_of_a_user_share_the_quota(paths, done, top, shell):
-    """Each would fit alone; what one may become counts before it is written."""
+    """Each would fit alone; the maximum size is reserved before it is written."""
     settings = Settings(checkpoints=str(top), checkpoint_quota=700)
     one, two = started(paths), started(paths, job_id="43.srv")
     store, part = Store(top, one.uid), Store(top, one.uid).make(one.key)
@@ -1075,7 +1075,7 @@ class Both:
         return said[0]
 
     def kill(self, number):
-        """Have one node's watcher be killed, and another one begin when it is not ``dead``."""
+        """Kill one node's watcher, and start another one."""
         for watched in self.loops[number].jobs.values():
             if watched.change is not None:
                 os.killpg(watched.change.pid, signal.SIGKILL)
@@ -1135,7 +1135,7 @@ def test_two_nodes_save_a_job_together_and_the_job_resumes(both, done, top, shel
 
 
 def test_two_nodes_save_a_job_together_periodically(both, done, shell):
-    """What it has asked for each of its nodes knows; the first one sees to it."""
+    """Each node knows the job's request for checkpoints; the first node carries it out."""
     shell(both.job, FIRST)
     plans = [
         asks_for(job, paths, "every:1h") for job, paths in zip(both.jobs, both.places, strict=True)
@@ -1185,7 +1185,7 @@ def test_watcher_killed_at_each_step_on_either_node_still_saves_the_job(
 def test_dead_node_leaves_no_checkpoint_and_no_paused_guest(
     both, done, top, shell, monkeypatch, step, node
 ):
-    """The other one goes on when its time is up, this one with its next watcher."""
+    """The other node resumes after a timeout, this node with its next watcher."""
     monkeypatch.setattr(checkpoint, "_ANSWERS", 1.5)
     monkeypatch.setattr(checkpoint, "_FIRST", -24.0)  # 1.6 s for 256 MiB
     monkeypatch.setattr(checkpoint, "_SAYS", 1.0)
@@ -1211,7 +1211,7 @@ def test_dead_node_leaves_no_checkpoint_and_no_paused_guest(
 def test_killed_first_node_is_awaited_after_its_guest_has_ended(
     both, done, top, shell, monkeypatch
 ):
-    """No other node gives up then: the job could neither go on nor be gone on with."""
+    """No other node gives up then: the job could neither continue nor be restored."""
     monkeypatch.setattr(checkpoint, "_ANSWERS", 0.5)
     monkeypatch.setattr(checkpoint, "_FIRST", -25.1)  # 0.5 s for 256 MiB
     monkeypatch.setattr(checkpoint, "_SAYS", 0.5)

@@ -1,5 +1,5 @@
-"""What becomes of a drained node's jobs: real journals, logs and processes; batch system and vmgr
-are doubles. With a real Slurm: tests/e2e/slurm/test_slurm_checkpoint.py.
+"""Handling of a drained node's jobs, with real journals, logs and processes; the batch system and
+vmgr are doubles. With a real Slurm: tests/e2e/slurm/test_slurm_checkpoint.py.
 """
 
 import json
@@ -64,7 +64,7 @@ def of(node, reason="its disk is slow", *, in_turn=False, **more):
 
 
 def started(node, job_id="42.srv", asked="3600", **facts):
-    """Start a job that has asked for checkpoints, unless ``asked`` is empty."""
+    """Start a job that has requested checkpoints, unless ``asked`` is empty."""
     job = running_journal.Job(node.paths, job_id)
     job.kept.add_facts(nodes=["n1"], unsaveable=[], **facts)
     state = node.paths.job_state(job.key)
@@ -155,7 +155,7 @@ def test_job_whose_requeue_failed_continues(node):
 
 
 def test_job_that_would_start_from_the_beginning_is_not_requeued(node):
-    """Neither by its user's word, nor because no other node sees its checkpoints."""
+    """By its user's resume=none, or because no other node can read its checkpoints."""
     started(node, begins_again=True)
     (done,) = of(node).run()
     assert done.done == LEFT and "resume=none" in done.why

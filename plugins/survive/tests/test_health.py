@@ -18,7 +18,7 @@ from vtorque_survive.turn import ASKS
 
 @pytest.fixture
 def node(tmp_path, monkeypatch):
-    """Return a node whose health command says what is in a file, and ends with what is in one."""
+    """Return a node whose health command's output and exit code come from files."""
     paths, did = running_journal.paths_below(tmp_path), tmp_path / "did"
     did.touch()
     command, drains = tmp_path / "well", tmp_path / "drains"
@@ -63,7 +63,7 @@ def taken_back(node):
 
 
 def begun(node):
-    """Have the health's command run, once none of its node's marks is taken back any more."""
+    """Run the health command, after the removal of the node's marks has ended."""
     eventually(lambda: node.its.look() or node.its._child is not None)
 
 

@@ -51,7 +51,7 @@ from vtorque_survive.move_record import Move
 from vtorque_survive.settings import Settings
 
 JOB, KEY = "42", "42.0"
-NOTHING = (io.BytesIO(), io.BytesIO())  # that comes after a question, or is said before its answer
+NOTHING = (io.BytesIO(), io.BytesIO())  # that follows a question, or is sent before its answer
 STEPS = [
     "before record", "after record", "after mark", "ready", "before send", "in send", "sent",
     "after send", "settled", "asked", "before release", "after release", "after leave",
@@ -118,11 +118,11 @@ class Batch:
 
 
 class World:
-    """Nodes n2 and n3, of which a job with the nodes n1 and n2 has guests on n2, most often one.
+    """Nodes n2 and n3, of which a job with the nodes n1 and n2 has guests on n2, by default one.
 
-    ``ends``: how a move ends that libvirt makes, or those of each guest; ``dies``: at which step
-    its process is killed; ``starts``: whether the start on the other node lives until its end;
-    ``lost``: nodes that nobody reaches.
+    ``ends``: the outcome of libvirt's migration, or the outcomes of each guest; ``dies``: the step
+    at which its process is killed; ``starts``: whether the start on the other node lives until its
+    end; ``lost``: unreachable nodes.
     """
 
     def __init__(self, top, guests=1, *, disks=False):
@@ -180,7 +180,7 @@ class World:
         elif ends == "not told":  # its libvirtd has died when all was there
             target.write_text(comes)
             source.write_text("still")
-        elif ends == "left":  # libvirt says that all is well
+        elif ends == "left":  # libvirt reports success
             target.write_text(comes)
         elif ends == "ended":
             source.unlink()
@@ -204,7 +204,7 @@ class World:
         self.at(uri).domain_of(uuid).write_text("runs")
 
     def goes(self):
-        """Return which guests go where each has an end of its own; others fail after that."""
+        """Return the guests that migrate if each has its own outcome; others fail after that."""
         ends = () if isinstance(self.ends, str) else self.ends
         each = zip(self.job.uuids, ends, strict=False)
         return [uuid for uuid, end in each if end in ("well", "not told")]
@@ -245,17 +245,17 @@ def writes(disk, data, at):
 
 
 class Way:
-    """Stands for the site's way to another node: what is asked there is, by a process of ours."""
+    """A double of the site's command to reach another node: a child process answers there."""
 
     def __init__(self, world, argv):
         (there, self.stdin), (self.stdout, says) = pipes(), pipes()
         world.ways.append(self)
         self.pid = os.fork()
-        os.setpgid(self.pid, self.pid)  # by both: whoever comes first
+        os.setpgid(self.pid, self.pid)  # by parent and child, whichever is first
         if not self.pid:
             with contextlib.suppress(BaseException):
                 first, second = sorted((there.fileno(), says.fileno()))
-                os.closerange(3, first)  # as of another program: locks, too
+                os.closerange(3, first)  # as another program: it has no locks either
                 os.closerange(first + 1, second)
                 os.closerange(second + 1, 1 << 10)
                 here = world.nodes[argv[1]].here
@@ -333,7 +333,7 @@ def two(tmp_path, monkeypatch):
 
 @pytest.fixture
 def disked(tmp_path, monkeypatch):
-    """Return a world in which the guest has a disk of its own."""
+    """Return a world in which the guest has its own disk."""
     return a_world(World(tmp_path, disks=True), monkeypatch)
 
 
@@ -366,7 +366,7 @@ def a_world(made, monkeypatch):
 
 
 def migrate(world, to="n3"):
-    """Move the guest in a process of its own; return what went wrong."""
+    """Move the guest in a separate process; return the error."""
     return in_child(lambda: move.migrate(world.n2.here, JOB, to), 60.0)
 
 
@@ -387,7 +387,7 @@ def ends(world):
 
 
 def is_the_targets(world):
-    """It runs there, once, as any job's; here is nothing but whose addresses are away."""
+    """Check that it runs there once, like any job, and only its addresses are reserved here."""
     record = Move.read(world.n2.paths, KEY)
     assert (world.n2.state(), world.n2.journal()) == ("", None)
     assert (world.n3.state(), world.n3.phase()) == ("runs", "run")
@@ -462,7 +462,7 @@ def test_job_that_ends_during_the_transfer_cancels_it(world, monkeypatch):
 
 
 def test_job_that_ends_during_the_preparation_cancels_it(world, monkeypatch):
-    """What it would wait for is the start of guests there, for minutes."""
+    """Otherwise it would wait for the start of guests there, for minutes."""
     monkeypatch.setattr(move, "_ENDS", 0.01)
     answers, says = os.pipe()
 
@@ -485,7 +485,7 @@ def test_daemons_of_a_guest_survive_a_canceled_transfer(world, monkeypatch):
     lock.touch()
 
     def late(*_, **_how):
-        time.sleep(0.5)  # what is given up takes that
+        time.sleep(0.5)  # canceling takes that long
         raise HostFault("no answer within 0.1 s")
 
     monkeypatch.setattr(domains, "migrate_domain", late)
@@ -541,7 +541,7 @@ def test_start_killed_after_the_arrival_is_completed(world):
 )
 @pytest.mark.parametrize("step", sparing.each(3, STEPS))
 def test_kill_at_each_step_leaves_the_guest_on_exactly_one_node(world, step, ends):
-    """The table of steps and kills: who has the guest once the next watcher has looked."""
+    """All steps and kills: which node has the guest after the next watcher has run."""
     world.dies, world.ends = step, ends
     migrate(world)
     assert "runs" in (world.n2.state(), world.n3.state()) or ends == "stands still"
@@ -555,7 +555,7 @@ def test_kill_at_each_step_leaves_the_guest_on_exactly_one_node(world, step, end
 @pytest.mark.parametrize("ends", ["well", "not told"])
 @pytest.mark.parametrize("step", sparing.each(3, [*STEPS[:5], "still", *STEPS[5:]]))
 def test_kill_at_each_step_runs_a_guest_only_where_its_disk_is_complete(disked, step, ends):
-    """It stands still on both if libvirtd ends before it has said that it is there: it stays."""
+    """It is paused on both nodes if libvirtd ends before it has reported the arrival."""
     disked.dies, disked.ends = step, ends
     migrate(disked)
     watch(disked)
@@ -567,7 +567,7 @@ def test_kill_at_each_step_runs_a_guest_only_where_its_disk_is_complete(disked, 
 def test_guest_with_a_disk_resumes_on_the_source_if_the_destination_is_lost(
     disked, monkeypatch, ends
 ):
-    """That has it go on only when told that it is here no more. Its clock is set."""
+    """The destination resumes it only when told that it is no longer here. Its clock is set."""
     migrates, lost, disked.ends = disked.migrate, disked.top / "lost-n3", ends
     set_clocks = suspend.set_clocks
     monkeypatch.setattr(
@@ -607,7 +607,7 @@ def test_arrived_guest_of_an_ended_job_is_not_resumed(disked):
 
 
 def test_unfinished_arrival_is_awaited(disked, monkeypatch):
-    """It says so by an error (only the source has figures of a migration)."""
+    """The destination reports this by an error (only the source has statistics of a migration)."""
     disked.dies = "sent"
     migrate(disked)
 
@@ -735,7 +735,7 @@ def test_original_error_is_reported_instead_of_its_consequence(two, monkeypatch)
 
 
 def test_queued_guest_is_not_sent_after_a_failure(two, monkeypatch):
-    """Other users' starts have all of libvirt's workers but one."""
+    """Starts of other users occupy all of libvirt's workers but one."""
     worker = threading.Lock()
 
     def migrates(_uri, uuid, *_, **_how):
@@ -804,7 +804,7 @@ def test_guest_in_transfer_is_awaited(world):
 
 
 def test_paused_arrival_is_destroyed_while_the_guest_runs_on_the_source(world):
-    """Its libvirtd was killed when the other one had just made the domain (seen with 11.3)."""
+    """Its libvirtd was killed just after the other one had defined the domain (seen with 11.3)."""
     world.ends, world.dies = "fails", "sent"
     migrate(world)
     world.n3.domain.write_text("still")
@@ -915,7 +915,7 @@ def settled(world, uuid, key=KEY):
 
 
 def test_arrived_sister_guest_is_not_mistaken_for_another_guest(world):
-    """Two nodes of a job are drained at once, to one spare node: the second one asks for its."""
+    """Two nodes of a job drain at once, to one spare node: the second asks for its own guest."""
     arrives(world.n3, {"nodes": ["n1", "n3", "n4"]})
     assert settled(world, "of n4's guest") == "none"
     assert world.n3.journal() is not None and world.did() == []
@@ -930,7 +930,7 @@ def test_arrived_sister_guest_is_not_mistaken_for_another_guest(world):
 
 
 def test_destination_reports_none_only_after_its_start_has_ended(world):
-    """It may hold the node before any journal says so."""
+    """It may hold the node before any journal records that."""
     lock = take_lock(world.n3.paths.job_lock(JOB), 0.0)
     try:
         assert settled(world, world.uuid) == "comes"
@@ -953,7 +953,7 @@ def test_arrived_guest_is_released_when_its_job_has_ended(world):
 
 
 def test_expected_guest_is_released_when_its_job_has_ended(world):
-    """Nobody says any more that it does not come: the other node is gone, or was never asked."""
+    """No node reports the cancellation: the other node is lost, or was never asked."""
     world.ends, world.dies = "stands still", "sent"
     migrate(world)
     assert watch(world, "n3") == "" and world.n3.journal() is not None
@@ -1010,7 +1010,7 @@ def test_watcher_starts_nothing_while_the_migration_is_locked(world):
 
 
 def test_lock_that_cannot_be_created_does_not_stop_the_watcher(world):
-    """The move's own process says so."""
+    """The move's own process reports the error."""
     world.dies = "after send"
     migrate(world)
     lock = world.n2.paths.state / "moves" / f"{KEY}.lock"
@@ -1026,7 +1026,7 @@ def test_other_nodes_of_the_job_are_notified_of_the_new_node(world):
 
 
 def test_first_node_records_guests_on_nodes_outside_the_allocation(world, monkeypatch):
-    """And forgets it when that has gone on."""
+    """And removes the record when the guest has moved on."""
     first = begun(world.nodes["n1"])
     assert migrate(world) == ""
     guest = {"rank": 1, "hostname": "vn1-0"}

@@ -26,7 +26,7 @@ def disk(tmp_path):
 
 @pytest.fixture
 def receive(disk, monkeypatch):
-    """Return what receives a disk in place of what is there; ``does`` is what its guest does."""
+    """Return a function that receives a disk over an existing one; ``does``: the guest's state."""
     disk.touch()
     resumed = []
     monkeypatch.setattr(move_disk.moving, "disks", lambda *_: {"7": disk})
@@ -75,7 +75,7 @@ def test_disk_of_a_present_or_unexpected_guest_is_not_written(receive, disk, uui
 
 
 def test_guest_that_is_no_longer_awaited_is_not_resumed(receive):
-    """Its owner may have had it stand still meanwhile."""
+    """Its owner may have paused it in the meantime."""
     assert receive(*TWICE, b"!", awaits=1) == (
         "the migration was canceled: the guest is not resumed",
         b"\n\n",

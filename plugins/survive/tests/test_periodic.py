@@ -31,7 +31,7 @@ def now(monkeypatch):
 
 
 def running(paths, wanted, begun=0.0, **facts):
-    """Return a job that runs and has asked for it when it started; ``begun``: its script, later."""
+    """Return a running job with this request at its start; ``begun``: delay of its script."""
     job = running_journal.Job(paths)
     job.kept.add_facts(started=STARTED, **facts)
     paths.job_state(job.key).mkdir(parents=True)

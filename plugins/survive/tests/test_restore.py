@@ -132,8 +132,8 @@ def test_checkpoint_of_another_user_is_refused(saved, paths):
 
 @pytest.mark.parametrize("part", ["", "{uid}", "{uid}/42.srv.0"])
 def test_checkpoint_that_others_could_have_written_is_refused(saved, paths, part):
-    """What is in it is root's word to libvirt. The site's place may be missing on a node, and be
-    made by a user where everybody can.
+    """Root passes its contents to libvirt. The site's directory may be missing on a node, and be
+    made by a user if its parent is world-writable.
     """
     store = saved[0]
     place = store.top / part.format(uid=os.getuid())
@@ -156,7 +156,7 @@ def test_link_to_a_directory_that_others_can_write_is_refused(saved, paths, tmp_
 
 
 def test_checkpoint_is_not_made_in_a_directory_that_others_can_write(tmp_path):
-    """A place like /tmp: root's and sticky, but the user's own directory is there before."""
+    """In a directory like /tmp (root's and sticky), a user's directory may already exist."""
     store = Store(tmp_path, os.getuid())
     store.directory.mkdir(mode=0o777)
     store.directory.chmod(0o777)
@@ -382,7 +382,7 @@ def test_last_checkpoint_is_found_by_attempt_and_number_despite_clocks(saved):
 
 
 def test_checkpoint_of_an_earlier_job_with_this_id_is_not_used(saved, paths, caplog):
-    """A batch system that was set up anew, or has come to its last number, counts from 1 again."""
+    """A batch system that was set up again, or has reached its last number, counts from 1 again."""
     store, found = saved
     first = JobAttempt("42.srv", 0, "ada", os.getuid(), "n1")
     request = JobRequest({CHECKPOINT.key: 3600})

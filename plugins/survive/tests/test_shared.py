@@ -117,7 +117,7 @@ def test_second_job_that_restores_the_same_guests_is_refused(store, site, alive)
 
 
 def test_requeued_job_acquires_its_guests_again(store, site, alive):
-    """Its node may be dead, and the batch system knows the job still: it is this one."""
+    """Its node may be dead while the batch system still knows the job: it is this one."""
     found = manifest(store)
     alive["42.srv"] = Life.ALIVE
     jobs = [JobAttempt("42.srv", n, "ada", os.getuid(), f"n{n + 1}") for n in (1, 2)]
@@ -134,7 +134,7 @@ NODES = ("n1", "n2")
 
 @pytest.fixture
 def gates(store, site, alive):
-    """Two nodes of a job that goes on with one of two nodes, each with two guests."""
+    """Two nodes of a restored job, each with two guests."""
     guests = tuple(saved_guest(UUID.replace("0b1", f"0b{n}"), LEASED) for n in range(4))
     found = dataclasses.replace(manifest(store), guests=guests, nodes=2)
     jobs = [JobAttempt("9.srv", 0, "ada", os.getuid(), node) for node in NODES]
@@ -147,7 +147,7 @@ def gates(store, site, alive):
 
 
 def waiting(gates, node, seconds=60.0):
-    """Have a guest of a node stand there; return its thread and what it has said."""
+    """Have a guest of a node wait there; return its thread and its messages."""
     said = []
 
     def wait():
@@ -175,7 +175,7 @@ def test_no_guest_runs_before_all_nodes_are_ready(gates):
 
 
 def test_nodes_are_checked_again_before_the_guests_run(gates, monkeypatch):
-    """One may have given up before another one came."""
+    """One node may have given up before another one arrived."""
     missing, looks = shared.Gate._missing_nodes, []
 
     def at_first_none(gate, seen):
@@ -231,7 +231,7 @@ def test_failed_start_of_another_node_or_guest_is_reported(gates, alive, monkeyp
 def test_hanging_shared_directory_times_out_with_its_name(
     store, site, alive, monkeypatch, tmp_path
 ):
-    """Who starts holds no lock of the node's meanwhile."""
+    """The start holds no lock of the node in the meantime."""
     site.paths = running_journal.paths_below(tmp_path)
     monkeypatch.setattr(shared, "_READ", 0.2)
     monkeypatch.setattr(shared, "_tell", lambda *_: time.sleep(600))

@@ -1,5 +1,7 @@
-"""How many nodes are drained at once: real processes' order by threads; the batch system's nodes
-are a dict."""
+"""The number of nodes that drain at once.
+
+Threads run in the order of real processes; the batch system's nodes are a dict.
+"""
 
 import random
 import threading
@@ -58,7 +60,7 @@ def test_concurrent_requests_drain_as_many_nodes_as_allowed(count, most, there):
     together, asks = threading.Barrier(count), threading.local()
 
     def waits(what):
-        """Have all look first, and then all be marked before one counts."""
+        """Let all nodes check first, and then mark all before one counts."""
         if what == "asked" or (what == "drain" and not vars(asks)):
             asks.begun = True
             together.wait(60)
@@ -109,7 +111,7 @@ def test_take_back_removes_the_request_but_not_the_drain():
 
 
 def test_request_that_is_never_completed_times_out_for_others(monkeypatch):
-    """It was killed; nobody is drained in its place, since it may go on."""
+    """It was killed; no node is drained in its place, since it may continue."""
     monkeypatch.setattr(turn, "_TIME", 0.01)
     marks = {"n1": f"{turn.ASKS}ill"}
     assert not goes_on(Node("n2", marks), 1)

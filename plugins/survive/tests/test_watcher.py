@@ -66,7 +66,7 @@ def domains(tmp_path, monkeypatch):
 
 @pytest.fixture
 def loop(paths, domains):
-    """Return the watcher's loop; ``lives``: what the batch system says, ``reasons`` to ask it."""
+    """Return the watcher's loop; ``lives``: the batch system's answer, ``reasons``: its queries."""
     lives, reasons = {}, []
 
     def told(_ids, *, soon):
@@ -135,7 +135,7 @@ def test_job_is_suspended_and_resumed_by_its_owner(loop, paths, domains):
     assert domains.did() == ["suspend"] * 2 + ["resume"] * 2
     log = job.kept.read("log.jsonl").decode()
     assert "paused: requested by its owner" in log and "resumed: " in log
-    assert not any(loop.reasons)  # nothing for the batch system to say
+    assert not any(loop.reasons)  # no reason to ask the batch system
 
 
 @pytest.mark.parametrize("wrong", ["", "n3: n3 cannot be asked"])
@@ -181,7 +181,7 @@ def test_another_watcher_continues_after_a_kill(loop, paths, domains):
 
 @pytest.mark.parametrize("dies", ["suspend", "resume"])
 def test_change_interrupted_by_a_kill_is_repeated(loop, paths, domains, dies):
-    """Between libvirt and the mark, or the mark and libvirt: the journal alone does not tell."""
+    """Between libvirt and the mark, in both orders: the journal alone does not tell."""
     job = started(paths, guests=1)
     if dies == "resume":
         assert ask(loop, job, "suspend") == ""
@@ -209,7 +209,7 @@ def test_failed_resume_is_retried(loop, paths, domains):
 
 
 def test_guests_are_paused_with_the_job_shell_and_keep_their_cpus(loop, paths, domains):
-    """Whoever has the lock is the user's choice: that gives nobody's CPUs away."""
+    """The user chooses the process that has the lock: this releases no CPUs of the job."""
     job = started(paths)
     lock = paths.job_shell(job.key)
     lock.touch(mode=0o400)
@@ -366,7 +366,7 @@ def test_starting_or_ending_job_is_skipped(loop, paths, domains):
 
 
 def test_watcher_polls_often_once_a_job_starts(loop, paths):
-    """Also while its guests boot: what the journal is told then wakes nobody."""
+    """Also while its guests boot: entries in the journal do not wake the watcher."""
     loop.look()
     assert loop.pause(0.5) == watcher._IDLE
     job = started(paths)
@@ -401,7 +401,7 @@ def test_torn_journal_does_not_stop_others(loop, paths, domains):
 
 @pytest.fixture
 def says(monkeypatch):
-    """Return what the batch system says of jobs; a double of its adapter."""
+    """Return the states of jobs in a double of the batch system's adapter."""
     lives = {}
     node = SimpleNamespace(alive=lambda ids: {each: lives[each] for each in ids})
     batch = SimpleNamespace(node=lambda _site: node)
@@ -414,7 +414,7 @@ def test_batch_system_is_queried_by_a_separate_process(tmp_path, says):
     asked = Batch(tmp_path, 0.0)
     eventually(lambda: asked.told(["1", "2"], soon=True) == says)
     before = dict(says)
-    says |= {"1": Life.ALIVE, "2": Life.UNKNOWN}  # of one it does not know: its last word counts
+    says |= {"1": Life.ALIVE, "2": Life.UNKNOWN}  # for an unknown job its last state counts
     eventually(lambda: asked.told(["1", "2"], soon=True)["1"] is Life.ALIVE)
     assert asked.told(["1", "2"], soon=True)["2"] is before["2"]
     assert "2" not in asked.told(["1"], soon=True)

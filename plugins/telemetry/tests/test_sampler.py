@@ -153,7 +153,7 @@ def test_full_disk_or_defect_of_one_job_does_not_affect_others(paths, caplog, mo
 
 
 def guest_says(job, text):
-    """Be QEMU's end of a guest's port: say it to whoever connects."""
+    """Act as QEMU's end of a guest's port: send the text to each client."""
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(str(job.run_dir() / CHANNEL))
     listener.listen(1)
@@ -190,7 +190,7 @@ def test_metrics_of_a_job_get_its_labels(paths, monkeypatch):
     }
     loop.tick()
     (told,) = [s.value for s in taken.samples[-1] if s.name.endswith("rejected_total")]
-    assert told == 4  # the bad line, and three of one series too many
+    assert told == 4  # the invalid line, and three of one series above the limit
     loop.tick(last=job.key)
     said = [x["v"] for x in lines(job)[1:] if 'vtorque_app_loss{fold="1"}' in x["v"]]
     assert len(said) == 1
@@ -340,7 +340,7 @@ def test_sampler_is_started_killed_and_restarted(paths, process):
 
 def test_ending_job_gets_a_last_sample_without_waiting(paths, process):
     job = running_journal.Job(paths)
-    last_sample(paths, job.key)  # there is no sampler
+    last_sample(paths, job.key)  # no sampler runs
     process.create()
     eventually((paths.run / "telemetry.sock").exists)
     eventually((job.kept.directory / series.NAME).exists)
@@ -349,7 +349,7 @@ def test_ending_job_gets_a_last_sample_without_waiting(paths, process):
     def whole():
         return [x["v"] for x in lines(job)[1:] if x["g"] is None]
 
-    eventually(lambda: len(whole()) == 1)  # of the phases that are over
+    eventually(lambda: len(whole()) == 1)  # of completed phases
     last_sample(paths, job.key)
     eventually(lambda: len(whole()) == 2)
     assert 'vtorque_job_phase_seconds{phase="run"}' in whole()[-1]
@@ -361,7 +361,7 @@ def test_ending_job_gets_a_last_sample_without_waiting(paths, process):
 
 
 def test_start_of_the_sampler_does_not_wait_for_its_first_line(process, tmp_path):
-    """It is made, although its Python does not come to its first line, and gives way to others."""
+    """It is created although its Python has not started, and has a lower priority."""
     slow = tmp_path / "slow"
     slow.write_text("#!/bin/sh\nexec sleep 1000\n")
     slow.chmod(0o755)

@@ -96,7 +96,7 @@ def test_value_reported_once_survives_thinning(place):
 
 
 def test_truncated_line_loses_no_other_line(place):
-    """Of a killed sampler, or of a full disk: it would end all with the first thinning."""
+    """From a killed sampler or a full disk: it would fail at the first thinning."""
     opened(place).close()
     descriptor = place.append(NAME)
     os.write(descriptor, b'{"t":1,"g":0,"v":{"n":1}}\n{"t":2,"g":0,"v":{"n"')

@@ -381,7 +381,7 @@ def test_hanging_refusing_or_invalid_server_is_an_error(influx):
 
 
 class Bad:
-    """A sink of somebody's that does what ``work`` does."""
+    """A sink of another author that does ``work``."""
 
     def __init__(self, work):
         self.work, self.ended, self.closed = work, set(), False

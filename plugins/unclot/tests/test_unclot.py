@@ -43,7 +43,7 @@ def pre_boot(*guests, reserve=64):
     return on(f"[plugin.unclot]\nshm_reserve = {reserve}").acquired(*guests)
 
 
-# -- what the user writes ---------------------------------------------------------------------
+# -- Options of the user ---------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("text", "mib"), [("64M", 64), ("1M", 1), ("2G", 2048), ("1024K", 1)])
@@ -85,7 +85,7 @@ def test_memory_is_requested_from_the_batch_system():
     assert list(plugin.vtorque_needs(guest().request)) == [Extra(mib=64)]
 
 
-# -- what the node does -----------------------------------------------------------------------
+# -- Actions of the node ---------------------------------------------------------------------------
 
 
 def test_memory_is_claimed_once():

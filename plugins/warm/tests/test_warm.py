@@ -112,7 +112,7 @@ def test_most_requested_shapes_are_kept_within_max_memory():
 
 
 class Site(dict):
-    """What the service reads of a site's config."""
+    """The settings that the service reads from a site's config."""
 
     node = SimpleNamespace(qemu_overhead=OVERHEAD)
 
@@ -295,7 +295,7 @@ def test_missing_image_is_retried_with_growing_pauses(made, monkeypatch):
     monkeypatch.setattr(service, "version", gone)
     for times in (1, 2, 3):
         for _ in range(3):
-            assert made.keeper.look()  # and is there to see it come back
+            assert made.keeper.look()  # and waits for its return
         failure = made.keeper.failures[SHAPE]
         assert (failure.times, failure.why) == (times, "image micro: No such file or directory")
         made.clock[0] = failure.again

@@ -1,4 +1,4 @@
-"""A node whose guests let the job's user be root."""
+"""A node whose guests give root to the job's user."""
 
 import pytest
 
@@ -13,5 +13,5 @@ def armed(node):
 
 @pytest.fixture
 def guest(armed, guest):
-    """Return the node, for jobs whose scripts are root in the guest; the home is emptied after."""
+    """Return the node, for jobs that run as root in the guest; the home is emptied after."""
     return guest

@@ -1,6 +1,6 @@
 """Root inside a guest attacks the host by its files, ports and console; see ``guest_attacks``.
 
-Every test looks at the host afterwards, not at what the guest says.
+Every test checks the state of the host afterwards, not the guest's output.
 """
 
 import hashlib
@@ -47,7 +47,7 @@ def test_guest_root_cannot_create_files_of_host_root_or_other_users(guest):
         "t link ln -s /etc/shadow link\n"
         "t through-link sh -c 'echo x >>link'\n",
     )
-    assert said["setuid"] == "ok"  # else the attack did not get as far as the host
+    assert said["setuid"] == "ok"  # otherwise the attack did not reach the host
     assert {said[k] for k in ("block", "char", "chown-other", "chgrp-shadow", "capability")} == {
         "fail"
     }
@@ -63,7 +63,7 @@ def test_guest_root_cannot_create_files_of_host_root_or_other_users(guest):
     assert (guest.home / "suid").stat().st_uid == root
     assert (guest.home / "to-other").stat().st_uid == user.pw_uid
     assert b"\nx\n" not in Path("/etc/shadow").read_bytes()
-    # run by another user of the node, the setuid file gives nobody's rights
+    # run by another user of the node, the setuid file gives no other user's privileges
     copy = PLACE / "busybox"
     shutil.copy2(guest.home / "suid", copy)
     os.chown(copy, root, root)

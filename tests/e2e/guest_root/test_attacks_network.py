@@ -32,7 +32,7 @@ def ipv4(source, target, payload):
 
 
 def arp(mac, ip, operation=2):
-    """Return an ARP announcement (RFC 826; RARP: RFC 903) that says that ``ip`` is at ``mac``."""
+    """Return an ARP announcement (RFC 826; RARP: RFC 903) that claims ``ip`` for ``mac``."""
     raw, address = bytes.fromhex(mac.replace(":", "")), ipaddress.IPv4Address(ip).packed
     return struct.pack("!HHBBH", 1, 0x800, 6, 4, operation) + raw + address + b"\xff" * 6 + address
 

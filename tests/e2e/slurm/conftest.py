@@ -23,7 +23,7 @@ def clean(cluster):
 
 @pytest.fixture
 def archive(clean):
-    """Switch the plugin on, everywhere, for one test; return the user's directory."""
+    """Enable the plugin on all machines for one test; return the user's directory."""
     machines = ("head", *slurm_cluster.NODES)
     for machine in machines:
         clean.root(machine, "cp", CONFIG, f"{CONFIG}.before")

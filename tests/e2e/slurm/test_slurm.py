@@ -17,7 +17,7 @@ SHELL = "/usr/libexec/vtorque-jobshell"
 
 
 def token(pairs):
-    """Return a request as somebody would forge it."""
+    """Return a forged request."""
     blob = json.dumps({"v": 1, "vm": pairs, "files": {}, "shell": None}).encode()
     return "vt1:" + base64.urlsafe_b64encode(b"\0" + blob).decode().rstrip("=")
 
@@ -54,7 +54,7 @@ def test_job_runs_in_a_guest(clean):
 def run_at_once(cluster, script, rows):
     """Run the script once for each row's command line, all at once; return each row's result.
 
-    A result has the exit code, the standard output and the standard error.
+    A result has the exit code, standard output and standard error.
     """
 
     def run(number):
@@ -101,7 +101,7 @@ def test_guest_resources_match_the_allocation_and_slurm_variables(clean, shapes)
 
 
 def test_script_arguments_stdin_and_wrap(clean):
-    """Each way sbatch gets a script, each native name; jobs of several users' places at once."""
+    """Each way of giving sbatch a script, each native name; jobs from many directories at once."""
     script = clean.script('#!/bin/sh\nprintf "<%s>" "$@"\n', "args.sh")
     jobs = {
         "args": clean.user("vsub", "--parsable", "-o", "args", script, "-vm", "a  b", "'").stdout,
@@ -157,7 +157,7 @@ def test_script_that_slurm_cannot_start_has_a_reason_everywhere(clean):
 
 
 def test_job_runs_on_two_nodes(clean):
-    """Both guests are there and known by name before the script runs, though one node is slow."""
+    """Both guests run and are known by name before the script runs, though one node is slow."""
     slow = "/etc/slurm/vtorque/prolog.d/99-slow"
     hook = b"#!/bin/sh\nsleep 4\ndate +%s > /tmp/slow\n"
     clean.root("n2", "sh", "-c", f"cat > {slow}", stdin=hook)
@@ -184,7 +184,7 @@ def test_job_runs_on_two_nodes(clean):
 
 
 def test_array_tasks_run(clean):
-    """Each element has guests of its own; vmgr ps and cancel know it."""
+    """Each element has its own guests; vmgr ps and cancel know it."""
     done = clean.user(
         "vsub", "--parsable", "-a", "1-3", "-o", "el%a",
         clean.script("#!/bin/sh\necho $SLURM_ARRAY_TASK_ID $(hostname) $VTORQUE_JOBID\nsleep 99\n"),
@@ -197,12 +197,12 @@ def test_array_tasks_run(clean):
     jobs = json.loads(clean.user("vmgr", "ps", "--json").stdout)
     assert {job["id"] for job in jobs} == {line[2].decode() for line in lines}
     assert {job["state"] for job in jobs} == {"R"}
-    clean.user("vmgr", "cancel", first)  # as scancel: the whole array
+    clean.user("vmgr", "cancel", first)  # like scancel: the whole array
     clean.wait(lambda: not clean.root("head", "squeue", "-h"), what="empty queue")
 
 
 def test_cancel_in_the_run(clean):
-    """What is to run then sees the script run; the script gets TERM, and its guest is gone."""
+    """The precancel script sees the job script run, which gets TERM; then the guest ends."""
     before = clean.script("#!/bin/sh\nkill -0 $(cat pid) && echo before\n", "before.sh")
     job_id = clean.submit(
         "#!/bin/bash\ntrap 'echo got TERM; exit 9' TERM\necho $$ >pid; echo running\n"
@@ -237,7 +237,7 @@ FORGED = [
 
 
 def test_forged_requests_are_refused(clean):
-    """Each job ends at once with the reason in its output; the nodes are well."""
+    """Each job ends at once with the reason in its output; the nodes stay usable."""
     script = clean.script(f"#!{SHELL}\n#!/bin/sh\necho ran\n")
     rows = [("sbatch", f"--comment=mine {comment}") for comment, _ in FORGED]
     results = run_at_once(clean, script, rows)
@@ -316,7 +316,7 @@ ALLOWED = [
     ],
 )
 def test_limits_by_partition_and_account(limited, limited_jobs):
-    """What slurmd tells the node counts; no variable of the user's, and no config of vsub's."""
+    """The data that slurmd gives the node count; variables of the user and vsub's config do not."""
     script = limited.script("#!/bin/sh\ngrep -c ^processor /proc/cpuinfo\n")
     lies = ("SLURM_JOB_PARTITION=main", "SLURM_JOB_ACCOUNT=rich", "SLURM_JOB_QOS=rich")
     rows = [("env", *lies, "vsub", "-c2", *args, "-vm", asked) for args, asked, _ in limited_jobs]
@@ -331,7 +331,7 @@ def test_limits_by_partition_and_account(limited, limited_jobs):
 
 
 def test_vsub_refuses_by_the_given_partition_and_account(limited):
-    """As the node would; where the user says no partition and no account, it refuses nothing."""
+    """As the node would; without a given partition and account, it refuses nothing."""
     limited.script(limited.root("n1", "cat", "/etc/vtorque/vtorque.toml"), "site.toml")
     script = limited.script("#!/bin/sh\n#SBATCH -p small\necho ran\n")
 
@@ -363,7 +363,7 @@ def test_long_request_is_sent_in_the_script(clean):
 
 @pytest.mark.full
 def test_node_without_libvirt_requeues_the_job(clean):
-    """The job runs elsewhere, the node has a note, and is as usable for others as before."""
+    """The job runs on another node, the node has a note, and stays usable for others."""
     clean.stop_libvirt("n1")
     try:
         code, out, _ = clean.job("#!/bin/sh\nhostname; echo $SLURM_RESTART_COUNT\n")
@@ -476,7 +476,7 @@ def test_doctor_marks_the_node(clean):
 
 
 def test_every_option_is_parsed_as_by_sbatch(cluster):
-    """Which options there are and which take a value, by what the real sbatch says of each."""
+    """The options, and which of them take a value, according to the real sbatch."""
     from vtorque_slurm.options import NONE, REQUIRED, SALLOC, SBATCH
 
     for program, table in (("sbatch", SBATCH), ("salloc", SALLOC)):

@@ -79,7 +79,7 @@ def accounted(cluster):
 
 
 def used(cluster, job_id, nodes):
-    """Return what sacct shows its user of a job's guests, once all nodes have told."""
+    """Return sacct's output of a job's guests for its user, after all nodes have reported."""
     fields = ("-X", "-n", "-P", "--format=JobID,Account,QOS,AdminComment")
 
     def told():
@@ -92,7 +92,7 @@ def used(cluster, job_id, nodes):
 
 
 def test_sacct_shows_guest_usage_of_each_node(accounted, clean):
-    """Of each node once, beside account and qos."""
+    """Once for each node, beside account and qos."""
     args = ("vsub", "-W", "--parsable", "-N2", "-wn1,n2", "--qos=gold", "-Achem", "-oout")
     done = clean.user(*args, clean.script(SCRIPT))
     assert clean.read("out") == b"chem gold\n"
@@ -115,7 +115,7 @@ def test_usage_is_recorded_for_each_array_task(accounted, clean):
 
 @pytest.mark.parametrize(("qos", "said"), [("gold", b"[[limits]] 1 (qos = "), ("normal", b"")])
 def test_limits_by_qos(accounted, clean, qos, said):
-    """As slurmdbd knows it, whatever the user's variables say."""
+    """The spelling of slurmdbd, whatever the user's variables contain."""
     done = clean.user(
         "vsub", "-W", "-c2", f"--qos={qos}", "-oout", "-vm", "vcpus=2", clean.script(SCRIPT),
         check=False, env={"SLURM_JOB_QOS": "normal"}.items(),

@@ -106,7 +106,7 @@ def test_job_is_restored_on_another_node_with_its_address(place):
 
 @pytest.fixture
 def echoes(place):
-    """Have guests of a rank but 0 say what they are told; return what a job is then to say."""
+    """Let guests other than rank 0 echo their input; return the expected output of a job."""
     scripts = "/etc/vtorque/in-guests"
     table = f'\n[plugin.linux-guest]\nprologue = "{scripts}"\n'
     for machine in slurm.MACHINES:
@@ -193,7 +193,7 @@ def test_requeued_job_is_restored_also_after_a_node_crash(place):
         mend(place, crashed)
     assert place.show(job_id)["ExitCode"] == "7:0"
     said = place.read("out").decode().split()
-    at = said.index(str(begun + 1), begun + 1)  # what came after the checkpoint comes again
+    at = said.index(str(begun + 1), begun + 1)  # output after the checkpoint is repeated
     assert said[at:] == numbers(300)[begun:], (begun, said)
     assert said[:at] == numbers(at)
 
@@ -216,7 +216,7 @@ def elsewhere(cluster, job_id, than):
 @pytest.mark.full
 @pytest.mark.releases
 def test_jobs_of_an_unhealthy_or_drained_node_are_restored_on_another_node(watched):
-    """Unattended, and by an admin. One that asks for no checkpoints is left to run, and told."""
+    """Unattended, and by an admin. A job without checkpoints is left running, and notified."""
     job_id = submit(watched, *ASKED, script=COUNTS.replace("$i -lt {}", "! -e enough"))
     await_more(watched, 0)
     first = watched.show(job_id)["NodeList"]
@@ -244,11 +244,11 @@ def test_jobs_of_an_unhealthy_or_drained_node_are_restored_on_another_node(watch
     assert watched.show(job_id)["ExitCode"] == "7:0"
     said = watched.read("out").decode().split()
     assert (said[0], said[-1]) == ("1", counted(watched)[-1])
-    steps = itertools.pairwise(map(int, said))  # what came after a checkpoint comes again
+    steps = itertools.pairwise(map(int, said))  # output after a checkpoint is repeated
     assert all(1 < later <= one + 1 for one, later in steps), "from the checkpoint, not from 1"
 
 
-# -- of jobs on two nodes -------------------------------------------------------------------------
+# -- Jobs on two nodes -----------------------------------------------------------------------------
 
 OTHER_NODE = "nc vn2 7000"  # the guest of n2, wherever it is
 
@@ -262,7 +262,7 @@ def begun(cluster, *more, also="also", other=OTHER_NODE):
 
 
 def ends_right(cluster, job_id, memory):
-    """Have a job come to its end; not a byte between its guests was lost or doubled."""
+    """Let a job end, and check that no byte between its guests was lost or duplicated."""
     (cluster.home / "enough").touch()
     cluster.wait_state(job_id, "FAILED")
     assert cluster.show(job_id)["ExitCode"] == "7:0"
@@ -299,7 +299,7 @@ def test_job_on_two_nodes_is_restored_on_other_nodes(place, echoes, disk):
 @pytest.mark.full
 @pytest.mark.releases
 def test_mpi_job_on_two_nodes_is_restored_on_other_nodes(place):
-    """In guests with disks of their own; each rank has every turn once."""
+    """In guests with their own disks; each rank has every turn once."""
     mpi_turns.prepare(place)
     asked = ("vsub", "--parsable", "-o", "out", "-e", "err", *mpi_turns.ASKED)
     script = place.script(mpi_turns.SCRIPT)
@@ -318,7 +318,7 @@ def test_mpi_job_on_two_nodes_is_restored_on_other_nodes(place):
 @pytest.mark.full
 @pytest.mark.releases
 def test_job_on_two_nodes_is_restored_from_a_checkpoint_taken_while_running(place, echoes):
-    """After a requeue, then elsewhere: its first node is drained."""
+    """After a requeue, then on another node: its first node is drained."""
     job_id = begun(place, "-wn1,n2", "-vm", "checkpoint=every:1h")
     await_more(place, 5)
     name = place.user("vmgr", "checkpoint", job_id, machine="login").stdout.decode().strip()
@@ -362,7 +362,7 @@ def test_killed_watcher_during_a_checkpoint_loses_no_output(place, echoes, node)
         place.root(node, "vmgr", "resume", "--this-node", job_id, check=False)  # begins another
         said, wrong = asked.communicate(timeout=300)
     name = f"{job_id}.0"
-    if node == "n2":  # who has asked a watcher that was killed is not told
+    if node == "n2":  # a killed watcher sends its requester no answer
         assert (asked.returncode, said.decode().strip()) == (0, name), wrong
     place.wait_state(job_id, "CANCELLED")
     before = len(counted(place))

@@ -64,7 +64,7 @@ def ssh_of(cluster):
 
 
 def test_client_in_the_guest_reaches_the_display(shell, clean):
-    """Of a host that only submits; with its cookie only. ssh is gone with the job."""
+    """On a submit host, with its cookie only. ssh ends with the job."""
     terminal, _ = shell("--x11")
     terminal.write(b"hostname; echo $DISPLAY; " + CLIENT + b"; echo ended-$?\r")
     terminal.read(rb"\rvn1\r\nlocalhost:\d\d\.0\r\n")

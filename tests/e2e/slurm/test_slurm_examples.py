@@ -1,4 +1,4 @@
-"""Each example as its README says: the image as an admin, the commands as a user."""
+"""Each example's README: the image as an admin, the commands as a user."""
 
 import json
 import os
@@ -16,8 +16,8 @@ NO_LOADER = "VTORQUE_OSV_LOADER is not set"  # nothing of OSv is in this reposit
 osv = pytest.param(
     "osv-c", marks=pytest.mark.skipif("VTORQUE_OSV_LOADER" not in os.environ, reason=NO_LOADER)
 )
-WORK = {"compute": 256, "files": 1000}  # what the study's jobs compute
-# What each prints; every task of an array has a file of its own.
+WORK = {"compute": 256, "files": 1000}  # the result of the study's jobs
+# Output of each; every task of an array has its own file.
 SEEN = {
     "bones": [r"specimen [1-4]: 4\d% bone, [23]\d\d\d MPa"] * 4,
     "container": [r'\{"masses": [123]00, "lowest": \[0\.\d+, 0\.\d+, 0\.\d+\]\}'] * 3,
@@ -37,7 +37,7 @@ def blocks(name):
 
 
 def build(commands, place):
-    """Do what the admin does, in a copy of the directory; an image that is there is taken."""
+    """Run the admin's commands in a copy of the directory; an existing image is used."""
     vmgr = f"{slurm.PREFIX}/vmgr --config /var/lib/{slurm.NAME}/build.toml"
     image = re.search(r"vmgr images build (\S+)", commands).group(1)
     if subprocess.run([*vmgr.split(), "images", "show", image], check=False).returncode:

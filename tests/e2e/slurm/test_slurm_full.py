@@ -16,7 +16,7 @@ MPI = ("-vm", f"img={IMAGE},ram=768M,vcpus=2")
 @pytest.mark.full
 @pytest.mark.parametrize("count", [9, 200])
 def test_queue_of_jobs_runs_to_its_end(clean, count):
-    """Unattended: singles and elements of arrays, good ones and failing ones, all once."""
+    """Unattended: single jobs and elements of arrays, successful and failing, each exactly once."""
     place = clean.home / f"soak{count}"
     place.mkdir()
     os.chown(place, slurm.UID, slurm.UID)
@@ -74,7 +74,7 @@ def test_job_that_no_node_can_start_is_held(clean):
 
 @pytest.fixture
 def nodes_alone(clean):
-    """Return the cluster where Slurm tells no CPU ids, and vsub asks for nodes for its user."""
+    """Return the cluster with a Slurm that reports no CPU ids; vsub requests nodes per user."""
     config = "/etc/vtorque/vtorque.toml"  # whose last table is [plugin.slurm]
     for machine in ("head", *slurm.NODES):
         clean.root(machine, "cp", config, f"{config}.before")

@@ -1,7 +1,7 @@
 """Cards that a real Slurm counts and grants: guests get those, and no others.
 
-The cards are recorded ones and their device files stand-ins (scripts/cluster), so no guest starts
-with one: the job ends at VFIO, which names the card that it was to have.
+The cards are recorded ones and their device files doubles (scripts/cluster), so no guest starts
+with one: the job fails at VFIO, with the name of the granted card.
 """
 
 import io
@@ -45,7 +45,7 @@ for file, address in (("/dev/null", "{FIRST}"), ("/dev/zero", "{SECOND}")):
 
 
 def recorded():
-    """Return what makes the recorded machine elsewhere, as a tar file."""
+    """Return the program and data that make the recorded machine on a node, as a tar file."""
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w") as tar:
         tar.add(sysfs_tree.__file__, "make/support/sysfs_tree.py")
@@ -55,7 +55,7 @@ def recorded():
 
 @pytest.fixture
 def cards(clean):
-    """Return the cluster, on whose first node there are two cards."""
+    """Return the cluster, whose first node has two cards."""
     config = "/etc/vtorque/vtorque.toml"
     for machine in ("head", NODE):
         clean.root(machine, "cp", config, f"{config}.before")
@@ -81,7 +81,7 @@ def bare(cluster, gres):
 
 
 def granted(cluster, job_id):
-    """Return what Slurm itself says that a job has."""
+    """Return Slurm's own record of a job's resources."""
     shown = cluster.root("head", "scontrol", "show", "job", "-d", job_id)
     return re.findall(r"^     Nodes=\S+ .* GRES=(\S*)", shown, re.MULTILINE)
 
@@ -128,7 +128,7 @@ def test_gres_request_smaller_than_the_guests_need_is_refused_by_vsub(cards):
     "gres", [(), pytest.param(("--gres=bandwidth:1",), marks=pytest.mark.full)]
 )
 def test_request_that_bypasses_vsub_gets_no_card(cards, gres):
-    """As a user would forge it, with an environment that lies."""
+    """In the form of a user's forgery, with a forged environment."""
     word = cards.submit("#!/bin/sh\n:\n", "-H", f"-w{NODE}", "--gres=gpu:1", "-vm", "pci=gpu")
     comment = re.search(r"Comment=(\S+)", cards.root("head", "scontrol", "show", "job", word))
     cards.root("head", "scancel", word)

@@ -20,7 +20,7 @@ HELD = "#!/bin/sh\necho running\nwhile [ ! -e ~/go ]; do sleep 0.2; done\n"
 
 @contextlib.contextmanager
 def held(cluster):
-    """Return what starts a job whose script waits, and gives its id; it ends with the block."""
+    """Yield a function that starts a job whose script waits until the block ends."""
     (cluster.home / "go").unlink(missing_ok=True)
 
     def start(*args):
@@ -77,7 +77,7 @@ def job_id(cluster):
 
 
 class TestAJobOnTwoNodes:
-    """All tests here look at the same running job."""
+    """All tests here use the same running job."""
 
     def test_vmgr_commands_for_a_job_on_two_nodes_work_on_the_submit_host(self, job_id, cluster):
         (job,) = json.loads(vmgr(cluster, "ps", "--json", "--phase").stdout)
@@ -145,7 +145,7 @@ class TestAJobOnTwoNodes:
 
 @pytest.mark.full
 def test_vmgr_ssh_opens_a_session_in_guests_with_sshd(running, clean):
-    """Of a job on two nodes, from a host that has no way to either but Slurm's."""
+    """Of a job on two nodes, from a host that reaches them through Slurm only."""
     image = clean.image("debian")
     job_id = running("-N2", "-wn1,n2", "-vm", f"img={image},ram=768M,vcpus=1")
     for rank in ("0", "1"):

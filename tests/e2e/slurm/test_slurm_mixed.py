@@ -70,7 +70,7 @@ def remote(clean):
 
 
 def test_a_service_in_a_guest_and_solvers_on_bare_metal(remote):
-    """The script runs in the guest; ranks are there and on the nodes, which nothing is left on."""
+    """The script runs in the guest; ranks run there and on the nodes, where nothing is left."""
     script = remote.script(SCRIPT)
     job_id = remote.user("vsub", "--parsable", "-o", "out", script, "a b").stdout.decode().strip()
     remote.wait_state(job_id, "COMPLETED", "FAILED")

@@ -63,7 +63,7 @@ def site(clean):
 
 @pytest.fixture
 def job_id(site):
-    """Return a job on n1 and n2, whose guests talk to each other."""
+    """Return a job on n1 and n2, whose guests exchange data."""
     job_id = site.submit(JOB, "-e", "err", "-N2", "-wn1,n2")
     site.wait(lambda: said(site), what="the job's second guest answers")
     return job_id
@@ -103,7 +103,7 @@ def moved(cluster, job_id, source, to, guests=1):
 
 
 def ends_right(cluster, job_id):
-    """All was said and written once, in order, also after now; the exit code is the script's."""
+    """Check that all output was written once, in order, and the script's exit code."""
     before = len(said(cluster)), len(said(cluster, "sister"))
     cluster.wait(lambda: len(said(cluster)) > before[0] + 20, what="more output")
     cluster.script("", "enough")
@@ -161,7 +161,7 @@ def test_guest_with_a_disk_is_migrated_while_mpi_runs_and_it_writes(site):
 
 
 def pairs(site):
-    """Submit a job with two guests on each of n1 and n2, of which the last one answers."""
+    """Submit a job with two guests on each of n1 and n2, of which the last one echoes."""
     script = JOB.replace("vn2", "vn2-1")
     job_id = site.submit(script, "-e", "err", "-N2", "-wn1,n2", "-vm", "vms_per_node=2")
     site.wait(lambda: said(site), what="the job's last guest answers")
@@ -178,10 +178,7 @@ def test_all_guests_of_a_node_are_migrated_together(site):
 @moves
 @pytest.mark.full
 def test_failed_migration_of_a_guest_does_not_stop_any_guest(site):
-    """It has a file open that is there no more; by then the other one, with less memory, has gone.
-
-    Most often: either is right.
-    """
+    """It has a removed file open; the other guest, with less memory, has usually moved by then."""
     site.script("", "large")
     job_id = pairs(site)
     (site.home / "sister").unlink()
@@ -223,7 +220,7 @@ def test_owner_sees_and_suspends_a_migrated_guest(site, job_id):
 
 @pytest.fixture
 def watched(site):
-    """Have all nodes ask their health, and n3 be the spare one; before there is a job."""
+    """Run health checks on all nodes, with n3 as the spare one; set before there is a job."""
     with ill.asked(site, spare_nodes='["n3"]'):
         yield site
 
@@ -256,7 +253,7 @@ def test_guest_on_an_unhealthy_node_is_migrated_to_a_spare_node(watched, job_id)
 @pytest.mark.full
 @pytest.mark.releases
 def test_only_max_drained_nodes_unhealthy_nodes_are_drained(site):
-    """What it says to Slurm; that it is unattended is seen above."""
+    """The states set in Slurm; that it is unattended is tested above."""
     for node in slurm.NODES:
         site.root(node, "sed", "-i", r"s|^\[plugin.survive\]$|&\nmax_drained_nodes = 1|", CONF)
     drains = ("vtorque", "drain", "--in-turn", "--reason", ill.WHY)
@@ -280,7 +277,7 @@ def test_only_max_drained_nodes_unhealthy_nodes_are_drained(site):
 @moves
 @pytest.mark.full
 def test_guest_is_migrated_twenty_times(site, job_id, record_property):
-    """Its figures say nothing of right or wrong: ``--junitxml=x -o junit_family=xunit1``."""
+    """The figures are not checked: ``--junitxml=x -o junit_family=xunit1`` saves them."""
     source, to, took, libvirts = "n2", "n3", [], []
     for _ in range(20):
         before = time.monotonic()
@@ -298,7 +295,7 @@ def test_guest_is_migrated_twenty_times(site, job_id, record_property):
 @moves
 @pytest.mark.full
 def test_migrations_are_compared_with_plain_libvirt(site, job_id, record_property):
-    """Its figures say nothing of right or wrong, as above."""
+    """The figures are not checked, as above."""
     by_hand.begin(site, domain(job_id), f"/var/lib/vtorque/jobs/{job_id}.0/g0")
     source, to, ours, hands, libvirts = "n2", "n3", [], [], []
     for _ in range(8):
@@ -325,13 +322,13 @@ def test_job_canceled_during_a_migration_leaves_nothing(site, job_id):
     ) as sends:  # fmt: skip
         site.wait(lambda: site.guests("n3"), what="it is being sent")
         site.root("head", "scancel", job_id)
-        assert sends.wait(300) in (0, 1)  # it may have gone before that is looked for
+        assert sends.wait(300) in (0, 1)  # it may have moved before the cancellation is seen
     site.wait(lambda: has(site, job_id) == ([], []), what="nothing is left")
     site.wait(lambda: not site.root("head", "squeue", "-h"), what="no job, and no placeholder")
 
 
 def in_root(cluster, node, *argv):
-    """Return a command of root's on a node, as a process of its own."""
+    """Return root's command on a node, as a separate process."""
     return [
         *cluster.enter(node),
         "env",
@@ -354,7 +351,7 @@ def has(cluster, job_id, index=0):
 
 
 def is_over(cluster, job_id):
-    """Return whether one node has all of the guest, and the other one nothing."""
+    """Return whether one node has all of the guest, and the other one none of it."""
     run, known = has(cluster, job_id)
     place = f"/var/lib/vtorque/moves/{job_id}.0.json"
     record = cluster.root("n2", "cat", place, check=False)

@@ -17,7 +17,7 @@ MEMORY = "soft max memory size"  # Slurm's limit is of the host's processes: the
 
 @pytest.mark.parametrize(("end", "codes"), [("", (7, 7)), ("TERM", (1, 143))])
 def test_script_in_a_guest_gets_the_environment_of_a_plain_job(clean, end, codes):
-    """With all CPUs of a node: this Slurm binds none to processes. Of a signal sbatch -W says 1."""
+    """With all CPUs of a node: Slurm binds no process here. For a signal sbatch -W exits with 1."""
     options = ("-W", "-c2", "--mem=900M", "-oout", "-eerr", f"--export=ALL,END={end},A=x y")
     script, told = clean.script(SCRIPT), []
     for command in ("sbatch", "vsub"):

@@ -51,7 +51,7 @@ def ends_right(cluster, job_id, to):
     assert cluster.show(job_id)["ExitCode"] == "7:0"
     assert cluster.read("out").decode().split() == [str(number) for number in range(1, to + 1)]
     file = cluster.home / "ended"
-    assert -1 <= file.stat().st_mtime - int(file.read_text()) <= 2  # date tells whole seconds
+    assert -1 <= file.stat().st_mtime - int(file.read_text()) <= 2  # date prints whole seconds
 
 
 @pytest.mark.full

@@ -34,7 +34,7 @@ def warm(clean):
 
 
 def test_job_on_two_nodes_claims_warm_guests_and_boots_the_others(warm, clean):
-    """Two guests a node, of which one is there. Then there are new ones."""
+    """Two guests per node, of which one is warm. Then new ones are booted."""
     args = ("-N2", "-wn1,n2", "-vm", "vms_per_node=2")
     code, out, err = clean.job("#!/bin/sh\nhostname; echo $SLURM_JOB_ID\n", *args)
     name, job_id = out.decode().split()

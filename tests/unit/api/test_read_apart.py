@@ -206,7 +206,7 @@ def test_parser_cpu_and_wall_time_are_limited(monkeypatch):
 
 @contextlib.contextmanager
 def ends():
-    """Give a pipe's end to have somebody hold; when this is over nobody does."""
+    """Yield a pipe's end for other processes to hold; afterwards no process may hold it."""
     source, held = os.pipe()
     with open(source, "rb") as file:  # noqa: PTH123
         try:
@@ -279,7 +279,7 @@ def test_threads_can_parse_concurrently():
 
 
 def test_forked_child_uses_the_reader_of_its_parent(monkeypatch):
-    """So that who reads for a teardown in a prologue knows no more than for the prologue."""
+    """The readers of a teardown in a prologue know no more than those of the prologue."""
     with reader():
         monkeypatch.setattr(sys.modules[__name__], "SECRET", b"of the site")
         assert in_fork(lambda: list(read_apart(secret, until=later())) == [b""])

@@ -13,7 +13,7 @@ from vtorque_core.base.detach import detached
 def test_detached_process_closes_the_files_of_the_hook(tmp_path):
     """A daemon that reads a file of the hook's until its end would wait for this process.
 
-    No other file gets the number: whoever has kept it writes to it, or closes it.
+    No other file gets the number: code that has kept it writes to it, or closes it.
     """
     theirs, ours = os.pipe()
 

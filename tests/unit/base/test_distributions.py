@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[3]
 
 
 def brought() -> dict[str, str]:
-    """Return plugin name to distribution, as the projects of this repository say it."""
+    """Return plugin name to distribution, according to the projects of this repository."""
     found = {}
     for file in (ROOT / "pyproject.toml", *ROOT.glob("plugins/*/pyproject.toml")):
         project = tomllib.loads(file.read_text())["project"]
@@ -60,7 +60,7 @@ def test_install_command_is_never_given_for_foreign_distributions():
 
 
 def test_messages_contain_no_other_pip_command():
-    """A plugin may offer an extra of its own, by the same two options."""
+    """A plugin may declare its own extra, by the same two options."""
     files = [*ROOT.glob("vtorque_core/**/*.py"), *ROOT.glob("plugins/*/vtorque_*/**/*.py")]
     said = {
         (file.name, line.strip())

@@ -14,7 +14,7 @@ from vtorque_core.base.kvm import Accel, Probe
 
 @pytest.fixture
 def answers(monkeypatch: pytest.MonkeyPatch) -> list[Probe]:
-    """Probes to come; the test fails if more are asked for."""
+    """Coming probes; the test fails if more are requested."""
     queue: list[Probe] = []
     monkeypatch.setattr(kvm, "probe", lambda user=None: queue.pop(0))
     return queue
@@ -51,7 +51,7 @@ def test_choice_reports_an_unsupported_probe(tmp_path: Path, answers: list[Probe
 
 def test_probe_result_is_cached_for_this_boot(tmp_path: Path, answers: list[Probe]) -> None:
     answers.append(Probe("first"))
-    umask = os.umask(0o077)  # root's programs have this one
+    umask = os.umask(0o077)  # root's programs have this group
     try:
         assert kvm.probed(tmp_path) == Probe("first")
     finally:
@@ -73,7 +73,7 @@ def test_probe_is_cached_per_group(tmp_path: Path, answers: list[Probe]) -> None
 def test_changed_access_to_dev_kvm_repeats_the_probe(
     tmp_path: Path, answers: list[Probe], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Somebody who has joined the group of /dev/kvm does not need to wait for the next boot."""
+    """A process that has joined the group of /dev/kvm does not need to wait for the next boot."""
     answers += [Probe("Permission denied"), Probe()]
     may = False
     monkeypatch.setattr(os, "access", lambda *_: may)

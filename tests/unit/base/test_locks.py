@@ -74,7 +74,7 @@ def test_forked_child_does_not_keep_locks_of_its_parent(paths):
 
 
 def test_waiter_for_a_removed_lock_file_acquires_the_new_file(paths):
-    """Who waited for the removed file must not think to hold the lock of the new one."""
+    """A waiter for the removed file must not believe that it holds the lock of the new one."""
     (read_end, write_end), (wait, go) = os.pipe(), os.pipe()
     path = paths.job_lock("1")
 
@@ -98,7 +98,7 @@ def test_waiter_for_a_removed_lock_file_acquires_the_new_file(paths):
 
 
 def test_lock_whose_file_cannot_be_written_is_released(tmp_path, monkeypatch):
-    """Else who tries again, once the disk has room, finds itself in its way."""
+    """Otherwise a second attempt, once the disk has room, would be blocked by the first."""
     path = tmp_path / "lock"
 
     def full(*_):

@@ -85,7 +85,7 @@ def in_tree(top: Path) -> None:
 
 
 def tree_race(top: Path) -> None:
-    """A directory in a tree becomes a link between root's look at it and its open."""
+    """A directory in a tree becomes a link between root's check and its open."""
 
     def exchange() -> None:
         (top / "dir/below").rename(top / "away")
@@ -110,7 +110,7 @@ def mounted(below: bool):
 
 
 def new_job_state(top: Path) -> None:
-    """A directory of root's is made, and exchanged for a link before root sets its owner."""
+    """A directory of root's is made, and replaced by a link before root sets its owner."""
 
     def exchange() -> None:
         (top / "new").rmdir()
@@ -260,7 +260,7 @@ ATTACKS = {
         statement(safefs, "remove_tree", "is a mount point"),
         lambda top, _: not (top / "dir/x").exists(),
     ),
-    # what root keeps
+    # kept by root
     "a link for a setting": Attack(
         link("link"), setting, flags(irqs, "O_NOFOLLOW")
     ),
@@ -305,7 +305,7 @@ def test_path_attack_fails_only_with_its_guard(name, tmp_path, monkeypatch):
 
 
 def their_link(top: Path) -> None:
-    """In /tmp anybody can make one; it would choose where root writes."""
+    """In /tmp any user can make one; it would choose the place of root's writes."""
     top.chmod(0o1777)
     (top / "dir").rmdir()
     (top / "dir").symlink_to(top / "victim")

@@ -16,7 +16,7 @@ from vtorque_core.site import load
 from vtorque_core.site.plugins import Plugins
 
 BIN = Path(sys.executable).parent
-# As the commands, which take no PYTHONPATH (test_vsub.py, test_entry.py).
+# Like the commands, which take no PYTHONPATH (test_vsub.py, test_entry.py).
 VTORQUE = """
 from vtorque_core.cli.lazy import run
 from vtorque_core.cli.admin import vtorque
@@ -47,7 +47,7 @@ def vtorque_commands():
 
 @pytest.fixture
 def call(tmp_path):
-    """Return a function that runs a command with a site config of its own."""
+    """Return a function that runs a command with a separate site config."""
     config = tmp_path / "vtorque.toml"
     config.write_text(f'[paths]\nstate = "{tmp_path}/state"\nrun = "{tmp_path}/run"\n')
 

@@ -31,7 +31,7 @@ HOSTILE = {
     "GCONV_PATH": "/x", "IFS": "/", "TMPDIR": "/x", "LC_ALL": "C", "BASH_ENV": "/x",
     "PYTHONPATH": "/x", "PBS_JOBID": "1.x",
 }  # fmt: skip
-# Begins as root, whoever runs the test, and says what came of it. "control": it does not begin.
+# Begins as root, whoever runs the test, and prints the result. "control": it does not begin.
 PROBE = """
 import json, os, sys
 def say(*what):
@@ -156,7 +156,7 @@ def test_installed_command_imports_nothing_from_pythonpath(tmp_path):
     assert (tmp_path / "ran").exists(), "the attack works on a program that does not begin"
 
 
-# -- how each program of root's is called ---------------------------------------------------------
+# -- Calls of root's programs ----------------------------------------------------------------------
 
 
 def slurm_hook(_: Path) -> list[str]:
@@ -240,7 +240,7 @@ def test_every_started_python_is_isolated():
 
 @pytest.fixture
 def code(tmp_path, monkeypatch):
-    """A copy of how vtorque_core lies on disk, which the process takes for its own."""
+    """A copy of vtorque_core on disk, which the process takes for its own."""
     tmp_path.chmod(0o755)
     for name in (
         "prefix",

@@ -61,7 +61,7 @@ def full(number: int) -> Callable[[], object]:
 
 
 def closed(*numbers: int) -> Callable[[], None]:
-    """As Python has it if its caller has closed them: no object, no descriptor."""
+    """Simulate descriptors that the caller has closed: no object, no descriptor."""
 
     def close() -> None:
         for number in numbers:
@@ -145,7 +145,7 @@ def commands(config: Path) -> list[Found]:
 def call_all(
     argvs: Sequence[Sequence[str]], site: Path, fault: Callable[[], object]
 ) -> list[Ended]:
-    """Run commands one after the other in one fork, each with the fault anew.
+    """Run commands one after the other in one fork, each with the fault.
 
     A process for each command and fault would take minutes. No command may start another program.
     """
@@ -168,7 +168,7 @@ def call_all(
             code = 0
         except SystemExit as end:
             code = end.code if isinstance(end.code, int) else 70
-        except BaseException:  # what Python would print as a traceback
+        except BaseException:  # the traceback that Python would print
             os.write(streams[2], traceback.format_exc().encode())
             code = 70
         return code, os.pread(streams[2], 1 << 20, before).decode()
@@ -244,7 +244,7 @@ WITHOUT |= {("vtorque", "setup", "uninstall")}
 
 
 def with_each_config(site: Path, config: Path) -> list[list[str]]:
-    """Return every command that reads a site config, with this one and what else it needs."""
+    """Return every command that reads a site config, with this one and its other arguments."""
     argvs = []
     for each in commands(site):
         if isinstance(each.chain[-1], click.Group) and each.words != ("vmgr", "checkpoints"):

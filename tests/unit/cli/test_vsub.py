@@ -43,7 +43,7 @@ print(json.dumps({"code": code, "modules": sorted(sys.modules)}))
 
 @pytest.fixture
 def site(tmp_path):
-    """Return the path of a site config of its own: no service, no images."""
+    """Return the path of a separate site config: no service, no images."""
     config = tmp_path / "vtorque.toml"
     config.write_text(
         f'[paths]\nstate = "{tmp_path}/state"\nrun = "{tmp_path}/run"\n'
@@ -80,7 +80,7 @@ def vsub(tmp_path, site):
 def test_vsub_of_a_user_installation_names_the_site_config(
     tmp_path, site, monkeypatch, capfd, is_own, path, said
 ):
-    """It is not told where the user names a config, nor by the vsub that root installed."""
+    """It is not shown if the user gives a config, and not by the vsub that root installed."""
     monkeypatch.setattr(vsub_module, "CONFIG_PATH", Path(site))
     prefix = tmp_path / "prefix"
     prefix.mkdir()
@@ -126,7 +126,7 @@ def test_submission_imports_no_heavy_module(vsub):
 
 
 def test_submission_imports_base_api_site_and_the_reading_half_of_images(vsub):
-    """One sentence; and of the standard library nothing that only other commands use."""
+    """One sentence; and no module of the standard library that only other commands use."""
     _, _, modules, _ = vsub("-vm", "vcpus=1", "job.sh")
     floors = ("base", "api", "site", "images.pool", "images.sidecar", "local", "batch")
     floors += ("cli.vsub", "cli.entry")
@@ -182,7 +182,7 @@ BAD = [
 
 
 def test_bad_input_prints_one_line_and_exits_with_2(vsub, site, tmp_path):
-    code, err, _, _ = vsub("-vm", "ramm=1G", "job.sh")  # as it is called
+    code, err, _, _ = vsub("-vm", "ramm=1G", "job.sh")  # as it is called by users
     assert (code, "ram" in err, len(err.splitlines())) == (2, True, 1)
     faults = []
     for argv, says in BAD:

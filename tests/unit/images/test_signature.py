@@ -31,7 +31,7 @@ EXAMPLE = Sidecar(
 )
 
 
-# -- what is signed ----------------------------------------------------------------------------
+# -- Signed data -----------------------------------------------------------------------------------
 
 
 def test_signed_bytes_have_the_documented_form() -> None:
@@ -73,7 +73,7 @@ def test_signature_that_is_not_short_text_makes_a_sidecar_invalid(value: object)
         parse_sidecar(json.dumps(data).encode(), "m")
 
 
-# -- whose signature is taken ------------------------------------------------------------------
+# -- Accepted signers ------------------------------------------------------------------------------
 
 
 def signed(keys: Path, key: str = "site") -> Sidecar:
@@ -150,7 +150,7 @@ def test_malformed_signature_is_refused(signers: Path, text: str) -> None:
 def test_signature_for_another_namespace_is_refused(
     keys: Path, signers: Path, tmp_path: Path
 ) -> None:
-    """As a key that signs commits, too, would make it of the same bytes."""
+    """The form that a key which also signs commits would make of the same bytes."""
     (tmp_path / "d").write_bytes(signed_bytes(EXAMPLE))
     keygen("-Y", "sign", "-f", keys / "site", "-n", "git", tmp_path / "d")
     text = (tmp_path / "d.sig").read_text()

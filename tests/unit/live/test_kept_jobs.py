@@ -31,7 +31,7 @@ class Elsewhere:
 
 @pytest.fixture
 def node(tmp_path, monkeypatch):
-    """A node of this user, who is not root; ``there``: what a plugin finds."""
+    """A node of this user, who is not root; ``there``: jobs that a plugin finds."""
     tmp_path.chmod(0o755)
     for name in ("state", "there", "there2"):
         (tmp_path / name).mkdir()
@@ -143,7 +143,7 @@ def test_ps_lists_ended_jobs_on_request(node, monkeypatch):
     keep(config, "5.srv", name="crystal", started=100.0, ended=3765.0, status="3")
     there.places = [keep(config, "6.srv", "there", reason="no such image \x1b", ended=9.0)]
     keep(config, "8.srv", started=1.0, ended=2.0)  # its first attempt, and it runs again
-    keep(config, "10.srv", started=1.0)  # this node has not said more
+    keep(config, "10.srv", started=1.0)  # the latest news of this node
     forged = {"started": float("nan"), "ended": 1e400, "name": [], "status": {}, "node": 7}
     there.places.append(keep(config, "11.srv", "there", **forged))
     monkeypatch.setattr(commands, "_submitter", lambda _: Queue())

@@ -119,7 +119,7 @@ def test_process_that_does_not_reach_its_first_line_is_killed(tmp_path):
 
 
 def test_lock_holder_that_cannot_be_found_is_reported(tmp_path, monkeypatch):
-    """As when somebody holds the lock in another way: nobody is ended in its place."""
+    """If the lock is held in another way, no process is ended instead."""
     monkeypatch.setattr(node_process, "RELEASE_TIME", 0.0)
     one = Watcher(("/bin/sleep", "1000"), str(tmp_path / "lock"))
     other = os.open(one.lock, os.O_CREAT | os.O_RDWR)

@@ -23,7 +23,7 @@ JOB = BatchJob("7.srv", "nobody-of-this-name", "n1", ("n1",), b"")
 
 
 class Told:
-    """An adapter that only keeps what it is told."""
+    """An adapter that only records its calls."""
 
     def __init__(self):
         self.outcomes = []
@@ -35,7 +35,7 @@ class Told:
 
 @pytest.fixture
 def outcome(monkeypatch, tmp_path):
-    """Return how a prologue ends whose start, or lock, raises this error."""
+    """Return the result of a prologue whose start, or lock, raises this error."""
 
     def end(error, where="start_job"):
         def fail(*_):
@@ -60,7 +60,7 @@ def test_outcome_is_refused_or_host_fault_by_error_type(outcome):
 
 
 def test_silent_batch_system_is_a_host_fault_and_a_damaged_request_refused():
-    """What the job shell would end the job for is not what the user has written."""
+    """A problem that would end the job in the job shell is not the user's mistake."""
     with pytest.raises(HostFault, match="does not tell all of the job: no answer"):
         start_job(replace(JOB, unknown="no answer"), None, None, None)
     with pytest.raises(Refused, match="is damaged"):

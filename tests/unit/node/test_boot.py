@@ -92,13 +92,13 @@ class Remote(BootSource):
 
 
 def test_arriving_guest_gets_a_new_start_deadline(paths):
-    """Its clock is set, and plugins have their say, as after any start."""
+    """Its clock is set, and plugins' hooks run, as after any start."""
     did = []
     over = time.monotonic() - 1.0
 
     def late():
         did.append("comes")
-        each.start.deadline = over  # so long did it take
+        each.start.deadline = over  # it took that long
 
     each = boot_of(
         paths,
@@ -121,7 +121,7 @@ def test_arrived_guest_is_kept_when_another_guest_has_died(monkeypatch):
     def ready(each):
         if each.guest.index == 0:
             raise HostFault("the guest died")
-        time.sleep(0.3)  # so long it can be ended
+        time.sleep(0.3)  # it can be ended that long
 
     monkeypatch.setattr(boot, "await_ready", ready)
     node = SimpleNamespace(libvirt_uri="test:///default", accel="tcg", qemu_user="")

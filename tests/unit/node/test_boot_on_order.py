@@ -56,7 +56,7 @@ def guest(run_dir):
 
 
 def consoles(order):
-    """Boot nothing, but give two descriptors: one that says the order, one that says ``two``."""
+    """Boot nothing, but return two descriptors: one with the order, one with ``two``."""
     found = []
     for rank, text in enumerate((order, b"two")):
         reader, writer = os.pipe()
@@ -126,7 +126,7 @@ def test_order_above_the_limit_boots_nothing(run_dir, starter):
             assert connection.recv(100) == b""
         except OSError:
             pass  # it has hung up
-    assert len(boot_guests(guest(run_dir), b"y")) == 2  # it still waits for a good one
+    assert len(boot_guests(guest(run_dir), b"y")) == 2  # it still waits for a valid order
 
 
 def test_starter_ends_when_the_job_shell_has_closed_the_connection(run_dir, starter):

@@ -125,7 +125,7 @@ def test_root_commands_reject_a_config_that_others_can_write(tmp_path, argv):
 
 @pytest.mark.parametrize("enters", [True, False])
 def test_home_of_a_user_is_entered_as_the_user(site, tmp_path, monkeypatch, enters):
-    """As root with root's rights dropped, so that a directory of root's alone stops it."""
+    """Run as root without root's capabilities, so that a directory for root only stops it."""
     home = tmp_path / "home"
     home.mkdir()
     uid = 4242 if os.geteuid() == 0 else os.getuid()
@@ -143,7 +143,7 @@ def test_home_of_a_user_is_entered_as_the_user(site, tmp_path, monkeypatch, ente
 
 @pytest.mark.parametrize("mode", [0o777, 0o1777, None])
 def test_state_directories_that_others_can_write_fail(site, tmp_path, mode):
-    """A sticky bit mends nothing here, and a file (None) is none."""
+    """A sticky bit does not help here; a file (None) is no directory."""
     state, run = tmp_path / "state", tmp_path / "run"
     if mode is None:
         state.touch()

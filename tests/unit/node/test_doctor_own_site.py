@@ -15,7 +15,7 @@ import pytest
 from vtorque_admin import doctor
 from vtorque_core.base import kvm
 
-OWNER = os.getuid() or 65534  # nobody, for tests that run as root: a site of root's is no own one
+OWNER = os.getuid() or 65534  # for root: the user nobody's personal site
 SITE: Any = SimpleNamespace(
     owner=OWNER, node=SimpleNamespace(accel="auto", qemu_user=""),
     paths=SimpleNamespace(run=Path("/nonexistent")),

@@ -80,7 +80,7 @@ def test_total_usage_sums_the_known_values():
 
 
 class Acme:
-    """A batch system that writes down what it is told; the epilogue calls it in a child."""
+    """A batch system that records its calls; the epilogue calls it in a child."""
 
     def __init__(self, told, error=""):
         self.told, self.error = told, error
@@ -322,7 +322,7 @@ def test_nothing_is_accounted_without_a_running_guest(node, tmp_path, monkeypatc
     assert not node["killed"].exists(), "the site has not said so"
 
 
-# In a user and PID namespace of its own, whose processes are all that can be seen and killed.
+# In a separate user and PID namespace, so that only its processes can be seen and killed.
 KILL = """
 import json, os, subprocess, sys, time
 from pathlib import Path

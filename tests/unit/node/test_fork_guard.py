@@ -12,7 +12,7 @@ from vtorque_core.node.end import teardown
 
 
 class Connection:
-    """As libvirt's, as far as closing goes."""
+    """A double of libvirt's connection that can only be closed."""
 
     closed = False
 
@@ -21,7 +21,7 @@ class Connection:
 
 
 def test_no_child_is_forked_while_a_connection_is_open(tmp_path, monkeypatch):
-    """By name or by import, whatever the module is called: it is that of the real teardown."""
+    """By name or by import, whatever the module is called: the name of the real teardown's."""
     paths = Paths(tmp_path / "state", tmp_path / "run")
     journal = starter(paths)()
     connection = Connection()

@@ -12,7 +12,7 @@ GUARD = "table inet guard {}\n"
 
 
 def test_limit_of_a_nic_does_not_depend_on_the_order_of_nics(monkeypatch):
-    """The guard of one network makes the node track connections, those of a bridge before it, too.
+    """The guard of one network makes the node track connections, also of a bridge without a guard.
 
     A filter without a guard has no limit on a node that does not track connections yet.
     """

@@ -50,7 +50,7 @@ class FakeDriver:
 
 
 class FakePlugins:
-    """Stands in for ``Plugins``: one guest type, and the plugin names that were asked for."""
+    """Stands in for ``Plugins``: one guest type, and the requested plugin names."""
 
     def __init__(self, driver) -> None:
         self.driver = driver
@@ -243,7 +243,7 @@ def test_jobshell_waits_while_the_guests_start(job):
 
 @pytest.mark.parametrize(("nodes", "code"), [(("n1",), 0), (("n1", "n2"), 122)])
 def test_jobshell_waits_only_for_nodes_named_by_the_proof(job, monkeypatch, nodes, code):
-    """Of a mixed request others have no guests, whatever the batch system tells the job."""
+    """Other nodes of a mixed request have no guests, whatever the batch system tells the job."""
     (job.root / "pbsdsh").write_text(f'#!/bin/sh\necho "$@" > {job.root}/called; exit 3\n')
     (job.root / "pbsdsh").chmod(0o755)
     monkeypatch.setenv("PATH", f"{job.root}:/usr/bin:/bin")
@@ -260,7 +260,7 @@ def test_jobshell_ends_after_the_start_deadline(job):
 
 
 def test_jobshell_ends_when_the_prologue_was_killed(job):
-    """By the kernel for want of memory, say; its deadline may be far away."""
+    """For example by the kernel for lack of memory; its deadline may be far away."""
     root = subprocess.Popen(["sleep", "1000"])
     here = {"namespace": proofs.pid_namespace(), "deadline": time.monotonic() + 1000}
     proofs.write(job.paths, replace(READY, state="starting", starter=root.pid, **here))
@@ -445,7 +445,7 @@ def test_after_script_hook_is_not_called_if_the_script_did_not_run(job):
 
 
 def test_drivers_are_imported_while_guests_start(job):
-    """What is imported after READY is time that the job waits: there is nothing left of it."""
+    """Imports after READY would delay the job, so everything is imported before."""
     proofs.write(job.paths, replace(READY, state="starting", deadline=time.monotonic() + 60))
     ready = replace(READY, guest_type="linux", plugin="linux-guest")
     program = f"""

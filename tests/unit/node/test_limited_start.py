@@ -1,4 +1,4 @@
-"""What root does by ``[[limits]]``: refuses, and starts and ends jobs without a plugin."""
+"""Root's use of ``[[limits]]``: it refuses jobs, and starts and ends jobs without a plugin."""
 
 import json
 from dataclasses import replace
@@ -36,7 +36,7 @@ def node(tmp_path):
 
 
 def start(node, queue, **pairs):
-    """Run the prologue of a job in a process of its own; return its proof and its journal."""
+    """Run the prologue of a job in a separate process; return its proof and its journal."""
     job = replace(node.job(pairs, "7.srv"), queue=queue)
 
     def work():

@@ -168,7 +168,7 @@ def test_unknown_jobs_are_kept_until_the_server_answers(paths, start, tmp_path):
 def test_reaper_after_a_reboot_releases_files_without_starting_daemons(
     paths, start, tmp_path, monkeypatch
 ):
-    """Node-wide things, shared memory, daemons: gone with the boot, by the journal's first line."""
+    """Resources of the node, shared memory, daemons: gone with the boot, by the first line."""
     journal = start("1")
     journal.take(Card(str(tmp_path / "card")))
     kept = tmp_path / "kept"

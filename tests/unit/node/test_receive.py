@@ -86,7 +86,7 @@ def here(tmp_path, monkeypatch):
     monkeypatch.setattr(receive.job_context, "job_user", lambda *_: user)
     start = lambda *_, arriving: made.starts(*arriving)  # noqa: E731
     monkeypatch.setattr(receive, "start_job", start)
-    # A process of its own would have the sender's end of the pipe, too, until it has closed it.
+    # A separate process would also have the sender's end of the pipe until it has closed it.
     monkeypatch.setattr(receive, "reader", contextlib.nullcontext)
 
     def run(told=TOLD):
@@ -191,7 +191,7 @@ def test_disconnected_source_after_arrival_leaves_all_resources(here, monkeypatc
 
 
 def test_unresponsive_source_is_not_awaited_forever(here, monkeypatch):
-    """Its line never ends; the job's lock here is free then, and who asks is answered."""
+    """Its line never ends; the job's lock here is free then, and the other node gets an answer."""
     monkeypatch.setattr(domains, "domain_state", lambda *_: "")
     monkeypatch.setattr(survive_receive, "_ARRIVES", 0.0)
     here.starts = lambda guest: guest.arrive(guest.guest.uuid, "<domain/>", NOT)
@@ -200,7 +200,7 @@ def test_unresponsive_source_is_not_awaited_forever(here, monkeypatch):
 
 
 def test_disconnected_source_before_arrival_is_released(here):
-    """That one may have been told that nothing is here: it asks nobody again."""
+    """The source may have been told that nothing is here: it does not ask again."""
 
     def starts(guest):
         here.sender.close()
@@ -242,7 +242,7 @@ def test_second_arrival_of_the_same_job_is_refused(here):
 
 @pytest.mark.parametrize("attempt", [0, 1])
 def test_prologue_of_the_same_attempt_keeps_an_arriving_guest(here, attempt, monkeypatch):
-    """One of a later attempt releases what the one before has left, as ever."""
+    """One of a later attempt releases what the earlier attempt has left, as usual."""
     running_journal.Job(here.paths, "42").journal.phase(ARRIVES)
     released = []
     monkeypatch.setattr(cleanup, "release_job", lambda *_: released.append(1) or [])

@@ -44,7 +44,7 @@ def paths(tmp_path):
     ("uid", "job", "words"),
     [
         (ME + 1, "42.srv", "is of job '42.srv' of uid"),  # copied from another user
-        (ME, "43.srv", "is of job '43.srv' of uid"),  # of another job of one's own
+        (ME, "43.srv", "is of job '43.srv' of uid"),  # of another own job
         (ME, "42.srv\n", "is of job '42.srv\\n' of uid"),
     ],
 )
@@ -85,7 +85,7 @@ def test_jobshell_with_a_config_of_the_user_runs_nothing(tmp_path):
 
 
 def test_link_created_in_between_is_not_followed(tmp_path):
-    """A user who could write a directory swaps names; root's directory is not such a one."""
+    """A user who can write a directory can swap names; root's directory is not writable."""
     tmp_path.chmod(0o755)
     target = tmp_path / "target"
     target.write_text("root's")
@@ -108,7 +108,7 @@ def test_link_created_in_between_is_not_followed(tmp_path):
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root has to disbelieve a config")
 def test_epilogue_rejects_a_config_that_others_can_write(tmp_path, monkeypatch, capsys):
-    """It says where the journals are, and a journal says what root removes."""
+    """The config names the directory of the journals, by which root removes files."""
     tmp_path.chmod(0o755)
     evil, honest = (names.Paths(tmp_path / x / "state", tmp_path / x / "run") for x in "eh")
     for paths in (evil, honest):
@@ -142,7 +142,7 @@ def test_package_that_others_can_write_is_not_imported(tmp_path, monkeypatch):
     (package / "plugin.py").write_text("")
     package.chmod(0o777)
     monkeypatch.syspath_prepend(str(tmp_path))
-    if ME != 0:  # what the check accepts beside root; the directories above are root's or sticky
+    if ME != 0:  # accepted by the check beside root; the directories above are root's or sticky
         check = trust.require_root_owned
         monkeypatch.setattr(trust, "require_root_owned", lambda path, **_: check(path, uid=ME))
     with pytest.raises(ConfigError, match=r"vtorque_evil: can be written by others than root"):

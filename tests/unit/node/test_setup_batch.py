@@ -32,7 +32,7 @@ class Killed(BaseException):
 
 @dataclasses.dataclass
 class Cluster:
-    """A batch system whose hooks are in a directory; ``problem``: what its admin has to do."""
+    """A batch system whose hooks are in a directory; ``problem``: its admin's remaining work."""
 
     top: Path
     name: str = "acme"
@@ -53,7 +53,7 @@ class Cluster:
 
 @dataclasses.dataclass
 class Udev:
-    """A plugin that is no batch system and has a step of its own; ``broken``: what it raises."""
+    """A plugin that is no batch system and has its own step; ``broken``: the error it raises."""
 
     top: Path
     broken: str = ""
@@ -236,7 +236,7 @@ def test_edited_hook_is_neither_removed_nor_overwritten(node):
     assert hook.read_bytes() == edited
     assert (hook.parent / "prologue.orig").read_bytes() == b"#!/bin/sh\necho site\n"
     assert any("edited since" in line and "prologue.orig" in line for line in node.said)
-    assert not (hook.parent / "epilogue.orig").is_symlink()  # the others are taken back
+    assert not (hook.parent / "epilogue.orig").is_symlink()  # the others are undone
     hook.rename(hook.parent / "mine")
     node.uninstall()
     assert hook.read_bytes() == b"#!/bin/sh\necho site\n"
@@ -399,7 +399,7 @@ def vtorque_batch_systems():
     [(0, (True, ""), "fit"), (2, (False, "tools: nft is gone 0"), "unfit")],
 )
 def test_doctor_mark_reports_the_new_state(failures, marked, said):
-    """It said "not done: give this node vtorque" and then did it."""
+    """Setup printed "not done: give this node vtorque" and then did it."""
     from vtorque_admin.doctor import Finding, set_mark
 
     found = [

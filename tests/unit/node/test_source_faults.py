@@ -54,7 +54,7 @@ class Faulty(BootSource):
 
 @dataclasses.dataclass(frozen=True)
 class Rig(RecordedJob):
-    """A job whose guest comes up by a source of a plugin that is gone when it is released."""
+    """A job whose guest boots by a source of a plugin that is gone when it is released."""
 
     source: BootSource = dataclasses.field(default_factory=Faulty)
 
@@ -162,7 +162,7 @@ def test_cold_boot_replaces_the_memory_disk_of_a_failed_source(rig):
 
 
 def test_source_is_not_offered_for_a_guest_that_already_has_one(rig):
-    """Else a warm guest or a cold boot could take the place of a restore."""
+    """Otherwise a warm guest or a cold boot could replace a restore."""
     before = rig.look()
     restored = SimpleNamespace(vtorque_boot_sources=hookimpl(lambda: [Faulty()]))
     rig.node.plugins.register("other", restored, "vtorque-other 1.0")

@@ -71,7 +71,7 @@ def spare(paths, tmp_path):
 
 @pytest.fixture
 def job(paths, spare):
-    """Return the journal of a job that has taken it."""
+    """Return the journal of a job that has taken the guest."""
     with Journal.start(paths, JobHeader(JobAttempt("7", 0, "u", 1000), "local")) as journal:
         journal.acquire(SpareUse(spare), plugin="core", phase="plan")
     return journal.path
@@ -106,7 +106,7 @@ def test_reaper_keeps_a_spare_guest_that_its_daemon_keeps(paths, spare, kept, tm
 
 def test_reaper_ends_a_spare_guest_without_a_daemon(paths, spare, tmp_path):
     paths.run.mkdir()
-    (paths.run / "warm.lock").touch()  # of a process that was killed
+    (paths.run / "warm.lock").touch()  # of a killed process
     assert reaped(paths) == {"spare-1": "released"}
     assert not (tmp_path / "has").exists()
     assert not any(paths.kept.rglob("spare*"))
@@ -272,12 +272,12 @@ def test_spare_guest_stopped_after_another_failure_is_not_rebooted(paths, monkey
     assert anew == [0]
 
 
-# -- a job takes one ---------------------------------------------------------------------------
+# -- A job takes a guest ---------------------------------------------------------------------------
 
 
 @pytest.fixture
 def waiting(paths, spare, monkeypatch):
-    """Return what has a job take guests; a plugin offers the spare one for any."""
+    """Return a function that lets a job take guests; a plugin offers the spare guest for any."""
     monkeypatch.setattr(hypervisor, "qemu_uid", lambda _: 64055)
     with Journal.open(paths, paths.journal / f"{spare}.jsonl") as journal:
         domain = Domain("vt-spare", "u-u", "test:///default", lambda: None)
@@ -304,7 +304,7 @@ def waiting(paths, spare, monkeypatch):
 
 def test_claimed_spare_guest_is_never_offered_again(paths, spare, waiting):
     assert waiting("7") == spare
-    (paths.journal / "7.0.jsonl").unlink()  # as one who gives up its records does
+    (paths.journal / "7.0.jsonl").unlink()  # as an admin does who abandons its records
     assert waiting("8") == ""
 
 
@@ -359,7 +359,7 @@ def test_spare_guest_with_dedicated_cores_is_not_booted(paths, monkeypatch):
 
 
 def test_claimed_spare_guest_survives_a_late_failure_of_its_boot(paths, tmp_path, monkeypatch):
-    """As soon as it waits a job can take it: the boot's own end must ask as any other's."""
+    """A job can take it as soon as it waits: the end of its own boot must check, like any other."""
 
     def waits_and_fails(start, job, wanted, ports):
         start.acquire(Tree(str(tmp_path / "has"), mode=0o700))

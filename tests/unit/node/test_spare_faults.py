@@ -1,6 +1,7 @@
 """SIGKILL at every step of a start that takes a spare guest, on a recorded node: nothing is left.
 
-The guest that was taken, or would have been, is gone with the job or still waits, and no other.
+The guest that was (or would have been) taken ends with the job or still waits, and there is no
+other guest.
 """
 
 import contextlib
@@ -25,7 +26,7 @@ WANTED = {"img": "recorded", "vcpus": "1", "ram": "256M"}
 
 @dataclasses.dataclass(frozen=True)
 class Rig(RecordedJob):
-    """A job for which a guest waits that nobody keeps any more."""
+    """A job with a waiting guest that no service keeps any more."""
 
     def boot(self):
         def work():
@@ -80,7 +81,7 @@ def test_start_claims_a_spare_guest_and_the_end_releases_it(rig):
     (domain,) = (rig.node.top / "domains").iterdir()
     assert key in domain.name
     rig.release()
-    eventually(lambda: rig.look() == before)  # what a start has forked ends by itself
+    eventually(lambda: rig.look() == before)  # forked processes end without a signal
 
 
 def test_spare_guest_that_ended_during_the_claim_is_replaced_by_a_boot(rig):
@@ -93,13 +94,13 @@ def test_spare_guest_that_ended_during_the_claim_is_replaced_by_a_boot(rig):
     (domain,) = (rig.node.top / "domains").iterdir()
     assert "pcie-root-port" not in domain.read_text()
     rig.release()
-    eventually(lambda: rig.look() == before)  # what a start has forked ends by itself
+    eventually(lambda: rig.look() == before)  # forked processes end without a signal
 
 
 @pytest.mark.parametrize(
     "part", [slice(3, None, 13), pytest.param(slice(None), marks=pytest.mark.full)]
 )
 def test_killed_start_with_a_spare_guest_is_released(rig, part):
-    # What a start has forked ends by itself, and a busy machine gives it little time.
+    # Processes that a start has forked end without a signal, and a busy machine delays them.
     killed = survive(rig, around_all, part=part, patience=LONG)
     assert killed

@@ -224,7 +224,7 @@ def test_plugin_that_fails_to_list_its_kinds_is_named(paths, start, tmp_path):
 def domains(tmp_path, monkeypatch):
     """A hypervisor whose domains are files.
 
-    Destroying one waits until as many are being destroyed as the file ``at_once`` says.
+    Each destroy waits until as many run at once as the file ``at_once`` contains.
     """
     top = tmp_path / "domains"
     top.mkdir()
@@ -253,7 +253,7 @@ def domain(guest):
 
 
 def test_guests_are_destroyed_concurrently(paths, start, domains, tmp_path):
-    """None is gone before the destruction of each has begun."""
+    """None has ended before the destruction of each has begun."""
     (tmp_path / "at_once").write_text("4")
     journal = start()
     for guest in range(4):
@@ -297,7 +297,7 @@ def test_core_leased_at_run_time_is_held_by_its_domain(paths, start, domains, tm
 def test_domain_that_appears_after_its_creator_was_killed_is_destroyed(
     paths, start, domains, tmp_path, monkeypatch
 ):
-    """libvirtd goes on creating it for a client that is dead."""
+    """libvirtd continues to create it for a client that is dead."""
     monkeypatch.setattr(hypervisor, "create_domain", lambda uri, xml, **_: 1 / 0)
 
     def attempt(settle):
@@ -319,7 +319,7 @@ def test_domain_that_appears_after_its_creator_was_killed_is_destroyed(
 def test_clock_set_back_does_not_delay_a_release(
     paths, start, domains, tmp_path, monkeypatch, known
 ):
-    """Else it would wait until the day on which a killed create() must be over."""
+    """Otherwise it would wait until the day on which a killed create() must have ended."""
     monkeypatch.setattr(hypervisor, "create_domain", lambda uri, xml, **_: 1 / 0)
     monkeypatch.setattr(Domain, "settle", 0.1)
     journal = start()

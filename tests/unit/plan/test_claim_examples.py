@@ -72,7 +72,7 @@ def test_iocm_and_resize(shown, tmp_path):
 
 @dataclass(frozen=True)
 class Domain(Resource):
-    """As the journal names one that runs."""
+    """In the journal's form, of a running guest."""
 
     kind: ClassVar[str] = "domain"
     name: str
@@ -87,7 +87,7 @@ class Domain(Resource):
 
 
 def test_cores_are_added_to_a_running_guest(shown, tmp_path, monkeypatch):
-    """What doc/plugins.md shows of ``resize``, for a guest as its journal has it."""
+    """The example of ``resize`` in doc/plugins.md, for a guest in the journal's form."""
     pins = []
     monkeypatch.setattr(node_hardware, "topology", lambda _: HOST)
     monkeypatch.setattr(cores, "_vcpu_count", lambda *_: 4)

@@ -176,7 +176,7 @@ def test_domain_matches_its_golden_file(name: str) -> None:
     assert xml == path.read_text()
 
 
-# -- what no guest has ------------------------------------------------------------------------
+# -- Elements that no guest has --------------------------------------------------------------------
 
 
 def test_no_graphics_no_usb_no_balloon_no_probing() -> None:
@@ -342,7 +342,7 @@ def test_kvm_shows_the_host_processor() -> None:
 
 
 def test_emulated_guest_does_not_copy_byte_by_byte() -> None:
-    """With "rep movsb", which Linux takes where the processor says that it is fast."""
+    """With "rep movsb", which Linux uses if the processor declares that it is fast."""
     (feature,) = parsed().findall("cpu/feature")
     assert feature.attrib == {"policy": "disable", "name": "erms"}
     arm = draw(guest=guest_plan(image=replace(planned.MICRO, arch="aarch64")))

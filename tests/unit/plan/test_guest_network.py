@@ -190,7 +190,7 @@ def test_guests_have_a_name_in_each_network_that_all_nodes_know():
 
 @pytest.mark.parametrize("names_of_nodes", [("vm", "vmb"), ("rack1-7", "rack2-7")])
 def test_job_on_nodes_with_equal_numbers_is_refused(names_of_nodes):
-    """Silently both guests had one address, and each was itself to the other."""
+    """Both guests silently had one address, and each connected to itself."""
     job = on(*names_of_nodes)
     guests = guests_of(job, site_with(), 2)
     with pytest.raises(Refused) as refused:

@@ -40,7 +40,7 @@ JOB = BatchJob("7.srv", "u", "n2", ("n1", "n2"), b"", attempt=1)
 
 
 class DoubleDriver:
-    """Stands for a guest type's driver; this one needs nothing."""
+    """A double of a guest type's driver, without requirements."""
 
     def context(self, guest, site):
         yield EnvVar("DISTRO", "TINY")
@@ -54,7 +54,7 @@ class NoElements:
 
 
 class DoublePlugin:
-    """Stands for a guest type's plugin, with whatever else a test wants of it."""
+    """A double of a guest type's plugin, with additional attributes of the test."""
 
     claims = ()
     items = ()
@@ -140,7 +140,7 @@ def test_each_guest_has_a_separate_qemu_uid(planned):
 
 
 def test_guests_know_the_jobs_nodes_without_guests_by_this_nodes_names(planned):
-    """This host's name service has localhost, whose address no other machine could use."""
+    """This host's name service has localhost, which no other machine could use."""
     guests, _, context = planned()
     placements = [Placement(leased={"qemu-uid": (str(2146900000 + n),)}) for n in range(2)]
     bare = (BareNode("10.1.2.3", 8), BareNode("localhost", 2), BareNode("n" * 64, 1))
@@ -245,7 +245,7 @@ def test_user_is_notified_when_limits_make_guests_smaller(planned):
 
 
 def test_slots_of_other_nodes_are_computed_alike_on_all_nodes(planned, monkeypatch):
-    """Whatever is said of all guests of a job, each node says the same."""
+    """An option for all guests of a job is the same on each node."""
     told = []
     monkeypatch.setattr(plan, "domain_contributions", lambda *_: [])
     monkeypatch.setattr(plan, "merge", lambda _: None)

@@ -61,7 +61,7 @@ def claims(job, site, index):
 
 @st.composite
 def shares(draw):
-    """Return a batch system's share of a node: whole cores if it tells ids, or a number."""
+    """Return a batch system's share of a node: whole cores if it reports ids, or a number."""
     machine = draw(st.sampled_from(MACHINES))
     found = NodeShare(
         machine,
@@ -129,7 +129,7 @@ def test_unlimited_memory_is_divided_by_cpus():
 
 @given(st.lists(st.integers(1, 8), min_size=1, max_size=8))
 def test_jobs_that_share_a_node_share_its_memory(counts):
-    """As many as it has CPUs for: the parts of all are no more than there is."""
+    """As many as it has CPUs for: the parts of all add up to no more than the total."""
     machine = flat(range(8), 16001)
     while sum(counts) > 8:
         counts.pop()

@@ -131,7 +131,7 @@ def test_exclusive_cores_are_distinct_and_within_the_share(paths):
         {"vcpu": (2,), "emulator": (3,)},
     ]
     assert got[0].share == (1, 2, 3)
-    # A share that overlaps, as batch systems with oversubscription give it:
+    # A share that overlaps, as from batch systems with oversubscription:
     for cpus in ((2, 3), (1, 2)):
         with pytest.raises(HostFault, match="in use by other jobs: vcpus=1"):
             place(start(paths, str(cpus)), [guest], dataclasses.replace(NODE, cpus=cpus), paths)
@@ -230,7 +230,7 @@ def test_node_without_known_ids_belongs_to_one_user(paths, first, second, other_
 
 
 def test_unreadable_journal_stops_placement(paths):
-    """What it holds is unknown, so nothing may be given away."""
+    """Its resources are unknown, so nothing may be allocated."""
     bad = start(paths, "1")
     bad.path.write_bytes(b"garbage\n" + bad.path.read_bytes())
     with pytest.raises(JournalError, match=r"1\.0\.jsonl, line 1"):
@@ -285,7 +285,7 @@ def test_pins_change_before_removed_and_after_added_cores_are_journaled(paths, m
     for count in (2, 2, 1):
         resize(paths, "1.0", 0, "io", count)
     more = (["0", "1"], (0, 1), (2,))
-    assert seen == [more, more, (["0", "1"], (0,), (1, 2))]  # also where nothing changes: it mends
+    assert seen == [more, more, (["0", "1"], (0,), (1, 2))]  # also without a change: it repairs
 
     def fail(*_):
         raise HostFault("libvirtd is away")

@@ -70,7 +70,7 @@ def check(paths, share):
     assert not [item for item, count in items.items() if count > 1]
     cores = {int(args["item"]): s.key for s, args in leases if args["pool"] == "core"}
     assert not set(cores) & set(share.reserved)
-    for state, args in leases:  # nobody else floats over a core that is somebody's own
+    for state, args in leases:  # no other thread floats over a core that a guest has exclusively
         if args["pool"] == "share":
             floats = set(cpu_list(args["cpus"]))
             assert not [c for c in floats if cores.get(c, state.key) != state.key]

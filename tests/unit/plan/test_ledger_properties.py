@@ -36,7 +36,7 @@ guests = st.lists(
 
 @dataclasses.dataclass
 class Job:
-    """What the model knows of a job that holds something."""
+    """The model of a job that holds something."""
 
     uid: int
     journal: Journal

@@ -45,7 +45,7 @@ def test_oldest_spare_guests_end_until_the_job_fits(paths):
     for number in (3, 1, 2):
         spare(paths, number)
     assert job(paths, "1", 2048)[1] == ["spare-3.0"]
-    assert job(paths, "2", 1024)[1] == ["spare-3.0", "spare-1.0"]  # the first one has not gone yet
+    assert job(paths, "2", 1024)[1] == ["spare-3.0", "spare-1.0"]  # the first one has not ended yet
 
 
 def test_job_that_does_not_fit_without_spare_guests_ends_none(paths):

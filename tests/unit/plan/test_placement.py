@@ -254,7 +254,7 @@ def test_advice_on_numa_nodes_is_a_wish():
     assert [p.nodes for p in placed(EPYC, near(2), near(2))] == [(2,), (0,)]  # distinct ones first
     card = PoolClaim("gpu", ("a",), near={"a": 1})
     both = guest(more=[RamClaim(near=(2,)), card, PoolClaim("vf", ("b",), near={"b": 1})])
-    assert placed(EPYC, both)[0].nodes == (1,)  # two wishes against one
+    assert placed(EPYC, both)[0].nodes == (1,)  # two preferences against one
 
 
 def test_pools_of_a_family_share_their_items():
@@ -375,7 +375,7 @@ mixed_strategy = st.lists(
 @settings(max_examples=2 * settings().max_examples, deadline=None, database=None)
 @given(sizes=sizes_strategy, guests=mixed_strategy)
 def test_mixed_guests_cross_numa_nodes_as_rarely_as_exhaustive_search(sizes, guests):
-    """Some have CPUs of their own, some share; some have their memory in huge pages."""
+    """Some have their own CPUs, some share; some have their memory in huge pages."""
     machine = machine_of(sizes)
     pages = {100 * 1024: 5}  # of 100 MiB, on each node
     nodes = tuple(dataclasses.replace(node, pages=pages) for node in machine.nodes)
@@ -389,7 +389,7 @@ def test_mixed_guests_cross_numa_nodes_as_rarely_as_exhaustive_search(sizes, gue
     try:
         got = placed(machine, *asked)
     except NoFit:
-        assert fewest_crossing(rooms, needs)  # else all fit, each on a node
+        assert fewest_crossing(rooms, needs)  # otherwise all fit, each on one NUMA node
         return
     crossing = [p for p in got if len({*p.nodes, *p.memory, *p.paged}) > 1]
     assert len(crossing) <= fewest_crossing(rooms, needs)
@@ -401,7 +401,7 @@ def test_mixed_guests_cross_numa_nodes_as_rarely_as_exhaustive_search(sizes, gue
     broken=st.sets(st.integers(0, 15), max_size=6),
 )
 def test_cores_are_split_only_for_remaining_vcpus(counts, broken):
-    """No guest has a part of a core while whole ones would have done."""
+    """No guest has a part of a core if whole cores would have sufficed."""
     machine = machine_of([(16, 1000)])
     taken = Taken({"core": frozenset(map(str, broken))}, shares=dict.fromkeys(broken, 1))
     try:

@@ -10,7 +10,7 @@ from vtorque_core.plan.subordinate_ids import MAX_ID, of_user, rule
 
 @pytest.fixture
 def tables(tmp_path):
-    """Return both tables; what is in one is what the test writes."""
+    """Return both tables; the test writes their contents."""
     found = tmp_path / "subuid", tmp_path / "subgid"
     for table in found:
         table.write_text("# a comment\nada:100000:65536\n1007:200000:65536\nbad:x:y\n")

@@ -250,7 +250,7 @@ def test_a_full_disk_fails_the_acquire_and_leaves_the_journal_readable(journal, 
 
 
 def test_no_release_is_written_after_a_lost_one(journal, monkeypatch):
-    """Else a lease shows as free while what used it shows as open."""
+    """Otherwise a lease shows as free while its user shows as open."""
     acquire(journal, Card("a"))
     acquire(journal, Card("b"))
     with monkeypatch.context() as patch:

@@ -87,7 +87,7 @@ def test_plugin_of_a_logger_is_its_package():
 
 
 def test_more_verbose_is_more():
-    """So a site's max is the most that a user may ask for, of any component."""
+    """So a site's max is the upper limit for users, for any component."""
     quiet, warn, one, trace = (parse(t) for t in ("quiet", "warn", "boot:TRACE", "trace"))
     assert NOTHING == quiet < warn < one == trace
 
@@ -427,7 +427,7 @@ def test_job_shell_ends_if_its_standard_error_is_not_read(paths, monkeypatch):
     os.close(reader)  # the thread ends with EPIPE
 
 
-# -- what users and sites may ask for -------------------------------------------------------------
+# -- Accepted values of users and sites ------------------------------------------------------------
 
 
 def granted(text, config=""):

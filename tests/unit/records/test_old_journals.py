@@ -91,7 +91,7 @@ def test_old_journal_is_appended_to(paths):
 
 
 SOURCES = (("restored", "31.vm.0"), ("migrated", "32.vm.1"), ("with_warm_guest", "1.0"))
-"""Jobs whose guests did not boot, as the core of before boot sources journaled them."""
+"""Jobs whose guests did not boot, as journaled by the core before boot sources existed."""
 
 
 @pytest.mark.parametrize(("name", "key"), SOURCES)

@@ -13,7 +13,7 @@ NOT_LISTED = {"README.md", "__init__.py", "py.typed"}
 UPDATE = runpy.run_path(str(REPO / "scripts/update-docs"))
 
 
-# -- what scripts/update-docs writes -----------------------------------------------------------
+# -- Files written by scripts/update-docs ----------------------------------------------------------
 
 
 def test_generated_pages_are_up_to_date():
@@ -49,7 +49,7 @@ def test_first_line_of_every_core_module_is_one_line():
 
 
 def files_below(folder):
-    """Yield a folder's files, and those of folders in it that have no README of their own."""
+    """Yield a folder's files, and those of subfolders without a README."""
     for path in folder.iterdir():
         if path.is_dir() and path.name != "__pycache__" and not (path / "README.md").exists():
             yield from files_below(path)
@@ -175,7 +175,7 @@ def is_there(dotted):
 def test_core_modules_named_in_texts_exist():
     wrong = []
     for path, text in texts():
-        if path.parent.name == "changes":  # they say what was
+        if path.parent.name == "changes":  # they describe the past
             continue
         found = set(re.findall(r"\bvtorque_core\.(?!py\b)([a-z_]\w*(?:\.\w+)*)", text)) - LOGGERS
         wrong += [f"{path.relative_to(REPO)}: {name}" for name in found if not is_there(name)]
@@ -183,7 +183,7 @@ def test_core_modules_named_in_texts_exist():
 
 
 def test_files_named_in_the_manuals_exist():
-    """Also those that design.md names from within the core."""
+    """Also the modules that design.md names from within the core."""
     wrong = []
     tops = "|".join(path.name for path in [*REPO.iterdir(), *(REPO / "vtorque_core").iterdir()])
     for page in [*REPO.glob("*.md"), *REPO.glob("doc/*.md"), *REPO.glob("plugins/*/README.md")]:

@@ -299,7 +299,7 @@ def test_readme_is_short():
     assert len((REPO / "README.md").read_text().splitlines()) <= 60
 
 
-# Written in pieces, so that this file is not one of those it looks for.
+# Written in pieces, so that this file is not among the files it looks for.
 FORBIDDEN = [
     "/" + "work/main", "/" + "work/shared", "/" + "work/.", "farm" + "-", "issues " + "show",
     "duplicates" + "-", "127.0.0.1" + ":3141", "/" + "opt/pypi", "index" + "-url",
@@ -325,7 +325,7 @@ def test_every_test_named_on_a_page_exists():
 
 
 def test_units_of_the_reaper_are_valid():
-    """What is in them is what systemd.timer(5) and systemd.service(5) have."""
+    """Their keys are those of systemd.timer(5) and systemd.service(5)."""
     blocks = re.findall(r"```ini\n(.*?)```", text("admin.md"), re.DOTALL)
     service, timer = (block for block in blocks if "vTorque" in block)
     assert re.findall(r"^\[(\w+)\]$", service, re.MULTILINE) == ["Unit", "Service"]

@@ -66,7 +66,7 @@ def plugins():
 def test_each_site_config_block_is_accepted(plugins):
     wrong = []
     for block in filter(is_site_config, blocks("toml")):
-        # One with all that limits can name.
+        # A config with everything that limits can name.
         other = "" if "[batch]" in block.text else '\n[batch]\nsystem = "slurm"\n'
         whole = block.text + other
         told = problems(parse_toml(whole.encode()), plugins)
@@ -80,7 +80,7 @@ def test_each_site_config_block_is_accepted(plugins):
 
 
 def commands():
-    """Yield where a command is, and its words. Brackets around what may be left out are none."""
+    """Yield each command's place and words. Brackets around optional words are removed."""
     for block in blocks("sh", "console"):
         lines = block.text.replace("\\\n", " ").splitlines()
         if any(line.startswith("$ ") for line in lines):
@@ -156,7 +156,7 @@ def test_each_named_file_and_distribution_exists():
 
 
 def distributions():
-    """Return directory and extra of each distribution to its name, and what it needs of ours."""
+    """Return directory and extra of each distribution to its name, and its own requirements."""
     found = {}
     for path in (REPO / "pyproject.toml", *PROJECTS):
         project = tomllib.loads(path.read_text())["project"]
@@ -190,7 +190,7 @@ def lines_of(page):
 
 @pytest.mark.parametrize("page", ["doc/admin.md", "doc/ten-minutes-admin.md"])
 def test_each_installed_wheel_was_built_before(page):
-    """Of admin.md's submit hosts, vtorque-login was in no wheel."""
+    """vtorque-login was missing in the wheels for admin.md's submit hosts."""
     known, built, wrong = distributions(), set(), []
     seen = 0
     for line in lines_of(page):

@@ -1,6 +1,6 @@
-"""Blocks of the documentation that run: what they print and make is what their page says.
+"""Blocks of the documentation run, and print and make what their page says.
 
-``RUN`` has those of other tests, too; ``NOT_RUN`` says why of each that no test runs.
+``RUN`` has the blocks of other tests; ``NOT_RUN`` has the reason for each block that no test runs.
 """
 
 import importlib.metadata
@@ -186,7 +186,7 @@ def site(tmp_path, text):
     ("page", "config"), [("config", "[options.img]"), ("ten-minutes-admin", "[options.ram]")]
 )
 def test_commands_that_inspect_a_config_succeed(tmp_path, page, config):
-    """The commands of the page, on a config of the page, as a user who is there."""
+    """The commands of the page, on a config of the page, as an existing user."""
     path = site(tmp_path, block(f"doc/{page}.md", config))
     for line in block(f"doc/{page}.md", "vtorque config check").splitlines():
         words = re.sub("USER|ada", "root", line.partition("#")[0]).split()[2:]
@@ -400,7 +400,7 @@ NO_CODE = ("text",)  # output, formats, lines of other programs' files
 
 
 def is_install(block):
-    """Say whether it only installs what test_docs_blocks.py has looked at: of this checkout."""
+    """Return whether it only installs this checkout's distributions (see test_docs_blocks.py)."""
     return block.language == "sh" and all(
         re.match(r"pip install \.", line) for line in block.text.splitlines()
     )

@@ -1,6 +1,6 @@
 """The documentation as a site and as man pages: built completely, without a warning.
 
-All that is imported for it is so in processes of its own: others measure the memory of forked ones.
+Its modules are imported in separate processes: other tests measure the memory of forked processes.
 """
 
 import itertools

@@ -1,4 +1,4 @@
-"""The examples' scripts, without guests: where they work, and what they say is missing."""
+"""The examples' scripts, without guests: where they run, and their messages about missing parts."""
 
 import os
 import shutil

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.e2e
 
 PAGE = (Path(__file__).parents[3] / "doc" / "generated/fault-matrix.md").read_text()
 
-# Where each fault is tried, every fourth one in the quick run: where most is lost by it.
+# The step of each fault, every fourth one in the quick run: those with the greatest damage.
 HERE = {
     "killed": ("start", "before create domain"),
     "EIO": ("start", "before record vfio"),
@@ -35,7 +35,7 @@ HERE = {
 
 @pytest.mark.parametrize("name", ["one", pytest.param("two", marks=pytest.mark.full)])
 def test_page_has_all_steps(name, tmp_path):
-    """Else a resource was added or went: run scripts/fault-matrix."""
+    """Otherwise a resource was added or removed: run scripts/fault-matrix."""
     with fault_benches.bench(name, tmp_path) as bench:
         steps = survey(bench)
     lines = fault_benches.table_of(PAGE, name)

@@ -1,6 +1,6 @@
-"""Job scripts and options that cost root much to read: the embedded batch system does that as root.
+"""Job scripts and options that are expensive to parse: the embedded batch system parses as root.
 
-Python's shlex takes four minutes for one line of 4 MiB, and no other user is served meanwhile.
+Python's shlex takes four minutes for one line of 4 MiB, and no other user is served in this time.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ OPTIONS = {
 
 
 def costs_little(work) -> None:
-    """Check that the function calls are in proportion to the size.
+    """Check that the number of function calls is proportional to the size.
 
-    What copies all that it has for each byte makes no more calls, but takes long: it is ended
-    after ten seconds of CPU time, of which a tenth of one is enough.
+    Code that copies its data for each byte makes no more calls, but takes long: it is ended after
+    ten seconds of CPU time, of which a tenth of a second is enough.
     """
 
     def over(*_: object) -> None:

@@ -48,9 +48,9 @@ def test_plugin_imports_only_the_public_api():
     assert PLUGINS and others == []
 
 
-# What tests of plugins import of the core's own: another author has none of it.
+# Modules of the core that plugins' tests import: other authors do not have them.
 CORES_OWN = {
-    # What users and root run, in processes of their own.
+    # Programs of users and root, in separate processes.
     "cli.reap": {"images"},
     "cli.vmgr.main": {"archive", "report"},
     "node.start.prologue": {"joblog"},
@@ -81,7 +81,7 @@ CORES_OWN = {
     "site.load.load": {"login"},
     "site.plugins": {"joblog", "telemetry"},
     "site.plugins.Plugins": {"mpi"},
-    # Whose doubles stand for libvirt, ssh, locks' holders and root.
+    # Tests with doubles of libvirt, ssh, holders of locks and root.
     "base.hypervisor": {"survive"},
     "base.locks.job_lock": {"images"},
     "base.names": {"joblog"},
@@ -91,7 +91,7 @@ CORES_OWN = {
 
 
 def test_plugin_tests_import_only_the_public_api_or_named_exceptions():
-    """As another author's: ``vtorque_core.api`` and ``.live``, and ``vtorque_testing``."""
+    """Like another author's: ``vtorque_core.api`` and ``.live``, and ``vtorque_testing``."""
     found = {}
     for path in REPO.glob("plugins/*/tests/**/*.py"):
         names = {name for name in imported(path) if name.startswith("vtorque_core.")}
@@ -103,7 +103,7 @@ def test_plugin_tests_import_only_the_public_api_or_named_exceptions():
     assert found == CORES_OWN
 
 
-COMMANDS_OF = {  # what is run and not imported
+COMMANDS_OF = {  # run, but not imported
     "vtorque-local": {"vtorque-images"},
     "vtorque-pbs": {"vtorque-admin"},
     "vtorque-slurm": {"vtorque-admin"},

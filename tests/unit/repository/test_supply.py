@@ -65,7 +65,7 @@ def test_install_line_of_a_plugin_names_all_required_own_distributions() -> None
 
 
 def needed() -> set[str]:
-    """Return the names of all that the declared ones pull in, on any Python that is supported."""
+    """Return the names of all dependencies of the declared ones, on any supported Python."""
     ours = {canonicalize_name(project["project"]["name"]) for project in projects()}
     seen: set[tuple[str, str]] = set()
     pending = [(each, "") for each in declared()]
@@ -171,7 +171,7 @@ def test_sbom_lists_the_installation(installation, tmp_path):
     ours = [part["bom-ref"] for part in bom["components"] if part["name"].startswith("vtorque-")]
     assert below["vtorque"] == sorted(ours)
     assert len(ours) == 2
-    # Nothing that differs between two installations of the same, or tells of the machine.
+    # Nothing that differs between two equal installations, or depends on the machine.
     assert "timestamp" not in bom["metadata"]
     assert "serialNumber" not in bom
     assert "file:" not in text
@@ -188,7 +188,7 @@ def test_sbom_of_an_environment_without_vtorque_fails(tmp_path):
 
 @pytest.mark.full
 def test_sbom_of_the_same_installation_is_reproducible():
-    """As large as it gets: all that tests have."""
+    """The largest report: of all that tests have installed."""
     one, two = (sbom(Path(sys.executable), seed=seed) for seed in "12")
     assert one.returncode == 0, one.stderr
     assert one.stdout == two.stdout
@@ -248,7 +248,7 @@ def test_invalid_sets_of_wheels_cannot_be_locked(tmp_path):
 
 
 class Advisories(BaseHTTPRequestHandler):
-    """Stands for osv.dev: says of one package that it is vulnerable, as its API does."""
+    """A double of osv.dev: reports one package as vulnerable, like its API."""
 
     bad = ""
 

@@ -30,7 +30,7 @@ def test_disk_copy_runs_qemu_img_unprivileged_with_open_files(tmp_path, monkeypa
 
 @pytest.mark.parametrize("made", [Overlay, DiskCopy])
 def test_image_with_a_backing_file_is_rejected(tmp_path, made):
-    """Nor one that has got such a name since it came into the pool."""
+    """Also if it has got such a name since it was added to the pool."""
     image, other = tmp_path / "base", tmp_path / "other"
     other.write_bytes(bytes(1 << 20))
     create = ["qemu-img", "create", "-q", "-f", "qcow2", "-F", "raw", "-b", str(other), str(image)]
@@ -46,7 +46,7 @@ def test_overlay_gets_the_size_of_its_image_without_qemu_img(tmp_path):
         ["qemu-img", "create", "-q", "-f", "qcow2", image, "3G"], check=True, timeout=180
     )
     with image.open("r+b") as file:
-        file.seek(96)  # refcount_order (QEMU, docs/interop/qcow2.txt): no tool takes this one
+        file.seek(96)  # refcount_order (QEMU, docs/interop/qcow2.txt): no tool accepts this one
         file.write(b"\xff" * 4)
     path = tmp_path / "o"
     Overlay(str(path), str(image), "qcow2").create()

@@ -89,7 +89,7 @@ def written(top: Path, _: object) -> bool:
 
 
 def by_descriptor(top: Path) -> object:
-    """The victim's file is open in the process, as one of root's could be."""
+    """The victim's file is open in the process, like one of root's could be."""
     with (top / "victim/file").open("r+b") as file:
         return disk(f"/proc/self/fd/{file.fileno()}")(top)
 
@@ -222,7 +222,7 @@ SHARES = {
 }  # fmt: skip
 
 
-# -- what the wrapper believes --------------------------------------------------------------------
+# -- Files that the wrapper trusts -----------------------------------------------------------------
 
 
 def paths(top: Path) -> Paths:
@@ -317,7 +317,7 @@ PROOFS = {
     ),
 }  # fmt: skip
 
-# -- what vsub and a job read and write, as the user ----------------------------------------------
+# -- Files that vsub and a job read and write, as the user -----------------------------------------
 
 
 def named(name: str):
@@ -388,7 +388,7 @@ def test_sparse_user_disk_costs_no_space(tmp_path):
 
 
 def test_socket_as_user_disk_is_denied_as_not_a_regular_file(tmp_path):
-    """As the user would see it themselves; a socket cannot even be opened."""
+    """The user could see them; a socket cannot even be opened."""
     a_socket(tmp_path)
     with pytest.raises(_user_daemon_exec._Denied, match="is not a regular file"):
         disk("disk")(tmp_path)

@@ -139,7 +139,7 @@ def test_tree_is_removed_with_its_content_without_following_links(tmp_path):
 
 
 def test_tree_waits_for_a_straggler(tmp_path, monkeypatch):
-    """qemu-img goes on for a moment when the prologue that called it was killed."""
+    """qemu-img continues for a moment when the prologue that called it was killed."""
     (tmp_path / "job" / "g0").mkdir(parents=True)
     real = os.rmdir
 
@@ -201,7 +201,7 @@ print("ok")
 
 
 def test_mount_and_a_tree_with_a_mount_inside(tmp_path):
-    """In a mount namespace of its own; without root in a user namespace too (unshare(1))."""
+    """In a separate mount namespace; without root in a user namespace too (unshare(1))."""
     unshare = ["unshare", "--mount", *([] if ROOT else ["--map-root-user"])]
     done = subprocess.run(
         [
@@ -307,7 +307,7 @@ def test_lease_is_restored_from_its_record(tmp_path):
     lease.release()
 
 
-# -- virtiofsd, domain: their own modules are tested elsewhere -----------------------------------
+# -- virtiofsd and domain have their own tests -----------------------------------------------------
 
 
 def share(tmp_path):

@@ -225,7 +225,7 @@ def test_ready_is_a_greeting(tmp_path: Path, said: bytes, ready: bool) -> None:
         listener.bind(path)
         listener.listen(1)
         probe.setblocking(False)
-        assert user_disk._greeted(probe, path) is False  # nothing said yet
+        assert user_disk._greeted(probe, path) is False  # no output yet
         server = listener.accept()[0]
         with server:
             server.sendall(said)

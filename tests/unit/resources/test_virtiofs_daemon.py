@@ -125,7 +125,7 @@ def test_map_can_have_the_user_for_root() -> None:
 
 
 def a_daemon(tmp_path: Path, line_of_its_help: str) -> str:
-    """Make a program that says this when it is asked for its help."""
+    """Make a program that prints this when called with --help."""
     program = tmp_path / "virtiofsd"
     program.write_text(f'#!/bin/sh\n[ "$*" = --help ] && echo "{line_of_its_help}"\n')
     program.chmod(0o755)
@@ -214,7 +214,7 @@ def test_lock_of_a_start_that_died_is_removed(tmp_path: Path, content: str) -> N
 
 
 def said_by(script: str) -> str:
-    """Return what a Python of its own writes that runs this with the core to import."""
+    """Return the output of a new Python that runs this with the core to import."""
     core = Path(virtiofs_daemon.__file__).parents[2]
     program = f"import os, sys\nsys.path.insert(0, {str(core)!r})\n{textwrap.dedent(script)}"
     done = subprocess.run(
@@ -285,7 +285,7 @@ print(json.dumps([resource.getrlimit(kind) for kind in kinds]))
     ("hard", "nofile", "disk", "files", "memory"),
     [
         (5000, 2000, "", 2000, (256 << 20) + (2000 << 10)),
-        (5000, 1_000_000, "", 5000, (256 << 20) + (1_000_000 << 10)),  # as a user's own site
+        (5000, 1_000_000, "", 5000, (256 << 20) + (1_000_000 << 10)),  # like a user's personal site
         (5000, 1024, "raw", 1024, -1),
     ],
 )

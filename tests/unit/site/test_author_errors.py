@@ -32,7 +32,7 @@ def after(half, text):
     return half.lstrip() + textwrap.dedent(text).lstrip()
 
 
-# What it is, of which half; its last lines; what is said and the line's own text.
+# Name and half; its last lines; the message and the line's own text.
 BROKEN = {
     "no mark": ("plugin", """
         def vtorque_options():
@@ -95,7 +95,7 @@ BROKEN = {
 
 @pytest.fixture
 def listed(tmp_path, monkeypatch):
-    """Return a function that installs a plugin of two halves; it returns what is said of it."""
+    """Return a function that installs a plugin of two halves, and returns the message about it."""
     monkeypatch.syspath_prepend(str(tmp_path))
     (tmp_path / "site.toml").write_text('[plugins]\nenable = ["acme", "local"]\n')
 

@@ -351,7 +351,7 @@ def test_disabling_a_plugin_does_not_break_the_config(plugins):
 
 
 def test_config_of_selected_plugins_needs_no_batch_system():
-    """A host that only makes images, say."""
+    """For example a host that only makes images."""
     raw = parse_toml(b"[plugins]\nenable = ['linux-guest']\n", FILE)
     assert build(raw, Plugins.load(node=False, enable=["linux-guest"]))
     raw = parse_toml(b"[plugins]\ndisable = ['local']\n", FILE)
@@ -364,7 +364,7 @@ def test_config_of_selected_plugins_needs_no_batch_system():
     ("table", "key"), [("disable = ['local']", "disable"), ("enable = ['report']", "enable")]
 )
 def test_batch_system_plugin_cannot_be_disabled(table, key, node):
-    """Whatever plugin brings it."""
+    """From any plugin."""
     raw = parse_toml(f"[plugins]\n{table}\n[batch]\nsystem = 'local'\n".encode(), FILE)
     wanted = plugins_config(raw)
     loaded = Plugins.load(node=False, enable=wanted.enable, disable=wanted.disable)
@@ -435,7 +435,7 @@ def test_root_rejects_an_untrusted_config_or_secret(tmp_path, plugins, monkeypat
     assert site_of(text, plugins)[Settings].token == secret
 
 
-# -- what people see --------------------------------------------------------------------------
+# -- Texts for people ------------------------------------------------------------------------------
 
 
 def uncommented(text: str) -> str:

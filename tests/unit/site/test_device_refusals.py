@@ -50,7 +50,7 @@ BAD = [
     ("vcpus=200,scam=true", {}, ON_NODE, r"scam=200: 200 CPUs of their own.*limit: 24 CPUs"),
     ("vcpus=9,vms_per_node=3,vcpu_pinning=true", {}, ON_NODE,
      r"vcpu_pinning=9: 27 CPUs of their own.*limit: 24 CPUs, set by the batch system's share"),
-    # a pin file naming the host's cores, or none, or not as many, or cores of nobody
+    # a pin file with the host's cores, without cores, with too few, or with other jobs' cores
     ("vcpus=2,vcpu_pinning=host", RESERVED, ON_NODE,
      r"vcpu_pinning=0,2: CPU 0 is the host's own .*limit: CPUs .*\[node\] host_reserve_cores"),
     ("vcpus=2,vcpu_pinning=far", {}, ON_NODE,
@@ -87,7 +87,7 @@ BAD = [
     ("unclot=true,unclot_shmem=1T", {}, ON_NODE,
      r"unclot_shmem=1T: .*more than the node's memory.*limit: 320G"),
     ("unclot_shmem=64M", {}, AT_VSUB, r"unclot_shmem=64M: .*unclot=false.*add unclot=true"),
-    # words that are none
+    # invalid words
     *((f"{key}=maybe", {}, AT_VSUB, rf"{key}=maybe: .*true or false")
       for key in ("iocm", "scam", "unclot", "vrdma")),
 ]  # fmt: skip
@@ -120,7 +120,7 @@ def is_refused(node, pairs, by, says):
         request = asked(node, pairs)
     except Refused as error:
         at, said = AT_VSUB, str(error)
-        # A user who does not use vsub gets no further: the node decides again.
+        # A user who bypasses vsub gets no further: the node decides again.
         forged = {k: v for k, v in pairs if v not in FILES}
         files = {k: FileData(v, FILES[v]) for k, v in pairs if v in FILES}
         run = node.start(node.job(forged, files=files))

@@ -1,4 +1,4 @@
-"""One key of the site config is set, and nothing else changes."""
+"""Setting one key of the site config changes nothing else."""
 
 from __future__ import annotations
 

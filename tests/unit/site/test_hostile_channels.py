@@ -104,7 +104,7 @@ def test_forged_slurm_script_is_refused(slurm, name, monkeypatch):
 # A blank in front of a word is how it is found in a comment.
 @pytest.mark.parametrize("name", sorted(TOKENS.keys() - {"in front of it"}))
 def test_forged_slurm_comment_is_refused(slurm, name):
-    """Where it is found at all; otherwise there is no VM job, whose shell then finds no proof."""
+    """If it is found; otherwise there is no VM job, and its shell finds no proof."""
     word = slurm_channel.find(f"a comment of mine {TOKENS[name][0]}")
     if word is not None:
         with pytest.raises(Refused, match="the job's request is invalid"):

@@ -1,7 +1,7 @@
-"""Each hostile request depends on a guard, and each guard is needed: taken away, attacks get on.
+"""Each hostile request depends on a guard, and each guard is needed: without it, attacks succeed.
 
-Guards are found in the source (:mod:`guards`), so a new one without an attack fails here. What an
-attack may cost root in memory and CPU time is bounded, and each bound is needed too.
+Guards are found in the source (:mod:`guards`), so a new one without an attack fails here. The
+memory and CPU time of root that an attack may use is bounded, and each bound is needed too.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ PLUGINS.register("core", vm_options, "vtorque-core")
 CONFIG = Path("/etc/vtorque/vtorque.toml")
 STRICT = build(parse_toml(SITE, CONFIG), PLUGINS)
 
-# What a reader that was taken over can tell root: parts that no document has.
+# Answers of a compromised reader to root: parts that no document has.
 PARTS = {
     "nothing": [b""],
     "no key": [b"v=x"],
@@ -85,7 +85,7 @@ GUARDS = [
     *(g for g in guards(vm_options) if g.function != "no_parse"),
     *guards(sizes, ("size_mib", "count", "boolean")),
     *guards(option_limits, ("refusal",)),
-    # Two plugins of one key: no attack's doing.
+    # Two plugins with one key: not caused by an attack.
     *(g for g in guards(policy, ("asked", "_value")) if "str(error)" not in g.text),
 ]
 
@@ -146,7 +146,7 @@ def test_each_limit_is_needed(name, monkeypatch):
     assert ends(ATTACKS[LIMITS[name]]) != REFUSALS[LIMITS[name]]
 
 
-# -- what an attack costs -------------------------------------------------------------------------
+# -- Cost of an attack -----------------------------------------------------------------------------
 
 
 def cost(attack: Attack) -> tuple[int, float]:
@@ -173,7 +173,7 @@ def test_decompression_bomb_costs_much_memory_without_the_limit(monkeypatch):
 
 
 def test_most_expensive_valid_request_costs_little():
-    """All that the limits allow at once, unpacked, read and decided."""
+    """Everything that the limits allow at once, unpacked, read and decided."""
     half = base64.b64encode(bytes(45_000)).decode()
     blob = document(
         vm=[[f"k{n}", "x" * 20] for n in range(200)],
@@ -189,7 +189,7 @@ def test_most_expensive_valid_request_costs_little():
 
 
 class Batch:
-    """A node part that passes a forged request on, and keeps what it is told."""
+    """A node part that passes a forged request on, and records its messages."""
 
     def __init__(self, job: BatchJob) -> None:
         self._job, self.told = job, []
@@ -207,7 +207,7 @@ class Batch:
 
 @pytest.fixture
 def node(tmp_path, monkeypatch):
-    """A node of one's own, which has nothing but directories: a start would come to an end soon."""
+    """A separate node, which has nothing but directories: a start would end soon."""
     tmp_path.chmod(0o755)
     places = f'[paths]\nstate = "{tmp_path}/state"\nrun = "{tmp_path}/run"\n'
     text = SITE + f'{places}[images]\npool = "{tmp_path}/images"\n'.encode()
@@ -227,7 +227,7 @@ FORGED = {
 
 @pytest.mark.e2e
 def test_prologue_refuses_all_forged_requests_and_acquires_nothing(node, tmp_path):
-    """The user is told why; what is left on the node is that word alone."""
+    """The user is told why; only that message is left on the node."""
     for number, (name, blob) in enumerate(FORGED.items()):
         job = BatchJob(f"{number}.srv", OWNER, "n1", ("n1",), blob)
         batch = Batch(job)
@@ -247,7 +247,7 @@ def test_prologue_refuses_all_forged_requests_and_acquires_nothing(node, tmp_pat
 
 
 def test_job_of_root_or_an_unknown_user_gets_no_guest(node):
-    """Someone who is no user here, and root, get no guest, whatever the request."""
+    """An unknown user and root get no guest, whatever the request."""
     good = document()
     for owner, outcome in (("root", Outcome.REFUSED), ("no-such-user-x", Outcome.HOST_FAULT)):
         batch = Batch(BatchJob("1.srv", owner, "n1", ("n1",), good))

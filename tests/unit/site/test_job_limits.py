@@ -189,7 +189,7 @@ def test_later_entry_enables_a_plugin_again(plugins):
 
 
 def test_unknown_facts_at_submission_refuse_nothing(plugins):
-    """vsub does not know the queue: another entry, on the node, may allow what one forbids."""
+    """vsub does not know the queue, for which an entry on the node may allow more."""
     text = SITE.replace("acme = true", "") + (
         '[[limits]]\nuser = "eve"\n[limits.plugins]\nacme = false\n'
         '[[limits]]\naccount = "rich"\n[limits.plugins]\nacme = true\n'

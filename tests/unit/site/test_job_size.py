@@ -20,7 +20,7 @@ IMAGE = Image("tiny", "linux", "tiny", "x86_64", "0" * 64, min_ram_mib=512)
 
 
 class Needy:
-    """Stands for a plugin whose guests need CPUs and memory beside their own."""
+    """A double of a plugin whose guests need additional CPUs and memory."""
 
     def __init__(self, cpus=0, mib=0, own=False):
         self.extra = Extra(cpus, mib, own)
@@ -31,7 +31,7 @@ class Needy:
 
 
 def settled(granted, *pairs, site="", plugin=None, **more):
-    """Return the request, what is said of it, and what is asked of the batch system for it."""
+    """Return the request, its message, and the resources requested from the batch system for it."""
     plugins = with_core("needy", *([plugin] if plugin else []))
     made = build(parse_toml(site.encode(), FILE), plugins)
     wanted = asked(Request(tuple(tuple(p.split("=")) for p in pairs)), made, plugins)
@@ -165,7 +165,7 @@ SITES = st.sampled_from(["", "[node]\nhost_reserve_cores = 1\nhost_reserve_ram =
     site=SITES,
 )
 def test_guests_fit_the_allocation_and_use_all_of_it(cpus, mib, count, extra, disk, site):
-    """What guests then need is never more than was given, if their least is not."""
+    """The guests' computed size is at most the given share, unless their minimum exceeds it."""
     plugin = Needy(extra.cpus, extra.mib)
     job, _, needed = settled(
         Granted(cpus, mib), f"vms_per_node={count}", site=site, plugin=plugin, disk=disk

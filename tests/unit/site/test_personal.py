@@ -29,7 +29,7 @@ IS_OWN = personal._is_own  # the fixture replaces it
 
 @pytest.fixture
 def user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return the home of a user on a machine that nobody has set up; this process is not root."""
+    """Return the home of a user on a machine that is not set up; this process is not root."""
     monkeypatch.setattr(
         personal, "CONFIG_PATH", tmp_path / "machine.toml"
     )  # this one may be a node
@@ -160,7 +160,7 @@ def test_directory_that_others_can_change_is_refused(user, monkeypatch, variable
     theirs.chmod(0o777)
     with pytest.raises(ConfigError, match=rf"chmod go-w .*; or set XDG_{variable}_HOME to a dir"):
         load(personal.CONFIG_PATH, node=False)
-    (theirs / "vtorque").mkdir()  # no matter that this one is not writable
+    (theirs / "vtorque").mkdir()  # although this one is not writable
     with pytest.raises(ConfigError, match=rf"XDG_{variable}_HOME"):
         load(personal.CONFIG_PATH, node=False)
 

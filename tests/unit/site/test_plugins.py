@@ -184,7 +184,7 @@ def test_hook_for_resources_rejects_another_class():
 
 @pytest.mark.parametrize("hook", HOOKS)
 def test_accepted_types_match_the_hook_specifications(hook):
-    """What a reader and mypy see, with the names of a union resolved."""
+    """The view of a reader and mypy, with the names of a union resolved."""
     said = inspect.get_annotations(getattr(hooks, hook))["return"]
     names = set(re.findall(r"(?:\w+\.)?(\w+)", said)) - {"Iterable", "type", "None", "str"}
     if "Claim" in names:

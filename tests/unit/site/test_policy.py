@@ -349,7 +349,7 @@ def test_default_of_a_word_or_file_option_is_in_the_example_config(with_map):
     assert '[options.map]\n#default = "false"' in example(with_map)
 
 
-# -- what is asked of the batch system --------------------------------------------------------
+# -- Resources requested from the batch system -----------------------------------------------------
 
 
 def needed(plugins, *pairs, site="", disk=0):

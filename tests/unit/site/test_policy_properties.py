@@ -112,7 +112,7 @@ def test_empty_request_is_never_refused(policy):
 @settings(deadline=None)
 @given(requests, policies)
 def test_encoded_request_is_decided_as_the_original(request, policy):
-    """What travels to the node gets the same answer there."""
+    """The request that travels to the node gets the same answer there."""
     site = valid_site(policy)
     try:
         arrived = Request.decode(request.encode())

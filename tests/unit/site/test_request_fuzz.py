@@ -49,7 +49,7 @@ anything = st.recursive(
 
 
 def bent(value, draw):
-    """Return the value with one of its parts, at whatever depth, made something else."""
+    """Return the value with one of its parts, at any depth, replaced."""
     if isinstance(value, dict) and value and draw(st.integers(0, 5)):
         key = draw(st.sampled_from(sorted(value)))
         changed = dict(value)
@@ -69,7 +69,7 @@ def documents(draw):
 
 @st.composite
 def damaged(draw, whole):
-    """Return bytes with some cut out, put in or said twice."""
+    """Return bytes with some removed, inserted or repeated."""
     data = draw(whole)
     for _ in range(draw(st.integers(1, 3))):
         start = draw(st.integers(0, len(data)))

@@ -157,7 +157,7 @@ def on_the_node(blob, node=NODE):
 def test_vsub_and_node_decide_alike(tmp_path_factory, wanted):
     refusals, blob = on_the_front_end(wanted, tmp_path_factory.getbasetemp())
     by_hand, job = on_the_node(forged(wanted))
-    # A name that was never a key is told before the values are looked at, on the front end.
+    # An unknown key is reported before the values are checked, on the front end.
     unknown = set(wanted) - set(OPTIONS)
     assert (blob is None) == (job is None)
     if not unknown:
@@ -172,10 +172,10 @@ def test_vsub_and_node_decide_alike(tmp_path_factory, wanted):
     ("given", "asked", "size"),
     [
         ((None, None), (1, 1280), (1, 1024)),
-        ((6, None), (6, None), (6, 4096)),  # what such a job has; here nobody limits it
+        ((6, None), (6, None), (6, 4096)),  # the size of such a job, without limits here
         ((None, 2048), (1, 2048), (1, 1792)),
         ((6, 2048), (6, 2048), (6, 1792)),
-        ((64, 65536), (8, 4352), (8, 4096)),  # no more than the site's most
+        ((64, 65536), (8, 4352), (8, 4096)),  # at most the site's maximum
     ],
 )
 @pytest.mark.parametrize("count", [1, 2])
@@ -202,7 +202,7 @@ def test_allocation_smaller_than_the_guests_is_refused_by_vsub(tmp_path, monkeyp
 
 
 def test_vsub_and_node_have_the_same_options_and_limits():
-    """With the acting halves loaded too there is no other option, default or limit."""
+    """The acting halves, loaded too, add no option, default or limit."""
     assert set(NODE[2].options()) == set(OPTIONS)
     assert NODE[1].options == FRONT[1].options
 

@@ -1,7 +1,8 @@
-"""SIGKILL before and after each record's create(), for whatever plugins are installed.
+"""SIGKILL before and after each record's create(), for all installed plugins.
 
-The steps come from ``job.acquire()`` (testing/vtorque_testing/faults.py): no plugin is known here
-but by what switches it on. The node is a recorded one (testing/vtorque_testing/recorded.py).
+The steps come from ``job.acquire()`` (testing/vtorque_testing/faults.py): of a plugin only the
+settings that enable it are known here. The node is a recorded one
+(testing/vtorque_testing/recorded.py).
 """
 
 import dataclasses
@@ -67,7 +68,7 @@ def test_all_plugins_records_survive_a_kill(tmp_path, processes, stride):
     kinds = {step.removeprefix("before create ") for step in steps}
     assert kinds >= {"domain", "netfilter", "linux-seed", "vfio", "shm"}
     declared = {c.item.kind for c in load().collect("vtorque_resources") if c.plugin in DEVICES}
-    old = {"setting"}  # of journals of before
+    old = {"setting"}  # of earlier journals
     assert declared - kinds - old == {"vrdma-fence"}, "not acquired, so not killed: add a case"
 
 
@@ -90,7 +91,7 @@ def test_records_of_two_guests_survive_a_kill_at_every_step(tmp_path, processes)
 
 @pytest.mark.parametrize("stride", [41, pytest.param(1, marks=pytest.mark.full)])
 def test_other_job_with_all_plugins_is_untouched_by_a_kill(tmp_path, processes, stride):
-    """Also what both share on the node. But interrupts, which follow the load of both."""
+    """Also resources that both share on the node; not interrupts, which follow the load of both."""
     case = together()
     case = Case(case.pairs, {**case.settings, "iocm": {"interval": "60s"}})
     job = job_of(tmp_path, load(), processes, case, vms_per_node="1")

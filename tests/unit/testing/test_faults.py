@@ -125,7 +125,7 @@ class Node:
             assert report.clean, report.lines()
 
     def look(self):
-        """Return all that is there but what is kept of ended jobs: names, types, contents."""
+        """Return all existing files except those kept of ended jobs: names, types, contents."""
         found = {}
         for path in sorted(self.top.rglob("*")):
             if "kept" in path.relative_to(self.top).parts:
@@ -158,7 +158,7 @@ def node(tmp_path):
     subprocess.run(
         ["qemu-img", "create", "-q", "-f", "raw", str(top / "image"), "1M"], check=True, timeout=180
     )
-    # What the first job of a node makes and leaves: directories and the node's lock.
+    # Directories and the node's lock, which the first job of a node makes and leaves.
     for directory in (node.paths.journal, node.paths.run / "locks"):
         directory.mkdir(mode=0o700, parents=True)
     with locks.node_lock(node.paths):
@@ -169,7 +169,7 @@ def node(tmp_path):
 def killed_at(work, number):
     """Run ``work`` in a process that is killed at step ``number``; return the step's name.
 
-    None if it ended before it came to that step.
+    None if it ended before that step.
     """
     run = in_child(work, number)
     assert not run.error, run

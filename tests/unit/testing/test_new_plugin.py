@@ -1,7 +1,7 @@
-"""``vtorque plugins new``: each kind is well made at once, and does what its kind is for.
+"""``vtorque plugins new``: each kind is well-formed from the start, and works as its kind.
 
-The quick test has them checked; the long one builds them, installs them and runs their own tests.
-That of a device is so each time: tests/e2e/test_first_plugin.py.
+The quick test checks them; the long one builds them, installs them and runs their own tests. The
+one of a device is tested in each run: tests/e2e/test_first_plugin.py.
 """
 
 import os

@@ -20,7 +20,7 @@ def _become_user() -> None:
 
 
 def _look_at_another_process() -> None:
-    """Start a process as a job's start does, and look at it as the job's release does."""
+    """Start a process like a job's start does, and check it like the job's release does."""
     _become_user()
     user_namespace.cache_clear()
     user_namespace()

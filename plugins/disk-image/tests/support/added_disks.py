@@ -13,7 +13,7 @@ from vtorque_images import change
 
 
 class Quiet:
-    """Is told, says nothing."""
+    """A progress display that shows nothing."""
 
     def step(self, text: str) -> None:
         pass
@@ -29,7 +29,7 @@ def said(
     labels: Mapping[str, str] | None = None,
     **more: object,
 ) -> dict[str, str]:
-    """Return the builder's arguments for what is said of a disk."""
+    """Return the builder's arguments for these properties of a disk."""
     facts = {"guest_type": guest_type, "distro": distro, "arch": arch, **more}
     found = {key: str(value) for key, value in facts.items() if value is not None}
     return {**found, **{f"label.{key}": value for key, value in (labels or {}).items()}}

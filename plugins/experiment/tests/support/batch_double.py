@@ -91,7 +91,7 @@ def _new(directory):
 
 
 def jobs(directory):
-    """Return name to id of the jobs that are there, as a submitter would list them."""
+    """Return the existing jobs, name to id, as a submitter would list them."""
     with (directory / "questions").open("a") as log:
         log.write(".")
     found = {}

@@ -1,4 +1,4 @@
-"""An experiment on the double of a batch system; as a program it is one run, to be killed."""
+"""An experiment on a double of a batch system; as a program it runs one, to be killed."""
 
 import os
 import subprocess
@@ -55,7 +55,7 @@ def run(top, *, stop=None, told=lambda line: None, batch=None, hours=None):
 
 
 def process(top):
-    """Start a run in a process of its own, to be killed."""
+    """Start a run in a separate process, to be killed."""
     support = str(Path(__file__).parent)
     environ = {**os.environ, "PYTHONPATH": support}
     return subprocess.Popen([sys.executable, __file__, str(top)], env=environ)

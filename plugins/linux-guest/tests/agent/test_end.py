@@ -43,7 +43,7 @@ def test_signal_reaches_the_script_and_its_children(session: Session) -> None:
 def test_agent_that_answers_late_runs_the_job(
     agent: LocalAgent, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It finds HELLO, zeros and HELLO at once: it answers, says ERROR of the zeros, answers."""
+    """It receives HELLO, zeros and HELLO at once: it answers, reports ERROR, and answers."""
     monkeypatch.setattr(connection, "RESYNC_FIRST", 0.2)
     session = Session(agent.connect())
     agent.process.send_signal(signal.SIGSTOP)
@@ -57,7 +57,7 @@ def test_agent_that_answers_late_runs_the_job(
 
 
 def when_up(session: Session, script: str, act: Callable[[Events], None]) -> tuple[int, bytes]:
-    """Run a script, act when it has said "up"; return its code and what else it said."""
+    """Run a script, act when it has printed "up"; return its code and its further output."""
     read, write = os.pipe()
     with Events() as events, os.fdopen(read, "rb") as said:
 
@@ -97,7 +97,7 @@ def test_pty_job_control_and_hangup_of_the_rest(session: Session) -> None:
 
 def test_background_child_holding_the_pipe_is_killed_after_a_grace(session: Session) -> None:
     script = "(sleep 0.4; echo late; exec sleep 1000) & echo $!; exit 5"
-    for _ in range(10):  # on a busy machine it may say it after the grace, which is a second
+    for _ in range(10):  # on a busy machine it may print it after the grace, which is a second
         status, out, _ = run(session, sh(script))
         pid, *late = out.split()
         assert status.code == 5
@@ -159,7 +159,7 @@ def read_late(session: Session, seconds: float) -> None:
 
         def late() -> None:
             wait_until(lambda: os.pread(err.fileno(), 3, 0) == b"up\n")
-            time.sleep(seconds)  # nobody reads: windows and pipes fill up
+            time.sleep(seconds)  # no process reads: windows and pipes fill up
             events.signal(signal.SIGUSR1)
             time.sleep(seconds)
             while part := os.read(read, 65536):

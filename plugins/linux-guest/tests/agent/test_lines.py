@@ -67,7 +67,7 @@ def test_appended_lines_arrive_in_order(lines):
     assert host.read(4) == b"a 1\n"
     append(file, b"b 2\nhal")
     assert host.read(7) == b"b 2\nhal"
-    with file.open("wb") as out:  # begun anew
+    with file.open("wb") as out:  # restarted
         out.write(b"c\n")
     assert host.read(2) == b"c\n"
 
@@ -91,7 +91,7 @@ def test_host_can_disconnect_and_reconnect(lines):
     host.accept()
     append(file, b"c\n")
     assert host.read(4) == b"b\nc\n"
-    host.port.sendall(b"x" * 10_000)  # it has nothing to say
+    host.port.sendall(b"x" * 10_000)  # no further output
     append(file, b"d\n")
     assert host.read(2) == b"d\n"
 

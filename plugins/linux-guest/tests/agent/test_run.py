@@ -256,7 +256,7 @@ def test_thirty_programs_run_over_one_connection(session: Session) -> None:
 
 
 def answered(session: Session, start: Start) -> tuple[ExitStatus, bytes]:
-    """Run a program that waits for its first output to come back; return what else it said."""
+    """Run a program that waits until its first output is sent back; return its further output."""
     out, out_end = os.pipe()
     in_end, into = os.pipe()
 
@@ -276,7 +276,7 @@ def answered(session: Session, start: Start) -> tuple[ExitStatus, bytes]:
 
 
 def test_output_is_not_held_back(session: Session) -> None:
-    """The first byte is here while the program still waits for us."""
+    """The first byte arrives while the program still waits for the test."""
     script = "printf first; read said; [ $said = first ]"
     assert answered(session, sh(script))[0].code == 0
 

@@ -72,7 +72,7 @@ def test_doctor_checks_the_fragments(tmp_path: Path, site: Settings) -> None:
 
 @pytest.mark.parametrize("builtin", [True, False])
 def test_guest_validates_cloud_config_with_its_schema(fake_root: FakeRoot, plan, builtin) -> None:
-    """Its own images then run what else there is; elsewhere cloud-init itself is at that."""
+    """Images of the site then run the remaining modules; in other images cloud-init does that."""
     fake_root.stub("cloud-init")
     image = DEBIAN if builtin else replace(DEBIAN, labels={})
     ran = fake_root.setup(plan(image=image), cloud_config=True)

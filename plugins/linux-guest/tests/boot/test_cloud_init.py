@@ -64,9 +64,9 @@ def mergers(package: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleTy
 
 @pytest.fixture(scope="session")
 def jsonschema() -> Iterator[ModuleType]:
-    """The module, without grammars of addresses: their build takes seconds, and none is asked for.
+    """The module, without grammars of addresses: they take seconds to build, and no test uses them.
 
-    Imported late, by who needs it.
+    Imported late, by its users only.
     """
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(sys.modules, "rfc3987_syntax", None)
@@ -147,7 +147,7 @@ def merged(data: bytes, mergers: ModuleType) -> dict[str, Any]:
 @pytest.mark.integration
 @pytest.mark.parametrize("image", [DEBIAN, ROCKY])
 def test_fragments_are_merged_by_cloud_init(plan, mergers, schema, jsonschema, image) -> None:
-    """As they say themselves; ours comes last, adds to lists, and keeps what it must."""
+    """By their own merge rules; vTorque's part comes last, extends lists, and keeps its values."""
     own = parsed(cloud_init.user_data(plan(image=image)))
     found = merged(cloud_init.user_data(plan(image=image), (OF_IMAGE, OF_SITE)), mergers)
     jsonschema.Draft4Validator(schema).validate(found)

@@ -66,7 +66,7 @@ def test_kernel_is_extracted(payload, sectors: int) -> None:
 
 @pytest.mark.parametrize("pack", [gzip.compress, lzma.compress, lz4, zstd])
 def test_a_kernel_that_unpacks_to_too_much_is_refused(pack, monkeypatch) -> None:
-    """Of a recipe's packages anybody may have made the kernel."""
+    """The kernel may come from any package of a recipe."""
     monkeypatch.setattr("vtorque_linux_guest.image.kernel.MAX_KERNEL", 1 << 20)
     with pytest.raises(HostFault, match="unpacks to more than 1 MiB"):
         extract_vmlinux(bzimage(with_size(pack(ELF + bytes(2 << 20)))))

@@ -219,7 +219,7 @@ def pax(data: bytes, kind: bytes = b"x") -> bytes:
 
 
 def negative(kind: bytes) -> bytes:
-    """Return a header whose size is -512, as GNU's large numbers can say it."""
+    """Return a header whose size is -512, in the form of GNU's large numbers."""
     out = bytearray(header(b"f", kind, 0))
     out[124:136] = (-512).to_bytes(12, "big", signed=True)
     out[148:156] = b"%06o\0 " % (sum(out) - sum(out[148:156]) + 8 * 32)
@@ -234,7 +234,7 @@ def attributes() -> bytes:
 
 
 def memory_of(data: bytes) -> tuple[str, int]:
-    """Read a tar file in a process of its own; return what was refused, and its peak in KiB."""
+    """Read a tar file in a separate process; return the refusal, and the peak memory in KiB."""
     done = subprocess.run(
         [sys.executable, "-c", READ], input=data, capture_output=True, timeout=180, check=True
     )
@@ -289,7 +289,7 @@ def test_implicit_directories_count_as_entries(monkeypatch: pytest.MonkeyPatch) 
     with pytest.raises(Refused, match="the image has more than 1000 files"):
         read(io.BytesIO(b"".join(paths)))
     tree = FileTree()
-    for _ in range(5000):  # what is gone again does not count
+    for _ in range(5000):  # removed entries do not count
         tree.file("d/f", b"")
         tree.remove("d")
 
@@ -370,7 +370,7 @@ def test_damage_is_read_or_refused(changes: list[tuple[int, int]], mend: bool) -
 
 @pytest.mark.parametrize("form", [tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
 def test_numbers_larger_than_their_field_are_read(form: int) -> None:
-    """GNU's tar and pax write what eight octal digits cannot say, each in its own way."""
+    """GNU's tar and pax encode numbers above eight octal digits differently."""
     out = io.BytesIO()
     with tarfile.open(fileobj=out, mode="w", format=form) as archive:
         info = tarfile.TarInfo("a")

@@ -1,6 +1,7 @@
 """The X display of an interactive job: detection, and ssh forwarding from a guest.
 
-ssh is a script here, with what the real one says; a real one, guest and X server: tests/e2e.
+ssh is a script here, with the messages of the real one; a real ssh, guest and X server are used in
+tests/e2e.
 """
 
 from __future__ import annotations
@@ -133,7 +134,7 @@ def ended(pid: int) -> bool:
 
 
 def test_ssh_to_the_display_ends_with_the_session(guest, home, tmp_path):
-    """It runs the command in the guest by the user's shell there, which may say something first."""
+    """The command runs in the guest by the user's shell, which may print text before."""
     note = f'cd {tmp_path}; printf "%s\\n" "$@" >argv; env >environ; echo $$ >pid; echo hello; '
     with forwarded(guest(note + IN_GUEST), home) as found:
         pid = int((tmp_path / "pid").read_text())

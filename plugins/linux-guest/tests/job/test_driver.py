@@ -160,7 +160,7 @@ def test_agent_conf_cannot_be_extended_by_a_name(plan) -> None:
 
 @contextmanager
 def guest_that_says(path: Path, *lines: bytes) -> Iterator[None]:
-    """A status port whose guest says this and hangs up."""
+    """A status port whose guest sends this and closes the connection."""
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(str(path / "status.sock"))
     listener.listen(1)

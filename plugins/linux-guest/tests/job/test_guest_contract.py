@@ -1,4 +1,4 @@
-"""What every guest type does, and this one: around the real agent."""
+"""The contract of all guest types, for the type ``linux`` with the real agent."""
 
 from __future__ import annotations
 

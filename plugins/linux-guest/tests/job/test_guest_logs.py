@@ -35,7 +35,7 @@ def line(data: bytes) -> bytes:
 
 @contextmanager
 def agent(directory: Path, first: bytes, answer: Answer) -> Iterator[list[str]]:
-    """A status port: says ``first``, then lets ``answer`` reply to what it is asked."""
+    """A status port: sends ``first``, then ``answer`` replies to each request."""
     asked: list[str] = []
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(str(directory / STATUS_SOCKET))
@@ -66,7 +66,7 @@ def agent(directory: Path, first: bytes, answer: Answer) -> Iterator[list[str]]:
 
 
 def start(guest: GuestPlan, seconds: float = LONG) -> str:
-    """Wait for a guest that does not get ready; return what the user is told."""
+    """Wait for a guest that does not become ready; return the message to the user."""
     with pytest.raises(HostFault) as caught:
         LinuxDriver().await_ready(guest, time.monotonic() + seconds, lambda _: None)
     return str(caught.value)
@@ -147,7 +147,7 @@ def test_time_for_logs_is_part_of_the_deadline(plan: Guest) -> None:
 
 
 def nothing(connection: socket.socket, path: str) -> None:
-    """An old agent, or one that only says it is busy."""
+    """An old agent, or one that only reports that it is busy."""
 
 
 def hangs_up(connection: socket.socket, path: str) -> None:
@@ -220,7 +220,7 @@ def test_hostile_guest_is_read_for_seconds_only(
     begun = time.monotonic()
     with agent(debian.run_dir, b"FAILED x\n", answer):
         assert start(debian, 1000) == "guest vn1: x"
-    assert time.monotonic() - begun < LONG  # of the 1000 s that there are
+    assert time.monotonic() - begun < LONG  # of the 1000 s available
 
 
 def test_a_link_is_not_followed(debian: GuestPlan, tmp_path: Path) -> None:

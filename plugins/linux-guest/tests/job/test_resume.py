@@ -77,7 +77,7 @@ class Wire:
         return None if stopped() else (self.connect(), time.monotonic() + LONG)
 
     def session(self, *cuts: Cut) -> Session:
-        """Begin a session; the cuts are one for each of its connections."""
+        """Start a session; ``cuts`` has one entry for each of its connections."""
         assert self._cuts.empty()
         session = Session(self.connect(), self.again)
         session.hello(time.monotonic() + LONG)
@@ -272,7 +272,7 @@ def test_job_that_ends_during_the_break_keeps_output_and_code(wire: Wire, notice
 
 
 def test_hold_without_a_break_loses_nothing(wire: Wire) -> None:
-    """What the agent has dropped meanwhile is sent again over the same connection."""
+    """Output that the agent has dropped is sent again over the same connection."""
     session = wire.session()
     read, write = os.pipe()
     out_read, out_write = os.pipe()
@@ -365,7 +365,7 @@ def test_stop_ends_the_wait_for_a_connection(wire: Wire) -> None:
 @settings(quick, max_examples=max(10, settings().max_examples // 5))
 @given(cut=st.integers(0, 300_000), noticed=st.booleans())
 def test_another_job_shell_continues_the_session(wire: Wire, cut: int, noticed: bool) -> None:
-    """The first one leaves with the connection; a second one has its state, as text."""
+    """The first agent ends with the connection; a second one gets its state as text."""
     session = wire.session(Cut(1, cut, noticed))
     text = b"".join(b"%d\n" % i for i in range(40_000))
     start = sh("seq 0 39999; cat >&2; exit 4")

@@ -99,7 +99,7 @@ def _copy(source: socket.socket, target: socket.socket) -> None:
 
 @contextmanager
 def signalled(number: int, when: Path) -> Iterator[None]:
-    """Send this process a signal once a file is there."""
+    """Send this process a signal when a file exists."""
 
     def send() -> None:
         deadline = time.monotonic() + 30
@@ -296,7 +296,7 @@ def test_term_reaches_the_script(guest: Guest) -> None:
 
 
 def test_signal_just_before_the_wait_interrupts_it() -> None:
-    """Its handler has not been called then; who was told of signals before still is."""
+    """A wakeup descriptor that was set earlier still gets the signals."""
     read, write = os.pipe2(os.O_NONBLOCK)
     before = signal.set_wakeup_fd(write)
     try:
@@ -334,7 +334,7 @@ def test_term_during_the_prologue_means_no_script(guest: Guest) -> None:
 
 @pytest.fixture
 def cancelled(guest: Guest, binary: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """What the guest runs on cancellation, by an agent of its own, without a status port."""
+    """The guest's script for cancellation, with a separate agent without a status port."""
     script = guest.agent.home / "on-cancel"
     script.touch(0o755)
     monkeypatch.setattr(run_job, "ON_CANCEL", str(script))

@@ -13,7 +13,7 @@ from vtorque_linux_guest.job.status_port import StatusReader
 
 
 def told(lines):
-    """Return the steps that are seen of what the guest says, and all that it is told."""
+    """Return the steps that are read from the guest's words, and all words that it is sent."""
     host, guest = socket.socketpair()
     with host, guest:
         heard = []
@@ -54,7 +54,7 @@ def holds(seconds, *lines):
 
 @pytest.mark.parametrize("said", [(), ("HELD 60",)])
 def test_older_agent_is_detected(said):
-    """It knows no HOLD, or tells its job shell nothing of it."""
+    """It does not know HOLD, or does not forward it to its job shell."""
     with pytest.raises(StreamError, match="the agent of the guest's image is too"):
         holds(60, "STEP network", *said, "READY 1", "LOGGED")
     assert holds(0, *said, "LOGGED") == ["HOLD 0", "LOG /"]

@@ -1,4 +1,4 @@
-"""The host side of both ports against a guest that is scripted here, mostly a hostile one."""
+"""The host side of both ports against a scripted guest, which is hostile in most tests."""
 
 import os
 import socket

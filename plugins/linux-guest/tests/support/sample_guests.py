@@ -70,7 +70,7 @@ SHELLS = (["/bin/dash"], ["/bin/busybox", "sh"])
 
 @dataclass(frozen=True)
 class Ran:
-    """What a setup.sh did."""
+    """The effects of a setup.sh."""
 
     code: int
     steps: tuple[str, ...]
@@ -84,7 +84,7 @@ class Ran:
 
 @dataclass(frozen=True)
 class FakeRoot:
-    """A directory that a setup.sh takes for the guest's root, and commands that only write logs."""
+    """A directory that a setup.sh uses as the guest's root, and commands that only write logs."""
 
     path: Path
     bin: Path
@@ -158,10 +158,10 @@ def _calls(log: bytes) -> tuple[tuple[str, ...], ...]:
 
 @contextlib.contextmanager
 def fake_guest(shell: Sequence[str]) -> Iterator[FakeRoot]:
-    """Yield a root with one network card, a user database and stubs for what needs a guest.
+    """Yield a root with one network card, a user database and stubs for programs that need a guest.
 
-    Not below pytest's directory: scripts run as nobody where the tests run as root, so that no
-    mistake in a script or stub can change this machine.
+    Not below pytest's directory: scripts run as the user nobody if the tests run as root, so that
+    no mistake in a script or stub can change this machine.
     """
     with tempfile.TemporaryDirectory(prefix="vtorque-guest-") as name:
         _give(Path(name))
@@ -169,7 +169,7 @@ def fake_guest(shell: Sequence[str]) -> Iterator[FakeRoot]:
 
 
 def _give(path: Path) -> None:
-    """Let nobody write everything below a path, where the tests run as root."""
+    """Give the user nobody write access to everything below a path, if the tests run as root."""
     if os.geteuid() == 0:
         for each in (path, *path.rglob("*")):
             os.chown(each, NOBODY, NOBODY, follow_symlinks=False)

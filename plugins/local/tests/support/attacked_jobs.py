@@ -1,10 +1,10 @@
-"""Time another user's jobs while each attack on the batch system stands, and while none does.
+"""Time another user's jobs during each attack on the batch system, and without an attack.
 
     attacked_jobs.py ROUNDS
 
-As root, in a machine of its own (scripts/machine), with which all goes that an attack leaves. For
-the bench: prints ``{attack: {"attacked": [seconds...], "waited": [...], "quiet": [...]}}``;
-``waited`` is how much of the first was over when the job's prologue began.
+As root, in a separate machine (scripts/machine), which is discarded with all leftovers of attacks.
+For the bench: prints ``{attack: {"attacked": [seconds...], "waited": [...], "quiet": [...]}}``;
+``waited`` is the part of the first that had passed when the job's prologue began.
 """
 
 import contextlib
@@ -30,7 +30,7 @@ JOBS = 3  # in a row
 
 
 def job(site: Site) -> tuple[float, float]:
-    """Return the seconds from a submission until its prologue, and until it tells of the end."""
+    """Return the seconds from a submission until its prologue, and until its end is reported."""
     script = site.script("#!/bin/sh\nexit 3\n")
     clock, begun = time.time(), time.monotonic()
     with contextlib.redirect_stdout(io.StringIO()) as said:
@@ -41,13 +41,13 @@ def job(site: Site) -> tuple[float, float]:
 
 
 def measure(rounds: int) -> dict[str, dict[str, list[float]]]:
-    """Measure in turns: a site without an attack, then the same one with it."""
+    """Measure alternately: a site without an attack, then the same site during the attack."""
     times = {name: {"attacked": [], "waited": [], "quiet": []} for name in ATTACKS}
     for _ in range(rounds):
         for name, attack in ATTACKS.items():
             with fresh_site() as site:
                 site.root.chmod(0o755)
-                job(site)  # what only the first one waits for
+                job(site)  # only the first job waits for this
                 times[name]["quiet"] += [job(site)[1] for _ in range(JOBS)]
                 with attack(site) as stands:
                     for _ in range(JOBS):

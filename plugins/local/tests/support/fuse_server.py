@@ -1,7 +1,7 @@
 """A file system of a hostile user: one file, and requests on it that are never answered.
 
-A real one, by the kernel's protocol (linux/fuse.h, version 7.31) in a process of its own; when that
-ends the kernel answers all that waits.
+It uses the kernel's protocol (linux/fuse.h, version 7.31) in a separate process; when that ends,
+the kernel answers all pending requests.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def _serve(device: int, silent: Collection[int], fails_once: Collection[int]) ->
 
 @contextlib.contextmanager
 def mounted(at: Path, silent: Collection[int], fails_once: Collection[int] = ()) -> Iterator[Path]:
-    """Mount it; give its file. ``fails_once``: the first is answered by EIO. As root."""
+    """Mount it and yield its file. ``fails_once``: the first request fails with EIO. As root."""
     device = os.open("/dev/fuse", os.O_RDWR | os.O_CLOEXEC)
     options = f"fd={device},rootmode=40000,user_id=0,group_id=0,allow_other".encode()
     libc = ctypes.CDLL(None, use_errno=True)

@@ -1,7 +1,7 @@
-"""What one user can do to the embedded batch system to hold up others: attacks that stand.
+"""Attacks of one user on the embedded batch system that try to delay other users.
 
-Real FUSE, real floods. Each attack is a context in which it stands; what it gives says whether it
-still does. As root: the attackers' processes become nobody's.
+Real FUSE, real floods. Each attack is a context during which it lasts; it yields a function that
+returns whether the attack still lasts. As root: the attackers' processes run as the user nobody.
 """
 
 import base64
@@ -46,7 +46,7 @@ def socket_of(site: Site) -> str:
 
 @contextlib.contextmanager
 def attacker(attack: Callable[..., None], *args: object) -> Iterator[int]:
-    """Have another user attack, in a process of its own, which says when it has begun."""
+    """Have another user attack in a separate process, which reports when it has begun."""
     told, tell = os.pipe()
 
     def run() -> None:
@@ -120,7 +120,7 @@ while True:
 
 @contextlib.contextmanager
 def unreadable_process(site: Site) -> Iterator[Stands]:
-    """Nobody can read its /proc/PID/environ: its memory map is locked by a fault."""
+    """Its /proc/PID/environ cannot be read: a page fault holds the lock of its memory map."""
     argv = ["/usr/bin/python3", "-I", "-S", "-c", HELD]  # theirs to run
     with contextlib.ExitStack() as last:
         silent = [fuse_server.READ], [fuse_server.READ]
@@ -151,9 +151,9 @@ def reading_hangs(pid: int) -> bool:
 
 @contextlib.contextmanager
 def unopenable_output(site: Site) -> Iterator[Stands]:
-    """A cancelled job whose first program opens its output for ever: SIGKILL does not end it.
+    """A canceled job whose first program opens its output forever: SIGKILL does not end it.
 
-    A job of root's: nobody cannot run a Python in a closed home.
+    The job is root's: the user nobody cannot run a Python in a closed home.
     """
 
     def stands() -> bool:
@@ -230,7 +230,7 @@ def flood(begun, path, jobs):
 
 @contextlib.contextmanager
 def full_of_environments(site: Site, more: bool = False) -> Iterator[Stands]:
-    """As many jobs queued as their environments of 7 MiB let; ``more``: and sent on and on."""
+    """Queue as many jobs as fit with environments of 7 MiB; ``more``: continue to send them."""
     with contextlib.ExitStack() as sent:
         with held_prologues(site):
             sent.enter_context(attacker(fill, socket_of(site), ENVIRON, 12, os.devnull))
@@ -259,5 +259,5 @@ def held_prologues(site: Site) -> Iterator[None]:
 
 
 def others_wait(site: Site) -> bool:
-    """Return whether more jobs are there than may run at the same time."""
+    """Return whether more jobs exist than may run at the same time."""
     return len(list((site.spool / "jobs").iterdir())) > site.slots

@@ -54,7 +54,7 @@ exec sh "$@"
 
 
 def serve(config: dict, tell: int, log: int) -> None:
-    """Be the service, in a process of its own."""
+    """Run the service, in a separate process."""
     with_a_shell(pytest.MonkeyPatch())
     os.dup2(log, 1)
     os.dup2(log, 2)
@@ -78,7 +78,7 @@ def serve(config: dict, tell: int, log: int) -> None:
 
 
 class Site:
-    """A service in a directory of its own, and a submitter for it."""
+    """A service in a separate directory, and a submitter for it."""
 
     def __init__(self, root: Path, slots: int = 2, kill_after: float = 0.4, **more: object) -> None:
         self.root = root
@@ -105,7 +105,7 @@ class Site:
         self.log = (self.root / "log").open("ab")
         told, tell = os.pipe()
         arguments = self.config, tell, self.log.fileno()
-        # Forked: a Python of its own would spend most of the test's time on its imports.
+        # Forked: a new Python would spend most of the test's time on its imports.
         self.process = multiprocessing.get_context("fork").Process(target=serve, args=arguments)
         self.process.start()
         os.close(tell)
@@ -142,7 +142,7 @@ class Site:
         raise AssertionError(f"{path} never had {text!r}; log: {(self.root / 'log').read_text()}")
 
     def done(self, number: str) -> int | None:
-        """Wait until the job is no more; return its exit code, None if it never got a slot."""
+        """Wait for the end of the job; return its exit code, None if it never got a slot."""
         end = time.monotonic() + LONG
         while time.monotonic() < end:
             if not (self.spool / "jobs" / number).exists():
@@ -155,7 +155,7 @@ class Site:
 
 @contextlib.contextmanager
 def fresh_site(kill_after: float = 0.4, **more: object) -> Iterator[Site]:
-    """Give a site in a directory of its own, which is the working directory."""
+    """Yield a site in a separate directory, which is the working directory."""
     root = Path(tempfile.mkdtemp(prefix="vtl"))
     site = Site(root, kill_after=kill_after, **more)
     try:
@@ -163,7 +163,7 @@ def fresh_site(kill_after: float = 0.4, **more: object) -> Iterator[Site]:
             yield site
     except BaseException:
         if site.process.exitcode is None:
-            site.stop(signal.SIGKILL)  # else whoever has failed waits for it at their end
+            site.stop(signal.SIGKILL)  # otherwise a failed test waits for it at its end
         raise
     if site.process.exitcode is None:
         assert site.stop() == 0, (root / "log").read_text()

@@ -1,4 +1,4 @@
-"""The command by which a job's owner is told why it ended."""
+"""The command that notifies a job's owner why the job ended."""
 
 import json
 import os

@@ -1,8 +1,8 @@
-"""``python login_machine.py PLAN``: a submit host and a node "n1" of Torque's, without ssh, as one.
+"""``python login_machine.py PLAN``: a submit host and a Torque node without ssh, as one machine.
 
-Run by ``unshare --mount --net``: the account's home and n1's address are the plan's, and nobody
-else's. The node's companion is started as the job shell starts it; then each of the plan's command
-lines runs as on the submit host. Prints what came of them as JSON.
+Run by ``unshare --mount --net``: only the plan uses the account's home and n1's address. The node's
+companion is started as by the job shell; then each of the plan's command lines runs as on the
+submit host. Prints the results as JSON.
 """
 
 import json

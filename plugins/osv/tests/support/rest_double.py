@@ -104,4 +104,4 @@ class Handler(BaseHTTPRequestHandler):
             for part in message.iter_parts():
                 if part.get_param("name", header="content-disposition") == "file":
                     self.server.files[path] = part.get_payload(decode=True)
-        self.answer(200)  # also for a raw body, of which it writes nothing
+        self.answer(200)  # also for a raw body, which is not logged

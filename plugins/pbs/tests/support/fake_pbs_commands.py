@@ -1,8 +1,9 @@
 """Double of Torque's and OpenPBS's commands: qsub, qstat, qalter, pbsnodes, qmgr and the like.
 
-``run(DIRECTORY, SYSTEM, PROGRAM)`` is each of them; all share ``DIRECTORY/state.json``.
-What they do was observed on the real ones (Torque 6.1.3, OpenPBS 23.06) unless "(src)" is said.
-No code of the product is used here, so that a mistake is not made twice.
+``run(DIRECTORY, SYSTEM, PROGRAM)`` stands for each of them; all share ``DIRECTORY/state.json``.
+Their behavior was observed with the real commands (Torque 6.1.3, OpenPBS 23.06), or read in the
+source where "(src)" is noted. No code of the product is used here, so that a mistake is not
+repeated.
 """
 
 import fcntl

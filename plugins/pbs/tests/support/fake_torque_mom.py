@@ -35,9 +35,9 @@ if sys.argv[4:5] == ["prologue"]:
 
 
 class FakeTorqueMom(TorqueHarness):
-    """Torque with the hooks of vTorque on two nodes; ``vtorque`` itself is a stand-in.
+    """Torque with the hooks of vTorque on two nodes; ``vtorque`` itself is a double.
 
-    The stand-in notes how it is called and lets the real adapter tell an outcome.
+    The double records its calls and lets the real adapter report an outcome.
     """
 
     def __init__(self, root):
@@ -52,9 +52,9 @@ class FakeTorqueMom(TorqueHarness):
         return self.root / node / "mom_priv"
 
     def outcome(self, outcome):
-        """Set what the next prologues come to: an Outcome, or an exit code of a broken vtorque.
+        """Set the results of the next prologues: an Outcome, or an exit code of a broken vtorque.
 
-        Text of several, with a blank between, is for one prologue each.
+        Several results, separated by blanks, are for one prologue each.
         """
         text = outcome.name if isinstance(outcome, Outcome) else str(outcome)
         (self.root / "outcome").write_text(text)

@@ -21,7 +21,7 @@ PROGRAMS = ("qsub", "qstat", "qdel", "qhold", "qalter", "qrerun", "pbsnodes", "q
 SYSTEMS = {system.name: system for system in plugin.vtorque_batch_systems()}
 NODES = ("n1", "n2", "n3", "n4")
 ME = pwd.getpwuid(os.getuid()).pw_name
-BUFFER = 2048  # of Torque's fifth argument: an item that does not fit vanishes silently (src)
+BUFFER = 2048  # of Torque's fifth argument: an item that does not fit is dropped silently (src)
 OWN_VARIABLE = contract.OwnValue(
     ("-v", "MINE=a"), lambda job: any("MINE=a" in word for word in job.argv)
 )

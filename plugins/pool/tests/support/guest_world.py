@@ -1,6 +1,6 @@
-"""The world of slurm_world with a libvirtd of its own, whose guests are the nodes. As root.
+"""The world of slurm_world with a separate libvirtd, whose guests are the nodes. As root.
 
-They come from ``images``, a pool of vTorque's with the image slurm-worker (doc/recipes).
+They come from ``images``, a vTorque pool with the image slurm-worker (doc/recipes).
 """
 
 from slurm_world import _CONF, _TOML, World

@@ -1,4 +1,4 @@
-"""A double of a command that always says the same, and notes how it was called."""
+"""A double of a command that always prints the same output, and records its calls."""
 
 import json
 

@@ -1,7 +1,8 @@
-"""A real slurmctld in namespaces of its own, whose nodes are the pool's. As root.
+"""A real slurmctld in separate namespaces, whose nodes are the pool's. As root.
 
 The controller, munged and all machines are in one set of namespaces (mount, net, pid, uts, ipc);
-each machine (slurmd_cloud) has a pid namespace of its own in it, so that its end ends all of it.
+each machine (slurmd_cloud) has its own pid namespace within, so that its end ends all its
+processes.
 """
 
 import secrets
@@ -138,7 +139,7 @@ class World:
         self._nodes_of_one_host()
 
     def _nodes_of_one_host(self):
-        """Give the nodes ports of their own."""
+        """Give each node its own ports."""
         text = self.run("cat", "/etc/slurm/vtorque-pool.conf")
         ports = f"Port=[17001-{17000 + len(self.names)}] NodeAddr=10.89.0.1 NodeHostName=head"
         text = text.replace(" State=CLOUD", f" State=CLOUD {ports}")
@@ -167,7 +168,7 @@ class World:
         return self.run(*words, "--wrap", script).strip()
 
     def jobs(self):
-        """Return what squeue says: id to state and reason."""
+        """Return the output of squeue: id to state and reason."""
         lines = self.run("squeue", "-h", "-a", "-o", "%i %T %r").splitlines()
         return {line.split()[0]: line.split(maxsplit=1)[1] for line in lines}
 

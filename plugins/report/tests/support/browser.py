@@ -23,7 +23,7 @@ TIMEOUT = 60  # seconds for any answer, on a busy machine
 
 
 class Browser:
-    """One browser with one page. ``events`` has all that it has told since :meth:`open`."""
+    """One browser with one page. ``events`` has all its events since :meth:`open`."""
 
     def __init__(self, profile):
         own_in, their_out = os.pipe()
@@ -115,7 +115,7 @@ class Browser:
         return [e["request"]["url"] for e in self.seen("Network.requestWillBeSent")]
 
     def value(self, expression):
-        """Return what JavaScript of ours says of the page; the page's own may not run."""
+        """Return the result of the test's JavaScript; the page's own scripts may not run."""
         result = self.call(
             "Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True
         )
@@ -123,7 +123,7 @@ class Browser:
         return result["result"].get("value")
 
     def accessible(self):
-        """Return (role, name) of all that a screen reader is told."""
+        """Return (role, name) of everything that a screen reader reads."""
         nodes = self.call("Accessibility.getFullAXTree")["nodes"]
         shown = [n for n in nodes if not n.get("ignored")]
         return [(n["role"]["value"], n.get("name", {}).get("value", "")) for n in shown]

@@ -1,6 +1,7 @@
-"""Plots are drawn by a process of their own.
+"""Plots are drawn by a separate process.
 
-What draws has four threads and a hundred MB, which each later fork of the tests would copy.
+The drawing library has four threads and 100 MB of memory, which each later fork of the tests would
+copy.
 """
 
 from __future__ import annotations

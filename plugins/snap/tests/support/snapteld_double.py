@@ -1,13 +1,14 @@
 """A double of snapteld: no Snap, only its REST API of tasks, v1 and v2. Nothing is collected.
 
-It does what Snap's docs/REST_API_V1.md, REST_API_V2.md and TASKS.md say, and where these are silent
-what its sources do (mgmt/rest, core/task.go, scheduler): POST leaves a task in state Stopped,
+It follows Snap's docs/REST_API_V1.md, REST_API_V2.md and TASKS.md, and where these do not specify
+the behavior, its sources (mgmt/rest, core/task.go, scheduler): POST leaves a task in state Stopped,
 a running task is not deleted, two tasks may have one name, ``$NAME`` in a manifest is replaced by
-snapteld's environment. Of errors the documentation of v2 (in mgmt/rest/v2/api.go) says other codes
-than its code has: ``documented=True`` gives the former (404, 409), else it is the code's 500.
+snapteld's environment. For errors the documentation of v2 (in mgmt/rest/v2/api.go) gives other
+codes than its code: with ``documented=True`` the former are used (404, 409), otherwise the code's
+500.
 
 As a program it prints its port: ``snapteld_double.py '{"password": "secret"}'``. ``GET /double``
-tells what it has seen.
+returns the requests that it has received.
 """
 
 import base64
@@ -76,7 +77,7 @@ class Options:
 
 @dataclass
 class Seen:
-    """What it has been asked. ``twice``: names that two tasks had at the same time."""
+    """The requests received. ``twice``: names that two tasks had at the same time."""
 
     requests: list = field(default_factory=list)
     manifests: list = field(default_factory=list)
@@ -167,7 +168,7 @@ class Handler(BaseHTTPRequestHandler):
     disable_nagle_algorithm = True
 
     def log_message(self, *_):
-        """Say nothing."""
+        """Log nothing."""
 
     def do_GET(self):
         self.handle_one()
@@ -270,7 +271,7 @@ class Server(ThreadingHTTPServer):
             self.socket = context.wrap_socket(self.socket, server_side=True)
 
     def handle_error(self, request, address):
-        """Say nothing: a client has gone, or does not like the certificate."""
+        """Log nothing: a client has disconnected, or rejects the certificate."""
 
 
 @contextlib.contextmanager

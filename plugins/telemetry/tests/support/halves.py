@@ -9,7 +9,7 @@ from vtorque_telemetry.settings import Settings
 
 
 class Here:
-    """Stands for the process of its own: takes ticks at once, and copies of files."""
+    """A double of the separate process: receives ticks at once, and copies of files."""
 
     def __init__(self, settings, outlets):
         self.samples = Samples(settings, outlets)
