@@ -69,10 +69,10 @@ def full(bench: Bench) -> list[Figure]:
     ours, base = [], []
     for _ in range(max(1, bench.rounds // 4)):
         with configured(node, reserve):
-            base.append(_begun(node))
+            base.append(_submit_all(node))
         with _keeping(node, FIVE, reserve):
             wait(lambda: len(_waiting(node)) == 5, "five guests that wait")
-            ours.append(_begun(node))
+            ours.append(_submit_all(node))
     name = "full node, vsub to first line"
     return [
         compare(f"{name} of all, mean", "s", [*map(mean, ours)], [*map(mean, base)]),
@@ -80,7 +80,7 @@ def full(bench: Bench) -> list[Figure]:
     ]
 
 
-def _begun(node: Node) -> list[float]:
+def _submit_all(node: Node) -> list[float]:
     """Submit the jobs; return the seconds until the first line of each."""
     outputs = [node.home / f"full{number}" for number in range(JOBS)]
     script = node.script("#!/bin/sh\necho first\nsleep 2\n")

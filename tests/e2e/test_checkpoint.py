@@ -110,7 +110,7 @@ class Writer:
         counted = self.lines("counted")
         assert counted == [str(number) for number in range(1, len(counted) + 1)], (errors, log)
         said = [line for name in self.names for line in self.lines(f"{name}.out")]
-        assert said == writing.said(counted, self.memory), (errors, log)
+        assert said == writing.expected_output(counted, self.memory), (errors, log)
         ended = self.node.home / "ended"
         late = ended.stat().st_mtime - int(ended.read_text())  # date prints whole seconds
         assert -1 <= late <= 2, "its clock is right"
@@ -135,7 +135,7 @@ def test_checkpointed_job_is_restored_as_another_job(writer, guest, place, disk)
     writer.submit(*resume).check()
 
 
-def goes_on_to_its_end(job, times):
+def checkpoint_repeatedly(job, times):
     names = []
     for _ in range(times):
         job.await_more(job.counted + random.randrange(1, 20))  # noqa: S311
@@ -149,7 +149,7 @@ def goes_on_to_its_end(job, times):
 def test_restored_job_can_be_restored_again_from_the_same_checkpoint(guest, place):
     """The second time its memory is that of then; its file, which is the user's, is not."""
     job = Writer(guest).submit().await_more()
-    (name,) = goes_on_to_its_end(job, 1)
+    (name,) = checkpoint_repeatedly(job, 1)
     first, at = job.lines("counted"), job.counted
     listed = json.loads(guest.as_user("vmgr", "checkpoints", "--json").stdout)
     assert [(each["id"], each["job"]) for each in listed] == [(name, job.id)]
@@ -205,7 +205,7 @@ def test_job_is_saved_before_its_walltime_ends(guest, place, config):
 @pytest.mark.full
 @pytest.mark.releases
 def test_running_job_is_saved_twenty_times(guest, place):
-    goes_on_to_its_end(Writer(guest).submit(), 20)
+    checkpoint_repeatedly(Writer(guest).submit(), 20)
 
 
 @saves

@@ -125,7 +125,7 @@ def installed():
 
 
 @pytest.fixture(scope="module")
-def one(installed):
+def first_user(installed):
     """Return a user with an image and a service."""
     person = Person(ONE)
     yield person
@@ -133,12 +133,12 @@ def one(installed):
 
 
 @pytest.fixture
-def clean(one):
+def clean(first_user):
     """Fail the test if anything of a job's is left."""
-    yield one
-    for job in json.loads(one.call("vmgr", "ps", "--json").stdout):  # a failed test's
-        one.call("vmgr", "cancel", job["id"], check=False)
-    eventually(lambda: not one.left())
+    yield first_user
+    for job in json.loads(first_user.call("vmgr", "ps", "--json").stdout):  # a failed test's
+        first_user.call("vmgr", "cancel", job["id"], check=False)
+    eventually(lambda: not first_user.left())
 
 
 def test_first_job_from_an_empty_home_runs(clean):
@@ -236,10 +236,10 @@ def test_doctor_reports_no_failure(clean):
 
 
 @pytest.fixture
-def other(one):
+def other_user(first_user):
     """Return another user, with a copy of the image."""
     person = Person(OTHER)
-    run("cp", "-a", one.home / ".local", person.home)
+    run("cp", "-a", first_user.home / ".local", person.home)
     run("rm", "-r", person.state)
     run("chown", "-R", f"{OTHER}:", person.home)
     person.call("vmgr", "images", "verify", "micro")  # it is not the file that was hashed
@@ -248,19 +248,19 @@ def other(one):
     person.end()
 
 
-def test_users_cannot_see_each_others_jobs_and_services(clean, other):
+def test_users_cannot_see_each_others_jobs_and_services(clean, other_user):
     """Both have a job that runs: neither sees the other's, nor can reach their service."""
     mine = clean.call("vsub", clean.script("touch began; sleep 300\n")).stdout.decode().strip()
-    code, said, told = other.job("ls /home; ls " + str(clean.home) + "; exit 5\n")
+    code, said, told = other_user.job("ls /home; ls " + str(clean.home) + "; exit 5\n")
     assert code == 5, told
     assert said.splitlines()[0] == OTHER
     assert ONE not in said.splitlines()[:-1]
     eventually((clean.home / "began").exists)
-    assert json.loads(other.call("vmgr", "ps", "--json").stdout) == []
+    assert json.loads(other_user.call("vmgr", "ps", "--json").stdout) == []
     assert [each["id"] for each in json.loads(clean.call("vmgr", "ps", "--json").stdout)] == [mine]
     for path in (clean.run_dir / "local.sock", clean.state / "site.secret"):
-        assert other.call("/usr/bin/stat", str(path), check=False).returncode != 0
-    assert b"vt-" not in other.call(*VIRSH).stdout
+        assert other_user.call("/usr/bin/stat", str(path), check=False).returncode != 0
+    assert b"vt-" not in other_user.call(*VIRSH).stdout
     clean.call("vmgr", "cancel", mine)
 
 

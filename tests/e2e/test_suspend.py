@@ -165,7 +165,7 @@ def test_job_suspended_while_libvirtd_was_killed_can_be_resumed(guest):
 
 
 @pytest.fixture
-def still(clean, request):
+def paused(clean, request):
     """Return a paused job, known to no batch system, and the node's footprint before it."""
     before = clean.footprint()
     job = Hooks(clean, f"{zlib.crc32(request.node.name.encode())}.faults")
@@ -176,8 +176,8 @@ def still(clean, request):
 
 
 @pytest.mark.full
-def test_suspended_job_that_ends_without_libvirtd_is_reaped_later(still):
-    job, before = still
+def test_suspended_job_that_ends_without_libvirtd_is_reaped_later(paused):
+    job, before = paused
     hooks_by_hand.kill_libvirtd()
     code, _, err = job.run("epilogue")
     assert code == 1 and "could not be removed from this node yet" in err
@@ -187,9 +187,9 @@ def test_suspended_job_that_ends_without_libvirtd_is_reaped_later(still):
 
 
 @pytest.mark.full
-def test_suspended_job_is_released_after_a_reboot(still, tmp_path):
+def test_suspended_job_is_released_after_a_reboot(paused, tmp_path):
     """All processes are gone, and everything in memory; the reaper removes the rest."""
-    job, before = still
+    job, before = paused
     node = job.node
     tables = node.footprint()["tables"] - before["tables"]
     node.root("vtorque", "local", "stop", "--config", str(node.config))

@@ -180,10 +180,10 @@ def test_metrics_of_a_job_reach_prometheus_and_influxdb(monitored, guest, submit
     assert not file.exists()
     assert not list(guest.run_dir.glob("telemetry*"))
     assert "exporter" not in log(), log()
-    what_stays(guest, job, said)
+    check_kept_samples(guest, job, said)
 
 
-def what_stays(guest, job, said):
+def check_kept_samples(guest, job, said):
     """Check a job's samples after its end: there to the very last, for its owner alone."""
     uid = pwd.getpwnam(guest.user).pw_uid
     path = guest.state / "kept" / str(uid) / f"{job}.0" / "series.jsonl"

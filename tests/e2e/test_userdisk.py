@@ -178,7 +178,7 @@ def place() -> Iterator[Path]:
 
 
 @pytest.fixture
-def one(place: Path) -> user_disk.DiskFile:
+def disk_of_unknown_user(place: Path) -> user_disk.DiskFile:
     """A disk of a user that no database knows."""
     uid, run = 61001, place / "run"
     source = place / "disk, raw"
@@ -204,13 +204,13 @@ def nbd(one: user_disk.DiskFile, command: str, uid: int) -> subprocess.Completed
     return as_uid(uid, "qemu-io", "-f", "raw", "-c", command, f"nbd+unix:///?socket={one.socket}")
 
 
-def test_daemon_runs_as_the_user_without_privileges(one):
-    one.start()
-    (pid,) = holders(one.lock)
+def test_daemon_runs_as_the_user_without_privileges(disk_of_unknown_user):
+    disk_of_unknown_user.start()
+    (pid,) = holders(disk_of_unknown_user.lock)
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     now = {key: value.split() for key, _, value in (line.partition(":") for line in lines)}
-    assert now["Uid"] == now["Gid"] == [str(one.uid)] * 4
-    assert now["Groups"] == [str(one.uid), "61010"]
+    assert now["Uid"] == now["Gid"] == [str(disk_of_unknown_user.uid)] * 4
+    assert now["Groups"] == [str(disk_of_unknown_user.uid), "61010"]
     for name in ("CapEff", "CapPrm", "CapInh", "CapAmb"):
         assert int(now[name][0], 16) == 0
     assert now["NoNewPrivs"] == ["1"]
@@ -219,34 +219,38 @@ def test_daemon_runs_as_the_user_without_privileges(one):
     assert now["PPid"] != [str(os.getpid())]
     assert os.getsid(pid) == pid
     # The maps are behind the check of ptrace(2), which also guards the memory.
-    assert "Permission denied" in as_uid(one.uid, "cat", f"/proc/{pid}/maps").stderr
-    place = Path(one.socket).stat()
-    assert (place.st_uid, stat.S_IMODE(place.st_mode)) == (one.socket_owner, 0o600)
+    assert (
+        "Permission denied" in as_uid(disk_of_unknown_user.uid, "cat", f"/proc/{pid}/maps").stderr
+    )
+    place = Path(disk_of_unknown_user.socket).stat()
+    assert (place.st_uid, stat.S_IMODE(place.st_mode)) == (disk_of_unknown_user.socket_owner, 0o600)
 
 
-def test_only_the_qemu_user_can_connect_to_the_daemon(one):
-    one.start()
-    wrote = nbd(one, "write -P 0x41 4096 512", one.socket_owner)
+def test_only_the_qemu_user_can_connect_to_the_daemon(disk_of_unknown_user):
+    disk_of_unknown_user.start()
+    wrote = nbd(disk_of_unknown_user, "write -P 0x41 4096 512", disk_of_unknown_user.socket_owner)
     assert wrote.returncode == 0, wrote.stderr
-    for uid in (one.uid, 65534):
-        assert "Permission denied" in nbd(one, "read 0 512", uid).stderr
-    assert Path(one.source).read_bytes()[4096:4609] == b"A" * 512 + b"\0"
-    assert Path(one.source).stat().st_size == MIB
+    for uid in (disk_of_unknown_user.uid, 65534):
+        assert "Permission denied" in nbd(disk_of_unknown_user, "read 0 512", uid).stderr
+    assert Path(disk_of_unknown_user.source).read_bytes()[4096:4609] == b"A" * 512 + b"\0"
+    assert Path(disk_of_unknown_user.source).stat().st_size == MIB
 
 
-def test_discarded_blocks_become_holes(one):
-    Path(one.source).write_bytes(b"x" * MIB)
-    one.start()
-    done = nbd(one, "discard 0 512k", one.socket_owner)
+def test_discarded_blocks_become_holes(disk_of_unknown_user):
+    Path(disk_of_unknown_user.source).write_bytes(b"x" * MIB)
+    disk_of_unknown_user.start()
+    done = nbd(disk_of_unknown_user, "discard 0 512k", disk_of_unknown_user.socket_owner)
     assert done.returncode == 0, done.stderr
-    facts = Path(one.source).stat()
+    facts = Path(disk_of_unknown_user.source).stat()
     assert (facts.st_size, facts.st_blocks <= 1024 + 16) == (MIB, True)
 
 
 @pytest.fixture
-def packed(one) -> user_disk.DiskFile:
+def packed(disk_of_unknown_user) -> user_disk.DiskFile:
     """The same disk's name in qcow2, and nothing there yet."""
-    return replace(one, source=str(Path(one.source).with_name("disk.qcow2")))
+    return replace(
+        disk_of_unknown_user, source=str(Path(disk_of_unknown_user.source).with_name("disk.qcow2"))
+    )
 
 
 def create(packed: user_disk.DiskFile, *options: str) -> None:
@@ -274,66 +278,73 @@ def test_qcow2_is_served_with_its_content(packed, compat):
         (("-o", "data_file={raw}"), "has an external data file"),
     ],
 )
-def test_qcow2_that_refers_to_another_file_is_refused(one, packed, options, why):
+def test_qcow2_that_refers_to_another_file_is_refused(disk_of_unknown_user, packed, options, why):
     """Also a file of the user's own: the guest would get a disk that was not requested."""
-    other = Path(one.source).with_name("other")
+    other = Path(disk_of_unknown_user.source).with_name("other")
     other.write_bytes(bytes(MIB))
     create(packed, *(word.format(raw=other) for word in options))
     with pytest.raises(Refused, match=why):
         packed.start()
 
 
-def test_qcow2_header_in_a_raw_disk_is_data(one):
+def test_qcow2_header_in_a_raw_disk_is_data(disk_of_unknown_user):
     """A file's content that a guest writes must not be opened as a file by its next job."""
     argv = ("qemu-img", "create", "-q", "-f", "qcow2", "-F", "raw", "-b", "/etc/hostname")
-    made = Path(one.source).with_name("made")
+    made = Path(disk_of_unknown_user.source).with_name("made")
     subprocess.run([*argv, made, "1M"], check=True, timeout=180)
-    Path(one.source).write_bytes(made.read_bytes().ljust(MIB, b"\0"))
-    one.start()
-    read = nbd(one, "read -v 0 512", one.socket_owner)
+    Path(disk_of_unknown_user.source).write_bytes(made.read_bytes().ljust(MIB, b"\0"))
+    disk_of_unknown_user.start()
+    read = nbd(disk_of_unknown_user, "read -v 0 512", disk_of_unknown_user.socket_owner)
     assert "51 46 49 fb" in read.stdout, read
 
 
-def test_read_only_disk_cannot_be_written(one):
-    Path(one.source).chmod(0o400)
+def test_read_only_disk_cannot_be_written(disk_of_unknown_user):
+    Path(disk_of_unknown_user.source).chmod(0o400)
     with pytest.raises(Refused, match="cannot be opened by you: Permission denied"):
-        one.start()
-    replace(one, readonly=True).start()
-    assert nbd(one, "write 0 512", one.socket_owner).returncode != 0
-    assert Path(one.source).read_bytes() == bytes(MIB)
-
-
-def test_stop_unlocks_the_disk_and_is_idempotent(one):
-    run = Path(one.lock).parent
-    second = replace(
-        one, socket=str(run / "e.sock"), lock=str(run / "e.lock"), log=str(run / "e.log")
+        disk_of_unknown_user.start()
+    replace(disk_of_unknown_user, readonly=True).start()
+    assert (
+        nbd(disk_of_unknown_user, "write 0 512", disk_of_unknown_user.socket_owner).returncode != 0
     )
-    one.start()
+    assert Path(disk_of_unknown_user.source).read_bytes() == bytes(MIB)
+
+
+def test_stop_unlocks_the_disk_and_is_idempotent(disk_of_unknown_user):
+    run = Path(disk_of_unknown_user.lock).parent
+    second = replace(
+        disk_of_unknown_user,
+        socket=str(run / "e.sock"),
+        lock=str(run / "e.lock"),
+        log=str(run / "e.log"),
+    )
+    disk_of_unknown_user.start()
     with pytest.raises(HostFault, match="already runs"):
-        one.start()
+        disk_of_unknown_user.start()
     with pytest.raises(Refused, match=r"disk=.*/disk, raw: is in use by another job"):
         second.start()
     script = "import sys, time; from vtorque_core.resources import user_daemon; "
     script += "user_daemon.stop(sys.argv[1], time.monotonic() + 30)"
     for _ in range(2):
-        subprocess.run([sys.executable, "-c", script, one.lock], check=True, timeout=180)
-    assert holders(one.source) == set()
+        subprocess.run(
+            [sys.executable, "-c", script, disk_of_unknown_user.lock], check=True, timeout=180
+        )
+    assert holders(disk_of_unknown_user.source) == set()
     second.start()
     user_daemon.stop(second.lock, time.monotonic() + 30)
     assert {path.suffix for path in run.iterdir()} == {".log"}
 
 
-def test_daemon_that_cannot_start_is_reported(one):
+def test_daemon_that_cannot_start_is_reported(disk_of_unknown_user):
     for program, why in (("/bin/false", "/bin/false for .* did not start"),
                          ("/nonexistent", "cannot execute /nonexistent")):  # fmt: skip
         with pytest.raises(HostFault, match=why):
-            replace(one, program=program).start(timeout=3600)
-    assert holders(one.source) == holders(one.lock) == set()
+            replace(disk_of_unknown_user, program=program).start(timeout=3600)
+    assert holders(disk_of_unknown_user.source) == holders(disk_of_unknown_user.lock) == set()
 
 
 @pytest.mark.parametrize("delay", [0.0, 0.01, 0.02, 0.03, 0.04, 0.05, 0.06])
-def test_killed_start_leaves_nothing(one, delay):
-    daemons.kill_a_start("user_disk", f"DiskFile(**{vars(one)!r}).start()", delay)
-    user_daemon.stop(one.lock, time.monotonic() + 30)
-    assert holders(one.source) == holders(one.lock) == set()
-    assert {path.suffix for path in Path(one.lock).parent.iterdir()} <= {".log"}
+def test_killed_start_leaves_nothing(disk_of_unknown_user, delay):
+    daemons.kill_a_start("user_disk", f"DiskFile(**{vars(disk_of_unknown_user)!r}).start()", delay)
+    user_daemon.stop(disk_of_unknown_user.lock, time.monotonic() + 30)
+    assert holders(disk_of_unknown_user.source) == holders(disk_of_unknown_user.lock) == set()
+    assert {path.suffix for path in Path(disk_of_unknown_user.lock).parent.iterdir()} <= {".log"}

@@ -89,7 +89,7 @@ def request_of(row, cpus):
     return pairs, files
 
 
-def asked_for(node, job):
+def vsub_request(node, job):
     """Return what vsub would ask the batch system for: it has to be enough on any node."""
     wanted = decide(Request.decode(job.blob), node.site, node.plugins)
     found = needs(
@@ -145,7 +145,7 @@ def test_domain_allowed_by_policy_is_accepted_by_libvirt(machine, rows, tmp_path
             )
             pairs, files = request_of(row, cpus)
             job = node.job(pairs, files=files)
-            share = {"cpus": cpus} if files else asked_for(node, job)
+            share = {"cpus": cpus} if files else vsub_request(node, job)
             run = node.start(dataclasses.replace(job, **share))
             assert not run.error, (run, pairs)
             domains = node.domains()

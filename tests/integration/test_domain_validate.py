@@ -36,7 +36,7 @@ def fresh_driver() -> Iterator[None]:
     hypervisor.close()
 
 
-def ours() -> list[Element]:
+def live_domains() -> list[Element]:
     """The live XML of vTorque's domains; the driver has its own example domain."""
     xml = hypervisor.call(URI, "list", lambda c: [d.XMLDesc() for d in c.listAllDomains()])
     found = [ElementTree.fromstring(text) for text in xml]  # noqa: S314 - libvirt's
@@ -94,13 +94,13 @@ def test_template_of_a_site_is_checked_against_the_schema(tmp_path: Path, fits: 
     assert (done.returncode == 0) == fits
     with contextlib.nullcontext() if fits else pytest.raises(HostFault, match="start domain"):
         hypervisor.create_domain(URI, driver_xml(made))
-    assert len(ours()) == fits
+    assert len(live_domains()) == fits
 
 
 @pytest.mark.parametrize("path", GOLDEN, ids=lambda p: p.stem)
 def test_golden_domain_is_parsed_and_kept_by_libvirt(path: Path) -> None:
     hypervisor.create_domain(URI, driver_xml(path))
-    (domain,) = ours()
+    (domain,) = live_domains()
     job = domain.find(f"./metadata/{JOB}")
     assert job is not None
     assert domain.findtext("name") == "vt-42.srv.0-n1-0"
@@ -116,12 +116,12 @@ def test_unknown_element_is_not_dropped_silently() -> None:
     xml = driver_xml(GOLDEN[0]).replace("<devices>", "<devices><nonsense/>")
     with pytest.raises(HostFault, match="start domain"):
         hypervisor.create_domain(URI, xml)
-    assert ours() == []
+    assert live_domains() == []
 
 
 def test_destroying_a_domain_is_final_and_idempotent(capfd: pytest.CaptureFixture[str]) -> None:
     hypervisor.create_domain(URI, driver_xml(GOLDEN[0]))
-    (domain,) = ours()
+    (domain,) = live_domains()
     uuid = domain.findtext("uuid", "")
     assert hypervisor.domain_runs(URI, uuid)
     hypervisor.destroy_domain(URI, uuid)
@@ -169,4 +169,4 @@ def test_forked_child_does_not_close_the_connection_of_its_parent() -> None:
     child.start()
     child.join(30)
     assert child.exitcode == 0
-    assert len(ours()) == 1
+    assert len(live_domains()) == 1

@@ -12,8 +12,8 @@ COMMAND = f"""#!/bin/sh
 
 
 @contextlib.contextmanager
-def asked(cluster, **settings):
-    """Have all nodes ask their health every second, once their config has a [plugin.survive]."""
+def checked(cluster, **settings):
+    """Run health checks on all nodes each second; their config must have a [plugin.survive]."""
     table = {"health_command": f'"{WELL}"', "health_interval": 1, **settings}
     lines = "".join(f"\\n{key} = {value}" for key, value in table.items())
     for node in slurm.NODES:
@@ -25,8 +25,8 @@ def asked(cluster, **settings):
 
 
 @contextlib.contextmanager
-def is_ill(cluster, node):
-    """Have a node be ill; after that it is well, and gets jobs again."""
+def unhealthy(cluster, node):
+    """Make a node unhealthy; afterwards it is healthy, and gets jobs again."""
     cluster.root(node, "touch", ILL)
     try:
         yield

@@ -41,6 +41,6 @@ def give(home):
     return run("md5sum", input=part * 10).stdout.decode().split()
 
 
-def said(counted, memory):
+def expected_output(counted, memory):
     """Return the words of its whole output."""
     return [*counted, *counted, *memory]

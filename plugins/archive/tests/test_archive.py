@@ -38,7 +38,7 @@ def paths(tmp_path):
     return Paths(tmp_path / "state", tmp_path / "run")
 
 
-def here(paths, job=JOB, **facts):
+def place_of(paths, job=JOB, **facts):
     """Return what a node keeps of a job."""
     place = kept_records.place(paths, job)
     known = {"job": job.id, "attempt": job.attempt, "owner": job.owner, "node": job.node}
@@ -57,7 +57,7 @@ def template(tmp_path):
     return f"{tmp_path}/{{user}}/jobs"
 
 
-def mine(tmp_path):
+def archive_directory(tmp_path):
     return tmp_path / ME.pw_name / "jobs"
 
 
@@ -69,13 +69,13 @@ def names(directory):
 
 
 def test_each_node_and_attempt_has_one_archive(paths, tmp_path):
-    place = here(paths)
+    place = place_of(paths)
     for _ in range(2):  # the second takes the place of the first
         sent(place, directory=template(tmp_path))
-        assert names(mine(tmp_path)) == ["42.srv.0@n1.site.zip"]
-    (path,) = mine(tmp_path).iterdir()
+        assert names(archive_directory(tmp_path)) == ["42.srv.0@n1.site.zip"]
+    (path,) = archive_directory(tmp_path).iterdir()
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    assert stat.S_IMODE(mine(tmp_path).stat().st_mode) == 0o700
+    assert stat.S_IMODE(archive_directory(tmp_path).stat().st_mode) == 0o700
     assert (path.stat().st_uid, path.stat().st_gid) == (ME.pw_uid, ME.pw_gid)
     with zipfile.ZipFile(path) as archive:
         assert archive.namelist() == ["job.json", "log.jsonl", "console-g0.log"]
@@ -83,20 +83,20 @@ def test_each_node_and_attempt_has_one_archive(paths, tmp_path):
 
 
 def test_no_archive_is_written_without_a_directory_setting(paths, tmp_path):
-    place, before = here(paths), names(tmp_path)
+    place, before = place_of(paths), names(tmp_path)
     site = {Settings: Settings()}
     node.vtorque_ended(place, site)
     assert names(tmp_path) == before
     site = {Settings: Settings(directory=template(tmp_path))}
     node.vtorque_ended(place, site)
-    eventually(lambda: list(mine(tmp_path).glob("*.zip")))
+    eventually(lambda: list(archive_directory(tmp_path).glob("*.zip")))
 
 
 def test_archives_of_other_nodes_attempts_and_odd_job_ids_have_distinct_names(paths, tmp_path):
     for job, host in (("42.srv", "n2"), ("43[1].srv", "n1/../x"), ("44.srv", "")):
         attempt = JobAttempt(job, 1, ME.pw_name, ME.pw_uid, host)
-        sent(here(paths, attempt), directory=template(tmp_path))
-    found = names(mine(tmp_path))
+        sent(place_of(paths, attempt), directory=template(tmp_path))
+    found = names(archive_directory(tmp_path))
     assert found[0] == "42.srv.1@n2.zip" and found[1] == "44.srv.1@node.zip"
     assert found[2].startswith("j43_1_.srv-") and found[2].endswith(".1@n1_.._x.zip")
     assert all(pack.key_of(name) for name in found)
@@ -111,35 +111,35 @@ def noted(place, tmp_path, code):
 
 def test_job_shell_notes_the_exit_code(paths, tmp_path):
     """Slurm and OpenPBS do not pass it to the epilogue. A code that root knows takes precedence."""
-    place = here(paths)
+    place = place_of(paths)
     for known, said in ((None, "7"), ("3", "3")):
         if known:
             place.add_facts(status=known)
         noted(place, tmp_path, 7)
-        assert stat.S_IMODE(mine(tmp_path).stat().st_mode) == 0o700
-        assert [p.key for p in read.archives(paths, mine(tmp_path), ME.pw_uid)] in (
+        assert stat.S_IMODE(archive_directory(tmp_path).stat().st_mode) == 0o700
+        assert [p.key for p in read.archives(paths, archive_directory(tmp_path), ME.pw_uid)] in (
             [],
             ["42.srv.0"],
         )
         sent(place, directory=template(tmp_path))
-        (found,) = read.archives(paths, mine(tmp_path), ME.pw_uid)
+        (found,) = read.archives(paths, archive_directory(tmp_path), ME.pw_uid)
         assert found.facts()["status"] == said
-        assert names(mine(tmp_path)) == [found.path.name], "the note is gone"
+        assert names(archive_directory(tmp_path)) == [found.path.name], "the note is gone"
 
 
 @pytest.mark.parametrize("content", [b"", b"x", b"-1", b"7" * 99, b"\xb2"])
 def test_invalid_note_is_not_used_as_exit_code(paths, tmp_path, content):
-    place = here(paths)
+    place = place_of(paths)
     noted(place, tmp_path, 7)
-    (note,) = mine(tmp_path).iterdir()
+    (note,) = archive_directory(tmp_path).iterdir()
     note.write_bytes(content)
     sent(place, directory=template(tmp_path))
-    (found,) = read.archives(paths, mine(tmp_path), ME.pw_uid)
+    (found,) = read.archives(paths, archive_directory(tmp_path), ME.pw_uid)
     assert found.facts().get("status") in (None, "77777")
 
 
 def test_no_note_is_written_without_a_directory_setting(paths):
-    assert list(plugin.vtorque_after_script(here(paths), 7, {Settings: Settings()})) == []
+    assert list(plugin.vtorque_after_script(place_of(paths), 7, {Settings: Settings()})) == []
 
 
 def test_files_above_the_limit_are_left_out_and_named():
@@ -250,9 +250,9 @@ def zipped(files, method=zipfile.ZIP_DEFLATED):
 
 
 def test_written_archive_is_read_back(paths, tmp_path):
-    place = here(paths)
+    place = place_of(paths)
     sent(place, directory=template(tmp_path))
-    (found,) = read.archives(paths, mine(tmp_path), ME.pw_uid)
+    (found,) = read.archives(paths, archive_directory(tmp_path), ME.pw_uid)
     assert found.facts() == place.facts() and found.key == place.key
     assert abs(found.changed - place.changed) < 3600
     for name in names(place.directory):
@@ -338,7 +338,7 @@ def site(paths, tmp_path, monkeypatch):
     return SimpleNamespace(config=config, paths=paths, template=template(tmp_path))
 
 
-def asked(site, *argv):
+def run_vmgr(site, *argv):
     """Run vmgr as a user (with a hidden euid under root), since root reads no such file."""
 
     def run():
@@ -349,67 +349,67 @@ def asked(site, *argv):
 
 
 def test_report_logs_and_console_are_shown_from_an_archive(site):
-    sent(here(site.paths, status="3"), directory=site.template)
+    sent(place_of(site.paths, status="3"), directory=site.template)
     other = JobAttempt("42.srv", 0, ME.pw_name, ME.pw_uid, "n2")
-    sent(here(site.paths, other), directory=site.template)
+    sent(place_of(site.paths, other), directory=site.template)
     for argv in (("report", "42.srv"), ("report", "42"), ("report", "--last")):
-        done = asked(site, *argv)
+        done = run_vmgr(site, *argv)
         assert (done.returncode, done.stderr) == (0, "")
         assert "Job 42.srv: ended, exit code 3" in done.stdout
         assert "on n1.site, n2" in done.stdout or "on n2, n1.site" in done.stdout
         assert "\nn2 " in done.stdout and "\nn1.site " in done.stdout, "a row for each node"
-    shown = asked(site, "logs", "42.srv").stdout
+    shown = run_vmgr(site, "logs", "42.srv").stdout
     assert "n1.site " in shown and "n2 " in shown and shown.count("core: hello") == 2
-    assert asked(site, "logs", "--console", "42.srv").stdout == "panic\n"
+    assert run_vmgr(site, "logs", "--console", "42.srv").stdout == "panic\n"
 
 
 def test_array_tasks_have_one_report(site):
     ids = [f"22[{n}].srv" for n in (0, 2, 10)]
     for number, job in enumerate(ids):
         attempt = JobAttempt(job, 0, ME.pw_name, ME.pw_uid, f"n{number}")
-        sent(here(site.paths, attempt, status=str(number)), directory=site.template)
-    sent(here(site.paths), directory=site.template)
+        sent(place_of(site.paths, attempt, status=str(number)), directory=site.template)
+    sent(place_of(site.paths), directory=site.template)
     for wanted in ("22[]", "22[].srv", "22"):
-        done = asked(site, "report", wanted)
+        done = run_vmgr(site, "report", wanted)
         assert (done.returncode, done.stderr) == (0, "")
         assert done.stdout.startswith("Job array 22[].srv: ")
         rows = [line.split()[0] for line in done.stdout.splitlines() if line.startswith("22[")]
         assert rows == ids
-    data = json.loads(asked(site, "report", "--json", "22[]").stdout)
+    data = json.loads(run_vmgr(site, "report", "--json", "22[]").stdout)
     assert [each["status"] for each in data["elements"]] == [0, 1, 2]
     page = Path(site.config.parent, "page.html")
-    assert asked(site, "report", "22[]", "--html", str(page)).returncode == 0
+    assert run_vmgr(site, "report", "22[]", "--html", str(page)).returncode == 0
     assert all(job in page.read_text() for job in ids)
-    assert "Job 22[2].srv: ended, exit code 1" in asked(site, "report", "22[2]").stdout
-    assert "jobs with separate logs: 22[0].srv" in asked(site, "logs", "22[]").stderr
+    assert "Job 22[2].srv: ended, exit code 1" in run_vmgr(site, "report", "22[2]").stdout
+    assert "jobs with separate logs: 22[0].srv" in run_vmgr(site, "logs", "22[]").stderr
 
 
 def test_forged_archive_causes_no_traceback(site, tmp_path):
-    sent(here(site.paths, status="0"), directory=site.template)
+    sent(place_of(site.paths, status="0"), directory=site.template)
     facts = {"job": "66.srv\x1b[2J", "node": ["x"], "nodes": 7, "name": "n" * 9**6}
     facts |= {"started": 1e400, "ended": "x", "status": {"a": 1}}
     facts |= {"phases": [[[]]], "guests": {"a": 1}}
     forged_ = zipped([("job.json", json.dumps(facts)), ("log.jsonl", b"\0\xff" * 9999)])
-    (mine(tmp_path) / "66.srv.0@n1.zip").write_bytes(forged_)
-    (mine(tmp_path) / "67.srv.0@n1.zip").write_bytes(b"PK")
+    (archive_directory(tmp_path) / "66.srv.0@n1.zip").write_bytes(forged_)
+    (archive_directory(tmp_path) / "67.srv.0@n1.zip").write_bytes(b"PK")
     for argv in (("report", "66.srv"), ("report", "67.srv"), ("report", "--last"),
                  ("logs", "66.srv"), ("logs", "67.srv"), ("report", "42.srv")):  # fmt: skip
-        done = asked(site, *argv)
+        done = run_vmgr(site, *argv)
         assert "Traceback" not in done.stderr and "\x1b" not in done.stdout + done.stderr
         assert (done.returncode == 0) == (argv != ("report", "67.srv") and "--last" not in argv)
         assert len(done.stdout) < 10000
 
 
 def test_root_reads_no_archive_of_a_user(site):
-    sent(here(site.paths), directory=site.template)
+    sent(place_of(site.paths), directory=site.template)
     if os.geteuid() == 0:
         done = vmgr.run(site.config, "report", "42.srv")
         assert "sudo -u OWNER" in str(done.exception)
-    assert asked(site, "report", "42.srv").returncode == 0
+    assert run_vmgr(site, "report", "42.srv").returncode == 0
 
 
 def test_records_of_the_node_come_before_its_archive(site, monkeypatch):
-    place = here(site.paths, status="1")
+    place = place_of(site.paths, status="1")
     sent(place, directory=site.template)
     place.add_facts(status="2")
     text = site.config.read_text().replace(

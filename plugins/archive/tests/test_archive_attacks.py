@@ -52,14 +52,14 @@ def sent(place, directory):
     os.waitpid(send.send(place, Settings(directory=f"{directory}/{{uid}}")), 0)
 
 
-def mine(directory):
+def archive_directory(directory):
     return directory / str(NOBODY.pw_uid)
 
 
 def test_archive_is_owned_by_the_user(place, home):
     sent(place, home)
-    (path,) = mine(home).iterdir()
-    for each in (mine(home), path):
+    (path,) = archive_directory(home).iterdir()
+    for each in (archive_directory(home), path):
         assert (each.stat().st_uid, each.stat().st_gid) == (NOBODY.pw_uid, NOBODY.pw_gid)
 
 
@@ -67,12 +67,12 @@ def test_links_give_no_access_beyond_that_of_the_user(place, home, top):
     roots = top / "roots"
     roots.mkdir(mode=0o755)
     (roots / "42.srv.0@n1.zip").write_text("root's")
-    mine(home).symlink_to(roots)
+    archive_directory(home).symlink_to(roots)
     sent(place, home)
-    mine(home).unlink()
-    mine(home).mkdir(mode=0o777)  # owned by root, as if made before the user's
+    archive_directory(home).unlink()
+    archive_directory(home).mkdir(mode=0o777)  # owned by root, as if made before the user's
     sent(place, home)
-    assert list(mine(home).iterdir()) == []
+    assert list(archive_directory(home).iterdir()) == []
     (home / "link").symlink_to(roots)
     sent(place, home / "link")
     assert [(p.name, p.read_text()) for p in roots.iterdir()] == [("42.srv.0@n1.zip", "root's")]
@@ -80,12 +80,12 @@ def test_links_give_no_access_beyond_that_of_the_user(place, home, top):
 
 def test_link_in_place_of_the_archive_is_replaced(place, home, top):
     (top / "roots").write_text("root's")
-    mine(home).mkdir()
-    os.chown(mine(home), NOBODY.pw_uid, NOBODY.pw_gid)
-    (mine(home) / "42.srv.0@n1.zip").symlink_to(top / "roots")
+    archive_directory(home).mkdir()
+    os.chown(archive_directory(home), NOBODY.pw_uid, NOBODY.pw_gid)
+    (archive_directory(home) / "42.srv.0@n1.zip").symlink_to(top / "roots")
     sent(place, home)
     assert (top / "roots").read_text() == "root's"
-    assert not (mine(home) / "42.srv.0@n1.zip").is_symlink()
+    assert not (archive_directory(home) / "42.srv.0@n1.zip").is_symlink()
 
 
 def test_full_file_system_leaves_no_partial_archive(place, home):
@@ -94,12 +94,12 @@ def test_full_file_system_leaves_no_partial_archive(place, home):
     subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", home], check=True, timeout=60)
     try:
         sent(place, home)
-        assert list(mine(home).iterdir()) == []
+        assert list(archive_directory(home).iterdir()) == []
     finally:
         subprocess.run(["umount", "-l", home], check=True, timeout=60)
 
 
-def begun(place, directory):
+def start_writer(place, directory):
     """Call the hook as the epilogue does, in a child that ends; return the writer's pid."""
     pids, own = os.pipe()
     hook = os.fork()
@@ -130,7 +130,7 @@ def test_hanging_file_system_does_not_block_the_epilogue(place, home, monkeypatc
     options = f"fd={device},rootmode=40000,user_id={NOBODY.pw_uid},group_id={NOBODY.pw_gid}"
     assert libc.mount(b"x", bytes(home), b"fuse", 0, options.encode()) == 0, ctypes.get_errno()
     try:
-        pid = begun(place, home)
+        pid = start_writer(place, home)
         eventually(lambda: not alive(pid))
     finally:
         libc.umount2(bytes(home), 2)  # MNT_DETACH
@@ -146,7 +146,7 @@ def test_stopped_writer_process_is_killed(place, home, monkeypatch):
         os.kill(os.getpid(), signal.SIGSTOP)
 
     monkeypatch.setattr(write, "write", stop)
-    pid = begun(place, home)
+    pid = start_writer(place, home)
     eventually(lambda: not alive(pid))
     assert seen.exists()
     eventually(lambda: not alive(seen.read_text()))

@@ -31,7 +31,7 @@ def run(tmp_path, monkeypatch):
     return call
 
 
-def asked(top):
+def vsub_calls(top):
     return (top / "batch" / "asked").read_text().splitlines()
 
 
@@ -39,7 +39,7 @@ def test_vsub_checks_combinations_that_differ_only_in_variables_once(tmp_path, r
     done = run(GUESTS % "vcpus", "--dry-run")
     assert done.exit_code == 0 and done.stdout.startswith("27 points: 9 combinations, 3 times\n")
     assert done.stdout.endswith("vsub accepts all of them\n")
-    assert len(asked(tmp_path)) == 3  # bare, and two sizes of guests
+    assert len(vsub_calls(tmp_path)) == 3  # bare, and two sizes of guests
     assert done.stderr == "vmgr experiment: vsub: warning: no working KVM\n"
     assert not (tmp_path / "e.results").exists()
 
@@ -138,7 +138,7 @@ def test_failed_points_are_reported_with_the_next_commands(tmp_path, run, monkey
 def test_only_some_of_very_many_combinations_are_checked(tmp_path, run, monkeypatch):
     monkeypatch.setattr(check, "MOST", 2)
     done = run('script = "job.sh"\nmatrix.vm.vcpus = [1, 2, 3]\n', "--dry-run")
-    assert len(asked(tmp_path)) == 2
+    assert len(vsub_calls(tmp_path)) == 2
     assert "vsub checked 2 of 3 combinations" in done.stderr
 
 

@@ -28,7 +28,7 @@ def guest(*pairs, machine=XEON, config=""):
     return one.guests(one.request(*pairs))[0]
 
 
-def asked(*pairs, machine=XEON, config=""):
+def answers_of(*pairs, machine=XEON, config=""):
     """Return what the plugin answers for the first guest. Raises Refused."""
     table = f"[plugin.iocm]\n{config}" if config else ""
     return on(machine, table).answers(guest(*pairs, machine=machine, config=table))
@@ -55,7 +55,7 @@ def rendered(guest, config=""):
 )
 def test_io_cores_are_claimed_within_the_requested_limits(pairs, least, most):
     claim = CoreClaim("io", least, exclusive=True, at_most=most, key="iocm_min_cores")
-    assert asked("iocm=true", *pairs) == [claim]
+    assert answers_of("iocm=true", *pairs) == [claim]
 
 
 @pytest.mark.parametrize(
@@ -72,7 +72,7 @@ def test_vsub_requests_io_cores_from_the_batch_system(pairs, cpus):
 
 
 def test_nothing_is_claimed_or_rendered_without_the_option():
-    assert asked() == []
+    assert answers_of() == []
     assert rendered(placed("vcpus=4")) == []
 
 
@@ -106,7 +106,7 @@ def test_contradicting_keys_are_refused_at_submission(pairs, said):
 
 @pytest.mark.parametrize("key", ["iocm_min_cores", "iocm_max_cores"])
 def test_value_above_the_site_limit_is_refused_with_the_key(key):
-    said = [str(r) for r in asked("iocm=true", f"{key}=3", config="max_cores = 2\n")[:-1]]
+    said = [str(r) for r in answers_of("iocm=true", f"{key}=3", config="max_cores = 2\n")[:-1]]
     assert said == [f"{key}=3: is more than allowed (limit: 2, set by [plugin.iocm] max_cores)"]
     with pytest.raises(Refused, match="iocm_max_cores=9: is more than allowed"):
         guest("iocm=true", "iocm_max_cores=9", config="[options.iocm_max_cores]\nmax = 8\n")
@@ -132,12 +132,12 @@ def test_more_cores_than_the_node_has_are_refused_by_the_ledger():
     ],
 )
 def test_node_without_io_cores_refuses_the_option(config, machine, what):
-    (refusal,) = asked("iocm=true", machine=machine, config=config)
+    (refusal,) = answers_of("iocm=true", machine=machine, config=config)
     assert what in str(refusal)
     assert str(refusal).startswith("iocm=true: node n1 ")
     assert "[plugin.iocm] required = true" in str(refusal)
     config += "required = false\n"
-    (notice,) = asked("iocm=true", machine=machine, config=config)
+    (notice,) = answers_of("iocm=true", machine=machine, config=config)
     assert isinstance(notice, Notice)
     assert what.replace("has no", "has no") in notice.text
     without = placed("iocm=true", machine=machine, config=config)
@@ -145,11 +145,11 @@ def test_node_without_io_cores_refuses_the_option(config, machine, what):
 
 
 def test_node_whose_name_matches_nodes_has_io_cores():
-    assert len(asked("iocm=true", config='nodes = "n[0-9]+"\n')) == 1
+    assert len(answers_of("iocm=true", config='nodes = "n[0-9]+"\n')) == 1
 
 
 def test_submit_host_claims_the_largest_number():
-    (claim,) = asked("iocm=true", machine=Topology(), config='nodes = "io"\n')
+    (claim,) = answers_of("iocm=true", machine=Topology(), config='nodes = "io"\n')
     assert claim.at_most == 4
 
 

@@ -95,7 +95,7 @@ def messages(path):
     return [json.loads(line)["message"] for line in lines(path)]
 
 
-def has(path, *texts):
+def has_messages(path, *texts):
     return lambda: messages(path) == [*texts]
 
 
@@ -106,13 +106,13 @@ def test_lines_are_sent_while_jobs_run_and_after_the_last_has_ended(paths, proce
     job, sink = Job(paths), tmp_path / "all.jsonl"
     job.say("before it")
     process.create()
-    eventually(has(sink, "before it"))
+    eventually(has_messages(sink, "before it"))
     job.say("boots")
-    eventually(has(sink, "before it", "boots"))
+    eventually(has_messages(sink, "before it", "boots"))
     job.say("only its user has asked for this", "DEBUG")
     process.release()  # it is in the middle of the teardown of the last job
     job.end()
-    eventually(has(sink, "before it", "boots", "the end"))
+    eventually(has_messages(sink, "before it", "boots", "the end"))
     assert (paths.state / "joblog").stat().st_mode & 0o077 == 0
     assert (paths.state / "joblog" / "file").stat().st_mode & 0o077 == 0
     assert (paths.state / "joblog.log").read_text() == ""
@@ -137,7 +137,7 @@ def test_job_that_ended_before_the_follower_started_is_sent(paths, process, tmp_
     process.create()
     process.release()
     job.end()
-    eventually(has(tmp_path / "all.jsonl", "the end"))
+    eventually(has_messages(tmp_path / "all.jsonl", "the end"))
 
 
 def test_restarts_neither_lose_nor_repeat_lines(paths, process, tmp_path):
@@ -185,7 +185,7 @@ def test_log_of_a_refused_job_is_sent_with_the_next_job(paths, process, tmp_path
     first = Job(paths)
     process.create()
     first.end("one")
-    eventually(has(sink, "one"))
+    eventually(has_messages(sink, "one"))
     process.release()
     Job(paths, "43.srv").end("refused")  # no follower
     job = Job(paths, "44.srv")
@@ -201,7 +201,7 @@ def test_new_sink_does_not_get_logs_of_old_jobs(paths, process, tmp_path):
     job = Job(paths)
     job.say("now")
     process.create()
-    eventually(has(tmp_path / "all.jsonl", "now"))
+    eventually(has_messages(tmp_path / "all.jsonl", "now"))
 
 
 def test_broken_config_is_logged_and_ends_the_follower(paths, process, config):
@@ -392,7 +392,7 @@ def test_file_sink_continues_when_the_sinks_process_is_killed(paths, process, co
                 os.kill(pid, signal.SIGKILL)
     job.end()
     process.release()
-    eventually(has(sink, *said, "the end"))
+    eventually(has_messages(sink, *said, "the end"))
     assert Told(paths.state / "joblog" / "nowhere").at(job.log.name) == 0
 
 

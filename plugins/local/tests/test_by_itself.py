@@ -14,7 +14,7 @@ AGAIN = "mv aside local.sock"
 
 
 @pytest.fixture
-def away():
+def stopped_service():
     """Return a site whose service answers after AGAIN was run in its run directory."""
     with fresh_site() as site:
         at = site.paths.run / "local.sock"
@@ -45,22 +45,22 @@ def test_service_without_an_idle_limit_does_not_end():
         assert site.process.exitcode is None
 
 
-def test_missing_service_is_started_once(away):
-    submitter = starting(away, AGAIN)
+def test_missing_service_is_started_once(stopped_service):
+    submitter = starting(stopped_service, AGAIN)
     assert list(submitter.jobs()) == []
     assert list(submitter.jobs()) == []
-    assert (away.paths.run / "started").read_text() == "\n"
+    assert (stopped_service.paths.run / "started").read_text() == "\n"
 
 
-def test_failed_start_of_the_service_is_reported(away):
+def test_failed_start_of_the_service_is_reported(stopped_service):
     with pytest.raises(VtorqueError, match=r"does not answer at .*: no room"):
-        list(starting(away, "echo no room >&2; exit 1").jobs())
+        list(starting(stopped_service, "echo no room >&2; exit 1").jobs())
     with pytest.raises(VtorqueError, match="an admin starts it"):
-        list(LocalSubmitter(Paths(run=away.root)).jobs())
+        list(LocalSubmitter(Paths(run=stopped_service.root)).jobs())
 
 
-def test_client_of_an_ending_service_starts_the_next_one(away):
-    at = away.paths.run / "local.sock"
+def test_client_of_an_ending_service_starts_the_next_one(stopped_service):
+    at = stopped_service.paths.run / "local.sock"
 
     def end() -> None:
         """Accept a client, and end as a service does that had nothing more to do."""
@@ -73,14 +73,14 @@ def test_client_of_an_ending_service_starts_the_next_one(away):
         listener.listen()
         ending = threading.Thread(target=end)
         ending.start()
-        assert list(starting(away, AGAIN).jobs()) == []
+        assert list(starting(stopped_service, AGAIN).jobs()) == []
         ending.join()
-    assert (away.paths.run / "started").read_text() == "\n"
+    assert (stopped_service.paths.run / "started").read_text() == "\n"
 
 
-def test_request_to_a_killed_service_is_not_repeated(away):
+def test_request_to_a_killed_service_is_not_repeated(stopped_service):
     """Its job may be in the spool: it would run twice."""
-    at = away.paths.run / "local.sock"
+    at = stopped_service.paths.run / "local.sock"
 
     def die() -> None:
         connection, _ = listener.accept()
@@ -92,7 +92,7 @@ def test_request_to_a_killed_service_is_not_repeated(away):
         dying = threading.Thread(target=die)
         dying.start()
         with pytest.raises(VtorqueError, match="has ended meanwhile"):
-            list(starting(away, AGAIN).jobs())
+            list(starting(stopped_service, AGAIN).jobs())
         dying.join()
     at.unlink()
-    eventually(lambda: not (away.paths.run / "started").exists())
+    eventually(lambda: not (stopped_service.paths.run / "started").exists())

@@ -47,7 +47,7 @@ def status(pid: int, key: str) -> int:
     return int(line.split()[1])
 
 
-def is_well(site) -> None:
+def assert_unharmed(site) -> None:
     """Another user's job runs to its end, and root's processes are what they were."""
     assert site.submit("-W", "block=true", site.script("#!/bin/sh\nexit 3\n")) == 3
     # the process that ended a job may still run
@@ -68,7 +68,7 @@ def total(site, key: str) -> int:
 def test_descriptors_that_cannot_be_closed_do_not_block_others(site):
     """close(2) of a FUSE file whose FLUSH is never answered."""
     with unclosable_descriptors(site) as stands:
-        is_well(site)
+        assert_unharmed(site)
         theirs = children(roots(site)[1])
         assert len(theirs) <= 105, "as many as a user may have, and some that close the rest"
         assert site.submit("-W", "block=true", site.script("#!/bin/sh\nexit 4\n")) == 4
@@ -78,7 +78,7 @@ def test_descriptors_that_cannot_be_closed_do_not_block_others(site):
 def test_process_blocked_by_a_file_system_does_not_block_others(site):
     """Its /proc/PID/environ cannot be read: a page fault holds the lock of its memory map."""
     with unreadable_process(site) as stands:
-        is_well(site)
+        assert_unharmed(site)
         assert stands()
 
 
@@ -87,14 +87,14 @@ def test_job_with_hanging_output_does_not_keep_its_slot():
     with fresh_site(slots=1) as site:
         site.root.chmod(0o755)
         with unopenable_output(site) as stands:
-            is_well(site)
+            assert_unharmed(site)
             assert stands()
 
 
 def test_messages_that_need_much_memory_do_not_block_others(site):
     """8 MiB that take 250 MB of memory each: of who sent them."""
     with unfolding_messages(site):
-        is_well(site)
+        assert_unharmed(site)
 
 
 FORGED = """
@@ -164,7 +164,7 @@ def test_environments_do_not_fill_the_disk_of_root(site):
         assert "(limit: 67108864)" in told[-1]["error"]
         used = sum(p.stat().st_size for p in (site.spool / "jobs").rglob("*") if p.is_file())
         assert used < 70 << 20
-    is_well(site)
+    assert_unharmed(site)
 
 
 def test_many_jobs_of_one_user_alternate_with_others(site):

@@ -39,7 +39,7 @@ def nodes(monkeypatch):
     return code
 
 
-def says(said):
+def printing(said):
     return f"print({json.dumps(said)!r})"
 
 
@@ -49,7 +49,7 @@ def test_files_of_each_node_are_fetched_and_failing_nodes_named(nodes, tmp_path,
     for node in ("n1", "n3"):
         place = kept_on(node, tmp_path, guests=[node])
         said = {"key": place.key, "files": gathered.packed(place)}
-        nodes[node, *asked] = says(said)
+        nodes[node, *asked] = printing(said)
     nodes["n2", *asked] = nodes["metal", *asked] = "raise SystemExit('no \\x1b[2J way')"
     gathered.bring([("7.srv", n) for n in ("n1", "n2", "n3", "metal")], CONFIG, 20.0)
     found = [each for part in [plugin.vtorque_kept()] for each in part]
@@ -76,7 +76,7 @@ def test_files_of_each_node_are_fetched_and_failing_nodes_named(nodes, tmp_path,
 )
 def test_invalid_answer_of_a_node_is_ignored(nodes, said):
     said = said() if callable(said) else said
-    nodes["n1", "--files", "--", "7.srv"] = says(said)
+    nodes["n1", "--files", "--", "7.srv"] = printing(said)
     gathered.bring([("7.srv", "n1")], CONFIG, 20.0)
     assert list(gathered.places()) == []
 
@@ -84,7 +84,7 @@ def test_invalid_answer_of_a_node_is_ignored(nodes, said):
 @pytest.mark.parametrize("forged", [5, None, {"n2": 1}, [5, None, ["n2"]]])
 def test_forged_node_list_does_not_stop_the_command(nodes, capsys, forged):
     content = json.dumps({"nodes": forged}).encode()
-    nodes["n1", "--files", "--", "7.srv"] = says(
+    nodes["n1", "--files", "--", "7.srv"] = printing(
         {"key": "7.srv.0", "files": {"job.json": packed(content)}}
     )
     nodes["n2", "--files", "--", "7.srv"] = "raise SystemExit('no way')"
@@ -97,7 +97,7 @@ def test_total_size_of_all_answers_is_limited(nodes, monkeypatch):
     monkeypatch.setattr(gathered, "_MOST", 1000)
     said = {"key": "7.srv.0", "files": {"log.jsonl": packed(bytes(600))}}
     for node in ("n1", "n2"):
-        nodes[node, "--files", "--", "7.srv"] = says(said)
+        nodes[node, "--files", "--", "7.srv"] = printing(said)
     gathered.bring([("7.srv", "n1"), ("7.srv", "n2")], CONFIG, 20.0)
     assert [len(each.read("log.jsonl")) for each in gathered.places()] == [600]
 

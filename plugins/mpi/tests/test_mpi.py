@@ -19,7 +19,7 @@ GUEST = guest_plan(
 )  # fmt: skip
 
 
-def told(guest=GUEST):
+def context(guest=GUEST):
     items = list(node.vtorque_guest_context(guest))
     files = {i.path: i.content.decode() for i in items if isinstance(i, GuestFile)}
     return files, {i.name: i.value for i in items if isinstance(i, EnvVar)}
@@ -35,20 +35,20 @@ def told(guest=GUEST):
     ],
 )
 def test_each_host_file_lists_guests_by_rank_with_slots(variable, text):
-    files, variables = told()
+    files, variables = context()
     assert files[variables[variable]] == text
 
 
 def test_guests_of_different_sizes_have_different_slots():
     """vcpus=job on nodes that give the job other numbers of CPUs: all had this guest's."""
-    files, variables = told(replace(GUEST, slots=(4, 4, 2)))
+    files, variables = context(replace(GUEST, slots=(4, 4, 2)))
     assert files["/etc/vtorque/mpi/openmpi"] == "vn1-0 slots=4\nvn1-1 slots=4\nvn2-0 slots=2\n"
     assert files["/etc/vtorque/mpi/hydra"] == "vn1-0:4\nvn1-1:4\nvn2-0:2\n"
     assert variables["I_MPI_PERHOST"] == "2", "Intel's host file has no counts"
 
 
 def test_nodes_without_guests_follow_with_their_slots():
-    files, variables = told(replace(GUEST, bare=(BareNode("n3", 16), BareNode("n4", 8))))
+    files, variables = context(replace(GUEST, bare=(BareNode("n3", 16), BareNode("n4", 8))))
     texts = {name: files[variables[name]].split("\n")[3:] for name in variables if "FILE" in name}
     assert texts["HYDRA_HOST_FILE"] == ["n3:16", "n4:8", ""]
     assert texts["I_MPI_HYDRA_HOST_FILE"] == ["n3", "n4", ""]
@@ -57,7 +57,7 @@ def test_nodes_without_guests_follow_with_their_slots():
 
 
 def test_ssh_starts_the_daemons_on_any_host():
-    _, variables = told()
+    _, variables = context()
     wanted = {
         "OMPI_MCA_plm": "rsh", "OMPI_MCA_plm_rsh_agent": "ssh", "PRTE_MCA_plm": "ssh",
         "HYDRA_LAUNCHER": "ssh", "HYDRA_RMK": "user", "I_MPI_HYDRA_BOOTSTRAP": "ssh",
@@ -69,16 +69,16 @@ def test_ssh_starts_the_daemons_on_any_host():
 
 
 def test_traffic_stays_in_the_guests_networks():
-    _, variables = told()
+    _, variables = context()
     assert variables["OMPI_MCA_btl_tcp_if_include"] == "10.86.0.0/16"
     second = Address("52:54:00:00:00:02", "10.99.0.16", 24, network="hpc")
-    _, variables = told(replace(GUEST, addresses=(*GUEST.addresses, second)))
+    _, variables = context(replace(GUEST, addresses=(*GUEST.addresses, second)))
     assert variables["OMPI_MCA_btl_tcp_if_include"] == "10.86.0.0/16,10.99.0.0/24"
     assert variables["PRTE_MCA_prte_if_include"] == "10.86.0.0/16"
 
 
 def test_with_dhcp_no_subnet_is_known():
-    _, variables = told(replace(GUEST, addresses=(Address("52:54:00:00:00:01"),)))
+    _, variables = context(replace(GUEST, addresses=(Address("52:54:00:00:00:01"),)))
     assert not [name for name in variables if name.endswith("if_include")]
 
 

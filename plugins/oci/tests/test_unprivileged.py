@@ -15,7 +15,7 @@ from vtorque_oci import unprivileged
 from vtorque_oci.unprivileged import Root, run
 
 
-def told(
+def reported_steps(
     work: Callable[[Root], None], keep: IO[bytes] | None = None, most: int = 1 << 20
 ) -> list[str]:
     """Return the steps that ``work`` reports."""
@@ -38,7 +38,7 @@ def test_process_has_no_privileges_and_only_its_files(tmp_path: Path) -> None:
                 os.fork()
             root.wait()
 
-        steps = dict(line.split(":", 1) for line in told(work, disk))
+        steps = dict(line.split(":", 1) for line in reported_steps(work, disk))
     assert (tmp_path / "disk").read_bytes() == b"x"
     assert steps["NoNewPrivs"] == " 1"
     if os.geteuid() == 0:
@@ -94,7 +94,7 @@ def test_process_cpu_memory_and_time_are_limited(
     monkeypatch.setattr(unprivileged, "MEMORY", 256 << 20)
     monkeypatch.setattr(unprivileged, "_END", 1.0)
     with pytest.raises(Refused, match=message):
-        told(work)
+        reported_steps(work)
 
 
 def test_size_of_written_files_is_limited(tmp_path: Path) -> None:
@@ -102,7 +102,7 @@ def test_size_of_written_files_is_limited(tmp_path: Path) -> None:
         os.pwrite(disk.fileno(), b"x", 4096)
 
     with (tmp_path / "disk").open("xb") as disk, pytest.raises((Refused, HostFault)):
-        told(work, disk, 4096)
+        reported_steps(work, disk, 4096)
     assert (tmp_path / "disk").stat().st_size <= 4096
 
 

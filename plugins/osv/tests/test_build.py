@@ -22,7 +22,7 @@ def prog(tmp_path_factory):
 
 
 @pytest.fixture
-def here(tmp_path, prog):
+def src(tmp_path, prog):
     """A directory with a stand-in for the loader, a program and some data."""
     for name in ("prog", "loader.elf"):
         (tmp_path / name).write_bytes(prog)
@@ -59,36 +59,39 @@ NAMES = "a b"
 """
 
 
-def test_image_is_built_from_a_recipe(here):
-    (here / "r.toml").write_text(RECIPE)
-    built = build(here, recipe=str(here / "r.toml"))
+def test_image_is_built_from_a_recipe(src):
+    (src / "r.toml").write_text(RECIPE)
+    built = build(src, recipe=str(src / "r.toml"))
     assert (built.guest_type, built.distro, built.arch) == ("osv", "OSV", "x86_64")
     assert (built.disk, built.disk_format, built.kernel) == ("disk.raw", "raw", "loader.elf")
     assert built.min_ram_mib == 96
     assert built.cmdline == "--rootfs=rofs --env=OMP_NUM_THREADS=2 --env=NAMES=a\\ b"
     assert built.labels == {"command.run": '/bin/prog "a b"', "mounts": "/data,/home/ada"}
-    found = files(here)
-    assert found[b"/bin/prog"] == (here / "prog").read_bytes()
+    found = files(src)
+    assert found[b"/bin/prog"] == (src / "prog").read_bytes()
     assert found[b"/share/deep/file"] == b"text"
     assert found[b"/share/link"] == (b"deep/file",)
     assert found[b"/home/ada"] is None
     assert b"rofs" in found[b"/etc/fstab"]
-    assert (here / "staging/loader.elf").read_bytes() == (here / "loader.elf").read_bytes()
+    assert (src / "staging/loader.elf").read_bytes() == (src / "loader.elf").read_bytes()
 
 
-def test_root_share_is_built_with_its_directory(here):
-    (here / "r.toml").write_text(RECIPE)
-    (here / "prog").chmod(0o700)
-    (here / "data/deep/file").chmod(0o600)
+def test_root_share_is_built_with_its_directory(src):
+    (src / "r.toml").write_text(RECIPE)
+    (src / "prog").chmod(0o700)
+    (src / "data/deep/file").chmod(0o600)
     built = build(
-        here, recipe=str(here / "r.toml"), root_share="sim", root_directory=str(here / "root")
+        src,
+        recipe=str(src / "r.toml"),
+        root_share="sim",
+        root_directory=str(src / "root"),
     )
     assert (built.disk, built.kernel) == (None, "loader.elf")
     assert built.cmdline.startswith("--rootfs=virtiofs --env=")
     assert built.labels["root"] == "sim"
-    assert [path.name for path in (here / "staging").iterdir()] == ["loader.elf"]
-    root = here / "root"
-    assert (root / "bin/prog").read_bytes() == (here / "prog").read_bytes()
+    assert [path.name for path in (src / "staging").iterdir()] == ["loader.elf"]
+    root = src / "root"
+    assert (root / "bin/prog").read_bytes() == (src / "prog").read_bytes()
     assert (root / "share/link").readlink() == Path("deep/file")
     assert b" / " not in (root / "etc/fstab").read_bytes()
     assert {"dev", "proc", "sys", "tmp", "data", "home"} <= {p.name for p in root.iterdir()}
@@ -96,13 +99,13 @@ def test_root_share_is_built_with_its_directory(here):
     assert modes == {"bin/prog": 0o755, "share/deep/file": 0o644}
     assert all(p.stat().st_mode & 0o777 == 0o755 for p in (root, *root.rglob("*")) if p.is_dir())
     with pytest.raises(Refused, match="exists, and guests may be using it: name a"):
-        build(here, recipe=str(here / "r.toml"), root_share="sim", root_directory=str(root))
-    assert sorted(p.name for p in here.iterdir() if p.name.startswith(".")) == []
+        build(src, recipe=str(src / "r.toml"), root_share="sim", root_directory=str(root))
+    assert sorted(p.name for p in src.iterdir() if p.name.startswith(".")) == []
 
 
-def test_existing_root_share_is_used(here):
-    loader = str(here / "loader.elf")
-    built = build(here, loader=loader, root_share="sim", **{"command:run": "/bin/x 1"})
+def test_existing_root_share_is_used(src):
+    loader = str(src / "loader.elf")
+    built = build(src, loader=loader, root_share="sim", **{"command:run": "/bin/x 1"})
     assert (built.disk, built.labels) == (None, {"root": "sim", "command.run": "/bin/x 1"})
 
 
@@ -114,31 +117,31 @@ def test_existing_root_share_is_used(here):
         ({"root_directory": "/x/y"}, "root_directory: must be a path, and"),
     ],
 )
-def test_contradicting_root_share_options_are_refused(here, options, message):
+def test_contradicting_root_share_options_are_refused(src, options, message):
     with pytest.raises(Refused, match=message):
-        build(here, loader=str(here / "loader.elf"), **options)
+        build(src, loader=str(src / "loader.elf"), **options)
 
 
-def test_root_directory_that_others_can_write_is_refused(here, monkeypatch):
-    (here / "open/mine").mkdir(parents=True)
-    (here / "open").chmod(0o777)
-    loader = str(here / "loader.elf")
+def test_root_directory_that_others_can_write_is_refused(src, monkeypatch):
+    (src / "open/mine").mkdir(parents=True)
+    (src / "open").chmod(0o777)
+    loader = str(src / "loader.elf")
     for target in ("open/root", "open/mine/root"):
         with pytest.raises(Refused, match="users other than root can write"):
-            build(here, loader=loader, root_share="s", root_directory=str(here / target))
-    (here / "open/mine/r.toml").write_text(
+            build(src, loader=loader, root_share="s", root_directory=str(src / target))
+    (src / "open/mine/r.toml").write_text(
         f'loader = "{loader}"\nroot_share = "s"\nroot_directory = "root"\n'
     )
-    monkeypatch.chdir(here / "open/mine")
+    monkeypatch.chdir(src / "open/mine")
     with pytest.raises(Refused, match="users other than root can write"):
-        build(here, recipe="r.toml")
-    assert [path.name for path in (here / "open").rglob("*")] == ["mine", "r.toml"]
+        build(src, recipe="r.toml")
+    assert [path.name for path in (src / "open").rglob("*")] == ["mine", "r.toml"]
 
 
-def test_options_override_the_recipe(here):
-    (here / "r.toml").write_text(RECIPE)
+def test_options_override_the_recipe(src):
+    (src / "r.toml").write_text(RECIPE)
     built = build(
-        here, recipe=str(here / "r.toml"), **{"env:NAMES": "x", "command:run": "/bin/prog"},
+        src, recipe=str(src / "r.toml"), **{"env:NAMES": "x", "command:run": "/bin/prog"},
         min_ram="64M", mounts="/m",
     )  # fmt: skip
     assert "--env=NAMES=x" in built.cmdline
@@ -146,28 +149,28 @@ def test_options_override_the_recipe(here):
     assert built.min_ram_mib == 64
 
 
-def test_image_that_boots_from_its_disk_is_built(here):
-    (here / "loader.img").write_bytes(bytes(510) + b"\x55\xaa" + bytes(5000))
-    built = build(here, loader=str(here / "loader.img"), **{"file:/prog": str(here / "prog")})
+def test_image_that_boots_from_its_disk_is_built(src):
+    (src / "loader.img").write_bytes(bytes(510) + b"\x55\xaa" + bytes(5000))
+    built = build(src, loader=str(src / "loader.img"), **{"file:/prog": str(src / "prog")})
     assert built.kernel is None
-    assert files(here)[b"/prog"] == (here / "prog").read_bytes()
+    assert files(src)[b"/prog"] == (src / "prog").read_bytes()
 
 
-def test_parts_of_osv_become_labels(here):
+def test_parts_of_osv_become_labels(src):
     for name in ("libhttpserver-api.so", "usr/mgmt/cloud-init.so"):
-        path = here / "osv" / name
+        path = src / "osv" / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("x")
-    built = build(here, loader=str(here / "loader.elf"), **{"file:/": str(here / "osv")})
+    built = build(src, loader=str(src / "loader.elf"), **{"file:/": str(src / "osv")})
     assert built.labels == {"rest": "true", "cloud-init": "true"}
 
 
-def test_build_is_reproducible(here):
-    (here / "r.toml").write_text(RECIPE)
-    build(here, recipe=str(here / "r.toml"))
-    first = (here / "staging/disk.raw").read_bytes()
-    build(here, recipe=str(here / "r.toml"))
-    assert (here / "staging/disk.raw").read_bytes() == first
+def test_build_is_reproducible(src):
+    (src / "r.toml").write_text(RECIPE)
+    build(src, recipe=str(src / "r.toml"))
+    first = (src / "staging/disk.raw").read_bytes()
+    build(src, recipe=str(src / "r.toml"))
+    assert (src / "staging/disk.raw").read_bytes() == first
 
 
 BAD = [
@@ -198,12 +201,12 @@ BAD = [
 
 
 @pytest.mark.parametrize(("text", "why"), BAD)
-def test_bad_recipes_are_refused(here, text, why):
-    (here / "r.toml").write_text(text)
+def test_bad_recipes_are_refused(src, text, why):
+    (src / "r.toml").write_text(text)
     with pytest.raises(Refused) as refused:
-        build(here, recipe=str(here / "r.toml"))
+        build(src, recipe=str(src / "r.toml"))
     assert why in str(refused.value)
-    assert not list((here / "staging").iterdir())
+    assert not list((src / "staging").iterdir())
 
 
 @pytest.mark.parametrize(
@@ -220,13 +223,13 @@ def test_bad_recipes_are_refused(here, text, why):
         ({"command:x": "/prog"}, "/prog is not among the image's files"),
     ],
 )
-def test_bad_options_are_refused(here, arguments, why):
+def test_bad_options_are_refused(src, arguments, why):
     with pytest.raises(Refused) as refused:
-        build(here, **{"loader": str(here / "loader.elf"), **arguments})
+        build(src, **{"loader": str(src / "loader.elf"), **arguments})
     assert why in str(refused.value)
 
 
-def test_recipe_above_1_mib_is_refused(here):
-    (here / "r.toml").write_text("#" * (recipe.MAX_RECIPE + 1))
+def test_recipe_above_1_mib_is_refused(src):
+    (src / "r.toml").write_text("#" * (recipe.MAX_RECIPE + 1))
     with pytest.raises(Refused, match="is larger than 1 MiB"):
-        build(here, recipe=str(here / "r.toml"))
+        build(src, recipe=str(src / "r.toml"))

@@ -83,21 +83,21 @@ def run(run_dir, streams, script="/hello x\n", **fields):
     return jobs.run(guest, Script(name="j", content=script.encode(), **values), streams)
 
 
-def said(tmp_path):
+def output_of(tmp_path):
     return (tmp_path / "out").read_bytes(), (tmp_path / "err").read_bytes()
 
 
 def test_job_runs_to_its_exit_code(tmp_path, run_dir, outputs):
     root = Root(run_dir, [recorded("ret42")])
     assert run(run_dir, outputs, "#!/bin/sh\n/hello ret 42\n") == 42
-    assert said(tmp_path) == (b"will return 42\n", b"")
+    assert output_of(tmp_path) == (b"will return 42\n", b"")
     assert root.orders == [Order(b"#!/bin/sh\n/hello ret 42\n", {"A": "1"}, "/home/ada")]
 
 
 def test_crash_is_reported_with_its_backtrace(tmp_path, run_dir, outputs):
     Root(run_dir, [recorded("segv")])
     assert run(run_dir, outputs) == 139
-    out, err = said(tmp_path)
+    out, err = output_of(tmp_path)
     assert out == b"will crash\n"
     first, *rest = err.decode().splitlines()
     assert first.startswith("vtorque: vn1-0: the program crashed")
@@ -109,13 +109,13 @@ def test_osv_that_does_not_boot_is_a_dead_guest(tmp_path, run_dir, outputs):
     Root(run_dir, [recorded("ret0")[:300]])
     with pytest.raises(GuestDied, match="before it started the job"):
         run(run_dir, outputs)
-    assert b"| OSv v0.57" in said(tmp_path)[1]
+    assert b"| OSv v0.57" in output_of(tmp_path)[1]
 
 
 def test_several_guests(tmp_path, run_dir, outputs):
     Root(run_dir, [recorded("ret0"), recorded("exit7"), recorded("ret42")])
     assert run(run_dir, outputs) == 7
-    assert sorted(said(tmp_path)[0].splitlines()) == [
+    assert sorted(output_of(tmp_path)[0].splitlines()) == [
         b"vn1-0: hello",
         b"vn1-1: will exit 7",
         b"vn1-2: will return 42",
@@ -128,14 +128,14 @@ def test_batch_system_signal_ends_the_job(tmp_path, run_dir, outputs, number):
     before = signal.getsignal(number)
 
     def when_it_loops():
-        while not said(tmp_path)[0]:
+        while not output_of(tmp_path)[0]:
             time.sleep(0.01)
         os.kill(os.getpid(), signal.SIGUSR1)  # does nothing
         os.kill(os.getpid(), number)
 
     threading.Thread(target=when_it_loops).start()
     assert run(run_dir, outputs) == 128 + number
-    assert said(tmp_path) == (b"looping\n", b"")
+    assert output_of(tmp_path) == (b"looping\n", b"")
     assert signal.getsignal(number) is before
 
 

@@ -51,13 +51,13 @@ def words(pci, count=1):
     return (*([f"pci={pci}"] if pci else []), f"vms_per_node={count}")
 
 
-def asked(site, pci, granted, count=1):
+def answers_of(site, pci, granted, count=1):
     first, *_ = site.guests(site.request(*words(pci, count)), granted=granted)
     return site.answers(first)
 
 
 def items(site, pci, granted, count=1):
-    (claim,) = asked(site, pci, granted, count)
+    (claim,) = answers_of(site, pci, granted, count)
     assert isinstance(claim, PoolClaim), claim
     return claim.items
 
@@ -108,14 +108,14 @@ def test_guests_of_a_node_share_granted_cards(site):
 
 @pytest.mark.parametrize("granted", [{}, gpus(), {"gres/fpga": Grant(2, (0, 1))}])
 def test_missing_grant_is_refused_with_a_fix(site, granted):
-    (answer,) = asked(site, "gpu", granted)
+    (answer,) = answers_of(site, "gpu", granted)
     assert isinstance(answer, Refusal)
     assert "need 1 gres/gpu, the batch system has granted the job 0" in str(answer)
     assert "submit with vsub" in str(answer)
 
 
 def test_cards_of_all_guests_of_a_node_are_counted(site):
-    (answer,) = asked(site, "gpu", gpus(1), count=2)
+    (answer,) = answers_of(site, "gpu", gpus(1), count=2)
     assert "need 2 gres/gpu, the batch system has granted the job 1" in str(answer)
 
 
@@ -128,7 +128,7 @@ def test_cards_without_known_numbers_are_refused(site):
         Refused,
         match="the batch system does not report which gres/gpu of node n1 belong to the job",
     ):
-        asked(site, "gpu", gpus(count=1))
+        answers_of(site, "gpu", gpus(count=1))
 
 
 @pytest.mark.parametrize(
@@ -154,7 +154,7 @@ def test_device_files_that_do_not_match_the_node_are_a_host_fault(tmp_path, file
     site = site_of(tmp_path, f"{BLIND}files = {files}\n{other}")
     assert items(site, "gpu", gpus(0)) == (FIRST,)
     with pytest.raises(HostFault, match=message):
-        asked(site, "gpu", gpus(1))
+        answers_of(site, "gpu", gpus(1))
 
 
 def test_group_with_an_ungranted_card_is_a_fault_without_blame(tmp_path):
@@ -163,10 +163,10 @@ def test_group_with_an_ungranted_card_is_a_fault_without_blame(tmp_path):
     second.unlink()
     second.symlink_to(second.parents[2] / "kernel/iommu_groups/17")
     with pytest.raises(HostFault, match="number 0 shares its IOMMU group with 1"):
-        asked(site, "gpu", gpus(0))
+        answers_of(site, "gpu", gpus(0))
     assert items(site, "gpu", gpus(0, 1)) == (FIRST,)
     with pytest.raises(HostFault, match="has no 2 PCI cards") as raised:
-        asked(site, "gpu:2", gpus(0, 1))
+        answers_of(site, "gpu:2", gpus(0, 1))
     assert not raised.value.blames_node, "users could take nodes out of service"
 
 
@@ -175,7 +175,7 @@ def test_broken_granted_card_blames_the_node(site):
     with pytest.raises(
         HostFault, match=r"0000:3b:00.0 cannot be reset, and its classes do not set allow_no_reset"
     ) as raised:
-        asked(site, "gpu", gpus(0))
+        answers_of(site, "gpu", gpus(0))
     assert raised.value.blames_node
 
 
@@ -185,7 +185,7 @@ def test_cards_without_files_must_have_no_host_driver(tmp_path):
         HostFault,
         match="is bound to the host's driver nvidia, so jobs without guests may use it: bind it",
     ):
-        asked(site, "gpu", gpus(count=1))
+        answers_of(site, "gpu", gpus(count=1))
     sysfs = Path(site.site[plugin.Settings].sysfs)
     driver = sysfs / "devices" / SECOND / "driver"
     driver.unlink()
@@ -201,7 +201,7 @@ def test_guests_get_granted_cards_of_their_type(tmp_path):
     other = other.replace('"10de:20b0"', '"10de:2204", "10de:1aef"')
     site = site_of(tmp_path, typed + other)
     granted = {"gres/gpu:a100": Grant(1, (1,)), "gres/gpu:rtx": Grant(1, (2,))}
-    one, two = asked(site, "render:1+gpu:1", granted | {"gres/gpu": Grant(2, (1, 2))})
+    one, two = answers_of(site, "render:1+gpu:1", granted | {"gres/gpu": Grant(2, (1, 2))})
     assert (one.items, two.items) == ((SECOND,), ("0000:86:00.0",))
 
 

@@ -59,7 +59,7 @@ def guest(site, pci, **changes):
     return site.guests(site.request(*([f"pci={pci}"] if pci else [])), **changes)[0]
 
 
-def asked(site, pci, **changes):
+def answers(site, pci, **changes):
     return site.answers(guest(site, pci, **changes))
 
 
@@ -156,13 +156,13 @@ def test_bad_class_is_a_config_error(tmp_path):
 
 
 def test_nothing_is_claimed_without_the_option(site):
-    assert asked(site, "") == []
+    assert answers(site, "") == []
     assert site.elements(guest(site, "")) == []
     assert site.context(guest(site, "")) == []
 
 
 def test_cards_are_claimed_near_their_numa_node(site):
-    (claim,) = asked(site, "gpu:2")
+    (claim,) = answers(site, "gpu:2")
     items = ("0000:3b:00.0", "0000:5e:00.0")
     assert claim == PoolClaim("pci", items, 2, near=dict.fromkeys(items, 0), key="pci")
     (got,) = placed(site, "render:1")
@@ -189,7 +189,7 @@ def test_card_belongs_to_the_first_class_that_matches_a_function(tmp_path, first
     assert placed(site, first)[0].leased("pci") == ("0000:86:00.0",)
     other = ({*ids} - {first}).pop()
     assert f"has no 1 PCI cards of class {other} for guests (usable: 0)" in str(
-        asked(site, other)[0]
+        answers(site, other)[0]
     )
     with pytest.raises(Refused, match="too many of"):
         guest(site, f"{first}:2")
@@ -199,7 +199,7 @@ def test_card_belongs_to_the_first_class_that_matches_a_function(tmp_path, first
 
 def test_group_with_an_unclassified_function_is_refused_by_name(tmp_path):
     classes = '[[plugin.passthrough.classes]]\nname = "gpu"\nids = ["10de:2204"]'
-    (answer,) = asked(site_of("gpu-node", tmp_path, classes), "gpu")
+    (answer,) = answers(site_of("gpu-node", tmp_path, classes), "gpu")
     assert isinstance(answer, Refusal)
     assert "node n1 has no 1 PCI cards of class gpu for guests (usable: 0; IOMMU group 40" in (
         str(answer)
@@ -209,13 +209,13 @@ def test_group_with_an_unclassified_function_is_refused_by_name(tmp_path):
 
 
 def test_card_in_use_by_the_node_is_refused(site):
-    assert "ens5f0 is up" in str(asked(site, "nic")[0])
-    assert "nvme0n1" in str(asked(site, "disk")[0])
+    assert "ens5f0 is up" in str(answers(site, "nic")[0])
+    assert "nvme0n1" in str(answers(site, "disk")[0])
 
 
 def test_site_excludes_cards_by_address(tmp_path):
     classes = CLASSES.replace("max_per_guest = 2", 'addresses = ["0000:5*"]', 1)
-    (claim,) = asked(site_of("gpu-node", tmp_path, classes), "gpu")
+    (claim,) = answers(site_of("gpu-node", tmp_path, classes), "gpu")
     assert claim.items == ("0000:5e:00.0",)
 
 
@@ -227,7 +227,7 @@ def test_card_that_cannot_be_reset_needs_allow_no_reset(tmp_path, site):
         (Vfio.of(card, got.qemu_uid, site.site[node.Settings].sysfs), got)
     ]
     strict = CLASSES.replace("allow_no_reset = true", "")
-    assert "cannot be reset" in str(asked(site_of("gpu-node", tmp_path / "b", strict), "fpga")[0])
+    assert "cannot be reset" in str(answers(site_of("gpu-node", tmp_path / "b", strict), "fpga")[0])
 
 
 def test_allow_no_reset_applies_only_to_functions_of_the_class(tmp_path):
@@ -244,14 +244,14 @@ def test_allow_no_reset_applies_only_to_functions_of_the_class(tmp_path):
 
 def test_missing_iommu_is_reported_with_a_fix(tmp_path):
     site = site_of("no-iommu", tmp_path)
-    (answer,) = asked(site, "gpu")
+    (answer,) = answers(site, "gpu")
     assert "0000:3b:00.0 has no IOMMU group" in str(answer)
     assert "it lacks an active IOMMU" in str(answer)
 
 
 def test_job_runs_without_cards_if_not_required(tmp_path):
     site = site_of("no-iommu", tmp_path, more="required = false")
-    (answer,) = asked(site, "gpu:1+fpga:1")
+    (answer,) = answers(site, "gpu:1+fpga:1")
     assert isinstance(answer, Notice)
     assert answer.text.startswith("runs without pci=fpga:1+gpu:1: node n1 has no 1 PCI cards")
     got = guest(site, "gpu")
@@ -266,7 +266,7 @@ def test_request_above_the_class_limit_is_refused_with_the_key(site):
         guest(site, "gpu:3")
     with pytest.raises(Refused, match=r"unknown class tpu .limit: gpu, render, graphics, nic"):
         guest(site, "tpu")
-    assert asked(site, "gpu", host=dataclasses.replace(site.host, nodes=())) == []  # a front end
+    assert answers(site, "gpu", host=dataclasses.replace(site.host, nodes=())) == []  # a front end
 
 
 def test_every_function_of_a_guests_cards_is_bound_for_the_guest(site):

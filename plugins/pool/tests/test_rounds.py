@@ -31,7 +31,7 @@ def view(machines=(), nodes=(), waiting=(), settings=SETTINGS, idle=None, down=0
     return View(settings, found, known, waiting, since, now=NOW, **given)
 
 
-def said(found):
+def acts(found):
     return [(step.kind, step.node) for step in steps(found)]
 
 
@@ -40,29 +40,29 @@ def jobs(count, cpus=1, nodes=1, queue="batch", **more):
 
 
 def test_waiting_jobs_start_as_many_nodes_as_their_cpus_need():
-    assert said(view(waiting=jobs(3))) == [("start", "n1"), ("start", "n2")]
+    assert acts(view(waiting=jobs(3))) == [("start", "n1"), ("start", "n2")]
 
 
 def test_concurrent_starts_are_limited():
-    assert said(view(waiting=jobs(20))) == [("start", "n1"), ("start", "n2"), ("start", "n3")]
+    assert acts(view(waiting=jobs(20))) == [("start", "n1"), ("start", "n2"), ("start", "n3")]
     building = [machine("n1"), machine("n2")]
     nodes = [Node("n1", "unusable"), Node("n2", "unusable")]
-    assert said(view(building, nodes, jobs(20))) == [("start", "n3")]
+    assert acts(view(building, nodes, jobs(20))) == [("start", "n3")]
 
 
 def test_free_and_starting_nodes_are_not_started_again():
     nodes = [Node("n1", "free"), Node("n2", "unusable")]
-    assert said(view([machine("n1"), machine("n2")], nodes, jobs(4))) == []
+    assert acts(view([machine("n1"), machine("n2")], nodes, jobs(4))) == []
 
 
 def test_job_that_fits_no_shape_starts_nothing():
     waiting = [*jobs(2, cpus=3), *jobs(2, nodes=5), *jobs(1, features=frozenset({"gpu"}))]
-    assert said(view(waiting=waiting)) == []
+    assert acts(view(waiting=waiting)) == []
 
 
 def test_queue_limit_bounds_started_nodes():
     limited = dataclasses.replace(SETTINGS, queues={"batch": 2})
-    assert said(view(waiting=jobs(20, cpus=2), settings=limited)) == [
+    assert acts(view(waiting=jobs(20, cpus=2), settings=limited)) == [
         ("start", "n1"),
         ("start", "n2"),
     ]
@@ -71,80 +71,80 @@ def test_queue_limit_bounds_started_nodes():
 def test_account_limit_bounds_only_its_own_nodes():
     limited = dataclasses.replace(SETTINGS, accounts={"acme": 1, "": 0})
     waiting = [*jobs(9, cpus=2, account="acme"), *jobs(9), *jobs(2, cpus=2, account="other")]
-    assert said(view(waiting=waiting, settings=limited)) == [
+    assert acts(view(waiting=waiting, settings=limited)) == [
         ("start", "n1"),
         ("start", "n2"),
         ("start", "n3"),
     ]
-    assert said(view(waiting=waiting[:18], settings=limited)) == [("start", "n1")]
+    assert acts(view(waiting=waiting[:18], settings=limited)) == [("start", "n1")]
 
 
 def test_min_nodes_are_started_without_jobs_and_kept():
     least = dataclasses.replace(SETTINGS, shapes=(dataclasses.replace(SMALL, min_nodes=1),))
-    assert said(view(settings=least)) == [("start", "n1")]
+    assert acts(view(settings=least)) == [("start", "n1")]
     nodes = [Node("n1", "free"), Node("n2", "free")]
     machines = [machine("n1"), machine("n2")]
     idle = {"n1": NOW - 700, "n2": NOW - 700}
-    assert said(view(machines, nodes, settings=least, idle=idle)) == [("drain", "n2")]
+    assert acts(view(machines, nodes, settings=least, idle=idle)) == [("drain", "n2")]
 
 
 def test_idle_node_is_drained_and_deleted_without_jobs():
     idle = {"n1": NOW - 700}
-    assert said(view([machine("n1")], [Node("n1", "free")], idle=idle)) == [("drain", "n1")]
+    assert acts(view([machine("n1")], [Node("n1", "free")], idle=idle)) == [("drain", "n1")]
     drained = Node("n1", "draining", "vtorque-pool: idle")
-    assert said(view([machine("n1")], [drained])) == [("leave", "n1")]
+    assert acts(view([machine("n1")], [drained])) == [("leave", "n1")]
     with_job = dataclasses.replace(drained, jobs=("1.server",))
-    assert said(view([machine("n1")], [with_job])) == []
+    assert acts(view([machine("n1")], [with_job])) == []
 
 
 def test_node_drained_by_an_admin_is_kept():
-    assert said(view([machine("n1")], [Node("n1", "draining", "bad fan")])) == []
+    assert acts(view([machine("n1")], [Node("n1", "draining", "bad fan")])) == []
 
 
 def test_drained_node_with_a_job_is_undrained_for_waiting_jobs():
     drained = Node("n1", "draining", "vtorque-pool: idle", ("1.server",))
-    assert said(view([machine("n1")], [drained], jobs(1)))[0] == ("undrain", "n1")
+    assert acts(view([machine("n1")], [drained], jobs(1)))[0] == ("undrain", "n1")
 
 
 def test_node_drained_by_an_admin_command_is_not_undrained():
     drained = Node("n1", "draining", "vtorque-pool: drained by an administrator", ("1.server",))
-    assert ("undrain", "n1") not in said(view([machine("n1")], [drained], jobs(1)))
+    assert ("undrain", "n1") not in acts(view([machine("n1")], [drained], jobs(1)))
 
 
 def test_machine_that_never_gets_up_is_ended_after_its_timeout():
     down = [Node("n1", "unusable")]
-    assert said(view([machine("n1", age=800)], down)) == []
-    assert said(view([machine("n1", age=1000)], down, down=200.0)) == [("fail", "n1")]
+    assert acts(view([machine("n1", age=800)], down)) == []
+    assert acts(view([machine("n1", age=1000)], down, down=200.0)) == [("fail", "n1")]
 
 
 def test_restarted_server_with_all_nodes_down_ends_none():
     nodes, machines = [Node("n1", "unusable")], [machine("n1", age=9000)]
-    assert said(view(machines, nodes, seen={"m-n1"})) == []
+    assert acts(view(machines, nodes, seen={"m-n1"})) == []
 
 
 def test_machine_that_ended_before_it_was_up_is_a_failed_start():
     """Otherwise a machine that powers off at its boot would be made again each round."""
     ended = [machine("n1", state="ended")]
-    assert said(view(ended)) == [("end", "n1"), ("fail", "n1")]
-    assert said(view(ended, seen={"m-n1"})) == [("end", "n1")]
-    assert said(view([*ended, machine("n1", name="new")], [Node("n1", "free")])) == [("end", "n1")]
+    assert acts(view(ended)) == [("end", "n1"), ("fail", "n1")]
+    assert acts(view(ended, seen={"m-n1"})) == [("end", "n1")]
+    assert acts(view([*ended, machine("n1", name="new")], [Node("n1", "free")])) == [("end", "n1")]
 
 
 def test_machine_that_was_up_once_is_not_a_failed_start():
     """A user's job can shut its worker down: the shape stays available to others."""
     found = view([machine("n1", age=9000)], [Node("n1", "unusable")], seen={"m-n1"}, down=200.0)
-    assert said(found) == [("leave", "n1")]
+    assert acts(found) == [("leave", "n1")]
 
 
 def test_node_of_a_missing_machine_is_deleted_and_its_job_requeued():
     nodes = [Node("n1", "unusable", "", ("7.server",))]
-    assert said(view([], nodes)) == [("requeue", "n1"), ("leave", "n1")]
+    assert acts(view([], nodes)) == [("requeue", "n1"), ("leave", "n1")]
 
 
 def test_silent_cloud_changes_nothing():
     nodes = [Node("n1", "unusable", "", ("7.server",)), Node("n2", "free")]
     found = view([], nodes, jobs(9), silent={"here": "no answer"}, idle={"n2": 0.0})
-    assert said(found) == []
+    assert acts(found) == []
 
 
 def test_machines_without_nodes_are_added_and_unknown_machines_ended():
@@ -164,12 +164,12 @@ def test_machines_without_nodes_are_added_and_unknown_machines_ended():
 
 def test_held_node_is_skipped():
     nodes, machines = [Node("n1", "unusable")], [machine("n1", 9000)]
-    assert said(view(machines, nodes, held={"n1": "a look"})) == []
+    assert acts(view(machines, nodes, held={"n1": "a look"})) == []
 
 
 def test_paused_shape_starts_nothing():
-    assert said(view(waiting=jobs(3), paused=frozenset({"small"}))) == []
+    assert acts(view(waiting=jobs(3), paused=frozenset({"small"}))) == []
 
 
 def test_machine_in_deletion_is_not_started_again():
-    assert said(view([machine("n1", state="deleting")], [], jobs(1))) == [("start", "n2")]
+    assert acts(view([machine("n1", state="deleting")], [], jobs(1))) == [("start", "n2")]

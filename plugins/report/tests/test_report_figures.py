@@ -89,13 +89,13 @@ def figures(**values):
     return Figures(**base | values)
 
 
-def told(attempt=ATTEMPT, **values):
+def hints_of(attempt=ATTEMPT, **values):
     one = figures(**values)
     return list(hints(attempt, [one], one))
 
 
 def test_efficient_job_gets_no_hint():
-    assert told() == []
+    assert hints_of() == []
 
 
 @pytest.mark.parametrize(
@@ -122,7 +122,7 @@ def test_efficient_job_gets_no_hint():
     ],
 )
 def test_each_kind_of_waste_gets_a_hint(values, said):
-    (only,) = told(**values)
+    (only,) = hints_of(**values)
     assert said in only
 
 
@@ -142,7 +142,7 @@ def test_each_kind_of_waste_gets_a_hint(values, said):
     ],
 )
 def test_no_hint_below_a_threshold(values):
-    assert told(**values) == []
+    assert hints_of(**values) == []
 
 
 def test_long_start_gets_a_hint():
@@ -151,7 +151,7 @@ def test_long_start_gets_a_hint():
     )
     assert (
         "starting the guests took 40 % of the job (40 s): combine several short steps in one job"
-        in told(slow)[0]
+        in hints_of(slow)[0]
     )
     assert 0.2 < thresholds.BOOT < 0.4
 
@@ -159,8 +159,8 @@ def test_long_start_gets_a_hint():
 def test_running_job_gets_no_hint_about_unused_resources():
     running = dataclasses.replace(ATTEMPT, status=None, ended=None)
     slow = dataclasses.replace(running, phases=(Phase("boot", None, 0.0, 40.0),))
-    assert told(slow, memory=0.1 * GIB, cpu=9.0) == []
-    assert ["steal" in each for each in told(running, memory=0.1 * GIB, steal=300.0)] == [True]
+    assert hints_of(slow, memory=0.1 * GIB, cpu=9.0) == []
+    assert ["steal" in each for each in hints_of(running, memory=0.1 * GIB, steal=300.0)] == [True]
 
 
 @pytest.mark.parametrize(
@@ -168,7 +168,7 @@ def test_running_job_gets_no_hint_about_unused_resources():
 )
 def test_failed_job_gets_only_the_hint_about_its_failure(code, said):
     failed = dataclasses.replace(ATTEMPT, status=code)
-    (only,) = told(failed, memory=0.1 * GIB, cpu=1.0)
+    (only,) = hints_of(failed, memory=0.1 * GIB, cpu=1.0)
     assert said in only and "vmgr logs 42.srv" in only
 
 

@@ -35,7 +35,7 @@ def guests(host=XEON, *vm, **changes):
     return one.guests(one.request("scam=true", "vcpus=3", *vm), **changes)
 
 
-def asked(host=XEON, **settings):
+def answers_of(host=XEON, **settings):
     return on(host, **settings).answers(guests(host)[0])
 
 
@@ -56,7 +56,7 @@ def domain(one, **settings):
 
 
 def test_whole_cores_and_cache_are_claimed():
-    assert asked(cache=6) == [WHOLE, CacheClaim(6144, 3, key="scam")]
+    assert answers_of(cache=6) == [WHOLE, CacheClaim(6144, 3, key="scam")]
     assert on().answers(*on().guests(on().request())) == []
 
 
@@ -85,14 +85,14 @@ def test_more_cache_than_the_node_has_is_refused():
 
 @pytest.mark.parametrize("host", [ARM, dataclasses.replace(XEON, caches=())], ids=["arm", "none"])
 def test_node_without_cache_allocation_is_refused_or_noted(host):
-    (cores, refused) = asked(host)
+    (cores, refused) = answers_of(host)
     assert cores == WHOLE
     assert isinstance(refused, Refusal)
     assert str(refused) == (
         "scam=true: node n1 has no cache allocation (resctrl, L3) "
         "(set by [plugin.scam] required = true); request another node, or leave out scam"
     )
-    (cores, notice) = asked(host, required=False)
+    (cores, notice) = answers_of(host, required=False)
     assert cores == WHOLE  # other available parts are still granted
     assert isinstance(notice, Notice)
     assert "node n1 has no cache allocation" in notice.text
@@ -102,15 +102,15 @@ def test_node_without_cache_allocation_is_refused_or_noted(host):
 def test_node_whose_default_group_has_all_cache_is_refused():
     """The state at the start of resctrl: libvirt allocates only outside the default group."""
     full = with_default_group(XEON, "    L3:0=fff;1=fff\n    MB:0=100;1=100\n")
-    (_, refused) = asked(full)
+    (_, refused) = answers_of(full)
     assert "no free cache (resctrl's default group has all of L3)" in refused.message
     part = with_default_group(XEON, "L3:0=00f;1=00f\n")
     assert [bank.steps for bank in part.caches] == [8, 8]
-    assert asked(part) == [WHOLE, CacheClaim(4096, 3, key="scam")]
+    assert answers_of(part) == [WHOLE, CacheClaim(4096, 3, key="scam")]
 
 
 def test_node_without_bandwidth_allocation_gets_a_notice():
-    (_, cache, notice) = asked(EPYC, memory_bandwidth=50, required=False)
+    (_, cache, notice) = answers_of(EPYC, memory_bandwidth=50, required=False)
     assert cache == CacheClaim(4096, 3, key="scam")
     assert "memory bandwidth allocation with cache allocation (resctrl, MB)" in notice.text
     (one,) = placed(EPYC, memory_bandwidth=50, required=False)
@@ -121,7 +121,7 @@ def test_node_without_bandwidth_allocation_gets_a_notice():
 @pytest.mark.parametrize("host", [ARM, dataclasses.replace(XEON, caches=())], ids=["arm", "none"])
 def test_all_missing_features_are_reported(host, required):
     """The limit of the bandwidth is ignored where caches cannot be divided either."""
-    (_, *lacking) = asked(host, memory_bandwidth=50, required=required)
+    (_, *lacking) = answers_of(host, memory_bandwidth=50, required=required)
     said = [str(each) if required else each.text for each in lacking]
     for text, what in zip(said, ("cache allocation (", "memory bandwidth alloc"), strict=True):
         assert f"node n1 has no {what}" in text
@@ -130,7 +130,7 @@ def test_all_missing_features_are_reported(host, required):
 def test_bandwidth_limit_without_cache_allocation_is_reported():
     """libvirt sets a limit (memorytune) only beside a part (cachetune), as this plugin does."""
     full = with_default_group(XEON, "    L3:0=fff;1=fff\n    MB:0=100;1=100\n")
-    (_, *lacking) = asked(full, memory_bandwidth=50, required=False)
+    (_, *lacking) = answers_of(full, memory_bandwidth=50, required=False)
     assert elements(placed(full, memory_bandwidth=50, required=False)[0]) == [
         MemoryBacking(nosharepages=True)
     ]
@@ -141,7 +141,7 @@ def test_bandwidth_limit_without_cache_allocation_is_reported():
 
 
 def test_submit_host_claims_whole_cores_only():
-    assert asked(Topology()) == [WHOLE]
+    assert answers_of(Topology()) == [WHOLE]
 
 
 # -- Allocation of the guest -----------------------------------------------------------------------

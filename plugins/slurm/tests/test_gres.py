@@ -13,7 +13,7 @@ from vtorque_slurm.job_records import parse_job
 from vtorque_slurm.resources import Given
 
 
-def asks(*argv, environ=(), lines=()):
+def options_of(*argv, environ=(), lines=()):
     return Given(options.split(argv), dict(environ), options.split(lines))
 
 
@@ -43,13 +43,13 @@ def gpus(count, kind=""):
     ],
 )  # fmt: skip
 def test_requested_gres_are_parsed(argv, found):
-    assert asked(asks(*argv)) == found
-    assert asked(asks(lines=argv)) == found
+    assert asked(options_of(*argv)) == found
+    assert asked(options_of(lines=argv)) == found
 
 
 def test_gres_in_the_environment_are_read():
-    assert asked(asks(environ={"SBATCH_GRES": "gpu:2"}, lines=["--gres=gpu:9"])) == gpus(2)
-    assert asked(asks(environ={"SBATCH_GPUS_PER_NODE": "3"})) == gpus(3)
+    assert asked(options_of(environ={"SBATCH_GRES": "gpu:2"}, lines=["--gres=gpu:9"])) == gpus(2)
+    assert asked(options_of(environ={"SBATCH_GPUS_PER_NODE": "3"})) == gpus(3)
 
 
 @pytest.mark.parametrize(
@@ -70,16 +70,16 @@ def test_gres_in_the_environment_are_read():
 )  # fmt: skip
 def test_gres_and_licenses_are_added_to_the_request(argv, lines, resources, licenses, added):
     needs = Needs(1, None, 0, resources, licenses)
-    assert additions(asks(*argv, lines=lines), needs) == added
+    assert additions(options_of(*argv, lines=lines), needs) == added
 
 
 def test_unsupported_resource_is_refused():
     with pytest.raises(
         UsageError, match="ngpus is not a resource of Slurm's nodes, which are called gres/NAME"
     ):
-        additions(asks(), Needs(1, None, 0, {"ngpus": 1}))
+        additions(options_of(), Needs(1, None, 0, {"ngpus": 1}))
     with pytest.raises(UsageError, match="is requested without its type: request gpu:a100:2"):
-        additions(asks("--gres=gpu:2"), Needs(1, None, 0, {"gres/gpu:a100": 2}))
+        additions(options_of("--gres=gpu:2"), Needs(1, None, 0, {"gres/gpu:a100": 2}))
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from vtorque_slurm import options, resources
 from vtorque_slurm.resources import Given
 
 
-def asks(*argv, environ=(), lines=()):
+def options_of(*argv, environ=(), lines=()):
     return Given(options.split(argv), dict(environ), options.split(lines))
 
 
@@ -32,7 +32,7 @@ def asks(*argv, environ=(), lines=()):
     ],
 )
 def test_cpus_of_a_node_are_computed(argv, cpus):
-    assert resources.cpus_per_node(asks(*argv)) == cpus
+    assert resources.cpus_per_node(options_of(*argv)) == cpus
 
 
 @pytest.mark.parametrize(
@@ -51,7 +51,7 @@ def test_cpus_of_a_node_are_computed(argv, cpus):
     ],
 )
 def test_memory_of_a_node_is_computed(argv, environ, lines, mib):
-    assert resources.mib_per_node(asks(*argv, environ=environ, lines=lines)) == mib
+    assert resources.mib_per_node(options_of(*argv, environ=environ, lines=lines)) == mib
 
 
 @pytest.mark.parametrize(

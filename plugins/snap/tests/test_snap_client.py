@@ -176,7 +176,7 @@ def answering(talk):
         thread.join()
 
 
-def says(data):
+def server_sending(data):
     def talk(connection):
         connection.recv(65536)
         connection.sendall(data)
@@ -218,7 +218,7 @@ NONSENSE = {
 @pytest.mark.parametrize("name", NONSENSE)
 def test_invalid_answer_is_reported_in_one_line(name):
     data, error = NONSENSE[name]
-    with answering(says(data)) as url, pytest.raises(HostFault, match=error) as found:
+    with answering(server_sending(data)) as url, pytest.raises(HostFault, match=error) as found:
         within(Access(url, "v2"), PATIENCE, Client.tasks)
     assert str(found.value).isprintable()
     assert len(str(found.value)) < 500
@@ -227,7 +227,7 @@ def test_invalid_answer_is_reported_in_one_line(name):
 def test_redirect_is_not_followed():
     with snapteld_double.serving(password="secret") as other:
         where = f"Location: {url_of(other)}/v2/tasks\r\n".encode()
-        talk = says(reply(b"", "307 Temporary Redirect", where))
+        talk = server_sending(reply(b"", "307 Temporary Redirect", where))
         with answering(talk) as url, pytest.raises(HostFault, match="GET /tasks: 307"):
             within(Access(url, "v2"), PATIENCE, Client.tasks)
         assert other.scheduler.seen.requests == []

@@ -36,7 +36,7 @@ def double(**options):
             process.kill()
 
 
-def seen(url):
+def state_of(url):
     with urllib.request.urlopen(f"{url}/double", timeout=20) as answer:  # noqa: S310
         return json.load(answer)
 
@@ -50,7 +50,7 @@ def recorded(top, url, tables=None, **settings):
     return RecordedNode.make(top, MACHINE, plugins, tables={"plugin": plugin, **(tables or {})})
 
 
-def told(node):
+def detail_of(node):
     return json.loads(node.site.paths.proof("1").read_text())["detail"]
 
 
@@ -61,7 +61,7 @@ def test_job_has_a_running_task_from_boot_to_end(tmp_path, version):
         job = node.job(ASKED, "7.srv")
         run = node.start(job)
         assert not run.error, run
-        (task,) = seen(url)["tasks"]
+        (task,) = state_of(url)["tasks"]
         assert (task["name"], task["task_state"]) == (f"snapTask-{job.owner}-7.srv", "Running")
         collect = task["workflow"]["collect"]
         assert collect["tags"]["/intel"] == {"jobid": "7.srv", "username": job.owner, "node": "n1"}
@@ -69,7 +69,7 @@ def test_job_has_a_running_task_from_boot_to_end(tmp_path, version):
         assert len(guests) == 2
         assert all(any(f"<name>{g}<" in xml for xml in node.domains()) for g in guests)
         node.release("7.srv")
-        after = seen(url)
+        after = state_of(url)
         assert (after["tasks"], after["twice"], len(after["manifests"])) == ([], [], 1)
 
 
@@ -86,7 +86,7 @@ def test_task_is_created_only_for_jobs_with_the_option_on_matching_nodes(tmp_pat
         ):
             node = recorded(tmp_path / str(number), url, tables, **settings)
             assert not node.start(node.job(pairs)).error
-            assert (len(seen(url)["tasks"]), told(node)) == (tasks, []), number
+            assert (len(state_of(url)["tasks"]), detail_of(node)) == (tasks, []), number
             node.release()
 
 
@@ -100,20 +100,20 @@ def test_site_can_forbid_the_option(tmp_path):
 
 
 @pytest.fixture
-def nobody():
+def closed_url():
     """Return a URL at which no process listens."""
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         yield f"http://localhost:{taken.getsockname()[1]}"
 
 
-def test_job_without_snapteld_runs_with_one_warning(tmp_path, nobody):
-    url = nobody
+def test_job_without_snapteld_runs_with_one_warning(tmp_path, closed_url):
+    url = closed_url
     node = recorded(tmp_path / "lax", url)
     before = node.look()
     assert not node.start(node.job(ASKED)).error
     assert len(node.domains()) == 2
-    (line,) = told(node)
+    (line,) = detail_of(node)
     wanted = f"the job runs without snap=true on node n1: snapteld at {url}: not running"
     assert line == wanted
     node.release()
@@ -133,8 +133,8 @@ def test_template_that_others_can_write_is_not_read(tmp_path):
     with double() as url:
         node = recorded(tmp_path / "node", url, template=str(template))
         assert not node.start(node.job(ASKED)).error
-        assert "can be written by others than root" in told(node)[0]
-        assert seen(url)["tasks"] == []
+        assert "can be written by others than root" in detail_of(node)[0]
+        assert state_of(url)["tasks"] == []
         node.release()
 
 
@@ -144,7 +144,7 @@ def test_hanging_snapteld_delays_a_job_only_to_the_deadline(tmp_path, capfd):
         url = f"http://localhost:{listener.getsockname()[1]}"
         node = recorded(tmp_path / "node", url, timeout=0.5)
         assert not node.start(node.job(ASKED)).error
-        assert "no success within 0.5 s" in told(node)[0]
+        assert "no success within 0.5 s" in detail_of(node)[0]
         node.release()
     assert capfd.readouterr().err.count("stays in snapteld until the next job ends") == 1
     assert list(node.site.paths.journal.iterdir()) == []
@@ -168,9 +168,9 @@ def test_secrets_are_not_in_a_journal(tmp_path):
             if path.is_file():
                 assert b"t0psecret" not in path.read_bytes(), path
                 assert b"hush-hush" not in path.read_bytes(), path
-        assert seen(url)["tasks"][0]["task_state"] == "Running"
+        assert state_of(url)["tasks"][0]["task_state"] == "Running"
         node.release()
-        assert seen(url)["tasks"] == []
+        assert state_of(url)["tasks"] == []
 
 
 # -- kill -9 ----------------------------------------------------------------------------------
@@ -183,7 +183,7 @@ class SnapJob(RecordedJob):
     url: str = ""
 
     def look(self):
-        now = seen(self.url)
+        now = state_of(self.url)
         tasks = [(task["name"], task["task_state"]) for task in now["tasks"]]
         return {**super().look(), "tasks": tasks, "twice": now["twice"]}
 
@@ -212,12 +212,12 @@ def test_start_killed_before_the_answer_leaves_no_task(tmp_path):
             os._exit(0)
         try:
             end = time.monotonic() + 60
-            while not seen(url)["tasks"]:
+            while not state_of(url)["tasks"]:
                 assert time.monotonic() < end
                 time.sleep(0.02)
         finally:
             os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
-        assert [task["task_state"] for task in seen(url)["tasks"]] == ["Stopped"]
+        assert [task["task_state"] for task in state_of(url)["tasks"]] == ["Stopped"]
         job.release()
         assert job.look() == before

@@ -30,7 +30,7 @@ def plugins():
     return found
 
 
-def said(plugins, *pairs, site=PLACE, nodes=None):
+def refusal(plugins, *pairs, site=PLACE, nodes=None):
     """Return the refusal that vsub would print; empty: it submits the job."""
     node = planned.PlannedNode.make(plugins, site)
     try:
@@ -45,8 +45,8 @@ def said(plugins, *pairs, site=PLACE, nodes=None):
 @pytest.mark.parametrize("asked", ASKED)
 @pytest.mark.parametrize("with_", ["", "iocm=true", "unclot=false", "vms_per_node=2"])
 def test_request_that_can_be_saved_is_accepted(plugins, asked, with_):
-    assert said(plugins, asked, *filter(None, [with_])) == ""
-    assert said(plugins, asked, nodes=1) == ""
+    assert refusal(plugins, asked, *filter(None, [with_])) == ""
+    assert refusal(plugins, asked, nodes=1) == ""
 
 
 @pytest.mark.parametrize("asked", ASKED)
@@ -61,15 +61,15 @@ def test_request_that_can_be_saved_is_accepted(plugins, asked, with_):
 )
 def test_option_that_cannot_be_saved_is_refused_with_a_fix(plugins, asked, other, site):
     key = other.partition("=")[0] or "unclot"
-    text = said(plugins, asked, *filter(None, [other]), site=PLACE + site)
+    text = refusal(plugins, asked, *filter(None, [other]), site=PLACE + site)
     assert f"{asked}: a job with {key} cannot be saved" in text
     assert f"leave out {key}, or this" in text
-    assert said(plugins, *filter(None, [other]), site=site) == "", "a job that asks for none"
+    assert refusal(plugins, *filter(None, [other]), site=site) == "", "a job that asks for none"
 
 
 @pytest.mark.parametrize("asked", ASKED)
 def test_disk_file_option_is_accepted_if_the_job_ends_after_the_save(plugins, asked):
-    text = said(plugins, asked, "disk=/home/ada/data.raw")
+    text = refusal(plugins, asked, "disk=/home/ada/data.raw")
     if "every" in asked:
         assert f"{asked}: a job that uses disk and continues after a checkpoint" in text
         assert "use before-walltime, or leave out disk" in text
@@ -79,13 +79,13 @@ def test_disk_file_option_is_accepted_if_the_job_ends_after_the_save(plugins, as
 
 @pytest.mark.parametrize("asked", ASKED)
 def test_site_without_checkpoints_and_several_nodes_are_refused(plugins, asked):
-    text = said(plugins, asked, site="")
+    text = refusal(plugins, asked, site="")
     assert (
         "checkpoints are disabled on this site" in text and "[plugin.survive] checkpoints" in text
     )
-    text = said(plugins, asked, nodes=2)
+    text = refusal(plugins, asked, nodes=2)
     assert re.search(r"on several nodes \(this one: 2\).*checkpoints_shared.*one node", text)
-    assert said(plugins, "checkpoint=never", site="", nodes=2) == said(plugins, site="") == ""
+    assert refusal(plugins, "checkpoint=never", site="", nodes=2) == refusal(plugins, site="") == ""
 
 
 @pytest.mark.parametrize("asked", ASKED)
@@ -93,9 +93,9 @@ def test_several_nodes_need_a_shared_directory_and_slurm(plugins, asked, monkeyp
     batch = SimpleNamespace(knows_all_nodes=True)
     monkeypatch.setattr(service, "batch_system", lambda _: (None, batch))
     all_see = PLACE + "checkpoints_shared = true\n"
-    assert said(plugins, asked, nodes=2, site=all_see) == ""
+    assert refusal(plugins, asked, nodes=2, site=all_see) == ""
     batch.knows_all_nodes = False
-    assert "and Slurm" in said(plugins, asked, nodes=2, site=all_see)
+    assert "and Slurm" in refusal(plugins, asked, nodes=2, site=all_see)
 
 
 @pytest.mark.parametrize(
@@ -111,7 +111,7 @@ def test_several_nodes_need_a_shared_directory_and_slurm(plugins, asked, monkeyp
     ],
 )
 def test_invalid_value_is_refused(plugins, value, why):
-    assert why in said(plugins, value)
+    assert why in refusal(plugins, value)
 
 
 @pytest.mark.parametrize("text", ["every:60s", "every:86400s", "before-walltime", "never"])
@@ -122,14 +122,14 @@ def test_value_is_shown_as_users_write_it(text):
 
 def test_site_limits_the_interval(plugins):
     site = PLACE + '[options.checkpoint]\nmin = "every:10m"\n'
-    text = said(plugins, "checkpoint=every:5m", site=site)
+    text = refusal(plugins, "checkpoint=every:5m", site=site)
     assert "is less than allowed (limit: every:600s, set by [options.checkpoint] min" in text
     for granted in ("every:10m", "before-walltime", "never"):
-        assert said(plugins, f"checkpoint={granted}", site=site) == ""
+        assert refusal(plugins, f"checkpoint={granted}", site=site) == ""
     with pytest.raises(ConfigError, match="the default of checkpoint"):
-        said(plugins, site=PLACE + '[options.checkpoint]\nmax = "every:1d"\n')
+        refusal(plugins, site=PLACE + '[options.checkpoint]\nmax = "every:1d"\n')
     denied = PLACE + '[options.checkpoint]\ndeny = ["before-walltime"]\n'
-    assert "is not allowed" in said(plugins, "checkpoint=before-walltime", site=denied)
+    assert "is not allowed" in refusal(plugins, "checkpoint=before-walltime", site=denied)
 
 
 @pytest.mark.parametrize("asked", [*ASKED, ""])

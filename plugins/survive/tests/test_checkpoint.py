@@ -222,7 +222,7 @@ def shell(top):
         each.join()
 
 
-def ask(loop, job, word="checkpoint"):
+def request_answer(loop, job, word="checkpoint"):
     said = []
     path = request.path_of(loop.paths, job.key)
     thread = threading.Thread(target=lambda: said.append(request.ask(path, job.kept, word, 60.0)))
@@ -233,12 +233,12 @@ def ask(loop, job, word="checkpoint"):
     if word == "checkpoint" and not said[0]:
         leave = job.run_dir(0) / "leave.fifo"
         eventually(
-            lambda: loop.look() or (loop_did(loop)[-1] == "cancelled" and not leave.exists())
+            lambda: loop.look() or (actions_of(loop)[-1] == "cancelled" and not leave.exists())
         )
     return said[0]
 
 
-def says(paths, job, line):
+def send_line(paths, job, line):
     """Write as the job's owner, without waiting for an answer."""
     descriptor = os.open(request.path_of(paths, job.key), os.O_WRONLY | os.O_NONBLOCK)
     os.write(descriptor, line)
@@ -249,19 +249,19 @@ def phase(job):
     return [mark.name for mark in read(job.journal.path).phases if mark.guest is None][-1]
 
 
-def goes_on(loop, job):
-    eventually(lambda: loop.look() or (phase(job) == "run" and "wait 0" in loop_did(loop)))
+def assert_resumed(loop, job):
+    eventually(lambda: loop.look() or (phase(job) == "run" and "wait 0" in actions_of(loop)))
     return True
 
 
-def loop_did(loop):
+def actions_of(loop):
     return (loop.paths.state.parent / "did").read_text().splitlines()
 
 
 def test_all_guests_of_a_job_are_saved_and_the_job_ends(loop, paths, done, top, shell):
     job = started(paths)
     shell(job)
-    assert ask(loop, job) == ""
+    assert request_answer(loop, job) == ""
     did = done.did()
     assert did[:3] == ["wait 3600", "suspend", "suspend"]
     assert did[5:] == [f"ended {job.uuids[0]}", "cancelled"]
@@ -284,7 +284,7 @@ def test_all_guests_of_a_job_are_saved_and_the_job_ends(loop, paths, done, top, 
 def test_restored_job_has_its_disks_saved_again(loop, paths, done, top, shell):
     job = started(paths, disk_of=lambda path: restore.Disk(path, os.getuid()))
     shell(job)
-    assert ask(loop, job) == ""
+    assert request_answer(loop, job) == ""
     assert (top / str(job.uid) / job.key / "g1.disk").read_bytes() == b"disk 1"
 
 
@@ -295,7 +295,7 @@ def test_watcher_killed_at_each_step_still_makes_the_checkpoint(
     job = started(paths)
     left = shell(job)
     done.dies = step
-    assert ask(loop, job) == "", "who has asked waits for another try"
+    assert request_answer(loop, job) == "", "who has asked waits for another try"
     eventually(lambda: f"died {step}" in done.did())  # the last step: after the answer
     eventually(lambda: loop.look() or done.did()[-1] == "cancelled")
     saved = {line for line in done.did() if line.startswith("saved")}
@@ -313,7 +313,7 @@ def test_another_watcher_continues_a_checkpoint_of_a_killed_one(
     shell(job)
     done.dies = step
     loop.look()
-    says(paths, job, b"checkpoint 0123456789abcdef 0\n")
+    send_line(paths, job, b"checkpoint 0123456789abcdef 0\n")
     eventually(lambda: loop.look() or f"died {step}" in done.did())
     shut(loop)
     loop.jobs.clear()
@@ -339,8 +339,8 @@ def test_job_is_saved_and_resumed(loop, paths, done, top, shell, monkeypatch):
         finish(store, name)
 
     monkeypatch.setattr(Store, "finish", finishes)
-    assert ask(loop, job, "save") == ""
-    assert goes_on(loop, job)
+    assert request_answer(loop, job, "save") == ""
+    assert assert_resumed(loop, job)
     did = done.did()
     assert did[:3] == ["wait 3600", "suspend", "suspend"]
     assert set(did[3:5]) == {f"saved {uuid}" for uuid in job.uuids}
@@ -349,7 +349,7 @@ def test_job_is_saved_and_resumed(loop, paths, done, top, shell, monkeypatch):
     assert Store(top, job.uid).read(FIRST).id == FIRST
     assert (top / str(job.uid) / FIRST / "session").read_bytes() == b"session"
     assert not (job.run_dir(0) / "tell.fifo").exists()
-    assert "saved as checkpoint 42.srv.0-3; the job continues" in told(job)
+    assert "saved as checkpoint 42.srv.0-3; the job continues" in log_of(job)
     for _ in range(3):
         loop.look()
     assert done.did() == did, "once is enough"
@@ -376,9 +376,9 @@ def test_job_with_a_user_disk_is_saved_only_if_it_ends(loop, paths, done, top, s
     with served:
         assert served.stdout.readline() == b"locked\n"
         shell(job)
-        said = ask(loop, job, "save")
+        said = request_answer(loop, job, "save")
         assert "a job with disk= cannot be saved and continue" in said and done.did() == []
-        assert ask(loop, job) == ""
+        assert request_answer(loop, job) == ""
         served.kill()
     at = file.stat()
     found = Store(top, job.uid).read(job.key)
@@ -397,7 +397,7 @@ def test_unreadable_user_disk_is_reported_before_guests_are_paused(
     shell(job)
     (job.run_dir(0) / "disk-data.lock").touch()
     monkeypatch.setattr(tools, "disks", denied)
-    assert "Permission denied" in ask(loop, job)
+    assert "Permission denied" in request_answer(loop, job)
     assert {word.split()[0] for word in done.did()} == {"wait"}, "nothing is paused or saved"
     assert not Store(top, job.uid).part(job.key).exists()
 
@@ -407,7 +407,7 @@ def test_directory_removed_while_room_is_counted_takes_none(tmp_path):
     assert stored.taken(tmp_path / "gone") == (0, 0)
 
 
-def told(job):
+def log_of(job):
     return job.kept.read("log.jsonl").decode()
 
 
@@ -418,13 +418,13 @@ def test_job_suspended_during_a_checkpoint_stays_paused(loop, paths, done, top, 
     step = "after manifest"
     monkeypatch.setattr(checkpoint, "on_step", lambda at: stopped.touch() if at == step else None)
     monkeypatch.setattr(suspend, "shell_stopped", lambda *_: stopped.exists())
-    assert ask(loop, job, "save") == "" and Store(top, job.uid).has(FIRST)
+    assert request_answer(loop, job, "save") == "" and Store(top, job.uid).has(FIRST)
     for _ in range(3):
         loop.look()
     assert phase(job) == "paused" and "resume" not in done.did()
     stopped.unlink()
     monkeypatch.setattr(checkpoint, "on_step", on_step)
-    assert goes_on(loop, job)
+    assert assert_resumed(loop, job)
 
 
 @pytest.mark.parametrize("step", sparing.each(3, [*STAYS, "wait 3600", "wait 0"]))
@@ -432,8 +432,8 @@ def test_watcher_killed_at_each_step_still_resumes_the_job(loop, paths, done, to
     job = started(paths)
     shell(job, FIRST)
     done.dies = step
-    assert ask(loop, job, "save") == ""
-    assert goes_on(loop, job) and f"died {step}" in done.did()
+    assert request_answer(loop, job, "save") == ""
+    assert assert_resumed(loop, job) and f"died {step}" in done.did()
     assert not of(done.did(), "cancelled", "ended")
     assert [path.name for path in (top / str(job.uid)).iterdir()] == [FIRST]
     assert Store(top, job.uid).read(FIRST).id == FIRST
@@ -445,12 +445,12 @@ def test_another_watcher_resumes_a_job_that_was_saved(loop, paths, done, top, sh
     shell(job, FIRST)
     done.dies = step
     loop.look()
-    says(paths, job, b"save 0123456789abcdef 0\n")
+    send_line(paths, job, b"save 0123456789abcdef 0\n")
     eventually(lambda: loop.look() or f"died {step}" in done.did())
     shut(loop)
     loop.jobs.clear()
     later = made(paths, loop.checkpoints.settings)
-    assert goes_on(later, job)
+    assert assert_resumed(later, job)
     assert [path.name for path in (top / str(job.uid)).iterdir()] == [FIRST]
     shut(later)
 
@@ -459,17 +459,19 @@ def test_next_checkpoint_has_another_id(loop, paths, done, top, shell):
     job = started(paths)
     for name in (FIRST, "42.srv.0-5"):
         left = shell(job, name)
-        assert ask(loop, job, "save") == "" and request.made(job.kept) == name
+        assert request_answer(loop, job, "save") == "" and request.made(job.kept) == name
         left.over = True
         left.join()
-    assert goes_on(loop, job)
+    assert assert_resumed(loop, job)
     assert {each.id for each in Store(top, job.uid).all()} == {FIRST, "42.srv.0-5"}
     shell(job)
-    assert ask(loop, job) == "" and request.made(job.kept) == job.key, "and the one it ends with"
+    assert request_answer(loop, job) == "" and request.made(job.kept) == job.key, (
+        "and the one it ends with"
+    )
     assert done.did()[-1] == "cancelled"
 
 
-def asks_for(job, paths, wanted):
+def request_periodic(job, paths, wanted):
     """Have a job ask for it as it started, long ago."""
     job.kept.add_facts(started=0.0, walltime="00:10:00")
     plan = periodic._file(paths, job.key)
@@ -485,9 +487,9 @@ def test_periodic_checkpoint_is_made_and_the_job_resumed(loop, paths, done, top,
     for at, name in enumerate(("42.srv.0-0", "42.srv.0-1")):
         (old.make(name) / "g0.memory").touch()
         finish(old, Manifest(name, job.uid, "ada", "n1", at, "micro", "00", {}, (), "42.srv"))
-    done.dies, plan = step, asks_for(job, paths, "every:1h")
+    done.dies, plan = step, request_periodic(job, paths, "every:1h")
     shell(job, FIRST)
-    assert goes_on(loop, job)
+    assert assert_resumed(loop, job)
     assert not step or f"died {step}" in done.did()
     eventually(lambda: loop.look() or plan.stat().st_mtime > 0)
     assert [each.id for each in old.all()] == ["42.srv.0-1", FIRST], "the last two stay"
@@ -498,7 +500,7 @@ def test_periodic_checkpoint_is_made_and_the_job_resumed(loop, paths, done, top,
 
 def test_checkpoint_before_walltime_is_made_and_the_job_ends(loop, paths, done, top, shell):
     job = started(paths)
-    asks_for(job, paths, "before-walltime")
+    request_periodic(job, paths, "before-walltime")
     shell(job)
     eventually(lambda: loop.look() or "cancelled" in done.did())
     assert Store(top, job.uid).has(job.key)
@@ -506,7 +508,7 @@ def test_checkpoint_before_walltime_is_made_and_the_job_ends(loop, paths, done, 
 
 def test_job_that_cannot_be_saved_periodically_continues(loop, paths, done):
     job = started(paths, unsaveable=["PciDevice"])
-    plan = asks_for(job, paths, "every:1h")
+    plan = request_periodic(job, paths, "every:1h")
     eventually(lambda: loop.look() or plan.stat().st_mtime > 0)
     assert done.did() == [] and phase(job) == "run"
 
@@ -515,17 +517,17 @@ def test_failed_checkpoint_is_removed_and_the_job_resumed(loop, paths, done, top
     job = started(paths)
     shell(job, FIRST)
     done.fails = job.uuids[1]
-    assert "No space left" in ask(loop, job, "save")
-    assert goes_on(loop, job) and "cancelled" not in done.did()
+    assert "No space left" in request_answer(loop, job, "save")
+    assert assert_resumed(loop, job) and "cancelled" not in done.did()
     assert list((top / str(job.uid)).iterdir()) == []
-    assert "the checkpoint has failed: save domain: No space left" in told(job)
+    assert "the checkpoint has failed: save domain: No space left" in log_of(job)
     assert not (job.run_dir(0) / "tell.fifo").exists()
 
 
 def test_silent_job_shell_fails_the_checkpoint_and_the_job_continues(loop, paths, done, top):
     job = started(paths)
-    assert "the job shell has not sent" in ask(loop, job, "save")
-    assert goes_on(loop, job) and list((top / str(job.uid)).iterdir()) == []
+    assert "the job shell has not sent" in request_answer(loop, job, "save")
+    assert assert_resumed(loop, job) and list((top / str(job.uid)).iterdir()) == []
 
 
 def test_watcher_killed_before_the_guest_waits_repeats_the_order(loop, paths, done, top, shell):
@@ -533,7 +535,7 @@ def test_watcher_killed_before_the_guest_waits_repeats_the_order(loop, paths, do
     job = started(paths)
     shell(job)
     done.dies = "wait 3600"
-    assert ask(loop, job) == ""
+    assert request_answer(loop, job) == ""
     assert done.did()[:3] == ["died wait 3600", "wait 3600", "suspend"]
 
 
@@ -541,16 +543,16 @@ def test_watcher_killed_before_the_guest_stops_waiting_repeats_the_order(loop, p
     job = started(paths)
     shell(job)
     done.fails, done.dies = "all", "wait 0"
-    assert "No space left" in ask(loop, job)
-    assert goes_on(loop, job) and "died wait 0" in done.did()
+    assert "No space left" in request_answer(loop, job)
+    assert assert_resumed(loop, job) and "died wait 0" in done.did()
 
 
 def test_full_disk_fails_the_checkpoint_and_the_job_continues(loop, paths, done, top, shell):
     job = started(paths)
     shell(job)
     done.fails = "all"
-    assert "No space left" in ask(loop, job)
-    assert goes_on(loop, job), "and its job shell is told that nothing breaks"
+    assert "No space left" in request_answer(loop, job)
+    assert assert_resumed(loop, job), "and its job shell is told that nothing breaks"
     assert list((top / str(job.uid)).iterdir()) == []
     assert not (job.run_dir(0) / "leave.fifo").exists()
     assert "cancelled" not in done.did()
@@ -561,8 +563,8 @@ def test_failure_of_one_guest_resumes_all_guests(loop, paths, done, top, shell):
     job = started(paths)
     shell(job)
     done.fails = job.uuids[1]
-    assert "No space left" in ask(loop, job)
-    assert goes_on(loop, job) and not of(done.did(), "cancelled", "ended")
+    assert "No space left" in request_answer(loop, job)
+    assert assert_resumed(loop, job) and not of(done.did(), "cancelled", "ended")
     assert list((top / str(job.uid)).iterdir()) == []
 
 
@@ -577,8 +579,8 @@ def test_session_without_room_does_not_block_the_job(loop, paths, done, top, she
     job = started(paths)
     shell(job)
     monkeypatch.setattr(checkpoint, "replace_file", no_space)
-    assert "No space left" in ask(loop, job)
-    assert "cancelled" in done.did() and "the job is canceled" in told(job)
+    assert "No space left" in request_answer(loop, job)
+    assert "cancelled" in done.did() and "the job is canceled" in log_of(job)
     assert list((top / str(job.uid)).iterdir()) == []
     assert not (job.run_dir(0) / "leave.fifo").exists()
 
@@ -590,7 +592,7 @@ def test_failing_tool_is_reported_before_guests_are_paused(loop, paths, done, sh
     job = started(paths)
     shell(job)
     monkeypatch.setattr(checkpoint.tools, "tools", fails)
-    assert "timed out after 10 s" in ask(loop, job)
+    assert "timed out after 10 s" in request_answer(loop, job)
     assert phase(job) == "run" and done.did() == []
 
 
@@ -612,10 +614,10 @@ def test_stopped_daemon_of_a_user_is_killed_and_fails_the_checkpoint(
             raise HostFault("save domain: the daemon has gone")
 
         monkeypatch.setattr(domains, "save_domain", save)
-        said = ask(loop, job)
+        said = request_answer(loop, job)
         assert daemon.wait(LONG) == -signal.SIGKILL
     assert "a process of yours stopped (SIGSTOP)" in said and "(fs-home)" in said
-    assert goes_on(loop, job)
+    assert assert_resumed(loop, job)
 
 
 def test_job_suspended_by_its_batch_system_during_a_save_is_saved(
@@ -668,7 +670,7 @@ def test_concurrent_request_is_refused_and_does_not_get_the_answer(
     loop.look()
     thread.start()
     eventually(lambda: loop.look() or phase(job) == "paused")
-    assert "the job is being saved: wait until this is finished" in ask(loop, job, word)
+    assert "the job is being saved: wait until this is finished" in request_answer(loop, job, word)
     shell(job)
     eventually(lambda: loop.look() or said)
     thread.join()
@@ -680,7 +682,7 @@ def test_job_with_too_many_requests_is_not_saved(loop, paths, done, monkeypatch)
     """Otherwise its user would be told to wait, and would wait in vain."""
     job = started(paths)
     monkeypatch.setattr(watcher, "_MOST_PHASES", 3)
-    assert "further requests are ignored" in ask(loop, job)
+    assert "further requests are ignored" in request_answer(loop, job)
     loop.look()
     assert done.did() == [] and phase(job) == "run"
 
@@ -699,8 +701,8 @@ def test_checkpoint_that_takes_too_long_is_not_retried_forever(
             os.kill(os.getpid(), signal.SIGKILL)
 
     monkeypatch.setattr(checkpoint, "on_step", dies)
-    assert "the job could not be saved within 3600 s" in ask(loop, job)
-    assert goes_on(loop, job)
+    assert "the job could not be saved within 3600 s" in request_answer(loop, job)
+    assert assert_resumed(loop, job)
 
 
 def test_checkpoint_of_an_earlier_job_with_this_id_is_not_overwritten(
@@ -712,7 +714,7 @@ def test_checkpoint_of_an_earlier_job_with_this_id_is_not_overwritten(
     (store.make(job.key) / "g0.memory").write_bytes(b"another job's")
     finish(store, Manifest(job.key, job.uid, "ada", "n1", 1.0, "micro", "00", {}, ()))
     shell(job, FIRST)
-    assert ask(loop, job) == ""
+    assert request_answer(loop, job) == ""
     assert (store.directory / job.key / "g0.memory").read_bytes() == b"another job's"
     assert store.has(FIRST)
 
@@ -724,7 +726,7 @@ def test_files_of_an_earlier_attempt_are_replaced(loop, paths, done, top, shell)
     part = Store(top, job.uid).make(job.key)
     for name in ("g0.disk", "g1.disk", "session"):
         (part / name).write_bytes(b"old")
-    assert ask(loop, job) == ""
+    assert request_answer(loop, job) == ""
     place = top / str(job.uid) / job.key
     assert (place / "g1.disk").read_bytes() == b"disk 1"
     assert (place / "session").read_bytes() == b"session"
@@ -732,8 +734,8 @@ def test_files_of_an_earlier_attempt_are_replaced(loop, paths, done, top, shell)
 
 def test_job_shell_without_an_answer_fails_the_checkpoint(loop, paths, done, top):
     job = started(paths)
-    assert "the job shell has not sent" in ask(loop, job)
-    assert goes_on(loop, job) and "cancelled" not in done.did()
+    assert "the job shell has not sent" in request_answer(loop, job)
+    assert assert_resumed(loop, job) and "cancelled" not in done.did()
     assert list((top / str(job.uid)).iterdir()) == []
 
 
@@ -742,10 +744,11 @@ def test_job_whose_script_is_not_running_is_not_saved(loop, paths, done, top, sh
     """Its prologue runs, or an epilogue: another job shell could not go on with that."""
     job = started(paths)
     shell(job, tells=b"")
-    assert "the job's script is not running: it has not started yet (vm_prologue)" in ask(
-        loop, job, word
+    assert (
+        "the job's script is not running: it has not started yet (vm_prologue)"
+        in request_answer(loop, job, word)
     )
-    assert goes_on(loop, job) and "cancelled" not in done.did()
+    assert assert_resumed(loop, job) and "cancelled" not in done.did()
     assert list((top / str(job.uid)).iterdir()) == []
     assert not any((job.run_dir(0) / fifo).exists() for fifo in FIFOS)
 
@@ -755,7 +758,7 @@ def test_job_shell_that_dies_during_a_save_ends_the_job_without_a_checkpoint(
 ):
     job = started(paths)
     shell(job).leaves = False
-    assert "the job shell has not sent" in ask(loop, job)
+    assert "the job shell has not sent" in request_answer(loop, job)
     assert "cancelled" in done.did()
     assert list((top / str(job.uid)).iterdir()) == []
 
@@ -769,7 +772,7 @@ def test_requester_may_end_before_the_job(loop, paths, done, top, shell, monkeyp
     with subprocess.Popen(program, stdin=subprocess.PIPE) as asks:
         loop.look()
         line = f"checkpoint 0123456789abcdef {asks.pid}\n".encode()
-        says(paths, job, line)
+        send_line(paths, job, line)
         eventually(lambda: loop.look() or request._said(job.kept, "0123456789abcdef") == "")
         assert request.made(job.kept) == job.key and Store(top, job.uid).has(job.key)
         for _ in range(3):
@@ -840,8 +843,8 @@ def test_checkpoint_without_enough_free_space_is_not_started(loop, paths, done, 
     job = started(paths)
     free = SimpleNamespace(free=600 << 20)
     monkeypatch.setattr(room.shutil, "disk_usage", lambda _: free)
-    assert "the checkpoint needs up to 640M in" in ask(loop, job)
-    assert goes_on(loop, job)
+    assert "the checkpoint needs up to 640M in" in request_answer(loop, job)
+    assert assert_resumed(loop, job)
     assert not any(line.startswith("saved") for line in done.did())
 
 
@@ -851,9 +854,9 @@ def test_checkpoint_above_the_quota_of_the_user_is_refused(paths, done, top):
     old = top / str(job.uid) / "41.srv.0"
     old.mkdir(parents=True)
     (old / "g0.memory").write_bytes(b"x" * (100 << 20))
-    said = ask(loop, job)
+    said = request_answer(loop, job)
     assert "but 100M of your quota of 700M are in use ([plugin.survive] checkpoint_quota)" in said
-    assert goes_on(loop, job)
+    assert assert_resumed(loop, job)
     shut(loop)
 
 
@@ -866,12 +869,12 @@ def test_checkpoint_of_too_many_jobs_of_a_user_is_refused(paths, done, top):
         store.make(name)
         of = name.partition(".0")[0]
         finish(store, Manifest(name, job.uid, "ada", "n1", 1.0, "micro", "00", {}, (), of))
-    said = ask(loop, job)
+    said = request_answer(loop, job)
     assert (
         "2 jobs of yours already have checkpoints, and the limit is 2 ([plugin.survive] max_"
         in said
     )
-    assert goes_on(loop, job)
+    assert assert_resumed(loop, job)
     shut(loop)
 
 
@@ -919,8 +922,8 @@ def test_checkpoint_larger_than_reserved_is_removed(loop, paths, done, top, shel
     monkeypatch.setattr(room, "_OVERHEAD", -256)
     job = started(paths)
     shell(job)
-    assert "but only 0M were reserved" in ask(loop, job, "save")
-    assert goes_on(loop, job) and list((top / str(job.uid)).iterdir()) == []
+    assert "but only 0M were reserved" in request_answer(loop, job, "save")
+    assert assert_resumed(loop, job) and list((top / str(job.uid)).iterdir()) == []
 
 
 def test_concurrent_checkpoints_of_a_user_share_the_quota(paths, done, top, shell):
@@ -958,27 +961,27 @@ def shut(loop):
 )
 def test_job_that_cannot_be_saved_continues_with_a_reason(loop, paths, done, facts, said):
     job = started(paths, **facts)
-    assert said in ask(loop, job)
+    assert said in request_answer(loop, job)
     loop.look()
     assert done.did() == [] and phase(job) == "run"
 
 
 def test_site_without_a_checkpoint_directory_refuses(paths, done):
     loop = made(paths, Settings())
-    assert "checkpoints are disabled" in ask(loop, started(paths))
+    assert "checkpoints are disabled" in request_answer(loop, started(paths))
     shut(loop)
 
 
 def test_suspended_job_must_be_resumed_before_a_checkpoint(loop, paths, done):
     job = started(paths)
-    assert ask(loop, job, "suspend") == ""
-    assert "resume it first" in ask(loop, job)
+    assert request_answer(loop, job, "suspend") == ""
+    assert "resume it first" in request_answer(loop, job)
 
 
 def test_manifest_is_read_back_and_checked(loop, paths, done, shell, top):
     job = started(paths, guests=1)
     shell(job)
-    ask(loop, job)
+    request_answer(loop, job)
     store = Store(top, job.uid)
     found = store.read(job.key)
     assert Manifest.decode(found.encode(), store.directory / job.key) == found
@@ -1062,7 +1065,7 @@ class Both:
                 loop.look()
         LOOKS[0] = ""
 
-    def ask(self, word="checkpoint"):
+    def request_answer(self, word="checkpoint"):
         said = []
         path = request.path_of(self.paths, self.job.key)
         asks = threading.Thread(
@@ -1138,7 +1141,8 @@ def test_two_nodes_save_a_job_together_periodically(both, done, shell):
     """Each node knows the job's request for checkpoints; the first node carries it out."""
     shell(both.job, FIRST)
     plans = [
-        asks_for(job, paths, "every:1h") for job, paths in zip(both.jobs, both.places, strict=True)
+        request_periodic(job, paths, "every:1h")
+        for job, paths in zip(both.jobs, both.places, strict=True)
     ]
     store = Store(both.top, both.job.uid)
     eventually(lambda: both.look() or store.has(FIRST))
@@ -1193,7 +1197,7 @@ def test_dead_node_leaves_no_checkpoint_and_no_paused_guest(
     done.dies, done.on = step, node
     number = int(node[1]) - 1
     both.look()
-    says(both.paths, both.job, b"checkpoint 0123456789abcdef 0\n")
+    send_line(both.paths, both.job, b"checkpoint 0123456789abcdef 0\n")
     eventually(lambda: both.look() or f"died {step}" in done.did())
     both.kill(number)
     both.dead = (node,)
@@ -1218,7 +1222,7 @@ def test_killed_first_node_is_awaited_after_its_guest_has_ended(
     shell(both.job)
     done.dies, done.on = "after end", "n1"
     both.look()
-    says(both.paths, both.job, b"checkpoint 0123456789abcdef 0\n")
+    send_line(both.paths, both.job, b"checkpoint 0123456789abcdef 0\n")
     eventually(lambda: both.look() or "died after end" in done.did())
     both.kill(0)
     both.dead = ("n1",)

@@ -50,19 +50,19 @@ def node(tmp_path, monkeypatch):
     return found
 
 
-def ask(node, times=1):
+def run_check(node, times=1):
     """Have the node's health be asked, whenever it was before."""
     for _ in range(times):
         node.its._said = Said(0.0, node.its._said.failed, node.its._said.said)
-        begun(node)
+        start_check(node)
         eventually(lambda: node.its.look() or node.its._child is None)
 
 
-def taken_back(node):
+def await_undrain(node):
     eventually(lambda: node.its.look() or (node.its._back is None and not node.its._ended))
 
 
-def begun(node):
+def start_check(node):
     """Run the health command, after the removal of the node's marks has ended."""
     eventually(lambda: node.its.look() or node.its._child is not None)
 
@@ -75,13 +75,13 @@ def drained(node, times):
 
 def test_two_consecutive_failures_drain_the_node_with_the_last_output(node, caplog):
     node.says(1, "looks\nits disk is slow\n")
-    ask(node)
+    run_check(node)
     node.says(0)
-    ask(node)
+    run_check(node)
     node.says(3, "its disk is slow\n")
-    ask(node)
+    run_check(node)
     assert node.drained() == []
-    ask(node)
+    run_check(node)
     drained(node, 1)
     assert "drain: 42.srv (ada): left running" in caplog.text
     seen = [line.partition("health: ")[2] for line in caplog.messages if "health: " in line]
@@ -94,17 +94,17 @@ def test_two_consecutive_failures_drain_the_node_with_the_last_output(node, capl
 def test_node_is_drained_at_most_once_an_hour(node, monkeypatch):
     Last(time.time() - 10, "x").write(node.paths)
     node.says(1)
-    ask(node, 3)
+    run_check(node, 3)
     assert node.drained() == []
     Last(time.time() - 3601, "x").write(node.paths)
-    ask(node)
+    run_check(node)
     drained(node, 1)
 
 
 def test_killed_drain_request_is_withdrawn(node):
     node.drains.write_text(f'#!/bin/sh\nprintf "{ASKS}ill" > {node.asks}\nkill -9 $$\n')
     node.says(1)
-    ask(node, 2)
+    run_check(node, 2)
     eventually(lambda: node.its.look() or node.its._drain is None)
     eventually(lambda: node.its.look() or not node.asks.exists())
     node.asks.write_text("ill")
@@ -118,9 +118,9 @@ def test_killed_drain_request_is_withdrawn(node):
 
 def test_failures_are_counted_across_watchers(node):
     node.says(1)
-    ask(node)
+    run_check(node)
     node.its = Health(node.paths, Path("/etc/x"), node.settings)
-    ask(node)
+    run_check(node)
     drained(node, 1)
 
 
@@ -129,17 +129,17 @@ def test_health_command_runs_at_most_once_per_interval(node):
     node.its._settings = Settings(
         health_command=node.settings.health_command, health_interval=600.0
     )
-    taken_back(node)
+    await_undrain(node)
     assert node.its._child is None
     node.its._said = Said(time.time() + 1000, 0, "")  # the clock was set
-    begun(node)
+    start_check(node)
     eventually(lambda: node.its.look() or node.its._child is None)
 
 
 def test_hanging_command_is_a_failure_and_is_killed(node, monkeypatch):
     monkeypatch.setattr(health, "TIME", 0.2)
     Path(node.settings.health_command).write_text("#!/bin/sh\nsleep 600\n")
-    ask(node)
+    run_check(node)
     assert Said.read(node.paths).failed == 1
     assert "timed out after" in Said.read(node.paths).said
 
@@ -150,7 +150,7 @@ def test_command_that_others_can_write_is_not_run(node, monkeypatch):
 
     monkeypatch.setattr(health, "require_root_owned", refuse)
     node.says(1)
-    taken_back(node)
+    await_undrain(node)
     for _ in range(3):
         node.its._said = Said()
         node.its.look()
@@ -170,7 +170,7 @@ class _Site:
 def test_doctor_reports_the_last_failure_and_drain(node):
     assert [each.status for each in health.check(_Site(node))] == ["ok"]
     node.says(1, "its disk is slow")
-    ask(node)
+    run_check(node)
     Last(time.time(), "by its admin", ("42.srv",)).write(node.paths)
     ill, last = health.check(_Site(node))
     assert ill.status == "warning" and "its disk is slow (1 times in a row)" in ill.message

@@ -60,7 +60,7 @@ def node(tmp_path, monkeypatch):
     return found
 
 
-def look(node, *held_ids):
+def await_idle(node, *held_ids):
     """Look until nothing is at work."""
     jobs = node.running.jobs()
     eventually(lambda: node.holds.look(jobs, held_ids) or not any(node.holds._begun.values()))
@@ -71,15 +71,15 @@ def logged(node):
 
 
 def test_held_job_is_saved_and_then_requeued_once(node):
-    look(node)
+    await_idle(node)
     assert node.did() == []
     for _ in range(2):
-        look(node, "42.srv")
+        await_idle(node, "42.srv")
     assert node.did() == ["checkpoint --this-node -- 42.srv", "requeue 42.srv"]
     assert node.store.is_held(SAVED)
     assert f"saved as checkpoint {SAVED}, and requeued" in logged(node)
-    look(node)
-    look(node, "42.srv")
+    await_idle(node)
+    await_idle(node, "42.srv")
     assert len(node.did()) == 4, "it was released and held again"
 
 
@@ -89,17 +89,17 @@ def test_held_job_is_saved_and_then_requeued_once(node):
 )
 def test_failed_save_or_requeue_is_logged_and_the_job_continues(node, what, says):
     node.fails(what)
-    look(node, "42.srv")
+    await_idle(node, "42.srv")
     assert "requeue 42.srv" not in node.did()
     assert "held by the batch system, but still running: " in logged(node) and says in logged(node)
-    look(node, "42.srv")
+    await_idle(node, "42.srv")
     assert len(node.did()) == 1, "not again and again"
     assert not node.store.is_held(SAVED), "no later start goes on with it unasked"
 
 
 def test_job_that_would_start_from_the_beginning_is_not_requeued(node):
     node.job.kept.add_facts(begins_again=True)
-    look(node, "42.srv")
+    await_idle(node, "42.srv")
     assert node.did() == [] and "from the beginning (resume=none)" in logged(node)
 
 

@@ -66,7 +66,7 @@ def test_user_lists_only_own_checkpoints(paths, store):
     assert listing.listed(paths, UID + 1) == [], "nothing is there yet"
 
 
-def asked(paths, wishes, name):
+def request_answer(paths, wishes, name):
     """Ask as the user, while the watcher looks."""
     wishes.look()
     eventually(lambda: wishes.look() or wishes._fifos)
@@ -92,16 +92,16 @@ def test_user_removes_only_own_checkpoints(paths, store, wishes):
         made(store, name)
     other = dataclasses.replace(store, uid=UID + 1)
     made(other, "43.srv.0")
-    assert asked(paths, wishes, "42.srv.0-3") == ""
+    assert request_answer(paths, wishes, "42.srv.0-3") == ""
     assert [each.id for each in store.all()] == ["42.srv.0-5"]
     assert [path.name for path in store.directory.iterdir()] == ["42.srv.0-5"]
-    assert "you have no checkpoint 43.srv.0" in asked(paths, wishes, "43.srv.0")
+    assert "you have no checkpoint 43.srv.0" in request_answer(paths, wishes, "43.srv.0")
     assert other.has("43.srv.0")
-    assert asked(paths, wishes, "42.srv.0-5") == ""
+    assert request_answer(paths, wishes, "42.srv.0-5") == ""
     assert not listing.place(paths, UID).exists(), "without checkpoints there is no list"
     made(store, "44.srv.0")
     listing.publish(paths, store)
-    assert asked(paths, wishes, "44.srv.0") == "", "the FIFO is was changed or replaced"
+    assert request_answer(paths, wishes, "44.srv.0") == "", "the FIFO is was changed or replaced"
 
 
 @pytest.mark.parametrize(

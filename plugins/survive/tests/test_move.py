@@ -132,7 +132,7 @@ class World:
         self.ways = []
         self.nodes = {name: Node(self, name) for name in ("n1", "n2", "n3")}
         self.n2, self.n3 = self.nodes["n2"], self.nodes["n3"]
-        self.job = begun(self.n2, guests=guests)
+        self.job = start_job(self.n2, guests=guests)
         self.uuid = self.job.uuids[0]
         for number, uuid in enumerate(self.job.uuids if disks else ()):
             writes(self.n2.disk(uuid), bytes([1 + number]) * 3_000_000, 5 << 20)
@@ -281,7 +281,7 @@ def pipes():
     return os.fdopen(ends[0], "rb"), os.fdopen(ends[1], "wb")
 
 
-def begun(node, nodes=("n1", "n2"), guests=1, **facts):
+def start_job(node, nodes=("n1", "n2"), guests=1, **facts):
     job = running_journal.Job(node.paths, JOB, guests=guests, ranks=1)
     known = {
         "node": node.name,
@@ -307,7 +307,7 @@ def begun(node, nodes=("n1", "n2"), guests=1, **facts):
 
 def arrives(node, told):
     """Have a start be as far as its guest is awaited."""
-    begun(node, told["nodes"], guests=node.world.guests)
+    start_job(node, told["nodes"], guests=node.world.guests)
     path = node.paths.journal / f"{KEY}.jsonl"
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     kept = [line for line in lines if line["op"] != "created" and line.get("name") != "run"]
@@ -380,13 +380,13 @@ def watch(world, at="n2"):
         return "; ".join(filter(None, [child.wait() for child in moves._work.values()]))
 
 
-def ends(world):
+def end_job(world):
     """Have the job end, and the source's epilogue run."""
     world.release(world.n2.here, JOB)
     (world.top / "over").touch()
 
 
-def is_the_targets(world):
+def assert_on_target(world):
     """Check that it runs there once, like any job, and only its addresses are reserved here."""
     record = Move.read(world.n2.paths, KEY)
     assert (world.n2.state(), world.n2.journal()) == ("", None)
@@ -400,7 +400,7 @@ def is_the_targets(world):
     return True
 
 
-def is_the_sources(world):
+def assert_on_source(world):
     """It runs here as before; there is nothing, nor is it held."""
     assert (world.n2.state(), world.n2.phase()) == ("runs", "run")
     assert (world.n3.state(), world.n3.journal()) == ("", None)
@@ -434,14 +434,14 @@ def test_resources_left_on_the_source_are_reported_and_released_later(world, mon
         found = [result.message for result in health.suspended(world.n2.here.site)]
         assert "the migration of job 42 to n3 is unfinished" in found
     watch(world)
-    assert is_the_targets(world)
+    assert assert_on_target(world)
     found = [result.message for result in health.suspended(world.n2.here.site)]
     assert found == ["0 jobs are suspended: none"]
 
 
 def test_guest_is_migrated(world):
     assert migrate(world) == ""
-    assert is_the_targets(world)
+    assert assert_on_target(world)
     assert world.did() == ["release n2", f"let go {JOB} n2", f"leave {JOB} n2"]
 
 
@@ -449,7 +449,7 @@ def test_guest_is_migrated(world):
 def test_guest_that_does_not_arrive_resumes_on_the_source(world, ends):
     world.ends = ends
     assert migrate(world) == "the guests are still on n2: migrate domain: the connection is broken"
-    assert is_the_sources(world)
+    assert assert_on_source(world)
 
 
 def test_job_that_ends_during_the_transfer_cancels_it(world, monkeypatch):
@@ -458,7 +458,7 @@ def test_job_that_ends_during_the_transfer_cancels_it(world, monkeypatch):
     monkeypatch.setattr(domains, "give_up", lambda *_: (world.top / "broken-off").touch())
     world.ends = "broken off"
     assert migrate(world).startswith("the guests are still on n2")
-    assert is_the_sources(world)
+    assert assert_on_source(world)
 
 
 def test_job_that_ends_during_the_preparation_cancels_it(world, monkeypatch):
@@ -516,13 +516,13 @@ def test_canceled_placeholder_job_is_reported(world):
 def test_guest_that_runs_on_the_destination_is_ended_on_the_source(world):
     world.ends = "not told"
     assert migrate(world) == ""
-    assert is_the_targets(world)
+    assert assert_on_target(world)
 
 
 def test_start_killed_after_the_arrival_is_completed(world):
     world.starts = False
     assert migrate(world) == ""
-    assert is_the_targets(world)
+    assert assert_on_target(world)
     said = Running(world.n3.paths).jobs()[0].kept.read("log.jsonl").decode()
     assert (
         "the start on this node was interrupted: the plugins' actions after a boot are skipped"
@@ -547,7 +547,7 @@ def test_kill_at_each_step_leaves_the_guest_on_exactly_one_node(world, step, end
     assert "runs" in (world.n2.state(), world.n3.state()) or ends == "stands still"
     watch(world)
     came = world.n3.state() == "runs"
-    assert is_the_targets(world) if came else is_the_sources(world)
+    assert assert_on_target(world) if came else assert_on_source(world)
     early = STEPS.index("in send") >= STEPS.index(step)
     assert came == (ends in ("well", "not told") and not early)
 
@@ -560,7 +560,7 @@ def test_kill_at_each_step_runs_a_guest_only_where_its_disk_is_complete(disked, 
     migrate(disked)
     watch(disked)
     late = step not in {*STEPS[:6], "still"}
-    assert is_the_targets(disked) if late and ends == "well" else is_the_sources(disked)
+    assert assert_on_target(disked) if late and ends == "well" else assert_on_source(disked)
 
 
 @pytest.mark.parametrize("ends", ["fails", "not told", "stands still"])
@@ -584,7 +584,7 @@ def test_guest_with_a_disk_resumes_on_the_source_if_the_destination_is_lost(
     assert disked.did() == ["clocks"]
     lost.unlink()
     assert watch(disked).startswith("the guests are still on n2")
-    assert is_the_sources(disked)
+    assert assert_on_source(disked)
 
 
 def test_guest_with_a_disk_that_libvirt_kept_paused_is_resumed_on_the_source(disked):
@@ -594,14 +594,14 @@ def test_guest_with_a_disk_that_libvirt_kept_paused_is_resumed_on_the_source(dis
         migrate(disked)
         == "the guests are still on n2: libvirt has not removed the migrated guest from this node"
     )
-    assert is_the_sources(disked)
+    assert assert_on_source(disked)
 
 
 def test_arrived_guest_of_an_ended_job_is_not_resumed(disked):
     disked.dies = "sent"
     migrate(disked)
     assert (disked.n2.state(), disked.n3.state()) == ("", "still")
-    ends(disked)
+    end_job(disked)
     assert watch(disked) == "job 42 has ended"
     assert disked.n3.state() == ""
 
@@ -621,7 +621,7 @@ def test_unfinished_arrival_is_awaited(disked, monkeypatch):
         assert "n3 does not know yet whether the guests have arrived" in watch(disked)
     assert disked.n3.state() == "still"
     assert watch(disked) == ""
-    assert is_the_targets(disked)
+    assert assert_on_target(disked)
 
 
 def test_paused_arrival_is_resumed_once_the_destination_answers(disked, monkeypatch):
@@ -639,14 +639,14 @@ def test_paused_arrival_is_resumed_once_the_destination_answers(disked, monkeypa
     assert (disked.n2.state(), disked.n3.state()) == ("", "still")
     lost.unlink()
     assert watch(disked) == ""
-    assert is_the_targets(disked)
+    assert assert_on_target(disked)
 
 
 @pytest.mark.parametrize("ends", ["fails", "stands still"])
 def test_failed_migration_of_a_guest_with_a_disk_resumes_the_guest(disked, ends):
     disked.ends = ends
     assert migrate(disked) == "the guests are still on n2: migrate domain: the connection is broken"
-    assert is_the_sources(disked)
+    assert assert_on_source(disked)
 
 
 def test_all_guests_of_a_node_migrate_together(two):
@@ -658,7 +658,7 @@ def test_all_guests_of_a_node_migrate_together(two):
     assert claims == [("10.0.0.9",), ("10.0.0.8",)]
 
 
-def is_in_part(two):
+def assert_split(two):
     """The first guest is the target's, the other the source's, and both nodes are the job's."""
     record = Move.read(two.n2.paths, KEY)
     assert (two.n2.states(), two.n2.phase()) == (["", "runs"], "run")
@@ -678,14 +678,14 @@ def test_guest_whose_migration_fails_keeps_running_if_another_migrated(two, firs
     two.ends = (first, other)
     said = "only 1 of the guests have migrated to n3: migrate domain: the connection is broken"
     assert migrate(two) == said
-    assert is_in_part(two)
+    assert assert_split(two)
     part = "some of the job's guests have migrated before: the others cannot follow"
     assert migrate(two) == part
     with pytest.raises(Refused, match=part):
         move.migrate(two.n3.here, JOB, "n4")
     with pytest.raises(Refused, match="some of the job's guests have migrated"):
         tools.require_saveable(Running(two.n2.paths).jobs()[0], ends=True)
-    ends(two)
+    end_job(two)
     watch(two)
     watch(two, "n3")
     assert two.n3.journal() is None and Move.read(two.n2.paths, KEY) is None
@@ -696,7 +696,7 @@ def test_watcher_killed_while_two_guests_are_split_continues(two, step):
     two.dies, two.ends = step, ("well", "stands still")
     migrate(two)
     watch(two)
-    assert f"died {step}" in two.did() and is_in_part(two)
+    assert f"died {step}" in two.did() and assert_split(two)
 
 
 def test_two_guests_resume_if_neither_migrates(two):
@@ -710,7 +710,7 @@ def test_paused_arrival_of_a_failed_migration_is_destroyed(two):
     two.ends = ("well", "fails")
     two.n3.domain_of(two.job.uuids[1]).write_text("still")
     migrate(two)
-    assert is_in_part(two)
+    assert assert_split(two)
 
 
 def test_ended_second_guest_leaves_nothing(two):
@@ -762,7 +762,7 @@ def test_repeated_command_continues_a_killed_migration(world, ends, step):
     migrate(world)
     world.ends = "well"
     assert migrate(world) == ""
-    assert is_the_targets(world)
+    assert assert_on_target(world)
 
 
 def test_guest_that_returned_and_cannot_migrate_again_is_kept(world):
@@ -789,7 +789,7 @@ def test_guest_stays_paused_while_the_destination_does_not_answer(world):
     assert suspend.phase(job) == "", "nobody's word has it go on"
     world.lost.clear()
     watch(world)
-    assert is_the_sources(world)
+    assert assert_on_source(world)
 
 
 def test_guest_in_transfer_is_awaited(world):
@@ -800,7 +800,7 @@ def test_guest_in_transfer_is_awaited(world):
     assert (world.n2.state(), world.n3.state()) == ("still", "still")
     world.n3.domain.unlink()
     watch(world)
-    assert is_the_sources(world)
+    assert assert_on_source(world)
 
 
 def test_paused_arrival_is_destroyed_while_the_guest_runs_on_the_source(world):
@@ -809,7 +809,7 @@ def test_paused_arrival_is_destroyed_while_the_guest_runs_on_the_source(world):
     migrate(world)
     world.n3.domain.write_text("still")
     watch(world)
-    assert is_the_sources(world)
+    assert assert_on_source(world)
 
 
 def test_guest_that_ran_and_ended_on_the_destination_is_not_resumed(world):
@@ -857,7 +857,7 @@ def test_returning_guest_waits_for_the_lock_of_its_last_migration(world):
 def test_job_that_ends_before_the_transfer_leaves_nothing_on_the_destination(world):
     world.dies = "ready"
     migrate(world)
-    ends(world)
+    end_job(world)
     assert watch(world) == "job 42 has ended"
     assert world.n3.journal() is None and f"let go {JOB} n3" in world.did()
     assert Move.read(world.n2.paths, KEY) is None
@@ -866,7 +866,7 @@ def test_job_that_ends_before_the_transfer_leaves_nothing_on_the_destination(wor
 def test_job_that_ends_during_the_transfer_leaves_nothing(world):
     world.dies, world.starts = "sent", False
     migrate(world)
-    ends(world)
+    end_job(world)
     assert watch(world) == ""
     assert watch(world, "n3") == ""
     assert (world.n3.state(), world.n3.journal()) == ("", None)
@@ -886,7 +886,7 @@ def test_prepared_arrival_is_released_when_its_job_has_ended(world):
 def test_migration_record_is_kept_while_the_destination_does_not_answer(world):
     world.dies = "ready"
     migrate(world)
-    ends(world)
+    end_job(world)
     world.lost.add("n3")
     assert "n3 did not answer" in watch(world)
     assert Move.read(world.n2.paths, KEY).phase == move_record.EITHER
@@ -997,7 +997,7 @@ def test_watcher_starts_a_pending_step_once(world):
     moves.look(world.n2.paths, Running(world.n2.paths).jobs())
     assert list(moves._work.values()) == [child]
     assert child.wait() == ""
-    assert is_the_targets(world)
+    assert assert_on_target(world)
 
 
 def test_watcher_starts_nothing_while_the_migration_is_locked(world):
@@ -1020,14 +1020,14 @@ def test_lock_that_cannot_be_created_does_not_stop_the_watcher(world):
 
 
 def test_other_nodes_of_the_job_are_notified_of_the_new_node(world):
-    first = begun(world.nodes["n1"])
+    first = start_job(world.nodes["n1"])
     assert migrate(world) == ""
     assert first.kept.facts()["nodes"] == ["n1", "n3"]
 
 
 def test_first_node_records_guests_on_nodes_outside_the_allocation(world, monkeypatch):
     """And removes the record when the guest has moved on."""
-    first = begun(world.nodes["n1"])
+    first = start_job(world.nodes["n1"])
     assert migrate(world) == ""
     guest = {"rank": 1, "hostname": "vn1-0"}
     there = {"n3": {"phase": "run", "guests": [guest]}}
@@ -1052,14 +1052,14 @@ def test_first_node_records_guests_on_nodes_outside_the_allocation(world, monkey
 
 
 def test_guest_that_may_still_arrive_is_not_recorded(world):
-    first = begun(world.nodes["n1"])
+    first = start_job(world.nodes["n1"])
     arrives(world.n3, {"nodes": ["n1", "n3"]})
     assert watch(world, "n3") == ""
     assert "elsewhere" not in first.kept.facts()
 
 
 def test_guest_on_another_node_follows_requests_of_the_owner(world, monkeypatch):
-    first = begun(world.nodes["n1"], elsewhere={"n3": {}, "n4": {}})
+    first = start_job(world.nodes["n1"], elsewhere={"n3": {}, "n4": {}})
     world.lost.add("n4")
     arrives(world.n3, {"nodes": ["n1", "n3"]})
     asked = []
@@ -1089,7 +1089,7 @@ def test_migration_that_is_not_supported_is_refused(world, facts, to, why):
     world.job.kept.add_facts(**facts)
     with pytest.raises(Refused, match=why):
         move.migrate(world.n2.here, JOB, to)
-    assert is_the_sources(world)
+    assert assert_on_source(world)
 
 
 def test_refused_migration_leaves_no_file(world, monkeypatch):

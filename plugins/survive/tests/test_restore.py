@@ -70,7 +70,9 @@ class Configured(dict):
         self.paths, self.path = paths, paths.state / "v.toml"
 
 
-def asked(store, paths, name=NAME, job=JOB, image=IMAGE, uid=None, owner="ada", checkpoint=NEVER):
+def boot_sources(
+    store, paths, name=NAME, job=JOB, image=IMAGE, uid=None, owner="ada", checkpoint=NEVER
+):
     site = Configured(paths, Settings(checkpoints=str(store.top)))
     user = SimpleNamespace(uid=os.getuid() if uid is None else uid, name=owner)
     request = JobRequest({RESUME.key: name, CHECKPOINT.key: checkpoint})
@@ -79,12 +81,12 @@ def asked(store, paths, name=NAME, job=JOB, image=IMAGE, uid=None, owner="ada", 
 
 
 def test_restored_guests_keep_name_uuid_address_and_memory(saved, paths):
-    (source,) = asked(saved[0], paths)
+    (source,) = boot_sources(saved[0], paths)
     guest = source.identity
     assert (guest.name, guest.uuid) == (saved[1].guests[0].name, saved[1].guests[0].uuid)
     assert guest.leased == (("address", "10.86.0.16"),)
     assert guest.memory.read_bytes() == b"LibvirtQemudSave"
-    assert asked(saved[0], paths, name="") == [], "a job that asks for none"
+    assert boot_sources(saved[0], paths, name="") == [], "a job that asks for none"
 
 
 @pytest.mark.parametrize("number", [0, 1])
@@ -101,16 +103,16 @@ def test_each_node_restores_its_guests_of_a_multi_node_checkpoint(
     finish(store, whole)
     job = BatchJob("9.srv", "ada", node_, ("n1", "n2"), b"")
     with pytest.raises(Refused, match=r"of a job on several nodes.*checkpoints_shared"):
-        asked(store, paths, name=name, job=job)
+        boot_sources(store, paths, name=name, job=job)
     monkeypatch.setattr(restore.shared, "on_any_node", lambda _: True)
     monkeypatch.setattr(restore.shared, "held", lambda *_: None)
-    mine = asked(store, paths, name=name, job=job)
+    mine = boot_sources(store, paths, name=name, job=job)
     assert [source.saved.uuid for source in mine] == [f"{2 * number}", f"{2 * number + 1}"]
     assert mine[0].gate is mine[1].gate is not None
     here = store.read(name).of_node(number)
     assert here.disks == ({} if number else OLD), "the first guest's"
     with pytest.raises(Refused, match="is of a job on 2 nodes, but this job has 1"):
-        asked(store, paths, name=name)
+        boot_sources(store, paths, name=name)
 
 
 @pytest.mark.parametrize("name", ["43.srv.0", "..", ".42.srv.0.part", "../0/42.srv.0", "a/b"])
@@ -122,12 +124,12 @@ def test_missing_or_unfinished_checkpoint_is_refused(saved, paths, name):
             RESUME.parse(name)
         return
     with pytest.raises(Refused, match="you have no checkpoint"):
-        asked(store, paths, name=name)
+        boot_sources(store, paths, name=name)
 
 
 def test_checkpoint_of_another_user_is_refused(saved, paths):
     with pytest.raises(Refused, match="you have no checkpoint"):
-        asked(saved[0], paths, uid=os.getuid() + 1)
+        boot_sources(saved[0], paths, uid=os.getuid() + 1)
 
 
 @pytest.mark.parametrize("part", ["", "{uid}", "{uid}/42.srv.0"])
@@ -139,9 +141,9 @@ def test_checkpoint_that_others_could_have_written_is_refused(saved, paths, part
     place = store.top / part.format(uid=os.getuid())
     place.chmod(0o777)
     with pytest.raises(Refused, match=r"written by others than root: .*can be written by others"):
-        asked(store, paths)
+        boot_sources(store, paths)
     place.chmod(0o700)
-    assert asked(store, paths)
+    assert boot_sources(store, paths)
 
 
 def test_link_to_a_directory_that_others_can_write_is_refused(saved, paths, tmp_path):
@@ -152,7 +154,7 @@ def test_link_to_a_directory_that_others_can_write_is_refused(saved, paths, tmp_
     theirs.chmod(0o777)
     (store.directory / NAME).symlink_to(theirs / NAME)
     with pytest.raises(Refused, match="written by others than root"):
-        asked(store, paths)
+        boot_sources(store, paths)
 
 
 def test_checkpoint_is_not_made_in_a_directory_that_others_can_write(tmp_path):
@@ -166,7 +168,7 @@ def test_checkpoint_is_not_made_in_a_directory_that_others_can_write(tmp_path):
 
 def test_checkpoint_of_a_deleted_user_with_the_same_uid_is_refused(saved, paths):
     with pytest.raises(Refused, match="is a checkpoint of user ada"):
-        asked(saved[0], paths, owner="bea")
+        boot_sources(saved[0], paths, owner="bea")
 
 
 @pytest.mark.parametrize(
@@ -184,7 +186,7 @@ def test_checkpoint_that_differs_from_the_node_is_refused(saved, paths, changed,
         dataclasses.replace(found, **changed).encode()
     )
     with pytest.raises(Refused, match=said):
-        asked(store, paths)
+        boot_sources(store, paths)
 
 
 def test_restore_waits_until_the_saved_job_is_released(saved, paths, monkeypatch):
@@ -197,11 +199,11 @@ def test_restore_waits_until_the_saved_job_is_released(saved, paths, monkeypatch
         dataclasses.replace(found, guests=(same,)).encode()
     )
     with pytest.raises(HostFault, match=r"is in use by job 42.srv") as raised:
-        asked(store, paths)
+        boot_sources(store, paths)
     assert not raised.value.blames_node, "users could take nodes out of service"
     monkeypatch.setattr(restore, "_RELEASED", 60.0)
     threading.Timer(0.2, job.end).start()
-    assert len(asked(store, paths)) == 1
+    assert len(boot_sources(store, paths)) == 1
 
 
 def test_disk_is_copied_once_and_released_twice(tmp_path, saved):
@@ -221,7 +223,7 @@ def test_disk_is_copied_once_and_released_twice(tmp_path, saved):
 
 
 def test_disk_and_session_are_restored_before_the_guest(saved, paths, tmp_path):
-    (was,) = asked(saved[0], paths)
+    (was,) = boot_sources(saved[0], paths)
     request = JobRequest({FS_TYPE.key: "sharedfs", CHECKPOINT.key: NEVER, RESUME.key: ""})
     places = {"state_dir": tmp_path / "s", "run_dir": tmp_path / "r"}
     guest = planned.guest_plan(source=was, request=request, qemu_uid=os.getuid(), **places)
@@ -266,7 +268,7 @@ def test_processor_of_the_site_is_set_for_jobs_that_may_be_saved(saved, paths):
         guest = planned.guest_plan(request=JobRequest({CHECKPOINT.key: value}))
         seen[value] = list(node.vtorque_render_domain(guest=guest, site=site))
     assert seen == {NEVER: [], 3600: [CpuModel("Westmere")]}
-    (was,) = asked(saved[0], paths)
+    (was,) = boot_sources(saved[0], paths)
     going_on = dataclasses.replace(guest, source=was)
     assert list(node.vtorque_render_domain(guest=going_on, site=site)) == [], "it has what it had"
 
@@ -289,13 +291,13 @@ def test_requeued_job_is_restored_from_its_last_checkpoint(saved, paths):
     for each in (later, others):
         store.make(each.id)
         finish(store, each)
-    (guest,) = asked(store, paths, name="", job=AGAIN, checkpoint=3600)
+    (guest,) = boot_sources(store, paths, name="", job=AGAIN, checkpoint=3600)
     assert guest.saved.memory.parent.name == "42.srv.1"
     first = dataclasses.replace(AGAIN, attempt=0)
-    assert asked(store, paths, name="", job=first, checkpoint=3600) == []
-    assert asked(store, paths, name="", job=AGAIN) == [], "it asks for no checkpoints"
-    assert asked(store, paths, name=BEGINNING, job=AGAIN, checkpoint=3600) == []
-    (guest,) = asked(store, paths, name="41.srv.0", job=AGAIN, checkpoint=3600)
+    assert boot_sources(store, paths, name="", job=first, checkpoint=3600) == []
+    assert boot_sources(store, paths, name="", job=AGAIN) == [], "it asks for no checkpoints"
+    assert boot_sources(store, paths, name=BEGINNING, job=AGAIN, checkpoint=3600) == []
+    (guest,) = boot_sources(store, paths, name="41.srv.0", job=AGAIN, checkpoint=3600)
     assert guest.saved.memory.parent.name == "42.srv.1", (
         "its own is newer than what it went on with"
     )
@@ -304,22 +306,22 @@ def test_requeued_job_is_restored_from_its_last_checkpoint(saved, paths):
 def test_held_job_is_restored_even_without_checkpoint_options(saved, paths):
     store, found = saved
     store.hold(found.id)
-    (guest,) = asked(store, paths, name="", job=AGAIN)
+    (guest,) = boot_sources(store, paths, name="", job=AGAIN)
     assert guest.saved.memory.parent.name == found.id
-    assert asked(store, paths, name=BEGINNING, job=AGAIN) == []
-    assert asked(store, paths, name="", job=dataclasses.replace(AGAIN, attempt=0)) == []
+    assert boot_sources(store, paths, name=BEGINNING, job=AGAIN) == []
+    assert boot_sources(store, paths, name="", job=dataclasses.replace(AGAIN, attempt=0)) == []
     later = dataclasses.replace(found, id="42.srv.1")
     store.make(later.id)
     finish(store, later)
-    (guest,) = asked(store, paths, name="", job=AGAIN)
+    (guest,) = boot_sources(store, paths, name="", job=AGAIN)
     assert guest.saved.memory.parent.name == later.id, "its last one, by whatever it was made"
 
 
 def test_requeued_job_without_a_checkpoint_starts_from_the_beginning(saved, paths, caplog):
     unknown = dataclasses.replace(AGAIN, id="43.srv")
-    assert asked(saved[0], paths, name="", job=unknown, checkpoint=3600) == []
+    assert boot_sources(saved[0], paths, name="", job=unknown, checkpoint=3600) == []
     elsewhere = dataclasses.replace(AGAIN, node="n2", nodes=("n2",))
-    assert asked(saved[0], paths, name="", job=elsewhere, checkpoint=3600) == []
+    assert boot_sources(saved[0], paths, name="", job=elsewhere, checkpoint=3600) == []
     said = [record.message for record in caplog.records]
     assert "without a checkpoint" in said[0] and "with node n1" in said[1]
 
@@ -329,7 +331,7 @@ def test_job_starts_from_the_beginning_after_two_failed_restores(saved, paths, t
     site = Configured(paths, Settings(checkpoints=str(store.top)))
     for attempt in (1, 2):
         again = dataclasses.replace(AGAIN, attempt=attempt)
-        (was,) = asked(store, paths, name="", job=again, checkpoint=3600)
+        (was,) = boot_sources(store, paths, name="", job=again, checkpoint=3600)
         request = JobRequest({CHECKPOINT.key: 3600, FS_TYPE.key: "sharedfs"})
         places = {"state_dir": tmp_path / "s", "run_dir": tmp_path / "r"}
         places["job"] = JobAttempt("42.srv", attempt, "ada", os.getuid(), "n1")
@@ -338,10 +340,10 @@ def test_job_starts_from_the_beginning_after_two_failed_restores(saved, paths, t
         job = SimpleNamespace(site=site, user=user, guests=[guest], acquire=lambda *_, **__: None)
         restore.bring(job)
     third = dataclasses.replace(AGAIN, attempt=3)
-    assert asked(store, paths, name="", job=third, checkpoint=3600) == []
+    assert boot_sources(store, paths, name="", job=third, checkpoint=3600) == []
     assert "has failed 2 times: the job starts from the beginning" in caplog.text
     restore.works(job)
-    assert len(asked(store, paths, name="", job=third, checkpoint=3600)) == 1
+    assert len(boot_sources(store, paths, name="", job=third, checkpoint=3600)) == 1
 
 
 @pytest.mark.parametrize(
@@ -390,12 +392,12 @@ def test_checkpoint_of_an_earlier_job_with_this_id_is_not_used(saved, paths, cap
     guests = [planned.guest_plan(job=first, request=request)]
     user = SimpleNamespace(uid=os.getuid())
     restore.bring(SimpleNamespace(site=site, user=user, guests=guests))
-    assert asked(store, paths, name="", job=AGAIN, checkpoint=3600) == []
+    assert boot_sources(store, paths, name="", job=AGAIN, checkpoint=3600) == []
     assert "requeued without a checkpoint" in caplog.text
     mine = dataclasses.replace(found, id="42.srv.0-3", made=2.0)
     store.make(mine.id)
     finish(store, mine)
-    (guest,) = asked(store, paths, name="", job=AGAIN, checkpoint=3600)
+    (guest,) = boot_sources(store, paths, name="", job=AGAIN, checkpoint=3600)
     assert guest.saved.memory.parent.name == mine.id
-    (guest,) = asked(store, paths)
+    (guest,) = boot_sources(store, paths)
     assert guest.saved.memory.parent.name == NAME, "its user can name it"

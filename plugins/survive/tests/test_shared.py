@@ -272,7 +272,7 @@ def test_addresses_of_checkpoints_are_reserved(store, site, alive, tmp_path):
         list(away([booted], gone))
 
 
-def away(site):
+def reserved(site):
     return [(claim.pool, *claim.items) for claim in shared.away([], site)]
 
 
@@ -281,9 +281,9 @@ def test_restored_guest_keeps_its_address_when_its_checkpoint_is_removed(store, 
     mine = shared.held(store, found, HERE, site)
     mine.create()
     listing.remove(store, found.id)
-    assert {*away(site)} == {*LEASED}
+    assert {*reserved(site)} == {*LEASED}
     mine.release()
-    assert away(site) == []
+    assert reserved(site) == []
 
 
 def test_unreadable_checkpoint_is_not_taken_as_missing(store, site, alive, monkeypatch):
@@ -294,13 +294,13 @@ def test_unreadable_checkpoint_is_not_taken_as_missing(store, site, alive, monke
 
     monkeypatch.setattr(stored, "_content", broken)
     with pytest.raises(HostFault, match="Stale file handle") as raised:
-        away(site)
+        reserved(site)
     assert not raised.value.blames_node
 
 
 def test_unmounted_directory_is_not_taken_as_empty(store, site, alive):
     (store.top / shared.SEEN).unlink()
-    for looks in (away, lambda _: shared.require_not_shared(site[Settings])):
+    for looks in (reserved, lambda _: shared.require_not_shared(site[Settings])):
         with pytest.raises(HostFault, match="is not mounted on this node, or this file is missing"):
             looks(site)
 
@@ -308,7 +308,7 @@ def test_unmounted_directory_is_not_taken_as_empty(store, site, alive):
 def test_restore_on_other_nodes_needs_a_batch_system_that_knows_all_nodes(store, site, alive):
     assert shared.on_any_node(site)
     shared.service.batch_system("")[1].knows_all_nodes = False
-    assert not shared.on_any_node(site) and away(site) == []
+    assert not shared.on_any_node(site) and reserved(site) == []
 
 
 MOUNTS = """\

@@ -41,7 +41,7 @@ def _soon(monkeypatch):
     monkeypatch.setattr(turn, "_LOOK", 0.001)
 
 
-def goes_on(node, most):
+def gets_turn(node, most):
     try:
         turn.take(node, most, "ill")
     except Refused:
@@ -51,7 +51,7 @@ def goes_on(node, most):
 
 def all_at_once(nodes, most):
     with ThreadPoolExecutor(len(nodes)) as threads:
-        return sum(threads.map(lambda node: goes_on(node, most), nodes))
+        return sum(threads.map(lambda node: gets_turn(node, most), nodes))
 
 
 @pytest.mark.parametrize(("count", "most", "there"), [(2, 1, ()), (5, 2, ()), (4, 3, ("a", "z"))])
@@ -95,12 +95,12 @@ def test_node_above_the_limit_is_not_marked():
 
 def test_drained_node_is_not_counted_twice():
     marks = {"n1": "ill", "n2": "ill"}
-    assert goes_on(Node("n1", marks), 2) and marks["n1"] == "ill"
+    assert gets_turn(Node("n1", marks), 2) and marks["n1"] == "ill"
 
 
 def test_request_repeated_after_a_kill_is_granted():
     marks = {"n1": f"{turn.ASKS}ill"}
-    assert goes_on(Node("n1", marks), 1) and marks == {"n1": "ill"}
+    assert gets_turn(Node("n1", marks), 1) and marks == {"n1": "ill"}
 
 
 def test_take_back_removes_the_request_but_not_the_drain():
@@ -114,10 +114,10 @@ def test_request_that_is_never_completed_times_out_for_others(monkeypatch):
     """It was killed; no node is drained in its place, since it may continue."""
     monkeypatch.setattr(turn, "_TIME", 0.01)
     marks = {"n1": f"{turn.ASKS}ill"}
-    assert not goes_on(Node("n2", marks), 1)
+    assert not gets_turn(Node("n2", marks), 1)
     marks["n3"] = f"{turn.ASKS}ill"
     del marks["n1"]
-    assert not goes_on(Node("n2", marks), 1) and set(marks) == {"n3"}
+    assert not gets_turn(Node("n2", marks), 1) and set(marks) == {"n3"}
 
 
 def test_batch_system_without_drain_states_refuses_health_drains():

@@ -99,7 +99,7 @@ def settle(loop):
     eventually(lambda: loop.look() or all(w.change is None for w in loop.jobs.values()))
 
 
-def ask(loop, job, word):
+def request_answer(loop, job, word):
     """Ask as the job's owner does, while the watcher looks; return its answer."""
     said = []
     path = request.path_of(loop.paths, job.key)
@@ -126,11 +126,11 @@ def shut(loop):
 
 def test_job_is_suspended_and_resumed_by_its_owner(loop, paths, domains):
     job = started(paths)
-    assert ask(loop, job, "suspend") == ""
+    assert request_answer(loop, job, "suspend") == ""
     assert phases(job)[-2:] == ["run", "paused"]
-    assert ask(loop, job, "suspend") == ""  # it does already
+    assert request_answer(loop, job, "suspend") == ""  # it does already
     assert domains.did() == ["suspend"] * 2
-    assert ask(loop, job, "resume") == ""
+    assert request_answer(loop, job, "resume") == ""
     assert phases(job)[-2:] == ["paused", "run"]
     assert domains.did() == ["suspend"] * 2 + ["resume"] * 2
     log = job.kept.read("log.jsonl").decode()
@@ -165,16 +165,16 @@ def test_request_is_answered_after_guests_on_other_nodes_have_followed(loop, pat
     thread.join()
     assert said == [wrong] and words == [(job.key, "suspend")]
     loop.moves = None
-    assert ask(loop, job, "resume") == ""
+    assert request_answer(loop, job, "resume") == ""
 
 
 def test_another_watcher_continues_after_a_kill(loop, paths, domains):
     job = started(paths)
-    assert ask(loop, job, "suspend") == ""
+    assert request_answer(loop, job, "suspend") == ""
     shut(loop)
     later = by(loop)
     assert domains.did() == ["suspend"] * 2  # nothing to do
-    assert ask(later, job, "resume") == ""
+    assert request_answer(later, job, "resume") == ""
     assert phases(job)[-1] == "run"
     shut(later)
 
@@ -184,9 +184,9 @@ def test_change_interrupted_by_a_kill_is_repeated(loop, paths, domains, dies):
     """Between libvirt and the mark, in both orders: the journal alone does not tell."""
     job = started(paths, guests=1)
     if dies == "resume":
-        assert ask(loop, job, "suspend") == ""
+        assert request_answer(loop, job, "suspend") == ""
     domains.dies = dies
-    assert "without a result" in ask(loop, job, dies)
+    assert "without a result" in request_answer(loop, job, dies)
     shut(loop)
     domains.dies = ""
     before = len(domains.did())
@@ -200,9 +200,9 @@ def test_change_interrupted_by_a_kill_is_repeated(loop, paths, domains, dies):
 
 def test_failed_resume_is_retried(loop, paths, domains):
     job = started(paths)
-    assert ask(loop, job, "suspend") == ""
+    assert request_answer(loop, job, "suspend") == ""
     domains.fails = "resume"
-    assert ask(loop, job, "resume") == "resume: QEMU hangs"
+    assert request_answer(loop, job, "resume") == "resume: QEMU hangs"
     domains.fails = ""
     eventually(lambda: loop.look() or domains.did()[-2:] == ["resume"] * 2)
     settle(loop)
@@ -224,7 +224,7 @@ def test_guests_are_paused_with_the_job_shell_and_keep_their_cpus(loop, paths, d
         loop.lives[job.id] = Life.SUSPENDED  # the batch system's word is another thing
         settle(loop)
         assert read(job.journal.path).suspended
-        assert "suspended by the batch system" in ask(loop, job, "resume")
+        assert "suspended by the batch system" in request_answer(loop, job, "resume")
         shell.send_signal(signal.SIGCONT)
         settle(loop)
         assert phases(job)[-1] == "suspended" and loop.reasons[-1]
@@ -287,7 +287,7 @@ def test_unknown_state_after_a_restart_changes_nothing(loop, paths, domains):
 
 def test_state_of_the_batch_system_overrides_the_owner(loop, paths, domains):
     job = started(paths, nodes=("n1", "n2"))
-    assert ask(loop, job, "suspend") == ""
+    assert request_answer(loop, job, "suspend") == ""
     assert not read(job.journal.path).suspended
     loop.lives[job.id] = Life.SUSPENDED
     settle(loop)
@@ -301,7 +301,7 @@ def test_state_of_the_batch_system_overrides_the_owner(loop, paths, domains):
 def test_failed_suspend_is_reported_and_all_guests_resume(loop, paths, domains):
     job = started(paths)
     domains.fails = "suspend"
-    assert ask(loop, job, "suspend") == "suspend: QEMU hangs"
+    assert request_answer(loop, job, "suspend") == "suspend: QEMU hangs"
     assert phases(job)[-1] == "run" and set(domains.did()) == {"resume"}
     domains.fails = ""
     eventually(lambda: loop.look() or phases(job)[-1] == "paused")
@@ -322,7 +322,7 @@ def test_hanging_job_does_not_delay_others(loop, paths, domains, monkeypatch):
     monkeypatch.setattr(hypervisor, "suspend_domain", suspend)
     (paths.job_state(hangs.key) / watcher.ASKED).touch()
     loop.look()
-    assert ask(loop, other, "suspend") == ""
+    assert request_answer(loop, other, "suspend") == ""
     assert (phases(hangs)[-1], phases(other)[-1]) == ("run", "paused")
     os.write(told, b"xx")
     settle(loop)
@@ -340,7 +340,7 @@ def test_failing_job_does_not_affect_others(loop, paths, domains, monkeypatch):
 
     monkeypatch.setattr(watcher.suspend, "begin", begun)
     (paths.job_state(broken.key) / watcher.ASKED).touch()
-    assert ask(loop, other, "suspend") == ""
+    assert request_answer(loop, other, "suspend") == ""
     assert phases(other)[-1] == "paused" and "no more" in loop.jobs[broken.key].said
 
 
@@ -348,10 +348,10 @@ def test_journal_entries_per_user_requests_are_limited(loop, paths, domains, mon
     monkeypatch.setattr(watcher, "_MOST_PHASES", 6)
     job = started(paths)  # it has three
     for word in ("suspend", "resume"):
-        assert ask(loop, job, word) == ""
-    assert ask(loop, job, "suspend") == ""
-    assert ask(loop, job, "resume") == ""
-    assert "further requests are ignored" in ask(loop, job, "suspend")
+        assert request_answer(loop, job, word) == ""
+    assert request_answer(loop, job, "suspend") == ""
+    assert request_answer(loop, job, "resume") == ""
+    assert "further requests are ignored" in request_answer(loop, job, "suspend")
     loop.lives[job.id] = Life.SUSPENDED  # its batch system may
     settle(loop)
     assert phases(job)[-1] == "suspended"
@@ -384,14 +384,14 @@ def test_job_locked_by_an_epilogue_is_not_touched(loop, paths, domains, monkeypa
     lock.parent.mkdir(parents=True)
     with lock.open("w") as epilogue:
         fcntl.flock(epilogue, fcntl.LOCK_EX)
-        assert "is held by another process" in ask(loop, job, "suspend")
+        assert "is held by another process" in request_answer(loop, job, "suspend")
     assert domains.did() == []
 
 
 def test_torn_journal_does_not_stop_others(loop, paths, domains):
     job = started(paths)
     (paths.journal / "9.srv.0.jsonl").write_text("{")
-    assert ask(loop, job, "suspend") == ""
+    assert request_answer(loop, job, "suspend") == ""
     with Journal.open(paths, job.journal.path) as journal:
         assert journal.header.job.id == job.id
 
@@ -400,7 +400,7 @@ def test_torn_journal_does_not_stop_others(loop, paths, domains):
 
 
 @pytest.fixture
-def says(monkeypatch):
+def batch_states(monkeypatch):
     """Return the states of jobs in a double of the batch system's adapter."""
     lives = {}
     node = SimpleNamespace(alive=lambda ids: {each: lives[each] for each in ids})
@@ -409,30 +409,30 @@ def says(monkeypatch):
     return lives
 
 
-def test_batch_system_is_queried_by_a_separate_process(tmp_path, says):
-    says |= {"1": Life.SUSPENDED, "2": Life.ALIVE}
+def test_batch_system_is_queried_by_a_separate_process(tmp_path, batch_states):
+    batch_states |= {"1": Life.SUSPENDED, "2": Life.ALIVE}
     asked = Batch(tmp_path, 0.0)
-    eventually(lambda: asked.told(["1", "2"], soon=True) == says)
-    before = dict(says)
-    says |= {"1": Life.ALIVE, "2": Life.UNKNOWN}  # for an unknown job its last state counts
+    eventually(lambda: asked.told(["1", "2"], soon=True) == batch_states)
+    before = dict(batch_states)
+    batch_states |= {"1": Life.ALIVE, "2": Life.UNKNOWN}  # for an unknown job its last state counts
     eventually(lambda: asked.told(["1", "2"], soon=True)["1"] is Life.ALIVE)
     assert asked.told(["1", "2"], soon=True)["2"] is before["2"]
     assert "2" not in asked.told(["1"], soon=True)
     assert "2" not in asked.told(["1", "2"], soon=False)  # another attempt of it is another job
 
 
-def test_batch_system_is_queried_once_without_a_reason(tmp_path, says, monkeypatch):
-    says["1"] = Life.ALIVE
+def test_batch_system_is_queried_once_without_a_reason(tmp_path, batch_states, monkeypatch):
+    batch_states["1"] = Life.ALIVE
     asked = Batch(tmp_path, 0.0)
     eventually(lambda: asked.told(["1"], soon=False))
-    says["1"] = Life.SUSPENDED
+    batch_states["1"] = Life.SUSPENDED
     for _ in range(5):
         assert asked.told(["1"], soon=False) == {"1": Life.ALIVE}
         assert asked._lines._asking is None
-    eventually(lambda: asked.told(["1"], soon=True) == says)
+    eventually(lambda: asked.told(["1"], soon=True) == batch_states)
 
 
-def test_failed_fork_leaves_no_open_files(tmp_path, says, monkeypatch):
+def test_failed_fork_leaves_no_open_files(tmp_path, batch_states, monkeypatch):
     def none(*_):
         raise OSError("no more processes")
 

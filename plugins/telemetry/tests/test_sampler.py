@@ -152,7 +152,7 @@ def test_full_disk_or_defect_of_one_job_does_not_affect_others(paths, caplog, mo
     assert caplog.text.count("Traceback") == 1
 
 
-def guest_says(job, text):
+def serve_port(job, text):
     """Act as QEMU's end of a guest's port: send the text to each client."""
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(str(job.run_dir() / CHANNEL))
@@ -172,7 +172,7 @@ def guest_says(job, text):
 
 def test_metrics_of_a_job_get_its_labels(paths, monkeypatch):
     job, taken = running_journal.Job(paths), Taken()
-    thread = guest_says(job, b"loss 0.5 fold=1\nloss 0.4 fold=1\nbad line here\n" + b"x 1\n" * 3)
+    thread = serve_port(job, b"loss 0.5 fold=1\nloss 0.4 fold=1\nbad line here\n" + b"x 1\n" * 3)
     loop = halves.loop(paths, [taken], Stats(job.uuids), settings=Settings(app_series=1))
     end = time.monotonic() + 20
     own = []

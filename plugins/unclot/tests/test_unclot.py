@@ -27,7 +27,7 @@ def on(site=""):
     return planned.PlannedNode.make(PLUGINS, site)
 
 
-def asked(*pairs, site=""):
+def request_of(*pairs, site=""):
     return on(site).request(*pairs)
 
 
@@ -48,7 +48,7 @@ def pre_boot(*guests, reserve=64):
 
 @pytest.mark.parametrize(("text", "mib"), [("64M", 64), ("1M", 1), ("2G", 2048), ("1024K", 1)])
 def test_power_of_two_is_accepted(text, mib):
-    assert asked("unclot=true", f"unclot_shmem={text}")[plugin.SHMEM] == mib
+    assert request_of("unclot=true", f"unclot_shmem={text}")[plugin.SHMEM] == mib
 
 
 def test_other_size_is_refused_with_the_rule():
@@ -58,7 +58,7 @@ def test_other_size_is_refused_with_the_rule():
         ("0", "between 1M"), ("-4M", "is not a size"), ("../x", "is not a size"),
     ):  # fmt: skip
         with pytest.raises(Refused, match=why):
-            asked("unclot=true", f"unclot_shmem={text}")
+            request_of("unclot=true", f"unclot_shmem={text}")
 
 
 def test_site_sets_the_limit():
@@ -66,14 +66,14 @@ def test_site_sets_the_limit():
     with pytest.raises(
         Refused, match=r"unclot_shmem=2G: .*\(limit: 1G, set by \[options.unclot_shmem\] max in"
     ):
-        asked("unclot=true", "unclot_shmem=2G", site=site)
+        request_of("unclot=true", "unclot_shmem=2G", site=site)
 
 
 def test_size_without_the_memory_is_refused():
     with pytest.raises(Refused, match="unclot_shmem=4M: requires unclot=true"):
-        asked("unclot_shmem=4M")
-    asked()
-    asked("unclot_shmem=4M", site="[options.unclot]\ndefault = true")
+        request_of("unclot_shmem=4M")
+    request_of()
+    request_of("unclot_shmem=4M", site="[options.unclot]\ndefault = true")
 
 
 def test_memory_is_requested_from_the_batch_system():

@@ -64,7 +64,7 @@ def fenced(card, *peers):
     return Fence(card.mac, card.ip, peers)
 
 
-def asked(site, *args, **changes):
+def answers_of(site, *args, **changes):
     return site.answers(guest(site, *args, **changes))
 
 
@@ -109,7 +109,7 @@ def test_node_name_selects_the_backend(tmp_path):
     chosen = site.site[node.Settings].backend
     assert [chosen(n) for n in ("ib7", "ib7x", "n1", "xn1")] == ["sriov", "", "rxe", ""]
     assert on("").site[node.Settings].backend("n1") == "rxe"
-    (answer,) = asked(site, job=JobAttempt("42.srv", 0, "ada", 1000, "x"))
+    (answer,) = answers_of(site, job=JobAttempt("42.srv", 0, "ada", 1000, "x"))
     assert isinstance(answer, Refusal)
     assert "vrdma=true: node x has no RDMA" in str(answer)
 
@@ -131,7 +131,7 @@ def test_every_backend_forbids_suspend_save_and_migrate(tmp_path):
 
 def test_soft_roce_uses_the_first_nic(tmp_path):
     site = site_of(tmp_path)
-    assert asked(site) == [PoolClaim("vrdma/rxe", ("vt-42.srv.0-n1-0",), key="vrdma")]
+    assert answers_of(site) == [PoolClaim("vrdma/rxe", ("vt-42.srv.0-n1-0",), key="vrdma")]
     tool, soft, device, check = context(site, chosen(site))
     assert (tool.path, tool.mode, tool.owner) == (TOOL, 0o755, "root")
     assert soft == RootCommand((TOOL, "soft", NIC.mac), stage="boot")
@@ -211,7 +211,7 @@ def test_fence_accepts_only_addresses(monkeypatch):
 
 def test_virtual_functions_are_leased_near_their_numa_node(tmp_path):
     site = site_of(tmp_path, "sriov", SRIOV)
-    (claim,) = asked(site)
+    (claim,) = answers_of(site)
     near = {"0000:5e:00.1": 0, "0000:5e:00.2": 0, "0000:81:00.2": 1}
     assert claim == PoolClaim("pci/vrdma", tuple(near), 1, near=near, key="vrdma")
     assert len({item for g in placed(site, 3) for item in g.leased("pci/vrdma")}) == 3
@@ -220,7 +220,7 @@ def test_virtual_functions_are_leased_near_their_numa_node(tmp_path):
 
 
 def test_unfiltered_virtual_functions_need_the_permission_of_the_site(tmp_path):
-    (answer,) = asked(site_of(tmp_path, "sriov", 'cards = ["ibp94s0"]'))
+    (answer,) = answers_of(site_of(tmp_path, "sriov", 'cards = ["ibp94s0"]'))
     assert isinstance(answer, Refusal)
     assert "cannot filter what a guest sends through a virtual function" in str(answer)
     assert "[plugin.vrdma] allow_unfiltered = false" in str(answer)
@@ -306,16 +306,16 @@ def test_domains_of_both_functions_match_the_libvirt_schema(tmp_path):
 
 
 def test_node_without_functions_is_named(tmp_path):
-    (answer,) = asked(site_of(tmp_path, "sriov", "allow_unfiltered = true"))
+    (answer,) = answers_of(site_of(tmp_path, "sriov", "allow_unfiltered = true"))
     assert "node n1 has no virtual function for guests (cards is empty)" in str(answer)
     site = site_of(tmp_path / "b", "sriov", 'cards = ["eth9"]\nrequired = false')
-    (answer,) = asked(site)
+    (answer,) = answers_of(site)
     assert isinstance(answer, Notice)
     assert "runs without vrdma=true: node n1 has no virtual function" in answer.text
     got = guest(site)
     assert context(site, got) == elements(site, got) == acquired(site, got) == []
     assert (
-        asked(site, host=dataclasses.replace(planned.host("rdma"), nodes=())) == []
+        answers_of(site, host=dataclasses.replace(planned.host("rdma"), nodes=())) == []
     )  # a front end
 
 
@@ -324,9 +324,9 @@ def test_node_without_functions_is_named(tmp_path):
 
 def test_hyv_needs_its_module_and_a_card(tmp_path):
     site = site_of(tmp_path, "hyv")
-    assert "node n1 has no kernel module vhost_hyv" in str(asked(site)[0])
+    assert "node n1 has no kernel module vhost_hyv" in str(answers_of(site)[0])
     write(Path(site.site[node.Settings].sysfs, "module/vhost_hyv/refcnt"), "0")
-    assert asked(site) == [PoolClaim("vrdma/hyv", ("vt-42.srv.0-n1-0",), key="vrdma")]
+    assert answers_of(site) == [PoolClaim("vrdma/hyv", ("vt-42.srv.0-n1-0",), key="vrdma")]
     (fabric, args), (config,) = elements(site, chosen(site)), acquired(site, chosen(site))
     assert fabric.value == "hyv"
     assert args == QemuArgs(
@@ -370,7 +370,7 @@ def test_virtual_function_in_use_since_the_plan_is_a_host_fault(tmp_path):
 def test_resource_available_only_after_the_plan_is_not_used(tmp_path):
     """Its guest has no virtual function, GUID or memory for it."""
     site = site_of(tmp_path, "hyv", "required = false")
-    assert isinstance(asked(site)[0], Notice)
+    assert isinstance(answers_of(site)[0], Notice)
     write(Path(site.site[node.Settings].sysfs, "module/vhost_hyv/refcnt"), "0")
     got = guest(site)
     assert context(site, got) == elements(site, got) == acquired(site, got) == []
@@ -378,8 +378,8 @@ def test_resource_available_only_after_the_plan_is_not_used(tmp_path):
 
 def test_submit_host_claims_soft_roce_without_checks(tmp_path):
     nowhere = dataclasses.replace(planned.host("rdma"), nodes=())
-    assert len(asked(site_of(tmp_path), host=nowhere)) == 1
-    assert asked(site_of(tmp_path / "b", "hyv"), host=nowhere) == []
+    assert len(answers_of(site_of(tmp_path), host=nowhere)) == 1
+    assert answers_of(site_of(tmp_path / "b", "hyv"), host=nowhere) == []
 
 
 # -- inside the guest --------------------------------------------------------------------------

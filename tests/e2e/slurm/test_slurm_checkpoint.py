@@ -156,7 +156,7 @@ def test_job_is_restored_twenty_times_on_alternating_nodes(place, echoes, disk):
     place.wait_state(job_id, "FAILED")
     assert place.show(job_id)["ExitCode"] == "7:0"
     assert counted(place) == numbers(len(counted(place)))
-    assert place.read("out").decode().split() == writing.said(counted(place), memory)
+    assert place.read("out").decode().split() == writing.expected_output(counted(place), memory)
 
 
 def crash(cluster, node):
@@ -201,7 +201,7 @@ def test_requeued_job_is_restored_also_after_a_node_crash(place):
 @pytest.fixture
 def watched(place):
     """Have all nodes ask their health."""
-    with ill.asked(place):
+    with ill.checked(place):
         yield place
 
 
@@ -224,7 +224,7 @@ def test_jobs_of_an_unhealthy_or_drained_node_are_restored_on_another_node(watch
     other = watched.user(*words, watched.script("#!/bin/sh\ntouch on; sleep 600\n", "other.sh"))
     other_id = other.stdout.decode().strip()
     watched.wait((watched.home / "on").exists, what="the other job")
-    with ill.is_ill(watched, first):
+    with ill.unhealthy(watched, first):
         second = elsewhere(watched, job_id, [first])
         said = watched.root(first, "vmgr", "logs", other_id)
         assert f"node drained ({ill.WHY}); the job is left running" in said
@@ -253,7 +253,7 @@ def test_jobs_of_an_unhealthy_or_drained_node_are_restored_on_another_node(watch
 OTHER_NODE = "nc vn2 7000"  # the guest of n2, wherever it is
 
 
-def begun(cluster, *more, also="also", other=OTHER_NODE):
+def submit_pair(cluster, *more, also="also", other=OTHER_NODE):
     """Submit a job on two nodes, with a connection between its guests; return its id."""
     words = ("vsub", "--parsable", "-o", "out", "-e", "err", "--open-mode=append", "-N2")
     script = cluster.script(writing.script(other, also))
@@ -261,13 +261,13 @@ def begun(cluster, *more, also="also", other=OTHER_NODE):
     return done.stdout.decode().strip()
 
 
-def ends_right(cluster, job_id, memory):
+def assert_complete_output(cluster, job_id, memory):
     """Let a job end, and check that no byte between its guests was lost or duplicated."""
     (cluster.home / "enough").touch()
     cluster.wait_state(job_id, "FAILED")
     assert cluster.show(job_id)["ExitCode"] == "7:0"
     assert counted(cluster) == numbers(len(counted(cluster)))
-    assert cluster.read("out").decode().split() == writing.said(counted(cluster), memory)
+    assert cluster.read("out").decode().split() == writing.expected_output(counted(cluster), memory)
 
 
 def domains(cluster, *nodes):
@@ -285,14 +285,14 @@ def test_job_on_two_nodes_is_restored_on_other_nodes(place, echoes, disk):
     """Two guests on each: the connection is between the first and the last."""
     asked = ("-vm", f"disk={disk},vms_per_node=2")
     last = OTHER_NODE.replace("vn2", "vn2-1")
-    job_id = begun(place, "-wn1,n2", *asked, also="/data/also", other=last)
+    job_id = submit_pair(place, "-wn1,n2", *asked, also="/data/also", other=last)
     for nodes in (("n2", "n3"), ("n1", "n2")):
         await_more(place, len(counted(place)) + 5)
         name, before = saved(place, job_id)
-        job_id = begun(place, f"-w{','.join(nodes)}", *asked, "-vm", f"resume={name}")
+        job_id = submit_pair(place, f"-w{','.join(nodes)}", *asked, "-vm", f"resume={name}")
         await_more(place, before)
         assert [len(place.guests(node)) for node in nodes] == [2, 2]
-    ends_right(place, job_id, echoes)
+    assert_complete_output(place, job_id, echoes)
 
 
 @saves
@@ -319,7 +319,7 @@ def test_mpi_job_on_two_nodes_is_restored_on_other_nodes(place):
 @pytest.mark.releases
 def test_job_on_two_nodes_is_restored_from_a_checkpoint_taken_while_running(place, echoes):
     """After a requeue, then on another node: its first node is drained."""
-    job_id = begun(place, "-wn1,n2", "-vm", "checkpoint=every:1h")
+    job_id = submit_pair(place, "-wn1,n2", "-vm", "checkpoint=every:1h")
     await_more(place, 5)
     name = place.user("vmgr", "checkpoint", job_id, machine="login").stdout.decode().strip()
     await_more(place, len(counted(place)) + 5)
@@ -353,7 +353,7 @@ def kill_watcher(cluster, node):
 @pytest.mark.releases
 @pytest.mark.parametrize("node", ["n1", "n2"])
 def test_killed_watcher_during_a_checkpoint_loses_no_output(place, echoes, node):
-    job_id = begun(place, "-wn1,n2")
+    job_id = submit_pair(place, "-wn1,n2")
     await_more(place, 5)
     asks = place.user_command("vmgr", "checkpoint", "--stop", job_id)
     with subprocess.Popen(asks, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as asked:
@@ -366,9 +366,9 @@ def test_killed_watcher_during_a_checkpoint_loses_no_output(place, echoes, node)
         assert (asked.returncode, said.decode().strip()) == (0, name), wrong
     place.wait_state(job_id, "CANCELLED")
     before = len(counted(place))
-    job_id = begun(place, "-wn1,n2", "-vm", f"resume={name}")
+    job_id = submit_pair(place, "-wn1,n2", "-vm", f"resume={name}")
     await_more(place, before)
-    ends_right(place, job_id, echoes)
+    assert_complete_output(place, job_id, echoes)
 
 
 @saves
@@ -376,12 +376,12 @@ def test_killed_watcher_during_a_checkpoint_loses_no_output(place, echoes, node)
 @pytest.mark.releases
 def test_restore_on_a_node_without_libvirt_is_requeued_without_the_node(place, echoes):
     """The job is started again without that node alone, and not a byte is lost."""
-    job_id = begun(place, "-wn1,n2")
+    job_id = submit_pair(place, "-wn1,n2")
     await_more(place, 5)
     name, before = saved(place, job_id)
     place.stop_libvirt("n2")
     try:
-        job_id = begun(place, "-vm", f"resume={name}")
+        job_id = submit_pair(place, "-vm", f"resume={name}")
         excluded = place.wait(
             lambda: place.show(job_id).get("ExcNodeList", "(null)").replace("(null)", ""), 120
         )
@@ -390,7 +390,7 @@ def test_restore_on_a_node_without_libvirt_is_requeued_without_the_node(place, e
     assert (excluded, len(counted(place))) == ("n2", before)
     place.wait(lambda: place.show(job_id).get("NodeList") == "n[1,3]", 200, what="other nodes")
     await_more(place, before)
-    ends_right(place, job_id, echoes)
+    assert_complete_output(place, job_id, echoes)
     place.root("head", "scontrol", "update", "nodename=n2", "comment=")
 
 
@@ -398,7 +398,7 @@ def test_restore_on_a_node_without_libvirt_is_requeued_without_the_node(place, e
 @pytest.mark.full
 @pytest.mark.releases
 def test_unresponsive_node_is_named_and_the_job_continues(place, echoes):
-    job_id = begun(place, "-wn1,n2")
+    job_id = submit_pair(place, "-wn1,n2")
     await_more(place, 5)
     kill_watcher(place, "n2")
     done = place.user("vmgr", "checkpoint", "--stop", job_id, check=False, timeout=300)
@@ -406,4 +406,4 @@ def test_unresponsive_node_is_named_and_the_job_continues(place, echoes):
     place.wait(lambda: domains(place, "n1", "n2") == {"running"}, what="it goes on")
     assert place.root("head", "find", PLACE, "-mindepth", "2", "-name", "*.0*") == ""
     await_more(place, len(counted(place)) + 5)
-    ends_right(place, job_id, echoes)
+    assert_complete_output(place, job_id, echoes)

@@ -48,7 +48,7 @@ def build(commands, place):
 
 
 @pytest.fixture
-def here(clean, tmp_path):
+def example(clean, tmp_path):
     """Return the function that copies an example into the user's home, and builds its image."""
     places = []
 
@@ -74,16 +74,16 @@ def printed(cluster, place, command):
 
 
 @pytest.mark.parametrize("name", [osv if name == "osv-c" else name for name in sorted(SEEN)])
-def test_example_prints_the_output_of_its_readme(clean, here, name):
-    outputs = printed(clean, here(name), blocks(name)[1])
+def test_example_prints_the_output_of_its_readme(clean, example, name):
+    outputs = printed(clean, example(name), blocks(name)[1])
     wanted = SEEN[name]
     assert len(outputs) == len(wanted), outputs
     for text in outputs:
         assert re.search(wanted[0], text, re.MULTILINE), text
 
 
-def test_airflow_result_is_equal_in_guests_and_on_bare_metal(clean, here):
-    place = here("airflow")
+def test_airflow_result_is_equal_in_guests_and_on_bare_metal(clean, example):
+    place = example("airflow")
     _, two, more = blocks("airflow")[:3]
     one, bare = more.splitlines()
     said = [printed(clean, place, command) for command in (two, one, bare)]
@@ -94,8 +94,8 @@ def test_airflow_result_is_equal_in_guests_and_on_bare_metal(clean, here):
     assert len({each[2] for each in found}) == 1, said
 
 
-def test_study_runs_as_in_its_readme(clean, here):
-    place = here("study")
+def test_study_runs_as_in_its_readme(clean, example):
+    place = example("study")
     *run, compare = blocks("study")[0].splitlines()
     clean.user("sh", "-c", f"cd study && {' && '.join(run)}", timeout=1800)
     assert "<svg" in (place / "study.html").read_text()
@@ -108,8 +108,8 @@ def test_study_runs_as_in_its_readme(clean, here):
     assert re.search(r"wall, s +guest WORK=compute +6/6 .*\n", shown), shown
 
 
-def test_cost_experiment_runs_as_in_its_readme(clean, archive, here):
-    place = here("hpc")
+def test_cost_experiment_runs_as_in_its_readme(clean, archive, example):
+    place = example("hpc")
     done = clean.user("hpc/run", "--small", "--with", "hugepages,ends", check=False, timeout=1800)
     status = clean.user("vmgr", "experiment", "status", "hpc/hpc.results").stdout.decode()
     assert "5 points of 5 combinations: 3 done, 2 failed" in status, (done, status)

@@ -65,11 +65,11 @@ def site(clean):
 def job_id(site):
     """Return a job on n1 and n2, whose guests exchange data."""
     job_id = site.submit(JOB, "-e", "err", "-N2", "-wn1,n2")
-    site.wait(lambda: said(site), what="the job's second guest answers")
+    site.wait(lambda: output_numbers(site), what="the job's second guest answers")
     return job_id
 
 
-def said(cluster, name="out"):
+def output_numbers(cluster, name="out"):
     return [line.split()[0] for line in cluster.read(name).decode().splitlines()]
 
 
@@ -102,15 +102,15 @@ def moved(cluster, job_id, source, to, guests=1):
     assert (cluster.guests(source), len(cluster.guests(to))) == ([], guests)
 
 
-def ends_right(cluster, job_id):
+def assert_complete_output(cluster, job_id):
     """Check that all output was written once, in order, and the script's exit code."""
-    before = len(said(cluster)), len(said(cluster, "sister"))
-    cluster.wait(lambda: len(said(cluster)) > before[0] + 20, what="more output")
+    before = len(output_numbers(cluster)), len(output_numbers(cluster, "sister"))
+    cluster.wait(lambda: len(output_numbers(cluster)) > before[0] + 20, what="more output")
     cluster.script("", "enough")
     cluster.wait_state(job_id, "FAILED")
     assert cluster.show(job_id)["ExitCode"] == "7:0"
     for name, had in zip(("out", "sister"), before, strict=True):
-        lines = said(cluster, name)
+        lines = output_numbers(cluster, name)
         assert lines == [str(number) for number in range(1, len(lines) + 1)]
         assert len(lines) > had, name
 
@@ -122,7 +122,7 @@ def test_sister_guest_is_migrated_to_a_node_outside_the_allocation(site, job_id)
     held = site.root("head", "squeue", "-h", "-w", "n3", "-o", "%j %u").split()
     assert held == [f"vtorque-{job_id}-n3", "root"]
     site.wait(lambda: "n2 idle" in site.root("head", "sinfo", "-hN", "-o", "%N %T"), what="n2 idle")
-    ends_right(site, job_id)
+    assert_complete_output(site, job_id)
 
 
 # Guest root, in the guest that moves, writes to its disk, and reads all of that past its cache.
@@ -164,7 +164,7 @@ def pairs(site):
     """Submit a job with two guests on each of n1 and n2, of which the last one echoes."""
     script = JOB.replace("vn2", "vn2-1")
     job_id = site.submit(script, "-e", "err", "-N2", "-wn1,n2", "-vm", "vms_per_node=2")
-    site.wait(lambda: said(site), what="the job's last guest answers")
+    site.wait(lambda: output_numbers(site), what="the job's last guest answers")
     return job_id
 
 
@@ -172,7 +172,7 @@ def pairs(site):
 def test_all_guests_of_a_node_are_migrated_together(site):
     job_id = pairs(site)
     moved(site, job_id, "n2", "n3", guests=2)
-    ends_right(site, job_id)
+    assert_complete_output(site, job_id)
 
 
 @moves
@@ -185,17 +185,17 @@ def test_failed_migration_of_a_guest_does_not_stop_any_guest(site):
     argv = in_root(site, "n2", *command(job_id, "n3"))
     done = subprocess.run(argv, capture_output=True, timeout=300, check=False)
     assert done.returncode == 1 and b"still" in done.stderr
-    assert has(site, job_id, 1)[0] == ["n2"]
-    first, _ = has(site, job_id)
+    assert nodes_of_guest(site, job_id, 1)[0] == ["n2"]
+    first, _ = nodes_of_guest(site, job_id)
     assert len(first) == 1
     held = site.root("head", "squeue", "-h", "-w", "n3", "-o", "%j").split()
     assert held == [f"vtorque-{job_id}-n3"] * (first == ["n3"])
     site.script("", "enough")
     site.wait_state(job_id, "FAILED")
     assert site.show(job_id)["ExitCode"] == "7:0"
-    lines = said(site)
+    lines = output_numbers(site)
     assert lines == [str(number) for number in range(1, len(lines) + 1)]
-    site.wait(lambda: has(site, job_id) == ([], []), what="nothing is left")
+    site.wait(lambda: nodes_of_guest(site, job_id) == ([], []), what="nothing is left")
     site.wait(lambda: not site.root("head", "squeue", "-h"), what="no job, and no placeholder")
 
 
@@ -215,13 +215,13 @@ def test_owner_sees_and_suspends_a_migrated_guest(site, job_id):
     site.wait(lambda: seen() == [["paused", "vn2"]], what="ps shows that it stands still")
     site.user("vmgr", "resume", job_id)
     assert does() == "running"
-    ends_right(site, job_id)
+    assert_complete_output(site, job_id)
 
 
 @pytest.fixture
 def watched(site):
     """Run health checks on all nodes, with n3 as the spare one; set before there is a job."""
-    with ill.asked(site, spare_nodes='["n3"]'):
+    with ill.checked(site, spare_nodes='["n3"]'):
         yield site
 
 
@@ -230,7 +230,7 @@ def watched(site):
 @pytest.mark.releases
 def test_guest_on_an_unhealthy_node_is_migrated_to_a_spare_node(watched, job_id):
     """Unattended."""
-    with ill.is_ill(watched, "n2"):
+    with ill.unhealthy(watched, "n2"):
         watched.wait(lambda: watched.show(job_id)["NodeList"] == "n1", what="moved")
         watched.wait(lambda: len(watched.guests("n3")) == 1, what="a guest on the spare node")
         drained = f"drained vTorque: {ill.WHY}"
@@ -246,7 +246,7 @@ def test_guest_on_an_unhealthy_node_is_migrated_to_a_spare_node(watched, job_id)
             what="the drain's end",
         )
         assert last[0].endswith(f": {ill.WHY}"), "no job was left to run"
-        ends_right(watched, job_id)
+        assert_complete_output(watched, job_id)
 
 
 @moves
@@ -285,7 +285,7 @@ def test_guest_is_migrated_twenty_times(site, job_id, record_property):
         took.append(round(time.monotonic() - before, 1))
         libvirts.append(by_libvirt(site, domain(job_id), to))
         source, to = to, source
-    ends_right(site, job_id)
+    assert_complete_output(site, job_id)
     longest = [round(gap, 2) for gap in gaps(site)[:25]]
     record_property("moves_s", took)
     record_property("gaps_s", longest)
@@ -311,7 +311,7 @@ def test_migrations_are_compared_with_plain_libvirt(site, job_id, record_propert
     record_property("by_hand_s", hands)
     record_property("libvirts_ms", libvirts)
     by_hand.end(site, source)
-    ends_right(site, job_id)
+    assert_complete_output(site, job_id)
 
 
 @moves
@@ -323,7 +323,7 @@ def test_job_canceled_during_a_migration_leaves_nothing(site, job_id):
         site.wait(lambda: site.guests("n3"), what="it is being sent")
         site.root("head", "scancel", job_id)
         assert sends.wait(300) in (0, 1)  # it may have moved before the cancellation is seen
-    site.wait(lambda: has(site, job_id) == ([], []), what="nothing is left")
+    site.wait(lambda: nodes_of_guest(site, job_id) == ([], []), what="nothing is left")
     site.wait(lambda: not site.root("head", "squeue", "-h"), what="no job, and no placeholder")
 
 
@@ -337,7 +337,7 @@ def in_root(cluster, node, *argv):
     ]
 
 
-def has(cluster, job_id, index=0):
+def nodes_of_guest(cluster, job_id, index=0):
     """Return on which nodes a guest runs, and on which there is a journal of the job's."""
     journal = f"/var/lib/vtorque/journal/{job_id}.0.jsonl"
     name = f"vt-{job_id}.0-n2-{index}"
@@ -350,9 +350,9 @@ def has(cluster, job_id, index=0):
     return run, known
 
 
-def is_over(cluster, job_id):
+def is_on_one_node(cluster, job_id):
     """Return whether one node has all of the guest, and the other one none of it."""
-    run, known = has(cluster, job_id)
+    run, known = nodes_of_guest(cluster, job_id)
     place = f"/var/lib/vtorque/moves/{job_id}.0.json"
     record = cluster.root("n2", "cat", place, check=False)
     return len(run) == 1 and run == known and ("away" in record or not record)
@@ -383,5 +383,5 @@ def test_process_killed_during_a_migration_leaves_the_guest_on_one_node(site, jo
             site.wait(lambda: not site.processes(node, "^libvirtd$"), what="libvirtd's end")
             site.start_libvirt(node)
         sends.wait(300)
-    site.wait(lambda: is_over(site, job_id), what="one node has all of it")
-    ends_right(site, job_id)
+    site.wait(lambda: is_on_one_node(site, job_id), what="one node has all of it")
+    assert_complete_output(site, job_id)

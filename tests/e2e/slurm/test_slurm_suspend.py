@@ -33,7 +33,7 @@ def states(cluster, *nodes):
 
 
 @pytest.fixture
-def begun(clean):
+def start_counting(clean):
     """Return a function that starts a job which counts."""
 
     def begin(to, *args):
@@ -46,7 +46,7 @@ def begun(clean):
     return begin
 
 
-def ends_right(cluster, job_id, to):
+def assert_complete_output(cluster, job_id, to):
     cluster.wait_state(job_id, "FAILED")
     assert cluster.show(job_id)["ExitCode"] == "7:0"
     assert cluster.read("out").decode().split() == [str(number) for number in range(1, to + 1)]
@@ -55,9 +55,9 @@ def ends_right(cluster, job_id, to):
 
 
 @pytest.mark.full
-def test_all_guests_are_paused_when_slurm_or_the_owner_suspends_the_job(begun, clean):
+def test_all_guests_are_paused_when_slurm_or_the_owner_suspends_the_job(start_counting, clean):
     """The owner does so from a submit host."""
-    job_id = begun(140, *BOTH)
+    job_id = start_counting(140, *BOTH)
     for _ in range(2):
         clean.root("head", "scontrol", "suspend", job_id)
         clean.wait(lambda: states(clean, "n1", "n2") == {"paused"}, what="all stand still")
@@ -72,12 +72,12 @@ def test_all_guests_are_paused_when_slurm_or_the_owner_suspends_the_job(begun, c
     assert "paused" in clean.user("vmgr", "ps", "--phase", machine="login").stdout.decode()
     clean.user("vmgr", "resume", job_id, machine="login")
     assert states(clean, "n1", "n2") == {"running"}
-    ends_right(clean, job_id, 140)
+    assert_complete_output(clean, job_id, 140)
 
 
 @pytest.mark.full
-def test_suspended_job_that_is_canceled_leaves_nothing(begun, clean):
-    job_id = begun(1000)
+def test_suspended_job_that_is_canceled_leaves_nothing(start_counting, clean):
+    job_id = start_counting(1000)
     clean.root("head", "scontrol", "suspend", job_id)
     clean.wait(lambda: "paused" in states(clean, "n1", "n2", "n3"), what="it stands still")
     clean.root("head", "scancel", job_id)
@@ -109,10 +109,10 @@ def urgent(cluster):
 
 
 @pytest.mark.full
-def test_preempted_job_releases_its_cpus_and_resumes_later(urgent, begun, clean):
+def test_preempted_job_releases_its_cpus_and_resumes_later(urgent, start_counting, clean):
     """Both have all CPUs of the node, as Slurm counts them: the ledger must see that, too."""
     one = ("-wn1", "-c2", "--mem=1000")
-    job_id = begun(150, *one)
+    job_id = start_counting(150, *one)
     (clean.home / "urgent.sh").write_text("#!/bin/sh\nnproc; exit 3\n")
     argv = ("vsub", "--parsable", "-p", "urgent", "-o", "urgent.out", *one, "urgent.sh")
     other = clean.user(*argv).stdout.decode().strip()
@@ -122,7 +122,7 @@ def test_preempted_job_releases_its_cpus_and_resumes_later(urgent, begun, clean)
     clean.wait_state(other, "FAILED")
     assert (clean.show(other)["ExitCode"], clean.read("urgent.out")) == ("3:0", b"2\n")
     clean.wait(lambda: counted(clean) > before, what="it goes on")
-    ends_right(clean, job_id, 150)
+    assert_complete_output(clean, job_id, 150)
 
 
 @pytest.mark.full

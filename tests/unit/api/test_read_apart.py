@@ -26,7 +26,7 @@ def later(seconds=LONG):
     return time.monotonic() + seconds
 
 
-def told(*words):
+def encoded(*words):
     for word in words:
         yield word.encode()
 
@@ -119,9 +119,9 @@ def too_long():
 def test_values_are_streamed_and_open_files_are_passed(tmp_path):
     (tmp_path / "f").write_text("one\ntwo")
     with reader(), (tmp_path / "f").open() as file:
-        assert list(read_apart(told, "a", "", "ä", until=later())) == [b"a", b"", "ä".encode()]
+        assert list(read_apart(encoded, "a", "", "ä", until=later())) == [b"a", b"", "ä".encode()]
         assert [*read_apart(first_line, until=later(), files=[file.fileno()])] == [b"one"]
-    assert list(read_apart(told, "alone", until=later())) == [b"alone"]
+    assert list(read_apart(encoded, "alone", until=later())) == [b"alone"]
 
 
 def test_parser_has_no_privileges_no_inherited_files_and_no_output():
@@ -165,7 +165,7 @@ def test_failed_parse_raises_unreadable_with_the_reason(work, said):
         with pytest.raises(Unreadable) as caught:
             list(read_apart(work, until=later()))
         assert caught.match(said)
-        assert list(read_apart(told, "next", until=later())) == [b"next"]
+        assert list(read_apart(encoded, "next", until=later())) == [b"next"]
 
 
 @pytest.mark.parametrize("when", ["before", "while"])
@@ -174,7 +174,7 @@ def test_killed_reader_is_not_reported_as_unreadable_input(when):
         if when == "before":
             kill_reader()
             with pytest.raises(ReaderGone) as caught:
-                list(read_apart(told, "x", until=later()))
+                list(read_apart(encoded, "x", until=later()))
         else:
             answers = read_apart(sleeps, until=later())
             assert next(answers) == b""
@@ -205,7 +205,7 @@ def test_parser_cpu_and_wall_time_are_limited(monkeypatch):
 
 
 @contextlib.contextmanager
-def ends():
+def watched_pipe():
     """Yield a pipe's end for other processes to hold; afterwards no process may hold it."""
     source, held = os.pipe()
     with open(source, "rb") as file:  # noqa: PTH123
@@ -218,7 +218,7 @@ def ends():
 
 
 def test_unfinished_parser_is_killed_with_the_reader():
-    with ends() as held, reader():
+    with watched_pipe() as held, reader():
         assert next(read_apart(sleeps, until=later(), files=[held])) == b""
 
 
@@ -235,7 +235,7 @@ with t.reader():
 
 def test_parser_is_killed_with_its_caller():
     environ = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    with ends() as held:
+    with watched_pipe() as held:
         argv = [sys.executable, "-c", KILLED.format(here=str(Path(__file__).parent), held=held)]
         with subprocess.Popen(argv, stdout=subprocess.PIPE, env=environ, pass_fds=[held]) as asks:
             assert asks.stdout.readline() == b"b''\n"
@@ -267,7 +267,7 @@ def test_threads_can_parse_concurrently():
     found = []
 
     def ask(number):
-        found.append((number, list(read_apart(told, str(number), until=later()))))
+        found.append((number, list(read_apart(encoded, str(number), until=later()))))
 
     with reader():
         threads = [threading.Thread(target=ask, args=(n,)) for n in range(20)]
@@ -303,7 +303,7 @@ def test_forked_child_without_open_files_starts_a_new_reader():
             code = 1
             try:
                 os.closerange(3, 1 << 10)
-                code = int(list(read_apart(told, "x", until=later())) != [b"x"])
+                code = int(list(read_apart(encoded, "x", until=later())) != [b"x"])
             finally:
                 os._exit(code)
         assert os.waitpid(pid, 0)[1] == 0

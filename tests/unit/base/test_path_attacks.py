@@ -140,14 +140,14 @@ def paths(top: Path) -> Paths:
     return Paths(top, top)
 
 
-def told(top: Path) -> proof.Proof:
+def ready_proof(top: Path) -> proof.Proof:
     (top / "proof").mkdir(exist_ok=True)
     return proof.Proof(JobAttempt("1.s", 0, "u", ME), "ready")
 
 
 def proof_link(name: str):
     def prepare(top: Path) -> None:
-        told(top)
+        ready_proof(top)
         (top / "proof" / name).symlink_to(top / "victim/file")
 
     return prepare
@@ -272,7 +272,7 @@ ATTACKS = {
         plain(Shm, "path", property(lambda self: f"/dev/shm/{self.name}")),
     ),
     "a link where a proof is written first": Attack(
-        proof_link(".1.s.json.new"), lambda top: proof.write(paths(top), told(top)),
+        proof_link(".1.s.json.new"), lambda top: proof.write(paths(top), ready_proof(top)),
         all_of(FRESH, plain(safefs, "remove_file", lambda path: None)),
     ),
     "a link for a lock": Attack(

@@ -256,7 +256,7 @@ def with_each_config(site: Path, config: Path) -> list[list[str]]:
     return [*argvs, ["vsub", "--config", str(config), "-vm", "none", "job.sh"]]
 
 
-def not_one_line(
+def unexpected_ends(
     argvs: Sequence[Sequence[str]], ends: Sequence[Ended], line: str, silent: bool
 ) -> list[tuple[Sequence[str], Ended]]:
     """Return the commands that ended with anything but this line about the config."""
@@ -276,7 +276,7 @@ def test_missing_config_of_every_command_with_each_fault_prints_one_line(site, n
     argvs = with_each_config(site, missing)
     ends = call_all(argvs, site, FAULTS[name][0])
     line = f"{missing}: No such file or directory\n"
-    assert not_one_line(argvs, ends, line, name in SILENT) == []
+    assert unexpected_ends(argvs, ends, line, name in SILENT) == []
 
 
 def unreadable(config: Path) -> str:
@@ -307,7 +307,7 @@ def test_unreadable_config_of_every_command_prints_one_line(site, make):
     line = make(config)
     argvs = with_each_config(site, config)
     ends = call_all(argvs, site, without_capabilities)
-    assert not_one_line(argvs, ends, line, silent=False) == []
+    assert unexpected_ends(argvs, ends, line, silent=False) == []
 
 
 @pytest.mark.parametrize("fault", [full(2), closed(2)])

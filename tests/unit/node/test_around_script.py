@@ -22,7 +22,7 @@ def output(tmp_path):
         yield file
 
 
-def said(output):
+def content_of(output):
     output.seek(0)
     return output.read()
 
@@ -36,7 +36,7 @@ def test_after_script_output_is_shown_and_errors_are_not(output):
         ["/bin/sh", "-c", "read x; echo two $x; env"],
     ]
     around_script.run_all(commands, output.fileno(), 20)
-    lines = said(output).decode().splitlines()
+    lines = content_of(output).decode().splitlines()
     assert lines[:2] == ["one", "two"]
     assert not [line for line in lines if line.startswith("HOME=")]
 
@@ -44,7 +44,7 @@ def test_after_script_output_is_shown_and_errors_are_not(output):
 def test_hanging_after_script_command_is_killed(output):
     commands = [["/bin/sh", "-c", "echo here; exec sleep 600"], ["/bin/echo", "late"]]
     around_script.run_all(commands, output.fileno(), 0.5)
-    assert said(output) == b"here\n"
+    assert content_of(output) == b"here\n"
 
 
 def test_full_error_pipe_does_not_delay_the_end_of_the_job(tmp_path):

@@ -31,7 +31,7 @@ def site(tmp_path):
 
 
 @pytest.fixture
-def said(site, tmp_path, monkeypatch):
+def problems(site, tmp_path, monkeypatch):
     """Return a function: security models, qemu.conf -> what doctor does not like."""
     conf = tmp_path / "qemu.conf"
     monkeypatch.setattr(doctor, "QEMU_CONF", conf)
@@ -46,27 +46,27 @@ def said(site, tmp_path, monkeypatch):
     return run
 
 
-def test_confined_node_passes(said):
-    assert said(FULL) == []
-    assert said(FULL, '# seccomp_sandbox = 0\nuser = "libvirt-qemu"\n') == []
-    assert said({"selinux": "x", "dac": "+107:+107"}, "seccomp_sandbox = 1\n") == []
+def test_confined_node_passes(problems):
+    assert problems(FULL) == []
+    assert problems(FULL, '# seccomp_sandbox = 0\nuser = "libvirt-qemu"\n') == []
+    assert problems({"selinux": "x", "dac": "+107:+107"}, "seccomp_sandbox = 1\n") == []
 
 
-def test_missing_security_module_is_a_warning(said):
-    ((status, message, fix),) = said({"none": "", "dac": "+64055:+64055"})
+def test_missing_security_module_is_a_warning(problems):
+    ((status, message, fix),) = problems({"none": "", "dac": "+64055:+64055"})
     assert status == "warning" and "a uid for each guest, but by no security module" in message
     assert "security_driver" in fix and "AppArmor" in fix
 
 
-def test_guests_without_separate_uids_or_module_fail(said):
-    ((status, message, fix),) = said({"none": "", "dac": "+64055:+64055"}, guest_uids=0)
+def test_guests_without_separate_uids_or_module_fail(problems):
+    ((status, message, fix),) = problems({"none": "", "dac": "+64055:+64055"}, guest_uids=0)
     assert status == "failed" and "guest_uids = 0" in message
     assert "AppArmor" in fix
 
 
 @pytest.mark.parametrize("label", ["+0:+0", "+0:+64055", ""])
-def test_qemu_running_as_root_fails(said, label):
-    ((status, message, fix),) = said({"apparmor": "", "dac": label})
+def test_qemu_running_as_root_fails(problems, label):
+    ((status, message, fix),) = problems({"apparmor": "", "dac": label})
     assert (status, message) == ("failed", "QEMU runs as root")
     assert "set user in" in fix
 
@@ -74,8 +74,8 @@ def test_qemu_running_as_root_fails(said, label):
 @pytest.mark.parametrize(
     "key", ["seccomp_sandbox", "dynamic_ownership", "clear_emulator_capabilities"]
 )
-def test_each_disabled_protection_is_a_warning(said, key):
-    ((status, message, fix),) = said(FULL, f"  {key}   =  0\n")
+def test_each_disabled_protection_is_a_warning(problems, key):
+    ((status, message, fix),) = problems(FULL, f"  {key}   =  0\n")
     assert status == "warning" and message.endswith(f"{key} = 0") and "qemu.conf" in fix
 
 

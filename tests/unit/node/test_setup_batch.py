@@ -134,7 +134,7 @@ def node(tmp_path):
     return Node(tmp_path, Cluster(hooks))
 
 
-def site_has(node, kind):
+def prepare_site(node, kind):
     """Prepare what a site may have there already."""
     prologue, epilogue = node.cluster.top / "prologue", node.cluster.top / "epilogue"
     if kind in ("hooks", "all"):
@@ -157,7 +157,7 @@ KINDS = ["nothing", "hooks", "link", "config", "all"]
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_uninstall_restores_byte_for_byte_and_both_are_idempotent(node, kind):
-    site_has(node, kind)
+    prepare_site(node, kind)
     before = node.listing()
     node.install()
     installed = node.listing()
@@ -177,7 +177,7 @@ def test_uninstall_restores_byte_for_byte_and_both_are_idempotent(node, kind):
     ("kind", "go_on"), sparing.each(3, itertools.product(KINDS, (True, False)))
 )
 def test_interrupted_install_can_be_continued_or_undone(node, kind, go_on, monkeypatch):
-    site_has(node, kind)
+    prepare_site(node, kind)
     before = node.listing()
     node.install()
     whole = node.listing()
@@ -224,7 +224,7 @@ def _kill_at(patch, number):
 
 
 def test_edited_hook_is_neither_removed_nor_overwritten(node):
-    site_has(node, "all")
+    prepare_site(node, "all")
     node.install()
     hook = node.cluster.top / "prologue"
     edited = hook.read_bytes().replace(b"exit 0", b"logger hello; exit 0")
@@ -243,7 +243,7 @@ def test_edited_hook_is_neither_removed_nor_overwritten(node):
 
 
 def test_hook_replaced_by_the_site_is_kept(node):
-    site_has(node, "hooks")
+    prepare_site(node, "hooks")
     node.install()
     hook = node.cluster.top / "prologue"
     hook.unlink()
@@ -266,7 +266,7 @@ def test_hook_of_an_older_vtorque_is_replaced_and_removed(node):
 
 
 def test_orig_file_of_the_site_is_not_lost(node):
-    site_has(node, "hooks")
+    prepare_site(node, "hooks")
     own = node.cluster.top / "prologue.orig"
     own.write_bytes(b"an old one")
     with pytest.raises(HostFault, match="move one of them away"):
@@ -275,7 +275,7 @@ def test_orig_file_of_the_site_is_not_lost(node):
 
 
 def test_edited_config_keeps_its_edits(node):
-    site_has(node, "config")
+    prepare_site(node, "config")
     node.install()
     node.config.write_text(node.config.read_text() + "exclusive = false\n")
     node.uninstall()
@@ -286,7 +286,7 @@ def test_edited_config_keeps_its_edits(node):
 
 
 def test_dry_run_changes_nothing_and_names_every_step(node):
-    site_has(node, "all")
+    prepare_site(node, "all")
     before = node.listing()
     node.cluster.problem = "the alarm is 300 s, it must be 600 s: set it"
     node.install(dry_run=True)
@@ -299,7 +299,7 @@ def test_dry_run_changes_nothing_and_names_every_step(node):
 
 
 def test_manual_step_is_reported_before_any_change(node):
-    site_has(node, "all")
+    prepare_site(node, "all")
     before = node.listing()
     node.cluster.problem = "the alarm is 300 s, it must be 600 s: set it"
     with pytest.raises(HostFault, match=r"set it\. Nothing of acme was changed: .* acme again"):
@@ -324,7 +324,7 @@ def test_failing_step_names_the_fix_and_the_next_run_continues(node):
 
 
 def test_batch_system_without_hooks_needs_no_jobshell(node):
-    site_has(node, "config")
+    prepare_site(node, "config")
     before = node.listing()
     node.install("local")
     assert node.listing() == before
@@ -333,7 +333,7 @@ def test_batch_system_without_hooks_needs_no_jobshell(node):
 
 
 def test_second_batch_system_replaces_the_first(node):
-    site_has(node, "all")
+    prepare_site(node, "all")
     before = node.listing()
     node.install()
     node.install("local")

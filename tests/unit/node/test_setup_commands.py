@@ -40,7 +40,7 @@ def uninstall(top, modulefiles=""):
     return said
 
 
-def there(top):
+def entries_below(top):
     """Return every file and link below, relative."""
     return sorted(str(p.relative_to(top)) for p in top.rglob("*") if p.is_symlink() or p.is_file())
 
@@ -50,25 +50,25 @@ ALL = sorted(["bin/vmgr", "bin/vsub", "bin/vtorque", *(f"share/{each}" for each 
 
 def test_commands_and_completion_are_installed_once_and_removed(top):
     assert len(install(top)) == len(ALL)
-    assert there(top) == ALL
+    assert entries_below(top) == ALL
     assert (top / "bin" / "vsub").readlink() == OWN / "vsub"
     assert install(top) == []
     assert len(uninstall(top)) == len(ALL)
-    assert there(top) == []
+    assert entries_below(top) == []
     assert uninstall(top) == []
 
 
 def test_dry_run_changes_nothing(top):
     said = install(top, dry_run=True)
     assert said[0] == f"would link {top}/bin/vsub to {OWN}/vsub"
-    assert len(said) == len(ALL) and there(top) == []
+    assert len(said) == len(ALL) and entries_below(top) == []
 
 
 def test_empty_commands_key_installs_nothing(top, monkeypatch):
     monkeypatch.chdir(top)
     setup_commands.install("", str(top), pytest.fail)
     setup_commands.uninstall("", str(top), pytest.fail)
-    assert there(top) == []
+    assert entries_below(top) == []
 
 
 @pytest.mark.parametrize("kind", ["file", "empty", "link", "dangling", "directory", "fifo"])
@@ -118,14 +118,14 @@ def test_directory_that_others_can_write_is_skipped_and_reported(top):
     (top / "bin").chmod(0o777)
     said = install(top)
     assert len([line for line in said if "can be written by others" in line]) == 3
-    assert [each for each in there(top) if each.startswith("bin/")] == []
+    assert [each for each in entries_below(top) if each.startswith("bin/")] == []
 
 
 def test_commands_in_the_same_directory_need_no_link(tmp_path, monkeypatch):
     (tmp_path / "bin").mkdir()
     monkeypatch.setattr(setup_commands.sys, "prefix", str(tmp_path))
     install(tmp_path)
-    assert [each for each in there(tmp_path) if each.startswith("bin/")] == []
+    assert [each for each in entries_below(tmp_path) if each.startswith("bin/")] == []
 
 
 def test_bash_completes_the_linked_command(top):
@@ -170,7 +170,7 @@ def test_modulefiles_are_installed_and_removed(top):
         f"write {lua}",
     ]
     uninstall(top, str(modules))
-    assert there(top) == ["modules/vtorque"]
+    assert entries_below(top) == ["modules/vtorque"]
 
 
 @pytest.mark.parametrize("name", ["bin", 'with "all" [of] ${them} {'])

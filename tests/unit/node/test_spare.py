@@ -121,14 +121,14 @@ def test_claimed_spare_guest_ends_with_its_job(paths, job, tmp_path):
     assert not list(paths.journal.iterdir())
 
 
-def has_taken(paths, key):
+def record_use(paths, key):
     with Journal.start(paths, JobHeader(JobAttempt("7", 0, "u", 1000), "local")) as journal:
         journal.acquire(SpareUse(key), plugin="core", phase="plan")
 
 
 def test_reaper_keeps_a_spare_guest_that_is_claimed_meanwhile(paths, spare, tmp_path):
     def alive(_ids):
-        has_taken(paths, spare)
+        record_use(paths, spare)
         return {}
 
     assert [(r.job, r.action) for r in reap(site_at(paths), alive)] == [("spare-1", "alive")]
@@ -207,7 +207,7 @@ def destroyed(monkeypatch):
 
 
 @contextlib.contextmanager
-def somebody_has(lock):
+def lock_of_another(lock):
     """Have another process hold a lock, as who boots a guest does."""
     lock.parent.mkdir(parents=True, exist_ok=True)
     with lock.open("w") as file:
@@ -216,7 +216,7 @@ def somebody_has(lock):
 
 
 def test_booting_spare_guest_is_stopped_for_room(paths, spare, waiting, destroyed):
-    with somebody_has(paths.job_lock("spare-1")), pytest.raises(Busy):
+    with lock_of_another(paths.job_lock("spare-1")), pytest.raises(Busy):
         end_unless_taken(paths, spare)
     assert set(destroyed) == {"u-u"}
 
@@ -225,7 +225,7 @@ def test_claimed_spare_guest_is_not_stopped_while_its_lock_is_held(
     paths, spare, waiting, destroyed
 ):
     waiting("7")
-    with somebody_has(paths.job_lock("spare-1")), pytest.raises(Busy):
+    with lock_of_another(paths.job_lock("spare-1")), pytest.raises(Busy):
         end_unless_taken(paths, spare)
     assert destroyed == []
 
@@ -365,7 +365,7 @@ def test_claimed_spare_guest_survives_a_late_failure_of_its_boot(paths, tmp_path
         start.acquire(Tree(str(tmp_path / "has"), mode=0o700))
         start.enter(WAITS)
         if ports:
-            has_taken(paths, start.job.key)
+            record_use(paths, start.job.key)
         raise OSError("no space left")
 
     monkeypatch.setattr(spare_boot, "_boot", waits_and_fails)

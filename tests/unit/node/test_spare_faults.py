@@ -69,7 +69,7 @@ def rig(tmp_path):
         yield Rig(node, job, processes)
 
 
-def taken(rig):
+def claimed_spares(rig):
     return [r.args["key"] for s in walk(rig.node.site.paths) for r in s.open if r.kind == SPARE]
 
 
@@ -77,7 +77,7 @@ def test_start_claims_a_spare_guest_and_the_end_releases_it(rig):
     before = rig.look()
     run = rig.start()
     assert not run.error, run
-    (key,) = taken(rig)
+    (key,) = claimed_spares(rig)
     (domain,) = (rig.node.top / "domains").iterdir()
     assert key in domain.name
     rig.release()

@@ -160,7 +160,7 @@ def texts():
 
 
 @functools.cache
-def is_there(dotted):
+def is_in_core(dotted):
     """Return whether ``plan.guests.plan_guests`` names a module of the core, or starts with one."""
     place = REPO / "vtorque_core"
     for word in dotted.split("."):
@@ -178,7 +178,7 @@ def test_core_modules_named_in_texts_exist():
         if path.parent.name == "changes":  # they describe the past
             continue
         found = set(re.findall(r"\bvtorque_core\.(?!py\b)([a-z_]\w*(?:\.\w+)*)", text)) - LOGGERS
-        wrong += [f"{path.relative_to(REPO)}: {name}" for name in found if not is_there(name)]
+        wrong += [f"{path.relative_to(REPO)}: {name}" for name in found if not is_in_core(name)]
     assert not wrong
 
 

@@ -82,7 +82,7 @@ def test_options_cost_root_little(name):
     costs_little(work)
 
 
-def ends(split, text):
+def outcome(split, text):
     try:
         return split(text)
     except ValueError:
@@ -102,7 +102,7 @@ def by_shlex(text, blanks):
 @example('"\\a\\"\\\\"', False)
 def test_words_are_split_as_shlex_does(text, commas):
     blanks = "," if commas else " \t\r\n"
-    expected = ends(lambda t: by_shlex(t, blanks), text)
-    assert ends(lambda t: pbs.split_words(t, blanks), text) == expected
+    expected = outcome(lambda t: by_shlex(t, blanks), text)
+    assert outcome(lambda t: pbs.split_words(t, blanks), text) == expected
     if not commas:
-        assert ends(shlex.split, text) == expected
+        assert outcome(shlex.split, text) == expected

@@ -240,7 +240,7 @@ def proven(top: Path) -> None:
     (top / "victim/file").write_bytes(READY.encode())
 
 
-def proof_is(make):
+def with_proof(make):
     def prepare(top: Path) -> None:
         proven(top)
         make(top, top / "proof/1.s.json")
@@ -285,22 +285,22 @@ OWNER = statement(proof, "_check_owner", "can be written by others")
 KIND = statement(proof, "_check_owner", "is not what it should be")
 PROOFS = {
     "a link to another proof": Attack(
-        proof_is(lambda top, at: at.symlink_to(top / "victim/file")), read_proof,
+        with_proof(lambda top, at: at.symlink_to(top / "victim/file")), read_proof,
         flags(proof, "O_NOFOLLOW"), believed,
     ),
     "a FIFO that never speaks": Attack(
-        proof_is(lambda top, at: os.mkfifo(at)), read_proof, flags(proof, "O_NONBLOCK"),
+        with_proof(lambda top, at: os.mkfifo(at)), read_proof, flags(proof, "O_NONBLOCK"),
         hangs=True,
     ),
     "a proof that others can write": Attack(
-        proof_is(lambda top, at: (at.write_bytes(READY.encode()), at.chmod(0o666))), read_proof,
+        with_proof(lambda top, at: (at.write_bytes(READY.encode()), at.chmod(0o666))), read_proof,
         OWNER, believed,
     ),
     "a directory that others can write": Attack(
-        proof_is(open_directory), read_proof, OWNER, believed
+        with_proof(open_directory), read_proof, OWNER, believed
     ),
     "a link for the directory": Attack(
-        proof_is(linked_directory), read_proof,
+        with_proof(linked_directory), read_proof,
         plain(proof, "_check_owner", lambda *_: None), believed,
     ),
     "a script that was changed": Attack(

@@ -23,7 +23,7 @@ AT_VSUB, ON_NODE = "vsub", "the node"
 RESERVED = {"node": {"host_reserve_cores": 2}}
 
 
-def asked(node, pairs, files=()):
+def request_of(node, pairs, files=()):
     """Do what vsub does with the user's keys; return the request. Raises Refused."""
     plugins = node.plugins
     for name, content in files:
@@ -111,13 +111,13 @@ def test_bad_input_is_refused_with_the_limit(tables, stride, tmp_path, monkeypat
     before = node.look()
     for text, _, by, says in [row for row in BAD if row[1] == tables][::stride]:
         pairs = [tuple(pair.split("=", 1)) for pair in text.split(",")]
-        is_refused(node, pairs, by, says)
+        assert_refused(node, pairs, by, says)
         assert node.look() == before, text
 
 
-def is_refused(node, pairs, by, says):
+def assert_refused(node, pairs, by, says):
     try:
-        request = asked(node, pairs)
+        request = request_of(node, pairs)
     except Refused as error:
         at, said = AT_VSUB, str(error)
         # A user who bypasses vsub gets no further: the node decides again.

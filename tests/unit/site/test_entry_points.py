@@ -9,7 +9,7 @@ from vtorque_core import __version__
 from vtorque_core.site.plugins import GROUP, NODE_GROUP, Plugins, entry_points, owner
 
 
-def ours(*groups):
+def own_entry_points(*groups):
     return sorted((p.group, p.name, p.value, owner(p)) for p in entry_points(*groups))
 
 
@@ -44,7 +44,7 @@ def install(tmp_path, monkeypatch):
 
 def test_installed_entry_points_match_the_standard_library():
     groups = (GROUP, NODE_GROUP, "console_scripts", "pytest11")
-    assert ours(*groups) == standard(*groups)
+    assert own_entry_points(*groups) == standard(*groups)
     assert {p.name for p in entry_points(GROUP)} >= {"linux-guest", "pinning"}
 
 
@@ -62,14 +62,14 @@ def test_installed_entry_points_match_the_standard_library():
 def test_entry_points_file_is_parsed_as_by_the_standard_library(install, points):
     install("one-1.0", points)
     install("zip-2", "[vtorque1]\nz = z\n", place=1)
-    assert ours("vtorque1", "vtorque1.node") == standard("vtorque1", "vtorque1.node")
+    assert own_entry_points("vtorque1", "vtorque1.node") == standard("vtorque1", "vtorque1.node")
 
 
 def test_first_distribution_on_the_path_wins(install):
     install("My_dist-1.0", "[vtorque1]\na = first\n")
     install("my.dist-2.0", "[vtorque1]\na = second\n", place=1)
     install("other-2.0", "[vtorque1]\nb = b\n", head="PKG-INFO", about="egg-info", place=1)
-    assert ours("vtorque1") == standard("vtorque1")
+    assert own_entry_points("vtorque1") == standard("vtorque1")
     assert [p.value for p in entry_points("vtorque1")] == ["first", "b"]
 
 
@@ -94,7 +94,9 @@ def test_malformed_distribution_does_not_break_the_others(install, tmp_path, poi
         (about / "METADATA").write_bytes(head)
     install("good-1.0", "[vtorque1]\ngood = vtorque_no_such_module\n", place=1)
     sys.path.append(str(tmp_path / "not-there"))
-    assert ("vtorque1", "good", "vtorque_no_such_module", "good 1.1") in ours("vtorque1")
+    assert ("vtorque1", "good", "vtorque_no_such_module", "good 1.1") in own_entry_points(
+        "vtorque1"
+    )
     plugins = Plugins.load(node=True)
     assert "vtorque_no_such_module" in plugins.broken["good"]
 

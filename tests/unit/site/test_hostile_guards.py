@@ -90,7 +90,7 @@ GUARDS = [
 ]
 
 
-def ends(attack: Attack) -> str:
+def result_of(attack: Attack) -> str:
     """Return the refusal, "accepted", or what root would have crashed with."""
     try:
         attack()
@@ -101,14 +101,14 @@ def ends(attack: Attack) -> str:
     return "accepted"
 
 
-REFUSALS = {name: ends(attack) for name, attack in ATTACKS.items()}
+REFUSALS = {name: result_of(attack) for name, attack in ATTACKS.items()}
 
 
 @functools.cache
 def gets_on(guard: Guard) -> frozenset[str]:
     """Return the attacks that end otherwise without this guard."""
     with without(guard):
-        return frozenset(name for name, a in ATTACKS.items() if ends(a) != REFUSALS[name])
+        return frozenset(name for name, a in ATTACKS.items() if result_of(a) != REFUSALS[name])
 
 
 def test_attacks_are_distinct_and_refused_with_short_printable_text():
@@ -124,7 +124,7 @@ def test_each_guard_stops_an_attack_and_each_attack_needs_a_guard():
     for guard in GUARDS:
         changed = gets_on(guard)
         assert changed, guard
-        assert ends(ATTACKS[min(changed)]) == REFUSALS[min(changed)], f"{guard} is back"
+        assert result_of(ATTACKS[min(changed)]) == REFUSALS[min(changed)], f"{guard} is back"
         gone |= changed
     assert gone == ATTACKS.keys()
 
@@ -143,7 +143,7 @@ LIMITS = {
 @pytest.mark.parametrize("name", LIMITS)
 def test_each_limit_is_needed(name, monkeypatch):
     monkeypatch.setattr(submission if name == "_MAX_TOKEN" else request, name, 1 << 40)
-    assert ends(ATTACKS[LIMITS[name]]) != REFUSALS[LIMITS[name]]
+    assert result_of(ATTACKS[LIMITS[name]]) != REFUSALS[LIMITS[name]]
 
 
 # -- Cost of an attack -----------------------------------------------------------------------------
@@ -151,9 +151,9 @@ def test_each_limit_is_needed(name, monkeypatch):
 
 def cost(attack: Attack) -> tuple[int, float]:
     """Return function calls, and MiB at the peak beside what the attacker has sent."""
-    called = calls(lambda: ends(attack))
+    called = calls(lambda: result_of(attack))
     tracemalloc.start()
-    ends(attack)
+    result_of(attack)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     return called, peak / (1 << 20)

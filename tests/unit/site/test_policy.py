@@ -63,20 +63,20 @@ def plugins():
     return loaded
 
 
-def ask(plugins, *pairs, site=SITE, **files):
+def decision(plugins, *pairs, site=SITE, **files):
     request = Request(tuple(p.split("=", 1) for p in pairs), files, "/bin/csh")
     return decide(request, build(parse_toml(site.encode(), FILE), plugins), plugins)
 
 
 def refusals(plugins, *pairs, site=SITE, **files):
     with pytest.raises(Refused) as caught:
-        ask(plugins, *pairs, site=site, **files)
+        decision(plugins, *pairs, site=site, **files)
     assert str(caught.value).isprintable()
     return caught.value.refusals
 
 
 def test_default_of_the_site_overrides_default_of_the_option(plugins):
-    job = ask(plugins)
+    job = decision(plugins)
     assert (job[RAM], job[IMG], job[VCPUS], job[FPGA], job[VM_PROLOGUE]) == (
         2048,
         "micro",
@@ -89,7 +89,7 @@ def test_default_of_the_site_overrides_default_of_the_option(plugins):
 
 
 def test_values_are_typed(plugins):
-    job = ask(
+    job = decision(
         plugins,
         "ram=4096M",
         "img=deb-12",
@@ -308,9 +308,9 @@ def with_map(plugins):
 
 
 def test_option_for_word_or_file_accepts_both(with_map):
-    assert ask(with_map)[MAP] is False
-    assert ask(with_map, "map=Yes")[MAP] is True
-    assert ask(with_map, map=SCRIPT)[MAP] == SCRIPT
+    assert decision(with_map)[MAP] is False
+    assert decision(with_map, "map=Yes")[MAP] is True
+    assert decision(with_map, map=SCRIPT)[MAP] == SCRIPT
     (refusal,) = refusals(with_map, "map=/etc/shadow")
     assert "must be a file, which must travel as data" in refusal.message
     (refusal,) = refusals(with_map, "map=1")
@@ -321,12 +321,12 @@ def test_option_for_word_or_file_accepts_both(with_map):
 
 def test_option_for_word_or_file_can_be_limited_to_words(with_map):
     site = "[options.map]\ndefault = true\nallow = [true, false]\n"
-    assert ask(with_map, site=site)[MAP] is True
+    assert decision(with_map, site=site)[MAP] is True
     for name in ("pre.sh", "true"):
         (refusal,) = refusals(with_map, site=site, map=FileData(name, b""))
         assert (refusal.limit, refusal.value) == ("true, false", name)
     site = "[options.map]\ndeny = [true]\n"
-    assert ask(with_map, site=site, map=SCRIPT)[MAP] == SCRIPT
+    assert decision(with_map, site=site, map=SCRIPT)[MAP] == SCRIPT
     (refusal,) = refusals(with_map, "map=on", site=site)
     assert refusal.limit == "not true"
 
@@ -342,7 +342,7 @@ def test_option_for_word_or_file_can_be_limited_to_words(with_map):
 )
 def test_numeric_limits_of_words_and_files_are_config_errors(with_map, text, why):
     with pytest.raises(ConfigError, match=why):
-        ask(with_map, site=f"[options.map]\n{text}\n")
+        decision(with_map, site=f"[options.map]\n{text}\n")
 
 
 def test_default_of_a_word_or_file_option_is_in_the_example_config(with_map):

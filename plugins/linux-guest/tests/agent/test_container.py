@@ -43,7 +43,7 @@ def job(content: bytes = SCRIPT, mode: Mode = Mode.DIRECT, **env: str) -> Start:
     return Start(argv=(FileArg("job"), "a b"), env=env, files=(file,), mode=mode)
 
 
-def said(session: Session, start: Start) -> str:
+def output(session: Session, start: Start) -> str:
     status, out, err = run(session, start)
     assert (status.code, err) == (0, b"")
     return out.decode().rstrip("\n")
@@ -53,16 +53,16 @@ def test_container_environment_is_a_default_except_for_path(binary: Path, home: 
     with LocalAgent(binary, extra=put(home, *ENTRIES, "")) as agent:
         agent.ready()
         session = agent.session()
-        assert said(session, job(PATH="/host")) == "image||/bin:/usr/bin|a b"
-        assert said(session, job(GREETING="user", EMPTY="x")) == "user|x|/bin:/usr/bin|a b"
-        assert said(session, job(PLAIN, Mode.SHELL)) == "image||/bin:/usr/bin|a b"
-        assert said(session, job(PLAIN)) == "image||/bin:/usr/bin|a b"
+        assert output(session, job(PATH="/host")) == "image||/bin:/usr/bin|a b"
+        assert output(session, job(GREETING="user", EMPTY="x")) == "user|x|/bin:/usr/bin|a b"
+        assert output(session, job(PLAIN, Mode.SHELL)) == "image||/bin:/usr/bin|a b"
+        assert output(session, job(PLAIN)) == "image||/bin:/usr/bin|a b"
         for shell in ("", "/bin/sh"):
             words = (shell, FileArg("job"), "a b")
             start = dataclasses.replace(job(PLAIN, Mode.LOGIN), argv=words)
-            assert said(session, start) == "image||/bin:/usr/bin|a b"
+            assert output(session, start) == "image||/bin:/usr/bin|a b"
         odd = {"BASH_FUNC_f%%": "() { :; }"}
-        shown = said(session, Start(argv=("env",), env={"PATH": "/x", **odd}))
+        shown = output(session, Start(argv=("env",), env={"PATH": "/x", **odd}))
         assert "BASH_FUNC_f%%=() { :; }" in shown
         assert "PATH=/bin:/usr/bin" in shown.splitlines()
 
@@ -74,9 +74,9 @@ def test_entry_point_precedes_only_commands_of_the_user(binary: Path, home: Path
     with LocalAgent(binary, extra=put(home, "", str(entry), "one two")) as agent:
         agent.ready()
         session = agent.session()
-        assert said(session, job(PATH="/bin")) == "entry one two:\n||/bin|a b"
-        assert said(session, job(PLAIN, Mode.SHELL, PATH="/bin")) == "entry one two:\n||/bin|a b"
-        assert said(session, sh("echo site")) == "site"
+        assert output(session, job(PATH="/bin")) == "entry one two:\n||/bin|a b"
+        assert output(session, job(PLAIN, Mode.SHELL, PATH="/bin")) == "entry one two:\n||/bin|a b"
+        assert output(session, sh("echo site")) == "site"
         status, out, _ = run(session, Start((), {"PATH": "/bin"}, mode=Mode.LOGIN), b"exit 5")
         assert (status.code, out) == (5, b"entry one two:\n")
 

@@ -15,7 +15,7 @@ from vtorque_linux_guest.job.status_port import LOG_MAX, StatusReader
 EVERY_BYTE = random.Random(6).randbytes(200_000)  # noqa: S311 - what a log may hold
 
 
-def told(reader: StatusReader, path: Path) -> bytes:
+def read_log(reader: StatusReader, path: Path) -> bytes:
     return b"".join(reader.log(str(path), time.monotonic() + LONG))
 
 
@@ -26,7 +26,7 @@ def test_end_of_a_file_is_sent_unchanged(binary: Path, tmp_path: Path, size: int
         reader = StatusReader(status)
         list(reader.steps(time.monotonic() + LONG))
         for _ in range(2):
-            assert told(reader, tmp_path / "log") == EVERY_BYTE[:size][-LOG_MAX:]
+            assert read_log(reader, tmp_path / "log") == EVERY_BYTE[:size][-LOG_MAX:]
 
 
 def test_log_is_sent_after_a_failed_setup(binary: Path, tmp_path: Path) -> None:
@@ -35,7 +35,7 @@ def test_log_is_sent_after_a_failed_setup(binary: Path, tmp_path: Path) -> None:
         reader = StatusReader(status)
         with pytest.raises(GuestFailed):
             list(reader.steps(time.monotonic() + LONG))
-        assert told(reader, log) == b"said\n"
+        assert read_log(reader, log) == b"said\n"
 
 
 def test_log_is_sent_while_the_setup_hangs(binary: Path, tmp_path: Path) -> None:
@@ -46,7 +46,7 @@ def test_log_is_sent_while_the_setup_hangs(binary: Path, tmp_path: Path) -> None
         eventually(lambda: log.exists() and log.stat().st_size)
         with pytest.raises(GuestSilent):
             list(reader.steps(time.monotonic() + 0.5))
-        assert told(reader, log) == b"waits\n"
+        assert read_log(reader, log) == b"waits\n"
 
 
 @pytest.mark.parametrize("kind", ["missing", "directory", "fifo", "device", "relative", "long"])
@@ -63,7 +63,7 @@ def test_missing_or_special_file_is_sent_as_empty(binary: Path, tmp_path: Path, 
     elif kind == "long":
         path = Path("/" + "x" * 5000)
     with LocalAgent(binary) as agent, agent.status() as status:
-        assert told(StatusReader(status), path) == b""
+        assert read_log(StatusReader(status), path) == b""
 
 
 def test_host_that_does_not_read_delays_no_job(binary: Path, tmp_path: Path) -> None:
@@ -87,4 +87,4 @@ def test_new_connection_gets_no_data_requested_by_the_last_one(
         with agent.status() as status:
             reader = StatusReader(status)
             list(reader.steps(time.monotonic() + LONG))
-            assert told(reader, tmp_path / "missing") == b""
+            assert read_log(reader, tmp_path / "missing") == b""

@@ -159,7 +159,7 @@ def test_agent_conf_cannot_be_extended_by_a_name(plan) -> None:
 
 
 @contextmanager
-def guest_that_says(path: Path, *lines: bytes) -> Iterator[None]:
+def guest_sending(path: Path, *lines: bytes) -> Iterator[None]:
     """A status port whose guest sends this and closes the connection."""
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(str(path / "status.sock"))
@@ -185,7 +185,7 @@ def guest_that_says(path: Path, *lines: bytes) -> Iterator[None]:
 
 def test_ready_guest(plan, tmp_path: Path) -> None:
     seen: list[str] = []
-    with guest_that_says(tmp_path, b"STEP hosts", b"STEP mount /home/a", b"READY 1"):
+    with guest_sending(tmp_path, b"STEP hosts", b"STEP mount /home/a", b"READY 1"):
         DRIVER.await_ready(plan(run_dir=tmp_path), time.monotonic() + 20, seen.append)
     assert seen == ["hosts", "mount /home/a"]
 
@@ -193,7 +193,7 @@ def test_ready_guest(plan, tmp_path: Path) -> None:
 def test_failed_guest_reports_the_reason(plan, tmp_path: Path) -> None:
     line = b"FAILED mount /home/a: mount: tag not found"
     with (
-        guest_that_says(tmp_path, line),
+        guest_sending(tmp_path, line),
         pytest.raises(HostFault, match="guest vn1: mount /home/a: mount: tag not found"),
     ):
         DRIVER.await_ready(plan(run_dir=tmp_path), time.monotonic() + 20, lambda _: None)
@@ -204,7 +204,7 @@ def test_unusable_user_disk_does_not_blame_the_node(plan, tmp_path, step) -> Non
     """Torque and Slurm requeued the job, then held it: two nodes were blamed."""
     why = "no file system found; the file begins like a vmdk"
     with (
-        guest_that_says(tmp_path, f"FAILED {step}: {why}".encode()),
+        guest_sending(tmp_path, f"FAILED {step}: {why}".encode()),
         pytest.raises(Refused, match=rf"disk=/scratch/d\.raw, in guest vn1: {step}: {why}"),
     ):
         request = JobRequest({"disk": "/scratch/d.raw"})
@@ -217,13 +217,13 @@ def test_unusable_user_disk_does_not_blame_the_node(plan, tmp_path, step) -> Non
 @pytest.mark.parametrize("disk", ["", "/scratch/d.raw"])
 def test_a_mount_of_the_nodes_is_the_nodes_fault(plan, tmp_path, disk) -> None:
     where = "/data" if not disk else "/home/a"
-    with guest_that_says(tmp_path, f"FAILED mount {where}: no".encode()), pytest.raises(HostFault):
+    with guest_sending(tmp_path, f"FAILED mount {where}: no".encode()), pytest.raises(HostFault):
         guest = plan(run_dir=tmp_path, request=JobRequest({"disk": disk}))
         DRIVER.await_ready(guest, time.monotonic() + 20, lambda _: None)
 
 
 def test_dead_guest(plan, tmp_path: Path) -> None:
-    with guest_that_says(tmp_path), pytest.raises(HostFault, match=r"guest vn1: .*died"):
+    with guest_sending(tmp_path), pytest.raises(HostFault, match=r"guest vn1: .*died"):
         DRIVER.await_ready(plan(run_dir=tmp_path), time.monotonic() + 20, lambda _: None)
 
 
@@ -232,7 +232,7 @@ def test_silent_guest_names_the_last_step_and_the_limit(plan, tmp_path: Path) ->
         here = tmp_path / f"{seconds}"
         here.mkdir()
         with (
-            guest_that_says(here, b"STEP packages"),
+            guest_sending(here, b"STEP packages"),
             pytest.raises(HostFault, match=r"last step: packages.*start_timeout"),
         ):
             DRIVER.await_ready(plan(run_dir=here), time.monotonic() + seconds, lambda _: None)

@@ -187,14 +187,14 @@ def drips(connection: socket.socket, path: str) -> None:
         time.sleep(0.05)
 
 
-def says_it_is_over(connection: socket.socket, path: str) -> None:
+def report_end(connection: socket.socket, path: str) -> None:
     connection.sendall(b"LOGGED\n" * 100)
 
 
 HOSTILE = [
     (hangs_up, b"begun"), (endless, b"xxx"), (endless_and_empty, b""),
     (another_line, b""), (a_line_without_end, b"begun"), (no_base64, b"begun"),
-    (says_it_is_over, b""),
+    (report_end, b""),
 ]  # fmt: skip
 
 

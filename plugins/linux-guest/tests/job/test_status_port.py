@@ -12,7 +12,7 @@ from vtorque_linux_guest.job.frames import StreamError
 from vtorque_linux_guest.job.status_port import StatusReader
 
 
-def told(lines):
+def steps_and_answers(lines):
     """Return the steps that are read from the guest's words, and all words that it is sent."""
     host, guest = socket.socketpair()
     with host, guest:
@@ -35,7 +35,7 @@ def told(lines):
 
 def test_guest_gets_the_time_once_when_its_agent_answers():
     before = time.time()
-    steps, heard = told(["STEP agent", "CLOCK 1.000000000", "STEP network"])
+    steps, heard = steps_and_answers(["STEP agent", "CLOCK 1.000000000", "STEP network"])
     assert steps == ["agent", "network"]
     asked, clock = heard
     assert asked == "STATUS"
