@@ -2,6 +2,7 @@
 
 import dataclasses
 import subprocess
+import syslog
 import time
 
 import pytest
@@ -14,6 +15,7 @@ from vtorque_core.api.batch_system import BatchJob, Detach, Life, Outcome
 from vtorque_core.api.setup_steps import Installation
 from vtorque_core.base.names import safe_name
 from vtorque_pbs import node as pbs_node
+from vtorque_pbs.torque import node as torque
 from vtorque_pbs.torque.node import RETRY
 from vtorque_testing.submit import run_vsub
 
@@ -230,6 +232,29 @@ def test_host_fault_of_a_sister_requeues_the_job(mom):
     adapter.finish(told, Outcome.HOST_FAULT, "x", hook_waits=False)
     assert mom.pbs.state()["jobs"][job]["rerun"]
     assert "novtorque" in mom.pbs.state()["nodes"]["n2"]["properties"]
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_boot_time_is_added_to_walltime_although_qalter_gets_no_answer(mom, monkeypatch, fails):
+    monkeypatch.setattr(torque, "_QALTER_TIME", 0.5)
+    logged = []
+    monkeypatch.setattr(syslog, "syslog", lambda _, text: logged.append(text))
+    job = submitted(mom, *VM, "-l", "nodes=1:ppn=2,walltime=100")
+    asked = mom.pbs.job(job, exec_host="n1/0-1", state="R", start_count=1)["resources"]["walltime"]
+    mom.pbs.change(qalter_fails=fails)
+    args = ["first", job, "u", "g", "n", "nodes=1:ppn=2,other=vt1:AHsidiI6MX0", "batch"]
+    adapter = adapter_at(mom.root, "n1")
+    adapter._began -= 30
+    told = adapter.job(args, {})
+    assert adapter.finish(told, Outcome.READY, "", hook_waits=False) == 0
+    walltime = mom.pbs.state()["jobs"][job]["resources"]["walltime"]
+    if fails:
+        assert walltime == asked
+        (line,) = logged
+        assert "the walltime includes the time to boot the guests: qalter" in line
+    else:
+        assert walltime.startswith("00:02:1"), walltime
+        assert logged == []
 
 
 @pytest.mark.parametrize("job_id", ["5.vm", "22[0].server", "7." + "x" * 60, "a b", "-x"])

@@ -13,6 +13,7 @@ import os
 import pwd
 import re
 import shlex
+import signal
 import stat
 import sys
 from contextlib import contextmanager
@@ -24,6 +25,7 @@ GETOPT = {
 }
 SERVER = "server"
 BROKEN = "qmgr obj=n1 svr=default: PBS_Server System error: Bad file descriptor"
+UNANSWERED = object()
 NO_SERVER = "cannot connect to server (null) (errno=15137) could not connect to trqauthd"
 
 
@@ -55,7 +57,10 @@ def main(directory, system, program, *argv):
         state["calls"].append([program, *argv])
         if not state["up"]:
             raise Bad(2, f"{program}: {NO_SERVER}")
-        return globals()[program](state, system, list(argv))
+        code = globals()[program](state, system, list(argv))
+    if code is UNANSWERED:
+        signal.pause()
+    return code
 
 
 # -- qsub -------------------------------------------------------------------------------------
@@ -284,6 +289,10 @@ def qalter(state, system, argv):
         raise Bad(159, f"qalter: Unauthorized Request  {argv[-1]}")
     for option, value in getopt.getopt(argv[:-1], "a:W:l:")[0]:
         if option == "-l":
+            if job["state"] == "R" and system == "torque" and value.startswith("walltime="):
+                if not state.get("qalter_fails"):
+                    job["resources"]["walltime"] = value.partition("=")[2]
+                return UNANSWERED  # observed with 6.1.3.h5: the walltime changes nevertheless
             if job["state"] in "RE":
                 if job.get("rerun"):  # Torque's qrerun ends before the job
                     job |= {"state": "H", "exec_host": ""}

@@ -31,6 +31,7 @@ FIRST, SISTER = "first", "sister"  # the hooks insert one before Torque's argume
 RETRY = 75  # EX_TEMPFAIL (sysexits.h): the hook exits with Torque's 2; for all other codes with 0
 
 TRIES, PAUSE = 3, 2.0  # queries to a busy server; seconds between them
+_QALTER_TIME = 5.0  # seconds for an answer that Torque 6.1.3.h4 and later never send
 
 _SCRIPT_ON_METAL = (
     "Torque has placed a part on bare metal on the job's first node, where the script would run: "
@@ -147,13 +148,24 @@ class TorqueNode(PbsNode):
     def _extend_walltime(self, job: BatchJob) -> None:
         """Add the time since this hook began to the job's walltime.
 
-        Root is a manager of the server.
+        Root is a manager of the server. Torque 6.1.3.h4 and later change the walltime of a running
+        job, but send no answer: validate_jobid_to_socket in issue_request.c reads a wrong field of
+        the request to pbs_mom. Therefore the new walltime is read back.
         """
-        now = self.ask(job.id) or {}  # the owner may have changed the walltime meanwhile
-        asked = walltime_seconds(now.get("Resource_List.walltime", ""))
-        if asked is not None:
-            text = pbs.show_walltime(math.ceil(asked + time.monotonic() - self._began))
-            self.commands.tell("qalter", "-l", f"walltime={text}", job.id)
+        asked = self._walltime(job)  # the owner may have changed it meanwhile
+        if asked is None:
+            return
+        wanted = math.ceil(asked + time.monotonic() - self._began)
+        text = f"walltime={pbs.show_walltime(wanted)}"
+        try:
+            self.commands.tell("qalter", "-l", text, job.id, timeout=_QALTER_TIME)
+        except HostFault:
+            if self._walltime(job) != wanted:
+                raise
+
+    def _walltime(self, job: BatchJob) -> float | None:
+        """Query the job's walltime in seconds."""
+        return walltime_seconds((self.ask(job.id) or {}).get("Resource_List.walltime", ""))
 
     def run_again(self, job: BatchJob, hook_waits: bool) -> int:
         """Return the hook's exit status for a requeue.
