@@ -4,6 +4,7 @@ import json
 import os
 import pwd
 import re
+import shutil
 import signal
 import subprocess
 from contextlib import suppress
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from doc_blocks import block
+from oci_images import as_directory, layer, layout_files
 from patience import eventually
 from terminal import PROMPT, STARTED, on_a_node
 from users import remove_user, run
@@ -304,3 +306,95 @@ def test_idle_service_ends_and_the_next_job_starts_it(clean):
     eventually(lambda: not clean.processes(), 300)
     assert not (clean.run_dir / "local.sock").exists()
     assert clean.job("exit 8\n")[0] == 8
+
+
+OWN = """#!/bin/sh
+echo "$(id -un) in $PWD, $GREETING, $(cat /etc/os-release)"
+mkdir /written 2>/dev/null || echo not root
+ls /lib/modules/*/modules.dep | cut -d/ -f1-3
+grep -o '^overlay / overlay [^,]*,nosuid' /proc/mounts
+grep ' /home' /proc/mounts | cut -d' ' -f3
+exit 7
+"""
+
+
+APPLETS = ("sh", "id", "cat", "mkdir", "ls", "grep", "cut", "touch", "chown", "mknod", "chmod")
+
+
+@pytest.fixture
+def layout(clean):
+    """Return an OCI layout with busybox, in the user's home."""
+    busybox = Path(shutil.which("busybox")).read_bytes()
+    entries = [("bin/", "", "d"), ("bin/busybox", busybox, "f"), ("etc/", "", "d")]
+    entries += [(f"bin/{name}", "busybox", "l") for name in APPLETS]
+    entries += [("lib", "usr/lib", "l"), ("etc/os-release", b"ID=mine\n", "f")]
+    place = as_directory(
+        layout_files([layer(*entries)], Env=["GREETING=hello"]), clean.home / "app"
+    )
+    run("chown", "-R", f"{ONE}:", place)
+    return place
+
+
+def test_job_runs_in_own_image(clean, layout):
+    """The image is converted once."""
+    code, said, told = clean.job(OWN, "-vm", f"img=oci:{layout},work=home")
+    assert code == 7, told
+    assert said.splitlines() == [
+        f"{ONE} in {clean.home}, hello, ID=mine",
+        "not root",
+        "/lib/modules",
+        "overlay / overlay rw,nosuid",
+        "virtiofs",
+    ]
+    assert "converting it, once" in told
+    code, again, told = clean.job(OWN, "--no-pull", "-vm", f"img=oci:{layout},work=home")
+    assert (code, again) == (7, said), told
+    assert "converting" not in told
+    code, _, told = clean.job(OWN, "-vm", f"img=oci:{layout}")
+    assert code == 2 and "work=" in told and "is your home" in told
+    (row,) = json.loads(clean.call("vmgr", "images", "list", "--mine", "--json").stdout)
+    assert row["reference"] == f"oci:{layout}"
+    clean.call("vmgr", "images", "remove", row["name"])
+    assert list((clean.home / ".cache/vtorque/images").iterdir()) == []
+
+
+AS_ROOT = """#!/bin/sh
+echo "$(id -u) in $PWD, $HOME"
+ls -a $HOME
+cd $HOME/app
+mkdir /written && echo wrote
+touch made && cat index.json >/dev/null
+chown 1:1 made || echo no chown
+mknod device c 1 3 || echo no device
+cat /bin/busybox >setuid && chmod 4755 setuid && echo setuid
+mkdir -p deep/er && touch deep/er/file
+grep -c '^overlay / overlay [^ ]*nosuid' /proc/mounts
+exit 8
+"""
+
+
+def test_script_of_own_image_runs_as_root_with_the_users_ids_on_shares(clean, layout):
+    code, said, told = clean.job(AS_ROOT, "-vm", f"img=oci:{layout},root=script,work=app")
+    lines = [line for line in said.splitlines() if ": " not in line]
+    assert code == 8, told
+    assert lines == [
+        f"0 in {clean.home}, {clean.home}", ".", "..", "app",
+        "wrote", "no chown", "no device", "setuid", "0",
+    ], said  # fmt: skip
+    for name in ("made", "setuid", "deep/er/file"):
+        status = (layout / name).stat()
+        assert (status.st_uid, status.st_gid) == (clean.entry.pw_uid, clean.entry.pw_gid)
+    assert not (layout / "device").exists()
+
+
+def test_own_image_that_does_not_boot_fails_its_job(clean, layout):
+    """The guest cannot mount a damaged image, and the console says why."""
+    pulled = clean.call("vmgr", "images", "pull", f"oci:{layout}").stdout.decode()
+    file = Path(pulled.rpartition(": ")[2].strip())
+    file.chmod(0o600)
+    file.write_bytes(bytes(file.stat().st_size))
+    code, said, told = clean.job("exit 0\n", "--no-pull", "-vm", f"img=oci:{layout},work=home")
+    assert code == 121, (said, told)
+    assert "did not become ready" in said
+    assert "no squashfs that can be mounted" in said
+    file.unlink()

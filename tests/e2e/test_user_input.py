@@ -156,7 +156,7 @@ FORGED_IMAGE = b'{"v":1,"vm":[["img","../../etc"]],"files":{},"shell":null}'
     sparing.each(
         4,
         [
-            (to_token(FORGED_IMAGE), b"img=../../etc: is a path"),
+            (to_token(FORGED_IMAGE), b"img=../../etc: is your own image"),
             ("vt1:AAAA", b"the job's request is invalid"),
             ("vt1:!!", b"the job's request is invalid: it is not a vt1 token"),
             ("vt1:", b"the -vm request is invalid"),  # not even taken

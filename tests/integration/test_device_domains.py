@@ -93,7 +93,10 @@ def vsub_request(node, job):
     """Return what vsub would ask the batch system for: it has to be enough on any node."""
     wanted = decide(Request.decode(job.blob), node.site, node.plugins)
     found = needs(
-        wanted, node.site, node.plugins, disk_in_memory(wanted, visible_image(wanted, node.site))
+        wanted,
+        node.site,
+        node.plugins,
+        disk_in_memory(wanted, visible_image(wanted, node.site, node.plugins)),
     )
     return {"cpu_count": found.cpus, "mem_mib": found.mib}
 

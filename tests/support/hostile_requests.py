@@ -182,10 +182,10 @@ allow = ["/data/*"]
 SIZE = "is not a size: write a whole number with K, M, G or T, like 512M or 2G"
 WHOLE = "is not a whole number of MiB between 1M and 1048576T"
 NAME = "is not a name: use 1 to 100 letters, digits, dots, dashes, plus signs or underscores"
-PATH = "is a path: write the name of an image in the pool (vmgr images list)"
 AMBIGUOUS = "is ambiguous (the old vTorque took 0 for enabled): write true or false instead"
 NOT_ABSOLUTE = "is not an absolute path: start it with /"
 BY = "in /etc/vtorque/vtorque.toml)"
+NOT_ALLOWED = f"is not allowed (limit: micro, set by [options.img] allow {BY}"
 KNOWN = ", ".join(sorted(option.key for option in vtorque_options()))
 UNKNOWN = f"there is no -vm key of that name; known keys: {KNOWN}"
 PAIRS = {
@@ -204,15 +204,15 @@ PAIRS = {
     ("vcpus", "0x10"): "is not a whole number",
     ("vcpus", "-1"): "is not a whole number",
     ("vms_per_node", "65"): "is not between 1 and 64",
-    ("img", "/etc/passwd"): PATH,
-    ("img", "../micro"): PATH,
-    ("img", "micro'/><x"): PATH,
+    ("img", "/etc/passwd"): NOT_ALLOWED,
+    ("img", "../micro"): NOT_ALLOWED,
+    ("img", "micro'/><x"): NOT_ALLOWED,
     ("img", ".."): NAME,
     ("img", ".staging-x"): NAME,
     ("img", "*"): NAME,
     ("img", "micro\n"): NAME,
-    ("img", "debian"): f"is not allowed (limit: micro, set by [options.img] allow {BY}",
-    ("img", "MICRO"): f"is not allowed (limit: micro, set by [options.img] allow {BY}",
+    ("img", "debian"): NOT_ALLOWED,
+    ("img", "MICRO"): NOT_ALLOWED,
     ("distro", "$(id)"): NAME,
     ("distro", "old-and-open"): (
         f"is not allowed (limit: not old*, set by [options.distro] deny {BY}"

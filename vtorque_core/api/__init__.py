@@ -4,6 +4,7 @@ from vtorque_core.api.strategies import BatchSystem as BatchSystem
 from vtorque_core.api.strategies import Command as Command
 from vtorque_core.api.strategies import GuestType as GuestType
 from vtorque_core.api.strategies import ImageBuilder as ImageBuilder
+from vtorque_core.api.strategies import ImageSource as ImageSource
 from vtorque_core.api.strategies import OfJob as OfJob
 from vtorque_core.api.values import Act as Act
 from vtorque_core.api.values import Extra as Extra

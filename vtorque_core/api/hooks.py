@@ -34,7 +34,14 @@ if TYPE_CHECKING:
     from vtorque_core.api.libvirt_domain import Element
     from vtorque_core.api.node_job import EndedJob, NodeJob, ReceivingNode, Site
     from vtorque_core.api.setup_steps import Installation, SetupStep
-    from vtorque_core.api.strategies import BatchSystem, Command, GuestType, ImageBuilder, OfJob
+    from vtorque_core.api.strategies import (
+        BatchSystem,
+        Command,
+        GuestType,
+        ImageBuilder,
+        ImageSource,
+        OfJob,
+    )
     from vtorque_core.api.values import Extra, Image, JobRequest, Option
     from vtorque_core.base.errors import Refusal
     from vtorque_core.base.names import JobAttempt
@@ -114,6 +121,26 @@ def vtorque_image_builders() -> Iterable[ImageBuilder]:
 
         ACME = ImageBuilder("acme", builder=...)
         vtorque_image_builders = always(ACME)
+    """
+    return ()
+
+
+@hookspec
+def vtorque_image_sources() -> Iterable[ImageSource]:
+    """Return this plugin's source of users' own images. Only one plugin may have one.
+
+    Module: declaring (``vtorque1``).
+    Called: if ``-vm img=`` has a slash or a colon: by ``vsub`` as the user, on the node as root.
+    Errors: the plugin is disabled.
+
+    Example::
+
+        from vtorque_core.api import ImageSource, always
+
+        ACME = ImageSource(
+            "acme", resolve=..., image=..., shares=..., mine=..., remove=...
+        )
+        vtorque_image_sources = always(ACME)
     """
     return ()
 

@@ -113,6 +113,7 @@ class Filesystem(ListElement):
     """A host directory shared by virtiofs as ``tag``. The core runs its daemon as the job's owner.
 
     ``user_owned``: the job's owner must own the source, and may control its path.
+    ``root_is_user``: guest root has the owner's ids, and no other user of the guest has access.
     """
 
     template: ClassVar[str] = "vtorque_core.plan.domain:templates/filesystem.xml.j2"
@@ -123,6 +124,7 @@ class Filesystem(ListElement):
     tag: str
     readonly: bool = False
     user_owned: bool = False
+    root_is_user: bool = False
 
 
 @dataclass(frozen=True)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from vtorque_core.api.values import Image
+from vtorque_core.api.values import Image, JobRequest
 from vtorque_core.base.errors import Refusal
 
 if TYPE_CHECKING:
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
     from vtorque_core.api.batch_system import JobShell, NodeAdapter, Submitter
     from vtorque_core.api.guest_driver import GuestDriver
+    from vtorque_core.api.guest_plan import Share
     from vtorque_core.api.image_builder import Builder
     from vtorque_core.api.node_job import Site
 
@@ -66,6 +67,31 @@ class ImageBuilder:
 
     name: str
     builder: Callable[[], Builder]
+
+
+@dataclass(frozen=True)
+class ImageSource:
+    """Images of users, for values of ``-vm img=`` with a slash or a colon.
+
+    Attributes:
+        base: the pool's image with kernel and initrd of such guests. A personal site builds it with
+            the builder of the same name.
+        resolve: called by ``vsub`` as the user, with the request and False for ``--no-pull``.
+            Returns ``-vm`` pairs that replace those of the request.
+        image: returns the image of a submitted request, which is untrusted. Opens nothing. The last
+            argument returns an image of the pool.
+        shares: returns the shares of a submitted request, which is untrusted, from the owner's home
+            and the site's shares.
+        mine: returns the caller's images, for ``vmgr images list --mine``.
+        remove: removes an image of the caller; False if it does not exist.
+    """
+
+    base: str
+    resolve: Callable[[JobRequest, Site, bool], Mapping[str, str]]
+    image: Callable[[JobRequest, Site, Callable[[str], Image]], Image]
+    shares: Callable[[JobRequest, str, Sequence[Share]], Sequence[Share]]
+    mine: Callable[[Site], Sequence[Mapping[str, str | int]]]
+    remove: Callable[[Site, str], bool]
 
 
 @dataclass(frozen=True)

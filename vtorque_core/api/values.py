@@ -126,11 +126,13 @@ class Extra:
 
 @dataclass(frozen=True)
 class Image:
-    """An image of the pool, as in its sidecar. All paths are root-owned files.
+    """An image of the pool, as in its sidecar. All paths but ``source`` are root-owned files.
 
     Attributes:
         distro: member of the family: ``debian``, ``rocky``, ``micro``.
         disk: None for a guest that runs from its initrd.
+        source: the user's own file (:class:`vtorque_core.api.ImageSource`), which only a process of
+            the user may open. Empty: the image is from the pool.
     """
 
     name: str
@@ -145,6 +147,7 @@ class Image:
     initrd: Path | None = None
     cmdline: str = ""
     labels: Mapping[str, str] = field(default_factory=dict)
+    source: str = ""
 
 
 def is_personal(site: object) -> bool:

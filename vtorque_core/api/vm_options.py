@@ -27,10 +27,17 @@ _MAX_PATH = 1024
 
 
 def image_name(value: str) -> str:
-    """Return the name of an image in the pool."""
-    if "/" in value:
-        raise ValueError("is a path: write the name of an image in the pool (vmgr images list)")
-    return plain_name(value)
+    """Return the name of an image in the pool, or the place of the user's own image."""
+    if not is_own_image(value):
+        return plain_name(value)
+    if not value.isprintable() or len(value.encode("utf-8", "replace")) > _MAX_PATH:
+        raise ValueError(f"has a control character or more than {_MAX_PATH} bytes")
+    return value
+
+
+def is_own_image(value: str) -> bool:
+    """Return True if a value of ``img`` names the user's own image, not one of the pool."""
+    return "/" in value or ":" in value
 
 
 def plain_name(value: str) -> str:

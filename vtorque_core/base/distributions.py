@@ -14,9 +14,9 @@ PLUGINS = {
     name: f"vtorque-{name}"
     for name in (
         "admin", "archive", "cluster", "disk-image", "experiment", "images", "iocm", "joblog",
-        "jobs", "linux-guest", "local", "login", "mpi", "oci", "osv", "passthrough", "pbs",
-        "pinning", "pool", "report", "scam", "slurm", "snap", "survive", "telemetry", "unclot",
-        "vrdma", "warm",
+        "jobs", "linux-guest", "local", "login", "mpi", "oci", "osv", "own-images", "passthrough",
+        "pbs", "pinning", "pool", "report", "scam", "slurm", "snap", "survive", "telemetry",
+        "unclot", "vrdma", "warm",
     )
 }  # fmt: skip
 """Names of distributions, by plugin name."""

@@ -50,10 +50,12 @@ class VtorqueError(Exception):
 class Refused(VtorqueError):
     """The request is invalid or violates the site's policy. Never the node's fault, never retried.
 
-    ``parts`` are further fields of refusals given as text.
+    ``parts`` are further fields of refusals given as text. ``detail`` has further printable lines
+    for the user.
     """
 
     exit_code = EXIT_USAGE
+    detail: tuple[str, ...] = ()
 
     def __init__(self, *refusals: Refusal | str, **parts: str | None) -> None:
         self.refusals = tuple(

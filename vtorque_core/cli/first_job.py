@@ -11,8 +11,8 @@ from vtorque_core.base.locks import take_lock
 from vtorque_core.site import directories
 from vtorque_core.site.config import Site
 
-IMAGE = "micro"
-"""Image that is built for the first job, and its builder in the plugin linux-guest."""
+IMAGES = ("micro", "own")
+"""Images that are built for the first job that needs them, each by the builder of its name."""
 _BUILD_TIME = 900.0  # seconds to wait for another job's build
 
 
@@ -21,19 +21,19 @@ def prepare(site: Site, image: str | None) -> None:
     chosen = kvm.choose(site.node.accel, site.paths.run, site.node.qemu_user)
     if chosen.warning:
         sys.stderr.write(f"vsub: warning: {chosen.warning}\n")
-    if image == IMAGE and not (site.images.pool / IMAGE).exists():
-        _build(site)
+    if image in IMAGES and not (site.images.pool / image).exists():
+        _build(site, image)
 
 
-def _build(site: Site) -> None:
+def _build(site: Site, image: str) -> None:
     lock = take_lock(site.paths.run / "locks" / "first-image", _BUILD_TIME)  # until exit
-    if (site.images.pool / IMAGE).exists():
+    if (site.images.pool / image).exists():
         return
-    sys.stderr.write(f"vsub: building the image {IMAGE}, once: about ten seconds\n")
+    sys.stderr.write(f"vsub: building the image {image}, once: about ten seconds\n")
     argv = [sys.executable, "-I", "-m", "vtorque_core.cli.vmgr", "--config", str(site.path)]
     made = subprocess.run(
-        [*argv, "images", "build", IMAGE, IMAGE], stdin=subprocess.DEVNULL, stdout=2, check=False,
+        [*argv, "images", "build", image, image], stdin=subprocess.DEVNULL, stdout=2, check=False,
         pass_fds=(lock,),
     )  # fmt: skip
     if made.returncode:
-        raise HostFault(f"the image {IMAGE} could not be built: run vtorque doctor")
+        raise HostFault(f"the image {image} could not be built: run vtorque doctor")

@@ -21,6 +21,7 @@ _IMAGES = {
         ("build", "default", "label", "list", "remove", "show", "sign", "verify"), "vtorque-images"
     ),
     **dict.fromkeys(("add", "update"), "vtorque-disk-image"),
+    "pull": "vtorque-own-images",
     "sync": "vtorque-cluster",
 }
 

@@ -11,22 +11,24 @@ from typing import Any, NoReturn
 
 from vtorque_core.api.strategies import GuestType
 from vtorque_core.api.values import Image, JobRequest, Option
-from vtorque_core.api.vm_options import ARCH, DISTRO, FS_TYPE, IMG, RAM
+from vtorque_core.api.vm_options import FS_TYPE, IMG, RAM, is_own_image
 from vtorque_core.base.errors import Refused, UsageError
 from vtorque_core.base.names import CONFIG_PATH
 from vtorque_core.cli.entry import forget_coerced_locale, telling
-from vtorque_core.images.pool import ramdisk_mib, select
+from vtorque_core.images.chosen import select_image
+from vtorque_core.images.pool import ramdisk_mib
 from vtorque_core.site.config import Site
 from vtorque_core.site.job_limits import facts_of_user
 from vtorque_core.site.job_size import Granted
 from vtorque_core.site.load import load
 from vtorque_core.site.option_limits import Limits, effective_default, shown
 from vtorque_core.site.plugins import Plugins
-from vtorque_core.site.policy import asked, check_share, for_job, needs, settle
+from vtorque_core.site.policy import asked, check_share, for_job, needs, own_images, settle
 from vtorque_core.site.request import make_request, requested
 
 DRY_RUN = "--dry-run"
 CONFIG = "--config"
+NO_PULL = "--no-pull"
 
 USAGE = """\
 Usage: vsub [options of your batch system's submit command] [-vm KEY=VALUE[,...]] SCRIPT
@@ -37,6 +39,7 @@ and exit code are those of an ordinary job.
   -vm KEY=VALUE[,...]  set properties of the virtual machine; repeatable
   -vm none             run on bare metal, without a virtual machine
   --dry-run            show plan and virtual hardware, submit nothing
+  --no-pull            do not copy your own image: use the copy in your cache
   --config FILE        use another site config than /etc/vtorque/vtorque.toml; the first argument
   -h, --help           show this text
 
@@ -61,7 +64,7 @@ def submit(argv: Sequence[str]) -> int:
         # Such a user may expect a personal site.
         sys.stderr.write(f"vsub: using the site config {site.path}\n")
     submitter = plugins.batch_system(site.batch.system).submitter(site)
-    args = submitter.split([arg for arg in argv if arg != DRY_RUN])
+    args = submitter.split([arg for arg in argv if arg not in (DRY_RUN, NO_PULL)])
     pairs = requested(args.vm, args.directives)
     if pairs is None or (not pairs and not site.batch.vm_by_default):
         if DRY_RUN in argv:
@@ -72,12 +75,20 @@ def submit(argv: Sequence[str]) -> int:
     facts = facts_of_user() if site.limits else {}
     facts |= {name: (value,) for name, value in args.facts.items()}
     site, plugins = for_job(site, plugins, facts)
-    wanted = replace(asked(request, site, plugins), nodes=args.nodes_given)
+    wanted = asked(request, site, plugins)
+    base = wanted[IMG]
+    if is_own_image(base):
+        own = own_images(base, plugins)
+        base, changed = own.base, own.resolve(wanted, site, NO_PULL not in argv)
+        kept = [pair for pair in request.pairs if pair[0] not in changed]
+        request = replace(request, pairs=(*kept, *changed.items()))
+        wanted = asked(request, site, plugins)
+    wanted = replace(wanted, nodes=args.nodes_given)
     if site.owner:
         from vtorque_core.cli.first_job import prepare  # noqa: PLC0415 - personal sites only
 
-        prepare(site, wanted[IMG])
-    image = visible_image(wanted, site)
+        prepare(site, base)
+    image = visible_image(wanted, site, plugins)
     if image is not None:
         check_script(plugins.guest_type(image.guest_type), args.content, image)
     granted = Granted(args.vcpus_given, args.mib_given)
@@ -104,10 +115,10 @@ def split_config(argv: Sequence[str]) -> tuple[Path, Sequence[str]]:
     return Path(argv[1]), argv[2:]
 
 
-def visible_image(wanted: JobRequest, site: Site) -> Image | None:
+def visible_image(wanted: JobRequest, site: Site, plugins: Plugins) -> Image | None:
     if not os.access(site.images.pool, os.R_OK | os.X_OK):
         return None
-    return select(site.images.pool, wanted[IMG], wanted[DISTRO], wanted[ARCH])
+    return select_image(wanted, site, plugins)
 
 
 def check_script(guest_type: GuestType, script: bytes | None, image: Image) -> None:

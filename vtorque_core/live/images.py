@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from vtorque_core.api.strategies import ImageSource as ImageSource
 from vtorque_core.api.vm_options import IMG
+from vtorque_core.api.vm_options import is_own_image as is_own_image
 from vtorque_core.base import safefs
 from vtorque_core.base.errors import Refusal, Refused, UsageError
 from vtorque_core.base.safefs import fsync as fsync
@@ -65,6 +67,12 @@ def root_site(config: Path) -> tuple[Site, Plugins]:
     if site.owner:  # no administrator has set up a user's own site
         safefs.make_directories(site.images.pool)
     return site, plugins
+
+
+def own_images(config: Path) -> tuple[Site, list[ImageSource]]:
+    """Return the site config, and the source of users' own images, if it has one."""
+    site, plugins = load(config, node=False)
+    return site, plugins.image_sources()
 
 
 def refused_by(site: Site, name: str) -> Refusal | None:

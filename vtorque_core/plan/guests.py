@@ -26,10 +26,11 @@ from vtorque_core.api.guest_plan import GuestPlan, Share, root_disk
 from vtorque_core.api.host_topology import Topology
 from vtorque_core.api.libvirt_domain import Disk, Element, MemoryBacking
 from vtorque_core.api.values import Image, JobRequest
-from vtorque_core.api.vm_options import ARCH, DISTRO, FS_TYPE, IMG, RAM, VCPUS, VMS_PER_NODE
+from vtorque_core.api.vm_options import FS_TYPE, RAM, VCPUS, VMS_PER_NODE
 from vtorque_core.base import names
 from vtorque_core.base.errors import HostFault, Refusal, Refused
-from vtorque_core.images import pool, signature
+from vtorque_core.images import signature
+from vtorque_core.images.chosen import select_image
 from vtorque_core.images.pool import ramdisk_mib
 from vtorque_core.plan import guest_network, guest_uids
 from vtorque_core.plan.domain.merge import Contributed, MergedDomain, merge
@@ -38,6 +39,7 @@ from vtorque_core.plan.placement.demand import RAM_USE
 from vtorque_core.plan.placement.topology import show_cpus
 from vtorque_core.site import policy
 from vtorque_core.site.config import Site
+from vtorque_core.site.plugins import Plugins
 
 SAVED = "saved-guest"
 """Ledger pool of restored guests' UUIDs, so that no two jobs run the same guest."""
@@ -82,7 +84,7 @@ def plan_guests(
     ``arriving`` are boot sources of guests that migrate to this node, in order.
     """
     site = context.site
-    image = _image(request, site)
+    image = _image(request, site, context.plugins)
     disk = _ram_disk_mib(request, image)
     request, notes = policy.settle(request, site, context.plugins, context.granted, image, disk)
     uids = guest_uids.free(site)
@@ -103,10 +105,10 @@ def plan_guests(
     return guests
 
 
-def _image(request: JobRequest, site: Site) -> Image:
+def _image(request: JobRequest, site: Site, plugins: Plugins) -> Image:
     cache = Path(site.images.cache) if site.images.cache else None
-    wanted = (request[IMG], request[DISTRO], request[ARCH])
-    return pool.select(site.images.pool, *wanted, cache, signature.acceptor(site.images.signers))
+    accept = signature.acceptor(site.images.signers)
+    return select_image(request, site, plugins, cache, accept)
 
 
 def _ram_disk_mib(request: JobRequest, image: Image) -> int:
@@ -190,17 +192,17 @@ def _guest(context: JobContext, request: JobRequest, image: Image, index: int) -
         state_dir=site.paths.job_state(attempt.key) / f"g{index}",
         run_dir=site.paths.job_run(attempt.key) / f"g{index}",
         secret=names.derive(context.secret, "job", job.id, job.attempt),
-        shares=_shares(context),
+        shares=_shares(context, request, image),
         ntp=tuple(site.network.ntp),
         granted=job.granted,
         host=context.machine or Topology(),
     )
 
 
-def _shares(context: JobContext) -> tuple[Share, ...]:
+def _shares(context: JobContext, request: JobRequest, image: Image) -> tuple[Share, ...]:
     user = context.user
     known = {"user": user.name, "home": user.home, "uid": str(user.uid), "job": context.job.id}
-    return tuple(
+    found = tuple(
         Share(
             name=name,
             source=_expand(share.source, known),
@@ -211,6 +213,10 @@ def _shares(context: JobContext) -> tuple[Share, ...]:
         )
         for name, share in context.site.shares.items()
     )
+    if not image.source:
+        return found
+    own = policy.own_images(image.source, context.plugins)
+    return tuple(own.shares(request, user.home, found))
 
 
 def _expand(text: str, known: dict[str, str]) -> str:

@@ -38,23 +38,33 @@ _ATTRIBUTES = ":ok:all:user.:user.:{}:unsupported:all:::"
 
 @dataclass(frozen=True)
 class SharedDirectory(user_daemon.Service):
-    """One shared directory and its daemon. ``comes`` is True if the guest migrates to this node."""
+    """One shared directory and its daemon.
+
+    Attributes:
+        comes: the guest migrates to this node.
+        root_is_user: guest root has the owner's ids, and others of the guest have none.
+    """
 
     nofile: int = _LEAST_FILES
     program: str = VIRTIOFSD
     comes: bool = False
+    root_is_user: bool = False
+
+    @property
+    def translates(self) -> bool:
+        """True for the Rust daemon, in whose namespace the user's ids are 0."""
+        return "--translate-uid" in _help(self.program)
 
     @property
     def user_is_root(self) -> bool:
-        """True for the Rust daemon, in whose namespace the user's ids are 0."""
-        return "--translate-uid" in _help(self.program)
+        return self.root_is_user or self.translates
 
     @property
     def label(self) -> str:
         return f"cannot share {self.source}"
 
     def argv(self, socket_fd: int) -> tuple[str, ...]:
-        return (_rusts if self.user_is_root else _qemus)(self, socket_fd)
+        return (_rusts if self.translates else _qemus)(self, socket_fd)
 
     def start(self, *, timeout: float = 10.0) -> None:
         """Start the daemon, detached, and wait until it listens for QEMU on ``socket``. As root.
@@ -92,11 +102,12 @@ def _rusts(share: SharedDirectory, socket_fd: int) -> tuple[str, ...]:
     It would resolve the link and use the path, which the user can change.
     """
     root = share.subordinate_id
+    uid, gid = (0, 0) if share.root_is_user else (share.uid, share.gid)
     return (
         share.program, f"--fd={socket_fd}", "--rlimit-nofile=0",
         f"--shared-dir={MOUNTED}", "--sandbox=chroot", "--modcaps=-mknod:-setfcap",
         "--announce-submounts", f"--xattrmap={_ATTRIBUTES.format('')}",
-        *_translated("uid", root, share.uid), *_translated("gid", root, share.gid),
+        *_translated("uid", root, uid), *_translated("gid", root, gid),
         *((_OTHERS_STOP_IT if share.comes else _OTHERS_ARE_ERRORS) if saves(share.program) else ()),
     )  # fmt: skip
 

@@ -11,7 +11,7 @@ from dataclasses import MISSING
 from typing import Any, get_args
 
 from vtorque_core.api import values
-from vtorque_core.api.strategies import BatchSystem, Command, GuestType, ImageBuilder
+from vtorque_core.api.strategies import BatchSystem, Command, GuestType, ImageBuilder, ImageSource
 from vtorque_core.base.errors import Refusal
 
 _DECLARED: dict[str, tuple[type[Any], ...]] = {
@@ -19,6 +19,7 @@ _DECLARED: dict[str, tuple[type[Any], ...]] = {
     "vtorque_guest_types": (GuestType,),
     "vtorque_batch_systems": (BatchSystem,),
     "vtorque_image_builders": (ImageBuilder,),
+    "vtorque_image_sources": (ImageSource,),
     "vtorque_commands": (Command,),
     "vtorque_options": (values.Option,),
     "vtorque_parse_args": (Refusal,),

@@ -30,7 +30,7 @@ from vtorque_core.base.errors import Conflict, Refused, VtorqueError
 from vtorque_core.site import hook_items
 
 if TYPE_CHECKING:
-    from vtorque_core.api.strategies import BatchSystem, GuestType, ImageBuilder
+    from vtorque_core.api.strategies import BatchSystem, GuestType, ImageBuilder, ImageSource
     from vtorque_core.api.values import Option
 
 GROUP = "vtorque1"
@@ -350,6 +350,9 @@ class Plugins:
 
     def image_builders(self) -> dict[str, ImageBuilder]:
         return self._unique("vtorque_image_builders", lambda b: b.name)
+
+    def image_sources(self) -> list[ImageSource]:
+        return list(self._unique("vtorque_image_sources", lambda _: "images of users").values())
 
     def guest_type(self, name: str) -> GuestType:
         why = self.why_withheld("vtorque_guest_types", name)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from vtorque_core.api import hooks
 from vtorque_core.api.batch_system import Needs
 from vtorque_core.api.values import Extra, FileData, Image, JobRequest, Option
-from vtorque_core.api.vm_options import RAM, VCPUS, VMS_PER_NODE
+from vtorque_core.api.vm_options import IMG, RAM, VCPUS, VMS_PER_NODE, is_own_image
 from vtorque_core.base.errors import HostFault, Refusal, Refused, VtorqueError, printable
 from vtorque_core.site import job_size
 from vtorque_core.site.job_limits import ALWAYS_THERE, Entry, Facts
@@ -20,6 +20,7 @@ from vtorque_core.site.option_limits import Limits, effective_default, refusal
 from vtorque_core.site.request import Request, unknown_key
 
 if TYPE_CHECKING:
+    from vtorque_core.api.strategies import ImageSource
     from vtorque_core.site.config import Site
     from vtorque_core.site.plugins import Plugins
 
@@ -156,7 +157,22 @@ def asked(request: Request, site: Site, plugins: Plugins) -> JobRequest:
     )
     if refusals:
         raise Refused(*refusals)
+    if is_own_image(image := values.get(IMG.key) or ""):
+        own_images(image, plugins)
     return job
+
+
+def own_images(value: str, plugins: Plugins) -> ImageSource:
+    """Return the source of users' own images. Raises Refused if this site has none."""
+    found = plugins.image_sources()
+    if not found:
+        raise Refused(
+            "is your own image, which this site does not accept",
+            key=IMG.key,
+            value=value,
+            fix="write the name of an image in the pool (vmgr images list)",
+        )
+    return found[0]
 
 
 def _value(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import click
 
 from vtorque_core.api import EXIT_FAILED, Refused, UsageError, printable
@@ -11,14 +13,16 @@ from vtorque_core.live.images import (
     check_allowed,
     describe,
     effective_root,
+    is_own_image,
     listing,
+    own_images,
     refused_by,
     root_site,
     site_of,
 )
 from vtorque_images import change as pool_of
 from vtorque_images import table
-from vtorque_images.common import as_json, bars, pairs, signed_by, write_json
+from vtorque_images.common import as_json, bars, pairs, signed_by, size, write_json
 
 
 @click.command("list")
@@ -29,10 +33,14 @@ from vtorque_images.common import as_json, bars, pairs, signed_by, write_json
     metavar="KEY=VALUE",
     help="List only images with this label.",
 )
+@click.option("--mine", is_flag=True, help="List the images in your own cache instead.")
 @as_json
 @click.pass_context
-def list_command(ctx: click.Context, labels: tuple[str, ...], as_json: bool) -> None:
+def list_command(ctx: click.Context, labels: tuple[str, ...], mine: bool, as_json: bool) -> None:
     """List the images that you may use. Exit code 1 if one of them is broken."""
+    if mine:
+        _list_own(ctx.obj, as_json)
+        return
     site = site_of(ctx.obj)
     unused = site.owner and not site.images.pool.exists()  # a user's own site before its first job
     found = [] if unused else listing(site.images.pool)
@@ -48,6 +56,17 @@ def list_command(ctx: click.Context, labels: tuple[str, ...], as_json: bool) -> 
         table.show(rows)
     if any(isinstance(item, Broken) for item in found):
         ctx.exit(EXIT_FAILED)
+
+
+def _list_own(config: Path, as_json: bool) -> None:
+    site, sources = own_images(config)
+    rows = [row for source in sources for row in source.mine(site)]
+    if as_json:
+        write_json(rows)
+        return
+    for row in rows:
+        size_of_row = size(int(row["size"]))
+        click.echo(f"{row['name']}  {size_of_row:>6}  {row['used']}  {row['reference']}")
 
 
 @click.command()
@@ -118,7 +137,13 @@ def remove(ctx: click.Context, name: str, when_free: bool, now: bool, as_json: b
 
     No new job gets the image. Jobs of other nodes that share the pool are not known here, so the
     files stay for [images] keep, unless you use --now.
+
+    NAME can also be an image in your own cache (vmgr images list --mine). A queued job that names
+    it will be refused.
     """
+    if is_own_image(name):
+        _remove_own(ctx.obj, name, as_json)
+        return
     site, _ = root_site(ctx.obj)
     keep = 0.0 if now else site.images.keep
     left = pool_of.remove(site.images.pool, name, paths=site.paths, keep=keep, when_free=when_free)
@@ -133,6 +158,16 @@ def remove(ctx: click.Context, name: str, when_free: bool, now: bool, as_json: b
             f"for {keep / 86400:g} days, because jobs of other nodes may use them (see --now)"
         )
     click.echo(f"removed {name}" + (f"; its files are kept {' and '.join(why)}" if why else ""))
+
+
+def _remove_own(config: Path, name: str, as_json: bool) -> None:
+    site, sources = own_images(config)
+    if not any(source.remove(site, name) for source in sources):
+        raise Refused("is not in your cache", key="img", value=name, fix="vmgr images list --mine")
+    if as_json:
+        write_json({"name": name})
+        return
+    click.echo(f"removed {name}")
 
 
 @click.command()

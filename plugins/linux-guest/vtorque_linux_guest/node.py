@@ -63,7 +63,8 @@ def vtorque_guest_context(guest: GuestPlan, site: Site) -> Iterator[ContextItem]
         yield GuestFile(f"{SITE}/precancel", own.content, 0o500, "job")
         yield OnCancel((f"{SITE}/precancel",))
     if guest.image.guest_type == "linux":
-        for number, script in enumerate(site_scripts(site[Settings].precancel)):
+        settings = site[Settings].for_image(guest.image)
+        for number, script in enumerate(site_scripts(settings.precancel)):
             path = f"{SITE}/precancel.d/{number:03d}"
             yield GuestFile(path, script.content, 0o555)
             yield OnCancel((path,))

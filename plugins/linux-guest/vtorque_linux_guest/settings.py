@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 import stat
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from vtorque_core.api import HostFault, setting
+from vtorque_core.api import HostFault, Image, setting
 
 SCRIPT_BYTES = 1024 * 1024
 """Maximum size of a site script. Every guest's seed contains it."""
@@ -61,6 +61,15 @@ class Settings:
         False, doc="install security updates at each boot (slow: each guest downloads them)"
     )
 
+    def for_image(self, image: Image) -> Settings:
+        """Return the settings for guests of an image. A user's own image gets nothing of the site.
+
+        Its programs could read the site's scripts, and would run as root beside them.
+        """
+        if not image.source:
+            return self
+        return replace(self, prologue="", epilogue="", precancel="", cloud_config="")
+
 
 def agent_path(settings: Settings, arch: str) -> Path:
     """Return the path of the agent binary for guests of an architecture."""
@@ -76,12 +85,14 @@ class SiteScript:
 
 
 def site_scripts(directory: str) -> tuple[SiteScript, ...]:
-    """Return a directory's scripts in the order of their names, or () if it does not exist.
+    """Return a directory's scripts in the order of their names, or () if it is empty or missing.
 
     Names that start with a dot or end in ``~`` are ignored. Raises HostFault for a script that is
     too large, or if anyone but root or the caller can write to the directory or a script.
     """
     path = Path(directory)
+    if not directory:
+        return ()
     try:
         names = sorted(os.listdir(path))  # noqa: PTH208 - names only, no Path objects
         _check_owner(path, path.stat())

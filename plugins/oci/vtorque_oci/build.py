@@ -94,7 +94,7 @@ class OciBuilder:
         work = staging / "work"
         work.mkdir(mode=0o700)
         progress("reading the container")
-        container, from_sif = _read(options, work, arch)
+        container, from_sif = read_container(options, work, arch)
         progress("unpacking the layers")
         raw, kernels = work / "root.raw", list[Kernel]()
         with ExitStack() as stack:
@@ -116,7 +116,7 @@ class OciBuilder:
             def equip() -> None:
                 kernels.append(fetch_kernel(work, progress, options.debs))
                 _boot_files(kernels[0], work, staging, options)
-                pickle.dump(list(_equipment(kernels[0], work, options)), equipment)
+                pickle.dump(list(guest_files(kernels[0], work, options)), equipment)
                 equipment.flush()
 
             keep = {file.fileno() for file in (*files, disk, equipment)}
@@ -188,8 +188,13 @@ def parse_options(arguments: Mapping[str, str]) -> Options:
     )
 
 
-def _read(options: Options, work: Path, arch: str) -> tuple[Container, bool]:
-    """Return the container, and whether it is a SIF (Apptainer image). Errors name the source."""
+def read_container(
+    options: Options, work: Path, arch: str, *, private: bool = False
+) -> tuple[Container, bool]:
+    """Return the container, and whether it is a SIF (Apptainer image). Errors name the source.
+
+    ``private`` is as in :func:`vtorque_oci.oci.read_image`.
+    """
     most = min(options.size << 20, room(work))
     try:
         with reader(), opened(options.source) as descriptor:
@@ -198,7 +203,8 @@ def _read(options: Options, work: Path, arch: str) -> tuple[Container, bool]:
                 title = Path(options.source).name
                 return sif.read_sif(descriptor, work, most, arch, title), True
             with oci.files_of(descriptor) as found:
-                return oci.read_image(found, work, most, arch, options.tag), False
+                image = oci.read_image(found, work, most, arch, options.tag, private=private)
+                return image, False
     except Refused as error:
         raise Refused(f"source {options.source[:200]}: {error}") from None
 
@@ -260,7 +266,7 @@ def _boot_files(kernel: Kernel, work: Path, staging: Path, options: Options) -> 
     (staging / "initrd").write_bytes(disk_initramfs(kernel, work, INIT, modules, options.debs))
 
 
-def _equipment(kernel: Kernel, work: Path, options: Options) -> Iterator[tuple[str, Node]]:
+def guest_files(kernel: Kernel, work: Path, options: Options) -> Iterator[tuple[str, Node]]:
     """Yield paths and nodes of init, agent, busybox, and the kernel modules that a job may need."""
 
     def program(content: bytes) -> Node:

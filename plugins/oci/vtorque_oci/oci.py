@@ -131,6 +131,7 @@ class _Reading:
     Attributes:
         most: maximum size of all unpacked layers in bytes.
         until: deadline for unpacking them, by time.monotonic().
+        private: nobody else can change the files, and their digests were verified.
     """
 
     files: Files
@@ -138,14 +139,18 @@ class _Reading:
     most: int
     arch: str
     until: float
+    private: bool = False
 
 
-def read_image(files: Files, work: Path, most: int, arch: str, tag: str) -> Container:
+def read_image(
+    files: Files, work: Path, most: int, arch: str, tag: str, *, private: bool = False
+) -> Container:
     """Copy, verify and decompress an image's layers to ``work``; return the container.
 
-    ``tag`` selects one of several images. Raises Refused.
+    ``tag`` selects one of several images. ``private``: nobody else can change the files, which are
+    on the file system of ``work``, and their digests were verified. Raises Refused.
     """
-    reading = _Reading(files, work, most, arch, time.monotonic() + TIMEOUT)
+    reading = _Reading(files, work, most, arch, time.monotonic() + TIMEOUT, private)
     try:
         if files.part("index.json") is not None:
             return _read_layout(reading, tag)
@@ -249,7 +254,10 @@ def _layer(
     if size > left:
         raise Refused(f"{path[:200]} has {size >> 20} MiB, more than the root disk (-o size=)")
     packed = reading.work / f"layer{number}"
-    copy(descriptor, offset, size, packed, digest)
+    if reading.private:
+        packed.hardlink_to(Path(f"/proc/self/fd/{descriptor}").readlink())
+    else:
+        copy(descriptor, offset, size, packed, digest)
     seconds = reading.until - time.monotonic()
     return unpacked(packed, reading.work / f"layer{number}.tar", left, seconds)
 

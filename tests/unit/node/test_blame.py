@@ -92,6 +92,23 @@ def test_node_is_blamed_only_before_the_user_takes_part(phase, blamed):
     assert caught.value.blames_node is blamed
 
 
+@pytest.mark.parametrize(
+    ("source", "phase", "error"),
+    [
+        ("/home/u/image", "ready", Refused),
+        ("/home/u/image", "boot", HostFault),
+        ("", "ready", HostFault),
+    ],
+)
+def test_job_is_refused_if_own_image_does_not_become_ready(source, phase, error):
+    start = Start(JobAttempt("7.srv", 0, "u", 1), None, None, 0.0, None, None, phase=phase)
+    start.guests = [SimpleNamespace(image=SimpleNamespace(source=source))]
+    with pytest.raises(error) as caught, blame(start):
+        raise HostFault("the guest has ended", detail=("| the console",))
+    assert "the guest has ended" in str(caught.value)
+    assert caught.value.detail == ("| the console",)
+
+
 @pytest.mark.parametrize("patience", [0.0, 3.0])
 def test_job_waits_for_leases_as_long_as_its_batch_system_allows(monkeypatch, patience):
     clock, tries, reaped, calls = [0.0], [], [], []

@@ -108,7 +108,7 @@ def test_each_actor_has_a_boundary():
 
 
 def test_no_setting_allows_images_of_users():
-    """Words that look like a path are an error, and no option takes an image's path (see PAIRS)."""
+    """Similar settings are errors. The plugin own-images refuses such images on a site."""
     plugins = Plugins.load(node=False)
     keys = (("images", "allow_user_images"), ("images", "user_images"), ("options.img", "users"))
     for table, key in keys:

@@ -6,7 +6,7 @@ import subprocess
 import sys
 import textwrap
 import time
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -150,6 +150,17 @@ def test_rust_virtiofsd_maps_its_root_to_the_user(tmp_path: Path) -> None:
         "--translate-gid=map:0:100000:1",
         "--translate-gid=map:1007:0:1",
     )
+
+
+@pytest.mark.parametrize("kind", ["    -o sandbox=chroot", "    --translate-uid <UID>"])
+def test_guest_root_can_be_the_user(tmp_path: Path, kind: str) -> None:
+    share = a_share(tmp_path, program=a_daemon(tmp_path, kind), subordinate_id=None)
+    assert share.user_is_root == share.translates
+    share = replace(share, root_is_user=True)
+    assert share.user_is_root
+    words = [word for word in share.argv(7) if word.startswith("--translate")]
+    assert words == ["--translate-uid=map:0:0:1", "--translate-gid=map:0:0:1"] * share.translates
+    assert user_daemon.id_map(None, [share.uid], share.uid) == f"0 {share.uid} 1\n"
 
 
 def test_virtiofsd_that_fails_to_print_help_does_not_map_root(tmp_path: Path) -> None:

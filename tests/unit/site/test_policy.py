@@ -135,8 +135,8 @@ def test_value_out_of_policy_names_value_limit_and_origin(plugins, pair, limit, 
         ("keep=1", "is ambiguous"),
         ("fs_type=nfs", "is not a file system type: write one of sharedfs, ramdisk"),
         ("arch=pdp11", "is not an architecture"),
-        ("img=/root/x.img", "is a path"),
-        ("img=../x", "is a path"),
+        ("img=/root/x.img", "is not allowed"),
+        ("img=../x", "is not allowed"),
         ("img=-x", "is not a name"),
         ("img=a'b", "is not a name"),
         ("img=<a>", "is not a name"),
@@ -407,3 +407,10 @@ def test_failed_or_invalid_needs_hook_refuses_the_job(plugins, answer, message):
     plugins.register("a", module(vtorque_needs=answer), "vtorque-a 1")
     with pytest.raises(Refused, match=message):
         needed(plugins)
+
+
+@pytest.mark.parametrize("value", ["docker://debian:12", "/home/u/image", "oci:layout"])
+def test_own_image_without_plugin_for_it_is_refused(plugins, value):
+    (found,) = refusals(plugins, f"img={value}", site="")
+    assert (found.key, found.value) == ("img", value)
+    assert "which this site does not accept" in found.message

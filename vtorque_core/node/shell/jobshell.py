@@ -189,10 +189,10 @@ def _await_proof(
         seen(found)
         if found.state == "ready":
             return found
+        detail = [printable(line) for line in found.detail]
         if found.state == "refused":
-            raise _Stop(errors.EXIT_REFUSED, printable(found.reason, 2000))
+            raise _Stop(errors.EXIT_REFUSED, printable(found.reason, 2000), detail)
         if found.state == "host_fault":
-            detail = [printable(line) for line in found.detail]
             raise _Stop(errors.EXIT_HOST_FAULT, printable(found.reason, 2000), detail)
         if ended:  # the starter had ended before this proof was read
             why = "root's prologue ended while it was starting the guests (was it killed?)"

@@ -62,9 +62,10 @@ def daemons(each: Prepared) -> Iterable[Resource]:
     most = file_limit(each.plan.ram_mib // max(1, len(shares)))
     for share in shares:
         stem, root = run_dir / f"fs-{share.name}", user.subordinate_id or None
+        root = None if share.root_is_user else root
         of_share = {"subordinate_id": root, "readonly": share.readonly}
         of_share |= {"owner_check": share.user_owned, "nofile": most}
-        of_share |= {"comes": each.plan.source.remote}
+        of_share |= {"comes": each.plan.source.remote, "root_is_user": share.root_is_user}
         yield Virtiofsd(SharedDirectory.beside(stem, share.source, user, qemu, **of_share))
     for disk in each.merged.lists(Disk):
         if disk.user_owned:

@@ -182,7 +182,7 @@ def _attempt(
         proof.remove(site.paths, job.id)
         start_job(job, site, plugins, adapter, reap_gone, hook.let_return)
     except Refused as error:
-        outcome, reason = Outcome.REFUSED, str(error)
+        outcome, reason, detail = Outcome.REFUSED, str(error), error.detail
         _log.warning("refused: %s", reason)
     except Exception as error:
         known = isinstance(error, VtorqueError)

@@ -104,12 +104,19 @@ def start_job(
 
 @contextlib.contextmanager
 def blame(start: Start) -> Iterator[None]:
-    """Clear ``blames_node`` of a HostFault in phases that the user can disturb."""
+    """Clear ``blames_node`` of a HostFault in phases that the user can disturb.
+
+    Raises Refused instead if a guest of the user's own image does not become ready.
+    """
     try:
         yield
     except HostFault as error:
         if start.phase not in _NODES_OWN:
             error.blames_node = False
+        if start.phase == "ready" and any(guest.image.source for guest in start.guests):
+            refused = Refused(f"your own image did not become ready: {error}")
+            refused.detail = error.detail
+            raise refused from error
         raise
 
 

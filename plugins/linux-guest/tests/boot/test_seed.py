@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
+from dataclasses import replace
 from io import BytesIO
 from pathlib import Path
 
@@ -12,9 +13,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sample_guests import ROCKY
+from sample_guests import MICRO, ROCKY
 from vtorque_core.api import HostFault
+from vtorque_core.api.libvirt_domain import Filesystem
 from vtorque_linux_guest.boot import seed_contents
+from vtorque_linux_guest.boot.hardware import elements
 from vtorque_linux_guest.boot.seed import Seed, iso
 from vtorque_linux_guest.settings import Settings
 
@@ -72,6 +75,39 @@ def test_seed_of_a_cloud_guest_has_both_parts(plan, tmp_path: Path) -> None:
     assert read(image, "user-data", "joliet_path").startswith(b"#cloud-config\n")
     assert read(image, "vtorque/vtorque-agent", "rr_path") == b"\x7fELF the agent"
     assert {"meta-data", "network-config", "vtorque/agent.conf", "vtorque/setup.sh"} <= set(files)
+
+
+def test_seed_of_own_image_has_nothing_of_the_site(plan, tmp_path: Path) -> None:
+    site = {}
+    for what in ("prologue", "epilogue", "precancel"):
+        (tmp_path / what).mkdir()
+        (tmp_path / what / "10-site").write_text("#!/bin/sh\nSECRET OF THE SITE\n")
+        site[what] = str(tmp_path / what)
+    (tmp_path / "cloud").mkdir()
+    (tmp_path / "cloud/10.cfg").write_text("#cloud-config\nruncmd: [SECRET OF THE SITE]\n")
+    settings = Settings(cloud_config=str(tmp_path / "cloud"), **site)
+    own = plan(image=replace(MICRO, name="own:0123", source="/home/alice/image"))
+    found = seed_contents.seed_files(own, [], settings.for_image(own.image))
+    assert sorted(found) == [
+        "vtorque/agent.conf",
+        "vtorque/files/0000",  # what sudo refuses the user
+        "vtorque/ids/group",
+        "vtorque/ids/passwd",
+        "vtorque/ids/passwd.sh",
+        "vtorque/ids/shadow",
+        "vtorque/setup.sh",
+    ]
+    assert not any(b"SECRET" in content for content in found.values())
+    assert settings.for_image(MICRO) is settings
+
+
+def test_script_is_root_only_in_own_image_with_the_label(plan) -> None:
+    labels = {**MICRO.labels, "script": "root"}
+    for source, label, root in (("", labels, 0), ("/f", MICRO.labels, 0), ("/f", labels, 1)):
+        guest = plan(image=replace(MICRO, source=source, labels=label))
+        assert seed_contents.agent_conf(guest, []).count(b"\nroot=1\n") == root
+        shares = [each for each in elements(guest) if isinstance(each, Filesystem)]
+        assert [each.root_is_user for each in shares] == [bool(root)]
 
 
 def test_missing_agent_names_image_path_and_key(plan) -> None:

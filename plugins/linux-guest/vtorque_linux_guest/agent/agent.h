@@ -63,6 +63,7 @@ struct conf {
     gid_t groups[GROUPS_MAX];
     size_t ngroups;
     bool sync;
+    bool root;                 /* the script runs as root: only in a user's own image */
 };
 
 /* A virtio-serial port (device path, or port:NAME looked up in sysfs) or, in tests, unix:PATH. */

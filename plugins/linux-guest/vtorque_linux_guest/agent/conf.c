@@ -51,7 +51,7 @@ static bool copy(char *to, size_t size, const char *value, bool path) {
 static bool assign(struct conf *c, const char *key, const char *value, unsigned *seen) {
     static const char *const keys[] = {"user", "uid", "gid", "groups", "home", "shell",
                                        "status", "run", "spool", "setup", "sync", "container",
-                                       "lines", "lines_port"};
+                                       "lines", "lines_port", "root"};
     unsigned long n = 0;
     unsigned k = 0;
     bool ok = false;
@@ -74,7 +74,8 @@ static bool assign(struct conf *c, const char *key, const char *value, unsigned 
     case 10: ok = number(value, 1, &n); c->sync = n == 1; return ok;
     case 11: return copy(c->container, sizeof c->container, value, true);
     case 12: return copy(c->lines, sizeof c->lines, value, true);
-    default: return copy(c->lines_port, sizeof c->lines_port, value, false);
+    case 13: return copy(c->lines_port, sizeof c->lines_port, value, false);
+    default: ok = number(value, 1, &n); c->root = n == 1; return ok;
     }
 }
 

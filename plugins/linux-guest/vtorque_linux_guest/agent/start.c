@@ -195,6 +195,11 @@ static _Noreturn void give_up(int error_fd, const char *what, const char *name, 
 }
 
 static void drop_privileges(int error_fd) {
+    if (conf.root && geteuid() == 0) {
+        if (setgroups(0, NULL) < 0)
+            give_up(error_fd, "cannot drop the groups of ", "root", strerror(errno));
+        return;
+    }
     if (geteuid() == 0) {
         if (setgroups(conf.ngroups, conf.groups) < 0 || setresgid(conf.gid, conf.gid, conf.gid) < 0 ||
             setresuid(conf.uid, conf.uid, conf.uid) < 0)

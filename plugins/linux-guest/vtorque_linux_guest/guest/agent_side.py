@@ -14,6 +14,7 @@ from vtorque_linux_guest.guest.contract import (
     STATUS_PORT,
     STATUS_SOCKET,
 )
+from vtorque_linux_guest.guest.linux_family import script_is_root
 
 
 def ports(guest: GuestPlan) -> Iterator[Channel]:
@@ -45,6 +46,8 @@ def who_and_where(guest: GuestPlan) -> dict[str, str]:
     }
     if "container" in guest.image.labels:  # of an image made from a container
         values["container"] = guest.image.labels["container"]
+    if script_is_root(guest.image):
+        values["root"] = "1"
     return values
 
 

@@ -29,6 +29,14 @@ def boots_micro(image: Image) -> bool:
     return image.labels.get("init") == "micro"
 
 
+def script_is_root(image: Image) -> bool:
+    """Return whether the script runs as root (label ``script=root`` of a user's own image).
+
+    Root of such a guest has the user's ids in shares.
+    """
+    return bool(image.source) and image.labels.get("script") == "root"
+
+
 def has_agent(image: Image) -> bool:
     """Return whether the image contains and starts the agent (label ``agent=builtin``)."""
     return boots_micro(image) or image.labels.get("agent") == "builtin"

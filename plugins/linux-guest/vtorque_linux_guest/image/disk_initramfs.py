@@ -19,11 +19,17 @@ INITRD_MODULES = ("virtio_pci", "virtio_blk", "crc32c_generic", "ext4")
 
 
 def disk_initramfs(
-    kernel: Kernel, work: Path, init: str, modules: Sequence[str], debs: Path | None = None
+    kernel: Kernel,
+    work: Path,
+    init: str,
+    modules: Sequence[str],
+    debs: Path | None = None,
+    script: str = "",
 ) -> bytes:
     """Return an initramfs that mounts the root disk and runs ``init``, a path on it.
 
-    It contains only busybox and the modules. Raises HostFault.
+    It contains only busybox and the modules. ``script`` replaces the program that does this; it may
+    contain ``@MODULES@`` and ``@INIT@``. Raises HostFault.
     """
     tree = Tree()
     for path in ("dev", "proc", "sys", "root"):
@@ -32,7 +38,7 @@ def disk_initramfs(
     for applet in ("modprobe", "mount", "poweroff", "sleep", "switch_root"):
         tree.link(f"sbin/{applet}", "/bin/busybox")
     loaded = add_modules(tree, kernel, modules)
-    text = files("vtorque_linux_guest.guest").joinpath("disk_init").read_text("utf-8")
+    text = script or files("vtorque_linux_guest.guest").joinpath("disk_init").read_text("utf-8")
     text = text.replace("@MODULES@", " ".join(loaded)).replace("@INIT@", init)
     tree.file("init", text.encode(), 0o755)
     return tree.compressed()

@@ -41,7 +41,7 @@ class LinuxDriver(AgentDriver):
         """Return the seed and the files of ``vmgr ssh``. Raises Refused and HostFault."""
         from vtorque_linux_guest.boot import hardware
 
-        return hardware.resources(guest, items, site[Settings])
+        return hardware.resources(guest, items, site[Settings].for_image(guest.image))
 
     def await_spare(self, guest: GuestPlan, deadline: float) -> None:
         """Wait until a warm guest reports that it waits for its seed. Raises HostFault."""

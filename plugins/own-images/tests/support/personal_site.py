@@ -1,0 +1,21 @@
+"""A site of a user without root, for tests."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from vtorque_own_images.plugin import Settings
+
+
+class PersonalSite:
+    """What the plugin reads of a personal site."""
+
+    owner = 1000
+    path = Path("/nonexistent/vtorque.toml")
+
+    def __init__(self, **settings: Any) -> None:
+        self._settings = Settings(**settings)
+
+    def __getitem__(self, _: type[Settings]) -> Settings:
+        return self._settings

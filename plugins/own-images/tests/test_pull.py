@@ -1,0 +1,355 @@
+"""Pull images from a registry and from files, and convert them into the user's cache."""
+
+from __future__ import annotations
+
+import errno
+import os
+import subprocess
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from oci_images import as_directory, as_sif, as_tar, digest, layer, layout_files, saved_files
+from personal_site import PersonalSite
+from registry import Registry
+from vtorque_core.api import HostFault, Refused
+from vtorque_own_images import convert, pull, skopeo
+from vtorque_own_images.cache import Cache
+from vtorque_own_images.pull import resolve
+
+GZIP = b"\x1f\x8b"
+
+
+def listing(file: str) -> dict[str, str]:
+    """Return path to mode and owner of the files in a squashfs."""
+    argv = ["unsquashfs", "-lln", file]
+    lines = subprocess.run(argv, check=True, capture_output=True, text=True).stdout.splitlines()
+    words = [line.split(maxsplit=5) for line in lines if "squashfs-root/" in line]
+    return {w[5].partition("squashfs-root/")[2]: f"{w[0]} {w[1]}" for w in words}
+
+
+def content(file: str, path: str) -> bytes:
+    return subprocess.run(
+        ["unsquashfs", "-cat", file, path], check=True, capture_output=True
+    ).stdout
+
+
+def leftovers(images: Cache) -> list[str]:
+    """Return the files in the cache besides finished images."""
+    names = [path.name for path in images.root.iterdir()]
+    return [name for name in names if not name.endswith((".squashfs", ".json"))]
+
+
+def counted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Count the calls that copy and that convert."""
+    calls: list[str] = []
+    for module, name in ((skopeo, "copy"), (convert, "convert")):
+        real = getattr(module, name)
+
+        def call(*args: Any, name: str = name, real: Any = real) -> None:
+            calls.append(name)
+            real(*args)
+
+        monkeypatch.setattr(module, name, call)
+    return calls
+
+
+def test_pull_from_registry_merges_layers(
+    registry: Registry, layout: Path, images: Cache, site: Any
+) -> None:
+    file = resolve(registry.push(layout, "app:1"), site, True)
+    assert Path(file).parent == images.root
+    found = listing(file)
+    assert found["bin/sh"] == "-rwxr-xr-x 0/0"
+    assert "gone" not in found
+    assert content(file, "etc/os-release") == b"ID=strange\n"
+    assert b"GREETING=hello\0" in content(file, "usr/lib/vtorque/container")
+    assert content(file, "bin/again") == b"shell"
+    assert Path(file).stat().st_size % 512 == 0
+    assert leftovers(images) == []
+
+
+def test_pull_of_cached_digest_transfers_nothing(
+    registry: Registry, layout: Path, images: Cache, site: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    value = registry.push(layout, "app:1")
+    calls = counted(monkeypatch)
+    first = resolve(value, site, True)
+    assert calls == ["copy", "convert"]
+    assert resolve(value, site, True) == first
+    other = registry.push(layout, "same:2")
+    assert resolve(other, site, True) == first
+    assert calls == ["copy", "convert"]
+    assert resolve(value, site, False) == resolve(other, site, False) == first
+
+
+def test_pull_after_tag_moved_leaves_submitted_image(
+    registry: Registry, layout: Path, images: Cache, site: Any, tmp_path: Path
+) -> None:
+    value = registry.push(layout, "app:1")
+    submitted = resolve(value, site, True)
+    other = as_directory(layout_files([layer(("new", b"new", "f"))]), tmp_path / "other")
+    registry.push(other, "app:1")
+    moved = resolve(value, site, True)
+    assert moved != submitted
+    assert resolve(value, site, False) == moved
+    assert "bin/sh" in listing(submitted)
+
+
+def test_no_pull_uses_cache_without_registry(
+    registry: Registry, layout: Path, images: Cache, site: Any
+) -> None:
+    value = registry.push(layout, "app:1")
+    with pytest.raises(Refused, match=r"not in your cache.*vmgr images pull"):
+        resolve(value, site, False)
+    file = resolve(value, site, True)
+    registry.stop()
+    assert resolve(value, site, False) == file
+    with pytest.raises(HostFault, match="could not be copied"):
+        resolve(value, site, True)
+
+
+def test_no_pull_of_relative_path_means_the_same_directory(
+    layout: Path, images: Cache, site: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(layout.parent)
+    file = resolve("oci:./layout", site, True)
+    assert resolve("oci:./layout", site, False) == file
+    monkeypatch.chdir("/")
+    with pytest.raises(Refused, match="not in your cache"):
+        resolve("oci:./layout", site, False)
+    assert resolve(f"oci:{layout}", site, False) == file
+
+
+def test_pull_with_wrong_password_names_the_fix(
+    registry: Registry, layout: Path, images: Cache, site: Any
+) -> None:
+    value = registry.push(layout, "app:1")
+    registry.log_in("wrong")
+    with pytest.raises(Refused, match=r"refuses your credentials.*skopeo login"):
+        resolve(value, site, True)
+    assert list(images.root.iterdir()) == []
+
+
+def test_pull_of_missing_tag_is_refused(
+    registry: Registry, layout: Path, images: Cache, site: Any
+) -> None:
+    registry.push(layout, "app:1")
+    with pytest.raises(Refused, match="there is no such image"):
+        resolve(f"docker://{registry.name}/app:2", site, True)
+
+
+def test_pull_of_truncated_layer_leaves_nothing(
+    registry: Registry, layout: Path, images: Cache, site: Any
+) -> None:
+    value = registry.push(layout, "app:1")
+    (packed, *_) = (path for path in registry.blobs() if path.read_bytes()[:2] == GZIP)
+    packed.write_bytes(packed.read_bytes()[:-7])
+    with pytest.raises(Refused, match="damaged or truncated"):
+        resolve(value, site, True)
+    assert list(images.root.iterdir()) == []
+
+
+def test_pull_of_layer_with_other_content_than_configured_leaves_nothing(
+    images: Cache, site: Any, tmp_path: Path
+) -> None:
+    files = layout_files([layer(("a", b"x", "f"))])
+    (config,) = (name for name, data in files.items() if b"diff_ids" in data)
+    other = layout_files([layer(("a", b"y", "f"))])
+    (expected,) = (data for data in other.values() if b"diff_ids" in data)
+    text = files.pop(config)
+    name = digest(expected)[7:]
+    files[f"blobs/sha256/{name}"] = expected
+    for path in [path for path, data in files.items() if config[13:].encode() in data]:
+        manifest = files.pop(path).replace(config[13:].encode(), name.encode())
+        changed = digest(manifest)[7:]
+        index = files["index.json"].replace(path[13:].encode(), changed.encode())
+        size = f'"size": {len(manifest)}'
+        files |= {f"blobs/sha256/{changed}": manifest, "index.json": index}
+    assert len(text) == len(expected) and size.encode() in files["index.json"]
+    made = as_directory(files, tmp_path / "made")
+    with pytest.raises(Refused, match="but the configuration requires"):
+        resolve(f"oci:{made}", site, True)
+    assert list(images.root.iterdir()) == []
+
+
+def test_pull_continues_after_interruption(
+    registry: Registry, layout: Path, images: Cache, site: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    value = registry.push(layout, "app:1")
+
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(convert, "convert", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            resolve(value, site, True)
+    assert len(leftovers(images)) == 1
+    for blob in registry.blobs():  # only layers that were not copied would be read
+        if blob.read_bytes()[:2] == GZIP:
+            blob.unlink()
+    resolve(value, site, True)
+    assert leftovers(images) == []
+
+
+@pytest.mark.parametrize("kind", ["oci", "oci:latest", "docker-archive", "sif"])
+def test_pull_of_local_image(
+    kind: str, layout: Path, images: Cache, site: Any, tmp_path: Path
+) -> None:
+    if kind == "sif":
+        (tmp_path / "root/bin").mkdir(parents=True)
+        (tmp_path / "root/bin/sh").write_bytes(b"shell")
+        value = str(as_sif(tmp_path / "root", tmp_path / "app.sif"))
+    elif kind == "docker-archive":
+        saved = saved_files([layer(("bin/sh", b"shell", "f"))])
+        value = f"{kind}:{as_tar(saved, tmp_path / 'app.tar')}"
+    else:
+        value = f"oci:{layout}" + kind[3:]
+    file = resolve(value, site, True)
+    assert content(file, "bin/sh") == b"shell"
+    assert resolve(value, site, True) == file
+    assert leftovers(images) == []
+
+
+@pytest.mark.parametrize(
+    ("value", "why"),
+    [
+        ("oci:/nonexistent", "cannot be read"),
+        ("docker-archive:/nonexistent", "No such file"),
+        ("/nonexistent/app.sif", "No such file"),
+        ("docker-archive:/dev/null", "not a regular file"),
+    ],
+)
+def test_pull_of_unreadable_file_is_refused(value: str, why: str, images: Cache, site: Any) -> None:
+    with pytest.raises(Refused, match=why):
+        resolve(value, site, True)
+    assert list(images.root.iterdir()) == []
+
+
+def test_pull_without_skopeo_names_package(
+    images: Cache, site: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", "/nonexistent")
+    with pytest.raises(HostFault, match=r"skopeo is not installed.*package skopeo"):
+        resolve("docker://debian:12", site, True)
+
+
+def test_pull_on_full_disk_says_so_and_leaves_nothing(
+    layout: Path, images: Cache, site: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def failing(*_: object) -> None:
+        raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
+
+    monkeypatch.setattr(convert, "write", failing)
+    with pytest.raises(Refused, match=r"quota is used up.*vmgr images remove"):
+        resolve(f"oci:{layout}", site, True)
+    assert list(images.root.iterdir()) == []
+
+
+def test_pull_of_image_larger_than_limit_names_setting(layout: Path, images: Cache) -> None:
+    big = as_directory(layout_files([layer(("big", bytes(3 << 20), "f"))]), layout / "big")
+    site: Any = PersonalSite(max_size=2)
+    with pytest.raises(Refused, match=r"max_size"):
+        resolve(f"oci:{big}", site, True)
+
+
+def test_pull_by_two_submissions_converts_once(
+    layout: Path, images: Cache, site: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = counted(monkeypatch)
+    found: list[str] = []
+    threads = [
+        threading.Thread(target=lambda: found.append(resolve(f"oci:{layout}", site, True)))
+        for _ in range(2)
+    ]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join()
+    assert len(set(found)) == 1 and len(found) == 2
+    assert calls == ["copy", "convert"]
+
+
+def test_removed_image_is_pulled_again(layout: Path, images: Cache, site: Any) -> None:
+    value = f"oci:{layout}"
+    file = resolve(value, site, True)
+    (row,) = (entry.shown() for entry in images.entries())
+    assert row["reference"] == value
+    assert images.remove(str(row["name"]))
+    assert list(images.root.iterdir()) == []
+    assert not images.remove(str(row["name"]))
+    assert resolve(value, site, True) == file
+
+
+def test_cache_that_others_can_change_is_refused(layout: Path, images: Cache, site: Any) -> None:
+    images.root.chmod(0o777)
+    with pytest.raises(Refused, match="other users can change it"):
+        resolve(f"oci:{layout}", site, True)
+
+
+def test_pull_on_site_with_administrator_is_refused_before_any_transfer(
+    layout: Path, images: Cache, site: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(type(site), "owner", 0)
+    calls = counted(monkeypatch)
+    with pytest.raises(Refused, match="only on your own machine"):
+        resolve(f"oci:{layout}", site, True)
+    assert calls == []
+
+
+def test_hostile_layer_writes_nothing_outside(images: Cache, site: Any, tmp_path: Path) -> None:
+    victim = tmp_path / "victim"
+    hostile = layer(("a", str(tmp_path), "l"), ("a/victim", b"x", "f"))
+    made = as_directory(layout_files([hostile]), tmp_path / "hostile")
+    file = resolve(f"oci:{made}", site, True)
+    assert not victim.exists()
+    assert content(file, str(victim).lstrip("/")) == b"x"
+
+
+def aged(images: Cache, value: str, seconds: float) -> str:
+    """Pull an image, and return its file as if it was last used some time ago."""
+    file = resolve(value, PersonalSite(), True)  # type: ignore[arg-type]
+    facts = Path(file).with_suffix(".json")
+    then = time.time() - seconds
+    os.utime(facts, (then, then))
+    return file
+
+
+@pytest.fixture
+def layouts(tmp_path: Path) -> list[str]:
+    """Return the values of three images."""
+    return [
+        f"oci:{as_directory(layout_files([layer((name, b'x', 'f'))]), tmp_path / name)}"
+        for name in ("one", "two", "three")
+    ]
+
+
+@pytest.mark.parametrize("busy", [False, True])
+def test_pull_removes_old_images_unless_user_has_jobs(
+    images: Cache, layouts: list[str], monkeypatch: pytest.MonkeyPatch, busy: bool
+) -> None:
+    old, young = aged(images, layouts[0], 3600), aged(images, layouts[1], 60)
+    monkeypatch.setattr(pull, "has_jobs", lambda _: busy)
+    site: Any = PersonalSite(keep=600.0)
+    new = resolve(layouts[2], site, True)
+    assert [Path(file).exists() for file in (old, young, new)] == [busy, True, True]
+
+
+def test_pull_removes_least_recently_used_images_above_the_limit(
+    images: Cache, layouts: list[str]
+) -> None:
+    old, young = aged(images, layouts[0], 3600), aged(images, layouts[1], 60)
+    new = Path(resolve(layouts[2], PersonalSite(), True))  # type: ignore[arg-type]
+    sizes = [Path(file).stat().st_size for file in (young, new)]
+    assert [each.digest for each in images.prune(1e9, sum(sizes))] == [Path(old).stem]
+    assert [each.digest for each in images.prune(1e9, 1)] == [Path(young).stem]
+    assert images.prune(1e9, 1) == []
+    assert new.exists()
+
+
+def test_jobs_count_if_the_batch_system_does_not_answer(site: Any) -> None:
+    assert pull.has_jobs(site)

@@ -1,0 +1,77 @@
+"""The directory that guests of an own image get instead of the home."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from vtorque_core.api import Refused
+from vtorque_core.api.guest_plan import Share
+from vtorque_own_images.plugin import WORK
+from vtorque_own_images.work import chosen, shares
+
+HOME = Share("home", "/home/ada", "/home/ada", user_owned=True)
+DATA = Share("data", "/data", "/data", readonly=True)
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    """Return a home that is reached by a link, with a directory and a link out of it."""
+    (tmp_path / "real/project").mkdir(parents=True)
+    (tmp_path / "real/file").touch()
+    (tmp_path / "real/out").symlink_to("/usr")
+    (tmp_path / "ada").symlink_to("real")
+    return tmp_path / "ada"
+
+
+@pytest.mark.parametrize(
+    ("value", "cwd"),
+    [("", "project"), ("project", ""), ("./project", ""), ("../project", "project")],
+)
+def test_directory_below_home_has_the_path_of_the_account(home: Path, value: str, cwd: str) -> None:
+    for top in (home, home.resolve()):
+        assert chosen(value, home, top / cwd) == str(home / "project")
+
+
+def test_whole_home_is_explicit(home: Path) -> None:
+    assert chosen("home", home, home) == "home"
+    assert shares("home", "/home/ada", [HOME, DATA]) == [HOME, DATA]
+
+
+@pytest.mark.parametrize(
+    ("value", "why"),
+    [
+        ("", "is your home"),
+        (".", "is your home"),
+        ("/usr", "is not below your home"),
+        ("out", "is not below your home"),
+        ("missing", "does not exist"),
+        ("file", "is not a directory"),
+        ("~nobody-has-this-name/x", "does not exist"),
+    ],
+)
+def test_other_directory_is_refused_with_the_fix(home: Path, value: str, why: str) -> None:
+    with pytest.raises(Refused, match=why) as refused:
+        chosen(value, home, home)
+    assert "-vm work=home" in str(refused.value)
+
+
+def test_directory_replaces_only_the_home() -> None:
+    found = shares("/home/ada/project", "/home/ada", [HOME, DATA])
+    work = Share("own-work", "/home/ada/project", "/home/ada/project", user_owned=True)
+    assert found == [work, DATA]
+
+
+@pytest.mark.parametrize(
+    "value", ["", "/home/ada", "/home/ada/", "/home/ada/../eve", "/home/adam", "/etc", "project"]
+)
+def test_untrusted_directory_outside_home_is_refused(value: str) -> None:
+    with pytest.raises(Refused, match="not a directory below your home"):
+        shares(value, "/home/ada", [HOME])
+
+
+@pytest.mark.parametrize("value", ["a\nb", "x" * 1025])
+def test_unprintable_directory_is_refused(value: str) -> None:
+    with pytest.raises(ValueError, match="control character or more than 1024 bytes"):
+        WORK.parse(value)

@@ -1,0 +1,1 @@
+"""Users run jobs in their own container images."""

@@ -1,0 +1,111 @@
+"""The image builder ``own``: kernel, initramfs and equipment for users' own images.
+
+Its disk is the writable layer of the guest: it has the directory ``equipment`` (init, agent,
+busybox, kernel modules), which the initramfs puts over the user's squashfs, and directories for
+changed files.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Mapping
+from importlib.resources import files
+from pathlib import Path
+
+from vtorque_core.api import Refused, size_mib
+from vtorque_core.api.image_builder import BuiltImage
+from vtorque_linux_guest.image.disk_initramfs import CMDLINE, INITRD_MODULES, disk_initramfs
+from vtorque_linux_guest.image.filetree import FileTree, directory
+from vtorque_linux_guest.image.kernel import (
+    architecture,
+    debs_directory,
+    fetch_kernel,
+    need_tools,
+    vmlinux,
+)
+from vtorque_linux_guest.image.micro_builder import BOOT_MODULES
+from vtorque_linux_guest.image.root_disk import write_disk
+from vtorque_oci import build
+
+SIZE_MIB = 8192
+_EQUIPMENT, _UPPER, _WORK = "equipment", "upper", "work"
+_KNOWN = ("size", "modules", "debs")
+_MODULES = (*INITRD_MODULES, "squashfs", "overlay", *BOOT_MODULES)
+# A container runtime provides these files. A link there may lead to a file that only a service
+# creates.
+_EMPTY = ("etc/resolv.conf", "etc/hosts", "etc/hostname")
+_DIRECTORIES = {"dev": 0o755, "proc": 0o755, "sys": 0o755, "run": 0o755, "root": 0o700}
+_DIRECTORIES |= {"tmp": 0o1777, "var/tmp": 0o1777}
+
+
+class BaseBuilder:
+    """Builds the base image; see :class:`vtorque_core.api.image_builder.Builder`."""
+
+    def build(
+        self, arguments: Mapping[str, str], staging: Path, progress: Callable[[str], None]
+    ) -> BuiltImage:
+        """Build kernel, initramfs and disk in ``staging``. Raises Refused, HostFault.
+
+        Options: ``size``: of the disk, which limits what a guest can write outside of shares;
+        ``modules=a,b``: additional kernel modules; ``debs=DIR``: as of the builder ``micro``.
+        """
+        if unknown := sorted(set(arguments) - set(_KNOWN)):
+            raise Refused(f"own has no option {unknown[0]}; its options are {', '.join(_KNOWN)}")
+        need_tools("qemu-img", "e2fsck", "setpriv")
+        try:
+            size = size_mib(arguments["size"]) if "size" in arguments else SIZE_MIB
+        except ValueError as error:
+            raise Refused(f"size={arguments['size']!r}: {error}") from None
+        modules = tuple(m for m in arguments.get("modules", "").split(",") if m)
+        debs = debs_directory(arguments)
+        _, arch = architecture()
+        work = staging / "work"
+        work.mkdir(mode=0o700)
+        kernel = fetch_kernel(work, progress, debs)
+        (staging / "vmlinux").write_bytes(vmlinux(kernel))
+        progress("building the initramfs")
+        of_package = files("vtorque_own_images")
+        script = of_package.joinpath("own_init").read_text("utf-8")
+        initrd = disk_initramfs(kernel, work, build.INIT, _MODULES, debs, script)
+        (staging / "initrd").write_bytes(initrd)
+        progress("writing the disk")
+        options = build.Options(source="", size=size, modules=modules, debs=debs)
+        tree = FileTree()
+        for name in (_EQUIPMENT, _UPPER, _WORK):
+            tree.put(name, directory())
+        for name, mode in _DIRECTORIES.items():
+            tree.put(f"{_EQUIPMENT}/{name}", directory(mode))
+        for name in _EMPTY:
+            tree.file(f"{_EQUIPMENT}/{name}", b"")
+        for path, node in build.guest_files(kernel, work, options):
+            tree.put(f"{_EQUIPMENT}/{_place(path)}", node)
+        tree.file(f"{_EQUIPMENT}{build.INIT}", of_package.joinpath("own_start").read_bytes(), 0o755)
+        write_disk(tree, work, staging / "root.qcow2", size)
+        shutil.rmtree(work)
+        return BuiltImage(
+            guest_type="linux",
+            distro="container",
+            arch=arch,
+            min_ram_mib=build.MIN_RAM_MIB,
+            disk="root.qcow2",
+            disk_format="qcow2",
+            kernel="vmlinux",
+            initrd="initrd",
+            cmdline=CMDLINE,
+            labels={
+                "init": "micro",
+                "family": "container",
+                "container": f"/{build.HOME}",
+                "kernel": f"{kernel.package} {kernel.version}",
+            },
+        )
+
+
+def _place(path: str) -> str:
+    """Return the place of a file of a container's equipment.
+
+    ``/lib`` is a link in most containers, which a directory of that name would hide.
+    """
+    if path == build.INIT:
+        return f"{build.HOME}/container-init"
+    return path.lstrip("/").replace("lib/modules/", f"{build.HOME}/modules/", 1)

@@ -1,0 +1,201 @@
+"""The user's converted images: a squashfs and a JSON file with its facts for each digest.
+
+The directory belongs to the user, whose processes alone read and write it. A file appears in it by
+a rename, so a killed conversion leaves only ``.work-*``, with which the next one continues.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import stat
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from vtorque_core.api import Busy, HostFault, Refused, replace_file, take_lock
+from vtorque_core.api.node_job import Site
+from vtorque_own_images.plugin import Settings
+from vtorque_own_images.submitted import SUFFIX
+
+FORMAT = 1
+"""Version of the conversion. Images of another version are converted again."""
+_HEX = re.compile(r"[0-9a-f]{64}", re.ASCII)
+_WORK = ".work-"
+_WAIT = 24 * 3600.0  # seconds for another submission that converts the same image
+_KEEP_WORK = 24 * 3600.0  # seconds
+_MAX_FACTS = 65536  # bytes
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One image.
+
+    Attributes:
+        references: names by which it was pulled.
+        used: time of the last submission, in seconds since 1970.
+    """
+
+    digest: str
+    references: tuple[str, ...]
+    size: int
+    used: float
+
+    @property
+    def name(self) -> str:
+        """Return the name in logs and listings."""
+        return f"own:{self.digest[:12]}"
+
+    def shown(self) -> dict[str, str | int]:
+        """Return the row of ``vmgr images list --mine``."""
+        used = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(self.used))
+        reference = " ".join(self.references)
+        return {"name": self.name, "reference": reference, "size": self.size, "used": used}
+
+
+@dataclass(frozen=True)
+class Cache:
+    """The images of one user."""
+
+    root: Path
+
+    def file(self, digest: str) -> Path:
+        """Return the path of an image, which need not exist."""
+        return self.root / f"{digest}{SUFFIX}"
+
+    def entries(self) -> list[Entry]:
+        """Return the finished images, most recently used first."""
+        found = [self.entry(path.name.removesuffix(SUFFIX)) for path in self.root.glob("*")]
+        return sorted((each for each in found if each), key=lambda each: -each.used)
+
+    def entry(self, digest: str) -> Entry | None:
+        """Return a finished image of this version, or None."""
+        if not _HEX.fullmatch(digest):
+            return None
+        try:
+            status = self.file(digest).lstat()
+            with self._facts(digest).open("rb") as file:
+                used = os.fstat(file.fileno()).st_mtime
+                facts = json.loads(file.read(_MAX_FACTS))
+            if facts["format"] != FORMAT or not stat.S_ISREG(status.st_mode):
+                return None
+            references = tuple(str(each) for each in facts["references"])
+            return Entry(digest, references, status.st_size, used)
+        except (OSError, ValueError, KeyError, TypeError, RecursionError):
+            return None
+
+    def of_reference(self, name: str) -> Entry | None:
+        """Return the image that a submission last used by this reference."""
+        return next((each for each in self.entries() if name in each.references), None)
+
+    def use(self, digest: str, reference: str) -> None:
+        """Record that a submission uses the image by this reference."""
+        found = self.entry(digest)
+        known = found.references if found else ()
+        facts = {"format": FORMAT, "references": [reference, *(r for r in known if r != reference)]}
+        replace_file(str(self._facts(digest)), json.dumps(facts).encode(), mode=0o600)
+
+    @contextmanager
+    def converting(self, digest: str) -> Iterator[Path]:
+        """Hold the lock of a digest, and yield a directory for its conversion.
+
+        The directory stays after an exception other than Refused: the next pull of the digest
+        continues with the layers that are complete.
+        """
+        self._sweep()
+        with self._locked(digest, _WAIT):
+            work = self.root / f"{_WORK}{digest}"
+            work.mkdir(mode=0o700, exist_ok=True)
+            try:
+                yield work
+            except Refused:
+                shutil.rmtree(work, ignore_errors=True)
+                raise
+            shutil.rmtree(work, ignore_errors=True)
+
+    @contextmanager
+    def _locked(self, digest: str, wait: float) -> Iterator[None]:
+        path = self.root / f".lock-{digest}"
+        try:
+            lock = take_lock(path, 0.0)
+        except Busy:
+            if not wait:
+                raise
+            sys.stderr.write("vsub: another command converts this image: waiting for it\n")
+            lock = take_lock(path, wait)
+        try:
+            yield
+        finally:
+            path.unlink(missing_ok=True)
+            os.close(lock)
+
+    def keep(self, digest: str, reference: str, made: Path) -> None:
+        """Move a finished squashfs into the cache."""
+        with made.open("rb") as file:
+            os.fsync(file.fileno())
+        self.use(digest, reference)
+        made.rename(self.file(digest))
+
+    def prune(self, keep: float, most: int) -> list[Entry]:
+        """Remove images, and return them.
+
+        Args:
+            keep: seconds since the last submission after which an image is removed.
+            most: bytes of all images. If there are more, those that were used least recently are
+                removed, but never the last one used. 0: no limit.
+        """
+        removed, total = [], 0
+        for number, each in enumerate(self.entries()):
+            total += each.size
+            too_many = 0 < most < total and number > 0
+            if (too_many or time.time() - each.used > keep) and self.remove(each.digest):
+                removed.append(each)
+                total -= each.size
+        return removed
+
+    def remove(self, name: str) -> bool:
+        """Remove an image by its name, digest or reference. Running jobs keep it open."""
+        for each in self.entries():
+            if name in (each.name, each.digest, f"sha256:{each.digest}", *each.references):
+                self.file(each.digest).unlink(missing_ok=True)
+                self._facts(each.digest).unlink(missing_ok=True)
+                return True
+        return False
+
+    def _facts(self, digest: str) -> Path:
+        return self.root / f"{digest}.json"
+
+    def _sweep(self) -> None:
+        """Remove the directories of conversions that were interrupted a day ago or earlier."""
+        for left in self.root.glob(f"{_WORK}*"):
+            with suppress(OSError, Busy):
+                if left.stat().st_mtime < time.time() - _KEEP_WORK:
+                    with self._locked(left.name.removeprefix(_WORK), 0.0):
+                        shutil.rmtree(left, ignore_errors=True)
+
+
+def of(site: Site) -> Cache:
+    """Return the caller's cache, and create its directory. Raises HostFault, Refused."""
+    root = _place(site)
+    try:
+        root.mkdir(mode=0o700, parents=True, exist_ok=True)
+        status = root.stat()
+    except OSError as error:
+        raise HostFault(f"your image cache {root}: {error.strerror}") from None
+    if status.st_uid != os.geteuid() or status.st_mode & 0o022:
+        fix = f"chmod go-w {root}, or set XDG_CACHE_HOME to a directory of your own"
+        raise Refused(f"your image cache {root}: other users can change it", fix=fix)
+    return Cache(root)
+
+
+def _place(site: Site) -> Path:
+    if own := site[Settings].cache:
+        return Path(own) / str(os.geteuid())
+    given = os.environ.get("XDG_CACHE_HOME", "")
+    top = Path(given) if given.startswith("/") else Path.home() / ".cache"
+    return top / "vtorque" / "images"

@@ -1,0 +1,157 @@
+"""Convert a container to a squashfs, as the user.
+
+The layers are merged in memory, where no name in them is a path of this machine
+(:mod:`vtorque_oci.layers`). sqfstar(1) reads the result as a tar stream, whose contents stay in the
+layers' files.
+"""
+
+from __future__ import annotations
+
+import shutil
+import stat
+import subprocess
+import tarfile
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from pathlib import Path
+from typing import IO
+
+from vtorque_core.api import HostFault, Refused
+from vtorque_linux_guest.image.filetree import FileTree, Node, Slice
+from vtorque_linux_guest.image.kernel import architecture
+from vtorque_linux_guest.image.tar_reader import Budget
+from vtorque_oci import build, layers, sif
+from vtorque_own_images.skopeo import FULL, full
+
+# sqfstar 4.5.1 of Debian 12 accepts no level of zstd. By default, it uses a quarter of the memory.
+_OPTIONS = ("-comp", "lz4", "-mem", "128M", "-quiet", "-no-progress")
+_LIMITS = ("prlimit", "--as=2147483648", "--core=0", "--")  # virtual memory, in bytes
+_KINDS = {stat.S_IFDIR: tarfile.DIRTYPE, stat.S_IFLNK: tarfile.SYMTYPE}
+_KINDS |= {stat.S_IFREG: tarfile.REGTYPE, stat.S_IFIFO: tarfile.FIFOTYPE}
+
+
+def convert(source: Path, work: Path, made: Path, most: int) -> None:
+    """Convert an OCI layout or SIF file to the squashfs ``made``.
+
+    ``most`` limits the size of all files in MiB. ``work`` is an existing directory for temporary
+    files. Raises Refused, HostFault.
+    """
+    unpacked = work / "unpacked"
+    shutil.rmtree(unpacked, ignore_errors=True)  # of an interrupted conversion
+    made.unlink(missing_ok=True)
+    unpacked.mkdir()
+    options = build.Options(source=str(source), size=most)
+    _, arch = architecture()
+    private = source.parent == work  # skopeo has copied and verified it
+    container, from_sif = build.read_container(options, unpacked, arch, private=private)
+    with ExitStack() as stack:
+        tree, budget = FileTree(), Budget()
+        hashing = stack.enter_context(ThreadPoolExecutor(1))  # takes as long as merging a layer
+        checks = [hashing.submit(_check_digest, *each) for each in container.layers]
+        stack.callback(lambda: [each.cancel() for each in checks])
+        for path, _ in container.layers:
+            file = stack.enter_context(path.open("rb"))
+            layers.apply(tree, file, most << 20, _keeps, budget)
+        tree.remove(build.HOME)
+        prefix = sif.add_environment(tree) if from_sif else ()
+        build.prepare(tree, container, options, prefix)
+        write(tree, made)
+        for each in checks:
+            each.result()
+
+
+def _check_digest(layer: Path, digest: str | None) -> None:
+    with layer.open("rb") as file:
+        layers.check_digest(file, digest)
+
+
+def _keeps(attribute: str) -> bool:
+    return attribute == "security.capability" or attribute.startswith("user.")
+
+
+def write(tree: FileTree, made: Path) -> None:
+    """Write the tree as a squashfs. Raises Refused if the disk is full, HostFault."""
+    program = shutil.which("sqfstar")
+    if program is None:
+        raise HostFault(
+            "sqfstar is not installed on this host: ask the administrator to install the package "
+            "squashfs-tools"
+        )
+    argv = [*_LIMITS, program, *_OPTIONS, str(made)]
+    with subprocess.Popen(
+        argv, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
+    ) as tool:
+        assert tool.stdin is not None and tool.stderr is not None  # noqa: S101 - pipes
+        try:
+            _stream(tree, tool.stdin)
+            tool.stdin.close()
+        except BrokenPipeError:
+            pass  # its message says why
+        words = tool.stderr.read(65536).decode("utf-8", "replace").strip()
+    if tool.returncode:
+        made.unlink(missing_ok=True)
+        if any(word in words.lower() for word in FULL):
+            raise full(made.parent)
+        raise HostFault(f"sqfstar: exit code {tool.returncode}: {words[-300:]}")
+
+
+def _stream(tree: FileTree, out: IO[bytes]) -> None:
+    """Write the tree as a tar file. Hard links are one node under several names."""
+    written: dict[int, str] = {}
+    with tarfile.open(
+        fileobj=out, mode="w|", format=tarfile.PAX_FORMAT, errors="surrogateescape",
+        bufsize=1 << 20,
+    ) as archive:  # fmt: skip
+        for path, node in tree.walk():
+            info = _info(path, node)
+            if node.is_file and (first := written.setdefault(id(node), path)) != path:
+                info.type, info.linkname, info.size = tarfile.LNKTYPE, first, 0
+                archive.addfile(info)
+            elif node.is_file:
+                archive.addfile(info, _Content(node))
+            else:
+                archive.addfile(info)
+
+
+def _info(path: str, node: Node) -> tarfile.TarInfo:
+    info = tarfile.TarInfo(path or ".")
+    info.type = _KINDS.get(stat.S_IFMT(node.mode), tarfile.REGTYPE)
+    info.mode, info.uid, info.gid = stat.S_IMODE(node.mode), node.uid, node.gid
+    info.mtime, info.size = node.mtime, node.size if node.is_file else 0
+    if node.is_link:
+        info.linkname = node.read(4096).decode("utf-8", "surrogateescape")
+    info.pax_headers = {
+        f"SCHILY.xattr.{name}": value.decode("utf-8", "surrogateescape")
+        for name, value in node.xattrs.items()
+    }
+    return info
+
+
+class _Content:
+    """A file's content as a stream, read in parts from the layer."""
+
+    def __init__(self, node: Node) -> None:
+        self._parts = _parts(node)
+        self._left = b""
+
+    def read(self, size: int = 1 << 20, /) -> bytes:
+        """Return exactly ``size`` bytes, unless the content ends."""
+        while len(self._left) < size and (part := next(self._parts, b"")):
+            self._left += part
+        data, self._left = self._left[:size], self._left[size:]
+        return data
+
+
+def _parts(node: Node) -> Iterator[bytes]:
+    if not isinstance(node.content, Slice):
+        yield node.content
+        return
+    file, at, left = node.content.file, node.content.offset, node.content.size
+    while left:
+        file.seek(at)
+        part = file.read(min(left, 1 << 20))
+        if not part:
+            raise Refused("a layer is truncated")
+        yield part
+        at, left = at + len(part), left - len(part)

@@ -1,0 +1,43 @@
+"""The plugin on the node: the disk with the user's image, and a health check."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+
+from vtorque_core.api import always, hookimpl
+from vtorque_core.api.guest_plan import GuestPlan
+from vtorque_core.api.health import HealthCheck, HealthResult, ok, warning
+from vtorque_core.api.libvirt_domain import Disk
+from vtorque_core.api.node_job import Site
+from vtorque_core.api.values import is_personal
+from vtorque_own_images.submitted import SERIAL
+
+
+@hookimpl
+def vtorque_render_domain(guest: GuestPlan) -> Iterator[Disk]:
+    """Yield the read-only disk with the user's image, which a process of the user serves."""
+    if path := guest.image.source:
+        yield Disk("image", path, "raw", readonly=True, serial=SERIAL, user_owned=True)
+
+
+_PACKAGES = {"skopeo": "skopeo", "sqfstar": "squashfs-tools", "sqfs2tar": "squashfs-tools-ng"}
+
+
+def tools_check(site: Site) -> Iterator[HealthResult]:
+    """Check the tools that copy and convert images."""
+    if not is_personal(site):
+        yield ok(
+            "users' own images are refused: this version supports them only on a user's own machine"
+        )
+        return
+    missing = [tool for tool in _PACKAGES if shutil.which(tool) is None]
+    if not missing:
+        yield ok("own images can be copied and converted")
+        return
+    packages = " ".join(_PACKAGES[tool] for tool in missing)
+    what = f"{', '.join(missing)}: not installed, so some own images cannot be used"
+    yield warning(what, fix=f"apt-get install {packages}")
+
+
+vtorque_health_checks = always(HealthCheck("own images", tools_check))

@@ -1,0 +1,159 @@
+"""The plugin's declarations: settings, the source of users' own images, the builder, a command."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from vtorque_core.api import (
+    Command,
+    Image,
+    ImageBuilder,
+    ImageSource,
+    JobRequest,
+    Option,
+    Refusal,
+    always,
+    hookimpl,
+    setting,
+)
+from vtorque_core.api.values import is_personal
+from vtorque_core.api.vm_options import IMG, is_own_image
+
+if TYPE_CHECKING:
+    import click
+
+    from vtorque_core.api.guest_plan import Share
+    from vtorque_core.api.image_builder import Builder
+    from vtorque_core.api.node_job import Site
+
+BASE = "own"
+"""Name of the pool's image with kernel and initrd, and of its builder."""
+
+
+def as_root(value: str) -> bool:
+    """Return whether the script runs as root."""
+    if value in ("none", "script"):
+        return value == "script"
+    if value == "true":
+        raise ValueError("is not supported yet: write root=script, which runs the script as root")
+    raise ValueError("is unknown: write none or script")
+
+
+def show_root(value: bool) -> str:
+    """Return the value as the user writes it."""
+    return "script" if value else "none"
+
+
+ROOT = Option(
+    "root", as_root, False, "run the script of your own image as root (script)", "WHO", show_root
+)
+
+
+HOME = "home"
+"""Value of the option ``work``: share the whole home."""
+
+
+def work_directory(value: str) -> str:
+    """Return the path of a directory, or :data:`HOME`. Raises ValueError."""
+    if value == HOME or not value:
+        return value
+    if not value.isprintable() or len(value.encode("utf-8", "replace")) > _MAX_PATH:
+        raise ValueError(f"has a control character or more than {_MAX_PATH} bytes")
+    return value
+
+
+WORK = Option(
+    "work", work_directory, "",
+    "with your own image: the directory of your home that guests get (home: all of it)", "DIR",
+)  # fmt: skip
+_MAX_PATH = 1024
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Users' own images."""
+
+    cache: str = setting(
+        "", doc="directory of the users' images, below which each user has one; empty: "
+        "$XDG_CACHE_HOME/vtorque/images in the user's home"
+    )  # fmt: skip
+    max_size: int = setting(65536, "largest image, unpacked", "MiB")
+    keep: float = setting(30 * 86400.0, "time for which an unused image stays in a cache", "s")
+    cache_size: int = setting(0, "size above which unused images are removed; 0: no limit", "MiB")
+
+
+def refusal(value: str) -> Refusal:
+    """Return the refusal of an own image on a site with an administrator."""
+    return Refusal(
+        "is your own image. This version runs own images only on your own machine, where vTorque "
+        "runs without root (doc/laptop.md)",
+        key=IMG.key,
+        value=value,
+        fix="write the name of an image in the pool (vmgr images list)",
+    )
+
+
+def _resolve(request: JobRequest, site: Site, pull: bool) -> Mapping[str, str]:
+    from vtorque_own_images import pull as pulling  # noqa: PLC0415 - most jobs have no own image
+    from vtorque_own_images import submitted, work  # noqa: PLC0415 - as above
+
+    submitted.require_possible(request[IMG], site)
+    directory = work.chosen(request[WORK])
+    return {IMG.key: pulling.resolve(request[IMG], site, pull), WORK.key: directory}
+
+
+def _image(request: JobRequest, site: Site, pool: Callable[[str], Image]) -> Image:
+    from vtorque_own_images import submitted  # noqa: PLC0415 - as above
+
+    return submitted.image(request, site, pool)
+
+
+def _shares(request: JobRequest, home: str, shares: Sequence[Share]) -> Sequence[Share]:
+    from vtorque_own_images import work  # noqa: PLC0415 - as above
+
+    return work.shares(request[WORK], home, shares)
+
+
+def _mine(site: Site) -> Sequence[Mapping[str, str | int]]:
+    from vtorque_own_images import cache  # noqa: PLC0415 - as above
+
+    return [entry.shown() for entry in cache.of(site).entries()]
+
+
+def _remove(site: Site, name: str) -> bool:
+    from vtorque_own_images import cache  # noqa: PLC0415 - as above
+
+    return cache.of(site).remove(name)
+
+
+def _builder() -> Builder:
+    from vtorque_own_images.builder import BaseBuilder  # noqa: PLC0415
+
+    return BaseBuilder()
+
+
+def _pull() -> click.Command:
+    from vtorque_own_images.command import pull  # noqa: PLC0415 - click
+
+    return pull
+
+
+@hookimpl
+def vtorque_parse_args(request: JobRequest, site: Site) -> Iterator[Refusal]:
+    """Refuse own images on a site with an administrator, where they are not supported yet."""
+    if is_own_image(request[IMG]) and not is_personal(site):
+        yield refusal(request[IMG])
+    options: tuple[Option[Any], ...] = () if is_own_image(request[IMG]) else (ROOT, WORK)
+    for option in options:
+        if request[option]:
+            value, fix = option.show(request[option]), f"name your own image, or omit {option.key}"
+            yield Refusal("applies only to your own image", key=option.key, value=value, fix=fix)
+
+
+vtorque_settings = always(Settings)
+vtorque_options = always(ROOT, WORK)
+vtorque_image_sources = always(ImageSource(BASE, _resolve, _image, _shares, _mine, _remove))
+vtorque_image_builders = always(ImageBuilder(BASE, _builder))
+vtorque_commands = always(Command("vmgr images pull", _pull))

@@ -1,0 +1,124 @@
+"""Resolve ``-vm img=`` to a digest, and convert the image once into the user's cache.
+
+Runs as the user on the submit host, in ``vsub`` and ``vmgr images pull``.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import pwd
+import stat
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from vtorque_core.api import Refused, VtorqueError
+from vtorque_core.api.node_job import Site
+from vtorque_core.api.vm_options import IMG
+from vtorque_own_images import cache, convert, skopeo
+from vtorque_own_images.plugin import Settings
+from vtorque_own_images.reference import Reference, parse
+from vtorque_own_images.submitted import require_possible
+
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+_LIMIT = "-o size=", "[plugin.own-images] max_size"  # what the image builder calls it, and we
+
+
+def resolve(value: str, site: Site, pull: bool) -> str:
+    """Return the path of the image's squashfs in the cache, after converting it if necessary.
+
+    With ``pull`` False, uses neither the network nor skopeo, and refuses an image that is not in
+    the cache. Raises Refused, HostFault.
+    """
+    require_possible(value, site)
+    images, reference = cache.of(site), parse(value, Path.cwd())
+    if not pull:
+        found = images.of_reference(reference.name)
+        if found is None:
+            raise Refused(
+                "is not in your cache",
+                key=IMG.key,
+                value=value,
+                fix=f"vmgr images pull {value}, or omit --no-pull",
+            )
+        return _used(images, found.digest, reference)
+    with _errors(reference, images):
+        digest = _digest(reference)
+        if images.entry(digest) is None:
+            _convert(images, reference, digest, site[Settings].max_size)
+            _prune(images, site)
+        return _used(images, digest, reference)
+
+
+@contextmanager
+def _errors(reference: Reference, images: cache.Cache) -> Iterator[None]:
+    """Raise errors of the system as Refused."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in _FULL:
+            raise skopeo.full(images.root) from None
+        raise Refused(str(error.strerror), key=IMG.key, value=reference.written) from None
+
+
+def _prune(images: cache.Cache, site: Site) -> None:
+    """Remove unused images, unless the user has jobs: a queued job may name one of them."""
+    settings = site[Settings]
+    if not has_jobs(site):
+        for each in images.prune(settings.keep, settings.cache_size << 20):
+            sys.stderr.write(f"vsub: removed the unused image {each.references[0]}\n")
+
+
+def has_jobs(site: Site) -> bool:
+    """Return True unless the batch system says that the user has no queued or running job."""
+    from vtorque_core.live.service import batch_system  # noqa: PLC0415 - not by every submission
+
+    me = pwd.getpwuid(os.geteuid()).pw_name
+    try:
+        of_site, batch = batch_system(site.path)
+        jobs = [job for job in batch.submitter(of_site).jobs() if job.owner == me]
+    except VtorqueError:
+        return True
+    return not all(job.ended for job in jobs)
+
+
+def _used(images: cache.Cache, digest: str, reference: Reference) -> str:
+    images.use(digest, reference.name)
+    return str(images.file(digest))
+
+
+def _digest(reference: Reference) -> str:
+    """Return the digest of the image's manifest, or of a file without one."""
+    if reference.digest:
+        return reference.digest.removeprefix("sha256:")
+    if reference.kind in ("docker", "oci"):
+        return skopeo.digest_of(skopeo.manifest(reference))
+    handle = os.open(reference.place, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    with os.fdopen(handle, "rb") as file:
+        if not stat.S_ISREG(os.fstat(handle).st_mode):
+            raise Refused("is not a regular file", key=IMG.key, value=reference.written)
+        found = hashlib.file_digest(file, "sha256")
+    found.update(reference.tag.encode())
+    return found.hexdigest()
+
+
+def _convert(images: cache.Cache, reference: Reference, digest: str, most: int) -> None:
+    with images.converting(digest) as work, _errors(reference, images):
+        if images.entry(digest) is not None:  # by another command, while this one waited
+            return
+        source = Path(reference.place)
+        if reference.kind != "sif":
+            sys.stderr.write(f"vsub: copying {reference.skopeo_name}\n")
+            source = work / "layout"
+            skopeo.copy(reference.at(digest), source)
+        sys.stderr.write("vsub: converting it, once\n")
+        made = work / "image.squashfs"
+        try:
+            convert.convert(source, work, made, most)
+        except Refused as error:
+            why = str(error).removeprefix(f"source {source}: ").replace(*_LIMIT)
+            raise Refused(why, key=IMG.key, value=reference.written) from None
+        images.keep(digest, reference.name, made)

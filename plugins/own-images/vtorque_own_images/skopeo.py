@@ -1,0 +1,111 @@
+"""Run skopeo(1) as the user, with the user's credentials, certificates and proxies."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from vtorque_core.api import HostFault, Refused, printable
+from vtorque_core.api.vm_options import IMG
+from vtorque_own_images.reference import Reference
+
+PROGRAM = "skopeo"
+MAX_MANIFEST = 4 << 20  # bytes, as in registries (github.com/distribution/distribution, manifests)
+_RETRIES = "3"  # of skopeo's, with growing pauses; also after HTTP 429
+_INSPECT_TIME = 300  # seconds
+
+FULL = tuple(os.strerror(number).lower() for number in (errno.ENOSPC, errno.EDQUOT))
+# Words of skopeo's error output, from github.com/containers/image 5.23, and advice.
+_PERMANENT = (
+    (("unauthorized", "authentication required", "invalid username/password", "denied:"),
+     "the registry refuses your credentials, or you have none for it",
+     "skopeo login REGISTRY"),
+    (("manifest unknown", "name unknown", "not found in oci index", "no descriptor found"),
+     "there is no such image", "check name and tag"),
+    (("no such file or directory", "not a directory", "permission denied"),
+     "cannot be read", "check the path"),
+    (("digest did not match", "unexpected eof", "does not match", "invalid checksum"),
+     "is damaged or truncated", "push or save the image again"),
+    (("server gave http response to https client", "certificate signed by unknown authority",
+      "x509:"),
+     "the registry's certificate is not trusted here",
+     "install its authority in /etc/containers/certs.d/REGISTRY (containers-certs.d(5))"),
+)  # fmt: skip
+
+
+def manifest(reference: Reference) -> bytes:
+    """Return the raw manifest of an image. Raises Refused, HostFault."""
+    argv = ("inspect", "--raw", "--retry-times", _RETRIES, reference.skopeo_name)
+    try:
+        done = subprocess.run(
+            [program(), *argv], capture_output=True, stdin=subprocess.DEVNULL, check=False,
+            timeout=_INSPECT_TIME,
+        )  # fmt: skip
+    except subprocess.TimeoutExpired:
+        raise HostFault(f"the registry of {_shown(reference)} does not answer") from None
+    if done.returncode:
+        raise _error(reference, done.stderr, Path())
+    if not 0 < len(done.stdout) <= MAX_MANIFEST:
+        raise _refused(reference, f"has a manifest of {len(done.stdout)} bytes", str(MAX_MANIFEST))
+    return done.stdout
+
+
+def copy(reference: Reference, layout: Path) -> None:
+    """Copy an image to a new or incomplete OCI layout; keep the layers that are there already.
+
+    Shows skopeo's progress on a terminal. Raises Refused, HostFault.
+    """
+    out, target = sys.stderr if sys.stderr.isatty() else subprocess.DEVNULL, f"oci:{layout}:image"
+    done = subprocess.run(
+        [program(), "copy", "--retry-times", _RETRIES, reference.skopeo_name, target],
+        stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.PIPE, check=False,
+    )  # fmt: skip
+    if done.returncode:
+        raise _error(reference, done.stderr, layout.parent)
+
+
+def program() -> str:
+    """Return the path of skopeo. Raises HostFault with the name of its package."""
+    found = shutil.which(PROGRAM)
+    if found is None:
+        raise HostFault(
+            f"{PROGRAM} is not installed on this host, and copies images for -vm {IMG.key}=: "
+            "ask the administrator to install the package skopeo"
+        )
+    return found
+
+
+def digest_of(data: bytes) -> str:
+    """Return the sha256 of a manifest, which is the digest of its image."""
+    return hashlib.sha256(data).hexdigest()
+
+
+def full(place: Path) -> Refused:
+    """Return the error for a full disk or an exhausted quota."""
+    fix = "free space, or remove images (vmgr images list --mine, vmgr images remove NAME)"
+    return Refused(f"{place}: the disk is full or your quota is used up", fix=fix)
+
+
+def _error(reference: Reference, output: bytes, place: Path) -> HostFault | Refused:
+    words = output.decode("utf-8", "replace").strip()
+    last = printable(words.rpartition("\n")[2], 500)
+    lower = words.lower()
+    if any(word in lower for word in FULL):
+        return full(place)
+    for signs, why, fix in _PERMANENT:
+        if any(sign in lower for sign in signs):
+            return Refused(f"{why} (skopeo: {last})", key=IMG.key, value=reference.written, fix=fix)
+    return HostFault(f"{_shown(reference)} could not be copied (skopeo: {last})")
+
+
+def _refused(reference: Reference, why: str, limit: str) -> Refused:
+    return Refused(why, key=IMG.key, value=reference.written, limit=limit)
+
+
+def _shown(reference: Reference) -> str:
+    return printable(reference.written, 200)

@@ -1,0 +1,67 @@
+"""Which part of the home guests of an own image get: the directory of the submission, by default.
+
+Code in a container can be hostile. In the whole home it could change ``~/.bashrc``, ``~/.ssh`` and,
+on a user's own machine, vTorque's files, and thus take over the account.
+"""
+
+from __future__ import annotations
+
+import os
+import pwd
+from collections.abc import Sequence
+from pathlib import Path, PurePosixPath
+
+from vtorque_core.api import Refused
+from vtorque_core.api.guest_plan import Share
+from vtorque_own_images.plugin import HOME, WORK
+
+_FIX = (
+    "submit from a directory below your home, name one (-vm work=DIR), or share all of your home "
+    "(-vm work=home)"
+)
+NAME = "own-work"
+
+
+def chosen(value: str, home: Path | None = None, cwd: Path | None = None) -> str:
+    """Return the value of ``work`` to submit: HOME, or an absolute path below the home.
+
+    Without a value this is the current directory. As the user. Raises Refused.
+    """
+    if value == HOME:
+        return value
+    home = home or Path(pwd.getpwuid(os.geteuid()).pw_dir)
+    try:
+        place = ((cwd or Path.cwd()) / Path(value).expanduser()).resolve(strict=True)
+        below = place.relative_to(home.resolve())
+    except (OSError, RuntimeError):
+        raise Refused("does not exist", key=WORK.key, value=value, fix=_FIX) from None
+    except ValueError:
+        why = f"is not below your home {home}, so guests of your own image cannot get it"
+        raise Refused(why, key=WORK.key, value=str(place), fix=_FIX) from None
+    if below == Path():
+        why = "is your home, which guests of your own image get only if you say so"
+        raise Refused(why, key=WORK.key, value=str(place), fix=_FIX)
+    if not place.is_dir():
+        raise Refused("is not a directory", key=WORK.key, value=str(place), fix=_FIX)
+    return str(home / below)
+
+
+def shares(value: str, home: str, of_site: Sequence[Share]) -> list[Share]:
+    """Return the shares of a guest: the directory replaces the share ``home``.
+
+    ``value`` is untrusted. A process of the user opens the directory, and follows no link that the
+    user can change. Raises Refused unless it is below the home.
+    """
+    if value == HOME:
+        return list(of_site)
+    place = PurePosixPath(value)
+    inside = place.is_absolute() and ".." not in place.parts and place.is_relative_to(home)
+    if not inside or place == PurePosixPath(home):
+        raise Refused("is not a directory below your home", key=WORK.key, value=value, fix=_FIX)
+    path = str(place)
+    return [
+        Share(NAME, path, path, each.kind, each.readonly, each.user_owned)
+        if each.name == "home" and each.kind == "virtiofs"
+        else each
+        for each in of_site
+    ]
