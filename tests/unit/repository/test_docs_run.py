@@ -382,6 +382,10 @@ NOT_RUN = {
             "vmgr experiment run",
         ),
         "doc/user.md": ("vsub -vm", "vmgr ps"),
+        "plugins/own-images/README.md": (
+            "vsub -vm img=docker://registry",
+            "vsub -vm img=docker://debian",
+        ),
     },
     "shows what jobs and nodes of one time were": {
         "doc/admin.md": ("$ vtorque doctor", "$ vtorque reap"),
