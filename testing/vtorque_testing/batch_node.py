@@ -24,7 +24,7 @@ REASONS = ("", "short", "several\nlines", 'quo\'te "x" `y` $(z)', "é\x7f\x1b", 
 class NodeContract(ContractBase):
     """Tests of the node adapter, which runs as root."""
 
-    def test_a_job_is_read_the_same_each_time(self, harness: BatchHarness) -> None:
+    def test_job_is_read_alike_each_time(self, harness: BatchHarness) -> None:
         """``job()`` must return the same job each time, with its owner and this node."""
         for vm in ((), VM):
             call = harness.start(submit(harness, *vm, script(harness))).hooks[0]
@@ -35,7 +35,7 @@ class NodeContract(ContractBase):
             assert job.nodes[job.node_index] == job.node
             assert job.attempt >= 0
 
-    def test_the_hook_waits_or_not_whatever_the_request_says(self, harness: BatchHarness) -> None:
+    def test_detach_does_not_depend_on_the_request(self, harness: BatchHarness) -> None:
         """``BatchJob.detach`` must depend on the node's position in the job, not on the request."""
         got = submit(harness, *VM, script(harness))
         honest, forged = (
@@ -43,7 +43,7 @@ class NodeContract(ContractBase):
         )
         assert honest.detach == forged.detach
 
-    def test_a_call_that_is_not_the_batch_systems(self, harness: BatchHarness) -> None:
+    def test_call_of_another_program_gives_no_vm_job(self, harness: BatchHarness) -> None:
         """A call from another program must raise HostFault, or return no valid VM job."""
         call = hooked(harness)
         for argv in ((), ("x",), ("", ""), ("a",) * 40):
@@ -62,7 +62,7 @@ class NodeContract(ContractBase):
         ],
     )
     @pytest.mark.parametrize("outcome", Outcome)
-    def test_each_outcome_is_told_in_the_batch_systems_way(
+    def test_finish_returns_the_documented_exit_status(
         self, harness: BatchHarness, outcome: Outcome, reasons: Sequence[str]
     ) -> None:
         """``finish()`` must return the documented exit status, whatever the text of the reason.
@@ -83,7 +83,7 @@ class NodeContract(ContractBase):
         finally:
             harness.serve(True)
 
-    def test_which_jobs_are_alive(self, harness: BatchHarness) -> None:
+    def test_alive_reports_gone_only_for_ended_jobs(self, harness: BatchHarness) -> None:
         """``alive()`` must return ``GONE`` only for jobs that the server reports as gone.
 
         vTorque's reaper tears down every job that is ``GONE``.
@@ -102,7 +102,7 @@ class NodeContract(ContractBase):
         finally:
             harness.serve(True)
 
-    def test_odd_ids_are_answered_too(self, harness: BatchHarness) -> None:
+    def test_alive_answers_for_invalid_ids(self, harness: BatchHarness) -> None:
         """The answer must contain every given id, and invalid ids must not be ``ALIVE``."""
         call = hooked(harness)
         job_id = call.job().id
@@ -112,7 +112,7 @@ class NodeContract(ContractBase):
         assert Life.ALIVE not in {found[each] for each in ODD_IDS}
         assert call.adapter.alive([]) == {}
 
-    def test_the_node_is_marked_and_its_use_noted(self, harness: BatchHarness) -> None:
+    def test_mark_and_account_are_idempotent(self, harness: BatchHarness) -> None:
         """``mark()`` and ``account()`` must be idempotent.
 
         If the server is down, they must raise HostFault with a printable message, or return.
@@ -135,7 +135,7 @@ class NodeContract(ContractBase):
         finally:
             harness.serve(True)
 
-    def test_the_node_is_drained_and_a_job_starts_again(self, harness: BatchHarness) -> None:
+    def test_drain_and_requeue_report_failures(self, harness: BatchHarness) -> None:
         """``drain()`` must be idempotent. It and ``requeue()`` must report failures.
 
         They may raise Refused at any time, and HostFault only if the server is down.
@@ -165,7 +165,7 @@ class NodeContract(ContractBase):
         finally:
             harness.serve(True)
 
-    def test_guests_learn_of_each_other(self, harness: BatchHarness) -> None:
+    def test_context_names_all_guests_in_rank_order(self, harness: BatchHarness) -> None:
         """The context must name all guests in rank order, and be the same each time.
 
         Paths must be absolute and must not contain ``..``.
@@ -181,7 +181,7 @@ class NodeContract(ContractBase):
         text = repr(items)
         assert text.index("vn1-0") < text.index("vn1-1"), "the guests are not named"
 
-    def test_the_jobs_of_an_array_are_apart(self, harness: BatchHarness) -> None:
+    def test_array_jobs_have_distinct_ids(self, harness: BatchHarness) -> None:
         """Each job of an array must have its own id, and therefore its own guests."""
         if not harness.dialect.array:
             pytest.skip("this batch system has no arrays")
@@ -195,7 +195,7 @@ class NodeContract(ContractBase):
         alive = jobs[0].hooks[0].adapter.alive(ids)
         assert Life.GONE not in alive.values()
 
-    def test_all_nodes_of_a_job_see_the_same_job(self, harness: BatchHarness) -> None:
+    def test_all_nodes_determine_the_same_job(self, harness: BatchHarness) -> None:
         """All nodes must determine the same job without communication.
 
         The id, the order of nodes, the request and the guests' context must be equal.
@@ -217,7 +217,9 @@ class NodeContract(ContractBase):
         for call, each in zip(job.hooks, read, strict=True):
             assert 0 <= call.adapter.finish(each, Outcome.READY, "", hook_waits=False) <= 255
 
-    def test_setup_goes_in_and_out_any_number_of_times(self, harness: BatchHarness) -> None:
+    def test_setup_steps_are_idempotent_and_undone_byte_for_byte(
+        self, harness: BatchHarness
+    ) -> None:
         """A setup step must be idempotent, and its ``undo()`` must restore every byte."""
         root = harness.setup_root()
         if root is None:
@@ -242,7 +244,7 @@ class NodeContract(ContractBase):
 class ShellContract(ContractBase):
     """Tests of the job shell, which runs as the job's owner."""
 
-    def test_the_job_shell_knows_what_root_knows(self, harness: BatchHarness) -> None:
+    def test_job_shell_gets_the_job_id_and_script(self, harness: BatchHarness) -> None:
         """The job shell must get the same job id as root's hook, and the job's script."""
         job = harness.start(submit(harness, *VM, script(harness)))
         started = shell_started(harness, job)
@@ -252,18 +254,18 @@ class ShellContract(ContractBase):
         assert started.args == ()
         assert started.cwd == "" or Path(started.cwd).is_absolute()
 
-    def test_a_start_by_anyone_else_is_refused(self, harness: BatchHarness) -> None:
+    def test_start_outside_the_batch_system_is_refused(self, harness: BatchHarness) -> None:
         """A start outside of the batch system must raise UsageError."""
         with pytest.raises(UsageError):
             harness.system.shell().started((), {}, None)
 
-    def test_variables_that_stay_on_the_host(self, harness: BatchHarness) -> None:
+    def test_host_only_contains_no_common_variables(self, harness: BatchHarness) -> None:
         """``host_only`` must not contain variables that every script relies on."""
         names = harness.system.shell().host_only
         assert all(isinstance(name, str) and name and "=" not in name for name in names)
         assert not names & {"HOME", "PATH", "USER", "LOGNAME", "SHELL", "PWD", "LANG", "TERM"}
 
-    def test_a_command_on_every_node(self, harness: BatchHarness) -> None:
+    def test_on_every_node_keeps_the_words(self, harness: BatchHarness) -> None:
         """``on_every_node()`` must return a command that ends with the given words, unchanged."""
         job = harness.start(submit(harness, *VM, script(harness)))
         words = ["/usr/libexec/vtorque-jobshell", "--await-job", "1[2].x y"]

@@ -44,7 +44,7 @@ class RequestContract(ContractBase):
 
     @EXAMPLES
     @given(note=st.one_of(st.sampled_from([v for v in HOSTILE if "," not in v]), VALUES))
-    def test_a_value_arrives_as_it_was_written(self, harness: BatchHarness, note: str) -> None:
+    def test_value_arrives_unchanged(self, harness: BatchHarness, note: str) -> None:
         """Any characters in a ``-vm`` value must arrive unchanged."""
         got = submit(harness, "-vm", f"note={note}", script(harness))
         assert request_of(harness, got).pairs == (("note", note.strip()),)
@@ -56,7 +56,7 @@ class RequestContract(ContractBase):
         got = submit(harness, script(harness), blob=blob)
         assert harness.start(got).hooks[0].job().blob == blob
 
-    def test_a_users_file_arrives(self, harness: BatchHarness) -> None:
+    def test_user_file_arrives_unchanged(self, harness: BatchHarness) -> None:
         """A file that an option names must be read at submission, and sent with the request."""
         content = bytes(range(256))
         (harness.directory / "pro'logue").write_bytes(content)
@@ -64,7 +64,7 @@ class RequestContract(ContractBase):
         found = request_of(harness, got)
         assert (found.files["script"].name, found.files["script"].content) == ("pro'logue", content)
 
-    def test_the_promised_length_arrives(self, harness: BatchHarness) -> None:
+    def test_request_of_the_declared_length_arrives(self, harness: BatchHarness) -> None:
         """A request of ``Dialect.carries`` incompressible bytes must arrive."""
         blob = noise(harness.dialect.carries)
         got = submit(harness, script(harness), blob=blob)
@@ -80,7 +80,9 @@ class RequestContract(ContractBase):
             ),
         ],
     )
-    def test_a_request_arrives_whole_or_is_refused(self, harness: BatchHarness, size: int) -> None:
+    def test_request_arrives_completely_or_is_refused(
+        self, harness: BatchHarness, size: int
+    ) -> None:
         """A request that is too long must be refused at submission, with the limit.
 
         A job must never be created without its request, or with only a part of it.
@@ -97,7 +99,7 @@ class RequestContract(ContractBase):
             assert any(chr(c).isdigit() for c in ended.stderr), ended.stderr
             assert b"Traceback" not in ended.stderr
 
-    def test_the_users_own_values_get_through(self, harness: BatchHarness) -> None:
+    def test_user_values_in_the_request_field_are_kept(self, harness: BatchHarness) -> None:
         """User values in the field that carries the request must be preserved."""
         name = script(harness)
         for own in harness.dialect.own:
@@ -106,14 +108,14 @@ class RequestContract(ContractBase):
             assert own.kept(got), own.argv
             assert request_of(harness, got).pairs == (("ram", "1G"),)
 
-    def test_a_bare_metal_job_carries_nothing(self, harness: BatchHarness) -> None:
+    def test_bare_metal_job_has_no_request(self, harness: BatchHarness) -> None:
         """Root must see no request in a bare-metal job, even if the user fills its field."""
         name = script(harness)
         for argv in ((), *(own.argv for own in harness.dialect.own)):
             job = harness.start(submit(harness, *argv, name)).hooks[0].job()
             assert (job.blob, job.bad_request) == (None, "")
 
-    def test_a_forged_request_is_a_bad_request(self, harness: BatchHarness) -> None:
+    def test_forged_request_is_reported_as_bad(self, harness: BatchHarness) -> None:
         """``job()`` must report a forged request as bad, and must not raise.
 
         A damaged request must never turn a VM job into a bare-metal job.
@@ -136,7 +138,7 @@ class RequestContract(ContractBase):
 
     @EXAMPLES
     @given(text=st.text(st.characters(exclude_categories=["Cs"]), max_size=300))
-    def test_any_text_in_the_requests_place(self, harness: BatchHarness, text: str) -> None:
+    def test_any_text_as_a_request_raises_nothing(self, harness: BatchHarness, text: str) -> None:
         """``job()`` must not raise for any text, because the job's owner controls it."""
         got = self.submitted(harness)
         harness.start(got, forged=text.replace("\0", "")).hooks[0].job()
@@ -144,7 +146,9 @@ class RequestContract(ContractBase):
 
     @EXAMPLES
     @given(cut=st.integers(1, 40), at=st.floats(0, 1))
-    def test_a_request_that_lost_bytes(self, harness: BatchHarness, cut: int, at: float) -> None:
+    def test_truncated_request_is_reported_as_bad(
+        self, harness: BatchHarness, cut: int, at: float
+    ) -> None:
         """A request that is truncated or lacks bytes must be reported as bad."""
         token = to_token(Request((("ram", "1G"), ("note", "x" * 30))).encode())
         place = 4 + int(at * (len(token) - 5))

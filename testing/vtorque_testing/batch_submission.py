@@ -43,7 +43,7 @@ class SubmissionContract(ContractBase):
     """The realistic scripts that only a full test run submits."""
 
     @pytest.mark.parametrize("none", [(), ("-vm", "none")], ids=["plain", "-vm none"])
-    def test_a_bare_metal_job_goes_as_its_user_wrote_it(
+    def test_bare_metal_job_is_submitted_unchanged(
         self, harness: BatchHarness, none: tuple[str, ...]
     ) -> None:
         """A bare-metal job must keep its arguments, environment and script, without additions."""
@@ -54,7 +54,9 @@ class SubmissionContract(ContractBase):
         assert not added(harness, got.environ)
 
     @pytest.mark.parametrize("place", ["first", "between", "after the script", "in two places"])
-    def test_vm_is_taken_out_and_all_else_stays(self, harness: BatchHarness, place: str) -> None:
+    def test_vm_is_removed_and_other_arguments_are_kept(
+        self, harness: BatchHarness, place: str
+    ) -> None:
         """``-vm`` may be anywhere; the user's other arguments must keep their order."""
         options, name = harness.dialect.options, script(harness)
         late = "note=x"
@@ -76,7 +78,7 @@ class SubmissionContract(ContractBase):
         assert names[0] == names[1]
         assert script_in_guest(harness, got) == SCRIPT
 
-    def test_options_after_the_script_count(self, harness: BatchHarness) -> None:
+    def test_options_after_the_script_take_effect(self, harness: BatchHarness) -> None:
         """Options after the script must take effect if the submit command accepts them there."""
         options, name = harness.dialect.options, script(harness)
         if not harness.dialect.permutes:
@@ -85,7 +87,7 @@ class SubmissionContract(ContractBase):
         assert is_within(options, got.argv)
         assert script_in_guest(harness, got) == SCRIPT
 
-    def test_a_script_on_standard_input(self, harness: BatchHarness) -> None:
+    def test_script_is_read_from_standard_input(self, harness: BatchHarness) -> None:
         """A script may come from standard input, with and without a request."""
         if not harness.dialect.takes_stdin:
             pytest.skip("this submit command takes no script on standard input")
@@ -96,7 +98,7 @@ class SubmissionContract(ContractBase):
         assert request_of(harness, got).pairs == (("ram", "1G"),)
 
     @pytest.mark.parametrize("count", [1, len(ODD_WORDS)])
-    def test_the_scripts_arguments(self, harness: BatchHarness, count: int) -> None:
+    def test_script_arguments_arrive_unchanged(self, harness: BatchHarness, count: int) -> None:
         """Arguments of the script must reach the script in the guest unchanged."""
         end = harness.dialect.arguments(script(harness), ODD_WORDS[:count])
         got = submit(harness, *VM, *harness.dialect.options, *end)
@@ -105,7 +107,9 @@ class SubmissionContract(ContractBase):
         assert script_in_guest(harness, got) == SCRIPT
 
     @pytest.mark.parametrize("prefix", ["#VSUB", "#PBS"])
-    def test_vm_lines_in_the_script(self, harness: BatchHarness, prefix: str) -> None:
+    def test_vm_directives_of_the_script_take_effect(
+        self, harness: BatchHarness, prefix: str
+    ) -> None:
         """``#VSUB -vm`` and the old ``#PBS -vm`` must work; the command line takes precedence."""
         text = f"#!/bin/sh\n# note\n\n{prefix} -vm ram=1G,note=x\necho hello\n".encode()
         name = script(harness, text)
@@ -117,16 +121,14 @@ class SubmissionContract(ContractBase):
         got = submit(harness, "-vm", "ram=2G", name)
         assert dict(request_of(harness, got).pairs) == {"ram": "2G", "note": "x"}
 
-    def test_none_on_the_command_line_hides_the_scripts_vm_lines(
-        self, harness: BatchHarness
-    ) -> None:
+    def test_vm_none_overrides_vm_directives_of_the_script(self, harness: BatchHarness) -> None:
         """``-vm none`` must submit a bare-metal job without a request."""
         text = b"#!/bin/sh\n#VSUB -vm ram=1G\necho hello\n"
         got = submit(harness, "-vm", "none", script(harness, text))
         assert got.script == text
         assert harness.start(got).hooks[0].job().blob is None
 
-    def test_the_batch_systems_own_lines_stay(self, harness: BatchHarness) -> None:
+    def test_batch_system_directives_are_kept(self, harness: BatchHarness) -> None:
         """The batch system's directives must stay in the script."""
         line = harness.dialect.directive
         text = f"#!/bin/sh\n{line}\n#VSUB -vm ram=1G\necho hello\n".encode()
@@ -136,7 +138,7 @@ class SubmissionContract(ContractBase):
         assert line.encode() in got.script.split(b"\n")
         assert script_in_guest(harness, got) == text
 
-    def test_unknown_options_are_the_batch_systems_to_refuse(self, harness: BatchHarness) -> None:
+    def test_unknown_option_is_passed_on_or_refused(self, harness: BatchHarness) -> None:
         """An unknown option must reach the submit command, or be refused without a submission.
 
         The error message must name the option.
@@ -153,7 +155,7 @@ class SubmissionContract(ContractBase):
         assert ended.code != 0
         assert unknown.lstrip("-").encode() in ended.stderr
 
-    def test_what_the_submit_command_says_is_shown_unchanged(self, harness: BatchHarness) -> None:
+    def test_submit_command_output_is_shown_unchanged(self, harness: BatchHarness) -> None:
         """Output, errors and exit status of the submit command must reach the user unchanged."""
         said = Ended(17, b"42.server\n\xff", b"qsub: warning: \xe9\n")
         for vm in ((), VM):
@@ -162,7 +164,7 @@ class SubmissionContract(ContractBase):
             ended, _ = attempt(harness, *vm, script(harness))
             assert ended == said
 
-    def test_a_script_that_cannot_be_read_is_refused(self, harness: BatchHarness) -> None:
+    def test_unreadable_script_is_refused(self, harness: BatchHarness) -> None:
         """An unreadable script must be refused with its name, and no job may be created."""
         harness.answer(Ended(1, b"", b"no-such-script: No such file or directory\n"))
         ended, _ = attempt(harness, *VM, "no-such-script")
@@ -170,7 +172,7 @@ class SubmissionContract(ContractBase):
         assert b"no-such-script" in ended.stderr
 
     @pytest.mark.parametrize(("cpus", "mib"), [(3, 2048), (16, 65536)])
-    def test_what_the_user_asks_of_a_node_is_understood(
+    def test_requested_cpus_and_memory_are_parsed(
         self, harness: BatchHarness, cpus: int, mib: int
     ) -> None:
         """``split()`` must return the CPUs and the memory that the user requests per node.
@@ -188,7 +190,7 @@ class SubmissionContract(ContractBase):
         assert found.cpu_counts in ((cpus,), ())
         assert found.mem_mib in (mib, None)
 
-    def test_an_interactive_job_is_seen(self, harness: BatchHarness) -> None:
+    def test_interactive_job_is_detected(self, harness: BatchHarness) -> None:
         """``split()`` must detect interactive jobs, and only those."""
         words = harness.dialect.interactive
         if not words:
@@ -196,7 +198,7 @@ class SubmissionContract(ContractBase):
         assert self.split(harness, *words, *VM).interactive
         assert not self.split(harness, script(harness)).interactive
 
-    def test_scripts_as_found_in_the_wild(self, harness: BatchHarness) -> None:
+    def test_realistic_scripts_arrive_unchanged(self, harness: BatchHarness) -> None:
         """The guest must run each of the realistic scripts byte for byte.
 
         If the submit command refuses a script, the message must be the same as without vTorque.
@@ -204,7 +206,7 @@ class SubmissionContract(ContractBase):
         self.all_go_through(harness, self.wild)
 
     @pytest.mark.full
-    def test_other_scripts_of_the_wild(self, harness: BatchHarness) -> None:
+    def test_rare_scripts_arrive_unchanged(self, harness: BatchHarness) -> None:
         """The guest must also run the scripts in :attr:`rarely` byte for byte."""
         self.all_go_through(harness, self.rarely)
 

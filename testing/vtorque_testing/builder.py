@@ -66,7 +66,7 @@ class BuilderContract:
         path.mkdir(parents=True)
         return path
 
-    def test_what_it_names_is_there(
+    def test_named_files_exist(
         self, harness: BuilderHarness, staging: Path, progress: Building
     ) -> None:
         """The named files must exist in the staging directory and must not be empty.
@@ -81,7 +81,7 @@ class BuilderContract:
             assert (staging / name).is_file() and not (staging / name).is_symlink(), name
             assert (staging / name).stat().st_size > 0, f"{name} is empty"
 
-    def test_it_says_what_the_image_is(
+    def test_image_is_described(
         self, harness: BuilderHarness, staging: Path, progress: Building
     ) -> None:
         """The image must name a known architecture and disk format, and a plausible RAM size."""
@@ -94,7 +94,7 @@ class BuilderContract:
             begins = (staging / built.disk).read_bytes()[:4]
             assert (begins == b"QFI\xfb") == (built.disk_format == "qcow2"), built.disk_format
 
-    def test_nothing_is_written_elsewhere(
+    def test_nothing_is_written_outside_the_staging_directory(
         self, harness: BuilderHarness, staging: Path, progress: Building
     ) -> None:
         """The builder must not change files outside of the staging directory."""
@@ -102,7 +102,7 @@ class BuilderContract:
         harness.builder.build(harness.good, staging, progress)
         assert _all_below(staging.parents[1], staging) == before
 
-    def test_steps_are_told(
+    def test_steps_are_reported(
         self, harness: BuilderHarness, staging: Path, progress: Building, steps: list[str]
     ) -> None:
         """The builder must report its steps, as printable lines."""
@@ -110,14 +110,14 @@ class BuilderContract:
         assert steps, "no step was told"
         assert all(step and step.isprintable() for step in steps), steps
 
-    def test_an_option_that_there_is_not_is_refused(
+    def test_unknown_option_is_refused(
         self, harness: BuilderHarness, staging: Path, progress: Building
     ) -> None:
         """An unknown option must be refused by name, because it may be misspelled."""
         with pytest.raises(Refused, match="no-such-option"):
             harness.builder.build({**harness.good, "no-such-option": "1"}, staging, progress)
 
-    def test_the_admins_mistakes_are_refused(
+    def test_mistakes_of_an_admin_are_refused(
         self, harness: BuilderHarness, staging: Path, progress: Building
     ) -> None:
         """An administrator's mistake must raise Refused, not HostFault or another exception."""
@@ -127,7 +127,7 @@ class BuilderContract:
             with pytest.raises(Refused):
                 harness.builder.build(arguments, place, progress)
 
-    def test_a_disk_that_is_too_large_is_refused(
+    def test_too_large_disk_is_refused(
         self, harness: BuilderHarness, staging: Path, steps: list[str]
     ) -> None:
         """A disk larger than the site's ``max_disk`` must be refused."""

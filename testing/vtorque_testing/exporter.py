@@ -69,7 +69,7 @@ class ExporterContract:
         _until(harness, *sent)
         sink.close()
 
-    def test_any_value_arrives_as_it_is(self, harness: ExporterHarness) -> None:
+    def test_any_value_arrives_unchanged(self, harness: ExporterHarness) -> None:
         """Zero, small and large values must arrive unchanged."""
         sink = harness.open()
         for number, value in enumerate((0.0, 1e-9, 2.0**53, 0.1)):
@@ -78,7 +78,7 @@ class ExporterContract:
             _until(harness, one)
         sink.close()
 
-    def test_any_label_arrives_as_it_is(self, harness: ExporterHarness) -> None:
+    def test_any_label_arrives_unchanged(self, harness: ExporterHarness) -> None:
         """Labels with quotes, commas and other special characters must arrive unchanged."""
         sink = harness.open()
         one = sample(device=AWKWARD)
@@ -96,9 +96,7 @@ class ExporterContract:
         assert len(values) == len(set(values)), f"some twice: {values}"
         sink.close()
 
-    def test_nothing_to_send_and_jobs_that_it_does_not_know_are_no_errors(
-        self, harness: ExporterHarness
-    ) -> None:
+    def test_empty_samples_and_unknown_jobs_are_accepted(self, harness: ExporterHarness) -> None:
         """An empty write and the end of an unknown job must not raise.
 
         A node without jobs has no samples, and a job may end before its first sample.
@@ -112,7 +110,7 @@ class ExporterContract:
         sink.end(["42.srv"])
         sink.close()
 
-    def test_a_far_end_that_does_not_answer_ends_the_write_by_its_deadline(
+    def test_unresponsive_receiver_ends_the_write_by_its_deadline(
         self, harness: ExporterHarness
     ) -> None:
         """If the receiver does not answer, ``write()`` must return or raise by its deadline.
@@ -131,7 +129,7 @@ class ExporterContract:
         _until(harness, one)
         sink.close()
 
-    def test_closing_twice_is_right(self, harness: ExporterHarness) -> None:
+    def test_closing_twice_is_allowed(self, harness: ExporterHarness) -> None:
         """An exporter may be closed twice, even if it has never received a sample."""
         sink = harness.open()
         sink.close()

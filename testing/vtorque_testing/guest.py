@@ -175,7 +175,7 @@ class GuestContract:
         """Return the harness of the guest type under test."""
         raise NotImplementedError("override the fixture harness() in the subclass")
 
-    def test_what_it_lacks_is_declared(self, harness: GuestHarness) -> None:
+    def test_missing_capabilities_are_declared(self, harness: GuestHarness) -> None:
         """``lacks`` must contain only names of :data:`PROPERTIES`, each with a reason."""
         assert not harness.lacks.keys() - PROPERTIES.keys()
         assert all(len(why) > 10 for why in harness.lacks.values()), harness.lacks
@@ -183,7 +183,7 @@ class GuestContract:
 
     # -- before the guest is ready -------------------------------------------------------------
 
-    def test_it_is_ready_when_it_says_so(self, harness: GuestHarness) -> None:
+    def test_guest_is_ready_after_its_message(self, harness: GuestHarness) -> None:
         """``await_ready()`` must return after the guest's message, not before.
 
         The names of the reported steps must be printable.
@@ -196,7 +196,7 @@ class GuestContract:
             assert harness.ready_mark in wires.passed
         assert all(step and step.isprintable() for step in steps), steps
 
-    def test_ready_in_single_bytes(self, harness: GuestHarness) -> None:
+    def test_ready_message_may_arrive_byte_by_byte(self, harness: GuestHarness) -> None:
         """The guest's message must be understood if it arrives byte by byte."""
         _needs(harness, "ready")
         with harness.boot(), _wires(harness) as wires:
@@ -220,7 +220,7 @@ class GuestContract:
             error = _await(harness, SHORT)
         assert isinstance(error, HostFault), error
 
-    def test_a_setup_that_fails_says_why(self, harness: GuestHarness) -> None:
+    def test_failed_setup_reports_the_reason(self, harness: GuestHarness) -> None:
         """The error of a failed setup must quote the guest, without control characters."""
         _needs(harness, "ready")
         with harness.boot(fails="no disk \033[31m here"), _wires(harness):
@@ -228,13 +228,13 @@ class GuestContract:
         assert isinstance(error, Exception) and "no disk" in str(error), error
         assert str(error).isprintable(), error
 
-    def test_a_guest_that_is_gone_is_a_host_fault(self, harness: GuestHarness) -> None:
+    def test_missing_guest_is_a_host_fault(self, harness: GuestHarness) -> None:
         """A missing guest must cause a HostFault before the deadline."""
         _needs(harness, "ready")
         error = _await(harness)
         assert isinstance(error, HostFault), error
 
-    def test_a_guest_killed_on_its_way_is_a_host_fault(self, harness: GuestHarness) -> None:
+    def test_guest_killed_during_boot_is_a_host_fault(self, harness: GuestHarness) -> None:
         """If the guest is killed during its boot, after any byte, HostFault must be raised.
 
         Success is allowed only if the guest has already sent the complete message.
@@ -255,34 +255,34 @@ class GuestContract:
     # -- the job -------------------------------------------------------------------------------
 
     @pytest.mark.parametrize("code", [0, 1, 3, 127, 128, 255])
-    def test_the_exit_code_is_the_scripts(self, harness: GuestHarness, code: int) -> None:
+    def test_exit_code_is_that_of_the_script(self, harness: GuestHarness, code: int) -> None:
         """``run()`` must return the exit status of the script."""
         assert _job(harness, harness.scripts.exits(code)).code == code
 
-    def test_the_output_is_the_scripts(self, harness: GuestHarness) -> None:
+    def test_output_is_that_of_the_script(self, harness: GuestHarness) -> None:
         """The output must be exactly that of the script."""
         text = "one\n  two \u00e9 %s \\n\n\nlast\n"
         ran = _job(harness, harness.scripts.prints(text))
         assert (ran.code, ran.out, ran.err) == (0, text.encode(), b"")
 
-    def test_the_output_in_single_bytes(self, harness: GuestHarness) -> None:
+    def test_output_may_arrive_byte_by_byte(self, harness: GuestHarness) -> None:
         """The output must be complete if it arrives byte by byte."""
         ran = _job(harness, harness.scripts.prints("one\ntwo\n"), chunk=1)
         assert (ran.code, ran.out, ran.err) == (0, b"one\ntwo\n", b"")
 
-    def test_much_output_to_who_reads_late(self, harness: GuestHarness) -> None:
+    def test_large_output_to_a_late_reader_is_complete(self, harness: GuestHarness) -> None:
         """Large output must be complete even if the reader starts late and all buffers fill."""
         ran = _job(harness, harness.scripts.counts(200_000), late=True)
         assert ran.code == 0
         assert ran.out == b"".join(b"%d\n" % n for n in range(1, 200_001))
 
-    def test_stderr_is_apart(self, harness: GuestHarness) -> None:
+    def test_stderr_is_separate(self, harness: GuestHarness) -> None:
         """Standard error must be separate from standard output."""
         _needs(harness, "stderr")
         ran = _job(harness, harness.scripts.prints_both("to-out", "to-err"))
         assert (ran.code, ran.out, ran.err) == (0, b"to-out\n", b"to-err\n")
 
-    def test_its_input_reaches_it(self, harness: GuestHarness) -> None:
+    def test_standard_input_reaches_the_script(self, harness: GuestHarness) -> None:
         """The script must read all of its standard input, up to the end of file."""
         _needs(harness, "stdin")
         data = _noise(2, 1 << 20)
@@ -290,7 +290,9 @@ class GuestContract:
         assert (ran.code, ran.out == data) == (0, True)
 
     @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV, signal.SIGTERM])
-    def test_a_script_that_a_signal_ends(self, harness: GuestHarness, number: int) -> None:
+    def test_script_ended_by_a_signal_returns_128_plus_its_number(
+        self, harness: GuestHarness, number: int
+    ) -> None:
         """If a signal ends the script, ``run()`` must return 128 plus its number."""
         _needs(harness, "killed")
         assert _job(harness, harness.scripts.dies_of(number)).code == 128 + number
@@ -310,34 +312,36 @@ class GuestContract:
         ran = _job(harness, harness.scripts.stays(), then=then)
         assert (ran.code, ran.out) == (128 + signal.SIGTERM, b"up\n")
 
-    def test_kill_comes_after_the_grace(self, harness: GuestHarness) -> None:
+    def test_script_that_ignores_sigterm_is_killed_after_the_grace(
+        self, harness: GuestHarness
+    ) -> None:
         """A script that ignores SIGTERM must be killed after ``Script.grace`` seconds."""
         _needs(harness, "signals")
         then = [(b"up", _sending(signal.SIGTERM))]
         ran = _job(harness, harness.scripts.outlives_term(), then=then, grace=0.3)
         assert ran.code == 128 + signal.SIGKILL
 
-    def test_the_terminal_is_as_large_as_the_users(self, harness: GuestHarness) -> None:
+    def test_terminal_has_the_size_of_the_users(self, harness: GuestHarness) -> None:
         """The script's terminal must have the size of the user's, also after a change."""
         _needs(harness, "terminal")
         ran = _on_a_terminal(harness, harness.scripts.tells_size(), (33, 101), (40, 120))
         assert (ran.code, ran.out.split(b"\r\n")[:2]) == (5, [b"33 101", b"40 120"])
 
-    def test_a_guest_that_is_gone_before_the_job(self, harness: GuestHarness) -> None:
+    def test_missing_guest_raises_before_the_job(self, harness: GuestHarness) -> None:
         """If the guest is missing, ``run()`` must raise GuestDied or HostFault."""
         with harness.boot():
             ran = _run(harness, harness.scripts.exits(0))
         assert isinstance(ran.died, GuestDied | HostFault), ran
 
     @pytest.mark.parametrize("garbage", range(len(_GARBAGE)))
-    def test_garbage_is_no_exit_code(self, harness: GuestHarness, garbage: int) -> None:
+    def test_garbage_gives_no_exit_code(self, harness: GuestHarness, garbage: int) -> None:
         """Invalid data instead of a job must raise GuestDied."""
         with harness.boot(), _wires(harness) as wires:
             wires.instead[harness.run_port] = babbling(_GARBAGE[garbage](), stays=False)
             ran = _run(harness, harness.scripts.exits(0))
         assert isinstance(ran.died, GuestDied), ran
 
-    def test_garbage_while_the_script_runs_is_no_success(self, harness: GuestHarness) -> None:
+    def test_garbage_during_the_script_gives_no_success(self, harness: GuestHarness) -> None:
         """Invalid data after the start of the script must not yield exit status 0."""
         ran = _killed(harness, harness.scripts.prints("one\n"), 1 << 20)
         for cut in range(1, len(ran[1]), 1 + len(ran[1]) // 5):
@@ -347,7 +351,9 @@ class GuestContract:
     @pytest.mark.parametrize(
         "at", [0, *(pytest.param(n, marks=pytest.mark.full) for n in range(1, 8))]
     )
-    def test_a_guest_killed_while_the_script_runs(self, harness: GuestHarness, at: int) -> None:
+    def test_guest_killed_during_the_script_gives_no_success(
+        self, harness: GuestHarness, at: int
+    ) -> None:
         """If the guest is killed during the job, after any byte, ``run()`` must not report success.
 
         Exit status 0 is allowed only with the complete output.

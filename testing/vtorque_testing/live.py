@@ -102,7 +102,7 @@ class LiveBatchContract:
     @pytest.mark.parametrize(
         ("end", "code"), [("exit 42", 42), ("kill -9 $$", 137), ("no-such", 127)]
     )
-    def test_the_exit_code_is_the_scripts(self, live: LiveHarness, end: str, code: int) -> None:
+    def test_exit_code_is_that_of_the_script(self, live: LiveHarness, end: str, code: int) -> None:
         """The batch system must report the exit status of the script."""
         assert live.wait(live.submit(f"#!/bin/sh\n{end}\n".encode())).code == code
 
@@ -117,7 +117,7 @@ class LiveBatchContract:
         assert (ended.code, ended.stdout) == (0, bytes(range(256)))
         assert ended.stderr == bytes(range(256)) * 2
 
-    def test_the_environment_of_a_job(self, live: LiveHarness) -> None:
+    def test_job_environment_has_batch_variables(self, live: LiveHarness) -> None:
         """The batch system's variables must be set, and SHELL must not be the job shell."""
         names = live.dialect.environ
         lines = "".join(f'echo "{name}=${name}"\n' for name in sorted(names))
@@ -127,14 +127,14 @@ class LiveBatchContract:
             assert re.fullmatch(f"{name}={names[name]}", line), line
         assert "vtorque" not in shell
 
-    def test_vm_and_bare_metal_jobs_look_alike(self, live: LiveHarness) -> None:
+    def test_vm_and_bare_metal_jobs_have_equal_output(self, live: LiveHarness) -> None:
         """The same script must have the same output and status with and without guests."""
         text = b"#!/bin/sh\necho $0 $# | sed 's,.*/,,'; pwd; id -u; umask; exit 5\n"
         bare, guest = (live.wait(live.submit(text, *vm)) for vm in (("-vm", "none"), ()))
         assert (bare.code, bare.stderr) == (guest.code, guest.stderr)
         assert bare.stdout.splitlines()[1:] == guest.stdout.splitlines()[1:]
 
-    def test_a_queued_job_is_cancelled(self, live: LiveHarness) -> None:
+    def test_canceled_queued_job_does_not_start(self, live: LiveHarness) -> None:
         """A canceled queued job must not start."""
         first = live.submit(b"#!/bin/sh\nsleep 600\n", "-vm", "none", *live.dialect.busy)
         self.until(live, first, "running")
@@ -146,7 +146,7 @@ class LiveBatchContract:
         live.wait(first)
         assert (live.phase(first), live.phase(second)) == ("gone", "gone")
 
-    def test_a_starting_job_is_cancelled(self, live: LiveHarness) -> None:
+    def test_job_canceled_in_its_prologue_fails(self, live: LiveHarness) -> None:
         """A job canceled during its prologue must fail, and its script must not run."""
         job = live.submit(b"#!/bin/sh\necho ran\n")
         self.until(live, job, "starting")
@@ -155,7 +155,7 @@ class LiveBatchContract:
         assert ended.code != 0
         assert b"ran" not in ended.stdout
 
-    def test_a_running_job_is_cancelled(self, live: LiveHarness) -> None:
+    def test_canceled_running_job_gets_sigterm(self, live: LiveHarness) -> None:
         """The script in the guest must receive SIGTERM and have time to end."""
         job = self.running(live, b"trap 'echo got TERM; exit 9' TERM\n")
         live.cancel(job)
@@ -163,7 +163,7 @@ class LiveBatchContract:
         assert ended.code in live.dialect.cancelled | {9}
         assert ended.stdout == b"got TERM\n"
 
-    def test_a_job_that_ignores_its_cancellation_is_killed(self, live: LiveHarness) -> None:
+    def test_canceled_job_that_ignores_sigterm_is_killed(self, live: LiveHarness) -> None:
         """A canceled script that ignores SIGTERM must be killed."""
         job = self.running(live, b"trap '' TERM\n")
         live.cancel(job)
@@ -177,7 +177,7 @@ class LiveBatchContract:
         assert ended.stdout == b"got TERM\n"
 
     @pytest.mark.parametrize("blob", [b"{", Request((("nosuch", "1"),)).encode()])
-    def test_a_refused_request_ends_the_job_with_the_reason(
+    def test_refused_request_ends_the_job_with_the_reason(
         self, live: LiveHarness, blob: bytes
     ) -> None:
         """A refused request must end the job, with the reason in its output.

@@ -74,7 +74,7 @@ class PoolDriverContract:
             for machine in driver.machines(cluster):
                 driver.destroy(machine.id)
 
-    def test_what_is_made_is_listed_with_its_tags(
+    def test_created_machine_is_listed_with_its_tags(
         self, cloud: DriverHarness, driver: Driver
     ) -> None:
         """The cloud must store node, shape and creation time of each machine."""
@@ -85,7 +85,7 @@ class PoolDriverContract:
         assert before - 120 < found.created < time.time() + 120
         assert found.is_live and made.is_live
 
-    def test_a_new_driver_knows_all_machines(self, cloud: DriverHarness, driver: Driver) -> None:
+    def test_new_driver_lists_all_machines(self, cloud: DriverHarness, driver: Driver) -> None:
         """A new driver must list machines that another process created."""
         made = {driver.create(cloud.order(name)).id for name in ("n1", "n2")}
         other = cloud.driver()
@@ -93,7 +93,7 @@ class PoolDriverContract:
         other.destroy(sorted(made)[0])
         assert _live(driver) == {sorted(made)[1]}
 
-    def test_other_clusters_and_strangers_are_not_listed(
+    def test_machines_of_other_clusters_are_not_listed(
         self, cloud: DriverHarness, driver: Driver
     ) -> None:
         """``machines()`` must list only its cluster, because listed machines may be destroyed."""
@@ -104,7 +104,9 @@ class PoolDriverContract:
         assert [each.id for each in driver.machines("another")] == [other.id]
         assert stranger not in {mine.id, other.id}
 
-    def test_only_what_is_named_is_destroyed(self, cloud: DriverHarness, driver: Driver) -> None:
+    def test_only_the_given_machine_is_destroyed(
+        self, cloud: DriverHarness, driver: Driver
+    ) -> None:
         """``destroy()`` must delete the given machine from the cloud, and no other."""
         stranger = cloud.stranger()
         first, second = (driver.create(cloud.order(name)) for name in ("n1", "n2"))
@@ -113,7 +115,7 @@ class PoolDriverContract:
         assert {second.id, stranger} - {""} <= cloud.existing()
         assert _live(driver) == {second.id}
 
-    def test_destroying_twice_is_right(self, cloud: DriverHarness, driver: Driver) -> None:
+    def test_destroy_is_idempotent(self, cloud: DriverHarness, driver: Driver) -> None:
         """``destroy()`` must be idempotent, because an interrupted call is repeated."""
         made = driver.create(cloud.order("n1"))
         driver.destroy(made.id)
@@ -121,7 +123,7 @@ class PoolDriverContract:
         _until(lambda: _live(driver) == set())
         driver.destroy(made.id)
 
-    def test_a_silent_cloud_is_no_empty_one(self, cloud: DriverHarness, driver: Driver) -> None:
+    def test_silent_cloud_raises_cloud_fault(self, cloud: DriverHarness, driver: Driver) -> None:
         """The driver must raise CloudFault if the cloud does not answer.
 
         With an empty list instead, vTorque would consider all nodes lost.
@@ -136,7 +138,7 @@ class PoolDriverContract:
                 cloud.driver().destroy(made.id)
         assert _live(driver) == {made.id}
 
-    def test_a_full_cloud_says_so_and_leaves_nothing(
+    def test_full_cloud_raises_stock_out_and_leaves_nothing(
         self, cloud: DriverHarness, driver: Driver
     ) -> None:
         """The driver must raise StockOut if the cloud has no capacity, and leave no machine.
@@ -149,7 +151,9 @@ class PoolDriverContract:
         assert cloud.existing() == before
         assert driver.machines("contract") == []
 
-    def test_many_at_once_are_all_there(self, cloud: DriverHarness, driver: Driver) -> None:
+    def test_concurrently_created_machines_are_all_listed(
+        self, cloud: DriverHarness, driver: Driver
+    ) -> None:
         """A driver must be thread-safe, and ``machines()`` must read all pages."""
         names = [f"n{number}" for number in range(1, 7)]
         with ThreadPoolExecutor(6) as threads:
@@ -158,7 +162,7 @@ class PoolDriverContract:
         left = driver.quota()
         assert left is None or left >= 0
 
-    def test_user_data_arrives_as_it_is(self, cloud: DriverHarness, driver: Driver) -> None:
+    def test_user_data_arrives_unchanged(self, cloud: DriverHarness, driver: Driver) -> None:
         """User data must arrive byte for byte."""
         made = driver.create(cloud.order("n1"))
         found = cloud.user_data(made.id)

@@ -63,14 +63,14 @@ class SinkContract:
         """Return the harness of the sink under test."""
         raise NotImplementedError("override the fixture harness() in the subclass")
 
-    def test_a_record_arrives(self, harness: SinkHarness) -> None:
+    def test_record_arrives_with_its_job(self, harness: SinkHarness) -> None:
         """A record must arrive with the id of its job."""
         handler = harness.open()
         handler.handle(record("guest 0 is ready"))
         _until(harness, [("42.srv", "guest 0 is ready")])
         handler.close()
 
-    def test_each_arrives_once_and_in_order(self, harness: SinkHarness) -> None:
+    def test_records_arrive_once_and_in_order(self, harness: SinkHarness) -> None:
         """Records of several jobs must arrive exactly once and in order."""
         handler = harness.open()
         sent = [(f"{40 + n % 3}.srv", f"line {n}") for n in range(20)]
@@ -79,7 +79,7 @@ class SinkContract:
         _until(harness, sent)
         handler.close()
 
-    def test_any_text_is_one_record_as_it_is(self, harness: SinkHarness) -> None:
+    def test_any_text_arrives_unchanged_as_one_record(self, harness: SinkHarness) -> None:
         """Any message must arrive unchanged as one record.
 
         The lines of its details must not become records of their own. The message contains quotes,
@@ -92,7 +92,7 @@ class SinkContract:
         _until(harness, [("42.srv", awkward), ("42.srv", "the next")])
         handler.close()
 
-    def test_a_far_end_that_does_not_answer_is_told(self, harness: SinkHarness) -> None:
+    def test_unresponsive_receiver_raises(self, harness: SinkHarness) -> None:
         """The sink must raise OSError or HostFault if the receiver does not answer.
 
         vTorque then sends the record again. If the sink ignores the error, the record is lost.
@@ -111,7 +111,7 @@ class SinkContract:
         )
         handler.close()
 
-    def test_closing_twice_is_right(self, harness: SinkHarness) -> None:
+    def test_closing_twice_is_allowed(self, harness: SinkHarness) -> None:
         """A sink may be closed twice, even if it has never received a record."""
         handler = harness.open()
         handler.close()

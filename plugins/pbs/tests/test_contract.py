@@ -31,5 +31,5 @@ class TestOpenPbs(BatchContract):
 
     wild, rarely = SCRIPTS[:3], SCRIPTS[3:]  # Torque's are the same code; these are 20 s
 
-    def test_the_scripts_arguments(self):
+    def test_script_arguments_arrive_unchanged(self):
         """OpenPBS 23.06 has no -F; ``-- command args`` is in test_submitter.py."""

@@ -1,4 +1,4 @@
-"""The driver ec2 against moto's server, in a process of its own. Real EC2 was not at hand."""
+"""The driver ec2 against moto's server in a separate process. Real EC2 was not available."""
 
 import contextlib
 import datetime
@@ -85,7 +85,7 @@ class Harness:
 
 class TestEc2(PoolDriverContract):
     # moto is never full: test_a_full_ec2_is_a_stock_out... has EC2's own answers
-    test_a_full_cloud_says_so_and_leaves_nothing = None
+    test_full_cloud_raises_stock_out_and_leaves_nothing = None
 
     @pytest.fixture
     def cloud(self, endpoint):
@@ -125,7 +125,7 @@ def test_machines_get_the_role_of_the_site(endpoint):
 
 
 def test_missing_capacity_is_a_stock_out_and_bad_credentials_are_a_fault():
-    """What EC2 itself says; moto says neither."""
+    """Texts of EC2 itself; moto has neither."""
     from botocore.stub import Stubber
 
     driver = ec2.driver({"region": "us-east-1"})

@@ -97,8 +97,8 @@ class TestLibvirt(PoolDriverContract):
         virsh("pool-destroy", "vtorque-pool", check=False)
         virsh("net-destroy", _NETWORK)
 
-    def test_a_full_cloud_says_so_and_leaves_nothing(self, cloud, driver):
-        super().test_a_full_cloud_says_so_and_leaves_nothing(
+    def test_full_cloud_raises_stock_out_and_leaves_nothing(self, cloud, driver):
+        super().test_full_cloud_raises_stock_out_and_leaves_nothing(
             cloud, libvirt.driver({**cloud.options, "most": "0"})
         )
 

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.e2e
 
 
 class TestExample(BatchContract):
-    test_scripts_as_found_in_the_wild = None  # the embedded batch system's tests have them
+    test_realistic_scripts_arrive_unchanged = None  # the embedded batch system's tests have them
 
     @pytest.fixture
     def harness(self, tmp_path):
@@ -85,20 +85,20 @@ class AddsANewline(AcmeShell):
 
 
 DEFECTS = [
-    (LosesTheNote, "test_the_users_own_values_get_through", ()),
-    (DropsLongRequests, "test_a_request_arrives_whole_or_is_refused", (4096,)),
-    (MarksBareMetalJobs, "test_a_bare_metal_job_goes_as_its_user_wrote_it", ((),)),
-    (RaisesOnForged, "test_a_forged_request_is_a_bad_request", ()),
-    (TakesForgedForBare, "test_a_forged_request_is_a_bad_request", ()),
-    (SaysGone, "test_which_jobs_are_alive", ()),
+    (LosesTheNote, "test_user_values_in_the_request_field_are_kept", ()),
+    (DropsLongRequests, "test_request_arrives_completely_or_is_refused", (4096,)),
+    (MarksBareMetalJobs, "test_bare_metal_job_is_submitted_unchanged", ((),)),
+    (RaisesOnForged, "test_forged_request_is_reported_as_bad", ()),
+    (TakesForgedForBare, "test_forged_request_is_reported_as_bad", ()),
+    (SaysGone, "test_alive_reports_gone_only_for_ended_jobs", ()),
     (
         FailsTheHookOfBadRequests,
-        "test_each_outcome_is_told_in_the_batch_systems_way",
+        "test_finish_returns_the_documented_exit_status",
         (Outcome.REFUSED, ("short",)),
     ),
-    (DiffersByNode, "test_all_nodes_of_a_job_see_the_same_job", ()),
-    (ArraysShareAnId, "test_the_jobs_of_an_array_are_apart", ()),
-    (AddsANewline, "test_vm_is_taken_out_and_all_else_stays", ("first",)),
+    (DiffersByNode, "test_all_nodes_determine_the_same_job", ()),
+    (ArraysShareAnId, "test_array_jobs_have_distinct_ids", ()),
+    (AddsANewline, "test_vm_is_removed_and_other_arguments_are_kept", ("first",)),
 ]
 
 

@@ -1,4 +1,4 @@
-"""The contracts of builders, exporters and sinks: a sound one passes, each defect is found."""
+"""The contracts of builders, exporters and sinks: a correct one passes, each defect is found."""
 
 import contextlib
 import logging
@@ -98,7 +98,7 @@ class IgnoresTheLimit(Builder):
 
 
 def run_builder(harness, tmp_path):
-    """Run the tests of the contract, one by one, in directories of their own."""
+    """Run the tests of the contract, one by one, in separate directories."""
     contract = BuilderContract()
     for number, name in enumerate(n for n in dir(contract) if n.startswith("test_")):
         staging = tmp_path / str(number) / "pool" / "staging"
@@ -303,7 +303,7 @@ class Sink(logging.Handler):
 
 
 class Handles(Sink):
-    """As logging's own handlers do: the record is lost."""
+    """The behavior of logging's own handlers: the record is lost."""
 
     def emit(self, record):
         with contextlib.suppress(OSError):
@@ -348,7 +348,7 @@ class LosesRecords(Sink):
 def test_missing_records_fail_without_waiting(monkeypatch):
     monkeypatch.setattr(far_end.time, "sleep", _never)
     with pytest.raises(AssertionError, match=r"sent: .*received: \[\]; .* asynchronous = True"):
-        SinkContract().test_a_record_arrives(LosesRecords())
+        SinkContract().test_record_arrives_with_its_job(LosesRecords())
 
 
 def test_sound_sink_passes():

@@ -20,7 +20,7 @@ CONTRACT = GuestContract()
 
 
 class Impatient(AgentHarness):
-    """What hangs is to be found soon."""
+    """A hang is to be found soon."""
 
     def __init__(self, *args):
         super().__init__(*args)
@@ -65,7 +65,7 @@ class HasNoDeadline(LinuxDriver):
 
 
 class BlamesNobody(LinuxDriver):
-    caught_by = CONTRACT.test_a_guest_killed_on_its_way_is_a_host_fault
+    caught_by = CONTRACT.test_guest_killed_during_boot_is_a_host_fault
 
     def await_ready(self, guest, deadline, step):
         try:
@@ -75,7 +75,7 @@ class BlamesNobody(LinuxDriver):
 
 
 class DoesNotSayWhy(LinuxDriver):
-    caught_by = CONTRACT.test_a_setup_that_fails_says_why
+    caught_by = CONTRACT.test_failed_setup_reports_the_reason
 
     def await_ready(self, guest, deadline, step):
         try:
@@ -86,7 +86,7 @@ class DoesNotSayWhy(LinuxDriver):
 
 class DeathIsSuccess(LinuxDriver):
     def caught_by(self, harness):
-        CONTRACT.test_a_guest_killed_while_the_script_runs(harness, 0)
+        CONTRACT.test_guest_killed_during_the_script_gives_no_success(harness, 0)
 
     def run(self, guest, script, streams):
         try:
@@ -96,7 +96,7 @@ class DeathIsSuccess(LinuxDriver):
 
 
 class WaitsForTheDead(LinuxDriver):
-    caught_by = CONTRACT.test_a_guest_that_is_gone_before_the_job
+    caught_by = CONTRACT.test_missing_guest_raises_before_the_job
 
     def run(self, guest, script, streams):
         while True:
@@ -107,7 +107,7 @@ class WaitsForTheDead(LinuxDriver):
 
 class LosesTheCode(LinuxDriver):
     def caught_by(self, harness):
-        CONTRACT.test_the_exit_code_is_the_scripts(harness, 128)
+        CONTRACT.test_exit_code_is_that_of_the_script(harness, 128)
 
     def run(self, guest, script, streams):
         return super().run(guest, script, streams) & 0x7F
@@ -123,14 +123,14 @@ class PassesNoSignalOn(LinuxDriver):
 
 
 class HasOneOutput(LinuxDriver):
-    caught_by = CONTRACT.test_stderr_is_apart
+    caught_by = CONTRACT.test_stderr_is_separate
 
     def run(self, guest, script, streams):
         return super().run(guest, script, dataclasses.replace(streams, stderr=streams.stdout))
 
 
 class LosesTheLastLine(LinuxDriver):
-    caught_by = CONTRACT.test_the_output_is_the_scripts
+    caught_by = CONTRACT.test_output_is_that_of_the_script
 
     def run(self, guest, script, streams):
         with (read_end := PipeTo(streams.stdout)) as pipe:
@@ -157,14 +157,14 @@ class PipeTo:
 
 
 class HasNoInput(LinuxDriver):
-    caught_by = CONTRACT.test_its_input_reaches_it
+    caught_by = CONTRACT.test_standard_input_reaches_the_script
 
     def run(self, guest, script, streams):
         return super().run(guest, script, dataclasses.replace(streams, stdin=None))
 
 
 class HasNoTerminal(LinuxDriver):
-    caught_by = CONTRACT.test_the_terminal_is_as_large_as_the_users
+    caught_by = CONTRACT.test_terminal_has_the_size_of_the_users
 
     def run(self, guest, script, streams):
         return super().run(guest, script, dataclasses.replace(streams, terminal=False))
@@ -188,8 +188,8 @@ def test_contract_finds_each_defect(harness_of, kind):
 
 def test_missing_capability_needs_a_known_name_and_a_reason(harness_of):
     harness = harness_of(LinuxDriver())
-    CONTRACT.test_what_it_lacks_is_declared(harness)
+    CONTRACT.test_missing_capabilities_are_declared(harness)
     for wrong in ({"signals": ""}, {"sound": "a guest has no sound card"}):
         harness.lacks = wrong
         with pytest.raises(AssertionError):
-            CONTRACT.test_what_it_lacks_is_declared(harness)
+            CONTRACT.test_missing_capabilities_are_declared(harness)

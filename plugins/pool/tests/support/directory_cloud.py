@@ -88,7 +88,7 @@ class DirectoryHarness:
         return json.loads((self.directory / f"{machine}.json").read_text())[4].encode()
 
 
-# -- five broken ones, each of which the contract finds -------------------------------------------
+# -- Five defective drivers; the contract detects each ---------------------------------------------
 
 
 class ListsAllClusters(DirectoryDriver):
@@ -143,9 +143,9 @@ class LeavesHalf(DirectoryDriver):
 
 
 BROKEN = {
-    ListsAllClusters: "test_other_clusters_and_strangers_are_not_listed",
-    Remembers: "test_a_new_driver_knows_all_machines",
-    EmptyWhenSilent: "test_a_silent_cloud_is_no_empty_one",
-    RefusesWhatIsGone: "test_destroying_twice_is_right",
-    LeavesHalf: "test_a_full_cloud_says_so_and_leaves_nothing",
+    ListsAllClusters: "test_machines_of_other_clusters_are_not_listed",
+    Remembers: "test_new_driver_lists_all_machines",
+    EmptyWhenSilent: "test_silent_cloud_raises_cloud_fault",
+    RefusesWhatIsGone: "test_destroy_is_idempotent",
+    LeavesHalf: "test_full_cloud_raises_stock_out_and_leaves_nothing",
 }
