@@ -128,7 +128,7 @@ class Node:
                 str(Path(place, name))
                 for top in (self.state / "jobs", self.state / "journal", self.run_dir / "jobs",
                             self.run_dir / "proof", self.run_dir / "locks")
-                for place, directories, files in os.walk(top)  # passes over what is going
+                for place, directories, files in os.walk(top)  # skips entries that vanish
                 for name in (*directories, *files)
             } | {str(path) for path in Path("/dev/shm").glob("vtorque-*")},
             "tables": set(re.findall(f"bridge {TAP}", tables)),
@@ -223,14 +223,14 @@ def node():
 
 @pytest.fixture(scope="module", autouse=True)
 def _empty_home():
-    """Remove what earlier files' tests left in the user's home: it could start or end a job."""
+    """Remove files of earlier tests from the user's home: they could start or end a job."""
     if Node().home.is_dir():
         Node().empty_home()
 
 
 @pytest.fixture
 def clean(node):
-    """Fail the test if anything of a job's is left on the host after it."""
+    """Fail the test if it leaves anything of a job on the host."""
     before = node.footprint()
     yield node
     if left := node.left(before):
@@ -241,14 +241,14 @@ def clean(node):
 
 @pytest.fixture
 def guest(clean):
-    """Return the node; the user's home is emptied after."""
+    """Return the node; the user's home is emptied afterwards."""
     yield clean
     clean.empty_home()
 
 
 @pytest.fixture
 def config(node):
-    """Give a function that changes the site config until the test's end."""
+    """Return a function that changes the site config until the test's end."""
     before = node.config.read_text()
 
     def change(table, line):
@@ -263,7 +263,7 @@ def config(node):
 
 @pytest.fixture
 def no_deadline(config):
-    """Let starts take an hour: a job that ends within the test's own limit has waited for none."""
+    """Let starts take an hour: a job that ends within the test's limit waited for no timeout."""
     config("node", "start_timeout = 3600")
 
 

@@ -1,4 +1,4 @@
-"""Guests that boot from a disk that ``vmgr images add`` took in, by the kernel it found there."""
+"""Guests that boot from a disk of ``vmgr images add``, with the kernel found on it."""
 
 import json
 import shutil
@@ -16,7 +16,7 @@ suite = "bookworm"
 packages = ["linux-image-cloud-amd64", "initramfs-tools"]
 kernel = "own"
 """
-START, SIZE = 1 << 20, 96 << 20  # bytes: of the only partition
+START, SIZE = 1 << 20, 96 << 20  # bytes: start of the only partition
 
 
 def tool(*argv):
@@ -26,7 +26,7 @@ def tool(*argv):
 
 @pytest.fixture
 def add(node, clean):
-    """Return a function that adds a disk; the image goes with the test."""
+    """Return a function that adds a disk; the image is removed after the test."""
 
     def do(disk, *options):
         node.root("vmgr", "images", "add", str(disk), NAME, *map(str, options), timeout=300)
@@ -39,7 +39,7 @@ def add(node, clean):
 
 @pytest.mark.full
 def test_guest_boots_from_an_added_disk(clean, add, scratch):
-    """A disk with a partition and micro's kernel in it, as a virtual machine of VMware's has it."""
+    """A disk with a partition and micro's kernel in it, in the form of a VMware virtual machine."""
     node = clean
     micro = json.loads(node.root("vmgr", "images", "show", "micro").stdout)
     files = node.state / "images/micro" / micro["version"]
@@ -78,9 +78,9 @@ def test_guest_boots_from_an_added_disk(clean, add, scratch):
 
 @pytest.mark.full
 def test_debian_guest_boots_from_an_added_disk(clean, add, config, scratch):
-    """Its own kernel and initramfs, taken out of it, find its root file system by the UUID."""
+    """Its own kernel and initramfs, extracted from it, find its root file system by the UUID."""
     node = clean
-    # The image brings no agent: it comes with the seed, as for a disk from anywhere.
+    # The image has no agent: it is on the seed, as for any added disk.
     agent = node.prefix / "lib/vtorque-agent.{arch}"
     config("plugin.linux-guest", f'agent = "{agent}"')
     (scratch / "recipe.toml").write_text(RECIPE)

@@ -1,4 +1,4 @@
-"""Kept records of a real job are copied to its owner's home, and read as on another host."""
+"""Kept records of a real job are copied to its owner's home, and read like on another host."""
 
 import json
 import shutil
@@ -20,7 +20,7 @@ def archive(clean, config):
 
 @pytest.fixture
 def elsewhere(clean):
-    """Give a function that takes away what the node keeps: what is seen then is of the home."""
+    """Return a function that hides the node's records: only those in the home are visible then."""
 
     def go():
         shutil.rmtree(clean.state / "kept")
@@ -29,7 +29,7 @@ def elsewhere(clean):
 
 
 def written(node, directory, count):
-    """Wait for so many files that are whole."""
+    """Wait for this number of complete files."""
     return node.wait_for(
         lambda: len(found := sorted(directory.glob("[!.]*.zip"))) == count and found,
         60,

@@ -44,7 +44,7 @@ def image(node):
         shutil.rmtree(pool / name)
 
 
-# -- bad luck -----------------------------------------------------------------------------------
+# -- Faults ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.usefixtures("no_deadline")
@@ -70,7 +70,7 @@ def test_guest_that_never_gets_ready_fails_the_start(clean, image, config):
 
 @pytest.mark.usefixtures("no_deadline")
 def test_death_of_one_guest_ends_the_start_of_all(clean, image):
-    """The other, which never gets ready, is not waited for."""
+    """The start does not wait for the other guest, which never becomes ready."""
     image("sleeps", "rdinit=/bin/sleep -- 1000")
     job = hooks_by_hand.Hooks(clean, "two.faults", pairs=(("img", "sleeps"), ("vms_per_node", "2")))
     process = job.start("prologue")
@@ -104,7 +104,7 @@ def test_libvirt_down_at_submission(clean):
 
 @pytest.fixture
 def full(node):
-    """Give a function that puts a small disk over one of the node's directories."""
+    """Return a function that mounts a small disk over one of the node's directories."""
     mounted = []
 
     def over(directory, kib, *, filled=False):
@@ -136,7 +136,7 @@ def test_full_disk_for_guest_files_fails_the_start(clean, full, kib, filled):
 @pytest.mark.usefixtures("no_deadline")
 @pytest.mark.parametrize("filled", [True, False])
 def test_full_disk_for_the_journal_fails_the_start(clean, full, filled):
-    """It is full before the first line, and after some records: those of two guests take 8 KiB."""
+    """It is full before the first line, or after some records: those of two guests take 8 KiB."""
     full(clean.state / "journal", 4, filled=filled)
     result = clean.job(SCRIPT, "-vm", "vms_per_node=2")
     assert (result.code, result.out) == (EXIT_HOST_FAULT, b"")
@@ -147,7 +147,7 @@ def test_full_disk_for_the_journal_fails_the_start(clean, full, filled):
 @pytest.mark.full
 @pytest.mark.usefixtures("no_deadline")
 def test_script_that_crashes_its_guest_kernel_fails_the_job(clean, config, scratch):
-    """The guest's own root has opened the panic button to everybody."""
+    """The guest's own root has made the panic trigger writable for all users."""
     scripts = clean.config.parent / "guest-prologue"
     scripts.mkdir()
     (scripts / "10-button").write_text("#!/bin/sh\nchmod 666 /proc/sysrq-trigger\n")
@@ -186,7 +186,7 @@ def test_failing_guest_prologue_of_the_site_fails_the_start(clean, config):
     assert b"no cloud-init log" in said.stderr, "the micro image has no cloud-init"
 
 
-# -- bad images ---------------------------------------------------------------------------------
+# -- Invalid images --------------------------------------------------------------------------------
 
 
 def spoil_content(directory, version):
@@ -233,7 +233,7 @@ OTHER_SPOILERS = [
     "spoil", [spoil_content, open_pool, *OTHER_SPOILERS], ids=lambda f: f.__name__
 )
 def test_untrusted_image_is_refused(clean, image, spoil):
-    """Refused by vsub, and by the node if vsub was passed by."""
+    """Refused by vsub, and by the node if vsub was bypassed."""
     pool = clean.state / "images"
     made = image("spoilt", "")
     mode = pool.stat().st_mode & 0o7777
@@ -251,13 +251,13 @@ def test_untrusted_image_is_refused(clean, image, spoil):
     assert err.startswith("vtorque: ")
 
 
-# -- bad input ----------------------------------------------------------------------------------
+# -- Invalid input ---------------------------------------------------------------------------------
 
 
 def all_refused(node, rows):
     """Submit with the arguments of each row; check that each is refused in one line that names it.
 
-    A row has the arguments and a word of the message. Nothing may be created by any.
+    A row has the arguments and a word of the message. No submission may create anything.
     """
     for old in ("out", "err"):
         (node.home / old).unlink(missing_ok=True)
@@ -279,7 +279,7 @@ def all_refused(node, rows):
 
 
 def refused(node, *args, word=""):
-    """Submit, and check that it is refused in one line that has the word."""
+    """Submit, and check that the refusal is one line that contains the word."""
     all_refused(node, [(args, word)])
 
 
@@ -323,7 +323,7 @@ BAD_ARGUMENTS = [
 
 def test_bad_arguments_are_refused(clean, config):
     config("options.ram", 'max = "1G"')
-    # An option without its value takes the script for it: then it is the value that is wrong.
+    # An option without its value takes the script as the value, which is then invalid.
     all_refused(clean, [((*args, "job.sh"), word) for args, word in BAD_ARGUMENTS])
 
 
@@ -352,7 +352,7 @@ def test_unreadable_scripts_are_refused(clean, kind):
         path.unlink(missing_ok=True)
 
 
-# -- forged requests ----------------------------------------------------------------------------
+# -- Forged requests -------------------------------------------------------------------------------
 
 _FORGE = """
 import json, os, socket, sys
@@ -368,7 +368,7 @@ print(json.dumps(answer))
 
 
 def forged(node, token):
-    """Hand a job with this token to the batch system without vsub; return answer and outputs."""
+    """Submit a job with this token to the batch system without vsub; return answer and outputs."""
     for old in ("out", "err"):
         (node.home / old).unlink(missing_ok=True)
     message = {

@@ -43,7 +43,7 @@ def disk(guest):
 
 @pytest.fixture
 def writer(guest, place, config, disk):
-    """A job of two guests with all that may be lost: files, a pipe, a connection, a disk."""
+    """A job of two guests with everything that may be lost: files, a pipe, a connection, a disk."""
     scripts = guest.config.parent / "in-guests"
     scripts.mkdir(mode=0o755)
     (scripts / "echoes").write_text(writing.ECHOES)
@@ -54,7 +54,7 @@ def writer(guest, place, config, disk):
 
 
 class Writer:
-    """A job that writes in its guest; ``names`` are of the jobs that it was."""
+    """A job that writes in its guest; ``names`` are those of the jobs that it continued."""
 
     def __init__(self, node, asked="ram=384M", **words):
         self.node, self.names, self.id = node, [], ""
@@ -102,7 +102,7 @@ class Writer:
         return self.node.as_user("vmgr", "logs", self.id).stdout.decode()
 
     def check(self):
-        """Have it write on and end; not a line may be lost or doubled, wherever it wrote it."""
+        """Let it continue and end; no line may be lost or duplicated in any of its outputs."""
         self.await_more(self.counted + 5)
         self.node.script("", "enough")
         log = self.ended()
@@ -147,7 +147,7 @@ def checkpoint_repeatedly(job, times):
 
 @saves
 def test_restored_job_can_be_restored_again_from_the_same_checkpoint(guest, place):
-    """The second time its memory is that of then; its file, which is the user's, is not."""
+    """The second time its memory is the checkpoint's; its file, which is the user's, is not."""
     job = Writer(guest).submit().await_more()
     (name,) = checkpoint_repeatedly(job, 1)
     first, at = job.lines("counted"), job.counted
@@ -284,7 +284,7 @@ def test_saving_process_killed_at_any_moment_loses_nothing(guest, place, stop):
     job, saved = Writer(guest).submit().await_more(), 0
     for seconds in (0.2, 0.5, 0.8, 1.1, 1.4):
         watcher = the_watcher(guest)
-        before = set(children(watcher))  # the process that reads guests' words
+        before = set(children(watcher))  # the process that reads guests' messages
         asked = guest.command("vmgr", "checkpoint", *stop, job.id)
         until = time.monotonic() + seconds
         with subprocess.Popen(asked, stdout=subprocess.PIPE) as waits:

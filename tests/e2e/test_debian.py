@@ -30,7 +30,7 @@ def debian(node):
 @pytest.mark.full
 @pytest.mark.releases
 def test_job_runs_in_a_debian_guest(debian, clean):
-    """And ssh into it while the job runs, with a checked host key."""
+    """ssh into it also works while the job runs, with a checked host key."""
     job = debian.submit(
         "#!/bin/bash\n"
         'printf "out\\0\\377\\n"; echo err >&2\n'
@@ -69,7 +69,7 @@ def test_job_runs_in_a_debian_guest(debian, clean):
 @pytest.mark.full
 @pytest.mark.releases
 def test_guest_runs_another_debian_release(clean):
-    """All but its kernel, which is the newest that the node's own release has."""
+    """Everything except its kernel, which is the newest of the node's own release."""
     build = ("vmgr", "images", "build", "debian13", "debian", "-o", "suite=trixie")
     clean.root(*build, timeout=900)
     text = (
@@ -90,7 +90,7 @@ def test_guest_runs_another_debian_release(clean):
 
 @pytest.mark.full
 def test_warm_debian_guest_is_set_up_like_a_cold_one(debian, clean, config):
-    """Booted as far as cloud-init before there is a job: then that does all that it does ever."""
+    """Booted up to cloud-init before a job exists: cloud-init then runs as in a cold boot."""
     text = f"{TELLS}systemctl --failed --no-legend | wc -l; hostname -I | wc -w; nproc\n"
     size = "img=debian vcpus=1 ram=512M"
     with kept_warm(clean, config, size) as warm:
@@ -106,7 +106,7 @@ def test_warm_debian_guest_is_set_up_like_a_cold_one(debian, clean, config):
 
 @pytest.mark.full
 def test_failed_setup_keeps_the_cloud_init_logs(debian, clean, config):
-    """Its owner sees why, and nothing in it that a terminal would obey, nor the guest's keys."""
+    """Its owner sees the reason; the logs contain no control sequences and no keys of the guest."""
     scripts = clean.config.parent / "guest-prologue"
     scripts.mkdir()
     script = scripts / "10-fails"
@@ -178,7 +178,7 @@ def fragments(debian, clean, config):
 
 @pytest.mark.full
 def test_guest_is_set_up_by_cloud_config_of_site_image_and_user(clean, guest, fragments):
-    """Image, site and user; merged, held against its schema and done by the guest's cloud-init."""
+    """Image's, site's and user's; merged, validated and applied by the guest's cloud-init."""
     (fragments / "10-site.cfg").write_text(OF_SITE)
     clean.script(OF_USER.replace("HOME", str(clean.home)), "mine.yaml")
     (clean.home / "links").symlink_to("/etc")  # a link gives no access to more
@@ -280,7 +280,7 @@ def test_no_display_is_forwarded_without_the_option(debian, clean, display):
 
 
 def _on_a_terminal(node, argv):
-    """Run as the user with a terminal, as ssh is used; return what it printed."""
+    """Run as the user with a terminal, as ssh is used; return the output."""
     import pwd
 
     entry = pwd.getpwnam(node.user)

@@ -81,7 +81,7 @@ def started_by(node):
 
 @pytest.fixture
 def job(node):
-    """Return a function that gives a job with these -vm keys; none of them outlives the test."""
+    """Return a function that makes a job with these -vm keys; all of them end with the test."""
     conf = node.config.with_name("device-faults.toml")
     conf.write_text(node.config.read_text() + SETTINGS)
     made = []

@@ -1,8 +1,8 @@
 """A guest that OVMF boots from the EFI system partition of an added disk.
 
-The disk has what Debian's own installer leaves there in its place: the removable medium's path
-(UEFI 2.10, 3.5.1.1) with a unified kernel image: systemd's EFI stub, micro's kernel in the packing
-that EFI can start, micro's initramfs.
+The disk contains a unified kernel image at the removable medium's path (UEFI 2.10, 3.5.1.1), where
+Debian's installer has its boot loader: systemd's EFI stub, micro's kernel in a form that EFI can
+start, micro's initramfs.
 """
 
 import json
@@ -22,7 +22,7 @@ SECTOR, ENTRIES = 512, 128
 FIRST, COUNT = 2048, 65536  # sectors of the only partition
 TOTAL = FIRST + COUNT + 2048
 ESP = uuid.UUID("c12a7328-f81f-11d2-ba4b-00a0c93ec93b")  # UEFI 2.10, table 5-7
-# Where the stub's parts lie in memory: kernel and initramfs last, apart by more than the kernel.
+# Memory addresses of the stub's parts: kernel and initramfs last, with room for the kernel.
 PLACES = {"cmdline": 0x30000, "linux": 0x2000000, "initrd": 0x6000000}
 
 
@@ -83,7 +83,7 @@ def unified_kernel(scratch, cmdline, initrd):
 
 @pytest.fixture
 def disk(node, scratch):
-    """Return a raw disk with an EFI system partition and nothing else to start from."""
+    """Return a raw disk with an EFI system partition and nothing else to boot."""
     micro = json.loads(node.root("vmgr", "images", "show", "micro").stdout)
     files = node.state / "images/micro" / micro["version"]
     program = unified_kernel(scratch, micro["cmdline"], files / micro["initrd"])

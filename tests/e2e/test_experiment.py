@@ -1,4 +1,4 @@
-"""Experiments with real guests: bare metal beside them, on a node and without root."""
+"""Experiments with real guests and bare metal, on a node and without root."""
 
 import json
 
@@ -26,7 +26,7 @@ echo "$EXPERIMENT_POINT" >>"$EXPERIMENT_ROOT/ran"
 
 
 def looked_at(call, home, points):
-    """Check what an experiment of 2x2 combinations has left; ``call``: runs vmgr as the user."""
+    """Check the results of an experiment of 2x2 combinations; ``call``: runs vmgr as the user."""
     found = json.loads(call("export", "e.results", "--format=json"))
     assert [row["state"] for row in found] == ["done"] * points, found
     for row in found:

@@ -1,8 +1,8 @@
-"""Kill -9 of everything that takes part in a job, at many points: the node is as before, always.
+"""Kill -9 of every process of a job, at many points: the node is always as before.
 
 The points are steps of the journal, counted by its test seam in the real prologue and epilogue, and
 moments in between. After each the epilogue or ``vtorque reap`` must leave the host as it was, and
-the next job must run: that of the next test, and at last one that the batch system runs.
+the next job must run: that of the next test, and at the end one that the batch system runs.
 """
 
 import contextlib
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.e2e
 
 SEED = int(os.environ.get("VTORQUE_FAULT_SEED", "20171"))
 MANY = pytest.param(12, marks=pytest.mark.full, id="many")
-# Where a start, or an end, can be killed with the most to lose.
+# Steps of a start, and of an end, at which a kill could cause the greatest damage.
 START = ["after create virtiofsd", "before create domain+0.15"]
 END = ["after release virtiofsd"]
 MORE_STARTS = ["after record lease", "after create tree", "after create domain"]
@@ -31,7 +31,7 @@ MORE_ENDS = ["before release domain", "before delete journal"]
 
 @pytest.fixture
 def node_again(node):
-    """Give the node with what must be the same after the test."""
+    """Return the node with the state that must be the same after the test."""
     yield node, look(node)
     hooks_by_hand.start_libvirtd(node)
 
@@ -207,7 +207,7 @@ def test_libvirtd_killed_while_a_job_starts(node_again, point):
     hooks_by_hand.kill_libvirtd()
     assert job.end(process)[0] == 0
     wrapper = job.wrapper()
-    if point == "after create domain":  # it needs no libvirtd any more
+    if point == "after create domain":  # it does not need libvirtd any more
         assert wrapper[:2] == (0, "ran\n"), wrapper
     else:
         assert wrapper[0] == 122, wrapper
@@ -268,7 +268,7 @@ def kill_libvirtd(node, job):
 @pytest.mark.full
 @pytest.mark.parametrize("kill", [kill_wrapper, kill_qemu, kill_libvirtd])
 def test_job_killed_at_ten_random_moments_leaves_nothing(node_again, kill):
-    """From the submission to the end of the teardown, by the batch system's own hands."""
+    """From the submission to the end of the teardown, with the batch system's own hooks."""
     node, before = node_again
     moments = random.Random(SEED)  # noqa: S311 - as above
     print(f"VTORQUE_FAULT_SEED={SEED}")  # noqa: T201 - as above
@@ -305,7 +305,7 @@ def test_killed_batch_system_leaves_nothing(node_again):
 
 @pytest.mark.full
 def test_leftovers_of_another_users_dead_job_do_not_block_a_job(node_again):
-    """Its leases make the node another user's; the prologue reaps once and tries again."""
+    """Its leases reserve the node for another user; the prologue reaps once and tries again."""
     node, before = node_again
     dead = Hooks(node, "dead.faults", user="vte2e2")
     dead.killed("prologue", "after create domain")

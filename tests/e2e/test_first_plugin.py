@@ -37,7 +37,7 @@ exec setpriv --reuid="$1" --regid="$2" --clear-groups bash -c "$3"
 
 @pytest.fixture
 def author(request):
-    """Return a user with the environment of the page, of what this test's own has.
+    """Return a user with the page's environment, made from packages of this test's.
 
     With the parameter "all" it also has all other distributions of this checkout.
     """
@@ -59,7 +59,7 @@ def author(request):
     for name in PROGRAMS:
         text = Path(sysconfig.get_path("scripts"), name).read_text()
         first, rest = text.split("\n", 1)
-        if first != "#!/bin/sh":  # our own launchers find the Python beside them
+        if first != "#!/bin/sh":  # vTorque's launchers find the Python beside them
             first = f"#!{venv}/bin/python"
         (venv / "bin" / name).write_text(f"{first}\n{rest}")
         (venv / "bin" / name).chmod(0o755)
@@ -70,7 +70,7 @@ def author(request):
 
 
 def script(page):
-    """Return a page's steps as a script, and what each of its commands shall print."""
+    """Return a page's steps as a script, and the expected output of each command."""
     lines, shown = ["set -eu"], []
     for name, language, text in BLOCK.findall(page):
         if name:
@@ -86,7 +86,7 @@ def script(page):
 
 
 def run_as(author, steps):
-    """Run a script as the author, on a machine without a site; return how it ended."""
+    """Run a script as the author, on a machine without a site; return the result."""
     home = author.pw_dir
     environ = {
         "HOME": home, "LANG": "C.UTF-8", "PYTHONDONTWRITEBYTECODE": "1",

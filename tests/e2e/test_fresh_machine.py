@@ -96,7 +96,7 @@ bash -euxc "${install//WHEELS/wheels}"
 
 
 def test_readme_runs_a_job_without_root(machine):
-    """A hint of vmgr for a distribution that is not installed works as printed, too."""
+    """A hint of vmgr for a missing distribution works as printed, too."""
     user = block("README.md", "scripts/wheels") + "cat job.sh.o1\n" + FOLLOW_HINT
     said = machine(
         script(
@@ -147,7 +147,7 @@ def test_example_readme_runs_without_root(machine, name):
 def test_readme_runs_the_tests(machine):
     page = (REPO / "README.md").read_text()
     (fast,) = re.findall(r"`(scripts/test --fast)`", page)
-    # A user has a clone, and so git.
+    # A user has a clone, and therefore git.
     clone = "apt-get -qq update; apt-get -qq install -y git; git init -q .; git add -A"
     said = machine(script(clone, fast))
     assert re.search(r"^=+ \d+ passed", said, re.MULTILINE)

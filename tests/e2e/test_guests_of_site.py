@@ -67,7 +67,7 @@ def test_epilogue_of_the_site_runs_in_every_guest(clean, scripts, how):
 
 @pytest.mark.full
 def test_precancel_scripts_run_before_the_script_is_terminated(clean, scripts):
-    """The user's script, then the site's, both as the user; then the script gets its TERM."""
+    """The user's script, then the site's, both as the user; then the script gets SIGTERM."""
     runs = f"kill -0 $(cat {clean.home}/pid) && echo runs"
     scripts("precancel", site=f"#!/bin/sh\necho site $(id -un) $X; {runs}\n")
     clean.script("echo user $(id -un) $X $(pwd)\nexit 3\n", "pre.sh")

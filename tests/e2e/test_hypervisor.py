@@ -64,16 +64,16 @@ def boot_sector(again: bool = False) -> bytes:
         b"\xfa\x31\xc0\x8e\xd8"  # cli; ds = 0
         b"\xbe\x40\x7c\xba\xf8\x03"  # si = text, dx = COM1
         b"\xac\x84\xc0\x74\x03"  # next byte; if 0: out of the loop
-        b"\xee\xeb\xf8"  # write it, on
+        b"\xee\xeb\xf8"  # write it, continue
     )
-    code += b"\xeb\xf0" if again else b"\xf4\xeb\xfd"  # from si on, or hlt for ever
+    code += b"\xeb\xf0" if again else b"\xf4\xeb\xfd"  # from si on, or hlt forever
     sector = code.ljust(0x40, b"\0") + SAYS + b"\0"
     return (sector.ljust(510, b"\0") + b"\x55\xaa").ljust(1 << 20, b"\0")
 
 
 @pytest.fixture(scope="module", autouse=True)
 def libvirt() -> Iterator[None]:
-    """Start libvirt, under a subreaper, unless it answers; end only what was started here."""
+    """Start libvirt, under a subreaper, unless it answers; end only processes started here."""
     hypervisor.close()  # an earlier test in this process may have killed the other end
     started: list[subprocess.Popen[bytes]] = []
     probe = ("virsh", "-c", URI, "version")
@@ -97,7 +97,7 @@ def libvirt() -> Iterator[None]:
 
 @pytest.fixture
 def guest() -> Iterator[GuestPlan]:
-    """Give a guest's plan with its directories, as the prologue makes them; end it afterwards."""
+    """Return a guest's plan with its directories, as made by the prologue; end it afterwards."""
     name = f"vt-test-{uuid.uuid4().hex[:8]}"
     state = Path("/var/lib") / name
     state.mkdir(mode=0o711)
@@ -154,7 +154,7 @@ def test_libvirt_changes_no_owner_and_the_guest_leaves_no_trace(guest: GuestPlan
     during = owners(guest)
     assert {n: during[n] for n in before} == before
     assert during["console.log"] == (0, 0, 0o600)
-    assert during["c.sock"][:2] == (0, 0)  # the core opens it to whom it is for
+    assert during["c.sock"][:2] == (0, 0)  # the core opens it to its user
     assert hypervisor.domain_runs(URI, guest.uuid)
     hypervisor.destroy_domain(URI, guest.uuid, 30)
     hypervisor.destroy_domain(URI, guest.uuid, 30)
@@ -169,7 +169,7 @@ def test_qemu_runs_as_the_qemu_user(guest: GuestPlan) -> None:
     pid = int(Path(f"/run/libvirt/qemu/{guest.name}.pid").read_text())
     assert Path(f"/proc/{pid}").stat().st_uid == pwd.getpwnam("libvirt-qemu").pw_uid
     hypervisor.destroy_domain(URI, guest.uuid, 30)
-    # A zombie, where process 1 reaps slowly, holds nothing any more.
+    # A zombie, if process 1 reaps slowly, holds nothing any more.
     status = Path(f"/proc/{pid}/stat")
     assert not status.exists() or status.read_text().rsplit(")", 1)[1].split()[0] == "Z"
 
@@ -292,7 +292,7 @@ def test_stopped_daemons_do_not_block_workers_of_libvirtd(guest: GuestPlan) -> N
             daemon.release()
 
 
-# -- the packet filter ------------------------------------------------------------------------
+# -- The packet filter -----------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -362,7 +362,7 @@ FRAMES = {
 
 @pytest.fixture
 def tap(network: str) -> Iterator[int]:
-    """Give the guest's end of a tap device on the test network's bridge."""
+    """Return the guest's end of a tap device on the test network's bridge."""
     name = tap_name(MAC)
     descriptor = os.open("/dev/net/tun", os.O_RDWR)
     ioctl(descriptor, 0x400454CA, struct.pack("16sH22x", name.encode(), 0x1002))  # TAP, no header
@@ -441,7 +441,7 @@ def test_guest_cannot_join_the_spanning_tree_of_a_guarded_bridge(
 
 @pytest.mark.parametrize("guarded", [False, True])
 def test_frames_to_reserved_macs_reach_only_the_filter(bridge_port: int, guarded: bool) -> None:
-    """Without the guard the node takes them from any sender, and the bridge learns these MACs."""
+    """Without the guard the node accepts them from any sender, and the bridge learns these MACs."""
     name = tap_name(MAC)
     if guarded:
         netfilter.filter_reserved_macs(name)
@@ -475,7 +475,7 @@ def passed(bridge: socket.socket, frame: bytes) -> bool:
         return False
 
 
-# -- boot sources -----------------------------------------------------------------------------
+# -- Boot sources ----------------------------------------------------------------------------------
 
 
 def template(directory: Path) -> BootSource:

@@ -38,7 +38,7 @@ def image(node, scratch, config):
 
 
 def disk(path, kind):
-    """Make a disk of 40 MiB with something in it."""
+    """Make a disk of 40 MiB with some content."""
     create = ["qemu-img", "create", "-q", "-f", kind, str(path), "40M"]
     write = ["qemu-io", "-f", kind, "-c", "write -q -P 85 0 1M", str(path)]
     for argv in (create, write):
@@ -47,7 +47,7 @@ def disk(path, kind):
 
 
 def end(node, job_id):
-    """Let the waiting job end; wait until it has."""
+    """Let the waiting job end; wait for its end."""
     (node.home / "go").touch()
     node.wait_for(lambda: node.state_of(job_id) in (None, "C"), what="the job's end")
     node.wait_for(lambda: not list((node.state / "journal").iterdir()), what="the teardown's end")

@@ -109,9 +109,9 @@ def test_invalid_or_unsupported_options_are_refused(manager, guest, config):
     running_jobs.runs_without(guest, config, "iocm", "iocm=true")
 
 
-# -- moving under load -------------------------------------------------------------------------
+# -- Moving under load -----------------------------------------------------------------------------
 
-# A boot sector that does nothing but read its disk: INT 13h, function 42h, 64 sectors at a time.
+# A boot sector that only reads its disk: INT 13h, function 42h, 64 sectors at a time.
 READ = bytes.fromhex(
     "31c0 8ed8"  # again: xor ax, ax; mov ds, ax
     "b280 be107c b442 cd13"  # mov dl, 80h; mov si, packet; mov ah, 42h; int 13h
@@ -126,7 +126,7 @@ assert len(READ) == 32
 def reading(clean, scratch):
     """Start a guest that reads its disk, with 1 to 2 I/O cores, and the manager that watches it.
 
-    Not through vsub: on a node of two CPUs the guest's vCPU would keep the second. Here nothing
+    Not through vsub: on a node of two CPUs the guest's vCPU would use the second. Here nothing
     claims it, as if the job had a third.
     """
     paths = Paths(scratch / "state", scratch / "run")
@@ -190,7 +190,7 @@ def test_pins_move_with_the_load(clean, reading):
 
 
 def test_guest_that_stalls_its_qemu_does_not_block_the_node_lock(clean, reading):
-    """Root in a guest can: its reset of a device waits for the share's daemon, a user's process."""
+    """Root in a guest can stall QEMU: its reset of a device waits for the user's share daemon."""
     paths, name = reading
     clean.wait_for(lambda: pinned(name) == "0-1", what="two I/O cores under load")
     qemu = int(vcpu_threads.process_of(name, names.guest_uuid(name)).name)

@@ -17,7 +17,7 @@ HARMLESS = "t\"'<&>$(id)`;|*?[]{}\\%"
 
 
 def test_readme_job_runs(clean):
-    """Exit code, exact output bytes, identity, kernel, home: what the issue promises."""
+    """Exit code, exact output bytes, identity, kernel, home."""
     result = clean.job(
         "#!/bin/bash\n"
         'printf "out\\0\\377\\n"; printf "err\\n" >&2\n'
@@ -96,7 +96,7 @@ SIZE = (
     ],
 )
 def test_guest_resources_match_the_allocation_and_batch_variables(clean, more, cpus, guests, mib):
-    """The script is as for bare metal; this site has a number for RAM, so the key is needed."""
+    """The script is that of bare metal; this site requires a RAM size, so the key is needed."""
     ram = () if "ram" in str(more) else ("-vm", "ram=job")
     result = clean.job(SIZE, "-l", "nodes=1:ppn=2,mem=900mb", *ram, *more)
     assert result.code == 0, result.err
@@ -106,7 +106,7 @@ def test_guest_resources_match_the_allocation_and_batch_variables(clean, more, c
     assert numbers[0] == [cpus, cpus, cpus * guests, guests]
     assert numbers[1] == [cpus, cpus * guests, guests]
     assert mib * 3 // 4 < numbers[2][0] < mib, "RAM, less what the kernel has for itself"
-    # The node file has the path of the host's, and names guests that resolve.
+    # The node file has the same path as on the host, and names guests that resolve.
     host = platform.node().split(".")[0]
     names = [f"v{host}-{index}" for index in range(guests)] if guests > 1 else [f"v{host}"]
     assert name == names[0]

@@ -1,4 +1,4 @@
-"""The log of a real job: complete, its owner's alone, without secrets, harmless; and its sinks."""
+"""The log of a real job: complete, private, without secrets or control sequences; its sinks."""
 
 import base64
 import functools
@@ -30,7 +30,7 @@ def sinks(clean, config, scratch):
 
 
 def secrets_of(node, job, found):
-    """Add what no log may have: the site secret, the job's, and the keys in its files."""
+    """Add all secrets that a log must not have: the site's, the job's, and keys in its files."""
     site = names.Paths(node.state, node.run_dir).secret.read_bytes()
     for secret in (site.strip(), names.derive(site, "job", job, 0)):
         found |= {secret, secret.hex().encode(), base64.b64encode(secret).rstrip(b"=")}
@@ -40,7 +40,7 @@ def secrets_of(node, job, found):
 
 
 def test_log_of_a_job_is_complete_and_private(clean, sinks):
-    """At TRACE: every phase, for the owner alone, and no secret in any sink."""
+    """At TRACE: every phase, readable for the owner only, and no secret in any sink."""
     begun, go = clean.home / "begun", clean.home / "go"
     for path in (begun, go):
         path.unlink(missing_ok=True)
@@ -82,7 +82,7 @@ def test_log_of_a_job_is_complete_and_private(clean, sinks):
     for name in ("log.jsonl", "job.json", ""):
         assert clean.as_user("/bin/cat", str(place / name), user=OTHER, check=False).stdout == b""
 
-    # show_log: in the job's error output until the script's end; vsub itself shows nothing of it
+    # show_log: in the job's error output until the script's end, not in vsub's own output
     assert b"vtorque: " in result.err and b"the guests are ready after" in result.err
     assert b"core: times" not in result.err and b"the guests are ready" not in result.done.stderr
 
@@ -97,7 +97,7 @@ def test_log_of_a_job_is_complete_and_private(clean, sinks):
 
 
 def test_hostile_console_output_is_escaped_in_logs(clean, config, sinks):
-    """Its console, after it has crashed itself: in log, kept console and on the terminal."""
+    """Output of its crashed console: in the log, in the kept console and on the terminal."""
     scripts = clean.config.parent / "guest-prologue"
     scripts.mkdir()
     button = scripts / "10-button"

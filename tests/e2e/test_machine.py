@@ -15,7 +15,7 @@ COMMAND = Path("/usr/local/bin/vsub-seen")
 
 @pytest.fixture
 def site():
-    """Make files as a configured node has, under names that no node uses; return their paths."""
+    """Make files like a configured node's, under names that no node uses; return their paths."""
     files = [Path(place, "below/file") for place in PLACES]
     for path in files:
         path.parent.mkdir(parents=True)

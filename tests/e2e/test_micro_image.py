@@ -1,4 +1,4 @@
-"""The two Linux images, built from Debian's packages and booted with QEMU alone: no libvirt.
+"""The two Linux images, built from Debian's packages and booted with QEMU only: no libvirt.
 
 Needs root, Debian's apt sources and the packages that the builders name.
 """

@@ -1,4 +1,4 @@
-"""Parallel programs in Debian guests: ``mpirun`` with no flag, ssh between the job's guests."""
+"""Parallel programs in Debian guests: ``mpirun`` without a flag, ssh between the job's guests."""
 
 import re
 
@@ -107,7 +107,7 @@ def test_variables_of_the_user_override_mpi_settings(mpi, clean):
 
 
 def test_ssh_to_a_guest_of_another_job_is_denied(mpi, two_slots, clean):
-    """The other job is the same user's: even so its guests have other keys."""
+    """The other job belongs to the same user: even so its guests have other keys."""
     code, said, err = beside_another(
         clean,
         "",

@@ -1,4 +1,4 @@
-"""Addresses in real guests: from the site's program, or asked from DHCP. Planned: test_networks."""
+"""Addresses in real guests: from the site's program, or by DHCP. Planned ones: test_networks."""
 
 import platform
 

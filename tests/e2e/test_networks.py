@@ -1,4 +1,4 @@
-"""Several NICs in real guests: a bridge and a macvtap made here, beside the node's own network."""
+"""Several NICs in real guests: a bridge and a macvtap made here, and the node's own network."""
 
 import platform
 import re
@@ -39,7 +39,7 @@ def bridge():
 
 @pytest.fixture
 def cable():
-    """Make a pair of interfaces: a macvtap goes on one, the other is the network's far end."""
+    """Make a pair of interfaces: one for a macvtap, the other is the network's far end."""
     ip("link", "add", LOWER, "type", "veth", "peer", "name", FAR)
     ip("addr", "add", f"{FAR_IP}/16", "dev", FAR)
     for name in (LOWER, FAR):
@@ -90,7 +90,7 @@ def test_second_nic_on_a_bridge_has_separate_host_names(clean, site, bridge):
         assert re.search(rf"^10\.87\.\S+ v{host}-{index}$", out, re.MULTILINE)
         assert re.search(rf"^10\.231\.\S+ v{host}-{index}-hpc$", out, re.MULTILINE)
     assert "\n1400\n" in out
-    assert out.count("onnection refused") == 2, out  # both are there, and nothing listens
+    assert out.count("onnection refused") == 2, out  # both exist, and no process listens
 
 
 @pytest.mark.full
@@ -208,7 +208,7 @@ def test_debian_guest_has_the_same_networks(clean, site, bridge, lan):
 
 
 class _heard:
-    """All frames that a bridge had while ``work`` ran, and what that returned."""
+    """All frames of a bridge while ``work`` ran, and the result of ``work``."""
 
     def __init__(self, name, work):
         with socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(ALL)) as listener:

@@ -13,7 +13,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.full]
 
 @pytest.fixture
 def install(node, scratch):
-    """Give a function that writes a plugin of this kind and installs it until the test's end."""
+    """Return a function that writes a plugin of this kind and installs it until the test's end."""
     made = []
 
     def do(kind):
@@ -42,7 +42,7 @@ def test_generated_device_plugin_gives_guests_devices(guest, install):
 
 
 def test_generated_guest_plugin_runs_a_job(guest, install):
-    """With its user's home, their name, and all that a job script may expect."""
+    """With its user's home and name, and the environment that a job script expects."""
     kind = install("guest")
     micro = json.loads(guest.root("vmgr", "images", "show", "micro").stdout)
     files = guest.state / "images/micro" / micro["version"]

@@ -2,8 +2,8 @@
 
 ``VTORQUE_OSV_LOADER``: loader-stripped.elf. ``VTORQUE_OSV_IMG``: loader.img, for the disk boot.
 ``VTORQUE_OSV_REST``: a directory with the files of the module httpserver-api (and cloud-init, if
-it was built) as they lie in an image. Without one what needs it is skipped: nothing of OSv is in
-this repository.
+it was built) in the layout of an image. Tests are skipped if their file is missing: OSv is not part
+of this repository.
 """
 
 import contextlib
@@ -44,7 +44,7 @@ def program(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def images(node, program):
-    """Build the images; take them out of the pool afterwards."""
+    """Build the images; remove them from the pool afterwards."""
     own = ["-o", f"file:/prog={program}", "-o", "command:greet=/prog args hello"]
     built = [(IMAGE, LOADER, []), (SHARE_IMAGE, LOADER, ["-o", f"mounts={node.home}"])]
     built += [(REST_IMAGE, LOADER, ["-o", f"file:/={REST}"])] if REST else []
@@ -61,7 +61,7 @@ def osv(clean, images):
     return clean
 
 
-ENDS = (  # a script, its exit code and what it prints
+ENDS = (  # a script, its exit code and its output
     ("/prog ret 0", 0, "returns 0\n"),
     ("/prog ret 1", 1, "returns 1\n"),
     ("/prog ret 42", 42, "returns 42\n"),
@@ -105,7 +105,7 @@ def test_environment_and_address(osv):
     assert (found["DISTRO"], found["VTORQUE_RANK"], found["PBS_JOBNAME"]) == ("OSV", "0", "t")
     assert found["OSV_IP"].startswith("10.87.")
     assert "PATH" not in found
-    assert "PBS_NODEFILE" not in found  # there is no such file in this image
+    assert "PBS_NODEFILE" not in found  # this image has no such file
 
 
 def test_environment_is_hidden_from_other_users(osv):
@@ -148,7 +148,7 @@ def test_share_is_mounted_at_a_mount_point_of_the_image(osv):
 
 
 def test_root_file_system_can_be_a_share(osv, program, config):
-    """No disk at all: programs and libraries are read from a directory of the host."""
+    """No disk: programs and libraries are read from a directory of the host."""
     directory = osv.state / "osv-root"
     own = ("-o", f"file:/prog={program}", "-o", "command:greet=/prog args hello")
     root = ("-o", "root_share=apps", "-o", f"root_directory={directory}")
@@ -204,7 +204,7 @@ def test_starter_killed_before_the_order_is_released(osv, how):
     ["before record domain", "after record domain", "before create domain", "after create domain"],
 )
 def test_starter_killed_during_boot_is_released(osv, step):
-    """It is a fork of the prologue, and kills itself there: the job ends, nothing of it stays."""
+    """It is a fork of the prologue, and kills itself there: the job ends, nothing of it is left."""
     before = look(osv)
     job = Hooks(osv, f"osv-{step.replace(' ', '-')}.faults", pairs=(("img", IMAGE), ("ram", "64M")))
     try:
@@ -284,7 +284,7 @@ def test_rest_needs_the_permission_of_the_site(osv):
 
 
 def test_job_runs_from_vsub_to_its_end(osv):
-    """The promise: 1.5 s under emulation."""
+    """Within 1.5 s under emulation."""
     took = []
     for _ in range(5):
         begin = time.monotonic()

@@ -110,7 +110,7 @@ def dhcp(operation, client_mac, relay="0.0.0.0"):  # noqa: S104
     return head + mac_bytes(client_mac).ljust(208, b"\0")
 
 
-# -- a node -----------------------------------------------------------------------------------
+# -- A node ----------------------------------------------------------------------------------------
 
 
 def run(*words):
@@ -222,7 +222,7 @@ def packet_filter(ip=IP, ports=("udp/7", "tcp/7"), mac=MAC, ipv6=False):
         table.release()
 
 
-# -- floods -----------------------------------------------------------------------------------
+# -- Floods ----------------------------------------------------------------------------------------
 
 
 def ports():
@@ -369,7 +369,7 @@ def test_connections_below_limit_pass(node):
         assert node.tracked() == LIMIT // 2
 
 
-# -- services that the node publishes by DNAT -------------------------------------------------
+# -- Services that the node publishes by DNAT ------------------------------------------------------
 
 PUBLISHED, INSIDE, INSIDE6, OUT6 = 8080, "198.18.0.9", "fd00:18::9", "fd00:18::1"
 
@@ -394,7 +394,7 @@ def publishing(node):
 
 
 def published_attempts(node):
-    """Return which ways to the published port lead out of the node: name to whether it does."""
+    """Return the ways to the published port, name to whether the way leads out of the node."""
     node_addresses = {"bridge": GATEWAY, "other": "198.18.255.1"}
     tries = {}
     for name, target in node_addresses.items():
@@ -449,7 +449,7 @@ def test_port_of_the_guest_that_the_node_publishes_still_answers(publishing):
         assert any(each[23] == TCP for each in publishing.drain(publishing.outside))
 
 
-# -- other tables of the node's kernel --------------------------------------------------------
+# -- Other tables of the node's kernel -------------------------------------------------------------
 
 
 def neighbors(family="-4"):
@@ -526,7 +526,7 @@ def test_invented_macs_do_not_fill_the_bridges_table(node):
     assert b"52:54:00:00:" not in shown
 
 
-# -- frames -----------------------------------------------------------------------------------
+# -- Frames ----------------------------------------------------------------------------------------
 
 
 def multicast(last):

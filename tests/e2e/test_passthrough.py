@@ -1,4 +1,4 @@
-"""PCI functions before the real libvirtd, and before a real kernel with an emulated IOMMU."""
+"""PCI functions with the real libvirtd, and with a real kernel and an emulated IOMMU."""
 
 import gzip
 import json
@@ -63,14 +63,14 @@ def test_libvirt_accepts_and_keeps_the_functions(domain: Path):
 
 
 def test_missing_card_fails_the_start(domain: Path):
-    """libvirt has taken the elements for what they are: functions of this host."""
+    """libvirt has parsed the elements correctly: functions of this host."""
     assert virsh("define", "--validate", str(domain)).returncode == 0
     done = virsh("start", NAME)
     assert done.returncode != 0
     assert "PCI" in done.stderr or "vfio" in done.stderr, done.stderr
 
 
-# -- in a virtual machine with an IOMMU and a card, as a node has them ---------------------------
+# -- In a virtual machine with an IOMMU and a card, like on a node ---------------------------------
 
 # Runs there as root, without any service. libvirt's library is missing, and not needed.
 INSIDE = """
@@ -125,7 +125,7 @@ BOOT = (
 
 @pytest.mark.full
 def test_function_is_bound_to_vfio_and_returned_to_its_driver(node, tmp_path):
-    """Bound, open to QEMU's user, reset and given back, by a real kernel; the card is emulated."""
+    """Bound, open to QEMU's user, reset and returned, by a real kernel; the card is emulated."""
     image = ensure(node)
     (site,) = node.prefix.glob("lib/python3*/site-packages")
     initrd = gzip.decompress((image / "initrd").read_bytes())

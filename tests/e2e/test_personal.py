@@ -55,7 +55,7 @@ class Person:
 
     def command(self, program, *argv):
         """Return a command of the installation, for the user's site."""
-        # Without it these would be the site's, where this machine is a node.
+        # Without it these would be the site's, if this machine is a node.
         site = any(os.path.lexists(f"/{top}/vtorque") for top in ("etc", "var/lib"))
         config = ["--config", str(self.own)] if site and program in ("vsub", "vmgr") else []
         return (f"/opt/{NAME}/bin/{program}", *config, *argv)
@@ -111,7 +111,7 @@ class Person:
         return [*files, *running, *names.stdout.decode().split()]
 
     def end(self):
-        """Stop the user's service, and take all that is theirs."""
+        """Stop the user's service, and remove the user with all files."""
         with suppress(pytest.fail.Exception):
             self.call("vtorque", "local", "stop", "--config", str(self.own))
         with suppress(FileNotFoundError):
@@ -136,15 +136,15 @@ def first_user(installed):
 
 @pytest.fixture
 def clean(first_user):
-    """Fail the test if anything of a job's is left."""
+    """Fail the test if it leaves anything of a job."""
     yield first_user
-    for job in json.loads(first_user.call("vmgr", "ps", "--json").stdout):  # a failed test's
+    for job in json.loads(first_user.call("vmgr", "ps", "--json").stdout):  # left by a failed test
         first_user.call("vmgr", "cancel", job["id"], check=False)
     eventually(lambda: not first_user.left())
 
 
 def test_first_job_from_an_empty_home_runs(clean):
-    """It makes its image, runs as the user with their home, and has its own exit code."""
+    """It makes its image, runs as the user with their home, and returns the script's exit code."""
     assert not clean.state.exists()
     text = "echo on $(uname -r) $(hostname) as $(id -un) in $PWD; touch made\nexit 42\n"
     code, said, told = clean.job(text)
@@ -177,7 +177,7 @@ def test_first_jobs_of_the_manual_run(clean):
     paths = f"PATH=/opt/{NAME}/bin:$PATH; set -e\n"
 
     def bash(text):
-        """Run lines as the user: ``vsub`` and ``vmgr`` are this site's."""
+        """Run lines as the user: ``vsub`` and ``vmgr`` belong to this site."""
         own = "".join(
             f'{program}() {{ command {program} --config {clean.own} "$@"; }}\n'
             for program in ("vsub", "vmgr")
@@ -185,7 +185,7 @@ def test_first_jobs_of_the_manual_run(clean):
         )
         return clean.call("/bin/bash", "-c", f"{paths}{own}{text}").stdout.decode()
 
-    (clean.home / "job.sh").unlink(missing_ok=True)  # root's, of another test
+    (clean.home / "job.sh").unlink(missing_ok=True)  # of another test, as root
     said = bash(block("doc/ten-minutes-admin.md", "echo"))
     assert re.fullmatch(rf"(?s).*exit code 3\non vvm as {clean.user}\n", said), said
 
@@ -244,14 +244,14 @@ def other_user(first_user):
     run("cp", "-a", first_user.home / ".local", person.home)
     run("rm", "-r", person.state)
     run("chown", "-R", f"{OTHER}:", person.home)
-    person.call("vmgr", "images", "verify", "micro")  # it is not the file that was hashed
+    person.call("vmgr", "images", "verify", "micro")  # the hashed file was another one
     yield person
     eventually(lambda: not person.left())
     person.end()
 
 
 def test_users_cannot_see_each_others_jobs_and_services(clean, other_user):
-    """Both have a job that runs: neither sees the other's, nor can reach their service."""
+    """Both have a running job: neither sees the other's, nor can connect to their service."""
     mine = clean.call("vsub", clean.script("touch began; sleep 300\n")).stdout.decode().strip()
     code, said, told = other_user.job("ls /home; ls " + str(clean.home) + "; exit 5\n")
     assert code == 5, told
@@ -278,7 +278,7 @@ def test_killed_program_leaves_nothing_after_the_next_command(clean, program):
 
 
 def kill(person, program):
-    """Have a program killed while a job runs, then run another."""
+    """Kill a program while a job runs, then run another job."""
     began = person.home / "began"
     began.unlink(missing_ok=True)
     text = person.script("touch began; sleep 300\n")
@@ -301,7 +301,7 @@ def test_twenty_consecutive_jobs_leave_nothing(clean):
 
 @pytest.mark.full
 def test_idle_service_ends_and_the_next_job_starts_it(clean):
-    """After a minute without jobs; libvirt's daemons do, too, and the next job starts all again."""
+    """After a minute without jobs; libvirt's daemons, too, and the next job starts them again."""
     assert clean.job("exit 7\n")[0] == 7
     eventually(lambda: not clean.processes(), 300)
     assert not (clean.run_dir / "local.sock").exists()

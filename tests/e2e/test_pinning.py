@@ -1,4 +1,4 @@
-"""vtorque-pinning with real guests: libvirt and the kernel agree on where they run."""
+"""vtorque-pinning with real guests: libvirt and the kernel agree on their CPUs and memory."""
 
 import os
 from pathlib import Path
@@ -16,7 +16,7 @@ PAGES = Path("/proc/sys/vm/nr_hugepages")  # of 2 MiB on x86
 
 @pytest.fixture
 def two_cpus(config):
-    """Let guests have both CPUs of this node: none is kept for QEMU's own threads."""
+    """Let guests have both CPUs of this node: none is reserved for QEMU's own threads."""
     if os.cpu_count() != 2:
         pytest.fail("these tests are written for a node of two CPUs")
     config("plugin.pinning", "emulator_cpu = false")
@@ -91,7 +91,7 @@ def test_job_waits_for_a_cpu_in_use_by_another_job(two_cpus, two_slots, guest):
 
 @pytest.fixture
 def pages():
-    """Set 72 huge pages of 2 MiB aside."""
+    """Reserve 72 huge pages of 2 MiB."""
     before = PAGES.read_text()
     try:
         PAGES.write_text("72")

@@ -1,4 +1,4 @@
-"""Leases become pins: what the ledger gives is where QEMU's threads run, also after a resize.
+"""Leases become pins: QEMU's threads run on the leased CPUs, also after a resize.
 
 The guests are boot sectors that spin: real QEMU under libvirt's system daemon, no kernel.
 """
@@ -87,7 +87,7 @@ def test_two_guests_run_on_different_cores(start):
     start(own, own)
     for index in (0, 1):
         assert running_jobs.table("vcpupin", f"vt-pins.0-n1-{index}") == [["0", str(index)]]
-        eventually(lambda i=index: threads(i)["CPU 0/TCG"] == str(i))  # when it has run
+        eventually(lambda i=index: threads(i)["CPU 0/TCG"] == str(i))  # after it has run
 
 
 def test_io_cores_grow_and_shrink_under_a_running_guest(start):

@@ -24,7 +24,7 @@ from vtorque_linux_guest.image.root_disk import write_disk
 
 pytestmark = [pytest.mark.e2e, pytest.mark.full]
 
-ROUNDS = 3  # other work on the machine comes and goes: both kinds in turn, the median
+ROUNDS = 3  # the load of the machine varies: both kinds alternate, the median counts
 IMAGE, STOCK, FAKE = "recipe-test", "stock-test", "fakehat-test"
 RECIPE = """
 family = "debian"
@@ -65,7 +65,7 @@ def scratch():
 
 
 def package(scratch):
-    """Make a package of the site's own, vtorque-hello, in a directory for apt; return that."""
+    """Make a package of the site, vtorque-hello, in a directory for apt; return that."""
     scratch.chmod(0o755)  # the build runs as the user nobody
     (scratch / "debs").mkdir()
     tree = scratch / "tree"
@@ -102,7 +102,7 @@ def image(node, scratch):
 
 @pytest.fixture(scope="module")
 def stock(node, scratch):
-    """The same packages as Debian has them: its kernel and initramfs, cloud-init as it comes."""
+    """The same packages in Debian's default form: kernel, initramfs, cloud-init."""
     packed = scratch / "root.tar"
     packages = [*BASE["debian"], "linux-image-cloud-amd64", "initramfs-tools"]
     packages += tomllib.loads(RECIPE)["packages"][:1]  # not our own

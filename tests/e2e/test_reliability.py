@@ -26,7 +26,7 @@ CYCLES = int(os.environ.get("VTORQUE_CYCLES", "100"))
 
 @pytest.fixture
 def host(node):
-    """Give the node with what must be the same afterwards."""
+    """Return the node with the state that must be the same afterwards."""
     yield node, look(node)
 
 
@@ -69,7 +69,7 @@ def test_concurrent_prologues_and_an_epilogue_leave_nothing(host):
     for _ in range(2):
         job.release("epilogue")
     as_before(node, before, "hooks came twice")
-    assert job.run("prologue")[0] == 0  # and once more the same job
+    assert job.run("prologue")[0] == 0  # and once more for the same job
     assert job.wrapper()[:2] == (0, "ran\n")
     job.release("epilogue")
     as_before(node, before, "the same job again")
@@ -77,7 +77,7 @@ def test_concurrent_prologues_and_an_epilogue_leave_nothing(host):
 
 @pytest.mark.full
 def test_hanging_guest_is_ended(host):
-    """Its QEMU answers neither the job shell nor libvirtd: cancelled, it goes all the same."""
+    """Its QEMU answers neither the job shell nor libvirtd; a cancellation still ends it."""
     node, before = host
     (node.home / "out").unlink(missing_ok=True)
     job = Hooks(node, node.submit("#!/bin/sh\necho up\nsleep 1000\n"))
@@ -92,7 +92,7 @@ def test_hanging_guest_is_ended(host):
 
 @pytest.mark.full
 def test_flooded_console_log_is_bounded(host):
-    """By root in the guest, all the while: the job runs, and the log has its limit."""
+    """By root in the guest, during the whole job: the job runs, and the log has its limit."""
     node, before = host
     place, own = node.config.parent / "guest-prologue-flood", node.config.read_text()
     place.mkdir()
@@ -131,7 +131,7 @@ def test_flooded_console_log_is_bounded(host):
 
 @pytest.mark.full
 def test_libvirtd_that_hangs_at_the_end_of_a_job_leaves_nothing(host):
-    """The epilogue ends in its time; what the guest may still use stays the job's."""
+    """The epilogue ends in time; resources that the guest may still use stay leased to the job."""
     node, before = host
     job = Hooks(node, "hangs.faults")
     assert job.run("prologue")[0] == 0
@@ -153,7 +153,7 @@ def cpu_of(pid):
 
 @pytest.mark.full
 def test_hundred_jobs_accumulate_no_memory_or_time(host):
-    """Each boots a guest. CPU time is that of the batch system with its hooks, and libvirtd's."""
+    """Each boots a guest. CPU time is that of the batch system with its hooks, and of libvirtd."""
     node, before = host
     lines = subprocess.run(
         ["pgrep", "-f", f"local serve --config {node.config}"],

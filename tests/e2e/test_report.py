@@ -7,7 +7,7 @@ import pytest
 pytestmark = pytest.mark.e2e
 
 OTHER = "vte2e2"
-# Busy in one of two vCPUs, for long enough that telemetry sees it a few times.
+# Busy in one of two vCPUs, for long enough that telemetry samples it several times.
 BURN = """#!/bin/sh
 echo out
 echo err >&2
@@ -19,12 +19,12 @@ exit 3
 
 @pytest.fixture
 def shown(config):
-    """Have the site show the summary of every job."""
+    """Enable the summary of every job."""
     config("plugin.report", "show = true")
 
 
 def latest(node):
-    """Return the id of the job that was kept last."""
+    """Return the id of the job that was recorded last."""
     places = (node.state / "kept").glob("*/*/job.json")
     newest = max(places, key=lambda path: path.stat().st_mtime)
     return json.loads(newest.read_text())["job"]

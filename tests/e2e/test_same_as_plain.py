@@ -1,4 +1,4 @@
-"""A script in a guest has what the plain job's has, but for what the manual names."""
+"""A script in a guest has a plain job's environment, except for differences in the manual."""
 
 import pytest
 
@@ -11,7 +11,7 @@ ERRORS = {  # of the plain job and of the guest's, by the signal that ends the s
     "TERM": (b"Terminated\n", b"vtorque: the script was killed by signal 15 (Terminated)\n"),
 }
 CPUS = "nproc "  # the batch system local binds no process of a plain job to CPUs
-# They name the job, or the host that its files are on; PATH is that of the guest's own profile.
+# They name the job, or the host of its files; PATH is that of the guest's own profile.
 PER_JOB = {"PBS_JOBID", "PBS_NODEFILE", "PBS_JOBCOOKIE", "PATH", "PWD"}
 
 

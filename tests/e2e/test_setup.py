@@ -1,4 +1,4 @@
-"""``vtorque cluster`` as root: the real program and ClusterShell, a fake ssh for the way.
+"""``vtorque cluster`` as root: the real program and ClusterShell, with a fake ssh.
 
 The fake ssh runs each node's command on this host, with that node's config and directories.
 """
@@ -36,7 +36,7 @@ kind = "none"
 def cluster(tmp_path, monkeypatch):
     """Return a function that runs ``vtorque cluster`` for the nodes n1 to n3."""
     fake = fake_program(tmp_path / "fake-ssh-bin" / "ssh", FAKE_SSH)
-    # The directory NODE is the host that the command is given on.
+    # The directory NODE is the host of the command.
     for node in ("NODE", "n1", "n2", "n3"):
         top = tmp_path / node
         top.mkdir()

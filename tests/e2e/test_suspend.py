@@ -1,4 +1,4 @@
-"""Jobs suspended and resumed with real guests, by their owner and as by a batch system."""
+"""Jobs suspended and resumed with real guests, by their owner and like by a batch system."""
 
 import os
 import random
@@ -63,7 +63,7 @@ class Counting:
         self.node.wait_for(lambda: not self.stands_still(), what="the guests go on")
 
     def ended(self):
-        """Return what the job has printed, once it has ended."""
+        """Return the job's output, once it has ended."""
         self.node.wait_for((self.node.home / "ended").exists, what="the script's end")
         self.node.wait_for(lambda: self.node.state_of(self.id) is None, what="the job's end")
         clock = int((self.node.home / "ended").read_text())
@@ -94,7 +94,7 @@ def test_owner_alone_suspends_and_resumes_a_job(guest):
     before = job.counted
     time.sleep(1.5)  # its clock is stopped, too
     assert job.counted == before
-    job.suspend()  # again: nothing happens
+    job.suspend()  # again: no effect
     assert job.stands_still()
     job.resume()
     job.await_more(before)
@@ -114,7 +114,7 @@ def test_job_stopped_with_its_shell_is_suspended_even_if_the_watcher_is_killed(g
     assert job.stands_still()  # no process has checked
     gone = job.resume(check=False)
     assert gone.returncode != 0 and b"ask your administrator" in gone.stderr
-    guest.root("vmgr", "resume", job.id)  # root's begins it again
+    guest.root("vmgr", "resume", job.id)  # root's resume starts it again
     job.await_more(before)
     assert job.ended() == lines(30)
     lock = guest.run_dir / "survive.lock"  # that lock, too, is removed with the last job
@@ -144,7 +144,7 @@ def test_walltime_ends_a_job_whose_shell_is_stopped(guest):
 
 @pytest.mark.full
 def test_job_suspended_while_libvirtd_was_killed_can_be_resumed(guest):
-    """A resume fails and names libvirtd, and happens when libvirtd answers again.
+    """A resume fails and names libvirtd, and takes effect when libvirtd answers again.
 
     Then the job is suspended again and canceled, and leaves nothing.
     """

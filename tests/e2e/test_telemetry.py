@@ -57,7 +57,7 @@ def domstats(name):
 
 @pytest.fixture
 def submit(guest):
-    """Submit jobs that are cancelled at the test's end, should they still run."""
+    """Submit jobs that are canceled at the test's end if they still run."""
     jobs = []
 
     def start(*args):
@@ -106,7 +106,7 @@ def monitored(guest, config):
 
 @pytest.fixture
 def log(node):
-    """Return a function that gives what the sampler has logged since."""
+    """Return a function that returns the sampler's new log messages."""
     path = node.state / "telemetry.log"
     before = path.stat().st_size if path.exists() else 0
     return lambda: path.read_text()[before:]
@@ -133,7 +133,7 @@ def test_metrics_of_a_job_reach_prometheus_and_influxdb(monitored, guest, submit
     assert said["sum(vtorque_guest_disk_written_bytes_total)"] > 8 << 20
     assert said["vtorque_guest_network_transmit_bytes_total"] > 2_000_000
 
-    # Labels: ours, the job's own beside them, and none that it made up.
+    # Labels: vTorque's, the job's own, and no forged ones.
     labels = {"job": job, "user": guest.user, "guest": "0"}
     ((found, _),) = prometheus.query("vtorque_guest_cpu_seconds_total")
     assert labels.items() <= found.items() and found["node"]
@@ -150,7 +150,7 @@ def test_metrics_of_a_job_reach_prometheus_and_influxdb(monitored, guest, submit
     assert {"plan", "boot", "run"} <= phases
     assert 0 < prometheus.value("vtorque_guest_boot_seconds") < 60
 
-    # InfluxDB has the same.
+    # InfluxDB has the same values.
     for name in ("cpu_seconds_total", "network_transmit_bytes_total", "memory_rss_bytes"):
         name = f"vtorque_guest_{name}"  # noqa: PLW2901
         value, tags = influx.last(name, job=job)
@@ -173,7 +173,7 @@ def test_metrics_of_a_job_reach_prometheus_and_influxdb(monitored, guest, submit
     line = f'vtorque_app_progress{{fold="1",phase="warm",job="{job}"'
     guest.wait_for(lambda: line in file.read_text(), what="the line in the textfile")
 
-    # After the job its series go stale, and nothing of the sampler is left.
+    # After the job its series become stale, and nothing of the sampler is left.
     (guest.home / "go").touch()
     guest.wait_for(lambda: guest.state_of(job) in (None, "C"), what="the job's end")
     guest.wait_for(lambda: prometheus.query(f'{{job="{job}"}}') == [], what="stale series")
@@ -184,7 +184,7 @@ def test_metrics_of_a_job_reach_prometheus_and_influxdb(monitored, guest, submit
 
 
 def check_kept_samples(guest, job, said):
-    """Check a job's samples after its end: there to the very last, for its owner alone."""
+    """Check a job's samples after its end: complete, and readable for its owner only."""
     uid = pwd.getpwnam(guest.user).pw_uid
     path = guest.state / "kept" / str(uid) / f"{job}.0" / "series.jsonl"
     text = guest.as_user("/usr/bin/cat", str(path)).stdout.decode()
@@ -197,7 +197,7 @@ def check_kept_samples(guest, job, said):
     assert (other.returncode, other.stdout) == (1, b"")
 
 
-# A boot sector that reads its disk for ever: INT 13h, function 42h, 64 sectors at a time.
+# A boot sector that reads its disk forever: INT 13h, function 42h, 64 sectors at a time.
 READ = bytes.fromhex(
     "31c08ed8 b280be107cb442cd13 ebf1 90 1000400000000010 0000000000000000".replace(" ", "")
 )
@@ -211,7 +211,7 @@ DOMAIN = """
 
 @pytest.fixture
 def four(clean, scratch):
-    """Four guests that read their disks, of one job as far as its journal says."""
+    """Four guests that read their disks, of one job according to its journal."""
     paths = running_journal.paths_below(scratch)
     job = running_journal.Job(paths, "four.srv", guests=4)
     for name, uuid in zip(job.names, job.uuids, strict=True):
@@ -247,7 +247,7 @@ def test_four_guests_are_measured(four, clean):
 
 @pytest.mark.full
 def test_bad_sinks_delay_no_job(guest, config, log):
-    hole = socket.create_server(("127.0.0.1", 0))  # accepts nothing, answers nothing
+    hole = socket.create_server(("127.0.0.1", 0))  # accepts and answers nothing
     for line in (
         'exporters = ["influxdb", "prometheus", "textfile"]', 'interval = 0.5',
         f'influx_url = "http://127.0.0.1:{hole.getsockname()[1]}/write?db=x"',

@@ -1,4 +1,4 @@
-"""UNCLOT: guests of a job pass data through memory that they share; no other job sees it."""
+"""UNCLOT: guests of a job exchange data through shared memory; no other job sees it."""
 
 import contextlib
 import hashlib
@@ -57,7 +57,7 @@ OWN = """#!/bin/sh
 
 @pytest.fixture
 def peer(guest):
-    """Have the site start the second guest's part; give the user the program and the data."""
+    """Let the site start the second guest's part; give the user the program and the data."""
     place = guest.config.parent / "guest-prologue-unclot"
     place.mkdir()
     script = place / "10-peer"
@@ -74,7 +74,7 @@ def peer(guest):
 
 
 def data(node, name, seed, size):
-    """Write so many random bytes into the user's home; return their checksum."""
+    """Write this many random bytes into the user's home; return their checksum."""
     content = random.Random(seed).randbytes(size)  # noqa: S311 - to tell apart, not to keep secret
     (node.home / name).write_bytes(content)
     return hashlib.sha256(content).hexdigest()
@@ -82,7 +82,7 @@ def data(node, name, seed, size):
 
 @contextlib.contextmanager
 def running(node, *submitted):
-    """Run a job until its second guest has answered; end it after what is to be done then."""
+    """Run a job until its second guest has answered; end it after the block."""
     job = node.submit(*submitted)
     try:
         node.wait_for((node.home / "answered").exists, what="the second guest's answer")
@@ -140,7 +140,7 @@ def test_bad_size_is_refused_at_submission(node):
 
 @pytest.mark.full
 def test_two_debian_guests_share_memory(guest):
-    """The same with a whole distribution's kernel and udev; the second is reached by ssh."""
+    """The same with a complete distribution's kernel and udev; the second is reached by ssh."""
     if guest.root("vmgr", "images", "show", "debian", check=False).returncode:
         guest.root("vmgr", "images", "build", "debian", "debian", timeout=600)
     program = guest.home / "share.py"

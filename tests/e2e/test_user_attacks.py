@@ -25,11 +25,11 @@ pytestmark = pytest.mark.e2e
 
 SUBORDINATE, GUEST_UIDS = Node().subordinate_ids, Node().guest_uids
 OTHER = "vte2e2"
-PYTHON = "/usr/bin/python3"  # users cannot reach the one of a checkout in a closed home
+PYTHON = "/usr/bin/python3"  # users cannot reach a checkout's file in a closed home
 
 
 class Waiting:
-    """A job that runs in a guest until the test lets it go."""
+    """A job that runs in a guest until the test ends it."""
 
     def __init__(self, node, *args):
         self.node = node
@@ -120,7 +120,8 @@ def pids_of(node, key, domain):
 
 
 SOCKETS = ("run.sock", "status.sock", "fs-home.sock")
-# Connects to sockets until SIGTERM or the time is over; prints which it reached, and how many not.
+# Connects to sockets until SIGTERM or a timeout; prints the reached ones, and the number of
+# others.
 RACE = """
 import os, signal, socket, sys, time
 end, got, seen = time.monotonic() + float(sys.argv[1]), [], set()
@@ -188,7 +189,7 @@ def probe(node, who, job, key, domain, pids):
 
 
 class TestARunningJob:
-    """One guest for all tests here: they only look."""
+    """One guest for all tests here: they do not change it."""
 
     def test_other_user_cannot_access_a_running_job(self, running):
         node, job, key, domain, pids = running
@@ -297,12 +298,13 @@ def test_user_scripts_are_unreadable_for_other_users(guest):
     assert (read[proof].returncode, b"own-words" in read[proof].stdout) == (0, False)
     assert base64.b64encode(b"the-users")[:12] not in read[proof].stdout
     assert b"Permission denied" in read[mine].stderr and not read[mine].stdout
-    # Root's, who lets the user read it: they cannot make it larger. The mask of its access list is
-    # where a mode has the group's rights.
+    # Owned by root, who lets the user read it: they cannot make it larger. The group bits of the
+    # mode
+    # show the mask of its access list.
     assert (status.st_uid, stat.S_IMODE(status.st_mode)) == (0, 0o440)
 
 
-# Runs with the ids of one guest's QEMU; prints which files and processes it could get at.
+# Runs with the ids of one guest's QEMU; prints the files and processes that it could access.
 BROKEN_OUT = """
 import json, os, socket, sys
 pid, got = int(sys.argv[1]), []

@@ -20,11 +20,11 @@ from vtorque_core.api.submission import to_token
 pytestmark = pytest.mark.e2e
 
 OTHER = "vte2e2"
-PYTHON = "/usr/bin/python3"  # users cannot reach the one of a checkout in a closed home
+PYTHON = "/usr/bin/python3"  # users cannot reach a checkout's file in a closed home
 
 
 def test_variables_of_a_user_do_not_reach_root_processes(guest, scratch):
-    """Preloaded into everything that honours it: each process writes down whom it runs as."""
+    """Preloaded into every program that supports it: each process records its user."""
     log = guest.home / "log"
     source = scratch / "spy.c"
     source.write_text(
@@ -140,7 +140,7 @@ def test_root_commands_run_by_a_user_change_nothing(guest):
     assert guest.job("#!/bin/sh\necho lives\n").out == b"lives\n"
 
 
-# vsub of a user who has changed it: whatever the request is, this word travels in its place.
+# vsub of a user who has changed it: this word is sent in place of the request.
 FORGER = (
     "import sys\nimport vtorque_core.api.submission as submission\n"
     "word = sys.argv.pop(1)\nsubmission.to_token = lambda blob: word\n"
@@ -159,7 +159,7 @@ FORGED_IMAGE = b'{"v":1,"vm":[["img","../../etc"]],"files":{},"shell":null}'
             (to_token(FORGED_IMAGE), b"img=../../etc: is your own image"),
             ("vt1:AAAA", b"the job's request is invalid"),
             ("vt1:!!", b"the job's request is invalid: it is not a vt1 token"),
-            ("vt1:", b"the -vm request is invalid"),  # not even taken
+            ("vt1:", b"the -vm request is invalid"),  # not even accepted
         ],
     ),
 )
@@ -177,7 +177,7 @@ def test_forged_request_is_refused_on_the_node_and_not_run(guest, token, words):
 
 
 def test_one_user_cannot_exhaust_the_batch_system(guest):
-    """All connections that a user gets, each with three descriptors and half a message."""
+    """A user's maximum of connections, each with three descriptors and half a message."""
     entry = pwd.getpwnam(OTHER)
     hold = (
         "import os, socket, sys, time\nheld = []\n"

@@ -37,12 +37,12 @@ def disk(node) -> Iterator[Path]:
 
 
 def content(disk: Path, name: str) -> bytes:
-    """Return a file of the file system as the host sees it."""
+    """Return a file of the file system as seen by the host."""
     argv = ["debugfs", "-R", f"cat {name}", str(disk)]
     return subprocess.run(argv, check=True, capture_output=True, timeout=180).stdout
 
 
-# -- in jobs ----------------------------------------------------------------------------------
+# -- In jobs ---------------------------------------------------------------------------------------
 
 
 def test_raw_disk_keeps_files_written_by_a_job(clean, disk):
@@ -128,7 +128,7 @@ def test_second_job_on_the_same_disk_is_refused(two_slots, clean, disk):
     ],
 )
 def test_file_that_is_not_a_disk_of_the_user_is_refused(clean, disk, name, why):
-    """Another's file is neither opened nor changed, however it is named."""
+    """Another user's file is neither opened nor changed, with any name."""
     hidden = Path("/home", OTHER, "d.raw")
     hidden.write_bytes(bytes(MIB))
     os.chown(hidden, pwd.getpwnam(OTHER).pw_uid, -1)
@@ -155,7 +155,7 @@ def test_file_that_is_not_a_disk_of_the_user_is_refused(clean, disk, name, why):
 
 @pytest.mark.full
 def test_disk_without_a_file_system_is_a_fault_of_the_user(clean):
-    """Torque and Slurm would requeue the job, and hold it at last."""
+    """Torque and Slurm would requeue the job, and finally hold it."""
     path = clean.home / "data.QCOW2"
     clean.as_user("/usr/bin/qemu-img", "create", "-q", "-f", "qcow2", str(path), "64M")
     os.truncate(path, MIB)  # otherwise its size shows that it is no raw disk
@@ -168,7 +168,7 @@ def test_disk_without_a_file_system_is_a_fault_of_the_user(clean):
         path.unlink()
 
 
-# -- the daemon alone -------------------------------------------------------------------------
+# -- The daemon alone ------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -179,7 +179,7 @@ def place() -> Iterator[Path]:
 
 @pytest.fixture
 def disk_of_unknown_user(place: Path) -> user_disk.DiskFile:
-    """A disk of a user that no database knows."""
+    """A disk of a user without an entry in the user database."""
     uid, run = 61001, place / "run"
     source = place / "disk, raw"
     source.touch()
@@ -247,7 +247,7 @@ def test_discarded_blocks_become_holes(disk_of_unknown_user):
 
 @pytest.fixture
 def packed(disk_of_unknown_user) -> user_disk.DiskFile:
-    """The same disk's name in qcow2, and nothing there yet."""
+    """The same disk's name in qcow2, without a file yet."""
     return replace(
         disk_of_unknown_user, source=str(Path(disk_of_unknown_user.source).with_name("disk.qcow2"))
     )

@@ -186,7 +186,7 @@ def test_guest_root_and_user_have_only_the_users_access_to_shares(
         "user-opt-write", "root-opt-create", "root-opt-write", "root-opt-unlink",
         "root-opt-chmod", "root-opt-remount", "root-opt-submount",
     }  # fmt: skip
-    # ... and as it is on the host.
+    # ... and its results on the host.
     facts = {p.relative_to(home).as_posix(): p.lstat() for p in home.rglob("*")}
     ours = {"rootfile", "rootsecret"}
     assert {name for name, s in facts.items() if s.st_uid == 0 or s.st_gid == 0} == ours

@@ -1,4 +1,4 @@
-"""The real virtiofsd, as root, without a guest: how it starts, is found again and ends."""
+"""The real virtiofsd, as root, without a guest: its start, its recovery and its end."""
 
 import os
 import stat

@@ -1,4 +1,4 @@
-"""Soft-RoCE in real guests and behind a real filter: one job is a fabric, two are not."""
+"""Soft-RoCE in real guests and with a real filter: one job is a fabric, two jobs are separate."""
 
 import subprocess
 import sys
@@ -49,7 +49,7 @@ def test_two_guests_of_a_job_run_ping_pong(rdma, clean):
 
 @pytest.mark.full
 def test_rdma_to_a_guest_of_another_job_is_blocked(rdma, two_slots, clean):
-    """The same user's even: TCP, by which the two agree, passes, and RDMA does not."""
+    """Also for the same user: TCP, which they use for setup, passes, and RDMA does not."""
     args = ("-vm", f"img={IMAGE},ram=768M,vrdma=true")
     code, said, _ = beside_another(
         clean,
@@ -75,7 +75,7 @@ def test_image_without_soft_roce_is_named_in_the_error(node, clean):
     assert b"packages cannot be installed in image micro" in result.err
 
 
-# -- the filter, between network namespaces on a bridge ----------------------------------------
+# -- The filter, between network namespaces on a bridge --------------------------------------------
 
 HOSTS = r"""
 import subprocess, sys, time
@@ -146,7 +146,7 @@ for host in hosts:
 
 
 def test_roce_packets_reach_a_guest_only_from_its_job(tmp_path):
-    """A peer's and a stranger's, and the node's own; another port passes. The kernel's filter."""
+    """Packets of a peer, a stranger and the node; another port passes. The kernel's filter."""
     argv = ("unshare", "--net", "--pid", "--fork", "--kill-child", "--mount-proc")
     done = subprocess.run(
         [*argv, sys.executable, "-c", HOSTS],

@@ -110,7 +110,7 @@ while [ "$(ls met.* | wc -l)" -lt 2 ]; do sleep 0.1; done
 @pytest.mark.full
 @pytest.mark.parametrize("warm", [5], indirect=True)
 def test_jobs_that_fill_the_node_start_despite_five_warm_guests(warm, config):
-    """Each waits for the other; the node has the memory of these two, and not of one guest more."""
+    """Each waits for the other; the node has the memory of these two guests only."""
     before = warm.await_full(5)
     whole = topology("qemu:///system").mem_mib
     config("node", f'host_reserve_ram = "{whole - 3000}M"')  # each job holds 1456 of these
@@ -157,7 +157,7 @@ def kill(node, victim):
 @pytest.mark.parametrize("warm", [2], indirect=True)
 @pytest.mark.parametrize("seed", [1, 2])
 def test_kills_at_any_time_leak_nothing_and_reuse_no_guest(warm, seed):
-    """The service, what boots guests for it, prologues, libvirtd die; each other job runs.
+    """The service, its boots, prologues and libvirtd are killed; each other job runs.
 
     A prologue's death at each step: tests/unit/node/test_spare_faults.py.
     """

@@ -1,4 +1,4 @@
-"""Job scripts as they are found in the wild run in a guest as under the bare batch system."""
+"""Realistic job scripts run in a guest like under the bare batch system."""
 
 import os
 import re
@@ -22,7 +22,8 @@ LOGIN_SHELL = re.compile(
     rb"|vtorque: the script was killed by signal [0-9]+ \([A-Za-z0-9 ]+\))\n",
     re.MULTILINE,
 )
-# Where the script lies, which shells put before errors: the batch system's spool, the guest's /run.
+# The script's directory, which shells print before errors: the batch system's spool, the guest's
+# /run.
 PLACE = re.compile(rb"/[^\s:'\"]*/(?=[0-9]+\.[^/\s]*\.SC)")
 OURS = (b"job.sh", b"out", b"err")
 MICRO = [wild for wild in SCRIPTS if wild.runs == "micro"]
@@ -30,7 +31,7 @@ FULL = [wild for wild in SCRIPTS if wild.runs == "hpc"]
 
 
 def files(home):
-    """Return what lies in the home but for hidden files: by name the content, or the target."""
+    """Return the visible files of the home: by name the content, or the target."""
     found = {}
     for path in sorted(home.rglob("[!.]*")):
         name = os.fsencode(path.relative_to(home))
@@ -50,9 +51,9 @@ def empty(home):
 
 
 def ended(node, wild, *vm):
-    """Return how the script ended in an empty home: code, output, errors, files.
+    """Return the script's result in an empty home: code, output, errors, files.
 
-    The job's number and the script's directory are taken out.
+    The job's number and the script's directory are removed.
     """
     empty(node.home)
     job = node.job(wild.content, *vm, name="wild", timeout=300)
@@ -67,7 +68,7 @@ def ended(node, wild, *vm):
 
 
 def compare(node, wild, *vm):
-    """Run the script on bare metal and in a guest; both have to end, write and leave alike."""
+    """Run the script on bare metal and in a guest; results, output and files have to be equal."""
     if b"-l mem=" in wild.content and not vm:
         vm = ("-vm", "ram=job")  # this node's own default is a number
     bare = ended(node, wild, "-vm", "none")
@@ -91,7 +92,7 @@ def test_every_script_in_a_guest(clean, wild):
 
 @pytest.fixture(scope="module")
 def hpc(node):
-    """Have the recipe's image in the pool; building it takes some minutes."""
+    """Provide the recipe's image in the pool; building it takes some minutes."""
     if node.root("vmgr", "images", "show", "hpc", check=False).returncode:
         build = ("vmgr", "images", "build", "hpc", "linux", "-o", f"recipe={RECIPE}")
         node.root(*build, timeout=1200)

@@ -46,7 +46,7 @@ def fresh_driver():
 
 
 def some(rows):
-    """Return few of the rows, with each value of each factor."""
+    """Return a few of the rows, with each value of each factor."""
     left = list(rows)
     wanted = {(key, str(value)) for row in rows for key, value in row.items()}
     while wanted:
@@ -80,7 +80,7 @@ def request_of(row, cpus):
     if pairs.get("vcpu_pinning") == "FILE":
         del pairs["vcpu_pinning"]
         size = int(pairs["vcpus"])
-        half = len(cpus) // 2  # the guests lie on the two NUMA nodes in turn
+        half = len(cpus) // 2  # the guests are placed on the two NUMA nodes in turn
         lines = [
             ",".join(str(cpus[guest % 2 * half + guest // 2 * size + n]) for n in range(size))
             for guest in range(int(pairs["vms_per_node"]))
@@ -90,7 +90,7 @@ def request_of(row, cpus):
 
 
 def vsub_request(node, job):
-    """Return what vsub would ask the batch system for: it has to be enough on any node."""
+    """Return vsub's request to the batch system: it has to suffice on any node."""
     wanted = decide(Request.decode(job.blob), node.site, node.plugins)
     found = needs(
         wanted,
@@ -209,11 +209,11 @@ def alone(name, case, top):
 
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory):
-    """Return the same of a start without any."""
+    """Return the same of a start without any plugin."""
     return alone("", device_cases.Case({}), tmp_path_factory.mktemp("plain") / "node")
 
 
-# Of the first and in another way here, of all with --full.
+# The first one, and its variant, here; all with --full.
 ALONE = [(name, CASES[name]) for name in DEVICES] + list(MORE.items())
 
 

@@ -44,7 +44,7 @@ def live_domains() -> list[Element]:
 
 
 def driver_xml(path: Path) -> str:
-    """A golden domain, of the only type that the test driver takes."""
+    """A golden domain, of the only type that the test driver accepts."""
     text = path.read_text()
     for kind in ("kvm", "qemu"):
         text = text.replace(f'<domain type="{kind}"', '<domain type="test"', 1)

@@ -76,8 +76,8 @@ def cpu():
 
 
 def run(node, pairs, libvirtd, count, answer):
-    """Write down what each life cycle took and what there was after it; nothing of it is kept."""
-    gc.enable()  # the harness has switched it off, for processes that end soon
+    """Record the cost of each life cycle and the state after it; no results are retained."""
+    gc.enable()  # the harness has disabled it, for short processes
     with node.stood_in():
         for number in range(1, count + 1):
             job = dataclasses.replace(node.job(pairs), id=str(number))
@@ -112,7 +112,7 @@ def test_thousand_life_cycles_leak_nothing(libvirtd, tmp_path, count):
     assert domains(uri) == ["test"]
     rows = [json.loads(line) for line in answer.read_text().splitlines()]
     assert len(rows) == count + count // 10
-    rows = rows[count // 10 :]  # libvirtd's threads and our own caches are warm by now
+    rows = rows[count // 10 :]  # libvirtd's threads and the process's caches are warm by now
     if count >= 100:
         told = {key: [round(x, 3) for x in pair] for key, pair in flatness.tenths(rows).items()}
         if path := os.environ.get("VTORQUE_FLATNESS"):

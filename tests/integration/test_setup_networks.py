@@ -1,4 +1,4 @@
-"""The guests' libvirt networks that ``vtorque setup`` makes, and takes away, in a test driver."""
+"""The guests' libvirt networks that ``vtorque setup`` makes, and removes, in a test driver."""
 
 import os
 import subprocess

@@ -8,7 +8,7 @@ import pytest
 
 
 def without_chown(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have files stay their maker's, where the tests are not root's."""
+    """Let files keep their owner, if the tests do not run as root."""
     if os.geteuid() != 0:
         monkeypatch.setattr(os, "chown", lambda *_, **__: None)
 

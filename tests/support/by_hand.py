@@ -13,7 +13,7 @@ DAEMON = (
     f"setsid /usr/lib/qemu/virtiofsd --socket-path {PLACE}/fs-home.sock --shared-dir /home "
     f"--sandbox chroot >/dev/null 2>&1 & until [ -S {PLACE}/fs-home.sock ]; do sleep 0.02; done"
 )
-# The old placeholder ends where a job would be shrunk.
+# The old placeholder ends; vTorque shrinks a job instead.
 MOVE = f"""set -e
 old=$(squeue -h -n {NAME} -o %i)
 new=$(sbatch --parsable -J {NAME} -w "$1" -n1 -c1 --mem=1M -t60 --chdir=/ -o /dev/null \
@@ -34,7 +34,7 @@ LABEL = "<seclabel type='static' model='dac' relabel='no'><label>+0:+0</label></
 
 
 def begin(site, domain, state):
-    """Have one like ``domain`` run on n2, whose files are in ``state``."""
+    """Start a guest like ``domain`` on n2, whose files are in ``state``."""
     xml = site.root("n2", "virsh", "dumpxml", domain).replace(domain, NAME)
     xml = re.sub(r"<uuid>.*</uuid>|<alias .*/>|<target dev='vt\w*'/>|<mac .*/>", "", xml)
     xml = re.sub(r"<(metadata|seclabel)(?s:.*)</\1>", "", xml)
@@ -51,11 +51,11 @@ def begin(site, domain, state):
 
 
 def move(site, source, to):
-    """Move it, and hold the other node for it."""
+    """Move it, and reserve the other node for it."""
     site.root(source, "sh", "-c", MOVE, "sh", to, timeout=300)
 
 
 def end(site, node):
-    """End it, and what is held."""
+    """End the guest and the reservation."""
     site.root(node, "virsh", "destroy", NAME)
     site.root("head", "scancel", "-n", NAME)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 
 def calls(work: Callable[[], object]) -> int:
-    """Return how many functions, Python's own and C's, this thread calls for it."""
+    """Return the number of function calls, Python's own and C's, of this thread for it."""
     count = 0
 
     def note(_frame: object, event: str, _argument: object) -> None:

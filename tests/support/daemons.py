@@ -19,7 +19,7 @@ CONNECTED = re.compile("Received vhost-user socket connection|Client connected")
 
 @contextlib.contextmanager
 def place_for(stop: Callable[[str, float], object]) -> Iterator[Path]:
-    """Give a directory that QEMU's user can search, unlike pytest's own; ``stop`` what runs."""
+    """Return a directory that QEMU's user can search, unlike pytest's; ``stop`` its daemons."""
     path = Path(tempfile.mkdtemp(prefix="vtorque-e2e-"))
     path.chmod(0o711)
     (path / "run").mkdir(mode=0o711)
@@ -30,7 +30,7 @@ def place_for(stop: Callable[[str, float], object]) -> Iterator[Path]:
 
 
 def make(path: Path, content: str | None, mode: int, uid: int, gid: int) -> None:
-    """Make a file, or without content a directory."""
+    """Make a file, or a directory if there is no content."""
     if content is None:
         path.mkdir()
     else:

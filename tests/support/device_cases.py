@@ -73,10 +73,11 @@ CASES: dict[str, Case] = {
     ),
 }
 MORE: dict[str, Case] = {"vrdma": Case({"vrdma": "true"})}
-"""Another way of what the plugin does: Soft-RoCE."""
+"""Another mode of a plugin: Soft-RoCE."""
 
 
-# -vm key to values that a user may choose; None: not given. What a value needs is in NEEDED.
+# -vm key to values that a user may choose; None: not given. Prerequisites of values are in
+# NEEDED.
 VALUES: dict[str, tuple[str | None, ...]] = {
     "vcpus": ("1", "3", "4"),
     "ram": ("128M", "1G"),
@@ -103,7 +104,7 @@ def load(only: Iterable[str] | None = None) -> Plugins:
 
 
 def devices(plugins: Plugins) -> list[str]:
-    """Return the names of the plugins that ask something of a node for any type of guest."""
+    """Return the names of the plugins that require resources of a node for any type of guest."""
     hooks = {name: plugins.hooks_of(name) for name in plugins.names}
     return [
         name
@@ -117,7 +118,7 @@ DEVICES = devices(load())
 
 def together(names: Iterable[str] = tuple(DEVICES)) -> Case:
     """Return one case of several plugins."""
-    pairs = {"vcpus": "1", "ram": "1G"}  # not as many as the job has: the machine is large
+    pairs = {"vcpus": "1", "ram": "1G"}  # fewer than the job has: the machine is large
     settings: dict[str, Mapping[str, Any]] = {}
     for name in names:
         pairs |= CASES[name].pairs
@@ -128,7 +129,7 @@ def together(names: Iterable[str] = tuple(DEVICES)) -> Case:
 def node(
     top: Path, plugins: Plugins, case: Case, machine: str = MACHINE, **options: Any
 ) -> recorded.RecordedNode:
-    """Return the recorded machine below ``top``; ``options``: as RecordedNode.make has them."""
+    """Return the recorded machine below ``top``; ``options``: those of RecordedNode.make."""
     known = {name: table for name, table in case.settings.items() if name in plugins.names}
     values = {
         "tables": {"plugin": known, **options.pop("tables", {})},
@@ -138,7 +139,7 @@ def node(
         **options,
     }
     made = recorded.RecordedNode.make(top, machine, plugins, **values)
-    for number in ("41", "42"):  # the interrupts of all-devices; as they look when put back
+    for number in ("41", "42"):  # the interrupts of all-devices; in their state after a release
         (top / "irq" / number).mkdir(parents=True)
         (top / "irq" / number / "smp_affinity_list").write_text("0-127")
     return dataclasses.replace(

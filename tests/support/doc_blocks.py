@@ -17,7 +17,7 @@ PAGES = [
 
 
 class Block(NamedTuple):
-    """A block: where it is, its language ("" if it has none), its text."""
+    """A block: its place, its language ("" if it has none), its text."""
 
     page: str
     line: int
@@ -39,7 +39,7 @@ def _parsed(page):
 
 @functools.cache
 def every():
-    """Return all blocks. They are read when a test asks, not whenever tests are collected."""
+    """Return all blocks. They are read on demand, not at each collection of tests."""
     return [block for page in PAGES for block in _parsed(page)]
 
 

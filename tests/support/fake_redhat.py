@@ -66,5 +66,5 @@ def repository(path):
         )  # fmt: skip
         assert done.returncode == 0, done.stderr.decode()
     subprocess.run(["createrepo_c", "-q", str(path / "repo")], check=True, capture_output=True)
-    time.sleep(2)  # a file as young as the build passes for one that the build made
+    time.sleep(2)  # a file as new as the build is mistaken for one that the build made
     return path / "repo"

@@ -24,13 +24,13 @@ BENCHES = {
 
 @contextlib.contextmanager
 def bench(name: str, top: Path, only: tuple[str, ...] = tuple(DEVICES)) -> Iterator[Bench]:
-    """Give the nodes of one of BENCHES below ``top``, and see at the end that nothing is left.
+    """Yield the nodes of one of BENCHES below ``top``, and check at the end that nothing is left.
 
     ``only``: with these device plugins and no other plugin.
     """
     case = device_cases.together(only)
     plugins = device_cases.load(None if only == tuple(DEVICES) else only)
-    if name == "two":  # the second node's manager moves its interrupts whenever it likes
+    if name == "two":  # the second node's manager moves its interrupts at any time
         case = dataclasses.replace(case, settings={**case.settings, "iocm": {"interval": "5s"}})
     count = {"one": 1, "two": 2}[name]
     names = tuple(f"n{number}" for number in range(1, count + 1))
@@ -59,7 +59,7 @@ def strike(task: tuple[str, str]) -> tuple[list[Point], list[Result]]:
 
 
 def marks(name: str) -> tuple[str, str]:
-    """Return the lines around what is generated of that name."""
+    """Return the lines around the generated part of that name."""
     return f"<!-- {name}: scripts/fault-matrix writes this -->\n", f"<!-- end of {name} -->\n"
 
 

@@ -37,7 +37,7 @@ class Point:
 
     @property
     def kind(self) -> str:
-        """The resource that it is about; empty for the beginning of a phase."""
+        """The kind of its resource; empty for the beginning of a phase."""
         return "" if self.step.startswith("phase ") else self.step.rpartition(" ")[2]
 
     @property
@@ -84,7 +84,7 @@ class Bench:
         self.start_others()
 
     def start_others(self) -> None:
-        """Start what runs beside the job, and learn what the nodes look like then."""
+        """Start the other job and processes, and record the nodes' state."""
         for node, job in zip(self.nodes[1:], self.jobs[1:], strict=True):
             assert not (run := node.start(job)).error, run
         if self.other is not None:
@@ -92,7 +92,7 @@ class Bench:
         self.before = self.look()
 
     def end_others(self) -> None:
-        """End what runs beside; then nothing at all may be left. Raises AssertionError."""
+        """End them; then nothing may be left. Raises AssertionError."""
         for node, job in zip(self.nodes[1:], self.jobs[1:], strict=True):
             node.release(job.id)
         if self.other is not None:
@@ -100,7 +100,7 @@ class Bench:
         same(self, self.bare, "with no job left", self.patience)
 
     def look(self) -> dict[str, object]:
-        """Return what there is on all nodes."""
+        """Return the state of all nodes."""
         found: dict[str, object] = {"processes": self.processes()}
         for number, node in enumerate(self.nodes, start=1):
             found |= {f"node {number}: {name}": value for name, value in node.look().items()}
@@ -123,7 +123,7 @@ class Bench:
         how: Mapping[str, Any] | None = None,
         **fault: Any,
     ) -> Run:
-        """Release the job there, in a process that calls ``first`` before; see the run's error."""
+        """Release the job there, in a process that calls ``first`` before; return the result."""
 
         def work() -> None:
             first()
@@ -132,7 +132,7 @@ class Bench:
         return in_child(work, last, **fault)
 
     def behind(self, work: Callable[[], object]) -> None:
-        """Do something in a process that :meth:`joined` waits for."""
+        """Run something in a process that :meth:`joined` waits for."""
         pid = os.fork()
         if pid == 0:
             code = 1
@@ -143,13 +143,13 @@ class Bench:
         self.away.append(pid)
 
     def joined(self) -> None:
-        """Wait for what works behind. Raises AssertionError if it went wrong."""
+        """Wait for the background processes. Raises AssertionError if one failed."""
         while self.away:
             _, status = os.waitpid(self.away.pop(), 0)
             assert status == 0, "the process that came meanwhile has failed"
 
     def libvirtd(self, *, up: bool) -> None:
-        """Have the hypervisor answer, or not."""
+        """Let the hypervisor answer, or not."""
         mark = self.node.top / "domains" / DOWN
         mark.unlink() if up else mark.touch()
 
@@ -159,7 +159,7 @@ class Bench:
             path.unlink()
 
     def reboot(self) -> None:
-        """Kill all processes; all that is not on a disk is as after a boot."""
+        """Kill all processes; everything outside of disks is reset as after a boot."""
         for pid in set(children()) - self.known:
             os.kill(pid, signal.SIGKILL)
         for each in self.fresh.iterdir():
@@ -174,7 +174,7 @@ class Bench:
         return [r for state in found if state.header.job.id == self.job.id for r in state.open]
 
     def others_leases(self) -> set[tuple[str, str]]:
-        """Return what another job of the same request gets just now, and release it again."""
+        """Return the leases that another job with the same request would get; release them."""
         again = replace(self.job, id="77")
         self.node.start(again)
         found = (read(path) for path in journals(self.paths))
@@ -184,7 +184,7 @@ class Bench:
 
 
 def exclusive(records: Iterable[Record]) -> set[tuple[str, str]]:
-    """Return pool and item of leases that one job alone can have."""
+    """Return pool and item of exclusive leases."""
     leases = [record.args for record in records if record.kind == LEASE]
     return {(a["pool"], a["item"]) for a in leases if a["pool"] not in (MEMORY, SHARE, NODE)}
 
@@ -227,7 +227,7 @@ def survey(bench: Bench) -> list[Point]:
 def try_all(
     bench: Bench, faults: Iterable[Fault], wanted: Callable[[Point], bool] = lambda _: True
 ) -> tuple[list[Point], list[Result]]:
-    """Return all steps, and what each fault did at each of its steps that is wanted."""
+    """Return all steps, and each fault's result at each of its wanted steps."""
     steps = survey(bench)
     results = []
     for fault in faults:
@@ -292,7 +292,7 @@ def table(steps: Sequence[Point], results: Sequence[Result], faults: Sequence[st
 
 
 def read_steps(lines: Iterable[str]) -> dict[tuple[str, str], int]:
-    """Return how many steps a table of :func:`table` has for each phase and kind."""
+    """Return the number of steps for each phase and kind in a table of :func:`table`."""
     found = {}
     for line in lines:
         cells = [cell.strip() for cell in line.strip("|").split("|")]

@@ -99,7 +99,7 @@ def mode_of(name: str) -> str:
     return stat.filemode(os.lstat(name).st_mode)
 
 
-# -- several file systems below one share: ../../s1, s2 and bound are mounts ----------------------
+# -- Several file systems below one share: ../../s1, s2 and bound are mounts -----------------------
 
 ROOT = "../.."
 PAIRS = (f"{ROOT}/s1/one.txt", f"{ROOT}/s2/one.txt")

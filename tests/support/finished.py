@@ -6,7 +6,7 @@ from vtorque_survive.stored import Manifest, SavedGuest, Store
 
 
 def finish(store: Store, manifest: Manifest) -> None:
-    """Have what was made of it be a checkpoint."""
+    """Make a complete checkpoint of the prepared files."""
     store.write(manifest)
     store.finish(manifest.id)
 

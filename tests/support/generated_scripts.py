@@ -37,7 +37,7 @@ echo counted; uname -r >&2
 class Generated:
     """A generated job script.
 
-    ``wanted``: what has to match in which file below the home; ``{job}`` stands for the job's id.
+    ``wanted``: file below the home to its expected content; ``{job}`` stands for the job's id.
     """
 
     name: str
@@ -49,14 +49,14 @@ class Generated:
         return (DATA / self.name).read_text().replace("@HOME@", str(home))
 
     def later_directories(self, job):
-        """Return the directories that the tool makes when it knows the job's id."""
+        """Return the directories that the tool makes once the job's id is known."""
         found = {
             name.format(job=job).rpartition("/")[0] for name in self.wanted if "{job}/" in name
         }
         return found | {f"log_test/{job}_{n}" for n in range(3) if "array" in self.name}
 
     def arguments(self, home):
-        """Return the submission's arguments where there is no script."""
+        """Return the submission's arguments if there is no script."""
         return json.loads(self.content(home))
 
 
@@ -109,7 +109,7 @@ SLURM = (
 
 
 def prepare(home, script):
-    """Put into the home what the tool has there when it submits; return the files."""
+    """Create the tool's files in the home as at the submission; return the files."""
     for name in DIRECTORIES:
         (home / name).mkdir(parents=True, exist_ok=True)
     files = dict.fromkeys(WORKERS, WORKER)

@@ -30,7 +30,7 @@ class Guard:
 
 
 def guards(module: ModuleType, only: Collection[str] = ()) -> list[Guard]:
-    """Return the guards in a module's functions; ``only`` those of the functions named."""
+    """Return the guards in a module's functions; ``only``: in the named functions."""
     found = []
     for name, node in _functions(ast.parse(inspect.getsource(module))):
         if only and name not in only:
@@ -46,7 +46,7 @@ def guards(module: ModuleType, only: Collection[str] = ()) -> list[Guard]:
 
 @contextlib.contextmanager
 def without(guard: Guard) -> Iterator[None]:
-    """Run on with the guard's statement left out of its function."""
+    """Run the block with the guard's statement removed from its function."""
     tree = _Without(guard.line).visit(ast.parse(inspect.getsource(guard.module)))
     code = compile(ast.fix_missing_locations(tree), "without a guard", "exec")
     live: object = guard.module

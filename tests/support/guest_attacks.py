@@ -114,7 +114,7 @@ def by_the_user(node, name, content="x\n", mode=0o644):
 
 
 def tree(top):
-    """Return what a directory is: names, owners, modes, times and contents."""
+    """Return the state of a directory: names, owners, modes, times and contents."""
     return {
         str(p): (s.st_uid, s.st_gid, s.st_mode, s.st_mtime_ns, s.st_ctime_ns,
                  p.read_bytes() if p.is_file() else None)

@@ -21,7 +21,7 @@ from vtorque_core.base import hypervisor
 from vtorque_core.site.request import Request
 from vtorque_pbs import convention as pbs
 
-# Runs ``vtorque`` with the journal's test seam counting steps. argv: what to do, then vtorque's.
+# Runs ``vtorque`` with the journal's test seam counting steps. argv: the mode, then vtorque's.
 # "count" prints the names of all steps; "N" dies at step N, "NAME" at the first step of that name,
 # "NAME+S" is killed S seconds after that step, by another process.
 _DRIVER = """
@@ -82,7 +82,7 @@ class Hooks:
         return [*hook, *args.argv()]
 
     def start(self, which, spec=""):
-        """Start a hook; ``spec`` as the driver has it."""
+        """Start a hook; ``spec`` is the mode of the driver above."""
         python = str(self.node.prefix / "bin/python3")
         program = ["-c", _DRIVER, spec] if spec else ["-m", "vtorque_core.cli.vtorque"]
         return subprocess.Popen(
@@ -114,7 +114,7 @@ class Hooks:
         return out[-1]
 
     def killed_qemu(self, pid, process):
-        """Kill this QEMU; see that the hook, which waits for its guest, ends well."""
+        """Kill this QEMU; check that the hook, which waits for its guest, ends normally."""
         os.kill(pid, signal.SIGKILL)
         assert self.end(process)[0] == 0
 
@@ -132,7 +132,7 @@ class Hooks:
         return done.returncode, done.stdout.decode(), done.stderr.decode()
 
     def release(self, how):
-        """Release what the job holds: by ``epilogue``, or by ``reap`` as an admin does."""
+        """Release the job's resources: by ``epilogue``, or by ``reap`` like an admin."""
         if how == "epilogue":
             code, out, err = self.run("epilogue")
             assert code == 0, (out, err)
@@ -158,12 +158,12 @@ class Hooks:
 
 
 def look(node):
-    """Return what a job could leave on the host."""
+    """Return everything that a job could leave on the host."""
     return node.footprint()
 
 
 def as_before(node, before, where, seconds=120):
-    """Fail unless the host looks as before; a tap and a QEMU may take a moment to go."""
+    """Fail unless the host's state is as before; a tap and a QEMU may exist a moment longer."""
     deadline = time.monotonic() + seconds
     while (after := look(node)) != before and time.monotonic() < deadline:
         time.sleep(0.1)

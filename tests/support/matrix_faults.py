@@ -22,7 +22,7 @@ from vtorque_core.records import journal, reading
 from vtorque_core.records.reading import journals
 from vtorque_core.resources.kinds import CORE_KINDS
 
-_HANGS = 0.5  # seconds that a release has which hangs
+_HANGS = 0.5  # seconds of a hanging release
 _DAY = 86400.0
 
 
@@ -32,26 +32,26 @@ def every(_point: Point) -> bool:
 
 
 def once(point: Point) -> bool:
-    """Return whether a step is the one of each record at which other faults than a kill come.
+    """Return whether a step is the one of each record at which faults other than a kill happen.
 
-    In a start its line is on disk and its create() comes next; at the end its release() does.
+    In a start its line is on disk and its create() is next; at the end its release() is.
     """
     return point.step.startswith({"start": "after record ", "end": "before release "}[point.side])
 
 
 def written(point: Point) -> bool:
-    """Return whether a line of the journal is written next."""
+    """Return whether a line of the journal is the next step."""
     words = {"start": ("before record ", "after create "), "end": ("after release ",)}
     return point.step.startswith(words[point.side])
 
 
 def at_end(point: Point) -> bool:
-    """Return whether a record is released next."""
+    """Return whether the release of a record is the next step."""
     return point.side == "end" and once(point)
 
 
 def of_plugin(point: Point) -> bool:
-    """Return whether a plugin's record is released next."""
+    """Return whether the release of a plugin's record is the next step."""
     return at_end(point) and point.kind not in CORE_KINDS
 
 
@@ -61,13 +61,13 @@ def _clean(bench: Bench, **how: Any) -> None:
 
 
 def killed(bench: Bench, _point: Point, strike: Strike) -> None:
-    """SIGKILL; then the epilogue."""
+    """SIGKILL, followed by the epilogue."""
     assert strike().killed
     _clean(bench)
 
 
 def journal_fails(code: int, bench: Bench, point: Point, strike: Strike) -> None:
-    """No line can be written to the journal any more, also not by the epilogue."""
+    """No line can be written to the journal any more, not even by the epilogue."""
     fail = functools.partial(_write_fails, code, bench.paths.journal)
     run = strike(act=fail)
     if point.side == "start" and point.step.startswith("before record "):
@@ -98,7 +98,7 @@ def clock_jumps(seconds: float, bench: Bench, _point: Point, strike: Strike) -> 
 
 
 def killed_and_clock(seconds: float, bench: Bench, _point: Point, strike: Strike) -> None:
-    """SIGKILL, and the clock is set before the epilogue comes."""
+    """SIGKILL, and the clock is set before the epilogue."""
     assert strike().killed
     _clean(bench, first=functools.partial(_set_clock, seconds))
 
@@ -194,7 +194,7 @@ def release_fails(bench: Bench, _point: Point, strike: Strike) -> None:
 
 
 def _next_hangs() -> None:
-    """Have the release that comes next hang, or fail if it is one that cannot hang."""
+    """Let the next release hang, or fail if it cannot hang."""
     patches: list[Any] = []
 
     def hangs(real: Callable[..., Any], _work: Any, seconds: float) -> Any:
@@ -271,4 +271,4 @@ FAULTS = {
         Fault("plugin changed", of_plugin, plugin_upgraded),
     )
 }
-"""All faults by the name that the matrix shows."""
+"""All faults by their names in the matrix."""

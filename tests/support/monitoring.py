@@ -82,7 +82,7 @@ class Prometheus:
         return daemon(self.argv, self.log, lambda: get(f"{self.url}/api/v1/targets") is not None)
 
     def query(self, text):
-        """Return what an instant query gives: (labels, value) of each series."""
+        """Return the result of an instant query: (labels, value) of each series."""
         query = urllib.parse.urlencode({"query": text})
         answer = get(f"{self.url}/api/v1/query?{query}") or {"data": {"result": []}}
         return [(r["metric"], float(r["value"][1])) for r in answer["data"]["result"]]

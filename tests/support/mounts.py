@@ -7,9 +7,9 @@ from pathlib import Path
 
 
 def unmount(place, seconds=10):
-    """Unmount; of what has just ended the kernel may hold a file there for a moment longer.
+    """Unmount; the kernel may hold a file of an ended process for a moment longer.
 
-    Fails, with who holds it, if it is busy for so many seconds.
+    Fails, with the processes that hold it, if it is busy for this many seconds.
     """
     deadline = time.monotonic() + seconds
     while (done := subprocess.run(["umount", place], capture_output=True, check=False)).returncode:
@@ -19,7 +19,7 @@ def unmount(place, seconds=10):
 
 
 def _holders(place):
-    """Return the commands that have something below ``place`` open, or work there."""
+    """Return the commands that have a file below ``place`` open, or work there."""
     found = set()
     for process in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):

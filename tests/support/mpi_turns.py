@@ -42,13 +42,13 @@ def prepare(cluster):
 
 
 def turn(cluster):
-    """Return how many turns the first rank has had."""
+    """Return the number of the first rank's turns."""
     path = cluster.home / "turns.0"
     return len(path.read_bytes().splitlines()) if path.exists() else 0
 
 
 def check(cluster):
-    """Each rank has had every turn once, and the clock of the job's first guest is right."""
+    """Check that each rank had every turn once, and the clock of the job's first guest."""
     wanted = [f"{turn} {2 * turn + 1}" for turn in range(TURNS)]
     for rank in (0, 1):
         assert cluster.read(f"turns.{rank}").decode().splitlines() == wanted

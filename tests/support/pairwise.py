@@ -11,10 +11,10 @@ _TRIES = 40  # candidates for each row
 
 
 def rows(factors: Mapping[str, Sequence[Any]], seed: int = 1) -> list[dict[str, Any]]:
-    """Return rows of a value for each factor, always the same ones for the same arguments.
+    """Return rows of a value for each factor, the same ones for the same arguments.
 
-    Greedy: each row begins with a pair that has not met yet and is the best of some that are filled
-    up at random (Cohen and others, The AETG System, IEEE TSE 23/7, 1997).
+    Greedy: each row begins with a pair that is not covered yet and is the best of several that are
+    completed at random (Cohen and others, The AETG System, IEEE TSE 23/7, 1997).
     """
     dice = random.Random(seed)  # noqa: S311 - not a secret
     names = list(factors)

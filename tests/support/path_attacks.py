@@ -47,19 +47,19 @@ class Attack:
     hangs: bool = False
 
     def run(self, top: Path) -> bool:
-        """Attack; return whether there is harm."""
+        """Attack; return whether harm was done."""
         top.chmod(0o755)
         (top / "victim").mkdir()
         (top / "victim/file").write_bytes(SECRET)
         (top / "victim").chmod(0o750)
         (top / "dir").mkdir(mode=0o755)
         self.prepare(top)
-        # Long enough for a busy machine, but where nothing else than a hang is expected.
+        # Long enough for a busy machine, except where a hang is expected.
         done = outcome(lambda: self.act(top), 0.25 if self.hangs and _unguarded else 30)
         return done == "hangs" if self.hangs else self.harmed(top, done)
 
     def both(self, top: Path, patch: pytest.MonkeyPatch) -> tuple[bool, bool]:
-        """Attack as things are, and without the guard; return whether there is harm each time."""
+        """Attack with the guard, and without it; return whether harm was done each time."""
         for name in ("guarded", "unguarded"):
             (top / name).mkdir()
         guarded = self.run(top / "guarded")
@@ -99,7 +99,7 @@ def outcome(act: Callable[[], object], seconds: float) -> object:
 
 
 class Hanging(BaseException):
-    """Time is over."""
+    """Time limit exceeded."""
 
 
 _unguarded: list[bool] = []
@@ -107,7 +107,7 @@ _unguarded: list[bool] = []
 
 @contextlib.contextmanager
 def unguarded(attack: Attack, patch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Take the attack's guard away for a while."""
+    """Remove the attack's guard during the block."""
     _unguarded.append(True)
     try:
         with attack.without(patch):
@@ -116,11 +116,11 @@ def unguarded(attack: Attack, patch: pytest.MonkeyPatch) -> Iterator[None]:
         _unguarded.clear()
 
 
-# -- ways to take a guard away --------------------------------------------------------------------
+# -- Ways to remove a guard ------------------------------------------------------------------------
 
 
 def flags(module: ModuleType, *names: str) -> Removal:
-    """Have a module open without these flags of open(2)."""
+    """Let a module open files without these flags of open(2)."""
 
     @contextlib.contextmanager
     def removal(patch: pytest.MonkeyPatch) -> Iterator[None]:
@@ -140,7 +140,7 @@ def flags(module: ModuleType, *names: str) -> Removal:
 
 
 def statement(module: ModuleType, function: str, words: str) -> Removal:
-    """Have a function go on where it refuses in these words."""
+    """Let a function continue where it refuses with these words."""
 
     def removal(_: pytest.MonkeyPatch) -> AbstractContextManager[None]:
         found = [g for g in guards.guards(module, (function,)) if words in g.text]
@@ -164,7 +164,7 @@ def plain(module: ModuleType, name: str, other: Callable[..., Any]) -> Removal:
 
 
 def all_of(*removals: Removal) -> Removal:
-    """Take several guards away: each alone would hold."""
+    """Remove several guards: each alone would suffice."""
 
     @contextlib.contextmanager
     def removal(patch: pytest.MonkeyPatch) -> Iterator[None]:
@@ -176,13 +176,13 @@ def all_of(*removals: Removal) -> Removal:
     return removal
 
 
-# -- races ----------------------------------------------------------------------------------------
+# -- Races -----------------------------------------------------------------------------------------
 
 
 @contextlib.contextmanager
 def between(module: ModuleType, call: str, when: Callable[..., bool], do: Callable[[], object],
             *, after: bool = False) -> Iterator[None]:  # fmt: skip
-    """Have the attacker ``do`` something just before (or after) root's system call, once."""
+    """Let the attacker ``do`` something just before (or after) root's system call, once."""
     real, todo = getattr(os, call), [do]
 
     def interrupted(*args: Any, **more: Any) -> Any:

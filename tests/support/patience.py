@@ -7,11 +7,11 @@ from typing import TypeVar
 import pytest
 
 T = TypeVar("T")
-LONG = 120.0  # seconds in which even a busy machine gets round to it
+LONG = 120.0  # seconds that suffice even on a busy machine
 
 
 def eventually(happens: Callable[[], object], seconds: float = LONG) -> None:
-    """Return as soon as it is true; fail if it never is."""
+    """Return as soon as the condition is true; fail if it never is."""
     end = time.monotonic() + seconds
     while not happens():
         assert time.monotonic() < end, f"not within {seconds:g} s"
@@ -29,18 +29,18 @@ def wait_for(condition: Callable[[], T], seconds: float, what: str) -> T:
 
 
 def rest(begun: float, least: float = 0.05) -> None:
-    """Sleep twice as long as a look took that began at ``begun``, at least so many seconds.
+    """Sleep twice as long as the check that began at ``begun`` took, at least this many seconds.
 
-    A look may start a command. Without a pause to match, it would take a whole CPU from the guest
-    that the test waits for.
+    A check may start a command. Without such a pause it would use a whole CPU that the guest of the
+    test needs.
     """
     time.sleep(max(least, min(2 * (time.monotonic() - begun), 0.5)))
 
 
 def with_more_time(attempt: Callable[[float], T], *seconds: float) -> T:
-    """Return ``attempt(seconds)``; one that fails is made again with the next, longer time.
+    """Return ``attempt(seconds)``; if it fails, repeat it with the next, longer time.
 
-    For limits that are in vain if they are short on a busy machine, and a waste if they are long.
+    For limits that fail on a busy machine if they are short, and take too long if they are long.
     """
     for limit in seconds[:-1]:
         try:

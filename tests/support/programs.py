@@ -4,7 +4,7 @@ from pathlib import Path
 
 
 def fake_program(path: Path, text: str) -> Path:
-    """Write a script that can be run, in a directory that is made if it is missing."""
+    """Write an executable script; its directory is made if it is missing."""
     path.parent.mkdir(exist_ok=True)
     path.write_text(text)
     path.chmod(0o755)

@@ -134,6 +134,6 @@ if __name__ == "__main__":
     for module in modules:
         __import__(module)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    gc.freeze()  # a collection would copy what the forks share
+    gc.freeze()  # a collection would copy memory that the forks share
     gc.disable()
     serve(socket.socket(fileno=int(number)))

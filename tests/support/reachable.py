@@ -5,7 +5,7 @@ from pathlib import Path
 
 
 def reachable(path: Path) -> Path:
-    """Let anyone go through our own directories to this path; return it. /tmp stays as it is."""
+    """Let all users enter pytest's directories above this path; return it. /tmp is unchanged."""
     for part in path.parents:
         status = part.stat()
         if status.st_uid == os.geteuid() and not status.st_mode & 0o001:

@@ -24,7 +24,7 @@ sys.exit(int(to.recv(16) or b"255"))
 
 @contextlib.contextmanager
 def serving(cluster):
-    """Run what machines ask to be run on others; yield a set of nodes that cannot be reached."""
+    """Run machines' commands on other machines; yield a set of unreachable nodes."""
     place = Path("/var/lib", slurm.NAME, "home", PLACE.name)
     place.mkdir(mode=0o700)
     client = place / "to"

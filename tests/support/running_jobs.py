@@ -27,7 +27,7 @@ def domains(job):
 
 
 def table(*argv):
-    """Return the rows of a table that virsh prints, in words."""
+    """Return the rows of a table of virsh, in words."""
     return [line.split() for line in virsh(*argv).splitlines() if line.strip()]
 
 
@@ -96,7 +96,7 @@ def runs_without(guest, config, plugin, pair):
 
 
 def two_cpus(uri="qemu:///system"):
-    """Return the first two CPUs of this machine as what a job may have of it."""
+    """Return the first two CPUs of this machine as a job's share of it."""
     machine = node_hardware.topology(uri)
     if len(machine.cpus) < 2:
         pytest.fail("this test needs two CPUs")

@@ -23,7 +23,7 @@ UIDS = {USER: UID, OTHER: 2002}
 PREFIX = f"/opt/{NAME}/bin"
 
 
-# The pid file of a daemon of Slurm's names the one that is to end.
+# The pid file of one of Slurm's daemons names the process to end.
 RESTART = """
 kill $(cat /run/$0.pid)
 while pgrep -x $0 >/dev/null; do sleep 0.1; done
@@ -32,7 +32,7 @@ $0
 
 
 class Cluster:
-    """A head, a host that only submits, and three nodes: sets of namespaces on this machine."""
+    """A head, a submit host, and three nodes: sets of namespaces on this machine."""
 
     home = Path("/var/lib", NAME, "home", USER)
 
@@ -42,7 +42,7 @@ class Cluster:
         return ["nsenter", "-a", "-t", pid, "--"]
 
     def root(self, machine, *argv, check=True, timeout=TIMEOUT, stdin=None):
-        """Run a command in a machine as root; return what it prints."""
+        """Run a command in a machine as root; return its output."""
         environ = {"PATH": f"{PREFIX}:/usr/sbin:/usr/bin:/sbin:/bin", "HOME": "/root"}
         done = subprocess.run(
             [*self.enter(machine), *argv], env=environ, capture_output=True, timeout=timeout,
@@ -128,7 +128,7 @@ class Cluster:
         return self.root(machine, "pgrep", "-f", pattern, check=False).split()
 
     def left(self):
-        """Return what jobs have left on the nodes, and nodes that are not well."""
+        """Return leftovers of jobs on the nodes, and nodes that are not idle."""
         found = {}
         for node in NODES:
             places = ("/var/lib/vtorque/journal", "/var/lib/vtorque/jobs", "/run/vtorque/jobs",
@@ -199,12 +199,12 @@ def bring_up():
 
 @contextlib.contextmanager
 def nothing_left(cluster):
-    """Fail if a job has left anything on a node, or a node not idle."""
+    """Fail if a job has left anything on a node, or if a node is not idle."""
     yield cluster
     deadline = time.monotonic() + 120
     while (left := cluster.left()) and time.monotonic() < deadline:
         time.sleep(0.3)
-    if left:  # the next test shall have a clean cluster
+    if left:  # the next test needs a clean cluster
         cluster.root("head", "scancel", "-u", USER, "--signal=KILL", check=False)
         cluster.root("head", "scancel", "-u", USER, check=False)
     assert not left

@@ -9,7 +9,7 @@ import pytest
 
 
 def each(step: int, rows: Iterable[Any]) -> list[Any]:
-    """Return rows for ``parametrize``: of ``step`` the first is in each run, the rest are full.
+    """Return rows for ``parametrize``: every ``step``-th row is always run, the others are full.
 
     A row that is a tuple has a value for each name.
     """

@@ -21,9 +21,9 @@ echo "words $# $1|$2 ${0##*/} $-"
 kill -s "$END" $$
 """
 
-# Variables that a guest's job has besides, by its plugins (doc/guests.md), and by their beginning.
+# Additional variables of a guest's job, by its plugins (doc/guests.md), by their beginning.
 OURS = re.compile(r"(VTORQUE_|OMPI_MCA_|PRTE_MCA_|HYDRA_|I_MPI_|PMIX_MCA_|DISTRO$)")
-# The host's own, or the login's that submitted (HOST_ONLY), and what names the job's own files.
+# The host's own, the submitting login's (HOST_ONLY), and names of the job's own files.
 HOSTS = re.compile(
     r"(DBUS_|DISPLAY$|HOSTNAME$|JOURNAL_|LISTEN_|NOTIFY_|OLDPWD$|SHLVL$|SSH_|TMPDIR$|WAYLAND_|"
     r"XAUTHORITY$|XDG_|INVOCATION_ID$|_$)"
@@ -33,7 +33,7 @@ LIMITS = re.compile(r"(data seg|pending signals|max user processes|open files|ma
 
 
 def differences(plain, guest, *, per_job, other=()):
-    """Return what differs beyond what is documented: lines of the plain job's, of the guest's.
+    """Return undocumented differences: lines of the plain job's, of the guest's.
 
     ``per_job``: variables that name the job or its place; ``other``: beginnings of other lines.
     """

@@ -15,7 +15,7 @@ import time
 from users import TIMEOUT
 
 PROMPT = rb"[$#>] "
-STARTED = rb"waiting for job (\S+) to start"  # vsub's, on a single node
+STARTED = rb"waiting for job (\S+) to start"  # that of vsub, on a single node
 
 
 class Terminal:
@@ -34,7 +34,7 @@ class Terminal:
         self.seen = b""
 
     def read(self, pattern, seconds=TIMEOUT):
-        """Read until the pattern comes; return its match; what is after it stays to be read."""
+        """Read until the pattern matches; return the match; later output stays unread."""
         deadline = time.monotonic() + seconds
         while not (match := re.search(pattern, self.seen)):
             left = deadline - time.monotonic()
@@ -61,7 +61,7 @@ class Terminal:
         fcntl.ioctl(self.fd, termios.TIOCSWINSZ, struct.pack("4H", rows, columns, 0, 0))
 
     def interrupt(self):
-        """Press Ctrl-C at a command that would take a day; the prompt has to come back."""
+        """Press Ctrl-C during a command that would take a day; the prompt has to return."""
         self.write(b"sleep 86400\r")
         self.read(rb"sleep 86400\r\n")
         time.sleep(0.5)
@@ -69,7 +69,7 @@ class Terminal:
         self.read(PROMPT)
 
     def leave(self, code):
-        """Leave the shell, after a command that was interrupted; return the exit code of vsub."""
+        """Leave the shell after an interrupted command; return the exit code of vsub."""
         self.read(PROMPT)
         self.interrupt()
         self.write(b"exit %d\r" % code)

@@ -7,7 +7,7 @@ REPO = Path(__file__).resolve().parents[2]
 
 
 def tracked():
-    """Yield each file that git knows, but what is only a name by now."""
+    """Yield each file in git's index that exists."""
     listed = subprocess.run(
         ["git", "-c", "safe.directory=*", "ls-files", "-z"],
         cwd=REPO,

@@ -5,11 +5,11 @@ import time
 
 import pytest
 
-TIMEOUT = 600  # seconds until a test stops waiting for what never comes
+TIMEOUT = 600  # seconds until a test gives up
 
 
 def run(*argv, timeout=TIMEOUT, check=True, **kwargs):
-    """Run a command; its output is in the failure if it fails."""
+    """Run a command; the failure shows its output."""
     done = subprocess.run(argv, capture_output=True, timeout=timeout, check=False, **kwargs)
     if check and done.returncode != 0:
         pytest.fail(f"{argv}: exit {done.returncode}\n{done.stdout!r}\n{done.stderr!r}")

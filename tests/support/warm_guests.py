@@ -15,7 +15,7 @@ TAKEN = "was booted before: "
 
 @dataclass
 class Warm:
-    """The node, with guests that are kept ready."""
+    """The node, with waiting warm guests."""
 
     node: object
 
@@ -24,12 +24,12 @@ class Warm:
         return self.node.root("vtorque", "warm", *config, *words, check=check).stdout.decode()
 
     def waiting(self):
-        """Return the keys of the guests that wait."""
+        """Return the keys of the waiting guests."""
         guests = json.loads(self.command("--json"))["guests"]
         return {each["key"] for each in guests if each["state"] == "waits"}
 
     def await_full(self, number=1):
-        """Wait until so many wait; return their keys."""
+        """Wait until this many wait; return their keys."""
         return self.node.wait_for(
             lambda: found if len(found := self.waiting()) >= number else None,
             _LONG,
@@ -49,7 +49,7 @@ class Warm:
 
 @contextlib.contextmanager
 def kept_warm(clean, config, shape, number=1):
-    """Keep so many guests ready until the end of the block."""
+    """Keep this many guests ready until the end of the block."""
     config("plugin.warm", f'shapes = ["{shape} min={number} max={number}"]')
     found = Warm(clean)
     found.command("start")

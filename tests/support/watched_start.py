@@ -18,7 +18,7 @@ from vtorque_testing.recorded import NoBatch, RecordedNode, load
 
 
 def main() -> None:
-    """Print how long it took."""
+    """Print the duration."""
     directory, job, url, *names = sys.argv[1:]
     tables = {"joblog": {"file": f"{directory}/jobs.jsonl"}} if "joblog" in names else {}
     if url:

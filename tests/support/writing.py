@@ -42,5 +42,5 @@ def give(home):
 
 
 def expected_output(counted, memory):
-    """Return the words of its whole output."""
+    """Return the words of the whole expected output."""
     return [*counted, *counted, *memory]

@@ -7,7 +7,7 @@ from vtorque_core.site import config
 
 @pytest.fixture(autouse=True)
 def _no_site_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have the default site config be missing: a site of this machine must change no test."""
+    """Let the default site config be missing: this machine's site must not affect any test."""
     read = config._read
 
     def read_unless_default(path, may_be_missing):

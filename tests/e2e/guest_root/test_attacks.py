@@ -25,7 +25,7 @@ OTHER = "vte2e2"
 SECRET = "the-other-users-secret"
 
 
-# -- root in the guest: files -------------------------------------------------------------------
+# -- Root in the guest: files ----------------------------------------------------------------------
 
 
 def test_guest_root_cannot_create_files_of_host_root_or_other_users(guest):
@@ -94,7 +94,7 @@ CHANGE_SOFTWARE = (
 def test_guest_root_cannot_read_other_homes_or_change_shared_software(guest):
     before = tree(PLACE / "opt")
     theirs = Path("/home", OTHER)
-    theirs.chmod(0o755)  # open to all on the host, and still not in the guest
+    theirs.chmod(0o755)  # accessible to all on the host, but not in the guest
     (theirs / "secret").write_text(SECRET)
     (theirs / "secret").chmod(0o644)
     (guest.home / "to-them").symlink_to(theirs / "secret")
@@ -119,7 +119,7 @@ def test_guest_root_cannot_read_other_homes_or_change_shared_software(guest):
     assert OTHER.encode() not in re.sub(rb"(?m)^@@.*$", b"", result.out)
 
 
-# -- root in the guest: ports and console ---------------------------------------------------------
+# -- Root in the guest: ports and console ----------------------------------------------------------
 
 PORTS = """
 agent=$(pidof vtorque-agent)

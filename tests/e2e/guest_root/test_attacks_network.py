@@ -43,7 +43,7 @@ BAD_MAC, BAD_IP = "52:54:00:ba:dd:ad", "10.87.250.250"
 
 
 def spoofs(mac, ip, gateway):
-    """Return name to frame; each carries its name, or is found by what it claims."""
+    """Return name to frame; each contains its name, or is identified by its forged address."""
 
     def data(name):
         return f"vtorque-attack-{name}".encode()
@@ -121,7 +121,7 @@ def test_guest_root_cannot_reach_closed_ports_or_fill_connection_tracking(guest)
         closed_port, open_port = (each.getsockname()[1] for each in (closed, opened))
         limits = f'node_ports = ["tcp/{open_port}"]\nmax_connections = 1024\n'
         guest.config.write_text(own.replace("[network]\n", f"[network]\n{limits}"))
-        subprocess.run(["nft", "delete", "table", *table], check=True, timeout=180)  # it comes back
+        subprocess.run(["nft", "delete", "table", *table], check=True, timeout=180)  # is sent back
         try:
             meeting = Meeting(
                 guest,

@@ -16,7 +16,7 @@ def cluster():
 
 @pytest.fixture
 def clean(cluster):
-    """Fail the test if a job leaves anything on the cluster; instead of the single node's."""
+    """Fail the test if a job leaves anything on the cluster; replaces the single node's."""
     with slurm_cluster.nothing_left(cluster):
         yield cluster
 

@@ -1,4 +1,4 @@
-"""VM jobs on a real Slurm of three nodes, with real guests: what users see, what stays behind."""
+"""VM jobs on a real Slurm of three nodes, with real guests: results for users, and leftovers."""
 
 import base64
 import json
@@ -23,7 +23,7 @@ def token(pairs):
 
 
 def test_job_runs_in_a_guest(clean):
-    """In a guest, as oneself: bytes, arguments, environment and exit code; the job stays native."""
+    """In a guest, as the user: bytes, arguments, environment, exit code; the job stays native."""
     text = (
         "#!/bin/bash\n#SBATCH --comment='my own'\n"
         "printf 'out \\000\\377'; echo err >&2\n"
@@ -82,7 +82,7 @@ MORE_SHAPES = [
     "shapes", [SHAPES, pytest.param(MORE_SHAPES, marks=pytest.mark.full)], ids=["two", "more"]
 )
 def test_guest_resources_match_the_allocation_and_slurm_variables(clean, shapes):
-    """This site has a number for RAM, so that key is needed; CPUs come by themselves."""
+    """This site requires a RAM size, so that key is needed; CPUs follow the allocation."""
     script = clean.script(
         "#!/bin/sh\necho $(nproc) $SLURM_CPUS_ON_NODE $SLURM_NNODES $SLURM_MEM_PER_NODE\n"
         "echo $SLURM_JOB_CPUS_PER_NODE $SLURM_TASKS_PER_NODE ${SLURM_CPUS_PER_TASK-none}"
@@ -275,7 +275,7 @@ max = 1
 
 @pytest.fixture
 def limited(clean):
-    """Return the cluster with a second partition, and limits on the nodes: the head has none."""
+    """Return the cluster with a second partition, and limits on the nodes, but not on the head."""
     config = "/etc/vtorque/vtorque.toml"
     for node in slurm.NODES:
         clean.root(node, "cp", config, f"{config}.before")
@@ -353,7 +353,7 @@ def test_vsub_refuses_by_the_given_partition_and_account(limited):
 
 @pytest.mark.full
 def test_long_request_is_sent_in_the_script(clean):
-    """More than a comment may have: the user's files. The script in the guest is as it was."""
+    """The user's files exceed the size of a comment. The script in the guest is unchanged."""
     clean.script("#!/bin/sh\necho before\n# " + os.urandom(3000).hex() + "\n", "before.sh")
     code, out, err = clean.job(
         "#!/bin/sh\nhead -n 3 $0\n# end\n", "-vm", "vm_prologue=before.sh", "--comment=mine"
@@ -389,7 +389,7 @@ def test_job_that_must_not_be_requeued_ends_with_the_reason(clean):
 
 
 def test_a_killed_prologue(clean):
-    """Nothing runs, nothing stays, the node is not drained."""
+    """No program runs, nothing is left, the node is not drained."""
     job_id = clean.submit("#!/bin/sh\necho ran\n", "-w", "n2")
     clean.wait(lambda: clean.guests("n2"), what="guest")
     pids = clean.processes("n2", "hook --config .* prologue")
@@ -410,7 +410,7 @@ def test_requeued_job_restarts(clean):
 
 
 def test_bare_metal_job_runs_without_a_guest(clean):
-    """``-vm none`` is sbatch; the hooks start no Python, also for what looks a little like us."""
+    """``-vm none`` is sbatch; the hooks start no Python, even for requests like vTorque's."""
     script = clean.script("#!/bin/sh\nhostname; echo $0; cat /proc/1/comm; exit 4\n")
     for argv in (["vsub", "-vm", "none"], ["sbatch", "--comment=vt2:x"]):
         done = clean.user(*argv, "-W", "-o", "bare", script, check=False)
@@ -441,7 +441,7 @@ def test_hooks_cost_a_bare_metal_job_almost_no_cpu(cluster):
 
 @pytest.mark.full
 def test_setup_uninstall_restores_slurm_conf(clean):
-    """Byte for byte, with a Prolog of the site's; and once more is as once."""
+    """Byte for byte, with a Prolog of the site; setup run twice has the same result as once."""
     conf = "/etc/slurm/slurm.conf"
     clean.root("n3", "vtorque", "setup", "uninstall")
     before = clean.root("n3", "cat", conf)

@@ -54,7 +54,7 @@ SCRIPT = (
 
 @pytest.fixture(scope="module")
 def accounted(cluster):
-    """Return the cluster with slurmdbd, an account and a qos; limits on the nodes by that."""
+    """Return the cluster with slurmdbd, an account and a qos, and limits on the nodes by these."""
     machines = ("head", *slurm.NODES)
     cluster.root("head", "timeout", "100", "sh", "-ec", DATABASE)
     for machine in machines:

@@ -1,4 +1,4 @@
-"""Ended jobs are seen from the head, where none has run: of several nodes, and whole arrays."""
+"""Ended jobs are shown on the head, where none has run: of several nodes, and whole arrays."""
 
 import json
 

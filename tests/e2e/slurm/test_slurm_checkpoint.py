@@ -35,7 +35,7 @@ exit 7
 
 @pytest.fixture
 def place(clean):
-    """Have all nodes save jobs in one directory."""
+    """Configure one directory for checkpoints on all nodes."""
     for machine in slurm.MACHINES:
         clean.root(machine, "cp", CONF, f"{CONF}.before")
         clean.root(machine, "sh", "-c", f"cat >> {CONF}", stdin=SITE.encode())
@@ -50,7 +50,7 @@ def place(clean):
 
 
 def submit(cluster, *args, to=150, script=COUNTS):
-    """Submit a job that counts; what a job before has written stays."""
+    """Submit a counting job; output of an earlier job is kept."""
     words = ("vsub", "--parsable", "-o", "out", "-e", "err", "--open-mode=append", *args)
     return cluster.user(*words, cluster.script(script.format(to))).stdout.decode().strip()
 
@@ -64,9 +64,9 @@ def await_more(cluster, than):
 
 
 def saved(cluster, job_id):
-    """Have its owner save a job; return the checkpoint's id, and how far the job had counted.
+    """Save a job as its owner; return the checkpoint's id, and the job's count at that time.
 
-    On the submit host: what asks on the node is a step of the job's, which ends with it.
+    On the submit host: a request from the node would be a step of the job, which ends with it.
     """
     name = cluster.user("vmgr", "checkpoint", "--stop", job_id).stdout.decode().strip()
     assert name.startswith(f"{job_id}."), name
@@ -135,7 +135,7 @@ def disk(place):
 @pytest.mark.full
 @pytest.mark.releases
 def test_job_is_restored_twenty_times_on_alternating_nodes(place, echoes, disk):
-    """Files, a pipe, a connection between guests, a disk, memory: not a byte is lost."""
+    """Files, a pipe, a connection between guests, a disk, memory: no byte is lost."""
     asked, memory = f"ram=384M,vms_per_node=2,disk={disk}", echoes
     text = writing.script(writing.OTHER_GUEST, "/data/also")
     words = ("vsub", "--parsable", "-o", "out", "-e", "err", "--open-mode=append")
@@ -160,7 +160,7 @@ def test_job_is_restored_twenty_times_on_alternating_nodes(place, echoes, disk):
 
 
 def crash(cluster, node):
-    """Let all of a node's processes die that a crash would end, and Slurm know of it."""
+    """Kill all processes of a node that a crash would end, and report it to Slurm."""
     for pattern in ("^slurm", "guest=vt-", "virtiofsd"):
         for pid in cluster.processes(node, pattern):
             cluster.root(node, "kill", "-9", pid, check=False)
@@ -200,13 +200,13 @@ def test_requeued_job_is_restored_also_after_a_node_crash(place):
 
 @pytest.fixture
 def watched(place):
-    """Have all nodes ask their health."""
+    """Run health checks on all nodes."""
     with ill.checked(place):
         yield place
 
 
 def elsewhere(cluster, job_id, than):
-    """Wait until a job runs on another node than these; return which."""
+    """Wait until a job runs on another node than these; return its name."""
     none = ("", "(null)", None, *than)
     cluster.wait(lambda: cluster.show(job_id).get("NodeList") not in none, what="another node")
     return cluster.show(job_id)["NodeList"]
@@ -375,7 +375,7 @@ def test_killed_watcher_during_a_checkpoint_loses_no_output(place, echoes, node)
 @pytest.mark.full
 @pytest.mark.releases
 def test_restore_on_a_node_without_libvirt_is_requeued_without_the_node(place, echoes):
-    """The job is started again without that node alone, and not a byte is lost."""
+    """The job is started again on other nodes, and no byte is lost."""
     job_id = submit_pair(place, "-wn1,n2")
     await_more(place, 5)
     name, before = saved(place, job_id)

@@ -34,7 +34,7 @@ def forwarding(cluster):
 
 @pytest.fixture
 def shell(forwarding, clean):
-    """Return what starts a shell in a guest on n1, from a login host with a display there."""
+    """Return a function that starts a shell in a guest on n1, from a login host with a display."""
     cookie = x_display.put(clean.home / "x", slurm.UID)
     server = subprocess.Popen(
         clean.user_command("Xvfb", "-displayfd", "1", "-auth", "x/cookies", machine="login"),

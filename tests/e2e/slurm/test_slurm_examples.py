@@ -12,7 +12,7 @@ import slurm_cluster as slurm
 
 pytestmark = [pytest.mark.e2e, pytest.mark.full]
 
-NO_LOADER = "VTORQUE_OSV_LOADER is not set"  # nothing of OSv is in this repository
+NO_LOADER = "VTORQUE_OSV_LOADER is not set"  # OSv is not part of this repository
 osv = pytest.param(
     "osv-c", marks=pytest.mark.skipif("VTORQUE_OSV_LOADER" not in os.environ, reason=NO_LOADER)
 )
@@ -31,7 +31,7 @@ def source(name):
 
 
 def blocks(name):
-    """Return what the README has an admin and a user call, in order."""
+    """Return the README's commands of an admin and of a user, in order."""
     text = (source(name) / "README.md").read_text()
     return re.findall(r"```sh\n(.*?)```", text, re.DOTALL)
 
@@ -49,7 +49,7 @@ def build(commands, place):
 
 @pytest.fixture
 def example(clean, tmp_path):
-    """Return the function that copies an example into the user's home, and builds its image."""
+    """Return a function that copies an example into the user's home, and builds its image."""
     places = []
 
     def copy(name):
@@ -66,7 +66,7 @@ def example(clean, tmp_path):
 
 
 def printed(cluster, place, command):
-    """Call a command as the user; return what its jobs have printed."""
+    """Run a command as the user; return its jobs' output."""
     for path in place.glob("slurm-*.out"):
         path.unlink()
     cluster.user("sh", "-c", f"cd {place.name} && {command}", timeout=1800)
@@ -114,9 +114,9 @@ def test_cost_experiment_runs_as_in_its_readme(clean, archive, example):
     status = clean.user("vmgr", "experiment", "status", "hpc/hpc.results").stdout.decode()
     assert "5 points of 5 combinations: 3 done, 2 failed" in status, (done, status)
     assert done.returncode == 4, done
-    assert "hugepages" in status  # the reason: no node of this cluster has any
+    assert "hugepages" in status  # the reason: no node of this cluster has such cards
     assert "<svg" in (place / "hpc.html").read_text()
     exported = clean.user("vmgr", "experiment", "export", "hpc/hpc.results", "--format=json").stdout
     ended = [row for row in json.loads(exported) if row["state"] == "done" and not row["bare"]]
     assert [row["end"] > 0 for row in ended] == [True, True], ended
-    assert list(archive.glob("*.zip"))  # the head has it from there
+    assert list(archive.glob("*.zip"))  # the head gets it from there

@@ -1,4 +1,4 @@
-"""Long tests on a real Slurm: a queue of 200 VM jobs, MPI over two nodes, a job that is held."""
+"""Long tests on a real Slurm: a queue of 200 VM jobs, MPI over two nodes, a held job."""
 
 import os
 import re
@@ -50,7 +50,7 @@ def test_queue_of_jobs_runs_to_its_end(clean, count):
 
 @pytest.mark.full
 def test_job_that_no_node_can_start_is_held(clean):
-    """After two requeues, with the reason; the nodes are as usable as before."""
+    """After two requeues, with the reason; the nodes stay usable."""
     for node in slurm.NODES:
         clean.stop_libvirt(node)
     try:
@@ -113,7 +113,7 @@ def mpi(cluster):
 
 @pytest.mark.full
 def test_open_mpi_over_two_nodes(mpi, clean):
-    """Ranks in the guests of both, with no flag; srun and ssh reach the other guest."""
+    """Ranks run in the guests of both, without a flag; srun and ssh reach the other guest."""
     code, out, err = clean.job(
         "#!/bin/bash\n"
         "srun -N2 sh -c 'echo task $SLURM_PROCID of $SLURM_NTASKS on $(hostname)'\n"

@@ -31,7 +31,7 @@ def test_generated_script_runs_in_a_guest(clean, generated):
     argv = ("vsub", "--parsable", "--hold", "-vm", "ram=192M", *operands)
     job_id = clean.user(*argv).stdout.decode().strip()
     try:
-        for directory in generated.later_directories(job_id):  # submitit makes it at this point
+        for directory in generated.later_directories(job_id):  # submitit creates it at this point
             clean.user("mkdir", "-p", directory)
         clean.user("scontrol", "release", job_id)
         clean.wait(lambda: not clean.root("head", "squeue", "-h", "-j", job_id), what=job_id)
@@ -43,7 +43,7 @@ def test_generated_script_runs_in_a_guest(clean, generated):
 
 
 def empty(cluster):
-    """Remove what a script and its test have put into the home."""
+    """Remove files of a script and its test from the home."""
     for pattern in ("[!.]*", ".psij"):
         for path in cluster.home.glob(pattern):
             subprocess.run(["rm", "-rf", path], check=True)
@@ -69,7 +69,7 @@ srun --pty true || echo refused
 
 
 def test_launchers_options_of_srun_and_scontrol_work_in_a_guest(clean):
-    """submitit, torchrun's sbatch scripts and Lightning call them like this."""
+    """submitit, torchrun's sbatch scripts and Lightning call them in this form."""
     job_id = clean.user("vsub", "--parsable", clean.script(LAUNCHERS)).stdout.decode().strip()
     clean.wait_state(job_id, "COMPLETED", "FAILED")
     errors = clean.read("launchers.err").decode()

@@ -87,7 +87,7 @@ def granted(cluster, job_id):
 
 
 def test_guest_gets_the_granted_card_and_no_card_of_a_bare_metal_job(cards):
-    """The first card is a bare-metal job's; when that has ended the same request gets it."""
+    """The first card belongs to a bare-metal job; when that has ended the same request gets it."""
     argv = (f"-w{NODE}", "--no-requeue", "-vm", "pci=gpu")
     first = bare(cards, "gpu:1")
     assert granted(cards, first) == ["gpu:1(IDX:0)"]

@@ -1,7 +1,7 @@
-"""From a host that only submits: the commands about a running job, on a real Slurm of three nodes.
+"""Commands about a running job from a submit host, on a real Slurm of three nodes.
 
-The machine "login" has Slurm's commands and vTorque's; no node, no libvirt, no ssh to anywhere, and
-none of a node's files.
+The machine "login" has Slurm's commands and vTorque's; no node, no libvirt, no ssh to other hosts,
+and no file of a node.
 """
 
 import contextlib
@@ -37,7 +37,7 @@ def held(cluster):
 
 @pytest.fixture
 def running(clean):
-    """Return what starts a job that ends with the test."""
+    """Return a function that starts a job which ends with the test."""
     with held(clean) as start:
         yield start
 
@@ -47,7 +47,7 @@ def vmgr(cluster, *argv, check=True, stdin=b""):
 
 
 def test_submit_host_has_no_daemons_and_no_ssh_to_nodes(clean):
-    """Nothing on it could answer for a node."""
+    """No program on it could answer in place of a node."""
     assert "vtorque" not in clean.root("login", "ls", "/var/lib").split()
     assert clean.processes("login", "libvirtd|slurmd|sshd|munged") == []
     assert clean.user("ssh", "-oBatchMode=yes", "n1", machine="login", check=False).returncode

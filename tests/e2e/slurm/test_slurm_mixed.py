@@ -54,7 +54,7 @@ exit 3
 
 @pytest.fixture
 def remote(clean):
-    """Have the nodes run what the double of ssh brings, as the user."""
+    """Let the nodes run the commands of the ssh double, as the user."""
     (clean.home / "bin").mkdir()
     clean.script(REMOTE, "bin/ssh")
     on_guest = files("vtorque_linux_guest.guest").joinpath("on-guest")  # images with ssh have it

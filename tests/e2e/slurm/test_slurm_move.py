@@ -42,7 +42,7 @@ exit 7
 
 @pytest.fixture
 def site(clean):
-    """Have all nodes reach each other, and jobs' guests move."""
+    """Connect all nodes, and allow migrations of jobs' guests."""
     with reaching.serving(clean) as lost:
         clean.lost = lost
         table = f'\n[plugin.survive]\nremote_command = "{reaching.COMMAND}"\n'
@@ -80,7 +80,7 @@ def gaps(cluster):
 
 
 def by_libvirt(cluster, guest, node):
-    """Return how long (ms) libvirt had the guest in hand, and how long it ran on neither node."""
+    """Return how long (ms) libvirt's migration took, and how long the guest ran on neither node."""
     info = cluster.root(node, "virsh", "domjobinfo", "--completed", guest)
     return [
         int(re.search(rf"{name}:\s+(\d+)\s+ms", info)[1])
@@ -97,7 +97,7 @@ def command(job_id, to):
 
 
 def moved(cluster, job_id, source, to, guests=1):
-    """Move the job's guests; they run there and not here."""
+    """Move the job's guests; check that they run there and not here."""
     cluster.root(source, *command(job_id, to), timeout=300)
     assert (cluster.guests(source), len(cluster.guests(to))) == ([], guests)
 

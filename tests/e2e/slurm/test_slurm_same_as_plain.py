@@ -1,4 +1,4 @@
-"""A script in a guest has what sbatch's has, but for what the manual names (doc/batch-slurm.md)."""
+"""A script in a guest has sbatch's environment, except for differences in doc/batch-slurm.md."""
 
 import pytest
 
@@ -12,7 +12,7 @@ SLURM_TOPOLOGY_ADDR_PATTERN SLURM_NODE_ALIASES SLURM_WORKING_CLUSTER
 """
 GUESTS = "SLURM_JOB_NODELIST SLURM_NODELIST SLURM_MEM_PER_NODE"
 PER_JOB = {"SLURM_JOB_ID", "SLURM_JOBID", *LEFT_OUT.split(), *GUESTS.split()}
-MEMORY = "soft max memory size"  # Slurm's limit is of the host's processes: the guest's RAM limits
+MEMORY = "soft max memory size"  # the guest's limit is its RAM
 
 
 @pytest.mark.parametrize(("end", "codes"), [("", (7, 7)), ("TERM", (1, 143))])

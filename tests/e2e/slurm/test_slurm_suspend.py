@@ -34,7 +34,7 @@ def states(cluster, *nodes):
 
 @pytest.fixture
 def start_counting(clean):
-    """Return a function that starts a job which counts."""
+    """Return a function that starts a counting job."""
 
     def begin(to, *args):
         for name in ("counted", "ended"):
@@ -56,7 +56,7 @@ def assert_complete_output(cluster, job_id, to):
 
 @pytest.mark.full
 def test_all_guests_are_paused_when_slurm_or_the_owner_suspends_the_job(start_counting, clean):
-    """The owner does so from a submit host."""
+    """The owner suspends it from a submit host."""
     job_id = start_counting(140, *BOTH)
     for _ in range(2):
         clean.root("head", "scontrol", "suspend", job_id)
@@ -84,7 +84,7 @@ def test_suspended_job_that_is_canceled_leaves_nothing(start_counting, clean):
     clean.wait_state(job_id, "CANCELLED")
 
 
-# -- only with --full ----------------------------------------------------------------------------
+# -- Only with --full ------------------------------------------------------------------------------
 
 CONF = "/etc/slurm/slurm.conf"
 PREEMPTS = b"""
@@ -110,7 +110,7 @@ def urgent(cluster):
 
 @pytest.mark.full
 def test_preempted_job_releases_its_cpus_and_resumes_later(urgent, start_counting, clean):
-    """Both have all CPUs of the node, as Slurm counts them: the ledger must see that, too."""
+    """According to Slurm, both have all CPUs of the node: the ledger must agree."""
     one = ("-wn1", "-c2", "--mem=1000")
     job_id = start_counting(150, *one)
     (clean.home / "urgent.sh").write_text("#!/bin/sh\nnproc; exit 3\n")

@@ -1,4 +1,4 @@
-"""Guests that are ready before their job, on a real Slurm."""
+"""Guests that are booted before their job, on a real Slurm."""
 
 import json
 
@@ -13,7 +13,7 @@ TAKEN = "was booted before: "
 
 
 def waiting(cluster, node):
-    """Return the keys of a node's guests that wait."""
+    """Return the keys of a node's waiting guests."""
     guests = json.loads(cluster.root(node, "vtorque", "warm", "--json"))["guests"]
     return {each["key"] for each in guests if each["state"] == "waits"}
 

@@ -46,7 +46,7 @@ def test_tool_runs_without_privileges_and_with_limits(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a tool a pid namespace")
 def test_child_of_a_tool_is_killed_before_it_changes_the_checked_file(tmp_path: Path) -> None:
-    """A tool that a hostile image has taken over leaves a process with the file open."""
+    """A tool that a hostile image controls leaves a process with the file open."""
     marked = "86399.25"  # seconds: how the test finds the process
     with nobodys(tmp_path / "disk") as out:
         path = confined_tool.path_of(out)

@@ -87,7 +87,7 @@ def test_only_the_owner_can_read_kept_records(paths):
 
 
 def test_creator_killed_before_setting_the_acl_does_not_lock_out_the_owner(paths, monkeypatch):
-    """The user's directory is made once: without its list they could read of no job any more."""
+    """The user's directory is made once: without its ACL they could never read any job."""
 
     def killed(*_):
         raise KeyboardInterrupt

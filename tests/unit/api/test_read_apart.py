@@ -185,7 +185,7 @@ def test_killed_reader_is_not_reported_as_unreadable_input(when):
 
 
 def kill_reader():
-    """Kill the process that reads, as the kernel does for want of memory."""
+    """Kill the reading process, as the kernel does for lack of memory."""
     pid = os.getpid()
     children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
     for child in map(int, children):

@@ -44,7 +44,7 @@ def test_detached_returns_0_when_work_releases_the_caller():
 
 
 def test_work_continues_after_the_hook_is_killed(tmp_path):
-    """The batch system decides what becomes of the job, so the work must not fail."""
+    """The batch system decides the further course of the job, so the work must not fail."""
 
     def work(let_return):
         kill_parent()

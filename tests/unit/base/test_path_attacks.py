@@ -1,6 +1,6 @@
-"""Links, races and odd files where root makes and removes: each tried with its guard, and without.
+"""Links, races and unusual files where root creates and removes: each with its guard, and without.
 
-What root opens of a user's own is in ``test_path_attacks_users.py``.
+Files of users that root opens are in ``test_path_attacks_users.py``.
 """
 
 from __future__ import annotations
@@ -47,13 +47,13 @@ def mode(name: str, bits: int):
 
 
 def swap(top: Path) -> None:
-    """Put a link to the victim's directory where root's own was."""
+    """Replace root's directory by a link to the victim's."""
     (top / "dir").rename(top / "away")
     (top / "dir").symlink_to(top / "victim")
 
 
 def racing(call: str, name: str, act, *, after: bool = False):
-    """Return ``act`` with a swap just at root's ``call`` on ``name``."""
+    """Return ``act`` with a swap at the moment of root's ``call`` on ``name``."""
 
     def run(top: Path) -> object:
         with between(safefs, call, lambda path, *_: path == name, lambda: swap(top), after=after):
@@ -96,7 +96,7 @@ def tree_race(top: Path) -> None:
 
 
 def mounted(below: bool):
-    """Play a mount: what mount(8) needs is root, and not all of it in a container."""
+    """Simulate a mount: mount(8) needs root, and is limited in a container."""
 
     def run(top: Path) -> None:
         target = (top / "dir/below" if below else top / "dir").stat().st_ino
@@ -313,7 +313,7 @@ def their_link(top: Path) -> None:
 
 
 def their_swap(top: Path) -> object:
-    """They exchange it while root is on its way."""
+    """They replace it between root's steps."""
     with between(safefs, "open", lambda path, *_: path == "dir", lambda: their_link(top)):
         return write("dir/f")(top)
 

@@ -11,7 +11,7 @@ import pytest
 import noting as support
 from vtorque_core.base.run_tool import guarded
 
-# Starts a command as Popen does, but is killed before its child gets to the first program.
+# Starts a command like Popen, but is killed before its child executes the first program.
 KILLED = """
 import os, sys, time
 sys.path.insert(0, sys.argv[2])
@@ -31,7 +31,7 @@ os.kill(me, 9)
 
 @pytest.mark.parametrize("by", ["[guarded({what})]", "noting({ran!r}, 'ran')"])
 def test_command_whose_starter_has_ended_does_nothing(tmp_path, by):
-    """Its parent has ended before it asked the kernel to be killed with it."""
+    """Its parent has ended before it asked the kernel to be killed together with it."""
     ran = tmp_path / "ran"
     what = f"'touch', {str(ran)!r}"
     source, there = by.format(what=what, ran=str(ran)), Path(support.__file__).parent
@@ -76,7 +76,7 @@ def test_command_is_killed_with_its_starter(tmp_path):
 
 
 def test_command_with_dropped_privileges_is_killed_with_its_starter():
-    """A change of the user ends it, prctl(2): setpriv has to ask for it afterwards."""
+    """A change of the user resets it, prctl(2): setpriv has to request it afterwards."""
     rights, uid = [], os.getuid()
     if uid == 0:
         rights, uid = [*rights, "--reuid", "65534", "--regid", "65534", "--clear-groups"], 65534

@@ -1,4 +1,4 @@
-"""Descriptors are closed and errors name their file, also where the work fails."""
+"""Descriptors are closed and errors name their file, also if the work fails."""
 
 import os
 import stat

@@ -83,7 +83,7 @@ def test_wrong_usage_exits_with_2(call, words):
 
 @pytest.mark.parametrize(("command", "said"), [("vmgr ps", "vmgr: "), ("vsub -h", "")])
 def test_environment_variable_does_not_select_the_config(tmp_path, command, said):
-    """It sent a command that was meant for one node to another."""
+    """The variable once sent a command for one node to another."""
     wrong = tmp_path / "wrong.toml"
     wrong.write_text("[[[")
     right = tmp_path / "right.toml"
@@ -167,7 +167,7 @@ def test_config_option_after_a_double_dash_is_not_parsed(tmp_path):
 
 
 def test_elsewhere_hook_is_called_for_job_commands_only(monkeypatch, tmp_path):
-    """Only a command that is about a job may be another; one that raises loses it."""
+    """Only a command about a job may run on another node; a hook that raises is ignored."""
 
     @click.command()
     @click.argument("job_id")

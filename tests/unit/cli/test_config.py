@@ -12,7 +12,7 @@ from vtorque_core.site import config as site_config
 
 @pytest.fixture
 def file(tmp_path):
-    """A config that root, too, would trust."""
+    """A config that root would trust, too."""
     tmp_path.chmod(0o755)
     path = tmp_path / "vtorque.toml"
     path.write_text("[node]\n")

@@ -69,7 +69,7 @@ sys.exit(0 if (file, code, sys.stdin.read()) == (3, 0, "") else 1)
 
 @pytest.mark.parametrize("closed", ["<&-", ">&- 2>&-", "<&- >&-", "<&- >&- 2>&-", "</dev/null"])
 def test_closed_standard_streams_are_opened_to_dev_null(closed):
-    """A sister's hooks have no outputs in Torque: Python had None, epilogue.parallel died of it."""
+    """In Torque the hooks on sister nodes have no outputs: in Python they were None, a crash."""
     closed += " </dev/null" if "<" not in closed else ""
     words = ["/bin/sh", "-c", f'exec "$0" "$@" {closed}', sys.executable, "-I", "-c", STREAMS]
     words.append("hook")
@@ -106,7 +106,7 @@ print(before, os.environ.get("LC_CTYPE", "none"))
     ],
 )
 def test_locale_set_by_python_is_not_passed_to_jobs(environ, said):
-    """Its shells would warn of a locale that the guest does not have."""
+    """The guest's shells would warn about a locale that the guest does not have."""
     argv = [sys.executable, "-I", "-c", LOCALE]
     done = subprocess.run(argv, env=environ, capture_output=True, text=True, check=True)
     assert done.stdout == said + "\n"
@@ -123,7 +123,7 @@ def test_program_without_begin_keeps_the_environment():
 
 
 def test_program_that_is_not_isolated_is_executed_again_with_isolation():
-    """With the words as they were; a hook's batch system is known by its environment only."""
+    """With unchanged arguments; a hook's batch system is known by its environment only."""
     argv, environ, *_ = began("reap", "--json", "a b", isolated=False)
     assert argv[1:] == ["-I", "-m", "vtorque_core.cli.vtorque", "reap", "--json", "a b"]
     assert environ == FIXED
@@ -138,7 +138,7 @@ def test_job_shell_keeps_the_environment_of_the_user():
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="for other users nothing changes")
 def test_installed_command_imports_nothing_from_pythonpath(tmp_path):
-    """PYTHONPATH names a module that a plugin's name leads to."""
+    """PYTHONPATH contains a module of the same name as a plugin's."""
     for name in ("vtorque_slurm", "rich"):
         (tmp_path / f"{name}.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\n")
     (tmp_path / "vtorque.toml").touch()
@@ -207,7 +207,7 @@ def test_every_entry_point_is_called_in_isolated_mode(called, tmp_path):
 
 
 def test_setup_calls_hooks_with_the_isolated_interpreter(tmp_path):
-    """Without it a hook would run the command, which Python's own environment can bend."""
+    """Otherwise a hook would run the command, whose Python depends on its environment."""
     assert PLACE.command == ("/opt/v/bin/python3", "-I", "-m", "vtorque_core.cli.vtorque")
     bent = Installation(PLACE.program, PLACE.config, PLACE.jobshell)
     assert "-I" not in bent.command
@@ -223,7 +223,7 @@ SOURCES = sorted(
 
 
 def test_every_started_python_is_isolated():
-    """Wherever a program's words begin with sys.executable, "-I" is the next."""
+    """In any program's arguments that begin with sys.executable, "-I" is next."""
     started = []
     for path in SOURCES:
         text = path.read_text(encoding="utf-8")
@@ -235,7 +235,7 @@ def test_every_started_python_is_isolated():
     assert [each for each in started if each[1] != "'-I'"] == []
 
 
-# -- code that others can write -------------------------------------------------------------------
+# -- Code that others can write --------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -290,7 +290,7 @@ def test_code_of_another_user_is_not_run(code, name):
 
 
 def test_setup_makes_directories_that_users_can_enter(tmp_path):
-    """Although its own umask is 077."""
+    """Regardless of its own umask of 077."""
     old = os.umask(0o077)
     try:
         make_directories(tmp_path / "a/b")
@@ -299,7 +299,7 @@ def test_setup_makes_directories_that_users_can_enter(tmp_path):
     assert [p.stat().st_mode & 0o777 for p in (tmp_path / "a", tmp_path / "a/b")] == [0o755] * 2
 
 
-# -- the entry points without click ----------------------------------------------------------------
+# -- Entry points without click --------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("words", [["--config", "/x/c.toml"], ["--config=/x/c.toml"]])

@@ -58,7 +58,7 @@ def call(tmp_path, monkeypatch):
 
 
 def line_of(text, name):
-    """Return a plugin's cells; what is below the table is about it, too."""
+    """Return a plugin's cells, including the lines below the table."""
     found = next(line for line in text.splitlines() if line.split()[0] == name)
     return found.split(None, 3)
 

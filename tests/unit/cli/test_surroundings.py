@@ -78,7 +78,7 @@ def without_reader() -> None:
 
 
 def without_capabilities() -> None:
-    """Have root obey the permissions of files (capset(2), capability.h of Linux)."""
+    """Make root subject to the permissions of files (capset(2), capability.h of Linux)."""
     version = struct.pack("=Ii", 0x20080522, 0)
     assert ctypes.CDLL(None).capset(version, bytes(24)) == 0
 
@@ -97,7 +97,7 @@ class Found:
     chain: tuple[click.Command, ...]
 
     def with_config(self, config: Path) -> list[str] | None:
-        """Return words that name this site config; None: the command has none."""
+        """Return arguments that name this site config; None: the command has none."""
         words = list(self.words)
         for at in reversed(range(len(words))):
             for param in self.chain[at].params if at or words[0] == "vmgr" else ():
@@ -107,7 +107,7 @@ class Found:
         return None
 
     def needed(self, site: Path) -> list[str]:
-        """Return a word for each argument and option that the command cannot do without."""
+        """Return a word for each required argument and option of the command."""
         words = []
         for param in self.chain[-1].params:
             if not param.required:
@@ -121,7 +121,7 @@ class Found:
 
 
 def every(found: Found, config: Path) -> Iterator[Found]:
-    """Yield a command and all below it, those that plugins bring too."""
+    """Yield a command and all its subcommands, including those of plugins."""
     yield found
     group = found.chain[-1]
     if isinstance(group, click.Group):
@@ -203,7 +203,7 @@ FAULTS = {
     "none": (closed(0, 1, 2), 3, ""),
     "no directory": (in_removed_directory, 0, ""),
 }
-SILENT = ("full errors", "no errors", "none")  # nothing of standard error can be seen
+SILENT = ("full errors", "no errors", "none")  # standard error is not visible
 
 
 def of_site(found: Found, config: Path) -> list[str]:
@@ -271,7 +271,7 @@ def unexpected_ends(
 
 @pytest.mark.parametrize("name", sparing.each(3, FAULTS))
 def test_missing_config_of_every_command_with_each_fault_prints_one_line(site, name):
-    """The commands themselves run, and nothing of them happens."""
+    """The commands really run, but have no effect."""
     missing = site.parent / "missing.toml"
     argvs = with_each_config(site, missing)
     ends = call_all(argvs, site, FAULTS[name][0])
@@ -329,7 +329,7 @@ def test_buffered_output_on_a_full_disk_is_reported(site):
 
 @pytest.mark.parametrize("words", [["-vm", "none"], ["-vm", "ram=1G"], []])
 def test_vsub_in_a_removed_directory_prints_one_line(site, words):
-    """A job begins in the directory of its submission; other commands need none."""
+    """A job starts in the directory of its submission; other commands need no directory."""
     given = ["vsub", "--config", str(site), *words, str(site.parent / "job.sh")]
     ended = call(given, site, in_removed_directory)
     assert (ended.code, ended.stderr) == (
@@ -360,7 +360,7 @@ def test_table_is_printed_in_a_removed_directory(site):
     ],
 )
 def test_named_config_must_exist(site, words):
-    """With the defaults in its place a job would go to another node, or by another policy."""
+    """With the defaults in its place a job would use another node, or another policy."""
     missing = site.parent / "missing.toml"
     ended = call([word.format(missing) for word in words], site)
     assert ended.code == (1 if "check" in words else 2)
@@ -369,7 +369,7 @@ def test_named_config_must_exist(site, words):
 
 
 def test_config_explain_reads_only_the_named_config(site):
-    """A new config is explained before it replaces one that is broken."""
+    """A new config can be explained before it replaces a broken one."""
     broken = site.parent / "broken.toml"
     broken.write_text("[node")
     ended = call(

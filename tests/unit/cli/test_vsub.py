@@ -118,7 +118,7 @@ def test_dry_run_shows_the_accelerator_of_a_node(
 
 
 def test_submission_imports_no_heavy_module(vsub):
-    """It gets as far as the batch system's socket, which does not exist here."""
+    """It reaches the connection to the batch system's socket, which does not exist here."""
     code, err, modules, _ = vsub("-vm", "vcpus=1", "job.sh")
     assert code != 0
     assert "local.sock" in err
@@ -140,7 +140,7 @@ def test_submission_imports_base_api_site_and_the_reading_half_of_images(vsub):
 
 
 def test_config_option_is_parsed_only_as_the_first_argument():
-    """Further on it may be the script's own word."""
+    """Later it may be the script's own argument."""
     assert split_config(["--config", "x", "-h"]) == (Path("x"), ["-h"])
     assert split_config(["job.sh", "--config"]) == (CONFIG_PATH, ["job.sh", "--config"])
     with pytest.raises(UsageError, match="needs a file"):
@@ -227,7 +227,7 @@ LAUNCHERS = {
 
 @pytest.mark.parametrize("name", sparing.each(3, LAUNCHERS))
 def test_launchers_in_wheels_isolate_python(tmp_path, name):
-    """A json.py in PYTHONPATH was run by vsub, and PYTHONHOME kept Python from starting."""
+    """vsub once ran a json.py in PYTHONPATH, and PYTHONHOME prevented Python's start."""
     top = Path(__file__).resolve().parents[3]
     launcher = top / LAUNCHERS[name] / "launchers" / name
     project = launcher.parents[2] if name == "vtorque-pool" else top
@@ -239,7 +239,7 @@ def test_launchers_in_wheels_isolate_python(tmp_path, name):
     installed.write_bytes(launcher.read_bytes())
     installed.chmod(0o755)
     (tmp_path / "link").symlink_to(installed)
-    # The Python beside it, which a virtual environment would be.
+    # The Python next to it, as in a virtual environment.
     (tmp_path / "bin/python3").write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
     (tmp_path / "bin/python3").chmod(0o755)
     for module in ("json", "signal", "click", "vtorque_core"):

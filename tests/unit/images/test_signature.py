@@ -35,7 +35,7 @@ EXAMPLE = Sidecar(
 
 
 def test_signed_bytes_have_the_documented_form() -> None:
-    """Other bytes than in an older vTorque would make all signatures worthless."""
+    """Any other form than an older vTorque's would invalidate all signatures."""
     assert signed_bytes(EXAMPLE) == (
         b'{"arch":"x86_64","cmdline":"console=ttyS0","disk":null,"disk_format":"qcow2",'
         b'"distro":"micro","files":{"i":"%s","k":"%s"},"guest_type":"linux","initrd":"i",'

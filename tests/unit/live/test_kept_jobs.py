@@ -1,4 +1,4 @@
-"""Jobs that a word selects, and their kept records on this and other nodes."""
+"""Jobs that match a word, and their kept records on this and other nodes."""
 
 import os
 from pathlib import Path
@@ -17,7 +17,7 @@ from vtorque_jobs import command as commands
 
 
 class Elsewhere:
-    """A plugin that knows of copies."""
+    """A plugin that has copies of records."""
 
     def __init__(self):
         self.places, self.error = [], None
@@ -142,7 +142,7 @@ def test_ps_lists_ended_jobs_on_request(node, monkeypatch):
     config, there = node
     keep(config, "5.srv", name="crystal", started=100.0, ended=3765.0, status="3")
     there.places = [keep(config, "6.srv", "there", reason="no such image \x1b", ended=9.0)]
-    keep(config, "8.srv", started=1.0, ended=2.0)  # its first attempt, and it runs again
+    keep(config, "8.srv", started=1.0, ended=2.0)  # its first attempt; it runs again
     keep(config, "10.srv", started=1.0)  # the latest news of this node
     forged = {"started": float("nan"), "ended": 1e400, "name": [], "status": {}, "node": 7}
     there.places.append(keep(config, "11.srv", "there", **forged))

@@ -50,7 +50,7 @@ def test_enter_records_a_phase_once(paths, job):
     with locked_job(paths, job.key) as locked:
         assert locked.enter("moves") is True
         assert locked.enter("moves") is False
-        assert locked.enter("run") is True  # the journal counts, not the state of the beginning
+        assert locked.enter("run") is True  # the journal counts, not the state at the start
     assert phases(job) == [*before, "moves", "run"]
 
 

@@ -15,7 +15,7 @@ def started(tmp_path, name):
 
 
 def test_companion_is_terminated_and_then_killed_after_the_script(tmp_path):
-    """One that tidies up can; one that will not end, and its child, are killed."""
+    """A companion that cleans up can do so; one that does not end, and its child, are killed."""
     tidy = (
         f"trap 'echo tidy > {tmp_path}/tidied; exit' TERM; echo $$ > {tmp_path}/a; sleep 60 & wait"
     )
@@ -39,7 +39,7 @@ def test_companion_has_none_of_the_jobs_streams(tmp_path):
 
 
 def test_companion_environment_has_batch_variables_but_no_ld_library_path(tmp_path, monkeypatch):
-    """Code in the guest writes where the user's LD_LIBRARY_PATH leads."""
+    """Root of the guest can write to the directories of the user's LD_LIBRARY_PATH."""
     monkeypatch.setenv("LD_LIBRARY_PATH", str(tmp_path))
     monkeypatch.setenv("PBS_JOBID", "7.srv")
     show = f"env > {tmp_path}/new; mv {tmp_path}/new {tmp_path}/env"

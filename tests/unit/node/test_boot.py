@@ -1,4 +1,4 @@
-"""How guests are booted, without libvirt; with it: tests/e2e/test_hypervisor.py."""
+"""Boot of guests, without libvirt; with it: tests/e2e/test_hypervisor.py."""
 
 import select
 import signal
@@ -62,7 +62,7 @@ def test_daemon_stopped_during_a_restore_is_killed(paths, lock, monkeypatch):
 
 
 def test_daemons_of_a_restored_guest_may_be_silent_while_memory_is_read(paths, lock, monkeypatch):
-    """A large guest's is read for longer than a handshake takes."""
+    """A large guest's memory is read for longer than a handshake takes."""
     with holding(lock) as daemon:
 
         def restores(*_):
@@ -79,7 +79,7 @@ def test_daemons_of_a_restored_guest_may_be_silent_while_memory_is_read(paths, l
 
 
 class Remote(BootSource):
-    """A guest that comes from another node; ``late`` is called when it comes."""
+    """A guest that arrives from another node; ``late`` is called on arrival."""
 
     name = "remote"
     remote = True
@@ -112,7 +112,7 @@ def test_arriving_guest_gets_a_new_start_deadline(paths):
 
 
 def test_arrived_guest_is_kept_when_another_guest_has_died(monkeypatch):
-    """It is nowhere else any more."""
+    """It no longer exists on any other node."""
     ended = []
     monkeypatch.setattr(boot.hypervisor, "destroy_domain", lambda _, uuid, *__: ended.append(uuid))
     monkeypatch.setattr(boot, "boot_one", lambda *_: None)

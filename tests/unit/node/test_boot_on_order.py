@@ -35,7 +35,7 @@ def _without_chown(monkeypatch):
 
 @pytest.fixture
 def starter(run_dir):
-    """Give a function that leaves a process with this ``boot``; it is released at the end."""
+    """Return a function that starts a process with this ``boot``; it is released at the end."""
     made = []
 
     def leave(boot, uid=None):
@@ -125,7 +125,7 @@ def test_order_above_the_limit_boots_nothing(run_dir, starter):
             connection.shutdown(socket.SHUT_WR)
             assert connection.recv(100) == b""
         except OSError:
-            pass  # it has hung up
+            pass  # it has disconnected
     assert len(boot_guests(guest(run_dir), b"y")) == 2  # it still waits for a valid order
 
 

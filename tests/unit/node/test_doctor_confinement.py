@@ -32,7 +32,7 @@ def site(tmp_path):
 
 @pytest.fixture
 def problems(site, tmp_path, monkeypatch):
-    """Return a function: security models, qemu.conf -> what doctor does not like."""
+    """Return a function: security models, qemu.conf -> the problems that doctor reports."""
     conf = tmp_path / "qemu.conf"
     monkeypatch.setattr(doctor, "QEMU_CONF", conf)
 
@@ -111,7 +111,7 @@ def test_code_that_others_can_write_fails(site, tmp_path, monkeypatch):
     "argv", [("doctor",), ("setup", "install"), ("setup", "uninstall", "--purge"), ("reap",)]
 )
 def test_root_commands_reject_a_config_that_others_can_write(tmp_path, argv):
-    """It names directories, and uninstall --purge removes those."""
+    """It names directories, which uninstall --purge removes."""
     victim = tmp_path / "victim"
     victim.mkdir()
     config = tmp_path / "vtorque.toml"

@@ -1,4 +1,4 @@
-"""Plugins are notified of each attempt that is fully released, and of no other."""
+"""Plugins are notified of each fully released attempt, and of no other."""
 
 import os
 

@@ -41,7 +41,7 @@ time.sleep(60)
 
 @pytest.fixture
 def qemu(tmp_path, monkeypatch):
-    """A process that is busy like a guest, and the file that libvirt has its number in."""
+    """A process that is busy like a guest, and libvirt's file with its number."""
     monkeypatch.setattr(vcpu_threads, "RUNNING", tmp_path)
     argv = [sys.executable, "-c", BUSY, "-uuid", UUID, "-end"]
     with subprocess.Popen(argv, stdout=subprocess.PIPE) as process:
@@ -52,9 +52,9 @@ def qemu(tmp_path, monkeypatch):
 
 
 def cpu_of(process):
-    """Return about the CPU time of a process that sleeps by now, by its own clock.
+    """Return the CPU time of a sleeping process, by its own clock.
 
-    That clock's number: clock_getcpuclockid(3), as the C library makes it.
+    That clock's number: clock_getcpuclockid(3), as the C library computes it.
     """
     return pytest.approx(time.clock_gettime(~process.pid << 3 | 2), abs=0.05)
 
@@ -166,7 +166,7 @@ def test_plugins_are_notified_once_after_everything_is_released(node, qemu, tmp_
     told = tmp_path / "ended"
 
     class Last:
-        """Writes down what it sees, and fails."""
+        """Records its observations, and fails."""
 
         @hookimpl
         def vtorque_ended(self, place, site):
@@ -184,7 +184,7 @@ def test_plugins_are_notified_once_after_everything_is_released(node, qemu, tmp_
 
 
 def test_plugins_are_not_notified_while_a_resource_is_left(node, qemu, tmp_path, monkeypatch):
-    monkeypatch.setattr(epilogue, "reap_until_clean", lambda *_: None)  # it would, for a day
+    monkeypatch.setattr(epilogue, "reap_until_clean", lambda *_: None)  # it would sleep for a day
 
     class Never:
         @hookimpl
@@ -201,11 +201,11 @@ def test_plugins_are_not_notified_while_a_resource_is_left(node, qemu, tmp_path,
 
 
 def test_epilogue_during_a_start_releases_the_job_afterwards(node, qemu, monkeypatch, capfd):
-    """Torque ends a job in its prologue and does not end the prologue, which may boot for long."""
+    """Torque ends a job during its prologue but not the prologue, which may boot for long."""
     ready, go_on = os.pipe(), os.pipe()
 
     def prologue():
-        os.close(go_on[1])  # should the test fail, its end is the end of this
+        os.close(go_on[1])  # if the test fails, this ends with the epilogue
         with job_lock(node["paths"], "42.srv"):
             os.write(ready[1], b"x")
             os.read(go_on[0], 1)

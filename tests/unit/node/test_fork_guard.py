@@ -35,7 +35,7 @@ def test_no_child_is_forked_while_a_connection_is_open(tmp_path, monkeypatch):
 
     monkeypatch.setattr(children.os, "fork", forks)
     assert teardown.teardown(journal.path, paths, loaded()).clean
-    assert seen  # the plugin's last look, at least
+    assert seen  # at least the last call of the plugin
     assert {repr(each) for each in seen} == {"(True, {})"}
 
 

@@ -1,4 +1,4 @@
-"""The job wrapper with a double for the guest type: ``FakeDriver`` records what it is to run."""
+"""The job wrapper with a double of the guest type: ``FakeDriver`` records its calls."""
 
 import contextlib
 import os
@@ -305,7 +305,7 @@ def test_await_lock_returns_false_for_a_removed_or_replaced_proof(job):
 
 
 def test_prologue_that_ended_after_ready_is_not_taken_as_killed(job, monkeypatch):
-    """Its last word is read after its end was seen."""
+    """Its last message is read after its end was seen."""
     starting = replace(READY, state="starting", deadline=time.monotonic() + 1000)
     proofs.write(job.paths, starting)
 
@@ -422,7 +422,7 @@ def test_companion_starts_and_ends_with_the_script(job, terminal):
 
 
 def test_companion_runs_while_the_guests_boot(job):
-    """On Torque vmgr waited 20 s for a job that boots: only its companion answers there."""
+    """On Torque vmgr waited 20 s for a booting job: only its companion answers there."""
     proofs.write(job.paths, replace(READY, state="starting", deadline=time.monotonic() + 60))
 
     def meanwhile():

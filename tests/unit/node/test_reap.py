@@ -156,7 +156,7 @@ def test_journal_with_an_io_error_does_not_stop_the_others(paths, start, tmp_pat
 
 
 def test_unknown_jobs_are_kept_until_the_server_answers(paths, start, tmp_path):
-    """However often it is called."""
+    """Any number of times."""
     start("1").take(Card(str(tmp_path / "card")))
     for answer in ({}, {"1": Life.UNKNOWN}, {"1": Life.ALIVE}, {}):
         result = reaped(paths, answer)["1", 0]

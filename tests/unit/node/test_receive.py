@@ -37,7 +37,7 @@ NOT = threading.Event()
 
 
 class Batch:
-    """Stands for a batch system that holds this node."""
+    """A double of a batch system that reserves this node."""
 
     def __init__(self):
         self.held, self.finished = [], []
@@ -65,7 +65,7 @@ class Batch:
 
 @pytest.fixture
 def here(tmp_path, monkeypatch):
-    """Return this node, and a function that receives; its start does what ``starts`` does."""
+    """Return this node, and a function that receives; ``starts`` stands for the start of guests."""
     paths = running_journal.paths_below(tmp_path)
     node = SimpleNamespace(libvirt_uri="test:///default", start_timeout=30.0)
     log = SimpleNamespace(level="INFO")
@@ -167,7 +167,7 @@ def test_start_that_fails_before_arrival_is_released(here):
 
 
 def test_start_that_fails_after_arrival_releases_nothing(here, monkeypatch):
-    """The guest may run here by then."""
+    """The guest may already run here."""
     monkeypatch.setattr(domains, "domain_state", lambda *_: "runs")
 
     def fails(guest):

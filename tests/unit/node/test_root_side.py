@@ -64,7 +64,7 @@ def test_proof_written_by_the_user_is_refused(paths):
 
 
 def test_jobshell_with_a_config_of_the_user_runs_nothing(tmp_path):
-    """A user can name another config, and so other directories: what lies there is not root's."""
+    """A user can name another config, and so other directories, whose files are not root's."""
     owner = ME or 65534
     ran, config, script = tmp_path / "ran", tmp_path / "evil.toml", tmp_path / "script"
     config.write_text(f'[paths]\nrun = "{tmp_path}/run"\nstate = "{tmp_path}/state"\n')
@@ -133,7 +133,7 @@ def test_epilogue_rejects_a_config_that_others_can_write(tmp_path, monkeypatch, 
 
 
 def test_package_that_others_can_write_is_not_imported(tmp_path, monkeypatch):
-    """find_spec("a.b") imports a: root would have run what it was about to refuse."""
+    """find_spec("a.b") imports a: root would have run the package before refusing it."""
     tmp_path.chmod(0o755)
     package = tmp_path / "vtorque_evil"
     package.mkdir()
@@ -159,7 +159,7 @@ def test_package_that_others_can_write_is_not_imported(tmp_path, monkeypatch):
 
 
 def test_no_hook_waits_for_rarely_used_imports():
-    """Each start and each end of a job imports what acts on a node, of all plugins."""
+    """Each start and each end of a job imports the acting modules of all plugins."""
     code = """
 import sys
 import vtorque_core.node.start.prologue, vtorque_core.node.end.epilogue
@@ -177,11 +177,11 @@ print(len(points), *sys.modules)
     assert not few & set(modules)
 
 
-# -- the service ----------------------------------------------------------------------------------
+# -- The service -----------------------------------------------------------------------------------
 
 
 def test_batch_service_closes_files_of_its_starter(tmp_path):
-    """A lock or pipe of the starter's must not stay held for as long as the service lives."""
+    """A lock or pipe of the starter must not be held for the service's lifetime."""
     tmp_path.chmod(0o755)
     config, lock = tmp_path / "vtorque.toml", tmp_path / "held"
     config.write_text(f'[paths]\nrun = "{tmp_path}/run"\nstate = "{tmp_path}/state"\n')
@@ -201,7 +201,7 @@ def test_batch_service_closes_files_of_its_starter(tmp_path):
 
 
 def test_hook_uses_a_fixed_environment():
-    """LIBVIRT_LOG_OUTPUTS made root write a file of that name."""
+    """LIBVIRT_LOG_OUTPUTS once made root write a file of that name."""
     probe = (
         "import json, os\nfrom vtorque_core.cli import hook\n"
         "def probe(config, argv, environ):\n"
@@ -243,7 +243,7 @@ service.serve()
 
 
 def submit(run, argv, script=b"", fds=()):
-    """Submit a bare-metal job by hand; return the connection, its answer unread."""
+    """Submit a bare-metal job manually; return the connection, with its answer unread."""
     message = {"op": "submit", "argv": ["-S", "/bin/sh", *argv], "token": "", "cwd": "/tmp"}
     message |= {"environ": {}, "script": base64.b64encode(script).decode()}
     sock = socket.socket(socket.AF_UNIX)
@@ -254,7 +254,7 @@ def submit(run, argv, script=b"", fds=()):
 
 
 def test_job_of_a_disconnected_client_gets_no_other_terminal(tmp_path):
-    """Its descriptors were closed while it was queued; their numbers became the next client's."""
+    """Its descriptors were closed while it was queued; the next client reused their numbers."""
     tmp_path.chmod(0o755)
     service = subprocess.Popen([sys.executable, "-c", SERVE, tmp_path], stdout=subprocess.PIPE)
     assert service.stdout is not None

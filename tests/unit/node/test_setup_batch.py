@@ -1,4 +1,4 @@
-"""``vtorque setup`` puts hooks in place and takes them back byte for byte, wherever stopped."""
+"""``vtorque setup`` installs hooks and restores files byte for byte, wherever it was stopped."""
 
 import dataclasses
 import itertools
@@ -103,7 +103,7 @@ class Node:
         return Paths(self.top / "state", self.top / "run", self.top / "libexec" / "jobshell")
 
     def listing(self):
-        """Every file but vTorque's memory: kind, mode, owner, content."""
+        """Every file except vTorque's records: kind, mode, owner, content."""
         found = {}
         for path in [*sorted((self.top / "etc").rglob("*")), self.paths.jobshell]:
             if not os.path.lexists(path):
@@ -135,7 +135,7 @@ def node(tmp_path):
 
 
 def prepare_site(node, kind):
-    """Prepare what a site may have there already."""
+    """Prepare files that a site may already have."""
     prologue, epilogue = node.cluster.top / "prologue", node.cluster.top / "epilogue"
     if kind in ("hooks", "all"):
         prologue.write_bytes(b"#!/bin/sh\necho site\n")

@@ -1,4 +1,4 @@
-"""A plugin's boot source that fails, on a recorded node: a cold boot, or all is released.
+"""A plugin's boot source that fails, on a recorded node: a cold boot, or a full release.
 
 Its journal is released without the plugin.
 """
@@ -28,7 +28,7 @@ METHODS = ("start", "run", "ready")
 
 @dataclasses.dataclass(frozen=True)
 class Faulty(BootSource):
-    """Boots as any guest, and fails in one of its methods."""
+    """Boots like any guest, and fails in one of its methods."""
 
     method: str = ""
     error: Exception | None = None
@@ -103,7 +103,7 @@ def test_source_that_raises_without_a_fallback_fails_the_start(rig, method):
 
 @dataclasses.dataclass(frozen=True)
 class Hanging(Faulty):
-    """Never returns from one of its methods."""
+    """Hangs in one of its methods."""
 
     def _does(self, method):
         if method == self.method:
@@ -140,7 +140,7 @@ def test_killed_start_with_a_source_is_released_without_its_plugin(rig, method, 
 
 @dataclasses.dataclass(frozen=True)
 class OwnDisk(Faulty):
-    """Brings the guest's disk, in the place where a cold boot makes it, and fails."""
+    """Provides the guest's disk in the place of a cold boot's, and fails."""
 
     brings_disk = True
 

@@ -79,7 +79,7 @@ def job(paths, spare):
 
 @pytest.fixture
 def kept(paths):
-    """Have the process that keeps them be there."""
+    """Simulate a running process that keeps the spare guests."""
     paths.run.mkdir(exist_ok=True)
     descriptor = os.open(paths.run / "warm.lock", os.O_RDWR | os.O_CREAT, 0o600)
     fcntl.flock(descriptor, fcntl.LOCK_EX)
@@ -208,7 +208,7 @@ def destroyed(monkeypatch):
 
 @contextlib.contextmanager
 def lock_of_another(lock):
-    """Have another process hold a lock, as who boots a guest does."""
+    """Let another process hold a lock, like a process that boots a guest."""
     lock.parent.mkdir(parents=True, exist_ok=True)
     with lock.open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)

@@ -284,7 +284,7 @@ def test_domain_that_does_not_end_keeps_all_resources_of_its_guest(paths, start,
 
 
 def test_core_leased_at_run_time_is_held_by_its_domain(paths, start, domains, tmp_path):
-    """Its record is later than the domain's, and still goes after it."""
+    """Its record is later than the domain's, and is still released after it."""
     journal = start()
     journal.take(domain(0), guest=0)
     journal.acquire_leases([(Lease("core", "7", use="io"), 0)], phase="run")

@@ -1,4 +1,4 @@
-"""Claims of amounts: never more than there is, over all jobs of a node, refused in their unit."""
+"""Claims of amounts: never more than the total over all jobs of a node, refused in their unit."""
 
 import pytest
 from hypothesis import given

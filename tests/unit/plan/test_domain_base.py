@@ -45,7 +45,7 @@ def merged(*elements: Element) -> MergedDomain:
 
 
 def always(guest: GuestPlan) -> list[Element]:
-    """Return what a guest has with and without a job."""
+    """Return a guest's elements with and without a job."""
     return [
         KernelBoot(kernel="/pool/v1/vmlinux", initrd="/pool/v1/initrd", cmdline="quiet"),
         Channel("status", "org.vtorque.status", str(guest.run_dir / "status.sock")),

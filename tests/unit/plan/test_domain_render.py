@@ -68,7 +68,7 @@ def parsed(*elements: Element, **keywords: Any) -> ElementTree.Element:
     return read(draw(*elements, **keywords))
 
 
-# -- golden files: tests/integration and tests/e2e give the same to libvirt --------------------
+# -- Golden files: tests/integration and tests/e2e give the same to libvirt ------------------------
 
 HOME = Filesystem("home", "/home/ada", "home", user_owned=True)
 STREAMS = (

@@ -1,4 +1,4 @@
-"""From a request to planned guests: what is refused before anything is acquired."""
+"""From a request to planned guests: refusals before anything is acquired."""
 
 import dataclasses
 import os
@@ -47,7 +47,7 @@ class DoubleDriver:
 
 
 class NoElements:
-    """Stands for a driver that adds nothing to the domain."""
+    """A double of a driver that adds nothing to the domain."""
 
     def elements(self, guest, site):
         return ()
@@ -379,7 +379,7 @@ def test_saved_guest_keeps_its_name_uuid_and_address(planned, plugin):
 
 @pytest.mark.parametrize("address", ["10.87.0.16", "10.86.0.1"])
 def test_saved_guest_with_an_address_outside_the_subnet_is_refused(planned, plugin, address):
-    """It may be a server's now, and the packet filter would let the guest send from it."""
+    """A server may use it now, and the packet filter would let the guest send from it."""
     plugin.saved = [saved_guest("vt-5.srv.2-n7-0", address)]
     with pytest.raises(Refused, match=rf"has the address {address} \(address\), which"):
         planned(machine=flat(range(4), 4096), vms_per_node=1)

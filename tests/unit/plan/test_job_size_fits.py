@@ -42,7 +42,7 @@ PLUGINS = with_core("devices", pinning, iocm, scam, unclot)
 
 
 def claims(job, site, index):
-    """Return what the core and the four plugins claim for a guest of a node that has all."""
+    """Return the claims of the core and the four plugins for a guest of a fully equipped node."""
     yield CoreClaim("vcpu", job[VCPUS])
     yield MemoryClaim(job[RAM], use="guest")
     yield MemoryClaim(site.node.qemu_overhead, use="emulator")

@@ -166,7 +166,7 @@ def test_ledger_chooses_cpus_for_a_count_without_ids(paths):
     assert (one.cores["vcpu"], two.cores["vcpu"]) == ((0, 1), (2, 3))
     assert (one.share, two.share) == ((0, 1), (2, 3))
     more = place(start(paths, "3"), [vm(1)], dataclasses.replace(share, cpu_count=1), paths)[0]
-    assert more.cores["vcpu"] == (0,)  # the batch system has given more than there is
+    assert more.cores["vcpu"] == (0,)  # the batch system has given more than exists
     whole = dataclasses.replace(share, whole_node=True)
     assert plan([vm(2)], whole, Taken())[0].share == ()
 
@@ -239,7 +239,7 @@ def test_unreadable_journal_stops_placement(paths):
     place(start(paths, "3"), [vm()], NODE, paths)
 
 
-# -- cores for more or less I/O while the job runs ---------------------------------------------
+# -- Changes of I/O cores while the job runs -------------------------------------------------------
 
 
 def with_io(paths, job, cpus=(), least=1, most=3):

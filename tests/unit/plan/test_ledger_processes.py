@@ -1,4 +1,4 @@
-"""Random jobs on recorded machines, from eight processes and step by step: nothing twice."""
+"""Random jobs on recorded machines, in eight processes and step by step: no double lease."""
 
 import dataclasses
 import json
@@ -57,7 +57,7 @@ def claims_of(dice, machine):
 
 
 def check(paths, share):
-    """Raise AssertionError unless all that is leased now exists, once, and not the host's."""
+    """Raise AssertionError unless everything leased exists, once, and is not the host's."""
     with node_lock(paths):
         held = list(walk(paths))
     machine = share.machine
@@ -77,7 +77,7 @@ def check(paths, share):
             assert not floats & set(share.reserved)
     taken = taken_by(held)
     assert taken.mib <= machine.mem_mib - RESERVE_MIB
-    assert sum(taken.mib_on.values()) == taken.mib  # each MiB is on some node
+    assert sum(taken.mib_on.values()) == taken.mib  # each MiB is on some NUMA node
     for node in machine.nodes:
         assert taken.mib_on.get(node.id, 0) <= node.mem_mib
         for kib, count in node.pages.items():
@@ -88,7 +88,7 @@ def check(paths, share):
 
 
 def start(paths, header, claims, share, counts):
-    """Return the placements, trying as often as others hold what is needed; None: refused."""
+    """Return the placements, retrying while others hold the resources; None: refused."""
     for _ in range(5000):
         with job_lock(paths, header.job.id), Journal.start(paths, header) as journal:
             try:
@@ -166,7 +166,7 @@ def test_fifty_jobs_from_eight_processes(name, tmp_path):
 
 
 class Steps(RuleBasedStateMachine):
-    """Jobs start, grow, shrink and end in any order; in between everything is leased once."""
+    """Jobs start, grow, shrink and end in any order; after each step everything is leased once."""
 
     machine = parse((DATA / "xeon-2x32-smt.xml").read_text())
 

@@ -48,7 +48,7 @@ class Job:
 
 
 class Ledger(RuleBasedStateMachine):
-    """Starts and ends jobs; after each step what is leased must be what was given."""
+    """Starts and ends jobs; after each step the leases must be those that were granted."""
 
     def __init__(self):
         super().__init__()
@@ -145,7 +145,7 @@ class Ledger(RuleBasedStateMachine):
     @precondition(lambda self: self.jobs)
     @rule(data=st.data(), cut=st.integers(1, 5))
     def tear_last_line(self, data, cut):
-        """A crash while something is appended takes no lease away."""
+        """A crash during an append loses no lease."""
         job = self.jobs[data.draw(st.sampled_from(sorted(self.jobs)))]
         with job.journal.path.open("ab") as file:
             file.write(b'{"op":"phase"'[:-cut])

@@ -1,4 +1,4 @@
-"""The end of a guest's console: bounded, harmless, and never a reason to fail."""
+"""The end of a guest's console: bounded, printable, and never a cause of failure."""
 
 import os
 

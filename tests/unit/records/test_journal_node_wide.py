@@ -1,4 +1,4 @@
-"""A node-wide process that was killed comes back with the next job, and ends with the last."""
+"""A killed node-wide process is started again by the next job, and ends with the last."""
 
 import os
 import signal

@@ -41,7 +41,7 @@ def paths(tmp_path):
 
 @pytest.fixture(autouse=True)
 def syslog(monkeypatch):
-    """Have what would go to the host's syslog in a list."""
+    """Collect the messages to the host's syslog in a list."""
     lines = []
     monkeypatch.setattr(log, "to_syslog", lines.append)
     return lines
@@ -49,7 +49,7 @@ def syslog(monkeypatch):
 
 def a_log(paths, level="INFO", job="42.srv", **more):
     paths.state.mkdir(exist_ok=True)
-    handlers = logging.getLogger().handlers  # without pytest's, which stumble over what is bad
+    handlers = logging.getLogger().handlers  # pytest's fail on invalid records
     handlers[:] = [each for each in handlers if isinstance(each, log._Handler)]
     return log.Log(paths, JobAttempt(job, 0, "ada", os.getuid(), "n1"), parse(level), **more)
 

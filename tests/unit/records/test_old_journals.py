@@ -1,4 +1,4 @@
-"""Release of journals that an older core wrote: jobs survive an upgrade."""
+"""Release of journals of an older core: jobs survive an upgrade."""
 
 from pathlib import Path
 
@@ -24,7 +24,7 @@ def paths(tmp_path):
 
 
 def plant(paths, name, key, boot=None):
-    """Put a recorded journal where its job is, with the files and directories that it names."""
+    """Put a recorded journal in its job's place, with the files and directories that it names."""
     text = (DATA / f"{name}.jsonl").read_text()
     text = text.replace("@TOP@", str(paths.state.parent)).replace("@BOOT@", boot or boot_id())
     paths.journal.mkdir(parents=True, mode=0o700, exist_ok=True)
@@ -42,7 +42,7 @@ def plant(paths, name, key, boot=None):
 
 
 GONE = {"setting"}
-"""Kinds that nothing knows any more: no core or plugin since has acquired them."""
+"""Kinds that no core or plugin acquires any more."""
 CASES = (("running", "25.vm.0"), ("half_released", "26.vm.1"), ("torn", "27.vm.0"))
 
 
@@ -73,7 +73,7 @@ def test_old_journal_is_read_with_owner_and_resources(paths, tmp_path):
     assert taken.items["address"] == {"10.0.0.2"} and set(taken.shares) == {0, 1, 2, 3}
     log = tmp_path / "acme.log"
     release_job(paths, "26.vm", plugins_for=lambda _: loaded(Acme(log=log)))
-    assert not log.exists()  # its last look was before
+    assert not log.exists()  # its last check was before
 
 
 def test_plugins_get_the_job_of_an_old_journal(paths, tmp_path):
@@ -118,7 +118,7 @@ def test_kinds_that_moved_to_a_plugin_are_released_by_the_plugin(paths):
 
 
 def test_kinds_of_old_journals_are_known_with_their_fields():
-    """By the core, or by the plugin that has it now."""
+    """By the core, or by the plugin that provides it now."""
     kinds = {each.item.kind: each.item for each in load().each("vtorque_resources")} | CORE_KINDS
     seen = {"core": set(), "survive": set(), "linux-guest": set()}
     for file in DATA.glob("*.jsonl"):

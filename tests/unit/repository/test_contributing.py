@@ -17,7 +17,7 @@ UPDATE = runpy.run_path(str(REPO / "scripts/update-docs"))
 
 
 def test_generated_pages_are_up_to_date():
-    """If not, run scripts/update-docs."""
+    """If it fails, run scripts/update-docs."""
     made = UPDATE["pages"]()
     assert not [str(page) for page, text in made.items() if page.read_text() != text]
     assert set(REPO.glob("vtorque_core/**/README.md")) <= set(made)
@@ -66,7 +66,7 @@ def listed_in(page):
 
 
 def test_package_readme_lists_exactly_its_files():
-    """A folder in a table stands for what is in it. Of the core only modules are listed."""
+    """A folder in a table stands for its contents. Of the core only modules are listed."""
     pages = [
         *REPO.glob("vtorque_core/**/README.md"),
         *REPO.glob("plugins/*/vtorque_*/**/README.md"),
@@ -99,7 +99,7 @@ def test_large_plugin_package_has_a_readme():
 
 
 def rows():
-    """Return what is to be changed and where, of each row of "to change X, open Y"."""
+    """Return subject and place of each row of "to change X, open Y"."""
     table = (REPO / "CONTRIBUTING.md").read_text().partition("| to change | open |\n|---|---|\n")[2]
     return re.findall(r"^\| (.+?) \| (.+?) \|$", table.partition("\n\n")[0] + "\n", re.MULTILINE)
 
@@ -147,13 +147,13 @@ def test_list_of_manuals_has_each_page_once():
     assert sorted([*listed, "README.md"]) == sorted(path.name for path in REPO.glob("doc/*.md"))
 
 
-# -- names of modules and files, wherever they are written ------------------------------------
+# -- Names of modules and files in all texts -------------------------------------------------------
 
 LOGGERS = {"timings", "vsub", "jobshell"}  # below vtorque_core, and no modules
 
 
 def texts():
-    """Yield path and text of what people read and write here."""
+    """Yield path and text of everything that people read and write here."""
     for path in tracked():
         if path.suffix in {"", ".py", ".md", ".toml"}:
             yield path, path.read_text(encoding="utf-8", errors="replace")

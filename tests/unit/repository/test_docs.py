@@ -61,14 +61,14 @@ def text(name):
 
 
 def files_of(markdown):
-    """Return file name to text of all code blocks that a line with the name in it precedes."""
+    """Return file name to text of all code blocks whose preceding line names a file."""
     blocks = re.findall(r"^`([\w/.]+)`:\n\n```\w*\n(.*?)^```$", markdown, re.DOTALL | re.MULTILINE)
     return dict(blocks)
 
 
 @pytest.fixture
 def acme(tmp_path, monkeypatch):
-    """Return the documented plugin, registered, with a loader that writes down its calls."""
+    """Return the documented plugin, registered, with a loader that records its calls."""
     files = files_of((REPO / "examples/plugin/README.md").read_text(encoding="utf-8"))
     for name, content in files.items():
         path = tmp_path / "dist" / name
@@ -165,7 +165,7 @@ def test_every_block_of_the_example_is_used():
     }
 
 
-# -- nothing is left out -----------------------------------------------------------------------
+# -- Nothing is left out ---------------------------------------------------------------------------
 
 HOOKS = [name for name in vars(hooks) if name.startswith("vtorque_")]
 
@@ -187,7 +187,7 @@ def test_every_described_hook_exists():
 
 
 def commands(group, program):
-    """Yield ``vmgr images list`` and the like: what ``-h`` shows, and hides nothing of it."""
+    """Yield commands such as ``vmgr images list``: those that ``-h`` shows."""
     context = click.Context(group)
     for name in group.list_commands(context):
         command = group.get_command(context, name)

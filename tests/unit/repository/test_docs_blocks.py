@@ -1,6 +1,6 @@
 """Each block of code in the documentation is valid and names only existing things.
 
-Which of them are run besides: test_docs_run.py.
+test_docs_run.py runs some of them.
 """
 
 import configparser
@@ -98,12 +98,12 @@ def commands():
 
 @functools.cache
 def below(group, name):
-    """Return a command of a group, which takes time to find."""
+    """Return a command of a group; the result is cached."""
     return group.get_command(click.Context(group), name)
 
 
 def misses(command, words, context=None):
-    """Yield what a command of click does not know of these words."""
+    """Yield the words that a command of click does not know."""
     context = click.Context(command, parent=context)
     known = {name for each in command.params for name in (*each.opts, *each.secondary_opts)}
     known |= {"--help", "-h"}
@@ -168,7 +168,7 @@ def distributions():
 
 
 def test_each_install_line_has_all_required_own_distributions():
-    """No index has our distributions: one line has all that the others of it depend on."""
+    """No index has these distributions: each line has all dependencies of its others."""
     known, seen, wrong = distributions(), 0, []
     for block in blocks("sh"):
         for line in block.text.replace("\\\n", " ").splitlines():
@@ -204,7 +204,7 @@ def test_each_installed_wheel_was_built_before(page):
 
 
 def test_submit_hosts_of_the_manual_understand_the_config_of_their_nodes():
-    """A vsub without a plugin that the site config sets up ends with an error."""
+    """A vsub without a plugin that has settings in the config ends with an error."""
     (line,) = [each for each in lines_of("doc/admin.md") if "vtorque-core vtorque-pbs" in each]
     installed = {*re.findall(r"vtorque-([a-z-]+)", line)} - {"core"}
     plugins = Plugins.load(node=False, only=installed)

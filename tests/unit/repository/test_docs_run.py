@@ -37,7 +37,7 @@ LIMITS = "[options.vcpus]\nmax = 4\n"
 
 
 def bash(text, cwd, **environ):
-    """Run a script as a job is: return exit code and output."""
+    """Run a script like a job; return exit code and output."""
     path = f"{cwd}:/usr/bin:/bin"
     done = subprocess.run(
         ["/bin/bash", "-c", text], cwd=cwd, env={"PATH": path, "HOME": str(cwd), **environ},
@@ -86,7 +86,7 @@ def test_a_jobs_own_numbers(tmp_path):
 
 @pytest.mark.parametrize("first", ["#!/bin/bash", "#PBS"])
 def test_service_in_a_guest_is_reached_by_its_solvers(tmp_path, first):
-    """Both ways of batch.md start a service, then a solver on the other nodes that finds it."""
+    """Both ways of batch.md start a service, then solvers on the other nodes that connect to it."""
     records = 'echo "${0##*/} $*" >> "$HOME/calls"'
     programs = dict.fromkeys(("redis-server", "srun", "mpirun"), records)
     programs["hostname"] = '[ "$1" = -i ] && echo 10.1.2.3 || echo here'  # as in the guest
@@ -215,7 +215,7 @@ def test_refusal_has_the_text_of_the_page():
     assert str(caught.value) in block("doc/config.md", "ram=128G")
 
 
-# -- nothing is left out -----------------------------------------------------------------------
+# -- Nothing is left out ---------------------------------------------------------------------------
 
 FIRST_PLUGIN = "tests/e2e/test_first_plugin.py::test_commands_of_the_page_print_the_shown_output"
 FRESH = "tests/e2e/test_fresh_machine.py::test_readme_runs_a_job_without_root"
@@ -223,7 +223,7 @@ LAPTOP = "tests/e2e/test_personal.py::test_first_jobs_of_the_manual_run"
 EXAMPLE = "tests/unit/repository/test_docs.py::test_every_block_of_the_example_is_used"
 UNITS = "tests/unit/repository/test_docs.py::test_units_of_the_reaper_are_valid"
 CLOUD = "plugins/linux-guest/tests/boot/test_cloud_init.py::test_the_manuals_are_valid_cloud_config"
-# Page and test to how the blocks begin that it runs, or reads as whom they are for does.
+# Page and test to the first words of the blocks that it runs, or reads like their users.
 RUN = {
     ("README.md", FRESH): ("apt-get", "scripts/wheels"),
     ("doc/admin.md", UNITS): (

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
-# Stands for each program that a job script calls: it notes its directory.
+# Stands for each program that a job script calls: it records its directory.
 DOUBLE = '#!/bin/sh\npwd >> "$CALLS"\n'
 PROGRAMS = {
     "airflow": ("blockMesh", "decomposePar", "mpirun"),

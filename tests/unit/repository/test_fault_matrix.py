@@ -68,7 +68,7 @@ def test_each_fault_at_every_step(bench, name):
 
 
 def test_leak_is_reported_at_its_steps(tmp_path):
-    """A fault after which no epilogue comes, at the first three steps."""
+    """A fault without a following epilogue, at the first three steps."""
     forgotten = Fault("forgotten", every, lambda _bench, _point, strike: strike() and None)
     with fault_benches.bench("one", tmp_path, ()) as bench:
         bench.job = dataclasses.replace(bench.job, blob=bench.other.blob)

@@ -28,7 +28,7 @@ def statements(path):
 
 @functools.cache
 def imported(path):
-    """Return every module that a file imports, wherever in it."""
+    """Return every module that a file imports, at any place."""
     found = set()
     for node in statements(path):
         if isinstance(node, ast.Import):
@@ -54,7 +54,7 @@ CORES_OWN = {
     "cli.reap": {"images"},
     "cli.vmgr.main": {"archive", "report"},
     "node.start.prologue": {"joblog"},
-    # Jobs as the node writes them down and releases them, at steps that no whole job stops at.
+    # Jobs that the node journals and releases at steps where no complete job stops.
     "node.end.reap.release_job": {"images"},
     "node.end.teardown.teardown": {"iocm"},
     "records.journal.Journal": {"images", "iocm", "survive"},
@@ -70,14 +70,14 @@ CORES_OWN = {
     "resources.lease.Lease": {"survive"},
     "resources.netfilter": {"images"},
     "resources.starter.Starter": {"osv"},
-    # The other side: what the core reads of what the plugin has written.
+    # The other side: parsers of the core for the plugin's output.
     "base.names.safe_name": {"pbs"},
     "images.pool.select": {"images"},
     "images.sidecar.MAX_CMDLINE": {"images"},
     "images.sidecar.parse_sidecar": {"images"},
     "plan.guests": {"images"},
     "site.request.Request": {"local"},
-    # How installed plugins are found.
+    # Discovery of installed plugins.
     "site.load.load": {"login"},
     "site.plugins": {"joblog", "telemetry"},
     "site.plugins.Plugins": {"mpi"},
@@ -147,7 +147,7 @@ def test_core_passes_hookspecs_not_names_to_each_and_collect():
 
 
 def test_hooks_are_called_through_each_or_collect_only():
-    """A plain ``pm.hook.x()`` loses whose result it is and lets one plugin stop the others."""
+    """A plain ``pm.hook.x()`` does not name the plugin and lets one plugin stop the others."""
     calls = [
         f"{path.relative_to(REPO)}:{n.lineno}"
         for path in CORE
@@ -181,7 +181,7 @@ def code_lines(path):
 
 
 def test_device_plugins_are_small():
-    """They are the model for others' plugins: read any in five minutes."""
+    """They are examples for other authors: each can be read in five minutes."""
     sizes = {
         name: sum(
             code_lines(path)

@@ -12,13 +12,13 @@ SCRIPTS = Path(__file__).resolve().parents[3] / "scripts"
 
 
 def bash(text, *argv):
-    """Run bash with what the scripts share."""
+    """Run bash with the scripts' shared functions."""
     words = ["bash", "-euo", "pipefail", "-c", f'. "{SCRIPTS}/common"; {text}', "scripts/x", *argv]
     return subprocess.run(words, capture_output=True, text=True, timeout=180, check=False)
 
 
 def test_recorded_process_is_found_only_while_its_pid_is_not_reused(tmp_path):
-    """Its pid may be another's by now; then it must not be killed."""
+    """Its pid may belong to another process by now, which must not be killed."""
     file = tmp_path / "x.pid"
     assert bash('record "$1" "$2"', str(file), str(os.getpid())).returncode == 0
     pid, began = file.read_text().split()

@@ -30,7 +30,7 @@ def load(name: str) -> ModuleType:
 
 
 def section(title: str) -> str:
-    """Return what is below a heading, up to the next of its level."""
+    """Return the text below a heading, up to the next of its level."""
     mark = title.split(" ", 1)[0]
     return re.split(rf"^{mark} ", PAGE.split(f"\n{title}\n")[1], flags=re.MULTILINE)[0]
 
@@ -101,7 +101,7 @@ def test_appendix_has_every_attack():
 
 
 def test_each_actor_has_a_boundary():
-    """In the words of the table: who attacks it."""
+    """In the words of the table's column for attackers."""
     attackers = " ".join(row[1] for row in rows("### Boundaries"))
     for actor in ("user", "root in the guest", "neighbor", "stolen", "caller", "another user"):
         assert actor in attackers

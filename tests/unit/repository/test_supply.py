@@ -40,7 +40,7 @@ def pins() -> dict[str, str]:
 
 
 def declared() -> list[Requirement]:
-    """Return what the projects ask for: to run, to build, and with all of their extras."""
+    """Return the projects' dependencies: to run, to build, and of all extras."""
     found: list[str] = []
     for project in projects():
         found += project["project"]["dependencies"] + project["build-system"]["requires"]
@@ -127,12 +127,12 @@ def test_build_tools_are_pinned_too(script):
     assert re.search(r"^ *export PIP_CONSTRAINT=.*constraints\.txt", before, re.MULTILINE)
 
 
-# -- the list of what is installed -------------------------------------------------------------
+# -- The list of installed packages ----------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
 def installation(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Make what looks like an installation: what pip notes of some packages."""
+    """Make a minimal installation: pip's records of some packages."""
     top = tmp_path_factory.mktemp("prefix")
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", top], check=True)
     (target,) = top.glob("lib/python3*/site-packages")
@@ -194,7 +194,7 @@ def test_sbom_of_the_same_installation_is_reproducible():
     assert one.stdout == two.stdout
 
 
-# -- hashes of what is installed ---------------------------------------------------------------
+# -- Hashes of installed packages ------------------------------------------------------------------
 
 
 WHEEL = "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"

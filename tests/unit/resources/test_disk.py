@@ -13,12 +13,12 @@ from vtorque_core.resources.disk import DiskCopy, Overlay
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become nobody")
 def test_disk_copy_runs_qemu_img_unprivileged_with_open_files(tmp_path, monkeypatch):
-    """Root's qemu-img would parse what a stranger wrote (CVE-2024-4467)."""
+    """Root's qemu-img would parse untrusted data (CVE-2024-4467)."""
     tool = tmp_path / "tools/qemu-img"
     tool.parent.mkdir()
     tool.write_text('#!/bin/sh\nfor last; do :; done\necho "$(id -u) $*" >"$last"\n')
     tool.chmod(0o755)
-    reachable(tool)  # by nobody
+    reachable(tool)  # by the user nobody
     monkeypatch.setattr(confined_tool, "_PATH", f"{tool.parent}:{confined_tool._PATH}")
     (tmp_path / "base").write_bytes(bytes(512))
     path = tmp_path / "copy"

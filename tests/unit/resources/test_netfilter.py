@@ -1,4 +1,4 @@
-"""The packet filter's script: nothing but a name, a MAC and an address can get into it."""
+"""The packet filter's script: only a name, a MAC and an address can be inserted."""
 
 import pytest
 
@@ -113,7 +113,7 @@ def _network(forward: str, bridge: str = "<bridge name='br7'/>") -> str:
         (_network("<forward/>"), "br7"),  # nat is libvirt's default
         (_network("<forward mode='route'/>"), "br7"),
         (_network(""), "br7"),
-        (_network("<forward mode='bridge'/>"), None),  # the site's: its hosts are behind it
+        (_network("<forward mode='bridge'/>"), None),  # the site's network
         (_network("<forward mode='private'><interface dev='e0'/></forward>", ""), None),
     ],
 )

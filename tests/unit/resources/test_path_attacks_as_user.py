@@ -21,8 +21,8 @@ NOBODY = 65534
 @pytest.mark.skipif(ME != 0, reason="only root can become another user")
 @pytest.mark.parametrize("target", ["file", "new"])
 def test_output_file_is_written_as_the_user(tmp_path, target):
-    """A link as the output's name: root would write where it leads."""
-    top = Path(tempfile.mkdtemp())  # which the user can reach
+    """A link as the output's name: root would write to its target."""
+    top = Path(tempfile.mkdtemp())  # reachable for the user
     try:
         top.chmod(0o755)
         program, victim, theirs = top / "start.py", top / "victim", top / "theirs"

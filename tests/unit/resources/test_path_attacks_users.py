@@ -1,7 +1,7 @@
-"""Odd files and races where a path is the user's own: disk, share, output, scripts, proofs.
+"""Unusual files and races on paths of the user: disk, share, output, scripts, proofs.
 
-Root opens none of them as root. What it would do with one that is not what it should be is tried
-with each guard, and without.
+Root opens none of them as root. Its reaction to a wrong file is tested with each guard, and
+without.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def a_plan(top: Path, name: str, **changes: object) -> _user_daemon_exec.Plan:
 
 
 def disk(name: str, **changes: object):
-    """Open a disk file as its daemon does, and write into it."""
+    """Open a disk file like its daemon, and write into it."""
 
     def act(top: Path) -> str:
         descriptor = _user_daemon_exec._open_disk(a_plan(top, name, **changes))
@@ -50,7 +50,7 @@ def disk(name: str, **changes: object):
 
 
 def share(name: str, **changes: object):
-    """Open a shared directory as root's launcher does."""
+    """Open a shared directory like root's launcher."""
     wanted = {"owner_check": True, "launched_by_root": True} | changes
 
     def act(top: Path) -> str:
@@ -108,7 +108,7 @@ def locked(top: Path) -> object:
 
 
 def swapped_disk(top: Path) -> object:
-    """Their own file becomes a link just before it is opened."""
+    """A user's file becomes a link just before it is opened."""
     (top / "disk").write_bytes(SECTORS)
 
     def swap() -> None:
@@ -235,7 +235,7 @@ READY = proof.Proof(
 
 
 def proven(top: Path) -> None:
-    """Another's true proof lies at the victim's."""
+    """A valid proof of another user is at the victim's place."""
     (top / "proof").mkdir(mode=0o755)
     (top / "victim/file").write_bytes(READY.encode())
 
@@ -341,7 +341,7 @@ def read_job_script(name: str):
 
 
 def endless(act, module, function):
-    """Return the attack by a device that can be read for ever."""
+    """Return the attack by a device that can be read forever."""
     return Attack(
         lambda top: None, act, statement(module, function, "is not a regular file"),
         lambda _, done: "regular" not in str(done),

@@ -1,4 +1,4 @@
-"""The core's resource kinds: created safely, released twice, after anything."""
+"""The core's resource kinds: created safely, released twice, and released after any failure."""
 
 import dataclasses
 import json

@@ -62,7 +62,7 @@ def test_process_name_that_looks_like_a_state_is_ignored(tmp_path):
 
 
 def test_process_name_that_is_not_utf8_is_accepted(tmp_path):
-    """A process calls itself what it likes: prctl(2), PR_SET_NAME."""
+    """A process can choose its name: prctl(2), PR_SET_NAME."""
     process = tmp_path / "12"
     process.mkdir()
     (process / "stat").write_bytes(b"12 (\xff\xfe) T 1 12 12\n")

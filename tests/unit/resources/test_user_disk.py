@@ -1,4 +1,4 @@
-"""A user's disk: what needs no root. The daemon itself is tested in tests/e2e/test_userdisk.py."""
+"""A user's disk: tests without root. The daemon itself is tested in tests/e2e/test_userdisk.py."""
 
 import fcntl
 import os

@@ -1,4 +1,4 @@
-"""Shares: what needs no root. The daemon itself is tested in tests/e2e/test_virtiofs.py."""
+"""Shares: tests without root. The daemon itself is tested in tests/e2e/test_virtiofs.py."""
 
 import json
 import os
@@ -263,11 +263,11 @@ def test_setgroups_succeeds_without_effect() -> None:
 @pytest.mark.parametrize(
     ("ram_mib", "file_max", "limit"),
     [
-        (64, 2_466_174, 100_000),  # the least, in which a small guest's cache has room
+        (64, 2_466_174, 100_000),  # the minimum, in which a small guest's cache has room
         (256, 2_466_174, 262_144),  # one per KiB of the guest's memory
         (4096, 2_466_174, 308_271),  # by default the kernel allows a file per 10 KiB of memory
         (4096, 400_000, 100_000),
-        (512, 2**63 - 1, 524_288),  # systemd sets the largest number that there is
+        (512, 2**63 - 1, 524_288),  # systemd sets the largest possible number
         (65536, 2**63 - 1, 1_000_000),  # below fs.nr_open
     ],
 )

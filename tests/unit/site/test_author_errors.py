@@ -28,7 +28,7 @@ BAD = "vtorque_bad_acme"
 
 
 def after(half, text):
-    """Return the text of a module that ends with these lines."""
+    """Return the text of a module with these last lines."""
     return half.lstrip() + textwrap.dedent(text).lstrip()
 
 

@@ -414,7 +414,7 @@ def test_plugins_table_lists_enabled_and_disabled_plugins(plugins):
         plugins_config(parse_toml(b"[plugins]\nenabel=[]\n"))
 
 
-# -- trust ------------------------------------------------------------------------------------
+# -- Trust -----------------------------------------------------------------------------------------
 
 
 def test_root_rejects_an_untrusted_config_or_secret(tmp_path, plugins, monkeypatch):

@@ -1,6 +1,6 @@
 """Refused requests: each refusal names the key, the value, the limit and where that is set.
 
-By the way of a job: what ``vsub`` calls at submission, then the node's start on a recorded machine.
+The steps of a job: those of ``vsub`` at submission, then the node's start on a recorded machine.
 """
 
 import json
@@ -24,7 +24,7 @@ RESERVED = {"node": {"host_reserve_cores": 2}}
 
 
 def request_of(node, pairs, files=()):
-    """Do what vsub does with the user's keys; return the request. Raises Refused."""
+    """Check the user's keys like vsub; return the request. Raises Refused."""
     plugins = node.plugins
     for name, content in files:
         (node.top / name).write_bytes(content)
@@ -40,7 +40,7 @@ BAD = [
      r"iocm_min_cores=3: is more than iocm_max_cores.*limit: "),
     ("iocm=true,iocm_min_cores=0", {}, AT_VSUB, r"iocm_min_cores=0: .*limit: 1 or more"),
     ("iocm_min_cores=2", {}, AT_VSUB, r"iocm_min_cores=2: needs iocm=true"),
-    # more cores than exist, or than the site gives
+    # more cores than exist, or than the site allows
     ("iocm=true,iocm_min_cores=5", {}, ON_NODE,
      r"iocm_min_cores=5: is more than allowed \(limit: 4, set by \[plugin.iocm\] max_cores"),
     ("iocm=true,iocm_min_cores=3", {"options": {"iocm_min_cores": {"max": 2}}}, AT_VSUB,
@@ -62,13 +62,13 @@ BAD = [
      r"vcpu_pinning=host: .*not allowed on this site.*true, false.*\[plugin.pinning\] user_files"),
     ("vcpus=2,vcpu_pinning=host", {"options": {"vcpu_pinning": {"allow": [True, False]}}}, AT_VSUB,
      r"vcpu_pinning=host: .*limit: true, false, set by \[options.vcpu_pinning\] allow in"),
-    # pages that there are not, or that the guest's RAM is not made of
+    # page sizes that do not exist, or do not divide the guest's RAM
     ("ram=65M,hugepages=2M", {}, AT_VSUB, r"hugepages=2M: .*not a multiple.*limit: ram=65M"),
     ("ram=64M,hugepages=1G", {}, AT_VSUB, r"hugepages=1G: .*not a multiple.*limit: ram=64M"),
     ("hugepages=3M", {}, AT_VSUB, r"hugepages=3M: is not a size of huge pages"),
     ("numa=one", {}, AT_VSUB, r"numa=one: .*write preferred or strict"),
     ("ram=300G,numa=strict", {}, ON_NODE, r"numa=strict: .*must lie on one NUMA node.*limit: "),
-    # raw PCI addresses, classes that there are not
+    # raw PCI addresses, unknown classes
     ("pci=0000:3b:00.0", {}, AT_VSUB, r"pci=0000:3b:00.0: contains 0000:3b:00.0, a PCI"),
     ("pci=3b:00.0", {}, AT_VSUB, r"pci=3b:00.0: contains 3b:00.0, a PCI address"),
     ("pci=10de:20b0", {}, AT_VSUB, r"pci=10de:20b0: has 10de:20b0, a PCI address or device num"),
@@ -79,7 +79,7 @@ BAD = [
     ("pci=gpu:5", {}, ON_NODE, r"pci=gpu:5: node n1 has no 5 PCI cards of class gpu"),
     ("pci=gpu:2", {"options": {"pci": {"allow": ["gpu:1"]}}}, AT_VSUB,
      r"pci=gpu:2: is not allowed \(limit: gpu:1, set by \[options.pci\] allow in"),
-    # shared memory of 3M, and more than the site gives or the job has
+    # shared memory of 3M, and more than the site allows or the job has
     ("unclot=true,unclot_shmem=3M", {}, AT_VSUB,
      r"unclot_shmem=3M: is not a power of two.*2M or 4M"),
     ("unclot=true,unclot_shmem=1G", {"options": {"unclot_shmem": {"max": "64M"}}}, AT_VSUB,
@@ -135,7 +135,7 @@ def assert_refused(node, pairs, by, says):
 
 
 def test_pci_function_of_two_plugins_is_leased_once(tmp_path):
-    """A site may let jobs have by class what vrdma leases too: a reset would hit the other's."""
+    """A site may offer by class what vrdma leases: a reset would affect the other guest."""
     classes = [{"name": "nic", "ids": ["15b3:101c"]}]
     case = Case({}, {**together().settings, "passthrough": {"classes": classes}})
     node = device_cases.node(tmp_path / "node", load(), case)
@@ -151,7 +151,7 @@ def test_pci_function_of_two_plugins_is_leased_once(tmp_path):
         node.release(str(number))
 
 
-# -- hardware that a node has not -------------------------------------------------------------
+# -- Hardware that a node lacks --------------------------------------------------------------------
 
 SRIOV = [{"kind": "sriov"}]
 LACKING = {

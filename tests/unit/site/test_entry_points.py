@@ -1,4 +1,4 @@
-"""Entry points: found as by the standard library; a malformed distribution breaks no other."""
+"""Entry points: found like by the standard library; a malformed distribution affects no other."""
 
 import importlib.metadata
 import sys

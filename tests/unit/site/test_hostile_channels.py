@@ -1,7 +1,7 @@
-"""Forged requests where each batch system carries them: root's side reads them, as root.
+"""Forged requests in each batch system's channel: root's side reads them, as root.
 
-What a user can change there: Slurm's comment, Torque's resource list and variables, OpenPBS's
-variables; and with the embedded batch system the whole message to its socket.
+Users can change Slurm's comment, Torque's resource list and variables, OpenPBS's variables; and
+with the embedded batch system the whole message to its socket.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def test_forged_torque_resources_and_variables_are_refused(name):
 
 
 def test_hash_selects_the_real_torque_request():
-    """The owner may add variables of the same name; only what the hash names is believed."""
+    """The owner may add variables of the same name; only the request with the hash is accepted."""
     variables = f"A=1,{VARIABLE}={THEIRS},B='x,{VARIABLE}={MINE},{VARIABLE}={HASH}"
     assert (
         torque(f"mem=1gb,other=gres+{HASH},nodes=1", variables)
@@ -101,7 +101,7 @@ def test_forged_slurm_script_is_refused(slurm, name, monkeypatch):
     assert str(caught.value) == NO_TOKEN
 
 
-# A blank in front of a word is how it is found in a comment.
+# A word in a comment is found by the blank before it.
 @pytest.mark.parametrize("name", sorted(TOKENS.keys() - {"in front of it"}))
 def test_forged_slurm_comment_is_refused(slurm, name):
     """If it is found; otherwise there is no VM job, and its shell finds no proof."""
@@ -125,7 +125,7 @@ def test_slurm_comment_with_other_words_uses_the_last_request_word(text, word):
 
 
 def test_slurm_user_with_another_uid_on_the_node_is_refused():
-    """A number that is another's here would make another's guest."""
+    """A number that is another user's here would start another user's guest."""
     with pytest.raises(VtorqueError, match="mallory with uid 0, but on this node the uid is root"):
         slurm_channel.trusted_owner("mallory", 0)
     (guard,) = guards(slurm_channel, ("trusted_owner",))

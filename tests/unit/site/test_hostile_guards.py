@@ -91,7 +91,7 @@ GUARDS = [
 
 
 def result_of(attack: Attack) -> str:
-    """Return the refusal, "accepted", or what root would have crashed with."""
+    """Return the refusal, "accepted", or the error that would have crashed root's process."""
     try:
         attack()
     except Refused as error:
@@ -106,7 +106,7 @@ REFUSALS = {name: result_of(attack) for name, attack in ATTACKS.items()}
 
 @functools.cache
 def gets_on(guard: Guard) -> frozenset[str]:
-    """Return the attacks that end otherwise without this guard."""
+    """Return the attacks with another result without this guard."""
     with without(guard):
         return frozenset(name for name, a in ATTACKS.items() if result_of(a) != REFUSALS[name])
 
@@ -119,7 +119,7 @@ def test_attacks_are_distinct_and_refused_with_short_printable_text():
 
 
 def test_each_guard_stops_an_attack_and_each_attack_needs_a_guard():
-    """Without a guard some attack ends otherwise; each attack does without some guard."""
+    """Without a guard some attack has another result; each attack is stopped by some guard."""
     gone = set()
     for guard in GUARDS:
         changed = gets_on(guard)
@@ -150,7 +150,7 @@ def test_each_limit_is_needed(name, monkeypatch):
 
 
 def cost(attack: Attack) -> tuple[int, float]:
-    """Return function calls, and MiB at the peak beside what the attacker has sent."""
+    """Return function calls, and peak MiB in addition to the attacker's data."""
     called = calls(lambda: result_of(attack))
     tracemalloc.start()
     result_of(attack)
@@ -185,7 +185,7 @@ def test_most_expensive_valid_request_costs_little():
     assert (called < 150_000, mib < 8) == (True, True), (called, mib)
 
 
-# -- all the way through root's prologue ----------------------------------------------------------
+# -- Through the whole prologue of root ------------------------------------------------------------
 
 
 class Batch:
@@ -241,7 +241,7 @@ def test_prologue_refuses_all_forged_requests_and_acquires_nothing(node, tmp_pat
         for proof in (node.paths.proof(job.id), *node.paths.journal.iterdir()):
             proof.unlink()
     left = {str(p.relative_to(tmp_path)) for p in tmp_path.rglob("*") if not p.is_dir()}
-    # Locks, and what is kept of every job for its owner to read, with the reason.
+    # Locks, and the records of every job for its owner, with the reason.
     held = {each for each in left if not each.startswith(("run/locks/", "state/kept/"))}
     assert held <= {"run/node.lock", "state/timelines.jsonl"}, held
 

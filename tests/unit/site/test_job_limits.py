@@ -305,7 +305,7 @@ def test_globally_disabled_plugin_cannot_be_enabled_by_an_entry(plugins):
 
 
 def test_batch_hook_without_the_queue_is_a_host_fault(plugins):
-    """One of an older vTorque's: a limit must not be lost without a word."""
+    """From an older vTorque: a limit must not be lost silently."""
     site = site_of(SITE, plugins)
     with pytest.raises(HostFault, match=r"the job's queue, which \[\[limits\]\] 1 .*setup install"):
         require_told(site, facts())

@@ -109,7 +109,7 @@ def test_config_of_root_or_by_name_is_not_personal(user, monkeypatch):
 
 
 def test_first_image_of_a_personal_site_has_a_pool(user):
-    """No administrator makes the pool, and an image may be built before the first job."""
+    """No administrator creates the pool, and an image may be built before the first job."""
     listed = CliRunner().invoke(list_command, obj=personal.CONFIG_PATH)
     assert (listed.exit_code, listed.exception) == (0, None)
     site, _ = root_site(personal.CONFIG_PATH)

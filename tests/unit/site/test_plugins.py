@@ -94,7 +94,7 @@ def test_misspelled_hook_breaks_only_its_plugin(dists):
 
 
 def test_unmarked_hook_breaks_its_plugin_and_is_named(dists):
-    """It was silently no hook."""
+    """The mistake was not reported."""
     forgotten = GOOD.format(key="bad").replace("@hookimpl\n", "\n")
     module = dists("acme-bad", "bad", forgotten)
     dists("good", "good", GOOD.format(key="good"))

@@ -194,7 +194,7 @@ def test_key_of_two_plugins_names_both(plugins):
         decide(Request(), site, plugins)
 
 
-# -- plugins that misbehave -------------------------------------------------------------------
+# -- Misbehaving plugins ---------------------------------------------------------------------------
 
 
 def test_parse_args_hooks_get_values_and_refuse_together(plugins):
@@ -295,7 +295,7 @@ def test_request_hooks_get_settings_of_declaring_modules(plugins):
     assert many - few == 4
 
 
-# -- a key that takes words or a file ---------------------------------------------------------
+# -- A key for words or a file ---------------------------------------------------------------------
 
 MAP = Option("map", boolean, False, "a word or a file", is_file=True, words=BOOLEAN_WORDS,
              show=lambda v: v.name if isinstance(v, FileData) else str(v).lower())  # fmt: skip

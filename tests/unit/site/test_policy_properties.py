@@ -1,4 +1,4 @@
-"""Policy is total: any request under any valid site is decided or refused, in one line."""
+"""Policy is total: any request under any valid site is accepted or refused, in one line."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_any_request_is_decided_or_refused(request, policy):
     assert sorted(job.given) == sorted(asked)
     for key, value in job.values.items():
         option, limits = OPTIONS[key], site.options[key]
-        if key in job.of_job:  # a number by now, and one that the site grants
+        if key in job.of_job:  # now a number, and one that the site allows
             assert value > 0 and refusal(option, limits, value, option.show(value), str) is None
         elif key in job.given:
             assert refusal(option, limits, value, "", str) is None

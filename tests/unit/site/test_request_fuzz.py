@@ -1,7 +1,7 @@
-"""Anything that arrives where a request travels is read whole, or refused in one line.
+"""Any bytes in place of a request are read completely, or refused in one line.
 
-Valid requests are bent at random places: a short run of what a coverage-guided fuzzer did at
-length (bench/results/laboratory.md, "Fuzzing").
+Valid requests are changed at random places: a short run of a long test with a coverage-guided
+fuzzer (bench/results/laboratory.md, "Fuzzing").
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def whole(word):
 
 
 def read_or_refused(read, *args):
-    """Return what was read, None if it was refused; every other error is a finding."""
+    """Return the parsed request, None if it was refused; every other error is a finding."""
     try:
         return read(*args)
     except Refused as error:

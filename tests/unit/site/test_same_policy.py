@@ -1,8 +1,8 @@
 """vsub and the node accept the same requests, and refuse the others with the same message.
 
-Both as they really run: vsub's whole way from its arguments to the bytes that it submits, with the
-declaring halves of all installed plugins; the node's way from bytes that anyone may have written,
-with both halves. Only the batch system in between is played.
+Both run as in reality: vsub from its arguments to the submitted bytes, with the declaring halves of
+all installed plugins; the node from untrusted bytes, with both halves. Only the batch system in
+between is simulated.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ SCRIPT = b"#!/bin/sh\nexit 0\n"
 
 
 class Played:
-    """A batch system that keeps what vsub submits; ``-vm`` is all that it knows."""
+    """A batch system that keeps vsub's submissions; its only option is ``-vm``."""
 
     def __init__(self) -> None:
         self.blobs: list[bytes] = []
@@ -112,7 +112,7 @@ def pairs(draw):
 
 
 def on_the_front_end(wanted, where):
-    """Return vsub's refusals, and what it has submitted."""
+    """Return vsub's refusals, and its submission."""
     played, site, plugins = FRONT
     played.blobs.clear()
     argv = []
@@ -131,7 +131,7 @@ def on_the_front_end(wanted, where):
 
 
 def forged(wanted):
-    """Return the same request, written by hand."""
+    """Return the same request, written manually."""
     names_file = {k for k, v in wanted.items() if k in OPTIONS and OPTIONS[k].names_file(v)}
     vm = [[k, v] for k, v in wanted.items() if k not in names_file]
     data = {"name": "file", "data": base64.b64encode(SCRIPT).decode()}
@@ -182,7 +182,7 @@ def test_vsub_and_node_decide_alike(tmp_path_factory, wanted):
 def test_vsub_requests_missing_resources_and_the_node_computes_the_same_size(
     tmp_path, monkeypatch, given, asked, size, count
 ):
-    """And the node makes the same of what the batch system then gives."""
+    """The node computes the same size from the batch system's allocation."""
     played, site, plugins = FRONT
     monkeypatch.setattr(played, "given", tuple(n and n * count for n in given))
     refusals, blob = on_the_front_end({"vms_per_node": str(count)}, tmp_path)
@@ -208,7 +208,7 @@ def test_vsub_and_node_have_the_same_options_and_limits():
 
 
 def test_stricter_policy_of_the_node_changes_its_decision():
-    """The comparison can fail: it is the node's own decision that is looked at."""
+    """The comparison can fail: the node's decision is its own."""
     _, _, plugins = NODE
     stricter = CONFIG.replace('max = "4G"', 'max = "1G"')
     site = build(parse_toml(stricter.encode(), Path("/etc/x.toml")), plugins, node=True)

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.e2e
 
 @pytest.fixture(autouse=True)
 def _impatient(monkeypatch):
-    """A defect is that something does not come, or does not end."""
+    """A short timeout: some defects are events that do not happen, or do not end."""
     monkeypatch.setattr(far_end, "_WAIT", 5.0)
 
 
@@ -26,7 +26,7 @@ def _impatient(monkeypatch):
 
 
 class Builder:
-    """Sound."""
+    """Without a defect."""
 
     def __init__(self):
         self.good, self.bad = {"text": "boot"}, ({"text": ""},)
@@ -129,7 +129,7 @@ def test_a_builders_defect_is_found(kind, tmp_path):
 
 
 class Exporter:
-    """Sound; its far end is a list."""
+    """Without a defect; the destination is a list."""
 
     def __init__(self):
         self.arrived, self.is_silent = [], False
@@ -275,7 +275,7 @@ def test_delayed_samples_of_an_asynchronous_receiver_are_accepted():
 
 
 class Sink(logging.Handler):
-    """Sound; its far end is a list."""
+    """Without a defect; the destination is a list."""
 
     def __init__(self):
         super().__init__()

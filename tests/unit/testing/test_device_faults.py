@@ -53,7 +53,7 @@ def test_every_device_plugin_has_a_case():
 
 @pytest.mark.parametrize("stride", [19, pytest.param(1, marks=pytest.mark.full)])
 def test_all_plugins_records_survive_a_kill(tmp_path, processes, stride):
-    """Two steps of a record: each nineteenth step is before and after in turn."""
+    """A record has two steps: each nineteenth step is alternately before and after."""
     seen = []
 
     def wanted(step):
@@ -103,12 +103,12 @@ def test_other_job_with_all_plugins_is_untouched_by_a_kill(tmp_path, processes, 
     assert job.look() == before
 
 
-# -- the harness finds what it is for ---------------------------------------------------------
+# -- The harness finds each defect -----------------------------------------------------------------
 
 
 @dataclasses.dataclass(frozen=True)
 class Marks(Resource):
-    """A plugin's device, well made: two files."""
+    """A plugin's device without a defect: two files."""
 
     kind = "acme-marks"
     path: str
@@ -160,7 +160,7 @@ class Remembers(Marks):
 
 
 class Elsewhere(Marks):
-    """Has its files where no node looks, and does nothing to release them."""
+    """Has files where no node looks, and does not release them."""
 
     kind = "acme-elsewhere"
 
@@ -177,7 +177,7 @@ class Elsewhere(Marks):
 
 
 class Cleans(Elsewhere):
-    """The same, well made."""
+    """The same, without the defect."""
 
     kind = "acme-cleans"
 
@@ -187,7 +187,7 @@ class Cleans(Elsewhere):
 
 @dataclasses.dataclass(frozen=True)
 class Blind(Resource):
-    """Names nothing but a number."""
+    """Names only a number."""
 
     kind = "acme-blind"
     number: str

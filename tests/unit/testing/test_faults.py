@@ -3,7 +3,7 @@
 A child process acquires one of each kind (real files, an overlay, a daemon, a node-wide manager,
 a plugin's device) and is killed at step N, for every N, by the journal's test seam. A teardown in
 another process must then leave the same tree, and no process. Torn records and killed teardowns
-too. Nothing here knows what the steps are.
+are tested, too. The list of steps is not written here.
 """
 
 import dataclasses
@@ -92,7 +92,7 @@ class Node:
     guests: int = 1
 
     def job(self, job_id="1"):
-        """Start a job that acquires everything, as a prologue does."""
+        """Start a job that acquires everything, like a prologue."""
         with job_lock(self.paths, job_id):
             header = JobHeader(
                 JobAttempt(job_id, 0, "u", 1000), "local", {"acme": "vtorque-acme 1.0.0"}
@@ -188,7 +188,7 @@ def same(node, before, where):
     eventually(lambda: not node.daemons())  # the kernel kills some with their killed parent
 
 
-# A record has four steps: every 17th step is each of them in turn.
+# A record has four steps: every 17th step covers each of them in turn.
 STRIDES = [17, pytest.param(1, marks=pytest.mark.full)]
 
 
@@ -250,7 +250,7 @@ def test_other_job_is_untouched_by_a_kill_at_any_step(node, stride):
 
 
 def test_torn_record_is_released(node):
-    """Killed within a write: the last record, cut at any byte, was never acted on."""
+    """Killed during a write: the last record, cut at any byte, never had an effect."""
     before = node.look()
     assert killed_at(node.job, 26) is not None
     path = journals(node.paths)[0]
@@ -287,7 +287,7 @@ def test_reaper_releases_a_killed_job(node):
 
 
 def test_teardown_on_a_full_disk_is_completed(node, monkeypatch):
-    """Nothing can be noted, all is released."""
+    """Nothing can be recorded, yet everything is released."""
     before = node.look()
     in_another_process(node.job)
 
@@ -301,7 +301,7 @@ def test_teardown_on_a_full_disk_is_completed(node, monkeypatch):
 
 @pytest.mark.parametrize("moments", [2, pytest.param(10, marks=pytest.mark.full)])
 def test_job_killed_at_random_moments_is_released(node, moments):
-    """The same without the seam: at some moments, wherever the process then is."""
+    """The same without the seam: at random moments, at any point of the process."""
     node.guests = 2
     before = node.look()
     begun = time.monotonic()

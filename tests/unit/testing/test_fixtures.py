@@ -1,4 +1,4 @@
-"""The fixtures as a plugin's author uses them, with a plugin that is source text. No root."""
+"""The fixtures like a plugin's author uses them, with a plugin as source text. No root."""
 
 import stat
 

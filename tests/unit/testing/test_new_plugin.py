@@ -91,7 +91,7 @@ def test_missing_kind_is_a_usage_error(tmp_path):
 
 @pytest.fixture(scope="module")
 def wheels(tmp_path_factory):
-    """Build wheels of this checkout, of what they depend on, and of what authors build with."""
+    """Build wheels of this checkout, of its dependencies, and of the authors' build tools."""
     top = tmp_path_factory.mktemp("wheels")
     plugins = ("images", "linux-guest", "joblog", "telemetry")
     sources = [ROOT, ROOT / "testing", *(ROOT / "plugins" / name for name in plugins)]
@@ -106,7 +106,7 @@ def wheels(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def types(tmp_path_factory):
-    """Return where mypy keeps what it has read: the core's files are the same for all kinds."""
+    """Return mypy's cache: the core's files are the same for all kinds."""
     return tmp_path_factory.mktemp("types")
 
 
@@ -116,7 +116,7 @@ def types(tmp_path_factory):
 def test_generated_plugin_builds_and_passes_its_tests_in_an_empty_environment(
     tmp_path, wheels, types, kind
 ):
-    """Beside the core, without a network: as its author installs it, then as a node does."""
+    """With the core, without a network: installed as by its author, then as on a node."""
     distribution = made(kind, tmp_path)
     run(sys.executable, "-m", "venv", "--without-pip", tmp_path / "venv")
     python = tmp_path / "venv/bin/python"
