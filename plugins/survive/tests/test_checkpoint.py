@@ -1065,7 +1065,7 @@ class Both:
                 loop.look()
         LOOKS[0] = ""
 
-    def request_answer(self, word="checkpoint"):
+    def ask(self, word="checkpoint"):
         said = []
         path = request.path_of(self.paths, self.job.key)
         asks = threading.Thread(
