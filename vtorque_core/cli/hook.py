@@ -41,24 +41,16 @@ def run(argv: Sequence[str]) -> int:
 
 def prologue(config: Path, argv: Sequence[str], environ: Mapping[str, str]) -> int:
     from vtorque_core.node.start import prologue as module  # noqa: PLC0415
-    from vtorque_core.site import directories  # noqa: PLC0415
-    from vtorque_core.site.load import load  # noqa: PLC0415
+    from vtorque_core.site.load import load_node  # noqa: PLC0415
 
-    site, plugins = load(config, node=True)
-    adapter = plugins.batch_system(site.batch.system).node(site)
-    directories.after_a_reboot(site)
-    return module.run(adapter, site, plugins, argv, environ)
+    return module.run(*load_node(config), argv, environ)
 
 
 def receive(config: Path) -> int:
     from vtorque_core.node.start import receive as module  # noqa: PLC0415
-    from vtorque_core.site import directories  # noqa: PLC0415
-    from vtorque_core.site.load import load  # noqa: PLC0415
+    from vtorque_core.site.load import load_node  # noqa: PLC0415
 
-    site, plugins = load(config, node=True)
-    adapter = plugins.batch_system(site.batch.system).node(site)
-    directories.after_a_reboot(site)
-    return module.run(adapter, site, plugins, 0, 1)
+    return module.run(*load_node(config), 0, 1)
 
 
 def epilogue(config: Path, argv: Sequence[str]) -> int:

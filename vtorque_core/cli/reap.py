@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import click
 
 from vtorque_core.base.errors import EXIT_FAILED, UsageError, VtorqueError
-from vtorque_core.cli.lazy import config_option, json_option
+from vtorque_core.live.command_groups import config_option, json_option
 
 if TYPE_CHECKING:
     from vtorque_core.site.config import Site

@@ -7,26 +7,25 @@ from typing import NoReturn
 
 import click
 
-from vtorque_core.cli.lazy import HELP, LazyGroup, config_option, run
+from vtorque_core.cli.run_click import run
+from vtorque_core.live.command_groups import HELP, PluginGroup, config_option
 
-_ELSEWHERE = {
-    **dict.fromkeys(("cancel", "ps"), "vtorque-jobs"),
-    "logs": "vtorque-joblog",
-    "report": "vtorque-report",
-    "state": "vtorque-login",
-    **dict.fromkeys(("ssh", "console", "clean"), "vtorque-linux-guest"),
+_COMMANDS = {
+    "vtorque-jobs": "cancel ps",
+    "vtorque-joblog": "logs",
+    "vtorque-linux-guest": "clean console ssh",
+    "vtorque-login": "state",
+    "vtorque-report": "report",
 }
 _IMAGES = {
-    **dict.fromkeys(
-        ("build", "default", "label", "list", "remove", "show", "sign", "verify"), "vtorque-images"
-    ),
-    **dict.fromkeys(("add", "update"), "vtorque-disk-image"),
-    "pull": "vtorque-own-images",
-    "sync": "vtorque-cluster",
+    "vtorque-cluster": "sync",
+    "vtorque-disk-image": "add update",
+    "vtorque-images": "build default label list remove show sign verify",
+    "vtorque-own-images": "pull",
 }
 
 
-@click.group(cls=LazyGroup, lazy=(), elsewhere=_ELSEWHERE, context_settings=HELP)
+@click.group(cls=PluginGroup, elsewhere=_COMMANDS, context_settings=HELP)
 @config_option
 @click.version_option(package_name="vtorque-core", prog_name="vmgr")
 @click.pass_context
@@ -38,7 +37,7 @@ def vmgr(ctx: click.Context, config: Path) -> None:
     ctx.obj = config
 
 
-@vmgr.group(cls=LazyGroup, lazy=(), elsewhere=_IMAGES, context_settings=HELP)
+@vmgr.group(cls=PluginGroup, elsewhere=_IMAGES, context_settings=HELP)
 def images() -> None:
     """List and manage the images of guests."""
 

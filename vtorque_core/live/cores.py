@@ -6,15 +6,16 @@ Privileges: root.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 from vtorque_core.api.host_topology import Topology
 from vtorque_core.base import hypervisor
-from vtorque_core.base.errors import HostFault, Refused
+from vtorque_core.base.errors import Refused
 from vtorque_core.base.locks import job_lock, node_lock
 from vtorque_core.base.names import Paths
+from vtorque_core.live import libvirt
 from vtorque_core.plan.placement import node_hardware
 from vtorque_core.plan.placement.job_cores import Taken
 from vtorque_core.plan.placement.ledger import CORE, SHARE, taken_by
@@ -22,11 +23,6 @@ from vtorque_core.plan.placement.topology import cpu_list
 from vtorque_core.records.journal import Journal
 from vtorque_core.records.reading import DOMAIN, JournalState, Record, lock_name, read, walk
 from vtorque_core.resources.lease import Lease
-
-T = TypeVar("T")
-
-_ANSWER = 5.0  # seconds for what needs an answer of QEMU: a resize asks under the node's lock
-_STUCK = 1000  # milliseconds after which a QEMU that still owes an answer is not asked again
 
 
 @dataclass(frozen=True)
@@ -183,21 +179,6 @@ def _domains(state: JournalState) -> dict[int, dict[str, str]]:
     }
 
 
-def moved_bytes(uri: str, uuid: str) -> int | None:
-    """Return the bytes that a guest's disks and NICs have transferred; None if it has ended.
-
-    Raises HostFault.
-    """
-    ends = (".rd.bytes", ".wr.bytes", ".rx.bytes", ".tx.bytes")
-
-    def work(domain: Any) -> int:
-        # Block and interface, and do not wait for a job on the domain (virDomainStatsTypes).
-        found = domain.connect().domainListGetStats([domain], 1 << 5 | 1 << 4, 1 << 29)
-        return sum(value for name, value in found[0][1].items() if name.endswith(ends))
-
-    return _ask_qemu(uri, uuid, "I/O of a guest", work)
-
-
 def _vcpu_count(uri: str, uuid: str) -> int:
     return int(hypervisor.on_domain(uri, uuid, "vCPUs", lambda d: d.info()[3]) or 0)
 
@@ -229,27 +210,8 @@ def _pin_domain(
         for thread in threads:
             domain.pinIOThread(thread[0], _map(iothreads, size), 0)
 
-    end = time.monotonic() + _ANSWER
-    _ask_qemu(uri, uuid, "pin", work)
-
-
-def _ask_qemu(uri: str, uuid: str, what: str, work: Callable[[Any], T]) -> T | None:
-    """Return ``work(domain)``, or None if it has ended. Raises HostFault soon if QEMU hangs.
-
-    Otherwise libvirt would wait forever, and each later call 30 s. QEMU hangs when guest root makes
-    it wait for a daemon that the user has stopped.
-    """
-
-    def unless_stuck(domain: Any) -> tuple[T] | tuple[()]:
-        state, _details, waiting = domain.controlInfo(0)  # state 0: no call waits for QEMU
-        return () if state and waiting > _STUCK else (work(domain),)
-
-    found = hypervisor.on_domain(uri, uuid, what, unless_stuck, _ANSWER)
-    if found is None:
-        return None
-    if not found:
-        raise HostFault(f"{what}: QEMU does not answer libvirt", stage=hypervisor.STAGE)
-    return found[0]
+    end = time.monotonic() + libvirt.ANSWER
+    libvirt.ask_qemu(uri, uuid, "pin", work)
 
 
 def _map(cpus: Collection[int], size: int) -> tuple[bool, ...]:

@@ -9,10 +9,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from vtorque_core.api.strategies import ImageSource as ImageSource
-from vtorque_core.api.vm_options import IMG
 from vtorque_core.api.vm_options import is_own_image as is_own_image
 from vtorque_core.base import safefs
-from vtorque_core.base.errors import Refusal, Refused, UsageError
+from vtorque_core.base.errors import UsageError
 from vtorque_core.base.safefs import fsync as fsync
 from vtorque_core.base.trust import effective_root as effective_root
 from vtorque_core.images import signature as signature
@@ -41,14 +40,9 @@ from vtorque_core.images.sidecar import version_of as version_of
 from vtorque_core.images.signature import acceptor as acceptor
 from vtorque_core.images.signature import signed_bytes as signed_bytes
 from vtorque_core.images.signature import signer_of as signer_of
-from vtorque_core.site import edit
 from vtorque_core.site.config import Site as Site
-from vtorque_core.site.config import build, parse_toml
-from vtorque_core.site.job_limits import facts_of_user
 from vtorque_core.site.load import load
-from vtorque_core.site.option_limits import Limits, refusal
 from vtorque_core.site.plugins import Plugins as Plugins
-from vtorque_core.site.policy import options_for
 
 
 def site_of(config: Path) -> Site:
@@ -73,38 +67,3 @@ def own_images(config: Path) -> tuple[Site, list[ImageSource]]:
     """Return the site config, and the source of users' own images, if it has one."""
     site, plugins = load(config, node=False)
     return site, plugins.image_sources()
-
-
-def refused_by(site: Site, name: str) -> Refusal | None:
-    """Return the refusal of an image by ``allow`` and ``deny`` of ``[options.img]``, or None."""
-    options = options_for(site, facts_of_user()) if site.limits else site.options
-    limits = options.get(IMG.key, Limits())
-    if limits.allow is None and not limits.deny:
-        return None
-    return refusal(IMG, limits, name, name, site.place)
-
-
-def check_allowed(site: Site, name: str) -> None:
-    """Raise Refused if the site's policy forbids this image to the caller. Root may use all."""
-    against = refused_by(site, name)
-    if against is not None and not effective_root():
-        raise Refused(against)
-
-
-def default(site: Site) -> str | None:
-    """Return the default image (``[options.img] default``), or None."""
-    found: str | None = site.options.get(IMG.key, Limits()).default
-    return found
-
-
-def set_default(config: Path, name: str) -> None:
-    """Set the default image in the config.
-
-    Raises Refused if the image is unusable, ConfigError if the site's policy excludes it,
-    UsageError without privileges, HostFault.
-    """
-    site, plugins = root_site(config)
-    lookup(site.images.pool, name)
-    new = edit.with_text(edit.read(site.path), f"options.{IMG.key}", "default", name)
-    build(parse_toml(new.encode(), site.path), plugins, node=True)  # refuses what policy forbids
-    edit.write(site.path, new)

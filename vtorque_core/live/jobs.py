@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from vtorque_core.api.kept_records import Place, place
-from vtorque_core.base import hypervisor
 from vtorque_core.base.names import JobAttempt, Paths
 from vtorque_core.records.reading import (
     CORES,
@@ -23,10 +22,6 @@ from vtorque_core.records.reading import (
     journals,
     read,
 )
-
-_STATS = 1 << 2 | 1 << 3 | 1 << 4 | 1 << 5  # balloon, vCPUs, interfaces, blocks
-_ACTIVE = 1 << 0  # virConnectGetAllDomainStatsFlags
-_NOWAIT = 1 << 29  # a domain with a call in hand is left out instead of waited for
 
 
 @dataclass(frozen=True)
@@ -129,17 +124,3 @@ class Running:
             ready=ready[-1] if ready else None,
             run_dir=self._paths.job_run(state.key) / f"g{index}",
         )
-
-
-def domain_stats(uri: str, timeout: float = 1.0) -> dict[str, dict[str, Any]]:
-    """Return ``virsh domstats`` (vCPU, balloon, interface, block) of all running domains, by UUID.
-
-    A busy domain has fewer values. Raises HostFault if libvirt does not answer within ``timeout``
-    seconds. The next call omits a guest that blocks its QEMU.
-    """
-
-    def work(connection: Any) -> dict[str, dict[str, Any]]:
-        found = connection.getAllDomainStats(_STATS, _ACTIVE | _NOWAIT)
-        return {domain.UUIDString(): stats for domain, stats in found}
-
-    return hypervisor.call(uri, "counters of all guests", work, timeout)

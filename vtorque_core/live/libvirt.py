@@ -6,6 +6,10 @@ the call later.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from vtorque_core.base.errors import HostFault
 from vtorque_core.base.hypervisor import LOOKUP as LOOKUP
 from vtorque_core.base.hypervisor import STAGE as STAGE
 from vtorque_core.base.hypervisor import call as call
@@ -18,3 +22,28 @@ from vtorque_core.base.hypervisor import on_domain as on_domain
 from vtorque_core.base.hypervisor import resume_domain as resume_domain
 from vtorque_core.base.hypervisor import suspend_domain as suspend_domain
 from vtorque_core.base.hypervisor import versions as versions
+
+T = TypeVar("T")
+
+ANSWER = 5.0
+"""Seconds for a call that needs an answer of QEMU."""
+_STUCK = 1000  # milliseconds after which a QEMU that still owes an answer is not asked again
+
+
+def ask_qemu(uri: str, uuid: str, what: str, work: Callable[[Any], T]) -> T | None:
+    """Return ``work(domain)``, or None if it has ended. Raises HostFault soon if QEMU hangs.
+
+    Otherwise libvirt would wait forever, and each later call 30 s. QEMU hangs if guest root makes
+    it wait for a daemon that the user has stopped.
+    """
+
+    def unless_stuck(domain: Any) -> tuple[T] | tuple[()]:
+        state, _details, waiting = domain.controlInfo(0)  # state 0: no call waits for QEMU
+        return () if state and waiting > _STUCK else (work(domain),)
+
+    found = on_domain(uri, uuid, what, unless_stuck, ANSWER)
+    if found is None:
+        return None
+    if not found:
+        raise HostFault(f"{what}: QEMU does not answer libvirt", stage=STAGE)
+    return found[0]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from vtorque_core.base import kvm as kvm
 from vtorque_core.base import safefs as safefs
-from vtorque_core.base.names import CONFIG_PATH as CONFIG_PATH
 from vtorque_core.base.trust import require_tree as require_tree
 from vtorque_core.plan import guest_uids as guest_uids
 from vtorque_core.plan import subordinate_ids as subordinate_ids
@@ -15,9 +14,7 @@ from vtorque_core.records.reading import SPARE_PREFIX as SPARE_PREFIX
 from vtorque_core.resources import netfilter as netfilter
 from vtorque_core.resources.virtiofs_daemon import VIRTIOFSD as VIRTIOFSD
 from vtorque_core.site import directories as directories
-from vtorque_core.site import edit as edit
 from vtorque_core.site.config import Site as Site
 from vtorque_core.site.installation import installation as installation
-from vtorque_core.site.load import load as load
 from vtorque_core.site.plugins import Plugins as Plugins
 from vtorque_core.site.schema import ExtraNetwork as ExtraNetwork

@@ -17,9 +17,9 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 
 from vtorque_core.api.children import Child
-from vtorque_core.api.guest_driver import ClockDriver, GuestDriver
+from vtorque_core.api.guest_driver import GuestDriver
 from vtorque_core.base import hypervisor, safefs
-from vtorque_core.base.errors import HostFault, VtorqueError
+from vtorque_core.base.errors import HostFault
 from vtorque_core.base.locks import holder_of, libvirt_worker
 from vtorque_core.base.names import Paths
 from vtorque_core.live.jobs import RunningGuest, RunningJob
@@ -27,13 +27,13 @@ from vtorque_core.live.locked_job import LockedJob, journal_of, locked_job
 from vtorque_core.records import log, reading
 from vtorque_core.resources import stopped_daemons
 from vtorque_core.resources.stopped_daemons import is_stopped
+from vtorque_core.resources.user_disk import served as served
 from vtorque_core.site.plugins import Plugins
 
 STOPS = 20.0
 """Seconds in which libvirt must pause all guests of a job: less than stopped_daemons.HANDSHAKE."""
 _GOES_ON = 10.0  # the same, to let them run
 _TIME = STOPS + _GOES_ON + 5.0  # for one change: less than an epilogue waits for the job's lock
-_CLOCK = 5.0  # seconds for a guest to say that it has set its clock
 
 RUNS, PAUSED, SUSPENDED = "run", "paused", reading.SUSPENDED
 """Phases of a job whose script has begun."""
@@ -90,14 +90,6 @@ def bring(paths: Paths, job: RunningJob, to: str, why: str) -> None:
     The caller may hold the job's lock.
     """
     (_resume if to == RUNS else _suspend)(paths, job, to, why)
-
-
-def set_clocks(paths: Paths, job: RunningJob) -> Child:
-    """Set the clocks of guests that were paused, in a new process. Errors go to the job's log.
-
-    Call this within :func:`vtorque_core.api.read_apart.reader`.
-    """
-    return Child(lambda: _set_clocks(paths, job), 2 * _CLOCK)
 
 
 def _suspend(paths: Paths, job: RunningJob, to: str, why: str) -> None:
@@ -205,24 +197,3 @@ def driver_of(paths: Paths, job: RunningJob) -> tuple[str, GuestDriver]:
     if (state := journal_of(paths, job.job.key)) is None:
         raise HostFault("the job has ended")
     return kind, Plugins.load(node=False, only=set(state.header.plugins)).guest_type(kind).driver()
-
-
-def _set_clocks(paths: Paths, job: RunningJob) -> None:
-    with logged(paths, job, RUNS):
-        try:
-            _, driver = driver_of(paths, job)
-        except (OSError, VtorqueError) as error:
-            _log.warning("cannot set the guests' clocks: %s", error)
-            return
-        if not isinstance(driver, ClockDriver):
-            return
-
-        def one(guest: RunningGuest) -> None:
-            try:
-                driver.set_clock(guest.run_dir, time.monotonic() + _CLOCK)
-                _log.info("its clock is set", extra={"guest": guest.index})
-            except HostFault as error:
-                _log.warning("cannot set its clock: %s", error, extra={"guest": guest.index})
-
-        with ThreadPoolExecutor(max(1, len(job.guests))) as threads:
-            list(threads.map(one, job.guests))

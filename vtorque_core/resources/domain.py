@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from vtorque_core.api.acquired import RELEASE_TIME, CoreResource, unjournalled
+from vtorque_core.base import hypervisor
 
 
 @dataclass(frozen=True)
@@ -29,8 +30,6 @@ class Domain(CoreResource):
         self.start()
 
     def release(self) -> None:
-        from vtorque_core.base import hypervisor  # noqa: PLC0415
-
         hypervisor.destroy_domain(self.uri, self.uuid, RELEASE_TIME)
         if self.uri == "qemu:///session":  # logrotate(8) removes the logs of root's libvirtd
             cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"

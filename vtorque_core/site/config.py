@@ -174,10 +174,7 @@ def parse_toml(content: bytes, path: Path = CONFIG_PATH) -> Raw:
 
 
 def plugins_config(raw: Raw) -> schema.PluginsTable:
-    builder = _Builder(raw)
-    table: schema.PluginsTable | None = builder.table(schema.PluginsTable, "plugins")
-    builder.raise_first()
-    return table or schema.PluginsTable()
+    return _only(raw, schema.PluginsTable, "plugins")
 
 
 def build(raw: Raw, plugins: Plugins, *, node: bool = False) -> Site:
@@ -199,10 +196,14 @@ def problems(raw: Raw, plugins: Plugins) -> list[str]:
 
 def paths_of(raw: Raw) -> Paths:
     """Return only ``[paths]``, for teardown, which must work with a broken config."""
+    return _only(raw, Paths, "paths")
+
+
+def _only(raw: Raw, cls: type[S], name: str) -> S:
     builder = _Builder(raw)
-    table: Paths | None = builder.table(Paths, "paths")
+    table: S | None = builder.table(cls, name)
     builder.raise_first()
-    return table or Paths()
+    return cls() if table is None else table
 
 
 def node_of(raw: Raw) -> schema.Node:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from pathlib import Path
 
+from vtorque_core.api.batch_system import NodeAdapter
 from vtorque_core.base.names import Paths
 from vtorque_core.site.config import Raw, Site, build, node_of, paths_of, plugins_config, read_toml
 from vtorque_core.site.plugins import Plugins
@@ -22,6 +23,18 @@ def load(path: Path, *, node: bool | Collection[str], new: bool = False) -> tupl
     """
     raw, plugins = opened(path, node=node, new=new)
     return build(raw, plugins, node=node is True), plugins
+
+
+def load_node(path: Path) -> tuple[NodeAdapter, Site, Plugins]:
+    """Return the batch system's adapter, config and plugins, for a hook that starts guests.
+
+    Creates directories that a reboot removed. Privileges: root.
+    """
+    from vtorque_core.site import directories  # noqa: PLC0415 - not by vsub
+
+    site, plugins = load(path, node=True)
+    directories.after_a_reboot(site)
+    return plugins.batch_system(site.batch.system).node(site), site, plugins
 
 
 def opened(path: Path, *, node: bool | Collection[str], new: bool = False) -> tuple[Raw, Plugins]:

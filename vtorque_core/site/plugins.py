@@ -38,6 +38,7 @@ NODE_GROUP = "vtorque1.node"
 BUILTIN = "core"
 PREFIX = "vtorque_"  # of every hook: vtorque_core/api/hooks.py
 _TRACE = "VTORQUE_TRACE"
+_costs: dict[str, float] = {}  # of the first import in this process
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -200,7 +201,7 @@ class Plugins:
                     before = time.process_time()
                     module = imported(point, self._checked)
                     if point.group == GROUP:
-                        self.costs[name] = time.process_time() - before
+                        self.costs[name] = _costs.setdefault(name, time.process_time() - before)
                     self.register(name, module, owner(point))
         except (Exception, SystemExit) as error:
             self.unregister(name)

@@ -135,8 +135,7 @@ class Node:
     guest_uids: int = setting(
         2146900000,
         "first of 1000 uids: each guest's QEMU runs with its own; 0: with qemu_user",
-        None,
-        _at_least(0),
+        check=_at_least(0),
     )
     qemu_overhead: int = setting(
         256, "memory for QEMU itself, per guest, in addition to the guest's RAM", "MiB"
@@ -154,14 +153,12 @@ class Node:
     subordinate_ids: int = setting(
         2147000000,
         "uid in shares of root in guests: this number plus the user's uid; 0: as in /etc/subuid",
-        None,
-        _at_least(0),
+        check=_at_least(0),
     )
     uefi: Path = setting(
         Path("/usr/share/OVMF/OVMF_CODE_4M.fd"),
         "UEFI firmware of x86 guests whose image has the label firmware=efi",
-        None,
-        absolute,
+        check=absolute,
     )
     allow_qemu_args: bool = setting(False, "let plugins add raw QEMU arguments")
 
@@ -176,8 +173,7 @@ class Images:
     cache: str = setting(
         "",
         "local copy of the pool on this node (vmgr images sync), used before the pool",
-        None,
-        absolute,
+        check=absolute,
     )
     keep: float = setting(
         604800.0,
@@ -189,8 +185,7 @@ class Images:
         "",
         "allowed signers file (ssh-keygen): accept only images that one of them has "
         "signed; empty: accept all",
-        None,
-        absolute,
+        check=absolute,
     )
     max_disk: int = setting(2 << 20, "maximum disk size for vmgr images add", "MiB")
     ramdisk: Literal["overlay", "copy"] = setting(
@@ -214,8 +209,7 @@ class LogTable:
     level: str = setting(
         "INFO",
         "TRACE, DEBUG, INFO, WARN, ERROR or QUIET; by phase or plugin: ALL:WARN,boot:DEBUG",
-        None,
-        log_levels.parse,
+        check=log_levels.parse,
     )
 
 
@@ -239,8 +233,7 @@ class Network:
     search: tuple[str, ...] = setting(
         (),
         "DNS search domains, for addressing static or command",
-        None,
-        _domains,
+        check=_domains,
     )
     ntp: tuple[str, ...] = setting((), "time servers")
     first: int = setting(
@@ -250,8 +243,7 @@ class Network:
     node_number: str = setting(
         "([0-9]+)$",
         "regular expression; its group is the number in the node's name; no match: 0",
-        None,
-        _node_number,
+        check=_node_number,
     )
     command: str = setting(
         "", "addressing=command: program called with node, guests per node, index"
@@ -266,8 +258,7 @@ class Network:
         8192,
         "the most connections that the node tracks for one guest's interface (nf_conntrack), in "
         "each direction; packets that would open more are dropped",
-        None,
-        _at_least(64),
+        check=_at_least(64),
     )
     ipv6: bool = setting(
         False,
@@ -334,7 +325,6 @@ class PluginsTable:
     disable: tuple[str, ...] = setting((), "not these; teardown of running jobs still uses them")
 
 
-EXAMPLE_NETWORKS = {"hpc": ExtraNetwork("br-hpc", subnet="10.186.0.0/16")}
 DEFAULT_SHARES = {"home": ShareTable("{home}", "/home/{user}", user_owned=True)}
 TABLES: dict[str, type[Any]] = {
     "batch": Batch,

@@ -1,1 +1,1 @@
-"""vtorque-admin: prepare a node for guests, and check it."""
+"""vtorque-admin: set up and check a node, show the site config and the plugins."""

@@ -15,15 +15,10 @@ from vtorque_admin import setup as steps
 from vtorque_admin import setup_batch
 from vtorque_admin.doctor import Finding, examine, set_mark
 from vtorque_core.api import UsageError
-from vtorque_core.live.node_setup import CONFIG_PATH, load
+from vtorque_core.live.command_groups import config_option, json_option
+from vtorque_core.live.site_config import load
 
 _MARKS = {"ok": ("ok", "green"), "warning": ("warn", "yellow"), "failed": ("FAIL", "red")}
-_config_option = click.option(
-    "--config",
-    type=click.Path(readable=False, path_type=Path),
-    default=CONFIG_PATH,
-    help=f"Use this site config instead of {CONFIG_PATH}.",
-)
 
 
 @click.group()
@@ -34,7 +29,7 @@ def setup() -> None:
 
 
 @setup.command()
-@_config_option
+@config_option
 @click.option("--batch", default="local", show_default=True, help="Batch system of the site.")
 @click.option("--dry-run", is_flag=True, help="Print what would be done, without doing it.")
 @click.option("--secret-from-stdin", is_flag=True, hidden=True)
@@ -54,7 +49,7 @@ def install(config: Path, batch: str, dry_run: bool, secret_from_stdin: bool) ->
 
 
 @setup.command()
-@_config_option
+@config_option
 @click.option("--purge", is_flag=True, help="Also remove images, the site secret and the config.")
 def uninstall(config: Path, purge: bool) -> None:
     """Remove hooks, the guests' network, links to the commands and runtime directories.
@@ -70,10 +65,10 @@ def uninstall(config: Path, purge: bool) -> None:
 
 
 @click.command(short_help="Check this node, and print how to fix each failure.")
-@_config_option
+@config_option
 @click.option("--user", default=None, help="Also check the requirements of this user's jobs.")
 @click.option("--mark", is_flag=True, help="Set or clear the node property that VM jobs request.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@json_option
 def doctor(config: Path, user: str | None, mark: bool, as_json: bool) -> None:
     """Check libvirt, acceleration, network, images, permissions, plugins and the hooks.
 

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from xml.etree import ElementTree
 
 from vtorque_admin import networks, setup_batch
 from vtorque_core.api import (
@@ -24,6 +25,7 @@ from vtorque_core.api import (
 )
 from vtorque_core.api.health import LEAST_FREE, HealthResult, failed, ok, warning
 from vtorque_core.api.setup_steps import Check, Mark, SetupStep
+from vtorque_core.live.libvirt import call
 from vtorque_core.live.node_setup import (
     VIRTIOFSD,
     AnyNetwork,
@@ -168,7 +170,7 @@ def check_code(site: Site) -> Iterator[HealthResult]:
 def check_confinement(site: Site) -> Iterator[HealthResult]:
     """Check that QEMU is confined, in case a guest breaks out of it."""
     try:
-        models = node_hardware.security_models(site.node.libvirt_uri)
+        models = security_models(site.node.libvirt_uri)
         settings = qemu_settings(QEMU_CONF)
     except (OSError, VtorqueError) as error:
         yield failed(f"libvirt's confinement is unknown: {error}", "fix libvirt first")
@@ -196,6 +198,18 @@ def check_confinement(site: Site) -> Iterator[HealthResult]:
             yield warning(f"{loss}: {key} = 0", f"remove that line from {QEMU_CONF} {again}")
         else:
             yield ok(f"{key} is on")
+
+
+def security_models(uri: str) -> dict[str, str]:
+    """Return libvirt's security models by name, with QEMU's label in each.
+
+    The label of ``dac`` is ``+UID:+GID`` (https://libvirt.org/formatcaps.html, secmodel).
+    """
+    text = call(uri, "capabilities", lambda c: str(c.getCapabilities()))
+    return {
+        model.findtext("model", ""): model.findtext("baselabel[@type='qemu']", "")
+        for model in ElementTree.fromstring(text).findall("host/secmodel")  # noqa: S314 - libvirt's
+    }
 
 
 def qemu_settings(conf: Path) -> dict[str, str]:

@@ -21,7 +21,8 @@ from vtorque_core.api.setup_steps import (
     SetupStep,
     hook_script,
 )
-from vtorque_core.live.node_setup import Plugins, Site, edit, installation
+from vtorque_core.live.node_setup import Plugins, Site, installation
+from vtorque_core.live.site_config import edit
 
 Say = Callable[[str], None]
 

@@ -93,7 +93,7 @@ CLI = """
 import os, sys
 os.geteuid = lambda: 0
 from vtorque_cluster.command import cluster
-from vtorque_core.cli.lazy import run
+from vtorque_core.cli.run_click import run
 run(cluster, "vtorque cluster")
 """
 

@@ -32,8 +32,8 @@ from vtorque_core.live.images import FileRecord, Sidecar, describe, lookup
 from vtorque_core.records.journal import Journal
 from vtorque_core.records.reading import JobHeader
 from vtorque_core.resources.lease import ImageUse
+from vtorque_images import allowed, table
 from vtorque_images import pool_commands as command
-from vtorque_images import table
 from vtorque_testing import vmgr
 
 
@@ -78,7 +78,7 @@ deny = ["secret-*"]
         return site, plugins
 
     monkeypatch.setattr(images, "load", load)
-    for module in (command, images):
+    for module in (allowed, command, images):
         monkeypatch.setattr(module, "effective_root", lambda: True)
     return path
 
@@ -282,7 +282,7 @@ def test_users_see_only_allowed_images(pool: Path, monkeypatch: pytest.MonkeyPat
     for name in ("open", "secret-1"):
         run("build", name, "fake")
     assert {row["name"] for row in json.loads(run("list", "--json").stdout)} == {"open", "secret-1"}
-    for module in (command, images):
+    for module in (command, allowed):
         monkeypatch.setattr(module, "effective_root", lambda: False)
     assert {row["name"] for row in json.loads(run("list", "--json").stdout)} == {"open"}
     assert "secret" not in run("list").stdout

@@ -7,21 +7,19 @@ from pathlib import Path
 import click
 
 from vtorque_core.api import EXIT_FAILED, Refused, UsageError, printable
-from vtorque_core.live import images
 from vtorque_core.live.images import (
     Broken,
-    check_allowed,
     describe,
     effective_root,
     is_own_image,
     listing,
     own_images,
-    refused_by,
     root_site,
     site_of,
 )
 from vtorque_images import change as pool_of
 from vtorque_images import table
+from vtorque_images.allowed import check_allowed, default_image, refused_by, set_default
 from vtorque_images.common import as_json, bars, pairs, signed_by, size, write_json
 
 
@@ -215,9 +213,9 @@ def default(ctx: click.Context, name: str | None, as_json: bool) -> None:
     This changes only this host's config. If nodes have their own, copy it there.
     """
     if name is not None:
-        images.set_default(ctx.obj, name)
+        set_default(ctx.obj, name)
     else:
-        name = images.default(site_of(ctx.obj))
+        name = default_image(site_of(ctx.obj))
     if as_json:
         write_json({"default": name or None})
     else:

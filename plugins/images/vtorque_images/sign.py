@@ -10,8 +10,9 @@ import click
 
 from vtorque_core.api import Refused, UsageError, printable
 from vtorque_core.live import images
-from vtorque_core.live.images import check_allowed, describe, root_site, site_of
+from vtorque_core.live.images import describe, root_site, site_of
 from vtorque_images import change, signing
+from vtorque_images.allowed import check_allowed
 from vtorque_images.common import as_json, bars, signed_by, write_json
 
 _PATH = click.Path(path_type=Path)

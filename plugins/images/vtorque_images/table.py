@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from vtorque_core.api import Paths, VtorqueError, tables
-from vtorque_core.live import images
 from vtorque_core.live.images import Broken, Listed, Site, store
+from vtorque_images.allowed import default_image
 from vtorque_images.common import age, size
 
 _COLUMNS = ("NAME", "TYPE", "DISTRO", "ARCH", "SIZE", "AGE", "USED BY", "VERIFIED")
@@ -61,7 +61,7 @@ def row(item: Listed | Broken, site: Site, known: store.Uses | None) -> dict[str
         "verified": sidecar.verified,
         "labels": dict(built.labels),
         "used_by": None if used_by is None else list(used_by),
-        "default": images.default(site) == item.name,
+        "default": default_image(site) == item.name,
     }
 
 

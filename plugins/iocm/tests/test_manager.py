@@ -40,10 +40,11 @@ class Node:
         self.pinned = []
         self.vhost = ["vhost"]
         here = Path("/proc", str(os.getpid()))
-        for name in ("guests_with", "resize", "moved_bytes"):
+        for name in ("guests_with", "resize"):
             monkeypatch.setattr(manager.cores, name, getattr(self, name))
         monkeypatch.setattr(manager, "process_of", lambda *_: here)
         monkeypatch.setattr(manager.time, "monotonic", lambda: self.now)
+        monkeypatch.setattr(threads, "moved_bytes", self.moved_bytes)
         monkeypatch.setattr(threads, "spent", lambda *_: {"1": int(self.spent * 1e9)})
         monkeypatch.setattr(threads, "vhost_threads", lambda _: list(self.vhost))
         monkeypatch.setattr(threads, "pin", lambda tids, cpus: self.pinned.append((tids, cpus)))
@@ -112,7 +113,7 @@ def test_unavailable_core_is_requested_again_only_later(host, loop):
 
 def test_no_load_is_measured_without_io(host, loop):
     host.moved_bytes = lambda *_: 7
-    manager.cores.moved_bytes = host.moved_bytes
+    threads.moved_bytes = host.moved_bytes
     host.run(loop, 10, 2.5)
     assert counts(host) == [1]
 

@@ -61,7 +61,7 @@ class Watched:
         """
         now, spent, moved = time.monotonic(), threads.spent(process, self.vhost), None
         with contextlib.suppress(HostFault):
-            moved = cores.moved_bytes(self.guest.uri, self.guest.uuid)
+            moved = threads.moved_bytes(self.guest.uri, self.guest.uuid)
         before, had, seconds = self.spent, self.moved, now - self.at
         self.spent, self.moved, self.at = spent, moved, now
         if not before:

@@ -9,6 +9,7 @@ import os
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 from vtorque_core.api.vcpu_threads import (
     kernel_vhost_threads,
@@ -16,6 +17,7 @@ from vtorque_core.api.vcpu_threads import (
     thread_name,
     threads,
 )
+from vtorque_core.live.libvirt import ask_qemu
 
 _VCPU = re.compile(r"(CPU \d+|ALL CPUs)/")  # QEMU's names of vCPU threads
 _GONE = (OSError, ValueError, IndexError)
@@ -52,3 +54,18 @@ def pin(those: Iterable[Path], cpus: Iterable[int]) -> None:
     for thread in those:
         with contextlib.suppress(OSError):
             os.sched_setaffinity(int(thread.name), cpus)
+
+
+def moved_bytes(uri: str, uuid: str) -> int | None:
+    """Return the bytes that a guest's disks and NICs have transferred; None if it has ended.
+
+    Raises HostFault.
+    """
+    ends = (".rd.bytes", ".wr.bytes", ".rx.bytes", ".tx.bytes")
+
+    def work(domain: Any) -> int:
+        # Block and interface, and do not wait for a job on the domain (virDomainStatsTypes).
+        found = domain.connect().domainListGetStats([domain], 1 << 5 | 1 << 4, 1 << 29)
+        return sum(value for name, value in found[0][1].items() if name.endswith(ends))
+
+    return ask_qemu(uri, uuid, "I/O of a guest", work)

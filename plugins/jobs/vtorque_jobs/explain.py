@@ -11,7 +11,7 @@ import click
 
 from vtorque_core.api import UsageError, printable
 from vtorque_core.api.tables import plain
-from vtorque_core.live.limits import (
+from vtorque_core.live.site_config import (
     CONFIG_PATH,
     OF_BATCH,
     Facts,

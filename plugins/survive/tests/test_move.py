@@ -358,7 +358,8 @@ def a_world(made, monkeypatch):
     monkeypatch.setattr(reach, "ask", made.ask)
     monkeypatch.setattr(Here, "release", lambda here, of: made.release(here, job_id=of))
     clocks = SimpleNamespace(wait=lambda: None)
-    monkeypatch.setattr(suspend, "set_clocks", lambda *_: clocks)
+    for module in (arrival, move):
+        monkeypatch.setattr(module, "set_clocks", lambda *_: clocks)
     monkeypatch.setattr(Here, "of", classmethod(lambda *_: made.n2.here))
     apart = lambda _, found: move.settle_all(Here.of(Path()), found.job)  # noqa: E731
     monkeypatch.setattr(move_watch, "apart", apart)
@@ -569,9 +570,9 @@ def test_guest_with_a_disk_resumes_on_the_source_if_the_destination_is_lost(
 ):
     """The destination resumes it only when told that it is no longer here. Its clock is set."""
     migrates, lost, disked.ends = disked.migrate, disked.top / "lost-n3", ends
-    set_clocks = suspend.set_clocks
+    set_clocks = move.set_clocks
     monkeypatch.setattr(
-        suspend, "set_clocks", lambda *them: disked.note("clocks") or set_clocks(*them)
+        move, "set_clocks", lambda *them: disked.note("clocks") or set_clocks(*them)
     )
 
     def loses(*args, **how):

@@ -21,6 +21,7 @@ from vtorque_core.live import kept, libvirt, suspend
 from vtorque_core.live.jobs import RunningJob
 from vtorque_core.live.locked_job import LockedJob, locked_job
 from vtorque_survive import domains, move_disk, move_record, moving, request
+from vtorque_survive.clocks import set_clocks
 from vtorque_survive.move import Here
 from vtorque_survive.move_record import ELSEWHERE, elsewhere
 
@@ -144,7 +145,7 @@ def _are_here(here: Here, job_id: str, locked: LockedJob, said: dict[str, str]) 
                     "boot are skipped"
                 )
             with reader():
-                suspend.set_clocks(here.paths, now).wait()
+                set_clocks(here.paths, now).wait()
     return said
 
 

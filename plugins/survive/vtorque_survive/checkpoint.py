@@ -35,8 +35,8 @@ from vtorque_core.api.children import Child, in_child, readable
 from vtorque_core.api.guest_driver import LEAVE, TELL
 from vtorque_core.live import libvirt, service, suspend
 from vtorque_core.live.jobs import RunningGuest, RunningJob
-from vtorque_core.live.user_disks import has_user_disk
 from vtorque_survive import domains, listing, periodic, room, saving, session, tools
+from vtorque_survive.clocks import set_clocks
 from vtorque_survive.saving import Saveable
 from vtorque_survive.settings import Settings
 from vtorque_survive.shared import require_not_shared
@@ -376,7 +376,7 @@ def _make(of: _Saving) -> None:
             _write(of, manifest)
         if runs and not ends and not suspend.shell_stopped(paths, job):
             suspend.bring(paths, job, suspend.RUNS, "the checkpoint is complete")
-            clocks = suspend.set_clocks(paths, job)
+            clocks = set_clocks(paths, job)
         if not ends:
             _require_time(paths, job)
         _finish(of, until)
@@ -491,7 +491,7 @@ def _look_at_disks(guests: list[Saveable], then: Callable[[dict[str, list[int]]]
 
     The user's file system may hang or fail. A hanging child holds no lock of the job.
     """
-    if not any(has_user_disk(each.guest.run_dir) for each in guests):
+    if not any(saving.has_user_disk(each.guest.run_dir) for each in guests):
         then({})
         return
 

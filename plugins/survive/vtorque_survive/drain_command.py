@@ -11,7 +11,7 @@ from pathlib import Path
 import click
 
 from vtorque_core.api import EXIT_FAILED, Refused, UsageError, printable
-from vtorque_core.live.limits import CONFIG_PATH
+from vtorque_core.live.site_config import CONFIG_PATH
 from vtorque_survive.drain import LEFT, Done, Drain
 
 

@@ -41,8 +41,8 @@ from vtorque_core.api.node_job import Site
 from vtorque_core.api.read_apart import reader
 from vtorque_core.live import kept, libvirt, service, suspend
 from vtorque_core.live.jobs import Running, RunningJob
-from vtorque_core.live.user_disks import has_user_disk
 from vtorque_survive import domains, move_disk, move_record, moving, reach, saving
+from vtorque_survive.clocks import set_clocks
 from vtorque_survive.move_record import AWAY, GONE, Move
 from vtorque_survive.saving import Saveable
 from vtorque_survive.settings import Settings
@@ -186,7 +186,7 @@ def _attempt(here: Here, job: RunningJob, to: str, nodes: tuple[str, ...]) -> st
     """Try to migrate; return an error message. The caller determines which node owns the guests."""
     try:
         with saving.held(here.paths, job, suspend.RUNS) as (locked, guests):
-            if any(has_user_disk(each.guest.run_dir) for each in guests):
+            if any(saving.has_user_disk(each.guest.run_dir) for each in guests):
                 raise Refused("the job uses a disk file (disk=), which cannot be migrated")
             told = moving.told(job, guests, nodes, to)
             on_step("before record")
@@ -483,7 +483,7 @@ def _go_on_here(here: Here, job: RunningJob, mine: dict[str, domains.State]) -> 
                 each_goes_on.callback(libvirt.resume_domain, guest.uri, guest.uuid)
         if stand:
             with suppress(VtorqueError, OSError), reader():
-                suspend.set_clocks(here.paths, job).wait()
+                set_clocks(here.paths, job).wait()
         mine.update({guest.uuid: "runs" for guest in stand})
 
 

@@ -14,8 +14,8 @@ from typing import Any, Self
 from vtorque_core.api import HostFault, Paths
 from vtorque_core.live import libvirt, suspend
 from vtorque_core.live.jobs import RunningGuest, RunningJob
-from vtorque_core.live.limits import load
 from vtorque_core.live.locked_job import ARRIVES, DOMAIN, LockedJob, journal_of
+from vtorque_core.live.site_config import load
 from vtorque_survive import domains
 from vtorque_survive.domains import State
 from vtorque_survive.saving import Saveable, own_disks
@@ -36,8 +36,8 @@ class Node:
     @classmethod
     def of(cls, config: Path) -> Self:
         """Read the settings from the site config. Raises ConfigError."""
-        site, _ = load(config, node=False)
-        return cls(site.node.libvirt_uri, site.node.start_timeout)
+        node = load(config, node=False)[0].node
+        return cls(node.libvirt_uri, node.start_timeout)
 
 
 def told(

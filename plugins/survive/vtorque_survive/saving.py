@@ -5,6 +5,7 @@ Privileges: root. Errors: HostFault if libvirt fails.
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Iterator
@@ -75,6 +76,23 @@ def own_disks(state: JournalState) -> dict[int | None, Path]:
     """Return the guests' own disks, by the guests' index on this node."""
     paths_of = ((r.guest, Path(str(r.args.get("path", "")))) for r in state.open)
     return {guest: path for guest, path in paths_of if path.name == ROOT_DISK}
+
+
+def has_user_disk(run_dir: Path) -> bool:
+    """Return True if a guest uses a disk file of the job's owner."""
+    return any(_disks(run_dir))
+
+
+def user_disks(run_dir: Path) -> dict[str, os.stat_result]:
+    """Return the stat(2) results of the owner's disk files that a guest uses, by name.
+
+    Call it in a child with a deadline, because a user's file system can hang. Raises HostFault.
+    """
+    return {lock.stem: suspend.served(lock) for lock in _disks(run_dir)}
+
+
+def _disks(run_dir: Path) -> Iterator[Path]:
+    return run_dir.glob("disk-*.lock")
 
 
 def runs(guest: RunningGuest) -> bool:

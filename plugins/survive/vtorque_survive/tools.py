@@ -10,7 +10,7 @@ from pathlib import Path
 
 from vtorque_core.api import Refused, run_tool
 from vtorque_core.live.jobs import RunningJob
-from vtorque_core.live.user_disks import has_user_disk, user_disks
+from vtorque_survive import saving
 
 _MODEL = "model "
 
@@ -30,7 +30,7 @@ def require_saveable(job: RunningJob, *, ends: bool) -> None:
         raise Refused(
             "some of the job's guests have migrated to another node: the job can no longer be saved"
         )
-    if not ends and any(has_user_disk(guest.run_dir) for guest in job.guests):
+    if not ends and any(saving.has_user_disk(guest.run_dir) for guest in job.guests):
         raise Refused(
             "a job with disk= cannot be saved and continue, because it would change its disk "
             "file afterwards: use --stop"
@@ -45,7 +45,7 @@ def disks(run_dirs: Iterable[Path]) -> dict[str, list[int]]:
     return {
         f"{run_dir.name}/{name}": [file.st_ino, file.st_size, file.st_mtime_ns]
         for run_dir in run_dirs
-        for name, file in user_disks(run_dir).items()
+        for name, file in saving.user_disks(run_dir).items()
     }
 
 

@@ -29,6 +29,7 @@ from vtorque_core.live.jobs import Running, RunningJob
 from vtorque_core.live.node_process import begin
 from vtorque_survive import request
 from vtorque_survive.checkpoint import ENDS, HOLDS, SAVED, SAVES, Checkpoints
+from vtorque_survive.clocks import set_clocks
 from vtorque_survive.health import Health
 from vtorque_survive.held import Holding, Holds
 from vtorque_survive.lines import Lines
@@ -269,7 +270,7 @@ class Loop:
     def _set_clocks(self, watched: Watched) -> None:
         if watched.late and watched.clocks is None:
             watched.late = False
-            watched.clocks = suspend.set_clocks(self.paths, watched.job)
+            watched.clocks = set_clocks(self.paths, watched.job)
 
     def _asked(self, watched: Watched) -> str:
         """Read and record a request of the owner."""

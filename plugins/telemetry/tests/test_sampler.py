@@ -258,6 +258,7 @@ MANY = """
 import ctypes, gc, sys
 from pathlib import Path
 import halves, measured, running_journal
+from vtorque_telemetry import sampler
 paths = running_journal.paths_below(Path(sys.argv[1]))
 job = running_journal.Job(paths)
 loop = halves.loop(paths, [], lambda _: {job.uuids[0]: measured.domstats()})
@@ -266,7 +267,7 @@ many = int(sys.argv[2])
 for n in range(many + 1):
     stats = {job.uuids[0]: measured.domstats(n)}
     loop._stats = lambda _: stats
-    halves.sampler.time.time = lambda: 2e9 + 2 * n
+    sampler.time.time = lambda: 2e9 + 2 * n
     loop.tick()
     if n % (many // 2) == 0:
         gc.collect()

@@ -26,10 +26,11 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from vtorque_core.api import HostFault, Paths
-from vtorque_core.live import changes, extensions, jobs, suspend
+from vtorque_core.live import changes, extensions, suspend
 from vtorque_core.live.jobs import Running, RunningJob
 from vtorque_core.live.node_process import begin
 from vtorque_telemetry.api import GROUP
+from vtorque_telemetry.domain_stats import domain_stats
 from vtorque_telemetry.figures import GuestMeter
 from vtorque_telemetry.outside import Outside
 from vtorque_telemetry.process import CHANNEL, LAST, listen
@@ -163,7 +164,7 @@ class Loop:
         paths: Paths,
         interval: float,
         to: Takes,
-        stats: Callable[[str], Mapping[str, Mapping[str, Any]]] = jobs.domain_stats,
+        stats: Callable[[str], Mapping[str, Mapping[str, Any]]] = domain_stats,
     ) -> None:
         self.interval = interval
         self.jobs: dict[str, JobMeter] = {}

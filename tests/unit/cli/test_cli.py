@@ -12,13 +12,13 @@ from click.testing import CliRunner
 import sparing
 from vtorque_core.api import Command, OfJob, always, hookimpl
 from vtorque_core.cli.vmgr import vmgr
-from vtorque_core.site import load
+from vtorque_core.live import command_groups
 from vtorque_core.site.plugins import Plugins
 
 BIN = Path(sys.executable).parent
 # Like the commands, which take no PYTHONPATH (test_vsub.py, test_entry.py).
 VTORQUE = """
-from vtorque_core.cli.lazy import run
+from vtorque_core.cli.run_click import run
 from vtorque_core.cli.admin import vtorque
 run(vtorque, "vtorque")
 """
@@ -187,7 +187,7 @@ def test_elsewhere_hook_is_called_for_job_commands_only(monkeypatch, tmp_path):
     own = click.Command("own", callback=lambda: click.echo("own"))
     module.vtorque_elsewhere = vtorque_elsewhere
     plugins.register("acme", module, "acme 1")
-    monkeypatch.setattr(load, "opened", lambda *_, **__: (None, plugins))
+    monkeypatch.setattr(command_groups, "load", lambda *_, **__: (None, plugins))
     config = tmp_path / "vtorque.toml"
     said = [CliRunner().invoke(vmgr, ["--config", str(config), name]) for name in ("look", "own")]
     assert [done.output for done in said] == ["there\n", "own\n"]

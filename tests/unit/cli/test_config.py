@@ -6,7 +6,7 @@ import re
 import pytest
 from click.testing import CliRunner
 
-from vtorque_core.cli.config import config as cli
+from vtorque_admin.config_command import config as cli
 from vtorque_core.site import config as site_config
 
 

@@ -7,7 +7,7 @@ import textwrap
 import pytest
 from click.testing import CliRunner
 
-from vtorque_core.cli.plugins import plugins as command
+from vtorque_admin.plugins_command import plugins as command
 
 ACME = """
     import click

@@ -19,9 +19,10 @@ import click
 import pytest
 
 import sparing
-from vtorque_core.cli import admin, lazy, vsub
-from vtorque_core.cli.lazy import run
+from vtorque_core.cli import admin, vsub
+from vtorque_core.cli.run_click import run
 from vtorque_core.cli.vmgr import vmgr
+from vtorque_core.live import command_groups
 from vtorque_core.site import load
 from vtorque_testing.harness import Ended
 from vtorque_testing.submit import in_child
@@ -180,7 +181,8 @@ def call_all(
         subprocess.Popen.__init__ = no_program  # type: ignore[method-assign]
         os.execv = os.execve = os.execvp = os.posix_spawn = no_program
         load.load = functools.cache(load.load)
-        lazy.CONFIG_PATH = site
+        command_groups.CONFIG_PATH = site
+        command_groups.load = functools.cache(command_groups.load)
         streams = [os.dup(number) for number in range(3)]
         ends = [one(argv, streams) for argv in argvs]
         results.write_text(json.dumps(ends))
@@ -375,6 +377,6 @@ def test_config_explain_reads_only_the_named_config(site):
     ended = call(
         ["vtorque", "config", "explain", "--file", str(site), "--as", "root"],
         site,
-        lambda: setattr(lazy, "CONFIG_PATH", broken),
+        lambda: setattr(command_groups, "CONFIG_PATH", broken),
     )
     assert (ended.code, ended.stderr) == (0, b"")

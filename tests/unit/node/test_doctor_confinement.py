@@ -14,7 +14,6 @@ from vtorque_admin import doctor
 from vtorque_core.base.errors import ConfigError, HostFault
 from vtorque_core.base.names import Paths
 from vtorque_core.cli.admin import vtorque
-from vtorque_core.plan.placement import node_hardware
 from vtorque_core.site.config import Raw, build
 from vtorque_core.site.plugins import Plugins
 
@@ -38,7 +37,7 @@ def problems(site, tmp_path, monkeypatch):
 
     def run(models, text="", **node):
         conf.write_text(text)
-        monkeypatch.setattr(node_hardware, "security_models", lambda uri: models)
+        monkeypatch.setattr(doctor, "security_models", lambda uri: models)
         here = dataclasses.replace(site, node=dataclasses.replace(site.node, **node))
         found = doctor.check_confinement(here)
         return [(f.status, f.message, f.fix) for f in found if f.status != "ok"]
@@ -83,13 +82,13 @@ def test_unreachable_libvirt_fails_the_check(site, monkeypatch):
     def fails(uri):
         raise HostFault("no answer")
 
-    monkeypatch.setattr(node_hardware, "security_models", fails)
+    monkeypatch.setattr(doctor, "security_models", fails)
     assert [f.status for f in doctor.check_confinement(site)] == ["failed"]
 
 
 def test_security_models_are_read_from_libvirt_capabilities(monkeypatch):
-    monkeypatch.setattr(node_hardware.hypervisor, "call", lambda uri, what, work: CAPABILITIES)
-    assert node_hardware.security_models("x") == {"selinux": "x:y", "dac": "+64055:+109"}
+    monkeypatch.setattr(doctor, "call", lambda uri, what, work: CAPABILITIES)
+    assert doctor.security_models("x") == {"selinux": "x:y", "dac": "+64055:+109"}
 
 
 def test_code_that_others_can_write_fails(site, tmp_path, monkeypatch):

@@ -24,8 +24,8 @@ from vtorque_core.base import errors
 from vtorque_core.base.errors import Refused
 from vtorque_core.base.names import JobAttempt, Paths
 from vtorque_core.cli.admin import vtorque
-from vtorque_core.cli.lazy import LazyGroup
 from vtorque_core.cli.vmgr import vmgr
+from vtorque_core.live.command_groups import PluginGroup
 from vtorque_core.node.end.teardown import teardown
 from vtorque_core.plan.domain.merge import Contributed, merge
 from vtorque_core.plan.domain.render import DomainSpec, render
@@ -206,7 +206,7 @@ def test_every_command_is_in_the_manuals():
 
 
 def test_commands_in_texts_are_found():
-    assert isinstance(vtorque, LazyGroup)
+    assert isinstance(vtorque, PluginGroup)
     assert {"vmgr images build", "vmgr ps", "vmgr ssh"} < set(commands(vmgr, "vmgr"))
     assert "vtorque hook" not in " ".join(commands(vtorque, "vtorque"))
 

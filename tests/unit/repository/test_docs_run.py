@@ -19,9 +19,9 @@ from click.testing import CliRunner
 from vtorque_osv import recipe as osv_recipe
 
 from doc_blocks import REPO, block, every, is_site_config
+from vtorque_admin.config_command import config as config_command
 from vtorque_core.api import Refused, job_log
 from vtorque_core.api.directives import vm_directives
-from vtorque_core.cli.config import config as config_command
 from vtorque_experiment import check, definition, matrix
 from vtorque_joblog.api import GROUP as JOBLOG
 from vtorque_jobs import explain

@@ -8,6 +8,7 @@ import pytest
 from click.testing import CliRunner
 
 from vtorque_core.cli.admin import vtorque
+from vtorque_core.site import plugins
 
 PLUGIN = """
 from dataclasses import dataclass
@@ -97,6 +98,7 @@ BROKEN = {
 def listed(tmp_path, monkeypatch):
     """Return a function that installs a plugin of two halves, and returns the message about it."""
     monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(plugins, "_costs", {})  # another test's plugin has the same name
     (tmp_path / "site.toml").write_text('[plugins]\nenable = ["acme", "local"]\n')
 
     def run(**halves):

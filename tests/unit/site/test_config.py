@@ -12,6 +12,7 @@ from typing import Literal
 
 import pytest
 
+from vtorque_admin.example import effective, example
 from vtorque_core.api import vm_options
 from vtorque_core.api.values import Option, hookimpl
 from vtorque_core.base.distributions import how_to_get
@@ -26,7 +27,6 @@ from vtorque_core.site.config import (
     problems,
     read_toml,
 )
-from vtorque_core.site.example import effective, example
 from vtorque_core.site.plugins import Plugins
 
 ROOT = Path(__file__).parents[3]

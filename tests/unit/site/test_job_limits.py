@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from vtorque_admin.example import effective
 from vtorque_core.api import vm_options
 from vtorque_core.api.batch_system import BatchJob
 from vtorque_core.api.guest_plan import JobUser
@@ -20,7 +21,6 @@ from vtorque_core.api.vm_options import IMG, RAM, VCPUS
 from vtorque_core.base.errors import ConfigError, HostFault, Refused
 from vtorque_core.base.sizes import count
 from vtorque_core.site.config import build, parse_toml, problems
-from vtorque_core.site.example import effective
 from vtorque_core.site.job_limits import facts_of_job, facts_of_user
 from vtorque_core.site.plugins import Plugins
 from vtorque_core.site.policy import decide, for_job, require_told

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from vtorque_admin.example import example
 from vtorque_core.api import vm_options
 from vtorque_core.api.values import Extra, FileData, Option, hookimpl
 from vtorque_core.api.vm_options import ARCH, DISK, IMG, KEEP, RAM, VCPUS, VM_PROLOGUE
@@ -15,7 +16,6 @@ from vtorque_core.base.errors import ConfigError, Refusal, Refused
 from vtorque_core.base.settings import setting
 from vtorque_core.base.sizes import BOOLEAN_WORDS, boolean, count
 from vtorque_core.site.config import build, parse_toml
-from vtorque_core.site.example import example
 from vtorque_core.site.plugins import Plugins
 from vtorque_core.site.policy import asked, check_share, decide, needs
 from vtorque_core.site.request import Request, make_request

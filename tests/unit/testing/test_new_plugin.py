@@ -19,7 +19,7 @@ from vtorque_testing.new_plugin import KINDS, write
 
 ROOT = Path(__file__).parents[3]
 FOUND = """
-from vtorque_core.site import author_errors
+from vtorque_admin import author_errors
 from vtorque_core.site.plugins import Plugins
 
 plugins = Plugins.load(node=True)
@@ -93,7 +93,7 @@ def test_missing_kind_is_a_usage_error(tmp_path):
 def wheels(tmp_path_factory):
     """Build wheels of this checkout, of its dependencies, and of the authors' build tools."""
     top = tmp_path_factory.mktemp("wheels")
-    plugins = ("images", "linux-guest", "joblog", "telemetry")
+    plugins = ("admin", "images", "linux-guest", "joblog", "telemetry")
     sources = [ROOT, ROOT / "testing", *(ROOT / "plugins" / name for name in plugins)]
     tools = ("editables", "hatchling", "mypy", "pytest", "ruff")
     constraints = str(ROOT / "constraints.txt")

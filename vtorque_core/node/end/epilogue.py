@@ -17,7 +17,7 @@ from pathlib import Path
 
 from vtorque_core.api import kept_records
 from vtorque_core.api.children import in_child
-from vtorque_core.base import safefs
+from vtorque_core.base import hypervisor, safefs
 from vtorque_core.base.errors import (
     EXIT_FAILED,
     EXIT_GUEST_DIED,
@@ -32,7 +32,9 @@ from vtorque_core.node.end import leftovers
 from vtorque_core.node.end.reap import AFTER, reap_until_clean, release_job, tell_ended
 from vtorque_core.node.end.teardown import TeardownReport, total_usage
 from vtorque_core.node.shell import proof
+from vtorque_core.records import console
 from vtorque_core.records.reading import DOMAIN, JobHeader, JournalError, JournalState, find
+from vtorque_core.site.load import load, load_for_teardown
 from vtorque_core.site.schema import Node
 
 _KILLED = "the process that started the guests was killed"
@@ -98,8 +100,6 @@ def _after(
 
     ``lost``: requeue the job, because its start was killed.
     """
-    from vtorque_core.site.load import load  # noqa: PLC0415
-
     used = total_usage(report.usage for report in reports)
     errors = []
     try:
@@ -130,8 +130,6 @@ def _kill_leftovers(paths: Paths, job: JobHeader) -> None:
 
 
 def _last_words(paths: Paths, states: Sequence[JournalState]) -> Iterator[str]:
-    from vtorque_core.records import console  # noqa: PLC0415
-
     try:
         for state in states:
             for record in (each for each in state.open if each.kind == DOMAIN):
@@ -145,8 +143,6 @@ def _last_words(paths: Paths, states: Sequence[JournalState]) -> Iterator[str]:
 
 
 def _died(uri: str, uuid: str) -> bool:
-    from vtorque_core.base import hypervisor  # noqa: PLC0415
-
     end = time.monotonic() + _DYING
     while hypervisor.domain_runs(uri, uuid):
         if time.monotonic() > end:
@@ -156,8 +152,6 @@ def _died(uri: str, uuid: str) -> bool:
 
 
 def _settings(config: Path) -> tuple[Paths, Node]:
-    from vtorque_core.site.load import load_for_teardown  # noqa: PLC0415
-
     try:
         return load_for_teardown(config)
     except ConfigError as error:

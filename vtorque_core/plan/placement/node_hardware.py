@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
-from xml.etree import ElementTree
 
 from vtorque_core.api.host_topology import Topology, flat
 from vtorque_core.base import hypervisor
@@ -36,15 +34,3 @@ def topology(uri: str) -> Topology:
         except (OSError, ValueError) as error:
             raise HostFault(f"{_SCHEMATA} is unreadable: {error}") from None
     return known if known.nodes else flat(host_cpus(uri), host_memory_mib(uri))
-
-
-def security_models(uri: str) -> Mapping[str, str]:
-    """Return libvirt's security models by name, with QEMU's label in each.
-
-    The label of ``dac`` is ``+UID:+GID`` (https://libvirt.org/formatcaps.html, secmodel).
-    """
-    text = hypervisor.call(uri, "capabilities", lambda c: str(c.getCapabilities()))
-    return {
-        model.findtext("model", ""): model.findtext("baselabel[@type='qemu']", "")
-        for model in ElementTree.fromstring(text).findall("host/secmodel")  # noqa: S314 - libvirt's
-    }

@@ -6,21 +6,26 @@ import json
 import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
+from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
-from vtorque_core import __version__
+from vtorque_admin import author_errors
+from vtorque_core.api import EXIT_FAILED, Command, ConfigError
 from vtorque_core.api.tables import show
-from vtorque_core.base.errors import EXIT_FAILED, EXIT_OK, ConfigError
-from vtorque_core.cli.lazy import LazyGroup, config_option, json_option
-from vtorque_core.site import author_errors
-from vtorque_core.site.plugins import BUILTIN, Plugins, installed, owner
-
-if TYPE_CHECKING:
-    from vtorque_core.api.strategies import Command
-    from vtorque_core.site.config import Raw
+from vtorque_core.live.command_groups import PluginGroup, config_option, json_option
+from vtorque_core.live.site_config import (
+    BUILTIN,
+    Plugins,
+    Raw,
+    build,
+    installed,
+    opened,
+    owner,
+    plugins_config,
+)
 
 
 def _loaded(item: Command) -> str:
@@ -59,9 +64,8 @@ class Row:
 
 
 @click.group(
-    cls=LazyGroup,
-    lazy=(),
-    elsewhere={"new": "vtorque-testing"},
+    cls=PluginGroup,
+    elsewhere={"vtorque-testing": "new"},
     invoke_without_command=True,
     short_help="List plugins: state, version, what each provides.",
 )
@@ -76,8 +80,6 @@ def plugins(ctx: click.Context, config: Path, verbose: bool, as_json: bool) -> N
     """
     if ctx.invoked_subcommand:
         return
-    from vtorque_core.site.config import build, plugins_config  # noqa: PLC0415
-    from vtorque_core.site.load import opened  # noqa: PLC0415
 
     raw, loaded = opened(config, node=True)
     wrong = ""
@@ -93,14 +95,17 @@ def plugins(ctx: click.Context, config: Path, verbose: bool, as_json: bool) -> N
     if wrong:
         click.echo(f"vtorque: {wrong}", err=True)
     bad = wrong or any(row.state == "broken" or row.wrong for row in rows)
-    sys.exit(EXIT_FAILED if bad else EXIT_OK)
+    sys.exit(EXIT_FAILED if bad else 0)
 
 
 def list_rows(loaded: Plugins, raw: Raw, disabled: tuple[str, ...]) -> list[Row]:
+    """Return a row for each installed plugin, the core first."""
     brought = _brought(loaded)
     points = {name: owner(found[0]) for name, found in installed().items()}
     rows = []
-    for name, whose in ({BUILTIN: f"vtorque-core {__version__}"} | points).items():
+    for name, whose in (
+        {BUILTIN: f"vtorque-core {metadata.version('vtorque-core')}"} | points
+    ).items():
         distribution, _, version = whose.rpartition(" ")
         if why := loaded.broken.get(name, ""):
             rows.append(Row(name, "broken", distribution, version, why))

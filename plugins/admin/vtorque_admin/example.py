@@ -6,24 +6,19 @@ import dataclasses
 import typing
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin
+from typing import Any, Literal, get_args, get_origin
 
-from vtorque_core.api import hooks
-from vtorque_core.site.option_limits import Limits, effective_default, shown
-from vtorque_core.site.schema import (
-    DEFAULT_SHARES,
-    EXAMPLE_NETWORKS,
-    LIMIT_KEYS,
-    TABLES,
-    ExtraNetwork,
-    ShareTable,
+from vtorque_core.api import Option, hooks
+from vtorque_core.live.site_config import (
+    Limits,
+    Plugins,
+    Site,
+    effective_default,
+    is_required,
+    schema,
+    show,
+    shown,
 )
-from vtorque_core.site.values import is_required, show
-
-if TYPE_CHECKING:
-    from vtorque_core.api.values import Option
-    from vtorque_core.site.config import Site
-    from vtorque_core.site.plugins import Plugins
 
 _HEAD = """\
 # vTorque's site config. Root's alone to write; users read it, so secrets are only named here, as
@@ -37,20 +32,24 @@ _JOB_LIMITS = """\
 # Selectors: queue, partition, account, qos, group or user, each a name, a glob or a list of them.
 # Settings: [limits.options.<key>], as [options.<key>]; [limits.plugins], each true or false.
 """
+_NETWORKS = {"hpc": schema.ExtraNetwork("br-hpc", subnet="10.186.0.0/16")}
 
 
 def example(plugins: Plugins) -> str:
+    """Return a commented config with every key, its default, unit and meaning."""
     parts = [_HEAD]
-    for name, cls in TABLES.items():
+    for name, cls in schema.TABLES.items():
         parts.append(_table(name, _first_line(cls), _keys(cls)))
-    for name, network in EXAMPLE_NETWORKS.items():
-        keys = _keys(ExtraNetwork, _values(network))
-        parts.append(_table(f"networks.{name}", _first_line(ExtraNetwork), keys, hidden=True))
-    for name, share in DEFAULT_SHARES.items():
+    for name, network in _NETWORKS.items():
+        keys = _keys(schema.ExtraNetwork, _values(network))
+        parts.append(
+            _table(f"networks.{name}", _first_line(schema.ExtraNetwork), keys, hidden=True)
+        )
+    for name, share in schema.DEFAULT_SHARES.items():
         intro = "A host directory in every guest; any [shares.<name>] replaces this default."
-        keys = _keys(ShareTable, _values(share))
+        keys = _keys(schema.ShareTable, _values(share))
         parts.append(_table(f"shares.{name}", intro, keys, hidden=True))
-    limits = "".join(f"#   {name}: {doc}\n" for name, doc in LIMIT_KEYS.items())
+    limits = "".join(f"#   {name}: {doc}\n" for name, doc in schema.LIMIT_KEYS.items())
     parts.append(f"# [options.<key>] limits what users may request with -vm key=value:\n{limits}")
     for option in plugins.options().values():
         parts.append(_table(f"options.{option.key}", option.help, _option_keys(option)))
@@ -61,23 +60,28 @@ def example(plugins: Plugins) -> str:
 
 
 def settings_classes(plugins: Plugins) -> dict[str, type[Any]]:
+    """Return the settings class of each plugin that has one."""
     found = plugins.each(hooks.vtorque_settings)
     return {c.plugin: c.item for c in found if c.error is None and c.item is not None}
 
 
 @dataclasses.dataclass(frozen=True)
 class Effective:
+    """A value in effect and where it is set."""
+
     value: Any
     origin: str
     unit: str | None = None
 
     @property
     def text(self) -> str:
+        """The value as TOML."""
         return "(absent)" if self.value is None else show(self.value, self.unit)
 
 
 def effective(site: Site, plugins: Plugins) -> dict[str, Effective]:
-    tables: list[tuple[str, Any]] = [(name, getattr(site, name)) for name in TABLES]
+    """Return every value in effect, by its dotted key."""
+    tables: list[tuple[str, Any]] = [(name, getattr(site, name)) for name in schema.TABLES]
     tables += [(f"networks.{name}", network) for name, network in site.networks.items()]
     tables += [(f"shares.{name}", share) for name, share in site.shares.items()]
     tables += [(f"plugin.{name}", value) for name, value in site.settings.items()]

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from vtorque_core.api import hooks
-from vtorque_core.site.plugins import Plugins
+from vtorque_core.live.site_config import Plugins
 
 _OURS = {"vtorque_core", "vtorque_testing"}  # the test kit imports private modules
 DEAR = 0.020  # seconds of CPU of each vsub that importing a declaring module may take
@@ -18,6 +18,7 @@ _PRIVATE = re.compile(rb"vtorque_core(\.(?!api|live)| import)")  # fast check fo
 
 
 def found(plugins: Plugins, name: str) -> Iterator[str]:
+    """Yield the errors in the source of a loaded plugin, with module and line."""
     modules = plugins.modules_of(name)
     packages = {module.__name__.partition(".")[0] for module in modules} - _OURS
     known = {each.item for each in plugins.each(hooks.vtorque_resources)}
@@ -31,6 +32,7 @@ def found(plugins: Plugins, name: str) -> Iterator[str]:
 
 
 def dear(plugins: Plugins, name: str) -> str:
+    """Return a message if importing the plugin makes ``vsub`` slow, or an empty string."""
     cost = plugins.costs.get(name, 0.0)
     if cost <= DEAR:
         return ""

@@ -8,15 +8,18 @@ from pathlib import Path
 
 import click
 
-from vtorque_core.base.errors import EXIT_FAILED, VtorqueError
-from vtorque_core.base.names import CONFIG_PATH
-from vtorque_core.base.trust import require_root_owned
-from vtorque_core.cli.lazy import LazyGroup, json_option
-from vtorque_core.plan.domain.render import overridden
-from vtorque_core.site.config import build, problems
-from vtorque_core.site.example import effective, example
-from vtorque_core.site.load import load, opened
-from vtorque_core.site.plugins import Plugins
+from vtorque_admin.example import effective, example
+from vtorque_core.api import EXIT_FAILED, VtorqueError, require_root_owned
+from vtorque_core.live.command_groups import PluginGroup, json_option
+from vtorque_core.live.site_config import (
+    CONFIG_PATH,
+    Plugins,
+    build,
+    load,
+    opened,
+    overridden,
+    problems,
+)
 
 _FILE = click.option(
     "--file",
@@ -28,7 +31,7 @@ _FILE = click.option(
 )
 
 
-@click.group(cls=LazyGroup, lazy=(), elsewhere={"explain": "vtorque-jobs"})
+@click.group(cls=PluginGroup, elsewhere={"vtorque-jobs": "explain"})
 def config() -> None:
     """Check, show or explain the site config."""
 

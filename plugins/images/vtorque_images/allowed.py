@@ -1,0 +1,53 @@
+"""Images that the site's policy allows, and the default image."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from vtorque_core.api import Refusal, Refused
+from vtorque_core.api.vm_options import IMG
+from vtorque_core.live.images import Site, effective_root, lookup, root_site
+from vtorque_core.live.site_config import (
+    Limits,
+    build,
+    edit,
+    facts_of_user,
+    options_for,
+    parse_toml,
+    refusal,
+)
+
+
+def refused_by(site: Site, name: str) -> Refusal | None:
+    """Return the refusal of an image by ``allow`` and ``deny`` of ``[options.img]``, or None."""
+    options = options_for(site, facts_of_user()) if site.limits else site.options
+    limits = options.get(IMG.key, Limits())
+    if limits.allow is None and not limits.deny:
+        return None
+    return refusal(IMG, limits, name, name, site.place)
+
+
+def check_allowed(site: Site, name: str) -> None:
+    """Raise Refused if the site's policy forbids this image to the caller. Root may use all."""
+    against = refused_by(site, name)
+    if against is not None and not effective_root():
+        raise Refused(against)
+
+
+def default_image(site: Site) -> str | None:
+    """Return the default image (``[options.img] default``), or None."""
+    found: str | None = site.options.get(IMG.key, Limits()).default
+    return found
+
+
+def set_default(config: Path, name: str) -> None:
+    """Set the default image in the config.
+
+    Raises Refused if the image is unusable, ConfigError if the site's policy excludes it,
+    UsageError without privileges, HostFault.
+    """
+    site, plugins = root_site(config)
+    lookup(site.images.pool, name)
+    new = edit.with_text(edit.read(site.path), f"options.{IMG.key}", "default", name)
+    build(parse_toml(new.encode(), site.path), plugins, node=True)  # refuses what policy forbids
+    edit.write(site.path, new)

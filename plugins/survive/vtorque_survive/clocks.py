@@ -1,0 +1,45 @@
+"""Set the clocks of guests that were paused. As root."""
+
+from __future__ import annotations
+
+import logging
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+from vtorque_core.api import HostFault, Paths, VtorqueError
+from vtorque_core.api.children import Child
+from vtorque_core.api.guest_driver import ClockDriver
+from vtorque_core.live.jobs import RunningGuest, RunningJob
+from vtorque_core.live.suspend import RUNS, driver_of, logged
+
+_CLOCK = 5.0  # seconds for a guest to say that it has set its clock
+log = logging.getLogger(__name__)
+
+
+def set_clocks(paths: Paths, job: RunningJob) -> Child:
+    """Set the clocks of guests that were paused, in a new process. Errors go to the job's log.
+
+    Call this within :func:`vtorque_core.api.read_apart.reader`.
+    """
+    return Child(lambda: _set_clocks(paths, job), 2 * _CLOCK)
+
+
+def _set_clocks(paths: Paths, job: RunningJob) -> None:
+    with logged(paths, job, RUNS):
+        try:
+            _, driver = driver_of(paths, job)
+        except (OSError, VtorqueError) as error:
+            log.warning("cannot set the guests' clocks: %s", error)
+            return
+        if not isinstance(driver, ClockDriver):
+            return
+
+        def one(guest: RunningGuest) -> None:
+            try:
+                driver.set_clock(guest.run_dir, time.monotonic() + _CLOCK)
+                log.info("its clock is set", extra={"guest": guest.index})
+            except HostFault as error:
+                log.warning("cannot set its clock: %s", error, extra={"guest": guest.index})
+
+        with ThreadPoolExecutor(max(1, len(job.guests))) as threads:
+            list(threads.map(one, job.guests))

@@ -1,0 +1,117 @@
+"""Click groups to which plugins add commands (``vtorque_commands``), and common options."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from functools import cache, partial
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import click
+
+from vtorque_core.api import hooks
+from vtorque_core.api.strategies import Command
+from vtorque_core.base.distributions import how_to_install
+from vtorque_core.base.errors import UsageError, VtorqueError
+from vtorque_core.base.names import CONFIG_PATH
+from vtorque_core.site.load import load
+from vtorque_core.site.plugins import Plugins
+
+_CONFIG, _BAD = "vtorque.config", "vtorque.config_error"  # in click's Context.meta
+_Load = Callable[[], click.Command | None]
+HELP = {"help_option_names": ["-h", "--help"]}
+config_option = click.option(
+    "--config",
+    type=click.Path(readable=False, path_type=Path),
+    default=CONFIG_PATH,
+    is_eager=True,  # -h lists commands of the plugins that the config enables
+    help=f"Use this site config instead of {CONFIG_PATH}.",
+)
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+
+
+class PluginGroup(click.Group):
+    """Group with the commands of plugins, which are imported when they are used.
+
+    ``elsewhere`` has the commands of distributions that may be missing. The plugins ``always`` are
+    loaded even if the site config is unreadable or does not enable them.
+    """
+
+    def __init__(
+        self,
+        *args: Any,
+        elsewhere: Mapping[str, str],
+        always: Collection[str] = (),
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(*args, **kwargs)
+        self._elsewhere = {
+            word: name for name, words in elsewhere.items() for word in words.split()
+        }
+        self._always = always
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Return the names of the group's own commands and of the plugins'."""
+        return sorted({*super().list_commands(ctx), *self._of_plugins(ctx)})
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Find the command, with the plugins of the site config that its own options may name."""
+        for word, following in pairwise([*args, ""]):
+            if word == "--":  # other words belong to another program
+                break
+            option, _, joined = word.partition("=")
+            if option == ("--file" if args[0] == "config" else "--config"):
+                ctx.meta[_CONFIG] = Path(joined or following)
+        return super().resolve_command(ctx, args)
+
+    def _of_plugins(self, ctx: click.Context) -> Mapping[str, _Load]:
+        given = ctx.meta.get(_CONFIG) or ctx.find_root().params.get("config") or CONFIG_PATH
+        known = f"vtorque.commands {self.name} {given}"
+        if known not in ctx.meta:
+            try:
+                _, enabled = load(given, node=False)
+            except VtorqueError as error:
+                ctx.meta[_BAD], enabled = error, Plugins()
+            others = set(self._always) - set(enabled.names)
+            there = ctx.meta[known] = {}
+            for plugins in (enabled, *([Plugins.load(node=False, only=others)] if others else [])):
+                for each in plugins.each(hooks.vtorque_commands):
+                    if each.error is None and each.item.words.split()[-2] == self.name:
+                        command = partial(_loaded, each.item, each.plugin, plugins, given)
+                        there[each.item.words.split()[-1]] = cache(command)
+        found: Mapping[str, _Load] = ctx.meta[known]
+        return found
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Return a command. Raises UsageError if its plugin is missing or disabled."""
+        found = super().get_command(ctx, cmd_name)
+        if found is None and (loaded := self._of_plugins(ctx).get(cmd_name)):
+            found = loaded()
+        if found is None and _BAD in ctx.meta:  # the command may exist
+            raise ctx.meta[_BAD]
+        if found is None and cmd_name in self._elsewhere:
+            brings = self._elsewhere[cmd_name]
+            raise UsageError(
+                f"{ctx.command_path} {cmd_name} is a command of {brings}, which "
+                f"is not installed or is disabled: {how_to_install(brings)}"
+            )
+        return found
+
+
+def _loaded(item: Command, plugin: str, plugins: Plugins, config: Path) -> click.Command | None:
+    try:
+        command = item.load()
+        if command.name != item.words.split()[-1]:  # other hosts find it by its name
+            raise ValueError(f"{item.words} loads the command {command.name}")
+        if item.of_job is not None:
+            found = plugins.collect(
+                hooks.vtorque_elsewhere, command=command, of_job=item.of_job, config=config
+            )
+            command = found[-1].item if found else command
+    except Exception as error:  # third-party code
+        click.echo(f"a command of plugin {plugin} is disabled: {error}", err=True)
+        return None
+    return command
