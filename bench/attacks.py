@@ -28,7 +28,7 @@ from vtorque_core.base.locks import lock_holder
 LIMIT = 2.0  # times the quiet time
 USER = "vtbench2"  # attacks
 GUEST = ("-vm", "img=micro,ram=256M,vcpus=1")  # two have room on two cores
-POLL = 0.05  # seconds; a start takes more from the daemon of a share to QEMU, which waits for it
+POLL = 0.05  # seconds; a start takes longer than the daemon's handshake, for which QEMU waits
 _DIES = ("/usr/bin/setpriv", "--pdeathsig", "KILL", "--")
 
 

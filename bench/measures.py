@@ -19,7 +19,7 @@ MEGABYTES = 50
 # Not head -c: busybox's reads and writes byte by byte, at 8 MB/s under emulation.
 FLOOD = f"exec dd if=/dev/zero bs=1000000 count={MEGABYTES} 2>/dev/null\n"
 MUCH = "dd if=/dev/zero bs=1000000 count=120 2>/dev/null"
-# The shortest way to a reader that a guest has in itself: what any output out of it costs, too.
+# The shortest way to a reader inside a guest: the minimum cost of any output of it.
 PIPED = f"{MUCH} | dd bs=32760 of=/dev/null 2>/dev/null"
 LINES = "i=0; while [ $i -lt 10000 ]; do echo line $i of many lines of output; i=$((i+1)); done"
 WRAPPER = 0.2  # seconds from READY until the job wrapper sends START; see "READY to first line"

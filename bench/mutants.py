@@ -45,7 +45,7 @@ class Mutant:
 
 
 def git(*words: str) -> str:
-    """Return what git prints in this repository."""
+    """Return git's output in this repository."""
     return subprocess.run(
         ["git", "-C", str(REPO), *words], check=True, capture_output=True, text=True
     ).stdout
@@ -78,7 +78,7 @@ def changes(line: str, node: ast.AST) -> Iterator[str]:
 
 
 def mutants() -> list[Mutant]:
-    """Return the mutants of BASE, always the same ones: one for each line that is drawn."""
+    """Return the mutants of BASE, always the same ones: one for each selected line."""
     drawn = random.Random(SEED)
     tracked = git("ls-tree", "-r", "--name-only", BASE, "--", *PLACES).splitlines()
     code = [name for name in tracked if name.endswith(".py") and "/tests/" not in name]
@@ -118,7 +118,7 @@ def tests_of(top: Path, mutant: Mutant) -> list[list[str]]:
 
 
 def run(top: Path, mutant: Mutant) -> tuple[str, str]:
-    """Return how the tests judge the mutant, and the first test that failed."""
+    """Return the tests' verdict on the mutant, and the first failed test."""
     path = top / mutant.path
     lines = path.read_text().splitlines() if path.exists() else []
     at = [number for number, line in enumerate(lines) if line == mutant.before]
@@ -154,7 +154,7 @@ def failure(top: Path, tests: list[str]) -> str:
 
 
 def main() -> None:
-    """Run the mutants that the command line names."""
+    """Run the mutants named on the command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--list", action="store_true", help="print the mutants and end")
     parser.add_argument("commit", nargs="?", default=BASE)

@@ -18,7 +18,7 @@ from vtorque_core.api import kept_records
 from vtorque_core.base.names import Paths
 
 USER = "vtbench"
-DEADLINE = 300.0  # seconds for any one thing
+DEADLINE = 300.0  # seconds for any single operation
 
 
 @dataclass(frozen=True)

@@ -68,7 +68,7 @@ def main() -> int:
     if unknown:
         sys.exit(f"bench: no measurement {unknown[0]}; there are {', '.join(known)}")
     figures = []
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # no attack stands any longer than we
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # attacks end with this
     with measured(arguments.node) as node, tempfile.TemporaryDirectory() as scratch:
         bench = Bench(node, Path(scratch), arguments.rounds)
         for name in arguments.names or known:

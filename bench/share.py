@@ -10,7 +10,7 @@ from measures import Bench
 from node import USER
 
 FILES = 1000
-_STALE = 1.5  # seconds: longer than the guest's kernel trusts what it knows of a file
+_STALE = 1.5  # seconds: longer than the guest's kernel caches attributes of a file
 # One process of busybox each, so that the guest does little else.
 _STEPS = {
     "made": f"mkdir many && cd many && seq {FILES} | xargs touch",

@@ -18,10 +18,10 @@ from measures import Bench
 from node import Node, wait
 from warm import configured
 
-_HOLD = 3.0  # seconds from the call that suspends to the one that resumes
-_SETS = 2.0  # seconds in which a guest is to have set its clock
+_HOLD = 3.0  # seconds between suspend and resume
+_SETS = 2.0  # seconds in which a guest has to set its clock
 _LOOKS = 9  # at a guest's clock
-# busybox's date has no parts of a second.
+# busybox's date prints whole seconds only.
 CLOCK = """#!/bin/sh
 while :; do busybox adjtimex > new.$(hostname); mv new.$(hostname) now.$(hostname); done
 """

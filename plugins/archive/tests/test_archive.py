@@ -39,7 +39,7 @@ def paths(tmp_path):
 
 
 def place_of(paths, job=JOB, **facts):
-    """Return what a node keeps of a job."""
+    """Return a node's records of a job."""
     place = kept_records.place(paths, job)
     known = {"job": job.id, "attempt": job.attempt, "owner": job.owner, "node": job.node}
     place.add_facts(**known, started=100.0, ended=103.0, **facts)
@@ -49,7 +49,7 @@ def place_of(paths, job=JOB, **facts):
 
 
 def sent(place, **more):
-    """Have it written; return when it is."""
+    """Start the writer; return when the archive is written."""
     os.waitpid(send.send(place, Settings(**more)), 0)
 
 
@@ -70,7 +70,7 @@ def names(directory):
 
 def test_each_node_and_attempt_has_one_archive(paths, tmp_path):
     place = place_of(paths)
-    for _ in range(2):  # the second takes the place of the first
+    for _ in range(2):  # the second replaces the first
         sent(place, directory=template(tmp_path))
         assert names(archive_directory(tmp_path)) == ["42.srv.0@n1.site.zip"]
     (path,) = archive_directory(tmp_path).iterdir()
@@ -103,7 +103,7 @@ def test_archives_of_other_nodes_attempts_and_odd_job_ids_have_distinct_names(pa
 
 
 def noted(place, tmp_path, code):
-    """Have the job shell's command run, as at the end of a script."""
+    """Run the job shell's command, as at the end of a script."""
     site = {Settings: Settings(directory=template(tmp_path))}
     (argv,) = plugin.vtorque_after_script(place, code, site)
     subprocess.run(argv, check=True, timeout=60)
@@ -274,7 +274,7 @@ def test_a_bomb_is_not_unpacked(tmp_path, monkeypatch):
 
 
 def test_data_read_from_all_archives_is_bounded(tmp_path, monkeypatch):
-    """A guest of the job writes to its user's home, and asks the node for its logs and reports."""
+    """A job's guest can write to its user's home, and ask the node for its logs and reports."""
     monkeypatch.setattr(read, "_left", 1 << 20)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
     (tmp_path / "tmp").mkdir()
@@ -324,7 +324,7 @@ def test_corrupt_archive_raises_oserror_or_returns_bytes(tmp_path, data):
     assert isinstance(found.facts(), dict)
 
 
-# -- through vmgr -------------------------------------------------------------------------------
+# -- Through vmgr ----------------------------------------------------------------------------------
 
 
 @pytest.fixture

@@ -25,7 +25,7 @@ NOBODY = pwd.getpwnam("nobody")
 
 @pytest.fixture
 def top():
-    """Return a directory that all can reach: not pytest's, which is its user's alone."""
+    """Return a directory that all users can reach, unlike pytest's."""
     with tempfile.TemporaryDirectory(prefix="archive-") as path:
         Path(path).chmod(0o755)
         yield Path(path)

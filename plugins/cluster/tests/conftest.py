@@ -12,9 +12,9 @@ from vtorque_core.api import Paths
 
 @pytest.fixture
 def places() -> Iterator[Places]:
-    """Give an empty pool, a cache that is to be made, and a node that has no directories yet.
+    """Return an empty pool, a cache to be made, and a node without directories.
 
-    All can search the directory, unlike pytest's own.
+    All users can search the directory, unlike pytest's own.
     """
     with tempfile.TemporaryDirectory(prefix="vtorque-") as name:
         top = Path(name)

@@ -61,7 +61,7 @@ run = "{places.paths.run}"
 
 @pytest.fixture
 def ssh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Put an ssh in the way that works here and fails for n2; return its log."""
+    """Put an ssh first in PATH that works here and fails for n2; return its log."""
     fake = fake_program(tmp_path / "bin" / "ssh", FAKE_SSH)
     monkeypatch.setenv("PATH", f"{fake.parent}:/usr/bin:/bin")
     monkeypatch.setattr(run_tool, "_TOOL_PATH", f"{fake.parent}:/usr/bin:/bin")

@@ -63,7 +63,7 @@ def ssh(tmp_path: Path) -> str:
 
 @pytest.fixture
 def sent(places: Places, ssh: str) -> Send:
-    """Return a function that sends images to the cache and has them taken; none named: all."""
+    """Return a function that sends images to the cache and has them accepted; none named: all."""
 
     def do(*names: str) -> Synced:
         push(places, names, "n1", ssh)
@@ -167,7 +167,7 @@ def test_concurrent_syncs_do_not_conflict(places: Places, sent: Send) -> None:
 def test_cache_that_others_can_write_is_not_used(
     places: Places, sent: Send, tmp_path: Path, names: list[str]
 ) -> None:
-    """Its parts may lead anywhere by then."""
+    """Its parts may be replaced by links by then."""
     sent()
     theirs = tmp_path / "theirs"
     (theirs / "work").mkdir(parents=True)

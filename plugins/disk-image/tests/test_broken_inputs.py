@@ -52,7 +52,7 @@ def qemu_img(*argv: object) -> None:
 
 
 def make(path: Path, kind: str = "qcow2", size: str = "8M", *options: str) -> Path:
-    """Make a disk with a little data in it."""
+    """Make a disk with a small content."""
     qemu_img("create", "-q", "-f", kind, *options, path, size)
     command = ["qemu-io", "-f", kind, "-c", "write -q -P 170 0 1M", str(path)]
     subprocess.run(command, check=True, timeout=180, capture_output=True)
@@ -117,7 +117,7 @@ def data_file(d: Path) -> Path:
 
 
 def data_file_of_secret(d: Path) -> Path:
-    """A header as of CVE-2024-4467: a data file by a json: name."""
+    """A header like that of CVE-2024-4467: a data file by a json: name."""
     path = data_file(d)
     content = path.read_bytes().replace(
         f"{d}/data".encode(), b"/etc/shadow".ljust(len(f"{d}/data"))
@@ -161,7 +161,7 @@ def zero_size(d: Path) -> Path:
     return edit(make(d / "f"), 24, bytes(8))
 
 
-# -- others ---------------------------------------------------------------------------------------
+# -- Other formats ---------------------------------------------------------------------------------
 
 
 def vmdk_descriptor(d: Path, extent: str = 'RW 2048 FLAT "/etc/shadow" 0') -> str:
@@ -177,7 +177,7 @@ def vmdk_text(d: Path) -> Path:
 
 
 def vmdk_hidden_text(d: Path) -> Path:
-    """A sparse vmdk of no capacity: QEMU then believes the text in it."""
+    """A sparse vmdk of no capacity: QEMU then uses the text in it."""
     path = make(d / "f", "vmdk")
     edit(path, 12, bytes(8))
     return edit(path, 512, vmdk_descriptor(d).encode())

@@ -51,7 +51,7 @@ def bzimage(version: str) -> bytes:
 
 
 def system(tmp_path: Path, machine: int = 62, order: str = "<") -> Path:
-    """Make the tree of a small Linux."""
+    """Make the tree of a minimal Linux."""
     root = tmp_path / "root"
     for directory in ("boot", "usr/lib", "usr/bin", "etc"):
         (root / directory).mkdir(parents=True)
@@ -242,7 +242,7 @@ def test_links_in_a_disk_do_not_lead_outside(pool: Path, tmp_path: Path) -> None
         put(pool, ext4(tmp_path / "d", root, 16 * MIB), said())
 
 
-# as mkfs.xfs, mkfs.btrfs, pvcreate, cryptsetup, mkfs.fat write them
+# written by mkfs.xfs, mkfs.btrfs, pvcreate, cryptsetup, mkfs.fat
 MARKS = {
     "XFS 'root'": {0: b"XFSB", 108: b"root\0"},
     "Btrfs 'fedora'": {65600: b"_BHRfS_M", 65835: b"fedora\0"},
@@ -293,7 +293,7 @@ def test_boot_from_disk_can_be_requested(pool: Path, tmp_path: Path) -> None:
     assert (image.kernel, image.cmdline) == (None, "")
 
 
-ESP, BIOS_BOOT, LINUX = (  # as gdisk(8) and sfdisk(8) write them
+ESP, BIOS_BOOT, LINUX = (  # written by gdisk(8) and sfdisk(8)
     uuid.UUID(text).bytes_le
     for text in (
         "c12a7328-f81f-11d2-ba4b-00a0c93ec93b",
@@ -320,7 +320,7 @@ def gpt_of(disk: Path, *kinds: bytes) -> Path:
     ("kinds", "firmware"),
     [
         ((ESP, LINUX), "efi"),
-        ((BIOS_BOOT, ESP, LINUX), None),  # as Debian's cloud images: both types
+        ((BIOS_BOOT, ESP, LINUX), None),  # both types, as in Debian's cloud images
         ((LINUX,), None),
     ],
 )
@@ -451,7 +451,7 @@ def test_progress_is_reported(pool: Path, tmp_path: Path) -> None:
 
 
 def test_large_sparse_disk_costs_only_its_data(pool: Path, tmp_path: Path) -> None:
-    """20 GB with 8 MB of data: as cheap as 8 MB with as many data."""
+    """20 GB with 8 MB of data: as cheap as 8 MB with the same data."""
     data = os.urandom(8 * MIB)
 
     def cost(size: int) -> tuple[int, int]:

@@ -20,7 +20,7 @@ matrix.env.SIZE = [1, 2, 3]
 
 @pytest.fixture
 def run(tmp_path, monkeypatch):
-    """Give a function that runs ``vmgr experiment run`` on the double."""
+    """Return a function that runs ``vmgr experiment run`` on the double."""
     monkeypatch.setattr(batch, "of_site", lambda config, interval: experiments.double(tmp_path))
 
     def call(text, *argv, script=experiments.SCRIPT):

@@ -1,4 +1,4 @@
-"""The commands on experiments that have been run: tables, comparison, CI, export."""
+"""Commands on completed experiments: tables, comparison, CI, export."""
 
 import csv
 import io

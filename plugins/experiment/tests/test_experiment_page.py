@@ -11,7 +11,7 @@ from vtorque_report import drawing
 
 LOOKS = [(1280, "light"), (390, "dark"), (1280, "dark"), (390, "light")]
 TWO = 'title = "Two"\nscript = "job.sh"\nmatrix.bare = [true, false]\n'
-# Each plot: its box, the least box of its texts, the boxes and colours of its points and strokes.
+# Each plot: its box, the bounding box of its texts, boxes and colors of its points and strokes.
 MEASURE = """
 [...document.querySelectorAll('.plot svg')].map(svg => {
   const box = svg.getBoundingClientRect();
@@ -36,7 +36,7 @@ COLOURS = """
 
 @pytest.fixture(scope="module")
 def pages(tmp_path_factory):
-    """Give the pages of 2 and of 192 points, and of a comparison."""
+    """Return the pages of 2 and of 192 points, and of a comparison."""
     top = tmp_path_factory.mktemp("pages")
     two = kept_experiments.make(
         top / "two", TWO, lambda cell, repetition: {"wall": 1e9 + 1e8 * cell["bare"]}

@@ -34,7 +34,7 @@ def ran(top):
 
 
 def settled(top):
-    """Wait until no job is left: it would write into a directory that goes."""
+    """Wait until no job is left: it would write into a directory that is removed."""
     jobs = top / "batch" / "jobs"
     eventually(lambda: not list(jobs.iterdir()))
 
@@ -73,7 +73,7 @@ def test_runner_killed_at_random_runs_each_point_once(tmp_path, points, kills, m
         wanted = min(points - 1, before + draw.randrange(max(1, 2 * points // kills)))
         done = lambda w=wanted: sum(r.state == DONE for r in experiments.rows(tmp_path)) >= w  # noqa: E731
         eventually(lambda d=done, r=runner: d() or r.poll() is not None)
-        time.sleep(draw.random() / 5)  # anywhere in what it does
+        time.sleep(draw.random() / 5)  # at any point of its work
         runner.kill()
         runner.wait()
     assert experiments.run(tmp_path).finished

@@ -1,4 +1,4 @@
-"""Values read from output files of jobs, also from hostile or odd files."""
+"""Values read from output files of jobs, also from hostile or unusual files."""
 
 import os
 

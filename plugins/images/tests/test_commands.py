@@ -38,7 +38,7 @@ from vtorque_testing import vmgr
 
 
 class Fake:
-    """A builder that takes ``kernel=`` and fails as told by ``fail=``."""
+    """A builder that takes ``kernel=`` and fails according to ``fail=``."""
 
     def build(
         self, arguments: Mapping[str, str], staging: Path, progress: Callable[[str], None]
@@ -173,7 +173,7 @@ FACTS = ("--guest-type", "linux", "--distro", "tiny", "--arch", "x86_64")
 
 
 def in_use(pool: Path, name: str) -> str:
-    """Have a job of this node use the image; return its id."""
+    """Let a job of this node use the image; return its id."""
     image = lookup(pool, name)
     file = image.disk or image.kernel
     assert file is not None
@@ -320,7 +320,7 @@ def test_list_is_printed_as_a_table(pool: Path, capsys: pytest.CaptureFixture[st
     assert last == "x  broken: bad [b]"
 
 
-# -- speed ----------------------------------------------------------------------------------------
+# -- Speed -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("form", [(), ("--json",)])

@@ -203,7 +203,7 @@ def test_reaper_removes_unused_versions(
     )
     assert old.kernel is not None
     for making in (pool / ".staging-x", pool / "m" / "v0"):
-        making.mkdir()  # another host is just making it
+        making.mkdir()  # another host is making it now
     reap._sweep(site)
     tables = "nftables inet vt-br9: its network is not active: removed\n"
     assert capsys.readouterr().err == tables
@@ -217,7 +217,7 @@ def test_reaper_removes_unused_versions(
     assert lookup(pool, "m") == new
 
 
-# -- the node's cache -----------------------------------------------------------------------------
+# -- The node's cache ------------------------------------------------------------------------------
 
 
 @pytest.fixture

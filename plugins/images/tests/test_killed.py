@@ -81,13 +81,13 @@ class Site:
             assert report.clean, report.lines()
 
     def there(self) -> dict[str, str]:
-        """Return what every image of the pool is, having hashed it."""
+        """Return the content of every image of the pool, after hashing it."""
         found = listing(self.pool)
         assert not [item for item in found if isinstance(item, Broken)]
         return {item.name: change.verify(self.pool, item.name).sha256 for item in found}
 
     def next_command(self) -> None:
-        """Do something else with the pool, as an admin would some day."""
+        """Run another command on the pool, as an admin would later."""
         for note in self.top.glob("*/*/*.old"):
             note.write_text("0")
         self.put("next", b"next")
@@ -139,7 +139,7 @@ def killed_before(number: int, work: Callable[[], object], *, forks: bool = Fals
 
 @pytest.fixture(params=[17, pytest.param(1, marks=pytest.mark.full)], ids=["some", "each"])
 def points(request: pytest.FixtureRequest) -> range:
-    """Return which changes to be killed before: with --full each, else each 17th."""
+    """Return the changes before which to kill: with --full each, otherwise each 17th."""
     return range(0, MOST, request.param)
 
 
@@ -365,7 +365,7 @@ def test_killed_add_and_update_leave_a_valid_pool(tmp_path: Path, points: range)
 
 
 def test_tool_is_killed_with_its_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """SIGKILL in the midst of a conversion: qemu-img does not go on writing."""
+    """SIGKILL during a conversion: qemu-img does not continue to write."""
     site = Site(tmp_path / "site")
     tools = tmp_path / "bin"
     tools.mkdir()

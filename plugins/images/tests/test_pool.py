@@ -86,7 +86,7 @@ def test_hash_depends_on_content_only(pool: Path) -> None:
 
 
 def expire(pool: Path) -> None:
-    """Have the time over for which versions without a name are kept."""
+    """Let the time expire for which versions without a name are kept."""
     for note in pool.glob("*/*.old"):
         note.write_text("0")
 

@@ -67,7 +67,7 @@ def rewrite(pool: Path, name: str, change: Callable[[dict[str, Any]], None]) -> 
     path.write_text(json.dumps(data))
 
 
-# -- at a job's start --------------------------------------------------------------------------
+# -- At a job's start ------------------------------------------------------------------------------
 
 
 def looked_up(pool: Path, name: str, signers: Path, cache: Path | None = None) -> Any:
@@ -176,11 +176,11 @@ def test_default_image_must_be_signed(pool: Path, keys: Path, signers: Path) -> 
     assert select(pool, None, "micro", None, None, accept).name == "m"
 
 
-# -- copies ------------------------------------------------------------------------------------
+# -- Copies ----------------------------------------------------------------------------------------
 
 
 def sent(pool: Path, cache: Path, top: Path) -> list[str]:
-    """Have copies of all images taken into a cache; return those that are new there."""
+    """Copy all images into a cache; return those that are new there."""
     copies = cache / ".partial"
     shutil.copytree(pool, copies)
     new = take(Places(pool, cache, Paths(top / "state", top / "run")), copies, names(pool))
@@ -218,7 +218,7 @@ def test_copy_gets_labels_and_signatures_added_later(
     assert (after.built.labels["site"], after.files) == ("hpc", before.files)
 
 
-# -- changes -----------------------------------------------------------------------------------
+# -- Changes ---------------------------------------------------------------------------------------
 
 
 def test_signature_is_dropped_when_content_or_labels_change(pool: Path, keys: Path) -> None:
@@ -241,7 +241,7 @@ def test_image_changed_in_between_is_not_signed(pool: Path, keys: Path) -> None:
     assert describe(pool, "m").signature == ""
 
 
-# -- jobs, doctor, commands --------------------------------------------------------------------
+# -- Jobs, doctor, commands ------------------------------------------------------------------------
 
 
 def site_with(pool: Path, signers: Path | str) -> Site:
@@ -286,7 +286,7 @@ def test_doctor_reports_missing_firmware_of_images(pool: Path, there: bool) -> N
     with store.staging(pool) as staging:
         (staging / "d").write_bytes(bytes(512))
         images.commit(pool, "a", staging, by_uefi, "test")
-    put(pool, "b")  # no firmware starts a kernel
+    put(pool, "b")  # no firmware boots a kernel
     images.label(pool, "b", {"firmware": "efi"})
     firmware = pool.parent / "OVMF.fd"
     if there:

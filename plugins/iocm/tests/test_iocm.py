@@ -23,19 +23,19 @@ def on(machine=XEON, config=""):
 
 
 def guest(*pairs, machine=XEON, config=""):
-    """Return the first guest of a job, as the node plans it."""
+    """Return the first guest of a job, as planned by the node."""
     one = on(machine, config)
     return one.guests(one.request(*pairs))[0]
 
 
 def answers_of(*pairs, machine=XEON, config=""):
-    """Return what the plugin answers for the first guest. Raises Refused."""
+    """Return the plugin's answers for the first guest. Raises Refused."""
     table = f"[plugin.iocm]\n{config}" if config else ""
     return on(machine, table).answers(guest(*pairs, machine=machine, config=table))
 
 
 def placed(*pairs, machine=XEON, config=""):
-    """Return the first guest as the ledger places it."""
+    """Return the first guest as placed by the ledger."""
     table = f"[plugin.iocm]\n{config}" if config else ""
     return on(machine, table).placed(guest(*pairs, machine=machine, config=table))[0]
 

@@ -144,13 +144,13 @@ def test_unreadable_journal_changes_nothing(host, loop):
 
 def test_cores_changed_by_an_interrupted_resize_are_pinned_again(host, loop):
     host.run(loop, 3, 0.1)
-    host.guests["1.0", 0] = replace(GUEST, cores=(0, 1))  # it was killed in a resize, or failed
+    host.guests["1.0", 0] = replace(GUEST, cores=(0, 1))  # it was killed during a resize, or failed
     host.run(loop, 1, 0.1)
     assert counts(host) == [1, 2]
 
 
 def test_ended_vhost_thread_is_not_pinned(host, loop):
-    """Its number may be another process's: the threads are looked for right before."""
+    """Another process may have its number: threads are listed just before."""
     host.run(loop, 3, 0.1)
     host.vhost, host.pinned = ["new"], []
     host.run(loop, 4, 1.9)
@@ -175,7 +175,7 @@ def test_ended_guest_is_forgotten(host, loop, monkeypatch):
     assert counts(host) == [1]
 
 
-# -- the process -------------------------------------------------------------------------------
+# -- The process -----------------------------------------------------------------------------------
 
 
 @pytest.fixture

@@ -93,7 +93,7 @@ def test_a_real_thread_is_measured_and_pinned():
         found = threads.vhost_threads(me)
         assert [int(path.name) for path in found] == tids
 
-        clock = time.pthread_getcpuclockid(thread.ident)  # however busy the machine is
+        clock = time.pthread_getcpuclockid(thread.ident)  # regardless of the machine's load
         at, begun, first = time.monotonic(), time.clock_gettime(clock), threads.spent(me, found)
         eventually(lambda: time.clock_gettime(clock) > begun + 0.5)
         load = threads.load(first, threads.spent(me, found), 0.5)

@@ -1,4 +1,4 @@
-"""The rule follows the load, and never swings: simulated over steps, noise and random loads."""
+"""The rule follows the load without oscillation: simulated steps, noise and random loads."""
 
 import itertools
 
@@ -24,13 +24,13 @@ NOISE = st.lists(  # parts of the slack, each for some ticks
 def settled_by(rule):
     """Return the ticks in which the cores must have followed a step of the load.
 
-    Twice ``down``: a wish from before the step may be fulfilled first.
+    Twice ``down``: a change decided before the step may happen first.
     """
     return 2 * rule.down + rule.up * (rule.most - rule.least + 1)
 
 
 def run(rule, loads, seen=lambda load, cores: load):
-    """Return the cores after each tick; ``seen`` is what is measured of a load on some cores."""
+    """Return the cores after each tick; ``seen`` is the measured value of a load on some cores."""
     state, history = State(rule.least), []
     for load in loads:
         state = decide(state, seen(load, state.cores), rule)
@@ -49,7 +49,7 @@ def reversals(moves):
 
 
 def fits(load, cores, rule, noise=0.0):
-    """Tell whether no more and no fewer cores are right, within limits and slack."""
+    """Return whether the number of cores is right, within limits and slack."""
     needed = load / rule.busy
     enough = needed - noise <= cores + 1e-9 or cores == rule.most
     thrifty = cores == rule.least or needed + noise + rule.slack > cores - 1 - 1e-9

@@ -84,14 +84,14 @@ def test_log_is_followed_to_its_end(paths, tmp_path):
 
 
 def test_console_of_a_running_guest_is_shown(paths, tmp_path, monkeypatch):
-    """Root's, and the owner's where they may read it."""
+    """For root, and for the owner if they may read it."""
     job = JobAttempt("42.srv", 0, "ada", os.getuid() + 1)
     guests = [types.SimpleNamespace(index=0)]
     kept = kept_records.place(paths, job)
     kept.add_facts(job="42.srv")
     running = types.SimpleNamespace(job=job, guests=guests, kept=kept)
     monkeypatch.setattr(jobs.Running, "jobs", lambda _: [running])
-    monkeypatch.setattr(service, "paths", lambda _: paths)  # root would believe only root's
+    monkeypatch.setattr(service, "paths", lambda _: paths)  # root would trust only root's
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     place = paths.job_state(job.key) / "g0"
     place.mkdir(parents=True)

@@ -1,4 +1,4 @@
-"""The follower: each line once, over restarts, kills, full disks and sinks that hang."""
+"""The follower: each line once, over restarts, kills, full disks and hanging sinks."""
 
 import contextlib
 import json
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.e2e
 
 
 class Job:
-    """A log as the core writes it, and the journal of its job."""
+    """A log as written by the core, and the journal of its job."""
 
     def __init__(self, paths, name="42.srv"):
         self.place = kept_records.place(paths, JobAttempt(name, 0, "u", os.getuid()))
@@ -99,7 +99,7 @@ def has_messages(path, *texts):
     return lambda: messages(path) == [*texts]
 
 
-# -- the process -------------------------------------------------------------------------------
+# -- The process -----------------------------------------------------------------------------------
 
 
 def test_lines_are_sent_while_jobs_run_and_after_the_last_has_ended(paths, process, tmp_path):
@@ -110,7 +110,7 @@ def test_lines_are_sent_while_jobs_run_and_after_the_last_has_ended(paths, proce
     job.say("boots")
     eventually(has_messages(sink, "before it", "boots"))
     job.say("only its user has asked for this", "DEBUG")
-    process.release()  # it is in the middle of the teardown of the last job
+    process.release()  # it is in the teardown of the last job
     job.end()
     eventually(has_messages(sink, "before it", "boots", "the end"))
     assert (paths.state / "joblog").stat().st_mode & 0o077 == 0
@@ -211,11 +211,11 @@ def test_broken_config_is_logged_and_ends_the_follower(paths, process, config):
     assert "write one of kern, user" in (paths.state / "joblog.log").read_text()
 
 
-# -- sinks that are slow, broken, full ---------------------------------------------------------
+# -- Slow, broken and full sinks -------------------------------------------------------------------
 
 
 class Keeps(logging.Handler):
-    """Keeps what it gets; raises what it has been given to raise."""
+    """Keeps the records; raises the errors that it is given."""
 
     def __init__(self, *raises):
         super().__init__()
@@ -243,7 +243,7 @@ class Hangs(logging.Handler):
 
 @pytest.fixture
 def followed(paths, monkeypatch):
-    """Return a function that follows with some handlers, in a thread, until the test is over."""
+    """Return a function that follows with some handlers, in a thread, until the test's end."""
     (paths.state / "joblog").mkdir()
     monkeypatch.setattr(follower, "END", 0.5)
     wake = os.eventfd(0, os.EFD_NONBLOCK)
@@ -340,11 +340,11 @@ def test_torn_line_is_not_read_again(paths, followed, monkeypatch):
     for number in range(20):
         other.say(number)
     eventually(lambda: len(keeps.got) == 20)
-    # a second time if it was given anew while it was looked at
+    # a second time if it was replaced while it was read
     assert [log.key for log in looked].count(job.log.key) <= 2
 
 
-# -- positions ---------------------------------------------------------------------------------
+# -- Positions -------------------------------------------------------------------------------------
 
 
 def test_positions_survive_a_torn_line_and_a_full_disk(tmp_path, monkeypatch, caplog):
@@ -376,7 +376,7 @@ def test_positions_stay_small(tmp_path):
     assert Told(tmp_path / "x").at("1000/42.srv.0") == 99_999
 
 
-# -- others' sinks -----------------------------------------------------------------------------
+# -- Other authors' sinks --------------------------------------------------------------------------
 
 
 def test_file_sink_continues_when_the_sinks_process_is_killed(paths, process, config, tmp_path):
@@ -417,16 +417,16 @@ def test_sinks_process_ends_with_a_killed_follower(paths, process, config):
     uid = Settings().uid if os.geteuid() == 0 else os.geteuid()
     (of_it,) = (Path(f"/proc/{pid}") for pid in found)
     eventually(lambda: f"Uid:\t{uid}\t" in (of_it / "status").read_text())
-    os.kill(found[0], signal.SIGSTOP)  # it sees no end of what it is sent
+    os.kill(found[0], signal.SIGSTOP)  # it sees no end of the data
     os.kill(holder(process), signal.SIGKILL)
     eventually(lambda: not (of_it / "exe").exists())
 
 
 def children(pid, word):
-    """Return the processes of one that have a word in their command."""
+    """Return child processes with a word in their command."""
     found = []
     for path in Path(f"/proc/{pid}/task").glob("*/children"):
-        with contextlib.suppress(OSError):  # it has ended meanwhile
+        with contextlib.suppress(OSError):  # it has ended
             for child in path.read_text().split():
                 if word in Path(f"/proc/{child}/cmdline").read_text():
                     found.append(int(child))

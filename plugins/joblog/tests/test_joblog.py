@@ -23,7 +23,7 @@ ME = pwd.getpwuid(os.getuid())
 
 
 def record(message="hot", level="INFO", **more):
-    """Return a record as sinks get it from the follower."""
+    """Return a record in the form that sinks get from the follower."""
     entry = {
         "t": 1790000000.5, "level": level, "logger": "vtorque_core.node.start.boot", "plugin":
         "core", "phase": "boot", "guest": None, "node": "n1", "job": "42.srv", "message": message,
@@ -41,7 +41,7 @@ def site_of(plugins, text):
     return PlannedNode.make(plugins, f"[plugin.joblog]\n{text}").site
 
 
-# -- settings ----------------------------------------------------------------------------------
+# -- Settings --------------------------------------------------------------------------------------
 
 
 def test_no_sink_and_no_follower_without_settings(plugins):
@@ -111,7 +111,7 @@ def test_doctor_checks_requirements_of_the_sinks(plugins, tmp_path, monkeypatch)
     assert states(f"uid = {ME.pw_uid or 1}") == ["ok"]  # no process runs as that user
 
 
-# -- syslog and journal ------------------------------------------------------------------------
+# -- syslog and journal ----------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -162,7 +162,7 @@ def test_restarted_syslog_listener_is_reconnected(tmp_path):
     sink.close()
 
 
-# -- the file of all jobs ----------------------------------------------------------------------
+# -- The file of all jobs --------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -201,14 +201,14 @@ def test_reopening_a_file_is_retried(directory, monkeypatch):
 
 
 def test_last_line_written_before_a_kill_is_not_repeated(directory):
-    """A follower that was killed may have written a line, and not noted that."""
+    """A killed follower may have written a line without recording that."""
     path = directory / "all.jsonl"
     for text in ("one", "two"):
         sink = JsonFile(str(path))
         sink.handle(record(text))
         sink.close()
     sink = JsonFile(str(path))
-    sink.handle(record("of another job", job="43.srv"))  # its log comes first, this time
+    sink.handle(record("of another job", job="43.srv"))  # its log is first this time
     sink.handle(record("two"))
     sink.handle(record("two"))
     sink.close()

@@ -57,7 +57,7 @@ def start(node, job):
 
 
 def forbidden(node, job):
-    """Return what no sink may have: site secret, job's secret, and all keys in the job's files."""
+    """Return secrets that no sink may get: the site's, the job's, and keys in the job's files."""
     secrets = [SECRET, names.derive(SECRET, "job", job.id, job.attempt)]
     found = {form for s in secrets for form in (s, s.hex().encode(), base64.b64encode(s)[:40])}
     for top in (node.site.paths.run / "jobs", node.site.paths.state / "jobs"):
@@ -101,7 +101,7 @@ def test_whole_job_is_logged_to_all_sinks(node, tmp_path):
 
 
 def forks(node, job):
-    """Return how many processes a prologue starts."""
+    """Return the number of processes that a prologue starts."""
     count = node.top / f"{job.id}.forks"
 
     def work():
@@ -142,7 +142,7 @@ def test_log_of_a_refused_job_names_the_reason(node):
 
 
 def test_log_record_costs_little(node):
-    """A job at INFO has some ten records a guest."""
+    """A job at INFO has about ten records per guest."""
     job = JobAttempt("9.srv", 0, "ada", os.getuid(), "n1")
     one = log.Log(node.site.paths, job, parse("info"))
 

@@ -166,7 +166,7 @@ class Heard:
 
 @pytest.fixture
 def top(tmp_path):
-    """Return a directory that is root's alone, with a distribution that brings sinks."""
+    """Return a directory for root only, with a distribution that has sinks."""
     tmp_path.chmod(0o700)
     (tmp_path / "acme_sinks.py").write_text(SINKS)
     info = tmp_path / "acme-1.dist-info"
@@ -187,7 +187,7 @@ def good(top):
 
 @pytest.fixture
 def opened(top, monkeypatch):
-    """Return a function that starts what root has of sinks; ``tolds`` are theirs."""
+    """Return a function that starts root's side of the sinks; ``tolds`` are the sinks."""
     monkeypatch.setattr(outside, "_AGAIN", 0.1)
     config, all_of_them = top / "v.toml", []
 
@@ -266,7 +266,7 @@ def test_stopped_sinks_process_ends_with_root(top, opened):
     eventually(lambda: life(found).taken == 1)
     assert status(Path(f"/proc/{pid}/status"))["Uid"][:1] == uid
     os.kill(pid, signal.SIGSTOP)
-    found.close(time.monotonic())  # which does not wait
+    found.close(time.monotonic())  # without waiting
     eventually(lambda: not Path(f"/proc/{pid}/exe").exists())
 
 
@@ -295,7 +295,7 @@ def test_outdated_position_from_root_does_not_move_a_sink_back():
     deputy = Deputy(theirs, 3)
     deputy.begin("1000/42.srv", 7, 10)
     deputy.mark("1000/42.srv", 50)
-    deputy.begin("1000/42.srv", 7, 10)  # sent before root has heard that
+    deputy.begin("1000/42.srv", 7, 10)  # sent before root has received that
     assert deputy.at("1000/42.srv") == 50
     assert os.read(answers, 99) == RECORD.pack(3, 7, 50)
     os.close(answers)
@@ -345,7 +345,7 @@ def test_removed_log_does_not_block_others(top, opened, good):
     eventually(lambda: good.got == ["swept"] and not found.busy)
 
 
-# -- sinks that fail, hang, attack -------------------------------------------------------------
+# -- Failing, hanging and attacking sinks ----------------------------------------------------------
 
 
 @pytest.mark.parametrize("bad", ["hangs", "opens", "kills", "shouts", "passes", "nowhere"])

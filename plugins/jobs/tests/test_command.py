@@ -27,7 +27,7 @@ def test_ps_shows_ended_jobs_with_exit_codes_only_with_all(monkeypatch, tmp_path
     listed = [
         JobInfo("9.srv", "c", "ada", "Q"),
         JobInfo("10.srv", "c", "ada", "R"),
-        JobInfo("8.srv", "c", "ada", "C", ended=True, exit_code=3),  # kept by the server alone
+        JobInfo("8.srv", "c", "ada", "C", ended=True, exit_code=3),  # kept only by the server
         JobInfo("1.srv", "c", "ada", "C", ended=True, exit_code=0),
     ]
     submitter = types.SimpleNamespace(jobs=lambda: listed)
@@ -50,7 +50,7 @@ def test_ps_shows_ended_jobs_with_exit_codes_only_with_all(monkeypatch, tmp_path
 
 
 def test_ps_shows_the_answer_of_each_node(monkeypatch, tmp_path):
-    """A line a node; one that does not answer says why; jobs by id or number."""
+    """One line per node; a node that does not answer has a reason; jobs by id or number."""
     found = [
         JobInfo("7.srv", "a", "ada", "R", "n[1-2]", 61.0, nodes=("n1", "n2")),
         JobInfo("8.srv", "b", "ada", "Q", reason="not enough cores"),

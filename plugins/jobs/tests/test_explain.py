@@ -11,7 +11,7 @@ from vtorque_jobs.explain import explain
 
 @pytest.fixture
 def file(tmp_path):
-    """A config that root, too, would trust."""
+    """A config that root would trust, too."""
     tmp_path.chmod(0o755)
     return tmp_path / "vtorque.toml"
 

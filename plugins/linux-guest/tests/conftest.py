@@ -1,4 +1,4 @@
-"""Guests as the core would plan them, their setup.sh without a guest, and the real agent."""
+"""Guests as planned by the core, their setup.sh without a guest, and the real agent."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from vtorque_testing import vmgr
 
 @pytest.fixture
 def called(tmp_path, monkeypatch):
-    """Return what calls ``vmgr``, and gives what it would have become, or its refusal."""
+    """Return a function that calls ``vmgr``; it returns the executed program, or the refusal."""
     paths = Paths(tmp_path / "state", tmp_path / "run")
     paths.state.mkdir()
     job = JobAttempt("42.srv", 0, "u", os.getuid())
@@ -90,7 +90,7 @@ def test_console_of_a_running_guest(called, monkeypatch):
     guest = types.SimpleNamespace(index=1, name="vt-42-vm-1", uri="qemu:///system")
     job = types.SimpleNamespace(job=JobAttempt("42.srv", 0, "u", 1000), guests=[guest])
     monkeypatch.setattr(jobs.Running, "jobs", lambda _: [job])
-    monkeypatch.setattr(service, "paths", lambda _: Paths())  # root would believe only root's
+    monkeypatch.setattr(service, "paths", lambda _: Paths())  # root would trust only root's
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     argv = called("42.srv", "--guest", "1", command="console")
     assert argv == ["virsh", "-c", "qemu:///system", "console", "vt-42-vm-1"]
@@ -114,7 +114,7 @@ def test_clean_submits_a_job_that_lists_remaining_files(called, tmp_path, monkey
 
     real = subprocess.run
     monkeypatch.setattr(command.subprocess, "run", run)
-    named = f"{place}/mine/.."  # as after cd
+    named = f"{place}/mine/.."  # like after cd
     assert called(named, "--", "-vm", "img=m", command="clean") == "7"
     options = ["--config", str(tmp_path / "vtorque.toml"), "-vm", f"clean={place}", "-vm", "img=m"]
     assert ran == [(options, "vmgr-clean", 0, f"{place}: all remaining files are yours\n")]

@@ -71,7 +71,7 @@ def test_settings_and_resources_are_declared_on_the_node() -> None:
 
 
 def imported_by(code: str) -> set[str]:
-    """Return the modules that a fresh Python has after some code."""
+    """Return the modules that a new Python has after some code."""
     shown = subprocess.run(
         [sys.executable, "-c", f"{code}; import sys; print(*sys.modules)"],
         capture_output=True,

@@ -63,7 +63,7 @@ def test_client_of_an_ending_service_starts_the_next_one(stopped_service):
     at = stopped_service.paths.run / "local.sock"
 
     def end() -> None:
-        """Accept a client, and end as a service does that had nothing more to do."""
+        """Accept a client, and end like a service that has nothing to do."""
         connection, _ = listener.accept()
         at.unlink()
         connection.close()

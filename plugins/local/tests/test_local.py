@@ -67,7 +67,7 @@ def test_interrupted_wait_reports_that_the_job_still_runs(site):
     config = site.root / "vtorque.toml"
     config.write_text(f'[paths]\nstate = "{site.paths.state}"\nrun = "{site.paths.run}"\n')
     vsub = subprocess.Popen(
-        # A shell lets its background processes ignore SIGINT, perhaps also that of these tests.
+        # A shell lets its background processes ignore SIGINT, maybe also that of these tests.
         ["env", "--default-signal=INT", Path(sys.executable).parent / "vsub", "--config", config,
          "-vm", "none", "-W", "block=true", site.script("exit 0\n")],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
@@ -258,7 +258,7 @@ def test_output_that_the_user_may_not_write_is_refused(site):
 
 
 def test_output_directory_removed_before_the_start_is_the_reported_reason(site, capfd):
-    """It cannot be known at submission. The user sees the reason in all places."""
+    """It cannot be detected at submission. The user sees the reason in all places."""
     (site.root / "prologue.hold").touch()
     (site.root / "logs").mkdir()
     job = site.script("#!/bin/sh\ntouch ran\n")
@@ -337,7 +337,7 @@ def test_failing_and_killed_prologue(site, capfd):
 
 
 def test_job_waits_for_resources_in_use_by_other_jobs(site):
-    """Back in the queue, with the reason; tried again when another job has ended."""
+    """The job is queued again with the reason, and retried when another job has ended."""
     (site.root / "prologue.says").write_text("n1: in use by other jobs: memory\n")
     (site.root / "prologue.exit").write_text("75")
     site.submit("-o", "out", site.script("echo ran\n"), blob=Request().encode())

@@ -48,10 +48,10 @@ def status(pid: int, key: str) -> int:
 
 
 def assert_unharmed(site) -> None:
-    """Another user's job runs to its end, and root's processes are what they were."""
+    """Check that another user's job runs to its end, and that root's processes have not grown."""
     assert site.submit("-W", "block=true", site.script("#!/bin/sh\nexit 3\n")) == 3
     # the process that ended a job may still run
-    forked = status(os.getpid(), "VmRSS")  # the service is: what other tests import is its, too
+    forked = status(os.getpid(), "VmRSS")  # inherited by the service: the imports of other tests
     eventually(lambda: total(site, "VmHWM") < MAX_MEMORY + forked)
     eventually(lambda: total(site, "Threads") < MAX_THREADS)
 
@@ -92,7 +92,7 @@ def test_job_with_hanging_output_does_not_keep_its_slot():
 
 
 def test_messages_that_need_much_memory_do_not_block_others(site):
-    """8 MiB that take 250 MB of memory each: of who sent them."""
+    """8 MiB that take 250 MB of memory each, charged to the sender."""
     with unfolding_messages(site):
         assert_unharmed(site)
 
@@ -155,7 +155,7 @@ def test_environments_do_not_fill_the_disk_of_root(site):
     answers = site.root / "answers"
     answers.touch()
     answers.chmod(0o666)
-    with held_prologues(site):  # all stay queued, or there
+    with held_prologues(site):  # all stay queued
         with attacker(fill, socket_of(site), ENVIRON, 12, str(answers)):
             pass
         told = json.loads(answers.read_text())

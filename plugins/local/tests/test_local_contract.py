@@ -1,6 +1,6 @@
 """The embedded batch system passes the contract of batch adapters, with its real service.
 
-The double is small: the service has no slots, so that jobs stay queued, and notes what it gets.
+The double is small: the service has no slots, so that jobs stay queued, and records its input.
 """
 
 import json

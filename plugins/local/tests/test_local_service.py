@@ -61,7 +61,7 @@ def test_killed_service_loses_running_jobs_and_keeps_queued_ones(site):
     assert site.done("3") == 0
     assert (site.root / "third").read_text() == "third\n"
     assert (site.done("1"), site.done("2")) == (252, 252)
-    eventually(lambda: not any(marked(mark) for mark in marks))  # not even what left the session
+    eventually(lambda: not any(marked(mark) for mark in marks))  # all sessions
     assert node.alive([f"1.{HOST}"]) == {f"1.{HOST}": Life.GONE}
     site.submit(site.script("#!/bin/sh\n"))
     assert site.hook("epilogue", f"4.{HOST}"), "the counter survives"
@@ -240,7 +240,7 @@ def test_submission_to_an_ending_service_is_an_error(tmp_path):
         def end() -> None:
             connection, _ = listener.accept()
             connection.recv(1)
-            connection.close()  # which resets it
+            connection.close()  # which resets the connection
 
         thread = threading.Thread(target=end)
         thread.start()
@@ -268,7 +268,7 @@ def test_queue_of_an_older_layout_continues_its_numbers(site):
 
 
 def test_descriptors_of_clients_do_not_reach_root_processes(site, tmp_path):
-    """To close it takes as long as its owner likes."""
+    """Its owner determines how long closing it takes."""
     eventually(lambda: children(site.process.pid))
     roots = [site.process.pid, *children(site.process.pid)]
     assert len(roots) == 2, "the service and what accepts its clients"

@@ -1,4 +1,4 @@
-"""One job, as pbs_mom would run it, by the user who runs the tests."""
+"""One job, run like by pbs_mom, by the user who runs the tests."""
 
 import ast
 import json
@@ -19,7 +19,7 @@ from vtorque_local.job import make_job
 from vtorque_local.order import Submission, pack
 from vtorque_pbs import convention as pbs
 
-# Takes the place of the first program in a job's process, and of the one that notes the reason.
+# Replaces the first program in a job's process, and the one that records the reason.
 LOOK = """#!/bin/sh
 for fd in 0 1 2; do at=$(readlink /proc/$$/fd/$fd); echo "$at" >>{said}; done
 echo why >&2
@@ -161,7 +161,7 @@ def test_processes_with_the_job_cookie_are_killed_without_cgroups(task, monkeypa
 def test_cgroup_limits_processes_of_a_job_if_available(
     tmp_path, monkeypatch, pids, kinds, made, limit
 ):
-    """Directories stand for the hierarchies; ``mkdir`` puts there what the kernel would."""
+    """Directories replace the hierarchies; ``mkdir`` creates the kernel's files there."""
     for kind in kinds:
         (tmp_path / kind).mkdir()
     make = Path.mkdir

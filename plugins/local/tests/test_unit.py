@@ -1,4 +1,4 @@
-"""The systemd unit of the service: written if systemd runs, and valid for systemd."""
+"""The systemd unit of the service: written if systemd runs, and accepted by systemd."""
 
 import subprocess
 import sys

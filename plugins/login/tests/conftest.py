@@ -8,7 +8,7 @@ import pytest
 
 @pytest.fixture
 def home(tmp_path, monkeypatch):
-    """Return an empty directory that the account has for its home, in this process."""
+    """Return an empty directory that is the account's home in this process."""
     place = tmp_path / "home"
     place.mkdir(mode=0o700)
     *account, _, shell = pwd.getpwuid(os.getuid())

@@ -52,11 +52,11 @@ def job(home, monkeypatch):
                     with requests.directory(JOB) as place:
                         found = requests.names(place, 1)
                     if found:
-                        with contextlib.suppress(OSError):  # as main() does
+                        with contextlib.suppress(OSError):  # like main()
                             self.code = answer.answer(CONFIG, JOB, found[0], lambda _: True)
                         return
 
-            monkeypatch.setattr(answer.signal, "signal", lambda *_: None)  # a thread may not
+            monkeypatch.setattr(answer.signal, "signal", lambda *_: None)  # not allowed in a thread
             thread = threading.Thread(target=look)
             thread.start()
             return thread
@@ -172,7 +172,7 @@ def test_timeout_names_the_last_step(job, home, who, capfd):
 
 @pytest.mark.parametrize(("left", "given"), [(60.0, channel.HANDSHAKE), (0.5, 0.5)])
 def test_handshake_of_a_client_is_limited_in_time(monkeypatch, left, given):
-    """It does not go beyond that of the command."""
+    """It does not exceed that of the command."""
     monkeypatch.setattr(waiting, "time", types.SimpleNamespace(monotonic=lambda: 100.0))
     found, answers = [], SimpleQueue()
 
@@ -224,7 +224,7 @@ def test_silent_clients_do_not_block_the_job(job, site, monkeypatch, capfd):
 
 
 def test_request_that_names_this_host_is_not_connected_to(home):
-    """Services of the node itself are out of a guest's reach."""
+    """Services of the node itself must not be reachable for a guest."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         listener.settimeout(0.2)
         content = a_request(host="127.0.0.1", port=listener.getsockname()[1])
@@ -253,7 +253,7 @@ sys.exit(waiting.ask(["ssh", "--", "42.srv"], "42.srv", "n1", site, on_first=Tru
 
 
 def test_terminal_size_and_input_are_passed(job, home):
-    """Keys as they are pressed, the window's size and its change, Ctrl-C, the exit code."""
+    """Single keys, the window's size and its change, Ctrl-C, the exit code."""
     job.runs(
         "import os, signal, sys\n"
         "def say(*words): os.write(1, (' '.join(map(str, words)) + '\\n').encode())\n"

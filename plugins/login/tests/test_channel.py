@@ -19,7 +19,7 @@ def soon():
 
 @pytest.fixture
 def pair():
-    """Return what makes two connected sockets."""
+    """Return a function that makes two connected sockets."""
     made = []
 
     def pair():
@@ -68,7 +68,7 @@ def streams(meeting):
 
 
 class Tapped:
-    """A connection that keeps what is sent."""
+    """A connection that records the sent data."""
 
     def __init__(self):
         self.raw = bytearray()

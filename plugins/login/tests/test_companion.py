@@ -15,7 +15,7 @@ JOB = "42.srv"
 
 @pytest.fixture
 def beside(home, tmp_path, monkeypatch):
-    """Return a companion that starts nothing: ``started`` has what it would."""
+    """Return a companion that starts nothing: ``started`` has the commands."""
     made = companion.Companion(tmp_path / "none.toml", JOB, "n1", {})
     made.started = []
     monkeypatch.setattr(made, "_start", lambda argv, _environ: made.started.append(argv))

@@ -235,7 +235,7 @@ def test_records_of_all_nodes_are_fetched_for_commands_that_read_them(
         JobInfo("10[3].srv", "n", ME, "R", nodes=("n2",)),
     ]
     brought = []
-    monkeypatch.setattr(os, "geteuid", lambda: 1)  # root reads nothing that is brought
+    monkeypatch.setattr(os, "geteuid", lambda: 1)  # root does not read fetched records
     monkeypatch.setattr(gathered, "bring", lambda pairs, *_: brought.extend(pairs))
     assert elsewhere.run(make_request(wanted, command="report"), CONFIG) is None
     assert [" ".join(pair) for pair in brought] == nodes

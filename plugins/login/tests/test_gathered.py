@@ -16,7 +16,7 @@ CONFIG = Path("/etc/acme.toml")
 
 
 def kept_on(node, top, **facts):
-    """Return what a node keeps of job 7.srv."""
+    """Return a node's records of job 7.srv."""
     place = kept_records.place(Paths(top / node), JobAttempt("7.srv", 0, "ada", os.getuid(), node))
     (top / node).mkdir()
     place.add_facts(job="7.srv", node=node, nodes=["n1", "n2"], **facts)
@@ -31,7 +31,7 @@ def packed(content):
 
 @pytest.fixture
 def nodes(monkeypatch):
-    """Return a dictionary: the Python code that a node answers with."""
+    """Return a dictionary: node to the Python code of its answer."""
     code = {}
     monkeypatch.setattr(
         state.service, "vmgr", lambda _config, _command, _, node, *rest: python(code[node, *rest])

@@ -43,7 +43,7 @@ def test_node_with_an_invalid_answer_is_named(monkeypatch, said, error):
     ],
 )
 def test_node_with_endless_output_or_no_answer_is_killed(monkeypatch, tmp_path, code, spare, words):
-    """With all that it has started."""
+    """Together with all its child processes."""
     pids = tmp_path / "pids"
     both = f"import os; os.fork(); open({str(pids)!r}, 'a').write(f'{{os.getpid()}}\\n')\n{code}"
     monkeypatch.setattr(state.service, "vmgr", lambda *_: python(both))

@@ -1,4 +1,4 @@
-"""The terminal of ``vmgr ssh`` and ``console`` where the job asks."""
+"""The terminal of ``vmgr ssh`` and ``console`` if requests go through the job."""
 
 import os
 import pty

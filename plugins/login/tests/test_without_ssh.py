@@ -40,7 +40,7 @@ exec "$python" -I -m vtorque_login.answer "${config%/node/*}/node2/${config##*/}
 
 @pytest.fixture
 def cluster(tmp_path):
-    """Return what runs command lines as on the submit host, while the job runs on n1."""
+    """Return a function that runs command lines as on the submit host, while the job runs on n1."""
     pbs = FakePbs(tmp_path, "torque")
     state = pbs.state()
     state["jobs"][JOB] = {

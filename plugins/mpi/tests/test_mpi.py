@@ -40,7 +40,7 @@ def test_each_host_file_lists_guests_by_rank_with_slots(variable, text):
 
 
 def test_guests_of_different_sizes_have_different_slots():
-    """vcpus=job on nodes that give the job other numbers of CPUs: all had this guest's."""
+    """vcpus=job on nodes whose shares differ: before, all guests had this guest's number."""
     files, variables = context(replace(GUEST, slots=(4, 4, 2)))
     assert files["/etc/vtorque/mpi/openmpi"] == "vn1-0 slots=4\nvn1-1 slots=4\nvn2-0 slots=2\n"
     assert files["/etc/vtorque/mpi/hydra"] == "vn1-0:4\nvn1-1:4\nvn2-0:2\n"

@@ -225,7 +225,7 @@ def test_answers_of_a_parser_that_the_image_controls_are_refused(
 
 
 def changed(files: dict[str, bytes], name: str, **changes: Any) -> dict[str, bytes]:
-    """Return the layout with its manifest or configuration changed, and digests that fit."""
+    """Return the layout with its manifest or configuration changed, and matching digests."""
     out = dict(files)
     index = json.loads(out["index.json"])
     path = "blobs/sha256/" + index["manifests"][0]["digest"][7:]
@@ -383,7 +383,7 @@ def test_links_of_a_layer_do_not_lead_outside(tmp_path: Path) -> None:
 
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
 def test_whiteouts_through_links_stay_in_the_image(tmp_path: Path) -> None:
-    """A whiteout below a link hides what the link leads to in the image; of the root, its files."""
+    """A whiteout below a link hides the link's target in the image; in the root, its files."""
     (tmp_path / "kept").write_text("of the machine")
     evil = made.layer(("evil", str(tmp_path), "l"), ("up", "../" * 30, "l"), ("x", b"x", "f"))
     names = ("evil/.wh.kept", "evil/.wh..wh..opq", "up/.wh.x", f"up{tmp_path}/.wh.kept")
@@ -398,7 +398,7 @@ def test_whiteouts_through_links_stay_in_the_image(tmp_path: Path) -> None:
 
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
 def test_code_run_by_guest_root_is_writable_by_root_only(tmp_path: Path) -> None:
-    """The container's directories are anybody's, links lead through /tmp, a module is its own."""
+    """All can write the container's directories, links lead through /tmp, a module is its own."""
     loose = {"mode": 0o777, "uid": 1000}
     evil = made.layer(
         (".", b"", "d", loose),
@@ -427,7 +427,7 @@ def test_code_run_by_guest_root_is_writable_by_root_only(tmp_path: Path) -> None
     for path in ("tmp/s/request-key", "lib/modules/6"):
         assert tree.find(path) is None
     resolver = tree.find("etc/resolv.conf", follow=False)
-    assert resolver is not None and resolver.is_file  # the guest writes it, and has no systemd
+    assert resolver is not None and resolver.is_file  # written in the guest, which has no systemd
     user = tree.find("home/user")
     assert user is not None
     assert (user.uid, stat.S_IMODE(user.mode)) == (1000, 0o777)

@@ -149,7 +149,7 @@ def pool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def state(pool: Path) -> dict[str, Any]:
-    """Return all that is in the pool, but for times."""
+    """Return the content of the pool, without times."""
     return {
         str(path.relative_to(pool)): path.read_bytes() if path.is_file() else None
         for path in sorted(pool.rglob("*"))
@@ -251,7 +251,7 @@ def test_all_layers_must_be_decompressed_in_time(
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a tool a pid namespace")
 def test_child_of_a_tool_is_killed_before_it_writes_to_a_layer(tmp_path: Path) -> None:
-    """A tool that a hostile container has taken over leaves a process with the file open."""
+    """A tool that a hostile container controls leaves a process with the file open."""
     marked = "86398.25"  # seconds: how the test finds the process
     script = f"id -u; setsid sh -c 'sleep {marked}; echo changed' 2>/dev/null & echo over"
     (tmp_path / "in").write_bytes(b"")

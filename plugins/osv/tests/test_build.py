@@ -23,7 +23,7 @@ def prog(tmp_path_factory):
 
 @pytest.fixture
 def src(tmp_path, prog):
-    """A directory with a stand-in for the loader, a program and some data."""
+    """A directory with a double of the loader, a program and some data."""
     for name in ("prog", "loader.elf"):
         (tmp_path / name).write_bytes(prog)
     (tmp_path / "prog").chmod(0o755)

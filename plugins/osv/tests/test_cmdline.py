@@ -14,7 +14,7 @@ DHCP = Address("52:54:00:00:00:03")
 
 
 def osv_split(line):
-    """OSv's own way: stresep() of libc/string/stresep.c, then loader_parse_cmdline()."""
+    """Split like OSv: stresep() of libc/string/stresep.c, then loader_parse_cmdline()."""
     options, at = [], 0
     while at < len(line):
         if line[at] in " \t\n":

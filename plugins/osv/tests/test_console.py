@@ -1,4 +1,4 @@
-"""Output and exit code out of real consoles, recorded from OSv v0.57.0-398 under QEMU 7.2."""
+"""Output and exit code from real consoles, recorded from OSv v0.57.0-398 under QEMU 7.2."""
 
 import tracemalloc
 from pathlib import Path
@@ -13,7 +13,7 @@ NAMES = sorted(path.stem for path in DATA.glob("*.console"))
 
 
 def read(data, sizes=(1 << 20,), **kwargs):
-    """Feed a console in parts of these sizes, again and again; return output and outcome."""
+    """Feed a console in parts of these sizes repeatedly; return output and outcome."""
     console = Console({"/hello"}, **kwargs)
     out, at, turn = b"", 0, 0
     while at < len(data):
@@ -31,7 +31,7 @@ def read(data, sizes=(1 << 20,), **kwargs):
         ("ret42", b"will return 42\n", 42),
         ("exit7", b"will exit 7\n", 7),
         ("exit0", b"will exit 0\n", 0),
-        ("noeol3", b"", 3),  # OSv loses what has no newline: nothing is flushed
+        ("noeol3", b"", 3),  # OSv loses text without a newline: nothing is flushed
         ("several", b"will return 3\nwill return 0\nwill exit 9\n", 3),
         ("background", b"line 0 of many\nline 1 of many\nline 2 of many\nwill return 2\n", 2),
     ],
@@ -97,7 +97,7 @@ DOWN = b"VFS: unmounting /dev\r\nVFS: unmounting /\r\nROFS: hit ratio is 1%\r\nP
     ("text", "out", "code"),
     [
         (b"50%", b"50%", 0),
-        (b"a\r\r\nb\r\n", b"a\r\nb\n", 0),  # OSv adds one CR; the program's own stays
+        (b"a\r\r\nb\r\n", b"a\r\nb\n", 0),  # OSv adds one CR; the program's own are kept
         (b"VFS: unmounting /x\r\nmore\r\n", b"VFS: unmounting /x\nmore\n", 0),
         (b"program /other returned 3\r\n", b"program /other returned 3\n", 0),
         (b"abcprogram /hello returned 3\r\n", b"abc", 3),

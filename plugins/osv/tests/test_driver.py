@@ -72,7 +72,7 @@ def order(script="/prog x\n", cwd="/", **environ):
 
 
 def late(guest, sent):
-    """Return what carries the command line, and the script disk's line."""
+    """Return the carrier of the command line, and the script disk's line."""
     *files, found = OsvDriver().late(guest, ITEMS, sent, Site())
     texts = [each.content.decode().split("\n")[0] for each in files]
     assert all((e.path, e.mode, e.uid) == ("/s/script", 0o400, guest.qemu_uid) for e in files)
@@ -166,7 +166,7 @@ def test_boot_line_is_written_to_a_disk_that_boots_without_a_kernel():
 
 
 def test_boot_line_is_written_with_the_privileges_of_the_qemu_user(tmp_path, monkeypatch):
-    """qemu-io parses the image, which a stranger may have made."""
+    """qemu-io parses the image, which may be untrusted."""
     image, overlay = tmp_path / "base", tmp_path / "overlay"
     image.write_bytes(bytes(1 << 20))
     Overlay(str(overlay), str(image), "raw").create()
@@ -258,7 +258,7 @@ def test_files_that_no_variable_names_stay_outside():
 
 
 def test_the_domain():
-    """Rendered by the core: console as a socket and logged, HPET, nothing but virtio disks."""
+    """Rendered by the core: console as a socket and logged, HPET, only virtio disks."""
     found = [*OsvDriver().elements(PLAN, Site()), late(PLAN, order(A="$<&"))[0]]
     xml = ElementTree.fromstring(domain(PLAN, found))  # noqa: S314 - our own
     serial = xml.find("devices/serial")

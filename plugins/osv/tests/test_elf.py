@@ -1,4 +1,4 @@
-"""Real programs, made by the real compiler."""
+"""Real programs, made by a real compiler."""
 
 import subprocess
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The REST client against a double that follows what real OSv was seen to do."""
+"""The REST client against a double with the observed behavior of real OSv."""
 
 import http.client
 import socket
@@ -42,7 +42,7 @@ def test_file_is_uploaded_unchanged(osv):
 
 
 def test_raw_body_uploads_nothing(osv):
-    """That is why there is a form."""
+    """Therefore a form is used."""
     connection = http.client.HTTPConnection("127.0.0.1", osv.server_port)
     connection.request("POST", "/file//tmp/x", body=b"hi")
     assert connection.getresponse().status == 200

@@ -1,4 +1,4 @@
-"""A line means in OSv what it means in a shell, or it is refused with its number."""
+"""A line means the same in OSv as in a shell, or it is refused with its number."""
 
 import pytest
 from hypothesis import given

@@ -205,7 +205,7 @@ def test_guests_get_granted_cards_of_their_type(tmp_path):
     assert (one.items, two.items) == ((SECOND,), ("0000:86:00.0",))
 
 
-# -- device files ------------------------------------------------------------------------------
+# -- Device files ----------------------------------------------------------------------------------
 
 
 def test_device_file_leads_to_its_pci_function(site, tmp_path):

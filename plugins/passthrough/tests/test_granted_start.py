@@ -1,6 +1,6 @@
-"""Whole starts on a recorded machine: each guest has the card that its job has been granted.
+"""Whole starts on a recorded machine: each guest has its job's granted card.
 
-libvirt, nft and the kernel's binding of drivers are doubles; the rest is what a node runs.
+libvirt, nft and the kernel's binding of drivers are doubles; the rest is a node's real code.
 """
 
 import dataclasses

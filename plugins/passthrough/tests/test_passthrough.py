@@ -152,7 +152,7 @@ def test_bad_class_is_a_config_error(tmp_path):
             site_of("gpu-node", tmp_path / str(number), f"[[plugin.passthrough.classes]]\n{table}")
 
 
-# -- on the node -------------------------------------------------------------------------------
+# -- On the node -----------------------------------------------------------------------------------
 
 
 def test_nothing_is_claimed_without_the_option(site):
@@ -231,7 +231,7 @@ def test_card_that_cannot_be_reset_needs_allow_no_reset(tmp_path, site):
 
 
 def test_allow_no_reset_applies_only_to_functions_of_the_class(tmp_path):
-    """A GPU is reset although the class of the sound card in its group does without."""
+    """A GPU is reset although the class of the sound card in its group does not require it."""
     classes = CLASSES + (
         '[[plugin.passthrough.classes]]\nname = "sound"\nids = ["10de:1aef"]\n'
         "allow_no_reset = true\n"

@@ -129,7 +129,7 @@ def test_pci_device_validates_its_address_and_forbids_save_and_migrate():
             PciDevice("gpu", address)
 
 
-# -- to VFIO and back --------------------------------------------------------------------------
+# -- To VFIO and back ------------------------------------------------------------------------------
 
 
 class Kernel:

@@ -29,7 +29,7 @@ class TestOpenPbs(BatchContract):
         "procs-option.sh": "option -d",
     }
 
-    wild, rarely = SCRIPTS[:3], SCRIPTS[3:]  # Torque's are the same code; these are 20 s
+    wild, rarely = SCRIPTS[:3], SCRIPTS[3:]  # Torque's have the same code; these take 20 s
 
     def test_script_arguments_arrive_unchanged(self):
         """OpenPBS 23.06 has no -F; ``-- command args`` is in test_submitter.py."""

@@ -26,14 +26,14 @@ def read(line: str, jobdir: str) -> tuple[Path | None, tuple[str, ...], str]:
 
 @pytest.mark.parametrize("home", ["/home/ada", "/home/a da's"])
 def test_script_starts_in_a_private_sandbox(home):
-    """``-W sandbox=PRIVATE``, as OpenPBS 23.06.06 does it."""
+    """``-W sandbox=PRIVATE``, like OpenPBS 23.06.06."""
     sandbox = f"{home}/pbs.5.s.x8z"
     assert read(f"cd {sandbox};{SCRIPT}\n", sandbox) == (Path(SCRIPT), (), sandbox)
     assert read(f"{SCRIPT}\n", home) == (Path(SCRIPT), (), "")
 
 
 def test_terminal_does_not_echo_before_the_guest_is_ready():
-    """It was there twice: the guest's shell echoes what it reads."""
+    """Input was shown twice: the guest's shell echoes it."""
     leader, terminal = pty.openpty()
     try:
         assert termios.tcgetattr(leader)[3] & termios.ECHO

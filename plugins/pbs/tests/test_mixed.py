@@ -87,7 +87,7 @@ HAS = dict.fromkeys(("n1", "n2"), ("vt",)) | {"n3": ("fast",), "n4": ()}
     ("nodes", "placed", "guests"),
     [
         ("1:ppn=2:vt+2:ppn=8", [("n4", 8), ("n3", 8), ("n1", 2)], ["n1"]),
-        # The numbers are the same: by the properties, the first one that fits.
+        # The numbers are equal: by the properties, the first match.
         ("1:ppn=2:vt+1:ppn=2", [("n3", 2), ("n1", 2)], ["n1"]),
         ("1:ppn=2:vt+1:ppn=2", [("n2", 2), ("n1", 2)], ["n2"]),
         ("1:ppn=2:vt+n2:ppn=2", [("n2", 2), ("n1", 2)], ["n1"]),
@@ -106,7 +106,7 @@ def test_nodes_of_torque_with_guests_are_found(nodes, placed, guests):
     "placed", [[("n3", 2), ("n4", 8)], [("n1", 2)], [("n1", 3), ("n4", 8)], [("x", 2), ("n4", 8)]]
 )
 def test_placement_that_does_not_match_the_request_is_refused(placed):
-    """No node is at fault: a scheduler may have put two parts together."""
+    """No node is at fault: a scheduler may have combined two parts."""
     with pytest.raises(Refused, match="ppn"):
         torque_places("1:ppn=2:vt+1:ppn=8", placed, "vt", HAS)
 
@@ -154,7 +154,7 @@ def test_root_on_torques_nodes(tmp_path):
     assert node_file(adapter, first) == ["vn1", "vn1", "n3", "n2"]
     for node in ("n2", "n3"):
         assert job(node, "n1/0-1+n3/0+n2/0", "sister")[1].blob is None
-    for node in ("n1", "n3"):  # the job shell is to find the reason where it is
+    for node in ("n1", "n3"):  # the job shell has to find the reason in its place
         assert "last in Torque's list" in job(node, "n3/0+n2/0+n1/0-1")[1].bad_request
     _, shared = job("n1", "n1/1+n1/2-3+n2/0")  # two parts on one node, the bare one named first
     assert (shared.nodes, shared.cpu_count, shared.bad_request) == (("n1",), 2, "")

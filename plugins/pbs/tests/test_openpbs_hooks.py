@@ -27,7 +27,7 @@ def logjobmsg(job, text): raise SystemError("PY_SSIZE_T_CLEAN macro must be defi
 
 
 def test_the_hooks_of_openpbs(tmp_path):
-    """In the interpreter of pbs_mom they only look, and call; the data are words, not code."""
+    """In the interpreter of pbs_mom they only check, and call; data are arguments, not code."""
     log = tmp_path / "log"
     program = tmp_path / "vtorque"
     program.write_text(f'#!/bin/sh\nfor a; do printf "%s\\0" "$a"; done >> {log}\nexit 0\n')
@@ -52,7 +52,7 @@ def test_the_hooks_of_openpbs(tmp_path):
         "id": "5[1].vm", "Job_Owner": "u@h", "euser": None, "Job_Name": "a'b", "interactive": None,
         "Variable_List": {"A": "1"}, "exec_host2": "vm:15002/0*2",
         "run_count": 2, "Rerunable": True,
-        "Resource_List": {"select": None, "place": None},  # as on a mom
+        "Resource_List": {"select": None, "place": None},  # like on a mom
         "schedselect": "1:ncpus=2:vtorque=True",
         "exec_vnode": "(vm:ncpus=2)", "queue": "gpu", "Account_Name": None,
     }  # fmt: skip

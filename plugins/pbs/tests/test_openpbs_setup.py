@@ -86,7 +86,7 @@ def test_server_that_is_not_a_node_gets_hooks_and_no_mark(harness):
     shared = [step for step in found if not isinstance(step, Check)]
     marked = next(step for step in steps(harness) if step.text.startswith("set vtorque"))
     marked.apply()
-    for step in shared:  # from one node's uninstall on no job would start anywhere
+    for step in shared:  # after one node's uninstall no job would start on any node
         with pytest.raises(
             HostFault,
             match="still needed by n1: run vtorque setup uninstall on these nodes first, and on",

@@ -36,7 +36,7 @@ def openpbs(tmp_path):
 
 
 def golden(harness, argv, content=b"#!/bin/sh\n:\n"):
-    """Submit ``argv``; return what qsub got, S for our job shell."""
+    """Submit ``argv``; return qsub's arguments, with S for the job shell."""
     (harness.directory / "j.sh").write_bytes(content)
     stdin = b"" if "j.sh" in argv else content
     ended = run_vsub(harness, shlex.split(argv), stdin=stdin, blob=BLOB, needs=NEEDS)
@@ -129,7 +129,7 @@ def test_directives_count_and_the_command_line_wins(torque):
 
 @pytest.mark.parametrize("system", ["torque", "openpbs"])
 def test_script_with_a_byte_order_mark_is_refused_for_vm_jobs(request, system):
-    """Torque's qsub drops its directives without a word."""
+    """Torque's qsub drops its directives silently."""
     harness = request.getfixturevalue(system)
     (harness.directory / "bom.sh").write_bytes(b"\xef\xbb\xbf#!/bin/sh\n#PBS -vm ram=1G\n")
     (harness.directory / "dos.sh").write_bytes(b"#!/bin/sh\r\n#PBS -vm ram=1G\r\n")
@@ -214,7 +214,7 @@ def test_errors_of_qsub_are_shown_unchanged_and_nothing_runs(torque, argv):
 @pytest.mark.parametrize("argv", [["-o"], ["-N", "x", "-l"], ["-h", "-v"]])
 def test_option_without_value_is_rejected_and_runs_no_job_shell(request, system, argv):
     harness = request.getfixturevalue(system)
-    harness.paths.jobshell.write_text("#!/bin/sh\n")  # as on a node, where qsub could submit it
+    harness.paths.jobshell.write_text("#!/bin/sh\n")  # like on a node, where qsub could submit it
     ended = run_vsub(harness, argv, stdin=b":\n", blob=BLOB, needs=NEEDS)
     assert ended.code != 0 and f"option {argv[-1]} requires argument".encode() in ended.stderr
     assert harness.received() is None
@@ -262,7 +262,7 @@ def test_command_line_that_makes_the_job_shell_the_script_is_refused(torque, arg
     ],
 )
 def test_interactive_vm_job_gets_the_display_only_on_request(torque, argv, blob, found):
-    """The job shell passes on what it finds; -V would bring it that of the login."""
+    """The job shell passes on its display; -V would pass that of the login."""
     (torque.directory / "j.sh").write_bytes(b"#!/bin/sh\n:\n")
     torque.environ["DISPLAY"] = "localhost:10.0"
     needs = NEEDS if blob else None

@@ -103,7 +103,7 @@ def test_requeue_delays_grow_and_end(mom, monkeypatch):
 
 
 def test_last_node_with_the_mark_keeps_it(mom):
-    """pbs_sched deletes what no node at all could run; such a job waits."""
+    """pbs_sched deletes jobs that no node could run; such a job waits."""
     mom.outcome(Outcome.HOST_FAULT)
     state = mom.pbs.state()
     for name in ("n2", "n3", "n4"):
@@ -288,7 +288,7 @@ def test_truncated_resource_list_is_not_a_vm_job(mom):
 
 
 def test_hooks_of_a_bare_metal_job_use_only_shell_builtins(mom, tmp_path):
-    """A shell, and nothing in it that is not built in."""
+    """A shell, with built-in commands only."""
     mom.paths.journal.mkdir(parents=True)
     for i in range(20):
         (mom.paths.journal / f"{i}.other.0.jsonl").touch()
@@ -319,7 +319,7 @@ def test_fault_that_a_user_can_cause_does_not_blame_the_node(mom):
 
 @pytest.mark.parametrize(("state", "life"), [("S", Life.SUSPENDED), ("Q", Life.ALIVE)])
 def test_suspended_job_is_alive(mom, state, life):
-    """As qsig -s suspend leaves it: qstat(1B), job_state S."""
+    """The state after qsig -s suspend: qstat(1B), job_state S."""
     job = submitted(mom, *VM)
     mom.pbs.job(job, state=state)
     assert adapter_at(mom.root, "n1").alive([job]) == {job: life}
@@ -327,7 +327,7 @@ def test_suspended_job_is_alive(mom, state, life):
 
 @pytest.mark.parametrize(("hosts", "shown"), [("n7/0", "n7/0"), ("", "none")])
 def test_start_on_a_node_outside_the_job_names_its_hosts(mom, hosts, shown):
-    """A job without hosts was requeued while pbs_mom, which was killed, started it."""
+    """A job without hosts was once requeued while the killed pbs_mom started it."""
     job = submitted(mom, *VM)
     mom.pbs.job(job, exec_host=hosts, state="R")
     args = ["first", job, "u", "g", "n", "nodes=1:ppn=2,other=vt1:AHsidiI6MX0", "batch"]

@@ -23,7 +23,7 @@ def on(machine, config=""):
 
 
 def guests(machine, *pairs, mapping=None, config=""):
-    """Return the guests of a job on this machine, as the node plans them."""
+    """Return the guests of a job on this machine, as planned by the node."""
     files = {} if mapping is None else {"vcpu_pinning": FileData("map", mapping)}
     one = on(machine, config)
     return one.guests(one.request(*pairs, files=files))
@@ -46,7 +46,7 @@ PINNED = [
 ]
 
 
-# -- automatic --------------------------------------------------------------------------------
+# -- Automatic -------------------------------------------------------------------------------------
 
 
 def test_nothing_is_claimed_without_the_options():
@@ -109,7 +109,7 @@ def test_numa_policy_of_the_site_is_the_default():
         placed(XEON, "vcpus=65", "vcpu_pinning=true", "numa=strict")
 
 
-# -- huge pages -------------------------------------------------------------------------------
+# -- Huge pages ------------------------------------------------------------------------------------
 
 
 def test_huge_pages_have_the_given_or_the_largest_size():
@@ -127,7 +127,7 @@ def test_huge_pages_have_the_given_or_the_largest_size():
 
 
 def test_largest_huge_page_size_with_enough_free_pages_is_used(tmp_path, monkeypatch):
-    """The largest size, unless other jobs have so much of it that the job would have to wait."""
+    """The largest size, unless other jobs use so much of it that the job would have to wait."""
     monkeypatch.setattr(node, "SYSFS", tmp_path)
     both = dataclasses.replace(
         XEON,
@@ -192,7 +192,7 @@ def test_invalid_values_are_refused(pair, why):
         guests(XEON, pair)
 
 
-# -- a user's file ----------------------------------------------------------------------------
+# -- A user's file ---------------------------------------------------------------------------------
 
 
 def test_mapping_is_read_as_the_user_and_keeps_its_order(tmp_path):
@@ -262,14 +262,14 @@ def test_site_can_pin_by_default():
         guests(XEON, "hugepages=1G", config=config)
 
 
-# -- numad ------------------------------------------------------------------------------------
+# -- numad -----------------------------------------------------------------------------------------
 
 NUMAD = '[plugin.pinning]\nadvisor = "numad"\n'
 
 
 @pytest.fixture
 def numad(monkeypatch):
-    """Stand for numad(8), which needs a machine with several NUMA nodes; return its calls."""
+    """Replace numad(8), which needs a machine with several NUMA nodes; return its calls."""
     calls = []
 
     def run(*argv, timeout):

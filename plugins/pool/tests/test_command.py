@@ -47,7 +47,7 @@ class Site:
         self.scontrol.say(NODES)
 
     def run(self, *words):
-        """Return what a command prints; raise what it raises."""
+        """Return a command's output; raise its error."""
         given = [*words, "--config", str(self.config)]
         done = CliRunner().invoke(pool, given, catch_exceptions=False)
         assert done.exit_code == 0, done.output

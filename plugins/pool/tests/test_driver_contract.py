@@ -50,7 +50,7 @@ class StaticHarness:
 
     @contextlib.contextmanager
     def full(self):
-        """Want a machine that there is not: those that are, are all there will be."""
+        """Request a machine that does not exist: the number of machines is fixed."""
         self.is_full = True
         yield
         self.is_full = False

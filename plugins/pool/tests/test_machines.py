@@ -97,7 +97,7 @@ def test_nodes_with_one_common_timeout_count_as_one_failure(pool):
 
 @pytest.mark.parametrize("step", ["create", "after-create", "destroy", "after-destroy"])
 def test_kill_at_any_step_leaves_no_unknown_machine(pool, monkeypatch, step):
-    """The same call again does the rest: no second machine, none left."""
+    """The same call again completes it: no second machine, none left."""
     pid = os.fork()
     if pid == 0:
         name = step.removeprefix("after-")

@@ -191,7 +191,7 @@ def test_round_creates_machines_and_then_their_nodes(tmp_path):
 
 
 def test_torque_knows_all_nodes_and_those_without_a_machine_are_down(tmp_path):
-    """6.1.3 refuses a job that no nodes it knows could run, and pbs_sched deletes it."""
+    """6.1.3 refuses a job that no known nodes could run, and pbs_sched deletes it."""
     server = Server(tmp_path, "torque")
     server.answer("qstat", b"<Data/>")
     round_ = serve.round_of(server.settings, server.machines, server.pbs)
@@ -227,7 +227,7 @@ def test_node_refused_by_torque_does_not_stop_the_round(tmp_path):
     ],
 )
 def test_node_is_created_by_one_command(tmp_path, batch, features, address, has):
-    """One that is killed between two would leave a node that no job finds."""
+    """A kill between two commands would leave a node that no job finds."""
     server = Server(tmp_path, batch)
     server.pbs.create("n1", 4, features, address)
     made, *rest = server.called("qmgr")
@@ -305,7 +305,7 @@ def test_nodes_that_miss_their_timeout_together_are_one_failure(tmp_path):
 
 
 def test_refused_delete_keeps_the_machine(tmp_path):
-    """OpenPBS refuses while a job has come: nothing ends below it."""
+    """OpenPBS refuses if a job has started: no machine is ended under it."""
     server = Server(tmp_path, "openpbs")
     server.machines.make(["n2"], "test")
     server.answer("pbsnodes", OPEN_NODES)
@@ -318,14 +318,14 @@ def test_refused_delete_keeps_the_machine(tmp_path):
 
 @pytest.mark.parametrize("state", ["free", "free,offline"])
 def test_node_with_a_new_job_is_kept(tmp_path, monkeypatch, state):
-    """Torque would have it off, and its job lost."""
+    """Torque would set the node offline, and lose its job."""
     server = Server(tmp_path, "torque")
     server.machines.make(["n2"], "test")
     server.answer("pbsnodes", TORQUE_NODES)
     server.answer("qstat", b"<Data/>")
     held = server.machines.found
 
-    def found(*clouds):  # asked when the round begins, and when the node is locked
+    def found(*clouds):  # queried when the round begins, and when the node is locked
         if server.called("pbsnodes"):
             said = TORQUE_NODES.replace(b"free,offline</state>", f"{state}</state>".encode())
             server.answer("pbsnodes", said.replace(b"<note>", b"<jobs>0/7.server</jobs><note>"))

@@ -1,4 +1,4 @@
-"""The programs under a real slurmctld. The machines are a double: slurmds in pid namespaces."""
+"""The programs under a real slurmctld. The machines are doubles: slurmds in pid namespaces."""
 
 import json
 

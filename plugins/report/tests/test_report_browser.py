@@ -16,7 +16,7 @@ JOBS = {
 }
 PLOTS = 6  # of a guest
 LOOKS = [(1280, "light"), (390, "dark"), (390, "light"), (1280, "dark")]
-# Two short jobs in two looks; the rest, of which some take seconds to draw, in the long run.
+# Two short jobs in two layouts; the others, some of which take seconds to draw, in the long run.
 SHORT = {"one guest": LOOKS[0], "three seconds": LOOKS[1]}
 SHOWN = [
     pytest.param(name, *look, marks=() if SHORT.get(name) == look else pytest.mark.full)
@@ -24,7 +24,7 @@ SHOWN = [
     for look in LOOKS
 ]
 
-# Each plot: its box, the least box of its texts, the ends of its lines, how many points they have.
+# Each plot: its box, the bounding box of its texts, the ends of its lines, its number of points.
 MEASURE = """
 [...document.querySelectorAll('.plot svg')].map(svg => {
   const box = svg.getBoundingClientRect();
@@ -139,7 +139,7 @@ def test_hostile_names_are_inactive_in_a_browser(browser, tmp_path):
 
 @pytest.mark.full
 def test_content_policy_blocks_injected_markup(browser, tmp_path, pages):
-    """Had something slipped through: it could neither run nor call anybody."""
+    """If markup passed the escaping, it could neither run nor send requests."""
     text = pages("three seconds").read_text()
     path = tmp_path / "page.html"
     evil = "<script>window.hacked=1</script><img src='http://192.0.2.1/x'><p onclick='x()'>"

@@ -1,4 +1,4 @@
-"""Figures and hints against jobs that were calculated by hand."""
+"""Figures and hints of jobs that were calculated by hand."""
 
 import dataclasses
 import json
@@ -130,8 +130,8 @@ def test_each_kind_of_waste_gets_a_hint(values, said):
     "values",
     [
         {"memory": 4.0 * GIB},  # half
-        {"ram": 512 << 20, "memory": 100.0 * (1 << 20)},  # nothing worth having
-        {"memory": 7.9 * GIB},  # QEMU's own is always that much
+        {"ram": 512 << 20, "memory": 100.0 * (1 << 20)},  # no worthwhile part
+        {"memory": 7.9 * GIB},  # QEMU's own memory is always that much
         {"cpu": 400.0},
         {"cpu": 9.0, "core_seconds": 39.0},  # too short for a decision
         {"steal": 60.0},
@@ -220,7 +220,7 @@ def test_numbers_are_formatted_for_people():
 
 
 def test_suspended_time_does_not_count_as_idle():
-    """Suspended by the batch system, or paused by the owner: they could use no CPU then."""
+    """Suspended by the batch system, or paused by the owner: no CPU could be used then."""
     stood = (
         Phase("boot", None, 0.0, 10.0),
         Phase("run", None, 10.0, 30.0),

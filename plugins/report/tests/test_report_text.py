@@ -1,4 +1,4 @@
-"""``vmgr report`` as its user sees it, and the summary at the end of a job's error output."""
+"""``vmgr report`` for its user, and the summary at the end of a job's error output."""
 
 import io
 import json
@@ -41,7 +41,7 @@ def vmgr(site, *argv, **environ):
 
 
 def without_plots():
-    """Run as where vl-convert is not: it has threads, which a fork of the tests may lack."""
+    """Run as without vl-convert: it has threads, which a fork of the tests may lack."""
     sys.modules["vl_convert"] = None
     main()
 
@@ -167,7 +167,7 @@ def test_invalid_arguments_print_one_line(site, argv, said):
     assert done.returncode == 2 and said in done.stderr and "Traceback" not in done.stderr
 
 
-# -- [plugin.report] show ---------------------------------------------------------------------
+# -- [plugin.report] show --------------------------------------------------------------------------
 
 
 PATIENT = """

@@ -40,7 +40,7 @@ def answers_of(host=XEON, **settings):
 
 
 def placed(host, count=1, **settings):
-    """Return as many guests of one job, placed on the empty machine."""
+    """Return guests of one job, placed on the empty machine."""
     return on(host, **settings).placed(*guests(host, f"vms_per_node={count}"))
 
 
@@ -185,7 +185,7 @@ def test_domain_matches_the_libvirt_schema(host):
     assert ("cachetune" in xml) is (host is not ARM)
 
 
-# -- vtorque doctor ---------------------------------------------------------------------------
+# -- vtorque doctor --------------------------------------------------------------------------------
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ from vtorque_slurm import cpus
 
 
 def test_cpu_ids_follow_the_sockets(tmp_path):
-    """Hyper-threads are numbered after all cores by the kernel, beside their core by Slurm."""
+    """The kernel numbers hyper-threads after all cores, Slurm beside their core."""
     for number, (socket, core) in enumerate([(0, 0), (0, 1), (1, 0), (1, 1)] * 2):
         topology = tmp_path / f"cpu{number}/topology"
         topology.mkdir(parents=True)

@@ -14,7 +14,7 @@ HAS = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") >> 20  # MiB
 
 @pytest.fixture
 def looked(tmp_path, monkeypatch):
-    """Return what looks: with guests that hold so much, and a node that has so much for jobs."""
+    """Return a function that runs the check with this much in guests, and this much for jobs."""
     slurm = Slurm(tmp_path)
 
     def look(*guests, system="slurm", uid=0, **node):

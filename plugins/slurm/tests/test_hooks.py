@@ -11,7 +11,7 @@ from vtorque_slurm.hooks import epilog, prolog
 
 @pytest.fixture
 def hooks(tmp_path):
-    """Return a function that runs one of the hooks; vtorque notes its arguments and fails."""
+    """Return a function that runs one of the hooks; vtorque records its arguments and fails."""
     program = tmp_path / "vtorque"
     program.write_text(f'#!/bin/sh\necho "$@" >> {tmp_path}/said\nexit 3\n')
     program.chmod(0o755)

@@ -35,7 +35,7 @@ def test_host_lists_are_expanded(text, hosts):
         "[0-99998,0-99998]",
     ],
 )
-def test_invalid_host_list_is_refused(text):  # nor do they take memory: users write such
+def test_invalid_host_list_is_refused(text):  # they take no memory either: users write such lists
     with pytest.raises(ValueError, match=r"is not a|more than"):
         hostlist.expand(text)
 

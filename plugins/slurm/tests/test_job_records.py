@@ -1,4 +1,4 @@
-"""Parsing of Slurm's answers, which contain texts of users."""
+"""Parsing of Slurm's output, which contains texts of users."""
 
 import contextlib
 
@@ -107,12 +107,12 @@ def test_user_text_forges_no_field(name, place):
     shown = RECORD.format(**FACTS | {place: name})
     with pytest.raises(Refused):
         parse_job(shown.replace(name, name + "\nx"), "7")
-    with contextlib.suppress(Refused):  # a line that its end makes unlike Slurm's own
+    with contextlib.suppress(Refused):  # a line whose end differs from Slurm's own
         assert parse_job(shown, "7") == parse_job(RECORD.format(**FACTS), "7")
 
 
 def test_forged_cpu_lines_cost_no_more_than_real_ones():
-    """Each has as many CPUs as a list may have, of nodes that the job has not."""
+    """Each has as many CPUs as a list may have, of nodes outside the job."""
     lines = "".join(f"     Nodes=x{n} CPU_IDs=0-99999 Mem=1 GRES=\n" for n in range(8))
     with pytest.raises(HostFault, match="0-99999' has more than"):
         parse_job(RECORD.format(**FACTS | {"name": f"x\n{lines}"}), "7")

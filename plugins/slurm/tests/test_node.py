@@ -96,7 +96,7 @@ def test_other_components_of_a_heterogeneous_job_are_bare_metal(node, slurm):
 
 
 def test_request_in_another_component_is_refused(node, slurm):
-    """Vsub makes none: its comment was changed, or the job was put together by hand."""
+    """vsub makes none: its comment was changed, or the job was composed manually."""
     slurm.facts(components=2)
     job = node.job((), HET | {"SLURM_HET_JOB_ID": "6"})
     assert "only the first component" in job.bad_request

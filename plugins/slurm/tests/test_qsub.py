@@ -1,4 +1,4 @@
-"""``vsub`` in front of Slurm's own qsub, with a double that calls sbatch as that does."""
+"""``vsub`` in front of Slurm's own qsub, with a double that calls sbatch in the same way."""
 
 import pytest
 

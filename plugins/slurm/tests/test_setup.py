@@ -68,7 +68,7 @@ def test_settings_that_an_admin_must_change_are_reported(tmp_path):
 
 
 def test_site_file_with_the_same_name_is_kept(tmp_path):
-    """Slurm would run a copy that is kept beside ours, too."""
+    """Slurm would also run a copy that is kept beside vTorque's."""
     own = tmp_path / "prolog.d/50-vtorque"
     own.parent.mkdir()
     own.write_bytes(b"#!/bin/sh\n")

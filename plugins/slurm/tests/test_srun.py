@@ -1,4 +1,4 @@
-"""srun inside guests: with real shells, and a double of ssh that runs things here."""
+"""srun inside guests: with real shells, and a double of ssh that runs programs here."""
 
 import itertools
 import os
@@ -14,7 +14,7 @@ import sparing
 from vtorque_slurm import hostlist, inside_guests
 
 HERE = socket.gethostname()
-SHELLS = [["busybox", "sh"], ["dash"], ["bash", "--posix"]]  # the first is that of micro
+SHELLS = [["busybox", "sh"], ["dash"], ["bash", "--posix"]]  # the first is micro's
 
 
 @pytest.fixture(params=sparing.each(3, SHELLS), ids=lambda shell: shell[0])

@@ -109,7 +109,7 @@ def test_interactive_job_uses_salloc(submitter, tmp_path):
 def test_interactive_vm_job_gets_the_display_only_on_request(
     submitter, tmp_path, words, blob, found
 ):
-    """The job shell passes on what it finds; salloc's step would have that of the login."""
+    """The job shell passes on its display; salloc's step would have that of the login."""
     (tmp_path / "salloc").write_text(f'#!/bin/sh\necho "display $DISPLAY" >{tmp_path}/seen\n')
     pid = os.fork()
     if pid == 0:
@@ -121,7 +121,7 @@ def test_interactive_vm_job_gets_the_display_only_on_request(
 
 @pytest.mark.parametrize("content", [b"echo\n", b"", b"\n"])
 def test_content_that_is_not_a_script_is_passed_unchanged(submitter, content):
-    """sbatch refuses it, in its own words."""
+    """sbatch refuses it with its own message."""
     assert submitter.batch(options.split(["j"]), content, BLOB, NEEDS)[1] == content
 
 

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.e2e
 
 EXAMPLE = Path(__file__).parents[1] / "vtorque_snap" / "example-task.json"
 BODY = manifest(EXAMPLE.read_bytes(), "a-task", {"jobid": "1"}, ["vt-1"])
-PATIENCE = 20.0  # seconds: for what does not hang
+PATIENCE = 20.0  # seconds: for servers that do not hang
 SHORT = 0.5
 
 
@@ -74,7 +74,7 @@ def test_error_of_snapteld_is_reported(version):
             within(access, PATIENCE, lambda client: client.create(b"{}"))
         with pytest.raises(HostFault, match=r"PUT .*Task is disabled. Cannot be started"):
             within(access, PATIENCE, lambda client: client.start(client.create(BODY)))
-        within(access, PATIENCE, lambda client: client.remove({"a-task"}))  # one that is disabled
+        within(access, PATIENCE, lambda client: client.remove({"a-task"}))  # a disabled one
         assert server.scheduler.table == {}
 
 
@@ -148,7 +148,7 @@ def test_proxy_variables_are_ignored(monkeypatch):
         assert within(Access(url_of(server), "v2"), PATIENCE, Client.tasks) == []
 
 
-# -- no snapteld ------------------------------------------------------------------------------
+# -- No snapteld -----------------------------------------------------------------------------------
 
 
 @contextlib.contextmanager

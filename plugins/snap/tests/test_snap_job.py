@@ -1,4 +1,4 @@
-"""Jobs on a recorded node, with snapteld's double as a process: all but libvirt is real."""
+"""Jobs on a recorded node, with snapteld's double as a process; only libvirt is a double, too."""
 
 import contextlib
 import dataclasses
@@ -173,7 +173,7 @@ def test_secrets_are_not_in_a_journal(tmp_path):
         assert state_of(url)["tasks"] == []
 
 
-# -- kill -9 ----------------------------------------------------------------------------------
+# -- SIGKILL ---------------------------------------------------------------------------------------
 
 
 @dataclasses.dataclass(frozen=True)

@@ -65,7 +65,7 @@ def test_namespace_with_another_separator_is_tagged():
 
 
 def test_dollar_signs_are_not_expanded_by_snapteld(monkeypatch):
-    """It replaces $NAME in all that it gets, before it reads the JSON."""
+    """It replaces $NAME in all its input, before it parses the JSON."""
     monkeypatch.setenv("a", "SECRET")
     with snapteld_double.serving() as server:
         whole = template(config={"x": {"password": "$a${a}$$"}})
@@ -97,7 +97,7 @@ def test_template_that_is_not_utf8_is_a_host_fault():
         manifest(b'"\xff"', "name", VALUES, ["g"])
 
 
-# -- settings ---------------------------------------------------------------------------------
+# -- Settings --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -129,7 +129,7 @@ def test_valid_settings_are_accepted():
     Settings(url="http://far:1", name="[node]-[jobid]")
 
 
-# -- the resource -----------------------------------------------------------------------------
+# -- The resource ----------------------------------------------------------------------------------
 
 
 def task_of(server, name="t-1", notes="/nonexistent", body=None, host="localhost", version="v2"):
@@ -218,7 +218,7 @@ def test_task_of_an_unreachable_snapteld_is_removed_by_a_later_release(tmp_path,
             capsys.readouterr().err.count("task one stays in snapteld until the next job ends:")
             == 1
         )
-        one.release()  # noted once
+        one.release()  # recorded once
         assert [name for _, name in noted(str(notes), one.access.url)] == ["one"]
         assert oct(notes.stat().st_mode & 0o777) == "0o700"
         site = PluginSite(settings=(Settings(url=one.access.url, template=example(tmp_path)),))
@@ -227,7 +227,7 @@ def test_task_of_an_unreachable_snapteld_is_removed_by_a_later_release(tmp_path,
         _, left = node.check(site)
         assert (left.status, "snapteld yet: one" in left.message) == ("warning", True)
         task_of(server, "far", notes, host="127.0.0.1").release()
-        assert names(server) == ["one"]  # noted for another snapteld
+        assert names(server) == ["one"]  # recorded for another snapteld
         (notes / "half-written").write_text("")
         two.create()
         two.release()

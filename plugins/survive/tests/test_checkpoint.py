@@ -1,4 +1,4 @@
-"""Checkpoints as the watcher makes them: real journals, processes, files; libvirt is a double.
+"""Checkpoints made by the watcher: real journals, processes, files; libvirt is a double.
 
 With real guests on Debian 13: tests/e2e/test_checkpoint.py.
 """
@@ -76,7 +76,7 @@ def paths(tmp_path):
 
 @pytest.fixture
 def done(tmp_path, monkeypatch):
-    """Stand for libvirt, the guest and the batch system: what was done, in a file."""
+    """Replace libvirt, the guest and the batch system; their actions are recorded in a file."""
     did = tmp_path / "did"
     did.touch()
     state = SimpleNamespace(fails="", dies="", on="", did=lambda: did.read_text().splitlines())
@@ -323,12 +323,12 @@ def test_another_watcher_continues_a_checkpoint_of_a_killed_one(
     shut(later)
 
 
-FIRST = "42.srv.0-3"  # of a job that has had three phases
+FIRST = "42.srv.0-3"  # of a job with three phases
 STAYS = [step for step in STEPS if step not in ("before leave", "after leave")]
 
 
 def test_job_is_saved_and_resumed(loop, paths, done, top, shell, monkeypatch):
-    """Before all of it is on disk, which may take longer than to write it."""
+    """Before everything is on disk, which may take longer than writing it."""
     job = started(paths)
     shell(job, FIRST)
     finish = Store.finish
@@ -356,7 +356,7 @@ def test_job_is_saved_and_resumed(loop, paths, done, top, shell, monkeypatch):
 
 
 def with_disk(job):
-    """Have the first guest have a disk file of its user's; return the file, and who serves it."""
+    """Give the first guest a disk file of its user's; return the file, and its serving process."""
     file = job.run_dir(0).parent / "user.raw"
     file.write_bytes(b"before")
     lock = job.run_dir(0) / "disk-data.lock"
@@ -472,7 +472,7 @@ def test_next_checkpoint_has_another_id(loop, paths, done, top, shell):
 
 
 def request_periodic(job, paths, wanted):
-    """Have a job ask for it as it started, long ago."""
+    """Let a job request it at its start, long ago."""
     job.kept.add_facts(started=0.0, walltime="00:10:00")
     plan = periodic._file(paths, job.key)
     plan.write_text(str(CHECKPOINT.parse(wanted)))
@@ -599,7 +599,7 @@ def test_failing_tool_is_reported_before_guests_are_paused(loop, paths, done, sh
 def test_stopped_daemon_of_a_user_is_killed_and_fails_the_checkpoint(
     loop, paths, done, shell, monkeypatch
 ):
-    """QEMU waits for it, a worker of libvirtd's for QEMU, and the epilogue for the job's lock."""
+    """QEMU waits for it, a worker of libvirtd for QEMU, and the epilogue for the job's lock."""
     job = started(paths, guests=1)
     shell(job)
     lock = job.run_dir(0) / "fs-home.lock"
@@ -690,7 +690,7 @@ def test_job_with_too_many_requests_is_not_saved(loop, paths, done, monkeypatch)
 def test_checkpoint_that_takes_too_long_is_not_retried_forever(
     loop, paths, done, shell, monkeypatch
 ):
-    """Each try has an hour, in which no epilogue can release the job."""
+    """Each attempt takes up to an hour, in which no epilogue can release the job."""
     job = started(paths)
     shell(job)
 
@@ -720,7 +720,7 @@ def test_checkpoint_of_an_earlier_job_with_this_id_is_not_overwritten(
 
 
 def test_files_of_an_earlier_attempt_are_replaced(loop, paths, done, top, shell):
-    """A disk of then with memory of now would be a broken file system."""
+    """An old disk with newer memory would be a broken file system."""
     job = started(paths)
     shell(job)
     part = Store(top, job.uid).make(job.key)
@@ -741,7 +741,7 @@ def test_job_shell_without_an_answer_fails_the_checkpoint(loop, paths, done, top
 
 @pytest.mark.parametrize("word", ["checkpoint", "save"])
 def test_job_whose_script_is_not_running_is_not_saved(loop, paths, done, top, shell, word):
-    """Its prologue runs, or an epilogue: another job shell could not go on with that."""
+    """Its prologue or an epilogue runs: another job shell could not continue that."""
     job = started(paths)
     shell(job, tells=b"")
     assert (
@@ -764,7 +764,7 @@ def test_job_shell_that_dies_during_a_save_ends_the_job_without_a_checkpoint(
 
 
 def test_requester_may_end_before_the_job(loop, paths, done, top, shell, monkeypatch):
-    """On Slurm that is a step of the job."""
+    """On Slurm the requester is a step of the job."""
     monkeypatch.setattr(checkpoint, "_GONE", LONG)
     job = started(paths)
     shell(job)
@@ -783,7 +783,7 @@ def test_requester_may_end_before_the_job(loop, paths, done, top, shell, monkeyp
 
 
 def writes(fifo, *parts):
-    """Write as a process of the job's user, and close after each part."""
+    """Write like a process of the job's user, and close after each part."""
     for part in parts:
         descriptor = os.open(fifo, os.O_WRONLY)
         os.write(descriptor, part)
@@ -898,7 +898,7 @@ def test_space_reserved_for_other_users_is_not_used(paths, done, monkeypatch, to
 
 
 def test_reservations_of_a_dead_node_expire(paths, done, top):
-    """The place is all nodes'; that node removes it when it is back."""
+    """All nodes share the directory; that node removes it when it is back."""
     job = started(paths)
     guests = [Saveable(guest, (), Path("/"), None) for guest in running(paths, job).guests]
     store = Store(top, job.uid)
@@ -1037,11 +1037,11 @@ def test_only_memory_files_finished_by_libvirt_are_complete(tmp_path):
     assert tools.is_whole(file)
 
 
-# -- a job on two nodes ---------------------------------------------------------------------------
+# -- A job on two nodes ----------------------------------------------------------------------------
 
 
 class Both:
-    """Two nodes with two guests each of a job, and their watchers, by turns."""
+    """Two nodes of a job with two guests each, and their watchers, alternately."""
 
     def __init__(self, tmp_path, top):
         self.settings = Settings(checkpoints=str(top), checkpoints_shared=True, query_interval=0.5)
@@ -1151,7 +1151,7 @@ def test_two_nodes_save_a_job_together_periodically(both, done, shell):
 
 
 TOGETHER = [*STEPS[:-2], "before still", "after still", "before end", "after end"]
-FIRSTS = ("session", "finish", "end")  # steps of the first node alone
+FIRSTS = ("session", "finish", "end")  # steps of the first node only
 
 
 @pytest.mark.parametrize(
@@ -1236,7 +1236,7 @@ def test_killed_first_node_is_awaited_after_its_guest_has_ended(
 
 
 def test_late_failure_of_a_node_is_withdrawn_when_a_guest_has_ended(top, both):
-    """Either node may be the first to do its part."""
+    """Either node may be the first to finish its part."""
     store = Store(top, both.job.uid)
     n1, n2 = (Together(store, FIRST, ("n1", "n2"), number) for number in (0, 1))
     n1.make()

@@ -27,7 +27,7 @@ exit 0
 
 @pytest.fixture
 def node(tmp_path, monkeypatch):
-    """Return a node with doubles: what they did, in order, and what they are to refuse."""
+    """Return a node with doubles: their actions, in order, and the actions they have to refuse."""
     did = tmp_path / "did"
     did.touch()
     paths = running_journal.paths_below(tmp_path)

@@ -1,4 +1,4 @@
-"""A node's health: real commands and processes; what drains a node is a double."""
+"""Health checks of a node: real commands and processes; the draining program is a double."""
 
 import json
 import time
@@ -51,7 +51,7 @@ def node(tmp_path, monkeypatch):
 
 
 def run_check(node, times=1):
-    """Have the node's health be asked, whenever it was before."""
+    """Run the health check, regardless of its last time."""
     for _ in range(times):
         node.its._said = Said(0.0, node.its._said.failed, node.its._said.said)
         start_check(node)

@@ -22,7 +22,7 @@ SAVED = "42.srv.0-7"
 
 @pytest.fixture
 def node(tmp_path, monkeypatch):
-    """Return a node with a job that runs, and what was done with it."""
+    """Return a node with a running job, and the actions on it."""
     paths, did = running_journal.paths_below(tmp_path), tmp_path / "did"
     did.touch()
     store = Store(tmp_path / "checkpoints", os.getuid())
@@ -61,7 +61,7 @@ def node(tmp_path, monkeypatch):
 
 
 def await_idle(node, *held_ids):
-    """Look until nothing is at work."""
+    """Run the watcher until nothing is in progress."""
     jobs = node.running.jobs()
     eventually(lambda: node.holds.look(jobs, held_ids) or not any(node.holds._begun.values()))
 

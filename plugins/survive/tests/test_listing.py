@@ -1,4 +1,4 @@
-"""Checkpoints as their users see and remove them: real files, FIFOs and processes."""
+"""Checkpoints listed and removed by their users: real files, FIFOs and processes."""
 
 import dataclasses
 import json
@@ -67,7 +67,7 @@ def test_user_lists_only_own_checkpoints(paths, store):
 
 
 def request_answer(paths, wishes, name):
-    """Ask as the user, while the watcher looks."""
+    """Send a request as the user, while the watcher runs."""
     wishes.look()
     eventually(lambda: wishes.look() or wishes._fifos)
     said = []
@@ -83,7 +83,7 @@ def request_answer(paths, wishes, name):
     thread.start()
     eventually(lambda: wishes.look() or said)
     thread.join()
-    eventually(lambda: wishes.look() or wishes._child is None)  # the list goes before its directory
+    eventually(lambda: wishes.look() or wishes._child is None)  # removed first
     return said[0]
 
 
@@ -143,7 +143,7 @@ def test_missing_watcher_is_reported(paths, store, monkeypatch):
 
 
 def test_starting_watcher_is_awaited(paths, store, monkeypatch):
-    """It begins while the job's guests boot; the job may be quicker."""
+    """It starts while the job's guests boot; the job may be faster."""
     made(store, "42.srv.0")
     listing.publish(paths, store)
     fifo = listing.place(paths, UID) / listing.FIFO

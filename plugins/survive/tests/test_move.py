@@ -1,7 +1,7 @@
 """Migration of guests: journals and files of two nodes, and real processes that are killed.
 
-libvirt, the batch system and the way between the nodes are doubles. With real guests on Debian 13:
-tests/e2e/slurm/test_slurm_move.py.
+libvirt, the batch system and the connection between the nodes are doubles. With real guests on
+Debian 13: tests/e2e/slurm/test_slurm_move.py.
 """
 
 import contextlib
@@ -59,7 +59,7 @@ STEPS = [
 
 
 class Node:
-    """A node: its files, and what its libvirt has."""
+    """A node: its files, and the state of its libvirt."""
 
     def __init__(self, world, name):
         self.world, self.name = world, name
@@ -96,7 +96,7 @@ class Node:
 
 
 class Batch:
-    """Stands for a batch system that can hold a node."""
+    """A double of a batch system that can reserve a node."""
 
     def __init__(self, world):
         self.world = world
@@ -177,7 +177,7 @@ class World:
         if ends == "well":
             target.write_text(comes)
             source.unlink()
-        elif ends == "not told":  # its libvirtd has died when all was there
+        elif ends == "not told":  # its libvirtd has died after the transfer
             target.write_text(comes)
             source.write_text("still")
         elif ends == "left":  # libvirt reports success
@@ -211,7 +211,7 @@ class World:
 
     @contextlib.contextmanager
     def receiver(self, here, to, told, _over):
-        """Stand for the start on the other node: it awaits the domain, and is killed if asked."""
+        """Replace the start on the other node: it awaits the domain, and is killed on request."""
         target = self.nodes[to]
         arrives(target, told)
         self.step("ready")
@@ -229,7 +229,7 @@ class World:
         return json.loads(arrival.answer(self.nodes[node].here, question, *NOTHING))["answer"]
 
     def release(self, here, job_id):
-        """Stand for an epilogue."""
+        """Replace an epilogue."""
         node = next(each for each in self.nodes.values() if each.here is here)
         self.note(f"release {node.name}")
         for uuid in self.job.uuids:
@@ -306,7 +306,7 @@ def start_job(node, nodes=("n1", "n2"), guests=1, **facts):
 
 
 def arrives(node, told):
-    """Have a start be as far as its guest is awaited."""
+    """Start up to the point at which the guest is awaited."""
     start_job(node, told["nodes"], guests=node.world.guests)
     path = node.paths.journal / f"{KEY}.jsonl"
     lines = [json.loads(line) for line in path.read_text().splitlines()]
@@ -372,7 +372,7 @@ def migrate(world, to="n3"):
 
 
 def watch(world, at="n2"):
-    """Have the watcher of a node look once; return what went wrong."""
+    """Let the watcher of a node run once; return the error."""
     there = world.nodes[at]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Here, "of", classmethod(lambda *_: there.here))
@@ -382,7 +382,7 @@ def watch(world, at="n2"):
 
 
 def end_job(world):
-    """Have the job end, and the source's epilogue run."""
+    """Let the job end, and the source's epilogue run."""
     world.release(world.n2.here, JOB)
     (world.top / "over").touch()
 
@@ -402,7 +402,7 @@ def assert_on_target(world):
 
 
 def assert_on_source(world):
-    """It runs here as before; there is nothing, nor is it held."""
+    """Check that it runs here as before, and that nothing is left or reserved there."""
     assert (world.n2.state(), world.n2.phase()) == ("runs", "run")
     assert (world.n3.state(), world.n3.journal()) == ("", None)
     assert Move.read(world.n2.paths, KEY) is None
@@ -454,7 +454,7 @@ def test_guest_that_does_not_arrive_resumes_on_the_source(world, ends):
 
 
 def test_job_that_ends_during_the_transfer_cancels_it(world, monkeypatch):
-    """Its epilogue does, for the job's lock."""
+    """Its epilogue cancels it, to get the job's lock."""
     monkeypatch.setattr(move, "_ENDS", 0.01)
     monkeypatch.setattr(domains, "give_up", lambda *_: (world.top / "broken-off").touch())
     world.ends = "broken off"
@@ -479,7 +479,7 @@ def test_job_that_ends_during_the_preparation_cancels_it(world, monkeypatch):
 
 
 def test_daemons_of_a_guest_survive_a_canceled_transfer(world, monkeypatch):
-    """That takes libvirt a moment, in which the time for it is over."""
+    """Canceling takes libvirt a moment, during which its time limit expires."""
     (job,) = Running(world.n2.paths).jobs()
     job.guests[0].run_dir.mkdir(parents=True, exist_ok=True)
     lock = job.guests[0].run_dir / "fs-home.lock"
@@ -589,7 +589,7 @@ def test_guest_with_a_disk_resumes_on_the_source_if_the_destination_is_lost(
 
 
 def test_guest_with_a_disk_that_libvirt_kept_paused_is_resumed_on_the_source(disked):
-    """It warns of that alone ("Guest probably left in 'paused' state on source")."""
+    """libvirt only warns about it ("Guest probably left in 'paused' state on source")."""
     disked.ends = "left"
     assert (
         migrate(disked)
@@ -626,7 +626,7 @@ def test_unfinished_arrival_is_awaited(disked, monkeypatch):
 
 
 def test_paused_arrival_is_resumed_once_the_destination_answers(disked, monkeypatch):
-    """The way between the nodes is lost when libvirt is done."""
+    """The connection between the nodes is lost when libvirt has finished."""
     migrates, lost = disked.migrate, disked.top / "lost-n3"
 
     def loses(*args, **how):
@@ -660,7 +660,7 @@ def test_all_guests_of_a_node_migrate_together(two):
 
 
 def assert_split(two):
-    """The first guest is the target's, the other the source's, and both nodes are the job's."""
+    """Check that each node has one of the guests, and that both nodes belong to the job."""
     record = Move.read(two.n2.paths, KEY)
     assert (two.n2.states(), two.n2.phase()) == (["", "runs"], "run")
     assert (two.n3.states(), two.n3.phase()) == (["runs", ""], "run")
@@ -876,7 +876,7 @@ def test_job_that_ends_during_the_transfer_leaves_nothing(world):
 
 
 def test_prepared_arrival_is_released_when_its_job_has_ended(world):
-    """The node that was to send it has no power any more."""
+    """The node that was to send it has lost power."""
     world.dies = "ready"
     migrate(world)
     assert watch(world, "n3") == "" and world.n3.journal() is not None
@@ -902,7 +902,7 @@ def test_requeued_job_can_use_the_reserved_address(world):
 
 @pytest.mark.parametrize("life", Life)
 def test_start_removes_records_of_migrated_guests_of_ended_jobs(world, monkeypatch, life):
-    """The last job's release has ended the watcher that would have done so."""
+    """The release of the last job has ended the watcher that would have removed them."""
     assert migrate(world) == ""
     adapter = SimpleNamespace(alive=lambda ids: dict.fromkeys(ids, life))
     batch = SimpleNamespace(node=lambda _: adapter)
@@ -963,7 +963,7 @@ def test_expected_guest_is_released_when_its_job_has_ended(world):
 
 
 def test_batch_system_is_queried_once_and_a_failing_job_does_not_stop_others(world, monkeypatch):
-    """And whether this attempt of a job is over only now and then: that is a question for each."""
+    """The end of a job's attempt is queried rarely, because that is one query per job."""
     assert migrate(world) == ""
     asked = []
     lives = lambda _, ids: asked.append(ids) or {"41": Life.ALIVE, "42": Life.GONE}  # noqa: E731

@@ -1,4 +1,4 @@
-"""Periodic checkpoints: times, checkpoints that are kept, and refused values."""
+"""Periodic checkpoints: times, kept checkpoints, and refused values."""
 
 import dataclasses
 import os

@@ -75,7 +75,7 @@ def test_unsupported_libvirt_uri_is_refused(tmp_path, uri):
 
 @pytest.fixture
 def receiver(way, monkeypatch):
-    """Return a function that has another node receive, as a program does."""
+    """Return a function that lets another node receive, like a program does."""
     place = SimpleNamespace(hook=lambda word: ("vtorque", "hook", word))
     monkeypatch.setattr(move.service, "place_of", lambda _: place)
     monkeypatch.setattr(move, "_READY", 30.0)

@@ -33,7 +33,7 @@ def paths(tmp_path):
 
 @pytest.fixture
 def saved(tmp_path, paths, monkeypatch):
-    """Return a checkpoint of 42.srv in its store, and that."""
+    """Return a checkpoint of 42.srv in its store, and the store."""
     monkeypatch.setattr(restore.tools, "tools", lambda cpu="": {"QEMU": "10.0.13"})
     monkeypatch.setattr(restore, "_RELEASED", 0.2)
     top = tmp_path / "checkpoints"
@@ -63,7 +63,7 @@ def saved(tmp_path, paths, monkeypatch):
 
 
 class Configured(dict):
-    """Stands for the site config."""
+    """A double of the site config."""
 
     def __init__(self, paths, settings):
         super().__init__({Settings: settings})
@@ -118,7 +118,7 @@ def test_each_node_restores_its_guests_of_a_multi_node_checkpoint(
 @pytest.mark.parametrize("name", ["43.srv.0", "..", ".42.srv.0.part", "../0/42.srv.0", "a/b"])
 def test_missing_or_unfinished_checkpoint_is_refused(saved, paths, name):
     store = saved[0]
-    store.make("42.srv.0")  # one that is not finished
+    store.make("42.srv.0")  # an unfinished one
     if "/" in name or name.startswith("."):
         with pytest.raises(ValueError, match="is not a checkpoint"):
             RESUME.parse(name)
@@ -190,7 +190,7 @@ def test_checkpoint_that_differs_from_the_node_is_refused(saved, paths, changed,
 
 
 def test_restore_waits_until_the_saved_job_is_released(saved, paths, monkeypatch):
-    """Its release ends the guests by their UUIDs."""
+    """Its release destroys the guests by their UUIDs."""
     store, found = saved
     job = running_journal.Job(paths, "42.srv")
     assert job.uuids != [found.guests[0].uuid]

@@ -56,7 +56,7 @@ def site(store):
 
 @pytest.fixture
 def alive(monkeypatch):
-    """Let the batch system know these jobs; what it was asked of is in ``asked``."""
+    """Make these jobs known to the batch system; ``asked`` has its queries."""
     lives = {}
     asked = []
 
@@ -199,7 +199,7 @@ def test_nodes_with_different_checkpoints_do_not_run(gates):
 
 
 def test_node_that_gave_up_is_not_awaited(gates):
-    """The last guest comes when the other node has given up: it does not run either."""
+    """The last guest arrives when the other node has given up: it does not run either."""
     others = [waiting(gates, 0, 0.3) for _ in range(2)]
     for thread, said in others:
         thread.join(LONG)
@@ -241,7 +241,7 @@ def test_hanging_shared_directory_times_out_with_its_name(
 
 
 def test_address_of_a_local_guest_is_reserved_for_its_checkpoint(store, site, alive, tmp_path):
-    """It is saved and released after the place was read, and before the node's lock is taken."""
+    """It is saved and released between the read of the directory and the node's lock."""
     site.paths = running_journal.paths_below(tmp_path)
     job = running_journal.Job(site.paths, "42.srv")
     leases = [(Lease("address", "10.86.0.20"), 0), (Lease("core", "3"), 0)]
@@ -253,7 +253,7 @@ def test_address_of_a_local_guest_is_reserved_for_its_checkpoint(store, site, al
 def test_addresses_of_checkpoints_are_reserved(store, site, alive, tmp_path):
     manifest(store)
     manifest(store, "43.srv.0", (("address", "10.86.0.17"),), UUID.replace("0", "1"))
-    store.make("44.srv.0")  # not finished
+    store.make("44.srv.0")  # unfinished
     (store.top / "lost+found").mkdir()
 
     def away(guests, site):

@@ -14,7 +14,7 @@ from vtorque_survive import turn
 
 
 class Node:
-    """A node of a batch system; ``waits`` is called with what is just to be done there."""
+    """A node of a batch system; ``waits`` is called with the next action there."""
 
     def __init__(self, name, marks, waits=lambda _what: None):
         self.name, self.marks, self.waits = name, marks, waits

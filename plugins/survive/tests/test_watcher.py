@@ -42,7 +42,7 @@ def paths(tmp_path):
 
 @pytest.fixture
 def domains(tmp_path, monkeypatch):
-    """Stand for libvirt: what each process has done to a domain, in a file for all of them."""
+    """Replace libvirt; each process's actions on a domain are recorded in a file for all."""
     did = tmp_path / "did"
     did.touch()
     state = SimpleNamespace(fails="", dies="", did=lambda: did.read_text().split())
@@ -94,13 +94,13 @@ def phases(job):
 
 
 def settle(loop):
-    """Look until nothing is being changed."""
+    """Run the watcher until nothing is being changed."""
     loop.look()
     eventually(lambda: loop.look() or all(w.change is None for w in loop.jobs.values()))
 
 
 def request_answer(loop, job, word):
-    """Ask as the job's owner does, while the watcher looks; return its answer."""
+    """Send a request like the job's owner, while the watcher runs; return its answer."""
     said = []
     path = request.path_of(loop.paths, job.key)
     thread = threading.Thread(target=lambda: said.append(request.ask(path, job.kept, word, 60.0)))
@@ -112,7 +112,7 @@ def request_answer(loop, job, word):
 
 
 def by(loop):
-    """Look in another watcher, as after a kill; return it."""
+    """Run another watcher, as after a kill; return it."""
     later = Loop(loop.paths, loop.batch)
     settle(later)
     return later
@@ -128,7 +128,7 @@ def test_job_is_suspended_and_resumed_by_its_owner(loop, paths, domains):
     job = started(paths)
     assert request_answer(loop, job, "suspend") == ""
     assert phases(job)[-2:] == ["run", "paused"]
-    assert request_answer(loop, job, "suspend") == ""  # it does already
+    assert request_answer(loop, job, "suspend") == ""  # already the case
     assert domains.did() == ["suspend"] * 2
     assert request_answer(loop, job, "resume") == ""
     assert phases(job)[-2:] == ["paused", "run"]
@@ -221,7 +221,7 @@ def test_guests_are_paused_with_the_job_shell_and_keep_their_cpus(loop, paths, d
         eventually(lambda: loop.look() or phases(job)[-1] == "paused")
         assert not read(job.journal.path).suspended and loop.reasons[-1]
         settle(loop)
-        loop.lives[job.id] = Life.SUSPENDED  # the batch system's word is another thing
+        loop.lives[job.id] = Life.SUSPENDED  # the batch system's suspend is independent
         settle(loop)
         assert read(job.journal.path).suspended
         assert "suspended by the batch system" in request_answer(loop, job, "resume")
@@ -250,7 +250,7 @@ def test_hold_applies_to_the_node_that_runs_the_script(loop, paths, domains):
 
 
 def test_lock_held_by_another_process_does_not_keep_guests_running(loop, paths, domains):
-    """The job shell is not seen to stop then: the batch system is asked, more seldom."""
+    """The stop of the job shell is not noticed then: the batch system is queried, less often."""
     job = started(paths)
     lock = paths.job_shell(job.key)
     lock.touch(mode=0o400)
@@ -346,7 +346,7 @@ def test_failing_job_does_not_affect_others(loop, paths, domains, monkeypatch):
 
 def test_journal_entries_per_user_requests_are_limited(loop, paths, domains, monkeypatch):
     monkeypatch.setattr(watcher, "_MOST_PHASES", 6)
-    job = started(paths)  # it has three
+    job = started(paths)  # it has three phases
     for word in ("suspend", "resume"):
         assert request_answer(loop, job, word) == ""
     assert request_answer(loop, job, "suspend") == ""
@@ -396,7 +396,7 @@ def test_torn_journal_does_not_stop_others(loop, paths, domains):
         assert journal.header.job.id == job.id
 
 
-# -- the batch system ----------------------------------------------------------------------------
+# -- The batch system ------------------------------------------------------------------------------
 
 
 @pytest.fixture

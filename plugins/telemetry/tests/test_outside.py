@@ -152,7 +152,7 @@ time.sleep(1000)
 
 
 def test_stopped_process_ends_with_root(tmp_path: Path) -> None:
-    """The kernel forgets that it is to end with its parent when it changes its uid."""
+    """A change of its uid makes the kernel forget that it ends with its parent."""
     argv = [sys.executable, "-c", STARTS, str(config(tmp_path))]
     with subprocess.Popen(argv, stdout=subprocess.PIPE) as root:
         assert root.stdout is not None

@@ -38,7 +38,7 @@ def paths(tmp_path):
 
 
 class Taken:
-    """An outlet that keeps what it is given."""
+    """An outlet that records its input."""
 
     def __init__(self):
         self.samples, self.ended = [], set()
@@ -49,7 +49,7 @@ class Taken:
 
 
 class Stats:
-    """Stands for libvirt: recorded counters that grow."""
+    """A double of libvirt: recorded counters that grow."""
 
     def __init__(self, uuids):
         self.uuids, self.calls = uuids, 0
@@ -197,7 +197,7 @@ def test_metrics_of_a_job_get_its_labels(paths, monkeypatch):
 
 
 def test_many_metrics_of_one_job_do_not_displace_other_samples(paths, monkeypatch):
-    """Its file would thin itself until no other guest has a line, the faster the longer it runs."""
+    """Otherwise its file would be thinned until no other guest has a line, faster over time."""
     job = running_journal.Job(paths, guests=2)
     said, first = iter(range(10**6)), []
 
@@ -232,7 +232,7 @@ def test_full_disk_is_reported_once(paths, caplog, monkeypatch):
 
 
 def test_cost_of_a_sample_of_fifty_guests_is_bounded(paths):
-    """Seconds of it: bench/run.py."""
+    """The cost in seconds: bench/run.py."""
     jobs = [running_journal.Job(paths, f"{n}.srv") for n in range(50)]
     taken = Taken()
     loop = halves.loop(paths, [taken], Stats([u for job in jobs for u in job.uuids]))
@@ -279,7 +279,7 @@ for n in range(many + 1):
 @pytest.mark.full
 @pytest.mark.parametrize("many", [10_000])
 def test_memory_is_flat_over_many_samples(tmp_path, many):
-    """Pages of the process after none, half and all; the file was thinned before the half."""
+    """Pages of the process after none, half and all samples; the file was thinned before half."""
     assert many // 2 > series.MAX_LINES
     environ = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     argv = [sys.executable, "-c", MANY, str(tmp_path / "n"), str(many)]
@@ -290,12 +290,12 @@ def test_memory_is_flat_over_many_samples(tmp_path, many):
     assert len(file.read_bytes().splitlines()) <= series.MAX_LINES + 10
 
 
-# -- the process -------------------------------------------------------------------------------
+# -- The process -----------------------------------------------------------------------------------
 
 
 @pytest.fixture
 def process(paths, tmp_path):
-    """Return the resource; its process is ended afterwards, however the test ends."""
+    """Return the resource; its process is ended afterwards, with any result of the test."""
     config = tmp_path / "vtorque.toml"
     config.write_text("[plugin.telemetry]\ninterval = 0.5\n")
     found = Sampler.of(paths, config)
@@ -411,7 +411,7 @@ def test_doctor_reports_unprotected_exporters(paths, settings, status):
     assert [r.status for r in asked.check(PluginSite(paths, (found,)))] == status
 
 
-# -- exporters of others -----------------------------------------------------------------------
+# -- Exporters of other authors --------------------------------------------------------------------
 
 
 def test_exporters_are_found_by_name_and_a_broken_one_is_reported(monkeypatch, tmp_path, caplog):
@@ -493,7 +493,7 @@ def test_guest_with_support_gets_a_metrics_file(paths, supports, settings, there
 
 
 def test_sampler_imports_no_placement_module():
-    """It starts beside a job's own start: its imports take CPU time from that."""
+    """It starts together with a job: its imports take CPU time from the job's start."""
     code = "import vtorque_telemetry.sampler, sys; print(*sys.modules)"
     argv = [sys.executable, "-I", "-c", code]
     done = subprocess.run(argv, capture_output=True, text=True, check=True, timeout=180)

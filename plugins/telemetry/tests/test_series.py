@@ -26,7 +26,7 @@ def state(tmp_path):
 
 
 def opened(place):
-    """Return the file of a job, as root opens it."""
+    """Return the file of a job, opened as root would."""
     os.close(place.append(NAME))
     return SeriesFile(os.open(place.directory / NAME, os.O_RDWR), "42.srv", "n1", 2.0)
 
@@ -144,7 +144,7 @@ def test_full_disk_during_thinning_is_recovered_later(place, monkeypatch):
 
 def test_long_metric_names_do_not_fill_the_disk(place, monkeypatch):
     monkeypatch.setattr(series, "MAX_BYTES", 1 << 20)
-    own = {f"vtorque_app_{n}{{{'x' * 400}}}": float(n) for n in range(200)}  # the most it can have
+    own = {f"vtorque_app_{n}{{{'x' * 400}}}": float(n) for n in range(200)}  # its maximum
     file = opened(place)
     for n in range(100):
         file.add(0, 1000.0 + 2 * n, {"n": n, **own})

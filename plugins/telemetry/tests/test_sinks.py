@@ -75,7 +75,7 @@ def test_line_protocol():
     ]
 
 
-# -- Prometheus' endpoint ----------------------------------------------------------------------
+# -- Prometheus' endpoint --------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -184,7 +184,7 @@ def test_client_with_an_endless_request_is_closed(endpoint, monkeypatch):
         over = False
         while not over and time.monotonic() < end:
             try:
-                slow.sendall(b"X")  # each comes in time; the request never ends
+                slow.sendall(b"X")  # each arrives in time; the request never ends
                 over = slow.recv(1) == b""
             except TimeoutError:
                 continue
@@ -208,7 +208,7 @@ def test_address_in_use_is_reported(endpoint):
 
 
 def test_no_client_is_answered_before_the_first_samples():
-    """Until then the process is root's."""
+    """Until then the process runs as root."""
     sink = Endpoint(Settings(listen="127.0.0.1:0", allow_anonymous=True))
     with socket.create_connection(("127.0.0.1", sink.port)) as client:
         client.sendall(b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n")
@@ -222,12 +222,12 @@ def test_no_client_is_answered_before_the_first_samples():
     Endpoint(Settings(listen="127.0.0.1:0", allow_anonymous=True)).close()
 
 
-# -- textfile ----------------------------------------------------------------------------------
+# -- textfile --------------------------------------------------------------------------------------
 
 
 @pytest.fixture
 def reached(monkeypatch):
-    """Have pytest's directories count as root's alone."""
+    """Accept pytest's directories as root's."""
     monkeypatch.setattr(textfile, "require_root_owned", lambda _path: None)
 
 
@@ -274,11 +274,11 @@ def test_textfile_directory_owned_or_replaceable_by_others_is_refused(tmp_path, 
         Textfile(Settings(textfile=str(tmp_path / "link/x.prom")))
 
 
-# -- InfluxDB ----------------------------------------------------------------------------------
+# -- InfluxDB --------------------------------------------------------------------------------------
 
 
 class Double:
-    """An HTTP server that stands for InfluxDB; ``status`` and ``body`` are what it answers."""
+    """An HTTP server in place of InfluxDB; ``status`` and ``body`` are its answer."""
 
     def __init__(self, status=204, body=b"", hang=0.0):
         self.got, double = [], self
@@ -377,7 +377,7 @@ def test_hanging_refusing_or_invalid_server_is_an_error(influx):
         sink.write(SAMPLES, soon())
 
 
-# -- threads -----------------------------------------------------------------------------------
+# -- Threads ---------------------------------------------------------------------------------------
 
 
 class Bad:

@@ -112,7 +112,7 @@ def test_region_name_is_unique_per_job_and_node_and_unpredictable():
 
 def test_region_is_zeroed_and_accessible_only_to_qemu(tmp_path):
     ((shm, owner),) = pre_boot(guest(mib=1), guest(index=1, mib=1), reserve=0)
-    assert owner is None  # both domains need it, so it goes after both
+    assert owner is None  # both domains need it, so it is released after both
     assert arguments(shm) == {
         "name": node.region(guest()), "size": 1 << 20, "mode": 0o600, "uid": os.getuid(),
         "gid": -1,
@@ -141,7 +141,7 @@ def test_region_is_fully_allocated_and_never_overwritten():
     shm.create()
     try:
         status = Path(shm.path).stat()
-        assert (status.st_size, status.st_blocks * 512) == (8192, 8192)  # no hole: none to run out
+        assert (status.st_size, status.st_blocks * 512) == (8192, 8192)  # no holes
         with pytest.raises(HostFault, match=r"cannot create .*: File exists"):
             shm.create()
     finally:

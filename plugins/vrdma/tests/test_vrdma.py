@@ -91,7 +91,7 @@ def elements(site, got):
     return site.elements(got)
 
 
-# -- which backend -----------------------------------------------------------------------------
+# -- Choice of the backend -------------------------------------------------------------------------
 
 
 def test_nothing_is_claimed_or_rendered_without_the_option(tmp_path):
@@ -126,7 +126,7 @@ def test_every_backend_forbids_suspend_save_and_migrate(tmp_path):
     assert [forbidden(act, found) for act in ("suspend", "save", "migrate")] == [["Fabric"]] * 3
 
 
-# -- rxe ---------------------------------------------------------------------------------------
+# -- rxe -------------------------------------------------------------------------------------------
 
 
 def test_soft_roce_uses_the_first_nic(tmp_path):
@@ -201,12 +201,12 @@ def test_fence_accepts_only_addresses(monkeypatch):
         Fence(NIC.mac, "10.0.0.1; flush ruleset", ()), Fence(NIC.mac, "10.0.0.1", ("x",)),
         Fence(NIC.mac, "::1", ()), Fence("x; flush ruleset", "10.0.0.1", ()),
     ):  # fmt: skip
-        with pytest.raises(ValueError, match=r".+"):  # in many ways
+        with pytest.raises(ValueError, match=r".+"):  # in various ways
             bad.create()
     assert len(scripts) == 2
 
 
-# -- sriov -------------------------------------------------------------------------------------
+# -- sriov -----------------------------------------------------------------------------------------
 
 
 def test_virtual_functions_are_leased_near_their_numa_node(tmp_path):
@@ -277,7 +277,7 @@ def test_function_unknown_to_ip_is_a_host_fault(tmp_path, monkeypatch):
 
 
 def test_output_of_ip_on_this_machine_is_parsed():
-    """``ip -json link show`` has the shape that VfGuid.of reads, also without functions."""
+    """``ip -json link show`` has the form that VfGuid.of parses, also without functions."""
     with pytest.raises(HostFault, match="lo has no virtual function 0"):
         VfGuid.of(SimpleNamespace(card="lo", number=0), "02:00")
 
@@ -319,7 +319,7 @@ def test_node_without_functions_is_named(tmp_path):
     )  # a front end
 
 
-# -- hyv ---------------------------------------------------------------------------------------
+# -- hyv -------------------------------------------------------------------------------------------
 
 
 def test_hyv_needs_its_module_and_a_card(tmp_path):
@@ -340,7 +340,7 @@ def test_hyv_needs_its_module_and_a_card(tmp_path):
     assert "virtio-hyv-pci" in site.domain(chosen(site), allow_qemu_args=True)
 
 
-# -- between plan and boot ----------------------------------------------------------------------
+# -- Between plan and boot -------------------------------------------------------------------------
 
 
 def test_resource_missing_since_the_plan_is_a_host_fault(tmp_path):
@@ -368,7 +368,7 @@ def test_virtual_function_in_use_since_the_plan_is_a_host_fault(tmp_path):
 
 
 def test_resource_available_only_after_the_plan_is_not_used(tmp_path):
-    """Its guest has no virtual function, GUID or memory for it."""
+    """The guest has no virtual function, GUID or memory for it."""
     site = site_of(tmp_path, "hyv", "required = false")
     assert isinstance(answers_of(site)[0], Notice)
     write(Path(site.site[node.Settings].sysfs, "module/vhost_hyv/refcnt"), "0")
@@ -382,12 +382,12 @@ def test_submit_host_claims_soft_roce_without_checks(tmp_path):
     assert answers_of(site_of(tmp_path / "b", "hyv"), host=nowhere) == []
 
 
-# -- inside the guest --------------------------------------------------------------------------
+# -- Inside the guest ------------------------------------------------------------------------------
 
 
 @pytest.fixture
 def inside(tmp_path):
-    """Run the guest's program with programs of our own in place of its tools."""
+    """Run the guest's program with the test's programs in place of its tools."""
     text = node.files("vtorque_vrdma").joinpath("guest", "vtorque-rdma").read_text()
     bin_ = tmp_path / "bin"
     bin_.mkdir()

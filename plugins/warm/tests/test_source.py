@@ -18,7 +18,7 @@ from vtorque_warm import node
 
 @pytest.fixture(autouse=True)
 def waiting(tmp_path, monkeypatch):
-    """Have two guests wait, the second of which fits."""
+    """Let two guests wait, the second of which matches."""
     found = []
     for key, xml in (("spare-1.0", "<other/>"), ("spare-2.0", "<fits/>")):
         place = tmp_path / key

@@ -23,7 +23,7 @@ OVERHEAD = 100
 SHAPE = "img=micro vcpus=1 ram=256M"
 
 
-# -- settings ----------------------------------------------------------------------------------
+# -- Settings --------------------------------------------------------------------------------------
 
 
 def test_shape_is_parsed():
@@ -71,7 +71,7 @@ def test_invalid_settings_are_refused(given, wrong):
         Settings(**given)
 
 
-# -- policy ------------------------------------------------------------------------------------
+# -- Policy ----------------------------------------------------------------------------------------
 
 
 def job(vcpus=1, ram=256, image="micro", ago=60.0, guests=1):
@@ -108,7 +108,7 @@ def test_most_requested_shapes_are_kept_within_max_memory():
     }
 
 
-# -- the service -------------------------------------------------------------------------------
+# -- The service -----------------------------------------------------------------------------------
 
 
 class Site(dict):
@@ -360,7 +360,7 @@ def test_policy_of_a_plugin_selects_the_shapes(made):
     assert process.said(made.keeper.paths)["wanted"] == {"img=micro vcpus=3 ram=512M": 1}
 
 
-# -- on the node -------------------------------------------------------------------------------
+# -- On the node -----------------------------------------------------------------------------------
 
 
 def site_of(text):

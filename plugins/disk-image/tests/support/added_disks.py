@@ -1,4 +1,4 @@
-"""Disks put into a pool as ``vmgr images add`` and ``update`` do, without the command."""
+"""Disks added to a pool like by ``vmgr images add`` and ``update``, without the command."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Experiments that have been run, made up: the same files, without jobs."""
+"""Artificial results of experiments: the same files, without jobs."""
 
 import json
 
@@ -29,7 +29,7 @@ def make(top, text, values, *, failed=(), machine="Linux 6.1", script=experiment
 
 
 def sweep(top, repetitions, factor=1.0, **more):
-    """Make one of bare metal and guests of two sizes, ten values for SIZE=2 as for SIZE=1."""
+    """Make one of bare metal and guests of two sizes, with equal values for SIZE=2 and SIZE=1."""
     text = (
         f'title = "A sweep"\nscript = "job.sh"\nrepetitions = {repetitions}\nseed = 1\n'
         "matrix.bare = [true, false]\nmatrix.vm.vcpus = [1, 2]\nmatrix.env.SIZE = [1, 2]\n"

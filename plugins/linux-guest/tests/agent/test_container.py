@@ -24,7 +24,7 @@ SCRIPT = b"#!/bin/sh\n" + PLAIN
 
 @pytest.fixture
 def home() -> Iterator[Path]:
-    """A container's directory as its image has it; not below pytest's, which others cannot read."""
+    """A container's directory as in its image; not below pytest's, which others cannot read."""
     path = Path(tempfile.mkdtemp(prefix="vtorque-container-"))
     path.chmod(0o755)
     (path / "bin").mkdir()

@@ -1,4 +1,4 @@
-"""How jobs end in the real agent: signals, leftovers, slow and lost hosts, garbage."""
+"""Ends of jobs in the real agent: signals, leftovers, slow and lost hosts, garbage."""
 
 import os
 import signal
@@ -286,7 +286,7 @@ def test_resync_in_the_middle_of_an_old_frame(agent: LocalAgent) -> None:
     session.hello(time.monotonic() + 20)
     connection.setblocking(True)
     connection.sendall(frame(Kind.START, 0, b"x" * 60_000)[:100])  # a host that died here
-    following = Session(connection)  # virtio: the next one comes over the same byte stream
+    following = Session(connection)  # virtio: the next host uses the same byte stream
     following.hello(time.monotonic() + 20)
     assert run(following, sh("echo synced"))[1] == b"synced\n"
     connection.close()

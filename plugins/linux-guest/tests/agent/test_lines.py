@@ -1,4 +1,4 @@
-"""The agent's line port: lines that a job appends to its file reach the host without waiting."""
+"""The agent's line port: lines that a job appends to its file reach the host immediately."""
 
 import socket
 import stat
@@ -43,7 +43,7 @@ class Lines:
 
 @pytest.fixture
 def lines(tmp_path, binary):
-    """Return the host's end, the file, and an agent that is ready."""
+    """Return the host's end, the file, and a ready agent."""
     host = Lines(tmp_path)
     file = tmp_path / "metrics"
     extra = f"lines={file}\nlines_port=unix:{host.path}\n"

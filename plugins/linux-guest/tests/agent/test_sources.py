@@ -1,4 +1,4 @@
-"""The C sources: a file uses those that agent.h declares above it, so none needs the others."""
+"""The C sources: a file uses only those that agent.h declares above it."""
 
 import re
 from pathlib import Path

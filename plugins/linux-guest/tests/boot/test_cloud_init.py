@@ -77,7 +77,7 @@ NTP = ("ntp1.example.org", "10.0.0.123")
 
 
 def parsed(data: bytes) -> Any:
-    """As cloud-init reads it: YAML."""
+    """Parse it like cloud-init: YAML."""
     return yaml.safe_load(data)
 
 
@@ -132,7 +132,7 @@ runcmd: [[site, "1"]]
 
 
 def merged(data: bytes, mergers: ModuleType) -> dict[str, Any]:
-    """As cloud-init's handlers/cloud_config.py does it, by its own mergers."""
+    """Merge like cloud-init's handlers/cloud_config.py, by its own mergers."""
     found: dict[str, Any] = {}
     for part in message_from_bytes(data).get_payload():
         assert part.get_content_type() == "text/cloud-config"

@@ -1,4 +1,4 @@
-"""Keys of a job: derived, valid for OpenSSH, and different where they must be."""
+"""Keys of a job: derived, valid for OpenSSH, and different from other jobs'."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SECRET = bytes(range(32))
 
 def test_same_secret_gives_the_same_key_on_every_node() -> None:
     assert keys.user_key(SECRET).public == keys.user_key(SECRET).public
-    # Fixed: an upgrade of one node must not part it from the others.
+    # Fixed: an upgrade of one node must not separate it from the others.
     assert keys.user_key(SECRET).public == (
         "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIGH2dlQDtsXY39pkn16xsmB0rOCodV5x/pQvnrj4qLoI"
     )
@@ -79,7 +79,7 @@ def test_known_hosts_lists_every_guest_with_its_key() -> None:
 def test_first_guest_has_the_client_configuration_of_all_guests(
     rank: int, reached: list[str]
 ) -> None:
-    """ssh itself reads it: one of them may have been moved to a node that is not the job's."""
+    """ssh itself reads it: a guest may have been moved to a node outside the job."""
     plan = guest_plan(
         rank=rank, hostname="vn1", addresses=(Address("52:54:00:00:00:01", "10.86.0.16", 16),),
         peers=(("vn1", "10.86.0.16"), ("vn2", "10.86.1.16"), ("vn3", "")),

@@ -12,7 +12,7 @@ import pytest
 
 SHELLS = [["dash"], ["busybox", "sh"], ["bash", "--posix"]]
 PYTHON = sys.executable
-# A double of ssh. As after a login, the program inherits no variable of the caller.
+# A double of ssh. Like after a login, the program inherits no variable of the caller.
 SSH = """#!/bin/sh
 [ "$7 $8 $9" = "vn2 exec /bin/sh" ] || exit 99
 umask 022

@@ -1,4 +1,4 @@
-"""setup.sh run by real shells below a directory that stands for the guest's root."""
+"""setup.sh run by real shells below a directory that replaces the guest's root."""
 
 from __future__ import annotations
 
@@ -292,14 +292,14 @@ def test_a_containers_link_does_not_lead_a_mount(
         said = f"{place} is a link in the image: {root.path}/home/alice cannot be used"
         assert said in ran.output
         assert not ran.called("mount")
-        assert root.setup(plan(), items).code == 0  # an image that is the site's may have links
+        assert root.setup(plan(), items).code == 0  # an image of the site may have links
 
 
 def test_a_daemon_does_not_hold_the_agents_pipes(fake_root: FakeRoot) -> None:
     held = "[ ! -e /proc/$$/fd/3 ] && [ ! -e /proc/$$/fd/4 ]"
     fake_root.stub("daemon", f"#!/bin/sh\n{held} || exit 9\nsleep 1000 &\n")
     assert fake_root.setup(PLAN, [HOME, RootCommand(("daemon",))]).code == 0
-    # and stdout's end was not waited for
+    # and the end of stdout was not awaited
 
 
 def test_order_of_stages(fake_root: FakeRoot) -> None:
@@ -511,7 +511,7 @@ def test_only_missing_packages_are_installed(fake_root: FakeRoot, plan) -> None:
 
 @pytest.mark.parametrize("name", ["numactl-", "numact.", "num"])
 def test_package_name_that_apt_get_interprets_is_refused(fake_root: FakeRoot, plan, name) -> None:
-    """For a package to remove (apt-get(8)), or for a pattern."""
+    """For example a package to remove (apt-get(8)), or a pattern."""
     fake_root.stub("dpkg-query", "#!/bin/sh\nexit 1\n")
     fake_root.stub("apt-get")
     fake_root.stub("apt-cache", "#!/bin/sh\nprintf '%s\\n' numactl\n")

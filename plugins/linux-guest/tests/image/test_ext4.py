@@ -1,4 +1,4 @@
-"""The ext4 writer against e2fsprogs: e2fsck finds nothing, debugfs reads back what was written."""
+"""The ext4 writer against e2fsprogs: e2fsck finds no error, debugfs reads the content."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ CAPABILITY = b"\1\0\0\2\0\4\0\0" + bytes(12)
 
 
 def written(tree: FileTree, path: Path, size: int = 64) -> Path:
-    """Write the tree and have it checked."""
+    """Write the tree and check it."""
     path.unlink(missing_ok=True)
     write_ext4(tree, path, size, "vtroot")
     checked = subprocess.run(["e2fsck", "-fn", path], capture_output=True, check=False)

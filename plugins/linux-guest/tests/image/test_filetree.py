@@ -194,7 +194,7 @@ def test_every_tar_format_is_read(form: str, tmp_path: Path) -> None:
 
 
 def header(name: bytes, kind: bytes, size: int, **fields: bytes) -> bytes:
-    """Return one header of a tar file by hand, with a checksum that fits."""
+    """Return a manually made header of a tar file, with a valid checksum."""
     out = bytearray(512)
     for at, text in (
         (0, name), (100, b"0000644"), (108, b"0"), (116, b"0"), (124, b"%011o" % size),
@@ -356,7 +356,7 @@ VALID = tar(
 @settings(max_examples=4 * settings().max_examples, deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 5999), st.integers(0, 255)), max_size=6), st.booleans())
 def test_damage_is_read_or_refused(changes: list[tuple[int, int]], mend: bool) -> None:
-    """Found by such damage: sizes below zero, records without a blank, both without an end."""
+    """Examples found before: sizes below zero, records without a blank, both without an end."""
     data = bytearray(VALID)
     for where, byte in changes:
         data[where] = byte

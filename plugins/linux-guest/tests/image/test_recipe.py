@@ -1,4 +1,4 @@
-"""Recipes: what is accepted, and every way of being wrong with its line and key."""
+"""Recipes: accepted ones, and every error with its line and key."""
 
 from __future__ import annotations
 

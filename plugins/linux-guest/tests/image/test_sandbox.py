@@ -18,7 +18,7 @@ pytestmark = pytest.mark.e2e  # only root makes maps of 65536 ids
 
 @pytest.fixture
 def work() -> Iterator[Path]:
-    """A directory below one that only root can enter, as staging is."""
+    """A directory below one that only root can enter, like staging."""
     with tempfile.TemporaryDirectory() as private:
         path = Path(private, "work")
         path.mkdir()

@@ -31,7 +31,7 @@ def entry(
     family: bytes = LOCAL, address: bytes = HERE, number: bytes = b"50",
     kind: bytes = b"MIT-MAGIC-COOKIE-1", cookie: bytes = COOKIE,
 ) -> bytes:  # fmt: skip
-    """One entry of a file of cookies, as xauth(1) writes it."""
+    """One entry of a cookie file in the form of xauth(1)."""
     parts = (address, number, kind, cookie)
     return family + b"".join(len(part).to_bytes(2, "big") + part for part in parts)
 
@@ -116,7 +116,7 @@ def test_any_file_of_cookies_is_read_or_left(tmp_path_factory, content):
 
 @pytest.fixture
 def guest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """A guest, and a function that puts a script in the place of ssh."""
+    """A guest, and a function that puts a script in place of ssh."""
     (tmp_path / SSH_CONFIG).touch()
     monkeypatch.setitem(display.ENVIRON, "PATH", f"{tmp_path}:/usr/bin:/bin")
 
@@ -152,7 +152,7 @@ def test_ssh_to_the_display_ends_with_the_session(guest, home, tmp_path):
 
 
 def test_command_in_the_guest_ends_with_the_job_shell(guest, home, tmp_path):
-    """However that ends: the pipe closes."""
+    """With any kind of end: the pipe closes."""
     pid = os.fork()
     if pid == 0:
         with forwarded(guest(f"({IN_GUEST}); touch {tmp_path}/over"), home):

@@ -201,7 +201,7 @@ def test_failed_guest_reports_the_reason(plan, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("step", ["mount /data", "command chown 1000:1000 /data"])
 def test_unusable_user_disk_does_not_blame_the_node(plan, tmp_path, step) -> None:
-    """Torque and Slurm requeued the job, then held it: two nodes were blamed."""
+    """Torque and Slurm requeued the job, then held it: two nodes were marked as faulty."""
     why = "no file system found; the file begins like a vmdk"
     with (
         guest_sending(tmp_path, f"FAILED {step}: {why}".encode()),

@@ -96,7 +96,7 @@ EXPECTED = b"".join(
 
 @pytest.fixture
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two seconds may be too short for a busy machine: for tests that do not wait them."""
+    """For tests that do not wait for this timeout: two seconds are too short on a busy machine."""
     monkeypatch.setattr(guest_logs, "SECONDS", LONG)
 
 
@@ -143,7 +143,7 @@ def test_time_for_logs_is_part_of_the_deadline(plan: Guest) -> None:
     assert guest_logs.ready_by(plan(image=DEBIAN), now - 5) == now - 5
 
 
-# -- doubles that do what they like ------------------------------------------------------------
+# -- Misbehaving doubles ---------------------------------------------------------------------------
 
 
 def nothing(connection: socket.socket, path: str) -> None:

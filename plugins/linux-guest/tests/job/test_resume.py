@@ -1,4 +1,4 @@
-"""The real agent's session over a connection that breaks, loses bytes and comes again."""
+"""The real agent's session over a connection that breaks, loses bytes and is restored."""
 
 import contextlib
 import os
@@ -44,16 +44,16 @@ quick = settings(deadline=None, suppress_health_check=list(HealthCheck), databas
 
 @dataclass(frozen=True)
 class Cut:
-    """Where a connection breaks: after so many bytes to the host (1) or to the guest (0)."""
+    """The place of a break: after this many bytes to the host (1) or to the guest (0)."""
 
     way: int
     after: int
     noticed: bool = True
-    """Does the guest see it? QEMU's port may be open again before the guest has looked."""
+    """Whether the guest notices it. QEMU's port may be open again before the guest has checked."""
 
 
 class Wire:
-    """Between sessions and the agent, as QEMU is; it breaks at each of the cuts."""
+    """Between sessions and the agent, like QEMU; it breaks at each of the cuts."""
 
     def __init__(self, agent: LocalAgent, status: StatusReader) -> None:
         self.agent, self.status = agent, status
@@ -99,7 +99,7 @@ class Wire:
         guest.close()
 
     def _relay(self, near: socket.socket, guest: socket.socket) -> Cut | None:
-        """Pass bytes on until an end closes, or the cut; what is on its way then is lost."""
+        """Forward bytes until an end closes, or until the cut; bytes in transit are lost then."""
         ends, passed, cut, hellos = (near, guest), [0, 0], None, [HELLO_SIZE, HELLO_SIZE]
         poller = select.poll()
         for end in ends:
@@ -216,7 +216,7 @@ sys.exit(count % 100)
 @settings(quick, max_examples=max(10, settings().max_examples // 5))
 @given(st.lists(st.tuples(st.integers(0, 120), st.booleans()), min_size=1, max_size=5))
 def test_each_signal_arrives_once(wire: Wire, breaks: list[tuple[int, bool]]) -> None:
-    """Signals of which the kernel drops none (signal(7), real-time signals)."""
+    """Signals that the kernel does not merge (signal(7), real-time signals)."""
     session = wire.session()
     read, write = os.pipe()
     with Events() as events, os.fdopen(read, "rb") as said:
@@ -399,7 +399,7 @@ def test_another_job_shell_continues_the_session(wire: Wire, cut: int, noticed: 
 
 
 def test_exported_state_lets_another_job_shell_continue(wire: Wire) -> None:
-    """Not before; then again and again until it is taken, while the script runs on."""
+    """Not before; then repeatedly until it is taken, while the script continues to run."""
     said: list[SessionState] = []
     calls = 0
 

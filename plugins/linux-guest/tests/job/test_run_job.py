@@ -34,7 +34,7 @@ PATH = {"PATH": os.environ["PATH"], "TERM": "dumb"}
 
 @dataclass
 class Guest:
-    """A ready guest: jobs' connections are passed on to the agent, as QEMU does."""
+    """A ready guest: jobs' connections are forwarded to the agent, like by QEMU."""
 
     agent: LocalAgent
     run_dir: Path
@@ -262,7 +262,7 @@ def test_root_runs_a_site_epilogue_that_the_job_shell_did_not_run(
 def test_full_port_does_not_block_the_release_of_a_guest(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The job's user has it, too, and may have connected until its queue was full."""
+    """The job's user can access it, too, and may have connected until its queue was full."""
     with socket.socket(socket.AF_UNIX) as port, contextlib.ExitStack() as others:
         port.bind(str(tmp_path / "run.sock"))
         port.listen(0)
@@ -345,7 +345,7 @@ def cancelled(guest: Guest, binary: Path, monkeypatch: pytest.MonkeyPatch) -> It
 
 
 def test_cancellation_script_runs_before_sigterm(guest: Guest, cancelled: Path) -> None:
-    """With the script's surroundings, while it still runs."""
+    """With the script's environment, while it still runs."""
     flag = guest.agent.home / "started"
     cancelled.write_text(f"#!/bin/sh\nrm {flag}; echo saving $V in $(pwd); echo e >&2; exit 3\n")
     trap = f"trap 'test -e {flag} || echo TERM; exit 7' TERM"
@@ -361,7 +361,7 @@ def test_cancellation_script_gets_half_of_the_grace(guest: Guest, cancelled: Pat
     text = f"#!/bin/sh\ntrap 'echo TERM; exit 7' TERM\ntouch {flag}\nsleep 600 & wait\n"
     with signalled(signal.SIGTERM, flag):
         code, out, err = guest.run(text.encode(), grace=2.0)
-    assert out in (b"TERM\n", b"") and code in (7, 137)  # it may have had no turn in its half
+    assert out in (b"TERM\n", b"") and code in (7, 137)  # it may not run in its half
     assert (
         b"the script for a canceled job (on_cancel) has failed: it exceeded its time limit of 1 s"
         in err
@@ -369,7 +369,7 @@ def test_cancellation_script_gets_half_of_the_grace(guest: Guest, cancelled: Pat
 
 
 def test_script_may_end_during_its_cancellation(guest: Guest, cancelled: Path) -> None:
-    """Its epilogue then gets no TERM that was meant for it."""
+    """Its epilogue then does not get the SIGTERM that was meant for it."""
     flag, end = guest.agent.home / "started", guest.agent.home / "end"
     cancelled.write_text(f"#!/bin/sh\ntouch {end}; sleep 0.2; echo saved\n")
     text = f"#!/bin/sh\ntouch {flag}\nuntil [ -e {end} ]; do sleep 0.01; done\nexit 5\n"
@@ -398,7 +398,7 @@ def test_other_signals_are_forwarded(guest: Guest, number: signal.Signals) -> No
 
 
 def test_repeated_signal_is_forwarded_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Torque's pbs_mom sends one of qsig's four times."""
+    """Torque's pbs_mom sends qsig's signal four times."""
     clock = [100.0]
     monkeypatch.setattr(run_job.time, "monotonic", lambda: clock[0])
     with run_job._Ending(1.0) as ending:
@@ -452,7 +452,7 @@ def test_missing_run_port_is_a_dead_guest(tmp_path: Path) -> None:
         run_job.run(ready, Script("s", b"", {}, "/"), Streams(None, 1, 2))
 
 
-# The job shell as the batch system starts it; its proof is this user's, who need not be root.
+# The job shell as started by the batch system; its proof is this user's, who may not be root.
 JOB_SHELL = """
 import functools, os, sys
 from vtorque_core.cli import hook
@@ -474,7 +474,7 @@ while :; do sleep 0.1; done
 def test_canceled_job_shell_dies_of_sigterm_as_a_plain_job(
     guest: Guest, tmp_path: Path, system: str, code: int
 ) -> None:
-    """After the script's trap: its 0 would start those that depend on the job's success."""
+    """After the script's trap: with exit status 0, jobs that depend on its success would start."""
     started = guest.agent.home / "started"
     config, script = tmp_path / "vtorque.toml", tmp_path / "42.srv.SC"
     config.write_text(
@@ -503,7 +503,7 @@ def test_canceled_job_shell_dies_of_sigterm_as_a_plain_job(
 
 
 def test_interactive_job_has_the_display_of_the_job_shell(guest, tmp_path, monkeypatch):
-    """With its cookie; without a terminal, a display or a way to it the job has none, and runs."""
+    """With its cookie; without a terminal, a display or a connection the job runs without one."""
     entry = b"\xff\xff" + b"".join(
         len(part).to_bytes(2, "big") + part for part in (b"", b"50", b"MIT-MAGIC-COOKIE-1", b"abc")
     )

@@ -50,7 +50,7 @@ def recv_exact(sock: socket.socket, size: int) -> bytes:
 
 
 class Guest:
-    """The guest's end of a session: `answer` the HELLO, then whatever the test sends."""
+    """The guest's end of a session: `answer` the HELLO, then send the test's data."""
 
     def __init__(self, sock: socket.socket) -> None:
         self.sock = sock
@@ -173,7 +173,7 @@ def test_protocol_violation_raises_stream_error(
 
 def test_a_flood_beyond_the_credit_ends_the_run(pair: tuple[Session, Guest]) -> None:
     session, guest = opened(pair)
-    read, write = os.pipe()  # never read: nothing is granted again
+    read, write = os.pipe()  # never read: no window is granted
 
     def flood() -> None:
         guest.read_start()
@@ -299,7 +299,7 @@ def test_hello_has_a_deadline(pair: tuple[Session, Guest]) -> None:
     deadline = time.monotonic() + 0.3
     with pytest.raises(GuestSilent):
         session.hello(deadline)
-    assert time.monotonic() >= deadline - 0.01  # it waits in whole milliseconds
+    assert time.monotonic() >= deadline - 0.01  # its timeouts are whole milliseconds
     guest.read_hello()
 
 

@@ -53,7 +53,7 @@ quick = settings(
 
 
 class HostileGuest:
-    """Answers the HELLO, sends its bytes, reads all it gets and closes."""
+    """Answers the HELLO, sends its bytes, reads all input and closes."""
 
     def __init__(self, sock: socket.socket, data: bytes) -> None:
         self.sock, self.data = sock, data
@@ -162,7 +162,7 @@ elements = st.lists(
     st.builds(element, st.integers(0, 10), st.one_of(st.binary(max_size=20), st.just(b"a=b\0"))),
     max_size=8,
 ).map(b"".join)
-# A job that these may start is always /bin/true: its first argument is ours.
+# A job that these may start is always /bin/true: its first argument is the test's.
 starts = elements.map(lambda more: frame(Kind.START, 1, element(1, b"/bin/true\0") + more))
 to_agent = st.lists(
     st.one_of(
@@ -186,7 +186,7 @@ to_agent = st.lists(
 
 
 def send_and_leave(agent: LocalAgent, data: bytes) -> None:
-    """Send without reading an answer for a while, as a host that then dies."""
+    """Send without reading an answer for a while, like a host that then dies."""
     with agent.connect() as connection:
         connection.settimeout(LONG)
         connection.sendall(hello_frame(b"abcdefgh", 65536, KEEPS) + data)

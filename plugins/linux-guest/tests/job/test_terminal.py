@@ -20,7 +20,7 @@ def test_an_end_of_input_typed_before_the_terminal_is_raw_is_the_guests(typed):
     events = Events()
     try:
         os.write(master, typed)
-        for _ in typed.split(b"\n"):  # the line discipline has seen all of it
+        for _ in typed.split(b"\n"):  # the line discipline has processed all of it
             assert select.select([terminal], [], [], LONG)[0]
         with raw_terminal(terminal, events):
             source = Source(terminal)

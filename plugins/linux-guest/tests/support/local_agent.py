@@ -1,4 +1,4 @@
-"""For tests: the real agent as a process of this machine, unix sockets in place of its ports."""
+"""For tests: the real agent as a process of this machine, with unix sockets for its ports."""
 
 import contextlib
 import os

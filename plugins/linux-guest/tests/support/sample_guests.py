@@ -1,4 +1,4 @@
-"""For tests: guests as the core would plan them, and a place where their setup.sh can run."""
+"""For tests: guests as planned by the core, and a directory in which their setup.sh can run."""
 
 from __future__ import annotations
 

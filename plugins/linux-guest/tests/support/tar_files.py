@@ -1,4 +1,4 @@
-"""For tests: tar files made by hand, also such as no tar program writes."""
+"""For tests: manually made tar files, also such as no tar program writes."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ ATTACKS = {
     "9 of these, and more sent all the time": functools.partial(of.full_of_environments, more=True),
     "40 jobs queued": of.flood_of_jobs,
 }
-JOBS = 3  # in a row
+JOBS = 3  # consecutive
 
 
 def job(site: Site) -> tuple[float, float]:
@@ -52,7 +52,7 @@ def measure(rounds: int) -> dict[str, dict[str, list[float]]]:
                 with attack(site) as stands:
                     for _ in range(JOBS):
                         waited, seconds = job(site)
-                        if not stands():  # it was over sooner than the job
+                        if not stands():  # it ended before the job
                             break
                         times[name]["waited"].append(waited)
                         times[name]["attacked"].append(seconds)

@@ -35,7 +35,7 @@ def command(pid: int) -> str:
 
 
 def roots(site: Site) -> list[int]:
-    """Return the service and what accepts its clients."""
+    """Return the service and the process that accepts its clients."""
     first = site.process.pid
     return [first, *(pid for pid in children(first) if "acceptor" in command(pid))]
 
@@ -63,7 +63,7 @@ def attacker(attack: Callable[..., None], *args: object) -> Iterator[int]:
         os.close(told)
         yield process.pid
     finally:
-        process.kill()  # it ends when what it has open lets it
+        process.kill()  # it ends when its open files allow it
 
 
 def connect(path: str) -> socket.socket:
@@ -121,7 +121,7 @@ while True:
 @contextlib.contextmanager
 def unreadable_process(site: Site) -> Iterator[Stands]:
     """Its /proc/PID/environ cannot be read: a page fault holds the lock of its memory map."""
-    argv = ["/usr/bin/python3", "-I", "-S", "-c", HELD]  # theirs to run
+    argv = ["/usr/bin/python3", "-I", "-S", "-c", HELD]  # allowed for them
     with contextlib.ExitStack() as last:
         silent = [fuse_server.READ], [fuse_server.READ]
         with fuse_server.mounted(site.root / "fuse", *silent) as file:
@@ -196,7 +196,7 @@ def send_bombs(begun, path, times):
 
 @contextlib.contextmanager
 def unfolding_messages(site: Site) -> Iterator[Stands]:
-    """Six of 8 MiB that take 250 MB of memory each: of who sent them."""
+    """Six of 8 MiB that take 250 MB of memory each, charged to the sender."""
     with attacker(send_bombs, socket_of(site), 6):
         yield lambda: bool(children(roots(site)[1]))
 
@@ -249,7 +249,7 @@ def flood_of_jobs(site: Site) -> Iterator[Stands]:
 
 @contextlib.contextmanager
 def held_prologues(site: Site) -> Iterator[None]:
-    """Until then no job gets further than to its prologue."""
+    """Before that, no job gets further than to its prologue."""
     hold = site.root / "prologue.hold"
     hold.touch()
     try:

@@ -9,7 +9,7 @@ from vtorque_local.client import GUARD
 
 
 def noting(path: Path | str, text: str) -> tuple[list[str], tuple[int, int]]:
-    """Return it, to be started by this process, and the descriptors that it needs."""
+    """Return the command, to be started by this process, and the descriptors that it needs."""
     order = {"starter": os.getpid(), "names": ["x", "x"], "task": "", "text": text}
     files = []
     for content in (order, {"outputs": [["", 0], [str(path), 1]]}):

@@ -1,4 +1,4 @@
-"""A user's home, a job in it that runs nowhere, and its companion as a real process."""
+"""A user's home, a job in it that does not run, and its companion as a real process."""
 
 import os
 import subprocess
@@ -11,7 +11,7 @@ KEY = "5a" * 32
 
 
 def a_request(**changed):
-    """Return a good request as a waiting command leaves it, with changes."""
+    """Return a valid request in the form of a waiting command, with changes."""
     return {
         "words": ["logs", "--follow", "--level=info", "--", "42.srv"], "node": "", "term": "",
         "rows": 24, "columns": 80, "host": "10.1.2.3", "port": 40000, "key": KEY,
@@ -20,12 +20,12 @@ def a_request(**changed):
 
 
 def python(code):
-    """Return a command that runs code with this interpreter, isolated as the product's."""
+    """Return a command that runs code with this interpreter, isolated like vTorque's."""
     return [sys.executable, "-I", "-c", code]
 
 
 def companion_of(config, job_id, node="n1", look="0.1"):
-    """Start a companion as the job shell does; this process is its job shell."""
+    """Start a companion like the job shell; this process is its job shell."""
     words = [str(config), job_id, node, look, str(os.getpid())]
     return subprocess.Popen(
         [sys.executable, "-I", "-m", "vtorque_login.companion", *words], cwd="/",

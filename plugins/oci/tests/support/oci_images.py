@@ -1,4 +1,4 @@
-"""Containers made by hand, as skopeo, podman and Apptainer write them: for tests."""
+"""Manually made containers in the formats of skopeo, podman and Apptainer: for tests."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def layer(*entries: Entry) -> bytes:
 
 
 def digest(data: bytes) -> str:
-    """Return a digest as descriptors have it."""
+    """Return a digest in the form of descriptors."""
     return "sha256:" + hashlib.sha256(data).hexdigest()
 
 
@@ -61,7 +61,7 @@ def layout_files(
 
 
 def saved_files(layers: Sequence[bytes], **inner: Any) -> dict[str, bytes]:
-    """Return path to content of what docker save and podman save write."""
+    """Return path to content of the output of docker save and podman save."""
     names = [f"{digest(each)[7:]}.tar" for each in layers]
     text = json.dumps(config(layers, **inner)).encode()
     manifest = [{"Config": "c.json", "RepoTags": ["localhost/app:1"], "Layers": names}]

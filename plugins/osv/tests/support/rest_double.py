@@ -1,4 +1,4 @@
-"""OSv's REST server, as it was seen to behave: also where that is odd."""
+"""OSv's REST server with its observed behavior, including oddities."""
 
 import json
 import threading
@@ -11,7 +11,7 @@ PROGRAMS = ("/hello", "/other")
 
 
 class Osv(ThreadingHTTPServer):
-    """State of the machine; ``ends`` counts down the questions until a program has finished."""
+    """State of the machine; ``ends`` counts down the queries until a program has finished."""
 
     daemon_threads = True
 
@@ -83,7 +83,7 @@ class Handler(BaseHTTPRequestHandler):
         body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
         if path in ("/os/shutdown", "/os/poweroff"):
             self.server.off.set()
-            self.close_connection = True  # without a word
+            self.close_connection = True  # without an answer
         elif path.startswith("/env/"):
             self.server.environ[unquote(path[5:])] = query["val"]
             self.answer(200)

@@ -31,7 +31,7 @@ NO_SERVER = "cannot connect to server (null) (errno=15137) could not connect to 
 
 @contextmanager
 def shared(directory):
-    """Give the state, and write back what became of it."""
+    """Yield the state, and write it back."""
     with (Path(directory) / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         path = Path(directory) / "state.json"
@@ -104,7 +104,7 @@ def note(directory, call):
 
 
 def describe(system, argv):  # noqa: PLR0912 (as long as qsub has options)
-    """Return the job, or what is only printed."""
+    """Return the job, or the text that is only printed."""
     words, command = list(argv), None
     if system == "openpbs" and "--" in words:
         at = words.index("--")
@@ -202,7 +202,7 @@ def read(script):
 
 
 def directives(content, prefix):
-    """Yield what follows the prefix, up to the first executable line (qsub(1B))."""
+    """Yield the words after the prefix, up to the first executable line (qsub(1B))."""
     for line in content.decode("utf-8", "surrogateescape").split("\n"):
         text = line.strip()
         if prefix and text.startswith(prefix):
@@ -218,7 +218,7 @@ def split_list(text):
     return list(lexer)
 
 
-# -- the others -------------------------------------------------------------------------------
+# -- The other commands ----------------------------------------------------------------------------
 
 
 def find(state, job_id, program):
@@ -409,7 +409,7 @@ def own_resource(state, verb, name):
         raise Bad(1, f"qmgr obj={name} svr=default: Unknown resource")
     if verb == "create":
         state["resources"] = sorted({*state["resources"], name})
-    elif verb == "delete" and state.get("busy"):  # a job has it, of the history too
+    elif verb == "delete" and state.get("busy"):  # a job has it, including those in the history
         busy = f"qmgr obj={name} svr=default: Resource busy on job\nqmgr: Error (15174) returned"
         raise Bad(70, busy)
     elif verb == "delete":
@@ -444,7 +444,7 @@ def hook(state, verb, name, rest):
 
 
 def run(*given):
-    """Be the program that these words name. The tests start it a thousand times."""
+    """Run the program that these words name. The tests start it a thousand times."""
     try:
         code = main(*given, *sys.argv[1:])
     except Bad as bad:

@@ -43,7 +43,7 @@ class FakeTorqueMom(TorqueHarness):
     def __init__(self, root):
         super().__init__(root)
         self.output = b""  # of the job: hooks' and its own
-        self.down = set()  # nodes that a prologue.parallel has failed on
+        self.down = set()  # nodes on which a prologue.parallel has failed
         self.outcome(Outcome.READY)
         for node in NODES[:2]:
             self._install(node)
@@ -60,14 +60,14 @@ class FakeTorqueMom(TorqueHarness):
         (self.root / "outcome").write_text(text)
 
     def calls(self):
-        """Return how vtorque was called since the last time: node and arguments."""
+        """Return the calls of vtorque since the last time: node and arguments."""
         log = self.root / "vtorque.log"
         lines = log.read_text().splitlines() if log.exists() else []
         log.unlink(missing_ok=True)
         return [eval(line) for line in lines]  # noqa: S307 (our own repr)
 
     def script(self, node, name, text):
-        """Put a script of the site's own where it is when vTorque is installed over it."""
+        """Put a script of the site in its place when vTorque is installed over it."""
         path = self.priv(node) / f"{name}.orig"
         path.write_text(text)
         path.chmod(0o500)
@@ -85,7 +85,7 @@ class FakeTorqueMom(TorqueHarness):
                 step.apply()
 
     def hook(self, node, name, args):
-        """Run a hook as pbs_mom does; return its code, minus the signal; 1 if it cannot be run."""
+        """Run a hook like pbs_mom; return its code, minus the signal; 1 if it cannot be run."""
         path = self.priv(node) / name
         if not path.exists():
             return 0
@@ -104,7 +104,7 @@ class FakeTorqueMom(TorqueHarness):
         return done.returncode
 
     def run(self, job_id, nodes=1, *, starts=10, runs=("/bin/true",), signal_prologue=False):
-        """Start a queued job, again and again as Torque would; return how often it was started."""
+        """Start a queued job repeatedly like Torque; return the number of starts."""
         names = NODES[:nodes]
         where = "+".join(f"{name}/0-1" for name in names)
         for count in range(1, starts + 1):
@@ -129,7 +129,7 @@ class FakeTorqueMom(TorqueHarness):
         return starts
 
     def _job(self, job_id, job, code, runs):
-        """Do what follows from a prologue's code; return the job's exit status."""
+        """Act on a prologue's code; return the job's exit status."""
         if code <= 0:  # killed by a signal counts as success
             line = f"{job['script']} {job['args']}".rstrip() + "\n"
             environ = {"PATH": os.environ["PATH"], "PBS_JOBID": job_id, "SHELL": job["shell"]}

@@ -192,7 +192,7 @@ class TorqueHarness(PbsHarness):
 
 
 def resource_list(resources):
-    """Return argv 5 of a prologue: in no fixed order, and only some resources are in it."""
+    """Return argv 5 of a prologue: in no fixed order, and with only some resources."""
     text = ""
     for key in ("nodes", "other", "gres", "file", "walltime"):
         if key in resources:

@@ -1,4 +1,4 @@
-"""Torque's real node part on a node of the doubles, in little time: also for their hooks."""
+"""Torque's real node part on a node of the doubles, with a quick start: also for their hooks."""
 
 from vtorque_core.api import Paths
 from vtorque_pbs.settings import Settings
@@ -6,7 +6,7 @@ from vtorque_pbs.torque.node import TorqueNode
 
 
 class Site:
-    """The site config as far as it matters."""
+    """The needed part of the site config."""
 
     def __init__(self, paths, settings):
         self.paths, self.settings = paths, settings

@@ -10,7 +10,7 @@ from vtorque_pool.api import CloudFault, Machine, Order, StockOut
 
 
 class DirectoryDriver:
-    """A right driver; its machines are files."""
+    """A correct driver; its machines are files."""
 
     def __init__(self, directory):
         self.directory = Path(directory)
@@ -98,7 +98,7 @@ class ListsAllClusters(DirectoryDriver):
 
 
 class Remembers(DirectoryDriver):
-    """It knows only what it has made itself."""
+    """It knows only machines that it has made itself."""
 
     def __init__(self, directory):
         super().__init__(directory)
@@ -130,7 +130,7 @@ class RefusesWhatIsGone(DirectoryDriver):
 
 
 class LeavesHalf(DirectoryDriver):
-    """It makes a machine, and then finds out that it may not."""
+    """It makes a machine, and fails afterwards."""
 
     def create(self, order):
         self.answer()

@@ -42,7 +42,7 @@ write_files:
 
 
 class GuestWorld(World):
-    """See :class:`World`; ``machines`` are libvirt's domains, ``top``/images has to be there."""
+    """See :class:`World`; ``machines`` are libvirt's domains, ``top``/images has to exist."""
 
     conf = (
         _CONF.replace("SlurmdParameters=config_overrides\n", "")
@@ -67,7 +67,7 @@ class GuestWorld(World):
         path.write_text(_SECRETS.format(key=(top / "munge.key").read_text()))
 
     def _nodes_of_one_host(self):
-        """Each has a host of its own."""
+        """Each node has its own host."""
 
     def machines(self):
         """Return the names of the domains."""

@@ -1,4 +1,4 @@
-"""A double of Keystone and Nova over HTTP, with what the driver calls. No OpenStack was at hand."""
+"""A double of Keystone and Nova over HTTP for the driver's calls. No OpenStack was available."""
 
 import contextlib
 import json

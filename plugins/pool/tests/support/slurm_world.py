@@ -147,7 +147,7 @@ class World:
         self.run("cp", str(self.top / "vtorque-pool.conf"), "/etc/slurm/")
 
     def run(self, *argv, check=True):
-        """Run a command inside; return what it prints."""
+        """Run a command inside; return its output."""
         path = "PATH=/usr/sbin:/usr/bin:/sbin:/bin"
         done = subprocess.run(
             ["nsenter", "-a", "-t", self._pid, "--", "env", "-i", path, "HOME=/root", *argv],
@@ -173,14 +173,14 @@ class World:
         return {line.split()[0]: line.split(maxsplit=1)[1] for line in lines}
 
     def machines(self):
-        """Return the nodes that have machines, by what the cloud has."""
+        """Return the nodes that have machines, according to the cloud."""
         import json
 
         found = [json.loads(p.read_text()) for p in (self.top / "cloud").glob("m-*.json")]
         return sorted(each["machine"][1] for each in found)
 
     def wait(self, done, what, seconds=150):
-        """Return what ``done`` returns when it is something; show the logs if it never is."""
+        """Return the result of ``done`` once it is true; show the logs if it never is."""
         end = time.monotonic() + seconds
         while time.monotonic() < end:
             if answer := done():

@@ -1,6 +1,6 @@
 """A double of a cloud, the driver slurmd-in-namespaces: slurmds in pid namespaces.
 
-A machine is a file ``<id>.json`` and a process. What happens is in files beside them: ``full``
+A machine is a file ``<id>.json`` and a process. Files beside them select faults: ``full``
 (stock-out), ``down`` (no answer), ``never`` (machines without slurmd), ``kill-before`` and
 ``kill-after`` (the calling process is killed before or after a machine is made; once).
 """
@@ -49,7 +49,7 @@ class SlurmdInNamespaces:
             stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
             start_new_session=True,
         )  # fmt: skip
-        process.returncode = 0  # it is not waited for
+        process.returncode = 0  # it is not awaited
         return process.pid
 
     def machines(self, cluster):
@@ -82,7 +82,7 @@ class SlurmdInNamespaces:
 
 
 def end(pid):
-    """Kill a machine; what is in it ends with its first process."""
+    """Kill a machine; its processes end with its first process."""
     try:
         if b"unshare" in Path(f"/proc/{pid}/cmdline").read_bytes():
             os.kill(pid, signal.SIGKILL)

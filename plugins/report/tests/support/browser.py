@@ -1,4 +1,4 @@
-"""Headless Chromium over its debugging pipe: what a page asks for, complains about and looks like.
+"""Headless Chromium over its debugging pipe: requests, messages and appearance of a page.
 
 https://chromedevtools.github.io/devtools-protocol/ - descriptors 3 and 4, JSON ended by a NUL byte.
 """
@@ -31,7 +31,7 @@ class Browser:
         self._write, self._read = own_out, own_in
         self._rest, self._number, self.events = b"", 0, []
 
-        # 3 and 4 may be taken by the other pipe's ends here: the shell sorts that out.
+        # The other pipe's ends may have the numbers 3 and 4 here: the shell reorders them.
         place = f"exec {PROGRAM} {' '.join(FLAGS)} --user-data-dir='{profile}' about:blank"
         self._process = subprocess.Popen(
             ["/bin/bash", "-c", f"exec 8<&{their_in} 9>&{their_out} 3<&8 4>&9; {place}"],
@@ -100,7 +100,7 @@ class Browser:
 
     @property
     def complaints(self):
-        """All errors and warnings of the console, blocked things and exceptions."""
+        """All errors and warnings of the console, blocked requests and exceptions."""
         found = [
             e["entry"]["text"]
             for e in self.seen("Log.entryAdded")

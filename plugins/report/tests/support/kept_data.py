@@ -1,4 +1,4 @@
-"""Make what a node keeps of a job, as core and telemetry write it, for a job of any length."""
+"""Make a node's records of a job, in the form of core and telemetry, for a job of any length."""
 
 import json
 import math
@@ -50,7 +50,7 @@ def facts(job, seconds, guests, vcpus=4, ram_mib=8192, **more):
 
 
 def sample(guest, at, seconds, vcpus, ram_mib):
-    """Return what a guest has used ``at`` seconds after its script's start; counters only grow."""
+    """Return a guest's usage ``at`` seconds after its script's start; counters only grow."""
     part = at / seconds
     waves = seconds / (2 * math.pi * 6) * (1 - math.cos(at / seconds * 2 * math.pi * 6))
     load = 0.25 + 0.05 * guest
@@ -80,7 +80,7 @@ def sample(guest, at, seconds, vcpus, ram_mib):
 
 
 def series(job, seconds, guests, vcpus=4, ram_mib=8192, change=lambda values: values):
-    """Return series.jsonl, as long as telemetry would have it."""
+    """Return series.jsonl, with the length that telemetry would write."""
     interval = 2.0
     while seconds / interval > 2000:
         interval *= 2
@@ -97,7 +97,7 @@ def series(job, seconds, guests, vcpus=4, ram_mib=8192, change=lambda values: va
 
 
 def make(directory: Path, *, seconds=3600.0, guests=1, telemetry=True, change=None, **more):
-    """Fill a directory with what is kept of an ended job; return it."""
+    """Fill a directory with the records of an ended job; return it."""
     directory.mkdir(parents=True, exist_ok=True)
     job = more.pop("job", "42.srv")
     (directory / "job.json").write_text(json.dumps(facts(job, seconds, guests, **more)))

@@ -1,6 +1,6 @@
-"""Doubles of sbatch, squeue and scontrol, by what the real ones of Slurm 22.05 were seen to do.
+"""Doubles of sbatch, squeue and scontrol, with the observed behavior of Slurm 22.05's.
 
-They keep each job as a JSON file in a directory; where that has a file ``down`` the controller does
+They keep each job as a JSON file in a directory; if that has a file ``down``, the controller does
 not answer.
 """
 
@@ -190,7 +190,7 @@ for name, reason in node.get("others", {}).items():
 
 
 class Slurm:
-    """A directory with the doubles, and what they know."""
+    """A directory with the doubles, and their data."""
 
     def __init__(self, root: Path) -> None:
         self.top = root / "slurm"
@@ -209,11 +209,11 @@ class Slurm:
             (self.bin / name).chmod(0o755)
 
     def facts(self, **facts) -> dict:
-        """Set what scontrol shows of every job; return all of it."""
+        """Set scontrol's fields of every job; return all of them."""
         return self._update("facts", facts)
 
     def node(self, **facts) -> dict:
-        """Set what scontrol shows of the node; return all of it."""
+        """Set scontrol's fields of the node; return all of them."""
         return self._update("node", facts)
 
     def calls(self) -> list[list[str]]:
@@ -236,7 +236,7 @@ class Slurm:
         return job | {"script": (self.top / f"{number}.script").read_bytes()}
 
     def down(self, is_down: bool) -> None:
-        """Have the controller answer or not."""
+        """Let the controller answer or not."""
         path = self.top / "down"
         if is_down:
             path.touch()

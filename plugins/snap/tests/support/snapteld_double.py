@@ -60,7 +60,7 @@ class Failed(Exception):
 
 @dataclass
 class Options:
-    """How it behaves.
+    """Its behavior.
 
     ``slow``: seconds from a task's creation to the answer; ``stopping``: seconds that a task takes
     to stop; ``broken``: a task that is started is disabled; ``tls``: files of certificate and key.
@@ -258,7 +258,7 @@ class Handler(BaseHTTPRequestHandler):
 
 
 class Server(ThreadingHTTPServer):
-    """It."""
+    """The server."""
 
     daemon_threads = True
 
@@ -276,7 +276,7 @@ class Server(ThreadingHTTPServer):
 
 @contextlib.contextmanager
 def serving(**options):
-    """Have it run in a thread; give the server. ``server.server_port`` is where."""
+    """Run it in a thread; yield the server. ``server.server_port`` is its port."""
     server = Server(Options(**options))
     thread = threading.Thread(target=server.serve_forever, args=(0.02,))
     thread.start()

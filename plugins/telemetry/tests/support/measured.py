@@ -14,5 +14,5 @@ GROWS = [
 
 
 def domstats(more=0):
-    """Return the recorded counters as libvirt-python gives them, ``more`` added to each counter."""
+    """Return the recorded counters in libvirt-python's form, ``more`` added to each counter."""
     return {**COUNTERS, **{key: COUNTERS[key] + more for key in GROWS}}
