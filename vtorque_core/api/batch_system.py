@@ -380,8 +380,9 @@ class Started:
     """How the batch system started the job shell.
 
     Attributes:
-        script: path on this node; None: an interactive job.
-        command: command of an interactive job; empty: a shell.
+        script: path on this node; None: a command, or an interactive job. It reads the job
+            shell's standard input, which may be a terminal.
+        command: a script with that command; empty: a shell.
     """
 
     job_id: str

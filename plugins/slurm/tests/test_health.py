@@ -25,7 +25,7 @@ def looked(tmp_path, monkeypatch):
         monkeypatch.setattr(health.service, "batch_system", lambda _: (None, batch))
         monkeypatch.setattr(health.os, "geteuid", lambda: uid)
         site = Of(path=None, paths=None, settings=Settings(bindir=str(slurm.bin)))
-        (check,) = plugin.vtorque_health_checks()
+        check, _ = plugin.vtorque_health_checks()
         return list(check.check(site))
 
     return look

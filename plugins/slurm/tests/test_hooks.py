@@ -21,13 +21,13 @@ def hooks(tmp_path):
     proofs.mkdir()
     scripts = {"prolog": prolog(place), "epilog": epilog(place, journal, proofs)}
 
-    def call(kind, **environ):
+    def call(kind, *, code=0, **environ):
         said = tmp_path / "said"
         said.unlink(missing_ok=True)
         done = subprocess.run(
             ["sh", "-c", scripts[kind]], env=environ, capture_output=True, check=False
         )
-        assert done.returncode == 0, "a failing hook drains the node"
+        assert done.returncode == code, "a failing hook drains the node"
         return said.read_text().strip() if said.exists() else ""
 
     return call
@@ -38,6 +38,15 @@ def test_prolog_calls_vtorque_for_vm_jobs_only(hooks):
     assert hooks("prolog", SLURM_JOB_ID="7", SLURM_JOB_COMMENT="mine vt1:AAAA") == called
     for comment in ({}, {"SLURM_JOB_COMMENT": "vt2:x $(id) `id` *"}):
         assert hooks("prolog", SLURM_JOB_ID="7", **comment) == ""
+
+
+def test_prolog_fails_only_if_a_spank_plugin_must_start_the_job_shell(hooks, tmp_path):
+    called = "hook --config /etc/v.toml prologue\nhook --config /etc/v.toml epilogue 7"
+    by_spank = {"SLURM_JOB_ID": "7", "SPANK_VTORQUE_REQUEST": "vt1:AAAA"}
+    assert hooks("prolog", code=1, **by_spank) == called
+    program = tmp_path / "vtorque"
+    program.write_text(program.read_text().replace("exit 3", "exit 0"))
+    assert hooks("prolog", **by_spank) == called.split("\n", maxsplit=1)[0]
 
 
 def test_epilog_checks_files_and_not_the_comment(hooks, tmp_path):

@@ -109,6 +109,13 @@ def test_placeholder_job_holds_the_resources_of_the_job(slurm, adapter):
     assert len(slurm.did) == 1, "also while somebody has suspended it"
 
 
+def test_job_of_slurms_own_commands_is_not_migrated(slurm, adapter):
+    slurm.texts["comment"] = "mine"
+    with pytest.raises(Refused, match="submit jobs that may be migrated with vsub"):
+        adapter.receive("7", ("n1", "n3"), "n2", "n3")
+    assert slurm.did == []
+
+
 def test_resources_on_a_held_node_are_found(slurm, adapter, monkeypatch):
     adapter.receive("7", ("n1", "n3"), "n2", "n3")
     adapter.leave("7", "n2")

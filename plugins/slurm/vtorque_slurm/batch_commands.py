@@ -40,15 +40,10 @@ class Client:
             HostFault: The command failed or timed out. The message quotes its output.
         """
         name, *rest = argv
-        conf = self.environ.get("SLURM_CONF") or self.settings.conf
-        path = f"{self.settings.bindir}:{_PATH}" if self.settings.bindir else _PATH
-        environ = {"PATH": path, "LC_ALL": "C", "HOME": "/root"}
-        if os.access(conf, os.R_OK):  # otherwise Slurm's default, or no file ("configless")
-            environ["SLURM_CONF"] = conf
         try:
             done = subprocess.run(
                 ["/usr/bin/env", name, *rest],
-                env=environ,
+                env=self._environ(),
                 stdin=subprocess.DEVNULL,
                 capture_output=True,
                 timeout=self.settings.timeout,
@@ -61,3 +56,23 @@ class Client:
             said = (done.stderr or done.stdout).decode("utf-8", "replace").strip()
             raise HostFault(f"{name}: exit code {done.returncode}: {printable(said, 300)}")
         return done.stdout.decode("utf-8", "surrogateescape")
+
+    def leave(self, script: str, *args: str) -> None:
+        """Start a POSIX sh script that outlives this process."""
+        subprocess.Popen(
+            ["/bin/sh", "-c", script, "sh", *args],
+            env=self._environ(),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,  # slurmd kills the process group of Prolog
+            cwd="/",
+        )
+
+    def _environ(self) -> dict[str, str]:
+        conf = self.environ.get("SLURM_CONF") or self.settings.conf
+        path = f"{self.settings.bindir}:{_PATH}" if self.settings.bindir else _PATH
+        environ = {"PATH": path, "LC_ALL": "C", "HOME": "/root"}
+        if os.access(conf, os.R_OK):  # otherwise Slurm's default, or no file ("configless")
+            environ["SLURM_CONF"] = conf
+        return environ

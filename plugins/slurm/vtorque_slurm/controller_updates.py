@@ -19,6 +19,13 @@ OURS = "vTorque"  # prefix of our notes
 _WAITED = " waited too long for free resources on "
 _MAX_NOTE = 300  # characters
 _MAX_SHOWN = 2000  # characters that squeue shows; a comment has at most 1024 bytes
+_PROLOG_ERROR = "Reason=Prolog error"  # slurmctld's text
+_UNDRAIN = """
+for i in $(seq 300); do
+  ! scontrol show node "$1" | grep -q "$2" || exec scontrol update NodeName="$1" State=UNDRAIN
+  sleep 0.2
+done
+"""
 _STARTED = ("RUNNING", "CONFIGURING")
 
 
@@ -175,6 +182,17 @@ def undrain(client: Client) -> None:
     node, nodes = drained(client)
     if node in nodes:
         update(client, f"NodeName={node}", "State=UNDRAIN")
+
+
+def undrain_after_prolog(client: Client, node: str) -> None:
+    """Undrain this node after Prolog has failed for one job. Returns at once.
+
+    Slurm drains the node when Prolog has ended. A node that was already drained stays so, unless
+    the reason is the same.
+    """
+    text = client.ask("scontrol", "show", "node", node)
+    if not job_records.is_drained(text) or _PROLOG_ERROR in text:
+        client.leave(_UNDRAIN, node, _PROLOG_ERROR)
 
 
 def requeue(client: Client, job_id: str) -> None:

@@ -9,17 +9,25 @@ import shlex
 from pathlib import Path
 
 from vtorque_core.api.setup_steps import Installation, hook_script
+from vtorque_slurm import request_channel
 
 
 def prolog(place: Installation) -> bytes:
-    """Return the Prolog script. It always exits with 0 because Slurm drains the node otherwise.
+    """Return the Prolog script. It exits with 0 because Slurm drains the node otherwise.
 
     If the prologue fails, the script releases its resources at once. The job shell then finds no
-    proof of the start.
+    proof of the start. Only for a request from the SPANK plugin, the script also fails, because
+    slurmd might start the job without that plugin and without the job shell.
     """
-    guard = "case $SLURM_JOB_COMMENT in *vt1:*) ;; *) exit 0 ;; esac"
+    request = f"${request_channel.FROM_SPANK}"
+    guard = f"case $SLURM_JOB_COMMENT{request} in *vt1:*) ;; *) exit 0 ;; esac"
     release = f'{_call(place, "epilogue")} "$SLURM_JOB_ID"'
-    return hook_script(guard, f"{_call(place, 'prologue')} || {release}", "exit 0")
+    return hook_script(
+        guard,
+        f"{_call(place, 'prologue')} && exit 0",
+        release,
+        f'[ -z "{request}" ]',
+    )
 
 
 def epilog(place: Installation, journal: Path, proofs: Path) -> bytes:

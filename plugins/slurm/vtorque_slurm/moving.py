@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 from vtorque_core.api import HostFault, Refused, printable
 from vtorque_core.api.batch_system import BatchJob, NodeAdapter
-from vtorque_slurm import controller_updates, cpus, hostlist
+from vtorque_slurm import controller_updates, cpus, hostlist, request_channel
 from vtorque_slurm.batch_commands import Client
 from vtorque_slurm.job_records import JobRecord
 
@@ -39,8 +39,13 @@ def receive(
         raise Refused(f"job {job_id} has no resources on {left}")
     if held.granted.get(left):
         raise Refused("a job with generic resources (GRES) cannot be migrated")
-    _hold(client, job_id, held, left, node, partition, left_of_time)
     account, comment = (_text(client, job_id, field) for field in ("account", "comment"))
+    if request_channel.find(comment) is None:
+        raise Refused(
+            f"job {job_id} was submitted by --vm= of Slurm's own commands, so other nodes do not "
+            "know its request: submit jobs that may be migrated with vsub"
+        )
+    _hold(client, job_id, held, left, node, partition, left_of_time)
     mine = _await(client, job_id, node)
     environ = {
         "SLURM_JOB_ID": job_id,

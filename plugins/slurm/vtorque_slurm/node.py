@@ -37,6 +37,7 @@ from vtorque_slurm import (
 )
 from vtorque_slurm.batch_commands import Client
 from vtorque_slurm.settings import Settings
+from vtorque_slurm.spank import installed
 
 if TYPE_CHECKING:
     from vtorque_core.api.setup_steps import Installation, SetupStep
@@ -54,6 +55,7 @@ class SlurmNode(NodeAdapter):
         self._places = (journal, proofs)
         self._paths = Paths(journal.parent, proofs.parent)
         self._client = Client(settings)
+        self._no_job_shell = False  # slurmd would start the job's script on the host
 
     def job(self, argv: Sequence[str], environ: Mapping[str, str]) -> BatchJob:
         """Read Prolog's environment. For a VM job, also query its CPUs and memory."""
@@ -67,12 +69,15 @@ class SlurmNode(NodeAdapter):
         except (KeyError, ValueError) as error:
             raise HostFault(f"this is not the environment of Slurm's Prolog: {error}") from None
         self._client = Client(self._settings, environ)
+        leader = environ.get("SLURM_HET_JOB_ID", job_id)
         word = request_channel.find(environ.get("SLURM_JOB_COMMENT", ""))
+        by_spank = None
+        if word is None and leader == job_id:  # sbatch gives the variable to all components
+            by_spank = word = environ.get(request_channel.FROM_SPANK)
         if word is None:
             return BatchJob(job_id, owner, node, nodes, None)
         blob, bad, record, unknown = b"", "", None, ""
         bare: tuple[BareNode, ...] = ()
-        leader = environ.get("SLURM_HET_JOB_ID", job_id)
         slots = _slots(environ, len(nodes))
         account = environ.get("SLURM_JOB_ACCOUNT", "")
         try:
@@ -80,6 +85,9 @@ class SlurmNode(NodeAdapter):
             blob = self._request(job_id, word)
             if leader != job_id:
                 raise Refused("only the first component of a heterogeneous job has guests")
+            if by_spank and (why := installed.problem(self._settings, self._client)):
+                self._no_job_shell = True
+                raise HostFault(f"Slurm does not start the job shell of --vm= jobs: {why}")
             record = controller_updates.record(self._client, job_id, account)
             if record.name == f"{job_id}+0":
                 bare = controller_updates.bare_nodes(self._client, job_id)
@@ -119,7 +127,11 @@ class SlurmNode(NodeAdapter):
         return inside_guests.items(job, guests)
 
     def finish(self, job: BatchJob, outcome_: Outcome, reason: str, *, hook_waits: bool) -> int:
-        """Report the outcome to Slurm. Always return 0, because a failed Prolog drains the node."""
+        """Report the outcome to Slurm. Return 0, because a failed Prolog drains the node.
+
+        Return 1 only if slurmd would otherwise start the job without the job shell. A process that
+        outlives the hook then undrains the node.
+        """
         if outcome_.may_run_elsewhere:
             try:
                 if outcome_ is Outcome.IN_USE:
@@ -129,7 +141,9 @@ class SlurmNode(NodeAdapter):
             # The job shell prints the reason, and ends the job.
             except (HostFault, Refused) as error:
                 sys.stderr.write(f"vtorque: {printable(str(error), 500)}\n")
-        return 0
+        if self._no_job_shell:
+            controller_updates.undrain_after_prolog(self._client, job.node)
+        return int(self._no_job_shell)
 
     def alive(self, ids: Sequence[str]) -> Mapping[str, Life]:
         """Query squeue for all jobs that have not ended."""

@@ -53,8 +53,12 @@ def vtorque_health_checks() -> Iterable[HealthCheck]:
     """Return the health checks for ``vtorque doctor`` on a node."""
     from vtorque_core.api.health import HealthCheck  # noqa: PLC0415
     from vtorque_slurm.health import memory_apart  # noqa: PLC0415
+    from vtorque_slurm.spank import installed  # noqa: PLC0415
 
-    return [HealthCheck("slurm: memory of waiting guests", memory_apart)]
+    return [
+        HealthCheck("slurm: memory of waiting guests", memory_apart),
+        HealthCheck("slurm: SPANK plugin", installed.check),
+    ]
 
 
 vtorque_settings = always(Settings)

@@ -3,8 +3,9 @@
 The request is one word at the end of the job's comment, which Prolog gets in its environment. A
 comment has at most 1024 characters (measured on 22.05). A longer request goes into a comment line
 below the script's first line, and the job's comment contains only a marker. Root then reads the
-script from slurmctld, where nobody can change it. The owner always comes from Slurm, not from the
-request.
+script from slurmctld, where nobody can change it. The SPANK plugin passes the word in the job
+control environment (spank(8)), which only Prolog gets. The owner always comes from Slurm, not from
+the request.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from vtorque_core.api import HostFault, UsageError
 MARK = "vt1:"
 IN_SCRIPT = "vt1:in-script"
 LINE = b"#VTORQUE-REQUEST "
+FROM_SPANK = "SPANK_VTORQUE_REQUEST"
 MAX_COMMENT = 1024
 
 _OURS = re.compile(r"(?:^|\s)(?=vt1:)")

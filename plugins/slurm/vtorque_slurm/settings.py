@@ -23,6 +23,9 @@ class Settings:
         doc="sbatch options of the site's SPANK plugins; with = at the end: the option "
         "takes a value",
     )
+    spank: bool = setting(
+        False, doc="users may submit VM jobs with --vm= of sbatch, srun and salloc"
+    )
     exclusive: Literal["", "user", "node"] = setting(
         "",
         doc="VM jobs request nodes without jobs of other users (user) or without other jobs (node)",

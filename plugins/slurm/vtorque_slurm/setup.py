@@ -30,6 +30,7 @@ from vtorque_slurm import controller_updates, hooks, slurm_conf
 from vtorque_slurm.batch_commands import Client
 from vtorque_slurm.settings import Settings
 from vtorque_slurm.slurm_conf import conf_line
+from vtorque_slurm.spank import installed
 
 OURS = "50-vtorque"
 _SITES = {"Prolog": "90-site", "Epilog": "10-site"}  # the site's program runs first, and ends last
@@ -43,6 +44,7 @@ def steps(settings: Settings, place: Installation, journal: Path, proofs: Path) 
     found: list[SetupStep] = []
     for key, content in texts.items():
         found += _hook(path, key, content)
+    found += installed.steps(settings, place, proofs)
     limit = settings.prolog_time
     found.append(long_enough("[plugin.slurm] prolog_time", limit, place.start_time, "a start"))
     found += _checks(settings, path)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from vtorque_core.api import UsageError
 from vtorque_core.api.batch_system import JobShell, Started
-from vtorque_slurm import inside_guests, request_channel
+from vtorque_slurm import inside_guests, request_channel, step_tasks
 
 # Names and sockets of host nodes and host processes; CPU masks of the host.
 _HOST_ONLY = """
@@ -22,6 +22,8 @@ SLURM_CPU_BIND_LIST SLURM_CPU_BIND_TYPE SLURM_CPU_BIND_VERBOSE SLURM_DISTRIBUTIO
 SLURM_WORKING_CLUSTER SLURM_UMASK SRUN_DEBUG SBATCH_CPU_BIND SBATCH_CPU_BIND_LIST
 SBATCH_CPU_BIND_TYPE SBATCH_CPU_BIND_VERBOSE SBATCH_MEM_BIND SBATCH_MEM_BIND_LIST
 SBATCH_MEM_BIND_TYPE SBATCH_MEM_BIND_VERBOSE SBATCH_MEM_BIND_PREFER SBATCH_MEM_BIND_SORT
+SLURM_SPANK_VTORQUE_REQUEST SLURM_SPANK__SLURM_SPANK_OPTION_vtorque_vm
+VTORQUE_TASK VTORQUE_TASKS VTORQUE_TASK_PROGRAM
 SLURM_MEM_BIND SLURM_MEM_BIND_LIST SLURM_MEM_BIND_TYPE SLURM_JOB_GPUS SLURM_STEP_GPUS
 """
 
@@ -32,17 +34,29 @@ class SlurmJobShell(JobShell):
     host_only = frozenset(_HOST_ONLY.split())
     login = False  # slurmstepd runs the script with the environment of the submission
 
+    def __init__(self) -> None:
+        self._is_vsubs = True  # vsub has inserted lines into the script
+
     def started(
         self, argv: Sequence[str], environ: Mapping[str, str], stdin: int | None
     ) -> Started:
         """Return the job's id and script.
 
         The script's first line names the job shell, so the kernel passes the script's path and
-        arguments (execve(2)). Without a script, stdin is the terminal of an interactive job.
+        arguments (execve(2)). Without a script, stdin is the terminal of an interactive job. The
+        SPANK plugin replaces only the name of a task's program, and passes it in a variable.
         """
         job_id = environ.get("SLURM_JOB_ID", "")
         if not job_id.isdecimal():
             raise UsageError("SLURM_JOB_ID is not set: only Slurm can start this program")
+        if program := environ.get("VTORQUE_TASK_PROGRAM"):
+            if environ.get("VTORQUE_TASK") == "batch":
+                self._is_vsubs = False
+                return Started(job_id, Path(program), tuple(argv))
+            if stdin is not None and os.isatty(stdin):
+                _without_echo(stdin)
+            ids = environ.get("VTORQUE_TASKS", "0").split(",")
+            return Started(job_id, None, command=step_tasks.command((program, *argv), ids))
         if not argv and (stdin is None or not os.isatty(stdin)):
             raise UsageError("standard input is neither a script nor a terminal")
         if not argv and stdin is not None:
@@ -51,7 +65,7 @@ class SlurmJobShell(JobShell):
 
     def content(self, script: bytes) -> bytes:
         """Return the user's script, without the lines that vsub inserted."""
-        return request_channel.strip(script)
+        return request_channel.strip(script) if self._is_vsubs else script
 
     def inside(self, environ: Mapping[str, str], guests: Mapping[str, str]) -> Mapping[str, str]:
         """Return the variables for tasks and memory per CPU, adjusted to the guests."""

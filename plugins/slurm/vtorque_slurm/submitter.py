@@ -35,6 +35,8 @@ from vtorque_slurm.settings import Settings
 
 MAX_SCRIPT = 4 << 20  # bytes; Slurm's own limit, SchedulerParameters=max_script_size
 STDIN = "/dev/stdin"
+REQUEST = "--request"
+NONE = "none"
 
 _WRAP = "#!/bin/sh\n# This script was created by sbatch --wrap.\n\n{}\n\n"  # as sbatch does
 _ONE_TASK = ("--nodes=1", "--ntasks=1", "--relative=0", "--overlap")
@@ -52,7 +54,13 @@ class SlurmSubmitter:
         self._jobshell = jobshell
 
     def split(self, argv: Sequence[str]) -> SubmitArgs:
-        """Parse sbatch's command line, and read the script that sbatch would use."""
+        """Parse sbatch's command line, and read the script that sbatch would use.
+
+        ``--request`` is called by the SPANK plugin, followed by ``-vm`` options. Later values
+        override earlier ones.
+        """
+        if list(argv[:1]) == [REQUEST]:
+            return SubmitArgs((merge_vm(argv[2::2]),), (REQUEST,))
         line = options.split(argv, self._settings.options)
         pbs_options.refuse(line)
         rest = (*line.words, *line.operands)
@@ -88,7 +96,17 @@ class SlurmSubmitter:
         )
 
     def submit(self, args: SubmitArgs, blob: bytes | None, needs: Needs | None) -> int:
-        """Replace this process with sbatch or salloc."""
+        """Replace this process with sbatch or salloc.
+
+        With ``--request``, print the request, and the CPUs and MiB (0: Slurm's default) per node.
+        """
+        if args.rest == (REQUEST,):
+            if blob is not None and needs is not None:
+                sys.stdout.write(f"{to_token(blob)} {needs.cpus} {needs.mib or 0}\n")
+            return 0
+        return self._submit(args, blob, needs)
+
+    def _submit(self, args: SubmitArgs, blob: bytes | None, needs: Needs | None) -> NoReturn:
         flag = ["-I"] if args.interactive else []
         line = options.split([*flag, *args.rest], self._settings.options)
         if _is_sbatchs(line):
@@ -174,7 +192,13 @@ class SlurmSubmitter:
         """
         group = ("--het-group=0",) if self._is_heterogeneous(job_id) else ()
         which = (f"--jobid={job_id}", f"--nodelist={node}", "--nodes=1", "--ntasks=1", "--overlap")
-        plain = ("--mpi=none", "--quiet", "--unbuffered", "--chdir=/", "--export=TERM,NO_COLOR")
+        plain = (
+            "--mpi=none",
+            "--quiet",
+            "--unbuffered",
+            "--chdir=/",
+            "--export=TERM,NO_COLOR,VTORQUE_TASK=host",
+        )
         pty = ("--pty",) if terminal else ()
         return [self.program("srun"), *which, *group, *plain, *pty, *command]
 
@@ -212,6 +236,19 @@ class SlurmSubmitter:
     def _become(self, argv: Sequence[str], stdin: bytes | None = None) -> NoReturn:
         os.environ.pop("VTORQUE_SLURM_SBATCH", None)  # see qsub
         become([self.program(argv[0]), *argv[1:]], stdin)
+
+
+def merge_vm(values: Sequence[str]) -> str:
+    """Return one ``-vm`` value of several, in ascending priority: each pair replaces the key's.
+
+    ``none`` replaces all before it.
+    """
+    pairs: dict[str, str] = {}
+    for word in (word.strip() for value in values for word in value.split(",")):
+        if word == NONE or NONE in pairs:
+            pairs.clear()
+        pairs[word.partition("=")[0].strip()] = word
+    return ",".join(pairs.values())
 
 
 def _as_given(line: CommandLine) -> list[str]:

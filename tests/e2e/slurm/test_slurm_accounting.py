@@ -91,9 +91,13 @@ def used(cluster, job_id, nodes):
     return cluster.wait(told, what="a note of each node")
 
 
-def test_sacct_shows_guest_usage_of_each_node(accounted, clean):
+COMMANDS = {"vsub": ("vsub",), "sbatch": ("sbatch", "--vm=ram=256M", "-Cvtorque")}
+
+
+@pytest.mark.parametrize("command", COMMANDS.values(), ids=COMMANDS)
+def test_sacct_shows_guest_usage_of_each_node(accounted, clean, command):
     """Once for each node, beside account and qos."""
-    args = ("vsub", "-W", "--parsable", "-N2", "-wn1,n2", "--qos=gold", "-Achem", "-oout")
+    args = (*command, "-W", "--parsable", "-N2", "-wn1,n2", "--qos=gold", "-Achem", "-oout")
     done = clean.user(*args, clean.script(SCRIPT))
     assert clean.read("out") == b"chem gold\n"
     job_id = done.stdout.decode().strip()
@@ -103,9 +107,10 @@ def test_sacct_shows_guest_usage_of_each_node(accounted, clean):
     assert all(int(mib) > 100 for _, _, mib in USED.findall(comment)), "QEMU, not the job shell"
 
 
-def test_usage_is_recorded_for_each_array_task(accounted, clean):
+@pytest.mark.parametrize("command", COMMANDS.values(), ids=COMMANDS)
+def test_usage_is_recorded_for_each_array_task(accounted, clean, command):
     done = clean.user(
-        "vsub", "-W", "--parsable", "-a1-2", "-wn1", "-c2", "-o/dev/null", clean.script(SCRIPT)
+        *command, "-W", "--parsable", "-a1-2", "-wn1", "-c2", "-o/dev/null", clean.script(SCRIPT)
     )
     job_id = done.stdout.decode().strip()
     found = used(clean, job_id, ["n1"])

@@ -69,10 +69,12 @@ def remote(clean):
             clean.root(node, "kill", pid)
 
 
-def test_a_service_in_a_guest_and_solvers_on_bare_metal(remote):
+@pytest.mark.parametrize("command", ["vsub", "sbatch"])
+def test_a_service_in_a_guest_and_solvers_on_bare_metal(remote, command):
     """The script runs in the guest; ranks run there and on the nodes, where nothing is left."""
-    script = remote.script(SCRIPT)
-    job_id = remote.user("vsub", "--parsable", "-o", "out", script, "a b").stdout.decode().strip()
+    text = SCRIPT if command == "vsub" else SCRIPT.replace("#VSUB -vm ", "#SBATCH --vm=")
+    script = remote.script(text)
+    job_id = remote.user(command, "--parsable", "-o", "out", script, "a b").stdout.decode().strip()
     remote.wait_state(job_id, "COMPLETED", "FAILED")
     assert remote.show(job_id)["ExitCode"] == "3:0"
     rows = remote.root("head", "scontrol", "show", "job", job_id)

@@ -344,6 +344,7 @@ NOT_RUN = {
     },
     "a list of commands with one's own jobs, images, files and nodes in them": {
         "doc/admin.md": ("cp ...",),
+        "doc/batch-slurm.md": ("sbatch --vm",),
         "doc/experiment.md": (
             "vmgr experiment run FILE",
             "vmgr experiment results",

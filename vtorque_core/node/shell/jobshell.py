@@ -133,7 +133,8 @@ def run_job(
         script = make_script(shell, job, ready, environ, streams)
         script = _with_user_files(script, paths, ready)
         begun += [ready] if job.script is not None else []
-        code = _run(ready, script, calls.load, streams, terminal=job.script is None)
+        stdin = streams.stdin if job.script is None else None
+        code = _run(ready, script, calls.load, replace(streams, stdin=stdin))
         if ready.keep:
             _keep(ready, code, streams)
     except _Stop as error:
@@ -322,18 +323,11 @@ def _with_user_files(script: Script, paths: Paths, ready: Proof) -> Script:
     return replace(script, prologue=prologue, epilogue=epilogue)
 
 
-def _run(
-    ready: Proof,
-    script: Script,
-    plugins: Callable[[str], Plugins],
-    s: Streams,
-    *,
-    terminal: bool,
-) -> int:
-    guest = next((guest for guest in ready.guests if guest.rank == 0), None)
-    if guest is None:
+def _run(ready: Proof, script: Script, plugins: Callable[[str], Plugins], streams: Streams) -> int:
+    guest = min(ready.guests, key=lambda guest: guest.rank, default=None)
+    if guest is None or (guest.rank != 0 and streams.stdin is None):  # other nodes only run steps
         raise _Stop(errors.EXIT_NO_PROOF, "the proof has no guest of rank 0; nothing was run")
-    job = Streams(s.stdin if terminal else None, s.stdout, s.stderr, terminal=terminal)
+    job = replace(streams, terminal=streams.stdin is not None and os.isatty(streams.stdin))
     try:
         driver = plugins(ready.plugin).guest_type(ready.guest_type).driver()
         return driver.run(guest, script, job)

@@ -1,0 +1,128 @@
+"""Install the SPANK plugin on a node, and check that Slurm loads it: spank(8).
+
+Slurm continues without a plugin that it cannot load, and would run a VM job's script on the host.
+"""
+
+from __future__ import annotations
+
+import glob
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from vtorque_core.api import HostFault
+from vtorque_core.api.health import HealthResult, failed, ok
+from vtorque_core.api.node_job import Site
+from vtorque_core.api.setup_steps import (
+    MARK,
+    Change,
+    Check,
+    Installation,
+    ReplacedFile,
+    SetupStep,
+    edit_file,
+)
+from vtorque_core.live import service
+from vtorque_slurm import slurm_conf
+from vtorque_slurm.batch_commands import Client
+from vtorque_slurm.settings import Settings
+from vtorque_slurm.spank import build
+
+NAME = "vtorque-spank.so"
+_LINE = re.compile(rb"^optional[ \t]+\S*/vtorque-spank\.so(?:[ \t][^\n]*)?\n", re.MULTILINE)
+_CREATED = b"# created by %s\n" % MARK
+_MAX_DEPTH = 8
+
+
+def steps(settings: Settings, place: Installation, proofs: Path) -> Iterator[SetupStep]:
+    """Yield the steps that build the plugin and add it to plugstack.conf."""
+    if not settings.spank:
+        return
+    plugin, problem = b"", ""
+    try:
+        plugin = build.build()
+    except HostFault as error:
+        problem = str(error)
+    path = place.jobshell.with_name(NAME)
+    yield Check("headers of Slurm for the SPANK plugin", problem)
+    yield ReplacedFile(path, plugin)
+    words = (path, f"jobshell={place.jobshell}", f"proofs={proofs}")
+    line = " ".join(map(str, ("optional", *words, f"vsub={place.program.with_name('vsub')}")))
+    yield _stack_line(plugstack(Path(settings.conf)), line)
+
+
+def plugstack(conf: Path) -> Path:
+    """Return the path of plugstack.conf: slurm.conf(5), PlugStackConfig."""
+    given = slurm_conf.value(conf, "PlugStackConfig")
+    return Path(given) if given else conf.with_name("plugstack.conf")
+
+
+def _stack_line(stack: Path, line: str) -> Change:
+    ours = line.encode() + b"\n"
+
+    def text() -> bytes:
+        return stack.read_bytes() if stack.exists() else b""
+
+    def apply() -> None:
+        created = b"" if stack.exists() else _CREATED
+        # Not appended: the last line may lack a newline.
+        edit_file(stack, lambda now: created + ours + _LINE.sub(b"", now), may_be_missing=True)
+
+    def undo() -> None:
+        is_ours = _CREATED in text()
+        if stack.exists():
+            edit_file(
+                stack,
+                lambda now: _LINE.sub(b"", now).replace(_CREATED, b""),
+                may_be_missing=is_ours,
+            )
+
+    return Change(f"add {NAME} to {stack}", lambda: ours in text(), apply, undo)
+
+
+def problem(settings: Settings, client: Client) -> str:
+    """Return why Slurm on this node does not load the plugin; empty if it does."""
+    stack = plugstack(Path(settings.conf))
+    path = next((p for p in _plugins(stack, _MAX_DEPTH) if p.name == NAME), None)
+    if path is None:
+        return f"{stack} does not load {NAME}"
+    try:
+        built_for = build.release(path.read_bytes())
+    except OSError as error:
+        return f"{path}: {error.strerror}"
+    runs = client.run("slurmd", "-V").split()[-1]
+    if built_for and runs.startswith(f"{built_for}."):
+        return ""
+    return f"{path} was built for Slurm {built_for or '?'}, and Slurm {runs} runs here"
+
+
+def _plugins(stack: Path, depth: int) -> Iterator[Path]:
+    """Yield the plugins of plugstack.conf and the files that it includes."""
+    try:
+        text = stack.read_text("utf-8", "surrogateescape")
+    except OSError:
+        return
+    for words in (line.split() for line in text.splitlines()):
+        if words[:1] == ["include"] and len(words) > 1 and depth:
+            for found in sorted(glob.glob(str(stack.parent / words[1]))):  # noqa: PTH207
+                yield from _plugins(Path(found), depth - 1)
+        elif words[:1] in (["optional"], ["required"]) and len(words) > 1:
+            yield Path(words[1])
+
+
+def check(site: Site) -> Iterator[HealthResult]:
+    """Check that Slurm on this node loads the plugin, for ``vtorque doctor``."""
+    settings = site[Settings]
+    if not settings.spank or service.batch_system(site.path)[1].name != "slurm":
+        return
+    try:
+        found = problem(settings, Client(settings))
+    except HostFault as error:
+        found = str(error)
+    if not found:
+        yield ok(f"Slurm loads {NAME}")
+        return
+    yield failed(
+        f"{found}: jobs with --vm= are refused on this node",
+        "run vtorque setup install --batch slurm again, after every upgrade of Slurm",
+    )

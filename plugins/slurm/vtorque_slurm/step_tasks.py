@@ -1,0 +1,45 @@
+"""Script that runs a step's tasks of one node in a guest: ``srun --vm=`` and its job steps."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+
+# The first task gets standard input, as with srun in a guest. A signal interrupts wait(1).
+_SEVERAL = """#!/bin/sh
+exec 3<&0
+pids=
+for name in TERM INT HUP USR1 USR2; do
+  trap "kill -s $name \\$pids 2>/dev/null" $name
+done
+{tasks}exec 3<&-
+code=0
+for pid in $pids; do
+  wait $pid
+  ended=$?
+  while [ $ended -gt 128 ] && kill -0 $pid 2>/dev/null; do
+    wait $pid
+    ended=$?
+  done
+  [ $ended -le $code ] || code=$ended
+done
+exit $code
+"""
+_TASK = """SLURM_PROCID={id} SLURM_LOCALID={local} {words} <&3 3<&- &
+pids="$pids $!"
+"""
+
+
+def command(words: Sequence[str], ids: Sequence[str]) -> str:
+    """Return a POSIX sh script that runs the words once for each global task id.
+
+    Its exit status is the largest of all tasks.
+    """
+    line = shlex.join(words)
+    if len(ids) < 2:
+        return f"#!/bin/sh\nexec {line}\n"
+    tasks = ""
+    for local, each in enumerate(ids):
+        text = _TASK if local == 0 else _TASK.replace("<&3", "</dev/null")
+        tasks += text.format(id=shlex.quote(each), local=local, words=line)
+    return _SEVERAL.replace("{tasks}", tasks)
