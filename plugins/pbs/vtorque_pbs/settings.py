@@ -46,6 +46,9 @@ class Settings:
         doc="users can log in to their jobs' nodes by ssh without a password; vmgr on a "
         "submit host then uses ssh (plugin login)",
     )
+    submit_filter: bool = setting(
+        False, doc="Torque: plain qsub submits scripts with #VSUB -vm lines as VM jobs"
+    )
     attempts: int = setting(3, doc="number of failed starts after which a job is held")
 
     def __post_init__(self) -> None:

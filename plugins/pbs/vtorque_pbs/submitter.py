@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from vtorque_core.api import UsageError, printable
@@ -32,6 +32,7 @@ from vtorque_pbs.settings import Settings
 
 MAX_SCRIPT = 64 << 20  # bytes, as in the job shell
 BARE = ("none",)
+FILTER = "--filter"
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,7 @@ class PbsArgs(SubmitArgs):
             instead.
         text: The script to submit, which a VM job may change further.
         prefix: Directive prefix in ``text``.
+        filtered: Options of qsub's command line if its submit filter calls, otherwise None.
     """
 
     counts: Effective | None = None
@@ -60,6 +62,7 @@ class PbsArgs(SubmitArgs):
     ncpus: bool = False
     text: bytes = b""
     prefix: str = ""
+    filtered: Options | None = None
 
 
 class PbsSubmitter:
@@ -71,7 +74,16 @@ class PbsSubmitter:
         self._dialect, self._settings, self._jobshell = dialect, settings, jobshell
 
     def split(self, argv: Sequence[str]) -> PbsArgs:
-        """Parse the command line and read the script. Leave it to qsub to report its own errors."""
+        """Parse the command line and read the script. Leave it to qsub to report its own errors.
+
+        ``--filter`` is called by Torque's submit filter, followed by qsub's arguments.
+        """
+        if list(argv[:1]) == [FILTER]:
+            from vtorque_pbs.torque import submit_filter  # noqa: PLC0415 (only the filter)
+
+            line = submit_filter.parse(argv[1:], self._dialect.getopt)
+            found = self._described(line, None, sys.stdin.buffer.read(), None)
+            return replace(found, filtered=line.options)
         try:
             args = pbs.split_qsub(argv, self._dialect.getopt)
         except UsageError as error:
@@ -161,12 +173,20 @@ class PbsSubmitter:
                 changed = text if text != args.text else changed
             del words[args.at if args.command else len(words) :]
             additions = self._additions(args.counts, blob, needs)
+            if args.filtered is not None:
+                from vtorque_pbs.torque.submit_filter import with_lines  # noqa: PLC0415
+
+                text = args.text if content is None else content
+                content = with_lines(text, args.prefix, additions, args.filtered)
             words[args.at : args.at] = additions
             for unused in reversed(args.unused):
                 del words[unused]
             place = self._check_script(words, args.script)
         elif args.command:
             content = None
+        if args.filtered is not None:
+            sys.stdout.buffer.write(args.text if content is None else content)
+            return 0
         qsub = self._command("qsub")
         os.environ.pop(VARIABLE, None)  # in a job that submits another, -V would copy it
         if blob is not None:

@@ -27,7 +27,7 @@ from vtorque_core.api.setup_steps import (
 from vtorque_pbs.node import PbsNode
 from vtorque_pbs.settings import Settings
 from vtorque_pbs.setup import marked, rights
-from vtorque_pbs.torque import hooks
+from vtorque_pbs.torque import hooks, submit_filter
 from vtorque_pbs.torque.node import FIRST, SISTER
 
 _ALARM = re.compile(rb"^[ \t]*\$prologalarm[ \t]+([0-9]+)[ \t]*\r?$", re.MULTILINE)
@@ -54,6 +54,8 @@ def steps(
     limit, least = settings.prologue_alarm, place.end_time + _MARGIN
     found.append(long_enough("[plugin.pbs] prologue_alarm", limit, least, why))
     found += [_prolog_alarm(priv, math.ceil(limit)), rights(node.commands)]
+    if settings.submit_filter:
+        found += submit_filter.steps(node.home, place, settings.bindir)
     return [*found, marked(node, settings.property)] if settings.property else found
 
 

@@ -1,0 +1,156 @@
+"""Torque's submit filter: which scripts it changes, and its installation."""
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from pbs_harness import TorqueHarness
+from vtorque_core.api.batch_system import Needs
+from vtorque_core.api.setup_steps import Installation
+from vtorque_pbs.torque import submit_filter
+from vtorque_testing.submit import run_vsub
+
+BLOB = b'{"v":1}'
+NEEDS = Needs(4, 2304, 60)
+SCRIPT = b"#!/bin/sh\n#PBS -N name\n#VSUB -vm ram=2G\n\n# a comment\necho\n"
+ADDED = (
+    "#PBS -S {shell}\n#PBS -l nodes=1:ppn=4:vtorque\n#PBS -l mem=2304mb\n"
+    "#PBS -l other=vt1:AHsidiI6MX0\n"
+)
+
+
+@pytest.fixture
+def harness(tmp_path):
+    return TorqueHarness(tmp_path)
+
+
+def filtered(harness, argv, content):
+    return run_vsub(harness, ["--filter", *argv], stdin=content, blob=BLOB, needs=NEEDS)
+
+
+@pytest.mark.parametrize("argv", [[], ["-N", "x", "-q", "batch", "job.sh"], ["-l", "walltime=1"]])
+def test_lines_for_the_vm_job_end_the_directives(harness, argv):
+    done = filtered(harness, argv, SCRIPT)
+    added = ADDED.format(shell=harness.paths.jobshell)
+    assert (done.code, done.stdout.decode()) == (0, SCRIPT.decode().replace("echo", added + "echo"))
+
+
+@pytest.mark.parametrize(
+    ("argv", "clash"),
+    [
+        (["-S", "/bin/bash"], "-S"),
+        (["-l", "nodes=1:ppn=2,walltime=1:00:00"], "-l nodes=1:ppn=2:vtorque"),
+        (["-lmem=1gb"], None),
+    ],
+)
+def test_command_line_that_would_replace_the_lines_is_refused(harness, argv, clash):
+    done = filtered(harness, argv, SCRIPT)
+    if clash is None:  # the job requests memory, so no line is needed
+        assert done.code == 0
+        assert b"-l mem" not in done.stdout
+        return
+    assert done.code == 2
+    assert done.stdout == b""
+    assert b"submit with vsub" in done.stderr
+    assert clash.encode() in done.stderr
+
+
+def test_bare_metal_script_is_not_changed(harness):
+    content = SCRIPT.replace(b"ram=2G", b"none")
+    done = run_vsub(harness, ["--filter"], stdin=content, blob=None, needs=None)
+    assert (done.code, done.stdout) == (0, content)
+
+
+# -- the program ----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def place(tmp_path):
+    vsub = tmp_path / "vsub"
+    vsub.write_text('#!/bin/sh\necho "$#:$*"; sed s/^/+/\n')
+    vsub.chmod(0o755)
+    return Installation(tmp_path / "vtorque", tmp_path / "v.toml", tmp_path / "shell")
+
+
+def run(path, content, *argv):
+    return subprocess.run([path, *argv], input=content, capture_output=True, check=False)
+
+
+def install(tmp_path, place):
+    for step in submit_filter.steps(tmp_path, place):
+        if not step.done():
+            step.apply()
+        assert step.done()
+    return tmp_path / submit_filter.NAME
+
+
+PLAIN = [
+    b"",
+    b"#!/bin/sh\necho\n",
+    b"#!/bin/sh\n#PBS -N x\n  #VSUB -vm a=1\n\\t \\\n \ttext\n#VSUB -vm ram=1G\n\n",
+    b"#!/bin/sh\n#PBS -N no-newline",
+    b"#VSUBX\n\xff\xfe\nx",
+]
+
+
+@pytest.mark.parametrize("content", PLAIN)
+def test_script_without_vsub_lines_passes_unchanged(tmp_path, place, content):
+    done = run(install(tmp_path, place), content, "-q", "a b")
+    assert (done.returncode, done.stdout, done.stderr) == (0, content, b"")
+
+
+@pytest.mark.parametrize("end", [b"", b"\n"])
+def test_script_with_vsub_lines_goes_through_vsub(tmp_path, place, end):
+    content = b"#!/bin/sh\n#PBS -N x\n#VSUB -vm a=1\necho \\\n last" + end
+    done = run(install(tmp_path, place), content, "-q", "a b", "job.sh")
+    changed = b"".join(b"+" + line for line in content.splitlines(keepends=True))
+    assert (done.returncode, done.stdout) == (0, b"4:--filter -q a b job.sh\n" + changed)
+    (tmp_path / "vsub").write_text("#!/bin/sh\necho no >&2; exit 2\n")
+    done = run(tmp_path / submit_filter.NAME, content)
+    assert (done.returncode, done.stderr) == (255, b"no\n")
+
+
+@pytest.mark.parametrize(
+    "before", [None, b"", b"# mine\nSERVERHOST a", b"SUBMITFILTER /a b\nX y\n"]
+)
+def test_setup_is_undone_byte_for_byte(tmp_path, place, before):
+    config = tmp_path / "torque.cfg"
+    if before is not None:
+        config.write_bytes(before)
+    for _ in range(2):
+        install(tmp_path, place)
+    assert config.read_bytes().count(b"\nSUBMITFILTER ") == 1
+    for step in reversed(submit_filter.steps(tmp_path, place)):
+        step.undo()
+    assert (config.read_bytes() if config.exists() else None) == before
+    assert not (tmp_path / submit_filter.NAME).exists()
+
+
+def test_filter_of_the_site_runs_first_and_may_refuse(tmp_path, place):
+    site = tmp_path / "site filter"
+    site.write_text('#!/bin/sh\ncat; echo "#VSUB -vm from=$1"; exit ${CODE-0}\n')
+    site.chmod(0o755)
+    path = tmp_path / "filter"
+    path.write_bytes(submit_filter.script(place, site))
+    path.chmod(0o755)
+    done = run(path, b"#!/bin/sh\n", "-x")
+    assert done.stdout == b"2:--filter -x\n+#!/bin/sh\n+#VSUB -vm from=-x\n"
+    site.write_text("#!/bin/sh\ncat; exit 255\n")
+    done = run(path, b"#!/bin/sh\n", "-x")
+    assert (done.returncode, done.stdout) == (255, b"")
+
+
+def test_filter_in_torque_cfg_is_kept(tmp_path, place):
+    (tmp_path / "torque.cfg").write_text("SUBMITFILTER /usr/bin/env\n")
+    path = install(tmp_path, place)
+    assert "/usr/bin/env" in path.read_text()
+    assert Path("/usr/bin/env") == submit_filter._site_filter(tmp_path / "torque.cfg", path)
+
+
+def test_default_filter_below_torques_prefix_is_kept(tmp_path):
+    for name in ("bin/qsub", "libexec/qsub_filter"):
+        (tmp_path / name).parent.mkdir()
+        (tmp_path / name).touch(mode=0o755)
+    found = submit_filter._site_filter(tmp_path / "cfg", tmp_path / "ours", str(tmp_path / "bin"))
+    assert found == tmp_path / "libexec/qsub_filter"
