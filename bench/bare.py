@@ -23,7 +23,7 @@ from xml.etree import ElementTree
 from node import USER, Node, wait
 
 from vtorque_core.api.guest_plan import JobUser
-from vtorque_core.resources.virtiofs_daemon import SharedDirectory, Virtiofsd
+from vtorque_core.resources.virtiofs_daemon import ServedDirectory, Virtiofsd
 from vtorque_linux_guest.job.start_request import FileArg, GuestFileData, Start
 from vtorque_linux_guest.job.status_port import StatusReader
 from vtorque_linux_guest.job.stream import Session
@@ -159,14 +159,16 @@ def booted(
         yield [Booted(started, place) for place in places]
 
 
-def _share(place: Path) -> SharedDirectory:
+def _share(place: Path) -> ServedDirectory:
     of = pwd.getpwnam(USER)
     user = JobUser(USER, of.pw_uid, of.pw_gid, (), of.pw_dir, of.pw_shell)
-    return SharedDirectory.beside(place / "home", user.home, user, 0, subordinate_id=SUBORDINATE_ID)
+    return ServedDirectory.at_stem(
+        place / "home", user.home, user, 0, subordinate_id=SUBORDINATE_ID
+    )
 
 
 @contextmanager
-def _plain_home(share: SharedDirectory) -> Iterator[None]:
+def _plain_home(share: ServedDirectory) -> Iterator[None]:
     """Serve the home without a user namespace, a system call filter or limits."""
     source = str(share.source)
     words = ["--shared-dir", source] if share.user_is_root else ["-o", f"source={source}"]

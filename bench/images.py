@@ -52,7 +52,7 @@ def fill(pool: Path, count: int) -> None:
         for file in _FILES.values():
             (home / file).write_bytes(b"x")
             (home / file).chmod(0o644)
-        records = {f: FileRecord.of("0" * 64, (home / f).lstat()) for f in _FILES.values()}
+        records = {f: FileRecord.from_status("0" * 64, (home / f).lstat()) for f in _FILES.values()}
         when = "2025-01-01T00:00:00+00:00"
         sidecar = Sidecar(name, built, "v0", "bench", when, records)
         (pool / name / SIDECAR).write_text(json.dumps(sidecar.as_json(), indent=2))

@@ -51,7 +51,7 @@ def _sampler(top: Path) -> list[Figure]:
     cpu = [_cpu(loop.tick) * 1000 for _ in range(ROUNDS)]
     config = top / "vtorque.toml"
     config.write_text("[plugin.telemetry]\ninterval = 60\n")
-    sampler = Sampler.of(paths, config)
+    sampler = Sampler.for_node(paths, config)
     waits = []
     for _ in range(ROUNDS):
         begun = time.monotonic()
@@ -69,7 +69,9 @@ def _records(top: Path) -> Figure:
     for path in (paths.state, paths.run):
         path.mkdir(parents=True)
     spent = []
-    with log.opened(log.Log(paths, JobAttempt("9.srv", 0, "u", os.getuid(), "n1"), parse("info"))):
+    with log.open_log(
+        log.Log(paths, JobAttempt("9.srv", 0, "u", os.getuid(), "n1"), parse("info"))
+    ):
         for _ in range(ROUNDS):
             spent.append(_cpu(_write))
     return compare(f"{RECORDS} records of a job's log, CPU", "s", spent, limit=0.03)

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import pytest
 
-from vtorque_core.api.batch_system import Started
+from vtorque_core.api.batch_system import ShellStart
 from vtorque_core.site.request import Request
 from vtorque_testing.harness import BatchHarness, Ended, HookCall, StartedJob, Submission
 from vtorque_testing.submit import run_vsub
@@ -55,17 +55,17 @@ def script(harness: BatchHarness, content: bytes = SCRIPT, name: str = "job.sh")
     return name
 
 
-def shell_started(harness: BatchHarness, job: StartedJob) -> Started:
+def shell_started(harness: BatchHarness, job: StartedJob) -> ShellStart:
     """Call the adapter as the batch system does when it starts the job shell."""
     call = job.shell
     shell = harness.system.shell()
     if call.stdin is None:
-        return shell.started(call.argv, call.environ, None)
+        return shell.read_start(call.argv, call.environ, None)
     reader, writer = os.pipe()
     try:
         os.write(writer, call.stdin)  # one line; a pipe takes 64 KiB, pipe(7)
         os.close(writer)
-        return shell.started(call.argv, call.environ, reader)
+        return shell.read_start(call.argv, call.environ, reader)
     finally:
         os.close(reader)
 

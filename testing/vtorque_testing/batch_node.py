@@ -10,7 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from vtorque_core.api.batch_system import Detach, DrainingAdapter, Life, Outcome, PeerGuest, Usage
+from vtorque_core.api.batch_system import (
+    Detach,
+    DrainingAdapter,
+    JobState,
+    Outcome,
+    PeerGuest,
+    Usage,
+)
 from vtorque_core.api.guest_context import GuestFile
 from vtorque_core.api.setup_steps import Check, Installation
 from vtorque_core.base.errors import HostFault, Refused, UsageError
@@ -84,7 +91,7 @@ class NodeContract(ContractBase):
             harness.serve(True)
 
     def test_alive_reports_gone_only_for_ended_jobs(self, harness: BatchHarness) -> None:
-        """``alive()`` must return ``GONE`` only for jobs that the server reports as gone.
+        """``job_states()`` must return ``GONE`` only for jobs that the server reports as gone.
 
         vTorque's reaper tears down every job that is ``GONE``.
         """
@@ -92,13 +99,13 @@ class NodeContract(ContractBase):
         call = harness.start(got).hooks[0]
         job_id = call.job().id
         try:
-            assert call.adapter.alive([job_id]) == {job_id: Life.ALIVE}
+            assert call.adapter.job_states([job_id]) == {job_id: JobState.ALIVE}
             harness.serve(False)
-            assert call.adapter.alive([job_id])[job_id] in (Life.ALIVE, Life.UNKNOWN)
+            assert call.adapter.job_states([job_id])[job_id] in (JobState.ALIVE, JobState.UNKNOWN)
             harness.serve(True)
-            assert call.adapter.alive([job_id]) == {job_id: Life.ALIVE}
+            assert call.adapter.job_states([job_id]) == {job_id: JobState.ALIVE}
             harness.end(got)
-            assert call.adapter.alive([job_id]) == {job_id: Life.GONE}
+            assert call.adapter.job_states([job_id]) == {job_id: JobState.GONE}
         finally:
             harness.serve(True)
 
@@ -106,11 +113,11 @@ class NodeContract(ContractBase):
         """The answer must contain every given id, and invalid ids must not be ``ALIVE``."""
         call = hooked(harness)
         job_id = call.job().id
-        found = call.adapter.alive([*ODD_IDS, job_id])
+        found = call.adapter.job_states([*ODD_IDS, job_id])
         assert set(found) == {*ODD_IDS, job_id}
-        assert found[job_id] in (Life.ALIVE, Life.UNKNOWN)
-        assert Life.ALIVE not in {found[each] for each in ODD_IDS}
-        assert call.adapter.alive([]) == {}
+        assert found[job_id] in (JobState.ALIVE, JobState.UNKNOWN)
+        assert JobState.ALIVE not in {found[each] for each in ODD_IDS}
+        assert call.adapter.job_states([]) == {}
 
     def test_mark_and_account_are_idempotent(self, harness: BatchHarness) -> None:
         """``mark()`` and ``account()`` must be idempotent.
@@ -192,8 +199,8 @@ class NodeContract(ContractBase):
         assert read[0].blob == read[1].blob is not None
         ids = [shell_started(harness, job).job_id for job in jobs]
         assert ids == [job.id for job in read]
-        alive = jobs[0].hooks[0].adapter.alive(ids)
-        assert Life.GONE not in alive.values()
+        alive = jobs[0].hooks[0].adapter.job_states(ids)
+        assert JobState.GONE not in alive.values()
 
     def test_all_nodes_determine_the_same_job(self, harness: BatchHarness) -> None:
         """All nodes must determine the same job without communication.
@@ -234,11 +241,11 @@ class NodeContract(ContractBase):
             for step in (*steps, *steps):
                 step.apply()
                 assert step.text
-                assert os.geteuid() != 0 or step.done(), f"{step.text}: applied and not done"
+                assert os.geteuid() != 0 or step.is_applied(), f"{step.text}: applied and not done"
             for step in (*reversed(steps), *steps):
                 step.undo()
             assert tree(root) == before
-            assert not [s.text for s in steps if s.done()]
+            assert not [s.text for s in steps if s.is_applied()]
 
 
 class ShellContract(ContractBase):
@@ -257,7 +264,7 @@ class ShellContract(ContractBase):
     def test_start_outside_the_batch_system_is_refused(self, harness: BatchHarness) -> None:
         """A start outside of the batch system must raise UsageError."""
         with pytest.raises(UsageError):
-            harness.system.shell().started((), {}, None)
+            harness.system.shell().read_start((), {}, None)
 
     def test_host_only_contains_no_common_variables(self, harness: BatchHarness) -> None:
         """``host_only`` must not contain variables that every script relies on."""
@@ -266,10 +273,10 @@ class ShellContract(ContractBase):
         assert not names & {"HOME", "PATH", "USER", "LOGNAME", "SHELL", "PWD", "LANG", "TERM"}
 
     def test_on_every_node_keeps_the_words(self, harness: BatchHarness) -> None:
-        """``on_every_node()`` must return a command that ends with the given words, unchanged."""
+        """``node_command()`` must return a command that ends with the given words, unchanged."""
         job = harness.start(submit(harness, *VM, script(harness)))
         words = ["/usr/libexec/vtorque-jobshell", "--await-job", "1[2].x y"]
-        found = harness.system.shell().on_every_node(words, job.shell.environ)
+        found = harness.system.shell().node_command(words, job.shell.environ)
         assert len(found) > len(words)
         assert found[-len(words) :] == words
 

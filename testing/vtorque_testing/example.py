@@ -24,12 +24,12 @@ from vtorque_core.api.batch_system import (
     BatchJob,
     JobInfo,
     JobShell,
-    Life,
+    JobState,
     Needs,
     NodeAdapter,
     Outcome,
     PeerGuest,
-    Started,
+    ShellStart,
     SubmitArgs,
     Usage,
 )
@@ -141,12 +141,12 @@ class AcmeNode(NodeAdapter):
         """Fail the hook after a host fault only; acme then starts the job on another node."""
         return 1 if outcome is Outcome.HOST_FAULT else 0
 
-    def alive(self, ids: Sequence[str]) -> Mapping[str, Life]:
+    def job_states(self, ids: Sequence[str]) -> Mapping[str, JobState]:
         """Return the states of jobs according to acmestat."""
         found = _alive(self._settings)
         if found is None:
-            return dict.fromkeys(ids, Life.UNKNOWN)
-        return {each: Life.ALIVE if each in found else Life.GONE for each in ids}
+            return dict.fromkeys(ids, JobState.UNKNOWN)
+        return {each: JobState.ALIVE if each in found else JobState.GONE for each in ids}
 
     def mark(self, healthy: bool, reason: str) -> None:
         """Do nothing, because acme has no node properties."""
@@ -167,19 +167,19 @@ class AcmeShell(JobShell):
     host_only = frozenset({"ACME_SOCKET"})
     login = False
 
-    def started(
+    def read_start(
         self, argv: Sequence[str], environ: Mapping[str, str], stdin: int | None
-    ) -> Started:
+    ) -> ShellStart:
         """Read the script and its arguments from ``argv``."""
         if "ACME_JOB" not in environ or not argv:
             raise UsageError("ACME_JOB is not set: this program is started by acme")
-        return Started(environ["ACME_JOB"], Path(argv[0]), tuple(argv[1:]))
+        return ShellStart(environ["ACME_JOB"], Path(argv[0]), tuple(argv[1:]))
 
     def content(self, script: bytes) -> bytes:
         """Return the script unchanged, because acme stores it unchanged."""
         return script
 
-    def on_every_node(
+    def node_command(
         self, command: Sequence[str], environ: Mapping[str, str], nodes: Sequence[str] = ()
     ) -> list[str]:
         """Return acme's command that runs ``command`` on the nodes of a job."""

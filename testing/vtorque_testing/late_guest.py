@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from vtorque_core.api.guest_driver import ORDER_SOCKET, BootedGuest
-from vtorque_core.resources.starter import Starter
+from vtorque_core.resources.starter import BootStarter
 
 
 @contextlib.contextmanager
@@ -22,7 +22,7 @@ def booting(run_dir: Path, boot: Callable[[bytes], Sequence[BootedGuest]]) -> It
     """
     path = str(run_dir / ORDER_SOCKET)
     listens = threading.Event()
-    starter = Starter(socket=path, uid=os.getuid(), boot=boot)
+    starter = BootStarter(socket=path, uid=os.getuid(), boot=boot)
     thread = threading.Thread(target=starter.serve, args=(listens.set,), daemon=True)
     thread.start()
     assert listens.wait(60), "root's process does not listen"

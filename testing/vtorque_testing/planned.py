@@ -30,11 +30,11 @@ from vtorque_core.base.errors import Refusal
 from vtorque_core.base.names import CONFIG_PATH, JobAttempt, Paths
 from vtorque_core.plan.domain.merge import Contributed, merge
 from vtorque_core.plan.domain.render import DomainSpec, render
-from vtorque_core.plan.guests import PlannedGuest, not_near
-from vtorque_core.plan.placement.divide_cores import plan
+from vtorque_core.plan.guests import PlannedGuest, distance_notices
+from vtorque_core.plan.placement.divide_cores import divide
+from vtorque_core.plan.placement.job_cores import Leases as Leases
 from vtorque_core.plan.placement.job_cores import NodeShare as NodeShare
 from vtorque_core.plan.placement.job_cores import NoFit as NoFit
-from vtorque_core.plan.placement.job_cores import Taken as Taken
 from vtorque_core.plan.placement.ledger import place
 from vtorque_core.plan.placement.topology import parse
 from vtorque_core.plan.placement.topology import with_default_group as with_default_group
@@ -42,7 +42,7 @@ from vtorque_core.records.journal import Journal
 from vtorque_core.records.reading import JobHeader
 from vtorque_core.site.config import Raw, Site, build, parse_toml, problems
 from vtorque_core.site.plugins import Plugins
-from vtorque_core.site.policy import check_share, decide, needs, settle
+from vtorque_core.site.policy import check_share, decide, needs, resolve
 from vtorque_core.site.request import Request, make_request, parse_vm
 from vtorque_testing.sysfs_tree import DATA
 
@@ -146,7 +146,7 @@ class PlannedNode:
 
         Raises Refused.
         """
-        return settle(request, self.site, self.plugins)[0]
+        return resolve(request, self.site, self.plugins)[0]
 
     def needs(self, *vm: str, asked: Mapping[str, int] | None = None) -> Needs:
         """Return the resources that ``vsub`` requests per node. Raises Refused.
@@ -182,7 +182,7 @@ class PlannedNode:
         return self._items("vtorque_plan", guest=guest, site=self.site)
 
     def placed(
-        self, *guests: GuestPlan, taken: Taken | None = None, **share: Any
+        self, *guests: GuestPlan, taken: Leases | None = None, **share: Any
     ) -> list[GuestPlan]:
         """Return the guests as the ledger places them. Raises NoFit.
 
@@ -196,13 +196,13 @@ class PlannedNode:
             for g in guests
         ]
         given = NodeShare(self.host, **{"exclusive": False, **share})
-        answers = plan(claims, given, taken or Taken())
+        answers = divide(claims, given, taken or Leases())
         return [replace(g, placement=at) for g, at in zip(guests, answers, strict=True)]
 
     def not_near(self, guest: GuestPlan) -> list[Notice]:
         """Return a notice for each preference that the placement does not meet."""
         asked = PlannedGuest(guest, cast(GuestDriver, None), tuple(self._claims(guest)))
-        return not_near(asked, guest.placement)
+        return distance_notices(asked, guest.placement)
 
     def elements(self, guest: GuestPlan) -> list[Element]:
         """Return the plugins' domain elements for a guest."""

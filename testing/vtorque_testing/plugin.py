@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from vtorque_core.api import Command, always
+from vtorque_core.api import Command, constant_hook
 
 if TYPE_CHECKING:
     import click
@@ -16,4 +16,4 @@ def _new() -> click.Command:
     return new
 
 
-vtorque_commands = always(Command("vtorque plugins new", _new))
+vtorque_commands = constant_hook(Command("vtorque plugins new", _new))

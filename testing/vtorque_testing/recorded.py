@@ -30,7 +30,7 @@ from unittest import mock
 from xml.etree import ElementTree
 
 from vtorque_core.api import hooks, vm_options
-from vtorque_core.api.batch_system import BatchJob, Life, NodeAdapter, Outcome, PeerGuest
+from vtorque_core.api.batch_system import BatchJob, JobState, NodeAdapter, Outcome, PeerGuest
 from vtorque_core.api.guest_context import ContextItem
 from vtorque_core.api.guest_driver import GuestDriver
 from vtorque_core.api.strategies import GuestType
@@ -43,11 +43,11 @@ from vtorque_core.node.start import start_order as start
 from vtorque_core.plan.placement import node_hardware
 from vtorque_core.plan.placement.topology import parse
 from vtorque_core.records.reading import LEASE, SPARE, journals, read, reconstruct
-from vtorque_core.resources.disk import Mount
+from vtorque_core.resources.disk import MountResource
 from vtorque_core.resources.domain import Domain
 from vtorque_core.resources.kinds import CORE_KINDS
 from vtorque_core.site import config
-from vtorque_core.site.plugins import BUILTIN, Plugins, installed, owner
+from vtorque_core.site.plugins import BUILTIN, Plugins, installed_plugins, owner
 from vtorque_core.site.request import Request
 from vtorque_testing import recorded_root
 from vtorque_testing.faults import Noted, Run, around_create, in_child, survive
@@ -73,7 +73,7 @@ def _at_once(driver: Callable[[], GuestDriver]) -> GuestDriver:
     return real
 
 
-_installed = functools.cache(installed)
+_installed = functools.cache(installed_plugins)
 
 # Modules that a start imports late. Importing them once here halves the time of each start.
 _LATE = (
@@ -135,7 +135,7 @@ class Doubles:
             _create_domain(uri, of_driver, paused=paused)
         (self.domains / f"{root.findtext('name')}.xml").write_text(xml, encoding="utf-8")
 
-    def take_domain(self, _uri: str, uuid: str, *_: object) -> None:
+    def adopt_domain(self, _uri: str, uuid: str, *_: object) -> None:
         """Find the domain of a warm guest. Raises HostFault if it does not exist."""
         self._ask_libvirtd()
         if not any(uuid in file.read_text("utf-8") for file in self.domains.glob("*.xml")):
@@ -158,13 +158,13 @@ class Doubles:
         if (self.domains / DOWN).exists():
             raise HostFault("libvirtd does not answer")
 
-    def mount(self, mount: Mount) -> None:
+    def mount(self, mount: MountResource) -> None:
         """Create a marker file; a real mount would end with the process's mount namespace."""
         Path(mount.target, _MOUNTED).write_text(
             f"{mount.fstype} {mount.source}\n", encoding="utf-8"
         )
 
-    def unmount(self, mount: Mount) -> None:
+    def unmount(self, mount: MountResource) -> None:
         """Remove the marker file."""
         Path(mount.target, _MOUNTED).unlink(missing_ok=True)
 
@@ -199,9 +199,9 @@ class NoBatch(NodeAdapter):
         """Return exit status 0."""
         return 0
 
-    def alive(self, ids: Sequence[str]) -> Mapping[str, Life]:
+    def job_states(self, ids: Sequence[str]) -> Mapping[str, JobState]:
         """Return ``UNKNOWN`` for each job."""
-        return dict.fromkeys(ids, Life.UNKNOWN)
+        return dict.fromkeys(ids, JobState.UNKNOWN)
 
     def context(self, job: BatchJob, guests: Sequence[PeerGuest]) -> Iterable[ContextItem]:
         """Return no items."""
@@ -397,13 +397,13 @@ class RecordedNode:
         with contextlib.ExitStack() as stack:
             for owner, name, value in (
                 (hypervisor, "create_domain", doubles.create_domain),
-                (hypervisor, "take_domain", doubles.take_domain),
+                (hypervisor, "adopt_domain", doubles.adopt_domain),
                 (hypervisor, "destroy_domain", doubles.destroy_domain),
                 (Domain, "release", _method(doubles.end_domain)),
                 (Domain, "settle", 0.0),  # no other process creates the domain
-                (Mount, "create", _method(doubles.mount)),
-                (Mount, "release", _method(doubles.unmount)),
-                (Mount, "settle", 0.0),
+                (MountResource, "create", _method(doubles.mount)),
+                (MountResource, "release", _method(doubles.unmount)),
+                (MountResource, "settle", 0.0),
                 (node_hardware, "topology", lambda _uri: known),
                 (hypervisor, "qemu_uid", lambda _user: os.geteuid()),
                 (os, "sched_setaffinity", lambda *_: None),

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from vtorque_core.api.batch_system import Needs
 from vtorque_core.base.errors import VtorqueError
-from vtorque_core.site.request import make_request, requested
+from vtorque_core.site.request import make_request, merge_pairs
 from vtorque_testing.harness import OPTIONS, BatchHarness, Ended
 
 CHILD_TIME = 60  # seconds until a submission that hangs is killed
@@ -40,7 +40,7 @@ def run_vsub(
     def submit() -> int:
         submitter = harness.system.submitter(harness.site)
         args = submitter.split(argv)
-        pairs = requested(args.vm, args.directives)
+        pairs = merge_pairs(args.vm, args.directives)
         if not pairs and blob is None:
             return submitter.submit(args, None, None)
         request = make_request(pairs or (), OPTIONS, args.shell).encode() if blob is None else blob

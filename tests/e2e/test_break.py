@@ -18,7 +18,7 @@ exit 7
 EXPECT = (
     "import sys, time; from pathlib import Path;"
     "from vtorque_linux_guest.job.driver import LinuxDriver;"
-    "LinuxDriver().expect_break(Path(sys.argv[1]), 120, time.monotonic() + 60)"
+    "LinuxDriver().allow_disconnect(Path(sys.argv[1]), 120, time.monotonic() + 60)"
 )
 
 

@@ -36,16 +36,16 @@ from vtorque_core.api.vm_options import FS_TYPE
 from vtorque_core.base import errors, hypervisor, kvm, locks
 from vtorque_core.base.names import JobAttempt, Paths
 from vtorque_core.node.start import boot
-from vtorque_core.node.start.attempt import Start
+from vtorque_core.node.start.attempt import StartAttempt
 from vtorque_core.plan.domain.merge import Contributed, merge
 from vtorque_core.plan.domain.render import DomainSpec, render, tap_name
-from vtorque_core.plan.guests import Prepared
+from vtorque_core.plan.guests import GuestSpec
 from vtorque_core.records.journal import Journal
 from vtorque_core.records.reading import JobHeader, read
 from vtorque_core.resources import netfilter, stopped_daemons
 from vtorque_core.resources.domain import Domain
 from vtorque_core.resources.netfilter import Netfilter
-from vtorque_core.resources.user_disk import DiskFile, UserDisk
+from vtorque_core.resources.user_disk import ServedDisk, UserDisk
 from vtorque_core.site.plugins import Plugins
 from vtorque_core.site.schema import Node
 from vtorque_survive import domains
@@ -252,7 +252,7 @@ def stopped_disk(guest: GuestPlan, number: int) -> tuple[UserDisk, Domain]:
     os.chown(image, 65534, 65534)
     stem = place / "disk"
     qemu = hypervisor.qemu_uid("libvirt-qemu")
-    daemon = UserDisk(DiskFile.beside(stem, str(image), guest.user, qemu))
+    daemon = UserDisk(ServedDisk.at_stem(stem, str(image), guest.user, qemu))
     daemon.create()
     descriptor = os.open(daemon.lock, os.O_RDWR)
     pid = locks.lock_holder(descriptor)
@@ -266,7 +266,7 @@ def stopped_disk(guest: GuestPlan, number: int) -> tuple[UserDisk, Domain]:
     xml = render(DomainSpec(plan, "tcg"), merged, sockets={"ua-core-data": f"{stem}.sock"})
 
     def boots() -> None:
-        with stopped_daemons.ended([daemon.lock]):
+        with stopped_daemons.kill_stopped([daemon.lock]):
             hypervisor.create_domain(URI, xml)
 
     return daemon, Domain(plan.name, plan.uuid, URI, boots)
@@ -511,10 +511,10 @@ def test_guest_is_restored_from_a_template_or_booted_cold(
     merged = merge([Contributed("core", "vtorque-core", disk)])
     request = JobRequest({FS_TYPE.key: "sharedfs"})
     plan = replace(guest, request=request, source=template(tmp_path))
-    each = Prepared(plan, driver, "t", (), merged, ())
+    each = GuestSpec(plan, driver, "t", (), merged, ())
     with Journal.start(paths, JobHeader(guest.job, "local")) as journal:
         until = time.monotonic() + 120
-        job = Start(guest.job, guest.user, site, until, journal, Plugins())
+        job = StartAttempt(guest.job, guest.user, site, until, journal, Plugins())
         assert boot.boot_all(job, [each]) == [None]
         (record,) = read(journal.path).open
     assert (record.kind, record.args["uuid"]) == ("domain", guest.uuid)

@@ -143,7 +143,7 @@ def reading(clean, scratch):
     xml = render(DomainSpec(plan, "tcg"), merge(Contributed("t", "t 1", e) for e in elements))
     domain = Domain(plan.name, plan.uuid, URI, lambda: hypervisor.create_domain(URI, xml))
     journal.acquire(domain, plugin="core", phase="b", guest=0)
-    manager = Manager.of(paths, 0.2, 0.1)
+    manager = Manager.for_node(paths, 0.2, 0.1)
     journal.acquire(manager, plugin="iocm", phase="post-boot")
     journal.close()
     yield paths, plan.name
@@ -180,7 +180,7 @@ def pinned(name):
 def test_pins_move_with_the_load(clean, reading):
     paths, name = reading
     clean.wait_for(lambda: pinned(name) == "0-1", what="two I/O cores under load")
-    assert len(cores.guests_with(paths, "io")[0].cores) == 2
+    assert len(cores.guests_with_cores(paths, "io")[0].cores) == 2
     running_jobs.virsh("suspend", name)
     clean.wait_for(lambda: pinned(name) == "0", what="one I/O core without load")
     running_jobs.virsh("resume", name)
@@ -200,7 +200,7 @@ def test_guest_that_stalls_its_qemu_does_not_block_the_node_lock(clean, reading)
         for said in ("no answer from libvirtd within", "QEMU does not answer libvirt"):
             with pytest.raises(HostFault, match=said):
                 cores.resize(paths, "iocm.0", 0, "io", 1)
-        assert len(cores.guests_with(paths, "io")[0].cores) == 2  # still leased
+        assert len(cores.guests_with_cores(paths, "io")[0].cores) == 2  # still leased
     finally:
         os.kill(qemu, signal.SIGCONT)
     clean.wait_for(lambda: pinned(name) == "0-1", what="two I/O cores again")

@@ -162,7 +162,11 @@ def test_files_left_by_guest_root_are_removed(clean):
         path.parent.mkdir(parents=True)
         path.write_text("")
     for path in (left, *left.rglob("*")):
-        os.chown(path, Node().subordinate_ids + user.pw_uid, Node().subordinate_ids + user.pw_uid)
+        os.chown(
+            path,
+            Node().subordinate_ids + user.pw_uid,
+            Node().subordinate_ids + user.pw_uid,
+        )
     mine = left / "kept" / "mine"
     mine.write_text("")
     os.chown(mine, user.pw_uid, user.pw_gid)

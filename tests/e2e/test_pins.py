@@ -92,7 +92,7 @@ def test_two_guests_run_on_different_cores(start):
 
 def test_io_cores_grow_and_shrink_under_a_running_guest(start):
     paths = start([CoreClaim("io", 1, exclusive=True, at_most=2), MemoryClaim(32)])
-    (found,) = cores.guests_with(paths, "io")
+    (found,) = cores.guests_with_cores(paths, "io")
     assert (found.cores, found.least, found.most) == ((0,), 1, 2)
     seen = []
     for count in (1, 2, 1):

@@ -178,7 +178,7 @@ def place() -> Iterator[Path]:
 
 
 @pytest.fixture
-def disk_of_unknown_user(place: Path) -> user_disk.DiskFile:
+def disk_of_unknown_user(place: Path) -> user_disk.ServedDisk:
     """A disk of a user without an entry in the user database."""
     uid, run = 61001, place / "run"
     source = place / "disk, raw"
@@ -186,7 +186,7 @@ def disk_of_unknown_user(place: Path) -> user_disk.DiskFile:
     os.truncate(source, MIB)
     os.chown(source, uid, uid)
     source.chmod(0o600)
-    return user_disk.DiskFile(
+    return user_disk.ServedDisk(
         source=str(source), socket=str(run / "d.sock"), lock=str(run / "d.lock"),
         log=str(run / "d.log"), uid=uid, gid=uid, groups=(uid, 61010, 0),
         socket_owner=pwd.getpwnam(QEMU_USER).pw_uid,
@@ -200,7 +200,7 @@ def as_uid(uid: int, *argv: str) -> subprocess.CompletedProcess[str]:
     )  # fmt: skip
 
 
-def nbd(one: user_disk.DiskFile, command: str, uid: int) -> subprocess.CompletedProcess[str]:
+def nbd(one: user_disk.ServedDisk, command: str, uid: int) -> subprocess.CompletedProcess[str]:
     return as_uid(uid, "qemu-io", "-f", "raw", "-c", command, f"nbd+unix:///?socket={one.socket}")
 
 
@@ -246,14 +246,14 @@ def test_discarded_blocks_become_holes(disk_of_unknown_user):
 
 
 @pytest.fixture
-def packed(disk_of_unknown_user) -> user_disk.DiskFile:
+def packed(disk_of_unknown_user) -> user_disk.ServedDisk:
     """The same disk's name in qcow2, without a file yet."""
     return replace(
         disk_of_unknown_user, source=str(Path(disk_of_unknown_user.source).with_name("disk.qcow2"))
     )
 
 
-def create(packed: user_disk.DiskFile, *options: str) -> None:
+def create(packed: user_disk.ServedDisk, *options: str) -> None:
     argv = ("qemu-img", "create", "-q", "-f", "qcow2", *options, packed.source)
     subprocess.run([*argv, "1M"], check=True, timeout=180)
     os.chown(packed.source, packed.uid, packed.gid)

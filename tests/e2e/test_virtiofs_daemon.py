@@ -28,9 +28,9 @@ def place() -> Iterator[Path]:
         yield path
 
 
-def share(place: Path, name: str) -> virtiofs_daemon.SharedDirectory:
+def share(place: Path, name: str) -> virtiofs_daemon.ServedDirectory:
     run = place / "run"
-    return virtiofs_daemon.SharedDirectory(
+    return virtiofs_daemon.ServedDirectory(
         source=str(place / name), socket=str(run / f"{name}.sock"), lock=str(run / f"{name}.lock"),
         log=str(run / f"{name}.log"), uid=USER, gid=USER, groups=(USER,),
         subordinate_id=SUBORDINATE, readonly=False, socket_owner=QEMU_UID,
@@ -85,7 +85,7 @@ import pathlib, socket, time
 from vtorque_core.resources import user_daemon, virtiofs_daemon
 table = pathlib.Path("/proc/self/mountinfo")
 before = table.read_text()
-virtiofs_daemon.SharedDirectory(**{vars(one)!r}).start()
+virtiofs_daemon.ServedDirectory(**{vars(one)!r}).start()
 assert " shared:" in before and "hidepid" in before
 assert table.read_text() == before
 with socket.socket(socket.AF_UNIX) as qemu:

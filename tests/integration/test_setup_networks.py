@@ -58,9 +58,9 @@ def site(tmp_path, monkeypatch):
     monkeypatch.setattr(setup, "_MACS", tmp_path)
     monkeypatch.setattr(os, "chown", lambda *_: None)
     monkeypatch.setattr(setup.netfilter, "load", loaded := [].append)
-    monkeypatch.setattr(setup.netfilter, "unguard", lambda _: None)
+    monkeypatch.setattr(setup.netfilter, "remove_guard", lambda _: None)
     monkeypatch.setattr(setup.kvm, "choose", lambda *_: None)
-    monkeypatch.setattr(directories, "is_right", lambda *_: True)
+    monkeypatch.setattr(directories, "is_correct", lambda *_: True)
     raw = parse_toml(SITE.format(top=tmp_path).encode(), tmp_path / "vtorque.toml")
     for name in ("state", "run"):
         (tmp_path / name).mkdir()

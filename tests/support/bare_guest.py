@@ -75,10 +75,10 @@ def initramfs(kernel: Path, init: str) -> bytes:
     return gzip.compress(cpio(entries), 1)
 
 
-def share(place: Path, name: str) -> virtiofs_daemon.SharedDirectory:
+def share(place: Path, name: str) -> virtiofs_daemon.ServedDirectory:
     """Return a share of ``place``: the user's ``home``, or ``opt``, which is read-only."""
     run = place / "run"
-    return virtiofs_daemon.SharedDirectory(
+    return virtiofs_daemon.ServedDirectory(
         source=str(place / name), socket=str(run / f"{name}.sock"), lock=str(run / f"{name}.lock"),
         log=str(run / f"{name}.log"), uid=USER, gid=USER, groups=(USER, PROJECT),
         subordinate_id=SUBORDINATE, readonly=name == "opt", socket_owner=QEMU_UID,

@@ -15,7 +15,7 @@ from unittest import mock
 
 from fault_matrix import Bench, Fault, Point, Strike, exclusive
 from vtorque_core.api import children
-from vtorque_core.api.batch_system import Life
+from vtorque_core.api.batch_system import JobState
 from vtorque_core.node.end import teardown
 from vtorque_core.node.end.reap import reap
 from vtorque_core.records import journal, reading
@@ -154,7 +154,7 @@ def reaper_meanwhile(bench: Bench, _point: Point, strike: Strike) -> None:
     done = []
 
     def come(_pid: int) -> None:
-        lives = {bench.job.id: Life.GONE}
+        lives = {bench.job.id: JobState.GONE}
         done.extend(reap(bench.node.site, lambda _: lives, only=bench.job.id))
 
     strike(meanwhile=come)
@@ -209,7 +209,7 @@ def _next_hangs() -> None:
 
     fakes: Mapping[str, Any] = {
         "Child": functools.partial(hangs, children.Child),
-        "in_child": functools.partial(hangs, children.in_child),
+        "in_child": functools.partial(hangs, children.run_in_child),
         "_error_of": busy,
     }
     patches += [mock.patch.object(teardown, name, fake) for name, fake in fakes.items()]

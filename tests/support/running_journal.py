@@ -41,7 +41,7 @@ class Job:
         for index in range(guests):
             record = Domain(self.names[index], self.uuids[index], "qemu:///system")
             (seq,) = self.journal._record([(record, index)], "core", "boot", ())
-            self.journal._note({"op": "created", "seq": seq})
+            self.journal._append({"op": "created", "seq": seq})
             self.journal.phase("ready", guest=index)
         self.journal.phase("run")
 

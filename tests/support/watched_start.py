@@ -38,7 +38,9 @@ def main() -> None:
     def work() -> None:
         with node.stood_in():
             begun = time.perf_counter()
-            prologue._run(node.job(asked, job), node.site, node.plugins, NoBatch(), prologue.Hook())
+            prologue._run(
+                node.job(asked, job), node.site, node.plugins, NoBatch(), prologue.StartHook()
+            )
             took.write_text(str(time.perf_counter() - begun))
 
     run = in_child(work)

@@ -5,14 +5,14 @@ from vtorque_core.api.strategies import Command as Command
 from vtorque_core.api.strategies import GuestType as GuestType
 from vtorque_core.api.strategies import ImageBuilder as ImageBuilder
 from vtorque_core.api.strategies import ImageSource as ImageSource
-from vtorque_core.api.strategies import OfJob as OfJob
+from vtorque_core.api.strategies import Remote as Remote
 from vtorque_core.api.values import Act as Act
 from vtorque_core.api.values import Extra as Extra
 from vtorque_core.api.values import FileData as FileData
 from vtorque_core.api.values import Image as Image
 from vtorque_core.api.values import JobRequest as JobRequest
 from vtorque_core.api.values import Option as Option
-from vtorque_core.api.values import always as always
+from vtorque_core.api.values import constant_hook as constant_hook
 from vtorque_core.api.values import hookimpl as hookimpl
 from vtorque_core.api.values import text as text
 from vtorque_core.base import safefs
@@ -36,8 +36,8 @@ from vtorque_core.base.names import JobAttempt as JobAttempt
 from vtorque_core.base.names import Paths as Paths
 from vtorque_core.base.names import derive as derive
 from vtorque_core.base.run_tool import NOBODY as NOBODY
-from vtorque_core.base.run_tool import alone as alone
-from vtorque_core.base.run_tool import guarded as guarded
+from vtorque_core.base.run_tool import guard_command as guard_command
+from vtorque_core.base.run_tool import isolate_command as isolate_command
 from vtorque_core.base.run_tool import run_tool as run_tool
 from vtorque_core.base.settings import setting as setting
 from vtorque_core.base.sizes import BOOLEAN_WORDS as BOOLEAN_WORDS
@@ -50,5 +50,5 @@ from vtorque_core.base.sizes import walltime as walltime
 from vtorque_core.base.trust import require_root_owned as require_root_owned
 from vtorque_core.base.trust import require_secret as require_secret
 
-let_users = safefs.let
+let_users = safefs.set_acl
 replace_file = safefs.replace

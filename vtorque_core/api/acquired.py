@@ -46,7 +46,7 @@ class Resource:
         """
         raise NotImplementedError
 
-    def lost(self) -> bool:
+    def is_lost(self) -> bool:
         """Return True if the resource of scope ``node`` is gone, like a killed daemon.
 
         Called when another job acquires it. A lost resource is released and created again.

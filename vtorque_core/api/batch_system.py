@@ -38,7 +38,7 @@ class Outcome(enum.Enum):
         return self in (Outcome.HOST_FAULT, Outcome.NOT_HERE, Outcome.IN_USE)
 
 
-class Life(enum.Enum):
+class JobState(enum.Enum):
     """State of a job in the batch system. UNKNOWN: the batch system does not answer."""
 
     ALIVE = "alive"
@@ -299,7 +299,7 @@ class NodeAdapter(Protocol):
         failure.
         """
 
-    def alive(self, ids: Sequence[str]) -> Mapping[str, Life]:
+    def job_states(self, ids: Sequence[str]) -> Mapping[str, JobState]:
         """Return the state of each job. Never raises."""
 
     def setup_steps(self, place: Installation) -> Sequence[SetupStep]:
@@ -348,35 +348,35 @@ class DrainingAdapter(Protocol):
 
 
 @runtime_checkable
-class MovingAdapter(Protocol):
+class MigrationAdapter(Protocol):
     """A node adapter that lets a job's guest run on a node outside the job. As root.
 
     A separate job of root reserves the resources on that node until the guest has left. All methods
     are idempotent, and raise HostFault if the batch system does not answer.
     """
 
-    def receive(self, job_id: str, nodes: Sequence[str], left: str, node: str) -> BatchJob:
+    def reserve_node(self, job_id: str, nodes: Sequence[str], left: str, node: str) -> BatchJob:
         """Reserve the same resources on this ``node`` as the job has on the node ``left``.
 
         ``nodes`` are the job's nodes after the migration, in rank order. Returns the job on this
         node. Raises Refused.
         """
 
-    def let_go(self, job_id: str, node: str) -> None:
+    def release_node(self, job_id: str, node: str) -> None:
         """Release the reservation for the job on ``node``."""
 
-    def holds(self, job_id: str, node: str) -> bool:
+    def is_reserved(self, job_id: str, node: str) -> bool:
         """Return True if the reservation still exists. Anyone may have ended it."""
 
-    def leave(self, job_id: str, node: str) -> None:
+    def remove_node(self, job_id: str, node: str) -> None:
         """Remove the node from the job after its guest has left."""
 
-    def over(self, job_id: str, attempt: int) -> bool:
+    def has_ended(self, job_id: str, attempt: int) -> bool:
         """Return True if this attempt of a job has ended or is ending."""
 
 
 @dataclass(frozen=True)
-class Started:
+class ShellStart:
     """How the batch system started the job shell.
 
     Attributes:
@@ -402,16 +402,16 @@ class JobShell(Protocol):
     dies_of_term: bool = False
     """True if the job shell, after a SIGTERM, ends by SIGTERM and not with the script's status."""
 
-    def inside(self, environ: Mapping[str, str], guests: Mapping[str, str]) -> Mapping[str, str]:
+    def guest_env(self, environ: Mapping[str, str], guests: Mapping[str, str]) -> Mapping[str, str]:
         """Return environment variables that must differ inside the guests.
 
         ``environ`` has the script's variables, ``guests`` those from context items.
         """
         return {}
 
-    def started(
+    def read_start(
         self, argv: Sequence[str], environ: Mapping[str, str], stdin: int | None
-    ) -> Started:
+    ) -> ShellStart:
         """Return how the batch system started this job.
 
         Raises UsageError if it did not start this process.
@@ -420,7 +420,7 @@ class JobShell(Protocol):
     def content(self, script: bytes) -> bytes:
         """Return the user's script from the batch system's copy."""
 
-    def on_every_node(
+    def node_command(
         self, command: Sequence[str], environ: Mapping[str, str], nodes: Sequence[str] = ()
     ) -> list[str]:
         """Return a command line that runs ``command`` on each of the job's nodes, as the user.

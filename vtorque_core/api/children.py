@@ -53,7 +53,7 @@ class Child:
         """Return True if the child has ended. Kills it at its deadline."""
         if self.error is not None:
             return True
-        if readable([self], 0):
+        if wait_readable([self], 0):
             self._collect()
         elif time.monotonic() >= self.until:
             self._kill()
@@ -62,7 +62,7 @@ class Child:
     def wait(self) -> str:
         """Wait until the child ends or is killed at its deadline; return ``error``."""
         while not self.check():
-            readable([self], self.until - time.monotonic())
+            wait_readable([self], self.until - time.monotonic())
         return self.error or ""
 
     def _collect(self) -> None:
@@ -85,7 +85,7 @@ class Child:
             os.killpg(self.pid, signal.SIGKILL)
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.pid, signal.SIGKILL)  # it may not have made its group yet
-        if readable([self], _KILL_WAIT):
+        if wait_readable([self], _KILL_WAIT):
             self._collect()
             self.error = self.error and f"timed out after {self.seconds:g} s"
             return
@@ -94,7 +94,7 @@ class Child:
         self.error = f"timed out after {self.seconds:g} s, and process {self.pid} cannot be killed"
 
 
-def in_child(work: Callable[[], None], seconds: float) -> str:
+def run_in_child(work: Callable[[], None], seconds: float) -> str:
     """Run ``work`` in a child. Return the error, or an empty string."""
     try:
         return Child(work, seconds).wait()
@@ -105,10 +105,10 @@ def in_child(work: Callable[[], None], seconds: float) -> str:
 def wait_any(children: Sequence[Child]) -> None:
     """Wait until one of the children ends or reaches its deadline."""
     if children:
-        readable(children, min(child.until for child in children) - time.monotonic())
+        wait_readable(children, min(child.until for child in children) - time.monotonic())
 
 
-def readable(descriptors: Sequence[Child | int], seconds: float) -> bool:
+def wait_readable(descriptors: Sequence[Child | int], seconds: float) -> bool:
     """Wait until a descriptor is readable, and return False on timeout."""
     poller = select.poll()
     for descriptor in descriptors:
@@ -123,7 +123,7 @@ def _run(work: Callable[[], None], told: int, parent: int) -> None:
         os.setpgid(0, 0)
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGALRM):
             signal.signal(number, signal.SIG_DFL)
-        locks.forget()
+        locks.close_inherited()
         answer = "+"
         try:
             work()

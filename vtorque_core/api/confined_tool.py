@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable
 
 from vtorque_core.base.errors import HostFault, Refused, printable
-from vtorque_core.base.run_tool import alone, guarded
+from vtorque_core.base.run_tool import guard_command, isolate_command
 
 Told = Callable[[int, int], None]
 """A function that gets the progress: (done, total)."""
@@ -60,7 +60,7 @@ def run(
     limits = [f"--as={_MEMORY}", f"--stack={_STACK}", f"--cpu={_CPU}", f"--fsize={most}"]
     limits += ["--core=0", "--nofile=256"]
     with subprocess.Popen(
-        guarded(*alone(), "prlimit", *limits, "--", program, *argv[1:]),
+        guard_command(*isolate_command(), "prlimit", *limits, "--", program, *argv[1:]),
         env=_ENV,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,

@@ -10,7 +10,7 @@ import time
 from dataclasses import dataclass
 
 from vtorque_core.api.acquired import RELEASE_TIME, CoreResource
-from vtorque_core.api.children import readable
+from vtorque_core.api.children import wait_readable
 from vtorque_core.base import _launch, safefs
 from vtorque_core.base.errors import HostFault
 from vtorque_core.base.locks import lock_holder
@@ -23,7 +23,7 @@ _START = 10.0
 
 
 @dataclass(frozen=True)
-class Process(CoreResource):
+class DaemonProcess(CoreResource):
     """A root daemon that stays in the foreground and keeps inherited descriptors open.
 
     It runs in its own session, in ``/``, with a fixed environment, and must end its children.
@@ -46,14 +46,14 @@ class Process(CoreResource):
         launcher = (sys.executable, "-I", "-S", _LAUNCH, str(os.getpid()), self.lock, self.log)
         run_tool(*launcher, *self.argv, timeout=_START)
 
-    def lost(self) -> bool:
+    def is_lost(self) -> bool:
         """Return True if no process holds the lock."""
         flags = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC
         with contextlib.suppress(OSError), safefs.closing(os.open(self.lock, flags)) as descriptor:
-            return not self._held(descriptor)
+            return not self._is_locked(descriptor)
         return True
 
-    def _held(self, descriptor: int) -> bool:
+    def _is_locked(self, descriptor: int) -> bool:
         return lock_holder(descriptor) is not None
 
     def _holder(self, descriptor: int) -> int | None:
@@ -83,8 +83,8 @@ class Process(CoreResource):
 
     def _end(self, handle: int, pid: int, end: float) -> None:
         signal.pidfd_send_signal(handle, signal.SIGTERM)
-        if readable([handle], min(self.grace, end - time.monotonic())):
+        if wait_readable([handle], min(self.grace, end - time.monotonic())):
             return
         signal.pidfd_send_signal(handle, signal.SIGKILL)
-        if not readable([handle], end - time.monotonic()):
+        if not wait_readable([handle], end - time.monotonic()):
             raise HostFault(f"{self.argv[0]} (pid {pid}) was killed but has not exited")

@@ -22,7 +22,7 @@ def script_directives(content: bytes, prefix: str = PBS_PREFIX) -> tuple[str, ..
 
     Accepts CRLF and invalid UTF-8 (``surrogateescape``). An empty ``prefix`` matches nothing.
     """
-    found = (_after(line, _bytes(prefix)) for _, line in _header(content))
+    found = (_strip_prefix(line, _bytes(prefix)) for _, line in _header(content))
     return tuple(_text(rest) for rest in found if rest is not None)
 
 
@@ -34,8 +34,8 @@ def vm_directives(content: bytes, pbs_prefix: str = PBS_PREFIX) -> tuple[str, ..
     """
     values: list[str] = []
     for number, line in _header(content):
-        own = _after(line, VSUB_PREFIX.encode())
-        old = _after(line, _bytes(pbs_prefix))
+        own = _strip_prefix(line, VSUB_PREFIX.encode())
+        old = _strip_prefix(line, _bytes(pbs_prefix))
         if own is not None:
             values += _vm_values(_text(own), number, _text(line))
         elif old is not None and _HAS_VM.search(_text(old)):
@@ -46,13 +46,13 @@ def vm_directives(content: bytes, pbs_prefix: str = PBS_PREFIX) -> tuple[str, ..
 def strip_pbs_vm(content: bytes, prefix: str = PBS_PREFIX) -> bytes:
     """Return the script without its ``#PBS -vm`` lines."""
 
-    def without_vm(number: int, line: bytes, directive: str) -> bytes:
+    def drop_vm(number: int, line: bytes, directive: str) -> bytes:
         if not _HAS_VM.search(directive):
             return line
         _vm_values(directive, number, _text(line))
         return b""
 
-    return rewrite_directives(content, prefix, without_vm)
+    return rewrite_directives(content, prefix, drop_vm)
 
 
 def rewrite_directives(
@@ -65,7 +65,7 @@ def rewrite_directives(
     done, kept = 0, bytearray()
     for number, line in _header(content):
         done += len(line)
-        rest = _after(line, _bytes(prefix))
+        rest = _strip_prefix(line, _bytes(prefix))
         kept += line if rest is None else rewrite(number, line, _text(rest))
     return bytes(kept) + content[done:]
 
@@ -84,7 +84,7 @@ def _header(content: bytes) -> Iterator[tuple[int, bytes]]:
         start = end
 
 
-def _after(line: bytes, prefix: bytes) -> bytes | None:
+def _strip_prefix(line: bytes, prefix: bytes) -> bytes | None:
     line = line.strip(_BLANKS + b"\n")
     return line[len(prefix) :] if prefix and line.startswith(prefix) else None
 

@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from typing import Literal
 
 from vtorque_core.api.acquired import unjournalled
-from vtorque_core.api.job_files import OneFile
+from vtorque_core.api.job_files import FileResource
 from vtorque_core.base import safefs
 from vtorque_core.base.errors import HostFault
 from vtorque_core.base.run_tool import run_tool
 
 
 @dataclass(frozen=True)
-class DiskFile(OneFile):
+class DiskFile(FileResource):
     """A new sparse raw disk with an empty file system; attach it with a ``Disk`` element.
 
     It must be in a trusted directory (:mod:`vtorque_core.base.safefs`). Claim its full size.
@@ -38,7 +38,7 @@ class DiskFile(OneFile):
         if self.size_mib < 1:
             raise HostFault(f"{self.path}: invalid disk size {self.size_mib} MiB")
         size = self.size_mib << 20
-        with safefs.naming(f"cannot create {self.path}"):
+        with safefs.name_errors(f"cannot create {self.path}"):
             safefs.write_new(
                 self.path, b"", mode=0o600, uid=self.uid, ready=lambda fd: os.ftruncate(fd, size)
             )

@@ -46,7 +46,7 @@ class RootCommand(ContextItem):
 
 
 @dataclass(frozen=True)
-class OnCancel(ContextItem):
+class CancelCommand(ContextItem):
     """A command that runs as the job's owner when the job is canceled, before the script's SIGTERM.
 
     It runs in the script's guest, with its environment, directory and output. All such commands

@@ -22,7 +22,7 @@ ORDER_SOCKET = "order.sock"
 """Socket in the first guest's run directory; see :class:`LateDriver`."""
 
 LEAVE, TELL, LEFT = "leave.fifo", "tell.fifo", "left"
-"""FIFOs and a file in the first guest's run directory; see :class:`LeavableDriver`."""
+"""FIFOs and a file in the first guest's run directory; see :class:`DetachableDriver`."""
 
 MAX_ORDER = 1 << 18  # bytes
 _MAX_GUESTS = 250  # descriptors in one message: below SCM_MAX_FD (unix(7))
@@ -124,7 +124,7 @@ class LateDriver(GuestDriver, Protocol):
     ``run`` sends the order with :func:`boot_guests`.
     """
 
-    def late(
+    def late_items(
         self, guest: GuestPlan, items: Sequence[ContextItem], order: bytes, site: Site
     ) -> Iterable[Single | Resource]:
         """Return elements and resources that the order adds. As root, without side effects.
@@ -134,10 +134,10 @@ class LateDriver(GuestDriver, Protocol):
 
 
 @runtime_checkable
-class SpareDriver(GuestDriver, Protocol):
+class WarmDriver(GuestDriver, Protocol):
     """A driver whose guests can boot before a job exists and wait for its devices."""
 
-    def await_spare(self, guest: GuestPlan, deadline: float) -> None:
+    def await_warm(self, guest: GuestPlan, deadline: float) -> None:
         """As root, wait until the guest lacks only its last device, the job's seed.
 
         Raises HostFault at the deadline.
@@ -156,7 +156,7 @@ class ClockDriver(GuestDriver, Protocol):
 
 
 @runtime_checkable
-class LeavableDriver(GuestDriver, Protocol):
+class DetachableDriver(GuestDriver, Protocol):
     """A driver whose job shells can detach from a running script and attach to it again.
 
     If the connection to the guest breaks and :data:`LEAVE` exists, ``run`` writes one line to this
@@ -164,11 +164,11 @@ class LeavableDriver(GuestDriver, Protocol):
     that a partial line is invalid. If the file :data:`LEFT` with this line exists, ``run`` attaches
     to the running script.
 
-    If :data:`TELL` exists before ``expect_break``, ``run`` also writes the line to it, and
+    If :data:`TELL` exists before ``allow_disconnect``, ``run`` also writes the line to it, and
     continues. An empty line means that ``run`` cannot detach.
     """
 
-    def expect_break(self, run_dir: Path, seconds: int, deadline: float) -> None:
+    def allow_disconnect(self, run_dir: Path, seconds: int, deadline: float) -> None:
         """Make a guest and its job shell wait ``seconds`` if their connection breaks. As root.
 
         0 ends the wait. Raises HostFault after ``deadline`` (``time.monotonic()``).
@@ -192,7 +192,7 @@ def boot_guests(guest: ReadyGuest, order: bytes) -> list[BootedGuest]:
     path = guest.run_dir / ORDER_SOCKET
     if len(order) > MAX_ORDER:
         raise Refused(f"script and environment are larger than {MAX_ORDER >> 10} KiB")
-    with safefs.naming(path), socket.socket(socket.AF_UNIX) as connection:
+    with safefs.name_errors(path), socket.socket(socket.AF_UNIX) as connection:
         connection.connect(str(path))
         connection.sendall(order)
         connection.shutdown(socket.SHUT_WR)

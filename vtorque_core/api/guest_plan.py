@@ -123,7 +123,7 @@ class Boot(Protocol):
     def create(self) -> None:
         """Start the domain as rendered."""
 
-    def moved(self, xml: str, state_dir: Path, run_dir: Path) -> str:
+    def adapt_xml(self, xml: str, state_dir: Path, run_dir: Path) -> str:
         """Return an earlier domain's XML with this guest's files, owner and CPUs.
 
         ``xml`` must come from a root-owned file. The directories are the earlier guest's. Raises
@@ -133,11 +133,11 @@ class Boot(Protocol):
     def restore(self, memory: Path, state_dir: Path, run_dir: Path) -> None:
         """Restore a saved domain, paused, from libvirt's file.
 
-        The directories are as in :meth:`moved`.
+        The directories are as in :meth:`adapt_xml`.
         """
 
-    def take_over(self) -> None:
-        """Give the warm guest of :attr:`BootSource.adopts` this guest's devices, and resume it."""
+    def adopt_guest(self) -> None:
+        """Give :attr:`BootSource.warm_key` this guest's devices, and resume it."""
 
     def resume(self) -> None:
         """Resume the restored domain."""
@@ -175,7 +175,7 @@ class BootSource:
         return None
 
     @property
-    def adopts(self) -> str:
+    def warm_key(self) -> str:
         """Key of the warm guest that becomes the job's guest; empty: none."""
         return ""
 
@@ -186,7 +186,7 @@ class BootSource:
     def run(self, boot: Boot) -> None:
         """Run the guest."""
 
-    def ready(self, boot: Boot) -> None:
+    def await_ready(self, boot: Boot) -> None:
         """Wait until the guest can run the script, at most until ``boot.deadline``."""
         boot.await_ready()
 
@@ -255,7 +255,7 @@ class GuestPlan:
     def __getitem__(self, option: Option[T]) -> T:
         return self.request[option]
 
-    def leased(self, pool: str) -> tuple[str, ...]:
+    def leased_items(self, pool: str) -> tuple[str, ...]:
         """Return the leased items of a pool; empty without a claim."""
         return tuple(self.placement.leased.get(pool, ()))
 
@@ -264,7 +264,7 @@ class GuestPlan:
         return self.placement.amounts.get(pool, 0)
 
 
-def lacks(
+def report_missing(
     guest: GuestPlan, what: str, *, option: Option[Any], required: bool, where: str, fix: str
 ) -> Refusal | Notice:
     """Return the answer of ``vtorque_plan`` if this node lacks what ``option`` requests.

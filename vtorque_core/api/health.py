@@ -26,7 +26,7 @@ def ok(message: str) -> HealthResult:
     return HealthResult("ok", message)
 
 
-def failed(message: str, fix: str) -> HealthResult:
+def failure(message: str, fix: str) -> HealthResult:
     """Return a failed check."""
     return HealthResult("failed", message, fix)
 

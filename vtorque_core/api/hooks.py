@@ -1,6 +1,6 @@
 """The plugin API: every hook, in the order of a job's life.
 
-A hook implementation is a function under ``hookimpl``, or ``always(...)`` if its result is
+A hook implementation is a function under ``hookimpl``, or ``constant_hook(...)`` if its result is
 constant. It may omit arguments. A hook that returns data has no side effects. Other hooks run as
 root, in one thread, in the sorted order of plugin names. An error is reported with the plugin's
 name, and does not stop other plugins' hooks.
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
         GuestType,
         ImageBuilder,
         ImageSource,
-        OfJob,
+        Remote,
     )
     from vtorque_core.api.values import Extra, Image, JobRequest, Option
     from vtorque_core.base.errors import Refusal
@@ -60,13 +60,13 @@ def vtorque_settings() -> Iterable[type[Any]]:
     Example::
 
         from dataclasses import dataclass
-        from vtorque_core.api import always, setting
+        from vtorque_core.api import constant_hook, setting
 
         @dataclass(frozen=True)
         class Settings:
             cards: tuple[str, ...] = setting((), doc="PCI addresses of this node's cards")
 
-        vtorque_settings = always(Settings)
+        vtorque_settings = constant_hook(Settings)
     """
     return ()
 
@@ -81,10 +81,10 @@ def vtorque_guest_types() -> Iterable[GuestType]:
 
     Example::
 
-        from vtorque_core.api import GuestType, always
+        from vtorque_core.api import GuestType, constant_hook
 
         ACME = GuestType("acme", supports=frozenset({"EnvVar"}), driver=...)
-        vtorque_guest_types = always(ACME)
+        vtorque_guest_types = constant_hook(ACME)
     """
     return ()
 
@@ -99,10 +99,10 @@ def vtorque_batch_systems() -> Iterable[BatchSystem]:
 
     Example::
 
-        from vtorque_core.api import BatchSystem, always
+        from vtorque_core.api import BatchSystem, constant_hook
 
         ACME = BatchSystem("acme", submitter=..., node=..., shell=...)
-        vtorque_batch_systems = always(ACME)
+        vtorque_batch_systems = constant_hook(ACME)
     """
     return ()
 
@@ -117,10 +117,10 @@ def vtorque_image_builders() -> Iterable[ImageBuilder]:
 
     Example::
 
-        from vtorque_core.api import ImageBuilder, always
+        from vtorque_core.api import ImageBuilder, constant_hook
 
         ACME = ImageBuilder("acme", builder=...)
-        vtorque_image_builders = always(ACME)
+        vtorque_image_builders = constant_hook(ACME)
     """
     return ()
 
@@ -135,12 +135,12 @@ def vtorque_image_sources() -> Iterable[ImageSource]:
 
     Example::
 
-        from vtorque_core.api import ImageSource, always
+        from vtorque_core.api import ImageSource, constant_hook
 
         ACME = ImageSource(
             "acme", resolve=..., image=..., shares=..., mine=..., remove=...
         )
-        vtorque_image_sources = always(ACME)
+        vtorque_image_sources = constant_hook(ACME)
     """
     return ()
 
@@ -158,20 +158,20 @@ def vtorque_commands() -> Iterable[Command]:
 
     Example::
 
-        from vtorque_core.api import Command, always
+        from vtorque_core.api import Command, constant_hook
 
         def cards():
             import click
             return click.Command("cards", help="List the Acme cards.")
 
-        vtorque_commands = always(Command("vmgr cards", load=cards))
+        vtorque_commands = constant_hook(Command("vmgr cards", load=cards))
     """
     return ()
 
 
 @hookspec
-def vtorque_elsewhere(
-    command: click.Command, of_job: OfJob, config: Path
+def vtorque_remote_command(
+    command: click.Command, of_job: Remote, config: Path
 ) -> Iterable[click.Command]:
     """Return a replacement for a command (``Command.of_job``) about another node's job.
 
@@ -185,7 +185,7 @@ def vtorque_elsewhere(
         from vtorque_core.api import hookimpl
 
         @hookimpl
-        def vtorque_elsewhere(config):
+        def vtorque_remote_command(config):
             def rsh(words):
                 click.echo(f"acme-rsh {config}: {' '.join(words)}")
             words = click.Argument(["words"], nargs=-1)
@@ -205,7 +205,7 @@ def vtorque_resources() -> Iterable[type[Resource]]:
     Example::
 
         from dataclasses import dataclass
-        from vtorque_core.api import always, run_tool
+        from vtorque_core.api import constant_hook, run_tool
         from vtorque_core.api.acquired import Resource
 
         @dataclass(frozen=True)
@@ -218,7 +218,7 @@ def vtorque_resources() -> Iterable[type[Resource]]:
             def release(self):
                 run_tool("acme-load", self.card, "--blank")
 
-        vtorque_resources = always(Shell)
+        vtorque_resources = constant_hook(Shell)
     """
     return ()
 
@@ -233,13 +233,13 @@ def vtorque_health_checks() -> Iterable[HealthCheck]:
 
     Example::
 
-        from vtorque_core.api import always
+        from vtorque_core.api import constant_hook
         from vtorque_core.api.health import HealthCheck, HealthResult
 
         def check(site):
             yield HealthResult("ok", "2 Acme cards")
 
-        vtorque_health_checks = always(HealthCheck("acme cards", check))
+        vtorque_health_checks = constant_hook(HealthCheck("acme cards", check))
     """
     return ()
 
@@ -282,11 +282,11 @@ def vtorque_options() -> Iterable[Option[Any]]:
 
     Example::
 
-        from vtorque_core.api import Option, always, count
+        from vtorque_core.api import Option, constant_hook, count
 
         FPGA = Option("fpga", parse=count, default=0, help="Acme FPGA cards per guest")
 
-        vtorque_options = always(FPGA)
+        vtorque_options = constant_hook(FPGA)
     """
     return ()
 
@@ -394,7 +394,7 @@ def vtorque_plan(guest: GuestPlan, site: Site) -> Iterable[Claim | Refusal | Not
 
 
 @hookspec
-def vtorque_reserved(guests: Sequence[GuestPlan], site: Site) -> Iterable[PoolClaim]:
+def vtorque_reserved_items(guests: Sequence[GuestPlan], site: Site) -> Iterable[PoolClaim]:
     """Return free items that this node must not assign to these guests.
 
     An example is the address of a guest that migrates, or has migrated, to another node. The hook
@@ -410,7 +410,7 @@ def vtorque_reserved(guests: Sequence[GuestPlan], site: Site) -> Iterable[PoolCl
         from vtorque_core.api.claims import PoolClaim
 
         @hookimpl
-        def vtorque_reserved(guests, site):
+        def vtorque_reserved_items(guests, site):
             yield PoolClaim("address", items=("10.86.0.16",))
     """
     return ()
@@ -463,7 +463,7 @@ def vtorque_render_domain(guest: GuestPlan, site: Site) -> Iterable[Element]:
 def vtorque_rendered_sources(guests: Sequence[RenderedGuest], site: Site) -> Iterable[Offer]:
     """Return boot sources for guests that would boot cold, based on their rendered domains.
 
-    Of several offers for a guest, the core uses the first whose warm guest (``BootSource.adopts``)
+    Of several offers for a guest, the core uses the first whose ``warm_key``
     it can claim.
 
     Module: acting (``vtorque1.node``).
@@ -505,7 +505,7 @@ def vtorque_pre_boot(job: NodeJob) -> None:
         @hookimpl
         def vtorque_pre_boot(job):
             for guest in job.guests:
-                for card in guest.leased("acme-fpga"):
+                for card in guest.leased_items("acme-fpga"):
                     print(f"would load {card} for {guest.name}")
     """
 
@@ -571,7 +571,7 @@ def vtorque_teardown(job: EndedJob) -> None:
 
 
 @hookspec
-def vtorque_ended(place: Place, site: Site) -> None:
+def vtorque_job_ended(place: Place, site: Site) -> None:
     """Act after all resources of a job attempt are released on this node.
 
     ``place`` has the final records. Also called after failed and refused starts, and again if a
@@ -586,7 +586,7 @@ def vtorque_ended(place: Place, site: Site) -> None:
         from vtorque_core.api import hookimpl
 
         @hookimpl
-        def vtorque_ended(place, site):
+        def vtorque_job_ended(place, site):
             print(f"all is released of {place}")
     """
 
@@ -623,7 +623,7 @@ def vtorque_beside_script(
 
 
 @hookspec
-def vtorque_on_nodes(jobs: Sequence[JobInfo], site: Site, config: Path) -> Iterable[JobOnNode]:
+def vtorque_jobs_on_nodes(jobs: Sequence[JobInfo], site: Site, config: Path) -> Iterable[JobOnNode]:
     """Return phase and guests of running jobs on their nodes.
 
     The returned text is untrusted.
@@ -638,14 +638,14 @@ def vtorque_on_nodes(jobs: Sequence[JobInfo], site: Site, config: Path) -> Itera
         from vtorque_core.api.batch_system import JobOnNode
 
         @hookimpl
-        def vtorque_on_nodes(jobs):
+        def vtorque_jobs_on_nodes(jobs):
             yield JobOnNode("42.srv", "n7", phase="run", guests=("acme-0",))
     """
     return ()
 
 
 @hookspec
-def vtorque_kept(site: Site) -> Iterable[Place]:
+def vtorque_kept_records(site: Site) -> Iterable[Place]:
     """Return places outside this node that have records of the caller's ended jobs.
 
     Module: declaring (``vtorque1``).
@@ -660,7 +660,7 @@ def vtorque_kept(site: Site) -> Iterable[Place]:
         from vtorque_core.api.kept_records import Place
 
         @hookimpl
-        def vtorque_kept(site):
+        def vtorque_kept_records(site):
             copies = Paths(state=Path("/copies/n7"))
             yield Place(copies, os.getuid(), "42.srv.0")
     """

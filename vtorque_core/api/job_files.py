@@ -8,7 +8,7 @@ from vtorque_core.api.acquired import CoreResource, unjournalled
 from vtorque_core.base import safefs
 
 
-class OneFile(CoreResource):
+class FileResource(CoreResource):
     """Base of resources that consist of one file, ``path``."""
 
     volatile = False
@@ -16,12 +16,12 @@ class OneFile(CoreResource):
 
     def release(self) -> None:
         """Remove the file if it exists."""
-        with safefs.naming(f"cannot remove {self.path}"):
+        with safefs.name_errors(f"cannot remove {self.path}"):
             safefs.remove_file(self.path)
 
 
 @dataclass(frozen=True)
-class File(OneFile):
+class File(FileResource):
     """A new file in a trusted directory (:mod:`vtorque_core.base.safefs`).
 
     Attributes:
@@ -42,21 +42,26 @@ class File(OneFile):
     def create(self) -> None:
         """Write the file. Raises HostFault if it exists or the disk is full."""
         write = safefs.replace if self.replace else safefs.write_new
-        with safefs.naming(f"cannot create {self.path}"):
+        with safefs.name_errors(f"cannot create {self.path}"):
             write(
-                self.path, self.content, mode=self.mode, uid=self.uid, gid=self.gid, ready=self._let
+                self.path,
+                self.content,
+                mode=self.mode,
+                uid=self.uid,
+                gid=self.gid,
+                ready=self._grant,
             )
 
-    def _let(self, descriptor: int) -> None:
+    def _grant(self, descriptor: int) -> None:
         if self.reader >= 0:
             own = self.mode >> 6
-            safefs.let(descriptor, [self.reader], own, own & 5)
+            safefs.set_acl(descriptor, [self.reader], own, own & 5)
 
     def release(self) -> None:
         """Remove the file and any temporary file of a killed writer."""
         if self.replace:
-            with safefs.naming(f"cannot remove {self.path}"):
-                safefs.remove_file(safefs.beside(self.path))
+            with safefs.name_errors(f"cannot remove {self.path}"):
+                safefs.remove_file(safefs.temporary_name(self.path))
         super().release()
 
 
@@ -73,10 +78,10 @@ class Tree(CoreResource):
 
     def create(self) -> None:
         """Create the directory. Raises HostFault if it exists."""
-        with safefs.naming(f"cannot create {self.path}"):
+        with safefs.name_errors(f"cannot create {self.path}"):
             safefs.make_directory(self.path, mode=self.mode, uid=self.uid, gid=self.gid)
 
     def release(self) -> None:
         """Remove the directory and its contents if it exists."""
-        with safefs.naming(f"cannot remove {self.path}"):
+        with safefs.name_errors(f"cannot remove {self.path}"):
             safefs.remove_tree(self.path)

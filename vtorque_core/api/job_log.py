@@ -37,7 +37,7 @@ def entries(place: Place, over: Callable[[], bool] = lambda: True) -> Iterator[E
                     offset += len(part)
                     *lines, rest = (rest + part).split(b"\n")
                     rest = rest[:_MAX_LINE]
-                    yield from (e for line in lines if (e := _parsed(line)) is not None)
+                    yield from (e for line in lines if (e := _parse(line)) is not None)
             if last:
                 return
             time.sleep(POLL)
@@ -46,7 +46,7 @@ def entries(place: Place, over: Callable[[], bool] = lambda: True) -> Iterator[E
             os.close(descriptor)
 
 
-def _parsed(line: bytes) -> Entry | None:
+def _parse(line: bytes) -> Entry | None:
     with contextlib.suppress(ArithmeticError, ValueError, RecursionError, TypeError):
         found = json.loads(line)
         if isinstance(found, dict):

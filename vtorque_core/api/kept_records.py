@@ -58,14 +58,14 @@ class Place:
             flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | _FLAGS
             descriptor = os.open(last, flags, 0o600, dir_fd=parent)
         if os.fstat(descriptor).st_size == 0:
-            _let_read(descriptor, self.uid)
+            _grant_read(descriptor, self.uid)
         return descriptor
 
     def write(self, name: str, content: bytes) -> None:
         """Write a file atomically."""
         self._make()
         path = str(self.directory / name)
-        safefs.replace(path, content, mode=0o600, ready=lambda d: _let_read(d, self.uid))
+        safefs.replace(path, content, mode=0o600, ready=lambda d: _grant_read(d, self.uid))
 
     def open(self, name: str) -> int:
         """Open a file for reading."""
@@ -100,7 +100,7 @@ class Place:
             if uid is not None:
                 flags = os.O_RDONLY | os.O_DIRECTORY | _FLAGS
                 with safefs.closing(os.open(path, flags)) as descriptor:
-                    _let_read(descriptor, uid, enter=True)
+                    _grant_read(descriptor, uid, enter=True)
 
 
 def place(paths: Paths, job: JobAttempt) -> Place:
@@ -190,6 +190,6 @@ def _has_list(directory: Path) -> bool:
     return True
 
 
-def _let_read(descriptor: int, uid: int, *, enter: bool = False) -> None:
+def _grant_read(descriptor: int, uid: int, *, enter: bool = False) -> None:
     with contextlib.suppress(OSError):  # EOPNOTSUPP: then only root reads it
-        safefs.let(descriptor, [uid], *((7, 5) if enter else (6, 4)))
+        safefs.set_acl(descriptor, [uid], *((7, 5) if enter else (6, 4)))

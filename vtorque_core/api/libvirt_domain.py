@@ -26,7 +26,7 @@ class Element:
     forbids: ClassVar[frozenset[Act]] = frozenset()
 
 
-def forbidden(act: Act, elements: Iterable[Element]) -> list[str]:
+def find_forbidding(act: Act, elements: Iterable[Element]) -> list[str]:
     """Return the class names of the elements that forbid ``act``."""
     return list(dict.fromkeys(type(e).__name__ for e in elements if act in e.forbids))
 

@@ -37,7 +37,7 @@ class Levels(int):
         self.text = text
         return self
 
-    def least(self, plugin: str, phase: str) -> int:
+    def minimum(self, plugin: str, phase: str) -> int:
         """Return the minimum level for a plugin (or ``core``) in a phase of the job.
 
         The more verbose of both levels applies; if there is none, the level of ALL.

@@ -83,7 +83,7 @@ class ReceivingNode(Protocol):
     def start_timeout(self) -> float:
         """Time limit of a start in seconds."""
 
-    def require_like(self, name: str, versions: Mapping[str, str]) -> None:
+    def require_versions(self, name: str, versions: Mapping[str, str]) -> None:
         """Raise Refused if this node (``name``) cannot run guests of a node with these versions."""
 
     def start(

@@ -41,21 +41,21 @@ class Unreadable(HostFault):
     """The data is invalid. The message comes from the parser, made printable."""
 
 
-class ReaderGone(HostFault):
+class HelperDied(HostFault):
     """The helper process was killed, not necessarily because of the data."""
 
     blames_node = False
 
 
 @contextlib.contextmanager
-def reader() -> Iterator[None]:
+def helper_process() -> Iterator[None]:
     """Start the unprivileged helper process for this context.
 
     Enter before threads and secrets exist. Raises HostFault.
     """
     global _asking  # noqa: PLW0603 - one helper per process
     before = _asking
-    with _reading() as asking:
+    with _start_helper() as asking:
         _asking = os.getpid(), asking
         try:
             yield
@@ -63,7 +63,7 @@ def reader() -> Iterator[None]:
             _asking = before
 
 
-def read_apart(
+def parse_unprivileged(
     work: Callable[..., Iterable[bytes]],
     *args: object,
     until: float | None = None,
@@ -82,7 +82,7 @@ def read_apart(
 
     Raises:
         Unreadable: the parser raises, exceeds a limit or the deadline, or crashes.
-        ReaderGone: the process of :func:`reader` was killed.
+        ReaderGone: the process of :func:`helper_process` was killed.
         HostFault: fork fails.
     """
     until = time.monotonic() + 2 * CPU if until is None else until
@@ -110,14 +110,14 @@ def _ask(call: bytes, files: Sequence[int], stack: contextlib.ExitStack) -> sock
             socket.send_fds(_asking[1], [call], files)
         except OSError as error:
             if _asking[0] == os.getpid():
-                raise ReaderGone(f"the process that reads: {error.strerror}") from None
+                raise HelperDied(f"the process that reads: {error.strerror}") from None
         else:
             return _asking[1]
-    asked = stack.enter_context(_reading())
+    asked = stack.enter_context(_start_helper())
     try:
         socket.send_fds(asked, [call], files)
     except OSError as error:
-        raise ReaderGone(f"the process that reads: {error.strerror}") from None
+        raise HelperDied(f"the process that reads: {error.strerror}") from None
     return asked
 
 
@@ -132,7 +132,7 @@ def _exactly(answers: int, count: int, until: float, asked: socket.socket) -> by
         part = os.read(answers, count - len(data))
         if not part:
             if _has_ended(asked):
-                raise ReaderGone("the process that parses was killed")
+                raise HelperDied("the process that parses was killed")
             raise Unreadable("the parser crashed")
         data += part
     return data
@@ -145,16 +145,16 @@ def _has_ended(asked: socket.socket) -> bool:
 
 
 @contextlib.contextmanager
-def _reading() -> Iterator[socket.socket]:
+def _start_helper() -> Iterator[socket.socket]:
     ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     parent = os.getpid()
     with ours:
         ours.shutdown(socket.SHUT_RD)
         with its:
-            with safefs.naming("cannot fork"):
+            with safefs.name_errors("cannot fork"):
                 pid = os.fork()
             if pid == 0:
-                _live(its, parent)
+                _run_helper(its, parent)
         try:
             yield ours
         finally:
@@ -163,7 +163,7 @@ def _reading() -> Iterator[socket.socket]:
                 os.waitpid(pid, 0)
 
 
-def _live(source: socket.socket, parent: int) -> None:
+def _run_helper(source: socket.socket, parent: int) -> None:
     try:
         close_files({source.fileno()})
         die_with(parent)
@@ -202,16 +202,16 @@ def _work(call: bytes, answers: int, *files: int) -> NoReturn:
         try:
             work, args = pickle.loads(call)  # noqa: S301 - root wrote it
             for value in work(*args, *files):
-                _tell(answers, _VALUE, value)
-            _tell(answers, _END, b"")
+                _send(answers, _VALUE, value)
+            _send(answers, _END, b"")
         except Exception as error:
             said = str(error) or type(error).__name__
-            _tell(answers, _FAULT, said.encode("utf-8", "replace")[:8000])
+            _send(answers, _FAULT, said.encode("utf-8", "replace")[:8000])
     finally:
         os._exit(0)
 
 
-def _tell(answers: int, kind: bytes, value: bytes) -> None:
+def _send(answers: int, kind: bytes, value: bytes) -> None:
     data = _HEAD.pack(kind, len(value)) + value
     while data:
         data = data[os.write(answers, data) :]

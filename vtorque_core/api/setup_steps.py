@@ -67,7 +67,7 @@ class SetupStep(Protocol):
     def text(self) -> str:
         """Description of the change: ``write /etc/slurm/prolog.d/50-vtorque``."""
 
-    def done(self) -> bool:
+    def is_applied(self) -> bool:
         """Return True if the step is already applied."""
 
     def apply(self) -> None:
@@ -85,7 +85,7 @@ class Check:
     problem: str
     """The problem, with what to do; empty: none."""
 
-    def done(self) -> bool:
+    def is_applied(self) -> bool:
         """Return True if there is no problem."""
         return not self.problem
 
@@ -102,7 +102,7 @@ class Change:
     """A step made of functions; see :class:`SetupStep`."""
 
     text: str
-    done: Callable[[], bool]
+    is_applied: Callable[[], bool]
     apply: Callable[[], None]
     undo: Callable[[], None]
 
@@ -111,7 +111,7 @@ class Mark(Change):
     """The last step, after which the batch system sends VM jobs to this node."""
 
 
-def long_enough(key: str, now: float, least: float, why: str) -> Check:
+def check_timeout(key: str, now: float, least: float, why: str) -> Check:
     """Return a check that a time limit of the site is long enough.
 
     ``now`` and ``least`` are in seconds. ``key`` is the setting (``"[plugin.acme] alarm"``), and
@@ -121,7 +121,7 @@ def long_enough(key: str, now: float, least: float, why: str) -> Check:
     return Check(f"{key} of at least {least:g} s", problem if now < least else "")
 
 
-class _Whose(enum.Enum):
+class _Owner(enum.Enum):
     NOBODY = "nobody's"
     SITE = "the site's"
     OURS = "as vTorque wrote it"
@@ -141,39 +141,39 @@ class ReplacedFile:
     mode: int = 0o755
 
     @property
-    def kept(self) -> Path:
+    def backup(self) -> Path:
         """Path of the site's own file while vTorque's is installed."""
         return self.path.with_name(self.path.name + KEPT)
 
     @property
     def text(self) -> str:
         """Description of the change."""
-        if self._whose() is _Whose.SITE and not os.path.lexists(self.kept):
-            return f"write {self.path}, keeping the site's as {self.kept.name}"
+        if self._owner() is _Owner.SITE and not os.path.lexists(self.backup):
+            return f"write {self.path}, keeping the site's as {self.backup.name}"
         return f"write {self.path}"
 
-    def done(self) -> bool:
+    def is_applied(self) -> bool:
         """Return True if the file has this content and mode."""
-        if self._read() != _sealed(self.content):
+        if self._read() != _add_seal(self.content):
             return False
         status = self.path.lstat()
         return status.st_mode == stat.S_IFREG | self.mode and status.st_uid in (0, os.geteuid())
 
     def apply(self) -> None:
         """Install the file atomically. Raises HostFault if an admin's edits would be lost."""
-        whose = self._whose()
-        if whose is _Whose.EDITED:
+        whose = self._owner()
+        if whose is _Owner.EDITED:
             raise HostFault(f"{self.path} was {whose.value}: move it away and run this again")
-        with safefs.naming(self.path):
+        with safefs.name_errors(self.path):
             make_directories(self.path.parent)
-            if whose is _Whose.SITE and not self._kept_already():
-                if os.path.lexists(self.kept):
+            if whose is _Owner.SITE and not self._has_backup():
+                if os.path.lexists(self.backup):
                     raise HostFault(
-                        f"{self.path} was not written by vTorque, and {self.kept} "
+                        f"{self.path} was not written by vTorque, and {self.backup} "
                         "exists: move one of them away, then run this command again"
                     )
-                os.link(self.path, self.kept, follow_symlinks=False)
-            content = _sealed(self.content)
+                os.link(self.path, self.backup, follow_symlinks=False)
+            content = _add_seal(self.content)
             safefs.replace(str(self.path), content, mode=self.mode, ready=os.fsync)
 
     def undo(self) -> None:
@@ -181,39 +181,39 @@ class ReplacedFile:
 
         Raises HostFault if the file was edited or replaced.
         """
-        whose = self._whose()
-        kept = os.path.lexists(self.kept)
-        if whose is _Whose.EDITED or (whose is _Whose.SITE and kept and not self._kept_already()):
-            what = "edited" if whose is _Whose.EDITED else "replaced"
-            before = f"; the one from before vTorque is {self.kept}" if kept else ""
+        whose = self._owner()
+        kept = os.path.lexists(self.backup)
+        if whose is _Owner.EDITED or (whose is _Owner.SITE and kept and not self._has_backup()):
+            what = "edited" if whose is _Owner.EDITED else "replaced"
+            before = f"; the one from before vTorque is {self.backup}" if kept else ""
             raise HostFault(
                 f"{self.path} was {what} since vTorque wrote it, and was not "
                 f"changed{before}: move it away, then run this command again"
             )
-        with safefs.naming(self.path):
-            safefs.remove_file(safefs.beside(str(self.path)))
-            if whose is _Whose.SITE:  # an apply was stopped half way, or there was none
-                if self._kept_already():
-                    self.kept.unlink()
+        with safefs.name_errors(self.path):
+            safefs.remove_file(safefs.temporary_name(str(self.path)))
+            if whose is _Owner.SITE:  # an apply was stopped half way, or there was none
+                if self._has_backup():
+                    self.backup.unlink()
             elif kept:
-                self.kept.replace(self.path)
+                self.backup.replace(self.path)
             else:
                 self.path.unlink(missing_ok=True)
 
-    def _kept_already(self) -> bool:
+    def _has_backup(self) -> bool:
         try:
-            return os.path.samestat(self.path.lstat(), self.kept.lstat())
+            return os.path.samestat(self.path.lstat(), self.backup.lstat())
         except FileNotFoundError:
             return False
 
-    def _whose(self) -> _Whose:
+    def _owner(self) -> _Owner:
         if not os.path.lexists(self.path):
-            return _Whose.NOBODY
+            return _Owner.NOBODY
         found = self._read()
         if found is None or MARK not in found:
-            return _Whose.SITE
+            return _Owner.SITE
         body = found[: found.rindex(b"\n", 0, -1) + 1] if found.count(b"\n") > 1 else b""
-        return _Whose.OURS if found == _sealed(body) else _Whose.EDITED
+        return _Owner.OURS if found == _add_seal(body) else _Owner.EDITED
 
     def _read(self) -> bytes | None:
         try:
@@ -254,7 +254,7 @@ def edit_file(
 
     Follows links. Raises HostFault.
     """
-    with safefs.naming(path):
+    with safefs.name_errors(path):
         target = path.resolve()
         there = target.exists() or not may_be_missing
         before = target.read_bytes() if there else b""
@@ -268,7 +268,7 @@ def edit_file(
     return True
 
 
-def _sealed(content: bytes) -> bytes:
+def _add_seal(content: bytes) -> bytes:
     body = content if content.endswith(b"\n") else content + b"\n"
     return body + b"# %s, sha256 %s\n" % (MARK, hashlib.sha256(body).hexdigest().encode())
 

@@ -95,10 +95,10 @@ class ImageSource:
 
 
 @dataclass(frozen=True)
-class OfJob:
+class Remote:
     """Marks a command with the argument ``job_id`` that reads data on the job's own node.
 
-    A plugin can then run it there (``vtorque_elsewhere``).
+    A plugin can then run it there (``vtorque_remote_command``).
 
     Attributes:
         travels: other parameters that may be forwarded. Requests can come from code in the guests.
@@ -123,7 +123,7 @@ class Command:
 
     words: str
     load: Callable[[], click.Command]
-    of_job: OfJob | None = None
+    of_job: Remote | None = None
 
     def __post_init__(self) -> None:
         if len(self.words.split()) < 2:

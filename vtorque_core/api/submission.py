@@ -37,15 +37,15 @@ def from_token(token: str) -> bytes:
 
     Raises Refused if it is invalid, HostFault.
     """
-    from vtorque_core.api.read_apart import Unreadable, read_apart  # noqa: PLC0415 - not by vsub
+    from vtorque_core.api.read_apart import Unreadable, parse_unprivileged  # noqa: PLC0415 - not by vsub
 
     try:
-        return b"".join(read_apart(unpacked, token[: _MAX_TOKEN + 1]))
+        return b"".join(parse_unprivileged(unpack_token, token[: _MAX_TOKEN + 1]))
     except Unreadable as error:
         raise Refused(str(error)) from None
 
 
-def unpacked(token: str) -> Iterator[bytes]:
+def unpack_token(token: str) -> Iterator[bytes]:
     """Yield the bytes of a token, at most MAX_REQUEST. Raises Refused only."""
     match = re.fullmatch(_WORD, token, re.ASCII) if len(token) <= _MAX_TOKEN else None
     if match is None:
@@ -69,7 +69,7 @@ def unpacked(token: str) -> Iterator[bytes]:
     yield blob
 
 
-def become(argv: Sequence[str], stdin: bytes | None = None) -> NoReturn:
+def exec_command(argv: Sequence[str], stdin: bytes | None = None) -> NoReturn:
     """Replace this process by a command, whose program is an absolute path.
 
     ``stdin`` becomes its standard input. Raises UsageError.

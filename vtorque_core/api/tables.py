@@ -22,11 +22,11 @@ def show(
     if os.isatty(1) and len(rows) + len(notes) <= _MOST_RICH:
         _show_rich(columns, rows, notes, right)
         return
-    text = [*plain([columns, *rows] if rows else []), *notes]
+    text = [*align_rows([columns, *rows] if rows else []), *notes]
     sys.stdout.write("".join(f"{line}\n" for line in text))
 
 
-def plain(rows: Sequence[Sequence[str]]) -> list[str]:
+def align_rows(rows: Sequence[Sequence[str]]) -> list[str]:
     """Return one aligned line per row."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     line = "  ".join(f"{{:{width}}}" for width in widths).format

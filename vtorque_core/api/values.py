@@ -19,7 +19,7 @@ T = TypeVar("T")
 Act = Literal["suspend", "save", "migrate"]  # as virsh calls them
 
 
-def always(*items: T) -> Callable[[], tuple[T, ...]]:
+def constant_hook(*items: T) -> Callable[[], tuple[T, ...]]:
     """Return a hook implementation that always returns the same items."""
     return hookimpl(lambda: items)
 
@@ -42,7 +42,7 @@ class FileData:
     content: bytes
 
 
-def _never(_: Any) -> bool:
+def _reject_all(_: Any) -> bool:
     return False
 
 
@@ -76,7 +76,7 @@ class Option(Generic[T]):
     separator: str = ""
     forbids: frozenset[Act] = frozenset()
     needs: frozenset[Act] = frozenset()
-    needs_root: Callable[[T], bool] = _never
+    needs_root: Callable[[T], bool] = _reject_all
 
     def names_file(self, text: str) -> bool:
         """Return True if this text is the path of a file."""

@@ -29,7 +29,7 @@ def own_vhost_threads(process: Path) -> list[Path]:
 def kernel_vhost_threads(process: Path) -> list[Path]:
     """Return vhost kernel threads (before Linux 6.4, or with fork_from_owner_default=0)."""
     name = f"vhost-{process.name}"
-    return [p for p in _numbered(process.parent) if thread_name(p) == name and _of_kernel(p)]
+    return [p for p in _numbered(process.parent) if thread_name(p) == name and _is_kernel_thread(p)]
 
 
 def _numbered(directory: Path) -> list[Path]:
@@ -38,7 +38,7 @@ def _numbered(directory: Path) -> list[Path]:
     return []
 
 
-def _of_kernel(process: Path) -> bool:
+def _is_kernel_thread(process: Path) -> bool:
     with contextlib.suppress(OSError, ValueError, IndexError):
         stat = (process / "stat").read_text(encoding="utf-8", errors="replace")
         return bool(int(stat.rpartition(")")[2].split()[6]) & _KERNEL_THREAD)

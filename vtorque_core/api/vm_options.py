@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 
 from vtorque_core.api import log_levels
-from vtorque_core.api.values import FileData, Option, always
+from vtorque_core.api.values import FileData, Option, constant_hook
 from vtorque_core.base.sizes import boolean, count, show_mib, size_mib
 
 FS_TYPES = ("sharedfs", "ramdisk")
@@ -188,7 +188,7 @@ SHOW_LOG = Option(
     "show_log", boolean, False, "show the job's log while it runs", "BOOL", show_boolean
 )
 
-vtorque_options = always(  # in the order of vsub -h
+vtorque_options = constant_hook(  # in the order of vsub -h
     IMG, RAM, DISTRO, ARCH, VCPUS, VMS_PER_NODE, FS_TYPE, DISK, VM_PROLOGUE, VM_EPILOGUE,
     KEEP, LOG, SHOW_LOG,
 )  # fmt: skip

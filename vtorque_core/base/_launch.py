@@ -28,7 +28,7 @@ def die_with(parent: int) -> None:
         os._exit(1)
 
 
-def _become(lock: str, log: str, argv: list[str], launcher: int) -> None:
+def _exec_daemon(lock: str, log: str, argv: list[str], launcher: int) -> None:
     die_with(launcher)
     os.setsid()
     os.chdir("/")
@@ -58,7 +58,7 @@ def main() -> int:
     report, told = os.pipe()  # closes with execve(2)
     if os.fork() == 0:
         try:
-            _become(lock, log, argv, launcher)
+            _exec_daemon(lock, log, argv, launcher)
         except BaseException as error:  # report every error to the launcher
             os.write(told, f"{argv[0]}: {error!r}".encode())
         finally:

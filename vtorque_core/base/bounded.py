@@ -14,7 +14,7 @@ class Overdue(Exception):
     """The called code has not returned in time. Its thread may still run."""
 
 
-def bounded(work: Callable[[], T], seconds: float, name: str = "") -> T:
+def run_bounded(work: Callable[[], T], seconds: float, name: str = "") -> T:
     """Return the result of ``work``, which runs in a daemon thread.
 
     Raises Overdue after ``seconds``.

@@ -8,7 +8,7 @@ import signal
 from collections.abc import Callable
 
 
-def detached(work: Callable[[Callable[[], None]], int]) -> int:
+def run_detached(work: Callable[[Callable[[], None]], int]) -> int:
     """Run ``work`` in a child that outlives this process.
 
     Returns 0 when ``work`` calls its argument, or the child's exit status if it ends before.
@@ -28,11 +28,11 @@ def detached(work: Callable[[Callable[[], None]], int]) -> int:
         for descriptor in map(int, os.listdir("/proc/self/fd")):  # noqa: PTH208 - numbers
             if descriptor not in (writer, null):  # replaced: syslog(3) keeps its number
                 os.dup2(null, descriptor, inheritable=descriptor < 3)
-        code = work(lambda: _begun(writer))
+        code = work(lambda: _await_start(writer))
     finally:
         os._exit(code)
 
 
-def _begun(writer: int) -> None:
+def _await_start(writer: int) -> None:
     with contextlib.suppress(BrokenPipeError):  # the hook was killed: the work continues
         os.write(writer, b"1")

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 from xml.etree import ElementTree
 
 from vtorque_core import __version__
-from vtorque_core.base.bounded import Overdue, bounded
+from vtorque_core.base.bounded import Overdue, run_bounded
 from vtorque_core.base.errors import HostFault
 
 T = TypeVar("T")
@@ -35,14 +35,14 @@ _connections: dict[str, Any] = {}
 _lock = threading.Lock()
 
 
-def _forget() -> None:
+def _drop_connections() -> None:
     """Drop the parent's connections in a forked child without closing the shared sockets."""
     for connection in _connections.values():
         connection._o = None  # what virConnect.__del__ would close (libvirt-python, libvirt.py)
     _connections.clear()
 
 
-os.register_at_fork(after_in_child=_forget)
+os.register_at_fork(after_in_child=_drop_connections)
 
 
 @cache
@@ -60,7 +60,7 @@ def library() -> ModuleType:
 
 def _bounded(work: Callable[[], T], what: str, timeout: float) -> T:
     try:
-        return bounded(work, timeout, f"libvirt {what}")
+        return run_bounded(work, timeout, f"libvirt {what}")
     except Overdue:
         raise HostFault(
             f"{what}: no answer from libvirtd within {timeout:g} s. Check its log, "
@@ -80,12 +80,12 @@ def call(uri: str, what: str, work: Callable[[Any], T], timeout: float = CALL_TI
         _connections.pop(uri, None)
         raise
     except module.libvirtError as error:
-        if error.get_error_code() == module.VIR_ERR_RPC or not _alive(connection):
+        if error.get_error_code() == module.VIR_ERR_RPC or not _is_alive(connection):
             _connections.pop(uri, None)
         raise HostFault(f"{what}: {error}", stage=STAGE) from error
 
 
-def _alive(connection: Any) -> bool:
+def _is_alive(connection: Any) -> bool:
     try:
         return bool(connection.isAlive())  # local knowledge, no message
     except library().libvirtError:
@@ -96,7 +96,7 @@ def _connect(uri: str) -> Any:
     module = library()
     with _lock:
         known = _connections.get(uri)
-    if known is not None and _alive(known):
+    if known is not None and _is_alive(known):
         return known
     try:
         fresh = module.open(uri)
@@ -122,10 +122,10 @@ def on_domain(
     uri: str, uuid: str, what: str, work: Callable[[Any], T], timeout: float = CALL_TIMEOUT
 ) -> T | None:
     """Return ``work(domain)``, or None if the domain does not exist."""
-    return call(uri, what, lambda c: if_there(lambda: work(c.lookupByUUIDString(uuid))), timeout)
+    return call(uri, what, lambda c: if_exists(lambda: work(c.lookupByUUIDString(uuid))), timeout)
 
 
-def if_there(work: Callable[[], T]) -> T | None:
+def if_exists(work: Callable[[], T]) -> T | None:
     """Return ``work()``, or None if its domain or network does not exist."""
     module = library()
     try:
@@ -177,7 +177,7 @@ def versions(uri: str) -> dict[str, str]:
 def resume_domain(uri: str, uuid: str, timeout: float = CALL_TIMEOUT) -> None:
     """Resume a domain unless it runs."""
     done = library().VIR_DOMAIN_RUNNING
-    work = _unless(done, lambda domain: domain.resume())
+    work = _skip_in_state(done, lambda domain: domain.resume())
     if on_domain(uri, uuid, "resume domain", work, timeout) is None:
         raise HostFault("the guest ended immediately after its start", stage=STAGE)
 
@@ -185,7 +185,7 @@ def resume_domain(uri: str, uuid: str, timeout: float = CALL_TIMEOUT) -> None:
 def suspend_domain(uri: str, uuid: str, timeout: float = CALL_TIMEOUT) -> None:
     """Pause a domain unless it is paused."""
     done = library().VIR_DOMAIN_PAUSED
-    work = _unless(done, lambda domain: domain.suspend())
+    work = _skip_in_state(done, lambda domain: domain.suspend())
     if on_domain(uri, uuid, "suspend domain", work, timeout) is None:
         raise HostFault("the guest ended before it could be suspended", stage=STAGE)
 
@@ -212,11 +212,11 @@ def cpu_shares(uri: str, uuid: str, shares: int = 0) -> int:
     return on_domain(uri, uuid, "CPU shares", work, LOOKUP) or 0
 
 
-def _unless(state: int, work: Callable[[Any], Any]) -> Callable[[Any], bool]:
+def _skip_in_state(state: int, work: Callable[[Any], Any]) -> Callable[[Any], bool]:
     return lambda domain: domain.state()[0] == state or work(domain) == 0
 
 
-def take_domain(
+def adopt_domain(
     uri: str,
     uuid: str,
     devices: Sequence[str],
@@ -278,13 +278,13 @@ def destroy_domain(uri: str, uuid: str, deadline_s: float = 60.0) -> None:
 
 
 def _running_id(connection: Any, uuid: str) -> int | None:
-    number = if_there(lambda: int(connection.lookupByUUIDString(uuid).ID()))
+    number = if_exists(lambda: int(connection.lookupByUUIDString(uuid).ID()))
     return number if number is not None and number >= 0 else None
 
 
 def _destroy(connection: Any, uuid: str, doomed: int) -> str:
     module = library()
-    domain = if_there(lambda: connection.lookupByUUIDString(uuid))
+    domain = if_exists(lambda: connection.lookupByUUIDString(uuid))
     if domain is None or domain.ID() != doomed:
         return ""
     try:
@@ -330,7 +330,7 @@ def network_xml(uri: str, name: str) -> str | None:
     """Return the XML of a network, or None if it does not exist or is not active."""
 
     def xml(connection: Any) -> str | None:
-        network = if_there(lambda: connection.networkLookupByName(name))
+        network = if_exists(lambda: connection.networkLookupByName(name))
         return str(network.XMLDesc()) if network is not None and network.isActive() else None
 
     return call(uri, f"network {name}", xml)

@@ -85,8 +85,8 @@ def choose(accel: str, run_dir: Path, user: str | None = None) -> Accel:
     if accel == "tcg":
         return Accel("tcg")
     if user and os.geteuid() == 0:
-        _let_group(_group_of(user))
-    found = probed(run_dir, user)
+        _grant_group(_group_of(user))
+    found = cached_probe(run_dir, user)
     if not found.failure:
         return Accel("kvm", found.note or None)
     if accel == "kvm":
@@ -98,7 +98,7 @@ def choose(accel: str, run_dir: Path, user: str | None = None) -> Accel:
     return Accel("tcg", f"KVM fails ({found.failure}): guests are emulated, many times slower")
 
 
-def probed(run_dir: Path, user: str | None = None) -> Probe:
+def cached_probe(run_dir: Path, user: str | None = None) -> Probe:
     path = run_dir / _CACHE
     # Without user: the caller's access, which changes when they join the device's group.
     who = _group_of(user) if user else os.access(_DEVICE, os.R_OK | os.W_OK)
@@ -146,7 +146,7 @@ def _group_of(user: str) -> int:
         ) from None
 
 
-def _let_group(gid: int) -> None:
+def _grant_group(gid: int) -> None:
     """Add QEMU's group to the ACL of the device, which libvirt copies."""
     with contextlib.suppress(FileNotFoundError):
         device = Path(_DEVICE).stat()

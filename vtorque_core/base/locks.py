@@ -33,12 +33,12 @@ def lock_holder(descriptor: int) -> int | None:
 
 def holder_of(path: Path | str) -> int | None:
     """Return the lock holder of a file by its path; ignore locks of other machines."""
-    with safefs.closing(_opened(path)) as descriptor:
+    with safefs.closing(_open_lock(path)) as descriptor:
         pid = lock_holder(descriptor)
     return pid if pid and pid > 0 else None
 
 
-def _opened(path: Path | str) -> int:
+def _open_lock(path: Path | str) -> int:
     return os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
 
 
@@ -53,12 +53,12 @@ def take_lock(path: Path, wait: float) -> int:
     """
     end = time.monotonic() + wait
     flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-    with safefs.naming(f"lock {path}"):
+    with safefs.name_errors(f"lock {path}"):
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         while True:
             descriptor = os.open(path, flags, 0o600)
             try:
-                if not flocked(descriptor, fcntl.LOCK_EX, end):
+                if not try_flock(descriptor, fcntl.LOCK_EX, end):
                     owner = os.pread(descriptor, 32, 0).decode("ascii", "replace").strip()
                     raise Busy(f"{path} is held by another process (pid {owner or 'unknown'})")
                 if _is_file(descriptor, path):
@@ -71,7 +71,7 @@ def take_lock(path: Path, wait: float) -> int:
             os.close(descriptor)  # its last holder removed it: there may be another file now
 
 
-def flocked(descriptor: int, kind: int, end: float) -> bool:
+def try_flock(descriptor: int, kind: int, end: float) -> bool:
     """Try until ``end`` (monotonic) to acquire LOCK_EX or LOCK_SH, and return True on success."""
     while True:
         try:
@@ -113,9 +113,9 @@ def job_lock(paths: Paths, job_id: str, wait: float = 60.0) -> Iterator[None]:
 def job_lock_holder(paths: Paths, job_id: str) -> int | None:
     with (
         contextlib.suppress(FileNotFoundError),
-        safefs.closing(_opened(paths.job_lock(job_id))) as lock,
+        safefs.closing(_open_lock(paths.job_lock(job_id))) as lock,
     ):
-        if not flocked(lock, fcntl.LOCK_SH, 0.0):
+        if not try_flock(lock, fcntl.LOCK_SH, 0.0):
             return int(os.pread(lock, 32, 0) or 0)
     return None
 
@@ -137,7 +137,7 @@ def node_lock(paths: Paths, wait: float = 60.0) -> Iterator[None]:
         _node_threads.release()
 
 
-def forget() -> None:
+def close_inherited() -> None:
     """Close inherited locks in a forked child, which must not extend them."""
     for descriptor in _held.values():
         with contextlib.suppress(OSError):
@@ -159,14 +159,14 @@ def libvirt_worker(
     and ten with at most one per user. Works in any thread.
     """
     flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-    with safefs.naming(paths.node_lock, stage="boot"):
+    with safefs.name_errors(paths.node_lock, stage="boot"):
         file = os.open(paths.node_lock, flags, 0o600)
     with safefs.closing(file):
         own = len(ANYBODYS) + len(ONE_EACH) + uid
         alone = False
-        while not any(_locked(file, byte) for byte in ANYBODYS):
-            alone = alone or _locked(file, own)
-            if alone and any(_locked(file, byte) for byte in ONE_EACH):
+        while not any(_try_lock(file, byte) for byte in ANYBODYS):
+            alone = alone or _try_lock(file, own)
+            if alone and any(_try_lock(file, byte) for byte in ONE_EACH):
                 break
             if failed.is_set():
                 raise HostFault("another guest of the job failed to start", stage="boot")
@@ -176,7 +176,7 @@ def libvirt_worker(
         yield
 
 
-def _locked(file: int, byte: int) -> bool:
+def _try_lock(file: int, byte: int) -> bool:
     try:
         fcntl.fcntl(file, fcntl.F_OFD_SETLK, struct.pack("hhqqi4x", fcntl.F_WRLCK, 0, byte, 1, 0))
     except BlockingIOError:

@@ -14,7 +14,7 @@ _SETPRIV = "/usr/bin/setpriv"  # util-linux
 _UNLESS_ORPHAN = '[ "$PPID" = "$0" ] || exit 126; exec "$@"'
 
 
-def guarded(*argv: str, rights: Iterable[str] = ()) -> list[str]:
+def guard_command(*argv: str, rights: Iterable[str] = ()) -> list[str]:
     """Return a command that runs ``argv`` and that the kernel kills when the calling thread ends.
 
     Its children are not killed. Set-user-ID programs do not work (PR_SET_NO_NEW_PRIVS). Variables
@@ -24,7 +24,7 @@ def guarded(*argv: str, rights: Iterable[str] = ()) -> list[str]:
     return [_SETPRIV, *rights, "--no-new-privs", "--pdeathsig", "KILL", "--", *check, *argv]
 
 
-def alone() -> tuple[str, ...]:
+def isolate_command() -> tuple[str, ...]:
     """Return a command prefix that runs a tool as nobody in a new pid namespace.
 
     All processes of the tool end with it, so that none can change a file after its validation.
@@ -56,7 +56,7 @@ def run_tool(
         raise HostFault(f"{argv[0]}: not found in {_TOOL_PATH}")
     try:
         done = subprocess.run(
-            guarded(program, *argv[1:], rights=rights_of(uid) if uid is not None else ()),
+            guard_command(program, *argv[1:], rights=rights_of(uid) if uid is not None else ()),
             env=env,
             input=stdin if stdin is not None else b"",
             capture_output=True,

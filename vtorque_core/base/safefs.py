@@ -108,7 +108,7 @@ def _check(status: os.stat_result, path: str, part: str, descriptor: int) -> Non
 
 
 @contextlib.contextmanager
-def naming(what: object, stage: str | None = None) -> Iterator[None]:
+def name_errors(what: object, stage: str | None = None) -> Iterator[None]:
     """Turn an OSError into a HostFault that begins with ``what``."""
     try:
         yield
@@ -144,14 +144,14 @@ def replace(
     path: str, content: bytes, *, mode: int, uid: int = -1, gid: int = -1, ready: Ready = None
 ) -> None:
     """Write a file atomically with rename(2). Otherwise like :func:`write_new`."""
-    fresh = beside(path)
+    fresh = temporary_name(path)
     remove_file(fresh)
     write_new(fresh, content, mode=mode, uid=uid, gid=gid, ready=ready)
     with parent_of(path) as (directory, name):
         os.rename(Path(fresh).name, name, src_dir_fd=directory, dst_dir_fd=directory)
 
 
-def let(descriptor: int, uids: Iterable[int], own: int, theirs: int) -> None:
+def set_acl(descriptor: int, uids: Iterable[int], own: int, theirs: int) -> None:
     """Set an ACL that gives permissions to some users and nobody else (linux/posix_acl_xattr.h).
 
     Permissions are 4 read, 2 write, 1 execute. Sets nothing if the only user is the caller.
@@ -175,7 +175,7 @@ def rewrite(path: Path, content: bytes) -> None:
 
     Creates a missing file with mode 0644.
     """
-    with naming(path):
+    with name_errors(path):
         real = path.resolve()
         mode, uid, gid = 0o644, -1, -1
         if real.exists():
@@ -184,7 +184,7 @@ def rewrite(path: Path, content: bytes) -> None:
         replace(str(real), content, mode=mode, uid=uid, gid=gid, ready=os.fsync)
 
 
-def beside(path: str) -> str:
+def temporary_name(path: str) -> str:
     directory, _, name = path.rpartition("/")
     return f"{directory}/.{name}.new"
 

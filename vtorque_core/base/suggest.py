@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 
-def closest(name: str, known: Iterable[str], most: int = 1) -> list[str]:
+def closest_names(name: str, known: Iterable[str], most: int = 1) -> list[str]:
     from difflib import get_close_matches  # noqa: PLC0415 (12 ms)
 
     word, names = name.lower()[:64], {each.lower(): each for each in sorted(known)}
@@ -16,5 +16,5 @@ def closest(name: str, known: Iterable[str], most: int = 1) -> list[str]:
 
 
 def hint(name: str, known: Iterable[str], otherwise: str) -> str:
-    close = closest(name, known)
+    close = closest_names(name, known)
     return f"did you mean {close[0]}?" if close else otherwise

@@ -16,20 +16,20 @@ from vtorque_core.api.libvirt_domain import Disk, Filesystem, Interface
 from vtorque_core.base import kvm, names
 from vtorque_core.plan import guests as plan
 from vtorque_core.plan.domain.merge import MergedDomain
-from vtorque_core.plan.domain.render import DomainSpec, overridden, render
+from vtorque_core.plan.domain.render import DomainSpec, render, site_templates
 from vtorque_core.plan.job_context import JobContext, job_user
 from vtorque_core.site import personal
 from vtorque_core.site.config import Site
 from vtorque_core.site.job_limits import Facts
-from vtorque_core.site.job_size import Granted
+from vtorque_core.site.job_size import JobGrant
 from vtorque_core.site.load import load
-from vtorque_core.site.policy import asked, for_job
+from vtorque_core.site.policy import check_options, for_job
 from vtorque_core.site.request import Request
 
 
-def show(request: Request, config: Path, granted: Granted, facts: Facts) -> int:
+def show(request: Request, config: Path, granted: JobGrant, facts: Facts) -> int:
     site, plugins = for_job(*load(config, node=True), facts)
-    wanted = asked(request, site, plugins)
+    wanted = check_options(request, site, plugins)
     user = job_user(personal.account().pw_name, site)
     host = os.uname().nodename
     job = BatchJob(id="0.example", owner=user.name, node=host, nodes=(host,), blob=b"")
@@ -50,11 +50,11 @@ def show(request: Request, config: Path, granted: Granted, facts: Facts) -> int:
     for key, option in sorted(plugins.options().items()):
         if wanted[option] not in ("", None):
             sys.stdout.write(f"<!-- {key} = {names.safe_name(option.show(wanted[option]))} -->\n")
-    guests = plan.placed(context, planned, placements)
-    for path, place in overridden(site.templates).items():
+    guests = plan.place_guests(context, planned, placements)
+    for path, place in site_templates(site.templates).items():
         sys.stdout.write(f"<!-- {place or 'nothing'} as {path} has it -->\n")
     accel = _accelerator(site)
-    for each in plan.prepare(context, guests, planned):
+    for each in plan.prepare_guests(context, guests, planned):
         sys.stdout.write(_example(each.plan, each.merged, site, accel))
     return 0
 

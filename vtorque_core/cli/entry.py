@@ -33,7 +33,7 @@ _KEPT = (
 OWN = ("hook", "jobshell")
 
 
-def begin(module: str) -> None:
+def secure_process(module: str) -> None:
     """Make this process safe to run as root; no effect for other users.
 
     Call it before other imports. Executes ``module`` again in isolated mode, and sets a fixed
@@ -41,23 +41,23 @@ def begin(module: str) -> None:
     """
     if os.geteuid() != 0:
         return
-    own = is_own()
+    own = is_batch_call()
     if not sys.flags.isolated:
-        _again(module, dict(os.environ) if own else clean())
+        _exec_isolated(module, dict(os.environ) if own else fixed_environ())
     from vtorque_core.base.trust import require_own_code  # noqa: PLC0415 - root's processes only
 
     require_own_code()
     if not own:
-        become_clean(_KEPT)
+        reset_process(_KEPT)
 
 
-def is_own() -> bool:
+def is_batch_call() -> bool:
     """Return True if a batch system called this process, as a hook or job shell."""
     return sys.argv[1:2] != [] and sys.argv[1] in OWN
 
 
 @contextlib.contextmanager
-def telling(program: str) -> Iterator[None]:
+def report_errors(program: str) -> Iterator[None]:
     """Report deliberate errors and interrupts as one line, and exit with vTorque's exit status."""
     open_streams()
     try:
@@ -92,22 +92,22 @@ class _Stream(io.TextIOWrapper):
     """
 
     def write(self, text: str) -> int:
-        with self._guarded():
+        with self._guard():
             super().write(text)
         return len(text)
 
     def flush(self) -> None:
-        with self._guarded():
+        with self._guard():
             super().flush()
 
     @contextlib.contextmanager
-    def _guarded(self) -> Iterator[None]:
+    def _guard(self) -> Iterator[None]:
         try:
             yield
         except OSError as error:
             with Path(os.devnull).open("wb") as null:  # for data that is still buffered
                 os.dup2(null.fileno(), self.fileno())
-            if self.fileno() == 1 and not is_own():
+            if self.fileno() == 1 and not is_batch_call():
                 raise OutputError(error) from None
 
 
@@ -121,7 +121,7 @@ def open_streams() -> None:
         try:
             os.fstat(number)
         except OSError:
-            mode = os.O_RDWR if is_own() else os.O_RDONLY if number else os.O_WRONLY
+            mode = os.O_RDWR if is_batch_call() else os.O_RDONLY if number else os.O_WRONLY
             os.set_inheritable(os.open(os.devnull, mode), True)  # the lowest number, open(2)
         stream = getattr(sys, name)
         if not number:
@@ -140,7 +140,7 @@ def forget_coerced_locale() -> None:
         os.environ.pop("LC_CTYPE", None)
 
 
-def clean(kept: Iterable[str] = _KEPT) -> dict[str, str]:
+def fixed_environ(kept: Iterable[str] = _KEPT) -> dict[str, str]:
     if os.geteuid() != 0:
         from vtorque_core.site.personal import VARIABLES  # noqa: PLC0415 - not root's
 
@@ -149,20 +149,20 @@ def clean(kept: Iterable[str] = _KEPT) -> dict[str, str]:
     return {"PATH": PATH, "LC_ALL": "C.UTF-8", "HOME": "/root"} | own
 
 
-def become_clean(kept: Iterable[str] = ()) -> None:
+def reset_process(kept: Iterable[str] = ()) -> None:
     """Set a fixed environment (except ``kept``) and umask, and unblock all signals.
 
     Libraries obey the caller's variables. OpenPBS runs hooks with blocked signals, which daemons
     would inherit.
     """
-    fixed = clean(kept)
+    fixed = fixed_environ(kept)
     os.environ.clear()
     os.environ.update(fixed)
     os.umask(UMASK)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
 
 
-def _again(module: str, environ: dict[str, str]) -> NoReturn:
+def _exec_isolated(module: str, environ: dict[str, str]) -> NoReturn:
     sys.stdout.flush()
     argv = [sys.executable, "-I", "-m", module, *sys.argv[1:]]
     os.execve(argv[0], argv, environ)  # noqa: S606

@@ -17,7 +17,7 @@ _BUILD_TIME = 900.0  # seconds to wait for another job's build
 
 
 def prepare(site: Site, image: str | None) -> None:
-    directories.after_a_reboot(site)
+    directories.make_missing(site)
     chosen = kvm.choose(site.node.accel, site.paths.run, site.node.qemu_user)
     if chosen.warning:
         sys.stderr.write(f"vsub: warning: {chosen.warning}\n")

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from vtorque_core.base.errors import EXIT_NO_PROOF, HostFault, UsageError, VtorqueError
 from vtorque_core.base.names import CONFIG_PATH
-from vtorque_core.cli.entry import become_clean, forget_coerced_locale
+from vtorque_core.cli.entry import forget_coerced_locale, reset_process
 
 
 def run(argv: Sequence[str]) -> int:
@@ -29,7 +29,7 @@ def run(argv: Sequence[str]) -> int:
         return jobshell(config, words)
     gc.disable()  # a hook ends before it would matter: 8 ms of a start
     environ = dict(os.environ)
-    become_clean()  # plugins get what they need as arguments
+    reset_process()  # plugins get what they need as arguments
     if words[:1] == ["prologue"]:
         return prologue(config, words[1:], environ)
     if words[:1] == ["epilogue"]:
@@ -74,7 +74,7 @@ def jobshell(config: Path, argv: Sequence[str]) -> int:
     from vtorque_core.node.shell.jobshell import (  # noqa: PLC0415
         AWAIT,
         PluginCalls,
-        await_here,
+        await_local_proof,
         import_drivers,
         run_job,
     )
@@ -88,7 +88,7 @@ def jobshell(config: Path, argv: Sequence[str]) -> int:
     try:
         site, plugins = load(config, node=False)
         if argv[:1] == [AWAIT] and len(argv) == 2:
-            return await_here(site.paths, argv[1], owner_uid=site.owner)
+            return await_local_proof(site.paths, argv[1], owner_uid=site.owner)
         batch = plugins.batch_system(site.batch.system)
         shell = batch.shell()
         # Python writes here which signals the guest type's handlers get (signal.set_wakeup_fd).
@@ -96,8 +96,8 @@ def jobshell(config: Path, argv: Sequence[str]) -> int:
         signal.set_wakeup_fd(coming, warn_on_full_buffer=False)
         calls = PluginCalls(
             load=plugins_with,
-            beside=lambda proof: around_script.beside(proof, batch, site, plugins),
-            after=lambda proof, code: around_script.after(proof, code, site, plugins),
+            beside=lambda proof: around_script.run_beside(proof, batch, site, plugins),
+            after=lambda proof, code: around_script.run_after(proof, code, site, plugins),
             meanwhile=lambda: import_drivers(plugins),
         )
         code = run_job(site.paths, shell, tuple(argv), calls=calls, owner_uid=site.owner)

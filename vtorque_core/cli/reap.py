@@ -32,12 +32,7 @@ if TYPE_CHECKING:
 @json_option
 @click.option("-q", "--quiet", is_flag=True, help="Print nothing if there was nothing to release.")
 def reap(
-    job_id: str,
-    config: Path,
-    dry_run: bool,
-    abandon: tuple[str, ...],
-    as_json: bool,
-    quiet: bool,
+    job_id: str, config: Path, dry_run: bool, abandon: tuple[str, ...], as_json: bool, quiet: bool
 ) -> None:
     """Release the resources of ended jobs on this node, or only those of JOB. Root only.
 
@@ -55,18 +50,18 @@ def reap(
         raise UsageError("vtorque reap releases resources that root has acquired: run it as root")
     results = reaper.reap(
         site,
-        plugins.batch_system(site.batch.system).node(site).alive,
+        plugins.batch_system(site.batch.system).node(site).job_states,
         dry_run=dry_run,
         only=job_id or None,
         abandon=abandon,
     )
-    for fault in reaper.tell_ended(site, plugins, (result.report for result in results)):
+    for fault in reaper.notify(site, plugins, (result.report for result in results)):
         click.echo(f"vtorque: {fault}", err=True)
     if as_json:
         jobs = [dataclasses.asdict(result) for result in results]
         click.echo(json.dumps({"state": str(site.paths.state), "jobs": jobs}, indent=2))
     elif results or not quiet:
-        click.echo(_found(site, len(results), job_id))
+        click.echo(_find_job(site, len(results), job_id))
         for result in results:
             click.echo(
                 f"{result.job}: {result.action}" + (f": {result.message}" if result.message else "")
@@ -78,7 +73,7 @@ def reap(
     sys.exit(0 if all(result.ok for result in results) else EXIT_FAILED)
 
 
-def _found(site: Site, journals: int, job_id: str) -> str:
+def _find_job(site: Site, journals: int, job_id: str) -> str:
     what = f"{journals} open journal{'s' * (journals != 1)}" if journals else "nothing to release"
     return f"{site.paths.state} ({site.path}): {what}" + (f" of {job_id}" if job_id else "")
 

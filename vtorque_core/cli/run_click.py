@@ -8,13 +8,13 @@ from typing import NoReturn
 
 import click
 
-from vtorque_core.cli.entry import telling
+from vtorque_core.cli.entry import report_errors
 
 
 def run(command: click.Command, program: str) -> NoReturn:
     # https://no-color.org; click only checks for a terminal.
     color = False if os.environ.get("NO_COLOR") else None
-    with telling(program):
+    with report_errors(program):
         try:
             result = command.main(prog_name=program, standalone_mode=False, color=color)
         except click.ClickException as error:

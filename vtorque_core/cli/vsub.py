@@ -14,17 +14,17 @@ from vtorque_core.api.values import Image, JobRequest, Option
 from vtorque_core.api.vm_options import FS_TYPE, IMG, RAM, is_own_image
 from vtorque_core.base.errors import Refused, UsageError
 from vtorque_core.base.names import CONFIG_PATH
-from vtorque_core.cli.entry import forget_coerced_locale, telling
+from vtorque_core.cli.entry import forget_coerced_locale, report_errors
 from vtorque_core.images.chosen import select_image
 from vtorque_core.images.pool import ramdisk_mib
 from vtorque_core.site.config import Site
 from vtorque_core.site.job_limits import facts_of_user
-from vtorque_core.site.job_size import Granted
+from vtorque_core.site.job_size import JobGrant
 from vtorque_core.site.load import load
-from vtorque_core.site.option_limits import Limits, effective_default, shown
+from vtorque_core.site.option_limits import Limits, effective_default, show_limits
 from vtorque_core.site.plugins import Plugins
-from vtorque_core.site.policy import asked, check_share, for_job, needs, own_images, settle
-from vtorque_core.site.request import make_request, requested
+from vtorque_core.site.policy import check_options, check_share, for_job, needs, own_images, resolve
+from vtorque_core.site.request import make_request, merge_pairs
 
 DRY_RUN = "--dry-run"
 CONFIG = "--config"
@@ -49,7 +49,7 @@ Lines "#VSUB -vm KEY=VALUE" in the script do the same. The command line takes pr
 
 def main() -> NoReturn:
     forget_coerced_locale()
-    with telling("vsub"):
+    with report_errors("vsub"):
         sys.exit(submit(sys.argv[1:]))
 
 
@@ -65,7 +65,7 @@ def submit(argv: Sequence[str]) -> int:
         sys.stderr.write(f"vsub: using the site config {site.path}\n")
     submitter = plugins.batch_system(site.batch.system).submitter(site)
     args = submitter.split([arg for arg in argv if arg not in (DRY_RUN, NO_PULL)])
-    pairs = requested(args.vm, args.directives)
+    pairs = merge_pairs(args.vm, args.directives)
     if pairs is None or (not pairs and not site.batch.vm_by_default):
         if DRY_RUN in argv:
             sys.stdout.write("bare metal: no virtual machine\n")
@@ -75,14 +75,14 @@ def submit(argv: Sequence[str]) -> int:
     facts = facts_of_user() if site.limits else {}
     facts |= {name: (value,) for name, value in args.facts.items()}
     site, plugins = for_job(site, plugins, facts)
-    wanted = asked(request, site, plugins)
+    wanted = check_options(request, site, plugins)
     base = wanted[IMG]
     if is_own_image(base):
         own = own_images(base, plugins)
         base, changed = own.base, own.resolve(wanted, site, NO_PULL not in argv)
         kept = [pair for pair in request.pairs if pair[0] not in changed]
         request = replace(request, pairs=(*kept, *changed.items()))
-        wanted = asked(request, site, plugins)
+        wanted = check_options(request, site, plugins)
     wanted = replace(wanted, nodes=args.nodes_given)
     if site.owner:
         from vtorque_core.cli.first_job import prepare  # noqa: PLC0415 - personal sites only
@@ -91,9 +91,9 @@ def submit(argv: Sequence[str]) -> int:
     image = visible_image(wanted, site, plugins)
     if image is not None:
         check_script(plugins.guest_type(image.guest_type), args.content, image)
-    granted = Granted(args.vcpus_given, args.mib_given)
+    granted = JobGrant(args.vcpus_given, args.mib_given)
     disk = disk_in_memory(wanted, image)
-    wanted, _ = settle(wanted, site, plugins, granted, image, disk)
+    wanted, _ = resolve(wanted, site, plugins, granted, image, disk)
     needed = needs(wanted, site, plugins, disk)
     check_share(needed, args.vcpus_given, args.mib_given, args.resources_given)
     if DRY_RUN in argv:
@@ -139,17 +139,17 @@ def help_text(site: Site, plugins: Plugins) -> str:
         limits = site.options.get(key, Limits())
         default = option.show(effective_default(option, limits)) or "none"
         lines.append(f"  {key}={option.metavar}")
-        lines.append(f"      {option.help} (default: {default}{bounds(option, limits)})")
+        lines.append(f"      {option.help} (default: {default}{show_bounds(option, limits)})")
     if site.limits:
         lines.append("Not all jobs have these limits: see vtorque config explain --as USER")
     return "\n".join(lines) + "\n"
 
 
-def bounds(option: Option[Any], limits: Limits) -> str:
+def show_bounds(option: Option[Any], limits: Limits) -> str:
     words = {"allow": "one of", "deny": "not"}
     return "".join(
         f"; {words.get(name, name)} {value if isinstance(value, str) else ', '.join(value)}"
-        for name, value in shown(option, limits).items()
+        for name, value in show_limits(option, limits).items()
     )
 
 

@@ -9,12 +9,12 @@ import os
 import sys
 from typing import NoReturn
 
-from vtorque_core.cli.entry import OWN, begin, telling
+from vtorque_core.cli.entry import OWN, report_errors, secure_process
 
 
 def main() -> NoReturn:
-    with telling("vtorque"):
-        begin("vtorque_core.cli.vtorque")
+    with report_errors("vtorque"):
+        secure_process("vtorque_core.cli.vtorque")
         if sys.argv[1:2] and sys.argv[1] in OWN:
             from vtorque_core.cli.hook import run  # noqa: PLC0415
 

@@ -31,7 +31,7 @@ Accept = Callable[[Sidecar], None]
 
 
 @dataclass(frozen=True)
-class Listed:
+class ListedImage:
     sidecar: Sidecar
     size: int
     on_disk: int
@@ -42,7 +42,7 @@ class Listed:
 
 
 @dataclass(frozen=True)
-class Broken:
+class BrokenImage:
     name: str
     reason: str
 
@@ -79,7 +79,7 @@ def lookup(pool: Path, name: str, cache: Path | None = None, accept: Accept | No
     if cache is not None and has_copy(cache, found := read_sidecar(pool, name)):
         pool = cache
     else:
-        found = _checked(pool, name).sidecar
+        found = _read_image(pool, name).sidecar
     if accept is not None:
         accept(found)
     return found.image(pool)
@@ -88,27 +88,27 @@ def lookup(pool: Path, name: str, cache: Path | None = None, accept: Accept | No
 def has_copy(cache: Path, wanted: Sidecar) -> bool:
     try:
         check_pool(cache)
-        found = _checked(cache, wanted.name).sidecar
+        found = _read_image(cache, wanted.name).sidecar
     except (Refused, HostFault):
         return False  # not there yet, being replaced, or damaged: the pool has it
     return (found.version, found.sha256) == (wanted.version, wanted.sha256)
 
 
-def listing(pool: Path) -> list[Listed | Broken]:
+def listing(pool: Path) -> list[ListedImage | BrokenImage]:
     check_pool(pool)
     return list(_listing(pool))
 
 
-def _listing(pool: Path) -> Iterator[Listed | Broken]:
+def _listing(pool: Path) -> Iterator[ListedImage | BrokenImage]:
     for name in names(pool):
         try:
-            yield _checked(pool, name)
+            yield _read_image(pool, name)
         except Refused as error:
-            yield Broken(name, str(error))
+            yield BrokenImage(name, str(error))
 
 
 def list_images(pool: Path) -> list[Image]:
-    return [item.sidecar.image(pool) for item in listing(pool) if isinstance(item, Listed)]
+    return [item.sidecar.image(pool) for item in listing(pool) if isinstance(item, ListedImage)]
 
 
 def select(
@@ -161,13 +161,15 @@ def describe(pool: Path, name: str) -> Sidecar:
 def read_sidecar(pool: Path, name: str) -> Sidecar:
     path = f"{pool}/{name}/{SIDECAR}"
     try:
-        if stat.S_ISLNK(_own(f"{pool}/{name}").st_mode):
-            raise bad(name, f"{pool}/{name} is a symbolic link: an image lies in the pool itself")
+        if stat.S_ISLNK(_own_status(f"{pool}/{name}").st_mode):
+            raise invalid(
+                name, f"{pool}/{name} is a symbolic link: an image lies in the pool itself"
+            )
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
     except (FileNotFoundError, NotADirectoryError):
-        raise unknown(pool, name) from None
+        raise unknown_image(pool, name) from None
     except OSError as error:
-        raise bad(name, f"{SIDECAR}: {error.strerror}") from None
+        raise invalid(name, f"{SIDECAR}: {error.strerror}") from None
     with closing(descriptor):
         status = os.fstat(descriptor)
         if not _is_own(status):
@@ -178,42 +180,42 @@ def read_sidecar(pool: Path, name: str) -> Sidecar:
             raise ValueError(f"is longer than {MAX_SIDECAR} bytes")
         return parse_sidecar(text, name)
     except ValueError as error:
-        raise bad(name, f"{SIDECAR} {error}") from None
+        raise invalid(name, f"{SIDECAR} {error}") from None
 
 
-def _checked(pool: Path, name: str) -> Listed:
+def _read_image(pool: Path, name: str) -> ListedImage:
     sidecar = read_sidecar(pool, name)
     directory = f"{pool}/{name}/{sidecar.version}"
     size = blocks = 0
-    _part(directory, name)
+    _component_status(directory, name)
     for file, record in sidecar.files.items():
         status = file_status(f"{directory}/{file}", name)
-        if FileRecord.of(record.sha256, status) != record:
-            raise bad(
+        if FileRecord.from_status(record.sha256, status) != record:
+            raise invalid(
                 name,
                 f"{file} is not the file that was hashed (size, time or inode differ): "
                 f"run vmgr images verify {name} as root",
             )
         size += status.st_size
         blocks += status.st_blocks
-    return Listed(sidecar, size, blocks * 512)
+    return ListedImage(sidecar, size, blocks * 512)
 
 
 def file_status(path: str, name: str) -> os.stat_result:
-    status = _part(path, name)
+    status = _component_status(path, name)
     if not stat.S_ISREG(status.st_mode):
-        raise bad(name, f"{path.rpartition('/')[2]} is not a regular file")
+        raise invalid(name, f"{path.rpartition('/')[2]} is not a regular file")
     return status
 
 
-def _part(path: str, name: str) -> os.stat_result:
+def _component_status(path: str, name: str) -> os.stat_result:
     try:
-        return _own(path)
+        return _own_status(path)
     except OSError as error:
-        raise bad(name, f"{path}: {error.strerror}") from None
+        raise invalid(name, f"{path}: {error.strerror}") from None
 
 
-def _own(path: str) -> os.stat_result:
+def _own_status(path: str) -> os.stat_result:
     status = os.lstat(path)
     if not _is_own(status):
         _check_slowly(Path(path))
@@ -231,16 +233,16 @@ def _check_slowly(path: Path) -> None:
         raise Refused(f"image pool: {error}") from None
 
 
-def unknown(pool: Path, name: str) -> Refused:
-    from vtorque_core.base.suggest import closest  # noqa: PLC0415 (for errors only)
+def unknown_image(pool: Path, name: str) -> Refused:
+    from vtorque_core.base.suggest import closest_names  # noqa: PLC0415 (for errors only)
 
     known = names(pool)
-    close = closest(name, known, 3) or known[:10]
+    close = closest_names(name, known, 3) or known[:10]
     hint = f"did you mean {', '.join(close)}?" if close else "build one with vmgr images build"
     return Refused(f"no such image in {pool}", key="img", value=name, fix=hint)
 
 
-def bad(name: str, reason: str) -> Refused:
+def invalid(name: str, reason: str) -> Refused:
     return Refused(f"the image is broken: {printable(reason)}", key="img", value=name)
 
 

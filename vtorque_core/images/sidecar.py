@@ -47,7 +47,7 @@ class FileRecord:
     inode: int
 
     @classmethod
-    def of(cls, sha256: str, status: os.stat_result) -> FileRecord:
+    def from_status(cls, sha256: str, status: os.stat_result) -> FileRecord:
         return cls(sha256, status.st_size, status.st_mtime_ns, status.st_ino)
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from vtorque_core.api.confined_tool import path_of
 from vtorque_core.base.errors import ConfigError, HostFault, Refused, printable
-from vtorque_core.base.run_tool import NOBODY, guarded, rights_of
+from vtorque_core.base.run_tool import NOBODY, guard_command, rights_of
 from vtorque_core.base.trust import effective_root, require_root_owned
 from vtorque_core.images.sidecar import Sidecar
 
@@ -47,7 +47,7 @@ def signer_of(sidecar: Sidecar, signers: Path) -> str:
     text = _read(signers)
     if not sidecar.signature:
         raise _refusal(sidecar, "the image is not signed", signers)
-    with handed(text, sidecar.signature.encode()) as (allowed, signature):
+    with memory_files(text, sidecar.signature.encode()) as (allowed, signature):
         files = (allowed, signature)
         found = ("-s", path_of(signature), "-f", path_of(allowed))
         code, said, words = keygen("find-principals", *found, files=files)
@@ -83,7 +83,7 @@ def _read(signers: Path) -> bytes:
 
 
 @contextmanager
-def handed(*texts: bytes) -> Iterator[tuple[int, ...]]:
+def memory_files(*texts: bytes) -> Iterator[tuple[int, ...]]:
     """Yield descriptors of in-memory files with these contents, which nobody can replace."""
     files: list[int] = []
     try:
@@ -109,7 +109,7 @@ def keygen(
     rights = rights_of(NOBODY) if effective_root() else ()
     try:
         done = subprocess.run(
-            guarded(program(), "-Y", action, *argv, rights=rights),
+            guard_command(program(), "-Y", action, *argv, rights=rights),
             input=stdin,
             capture_output=True,
             env=ENV,

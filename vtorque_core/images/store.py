@@ -26,7 +26,7 @@ from pathlib import Path
 
 from vtorque_core.base import safefs
 from vtorque_core.base.errors import HostFault
-from vtorque_core.base.locks import flocked
+from vtorque_core.base.locks import try_flock
 from vtorque_core.base.names import Paths
 from vtorque_core.images.sidecar import MAX_SIDECAR, NAME, SIDECAR, VERSION
 from vtorque_core.records.reading import JournalError, walk
@@ -54,7 +54,7 @@ def locked(pool: Path, *, shared: bool = False, wait: float = _LOCK_WAIT) -> Ite
 
 def _lock(descriptor: int, kind: int, wait: float, pool: Path) -> None:
     try:
-        if not flocked(descriptor, kind, time.monotonic() + wait):
+        if not try_flock(descriptor, kind, time.monotonic() + wait):
             raise HostFault(f"{pool} is being changed by another command")
     except OSError as error:
         if error.errno not in _NO_LOCKS:  # a file system without locks: see above
@@ -80,7 +80,7 @@ def current(home: Path) -> str | None:
         raise ValueError(str(error)) from None
 
 
-def in_use(paths: Paths | None) -> Uses:
+def image_uses(paths: Paths | None) -> Uses:
     found: dict[str, tuple[str, ...]] = {}
     for state in walk(paths) if paths is not None else ():
         for path in {str(r.args.get("path")) for r in state.open if r.kind == KIND}:
@@ -108,10 +108,10 @@ def reinstate(home: Path, version: str) -> None:
 def old_versions(home: Path) -> list[tuple[str, float]]:
     now = current(home)
     found = [p.name for p in home.iterdir() if VERSION.fullmatch(p.name) and p.name != now]
-    return [(version, _until(home, version)) for version in sorted(found)]
+    return [(version, _expiry(home, version)) for version in sorted(found)]
 
 
-def _until(home: Path, version: str) -> float:
+def _expiry(home: Path, version: str) -> float:
     try:
         return float((home / f"{version}{_OLD}").read_text("ascii")[:32])
     except (OSError, ValueError):
@@ -141,18 +141,18 @@ def sweep(pool: Path, paths: Paths | None = None, *, over_only: bool = False) ->
 
     ``over_only`` removes only expired versions, for nodes that do not change the pool themselves.
     """
-    with safefs.naming(pool), locked(pool):
-        uses = _uses_or_none(paths)
+    with safefs.name_errors(pool), locked(pool):
+        uses = _try_uses(paths)
         for left in () if over_only else pool.glob(f"{_STAGING}*"):
-            _trash_if_left(pool, left)
+            _try_trash(pool, left)
         gone = [] if uses is None else _collect(pool, uses, over_only)
     empty_trash(pool)
     return gone
 
 
-def _uses_or_none(paths: Paths | None) -> Uses | None:
+def _try_uses(paths: Paths | None) -> Uses | None:
     try:
-        return in_use(paths)
+        return image_uses(paths)
     except JournalError:
         return None  # what is in use is unknown, so nothing is removed; doctor reports it
 
@@ -173,11 +173,11 @@ def collect(home: Path, uses: Uses, over_only: bool = False) -> list[str]:
     for version, until in old_versions(home):
         least = 1.0 if over_only else 0.0  # 0: no recorded time
         if least <= until <= now and str(home / version) not in uses:
-            trash(home.parent, home / version)
+            move_to_trash(home.parent, home / version)
             gone.append(version)
     if over_only:
         return gone
-    safefs.remove_file(safefs.beside(str(home / SIDECAR)))
+    safefs.remove_file(safefs.temporary_name(str(home / SIDECAR)))
     for note in home.glob(f"*{_OLD}*"):
         version = note.name.removeprefix(".").partition(_OLD)[0]
         if note.name.startswith(".") or not (home / version).exists() or current(home) == version:
@@ -191,19 +191,23 @@ def collect_version(path: Path) -> None:
     """Remove an expired version without an image name, after its last job has released it."""
     home = path.parent
     with contextlib.suppress(OSError, ValueError, HostFault):
-        if current(home) == path.name or not path.exists() or _until(home, path.name) > time.time():
+        if (
+            current(home) == path.name
+            or not path.exists()
+            or _expiry(home, path.name) > time.time()
+        ):
             return
         with locked(home.parent, wait=1.0):
             if current(home) == path.name:
                 return
-            trash(home.parent, path)
+            move_to_trash(home.parent, path)
             reinstate(home, path.name)
             if not any(home.iterdir()):
                 home.rmdir()
         empty_trash(home.parent)
 
 
-def trash(pool: Path, path: Path) -> None:
+def move_to_trash(pool: Path, path: Path) -> None:
     path.rename(pool / f"{_TRASH}{os.getpid()}-{time.time_ns():x}")
 
 
@@ -212,7 +216,7 @@ def empty_trash(pool: Path) -> None:
         shutil.rmtree(left, ignore_errors=True)
 
 
-def _trash_if_left(pool: Path, path: Path) -> None:
+def _try_trash(pool: Path, path: Path) -> None:
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError:
@@ -222,4 +226,4 @@ def _trash_if_left(pool: Path, path: Path) -> None:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             return
-        trash(pool, path)
+        move_to_trash(pool, path)

@@ -39,11 +39,7 @@ class PluginGroup(click.Group):
     """
 
     def __init__(
-        self,
-        *args: Any,
-        elsewhere: Mapping[str, str],
-        always: Collection[str] = (),
-        **kwargs: Any,
+        self, *args: Any, elsewhere: Mapping[str, str], always: Collection[str] = (), **kwargs: Any
     ) -> None:
         super().__init__(*args, **kwargs)
         self._elsewhere = {
@@ -108,7 +104,7 @@ def _loaded(item: Command, plugin: str, plugins: Plugins, config: Path) -> click
             raise ValueError(f"{item.words} loads the command {command.name}")
         if item.of_job is not None:
             found = plugins.collect(
-                hooks.vtorque_elsewhere, command=command, of_job=item.of_job, config=config
+                hooks.vtorque_remote_command, command=command, of_job=item.of_job, config=config
             )
             command = found[-1].item if found else command
     except Exception as error:  # third-party code

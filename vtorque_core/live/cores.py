@@ -17,8 +17,8 @@ from vtorque_core.base.locks import job_lock, node_lock
 from vtorque_core.base.names import Paths
 from vtorque_core.live import libvirt
 from vtorque_core.plan.placement import node_hardware
-from vtorque_core.plan.placement.job_cores import Taken
-from vtorque_core.plan.placement.ledger import CORE, SHARE, taken_by
+from vtorque_core.plan.placement.job_cores import Leases
+from vtorque_core.plan.placement.ledger import CORE, SHARE, leased_resources
 from vtorque_core.plan.placement.topology import cpu_list
 from vtorque_core.records.journal import Journal
 from vtorque_core.records.reading import DOMAIN, JournalState, Record, lock_name, read, walk
@@ -46,14 +46,14 @@ class GuestCores:
 
 
 @dataclass(frozen=True)
-class Resized:
+class ResizeResult:
     """Current CPUs of a use, and the remaining CPUs for sharing threads."""
 
     cores: tuple[int, ...]
     floating: tuple[int, ...]
 
 
-def guests_with(paths: Paths, use: str) -> list[GuestCores]:
+def guests_with_cores(paths: Paths, use: str) -> list[GuestCores]:
     """Return this node's guests with exclusive cores for a use. Raises JournalError."""
     found = []
     for state in walk(paths):
@@ -85,7 +85,7 @@ def _ids(leases: Iterable[Record]) -> tuple[int, ...]:
 
 def resize(
     paths: Paths, job: str, guest: int, use: str, count: int, *, wait: float = 5.0
-) -> Resized:
+) -> ResizeResult:
     """Change the number of a running guest's cores for a use (doc/plugins.md).
 
     Waits ``wait`` seconds for the job's lock. If the calling process was killed, repeat the call to
@@ -102,7 +102,7 @@ def resize(
         held = list(walk(paths))
         (state,) = (s for s in held if s.path == path)
         mine = _growing(state, guest, use)
-        new = _more(state, mine, count, taken_by([s for s in held if s.path != path]))
+        new = _grow(state, mine, count, leased_resources([s for s in held if s.path != path]))
         if new:
             fields = {k: mine[0].args[k] for k in ("use", "least", "most", "cpus")}
             j.acquire_leases([(Lease(CORE, str(c), **fields), guest) for c in new], phase="run")
@@ -111,14 +111,14 @@ def resize(
         fewer = [] if new else mine[max(count, least) :]
         left = set(_ids(fewer))
         now = tuple(core for core in (*_ids(mine), *new) if core not in left)
-        resized = Resized(now, tuple(sorted({*_floating(state)[0], *left})))
+        resized = ResizeResult(now, tuple(sorted({*_floating(state)[0], *left})))
         _pin(state, guest, use, resized)
         for record in fewer:
             j.released(record.seq)
         return resized
 
 
-def _more(state: JournalState, mine: Sequence[Record], count: int, others: Taken) -> list[int]:
+def _grow(state: JournalState, mine: Sequence[Record], count: int, others: Leases) -> list[int]:
     most = int(mine[0].args["most"])
     floating, keep = _floating(state)
     busy = {cpu for cpu, jobs in others.shares.items() if jobs}
@@ -144,7 +144,7 @@ def _floating(state: JournalState) -> tuple[tuple[int, ...], int]:
     return (), 0
 
 
-def _pin(state: JournalState, guest: int, use: str, now: Resized) -> None:
+def _pin(state: JournalState, guest: int, use: str, now: ResizeResult) -> None:
     domains = _domains(state)
     uri = next(iter(domains.values()))["uri"] if domains else ""
     machine = node_hardware.topology(uri) if uri else Topology()

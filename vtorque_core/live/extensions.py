@@ -41,7 +41,7 @@ class Extensions:
                 f"several distributions provide {name!r} in {self.group} ({owners}): "
                 "disable all but one"
             )
-        function: Callable[..., Any] = plugins.imported(named[0])
+        function: Callable[..., Any] = plugins.import_point(named[0])
         if not callable(function):
             raise ConfigError(f"{name!r} of {plugins.owner(named[0])} is not a function")
         return function
@@ -56,7 +56,7 @@ def load(config: Path, group: str) -> tuple[Site, Extensions]:
     bring = {plugins.owner(point) for point in plugins.entry_points(group)}
     acting = {
         name
-        for name, points in plugins.installed().items()
+        for name, points in plugins.installed_plugins().items()
         if name == group.partition(".")[2] or not bring.isdisjoint(plugins.owner(p) for p in points)
     }
     site, known = site_load.load(config, node=acting)

@@ -66,7 +66,7 @@ class RunningJob:
     kept: Place
 
 
-class Running:
+class RunningJobs:
     """Lists this node's jobs. Parses a journal again only if it has changed."""
 
     def __init__(self, paths: Paths) -> None:

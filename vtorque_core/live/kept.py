@@ -53,8 +53,11 @@ def jobs(config: Path | None, wanted: str | None) -> list[KeptJob]:
     """
     site, plugins = load(config or CONFIG_PATH, node=False)
     uid = None if os.geteuid() == 0 else os.getuid()
-    places = [*find(site.paths, None, uid), *(_elsewhere(site, plugins) if uid is not None else ())]
-    found = _grouped(places if wanted is None else _meant(places, wanted))
+    places = [
+        *find(site.paths, None, uid),
+        *(_remote_places(site, plugins) if uid is not None else ()),
+    ]
+    found = _group(places if wanted is None else _select(places, wanted))
     if not found:
         what = "any job" if wanted is None else f"a job {printable(wanted)}"
         how = "where it runs or has run"
@@ -65,18 +68,18 @@ def jobs(config: Path | None, wanted: str | None) -> list[KeptJob]:
     return found
 
 
-def _elsewhere(site: Site, plugins: Plugins) -> Iterator[Place]:
-    for each in plugins.each(hooks.vtorque_kept, site=site):
+def _remote_places(site: Site, plugins: Plugins) -> Iterator[Place]:
+    for each in plugins.each(hooks.vtorque_kept_records, site=site):
         if each.error is None:
             yield each.item
         else:
-            said = printable(f"plugin {each.plugin}, vtorque_kept: {each.error}", 500)
+            said = printable(f"plugin {each.plugin}, vtorque_kept_records: {each.error}", 500)
             sys.stderr.write(f"vtorque: warning: {said}\n")
 
 
-def _meant(places: list[Place], wanted: str) -> list[Place]:
+def _select(places: list[Place], wanted: str) -> list[Place]:
     exact = [place for place in places if place.key.rpartition(".")[0] == safe_name(wanted)]
-    if exact and not any(_called(place.facts()) != wanted for place in exact):
+    if exact and not any(_display_name(place.facts()) != wanted for place in exact):
         return exact
     return [place for place in places if is_meant(wanted, place.facts())] or exact
 
@@ -92,7 +95,7 @@ def is_meant(wanted: str, facts: Mapping[str, Any]) -> bool:
     return any(name and re.fullmatch(pattern, name, re.ASCII) for name in names)
 
 
-def _called(facts: Mapping[str, Any]) -> str:
+def _display_name(facts: Mapping[str, Any]) -> str:
     return _text(facts.get("known_as")) or _text(facts.get("job"))
 
 
@@ -100,7 +103,7 @@ def _text(value: object) -> str:
     return value if isinstance(value, str) else ""
 
 
-def _grouped(places: list[Place]) -> list[KeptJob]:
+def _group(places: list[Place]) -> list[KeptJob]:
     attempts: dict[tuple[int, str], dict[str, tuple[Place, Mapping[str, Any]]]] = {}
     for place in places:
         facts = place.facts()
@@ -123,5 +126,5 @@ def logging_for(paths: Paths, job: JobAttempt) -> Iterator[None]:
 
     Privileges: root. Not for threads.
     """
-    with log.opened(log.of_ended(paths, job)):
+    with log.open_log(log.teardown_log(paths, job)):
         yield

@@ -15,7 +15,7 @@ from vtorque_core.base.hypervisor import STAGE as STAGE
 from vtorque_core.base.hypervisor import call as call
 from vtorque_core.base.hypervisor import destroy_domain as destroy_domain
 from vtorque_core.base.hypervisor import domain_runs as domain_runs
-from vtorque_core.base.hypervisor import if_there as if_there
+from vtorque_core.base.hypervisor import if_exists as if_exists
 from vtorque_core.base.hypervisor import library as library
 from vtorque_core.base.hypervisor import network_xml as network_xml
 from vtorque_core.base.hypervisor import on_domain as on_domain

@@ -19,7 +19,7 @@ from vtorque_core.records.reading import ARRIVES as ARRIVES
 from vtorque_core.records.reading import DOMAIN as DOMAIN
 from vtorque_core.records.reading import SPARE as SPARE
 from vtorque_core.records.reading import JournalState as JournalState
-from vtorque_core.records.reading import Record, lock_name, read, read_if_any
+from vtorque_core.records.reading import Record, lock_name, read, try_read
 from vtorque_core.resources import netfilter
 from vtorque_core.resources.netfilter import Netfilter
 
@@ -76,7 +76,7 @@ class LockedJob:
 
 def journal_of(paths: Paths, key: str) -> JournalState | None:
     """Return the journal of a job attempt, or None if this node has none. Raises JournalError."""
-    return read_if_any(paths.journal / f"{key}.jsonl")
+    return try_read(paths.journal / f"{key}.jsonl")
 
 
 @contextmanager

@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Self
 
 from vtorque_core.api.acquired import RELEASE_TIME, unjournalled
-from vtorque_core.api.daemon_process import Process
+from vtorque_core.api.daemon_process import DaemonProcess
 from vtorque_core.base import safefs
 from vtorque_core.base._launch import die_with
 from vtorque_core.base.errors import HostFault
-from vtorque_core.base.locks import flocked
+from vtorque_core.base.locks import try_flock
 from vtorque_core.base.names import Paths
 
 if TYPE_CHECKING:
@@ -32,10 +32,10 @@ _ENVIRON = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C", "HOME": "/ro
 
 
 @dataclass(frozen=True)
-class NodeProcess(Process):
+class NodeProcess(DaemonProcess):
     """A root process that the node's first job starts and its last job ends.
 
-    Subclass it with ``name`` and ``module``, whose ``main`` calls :func:`begin`. Define the
+    Subclass it with ``name`` and ``module``, whose ``main`` calls :func:`initialize`. Define the
     subclass in another module, because hooks import it.
 
     There is one process per node, with the lock ``<run>/<name>.lock``. Changed settings apply to
@@ -49,7 +49,7 @@ class NodeProcess(Process):
     lock: str = ""
 
     @classmethod
-    def of(cls, paths: Paths, *words: Path | float) -> Self:
+    def for_node(cls, paths: Paths, *words: Path | float) -> Self:
         """Return the process of a node; ``words`` are further arguments for its ``main``."""
         arguments = (str(word) for word in (paths.state, paths.run, *words))
         argv = (sys.executable, "-I", "-m", cls.module, *arguments)
@@ -59,7 +59,7 @@ class NodeProcess(Process):
         """Start the process. Raises HostFault."""
         flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
         with (
-            safefs.naming(f"{self.argv[0]}: lock {self.lock}"),
+            safefs.name_errors(f"{self.argv[0]}: lock {self.lock}"),
             safefs.closing(os.open(self.lock, flags, 0o600)) as lock,
         ):
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -73,16 +73,16 @@ class NodeProcess(Process):
             files += [(os.POSIX_SPAWN_CLOSE, other) for other in others if other > 2]
             program = self.argv[0]
             pid = os.posix_spawn(program, self.argv, _ENVIRON, file_actions=files, setsid=True)
-            _be_nice(pid, _STARTING)
+            _set_nice(pid, _STARTING)
 
-    def _held(self, descriptor: int) -> bool:
-        return not flocked(descriptor, fcntl.LOCK_SH, 0.0)
+    def _is_locked(self, descriptor: int) -> bool:
+        return not try_flock(descriptor, fcntl.LOCK_SH, 0.0)
 
     def _holder(self, descriptor: int) -> int | None:
         file = os.fstat(descriptor)
         device = f"{os.major(file.st_dev):02x}:{os.minor(file.st_dev):02x}"
         end = time.monotonic() + RELEASE_TIME
-        while self._held(descriptor):
+        while self._is_locked(descriptor):
             if time.monotonic() > end:
                 raise HostFault(f"lock {self.lock}: held by a process that cannot be found")
             for process in Path("/proc").glob("[0-9]*"):
@@ -99,21 +99,21 @@ class NodeProcess(Process):
         what the job lacks.
         """
         try:
-            job.acquire(cls.of(job.site.paths, job.site.path))
+            job.acquire(cls.for_node(job.site.paths, job.site.path))
         except HostFault as error:
             job.warn(f"{without}: {error}")
 
 
-def _be_nice(pid: int, value: int) -> None:
+def _set_nice(pid: int, value: int) -> None:
     with contextlib.suppress(OSError):
         os.setpriority(os.PRIO_PROCESS, pid, value)
         Path(f"/proc/{pid}/autogroup").write_text(str(value))
 
 
-def begin(name: str, nice: int = 0) -> tuple[Paths, list[str]]:
+def initialize(name: str, nice: int = 0) -> tuple[Paths, list[str]]:
     """Initialize the process: log to ``<state>/<name>.log``, and create files with mode 0600.
 
-    Returns the site's paths, and the further arguments (:meth:`NodeProcess.of`). Raises OSError.
+    Returns the site's paths, and further arguments (:meth:`NodeProcess.for_node`). Raises OSError.
     """
     import logging  # noqa: PLC0415 - not by who starts it
     from logging.handlers import RotatingFileHandler  # noqa: PLC0415
@@ -121,19 +121,19 @@ def begin(name: str, nice: int = 0) -> tuple[Paths, list[str]]:
     state, run, *words = sys.argv[1:]
     os.umask(0o077)
     os.chdir("/")
-    _be_nice(os.getpid(), nice)
+    _set_nice(os.getpid(), nice)
     ctypes.CDLL(None).prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
     handler = RotatingFileHandler(Path(state, f"{name}.log"), maxBytes=LOG_BYTES, backupCount=1)
     logging.basicConfig(level="INFO", format="%(asctime)s %(message)s", handlers=[handler])
     return Paths(Path(state), Path(run)), words
 
 
-def become(uid: int, largest: int = 0) -> None:
+def switch_user(uid: int, largest: int = 0) -> None:
     """Drop all privileges in all threads (setresuid(2), "C library/kernel differences").
 
-    Call it as root in a child (:func:`vtorque_core.api.guarded`) that talks to untrusted peers. The
-    process cannot regain privileges, has at most 1 GiB of memory and 128 threads per uid, and dies
-    with its parent. ``largest`` limits written files in bytes. Raises OSError.
+    Call it as root in a child (:func:`vtorque_core.api.guard_command`) that talks to untrusted
+    peers. The process cannot regain privileges, has at most 1 GiB of memory and 128 threads per
+    uid, and dies with its parent. ``largest`` limits written files in bytes. Raises OSError.
     """
     parent = os.getppid()
     resource.setrlimit(resource.RLIMIT_NPROC, (_THREADS, _THREADS))

@@ -8,7 +8,7 @@ from vtorque_core.base.trust import require_tree as require_tree
 from vtorque_core.plan import guest_uids as guest_uids
 from vtorque_core.plan import subordinate_ids as subordinate_ids
 from vtorque_core.plan.guest_network import AnyNetwork as AnyNetwork
-from vtorque_core.plan.guest_network import of_site as of_site
+from vtorque_core.plan.guest_network import all_networks as all_networks
 from vtorque_core.plan.placement import node_hardware as node_hardware
 from vtorque_core.records.reading import SPARE_PREFIX as SPARE_PREFIX
 from vtorque_core.resources import netfilter as netfilter

@@ -21,14 +21,14 @@ from vtorque_core.site.load import load, load_paths
 from vtorque_core.site.personal import VARIABLES
 
 
-def node_of(config: Path | None) -> tuple[Site, Installation]:
+def site_and_installation(config: Path | None) -> tuple[Site, Installation]:
     """Return the site config, and the command lines of hooks, job shell and reaper."""
     path = (config or CONFIG_PATH).resolve()
     site, _ = load(path, node=os.geteuid() == 0)
     return site, installation(site, site.path if site.owner else path)
 
 
-def place_of(config: Path) -> Installation:
+def installation_of(config: Path) -> Installation:
     """Return the command lines of hooks, job shell and reaper, without importing acting modules."""
     site, _ = load(config, node=False)
     return installation(site, config)
@@ -50,12 +50,12 @@ def batch_system(config: Path) -> tuple[Site, BatchSystem]:
     return site, plugins.batch_system(site.batch.system)
 
 
-def on_nodes(
+def query_nodes(
     config: Path, jobs: Sequence[JobInfo]
 ) -> Iterator[tuple[JobOnNode | BaseException, str]]:
     """Yield each plugin's information about jobs on their nodes, or its error, with its name."""
     site, plugins = load(config, node=False)
-    for each in plugins.each(hooks.vtorque_on_nodes, jobs=jobs, site=site, config=config):
+    for each in plugins.each(hooks.vtorque_jobs_on_nodes, jobs=jobs, site=site, config=config):
         yield each.error or each.item, each.plugin
 
 

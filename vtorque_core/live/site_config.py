@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from vtorque_core.base.names import CONFIG_PATH as CONFIG_PATH
-from vtorque_core.plan.domain.render import overridden as overridden
+from vtorque_core.plan.domain.render import site_templates as site_templates
 from vtorque_core.site import edit as edit
 from vtorque_core.site import schema as schema
 from vtorque_core.site.config import Raw as Raw
@@ -16,14 +16,14 @@ from vtorque_core.site.job_limits import OF_BATCH as OF_BATCH
 from vtorque_core.site.job_limits import Facts as Facts
 from vtorque_core.site.job_limits import facts_of_user as facts_of_user
 from vtorque_core.site.load import load as load
-from vtorque_core.site.load import opened as opened
+from vtorque_core.site.load import open_config as open_config
 from vtorque_core.site.option_limits import Limits as Limits
 from vtorque_core.site.option_limits import effective_default as effective_default
 from vtorque_core.site.option_limits import refusal as refusal
-from vtorque_core.site.option_limits import shown as shown
+from vtorque_core.site.option_limits import show_limits as show_limits
 from vtorque_core.site.plugins import BUILTIN as BUILTIN
 from vtorque_core.site.plugins import Plugins as Plugins
-from vtorque_core.site.plugins import installed as installed
+from vtorque_core.site.plugins import installed_plugins as installed_plugins
 from vtorque_core.site.plugins import owner as owner
 from vtorque_core.site.policy import for_job as for_job
 from vtorque_core.site.policy import options_for as options_for

@@ -24,7 +24,7 @@ _MORE = 60.0  # seconds that the boot of a guest may need beside the guest's own
 
 
 @dataclass(frozen=True)
-class Spare:
+class WarmGuest:
     """A warm guest, booted before there is a job for it.
 
     Attributes:
@@ -48,18 +48,18 @@ class Spare:
     directory: Path
 
 
-def spares(paths: Paths) -> list[Spare]:
+def warm_guests(paths: Paths) -> list[WarmGuest]:
     """Return all warm guests of this node whose journals are readable."""
     held = list(walk(paths, troubled=lambda *_: None))
     jobs = {str(r.args["key"]): s.header.job.id for s in held for r in s.open if r.kind == SPARE}
     return [_spare(s, paths, jobs.get(s.key, "")) for s in held if s.header.spare]
 
 
-def _spare(state: JournalState, paths: Paths, job: str) -> Spare:
+def _spare(state: JournalState, paths: Paths, job: str) -> WarmGuest:
     marks = [mark for mark in state.phases if mark.guest is None]
     domains = [r.args for r in state.open if r.kind == DOMAIN]
     of_it = {name: str(domains[-1][name]) if domains else "" for name in ("name", "uuid", "uri")}
-    return Spare(
+    return WarmGuest(
         key=state.key,
         waits=bool(domains) and marks[-1].name == SPARE,
         since=marks[-1].time if marks else 0.0,
@@ -70,7 +70,7 @@ def _spare(state: JournalState, paths: Paths, job: str) -> Spare:
     )
 
 
-def dead(spare: Spare) -> bool:
+def has_ended(spare: WarmGuest) -> bool:
     """Return True if a warm guest's domain no longer exists. Raises HostFault."""
     return not hypervisor.domain_runs(spare.uri, spare.uuid)
 

@@ -27,7 +27,7 @@ from vtorque_core.live.locked_job import LockedJob, journal_of, locked_job
 from vtorque_core.records import log, reading
 from vtorque_core.resources import stopped_daemons
 from vtorque_core.resources.stopped_daemons import is_stopped
-from vtorque_core.resources.user_disk import served as served
+from vtorque_core.resources.user_disk import served_file as served_file
 from vtorque_core.site.plugins import Plugins
 
 STOPS = 20.0
@@ -42,7 +42,7 @@ _PHASES = frozenset({RUNS, PAUSED, SUSPENDED})
 _log = logging.getLogger(__name__)
 
 
-def shell_stopped(paths: Paths, job: RunningJob) -> bool | None:
+def is_shell_stopped(paths: Paths, job: RunningJob) -> bool | None:
     """Return True if the job shell on this node is stopped; None if it cannot be found.
 
     The job's owner controls the result, so treat it as untrusted input.
@@ -59,14 +59,14 @@ def phase(job: RunningJob) -> str:
     return last if last in _PHASES else ""
 
 
-def stands_still(job: RunningJob) -> bool:
+def is_suspended(job: RunningJob) -> bool:
     """Return True if the job's guests on this node are paused or suspended."""
     return phase(job) in (PAUSED, SUSPENDED)
 
 
-def is_half_done(paths: Paths, job: RunningJob) -> bool:
+def is_incomplete(paths: Paths, job: RunningJob) -> bool:
     """Return True if a change is incomplete. The recorded phase may then be wrong."""
-    return _half_done(paths, job).exists()
+    return _marker_file(paths, job).exists()
 
 
 def begin(paths: Paths, job: RunningJob, to: str, why: str) -> Child:
@@ -78,13 +78,13 @@ def begin(paths: Paths, job: RunningJob, to: str, why: str) -> Child:
     """
 
     def work() -> None:
-        with logged(paths, job, to):
-            bring(paths, job, to, why)
+        with log_to_job(paths, job, to):
+            change_phase(paths, job, to, why)
 
     return Child(work, _TIME)
 
 
-def bring(paths: Paths, job: RunningJob, to: str, why: str) -> None:
+def change_phase(paths: Paths, job: RunningJob, to: str, why: str) -> None:
     """Change the phase of a job like :func:`begin`, but in this process. Raises HostFault.
 
     The caller may hold the job's lock.
@@ -93,22 +93,22 @@ def bring(paths: Paths, job: RunningJob, to: str, why: str) -> None:
 
 
 def _suspend(paths: Paths, job: RunningJob, to: str, why: str) -> None:
-    with _changing(paths, job, to) as mark:
+    with _record_change(paths, job, to) as mark:
         try:
-            _all(paths, job, hypervisor.suspend_domain, STOPS)
+            _run_for_guests(paths, job, hypervisor.suspend_domain, STOPS)
         except HostFault:
             with suppress(HostFault):  # else it is tried again
-                _all(paths, job, hypervisor.resume_domain, _GOES_ON)
+                _run_for_guests(paths, job, hypervisor.resume_domain, _GOES_ON)
             raise
         if mark():
             _log.info("%s: %s", to, why)
 
 
 def _resume(paths: Paths, job: RunningJob, to: str, why: str) -> None:
-    with _changing(paths, job, to) as mark:
+    with _record_change(paths, job, to) as mark:
         if mark():  # first, since the CPUs are the job's again
             _log.info("resumed: %s", why)
-        _all(paths, job, hypervisor.resume_domain, _GOES_ON)
+        _run_for_guests(paths, job, hypervisor.resume_domain, _GOES_ON)
 
 
 @contextmanager
@@ -121,27 +121,27 @@ def locked(paths: Paths, job: RunningJob) -> Iterator[LockedJob]:
 
 
 @contextmanager
-def _changing(paths: Paths, job: RunningJob, to: str) -> Iterator[Callable[[], bool]]:
+def _record_change(paths: Paths, job: RunningJob, to: str) -> Iterator[Callable[[], bool]]:
     with locked(paths, job) as held:
         if held.state.phase and held.state.phase not in _PHASES:
             raise HostFault("the job is being ended")
-        with safefs.naming(_half_done(paths, job)):
-            _half_done(paths, job).touch(mode=0o600)
+        with safefs.name_errors(_marker_file(paths, job)):
+            _marker_file(paths, job).touch(mode=0o600)
         yield lambda: held.enter(to)
-        _half_done(paths, job).unlink(missing_ok=True)
+        _marker_file(paths, job).unlink(missing_ok=True)
 
 
-def _half_done(paths: Paths, job: RunningJob) -> Path:
+def _marker_file(paths: Paths, job: RunningJob) -> Path:
     return paths.job_state(job.job.key) / "suspending"
 
 
 @contextmanager
-def logged(paths: Paths, job: RunningJob, phase: str) -> Iterator[None]:
+def log_to_job(paths: Paths, job: RunningJob, phase: str) -> Iterator[None]:
     """Log only to the job's log, with this phase. Removes other handlers."""
     logging.getLogger().handlers.clear()
-    told = log.of_ended(paths, job.job)
+    told = log.teardown_log(paths, job.job)
     told.phase = phase
-    with log.opened(told):
+    with log.open_log(told):
         yield
 
 
@@ -150,7 +150,7 @@ def watched(guest: RunningGuest, seconds: float | None = None) -> AbstractContex
 
     After ``seconds`` (default: 30) all daemons of the guest are killed.
     """
-    return stopped_daemons.ended(stopped_daemons.locks_of(guest.run_dir), seconds)
+    return stopped_daemons.kill_stopped(stopped_daemons.locks_of(guest.run_dir), seconds)
 
 
 @contextmanager
@@ -170,7 +170,7 @@ def worker(
         yield
 
 
-def _all(
+def _run_for_guests(
     paths: Paths, job: RunningJob, work: Callable[[str, str, float], None], seconds: float
 ) -> None:
     deadline, failed = time.monotonic() + seconds, threading.Event()

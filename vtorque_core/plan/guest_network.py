@@ -34,7 +34,7 @@ _OF_QEMU: dict[str, Any] = {"ip": "10.0.2.15", "gateway": "10.0.2.2", "dns": ("1
 _METRIC = 2000
 
 
-def of_site(site: Site) -> dict[str, AnyNetwork]:
+def all_networks(site: Site) -> dict[str, AnyNetwork]:
     """Return the networks of every guest in NIC order; ``[network]`` has an empty name."""
     if site.network.kind == "none":
         return {}
@@ -51,15 +51,15 @@ def table(name: str) -> str:
 
 
 def claims(site: Site, job: BatchJob, guests: int, index: int) -> Iterator[PoolClaim]:
-    for name, network in of_site(site).items():
+    for name, network in all_networks(site).items():
         wanted = claim(network, job, guests, index, name)
         if wanted is not None:
             yield wanted
 
 
-def gives(site: Site, claimed: PoolClaim, item: str) -> bool:
+def can_assign(site: Site, claimed: PoolClaim, item: str) -> bool:
     """Return True if the site can assign the address of this claim, on any node."""
-    network = next(each for name, each in of_site(site).items() if pool(name) == claimed.pool)
+    network = next(each for name, each in all_networks(site).items() if pool(name) == claimed.pool)
     if network.kind == "none" or network.addressing != "static":
         return item in claimed.items
     subnet = ipaddress.IPv4Network(network.subnet)
@@ -68,17 +68,17 @@ def gives(site: Site, claimed: PoolClaim, item: str) -> bool:
 
 
 def addresses(site: Site, site_secret: bytes, guest: GuestPlan) -> Iterator[Address]:
-    for number, (name, network) in enumerate(of_site(site).items()):
-        lease = guest.leased(pool(name))
+    for number, (name, network) in enumerate(all_networks(site).items()):
+        lease = guest.leased_items(pool(name))
         mac = names.guest_mac(site_secret, guest.name, number, site.network.mac_prefix)
         yield address(network, mac, lease[0] if lease else None, name)
 
 
 def interfaces(site: Site, guest: GuestPlan) -> Iterator[Interface]:
-    networks = of_site(site)
+    networks = all_networks(site)
     for number, nic in enumerate(guest.addresses):
         network = networks[nic.network]
-        assert network.kind != "none"  # noqa: S101 - of_site has no such network
+        assert network.kind != "none"  # noqa: S101 - all_networks has no such network
         yield Interface(
             f"nic{number}",
             kind=network.kind,
@@ -97,11 +97,11 @@ def peers(
 
     If the site assigns no addresses, the ip is empty; a single-node job has no entries.
     """
-    network = of_site(site).get(name)
+    network = all_networks(site).get(name)
     if network is None:
         return ()
     if len(job.nodes) == 1:
-        leases = [guest.leased(pool(name)) for guest in guests]
+        leases = [guest.leased_items(pool(name)) for guest in guests]
         return tuple((g.hostname, a[0]) for g, a in zip(guests, leases, strict=True) if a)
     count = guests[0].guests_per_node
     found = tuple(
@@ -137,7 +137,7 @@ def aliases(
     """Return (``<hostname>-<network>``, hostname, ip) of all guests in the other networks."""
     return tuple(
         (f"{hostname}-{name}", hostname, ip)
-        for name, network in of_site(site).items()
+        for name, network in all_networks(site).items()
         if name and assigns(network)
         for hostname, ip in peers(site, job, guests, name)
     )

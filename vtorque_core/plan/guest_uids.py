@@ -21,7 +21,7 @@ COUNT = 1000  # guests of a node at the same time
 POOL = "qemu-uid"
 
 
-def free(site: Site) -> tuple[str, ...]:
+def free_uids(site: Site) -> tuple[str, ...]:
     """Return the unused uids of the site's range, in random order to avoid reuse."""
     first = site.node.guest_uids
     if not first:
@@ -44,10 +44,10 @@ def claims(guest: GuestPlan, uids: tuple[str, ...]) -> Iterator[PoolClaim]:
         yield PoolClaim(POOL, uids)
 
 
-def of_guest(guest: GuestPlan, site: Site) -> int:
-    leased = guest.leased(POOL)
+def guest_uid(guest: GuestPlan, site: Site) -> int:
+    leased = guest.leased_items(POOL)
     if not leased:
         return hypervisor.qemu_uid(site.node.qemu_user) if site.node.qemu_user else site.owner
     uid = int(leased[0])
-    subordinate_ids.require_nobodys(uid, f"[node] guest_uids includes {uid}")
+    subordinate_ids.require_unused(uid, f"[node] guest_uids includes {uid}")
     return uid

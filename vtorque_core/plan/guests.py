@@ -54,7 +54,7 @@ class PlannedGuest:
 
 
 @dataclass(frozen=True)
-class Prepared:
+class GuestSpec:
     """A placed guest with its domain elements. ``owner`` is the plugin of its guest type."""
 
     plan: GuestPlan
@@ -86,19 +86,19 @@ def plan_guests(
     site = context.site
     image = _image(request, site, context.plugins)
     disk = _ram_disk_mib(request, image)
-    request, notes = policy.settle(request, site, context.plugins, context.granted, image, disk)
-    uids = guest_uids.free(site)
+    request, notes = policy.resolve(request, site, context.plugins, context.granted, image, disk)
+    uids = guest_uids.free_uids(site)
     sources = list(arriving)
     require_possible(sources, remote=True)
     if context.machine is not None and not sources:
-        sources = _offered(context, request, image)
+        sources = _offered_sources(context, request, image)
     guests = []
     for index in range(request[VMS_PER_NODE]):
         guest_type = context.plugins.guest_type(image.guest_type)
         plan = _guest(context, request, image, index)
         plan = dataclasses.replace(plan, supports=guest_type.supports)
         if sources:
-            plan = _with_source(plan, sources[index], context.secret)
+            plan = _set_source(plan, sources[index], context.secret)
         claims, notices = _claims(context, plan, uids)
         said = map(Notice, () if index else notes)
         guests.append(PlannedGuest(plan, guest_type.driver(), claims, (*said, *notices)))
@@ -116,7 +116,7 @@ def _ram_disk_mib(request: JobRequest, image: Image) -> int:
     return 0 if on_disk or image.disk is None else ramdisk_mib(image.disk)
 
 
-def _offered(context: JobContext, request: JobRequest, image: Image) -> list[BootSource]:
+def _offered_sources(context: JobContext, request: JobRequest, image: Image) -> list[BootSource]:
     """Return the boot sources that a plugin offers before placement: none, or one per guest."""
     sources = context.plugins.collect_from_one(
         hooks.vtorque_boot_sources,
@@ -150,13 +150,13 @@ def require_possible(
             what = "does not come from another node" if remote else "comes from another node"
         elif source.remote and source.fallback:
             what = "comes from another node and has a fallback: the guest could run on both nodes"
-        elif source.adopts and not adopts:
+        elif source.warm_key and not adopts:
             what = "adopts a warm guest before the guests are rendered"
         if what:
             raise HostFault(f"boot source {source.name} {what}", stage="plan")
 
 
-def _with_source(plan: GuestPlan, source: BootSource, site_secret: bytes) -> GuestPlan:
+def _set_source(plan: GuestPlan, source: BootSource, site_secret: bytes) -> GuestPlan:
     plan = dataclasses.replace(plan, source=source)
     if (known := source.identity) is None:
         return plan
@@ -239,7 +239,7 @@ def _claims(
     if (known := guest.source.identity) is None:
         claims += guest_network.claims(site, job, guest.guests_per_node, guest.index)
     else:
-        claims += _same_addresses(context, guest, known)
+        claims += _keep_addresses(context, guest, known)
         claims.append(PoolClaim(SAVED, (guest.uuid,)))
     claims += guest_uids.claims(guest, uids)
     refusals, notices = [], []
@@ -255,13 +255,13 @@ def _claims(
     return tuple(claims), tuple(notices)
 
 
-def _same_addresses(context: JobContext, guest: GuestPlan, known: Identity) -> Iterator[PoolClaim]:
+def _keep_addresses(context: JobContext, guest: GuestPlan, known: Identity) -> Iterator[PoolClaim]:
     job, site = context.job, context.site
     had = dict(known.leased)
     now = {c.pool: c for c in guest_network.claims(site, job, guest.guests_per_node, guest.index)}
     for each in {**now, **had}:
         both = each in had and each in now
-        if not both or not guest_network.gives(site, now[each], had[each]):
+        if not both or not guest_network.can_assign(site, now[each], had[each]):
             raise Refused(
                 f"the checkpointed guest has the address {had.get(each, 'none')} "
                 f"({each}), which this site no longer assigns to guests"
@@ -269,7 +269,7 @@ def _same_addresses(context: JobContext, guest: GuestPlan, known: Identity) -> I
         yield PoolClaim(each, (had[each],))
 
 
-def not_near(planned: PlannedGuest, placement: Placement) -> list[Notice]:
+def distance_notices(planned: PlannedGuest, placement: Placement) -> list[Notice]:
     return [
         Notice(
             f"{claim.advisor} advised NUMA node {show_cpus(claim.near)}; guest "
@@ -282,7 +282,7 @@ def not_near(planned: PlannedGuest, placement: Placement) -> list[Notice]:
     ]
 
 
-def placed(
+def place_guests(
     context: JobContext, planned: Sequence[PlannedGuest], placements: Sequence[Placement]
 ) -> list[GuestPlan]:
     job, site = context.job, context.site
@@ -300,7 +300,7 @@ def placed(
         dataclasses.replace(
             guest,
             addresses=tuple(guest_network.addresses(site, context.secret, guest)),
-            qemu_uid=guest_uids.of_guest(guest, site),
+            qemu_uid=guest_uids.guest_uid(guest, site),
             peers=peers,
             aliases=aliases,
             bare=bare,
@@ -330,12 +330,12 @@ def peer_guests(context: JobContext, guests: Sequence[GuestPlan]) -> list[PeerGu
     ]
 
 
-def prepare(
+def prepare_guests(
     context: JobContext,
     guests: Sequence[GuestPlan],
     planned: Sequence[PlannedGuest],
     of_batch: Callable[[Sequence[PeerGuest]], Iterable[ContextItem]] = lambda _: (),
-) -> list[Prepared]:
+) -> list[GuestSpec]:
     """Collect the context items and domain elements of the placed guests.
 
     ``of_batch`` returns the context items of the batch system.
@@ -349,15 +349,12 @@ def prepare(
         contributed = domain_contributions(context, guest, driver)
         owner = context.plugins.plugin_of("vtorque_guest_types", guest.image.guest_type)
         merged = merge(contributed)
-        prepared.append(Prepared(guest, driver, owner, contributed, merged, items))
+        prepared.append(GuestSpec(guest, driver, owner, contributed, merged, items))
     return prepared
 
 
 def context_of(
-    context: JobContext,
-    guest: GuestPlan,
-    driver: GuestDriver,
-    batch: Sequence[ContextItem] = (),
+    context: JobContext, guest: GuestPlan, driver: GuestDriver, batch: Sequence[ContextItem] = ()
 ) -> list[ContextItem]:
     """Return all context items of a guest, including ``batch``.
 
@@ -407,7 +404,7 @@ def _core_elements(guest: GuestPlan, site: Site) -> Iterator[Element]:
             format="qcow2",
             serial="vtroot",
             boot=None if image.kernel else 1,
-            base=None if copied(guest, site) else str(image.disk),
+            base=None if has_copied_disk(guest, site) else str(image.disk),
             base_format=image.disk_format,
         )
     yield from guest_network.interfaces(site, guest)
@@ -415,5 +412,5 @@ def _core_elements(guest: GuestPlan, site: Site) -> Iterator[Element]:
         yield MemoryBacking(hugepages_kib=guest.placement.page_kib, source="memfd")
 
 
-def copied(guest: GuestPlan, site: Site) -> bool:
+def has_copied_disk(guest: GuestPlan, site: Site) -> bool:
     return guest[FS_TYPE] == "ramdisk" and site.images.ramdisk == "copy"

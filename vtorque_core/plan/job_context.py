@@ -17,7 +17,7 @@ from vtorque_core.plan import subordinate_ids
 from vtorque_core.plan.placement import job_cores, node_hardware
 from vtorque_core.site.config import Site
 from vtorque_core.site.job_limits import groups_of
-from vtorque_core.site.job_size import Granted
+from vtorque_core.site.job_size import JobGrant
 from vtorque_core.site.plugins import Plugins
 
 
@@ -38,7 +38,7 @@ class JobContext:
     plugins: Plugins
     secret: bytes
     machine: Topology | None = None
-    granted: Granted = Granted()
+    granted: JobGrant = JobGrant()
 
 
 def load_secret(path: Path) -> bytes:
@@ -70,7 +70,7 @@ def job_user(name: str, site: Site) -> JobUser:
         groups=groups_of(name, entry.pw_gid),
         home=entry.pw_dir,
         shell=entry.pw_shell or "/bin/sh",
-        subordinate_id=0 if site.owner else subordinate_ids.of_user(*ids),
+        subordinate_id=0 if site.owner else subordinate_ids.root_id(*ids),
     )
 
 

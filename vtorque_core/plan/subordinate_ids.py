@@ -30,7 +30,7 @@ def ranges(table: Path) -> Iterator[tuple[str, int, int]]:
             yield owner, int(first), int(count)
 
 
-def of_user(name: str, uid: int, base: int, tables: Sequence[Path] = TABLES) -> int:
+def root_id(name: str, uid: int, base: int, tables: Sequence[Path] = TABLES) -> int:
     """Return the uid and gid of root in this user's guests: ``base`` plus the uid.
 
     If ``base`` is 0, it is the first id that subuid(5) and subgid(5) both assign to the user.
@@ -46,7 +46,7 @@ def of_user(name: str, uid: int, base: int, tables: Sequence[Path] = TABLES) -> 
     found = base + uid
     if found > MAX_ID:
         raise HostFault(f"{_KEY} + uid {uid} is {found}: more than {MAX_ID}, the largest id")
-    require_nobodys(found, f"{_KEY} + uid {uid} is {found}", tables)
+    require_unused(found, f"{_KEY} + uid {uid} is {found}", tables)
     return found
 
 
@@ -59,7 +59,7 @@ def rule(base: int, tables: Sequence[Path] = TABLES) -> str:
     return f"{' and '.join(map(str, tables))} ({digest[:16]})"
 
 
-def require_nobodys(found: int, said: str, tables: Sequence[Path] = TABLES) -> None:
+def require_unused(found: int, said: str, tables: Sequence[Path] = TABLES) -> None:
     """Raise HostFault, with the prefix ``said``, if the id belongs to a user or table entry."""
     for owner, first, count in (line for table in tables for line in ranges(table)):
         if first <= found < first + count:

@@ -16,7 +16,7 @@ from itertools import islice
 from pathlib import Path
 
 from vtorque_core.api.kept_records import Place
-from vtorque_core.api.read_apart import read_apart
+from vtorque_core.api.read_apart import parse_unprivileged
 from vtorque_core.base.errors import HostFault, printable
 from vtorque_core.records.reading import DOMAIN, JournalState
 
@@ -48,15 +48,17 @@ def tail(
     with contextlib.suppress(OSError, HostFault), os.fdopen(os.open(path, flags), "rb") as file:
         status = os.fstat(file.fileno())
         if stat.S_ISREG(status.st_mode):
-            size = _settled(file.fileno(), status.st_size, settle)
-            said = read_apart(_last, lines, most, size, files=[file.fileno()], most=_MOST)
+            size = _await_quiet(file.fileno(), status.st_size, settle)
+            said = parse_unprivileged(
+                _last_lines, lines, most, size, files=[file.fileno()], most=_MOST
+            )
             return tuple(
                 printable(line.decode("utf-8", "replace"), WIDTH) for line in islice(said, lines)
             )
     return ()
 
 
-def _last(lines: int, most: int, size: int, console: int) -> Iterator[bytes]:
+def _last_lines(lines: int, most: int, size: int, console: int) -> Iterator[bytes]:
     data = os.pread(console, most, max(0, size - most))
     yield from (line.encode() for line in lines_of(data, lines))
 
@@ -65,7 +67,7 @@ def heading(hostname: str) -> str:
     return f"the end of the console of {hostname}:"
 
 
-def _settled(descriptor: int, size: int, seconds: float) -> int:
+def _await_quiet(descriptor: int, size: int, seconds: float) -> int:
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         time.sleep(_POLL)

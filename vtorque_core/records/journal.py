@@ -45,7 +45,7 @@ from vtorque_core.records.reading import (
     read,
     walk,
 )
-from vtorque_core.records.timeline import keep
+from vtorque_core.records.timeline import keep_phases
 
 on_step: Callable[[str], None] = lambda _step: None  # noqa: E731
 """Test seam around every step, for a fault harness that kills the process there.
@@ -230,16 +230,16 @@ class Journal:
             step(f"phase {name}")
 
     def created(self, seq: int) -> None:
-        self._note({"op": "created", "seq": seq})
+        self._append({"op": "created", "seq": seq})
 
     def released(self, seq: int, **extra: Any) -> None:
         self._released.add(seq)
-        self._note({"op": "released", "seq": seq, **extra})
+        self._append({"op": "released", "seq": seq, **extra})
 
     def failed(self, seq: int, error: str, tries: int) -> None:
-        self._note({"op": "failed", "seq": seq, "error": error, "try": tries})
+        self._append({"op": "failed", "seq": seq, "error": error, "try": tries})
 
-    def _note(self, line: Mapping[str, Any]) -> None:
+    def _append(self, line: Mapping[str, Any]) -> None:
         """Append a line, unless an earlier append has failed.
 
         After a gap, a lease could appear released before the resource that uses it.
@@ -256,7 +256,7 @@ class Journal:
         step("before delete journal")
         self.close()
         with contextlib.suppress(FileNotFoundError):
-            keep(self.paths, read(self.path))
+            keep_phases(self.paths, read(self.path))
         self.path.unlink(missing_ok=True)
         step("after delete journal")
 
@@ -272,7 +272,7 @@ def shared_records(
         (state.header, record)
         for state in walk(paths)
         for record in state.open
-        if record.scope == "node" and record.same(kind, args) and (state.path, record.seq) != but
+        if record.scope == "node" and record.is_for(kind, args) and (state.path, record.seq) != but
     ]
 
 
@@ -285,7 +285,7 @@ def _create(resource: Resource) -> None:
 def _create_shared(resource: Resource, others: Sequence[tuple[JobHeader, Record]]) -> None:
     now = boot_id()
     alive = [r for s, r in others if r.created and (s.boot == now or not resource.volatile)]
-    if not alive or resource.lost():
+    if not alive or resource.is_lost():
         if others:  # recorded by a killed process, perhaps incomplete
             resource.release()
         _create(resource)

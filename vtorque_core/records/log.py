@@ -1,7 +1,7 @@
 """Write a job's log on this node. As root. Nothing raises.
 
-While a log is :func:`opened`, messages of ``vtorque_*`` loggers of this process and its children go
-to ``log.jsonl`` in the job's kept records.
+While :func:`open_log` is active, messages of ``vtorque_*`` loggers of this process and its children
+go to ``log.jsonl`` in the job's kept records.
 """
 
 from __future__ import annotations
@@ -73,13 +73,13 @@ class Log:
             os.close(self._file)
             self._file = None
 
-    def take(self, record: logging.LogRecord) -> None:
+    def write_record(self, record: logging.LogRecord) -> None:
         try:
             if not record.name.startswith("vtorque_"):
                 return
             plugin = _plugin_of(record)
-            wanted = record.levelno >= self.site.least(plugin, self.phase)
-            if not wanted and record.levelno < self.asked.least(plugin, self.phase):
+            wanted = record.levelno >= self.site.minimum(plugin, self.phase)
+            if not wanted and record.levelno < self.asked.minimum(plugin, self.phase):
                 return
             line = json.dumps(entry(record, self), ensure_ascii=False).encode() + b"\n"
             self._write(line, record)
@@ -99,7 +99,7 @@ class Log:
                     return
                 if "full" not in self._told:
                     self._told.add("full")
-                    line = (line if urgent else b"") + self._full()
+                    line = (line if urgent else b"") + self._full_message()
             data = b"\n" + line if self._torn else line
             self._torn = os.write(self._file, data) < len(data)
             if self._torn:
@@ -107,7 +107,7 @@ class Log:
         except OSError as error:
             self.complain(f"{self.place.directory / kept_records.LOG}: {error.strerror}")
 
-    def _full(self) -> bytes:
+    def _full_message(self) -> bytes:
         text = f"the log has {MAX_LOG >> 20} MiB: only errors and its end are added"
         record = logging.LogRecord(__name__, logging.WARNING, "", 0, text, None, None)
         return json.dumps(entry(record, self)).encode() + b"\n"
@@ -118,7 +118,7 @@ class Log:
             to_syslog(f"{self.job.id}: log: {text}")
 
 
-def of_ended(paths: Paths, job: JobAttempt) -> Log:
+def teardown_log(paths: Paths, job: JobAttempt) -> Log:
     """Return the log for the teardown of a job, with the start's settings if known."""
     log = Log(paths, job, parse("INFO"))
     known = log.place.facts()
@@ -141,17 +141,17 @@ def facts() -> dict[str, Any]:
     return {"log": [_open[-1].site.text, _open[-1].asked.text] if _open else []}
 
 
-class _Handler(logging.Handler):
+class _JobLogHandler(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         if _open:
-            _open[-1].take(record)
+            _open[-1].write_record(record)
 
 
-_handler = _Handler()
+_handler = _JobLogHandler()
 
 
 @contextlib.contextmanager
-def opened(log: Log) -> Iterator[Log]:
+def open_log(log: Log) -> Iterator[Log]:
     """Direct log messages to ``log``, or to the open log of the same job attempt."""
     if _open and _open[-1].job.key == log.job.key:
         yield _open[-1]
@@ -173,11 +173,11 @@ def opened(log: Log) -> Iterator[Log]:
 
 
 @contextlib.contextmanager
-def reopened() -> Iterator[None]:
+def reopen_log() -> Iterator[None]:
     """Reopen the current log in a forked process that outlives its parent."""
     before = _open.copy()
     _open.clear()
-    mine = [opened(replace(log, _file=None, _torn=False, _told=set())) for log in before[-1:]]
+    mine = [open_log(replace(log, _file=None, _torn=False, _told=set())) for log in before[-1:]]
     with mine[0] if mine else contextlib.nullcontext():
         yield
 
@@ -187,13 +187,13 @@ def enter(phase: str) -> None:
         _open[-1].phase = phase
 
 
-def ask(asked: Levels) -> None:
+def apply_request(asked: Levels) -> None:
     if _open:
         _open[-1].asked = asked
         set_levels()
 
 
-def defect(job_id: str) -> None:
+def log_defect(job_id: str) -> None:
     error = sys.exc_info()[1]
     if _open:
         what = f"{type(error).__name__}: {error}"
@@ -203,7 +203,7 @@ def defect(job_id: str) -> None:
 
 
 @contextlib.contextmanager
-def about(guest: int | None = None, plugin: str = "") -> Iterator[None]:
+def log_context(guest: int | None = None, plugin: str = "") -> Iterator[None]:
     """Attribute this thread's log messages to a guest (index on this node) or plugin."""
     tokens = _guest.set(guest), _plugin.set(plugin)
     try:
@@ -230,21 +230,21 @@ def entry(record: logging.LogRecord, log: Log) -> dict[str, Any]:
     found: dict[str, Any] = {
         "t": round(record.created, 6),
         "level": name_of(record.levelno),
-        "logger": shown(record.name, 100),
-        "plugin": shown(_plugin_of(record), 100),
-        "phase": shown(log.phase, 100),
+        "logger": shorten(record.name, 100),
+        "plugin": shorten(_plugin_of(record), 100),
+        "phase": shorten(log.phase, 100),
         "guest": guest if isinstance(guest, int) else None,
         "node": log.job.node,
         "job": log.job.id,
-        "message": shown(_message(record), MAX_MESSAGE),
+        "message": shorten(_message(record), MAX_MESSAGE),
     }
     detail = [*map(str, own.get("detail", ())), *_traceback(record)]
     if detail:
-        found["detail"] = [shown(line, 200) for line in detail[-MAX_DETAIL:]]
+        found["detail"] = [shorten(line, 200) for line in detail[-MAX_DETAIL:]]
     return found
 
 
-def shown(text: str, limit: int) -> str:
+def shorten(text: str, limit: int) -> str:
     """Return the text like :func:`vtorque_core.base.errors.printable`, but fast for long text."""
     whole = printable(text[:limit], limit)
     return whole if len(text) <= limit else f"{whole}... ({len(text)} characters)"
@@ -266,7 +266,7 @@ def _traceback(record: logging.LogRecord) -> list[str]:
 
 def to_syslog(text: str) -> None:
     """Send one error line to syslog (RFC 3164). Never blocks."""
-    line = f"<{3 << 3 | 3}>vtorque[{os.getpid()}]: {shown(text, MAX_MESSAGE)}"
+    line = f"<{3 << 3 | 3}>vtorque[{os.getpid()}]: {shorten(text, MAX_MESSAGE)}"
     with (
         contextlib.suppress(OSError),
         socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as connection,

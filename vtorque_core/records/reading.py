@@ -110,7 +110,7 @@ class Record:
             del line[later]
         return line
 
-    def same(self, kind: str, args: Mapping[str, Any]) -> bool:
+    def is_for(self, kind: str, args: Mapping[str, Any]) -> bool:
         return self.kind == kind and self.args == args
 
 
@@ -150,7 +150,7 @@ class JournalState:
         return next((mark.name for mark in reversed(self.phases) if mark.guest is None), "")
 
     @property
-    def suspended(self) -> bool:
+    def is_suspended(self) -> bool:
         return self.phase == SUSPENDED
 
     @property
@@ -186,19 +186,19 @@ def walk(
                 raise
 
 
-def taken_spares(held: Iterable[JournalState]) -> set[str]:
+def claimed_spares(held: Iterable[JournalState]) -> set[str]:
     return {str(r.args["key"]) for state in held for r in state.open if r.kind == SPARE}
 
 
-def spares(held: Sequence[JournalState]) -> list[JournalState]:
+def idle_spares(held: Sequence[JournalState]) -> list[JournalState]:
     """Return the unclaimed warm guests among all journals of this node, oldest first."""
-    taken = taken_spares(held)
+    taken = claimed_spares(held)
     found = [s for s in held if s.header.spare and s.key not in taken]
 
-    def began(state: JournalState) -> float:
+    def start_time(state: JournalState) -> float:
         return min((record.clock or 0.0 for record in state.records.values()), default=0.0)
 
-    return sorted(found, key=began)
+    return sorted(found, key=start_time)
 
 
 def find(paths: Paths, job_id: str | None) -> list[JournalState]:
@@ -209,7 +209,7 @@ def lock_name(path: Path) -> str:
     return path.name.removesuffix(".jsonl").rpartition(".")[0]
 
 
-def read_if_any(path: Path) -> JournalState | None:
+def try_read(path: Path) -> JournalState | None:
     try:
         return read(path)
     except (FileNotFoundError, EmptyJournal):
@@ -243,9 +243,9 @@ def read(path: Path) -> JournalState:
             if (header is None) != (line["op"] == "job"):
                 raise ValueError("the header must be the first line, once")
             if header is None:
-                header = _header(line)
+                header = _parse_header(line)
             else:
-                _take(line, records, released, phases)
+                _add_line(line, records, released, phases)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise _corrupt(path, number, error) from None
     assert header is not None  # noqa: S101 - there is a first line
@@ -278,12 +278,12 @@ def _whole_lines(data: bytes, path: Path) -> tuple[list[dict[str, Any]], int]:
     return parsed, size
 
 
-def _take(
+def _add_line(
     line: dict[str, Any], records: dict[int, Record], released: set[int], phases: list[PhaseMark]
 ) -> None:
     op = line["op"]
     if op == "acquire":
-        record = _acquired(line)
+        record = _parse_record(line)
         if record.seq in records or any(n not in records for n in record.needs):
             raise ValueError("bad seq, or needs an unknown record")
         records[record.seq] = record
@@ -302,7 +302,7 @@ def _take(
         raise ValueError(f"unknown op {op!r}")
 
 
-def _acquired(line: dict[str, Any]) -> Record:
+def _parse_record(line: dict[str, Any]) -> Record:
     seq, args, guest = line["seq"], line["args"], line["guest"]
     if type(seq) is not int or line["scope"] not in ("job", "node") or not isinstance(args, dict):
         raise ValueError("bad seq, scope or args")
@@ -320,7 +320,7 @@ def _acquired(line: dict[str, Any]) -> Record:
     )
 
 
-def _header(line: dict[str, Any]) -> JobHeader:
+def _parse_header(line: dict[str, Any]) -> JobHeader:
     return JobHeader(
         job=JobAttempt(str(line["id"]), int(line["attempt"]), str(line["owner"]), int(line["uid"])),
         batch=str(line["batch"]),

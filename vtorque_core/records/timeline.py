@@ -15,7 +15,7 @@ _ENDING = ("teardown", "release")
 _log = logging.getLogger(LAST)
 
 
-def keep(paths: Paths, state: JournalState) -> None:
+def keep_phases(paths: Paths, state: JournalState) -> None:
     if not state.phases:
         return
     now = time.time()
@@ -51,7 +51,7 @@ def spans(state: JournalState, until: float) -> list[dict[str, Any]]:
     return found
 
 
-def say(state: JournalState, until: float) -> None:
+def log_durations(state: JournalState, until: float) -> None:
     """Log the durations of start, run and end in one line. ``until``: the end in Unix time."""
     times: dict[str, float] = {}
     stage = "start"

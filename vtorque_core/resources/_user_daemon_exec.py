@@ -1,7 +1,7 @@
 """Turn one process into the user's daemon in a user namespace, then execute the daemon.
 
 :mod:`vtorque_core.resources.user_daemon` runs this program as host root, with the JSON of
-:class:`Plan` as last argument, because fork is unsafe in a process with threads. It has few
+:class:`DaemonPlan` as last argument, because fork is unsafe in a process with threads. It has few
 imports, because every start of a guest waits for them. It reports an error on ``report_fd``, with
 the prefix :data:`DENIED` if the user caused it.
 
@@ -74,7 +74,7 @@ _USERS_FAULT = {
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-class Plan(NamedTuple):
+class DaemonPlan(NamedTuple):
     """Target ids and program. The maps are contents of /proc/PID/{uid,gid}_map.
 
     Attributes:
@@ -119,7 +119,7 @@ class _Comparison(ctypes.Structure):
     )  # fmt: skip
 
 
-def _checked(result: int, what: str) -> int:
+def _check(result: int, what: str) -> int:
     if result < 0:
         number = ctypes.get_errno()
         raise OSError(number, f"{what}: {os.strerror(number)}")
@@ -127,17 +127,17 @@ def _checked(result: int, what: str) -> int:
 
 
 def unshare(flags: int) -> None:
-    _checked(_libc.unshare(ctypes.c_int(flags)), "unshare")
+    _check(_libc.unshare(ctypes.c_int(flags)), "unshare")
 
 
 def prctl(*arguments: int) -> None:
     padded = (*arguments, 0, 0, 0, 0)[:5]
-    _checked(_libc.prctl(*(ctypes.c_ulong(a) for a in padded)), f"prctl {arguments[0]}")
+    _check(_libc.prctl(*(ctypes.c_ulong(a) for a in padded)), f"prctl {arguments[0]}")
 
 
 def _system_call(what: str, number: int, *arguments: int | bytes | ctypes.Array[Any]) -> int:
     typed = (ctypes.c_long(each) if isinstance(each, int) else each for each in arguments)
-    return _checked(_libc.syscall(ctypes.c_long(number), *typed), what)
+    return _check(_libc.syscall(ctypes.c_long(number), *typed), what)
 
 
 def descriptor_of(pidfd: int, number: int) -> int:
@@ -147,7 +147,7 @@ def descriptor_of(pidfd: int, number: int) -> int:
 
 def _mount(source: str, target: str, kind: bytes | None, flags: int) -> None:
     result = _libc.mount(source.encode(), target.encode(), kind, ctypes.c_ulong(flags), None)
-    _checked(result, f"mount on {target}")
+    _check(result, f"mount on {target}")
 
 
 def answer_calls(answers: Iterable[tuple[str | int, int, tuple[_Comparison, ...]]]) -> None:
@@ -186,7 +186,7 @@ def ignore_setgroups() -> None:
     answer_calls([("setgroups", 0, ())])
 
 
-def refuse_what_serves_no_disk() -> None:
+def restrict_disk_calls() -> None:
     """Restrict the system calls of the storage daemon, because it parses guest data."""
     no_thread = _Comparison(0, _SCMP_CMP_MASKED_EQ, CLONE_THREAD, 0)  # flags & CLONE_THREAD == 0
     refused = [(call, errno.EPERM, ()) for call in _NOT_FOR_A_DISK]
@@ -198,7 +198,7 @@ def _capset(numbers: Iterable[int]) -> None:
     mask = sum(1 << number for number in numbers)
     header = (ctypes.c_uint32 * 2)(_CAP_VERSION_3, 0)
     data = (ctypes.c_uint32 * 6)(mask, mask, mask, 0, 0, 0)  # effective, permitted, inheritable
-    _checked(_libc.capset(ctypes.byref(header), ctypes.byref(data)), "capset")
+    _check(_libc.capset(ctypes.byref(header), ctypes.byref(data)), "capset")
 
 
 def _keep_capabilities() -> None:
@@ -207,7 +207,7 @@ def _keep_capabilities() -> None:
         prctl(PR_CAP_AMBIENT, PR_CAP_AMBIENT_RAISE, number)
 
 
-def _open_disk(plan: Plan) -> int:
+def _open_disk(plan: DaemonPlan) -> int:
     """Open and lock the user's disk file with the user's ids.
 
     O_NONBLOCK prevents a hang at a FIFO. The lock (F_OFD_SETLK, fcntl(2)) ends with the daemon.
@@ -278,7 +278,7 @@ def _resolve(path: str) -> tuple[str, bool]:
     return _resolve(target if target.startswith("/") else f"{parent}/{target}")
 
 
-def _open_source(plan: Plan) -> int:
+def _open_source(plan: DaemonPlan) -> int:
     try:
         os.stat(plan.source)  # noqa: PTH116 - a loop of links raises OSError
         path = _resolve(plan.source)[0] or "/"
@@ -293,7 +293,7 @@ def _open_source(plan: Plan) -> int:
     return source
 
 
-def _enter_own_namespace(plan: Plan) -> None:
+def _enter_own_namespace(plan: DaemonPlan) -> None:
     unshare(CLONE_NEWUSER)
     for name, text in (("setgroups", "deny"), ("uid_map", plan.uid_map), ("gid_map", plan.gid_map)):
         _write(f"/proc/self/{name}", text)
@@ -304,7 +304,7 @@ def _write(path: str, text: str) -> None:
         file.write(text)
 
 
-def _open_source_as_user(plan: Plan) -> int:
+def _open_source_as_user(plan: DaemonPlan) -> int:
     """Open the source on the host in a child process with all of the user's ids.
 
     Effective ids are not enough: NFS may squash root, and FUSE checks the real ids.
@@ -335,7 +335,7 @@ def _open_source_as_user(plan: Plan) -> int:
     return source
 
 
-def _copied(plan: Plan, host_source: int) -> int:
+def _copy_mounts(plan: DaemonPlan, host_source: int) -> int:
     """Return a descriptor of a copy of the source's mounts, on :data:`MOUNTED` if requested.
 
     A read-only copy gets no later mounts from the host, which would be writable.
@@ -367,11 +367,11 @@ def _mount_proc() -> None:
     _mount("proc", "/proc", b"proc", MS_NOSUID | MS_NODEV | MS_NOEXEC)
 
 
-def _hold_lock(plan: Plan) -> None:
+def _hold_lock(plan: DaemonPlan) -> None:
     fcntl.lockf(plan.lock_fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
 
 
-def _become_user(plan: Plan) -> None:
+def _become_user(plan: DaemonPlan) -> None:
     uid, gid = (0, 0) if plan.user_is_root else (plan.uid, plan.gid)
     if plan.launched_by_root:
         os.setgroups([gid if group == plan.gid else group for group in plan.groups])
@@ -380,7 +380,7 @@ def _become_user(plan: Plan) -> None:
     os.setresuid(uid, uid, uid)
 
 
-def _daemon(plan: Plan, host_source: int, maps_wanted: int, maps_done: int) -> NoReturn:
+def _daemon(plan: DaemonPlan, host_source: int, maps_wanted: int, maps_done: int) -> NoReturn:
     """Run as process 1 of the pid namespace, so that killing it ends all of its processes."""
     _hold_lock(plan)
     os.setsid()
@@ -394,11 +394,11 @@ def _daemon(plan: Plan, host_source: int, maps_wanted: int, maps_done: int) -> N
         unshare(CLONE_NEWNET | CLONE_NEWIPC)
     _become_user(plan)
     copy = (plan.readonly or plan.user_is_root) and not plan.disk
-    source = _copied(plan, host_source) if copy else host_source
+    source = _copy_mounts(plan, host_source) if copy else host_source
     os.set_inheritable(source, True)  # the caller's are; execve closes all others
     if plan.disk:
         _capset(())
-        refuse_what_serves_no_disk()
+        restrict_disk_calls()
     else:
         ignore_setgroups()
         _keep_capabilities()
@@ -409,13 +409,13 @@ def _daemon(plan: Plan, host_source: int, maps_wanted: int, maps_done: int) -> N
         raise _Step(f"cannot execute {argv[0]}: {error.strerror}") from None
 
 
-def _report(plan: Plan, error: BaseException) -> NoReturn:
+def _report(plan: DaemonPlan, error: BaseException) -> NoReturn:
     mark = DENIED if isinstance(error, _Denied) else ""
     os.write(plan.report_fd, f"{mark}{error}".encode(errors="replace")[:1000])
     os._exit(1)
 
 
-def set_limits(plan: Plan) -> None:
+def set_limits(plan: DaemonPlan) -> None:
     """Limit the daemon's descriptors and, for a directory, its memory: a guest can use up both.
 
     Without CAP_SYS_RESOURCE the daemon gets as many descriptors as its hard limit allows. QEMU's
@@ -430,7 +430,7 @@ def set_limits(plan: Plan) -> None:
         resource.setrlimit(resource.RLIMIT_DATA, (_MEMORY + plan.nofile * 1024,) * 2)
 
 
-def _launch(plan: Plan) -> None:
+def _launch(plan: DaemonPlan) -> None:
     _hold_lock(plan)
     os.set_inheritable(plan.report_fd, False)
     null = os.open(os.devnull, os.O_RDWR)
@@ -466,7 +466,7 @@ def _launch(plan: Plan) -> None:
 
 
 def main() -> None:
-    plan = Plan(**json.loads(sys.argv[-1]))
+    plan = DaemonPlan(**json.loads(sys.argv[-1]))
     try:
         _launch(plan)
     except BaseException as error:  # report every error to the caller

@@ -12,7 +12,7 @@ from typing import Literal
 
 from vtorque_core.api import confined_tool
 from vtorque_core.api.acquired import RELEASE_TIME, CoreResource, unjournalled
-from vtorque_core.api.job_files import OneFile
+from vtorque_core.api.job_files import FileResource
 from vtorque_core.api.qcow2 import HEADER, MAGIC, check_qcow2
 from vtorque_core.base import safefs
 from vtorque_core.base.errors import HostFault, Refused
@@ -26,7 +26,7 @@ _TABLES = 2 << 20  # bytes: a qcow2's header and first tables; the others take 1
 def _image(path: str) -> Iterator[int]:
     if not Path(path).is_absolute():
         raise HostFault(f"{path!r} is not an absolute path")
-    with safefs.naming(f"cannot open {path}"):
+    with safefs.name_errors(f"cannot open {path}"):
         image = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         if not stat.S_ISREG(os.fstat(image).st_mode):
@@ -49,7 +49,7 @@ def _size(image: int, declared: str) -> int:
 
 
 @dataclass(frozen=True)
-class Overlay(OneFile):
+class Overlay(FileResource):
     """A qcow2 overlay on a read-only image, created in constant time.
 
     Attributes:
@@ -69,7 +69,7 @@ class Overlay(OneFile):
         """Run qemu-img(1) without opening the image. Root parses only the image's size."""
         with _image(self.backing) as image:
             seen = _size(image, self.backing_format)
-        with safefs.naming(f"cannot create {self.path}"):
+        with safefs.name_errors(f"cannot create {self.path}"):
             safefs.write_new(self.path, b"", mode=0o600, uid=self.uid)
         layer = ("-u", "-f", "qcow2", "-F", self.backing_format, "-b", self.backing)
         size = str(self.size_mib << 20 or seen)
@@ -77,7 +77,7 @@ class Overlay(OneFile):
 
 
 @dataclass(frozen=True)
-class DiskCopy(OneFile):
+class DiskCopy(FileResource):
     """A qcow2 file with a complete copy of an image's disk.
 
     ``source`` is a root-owned file without backing file.
@@ -95,7 +95,7 @@ class DiskCopy(OneFile):
         with _image(self.source) as image:
             most = _size(image, self.source_format)
             most += most // 1024 + _TABLES
-            with safefs.naming(f"cannot create {self.path}"):
+            with safefs.name_errors(f"cannot create {self.path}"):
                 safefs.write_new(self.path, b"", mode=0o600)
                 copy = os.open(self.path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
             with safefs.closing(copy):
@@ -112,7 +112,7 @@ class DiskCopy(OneFile):
 
 
 @dataclass(frozen=True)
-class Mount(CoreResource):
+class MountResource(CoreResource):
     kind = "mount"
     needs_root = True
     blocking = True

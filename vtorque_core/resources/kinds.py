@@ -6,14 +6,14 @@ Only the teardown needs all kinds, so ``__init__`` does not import them.
 from __future__ import annotations
 
 from vtorque_core.api.acquired import CoreResource
-from vtorque_core.api.daemon_process import Process
+from vtorque_core.api.daemon_process import DaemonProcess
 from vtorque_core.api.disk_file import DiskFile
 from vtorque_core.api.job_files import File, Tree
-from vtorque_core.resources.disk import DiskCopy, Mount, Overlay
+from vtorque_core.resources.disk import DiskCopy, MountResource, Overlay
 from vtorque_core.resources.domain import Domain
 from vtorque_core.resources.lease import ImageUse, Lease, SpareUse
 from vtorque_core.resources.netfilter import Netfilter
-from vtorque_core.resources.starter import Starter
+from vtorque_core.resources.starter import BootStarter
 from vtorque_core.resources.user_disk import UserDisk
 from vtorque_core.resources.virtiofs_daemon import Virtiofsd
 
@@ -27,11 +27,11 @@ CORE_KINDS: dict[str, type[CoreResource]] = {
         DiskFile,
         ImageUse,
         Domain,
-        Process,
-        Starter,
+        DaemonProcess,
+        BootStarter,
         Virtiofsd,
         UserDisk,
-        Mount,
+        MountResource,
         Netfilter,
         Lease,
         SpareUse,

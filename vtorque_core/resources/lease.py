@@ -85,10 +85,7 @@ class ImageUse(CoreResource):
         """
         version = Path(self.path)
         pool = version.parent.parent
-        with (
-            safefs.naming(f"image {self.path}"),
-            store.locked(pool, shared=True, wait=_WAIT),
-        ):
+        with safefs.name_errors(f"image {self.path}"), store.locked(pool, shared=True, wait=_WAIT):
             there = version.is_dir()
         if not there:
             raise HostFault(f"image {self.path} was removed while the job was being started")

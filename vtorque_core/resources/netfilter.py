@@ -162,11 +162,11 @@ def load(script: str) -> None:
     run_tool("nft", "-f", "-", stdin=script.encode())
 
 
-def unguard(network: str) -> None:
+def remove_guard(network: str) -> None:
     load(_NO_TABLE.format(guard_table(network)))
 
 
-def guarded(network: str) -> bool:
+def has_guard(network: str) -> bool:
     return guard_table(network) in _guards()
 
 

@@ -17,10 +17,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from vtorque_core.api.acquired import unjournalled
-from vtorque_core.api.daemon_process import Process
+from vtorque_core.api.daemon_process import DaemonProcess
 from vtorque_core.api.guest_driver import MAX_ORDER, BootedGuest
 from vtorque_core.base import locks
-from vtorque_core.base.detach import detached
+from vtorque_core.base.detach import run_detached
 from vtorque_core.base.errors import HostFault, Refused, printable
 
 _READ = 10.0  # seconds that an order may take to arrive
@@ -28,7 +28,7 @@ _PEER = struct.Struct("3i")  # struct ucred (unix(7), SO_PEERCRED): pid, uid, gi
 
 
 @dataclass(frozen=True)
-class Starter(Process):
+class BootStarter(DaemonProcess):
     kind = "starter"
     argv: tuple[str, ...] = ("the starter of late guests",)
     lock: str = ""
@@ -37,13 +37,13 @@ class Starter(Process):
     boot: Callable[[bytes], Sequence[BootedGuest]] = unjournalled()
 
     def create(self) -> None:
-        def locked(begun: Callable[[], None]) -> int:
+        def serve_locked(begun: Callable[[], None]) -> int:
             flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
             fcntl.lockf(os.open(self.lock, flags, 0o600), fcntl.LOCK_EX | fcntl.LOCK_NB)
-            locks.forget()  # the prologue's locks must end with it
+            locks.close_inherited()  # the prologue's locks must end with it
             return self.serve(begun)
 
-        detached(locked)
+        run_detached(serve_locked)
         if not Path(self.socket).exists():
             raise HostFault(f"{self.argv[0]} does not listen on {self.socket}")
 

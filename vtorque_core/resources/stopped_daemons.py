@@ -26,7 +26,7 @@ def locks_of(run_dir: Path) -> list[str]:
 
 
 @contextlib.contextmanager
-def ended(locks: Sequence[str], seconds: float | None = None) -> Iterator[None]:
+def kill_stopped(locks: Sequence[str], seconds: float | None = None) -> Iterator[None]:
     """Kill daemons that hold these lock files as soon as they are stopped, within this context.
 
     After ``seconds`` (HANDSHAKE), kill all of them, because one may wait for a user's file system.
@@ -40,7 +40,9 @@ def ended(locks: Sequence[str], seconds: float | None = None) -> Iterator[None]:
     def watch() -> None:
         while not over.wait(_POLL):
             late = time.monotonic() > until
-            for lock in [lock for lock in locks if _stopped(lock) or (late and lock not in found)]:
+            for lock in [
+                lock for lock in locks if _is_stopped(lock) or (late and lock not in found)
+            ]:
                 found.setdefault(lock, not late)
                 with contextlib.suppress(HostFault):  # its release reports it
                     user_daemon.stop(lock, time.monotonic() + 1)
@@ -70,7 +72,7 @@ def ended(locks: Sequence[str], seconds: float | None = None) -> Iterator[None]:
         raise fault
 
 
-def _stopped(lock: str) -> bool:
+def _is_stopped(lock: str) -> bool:
     with contextlib.suppress(OSError):  # it has ended
         pid = holder_of(lock)
         return pid is not None and is_stopped(pid)
@@ -101,13 +103,13 @@ def _is_frozen(line: str, groups: Path) -> bool:
     number, _, rest = line.partition(":")
     controllers, _, path = rest.partition(":")
     if number == "0":
-        return b"frozen 1" in _said(groups / path.lstrip("/") / "cgroup.events")
+        return b"frozen 1" in _read_lines(groups / path.lstrip("/") / "cgroup.events")
     if "freezer" in controllers.split(","):
-        return b"FROZEN" in _said(groups / "freezer" / path.lstrip("/") / "freezer.state")
+        return b"FROZEN" in _read_lines(groups / "freezer" / path.lstrip("/") / "freezer.state")
     return False
 
 
-def _said(file: Path) -> list[bytes]:
+def _read_lines(file: Path) -> list[bytes]:
     try:
         return file.read_bytes().splitlines()
     except OSError:

@@ -23,11 +23,11 @@ from pathlib import Path
 from typing import Any, Self
 
 from vtorque_core.api.acquired import RELEASE_TIME, CoreResource, unjournalled
-from vtorque_core.api.children import readable
+from vtorque_core.api.children import wait_readable
 from vtorque_core.api.guest_plan import JobUser
 from vtorque_core.base import safefs
 from vtorque_core.base.errors import HostFault, Refused, printable
-from vtorque_core.base.locks import flocked, lock_holder
+from vtorque_core.base.locks import lock_holder, try_flock
 from vtorque_core.resources import _user_daemon_exec
 
 LOG_BYTES = 64 * 1024
@@ -42,7 +42,7 @@ _SEALS = fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL
 
 
 @dataclass(frozen=True)
-class Service:
+class ServedData:
     """One daemon and the data that it serves. Paths are absolute, ids are host ids.
 
     Attributes:
@@ -68,7 +68,9 @@ class Service:
     nofile: int = 1024
 
     @classmethod
-    def beside(cls, stem: Path, source: str, user: JobUser, socket_owner: int, **more: Any) -> Self:
+    def at_stem(
+        cls, stem: Path, source: str, user: JobUser, socket_owner: int, **more: Any
+    ) -> Self:
         """Return a service with socket ``<stem>.sock``, lock and log named alike."""
         return cls(
             source=source,
@@ -88,12 +90,12 @@ class Service:
 
     @property
     def disk(self) -> str:
-        """Format of the user's disk file, or empty: see :class:`_user_daemon_exec.Plan`."""
+        """Format of the user's disk file, or empty: see :class:`_user_daemon_exec.DaemonPlan`."""
         return ""
 
     @property
     def user_is_root(self) -> bool:
-        """True if the user's ids are 0 in the namespace: see :class:`_user_daemon_exec.Plan`."""
+        """True if the user's ids are 0 in the namespace: see ``_user_daemon_exec.DaemonPlan``."""
         return False
 
     def argv(self, socket_fd: int) -> tuple[str, ...]:
@@ -108,7 +110,7 @@ class Service:
 @dataclass(frozen=True)
 class UserDaemon(CoreResource):
     blocking = True
-    service: Service | None = unjournalled(None)
+    service: ServedData | None = unjournalled(None)
     lock: str = ""
 
     def __post_init__(self) -> None:
@@ -150,7 +152,7 @@ def id_map(subordinate_id: int | None, ids: Iterable[int], root: int | None = No
     return "\n".join(lines) + "\n"
 
 
-def start(service: Service, ready: Callable[[bytes], bool], timeout: float) -> None:
+def start(service: ServedData, ready: Callable[[bytes], bool], timeout: float) -> None:
     """Start the daemon, detached, and wait until ``ready`` accepts its log. As root.
 
     The daemon inherits cgroup, CPU affinity and limits. A failure leaves the lock file, which
@@ -167,12 +169,12 @@ def start(service: Service, ready: Callable[[bytes], bool], timeout: float) -> N
         stack.callback(os.close, lock_fd)
         listener = stack.enter_context(_listen(service))
         Path(service.log).unlink(missing_ok=True)
-        log_fd = _bounded_log()
+        log_fd = _create_log()
         stack.callback(os.close, log_fd)
         report, report_fd = os.pipe()
         stack.callback(os.close, report)
         same = ("uid", "gid", "source", "user_is_root", "owner_check", "readonly", "nofile")
-        planned = _user_daemon_exec.Plan(
+        planned = _user_daemon_exec.DaemonPlan(
             **{name: getattr(service, name) for name in same},
             groups=groups,
             uid_map=uid_map,
@@ -211,7 +213,7 @@ def stop(lock_path: str, deadline: float) -> None:
         raise HostFault(f"cannot open a daemon's lock: {error}") from error
     with safefs.closing(lock_fd):
         record = _read_record(lock_fd)
-        while not flocked(lock_fd, fcntl.LOCK_EX, 0):
+        while not try_flock(lock_fd, fcntl.LOCK_EX, 0):
             killed = _killlock_holder(lock_fd, deadline, record.get("log"))
             if not killed and time.monotonic() >= deadline:
                 raise HostFault(f"{lock_path}: held by a process that cannot be found")
@@ -222,7 +224,7 @@ def stop(lock_path: str, deadline: float) -> None:
         Path(lock_path).unlink(missing_ok=True)
 
 
-def _take_lock(service: Service) -> int:
+def _take_lock(service: ServedData) -> int:
     """Return a read-only descriptor of the lock file, with a flock that the daemon inherits.
 
     The flock shows without a gap that the daemon is alive, its own POSIX lock shows its pid. The
@@ -235,7 +237,7 @@ def _take_lock(service: Service) -> int:
         raise HostFault(f"cannot create a daemon's lock: {error}") from error
     with os.fdopen(writer, "wb") as record:
         reader = os.open(service.lock, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-        if not flocked(reader, fcntl.LOCK_EX, 0):
+        if not try_flock(reader, fcntl.LOCK_EX, 0):
             os.close(reader)
             raise HostFault(f"{service.lock}: its daemon already runs; stop it first")
         record.truncate(0)
@@ -251,7 +253,7 @@ def _read_record(lock_fd: int) -> dict[str, str]:
     return record if isinstance(record, dict) else {}
 
 
-def _listen(service: Service) -> socket.socket:
+def _listen(service: ServedData) -> socket.socket:
     if len(os.fsencode(service.socket)) > MAX_SOCKET_PATH:
         raise HostFault(f"{service.socket}: a socket's path has at most {MAX_SOCKET_PATH} bytes")
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -268,7 +270,7 @@ def _listen(service: Service) -> socket.socket:
     return listener
 
 
-def _bounded_log() -> int:
+def _create_log() -> int:
     """Return a memfd limited to 64 KiB, because a guest can make the daemon log."""
     log_fd = os.memfd_create("vtorque-daemon-log", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     os.ftruncate(log_fd, LOG_BYTES)
@@ -286,7 +288,7 @@ def _save_log(log_fd: int, path: str) -> None:
         target.write(_log_text(log_fd))
 
 
-def _launch(plan: _user_daemon_exec.Plan, label: str, report: int, deadline: float) -> None:
+def _launch(plan: _user_daemon_exec.DaemonPlan, label: str, report: int, deadline: float) -> None:
     argv = [sys.executable, "-I", "-S", "-c", _HELPER, str(Path(__file__).parent)]
     argv.append(json.dumps(plan._asdict()))
     descriptors = (plan.socket_fd, plan.lock_fd, plan.log_fd, plan.report_fd)
@@ -296,7 +298,7 @@ def _launch(plan: _user_daemon_exec.Plan, label: str, report: int, deadline: flo
             argv, stdin=null, stdout=null, stderr=null, pass_fds=descriptors, env={}, cwd="/"
         )
     try:
-        if not readable([report], deadline - time.monotonic()):
+        if not wait_readable([report], deadline - time.monotonic()):
             helper.kill()
             raise HostFault(f"{label}: no answer from it")
         if problem := os.read(report, 4096):
@@ -312,7 +314,7 @@ def _launch(plan: _user_daemon_exec.Plan, label: str, report: int, deadline: flo
 
 
 def _await_ready(
-    plan: _user_daemon_exec.Plan, ready: Callable[[bytes], bool], deadline: float
+    plan: _user_daemon_exec.DaemonPlan, ready: Callable[[bytes], bool], deadline: float
 ) -> None:
     while lock_holder(plan.lock_fd) and time.monotonic() < deadline:
         if ready(_log_text(plan.log_fd)):
@@ -333,7 +335,7 @@ def _killlock_holder(lock_fd: int, deadline: float, log: str | None = None) -> b
         if log:
             _save_log_of(pidfd, log)
         signal.pidfd_send_signal(pidfd, signal.SIGKILL)
-        if not readable([pidfd], deadline - time.monotonic()):
+        if not wait_readable([pidfd], deadline - time.monotonic()):
             raise HostFault(f"the daemon with pid {pid} was killed but does not end")
     return True
 

@@ -32,7 +32,7 @@ _FAREWELL = struct.pack("!I8sII", 1, b"IHAVEOPT", 2, 0)  # NBD_FLAG_C_FIXED_NEWS
 
 
 @dataclass(frozen=True)
-class DiskFile(user_daemon.Service):
+class ServedDisk(user_daemon.ServedData):
     """A disk file of the job's owner and its daemon.
 
     The format follows from the name (``.qcow2``, otherwise raw). Probing would be unsafe: a guest
@@ -74,10 +74,10 @@ class DiskFile(user_daemon.Service):
         """
         with contextlib.closing(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)) as probe:
             probe.setblocking(False)
-            user_daemon.start(self, lambda _log: _greeted(probe, self.socket), timeout)
+            user_daemon.start(self, lambda _log: _sends_greeting(probe, self.socket), timeout)
 
 
-def _greeted(probe: socket.socket, path: str) -> bool:
+def _sends_greeting(probe: socket.socket, path: str) -> bool:
     with contextlib.suppress(OSError):  # from the second time on: it is connected
         probe.connect(path)
     try:
@@ -95,12 +95,12 @@ class UserDisk(user_daemon.UserDaemon):
     kind = "userdisk"
 
 
-def served(lock: Path) -> os.stat_result:
+def served_file(lock: Path) -> os.stat_result:
     """Return the stat(2) result of the file that a daemon has open, without using its path.
 
     Call it in a child, because a file system can hang.
     """
-    with safefs.naming(f"cannot look at the file of {lock.stem}"):
+    with safefs.name_errors(f"cannot look at the file of {lock.stem}"):
         proc = Path(f"/proc/{holder_of(lock)}")
         source = re.search(rb"filename=/proc/self/fd/(\d+)", (proc / "cmdline").read_bytes())
         return (proc / "fd" / (source[1].decode() if source else "none")).stat()

@@ -37,7 +37,7 @@ _ATTRIBUTES = ":ok:all:user.:user.:{}:unsupported:all:::"
 
 
 @dataclass(frozen=True)
-class SharedDirectory(user_daemon.Service):
+class ServedDirectory(user_daemon.ServedData):
     """One shared directory and its daemon.
 
     Attributes:
@@ -64,7 +64,7 @@ class SharedDirectory(user_daemon.Service):
         return f"cannot share {self.source}"
 
     def argv(self, socket_fd: int) -> tuple[str, ...]:
-        return (_rusts if self.translates else _qemus)(self, socket_fd)
+        return (_rust_arguments if self.translates else _c_arguments)(self, socket_fd)
 
     def start(self, *, timeout: float = 10.0) -> None:
         """Start the daemon, detached, and wait until it listens for QEMU on ``socket``. As root.
@@ -83,7 +83,7 @@ def file_limit(ram_mib: int) -> int:
     return max(_LEAST_FILES, min(_MOST_FILES, ram_mib * 1024, of_node // 8))
 
 
-def _qemus(share: SharedDirectory, socket_fd: int) -> tuple[str, ...]:
+def _c_arguments(share: ServedDirectory, socket_fd: int) -> tuple[str, ...]:
     """Return the arguments of QEMU's virtiofsd (in C); ``{source}`` is the directory's descriptor.
 
     It does not follow links, so ``/.`` turns the link in /proc into a directory. It requires the
@@ -96,7 +96,7 @@ def _qemus(share: SharedDirectory, socket_fd: int) -> tuple[str, ...]:
     return (share.program, "-f", f"--fd={socket_fd}", "--rlimit-nofile=0", "-o", options)
 
 
-def _rusts(share: SharedDirectory, socket_fd: int) -> tuple[str, ...]:
+def _rust_arguments(share: ServedDirectory, socket_fd: int) -> tuple[str, ...]:
     """Return the arguments of the Rust virtiofsd, which gets no link in /proc.
 
     It would resolve the link and use the path, which the user can change.
@@ -107,17 +107,18 @@ def _rusts(share: SharedDirectory, socket_fd: int) -> tuple[str, ...]:
         share.program, f"--fd={socket_fd}", "--rlimit-nofile=0",
         f"--shared-dir={MOUNTED}", "--sandbox=chroot", "--modcaps=-mknod:-setfcap",
         "--announce-submounts", f"--xattrmap={_ATTRIBUTES.format('')}",
-        *_translated("uid", root, uid), *_translated("gid", root, gid),
-        *((_OTHERS_STOP_IT if share.comes else _OTHERS_ARE_ERRORS) if saves(share.program) else ()),
+        *_id_maps("uid", root, uid), *_id_maps("gid", root, gid),
+        *((_OTHERS_STOP_IT if share.comes else _OTHERS_ARE_ERRORS)
+          if can_save(share.program) else ()),
     )  # fmt: skip
 
 
-def _translated(kind: str, root: int | None, own: int) -> tuple[str, ...]:
+def _id_maps(kind: str, root: int | None, own: int) -> tuple[str, ...]:
     of_root = () if root is None else (f"--translate-{kind}=map:0:{root}:1",)
     return (*of_root, f"--translate-{kind}=map:{own}:0:1")
 
 
-def saves(program: str = VIRTIOFSD) -> bool:
+def can_save(program: str = VIRTIOFSD) -> bool:
     """Return True if guests with this daemon can be saved, because it passes its state to QEMU."""
     return _OTHERS_ARE_ERRORS[0] in _help(program)
 

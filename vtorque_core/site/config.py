@@ -127,13 +127,13 @@ def read_toml(path: Path = CONFIG_PATH, *, new: bool = False) -> Raw:
     """
     from vtorque_core.site import personal  # noqa: PLC0415 - needed only here
 
-    if personal.is_meant(path):
+    if personal.is_personal_path(path):
         personal.require_own_directories()
-        return _with_defaults(_read(personal.config(), True), personal.defaults())
+        return _apply_defaults(_read(personal.config(), True), personal.defaults())
     return _read(path, new or path == CONFIG_PATH)
 
 
-def _with_defaults(raw: Raw, defaults: Mapping[str, Mapping[str, Any]]) -> Raw:
+def _apply_defaults(raw: Raw, defaults: Mapping[str, Mapping[str, Any]]) -> Raw:
     data = dict(raw.data)
     for name, table in defaults.items():
         own = data.get(name, {})
@@ -380,7 +380,7 @@ class _Builder:
         broken = self.plugins.broken
         for found in self.plugins.each(hooks.vtorque_settings):
             if found.error is not None:
-                broken.setdefault(found.plugin, found.told("vtorque_settings"))
+                broken.setdefault(found.plugin, found.message("vtorque_settings"))
             elif classes.setdefault(found.plugin, found.item) is not found.item:
                 broken.setdefault(found.plugin, "vtorque_settings: more than one class")
         for name in self.named("plugin"):

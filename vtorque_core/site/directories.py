@@ -12,7 +12,7 @@ from vtorque_core.base.errors import HostFault
 from vtorque_core.site.config import Site
 
 
-def wanted(site: Site) -> list[tuple[Path, int]]:
+def node_directories(site: Site) -> list[tuple[Path, int]]:
     paths = site.paths
     modes = [
         (paths.state, 0o755),
@@ -27,14 +27,14 @@ def wanted(site: Site) -> list[tuple[Path, int]]:
     return [(path, mode & 0o700 if site.owner else mode) for path, mode in modes]
 
 
-def after_a_reboot(site: Site) -> None:
+def make_missing(site: Site) -> None:
     """Create directories that a reboot removed from ``/run``. Every root hook calls this.
 
     Does not repair directories on disk that others could write: their contents may be forged.
     """
-    for directory, mode in wanted(site):
+    for directory, mode in node_directories(site):
         in_memory = directory.is_relative_to(site.paths.run)
-        right = is_right(directory, mode, site.owner)
+        right = is_correct(directory, mode, site.owner)
         if not os.path.lexists(directory) or (in_memory and not right):
             make(directory, mode, site.owner)
     if site.owner and not site.paths.secret.exists():  # no admin sets up a user's own site
@@ -42,7 +42,7 @@ def after_a_reboot(site: Site) -> None:
             safefs.write_new(str(site.paths.secret), os.urandom(64), mode=0o600)
 
 
-def is_right(directory: Path, mode: int, owner: int = 0) -> bool:
+def is_correct(directory: Path, mode: int, owner: int = 0) -> bool:
     try:
         status = directory.lstat()
     except FileNotFoundError:

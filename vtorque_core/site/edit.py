@@ -16,7 +16,7 @@ _HEADER = re.compile(r"[ \t]*\[[^\[\]]+\][ \t\r]*(?:#.*)?")
 _NEW = "# vTorque site config. All keys with their defaults: vtorque config example\n"
 
 
-def with_text(text: str, table: str, key: str, value: str) -> str:
+def set_value(text: str, table: str, key: str, value: str) -> str:
     """Return a TOML text with ``key`` of ``table`` (``options.img``) set to ``value``.
 
     Raises HostFault if the present notation is too complex to edit.

@@ -28,13 +28,13 @@ _DECLARED: dict[str, tuple[type[Any], ...]] = {
     "vtorque_after_script": (list, tuple),
 }
 _ACTING = {  # imported when asked for: the teardown asks for vtorque_resources only
-    "vtorque_reserved": "vtorque_core.api.claims:PoolClaim",
+    "vtorque_reserved_items": "vtorque_core.api.claims:PoolClaim",
     "vtorque_boot_sources": "vtorque_core.api.boot_source:BootSource",
-    "vtorque_elsewhere": "click:Command",
+    "vtorque_remote_command": "click:Command",
     "vtorque_guest_context": "vtorque_core.api.guest_context:ContextItem",
     "vtorque_health_checks": "vtorque_core.api.health:HealthCheck",
-    "vtorque_kept": "vtorque_core.api.kept_records:Place",
-    "vtorque_on_nodes": "vtorque_core.api.batch_system:JobOnNode",
+    "vtorque_kept_records": "vtorque_core.api.kept_records:Place",
+    "vtorque_jobs_on_nodes": "vtorque_core.api.batch_system:JobOnNode",
     "vtorque_render_domain": "vtorque_core.api.libvirt_domain:Element",
     "vtorque_rendered_sources": "vtorque_core.api.boot_source:Offer",
     "vtorque_resources": "vtorque_core.api.acquired:Resource",
@@ -43,7 +43,7 @@ _ACTING = {  # imported when asked for: the teardown asks for vtorque_resources 
 _CLASSES = frozenset({"vtorque_settings", "vtorque_resources"})  # answered with a class
 
 
-def wanted(hook: str) -> tuple[type[Any], ...]:
+def item_types(hook: str) -> tuple[type[Any], ...]:
     """Return the allowed types of a hook's items; empty for an action hook."""
     if hook == "vtorque_plan":
         from vtorque_core.api import claims  # noqa: PLC0415
@@ -56,7 +56,7 @@ def wanted(hook: str) -> tuple[type[Any], ...]:
 
 
 def problem(hook: str, item: object) -> str:
-    types = wanted(hook)
+    types = item_types(hook)
     belongs = _names(types)
     if hook in _CLASSES:
         right = isinstance(item, type) and issubclass(item, types)
@@ -64,12 +64,12 @@ def problem(hook: str, item: object) -> str:
     else:
         right = isinstance(item, types)
     if right:
-        return _undocumented(item, types)
+        return _check_item(item, types)
     given = f"the class {item.__name__}" if isinstance(item, type) else type(item).__name__
     return f"returned {given} instead of {belongs}"
 
 
-def _undocumented(item: object, types: tuple[type[Any], ...]) -> str:
+def _check_item(item: object, types: tuple[type[Any], ...]) -> str:
     if isinstance(item, values.Option):
         return "" if item.help else f"the option {item.key} has no help"
     fields = getattr(item, "__dataclass_fields__", {}) if types == (object,) else {}

@@ -51,13 +51,13 @@ class Entry:
         jobs = (f"{n} = {show(of[0] if len(of) == 1 else of)}" for n, of in self.jobs.items())
         return f"[[limits]] {self.number} ({printable(', '.join(jobs))})"
 
-    def counts(self, facts: Facts) -> bool | None:
+    def applies(self, facts: Facts) -> bool | None:
         """Return True if the entry applies to a job; None if this is unknown."""
-        found = [_fits(facts.get(name), wanted) for name, wanted in self.jobs.items()]
+        found = [_matches(facts.get(name), wanted) for name, wanted in self.jobs.items()]
         return False if False in found else None if None in found else True
 
 
-def _fits(has: tuple[str, ...] | None, wanted: Iterable[str]) -> bool | None:
+def _matches(has: tuple[str, ...] | None, wanted: Iterable[str]) -> bool | None:
     if has is None:
         return None
     return any(fnmatchcase(name, each) for name in has for each in wanted)

@@ -21,7 +21,7 @@ def load(path: Path, *, node: bool | Collection[str], new: bool = False) -> tupl
     ``node``: also load acting modules, of all plugins (True) or of these. ``new``: the file may be
     missing.
     """
-    raw, plugins = opened(path, node=node, new=new)
+    raw, plugins = open_config(path, node=node, new=new)
     return build(raw, plugins, node=node is True), plugins
 
 
@@ -33,11 +33,13 @@ def load_node(path: Path) -> tuple[NodeAdapter, Site, Plugins]:
     from vtorque_core.site import directories  # noqa: PLC0415 - not by vsub
 
     site, plugins = load(path, node=True)
-    directories.after_a_reboot(site)
+    directories.make_missing(site)
     return plugins.batch_system(site.batch.system).node(site), site, plugins
 
 
-def opened(path: Path, *, node: bool | Collection[str], new: bool = False) -> tuple[Raw, Plugins]:
+def open_config(
+    path: Path, *, node: bool | Collection[str], new: bool = False
+) -> tuple[Raw, Plugins]:
     raw = read_toml(path, new=new)
     wanted = plugins_config(raw)
     return raw, Plugins.load(node=node, enable=wanted.enable, disable=wanted.disable)

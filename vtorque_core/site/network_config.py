@@ -30,16 +30,16 @@ def network_problems(
     tables: dict[str, Network | ExtraNetwork] = {"network": first}
     tables |= {f"networks.{name}": network for name, network in others.items()}
     for table, network in tables.items():
-        yield from _alone(table, network)
+        yield from _problems_of_one(table, network)
     for name, network in others.items():
-        yield from _extra(f"networks.{name}", name, network)
+        yield from _problems_of_extra(f"networks.{name}", name, network)
     if others and first.kind == "none":
         message = "must not be none beside [networks]: guests are known by their first interface"
         yield "network", "kind", message
     yield from _overlaps(tables)
 
 
-def _alone(table: str, network: Network | ExtraNetwork) -> Iterator[Problem]:
+def _problems_of_one(table: str, network: Network | ExtraNetwork) -> Iterator[Problem]:
     unfiltered = not network.filter or network.kind == "direct"
     if network.kind not in {"none", "user"} and unfiltered and not network.opt_in_unfiltered:
         message = "lets guests forge addresses: set opt_in_unfiltered = true to accept that"
@@ -52,7 +52,7 @@ def _alone(table: str, network: Network | ExtraNetwork) -> Iterator[Problem]:
         yield table, "ipv6", 'has an effect with addressing = "dhcp" or "none" only'
 
 
-def _extra(table: str, name: str, network: ExtraNetwork) -> Iterator[Problem]:
+def _problems_of_extra(table: str, name: str, network: ExtraNetwork) -> Iterator[Problem]:
     if not _NAME.fullmatch(name):
         message = "must have a name of 1 to 15 small letters and digits that begins with a letter"
         yield table, "", message

@@ -42,7 +42,7 @@ class Limits:
     deny: tuple[Rule, ...] = ()
     set_by: Mapping[str, str] = field(default_factory=dict)
 
-    def under(self, over: Limits, *, surely: bool = True) -> Limits:
+    def override(self, over: Limits, *, surely: bool = True) -> Limits:
         """Return these limits overridden by ``over``.
 
         If not ``surely``, it is unknown whether ``over`` applies. It then only removes the limits
@@ -62,7 +62,7 @@ def effective_default(option: Option[Any], limits: Limits) -> Any:
     return option.default if limits.default is None else limits.default
 
 
-def shown(option: Option[Any], limits: Limits) -> dict[str, str | list[str]]:
+def show_limits(option: Option[Any], limits: Limits) -> dict[str, str | list[str]]:
     found: dict[str, str | list[str]] = {}
     for name in ("min", "max"):
         if (bound := getattr(limits, name)) is not None:
@@ -82,16 +82,16 @@ def refusal(
     ``text`` is the value as the user wrote it. ``place`` returns where a dotted key is set.
     """
 
-    def refused(message: str, name: str, limit: str) -> Refusal:
+    def refuse(message: str, name: str, limit: str) -> Refusal:
         where = place(limits.set_by[name])
         return Refusal(message, option.key, text, printable(limit), where)
 
     if is_job(option, value):  # the resulting number is checked later
         limits = Limits(deny=limits.deny, set_by=limits.set_by)
     if limits.min is not None and value < limits.min:
-        return refused("is less than allowed", "min", option.show(limits.min))
+        return refuse("is less than allowed", "min", option.show(limits.min))
     if limits.max is not None and value > limits.max:
-        return refused("is more than allowed", "max", option.show(limits.max))
+        return refuse("is more than allowed", "max", option.show(limits.max))
     if limits.allow is None and not limits.deny:
         return None
     shown = option.show(value)
@@ -101,9 +101,9 @@ def refusal(
     if limits.allow is not None:
         whole = any(r.matches(value, shown) for r in limits.allow if not r.is_glob)
         if not whole and not all(any(r.matches(*one) for r in limits.allow) for one in each):
-            return refused("is not allowed", "allow", _listed(limits.allow))
+            return refuse("is not allowed", "allow", _show_rules(limits.allow))
     if any(rule.matches(*one) for rule in limits.deny for one in (*each, (value, shown))):
-        return refused("is not allowed", "deny", "not " + _listed(limits.deny))
+        return refuse("is not allowed", "deny", "not " + _show_rules(limits.deny))
     return None
 
 
@@ -141,7 +141,7 @@ def read_limits(
             problems[key] = str(error)
     limits = Limits(**found, set_by={key: f"{name}.{key}" for key in found})
     if not problems:
-        problems = _contradictions(option, below.under(limits), table)
+        problems = _contradictions(option, below.override(limits), table)
     return limits, problems
 
 
@@ -212,5 +212,5 @@ def _contradictions(
     }
 
 
-def _listed(rules: tuple[Rule, ...]) -> str:
+def _show_rules(rules: tuple[Rule, ...]) -> str:
     return ", ".join(rule.text for rule in rules) or "nothing"

@@ -26,7 +26,7 @@ VARIABLES = ("HOME", "XDG_RUNTIME_DIR", *_DEFAULTS)
 """Variables by which vTorque and libvirt find a user's directories."""
 
 
-def is_meant(path: Path) -> bool:
+def is_personal_path(path: Path) -> bool:
     """Return True if this config path means the caller's personal site.
 
     The personal site is the default on a machine without an admin's site.

@@ -58,7 +58,7 @@ class Contribution(Generic[T]):
     error: BaseException | None = None
     where: str = ""
 
-    def told(self, hook: str) -> str:
+    def message(self, hook: str) -> str:
         at = f" ({self.where})" if self.where else ""
         return f"{hook}: {type(self.error).__name__}: {self.error}{at}"
 
@@ -91,7 +91,7 @@ def _name_version(distribution: Distribution) -> str:
     return f"{distribution.name} {distribution.version}"
 
 
-def installed() -> dict[str, list[EntryPoint]]:
+def installed_plugins() -> dict[str, list[EntryPoint]]:
     found: dict[str, list[EntryPoint]] = {}
     points = entry_points(GROUP, NODE_GROUP)
     for point in sorted(points, key=lambda p: (p.group != GROUP, p.name)):
@@ -101,7 +101,7 @@ def installed() -> dict[str, list[EntryPoint]]:
 
 def points_of(group: str, loaded: Collection[str]) -> tuple[EntryPoint, ...]:
     brought: dict[str, set[str]] = {}
-    for name, points in installed().items():
+    for name, points in installed_plugins().items():
         for point in points:
             brought.setdefault(owner(point), set()).add(name)
 
@@ -112,7 +112,7 @@ def points_of(group: str, loaded: Collection[str]) -> tuple[EntryPoint, ...]:
     return tuple(filter(is_wanted, entry_points(group)))
 
 
-def imported(point: EntryPoint, known: dict[Path, Path] | None = None) -> Any:
+def import_point(point: EntryPoint, known: dict[Path, Path] | None = None) -> Any:
     if os.geteuid() == 0:
         require_trusted(point, known)
     return point.load()
@@ -181,8 +181,8 @@ class Plugins:
         self.register(
             BUILTIN, importlib.import_module("vtorque_core.api.vm_options"), "vtorque-core"
         )
-        for name, points in installed().items():
-            if _wanted(name, enable, disable, only):
+        for name, points in installed_plugins().items():
+            if _is_enabled(name, enable, disable, only):
                 acts = node if isinstance(node, bool) else name in node
                 self._load_one(name, points, acts)
             else:
@@ -199,7 +199,7 @@ class Plugins:
             for point in points:
                 if point.group == GROUP or node:
                     before = time.process_time()
-                    module = imported(point, self._checked)
+                    module = import_point(point, self._checked)
                     if point.group == GROUP:
                         self.costs[name] = _costs.setdefault(name, time.process_time() - before)
                     self.register(name, module, owner(point))
@@ -212,10 +212,10 @@ class Plugins:
 
         Raises PluginError for an unknown hook, or for a hook without ``@hookimpl``.
         """
-        unknown = [hook for hook in _implemented(module) if not hasattr(hookspecs, hook)]
+        unknown = [hook for hook in _hook_names(module) if not hasattr(hookspecs, hook)]
         if unknown:
             raise PluginError(f"plugin {name} ({distribution}): no such hook: {unknown[0]}")
-        if forgotten := _unmarked(module):
+        if forgotten := _find_unmarked(module):
             raise PluginError(
                 f"plugin {name} ({distribution}): {forgotten} has no @hookimpl, so that nobody "
                 f"would call it: mark it, or give it a name that does not begin with {PREFIX}"
@@ -229,7 +229,7 @@ class Plugins:
             self._manager.unregister(module)
             del self._modules[id(module)]
 
-    def without(self, withheld: Mapping[str, str]) -> Plugins:
+    def withhold(self, withheld: Mapping[str, str]) -> Plugins:
         """Return a view of the plugins for a job, in which ``withheld`` plugins are disabled.
 
         Acquire resources with the same view that wrote the journal header. Teardown loads only the
@@ -239,9 +239,9 @@ class Plugins:
         view.withheld = dict(withheld)
         return view
 
-    def only(self, name: str) -> Plugins:
+    def only_plugin(self, name: str) -> Plugins:
         others = {other: "" for other in self.names if other != name}
-        return self.without({**self.withheld, **others})
+        return self.withhold({**self.withheld, **others})
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -253,7 +253,7 @@ class Plugins:
         return [module for owner, module in self._modules.values() if owner == name]
 
     def hooks_of(self, name: str) -> tuple[str, ...]:
-        return tuple(sorted({h for module in self.modules_of(name) for h in _implemented(module)}))
+        return tuple(sorted({h for module in self.modules_of(name) for h in _hook_names(module)}))
 
     @overload
     def each(
@@ -300,7 +300,7 @@ class Plugins:
                 _trace(hook, name, given, items, error, time.perf_counter() - began)
             yield from (Contribution(name, dist, item) for item in items)
             if error is not None:
-                yield Contribution(name, dist, None, error, _where(impl.plugin, hook))
+                yield Contribution(name, dist, None, error, _show_location(impl.plugin, hook))
 
     @overload
     def collect(
@@ -321,7 +321,7 @@ class Plugins:
         found = []
         for contribution in self.each(hook, *args, **kwargs):
             if contribution.error is not None:
-                raise_as_is(contribution, hook)
+                raise_error(contribution, hook)
             found.append(contribution)
         return found
 
@@ -357,10 +357,10 @@ class Plugins:
 
     def guest_type(self, name: str) -> GuestType:
         why = self.why_withheld("vtorque_guest_types", name)
-        return _named(self.guest_types(), name, "guest type", self.broken, why and f"; {why}")
+        return _find_one(self.guest_types(), name, "guest type", self.broken, why and f"; {why}")
 
     def batch_system(self, name: str) -> BatchSystem:
-        return _named(self.batch_systems(), name, "batch system", self.broken, _how_to_get(name))
+        return _find_one(self.batch_systems(), name, "batch system", self.broken, _how_to_get(name))
 
     def plugin_of(self, hook: str, name: str) -> str:
         for contribution in self.each(hook):
@@ -370,7 +370,7 @@ class Plugins:
 
     def why_withheld(self, hook: str, name: str) -> str:
         """Return which disabled plugin of the job would define ``name``, or an empty string."""
-        for each in self.without({}).each(hook) if self.withheld else ():
+        for each in self.withhold({}).each(hook) if self.withheld else ():
             named = getattr(each.item, "key", None) or getattr(each.item, "name", None)
             if named == name and each.plugin in self.withheld:
                 where = self.withheld[each.plugin]
@@ -381,7 +381,7 @@ class Plugins:
         found: dict[str, Contribution[Any]] = {}
         for contribution in self.each(hook):
             if contribution.error is not None:
-                self.broken.setdefault(contribution.plugin, contribution.told(hook))
+                self.broken.setdefault(contribution.plugin, contribution.message(hook))
                 continue
             name = key(contribution.item)
             if name in found:
@@ -394,7 +394,7 @@ class Plugins:
 
 
 def _items(hook: str, result: Any) -> Iterator[Any]:
-    if result is None and not hook_items.wanted(hook):
+    if result is None and not hook_items.item_types(hook):
         yield None  # an action
         return
     for item in [None] if result is None else result:
@@ -403,13 +403,13 @@ def _items(hook: str, result: Any) -> Iterator[Any]:
         yield item
 
 
-def raise_as_is(contribution: Contribution[Any], hook: str) -> None:
+def raise_error(contribution: Contribution[Any], hook: str) -> None:
     error = contribution.error
     if isinstance(error, VtorqueError):
         raise error
     raise PluginError(
         f"plugin {contribution.plugin} ({contribution.distribution}) failed in "
-        f"{contribution.told(hook)}"
+        f"{contribution.message(hook)}"
     ) from error
 
 
@@ -419,7 +419,7 @@ def _how_to_get(system: str) -> str:
     return f": {how_to_get(BATCH_SYSTEMS[system])}" if system in BATCH_SYSTEMS else ""
 
 
-def _named(
+def _find_one(
     found: Mapping[str, T], name: str, what: str, broken: Mapping[str, str], how: str = ""
 ) -> T:
     if name in found:
@@ -431,7 +431,7 @@ def _named(
     )
 
 
-def _wanted(
+def _is_enabled(
     name: str,
     enable: Collection[str] | None,
     disable: Collection[str],
@@ -446,7 +446,7 @@ def _order(name: str) -> tuple[bool, str]:
     return (name != BUILTIN, name)
 
 
-def _unmarked(module: object) -> str:
+def _find_unmarked(module: object) -> str:
     """Return the location of a function with a hook's name but without ``@hookimpl``, if any."""
     if not isinstance(module, ModuleType):
         return ""
@@ -458,7 +458,7 @@ def _unmarked(module: object) -> str:
     return ""
 
 
-def _where(module: object, name: str) -> str:
+def _show_location(module: object, name: str) -> str:
     file, called = getattr(module, "__file__", None), getattr(module, "__name__", "")
     if not file:
         return ""
@@ -469,7 +469,7 @@ def _where(module: object, name: str) -> str:
     return called
 
 
-def _implemented(module: object) -> list[str]:
+def _hook_names(module: object) -> list[str]:
     names = vars(module) if isinstance(module, ModuleType) else dir(module)
     return [n for n in names if getattr(getattr(module, n, None), "vtorque_impl", None)]
 

@@ -15,7 +15,7 @@ from vtorque_core.api.vm_options import IMG, RAM, VCPUS, VMS_PER_NODE, is_own_im
 from vtorque_core.base.errors import HostFault, Refusal, Refused, VtorqueError, printable
 from vtorque_core.site import job_size
 from vtorque_core.site.job_limits import ALWAYS_THERE, Entry, Facts
-from vtorque_core.site.job_size import Granted
+from vtorque_core.site.job_size import JobGrant
 from vtorque_core.site.option_limits import Limits, effective_default, refusal
 from vtorque_core.site.request import Request, unknown_key
 
@@ -33,32 +33,32 @@ def for_job(site: Site, plugins: Plugins, facts: Facts) -> tuple[Site, Plugins]:
     If a fact is unknown, an entry of ``[[limits]]`` that uses it refuses nothing.
     """
     off: dict[str, str] = {}
-    for entry, surely in _counting(site, facts):
+    for entry, surely in _applicable(site, facts):
         for name, on in entry.plugins.items():
             if on:
                 off.pop(name, None)
             elif surely:
                 off[name] = site.place(f"limits.{entry.number}.plugins.{name}")
-    return replace(site, options=options_for(site, facts)), plugins.without(off)
+    return replace(site, options=options_for(site, facts)), plugins.withhold(off)
 
 
 def options_for(site: Site, facts: Facts) -> dict[str, Limits]:
     options = dict(site.options)
-    for entry, surely in _counting(site, facts):
+    for entry, surely in _applicable(site, facts):
         for key, limits in entry.options.items():
-            options[key] = options[key].under(limits, surely=surely)
+            options[key] = options[key].override(limits, surely=surely)
     return options
 
 
-def _counting(site: Site, facts: Facts) -> Iterator[tuple[Entry, bool]]:
+def _applicable(site: Site, facts: Facts) -> Iterator[tuple[Entry, bool]]:
     """Yield the entries that apply or may apply to a job, with True for those that surely apply."""
     for entry in site.limits:
-        counts = entry.counts(facts)
+        counts = entry.applies(facts)
         if counts is not False:
             yield entry, bool(counts)
 
 
-def require_told(site: Site, facts: Facts) -> None:
+def require_facts(site: Site, facts: Facts) -> None:
     """Raise HostFault if an entry uses a fact that the hook should report but did not."""
     for entry in site.limits:
         for name in ALWAYS_THERE:
@@ -70,14 +70,14 @@ def require_told(site: Site, facts: Facts) -> None:
 
 
 def decide(request: Request, site: Site, plugins: Plugins) -> JobRequest:
-    return settle(asked(request, site, plugins), site, plugins)[0]
+    return resolve(check_options(request, site, plugins), site, plugins)[0]
 
 
-def settle(
+def resolve(
     wanted: JobRequest,
     site: Site,
     plugins: Plugins,
-    granted: Granted = Granted(),
+    granted: JobGrant = JobGrant(),
     image: Image | None = None,
     disk: int = 0,
 ) -> tuple[JobRequest, list[str]]:
@@ -86,12 +86,12 @@ def settle(
     ``granted`` is for one node. ``disk`` is a RAM disk in MiB.
     """
 
-    def more(job: JobRequest) -> list[Extra]:
+    def more_extras(job: JobRequest) -> list[Extra]:
         return extras(job, site, plugins)
 
-    job, notes, refusals = job_size.sized(wanted, site, more, granted, disk)
+    job, notes, refusals = job_size.resolve(wanted, site, more_extras, granted, disk)
     if image is not None and not refusals:
-        refusals = job_size.check_ram(job, site, more, granted, image, disk)
+        refusals = job_size.check_ram(job, site, more_extras, granted, image, disk)
     refusals = refusals or _parse_args(job, site, plugins)
     if refusals:
         raise Refused(*refusals)
@@ -105,7 +105,7 @@ def vcpus_on(settled: JobRequest, site: Site, plugins: Plugins, cpus: int) -> in
 WITHOUT_ROOT = ", but you use a site of your own, which runs without root (doc/laptop.md)"
 
 
-def _not_loaded(site: Site, plugins: Plugins) -> str:
+def _unloaded_hint(site: Site, plugins: Plugins) -> str:
     key = "disable" if site.plugins.disable else "enable"
     off = f"are disabled on this site by {site.origin(f'plugins.{key}')}"
     reasons = {"could not be loaded here": sorted(plugins.broken), off: plugins.off}
@@ -113,7 +113,7 @@ def _not_loaded(site: Site, plugins: Plugins) -> str:
     return "".join(f" (plugins that {why}: {names})" for why, names in found)
 
 
-def asked(request: Request, site: Site, plugins: Plugins) -> JobRequest:
+def check_options(request: Request, site: Site, plugins: Plugins) -> JobRequest:
     """Return the request with a typed value for every option, within the site's limits.
 
     ``ram`` and ``vcpus`` may be JOB. Raises Refused with all refusals.
@@ -133,7 +133,7 @@ def asked(request: Request, site: Site, plugins: Plugins) -> JobRequest:
         shown = value.name if isinstance(value, FileData) else value
         problem: Refusal | None
         if key not in options:
-            problem = unknown_key(key, shown, options, _not_loaded(site, plugins))
+            problem = unknown_key(key, shown, options, _unloaded_hint(site, plugins))
             if why := plugins.why_withheld("vtorque_options", key):
                 problem = replace(problem, message=why, fix=None)
         elif key in given:
@@ -189,7 +189,7 @@ def _value(
     except ValueError as error:
         return None, Refusal(printable(_words(error), _MAX_MESSAGE), key=key, value=shown)
     except (Exception, SystemExit) as error:
-        return None, _plugin_failed(option, shown, error, plugins)
+        return None, _plugin_failure(option, shown, error, plugins)
     return value, _refusal(option, value, shown, site, plugins)
 
 
@@ -202,7 +202,7 @@ def _refusal(
             return Refusal(f"needs root{WITHOUT_ROOT}", key=option.key, value=shown)
         return refusal(option, limits, value, shown, site.place)
     except (Exception, SystemExit) as error:
-        return _plugin_failed(option, shown, error, plugins)
+        return _plugin_failure(option, shown, error, plugins)
 
 
 def _bad_default(option: Option[Any], value: Any, site: Site, plugins: Plugins) -> Refusal | None:
@@ -224,7 +224,7 @@ def _parse_args(job: JobRequest, site: Site, plugins: Plugins) -> list[Refusal]:
         if isinstance(error, Refused):
             found += [_one_line(r) for r in error.refusals]
         elif error is not None:
-            found.append(_failed(f"{who} failed in vtorque_parse_args", error))
+            found.append(_failure(f"{who} failed in vtorque_parse_args", error))
         else:
             found.append(_one_line(contribution.item))
     return found
@@ -236,15 +236,15 @@ def _one_line(refused: Refusal) -> Refusal:
     return Refusal(**({"message": ""} | said))
 
 
-def _plugin_failed(
+def _plugin_failure(
     option: Option[Any], shown: str, error: BaseException, plugins: Plugins
 ) -> Refusal:
     owners = [c.plugin for c in plugins.each(hooks.vtorque_options) if c.item is option]
-    failed = _failed(f"plugin {', '.join(owners)} failed on it", error)
+    failed = _failure(f"plugin {', '.join(owners)} failed on it", error)
     return Refusal(failed.message, key=option.key, value=shown)
 
 
-def _failed(what: str, error: BaseException) -> Refusal:
+def _failure(what: str, error: BaseException) -> Refusal:
     return Refusal(printable(f"{what}: {type(error).__name__}: {_words(error)}", _MAX_MESSAGE))
 
 
@@ -258,7 +258,7 @@ def _words(error: BaseException) -> str:
 def needs(wanted: JobRequest, site: Site, plugins: Plugins, disk: int = 0) -> Needs:
     more, of_job = extras(wanted, site, plugins), wanted.of_job
     cpus = wanted[VMS_PER_NODE] * wanted[VCPUS] + sum(e.cpus for e in more)
-    mib = job_size.memory(wanted, site, lambda _: more, disk)
+    mib = job_size.total_memory(wanted, site, lambda _: more, disk)
     # Not for guests of the job's size: they would get the host's reserve, too.
     if VCPUS.key not in of_job or any(e.own for e in more):
         cpus += site.node.host_reserve_cores
@@ -277,7 +277,7 @@ def extras(wanted: JobRequest, site: Site, plugins: Plugins) -> list[Extra]:
         who = f"plugin {contribution.plugin} ({contribution.distribution})"
         item, error = contribution.item, contribution.error
         if error is not None:
-            raise Refused(_failed(f"{who} failed in vtorque_needs", error))
+            raise Refused(_failure(f"{who} failed in vtorque_needs", error))
         if min(item.cpus, item.mib, *item.resources.values(), *item.licenses.values()) < 0:
             said = printable(repr(item), 80)
             raise Refused(f"{who} returned {said} instead of an Extra of 0 or more")

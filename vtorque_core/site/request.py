@@ -61,17 +61,17 @@ class Request:
 
     @staticmethod
     def decode(blob: bytes) -> Request:
-        return Request.of(unpack(blob))
+        return Request.from_parts(unpack(blob))
 
     @staticmethod
-    def of(parts: Iterable[bytes]) -> Request:
+    def from_parts(parts: Iterable[bytes]) -> Request:
         """Return the request from the untrusted output of :func:`unpack`. Raises Refused only."""
         pairs: Pairs = []
         files: dict[str, FileData] = {}
         seen: set[str] = set()
         shell = None
         for part in parts:
-            kind, key, content = part[:1], *_two(part[1:], b"=")
+            kind, key, content = part[:1], *_split_pair(part[1:], b"=")
             if kind == _SHELL:
                 if shell is not None:
                     malformed("shell is given twice")
@@ -84,7 +84,7 @@ class Request:
                 malformed(f"key {name} is given twice")
             seen.add(name)
             if kind == _FILE:
-                files[name] = _file(*_two(content, b"\0"))
+                files[name] = _file(*_split_pair(content, b"\0"))
             else:
                 pairs.append((name, _text(content, "a -vm value", MAX_VALUE)))
             if len(pairs) > MAX_PAIRS or len(files) > MAX_FILES:
@@ -118,7 +118,7 @@ def parse_vm(values: Iterable[str]) -> Pairs | None:
     return pairs
 
 
-def requested(command_line: Sequence[str], script: Sequence[str] = ()) -> Pairs | None:
+def merge_pairs(command_line: Sequence[str], script: Sequence[str] = ()) -> Pairs | None:
     """Return the pairs of a job; the command line overrides the script. None is bare metal.
 
     ``-vm none`` overrides all pairs of the script, and any pair overrides ``none`` in the script.
@@ -210,11 +210,11 @@ def _split(word: str) -> tuple[str, str]:
 
 def read(blob: bytes) -> Request:
     """Return the request in an untrusted ``blob``, parsed by an unprivileged process. As root."""
-    from vtorque_core.api.read_apart import Unreadable, read_apart  # noqa: PLC0415 - not by vsub
+    from vtorque_core.api.read_apart import Unreadable, parse_unprivileged  # noqa: PLC0415 - not by vsub
 
-    _limited(blob)
+    _check_size(blob)
     try:
-        return Request.of(read_apart(unpack, blob))
+        return Request.from_parts(parse_unprivileged(unpack, blob))
     except Unreadable as error:
         raise Refused(str(error)) from None
 
@@ -224,7 +224,7 @@ def unpack(blob: bytes) -> Iterator[bytes]:
 
     The caller validates the parts.
     """
-    _limited(blob)
+    _check_size(blob)
     document = _object(_json(blob), "the document", ("v", "vm", "files", "shell"))
     version = document["v"]
     if type(version) is not int or version != VERSION:
@@ -249,7 +249,7 @@ def unpack(blob: bytes) -> Iterator[bytes]:
         yield _SHELL + b"=" + _bytes(document["shell"], "shell")
 
 
-def _limited(blob: bytes) -> None:
+def _check_size(blob: bytes) -> None:
     if len(blob) > MAX_REQUEST:
         malformed(f"has {len(blob)} bytes (limit: {MAX_REQUEST})")
 
@@ -296,7 +296,7 @@ def _bytes(value: Any, what: str) -> bytes:
     return value.encode("utf-8", "surrogatepass")  # invalid UTF-8: _text refuses it
 
 
-def _two(value: bytes, between: bytes) -> tuple[bytes, bytes]:
+def _split_pair(value: bytes, between: bytes) -> tuple[bytes, bytes]:
     first, _, second = value.partition(between)
     return first, second
 

@@ -231,9 +231,7 @@ class Network:
     gateway: str = setting("", "default route; empty: the subnet's first host", None, _address)
     dns: tuple[str, ...] = setting((), "name servers' addresses", None, _addresses)
     search: tuple[str, ...] = setting(
-        (),
-        "DNS search domains, for addressing static or command",
-        check=_domains,
+        (), "DNS search domains, for addressing static or command", check=_domains
     )
     ntp: tuple[str, ...] = setting((), "time servers")
     first: int = setting(

@@ -35,7 +35,7 @@ def _lines(text: str) -> dict[str, int]:
         if statement.lstrip().startswith("["):
             if statement.lstrip().startswith("[["):
                 arrays[keys[-1]] = arrays.get(keys[-1], 0) + 1
-            keys += [_numbered(key, arrays) for key in keys]
+            keys += [_array_key(key, arrays) for key in keys]
             table = f"{keys[-1]}."
         else:
             keys = [table + key for key in keys]
@@ -45,7 +45,7 @@ def _lines(text: str) -> dict[str, int]:
     return found
 
 
-def _numbered(key: str, arrays: Mapping[str, int]) -> str:
+def _array_key(key: str, arrays: Mapping[str, int]) -> str:
     of = next((name for name in arrays if f"{key}.".startswith(f"{name}.")), None)
     return key if of is None else f"{of}.{arrays[of]}{key.removeprefix(of)}"
 

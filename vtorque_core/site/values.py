@@ -29,7 +29,7 @@ def convert(kind: Any, value: Any, unit: str | None = None) -> Any:  # noqa: PLR
         return _with_unit(kind, value, unit)
     if origin is Literal:
         if value not in get_args(kind) or isinstance(value, bool):
-            raise _not(value, f"one of {', '.join(str(a) for a in get_args(kind))}")
+            raise _type_error(value, f"one of {', '.join(str(a) for a in get_args(kind))}")
         return value
     if origin in (Union, types.UnionType):
         inner = [arg for arg in get_args(kind) if arg is not type(None)]
@@ -37,15 +37,15 @@ def convert(kind: Any, value: Any, unit: str | None = None) -> Any:  # noqa: PLR
         return convert(inner[0], value, unit) if one else value
     if origin is tuple:
         if not isinstance(value, list):
-            raise _not(value, "a list in brackets")
+            raise _type_error(value, "a list in brackets")
         return tuple(convert(get_args(kind)[0], item, unit) for item in value)
     if origin is not None and issubclass(origin, Mapping):
         if not isinstance(value, dict):
-            raise _not(value, "a table")
+            raise _type_error(value, "a table")
         of_key, of_item = get_args(kind)
         return {convert(of_key, k): convert(of_item, item, unit) for k, item in value.items()}
     if dataclasses.is_dataclass(kind):
-        return _nested(typing.cast("type[Any]", kind), value)
+        return _check_depth(typing.cast("type[Any]", kind), value)
     return _plain(kind, value)
 
 
@@ -109,14 +109,14 @@ def _plain(kind: Any, value: Any) -> Any:
         return value
     if kind is float and isinstance(value, int | float) and not isinstance(value, bool):
         if not abs(value) <= _MOST:
-            raise _not(value, "a finite number")
+            raise _type_error(value, "a finite number")
         return float(value)
     if kind is Path and isinstance(value, str):
         if not value or "\0" in value:
-            raise _not(value, "a path")
+            raise _type_error(value, "a path")
         return Path(value)
     if type(value) is not kind or (kind is str and "\0" in value):
-        raise _not(value, _WORDS.get(kind, getattr(kind, "__name__", str(kind))))
+        raise _type_error(value, _WORDS.get(kind, getattr(kind, "__name__", str(kind))))
     return value
 
 
@@ -128,12 +128,12 @@ def _with_unit(kind: Any, value: Any, unit: str) -> Any:
         except ValueError as error:
             raise ValueError(f"is {value!r}: {error}") from None
     if isinstance(number, bool) or not isinstance(number, int | float):
-        raise _not(value, "a duration like 90s" if unit == "s" else "a size like 512M")
+        raise _type_error(value, "a duration like 90s" if unit == "s" else "a size like 512M")
     if not math.isfinite(number) or number < 0:
-        raise _not(value, "zero or more")
+        raise _type_error(value, "zero or more")
     if kind is int:
         if number != int(number):
-            raise _not(value, f"a whole number of {unit}")
+            raise _type_error(value, f"a whole number of {unit}")
         return int(number)
     return float(number)
 
@@ -143,16 +143,16 @@ def _mib(text: str) -> int:
     return 0 if text.strip() == "0" else size_mib(text)
 
 
-def _nested(cls: type[Any], value: Any) -> Any:
+def _check_depth(cls: type[Any], value: Any) -> Any:
     if not isinstance(value, dict):
-        raise _not(value, "a table")
+        raise _type_error(value, "a table")
     values, problems = read_fields(cls, value)
     for key, problem in problems.items():
         raise ValueError(f"{key}: {problem}")
     return cls(**values)
 
 
-def _not(value: Any, wanted: str) -> ValueError:
+def _type_error(value: Any, wanted: str) -> ValueError:
     return ValueError(f"is {printable(repr(value), 80)}, but must be {wanted}")
 
 

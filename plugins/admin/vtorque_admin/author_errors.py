@@ -17,7 +17,7 @@ _PUBLIC = re.compile(r"vtorque_core\.(api|live)(\.|$)")
 _PRIVATE = re.compile(rb"vtorque_core(\.(?!api|live)| import)")  # fast check for candidates
 
 
-def found(plugins: Plugins, name: str) -> Iterator[str]:
+def find_errors(plugins: Plugins, name: str) -> Iterator[str]:
     """Yield the errors in the source of a loaded plugin, with module and line."""
     modules = plugins.modules_of(name)
     packages = {module.__name__.partition(".")[0] for module in modules} - _OURS
@@ -31,7 +31,7 @@ def found(plugins: Plugins, name: str) -> Iterator[str]:
                     yield f"{called}, line {getattr(node, 'lineno', 0)}: {what}"
 
 
-def dear(plugins: Plugins, name: str) -> str:
+def slow_import(plugins: Plugins, name: str) -> str:
     """Return a message if importing the plugin makes ``vsub`` slow, or an empty string."""
     cost = plugins.costs.get(name, 0.0)
     if cost <= DEAR:

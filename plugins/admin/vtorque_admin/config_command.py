@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from vtorque_admin.example import effective, example
+from vtorque_admin.example import effective_values, example
 from vtorque_core.api import EXIT_FAILED, VtorqueError, require_root_owned
 from vtorque_core.live.command_groups import PluginGroup, json_option
 from vtorque_core.live.site_config import (
@@ -16,9 +16,9 @@ from vtorque_core.live.site_config import (
     Plugins,
     build,
     load,
-    opened,
-    overridden,
+    open_config,
     problems,
+    site_templates,
 )
 
 _FILE = click.option(
@@ -44,7 +44,7 @@ def check(path: Path, as_json: bool) -> None:
     found: list[str]
     warnings: tuple[str, ...] = ()
     try:
-        raw, plugins = opened(path, node=True)
+        raw, plugins = open_config(path, node=True)
         found = problems(raw, plugins)
         if not found:
             site = build(raw, plugins, node=True)
@@ -69,7 +69,7 @@ def check(path: Path, as_json: bool) -> None:
 
 def _template_problems(templates: Path) -> list[str]:
     found = []
-    for path, replaced in overridden(templates).items():
+    for path, replaced in site_templates(templates).items():
         if not replaced:
             found.append(f"{path}: no template has that name: none is replaced")
         try:
@@ -85,8 +85,8 @@ def _template_problems(templates: Path) -> list[str]:
 def show(path: Path, as_json: bool) -> None:
     """Print every value in effect and where it is set."""
     site, plugins = load(path, node=True)
-    values = effective(site, plugins)
-    templates = {str(path): what for path, what in overridden(site.templates).items()}
+    values = effective_values(site, plugins)
+    templates = {str(path): what for path, what in site_templates(site.templates).items()}
     if as_json:
         listed = {
             key: {"value": v.value, "unit": v.unit, "origin": v.origin} for key, v in values.items()

@@ -23,7 +23,7 @@ from vtorque_core.api import (
     require_root_owned,
     run_tool,
 )
-from vtorque_core.api.health import LEAST_FREE, HealthResult, failed, ok, warning
+from vtorque_core.api.health import LEAST_FREE, HealthResult, failure, ok, warning
 from vtorque_core.api.setup_steps import Check, Mark, SetupStep
 from vtorque_core.live.libvirt import call
 from vtorque_core.live.node_setup import (
@@ -117,7 +117,7 @@ def examine(
     else:
         checks += [
             ("confinement", check_confinement),
-            (health.ALIKE, check_alike),
+            (health.ALIKE, check_equal_values),
             ("batch system", lambda s: check_batch(s, plugins, marks=marks)),
         ]
     if user is not None:
@@ -150,7 +150,7 @@ def check_libvirt(site: Site) -> Iterator[HealthResult]:
         cpus, memory = node_hardware.host_cpus(uri), node_hardware.host_memory_mib(uri)
     except VtorqueError as error:
         start = "see tools" if site.owner else "start libvirtd (and virtlogd) on this node"
-        yield failed(str(error), start)
+        yield failure(str(error), start)
         return
     yield ok(f"{uri} answers: {len(cpus)} CPUs, {memory} MiB")
 
@@ -162,9 +162,9 @@ def check_code(site: Site) -> Iterator[HealthResult]:
         require_root_owned(prefix, site.owner)
         require_tree(prefix, site.owner)
     except VtorqueError as error:
-        yield failed(str(error), "install vTorque as root where only root can write")
+        yield failure(str(error), "install vTorque as root where only root can write")
     else:
-        yield ok(f"{prefix} is {_whose(site)}")
+        yield ok(f"{prefix} is {_owner_text(site)}")
 
 
 def check_confinement(site: Site) -> Iterator[HealthResult]:
@@ -173,7 +173,7 @@ def check_confinement(site: Site) -> Iterator[HealthResult]:
         models = security_models(site.node.libvirt_uri)
         settings = qemu_settings(QEMU_CONF)
     except (OSError, VtorqueError) as error:
-        yield failed(f"libvirt's confinement is unknown: {error}", "fix libvirt first")
+        yield failure(f"libvirt's confinement is unknown: {error}", "fix libvirt first")
         return
     again = "and restart libvirtd"
     found = sorted({"apparmor", "selinux"} & set(models))
@@ -183,14 +183,14 @@ def check_confinement(site: Site) -> Iterator[HealthResult]:
     elif site.node.guest_uids and os.uname().machine == "x86_64":  # others boot disks by UEFI
         yield warning("QEMU is confined by a uid for each guest, but by no security module", module)
     else:
-        yield failed(
+        yield failure(
             "one guest's QEMU may open another's files: there is no security module, nor a uid for "
             "each guest ([node] guest_uids = 0, or guests that boot through UEFI)",
             module,
         )
     user = models.get("dac", "").partition(":")[0].removeprefix("+")
     if user in ("", "0"):
-        yield failed("QEMU runs as root", f"set user in {QEMU_CONF} {again}")
+        yield failure("QEMU runs as root", f"set user in {QEMU_CONF} {again}")
     else:
         yield ok(f"QEMU runs as uid {user}")
     for key, loss in _CONFINES.items():
@@ -241,7 +241,7 @@ def check_namespaces(_: Site) -> Iterator[HealthResult]:
     try:
         run_tool("unshare", "--user", "true", timeout=_CHILD_TIMEOUT)
     except HostFault as error:
-        yield failed(
+        yield failure(
             f"virtiofsd cannot create a user namespace: {error}",
             "as root: sysctl kernel.unprivileged_userns_clone=1 "
             "kernel.apparmor_restrict_unprivileged_userns=0, whichever this kernel has",
@@ -270,19 +270,19 @@ def _check_one_network(site: Site, network: AnyNetwork, make: str) -> Iterator[H
             yield ok(f"libvirt network {network.source} is active")
             yield from _check_guard(site, network)
         else:
-            yield failed(f"libvirt network {network.source} is not active", make)
+            yield failure(f"libvirt network {network.source} is not active", make)
     elif Path("/sys/class/net", network.source).exists():
         yield ok(f"{network.kind} {network.source} exists")
     else:
         fix = "create it, or change the network's table in the config"
-        yield failed(f"{network.kind} {network.source} does not exist", fix)
+        yield failure(f"{network.kind} {network.source} does not exist", fix)
 
 
 def _check_guard(site: Site, network: AnyNetwork) -> Iterator[HealthResult]:
     source = network.source
     if not netfilter.node_guard(network, site.node.libvirt_uri):
         yield ok(f"libvirt network {source} uses a bridge of the site: not protected by vTorque")
-    elif netfilter.guarded(source):
+    elif netfilter.has_guard(source):
         open_ports = ", ".join(network.node_ports) or "no port"
         yield ok(f"guests of {source} reach {open_ports} of this node")
     else:
@@ -305,7 +305,7 @@ def check_shares(site: Site) -> Iterator[HealthResult]:
             yield ok(f"[shares.{name}] {share.source} is served as the job's user alone")
     base, first = site.node.subordinate_ids, site.node.guest_uids
     if first and base and first + guest_uids.COUNT > base:
-        yield failed(
+        yield failure(
             f"[node] guest_uids {first} to {first + guest_uids.COUNT - 1} are ids of roots in "
             f"guests, [node] subordinate_ids {base} and above",
             f"set guest_uids to {base - guest_uids.COUNT} or less",
@@ -313,13 +313,13 @@ def check_shares(site: Site) -> Iterator[HealthResult]:
     for table in subordinate_ids.TABLES if base else ():
         for owner, first, count in subordinate_ids.ranges(table):
             if first + count > base:
-                yield failed(
+                yield failure(
                     f"{owner}'s range of {table} reaches beyond [node] subordinate_ids {base}",
                     "choose a number above all ids there",
                 )
 
 
-def check_alike(site: Site) -> Iterator[HealthResult]:
+def check_equal_values(site: Site) -> Iterator[HealthResult]:
     """Report values that must be equal on all nodes, for ``vtorque cluster doctor``. As root."""
     if os.geteuid() != 0:
         return
@@ -333,20 +333,20 @@ def check_directories(site: Site) -> Iterator[HealthResult]:
     """Check owner, mode and free space of vTorque's directories."""
     for path in (site.paths.state, site.paths.run):
         if not path.is_dir():
-            missing = failed(f"{path} does not exist", "run vtorque setup install")
+            missing = failure(f"{path} does not exist", "run vtorque setup install")
             yield ok(f"{path} is created by the first job") if site.owner else missing
             continue
         status = path.stat()
         if status.st_uid != site.owner or status.st_mode & 0o022:
-            yield failed(f"{path} can be written by others than root", f"chmod go-w {path}")
+            yield failure(f"{path} can be written by others than root", f"chmod go-w {path}")
         else:
-            yield ok(f"{path} is {_whose(site)}")
+            yield ok(f"{path} is {_owner_text(site)}")
     free = shutil.disk_usage(site.paths.state if site.paths.state.is_dir() else "/").free >> 20
     if free < LEAST_FREE:
         yield warning(f"{site.paths.state}: {free} MiB free", "free space for job disks")
 
 
-def _whose(site: Site) -> str:
+def _owner_text(site: Site) -> str:
     return "your own" if site.owner else "root's"
 
 
@@ -357,7 +357,7 @@ def check_tools(site: Site) -> Iterator[HealthResult]:
         if shutil.which(tool, path="/usr/sbin:/usr/bin:/sbin:/bin"):
             yield ok(f"{tool} is there")
         else:
-            yield failed(f"{tool} is missing", f"{who}install the package {package}")
+            yield failure(f"{tool} is missing", f"{who}install the package {package}")
 
 
 def check_batch(site: Site, plugins: Plugins, *, marks: bool = False) -> Iterator[HealthResult]:
@@ -367,22 +367,22 @@ def check_batch(site: Site, plugins: Plugins, *, marks: bool = False) -> Iterato
     steps = [step for step in found if not (marks and isinstance(step, Mark))]
     for step in steps:
         try:
-            if step.done():
+            if step.is_applied():
                 yield ok(f"{batch}: {step.text}")
             else:
-                yield _not_done(step, batch)
+                yield _missing_step(step, batch)
         except (VtorqueError, OSError) as error:
-            yield failed(f"{batch}: not done: {type(step).__name__}", str(error))
+            yield failure(f"{batch}: not done: {type(step).__name__}", str(error))
     if not found:
         yield ok(f"{batch} calls vTorque by itself")
 
 
-def _not_done(step: SetupStep, batch: str) -> HealthResult:
+def _missing_step(step: SetupStep, batch: str) -> HealthResult:
     said = f"{batch}: not done: {step.text}"
     if isinstance(step, Mark):
         return warning(said, "if no check failed: vtorque doctor --mark")
     again = f"run vtorque setup install --batch {batch}"
-    return failed(said, step.problem if isinstance(step, Check) else again)
+    return failure(said, step.problem if isinstance(step, Check) else again)
 
 
 def check_user(name: str) -> Iterator[HealthResult]:
@@ -390,13 +390,13 @@ def check_user(name: str) -> Iterator[HealthResult]:
     try:
         user = pwd.getpwnam(name)
     except KeyError:
-        yield failed(f"user {name} is unknown on this node", "add the user to it")
+        yield failure(f"user {name} is unknown on this node", "add the user to it")
         return
     if user.pw_uid == 0:
-        yield failed("root's jobs do not run in guests", "submit as an ordinary user")
+        yield failure("root's jobs do not run in guests", "submit as an ordinary user")
         return
-    if problem := children.in_child(lambda: _enter_home(user), _CHILD_TIMEOUT):
-        yield failed(
+    if problem := children.run_in_child(lambda: _enter_home(user), _CHILD_TIMEOUT):
+        yield failure(
             f"{name} cannot enter {user.pw_dir}: {problem}",
             "check the mount, owner and mode of the home directory",
         )

@@ -17,7 +17,7 @@ from vtorque_core.live.site_config import (
     is_required,
     schema,
     show,
-    shown,
+    show_limits,
 )
 
 _HEAD = """\
@@ -66,7 +66,7 @@ def settings_classes(plugins: Plugins) -> dict[str, type[Any]]:
 
 
 @dataclasses.dataclass(frozen=True)
-class Effective:
+class EffectiveValue:
     """A value in effect and where it is set."""
 
     value: Any
@@ -79,28 +79,28 @@ class Effective:
         return "(absent)" if self.value is None else show(self.value, self.unit)
 
 
-def effective(site: Site, plugins: Plugins) -> dict[str, Effective]:
+def effective_values(site: Site, plugins: Plugins) -> dict[str, EffectiveValue]:
     """Return every value in effect, by its dotted key."""
     tables: list[tuple[str, Any]] = [(name, getattr(site, name)) for name in schema.TABLES]
     tables += [(f"networks.{name}", network) for name, network in site.networks.items()]
     tables += [(f"shares.{name}", share) for name, share in site.shares.items()]
     tables += [(f"plugin.{name}", value) for name, value in site.settings.items()]
-    found: dict[str, Effective] = {}
+    found: dict[str, EffectiveValue] = {}
     for table, settings in tables:
         for f in dataclasses.fields(settings):
             key = f"{table}.{f.name}"
             value = _json(getattr(settings, f.name))
-            found[key] = Effective(value, site.origin(key), f.metadata.get("unit"))
+            found[key] = EffectiveValue(value, site.origin(key), f.metadata.get("unit"))
     for number, table in enumerate(site.raw.data.get("limits", ()), 1):
         key = f"limits.{number}"
-        found[key] = Effective(_json(table), f"{site.path}:{site.raw.line(key)}")
+        found[key] = EffectiveValue(_json(table), f"{site.path}:{site.raw.line(key)}")
     for name, option in plugins.options().items():
         limits = site.options.get(name, Limits())
         default = effective_default(option, limits)
         text = option.show(default) if default not in (None, "") else ""
-        for limit, value in ({"default": text} | shown(option, limits)).items():
+        for limit, value in ({"default": text} | show_limits(option, limits)).items():
             key = f"options.{name}.{limit}"
-            found[key] = Effective(value, site.origin(key))
+            found[key] = EffectiveValue(value, site.origin(key))
     return found
 
 
@@ -145,10 +145,10 @@ def _keys(cls: type[Any], values: Mapping[str, Any] | None = None) -> Iterator[t
         elif is_required(f):
             yield doc + " (must be set)", f"{f.name} = {_empty(hints[f.name])}"
         else:
-            yield from _with_default(f, doc, unit)
+            yield from _show_default(f, doc, unit)
 
 
-def _with_default(
+def _show_default(
     f: dataclasses.Field[Any], doc: str, unit: str | None
 ) -> Iterator[tuple[str, str]]:
     made = f.default_factory

@@ -7,8 +7,8 @@ import re
 from typing import Any
 from xml.etree import ElementTree
 
-from vtorque_core.live.libvirt import call, if_there, network_xml
-from vtorque_core.live.node_setup import AnyNetwork, ExtraNetwork, Site, of_site
+from vtorque_core.live.libvirt import call, if_exists, network_xml
+from vtorque_core.live.node_setup import AnyNetwork, ExtraNetwork, Site, all_networks
 
 _MADE = "https://vtorque.org/xmlns/network/1"  # marks libvirt networks that vTorque created
 
@@ -16,7 +16,7 @@ _MADE = "https://vtorque.org/xmlns/network/1"  # marks libvirt networks that vTo
 def libvirt_networks(site: Site) -> list[AnyNetwork]:
     """Return the guests' networks that libvirt provides, each once."""
     wanted: dict[str, AnyNetwork] = {}
-    for network in of_site(site).values():
+    for network in all_networks(site).values():
         if network.kind == "network":
             wanted.setdefault(network.source, network)
     return list(wanted.values())
@@ -66,7 +66,7 @@ def remove(site: Site, network: AnyNetwork) -> bool:
 
 
 def _find(connection: Any, name: str) -> Any | None:
-    return if_there(lambda: connection.networkLookupByName(name))
+    return if_exists(lambda: connection.networkLookupByName(name))
 
 
 def _with_known_uuid(connection: Any, xml: str) -> str:

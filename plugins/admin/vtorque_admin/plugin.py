@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import ModuleType
 from typing import TYPE_CHECKING
 
-from vtorque_core.api import Command, always
+from vtorque_core.api import Command, constant_hook
 
 if TYPE_CHECKING:
     import click
@@ -29,7 +29,7 @@ def _plugins() -> click.Command:
     return plugins
 
 
-vtorque_commands = always(
+vtorque_commands = constant_hook(
     Command("vtorque setup", lambda: _commands().setup),
     Command("vtorque doctor", lambda: _commands().doctor),
     Command("vtorque config", _config),

@@ -21,14 +21,14 @@ from vtorque_core.live.site_config import (
     Plugins,
     Raw,
     build,
-    installed,
-    opened,
+    installed_plugins,
+    open_config,
     owner,
     plugins_config,
 )
 
 
-def _loaded(item: Command) -> str:
+def _point_name(item: Command) -> str:
     item.load()
     return item.words
 
@@ -39,7 +39,7 @@ _KINDS: tuple[tuple[str, str, Callable[[Any], str]], ...] = (
     ("guest types", "vtorque_guest_types", lambda item: str(item.name)),
     ("batch systems", "vtorque_batch_systems", lambda item: str(item.name)),
     ("image builders", "vtorque_image_builders", lambda item: str(item.name)),
-    ("commands", "vtorque_commands", _loaded),
+    ("commands", "vtorque_commands", _point_name),
 )
 
 
@@ -81,7 +81,7 @@ def plugins(ctx: click.Context, config: Path, verbose: bool, as_json: bool) -> N
     if ctx.invoked_subcommand:
         return
 
-    raw, loaded = opened(config, node=True)
+    raw, loaded = open_config(config, node=True)
     wrong = ""
     try:
         build(raw, loaded, node=True)
@@ -100,8 +100,8 @@ def plugins(ctx: click.Context, config: Path, verbose: bool, as_json: bool) -> N
 
 def list_rows(loaded: Plugins, raw: Raw, disabled: tuple[str, ...]) -> list[Row]:
     """Return a row for each installed plugin, the core first."""
-    brought = _brought(loaded)
-    points = {name: owner(found[0]) for name, found in installed().items()}
+    brought = _contributions(loaded)
+    points = {name: owner(found[0]) for name, found in installed_plugins().items()}
     rows = []
     for name, whose in (
         {BUILTIN: f"vtorque-core {metadata.version('vtorque-core')}"} | points
@@ -115,13 +115,13 @@ def list_rows(loaded: Plugins, raw: Raw, disabled: tuple[str, ...]) -> list[Row]
             rows.append(Row(name, "off", distribution, version, why))
         else:
             has, hooks = brought.get(name, {}), loaded.hooks_of(name)
-            wrong = tuple(author_errors.found(loaded, name))
-            slow = author_errors.dear(loaded, name)
+            wrong = tuple(author_errors.find_errors(loaded, name))
+            slow = author_errors.slow_import(loaded, name)
             rows.append(Row(name, "on", distribution, version, slow, has, hooks, wrong))
     return rows
 
 
-def _brought(loaded: Plugins) -> dict[str, dict[str, list[str]]]:
+def _contributions(loaded: Plugins) -> dict[str, dict[str, list[str]]]:
     loaded.options(), loaded.guest_types(), loaded.batch_systems(), loaded.image_builders()
     found: dict[str, dict[str, list[str]]] = {}
     for kind, hook, name_of in _KINDS:
@@ -131,7 +131,9 @@ def _brought(loaded: Plugins) -> dict[str, dict[str, list[str]]]:
                     raise each.error
                 found.setdefault(each.plugin, {}).setdefault(kind, []).append(name_of(each.item))
             except (Exception, SystemExit) as error:
-                told = each.told(hook) if each.error else f"{hook}: {type(error).__name__}: {error}"
+                told = (
+                    each.message(hook) if each.error else f"{hook}: {type(error).__name__}: {error}"
+                )
                 loaded.broken.setdefault(each.plugin, told)
     for names in [names for has in found.values() for names in has.values()]:
         names.sort()

@@ -37,8 +37,8 @@ def install(site: Site, say: Say, *, secret: bytes | None = None, dry_run: bool 
     Raises HostFault if jobs use another secret.
     """
     steps: list[tuple[str, Callable[[], None]]] = []
-    for directory, mode in directories.wanted(site):
-        if not directories.is_right(directory, mode):
+    for directory, mode in directories.node_directories(site):
+        if not directories.is_correct(directory, mode):
             make = functools.partial(directories.make, directory, mode)
             steps.append((f"make {directory} root's, mode {mode:o}", make))
     place = site.paths.secret
@@ -99,7 +99,7 @@ def uninstall(site: Site, config: Path, say: Say, *, purge: bool = False) -> Non
     for network in libvirt_networks(site):
         if remove(site, network):
             say(f"removed network {network.source}")
-        netfilter.unguard(network.source)
+        netfilter.remove_guard(network.source)
     setup_commands.uninstall(site.paths.commands, site.paths.modulefiles, say)
     shutil.rmtree(site.paths.run, ignore_errors=True)
     say(f"removed {site.paths.run}")

@@ -41,7 +41,7 @@ def steps_of(site: Site, plugins: Plugins, batch: str, config: Path) -> list[Set
     return [ReplacedFile(place.jobshell, jobshell_script(place)), *own]
 
 
-def _of_plugins(site: Site, plugins: Plugins, config: Path) -> list[SetupStep]:
+def _plugin_steps(site: Site, plugins: Plugins, config: Path) -> list[SetupStep]:
     place = installation(site, config)
     return [c.item for c in plugins.collect(hooks.vtorque_setup_steps, site=site, place=place)]
 
@@ -62,9 +62,9 @@ def install(
 
     Changes nothing if the admin must act first. After a failure, call it again.
     """
-    steps = [*steps_of(site, plugins, batch, config), *_of_plugins(site, plugins, config)]
+    steps = [*steps_of(site, plugins, batch, config), *_plugin_steps(site, plugins, config)]
     again = f"after fixing this, run vtorque setup install --batch {batch} again"
-    by_hand = [step.problem for step in steps if isinstance(step, Check) and not step.done()]
+    by_hand = [step.problem for step in steps if isinstance(step, Check) and not step.is_applied()]
     if by_hand and not dry_run:
         raise HostFault(f"{'. Also: '.join(by_hand)}. Nothing of {batch} was changed: {again}")
     memory = site.paths.state / "setup.json"
@@ -74,7 +74,7 @@ def install(
         _save(memory, record)
     for step in steps:
         try:
-            if step.done():
+            if step.is_applied():
                 continue
             say(f"would {step.text}" if dry_run else step.text)
             if not dry_run:
@@ -120,7 +120,7 @@ def _undo(step: SetupStep, say: Say) -> bool:
     if isinstance(step, Check):
         return True
     try:
-        if step.done():
+        if step.is_applied():
             say(f"undo: {step.text}")
         step.undo()
     except (VtorqueError, OSError) as error:
@@ -142,8 +142,8 @@ def _system(text: str) -> str:
 
 def _edit_config(config: Path, batch: str, memory: Path) -> None:
     record = _load(memory)
-    new = edit.with_text(edit.read(config), "batch", "system", batch)
-    record["config"] = {"before": _without_us(config, record["config"]), "after": _sum(new)}
+    new = edit.set_value(edit.read(config), "batch", "system", batch)
+    record["config"] = {"before": _remove_edits(config, record["config"]), "after": _sum(new)}
     _save(memory, record)
     edit.write(config, new)
 
@@ -152,7 +152,7 @@ def _restore_config(config: Path, record: dict[str, Any]) -> str:
     known = record["config"]
     if known is None or not config.exists():
         return ""
-    back = _without_us(config, known)
+    back = _remove_edits(config, known)
     if back is None:
         config.unlink()
         return f"removed {config}"
@@ -164,7 +164,7 @@ def _restore_config(config: Path, record: dict[str, Any]) -> str:
     return f"{config} was edited: only [batch] system is restored to {_system(back)}"
 
 
-def _without_us(config: Path, known: dict[str, Any] | None) -> str | None:
+def _remove_edits(config: Path, known: dict[str, Any] | None) -> str | None:
     """Undo the installation's change of the config, but keep later edits; None: no config."""
     now = edit.read(config) if config.exists() else None
     if known is None or now in (None, known["before"]):
@@ -172,7 +172,7 @@ def _without_us(config: Path, known: dict[str, Any] | None) -> str | None:
     if _sum(now) == known["after"]:
         return str(known["before"]) if known["before"] is not None else None
     system = _system(known["before"] or "")
-    return now if _system(now) == system else edit.with_text(now, "batch", "system", system)
+    return now if _system(now) == system else edit.set_value(now, "batch", "system", system)
 
 
 def _sum(text: str) -> str:

@@ -35,9 +35,9 @@ _MAX_FILE = 64 << 10  # bytes; ours have 2000
 
 def install(commands: str, modulefiles: str, say: Say, *, dry_run: bool = False) -> None:
     """Create the missing links and files. Files of other installations stay unchanged."""
-    for path, content in _wanted(commands, modulefiles):
+    for path, content in _wanted_files(commands, modulefiles):
         try:
-            there = _present(path)
+            there = _read_file(path)
             if there == content:
                 continue
             if there is not None and not _is_ours(there, content):
@@ -46,16 +46,16 @@ def install(commands: str, modulefiles: str, say: Say, *, dry_run: bool = False)
             kind = f"link {path} to {content}" if isinstance(content, Path) else f"write {path}"
             say(f"would {kind}" if dry_run else kind)
             if not dry_run:
-                _put(path, content)
+                _write_file(path, content)
         except (OSError, HostFault) as error:
             say(f"warning: cannot make {path}: {error}")
 
 
 def uninstall(commands: str, modulefiles: str, say: Say) -> None:
     """Remove the links and files that :func:`install` has created."""
-    for path, content in _wanted(commands, modulefiles):
+    for path, content in _wanted_files(commands, modulefiles):
         try:
-            there = _present(path)
+            there = _read_file(path)
             if there is not None and _is_ours(there, content):
                 safefs.remove_file(str(path))
                 say(f"removed {path}")
@@ -63,7 +63,7 @@ def uninstall(commands: str, modulefiles: str, say: Say) -> None:
             say(f"warning: cannot remove {path}: {error}")
 
 
-def _wanted(commands: str, modulefiles: str) -> Iterator[tuple[Path, Content]]:
+def _wanted_files(commands: str, modulefiles: str) -> Iterator[tuple[Path, Content]]:
     if not commands:
         return
     directory, own = Path(commands), Path(sys.prefix, "bin")
@@ -97,7 +97,7 @@ def _mark() -> bytes:
     return f"# Written by vTorque setup install of {sys.prefix}\n".encode()
 
 
-def _present(path: Path) -> Content | None:
+def _read_file(path: Path) -> Content | None:
     if path.is_symlink():
         return path.readlink()
     if not path.exists():
@@ -116,7 +116,7 @@ def _is_ours(there: Content, wanted: Content) -> bool:
     return older or there == wanted
 
 
-def _put(path: Path, content: Content) -> None:
+def _write_file(path: Path, content: Content) -> None:
     make_directories(path.parent)
     if isinstance(content, bytes):
         safefs.replace(str(path), content, mode=0o644)

@@ -85,10 +85,10 @@ def test_each_node_and_attempt_has_one_archive(paths, tmp_path):
 def test_no_archive_is_written_without_a_directory_setting(paths, tmp_path):
     place, before = place_of(paths), names(tmp_path)
     site = {Settings: Settings()}
-    node.vtorque_ended(place, site)
+    node.vtorque_job_ended(place, site)
     assert names(tmp_path) == before
     site = {Settings: Settings(directory=template(tmp_path))}
-    node.vtorque_ended(place, site)
+    node.vtorque_job_ended(place, site)
     eventually(lambda: list(archive_directory(tmp_path).glob("*.zip")))
 
 

@@ -114,7 +114,7 @@ def start_writer(place, directory):
             return pid
 
         os.fork = told
-        node.vtorque_ended(place, {Settings: Settings(directory=f"{directory}/{{uid}}")})
+        node.vtorque_job_ended(place, {Settings: Settings(directory=f"{directory}/{{uid}}")})
         os._exit(0)
     assert os.waitstatus_to_exitcode(os.waitpid(hook, 0)[1]) == 0
     os.close(own)

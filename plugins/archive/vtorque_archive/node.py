@@ -9,7 +9,7 @@ from vtorque_core.api.node_job import Site
 
 
 @hookimpl
-def vtorque_ended(place: Place, site: Site) -> None:
+def vtorque_job_ended(place: Place, site: Site) -> None:
     """Start writing the archive. Do not wait for the user's directory or process."""
     settings = site[Settings]
     if settings.directory:

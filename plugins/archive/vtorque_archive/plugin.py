@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING
 
-from vtorque_core.api import always, hookimpl, setting
+from vtorque_core.api import constant_hook, hookimpl, setting
 
 if TYPE_CHECKING:
     import pwd
@@ -82,7 +82,7 @@ def vtorque_after_script(place: Place, code: int, site: Site) -> Iterator[Sequen
 
 
 @hookimpl
-def vtorque_kept(site: Site) -> Iterator[Place]:
+def vtorque_kept_records(site: Site) -> Iterator[Place]:
     """Yield the records in the caller's archives."""
     user = _caller()
     if site[Settings].directory and user is not None:
@@ -101,4 +101,4 @@ def _caller() -> pwd.struct_passwd | None:
         return None
 
 
-vtorque_settings = always(Settings)
+vtorque_settings = constant_hook(Settings)

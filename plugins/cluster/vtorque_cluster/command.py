@@ -57,9 +57,9 @@ def cluster() -> None:
 @click.option("--dry-run", is_flag=True, help="Print what would be done, without doing it.")
 def install(nodes: str, config: Path | None, fanout: int, batch: str, dry_run: bool) -> None:
     """Run vtorque setup install on the nodes; all get the site secret of this host."""
-    from vtorque_core.live.service import node_of  # noqa: PLC0415
+    from vtorque_core.live.service import site_and_installation  # noqa: PLC0415
 
-    site, _ = node_of(config)
+    site, _ = site_and_installation(config)
     secret = b"" if dry_run else _site_secret(site.paths)
     words = ["install", "--batch", batch, "--dry-run" if dry_run else "--secret-from-stdin"]
     _setup(nodes, words, config, secret, fanout, show_all=dry_run)

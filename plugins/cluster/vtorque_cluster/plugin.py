@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from types import ModuleType
 
-from vtorque_core.api import Command, always
+from vtorque_core.api import Command, constant_hook
 
 
 def _commands() -> ModuleType:
@@ -13,7 +13,7 @@ def _commands() -> ModuleType:
     return command
 
 
-vtorque_commands = always(
+vtorque_commands = constant_hook(
     Command("vtorque cluster", lambda: _commands().cluster),
     Command("vmgr images sync", lambda: _commands().sync),
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import ModuleType
 from typing import TYPE_CHECKING
 
-from vtorque_core.api import Command, ImageBuilder, always
+from vtorque_core.api import Command, ImageBuilder, constant_hook
 
 if TYPE_CHECKING:
     from vtorque_core.api.image_builder import Builder
@@ -23,8 +23,8 @@ def _commands() -> ModuleType:
     return command
 
 
-vtorque_image_builders = always(ImageBuilder("disk", _builder))
-vtorque_commands = always(
+vtorque_image_builders = constant_hook(ImageBuilder("disk", _builder))
+vtorque_commands = constant_hook(
     Command("vmgr images add", lambda: _commands().add),
     Command("vmgr images update", lambda: _commands().update),
 )

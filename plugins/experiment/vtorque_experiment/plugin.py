@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from vtorque_core.api import Command, always
+from vtorque_core.api import Command, constant_hook
 
 if TYPE_CHECKING:
     import click
@@ -16,4 +16,4 @@ def _experiment() -> click.Command:
     return experiment
 
 
-vtorque_commands = always(Command("vmgr experiment", _experiment))
+vtorque_commands = constant_hook(Command("vmgr experiment", _experiment))

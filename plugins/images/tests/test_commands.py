@@ -366,7 +366,7 @@ def many_images(pool: Path, count: int) -> None:
         for file in files.values():
             (home / file).write_bytes(b"x")
             (home / file).chmod(0o644)
-            records[file] = FileRecord.of("0" * 64, (home / file).lstat())
+            records[file] = FileRecord.from_status("0" * 64, (home / file).lstat())
         now = "2025-01-01T00:00:00+00:00"
         sidecar = Sidecar(name, built, version, "test", now, records)
         (pool / name / "image.json").write_text(json.dumps(sidecar.as_json(), indent=2))

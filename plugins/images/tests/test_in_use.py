@@ -63,7 +63,7 @@ def test_running_jobs_keep_the_old_version_and_new_jobs_get_the_new_one(
     new = put(pool, "m", b"new", paths)
     expire(pool)
     assert store.sweep(pool, paths) == []
-    assert store.in_use(paths) == {str(old): (one, two)}
+    assert store.image_uses(paths) == {str(old): (one, two)}
     assert start(paths, "3.srv", lookup(pool, "m")) != old
     end(paths, one)
     assert old.is_dir(), "the second job still uses it"

@@ -27,7 +27,7 @@ from vtorque_cluster.cache import Places
 from vtorque_core.api import Image, JobAttempt, Paths, Refused, confined_tool
 from vtorque_core.api.image_builder import BuiltImage
 from vtorque_core.base.locks import job_lock
-from vtorque_core.live.images import Broken, Plugins, describe, listing, lookup, store
+from vtorque_core.live.images import BrokenImage, Plugins, describe, listing, lookup, store
 from vtorque_core.node.end.reap import release_job
 from vtorque_core.records.journal import Journal
 from vtorque_core.records.reading import JobHeader
@@ -46,7 +46,7 @@ MOST = 400  # points of one command
 
 
 def usable(pool: Path) -> list[Image]:
-    return [lookup(pool, item.name) for item in listing(pool) if not isinstance(item, Broken)]
+    return [lookup(pool, item.name) for item in listing(pool) if not isinstance(item, BrokenImage)]
 
 
 @dataclass
@@ -83,7 +83,7 @@ class Site:
     def there(self) -> dict[str, str]:
         """Return the content of every image of the pool, after hashing it."""
         found = listing(self.pool)
-        assert not [item for item in found if isinstance(item, Broken)]
+        assert not [item for item in found if isinstance(item, BrokenImage)]
         return {item.name: change.verify(self.pool, item.name).sha256 for item in found}
 
     def next_command(self) -> None:

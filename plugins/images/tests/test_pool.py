@@ -22,7 +22,7 @@ from vtorque_core.api import HostFault, Refused, VtorqueError
 from vtorque_core.api.image_builder import BuiltImage
 from vtorque_core.images.pool import select
 from vtorque_core.images.sidecar import MAX_CMDLINE, parse_sidecar
-from vtorque_core.live.images import Broken, check_facts, describe, listing, lookup, store
+from vtorque_core.live.images import BrokenImage, check_facts, describe, listing, lookup, store
 from vtorque_images import change as images
 from vtorque_images.check import check_disk
 
@@ -273,8 +273,8 @@ def test_changed_file_is_refused_by_lookup_and_verify(pool: Path) -> None:
         lookup(pool, "m")
     with pytest.raises(Refused, match="vmlinux has sha256"):
         images.verify(pool, "m")
-    assert [type(item) for item in listing(pool)] == [Broken]
-    assert [type(image) for image in listing(pool)] == [Broken]
+    assert [type(item) for item in listing(pool)] == [BrokenImage]
+    assert [type(image) for image in listing(pool)] == [BrokenImage]
 
 
 def test_change_with_a_forged_time_is_found_by_verify(pool: Path) -> None:

@@ -124,7 +124,7 @@ def put_swapped(pool: Path, key: Path | None, *, hashes: bool) -> None:
     (home / old.version / "k").write_bytes(b"evil!!")
     status = (home / old.version / "k").stat()
     digest = file_sha256(home / old.version / "k") if hashes else old.files["k"].sha256
-    files = {**old.files, "k": FileRecord.of(digest, status)}
+    files = {**old.files, "k": FileRecord.from_status(digest, status)}
     version = version_of(BUILT, {name: record.sha256 for name, record in files.items()})
     (home / old.version).rename(home / version)
     new = replace(old, files=files, version=version)

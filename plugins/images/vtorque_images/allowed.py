@@ -18,7 +18,7 @@ from vtorque_core.live.site_config import (
 )
 
 
-def refused_by(site: Site, name: str) -> Refusal | None:
+def policy_refusal(site: Site, name: str) -> Refusal | None:
     """Return the refusal of an image by ``allow`` and ``deny`` of ``[options.img]``, or None."""
     options = options_for(site, facts_of_user()) if site.limits else site.options
     limits = options.get(IMG.key, Limits())
@@ -29,7 +29,7 @@ def refused_by(site: Site, name: str) -> Refusal | None:
 
 def check_allowed(site: Site, name: str) -> None:
     """Raise Refused if the site's policy forbids this image to the caller. Root may use all."""
-    against = refused_by(site, name)
+    against = policy_refusal(site, name)
     if against is not None and not effective_root():
         raise Refused(against)
 
@@ -48,6 +48,6 @@ def set_default(config: Path, name: str) -> None:
     """
     site, plugins = root_site(config)
     lookup(site.images.pool, name)
-    new = edit.with_text(edit.read(site.path), f"options.{IMG.key}", "default", name)
+    new = edit.set_value(edit.read(site.path), f"options.{IMG.key}", "default", name)
     build(parse_toml(new.encode(), site.path), plugins, node=True)  # refuses what policy forbids
     edit.write(site.path, new)

@@ -20,7 +20,6 @@ from vtorque_core.live.images import (
     SIDECAR,
     FileRecord,
     Sidecar,
-    bad,
     check_facts,
     check_name,
     check_pool,
@@ -30,11 +29,12 @@ from vtorque_core.live.images import (
     file_status,
     fsync,
     has_copy,
+    invalid,
     names,
     read_sidecar,
     signed_bytes,
     store,
-    unknown,
+    unknown_image,
     version_of,
 )
 from vtorque_images.check import Hashed, check_built, check_disk, file_hashes
@@ -75,28 +75,30 @@ def verify(pool: Path, name: str, told: Hashed = lambda _done, _all: None) -> Im
     there = {file: file_status(f"{directory}/{file}", name) for file in sidecar.files}
     for file, status in there.items():
         if not status.st_mode & 0o004:
-            raise bad(name, f"QEMU's user cannot read {file}: chmod 644 {directory}/{file}")
+            raise invalid(name, f"QEMU's user cannot read {file}: chmod 644 {directory}/{file}")
     digests = file_hashes(directory, there, told)
     for file, record in sidecar.files.items():
         if digests[file] != record.sha256:
-            raise bad(
+            raise invalid(
                 name, f"{file} has sha256 {digests[file]}, but its sidecar has {record.sha256}"
             )
-    records = {file: FileRecord.of(digests[file], status) for file, status in there.items()}
+    records = {
+        file: FileRecord.from_status(digests[file], status) for file, status in there.items()
+    }
     owner = pool.stat().st_uid == os.geteuid()
     qemu_is_owner = owner and not effective_root()  # on a user's own site
     for part in () if qemu_is_owner else (directory, pool / name, pool):
         if not part.stat().st_mode & 0o001:
-            raise bad(name, f"QEMU's user cannot enter {part}: chmod o+x {part}")
+            raise invalid(name, f"QEMU's user cannot enter {part}: chmod o+x {part}")
     if sidecar.built.disk is not None:
         try:
             check_disk(directory / sidecar.built.disk, sidecar.built.disk_format)
         except Refused as error:
-            raise bad(name, str(error)) from None
+            raise invalid(name, str(error)) from None
     if owner:
         _record_again(pool, sidecar, records)
     elif records != sidecar.files:
-        raise bad(name, "its files were copied: run vmgr images verify as root")
+        raise invalid(name, "its files were copied: run vmgr images verify as root")
     return sidecar.image(pool)
 
 
@@ -142,7 +144,7 @@ def build(
 
 def _before(pool: Path, name: str) -> BuiltImage | None:
     if name not in names(pool):
-        raise unknown(pool, name)
+        raise unknown_image(pool, name)
     try:
         return describe(pool, name).built
     except Refused:
@@ -229,13 +231,13 @@ def remove(
     try:
         with store.locked(pool):
             if not os.path.lexists(home / SIDECAR):
-                raise unknown(pool, name)
-            uses = store.in_use(paths)
+                raise unknown_image(pool, name)
+            uses = store.image_uses(paths)
             users = store.users_of(home, uses)
             if users and not when_free:
                 raise _used(name, users)
             if not users and keep <= 0:
-                store.trash(pool, home)
+                store.move_to_trash(pool, home)
             else:
                 _forget(home, uses, keep)
             fsync(pool)
@@ -325,7 +327,9 @@ def _prepare(name: str, source: Path, built: BuiltImage, builder: str, told: Has
     for file in files:
         (source / file).rename(target / file)
     fsync(target)
-    records = {file: FileRecord.of(digests[file], (target / file).lstat()) for file in files}
+    records = {
+        file: FileRecord.from_status(digests[file], (target / file).lstat()) for file in files
+    }
     now = _now()
     return Sidecar(name, built, version, builder, now, records, now)
 

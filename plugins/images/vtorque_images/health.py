@@ -8,11 +8,11 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from vtorque_core.api import HostFault, Refused, VtorqueError
-from vtorque_core.api.health import LEAST_FREE, HealthResult, failed, ok, warning
+from vtorque_core.api.health import LEAST_FREE, HealthResult, failure, ok, warning
 from vtorque_core.api.values import is_personal
 from vtorque_core.live.images import (
-    Broken,
-    Listed,
+    BrokenImage,
+    ListedImage,
     Sidecar,
     Site,
     acceptor,
@@ -38,10 +38,10 @@ def check_pool(site: Site) -> Iterator[HealthResult]:
         if is_personal(site) and not pool.exists():
             yield warning("there are no images yet", "the first job builds one")
         else:
-            yield failed(str(error), "chown -R root: and chmod -R go-w the pool")
+            yield failure(str(error), "chown -R root: and chmod -R go-w the pool")
         return
     for item in broken:
-        yield failed(f"image {item.name} {item.reason}", "build or remove it")
+        yield failure(f"image {item.name} {item.reason}", "build or remove it")
     if not found:
         yield warning(f"no image in {pool}", "vmgr images build micro micro")
         return
@@ -52,15 +52,15 @@ def check_pool(site: Site) -> Iterator[HealthResult]:
         for sidecar in found:
             if boots_by_uefi(sidecar.built):
                 missing = f"image {sidecar.name} boots by UEFI; there is no {site.node.uefi}"
-                yield failed(missing, "install ovmf (edk2-ovmf), or set [node] uefi to its file")
+                yield failure(missing, "install ovmf (edk2-ovmf), or set [node] uefi to its file")
     if site.images.signers:
         yield from _check_signed(found, site)
 
 
-def _listed(pool: Path) -> tuple[list[Sidecar], list[Broken]]:
+def _listed(pool: Path) -> tuple[list[Sidecar], list[BrokenImage]]:
     found = listing(pool)
-    usable = [item.sidecar for item in found if isinstance(item, Listed)]
-    return usable, [item for item in found if isinstance(item, Broken)]
+    usable = [item.sidecar for item in found if isinstance(item, ListedImage)]
+    return usable, [item for item in found if isinstance(item, BrokenImage)]
 
 
 def _check_signed(found: Iterable[Sidecar], site: Site) -> Iterator[HealthResult]:
@@ -74,7 +74,7 @@ def _check_signed(found: Iterable[Sidecar], site: Site) -> Iterator[HealthResult
         except Refused as error:
             yield warning(str(error), f"vmgr images sign {sidecar.name} --key FILE, or remove it")
         except HostFault as error:
-            yield failed(str(error), "fix this: until then jobs cannot start guests on this node")
+            yield failure(str(error), "fix this: until then jobs cannot start guests on this node")
             return
     yield ok(f"{good} images are signed by one of {site.images.signers}")
 
@@ -88,14 +88,14 @@ def check_cache(site: Site) -> Iterator[HealthResult]:
         yield ok("this node has no cache of images ([images] cache is empty)")
         return
     cache, pool = Path(site.images.cache), site.images.pool
-    wrong = warning if pool.is_dir() else failed
+    wrong = warning if pool.is_dir() else failure
     if not cache.is_dir():
         yield wrong(f"{cache} does not exist, so images are not cached", _SYNC)
         return
     try:
         found, broken = _listed(cache)
     except VtorqueError as error:
-        yield failed(
+        yield failure(
             str(error), f"chown root: and chmod go-w its files; until then jobs do not use {cache}"
         )
         return
@@ -126,5 +126,5 @@ def _check_readable(found: Iterable[Sidecar], pool: Path) -> Iterator[HealthResu
                 mode = part.stat().st_mode
                 if not mode & (stat.S_IXOTH if stat.S_ISDIR(mode) else stat.S_IROTH):
                     said = f"QEMU cannot reach {path}: {part} has mode {stat.filemode(mode)}"
-                    yield failed(said, f"chmod o+rX {part}")
+                    yield failure(said, f"chmod o+rX {part}")
                     break

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from types import ModuleType
 
-from vtorque_core.api import Command, always
+from vtorque_core.api import Command, constant_hook
 
 
 def _pool() -> ModuleType:
@@ -25,7 +25,7 @@ def _sign() -> ModuleType:
     return sign
 
 
-vtorque_commands = always(
+vtorque_commands = constant_hook(
     Command("vmgr images list", lambda: _pool().list_command),
     Command("vmgr images show", lambda: _pool().show),
     Command("vmgr images verify", lambda: _pool().verify),

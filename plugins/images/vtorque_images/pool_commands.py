@@ -8,7 +8,7 @@ import click
 
 from vtorque_core.api import EXIT_FAILED, Refused, UsageError, printable
 from vtorque_core.live.images import (
-    Broken,
+    BrokenImage,
     describe,
     effective_root,
     is_own_image,
@@ -19,7 +19,7 @@ from vtorque_core.live.images import (
 )
 from vtorque_images import change as pool_of
 from vtorque_images import table
-from vtorque_images.allowed import check_allowed, default_image, refused_by, set_default
+from vtorque_images.allowed import check_allowed, default_image, policy_refusal, set_default
 from vtorque_images.common import as_json, bars, pairs, signed_by, size, write_json
 
 
@@ -43,7 +43,7 @@ def list_command(ctx: click.Context, labels: tuple[str, ...], mine: bool, as_jso
     unused = site.owner and not site.images.pool.exists()  # a user's own site before its first job
     found = [] if unused else listing(site.images.pool)
     if not effective_root():
-        found = [item for item in found if refused_by(site, item.name) is None]
+        found = [item for item in found if policy_refusal(site, item.name) is None]
     uses = table.uses(site.paths)
     wanted = pairs(labels, "--label").items()
     rows = [table.row(item, site, uses) for item in found]
@@ -52,7 +52,7 @@ def list_command(ctx: click.Context, labels: tuple[str, ...], mine: bool, as_jso
         write_json(rows)
     else:
         table.show(rows)
-    if any(isinstance(item, Broken) for item in found):
+    if any(isinstance(item, BrokenImage) for item in found):
         ctx.exit(EXIT_FAILED)
 
 
@@ -95,7 +95,7 @@ def verify(ctx: click.Context, names: tuple[str, ...], as_json: bool) -> None:
     pool = site.images.pool
     for name in names:
         check_allowed(site, name)
-    all_names = [i.name for i in listing(pool) if refused_by(site, i.name) is None]
+    all_names = [i.name for i in listing(pool) if policy_refusal(site, i.name) is None]
     rows = []
     with bars() as told:
         for name in names or all_names:

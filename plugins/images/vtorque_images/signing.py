@@ -14,7 +14,7 @@ def check_well_made(sidecar: Sidecar, text: str) -> None:
     """Check that ``text`` is a signature of this image by any key. Raises Refused, HostFault."""
     if not 0 < len(text) <= MAX_SIGNATURE or not text.isascii():
         raise Refused(f"is not a signature of ssh-keygen with 1 to {MAX_SIGNATURE} bytes")
-    with signature.handed(text.encode()) as (file,):
+    with signature.memory_files(text.encode()) as (file,):
         asked = ("-n", signature.NAMESPACE, "-s", path_of(file))
         code, _, words = signature.keygen(
             "check-novalidate", *asked, files=(file,), stdin=signed_bytes(sidecar)

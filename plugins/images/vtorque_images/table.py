@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from vtorque_core.api import Paths, VtorqueError, tables
-from vtorque_core.live.images import Broken, Listed, Site, store
+from vtorque_core.live.images import BrokenImage, ListedImage, Site, store
 from vtorque_images.allowed import default_image
 from vtorque_images.common import age, size
 
@@ -28,7 +28,7 @@ def uses(paths: Paths) -> store.Uses | None:
     if not os.access(paths.journal, os.R_OK | os.X_OK):
         return None
     try:
-        return store.in_use(paths)
+        return store.image_uses(paths)
     except VtorqueError:
         return None
 
@@ -40,9 +40,9 @@ def users(known: store.Uses | None, home: Path) -> tuple[str, ...] | None:
     return store.users_of(home, known)
 
 
-def row(item: Listed | Broken, site: Site, known: store.Uses | None) -> dict[str, Any]:
+def row(item: ListedImage | BrokenImage, site: Site, known: store.Uses | None) -> dict[str, Any]:
     """Return one image in the format of ``--json``."""
-    if isinstance(item, Broken):
+    if isinstance(item, BrokenImage):
         return {"name": item.name, "broken": item.reason}
     sidecar, built = item.sidecar, item.sidecar.built
     used_by = users(known, site.images.pool / item.name)

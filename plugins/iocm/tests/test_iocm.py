@@ -8,7 +8,7 @@ import pytest
 from vtorque_core.api import Refused
 from vtorque_core.api.claims import CoreClaim, Notice, Placement
 from vtorque_core.api.host_topology import Topology, flat
-from vtorque_core.api.libvirt_domain import IoThreads, NetQueues, forbidden
+from vtorque_core.api.libvirt_domain import IoThreads, NetQueues, find_forbidding
 from vtorque_iocm import node, plugin
 from vtorque_testing import planned
 from vtorque_testing.planned import NoFit
@@ -155,7 +155,7 @@ def test_submit_host_claims_the_largest_number():
 
 def test_iocm_forbids_neither_save_nor_migrate():
     found = rendered(placed("iocm=true"))
-    assert forbidden("save", found) == forbidden("migrate", found) == []
+    assert find_forbidding("save", found) == find_forbidding("migrate", found) == []
 
 
 def test_job_without_io_cores_starts_no_manager():

@@ -12,7 +12,7 @@ from patience import eventually
 from processes import alive
 from vtorque_core.api import Busy, HostFault, JobAttempt, Paths, Refused
 from vtorque_core.live import node_process
-from vtorque_core.live.cores import GuestCores, Resized
+from vtorque_core.live.cores import GuestCores, ResizeResult
 from vtorque_core.node.end.teardown import teardown
 from vtorque_core.records.journal import Journal
 from vtorque_core.records.reading import JobHeader, arguments
@@ -40,22 +40,22 @@ class Node:
         self.pinned = []
         self.vhost = ["vhost"]
         here = Path("/proc", str(os.getpid()))
-        for name in ("guests_with", "resize"):
+        for name in ("guests_with_cores", "resize"):
             monkeypatch.setattr(manager.cores, name, getattr(self, name))
         monkeypatch.setattr(manager, "process_of", lambda *_: here)
         monkeypatch.setattr(manager.time, "monotonic", lambda: self.now)
-        monkeypatch.setattr(threads, "moved_bytes", self.moved_bytes)
+        monkeypatch.setattr(threads, "transferred_bytes", self.transferred_bytes)
         monkeypatch.setattr(threads, "spent", lambda *_: {"1": int(self.spent * 1e9)})
         monkeypatch.setattr(threads, "vhost_threads", lambda _: list(self.vhost))
         monkeypatch.setattr(threads, "pin", lambda tids, cpus: self.pinned.append((tids, cpus)))
 
-    def guests_with(self, _paths, use):
+    def guests_with_cores(self, _paths, use):
         assert use == "io"
         if isinstance(self.fault, ValueError):
             raise self.fault
         return list(self.guests.values())
 
-    def moved_bytes(self, *_):
+    def transferred_bytes(self, *_):
         self.moved += 1
         return self.moved
 
@@ -66,7 +66,7 @@ class Node:
             raise self.fault
         cores = tuple(range(max(1, min(count, self.room))))
         self.guests[job, guest] = replace(self.guests[job, guest], cores=cores)
-        return Resized(cores, ())
+        return ResizeResult(cores, ())
 
     def run(self, loop, seconds, load):
         for _ in range(seconds):
@@ -112,8 +112,8 @@ def test_unavailable_core_is_requested_again_only_later(host, loop):
 
 
 def test_no_load_is_measured_without_io(host, loop):
-    host.moved_bytes = lambda *_: 7
-    threads.moved_bytes = host.moved_bytes
+    host.transferred_bytes = lambda *_: 7
+    threads.transferred_bytes = host.transferred_bytes
     host.run(loop, 10, 2.5)
     assert counts(host) == [1]
 
@@ -196,7 +196,7 @@ def job(paths):
         )
         with Journal.start(paths, header) as journal:
             journals.append(journal.path)
-            manager = Manager.of(paths, interval, busy)
+            manager = Manager.for_node(paths, interval, busy)
             journal.acquire(manager, plugin="iocm", phase="post-boot")
         return journal.path
 
@@ -215,7 +215,7 @@ def holder(paths):
     """Return the manager's pid."""
     try:
         with (paths.run / "iocm-manager.lock").open("rb+") as lock:
-            return Manager.of(paths)._holder(lock.fileno())
+            return Manager.for_node(paths)._holder(lock.fileno())
     except FileNotFoundError:
         return None
 
@@ -269,6 +269,6 @@ def test_manager_sleeps_without_guests_and_its_log_is_private(job, paths):
 
 
 def test_manager_is_identified_by_its_lock(paths):
-    resource = Manager.of(paths, 2.0, 0.5)
+    resource = Manager.for_node(paths, 2.0, 0.5)
     assert resource.argv[-4:] == (str(paths.state), str(paths.run), "2.0", "0.5")
-    assert arguments(resource) == arguments(Manager.of(paths, 1.0, 0.8))
+    assert arguments(resource) == arguments(Manager.for_node(paths, 1.0, 0.8))

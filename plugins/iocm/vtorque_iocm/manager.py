@@ -23,7 +23,7 @@ from vtorque_core.api import HostFault, Paths
 from vtorque_core.api.vcpu_threads import process_of
 from vtorque_core.live import changes, cores
 from vtorque_core.live.cores import GuestCores
-from vtorque_core.live.node_process import begin
+from vtorque_core.live.node_process import initialize
 from vtorque_iocm import irqs, threads
 from vtorque_iocm.wanted_cores import Rule, State, decide
 
@@ -61,7 +61,7 @@ class Watched:
         """
         now, spent, moved = time.monotonic(), threads.spent(process, self.vhost), None
         with contextlib.suppress(HostFault):
-            moved = threads.moved_bytes(self.guest.uri, self.guest.uuid)
+            moved = threads.transferred_bytes(self.guest.uri, self.guest.uuid)
         before, had, seconds = self.spent, self.moved, now - self.at
         self.spent, self.moved, self.at = spent, moved, now
         if not before:
@@ -119,7 +119,7 @@ class Loop:
     def look(self) -> None:
         """Update the list of guests from the journals."""
         try:
-            found = {(g.job, g.guest): g for g in cores.guests_with(self.paths, "io")}
+            found = {(g.job, g.guest): g for g in cores.guests_with_cores(self.paths, "io")}
         except Exception:
             log.exception("journals")
             return
@@ -161,7 +161,7 @@ class Loop:
 
 def main() -> None:
     """Run with the arguments of ``node.Manager.of``: interval in seconds, busy threshold."""
-    paths, (interval, busy) = begin("iocm")
+    paths, (interval, busy) = initialize("iocm")
     Loop(paths, float(interval), float(busy)).serve()
 
 

@@ -4,9 +4,9 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from vtorque_core.api import Refusal, always, hookimpl, setting
+from vtorque_core.api import Refusal, constant_hook, hookimpl, setting
 from vtorque_core.api.claims import Claim, CoreClaim, Notice
-from vtorque_core.api.guest_plan import GuestPlan, lacks
+from vtorque_core.api.guest_plan import GuestPlan, report_missing
 from vtorque_core.api.libvirt_domain import Element, IoThreads, NetQueues
 from vtorque_core.api.node_job import NodeJob, Site
 from vtorque_core.live.node_process import NodeProcess
@@ -55,8 +55,8 @@ class Manager(NodeProcess):
     module = "vtorque_iocm.manager"
 
 
-vtorque_settings = always(Settings)
-vtorque_resources = always(Manager, irqs.IrqAffinity)
+vtorque_settings = constant_hook(Settings)
+vtorque_resources = constant_hook(Manager, irqs.IrqAffinity)
 
 
 @hookimpl
@@ -72,7 +72,7 @@ def vtorque_plan(guest: GuestPlan, site: Site) -> Iterator[Claim | Refusal | Not
             yield Refusal("is more than allowed", key, str(value), limit, where)
     if guest.host.nodes and (what := _missing(guest, settings)):
         required, where, fix = settings.required, "[plugin.iocm] required", f"leave out {IOCM.key}"
-        yield lacks(guest, what, option=IOCM, required=required, where=where, fix=fix)
+        yield report_missing(guest, what, option=IOCM, required=required, where=where, fix=fix)
         return
     yield CoreClaim("io", least, True, max(least, most), key=MIN_CORES.key)
 
@@ -102,7 +102,9 @@ def vtorque_post_boot(job: NodeJob) -> None:
     if any(_has(guest) for guest in job.guests):
         files = irqs.affinity_files(settings.interfaces)
         needs = [job.acquire(irqs.IrqAffinity(irqs.memo(paths), files))] if files else []
-        job.acquire(Manager.of(paths, settings.interval, settings.busy_threshold), needs=needs)
+        job.acquire(
+            Manager.for_node(paths, settings.interval, settings.busy_threshold), needs=needs
+        )
 
 
 def _has(guest: GuestPlan) -> bool:

@@ -2,7 +2,16 @@
 
 from collections.abc import Iterator
 
-from vtorque_core.api import Extra, JobRequest, Option, Refusal, always, boolean, count, hookimpl
+from vtorque_core.api import (
+    Extra,
+    JobRequest,
+    Option,
+    Refusal,
+    boolean,
+    constant_hook,
+    count,
+    hookimpl,
+)
 from vtorque_core.api.vm_options import VMS_PER_NODE, show_boolean
 
 IOCM = Option(
@@ -19,7 +28,7 @@ MAX_CORES = Option(
     "iocm_max_cores", count, 0, "maximum of I/O cores, under load; 0: the site's", "N"
 )
 
-vtorque_options = always(IOCM, MIN_CORES, MAX_CORES)
+vtorque_options = constant_hook(IOCM, MIN_CORES, MAX_CORES)
 
 
 @hookimpl

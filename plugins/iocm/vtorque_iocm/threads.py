@@ -56,7 +56,7 @@ def pin(those: Iterable[Path], cpus: Iterable[int]) -> None:
             os.sched_setaffinity(int(thread.name), cpus)
 
 
-def moved_bytes(uri: str, uuid: str) -> int | None:
+def transferred_bytes(uri: str, uuid: str) -> int | None:
     """Return the bytes that a guest's disks and NICs have transferred; None if it has ended.
 
     Raises HostFault.

@@ -44,7 +44,7 @@ def cli(paths, tmp_path, *argv):
 
 
 def test_logs_are_shown_and_filtered(paths, tmp_path):
-    with log.opened(a_log(paths, "debug")):
+    with log.open_log(a_log(paths, "debug")):
         log.enter("boot")
         boot.info("of guest 1", extra={"guest": 1})
         log.enter("run")
@@ -69,13 +69,13 @@ def test_logs_are_shown_and_filtered(paths, tmp_path):
 
 def test_log_is_followed_to_its_end(paths, tmp_path):
     def job():
-        with log.opened(a_log(paths)):
+        with log.open_log(a_log(paths)):
             for number in range(3):
                 boot.info("%d", number)
                 time.sleep(0.1)
         place(paths).add_facts(ended=time.time())
 
-    with log.opened(a_log(paths)):
+    with log.open_log(a_log(paths)):
         boot.info("first")
     pid = in_other_process(job)
     shown = cli(paths, tmp_path, "-f", "42.srv")
@@ -90,7 +90,7 @@ def test_console_of_a_running_guest_is_shown(paths, tmp_path, monkeypatch):
     kept = kept_records.place(paths, job)
     kept.add_facts(job="42.srv")
     running = types.SimpleNamespace(job=job, guests=guests, kept=kept)
-    monkeypatch.setattr(jobs.Running, "jobs", lambda _: [running])
+    monkeypatch.setattr(jobs.RunningJobs, "jobs", lambda _: [running])
     monkeypatch.setattr(service, "paths", lambda _: paths)  # root would trust only root's
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     place = paths.job_state(job.key) / "g0"

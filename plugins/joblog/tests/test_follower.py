@@ -69,7 +69,7 @@ def config(tmp_path):
 
 @pytest.fixture
 def process(paths, config):
-    found = Follower.of(paths, config)
+    found = Follower.for_node(paths, config)
     yield found
     pids = {holder(found)}
     for journal in paths.journal.iterdir():  # otherwise it waits for further output of a job
@@ -127,7 +127,7 @@ def test_release_does_not_wait_for_the_follower(paths, process):
     process.release()
     assert Path(f"/proc/{pid}/exe").exists(), "it was waited for, or killed"
     process.create()
-    assert not process.lost() and holder(process) != pid
+    assert not process.is_lost() and holder(process) != pid
     os.kill(pid, signal.SIGCONT)
     job.end()
 
@@ -163,7 +163,7 @@ def test_kills_neither_lose_nor_repeat_lines(paths, process, tmp_path):
         if number % 100 == 0:
             if holder(process):
                 os.kill(holder(process), signal.SIGKILL)
-                eventually(process.lost)
+                eventually(process.is_lost)
             process.create()
             eventually(lambda: sink.exists() and len(messages(sink)) > 0 if said else True)
         for job in jobs:
@@ -207,7 +207,7 @@ def test_new_sink_does_not_get_logs_of_old_jobs(paths, process, tmp_path):
 def test_broken_config_is_logged_and_ends_the_follower(paths, process, config):
     config.write_text("[plugin.joblog]\nsyslog = 'loud'\n")
     process.create()
-    eventually(process.lost)
+    eventually(process.is_lost)
     assert "write one of kern, user" in (paths.state / "joblog.log").read_text()
 
 

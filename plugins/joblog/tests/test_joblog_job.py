@@ -51,7 +51,7 @@ def start(node, job):
 
     def work():
         with node.stood_in():
-            prologue._run(job, node.site, node.plugins, NoBatch(), prologue.Hook())
+            prologue._run(job, node.site, node.plugins, NoBatch(), prologue.StartHook())
 
     return in_child(work, None)
 
@@ -109,7 +109,7 @@ def forks(node, job):
         ways = {"os.fork", "os.forkpty", "os.posix_spawn", "subprocess.Popen"}
         sys.addaudithook(lambda event, _: started.append(event) if event in ways else None)
         with node.stood_in():
-            prologue._run(job, node.site, node.plugins, NoBatch(), prologue.Hook())
+            prologue._run(job, node.site, node.plugins, NoBatch(), prologue.StartHook())
         count.write_text(str(len(started)))
 
     assert not in_child(work, None).error
@@ -150,6 +150,6 @@ def test_log_record_costs_little(node):
         for number in range(300):
             logging.getLogger("vtorque_core.node.start.boot").info("%d", number)
 
-    with log.opened(one):
+    with log.open_log(one):
         assert calls(write) < 300 * 600
     assert len(list(job_log.entries(one.place))) == 300

@@ -136,7 +136,7 @@ def _consoles(paths: Paths, job_id: str, guest: int) -> list[Path]:
 
         running = [
             job.kept.key
-            for job in jobs.Running(paths).jobs()
+            for job in jobs.RunningJobs(paths).jobs()
             if job.job.id == job_id and any(each.index == guest for each in job.guests)
         ]
     return [paths.job_state(key) / f"g{guest}" / "console.log" for key in running]

@@ -28,7 +28,7 @@ from vtorque_core.api import Paths
 from vtorque_core.api.kept_records import LOG, find
 from vtorque_core.api.node_job import Site
 from vtorque_core.live import changes, extensions
-from vtorque_core.live.node_process import begin
+from vtorque_core.live.node_process import initialize
 from vtorque_joblog.api import GROUP
 from vtorque_joblog.file import JsonFile
 from vtorque_joblog.outlets import JobLog, Outlet
@@ -170,7 +170,7 @@ def _alone(state: Path) -> None:
 
 def main() -> None:
     """Run the follower. Its argument is a site config (``node.Follower.of``)."""
-    paths, (config,) = begin("joblog")
+    paths, (config,) = initialize("joblog")
     (paths.state / DIRECTORY).mkdir(mode=0o700, exist_ok=True)
     wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
     idle = partial(os.eventfd_write, wake, 1)

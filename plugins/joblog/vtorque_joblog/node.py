@@ -7,7 +7,7 @@ import pwd
 from collections.abc import Iterator
 from pathlib import Path
 
-from vtorque_core.api import always, hookimpl, require_root_owned
+from vtorque_core.api import constant_hook, hookimpl, require_root_owned
 from vtorque_core.api.health import HealthCheck, HealthResult
 from vtorque_core.api.node_job import NodeJob, Site
 from vtorque_core.live.node_process import NodeProcess
@@ -30,7 +30,7 @@ class Follower(NodeProcess):
         Path(self.lock).unlink(missing_ok=True)
 
 
-vtorque_resources = always(Follower)
+vtorque_resources = constant_hook(Follower)
 
 
 @hookimpl
@@ -75,4 +75,4 @@ def _check_uid(uid: int) -> Iterator[HealthResult]:
     yield HealthResult("warning", f"the sinks' process runs as {name}, who can kill it", fix)
 
 
-vtorque_health_checks = always(HealthCheck("log sinks", _check))
+vtorque_health_checks = constant_hook(HealthCheck("log sinks", _check))

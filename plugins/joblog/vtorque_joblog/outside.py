@@ -24,7 +24,7 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from vtorque_core.api import HostFault, guarded, printable
+from vtorque_core.api import HostFault, guard_command, printable
 from vtorque_joblog.outlets import JobLog
 from vtorque_joblog.told import Told
 
@@ -68,7 +68,7 @@ class _Life:
             fcntl.fcntl(self.answers, fcntl.F_SETPIPE_SZ, 1)
             os.set_blocking(self.answers, False)
             self.process = subprocess.Popen(
-                guarded(*argv),
+                guard_command(*argv),
                 stdin=socket_of_it.fileno(),
                 stdout=pipe_of_it,
                 stderr=subprocess.PIPE,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import PurePath
 from typing import TYPE_CHECKING
 
-from vtorque_core.api import Command, OfJob, always, setting
+from vtorque_core.api import Command, Remote, constant_hook, setting
 
 if TYPE_CHECKING:
     import click
@@ -75,7 +75,7 @@ class Settings:
             raise ValueError(f"uid={self.uid} is invalid: it must be 1 to {2**32 - 2}")
 
 
-vtorque_settings = always(Settings)
+vtorque_settings = constant_hook(Settings)
 
 
 def _logs() -> click.Command:
@@ -85,4 +85,4 @@ def _logs() -> click.Command:
 
 
 _TRAVELS = ("follow", "phase", "guest", "level", "as_json", "console", "cloud_init")
-vtorque_commands = always(Command("vmgr logs", _logs, OfJob(_TRAVELS)))
+vtorque_commands = constant_hook(Command("vmgr logs", _logs, Remote(_TRAVELS)))

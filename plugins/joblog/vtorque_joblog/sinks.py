@@ -35,6 +35,6 @@ def wanted(settings: Settings, logged: str) -> Callable[[Entry], bool]:
     least, levels = LEVELS[settings.level.upper()], parse(logged)
 
     def wants(entry: Entry) -> bool:
-        return level_of(entry) >= max(least, levels.least(entry["plugin"], entry["phase"]))
+        return level_of(entry) >= max(least, levels.minimum(entry["plugin"], entry["phase"]))
 
     return wants

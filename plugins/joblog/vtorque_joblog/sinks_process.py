@@ -26,7 +26,7 @@ from pathlib import Path
 
 from vtorque_core.api import HostFault
 from vtorque_core.live import extensions
-from vtorque_core.live.node_process import become
+from vtorque_core.live.node_process import switch_user
 from vtorque_joblog.api import GROUP
 from vtorque_joblog.outlets import JobLog, Outlet
 from vtorque_joblog.outside import MAX_WORD, RECORD
@@ -135,7 +135,7 @@ def main() -> None:
     wait(handlers, _OPENING)
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-    become(site[Settings].uid)
+    switch_user(site[Settings].uid)
     all_open = all(each.done() and each.exception() is None for each in handlers)
     until = math.inf if all_open else time.monotonic() + _AGAIN
     wants = wanted(site[Settings], site.log.level)

@@ -61,14 +61,14 @@ def test_ps_shows_the_answer_of_each_node(monkeypatch, tmp_path):
     monkeypatch.setattr(command, "_submitter", lambda _: submitter)
 
     @hookimpl
-    def vtorque_on_nodes(jobs):
+    def vtorque_jobs_on_nodes(jobs):
         assert [job.id for job in jobs] == asked
         yield JobOnNode("7.srv", "n1", "boot", ("vn1",))
         yield JobOnNode("7.srv", "n2", error="no \033way")
         raise RuntimeError("too\033bad")
 
     module = types.ModuleType("acme")
-    module.vtorque_on_nodes = vtorque_on_nodes
+    module.vtorque_jobs_on_nodes = vtorque_jobs_on_nodes
     plugins = with_core("acme", module)
     monkeypatch.setattr(service, "load", lambda *_, **__: (None, plugins))
     config = tmp_path / "vtorque.toml"

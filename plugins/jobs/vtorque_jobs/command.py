@@ -15,7 +15,7 @@ import click
 
 from vtorque_core.api import Refused, printable
 from vtorque_core.api.batch_system import JobInfo, JobOnNode, Submitter
-from vtorque_core.api.tables import plain
+from vtorque_core.api.tables import align_rows
 from vtorque_core.live import service
 
 _COLUMNS = ("ID", "NAME", "USER", "STATE", "NODE", "ELAPSED")
@@ -99,7 +99,9 @@ def _print_table(
         for job in jobs
         for row, seen in _rows(_row(job)[: len(columns)], (on_nodes or {}).get(job.id))
     ]
-    for line in plain([(*columns, "PHASE", "GUESTS") if on_nodes is not None else columns, *rows]):
+    for line in align_rows(
+        [(*columns, "PHASE", "GUESTS") if on_nodes is not None else columns, *rows]
+    ):
         click.echo(line)
 
 
@@ -115,7 +117,7 @@ def cancel(config: Path, job_ids: tuple[str, ...]) -> None:
 
 def _on_nodes(config: Path, jobs: Sequence[JobInfo]) -> dict[str, list[JobOnNode]]:
     found: dict[str, list[JobOnNode]] = {job.id: [] for job in jobs}
-    for seen, plugin in service.on_nodes(config, jobs):
+    for seen, plugin in service.query_nodes(config, jobs):
         if isinstance(seen, BaseException):
             sys.stderr.write(f"vmgr: plugin {plugin}: {printable(str(seen), 500)}\n")
         else:

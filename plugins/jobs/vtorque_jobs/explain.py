@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from vtorque_core.api import UsageError, printable
-from vtorque_core.api.tables import plain
+from vtorque_core.api.tables import align_rows
 from vtorque_core.live.site_config import (
     CONFIG_PATH,
     OF_BATCH,
@@ -21,7 +21,7 @@ from vtorque_core.live.site_config import (
     facts_of_user,
     for_job,
     load,
-    shown,
+    show_limits,
 )
 
 
@@ -63,17 +63,20 @@ def report(site: Site, plugins: Plugins, facts: Facts) -> dict[str, Any]:
     options: dict[str, dict[str, Any]] = {}
     for key, option in its.options().items():
         limits = of_job.options[key]
-        found = {"default": option.show(effective_default(option, limits)), **shown(option, limits)}
+        found = {
+            "default": option.show(effective_default(option, limits)),
+            **show_limits(option, limits),
+        }
         for name, value in found.items():
             line = site.raw.line(limits.set_by[name]) if name in limits.set_by else None
             options.setdefault(key, {})[name] = {"value": value, "line": line}
-    last = {name: e.number for e in site.limits if e.counts(known) for name in e.plugins}
+    last = {name: e.number for e in site.limits if e.applies(known) for name in e.plugins}
     off = {name: site.raw.line(f"limits.{last[name]}.plugins.{name}") for name in its.withheld}
     entries = [
         {
             "entry": str(e),
             "line": site.raw.line(f"limits.{e.number}"),
-            "counts": e.counts(facts),
+            "counts": e.applies(facts),
             "unknown": sorted(e.jobs.keys() - facts.keys()),
         }
         for e in site.limits
@@ -87,7 +90,7 @@ def _lines(found: Mapping[str, Any]) -> Iterator[str]:
         f"{name} {' '.join(names)}" for name, names in found["job"].items()
     )
     entries = [(e["entry"], f"line {e['line']}", _counts(e)) for e in found["entries"]]
-    yield from plain(entries) if entries else ()
+    yield from align_rows(entries) if entries else ()
     free, rows = [], []
     for key, limits in sorted(found["options"].items()):
         default = limits["default"]
@@ -95,7 +98,7 @@ def _lines(found: Mapping[str, Any]) -> Iterator[str]:
             free.append(f"{key}={_words(default)}")
         else:
             rows.append((key, "; ".join(f"{n} {_words(v)}{_at(v)}" for n, v in limits.items())))
-    yield from plain(rows) if rows else ()
+    yield from align_rows(rows) if rows else ()
     yield from (f"plugin {name}: off (line {line})" for name, line in found["off"].items())
     yield f"without limits, by default: {' '.join(free)}"
 

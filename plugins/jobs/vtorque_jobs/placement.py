@@ -14,8 +14,8 @@ from vtorque_core.api import UsageError, printable, show_mib, tables
 from vtorque_core.api.host_topology import NumaNode
 from vtorque_core.live.placement import (
     JournalState,
+    Leases,
     NodeShare,
-    Taken,
     cpu_list,
     ledger,
     load,
@@ -57,7 +57,7 @@ def show_tables(found: dict[str, Any]) -> None:
 
 def describe(states: Sequence[JournalState], share: NodeShare) -> dict[str, Any]:
     """Return the leases of all jobs on this node, as printed by ``--json``. No I/O."""
-    machine, taken = share.machine, ledger.taken_by(states)
+    machine, taken = share.machine, ledger.leased_resources(states)
     return {
         "nodes": [
             {
@@ -78,7 +78,7 @@ def _number(state: JournalState) -> tuple[tuple[int, int | str], ...]:
     return by_number(state.header.job.id)
 
 
-def _pages(node: NumaNode, taken: Taken) -> list[dict[str, int]]:
+def _pages(node: NumaNode, taken: Leases) -> list[dict[str, int]]:
     return [
         {"kib": kib, "mib": kib * n // 1024, "taken_mib": taken.pages.get((node.id, kib), 0)}
         for kib, n in sorted(node.pages.items())

@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import ModuleType
 from typing import TYPE_CHECKING
 
-from vtorque_core.api import Command, always
+from vtorque_core.api import Command, constant_hook
 
 if TYPE_CHECKING:
     import click
@@ -23,7 +23,7 @@ def _explain() -> click.Command:
     return explain
 
 
-vtorque_commands = always(
+vtorque_commands = constant_hook(
     Command("vmgr ps", lambda: _commands().ps),
     Command("vmgr cancel", lambda: _commands().cancel),
     Command("vtorque config explain", _explain),

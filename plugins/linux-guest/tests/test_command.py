@@ -89,7 +89,7 @@ def test_missing_guest_or_ssh_is_reported(called):
 def test_console_of_a_running_guest(called, monkeypatch):
     guest = types.SimpleNamespace(index=1, name="vt-42-vm-1", uri="qemu:///system")
     job = types.SimpleNamespace(job=JobAttempt("42.srv", 0, "u", 1000), guests=[guest])
-    monkeypatch.setattr(jobs.Running, "jobs", lambda _: [job])
+    monkeypatch.setattr(jobs.RunningJobs, "jobs", lambda _: [job])
     monkeypatch.setattr(service, "paths", lambda _: Paths())  # root would trust only root's
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     argv = called("42.srv", "--guest", "1", command="console")

@@ -186,9 +186,9 @@ def test_cancellation_script_is_only_in_the_first_guest(tmp_path: Path) -> None:
     items = list(node.vtorque_guest_context(wanting(own=FileData("pre.sh", b"echo")), site))
     assert items == [
         guest_context.GuestFile("/usr/lib/vtorque/precancel", b"echo", 0o500, "job"),
-        guest_context.OnCancel(("/usr/lib/vtorque/precancel",)),
+        guest_context.CancelCommand(("/usr/lib/vtorque/precancel",)),
         guest_context.GuestFile(f"{SITE}/precancel.d/000", b"#!/bin/sh\nsave\n", 0o555),
-        guest_context.OnCancel((f"{SITE}/precancel.d/000",)),
+        guest_context.CancelCommand((f"{SITE}/precancel.d/000",)),
     ]
     assert list(node.vtorque_guest_context(wanting(rank=1), site)) == []
 

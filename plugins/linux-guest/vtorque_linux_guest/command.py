@@ -36,7 +36,9 @@ def console(config: Path, job_id: str, guest: int) -> None:
         os.execv(argv[0], argv)  # noqa: S606
     from vtorque_core.live import jobs  # noqa: PLC0415 - imports libvirt
 
-    running = [job for job in jobs.Running(service.paths(config)).jobs() if job.job.id == job_id]
+    running = [
+        job for job in jobs.RunningJobs(service.paths(config)).jobs() if job.job.id == job_id
+    ]
     found = [each for job in running for each in job.guests if each.index == guest]
     if not found:
         raise Refused(f"job {printable(job_id)} has no running guest {guest} on this node")

@@ -9,9 +9,9 @@ import socket
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from vtorque_core.api import HostFault, Refused, always, hookimpl
+from vtorque_core.api import HostFault, Refused, constant_hook, hookimpl
 from vtorque_core.api.acquired import Resource
-from vtorque_core.api.guest_context import ContextItem, GuestFile, OnCancel, RootCommand
+from vtorque_core.api.guest_context import CancelCommand, ContextItem, GuestFile, RootCommand
 from vtorque_core.api.guest_plan import GuestPlan
 from vtorque_core.api.health import HealthCheck, HealthResult
 from vtorque_core.api.node_job import NodeJob, Site
@@ -29,7 +29,7 @@ _log = logging.getLogger(__name__)
 _NO_ACLS = "%s: user.* attributes work as on the host; ACLs are not evaluated in the guest"
 
 FILE_MAX = Path("/proc/sys/fs/file-max")
-vtorque_settings = always(Settings)
+vtorque_settings = constant_hook(Settings)
 
 # Delete what root in a guest owns, and give its directories that hold the user's files to the user.
 # Each find gets 20 s, because the start waits for it. The job of vmgr clean reports what is left.
@@ -61,13 +61,13 @@ def vtorque_guest_context(guest: GuestPlan, site: Site) -> Iterator[ContextItem]
         return
     if (own := guest.request[VM_PRECANCEL]) is not None:
         yield GuestFile(f"{SITE}/precancel", own.content, 0o500, "job")
-        yield OnCancel((f"{SITE}/precancel",))
+        yield CancelCommand((f"{SITE}/precancel",))
     if guest.image.guest_type == "linux":
         settings = site[Settings].for_image(guest.image)
         for number, script in enumerate(site_scripts(settings.precancel)):
             path = f"{SITE}/precancel.d/{number:03d}"
             yield GuestFile(path, script.content, 0o555)
-            yield OnCancel((path,))
+            yield CancelCommand((path,))
 
 
 @hookimpl
@@ -215,7 +215,7 @@ def virtlogd_check(site: Site) -> Iterator[HealthResult]:
             yield HealthResult("ok", f"virtlogd answers at {VIRTLOGD}")
 
 
-vtorque_health_checks = always(
+vtorque_health_checks = constant_hook(
     HealthCheck("virtlogd", virtlogd_check),
     HealthCheck("linux guest cloud-config", cloud_config_check),
     HealthCheck("linux guest agent", agent_check),

@@ -16,11 +16,11 @@ from vtorque_core.api import (
     GuestType,
     ImageBuilder,
     JobRequest,
-    OfJob,
     Option,
     Refusal,
     Refused,
-    always,
+    Remote,
+    constant_hook,
     hookimpl,
 )
 from vtorque_core.api.vm_options import no_parse, show_file
@@ -34,7 +34,7 @@ SUPPORTS = frozenset(
         "EnvVar",
         "GuestFile",
         "RootCommand",
-        "OnCancel",
+        "CancelCommand",
         "KernelModule",
         "Package",
         "Mount",
@@ -120,13 +120,13 @@ def _commands() -> ModuleType:
     return command
 
 
-vtorque_guest_types = always(GuestType("linux", supports=SUPPORTS, driver=_driver))
-vtorque_image_builders = always(
+vtorque_guest_types = constant_hook(GuestType("linux", supports=SUPPORTS, driver=_driver))
+vtorque_image_builders = constant_hook(
     ImageBuilder("micro", _micro), ImageBuilder("debian", _debian), ImageBuilder("linux", _linux)
 )
-vtorque_options = always(CLEAN, VM_PRECANCEL, CLOUD_CONFIG)
-vtorque_commands = always(
-    Command("vmgr ssh", lambda: _commands().ssh, OfJob(("rank", "command"), terminal=True)),
-    Command("vmgr console", lambda: _commands().console, OfJob(("guest",))),
+vtorque_options = constant_hook(CLEAN, VM_PRECANCEL, CLOUD_CONFIG)
+vtorque_commands = constant_hook(
+    Command("vmgr ssh", lambda: _commands().ssh, Remote(("rank", "command"), terminal=True)),
+    Command("vmgr console", lambda: _commands().console, Remote(("guest",))),
     Command("vmgr clean", lambda: _commands().clean),
 )

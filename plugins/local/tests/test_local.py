@@ -432,7 +432,7 @@ def test_array_runs_at_most_its_limit_and_can_be_canceled(site):
     site.start()
     site.wait_for(site.root / "began", "1[1].")
     assert [info.id for info in site.submitter.jobs()] == [f"1[{task}].{HOST}" for task in (1, 2)]
-    alive = LocalNode(site.spool).alive([f"1[{task}].{HOST}" for task in (0, 1)])
+    alive = LocalNode(site.spool).job_states([f"1[{task}].{HOST}" for task in (0, 1)])
     assert [life.name for life in alive.values()] == ["GONE", "ALIVE"]
     site.submitter.cancel("1[1]")
     site.wait_for(site.root / "began", "1[2].")

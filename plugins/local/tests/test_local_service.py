@@ -19,7 +19,7 @@ from local_site import HOOK, HOST, SUBMIT, Site, fresh_site
 from patience import LONG, eventually
 from processes import open_files
 from vtorque_core.api import Busy, Paths, UsageError, VtorqueError, take_lock
-from vtorque_core.api.batch_system import Life
+from vtorque_core.api.batch_system import JobState
 from vtorque_core.site.request import Request
 from vtorque_local.mom import Programs
 from vtorque_local.node import LocalNode
@@ -50,7 +50,10 @@ def test_killed_service_loses_running_jobs_and_keeps_queued_ones(site):
     _, said = waiting.communicate(timeout=LONG)
     assert (waiting.returncode, b"lost" in said) == (252, True)
     node = LocalNode(site.spool)
-    assert node.alive([f"1.{HOST}", "9.x"]) == {f"1.{HOST}": Life.ALIVE, "9.x": Life.GONE}
+    assert node.job_states([f"1.{HOST}", "9.x"]) == {
+        f"1.{HOST}": JobState.ALIVE,
+        "9.x": JobState.GONE,
+    }
     site.start()
     assert site.hook("epilogue", f"1.{HOST}")[9] == "-4"
     assert site.hook("epilogue", f"2.{HOST}")[9] == "-4"
@@ -62,7 +65,7 @@ def test_killed_service_loses_running_jobs_and_keeps_queued_ones(site):
     assert (site.root / "third").read_text() == "third\n"
     assert (site.done("1"), site.done("2")) == (252, 252)
     eventually(lambda: not any(marked(mark) for mark in marks))  # all sessions
-    assert node.alive([f"1.{HOST}"]) == {f"1.{HOST}": Life.GONE}
+    assert node.job_states([f"1.{HOST}"]) == {f"1.{HOST}": JobState.GONE}
     site.submit(site.script("#!/bin/sh\n"))
     assert site.hook("epilogue", f"4.{HOST}"), "the counter survives"
 

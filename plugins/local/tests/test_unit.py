@@ -21,7 +21,7 @@ def test_systemd_accepts_the_unit(place: Installation, tmp_path: Path) -> None:
     path = tmp_path / unit.NAME
     (step,) = systemd_unit(unit.NAME, unit.text(place), units=tmp_path, booted=tmp_path)
     step.apply()
-    assert step.done()
+    assert step.is_applied()
     said = subprocess.run(
         ("systemd-analyze", "verify", "--man=no", "--recursive-errors=no", str(path)),
         capture_output=True, text=True, timeout=LONG, check=False,

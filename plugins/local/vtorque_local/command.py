@@ -33,12 +33,12 @@ def local() -> None:
 @CONFIG
 def serve(foreground: bool, slots: int | None, config: Path | None) -> None:
     """Start the service. Without --foreground it returns when jobs can be submitted."""
-    from vtorque_core.live.service import node_of  # noqa: PLC0415
+    from vtorque_core.live.service import site_and_installation  # noqa: PLC0415
     from vtorque_local.mom import Programs  # noqa: PLC0415
     from vtorque_local.service import Service, Setup  # noqa: PLC0415
     from vtorque_local.settings import Settings  # noqa: PLC0415
 
-    site, vtorque = node_of(config)
+    site, vtorque = site_and_installation(config)
     slots = slots or site[Settings].slots
     if slots < 1:
         raise UsageError(f"[plugin.local] slots = {slots}: must be at least 1")

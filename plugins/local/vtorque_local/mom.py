@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from vtorque_core.api import EXIT_HOST_FAULT, VtorqueError, guarded, printable
+from vtorque_core.api import EXIT_HOST_FAULT, VtorqueError, guard_command, printable
 from vtorque_core.live.service import own_variables
 from vtorque_local import become_job, job_processes
 from vtorque_local.client import GUARD
@@ -270,7 +270,9 @@ class Task(abc.ABC):
     def _hook(self, argv: Sequence[str]) -> tuple[int, list[str]]:
         environ = hook_environ() | {"PBS_JOBID": self.job.id, "PBS_QUEUE": self.job.hook[5]}
         with os.fdopen(os.memfd_create("said"), "rb") as said:
-            process = Process(guarded(*argv), environ, stdout=said.fileno(), stderr=2, umask=0o022)
+            process = Process(
+                guard_command(*argv), environ, stdout=said.fileno(), stderr=2, umask=0o022
+            )
             if not process.ended(self._programs.hook_timeout):
                 process.kill()
             code, _ = process.result()
@@ -357,7 +359,7 @@ def hook_environ() -> dict[str, str]:
 def run_root(argv: Sequence[str]) -> None:
     """Run a program like a hook, but without a job."""
     with contextlib.suppress(OSError):
-        Process(guarded(*argv), hook_environ(), stdout=2, stderr=2, umask=0o022).result()
+        Process(guard_command(*argv), hook_environ(), stdout=2, stderr=2, umask=0o022).result()
 
 
 def _ready(poll: select.poll, descriptor: int, until: float) -> bool:

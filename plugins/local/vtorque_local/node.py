@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from vtorque_core.api import HostFault, Refused, printable
-from vtorque_core.api.batch_system import BatchJob, Life, NodeAdapter, Outcome, PeerGuest
+from vtorque_core.api.batch_system import BatchJob, JobState, NodeAdapter, Outcome, PeerGuest
 from vtorque_core.api.guest_context import ContextItem
 from vtorque_core.api.setup_steps import Installation, SetupStep, systemd_unit
 from vtorque_core.api.submission import from_token
@@ -74,10 +74,10 @@ class LocalNode(NodeAdapter):
 
         return systemd_unit(unit.NAME, unit.text(place))
 
-    def alive(self, ids: Sequence[str]) -> Mapping[str, Life]:
+    def job_states(self, ids: Sequence[str]) -> Mapping[str, JobState]:
         """Look for the jobs in the spool, which is also valid while the service is down."""
         jobs = self._spool / "jobs"
         if not os.access(jobs, os.R_OK | os.X_OK):
-            return dict.fromkeys(ids, Life.UNKNOWN)
+            return dict.fromkeys(ids, JobState.UNKNOWN)
         found = {each: jobs / pbs.sequence(each) / f"{each}.SC" for each in ids}
-        return {each: Life.ALIVE if found[each].exists() else Life.GONE for each in ids}
+        return {each: JobState.ALIVE if found[each].exists() else JobState.GONE for each in ids}

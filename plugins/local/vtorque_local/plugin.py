@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from vtorque_core.api import BatchSystem, Command, always
+from vtorque_core.api import BatchSystem, Command, constant_hook
 from vtorque_core.api.values import is_personal
 from vtorque_local.settings import Settings
 
@@ -49,8 +49,8 @@ def command() -> click.Command:
     return local
 
 
-vtorque_settings = always(Settings)
-vtorque_batch_systems = always(
+vtorque_settings = constant_hook(Settings)
+vtorque_batch_systems = constant_hook(
     BatchSystem("local", submitter=submitter, node=node, shell=shell, step=step)
 )
-vtorque_commands = always(Command("vtorque local", command))
+vtorque_commands = constant_hook(Command("vtorque local", command))

@@ -7,7 +7,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from vtorque_core.api import OfJob
+from vtorque_core.api import Remote
 from vtorque_login import elsewhere
 from vtorque_login.asking import asking
 
@@ -26,7 +26,7 @@ def look(config, job_id, more, level, follow, page, own):
     click.echo(f"here: {config} {job_id} {more} {level} {follow} {page} {own}")
 
 
-OF_JOB = OfJob(("level", "follow", "more"), terminal=True, output="page")
+OF_JOB = Remote(("level", "follow", "more"), terminal=True, output="page")
 
 
 @pytest.fixture

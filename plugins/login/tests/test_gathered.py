@@ -52,7 +52,7 @@ def test_files_of_each_node_are_fetched_and_failing_nodes_named(nodes, tmp_path,
         nodes[node, *asked] = printing(said)
     nodes["n2", *asked] = nodes["metal", *asked] = "raise SystemExit('no \\x1b[2J way')"
     gathered.bring([("7.srv", n) for n in ("n1", "n2", "n3", "metal")], CONFIG, 20.0)
-    found = [each for part in [plugin.vtorque_kept()] for each in part]
+    found = [each for part in [plugin.vtorque_kept_records()] for each in part]
     assert [each.facts()["guests"] for each in found] == [["n1"], ["n3"]]
     assert [each.read(kept_records.LOG) for each in found] == [b'{"t": 1.0}\n' * 3] * 2
     with pytest.raises(FileNotFoundError):

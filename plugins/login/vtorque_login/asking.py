@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from vtorque_core.api import OfJob, UsageError
+from vtorque_core.api import Remote, UsageError
 
 _OPTIONS = (
     click.Option(
@@ -25,7 +25,7 @@ _OPTIONS = (
 )
 
 
-def asking(command: click.Command, of_job: OfJob, config: Path) -> click.Command:
+def asking(command: click.Command, of_job: Remote, config: Path) -> click.Command:
     """Return the command, wrapped to run on the job's node if that is another host."""
     there = command.callback
     assert there is not None  # noqa: S101 - only click's groups have no callback
@@ -54,7 +54,7 @@ def asking(command: click.Command, of_job: OfJob, config: Path) -> click.Command
     return wrapped
 
 
-def _check_asked(given: set[str], of_job: OfJob, output: object) -> None:
+def _check_asked(given: set[str], of_job: Remote, output: object) -> None:
     """Raise UsageError for parameters that are not allowed from another host."""
     allowed = {*of_job.travels, of_job.output} if str(output) == "-" else set(of_job.travels)
     if other := given - allowed:

@@ -77,7 +77,7 @@ class Companion:
         from vtorque_core.live import service  # noqa: PLC0415 - few requests need it
 
         _, batch = service.batch_system(self._config)
-        return batch.shell().on_every_node(argv, self._job_environ())
+        return batch.shell().node_command(argv, self._job_environ())
 
     def _job_environ(self) -> dict[str, str]:
         """Return the job's variables that the batch system's commands need.

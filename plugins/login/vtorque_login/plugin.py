@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from vtorque_core.api import Command, OfJob, always, hookimpl
+from vtorque_core.api import Command, Remote, constant_hook, hookimpl
 from vtorque_login.settings import Settings
 
 if TYPE_CHECKING:
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 
 @hookimpl
-def vtorque_elsewhere(
-    command: click.Command, of_job: OfJob, config: Path
+def vtorque_remote_command(
+    command: click.Command, of_job: Remote, config: Path
 ) -> Iterator[click.Command]:
     """Wrap the command so that it runs on the job's node."""
     from vtorque_login.asking import asking  # noqa: PLC0415 - click
@@ -31,7 +31,7 @@ def vtorque_elsewhere(
 
 
 @hookimpl
-def vtorque_on_nodes(jobs: Sequence[JobInfo], site: Site, config: Path) -> Iterator[JobOnNode]:
+def vtorque_jobs_on_nodes(jobs: Sequence[JobInfo], site: Site, config: Path) -> Iterator[JobOnNode]:
     """Query the state of the jobs on each of their nodes."""
     from vtorque_login.state import of_jobs  # noqa: PLC0415
 
@@ -39,7 +39,7 @@ def vtorque_on_nodes(jobs: Sequence[JobInfo], site: Site, config: Path) -> Itera
 
 
 @hookimpl
-def vtorque_kept() -> Iterator[Place]:
+def vtorque_kept_records() -> Iterator[Place]:
     """Yield records that nodes of running jobs have sent to this process."""
     from vtorque_login.gathered import places  # noqa: PLC0415 - not by vsub
 
@@ -68,5 +68,5 @@ def _state() -> click.Command:
     return state
 
 
-vtorque_settings = always(Settings)
-vtorque_commands = always(Command("vmgr state", _state, OfJob(("files",))))
+vtorque_settings = constant_hook(Settings)
+vtorque_commands = constant_hook(Command("vmgr state", _state, Remote(("files",))))

@@ -64,7 +64,7 @@ def parsed(data: bytes, job_id: str) -> Request:
 
     Before ``--``, only a command and long options with plain values are allowed. ``--config`` is
     not allowed, because a config determines what commands do. The words after the job id are for
-    the guest. Each command declares which options it accepts from other hosts (``OfJob``).
+    the guest. Each command declares which options it accepts from other hosts (``Remote``).
     """
     try:
         found = json.loads(data)

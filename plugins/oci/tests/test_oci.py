@@ -20,7 +20,7 @@ import pytest
 import oci_images as made
 import sparing
 from vtorque_core.api import Refused
-from vtorque_core.api.read_apart import read_apart
+from vtorque_core.api.read_apart import parse_unprivileged
 from vtorque_linux_guest.image import filetree
 from vtorque_linux_guest.image.ext4_xattr import can_store
 from vtorque_linux_guest.image.filetree import FileTree
@@ -196,7 +196,7 @@ def test_list_of_a_tar_file_is_read_without_privileges(
 def test_forged_list_of_a_tar_file_is_refused(
     answer: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(blobs, "read_apart", lambda *_, **__: iter([answer]))
+    monkeypatch.setattr(blobs, "parse_unprivileged", lambda *_, **__: iter([answer]))
     with pytest.raises(Refused, match="invalid answer"):
         read(made.as_tar(GOOD, tmp_path / "source"), tmp_path / "work")
 
@@ -217,8 +217,8 @@ def test_forged_list_of_a_tar_file_is_refused(
 def test_answers_of_a_parser_that_the_image_controls_are_refused(
     parser: str, answer: list[bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(blobs, "read_apart", lambda parse, *args, **more: (
-        iter(answer) if parse.__name__ == parser else read_apart(parse, *args, **more)
+    monkeypatch.setattr(blobs, "parse_unprivileged", lambda parse, *args, **more: (
+        iter(answer) if parse.__name__ == parser else parse_unprivileged(parse, *args, **more)
     ))  # fmt: skip
     with pytest.raises(Refused, match=r"invalid answer|is not a supported digest"):
         read(made.as_directory(GOOD, tmp_path / "source"), tmp_path / "work")

@@ -102,6 +102,6 @@ def test_header_is_read_without_privileges(
 def test_forged_header_is_refused(
     answer: list[bytes], root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(blobs, "read_apart", lambda *_, **__: iter(answer))
+    monkeypatch.setattr(blobs, "parse_unprivileged", lambda *_, **__: iter(answer))
     with pytest.raises(Refused, match="invalid answer"):
         read(made.as_sif(root, tmp_path / "app.sif"), tmp_path / "work")

@@ -16,8 +16,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
-from vtorque_core.api import HostFault, Refused, alone, guarded
-from vtorque_core.api.read_apart import Unreadable, read_apart
+from vtorque_core.api import HostFault, Refused, guard_command, isolate_command
+from vtorque_core.api.read_apart import Unreadable, parse_unprivileged
 
 CHUNK = 1 << 20
 MOST_TEXTS = 2 << 20  # bytes: more than the agent accepts (container.MAX_SETTINGS)
@@ -75,7 +75,7 @@ def apart(
         most: limit of all values in bytes.
     """
     try:
-        return list(read_apart(parse, *args, files=files, most=most))
+        return list(parse_unprivileged(parse, *args, files=files, most=most))
     except Unreadable as error:
         raise Refused(str(error)) from None
 
@@ -180,7 +180,7 @@ def as_nobody(
     with target.open("xb") as out:
         try:
             done = subprocess.run(
-                guarded(*alone(), "prlimit", *limits, "--", *argv),
+                guard_command(*isolate_command(), "prlimit", *limits, "--", *argv),
                 stdin=stdin,
                 stdout=out,
                 stderr=subprocess.PIPE,

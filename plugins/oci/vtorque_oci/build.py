@@ -21,7 +21,7 @@ from pathlib import Path
 
 from vtorque_core.api import Refused, run_tool, size_mib
 from vtorque_core.api.image_builder import BuiltImage
-from vtorque_core.api.read_apart import reader
+from vtorque_core.api.read_apart import helper_process
 from vtorque_linux_guest.agent.build import built_agent
 from vtorque_linux_guest.guest.agent_start import AGENT
 from vtorque_linux_guest.image.disk_initramfs import (
@@ -197,7 +197,7 @@ def read_container(
     """
     most = min(options.size << 20, room(work))
     try:
-        with reader(), opened(options.source) as descriptor:
+        with helper_process(), opened(options.source) as descriptor:
             is_file = stat.S_ISREG(os.fstat(descriptor).st_mode)
             if is_file and sif.is_sif(os.pread(descriptor, 64, 0)):
                 title = Path(options.source).name

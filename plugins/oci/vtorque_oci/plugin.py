@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from vtorque_core.api import ImageBuilder, always
+from vtorque_core.api import ImageBuilder, constant_hook
 
 if TYPE_CHECKING:
     from vtorque_core.api.image_builder import Builder
@@ -16,4 +16,4 @@ def _builder() -> Builder:
     return OciBuilder()
 
 
-vtorque_image_builders = always(ImageBuilder("oci", _builder))
+vtorque_image_builders = constant_hook(ImageBuilder("oci", _builder))

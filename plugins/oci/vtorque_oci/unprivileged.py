@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import NoReturn
 
 from vtorque_core.api import HostFault, Refused, printable
-from vtorque_core.api.children import readable
+from vtorque_core.api.children import wait_readable
 from vtorque_core.api.read_apart import close_files, drop_privileges
 
 MEMORY = 1 << 30  # bytes in addition to those of root's process
@@ -114,7 +114,7 @@ def _ends(pid: int) -> bool:
     """Wait for a child that closed its pipe; return whether it ended in time."""
     ended = os.pidfd_open(pid)
     try:
-        return readable([ended], _END)
+        return wait_readable([ended], _END)
     finally:
         os.close(ended)
 

@@ -73,7 +73,7 @@ def order(script="/prog x\n", cwd="/", **environ):
 
 def late(guest, sent):
     """Return the carrier of the command line, and the script disk's line."""
-    *files, found = OsvDriver().late(guest, ITEMS, sent, Site())
+    *files, found = OsvDriver().late_items(guest, ITEMS, sent, Site())
     texts = [each.content.decode().split("\n")[0] for each in files]
     assert all((e.path, e.mode, e.uid) == ("/s/script", 0o400, guest.qemu_uid) for e in files)
     return found, "".join(texts)

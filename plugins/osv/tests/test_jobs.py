@@ -22,7 +22,7 @@ from vtorque_core.api.guest_driver import (
     Script,
     Streams,
 )
-from vtorque_core.resources.starter import Starter
+from vtorque_core.resources.starter import BootStarter
 
 DATA = Path(__file__).parent / "data"
 
@@ -34,7 +34,7 @@ class Root:
         self.orders, self.ends = [], []
         self._consoles, self._hold = consoles, hold
         path = str(run_dir / ORDER_SOCKET)
-        starter = Starter(socket=path, uid=os.getuid(), boot=self.boot)
+        starter = BootStarter(socket=path, uid=os.getuid(), boot=self.boot)
         ready = threading.Event()
         self.thread = threading.Thread(target=starter.serve, args=(ready.set,), daemon=True)
         self.thread.start()

@@ -94,7 +94,7 @@ class OsvDriver(LateDriver):
             content = seed(files)
             yield File(str(guest.state_dir / SEED), mode=0o400, uid=guest.qemu_uid, content=content)
 
-    def late(
+    def late_items(
         self, guest: GuestPlan, items: Sequence[ContextItem], order: bytes, site: Site
     ) -> Iterator[Single | Resource]:
         """Yield the script's command line, as the resource or device where this guest reads it."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from vtorque_core.api import GuestType, Image, ImageBuilder, Refusal, always
+from vtorque_core.api import GuestType, Image, ImageBuilder, Refusal, constant_hook
 from vtorque_osv.settings import OSV_MODE, Settings
 
 if TYPE_CHECKING:
@@ -33,9 +33,9 @@ def _check_script(script: bytes, image: Image) -> Iterable[Refusal]:
     return check_script(script, image)
 
 
-vtorque_settings = always(Settings)
-vtorque_options = always(OSV_MODE)
-vtorque_guest_types = always(
+vtorque_settings = constant_hook(Settings)
+vtorque_options = constant_hook(OSV_MODE)
+vtorque_guest_types = constant_hook(
     GuestType("osv", supports=SUPPORTS, driver=_driver, check_script=_check_script)
 )
-vtorque_image_builders = always(ImageBuilder("osv", _builder))
+vtorque_image_builders = constant_hook(ImageBuilder("osv", _builder))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Iterator
 
-from vtorque_core.api import always, hookimpl
+from vtorque_core.api import constant_hook, hookimpl
 from vtorque_core.api.guest_plan import GuestPlan
 from vtorque_core.api.health import HealthCheck, HealthResult, ok, warning
 from vtorque_core.api.libvirt_domain import Disk
@@ -40,4 +40,4 @@ def tools_check(site: Site) -> Iterator[HealthResult]:
     yield warning(what, fix=f"apt-get install {packages}")
 
 
-vtorque_health_checks = always(HealthCheck("own images", tools_check))
+vtorque_health_checks = constant_hook(HealthCheck("own images", tools_check))

@@ -14,7 +14,7 @@ from vtorque_core.api import (
     JobRequest,
     Option,
     Refusal,
-    always,
+    constant_hook,
     hookimpl,
     setting,
 )
@@ -152,8 +152,8 @@ def vtorque_parse_args(request: JobRequest, site: Site) -> Iterator[Refusal]:
             yield Refusal("applies only to your own image", key=option.key, value=value, fix=fix)
 
 
-vtorque_settings = always(Settings)
-vtorque_options = always(ROOT, WORK)
-vtorque_image_sources = always(ImageSource(BASE, _resolve, _image, _shares, _mine, _remove))
-vtorque_image_builders = always(ImageBuilder(BASE, _builder))
-vtorque_commands = always(Command("vmgr images pull", _pull))
+vtorque_settings = constant_hook(Settings)
+vtorque_options = constant_hook(ROOT, WORK)
+vtorque_image_sources = constant_hook(ImageSource(BASE, _resolve, _image, _shares, _mine, _remove))
+vtorque_image_builders = constant_hook(ImageBuilder(BASE, _builder))
+vtorque_commands = constant_hook(Command("vmgr images pull", _pull))

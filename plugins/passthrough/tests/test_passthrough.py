@@ -15,7 +15,7 @@ from vtorque_passthrough import node, plugin
 from vtorque_passthrough.plugin import card_list, cards
 from vtorque_passthrough.vfio import PciDevice, Vfio
 from vtorque_testing import planned
-from vtorque_testing.planned import NoFit, Taken
+from vtorque_testing.planned import Leases, NoFit
 from vtorque_testing.sysfs_tree import tree
 
 CLASSES = """
@@ -167,7 +167,7 @@ def test_cards_are_claimed_near_their_numa_node(site):
     assert claim == PoolClaim("pci", items, 2, near=dict.fromkeys(items, 0), key="pci")
     (got,) = placed(site, "render:1")
     assert got.placement.nodes in ((1,), ())
-    assert got.leased("pci") == ("0000:86:00.0",)
+    assert got.leased_items("pci") == ("0000:86:00.0",)
 
 
 def test_guest_gets_all_functions_of_an_iommu_group(site):
@@ -186,7 +186,7 @@ def test_card_belongs_to_the_first_class_that_matches_a_function(tmp_path, first
         for name, most in ((first, 1), (({*ids} - {first}).pop(), 2))
     ]
     site = site_of("gpu-node", tmp_path, "".join(tables))
-    assert placed(site, first)[0].leased("pci") == ("0000:86:00.0",)
+    assert placed(site, first)[0].leased_items("pci") == ("0000:86:00.0",)
     other = ({*ids} - {first}).pop()
     assert f"has no 1 PCI cards of class {other} for guests (usable: 0)" in str(
         answers(site, other)[0]
@@ -279,13 +279,13 @@ def test_every_function_of_a_guests_cards_is_bound_for_the_guest(site):
 
 def test_card_is_leased_once(site):
     one, two = placed(site, "gpu", "gpu")
-    assert set(one.leased("pci")).isdisjoint(two.leased("pci"))
+    assert set(one.leased_items("pci")).isdisjoint(two.leased_items("pci"))
     with pytest.raises(NoFit, match="3 of pci"):
         placed(site, "gpu", "gpu", "gpu")
     with pytest.raises(NoFit, match="2 of pci"):
         placed(site, "render", "render")
     with pytest.raises(NoFit, match="0 free"):
-        placed(site, "render", taken=Taken({"pci": frozenset({"0000:86:00.0"})}))
+        placed(site, "render", taken=Leases({"pci": frozenset({"0000:86:00.0"})}))
 
 
 def test_missing_card_is_a_host_fault(site):

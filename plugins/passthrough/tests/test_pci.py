@@ -9,7 +9,7 @@ import pytest
 
 from as_root import without_chown
 from vtorque_core.api import HostFault
-from vtorque_core.api.libvirt_domain import Disk, forbidden
+from vtorque_core.api.libvirt_domain import Disk, find_forbidding
 from vtorque_passthrough.pci_functions import (
     function,
     functions,
@@ -121,9 +121,9 @@ def test_missing_vfio_requirement_is_named(tmp_path, gpus):
 
 def test_pci_device_validates_its_address_and_forbids_save_and_migrate():
     card = PciDevice("gpu", GPU)
-    assert forbidden("save", [card, card]) == ["PciDevice"]
-    assert forbidden("migrate", [Disk("d", "/d", "raw"), card]) == ["PciDevice"]
-    assert forbidden("suspend", [card]) == []
+    assert find_forbidding("save", [card, card]) == ["PciDevice"]
+    assert find_forbidding("migrate", [Disk("d", "/d", "raw"), card]) == ["PciDevice"]
+    assert find_forbidding("suspend", [card]) == []
     for address in ("3b:00.0", "0000:3b:00.8", "0000:3B:00.0", "../../x", f"{GPU}\n", ""):
         with pytest.raises(ValueError, match="not a PCI address"):
             PciDevice("gpu", address)

@@ -13,11 +13,11 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
-from vtorque_core.api import HostFault, Refusal, Refused, always, hookimpl
+from vtorque_core.api import HostFault, Refusal, Refused, constant_hook, hookimpl
 from vtorque_core.api.batch_system import Grant
 from vtorque_core.api.claims import Claim, Notice, PoolClaim
 from vtorque_core.api.guest_context import GuestDevice
-from vtorque_core.api.guest_plan import GuestPlan, lacks
+from vtorque_core.api.guest_plan import GuestPlan, report_missing
 from vtorque_core.api.health import HealthCheck, HealthResult
 from vtorque_core.api.node_job import NodeJob, Site
 from vtorque_passthrough import plugin
@@ -101,7 +101,7 @@ def find_cards(settings: Settings) -> dict[str, Card]:
     return found
 
 
-vtorque_resources = always(Vfio)
+vtorque_resources = constant_hook(Vfio)
 
 
 @hookimpl
@@ -126,7 +126,8 @@ def vtorque_plan(guest: GuestPlan, site: Site) -> Iterator[Claim | Refusal | Not
                 raise _fault(f"has no {what}, though the job has been granted {of.resource}", why)
             missing = why_no_vfio(settings.sysfs) if of_class else ""
             fix = f"it lacks {missing}" if missing else "request fewer cards, or another node"
-            yield lacks(guest, what, option=PCI, required=settings.required, where=WHERE, fix=fix)
+            yield report_missing(guest, what, option=PCI, required=settings.required,
+                                 where=WHERE, fix=fix)  # fmt: skip
             return
         near = {item: node for item, node in free.items() if node >= 0}
         claims.append(PoolClaim(POOL, tuple(free), number, near, PCI.key))
@@ -184,8 +185,8 @@ def _fault(message: str, broken: str = "") -> HostFault:
 @hookimpl
 def vtorque_render_domain(guest: GuestPlan, site: Site) -> Iterator[PciDevice]:
     """Yield all functions of the leased cards."""
-    found = find_cards(site[Settings]) if guest.leased(POOL) else {}
-    for item in guest.leased(POOL):
+    found = find_cards(site[Settings]) if guest.leased_items(POOL) else {}
+    for item in guest.leased_items(POOL):
         card = found.get(item)
         if card is None or card.problem:
             raise HostFault(f"PCI card {item}: {card.problem if card else 'is missing'}")
@@ -205,7 +206,7 @@ def vtorque_pre_boot(job: NodeJob) -> None:
 @hookimpl
 def vtorque_guest_context(guest: GuestPlan, site: Site) -> Iterator[GuestDevice]:
     """Yield the device nodes of the cards, for the job's user."""
-    wanted = cards(guest[PCI]) if guest.leased(POOL) else {}
+    wanted = cards(guest[PCI]) if guest.leased_items(POOL) else {}
     for of in (c for c in site[Settings].classes if c.device):
         for nth in range(wanted.get(of.name, 0)):
             yield GuestDevice(of.device, f"/dev/vtorque/{of.name}{nth}", nth)
@@ -232,4 +233,4 @@ def check(site: Site) -> Iterator[HealthResult]:
                 yield HealthResult("ok", f"{of.resource} number {number} is {address} ({file})")
 
 
-vtorque_health_checks = always(HealthCheck("PCI cards", check))
+vtorque_health_checks = constant_hook(HealthCheck("PCI cards", check))

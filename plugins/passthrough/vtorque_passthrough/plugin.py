@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from vtorque_core.api import Extra, JobRequest, Option, Refusal, always, hookimpl, setting
+from vtorque_core.api import Extra, JobRequest, Option, Refusal, constant_hook, hookimpl, setting
 from vtorque_core.api.vm_options import VMS_PER_NODE
 
 if TYPE_CHECKING:
@@ -109,8 +109,8 @@ def card_list(text: str) -> str:
 
 PCI = Option("pci", card_list, "", "PCI cards of each guest, by class", "CLASS:N[+CLASS:N]",
              separator="+", forbids=frozenset({"save", "migrate"}), needs_root=bool)  # fmt: skip
-vtorque_options = always(PCI)
-vtorque_settings = always(Settings)
+vtorque_options = constant_hook(PCI)
+vtorque_settings = constant_hook(Settings)
 
 
 @hookimpl

@@ -8,7 +8,7 @@ import pytest
 from patience import eventually
 from pbs_harness import PbsHarness
 from vtorque_core.api import HostFault, Refused
-from vtorque_core.api.batch_system import Life
+from vtorque_core.api.batch_system import JobState
 from vtorque_pbs import batch_commands
 
 JOB = "7.server"
@@ -35,7 +35,7 @@ def harness(tmp_path, request):
 def test_only_a_running_held_job_is_reported_as_held(harness):
     ids = [JOB, "9.server"]
     assert harness.its.alive_and_held(ids) == (
-        {JOB: Life.ALIVE, "9.server": Life.GONE},
+        {JOB: JobState.ALIVE, "9.server": JobState.GONE},
         {JOB},
     )
     for change in ({"hold": "n"}, {"hold": "u", "state": "H", "exec_host": ""}):

@@ -18,7 +18,7 @@ def read(line: str, jobdir: str) -> tuple[Path | None, tuple[str, ...], str]:
     os.write(into, line.encode())
     os.close(into)
     try:
-        job = OpenPbsShell().started([], {"PBS_JOBID": "5.s", "PBS_JOBDIR": jobdir}, out)
+        job = OpenPbsShell().read_start([], {"PBS_JOBID": "5.s", "PBS_JOBDIR": jobdir}, out)
     finally:
         os.close(out)
     return job.script, job.args, job.cwd
@@ -37,7 +37,7 @@ def test_terminal_does_not_echo_before_the_guest_is_ready():
     leader, terminal = pty.openpty()
     try:
         assert termios.tcgetattr(leader)[3] & termios.ECHO
-        assert OpenPbsShell().started([], {"PBS_JOBID": "5.s"}, terminal).script is None
+        assert OpenPbsShell().read_start([], {"PBS_JOBID": "5.s"}, terminal).script is None
         assert not termios.tcgetattr(leader)[3] & termios.ECHO
         assert termios.tcgetattr(leader)[3] & termios.ISIG, "Ctrl-C ends the job"
     finally:

@@ -49,7 +49,7 @@ def test_hooks_are_checked_on_a_node_that_is_not_the_server(harness):
     for step in steps(harness):
         if not isinstance(step, Check):
             step.apply()
-            assert step.done()
+            assert step.is_applied()
             step.undo()
     assert set(harness.pbs.state()["hooks"]) == {BEGIN, END}
 
@@ -106,4 +106,4 @@ def test_resource_used_by_finished_jobs_is_kept_with_a_fix(harness):
         resource.undo()
     harness.pbs.change(busy=False)
     resource.undo()
-    assert not resource.done()
+    assert not resource.is_applied()

@@ -36,7 +36,7 @@ def test_pbsdsh_is_found_beside_qsub(tmp_path, commands, shell, called, says, co
     (tmp_path / "says").write_text(says)
     elsewhere = f"{tmp_path}/bin"  # for this host may have its own pbsdsh
     environ = {"PATH": elsewhere, "PBS_O_PATH": f"{elsewhere}:{commands}"}
-    words = shell.on_every_node(["look", "ID"], environ)
+    words = shell.node_command(["look", "ID"], environ)
     assert f"PATH=$PATH:{PLACES}:$PBS_O_PATH" in words[2]
     words[2] = words[2].replace(PLACES, elsewhere)
     done = subprocess.run(words, env=environ, check=False, capture_output=True)
@@ -55,8 +55,8 @@ def test_only_nodes_with_guests_are_called(tmp_path, commands, shell, called):
         f'#!/bin/sh\nprintf "%s\\n" "$*" >> {tmp_path}/called\n. {tmp_path}/says\n'
     )
     environ = {"PBS_NODEFILE": str(tmp_path / "nodes"), "PATH": f"{commands}:/usr/bin:/bin"}
-    words = shell.on_every_node(["look", "ID"], environ, ["n1", "n2"])
+    words = shell.node_command(["look", "ID"], environ, ["n1", "n2"])
     done = subprocess.run(words, env=environ, check=False, capture_output=True)
     assert done.returncode == 3
     assert (tmp_path / "called").read_text() == called.format(0) + called.format(4)
-    assert "-n" not in shell.on_every_node(["look"], environ, ["n1", "n2", "n3"])[4]
+    assert "-n" not in shell.node_command(["look"], environ, ["n1", "n2", "n3"])[4]

@@ -11,7 +11,7 @@ from fake_torque_mom import FakeTorqueMom
 from pbs_harness import ME
 from torque_node import adapter_at
 from vtorque_core.api import HostFault, JobAttempt
-from vtorque_core.api.batch_system import BatchJob, Detach, Life, Outcome
+from vtorque_core.api.batch_system import BatchJob, Detach, JobState, Outcome
 from vtorque_core.api.setup_steps import Installation
 from vtorque_core.base.names import safe_name
 from vtorque_pbs import node as pbs_node
@@ -207,7 +207,7 @@ def test_hanging_server_does_not_delay_each_job(mom, monkeypatch):
     (mom.pbs.bin / "qstat").write_text(f"#!/bin/sh\necho >>{asked}\nexec sleep 1000\n")
     monkeypatch.setattr(pbs_node, "ALIVE_TIME", 0.3)
     ids = [f"{number}.server" for number in range(500)]
-    assert adapter_at(mom.root, "n1").alive(ids) == dict.fromkeys(ids, Life.UNKNOWN)
+    assert adapter_at(mom.root, "n1").job_states(ids) == dict.fromkeys(ids, JobState.UNKNOWN)
     assert len(asked.read_text().splitlines()) < 10
 
 
@@ -219,7 +219,7 @@ def test_setup_refuses_an_alarm_that_would_kill_a_release(mom, tmp_path, end, pr
     steps = adapter_at(mom.root, "n1").setup_steps(place)
     (check,) = [each for each in steps if "prologue_alarm" in each.text]
     assert problem in check.problem
-    assert check.done() == (problem == "")
+    assert check.is_applied() == (problem == "")
 
 
 def test_host_fault_of_a_sister_requeues_the_job(mom):
@@ -317,12 +317,12 @@ def test_fault_that_a_user_can_cause_does_not_blame_the_node(mom):
     assert mom.pbs.state()["nodes"]["n1"]["properties"] == "fast,vtorque"
 
 
-@pytest.mark.parametrize(("state", "life"), [("S", Life.SUSPENDED), ("Q", Life.ALIVE)])
+@pytest.mark.parametrize(("state", "life"), [("S", JobState.SUSPENDED), ("Q", JobState.ALIVE)])
 def test_suspended_job_is_alive(mom, state, life):
     """The state after qsig -s suspend: qstat(1B), job_state S."""
     job = submitted(mom, *VM)
     mom.pbs.job(job, state=state)
-    assert adapter_at(mom.root, "n1").alive([job]) == {job: life}
+    assert adapter_at(mom.root, "n1").job_states([job]) == {job: life}
 
 
 @pytest.mark.parametrize(("hosts", "shown"), [("n7/0", "n7/0"), ("", "none")])

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from vtorque_core.api import HostFault, JobAttempt, Refused, printable
-from vtorque_core.api.batch_system import BatchJob, Life, Outcome, PeerGuest, Usage
+from vtorque_core.api.batch_system import BatchJob, JobState, Outcome, PeerGuest, Usage
 from vtorque_core.api.guest_context import ContextItem
 from vtorque_core.api.node_job import Site
 from vtorque_pbs import batch_commands, inside_guests
@@ -90,16 +90,18 @@ class PbsNode(abc.ABC):
         """Return the guests' node file, ``pbsdsh``, and programs that reject batch commands."""
         return inside_guests.items(job, guests, str(self.home / "aux"))
 
-    def alive(self, ids: Sequence[str]) -> Mapping[str, Life]:
+    def job_states(self, ids: Sequence[str]) -> Mapping[str, JobState]:
         """Query the server. A job that runs only on other nodes counts as gone.
 
         All queries share a limit of :data:`ALIVE_TIME`, because a start waits for the result.
         """
         return self.alive_and_held(ids)[0]
 
-    def alive_and_held(self, ids: Collection[str]) -> tuple[Mapping[str, Life], Collection[str]]:
-        """Return the result of :meth:`alive`, and the running jobs that are held (``qhold``)."""
-        found, held = dict.fromkeys(ids, Life.UNKNOWN), set()
+    def alive_and_held(
+        self, ids: Collection[str]
+    ) -> tuple[Mapping[str, JobState], Collection[str]]:
+        """Return the result of :meth:`job_states`, and the running held jobs (``qhold``)."""
+        found, held = dict.fromkeys(ids, JobState.UNKNOWN), set()
         deadline = time.monotonic() + ALIVE_TIME
         for each in filter(is_job_id, ids):
             left = deadline - time.monotonic()
@@ -109,7 +111,7 @@ class PbsNode(abc.ABC):
                 job = self.ask(each, left)
             except HostFault:
                 continue
-            found[each] = Life.GONE if job is None else self._life(job)
+            found[each] = JobState.GONE if job is None else self._life(job)
             if job and job.get("job_state") == "R" and _is_held(job):
                 held.add(each)
         return found, held
@@ -119,13 +121,13 @@ class PbsNode(abc.ABC):
         text = f"{job_id}: guests used {usage.cpu_seconds:.0f} s CPU, {usage.peak_mib} MiB"
         syslog.syslog(syslog.LOG_INFO, f"vtorque {text}")
 
-    def _life(self, job: Attributes) -> Life:
+    def _life(self, job: Attributes) -> JobState:
         if job.get("job_state") in ("C", "F", "X"):
-            return Life.GONE
+            return JobState.GONE
         nodes, _ = hosts(job.get("exec_host", ""))
         if job.get("job_state") in ("R", "E") and nodes and not self.own_name(nodes):
-            return Life.GONE
-        return Life.SUSPENDED if job.get("job_state") == "S" else Life.ALIVE
+            return JobState.GONE
+        return JobState.SUSPENDED if job.get("job_state") == "S" else JobState.ALIVE
 
     def own_name(self, nodes: Iterable[str]) -> str:
         """Return this node's name in the batch system; empty if it is not among ``nodes``."""

@@ -37,7 +37,7 @@ class TorqueShell(PbsJobShell):
     host_only = PbsJobShell.host_only | {VARIABLE}
     dies_of_term = True  # like pbs_mom's login shell: exit status 271, a failure
 
-    def on_every_node(
+    def node_command(
         self, command: Sequence[str], environ: Mapping[str, str], nodes: Sequence[str] = ()
     ) -> list[str]:
         """Return a pbsdsh(1B) command that runs once per host."""
@@ -50,7 +50,7 @@ class OpenPbsShell(PbsJobShell):
     host_only = PbsJobShell.host_only | {VARIABLE}
     dies_of_term = True  # like pbs_mom's login shell: exit status 271, a failure
 
-    def on_every_node(
+    def node_command(
         self, command: Sequence[str], environ: Mapping[str, str], nodes: Sequence[str] = ()
     ) -> list[str]:
         """Return a pbsdsh(1B) command that runs once per chunk."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from vtorque_core.api import BatchSystem, always
+from vtorque_core.api import BatchSystem, constant_hook
 from vtorque_pbs.settings import Settings
 
 if TYPE_CHECKING:
@@ -67,9 +67,9 @@ def step(site: Site) -> StepOf | None:
     return batch_commands.by_ssh if site[Settings].ssh else None
 
 
-vtorque_settings = always(Settings)
+vtorque_settings = constant_hook(Settings)
 _FACTS = frozenset({"queue", "account"})
-vtorque_batch_systems = always(
+vtorque_batch_systems = constant_hook(
     BatchSystem("torque", torque_submitter, torque_node, torque_shell, _FACTS, step),
     BatchSystem("openpbs", openpbs_submitter, openpbs_node, openpbs_shell, _FACTS, step),
 )

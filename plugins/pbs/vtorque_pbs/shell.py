@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from vtorque_core.api import UsageError
-from vtorque_core.api.batch_system import JobShell, Started
+from vtorque_core.api.batch_system import JobShell, ShellStart
 
 MAX_LINE = 1 << 20  # bytes of the line on stdin
 
@@ -25,9 +25,9 @@ class PbsJobShell(JobShell):
     host_only = frozenset({"PBS_NODEFILE"})  # lists host nodes; the proof has the guests' file
     login = True  # pbs_mom starts "-bash" with the script's path on its standard input
 
-    def started(
+    def read_start(
         self, argv: Sequence[str], environ: Mapping[str, str], stdin: int | None
-    ) -> Started:
+    ) -> ShellStart:
         """Return the job's id and script. Raise UsageError if PBS did not start this process."""
         job_id = environ.get("PBS_JOBID", "")
         if not job_id:
@@ -38,20 +38,20 @@ class PbsJobShell(JobShell):
         if os.isatty(stdin):
             _without_echo(stdin)
             command = argv[1] if len(argv) == 2 and argv[0] == "-c" else ""
-            return Started(job_id, None, cwd=here, command=command)
+            return ShellStart(job_id, None, cwd=here, command=command)
         line = _line(stdin)
         # Written by OpenPBS for -W sandbox=PRIVATE, unquoted (src/resmom/start_exec.c).
         sandbox = environ.get("PBS_JOBDIR", "")
         if sandbox and line.startswith(f"cd {sandbox};"):
             line, here = line.removeprefix(f"cd {sandbox};"), sandbox
         words = _words(line)
-        return Started(job_id, Path(words[0]), tuple(words[1:]), here)
+        return ShellStart(job_id, Path(words[0]), tuple(words[1:]), here)
 
     def content(self, script: bytes) -> bytes:
         """Return the script as submitted."""
         return script
 
-    def on_every_node(
+    def node_command(
         self, command: Sequence[str], environ: Mapping[str, str], nodes: Sequence[str] = ()
     ) -> list[str]:
         """Return a pbsdsh(1B) command that runs once per host."""

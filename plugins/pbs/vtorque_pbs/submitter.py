@@ -23,7 +23,7 @@ from vtorque_core.api.directives import (
     strip_pbs_vm,
     vm_directives,
 )
-from vtorque_core.api.submission import become, to_token
+from vtorque_core.api.submission import exec_command, to_token
 from vtorque_pbs import batch_commands, counted, request_channel, resources
 from vtorque_pbs import convention as pbs
 from vtorque_pbs.job_records import job_infos
@@ -195,7 +195,7 @@ class PbsSubmitter:
                 os.environ["DISPLAY"] = ""  # the job shell must use that of -X, not that of -V
         if changed is not None and place is not None:
             return _submit_copy(qsub, words, place, changed)
-        return become([qsub, *words], content)
+        return exec_command([qsub, *words], content)
 
     def jobs(self) -> Iterable[JobInfo]:
         """Return the user's jobs, or all jobs for root."""

@@ -10,7 +10,7 @@ from vtorque_core.api.host_topology import Topology, flat
 from vtorque_core.api.values import FileData
 from vtorque_pinning import node, plugin
 from vtorque_testing import planned
-from vtorque_testing.planned import NoFit, Taken
+from vtorque_testing.planned import Leases, NoFit
 
 XEON, EPYC, ARM = map(planned.host, ("smt", "four-nodes", "arm"))
 FLAT = flat((0, 1), 8192)
@@ -227,10 +227,10 @@ def test_invalid_mapping_is_refused_with_file_and_line():
         (b"9\n", {"cpus": (1, 2)}, r"CPU 9 is not the job's \(limit: CPUs 1,2, set by the batch"),
         (
             b"4\n",
-            {"taken": Taken(items={"core": frozenset({"4"})}, shares={4: 1})},
+            {"taken": Leases(items={"core": frozenset({"4"})}, shares={4: 1})},
             "CPU 4 is another job's",
         ),
-        (b"4\n", {"taken": Taken(shares={4: 1})}, "CPU 4 is another job's"),
+        (b"4\n", {"taken": Leases(shares={4: 1})}, "CPU 4 is another job's"),
     ],
 )
 def test_mapping_to_cpus_outside_the_job_is_refused(cpus, share, why):
@@ -288,7 +288,7 @@ def test_numad_advice_is_followed_if_cpus_are_free(numad):
     assert placed(EPYC, *pairs)[0].nodes == (0,)
     assert placed(EPYC, *pairs, config=NUMAD)[0].nodes == (2,)
     assert numad.calls == [("numad", "-w", "4:2048")]
-    full = Taken(items={"core": frozenset(map(str, EPYC.nodes[2].cpus))})
+    full = Leases(items={"core": frozenset(map(str, EPYC.nodes[2].cpus))})
     assert placed(EPYC, *pairs, config=NUMAD, taken=full)[0].nodes == (0,)
     numad.says = "1,3\n"
     assert placed(EPYC, *pairs, config=NUMAD)[0].nodes == (1,)

@@ -11,9 +11,17 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
-from vtorque_core.api import FileData, HostFault, Refusal, always, hookimpl, run_tool, show_mib
+from vtorque_core.api import (
+    FileData,
+    HostFault,
+    Refusal,
+    constant_hook,
+    hookimpl,
+    run_tool,
+    show_mib,
+)
 from vtorque_core.api.claims import Claim, CoreClaim, Notice, RamClaim
-from vtorque_core.api.guest_plan import GuestPlan, lacks
+from vtorque_core.api.guest_plan import GuestPlan, report_missing
 from vtorque_core.api.health import HealthCheck, HealthResult
 from vtorque_core.api.node_job import Site
 from vtorque_pinning.mapping import numbers, read
@@ -82,7 +90,7 @@ def _pages(guest: GuestPlan, settings: Settings) -> Iterator[Claim | Refusal | N
         yield RamClaim(page_kib=best, key=HUGEPAGES.key)
         return
     has = ", ".join(f"{show_mib(mib)} of {HUGEPAGES.show(kib)}" for kib, mib in there.items())
-    yield lacks(
+    yield report_missing(
         guest,
         f"free huge pages for {show_mib(need)} (it has {has or 'none'})",
         option=HUGEPAGES,
@@ -107,4 +115,4 @@ def _check(site: Site) -> Iterator[HealthResult]:
         yield HealthResult("ok", f"NUMA nodes: advisor is {advisor}")
 
 
-vtorque_health_checks = always(HealthCheck("pinning", _check))
+vtorque_health_checks = constant_hook(HealthCheck("pinning", _check))

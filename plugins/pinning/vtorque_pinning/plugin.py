@@ -13,8 +13,8 @@ from vtorque_core.api import (
     JobRequest,
     Option,
     Refusal,
-    always,
     boolean,
+    constant_hook,
     hookimpl,
     setting,
     show_mib,
@@ -105,8 +105,8 @@ class Settings:
     )
 
 
-vtorque_settings = always(Settings)
-vtorque_options = always(VCPU_PINNING, HUGEPAGES, NUMA)
+vtorque_settings = constant_hook(Settings)
+vtorque_options = constant_hook(VCPU_PINNING, HUGEPAGES, NUMA)
 
 
 @hookimpl

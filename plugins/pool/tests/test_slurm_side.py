@@ -207,7 +207,7 @@ def test_repeated_setup_and_uninstall_restores_slurm_conf(site, tmp_path, end):
         for step in steps(site, tmp_path):
             if not isinstance(step, Check):
                 step.apply()
-        assert [step.text for step in steps(site, tmp_path) if not step.done()] == []
+        assert [step.text for step in steps(site, tmp_path) if not step.is_applied()] == []
         assert b"\ninclude vtorque-pool.conf" in site.conf.read_bytes()
         text = (tmp_path / "vtorque-pool.conf").read_text()
         assert "NodeName=cloud[1-3] State=CLOUD CPUs=1 RealMemory=2048 Feature=vtorque" in text

@@ -79,11 +79,11 @@ def pool(context: click.Context, as_json: bool, metrics: bool, config: Path | No
 @click.pass_context
 def config_lines(context: click.Context, config: Path | None) -> None:
     """Print the lines for slurm.conf. vtorque pool setup writes them."""
-    from vtorque_core.live.service import node_of  # noqa: PLC0415
+    from vtorque_core.live.service import site_and_installation  # noqa: PLC0415
     from vtorque_pool import slurm_conf  # noqa: PLC0415
     from vtorque_pool.settings import Settings  # noqa: PLC0415
 
-    settings = node_of(config or context.obj)[0][Settings]
+    settings = site_and_installation(config or context.obj)[0][Settings]
     if settings.batch != "slurm":
         raise UsageError(f"[plugin.pool] batch is {settings.batch}: these lines are only for Slurm")
     for line in slurm_conf.lines(settings, Path(settings.slurm_conf)):
@@ -98,19 +98,19 @@ def config_lines(context: click.Context, config: Path | None) -> None:
 def setup(context: click.Context, config: Path | None, undo: bool, dry_run: bool) -> None:
     """Prepare the server's host: slurm.conf, programs, directory, unit. Root only."""
     from vtorque_core.api.setup_steps import Check  # noqa: PLC0415
-    from vtorque_core.live.service import node_of  # noqa: PLC0415
+    from vtorque_core.live.service import site_and_installation  # noqa: PLC0415
     from vtorque_pool import slurm_conf, unit  # noqa: PLC0415
     from vtorque_pool.settings import Settings  # noqa: PLC0415
 
-    site, place = node_of(config or context.obj)
+    site, place = site_and_installation(config or context.obj)
     settings = site[Settings]
     slurm = settings.batch == "slurm"
     steps = slurm_conf.steps(settings, place) if slurm else unit.steps(place, "root")
-    bad = [step.problem for step in steps if isinstance(step, Check) and not step.done()]
+    bad = [step.problem for step in steps if isinstance(step, Check) and not step.is_applied()]
     if bad and not undo and not dry_run:
         raise Refused("; ".join(bad) + ". Nothing was changed")
     for step in reversed(steps) if undo else steps:
-        if isinstance(step, Check) or step.done() != undo:
+        if isinstance(step, Check) or step.is_applied() != undo:
             continue
         click.echo(f"{'would ' if dry_run else ''}{'undo: ' if undo else ''}{step.text}")
         if not dry_run:

@@ -12,7 +12,7 @@ from pathlib import Path
 from vtorque_core.api import ConfigError, HostFault, printable
 from vtorque_core.api.node_job import Site
 from vtorque_core.live import extensions
-from vtorque_core.live.service import node_of
+from vtorque_core.live.service import site_and_installation
 from vtorque_pool.api import Driver
 from vtorque_pool.machines import Machines
 from vtorque_pool.settings import Settings
@@ -67,7 +67,7 @@ def logger(path: Path) -> Callable[[str], None]:
 
 def become_owner(config: Path | None) -> None:
     """If root, drop privileges to the owner of the state directory (SlurmUser)."""
-    place = Path(node_of(config)[0][Settings].state)
+    place = Path(site_and_installation(config)[0][Settings].state)
     if os.geteuid() != 0 or not place.is_dir() or place.stat().st_uid == 0:
         return
     try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from vtorque_core.api import Command, always
+from vtorque_core.api import Command, constant_hook
 from vtorque_pool.settings import Settings
 
 if TYPE_CHECKING:
@@ -17,5 +17,5 @@ def _pool() -> click.Command:
     return pool
 
 
-vtorque_settings = always(Settings)
-vtorque_commands = always(Command("vtorque pool", _pool))
+vtorque_settings = constant_hook(Settings)
+vtorque_commands = constant_hook(Command("vtorque pool", _pool))

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from vtorque_core.api import printable
-from vtorque_core.api.tables import plain
+from vtorque_core.api.tables import align_rows
 from vtorque_pool.machines import Found
 from vtorque_pool.memory import Remembered
 from vtorque_pool.settings import Settings
@@ -80,7 +80,7 @@ def table(listed: list[Row], found: Found, remembered: Remembered, now: float) -
         for row in listed
     ]  # fmt: skip
     yield from map(
-        printable, plain([("NODE", "STATE", "SHAPE", "AGE", "IDLE", "COST/H", "JOBS"), *cells])
+        printable, align_rows([("NODE", "STATE", "SHAPE", "AGE", "IDLE", "COST/H", "JOBS"), *cells])
     )
     counted = Counter(row.state for row in listed)
     words = ", ".join(f"{counted[state]} {state}" for state in STATES if counted[state])

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from vtorque_core.api import Command, OfJob, always, hookimpl, setting
+from vtorque_core.api import Command, Remote, constant_hook, hookimpl, setting
 
 if TYPE_CHECKING:
     import click
@@ -26,7 +26,7 @@ class Settings:
     )
 
 
-vtorque_settings = always(Settings)
+vtorque_settings = constant_hook(Settings)
 
 
 @hookimpl
@@ -43,4 +43,6 @@ def _report() -> click.Command:
     return report
 
 
-vtorque_commands = always(Command("vmgr report", _report, OfJob(("as_json",), output="html")))
+vtorque_commands = constant_hook(
+    Command("vmgr report", _report, Remote(("as_json",), output="html"))
+)

@@ -12,9 +12,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
-from vtorque_core.api import Refusal, always, hookimpl, setting
+from vtorque_core.api import Refusal, constant_hook, hookimpl, setting
 from vtorque_core.api.claims import CacheClaim, CoreClaim, Notice
-from vtorque_core.api.guest_plan import GuestPlan, lacks
+from vtorque_core.api.guest_plan import GuestPlan, report_missing
 from vtorque_core.api.health import HealthCheck
 from vtorque_core.api.host_topology import CacheBank
 from vtorque_core.api.libvirt_domain import Element, MemoryBacking, Single
@@ -59,7 +59,7 @@ class CacheTune(Single):
     bandwidth: tuple[tuple[int, int], ...] | None = None
 
 
-vtorque_settings = always(Settings)
+vtorque_settings = constant_hook(Settings)
 
 
 @hookimpl
@@ -76,7 +76,7 @@ def vtorque_plan(
     if not guest.host.nodes:
         return  # on a submit host, the node is unknown
     for what in _missing(banks, settings):
-        yield lacks(
+        yield report_missing(
             guest,
             what,
             option=SCAM,
@@ -125,7 +125,7 @@ def steps_of(bank: CacheBank, percent: int) -> int:
     return min(100, max(whole, bank.bandwidth_least))
 
 
-vtorque_health_checks = always(
+vtorque_health_checks = constant_hook(
     HealthCheck("scam: caches", health.caches),
     HealthCheck("scam: core scheduling", health.core_scheduling),
 )

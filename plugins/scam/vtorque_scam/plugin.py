@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from vtorque_core.api import Extra, JobRequest, Option, always, boolean, hookimpl
+from vtorque_core.api import Extra, JobRequest, Option, boolean, constant_hook, hookimpl
 from vtorque_core.api.vm_options import VCPUS, VMS_PER_NODE, show_boolean
 
 SCAM = Option(
     "scam", boolean, False, "protect the guests from cache side channels", "BOOL", show_boolean,
     needs_root=bool,
 )  # fmt: skip
-vtorque_options = always(SCAM)
+vtorque_options = constant_hook(SCAM)
 
 
 @hookimpl

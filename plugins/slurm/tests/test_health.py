@@ -20,7 +20,7 @@ def looked(tmp_path, monkeypatch):
     def look(*guests, system="slurm", uid=0, **node):
         slurm.node(**node)
         found = [SimpleNamespace(mib=mib, job=job) for mib, job in guests]
-        monkeypatch.setattr(health.spares, "spares", lambda _: found)
+        monkeypatch.setattr(health.spares, "warm_guests", lambda _: found)
         batch = SimpleNamespace(name=system)
         monkeypatch.setattr(health.service, "batch_system", lambda _: (None, batch))
         monkeypatch.setattr(health.os, "geteuid", lambda: uid)

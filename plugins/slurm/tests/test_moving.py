@@ -6,7 +6,7 @@ import pwd
 import pytest
 
 from vtorque_core.api import HostFault, Refused
-from vtorque_core.api.batch_system import MovingAdapter
+from vtorque_core.api.batch_system import MigrationAdapter
 from vtorque_slurm import moving
 from vtorque_slurm.batch_commands import Client
 from vtorque_slurm.node import SlurmNode
@@ -93,8 +93,8 @@ def adapter(tmp_path):
 
 
 def test_placeholder_job_holds_the_resources_of_the_job(slurm, adapter):
-    assert isinstance(adapter, MovingAdapter)
-    job = adapter.receive("7", ("n1", "n3"), "n2", "n3")
+    assert isinstance(adapter, MigrationAdapter)
+    job = adapter.reserve_node("7", ("n1", "n3"), "n2", "n3")
     assert (job.id, job.owner, job.node, job.nodes) == ("7", ME, "n3", ("n1", "n3"))
     assert (job.cpus, job.cpu_count, job.mem_mib, job.node_index) == ((2, 3), 2, 512, 1)
     assert (job.partition, job.account, job.blob) == ("main", "chem", b"\0\0")
@@ -102,10 +102,10 @@ def test_placeholder_job_holds_the_resources_of_the_job(slurm, adapter):
     assert {"--job-name=vtorque-7-n3", "--nodelist=n3", "--cpus-per-task=2", "--mem=512M",
             "--time=59:50", "--partition=main", "--no-requeue"} <= set(words)  # fmt: skip
     assert not any("vt1:" in word for word in words), "it is no job of vTorque's"
-    adapter.receive("7", ("n1", "n3"), "n2", "n3")
+    adapter.reserve_node("7", ("n1", "n3"), "n2", "n3")
     assert len(slurm.did) == 1, "the one that there is"
     slurm.held_is = "S"
-    adapter.receive("7", ("n1", "n3"), "n2", "n3")
+    adapter.reserve_node("7", ("n1", "n3"), "n2", "n3")
     assert len(slurm.did) == 1, "also while somebody has suspended it"
 
 
@@ -117,70 +117,70 @@ def test_job_of_slurms_own_commands_is_not_migrated(slurm, adapter):
 
 
 def test_resources_on_a_held_node_are_found(slurm, adapter, monkeypatch):
-    adapter.receive("7", ("n1", "n3"), "n2", "n3")
-    adapter.leave("7", "n2")
+    adapter.reserve_node("7", ("n1", "n3"), "n2", "n3")
+    adapter.remove_node("7", "n2")
     assert slurm.nodes == ["n1"]
     monkeypatch.setattr(moving.controller_updates, "this_node", lambda _: "n2")
-    assert adapter.receive("7", ("n1", "n2"), "n3", "n2").cpus == (2, 3)
-    adapter.let_go("7", "n3")
-    adapter.leave("7", "n3")
+    assert adapter.reserve_node("7", ("n1", "n2"), "n3", "n2").cpus == (2, 3)
+    adapter.release_node("7", "n3")
+    adapter.remove_node("7", "n3")
     assert [*slurm.held] == ["vtorque-7-n2"] and slurm.nodes == ["n1"]
 
 
 def test_exclusive_node_is_held_exclusively(slurm, adapter):
     slurm.sharing = "NO"
-    assert adapter.receive("7", ("n1", "n3"), "n2", "n3").whole_node
+    assert adapter.reserve_node("7", ("n1", "n3"), "n2", "n3").whole_node
     assert "--exclusive" in slurm.did[0]
 
 
 def test_node_that_cannot_be_held_is_refused(slurm, adapter, monkeypatch):
     with pytest.raises(Refused, match="has no resources on n9"):
-        adapter.receive("7", ("n1", "n3"), "n9", "n3")
+        adapter.reserve_node("7", ("n1", "n3"), "n9", "n3")
     slurm.gres = "gpu:1(IDX:0)"
     with pytest.raises(Refused, match="generic resources"):
-        adapter.receive("7", ("n1", "n3"), "n2", "n3")
+        adapter.reserve_node("7", ("n1", "n3"), "n2", "n3")
     with pytest.raises(Refused, match="reached n3"):
-        adapter.receive("7", ("n1", "n4"), "n2", "n4")
+        adapter.reserve_node("7", ("n1", "n4"), "n2", "n4")
     slurm.gres, slurm.room = "", False
     monkeypatch.setattr(moving, "_WAIT", 0.0)
     with pytest.raises(
         Refused,
         match="n3 has no free resources for the job's guests: the placeholder job is pending",
     ):
-        adapter.receive("7", ("n1", "n3"), "n2", "n3")
-    adapter.let_go("7", "n3")
+        adapter.reserve_node("7", ("n1", "n3"), "n2", "n3")
+    adapter.release_node("7", "n3")
     assert slurm.held == {}
 
 
 def test_ended_attempt_is_detected(slurm, adapter):
-    assert not adapter.over("7", 0)
+    assert not adapter.has_ended("7", 0)
     slurm.restarts = 1
-    assert adapter.over("7", 0) and not adapter.over("7", 1)
+    assert adapter.has_ended("7", 0) and not adapter.has_ended("7", 1)
     slurm.state = "PENDING"
-    assert adapter.over("7", 1)
+    assert adapter.has_ended("7", 1)
     for state in ("COMPLETING", ""):
         slurm.state = state
-        assert adapter.over("7", 1)
+        assert adapter.has_ended("7", 1)
 
 
 def test_held_node_is_detected(slurm, adapter):
-    assert not adapter.holds("7", "n3")
-    adapter.receive("7", ("n1", "n3"), "n2", "n3")
-    assert adapter.holds("7", "n3") and not adapter.holds("7", "n2")
+    assert not adapter.is_reserved("7", "n3")
+    adapter.reserve_node("7", ("n1", "n3"), "n2", "n3")
+    assert adapter.is_reserved("7", "n3") and not adapter.is_reserved("7", "n2")
 
 
 def test_invalid_row_of_squeue_is_a_host_fault(slurm, adapter, monkeypatch):
     monkeypatch.setattr(slurm, "squeue", lambda *_: "7|RUNNING|and more")
     with pytest.raises(HostFault, match="output of squeue"):
-        adapter.over("7", 0)
+        adapter.has_ended("7", 0)
 
 
 def test_account_with_line_ends_does_not_change_the_owner(slurm, adapter):
     slurm.texts["account"] = "x\n7|daemon|1|main"
-    assert adapter.receive("7", ("n1", "n3"), "n2", "n3").owner == ME
+    assert adapter.reserve_node("7", ("n1", "n3"), "n2", "n3").owner == ME
 
 
 def test_only_one_array_task_leaves_a_node(slurm, adapter):
     slurm.array = "ArrayJobId=7 ArrayTaskId=1 "
-    adapter.leave("7", "n2")
+    adapter.remove_node("7", "n2")
     assert slurm.did == [["scontrol", "update", "JobId=7_1", "NodeList=n1"]]

@@ -10,7 +10,7 @@ import pytest
 
 from slurm_doubles import Slurm
 from vtorque_core.api import HostFault, Paths, job_log, kept_records
-from vtorque_core.api.batch_system import BareNode, BatchJob, Life, Outcome, PeerGuest, Usage
+from vtorque_core.api.batch_system import BareNode, BatchJob, JobState, Outcome, PeerGuest, Usage
 from vtorque_core.api.guest_context import EnvVar, GuestFile
 from vtorque_slurm import batch_commands, hostlist
 from vtorque_slurm.node import SlurmNode
@@ -89,7 +89,7 @@ def test_other_components_of_a_heterogeneous_job_are_bare_metal(node, slurm):
     assert environ["VTORQUE_HOSTFILE"] == "/etc/vtorque/slurm/hosts"
     given = {f"SLURM_JOB_NODELIST_{kind}_GROUP_{n}": f"n{n}" for kind in ("HET", "PACK")
              for n in (0, 1)}  # fmt: skip
-    found = SlurmJobShell().inside(given | {"SLURM_NTASKS_HET_GROUP_0": "9"}, environ)
+    found = SlurmJobShell().guest_env(given | {"SLURM_NTASKS_HET_GROUP_0": "9"}, environ)
     assert found["SLURM_JOB_NODELIST_HET_GROUP_0"] == "vn1,vn2"
     assert found["SLURM_JOB_NODELIST_PACK_GROUP_0"] == "vn1,vn2"
     assert "SLURM_JOB_NODELIST_HET_GROUP_1" not in found
@@ -217,13 +217,13 @@ def test_marking(node, slurm):
     node.mark(False, "libvirt is dead")
     assert (slurm.node()["available"], slurm.node()["active"]) == ("a,b", "a")
     assert slurm.node()["comment"] == "vTorque: libvirt is dead"
-    assert step.done(), "what doctor has taken away is not missing: it would never come back"
+    assert step.is_applied(), "what doctor has taken away is not missing: it would never come back"
     node.mark(True, "")
     assert (slurm.node()["available"], slurm.node()["active"]) == ("a,b,vt", "a,vt")
     assert slurm.node()["comment"] == ""
-    assert step.done()
+    assert step.is_applied()
     step.undo()
-    assert not step.done()
+    assert not step.is_applied()
 
 
 def keep(tmp_path, seconds, **facts):
@@ -365,7 +365,7 @@ def test_tasks_fit_the_guests(node, cpus, host, told):
     guests = [PeerGuest(f"vn1-{n}", count, 1000) for n, count in enumerate(cpus)]
     items = {i.name: i for i in node.context(JOB, guests) if isinstance(i, EnvVar)}
     environ = HOST | {f"SLURM_{name}": value for name, value in host.items()}
-    found = SlurmJobShell().inside(environ, {name: each.value for name, each in items.items()})
+    found = SlurmJobShell().guest_env(environ, {name: each.value for name, each in items.items()})
     assert found == {f"SLURM_{name}": value for name, value in told.items()}
     tasks = hostlist.counts(found["SLURM_TASKS_PER_NODE"])
     each = int(found.get("SLURM_CPUS_PER_TASK", 1))
@@ -378,7 +378,7 @@ def test_memory_per_cpu_is_that_of_the_guests(node):
     items = {i.name: i for i in node.context(JOB, [PeerGuest("vn1", 4, 1000)])
              if isinstance(i, EnvVar)}  # fmt: skip
     values = {name: each.value for name, each in items.items()}
-    found = SlurmJobShell().inside({"SLURM_MEM_PER_CPU": "300"}, values)
+    found = SlurmJobShell().guest_env({"SLURM_MEM_PER_CPU": "300"}, values)
     assert found["SLURM_MEM_PER_CPU"] == "250"
     assert items["SLURM_MEM_PER_NODE"].unless == ("SLURM_MEM_PER_CPU",)
 
@@ -386,22 +386,22 @@ def test_memory_per_cpu_is_that_of_the_guests(node):
 @pytest.mark.parametrize(
     ("state", "life"),
     [
-        ("RUNNING", Life.ALIVE),
-        ("SUSPENDED", Life.SUSPENDED),
-        ("COMPLETING", Life.ALIVE),
-        ("PENDING", Life.ALIVE),
+        ("RUNNING", JobState.ALIVE),
+        ("SUSPENDED", JobState.SUSPENDED),
+        ("COMPLETING", JobState.ALIVE),
+        ("PENDING", JobState.ALIVE),
     ],
 )
 def test_life_of_a_job_follows_from_its_slurm_state(node, slurm, state, life):
     (slurm.top / "7.job").touch()
     slurm.facts(state=state)
-    assert node.alive(["7", "8"]) == {"7": life, "8": Life.GONE}
+    assert node.job_states(["7", "8"]) == {"7": life, "8": JobState.GONE}
 
 
 def test_terminal_of_an_interactive_job_does_not_echo_before_the_guest_does():
     leader, terminal = pty.openpty()
     try:
-        assert SlurmJobShell().started([], {"SLURM_JOB_ID": "7"}, terminal).script is None
+        assert SlurmJobShell().read_start([], {"SLURM_JOB_ID": "7"}, terminal).script is None
         assert not termios.tcgetattr(leader)[3] & termios.ECHO
     finally:
         os.close(leader)

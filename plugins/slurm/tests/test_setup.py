@@ -38,7 +38,7 @@ def test_hooks_are_installed_beside_those_of_the_site(tmp_path, text, hooks):
     before = path.read_bytes()
     for _ in range(2):
         for step in plan():
-            if not step.done():
+            if not step.is_applied():
                 step.apply()
         found = {str(f.relative_to(tmp_path)) for f in tmp_path.rglob("*") if not f.is_dir()}
         assert found == {*hooks, "slurm.conf"}
@@ -76,11 +76,11 @@ def test_site_file_with_the_same_name_is_kept(tmp_path):
     before = path.read_bytes()
     for _ in range(2):
         for step in plan():
-            if not step.done():
+            if not step.is_applied():
                 step.apply()
         assert {f.name for f in own.parent.iterdir()} == {"50-vtorque", "50-vtorque.sh"}
     own.rename(own.with_name("60-site"))
-    assert all(step.done() for step in plan()), "ours stays where it is"
+    assert all(step.is_applied() for step in plan()), "ours stays where it is"
     for step in reversed(plan()):
         if not isinstance(step, Check):
             step.undo()

@@ -21,7 +21,7 @@ def memory_apart(site: Site) -> Iterator[HealthResult]:
     """
     if os.geteuid() != 0:
         return
-    held = sum(each.mib for each in spares.spares(site.paths) if not each.job)
+    held = sum(each.mib for each in spares.warm_guests(site.paths) if not each.job)
     if not held or service.batch_system(site.path)[1].name != "slurm":
         return
     client = Client(site[Settings])

@@ -27,7 +27,7 @@ _ENDED = ("", "PENDING", "COMPLETING", "COMPLETED", "CANCELLED", "FAILED", "TIME
 def receive(
     adapter: NodeAdapter, client: Client, job_id: str, nodes: Sequence[str], left: str, node: str
 ) -> BatchJob:
-    """Implement :meth:`vtorque_core.api.batch_system.MovingAdapter.receive`."""
+    """Implement :meth:`vtorque_core.api.batch_system.MigrationAdapter.reserve_node`."""
     if (here := controller_updates.this_node(client)) != node:
         raise Refused(
             f"a request for {node} reached {here}: correct [plugin.survive] remote_command"

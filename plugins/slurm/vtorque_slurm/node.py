@@ -17,7 +17,7 @@ from vtorque_core.api import HostFault, Paths, Refused, printable
 from vtorque_core.api.batch_system import (
     BareNode,
     BatchJob,
-    Life,
+    JobState,
     NodeAdapter,
     Outcome,
     PeerGuest,
@@ -145,34 +145,34 @@ class SlurmNode(NodeAdapter):
             controller_updates.undrain_after_prolog(self._client, job.node)
         return int(self._no_job_shell)
 
-    def alive(self, ids: Sequence[str]) -> Mapping[str, Life]:
+    def job_states(self, ids: Sequence[str]) -> Mapping[str, JobState]:
         """Query squeue for all jobs that have not ended."""
         argv = ("squeue", "--all", "--noheader", "--array", f"--states={_ALIVE}", "--format=%A %T")
         try:
             words = self._client.run(*argv).split()
         except HostFault:
-            return dict.fromkeys(ids, Life.UNKNOWN)
+            return dict.fromkeys(ids, JobState.UNKNOWN)
         states = dict(zip(words[::2], words[1::2], strict=False))
-        lives = {"": Life.GONE, "SUSPENDED": Life.SUSPENDED}
-        return {each: lives.get(states.get(each, ""), Life.ALIVE) for each in ids}
+        lives = {"": JobState.GONE, "SUSPENDED": JobState.SUSPENDED}
+        return {each: lives.get(states.get(each, ""), JobState.ALIVE) for each in ids}
 
-    def receive(self, job_id: str, nodes: Sequence[str], left: str, node: str) -> BatchJob:
+    def reserve_node(self, job_id: str, nodes: Sequence[str], left: str, node: str) -> BatchJob:
         """Reserve resources for a migrating guest on this node, with a placeholder job of root."""
         return moving.receive(self, self._client, job_id, nodes, left, node)
 
-    def let_go(self, job_id: str, node: str) -> None:
+    def release_node(self, job_id: str, node: str) -> None:
         """Cancel the placeholder job."""
         moving.let_go(self._client, job_id, node)
 
-    def holds(self, job_id: str, node: str) -> bool:
+    def is_reserved(self, job_id: str, node: str) -> bool:
         """Return whether the placeholder job exists."""
         return moving.holds(self._client, job_id, node)
 
-    def leave(self, job_id: str, node: str) -> None:
+    def remove_node(self, job_id: str, node: str) -> None:
         """Remove the node from the job's allocation."""
         moving.leave(self._client, job_id, node)
 
-    def over(self, job_id: str, attempt: int) -> bool:
+    def has_ended(self, job_id: str, attempt: int) -> bool:
         """Query the job's state with squeue, and the number of requeues with scontrol."""
         return moving.over(self._client, job_id, attempt)
 

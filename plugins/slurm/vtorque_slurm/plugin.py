@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from vtorque_core.api import BatchSystem, always, hookimpl
+from vtorque_core.api import BatchSystem, constant_hook, hookimpl
 from vtorque_slurm.settings import Settings
 
 if TYPE_CHECKING:
@@ -61,8 +61,8 @@ def vtorque_health_checks() -> Iterable[HealthCheck]:
     ]
 
 
-vtorque_settings = always(Settings)
-vtorque_batch_systems = always(
+vtorque_settings = constant_hook(Settings)
+vtorque_batch_systems = constant_hook(
     BatchSystem(
         "slurm",
         submitter,

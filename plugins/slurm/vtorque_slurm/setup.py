@@ -23,7 +23,7 @@ from vtorque_core.api.setup_steps import (
     Mark,
     ReplacedFile,
     SetupStep,
-    long_enough,
+    check_timeout,
     make_directories,
 )
 from vtorque_slurm import controller_updates, hooks, slurm_conf
@@ -46,7 +46,7 @@ def steps(settings: Settings, place: Installation, journal: Path, proofs: Path) 
         found += _hook(path, key, content)
     found += installed.steps(settings, place, proofs)
     limit = settings.prolog_time
-    found.append(long_enough("[plugin.slurm] prolog_time", limit, place.start_time, "a start"))
+    found.append(check_timeout("[plugin.slurm] prolog_time", limit, place.start_time, "a start"))
     found += _checks(settings, path)
     if settings.feature:
         found.append(feature_step(settings.feature, Client(settings)))

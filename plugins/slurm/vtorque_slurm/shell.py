@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from vtorque_core.api import UsageError
-from vtorque_core.api.batch_system import JobShell, Started
+from vtorque_core.api.batch_system import JobShell, ShellStart
 from vtorque_slurm import inside_guests, request_channel, step_tasks
 
 # Names and sockets of host nodes and host processes; CPU masks of the host.
@@ -37,9 +37,9 @@ class SlurmJobShell(JobShell):
     def __init__(self) -> None:
         self._is_vsubs = True  # vsub has inserted lines into the script
 
-    def started(
+    def read_start(
         self, argv: Sequence[str], environ: Mapping[str, str], stdin: int | None
-    ) -> Started:
+    ) -> ShellStart:
         """Return the job's id and script.
 
         The script's first line names the job shell, so the kernel passes the script's path and
@@ -52,26 +52,26 @@ class SlurmJobShell(JobShell):
         if program := environ.get("VTORQUE_TASK_PROGRAM"):
             if environ.get("VTORQUE_TASK") == "batch":
                 self._is_vsubs = False
-                return Started(job_id, Path(program), tuple(argv))
+                return ShellStart(job_id, Path(program), tuple(argv))
             if stdin is not None and os.isatty(stdin):
                 _without_echo(stdin)
             ids = environ.get("VTORQUE_TASKS", "0").split(",")
-            return Started(job_id, None, command=step_tasks.command((program, *argv), ids))
+            return ShellStart(job_id, None, command=step_tasks.command((program, *argv), ids))
         if not argv and (stdin is None or not os.isatty(stdin)):
             raise UsageError("standard input is neither a script nor a terminal")
         if not argv and stdin is not None:
             _without_echo(stdin)
-        return Started(job_id, Path(argv[0]) if argv else None, tuple(argv[1:]))
+        return ShellStart(job_id, Path(argv[0]) if argv else None, tuple(argv[1:]))
 
     def content(self, script: bytes) -> bytes:
         """Return the user's script, without the lines that vsub inserted."""
         return request_channel.strip(script) if self._is_vsubs else script
 
-    def inside(self, environ: Mapping[str, str], guests: Mapping[str, str]) -> Mapping[str, str]:
+    def guest_env(self, environ: Mapping[str, str], guests: Mapping[str, str]) -> Mapping[str, str]:
         """Return the variables for tasks and memory per CPU, adjusted to the guests."""
         return inside_guests.tasks(environ, guests)
 
-    def on_every_node(
+    def node_command(
         self, command: Sequence[str], environ: Mapping[str, str], nodes: Sequence[str] = ()
     ) -> list[str]:
         """Return an srun command that overlaps other steps and runs one task per node (srun(1)).

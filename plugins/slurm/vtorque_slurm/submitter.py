@@ -18,7 +18,7 @@ from typing import NoReturn
 from vtorque_core.api import UsageError, printable
 from vtorque_core.api.batch_system import JobInfo, Needs, SubmitArgs
 from vtorque_core.api.directives import strip_pbs_vm, vm_directives
-from vtorque_core.api.submission import become, to_token
+from vtorque_core.api.submission import exec_command, to_token
 from vtorque_slurm import (
     gres,
     hostlist,
@@ -235,7 +235,7 @@ class SlurmSubmitter:
 
     def _become(self, argv: Sequence[str], stdin: bytes | None = None) -> NoReturn:
         os.environ.pop("VTORQUE_SLURM_SBATCH", None)  # see qsub
-        become([self.program(argv[0]), *argv[1:]], stdin)
+        exec_command([self.program(argv[0]), *argv[1:]], stdin)
 
 
 def merge_vm(values: Sequence[str]) -> str:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Literal
 from urllib.parse import urlsplit
 
-from vtorque_core.api import HostFault, always, hookimpl, setting
+from vtorque_core.api import HostFault, constant_hook, hookimpl, setting
 from vtorque_core.api.health import HealthCheck, HealthResult
 from vtorque_core.api.node_job import NodeJob, Site
 from vtorque_snap.access import Access, is_local
@@ -74,8 +74,8 @@ class Settings:
         return Access(url, self.version, self.user, self.password, self.ca)
 
 
-vtorque_settings = always(Settings)
-vtorque_resources = always(SnapTask)
+vtorque_settings = constant_hook(Settings)
+vtorque_resources = constant_hook(SnapTask)
 
 
 @hookimpl
@@ -138,4 +138,4 @@ def check(site: Site) -> Iterator[HealthResult]:
         )
 
 
-vtorque_health_checks = always(HealthCheck("snap: snapteld", check))
+vtorque_health_checks = constant_hook(HealthCheck("snap: snapteld", check))

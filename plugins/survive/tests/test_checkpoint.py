@@ -22,10 +22,10 @@ import sparing
 from finished import finish
 from patience import LONG, eventually
 from vtorque_core.api import HostFault, Refused, children
-from vtorque_core.api.batch_system import Life
+from vtorque_core.api.batch_system import JobState
 from vtorque_core.base import hypervisor
 from vtorque_core.live import libvirt, suspend
-from vtorque_core.live.jobs import Running
+from vtorque_core.live.jobs import RunningJobs
 from vtorque_core.records.reading import read
 from vtorque_core.resources.disk import Overlay
 from vtorque_survive import (
@@ -45,7 +45,7 @@ from vtorque_survive import (
 )
 from vtorque_survive.asked import CHECKPOINT
 from vtorque_survive.checkpoint import Checkpoints
-from vtorque_survive.saving import Saveable
+from vtorque_survive.saving import GuestData
 from vtorque_survive.settings import Settings
 from vtorque_survive.sparse import copy_data
 from vtorque_survive.stored import MANIFEST, Manifest, Store
@@ -132,7 +132,7 @@ def done(tmp_path, monkeypatch):
             os.kill(os.getpid(), signal.SIGKILL)
 
     monkeypatch.setattr(checkpoint, "on_step", on_step)
-    monkeypatch.setattr(saving, "expect_break", expect_break)
+    monkeypatch.setattr(saving, "allow_disconnect", expect_break)
     return state
 
 
@@ -417,7 +417,7 @@ def test_job_suspended_during_a_checkpoint_stays_paused(loop, paths, done, top, 
     stopped, on_step = job.run_dir(0).parent / "stopped", checkpoint.on_step
     step = "after manifest"
     monkeypatch.setattr(checkpoint, "on_step", lambda at: stopped.touch() if at == step else None)
-    monkeypatch.setattr(suspend, "shell_stopped", lambda *_: stopped.exists())
+    monkeypatch.setattr(suspend, "is_shell_stopped", lambda *_: stopped.exists())
     assert request_answer(loop, job, "save") == "" and Store(top, job.uid).has(FIRST)
     for _ in range(3):
         loop.look()
@@ -633,9 +633,9 @@ def test_job_suspended_by_its_batch_system_during_a_save_is_saved(
         return not goes_on.is_set() and any(each.startswith("saved") for each in done.did())
 
     def told(_ids, *, soon):
-        return {job.id: Life.SUSPENDED} if stopped() else {}
+        return {job.id: JobState.SUSPENDED} if stopped() else {}
 
-    monkeypatch.setattr(suspend, "shell_stopped", stopped)
+    monkeypatch.setattr(suspend, "is_shell_stopped", stopped)
     loop.batch = SimpleNamespace(told=told)
     said = []
     path = request.path_of(paths, job.key)
@@ -804,8 +804,8 @@ def test_incomplete_line_of_a_job_shell_is_read_with_a_timeout_and_without_polli
     reads = []
     monkeypatch.setattr(
         session,
-        "readable",
-        lambda *args: reads.append(args) or children.readable(*args),
+        "wait_readable",
+        lambda *args: reads.append(args) or children.wait_readable(*args),
     )
     thread = threading.Thread(target=writes, args=(fifo, part))
     thread.start()
@@ -884,7 +884,7 @@ def test_space_reserved_for_other_users_is_not_used(paths, done, monkeypatch, to
     monkeypatch.setattr(room.shutil, "disk_usage", lambda _: free)
     settings = Settings(checkpoints=str(top))
     one, two = started(paths), started(paths, job_id="43.srv")
-    guests = [Saveable(guest, (), Path("/"), None) for guest in running(paths, one).guests]
+    guests = [GuestData(guest, (), Path("/"), None) for guest in running(paths, one).guests]
     theirs, mine = Store(top, one.uid + 1), Store(top, two.uid)
     part = theirs.make(one.key)
     with theirs.locked():
@@ -900,7 +900,7 @@ def test_space_reserved_for_other_users_is_not_used(paths, done, monkeypatch, to
 def test_reservations_of_a_dead_node_expire(paths, done, top):
     """All nodes share the directory; that node removes it when it is back."""
     job = started(paths)
-    guests = [Saveable(guest, (), Path("/"), None) for guest in running(paths, job).guests]
+    guests = [GuestData(guest, (), Path("/"), None) for guest in running(paths, job).guests]
     store = Store(top, job.uid)
     part = store.make(job.key)
     room.require_room(store, part, guests, Settings(checkpoints=str(top)))
@@ -931,7 +931,7 @@ def test_concurrent_checkpoints_of_a_user_share_the_quota(paths, done, top, shel
     settings = Settings(checkpoints=str(top), checkpoint_quota=700)
     one, two = started(paths), started(paths, job_id="43.srv")
     store, part = Store(top, one.uid), Store(top, one.uid).make(one.key)
-    guests = [Saveable(guest, (), Path("/"), None) for guest in running(paths, one).guests]
+    guests = [GuestData(guest, (), Path("/"), None) for guest in running(paths, one).guests]
     with store.locked():
         room.require_room(store, part, guests, settings)
         room.require_room(store, part, guests, settings)  # after a kill
@@ -943,7 +943,7 @@ def test_concurrent_checkpoints_of_a_user_share_the_quota(paths, done, top, shel
 
 
 def running(paths, job):
-    return next(each for each in Running(paths).jobs() if each.job.key == job.key)
+    return next(each for each in RunningJobs(paths).jobs() if each.job.key == job.key)
 
 
 def shut(loop):

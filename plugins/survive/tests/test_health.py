@@ -28,7 +28,7 @@ def node(tmp_path, monkeypatch):
         program.chmod(0o700)
     monkeypatch.setattr(health, "require_root_owned", lambda *_, **__: None)
     place = SimpleNamespace(call=lambda *words: [str(drains), *words])
-    monkeypatch.setattr(health.service, "place_of", lambda _: place)
+    monkeypatch.setattr(health.service, "installation_of", lambda _: place)
 
     asks = tmp_path / "asks"
     batch = SimpleNamespace(

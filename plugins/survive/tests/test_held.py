@@ -11,7 +11,7 @@ import pytest
 import running_journal
 from patience import eventually
 from vtorque_core.api import HostFault
-from vtorque_core.api.batch_system import Life
+from vtorque_core.api.batch_system import JobState
 from vtorque_survive import drain, held, watcher
 from vtorque_survive.held import Holds
 from vtorque_survive.settings import Settings
@@ -42,7 +42,7 @@ def node(tmp_path, monkeypatch):
             file.write(f"requeue {job_id}\n")
 
     its = SimpleNamespace(
-        alive_and_held=lambda ids: (dict.fromkeys(ids, Life.ALIVE), {"42.srv"}),
+        alive_and_held=lambda ids: (dict.fromkeys(ids, JobState.ALIVE), {"42.srv"}),
         requeue_here=requeue_here,
     )
     site = {Settings: Settings(checkpoints=str(store.top))}
@@ -56,7 +56,7 @@ def node(tmp_path, monkeypatch):
     )
     found.did = lambda: did.read_text().splitlines()
     found.holds = Holds(Path("/etc/x"))
-    found.running = watcher.Running(paths)
+    found.running = watcher.RunningJobs(paths)
     return found
 
 
@@ -106,7 +106,7 @@ def test_job_that_would_start_from_the_beginning_is_not_requeued(node):
 def test_batch_system_is_queried_once_for_life_and_holds(node):
     batch = watcher.Batch(Path("/etc/x"), 0.0)
     eventually(lambda: batch.told(["42.srv", "43.srv"], soon=True))
-    assert batch.told(["42.srv", "43.srv"], soon=False)["43.srv"] is Life.ALIVE
+    assert batch.told(["42.srv", "43.srv"], soon=False)["43.srv"] is JobState.ALIVE
     assert batch.held == {"42.srv"}
     batch.told([], soon=False)
     batch.told(["42.srv"], soon=False)

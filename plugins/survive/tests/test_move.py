@@ -22,12 +22,12 @@ import sparing
 from holding import holding
 from patience import eventually
 from vtorque_core.api import HostFault, Refused, UsageError, take_lock
-from vtorque_core.api.batch_system import Life
-from vtorque_core.api.children import in_child
+from vtorque_core.api.batch_system import JobState
+from vtorque_core.api.children import run_in_child
 from vtorque_core.api.guest_plan import ROOT_DISK
 from vtorque_core.base import hypervisor
 from vtorque_core.live import libvirt, suspend
-from vtorque_core.live.jobs import Running
+from vtorque_core.live.jobs import RunningJobs
 from vtorque_core.live.locked_job import locked_job
 from vtorque_core.records.reading import ARRIVES, read
 from vtorque_core.resources.lease import Lease
@@ -67,7 +67,7 @@ class Node:
         site = SimpleNamespace(paths=self.paths, path=Path("/etc/x"))
         site = type("Site", (), {"__getitem__": lambda *_: world.settings, **vars(site)})()
         self.uri = f"test:///{name}"
-        self.here = Here(Path("/etc/x"), site, Batch(world), moving.Node(self.uri, 30.0))
+        self.here = Here(Path("/etc/x"), site, Batch(world), moving.MigrationNode(self.uri, 30.0))
 
     @property
     def domain(self):
@@ -101,19 +101,19 @@ class Batch:
     def __init__(self, world):
         self.world = world
 
-    def receive(self, *_):
+    def reserve_node(self, *_):
         raise AssertionError
 
-    def let_go(self, job_id, node):
+    def release_node(self, job_id, node):
         self.world.note(f"let go {job_id} {node}")
 
-    def holds(self, job_id, node):
+    def is_reserved(self, job_id, node):
         return not (self.world.top / "unheld").exists()
 
-    def leave(self, job_id, node):
+    def remove_node(self, job_id, node):
         self.world.note(f"leave {job_id} {node}")
 
-    def over(self, job_id, attempt):
+    def has_ended(self, job_id, attempt):
         return (self.world.top / "over").exists()
 
 
@@ -147,7 +147,7 @@ class World:
         return (self.top / "did").read_text().splitlines() if (self.top / "did").exists() else []
 
     def life(self):
-        return Life.GONE if (self.top / "over").exists() else Life.ALIVE
+        return JobState.GONE if (self.top / "over").exists() else JobState.ALIVE
 
     def step(self, step):
         if step == self.dies and f"died {step}" not in self.did():
@@ -317,7 +317,7 @@ def arrives(node, told):
 
 def complete_arrival(node, uuids):
     with locked_job(node.paths, KEY) as locked:
-        moving.arrived(locked, uuids)
+        moving.complete_arrival(locked, uuids)
 
 
 @pytest.fixture
@@ -342,7 +342,7 @@ def a_world(made, monkeypatch):
     ended = lambda uri, uuid, *_: made.at(uri).domain_of(uuid).unlink(missing_ok=True)  # noqa: E731
     for module in (hypervisor, libvirt):
         monkeypatch.setattr(module, "destroy_domain", ended)
-    monkeypatch.setattr(domains, "give_up", lambda *_: None)
+    monkeypatch.setattr(domains, "abort_operation", lambda *_: None)
     monkeypatch.setattr(domains, "is_busy", lambda *_: False)
     monkeypatch.setattr(domains, "migrate_domain", made.migrate)
     monkeypatch.setattr(domains, "migratable_xml", lambda *_: "<domain/>")
@@ -368,7 +368,7 @@ def a_world(made, monkeypatch):
 
 def migrate(world, to="n3"):
     """Move the guest in a separate process; return the error."""
-    return in_child(lambda: move.migrate(world.n2.here, JOB, to), 60.0)
+    return run_in_child(lambda: move.migrate(world.n2.here, JOB, to), 60.0)
 
 
 def watch(world, at="n2"):
@@ -377,7 +377,7 @@ def watch(world, at="n2"):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Here, "of", classmethod(lambda *_: there.here))
         moves = move_watch.Moves(Path("/etc/x"), every=0.0)
-        moves.look(there.paths, Running(there.paths).jobs())
+        moves.look(there.paths, RunningJobs(there.paths).jobs())
         return "; ".join(filter(None, [child.wait() for child in moves._work.values()]))
 
 
@@ -392,7 +392,7 @@ def assert_on_target(world):
     record = Move.read(world.n2.paths, KEY)
     assert (world.n2.state(), world.n2.journal()) == ("", None)
     assert (world.n3.state(), world.n3.phase()) == ("runs", "run")
-    assert len(Running(world.n3.paths).jobs()[0].guests) == 1
+    assert len(RunningJobs(world.n3.paths).jobs()[0].guests) == 1
     assert record.phase == move_record.AWAY
     (claim,) = move_record.taken_along([], world.n2.paths)
     assert (claim.pool, claim.items) == ("address", ("10.0.0.9",))
@@ -456,7 +456,7 @@ def test_guest_that_does_not_arrive_resumes_on_the_source(world, ends):
 def test_job_that_ends_during_the_transfer_cancels_it(world, monkeypatch):
     """Its epilogue cancels it, to get the job's lock."""
     monkeypatch.setattr(move, "_ENDS", 0.01)
-    monkeypatch.setattr(domains, "give_up", lambda *_: (world.top / "broken-off").touch())
+    monkeypatch.setattr(domains, "abort_operation", lambda *_: (world.top / "broken-off").touch())
     world.ends = "broken off"
     assert migrate(world).startswith("the guests are still on n2")
     assert assert_on_source(world)
@@ -480,7 +480,7 @@ def test_job_that_ends_during_the_preparation_cancels_it(world, monkeypatch):
 
 def test_daemons_of_a_guest_survive_a_canceled_transfer(world, monkeypatch):
     """Canceling takes libvirt a moment, during which its time limit expires."""
-    (job,) = Running(world.n2.paths).jobs()
+    (job,) = RunningJobs(world.n2.paths).jobs()
     job.guests[0].run_dir.mkdir(parents=True, exist_ok=True)
     lock = job.guests[0].run_dir / "fs-home.lock"
     lock.touch()
@@ -492,7 +492,7 @@ def test_daemons_of_a_guest_survive_a_canceled_transfer(world, monkeypatch):
     monkeypatch.setattr(domains, "migrate_domain", late)
     monkeypatch.setattr(move, "_TIME", 0.1)
     with holding(lock) as daemon:
-        held = saving.held(world.n2.paths, job, suspend.RUNS)
+        held = saving.hold_job(world.n2.paths, job, suspend.RUNS)
         with held as (_, guests), pytest.raises(HostFault, match="no answer"):
             xml = {world.uuid: "<domain/>"}
             move._send_all(world.n2.here, job, guests, "n3", "", xml, os.pipe()[0])
@@ -507,7 +507,7 @@ def test_canceled_placeholder_job_is_reported(world):
     for _ in range(2):
         assert watch(world, "n3") == ""
     assert any("its placeholder job was canceled" in each for each in checks())
-    said = Running(world.n3.paths).jobs()[0].kept.read("log.jsonl").decode()
+    said = RunningJobs(world.n3.paths).jobs()[0].kept.read("log.jsonl").decode()
     assert said.count("its placeholder job was canceled") == 1
     (world.top / "unheld").unlink()
     watch(world, "n3")
@@ -524,7 +524,7 @@ def test_start_killed_after_the_arrival_is_completed(world):
     world.starts = False
     assert migrate(world) == ""
     assert assert_on_target(world)
-    said = Running(world.n3.paths).jobs()[0].kept.read("log.jsonl").decode()
+    said = RunningJobs(world.n3.paths).jobs()[0].kept.read("log.jsonl").decode()
     assert (
         "the start on this node was interrupted: the plugins' actions after a boot are skipped"
         in said
@@ -654,7 +654,7 @@ def test_all_guests_of_a_node_migrate_together(two):
     assert migrate(two) == ""
     assert two.n2.states() == ["", ""] and two.n2.journal() is None
     assert two.n3.states() == ["runs", "runs"] and two.n3.phase() == "run"
-    assert len(Running(two.n3.paths).jobs()[0].guests) == 2
+    assert len(RunningJobs(two.n3.paths).jobs()[0].guests) == 2
     claims = [claim.items for claim in move_record.taken_along([], two.n2.paths)]
     assert claims == [("10.0.0.9",), ("10.0.0.8",)]
 
@@ -665,7 +665,7 @@ def assert_split(two):
     assert (two.n2.states(), two.n2.phase()) == (["", "runs"], "run")
     assert (two.n3.states(), two.n3.phase()) == (["runs", ""], "run")
     for has, uuid in zip((two.n3, two.n2), two.job.uuids, strict=True):
-        assert [guest.uuid for guest in Running(has.paths).jobs()[0].guests] == [uuid]
+        assert [guest.uuid for guest in RunningJobs(has.paths).jobs()[0].guests] == [uuid]
     assert (record.phase, record.part) == (move_record.AWAY, True)
     (claim,) = move_record.taken_along([], two.n2.paths)
     assert claim.items == ("10.0.0.9",)
@@ -685,7 +685,7 @@ def test_guest_whose_migration_fails_keeps_running_if_another_migrated(two, firs
     with pytest.raises(Refused, match=part):
         move.migrate(two.n3.here, JOB, "n4")
     with pytest.raises(Refused, match="some of the job's guests have migrated"):
-        tools.require_saveable(Running(two.n2.paths).jobs()[0], ends=True)
+        tools.require_saveable(RunningJobs(two.n2.paths).jobs()[0], ends=True)
     end_job(two)
     watch(two)
     watch(two, "n3")
@@ -723,7 +723,7 @@ def test_ended_second_guest_leaves_nothing(two):
 
 def test_original_error_is_reported_instead_of_its_consequence(two, monkeypatch):
     given_up = two.top / "broken-off"
-    monkeypatch.setattr(domains, "give_up", lambda *_: given_up.touch())
+    monkeypatch.setattr(domains, "abort_operation", lambda *_: given_up.touch())
 
     def migrates(_uri, uuid, *_, **_how):
         if uuid == two.uuid:
@@ -751,7 +751,7 @@ def test_queued_guest_is_not_sent_after_a_failure(two, monkeypatch):
 
 def test_failure_of_one_guest_cancels_the_transfer_of_the_other(two, monkeypatch):
     given_up = two.top / "broken-off"
-    monkeypatch.setattr(domains, "give_up", lambda *_: given_up.touch())
+    monkeypatch.setattr(domains, "abort_operation", lambda *_: given_up.touch())
     two.ends = ("fails", "broken off")
     assert migrate(two).startswith("the guests are still on n2")
     assert given_up.exists()
@@ -786,7 +786,7 @@ def test_guest_stays_paused_while_the_destination_does_not_answer(world):
     world.lost.add("n3")
     assert "n3 did not answer" in watch(world) and "PAUSED" in watch(world)
     assert (world.n2.state(), world.n2.phase()) == ("still", "moves")
-    (job,) = Running(world.n2.paths).jobs()
+    (job,) = RunningJobs(world.n2.paths).jobs()
     assert suspend.phase(job) == "", "nobody's word has it go on"
     world.lost.clear()
     watch(world)
@@ -900,15 +900,15 @@ def test_requeued_job_can_use_the_reserved_address(world):
     assert len([*move_record.taken_along([other], world.n2.paths)]) == 1
 
 
-@pytest.mark.parametrize("life", Life)
+@pytest.mark.parametrize("life", JobState)
 def test_start_removes_records_of_migrated_guests_of_ended_jobs(world, monkeypatch, life):
     """The release of the last job has ended the watcher that would have removed them."""
     assert migrate(world) == ""
     adapter = SimpleNamespace(alive=lambda ids: dict.fromkeys(ids, life))
     batch = SimpleNamespace(node=lambda _: adapter)
     monkeypatch.setattr(move_record.service, "batch_system", lambda _: (None, batch))
-    found = [*node.vtorque_reserved(guests=[], site=world.n2.here.site)]
-    assert len(found) == (life is not Life.GONE)
+    found = [*node.vtorque_reserved_items(guests=[], site=world.n2.here.site)]
+    assert len(found) == (life is not JobState.GONE)
 
 
 def settled(world, uuid, key=KEY):
@@ -966,13 +966,13 @@ def test_batch_system_is_queried_once_and_a_failing_job_does_not_stop_others(wor
     """The end of a job's attempt is queried rarely, because that is one query per job."""
     assert migrate(world) == ""
     asked = []
-    lives = lambda _, ids: asked.append(ids) or {"41": Life.ALIVE, "42": Life.GONE}  # noqa: E731
+    lives = lambda _, ids: asked.append(ids) or {"41": JobState.ALIVE, "42": JobState.GONE}  # noqa: E731
     monkeypatch.setattr(Here, "lives", lives)
 
     def over(_, job_id, _attempt):
         raise Refused(f"the name of job {job_id} has line ends")
 
-    monkeypatch.setattr(Batch, "over", over)
+    monkeypatch.setattr(Batch, "has_ended", over)
     monkeypatch.setattr(Here, "of", classmethod(lambda *_: world.n3.here))
     keys = {"41.0": ("41", 0), KEY: (JOB, 0)}
     move_watch.end(Path("/etc/x"), {"41.0": ("41", 0)}, seldom=False)
@@ -984,7 +984,7 @@ def test_batch_system_is_queried_once_and_a_failing_job_does_not_stop_others(wor
 
 def test_finished_attempt_is_released_although_its_job_was_requeued(world, monkeypatch):
     assert migrate(world) == ""
-    monkeypatch.setattr(Batch, "over", lambda *_: True)
+    monkeypatch.setattr(Batch, "has_ended", lambda *_: True)
     assert watch(world, "n3") == ""
     assert world.n3.journal() is None
 
@@ -993,9 +993,9 @@ def test_watcher_starts_a_pending_step_once(world):
     world.dies = "after send"
     migrate(world)
     moves = move_watch.Moves(Path("/etc/x"), every=0.0)
-    moves.look(world.n2.paths, Running(world.n2.paths).jobs())
+    moves.look(world.n2.paths, RunningJobs(world.n2.paths).jobs())
     (child,) = moves._work.values()
-    moves.look(world.n2.paths, Running(world.n2.paths).jobs())
+    moves.look(world.n2.paths, RunningJobs(world.n2.paths).jobs())
     assert list(moves._work.values()) == [child]
     assert child.wait() == ""
     assert assert_on_target(world)
@@ -1006,7 +1006,7 @@ def test_watcher_starts_nothing_while_the_migration_is_locked(world):
     migrate(world)
     moves = move_watch.Moves(Path("/etc/x"), every=0.0)
     with move_record.at_work(world.n2.paths, KEY):
-        moves.look(world.n2.paths, Running(world.n2.paths).jobs())
+        moves.look(world.n2.paths, RunningJobs(world.n2.paths).jobs())
     assert not moves._work
 
 
@@ -1066,11 +1066,11 @@ def test_guest_on_another_node_follows_requests_of_the_owner(world, monkeypatch)
     asked = []
     monkeypatch.setattr(arrival.request, "ask", lambda path, _, word, __: asked.append(word) or "")
     monkeypatch.setattr(Here, "of", classmethod(lambda *_: world.nodes["n1"].here))
-    job = Running(first.paths).jobs()[0]
+    job = RunningJobs(first.paths).jobs()[0]
     with pytest.raises(HostFault, match=r"^n4: n4 did not answer the request: no route to host$"):
         move_watch._pass_on(Path(), job, ["n3", "n4"], "suspend")
     assert asked == ["suspend"]
-    assert "the job has no guest" in in_child(
+    assert "the job has no guest" in run_in_child(
         lambda: arrival.as_asked(world.n2.here, "9.0", "resume"), 60
     )
 
@@ -1097,7 +1097,7 @@ def test_refused_migration_leaves_no_file(world, monkeypatch):
     def refuses(*_):
         raise Refused("its guest has a disk")
 
-    monkeypatch.setattr(move.saving, "held", refuses)
+    monkeypatch.setattr(move.saving, "hold_job", refuses)
     assert migrate(world) == "its guest has a disk"
     assert not list((world.n2.paths.state / "moves").iterdir())
 

@@ -8,7 +8,7 @@ import pytest
 
 import running_journal
 from finished import finish, saved_guest
-from vtorque_core.live.jobs import Running
+from vtorque_core.live.jobs import RunningJobs
 from vtorque_survive import periodic
 from vtorque_survive.asked import CHECKPOINT
 from vtorque_survive.settings import Settings
@@ -39,7 +39,7 @@ def running(paths, wanted, begun=0.0, **facts):
     if wanted:
         file.write_text(str(CHECKPOINT.parse(wanted)))
         os.utime(file, (STARTED, STARTED))
-    (found,) = Running(paths).jobs()
+    (found,) = RunningJobs(paths).jobs()
     return dataclasses.replace(found, phases=(("boot", STARTED), ("run", STARTED + begun)))
 
 

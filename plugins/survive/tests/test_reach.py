@@ -77,13 +77,13 @@ def test_unsupported_libvirt_uri_is_refused(tmp_path, uri):
 def receiver(way, monkeypatch):
     """Return a function that lets another node receive, like a program does."""
     place = SimpleNamespace(hook=lambda word: ("vtorque", "hook", word))
-    monkeypatch.setattr(move.service, "place_of", lambda _: place)
+    monkeypatch.setattr(move.service, "installation_of", lambda _: place)
     monkeypatch.setattr(move, "_READY", 30.0)
 
     def receives(body):
         site = {Settings: way(f"told = json.loads(sys.stdin.readline())\n{body}")}
         over, _ = os.pipe()
-        here = move.Here(CONFIG, site, None, moving.Node("test:///default", 1.0))
+        here = move.Here(CONFIG, site, None, moving.MigrationNode("test:///default", 1.0))
         return move._receiver(here, "n3", {"job": "42", "guests": [{"uuid": "a"}]}, over)
 
     return receives

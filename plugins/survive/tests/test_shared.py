@@ -15,7 +15,7 @@ import running_journal
 from finished import finish, saved_guest
 from patience import LONG
 from vtorque_core.api import HostFault, InUse, JobAttempt, Paths, Refused
-from vtorque_core.api.batch_system import Life
+from vtorque_core.api.batch_system import JobState
 from vtorque_core.api.claims import PoolClaim
 from vtorque_core.resources.lease import Lease
 from vtorque_survive import listing, restore, shared, stored
@@ -62,7 +62,7 @@ def alive(monkeypatch):
 
     def answer(ids):
         asked.extend(ids)
-        return {each: lives.get(each, Life.GONE) for each in ids}
+        return {each: lives.get(each, JobState.GONE) for each in ids}
 
     moves = dict.fromkeys(("receive", "let_go", "holds", "leave"), print)
     moves["over"] = lambda job_id, _attempt: f"{job_id} over" in lives
@@ -89,7 +89,7 @@ def test_job_acquires_the_guests_of_an_ended_job(store, site, alive):
         assert not Path(mine.path).exists()
 
 
-@pytest.mark.parametrize("life", [Life.ALIVE, Life.SUSPENDED, Life.UNKNOWN])
+@pytest.mark.parametrize("life", [JobState.ALIVE, JobState.SUSPENDED, JobState.UNKNOWN])
 def test_guests_of_a_job_that_may_still_run_are_a_host_fault(store, site, alive, life):
     found = manifest(store)
     alive["42.srv"] = life
@@ -106,7 +106,7 @@ def test_second_job_that_restores_the_same_guests_is_refused(store, site, alive)
     with pytest.raises(HostFault, match=r"in use by job 10.srv on node n3"):
         mine.create()
     mine.release()
-    alive["10.srv"] = Life.ALIVE
+    alive["10.srv"] = JobState.ALIVE
     with pytest.raises(HostFault, match=r"in use by job 10.srv on n3"):
         shared.held(store, found, HERE, site)
     del alive["10.srv"]
@@ -119,7 +119,7 @@ def test_second_job_that_restores_the_same_guests_is_refused(store, site, alive)
 def test_requeued_job_acquires_its_guests_again(store, site, alive):
     """Its node may be dead while the batch system still knows the job: it is this one."""
     found = manifest(store)
-    alive["42.srv"] = Life.ALIVE
+    alive["42.srv"] = JobState.ALIVE
     jobs = [JobAttempt("42.srv", n, "ada", os.getuid(), f"n{n + 1}") for n in (1, 2)]
     first, second = (shared.held(store, found, job, site) for job in jobs)
     first.create()

@@ -17,7 +17,7 @@ import pytest
 import running_journal
 from patience import eventually
 from vtorque_core.api import HostFault
-from vtorque_core.api.batch_system import Life
+from vtorque_core.api.batch_system import JobState
 from vtorque_core.api.children import Child
 from vtorque_core.base import hypervisor
 from vtorque_core.live import locked_job
@@ -219,16 +219,16 @@ def test_guests_are_paused_with_the_job_shell_and_keep_their_cpus(loop, paths, d
         assert domains.did() == [] and not any(loop.reasons)
         shell.send_signal(signal.SIGSTOP)
         eventually(lambda: loop.look() or phases(job)[-1] == "paused")
-        assert not read(job.journal.path).suspended and loop.reasons[-1]
+        assert not read(job.journal.path).is_suspended and loop.reasons[-1]
         settle(loop)
-        loop.lives[job.id] = Life.SUSPENDED  # the batch system's suspend is independent
+        loop.lives[job.id] = JobState.SUSPENDED  # the batch system's suspend is independent
         settle(loop)
-        assert read(job.journal.path).suspended
+        assert read(job.journal.path).is_suspended
         assert "suspended by the batch system" in request_answer(loop, job, "resume")
         shell.send_signal(signal.SIGCONT)
         settle(loop)
         assert phases(job)[-1] == "suspended" and loop.reasons[-1]
-        loop.lives[job.id] = Life.ALIVE
+        loop.lives[job.id] = JobState.ALIVE
         eventually(lambda: loop.look() or phases(job)[-1] == "run")
         settle(loop)
         shell.kill()
@@ -256,7 +256,7 @@ def test_lock_held_by_another_process_does_not_keep_guests_running(loop, paths, 
     lock.touch(mode=0o400)
     with subprocess.Popen([sys.executable, "-c", HOLDS, lock], stdout=subprocess.PIPE) as other:
         assert other.stdout.readline() == b"locked\n"
-        loop.lives[job.id] = Life.SUSPENDED
+        loop.lives[job.id] = JobState.SUSPENDED
         settle(loop)
         assert phases(job)[-1] == "suspended"
         other.kill()
@@ -266,17 +266,17 @@ def test_other_nodes_follow_the_state_of_the_batch_system(loop, paths, domains):
     job = started(paths, nodes=("n1", "n2"))
     settle(loop)
     assert loop.reasons[-1] and phases(job)[-1] == "run"
-    loop.lives[job.id] = Life.SUSPENDED
+    loop.lives[job.id] = JobState.SUSPENDED
     settle(loop)
     assert phases(job)[-1] == "suspended"
-    loop.lives[job.id] = Life.ALIVE
+    loop.lives[job.id] = JobState.ALIVE
     settle(loop)
     assert phases(job)[-1] == "run"
 
 
 def test_unknown_state_after_a_restart_changes_nothing(loop, paths, domains):
     job = started(paths, nodes=("n1", "n2"))
-    loop.lives[job.id] = Life.SUSPENDED
+    loop.lives[job.id] = JobState.SUSPENDED
     settle(loop)
     shut(loop)
     loop.lives.clear()
@@ -288,11 +288,11 @@ def test_unknown_state_after_a_restart_changes_nothing(loop, paths, domains):
 def test_state_of_the_batch_system_overrides_the_owner(loop, paths, domains):
     job = started(paths, nodes=("n1", "n2"))
     assert request_answer(loop, job, "suspend") == ""
-    assert not read(job.journal.path).suspended
-    loop.lives[job.id] = Life.SUSPENDED
+    assert not read(job.journal.path).is_suspended
+    loop.lives[job.id] = JobState.SUSPENDED
     settle(loop)
-    assert read(job.journal.path).suspended
-    loop.lives[job.id] = Life.ALIVE
+    assert read(job.journal.path).is_suspended
+    loop.lives[job.id] = JobState.ALIVE
     settle(loop)
     assert phases(job)[-1] == "paused"
     assert set(domains.did()) == {"suspend"}
@@ -352,7 +352,7 @@ def test_journal_entries_per_user_requests_are_limited(loop, paths, domains, mon
     assert request_answer(loop, job, "suspend") == ""
     assert request_answer(loop, job, "resume") == ""
     assert "further requests are ignored" in request_answer(loop, job, "suspend")
-    loop.lives[job.id] = Life.SUSPENDED  # its batch system may
+    loop.lives[job.id] = JobState.SUSPENDED  # its batch system may
     settle(loop)
     assert phases(job)[-1] == "suspended"
 
@@ -410,24 +410,27 @@ def batch_states(monkeypatch):
 
 
 def test_batch_system_is_queried_by_a_separate_process(tmp_path, batch_states):
-    batch_states |= {"1": Life.SUSPENDED, "2": Life.ALIVE}
+    batch_states |= {"1": JobState.SUSPENDED, "2": JobState.ALIVE}
     asked = Batch(tmp_path, 0.0)
     eventually(lambda: asked.told(["1", "2"], soon=True) == batch_states)
     before = dict(batch_states)
-    batch_states |= {"1": Life.ALIVE, "2": Life.UNKNOWN}  # for an unknown job its last state counts
-    eventually(lambda: asked.told(["1", "2"], soon=True)["1"] is Life.ALIVE)
+    batch_states |= {
+        "1": JobState.ALIVE,
+        "2": JobState.UNKNOWN,
+    }  # for an unknown job its last state counts
+    eventually(lambda: asked.told(["1", "2"], soon=True)["1"] is JobState.ALIVE)
     assert asked.told(["1", "2"], soon=True)["2"] is before["2"]
     assert "2" not in asked.told(["1"], soon=True)
     assert "2" not in asked.told(["1", "2"], soon=False)  # another attempt of it is another job
 
 
 def test_batch_system_is_queried_once_without_a_reason(tmp_path, batch_states, monkeypatch):
-    batch_states["1"] = Life.ALIVE
+    batch_states["1"] = JobState.ALIVE
     asked = Batch(tmp_path, 0.0)
     eventually(lambda: asked.told(["1"], soon=False))
-    batch_states["1"] = Life.SUSPENDED
+    batch_states["1"] = JobState.SUSPENDED
     for _ in range(5):
-        assert asked.told(["1"], soon=False) == {"1": Life.ALIVE}
+        assert asked.told(["1"], soon=False) == {"1": JobState.ALIVE}
         assert asked._lines._asking is None
     eventually(lambda: asked.told(["1"], soon=True) == batch_states)
 

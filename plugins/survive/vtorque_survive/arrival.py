@@ -16,7 +16,7 @@ from functools import partial
 from typing import IO, Any
 
 from vtorque_core.api import Busy, HostFault, UsageError
-from vtorque_core.api.read_apart import reader
+from vtorque_core.api.read_apart import helper_process
 from vtorque_core.live import kept, libvirt, suspend
 from vtorque_core.live.jobs import RunningJob
 from vtorque_core.live.locked_job import LockedJob, locked_job
@@ -105,7 +105,7 @@ def settled(
                 return _are_here(here, job_id, locked, said)
             if come and not come.keys() & theirs.keys():
                 return said
-            here.adapter.let_go(job_id, node)
+            here.adapter.release_node(job_id, node)
     except Busy:  # a start, which may wait for these guests, or a release
         return dict.fromkeys(theirs, "comes")
     if locked:
@@ -119,7 +119,7 @@ def _is(here: Here, uuid: str, theirs: str, known: Mapping[str, bool], *, with_d
         return "here"
     if with_disk and state == "still":
         try:
-            moving.settled(here.node.uri, uuid, 0.0)  # libvirt has finished
+            moving.await_state(here.node.uri, uuid, 0.0)  # libvirt has finished
         except HostFault:
             return "comes"
         if not theirs:
@@ -136,7 +136,7 @@ def _are_here(here: Here, job_id: str, locked: LockedJob, said: dict[str, str]) 
     if job is None or job.job.key != key or suspend.phase(job) == "":
         for uuid in [uuid for uuid, where in said.items() if where == "none"]:
             libvirt.destroy_domain(here.node.uri, uuid)
-        moving.arrived(locked, [uuid for uuid, where in said.items() if where == "here"])
+        moving.complete_arrival(locked, [uuid for uuid, where in said.items() if where == "here"])
         move_record.forget(here.paths, key)  # a record of an earlier migration from here
         if (now := here.job(job_id)) is not None:
             with kept.logging_for(here.paths, now.job):
@@ -144,7 +144,7 @@ def _are_here(here: Here, job_id: str, locked: LockedJob, said: dict[str, str]) 
                     "the start on this node was interrupted: the plugins' actions after a "
                     "boot are skipped"
                 )
-            with reader():
+            with helper_process():
                 set_clocks(here.paths, now).wait()
     return said
 

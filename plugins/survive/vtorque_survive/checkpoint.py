@@ -31,13 +31,13 @@ from pathlib import Path
 from typing import Self
 
 from vtorque_core.api import HostFault, Paths, Refused, VtorqueError, replace_file
-from vtorque_core.api.children import Child, in_child, readable
+from vtorque_core.api.children import Child, run_in_child, wait_readable
 from vtorque_core.api.guest_driver import LEAVE, TELL
 from vtorque_core.live import libvirt, service, suspend
 from vtorque_core.live.jobs import RunningGuest, RunningJob
 from vtorque_survive import domains, listing, periodic, room, saving, session, tools
 from vtorque_survive.clocks import set_clocks
-from vtorque_survive.saving import Saveable
+from vtorque_survive.saving import GuestData
 from vtorque_survive.settings import Settings
 from vtorque_survive.shared import require_not_shared
 from vtorque_survive.sparse import copy_data
@@ -218,7 +218,7 @@ def _hold(
             _held(paths, job).touch(mode=0o600)
             store.drop(asked.id)  # parts of an earlier attempt
             session.make(tell, job.job.uid)  # the job shell looks for it once the guest waits
-        saving.expect_break(paths, job, int(_TIME) if asked else 0, until)
+        saving.allow_disconnect(paths, job, int(_TIME) if asked else 0, until)
         if asked is None:
             _held(paths, job).unlink(missing_ok=True)
         else:
@@ -275,7 +275,7 @@ def _require(job: RunningJob, settings: Settings, *, ends: bool) -> None:
 def _save(paths: Paths, config: Path, job: RunningJob, asked: Asked, settings: Settings) -> None:
     store = Store(Path(settings.checkpoints), job.job.uid)
     nodes = Together.of(store, asked.id, job)
-    with _or_not(paths, job, nodes), saving.held(paths, job, suspend.phase(job)) as (_, guests):
+    with _or_not(paths, job, nodes), saving.hold_job(paths, job, suspend.phase(job)) as (_, guests):
         if not store.has(asked.id):
             try:
                 _make(_Saving(paths, nodes, job, guests, asked, settings))
@@ -283,7 +283,7 @@ def _save(paths: Paths, config: Path, job: RunningJob, asked: Asked, settings: S
                 raise
             except Exception as error:
                 log.warning("the checkpoint has failed: %s", error)
-                if not all(saving.runs(each.guest) for each in guests):
+                if not all(saving.has_domain(each.guest) for each in guests):
                     log.error("some guests have ended without being saved: the job is canceled")
                     _cancel(config, job)
                 raise
@@ -302,7 +302,7 @@ def _end(config: Path, job: RunningJob, asker: int) -> None:
     """End a saved job, but first let the requester exit, because it may be a step of the job."""
     with suppress(OSError):
         handle = os.pidfd_open(asker)
-        readable([handle], _GONE)  # the pid is the user's claim, so limit the wait
+        wait_readable([handle], _GONE)  # the pid is the user's claim, so limit the wait
         time.sleep(_TELLS)
     try:
         _cancel(config, job)  # before its job shell ends, otherwise the job counts as failed
@@ -332,7 +332,7 @@ class _Saving:
     paths: Paths
     nodes: Together
     job: RunningJob
-    guests: list[Saveable]
+    guests: list[GuestData]
     asked: Asked
     settings: Settings
 
@@ -367,15 +367,15 @@ def _make(of: _Saving) -> None:
         if not nodes.is_written():
             manifest = _prepare(of)
             if runs:
-                suspend.bring(paths, job, suspend.PAUSED, SAVED)
+                suspend.change_phase(paths, job, suspend.PAUSED, SAVED)
             on_step("before still")
             nodes.tell(STILL)
             answers = time.time() + _ANSWERS + of.settings.query_interval
             nodes.wait(STILL, min(until, answers), "the guests are not paused")
             on_step("after still")
             _write(of, manifest)
-        if runs and not ends and not suspend.shell_stopped(paths, job):
-            suspend.bring(paths, job, suspend.RUNS, "the checkpoint is complete")
+        if runs and not ends and not suspend.is_shell_stopped(paths, job):
+            suspend.change_phase(paths, job, suspend.RUNS, "the checkpoint is complete")
             clocks = set_clocks(paths, job)
         if not ends:
             _require_time(paths, job)
@@ -436,7 +436,7 @@ def _prepare(of: _Saving) -> Manifest:
     if not leads(job):
         tools.require_saveable(job, ends=asked.ends)
         _keep_tools(paths, job)
-    if any(saving.runs(each.guest) for each in of.guests):
+    if any(saving.has_domain(each.guest) for each in of.guests):
         _require_time(paths, job)
         _look_at_disks(of.guests, lambda _: None)
     with store.locked():
@@ -486,7 +486,7 @@ def _ask_session(of: _Saving) -> None:
         tell.unlink()
 
 
-def _look_at_disks(guests: list[Saveable], then: Callable[[dict[str, list[int]]], None]) -> None:
+def _look_at_disks(guests: list[GuestData], then: Callable[[dict[str, list[int]]], None]) -> None:
     """Pass the state of the user's disk files to ``then``, in a child process.
 
     The user's file system may hang or fail. A hanging child holds no lock of the job.
@@ -498,7 +498,7 @@ def _look_at_disks(guests: list[Saveable], then: Callable[[dict[str, list[int]]]
     def look() -> None:
         then(tools.disks(each.guest.run_dir for each in guests))
 
-    if wrong := in_child(look, _LOOKS):
+    if wrong := run_in_child(look, _LOOKS):
         raise HostFault(wrong)
 
 
@@ -523,7 +523,7 @@ def _script_state(paths: Paths, job: RunningJob, fifo: Path) -> bytes:
     try:
         return session.said(fifo)
     except HostFault as error:
-        if suspend.shell_stopped(paths, job) and _has_time(paths, job):
+        if suspend.is_shell_stopped(paths, job) and _has_time(paths, job):
             raise _Later(f"{error}: the job shell was stopped") from None
         raise
 
@@ -559,10 +559,10 @@ def _copy(disk: Path, to: Path) -> None:
     on_step("after disk")
 
 
-def _memory(of: _Saving, each: Saveable) -> None:
+def _memory(of: _Saving, each: GuestData) -> None:
     """Save a guest's memory, unless libvirt has saved it in the meantime."""
     file = of.part / f"g{each.guest.rank}.memory"
-    if saving.runs(each.guest) and not tools.is_whole(file):
+    if saving.has_domain(each.guest) and not tools.is_whole(file):
         on_step("before memory")
         saving.save(of.paths, of.job, each.guest, file, _writes(each.guest))
         on_step("after memory")

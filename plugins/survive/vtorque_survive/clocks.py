@@ -10,7 +10,7 @@ from vtorque_core.api import HostFault, Paths, VtorqueError
 from vtorque_core.api.children import Child
 from vtorque_core.api.guest_driver import ClockDriver
 from vtorque_core.live.jobs import RunningGuest, RunningJob
-from vtorque_core.live.suspend import RUNS, driver_of, logged
+from vtorque_core.live.suspend import RUNS, driver_of, log_to_job
 
 _CLOCK = 5.0  # seconds for a guest to say that it has set its clock
 log = logging.getLogger(__name__)
@@ -19,13 +19,13 @@ log = logging.getLogger(__name__)
 def set_clocks(paths: Paths, job: RunningJob) -> Child:
     """Set the clocks of guests that were paused, in a new process. Errors go to the job's log.
 
-    Call this within :func:`vtorque_core.api.read_apart.reader`.
+    Call this within :func:`vtorque_core.api.read_apart.helper_process`.
     """
     return Child(lambda: _set_clocks(paths, job), 2 * _CLOCK)
 
 
 def _set_clocks(paths: Paths, job: RunningJob) -> None:
-    with logged(paths, job, RUNS):
+    with log_to_job(paths, job, RUNS):
         try:
             _, driver = driver_of(paths, job)
         except (OSError, VtorqueError) as error:

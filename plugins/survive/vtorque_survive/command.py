@@ -77,8 +77,8 @@ def _all(
         raise Refused(
             f"job {printable(job_id)} does not run on this node, or belongs to another user"
         )
-    if os.geteuid() == 0 and Watcher.of(paths).lost():
-        Watcher.of(paths, config).create()
+    if os.geteuid() == 0 and Watcher.for_node(paths).is_lost():
+        Watcher.for_node(paths, config).create()
     nodes = facts.get("nodes", [])
     away = {facts.get("node"), *facts.get(ELSEWHERE, {})}  # this node's watcher forwards to these
     # The first node's watcher also starts the checkpoint on the other nodes.

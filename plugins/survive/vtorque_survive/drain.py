@@ -31,7 +31,7 @@ from vtorque_core.api import (
 )
 from vtorque_core.api.batch_system import DrainingAdapter
 from vtorque_core.live import kept, service, suspend
-from vtorque_core.live.jobs import Running, RunningJob
+from vtorque_core.live.jobs import RunningJob, RunningJobs
 from vtorque_survive import move, periodic, turn
 from vtorque_survive.checkpoint import Checkpoints
 from vtorque_survive.settings import Settings
@@ -117,7 +117,7 @@ class Drain:
             os.close(lock)
 
     def _jobs(self) -> list[RunningJob]:
-        return Running(self.paths).jobs()
+        return RunningJobs(self.paths).jobs()
 
     def _one(self, job: RunningJob) -> Done:
         why = []

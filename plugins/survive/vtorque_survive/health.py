@@ -21,17 +21,17 @@ from vtorque_core.api import (
     HostFault,
     Paths,
     VtorqueError,
-    guarded,
+    guard_command,
     printable,
     replace_file,
     require_root_owned,
     take_lock,
 )
 from vtorque_core.api.children import Child
-from vtorque_core.api.health import HealthResult, failed, ok, warning
+from vtorque_core.api.health import HealthResult, failure, ok, warning
 from vtorque_core.api.node_job import Site
 from vtorque_core.live import service, suspend
-from vtorque_core.live.jobs import Running
+from vtorque_core.live.jobs import RunningJobs
 from vtorque_survive import move_record, turn
 from vtorque_survive.drain import LOCK, Last, read_record
 from vtorque_survive.move_watch import UNHELD, WHY_UNHELD
@@ -61,7 +61,7 @@ class Said:
         """Return the last result. Needs root."""
         found = read_record(_file(paths))
         try:
-            return cls(float(found["asked"]), int(found["failed"]), str(found["said"]))
+            return cls(float(found["asked"]), int(found["failure"]), str(found["said"]))
         except (KeyError, TypeError, ValueError):
             return cls()
 
@@ -118,7 +118,7 @@ class Health:
         if self._drain is not None or self._back is not None:
             return
         log.warning("draining the node")
-        place = service.place_of(self._config)
+        place = service.installation_of(self._config)
         says = os.memfd_create("drain")  # works with a full disk and without a reader
         try:
             process = subprocess.Popen(
@@ -160,7 +160,7 @@ def check(site: Site) -> Iterator[HealthResult]:
         if settings.health_command not in ("", DOCTOR):
             require_root_owned(Path(settings.health_command), uid=os.geteuid())
     except (OSError, VtorqueError) as error:
-        yield failed(
+        yield failure(
             f"[plugin.survive] health_command: {error}",
             "fix this: until then the node's health is not checked",
         )
@@ -193,15 +193,15 @@ def _take_back(paths: Paths, config: Path) -> None:
 
 def _command(config: Path, settings: Settings) -> tuple[str, ...]:
     if settings.health_command == DOCTOR:
-        return service.place_of(config).call("doctor", "--json")
+        return service.installation_of(config).call("doctor", "--json")
     require_root_owned(Path(settings.health_command), uid=os.geteuid())
     return (settings.health_command,)
 
 
 def _ask(argv: tuple[str, ...]) -> None:
     with subprocess.Popen(
-        guarded(*argv), env=_ENVIRON, cwd="/", stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
+        guard_command(*argv), env=_ENVIRON, cwd="/", stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
     ) as process:  # fmt: skip
         said = process.stdout.read(_READ).decode("utf-8", "replace") if process.stdout else ""
     if process.returncode:
@@ -222,9 +222,9 @@ def _file(paths: Paths) -> Path:
 
 def suspended(site: Site) -> Iterator[HealthResult]:
     """Report whether suspended jobs can be resumed, and which migrations are unfinished."""
-    jobs = [job for job in Running(site.paths).jobs() if suspend.phase(job)]
-    still = [job.job.id for job in jobs if suspend.stands_still(job)]
-    if jobs and Watcher.of(site.paths).lost():
+    jobs = [job for job in RunningJobs(site.paths).jobs() if suspend.phase(job)]
+    still = [job.job.id for job in jobs if suspend.is_suspended(job)]
+    if jobs and Watcher.for_node(site.paths).is_lost():
         fix = (
             f"run vmgr resume {jobs[0].job.id} as root, or start another job: both start the "
             "watcher"

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Protocol, cast, runtime_checkable
 
 from vtorque_core.api import Refused, VtorqueError
-from vtorque_core.api.batch_system import Life
+from vtorque_core.api.batch_system import JobState
 from vtorque_core.api.children import Child
 from vtorque_core.live import kept, service
 from vtorque_core.live.jobs import RunningJob
@@ -31,8 +31,10 @@ log = logging.getLogger(__name__)
 class Holding(Protocol):
     """Methods that a node adapter has if held jobs of its batch system keep running."""
 
-    def alive_and_held(self, ids: Collection[str]) -> tuple[Mapping[str, Life], Collection[str]]:
-        """Return the result of :meth:`NodeAdapter.alive`, and the running jobs that are held."""
+    def alive_and_held(
+        self, ids: Collection[str]
+    ) -> tuple[Mapping[str, JobState], Collection[str]]:
+        """Return :meth:`NodeAdapter.job_states`, and the running jobs that are held."""
         ...
 
     def requeue_here(self, job_id: str) -> None:

@@ -35,16 +35,16 @@ from pathlib import Path
 from typing import IO, Any
 
 from vtorque_core.api import Busy, HostFault, Paths, Refused, VtorqueError, printable
-from vtorque_core.api.batch_system import Life, MovingAdapter
-from vtorque_core.api.children import readable
+from vtorque_core.api.batch_system import JobState, MigrationAdapter
+from vtorque_core.api.children import wait_readable
 from vtorque_core.api.node_job import Site
-from vtorque_core.api.read_apart import reader
+from vtorque_core.api.read_apart import helper_process
 from vtorque_core.live import kept, libvirt, service, suspend
-from vtorque_core.live.jobs import Running, RunningJob
+from vtorque_core.live.jobs import RunningJob, RunningJobs
 from vtorque_survive import domains, move_disk, move_record, moving, reach, saving
 from vtorque_survive.clocks import set_clocks
 from vtorque_survive.move_record import AWAY, GONE, Move
-from vtorque_survive.saving import Saveable
+from vtorque_survive.saving import GuestData
 from vtorque_survive.settings import Settings
 
 _READY = 90.0  # seconds besides start_timeout, for the placeholder job
@@ -66,8 +66,8 @@ class Here:
 
     config: Path
     site: Site
-    adapter: MovingAdapter
-    node: moving.Node
+    adapter: MigrationAdapter
+    node: moving.MigrationNode
 
     @classmethod
     def of(cls, config: Path) -> Here:
@@ -78,12 +78,12 @@ class Here:
         """
         site, batch = service.batch_system(config)
         adapter = batch.node(site)
-        if not isinstance(adapter, MovingAdapter):
+        if not isinstance(adapter, MigrationAdapter):
             raise Refused(
                 "this batch system cannot reserve a node for a guest of a job on another node, "
                 f"so guests cannot be migrated ({CHECKPOINT})"
             )
-        return cls(config, site, adapter, moving.Node.of(config))
+        return cls(config, site, adapter, moving.MigrationNode.from_config(config))
 
     @property
     def paths(self) -> Paths:
@@ -95,19 +95,19 @@ class Here:
         """``[plugin.survive]``."""
         return self.site[Settings]
 
-    def lives(self, ids: Sequence[str]) -> Mapping[str, Life]:
+    def lives(self, ids: Sequence[str]) -> Mapping[str, JobState]:
         """Return the states of these jobs, with one query to the batch system."""
         _, batch = service.batch_system(self.config)
-        return batch.node(self.site).alive(ids)
+        return batch.node(self.site).job_states(ids)
 
     def job(self, job_id: str) -> RunningJob | None:
         """Return a job that has guests or resources on this node."""
-        found = [job for job in Running(self.paths).jobs() if job.job.id == job_id]
+        found = [job for job in RunningJobs(self.paths).jobs() if job.job.id == job_id]
         return found[-1] if found else None
 
     def release(self, job_id: str) -> None:
         """Release the job's resources on this node, as its epilogue does."""
-        place = service.place_of(self.config)
+        place = service.installation_of(self.config)
         argv = [*place.hook("epilogue"), job_id]
         done = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, check=False)
         if done.returncode:
@@ -177,7 +177,7 @@ def require(settings: Settings, paths: Paths, job: RunningJob, to: str) -> tuple
         raise Refused(f"the guests use resources that cannot be migrated: {', '.join(lacking)}")
     if len(job.guests) < len(facts.get("guests", ())):
         raise Refused("some of the job's guests have migrated before: the others cannot follow")
-    if suspend.phase(job) != suspend.RUNS or suspend.is_half_done(paths, job):
+    if suspend.phase(job) != suspend.RUNS or suspend.is_incomplete(paths, job):
         raise Refused("the job is suspended, starting or ending, so guests cannot be migrated")
     return tuple(to if each == node else each for each in nodes)
 
@@ -185,10 +185,10 @@ def require(settings: Settings, paths: Paths, job: RunningJob, to: str) -> tuple
 def _attempt(here: Here, job: RunningJob, to: str, nodes: tuple[str, ...]) -> str:
     """Try to migrate; return an error message. The caller determines which node owns the guests."""
     try:
-        with saving.held(here.paths, job, suspend.RUNS) as (locked, guests):
+        with saving.hold_job(here.paths, job, suspend.RUNS) as (locked, guests):
             if any(saving.has_user_disk(each.guest.run_dir) for each in guests):
                 raise Refused("the job uses a disk file (disk=), which cannot be migrated")
-            told = moving.told(job, guests, nodes, to)
+            told = moving.describe_guests(job, guests, nodes, to)
             on_step("before record")
             _record(job, guests, to, nodes).write(here.paths)
             on_step("after record")
@@ -209,7 +209,7 @@ def _attempt(here: Here, job: RunningJob, to: str, nodes: tuple[str, ...]) -> st
 
 
 def _send_all(
-    here: Here, job: RunningJob, guests: Sequence[Saveable], to: str, uri: str,
+    here: Here, job: RunningJob, guests: Sequence[GuestData], to: str, uri: str,
     xml: Mapping[str, str], over: int,
 ) -> None:  # fmt: skip
     """Send all guests in parallel. If one fails, stop the others.
@@ -220,25 +220,25 @@ def _send_all(
     failed, errors, until = threading.Event(), list[HostFault](), time.monotonic() + _DISK
 
     def stop() -> bool:
-        return time.monotonic() >= until or failed.is_set() or bool(readable([over], 0))
+        return time.monotonic() >= until or failed.is_set() or bool(wait_readable([over], 0))
 
     def fails(error: HostFault) -> None:
         if not failed.is_set():
             errors.append(error)
             failed.set()
 
-    def send(each: Saveable) -> None:
+    def send(each: GuestData) -> None:
         guest, limit = each.guest, seconds + (move_disk.REST if each.disk else 0.0)
         try:
             with (
                 _disk_sent(here, job, to, each, stop) as rest_of_disk,
-                saving.of_libvirt(here.paths, job, guest, limit, failed, _TIME),
+                saving.libvirt_operation(here.paths, job, guest, limit, failed, _TIME),
             ):
                 if failed.is_set():
                     raise HostFault("another guest of the job cannot be migrated")
                 try:
                     rest_of_disk()
-                    moving.send(each, uri, xml[guest.uuid], seconds)
+                    moving.migrate_guest(each, uri, xml[guest.uuid], seconds)
                     if each.disk and domains.domain_state(guest.uri, guest.uuid):
                         raise HostFault("libvirt has not removed the migrated guest from this node")
                 except HostFault as error:
@@ -262,12 +262,12 @@ def _send_all(
 
 
 def _disk_sent(
-    here: Here, job: RunningJob, to: str, each: Saveable, stop: Callable[[], bool]
+    here: Here, job: RunningJob, to: str, each: GuestData, stop: Callable[[], bool]
 ) -> AbstractContextManager[Callable[[], None]]:
     """Send a guest's own disk, then let the destination resume the guest; see move_disk."""
     argv = reach.argv(here.settings, to, service.vmgr(here.config, "arrival"))
     asked = {"ask": "disk", "job": job.job.id, "key": job.job.key, "guest": each.guest.uuid}
-    return move_disk.sent(argv, asked, each.disk, partial(moving.stand_still, each.guest), stop)
+    return move_disk.sent(argv, asked, each.disk, partial(moving.pause, each.guest), stop)
 
 
 def _break_off(job: RunningJob) -> None:
@@ -286,7 +286,7 @@ def _while_it_lives(here: Here, job: RunningJob) -> Iterator[int]:
     def look() -> None:
         while not sent.wait(_ENDS):
             with suppress(VtorqueError):
-                if here.adapter.over(job.job.id, job.job.attempt):
+                if here.adapter.has_ended(job.job.id, job.job.attempt):
                     log.info("the job is ending: its migration is canceled")
                     os.write(ends, b"!")
                     _break_off(job)
@@ -302,14 +302,14 @@ def _while_it_lives(here: Here, job: RunningJob) -> Iterator[int]:
         os.close(ends)
 
 
-def _record(job: RunningJob, guests: Sequence[Saveable], to: str, nodes: tuple[str, ...]) -> Move:
+def _record(job: RunningJob, guests: Sequence[GuestData], to: str, nodes: tuple[str, ...]) -> Move:
     of, uri = job.job, guests[0].guest.uri
     leased = {each.guest.uuid: each.leased for each in guests}
     return Move(of.id, of.attempt, of.key, of.node, to, uri, nodes, leased)
 
 
 @contextmanager
-def _bridge(here: Here, job: RunningJob, to: str, guests: Sequence[Saveable]) -> Any:
+def _bridge(here: Here, job: RunningJob, to: str, guests: Sequence[GuestData]) -> Any:
     directory = _bridge_of(here, job.job.key)
     with reach.Bridge(here.settings, to, guests[0].guest.uri, directory) as bridge:
         yield bridge.uri
@@ -326,7 +326,7 @@ def _receiver(here: Here, to: str, told: Mapping[str, Any], over: int) -> Any:
     On a clean exit, wait until the destination has finished too. ``over`` becomes readable when the
     job ends, and ends the wait.
     """
-    place = service.place_of(here.config)
+    place = service.installation_of(here.config)
     argv = reach.argv(here.settings, to, place.hook("receive"))
     seconds = here.node.start_timeout + _READY
     with (
@@ -361,9 +361,9 @@ def _answer(
     """
     until = time.monotonic() + seconds
     while b"\n" not in said:
-        if not readable([answers.fileno(), over], max(0.0, until - time.monotonic())):
+        if not wait_readable([answers.fileno(), over], max(0.0, until - time.monotonic())):
             raise HostFault(f"{to} did not answer within {seconds:g} s")
-        if readable([over], 0):
+        if wait_readable([over], 0):
             raise HostFault("the job is ending")
         data = answers.read(1 << 16)
         if not data:
@@ -442,7 +442,7 @@ def _gone(here: Here, move: Move, job: RunningJob, why: str) -> set[str]:
     if [mark for mark, _ in job.phases][-1:] != [moving.MOVES]:
         raise HostFault("the job's resources on this node are being released")
     # Without the job's lock, which an epilogue may need. No other process migrates these guests.
-    mine = {uuid: moving.settled(move.uri, uuid, _TIME) for uuid in move.guests}
+    mine = {uuid: moving.await_state(move.uri, uuid, _TIME) for uuid in move.guests}
     on_step("settled")
     if why and moving.disks(here.paths, move.key):
         _go_on_here(here, job, mine)
@@ -459,7 +459,7 @@ def _gone(here: Here, move: Move, job: RunningJob, why: str) -> set[str]:
         raise HostFault(both)
     if gone and not any(mine[uuid] for uuid in mine.keys() - gone):
         gone = set(mine)  # the others have ended, so nothing stays here
-    with saving.held(here.paths, job, moving.MOVES) as (locked, guests):
+    with saving.hold_job(here.paths, job, moving.MOVES) as (locked, guests):
         for each in guests:
             if each.guest.uuid not in gone and mine[each.guest.uuid]:  # otherwise it has ended
                 libvirt.resume_domain(each.guest.uri, each.guest.uuid)
@@ -476,13 +476,13 @@ def _go_on_here(here: Here, job: RunningJob, mine: dict[str, domains.State]) -> 
 
     The destination resumes its copy only if told that the guest has left this node.
     """
-    with saving.held(here.paths, job, moving.MOVES) as (_, guests):
+    with saving.hold_job(here.paths, job, moving.MOVES) as (_, guests):
         stand = [each.guest for each in guests if each.disk and mine[each.guest.uuid] == "still"]
         with ExitStack() as each_goes_on:  # resumes all, even if one fails
             for guest in stand:
                 each_goes_on.callback(libvirt.resume_domain, guest.uri, guest.uuid)
         if stand:
-            with suppress(VtorqueError, OSError), reader():
+            with suppress(VtorqueError, OSError), helper_process():
                 set_clocks(here.paths, job).wait()
         mine.update({guest.uuid: "runs" for guest in stand})
 
@@ -505,8 +505,8 @@ def _part(here: Here, move: Move) -> None:
     """Let the job continue with the guests that have not migrated. Idempotent."""
     job = here.job(move.job)
     if job is not None and job.job.key == move.key and not suspend.phase(job):
-        with saving.held(here.paths, job, moving.MOVES) as (locked, _):
-            moving.have_gone(locked, move.guests)
+        with saving.hold_job(here.paths, job, moving.MOVES) as (locked, _):
+            moving.release_guests(locked, move.guests)
         _tell(here, move, move.nodes[0], job)
     on_step("after part")
 
@@ -546,9 +546,9 @@ def _leave(here: Here, move: Move) -> None:
     for done in told:
         done.result()
     try:
-        here.adapter.let_go(move.job, move.node)
-        if not here.adapter.over(move.job, move.attempt):
-            here.adapter.leave(move.job, move.node)
+        here.adapter.release_node(move.job, move.node)
+        if not here.adapter.has_ended(move.job, move.attempt):
+            here.adapter.remove_node(move.job, move.node)
     except VtorqueError as error:  # permanent without slurmdbd, or for unusual job names
         log.warning("%s stays reserved until job %s ends: %s", move.node, move.job, error)
     on_step("after leave")

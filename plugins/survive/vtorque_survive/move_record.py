@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Final, Literal, Self
 
 from vtorque_core.api import Busy, HostFault, Paths, VtorqueError, replace_file, take_lock
-from vtorque_core.api.batch_system import Life
+from vtorque_core.api.batch_system import JobState
 from vtorque_core.api.claims import PoolClaim
 from vtorque_core.api.guest_plan import GuestPlan
 from vtorque_core.api.node_job import Site
@@ -176,9 +176,9 @@ def forget_ended(site: Site) -> None:
     if away := [move for move in all_moves(site.paths) if move.phase == AWAY]:
         with suppress(VtorqueError):
             whole, batch = service.batch_system(site.path)
-            lives = batch.node(whole).alive(sorted({move.job for move in away}))
+            lives = batch.node(whole).job_states(sorted({move.job for move in away}))
             for move in away:
-                if lives.get(move.job) is Life.GONE:
+                if lives.get(move.job) is JobState.GONE:
                     forget(site.paths, move.key)
 
 

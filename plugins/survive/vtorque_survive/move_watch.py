@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from vtorque_core.api import HostFault, Paths, VtorqueError, printable
-from vtorque_core.api.batch_system import Life
+from vtorque_core.api.batch_system import JobState
 from vtorque_core.api.children import Child
 from vtorque_core.live import kept, service, suspend
 from vtorque_core.live.jobs import RunningJob
@@ -102,11 +102,11 @@ def end(config: Path, keys: Mapping[str, tuple[str, int]], *, seldom: bool) -> N
     here, wrong = move.Here.of(config), ""
     lives = here.lives(sorted({job_id for job_id, _ in keys.values()}))
     for key, (job_id, attempt) in keys.items():
-        life = lives.get(job_id, Life.UNKNOWN)
+        life = lives.get(job_id, JobState.UNKNOWN)
         try:
-            if life is Life.GONE or (seldom and here.adapter.over(job_id, attempt)):
+            if life is JobState.GONE or (seldom and here.adapter.has_ended(job_id, attempt)):
                 _end(here, key, job_id)
-            elif life is not Life.UNKNOWN:
+            elif life is not JobState.UNKNOWN:
                 _look_at(here, key, job_id, seldom=seldom)
         except VtorqueError as error:
             wrong = f"{key}: {error}"
@@ -127,7 +127,7 @@ def _look_at(here: move.Here, key: str, job_id: str, *, seldom: bool) -> None:
 
 def _look_at_placeholder(here: move.Here, job: RunningJob) -> None:
     """Warn in the job's log if the placeholder job that reserves this node has ended."""
-    held = here.adapter.holds(job.job.id, job.job.node)
+    held = here.adapter.is_reserved(job.job.id, job.job.node)
     if held == bool(job.kept.facts().get(UNHELD)):
         job.kept.add_facts(**{UNHELD: not held})
         if not held:

@@ -18,7 +18,7 @@ from vtorque_core.live.locked_job import ARRIVES, DOMAIN, LockedJob, journal_of
 from vtorque_core.live.site_config import load
 from vtorque_survive import domains
 from vtorque_survive.domains import State
-from vtorque_survive.saving import Saveable, own_disks
+from vtorque_survive.saving import GuestData, own_disks
 
 MOVES = "moves"
 """The phase of a job while its guests migrate to another node."""
@@ -27,21 +27,21 @@ _LOOK = 0.1  # seconds; that libvirt has moved a guest is no event
 
 
 @dataclass(frozen=True)
-class Node:
+class MigrationNode:
     """Settings of this node: libvirt's URI, and the seconds that a start may take."""
 
     uri: str
     start_timeout: float
 
     @classmethod
-    def of(cls, config: Path) -> Self:
+    def from_config(cls, config: Path) -> Self:
         """Read the settings from the site config. Raises ConfigError."""
         node = load(config, node=False)[0].node
         return cls(node.libvirt_uri, node.start_timeout)
 
 
-def told(
-    job: RunningJob, guests: Sequence[Saveable], nodes: Sequence[str], to: str
+def describe_guests(
+    job: RunningJob, guests: Sequence[GuestData], nodes: Sequence[str], to: str
 ) -> dict[str, Any]:
     """Return a description of a job's guests for the destination node ``to``.
 
@@ -53,11 +53,11 @@ def told(
         "leaves": job.job.node,
         "to": to,
         "versions": libvirt.versions(guests[0].guest.uri),
-        "guests": [_told(each, *job.kept.facts()["booted_for"]) for each in guests],
+        "guests": [_describe(each, *job.kept.facts()["booted_for"]) for each in guests],
     }
 
 
-def _told(each: Saveable, job_id: str, attempt: int) -> dict[str, Any]:
+def _describe(each: GuestData, job_id: str, attempt: int) -> dict[str, Any]:
     guest = each.guest
     return {
         "name": guest.name,
@@ -72,14 +72,14 @@ def _told(each: Saveable, job_id: str, attempt: int) -> dict[str, Any]:
     }
 
 
-def send(each: Saveable, to: str, xml: str, seconds: float) -> None:
+def migrate_guest(each: GuestData, to: str, xml: str, seconds: float) -> None:
     """Migrate a guest to the libvirtd at the URI ``to``, with domain XML for the destination.
 
     A guest with its own disk is paused on both nodes; copy its disk before. Call this within
-    :func:`vtorque_survive.saving.of_libvirt`.
+    :func:`vtorque_survive.saving.libvirt_operation`.
 
     Raises HostFault if the migration failed, or if its result after ``seconds`` is unknown. Then
-    ask :func:`settled` and the destination which node has the guest.
+    ask :func:`await_state` and the destination which node has the guest.
     """
     guest, paused = each.guest, each.disk is not None
     domains.migrate_domain(guest.uri, guest.uuid, to, xml, seconds, paused=paused)
@@ -94,7 +94,7 @@ def disks(paths: Paths, key: str) -> dict[str, Path]:
     return {str(r.args["uuid"]): own[r.guest] for r in domains if r.guest in own}
 
 
-def settled(uri: str, uuid: str, seconds: float) -> State:
+def await_state(uri: str, uuid: str, seconds: float) -> State:
     """Wait until libvirt no longer migrates a domain, and return the domain's state on this node.
 
     The state is "runs", "still" (paused), or "" (not on this node). Raises HostFault after
@@ -108,19 +108,19 @@ def settled(uri: str, uuid: str, seconds: float) -> State:
     return domains.domain_state(uri, uuid)
 
 
-def stand_still(guest: RunningGuest) -> None:
+def pause(guest: RunningGuest) -> None:
     """Pause a guest before its migration."""
     with suspend.watched(guest):
         libvirt.suspend_domain(guest.uri, guest.uuid, suspend.STOPS)
 
 
-def have_gone(job: LockedJob, uuids: Collection[str]) -> None:
+def release_guests(job: LockedJob, uuids: Collection[str]) -> None:
     """Release the domains of migrated guests, and continue the job with its other guests."""
     job.release_domains(uuids)
     job.enter(suspend.RUNS)
 
 
-def arrived(job: LockedJob, uuids: Collection[str]) -> None:
+def complete_arrival(job: LockedJob, uuids: Collection[str]) -> None:
     """Complete the start of guests that have migrated here, if its process was killed.
 
     Idempotent. ``uuids`` are the domains that have arrived.

@@ -20,7 +20,7 @@ from vtorque_survive.asked import CHECKPOINT, NEVER, RESUME
 from vtorque_survive.settings import Settings, moves_directory
 
 # Importing all of this plugin would take a tenth of a job's start, and the batch system waits for
-# the hooks up to vtorque_reserved. The hooks therefore import only what the job needs.
+# the hooks up to vtorque_reserved_items. The hooks therefore import only what the job needs.
 
 
 @hookimpl
@@ -35,7 +35,7 @@ def vtorque_boot_sources(
 
 
 @hookimpl
-def vtorque_reserved(guests: Sequence[GuestPlan], site: Site) -> Iterator[PoolClaim]:
+def vtorque_reserved_items(guests: Sequence[GuestPlan], site: Site) -> Iterator[PoolClaim]:
     """Yield the addresses of guests that are saved or have migrated to other nodes."""
     if site[Settings].checkpoints:
         from vtorque_survive import shared  # noqa: PLC0415 - few sites keep checkpoints
@@ -107,7 +107,7 @@ def vtorque_post_boot(job: NodeJob) -> None:
 
 
 @hookimpl
-def vtorque_ended(place: Place, site: Site) -> None:
+def vtorque_job_ended(place: Place, site: Site) -> None:
     """Remove unfinished checkpoints of an ended job."""
     if site[Settings].checkpoints:
         from vtorque_survive.stored import Store  # noqa: PLC0415 - few sites keep checkpoints

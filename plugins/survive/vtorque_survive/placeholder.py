@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from vtorque_core.api.acquired import Resource
-from vtorque_core.api.batch_system import MovingAdapter
+from vtorque_core.api.batch_system import MigrationAdapter
 from vtorque_core.api.node_job import NodeJob
 from vtorque_core.live import service
 
@@ -28,8 +28,8 @@ class Placeholder(Resource):
         """End the placeholder. Idempotent."""
         site, batch = service.batch_system(Path(self.config))
         adapter = batch.node(site)
-        if isinstance(adapter, MovingAdapter):
-            adapter.let_go(self.job, self.node)
+        if isinstance(adapter, MigrationAdapter):
+            adapter.release_node(self.job, self.node)
 
 
 def comes(job: NodeJob) -> bool:

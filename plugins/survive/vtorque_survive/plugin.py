@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import ModuleType
 from typing import TYPE_CHECKING
 
-from vtorque_core.api import Command, OfJob, always
+from vtorque_core.api import Command, Remote, constant_hook
 from vtorque_survive import asked
 from vtorque_survive.asked import CHECKPOINT, RESUME
 from vtorque_survive.settings import Settings
@@ -59,15 +59,15 @@ def _arrival() -> click.Command:
     return arrives
 
 
-_OF_JOB = OfJob(("this_node",))
+_OF_JOB = Remote(("this_node",))
 
-vtorque_settings = always(Settings)
-vtorque_options = always(RESUME, CHECKPOINT)
+vtorque_settings = constant_hook(Settings)
+vtorque_options = constant_hook(RESUME, CHECKPOINT)
 vtorque_parse_args = asked.vtorque_parse_args
-vtorque_commands = always(
+vtorque_commands = constant_hook(
     Command("vmgr suspend", _suspend, _OF_JOB),
     Command("vmgr resume", _resume, _OF_JOB),
-    Command("vmgr checkpoint", _checkpoint, OfJob(("stop", "this_node"))),
+    Command("vmgr checkpoint", _checkpoint, Remote(("stop", "this_node"))),
     Command("vmgr checkpoints", _checkpoints),
     Command("vtorque drain", _drain),
     Command("vmgr migrate", _migrate),

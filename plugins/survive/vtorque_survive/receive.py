@@ -23,7 +23,7 @@ from typing import Any
 
 from vtorque_core.api import HostFault, VtorqueError
 from vtorque_core.api.boot_source import Boot, BootSource, Identity
-from vtorque_core.api.children import readable
+from vtorque_core.api.children import wait_readable
 from vtorque_core.api.node_job import ReceivingNode
 from vtorque_survive import domains
 
@@ -105,7 +105,9 @@ class _Sender:
         said, until = bytearray(), time.monotonic() + _TELLS
         while not said.endswith(b"\n"):
             left = until - time.monotonic()
-            data = os.read(self._requests, 1 << 16) if readable([self._requests], left) else b""
+            data = (
+                os.read(self._requests, 1 << 16) if wait_readable([self._requests], left) else b""
+            )
             said += data
             if not data or len(said) > _MOST:
                 raise HostFault("the source node did not send its request in time")
@@ -123,12 +125,7 @@ class _Sender:
             raise LeftAlone from None
 
     def arrive(
-        self,
-        of: Collection[str],
-        node: ReceivingNode,
-        uuid: str,
-        xml: str,
-        failed: threading.Event,
+        self, of: Collection[str], node: ReceivingNode, uuid: str, xml: str, failed: threading.Event
     ) -> None:
         """Request a guest from the sender once all guests are ready.
 
@@ -153,7 +150,7 @@ class _Sender:
                 raise LeftAlone
 
     def _require_there(self, seconds: float) -> None:
-        if readable([self._requests], seconds) and not os.read(self._requests, 1):
+        if wait_readable([self._requests], seconds) and not os.read(self._requests, 1):
             raise LeftAlone
 
 
@@ -175,10 +172,10 @@ class Migration(BootSource):
 
     def start(self, boot: Boot) -> None:
         """Send the guest's XML for this node to the sender. Return when the guest runs here."""
-        xml = boot.moved(self.guest.xml, self.guest.state_dir, self.guest.run_dir)
+        xml = boot.adapt_xml(self.guest.xml, self.guest.state_dir, self.guest.run_dir)
         self.arrive(self.guest.uuid, xml, boot.failed)
 
-    def ready(self, boot: Boot) -> None:
+    def await_ready(self, boot: Boot) -> None:
         """Wait until the guest answers, and set its clock."""
         boot.await_ready()
         boot.set_clock()
@@ -190,7 +187,7 @@ def receive_guests(node: ReceivingNode) -> None:
     try:
         told = Told.read(sender.told())
         arrive = functools.partial(sender.arrive, [guest.uuid for guest in told.guests], node)
-        node.require_like(told.to, told.versions)
+        node.require_versions(told.to, told.versions)
         where = (told.job, told.nodes, told.leaves, told.to)
         sources = [Migration(guest, arrive) for guest in told.guests]
         node.start(*where, sources, keeps=lambda: sender.awaits)

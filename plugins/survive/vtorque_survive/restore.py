@@ -12,19 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from vtorque_core.api import (
-    HostFault,
-    Image,
-    JobAttempt,
-    JobRequest,
-    Paths,
-    Refusal,
-    Refused,
-)
+from vtorque_core.api import HostFault, Image, JobAttempt, JobRequest, Paths, Refusal, Refused
 from vtorque_core.api.acquired import Resource, unjournalled
 from vtorque_core.api.batch_system import BatchJob
 from vtorque_core.api.boot_source import Boot, BootSource, Identity
-from vtorque_core.api.children import in_child
+from vtorque_core.api.children import run_in_child
 from vtorque_core.api.guest_driver import LEFT
 from vtorque_core.api.guest_plan import GuestPlan, JobUser, root_disk
 from vtorque_core.api.job_files import File
@@ -32,7 +24,7 @@ from vtorque_core.api.kept_records import place
 from vtorque_core.api.node_job import NodeJob, Site
 from vtorque_core.api.vm_options import DISK
 from vtorque_core.live import changes
-from vtorque_core.live.jobs import Running
+from vtorque_core.live.jobs import RunningJobs
 from vtorque_survive import shared, tools
 from vtorque_survive.asked import BEGINNING, CHECKPOINT, NEVER, RESUME
 from vtorque_survive.settings import Settings
@@ -129,7 +121,7 @@ class Checkpoint(BootSource):
             self.gate(boot.deadline, boot.failed)
         boot.resume()
 
-    def ready(self, boot: Boot) -> None:
+    def await_ready(self, boot: Boot) -> None:
         """Wait until the guest answers, and set its clock."""
         boot.await_ready()
         boot.set_clock()
@@ -304,7 +296,7 @@ def _require_disks(job: NodeJob, found: Manifest) -> None:
                 else "the checkpoint was made without a disk file (disk=)"
             )
 
-    if wrong := in_child(compare, _LOOKS):
+    if wrong := run_in_child(compare, _LOOKS):
         value = job.guests[0].request[DISK]
         raise Refused(
             Refusal(
@@ -334,7 +326,7 @@ def _await_released(paths: Paths, found: Manifest) -> None:
     """Wait until the previous job of these guests is released: teardown ends domains by UUID."""
     uuids = {guest.uuid for guest in found.guests}
     until = time.monotonic() + _RELEASED
-    running, events = Running(paths), changes.events()
+    running, events = RunningJobs(paths), changes.events()
     try:
         changes.watch(events, paths.journal, content=False)
         while True:

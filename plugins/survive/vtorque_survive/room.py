@@ -6,7 +6,7 @@ import shutil
 from pathlib import Path
 
 from vtorque_core.api import HostFault, Refused, show_mib
-from vtorque_survive.saving import Saveable
+from vtorque_survive.saving import GuestData
 from vtorque_survive.settings import Settings
 from vtorque_survive.stored import RESERVED, Store, taken
 
@@ -25,7 +25,7 @@ def require_few(store: Store, job_id: str, settings: Settings) -> None:
         )
 
 
-def require_room(store: Store, part: Path, guests: list[Saveable], settings: Settings) -> None:
+def require_room(store: Store, part: Path, guests: list[GuestData], settings: Settings) -> None:
     """Reserve disk space for the checkpoint, so that concurrent ones cannot use it.
 
     Raises:
@@ -53,11 +53,11 @@ def require_room(store: Store, part: Path, guests: list[Saveable], settings: Set
         file.truncate(need)
 
 
-def _reserved(part: Path, guests: list[Saveable]) -> Path:
+def _reserved(part: Path, guests: list[GuestData]) -> Path:
     return part / f"{RESERVED}{guests[0].guest.rank}"
 
 
-def _need(guests: list[Saveable]) -> int:
+def _need(guests: list[GuestData]) -> int:
     need = sum((each.guest.ram_mib + _OVERHEAD) * _MIB for each in guests)
     return need + sum(each.disk.stat().st_blocks * 512 for each in guests if each.disk is not None)
 

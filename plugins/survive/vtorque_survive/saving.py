@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from vtorque_core.api import HostFault, Paths, Refused
-from vtorque_core.api.guest_driver import LeavableDriver
+from vtorque_core.api.guest_driver import DetachableDriver
 from vtorque_core.api.guest_plan import ROOT_DISK
 from vtorque_core.live import libvirt, suspend
 from vtorque_core.live.jobs import RunningGuest, RunningJob
@@ -26,7 +26,7 @@ _LOOK = 0.1  # seconds; that libvirt has saved a guest is no event
 
 
 @dataclass(frozen=True)
-class Saveable:
+class GuestData:
     """A guest with the data that must be saved.
 
     Attributes:
@@ -41,24 +41,26 @@ class Saveable:
 
 
 @contextmanager
-def held(paths: Paths, job: RunningJob, phase: str) -> Iterator[tuple[LockedJob, list[Saveable]]]:
+def hold_job(
+    paths: Paths, job: RunningJob, phase: str
+) -> Iterator[tuple[LockedJob, list[GuestData]]]:
     """Hold the lock of a job in ``phase``, and yield it with the job's guests in order.
 
     Log messages go only to the job's log. Raises HostFault if the job has ended or is in another
     phase, Busy if the lock is held, Refused if the job uses warm guests.
     """
-    with suspend.locked(paths, job) as locked, suspend.logged(paths, job, phase):
+    with suspend.locked(paths, job) as locked, suspend.log_to_job(paths, job, phase):
         if locked.state.phase != phase:
             raise HostFault("the job is being ended, or was resumed")
         yield locked, _saveable(paths, job, locked.state)
 
 
-def _saveable(paths: Paths, job: RunningJob, state: JournalState) -> list[Saveable]:
+def _saveable(paths: Paths, job: RunningJob, state: JournalState) -> list[GuestData]:
     if any(record.kind == SPARE for record in state.open):
         raise Refused("a job with warm guests cannot be checkpointed or migrated yet")
     disks = own_disks(state)
     return [
-        Saveable(
+        GuestData(
             guest,
             tuple(
                 (str(r.args["pool"]), str(r.args["item"]))
@@ -88,33 +90,33 @@ def user_disks(run_dir: Path) -> dict[str, os.stat_result]:
 
     Call it in a child with a deadline, because a user's file system can hang. Raises HostFault.
     """
-    return {lock.stem: suspend.served(lock) for lock in _disks(run_dir)}
+    return {lock.stem: suspend.served_file(lock) for lock in _disks(run_dir)}
 
 
 def _disks(run_dir: Path) -> Iterator[Path]:
     return run_dir.glob("disk-*.lock")
 
 
-def runs(guest: RunningGuest) -> bool:
+def has_domain(guest: RunningGuest) -> bool:
     """Return True if the guest's domain exists."""
     return libvirt.domain_runs(guest.uri, guest.uuid)
 
 
-def expect_break(paths: Paths, job: RunningJob, seconds: int, deadline: float) -> None:
+def allow_disconnect(paths: Paths, job: RunningJob, seconds: int, deadline: float) -> None:
     """Make the script's guest and the job shell wait ``seconds`` when their connection breaks.
 
-    Call this within :func:`vtorque_core.api.read_apart.reader`. Raises HostFault if the guest does
-    not confirm before ``deadline`` (``time.monotonic()``), Refused if guests of this type cannot be
-    saved.
+    Call this within :func:`vtorque_core.api.read_apart.helper_process`. Raises HostFault if the
+    guest does not confirm before ``deadline`` (``time.monotonic()``), Refused if guests of this
+    type cannot be saved.
     """
     kind, driver = suspend.driver_of(paths, job)
     first = min(job.guests, key=lambda guest: guest.rank)
-    if not isinstance(driver, LeavableDriver):
+    if not isinstance(driver, DetachableDriver):
         raise Refused(f"guests of type {kind} cannot be saved")
-    driver.expect_break(first.run_dir, seconds, deadline)
+    driver.allow_disconnect(first.run_dir, seconds, deadline)
 
 
-def of_libvirt(
+def libvirt_operation(
     paths: Paths,
     job: RunningJob,
     guest: RunningGuest,
@@ -139,7 +141,7 @@ def save(paths: Paths, job: RunningJob, guest: RunningGuest, file: Path, seconds
     until = time.monotonic() + seconds
     while domains.is_busy(guest.uri, guest.uuid) and time.monotonic() < until:
         time.sleep(_LOOK)
-    if not runs(guest):
+    if not has_domain(guest):
         return
-    with of_libvirt(paths, job, guest, seconds, threading.Event(), seconds):
+    with libvirt_operation(paths, job, guest, seconds, threading.Event(), seconds):
         domains.save_domain(guest.uri, guest.uuid, str(file), seconds)

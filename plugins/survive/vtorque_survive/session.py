@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from vtorque_core.api import HostFault, Refused
-from vtorque_core.api.children import readable
+from vtorque_core.api.children import wait_readable
 
 _LEAVES = 20.0  # seconds for the job shell to write its state
 _LOOK = 0.05  # seconds between two reads of a FIFO without a writer
@@ -52,7 +52,7 @@ def _line(fifo: Path) -> bytes:
         while (left := until - time.monotonic()) > 0:
             data = None
             with suppress(BlockingIOError):  # another writer has just opened it
-                data = os.read(descriptor, 1 << 20) if readable([descriptor], left) else None
+                data = os.read(descriptor, 1 << 20) if wait_readable([descriptor], left) else None
             said += data or b""
             if data == b"":  # no writer: poll(2) would return at once
                 _, begins, line = bytes(said).removesuffix(b"\n").rpartition(b"\n")

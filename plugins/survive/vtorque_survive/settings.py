@@ -27,8 +27,7 @@ class Settings:
     )
 
     checkpoints: str = setting(
-        "",
-        doc="directory for checkpoints, which only root can access; empty: no checkpoints",
+        "", doc="directory for checkpoints, which only root can access; empty: no checkpoints"
     )
     checkpoints_shared: bool = setting(
         False,
@@ -71,8 +70,7 @@ class Settings:
         (), doc="spare nodes: the first choice for migrating jobs of a drained node"
     )
     max_drained_nodes: int = setting(
-        2,
-        doc="no automatic drain while this many nodes are drained by vTorque",
+        2, doc="no automatic drain while this many nodes are drained by vTorque"
     )
     drain_parallelism: int = setting(
         1, doc="number of jobs of a drained node that are migrated or saved at the same time"

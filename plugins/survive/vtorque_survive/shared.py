@@ -20,8 +20,8 @@ from typing import Any, BinaryIO
 
 from vtorque_core.api import Busy, HostFault, InUse, JobAttempt, Refused, replace_file, take_lock
 from vtorque_core.api.acquired import Resource, unjournalled
-from vtorque_core.api.batch_system import Life, MovingAdapter
-from vtorque_core.api.children import Child, readable
+from vtorque_core.api.batch_system import JobState, MigrationAdapter
+from vtorque_core.api.children import Child, wait_readable
 from vtorque_core.api.claims import PoolClaim
 from vtorque_core.api.guest_plan import GuestPlan
 from vtorque_core.api.node_job import Site
@@ -192,8 +192,8 @@ class Gate:
         config, batch = service.batch_system(self._config)
         adapter, over = batch.node(config), False
         with suppress(HostFault):  # the batch system does not answer now
-            if isinstance(adapter, MovingAdapter):
-                over = adapter.over(self._job.id, self._job.attempt)
+            if isinstance(adapter, MigrationAdapter):
+                over = adapter.has_ended(self._job.id, self._job.attempt)
         if over:
             raise InUse("the job has ended or is being restarted by the batch system")
 
@@ -254,7 +254,7 @@ def _await_over(found: Manifest, job_id: str, node: str, site: Site) -> None:
     """Poll until the batch system no longer knows the job, because it sends no events."""
     config, batch = service.batch_system(site.path)
     until = time.monotonic() + _OVER
-    while batch.node(config).alive([job_id])[job_id] is not Life.GONE:
+    while batch.node(config).job_states([job_id])[job_id] is not JobState.GONE:
         if time.monotonic() >= until:
             raise in_use(f"checkpoint {found.id} is in use by job {job_id} on {node}")
         time.sleep(_LOOK)
@@ -295,7 +295,7 @@ def _within(top: Path, seconds: float) -> set[tuple[str, str]]:
     with os.fdopen(answer, "rb", buffering=0) as reads:
         with os.fdopen(told, "wb") as writes:
             child = Child(lambda: _tell(top, writes), seconds)
-        while (left := until - time.monotonic()) > 0 and readable([answer], left):
+        while (left := until - time.monotonic()) > 0 and wait_readable([answer], left):
             if not (part := reads.read(1 << 16)):
                 break
             said += part

@@ -31,7 +31,7 @@ from vtorque_core.api import (
 )
 from vtorque_core.api.boot_source import Identity
 from vtorque_core.live.jobs import RunningJob
-from vtorque_survive.saving import Saveable
+from vtorque_survive.saving import GuestData
 
 SCHEMA = 1
 
@@ -120,7 +120,7 @@ class Manifest:
 
 
 def manifest_of(
-    place: Path, job: RunningJob, guests: Sequence[Saveable], tools: Mapping[str, str]
+    place: Path, job: RunningJob, guests: Sequence[GuestData], tools: Mapping[str, str]
 ) -> Manifest:
     """Return the manifest of a job's guests on this node. ``place`` is the final directory."""
     facts = job.kept.facts()
@@ -141,7 +141,7 @@ def manifest_of(
     )
 
 
-def _saved(each: Saveable, memory: Path, job_id: str, attempt: int) -> SavedGuest:
+def _saved(each: GuestData, memory: Path, job_id: str, attempt: int) -> SavedGuest:
     return SavedGuest(
         name=each.guest.name,
         uuid=each.guest.uuid,

@@ -21,12 +21,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from vtorque_core.api import Paths
-from vtorque_core.api.batch_system import Life
+from vtorque_core.api.batch_system import JobState
 from vtorque_core.api.children import Child
-from vtorque_core.api.read_apart import reader
+from vtorque_core.api.read_apart import helper_process
 from vtorque_core.live import changes, service, suspend
-from vtorque_core.live.jobs import Running, RunningJob
-from vtorque_core.live.node_process import begin
+from vtorque_core.live.jobs import RunningJob, RunningJobs
+from vtorque_core.live.node_process import initialize
 from vtorque_survive import request
 from vtorque_survive.checkpoint import ENDS, HOLDS, SAVED, SAVES, Checkpoints
 from vtorque_survive.clocks import set_clocks
@@ -62,10 +62,10 @@ class Batch:
     def __init__(self, config: Path, seconds: float) -> None:
         self._config, self._seconds = config, seconds
         self._lines = Lines(_BATCH_TIME)
-        self._known: dict[str, Life] = {}
+        self._known: dict[str, JobState] = {}
         self.held: set[str] = set()  # running jobs that are held
 
-    def told(self, ids: Sequence[str], *, soon: bool) -> Mapping[str, Life]:
+    def told(self, ids: Sequence[str], *, soon: bool) -> Mapping[str, JobState]:
         """Return the last known states of these jobs.
 
         With ``soon``, query again without a long delay.
@@ -75,7 +75,9 @@ class Batch:
         wait = float("inf") if not ids else self._seconds if soon else _SELDOM
         lines = self._lines.told(lambda told: self._ask(ids, told), wait) or ()
         pairs = [(each, life) for each, _, life in (line.rpartition(" ") for line in lines)]
-        self._known |= {each: Life(life) for each, life in pairs if each in ids and life != _HELD}
+        self._known |= {
+            each: JobState(life) for each, life in pairs if each in ids and life != _HELD
+        }
         if pairs:
             self.held = {each for each, life in pairs if each in ids and life == _HELD}
         return self._known
@@ -86,8 +88,8 @@ class Batch:
         if isinstance(node, Holding):
             lives, held = node.alive_and_held(ids)
         else:
-            lives, held = node.alive(ids), ()
-        said = [(each, life.value) for each, life in lives.items() if life is not Life.UNKNOWN]
+            lives, held = node.job_states(ids), ()
+        said = [(each, life.value) for each, life in lives.items() if life is not JobState.UNKNOWN]
         for each, word in (*said, *((each, _HELD) for each in held)):
             with contextlib.suppress(BlockingIOError):  # at 2,000 jobs; the rest is unknown
                 os.write(told, f"{each} {word}\n".encode())
@@ -145,7 +147,7 @@ class Loop:
     moves: Moves | None = None
     holds: Holds | None = None
     jobs: dict[str, Watched] = field(default_factory=dict)
-    _running: Running | None = None
+    _running: RunningJobs | None = None
 
     def look(self) -> None:
         """Do everything that is due, for each job."""
@@ -153,7 +155,7 @@ class Loop:
             self._collect(watched)
         self._find()
         for watched in self.jobs.values():
-            watched.stopped = suspend.shell_stopped(self.paths, watched.job)
+            watched.stopped = suspend.is_shell_stopped(self.paths, watched.job)
         lives = self._lives()
         for watched in self.jobs.values():
             try:
@@ -180,7 +182,7 @@ class Loop:
         return [child.fileno() for child in both if child is not None]
 
     def _find(self) -> None:
-        self._running = self._running or Running(self.paths)
+        self._running = self._running or RunningJobs(self.paths)
         found = {job.job.key: job for job in self._running.jobs() if suspend.phase(job)}
         for key in [key for key, watched in self.jobs.items() if key not in found]:
             watched = self.jobs[key]
@@ -194,7 +196,7 @@ class Loop:
                 fifo = request.listen(request.path_of(self.paths, key))
                 self.jobs[key] = Watched(job, fifo)
 
-    def _lives(self) -> Mapping[str, Life]:
+    def _lives(self) -> Mapping[str, JobState]:
         ids = [watched.job.job.id for watched in self.jobs.values()]
         try:
             return self.batch.told(ids, soon=any(map(_is_reason, self.jobs.values())))
@@ -243,7 +245,7 @@ class Loop:
             watched.token = watched.made = watched.wrong = ""
             watched.answer = None
 
-    def _bring(self, watched: Watched, life: Life | None) -> None:
+    def _bring(self, watched: Watched, life: JobState | None) -> None:
         """Pause, resume or save the guests, as the job's state or its owner's request demands."""
         if self._saves(watched) and (found := request.taken(watched.fifo)):
             request.answer(watched.job.kept, found[1], f"{SAVED}: wait until this is finished")
@@ -257,7 +259,7 @@ class Loop:
         elif asked == request.SUSPEND and to == suspend.RUNS:
             self._answer(watched, _NO_MORE)
         done = to == suspend.phase(watched.job) and asked != request.RESUME
-        if done and not suspend.is_half_done(self.paths, watched.job):
+        if done and not suspend.is_incomplete(self.paths, watched.job):
             if self._begin_checkpoint(watched) or self._saves(watched):
                 return
             self._answer(watched, "")
@@ -309,12 +311,12 @@ class Loop:
     def _saves(self, watched: Watched) -> bool:
         return self.checkpoints.asked(self.paths, watched.job) is not None
 
-    def _wanted(self, watched: Watched, life: Life | None) -> tuple[str, str]:
+    def _wanted(self, watched: Watched, life: JobState | None) -> tuple[str, str]:
         """Return the phase that the job should have, and why."""
         if self.checkpoints.stands_still(self.paths, watched.job):
             return suspend.PAUSED, SAVED  # its guests are saved, so they cannot be suspended
         unknown = life is None and suspend.phase(watched.job) == suspend.SUSPENDED
-        if life is Life.SUSPENDED or unknown:
+        if life is JobState.SUSPENDED or unknown:
             return suspend.SUSPENDED, "suspended by the batch system"
         if watched.stopped and not _plays(watched):
             return suspend.PAUSED, "the job's processes are stopped"
@@ -355,12 +357,12 @@ def serve(loop: Loop, events: int, look: float, needed: Callable[[], bool]) -> N
 
 def main() -> None:
     """Run the watcher; the argument is a site config."""
-    paths, (config,) = begin(NAME)
+    paths, (config,) = initialize(NAME)
     site, _ = service.batch_system(Path(config))
     settings = site[Settings]
     events = changes.events()
     changes.watch(events, paths.journal, content=False)
-    with reader():
+    with helper_process():
         made = Checkpoints(Path(config), settings)
         wishes = Wishes(paths, settings.checkpoints, shared=settings.checkpoints_shared)
         health = Health(paths, Path(config), settings)

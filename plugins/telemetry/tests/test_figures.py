@@ -11,7 +11,7 @@ import pytest
 import measured
 import running_journal
 from vtorque_core.api import JobAttempt
-from vtorque_core.live.jobs import Running
+from vtorque_core.live.jobs import RunningJobs
 from vtorque_telemetry import figures, samples
 from vtorque_telemetry.figures import GuestMeter
 from vtorque_telemetry.labels import Labels
@@ -40,7 +40,7 @@ def job(tmp_path):
 
 @pytest.fixture
 def running(job):
-    (found,) = Running(job.paths).jobs()
+    (found,) = RunningJobs(job.paths).jobs()
     return found
 
 
@@ -58,9 +58,9 @@ def test_running_jobs_are_read_with_owner_guests_and_phases(job, running):
 
 
 def test_only_changed_journals_are_read_again(job, monkeypatch):
-    running = Running(job.paths)
+    running = RunningJobs(job.paths)
     first = running.jobs()
-    monkeypatch.setattr(Running, "_read", lambda *_: pytest.fail("read again"))
+    monkeypatch.setattr(RunningJobs, "_read", lambda *_: pytest.fail("read again"))
     assert running.jobs() == first
     monkeypatch.undo()
     job.journal.phase("done")
@@ -72,15 +72,15 @@ def test_only_changed_journals_are_read_again(job, monkeypatch):
 @pytest.mark.parametrize("content", [b"", b"{", b'{"op":"job"}\n', b"\xff\xff\n"])
 def test_unreadable_journal_hides_no_other_job(job, content):
     (job.paths.journal / "13.srv.0.jsonl").write_bytes(content)
-    assert [found.job.id for found in Running(job.paths).jobs()] == ["42.srv"]
+    assert [found.job.id for found in RunningJobs(job.paths).jobs()] == ["42.srv"]
 
 
 def test_broken_facts_hide_no_other_job(job):
     job.kept.add_facts(guests=[{"domain": job.names[0], "rank": "first"}])
     good = running_journal.Job(job.paths, "43.srv")
-    assert [found.job.id for found in Running(job.paths).jobs()] == ["43.srv"]
+    assert [found.job.id for found in RunningJobs(job.paths).jobs()] == ["43.srv"]
     job.kept.add_facts(guests="none", node=None)
-    (broken, _) = Running(job.paths).jobs()
+    (broken, _) = RunningJobs(job.paths).jobs()
     assert (broken.guests[0].rank, broken.guests[0].vcpus) == (0, 0)
     good.end()
 

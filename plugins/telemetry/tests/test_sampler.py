@@ -298,10 +298,10 @@ def process(paths, tmp_path):
     """Return the resource; its process is ended afterwards, with any result of the test."""
     config = tmp_path / "vtorque.toml"
     config.write_text("[plugin.telemetry]\ninterval = 0.5\n")
-    found = Sampler.of(paths, config)
+    found = Sampler.for_node(paths, config)
     yield found
     found.release()
-    assert found.lost()
+    assert found.is_lost()
 
 
 def pid_of(process):
@@ -324,17 +324,17 @@ def test_sampler_is_started_killed_and_restarted(paths, process):
     eventually(lambda: len(lines(job)) > 3)
     assert os.getpriority(os.PRIO_PROCESS, pid_of(process)) == 0
     os.kill(pid_of(process), signal.SIGKILL)
-    eventually(process.lost)
+    eventually(process.is_lost)
     process.release()
     assert list(paths.run.glob("telemetry*")) == []
     before = len(lines(job))
     process.create()
-    assert not process.lost()
+    assert not process.is_lost()
     eventually(lambda: len(lines(job)) > before + 1)
     assert all("t" in line for line in lines(job)[1:])
     assert (paths.state / "telemetry.log").stat().st_mode & 0o077 == 0
     process.release()
-    assert process.lost()
+    assert process.is_lost()
     assert not (paths.run / "telemetry.sock").exists()
     process.release()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from vtorque_core.api import always, hookimpl
+from vtorque_core.api import constant_hook, hookimpl
 from vtorque_core.api.guest_context import ContextItem, EnvVar, LinePort
 from vtorque_core.api.guest_plan import GuestPlan
 from vtorque_core.api.health import HealthCheck, HealthResult
@@ -17,8 +17,8 @@ FILE = "/run/vtorque-metrics"
 PORT = "org.vtorque.metrics"
 _USERS = 1024  # the first port that users may bind (ip(7), ip_unprivileged_port_start)
 
-vtorque_settings = always(Settings)
-vtorque_resources = always(Sampler)
+vtorque_settings = constant_hook(Settings)
+vtorque_resources = constant_hook(Sampler)
 
 
 @hookimpl
@@ -79,4 +79,4 @@ def vtorque_teardown(job: EndedJob) -> None:
     last_sample(job.paths, job.job.key)
 
 
-vtorque_health_checks = always(HealthCheck("telemetry: exporters", check))
+vtorque_health_checks = constant_hook(HealthCheck("telemetry: exporters", check))

@@ -21,9 +21,9 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from vtorque_core.api import guarded, printable
+from vtorque_core.api import guard_command, printable
 from vtorque_core.live import extensions
-from vtorque_core.live.node_process import become
+from vtorque_core.live.node_process import switch_user
 from vtorque_telemetry.api import GROUP, Sink
 from vtorque_telemetry.outlets import Outlet, close_all
 from vtorque_telemetry.samples import Samples
@@ -109,7 +109,7 @@ def _start(argv: tuple[str, ...]) -> _Life:
     os.set_blocking(said, False)
     with its, open(says, "wb") as errors:  # noqa: PTH123 - a descriptor
         process = subprocess.Popen(
-            guarded(*argv),
+            guard_command(*argv),
             stdin=its.fileno(),
             stdout=subprocess.DEVNULL,
             stderr=errors,
@@ -133,7 +133,7 @@ def main() -> None:
     pool = ThreadPoolExecutor(max(1, len(openings)))  # a thread for each, which may hang
     tried = {name: pool.submit(opening) for name, opening in openings.items()}
     wait(tried.values(), _OPENING)
-    become(settings.uid, MAX_BYTES)
+    switch_user(settings.uid, MAX_BYTES)
     opened = {name: sink for name, each in tried.items() if (sink := _sink(name, each))}
     lasts = math.inf if len(opened) == len(tried) else _AGAIN
     end = time.monotonic() + lasts

@@ -27,8 +27,8 @@ from typing import Any, Protocol
 
 from vtorque_core.api import HostFault, Paths
 from vtorque_core.live import changes, extensions, suspend
-from vtorque_core.live.jobs import Running, RunningJob
-from vtorque_core.live.node_process import begin
+from vtorque_core.live.jobs import RunningJob, RunningJobs
+from vtorque_core.live.node_process import initialize
 from vtorque_telemetry.api import GROUP
 from vtorque_telemetry.domain_stats import domain_stats
 from vtorque_telemetry.figures import GuestMeter
@@ -124,7 +124,7 @@ class JobMeter:
     def measure(self, stats_of: StatsOf) -> JobFigures:
         """Return the current figures; without guests while the job is suspended."""
         guests = {}
-        still = suspend.stands_still(self.job)
+        still = suspend.is_suspended(self.job)
         for index, (meter, _) in () if still else self._guests.items():
             values = meter.measure(stats_of(meter.guest.uri).get(meter.guest.uuid))
             guests[index] = GuestFigures(meter.guest.rank, values)
@@ -169,7 +169,7 @@ class Loop:
         self.interval = interval
         self.jobs: dict[str, JobMeter] = {}
         self._to = to
-        self._running = Running(paths)
+        self._running = RunningJobs(paths)
         self._stats = stats
         self._said = ""
 
@@ -260,7 +260,7 @@ def _answer(loop: Loop, control: socket.socket) -> None:
 
 def main() -> None:
     """Run with the arguments of ``Sampler.of``: a site config."""
-    paths, (config,) = begin("telemetry")
+    paths, (config,) = initialize("telemetry")
     control = listen(paths.run / "telemetry.sock")
     try:
         site, _ = extensions.load(Path(config), GROUP)

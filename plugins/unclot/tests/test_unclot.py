@@ -11,7 +11,7 @@ import pytest
 from vtorque_core.api import HostFault, Refused
 from vtorque_core.api.claims import MemoryClaim, Notice
 from vtorque_core.api.guest_context import EnvVar, PciMemory
-from vtorque_core.api.libvirt_domain import forbidden
+from vtorque_core.api.libvirt_domain import find_forbidding
 from vtorque_core.api.values import Extra, JobRequest
 from vtorque_core.records.reading import arguments
 from vtorque_testing import planned
@@ -206,7 +206,7 @@ def test_domain_matches_the_libvirt_schema():
 
 def test_region_forbids_save_and_migrate():
     elements = list(node.vtorque_render_domain(guest()))
-    assert [forbidden(act, elements) for act in ("suspend", "save", "migrate")] == [
+    assert [find_forbidding(act, elements) for act in ("suspend", "save", "migrate")] == [
         [], ["SharedMemory"], ["SharedMemory"],
     ]  # fmt: skip
 

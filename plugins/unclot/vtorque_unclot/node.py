@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
-from vtorque_core.api import Act, always, derive, hookimpl, setting, show_mib
+from vtorque_core.api import Act, constant_hook, derive, hookimpl, setting, show_mib
 from vtorque_core.api.claims import MemoryClaim, Notice
 from vtorque_core.api.guest_context import ContextItem, EnvVar, PciMemory
 from vtorque_core.api.guest_plan import GuestPlan
@@ -58,8 +58,8 @@ def region(guest: GuestPlan) -> str:
     return "vtorque-" + derive(guest.secret, "unclot", guest.job.node).hex()
 
 
-vtorque_settings = always(Settings)
-vtorque_resources = always(Shm)
+vtorque_settings = constant_hook(Settings)
+vtorque_resources = constant_hook(Shm)
 
 
 @hookimpl
@@ -113,4 +113,4 @@ def check(site: Site) -> Iterator[HealthResult]:
     yield HealthResult("warning" if little else "ok", said, fix)
 
 
-vtorque_health_checks = always(HealthCheck("unclot: /dev/shm", check))
+vtorque_health_checks = constant_hook(HealthCheck("unclot: /dev/shm", check))

@@ -12,8 +12,8 @@ from vtorque_core.api import (
     JobRequest,
     Option,
     Refusal,
-    always,
     boolean,
+    constant_hook,
     hookimpl,
     show_mib,
     size_mib,
@@ -40,7 +40,7 @@ UNCLOT = Option(
 )  # fmt: skip
 SHMEM = Option("unclot_shmem", power_of_two_mib, 64, "how much (a power of two)", "SIZE", show_mib)
 
-vtorque_options = always(UNCLOT, SHMEM)
+vtorque_options = constant_hook(UNCLOT, SHMEM)
 
 
 @hookimpl

@@ -15,7 +15,7 @@ from vtorque_core.api.claims import Notice, PoolClaim
 from vtorque_core.api.guest_context import GuestDevice, Package, RootCommand
 from vtorque_core.api.guest_plan import Address
 from vtorque_core.api.job_files import File
-from vtorque_core.api.libvirt_domain import Disk, QemuArgs, forbidden
+from vtorque_core.api.libvirt_domain import Disk, QemuArgs, find_forbidding
 from vtorque_core.api.values import Image
 from vtorque_passthrough.pci_functions import virtual_functions
 from vtorque_passthrough.vfio import PciDevice, Vfio
@@ -123,7 +123,9 @@ def test_bad_backend_is_a_config_error(text):
 def test_every_backend_forbids_suspend_save_and_migrate(tmp_path):
     site = site_of(tmp_path)
     found = [Disk("d", "/d", "raw"), *elements(site, chosen(site))]
-    assert [forbidden(act, found) for act in ("suspend", "save", "migrate")] == [["Fabric"]] * 3
+    assert [find_forbidding(act, found) for act in ("suspend", "save", "migrate")] == [
+        ["Fabric"]
+    ] * 3
 
 
 # -- rxe -------------------------------------------------------------------------------------------
@@ -214,7 +216,7 @@ def test_virtual_functions_are_leased_near_their_numa_node(tmp_path):
     (claim,) = answers_of(site)
     near = {"0000:5e:00.1": 0, "0000:5e:00.2": 0, "0000:81:00.2": 1}
     assert claim == PoolClaim("pci/vrdma", tuple(near), 1, near=near, key="vrdma")
-    assert len({item for g in placed(site, 3) for item in g.leased("pci/vrdma")}) == 3
+    assert len({item for g in placed(site, 3) for item in g.leased_items("pci/vrdma")}) == 3
     with pytest.raises(NoFit, match="4 of pci/vrdma"):
         placed(site, 4)
 
@@ -358,7 +360,7 @@ def test_resource_missing_since_the_plan_is_a_host_fault(tmp_path):
 def test_virtual_function_in_use_since_the_plan_is_a_host_fault(tmp_path):
     site = site_of(tmp_path, "sriov", SRIOV)
     (got,) = placed(site)
-    (item,) = got.leased("pci/vrdma")
+    (item,) = got.leased_items("pci/vrdma")
     write(Path(site.site[node.Settings].sysfs, "devices", item, "net/eth9/flags"), "0x1003")
     for hook in (elements, context, acquired):
         with pytest.raises(

@@ -12,10 +12,19 @@ from importlib.resources import files
 from pathlib import Path
 from typing import ClassVar, Literal
 
-from vtorque_core.api import Act, HostFault, Refusal, Refused, always, derive, hookimpl, setting
+from vtorque_core.api import (
+    Act,
+    HostFault,
+    Refusal,
+    Refused,
+    constant_hook,
+    derive,
+    hookimpl,
+    setting,
+)
 from vtorque_core.api.claims import Claim, Notice, PoolClaim
 from vtorque_core.api.guest_context import ContextItem, GuestDevice, GuestFile, Package, RootCommand
-from vtorque_core.api.guest_plan import Address, GuestPlan, lacks
+from vtorque_core.api.guest_plan import Address, GuestPlan, report_missing
 from vtorque_core.api.health import HealthCheck, HealthResult
 from vtorque_core.api.job_files import File
 from vtorque_core.api.libvirt_domain import Element, MetadataEntry, QemuArgs
@@ -111,11 +120,13 @@ def _guids(settings: Settings) -> str:
 
 
 def _backend(guest: GuestPlan) -> str:
-    return next((kind for kind, pool in POOLS.items() if guest.leased(pool)), "")
+    return next((kind for kind, pool in POOLS.items() if guest.leased_items(pool)), "")
 
 
-vtorque_settings = always(Settings)
-vtorque_resources = always(Fence, VfGuid, Vfio)  # Vfio, in case the plugin passthrough is disabled
+vtorque_settings = constant_hook(Settings)
+vtorque_resources = constant_hook(
+    Fence, VfGuid, Vfio
+)  # Vfio, in case the plugin passthrough is disabled
 
 
 @hookimpl
@@ -127,7 +138,9 @@ def vtorque_plan(guest: GuestPlan, site: Site) -> Iterator[Claim | Refusal | Not
     what, fix = missing(settings, kind)
     if what:
         where = "[plugin.vrdma] required"
-        yield lacks(guest, what, option=VRDMA, required=settings.required, where=where, fix=fix)
+        yield report_missing(
+            guest, what, option=VRDMA, required=settings.required, where=where, fix=fix
+        )
     elif kind == "sriov" and not settings.allow_unfiltered:
         yield _unfiltered("a virtual function", guest)
     elif kind == "sriov":
@@ -178,7 +191,7 @@ def vtorque_guest_context(guest: GuestPlan, site: Site) -> Iterator[ContextItem]
 
 
 def _leased(guest: GuestPlan, site: Site) -> list[VirtualFunction]:
-    settings, items = site[Settings], guest.leased(POOLS["sriov"])
+    settings, items = site[Settings], guest.leased_items(POOLS["sriov"])
     found = virtual_functions(settings.cards, settings.sysfs) if items else {}
     if gone := set(items) - set(found):
         raise HostFault(f"virtual function {min(gone)} is no longer available to guests")
@@ -246,4 +259,4 @@ def check(site: Site) -> Iterator[HealthResult]:
         yield HealthResult("warning" if what else "ok", f"backend {kind}: {said}", fix)
 
 
-vtorque_health_checks = always(HealthCheck("RDMA", check))
+vtorque_health_checks = constant_hook(HealthCheck("RDMA", check))

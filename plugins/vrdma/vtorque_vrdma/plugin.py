@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from vtorque_core.api import Option, always, boolean
+from vtorque_core.api import Option, boolean, constant_hook
 from vtorque_core.api.vm_options import show_boolean
 
 VRDMA = Option(
@@ -10,4 +10,4 @@ VRDMA = Option(
     forbids=frozenset({"suspend", "save", "migrate"}), needs_root=bool,
 )  # fmt: skip
 
-vtorque_options = always(VRDMA)
+vtorque_options = constant_hook(VRDMA)

@@ -9,9 +9,9 @@ import pytest
 
 from vtorque_core.api.boot_source import RenderedGuest
 from vtorque_core.api.claims import Placement
-from vtorque_core.api.guest_driver import GuestDriver, SpareDriver
+from vtorque_core.api.guest_driver import GuestDriver, WarmDriver
 from vtorque_core.live import spares
-from vtorque_core.live.spares import Spare
+from vtorque_core.live.spares import WarmGuest
 from vtorque_testing import planned
 from vtorque_warm import node
 
@@ -24,9 +24,9 @@ def waiting(tmp_path, monkeypatch):
         place = tmp_path / key
         place.mkdir()
         (place / "base.xml").write_text(xml)
-        found.append(Spare(key, "vt", True, 0.0, 256, "", "u", "test:///default", place))
+        found.append(WarmGuest(key, "vt", True, 0.0, 256, "", "u", "test:///default", place))
     (tmp_path / "spare-1.0.jsonl").touch()
-    monkeypatch.setattr(spares, "spares", lambda _: found)
+    monkeypatch.setattr(spares, "warm_guests", lambda _: found)
     return found
 
 
@@ -34,11 +34,11 @@ def waiting(tmp_path, monkeypatch):
 def offered(tmp_path):
     site = SimpleNamespace(paths=SimpleNamespace(journal=tmp_path))
 
-    def offers(driver=SpareDriver, **changes):
+    def offers(driver=WarmDriver, **changes):
         kind = mock.create_autospec(driver, instance=True)
         guest = RenderedGuest(planned.guest_plan(**changes), kind, lambda: "<fits/>")
         found = node.vtorque_rendered_sources(guests=[guest], site=site)
-        return [(each.index, each.source.adopts) for each in found]
+        return [(each.index, each.source.warm_key) for each in found]
 
     return offers
 

@@ -11,7 +11,7 @@ import pytest
 from patience import LONG
 from vtorque_core.api import HostFault, Paths
 from vtorque_core.api.setup_steps import Installation, systemd_unit
-from vtorque_core.live.spares import Spare
+from vtorque_core.live.spares import WarmGuest
 from vtorque_testing.planned import PlannedNode, with_core
 from vtorque_warm import node, plugin, policy, process, service
 from vtorque_warm.service import NOTE, Keeper
@@ -132,7 +132,7 @@ def made(tmp_path, monkeypatch):
         directory = tmp_path / key
         directory.mkdir()
         held = int(wanted["ram"][:-1]) + OVERHEAD
-        there.append(Spare(key, "vt-x", True, clock[0], held, "", "u", "q", directory))
+        there.append(WarmGuest(key, "vt-x", True, clock[0], held, "", "u", "q", directory))
         return key
 
     def end(_paths, key):
@@ -145,9 +145,9 @@ def made(tmp_path, monkeypatch):
         return Site({Settings: state.settings}), SimpleNamespace(function=lambda name: state.policy)
 
     monkeypatch.setattr(service.extensions, "load", load)
-    monkeypatch.setattr(service.spares, "spares", lambda _: list(there))
+    monkeypatch.setattr(service.spares, "warm_guests", lambda _: list(there))
     monkeypatch.setattr(service, "version", lambda _, image: f"{image} {state.version}")
-    monkeypatch.setattr(service, "Running", lambda _: SimpleNamespace(jobs=lambda: state.jobs))
+    monkeypatch.setattr(service, "RunningJobs", lambda _: SimpleNamespace(jobs=lambda: state.jobs))
     paths = Paths(tmp_path / "state", tmp_path / "run")
     paths.run.mkdir()
     state.dead = set()
@@ -186,7 +186,7 @@ def test_memory_reclaimed_by_jobs_is_left_to_them_for_growing_times(made):
         mine = made.there.pop()
         made.ended.append(mine.key)
         if takes:
-            made.there.append(Spare(**{**vars_of(mine), "job": "7", "waits": False}))
+            made.there.append(WarmGuest(**{**vars_of(mine), "job": "7", "waits": False}))
         made.jobs = [SimpleNamespace(phases=(("pre-boot", service.time.time()),))]
         made.keeper.look()
         made.jobs = []
@@ -250,7 +250,7 @@ def test_version_changes_with_qemu_and_its_libvirt_config(tmp_path, monkeypatch,
 def test_claimed_guest_is_kept(made):
     made.keeper.look()
     mine = made.there[0]
-    made.there[0] = Spare(**{**vars_of(mine), "job": "7", "waits": False})
+    made.there[0] = WarmGuest(**{**vars_of(mine), "job": "7", "waits": False})
     made.keeper.look(), made.keeper.look(), made.keeper.look()
     assert made.ended == []
     assert len(made.there) == 3
@@ -406,7 +406,7 @@ def test_setup_starts_the_service_and_uninstall_ends_it_with_its_guests(tmp_path
     assert steps_of(site_of(places), tmp_path) == []
     site = site_of(f'{places}[plugin.warm]\nmax_memory = "1G"\n')
     (step,) = steps_of(site, tmp_path)
-    assert not step.done()
+    assert not step.is_applied()
     said = []
     monkeypatch.setattr(node, "ensure", lambda *words: said.append(words))
     monkeypatch.setattr(node, "end_all", said.append)

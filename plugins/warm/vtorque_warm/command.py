@@ -12,7 +12,7 @@ import click
 
 from vtorque_core.api import UsageError, show_mib, tables
 from vtorque_core.live import service, spares
-from vtorque_core.live.spares import Spare
+from vtorque_core.live.spares import WarmGuest
 from vtorque_warm.process import Service, end_all, ensure, said
 from vtorque_warm.service import note
 
@@ -34,8 +34,8 @@ def warm(context: click.Context, config: Path | None, as_json: bool) -> None:
 
 def _show(config: Path | None, as_json: bool) -> None:
     paths = service.paths(config)
-    runs = not Service.of(paths).lost()
-    found = [_row(each) for each in spares.spares(paths)]
+    runs = not Service.for_node(paths).is_lost()
+    found = [_row(each) for each in spares.warm_guests(paths)]
     state = said(paths) if runs else {}
     if as_json:
         click.echo(json.dumps({"service": runs, "guests": found, **state}, indent=2))
@@ -54,7 +54,7 @@ def _show(config: Path | None, as_json: bool) -> None:
     tables.show(columns, rows, notes, right=("AGE", "MEMORY"))
 
 
-def _row(each: Spare) -> dict[str, Any]:
+def _row(each: WarmGuest) -> dict[str, Any]:
     state = f"job {each.job}" if each.job else "waits" if each.waits else "starting or ending"
     return {
         "key": each.key,
@@ -75,7 +75,7 @@ def _age(seconds: float) -> str:
 def drop(config: Path | None, keys: tuple[str, ...]) -> None:
     """End these warm guests, or all, unless a job uses them. The service boots new ones."""
     paths = service.paths(config)
-    known = [each.key for each in spares.spares(paths)]
+    known = [each.key for each in spares.warm_guests(paths)]
     for key in keys:
         if key not in known:
             raise UsageError(f"unknown warm guest {key}: vtorque warm lists them")
@@ -87,7 +87,7 @@ def drop(config: Path | None, keys: tuple[str, ...]) -> None:
 @click.pass_obj
 def start(config: Path | None) -> None:
     """Start the service that keeps warm guests, unless it is running."""
-    site, _ = service.node_of(config)
+    site, _ = service.site_and_installation(config)
     click.echo("started" if ensure(site.paths, site.path) else "the service is already running")
 
 

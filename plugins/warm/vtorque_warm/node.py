@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from vtorque_core.api import HostFault, always, hookimpl
+from vtorque_core.api import HostFault, constant_hook, hookimpl
 from vtorque_core.api.boot_source import Offer, RenderedGuest
 from vtorque_core.api.health import HealthCheck, HealthResult
 from vtorque_core.api.node_job import NodeJob, Site
@@ -56,12 +56,12 @@ def vtorque_setup_steps(site: Site, place: Installation) -> Iterator[SetupStep]:
     """Start the service, now and at boot. To undo, end the service and all unused warm guests."""
     from vtorque_core.api.setup_steps import Change, systemd_unit  # noqa: PLC0415 - only setup
 
-    if not _wanted(site) and Service.of(site.paths).lost():
+    if not _wanted(site) and Service.for_node(site.paths).is_lost():
         return
     yield from systemd_unit("vtorque-warm.service", unit(place))
     yield Change(
         "start the service of warm guests",
-        done=lambda: not Service.of(site.paths).lost(),
+        is_applied=lambda: not Service.for_node(site.paths).is_lost(),
         apply=lambda: _start(site),
         undo=lambda: end_all(site.paths),
     )
@@ -88,7 +88,7 @@ def check(site: Site) -> Iterator[HealthResult]:
     if not _wanted(site):
         yield HealthResult("ok", "warm guests are disabled")
         return
-    if Service.of(site.paths).lost():
+    if Service.for_node(site.paths).is_lost():
         fix = "run vtorque warm start, or start a job"
         yield HealthResult("warning", "the service of warm guests is not running", fix=fix)
         return
@@ -102,5 +102,5 @@ def check(site: Site) -> Iterator[HealthResult]:
         yield HealthResult("ok", f"warm guests wanted: {wanted or 'nothing yet'}")
 
 
-vtorque_settings = always(Settings)
-vtorque_health_checks = always(HealthCheck("warm: guests", check))
+vtorque_settings = constant_hook(Settings)
+vtorque_health_checks = constant_hook(HealthCheck("warm: guests", check))

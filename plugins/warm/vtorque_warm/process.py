@@ -23,13 +23,13 @@ class Service(NodeProcess):
 
 def ensure(paths: Paths, config: Path) -> bool:
     """Start the service if it is not running; return whether it was started."""
-    service = Service.of(paths, config)
-    if not service.lost():
+    service = Service.for_node(paths, config)
+    if not service.is_lost():
         return False
     try:
         service.create()
     except HostFault:
-        if service.lost():
+        if service.is_lost():
             raise
         return False  # another process has started it
     return True
@@ -42,8 +42,8 @@ def end_all(paths: Paths) -> None:
     """
     from vtorque_core.live import spares  # noqa: PLC0415 - hooks that import this do not need it
 
-    Service.of(paths).release()
-    for each in spares.spares(paths):
+    Service.for_node(paths).release()
+    for each in spares.warm_guests(paths):
         try:
             spares.end(paths, each.key)
         except HostFault as error:

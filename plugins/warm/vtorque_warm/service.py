@@ -22,9 +22,9 @@ from typing import Any
 
 from vtorque_core.api import HostFault, Paths, VtorqueError, kept_records, replace_file
 from vtorque_core.live import changes, extensions, images, spares
-from vtorque_core.live.jobs import Running
-from vtorque_core.live.node_process import begin
-from vtorque_core.live.spares import Spare
+from vtorque_core.live.jobs import RunningJobs
+from vtorque_core.live.node_process import initialize
+from vtorque_core.live.spares import WarmGuest
 from vtorque_warm import policy
 from vtorque_warm.process import NAME, state_file
 from vtorque_warm.settings import Settings, Shape
@@ -70,7 +70,7 @@ class Keeper:
     config: Path
     boot: Callable[[Path, str, int, Mapping[str, str]], str] = spares.boot
     end: Callable[[Paths, str], bool] = spares.end
-    dead: Callable[[Spare], bool] = spares.dead
+    dead: Callable[[WarmGuest], bool] = spares.has_ended
     clock: Callable[[], float] = time.time
     failures: dict[str, Failure] = field(default_factory=dict)
     rests: float = 0.0  # until then, boot no guests: jobs needed the memory
@@ -82,7 +82,7 @@ class Keeper:
     def look(self) -> bool:
         """Do everything that is due; return whether the service is still needed."""
         wanted, settings, versions = self._wanted()
-        there = spares.spares(self.paths)
+        there = spares.warm_guests(self.paths)
         self._rest(there, settings)
         there = self._ended(there, wanted, versions)
         self._waited = frozenset(each.key for each in there)
@@ -126,7 +126,7 @@ class Keeper:
             self._history = at, known = time.monotonic(), [place.facts() for place in places]
         return known
 
-    def _rest(self, there: Sequence[Spare], settings: Settings) -> None:
+    def _rest(self, there: Sequence[WarmGuest], settings: Settings) -> None:
         """Leave the memory of evicted guests to jobs, each time for longer.
 
         Otherwise each job on a full node would have to evict new guests, and share the CPUs with
@@ -147,8 +147,11 @@ class Keeper:
             )
 
     def _ended(
-        self, there: Sequence[Spare], wanted: Sequence[tuple[Shape, int]], versions: dict[str, str]
-    ) -> list[Spare]:
+        self,
+        there: Sequence[WarmGuest],
+        wanted: Sequence[tuple[Shape, int]],
+        versions: dict[str, str],
+    ) -> list[WarmGuest]:
         """End unwanted guests; return the remaining ones that no job uses."""
         room = Counter({str(shape): number for shape, number in wanted})
         ages = {str(shape): shape.age for shape, _ in wanted}
@@ -170,7 +173,7 @@ class Keeper:
         return left
 
     def _missing(
-        self, there: Sequence[Spare], wanted: Sequence[tuple[Shape, int]], settings: Settings
+        self, there: Sequence[WarmGuest], wanted: Sequence[tuple[Shape, int]], settings: Settings
     ) -> Shape | None:
         """Return the shape to boot next."""
         have = Counter(str(note(each).get("shape")) for each in there)
@@ -200,19 +203,19 @@ class Keeper:
                 failure.again = min(failure.again, failure.at + settings.failure_backoff)
 
     def _jobs(self) -> frozenset[str]:
-        return frozenset(each.job.key for each in Running(self.paths).jobs())
+        return frozenset(each.job.key for each in RunningJobs(self.paths).jobs())
 
     def _starting(self) -> bool:
         """Return whether a job's guests are starting. No warm guest boots meanwhile."""
         now = time.time()
-        phases = [job.phases[-1] for job in Running(self.paths).jobs() if job.phases]
+        phases = [job.phases[-1] for job in RunningJobs(self.paths).jobs() if job.phases]
         return any(name in _STARTS and now - since < _LONGEST_START for name, since in phases)
 
     def _boot(self, shape: Shape, settings: Settings, version: str) -> None:
         begun = time.monotonic()
         try:
             key = self.boot(self.config, NAME, settings.hotplug_ports, shape.wanted)
-            (spare,) = (each for each in spares.spares(self.paths) if each.key == key)
+            (spare,) = (each for each in spares.warm_guests(self.paths) if each.key == key)
             noted = {"shape": str(shape), "img": shape.img, "version": version}
             replace_file(str(spare.directory / NOTE), json.dumps(noted).encode(), mode=0o600)
         except (HostFault, ValueError, OSError) as error:
@@ -256,7 +259,7 @@ def version(config: Path, image: str) -> str:
     return " ".join([*marks, *sorted(plugins.distributions.values())])
 
 
-def note(spare: Spare) -> dict[str, Any]:
+def note(spare: WarmGuest) -> dict[str, Any]:
     """Return what the service recorded about a guest; empty if nothing yet."""
     with contextlib.suppress(OSError, ValueError):
         found = json.loads((spare.directory / NOTE).read_text(encoding="utf-8"))
@@ -281,7 +284,7 @@ def serve(keeper: Keeper, events: int, needed: Callable[[], bool]) -> None:
 
 def main() -> None:
     """Run the service; the argument is a site config."""
-    paths, (config,) = begin(NAME, nice=19)
+    paths, (config,) = initialize(NAME, nice=19)
     with contextlib.suppress(OSError):
         os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
     events = changes.events()

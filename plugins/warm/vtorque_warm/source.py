@@ -13,14 +13,14 @@ from dataclasses import dataclass
 
 from vtorque_core.api import HostFault
 from vtorque_core.api.boot_source import Boot, BootSource, Offer, RenderedGuest
-from vtorque_core.api.guest_driver import SpareDriver
+from vtorque_core.api.guest_driver import WarmDriver
 from vtorque_core.api.node_job import Site
 from vtorque_core.live import spares
-from vtorque_core.live.spares import SPARE_XML, Spare
+from vtorque_core.live.spares import SPARE_XML, WarmGuest
 
 
 @dataclass(frozen=True)
-class WarmGuest(BootSource):
+class WarmSource(BootSource):
     """A warm guest, identified by the key of its journal."""
 
     key: str
@@ -31,7 +31,7 @@ class WarmGuest(BootSource):
     brings_disk = True
 
     @property
-    def adopts(self) -> str:
+    def warm_key(self) -> str:
         """The key of the warm guest."""
         return self.key
 
@@ -49,23 +49,23 @@ class WarmGuest(BootSource):
             os.link(state / "console.log", guest.state_dir / "console.log")
         except OSError as error:
             raise HostFault(f"warm guest {self.key}: {error}") from None
-        boot.take_over()
+        boot.adopt_guest()
 
 
 def offers(guests: Sequence[RenderedGuest], site: Site) -> Iterator[Offer]:
     """Yield, for each guest of the job, the warm guests that fit."""
-    waiting = [each for each in spares.spares(site.paths) if each.waits and not each.job]
+    waiting = [each for each in spares.warm_guests(site.paths) if each.waits and not each.job]
     waiting.sort(key=lambda each: each.since)
     for guest in guests if waiting else ():
-        if not isinstance(guest.driver, SpareDriver) or guest.plan.placement.own:
+        if not isinstance(guest.driver, WarmDriver) or guest.plan.placement.own:
             continue
         wanted = guest.bare_xml()
         for each in waiting:
             if _bare_xml(each) == wanted:
-                yield Offer(guest.plan.index, WarmGuest(each.key))
+                yield Offer(guest.plan.index, WarmSource(each.key))
 
 
-def _bare_xml(spare: Spare) -> str:
+def _bare_xml(spare: WarmGuest) -> str:
     with suppress(OSError):
         return (spare.directory / SPARE_XML).read_text(encoding="utf-8")
     return ""

@@ -9,7 +9,7 @@ import pytest
 from journalled import through_the_journal
 from patience import eventually
 from processes import alive
-from vtorque_core.api.daemon_process import Process
+from vtorque_core.api.daemon_process import DaemonProcess
 from vtorque_core.base.errors import HostFault
 from vtorque_core.base.locks import lock_holder
 
@@ -25,7 +25,7 @@ def holder(lock: Path) -> int | None:
 def test_process_is_found_by_its_lock_and_stopped(tmp_path):
     log = tmp_path / "log"
     script = "echo started; echo $PATH; exec sleep 1000"
-    process = Process(("sh", "-c", script), str(tmp_path / "lock"), log=str(log))
+    process = DaemonProcess(("sh", "-c", script), str(tmp_path / "lock"), log=str(log))
     process.create()
     pid = holder(tmp_path / "lock")
     assert pid is not None and alive(pid)
@@ -44,7 +44,7 @@ def test_process_is_found_by_its_lock_and_stopped(tmp_path):
 
 def test_process_that_ignores_term_is_killed(tmp_path):
     script = f"trap '' TERM; touch {tmp_path}/ready; while :; do sleep 0.05; done"
-    process = Process(("sh", "-c", script), str(tmp_path / "lock"), grace=0.2)
+    process = DaemonProcess(("sh", "-c", script), str(tmp_path / "lock"), grace=0.2)
     process.create()
     eventually((tmp_path / "ready").exists)
     pid = holder(tmp_path / "lock")
@@ -53,7 +53,7 @@ def test_process_that_ignores_term_is_killed(tmp_path):
 
 
 def test_missing_program_is_named_in_the_error(tmp_path):
-    process = Process(("/nonexistent/daemon",), str(tmp_path / "lock"))
+    process = DaemonProcess(("/nonexistent/daemon",), str(tmp_path / "lock"))
     with pytest.raises(HostFault, match=r"/nonexistent/daemon: .*No such file"):
         process.create()
     process.release()
@@ -63,7 +63,7 @@ def test_missing_program_is_named_in_the_error(tmp_path):
 def test_release_without_a_lock_holder_kills_no_process(tmp_path):
     """The lock file names no pid that could go stale: without a holder nothing is killed."""
     (tmp_path / "lock").write_text(f"{os.getpid()}\n")
-    Process(("sleep", "9"), str(tmp_path / "lock")).release()
+    DaemonProcess(("sleep", "9"), str(tmp_path / "lock")).release()
     assert not (tmp_path / "lock").exists()
 
 
@@ -71,10 +71,10 @@ def test_process_of_a_killed_creator_is_still_found(tmp_path):
     lock = tmp_path / "lock"
     pid = os.fork()
     if pid == 0:
-        Process(("sleep", "1000"), str(lock)).create()
+        DaemonProcess(("sleep", "1000"), str(lock)).create()
         os.kill(os.getpid(), signal.SIGKILL)
     os.waitpid(pid, 0)
     daemon = holder(lock)
     assert daemon is not None and alive(daemon)
-    Process(("sleep", "1000"), str(lock)).release()
+    DaemonProcess(("sleep", "1000"), str(lock)).release()
     assert not alive(daemon)

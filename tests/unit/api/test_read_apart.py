@@ -15,7 +15,13 @@ import pytest
 
 from patience import LONG
 from vtorque_core.api import read_apart as module
-from vtorque_core.api.read_apart import MAX_VALUE, ReaderGone, Unreadable, read_apart, reader
+from vtorque_core.api.read_apart import (
+    MAX_VALUE,
+    HelperDied,
+    Unreadable,
+    helper_process,
+    parse_unprivileged,
+)
 from vtorque_core.base.errors import Refused
 from vtorque_core.base.run_tool import NOBODY
 
@@ -118,16 +124,20 @@ def too_long():
 
 def test_values_are_streamed_and_open_files_are_passed(tmp_path):
     (tmp_path / "f").write_text("one\ntwo")
-    with reader(), (tmp_path / "f").open() as file:
-        assert list(read_apart(encoded, "a", "", "ä", until=later())) == [b"a", b"", "ä".encode()]
-        assert [*read_apart(first_line, until=later(), files=[file.fileno()])] == [b"one"]
-    assert list(read_apart(encoded, "alone", until=later())) == [b"alone"]
+    with helper_process(), (tmp_path / "f").open() as file:
+        assert list(parse_unprivileged(encoded, "a", "", "ä", until=later())) == [
+            b"a",
+            b"",
+            "ä".encode(),
+        ]
+        assert [*parse_unprivileged(first_line, until=later(), files=[file.fileno()])] == [b"one"]
+    assert list(parse_unprivileged(encoded, "alone", until=later())) == [b"alone"]
 
 
 def test_parser_has_no_privileges_no_inherited_files_and_no_output():
     kept, _ = os.pipe()
-    with reader():
-        said, files, output = read_apart(status, until=later())
+    with helper_process():
+        said, files, output = parse_unprivileged(status, until=later())
     has = {k: v.split() for k, _, v in (x.partition(":") for x in said.decode().splitlines())}
     uid = NOBODY if os.geteuid() == 0 else os.geteuid()
     assert (has["Uid"], has["NoNewPrivs"]) == ([str(uid)] * 4, ["1"])
@@ -140,19 +150,19 @@ def test_parser_has_no_privileges_no_inherited_files_and_no_output():
 
 def test_parser_cannot_write_a_file(tmp_path):
     with (tmp_path / "f").open("wb") as file, pytest.raises(Unreadable, match="File too large"):
-        list(read_apart(writes, until=later(), files=[file.fileno()]))
+        list(parse_unprivileged(writes, until=later(), files=[file.fileno()]))
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root to be two users")
 def test_parser_cannot_open_files_of_root(tmp_path):
     with pytest.raises(Unreadable, match="Permission denied"):
-        list(read_apart(opens, str(tmp_path), until=later()))
+        list(parse_unprivileged(opens, str(tmp_path), until=later()))
 
 
 def test_parser_does_not_see_secrets_loaded_later(monkeypatch):
-    with reader():
+    with helper_process():
         monkeypatch.setattr(sys.modules[__name__], "SECRET", b"of the site")
-        assert list(read_apart(secret, until=later())) == [b""]
+        assert list(parse_unprivileged(secret, until=later())) == [b""]
 
 
 @pytest.mark.parametrize(
@@ -161,25 +171,25 @@ def test_parser_does_not_see_secrets_loaded_later(monkeypatch):
      (too_long, "output is too large")],
 )  # fmt: skip
 def test_failed_parse_raises_unreadable_with_the_reason(work, said):
-    with reader():
+    with helper_process():
         with pytest.raises(Unreadable) as caught:
-            list(read_apart(work, until=later()))
+            list(parse_unprivileged(work, until=later()))
         assert caught.match(said)
-        assert list(read_apart(encoded, "next", until=later())) == [b"next"]
+        assert list(parse_unprivileged(encoded, "next", until=later())) == [b"next"]
 
 
 @pytest.mark.parametrize("when", ["before", "while"])
 def test_killed_reader_is_not_reported_as_unreadable_input(when):
-    with reader():
+    with helper_process():
         if when == "before":
             kill_reader()
-            with pytest.raises(ReaderGone) as caught:
-                list(read_apart(encoded, "x", until=later()))
+            with pytest.raises(HelperDied) as caught:
+                list(parse_unprivileged(encoded, "x", until=later()))
         else:
-            answers = read_apart(sleeps, until=later())
+            answers = parse_unprivileged(sleeps, until=later())
             assert next(answers) == b""
             kill_reader()
-            with pytest.raises(ReaderGone) as caught:
+            with pytest.raises(HelperDied) as caught:
                 list(answers)
     assert not caught.value.blames_node
 
@@ -197,11 +207,11 @@ def kill_reader():
 
 def test_parser_cpu_and_wall_time_are_limited(monkeypatch):
     monkeypatch.setattr(module, "CPU", 1)
-    with reader():
+    with helper_process():
         with pytest.raises(Unreadable, match="the parser crashed"):
-            list(read_apart(spins, until=later()))
+            list(parse_unprivileged(spins, until=later()))
         with pytest.raises(Unreadable, match="it did not finish in time"):
-            list(read_apart(sleeps, until=later(0.1)))
+            list(parse_unprivileged(sleeps, until=later(0.1)))
 
 
 @contextlib.contextmanager
@@ -218,16 +228,16 @@ def watched_pipe():
 
 
 def test_unfinished_parser_is_killed_with_the_reader():
-    with watched_pipe() as held, reader():
-        assert next(read_apart(sleeps, until=later(), files=[held])) == b""
+    with watched_pipe() as held, helper_process():
+        assert next(parse_unprivileged(sleeps, until=later(), files=[held])) == b""
 
 
 KILLED = """
 import sys, time
 sys.path[:0] = [{here!r}]
 import test_read_apart as t
-with t.reader():
-    answers = t.read_apart(t.sleeps, until=t.later(), files=[{held}])
+with t.helper_process():
+    answers = t.parse_unprivileged(t.sleeps, until=t.later(), files=[{held}])
     print(next(answers), flush=True)
     time.sleep(1000)
 """
@@ -245,31 +255,31 @@ def test_parser_is_killed_with_its_caller():
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root to be somebody else")
 def test_compromised_parser_can_neither_fork_nor_signal_nor_send_files():
     with subprocess.Popen(["sleep", "1000"], user=NOBODY, group=NOBODY) as other:
-        with reader():
+        with helper_process():
             with pytest.raises(Unreadable, match="Resource temporarily unavailable"):
-                list(read_apart(forks, until=later()))
+                list(parse_unprivileged(forks, until=later()))
             with contextlib.suppress(Unreadable):
-                list(read_apart(kills_all, until=later()))
+                list(parse_unprivileged(kills_all, until=later()))
             with pytest.raises(Unreadable, match="/dev/tty"):
-                list(read_apart(terminal, until=later()))
-            assert list(read_apart(sends_a_descriptor, until=later())) == []
+                list(parse_unprivileged(terminal, until=later()))
+            assert list(parse_unprivileged(sends_a_descriptor, until=later())) == []
         assert other.poll() is None
         other.kill()
 
 
 @pytest.mark.parametrize("work", [floods, empties])
 def test_output_above_the_limit_is_rejected(work):
-    with reader(), pytest.raises(Unreadable, match="output is too large"):
-        list(read_apart(work, until=later(), most=100_000))
+    with helper_process(), pytest.raises(Unreadable, match="output is too large"):
+        list(parse_unprivileged(work, until=later(), most=100_000))
 
 
 def test_threads_can_parse_concurrently():
     found = []
 
     def ask(number):
-        found.append((number, list(read_apart(encoded, str(number), until=later()))))
+        found.append((number, list(parse_unprivileged(encoded, str(number), until=later()))))
 
-    with reader():
+    with helper_process():
         threads = [threading.Thread(target=ask, args=(n,)) for n in range(20)]
         for thread in threads:
             thread.start()
@@ -280,9 +290,9 @@ def test_threads_can_parse_concurrently():
 
 def test_forked_child_uses_the_reader_of_its_parent(monkeypatch):
     """The readers of a teardown in a prologue know no more than those of the prologue."""
-    with reader():
+    with helper_process():
         monkeypatch.setattr(sys.modules[__name__], "SECRET", b"of the site")
-        assert in_fork(lambda: list(read_apart(secret, until=later())) == [b""])
+        assert in_fork(lambda: list(parse_unprivileged(secret, until=later())) == [b""])
 
 
 def in_fork(true):
@@ -297,13 +307,13 @@ def in_fork(true):
 
 
 def test_forked_child_without_open_files_starts_a_new_reader():
-    with reader():
+    with helper_process():
         pid = os.fork()
         if pid == 0:
             code = 1
             try:
                 os.closerange(3, 1 << 10)
-                code = int(list(read_apart(encoded, "x", until=later())) != [b"x"])
+                code = int(list(parse_unprivileged(encoded, "x", until=later())) != [b"x"])
             finally:
                 os._exit(code)
         assert os.waitpid(pid, 0)[1] == 0

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from killed import kill_parent
 from patience import eventually
-from vtorque_core.base.detach import detached
+from vtorque_core.base.detach import run_detached
 
 
 def test_detached_process_closes_the_files_of_the_hook(tmp_path):
@@ -23,7 +23,7 @@ def test_detached_process_closes_the_files_of_the_hook(tmp_path):
         time.sleep(600)
         return 0
 
-    assert detached(work) == 0
+    assert run_detached(work) == 0
     pid = int((tmp_path / "pid").read_text())
     os.close(ours)
     os.set_blocking(theirs, False)
@@ -36,11 +36,11 @@ def test_detached_process_closes_the_files_of_the_hook(tmp_path):
 
 
 def test_detached_returns_exit_code_of_work_that_ends_first():
-    assert detached(lambda let_return: 75) == 75
+    assert run_detached(lambda let_return: 75) == 75
 
 
 def test_detached_returns_0_when_work_releases_the_caller():
-    assert detached(lambda let_return: let_return() or 75) == 0
+    assert run_detached(lambda let_return: let_return() or 75) == 0
 
 
 def test_work_continues_after_the_hook_is_killed(tmp_path):
@@ -54,6 +54,6 @@ def test_work_continues_after_the_hook_is_killed(tmp_path):
 
     hook = os.fork()
     if not hook:
-        os._exit(detached(work))
+        os._exit(run_detached(work))
     assert os.waitstatus_to_exitcode(os.waitpid(hook, 0)[1]) == -signal.SIGKILL
     eventually((tmp_path / "continued").exists)

@@ -53,10 +53,10 @@ def test_probe_result_is_cached_for_this_boot(tmp_path: Path, answers: list[Prob
     answers.append(Probe("first"))
     umask = os.umask(0o077)  # root's programs have this group
     try:
-        assert kvm.probed(tmp_path) == Probe("first")
+        assert kvm.cached_probe(tmp_path) == Probe("first")
     finally:
         os.umask(umask)
-    assert kvm.probed(tmp_path) == Probe("first")
+    assert kvm.cached_probe(tmp_path) == Probe("first")
     mode = (tmp_path / "accel.json").stat().st_mode & 0o777
     assert mode == 0o644  # a user's dry run reads it too
     assert [p.name for p in tmp_path.iterdir()] == ["accel.json"]
@@ -64,10 +64,10 @@ def test_probe_result_is_cached_for_this_boot(tmp_path: Path, answers: list[Prob
 
 def test_probe_is_cached_per_group(tmp_path: Path, answers: list[Probe]) -> None:
     answers += [Probe("for one"), Probe("for other")]
-    kvm.probed(tmp_path, "daemon")
-    assert kvm.probed(tmp_path, "bin") == Probe("for other")
+    kvm.cached_probe(tmp_path, "daemon")
+    assert kvm.cached_probe(tmp_path, "bin") == Probe("for other")
     with pytest.raises(HostFault, match="the group 'nobody-of-this-name' for QEMU"):
-        kvm.probed(tmp_path, "nobody-of-this-name")
+        kvm.cached_probe(tmp_path, "nobody-of-this-name")
 
 
 def test_changed_access_to_dev_kvm_repeats_the_probe(
@@ -77,18 +77,18 @@ def test_changed_access_to_dev_kvm_repeats_the_probe(
     answers += [Probe("Permission denied"), Probe()]
     may = False
     monkeypatch.setattr(os, "access", lambda *_: may)
-    assert kvm.probed(tmp_path).failure
+    assert kvm.cached_probe(tmp_path).failure
     may = True
-    assert kvm.probed(tmp_path) == kvm.probed(tmp_path) == Probe()
+    assert kvm.cached_probe(tmp_path) == kvm.cached_probe(tmp_path) == Probe()
 
 
 def test_cached_probe_of_another_boot_is_ignored(
     tmp_path: Path, answers: list[Probe], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     answers += [Probe("before"), Probe("after")]
-    kvm.probed(tmp_path)
+    kvm.cached_probe(tmp_path)
     monkeypatch.setattr(kvm, "boot_id", lambda: "another")
-    assert kvm.probed(tmp_path) == Probe("after")
+    assert kvm.cached_probe(tmp_path) == Probe("after")
 
 
 @pytest.mark.parametrize("content", ["", "[]", "{", '{"boot": 1}', "\xff", "null"])
@@ -98,7 +98,7 @@ def test_damaged_cached_probe_is_ignored(
     (tmp_path / "accel.json").write_bytes(content.encode("latin-1"))
     (tmp_path / "accel.json").chmod(0o644)
     answers.append(Probe("fresh"))
-    assert kvm.probed(tmp_path) == Probe("fresh")
+    assert kvm.cached_probe(tmp_path) == Probe("fresh")
 
 
 def test_cached_probe_that_others_can_write_is_ignored(
@@ -116,25 +116,25 @@ def test_cached_probe_that_others_can_write_is_ignored(
     note.write_text(json.dumps(forged))
     note.chmod(0o666)
     answers.append(Probe("truth"))
-    assert kvm.probed(tmp_path) == Probe("truth")
+    assert kvm.cached_probe(tmp_path) == Probe("truth")
 
 
 def test_cached_probe_behind_a_link_is_ignored(tmp_path: Path, answers: list[Probe]) -> None:
     answers += [Probe("noted"), Probe("truth")]
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
-    kvm.probed(elsewhere)
+    kvm.cached_probe(elsewhere)
     run = tmp_path / "run"
     run.mkdir()
     (run / "accel.json").symlink_to(elsewhere / "accel.json")
-    assert kvm.probed(run) == Probe("truth")
+    assert kvm.cached_probe(run) == Probe("truth")
 
 
 def test_missing_cache_directory_does_not_fail_the_probe(
     tmp_path: Path, answers: list[Probe]
 ) -> None:
     answers.append(Probe())
-    assert kvm.probed(tmp_path / "none") == Probe()
+    assert kvm.cached_probe(tmp_path / "none") == Probe()
 
 
 def test_real_probe_ends_within_its_timeout() -> None:

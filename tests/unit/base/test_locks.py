@@ -79,7 +79,7 @@ def test_waiter_for_a_removed_lock_file_acquires_the_new_file(paths):
     path = paths.job_lock("1")
 
     def second():
-        locks.forget()  # those inherited from here
+        locks.close_inherited()  # those inherited from here
         with job_lock(paths, "1", LONG):
             assert path.exists()
             os.write(write_end, b"x")

@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 
 import noting as support
-from vtorque_core.base.run_tool import guarded
+from vtorque_core.base.run_tool import guard_command
 
 # Starts a command like Popen, but is killed before its child executes the first program.
 KILLED = """
 import os, sys, time
 sys.path.insert(0, sys.argv[2])
 from noting import noting
-from vtorque_core.api import guarded
+from vtorque_core.api import guard_command
 me = os.getpid()
 command, *files = eval(sys.argv[1])
 for file in (file for some in files for file in some):
@@ -29,7 +29,7 @@ os.kill(me, 9)
 """
 
 
-@pytest.mark.parametrize("by", ["[guarded({what})]", "noting({ran!r}, 'ran')"])
+@pytest.mark.parametrize("by", ["[guard_command({what})]", "noting({ran!r}, 'ran')"])
 def test_command_whose_starter_has_ended_does_nothing(tmp_path, by):
     """Its parent has ended before it asked the kernel to be killed together with it."""
     ran = tmp_path / "ran"
@@ -45,21 +45,27 @@ def test_command_whose_starter_has_ended_does_nothing(tmp_path, by):
 
 def test_command_whose_starter_is_alive_runs(tmp_path):
     ran = tmp_path / "ran"
-    subprocess.run(guarded("touch", str(ran)), check=True)
+    subprocess.run(guard_command("touch", str(ran)), check=True)
     note, files = support.noting(tmp_path / "note", "noted")
     subprocess.run(note, check=True, pass_fds=files)
     assert (ran.exists(), (tmp_path / "note").read_text()) == (True, "noted")
 
 
 def test_wrong_starter_ends_the_command_with_status_126(tmp_path):
-    between = ["/bin/sh", "-c", '"$@"; exit $?', "sh", *guarded("touch", str(tmp_path / "ran"))]
+    between = [
+        "/bin/sh",
+        "-c",
+        '"$@"; exit $?',
+        "sh",
+        *guard_command("touch", str(tmp_path / "ran")),
+    ]
     assert subprocess.run(between, check=False).returncode == 126
     assert not (tmp_path / "ran").exists()
 
 
 def test_command_gets_its_arguments_directory_and_descriptors_unchanged(tmp_path):
     words = ("", " ", "$PPID", "'", '"; exit', "-x", "a=b", "*", "\n")
-    command = guarded("sh", "-c", 'pwd; printf "<%s>" "$@"; echo $$', "name", *words)
+    command = guard_command("sh", "-c", 'pwd; printf "<%s>" "$@"; echo $$', "name", *words)
     child = subprocess.Popen(command, stdout=subprocess.PIPE, cwd=tmp_path)
     said, _ = child.communicate()
     shown = "".join(f"<{word}>" for word in words)
@@ -67,7 +73,7 @@ def test_command_gets_its_arguments_directory_and_descriptors_unchanged(tmp_path
 
 
 def test_command_is_killed_with_its_starter(tmp_path):
-    code = "import os; from vtorque_core.api import guarded as g; import subprocess as s; "
+    code = "import os; from vtorque_core.api import guard_command as g; import subprocess as s; "
     code += "s.Popen(g('sh', '-c', 'echo up; exec sleep 1000')); import time; time.sleep(1000)"
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as starter:
         assert starter.stdout.readline() == b"up\n"
@@ -80,6 +86,8 @@ def test_command_with_dropped_privileges_is_killed_with_its_starter():
     rights, uid = [], os.getuid()
     if uid == 0:
         rights, uid = [*rights, "--reuid", "65534", "--regid", "65534", "--clear-groups"], 65534
-    said = subprocess.check_output(guarded("/usr/bin/setpriv", "-d", rights=rights), text=True)
+    said = subprocess.check_output(
+        guard_command("/usr/bin/setpriv", "-d", rights=rights), text=True
+    )
     told = {f"uid: {uid}", "no_new_privs: 1", "Parent death signal: KILL"}
     assert told <= set(said.splitlines())

@@ -21,14 +21,14 @@ def test_closing_closes_the_descriptor_when_the_work_raises(tmp_path: Path) -> N
 
 
 def test_naming_turns_oserror_into_hostfault_with_path_reason_and_stage() -> None:
-    with pytest.raises(HostFault) as caught, safefs.naming("/no/such", stage="proof"):
+    with pytest.raises(HostFault) as caught, safefs.name_errors("/no/such", stage="proof"):
         Path("/no/such").stat()
     assert str(caught.value) == "proof: /no/such: No such file or directory"
     assert caught.value.stage == "proof"
 
 
 def test_naming_does_not_change_other_errors() -> None:
-    with pytest.raises(HostFault, match=r"^it is gone$"), safefs.naming("/a/path"):
+    with pytest.raises(HostFault, match=r"^it is gone$"), safefs.name_errors("/a/path"):
         raise HostFault("it is gone")
 
 

@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 import sparing
-from vtorque_core.api import Command, OfJob, always, hookimpl
+from vtorque_core.api import Command, Remote, constant_hook, hookimpl
 from vtorque_core.cli.vmgr import vmgr
 from vtorque_core.live import command_groups
 from vtorque_core.site.plugins import Plugins
@@ -175,20 +175,21 @@ def test_elsewhere_hook_is_called_for_job_commands_only(monkeypatch, tmp_path):
         click.echo(f"here: {job_id}")
 
     @hookimpl
-    def vtorque_elsewhere(command, of_job, config):
+    def vtorque_remote_command(command, of_job, config):
         asked.append((command.name, of_job, config))
         yield click.Command("look", callback=lambda: click.echo("there"))
 
     asked = []
     plugins, module = Plugins(), types.ModuleType("acme")
-    module.vtorque_commands = always(
-        Command("vmgr look", lambda: look, OfJob(("job_id",))), Command("vmgr own", lambda: own)
+    module.vtorque_commands = constant_hook(
+        Command("vmgr look", lambda: look, Remote(("job_id",))),
+        Command("vmgr own", lambda: own),
     )
     own = click.Command("own", callback=lambda: click.echo("own"))
-    module.vtorque_elsewhere = vtorque_elsewhere
+    module.vtorque_remote_command = vtorque_remote_command
     plugins.register("acme", module, "acme 1")
     monkeypatch.setattr(command_groups, "load", lambda *_, **__: (None, plugins))
     config = tmp_path / "vtorque.toml"
     said = [CliRunner().invoke(vmgr, ["--config", str(config), name]) for name in ("look", "own")]
     assert [done.output for done in said] == ["there\n", "own\n"]
-    assert set(asked) == {("look", OfJob(("job_id",)), config)}
+    assert set(asked) == {("look", Remote(("job_id",)), config)}

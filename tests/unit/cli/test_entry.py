@@ -43,8 +43,8 @@ from vtorque_core.base import trust
 if os.getuid():
     trust.require_own_code = lambda: None
 if sys.argv[1] != "control":
-    from vtorque_core.cli.entry import begin
-    begin("vtorque_core.cli.vtorque")
+    from vtorque_core.cli.entry import secure_process
+    secure_process("vtorque_core.cli.vtorque")
 say()
 """
 
@@ -80,8 +80,8 @@ def test_closed_standard_streams_are_opened_to_dev_null(closed):
 def test_hook_with_output_on_a_full_disk_keeps_its_exit_status():
     """Torque's prologue writes into the job's output file: another status would requeue the job."""
     program = (
-        "import sys; from vtorque_core.cli.entry import telling\n"
-        "with telling('vtorque'):\n    print('x'); sys.stdout.flush(); sys.exit(5)\n"
+        "import sys; from vtorque_core.cli.entry import report_errors\n"
+        "with report_errors('vtorque'):\n    print('x'); sys.stdout.flush(); sys.exit(5)\n"
     )
     argv = ["sh", "-c", '"$@" >/dev/full', "sh", sys.executable, "-I", "-c", program]
     codes = [subprocess.run([*argv, each], check=False).returncode for each in ("hook", "doctor")]
@@ -185,7 +185,7 @@ def iocm_manager(top: Path) -> list[str]:
     from vtorque_core.base.names import Paths
     from vtorque_iocm.node import Manager
 
-    return list(Manager.of(Paths(top, top), 1.0, 0.5).argv)
+    return list(Manager.for_node(Paths(top, top), 1.0, 0.5).argv)
 
 
 def libexec_job_shell(_: Path) -> list[str]:
@@ -307,7 +307,7 @@ def test_hook_parses_a_leading_config_option_only(words, monkeypatch):
     from vtorque_core.cli import hook
 
     called = []
-    monkeypatch.setattr(hook, "become_clean", lambda: None)
+    monkeypatch.setattr(hook, "reset_process", lambda: None)
     monkeypatch.setattr(hook, "epilogue", lambda *given: called.append(given) or 0)
     assert hook.run(["hook", *words, "epilogue", "--", "1.x", "--config"]) == 0
     assert called == [(Path("/x/c.toml"), ["--", "1.x", "--config"])]
@@ -317,7 +317,7 @@ def test_unknown_hook_is_refused(monkeypatch):
     from vtorque_core.base.errors import UsageError
     from vtorque_core.cli import hook
 
-    monkeypatch.setattr(hook, "become_clean", lambda: None)
+    monkeypatch.setattr(hook, "reset_process", lambda: None)
     with pytest.raises(UsageError, match="use hook prologue or hook epilogue"):
         hook.run(["hook", "prolog"])
 
@@ -333,7 +333,7 @@ def test_interrupted_job_shell_prints_one_line(error, code, said, monkeypatch, c
         raise error
 
     monkeypatch.setattr(hook, "run", interrupted)
-    monkeypatch.setattr(vtorque, "begin", lambda _module: None)
+    monkeypatch.setattr(vtorque, "secure_process", lambda _module: None)
     monkeypatch.setattr(vtorque.sys, "argv", ["vtorque", "jobshell"])
     monkeypatch.setattr(os, "dup2", lambda *_: None)  # this process needs its output
     with pytest.raises(SystemExit) as ended:
@@ -345,7 +345,7 @@ def test_interrupted_job_shell_prints_one_line(error, code, said, monkeypatch, c
 def test_become_clean_unblocks_all_signals():
     """OpenPBS's pbs_mom blocks signals, and daemons that a hook starts must end on SIGTERM."""
     program = (
-        "import signal; from vtorque_core.cli.entry import become_clean; become_clean();"
+        "import signal; from vtorque_core.cli.entry import reset_process; reset_process();"
         "print(sorted(signal.pthread_sigmask(signal.SIG_BLOCK, ())))"
     )
 

@@ -111,7 +111,7 @@ def test_dry_run_shows_the_accelerator_of_a_node(
 ):
     tables = {"paths": {"run": str(tmp_path / "run")}, "node": {"accel": accel}}
     site = build(Raw(tmp_path / "vtorque.toml", "", tables), Plugins())
-    monkeypatch.setattr(dry_run.kvm, "probed", lambda *_: kvm.Probe(failure))
+    monkeypatch.setattr(dry_run.kvm, "cached_probe", lambda *_: kvm.Probe(failure))
     if is_node:
         (tmp_path / "run").mkdir()
     assert dry_run._accelerator(site).type == wanted

@@ -23,7 +23,7 @@ class Elsewhere:
         self.places, self.error = [], None
 
     @hookimpl
-    def vtorque_kept(self):
+    def vtorque_kept_records(self):
         yield from self.places
         if self.error:
             raise self.error
@@ -106,7 +106,7 @@ def test_failing_plugin_loses_only_its_own_places(node, capsys):
     there.places = [keep(config, "5.srv", "there")]
     there.error = RuntimeError("no \x1b")
     assert found(config, "5.srv") == ["5.srv"]
-    assert "plugin there, vtorque_kept: no \\x1b" in capsys.readouterr().err
+    assert "plugin there, vtorque_kept_records: no \\x1b" in capsys.readouterr().err
     there.places, there.error = ["5.srv"], None
     with pytest.raises(Refused):
         kept.jobs(config, "5.srv")

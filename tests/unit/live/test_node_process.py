@@ -25,7 +25,7 @@ class Watcher(NodeProcess):
 
 
 def test_process_runs_a_module_of_the_plugin_and_is_identified_by_its_lock(paths):
-    one = Watcher.of(paths, Path("/etc/x.toml"), 0.5)
+    one = Watcher.for_node(paths, Path("/etc/x.toml"), 0.5)
     where = (str(paths.state), str(paths.run))
     assert one.argv == (
         sys.executable,
@@ -37,7 +37,7 @@ def test_process_runs_a_module_of_the_plugin_and_is_identified_by_its_lock(paths
         "0.5",
     )
     assert one.lock == f"{paths.run}/acme.lock" and one.scope == "node"
-    assert arguments(one) == arguments(Watcher.of(paths, Path("/etc/other.toml")))
+    assert arguments(one) == arguments(Watcher.for_node(paths, Path("/etc/other.toml")))
 
 
 @pytest.mark.parametrize("fault", [None, HostFault("/run: no space left on device")])
@@ -54,7 +54,7 @@ def test_job_on_a_node_that_cannot_start_the_process_runs_with_a_warning(paths, 
     if fault:
         assert (acquired, told) == ([], [f"is not watched: {fault}"])
     else:
-        assert (acquired, told) == ([Watcher.of(paths, site.path)], [])
+        assert (acquired, told) == ([Watcher.for_node(paths, site.path)], [])
 
 
 TELL = """
@@ -74,7 +74,7 @@ def daemon(tmp_path):
     found = Watcher(argv, str(tmp_path / "lock"))
     yield found
     found.release()
-    assert found.lost()
+    assert found.is_lost()
     found.release()
     assert not (tmp_path / "lock").exists()
 
@@ -84,7 +84,7 @@ def test_process_has_its_lock_session_environment_and_descriptors(daemon, tmp_pa
     os.set_inheritable(inherited, True)
     try:
         daemon.create()
-        assert not daemon.lost(), "it has its lock when it is made"
+        assert not daemon.is_lost(), "it has its lock when it is made"
         with pytest.raises(HostFault, match="temporarily unavailable"):
             daemon.create()
         eventually((tmp_path / "told").exists)
@@ -108,14 +108,14 @@ def test_process_whose_creator_was_killed_is_found(daemon):
         daemon.create()
         os.kill(os.getpid(), signal.SIGKILL)
     os.waitpid(pid, 0)
-    assert not daemon.lost()
+    assert not daemon.is_lost()
 
 
 def test_process_that_does_not_reach_its_first_line_is_killed(tmp_path):
     slow = Watcher(("/bin/sleep", "1000"), str(tmp_path / "lock"))
     slow.create()
     slow.release()
-    assert slow.lost()
+    assert slow.is_lost()
 
 
 def test_lock_holder_that_cannot_be_found_is_reported(tmp_path, monkeypatch):
@@ -134,13 +134,13 @@ def test_program_that_cannot_be_executed_is_named(tmp_path):
     none = Watcher(("/nonexistent/daemon",), str(tmp_path / "lock"))
     with pytest.raises(HostFault, match=r"/nonexistent/daemon: .*No such file"):
         none.create()
-    assert none.lost()
+    assert none.is_lost()
 
 
 def test_log_is_readable_by_root_only(tmp_path):
     program = (
-        "import logging; from vtorque_core.live.node_process import begin;"
-        "print(*begin('acme')); logging.getLogger('acme').info('watching')"
+        "import logging; from vtorque_core.live.node_process import initialize;"
+        "print(*initialize('acme')); logging.getLogger('acme').info('watching')"
     )
     argv = [sys.executable, "-I", "-c", program, tmp_path, tmp_path / "run", "a", "b"]
     done = subprocess.run(argv, capture_output=True, text=True, check=True, timeout=180)

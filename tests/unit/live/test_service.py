@@ -2,7 +2,7 @@
 
 import sys
 
-from vtorque_core.live.service import node_of, paths
+from vtorque_core.live.service import paths, site_and_installation
 
 CONFIG = """
 [paths]
@@ -19,7 +19,7 @@ def test_programs_and_times_match_the_config(tmp_path, monkeypatch):
     config = tmp_path / "vtorque.toml"
     config.write_text(CONFIG.format(tmp_path))
     monkeypatch.chdir(tmp_path)
-    site, vtorque = node_of(config.relative_to(tmp_path))
+    site, vtorque = site_and_installation(config.relative_to(tmp_path))
     assert site.paths.state == tmp_path / "state"
     python = [f"{sys.prefix}/bin/python3", "-I", "-m", "vtorque_core.cli.vtorque"]
     assert list(vtorque.call("reap")) == [*python, "reap", "--config", str(config)]

@@ -68,7 +68,7 @@ class Each:
     error = None
     item = ["/bin/sh", "-c", "kill -TERM $PPID; kill -INT $PPID; echo told"]
 class Plugins:
-    def without(self, names):
+    def withhold(self, names):
         return self
     def each(self, hook, **kw):
         return [Each()]
@@ -77,7 +77,7 @@ class Site:
     paths = Paths()
 from vtorque_core.base.names import JobAttempt
 from vtorque_core.node.shell.proof import Proof
-around_script.after(Proof(JobAttempt("42.srv", 0, "u", 1000), "ready"), 42, Site(), Plugins())
+around_script.run_after(Proof(JobAttempt("42.srv", 0, "u", 1000), "ready"), 42, Site(), Plugins())
 sys.exit(42)
 """
 
@@ -108,7 +108,7 @@ def test_raising_or_silent_after_script_hook_changes_nothing(tmp_path):
     plugins.register("bad", bad, "bad 1")
     before = signal.pthread_sigmask(signal.SIG_BLOCK, ())
     proof = Proof(JobAttempt("42.srv", 0, "u", os.getuid()), "ready")
-    around_script.after(proof, 0, build(parse_toml(b""), plugins, node=False), plugins)
+    around_script.run_after(proof, 0, build(parse_toml(b""), plugins, node=False), plugins)
     assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == before
 
 
@@ -127,5 +127,5 @@ def test_disabled_plugin_of_the_job_is_not_called_after_the_script():
     site = build(parse_toml(b""), plugins, node=False)
     for code, off in ((1, ("report",)), (2, ())):
         proof = Proof(JobAttempt("42.srv", 0, "u", os.getuid()), "ready", off=off)
-        around_script.after(proof, code, site, plugins)
+        around_script.run_after(proof, code, site, plugins)
     assert asked == [2]

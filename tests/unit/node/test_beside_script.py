@@ -21,7 +21,7 @@ def test_companion_is_terminated_and_then_killed_after_the_script(tmp_path):
     )
     stubborn = f"trap '' TERM; sleep 60 & echo $! > {tmp_path}/child; echo $$ > {tmp_path}/b; wait"
     commands = [["/bin/sh", "-c", tidy], ["/bin/sh", "-c", stubborn], ["/no/such"], [None]]
-    with around_script.running(commands):
+    with around_script.keep_running(commands):
         pids = [started(tmp_path, name) for name in ("a", "b", "child")]
         assert all(map(alive, pids))
         assert {os.getsid(pid) for pid in pids} == set(pids[:2]), "each is a session of its own"
@@ -33,7 +33,7 @@ def test_companion_has_none_of_the_jobs_streams(tmp_path):
     found = "[os.readlink(f'/proc/self/fd/{n}') for n in range(3)]"
     show = f"import os; open({str(tmp_path / 'new')!r}, 'w').write(' '.join({found}))"
     show += f"; os.rename({str(tmp_path / 'new')!r}, {str(tmp_path / 'fds')!r})"
-    with around_script.running([[sys.executable, "-I", "-c", show]]):
+    with around_script.keep_running([[sys.executable, "-I", "-c", show]]):
         until((tmp_path / "fds").exists)
     assert (tmp_path / "fds").read_text().split() == ["/dev/null"] * 3
 
@@ -43,7 +43,7 @@ def test_companion_environment_has_batch_variables_but_no_ld_library_path(tmp_pa
     monkeypatch.setenv("LD_LIBRARY_PATH", str(tmp_path))
     monkeypatch.setenv("PBS_JOBID", "7.srv")
     show = f"env > {tmp_path}/new; mv {tmp_path}/new {tmp_path}/env"
-    with around_script.running([["/bin/sh", "-c", show]]):
+    with around_script.keep_running([["/bin/sh", "-c", show]]):
         until((tmp_path / "env").exists)
     names = {line.partition("=")[0] for line in (tmp_path / "env").read_text().splitlines()}
     assert "PBS_JOBID" in names and "LD_LIBRARY_PATH" not in names
@@ -51,6 +51,6 @@ def test_companion_environment_has_batch_variables_but_no_ld_library_path(tmp_pa
 
 def test_companion_that_has_already_ended_is_not_an_error(tmp_path):
     done = tmp_path / "done"
-    with around_script.running([["/bin/sh", "-c", f"echo $$ > {done}"]]):
+    with around_script.keep_running([["/bin/sh", "-c", f"echo $$ > {done}"]]):
         pid = started(tmp_path, "done")
         until(lambda: not alive(pid))

@@ -13,8 +13,8 @@ from vtorque_core.base.errors import HostFault, Refused
 from vtorque_core.base.locks import Busy
 from vtorque_core.base.names import JobAttempt
 from vtorque_core.node.start import prologue, start_order
-from vtorque_core.node.start.attempt import Start
-from vtorque_core.node.start.start_order import blame, start_job
+from vtorque_core.node.start.attempt import StartAttempt
+from vtorque_core.node.start.start_order import excuse_node, start_job
 from vtorque_core.plan.placement import ledger
 from vtorque_core.site.config import Site
 from vtorque_core.site.plugins import Plugins
@@ -46,7 +46,7 @@ def outcome(monkeypatch, tmp_path):
         (tmp_path / "locks").mkdir(exist_ok=True)
         paths = type(Site().paths)(tmp_path, tmp_path)
         site = type("OneSite", (), {"paths": paths, "batch": Site().batch, "node": Site().node})()
-        prologue._run(JOB, site, None, told, prologue.Hook())
+        prologue._run(JOB, site, None, told, prologue.StartHook())
         ((found, _),) = told.outcomes
         return found
 
@@ -86,8 +86,8 @@ def test_held_job_lock_is_not_the_nodes_fault(outcome):
     ],
 )
 def test_node_is_blamed_only_before_the_user_takes_part(phase, blamed):
-    start = Start(JobAttempt("7.srv", 0, "u", 1), None, None, 0.0, None, None, phase=phase)
-    with pytest.raises(HostFault) as caught, blame(start):
+    start = StartAttempt(JobAttempt("7.srv", 0, "u", 1), None, None, 0.0, None, None, phase=phase)
+    with pytest.raises(HostFault) as caught, excuse_node(start):
         raise HostFault("it did not work")
     assert caught.value.blames_node is blamed
 
@@ -101,9 +101,9 @@ def test_node_is_blamed_only_before_the_user_takes_part(phase, blamed):
     ],
 )
 def test_job_is_refused_if_own_image_does_not_become_ready(source, phase, error):
-    start = Start(JobAttempt("7.srv", 0, "u", 1), None, None, 0.0, None, None, phase=phase)
+    start = StartAttempt(JobAttempt("7.srv", 0, "u", 1), None, None, 0.0, None, None, phase=phase)
     start.guests = [SimpleNamespace(image=SimpleNamespace(source=source))]
-    with pytest.raises(error) as caught, blame(start):
+    with pytest.raises(error) as caught, excuse_node(start):
         raise HostFault("the guest has ended", detail=("| the console",))
     assert "the guest has ended" in str(caught.value)
     assert caught.value.detail == ("| the console",)
@@ -123,7 +123,9 @@ def test_job_waits_for_leases_as_long_as_its_batch_system_allows(monkeypatch, pa
     start = SimpleNamespace(journal=None, site=SimpleNamespace(paths=None), plugins=Plugins())
     with pytest.raises(ledger.InUse):
         let_hook_return = functools.partial(calls.append, 1)
-        start_order._lease(start, (), None, lambda: reaped.append(1), let_hook_return, patience)
+        start_order._place_guests(
+            start, (), None, lambda: reaped.append(1), let_hook_return, patience
+        )
     assert bool(calls) == (patience > 0), "the hook waits although the job waits for others"
     assert tries == ([0.0, 0.0, 1.0, 2.0, 3.0] if patience else [0.0, 0.0])
     assert reaped == [1]
@@ -131,12 +133,12 @@ def test_job_waits_for_leases_as_long_as_its_batch_system_allows(monkeypatch, pa
 
 def test_reservations_of_a_plugin_disabled_for_the_job_still_apply(monkeypatch):
     away = PoolClaim("address", ("10.86.0.16",))
-    plugin = SimpleNamespace(vtorque_reserved=hookimpl(lambda: [away]))
+    plugin = SimpleNamespace(vtorque_reserved_items=hookimpl(lambda: [away]))
     plugins = Plugins()
     plugins.register("acme", plugin, "acme")
     found = []
     monkeypatch.setattr(ledger, "place", lambda *args: found.extend(args[-1]))
-    withheld = plugins.without({"acme": "[[limits]]"})
+    withheld = plugins.withhold({"acme": "[[limits]]"})
     start = SimpleNamespace(journal=None, site=SimpleNamespace(paths=None), plugins=withheld)
-    start_order._lease(start, (), None, lambda: None, lambda: None, 0.0)
+    start_order._place_guests(start, (), None, lambda: None, lambda: None, 0.0)
     assert found == [away]

@@ -19,7 +19,7 @@ from vtorque_core.base import hypervisor
 from vtorque_core.base.errors import HostFault
 from vtorque_core.node.start import boot
 from vtorque_core.plan.domain.merge import Merged, MergedDomain
-from vtorque_core.plan.guests import Prepared
+from vtorque_core.plan.guests import GuestSpec
 from vtorque_core.resources import stopped_daemons
 from vtorque_testing import planned
 
@@ -29,7 +29,7 @@ def boot_of(paths, lock=None, source=None, **start):
     shares = [] if lock is None else [Merged(Filesystem("home", "/h", "h"), "ua-home", 0, ("p",))]
     run_dir = Path("/r") if lock is None else lock.parent
     guest = planned.guest_plan(run_dir=run_dir, source=source or ColdBoot())
-    each = Prepared(guest, mock.Mock(), "p", (), MergedDomain(tuple(shares)), ())
+    each = GuestSpec(guest, mock.Mock(), "p", (), MergedDomain(tuple(shares)), ())
     node = SimpleNamespace(libvirt_uri="test:///default", start_timeout=300.0)
     site = SimpleNamespace(paths=paths, node=node, templates=None)
     values = {"site": site, "deadline": time.monotonic() + LONG, "phase": "boot", "id": "42.srv"}
@@ -128,7 +128,7 @@ def test_arrived_guest_is_kept_when_another_guest_has_died(monkeypatch):
     site = SimpleNamespace(node=node, paths=SimpleNamespace(run=""))
     start = SimpleNamespace(site=site, deadline=0.0, enter=lambda _: None, act=lambda _: None)
     plans = [planned.guest_plan(index=index, source=Remote()) for index in range(2)]
-    guests = [Prepared(plan, mock.Mock(), "p", (), MergedDomain(()), ()) for plan in plans]
+    guests = [GuestSpec(plan, mock.Mock(), "p", (), MergedDomain(()), ()) for plan in plans]
     with pytest.raises(HostFault, match="the guest died"):
         boot.boot_all(start, guests)
     assert ended == []

@@ -20,7 +20,7 @@ from vtorque_core.api.guest_driver import (
 from vtorque_core.base.errors import HostFault, Refused
 from vtorque_core.node.start.boot import connect_console
 from vtorque_core.resources.kinds import CORE_KINDS
-from vtorque_core.resources.starter import Starter
+from vtorque_core.resources.starter import BootStarter
 
 
 @pytest.fixture
@@ -41,7 +41,7 @@ def starter(run_dir):
     def leave(boot, uid=None):
         lock, socket = str(run_dir / "starter.lock"), str(run_dir / ORDER_SOCKET)
         whose = os.getuid() if uid is None else uid
-        one = Starter(lock=lock, socket=socket, uid=whose, boot=boot)
+        one = BootStarter(lock=lock, socket=socket, uid=whose, boot=boot)
         one.create()
         made.append(one)
         return one
@@ -77,9 +77,9 @@ def test_answer_carries_the_consoles(run_dir, starter):
 
 def test_starter_ends_after_its_answer(run_dir, starter):
     one = starter(lambda order: [])
-    assert not one.lost()
+    assert not one.is_lost()
     assert boot_guests(guest(run_dir), b"x") == []
-    eventually(one.lost)
+    eventually(one.is_lost)
     with pytest.raises(HostFault):
         boot_guests(guest(run_dir), b"again")
 
@@ -140,7 +140,7 @@ def test_starter_ends_when_the_job_shell_has_closed_the_connection(run_dir, star
         connection.connect(str(run_dir / ORDER_SOCKET))
         connection.sendall(b"x")
         connection.shutdown(socket.SHUT_WR)
-    eventually(one.lost)
+    eventually(one.is_lost)
     assert (run_dir / "booted").read_text() == "x"
 
 
@@ -164,14 +164,14 @@ def test_release_ends_the_starter_and_is_idempotent(run_dir, starter):
     again = CORE_KINDS["starter"](**json.loads(json.dumps(args)))
     again.release()
     again.release()
-    assert one.lost()
+    assert one.is_lost()
     assert not Path(one.lock).exists()
 
 
 def test_starter_that_cannot_listen_is_a_host_fault(run_dir):
     (run_dir / ORDER_SOCKET).mkdir()
     nowhere = str(run_dir / "no" / ORDER_SOCKET)
-    one = Starter(lock=str(run_dir / "l"), socket=nowhere, uid=os.getuid(), boot=consoles)
+    one = BootStarter(lock=str(run_dir / "l"), socket=nowhere, uid=os.getuid(), boot=consoles)
     with pytest.raises(HostFault, match="does not listen"):
         one.create()
     one.release()

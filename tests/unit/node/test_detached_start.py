@@ -56,7 +56,7 @@ def node(tmp_path, monkeypatch):
     site = SimpleNamespace(
         paths=paths, batch=Site().batch, node=Site().node, log=Site().log, owner=os.getuid()
     )
-    monkeypatch.setattr(cleanup, "failed_start", lambda *args: proof.write(paths, args[-1]))
+    monkeypatch.setattr(cleanup, "abort_start", lambda *args: proof.write(paths, args[-1]))
 
     def run(error, *, placed, detach=Detach.PLACED, requeues=True, before=lambda: None):
         def start(job, _site, _plugins, _adapter, _reap, let_hook_return):
@@ -173,7 +173,7 @@ def test_failed_start_leaves_no_moment_without_a_proof(tmp_path, monkeypatch):
         journal.acquire(File(str(tmp_path / "of the job")), plugin="core", phase="boot")
     monkeypatch.setattr(File, "release", released := ReleaseSpy(paths, File.release))
     failed = Proof(mine, "requeued", "libvirtd does not answer")
-    cleanup.failed_start(BatchJob("7.srv", ME, "n1", ("n1",), b""), site, Plugins(), user, failed)
+    cleanup.abort_start(BatchJob("7.srv", ME, "n1", ("n1",), b""), site, Plugins(), user, failed)
     assert proof.is_current(paths, failed)
     assert released == [str(tmp_path / "of the job")]
     reap.release_job(paths, "7.srv", plugins_for=lambda _: Plugins())

@@ -15,7 +15,7 @@ import pytest
 from acme_card import in_other_process
 from patience import eventually
 from vtorque_core.api import kept_records, vcpu_threads
-from vtorque_core.api.batch_system import Life, Usage
+from vtorque_core.api.batch_system import JobState, Usage
 from vtorque_core.api.strategies import BatchSystem
 from vtorque_core.api.values import hookimpl
 from vtorque_core.base.errors import EXIT_GUEST_DIED, HostFault
@@ -89,8 +89,8 @@ class Acme:
     def vtorque_batch_systems(self):
         yield BatchSystem("acme", submitter=None, node=lambda _site: self, shell=None)
 
-    def alive(self, ids):
-        return dict.fromkeys(ids, Life.GONE)
+    def job_states(self, ids):
+        return dict.fromkeys(ids, JobState.GONE)
 
     def account(self, job_id, used):
         if self.error:
@@ -169,7 +169,7 @@ def test_plugins_are_notified_once_after_everything_is_released(node, qemu, tmp_
         """Records its observations, and fails."""
 
         @hookimpl
-        def vtorque_ended(self, place, site):
+        def vtorque_job_ended(self, place, site):
             journals = [path.name for path in site.paths.journal.iterdir()]
             with told.open("a") as file:
                 facts = place.facts()
@@ -188,7 +188,7 @@ def test_plugins_are_not_notified_while_a_resource_is_left(node, qemu, tmp_path,
 
     class Never:
         @hookimpl
-        def vtorque_ended(self):
+        def vtorque_job_ended(self):
             (tmp_path / "ended").touch()
 
     Plugins.load().register("never", Never(), "vtorque-never 1.0.0")
@@ -305,7 +305,7 @@ def test_full_disk_under_the_job_output_does_not_stop_the_release(node, qemu):
     program = (
         "import sys; from pathlib import Path; from vtorque_core.node.end import epilogue;"
         "epilogue._last_words = lambda _paths, _states: ['panic'];"
-        "epilogue._after = lambda *_, **__: None;"
+        "epilogue._finish = lambda *_, **__: None;"
         "sys.exit(epilogue.run(Path(sys.argv[1]), '42.srv', sys.argv[2]))"
     )
     with Path("/dev/full").open("wb") as full:

@@ -20,7 +20,7 @@ from vtorque_core.api.strategies import GuestType
 from vtorque_core.base.errors import HostFault, Refused
 from vtorque_core.base.names import JobAttempt, Paths
 from vtorque_core.node.shell import proof as proofs
-from vtorque_core.node.shell.jobshell import PluginCalls, await_here, import_drivers, run_job
+from vtorque_core.node.shell.jobshell import PluginCalls, await_local_proof, import_drivers, run_job
 from vtorque_core.node.shell.proof import Proof
 from vtorque_pbs.shell import PbsJobShell
 
@@ -143,7 +143,7 @@ def test_missing_options_of_the_job_are_printed_first(job, capfd):
     proofs.write(job.paths, replace(READY, detail=("runs without \x1b[1mscam",)))
     assert job.run() == 0
     assert job.said == "vtorque: warning: runs without \\x1b[1mscam\n"
-    assert await_here(job.paths, JOB, owner_uid=ME) == 0
+    assert await_local_proof(job.paths, JOB, owner_uid=ME) == 0
     assert "warning: runs without" in capfd.readouterr().err
 
 

@@ -41,7 +41,7 @@ def start(node, queue, **pairs):
 
     def work():
         with node.stood_in():
-            prologue._run(job, node.site, node.plugins, NoBatch(), prologue.Hook())
+            prologue._run(job, node.site, node.plugins, NoBatch(), prologue.StartHook())
 
     assert not in_child(work, None).error
     (journal,) = node.site.paths.journal.glob("7.srv.*")

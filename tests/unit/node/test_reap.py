@@ -12,7 +12,7 @@ from click.testing import CliRunner
 import processes
 from acme_card import Card, in_other_process, loaded
 from patience import eventually
-from vtorque_core.api.batch_system import Life
+from vtorque_core.api.batch_system import JobState
 from vtorque_core.api.job_files import File
 from vtorque_core.base import trust
 from vtorque_core.base.errors import UsageError
@@ -46,8 +46,8 @@ def test_reaper_releases_only_jobs_that_are_gone(paths, start, tmp_path, monkeyp
 
     pid = in_other_process(prologue)
     os.read(read_end, 1)
-    lives = {"alive": Life.ALIVE, "unknown": Life.UNKNOWN}
-    lives |= {"gone": Life.GONE, "starting": Life.GONE}
+    lives = {"alive": JobState.ALIVE, "unknown": JobState.UNKNOWN}
+    lives |= {"gone": JobState.GONE, "starting": JobState.GONE}
     would = reaped(paths, lives, dry_run=True)
     assert would["gone", 0].action == "would release" and (tmp_path / "gone").exists()
     assert would["gone", 0].open == (1,)
@@ -94,14 +94,14 @@ def test_reap_command_names_the_directory_even_without_journals(
 
 def test_jobs_of_another_batch_system_are_kept(paths, start, tmp_path):
     start("1").take(Card(str(tmp_path / "card")))
-    result = reaped(paths, {"1": Life.GONE}, batch="slurm")["1", 0]
+    result = reaped(paths, {"1": JobState.GONE}, batch="slurm")["1", 0]
     assert (result.action, "batch system local" in result.message) == ("unknown", True)
 
 
 def test_open_record_is_reported_and_can_be_abandoned(paths, start, tmp_path):
     start("42.srv").take(Card(str(tmp_path / "card")))
     (tmp_path / "card.mood").write_text("fail")
-    gone = {"42.srv": Life.GONE}
+    gone = {"42.srv": JobState.GONE}
     result = reaped(paths, gone)["42.srv", 0]
     assert (result.action, result.ok) == ("partial", False)
     assert result.message == "1 of 1 records could not be released"
@@ -109,7 +109,7 @@ def test_open_record_is_reported_and_can_be_abandoned(paths, start, tmp_path):
     for wrong in ("42.srv", "42.srv:x", "42.srv:9", "43.srv:1", ":1"):
         with pytest.raises(UsageError, match="--abandon"):
             reaped(paths, gone, abandon=[wrong])
-    assert reaped(paths, {"42.srv": Life.ALIVE}, abandon=["42.srv:1"])["42.srv", 0].open == (1,)
+    assert reaped(paths, {"42.srv": JobState.ALIVE}, abandon=["42.srv:1"])["42.srv", 0].open == (1,)
     assert len(journals(paths)) == 1
     assert reaped(paths, gone, abandon=["42.srv:1"])["42.srv", 0].action == "released"
     assert journals(paths) == []
@@ -120,8 +120,8 @@ def test_abandon_of_an_ambiguous_record_asks_for_the_attempt(paths, start, tmp_p
         start("1", attempt).take(Card(str(tmp_path / f"card{attempt}")))
         (tmp_path / f"card{attempt}.mood").write_text("fail")
     with pytest.raises(UsageError, match=r"which of 1\.0:1, 1\.1:1"):
-        reaped(paths, {"1": Life.GONE}, abandon=["1:1"])
-    reaped(paths, {"1": Life.GONE}, abandon=["1.1:1"])
+        reaped(paths, {"1": JobState.GONE}, abandon=["1:1"])
+    reaped(paths, {"1": JobState.GONE}, abandon=["1.1:1"])
     assert [path.name for path in journals(paths)] == ["1.0.jsonl"]
 
 
@@ -146,23 +146,23 @@ def test_journal_with_an_io_error_does_not_stop_the_others(paths, start, tmp_pat
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "open", fails)
-        results = reaped(paths, {"bad": Life.GONE, "good": Life.GONE})
+        results = reaped(paths, {"bad": JobState.GONE, "good": JobState.GONE})
         assert {job: r.action for (job, _), r in results.items()} == {
             "bad": "unreadable",
             "good": "released",
         }
         assert "Input/output error" in results["bad", 0].message
-    assert reaped(paths, {"bad": Life.GONE})["bad", 0].action == "released"
+    assert reaped(paths, {"bad": JobState.GONE})["bad", 0].action == "released"
 
 
 def test_unknown_jobs_are_kept_until_the_server_answers(paths, start, tmp_path):
     """Any number of times."""
     start("1").take(Card(str(tmp_path / "card")))
-    for answer in ({}, {"1": Life.UNKNOWN}, {"1": Life.ALIVE}, {}):
+    for answer in ({}, {"1": JobState.UNKNOWN}, {"1": JobState.ALIVE}, {}):
         result = reaped(paths, answer)["1", 0]
         assert result.action in ("unknown", "alive") and result.ok and not result.report
         assert (tmp_path / "card").exists()
-    assert reaped(paths, {"1": Life.GONE})["1", 0].action == "released"
+    assert reaped(paths, {"1": JobState.GONE})["1", 0].action == "released"
 
 
 def test_reaper_after_a_reboot_releases_files_without_starting_daemons(
@@ -176,9 +176,9 @@ def test_reaper_after_a_reboot_releases_files_without_starting_daemons(
     with monkeypatch.context() as patch:
         patch.setattr(Card, "release", lambda _: 1 / 0)  # volatile: must not be called
         patch.setattr(teardown, "boot_id", lambda: "another")
-        assert reaped(paths, {"1": Life.UNKNOWN})["1", 0].action == "unknown"
+        assert reaped(paths, {"1": JobState.UNKNOWN})["1", 0].action == "unknown"
         assert kept.exists()
-        assert reaped(paths, {"1": Life.GONE})["1", 0].action == "released"
+        assert reaped(paths, {"1": JobState.GONE})["1", 0].action == "released"
     assert not kept.exists() and journals(paths) == []
 
 
@@ -203,7 +203,7 @@ def test_release_that_failed_in_an_epilogue_is_retried_by_one_process(
     def alive(ids):
         with asked.open("a") as file:
             file.write(f"{os.getpid()}\n")
-        return dict.fromkeys(ids, Life.GONE if over.exists() else Life.UNKNOWN)
+        return dict.fromkeys(ids, JobState.GONE if over.exists() else JobState.UNKNOWN)
 
     site = dataclasses.replace(site_config.Site(), paths=paths)
     site = dataclasses.replace(site, batch=dataclasses.replace(site.batch, system="local"))

@@ -42,20 +42,20 @@ class Batch:
     def __init__(self):
         self.held, self.finished = [], []
 
-    def receive(self, job_id, nodes, left, node):
+    def reserve_node(self, job_id, nodes, left, node):
         self.held.append(node)
         return BatchJob(job_id, "ada", node, nodes, b"")
 
-    def let_go(self, _job_id, node):
+    def release_node(self, _job_id, node):
         self.held.remove(node)
 
-    def holds(self, *_):
+    def is_reserved(self, *_):
         raise AssertionError
 
-    def leave(self, *_):
+    def remove_node(self, *_):
         raise AssertionError
 
-    def over(self, *_):
+    def has_ended(self, *_):
         raise AssertionError
 
     def finish(self, _job, outcome, reason, *, hook_waits):
@@ -78,16 +78,16 @@ def here(tmp_path, monkeypatch):
     made.plugins = Plugins()
     hook = SimpleNamespace(vtorque_receive=survive.vtorque_receive)
     made.plugins.register("survive", hook, "vtorque-survive 1.0")
-    monkeypatch.setattr(receive.virtiofs_daemon, "saves", lambda: True)
+    monkeypatch.setattr(receive.virtiofs_daemon, "can_save", lambda: True)
     monkeypatch.setattr(hypervisor, "versions", lambda _: {"vTorque": __version__, "QEMU": "10"})
     monkeypatch.setattr(receive, "release_job", lambda _, job_id: made.released.append(job_id))
-    monkeypatch.setattr(receive, "tell_ended", lambda *_: [])
+    monkeypatch.setattr(receive, "notify", lambda *_: [])
     user = SimpleNamespace(name="ada", uid=os.geteuid())
     monkeypatch.setattr(receive.job_context, "job_user", lambda *_: user)
     start = lambda *_, arriving: made.starts(*arriving)  # noqa: E731
     monkeypatch.setattr(receive, "start_job", start)
     # A separate process would also have the sender's end of the pipe until it has closed it.
-    monkeypatch.setattr(receive, "reader", contextlib.nullcontext)
+    monkeypatch.setattr(receive, "helper_process", contextlib.nullcontext)
 
     def run(told=TOLD):
         requests, asks = os.pipe()
@@ -214,7 +214,7 @@ def test_disconnected_source_before_arrival_is_released(here):
 def test_other_version_is_refused_before_anything_is_held(here, monkeypatch):
     monkeypatch.setattr(hypervisor, "versions", lambda _: {"vTorque": __version__, "QEMU": "11"})
     assert here.run()[1] == [{"failed": "QEMU of n3 is 11 instead of 10"}]
-    monkeypatch.setattr(receive.virtiofs_daemon, "saves", lambda: False)
+    monkeypatch.setattr(receive.virtiofs_daemon, "can_save", lambda: False)
     assert "cannot save its state" in here.run()[1][0]["failed"]
     assert here.adapter.held == []
 
@@ -247,9 +247,9 @@ def test_prologue_of_the_same_attempt_keeps_an_arriving_guest(here, attempt, mon
     released = []
     monkeypatch.setattr(cleanup, "release_job", lambda *_: released.append(1) or [])
     monkeypatch.setattr(prologue, "start_job", lambda *_: None)
-    monkeypatch.setattr(cleanup, "tell_ended", lambda *_: [])
+    monkeypatch.setattr(cleanup, "notify", lambda *_: [])
     job = BatchJob("42", "nobody-of-this-name", "n3", ("n3",), b"", attempt=attempt)
-    assert prologue._run(job, here.site, None, here.adapter, prologue.Hook()) == 0
+    assert prologue._run(job, here.site, None, here.adapter, prologue.StartHook()) == 0
     ((outcome, _),) = here.adapter.finished
     assert released == [1] * attempt
     assert outcome is (Outcome.READY if attempt else Outcome.NOT_OURS)

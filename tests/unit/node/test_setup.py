@@ -55,7 +55,7 @@ SYSTEMS = ['system = "local"', "system='local' # why", '  system  =  "a\\"b"', '
 )
 def test_edit_changes_only_one_line_of_the_config(before, header, system, after):
     text = before + f"{header}\n{system}" + after
-    new = edit.with_text(text, "batch", "system", "slurm")
+    new = edit.set_value(text, "batch", "system", "slurm")
     old, now = tomllib.loads(text), tomllib.loads(new)
     assert now["batch"].pop("system") == "slurm"
     old["batch"].pop("system", None)
@@ -67,15 +67,15 @@ def test_edit_changes_only_one_line_of_the_config(before, header, system, after)
 
 @pytest.mark.parametrize("text", ["", "# only a comment", "[node]\ngrace = 3"])
 def test_edit_adds_a_missing_table(text):
-    new = edit.with_text(text, "batch", "system", "pbs")
+    new = edit.set_value(text, "batch", "system", "pbs")
     assert new.startswith(text)
     assert tomllib.loads(new)["batch"] == {"system": "pbs"}
 
 
 def test_table_that_cannot_be_edited_is_a_host_fault():
     with pytest.raises(HostFault, match='write system = "pbs"'):
-        edit.with_text("batch = { vm_by_default = true }\n", "batch", "system", "pbs")
-    assert 'batch.system = "pbs"' in edit.with_text(
+        edit.set_value("batch = { vm_by_default = true }\n", "batch", "system", "pbs")
+    assert 'batch.system = "pbs"' in edit.set_value(
         'batch.system = "local"\n', "batch", "system", "pbs"
     )
 

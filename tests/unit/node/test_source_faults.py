@@ -43,7 +43,7 @@ class Faulty(BootSource):
     def run(self, boot):
         self._does("run")
 
-    def ready(self, boot):
+    def await_ready(self, boot):
         boot.await_ready()
         self._does("ready")
 

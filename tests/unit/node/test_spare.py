@@ -11,10 +11,10 @@ from unittest import mock
 
 import pytest
 
-from vtorque_core.api.batch_system import Life
+from vtorque_core.api.batch_system import JobState
 from vtorque_core.api.boot_source import BootSource, ColdBoot, Offer
 from vtorque_core.api.claims import CoreClaim, MemoryClaim, Placement
-from vtorque_core.api.guest_driver import SpareDriver
+from vtorque_core.api.guest_driver import WarmDriver
 from vtorque_core.api.host_topology import flat
 from vtorque_core.api.job_files import Tree
 from vtorque_core.api.values import JobRequest, hookimpl
@@ -26,11 +26,11 @@ from vtorque_core.node.end.reap import reap, release_job
 from vtorque_core.node.end.teardown import ENDS
 from vtorque_core.node.start import boot, spare_boot
 from vtorque_core.node.start import spare as module
-from vtorque_core.node.start.attempt import Start
-from vtorque_core.node.start.spare import WAITS, end_unless_taken, main, with_offers
+from vtorque_core.node.start.attempt import StartAttempt
+from vtorque_core.node.start.spare import WAITS, apply_offers, end_unclaimed, main
 from vtorque_core.plan import guest_uids
 from vtorque_core.plan.domain.merge import MergedDomain
-from vtorque_core.plan.guests import Prepared
+from vtorque_core.plan.guests import GuestSpec
 from vtorque_core.plan.placement.ledger import InUse
 from vtorque_core.records.journal import Journal
 from vtorque_core.records.reading import JobHeader, read
@@ -51,7 +51,7 @@ class Offered(BootSource):
     fallback = True
 
     @property
-    def adopts(self):
+    def warm_key(self):
         return self.key
 
 
@@ -113,7 +113,7 @@ def test_reaper_ends_a_spare_guest_without_a_daemon(paths, spare, tmp_path):
 
 
 def test_claimed_spare_guest_ends_with_its_job(paths, job, tmp_path):
-    assert reaped(paths, {"7": Life.ALIVE}) == {"7": "alive", "spare-1": "alive"}
+    assert reaped(paths, {"7": JobState.ALIVE}) == {"7": "alive", "spare-1": "alive"}
     assert (tmp_path / "has").exists()
     (report,) = release_job(paths, "7")
     assert report.clean and not job.exists()
@@ -149,7 +149,7 @@ def test_reaper_keeps_spare_guests_while_a_journal_is_unreadable(paths, job, tmp
 
 
 def test_claimed_spare_guest_is_not_ended_for_room(paths, spare, job, tmp_path):
-    assert not end_unless_taken(paths, spare)
+    assert not end_unclaimed(paths, spare)
     assert (tmp_path / "has").exists()
 
 
@@ -183,8 +183,8 @@ def test_end_waits_for_the_holder_of_the_lock(paths, spare, tmp_path, monkeypatc
         try:
             from vtorque_core.base import locks
 
-            locks.forget()
-            os._exit(0 if end_unless_taken(paths, spare) else 1)
+            locks.close_inherited()
+            os._exit(0 if end_unclaimed(paths, spare) else 1)
         finally:
             os._exit(2)
     os.close(says)
@@ -217,7 +217,7 @@ def lock_of_another(lock):
 
 def test_booting_spare_guest_is_stopped_for_room(paths, spare, waiting, destroyed):
     with lock_of_another(paths.job_lock("spare-1")), pytest.raises(Busy):
-        end_unless_taken(paths, spare)
+        end_unclaimed(paths, spare)
     assert set(destroyed) == {"u-u"}
 
 
@@ -226,7 +226,7 @@ def test_claimed_spare_guest_is_not_stopped_while_its_lock_is_held(
 ):
     waiting("7")
     with lock_of_another(paths.job_lock("spare-1")), pytest.raises(Busy):
-        end_unless_taken(paths, spare)
+        end_unclaimed(paths, spare)
     assert destroyed == []
 
 
@@ -236,9 +236,9 @@ def test_spare_guest_is_not_stopped_while_the_node_lock_is_held(
     def fail(*_):
         raise Busy("the node's lock")
 
-    monkeypatch.setattr(module, "retired", fail)
+    monkeypatch.setattr(module, "retire_spare", fail)
     with pytest.raises(Busy, match="node's lock"):
-        end_unless_taken(paths, spare)
+        end_unclaimed(paths, spare)
     assert destroyed == []
 
 
@@ -247,7 +247,7 @@ def test_spare_guest_stopped_after_another_failure_is_not_rebooted(paths, monkey
     prepared = []
     for index in (0, 1):
         guest = planned.guest_plan(index=index, source=Offered(f"spare-{index}.0"))
-        prepared.append(Prepared(guest, mock.Mock(), "p", (), MergedDomain(()), ()))
+        prepared.append(GuestSpec(guest, mock.Mock(), "p", (), MergedDomain(()), ()))
 
     def cold(each, _error):
         anew.append(each.guest.index)
@@ -264,7 +264,7 @@ def test_spare_guest_stopped_after_another_failure_is_not_rebooted(paths, monkey
     monkeypatch.setattr(boot.kvm, "choose", lambda *_: SimpleNamespace(type="tcg", warning=""))
     monkeypatch.setattr(boot, "boot_one", lambda *_: None)
     monkeypatch.setattr(boot, "await_ready", await_ready)
-    monkeypatch.setattr(boot, "_fallen_back", cold)
+    monkeypatch.setattr(boot, "_fall_back", cold)
     node = SimpleNamespace(accel="tcg", qemu_user="q", libvirt_uri="test:///default")
     start = mock.Mock(site=SimpleNamespace(paths=paths, node=node), deadline=time.monotonic() + 60)
     with pytest.raises(HostFault, match="guest 0 is not ready"):
@@ -290,13 +290,15 @@ def waiting(paths, spare, monkeypatch):
 
     def taken(number="7", gone=(), **changes):
         guest = planned.guest_plan(**changes)
-        driver = mock.create_autospec(SpareDriver, instance=True)
-        each = Prepared(guest, driver, "p", (), MergedDomain(()), ())
+        driver = mock.create_autospec(WarmDriver, instance=True)
+        each = GuestSpec(guest, driver, "p", (), MergedDomain(()), ())
         header = JobHeader(JobAttempt(number, 0, "u", 1000), "local")
         with Journal.start(paths, header) as journal:
-            start = Start(header.job, guest.user, site, time.monotonic() + 60, journal, plugins)
-            (found,) = with_offers(start, [each], gone)
-        return found.plan.source.adopts
+            start = StartAttempt(
+                header.job, guest.user, site, time.monotonic() + 60, journal, plugins
+            )
+            (found,) = apply_offers(start, [each], gone)
+        return found.plan.source.warm_key
 
     taken.node = node
     return taken
@@ -312,7 +314,7 @@ def test_claimed_spare_guest_is_never_offered_again(paths, spare, waiting):
 def test_spare_guest_that_does_not_end_for_room_does_not_blame_the_node(
     paths, spare, waiting, monkeypatch, fault
 ):
-    monkeypatch.setattr(module, "end_unless_taken", mock.Mock(side_effect=fault))
+    monkeypatch.setattr(module, "end_unclaimed", mock.Mock(side_effect=fault))
     with pytest.raises(InUse, match=f"spare-2.0 has not ended: {fault}") as raised:
         waiting(gone=[spare, "spare-2.0"])
     assert not raised.value.blames_node
@@ -341,14 +343,14 @@ def test_spare_guest_that_cannot_be_saved_is_not_claimed_by_a_job_that_needs_it(
 def test_spare_guest_with_dedicated_cores_is_not_booted(paths, monkeypatch):
     planned_one = SimpleNamespace(
         plan=planned.guest_plan(),
-        driver=mock.create_autospec(SpareDriver, instance=True),
+        driver=mock.create_autospec(WarmDriver, instance=True),
         claims=(CoreClaim("vcpu", 1, exclusive=True), MemoryClaim(256)),
     )
     node = SimpleNamespace(
         start_timeout=60, libvirt_uri="", host_reserve_cores=0, host_reserve_ram=0, guest_uids=0,
         qemu_user="q",
     )  # fmt: skip
-    monkeypatch.setattr(spare_boot.policy, "asked", lambda *_: None)
+    monkeypatch.setattr(spare_boot.policy, "check_options", lambda *_: None)
     monkeypatch.setattr(spare_boot.node_hardware, "topology", lambda _: flat((0, 1, 2, 3), 4096))
     monkeypatch.setattr(spare_boot, "replace", lambda each, **_: each)
     monkeypatch.setattr(spare_boot.plan, "plan_guests", lambda *_: [planned_one])
@@ -390,6 +392,6 @@ def test_booting_spare_guest_has_low_cpu_shares_until_ready(monkeypatch, had, se
         return before
 
     monkeypatch.setattr(spare_boot.hypervisor, "cpu_shares", cpu_shares)
-    with spare_boot._giving_way(planned.guest_plan(), "test:///default"):
+    with spare_boot._low_priority(planned.guest_plan(), "test:///default"):
         assert shares[1:] == set_to[:1]
     assert shares[1:] == set_to

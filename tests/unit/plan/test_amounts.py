@@ -8,9 +8,9 @@ from vtorque_core.api.claims import AmountClaim, CoreClaim, MemoryClaim, PoolCla
 from vtorque_core.api.host_topology import flat
 from vtorque_core.base.errors import Refused
 from vtorque_core.base.names import JobAttempt
-from vtorque_core.plan.placement.divide_cores import plan
-from vtorque_core.plan.placement.job_cores import NodeShare, NoFit, Taken
-from vtorque_core.plan.placement.ledger import InUse, place, taken_by
+from vtorque_core.plan.placement.divide_cores import divide
+from vtorque_core.plan.placement.job_cores import Leases, NodeShare, NoFit
+from vtorque_core.plan.placement.ledger import InUse, leased_resources, place
 from vtorque_core.records.journal import Journal
 from vtorque_core.records.reading import JobHeader, read, walk
 
@@ -31,7 +31,7 @@ def test_amounts_are_leased_until_they_are_used_up(paths):
     first = start(paths, "1")
     (one, two), _ = place(first, [(*VM, scratch(1024)), (*VM, scratch(2048))], NODE, paths)
     assert (one.amounts, two.amounts) == ({"scratch": 1024}, {"scratch": 2048})
-    assert taken_by(list(walk(paths))).amounts == {"scratch": 3072}
+    assert leased_resources(list(walk(paths))).amounts == {"scratch": 3072}
     second = start(paths, "2")
     said = (
         r"in use by other jobs: scratch=2G: the guests of this node need 2G of scratch "
@@ -43,7 +43,7 @@ def test_amounts_are_leased_until_they_are_used_up(paths):
     assert got.amounts == {"scratch": 1024}
     for lease in read(first.path).leases:
         first.released(lease.seq)
-    assert taken_by(list(walk(paths))).amounts == {"scratch": 1024}
+    assert leased_resources(list(walk(paths))).amounts == {"scratch": 1024}
 
 
 def test_amount_that_never_fits_is_refused(paths):
@@ -62,20 +62,20 @@ def test_refusal_names_other_units_and_claims_without_a_key():
     claim = AmountClaim("tokens", 3, 2, unit="tokens")
     said = r"tokens=3 tokens: .* need 3 tokens of tokens \(limit: 2 tokens free of 2 tokens on"
     with pytest.raises(NoFit, match=said):
-        plan([(*VM, claim)], NODE, Taken())
+        divide([(*VM, claim)], NODE, Leases())
 
 
 def test_zero_amount_is_no_lease_and_negative_or_memory_raises():
-    assert plan([(*VM, scratch(0))], NODE, Taken())[0].amounts == {}
+    assert divide([(*VM, scratch(0))], NODE, Leases())[0].amounts == {}
     with pytest.raises(ValueError, match="less than nothing"):
-        plan([(*VM, scratch(-1))], NODE, Taken())
+        divide([(*VM, scratch(-1))], NODE, Leases())
     with pytest.raises(ValueError, match="memory is the ledger's own"):
-        plan([(*VM, AmountClaim("memory", 1, 1))], NODE, Taken())
+        divide([(*VM, AmountClaim("memory", 1, 1))], NODE, Leases())
 
 
 def test_amounts_do_not_count_as_memory_or_items(paths):
     place(start(paths, "1"), [(*VM, scratch(100))], NODE, paths)
-    taken = taken_by(list(walk(paths)))
+    taken = leased_resources(list(walk(paths)))
     assert taken.mib == 64 and "scratch" not in taken.items
     place(start(paths, "2"), [(*VM, PoolClaim("scratch", ("a",)))], NODE, paths)
 
@@ -86,7 +86,7 @@ def test_sum_of_amounts_never_exceeds_the_total(jobs):
     for wishes in jobs:
         try:
             claims = [(*VM, scratch(mib, 100)) for mib in wishes]
-            got = plan(claims, NODE, Taken(amounts={"scratch": held}))
+            got = divide(claims, NODE, Leases(amounts={"scratch": held}))
         except NoFit:
             assert held + sum(wishes) > 100
             continue

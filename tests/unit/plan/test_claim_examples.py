@@ -15,8 +15,8 @@ from vtorque_core.base.names import JobAttempt, Paths
 from vtorque_core.live import cores
 from vtorque_core.live.cores import resize
 from vtorque_core.plan.placement import node_hardware
-from vtorque_core.plan.placement.divide_cores import plan
-from vtorque_core.plan.placement.job_cores import NodeShare, Taken
+from vtorque_core.plan.placement.divide_cores import divide
+from vtorque_core.plan.placement.job_cores import Leases, NodeShare
 from vtorque_core.plan.placement.ledger import place
 from vtorque_core.plan.placement.topology import parse
 from vtorque_core.records.journal import Journal
@@ -45,7 +45,7 @@ def core_claims(vcpus=4):
 
 
 def answer(*claims):
-    return plan([[*core_claims(), *claims]], NODE, Taken())[0]
+    return divide([[*core_claims(), *claims]], NODE, Leases())[0]
 
 
 def test_pinning(shown):
@@ -115,7 +115,7 @@ def test_devices(shown):
 
 def test_unclot_is_claimed_once_per_node(shown):
     claims = [[*core_claims(), *shown.unclot(guest(i), 64)] for i in range(2)]
-    assert [p.memory_mib for p in plan(claims, NODE, Taken())] == [4416, 4352]
+    assert [p.memory_mib for p in divide(claims, NODE, Leases())] == [4416, 4352]
 
 
 def test_scam(shown):

@@ -22,7 +22,13 @@ from vtorque_core.api.libvirt_domain import (
 )
 from vtorque_core.base.names import JobAttempt
 from vtorque_core.plan.domain.merge import Contributed, MergedDomain, merge
-from vtorque_core.plan.domain.render import DomainSpec, base, plugged, render, without_pluggable
+from vtorque_core.plan.domain.render import (
+    DomainSpec,
+    drop_pluggable,
+    render,
+    render_base,
+    render_devices,
+)
 from vtorque_testing import planned
 
 JOBS = {"state_dir": Path("/s/jobs/42.srv.0/g0"), "run_dir": Path("/r/jobs/42.srv.0/g0")}
@@ -44,7 +50,7 @@ def merged(*elements: Element) -> MergedDomain:
     return merge(Contributed("p", "vtorque-p 1.0", each) for each in elements)
 
 
-def always(guest: GuestPlan) -> list[Element]:
+def constant_hook(guest: GuestPlan) -> list[Element]:
     """Return a guest's elements with and without a job."""
     return [
         KernelBoot(kernel="/pool/v1/vmlinux", initrd="/pool/v1/initrd", cmdline="quiet"),
@@ -55,7 +61,7 @@ def always(guest: GuestPlan) -> list[Element]:
 
 def of(more: tuple[Element, ...] = (), **changes: Any) -> str:
     guest = planned.guest_plan(**changes)
-    return base(DomainSpec(guest, "tcg"), merged(*always(guest), *more))
+    return render_base(DomainSpec(guest, "tcg"), merged(*constant_hook(guest), *more))
 
 
 def test_job_with_pluggable_devices_matches_a_spare_guest():
@@ -98,15 +104,15 @@ def test_element_of_a_plugin_makes_a_difference(element):
 
 def test_other_image_version_makes_a_difference():
     guest = planned.guest_plan(**JOBS)
-    newer = merged(KernelBoot(kernel="/pool/v2/vmlinux"), *always(guest)[1:])
-    assert base(DomainSpec(guest, "tcg"), newer) != of(**SPARES)
+    newer = merged(KernelBoot(kernel="/pool/v2/vmlinux"), *constant_hook(guest)[1:])
+    assert render_base(DomainSpec(guest, "tcg"), newer) != of(**SPARES)
 
 
 def test_pluggable_devices_are_ordered_and_have_no_address():
     guest = planned.guest_plan(**JOBS)
-    domain = merged(*always(guest), SEED, DATA, SHARE, NIC)
+    domain = merged(*constant_hook(guest), SEED, DATA, SHARE, NIC)
     sockets = {"ua-p-home": "/r/home.sock", "ua-p-data": "/r/data.sock"}
-    found = plugged(DomainSpec(guest, "tcg"), domain, sockets, {"ua-p-nic0": "vt0"}, None)
+    found = render_devices(DomainSpec(guest, "tcg"), domain, sockets, {"ua-p-nic0": "vt0"}, None)
     parsed = [ElementTree.fromstring(text) for text in found]  # noqa: S314 - our own
     assert [each.tag for each in parsed] == ["filesystem", "interface", "disk", "disk"]
     assert [each.findtext("serial") for each in parsed[2:]] == ["vtdata", "vtseed"]
@@ -115,7 +121,7 @@ def test_pluggable_devices_are_ordered_and_have_no_address():
 
 def test_spare_guest_has_free_ports_and_shared_memory():
     guest = planned.guest_plan(**SPARES)
-    xml = render(DomainSpec(guest, "tcg", ports=3), without_pluggable(merged(*always(guest))))
+    xml = render(DomainSpec(guest, "tcg", ports=3), drop_pluggable(merged(*constant_hook(guest))))
     root = ElementTree.fromstring(xml)  # noqa: S314 - our own
     ports = root.findall("./devices/controller[@model='pcie-root-port']")
     assert [each.get("index") for each in ports] == ["1", "2", "3"]

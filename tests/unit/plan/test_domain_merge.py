@@ -19,7 +19,7 @@ from vtorque_core.api.libvirt_domain import (
     MemoryBacking,
     MetadataEntry,
     Single,
-    forbidden,
+    find_forbidding,
 )
 from vtorque_core.base.errors import Conflict, Refused
 from vtorque_core.plan.domain.merge import Contributed, MergedDomain, merge
@@ -34,8 +34,10 @@ def by(plugin: str, element: Any) -> Contributed:
 def test_elements_forbid_save_or_migrate():
     share = Filesystem("f", "/s", "t")
     elements = [share, MetadataEntry("a", "b"), replace(share, name="g")]
-    assert forbidden("migrate", elements) == ["Filesystem"] == forbidden("save", elements)
-    assert forbidden("suspend", elements) == []
+    assert (
+        find_forbidding("migrate", elements) == ["Filesystem"] == find_forbidding("save", elements)
+    )
+    assert find_forbidding("suspend", elements) == []
 
 
 def test_list_elements_append_core_first_then_by_plugin() -> None:

@@ -34,8 +34,8 @@ from vtorque_core.base.errors import ConfigError, HostFault, Refused
 from vtorque_core.base.names import JobAttempt
 from vtorque_core.plan.domain.merge import Contributed, MergedDomain, merge
 from vtorque_core.plan.domain.render import DomainSpec, disk_target, render, tap_name
-from vtorque_core.plan.placement.divide_cores import plan
-from vtorque_core.plan.placement.job_cores import NodeShare, Taken
+from vtorque_core.plan.placement.divide_cores import divide
+from vtorque_core.plan.placement.job_cores import Leases, NodeShare
 from vtorque_core.plan.placement.topology import parse
 from vtorque_testing import planned
 
@@ -134,7 +134,7 @@ def placed(*claims: Claim, machine: str, vcpus: int, ram: int, **share: Any) -> 
     host = parse((CAPABILITIES / f"{machine}.xml").read_text())
     node = NodeShare(host, **share)
     asked = [CoreClaim("vcpu", vcpus), MemoryClaim(ram, use="guest"), *claims]
-    return guest_plan(placement=plan([asked], node, Taken())[0], vcpus=vcpus, ram_mib=ram)
+    return guest_plan(placement=divide([asked], node, Leases())[0], vcpus=vcpus, ram_mib=ram)
 
 
 def pinned() -> str:

@@ -12,7 +12,7 @@ import pytest
 from vtorque_core.api.libvirt_domain import Channel, Element, ListElement
 from vtorque_core.base.errors import ConfigError, HostFault, Refused
 from vtorque_core.plan.domain.merge import Contributed, merge
-from vtorque_core.plan.domain.render import DomainSpec, overridden, render
+from vtorque_core.plan.domain.render import DomainSpec, render, site_templates
 from vtorque_testing.planned import guest_plan
 
 GUEST = guest_plan(vcpus=2)
@@ -140,10 +140,10 @@ def test_overridden_templates_are_listed(overrides: Path, acme: Path) -> None:
     ):
         (overrides / name).parent.mkdir(exist_ok=True)
         (overrides / name).touch()
-    assert overridden(overrides) == {
+    assert site_templates(overrides) == {
         overrides / "disk.xml.j2": "vtorque_core.plan.domain:templates/disk.xml.j2",
         overrides / "dsik.xml.j2": "",
         overrides / "vtorque_acme/beeper.xml.j2": "vtorque_acme:domain/beeper.xml.j2",
         overrides / "vtorque_gone/x.xml.j2": "",
     }
-    assert overridden(overrides / "none") == {}
+    assert site_templates(overrides / "none") == {}

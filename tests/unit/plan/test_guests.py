@@ -13,7 +13,7 @@ from vtorque_core.api.batch_system import BareNode, BatchJob
 from vtorque_core.api.boot_source import BootSource, Identity
 from vtorque_core.api.claims import MemoryClaim, Notice, Placement, PoolClaim, RamClaim
 from vtorque_core.api.guest_context import EnvVar, RootCommand
-from vtorque_core.api.guest_plan import JobUser, lacks, root_disk
+from vtorque_core.api.guest_plan import JobUser, report_missing, root_disk
 from vtorque_core.api.host_topology import flat
 from vtorque_core.api.libvirt_domain import Disk, MemoryBacking
 from vtorque_core.api.strategies import GuestType
@@ -26,10 +26,10 @@ from vtorque_core.plan import guest_uids
 from vtorque_core.plan import guests as plan
 from vtorque_core.plan.job_context import JobContext, job_user
 from vtorque_core.plan.placement.demand import demand
-from vtorque_core.plan.placement.job_cores import Free, NodeShare, NoFit, Taken
+from vtorque_core.plan.placement.job_cores import FreeResources, Leases, NodeShare, NoFit
 from vtorque_core.plan.placement.refusals import check_memory
 from vtorque_core.site.config import Site
-from vtorque_core.site.job_size import Granted
+from vtorque_core.site.job_size import JobGrant
 from vtorque_core.site.option_limits import Limits
 from vtorque_core.site.plugins import Plugins
 from vtorque_core.site.schema import Images, Network
@@ -101,7 +101,7 @@ def planned(monkeypatch, plugin):
         values |= {"ram": 256, "vms_per_node": 2, **wanted}
         here = dataclasses.replace(site, options=limits or {})
         secret = b"s" * 32
-        context = JobContext(JOB, USER, here, plugins, secret, machine, granted or Granted())
+        context = JobContext(JOB, USER, here, plugins, secret, machine, granted or JobGrant())
         return plan.plan_guests(context, JobRequest(values)), here, context
 
     return make
@@ -131,12 +131,12 @@ def test_core_claims_cpus_memory_and_an_address(planned):
 def test_each_guest_has_a_separate_qemu_uid(planned):
     guests, site, context = planned()
     placements = [Placement(leased={"qemu-uid": (str(2146900000 + n),)}) for n in range(2)]
-    one, two = plan.placed(context, guests, placements)
+    one, two = plan.place_guests(context, guests, placements)
     assert (one.qemu_uid, two.qemu_uid) == (2146900000, 2146900001)
     shared = dataclasses.replace(site, node=dataclasses.replace(site.node, guest_uids=0))
-    assert guest_uids.free(shared) == ()
+    assert guest_uids.free_uids(shared) == ()
     assert not list(guest_uids.claims(guests[0].plan, ()))
-    assert guest_uids.of_guest(guests[0].plan, shared) == 64055
+    assert guest_uids.guest_uid(guests[0].plan, shared) == 64055
 
 
 def test_guests_know_the_jobs_nodes_without_guests_by_this_nodes_names(planned):
@@ -145,7 +145,7 @@ def test_guests_know_the_jobs_nodes_without_guests_by_this_nodes_names(planned):
     placements = [Placement(leased={"qemu-uid": (str(2146900000 + n),)}) for n in range(2)]
     bare = (BareNode("10.1.2.3", 8), BareNode("localhost", 2), BareNode("n" * 64, 1))
     mixed = dataclasses.replace(context, job=dataclasses.replace(JOB, bare=bare))
-    for guest in plan.placed(mixed, guests, placements):
+    for guest in plan.place_guests(mixed, guests, placements):
         assert guest.bare == (BareNode("10.1.2.3", 8, "10.1.2.3"), *bare[1:])
 
 
@@ -153,7 +153,7 @@ def test_guest_uid_of_an_existing_user_is_a_host_fault(planned):
     guests, _, context = planned()
     placements = [Placement(leased={"qemu-uid": (str(uid),)}) for uid in (0, 2146900000)]
     with pytest.raises(HostFault, match=r"guest_uids includes 0, which is the uid of root"):
-        plan.placed(context, guests, placements)
+        plan.place_guests(context, guests, placements)
 
 
 def test_uid_of_a_running_process_is_not_free(planned):
@@ -161,10 +161,10 @@ def test_uid_of_a_running_process_is_not_free(planned):
     uid, as_user = (64999, {"user": 64999}) if os.getuid() == 0 else (os.getuid(), {})
     mine = dataclasses.replace(site, node=dataclasses.replace(site.node, guest_uids=uid - 9))
     with subprocess.Popen(("sleep", "999"), **as_user) as process:
-        free = guest_uids.free(mine)
+        free = guest_uids.free_uids(mine)
         process.kill()
     assert str(uid) not in free and len(free) > guest_uids.COUNT // 2
-    assert free != guest_uids.free(mine), "in no order"
+    assert free != guest_uids.free_uids(mine), "in no order"
 
 
 def test_guest_with_uefi_variables_uses_the_libvirt_user(planned):
@@ -190,7 +190,7 @@ def test_memory_root_disk_is_claimed_with_its_virtual_size(planned, monkeypatch,
 def test_unsupported_wish_refuses_the_job_or_is_noted(planned, plugin):
     (guest, _), _, _ = planned()
     said = {
-        required: lacks(
+        required: report_missing(
             guest.plan,
             "Acme",
             option=VCPUS,
@@ -213,9 +213,9 @@ def test_unsupported_wish_refuses_the_job_or_is_noted(planned, plugin):
 def test_unfollowed_numa_advice_is_reported(planned, plugin):
     plugin.claims = (RamClaim(near=(1, 2), advisor="numad"),)
     one = planned()[0][0]
-    assert plan.not_near(one, Placement(nodes=(2,))) == []
-    assert plan.not_near(one, Placement()) == []  # one NUMA node only
-    (said,) = plan.not_near(one, Placement(nodes=(0,)))
+    assert plan.distance_notices(one, Placement(nodes=(2,))) == []
+    assert plan.distance_notices(one, Placement()) == []  # one NUMA node only
+    (said,) = plan.distance_notices(one, Placement(nodes=(0,)))
     assert said.text.startswith("numad advised NUMA node 1-2; guest 0 is on 0,")
 
 
@@ -227,7 +227,7 @@ def test_huge_pages_need_no_file_system_of_the_host(planned):
 
 
 def test_guests_have_equal_parts_and_plugins_get_numbers(planned):
-    guests, _, _ = planned(Granted(5, 2048), ram=0)
+    guests, _, _ = planned(JobGrant(5, 2048), ram=0)
     for one in guests:
         assert (one.plan.vcpus, one.plan.ram_mib) == (2, 768)
         assert (one.plan[VCPUS], one.plan[RAM]) == (2, 768)
@@ -236,7 +236,7 @@ def test_guests_have_equal_parts_and_plugins_get_numbers(planned):
 
 def test_user_is_notified_when_limits_make_guests_smaller(planned):
     guests, _, _ = planned(
-        Granted(16), {"vcpus": Limits(max=4, set_by={"max": "options.vcpus.max"})}
+        JobGrant(16), {"vcpus": Limits(max=4, set_by={"max": "options.vcpus.max"})}
     )
     assert [one.plan.vcpus for one in guests] == [4, 4]
     (notice,) = {notice for one in guests for notice in one.notices}
@@ -250,20 +250,20 @@ def test_slots_of_other_nodes_are_computed_alike_on_all_nodes(planned, monkeypat
     monkeypatch.setattr(plan, "domain_contributions", lambda *_: [])
     monkeypatch.setattr(plan, "merge", lambda _: None)
     for index, counts in enumerate(((9, 4), (9, 4))):
-        guests, _, context = planned(Granted(counts[index], 4096))
+        guests, _, context = planned(JobGrant(counts[index], 4096))
         job = dataclasses.replace(
             JOB, node=JOB.nodes[index], cpu_counts=counts, cpu_count=counts[index]
         )
         context = dataclasses.replace(context, job=job)
         plans = [one.plan for one in guests]
         told.append(plan.peer_guests(context, plans))
-        prepared = plan.prepare(context, plans, guests)
+        prepared = plan.prepare_guests(context, plans, guests)
         assert {each.plan.slots for each in prepared} == {(4, 4, 2, 2)}, "plugins get other sizes"
     assert told[0] == told[1]
     assert [(peer.hostname, peer.slots, peer.mib) for peer in told[0]] == [
         ("vn1-0", 4, 256), ("vn1-1", 4, 256), ("vn2-0", 2, 256), ("vn2-1", 2, 256),
     ]  # fmt: skip
-    guests, _, context = planned(Granted(4, 4096), vcpus=1)
+    guests, _, context = planned(JobGrant(4, 4096), vcpus=1)
     job = dataclasses.replace(JOB, cpu_counts=(9, 4), cpu_count=4)
     context = dataclasses.replace(context, job=job)
     peers = plan.peer_guests(context, [one.plan for one in guests])
@@ -326,7 +326,7 @@ def test_memory_root_disk_is_an_overlay_or_copy_by_site_config(planned, monkeypa
         found = plan.domain_contributions(context, guest.plan, NoElements())
         (root,) = (c.element for c in found if isinstance(c.element, Disk))
         assert (root.base, root.format) == (base, "qcow2"), (way, fs_type)
-        assert plan.copied(guest.plan, site) == (base is None)
+        assert plan.has_copied_disk(guest.plan, site) == (base is None)
         assert sum(c.mib for c in guest.claims if isinstance(c, MemoryClaim)) == (
             512 + (80 if fs_type == "ramdisk" else 0)
         )
@@ -339,7 +339,7 @@ def test_memory_root_disk_that_does_not_fit_is_refused_with_limit_and_key(planne
     share = NodeShare(flat((0, 1), 8192), cpus=(0, 1), mem_mib=1024)
     (guest, _), _, _ = planned(fs_type="ramdisk")
     with pytest.raises(NoFit) as caught:
-        check_memory([demand(guest.claims)], Free(share, Taken()))
+        check_memory([demand(guest.claims)], FreeResources(share, Leases()))
     refusal = caught.value.refusal
     assert (refusal.key, refusal.value, refusal.limit) == ("fs_type", "900M", "1G")
     assert "more than the job's memory on this node" in refusal.message
@@ -399,7 +399,7 @@ def test_job_with_more_guests_than_were_saved_is_refused(planned, plugin):
 
 @dataclasses.dataclass(frozen=True)
 class Odd(BootSource):
-    adopts: str = ""
+    warm_key: str = ""
     remote: bool = False
     fallback: bool = False
 
@@ -407,7 +407,7 @@ class Odd(BootSource):
 @pytest.mark.parametrize(
     ("source", "said"),
     [
-        (Odd(adopts="spare-1.0"), "adopts a warm guest before the guests are rendered"),
+        (Odd(warm_key="spare-1.0"), "adopts a warm guest before the guests are rendered"),
         (Odd(remote=True), "comes from another node"),
     ],
 )

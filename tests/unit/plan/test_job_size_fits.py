@@ -9,12 +9,12 @@ from hypothesis import strategies as st
 from vtorque_core.api.claims import CoreClaim, MemoryClaim
 from vtorque_core.api.host_topology import flat
 from vtorque_core.api.vm_options import RAM, VCPUS
-from vtorque_core.plan.placement.divide_cores import plan
-from vtorque_core.plan.placement.job_cores import NodeShare, Taken
+from vtorque_core.plan.placement.divide_cores import divide
+from vtorque_core.plan.placement.job_cores import Leases, NodeShare
 from vtorque_core.plan.placement.topology import parse
 from vtorque_core.site.config import build, parse_toml
-from vtorque_core.site.job_size import Granted
-from vtorque_core.site.policy import asked, needs, settle
+from vtorque_core.site.job_size import JobGrant
+from vtorque_core.site.policy import check_options, needs, resolve
 from vtorque_core.site.request import Request
 from vtorque_iocm import plugin as iocm
 from vtorque_iocm.node import Settings as IocmSettings
@@ -97,14 +97,14 @@ def test_every_share_that_meets_the_minimum_can_be_placed(share, count, on):
     text = f"[node]\nhost_reserve_cores = {share.reserve_cores}\n"
     site = build(parse_toml(text.encode(), Path("/etc/x.toml")), PLUGINS)
     pairs = [("vms_per_node", str(count)), *((key, OPTIONS[key]) for key in sorted(on))]
-    wanted = asked(Request(tuple(pairs)), site, PLUGINS)
+    wanted = check_options(Request(tuple(pairs)), site, PLUGINS)
     granted = share.granted
-    job, _ = settle(wanted, site, PLUGINS, granted, disk=DISK)
+    job, _ = resolve(wanted, site, PLUGINS, granted, disk=DISK)
     if granted.cpus is None or granted.mib is None or not least(job, site, share):
         return
     if {"scam", "iocm"} <= on:
         return  # scam cannot tell the batch system of the idle siblings of I/O cores
-    placements = plan([list(claims(job, site, n)) for n in range(count)], share, Taken())
+    placements = divide([list(claims(job, site, n)) for n in range(count)], share, Leases())
     assert len(placements) == count
     if not on:
         assert granted.cpus - count * job[VCPUS] < count, "CPUs are lost"
@@ -116,15 +116,15 @@ def test_unlimited_memory_is_divided_by_cpus():
     def of(**share):
         return NodeShare(machine, reserve_cores=2, reserve_mib=1000, **share).granted
 
-    assert of() == Granted(None, None), "nothing is limited: not even told"
-    assert of(cpu_count=4) == Granted(4, 7500)
-    assert of(cpu_count=8) == Granted(6, 15000), "the host's two are nobody's"
-    assert of(cpu_count=16) == Granted(6, 15000)
-    assert of(cpus=(0, 1, 2, 3)) == Granted(4, 7500, reserved=2)
-    assert of(whole_node=True) == Granted(6, 15000)
-    assert of(whole_node=True, cpu_count=1) == Granted(1, 15000)
-    assert of(mem_mib=4096) == Granted(None, 4096)
-    assert of(cpu_count=4, mem_mib=16000) == Granted(4, 15000), "no more than there is for guests"
+    assert of() == JobGrant(None, None), "nothing is limited: not even told"
+    assert of(cpu_count=4) == JobGrant(4, 7500)
+    assert of(cpu_count=8) == JobGrant(6, 15000), "the host's two are nobody's"
+    assert of(cpu_count=16) == JobGrant(6, 15000)
+    assert of(cpus=(0, 1, 2, 3)) == JobGrant(4, 7500, reserved=2)
+    assert of(whole_node=True) == JobGrant(6, 15000)
+    assert of(whole_node=True, cpu_count=1) == JobGrant(1, 15000)
+    assert of(mem_mib=4096) == JobGrant(None, 4096)
+    assert of(cpu_count=4, mem_mib=16000) == JobGrant(4, 15000), "no more than there is for guests"
 
 
 @given(st.lists(st.integers(1, 8), min_size=1, max_size=8))

@@ -12,12 +12,12 @@ from vtorque_core.base.errors import HostFault, Refused
 from vtorque_core.base.names import JobAttempt
 from vtorque_core.base.sizes import show_mib
 from vtorque_core.live import cores as live_cores
-from vtorque_core.live.cores import Resized, resize
+from vtorque_core.live.cores import ResizeResult, resize
 from vtorque_core.plan.job_context import node_share
 from vtorque_core.plan.placement import ledger, node_hardware
-from vtorque_core.plan.placement.divide_cores import plan
-from vtorque_core.plan.placement.job_cores import NodeShare, NoFit, Taken
-from vtorque_core.plan.placement.ledger import InUse, taken_by
+from vtorque_core.plan.placement.divide_cores import divide
+from vtorque_core.plan.placement.job_cores import Leases, NodeShare, NoFit
+from vtorque_core.plan.placement.ledger import InUse, leased_resources
 from vtorque_core.records.journal import Journal
 from vtorque_core.records.reading import JobHeader, JournalError, read, walk
 from vtorque_core.site.config import Site
@@ -110,9 +110,9 @@ def test_claim_that_never_fits_the_node_is_refused(paths):
 def test_memory_and_qemu_overhead_fit_share_and_node(share, most):
     share = dataclasses.replace(NODE, **share)
     if most:
-        assert plan([vm(ram=most - 256)], share, Taken())[0].memory_mib == most
+        assert divide([vm(ram=most - 256)], share, Leases())[0].memory_mib == most
     with pytest.raises(NoFit, match=f"limit: {show_mib(most)}"):
-        plan([vm(ram=most - 255 if most else 1)], share, Taken())
+        divide([vm(ram=most - 255 if most else 1)], share, Leases())
 
 
 def test_memory_is_shared_by_jobs(paths):
@@ -151,13 +151,13 @@ def test_floating_core_of_another_job_is_not_leased_exclusively(paths):
 def test_shared_cores_may_overlap_but_guests_fit_the_share():
     share = dataclasses.replace(NODE, cpus=(2, 3))
     many = [[CoreClaim("vcpu", 2), CoreClaim("emulator", 1)]] * 4
-    assert [p.cores for p in plan(many, share, Taken())] == [
+    assert [p.cores for p in divide(many, share, Leases())] == [
         {"vcpu": (2, 3), "emulator": (2, 3)}
     ] * 4
     with pytest.raises(NoFit):
-        plan([[CoreClaim("vcpu", 3)]], share, Taken())
+        divide([[CoreClaim("vcpu", 3)]], share, Leases())
     with pytest.raises(NoFit):
-        plan([[CoreClaim("vcpu", 2)]], dataclasses.replace(NODE, cpu_count=1), Taken())
+        divide([[CoreClaim("vcpu", 2)]], dataclasses.replace(NODE, cpu_count=1), Leases())
 
 
 def test_ledger_chooses_cpus_for_a_count_without_ids(paths):
@@ -168,14 +168,14 @@ def test_ledger_chooses_cpus_for_a_count_without_ids(paths):
     more = place(start(paths, "3"), [vm(1)], dataclasses.replace(share, cpu_count=1), paths)[0]
     assert more.cores["vcpu"] == (0,)  # the batch system has given more than exists
     whole = dataclasses.replace(share, whole_node=True)
-    assert plan([vm(2)], whole, Taken())[0].share == ()
+    assert divide([vm(2)], whole, Leases())[0].share == ()
 
 
 @pytest.mark.parametrize("known", [{}, {"whole_node": True}, {"whole_user": True}])
 def test_other_users_are_excluded_unless_the_batch_system_does(paths, monkeypatch, known):
     monkeypatch.setattr(node_hardware, "topology", lambda _: NODE.machine)
     share = node_share(BatchJob("1", "u1", "n", ("n",), b"", **known), Site())
-    assert share.alone is not bool(known)
+    assert share.is_exclusive is not bool(known)
     place(start(paths, "2", uid=1001), [vm()], SHARED, paths)
     if known:
         place(start(paths, "1"), [vm()], share, paths)
@@ -186,18 +186,18 @@ def test_other_users_are_excluded_unless_the_batch_system_does(paths, monkeypatc
 
 def test_reserved_cores_are_kept_from_jobs_without_ids():
     share = dataclasses.replace(NODE, reserve_cores=1)
-    assert plan([vm()], share, Taken())[0].share == (1, 2, 3)
-    assert plan([vm()], NODE, Taken())[0].share == ()
+    assert divide([vm()], share, Leases())[0].share == (1, 2, 3)
+    assert divide([vm()], NODE, Leases())[0].share == ()
     with pytest.raises(NoFit, match=r"limit: 3 CPUs, set by \[node\] host_reserve_cores"):
-        plan([vm(vcpus=4)], share, Taken())
+        divide([vm(vcpus=4)], share, Leases())
 
 
 def test_reserved_core_with_ids_can_be_shared_but_not_exclusive():
     own = dataclasses.replace(NODE, reserve_cores=1, cpus=(0, 1))
-    assert plan([vm()], own, Taken())[0].cores["vcpu"] == (0, 1)
-    assert plan([vm(exclusive=True)], own, Taken())[0].cores["vcpu"] == (1,)
+    assert divide([vm()], own, Leases())[0].cores["vcpu"] == (0, 1)
+    assert divide([vm(exclusive=True)], own, Leases())[0].cores["vcpu"] == (1,)
     with pytest.raises(NoFit):
-        plan([vm(2, exclusive=True)], own, Taken())
+        divide([vm(2, exclusive=True)], own, Leases())
 
 
 KNOWN = dataclasses.replace(NODE, cpus=(0, 1))
@@ -254,10 +254,10 @@ def test_io_cores_grow_and_shrink_within_claim_and_share(paths):
     with_io(paths, "1", (0, 1, 2))
     steps = [(resize(paths, "1.0", 0, "io", n), n) for n in (2, 9, 1, 0)]
     assert [r for r, _ in steps] == [
-        Resized((0, 1), (2,)),
-        Resized((0, 1), (2,)),  # a CPU stays for the vCPU, which shares
-        Resized((0,), (1, 2)),
-        Resized((0,), (1, 2)),
+        ResizeResult((0, 1), (2,)),
+        ResizeResult((0, 1), (2,)),  # a CPU stays for the vCPU, which shares
+        ResizeResult((0,), (1, 2)),
+        ResizeResult((0,), (1, 2)),
     ]
     cores = {r.args["item"] for r in read(paths.journal / "1.0.jsonl").leases if r.args["use"]}
     assert cores == {"0"}
@@ -307,7 +307,7 @@ def test_resize_of_an_unsupported_use_or_job_is_refused(paths):
 
 def test_ledger_pools_cannot_be_claimed():
     with pytest.raises(ValueError, match="own"):
-        plan([(PoolClaim("memory", ("g0",)),)], NODE, Taken())
+        divide([(PoolClaim("memory", ("g0",)),)], NODE, Leases())
 
 
 def test_concurrent_jobs_get_distinct_items(paths):
@@ -340,7 +340,7 @@ def test_suspended_job_releases_cpus_but_not_memory(paths):
     first.phase("run")
     first.phase("suspended")
     place(second, wanted, SHARED, paths)
-    assert taken_by(list(walk(paths))).mib == 2 * 3256
+    assert leased_resources(list(walk(paths))).mib == 2 * 3256
     second.phase("suspended")
     with pytest.raises(InUse):  # no memory
         place(third, wanted, SHARED, paths)

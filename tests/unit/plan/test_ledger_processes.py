@@ -21,7 +21,7 @@ from vtorque_core.base.locks import job_lock, node_lock
 from vtorque_core.base.names import JobAttempt, Paths
 from vtorque_core.live.cores import resize
 from vtorque_core.plan.placement.job_cores import NodeShare
-from vtorque_core.plan.placement.ledger import InUse, place, taken_by
+from vtorque_core.plan.placement.ledger import InUse, leased_resources, place
 from vtorque_core.plan.placement.topology import cpu_list, parse
 from vtorque_core.records.journal import Journal
 from vtorque_core.records.reading import JobHeader, read, walk
@@ -75,7 +75,7 @@ def check(paths, share):
             floats = set(cpu_list(args["cpus"]))
             assert not [c for c in floats if cores.get(c, state.key) != state.key]
             assert not floats & set(share.reserved)
-    taken = taken_by(held)
+    taken = leased_resources(held)
     assert taken.mib <= machine.mem_mib - RESERVE_MIB
     assert sum(taken.mib_on.values()) == taken.mib  # each MiB is on some NUMA node
     for node in machine.nodes:
@@ -162,7 +162,7 @@ def test_fifty_jobs_from_eight_processes(name, tmp_path):
     assert min(total["placed"], total["resized"], total["waited"]) >= 3, total
     paths = Paths(tmp_path / "state", tmp_path / "run")
     assert list(walk(paths)) == []
-    assert taken_by(list(walk(paths))).shares == {}
+    assert leased_resources(list(walk(paths))).shares == {}
 
 
 class Steps(RuleBasedStateMachine):

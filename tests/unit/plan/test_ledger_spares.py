@@ -9,9 +9,9 @@ from vtorque_core.api.host_topology import flat
 from vtorque_core.base.errors import Refused
 from vtorque_core.base.names import JobAttempt
 from vtorque_core.plan.placement.job_cores import NodeShare
-from vtorque_core.plan.placement.ledger import InUse, place, taken_by
+from vtorque_core.plan.placement.ledger import InUse, leased_resources, place
 from vtorque_core.records.journal import Journal
-from vtorque_core.records.reading import JobHeader, spares, walk
+from vtorque_core.records.reading import JobHeader, idle_spares, walk
 from vtorque_core.resources.lease import SpareUse
 
 NODE = NodeShare(flat((0, 1, 2, 3), 4096))
@@ -33,7 +33,7 @@ def job(paths, number, mib, uid=1000):
 
 
 def held(paths):
-    return taken_by(list(walk(paths))).mib
+    return leased_resources(list(walk(paths))).mib
 
 
 def test_job_that_fits_beside_spare_guests_ends_none(paths):
@@ -70,8 +70,8 @@ def test_memory_of_a_claimed_spare_guest_counts_once(paths):
     assert held(paths) == 2048
     journal.acquire(SpareUse("spare-7.0"), plugin="core", phase="plan", guest=0)
     assert held(paths) == 1024
-    assert spares(list(walk(paths))) == []
-    assert taken_by(list(walk(paths))).items["qemu-uid"] == {"7"}
+    assert idle_spares(list(walk(paths))) == []
+    assert leased_resources(list(walk(paths))).items["qemu-uid"] == {"7"}
     assert job(paths, "2", 3072)[1] == []
 
 
@@ -79,4 +79,4 @@ def test_spare_guest_holds_neither_the_node_nor_cpus(paths):
     spare(paths, 1)
     job(paths, "1", 512)
     spare(paths, 2)
-    assert set(taken_by(spares(list(walk(paths)))).shares) == set()
+    assert set(leased_resources(idle_spares(list(walk(paths)))).shares) == set()

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from vtorque_core.api.claims import CacheClaim, CoreClaim, MemoryClaim, PoolClaim, RamClaim
 from vtorque_core.api.host_topology import NumaNode, Topology, flat
 from vtorque_core.base.errors import HostFault, Refused
-from vtorque_core.plan.placement.divide_cores import plan
-from vtorque_core.plan.placement.job_cores import NodeShare, NoFit, Taken
+from vtorque_core.plan.placement.divide_cores import divide
+from vtorque_core.plan.placement.job_cores import Leases, NodeShare, NoFit
 from vtorque_core.plan.placement.topology import cpu_list, parse, show_cpus, with_default_group
 
 DATA = Path(__file__).parents[3] / "testing/vtorque_testing/machines"
@@ -34,7 +34,7 @@ def guest(vcpus=4, ram=4096, *, own=True, more=(), **core):
 
 
 def placed(machine, *guests, taken=None, **share):
-    return plan(guests, node(machine, **share), taken or Taken())
+    return divide(guests, node(machine, **share), taken or Leases())
 
 
 # -- the recorded files -----------------------------------------------------------------------
@@ -201,7 +201,7 @@ def test_contradicting_claims_are_refused(more, why):
 
 
 def test_node_with_one_numa_node_has_no_numatune():
-    got = plan([guest(1, 64)], NodeShare(flat((0, 1), 1000)), Taken())[0]
+    got = divide([guest(1, 64)], NodeShare(flat((0, 1), 1000)), Leases())[0]
     assert (got.numa, got.nodes) == (None, ())
     assert placed(XEON, guest(), numa=None)[0].numa is None
 
@@ -213,9 +213,9 @@ def test_memory_and_huge_pages_are_the_nodes_own():
     assert (first.page_kib, first.memory) == (2048, {})
     with pytest.raises(NoFit, match="limit: 64G of 64G free"):
         placed(XEON, *[guest(2, 30000, more=[pages])] * 3)
-    taken = Taken(pages={(0, 2048): 10000})
+    taken = Leases(pages={(0, 2048): 10000})
     assert dict(placed(XEON, guest(2, 30000, more=[pages]), taken=taken)[0].paged) == {1: 30000}
-    taken = Taken(mib=150000, mib_on={0: 150000})
+    taken = Leases(mib=150000, mib_on={0: 150000})
     assert placed(XEON, guest(2, 20000), taken=taken)[0].nodes == (1,)
 
 
@@ -235,7 +235,7 @@ def test_cache_is_leased_from_caches_of_the_guests_cores():
 
 def test_guest_is_placed_near_its_device_if_free():
     cards = PoolClaim("gpu", ("a", "b"), near={"a": 0, "b": 1})
-    taken = Taken({"gpu": frozenset({"a"})})
+    taken = Leases({"gpu": frozenset({"a"})})
     assert placed(XEON, guest(more=[cards]), taken=taken)[0].nodes == (1,)
     one, two = placed(XEON, *[guest(more=[cards])] * 2)
     assert [(p.nodes, p.leased["gpu"]) for p in (one, two)] == [((0,), ("a",)), ((1,), ("b",))]
@@ -260,11 +260,11 @@ def test_advice_on_numa_nodes_is_a_wish():
 def test_pools_of_a_family_share_their_items():
     vf = PoolClaim("pci/vrdma", ("a", "b"), near={"a": 0, "b": 1})
     card = PoolClaim("pci", ("b", "c"))
-    (got,) = placed(XEON, guest(more=[vf, card]), taken=Taken({"pci": frozenset({"a"})}))
+    (got,) = placed(XEON, guest(more=[vf, card]), taken=Leases({"pci": frozenset({"a"})}))
     assert got.leased == {"pci/vrdma": ("b",), "pci": ("c",)}
     assert got.nodes == (1,)
     with pytest.raises(NoFit, match=r"pci=1: .*limit: 2 on this node, 0 free"):
-        placed(XEON, guest(more=[vf, vf, card]), taken=Taken({"pci/other": frozenset({"c"})}))
+        placed(XEON, guest(more=[vf, vf, card]), taken=Leases({"pci/other": frozenset({"c"})}))
     with pytest.raises(ValueError, match="the ledger's own"):
         placed(XEON, guest(more=[PoolClaim("core/mine", ("1",))]))
 
@@ -403,7 +403,7 @@ def test_mixed_guests_cross_numa_nodes_as_rarely_as_exhaustive_search(sizes, gue
 def test_cores_are_split_only_for_remaining_vcpus(counts, broken):
     """No guest has a part of a core if whole cores would have sufficed."""
     machine = machine_of([(16, 1000)])
-    taken = Taken({"core": frozenset(map(str, broken))}, shares=dict.fromkeys(broken, 1))
+    taken = Leases({"core": frozenset(map(str, broken))}, shares=dict.fromkeys(broken, 1))
     try:
         got = placed(machine, *[guest(n, 10) for n in counts], taken=taken)
     except NoFit:
@@ -425,7 +425,7 @@ def test_search_is_bounded():
 def test_planned_share_never_exceeds_that_of_the_batch_system():
     for count in (4, 5, 9, 40, 128):
         share = node(XEON, cpu_count=count)
-        got = plan([guest(2, own=False), guest(2)], share, Taken())
+        got = divide([guest(2, own=False), guest(2)], share, Leases())
         assert {*got[0].share} == {*got[1].share} or got[0].share == ()
         assert len(got[0].share or XEON.cpus) == count
 

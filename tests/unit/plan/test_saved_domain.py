@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from vtorque_core.base.errors import Refused
-from vtorque_core.plan.domain.saved import moved
+from vtorque_core.plan.domain.saved import adapt_xml
 from vtorque_testing import planned
 
 PLACES = Path("/s/1.srv.0/g0"), Path("/r/1.srv.0/g0")
@@ -54,7 +54,7 @@ WANTED = (
 
 
 def test_restored_domain_has_paths_and_labels_of_the_new_job():
-    xml = moved(WAS, WANTED, PLACES, GUEST)
+    xml = adapt_xml(WAS, WANTED, PLACES, GUEST)
     assert 'socket="/r/2.srv.0/g0/fs-home.sock"' in xml
     assert 'file="/s/2.srv.0/g0/console.log"' in xml
     assert 'file="/s/1.srv.0/g01/other"' in xml, "a name that only begins so"
@@ -65,7 +65,7 @@ def test_restored_domain_has_paths_and_labels_of_the_new_job():
 
 
 def test_restored_domain_keeps_the_hardware_of_the_guest():
-    xml = moved(WAS, WANTED, PLACES, GUEST)
+    xml = adapt_xml(WAS, WANTED, PLACES, GUEST)
     assert "pc-q35-10.0" in xml and 'slot="0x04"' in xml and "pcie-root-port" in xml
 
 
@@ -75,9 +75,9 @@ HUGE = '<memoryBacking><hugepages><page size="2048" unit="KiB"/></hugepages></me
 def test_unfiltered_or_huge_page_guest_is_refused_if_the_site_or_job_differs():
     """Nor on huge pages that the job has no lease for."""
     with pytest.raises(Refused, match=r"vtorque open, not .* filtered"):
-        moved(WAS.replace("vt525400010203", "vnet3"), WANTED, PLACES, GUEST)
+        adapt_xml(WAS.replace("vt525400010203", "vnet3"), WANTED, PLACES, GUEST)
     with pytest.raises(Refused, match="huge pages in KiB is 2048, not none"):
-        moved(WAS.replace("<os>", HUGE), WANTED, PLACES, GUEST)
+        adapt_xml(WAS.replace("<os>", HUGE), WANTED, PLACES, GUEST)
 
 
 @pytest.mark.parametrize(
@@ -98,4 +98,4 @@ def test_unfiltered_or_huge_page_guest_is_refused_if_the_site_or_job_differs():
 def test_saved_guest_that_differs_from_the_request_is_refused(old, new, said):
     assert old in WANTED
     with pytest.raises(Refused, match=said):
-        moved(WAS, WANTED.replace(old, new), PLACES, GUEST)
+        adapt_xml(WAS, WANTED.replace(old, new), PLACES, GUEST)

@@ -5,7 +5,7 @@ import os
 import pytest
 
 from vtorque_core.base.errors import HostFault
-from vtorque_core.plan.subordinate_ids import MAX_ID, of_user, rule
+from vtorque_core.plan.subordinate_ids import MAX_ID, root_id, rule
 
 
 @pytest.fixture
@@ -18,19 +18,19 @@ def tables(tmp_path):
 
 
 def test_users_get_distinct_ids(tables):
-    first, second = (of_user("u", uid, 2147000000, tables) for uid in (1000, 1001))
+    first, second = (root_id("u", uid, 2147000000, tables) for uid in (1000, 1001))
     assert (first, second) == (2147001000, 2147001001)
-    assert of_user("u", 1000, 2147000000, ()) == first, "nor does it depend on the node's tables"
+    assert root_id("u", 1000, 2147000000, ()) == first, "nor does it depend on the node's tables"
 
 
 def test_subordinate_tables_of_the_site_are_used(tables):
-    assert of_user("ada", 1000, 0, tables) == 100000
-    assert of_user("bob", 1007, 0, tables) == 200000, "named by uid"
+    assert root_id("ada", 1000, 0, tables) == 100000
+    assert root_id("bob", 1007, 0, tables) == 200000, "named by uid"
     with pytest.raises(HostFault, match="no range for eve"):
-        of_user("eve", 1008, 0, tables)
+        root_id("eve", 1008, 0, tables)
     tables[1].write_text("ada:300000:65536\n")
     with pytest.raises(HostFault, match="no range for ada"):
-        of_user("ada", 1000, 0, tables)
+        root_id("ada", 1000, 0, tables)
 
 
 @pytest.mark.parametrize(
@@ -43,12 +43,12 @@ def test_subordinate_tables_of_the_site_are_used(tables):
 )
 def test_ids_of_other_users_are_refused(tables, base, uid, why):
     with pytest.raises(HostFault, match=why):
-        of_user("u", uid, base, tables)
+        root_id("u", uid, base, tables)
 
 
 def test_uid_of_a_real_user_is_refused(tables):
     with pytest.raises(HostFault, match="the uid of "):
-        of_user("u", os.getuid() + 65533 if os.getuid() == 0 else 1, 1, tables)
+        root_id("u", os.getuid() + 65533 if os.getuid() == 0 else 1, 1, tables)
 
 
 def test_rule_of_equal_tables_is_equal(tables):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from vtorque_core.api.daemon_process import Process
+from vtorque_core.api.daemon_process import DaemonProcess
 from vtorque_core.api.values import hookimpl
 from vtorque_core.base.locks import lock_holder
 from vtorque_core.base.names import JobAttempt
@@ -19,7 +19,7 @@ from vtorque_core.site.plugins import Plugins
 
 
 @dataclass(frozen=True)
-class Manager(Process):
+class Manager(DaemonProcess):
     kind = "acme-manager"
     scope = "node"
 
@@ -59,11 +59,11 @@ def holder(manager):
 def test_killed_node_wide_process_is_restarted_by_the_next_job(paths, manager):
     first = start(paths, manager, "1")
     pid = holder(manager)
-    assert not manager.lost()
+    assert not manager.is_lost()
     second = start(paths, manager, "2")
     assert holder(manager) == pid
     os.kill(pid, signal.SIGKILL)
-    while not manager.lost():
+    while not manager.is_lost():
         pass
     third = start(paths, manager, "3")
     again = holder(manager)
@@ -73,7 +73,7 @@ def test_killed_node_wide_process_is_restarted_by_the_next_job(paths, manager):
         assert holder(manager) == again
     end(paths, second)
     assert holder(manager) is None
-    assert manager.lost()
+    assert manager.is_lost()
 
 
 def test_a_manager_is_woken_by_a_change_of_a_journal(paths, manager):

@@ -50,7 +50,7 @@ def syslog(monkeypatch):
 def a_log(paths, level="INFO", job="42.srv", **more):
     paths.state.mkdir(exist_ok=True)
     handlers = logging.getLogger().handlers  # pytest's fail on invalid records
-    handlers[:] = [each for each in handlers if isinstance(each, log._Handler)]
+    handlers[:] = [each for each in handlers if isinstance(each, log._JobLogHandler)]
     return log.Log(paths, JobAttempt(job, 0, "ada", os.getuid(), "n1"), parse(level), **more)
 
 
@@ -71,14 +71,14 @@ def forked(work):
 
 def test_levels_of_phases_and_plugins():
     levels = parse("ALL:WARN, iocm:TRACE+boot:debug,render-domain:ERROR,scam:QUIET")
-    assert levels.least("iocm", "boot") == levels.least("iocm", "plan") == TRACE
-    assert levels.least("core", "boot") == levels.least("scam", "boot") == DEBUG
-    assert levels.least("core", "plan") == levels.least("iocm2", "") == WARN
-    assert levels.least("core", "render domain") == ERROR
-    assert levels.least("scam", "plan") == QUIET
+    assert levels.minimum("iocm", "boot") == levels.minimum("iocm", "plan") == TRACE
+    assert levels.minimum("core", "boot") == levels.minimum("scam", "boot") == DEBUG
+    assert levels.minimum("core", "plan") == levels.minimum("iocm2", "") == WARN
+    assert levels.minimum("core", "render domain") == ERROR
+    assert levels.minimum("scam", "plan") == QUIET
     assert parse(str(levels)).of == levels.of
-    assert parse("debug").least("anything", "boot") == DEBUG
-    assert NOTHING.least("anything", "boot") > logging.CRITICAL
+    assert parse("debug").minimum("anything", "boot") == DEBUG
+    assert NOTHING.minimum("anything", "boot") > logging.CRITICAL
 
 
 def test_plugin_of_a_logger_is_its_package():
@@ -119,9 +119,9 @@ def test_invalid_log_level_is_refused(text, words):
 
 
 def test_log_entry_names_phase_plugin_guest_and_level(paths):
-    with log.opened(a_log(paths)) as one:
+    with log.open_log(a_log(paths)) as one:
         one.phase = "boot"
-        with log.about(guest=1, plugin="linux-guest"):
+        with log.log_context(guest=1, plugin="linux-guest"):
             boot.info("%d vCPUs", 4)
         acme.warning("hot", extra={"guest": 0})
         boot.info("all")
@@ -138,11 +138,11 @@ def test_log_entry_names_phase_plugin_guest_and_level(paths):
 
 
 def test_log_has_entries_for_levels_of_site_and_user(paths):
-    with log.opened(a_log(paths, "ALL:WARN,acme-fpga:INFO")):
+    with log.open_log(a_log(paths, "ALL:WARN,acme-fpga:INFO")):
         boot.info("no")
         acme.info("site's")
         acme.debug("no")
-        log.ask(parse("post-boot:TRACE"))
+        log.apply_request(parse("post-boot:TRACE"))
         boot.log(TRACE, "of another phase")
         log.enter("post-boot")
         boot.log(TRACE, "user's")
@@ -157,11 +157,11 @@ def test_inner_log_gets_all_entries_until_it_is_closed(paths):
     a_log(paths)
     root = logging.getLogger()
     before = (root.level, list(root.handlers), boot.level)
-    with log.opened(a_log(paths)):
+    with log.open_log(a_log(paths)):
         boot.info("one")
-        with log.opened(a_log(paths, "debug", job="7.srv")):
+        with log.open_log(a_log(paths, "debug", job="7.srv")):
             boot.debug("inner")
-            with log.opened(a_log(paths, job="7.srv")):
+            with log.open_log(a_log(paths, job="7.srv")):
                 boot.debug("the same job's")
             boot.debug("still open")
         boot.debug("no")
@@ -176,7 +176,7 @@ def test_inner_log_gets_all_entries_until_it_is_closed(paths):
 
 
 def test_threads_and_forked_processes_write_to_the_log(paths):
-    with log.opened(a_log(paths)):
+    with log.open_log(a_log(paths)):
         thread = threading.Thread(target=lambda: boot.info("thread"))
         thread.start()
         thread.join()
@@ -185,11 +185,11 @@ def test_threads_and_forked_processes_write_to_the_log(paths):
 
 
 def test_forked_child_that_closed_the_log_can_reopen_it(paths):
-    with log.opened(a_log(paths)):
+    with log.open_log(a_log(paths)):
 
         def own_way():
             os.close(log._open[-1]._file)
-            with log.reopened():
+            with log.reopen_log():
                 boot.info("own")
             boot.info("lost")
 
@@ -209,7 +209,7 @@ HOSTILE = "\x1b]0;owned\x07\x1b[2J\r\nline two\0 \u202e \udc80\udcff \x9b31m ü"
 
 
 def test_hostile_text_is_harmless_and_bounded(paths):
-    with log.opened(a_log(paths)):
+    with log.open_log(a_log(paths)):
         boot.info("%s", HOSTILE)
         boot.info("x" * (1 << 20))
         boot.info("\x1b" * (1 << 20))
@@ -232,16 +232,16 @@ def test_hostile_text_is_harmless_and_bounded(paths):
 
 
 def test_a_defect_is_logged_with_traceback_and_sent_to_syslog(paths, syslog):
-    with log.opened(a_log(paths)):
+    with log.open_log(a_log(paths)):
         try:
             raise ValueError("odd \x1b[31m")
         except ValueError:
-            log.defect("42.srv")
+            log.log_defect("42.srv")
     (entry,) = lines(paths)
     assert entry["level"] == "ERROR" and "ValueError: odd \\x1b[31m" in entry["message"]
     assert any("test_a_defect" in line for line in entry["detail"])
     assert len(syslog) == 1 and "ValueError" in syslog[0]
-    log.defect("43.srv")  # no log is open: of no known user
+    log.log_defect("43.srv")  # no log is open: of no known user
     assert syslog[1].startswith("43.srv: ")
 
 
@@ -257,7 +257,7 @@ def test_full_disk_is_reported_once_and_a_torn_line_loses_only_itself(paths, sys
         room[0] -= len(done)
         return write(descriptor, done)
 
-    with log.opened(a_log(paths)):
+    with log.open_log(a_log(paths)):
         with monkeypatch.context() as patch:
             patch.setattr(log.os, "write", full)
             for _ in range(5):
@@ -271,14 +271,14 @@ def test_full_disk_is_reported_once_and_a_torn_line_loses_only_itself(paths, sys
 def test_log_that_cannot_be_opened_is_reported_once(paths, syslog):
     paths.state.mkdir()
     paths.kept.write_text("in the way")
-    with log.opened(a_log(paths)):
+    with log.open_log(a_log(paths)):
         boot.info("lost")
         boot.info("lost")
     assert len(syslog) == 1 and "log.jsonl" in syslog[0]
 
 
 def test_a_log_is_bounded(paths):
-    with log.opened(a_log(paths)):
+    with log.open_log(a_log(paths)):
         for _ in range(1100):
             boot.info("z" * 4096)
         boot.error("an error")
@@ -305,7 +305,7 @@ def test_last_line_of_a_log_stays_short(paths, caplog):
     marks += [PhaseMark("release", None, 22.0)]
     state = types.SimpleNamespace(phases=tuple(marks))
     with caplog.at_level("INFO", "vtorque_core.timings"):
-        timeline.say(state, 23.0)
+        timeline.log_durations(state, 23.0)
     assert caplog.messages == ["times: start 10.0 s, run 6.0 s, paused 5.0 s, end 2.0 s"]
 
 
@@ -371,7 +371,7 @@ def console_case(paths, *phases):
 )
 def test_the_end_of_a_failed_guests_console_is_kept(paths, phases, dead, kept_):
     state = console_case(paths, *phases)
-    with log.opened(a_log(paths)) as one:
+    with log.open_log(a_log(paths)) as one:
         console.collect(one.place, state, dead)
     if not kept_:
         with pytest.raises(FileNotFoundError):
@@ -390,7 +390,7 @@ def test_console_that_is_not_a_regular_file_is_not_kept(paths):
     os.mkfifo(path)
     path.with_name("cloud-init.log").unlink()
     path.with_name("cloud-init.log").symlink_to("/etc/passwd")
-    with log.opened(a_log(paths)) as one:
+    with log.open_log(a_log(paths)) as one:
         console.collect(one.place, state, {0})
     assert [p.name for p in place(paths).directory.iterdir()] == ["log.jsonl"]
 
@@ -406,7 +406,7 @@ def test_the_job_shell_shows_the_log(paths):
     proof = Proof(JobAttempt("42.srv", 0, "u", os.getuid()), "starting", show_log=True)
     shown.start(proof)
     shown.start(proof)
-    with log.opened(a_log(paths)):
+    with log.open_log(a_log(paths)):
         boot.info("one")
         boot.info("two")
     shown.stop()
@@ -418,7 +418,7 @@ def test_the_job_shell_shows_the_log(paths):
 def test_job_shell_ends_if_its_standard_error_is_not_read(paths, monkeypatch):
     reader, writer = os.pipe()
     monkeypatch.setattr("vtorque_core.node.shell.jobshell._LAST_LINES", 0.2)
-    with log.opened(a_log(paths)):
+    with log.open_log(a_log(paths)):
         for _ in range(100):
             boot.info("x" * 4000)
     shown = ShownLog(paths, partial(_say, Streams(None, writer, writer)))
@@ -441,7 +441,7 @@ def test_site_limits_the_log_level_of_users():
     assert granted("") == NOTHING
     assert granted("", '[options.log]\ndefault = "debug"').of == {"ALL": DEBUG}
     limits = '[options.log]\nmax = "info"'
-    assert granted("warn", limits).least("core", "boot") == WARN
+    assert granted("warn", limits).minimum("core", "boot") == WARN
     for text in ("debug", "ALL:WARN+iocm:TRACE"):
         with pytest.raises(Refused, match="is more than allowed") as raised:
             granted(text, limits)

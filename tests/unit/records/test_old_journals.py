@@ -8,7 +8,7 @@ from acme_card import Acme, loaded
 from vtorque_core.api import kept_records
 from vtorque_core.base.names import JobAttempt, Paths
 from vtorque_core.node.end.reap import release_job
-from vtorque_core.plan.placement.ledger import taken_by
+from vtorque_core.plan.placement.ledger import leased_resources
 from vtorque_core.records.journal import Journal
 from vtorque_core.records.reading import boot_id, find, journals, read, reconstruct
 from vtorque_core.resources.kinds import CORE_KINDS
@@ -69,7 +69,7 @@ def test_old_journal_is_read_with_owner_and_resources(paths, tmp_path):
     assert header.plugins == {"acme": "vtorque-acme 1.0.0"}
     assert state.guests == ("vt-26.vm.1-n1-0",)
     assert [(r.kind, r.tries) for r in state.open if r.tries] == [("process", 1)]
-    taken = taken_by([state])
+    taken = leased_resources([state])
     assert taken.items["address"] == {"10.0.0.2"} and set(taken.shares) == {0, 1, 2, 3}
     log = tmp_path / "acme.log"
     release_job(paths, "26.vm", plugins_for=lambda _: loaded(Acme(log=log)))

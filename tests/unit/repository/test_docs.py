@@ -29,8 +29,8 @@ from vtorque_core.live.command_groups import PluginGroup
 from vtorque_core.node.end.teardown import teardown
 from vtorque_core.plan.domain.merge import Contributed, merge
 from vtorque_core.plan.domain.render import DomainSpec, render
-from vtorque_core.plan.placement.divide_cores import plan
-from vtorque_core.plan.placement.job_cores import NodeShare, Taken
+from vtorque_core.plan.placement.divide_cores import divide
+from vtorque_core.plan.placement.job_cores import Leases, NodeShare
 from vtorque_core.records.journal import Journal
 from vtorque_core.records.reading import JobHeader
 from vtorque_core.site.config import build, parse_toml
@@ -99,7 +99,7 @@ def placed(acme, tmp_path, cards):
     guest = guest_plan(request=request, state_dir=tmp_path / "s", run_dir=tmp_path / "r")
     found = acme.plugins.collect("vtorque_plan", guest=guest, site=acme.site)
     claims = [c.item for c in found]
-    (placement,) = plan([claims], NodeShare(flat((0, 1), 4096)), Taken())
+    (placement,) = divide([claims], NodeShare(flat((0, 1), 4096)), Leases())
     return claims, dataclasses.replace(guest, placement=placement)
 
 

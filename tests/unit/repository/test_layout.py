@@ -69,7 +69,7 @@ CORES_OWN = {
     "resources.lease.ImageUse": {"images"},
     "resources.lease.Lease": {"survive"},
     "resources.netfilter": {"images"},
-    "resources.starter.Starter": {"osv"},
+    "resources.starter.BootStarter": {"osv"},
     # The other side: parsers of the core for the plugin's output.
     "base.names.safe_name": {"pbs"},
     "images.pool.select": {"images"},

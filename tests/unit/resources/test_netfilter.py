@@ -152,7 +152,7 @@ def test_sweep_removes_guards_of_missing_networks(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(netfilter, "run_tool", tool)
     assert netfilter.sweep("test:///default") == ["vtorque-node-old"]
     assert loaded == [b"table inet vtorque-node-old\ndelete table inet vtorque-node-old\n"]
-    assert netfilter.guarded("default") and not netfilter.guarded("other")
+    assert netfilter.has_guard("default") and not netfilter.has_guard("other")
     tables = "table inet filter\n"
     with monkeypatch.context() as patch:
         patch.setattr(netfilter.hypervisor, "network_names", lambda _uri: 1 / 0)  # not asked

@@ -28,10 +28,10 @@ ME = os.getuid()
 SECTORS = b"\1" * 1024
 
 
-def a_plan(top: Path, name: str, **changes: object) -> _user_daemon_exec.Plan:
-    fields = dict.fromkeys(_user_daemon_exec.Plan._fields, 0)
+def a_plan(top: Path, name: str, **changes: object) -> _user_daemon_exec.DaemonPlan:
+    fields = dict.fromkeys(_user_daemon_exec.DaemonPlan._fields, 0)
     fields |= {"uid": ME, "source": str(top / name), "disk": True, "readonly": False}
-    return _user_daemon_exec.Plan(**(fields | changes))
+    return _user_daemon_exec.DaemonPlan(**(fields | changes))
 
 
 def disk(name: str, **changes: object):

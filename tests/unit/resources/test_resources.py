@@ -75,9 +75,9 @@ def test_file_is_replaced_atomically(tmp_path):
     file.create()
     dataclasses.replace(file, content=b"2").create()
     assert path.read_bytes() == b"2"
-    Path(safefs.beside(str(path))).write_bytes(b"half")
+    Path(safefs.temporary_name(str(path))).write_bytes(b"half")
     through_the_journal(file, tmp_path).release()
-    assert not path.exists() and not Path(safefs.beside(str(path))).exists()
+    assert not path.exists() and not Path(safefs.temporary_name(str(path))).exists()
 
 
 @pytest.mark.parametrize("path", ["relative", "/tmp/../etc/x", "/"])
@@ -171,13 +171,13 @@ import os, pathlib, sys
 from vtorque_core.base import safefs
 from vtorque_core.api import HostFault
 from vtorque_core.api.job_files import Tree
-from vtorque_core.resources.disk import Mount
+from vtorque_core.resources.disk import MountResource
 top = pathlib.Path(sys.argv[1])
 if sys.argv[2] == "in a user namespace":  # the owner of / is nobody in there
     safefs._check = lambda *_: None
 (top / "src").mkdir(); (top / "src" / "precious").write_text("x")
 Tree(str(top / "job")).create(); (top / "job" / "mnt").mkdir()
-mount = Mount(str(top / "src"), str(top / "job" / "mnt"), options=("bind",))
+mount = MountResource(str(top / "src"), str(top / "job" / "mnt"), options=("bind",))
 mount.create()
 try:
     mount.create()
@@ -311,7 +311,7 @@ def test_lease_is_restored_from_its_record(tmp_path):
 
 
 def share(tmp_path):
-    return virtiofs_daemon.SharedDirectory(
+    return virtiofs_daemon.ServedDirectory(
         source="/tmp",
         socket=str(tmp_path / "s"),
         lock=str(tmp_path / "l"),
@@ -329,7 +329,7 @@ def share(tmp_path):
 def test_virtiofsd_record_contains_only_its_lock(tmp_path, monkeypatch):
     calls = []
     monkeypatch.setattr(
-        virtiofs_daemon.SharedDirectory, "start", lambda s: calls.append(("start", s))
+        virtiofs_daemon.ServedDirectory, "start", lambda s: calls.append(("start", s))
     )
     monkeypatch.setattr(user_daemon, "stop", lambda lock, end: calls.append(("stop", lock, end)))
     daemon = Virtiofsd(share(tmp_path))

@@ -30,7 +30,7 @@ def test_stopped_daemon_is_killed_and_named(lock: Path, daemon: subprocess.Popen
     daemon.send_signal(signal.SIGSTOP)
     with (
         pytest.raises(HostFault, match=r"stopped \(SIGSTOP\).*fs-home") as caught,
-        stopped_daemons.ended([str(lock)]),
+        stopped_daemons.kill_stopped([str(lock)]),
     ):
         assert daemon.wait(LONG) == -signal.SIGKILL
         raise HostFault("QEMU could not connect")
@@ -40,7 +40,7 @@ def test_stopped_daemon_is_killed_and_named(lock: Path, daemon: subprocess.Popen
 def test_start_with_a_stopped_daemon_fails_even_if_qemu_has_connected(
     lock: Path, daemon: subprocess.Popen[bytes]
 ) -> None:
-    with pytest.raises(HostFault, match="SIGSTOP"), stopped_daemons.ended([str(lock)]):
+    with pytest.raises(HostFault, match="SIGSTOP"), stopped_daemons.kill_stopped([str(lock)]):
         daemon.send_signal(signal.SIGSTOP)
         daemon.wait(LONG)
 
@@ -51,21 +51,21 @@ def test_daemon_that_does_not_answer_in_time_is_killed(
     monkeypatch.setattr(stopped_daemons, "HANDSHAKE", 0.1)
     with (
         pytest.raises(HostFault, match=r"\(fs-home\) has not answered within 0.1 s"),
-        stopped_daemons.ended([str(lock)]),
+        stopped_daemons.kill_stopped([str(lock)]),
     ):
         assert daemon.wait(LONG) == -signal.SIGKILL
         raise HostFault("QEMU could not connect")
 
 
 def test_running_or_ended_daemon_is_not_killed(lock: Path, daemon: subprocess.Popen[bytes]) -> None:
-    with stopped_daemons.ended([str(lock), str(lock.parent / "none.lock")]):
+    with stopped_daemons.kill_stopped([str(lock), str(lock.parent / "none.lock")]):
         pass
     assert daemon.poll() is None
     daemon.kill()
     daemon.wait(LONG)
     with (
         pytest.raises(HostFault, match="something else"),
-        stopped_daemons.ended([str(lock)]),
+        stopped_daemons.kill_stopped([str(lock)]),
     ):
         raise HostFault("something else")
 
@@ -76,7 +76,7 @@ def test_all_stopped_daemons_are_killed(lock: Path, daemon: subprocess.Popen[byt
     with (
         holding(other) as second,
         pytest.raises(HostFault, match="fs-home, disk-data"),
-        stopped_daemons.ended([str(lock), str(other)]),
+        stopped_daemons.kill_stopped([str(lock), str(other)]),
     ):
         for process in (daemon, second):
             process.send_signal(signal.SIGSTOP)

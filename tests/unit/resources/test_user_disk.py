@@ -22,7 +22,7 @@ from vtorque_core.resources.user_disk import UserDisk
 SIZE = 1 << 20
 
 
-def a_disk(tmp_path: Path, **changes: object) -> user_disk.DiskFile:
+def a_disk(tmp_path: Path, **changes: object) -> user_disk.ServedDisk:
     fields: dict[str, object] = {
         "source": str(tmp_path / "disk.raw"),
         "socket": str(tmp_path / "sock"),
@@ -33,13 +33,13 @@ def a_disk(tmp_path: Path, **changes: object) -> user_disk.DiskFile:
         "groups": (1000, 2000),
         "socket_owner": 64055,
     }
-    return user_disk.DiskFile(**(fields | changes))  # type: ignore[arg-type]
+    return user_disk.ServedDisk(**(fields | changes))  # type: ignore[arg-type]
 
 
-def a_plan(path: Path, **changes: object) -> _user_daemon_exec.Plan:
-    fields: dict[str, object] = dict.fromkeys(_user_daemon_exec.Plan._fields, 0)
+def a_plan(path: Path, **changes: object) -> _user_daemon_exec.DaemonPlan:
+    fields: dict[str, object] = dict.fromkeys(_user_daemon_exec.DaemonPlan._fields, 0)
     fields |= {"uid": os.geteuid(), "source": str(path), "disk": "raw", "readonly": False}
-    return _user_daemon_exec.Plan(**(fields | changes))  # type: ignore[arg-type]
+    return _user_daemon_exec.DaemonPlan(**(fields | changes))  # type: ignore[arg-type]
 
 
 @pytest.fixture
@@ -225,11 +225,11 @@ def test_ready_is_a_greeting(tmp_path: Path, said: bytes, ready: bool) -> None:
         listener.bind(path)
         listener.listen(1)
         probe.setblocking(False)
-        assert user_disk._greeted(probe, path) is False  # no output yet
+        assert user_disk._sends_greeting(probe, path) is False  # no output yet
         server = listener.accept()[0]
         with server:
             server.sendall(said)
-            assert user_disk._greeted(probe, path) is ready
+            assert user_disk._sends_greeting(probe, path) is ready
             server.settimeout(180)
             if ready:
                 # Client flags, then NBD_OPT_ABORT without data.
@@ -238,7 +238,7 @@ def test_ready_is_a_greeting(tmp_path: Path, said: bytes, ready: bool) -> None:
 
 def test_record_contains_only_the_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[tuple[object, ...]] = []
-    monkeypatch.setattr(user_disk.DiskFile, "start", lambda d: calls.append(("start", d)))
+    monkeypatch.setattr(user_disk.ServedDisk, "start", lambda d: calls.append(("start", d)))
     monkeypatch.setattr(user_daemon, "stop", lambda lock, end: calls.append(("stop", lock)))
     disk = a_disk(tmp_path)
     UserDisk(disk).create()
@@ -254,7 +254,7 @@ import ctypes, errno, os, socket, threading
 from pathlib import Path
 from vtorque_core.resources import _user_daemon_exec as launcher
 libc = ctypes.CDLL(None, use_errno=True)
-launcher.refuse_what_serves_no_disk()
+launcher.restrict_disk_calls()
 
 def refused(name, call):
     try:
@@ -323,8 +323,8 @@ def test_served_file_is_identified_and_a_dead_daemon_is_a_host_fault(tmp_path: P
     with held:
         assert held.stdout is not None and held.stdout.readline() == b"locked\n"
         file.rename(tmp_path / "elsewhere")  # by no path
-        found = user_disk.served(lock)
+        found = user_disk.served_file(lock)
         assert (found.st_ino, found.st_size) == ((tmp_path / "elsewhere").stat().st_ino, 5)
         held.communicate(b"")
     with pytest.raises(HostFault, match="cannot look at the file of disk-data"):
-        user_disk.served(lock)
+        user_disk.served_file(lock)

@@ -40,7 +40,7 @@ def held_lock(tmp_path: Path, posix: str = "yes") -> tuple[subprocess.Popen[str]
     return holder, lock, sock
 
 
-def a_share(tmp_path: Path, **changes: object) -> virtiofs_daemon.SharedDirectory:
+def a_share(tmp_path: Path, **changes: object) -> virtiofs_daemon.ServedDirectory:
     fields: dict[str, object] = {
         "source": str(tmp_path),
         "socket": str(tmp_path / "sock"),
@@ -54,7 +54,7 @@ def a_share(tmp_path: Path, **changes: object) -> virtiofs_daemon.SharedDirector
         "socket_owner": 64055,
         "owner_check": True,
     }
-    return virtiofs_daemon.SharedDirectory(**(fields | changes))  # type: ignore[arg-type]
+    return virtiofs_daemon.ServedDirectory(**(fields | changes))  # type: ignore[arg-type]
 
 
 def test_map_is_guest_root_and_the_users_own_ids() -> None:
@@ -91,7 +91,7 @@ def test_bad_maps_are_refused(subordinate: int, ids: list[int], why: str) -> Non
 def test_share_survives_json(tmp_path: Path) -> None:
     share = a_share(tmp_path)
     fields = json.loads(json.dumps(asdict(share)))
-    assert virtiofs_daemon.SharedDirectory(**{**fields, "groups": tuple(fields["groups"])}) == share
+    assert virtiofs_daemon.ServedDirectory(**{**fields, "groups": tuple(fields["groups"])}) == share
 
 
 def test_job_of_root_creates_no_share(tmp_path: Path) -> None:
@@ -238,7 +238,7 @@ def said_by(script: str) -> str:
 def test_log_is_bounded() -> None:
     script = """
         from vtorque_core.resources import user_daemon
-        log = user_daemon._bounded_log()
+        log = user_daemon._create_log()
         os.write(log, b"begin")
         try:
             while True:
@@ -285,7 +285,8 @@ sys.path.append(sys.argv[1])
 import _user_daemon_exec as program
 hard, nofile, disk = int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
 resource.setrlimit(resource.RLIMIT_NOFILE, (64, hard))
-plan = program.Plan(**dict.fromkeys(program.Plan._fields, 0) | {"nofile": nofile, "disk": disk})
+fields = dict.fromkeys(program.DaemonPlan._fields, 0)
+plan = program.DaemonPlan(**fields | {"nofile": nofile, "disk": disk})
 program.set_limits(plan)
 kinds = (resource.RLIMIT_NOFILE, resource.RLIMIT_DATA)
 print(json.dumps([resource.getrlimit(kind) for kind in kinds]))

@@ -12,11 +12,11 @@ from vtorque_core.site import plugins
 
 PLUGIN = """
 from dataclasses import dataclass
-from vtorque_core.api import Option, always, count, hookimpl, setting
+from vtorque_core.api import Option, constant_hook, count, hookimpl, setting
 """
 NODE = """
 from dataclasses import dataclass
-from vtorque_core.api import Option, always, count, hookimpl, setting
+from vtorque_core.api import Option, constant_hook, count, hookimpl, setting
 from vtorque_core.api.acquired import Resource
 from vtorque_core.api.guest_plan import GuestPlan
 
@@ -49,27 +49,27 @@ BROKEN = {
             return ["cards"]
         """, r"returned str instead of an Option \({module}, line {}\)", "def vtorque_options"),
     "another type, always": ("plugin", """
-        vtorque_guest_types = always("acmeos")
+        vtorque_guest_types = constant_hook("acmeos")
         """, r"returned str instead of a GuestType \({module}, line {}\)", "vtorque_g"),
     "another type in the acting half": ("node", """
-        vtorque_settings = always("cards")
+        vtorque_settings = constant_hook("cards")
         """, r"returned str instead of a class \({module}, line {}\)", "vtorque_settings"),
     "a setting without doc": ("node", """
         @dataclass(frozen=True)
         class Settings:
             cards: int = setting(0)
 
-        vtorque_settings = always(Settings)
+        vtorque_settings = constant_hook(Settings)
         """, r"the setting cards has no doc \({module}, line {}\)", "vtorque_settings"),
     "a setting that is a plain field": ("node", """
         @dataclass(frozen=True)
         class Settings:
             cards: int = 0
 
-        vtorque_settings = always(Settings)
+        vtorque_settings = constant_hook(Settings)
         """, r"the setting cards has no doc \({module}, line {}\)", "vtorque_settings"),
     "an option without help": ("plugin", """
-        vtorque_options = always(Option("cards", parse=count, default=0, help=""))
+        vtorque_options = constant_hook(Option("cards", parse=count, default=0, help=""))
         """, r"the option cards has no help \({module}, line {}\)", "vtorque_options"),
     "a kind that is not returned": ("node", """
         @hookimpl
@@ -137,7 +137,7 @@ def test_error_names_distribution_module_and_line(listed, what):
 
 def test_plugin_without_errors_is_not_mentioned(listed):
     well_made = after(NODE, """
-        vtorque_resources = always(Card)
+        vtorque_resources = constant_hook(Card)
 
         @hookimpl
         def vtorque_pre_boot(job):

@@ -12,7 +12,7 @@ from typing import Literal
 
 import pytest
 
-from vtorque_admin.example import effective, example
+from vtorque_admin.example import effective_values, example
 from vtorque_core.api import vm_options
 from vtorque_core.api.values import Option, hookimpl
 from vtorque_core.base.distributions import how_to_get
@@ -447,8 +447,8 @@ def test_example_loads_with_all_defaults_and_names_every_key(plugins):
     default = site_of("", plugins)
     assert site_of(text, plugins).node == default.node
     written = site_of(uncommented(text), plugins)
-    shown = effective(written, plugins)
-    for key, value in effective(default, plugins).items():
+    shown = effective_values(written, plugins)
+    for key, value in effective_values(default, plugins).items():
         assert shown[key].value == value.value
         name = key.rpartition(".")[2]
         assert re.search(rf"^# ?{name} = ", text, re.MULTILINE) or name == "default"

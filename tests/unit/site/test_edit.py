@@ -34,15 +34,15 @@ from vtorque_core.site import edit
 def test_key_is_set_or_the_edit_is_rejected(before: str, after: str | None) -> None:
     if after is None:
         with pytest.raises(HostFault, match=r'\[options.img\] is written .*write default = "m"'):
-            edit.with_text(before, "options.img", "default", "m")
+            edit.set_value(before, "options.img", "default", "m")
         return
-    assert edit.with_text(before, "options.img", "default", "m") == after
+    assert edit.set_value(before, "options.img", "default", "m") == after
     assert tomllib.loads(after)["options"]["img"]["default"] == "m"
 
 
 def test_hostile_text_stays_text() -> None:
     value = '"]\n[node]\naccel = "kvm\\1'
-    new = edit.with_text("[options.img]\n", "options.img", "default", value)
+    new = edit.set_value("[options.img]\n", "options.img", "default", value)
     assert tomllib.loads(new) == {"options": {"img": {"default": value}}}
 
 

@@ -21,8 +21,8 @@ from counting import calls
 from guards import Guard, guards, without
 from hostile_requests import BLOBS, DAMAGED, PAIRS, SITE, TOKENS, document, token
 from vtorque_core.api import submission, vm_options
-from vtorque_core.api.batch_system import BatchJob, Life, Outcome
-from vtorque_core.api.submission import unpacked
+from vtorque_core.api.batch_system import BatchJob, JobState, Outcome
+from vtorque_core.api.submission import unpack_token
 from vtorque_core.api.values import FileData
 from vtorque_core.base import sizes
 from vtorque_core.base.errors import Refused
@@ -65,8 +65,8 @@ def decided(wanted: Request) -> object:
 
 ATTACKS: dict[str, Attack] = {
     **{f"bytes: {name}": lambda b=blob: Request.decode(b) for name, (blob, _) in BLOBS.items()},
-    **{f"token: {name}": lambda t=text: [*unpacked(t)] for name, (text, _) in TOKENS.items()},
-    **{f"parts: {name}": lambda p=parts: Request.of(p) for name, parts in PARTS.items()},
+    **{f"token: {name}": lambda t=text: [*unpack_token(t)] for name, (text, _) in TOKENS.items()},
+    **{f"parts: {name}": lambda p=parts: Request.from_parts(p) for name, parts in PARTS.items()},
     **{
         f"{key}={value!a}": lambda k=key, v=value: decided(Request(((k, v),)))
         for key, value in PAIRS
@@ -78,15 +78,15 @@ ATTACKS: dict[str, Attack] = {
 }
 # The rest is of the submit side, which runs as the user, and of other options' parsers.
 GUARDS = [
-    *guards(request, ("Request.of", "_text", "_key", "_file")),
-    *guards(request, ("unpack", "_limited", "_json", "_unique", "_no_constant", "_object")),
+    *guards(request, ("Request.from_parts", "_text", "_key", "_file")),
+    *guards(request, ("unpack", "_check_size", "_json", "_unique", "_no_constant", "_object")),
     *guards(request, ("_list", "_bytes")),
-    *guards(submission, ("unpacked",)),
+    *guards(submission, ("unpack_token",)),
     *(g for g in guards(vm_options) if g.function != "no_parse"),
     *guards(sizes, ("size_mib", "count", "boolean")),
     *guards(option_limits, ("refusal",)),
     # Two plugins with one key: not caused by an attack.
-    *(g for g in guards(policy, ("asked", "_value")) if "str(error)" not in g.text),
+    *(g for g in guards(policy, ("check_options", "_value")) if "str(error)" not in g.text),
 ]
 
 
@@ -169,7 +169,7 @@ def test_attacks_cost_root_little_cpu_and_memory(kind):
 def test_decompression_bomb_costs_much_memory_without_the_limit(monkeypatch):
     monkeypatch.setattr(submission, "MAX_REQUEST", 1 << 30)
     bomb = token(b"\1" + zlib.compress(b"[" * 20_000_000, 9))
-    assert cost(lambda: [*unpacked(bomb)])[1] > 16
+    assert cost(lambda: [*unpack_token(bomb)])[1] > 16
 
 
 def test_most_expensive_valid_request_costs_little():
@@ -181,7 +181,7 @@ def test_most_expensive_valid_request_costs_little():
     )
     assert 120_000 < len(blob) <= submission.MAX_REQUEST
     packed = submission.to_token(blob)
-    called, mib = cost(lambda: decided(Request.decode(b"".join(unpacked(packed)))))
+    called, mib = cost(lambda: decided(Request.decode(b"".join(unpack_token(packed)))))
     assert (called < 150_000, mib < 8) == (True, True), (called, mib)
 
 
@@ -197,8 +197,8 @@ class Batch:
     def job(self, argv, environ):
         return self._job
 
-    def alive(self, ids):
-        return dict.fromkeys(ids, Life.ALIVE)
+    def job_states(self, ids):
+        return dict.fromkeys(ids, JobState.ALIVE)
 
     def finish(self, job, outcome, reason, *, hook_waits):
         self.told.append((outcome, reason))
@@ -212,7 +212,7 @@ def node(tmp_path, monkeypatch):
     places = f'[paths]\nstate = "{tmp_path}/state"\nrun = "{tmp_path}/run"\n'
     text = SITE + f'{places}[images]\npool = "{tmp_path}/images"\n'.encode()
     site = build(parse_toml(text, CONFIG), PLUGINS)
-    for directory, mode in directories.wanted(site):
+    for directory, mode in directories.node_directories(site):
         directory.mkdir(mode=0o755, parents=True, exist_ok=True)
         directory.chmod(mode)
     return site

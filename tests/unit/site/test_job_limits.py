@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vtorque_admin.example import effective
+from vtorque_admin.example import effective_values
 from vtorque_core.api import vm_options
 from vtorque_core.api.batch_system import BatchJob
 from vtorque_core.api.guest_plan import JobUser
@@ -23,7 +23,7 @@ from vtorque_core.base.sizes import count
 from vtorque_core.site.config import build, parse_toml, problems
 from vtorque_core.site.job_limits import facts_of_job, facts_of_user
 from vtorque_core.site.plugins import Plugins
-from vtorque_core.site.policy import decide, for_job, require_told
+from vtorque_core.site.policy import decide, for_job, require_facts
 from vtorque_core.site.request import Request
 from vtorque_jobs.explain import report
 
@@ -308,13 +308,13 @@ def test_batch_hook_without_the_queue_is_a_host_fault(plugins):
     """From an older vTorque: a limit must not be lost silently."""
     site = site_of(SITE, plugins)
     with pytest.raises(HostFault, match=r"the job's queue, which \[\[limits\]\] 1 .*setup install"):
-        require_told(site, facts())
-    require_told(site, facts(queue="x"))
-    require_told(site_of("", plugins), facts())
+        require_facts(site, facts())
+    require_facts(site, facts(queue="x"))
+    require_facts(site_of("", plugins), facts())
 
 
 def test_config_show_prints_the_entries(plugins):
-    shown = effective(site_of(SITE, plugins), plugins)
+    shown = effective_values(site_of(SITE, plugins), plugins)
     assert shown["limits.1"].origin == f"{FILE}:8"
     assert shown["limits.1"].text == (
         '{"queue" = "gpu*", "options" = {"vcpus" = {"default" = 2, "max" = 16}}, '

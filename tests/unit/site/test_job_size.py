@@ -10,8 +10,15 @@ from vtorque_core.api.values import Extra, Image, hookimpl
 from vtorque_core.api.vm_options import RAM, VCPUS, VMS_PER_NODE
 from vtorque_core.base.errors import ConfigError, Refused
 from vtorque_core.site.config import build, parse_toml
-from vtorque_core.site.job_size import Granted
-from vtorque_core.site.policy import asked, check_share, for_job, needs, settle, vcpus_on
+from vtorque_core.site.job_size import JobGrant
+from vtorque_core.site.policy import (
+    check_options,
+    check_share,
+    for_job,
+    needs,
+    resolve,
+    vcpus_on,
+)
 from vtorque_core.site.request import Request
 from vtorque_testing.planned import with_core
 
@@ -34,8 +41,8 @@ def settled(granted, *pairs, site="", plugin=None, **more):
     """Return the request, its message, and the resources requested from the batch system for it."""
     plugins = with_core("needy", *([plugin] if plugin else []))
     made = build(parse_toml(site.encode(), FILE), plugins)
-    wanted = asked(Request(tuple(tuple(p.split("=")) for p in pairs)), made, plugins)
-    job, notes = settle(wanted, made, plugins, granted, **more)
+    wanted = check_options(Request(tuple(tuple(p.split("=")) for p in pairs)), made, plugins)
+    job, notes = resolve(wanted, made, plugins, granted, **more)
     return job, notes, needs(job, made, plugins, more.get("disk", 0))
 
 
@@ -45,31 +52,34 @@ def size(granted, *pairs, **more):
 
 
 def test_guests_are_as_large_as_the_allocation():
-    assert size(Granted(8, 16384)) == (8, 16384 - 256)
-    assert size(Granted(8, 16384), "vcpus=job", "ram=JOB") == (8, 16384 - 256)
-    assert size(Granted(9, 16384), "vms_per_node=2") == (4, 8192 - 256)
-    assert size(Granted(8, 16384), "vcpus=2", "ram=1G") == (2, 1024)
-    assert size(Granted(8, 16384), "ram=1G") == (8, 1024)
-    assert size(Granted(8, 16384), disk=1000) == (8, 16384 - 1256)
-    assert size(Granted(1000000, 4096))[0] == 1024, "the most that QEMU takes"
+    assert size(JobGrant(8, 16384)) == (8, 16384 - 256)
+    assert size(JobGrant(8, 16384), "vcpus=job", "ram=JOB") == (8, 16384 - 256)
+    assert size(JobGrant(9, 16384), "vms_per_node=2") == (4, 8192 - 256)
+    assert size(JobGrant(8, 16384), "vcpus=2", "ram=1G") == (2, 1024)
+    assert size(JobGrant(8, 16384), "ram=1G") == (8, 1024)
+    assert size(JobGrant(8, 16384), disk=1000) == (8, 16384 - 1256)
+    assert size(JobGrant(1000000, 4096))[0] == 1024, "the most that QEMU takes"
 
 
 def test_unlimited_allocation_uses_the_default_of_the_site_or_of_vtorque():
-    assert size(Granted()) == (1, 1024)
-    assert size(Granted(4)) == (4, 1024)
-    assert size(Granted(None, 4096)) == (1, 4096 - 256)
+    assert size(JobGrant()) == (1, 1024)
+    assert size(JobGrant(4)) == (4, 1024)
+    assert size(JobGrant(None, 4096)) == (1, 4096 - 256)
     site = "[options.ram]\ndefault = '2G'\n[options.vcpus]\ndefault = 3\n"
-    assert size(Granted(), site=site) == size(Granted(8, 16384), site=site) == (3, 2048)
-    assert size(Granted(), "vcpus=job", "ram=job", site=site) == (3, 2048)
-    assert size(Granted(8, 4096), "vcpus=job", "ram=job", site=site) == (8, 4096 - 256)
+    assert size(JobGrant(), site=site) == size(JobGrant(8, 16384), site=site) == (3, 2048)
+    assert size(JobGrant(), "vcpus=job", "ram=job", site=site) == (3, 2048)
+    assert size(JobGrant(8, 4096), "vcpus=job", "ram=job", site=site) == (8, 4096 - 256)
 
 
 def test_needs_of_plugins_are_subtracted_from_guests():
     plugin = Needy(cpus=1, mib=100)
-    assert size(Granted(8, 4096), plugin=plugin) == (7, 4096 - 256 - 100)
-    assert size(Granted(8, 4096), "vms_per_node=2", plugin=plugin) == (3, (4096 - 100) // 2 - 256)
-    assert size(Granted(8, 4096, reserved=2), plugin=plugin)[0] == 7
-    assert size(Granted(8, 4096, reserved=2), plugin=Needy(1, own=True))[0] == 5
+    assert size(JobGrant(8, 4096), plugin=plugin) == (7, 4096 - 256 - 100)
+    assert size(JobGrant(8, 4096), "vms_per_node=2", plugin=plugin) == (
+        3,
+        (4096 - 100) // 2 - 256,
+    )
+    assert size(JobGrant(8, 4096, reserved=2), plugin=plugin)[0] == 7
+    assert size(JobGrant(8, 4096, reserved=2), plugin=Needy(1, own=True))[0] == 5
 
 
 def test_hooks_get_numbers_instead_of_job():
@@ -86,7 +96,7 @@ def test_hooks_get_numbers_instead_of_job():
             assert request[VCPUS] and request[RAM]
             return [Extra(cpus=request[VCPUS] % 2)]
 
-    assert size(Granted(9, 2048), plugin=Looks()) == (8, 1792)
+    assert size(JobGrant(9, 2048), plugin=Looks()) == (8, 1792)
     assert seen == [(8, 1792)]
 
 
@@ -103,16 +113,16 @@ def test_hooks_get_numbers_instead_of_job():
     ],
 )  # fmt: skip
 def test_site_limits_change_the_size_and_notify_the_user(limits, number, note):
-    job, notes, _ = settled(Granted(7), site=f"[options.vcpus]\n{limits}\n")
+    job, notes, _ = settled(JobGrant(7), site=f"[options.vcpus]\n{limits}\n")
     assert job[VCPUS] == number
     assert [said.startswith(note) for said in notes] == ([True] if note else [])
 
 
 def test_size_that_the_site_denies_is_refused_with_the_reason():
     with pytest.raises(Refused, match=r"vcpus=7: is not allowed \(limit: not 7, set by \[options"):
-        settled(Granted(7), site="[options.vcpus]\ndeny = [7]\n")
+        settled(JobGrant(7), site="[options.vcpus]\ndeny = [7]\n")
     with pytest.raises(Refused, match=r"vcpus=job: is not allowed"):
-        settled(Granted(7), "vcpus=job", site="[options.vcpus]\ndefault = 1\ndeny = ['job']\n")
+        settled(JobGrant(7), "vcpus=job", site="[options.vcpus]\ndefault = 1\ndeny = ['job']\n")
 
 
 @pytest.mark.parametrize(
@@ -126,7 +136,7 @@ def test_size_that_the_site_denies_is_refused_with_the_reason():
 )
 def test_contradicting_site_limits_are_a_config_error(text, why):
     with pytest.raises(ConfigError) as caught:
-        settled(Granted(), site=f"[options.vcpus]\n{text}\n")
+        settled(JobGrant(), site=f"[options.vcpus]\n{text}\n")
     assert why in str(caught.value)
 
 
@@ -135,21 +145,21 @@ def test_allocation_too_small_for_the_image_names_the_needed_memory():
         r"ram=142M: image tiny needs more RAM \(limit: at least 512M.* ask the batch system for "
     )
     with pytest.raises(Refused, match=words + r"1636M of memory on each node"):
-        settled(Granted(2, 896), "vms_per_node=2", plugin=Needy(mib=100), image=IMAGE)
+        settled(JobGrant(2, 896), "vms_per_node=2", plugin=Needy(mib=100), image=IMAGE)
     with pytest.raises(Refused, match=r"ask for -vm ram=512M or more"):
-        settled(Granted(2, 896), "ram=64M", image=IMAGE)
-    assert size(Granted(2, 768), image=IMAGE) == (2, 512)
+        settled(JobGrant(2, 896), "ram=64M", image=IMAGE)
+    assert size(JobGrant(2, 768), image=IMAGE) == (2, 512)
     with pytest.raises(Refused, match="image tiny needs more RAM"):
-        size(Granted(2, 100), image=IMAGE)
+        size(JobGrant(2, 100), image=IMAGE)
 
 
 def test_vsub_requests_the_default_size_without_user_values():
     site = "[node]\nhost_reserve_cores = 2\nhost_reserve_ram = 500\n"
-    _, _, needed = settled(Granted(), site=site)
+    _, _, needed = settled(JobGrant(), site=site)
     assert (needed.cpus, needed.mib) == (1, 1024 + 256), "what is asked for, guests have"
-    _, _, needed = settled(Granted(), "vcpus=1", "ram=1G", site=site)
+    _, _, needed = settled(JobGrant(), "vcpus=1", "ram=1G", site=site)
     assert (needed.cpus, needed.mib) == (1 + 2, 1024 + 256 + 500)
-    _, _, needed = settled(Granted(), site=site, plugin=Needy(own=True))
+    _, _, needed = settled(JobGrant(), site=site, plugin=Needy(own=True))
     assert needed.cpus == 1 + 2, "no CPU of the host's can be a guest's own"
 
 
@@ -168,7 +178,7 @@ def test_guests_fit_the_allocation_and_use_all_of_it(cpus, mib, count, extra, di
     """The guests' computed size is at most the given share, unless their minimum exceeds it."""
     plugin = Needy(extra.cpus, extra.mib)
     job, _, needed = settled(
-        Granted(cpus, mib), f"vms_per_node={count}", site=site, plugin=plugin, disk=disk
+        JobGrant(cpus, mib), f"vms_per_node={count}", site=site, plugin=plugin, disk=disk
     )
     if cpus >= count + extra.cpus:
         check_share(needed, cpus, None)
@@ -182,9 +192,9 @@ def test_guests_fit_the_allocation_and_use_all_of_it(cpus, mib, count, extra, di
 def test_size_of_guests_on_other_nodes_matches_their_own_result(here, count, there):
     plugins = with_core("needy", Needy(cpus=1))
     site = build(parse_toml(b"[options.vcpus]\nmax = 64\n", FILE), plugins)
-    wanted = asked(Request((("vms_per_node", str(count)),)), site, plugins)
-    job, _ = settle(wanted, site, plugins, Granted(here, 4096))
-    other, _ = settle(wanted, site, plugins, Granted(there, 4096))
+    wanted = check_options(Request((("vms_per_node", str(count)),)), site, plugins)
+    job, _ = resolve(wanted, site, plugins, JobGrant(here, 4096))
+    other, _ = resolve(wanted, site, plugins, JobGrant(there, 4096))
     assert vcpus_on(job, site, plugins, there) == other[VCPUS]
     assert job[VMS_PER_NODE] == count
 
@@ -195,6 +205,6 @@ def test_default_without_limits_is_checked_against_deny():
     text = f"{entry}default = '8G'\n{entry}deny = ['8G']\n"
     made = build(parse_toml(text.encode(), FILE), plugins)
     made, plugins = for_job(made, plugins, {"user": ("ada",)})
-    wanted = asked(Request((("ram", "job"),)), made, plugins)
+    wanted = check_options(Request((("ram", "job"),)), made, plugins)
     with pytest.raises(Refused, match="ram=8G: is not allowed"):
-        settle(wanted, made, plugins)
+        resolve(wanted, made, plugins)

@@ -14,12 +14,12 @@ from click.testing import CliRunner
 from vtorque_core.base.errors import ConfigError, Refused
 from vtorque_core.base.names import Paths
 from vtorque_core.live.images import check_pool, root_site
-from vtorque_core.node.start.attempt import Start
-from vtorque_core.resources.disk import Mount
+from vtorque_core.node.start.attempt import StartAttempt
+from vtorque_core.resources.disk import MountResource
 from vtorque_core.site import personal
 from vtorque_core.site.job_limits import facts_of_user
 from vtorque_core.site.load import load, load_paths
-from vtorque_core.site.policy import asked
+from vtorque_core.site.policy import check_options
 from vtorque_core.site.request import make_request
 from vtorque_images.pool_commands import list_command
 
@@ -104,8 +104,8 @@ def test_config_of_root_or_by_name_is_not_personal(user, monkeypatch):
     (user / "other.toml").touch()
     assert load(user / "other.toml", node=False)[0].owner == 0
     monkeypatch.setattr(os, "geteuid", lambda: 0)
-    assert not personal.is_meant(personal.CONFIG_PATH)
-    assert not personal.is_meant(personal.config())
+    assert not personal.is_personal_path(personal.CONFIG_PATH)
+    assert not personal.is_personal_path(personal.config())
 
 
 def test_first_image_of_a_personal_site_has_a_pool(user):
@@ -119,12 +119,12 @@ def test_first_image_of_a_personal_site_has_a_pool(user):
 def test_machine_with_a_config_or_state_directory_has_a_site(user, monkeypatch):
     config_path = user / "vtorque.toml"
     monkeypatch.setattr(personal, "CONFIG_PATH", config_path)
-    assert personal.is_meant(config_path)
+    assert personal.is_personal_path(config_path)
     config_path.touch()
-    assert not personal.is_meant(config_path)
+    assert not personal.is_personal_path(config_path)
     config_path.unlink()
     monkeypatch.setattr(personal, "Paths", lambda: Paths(state=user))
-    assert not personal.is_meant(config_path)
+    assert not personal.is_personal_path(config_path)
 
 
 def test_runtime_directory_in_tmp_has_an_unpredictable_name(user, monkeypatch):
@@ -250,14 +250,14 @@ def test_libvirt_client_uses_the_checked_runtime_directory(user, monkeypatch):
 
 def test_value_that_needs_root_is_refused_with_its_key(user):
     site, plugins = load(personal.CONFIG_PATH, node=False)
-    asked(make_request([("fs_type", "sharedfs")], plugins.options()), site, plugins)
+    check_options(make_request([("fs_type", "sharedfs")], plugins.options()), site, plugins)
     with pytest.raises(Refused, match=r"^fs_type=ramdisk: needs root, but you use a site"):
-        asked(make_request([("fs_type", "ramdisk")], plugins.options()), site, plugins)
+        check_options(make_request([("fs_type", "ramdisk")], plugins.options()), site, plugins)
 
 
 def test_resource_that_needs_root_is_not_acquired(user, monkeypatch):
     site, _ = load(personal.CONFIG_PATH, node=False)
-    start = Start.__new__(Start)
+    start = StartAttempt.__new__(StartAttempt)
     start.site, start.deadline, start.acting = site, math.inf, "acme"
     with pytest.raises(Refused, match=r"^mount \(acme\) needs root"):
-        start.acquire(Mount("a", "/b"))
+        start.acquire(MountResource("a", "/b"))

@@ -15,7 +15,7 @@ from vtorque_core.api.acquired import Resource
 from vtorque_core.api.claims import Claim, PoolClaim
 from vtorque_core.api.values import hookimpl
 from vtorque_core.base.errors import Conflict, HostFault, Refused
-from vtorque_core.site.hook_items import problem, wanted
+from vtorque_core.site.hook_items import item_types, problem
 from vtorque_core.site.plugins import PluginError, Plugins
 
 GOOD = """
@@ -135,7 +135,7 @@ def test_wrong_type_from_a_hook_is_reported_with_the_expected_types(hook, answer
     said, kind = str(caught.value), "object" if "object" in answer else "str"
     start = f"plugin bad (acme-bad 1.0) failed in {hook}: TypeError: returned {kind} instead of "
     assert said.startswith(start)
-    for each in wanted(hook):
+    for each in item_types(hook):
         assert each is object or each.__name__ in said.removeprefix(start)
 
 
@@ -190,7 +190,7 @@ def test_accepted_types_match_the_hook_specifications(hook):
     if "Claim" in names:
         names = names - {"Claim"} | {each.__name__ for each in get_args(Claim)}
     spelt = {"object": "Any", "list": "Sequence", "tuple": "Sequence"}
-    found = {spelt.get(each.__name__, each.__name__) for each in wanted(hook)}
+    found = {spelt.get(each.__name__, each.__name__) for each in item_types(hook)}
     if hook == "vtorque_options":
         names.discard("Any")
     assert found == names

@@ -17,7 +17,7 @@ from vtorque_core.base.settings import setting
 from vtorque_core.base.sizes import BOOLEAN_WORDS, boolean, count
 from vtorque_core.site.config import build, parse_toml
 from vtorque_core.site.plugins import Plugins
-from vtorque_core.site.policy import asked, check_share, decide, needs
+from vtorque_core.site.policy import check_options, check_share, decide, needs
 from vtorque_core.site.request import Request, make_request
 
 FILE = Path("/etc/vtorque/vtorque.toml")
@@ -174,7 +174,7 @@ def test_file_for_a_text_option_and_text_for_a_file_option_are_refused(plugins):
 def test_unknown_keys_are_all_named_with_the_closest_key(plugins):
     request = make_request([("RAM", "1G"), ("vcpu", "2"), ("\x1bzzzzz", "3")], plugins.options())
     with pytest.raises(Refused) as caught:
-        asked(request, build(parse_toml(b""), plugins), plugins)
+        check_options(request, build(parse_toml(b""), plugins), plugins)
     first, second, third = map(str, caught.value.refusals)
     assert "RAM=1G: there is no -vm key" in first and "did you mean ram?" in first
     assert "did you mean vcpus?" in second

@@ -14,7 +14,7 @@ from vtorque_core.site.config import Raw, build, problems
 from vtorque_core.site.option_limits import effective_default, refusal
 from vtorque_core.site.plugins import Plugins
 from vtorque_core.site.policy import decide
-from vtorque_core.site.request import Request, make_request, requested
+from vtorque_core.site.request import Request, make_request, merge_pairs
 from vtorque_core.site.values import convert
 
 PLUGINS = Plugins()
@@ -142,7 +142,7 @@ def test_shown_values_read_back(key, text):
 @given(st.lists(values | st.tuples(keys, values).map("=".join), max_size=4))
 def test_any_command_line_is_read_or_refused(arguments):
     try:
-        pairs = requested(arguments)
+        pairs = merge_pairs(arguments)
         if pairs is not None:
             plain = [(k, v) for k, v in pairs if k not in ("vm_prologue", "vm_epilogue")]
             decide(make_request(plain, OPTIONS), EMPTY, PLUGINS)

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 
 from vtorque_core.api import submission, vm_options
 from vtorque_core.api.directives import script_directives, strip_pbs_vm, vm_directives
-from vtorque_core.api.submission import from_token, to_token, unpacked
+from vtorque_core.api.submission import from_token, to_token, unpack_token
 from vtorque_core.api.values import FileData, Option
 from vtorque_core.base.errors import Refused
-from vtorque_core.site.request import Request, make_request, parse_vm, requested
+from vtorque_core.site.request import Request, make_request, merge_pairs, parse_vm
 
 OPTIONS = {option.key: option for option in vm_options.vtorque_options()}
 
@@ -61,15 +61,15 @@ def test_bad_pairs(value, message):
 
 
 def test_the_command_line_wins_key_by_key():
-    assert requested(["ram=2G"], ["ram=1G,vcpus=2"]) == [("vcpus", "2"), ("ram", "2G")]
-    assert requested([], ["ram=1G"]) == [("ram", "1G")]
+    assert merge_pairs(["ram=2G"], ["ram=1G,vcpus=2"]) == [("vcpus", "2"), ("ram", "2G")]
+    assert merge_pairs([], ["ram=1G"]) == [("ram", "1G")]
 
 
 def test_none_on_the_command_line_overrides_the_script_and_vice_versa():
-    assert requested(["none"], ["ram=1G"]) is None
-    assert requested([], ["none"]) is None
-    assert requested(["ram=1G"], ["none"]) == [("ram", "1G")]
-    assert requested([], []) == []
+    assert merge_pairs(["none"], ["ram=1G"]) is None
+    assert merge_pairs([], ["none"]) is None
+    assert merge_pairs(["ram=1G"], ["none"]) == [("ram", "1G")]
+    assert merge_pairs([], []) == []
 
 
 # -- directives -------------------------------------------------------------------------------
@@ -202,7 +202,7 @@ def test_encoded_requests_read_back(value):
     assert blob.isascii()
     token = to_token(blob)
     assert token.isascii() and not set(token) & set(" ,=\"'$\\")
-    assert b"".join(unpacked(token)) == blob
+    assert b"".join(unpack_token(token)) == blob
 
 
 def refused(blob: bytes) -> str:
@@ -348,6 +348,6 @@ def test_bad_tokens(token):
 @given(st.text() | st.binary().map(token_of) | st.binary().map(lambda b: token_of(b"\1" + b)))
 def test_any_token_is_decoded_or_refused(token):
     try:
-        assert len(b"".join(unpacked(token))) <= submission.MAX_REQUEST
+        assert len(b"".join(unpack_token(token))) <= submission.MAX_REQUEST
     except Refused as error:
         assert str(error).isprintable()

@@ -17,7 +17,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from vtorque_core.api import submission
-from vtorque_core.api.submission import to_token, unpacked
+from vtorque_core.api.submission import to_token, unpack_token
 from vtorque_core.base.errors import Refused
 from vtorque_core.site import request
 from vtorque_core.site.config import build, parse_toml
@@ -80,7 +80,7 @@ def damaged(draw, whole):
 
 
 def whole(word):
-    return b"".join(unpacked(word))
+    return b"".join(unpack_token(word))
 
 
 def read_or_refused(read, *args):

@@ -17,13 +17,13 @@ from hypothesis import strategies as st
 
 from vtorque_core.api.batch_system import SubmitArgs
 from vtorque_core.api.strategies import BatchSystem
-from vtorque_core.api.submission import to_token, unpacked
+from vtorque_core.api.submission import to_token, unpack_token
 from vtorque_core.api.values import hookimpl
 from vtorque_core.base.errors import Refused
 from vtorque_core.cli import vsub
 from vtorque_core.site import policy
 from vtorque_core.site.config import build, parse_toml
-from vtorque_core.site.job_size import Granted
+from vtorque_core.site.job_size import JobGrant
 from vtorque_core.site.plugins import Plugins
 from vtorque_core.site.request import Request
 
@@ -143,7 +143,9 @@ def on_the_node(blob, node=NODE):
     """Return root's refusals, and the job that it would start."""
     _, site, plugins = node
     try:
-        return (), policy.decide(Request.decode(b"".join(unpacked(to_token(blob)))), site, plugins)
+        return (), policy.decide(
+            Request.decode(b"".join(unpack_token(to_token(blob)))), site, plugins
+        )
     except Refused as error:
         return error.refusals, None
 
@@ -190,8 +192,8 @@ def test_vsub_requests_missing_resources_and_the_node_computes_the_same_size(
     needs = (played.needs.cpus, played.needs.mib)
     assert needs == tuple(n and n * count for n in asked)
     got = (g or n or 64 << 10 for g, n in zip(played.given, needs, strict=True))
-    wanted = policy.asked(Request.decode(blob), site, plugins)
-    job, _ = policy.settle(wanted, site, plugins, Granted(*got))
+    wanted = policy.check_options(Request.decode(blob), site, plugins)
+    job, _ = policy.resolve(wanted, site, plugins, JobGrant(*got))
     assert (job.values["vcpus"], job.values["ram"]) == size
 
 
@@ -223,8 +225,10 @@ def test_side_without_the_check_accepts_the_request(side, monkeypatch, tmp_path)
         pairs = [pair for pair in request.pairs if pair[0] != "ram"]
         return real(Request(tuple(pairs), request.files), site, plugins)
 
-    real = policy.asked
-    monkeypatch.setattr(*((vsub, "asked") if side == "vsub" else (policy, "asked")), lenient)
+    real = policy.check_options
+    monkeypatch.setattr(
+        *((vsub, "check_options") if side == "vsub" else (policy, "check_options")), lenient
+    )
     wanted = {"ram": "8G"}
     accepted = on_the_front_end(wanted, tmp_path)[1], on_the_node(forged(wanted))[1]
     assert [each is not None for each in accepted] == [side == "vsub", side == "node"]

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from vtorque_core.api.batch_system import Life, Outcome
+from vtorque_core.api.batch_system import JobState, Outcome
 from vtorque_testing.batch import BatchContract
 from vtorque_testing.commands import RecordingCommand
 from vtorque_testing.example import ACME, AcmeNode, AcmeShell, AcmeSubmitter
@@ -57,9 +57,9 @@ class TakesForgedForBare(AcmeNode):
 
 
 class SaysGone(AcmeNode):
-    def alive(self, ids):
-        found = super().alive(ids)
-        return {k: Life.GONE if v is Life.UNKNOWN else v for k, v in found.items()}
+    def job_states(self, ids):
+        found = super().job_states(ids)
+        return {k: JobState.GONE if v is JobState.UNKNOWN else v for k, v in found.items()}
 
 
 class FailsTheHookOfBadRequests(AcmeNode):

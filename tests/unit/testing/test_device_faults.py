@@ -17,7 +17,7 @@ import device_cases
 from device_cases import CASES, DEVICES, MORE, Case, load, together
 from patience import eventually
 from vtorque_core.api.acquired import Resource
-from vtorque_core.api.daemon_process import Process
+from vtorque_core.api.daemon_process import DaemonProcess
 from vtorque_core.api.values import hookimpl
 from vtorque_testing import watched
 from vtorque_testing.faults import (
@@ -306,7 +306,7 @@ def test_a_real_daemon_is_ended(tmp_path, processes):
         def vtorque_pre_boot(self, job):
             for guest in job.guests:
                 lock = str(guest.run_dir / "sleep.lock")
-                job.acquire(Process(("sleep", "1000"), lock), guest=guest)
+                job.acquire(DaemonProcess(("sleep", "1000"), lock), guest=guest)
 
     plugins = load([])
     plugins.register("acme", Daemon(Marks, tmp_path), "vtorque-acme 1")

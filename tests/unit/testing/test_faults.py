@@ -18,9 +18,9 @@ import pytest
 
 from patience import eventually
 from vtorque_core.api.acquired import Resource
-from vtorque_core.api.batch_system import Life
+from vtorque_core.api.batch_system import JobState
 from vtorque_core.api.claims import CoreClaim, MemoryClaim, PoolClaim
-from vtorque_core.api.daemon_process import Process
+from vtorque_core.api.daemon_process import DaemonProcess
 from vtorque_core.api.host_topology import flat
 from vtorque_core.api.job_files import File, Tree
 from vtorque_core.api.values import hookimpl
@@ -117,7 +117,7 @@ class Node:
             yield File(str(here / "seed"), content=b"x" * 100), guest
             yield Overlay(str(here / "root"), str(self.top / "image"), "raw"), guest
             yield DiskCopy(str(here / "copy"), str(self.top / "image"), "raw"), guest
-            yield Process(("sleep", "1000"), str(here / "lock")), guest
+            yield DaemonProcess(("sleep", "1000"), str(here / "lock")), guest
             yield Shell(str(self.top / f"shell{job_id}-{guest}")), guest
 
     def release(self, job_id="1"):
@@ -279,7 +279,7 @@ def test_reaper_releases_a_killed_job(node):
         assert killed_at(node.job, number) is not None
         results = reap(
             dataclasses.replace(Site(), paths=node.paths),
-            lambda ids: dict.fromkeys(ids, Life.GONE),
+            lambda ids: dict.fromkeys(ids, JobState.GONE),
             loaded,
         )
         assert [r.action for r in results] == ["released"]

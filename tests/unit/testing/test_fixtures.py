@@ -15,7 +15,7 @@ ACME = """
     from pathlib import Path
     from typing import ClassVar
 
-    from vtorque_core.api import Option, always, count, hookimpl, require_root_owned, setting
+    from vtorque_core.api import Option, constant_hook, count, hookimpl, require_root_owned, setting
     from vtorque_core.api.acquired import Resource
     from vtorque_core.api.claims import PoolClaim
     from vtorque_core.api.libvirt_domain import MemoryBacking
@@ -40,9 +40,9 @@ ACME = """
         def release(self):
             Path(self.path).unlink(missing_ok=True)
 
-    vtorque_options = always(CARDS)
-    vtorque_settings = always(Settings)
-    vtorque_resources = always(Card)
+    vtorque_options = constant_hook(CARDS)
+    vtorque_settings = constant_hook(Settings)
+    vtorque_resources = constant_hook(Card)
 
     @hookimpl
     def vtorque_plan(guest, site):
@@ -51,13 +51,13 @@ ACME = """
 
     @hookimpl
     def vtorque_render_domain(guest):
-        if guest.leased("acme"):
+        if guest.leased_items("acme"):
             yield MemoryBacking(nosharepages=True)
 
     @hookimpl
     def vtorque_pre_boot(job):
         for guest in job.guests:
-            for card in guest.leased("acme"):
+            for card in guest.leased_items("acme"):
                 job.acquire(Card(f"{job.site[Settings].place}/{card}"), guest=guest)
 """
 CONFIG = '[plugin.acme]\ncards = ["a", "b"]\nplace = "{place}"\n[options.cards]\nmax = 2\n'
@@ -78,7 +78,7 @@ def test_plugin_answers_are_placed_and_rendered(node, vtorque_domain):
     (guest,) = on.guests(on.request("cards=2"))
     assert on.answers(guest) == [PoolClaim("acme", ("a", "b"), 2, key="cards")]
     (placed,) = on.placed(guest)
-    assert placed.leased("acme") == ("a", "b")
+    assert placed.leased_items("acme") == ("a", "b")
     assert MemoryBacking(nosharepages=True) in on.elements(placed)
     assert vtorque_domain(placed, on).find("memoryBacking/nosharepages") is not None
     assert [(what.path[-1], whose) for what, whose in on.acquired(placed)] == [

@@ -24,7 +24,7 @@ from vtorque_core.site.plugins import Plugins
 
 plugins = Plugins.load(node=True)
 assert not plugins.broken, plugins.broken
-print(plugins.distributions["acme"], list(author_errors.found(plugins, "acme")))
+print(plugins.distributions["acme"], list(author_errors.find_errors(plugins, "acme")))
 """
 LONG = "a-name-of-thirty-letters-ab-cd"
 CODE = {"device": 60, "guest": 150}  # lines

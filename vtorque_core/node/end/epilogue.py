@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 
 from vtorque_core.api import kept_records
-from vtorque_core.api.children import in_child
+from vtorque_core.api.children import run_in_child
 from vtorque_core.base import hypervisor, safefs
 from vtorque_core.base.errors import (
     EXIT_FAILED,
@@ -29,7 +29,7 @@ from vtorque_core.base.errors import (
 from vtorque_core.base.locks import Busy, job_lock_holder
 from vtorque_core.base.names import Paths
 from vtorque_core.node.end import leftovers
-from vtorque_core.node.end.reap import AFTER, reap_until_clean, release_job, tell_ended
+from vtorque_core.node.end.reap import AFTER, notify, reap_until_clean, release_job
 from vtorque_core.node.end.teardown import TeardownReport, total_usage
 from vtorque_core.node.shell import proof
 from vtorque_core.records import console
@@ -75,7 +75,7 @@ def run(config: Path, job_id: str, status: str = "") -> int:
             "node yet; that is tried again, and the node's admin can see why in syslog\n"
         )
     if states:
-        _after(config, states[-1].header, reports, clean=clean, lost=lost)
+        _finish(config, states[-1].header, reports, clean=clean, lost=lost)
     return EXIT_OK if clean else EXIT_FAILED
 
 
@@ -93,7 +93,7 @@ def _states(paths: Paths, job_id: str) -> list[JournalState]:
         return []  # the release reports it
 
 
-def _after(
+def _finish(
     config: Path, job: JobHeader, reports: Sequence[TeardownReport], *, clean: bool, lost: bool
 ) -> None:
     """Update accounting, kill leftovers and call plugins, each in a child with a time limit.
@@ -109,14 +109,14 @@ def _after(
         if job.batch == site.batch.system:
             adapter = plugins.batch_system(job.batch).node(site)
             if not clean:
-                reap_until_clean(site, plugins, job.job.id, adapter.alive)
+                reap_until_clean(site, plugins, job.job.id, adapter.job_states)
             if lost:
-                errors.append(in_child(partial(adapter.start_again, job.job, _KILLED), AFTER))
+                errors.append(run_in_child(partial(adapter.start_again, job.job, _KILLED), AFTER))
             if used is not None:
-                errors.append(in_child(partial(adapter.account, job.job.id, used), AFTER))
+                errors.append(run_in_child(partial(adapter.account, job.job.id, used), AFTER))
         if job.whole_node and site.batch.kill_leftovers:
-            errors.append(in_child(partial(_kill_leftovers, site.paths, job), AFTER))
-        errors += tell_ended(site, plugins, reports)
+            errors.append(run_in_child(partial(_kill_leftovers, site.paths, job), AFTER))
+        errors += notify(site, plugins, reports)
     except Exception as error:  # a plugin may raise anything
         errors.append(str(error))
     for message in filter(None, errors):
@@ -133,7 +133,7 @@ def _last_words(paths: Paths, states: Sequence[JournalState]) -> Iterator[str]:
     try:
         for state in states:
             for record in (each for each in state.open if each.kind == DOMAIN):
-                if _died(record.args["uri"], record.args["uuid"]):
+                if _is_dead(record.args["uri"], record.args["uuid"]):
                     log = paths.job_state(state.key) / f"g{record.guest}" / "console.log"
                     if lines := console.tail(log, console.PANIC):
                         yield console.heading(record.args["name"])
@@ -142,7 +142,7 @@ def _last_words(paths: Paths, states: Sequence[JournalState]) -> Iterator[str]:
         sys.stderr.write(f"vtorque: {error}\n")
 
 
-def _died(uri: str, uuid: str) -> bool:
+def _is_dead(uri: str, uuid: str) -> bool:
     end = time.monotonic() + _DYING
     while hypervisor.domain_runs(uri, uuid):
         if time.monotonic() > end:

@@ -33,7 +33,7 @@ def kill(paths: Paths, job: JobHeader) -> str:
         return ""
     if not any(_processes(job.job.uid)):
         return ""
-    why = _spared(paths, job)
+    why = _spare_reason(paths, job)
     if why:
         return f"{job.job.id}: processes of {job.job.owner} are not killed: {why}"
     killed: set[int] = set()
@@ -51,7 +51,7 @@ def kill(paths: Paths, job: JobHeader) -> str:
     return f"{job.job.id}: {len(killed)} leftover processes of {job.job.owner} killed{rest}"
 
 
-def _spared(paths: Paths, job: JobHeader) -> str:
+def _spare_reason(paths: Paths, job: JobHeader) -> str:
     try:
         others = [state.header for state in walk(paths) if state.header.job.id != job.job.id]
     except JournalError as error:
@@ -72,11 +72,11 @@ def _spared(paths: Paths, job: JobHeader) -> str:
 
 def _processes(uid: int) -> Iterator[int]:
     for entry in Path("/proc").iterdir():
-        if entry.name.isdigit() and int(entry.name) != os.getpid() and _is_theirs(entry.name, uid):
+        if entry.name.isdigit() and int(entry.name) != os.getpid() and _belongs_to(entry.name, uid):
             yield int(entry.name)
 
 
-def _is_theirs(pid: str | int, uid: int) -> bool:
+def _belongs_to(pid: str | int, uid: int) -> bool:
     try:
         text = Path(f"/proc/{pid}/status").read_text(encoding="utf-8", errors="replace")
     except OSError:
@@ -88,7 +88,7 @@ def _is_theirs(pid: str | int, uid: int) -> bool:
 
 def _kill(pid: int, uid: int) -> bool:
     with contextlib.suppress(OSError), safefs.closing(os.pidfd_open(pid)) as handle:
-        if _is_theirs(pid, uid):
+        if _belongs_to(pid, uid):
             signal.pidfd_send_signal(handle, signal.SIGKILL)
             return True
     return False

@@ -12,19 +12,19 @@ from pathlib import Path
 from typing import Literal
 
 from vtorque_core.api import hooks
-from vtorque_core.api.batch_system import Life
-from vtorque_core.api.children import in_child
+from vtorque_core.api.batch_system import JobState
+from vtorque_core.api.children import run_in_child
 from vtorque_core.api.kept_records import Place, place
 from vtorque_core.base import safefs
-from vtorque_core.base.detach import detached
+from vtorque_core.base.detach import run_detached
 from vtorque_core.base.errors import UsageError
-from vtorque_core.base.locks import Busy, flocked, job_lock, take_lock
+from vtorque_core.base.locks import Busy, job_lock, take_lock, try_flock
 from vtorque_core.base.names import Paths, safe_name
 from vtorque_core.node.end.teardown import (
     DEADLINE,
     RELEASE_TIMEOUT,
     TeardownReport,
-    retired,
+    retire_spare,
     teardown,
 )
 from vtorque_core.node.shell import proof
@@ -32,11 +32,11 @@ from vtorque_core.records.reading import (
     EmptyJournal,
     JournalError,
     JournalState,
+    claimed_spares,
     journals,
     lock_name,
     read,
-    read_if_any,
-    taken_spares,
+    try_read,
     walk,
 )
 from vtorque_core.site.config import Site
@@ -97,13 +97,13 @@ def release_job(
 
 
 def _plugins_at(path: Path, plugins_for: Callable[[JournalState], Plugins]) -> Plugins:
-    state = read_if_any(path)
+    state = try_read(path)
     return plugins_for(state) if state else Plugins()
 
 
 def reap(
     site: Site,
-    alive: Callable[[Sequence[str]], Mapping[str, Life]],
+    alive: Callable[[Sequence[str]], Mapping[str, JobState]],
     plugins_for: Callable[[JournalState], Plugins] = plugins_of,
     *,
     dry_run: bool = False,
@@ -120,27 +120,31 @@ def reap(
     results: list[ReapResult] = []
     states: list[JournalState] = []
 
-    def troubled(path: Path, error: JournalError) -> None:
+    def report_error(path: Path, error: JournalError) -> None:
         if isinstance(error, EmptyJournal):
             states.extend(_drop_empty(paths, path, dry_run))
         else:
             results.append(ReapResult(lock_name(path), 0, str(path), "unreadable", str(error)))
 
     # Read the journals before calling alive(), to not reap a job that starts in between.
-    for state in walk(paths, troubled=troubled):
+    for state in walk(paths, troubled=report_error):
         states.append(state)
-    taken = taken_spares(states)
+    taken = claimed_spares(states)
     if only is not None:
         states = [state for state in states if state.header.job.id == only]
-    given_up = _abandoned(states, abandon)
+    given_up = _to_abandon(states, abandon)
     lives = alive(sorted({s.header.job.id for s in states if not s.header.spare})) if states else {}
     for state in states:
         job = state.header.job
-        life = lives.get(job.id, Life.UNKNOWN)
+        life = lives.get(job.id, JobState.UNKNOWN)
         if keeper := state.header.spare:
-            life = Life.ALIVE if state.key in taken or _at_work(paths, keeper) else Life.GONE
+            life = (
+                JobState.ALIVE
+                if state.key in taken or _is_running(paths, keeper)
+                else JobState.GONE
+            )
         elif state.header.batch != site.batch.system:
-            life = Life.UNKNOWN
+            life = JobState.UNKNOWN
         tear = functools.partial(
             teardown,
             release_timeout=site.node.release_timeout,
@@ -161,14 +165,14 @@ def reap_until_clean(
     site: Site,
     plugins: Plugins,
     job_id: str,
-    alive: Callable[[Sequence[str]], Mapping[str, Life]],
+    alive: Callable[[Sequence[str]], Mapping[str, JobState]],
 ) -> None:
     """Reap in a separate process until the job holds no resources, for at most a day.
 
     One process per node does this for all jobs.
     """
 
-    def go_on(begun: Callable[[], None]) -> int:
+    def reap_loop(begun: Callable[[], None]) -> int:
         try:
             take_lock(site.paths.run / "reaping.lock", 0)
         except Busy:
@@ -183,29 +187,29 @@ def reap_until_clean(
                 break  # hooks have released it all
             pause = min(2 * pause, _LONGEST_PAUSE)
             found = reap(site, alive)
-            tell_ended(site, plugins, (result.report for result in found))
+            notify(site, plugins, (result.report for result in found))
             partial = any(result.action in ("partial", "unknown", "busy") for result in found)
         return 0
 
     name = safe_name(job_id)
-    detached(go_on)
+    run_detached(reap_loop)
 
 
 def _release(
     state: JournalState,
-    life: Life,
+    life: JobState,
     paths: Paths,
     plugins_for: Callable[[JournalState], Plugins],
     tear: Callable[[Path, Paths, Plugins], TeardownReport] | None,
 ) -> tuple[Action, str, TeardownReport | None]:
-    if life is not Life.GONE:
+    if life is not JobState.GONE:
         why = f"batch system {state.header.batch} does not say whether the job exists"
-        return ("unknown", why, None) if life is Life.UNKNOWN else ("alive", "", None)
+        return ("unknown", why, None) if life is JobState.UNKNOWN else ("alive", "", None)
     try:
         with job_lock(paths, state.header.job.id, _LOCK):
             if tear is None:
                 return "would release", "", None
-            if state.header.spare and (left_alone := _left_alone(state, paths)):
+            if state.header.spare and (left_alone := _skip_reason(state, paths)):
                 return left_alone
             report = tear(state.path, paths, plugins_for(state))
     except Busy as error:
@@ -217,20 +221,20 @@ def _release(
     return "partial" if left else "released", message, report
 
 
-def _left_alone(state: JournalState, paths: Paths) -> tuple[Action, str, None] | None:
+def _skip_reason(state: JournalState, paths: Paths) -> tuple[Action, str, None] | None:
     try:
-        return None if retired(paths, state.key) else ("alive", "", None)
+        return None if retire_spare(paths, state.key) else ("alive", "", None)
     except JournalError as error:
         return "unknown", f"cannot find out whether the job still runs: {error}", None
 
 
-def _at_work(paths: Paths, name: str) -> bool:
+def _is_running(paths: Paths, name: str) -> bool:
     try:
         descriptor = os.open(paths.run / f"{name}.lock", os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError:
         return False
     with safefs.closing(descriptor):
-        return not flocked(descriptor, fcntl.LOCK_SH, 0.0)
+        return not try_flock(descriptor, fcntl.LOCK_SH, 0.0)
 
 
 def _drop_empty(paths: Paths, path: Path, dry_run: bool) -> list[JournalState]:
@@ -245,7 +249,7 @@ def _drop_empty(paths: Paths, path: Path, dry_run: bool) -> list[JournalState]:
     return []
 
 
-def _abandoned(states: Sequence[JournalState], wanted: Collection[str]) -> dict[Path, set[int]]:
+def _to_abandon(states: Sequence[JournalState], wanted: Collection[str]) -> dict[Path, set[int]]:
     found: dict[Path, set[int]] = {}
     for text in wanted:
         name, _, number = text.rpartition(":")
@@ -269,8 +273,8 @@ def _abandoned(states: Sequence[JournalState], wanted: Collection[str]) -> dict[
 AFTER = 30.0  # timeout in seconds of each step after the release
 
 
-def tell_ended(site: Site, plugins: Plugins, reports: Iterable[TeardownReport | None]) -> list[str]:
-    """Call ``vtorque_ended`` for each completely released attempt, and return errors.
+def notify(site: Site, plugins: Plugins, reports: Iterable[TeardownReport | None]) -> list[str]:
+    """Call ``vtorque_job_ended`` for each completely released attempt, and return errors.
 
     Each plugin runs in a child.
     """
@@ -280,11 +284,13 @@ def tell_ended(site: Site, plugins: Plugins, reports: Iterable[TeardownReport | 
             continue
         ended = place(site.paths, report.ended.job)
         for name in plugins.names:
-            if name not in report.ended.off and "vtorque_ended" in plugins.hooks_of(name):
-                error = in_child(functools.partial(_tell, plugins, name, ended, site), AFTER)
-                faults += [f"plugin {name}, vtorque_ended: {error}"] if error else []
+            if name not in report.ended.off and "vtorque_job_ended" in plugins.hooks_of(name):
+                error = run_in_child(
+                    functools.partial(_notify_plugin, plugins, name, ended, site), AFTER
+                )
+                faults += [f"plugin {name}, vtorque_job_ended: {error}"] if error else []
     return faults
 
 
-def _tell(plugins: Plugins, name: str, ended: Place, site: Site) -> None:
-    plugins.only(name).collect(hooks.vtorque_ended, place=ended, site=site)
+def _notify_plugin(plugins: Plugins, name: str, ended: Place, site: Site) -> None:
+    plugins.only_plugin(name).collect(hooks.vtorque_job_ended, place=ended, site=site)

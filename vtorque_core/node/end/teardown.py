@@ -23,7 +23,7 @@ from pathlib import Path
 from vtorque_core.api import hooks, kept_records
 from vtorque_core.api.acquired import CoreResource, Resource
 from vtorque_core.api.batch_system import Usage
-from vtorque_core.api.children import Child, in_child, wait_any
+from vtorque_core.api.children import Child, run_in_child, wait_any
 from vtorque_core.api.node_job import EndedJob
 from vtorque_core.api.vcpu_threads import process_of
 from vtorque_core.base import hypervisor
@@ -43,11 +43,11 @@ from vtorque_core.records.reading import (
     JournalState,
     OrphanError,
     Record,
+    idle_spares,
     lock_name,
     read,
-    read_if_any,
     reconstruct,
-    spares,
+    try_read,
     walk,
 )
 from vtorque_core.resources.kinds import CORE_KINDS
@@ -63,7 +63,7 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Outcome:
+class ReleaseResult:
     """Result for one record. ``message`` says why it is still open and how to fix that."""
 
     seq: int
@@ -85,10 +85,10 @@ class TeardownReport:
 
     job: str
     journal: str
-    released: list[Outcome] = field(default_factory=list)
-    held: list[Outcome] = field(default_factory=list)
-    failed: list[Outcome] = field(default_factory=list)
-    orphaned: list[Outcome] = field(default_factory=list)
+    released: list[ReleaseResult] = field(default_factory=list)
+    held: list[ReleaseResult] = field(default_factory=list)
+    failed: list[ReleaseResult] = field(default_factory=list)
+    orphaned: list[ReleaseResult] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     usage: Usage | None = None
     ended: JobHeader | None = None
@@ -126,25 +126,25 @@ def teardown(
     """
     end = time.monotonic() + deadline
     with job_lock(paths, lock_name(journal_path), deadline):
-        if (state := read_if_any(journal_path)) is None:
+        if (state := try_read(journal_path)) is None:
             journal_path.unlink(missing_ok=True)
             return TeardownReport(lock_name(journal_path), str(journal_path))
         _drop_connections()
         with (
-            log.opened(log.of_ended(paths, state.header.job)) as told,
+            log.open_log(log.teardown_log(paths, state.header.job)) as told,
             Journal.open(paths, journal_path) as journal,
         ):
             run = _Teardown(state, journal, paths, plugins, release_timeout, end)
             run.abandon(abandon)
             run.keep(keep)
-            run.last_look(told)
+            run.collect_usage(told)
             run.release_all()
             report = run.report
             for line in report.lines():
                 _log.warning("%s", line)
             _log.info("%d resources released", len(report.released))
             if report.clean and not keep:
-                timeline.say(read(journal_path), time.time())
+                timeline.log_durations(read(journal_path), time.time())
                 journal.delete()
                 report.ended = None if state.header.spare else state.header
         if report.clean and state.header.spare:  # no user's, so nobody will read it
@@ -160,7 +160,7 @@ def end_spare(paths: Paths, key: str, seconds: float = RELEASE_TIMEOUT) -> None:
         raise HostFault("; ".join(report.lines()))
 
 
-def retired(paths: Paths, key: str) -> bool:
+def retire_spare(paths: Paths, key: str) -> bool:
     """Make a warm guest unclaimable and return True, or return False if a job has claimed it.
 
     The caller holds the lock of its journal. Raises JournalError for any unreadable journal,
@@ -168,7 +168,7 @@ def retired(paths: Paths, key: str) -> bool:
     """
     path = paths.journal / f"{key}.jsonl"
     with node_lock(paths):
-        if all(state.key != key for state in spares(list(walk(paths)))):
+        if all(state.key != key for state in idle_spares(list(walk(paths)))):
             return not path.exists()
         with Journal.open(paths, path) as journal:
             journal.phase(ENDS)
@@ -198,7 +198,7 @@ class _Teardown:
                 self.kinds[each.item.kind] = each.item
         self.kinds.update(CORE_KINDS)  # plugins cannot replace the core's
 
-    def left(self) -> float:
+    def time_left(self) -> float:
         return min(self.release_timeout, max(0.0, self.end - time.monotonic()))
 
     def abandon(self, seqs: Collection[int]) -> None:
@@ -215,13 +215,13 @@ class _Teardown:
 
     # -- 1. the last look ---------------------------------------------------------------------
 
-    def last_look(self, told: log.Log) -> None:
+    def collect_usage(self, told: log.Log) -> None:
         if any(mark.name == "release" for mark in self.state.phases):
             log.enter("release")
             return
         self.enter("teardown")
         guests = [record for record in self.open.values() if record.kind == DOMAIN]
-        used = [self._used(record) for record in guests]
+        used = [self._measure_usage(record) for record in guests]
         self.report.usage = total_usage(used)
         gone = {g.guest for g, its in zip(guests, used, strict=True) if its is None}
         console.collect(told.place, self.state, gone)
@@ -230,8 +230,8 @@ class _Teardown:
         for name in self.plugins.names:
             if name not in header.plugins or "vtorque_teardown" not in self.plugins.hooks_of(name):
                 continue
-            look = functools.partial(self._look, name, ended)
-            error = in_child(look, self.left())
+            look = functools.partial(self._call_plugin, name, ended)
+            error = run_in_child(look, self.time_left())
             if error:
                 self.report.notes.append(f"plugin {name}, vtorque_teardown: {error}")
         self.enter("release")
@@ -241,15 +241,15 @@ class _Teardown:
         log.enter(phase)
         _log.debug("begins")
 
-    def _used(self, record: Record) -> Usage | None:
+    def _measure_usage(self, record: Record) -> Usage | None:
         name, uuid = str(record.args["name"]), str(record.args["uuid"])
         used = guest_usage(name, uuid)
         if used is not None:
             self.journal.phase("used", record.guest, used)
         return used
 
-    def _look(self, name: str, ended: EndedJob) -> None:
-        for contribution in self.plugins.only(name).each(hooks.vtorque_teardown, job=ended):
+    def _call_plugin(self, name: str, ended: EndedJob) -> None:
+        for contribution in self.plugins.only_plugin(name).each(hooks.vtorque_teardown, job=ended):
             if contribution.error is not None:
                 raise contribution.error
 
@@ -264,7 +264,7 @@ class _Teardown:
             for seq, child in list(self.running.items()):
                 if child.check():
                     del self.running[seq]
-                    self._ended(self.open[seq], child.error or "")
+                    self._finish_record(self.open[seq], child.error or "")
 
     def _may_start(self, record: Record) -> bool:
         if len(self.running) >= _MOST:
@@ -283,17 +283,17 @@ class _Teardown:
         holders = sorted(r.seq for r in self.open.values() if _needs(r, record))
         if holders:
             message = f"needed by {', '.join(str(seq) for seq in holders)}"
-            self.report.held.append(_outcome(record, message))
+            self.report.held.append(_result(record, message))
             return
         try:
             resource = reconstruct(record, self.kinds)
         except OrphanError as error:
-            self.report.orphaned.append(_outcome(record, f"{error}: {self._way_out(record)}"))
+            self.report.orphaned.append(_result(record, f"{error}: {self._advice(record)}"))
             return
         if resource.volatile and not self.same_boot:
-            self._done(record)
-        elif self.left() <= 0:
-            self._failed(record, "not tried: teardown_timeout exceeded")
+            self._mark_released(record)
+        elif self.time_left() <= 0:
+            self._mark_failed(record, "not tried: teardown_timeout exceeded")
         elif resource.scope == "node":
             self._release_shared(record, resource)
         else:
@@ -302,52 +302,52 @@ class _Teardown:
     def _release(self, record: Record, resource: Resource) -> None:
         journal_module.step(f"before release {record.kind}")
         if isinstance(resource, CoreResource) and not resource.blocking:
-            self._ended(record, _error_of(resource.release))
+            self._finish_record(record, _error_of(resource.release))
             return
         release = resource.release
         if record.kind == SPARE:
             key = str(record.args["key"])
             release = functools.partial(end_spare, self.paths, key, self.release_timeout)
         elif isinstance(resource, CoreResource) and not record.created:
-            release = functools.partial(_until_settled, release, resource.settle - _age(record))
+            release = functools.partial(_retry_release, release, resource.settle - _age(record))
         try:
-            self.running[record.seq] = Child(release, self.left())
+            self.running[record.seq] = Child(release, self.time_left())
         except OSError as error:
-            self._failed(record, f"cannot fork: {error.strerror}")
+            self._mark_failed(record, f"cannot fork: {error.strerror}")
 
     def _release_shared(self, record: Record, resource: Resource) -> None:
         own = (self.journal.path, record.seq)
         try:
-            with node_lock(self.paths, self.left()):
+            with node_lock(self.paths, self.time_left()):
                 if not shared_records(self.paths, record.kind, record.args, but=own):
                     journal_module.step(f"before release {record.kind}")
-                    error = in_child(resource.release, self.left())
-                    self._ended(record, error)
+                    error = run_in_child(resource.release, self.time_left())
+                    self._finish_record(record, error)
                 else:
-                    self._done(record)
+                    self._mark_released(record)
         except VtorqueError as error:
-            self._failed(record, str(error))
+            self._mark_failed(record, str(error))
 
-    def _ended(self, record: Record, error: str) -> None:
+    def _finish_record(self, record: Record, error: str) -> None:
         if error:
-            self._failed(record, error)
+            self._mark_failed(record, error)
             return
         journal_module.step(f"after release {record.kind}")
-        self._done(record)
+        self._mark_released(record)
 
-    def _done(self, record: Record) -> None:
+    def _mark_released(self, record: Record) -> None:
         journal_module.step(f"before released {record.kind}")
         self.journal.released(record.seq)
         journal_module.step(f"after released {record.kind}")
         self.open.pop(record.seq)
-        self.report.released.append(_outcome(record))
+        self.report.released.append(_result(record))
 
-    def _failed(self, record: Record, error: str) -> None:
+    def _mark_failed(self, record: Record, error: str) -> None:
         tries = record.tries + 1
         self.journal.failed(record.seq, error, tries)
-        self.report.failed.append(_outcome(record, f"{error} (try {tries})"))
+        self.report.failed.append(_result(record, f"{error} (try {tries})"))
 
-    def _way_out(self, record: Record) -> str:
+    def _advice(self, record: Record) -> str:
         header = self.state.header
         known = {**header.plugins, CORE: f"vtorque-core {header.core}"}
         name, _, version = known.get(record.plugin, "").partition(" ")
@@ -363,8 +363,8 @@ def _needs(record: Record, other: Record) -> bool:
     return later or other.seq in record.needs
 
 
-def _outcome(record: Record, message: str = "") -> Outcome:
-    return Outcome(record.seq, record.kind, record.plugin, record.guest, message)
+def _result(record: Record, message: str = "") -> ReleaseResult:
+    return ReleaseResult(record.seq, record.kind, record.plugin, record.guest, message)
 
 
 def _drop_connections() -> None:
@@ -382,7 +382,7 @@ def _age(record: Record) -> float:
     return max(0.0, time.monotonic() - record.clock if record.clock else time.time() - record.time)
 
 
-def _until_settled(release: Callable[[], None], seconds: float) -> None:
+def _retry_release(release: Callable[[], None], seconds: float) -> None:
     """Release repeatedly, because a killed creator's request to libvirtd may take effect later."""
     end = time.monotonic() + seconds
     release()

@@ -29,14 +29,14 @@ _GONE = 0.1  # seconds until a killed command is gone, unless its disk or termin
 _ENVIRON = {"PATH": "/usr/bin:/bin", "LC_ALL": "C.UTF-8"}  # a user's may enable colors or a pager
 
 
-def beside(
+def run_beside(
     proof: Proof, batch: BatchSystem, site: Site, plugins: Plugins
 ) -> contextlib.AbstractContextManager[None]:
     given = {"job": proof.job, "batch": batch, "site": site}
-    return running(_commands("vtorque_beside_script", proof, plugins, **given))
+    return keep_running(_commands("vtorque_beside_script", proof, plugins, **given))
 
 
-def after(proof: Proof, code: int, site: Site, plugins: Plugins) -> None:
+def run_after(proof: Proof, code: int, site: Site, plugins: Plugins) -> None:
     """Run all plugins' commands after the script, and block signals from now on.
 
     Otherwise the end of the walltime could change the exit status.
@@ -49,13 +49,13 @@ def after(proof: Proof, code: int, site: Site, plugins: Plugins) -> None:
 
 
 @contextlib.contextmanager
-def running(commands: Sequence[Sequence[str]]) -> Iterator[None]:
+def keep_running(commands: Sequence[Sequence[str]]) -> Iterator[None]:
     # Guests already run, and can write to directories in the user's LD_LIBRARY_PATH.
     kept = {name: v for name, v in os.environ.items() if name.startswith(("PBS_", "SLURM_"))}
     children = []
     for argv in commands:
         with contextlib.suppress(Exception):  # whatever a plugin gave as argv
-            children.append(_started(argv, kept | _ENVIRON))
+            children.append(_start(argv, kept | _ENVIRON))
     try:
         yield
     finally:
@@ -71,15 +71,15 @@ def run_all(commands: Sequence[Sequence[str]], output: int, seconds: float = AFT
     for argv in commands:
         if time.monotonic() < until:
             with contextlib.suppress(Exception):  # whatever a plugin gave as argv
-                _end(_started(argv, _ENVIRON, output), until)
+                _end(_start(argv, _ENVIRON, output), until)
 
 
 def _commands(hook: str, proof: Proof, plugins: Plugins, **arguments: Any) -> list[Sequence[str]]:
-    plugins = plugins.without(dict.fromkeys(proof.off, "[[limits]]"))
+    plugins = plugins.withhold(dict.fromkeys(proof.off, "[[limits]]"))
     return [each.item for each in plugins.each(hook, **arguments) if each.error is None]
 
 
-def _started(
+def _start(
     argv: Sequence[str], environ: Mapping[str, str], output: int | None = None
 ) -> Popen[bytes]:
     import subprocess  # noqa: PLC0415 - few sites have any

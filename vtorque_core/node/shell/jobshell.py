@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vtorque_core.api import kept_records
-from vtorque_core.api.batch_system import JobShell, Started
+from vtorque_core.api.batch_system import JobShell, ShellStart
 from vtorque_core.api.guest_driver import GuestDied, Script, Streams
 from vtorque_core.base import errors
 from vtorque_core.base.errors import HostFault, Refused, UsageError, VtorqueError, printable
@@ -116,22 +116,22 @@ def run_job(
     around = contextlib.ExitStack()
     waiting = [calls.beside]
 
-    def seen(found: Proof) -> None:
+    def note_proof(found: Proof) -> None:
         if job.script is not None:  # nothing is printed into the terminal of an interactive job
             shown.start(found)
         if waiting and found.state in ("starting", "ready"):
             around.enter_context(waiting.pop()(found))
 
     try:
-        job = shell.started(argv, environ, streams.stdin)
-        ready = _await_proof(paths, job.job_id, owner_uid, seen, calls.meanwhile)
-        _be_found(paths.job_shell(ready.job.key))
+        job = shell.read_start(argv, environ, streams.stdin)
+        ready = _await_proof(paths, job.job_id, owner_uid, note_proof, calls.meanwhile)
+        _lock_job_shell(paths.job_shell(ready.job.key))
         for line in ready.detail:
             _say(streams, f"warning: {printable(line, 2000)}")
         if len(ready.nodes) > 1:
-            _await_sisters(paths, shell, job, ready, environ, streams)
+            _await_other_nodes(paths, shell, job, ready, environ, streams)
         script = make_script(shell, job, ready, environ, streams)
-        script = _with_user_files(script, paths, ready)
+        script = _add_user_files(script, paths, ready)
         begun += [ready] if job.script is not None else []
         stdin = streams.stdin if job.script is None else None
         code = _run(ready, script, calls.load, replace(streams, stdin=stdin))
@@ -154,7 +154,7 @@ def run_job(
     return code
 
 
-def _be_found(lock: Path) -> None:
+def _lock_job_shell(lock: Path) -> None:
     with contextlib.suppress(OSError):
         descriptor = os.open(lock, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
         fcntl.lockf(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -214,10 +214,10 @@ def _await_proof(
             time.sleep(proofs.POLL)
 
 
-def _await_sisters(
+def _await_other_nodes(
     paths: Paths,
     shell: JobShell,
-    job: Started,
+    job: ShellStart,
     ready: Proof,
     environ: Mapping[str, str],
     streams: Streams,
@@ -229,7 +229,7 @@ def _await_sisters(
     import subprocess  # noqa: PLC0415 - most jobs have one node
 
     words = [str(paths.jobshell), AWAIT, job.job_id]
-    command = shell.on_every_node(words, environ, ready.nodes)
+    command = shell.node_command(words, environ, ready.nodes)
     left = max(ready.deadline + 2 * SLACK - time.monotonic(), SLACK)
     try:
         done = subprocess.run(
@@ -252,7 +252,7 @@ def _await_sisters(
     raise _Stop(errors.EXIT_HOST_FAULT, f"{why}; nothing was run")
 
 
-def await_here(paths: Paths, job_id: str, *, stderr: int = 2, owner_uid: int = 0) -> int:
+def await_local_proof(paths: Paths, job_id: str, *, stderr: int = 2, owner_uid: int = 0) -> int:
     """Wait for this node's proof; return 0, or print why it is missing.
 
     The job shell on the first node runs this on each node.
@@ -268,7 +268,7 @@ def await_here(paths: Paths, job_id: str, *, stderr: int = 2, owner_uid: int = 0
 
 
 def make_script(
-    shell: JobShell, job: Started, ready: Proof, environ: Mapping[str, str], streams: Streams
+    shell: JobShell, job: ShellStart, ready: Proof, environ: Mapping[str, str], streams: Streams
 ) -> Script:
     """Return the script with its environment and working directory in the guest.
 
@@ -291,8 +291,8 @@ def make_script(
     found["SHELL"] = account.pw_shell or "/bin/sh"
     for name in _PATHS:
         if name in found:
-            found[name] = _moved(found[name], homes, home)
-    found |= ready.environ_beside(found)
+            found[name] = _translate_path(found[name], homes, home)
+    found |= ready.command_environ(found)
     mask = os.umask(0o077)
     os.umask(mask)
     return Script(
@@ -302,8 +302,8 @@ def make_script(
             if job.script is None
             else shell.content(_read_script(job.script))
         ),
-        environ={**found, **shell.inside(found, ready.environ)},
-        cwd=_moved(here, homes, home),
+        environ={**found, **shell.guest_env(found, ready.environ)},
+        cwd=_translate_path(here, homes, home),
         interpreter=ready.shell,
         login=shell.login,
         args=job.args,
@@ -315,7 +315,7 @@ def make_script(
     )
 
 
-def _with_user_files(script: Script, paths: Paths, ready: Proof) -> Script:
+def _add_user_files(script: Script, paths: Paths, ready: Proof) -> Script:
     try:
         prologue, epilogue = (proofs.user_file(paths, ready, name) for name in proofs.USER_FILES)
     except HostFault as error:
@@ -370,7 +370,7 @@ def _read_script(path: Path) -> bytes:
     return content
 
 
-def _moved(path: str, host_homes: Sequence[str], guest_home: str) -> str:
+def _translate_path(path: str, host_homes: Sequence[str], guest_home: str) -> str:
     for home in host_homes:
         if path == home or path.startswith(home.rstrip("/") + "/"):
             return guest_home + path[len(home.rstrip("/")) :]

@@ -22,7 +22,7 @@ from typing import Any, Literal
 from vtorque_core.api.guest_driver import ReadyGuest
 from vtorque_core.base import safefs
 from vtorque_core.base.errors import HostFault
-from vtorque_core.base.locks import flocked
+from vtorque_core.base.locks import try_flock
 from vtorque_core.base.names import JobAttempt, Paths
 from vtorque_core.site.values import convert
 
@@ -75,7 +75,7 @@ class Proof:
     guests: tuple[ReadyGuest, ...] = ()
     detail: tuple[str, ...] = ()
 
-    def environ_beside(self, given: Mapping[str, str]) -> dict[str, str]:
+    def command_environ(self, given: Mapping[str, str]) -> dict[str, str]:
         return {
             name: value
             for name, value in self.environ.items()
@@ -134,7 +134,7 @@ def write(paths: Paths, proof: Proof, gid: int = -1) -> None:
 
 def remove(paths: Paths, job_id: str) -> None:
     path = str(paths.proof(job_id))
-    for each in (path, safefs.beside(path)):
+    for each in (path, safefs.temporary_name(path)):
         safefs.remove_file(each)
 
 
@@ -200,7 +200,7 @@ def lock(paths: Paths, job_id: str) -> bool:
         descriptor = os.open(paths.proof(job_id), os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError:
         return False
-    if flocked(descriptor, fcntl.LOCK_SH, 0.0):
+    if try_flock(descriptor, fcntl.LOCK_SH, 0.0):
         return True
     os.close(descriptor)  # root is testing the lock
     return False
@@ -214,7 +214,7 @@ def await_lock(paths: Paths, proof: Proof, seconds: float) -> bool:
     end = time.monotonic() + seconds
     while time.monotonic() < end and is_current(paths, proof):
         with contextlib.suppress(FileNotFoundError), paths.proof(proof.job.id).open("rb") as file:
-            if not flocked(file.fileno(), fcntl.LOCK_EX, 0.0):
+            if not try_flock(file.fileno(), fcntl.LOCK_EX, 0.0):
                 return True
         time.sleep(POLL)
     return False
@@ -229,7 +229,7 @@ def user_file(paths: Paths, proof: Proof, name: str) -> bytes | None:
     if name not in proof.files:
         return None
     path = user_file_path(paths, proof.job, name)
-    with safefs.naming(path, stage="proof"):
+    with safefs.name_errors(path, stage="proof"):
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         with os.fdopen(descriptor, "rb") as file:
             if not stat.S_ISREG(os.fstat(descriptor).st_mode):

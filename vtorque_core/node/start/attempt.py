@@ -23,7 +23,7 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass
-class Start:
+class StartAttempt:
     """One start of a job on this node.
 
     Action hooks receive it as :class:`vtorque_core.api.node_job.NodeJob`.
@@ -74,13 +74,13 @@ class Start:
         log.enter(phase)
         _log.debug("begins")
 
-    def act(self, hook: str) -> None:
+    def call_hook(self, hook: str) -> None:
         """Run an action hook of each plugin, and journal its resources under the plugin's name."""
         for name in self.plugins.names:
             self.acting = name
             begun = time.monotonic()
-            with log.about(plugin=name):
-                self.plugins.only(name).collect(hook, job=self)
+            with log.log_context(plugin=name):
+                self.plugins.only_plugin(name).collect(hook, job=self)
                 if hook in self.plugins.hooks_of(name):
                     _log.debug("%s: %.1f ms", hook, (time.monotonic() - begun) * 1000)
         self.acting = "core"

@@ -26,21 +26,21 @@ from vtorque_core.api.boot_source import Boot, ColdBoot
 from vtorque_core.api.guest_driver import ORDER_SOCKET, BootedGuest, ClockDriver, LateDriver
 from vtorque_core.api.libvirt_domain import Channel, Console, Disk, Filesystem, Interface
 from vtorque_core.base import hypervisor, kvm
-from vtorque_core.base.bounded import Overdue, bounded
+from vtorque_core.base.bounded import Overdue, run_bounded
 from vtorque_core.base.errors import HostFault, VtorqueError
 from vtorque_core.base.locks import job_lock, libvirt_worker
-from vtorque_core.node.start.attempt import Start
+from vtorque_core.node.start.attempt import StartAttempt
 from vtorque_core.node.start.guest_resources import daemons, domain_spec, root_disks
 from vtorque_core.plan.domain.merge import Contributed, merge
-from vtorque_core.plan.domain.render import NAMESPACE, metadata, plugged, render, tap_name
-from vtorque_core.plan.domain.saved import moved
-from vtorque_core.plan.guests import Prepared
+from vtorque_core.plan.domain.render import NAMESPACE, metadata, render, render_devices, tap_name
+from vtorque_core.plan.domain.saved import adapt_xml
+from vtorque_core.plan.guests import GuestSpec
 from vtorque_core.records import console, log
 from vtorque_core.records.journal import Journal
 from vtorque_core.records.reading import ARRIVES, DOMAIN, read
 from vtorque_core.resources import netfilter, stopped_daemons
 from vtorque_core.resources.domain import Domain
-from vtorque_core.resources.starter import Starter
+from vtorque_core.resources.starter import BootStarter
 from vtorque_core.site.config import Site
 
 T = TypeVar("T")
@@ -51,18 +51,18 @@ _DESTROYED = 10.0  # seconds to destroy the guest of a failed boot source
 _log = logging.getLogger(__name__)
 
 
-def boot_on_order(start: Start, prepared: Sequence[Prepared]) -> None:
+def boot_on_order(start: StartAttempt, prepared: Sequence[GuestSpec]) -> None:
     first = start.guests[0]
 
     def boot(order: bytes) -> list[BootedGuest]:
         with (
-            log.reopened(),
+            log.reopen_log(),
             job_lock(start.site.paths, start.job.id),
             Journal.open(start.site.paths, start.journal.path) as journal,
         ):
             deadline = time.monotonic() + start.site.node.start_timeout
             now = replace(start, journal=journal, deadline=deadline)
-            told = [_told(each, order, now.site) for each in prepared]
+            told = [_add_late_items(each, order, now.site) for each in prepared]
             for each in told:
                 now.acting = each.owner
                 for resource in each.resources:
@@ -77,20 +77,20 @@ def boot_on_order(start: Start, prepared: Sequence[Prepared]) -> None:
         ]
 
     lock, path = str(first.run_dir / "starter.lock"), str(first.run_dir / ORDER_SOCKET)
-    start.acquire(Starter(lock=lock, socket=path, uid=start.user.uid, boot=boot), guest=first)
+    start.acquire(BootStarter(lock=lock, socket=path, uid=start.user.uid, boot=boot), guest=first)
 
 
-def _told(each: Prepared, order: bytes, site: Site) -> Prepared:
+def _add_late_items(each: GuestSpec, order: bytes, site: Site) -> GuestSpec:
     if not isinstance(each.driver, LateDriver):
         raise TypeError(f"{each.plan.name} takes no order")
-    added = list(each.driver.late(each.plan, each.items, order, site))
+    added = list(each.driver.late_items(each.plan, each.items, order, site))
     elements = [one for one in added if not isinstance(one, Resource)]
     more = [Contributed(each.owner, each.owner, element) for element in elements]
     resources = tuple(one for one in added if isinstance(one, Resource))
     return replace(each, merged=merge([*each.contributed, *more]), resources=resources)
 
 
-def boot_all(start: Start, prepared: Sequence[Prepared]) -> list[int | None]:
+def boot_all(start: StartAttempt, prepared: Sequence[GuestSpec]) -> list[int | None]:
     """Boot all guests in parallel, wait until they are ready, and call ``vtorque_post_boot``.
 
     Returns a descriptor of each guest's :class:`Console`, or None if it has none.
@@ -113,7 +113,7 @@ def boot_all(start: Start, prepared: Sequence[Prepared]) -> list[int | None]:
             except HostFault as error:
                 if not each.source.fallback:
                     raise
-                each = _fallen_back(each, error)
+                each = _fall_back(each, error)
                 return each, boot_one(each)
         except BaseException:
             failed.set()  # ends the wait of guests that wait for the job's other guests
@@ -127,7 +127,7 @@ def boot_all(start: Start, prepared: Sequence[Prepared]) -> list[int | None]:
             except HostFault as error:
                 if stopped.is_set():  # destroyed by stop(), because another guest has failed
                     raise
-                each = _fallen_back(each, error)
+                each = _fall_back(each, error)
                 boot_one(each)
                 if stopped.is_set():  # stop() ran before the new domain existed
                     _end(start, each)
@@ -140,11 +140,11 @@ def boot_all(start: Start, prepared: Sequence[Prepared]) -> list[int | None]:
             _end(start, each)
 
     boots = [GuestBoot(start, each, chosen.type, failed) for each in prepared]
-    booted = _in_parallel(boots, boot)
+    booted = _run_parallel(boots, boot)
     start.enter("ready")
-    _in_parallel([each for each, _ in booted], ready, stop)
+    _run_parallel([each for each, _ in booted], ready, stop)
     start.enter("post-boot")
-    start.act("vtorque_post_boot")
+    start.call_hook("vtorque_post_boot")
     return [console for _, console in booted]
 
 
@@ -155,8 +155,8 @@ class GuestBoot:
     """
 
     def __init__(
-        self, start: Start, each: Prepared, accel: Literal["kvm", "tcg"], failed: threading.Event,
-        ports: int = 0,
+        self, start: StartAttempt, each: GuestSpec, accel: Literal["kvm", "tcg"],
+        failed: threading.Event, ports: int = 0,
     ) -> None:  # fmt: skip
         guest, merged = each.plan, each.merged
         self.start, self.each, self.accel, self.ports = start, each, accel, ports
@@ -189,15 +189,15 @@ class GuestBoot:
         files, own = {"sockets": self._sockets, "taps": self.taps}, self.site.templates
         return render(spec, self.each.merged, **files, overrides=own)
 
-    def left(self, least: float = 0.0) -> float:
+    def time_left(self, least: float = 0.0) -> float:
         left = self.deadline - time.monotonic()
         if left <= least:
             raise HostFault("no time left", stage=self.start.phase)
         return left
 
-    def watched(self, seconds: float | None = None) -> AbstractContextManager[None]:
+    def watch_daemons(self, seconds: float | None = None) -> AbstractContextManager[None]:
         """Kill the user's stopped daemons in this context, because QEMU would wait for them."""
-        return stopped_daemons.ended(self._locks, seconds)
+        return stopped_daemons.kill_stopped(self._locks, seconds)
 
     def worker(self) -> AbstractContextManager[None]:
         return libvirt_worker(self.paths, self.guest.user.uid, self.start.deadline, self.failed)
@@ -205,41 +205,41 @@ class GuestBoot:
     def create(self) -> None:
         """Create the domain; paused if root must connect to its console first."""
         xml = self.rendered
-        self.left()
+        self.time_left()
         # No timeout: an abandoned call could create the domain after the teardown looked for it.
-        with self.watched():
+        with self.watch_daemons():
             hypervisor.create_domain(self.uri, xml, paused=self.console is not None)
 
-    def moved(self, xml: str, state_dir: Path, run_dir: Path) -> str:
-        return moved(xml, self.rendered, (state_dir, run_dir), self.guest)
+    def adapt_xml(self, xml: str, state_dir: Path, run_dir: Path) -> str:
+        return adapt_xml(xml, self.rendered, (state_dir, run_dir), self.guest)
 
     def restore(self, memory: Path, state_dir: Path, run_dir: Path) -> None:
-        xml = self.moved(hypervisor.saved_xml(self.uri, str(memory)), state_dir, run_dir)
+        xml = self.adapt_xml(hypervisor.saved_xml(self.uri, str(memory)), state_dir, run_dir)
         # QEMU reads all memory between its first and its last message to the daemons.
-        with self.watched(seconds := self.left(Domain.settle)):
+        with self.watch_daemons(seconds := self.time_left(Domain.settle)):
             hypervisor.restore_domain(self.uri, str(memory), xml, seconds)
 
-    def take_over(self) -> None:
+    def adopt_guest(self) -> None:
         guest, merged, files = self.guest, self.each.merged, (self._sockets, self.taps)
         spec = domain_spec(guest, self.site, self.accel)
-        devices = plugged(spec, merged, *files, self.site.templates)
+        devices = render_devices(spec, merged, *files, self.site.templates)
         own = guest.placement.cores.get("vcpu", ()) or guest.placement.share
         host = max((cpu for cpu in guest.host.cpus), default=-1) + 1
         cpus = tuple(cpu in own for cpu in range(host)) if own else ()
         owner = (metadata(self.rendered), "vtorque", NAMESPACE)
-        self.left()
-        with self.watched():
-            hypervisor.take_domain(self.uri, guest.uuid, devices, owner, cpus)
+        self.time_left()
+        with self.watch_daemons():
+            hypervisor.adopt_domain(self.uri, guest.uuid, devices, owner, cpus)
 
     def resume(self) -> None:
         """Resume the restored domain. QEMU contacts the user's daemons first, as in a boot."""
-        with self.worker(), self.watched():
+        with self.worker(), self.watch_daemons():
             hypervisor.resume_domain(self.uri, self.guest.uuid)
 
     def await_ready(self) -> None:
-        self.each.driver.await_ready(self.guest, self.deadline, self.reached)
+        self.each.driver.await_ready(self.guest, self.deadline, self.note_stage)
 
-    def reached(self, stage: str) -> None:
+    def note_stage(self, stage: str) -> None:
         self.start.journal.phase(stage, guest=self.guest.index)
         _log.info("%s after %.1f s", stage, time.monotonic() - self.begun)
 
@@ -250,11 +250,11 @@ class GuestBoot:
 
 def boot_one(boot: GuestBoot) -> int | None:
     guest, source, start = boot.guest, boot.source, boot.start
-    domain = Domain(guest.name, guest.uuid, boot.uri, start=partial(_do, boot, source.start))
+    domain = Domain(guest.name, guest.uuid, boot.uri, start=partial(_run_step, boot, source.start))
     if source.remote:
         start.enter(ARRIVES)
     # During a migration, the source node's libvirtd needs this node's workers: hold none.
-    with boot.watched(ARRIVAL_TIME) if source.remote else boot.worker():
+    with boot.watch_daemons(ARRIVAL_TIME) if source.remote else boot.worker():
         try:
             start.acquire(domain, guest=guest)
         except BaseException:
@@ -271,7 +271,7 @@ def boot_one(boot: GuestBoot) -> int | None:
     for tap in boot.taps.values():
         netfilter.filter_reserved_macs(tap)
     _hand_over_channels(boot)
-    _do(boot, source.run)
+    _run_step(boot, source.run)
     if boot.console is None:
         return None
     descriptor = connect_console(boot.console)
@@ -287,26 +287,26 @@ def _hand_over_channels(boot: GuestBoot) -> None:
             os.chmod(channel.path, 0o600)  # noqa: PTH101 - below a root-only directory
     except FileNotFoundError:
         error = HostFault("ended as soon as it was started", boot.start.phase)
-        raise with_last_words(boot.each, error) from None
+        raise add_console_tail(boot.each, error) from None
 
 
 def await_ready(boot: GuestBoot) -> None:
     boot.begun = time.monotonic()
     try:
-        _do(boot, boot.source.ready)
+        _run_step(boot, boot.source.await_ready)
     except HostFault as error:
-        raise with_last_words(boot.each, error) from error
-    boot.reached("ready")
+        raise add_console_tail(boot.each, error) from error
+    boot.note_stage("ready")
 
 
-def _do(boot: GuestBoot, step: Callable[[Boot], None]) -> None:
+def _run_step(boot: GuestBoot, step: Callable[[Boot], None]) -> None:
     source = boot.source
     seconds = boot.deadline + _OVERDUE - time.monotonic()
     try:
         if source.remote:  # it has its own deadline, and the sender decides about its guest
             step(boot)
         else:
-            bounded(lambda: step(boot), seconds, f"boot source {source.name}")
+            run_bounded(lambda: step(boot), seconds, f"boot source {source.name}")
     except VtorqueError:
         raise
     except Overdue:
@@ -314,12 +314,12 @@ def _do(boot: GuestBoot, step: Callable[[Boot], None]) -> None:
         what = f"boot source {source.name} has not returned by its deadline"
         raise HostFault(what, stage=boot.start.phase) from None
     except Exception as error:
-        log.defect(boot.start.id)
+        log.log_defect(boot.start.id)
         what = f"boot source {boot.source.name}: {type(error).__name__}: {error}"
         raise HostFault(what, stage=boot.start.phase) from error
 
 
-def _fallen_back(boot: GuestBoot, error: HostFault) -> GuestBoot:
+def _fall_back(boot: GuestBoot, error: HostFault) -> GuestBoot:
     start, source = boot.start, boot.source
     _log.warning("boot source %s: %s: booting a cold guest instead", source.name, error)
     boot.until = 0.0  # if the source's step still runs, its next deadline check fails
@@ -337,13 +337,13 @@ def _fallen_back(boot: GuestBoot, error: HostFault) -> GuestBoot:
     return GuestBoot(start, cold, boot.accel, boot.failed)
 
 
-def with_last_words(each: Prepared, error: HostFault) -> HostFault:
+def add_console_tail(each: GuestSpec, error: HostFault) -> HostFault:
     lines = console.tail(each.plan.state_dir / "console.log")
     said = (console.heading(each.plan.hostname), *(f"| {line}" for line in lines))
     return HostFault(str(error), detail=(*error.detail, *(said if lines else ())))
 
 
-def _end(start: Start, boot: GuestBoot) -> None:
+def _end(start: StartAttempt, boot: GuestBoot) -> None:
     with contextlib.suppress(HostFault):  # the teardown reports it
         hypervisor.destroy_domain(start.site.node.libvirt_uri, boot.guest.uuid, 5.0)
 
@@ -358,13 +358,13 @@ def connect_console(path: str) -> int:
     return connection.detach()
 
 
-def _in_parallel(
+def _run_parallel(
     boots: Sequence[GuestBoot],
     work: Callable[[GuestBoot], T],
     stop: Callable[[GuestBoot], None] = lambda _: None,
 ) -> list[T]:
     def one(each: GuestBoot) -> T:
-        with log.about(guest=each.guest.index):
+        with log.log_context(guest=each.guest.index):
             return work(each)
 
     with ThreadPoolExecutor(max_workers=len(boots)) as pool:

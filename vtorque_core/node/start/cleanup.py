@@ -8,10 +8,10 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable
 
-from vtorque_core.api.batch_system import BatchJob, Life, NodeAdapter
+from vtorque_core.api.batch_system import BatchJob, JobState, NodeAdapter
 from vtorque_core.api.guest_plan import JobUser
 from vtorque_core.base.errors import VtorqueError
-from vtorque_core.node.end.reap import reap, release_job, tell_ended
+from vtorque_core.node.end.reap import notify, reap, release_job
 from vtorque_core.node.end.teardown import TeardownReport, teardown
 from vtorque_core.node.shell import proof
 from vtorque_core.node.shell.proof import Proof
@@ -26,21 +26,21 @@ from vtorque_core.site.policy import for_job
 _log = logging.getLogger(__name__)
 
 
-def earlier_attempts(job: BatchJob, site: Site, plugins: Plugins) -> None:
-    _tell(site, plugins, release_job(site.paths, job.id))
+def release_attempts(job: BatchJob, site: Site, plugins: Plugins) -> None:
+    _notify_plugins(site, plugins, release_job(site.paths, job.id))
 
 
-def ended_jobs(job: BatchJob, site: Site, plugins: Plugins, adapter: NodeAdapter) -> None:
-    results = reap(site, lambda ids: {**adapter.alive(ids), job.id: Life.ALIVE})
-    _tell(site, plugins, [result.report for result in results])
+def release_ended_jobs(job: BatchJob, site: Site, plugins: Plugins, adapter: NodeAdapter) -> None:
+    results = reap(site, lambda ids: {**adapter.job_states(ids), job.id: JobState.ALIVE})
+    _notify_plugins(site, plugins, [result.report for result in results])
 
 
-def _tell(site: Site, plugins: Plugins, reports: Iterable[TeardownReport | None]) -> None:
-    for fault in tell_ended(site, plugins, reports):
+def _notify_plugins(site: Site, plugins: Plugins, reports: Iterable[TeardownReport | None]) -> None:
+    for fault in notify(site, plugins, reports):
         _log.warning("%s", fault)
 
 
-def failed_start(job: BatchJob, site: Site, plugins: Plugins, user: JobUser, told: Proof) -> None:
+def abort_start(job: BatchJob, site: Site, plugins: Plugins, user: JobUser, told: Proof) -> None:
     """Release a failed start's resources, and write the reason into the proof.
 
     Without a proof, the job shell would report a skipped prologue (exit status 120).
@@ -58,5 +58,5 @@ def failed_start(job: BatchJob, site: Site, plugins: Plugins, user: JobUser, tol
             journal.acquire(proof_file(told, user, site), plugin="core", phase=told.state)
     except VtorqueError:  # mostly a full disk: report to the user anyway. The epilogue
         # removes the proof even if it is not journaled.
-        log.defect(job.id)
+        log.log_defect(job.id)
         proof.write(site.paths, told, gid=user.gid)

@@ -10,17 +10,17 @@ from vtorque_core.api.guest_plan import GuestPlan, ramdisk_dir, root_disk
 from vtorque_core.api.job_files import Tree
 from vtorque_core.api.libvirt_domain import Disk, Filesystem, Interface
 from vtorque_core.images.pool import ramdisk_mib
-from vtorque_core.node.start.attempt import Start
+from vtorque_core.node.start.attempt import StartAttempt
 from vtorque_core.plan import guests as plan
 from vtorque_core.plan.domain.render import DomainSpec, tap_name
-from vtorque_core.plan.guest_network import of_site
-from vtorque_core.plan.guests import Prepared
+from vtorque_core.plan.guest_network import all_networks
+from vtorque_core.plan.guests import GuestSpec
 from vtorque_core.resources import netfilter
-from vtorque_core.resources.disk import DiskCopy, Mount, Overlay
+from vtorque_core.resources.disk import DiskCopy, MountResource, Overlay
 from vtorque_core.resources.lease import ImageUse
 from vtorque_core.resources.netfilter import Netfilter
-from vtorque_core.resources.user_disk import DiskFile, UserDisk
-from vtorque_core.resources.virtiofs_daemon import SharedDirectory, Virtiofsd, file_limit
+from vtorque_core.resources.user_disk import ServedDisk, UserDisk
+from vtorque_core.resources.virtiofs_daemon import ServedDirectory, Virtiofsd, file_limit
 from vtorque_core.site.config import Site
 
 
@@ -33,30 +33,30 @@ def domain_spec(
     )  # fmt: skip
 
 
-def root_disks(each: Prepared, site: Site) -> Iterable[Resource]:
+def root_disks(each: GuestSpec, site: Site) -> Iterable[Resource]:
     """Return the resources of a guest's root disk; none for a warm guest.
 
     If the boot source provides the disk, returns only the tmpfs of a RAM disk.
     """
     image = each.plan.image
     ram = ramdisk_dir(each.plan)
-    if image.disk is None or each.plan.source.adopts:
+    if image.disk is None or each.plan.source.warm_key:
         return
     if ram is not None:
         # A separate tmpfs limits the guest's writes to its claim, so they cannot fill /run.
         limits = (f"size={ramdisk_mib(image.disk)}M", "mode=0711", "nosuid", "nodev", "noexec")
         yield Tree(str(ram), mode=0o711)
-        yield Mount("tmpfs", str(ram), "tmpfs", limits)
+        yield MountResource("tmpfs", str(ram), "tmpfs", limits)
     if each.plan.source.brings_disk:
         return
     made = str(root_disk(each.plan)), str(image.disk), image.disk_format
-    if plan.copied(each.plan, site):
+    if plan.has_copied_disk(each.plan, site):
         yield DiskCopy(*made, uid=each.plan.qemu_uid, seconds=site.node.start_timeout)
     else:
         yield Overlay(*made, uid=each.plan.qemu_uid)
 
 
-def daemons(each: Prepared) -> Iterable[Resource]:
+def daemons(each: GuestSpec) -> Iterable[Resource]:
     user, qemu, run_dir = each.plan.user, each.plan.qemu_uid, each.plan.run_dir
     shares = each.merged.lists(Filesystem)
     most = file_limit(each.plan.ram_mib // max(1, len(shares)))
@@ -66,14 +66,14 @@ def daemons(each: Prepared) -> Iterable[Resource]:
         of_share = {"subordinate_id": root, "readonly": share.readonly}
         of_share |= {"owner_check": share.user_owned, "nofile": most}
         of_share |= {"comes": each.plan.source.remote, "root_is_user": share.root_is_user}
-        yield Virtiofsd(SharedDirectory.beside(stem, share.source, user, qemu, **of_share))
+        yield Virtiofsd(ServedDirectory.at_stem(stem, share.source, user, qemu, **of_share))
     for disk in each.merged.lists(Disk):
         if disk.user_owned:
             stem, readonly = run_dir / f"disk-{disk.name}", disk.readonly
-            yield UserDisk(DiskFile.beside(stem, disk.path, user, qemu, readonly=readonly))
+            yield UserDisk(ServedDisk.at_stem(stem, disk.path, user, qemu, readonly=readonly))
 
 
-def acquire_all(start: Start, prepared: Sequence[Prepared], *, guard: bool = True) -> None:
+def acquire_all(start: StartAttempt, prepared: Sequence[GuestSpec], *, guard: bool = True) -> None:
     """Acquire and journal the directories, images and resources of all guests.
 
     ``guard``: load packet filters that keep guests from the node's services.
@@ -85,7 +85,7 @@ def acquire_all(start: Start, prepared: Sequence[Prepared], *, guard: bool = Tru
     for version in dict.fromkeys(file.parent for file in files if file):
         start.acquire(ImageUse(str(version)))
     guards = ""
-    for network in of_site(start.site).values() if guard else ():
+    for network in all_networks(start.site).values() if guard else ():
         script = netfilter.node_guard(network, start.site.node.libvirt_uri)
         guards += script
         if script and not network.filter:
@@ -101,7 +101,7 @@ def acquire_all(start: Start, prepared: Sequence[Prepared], *, guard: bool = Tru
         start.acting = "core"
 
 
-def _guest_resources(each: Prepared, site: Site, guards: str) -> Iterable[Resource]:
+def _guest_resources(each: GuestSpec, site: Site, guards: str) -> Iterable[Resource]:
     yield from root_disks(each, site)
     yield from daemons(each)
     for nic in each.merged.lists(Interface):

@@ -23,8 +23,8 @@ from dataclasses import replace
 from vtorque_core.api.batch_system import BatchJob, Detach, NodeAdapter, Outcome
 from vtorque_core.api.kept_records import keep_facts
 from vtorque_core.api.log_levels import parse
-from vtorque_core.api.read_apart import reader
-from vtorque_core.base.detach import detached
+from vtorque_core.api.read_apart import helper_process
+from vtorque_core.base.detach import run_detached
 from vtorque_core.base.errors import HostFault, InUse, Refused, VtorqueError, printable
 from vtorque_core.base.locks import Busy, job_lock
 from vtorque_core.base.names import JobAttempt
@@ -60,25 +60,25 @@ def run(
 
     Never raises. A bug counts as a host fault; its traceback is in the job's log and syslog.
     """
-    with reader():
+    with helper_process():
         job = adapter.job(argv, environ)
         if job.blob is None:
             return adapter.finish(job, Outcome.NOT_OURS, "", hook_waits=True)
         if job.detach is Detach.NEVER:
-            return _run(job, site, plugins, adapter, Hook())
+            return _run(job, site, plugins, adapter, StartHook())
 
     pid = os.getpid()
 
-    def continue_start(let_hook_return: Callable[[], None]) -> int:
-        with reader():  # the hook's own reader ends with the hook
-            hook = Hook(let_hook_return, 0 if job.detach is Detach.AT_ONCE else pid)
+    def finish_start(let_hook_return: Callable[[], None]) -> int:
+        with helper_process():  # the hook's own reader ends with the hook
+            hook = StartHook(let_hook_return, 0 if job.detach is Detach.AT_ONCE else pid)
             return _run(job, site, plugins, adapter, hook)
 
-    code = detached(continue_start)
+    code = run_detached(finish_start)
     return 0 if job.detach is Detach.AT_ONCE else code
 
 
-class Hook:
+class StartHook:
     """The batch system's hook that called this start.
 
     ``let_return`` makes it return 0; None if this process is the hook. ``pid`` is its process, or 0
@@ -100,11 +100,11 @@ class Hook:
             self._let_return, self._pid = None, 0
 
 
-def _run(job: BatchJob, site: Site, plugins: Plugins, adapter: NodeAdapter, hook: Hook) -> int:
+def _run(job: BatchJob, site: Site, plugins: Plugins, adapter: NodeAdapter, hook: StartHook) -> int:
     failed: Proof | None = None
     try:
-        with job_lock(site.paths, job.id), _logged(job, site):
-            if _has_come(job, site):  # a release would end that guest
+        with job_lock(site.paths, job.id), _log_to_job(job, site):
+            if _is_arriving(job, site):  # a release would end that guest
                 where = "a guest of this job has migrated to this node: its start is skipped"
                 _log.warning(where)
                 return adapter.finish(job, Outcome.NOT_OURS, where, hook_waits=hook.waits)
@@ -138,7 +138,7 @@ def _requeue(
     return 0
 
 
-def _has_come(job: BatchJob, site: Site) -> bool:
+def _is_arriving(job: BatchJob, site: Site) -> bool:
     with contextlib.suppress(JournalError):
         mine = [s for s in find(site.paths, job.id) if s.header.job.attempt == job.attempt]
         return any(mark.name == ARRIVES for state in mine for mark in state.phases)
@@ -150,26 +150,22 @@ def _has_journal(job: BatchJob, site: Site) -> bool:
     return any(lock_name(each) == mine for each in journals(site.paths))
 
 
-def _logged(job: BatchJob, site: Site) -> contextlib.AbstractContextManager[object]:
+def _log_to_job(job: BatchJob, site: Site) -> contextlib.AbstractContextManager[object]:
     try:
         uid = pwd.getpwnam(job.owner).pw_uid
     except (KeyError, ValueError):  # the start reports it
         return contextlib.nullcontext()
     mine = JobAttempt(job.id, job.attempt, job.owner, uid, job.node)
-    return log.opened(Log(site.paths, mine, parse(site.log.level)))
+    return log.open_log(Log(site.paths, mine, parse(site.log.level)))
 
 
 def _attempt(
-    job: BatchJob,
-    site: Site,
-    plugins: Plugins,
-    adapter: NodeAdapter,
-    hook: Hook,
+    job: BatchJob, site: Site, plugins: Plugins, adapter: NodeAdapter, hook: StartHook
 ) -> tuple[Outcome, str, Proof | None]:
-    def reap_gone() -> None:
+    def reap_ended() -> None:
         from vtorque_core.node.start import cleanup  # noqa: PLC0415 - few starts need it
 
-        cleanup.ended_jobs(job, site, plugins, adapter)
+        cleanup.release_ended_jobs(job, site, plugins, adapter)
 
     detail: tuple[str, ...] = ()
     begun = time.monotonic()
@@ -178,16 +174,16 @@ def _attempt(
         if _has_journal(job, site):  # a prologue of this job was killed
             from vtorque_core.node.start import cleanup  # noqa: PLC0415 - few starts need it
 
-            cleanup.earlier_attempts(job, site, plugins)
+            cleanup.release_attempts(job, site, plugins)
         proof.remove(site.paths, job.id)
-        start_job(job, site, plugins, adapter, reap_gone, hook.let_return)
+        start_job(job, site, plugins, adapter, reap_ended, hook.let_return)
     except Refused as error:
         outcome, reason, detail = Outcome.REFUSED, str(error), error.detail
         _log.warning("refused: %s", reason)
     except Exception as error:
         known = isinstance(error, VtorqueError)
         if not known:
-            log.defect(job.id)
+            log.log_defect(job.id)
         what = str(error) if known else f"{type(error).__name__}: {error}"
         blamed = getattr(error, "blames_node", True)
         outcome = Outcome.HOST_FAULT if blamed else Outcome.NOT_HERE
@@ -211,8 +207,8 @@ def _attempt(
         keep_facts(site.paths, mine, outcome=_WORDS[outcome], reason=reason, **logged)
         deadline = time.monotonic() + 2 * _REQUEUE
         failed = Proof(mine, state, reason, deadline=deadline, detail=detail)
-        cleanup.failed_start(job, site, plugins, user, failed)
+        cleanup.abort_start(job, site, plugins, user, failed)
     except Exception:  # the job shell then finds no proof, and runs nothing
-        log.defect(job.id)
+        log.log_defect(job.id)
         return outcome, reason, None
     return outcome, reason, failed

@@ -8,14 +8,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from vtorque_core.api import hooks
-from vtorque_core.api.batch_system import MovingAdapter, NodeAdapter
+from vtorque_core.api.batch_system import MigrationAdapter, NodeAdapter
 from vtorque_core.api.boot_source import BootSource
 from vtorque_core.api.log_levels import parse
-from vtorque_core.api.read_apart import reader
+from vtorque_core.api.read_apart import helper_process
 from vtorque_core.base import hypervisor
 from vtorque_core.base.errors import EXIT_FAILED, EXIT_OK, Refused, VtorqueError, printable
 from vtorque_core.base.locks import job_lock
-from vtorque_core.node.end.reap import release_job, tell_ended
+from vtorque_core.node.end.reap import notify, release_job
 from vtorque_core.node.start.start_order import start_job
 from vtorque_core.plan import job_context
 from vtorque_core.records import log
@@ -28,7 +28,7 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Receiving:
+class ReceivingJob:
     """Implementation of :class:`vtorque_core.api.node_job.ReceivingNode`."""
 
     adapter: NodeAdapter
@@ -45,8 +45,8 @@ class Receiving:
     def start_timeout(self) -> float:
         return self.site.node.start_timeout
 
-    def require_like(self, name: str, versions: Mapping[str, str]) -> None:
-        if not virtiofs_daemon.saves():
+    def require_versions(self, name: str, versions: Mapping[str, str]) -> None:
+        if not virtiofs_daemon.can_save():
             raise Refused(f"the virtiofsd of {name} cannot save its state")
         here = hypervisor.versions(self.uri)
         for what, there in versions.items():
@@ -58,16 +58,16 @@ class Receiving:
         sources: Sequence[BootSource], keeps: Callable[[], bool],
     ) -> None:  # fmt: skip
         """Start the migrating guests. Releases a failed start unless ``keeps()`` returns True."""
-        if not isinstance(self.adapter, MovingAdapter):
+        if not isinstance(self.adapter, MigrationAdapter):
             system = self.site.batch.system
             raise Refused(f"{system} cannot reserve a node for a migrating guest")
         with job_lock(self.site.paths, job_id, 0):
             if find(self.site.paths, job_id):
                 raise Refused(f"job {job_id} already holds resources on {name}")
             try:
-                job = self.adapter.receive(job_id, nodes, left, name)
+                job = self.adapter.reserve_node(job_id, nodes, left, name)
                 mine = job_context.attempt_of(job, job_context.job_user(job.owner, self.site))
-                with log.opened(log.Log(self.site.paths, mine, parse(self.site.log.level))):
+                with log.open_log(log.Log(self.site.paths, mine, parse(self.site.log.level))):
                     _log.info("guests of job %s are arriving from another node", job.id)
                     start_job(job, self.site, self.plugins, self.adapter, arriving=sources)
                     names = [each.identity.hostname for each in sources if each.identity]
@@ -75,25 +75,25 @@ class Receiving:
             except BaseException:
                 if not keeps():
                     reports = release_job(self.site.paths, job_id)
-                    for fault in tell_ended(self.site, self.plugins, reports):
+                    for fault in notify(self.site, self.plugins, reports):
                         _log.warning("%s", fault)
-                    self.adapter.let_go(job_id, name)
+                    self.adapter.release_node(job_id, name)
                 raise
 
 
 def run(adapter: NodeAdapter, site: Site, plugins: Plugins, requests: int, answers: int) -> int:
     try:
-        with reader():
+        with helper_process():
             receiving = [n for n in plugins.names if "vtorque_receive" in plugins.hooks_of(n)]
             if len(receiving) != 1:
                 raise Refused(
                     f"{len(receiving)} of this node's plugins receive guests, and exactly one is "
                     "required (vtorque-survive): see [plugins] in the site config"
                 )
-            node = Receiving(adapter, site, plugins, requests, answers)
+            node = ReceivingJob(adapter, site, plugins, requests, answers)
             plugins.collect(hooks.vtorque_receive, node=node)
     except PluginError:
-        log.defect("that comes from another node")
+        log.log_defect("that comes from another node")
         return EXIT_FAILED
     except VtorqueError as error:
         sys.stderr.write(f"vtorque: {printable(str(error), 2000)}\n")

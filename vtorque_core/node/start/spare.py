@@ -23,14 +23,14 @@ from vtorque_core.base import hypervisor, kvm
 from vtorque_core.base.errors import HostFault, InUse, VtorqueError
 from vtorque_core.base.locks import Busy, job_lock, node_lock
 from vtorque_core.base.names import Paths
-from vtorque_core.node.end.teardown import end_spare, retired
-from vtorque_core.node.start.attempt import Start
+from vtorque_core.node.end.teardown import end_spare, retire_spare
+from vtorque_core.node.start.attempt import StartAttempt
 from vtorque_core.node.start.guest_resources import domain_spec
 from vtorque_core.plan import guest_uids
-from vtorque_core.plan.domain.render import base
-from vtorque_core.plan.guests import Prepared, require_possible
+from vtorque_core.plan.domain.render import render_base
+from vtorque_core.plan.guests import GuestSpec, require_possible
 from vtorque_core.records.journal import Journal
-from vtorque_core.records.reading import DOMAIN, SPARE, JournalState, lock_name, spares, walk
+from vtorque_core.records.reading import DOMAIN, SPARE, JournalState, idle_spares, lock_name, walk
 from vtorque_core.resources.lease import SpareUse
 from vtorque_core.site.config import Site
 
@@ -41,7 +41,9 @@ _PATIENCE, _DESTROYED, _LOOK_AGAIN = 30.0, 10.0, 0.1  # seconds
 _log = logging.getLogger(__name__)
 
 
-def with_offers(start: Start, prepared: Sequence[Prepared], gone: Sequence[str]) -> list[Prepared]:
+def apply_offers(
+    start: StartAttempt, prepared: Sequence[GuestSpec], gone: Sequence[str]
+) -> list[GuestSpec]:
     """Return the guests with the boot sources that plugins offer, including claimed warm guests.
 
     Ends the warm guests in ``gone``, because the job needs their memory, unless the job claims
@@ -54,16 +56,16 @@ def with_offers(start: Start, prepared: Sequence[Prepared], gone: Sequence[str])
         hooks.vtorque_rendered_sources, guests=rendered, site=site
     )
     _require_possible(offers, {each.plan.index for each in cold})
-    offers.sort(key=lambda offer: offer.source.adopts not in gone)  # prefer those that end anyway
+    offers.sort(key=lambda offer: offer.source.warm_key not in gone)  # prefer those that end anyway
     chosen = list(prepared)
     if offers:
         with node_lock(paths):
-            free = {s.key: s for s in spares(list(walk(paths))) if _waits(s)}
-            chosen = [_with_offer(start, each, offers, free) for each in prepared]
-    adopted = {each.plan.source.adopts for each in chosen}
+            free = {s.key: s for s in idle_spares(list(walk(paths))) if _is_waiting(s)}
+            chosen = [_apply_offer(start, each, offers, free) for each in prepared]
+    adopted = {each.plan.source.warm_key for each in chosen}
     for key in gone:
         if key not in adopted:
-            _make_room(paths, key)
+            _end_or_wait(paths, key)
     return chosen
 
 
@@ -78,16 +80,16 @@ def _require_possible(offers: Sequence[Offer], indexes: Collection[int]) -> None
     require_possible([offer.source for offer in offers], adopts=True)
 
 
-def _with_offer(
-    start: Start, each: Prepared, offers: Sequence[Offer], free: dict[str, JournalState]
-) -> Prepared:
+def _apply_offer(
+    start: StartAttempt, each: GuestSpec, offers: Sequence[Offer], free: dict[str, JournalState]
+) -> GuestSpec:
     guest, paths = each.plan, start.site.paths
     for source in [offer.source for offer in offers if offer.index == guest.index]:
         if guest.request.needs & source.forbids:
             continue
-        if not source.adopts:
+        if not source.warm_key:
             return replace(each, plan=replace(guest, source=source))
-        warm = free.get(source.adopts)
+        warm = free.get(source.warm_key)
         if warm is None or not _uid_fits(warm, guest, start.site):
             continue
         del free[warm.key]
@@ -95,18 +97,18 @@ def _with_offer(
         with Journal.open(paths, warm.path) as journal:
             journal.phase(TAKEN)
         _log.info("was booted before: %s", warm.key, extra={"guest": guest.index})
-        return _become(replace(each, plan=replace(guest, source=source)), warm, start.site)
+        return _adopt_identity(replace(each, plan=replace(guest, source=source)), warm, start.site)
     return each
 
 
-def _make_room(paths: Paths, key: str) -> None:
+def _end_or_wait(paths: Paths, key: str) -> None:
     try:
-        end_unless_taken(paths, key)
+        end_unclaimed(paths, key)
     except HostFault as error:
         raise InUse(f"spare guest {key} has not ended: {error}", stage="plan") from None
 
 
-def end_unless_taken(paths: Paths, key: str) -> bool:
+def end_unclaimed(paths: Paths, key: str) -> bool:
     """End a warm guest and return True, or return False if a job has claimed it.
 
     A booting guest's domain is destroyed, which makes the process that boots it fail.
@@ -122,7 +124,7 @@ def end_unless_taken(paths: Paths, key: str) -> bool:
                 if time.monotonic() > until:
                     raise
             _stop(paths, key)
-        if not retired(paths, key):
+        if not retire_spare(paths, key):
             return False
         end_spare(paths, key)
     return True
@@ -130,19 +132,19 @@ def end_unless_taken(paths: Paths, key: str) -> bool:
 
 def _stop(paths: Paths, key: str) -> None:
     with node_lock(paths):
-        for record in (r for s in spares(list(walk(paths))) if s.key == key for r in s.open):
+        for record in (r for s in idle_spares(list(walk(paths))) if s.key == key for r in s.open):
             if record.kind == DOMAIN:
                 uri, uuid = str(record.args["uri"]), str(record.args["uuid"])
                 hypervisor.destroy_domain(uri, uuid, _DESTROYED)
 
 
-def _waits(state: JournalState) -> bool:
+def _is_waiting(state: JournalState) -> bool:
     return state.phase == WAITS and any(r.kind == DOMAIN for r in state.open)
 
 
-def _base(each: Prepared, site: Site) -> str:
+def _base(each: GuestSpec, site: Site) -> str:
     accel = kvm.choose(site.node.accel, site.paths.run, site.node.qemu_user).type
-    return base(domain_spec(each.plan, site, accel), each.merged, site.templates)
+    return render_base(domain_spec(each.plan, site, accel), each.merged, site.templates)
 
 
 def _uids(spare: JournalState) -> list[int]:
@@ -152,10 +154,10 @@ def _uids(spare: JournalState) -> list[int]:
 def _uid_fits(spare: JournalState, guest: GuestPlan, site: Site) -> bool:
     uids, first = _uids(spare), site.node.guest_uids
     inside = bool(uids) and first > 0 and uids[0] in range(first, first + guest_uids.COUNT)
-    return inside if guest.leased(guest_uids.POOL) else not uids
+    return inside if guest.leased_items(guest_uids.POOL) else not uids
 
 
-def _become(each: Prepared, spare: JournalState, site: Site) -> Prepared:
+def _adopt_identity(each: GuestSpec, spare: JournalState, site: Site) -> GuestSpec:
     (domain,) = (r for r in spare.open if r.kind == DOMAIN)
     uids = _uids(spare)
     uid = uids[0] if uids else hypervisor.qemu_uid(site.node.qemu_user)
@@ -165,7 +167,7 @@ def _become(each: Prepared, spare: JournalState, site: Site) -> Prepared:
 
 def main(state: str, run: str, key: str) -> int:
     try:
-        gone = end_unless_taken(Paths(Path(state), Path(run)), key)
+        gone = end_unclaimed(Paths(Path(state), Path(run)), key)
     except VtorqueError as error:
         sys.stderr.write(f"{error}\n")
         return 1

@@ -21,23 +21,23 @@ from pathlib import Path
 
 from vtorque_core.api.batch_system import BatchJob
 from vtorque_core.api.claims import CoreClaim, MemoryClaim, PoolClaim, RamClaim
-from vtorque_core.api.guest_driver import SpareDriver
+from vtorque_core.api.guest_driver import WarmDriver
 from vtorque_core.api.guest_plan import GuestPlan, JobUser
 from vtorque_core.api.job_files import File
-from vtorque_core.api.read_apart import reader
+from vtorque_core.api.read_apart import helper_process
 from vtorque_core.api.vcpu_threads import process_of, threads
 from vtorque_core.base import hypervisor, kvm
 from vtorque_core.base.errors import Refused, VtorqueError
 from vtorque_core.base.locks import job_lock
-from vtorque_core.node.end.teardown import end_spare, retired
+from vtorque_core.node.end.teardown import end_spare, retire_spare
 from vtorque_core.node.start import spare
-from vtorque_core.node.start.attempt import Start
+from vtorque_core.node.start.attempt import StartAttempt
 from vtorque_core.node.start.boot import GuestBoot, boot_one
 from vtorque_core.node.start.guest_resources import acquire_all, domain_spec
 from vtorque_core.plan import guest_uids
 from vtorque_core.plan import guests as plan
 from vtorque_core.plan.domain.merge import merge
-from vtorque_core.plan.domain.render import base, without_pluggable
+from vtorque_core.plan.domain.render import drop_pluggable, render_base
 from vtorque_core.plan.job_context import JobContext, attempt_of
 from vtorque_core.plan.placement import ledger, node_hardware
 from vtorque_core.plan.placement.job_cores import NodeShare
@@ -62,25 +62,25 @@ def boot(site: Site, plugins: Plugins, keeper: str, ports: int, wanted: Mapping[
         try:
             with Journal.start(site.paths, header) as journal:
                 until = time.monotonic() + site.node.start_timeout
-                start = Start(header.job, _NOBODY, site, until, journal, plugins)
+                start = StartAttempt(header.job, _NOBODY, site, until, journal, plugins)
                 _boot(start, job, wanted, ports)
         except BaseException:
-            if retired(site.paths, header.job.key):  # otherwise a job has claimed it
+            if retire_spare(site.paths, header.job.key):  # otherwise a job has claimed it
                 end_spare(site.paths, header.job.key)
             raise
     return header.job.key
 
 
-def _boot(start: Start, job: BatchJob, wanted: Mapping[str, str], ports: int) -> None:
+def _boot(start: StartAttempt, job: BatchJob, wanted: Mapping[str, str], ports: int) -> None:
     site, plugins = start.site, start.plugins
     start.enter("plan")
-    request = policy.asked(Request(tuple(wanted.items())), site, plugins)
+    request = policy.check_options(Request(tuple(wanted.items())), site, plugins)
     machine = node_hardware.topology(site.node.libvirt_uri)
     unshared = replace(site, shares={})
     context = JobContext(job, start.user, unshared, plugins, b"-" * 32, machine)
     (planned,) = plan.plan_guests(context, request)
     driver = planned.driver
-    if not isinstance(driver, SpareDriver):
+    if not isinstance(driver, WarmDriver):
         kind = planned.plan.image.guest_type
         raise Refused(f"guests of type {kind} cannot be warm guests")
     kinds = (CoreClaim, MemoryClaim, RamClaim)
@@ -91,27 +91,27 @@ def _boot(start: Start, job: BatchJob, wanted: Mapping[str, str], ports: int) ->
     if placement.own:  # no job's guest could have the same cores
         raise Refused("warm guests cannot have dedicated cores")
     guest = replace(planned.plan, placement=placement)
-    guest = replace(guest, qemu_uid=guest_uids.of_guest(guest, site))
+    guest = replace(guest, qemu_uid=guest_uids.guest_uid(guest, site))
     start.guests = [guest]
     merged = merge(plan.domain_contributions(context, guest, driver))
     owner = plugins.plugin_of("vtorque_guest_types", guest.image.guest_type)
-    each = plan.Prepared(guest, driver, owner, (), without_pluggable(merged), ())
+    each = plan.GuestSpec(guest, driver, owner, (), drop_pluggable(merged), ())
     start.enter("pre-boot")
     acquire_all(start, [each], guard=False)  # it has no network interface yet
     accel = kvm.choose(site.node.accel, site.paths.run, site.node.qemu_user).type
-    text = base(domain_spec(guest, site, accel), merged, site.templates).encode()
+    text = render_base(domain_spec(guest, site, accel), merged, site.templates).encode()
     start.acquire(File(str(guest.state_dir / SPARE_XML), mode=0o600, content=text), guest=guest)
     start.enter("boot")
     boot_one(GuestBoot(start, each, accel, threading.Event(), ports))
     start.enter("ready")
-    with _giving_way(guest, site.node.libvirt_uri):
-        driver.await_spare(guest, start.deadline)
+    with _low_priority(guest, site.node.libvirt_uri):
+        driver.await_warm(guest, start.deadline)
     hypervisor.suspend_domain(site.node.libvirt_uri, guest.uuid)
     start.enter(spare.WAITS)
 
 
 @contextlib.contextmanager
-def _giving_way(guest: GuestPlan, uri: str) -> Iterator[None]:
+def _low_priority(guest: GuestPlan, uri: str) -> Iterator[None]:
     """Run the guest with few CPU shares and a high nice value.
 
     A nice value applies only within a control group (sched(7)).
@@ -139,7 +139,7 @@ def main(config: str, keeper: str, ports: str, *words: str) -> int:
     try:
         site, plugins = load(Path(config), node=True)
         wanted = dict(word.split("=", 1) for word in words)
-        with reader():
+        with helper_process():
             key = boot(site, plugins, keeper, int(ports), wanted)
         sys.stdout.write(f"{key}\n")
     except VtorqueError as error:

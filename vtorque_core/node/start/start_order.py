@@ -14,26 +14,20 @@ from vtorque_core.api import hooks
 from vtorque_core.api.batch_system import BatchJob, Detach, NodeAdapter
 from vtorque_core.api.boot_source import BootSource
 from vtorque_core.api.claims import Notice, Placement
-from vtorque_core.api.guest_driver import LateDriver, LeavableDriver, ReadyGuest
+from vtorque_core.api.guest_driver import DetachableDriver, LateDriver, ReadyGuest
 from vtorque_core.api.guest_plan import GuestPlan, JobUser
 from vtorque_core.api.job_files import File
 from vtorque_core.api.kept_records import keep_facts
-from vtorque_core.api.libvirt_domain import Filesystem, forbidden
+from vtorque_core.api.libvirt_domain import Filesystem, find_forbidding
 from vtorque_core.api.values import Act, JobRequest
 from vtorque_core.api.vm_options import KEEP, LOG, SHOW_LOG, VM_EPILOGUE, VM_PROLOGUE
 from vtorque_core.base.errors import HostFault, InUse, Refused
 from vtorque_core.node.shell import proof
 from vtorque_core.node.shell.proof import Proof
-from vtorque_core.node.start.attempt import Start
+from vtorque_core.node.start.attempt import StartAttempt
 from vtorque_core.plan import guests as plan
-from vtorque_core.plan.guests import PlannedGuest, Prepared
-from vtorque_core.plan.job_context import (
-    JobContext,
-    attempt_of,
-    job_user,
-    load_secret,
-    node_share,
-)
+from vtorque_core.plan.guests import GuestSpec, PlannedGuest
+from vtorque_core.plan.job_context import JobContext, attempt_of, job_user, load_secret, node_share
 from vtorque_core.plan.placement import ledger
 from vtorque_core.plan.placement.job_cores import NodeShare
 from vtorque_core.records import log, timeline
@@ -90,20 +84,20 @@ def start_job(
     request = read_request(job.blob)
     user = job_user(job.owner, site)
     facts = facts_of_job(job, user)
-    policy.require_told(site, facts)
+    policy.require_facts(site, facts)
     site, plugins = policy.for_job(site, plugins, facts)
-    wanted = replace(policy.asked(request, site, plugins), nodes=len(job.nodes))
-    log.ask(wanted[LOG])
+    wanted = replace(policy.check_options(request, site, plugins), nodes=len(job.nodes))
+    log.apply_request(wanted[LOG])
     _log.debug("asked for: %s", " ".join(sorted(wanted.given)) or "nothing")
     with Journal.start(site.paths, header(job, user, site, plugins)) as journal:
         deadline = time.monotonic() + site.node.start_timeout
-        start = Start(attempt_of(job, user), user, site, deadline, journal, plugins)
-        with blame(start):
+        start = StartAttempt(attempt_of(job, user), user, site, deadline, journal, plugins)
+        with excuse_node(start):
             _start(start, job, wanted, adapter, reap_gone, let_hook_return, arriving)
 
 
 @contextlib.contextmanager
-def blame(start: Start) -> Iterator[None]:
+def excuse_node(start: StartAttempt) -> Iterator[None]:
     """Clear ``blames_node`` of a HostFault in phases that the user can disturb.
 
     Raises Refused instead if a guest of the user's own image does not become ready.
@@ -121,7 +115,7 @@ def blame(start: Start) -> Iterator[None]:
 
 
 def _start(
-    start: Start,
+    start: StartAttempt,
     job: BatchJob,
     wanted: JobRequest,
     adapter: NodeAdapter,
@@ -141,22 +135,22 @@ def _start(
     context = JobContext(job, start.user, site, start.plugins, secret, *of_node)
     planned = plan.plan_guests(context, wanted, arriving)
     patience = site.node.start_timeout / 2 if job.patience is None else job.patience
-    placements, gone = _lease(start, planned, share, reap_gone, let_hook_return, patience)
+    placements, gone = _place_guests(start, planned, share, reap_gone, let_hook_return, patience)
     let_hook_return()
     # The batch system waits until here. These modules take 0.1 s of CPU time to import.
     from vtorque_core.node.start import boot, guest_resources, spare  # noqa: PLC0415
 
-    _leave_cores(placements)
-    start.guests = plan.placed(context, planned, placements)
+    _free_cores(placements)
+    start.guests = plan.place_guests(context, planned, placements)
     notices = _notices(planned, placements)
     _log_plan(start.guests, notices)
 
     start.enter("render domain")
     of_batch = functools.partial(adapter.context, job)
-    rendered = plan.prepare(context, start.guests, planned, of_batch)
+    rendered = plan.prepare_guests(context, start.guests, planned, of_batch)
     prepared = [
         replace(each, resources=tuple(each.driver.resources(each.plan, each.items, site)))
-        for each in spare.with_offers(start, rendered, gone)
+        for each in spare.apply_offers(start, rendered, gone)
     ]
     start.guests = [each.plan for each in prepared]
     _keep_facts(start, job, wanted, prepared)
@@ -164,7 +158,7 @@ def _start(
     start.enter("pre-boot")
     guest_resources.acquire_all(start, prepared)
     _acquire_user_files(start, wanted)
-    start.act("vtorque_pre_boot")
+    start.call_hook("vtorque_pre_boot")
 
     on_order = isinstance(prepared[0].driver, LateDriver)
     if on_order:
@@ -177,8 +171,8 @@ def _start(
         timeline.keep_start(site.paths, read(start.journal.path))
 
 
-def _lease(
-    start: Start,
+def _place_guests(
+    start: StartAttempt,
     planned: Sequence[PlannedGuest],
     share: NodeShare,
     reap_gone: Callable[[], None],
@@ -196,8 +190,8 @@ def _lease(
     until = time.monotonic() + seconds
     looks = 0
     while True:
-        plugins = start.plugins.without({})  # also those disabled for this job
-        found = plugins.collect(hooks.vtorque_reserved, guests=guests, site=start.site)
+        plugins = start.plugins.withhold({})  # also those disabled for this job
+        found = plugins.collect(hooks.vtorque_reserved_items, guests=guests, site=start.site)
         away = [each.item for each in found]  # before the lock in place(), which plugins may need
         try:
             return ledger.place(start.journal, claims, share, start.site.paths, away)
@@ -214,7 +208,7 @@ def _lease(
             looks += 1
 
 
-def _leave_cores(placements: Sequence[Placement]) -> None:
+def _free_cores(placements: Sequence[Placement]) -> None:
     helpers = {cpu for at in placements for cpu in at.cores["emulator"]}
     if helpers:
         os.sched_setaffinity(0, helpers)
@@ -223,7 +217,7 @@ def _leave_cores(placements: Sequence[Placement]) -> None:
 def _notices(planned: Sequence[PlannedGuest], placements: Sequence[Placement]) -> list[Notice]:
     notices = [notice for one in planned for notice in one.notices]
     for one, at in zip(planned, placements, strict=True):
-        notices += plan.not_near(one, at)
+        notices += plan.distance_notices(one, at)
     return notices
 
 
@@ -242,7 +236,7 @@ def _log_plan(guests: Sequence[GuestPlan], notices: Sequence[Notice]) -> None:
 
 
 def _keep_facts(
-    start: Start, job: BatchJob, wanted: JobRequest, prepared: Sequence[Prepared]
+    start: StartAttempt, job: BatchJob, wanted: JobRequest, prepared: Sequence[GuestSpec]
 ) -> None:
     guests = [
         {"rank": g.rank, "index": g.index, "hostname": g.hostname, "domain": g.name}
@@ -264,32 +258,32 @@ def _keep_facts(
         guests=guests,
         given=sorted(wanted.given),
         walltime=job.resource_list.get("walltime", ""),
-        unsaveable=_unsaveable(prepared),
-        immovable=_lacking("migrate", prepared),
+        unsaveable=_why_unsaveable(prepared),
+        immovable=_types_without("migrate", prepared),
         booted_for=[known.job_id, known.attempt] if known else [job.id, job.attempt],
         **log.facts(),
     )
 
 
-def _unsaveable(prepared: Sequence[Prepared]) -> list[str]:
-    stay = (each for each in prepared if not isinstance(each.driver, LeavableDriver))
+def _why_unsaveable(prepared: Sequence[GuestSpec]) -> list[str]:
+    stay = (each for each in prepared if not isinstance(each.driver, DetachableDriver))
     kinds = sorted({f"guests of type {each.plan.image.guest_type}" for each in stay})
-    return [*_lacking("save", prepared), *kinds]
+    return [*_types_without("save", prepared), *kinds]
 
 
-def _lacking(act: Act, prepared: Sequence[Prepared]) -> list[str]:
+def _types_without(act: Act, prepared: Sequence[GuestSpec]) -> list[str]:
     elements = (item.element for each in prepared for item in each.merged.items)
-    found = forbidden(act, elements)
+    found = find_forbidding(act, elements)
     if Filesystem.__name__ in found:
         from vtorque_core.resources import virtiofs_daemon  # noqa: PLC0415 - after the hook
 
         found.remove(Filesystem.__name__)
-        if not virtiofs_daemon.saves():
+        if not virtiofs_daemon.can_save():
             found.append("shared directories (this virtiofsd cannot save its state)")
     return found
 
 
-def _proof(start: Start, job: BatchJob, wanted: JobRequest) -> Proof:
+def _proof(start: StartAttempt, job: BatchJob, wanted: JobRequest) -> Proof:
     return Proof(
         job=start.job,
         state="starting",
@@ -311,13 +305,15 @@ def _user_files(wanted: JobRequest) -> dict[str, bytes]:
     return {name: file.content for name, file in found if file is not None}
 
 
-def _acquire_user_files(start: Start, wanted: JobRequest) -> None:
+def _acquire_user_files(start: StartAttempt, wanted: JobRequest) -> None:
     for name, content in _user_files(wanted).items():
         path = proof.user_file_path(start.site.paths, start.job, name)
         start.acquire(File(str(path), mode=0o400, reader=start.user.uid, content=content))
 
 
-def _prove_ready(start: Start, told: Proof, first: Prepared, notices: Sequence[Notice]) -> None:
+def _prove_ready(
+    start: StartAttempt, told: Proof, first: GuestSpec, notices: Sequence[Notice]
+) -> None:
     detail = dict.fromkeys((*(each.text for each in notices), *start.warnings))
     guests = (ReadyGuest(g.name, g.hostname, g.rank, g.run_dir, g.image.name) for g in start.guests)
     ready = replace(

@@ -127,11 +127,11 @@ def _singles(given: list[Contributed]) -> Iterator[Merged]:
             groups.setdefault(type(one.element), []).append(one)
     for kind in sorted(groups, key=lambda k: (k.__module__, k.__qualname__)):
         members = groups[kind]
-        values = {f.name: _agreed(kind, f.name, members) for f in dataclasses.fields(kind)}
+        values = {f.name: _merge_field(kind, f.name, members) for f in dataclasses.fields(kind)}
         yield Merged(kind(**values), "", 0, tuple(dict.fromkeys(m.plugin for m in members)))
 
 
-def _agreed(kind: type, field: str, members: list[Contributed]) -> Any:
+def _merge_field(kind: type, field: str, members: list[Contributed]) -> Any:
     opinions = [(m, getattr(m.element, field)) for m in members]
     opinions = [(m, value) for m, value in opinions if value is not None]
     for (first, one), (second, other) in itertools.pairwise(opinions):

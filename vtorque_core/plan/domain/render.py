@@ -118,21 +118,21 @@ def render(
         fragment = _fragment(environment, item, spec, sockets or {}, taps or {}, slots, merged)
         if fragment:
             sections[item.element.section].append(fragment)
-    values = {**_core_values(spec, merged), "sections": _joined(sections)}
-    text = _rendered(environment, f"{_CORE}:templates/domain.xml.j2", "the core", values)
+    values = {**_core_values(spec, merged), "sections": _join_sections(sections)}
+    text = _render_template(environment, f"{_CORE}:templates/domain.xml.j2", "the core", values)
     xml = "\n".join(line for line in text.splitlines() if line.strip()) + "\n"
     _parse(xml, "domain.xml.j2")
     return xml
 
 
-def pluggable(element: Element) -> bool:
+def is_pluggable(element: Element) -> bool:
     disk = isinstance(element, Disk) and element.name != "root"
     return disk or isinstance(element, Filesystem | Interface)
 
 
-def without_pluggable(merged: MergedDomain) -> MergedDomain:
+def drop_pluggable(merged: MergedDomain) -> MergedDomain:
     """Return the domain without pluggable devices, and with memory that virtiofs can share."""
-    kept = [item for item in merged.items if not pluggable(item.element)]
+    kept = [item for item in merged.items if not is_pluggable(item.element)]
     asked = merged.single(MemoryBacking) or MemoryBacking()
     if asked.source in (None, "memfd") and asked.shared is not False:
         kept = [item for item in kept if not isinstance(item.element, MemoryBacking)]
@@ -141,7 +141,7 @@ def without_pluggable(merged: MergedDomain) -> MergedDomain:
     return MergedDomain(tuple(kept))
 
 
-def base(spec: DomainSpec, merged: MergedDomain, overrides: Path | None = None) -> str:
+def render_base(spec: DomainSpec, merged: MergedDomain, overrides: Path | None = None) -> str:
     """Return the domain XML without pluggable devices and without anything specific to a job.
 
     A warm guest fits a job with the same base XML.
@@ -149,9 +149,7 @@ def base(spec: DomainSpec, merged: MergedDomain, overrides: Path | None = None) 
     guest = spec.guest
     at = replace(guest.placement, cores={}, share=())
     plain = replace(guest, name="-", uuid="-", qemu_uid=1, placement=at)
-    xml = render(
-        replace(spec, guest=plain, ports=0), without_pluggable(merged), overrides=overrides
-    )
+    xml = render(replace(spec, guest=plain, ports=0), drop_pluggable(merged), overrides=overrides)
     for place, name in ((guest.run_dir, "RUN"), (guest.state_dir, "STATE")):
         xml = xml.replace(f"{place}/", f"{name}/")
     return re.sub("<metadata>.*</metadata>", "", xml, flags=re.DOTALL)
@@ -162,7 +160,7 @@ def metadata(xml: str) -> str:
     return re.sub("(</?)vtorque:", r"\1", ours).replace(f' xmlns:vtorque="{NAMESPACE}"', "", 1)
 
 
-def plugged(
+def render_devices(
     spec: DomainSpec,
     merged: MergedDomain,
     sockets: Mapping[str, str],
@@ -171,7 +169,7 @@ def plugged(
 ) -> tuple[str, ...]:
     """Return the XML of each device to plug in. Disks are last, and of these the user's first."""
     environment = _environment(overrides)
-    items = [item for item in merged.items if pluggable(item.element)]
+    items = [item for item in merged.items if is_pluggable(item.element)]
     items.sort(key=lambda item: _turn(item.element))
     return tuple(
         _fragment(environment, item, spec, sockets, taps, iter(()), merged) for item in items
@@ -182,7 +180,7 @@ def _turn(element: Element) -> int:
     return (1 if element.user_owned else 2) if isinstance(element, Disk) else 0
 
 
-def overridden(templates: Path) -> dict[Path, str]:
+def site_templates(templates: Path) -> dict[Path, str]:
     """Return the site's templates and what each replaces (``package:path``, or empty)."""
     found = {}
     for path in sorted(templates.glob("**/*.j2")):
@@ -276,7 +274,7 @@ def _fragment(
     if isinstance(element, Interface):
         values["tap"] = _tap(element, item.alias, taps)
         values["queues"] = _count_of(merged, NetQueues)
-    text = _rendered(environment, element.template, ", ".join(item.plugins), values)
+    text = _render_template(environment, element.template, ", ".join(item.plugins), values)
     wrapped = f'<x xmlns:vtorque="{NAMESPACE}" xmlns:qemu="{_QEMU_NAMESPACE}">{text}</x>'
     _parse(wrapped, element.template)
     return text.rstrip()
@@ -303,7 +301,7 @@ def disk_target(number: int) -> str:
     return "vd" + letters
 
 
-def _rendered(
+def _render_template(
     environment: jinja2.Environment, template: str, plugins: str, values: Mapping[str, Any]
 ) -> str:
     from jinja2 import TemplateError  # noqa: PLC0415
@@ -323,7 +321,7 @@ def _parse(xml: str, template: str) -> None:
         raise HostFault(f"template {template} gives malformed XML: {error}", stage=STAGE) from None
 
 
-def _joined(sections: Mapping[str, list[str]]) -> dict[str, Markup]:
+def _join_sections(sections: Mapping[str, list[str]]) -> dict[str, Markup]:
     from markupsafe import Markup  # noqa: PLC0415
 
     # Fragments are escaped. Indenting is safe: line breaks in values are character references now.

@@ -18,7 +18,7 @@ from vtorque_core.plan.domain.render import NAMESPACE, tap_name
 _PLACED = ("cputune", "numatune", "metadata", "seclabel")  # of the new owner and place
 
 
-def moved(was: str, wanted: str, places: tuple[Path, Path], guest: GuestPlan) -> str:
+def adapt_xml(was: str, wanted: str, places: tuple[Path, Path], guest: GuestPlan) -> str:
     """Return the XML to restore a domain with. Raises Refused unless the job requests that domain.
 
     ``was`` is libvirt's XML of the earlier domain, which only root can write. ``wanted`` is the
@@ -71,18 +71,18 @@ def _shape(domain: Element) -> Iterator[tuple[str, str]]:
         alias = device.find("alias")
         name = alias.get("name", "") if alias is not None else ""
         if name.startswith("ua-"):
-            yield f"{device.tag} {name.removeprefix('ua-')}", _seen(device)
+            yield f"{device.tag} {name.removeprefix('ua-')}", _visible_part(device)
 
 
-def _seen(device: Element) -> str:
+def _visible_part(device: Element) -> str:
     parts = (("mac", "address"), ("target", "dir"), ("target", "name"), ("target", "bus"))
     found = [each.get(key) for tag, key in parts for each in device.findall(tag)]
     if device.tag == "interface":
-        found += _wired(device)
+        found += _nic_parts(device)
     return " ".join(value for value in (*found, device.findtext("serial")) if value) or "there"
 
 
-def _wired(nic: Element) -> Iterator[str]:
+def _nic_parts(nic: Element) -> Iterator[str]:
     for source in nic.findall("source"):
         kinds = [key for key in ("network", "bridge", "dev") if key in source.attrib]
         yield from (f"{key} {source.get(key)}" for key in kinds[:1])  # not the bridge of a network

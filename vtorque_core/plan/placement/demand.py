@@ -84,7 +84,7 @@ class Demand:
         """``-vm`` key that requests exclusive CPUs."""
         return next((c.key for c in self.cores.values() if c.own), "vcpus")
 
-    def idle_beside(self, machine: Topology) -> tuple[int, ...]:
+    def idle_siblings(self, machine: Topology) -> tuple[int, ...]:
         """Return the SMT siblings that stay idle if a guest requests whole cores by CPU id."""
         cores = [machine.siblings(cpu) for cpu in self.fixed] if self.whole else []
         return tuple(sorted({cpu for core in cores for cpu in core} - set(self.fixed)))
@@ -101,8 +101,8 @@ class Demand:
 
 def demand(claims: Sequence[Claim]) -> Demand:
     rams = [c for c in claims if isinstance(c, RamClaim)]
-    page = _agreed("huge pages", ((r.page_kib, r.key) for r in rams))
-    numa: Numa | None = _agreed("numa", [(r.numa, r.key) for r in rams])
+    page = _agree_on("huge pages", ((r.page_kib, r.key) for r in rams))
+    numa: Numa | None = _agree_on("numa", [(r.numa, r.key) for r in rams])
     memory = [c for c in claims if isinstance(c, MemoryClaim)]
     if any(c.mib < 0 for c in memory):
         raise ValueError("a memory claim of less than nothing")
@@ -125,7 +125,7 @@ def demand(claims: Sequence[Claim]) -> Demand:
             fix="ask for more or less, or for no huge pages",
         )
     return Demand(
-        cores={u: _cores([c for c in cores if c.use == u]) for u in USES if _has(cores, u)},
+        cores={u: _cores([c for c in cores if c.use == u]) for u in USES if _has_use(cores, u)},
         whole=any(c.whole_cores for c in cores),
         mib=rest if page is not None else rest + ram,
         paged_mib=0 if page is None else ram,
@@ -142,7 +142,7 @@ def demand(claims: Sequence[Claim]) -> Demand:
     )
 
 
-def _has(claims: Iterable[CoreClaim], use: str) -> bool:
+def _has_use(claims: Iterable[CoreClaim], use: str) -> bool:
     return any(c.use == use for c in claims)
 
 
@@ -161,7 +161,7 @@ def _cores(claims: Sequence[CoreClaim]) -> Cores:
             limit=f"1 to {most}" if most >= 1 else None,
             fix="set the minimum to at most the maximum",
         )
-    cpus = _agreed("a mapping of CPUs", ((c.cpus or None, c.key) for c in claims)) or ()
+    cpus = _agree_on("a mapping of CPUs", ((c.cpus or None, c.key) for c in claims)) or ()
     if cpus and (len(cpus) != count or len(set(cpus)) != count):
         raise Refused(
             f"the mapping must name {count} different CPUs",
@@ -174,7 +174,7 @@ def _cores(claims: Sequence[CoreClaim]) -> Cores:
     return Cores(count, own, most, cpus, key)
 
 
-def _agreed(what: str, opinions: Iterable[tuple[T | None, str]]) -> T | None:
+def _agree_on(what: str, opinions: Iterable[tuple[T | None, str]]) -> T | None:
     found = [(value, key) for value, key in opinions if value is not None]
     for value, key in found[1:]:
         if value != found[0][0]:

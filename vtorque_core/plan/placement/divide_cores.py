@@ -11,26 +11,26 @@ from dataclasses import replace
 
 from vtorque_core.api.claims import Claim, Placement
 from vtorque_core.plan.placement.demand import Demand, demand
-from vtorque_core.plan.placement.job_cores import Free, NodeShare, NoFit, Taken
-from vtorque_core.plan.placement.packing import Cut, Room, Search, take
+from vtorque_core.plan.placement.job_cores import FreeResources, Leases, NodeShare, NoFit
+from vtorque_core.plan.placement.packing import Cut, Room, Search, pick_cpus
 from vtorque_core.plan.placement.pool_items import amounts, caches, misfits, pools
 from vtorque_core.plan.placement.refusals import check_memory, check_numa, require_fit
 
 
-def plan(claims: Sequence[Sequence[Claim]], share: NodeShare, taken: Taken) -> list[Placement]:
+def divide(claims: Sequence[Sequence[Claim]], share: NodeShare, taken: Leases) -> list[Placement]:
     """Return a placement for each guest. Raises NoFit, or Refused for contradicting claims."""
     demands = [demand(guest) for guest in claims]
-    free = Free(share, taken)
+    free = FreeResources(share, taken)
     require_fit(demands, free)
     rooms = _rooms(demands, free)
     homes = _homes(demands, free, rooms)
     cuts = _cuts(demands, free, homes, rooms)
-    return _Finish(demands, free, homes, cuts, rooms).placements()
+    return _Division(demands, free, homes, cuts, rooms).placements()
 
 
-def _rooms(demands: Sequence[Demand], free: Free) -> list[Room]:
+def _rooms(demands: Sequence[Demand], free: FreeResources) -> list[Room]:
     machine, taken = free.share.machine, free.taken
-    named = {cpu for d in demands for cpu in (*d.fixed, *d.idle_beside(machine))}
+    named = {cpu for d in demands for cpu in (*d.fixed, *d.idle_siblings(machine))}
     rooms = []
     for node in machine.nodes:
         mine = [tuple(c for c in core if c in node.cpus) for core in machine.cores]
@@ -44,10 +44,10 @@ def _rooms(demands: Sequence[Demand], free: Free) -> list[Room]:
                 floating=len((free.floating - named) & set(node.cpus)),
             )
         )
-    return _less_unplaced(rooms, taken.mib - sum(taken.mib_on.values()))
+    return _reserve_unplaced(rooms, taken.mib - sum(taken.mib_on.values()))
 
 
-def _less_unplaced(rooms: list[Room], mib: int) -> list[Room]:
+def _reserve_unplaced(rooms: list[Room], mib: int) -> list[Room]:
     while mib > 0 and any(room.mib for room in rooms):
         most = max(rooms, key=lambda room: room.mib)
         part = min(mib, most.mib)
@@ -56,7 +56,7 @@ def _less_unplaced(rooms: list[Room], mib: int) -> list[Room]:
     return rooms
 
 
-def _homes(demands: Sequence[Demand], free: Free, rooms: list[Room]) -> dict[int, int]:
+def _homes(demands: Sequence[Demand], free: FreeResources, rooms: list[Room]) -> dict[int, int]:
     share = free.share
     strict = [(d.numa or share.numa) == "strict" for d in demands]
     search = Search(
@@ -73,13 +73,13 @@ def _homes(demands: Sequence[Demand], free: Free, rooms: list[Room]) -> dict[int
 
 
 def _cuts(
-    demands: Sequence[Demand], free: Free, homes: Mapping[int, int], rooms: Sequence[Room]
+    demands: Sequence[Demand], free: FreeResources, homes: Mapping[int, int], rooms: Sequence[Room]
 ) -> list[Cut]:
     groups = {room.id: room.groups for room in rooms}
     cuts: dict[int, Cut] = {}
     for guest, home in homes.items():
         d = demands[guest]
-        cut = take(groups[home], d.open_own, d.whole, free.is_whole)
+        cut = pick_cpus(groups[home], d.open_own, d.whole, free.is_whole)
         assert cut is not None  # noqa: S101 - the search has done the same
         groups[home], cuts[guest] = cut.rest, cut
     for guest, d in enumerate(demands):
@@ -87,7 +87,7 @@ def _cuts(
             continue
         order = sorted(groups, key=lambda n: (-sum(map(len, groups[n])), n))
         joined = tuple(group for node in order for group in groups[node])
-        cut = take(joined, d.open_own, d.whole, free.is_whole)
+        cut = pick_cpus(joined, d.open_own, d.whole, free.is_whole)
         if cut is None:
             raise NoFit(
                 f"{d.own} CPUs in whole cores, with all SMT siblings",
@@ -103,15 +103,15 @@ def _cuts(
             n: tuple(p for g in parts if (p := tuple(c for c in g if c in left)))
             for n, parts in groups.items()
         }
-    beside = [d.idle_beside(free.share.machine) for d in demands]
+    beside = [d.idle_siblings(free.share.machine) for d in demands]
     return [replace(cuts[g], idle=(*cuts[g].idle, *beside[g])) for g in range(len(demands))]
 
 
-class _Finish:
+class _Division:
     def __init__(
         self,
         demands: Sequence[Demand],
-        free: Free,
+        free: FreeResources,
         homes: Mapping[int, int],
         cuts: Sequence[Cut],
         rooms: Sequence[Room],
@@ -154,7 +154,7 @@ class _Finish:
 
     def _floating(self) -> tuple[int, ...]:
         free = [c for c in self.share.usable if c in self.free.floating and c not in self.own]
-        if not self.share.counted:
+        if not self.share.is_count_only:
             return tuple(free)
         room = self.share.limit - len(self.own)
         chosen: list[int] = []

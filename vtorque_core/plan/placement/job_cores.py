@@ -9,7 +9,7 @@ from typing import Literal
 
 from vtorque_core.api.host_topology import NumaNode, Topology
 from vtorque_core.base.errors import Refusal
-from vtorque_core.site.job_size import Granted
+from vtorque_core.site.job_size import JobGrant
 
 
 class NoFit(Exception):
@@ -57,7 +57,7 @@ class NodeShare:
         return self.cpus or tuple(c for c in self.machine.cpus if c not in self.reserved)
 
     @property
-    def counted(self) -> bool:
+    def is_count_only(self) -> bool:
         """True if the batch system grants only a number of CPUs; vTorque's ledger chooses them."""
         return not self.cpus and self.cpu_count is not None and not self.whole_node
 
@@ -67,11 +67,11 @@ class NodeShare:
         return usable if self.cpu_count is None else min(self.cpu_count, usable)
 
     @property
-    def granted(self) -> Granted:
+    def granted(self) -> JobGrant:
         limited = bool(self.cpus) or self.cpu_count is not None or self.whole_node
         cpus = self.limit if limited else None
         reserved = len(set(self.cpus) & set(self.reserved))
-        return Granted(cpus, self._granted_mib(cpus), reserved)
+        return JobGrant(cpus, self._granted_mib(cpus), reserved)
 
     def _granted_mib(self, cpus: int | None) -> int | None:
         room = sum(self.capacity(node.mem_mib) for node in self.machine.nodes)
@@ -88,13 +88,13 @@ class NodeShare:
         return mib - -(-self.reserve_mib * mib // whole) if whole else 0
 
     @property
-    def alone(self) -> bool:
+    def is_exclusive(self) -> bool:
         """True if no other user can have guests on the node at the same time."""
         return self.exclusive and not self.cpus
 
 
 @dataclass(frozen=True)
-class Taken:
+class Leases:
     """Resources that other jobs hold by open leases.
 
     Attributes:
@@ -116,7 +116,7 @@ class Taken:
     def own(self) -> frozenset[int]:
         return frozenset(int(item) for item in self.items.get("core", ()))
 
-    def held(self, pool: str) -> frozenset[str]:
+    def leased_items(self, pool: str) -> frozenset[str]:
         """Return the items in use of the pool, and of all pools with the same items."""
         mine = family(pool)
         return frozenset(
@@ -125,11 +125,11 @@ class Taken:
 
 
 @dataclass(frozen=True)
-class Free:
+class FreeResources:
     """Resources of the job's share that no other job holds. All demands must fit into them."""
 
     share: NodeShare
-    taken: Taken
+    taken: Leases
 
     @cached_property
     def floating(self) -> frozenset[int]:

@@ -22,17 +22,11 @@ from vtorque_core.base.errors import InUse, Refused
 from vtorque_core.base.locks import node_lock
 from vtorque_core.base.names import Paths
 from vtorque_core.plan.placement.demand import demand
-from vtorque_core.plan.placement.divide_cores import plan
-from vtorque_core.plan.placement.job_cores import NodeShare, NoFit, Taken
+from vtorque_core.plan.placement.divide_cores import divide
+from vtorque_core.plan.placement.job_cores import Leases, NodeShare, NoFit
 from vtorque_core.plan.placement.topology import cpu_list, show_cpus
 from vtorque_core.records.journal import Journal
-from vtorque_core.records.reading import (
-    CORES,
-    JournalState,
-    spares,
-    taken_spares,
-    walk,
-)
+from vtorque_core.records.reading import CORES, JournalState, claimed_spares, idle_spares, walk
 from vtorque_core.resources.lease import Lease
 
 CORE, MEMORY, SHARE, NODE = CORES, "memory", "share", "node"
@@ -52,13 +46,13 @@ def place(
     although no journal names them.
     """
     try:
-        plan(claims, share, Taken())
+        divide(claims, share, Leases())
     except NoFit as misfit:
         raise Refused(misfit.refusal) from None
     with node_lock(paths):
         held = list(walk(paths))
-        _check_alone(journal, share, held)
-        ending = [] if journal.header.spare else spares(held)
+        _check_exclusive(journal, share, held)
+        ending = [] if journal.header.spare else idle_spares(held)
         placements, gone = _placements(claims, share, held, ending, away)
         leases = [] if journal.header.spare else _job_leases(placements, claims, share)
         for index, placement in enumerate(placements):
@@ -76,25 +70,25 @@ def _placements(
 ) -> tuple[list[Placement], list[str]]:
     for count in range(len(ending) + 1):
         try:
-            taken = taken_by(held, without=ending[:count])
+            taken = leased_resources(held, without=ending[:count])
             items = dict(taken.items)
             for claim in away:
                 items[claim.pool] = items.get(claim.pool, frozenset()).union(claim.items)
-            found = plan(claims, share, replace(taken, items=items))
+            found = divide(claims, share, replace(taken, items=items))
             return found, [state.key for state in ending[:count]]
         except NoFit as misfit:
             refusal = misfit.refusal
     raise InUse(f"in use by other jobs: {refusal}", stage="plan")
 
 
-def _check_alone(journal: Journal, share: NodeShare, held: Sequence[JournalState]) -> None:
+def _check_exclusive(journal: Journal, share: NodeShare, held: Sequence[JournalState]) -> None:
     for state in held:
         if state.header.job.uid == journal.header.job.uid or not state.leases:
             continue
         if state.header.spare or journal.header.spare:
             continue
         theirs = any(lease.args["pool"] == NODE for lease in state.leases)
-        if theirs or share.alone:
+        if theirs or share.is_exclusive:
             whose = "that job" if theirs else "this job"
             raise InUse(
                 f"job {state.header.job.id} of another user runs guests on this node, and "
@@ -103,13 +97,13 @@ def _check_alone(journal: Journal, share: NodeShare, held: Sequence[JournalState
             )
 
 
-def taken_by(held: Sequence[JournalState], without: Sequence[JournalState] = ()) -> Taken:
+def leased_resources(held: Sequence[JournalState], without: Sequence[JournalState] = ()) -> Leases:
     """Return the resources that these journals' leases hold.
 
     Omits the CPUs of suspended jobs, warm guests in ``without``, and the memory of claimed warm
     guests, which the job's lease includes.
     """
-    taken = taken_spares(held) | {state.key for state in without}
+    taken = claimed_spares(held) | {state.key for state in without}
     items: dict[str, set[str]] = {}
     mib = 0
     mib_on: Counter[int] = Counter()
@@ -118,7 +112,7 @@ def taken_by(held: Sequence[JournalState], without: Sequence[JournalState] = ())
     amounts: Counter[str] = Counter()
     for state in held:
         cpus: set[int] = set()
-        free = (CORE, SHARE) if state.suspended else ()
+        free = (CORE, SHARE) if state.is_suspended else ()
         for args in (lease.args for lease in state.leases):
             if state.key in taken and args["pool"] == MEMORY:
                 continue
@@ -142,7 +136,7 @@ def taken_by(held: Sequence[JournalState], without: Sequence[JournalState] = ())
         shares.update(cpus)
     del mib_on[-1]
     held_items = {p: frozenset(i) for p, i in items.items()}
-    return Taken(held_items, mib, mib_on, pages, shares, amounts)
+    return Leases(held_items, mib, mib_on, pages, shares, amounts)
 
 
 def _job_leases(
@@ -153,7 +147,7 @@ def _job_leases(
         return leases
     cpus = placements[0].share or share.machine.cpus
     keep = max(demand(guest).shared for guest in claims)
-    if share.alone:
+    if share.is_exclusive:
         leases.append((Lease(NODE, "alone"), None))
     leases.append((Lease(SHARE, "cpus", cpus=show_cpus(cpus), least=keep), None))
     return leases

@@ -49,7 +49,7 @@ class Room:
         return sizes, self.mib, tuple(sorted(self.pages.items())), self.floating
 
 
-def take(
+def pick_cpus(
     groups: Groups, count: int, whole: bool, full: Callable[[tuple[int, ...]], bool]
 ) -> Cut | None:
     """Return ``count`` CPUs with SMT siblings adjacent, or None if there are too few.
@@ -169,7 +169,7 @@ class Search:
         paged = room.pages.get(d.page_kib, 0) if d.page_kib else 0
         if d.mib > room.mib or d.paged_mib > paged:
             return None
-        got = take(room.groups, d.open_own, d.whole, self.full)
+        got = pick_cpus(room.groups, d.open_own, d.whole, self.full)
         if got is None:
             return None
         vcpu = d.cores.get("vcpu")

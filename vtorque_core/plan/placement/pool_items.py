@@ -7,20 +7,20 @@ from collections.abc import Sequence, Set
 
 from vtorque_core.api.claims import CacheClaim
 from vtorque_core.plan.placement.demand import Demand
-from vtorque_core.plan.placement.job_cores import Free, NoFit, family
+from vtorque_core.plan.placement.job_cores import FreeResources, NoFit, family
 
 _WAIT = "request less, or wait until other jobs have ended"
 _FIX = {True: "request less: this never fits this node", False: _WAIT}  # key: True if it never fits
 
 
-def misfits(d: Demand, free: Free) -> dict[int, int]:
+def misfits(d: Demand, free: FreeResources) -> dict[int, int]:
     """Count a guest's unmet preferences (items, nodes) on each NUMA node."""
     result: Counter[int] = Counter()
     nodes = free.share.machine.nodes
     for node in nodes if d.near else ():
         result[node.id] = int(node.id not in d.near)
     for claim in d.pools:
-        items = set(claim.items) - free.taken.held(claim.pool)
+        items = set(claim.items) - free.taken.leased_items(claim.pool)
         for node in nodes if claim.near else ():
             here = sum(claim.near.get(item, node.id) == node.id for item in items)
             result[node.id] += max(0, claim.count - here)
@@ -28,7 +28,7 @@ def misfits(d: Demand, free: Free) -> dict[int, int]:
 
 
 def pools(
-    demands: Sequence[Demand], free: Free, nodes: Sequence[tuple[int, ...]]
+    demands: Sequence[Demand], free: FreeResources, nodes: Sequence[tuple[int, ...]]
 ) -> list[dict[str, tuple[str, ...]]]:
     used: dict[str, set[str]] = {}
     wanted: Counter[str] = Counter()
@@ -36,7 +36,7 @@ def pools(
     for d, home in zip(demands, nodes, strict=True):
         mine: dict[str, tuple[str, ...]] = {}
         for claim in d.pools:
-            held = used.setdefault(family(claim.pool), set(free.taken.held(claim.pool)))
+            held = used.setdefault(family(claim.pool), set(free.taken.leased_items(claim.pool)))
             items = [item for item in dict.fromkeys(claim.items) if item not in held]
             wanted[claim.pool] += claim.count
             if len(items) < claim.count:
@@ -56,7 +56,7 @@ def pools(
     return result
 
 
-def amounts(demands: Sequence[Demand], free: Free) -> list[dict[str, int]]:
+def amounts(demands: Sequence[Demand], free: FreeResources) -> list[dict[str, int]]:
     wanted: Counter[str] = Counter()
     result: list[dict[str, int]] = []
     for d in demands:
@@ -80,7 +80,7 @@ def amounts(demands: Sequence[Demand], free: Free) -> list[dict[str, int]]:
 
 
 def caches(
-    d: Demand, vcpus: tuple[int, ...], free: Free, used: set[str]
+    d: Demand, vcpus: tuple[int, ...], free: FreeResources, used: set[str]
 ) -> tuple[tuple[tuple[int, int, int], ...], dict[str, tuple[str, ...]]]:
     """Return (level, bank, KiB) of each cache part of the guest, and their items.
 
@@ -98,7 +98,7 @@ def caches(
         if not banks or not all(bank.granularity_kib for bank in banks):
             why = "the guest has no own core" if not vcpus else "this node cannot divide its caches"
             raise _no_cache(claim, why, "0 KiB")
-        held = free.taken.held("cache") | used
+        held = free.taken.leased_items("cache") | used
         groups = [f"group-{n}" for n in range(min(b.most for b in banks) - 1)]
         items += _free(claim, groups, held, 1, "allocations are free on this node")
         for bank in banks:

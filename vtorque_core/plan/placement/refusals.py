@@ -7,18 +7,18 @@ from collections.abc import Sequence
 
 from vtorque_core.base.sizes import show_mib
 from vtorque_core.plan.placement.demand import Cores, Demand
-from vtorque_core.plan.placement.job_cores import Free, NodeShare, NoFit
+from vtorque_core.plan.placement.job_cores import FreeResources, NodeShare, NoFit
 from vtorque_core.plan.placement.packing import Room
 
 
-def require_fit(demands: Sequence[Demand], free: Free) -> None:
+def require_fit(demands: Sequence[Demand], free: FreeResources) -> None:
     """Raise NoFit if the demands exceed the node's free resources in total."""
     check_memory(demands, free)
     _check_fixed(demands, free)
     _check_cores(demands, free)
 
 
-def check_memory(demands: Sequence[Demand], free: Free, exact: bool = False) -> None:
+def check_memory(demands: Sequence[Demand], free: FreeResources, exact: bool = False) -> None:
     """Raise NoFit if the guests need more memory or huge pages than available.
 
     ``exact``: always raise, because the total suffices, but not the memory of the NUMA nodes.
@@ -58,7 +58,7 @@ def check_memory(demands: Sequence[Demand], free: Free, exact: bool = False) -> 
             )
 
 
-def _check_cores(demands: Sequence[Demand], free: Free) -> None:
+def _check_cores(demands: Sequence[Demand], free: FreeResources) -> None:
     share, ownable, floating = free.share, len(free.ownable), len(free.floating)
     own = sum(d.own for d in demands)
     shared = max((d.shared for d in demands), default=0)
@@ -75,26 +75,26 @@ def _check_cores(demands: Sequence[Demand], free: Free) -> None:
                 key=asked.key,
                 value=str(asked.count),
                 limit=f"{most} CPUs",
-                where=_who_limits(share),
+                where=_limiting_key(share),
                 fix="ask the batch system for more CPUs per node, or for smaller guests",
             )
 
 
-def _who_limits(share: NodeShare) -> str | None:
+def _limiting_key(share: NodeShare) -> str | None:
     if share.cpus or (share.cpu_count is not None and share.cpu_count <= len(share.usable)):
         return "the batch system's share of the job"
     return "[node] host_reserve_cores" if share.reserved else None
 
 
-def _check_fixed(demands: Sequence[Demand], free: Free) -> None:
-    beside = [d.idle_beside(free.share.machine) for d in demands]
+def _check_fixed(demands: Sequence[Demand], free: FreeResources) -> None:
+    beside = [d.idle_siblings(free.share.machine) for d in demands]
     named = Counter(
         cpu for d, idle in zip(demands, beside, strict=True) for cpu in (*d.fixed, *idle)
     )
     for d, idle in zip(demands, beside, strict=True):
         for cores in d.cores.values():
             for cpu in (*cores.cpus, *(idle if cores.cpus else ())):
-                why, limit, where = _why_not(cpu, named[cpu], free)
+                why, limit, where = _why_unusable(cpu, named[cpu], free)
                 if why:
                     raise NoFit(
                         f"{'SMT sibling, ' if cpu in idle else ''}CPU {cpu} {why}",
@@ -106,7 +106,7 @@ def _check_fixed(demands: Sequence[Demand], free: Free) -> None:
                     )
 
 
-def _why_not(cpu: int, times: int, free: Free) -> tuple[str, str, str | None]:
+def _why_unusable(cpu: int, times: int, free: FreeResources) -> tuple[str, str, str | None]:
     share = free.share
     usable = [c for c in share.usable if c not in share.reserved]
     can = _ids(usable)

@@ -27,12 +27,12 @@ from sample_guests import (
 )
 from vtorque_core.api import HostFault, Refused
 from vtorque_core.api.guest_context import (
+    CancelCommand,
     EnvVar,
     GuestDevice,
     GuestFile,
     KernelModule,
     Mount,
-    OnCancel,
     Package,
     PciMemory,
     RootCommand,
@@ -476,7 +476,11 @@ def test_cancellation_command_has_a_separate_agent(fake_root: FakeRoot, plan) ->
     fake_root.write("/usr/lib/vtorque/vtorque-agent", '#!/bin/sh\necho "$1" >"${0%/*}/started"\n')
     (fake_root.path / "usr/lib/vtorque/vtorque-agent").chmod(0o755)
     said = fake_root.path.parent / "said"
-    items = [HOME, OnCancel(("sh", "-c", f"echo $0 >{said}", "a b;c")), OnCancel(("/no/such",))]
+    items = [
+        HOME,
+        CancelCommand(("sh", "-c", f"echo $0 >{said}", "a b;c")),
+        CancelCommand(("/no/such",)),
+    ]
     assert fake_root.setup(PLAN, items).code == 0
     started = fake_root.path / "usr/lib/vtorque/started"
     until = time.monotonic() + LONG

@@ -247,7 +247,7 @@ def test_guest_that_never_started(plan, tmp_path: Path) -> None:
 
 def test_unmodified_cloud_image_cannot_be_a_spare_guest(plan) -> None:
     with pytest.raises(HostFault, match="agent=builtin"):
-        DRIVER.await_spare(plan(image=ROCKY), time.monotonic() + 10)
+        DRIVER.await_warm(plan(image=ROCKY), time.monotonic() + 10)
 
 
 @pytest.mark.parametrize(

@@ -35,7 +35,9 @@ def seed_files(
     )
     found = {f"vtorque/{path}": content for path, content in setup.items()}
     found["vtorque/agent.conf"] = agent_conf(guest, items)
-    if guest.source.adopts:  # otherwise its keys would derive from random bytes from before the job
+    if (
+        guest.source.warm_key
+    ):  # otherwise its keys would derive from random bytes from before the job
         found["vtorque/random"] = os.urandom(64)
     if setup_script.on_cancel(guest, items):
         found["vtorque/cancel.conf"] = cancel_conf(guest)

@@ -18,13 +18,13 @@ from typing import TypeVar
 
 from vtorque_core.api import HostFault, Refused
 from vtorque_core.api.guest_context import (
+    CancelCommand,
     ContextItem,
     EnvVar,
     GuestDevice,
     GuestFile,
     KernelModule,
     Mount,
-    OnCancel,
     Package,
     PciMemory,
     RootCommand,
@@ -405,7 +405,7 @@ def _site_scripts(
 
 def on_cancel(guest: GuestPlan, items: Sequence[ContextItem]) -> list[tuple[str, ...]]:
     """Return the commands for cancellation, which only the job's first guest has."""
-    return [item.argv for item in _of(items, OnCancel) if guest.rank == 0]
+    return [item.argv for item in _of(items, CancelCommand) if guest.rank == 0]
 
 
 def _on_cancel(script: _Script, commands: Sequence[tuple[str, ...]]) -> None:

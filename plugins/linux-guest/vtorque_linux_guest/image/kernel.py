@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from vtorque_core.api import HostFault, Refused, alone, guarded, run_tool
+from vtorque_core.api import HostFault, Refused, guard_command, isolate_command, run_tool
 
 DOWNLOAD_TIMEOUT = 600.0  # seconds; a kernel package is 27 MB
 UNPACK_TIMEOUT = 120.0  # seconds
@@ -235,7 +235,7 @@ def _decompress_with(tool: str, data: bytes) -> bytes:
         packed.seek(0)
         try:
             done = subprocess.run(
-                guarded(*alone(), "prlimit", *limits, "--", tool, "-d", "-q", "-c"),
+                guard_command(*isolate_command(), "prlimit", *limits, "--", tool, "-d", "-q", "-c"),
                 stdin=packed,
                 stdout=plain,
                 stderr=subprocess.PIPE,

@@ -11,7 +11,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from vtorque_core.api import HostFault, guarded
+from vtorque_core.api import HostFault, guard_command
 from vtorque_linux_guest.image._sandbox_exec import IDS, PLACE
 
 __all__ = ["IDS", "PLACE", "run"]
@@ -47,7 +47,7 @@ def run(work: Path, *argv: str, timeout: float, stage: str) -> str:
     command = [sys.executable, "-I", "-S", script, str(BASE), str(work), *argv]
     try:
         done = subprocess.run(
-            guarded(*command),
+            guard_command(*command),
             env={"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C.UTF-8"},
             stdin=subprocess.DEVNULL,
             capture_output=True,

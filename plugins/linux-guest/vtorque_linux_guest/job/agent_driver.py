@@ -24,7 +24,7 @@ from vtorque_linux_guest.guest.contract import BREAK_MARKER, STATUS_SOCKET
 class AgentDriver:
     """The driver methods that use the ports of :func:`vtorque_linux_guest.api.ports`.
 
-    Stateless. It is also a ``ClockDriver`` and a ``LeavableDriver``, so its guests can be
+    Stateless. It is also a ``ClockDriver`` and a ``DetachableDriver``, so its guests can be
     suspended, checkpointed and migrated.
     """
 
@@ -53,7 +53,7 @@ class AgentDriver:
         with status_port(run_dir, deadline) as connection:
             ready.set_clock(connection, deadline)
 
-    def expect_break(self, run_dir: Path, seconds: int, deadline: float) -> None:
+    def allow_disconnect(self, run_dir: Path, seconds: int, deadline: float) -> None:
         """Make a guest and its job shell keep waiting if their connection breaks. As root.
 
         Both wait until this many seconds from now; 0 ends the waiting. Raises HostFault if the

@@ -43,7 +43,7 @@ class LinuxDriver(AgentDriver):
 
         return hardware.resources(guest, items, site[Settings].for_image(guest.image))
 
-    def await_spare(self, guest: GuestPlan, deadline: float) -> None:
+    def await_warm(self, guest: GuestPlan, deadline: float) -> None:
         """Wait until a warm guest reports that it waits for its seed. Raises HostFault."""
         from vtorque_linux_guest.job import ready
 

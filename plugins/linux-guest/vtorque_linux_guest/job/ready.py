@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 
 from vtorque_core.api import HostFault, Refused
 from vtorque_core.api.guest_plan import GuestPlan
-from vtorque_core.api.read_apart import Unreadable, read_apart
+from vtorque_core.api.read_apart import Unreadable, parse_unprivileged
 from vtorque_linux_guest.guest.contract import AS_USER, DATA
 from vtorque_linux_guest.guest.linux_family import boots_micro
 from vtorque_linux_guest.job import guest_logs
@@ -38,7 +38,9 @@ def await_ready(
     """
     log, steps, verdict = b"", 0, b""
     times = guest_logs.ready_by(guest, deadline), deadline, not boots_micro(guest.image)
-    said = read_apart(_watch, *times, until=deadline + _MORE, files=[port.fileno()], most=TOTAL_MAX)
+    said = parse_unprivileged(
+        _watch, *times, until=deadline + _MORE, files=[port.fileno()], most=TOTAL_MAX
+    )
     try:
         for word in said:
             if word[:1] == _STEP and steps < LINES_MAX:
@@ -95,7 +97,9 @@ def _wrong(
 ) -> str:
     """Run ``work`` in an unprivileged process; return its error message, or ""."""
     until = deadline + _MORE
-    said = read_apart(work, deadline, *more, until=until, files=[port.fileno()], most=TOTAL_MAX)
+    said = parse_unprivileged(
+        work, deadline, *more, until=until, files=[port.fileno()], most=TOTAL_MAX
+    )
     try:
         verdict = b"".join(said)
     except Unreadable as error:

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from vtorque_core.api import HostFault
 from vtorque_core.api.acquired import Resource
-from vtorque_core.api.read_apart import read_apart
+from vtorque_core.api.read_apart import parse_unprivileged
 from vtorque_linux_guest.guest.contract import EPILOGUE_CLIENT, RUN_SOCKET
 from vtorque_linux_guest.job.frames import shown
 from vtorque_linux_guest.job.start_request import Start
@@ -71,7 +71,7 @@ class SiteEpilogue(Resource):
             port.setblocking(False)  # the user can open the port, too, and fill its queue
             port.connect(str(Path(self.run_dir, RUN_SOCKET)))
             port.setblocking(True)
-            told = read_apart(
+            told = parse_unprivileged(
                 _ask, min(HELLO_SECONDS, self.seconds), until=until, files=[port.fileno()]
             )
             code, said = told

@@ -41,7 +41,7 @@ def main():
         "vtorque_beside_script", job=job, batch=plugins.batch_system("torque"), site=site
     )
     said = []
-    with around_script.running([each.item for each in found]):
+    with around_script.keep_running([each.item for each in found]):
         for argv in PLAN["run"]:
             done = subprocess.run(argv, capture_output=True, text=True, check=False)
             said.append([done.returncode, done.stdout, done.stderr])

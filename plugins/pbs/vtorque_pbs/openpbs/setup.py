@@ -17,7 +17,7 @@ from pathlib import Path
 
 from vtorque_core.api import HostFault
 from vtorque_core.api.node_job import Site
-from vtorque_core.api.setup_steps import Change, Check, Installation, SetupStep, long_enough
+from vtorque_core.api.setup_steps import Change, Check, Installation, SetupStep, check_timeout
 from vtorque_pbs.node import PbsNode
 from vtorque_pbs.openpbs import hooks
 from vtorque_pbs.settings import Settings
@@ -41,7 +41,7 @@ def steps(
     missing = f"{where} does not exist: if PBS_HOME is elsewhere, set [plugin.pbs] home"
     found: list[SetupStep] = [
         Check(f"find {where}", "" if where.is_dir() or not is_node else missing),
-        long_enough(
+        check_timeout(
             "[plugin.pbs] epilogue_alarm", seconds, place.end_time + 20, "the end of a job"
         ),
         rights(node.commands),
@@ -103,7 +103,7 @@ class Hook:
         """Description of the step."""
         return f"import the hook {self.name} for {self.event}, alarm {self.alarm} s"
 
-    def done(self) -> bool:
+    def is_applied(self) -> bool:
         """Return whether the hook exists with the right attributes and content."""
         found = self._found()
         wanted = {"event": self.event, "enabled": "true", "alarm": str(self.alarm)}

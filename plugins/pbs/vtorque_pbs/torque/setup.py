@@ -21,8 +21,8 @@ from vtorque_core.api.setup_steps import (
     Installation,
     ReplacedFile,
     SetupStep,
+    check_timeout,
     edit_file,
-    long_enough,
 )
 from vtorque_pbs.node import PbsNode
 from vtorque_pbs.settings import Settings
@@ -52,7 +52,7 @@ def steps(
         found.append(ReplacedFile(path, hooks.epilogue(place, path, journal, proof)))
     why = "a release, the site's own epilogue and the 10 s that pbs_mom subtracts"
     limit, least = settings.prologue_alarm, place.end_time + _MARGIN
-    found.append(long_enough("[plugin.pbs] prologue_alarm", limit, least, why))
+    found.append(check_timeout("[plugin.pbs] prologue_alarm", limit, least, why))
     found += [_prolog_alarm(priv, math.ceil(limit)), rights(node.commands)]
     if settings.submit_filter:
         found += submit_filter.steps(node.home, place, settings.bindir)

@@ -197,14 +197,14 @@ class World:
 
 
 if __name__ == "__main__":  # inside: the setup steps, with a program that finds the double
-    from vtorque_core.live.service import node_of
+    from vtorque_core.live.service import site_and_installation
     from vtorque_pool.settings import Settings
 
     top, config = Path(sys.argv[1]), Path(sys.argv[2])
-    site, _ = node_of(config)
+    site, _ = site_and_installation(config)
     place = Installation(top / "vtorque", config, top / "jobshell", python=top / "python")
     for step in slurm_conf.steps(site[Settings], place):
-        if not step.done():
+        if not step.is_applied():
             assert not isinstance(step, Check), step
             step.apply()
-        assert step.done(), step.text
+        assert step.is_applied(), step.text

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from vtorque_core.api import HostFault
-from vtorque_core.api.health import HealthResult, failed, ok
+from vtorque_core.api.health import HealthResult, failure, ok
 from vtorque_core.api.node_job import Site
 from vtorque_core.api.setup_steps import (
     MARK,
@@ -122,7 +122,7 @@ def check(site: Site) -> Iterator[HealthResult]:
     if not found:
         yield ok(f"Slurm loads {NAME}")
         return
-    yield failed(
+    yield failure(
         f"{found}: jobs with --vm= are refused on this node",
         "run vtorque setup install --batch slurm again, after every upgrade of Slurm",
     )
