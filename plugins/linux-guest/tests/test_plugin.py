@@ -26,7 +26,7 @@ def wanting(place: str = "", rank: int = 0, own: FileData | None = None, **share
         request={plugin.CLEAN: place, plugin.VM_PRECANCEL: own, plugin.CLOUD_CONFIG: None},
         rank=rank,
         shares=[SimpleNamespace(**home)], user=SimpleNamespace(uid=1000, gid=100),
-        image=SimpleNamespace(guest_type="linux"),
+        image=SimpleNamespace(guest_type="linux", source=""),
     )  # fmt: skip
 
 
