@@ -238,7 +238,7 @@ def test_pull_without_skopeo_names_package(
         resolve("docker://debian:12", site, True)
 
 
-def test_pull_on_full_disk_says_so_and_leaves_nothing(
+def test_pull_on_full_disk_is_reported_and_leaves_nothing(
     layout: Path, images: Cache, site: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def failing(*_: object) -> None:

@@ -111,7 +111,7 @@ def test_doctor_names_packages_of_missing_tools(monkeypatch: pytest.MonkeyPatch)
     assert found.fix == "apt-get install skopeo squashfs-tools squashfs-tools-ng"
 
 
-def test_doctor_says_that_site_with_administrator_refuses_own_images(
+def test_doctor_reports_that_a_site_of_an_administrator_refuses_own_images(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(PersonalSite, "owner", 0)

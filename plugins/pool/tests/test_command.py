@@ -5,7 +5,7 @@ import json
 import pytest
 from click.testing import CliRunner
 
-from said import Command
+from recorded_command import Command
 from vtorque_core.api import HostFault, Refused
 from vtorque_pool import programs
 from vtorque_pool.command import pool

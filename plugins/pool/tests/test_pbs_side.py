@@ -8,7 +8,7 @@ import signal
 import pytest
 
 from directory_cloud import DirectoryDriver
-from said import Command
+from recorded_command import Command
 from vtorque_core.api import HostFault, Refused, take_lock
 from vtorque_pool import rounds, serve
 from vtorque_pool.machines import Machines

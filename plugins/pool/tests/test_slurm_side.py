@@ -7,7 +7,7 @@ import time
 import pytest
 
 from directory_cloud import DirectoryDriver
-from said import Command
+from recorded_command import Command
 from vtorque_core.api import take_lock
 from vtorque_core.api.setup_steps import Check, Installation
 from vtorque_pool import on_slurm, slurm_conf

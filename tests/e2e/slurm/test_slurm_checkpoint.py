@@ -5,7 +5,7 @@ import subprocess
 
 import pytest
 
-import ill
+import health_commands
 import mpi_turns
 import slurm_cluster as slurm
 import writing
@@ -201,7 +201,7 @@ def test_requeued_job_is_restored_also_after_a_node_crash(place):
 @pytest.fixture
 def watched(place):
     """Run health checks on all nodes."""
-    with ill.checked(place):
+    with health_commands.checked(place):
         yield place
 
 
@@ -224,14 +224,14 @@ def test_jobs_of_an_unhealthy_or_drained_node_are_restored_on_another_node(watch
     other = watched.user(*words, watched.script("#!/bin/sh\ntouch on; sleep 600\n", "other.sh"))
     other_id = other.stdout.decode().strip()
     watched.wait((watched.home / "on").exists, what="the other job")
-    with ill.unhealthy(watched, first):
+    with health_commands.unhealthy(watched, first):
         second = elsewhere(watched, job_id, [first])
         said = watched.root(first, "vmgr", "logs", other_id)
-        assert f"node drained ({ill.WHY}); the job is left running" in said
+        assert f"node drained ({health_commands.WHY}); the job is left running" in said
         assert watched.show(other_id)["JobState"] == "RUNNING"
-        assert ill.state(watched, first) == f"draining vTorque: {ill.WHY}"
+        assert health_commands.state(watched, first) == f"draining vTorque: {health_commands.WHY}"
         doctor = watched.root(first, "vtorque", "doctor", check=False)
-        assert f": {ill.WHY}; left running: {other_id}" in doctor
+        assert f": {health_commands.WHY}; left running: {other_id}" in doctor
         await_more(watched, len(counted(watched)) + 5)
         said = watched.root(second, "vtorque", "drain", second)
         assert said.startswith(f"{job_id} ({slurm.USER}): requeued: saved as checkpoint")

@@ -8,7 +8,7 @@ import time
 import pytest
 
 import by_hand
-import ill
+import health_commands
 import mpi_turns
 import reaching
 import slurm_cluster as slurm
@@ -221,7 +221,7 @@ def test_owner_sees_and_suspends_a_migrated_guest(site, job_id):
 @pytest.fixture
 def watched(site):
     """Run health checks on all nodes, with n3 as the spare one; set before there is a job."""
-    with ill.checked(site, spare_nodes='["n3"]'):
+    with health_commands.checked(site, spare_nodes='["n3"]'):
         yield site
 
 
@@ -230,11 +230,14 @@ def watched(site):
 @pytest.mark.releases
 def test_guest_on_an_unhealthy_node_is_migrated_to_a_spare_node(watched, job_id):
     """Unattended."""
-    with ill.unhealthy(watched, "n2"):
+    with health_commands.unhealthy(watched, "n2"):
         watched.wait(lambda: watched.show(job_id)["NodeList"] == "n1", what="moved")
         watched.wait(lambda: len(watched.guests("n3")) == 1, what="a guest on the spare node")
-        drained = f"drained vTorque: {ill.WHY}"
-        watched.wait(lambda: ill.state(watched, "n2") == drained, what="n2 drained, without a job")
+        drained = f"drained vTorque: {health_commands.WHY}"
+        watched.wait(
+            lambda: health_commands.state(watched, "n2") == drained,
+            what="n2 drained, without a job",
+        )
         assert not watched.guests("n2")
         doctor = ("vtorque", "doctor")
         last = watched.wait(
@@ -245,7 +248,7 @@ def test_guest_on_an_unhealthy_node_is_migrated_to_a_spare_node(watched, job_id)
             ],
             what="the drain's end",
         )
-        assert last[0].endswith(f": {ill.WHY}"), "no job was left to run"
+        assert last[0].endswith(f": {health_commands.WHY}"), "no job was left to run"
         assert_complete_output(watched, job_id)
 
 
@@ -256,18 +259,18 @@ def test_only_max_drained_nodes_unhealthy_nodes_are_drained(site):
     """The states set in Slurm; that it is unattended is tested above."""
     for node in slurm.NODES:
         site.root(node, "sed", "-i", r"s|^\[plugin.survive\]$|&\nmax_drained_nodes = 1|", CONF)
-    drains = ("vtorque", "drain", "--in-turn", "--reason", ill.WHY)
+    drains = ("vtorque", "drain", "--in-turn", "--reason", health_commands.WHY)
     try:
         argvs = [in_root(site, node, *drains, node) for node in ("n2", "n3")]
         both = [subprocess.Popen(argv, stderr=subprocess.DEVNULL) for argv in argvs]
         assert sorted(each.wait(300) for each in both)[0] == 0
-        states = [ill.state(site, node) for node in ("n2", "n3")]
+        states = [health_commands.state(site, node) for node in ("n2", "n3")]
         assert [state for state in states if state.startswith("idle")] and (
-            f"drained vTorque: {ill.WHY}" in states
+            f"drained vTorque: {health_commands.WHY}" in states
         )
         for node in ("n2", "n3"):
             site.root(node, *drains, node, check=False)
-        assert [ill.state(site, node) for node in ("n2", "n3")] == states
+        assert [health_commands.state(site, node) for node in ("n2", "n3")] == states
     finally:
         for node in ("n2", "n3"):
             resumed = ("update", f"nodename={node}", "state=resume")
