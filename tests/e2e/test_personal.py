@@ -352,6 +352,8 @@ def test_job_runs_in_own_image(clean, layout):
     assert "converting" not in told
     code, _, told = clean.job(OWN, "-vm", f"img=oci:{layout}")
     assert code == 2 and "work=" in told and "is your home" in told
+    shown = clean.call("vsub", "--dry-run", "-vm", f"img=oci:{layout},work=home", "job.sh")
+    assert b"vtown" in shown.stdout and b"nbd" in shown.stdout
     (row,) = json.loads(clean.call("vmgr", "images", "list", "--mine", "--json").stdout)
     assert row["reference"] == f"oci:{layout}"
     clean.call("vmgr", "images", "remove", row["name"])

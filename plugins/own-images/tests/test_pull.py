@@ -17,7 +17,7 @@ from personal_site import PersonalSite
 from registry import Registry
 from vtorque_core.api import HostFault, Refused
 from vtorque_own_images import convert, pull, skopeo
-from vtorque_own_images.cache import Cache
+from vtorque_own_images.cache import Cache, of
 from vtorque_own_images.pull import resolve
 
 GZIP = b"\x1f\x8b"
@@ -35,6 +35,11 @@ def content(file: str, path: str) -> bytes:
     return subprocess.run(
         ["unsquashfs", "-cat", file, path], check=True, capture_output=True
     ).stdout
+
+
+def files(images: Cache) -> list[Path]:
+    """Return all files in the cache."""
+    return list(images.root.iterdir()) if images.root.exists() else []
 
 
 def leftovers(images: Cache) -> list[str]:
@@ -131,7 +136,7 @@ def test_pull_with_wrong_password_names_the_fix(
     registry.log_in("wrong")
     with pytest.raises(Refused, match=r"refuses your credentials.*skopeo login"):
         resolve(value, site, True)
-    assert list(images.root.iterdir()) == []
+    assert files(images) == []
 
 
 def test_pull_of_missing_tag_is_refused(
@@ -150,30 +155,30 @@ def test_pull_of_truncated_layer_leaves_nothing(
     packed.write_bytes(packed.read_bytes()[:-7])
     with pytest.raises(Refused, match="damaged or truncated"):
         resolve(value, site, True)
-    assert list(images.root.iterdir()) == []
+    assert files(images) == []
 
 
 def test_pull_of_layer_with_other_content_than_configured_leaves_nothing(
     images: Cache, site: Any, tmp_path: Path
 ) -> None:
-    files = layout_files([layer(("a", b"x", "f"))])
-    (config,) = (name for name, data in files.items() if b"diff_ids" in data)
+    blobs = layout_files([layer(("a", b"x", "f"))])
+    (config,) = (name for name, data in blobs.items() if b"diff_ids" in data)
     other = layout_files([layer(("a", b"y", "f"))])
     (expected,) = (data for data in other.values() if b"diff_ids" in data)
-    text = files.pop(config)
+    text = blobs.pop(config)
     name = digest(expected)[7:]
-    files[f"blobs/sha256/{name}"] = expected
-    for path in [path for path, data in files.items() if config[13:].encode() in data]:
-        manifest = files.pop(path).replace(config[13:].encode(), name.encode())
+    blobs[f"blobs/sha256/{name}"] = expected
+    for path in [path for path, data in blobs.items() if config[13:].encode() in data]:
+        manifest = blobs.pop(path).replace(config[13:].encode(), name.encode())
         changed = digest(manifest)[7:]
-        index = files["index.json"].replace(path[13:].encode(), changed.encode())
+        index = blobs["index.json"].replace(path[13:].encode(), changed.encode())
         size = f'"size": {len(manifest)}'
-        files |= {f"blobs/sha256/{changed}": manifest, "index.json": index}
-    assert len(text) == len(expected) and size.encode() in files["index.json"]
-    made = as_directory(files, tmp_path / "made")
+        blobs |= {f"blobs/sha256/{changed}": manifest, "index.json": index}
+    assert len(text) == len(expected) and size.encode() in blobs["index.json"]
+    made = as_directory(blobs, tmp_path / "made")
     with pytest.raises(Refused, match="but the configuration requires"):
         resolve(f"oci:{made}", site, True)
-    assert list(images.root.iterdir()) == []
+    assert files(images) == []
 
 
 def test_pull_continues_after_interruption(
@@ -227,7 +232,7 @@ def test_pull_of_local_image(
 def test_pull_of_unreadable_file_is_refused(value: str, why: str, images: Cache, site: Any) -> None:
     with pytest.raises(Refused, match=why):
         resolve(value, site, True)
-    assert list(images.root.iterdir()) == []
+    assert files(images) == []
 
 
 def test_pull_without_skopeo_names_package(
@@ -247,7 +252,7 @@ def test_pull_on_full_disk_is_reported_and_leaves_nothing(
     monkeypatch.setattr(convert, "write", failing)
     with pytest.raises(Refused, match=r"quota is used up.*vmgr images remove"):
         resolve(f"oci:{layout}", site, True)
-    assert list(images.root.iterdir()) == []
+    assert files(images) == []
 
 
 def test_pull_of_image_larger_than_limit_names_setting(layout: Path, images: Cache) -> None:
@@ -280,12 +285,13 @@ def test_removed_image_is_pulled_again(layout: Path, images: Cache, site: Any) -
     (row,) = (entry.shown() for entry in images.entries())
     assert row["reference"] == value
     assert images.remove(str(row["name"]))
-    assert list(images.root.iterdir()) == []
+    assert files(images) == []
     assert not images.remove(str(row["name"]))
     assert resolve(value, site, True) == file
 
 
 def test_cache_that_others_can_change_is_refused(layout: Path, images: Cache, site: Any) -> None:
+    resolve(f"oci:{layout}", site, True)
     images.root.chmod(0o777)
     with pytest.raises(Refused, match="other users can change it"):
         resolve(f"oci:{layout}", site, True)
@@ -349,6 +355,12 @@ def test_pull_removes_least_recently_used_images_above_the_limit(
     assert [each.digest for each in images.prune(1e9, 1)] == [Path(young).stem]
     assert images.prune(1e9, 1) == []
     assert new.exists()
+
+
+def test_listing_of_unused_cache_creates_nothing(images: Cache, site: Any) -> None:
+    assert of(site).entries() == []
+    assert not images.remove("own:0123456789ab")
+    assert not images.root.exists()
 
 
 def test_jobs_count_if_the_batch_system_does_not_answer(site: Any) -> None:

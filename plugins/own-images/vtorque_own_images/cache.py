@@ -107,6 +107,7 @@ class Cache:
         The directory stays after an exception other than Refused: the next pull of the digest
         continues with the layers that are complete.
         """
+        self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._sweep()
         with self._locked(digest, _WAIT):
             work = self.root / f"{_WORK}{digest}"
@@ -180,11 +181,12 @@ class Cache:
 
 
 def of(site: Site) -> Cache:
-    """Return the caller's cache, and create its directory. Raises HostFault, Refused."""
+    """Return the caller's cache, whose directory may not exist yet. Raises HostFault, Refused."""
     root = _place(site)
     try:
-        root.mkdir(mode=0o700, parents=True, exist_ok=True)
         status = root.stat()
+    except FileNotFoundError:
+        return Cache(root)
     except OSError as error:
         raise HostFault(f"your image cache {root}: {error.strerror}") from None
     if status.st_uid != os.geteuid() or status.st_mode & 0o022:
