@@ -148,7 +148,8 @@ def read_image(
     """Copy, verify and decompress an image's layers to ``work``; return the container.
 
     ``tag`` selects one of several images. ``private``: nobody else can change the files, which are
-    on the file system of ``work``, and their digests were verified. Raises Refused.
+    on the file system of ``work``, and their digests were verified. The layers then stay
+    compressed. Raises Refused.
     """
     reading = _Reading(files, work, most, arch, time.monotonic() + TIMEOUT, private)
     try:
@@ -256,8 +257,8 @@ def _layer(
     packed = reading.work / f"layer{number}"
     if reading.private:
         packed.hardlink_to(Path(f"/proc/self/fd/{descriptor}").readlink())
-    else:
-        copy(descriptor, offset, size, packed, digest)
+        return packed
+    copy(descriptor, offset, size, packed, digest)
     seconds = reading.until - time.monotonic()
     return unpacked(packed, reading.work / f"layer{number}.tar", left, seconds)
 

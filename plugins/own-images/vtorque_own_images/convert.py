@@ -1,8 +1,8 @@
 """Convert a container to a squashfs, as the user.
 
 The layers are merged in memory, where no name in them is a path of this machine
-(:mod:`vtorque_oci.layers`). sqfstar(1) reads the result as a tar stream, whose contents stay in the
-layers' files.
+(:mod:`vtorque_oci.layers`). sqfstar(1) reads the result as a tar stream. The layers are
+decompressed twice, for their names and for their contents, instead of being written to the disk.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ import stat
 import subprocess
 import tarfile
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
-from typing import IO
+from typing import IO, cast
 
 from vtorque_core.api import HostFault, Refused
 from vtorque_linux_guest.image.filetree import FileTree, Node, Slice
 from vtorque_linux_guest.image.kernel import architecture
 from vtorque_linux_guest.image.tar_reader import Budget
 from vtorque_oci import build, layers, sif
+from vtorque_own_images.layer_stream import LayerStream
 from vtorque_own_images.skopeo import FULL, full
 
 # sqfstar 4.5.1 of Debian 12 accepts no level of zstd. By default, it uses a quarter of the memory.
@@ -47,23 +47,16 @@ def convert(source: Path, work: Path, made: Path, most: int) -> None:
     container, from_sif = build.read_container(options, unpacked, arch, private=private)
     with ExitStack() as stack:
         tree, budget = FileTree(), Budget()
-        hashing = stack.enter_context(ThreadPoolExecutor(1))  # takes as long as merging a layer
-        checks = [hashing.submit(_check_digest, *each) for each in container.layers]
-        stack.callback(lambda: [each.cancel() for each in checks])
-        for path, _ in container.layers:
-            file = stack.enter_context(path.open("rb"))
-            layers.apply(tree, file, most << 20, _keeps, budget)
+        for path, digest in container.layers:
+            stream = LayerStream(path, most << 20)
+            stack.callback(stream.close)
+            layers.apply(tree, cast(IO[bytes], stream), most << 20, _keeps, budget)
+            stream.check(digest)
+            stream.restart()
         tree.remove(build.HOME)
         prefix = sif.add_environment(tree) if from_sif else ()
         build.prepare(tree, container, options, prefix)
         write(tree, made)
-        for each in checks:
-            each.result()
-
-
-def _check_digest(layer: Path, digest: str | None) -> None:
-    with layer.open("rb") as file:
-        layers.check_digest(file, digest)
 
 
 def _keeps(attribute: str) -> bool:
@@ -98,20 +91,30 @@ def write(tree: FileTree, made: Path) -> None:
 
 def _stream(tree: FileTree, out: IO[bytes]) -> None:
     """Write the tree as a tar file. Hard links are one node under several names."""
-    written: dict[int, str] = {}
+    first: dict[int, str] = {}
+    later = []
     with tarfile.open(
         fileobj=out, mode="w|", format=tarfile.PAX_FORMAT, errors="surrogateescape",
         bufsize=1 << 20,
     ) as archive:  # fmt: skip
         for path, node in tree.walk():
-            info = _info(path, node)
-            if node.is_file and (first := written.setdefault(id(node), path)) != path:
-                info.type, info.linkname, info.size = tarfile.LNKTYPE, first, 0
+            if not node.is_file:
+                archive.addfile(_info(path, node))
+            elif first.setdefault(id(node), path) == path:
+                later.append((path, node))
+        for path, node in sorted(later, key=_place):
+            archive.addfile(_info(path, node), _Content(node))
+        for path, node in tree.walk():
+            if node.is_file and first[id(node)] != path:
+                info = _info(path, node)
+                info.type, info.linkname, info.size = tarfile.LNKTYPE, first[id(node)], 0
                 archive.addfile(info)
-            elif node.is_file:
-                archive.addfile(info, _Content(node))
-            else:
-                archive.addfile(info)
+
+
+def _place(found: tuple[str, Node]) -> tuple[int, int]:
+    """Return a key that sorts the files of each layer by their place in it."""
+    content = found[1].content
+    return (id(content.file), content.offset) if isinstance(content, Slice) else (0, 0)
 
 
 def _info(path: str, node: Node) -> tarfile.TarInfo:

@@ -1,0 +1,67 @@
+"""A layer that is read forward while it is decompressed."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from oci_images import zstd
+from vtorque_core.api import Refused
+from vtorque_own_images.layer_stream import LayerStream
+
+DATA = bytes(range(256)) * 20000
+DIGEST = hashlib.sha256(DATA).hexdigest()
+
+
+def a_layer(tmp_path: Path, data: bytes) -> Path:
+    path = tmp_path / "layer"
+    path.write_bytes(data)
+    return path
+
+
+@pytest.mark.parametrize("pack", [gzip.compress, zstd, bytes])
+def test_stream_reads_forward_and_again_after_restart(
+    tmp_path: Path, pack: Callable[[bytes], bytes]
+) -> None:
+    stream = LayerStream(a_layer(tmp_path, pack(DATA)), len(DATA))
+    for _ in range(2):
+        assert stream.read(3) == DATA[:3]
+        assert stream.seek(1_000_000) == 1_000_000
+        assert stream.read(2_000_000) == DATA[1_000_000:3_000_000]
+        with pytest.raises(ValueError, match="is before"):
+            stream.seek(5)
+        stream.check(DIGEST)
+        assert stream.read(1) == b""
+        stream.restart()
+    stream.close()
+
+
+@pytest.mark.parametrize("pack", [gzip.compress, zstd])
+def test_truncated_layer_is_refused(tmp_path: Path, pack: Callable[[bytes], bytes]) -> None:
+    stream = LayerStream(a_layer(tmp_path, pack(DATA)[:-9]), len(DATA))
+    with pytest.raises(Refused, match="damaged"):
+        stream.check(DIGEST)
+    stream.close()
+
+
+def test_layer_with_other_hash_is_refused(tmp_path: Path) -> None:
+    stream = LayerStream(a_layer(tmp_path, DATA), len(DATA))
+    with pytest.raises(Refused, match="but the configuration requires 0000"):
+        stream.check("0" * 64)
+    stream.close()
+
+
+def test_layer_that_unpacks_to_too_much_is_refused(tmp_path: Path) -> None:
+    stream = LayerStream(a_layer(tmp_path, gzip.compress(bytes(10 << 20))), 1 << 20)
+    with pytest.raises(Refused, match="more than 2 MiB"):
+        stream.check(None)
+    stream.close()
+
+
+def test_layer_of_other_compression_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(Refused, match="gzip or zstd"):
+        LayerStream(a_layer(tmp_path, b"BZh91AY"), 1)

@@ -1,0 +1,106 @@
+"""A layer's uncompressed content as a stream that is read forward, without a copy on disk.
+
+A 1 GB layer that is written to a disk and read again takes as long as the rest of the conversion.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import subprocess
+from pathlib import Path
+from typing import IO
+
+from vtorque_core.api import HostFault, Refused
+
+_CHUNK = 1 << 20
+_LIMITS = ("prlimit", "--as=1073741824", "--core=0", "--")
+# Magic numbers and programs. --memory: a frame may require any window size (RFC 8878, 3.1.1.1.2).
+_COMPRESSED = {
+    b"\x1f\x8b": ("gzip", "-d", "-c"),
+    b"\x28\xb5\x2f\xfd": ("zstd", "-d", "-q", "-c", "--memory=256MB"),
+}
+_OTHERS = (b"BZh", b"\xfd7zXZ", b"PK")
+
+
+class LayerStream:
+    """One layer: gzip, zstd or uncompressed. ``most`` limits its content in bytes.
+
+    It has the methods of a file that :mod:`vtorque_linux_guest.image.tar_reader` uses.
+    """
+
+    def __init__(self, path: Path, most: int) -> None:
+        self._path, self._most = path, most
+        self._process: subprocess.Popen[bytes] | None = None
+        self._file: IO[bytes] | None = None
+        self.restart()
+
+    def restart(self) -> None:
+        """Continue at the beginning."""
+        self.close()
+        self._at, self._hash = 0, hashlib.sha256()
+        with self._path.open("rb", buffering=0) as file:
+            magic = file.read(6)
+            file.seek(0)
+            found = [argv for start, argv in _COMPRESSED.items() if magic.startswith(start)]
+            if magic.startswith(_OTHERS):
+                raise Refused("a layer is not compressed with gzip or zstd")
+            if not found:
+                self._file = self._path.open("rb", buffering=0)
+                return
+            try:
+                self._process = subprocess.Popen(
+                    [*_LIMITS, *found[0]],
+                    stdin=file, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, bufsize=0,
+                )  # fmt: skip
+            except OSError as error:
+                raise HostFault(f"{found[0][0]}: {error.strerror}") from None
+        self._file = self._process.stdout
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        """Skip to a later position. With SEEK_END, return more than the limit, and do not move."""
+        if whence == os.SEEK_END:
+            return 2 * self._most
+        if offset < self._at:
+            raise ValueError(f"position {offset} is before {self._at}")
+        while self._at < offset and self._next(min(_CHUNK, offset - self._at)):
+            pass
+        return self._at
+
+    def read(self, size: int) -> bytes:
+        """Return ``size`` bytes, or fewer at the end."""
+        parts = []
+        while size > 0 and (part := self._next(min(_CHUNK, size))):
+            parts.append(part)
+            size -= len(part)
+        return b"".join(parts)
+
+    def check(self, digest: str | None) -> None:
+        """Read the rest, and compare the sha256 of all. Raises Refused."""
+        while self._next(_CHUNK):
+            pass
+        if self._process is not None and self._process.wait():
+            raise Refused("a layer is damaged, or decompressing it needs too much memory")
+        if digest is not None and self._hash.hexdigest() != digest:
+            raise Refused(
+                f"a layer has sha256 {self._hash.hexdigest()[:16]}..., but the configuration "
+                f"requires {digest[:16]}..."
+            )
+
+    def close(self) -> None:
+        """End the program that decompresses."""
+        if self._file is not None:
+            self._file.close()
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+        self._file = self._process = None
+
+    def _next(self, size: int) -> bytes:
+        assert self._file is not None  # noqa: S101 - not used after close
+        part = self._file.read(size)
+        self._hash.update(part)
+        self._at += len(part)
+        if self._at > 2 * self._most:  # headers and padding besides the files
+            raise Refused(f"a layer unpacks to more than {2 * self._most >> 20} MiB")
+        return part
