@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from vtorque_core.api import EXIT_FAILED, Refused, UsageError, printable
+from vtorque_core.api import EXIT_FAILED, Refused, UsageError, printable, tables
 from vtorque_core.live.images import (
     BrokenImage,
     describe,
@@ -62,9 +62,11 @@ def _list_own(config: Path, as_json: bool) -> None:
     if as_json:
         write_json(rows)
         return
-    for row in rows:
-        size_of_row = size(int(row["size"]))
-        click.echo(f"{row['name']}  {size_of_row:>6}  {row['used']}  {row['reference']}")
+    cells = [
+        (str(row["name"]), size(int(row["size"])), str(row["used"]), str(row["reference"]))
+        for row in rows
+    ]
+    tables.show(("NAME", "SIZE", "LAST USED", "REFERENCE"), cells, right=("SIZE",))
 
 
 @click.command()

@@ -92,8 +92,10 @@ def test_root_of_own_image_is_label_and_word_of_command_line() -> None:
     assert found.cmdline == "quiet vtorque.suid=1"
 
 
-def test_root_without_own_image_is_refused() -> None:
-    (refused,) = vtorque_parse_args(request("micro", root=True), PERSONAL)
+def test_root_without_own_image_is_refused_unless_it_is_the_default() -> None:
+    wanted = request("micro", root=True)
+    assert list(vtorque_parse_args(wanted, PERSONAL)) == []
+    (refused,) = vtorque_parse_args(replace(wanted, given=frozenset({"root"})), PERSONAL)
     assert "only to your own image" in refused.message
 
 

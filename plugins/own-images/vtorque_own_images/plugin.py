@@ -147,7 +147,7 @@ def vtorque_parse_args(request: JobRequest, site: Site) -> Iterator[Refusal]:
         yield refusal(request[IMG])
     options: tuple[Option[Any], ...] = () if is_own_image(request[IMG]) else (ROOT, WORK)
     for option in options:
-        if request[option]:
+        if request[option] and option.key in request.given:  # a default of the site has no effect
             value, fix = option.show(request[option]), f"name your own image, or omit {option.key}"
             yield Refusal("applies only to your own image", key=option.key, value=value, fix=fix)
 
