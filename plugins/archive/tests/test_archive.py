@@ -264,7 +264,7 @@ def test_written_archive_is_read_back(paths, tmp_path):
     assert list(read.archives(paths, tmp_path / "not there", 1)) == []
 
 
-def test_a_bomb_is_not_unpacked(tmp_path, monkeypatch):
+def test_compressed_bomb_is_not_unpacked(tmp_path, monkeypatch):
     monkeypatch.setattr(read, "MAX_BYTES", 1 << 20)
     bomb = zipped([("job.json", bytes(64 << 20)), ("log.jsonl", bytes(64 << 20))])
     assert len(bomb) < 1 << 18

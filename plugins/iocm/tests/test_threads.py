@@ -76,7 +76,7 @@ def test_load_is_run_time_plus_wait_time():
     assert threads.load(before, {"2": 10**9}, 1.0) == 1.0  # another thread, named 2
 
 
-def test_a_real_thread_is_measured_and_pinned():
+def test_real_thread_is_measured_and_pinned():
     stop, tids = threading.Event(), []
 
     def spin():

@@ -93,7 +93,7 @@ def test_domain_has_clock_console_kernel_shares_and_script_disk():
     assert [e.path for e in found if isinstance(e, Disk)] == ["/s/script"]
 
 
-def test_the_command_line_and_the_script_disk():
+def test_order_becomes_a_command_line_and_a_script_disk():
     sent = order("#!/bin/sh\ngreet 1\n/prog\n", "/data/x", A="b c", D="$x", PBS_NODEFILE="f")
     element, text = late(PLAN, sent)
     assert element == KernelBoot(
@@ -108,7 +108,7 @@ def test_the_command_line_and_the_script_disk():
     )
 
 
-def test_a_guest_without_a_root_disk():
+def test_guest_without_a_root_disk_has_the_script_as_first_disk():
     assert late(plan(dataclasses.replace(IMAGE, disk=None)), order())[0].cmdline.endswith("/vblk0")
 
 
@@ -257,7 +257,7 @@ def test_files_that_no_variable_names_stay_outside():
         driver.placed(guest, latin)
 
 
-def test_the_domain():
+def test_domain_of_a_guest_has_console_timer_and_command_line():
     """Rendered by the core: console as a socket and logged, HPET, only virtio disks."""
     found = [*OsvDriver().elements(PLAN, Site()), late(PLAN, order(A="$<&"))[0]]
     xml = ElementTree.fromstring(domain(PLAN, found))  # noqa: S314 - our own

@@ -52,7 +52,7 @@ def test_kinds_of_programs(tmp_path, options, pie):
 
 
 @pytest.mark.parametrize("base", ["0x40200000", "0x3ffff000"])
-def test_a_program_at_osvs_own_addresses(tmp_path, base):
+def test_program_at_addresses_of_osv_is_refused(tmp_path, base):
     source = "char big[1 << 20]; int main(void) { return big[5]; }"
     program = compile_(tmp_path, "p", source, "-no-pie", f"-Wl,-Ttext-segment={base}")
     with pytest.raises(Refused, match="link it with -pie"):
@@ -81,7 +81,7 @@ def test_libraries_are_searched_in_recipe_directories(tmp_path, library):
     assert elf.libraries([elf.read(program)], have=["libanswer.so"]) == {}
 
 
-def test_a_library_of_the_system(tmp_path):
+def test_system_library_of_a_program_is_found(tmp_path):
     zlib = next(Path("/usr/lib").rglob("libz.so.1"), None)
     assert zlib is not None
     source = "char *zlibVersion(void); int main(void) { return !zlibVersion(); }"

@@ -58,7 +58,7 @@ def test_any_tree_is_read_back(tmp_path_factory, tree):
     assert read_back(image(built, tmp_path_factory.mktemp("r"))) == expected(tree)
 
 
-def test_a_real_directory_tree(tmp_path):
+def test_real_directory_tree_is_read_back(tmp_path):
     source = tmp_path / "tree"
     (source / "a/b").mkdir(parents=True)
     (source / "empty").mkdir()
@@ -139,7 +139,7 @@ def test_disk_has_one_partition(tmp_path):
     assert read_back(data[first * 512 :])[b"/hello"] == b"hi"
 
 
-def test_a_disk_with_a_loader(tmp_path):
+def test_disk_with_a_loader_has_the_file_system_behind_it(tmp_path):
     loader = bytes(510) + b"\x55\xaa" + os.urandom(3 << 20)
     (tmp_path / "loader.img").write_bytes(loader)
     disk.write_disk(rofs.Tree(), tmp_path / "disk", tmp_path / "loader.img")
@@ -150,7 +150,7 @@ def test_a_disk_with_a_loader(tmp_path):
     assert read_back(data[first * 512 :]) == {b"/": None}
 
 
-def test_a_loader_without_a_boot_record(tmp_path):
+def test_loader_without_a_boot_record_is_refused(tmp_path):
     (tmp_path / "loader.img").write_bytes(bytes(1000))
     with pytest.raises(Refused, match="no boot record"):
         disk.write_disk(rofs.Tree(), tmp_path / "disk", tmp_path / "loader.img")

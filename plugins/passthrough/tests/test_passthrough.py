@@ -117,7 +117,7 @@ def test_any_text_is_parsed_or_refused(text):
     assert cards(card_list(text)) == found
 
 
-def test_the_separator_survives_the_command_line():
+def test_card_list_separator_is_kept_in_a_command_line():
     request = planned.PlannedNode.make(PLUGINS, CLASSES).request("pci=gpu:1+fpga:2,vcpus=2")
     assert request[plugin.PCI] == "fpga:2+gpu:1"
 

@@ -26,7 +26,7 @@ def logjobmsg(job, text): raise SystemError("PY_SSIZE_T_CLEAN macro must be defi
 """
 
 
-def test_the_hooks_of_openpbs(tmp_path):
+def test_openpbs_hooks_call_vtorque_with_the_data_of_the_job(tmp_path):
     """In the interpreter of pbs_mom they only check, and call; data are arguments, not code."""
     log = tmp_path / "log"
     program = tmp_path / "vtorque"

@@ -12,7 +12,7 @@ def test_lines_are_guests_and_numbers_are_their_vcpus():
     assert read(text, 2, 3) == ((8, 2, 3), (9, 1, 0))
 
 
-def test_a_comment_may_hold_any_bytes():
+def test_comment_may_contain_any_bytes():
     assert read(b"\xff\x00 # \n0 # \xe2\x80\xa8\xff 1\n".replace(b"\xff\x00 ", b""), 1, 1) == (
         (0,),
     )

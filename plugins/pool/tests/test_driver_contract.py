@@ -66,7 +66,7 @@ class TestStatic(PoolDriverContract):
 
 
 @pytest.mark.parametrize("kind", BROKEN, ids=lambda kind: kind.__name__)
-def test_a_broken_driver_is_found(tmp_path, kind):
+def test_defect_of_a_driver_is_found(tmp_path, kind):
     class Harness(DirectoryHarness):
         pass
 

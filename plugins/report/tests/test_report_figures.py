@@ -194,7 +194,7 @@ def test_state_is_described_in_words(tmp_path, facts, state):
     assert load.report([tmp_path], kept_data.START + 60).state == state
 
 
-def test_the_data_of_a_report_is_json(tmp_path):
+def test_report_data_is_valid_json(tmp_path):
     report = load.report([kept_data.make(tmp_path, seconds=100.0, guests=2)], 0.0)
     data = json.loads(json.dumps(report.data()))
     assert data["total"]["busy"] == pytest.approx(report.total.busy)
@@ -203,7 +203,7 @@ def test_the_data_of_a_report_is_json(tmp_path):
     assert data["times"] == pytest.approx({"start": kept_data.BOOT, "script": 100.0, "end": 0.4})
 
 
-def test_a_running_job_has_no_end_to_be_timed(tmp_path):
+def test_running_job_has_no_end_time(tmp_path):
     kept_data.make(tmp_path, telemetry=False, ended=None)
     assert load.report([tmp_path], kept_data.START + 60).times == {}
 

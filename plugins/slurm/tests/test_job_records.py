@@ -41,7 +41,7 @@ def test_qos_is_found_with_any_account_text(account, shown, qos):
     ("shown", "limit"),
     [("01:30:00", "01:30:00"), ("2-01:00:00", "2:01:00:00"), ("UNLIMITED", "")],
 )
-def test_a_time_limit_is_written_as_pbs_does(shown, limit):
+def test_time_limit_is_converted_to_the_pbs_format(shown, limit):
     line = f"   RunTime=00:00:05 TimeLimit={shown} TimeMin=N/A\n   OverSubscribe="
     text = RECORD.format(**FACTS).replace("   OverSubscribe=", line)
     assert parse_job(text, "7").limit == limit

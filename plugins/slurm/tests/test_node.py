@@ -198,7 +198,7 @@ def test_after_the_limit_the_job_is_held(node, slurm):
     assert "dead (held; when the problem is fixed: scontrol update" in slurm.facts()["note"]
 
 
-def test_a_job_that_must_not_be_requeued(node, slurm, capsys):
+def test_job_that_must_not_be_requeued_fails(node, slurm, capsys):
     slurm.facts(refuse=True)
     assert node.finish(JOB, Outcome.HOST_FAULT, "dead", hook_waits=True) == 0
     assert "disabled" in capsys.readouterr().err

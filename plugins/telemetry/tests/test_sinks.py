@@ -62,7 +62,7 @@ def eventually(condition, seconds=20):
     assert condition()
 
 
-def test_the_text_format():
+def test_samples_are_written_in_the_prometheus_text_format():
     assert text(SAMPLES) == TEXT
     assert text([]) == b""
 

@@ -388,7 +388,7 @@ def test_job_that_must_not_be_requeued_ends_with_the_reason(clean):
     clean.root("head", "scontrol", "update", "NodeName=n1", "Comment=")
 
 
-def test_a_killed_prologue(clean):
+def test_killed_prologue_fails_the_job_and_leaves_nothing(clean):
     """No program runs, nothing is left, the node is not drained."""
     job_id = clean.submit("#!/bin/sh\necho ran\n", "-w", "n2")
     clean.wait(lambda: clean.guests("n2"), what="guest")

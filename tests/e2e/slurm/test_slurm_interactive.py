@@ -32,7 +32,7 @@ def test_interactive_job_gives_a_shell_in_a_guest(clean, nodes):
 
 
 @pytest.mark.full
-def test_a_lost_terminal_ends_the_job(clean):
+def test_lost_terminal_ends_the_job(clean):
     """A user who closes the window does not keep the nodes."""
     terminal = vsub(clean, "-I", "-vm", "ram=256M")
     job_id = terminal.shell_of(STARTED)

@@ -70,7 +70,7 @@ def remote(clean):
 
 
 @pytest.mark.parametrize("command", ["vsub", "sbatch"])
-def test_a_service_in_a_guest_and_solvers_on_bare_metal(remote, command):
+def test_service_in_a_guest_is_reached_from_bare_metal_nodes(remote, command):
     """The script runs in the guest; ranks run there and on the nodes, where nothing is left."""
     text = SCRIPT if command == "vsub" else SCRIPT.replace("#VSUB -vm ", "#SBATCH --vm=")
     script = remote.script(text)

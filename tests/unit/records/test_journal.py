@@ -194,7 +194,7 @@ def test_unreadable_line_in_the_middle_is_named(journal, line):
         read(journal.path)
 
 
-def test_a_journal_without_a_first_line_is_empty(journal):
+def test_journal_without_a_first_line_is_empty(journal):
     for content in (b"", b'{"op":"job"'):
         journal.path.write_bytes(content)
         with pytest.raises(EmptyJournal):
@@ -237,7 +237,7 @@ def full_disk(monkeypatch, room):
 
 
 @pytest.mark.parametrize("room", [0, 1, 50])
-def test_a_full_disk_fails_the_acquire_and_leaves_the_journal_readable(journal, monkeypatch, room):
+def test_full_disk_fails_the_acquire_and_leaves_the_journal_readable(journal, monkeypatch, room):
     acquire(journal, Card("a"))
     before = journal.path.read_bytes()
     full_disk(monkeypatch, room)
@@ -276,7 +276,7 @@ def test_records_of_threads_get_distinct_numbers(journal):
     assert len(state.phases) == 80
 
 
-def test_the_timeline_of_a_running_and_of_an_ended_job(paths, journal):
+def test_timeline_of_running_and_ended_jobs_has_all_phases(paths, journal):
     assert spans(read(journal.path), time.time()) == []
     journal.phase("plan")
     journal.phase("boot")

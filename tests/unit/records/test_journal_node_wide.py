@@ -76,7 +76,7 @@ def test_killed_node_wide_process_is_restarted_by_the_next_job(paths, manager):
     assert manager.is_lost()
 
 
-def test_a_manager_is_woken_by_a_change_of_a_journal(paths, manager):
+def test_manager_is_woken_by_a_change_of_a_journal(paths, manager):
     paths.journal.mkdir(parents=True)
     events = changes.events()
     changes.watch(events, paths.journal)

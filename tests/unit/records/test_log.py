@@ -231,7 +231,7 @@ def test_hostile_text_is_harmless_and_bounded(paths):
         assert all(c.isprintable() or c == "\n" for c in job_log.text(entry))
 
 
-def test_a_defect_is_logged_with_traceback_and_sent_to_syslog(paths, syslog):
+def test_defect_is_logged_with_traceback_and_sent_to_syslog(paths, syslog):
     with log.open_log(a_log(paths)):
         try:
             raise ValueError("odd \x1b[31m")
@@ -239,7 +239,7 @@ def test_a_defect_is_logged_with_traceback_and_sent_to_syslog(paths, syslog):
             log.log_defect("42.srv")
     (entry,) = lines(paths)
     assert entry["level"] == "ERROR" and "ValueError: odd \\x1b[31m" in entry["message"]
-    assert any("test_a_defect" in line for line in entry["detail"])
+    assert any("test_defect" in line for line in entry["detail"])
     assert len(syslog) == 1 and "ValueError" in syslog[0]
     log.log_defect("43.srv")  # no log is open: of no known user
     assert syslog[1].startswith("43.srv: ")
@@ -277,7 +277,7 @@ def test_log_that_cannot_be_opened_is_reported_once(paths, syslog):
     assert len(syslog) == 1 and "log.jsonl" in syslog[0]
 
 
-def test_a_log_is_bounded(paths):
+def test_log_size_is_bounded(paths):
     with log.open_log(a_log(paths)):
         for _ in range(1100):
             boot.info("z" * 4096)
@@ -309,7 +309,7 @@ def test_last_line_of_a_log_stays_short(paths, caplog):
     assert caplog.messages == ["times: start 10.0 s, run 6.0 s, paused 5.0 s, end 2.0 s"]
 
 
-def test_a_teardown_logs_and_ends_with_a_sum_of_all_phases(paths, tmp_path):
+def test_teardown_logs_and_ends_with_a_sum_of_all_phases(paths, tmp_path):
     start = starter(paths)
     with start() as journal:
         for name in ("plan", "boot", "run"):
@@ -369,7 +369,7 @@ def console_case(paths, *phases):
         (("plan", "boot", "run"), set(), False),
     ],
 )
-def test_the_end_of_a_failed_guests_console_is_kept(paths, phases, dead, kept_):
+def test_console_end_of_a_failed_guest_is_kept(paths, phases, dead, kept_):
     state = console_case(paths, *phases)
     with log.open_log(a_log(paths)) as one:
         console.collect(one.place, state, dead)
@@ -398,7 +398,7 @@ def test_console_that_is_not_a_regular_file_is_not_kept(paths):
 # -- readers -----------------------------------------------------------------------------------
 
 
-def test_the_job_shell_shows_the_log(paths):
+def test_job_shell_shows_the_log(paths):
     reader, writer = os.pipe()
     shown = ShownLog(paths, partial(_say, Streams(None, writer, writer)))
     shown.start(Proof(JobAttempt("42.srv", 0, "u", os.getuid()), "starting"))

@@ -74,7 +74,7 @@ def test_scripts_request_valid_options():
     assert seen == 5
 
 
-def test_a_jobs_own_numbers(tmp_path):
+def test_metrics_reported_as_in_the_manual_are_parsed(tmp_path):
     file = tmp_path / "metrics"
     code, said = bash(block("doc/telemetry.md", 'echo "loss'), tmp_path, VTORQUE_METRICS=str(file))
     assert (code, said) == (0, "")
@@ -222,7 +222,9 @@ FRESH = "tests/e2e/test_fresh_machine.py::test_readme_runs_a_job_without_root"
 LAPTOP = "tests/e2e/test_personal.py::test_first_jobs_of_the_manual_run"
 EXAMPLE = "tests/unit/repository/test_docs.py::test_every_block_of_the_example_is_used"
 UNITS = "tests/unit/repository/test_docs.py::test_units_of_the_reaper_are_valid"
-CLOUD = "plugins/linux-guest/tests/boot/test_cloud_init.py::test_the_manuals_are_valid_cloud_config"
+CLOUD = (
+    "plugins/linux-guest/tests/boot/test_cloud_init.py::test_cloud_config_in_the_manuals_is_valid"
+)
 # Page and test to the first words of the blocks that it runs, or reads like their users.
 RUN = {
     ("README.md", FRESH): ("apt-get", "scripts/wheels"),
@@ -288,7 +290,9 @@ RUN = {
         "#cloud-config\nwrite_files:\n- path: /var/spool/torque",
     ),
     ("doc/pool.md", f"{HERE}::test_entry_points_are_in_a_known_group"): ("[project",),
-    ("doc/telemetry.md", f"{HERE}::test_a_jobs_own_numbers"): ('echo "loss',),
+    ("doc/telemetry.md", f"{HERE}::test_metrics_reported_as_in_the_manual_are_parsed"): (
+        'echo "loss',
+    ),
     ("doc/telemetry.md", f"{HERE}::test_entry_points_are_in_a_known_group"): ("[project",),
     ("doc/ten-minutes-admin.md", f"{HERE}::test_commands_that_inspect_a_config_succeed"): (
         "vtorque config",

@@ -69,7 +69,7 @@ def costs_little(work) -> None:
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
-def test_a_script_costs_root_little(name):
+def test_hostile_script_costs_root_little(name):
     costs_little(lambda size: describe(pbs.split_qsub([]), SCRIPTS[name](size)))
 
 

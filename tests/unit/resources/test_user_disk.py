@@ -194,7 +194,7 @@ def test_arguments_contain_no_path_of_the_user(tmp_path: Path) -> None:
     )
 
 
-def test_a_read_only_export(tmp_path: Path) -> None:
+def test_read_only_disk_is_exported_read_only(tmp_path: Path) -> None:
     argv = " ".join(a_disk(tmp_path, readonly=True).argv(7))
     assert argv.count("read-only=on") == 2
     assert argv.endswith("writable=off")

@@ -64,7 +64,7 @@ def test_plugins_are_ordered_by_name(dists):
     assert wanted == ["core", "alpha", "mid", "zeta"]
 
 
-def test_a_disabled_plugin_is_not_imported(dists):
+def test_disabled_plugin_is_not_imported(dists):
     module = dists("acme", "acme", "raise SystemExit('imported')")
     plugins = Plugins.load(node=False, disable=["acme"])
     assert module not in sys.modules
@@ -79,7 +79,7 @@ def test_enable_lists_exactly_the_plugins_and_disable_wins(dists):
 
 
 @pytest.mark.parametrize("source", ["import no_such_module", "raise SystemExit(3)", "1/0", "def ("])
-def test_an_import_error_is_isolated_and_kept(dists, source):
+def test_import_error_is_isolated_and_kept(dists, source):
     dists("bad", "bad", source)
     dists("good", "good", GOOD.format(key="good"))
     plugins = Plugins.load(node=False)

@@ -243,7 +243,7 @@ def raise_system_exit(*_):
         (lambda request: request.values.clear(), "failed in vtorque_parse_args: AttributeError"),
     ],
 )
-def test_a_failing_hook_refuses_the_job_and_is_named(plugins, answer, message):
+def test_failing_hook_refuses_the_job_and_is_named(plugins, answer, message):
     plugins.register("a", module(vtorque_parse_args=answer), "vtorque-a 1")
     (refusal,) = refusals(plugins)
     assert message in refusal.message
@@ -259,14 +259,14 @@ def raise_mute(value):
 
 
 @pytest.mark.parametrize("parse", [lambda v: 1 / 0, raise_system_exit, raise_mute])
-def test_a_failing_parser_refuses_the_job_and_is_named(plugins, parse):
+def test_failing_parser_refuses_the_job_and_is_named(plugins, parse):
     option = Option("odd", parse, None, "odd")
     plugins.register("b", module(vtorque_options=lambda: [option]), "vtorque-b 1")
     (refusal,) = refusals(plugins, "odd=1")
     assert refusal.key == "odd" and "plugin b failed on it" in refusal.message
 
 
-def test_a_failing_show_refuses_the_job(plugins):
+def test_failing_show_refuses_the_job(plugins):
     option = Option("odd", str, None, "odd", show=lambda v: 1 / 0)
     plugins.register("b", module(vtorque_options=lambda: [option]), "vtorque-b 1")
     (refusal,) = refusals(plugins, "odd=1", site='[options.odd]\nallow = ["*"]')

@@ -60,7 +60,7 @@ def test_bad_pairs(value, message):
     assert "\n" not in str(caught.value)
 
 
-def test_the_command_line_wins_key_by_key():
+def test_command_line_overrides_directives_key_by_key():
     assert merge_pairs(["ram=2G"], ["ram=1G,vcpus=2"]) == [("vcpus", "2"), ("ram", "2G")]
     assert merge_pairs([], ["ram=1G"]) == [("ram", "1G")]
 
@@ -316,7 +316,7 @@ def test_token_is_compressed_if_shorter():
     assert to_token(b"{}") == token_of(b"\0{}")
 
 
-def test_a_bomb_is_not_unpacked():
+def test_compressed_bomb_is_not_unpacked():
     bomb = token_of(b"\1" + zlib.compress(b"\0" * 20_000_000, 9))
     assert len(bomb) < 30_000
     with pytest.raises(Refused, match="larger than 131072 bytes"):

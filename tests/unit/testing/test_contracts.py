@@ -120,7 +120,7 @@ def test_sound_builder_passes(tmp_path):
 
 
 @pytest.mark.parametrize("kind", Builder.__subclasses__())
-def test_a_builders_defect_is_found(kind, tmp_path):
+def test_defect_of_a_builder_is_found(kind, tmp_path):
     with pytest.raises((AssertionError, HostFault, OSError, pytest.fail.Exception)):
         run_builder(kind(), tmp_path)
 
@@ -232,7 +232,7 @@ def test_sound_exporter_passes():
 
 
 @pytest.mark.parametrize("kind", Exporter.__subclasses__())
-def test_an_exporters_defect_is_found(kind):
+def test_defect_of_an_exporter_is_found(kind):
     with pytest.raises((AssertionError, IndexError, KeyError, OSError)):
         run_all(ExporterContract(), kind)
 
@@ -356,6 +356,6 @@ def test_sound_sink_passes():
 
 
 @pytest.mark.parametrize("kind", Sink.__subclasses__())
-def test_a_sinks_defect_is_found(kind):
+def test_defect_of_a_sink_is_found(kind):
     with pytest.raises(AssertionError):
         run_all(SinkContract(), kind)

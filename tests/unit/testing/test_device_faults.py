@@ -290,7 +290,7 @@ def test_state_of_a_watched_path_changes_with_its_content(tmp_path):
         (Elsewhere, r"not killed: .*'path .*elsewhere/vt-1.0-n1-0'"),
     ],
 )
-def test_a_defect_is_found(tmp_path, kind, says):
+def test_defect_of_a_resource_is_found(tmp_path, kind, says):
     known = set(children())
     with orphans() as left:
         with pytest.raises(AssertionError, match=says):
@@ -300,7 +300,7 @@ def test_a_defect_is_found(tmp_path, kind, says):
         eventually(lambda: not left())
 
 
-def test_a_real_daemon_is_ended(tmp_path, processes):
+def test_real_daemon_is_ended(tmp_path, processes):
     class Daemon(Acme):
         @hookimpl
         def vtorque_pre_boot(self, job):

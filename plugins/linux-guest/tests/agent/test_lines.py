@@ -105,7 +105,7 @@ def test_metrics_file_that_cannot_be_created_fails_no_job(tmp_path, binary):
     host.close()
 
 
-def test_the_configuration_names_file_and_port(plan):
+def test_agent_configuration_names_file_and_port(plan):
     text = agent_conf(plan(), [LinePort("/run/m", "org.acme.m")]).decode()
     assert "\nlines=/run/m\nlines_port=port:org.acme.m\n" in text
     assert "lines" not in agent_conf(plan(), []).decode()

@@ -131,7 +131,7 @@ def test_static_build_is_small_and_reproducible(tmp_path: Path) -> None:
     assert "INTERP" not in headers.stdout
 
 
-def test_a_missing_compiler_is_an_error_to_act_on(tmp_path: Path) -> None:
+def test_missing_compiler_error_names_the_package(tmp_path: Path) -> None:
     with pytest.raises(HostFault, match="apt-get install musl-tools"):
         build_agent(tmp_path / "x", cc="no-such-cc")
     assert shutil.which("gcc")

@@ -100,7 +100,7 @@ def test_user_data_is_valid_cloud_config(plan, schema, jsonschema, image, ntp) -
 
 
 @pytest.mark.integration
-def test_the_manuals_are_valid_cloud_config(schema, jsonschema) -> None:
+def test_cloud_config_in_the_manuals_is_valid(schema, jsonschema) -> None:
     """Those of doc/guests.md, doc/pool.md and doc/software.md."""
     shown = [b.text for b in blocks("yaml") if b.text.startswith("#cloud-config\n")]
     assert len(shown) == 4
@@ -109,7 +109,7 @@ def test_the_manuals_are_valid_cloud_config(schema, jsonschema) -> None:
 
 
 @pytest.mark.integration
-def test_the_schema_does_reject(plan, schema, jsonschema) -> None:
+def test_schema_rejects_invalid_user_data(plan, schema, jsonschema) -> None:
     data = parsed(cloud_init.user_data(plan(image=DEBIAN))) | {"ssh_keys": {"bad": 1}}
     with pytest.raises(jsonschema.ValidationError):
         jsonschema.Draft4Validator(schema).validate(data)

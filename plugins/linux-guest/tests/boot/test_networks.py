@@ -51,7 +51,7 @@ def test_micro_guest_configures_each_nic_by_its_mac(three_cards: FakeRoot, plan)
     ]
 
 
-def test_a_second_route_stands_behind_the_first(three_cards: FakeRoot, plan) -> None:
+def test_second_default_route_has_a_higher_metric(three_cards: FakeRoot, plan) -> None:
     ran = three_cards.setup(plan(addresses=(FIRST, SECOND_ROUTE)))
     routes = [call for call in ran.called("ip") if call[0] == "route"]
     assert routes[1] == (

@@ -60,7 +60,7 @@ def test_seed_has_the_nocloud_label_and_is_readable_by_root_only() -> None:
     opened.close()
 
 
-def test_a_name_too_long_for_joliet_is_an_error() -> None:
+def test_name_too_long_for_joliet_is_an_error() -> None:
     with pytest.raises(HostFault, match="64 characters"):
         iso({"n" * 65: b""})
 

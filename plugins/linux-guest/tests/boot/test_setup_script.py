@@ -99,7 +99,7 @@ def test_setup_can_be_repeated(fake_root: FakeRoot) -> None:
     assert (fake_root.read("/etc/passwd"), fake_root.read("/etc/group")) == first
 
 
-def test_a_login_shell_that_the_guest_lacks_becomes_sh(fake_root: FakeRoot, plan) -> None:
+def test_missing_login_shell_becomes_sh(fake_root: FakeRoot, plan) -> None:
     user = replace(USER, shell="/bin/zsh")  # noqa: S604
     assert fake_root.setup(plan(user=user), [HOME]).code == 0
     assert fake_root.read("/etc/passwd").startswith("alice:x:1000:1000::/home/alice:/bin/sh\n")
@@ -243,7 +243,7 @@ def test_invalid_item_is_refused_before_the_boot(item: object) -> None:
         setup_script.build(PLAN, [item], Settings())
 
 
-def test_a_user_that_passwd_cannot_hold() -> None:
+def test_group_name_with_a_colon_or_newline_is_refused() -> None:
     user = replace(USER, groups=(("alice", 1000), ("a:b\nroot", 0)))
     with pytest.raises(HostFault, match="passwd or group"):
         setup_script.build(replace(PLAN, user=user), [], Settings())
@@ -277,7 +277,7 @@ def test_failed_mount_names_its_target(fake_root: FakeRoot) -> None:
 @pytest.mark.parametrize("items", [[], [HOME]], ids=["own home", "mount"])
 @pytest.mark.parametrize("shell", SHELLS, ids=["dash", "busybox"])
 @pytest.mark.parametrize("link", ["home", "home/alice"])
-def test_a_containers_link_does_not_lead_a_mount(
+def test_mount_point_that_is_a_link_of_a_container_fails_the_setup(
     plan, link: str, shell: list[str], items: list[Mount]
 ) -> None:
     image = replace(MICRO, labels={**MICRO.labels, "container": "/usr/lib/vtorque"})
@@ -295,7 +295,7 @@ def test_a_containers_link_does_not_lead_a_mount(
         assert root.setup(plan(), items).code == 0  # an image of the site may have links
 
 
-def test_a_daemon_does_not_hold_the_agents_pipes(fake_root: FakeRoot) -> None:
+def test_daemon_does_not_inherit_the_pipes_of_the_agent(fake_root: FakeRoot) -> None:
     held = "[ ! -e /proc/$$/fd/3 ] && [ ! -e /proc/$$/fd/4 ]"
     fake_root.stub("daemon", f"#!/bin/sh\n{held} || exit 9\nsleep 1000 &\n")
     assert fake_root.setup(PLAN, [HOME, RootCommand(("daemon",))]).code == 0
@@ -375,7 +375,7 @@ def test_disk_without_a_file_system_is_described_by_its_first_bytes(fake_root, c
         (82, b"FAT32   ".ljust(428, b"\0") + b"\x55\xaa", "FAT"),
     ],
 )
-def test_a_file_system_that_the_image_cannot_mount_is_named(fake_root, offset, magic, name):
+def test_unsupported_file_system_is_named(fake_root, offset, magic, name):
     fake_root.stub("mount", "#!/bin/sh\necho 'wrong fs type' >&2\nexit 32\n")
     fake_root.write("/sys/block/vdb/serial", "vtdata")
     fake_root.write("/dev/vdb", "")
@@ -431,7 +431,7 @@ def test_devices_are_sorted_by_number(fake_root: FakeRoot) -> None:
     ]
 
 
-def test_a_missing_device_is_named(fake_root: FakeRoot) -> None:
+def test_missing_device_is_named(fake_root: FakeRoot) -> None:
     fake_root.stub("sleep")
     ran = fake_root.setup(PLAN, [HOME, GuestDevice("infiniband/uverbs*", "/dev/x")])
     assert ran.code == 1

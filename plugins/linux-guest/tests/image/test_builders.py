@@ -65,7 +65,7 @@ def test_kernel_is_extracted(payload, sectors: int) -> None:
 
 
 @pytest.mark.parametrize("pack", [gzip.compress, lzma.compress, lz4, zstd])
-def test_a_kernel_that_unpacks_to_too_much_is_refused(pack, monkeypatch) -> None:
+def test_oversized_kernel_is_refused_while_unpacking(pack, monkeypatch) -> None:
     """The kernel may come from any package of a recipe."""
     monkeypatch.setattr("vtorque_linux_guest.image.kernel.MAX_KERNEL", 1 << 20)
     with pytest.raises(HostFault, match="unpacks to more than 1 MiB"):

@@ -131,7 +131,7 @@ def test_extended_attributes_are_stored_in_the_inode_or_a_block(tmp_path: Path) 
 
 
 @pytest.mark.full
-def test_a_file_larger_than_a_group_and_the_last_block(tmp_path: Path) -> None:
+def test_large_sparse_file_is_written_up_to_its_last_block(tmp_path: Path) -> None:
     source = tmp_path / "source"
     with source.open("wb") as file:
         file.truncate(300 << 20)

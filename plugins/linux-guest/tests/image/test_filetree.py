@@ -382,7 +382,7 @@ def test_numbers_larger_than_their_field_are_read(form: int) -> None:
 
 @pytest.mark.parametrize("size", [10 << 30, 1 << 63, 1 << 80, -1])
 @pytest.mark.parametrize("kind", [tarfile.REGTYPE, tarfile.XGLTYPE, tarfile.GNUTYPE_LONGNAME])
-def test_a_size_beyond_the_file_is_refused(size: int, kind: bytes) -> None:
+def test_size_beyond_the_file_is_refused(size: int, kind: bytes) -> None:
     head = bytearray(tarfile.TarInfo("a").tobuf(tarfile.GNU_FORMAT))
     head[124:136] = tarfile.itn(size, 12, tarfile.GNU_FORMAT)
     head[156:157] = kind

@@ -44,7 +44,7 @@ def written(tmp_path: Path, text: str | bytes) -> Path:
     return path
 
 
-def test_a_good_recipe(tmp_path: Path) -> None:
+def test_recipe_is_parsed_with_all_its_keys(tmp_path: Path) -> None:
     recipe = read(written(tmp_path, GOOD))
     assert (recipe.family, recipe.suite, recipe.size) == ("debian", "bookworm", 2048)
     assert recipe.kernel == "cloud"
@@ -94,7 +94,7 @@ def test_a_good_recipe(tmp_path: Path) -> None:
         ('size = "2G"', "size = ", "is not TOML"),
     ],
 )
-def test_a_broken_recipe_is_refused(tmp_path: Path, old: str, new: str, message: str) -> None:
+def test_broken_recipe_is_refused(tmp_path: Path, old: str, new: str, message: str) -> None:
     assert old in GOOD
     with pytest.raises(Refused, match=message):
         read(written(tmp_path, GOOD.replace(old, new, 1)))
@@ -173,7 +173,7 @@ def test_links_out_of_the_recipe_directory_are_refused(tmp_path: Path) -> None:
         recipe_files.read_below(home, "file")
 
 
-def test_the_recipes_of_the_manual_are_read():
+def test_recipes_of_the_manual_are_parsed():
     recipes = sorted((Path(__file__).parents[4] / "doc/recipes").glob("*.toml"))
     assert recipes
     for path in recipes:

@@ -76,7 +76,7 @@ def _running(argument: str) -> bool:
     return False
 
 
-def test_a_link_left_behind_is_not_followed(work: Path) -> None:
+def test_link_left_by_a_script_is_not_followed(work: Path) -> None:
     sh(work, "rmdir tmp; ln -s /etc/passwd tmp")
     before = Path("/etc/passwd").stat().st_mode
     assert sh(work, "echo again") == "again\n"

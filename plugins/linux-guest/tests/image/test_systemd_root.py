@@ -59,7 +59,7 @@ def test_sshd_is_not_restarted_after_the_setup() -> None:
 
 
 @pytest.mark.parametrize("missing", ["usr/lib/systemd/systemd", "usr/bin/cloud-init"])
-def test_a_system_that_would_not_boot_is_refused(missing: str) -> None:
+def test_system_that_would_not_boot_is_refused(missing: str) -> None:
     with pytest.raises(Refused, match="would not boot"):
         finished({k: v for k, v in SYSTEM.items() if k != missing})
 

@@ -76,7 +76,7 @@ def test_ports_seed_and_shares(plan) -> None:
     ]
 
 
-def test_the_users_disk_is_the_first_guests_only(plan) -> None:
+def test_user_disk_is_attached_to_the_first_guest_only(plan) -> None:
     request = JobRequest({"disk": "/home/alice/data.raw"})
     first, second = plan(request=request), plan(request=request, rank=1)
     data = [d for d in of(DRIVER.elements(first, Site()), Disk) if d.name == "data"]
@@ -215,7 +215,7 @@ def test_unusable_user_disk_does_not_blame_the_node(plan, tmp_path, step) -> Non
 
 
 @pytest.mark.parametrize("disk", ["", "/scratch/d.raw"])
-def test_a_mount_of_the_nodes_is_the_nodes_fault(plan, tmp_path, disk) -> None:
+def test_failed_mount_of_a_share_is_a_host_fault(plan, tmp_path, disk) -> None:
     where = "/data" if not disk else "/home/a"
     with guest_sending(tmp_path, f"FAILED mount {where}: no".encode()), pytest.raises(HostFault):
         guest = plan(run_dir=tmp_path, request=JobRequest({"disk": disk}))

@@ -223,7 +223,7 @@ def test_hostile_guest_is_read_for_seconds_only(
     assert time.monotonic() - begun < LONG  # of the 1000 s available
 
 
-def test_a_link_is_not_followed(debian: GuestPlan, tmp_path: Path) -> None:
+def test_link_in_place_of_the_log_is_not_followed(debian: GuestPlan, tmp_path: Path) -> None:
     (tmp_path / "other").write_bytes(b"mine")
     (tmp_path / guest_logs.NAME).symlink_to("other")
     with agent(debian.run_dir, b"FAILED x\n", honest):

@@ -243,7 +243,7 @@ def test_each_signal_arrives_once(wire: Wire, breaks: list[tuple[int, bool]]) ->
         wire._cuts.get()
 
 
-def test_a_window_size_of_the_break_is_the_terminals(wire: Wire) -> None:
+def test_window_size_changed_during_a_break_reaches_the_terminal(wire: Wire) -> None:
     session = wire.session(Cut(0, 0))
     wire.at_cut = lambda: events.winsize(51, 133)
     with Events() as events, tempfile.TemporaryFile() as out:

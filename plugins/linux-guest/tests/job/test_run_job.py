@@ -217,7 +217,7 @@ def test_failed_prologue_fails_the_job_and_prints_its_output(guest: Guest) -> No
 
 
 @pytest.mark.parametrize(("script", "code"), [(b"exit 0", 5), (b"exit 3", 3)])
-def test_a_failed_epilogue_counts_if_the_script_succeeded(
+def test_failed_epilogue_counts_if_the_script_succeeded(
     guest: Guest, script: bytes, code: int
 ) -> None:
     got, _, err = guest.run(script, epilogue=b"echo why >&2; exit 5")

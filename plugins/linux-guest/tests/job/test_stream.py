@@ -171,7 +171,7 @@ def test_protocol_violation_raises_stream_error(
         pair[0].run(START, None, NULL, NULL)
 
 
-def test_a_flood_beyond_the_credit_ends_the_run(pair: tuple[Session, Guest]) -> None:
+def test_flood_beyond_the_credit_ends_the_run(pair: tuple[Session, Guest]) -> None:
     session, guest = opened(pair)
     read, write = os.pipe()  # never read: no window is granted
 

@@ -14,7 +14,7 @@ from vtorque_linux_guest.job.terminal import raw_terminal
 
 
 @pytest.mark.parametrize("typed", [b"\x04", b"ls\n\x04", b"ls\x04", b"\x04\x04"])
-def test_an_end_of_input_typed_before_the_terminal_is_raw_is_the_guests(typed):
+def test_end_of_input_typed_before_raw_mode_is_passed_to_the_guest(typed):
     """The job kept its slot forever: script(1) sends Ctrl-D at once if its input has ended."""
     master, terminal = pty.openpty()
     events = Events()
