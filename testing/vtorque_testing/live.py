@@ -169,7 +169,7 @@ class LiveBatchContract:
         live.cancel(job)
         assert live.wait(job).code in live.dialect.cancelled
 
-    def test_walltime(self, live: LiveHarness) -> None:
+    def test_script_gets_sigterm_at_the_walltime(self, live: LiveHarness) -> None:
         """At the time limit, the script in the guest must receive SIGTERM."""
         text = b"#!/bin/sh\ntrap 'echo got TERM; exit 9' TERM\n" + LOOP
         ended = live.wait(live.submit(text, *live.dialect.walltime(10)))

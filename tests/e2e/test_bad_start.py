@@ -91,7 +91,7 @@ def test_death_of_one_guest_ends_the_start_of_all(clean, image):
 
 @pytest.mark.full
 @pytest.mark.usefixtures("no_deadline")
-def test_libvirt_down_at_submission(clean):
+def test_job_without_libvirtd_fails_with_one_clear_line(clean):
     hooks_by_hand.kill_libvirtd()
     try:
         result = clean.job(SCRIPT)

@@ -78,7 +78,7 @@ ENDS = (  # a script, its exit code and its output
         ('/prog args "a b" $DISTRO', 0, "[a b]\n[OSV]\n"),
     ],
 )
-def test_output_and_exit_code(osv, line, code, out):
+def test_output_and_exit_code_of_a_program_are_returned(osv, line, code, out):
     result = osv.job(f"#!/bin/bash\n#PBS -N osv\n{line}\n", *VM)
     assert (result.code, result.out.decode(), result.err) == (code, out, b"")
 
@@ -98,7 +98,7 @@ def test_missing_program_exits_with_127(osv):
     assert b"Failed to load object: /no/such" in result.err
 
 
-def test_environment_and_address(osv):
+def test_program_gets_the_job_environment_and_an_address(osv):
     result = osv.job("/prog env\n", *VM, "-v", "X=a b=c,Y=1")
     found = dict(line.partition("=")[::2] for line in result.out.decode().splitlines())
     assert found["X"] == "a b=c"
@@ -313,13 +313,13 @@ REST_VM = ("-vm", f"img={REST_IMAGE},ram=128M,osv_mode=rest")
 
 @pytest.mark.skipif(not REST, reason="VTORQUE_OSV_REST is not set")
 @pytest.mark.parametrize(("line", "code", "out"), ENDS)
-def test_rest_output_and_exit_code(rest, line, code, out):
+def test_rest_output_and_exit_code_of_a_program_are_returned(rest, line, code, out):
     result = rest.job(f"{line}\n", *REST_VM)
     assert (result.code, result.out.decode(), result.err) == (code, out, b"")
 
 
 @pytest.mark.skipif(not REST, reason="VTORQUE_OSV_REST is not set")
-def test_rest_crash_and_walltime(rest):
+def test_rest_job_ends_at_a_crash_and_at_its_walltime(rest):
     result = rest.job("/prog segv\n", *REST_VM)
     assert (result.code, result.out) == (139, b"will segv\n")
     result = rest.job("/prog loop\n", *REST_VM, "-l", "walltime=4")
@@ -327,7 +327,7 @@ def test_rest_crash_and_walltime(rest):
 
 
 @pytest.mark.skipif(not REST, reason="VTORQUE_OSV_REST is not set")
-def test_rest_environment_and_node_file(rest):
+def test_rest_program_gets_environment_and_node_file(rest):
     result = rest.job("/prog env\n/prog cat $PBS_NODEFILE\n", *REST_VM, "-v", "X=a b=c")
     found = dict(line.partition("=")[::2] for line in result.out.decode().splitlines())
     assert found["X"] == "a b=c"

@@ -86,7 +86,7 @@ def test_script_behaves_in_a_guest_as_under_the_batch_system(clean, wild):
 @pytest.mark.parametrize(
     "wild", [w for w in MICRO if w.name not in SHORT], ids=lambda wild: wild.name
 )
-def test_every_script_in_a_guest(clean, wild):
+def test_script_in_a_micro_guest_runs_as_on_bare_metal(clean, wild):
     compare(clean, wild)
 
 
@@ -100,5 +100,5 @@ def hpc(node):
 
 @pytest.mark.full
 @pytest.mark.parametrize("wild", FULL, ids=lambda wild: wild.name)
-def test_every_script_in_a_guest_of_the_recipe(hpc, clean, wild):
+def test_script_in_a_recipe_guest_runs_as_on_bare_metal(hpc, clean, wild):
     compare(clean, wild, *HPC)

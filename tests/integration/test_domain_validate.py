@@ -142,7 +142,7 @@ def test_missing_libvirtd_is_named_with_the_fix(tmp_path: Path) -> None:
         hypervisor.network_names(uri)
 
 
-def test_node_is_described() -> None:
+def test_cpus_memory_and_topology_are_read_from_libvirt() -> None:
     assert node_hardware.host_cpus(URI)
     assert node_hardware.host_memory_mib(URI) > 0
     assert [len(node.cpus) for node in node_hardware.topology(URI).nodes] == [8, 8]

@@ -60,7 +60,7 @@ def test_build_with_builder_disk_equals_add(config: Path, file: Path) -> None:
     assert shown(config, "two")["sha256"] == shown(config, "one")["sha256"]
 
 
-def test_new_and_update(config: Path, file: Path) -> None:
+def test_add_creates_and_update_replaces_an_image(config: Path, file: Path) -> None:
     missing = run(config, "update", "m", file).exception
     assert isinstance(missing, Refused) and "no such image" in str(missing)
     run(config, "add", file, "m", *FACTS, "--label", "a=b")

@@ -314,7 +314,9 @@ def run(
     return call
 
 
-def test_sign_and_verify(pool: Path, keys: Path, run: Callable[..., Result]) -> None:
+def test_signed_image_is_verified_with_its_signer(
+    pool: Path, keys: Path, run: Callable[..., Result]
+) -> None:
     put(pool, "m")
     before = run("verify")
     assert before.exit_code == 1

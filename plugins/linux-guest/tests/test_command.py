@@ -86,7 +86,7 @@ def test_missing_guest_or_ssh_is_reported(called):
     assert "job 42.srv has no guest that is ready" in called("42.srv", "3")
 
 
-def test_console_of_a_running_guest(called, monkeypatch):
+def test_console_of_a_running_guest_is_opened_by_virsh(called, monkeypatch):
     guest = types.SimpleNamespace(index=1, name="vt-42-vm-1", uri="qemu:///system")
     job = types.SimpleNamespace(job=JobAttempt("42.srv", 0, "u", 1000), guests=[guest])
     monkeypatch.setattr(jobs.RunningJobs, "jobs", lambda _: [job])

@@ -142,7 +142,7 @@ def test_job_has_no_ignored_signals(site):
     assert (site.root / "err").read_bytes() == b""
 
 
-def test_whole_environment_with_capital_v(site, monkeypatch):
+def test_capital_v_passes_the_whole_environment(site, monkeypatch):
     monkeypatch.setenv("VT_MARK", "here")
     monkeypatch.setenv("PBS_JOBID", "forged")
     job = site.script('#!/bin/sh\necho "$VT_MARK $PBS_JOBID"\n')
@@ -176,7 +176,7 @@ def test_options_of_workflow_tools_are_accepted(site):
     assert (site.root / "out").read_text() == "2\n2\n"
 
 
-def test_script_from_standard_input(site):
+def test_script_from_standard_input_is_run(site):
     argv = [sys.executable, "-c", SUBMIT, str(site.paths.run), "-W", "block=true"]
     script = b"#!/bin/sh\necho hi; exit 3\n"
     done = subprocess.run(argv, input=script, capture_output=True, check=False)
@@ -191,7 +191,7 @@ def test_script_name_with_a_leading_digit_is_accepted(site):
         assert (site.root / f"{name}.o{number}").exists()
 
 
-def test_odd_names(site, monkeypatch):
+def test_unusual_characters_in_names_are_kept(site, monkeypatch):
     where = site.root / "a 'quoted\" dir\nwith newline; $(id)"
     where.mkdir()
     monkeypatch.chdir(where)

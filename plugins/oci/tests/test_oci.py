@@ -118,7 +118,7 @@ def test_privilege_is_dropped_and_attributes_stay(tmp_path: Path) -> None:
     assert layers.without_privilege(tree) == 0
 
 
-def test_environment_and_entry_point(tmp_path: Path) -> None:
+def test_environment_and_entry_point_are_read(tmp_path: Path) -> None:
     env = ["PATH=/app", "A=1=2", "HOME=/root", "PBS_JOBID=7", "EMPTY="]
     inner = {"Env": env, "Entrypoint": ["/app/run", "-v"], "Cmd": ["x"]}
     container = read(

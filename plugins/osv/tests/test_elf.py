@@ -43,7 +43,7 @@ def library(tmp_path):
         (["-shared", "-fPIC"], True),
     ],
 )
-def test_kinds_of_programs(tmp_path, options, pie):
+def test_kind_of_a_program_is_detected_and_its_architecture_checked(tmp_path, options, pie):
     found = elf.read(compile_(tmp_path, "p", "int main(void) { return 0; }", *options))
     assert (found.pie, found.arch) == (pie, "x86_64")
     elf.check_program(found, "x86_64")

@@ -112,7 +112,7 @@ def test_osv_that_does_not_boot_is_a_dead_guest(tmp_path, run_dir, outputs):
     assert b"| OSv v0.57" in output_of(tmp_path)[1]
 
 
-def test_several_guests(tmp_path, run_dir, outputs):
+def test_job_of_several_guests_ends_with_the_first_failing_code(tmp_path, run_dir, outputs):
     Root(run_dir, [recorded("ret0"), recorded("exit7"), recorded("ret42")])
     assert run(run_dir, outputs) == 7
     assert sorted(output_of(tmp_path)[0].splitlines()) == [

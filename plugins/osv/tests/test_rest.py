@@ -25,11 +25,11 @@ def rest(osv, **kwargs):
     return Rest("127.0.0.1", osv.server_port, **kwargs)
 
 
-def test_version(osv):
+def test_version_is_returned_when_the_server_answers(osv):
     assert rest(osv).wait(time.monotonic() + 30) == "v0.57.0-398-g0e34e4dc"
 
 
-def test_variables(osv):
+def test_variables_with_special_characters_are_set(osv):
     rest(osv).set_variable("A", "b c&d=e%#/\u00e9")
     rest(osv).set_variable("EMPTY", "")
     assert osv.environ == {"A": "b c&d=e%#/\u00e9", "EMPTY": ""}
@@ -55,7 +55,7 @@ def test_hanging_server_times_out(osv):
         rest(osv, timeout=0.2).upload("/etc/x", b"")
 
 
-def test_programs(osv):
+def test_programs_are_started_and_their_end_is_reported(osv):
     client = rest(osv)
     (tid,) = client.start("/hello 'a b' \"c\" d%41")
     assert osv.ran == ["/hello 'a b' \"c\" d%41"]

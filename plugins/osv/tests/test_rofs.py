@@ -79,7 +79,7 @@ def test_real_directory_tree_is_read_back(tmp_path):
     assert len(found) == 10
 
 
-def test_ten_thousand_files(tmp_path):
+def test_ten_thousand_files_are_read_back(tmp_path):
     tree = rofs.Tree()
     for number in range(10_000):
         tree.file(f"/d{number % 97}/f{number}", b"%d" % number)

@@ -202,7 +202,7 @@ def test_pull_continues_after_interruption(
 
 
 @pytest.mark.parametrize("kind", ["oci", "oci:latest", "docker-archive", "sif"])
-def test_pull_of_local_image(
+def test_local_image_is_pulled_and_converted(
     kind: str, layout: Path, images: Cache, site: Any, tmp_path: Path
 ) -> None:
     if kind == "sif":

@@ -63,7 +63,7 @@ def test_any_resource_list_is_parsed(text):
     ("nodes", "count"),
     [("1", 1), ("1:ppn=2", 2), ("2:big:ppn=16+3:ppn=4", 16), ("n1+n2:ppn=8", 1), ("1:ppn=x", 1)],
 )
-def test_ppn(nodes, count):
+def test_ppn_is_parsed_from_the_nodes_request(nodes, count):
     assert pbs.ppn(nodes) == count
 
 
@@ -71,12 +71,12 @@ def test_ppn(nodes, count):
     ("text", "mib"),
     [("2gb", 2048), ("512MB", 512), ("1kb", 1), ("1025kb", 2), ("1mw", 8), ("1", 1)],
 )
-def test_mem(text, mib):
+def test_memory_size_is_converted_to_mib(text, mib):
     assert pbs.mem_mib(text) == mib
 
 
 @pytest.mark.parametrize("text", ["", "0", "-1gb", "1.5gb", "1eb", "1gb,x", "1" * 99])
-def test_bad_mem(text):
+def test_bad_memory_size_is_rejected(text):
     with pytest.raises(ValueError, match="is not a size"):
         pbs.mem_mib(text)
 
@@ -92,7 +92,7 @@ def test_prologue_exit_codes_of_bad_requests_keep_the_node_online():
     ("returncode", "status", "code"),
     [(0, 0, 0), (42, 42, 42), (255, 255, 255), (-9, 265, 137), (-15, 271, 143)],
 )
-def test_exit_status(returncode, status, code):
+def test_exit_status_is_converted_to_that_of_pbs_and_back(returncode, status, code):
     assert pbs.status_of(returncode) == status
     assert pbs.shell_code(status) == code
 
@@ -145,7 +145,7 @@ def test_split_removes_only_vm(argv):
     assert len(found.rest) + 2 * len(found.vm) == len(argv)
 
 
-def test_variables():
+def test_variable_list_is_parsed_with_quotes_and_defaults():
     env = {"C": "see", "D": "no"}
     found = pbs.variable_list("A=1,B='x,y',C,E=,F=a=b,G=\\,,H=\"p q\"\n,UNSET", env)
     assert found == {
@@ -172,7 +172,7 @@ def test_quoted_variables_are_read_back(variables):
 
 
 @pytest.mark.parametrize("name", ["", "1x", "a b", "a/b", "a\n", "é", "a" * 231, "-x"])
-def test_bad_job_names(name):
+def test_bad_job_names_are_rejected(name):
     with pytest.raises(UsageError, match="-N"):
         pbs.check_job_name(name)
 

@@ -291,7 +291,7 @@ def test_command_missing_in_path_is_found_as_by_root(tmp_path, monkeypatch):
     assert for_user(Settings(), "qstat", places) == str(tmp_path / "qstat")
 
 
-def test_jobs_and_cancel(torque, monkeypatch):
+def test_jobs_are_listed_with_reasons_and_canceled(torque, monkeypatch):
     run_vsub(torque, ["-N", "one<b>", "-v", "A=<Job_Name>evil</Job_Name>"], stdin=b":\n")
     job = torque.received()
     monkeypatch.setenv("PATH", torque.environ["PATH"])

@@ -141,7 +141,7 @@ def test_each_kind_of_waste_gets_a_hint(values, said):
         {"cpu": None, "steal": None, "overhead": None, "memory": None},
     ],
 )
-def test_no_hint_below_a_threshold(values):
+def test_figures_below_a_threshold_give_no_hint(values):
     assert hints_of(**values) == []
 
 

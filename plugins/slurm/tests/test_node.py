@@ -211,7 +211,7 @@ def test_note_of_the_site_on_a_node_is_kept(node, slurm):
     assert slurm.node()["comment"] == "rack 7"
 
 
-def test_marking(node, slurm):
+def test_mark_removes_and_restores_the_feature_of_a_node(node, slurm):
     step = feature_step("vt", node._client)
     slurm.node(available="a,vt,b", active="a,vt")
     node.mark(False, "libvirt is dead")

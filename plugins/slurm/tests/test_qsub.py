@@ -67,7 +67,7 @@ def test_wrapper_calls_vsub_in_place_of_sbatch(qsub, capfd, vm, blob, expected):
     assert capfd.readouterr().out.splitlines() == [expected, "code 3"]
 
 
-def test_interactive(qsub, capfd):
+def test_interactive_job_is_submitted_with_its_arguments(qsub, capfd):
     assert qsub.submit(qsub.split(["-I", "-vm", "ram=1 'G"]), b"x", Needs(1, 1)) == 3
     assert capfd.readouterr().out == "<1> -vm ram=1 'G -I -N1\n"
 

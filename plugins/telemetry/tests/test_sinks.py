@@ -67,7 +67,7 @@ def test_samples_are_written_in_the_prometheus_text_format():
     assert text([]) == b""
 
 
-def test_line_protocol():
+def test_samples_are_written_in_the_influxdb_line_protocol():
     assert lines(SAMPLES).decode().splitlines() == [
         'a_total,job=1,x=q"/\\ \\,\\= value=1.5 1000250',
         "b,job=1 value=2.0 1000250",

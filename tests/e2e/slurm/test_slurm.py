@@ -218,7 +218,7 @@ def test_cancel_in_the_run(clean):
 
 
 @pytest.mark.full
-def test_cancel_in_the_prolog(clean):
+def test_job_canceled_in_the_prolog_ends_with_its_guest(clean):
     job_id = clean.submit("#!/bin/sh\necho ran\n", "-w", "n1")
     clean.wait(lambda: clean.guests("n1"), what="guest")
     clean.user("scancel", job_id)

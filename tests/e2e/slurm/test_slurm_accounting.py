@@ -119,7 +119,7 @@ def test_usage_is_recorded_for_each_array_task(accounted, clean, command):
 
 
 @pytest.mark.parametrize(("qos", "said"), [("gold", b"[[limits]] 1 (qos = "), ("normal", b"")])
-def test_limits_by_qos(accounted, clean, qos, said):
+def test_limit_for_a_qos_applies_to_its_jobs_only(accounted, clean, qos, said):
     """The spelling of slurmdbd, whatever the user's variables contain."""
     done = clean.user(
         "vsub", "-W", "-c2", f"--qos={qos}", "-oout", "-vm", "vcpus=2", clean.script(SCRIPT),

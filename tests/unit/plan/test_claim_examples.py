@@ -48,7 +48,7 @@ def answer(*claims):
     return divide([[*core_claims(), *claims]], NODE, Leases())[0]
 
 
-def test_pinning(shown):
+def test_example_of_pinning_is_placed(shown):
     got = answer(*shown.pinning(guest(), ()))
     assert (got.cores["vcpu"], got.own, got.page_kib) == ((0, 64, 1, 65), {"vcpu"}, 2048)
     assert (got.numa, got.nodes, dict(got.paged)) == ("strict", (0,), {0: 4096})
@@ -56,7 +56,7 @@ def test_pinning(shown):
     assert answer(*shown.pinning(guest(), (9, 8, 7, 6))).cores["vcpu"] == (9, 8, 7, 6)
 
 
-def test_iocm_and_resize(shown, tmp_path):
+def test_example_of_iocm_is_placed_and_resized(shown, tmp_path):
     paths = Paths(tmp_path / "state", tmp_path / "run")
     with Journal.start(paths, JobHeader(JobAttempt("1", 0, "u", 1000), "local")) as journal:
         claims = [*core_claims(), *shown.iocm(guest(), 1, 3)]
@@ -106,7 +106,7 @@ def test_cores_are_added_to_a_running_guest(shown, tmp_path, monkeypatch):
     assert (uuid, emulator, iothreads) == ("U", scope["now"].cores, scope["now"].cores)
 
 
-def test_devices(shown):
+def test_examples_of_devices_are_leased_near_each_other(shown):
     vfs = {"0000:81:00.1": 1, "0000:81:00.2": 1}
     got = answer(*shown.vrdma(guest(), vfs), *shown.passthrough(guest(), {"0000:82:00.0": 1}, 1))
     assert got.leased == {"pci/vrdma": ("0000:81:00.1",), "pci/gpu": ("0000:82:00.0",)}
@@ -118,7 +118,7 @@ def test_unclot_is_claimed_once_per_node(shown):
     assert [p.memory_mib for p in divide(claims, NODE, Leases())] == [4416, 4352]
 
 
-def test_scam(shown):
+def test_example_of_scam_gets_cache_and_own_cores(shown):
     got = answer(*shown.scam(guest(), 5000))
     assert got.caches == ((3, 0, 8192),)
     assert "vcpu" in got.own

@@ -107,7 +107,7 @@ def test_conflict_names_plugins_distributions_field_and_values() -> None:
     )
 
 
-def test_zero_and_false_conflict() -> None:
+def test_values_zero_and_false_conflict() -> None:
     @dataclass(frozen=True)
     class Knob(Single):
         template: ClassVar[str] = "x:y"

@@ -49,7 +49,7 @@ def bash(text, cwd, **environ):
 # -- job scripts -------------------------------------------------------------------------------
 
 
-def test_first_jobs(tmp_path):
+def test_first_jobs_of_the_manual_print_the_expected_output(tmp_path):
     host, name = os.uname().nodename, pwd.getpwuid(os.geteuid()).pw_name
     code, said = bash(block("doc/ten-minutes-user.md", "echo"), tmp_path)
     assert (code, said) == (3, f"on {host} as {name} in {tmp_path}\n")
@@ -298,7 +298,10 @@ RUN = {
         "vtorque config",
     ),
     ("doc/ten-minutes-admin.md", LAPTOP): ("echo",),
-    ("doc/ten-minutes-user.md", f"{HERE}::test_first_jobs"): ("echo",),
+    (
+        "doc/ten-minutes-user.md",
+        f"{HERE}::test_first_jobs_of_the_manual_print_the_expected_output",
+    ): ("echo",),
     ("doc/ten-minutes-user.md", f"{HERE}::test_scripts_request_valid_options"): ("#VSUB",),
     ("doc/ten-minutes-user.md", LAPTOP): ("vsub -j oe", "vmgr ps"),
     ("doc/software.md", CLOUD): ("#cloud-config",),
@@ -308,7 +311,9 @@ RUN = {
         "title =",
     ),
     ("doc/tutorial.md", LAPTOP): ("vsub -j oe -o pi.out pi.sh",),
-    ("doc/user.md", f"{HERE}::test_first_jobs"): ("#!/bin/bash",),
+    ("doc/user.md", f"{HERE}::test_first_jobs_of_the_manual_print_the_expected_output"): (
+        "#!/bin/bash",
+    ),
     ("doc/user.md", LAPTOP): ("$ vsub",),
     ("plugins/unclot/README.md", f"{HERE}::test_shared_memory_of_guests_runs"): ("import mmap",),
 }

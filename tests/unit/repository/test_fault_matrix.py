@@ -48,7 +48,7 @@ def test_page_has_all_steps(name, tmp_path):
 
 
 @pytest.mark.parametrize("stride", [4, pytest.param(1, marks=pytest.mark.full)])
-def test_each_fault_once(tmp_path, stride):
+def test_each_fault_leaves_nothing_at_one_step(tmp_path, stride):
     with fault_benches.bench("one", tmp_path, ("passthrough",)) as bench:
         steps = survey(bench)
         for name, (side, step) in list(HERE.items())[::stride]:
@@ -61,7 +61,7 @@ def test_each_fault_once(tmp_path, stride):
 @pytest.mark.full
 @pytest.mark.parametrize("name", FAULTS)
 @pytest.mark.parametrize("bench", BENCHES)
-def test_each_fault_at_every_step(bench, name):
+def test_fault_leaves_nothing_at_any_step(bench, name):
     steps, results = fault_benches.strike((bench, name))
     assert not [result.leak for result in results if result.leak]
     assert len(results) == sum(map(FAULTS[name].at, steps)) > 0

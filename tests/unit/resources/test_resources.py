@@ -200,7 +200,7 @@ print("ok")
 """
 
 
-def test_mount_and_a_tree_with_a_mount_inside(tmp_path):
+def test_tree_is_released_only_after_a_mount_inside_it(tmp_path):
     """In a separate mount namespace; without root in a user namespace too (unshare(1))."""
     unshare = ["unshare", "--mount", *([] if ROOT else ["--map-root-user"])]
     done = subprocess.run(

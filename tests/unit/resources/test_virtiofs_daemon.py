@@ -88,7 +88,7 @@ def test_bad_maps_are_refused(subordinate: int, ids: list[int], why: str) -> Non
         user_daemon.id_map(subordinate, ids)
 
 
-def test_share_survives_json(tmp_path: Path) -> None:
+def test_share_is_restored_from_its_json(tmp_path: Path) -> None:
     share = a_share(tmp_path)
     fields = json.loads(json.dumps(asdict(share)))
     assert virtiofs_daemon.ServedDirectory(**{**fields, "groups": tuple(fields["groups"])}) == share

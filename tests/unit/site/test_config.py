@@ -326,12 +326,12 @@ def test_all_problems_are_found_and_counted(plugins):
         (b"x = " + b"[" * 100_000, f"{FILE}: is not TOML"),
     ],
 )
-def test_not_toml(content, message):
+def test_invalid_toml_is_a_config_error(content, message):
     with pytest.raises(ConfigError, match=re.escape(message)):
         parse_toml(content, FILE)
 
 
-def test_not_readable(tmp_path):
+def test_unreadable_config_is_a_config_error(tmp_path):
     with pytest.raises(ConfigError, match="Is a directory"):
         read_toml(tmp_path)
 

@@ -54,7 +54,7 @@ def test_vm_none_is_bare_metal_and_cannot_be_combined():
         ("img=" + "x" * 5000, "more than 4096 characters"),
     ],
 )
-def test_bad_pairs(value, message):
+def test_bad_pairs_are_refused_in_one_line(value, message):
     with pytest.raises(Refused, match=message) as caught:
         parse_vm([value])
     assert "\n" not in str(caught.value)
@@ -233,7 +233,7 @@ GOOD = {"v": 1, "vm": [["ram", "1G"]], "files": {}, "shell": None}
         (b"[]", "exactly v, vm, files, shell"),
     ],
 )
-def test_damaged_bytes(blob, message):
+def test_damaged_bytes_are_refused(blob, message):
     assert message in refused(blob)
 
 
@@ -271,7 +271,7 @@ def test_damaged_bytes(blob, message):
         ({"shell": "/bin/sh\n"}, "control characters"),
     ],
 )
-def test_forged_fields(change, message):
+def test_forged_fields_are_refused(change, message):
     assert Request.decode(json.dumps(GOOD).encode()).pairs == (("ram", "1G"),)
     assert message in refused(json.dumps(GOOD | change).encode())
 
@@ -340,7 +340,7 @@ def test_compressed_bomb_is_not_unpacked():
         token_of(b"\1" + zlib.compress(b"x" * 99) + b"more"),
     ],
 )
-def test_bad_tokens(token):
+def test_bad_tokens_are_refused(token):
     with pytest.raises(Refused, match="the job's request is invalid"):
         from_token(token)
 

@@ -73,7 +73,7 @@ def when_up(session: Session, script: str, act: Callable[[Events], None]) -> tup
         return status.code, said.read()
 
 
-def test_signal_from_a_handler_in_the_main_thread(session: Session) -> None:
+def test_signal_sent_by_a_handler_reaches_the_job(session: Session) -> None:
     got: list[Events] = []
     before = signal.signal(signal.SIGALRM, lambda *_: got[0].signal(signal.SIGKILL))
 
@@ -87,7 +87,7 @@ def test_signal_from_a_handler_in_the_main_thread(session: Session) -> None:
         signal.signal(signal.SIGALRM, before)
 
 
-def test_pty_job_control_and_hangup_of_the_rest(session: Session) -> None:
+def test_end_of_a_pty_job_kills_its_background_processes(session: Session) -> None:
     start = sh("sleep 61 & echo $!; tty; exit 3", pty=Pty("dumb", 24, 80))
     status, out, _ = run(session, start)
     pid, tty = out.split()
@@ -280,7 +280,7 @@ def test_disconnect_kills_a_job_that_ignores_term(agent: LocalAgent) -> None:
     second.close()
 
 
-def test_resync_in_the_middle_of_an_old_frame(agent: LocalAgent) -> None:
+def test_new_session_after_a_truncated_frame_runs_a_job(agent: LocalAgent) -> None:
     connection = agent.connect()
     session = Session(connection)
     session.hello(time.monotonic() + 20)

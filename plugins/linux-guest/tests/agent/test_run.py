@@ -30,7 +30,7 @@ DEVNULL = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
 
 
 @pytest.mark.parametrize("code", [0, 1, 42, 137, 255])
-def test_exit_code(session: Session, code: int) -> None:
+def test_exit_code_is_returned(session: Session, code: int) -> None:
     status, out, err = run(session, sh(f"exit {code}"))
     assert (status.code, status.signal, out, err) == (code, None, b"", b"")
 
@@ -52,7 +52,7 @@ def test_all_byte_values_both_ways(session: Session) -> None:
     assert (status.code, out == data, err) == (0, True, b"done\n")
 
 
-def test_fifty_megabytes(session: Session) -> None:
+def test_fifty_megabytes_of_output_arrive_unchanged(session: Session) -> None:
     size, seed = 50_000_000, b"vtorque"
     block = hashlib.shake_256(seed).digest(1_000_000)
     program = (
@@ -108,7 +108,7 @@ def test_script_without_interpreter_line_runs_in_the_shell(session: Session) -> 
     assert run(session, start)[1] == b"plain x\n"
 
 
-def test_shell_modes(session: Session) -> None:
+def test_shell_and_login_modes_start_the_right_shell(session: Session) -> None:
     shell = Start(argv=("-c", "echo $0 $-"), env=ENV, mode=Mode.SHELL)
     assert run(session, shell)[1].split()[0] == b"/bin/sh"
     login = Start(argv=(), env=ENV, mode=Mode.LOGIN)
@@ -160,7 +160,7 @@ def test_environment_is_exact_and_binary_safe(session: Session) -> None:
     assert set(out.split(b"\0")[:-1]) == want
 
 
-def test_large_environment(session: Session) -> None:
+def test_large_environment_reaches_the_program(session: Session) -> None:
     env = ENV | {f"V{n}": "x" * 100_000 for n in range(9)}
     _, out, _ = run(session, Start(argv=("/bin/sh", "-c", "echo ${#V8}"), env=env))
     assert out == b"100000\n"
@@ -213,7 +213,7 @@ def test_no_descriptors_leak_into_the_job(session: Session) -> None:
     assert out in (b"[0, 1, 2, 3]\n", b"[0, 1, 2]\n")  # 3: the listing itself
 
 
-def test_pty_with_size_resize_and_eof(session: Session) -> None:
+def test_pty_has_size_resize_and_end_of_input(session: Session) -> None:
     program = (
         "import os,signal,sys\n"
         "def show(*_):\n"  # write(2): print() in a handler that interrupts print() is an error

@@ -20,7 +20,7 @@ PYTHON = "/usr/bin/python3" if os.getuid() == 0 else sys.executable
 DEVNULL = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
 
 
-def test_sync_before_exit_and_on_request(binary: Path) -> None:
+def test_agent_syncs_on_request_and_before_a_job_exits(binary: Path) -> None:
     with LocalAgent(binary, sync=True) as agent, agent.status() as status:
         reader = StatusReader(status)
         list(reader.steps(time.monotonic() + 20))

@@ -231,7 +231,7 @@ def test_only_images_built_by_vtorque_use_the_first_stage(plan) -> None:
     assert "dsmode" not in parsed(cloud_init.meta_data(plan(image=ROCKY)))
 
 
-def test_static_address(plan) -> None:
+def test_static_address_is_in_the_network_config(plan) -> None:
     assert parsed(cloud_init.network_config(plan(image=DEBIAN))) == {
         "version": 1,
         "config": [
@@ -253,7 +253,7 @@ def test_static_address(plan) -> None:
     }
 
 
-def test_dhcp_and_no_network(plan) -> None:
+def test_network_config_requests_dhcp_or_is_disabled(plan) -> None:
     dhcp = parsed(cloud_init.network_config(plan(addresses=(Address("52:54:00:01:02:03"),))))
     assert dhcp["config"][0]["subnets"] == [{"type": "dhcp4"}]
     assert parsed(cloud_init.network_config(plan(addresses=()))) == {

@@ -143,7 +143,7 @@ def test_without_a_home_share_the_home_is_the_guests_own(fake_root: FakeRoot, pl
     assert fake_root.mode("/home/alice") == 0o700
 
 
-def test_dhcp(fake_root: FakeRoot, plan) -> None:
+def test_nic_without_an_address_uses_dhcp(fake_root: FakeRoot, plan) -> None:
     ran = fake_root.setup(plan(addresses=(Address("52:54:00:01:02:03"),)), [HOME])
     script = str(fake_root.path / "run/vtorque/udhcpc.sh")
     assert ran.called("udhcpc") == [("-i", "eth0", "-n", "-t", "10", "-T", "1", "-s", script)]
@@ -302,7 +302,7 @@ def test_daemon_does_not_inherit_the_pipes_of_the_agent(fake_root: FakeRoot) -> 
     # and the end of stdout was not awaited
 
 
-def test_order_of_stages(fake_root: FakeRoot) -> None:
+def test_items_are_set_up_in_the_order_of_their_stages(fake_root: FakeRoot) -> None:
     for name in ("early", "late"):
         fake_root.stub(name)
     items = [
@@ -524,7 +524,7 @@ def test_package_name_that_apt_get_interprets_is_refused(fake_root: FakeRoot, pl
     assert len(ran.called("apt-get")) == 1, "it was installed"
 
 
-def test_packages_redhat(fake_root: FakeRoot, plan) -> None:
+def test_missing_packages_are_installed_by_dnf(fake_root: FakeRoot, plan) -> None:
     fake_root.stub("rpm", "#!/bin/sh\nexit 1\n")
     fake_root.stub("dnf")
     ran = fake_root.setup(
@@ -549,7 +549,7 @@ def test_nfs_is_refused_in_micro(plan) -> None:
         setup_script.build(plan(), [Mount("nfs", "srv:/x", "/x")], Settings())
 
 
-def test_ssh_of_a_cloud_guest(fake_root: FakeRoot, plan) -> None:
+def test_cloud_guest_allows_ssh_with_the_key_of_the_job_only(fake_root: FakeRoot, plan) -> None:
     fake_root.write("/etc/ssh/sshd_config", "PasswordAuthentication yes\n")
     ran = fake_root.setup(plan(image=DEBIAN), [HOME])
     assert ran.code == 0, ran.output
@@ -586,7 +586,7 @@ def pci_device(root: FakeRoot, address: str, ids: str, regions: int = 3) -> None
         root.write(f"{at}/resource{number}", "")
 
 
-def test_memory_of_a_pci_device(fake_root: FakeRoot) -> None:
+def test_memory_of_a_pci_device_is_linked_and_owned_by_the_user(fake_root: FakeRoot) -> None:
     pci_device(fake_root, "0000:00:02.0", "1af4:1005")
     pci_device(fake_root, "0000:02:01.0", "1af4:1110")
     pci_device(fake_root, "0000:02:02.0", "1af4:1110")

@@ -172,7 +172,7 @@ def test_unknown_and_broken_modules(kernel: Kernel) -> None:
         add_modules(Tree(), kernel, ["broken"])
 
 
-def test_debian_options() -> None:
+def test_debian_options_become_a_recipe() -> None:
     assert parse_options({}) == Recipe("debian", "bookworm")
     given = {"suite": "trixie", "packages": "nfs-common,g++", "size": "20G"}
     expected = Recipe("debian", "trixie", ("nfs-common", "g++"), size=20480)

@@ -89,11 +89,11 @@ def test_user_disk_is_attached_to_the_first_guest_only(plan) -> None:
     assert [m.target for m in of(DRIVER.context(second, Site()), Mount)] == ["/home/alice"]
 
 
-def test_distro_variable(plan) -> None:
+def test_context_has_the_distro_variable(plan) -> None:
     assert EnvVar("DISTRO", "SLG") in list(DRIVER.context(plan(), Site()))
 
 
-def test_kernel_and_command_line() -> None:
+def test_kernel_command_line_has_the_words_of_the_image() -> None:
     image = replace(MICRO, kernel=Path("/p/vmlinux"), initrd=Path("/p/initrd"), cmdline="quiet x=1")
     assert cmdline(image) == "console=ttyS0 panic=-1 cryptomgr.notests=1 quiet x=1"
     assert "ds=" not in cmdline(DEBIAN)
@@ -140,7 +140,7 @@ def test_script_that_is_a_link_is_refused(plan, tmp_path: Path) -> None:
         DRIVER.resources(plan(), [], Site(prologue=str(scripts), epilogue="/none"))
 
 
-def test_agent_conf(plan) -> None:
+def test_agent_configuration_has_user_ports_and_paths(plan) -> None:
     text = seed_contents.agent_conf(plan(), []).decode()
     assert text == (
         "user=alice\nuid=1000\ngid=1000\ngroups=1000,2000\nhome=/home/alice\nshell=/bin/sh\n"
@@ -183,7 +183,7 @@ def guest_sending(path: Path, *lines: bytes) -> Iterator[None]:
         listener.close()
 
 
-def test_ready_guest(plan, tmp_path: Path) -> None:
+def test_steps_of_a_guest_are_reported_until_ready(plan, tmp_path: Path) -> None:
     seen: list[str] = []
     with guest_sending(tmp_path, b"STEP hosts", b"STEP mount /home/a", b"READY 1"):
         DRIVER.await_ready(plan(run_dir=tmp_path), time.monotonic() + 20, seen.append)
@@ -222,7 +222,7 @@ def test_failed_mount_of_a_share_is_a_host_fault(plan, tmp_path, disk) -> None:
         DRIVER.await_ready(guest, time.monotonic() + 20, lambda _: None)
 
 
-def test_dead_guest(plan, tmp_path: Path) -> None:
+def test_guest_that_ends_during_boot_is_reported_as_dead(plan, tmp_path: Path) -> None:
     with guest_sending(tmp_path), pytest.raises(HostFault, match=r"guest vn1: .*died"):
         DRIVER.await_ready(plan(run_dir=tmp_path), time.monotonic() + 20, lambda _: None)
 

@@ -313,7 +313,7 @@ def test_signal_just_before_the_wait_interrupts_it() -> None:
         os.close(write)
 
 
-def test_kill_after_the_grace_and_no_epilogue_then(guest: Guest) -> None:
+def test_script_killed_after_the_grace_gets_no_epilogue(guest: Guest) -> None:
     flag = guest.agent.home / "started"
     text = f"#!/bin/sh\ntrap '' TERM\ntouch {flag}\nsleep 1000; sleep 1000\n"
     before = signal.getsignal(signal.SIGTERM)
