@@ -7,14 +7,9 @@ from collections.abc import Mapping
 
 TRACE, DEBUG, INFO, WARN, ERROR, QUIET = 5, 10, 20, 30, 40, 100
 LEVELS = {
-    "TRACE": TRACE,
-    "DEBUG": DEBUG,
-    "INFO": INFO,
-    "WARN": WARN,
-    "WARNING": WARN,
-    "ERROR": ERROR,
+    "TRACE": TRACE, "DEBUG": DEBUG, "INFO": INFO, "WARN": WARN, "WARNING": WARN, "ERROR": ERROR,
     "QUIET": QUIET,
-}
+}  # fmt: skip
 ALL = "ALL"
 _COMPONENT = re.compile(r"[a-z][a-z0-9-]{0,60}", re.ASCII)
 _MOST = 20  # components of one text

@@ -142,13 +142,9 @@ RAM = Option(
 DISTRO = Option("distro", distro_name, "", "Linux distribution or family of the image", "NAME")
 ARCH = Option("arch", arch_name, "", "architecture of the image", "NAME")
 VCPUS = Option(
-    "vcpus",
-    vcpu_count,
-    JOB,
-    "virtual CPUs of each guest; job: its share of the job's",
-    "N",
-    show_count,
-)
+    "vcpus", vcpu_count, JOB, "virtual CPUs of each guest; job: its share of the job's",
+    "N", show_count,
+)  # fmt: skip
 VMS_PER_NODE = Option("vms_per_node", guest_count, 1, "guests on each node of the job", "N")
 FS_TYPE = Option(
     "fs_type", fs_type, "sharedfs", "guest's disk: sharedfs (on the node's disk) or ramdisk",
@@ -157,23 +153,13 @@ FS_TYPE = Option(
 )  # fmt: skip
 DISK = Option("disk", disk_path, "", "your disk, raw or .qcow2: /data in the first guest", "PATH")
 VM_PROLOGUE: Option[FileData | None] = Option(
-    "vm_prologue",
-    no_parse,
-    None,
-    "script run in the first guest as you, before the job",
-    "FILE",
-    show_file,
-    is_file=True,
-)
+    "vm_prologue", no_parse, None, "script run in the first guest as you, before the job",
+    "FILE", show_file, is_file=True,
+)  # fmt: skip
 VM_EPILOGUE: Option[FileData | None] = Option(
-    "vm_epilogue",
-    no_parse,
-    None,
-    "script run in the first guest as you, after the job",
-    "FILE",
-    show_file,
-    is_file=True,
-)
+    "vm_epilogue", no_parse, None, "script run in the first guest as you, after the job",
+    "FILE", show_file, is_file=True,
+)  # fmt: skip
 KEEP = Option(
     "keep", boolean, False, "keep the guests after the script, until walltime", "BOOL", show_boolean
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 from dataclasses import dataclass
 
@@ -14,6 +15,8 @@ EXIT_REFUSED = 121  # the node refused the request; the reason is in the job's o
 EXIT_HOST_FAULT = 122  # the node could not provide the guest
 EXIT_GUEST_DIED = 123  # the guest ended while the script was running
 EXIT_SIGNAL = 128  # plus the signal's number, as a shell reports it (POSIX sh, 2.8.2)
+
+_NO_TEXT = re.compile(r"\\udc([89a-f][0-9a-f])")  # the error handler surrogateescape
 
 
 @dataclass(frozen=True)
@@ -114,9 +117,15 @@ class OutputError(VtorqueError):
         super().__init__("" if gone else f"standard output: {error.strerror}")
 
 
+def bytes_shown(text: str) -> str:
+    r"""Return ``text`` with ``\xff``, not Python's ``\udcff``, for a byte that is not UTF-8."""
+    return _NO_TEXT.sub(r"\\x\1", text)
+
+
 def printable(text: str, limit: int = 200) -> str:
     """Return ``text`` for terminals and logs: control characters escaped, length limited."""
     shown = text
     if not text.isprintable():  # escaping is 20 times slower; reports have 100,000 names
         shown = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+        shown = bytes_shown(shown)
     return shown if len(shown) <= limit else shown[:limit] + f"... ({len(text)} characters)"

@@ -17,6 +17,7 @@ from vtorque_core.base.errors import (
     EXIT_USAGE,
     OutputError,
     VtorqueError,
+    bytes_shown,
     printable,
 )
 
@@ -81,7 +82,8 @@ def report_errors(program: str) -> Iterator[None]:
             message = "the current directory has been removed: change to another one"
             code = EXIT_USAGE
     if message:
-        sys.stderr.write(f"{program}: {message}\n")
+        shown = "\n".join(printable(line, len(line)) for line in message.split("\n"))
+        sys.stderr.write(f"{program}: {shown}\n")
     sys.exit(code)
 
 
@@ -93,6 +95,8 @@ class _Stream(io.TextIOWrapper):
 
     def write(self, text: str) -> int:
         with self._guard():
+            if self.fileno() == 2:  # click's messages quote words of the user
+                text = bytes_shown(text.encode("utf-8", "backslashreplace").decode())
             super().write(text)
         return len(text)
 

@@ -108,11 +108,14 @@ def submit(argv: Sequence[str]) -> int:
 
 
 def split_config(argv: Sequence[str]) -> tuple[Path, Sequence[str]]:
-    if argv[:1] != [CONFIG]:
+    option, joined, file = argv[0].partition("=") if argv else ("", "", "")
+    if option != CONFIG:
         return CONFIG_PATH, argv
-    if len(argv) == 1:
+    if not joined:
+        file, argv = "".join(argv[1:2]), argv[1:]
+    if not file:
         raise UsageError(f"vsub {CONFIG} needs a file")
-    return Path(argv[1]), argv[2:]
+    return Path(file), argv[1:]
 
 
 def visible_image(wanted: JobRequest, site: Site, plugins: Plugins) -> Image | None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
 from vtorque_core.api import hooks
 from vtorque_core.api.strategies import Command
@@ -86,6 +87,7 @@ class PluginGroup(click.Group):
         found = super().get_command(ctx, cmd_name)
         if found is None and (loaded := self._of_plugins(ctx).get(cmd_name)):
             found = loaded()
+        _require_words(found)
         if found is None and _BAD in ctx.meta:  # the command may exist
             raise ctx.meta[_BAD]
         if found is None and cmd_name in self._elsewhere:
@@ -111,3 +113,20 @@ def _loaded(item: Command, plugin: str, plugins: Plugins, config: Path) -> click
         click.echo(f"a command of plugin {plugin} is disabled: {error}", err=True)
         return None
     return command
+
+
+def _require_words(command: click.Command | None) -> None:
+    """Make a command refuse empty arguments: they are unset variables of a script."""
+    for each in command.commands.values() if isinstance(command, click.Group) else ():
+        _require_words(each)
+    for param in command.params if command else ():
+        if isinstance(param, click.Argument) and (param.nargs == 1 or param.required):
+            param.callback = _word
+
+
+def _word(ctx: click.Context, param: click.Parameter, value: Any) -> Any:
+    given = ctx.get_parameter_source(param.name or "") is ParameterSource.COMMANDLINE
+    if given and "" in (value if isinstance(value, tuple) else (value,)):
+        name = param.human_readable_name.strip("[.]")
+        raise UsageError(f"{ctx.command_path}: the argument {name} is empty")
+    return value

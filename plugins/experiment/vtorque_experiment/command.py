@@ -83,6 +83,8 @@ def run(
     from vtorque_experiment import create, running, versions  # noqa: PLC0415
     from vtorque_experiment.place import usable  # noqa: PLC0415
 
+    if not file.name:
+        raise UsageError(f"{file}: is not a file")
     place = usable(directory or file.with_suffix(".results"))
     planned = running.planned(config, file, _told, repetitions)
     if dry_run:

@@ -14,7 +14,7 @@ from typing import Any
 
 import click
 
-from vtorque_core.api import Refused, kept_records, printable
+from vtorque_core.api import Refused, UsageError, kept_records, printable
 from vtorque_core.live import service
 from vtorque_linux_guest.guest.contract import SSH_CONFIG
 
@@ -113,9 +113,11 @@ def clean(config: Path, directory: Path, vsub: tuple[str, ...]) -> None:
     Options of vsub follow --: vmgr clean DIR -- -vm img=debian-12. The exit code is vsub's.
     """
     place = os.path.normpath(directory.absolute())
+    if not Path(place).is_dir():
+        raise UsageError(f"{printable(place)}: is not a directory on this host")
     with tempfile.TemporaryDirectory() as scratch:
         script = Path(scratch, "vmgr-clean")
-        script.write_text(_LEFT.format(shlex.quote(place)), encoding="utf-8")
+        script.write_bytes(os.fsencode(_LEFT.format(shlex.quote(place))))
         script.chmod(0o700)
         program = [str(Path(sys.prefix, "bin", "vsub")), "--config", str(config)]
         argv = [*program, "-vm", f"clean={place}", *vsub, str(script)]

@@ -486,6 +486,19 @@ def test_interactive_job_has_the_terminal(site):
         (("-j", "both"), "-j both"),
         (("-o", "elsewhere.example:/x"), "elsewhere.example"),
         (("-S", "sh"), "-S sh"),
+        (("-S", "/nosuch"), "^-S /nosuch: does not exist on this host$"),
+        (("-S", "/etc"), "^-S /etc: is not a program that you may run$"),
+        (("-S", "/etc/passwd"), "^-S /etc/passwd: is not a program that you may run$"),
+        (("-d", "/nosuch"), "^-d /nosuch: does not exist on this host$"),
+        (("-d", "no/such"), "^-d /.*/no/such: does not exist on this host$"),
+        (("-d", "/etc/passwd"), "^-d /etc/passwd: is not a directory that you may enter$"),
+        (("-p", "x"), "^-p x: is not -1024 to 1023$"),
+        (("-p", "1024"), "^-p 1024: is not -1024 to 1023$"),
+        (("-p", "-1025"), "^-p -1025: is not -1024 to 1023$"),
+        (("-p", ""), "^-p : is not -1024 to 1023$"),
+        (("-r", "x"), "^-r x: is not y or n$"),
+        (("-l", "place=x"), "^-l place=x: is not free, pack, scatter or vscatter"),
+        (("-l", "nodes="), "^-l nodes=: is not 1 or 1:ppn=N"),
         (("-F", "it's $HOME"), "-F it's .HOME: No closing quotation"),
         (("-F", "a\\"), "-F a"),
         (("-y",), "-y"),
@@ -499,6 +512,21 @@ def test_unsupported_and_wrong_options_are_named(site, argv, named):
         site.submit(*last, *argv)
     assert caught.value.exit_code == 2 and "\n" not in str(caught.value)
     assert list(site.submitter.jobs()) == []
+
+
+def test_options_without_effect_have_valid_values(site):
+    argv = ("-p", "-1024", "-p", "+1023", "-r", "y", "-A", "x", "-M", "a@b", "-m", "n")
+    for place in ("free", "pack:excl", "excl", "scatter:shared:group=host", "group=host"):
+        job = site.script("true\n")
+        assert site.submit("-W", "block=true", "-l", f"place={place}", *argv, job) == 0
+
+
+def test_directory_and_shell_of_a_guest(site):
+    """The guest's shells are not this host's; Torque's qsub requires the directory here, too."""
+    blob = Request().encode()
+    assert site.submit("-W", "block=true", "-S", "/nosuch", site.script("true\n"), blob=blob) == 0
+    with pytest.raises(UsageError, match=r"^-d /nosuch: does not exist on this host$"):
+        site.submit("-d", "/nosuch", site.script("true\n"), blob=blob)
 
 
 def test_bad_scripts_are_refused(site):

@@ -100,12 +100,11 @@ def describe(args: pbs.QsubArgs, script: bytes) -> QsubJob:
             found[name] = number(value) if value else 0
         except ValueError as error:
             raise UsageError(f"-l {key}={printable(value)}: {error}") from None
-    nodes = found["resources"].get("nodes", "1")
-    if not re.fullmatch(r"1(:ppn=[1-9][0-9]{0,3})?", nodes, re.ASCII):
-        raise UsageError(f"-l nodes={printable(nodes)}: is not 1 or 1:ppn=N: there is one node")
-    block = found["attributes"].get("block", "true")
-    if block not in ("true", "false"):
-        raise UsageError(f"-W block={printable(block)}: is not true or false")
+    for (letter, key), (pattern, wanted) in _VALUES.items():
+        value = found["resources" if letter == "l" else "attributes"].get(key)
+        if value is not None and not re.fullmatch(pattern, value, re.ASCII):
+            raise UsageError(f"-{letter} {key}={printable(value)}: is not {wanted}")
+    nodes = found["resources"].get("nodes", "")
     if found.get("array") and found.get("interactive"):
         raise UsageError("-t: an interactive job has no tasks")
     found["ppn"] = pbs.ppn(nodes) if ":ppn=" in nodes else int(chunk.get("ncpus", "0"))
@@ -144,6 +143,23 @@ def check_outputs(paths: Iterable[str]) -> None:
             raise UsageError(
                 f"output file {printable(path)}: {why}; give another place with -o and -e"
             )
+
+
+def check_surroundings(job: QsubJob, workdir: str, *, bare: bool) -> None:
+    """Raise UsageError if the caller cannot enter the directory of ``-d``, as Torque's qsub does.
+
+    Without a guest (``bare``), the shell of ``-S`` must be a program of this host.
+    """
+    directory = job.initdir and os.path.join(workdir, job.initdir)  # noqa: PTH118 (user's text)
+    shell = job.shell if bare else ""
+    for option, path, is_kind, what in (
+        ("-d", directory, os.path.isdir, "directory that you may enter"),
+        ("-S", shell, os.path.isfile, "program that you may run"),
+    ):
+        if path and not os.path.lexists(path):
+            raise UsageError(f"{option} {printable(path)}: does not exist on this host")
+        if path and not (is_kind(path) and os.access(path, os.X_OK)):
+            raise UsageError(f"{option} {printable(path)}: is not a {what}")
 
 
 def _why_not_created(path: str) -> str:
@@ -281,13 +297,31 @@ def _no_mail(value: str) -> None:
         )
 
 
+def _priority(value: str) -> None:
+    if not re.fullmatch(r"[+-]?[0-9]{1,4}", value, re.ASCII) or not -1024 <= int(value) <= 1023:
+        raise UsageError(f"-p {printable(value)}: is not -1024 to 1023")
+
+
+def _rerun(value: str) -> None:
+    if value not in ("y", "n"):
+        raise UsageError(f"-r {printable(value)}: is not y or n")
+
+
 # ``local`` has no priorities or accounts, and reruns no job.
 _WITHOUT_EFFECT: dict[str, Callable[[str], object]] = {
     "A": str,
     "M": str,
     "m": _no_mail,
-    "p": str,
-    "r": str,
+    "p": _priority,
+    "r": _rerun,
+}
+_VALUES = {
+    ("l", "nodes"): (r"1(:ppn=[1-9][0-9]{0,3})?", "1 or 1:ppn=N: there is one node"),
+    ("l", "place"): (  # pbs_resources(7B) of OpenPBS
+        r"(?!:|$)(free|pack|v?scatter)?(:?(excl|exclhost|shared))?(:?group=\w+)?",
+        "free, pack, scatter or vscatter, :excl, :exclhost or :shared, :group=RESOURCE",
+    ),
+    ("W", "block"): ("true|false", "true or false"),
 }
 _RESOURCES = ("mem", "nodes", "place", "select", "walltime")
 SUPPORTED = (

@@ -66,6 +66,7 @@ class LocalSubmitter:
         script, here = base64.b64encode(content).decode(), qsub.working_directory()
         message: dict[str, Any] = {"op": "submit", "argv": args.rest, "script": script}
         token = "" if blob is None else to_token(blob)
+        qsub.check_surroundings(wanted, here, bare=blob is None)
         environ = dict(os.environ)
         if token and args.interactive and not wanted.display:
             environ["DISPLAY"] = ""  # the job shell must use that of -X, not that of -V

@@ -1,7 +1,6 @@
 """Commands with closed or full standard streams, or no directory or config: no traceback."""
 
 import ctypes
-import functools
 import json
 import os
 import re
@@ -13,7 +12,7 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import click
 import pytest
@@ -180,9 +179,16 @@ def call_all(
 
         subprocess.Popen.__init__ = no_program  # type: ignore[method-assign]
         os.execv = os.execve = os.execvp = os.posix_spawn = no_program
-        load.load = functools.cache(load.load)
+        read, kept = load.load, dict[str, Any]()
+
+        def once(*of: Any, **how: Any) -> Any:
+            key = repr((of, how))
+            if key not in kept:
+                kept[key] = read(*of, **how)
+            return kept[key]
+
+        load.load = command_groups.load = once
         command_groups.CONFIG_PATH = site
-        command_groups.load = functools.cache(command_groups.load)
         streams = [os.dup(number) for number in range(3)]
         ends = [one(argv, streams) for argv in argvs]
         results.write_text(json.dumps(ends))
@@ -222,7 +228,7 @@ def test_help_of_every_command_with_each_fault_prints_at_most_one_line(site, nam
         (argv, ended) for argv, ended in zip(argvs, ends, strict=True)
         if (ended.code, ended.stderr.decode()) != (code, said.format(argv[0]))
     ]  # fmt: skip
-    assert wrong == []
+    assert wrong == [], "\n".join(map(str, wrong))
 
 
 @pytest.mark.parametrize("name", sparing.each(3, FAULTS))
@@ -237,7 +243,7 @@ def test_wrong_usage_of_every_command_with_each_fault_exits_with_2(site, name):
         or b"Traceback" in ended.stderr
         or not (name in SILENT or re.search(b"--no-such-option|been removed", ended.stderr))
     ]  # fmt: skip
-    assert wrong == []
+    assert wrong == [], "\n".join(map(str, wrong))
 
 
 # They write the config, or need none.
@@ -380,3 +386,54 @@ def test_config_explain_reads_only_the_named_config(site):
         lambda: setattr(command_groups, "CONFIG_PATH", broken),
     )
     assert (ended.code, ended.stderr) == (0, b"")
+
+
+def odd_words(site: Path, odd: str) -> list[list[str]]:
+    """Return every command once for each argument and option, which is this word."""
+    argvs = []
+    for each in commands(site):
+        command = each.chain[-1]
+        if isinstance(command, click.Group) or each.words in WITHOUT:
+            continue
+        words = each.with_config(site)
+        assert words is not None
+        arguments = [p for p in command.params if isinstance(p, click.Argument)]
+        if arguments:
+            argvs.append([*words, *([odd] * len(arguments))])
+        for param in command.params:
+            named = isinstance(param, click.Option) and not param.is_flag and not param.count
+            if named and param.name not in ("config", "file"):
+                argvs.append([*words, *each.needed(site), f"{max(param.opts, key=len)}={odd}"])
+    return argvs
+
+
+@pytest.mark.parametrize("odd", ["", "x\udcff", "\x1b[2J", "no-such"])
+def test_odd_argument_or_option_of_every_command_is_shown_as_it_is(site, odd):
+    """No traceback, no control character, no empty name, and no name of Python's for a byte."""
+    argvs = odd_words(site, odd)
+    ends = call_all(argvs, site, lambda: None)
+    wrong = [
+        (argv, ended) for argv, ended in zip(argvs, ends, strict=True)
+        if not (ended.code in (0, 1, 2, 122) or b"it starts a program" in ended.stderr)
+        or re.search(rb"\\udc|\x1b|job  |job :|^\w+: :", ended.stderr)
+    ]  # fmt: skip
+    assert wrong == [], "\n".join(map(str, wrong))
+
+
+@pytest.mark.parametrize(
+    ("words", "name"),
+    [
+        (["vmgr", "cancel", ""], "vmgr cancel: the argument JOB"),
+        (["vmgr", "cancel", "1", ""], "vmgr cancel: the argument JOB"),
+        (["vmgr", "logs", ""], "vmgr logs: the argument JOB"),
+        (["vmgr", "report", ""], "vmgr report: the argument JOB"),
+        (["vmgr", "checkpoints", "remove", ""], "vmgr checkpoints remove: the argument ID"),
+        (["vmgr", "images", "show", ""], "vmgr images show: the argument NAME"),
+        (["vtorque", "reap", ""], "vtorque reap: the argument JOB"),
+    ],
+)
+def test_empty_argument_is_refused(site, words, name):
+    """It is an unset variable of a script, and never means all jobs."""
+    at = words[:1] if words[0] == "vmgr" else words[:2]
+    ended = call([*at, "--config", str(site), *words[len(at) :]], site)
+    assert (ended.code, ended.stderr.decode()) == (2, f"{words[0]}: {name} is empty\n")

@@ -142,6 +142,12 @@ def test_submission_imports_base_api_site_and_the_reading_half_of_images(vsub):
 def test_config_option_is_parsed_only_as_the_first_argument():
     """Later it may be the script's own argument."""
     assert split_config(["--config", "x", "-h"]) == (Path("x"), ["-h"])
+    assert split_config(["--config=x", "-h"]) == (Path("x"), ["-h"])
+    assert split_config(["--config=a=b", "j"]) == (Path("a=b"), ["j"])
+    assert split_config(["--configs=x"]) == (CONFIG_PATH, ["--configs=x"])
+    for words in (["--config", ""], ["--config="]):
+        with pytest.raises(UsageError, match="vsub --config needs a file"):
+            split_config(words)
     assert split_config(["job.sh", "--config"]) == (CONFIG_PATH, ["job.sh", "--config"])
     with pytest.raises(UsageError, match="needs a file"):
         split_config(["--config"])
