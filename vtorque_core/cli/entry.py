@@ -59,12 +59,18 @@ def is_batch_call() -> bool:
 
 @contextlib.contextmanager
 def report_errors(program: str) -> Iterator[None]:
-    """Report deliberate errors and interrupts as one line, and exit with vTorque's exit status."""
+    """Report deliberate errors and interrupts as one line, and exit with vTorque's exit status.
+
+    The launchers block SIGINT, which would end Python in a traceback while it starts or exits.
+    """
     open_streams()
+    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, ())
     try:
         try:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGINT,))
             yield
         finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
             sys.stdout.flush()  # Python's flush at exit would end in a traceback and status 120
         return
     except VtorqueError as error:

@@ -22,10 +22,10 @@ def main() -> NoReturn:
             sys.stdout.flush()
             sys.stderr.flush()
             os._exit(code)  # the job waits: Python's cleanup would take 20 ms
-    from vtorque_core.cli import admin  # noqa: PLC0415
-    from vtorque_core.cli.run_click import run as run_command  # noqa: PLC0415
+        from vtorque_core.cli import admin  # noqa: PLC0415
+        from vtorque_core.cli.run_click import run as run_command  # noqa: PLC0415
 
-    run_command(admin.vtorque, "vtorque")
+        run_command(admin.vtorque, "vtorque")
 
 
 if __name__ == "__main__":

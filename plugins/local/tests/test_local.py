@@ -7,12 +7,14 @@ import signal
 import stat
 import subprocess
 import sys
+import termios
 from pathlib import Path
 
 import pytest
 
 from local_site import HOST, SUBMIT, fresh_site
 from patience import LONG, eventually, with_more_time
+from terminal import Terminal
 from vtorque_core.api import UsageError, job_log, kept_records
 from vtorque_core.site.request import Request
 from vtorque_local.node import LocalNode
@@ -460,6 +462,33 @@ def test_interactive_job_has_the_terminal(site):
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7
     assert b"mode-PBS_INTERACTIVE:7\r\n" in seen and b"completed" in seen
     os.close(terminal)
+
+
+@pytest.mark.parametrize("stage", ["queued", "prologue", "shell"])
+def test_interrupted_interactive_job_is_canceled(site, stage):
+    if stage == "queued":
+        for _ in range(site.slots):
+            site.submit(site.script("sleep 300\n"))
+    elif stage == "prologue":
+        (site.root / "prologue.hold").touch()
+    config = site.root / "vtorque.toml"
+    config.write_text(f'[paths]\nstate = "{site.paths.state}"\nrun = "{site.paths.run}"\n')
+    vsub = Path(sys.executable).parent / "vsub"
+    terminal = Terminal([str(vsub), "--config", str(config), "-vm", "none", "-I"])
+    before = termios.tcgetattr(terminal.fd)
+    job = terminal.read(rb"waiting for job (\S+) to start\r\n")[1].decode()
+    if stage == "shell":
+        terminal.read(rb"[#$] ")
+    terminal.write(b"\x03")
+    terminal.read(b"\nvsub: interrupted; job %s is canceled\r\n" % job.encode())
+    assert termios.tcgetattr(terminal.fd) == before
+    assert terminal.code() == 130
+    assert b"Traceback" not in terminal.seen
+    (site.root / "prologue.hold").unlink(missing_ok=True)
+    eventually(lambda: job not in [each.id for each in site.submitter.jobs()])
+    for each in site.submitter.jobs():
+        site.submitter.cancel(each.id)
+    eventually(lambda: not list(site.submitter.jobs()))
 
 
 @pytest.mark.parametrize(

@@ -115,9 +115,13 @@ class LocalSubmitter:
             raise UsageError("-I: standard input and output must be a terminal")
         errors = 2 if os.isatty(2) else 1  # the service accepts only terminals
         with self._ask(message, (0, 1, errors)) as (answer, lines), qsub.terminal_kept():
-            sys.stderr.write(f"vsub: waiting for job {answer['id']} to start\n")
-            signal.signal(signal.SIGWINCH, lambda *_: _resized(lines))
-            code = _wait(lines)
+            try:
+                sys.stderr.write(f"vsub: waiting for job {answer['id']} to start\n")
+                signal.signal(signal.SIGWINCH, lambda *_: _resized(lines))
+                code = _wait(lines)
+            except KeyboardInterrupt:
+                sys.stderr.write(f"\nvsub: interrupted; job {answer['id']} is canceled\n")
+                return EXIT_INTERRUPTED
         sys.stderr.write(f"\nvsub: job {answer['id']} completed\n")
         return code
 

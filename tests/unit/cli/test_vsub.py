@@ -253,9 +253,18 @@ def test_launchers_in_wheels_isolate_python(tmp_path, name):
     hostile = {"PYTHONPATH": str(tmp_path), "PYTHONHOME": "/nowhere", "PATH": "/nowhere"}
     (tmp_path / "site.toml").touch()
     words = ["--config", "site.toml", "--help"] if name == "vsub" else ["--help"]
+    # Ctrl-C before Python has begun: neither a traceback nor a command that goes on.
+    interrupting = f'#!/bin/sh\nkill -INT $$\nexec {sys.executable} "$@"\n'
     for path in (installed, tmp_path / "link"):
         done = subprocess.run(
             [path, *words], env=hostile, cwd=tmp_path, capture_output=True, text=True, check=False
         )
         assert (done.returncode, done.stderr) == (0, "")
         assert done.stdout.lower().startswith(f"usage: {name}")
+    if name != "vtorque-pool":  # Slurm calls it
+        (tmp_path / "bin/python3").write_text(interrupting)
+        done = subprocess.run(
+            ["/usr/bin/env", "--default-signal=INT", installed, *words],
+            cwd=tmp_path, capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        assert (done.returncode, done.stderr) == (130, f"{name}: interrupted\n")
