@@ -59,18 +59,9 @@ def guests_with_cores(paths: Paths, use: str) -> list[GuestCores]:
     for state in walk(paths):
         for guest, domain in _domains(state).items():
             if mine := _leases(state, guest, use):
-                found.append(
-                    GuestCores(
-                        job=state.key,
-                        guest=guest,
-                        name=domain["name"],
-                        uuid=domain["uuid"],
-                        uri=domain["uri"],
-                        cores=_ids(mine),
-                        least=int(mine[0].args["least"]),
-                        most=int(mine[0].args["most"]),
-                    )
-                )
+                names = domain["name"], domain["uuid"], domain["uri"]
+                limits = (int(mine[0].args[key]) for key in ("least", "most"))
+                found.append(GuestCores(state.key, guest, *names, _ids(mine), *limits))
     return found
 
 

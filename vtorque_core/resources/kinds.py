@@ -36,4 +36,4 @@ CORE_KINDS: dict[str, type[CoreResource]] = {
         Lease,
         SpareUse,
     )
-}
+}  # fmt: skip

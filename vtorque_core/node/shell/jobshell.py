@@ -39,32 +39,13 @@ AWAIT = "--await-job"  # the job shell's own option
 SLACK = 5.0  # seconds after the proof's deadline until root counts as dead
 MAX_SCRIPT = 64 << 20  # bytes of a script
 
-HOST_ONLY = frozenset(
-    {
-        # paths, sockets and displays of the host, or of the login that submitted with -V
-        "DBUS_SESSION_BUS_ADDRESS",
-        "DISPLAY",
-        "HOSTNAME",
-        "INVOCATION_ID",
-        "JOURNAL_STREAM",
-        "LISTEN_FDS",
-        "LISTEN_FDNAMES",
-        "LISTEN_PID",
-        "NOTIFY_SOCKET",
-        "OLDPWD",
-        "SHLVL",
-        "SSH_AUTH_SOCK",
-        "SSH_CLIENT",
-        "SSH_CONNECTION",
-        "SSH_TTY",
-        "TMPDIR",
-        "WAYLAND_DISPLAY",
-        "XAUTHORITY",
-        "XDG_RUNTIME_DIR",
-        "XDG_SESSION_ID",
-        "_",
-    }
-)
+# Paths, sockets and displays of the host, or of the login that submitted with -V.
+HOST_ONLY = frozenset((
+    "DBUS_SESSION_BUS_ADDRESS", "DISPLAY", "HOSTNAME", "INVOCATION_ID", "JOURNAL_STREAM",
+    "LISTEN_FDS", "LISTEN_FDNAMES", "LISTEN_PID", "NOTIFY_SOCKET", "OLDPWD", "SHLVL",
+    "SSH_AUTH_SOCK", "SSH_CLIENT", "SSH_CONNECTION", "SSH_TTY", "TMPDIR", "WAYLAND_DISPLAY",
+    "XAUTHORITY", "XDG_RUNTIME_DIR", "XDG_SESSION_ID", "_",
+))  # fmt: skip
 # Variables with paths in which the host's home is replaced by the guest's.
 _PATHS = ("PBS_O_WORKDIR", "PBS_O_INITDIR", "PBS_O_HOME", "PWD")
 # Not DATA: pbs_mom sets it from -l mem, also from vsub's. A guest is limited by its RAM.
