@@ -26,7 +26,8 @@ from unittest import mock
 import pytest
 
 import sparing
-from patience import LONG
+from consoles import recorder
+from patience import LONG, wait_for
 from vtorque_core.api.boot_source import BootSource
 from vtorque_core.api.guest_driver import GuestDriver
 from vtorque_core.api.guest_plan import GuestPlan, JobUser
@@ -37,6 +38,7 @@ from vtorque_core.base import errors, hypervisor, kvm, locks
 from vtorque_core.base.names import JobAttempt, Paths
 from vtorque_core.node.start import boot
 from vtorque_core.node.start.attempt import StartAttempt
+from vtorque_core.plan.domain import render as render_module
 from vtorque_core.plan.domain.merge import Contributed, merge
 from vtorque_core.plan.domain.render import DomainSpec, render, tap_name
 from vtorque_core.plan.guests import GuestSpec
@@ -56,6 +58,7 @@ URI = "qemu:///system"
 SAYS = b"VTORQUE-OK\r\n"
 MAC = "52:54:00:76:74:01"
 IP = "10.86.255.9"
+IFF_VNET_HDR = 0x4000  # linux/if_tun.h
 
 
 def boot_sector(again: bool = False) -> bytes:
@@ -111,6 +114,7 @@ def guest() -> Iterator[GuestPlan]:
     )  # fmt: skip
     yield plan
     hypervisor.destroy_domain(URI, plan.uuid, 30)
+    recorder(plan).release()
     shutil.rmtree(state)
 
 
@@ -128,9 +132,11 @@ def overlay(guest: GuestPlan, again: bool = False) -> Disk:
     return Disk("root", str(top), "qcow2", boot=1, base=str(base), base_format="raw")
 
 
-def start(guest: GuestPlan, *elements: Element, **keywords: dict[str, str]) -> None:
+def start(guest: GuestPlan, *elements: Element, **keywords: Any) -> None:
     merged = merge(Contributed("core", "vtorque-core", e) for e in elements)
-    hypervisor.create_domain(URI, render(DomainSpec(guest, "tcg"), merged, **keywords))  # type: ignore[arg-type]
+    if recorder(guest).lost():
+        recorder(guest).create()
+    hypervisor.create_domain(URI, render(DomainSpec(guest, "tcg"), merged, **keywords))
 
 
 def await_console(guest: GuestPlan, text: bytes = SAYS) -> None:
@@ -197,17 +203,38 @@ def test_second_domain_of_the_same_name_is_refused(guest: GuestPlan) -> None:
     assert hypervisor.domain_runs(URI, guest.uuid)
 
 
-def test_flooding_guest_does_not_fill_the_disk(guest: GuestPlan) -> None:
+def read_by_virtlogd() -> int:
+    """Return the bytes that root's one virtlogd has read."""
+    pid = subprocess.check_output(["pgrep", "-x", "virtlogd"], text=True).split()[0]
+    (count,) = re.findall(r"^rchar: (\d+)$", Path("/proc", pid, "io").read_text(), re.MULTILINE)
+    return int(count)
+
+
+def test_flooding_guest_costs_virtlogd_nothing(guest: GuestPlan) -> None:
+    """What a flood fills is bounded: tests/unit/resources/test_console.py."""
+    before = read_by_virtlogd()
     start(guest, overlay(guest, again=True))
-    log, rotated = guest.state_dir / "console.log", guest.state_dir / "console.log.0"
-    deadline = time.monotonic() + LONG
-    while not rotated.exists():
-        assert time.monotonic() < deadline, f"{log.stat().st_size} bytes and never rotated"
-        time.sleep(0.1)
-    time.sleep(2)
-    sizes = [p.stat().st_size for p in guest.state_dir.glob("console.log*")]
-    assert max(sizes) <= 2 << 20
-    assert len(sizes) <= 4
+    log = guest.state_dir / "console.log"
+    wait_for(lambda: log.stat().st_size > 512 << 10, LONG, "half a MiB on the console")
+    assert read_by_virtlogd() - before < 100_000
+    assert [path.name for path in guest.state_dir.glob("console.log*")] == ["console.log"]
+
+
+def test_guest_runs_on_when_its_recorder_is_killed(guest: GuestPlan) -> None:
+    start(guest, overlay(guest, again=True))
+    await_console(guest)
+    recorder(guest).release()
+    before = (guest.state_dir / "console.log").read_bytes()
+    spent = hypervisor.on_domain(URI, guest.uuid, "CPU time", lambda d: d.info()[4])
+    assert spent is not None
+
+    def has_run() -> bool:
+        now = hypervisor.on_domain(URI, guest.uuid, "CPU time", lambda d: d.info()[4])
+        return now is not None and now > spent + 10**9
+
+    wait_for(has_run, LONG, "a second of CPU time")
+    assert hypervisor.domain_runs(URI, guest.uuid)
+    assert (guest.state_dir / "console.log").read_bytes() == before
 
 
 def test_user_disk_is_opened_as_the_user_and_not_by_qemu(guest: GuestPlan) -> None:
@@ -254,6 +281,7 @@ def stopped_disk(guest: GuestPlan, number: int) -> tuple[UserDisk, Domain]:
     qemu = hypervisor.qemu_uid("libvirt-qemu")
     daemon = UserDisk(ServedDisk.at_stem(stem, str(image), guest.user, qemu))
     daemon.create()
+    recorder(replace(guest, state_dir=place, run_dir=place)).create()
     descriptor = os.open(daemon.lock, os.O_RDWR)
     pid = locks.lock_holder(descriptor)
     os.close(descriptor)
@@ -290,6 +318,9 @@ def test_stopped_daemons_do_not_block_workers_of_libvirtd(guest: GuestPlan) -> N
         for daemon, domain in held:
             domain.release()
             daemon.release()
+        for number in range(WORKERS):
+            place = guest.state_dir / str(number)
+            recorder(replace(guest, state_dir=place, run_dir=place)).release()
 
 
 # -- The packet filter -----------------------------------------------------------------------------
@@ -323,6 +354,22 @@ def test_filtered_nic_starts_and_stops(guest: GuestPlan, network: str) -> None:
         guard.release()
     tables = subprocess.run(("nft", "list", "tables"), capture_output=True, timeout=180, check=True)
     assert tap not in tables.stdout.decode()
+
+
+@pytest.mark.parametrize("model", ["virtio", "e1000e"])
+def test_template_of_a_site_takes_the_checksums_from_guests(
+    guest: GuestPlan, network: str, tmp_path: Path, model: str
+) -> None:
+    """A virtio guest tells Linux where a checksum goes. For an e1000e, QEMU tells it."""
+    own = Path(render_module.__file__).with_name("templates") / "interface.xml.j2"
+    changed = own.read_text().replace('model type="virtio"', f'model type="{model}"')
+    (tmp_path / own.name).write_text(changed)
+    nic, tap = Interface("nic0", "network", network, MAC, IP), tap_name(MAC)
+    start(guest, overlay(guest), nic, taps={"ua-core-nic0": tap}, overrides=tmp_path)
+    flags = int(Path(f"/sys/class/net/{tap}/tun_flags").read_text(), 16)
+    assert model != "virtio" or flags & IFF_VNET_HDR
+    xml = hypervisor.on_domain(URI, guest.uuid, "XML", lambda domain: str(domain.XMLDesc()))
+    assert f"<model type='{model}'/>" in str(xml)
 
 
 def mac_bytes(mac: str) -> bytes:
@@ -501,6 +548,8 @@ def test_guest_is_restored_from_a_template_or_booted_cold(
     if memory != "missing":
         domains.save_domain(URI, guest.uuid, str(tmp_path / "memory"), 60)
     hypervisor.destroy_domain(URI, guest.uuid)
+    recorder(guest).release()
+    recorder(guest).create()
     if memory == "corrupt":
         (tmp_path / "memory").write_bytes(b"LibvirtQemudSave, and then nothing")
     paths = Paths(tmp_path / "state", tmp_path / "run")
@@ -510,7 +559,8 @@ def test_guest_is_restored_from_a_template_or_booted_cold(
     driver = mock.create_autospec(GuestDriver, instance=True)  # a boot sector reports nothing
     merged = merge([Contributed("core", "vtorque-core", disk)])
     request = JobRequest({FS_TYPE.key: "sharedfs"})
-    plan = replace(guest, request=request, source=template(tmp_path))
+    uid = hypervisor.qemu_uid("libvirt-qemu")
+    plan = replace(guest, request=request, source=template(tmp_path), qemu_uid=uid)
     each = GuestSpec(plan, driver, "t", (), merged, ())
     with Journal.start(paths, JobHeader(guest.job, "local")) as journal:
         until = time.monotonic() + 120

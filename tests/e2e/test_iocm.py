@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import running_jobs
+from consoles import recorder
 from running_jobs import end, started
 from vtorque_core.api import vcpu_threads
 from vtorque_core.api.claims import CoreClaim, MemoryClaim
@@ -135,13 +136,15 @@ def reading(clean, scratch):
     claims = [CoreClaim("io", 1, exclusive=True, at_most=2), MemoryClaim(32)]
     (at,), _ = place(journal, [claims], share, paths)
     plan = guest_plan(scratch, at)
-    plan.state_dir.mkdir(mode=0o755)
+    for directory in (plan.state_dir, plan.run_dir):
+        directory.mkdir(mode=0o755)
     disk = plan.state_dir / "disk"
     disk.write_bytes((READ.ljust(510, b"\0") + b"\x55\xaa").ljust(1 << 20, b"\0"))
     os.chown(disk, pwd.getpwnam("libvirt-qemu").pw_uid, -1)
     elements = (Disk("root", str(disk), "raw", boot=1), IoThreads(2))
     xml = render(DomainSpec(plan, "tcg"), merge(Contributed("t", "t 1", e) for e in elements))
     domain = Domain(plan.name, plan.uuid, URI, lambda: hypervisor.create_domain(URI, xml))
+    journal.acquire(recorder(plan), plugin="core", phase="a", guest=0)
     journal.acquire(domain, plugin="core", phase="b", guest=0)
     manager = Manager.for_node(paths, 0.2, 0.1)
     journal.acquire(manager, plugin="iocm", phase="post-boot")

@@ -11,6 +11,7 @@ from functools import partial
 import pytest
 
 import running_jobs
+from consoles import recorder
 from patience import eventually
 from vtorque_core.api.claims import Claim, CoreClaim, MemoryClaim
 from vtorque_core.api.guest_plan import GuestPlan, JobUser
@@ -48,7 +49,8 @@ def start(clean, scratch):
         placements, _ = place(journal, guests, share, paths)
         for index, at in enumerate(placements):
             plan = guest(index, scratch, at)
-            plan.state_dir.mkdir(mode=0o755)
+            for directory in (plan.state_dir, plan.run_dir):
+                directory.mkdir(mode=0o755)
             disk = plan.state_dir / "disk"
             disk.write_bytes(SPIN.ljust(1 << 20, b"\0"))
             os.chown(disk, qemu, -1)
@@ -56,6 +58,7 @@ def start(clean, scratch):
             merged = merge(Contributed("t", "t 1", e) for e in elements)
             xml = render(DomainSpec(plan, "tcg"), merged)
             domain = Domain(plan.name, plan.uuid, URI, partial(hypervisor.create_domain, URI, xml))
+            journal.acquire(recorder(plan), plugin="core", phase="pre-boot", guest=index)
             journal.acquire(domain, plugin="core", phase="boot", guest=index)
         journal.close()
         return paths

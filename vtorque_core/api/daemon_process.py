@@ -8,6 +8,7 @@ import signal
 import sys
 import time
 from dataclasses import dataclass
+from typing import ClassVar
 
 from vtorque_core.api.acquired import RELEASE_TIME, CoreResource
 from vtorque_core.api.children import wait_readable
@@ -15,11 +16,6 @@ from vtorque_core.base import _launch, safefs
 from vtorque_core.base.errors import HostFault
 from vtorque_core.base.locks import lock_holder
 from vtorque_core.base.run_tool import run_tool
-
-_LAUNCH = str(_launch.__file__)
-
-
-_START = 10.0
 
 
 @dataclass(frozen=True)
@@ -36,6 +32,7 @@ class DaemonProcess(CoreResource):
 
     kind = "process"
     blocking = True
+    _launcher: ClassVar[tuple[str, ...]] = (str(_launch.__file__),)
     argv: tuple[str, ...]
     lock: str
     log: str = ""
@@ -43,8 +40,8 @@ class DaemonProcess(CoreResource):
 
     def create(self) -> None:
         """Start the daemon. Raises HostFault if its lock is held."""
-        launcher = (sys.executable, "-I", "-S", _LAUNCH, str(os.getpid()), self.lock, self.log)
-        run_tool(*launcher, *self.argv, timeout=_START)
+        started = (str(os.getpid()), self.lock, self.log, *self.argv)
+        run_tool(sys.executable, "-I", "-S", *self._launcher, *started, timeout=10.0)
 
     def is_lost(self) -> bool:
         """Return True if no process holds the lock."""

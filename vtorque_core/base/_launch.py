@@ -12,6 +12,7 @@ import fcntl
 import os
 import signal
 import sys
+from collections.abc import Callable
 
 _PR_SET_PDEATHSIG, _PR_SET_NO_NEW_PRIVS = 1, 38
 _FDS = 1024  # maximum of open descriptors (RLIMIT_NOFILE's usual soft limit)
@@ -28,7 +29,7 @@ def die_with(parent: int) -> None:
         os._exit(1)
 
 
-def _exec_daemon(lock: str, log: str, argv: list[str], launcher: int) -> None:
+def _detach(lock: str, log: str, launcher: int) -> None:
     die_with(launcher)
     os.setsid()
     os.chdir("/")
@@ -48,17 +49,18 @@ def _exec_daemon(lock: str, log: str, argv: list[str], launcher: int) -> None:
         os.dup2(source, target)
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     _libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
-    os.execvp(argv[0], argv)  # noqa: S606
 
 
-def main() -> int:
+def main(run: Callable[[list[str], int], None] = lambda argv, _: os.execvp(argv[0], argv)) -> int:  # noqa: S606
+    """Start the daemon. ``run`` gets ARGV and a descriptor to close when the daemon has started."""
     parent, lock, log, *argv = sys.argv[1:]
     die_with(int(parent))
     launcher = os.getpid()
     report, told = os.pipe()  # closes with execve(2)
     if os.fork() == 0:
         try:
-            _exec_daemon(lock, log, argv, launcher)
+            _detach(lock, log, launcher)
+            run(argv, told)
         except BaseException as error:  # report every error to the launcher
             os.write(told, f"{argv[0]}: {error!r}".encode())
         finally:

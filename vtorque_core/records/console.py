@@ -30,7 +30,7 @@ PANIC = 50  # lines: a panic's reason precedes registers and a trace
 WIDTH = 200  # characters of one line
 _BYTES = 16384  # read from the end
 _MOST = 2 << 20  # bytes: LINES_KEPT lines of WIDTH characters in UTF-8
-_SETTLE = 0.5  # seconds for virtlogd to write the last output of QEMU
+_SETTLE = 0.5  # seconds to record the last output of QEMU
 _POLL = 0.1
 _log = logging.getLogger(__name__)
 # ECMA-48 control sequences, and the two-character escapes: a firmware's screen is full of them.
@@ -68,13 +68,11 @@ def heading(hostname: str) -> str:
 
 
 def _await_quiet(descriptor: int, size: int, seconds: float) -> int:
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
+    for _ in range(int(seconds / _POLL)):
         time.sleep(_POLL)
-        now = os.fstat(descriptor).st_size
-        if now == size:
+        before, size = size, os.fstat(descriptor).st_size
+        if before == size:
             break
-        size = now
     return size
 
 

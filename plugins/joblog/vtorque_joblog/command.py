@@ -10,7 +10,6 @@ import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import BinaryIO
 
 import click
 
@@ -21,6 +20,7 @@ from vtorque_core.live import kept, service
 from vtorque_core.live.kept import KeptJob
 
 _MAX_LINE = 4096  # characters of a line that are shown
+_DROPPED = 1 << 20  # bytes that the core removes from the beginning of a console log of 2 MiB
 _MAX_KEPT = 1 << 20  # bytes of a console that is kept; the core keeps less
 
 
@@ -149,7 +149,7 @@ def _show_console(paths: Paths, job_id: str, guest: int, follow: bool) -> None:
     if not os.access(found[-1], os.R_OK):
         raise Refused(
             f"only root can read the console of guest {guest}: the guest was started before its "
-            "owner's access was possible, is not of type linux, or has printed more than 2 MiB"
+            "owner's access was possible, or is not of type linux"
         )
     for line in _lines(_console(found[-1], follow)):
         text = line.decode("utf-8", "replace").rstrip("\r")
@@ -162,32 +162,16 @@ def _console(path: Path, follow: bool) -> Iterator[bytes]:
 
     ``tail -F`` would warn that the owner cannot list the directory, and would never end.
     """
-    file = path.open("rb")
-    try:
+    with path.open("rb") as file:
         while path.parent.is_dir():
             if data := file.read(_MAX_LINE):
                 yield data
             elif not follow:
                 return
-            elif _is_replaced(file, path):  # virtlogd has rotated the file
-                file.close()
-                file = path.open("rb")
+            elif os.fstat(file.fileno()).st_size < (place := file.tell()):
+                file.seek(max(0, place - _DROPPED))
             else:
                 time.sleep(job_log.POLL)
-    except PermissionError:
-        raise Refused(
-            "the guest has printed more than 2 MiB: only root can read the rest"
-        ) from None
-    finally:
-        file.close()
-
-
-def _is_replaced(file: BinaryIO, path: Path) -> bool:
-    """Return whether the path refers to another file now; false during virtlogd's renames."""
-    try:
-        return not os.path.samestat(os.fstat(file.fileno()), path.stat())
-    except FileNotFoundError:
-        return False
 
 
 def _lines(parts: Iterable[bytes]) -> Iterator[bytes]:

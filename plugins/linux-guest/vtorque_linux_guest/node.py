@@ -197,7 +197,7 @@ def cloud_config_check(site: Site) -> Iterator[HealthResult]:
 
 
 def virtlogd_check(site: Site) -> Iterator[HealthResult]:
-    """Check that virtlogd, which writes the guests' console logs, answers."""
+    """Check that virtlogd, which writes the messages of QEMU, answers."""
     conf = QEMU_CONF.read_text("utf-8", "replace") if QEMU_CONF.exists() else ""
     if is_personal(site) or _NO_VIRTLOGD.search(conf):
         return  # libvirtd of a user's session starts its own virtlogd

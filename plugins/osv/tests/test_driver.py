@@ -258,13 +258,12 @@ def test_files_that_no_variable_names_stay_outside():
 
 
 def test_domain_of_a_guest_has_console_timer_and_command_line():
-    """Rendered by the core: console as a socket and logged, HPET, only virtio disks."""
+    """Rendered by the core: console as a socket, HPET, only virtio disks."""
     found = [*OsvDriver().elements(PLAN, Site()), late(PLAN, order(A="$<&"))[0]]
     xml = ElementTree.fromstring(domain(PLAN, found))  # noqa: S314 - our own
     serial = xml.find("devices/serial")
     assert serial.get("type") == "unix"
-    assert serial.find("source").attrib == {"mode": "bind", "path": "/r/console.sock"}
-    assert serial.find("log").get("file") == "/s/console.log"
+    assert serial.find("source").attrib == {"mode": "connect", "path": "/r/console.sock"}
     assert xml.find("devices/console") is None
     assert xml.find("clock/timer[@name='hpet']").get("present") == "yes"
     assert "--env=A=$<& runscript /dev/vblk1" in xml.findtext("os/cmdline")

@@ -33,9 +33,10 @@ def test_descriptors_of_a_share_are_limited_by_guest_memory(monkeypatch, tmp_pat
     monkeypatch.setattr(guest_resources, "file_limit", lambda ram_mib: 1000 * ram_mib)
     user = SimpleNamespace(uid=1000, gid=1000, groups=(), subordinate_id=0)
     plan = SimpleNamespace(
-        user=user, qemu_uid=0, run_dir=tmp_path, source=ColdBoot(), ram_mib=512
+        user=user, qemu_uid=0, run_dir=tmp_path, state_dir=tmp_path, source=ColdBoot(), ram_mib=512
     )  # fmt: skip
     shares = [Filesystem("home", "/home/ada", "/home/ada")]
-    merged = SimpleNamespace(lists=lambda kind: shares if kind is Filesystem else [])
-    (daemon,) = guest_resources.daemons(SimpleNamespace(plan=plan, merged=merged))
+    lists = {Filesystem: shares}
+    merged = SimpleNamespace(lists=lambda kind: lists.get(kind, []), single=lambda _: None)
+    _, daemon = guest_resources.daemons(SimpleNamespace(plan=plan, merged=merged))
     assert daemon.service.nofile == 512_000

@@ -349,13 +349,12 @@ def _end(start: StartAttempt, boot: GuestBoot) -> None:
 
 
 def connect_console(path: str) -> int:
-    connection = socket.socket(socket.AF_UNIX)
-    try:
-        connection.connect(path)
-    except OSError as error:
-        connection.close()
-        raise HostFault(f"its console {path}: {error.strerror}") from None
-    return connection.detach()
+    with socket.socket(socket.AF_UNIX) as connection:
+        try:
+            connection.connect(path)
+        except OSError as error:
+            raise HostFault(f"its console {path}: {error.strerror}") from None
+        return connection.detach()
 
 
 def _run_parallel(

@@ -12,10 +12,11 @@ from vtorque_core.api.libvirt_domain import Disk, Filesystem, Interface
 from vtorque_core.images.pool import ramdisk_mib
 from vtorque_core.node.start.attempt import StartAttempt
 from vtorque_core.plan import guests as plan
-from vtorque_core.plan.domain.render import DomainSpec, tap_name
+from vtorque_core.plan.domain.render import DomainSpec, console_socket, tap_name
 from vtorque_core.plan.guest_network import all_networks
 from vtorque_core.plan.guests import GuestSpec
 from vtorque_core.resources import netfilter
+from vtorque_core.resources.console import ConsoleRecorder
 from vtorque_core.resources.disk import DiskCopy, MountResource, Overlay
 from vtorque_core.resources.lease import ImageUse
 from vtorque_core.resources.netfilter import Netfilter
@@ -58,6 +59,9 @@ def root_disks(each: GuestSpec, site: Site) -> Iterable[Resource]:
 
 def daemons(each: GuestSpec) -> Iterable[Resource]:
     user, qemu, run_dir = each.plan.user, each.plan.qemu_uid, each.plan.run_dir
+    if not each.plan.source.warm_key:  # the console of a warm guest is recorded already
+        log, socket = each.plan.state_dir / "console.log", console_socket(each.plan, each.merged)
+        yield ConsoleRecorder((socket, str(log), str(qemu)), str(run_dir / "console.lock"))
     shares = each.merged.lists(Filesystem)
     most = file_limit(each.plan.ram_mib // max(1, len(shares)))
     for share in shares:

@@ -81,10 +81,11 @@ class DomainSpec:
     allow_qemu_args: bool = False
     ports: int = 0
 
-    @property
-    def console_log(self) -> Path:
-        """Log of the serial console, which virtlogd writes (root, 0600) and rotates at 2 MiB."""
-        return self.guest.state_dir / "console.log"
+
+def console_socket(guest: GuestPlan, merged: MergedDomain) -> str:
+    """Return the path of the socket on which the guest's console is recorded."""
+    asked = merged.single(Console)
+    return asked.path if asked and asked.path else str(guest.run_dir / "console.sock")
 
 
 def tap_name(mac: str) -> str:
@@ -341,11 +342,9 @@ def _core_values(spec: DomainSpec, merged: MergedDomain) -> dict[str, Any]:
     kernel = merged.single(KernelBoot)
     x86 = arch == "x86_64"
     direct = kernel is not None and kernel.kernel is not None
-    console = merged.single(Console)
     cpu = merged.single(CpuModel)
     return {
-        "spec": spec, "guest": guest, "console_log": spec.console_log,
-        "console_socket": console.path if console is not None else None,
+        "spec": spec, "guest": guest, "console_socket": console_socket(guest, merged),
         "machine": _MACHINES[arch], "x86": x86, "cpu_model": cpu.name if cpu is not None else None,
         # The virt machine boots a disk through UEFI, and has ACPI only with it.
         "firmware": not x86 and not direct, "acpi": x86 or not direct,

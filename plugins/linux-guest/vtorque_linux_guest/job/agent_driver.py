@@ -87,11 +87,7 @@ def status_port(run_dir: Path, deadline: float) -> socket.socket:
 
 
 def _let_watch(console: Path, uid: int) -> None:
-    """Let the job's owner read a guest's console log. Best effort: some guests have none.
-
-    virtlogd creates it in root's directory. After 2 MiB it starts a new one, which only root can
-    read.
-    """
+    """Let the job's owner read a guest's console log, which is in root's directory. Best effort."""
     with contextlib.suppress(OSError):
         descriptor = os.open(console, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
         try:

@@ -1,0 +1,80 @@
+"""Program that records a guest's console, as :mod:`_launch` with arguments SOCKET FILE UID.
+
+QEMU, which runs as UID, connects to SOCKET first. One further client gets the output, too, and its
+input goes to the guest. The program ends with QEMU's connection. If it ends earlier, QEMU discards
+the output.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import socket
+import time
+from io import FileIO
+
+LARGEST, DROPPED = 2 << 20, 1 << 20  # bytes of the file, and of its beginning if it is full
+# QEMU sends single bytes; a socket holds about a hundred (net.core.wmem_default). With this
+# pause in seconds after each read, a guest gets about 70 KB/s, and this program uses 5 % of a CPU.
+# The boot is not delayed.
+_PAUSE, _WITHOUT_PAUSE = 0.001, 256 << 10  # bytes
+_READ = 1 << 16
+
+
+def record(words: list[str], started: int) -> None:
+    """Record the console, as QEMU's user; close ``started`` when QEMU can connect."""
+    path, log, uid = words
+    signal.signal(signal.SIGPIPE, signal.SIG_IGN)
+    os.umask(0o077)
+    file = open(log, "w+b", buffering=0)  # noqa: PTH123, SIM115 - pathlib takes 10 ms
+    listener = socket.socket(socket.AF_UNIX)
+    if os.path.exists(path):  # noqa: PTH110 - of an earlier recorder, before a cold boot
+        os.unlink(path)  # noqa: PTH108
+    listener.bind(path)
+    if os.geteuid() == 0:
+        os.chown(path, int(uid), -1)
+        os.setgroups([])
+        os.setgid(65534)  # nogroup
+        os.setuid(int(uid))
+    listener.listen(1)
+    os.close(started)
+    with contextlib.suppress(OSError):  # QEMU was killed
+        _copy(listener, file)
+
+
+def _copy(listener: socket.socket, file: FileIO) -> None:
+    qemu, client = listener.accept()[0], None
+    while True:
+        ready = select.select([qemu, client or listener], [], [])[0]
+        if listener in ready:
+            client = listener.accept()[0]
+        output = qemu.recv(_READ) if qemu in ready else b""
+        if qemu in ready and not output:
+            return
+        _append(file, output)
+        try:
+            if client is not None:
+                client.sendall(output)  # at the client's pace
+            if client is not None and client in ready:
+                data = client.recv(_READ)
+                client = client if data else None
+                qemu.send(data, socket.MSG_DONTWAIT)
+        except OSError as error:
+            # Input that the guest does not read is discarded, because its output must be read.
+            client = client if isinstance(error, BlockingIOError) else None
+        if file.tell() > _WITHOUT_PAUSE:
+            time.sleep(_PAUSE)
+
+
+def _append(file: FileIO, data: bytes) -> None:
+    """Append in place, because a warm guest's file has two names, and its owner an ACL entry."""
+    with contextlib.suppress(OSError):  # a full disk must not stop the guest
+        if file.tell() + len(data) > LARGEST:
+            file.seek(DROPPED)
+            kept = file.read()
+            file.seek(0)
+            file.write(kept)
+            file.truncate()
+        file.write(data)

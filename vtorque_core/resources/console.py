@@ -1,0 +1,19 @@
+"""Resource: the process that records a guest's console."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import ClassVar
+
+from vtorque_core.api.daemon_process import DaemonProcess
+
+_PROGRAM = (
+    "import sys; sys.path.append(sys.argv.pop(1)); "
+    "from vtorque_core.base import _console, _launch; sys.exit(_launch.main(_console.record))"
+)
+
+
+class ConsoleRecorder(DaemonProcess):
+    """See :mod:`vtorque_core.base._console`; ``argv`` are its arguments."""
+
+    _launcher: ClassVar[tuple[str, ...]] = ("-c", _PROGRAM, str(Path(__file__).parents[2]))
