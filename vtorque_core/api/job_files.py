@@ -44,13 +44,9 @@ class File(FileResource):
         write = safefs.replace if self.replace else safefs.write_new
         with safefs.name_errors(f"cannot create {self.path}"):
             write(
-                self.path,
-                self.content,
-                mode=self.mode,
-                uid=self.uid,
-                gid=self.gid,
-                ready=self._grant,
-            )
+                self.path, self.content,
+                mode=self.mode, uid=self.uid, gid=self.gid, ready=self._grant,
+            )  # fmt: skip
 
     def _grant(self, descriptor: int) -> None:
         if self.reader >= 0:

@@ -164,12 +164,9 @@ KEEP = Option(
     "keep", boolean, False, "keep the guests after the script, until walltime", "BOOL", show_boolean
 )
 LOG = Option(
-    "log",
-    log_levels.parse,
-    log_levels.NOTHING,
-    "log more of the job: a level, or PHASE|PLUGIN:LEVEL[+...]",
-    "LEVEL",
-)
+    "log", log_levels.parse, log_levels.NOTHING,
+    "log more of the job: a level, or PHASE|PLUGIN:LEVEL[+...]", "LEVEL",
+)  # fmt: skip
 SHOW_LOG = Option(
     "show_log", boolean, False, "show the job's log while it runs", "BOOL", show_boolean
 )

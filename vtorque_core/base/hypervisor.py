@@ -176,16 +176,14 @@ def versions(uri: str) -> dict[str, str]:
 
 def resume_domain(uri: str, uuid: str, timeout: float = CALL_TIMEOUT) -> None:
     """Resume a domain unless it runs."""
-    done = library().VIR_DOMAIN_RUNNING
-    work = _skip_in_state(done, lambda domain: domain.resume())
+    work = _skip_in_state(library().VIR_DOMAIN_RUNNING, lambda domain: domain.resume())
     if on_domain(uri, uuid, "resume domain", work, timeout) is None:
         raise HostFault("the guest ended immediately after its start", stage=STAGE)
 
 
 def suspend_domain(uri: str, uuid: str, timeout: float = CALL_TIMEOUT) -> None:
     """Pause a domain unless it is paused."""
-    done = library().VIR_DOMAIN_PAUSED
-    work = _skip_in_state(done, lambda domain: domain.suspend())
+    work = _skip_in_state(library().VIR_DOMAIN_PAUSED, lambda domain: domain.suspend())
     if on_domain(uri, uuid, "suspend domain", work, timeout) is None:
         raise HostFault("the guest ended before it could be suspended", stage=STAGE)
 

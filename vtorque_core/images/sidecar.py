@@ -82,18 +82,13 @@ class Sidecar:
 
     def as_json(self) -> dict[str, Any]:
         return {
-            "schema": SCHEMA,
-            "name": self.name,
-            "version": self.version,
-            "builder": self.builder,
-            "created": self.created,
-            "verified": self.verified or self.created,
-            "sha256": self.sha256,
-            **vars(self.built),
+            "schema": SCHEMA, "name": self.name, "version": self.version, "builder": self.builder,
+            "created": self.created, "verified": self.verified or self.created,
+            "sha256": self.sha256, **vars(self.built),
             "labels": dict(sorted(self.built.labels.items())),
             "files": {name: vars(record) for name, record in sorted(self.files.items())},
             "signature": self.signature,
-        }
+        }  # fmt: skip
 
 
 def parse_sidecar(text: bytes, name: str) -> Sidecar:

@@ -110,14 +110,9 @@ def keygen(
     try:
         done = subprocess.run(
             guard_command(program(), "-Y", action, *argv, rights=rights),
-            input=stdin,
-            capture_output=True,
-            env=ENV,
-            pass_fds=files,
-            cwd="/",
-            timeout=_SECONDS,
+            input=stdin, capture_output=True, env=ENV, pass_fds=files, cwd="/", timeout=_SECONDS,
             check=False,
-        )
+        )  # fmt: skip
     except subprocess.TimeoutExpired:
         raise HostFault(f"ssh-keygen -Y {action}: timed out after {_SECONDS:g} s") from None
     return done.returncode, done.stdout.decode("utf-8", "replace"), last_words(done)

@@ -80,14 +80,9 @@ def interfaces(site: Site, guest: GuestPlan) -> Iterator[Interface]:
         network = networks[nic.network]
         assert network.kind != "none"  # noqa: S101 - all_networks has no such network
         yield Interface(
-            f"nic{number}",
-            kind=network.kind,
-            source=network.source,
-            mac=nic.mac,
-            ip=nic.ip,
-            filtered=nic.filtered,
-            ipv6=network.ipv6,
-        )
+            f"nic{number}", kind=network.kind, source=network.source, mac=nic.mac, ip=nic.ip,
+            filtered=nic.filtered, ipv6=network.ipv6,
+        )  # fmt: skip
 
 
 def peers(

@@ -120,12 +120,8 @@ def _offered_sources(context: JobContext, request: JobRequest, image: Image) -> 
     """Return the boot sources that a plugin offers before placement: none, or one per guest."""
     sources = context.plugins.collect_from_one(
         hooks.vtorque_boot_sources,
-        job=context.job,
-        request=request,
-        image=image,
-        user=context.user,
-        site=context.site,
-    )
+        job=context.job, request=request, image=image, user=context.user, site=context.site,
+    )  # fmt: skip
     require_possible(sources)
     if sources and len(sources) != request[VMS_PER_NODE]:
         count = len(sources)

@@ -20,20 +20,7 @@ from vtorque_core.resources.virtiofs_daemon import Virtiofsd
 CORE_KINDS: dict[str, type[CoreResource]] = {
     kind.kind: kind
     for kind in (
-        File,
-        Tree,
-        Overlay,
-        DiskCopy,
-        DiskFile,
-        ImageUse,
-        Domain,
-        DaemonProcess,
-        BootStarter,
-        Virtiofsd,
-        UserDisk,
-        MountResource,
-        Netfilter,
-        Lease,
-        SpareUse,
+        File, Tree, Overlay, DiskCopy, DiskFile, ImageUse, Domain, DaemonProcess, BootStarter,
+        Virtiofsd, UserDisk, MountResource, Netfilter, Lease, SpareUse,
     )
 }  # fmt: skip

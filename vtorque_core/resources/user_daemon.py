@@ -73,16 +73,10 @@ class ServedData:
     ) -> Self:
         """Return a service with socket ``<stem>.sock``, lock and log named alike."""
         return cls(
-            source=source,
-            socket=f"{stem}.sock",
-            lock=f"{stem}.lock",
-            log=f"{stem}.log",
-            uid=user.uid,
-            gid=user.gid,
-            groups=tuple(gid for _, gid in user.groups),
-            socket_owner=socket_owner,
-            **more,
-        )
+            source=source, socket=f"{stem}.sock", lock=f"{stem}.lock", log=f"{stem}.log",
+            uid=user.uid, gid=user.gid, groups=tuple(gid for _, gid in user.groups),
+            socket_owner=socket_owner, **more,
+        )  # fmt: skip
 
     @property
     def label(self) -> str:

@@ -325,15 +325,9 @@ class PluginsTable:
 
 DEFAULT_SHARES = {"home": ShareTable("{home}", "/home/{user}", user_owned=True)}
 TABLES: dict[str, type[Any]] = {
-    "batch": Batch,
-    "paths": Paths,
-    "node": Node,
-    "images": Images,
-    "kept": KeptTable,
-    "log": LogTable,
-    "network": Network,
-    "plugins": PluginsTable,
-}
+    "batch": Batch, "paths": Paths, "node": Node, "images": Images, "kept": KeptTable,
+    "log": LogTable, "network": Network, "plugins": PluginsTable,
+}  # fmt: skip
 OTHER_TABLES = ("networks", "shares", "options", "limits", "plugin")
 LIMIT_KEYS = {
     "default": "default without -vm KEY=",
