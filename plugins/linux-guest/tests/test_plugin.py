@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import socket
 import subprocess
 import sys
@@ -172,9 +173,31 @@ def test_health_reports_too_few_descriptors_for_shares(
 ) -> None:
     (tmp_path / "file-max").write_text(f"{most}\n")
     monkeypatch.setattr(node, "FILE_MAX", tmp_path / "file-max")
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (1024, 1 << 20))
     (result,) = node.descriptors_check(Site(Settings()))
     assert (result.status, f"fs.file-max is {most}" in result.message) == (status, True)
     assert ("sysctl" in (result.fix or "")) is (status == "warning")
+
+
+@pytest.mark.parametrize(
+    ("hard", "capabilities", "warns"),
+    [
+        (20_000, "000001fffeffffff", True),
+        (20_000, "000001ffffffffff", False),  # root raises the limit for the daemons
+        (100_000, "0000000000000000", False),
+        (resource.RLIM_INFINITY, "0000000000000000", False),
+    ],
+)
+def test_health_reports_a_hard_limit_below_the_descriptors_of_a_share(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hard: int, capabilities: str, warns: bool
+) -> None:
+    (tmp_path / "status").write_text(f"Name:\tdoctor\nCapEff:\t{capabilities}\nCapBnd:\t0\n")
+    monkeypatch.setattr(node, "STATUS", tmp_path / "status")
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (1024, hard))
+    first, *more = node.descriptors_check(Site(Settings()))
+    assert bool(more) is warns
+    assert (f"RLIMIT_NOFILE) is {hard}" in first.message) is warns
+    assert not warns or "LimitNOFILE=100000" in str(first.fix)
 
 
 NONE = Site(Settings(precancel="/none"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import re
+import resource
 import socket
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -28,7 +29,9 @@ _NO_VIRTLOGD = re.compile(r'^\s*stdio_handler\s*=\s*"file"', re.MULTILINE)
 _log = logging.getLogger(__name__)
 _NO_ACLS = "%s: user.* attributes work as on the host; ACLs are not evaluated in the guest"
 
-FILE_MAX = Path("/proc/sys/fs/file-max")
+FILE_MAX, STATUS = Path("/proc/sys/fs/file-max"), Path("/proc/self/status")
+_LEAST_FILES = 100_000  # that a share's daemon wants
+_CAP_SYS_RESOURCE = 1 << 24  # linux/capability.h
 vtorque_settings = constant_hook(Settings)
 
 # Delete what root in a guest owns, and give its directories that hold the user's files to the user.
@@ -139,7 +142,16 @@ def acl_check(_: Site) -> Iterator[HealthResult]:
 
 
 def descriptors_check(_: Site) -> Iterator[HealthResult]:
-    """Check whether the virtiofs daemons could exhaust the node's file descriptors."""
+    """Check whether the virtiofs daemons get enough descriptors, and could exhaust the node's."""
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    if 0 <= hard < _LEAST_FILES and not _may_raise_limits():
+        yield HealthResult(
+            "warning",
+            f"the hard limit of open files (RLIMIT_NOFILE) is {hard}: in a guest whose memory can "
+            "cache more, walking a larger shared tree ends in 'Too many open files'",
+            fix=f"set LimitNOFILE={_LEAST_FILES} or more for the service that starts jobs "
+            "(systemd.exec(5)), or nofile in limits.conf(5), then restart it",
+        )
     most = int(FILE_MAX.read_text(encoding="ascii"))
     kib = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") >> 10
     if most >= kib:
@@ -155,6 +167,11 @@ def descriptors_check(_: Site) -> Iterator[HealthResult]:
         "files. If enough guests do so, no process of a user can open a file",
         fix=f"write fs.file-max={kib} to a file in /etc/sysctl.d, then run sysctl --system",
     )
+
+
+def _may_raise_limits() -> bool:
+    found = re.search(r"^CapEff:\t(\w+)$", STATUS.read_text(encoding="ascii"), re.MULTILINE)
+    return found is not None and bool(int(found[1], 16) & _CAP_SYS_RESOURCE)
 
 
 def scripts_check(site: Site) -> Iterator[HealthResult]:
