@@ -197,5 +197,5 @@ def test_become_job_imports_few_modules():
 
 
 def test_word_that_is_not_utf8_is_refused():
-    with pytest.raises(UsageError, match=r"^x\\udcff: is not UTF-8$"):
+    with pytest.raises(UsageError, match=r"^x\\xff: is not UTF-8$"):
         pack("cancel", "x\udcff")
