@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from vtorque_admin.steps import Check
 from vtorque_core.api.batch_system import (
     Detach,
     DrainingAdapter,
@@ -19,7 +20,7 @@ from vtorque_core.api.batch_system import (
     Usage,
 )
 from vtorque_core.api.guest_context import GuestFile
-from vtorque_core.api.setup_steps import Check, Installation
+from vtorque_core.api.setup_steps import Installation
 from vtorque_core.base.errors import HostFault, Refused, UsageError
 from vtorque_testing.batch_base import VM, ContractBase, hooked, script, shell_started, submit
 from vtorque_testing.harness import BatchHarness

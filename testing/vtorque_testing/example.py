@@ -19,6 +19,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from vtorque_admin.steps import ReplacedFile, hook_script
 from vtorque_core.api import BatchSystem, HostFault, Refused, UsageError, setting
 from vtorque_core.api.batch_system import (
     BatchJob,
@@ -36,7 +37,7 @@ from vtorque_core.api.batch_system import (
 from vtorque_core.api.directives import vm_directives
 from vtorque_core.api.guest_context import ContextItem, EnvVar
 from vtorque_core.api.node_job import Site
-from vtorque_core.api.setup_steps import Installation, ReplacedFile, SetupStep, hook_script
+from vtorque_core.api.setup_steps import Installation, SetupStep
 from vtorque_core.api.submission import from_token, to_token
 
 OPTIONS = "n:c:m:k:a:N:iS:"

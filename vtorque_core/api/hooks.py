@@ -259,7 +259,7 @@ def vtorque_setup_steps(site: Site, place: Installation) -> Iterable[SetupStep]:
 
         from pathlib import Path
         from vtorque_core.api import hookimpl
-        from vtorque_core.api.setup_steps import MARK, ReplacedFile
+        from vtorque_admin.steps import MARK, ReplacedFile
 
         @hookimpl
         def vtorque_setup_steps(site, place):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from vtorque_core.base import kvm as kvm
-from vtorque_core.base import safefs as safefs
 from vtorque_core.base.trust import require_tree as require_tree
 from vtorque_core.plan import guest_uids as guest_uids
 from vtorque_core.plan import subordinate_ids as subordinate_ids

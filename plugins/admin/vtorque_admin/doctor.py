@@ -12,6 +12,7 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 from vtorque_admin import networks, setup_batch
+from vtorque_admin.steps import Check, Mark
 from vtorque_core.api import (
     HostFault,
     VtorqueError,
@@ -24,7 +25,7 @@ from vtorque_core.api import (
     run_tool,
 )
 from vtorque_core.api.health import LEAST_FREE, HealthResult, failure, ok, warning
-from vtorque_core.api.setup_steps import Check, Mark, SetupStep
+from vtorque_core.api.setup_steps import SetupStep
 from vtorque_core.live.libvirt import call
 from vtorque_core.live.node_setup import (
     VIRTIOFSD,

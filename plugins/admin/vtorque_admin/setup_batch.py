@@ -13,14 +13,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from vtorque_admin.steps import Check, ReplacedFile, hook_script
 from vtorque_core.api import HostFault, VtorqueError, hooks, replace_file
-from vtorque_core.api.setup_steps import (
-    Check,
-    Installation,
-    ReplacedFile,
-    SetupStep,
-    hook_script,
-)
+from vtorque_core.api.setup_steps import Installation, SetupStep
 from vtorque_core.live.node_setup import Plugins, Site, installation
 from vtorque_core.live.site_config import edit
 

@@ -14,8 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from vtorque_core.api import HostFault
-from vtorque_core.api.setup_steps import make_directories
-from vtorque_core.live.node_setup import safefs
+from vtorque_core.api.setup_steps import make_directories, safefs
 
 Say = Callable[[str], None]
 Content = Path | bytes  # a link's target, or a file's content

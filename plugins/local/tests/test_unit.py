@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from patience import LONG
-from vtorque_core.api.setup_steps import Installation, systemd_unit
+from vtorque_admin.steps import systemd_unit
+from vtorque_core.api.setup_steps import Installation
 from vtorque_local import unit
 
 

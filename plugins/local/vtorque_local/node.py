@@ -8,10 +8,11 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
+from vtorque_admin.steps import systemd_unit
 from vtorque_core.api import HostFault, Refused, printable
 from vtorque_core.api.batch_system import BatchJob, JobState, NodeAdapter, Outcome, PeerGuest
 from vtorque_core.api.guest_context import ContextItem
-from vtorque_core.api.setup_steps import Installation, SetupStep, systemd_unit
+from vtorque_core.api.setup_steps import Installation, SetupStep
 from vtorque_core.api.submission import from_token
 from vtorque_pbs import convention as pbs
 from vtorque_pbs import nodefile

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from vtorque_core.api.setup_steps import Installation, unit_line
+from vtorque_admin.steps import unit_line
+from vtorque_core.api.setup_steps import Installation
 
 NAME = "vtorque-local.service"
 _TEXT = """[Unit]

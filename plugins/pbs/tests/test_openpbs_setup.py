@@ -5,8 +5,9 @@ from pathlib import Path
 import pytest
 
 from pbs_harness import OpenPbsHarness
+from vtorque_admin.steps import Check
 from vtorque_core.api import HostFault
-from vtorque_core.api.setup_steps import Check, Installation
+from vtorque_core.api.setup_steps import Installation
 from vtorque_pbs.openpbs.setup import BEGIN, END, Hook
 
 

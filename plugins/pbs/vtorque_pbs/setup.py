@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 import socket
 
+from vtorque_admin.steps import Check, Mark
 from vtorque_core.api import HostFault
-from vtorque_core.api.setup_steps import Check, Mark
 from vtorque_pbs.batch_commands import Commands
 from vtorque_pbs.node import PbsNode
 

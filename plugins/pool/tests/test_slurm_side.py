@@ -8,8 +8,9 @@ import pytest
 
 from directory_cloud import DirectoryDriver
 from recorded_command import Command
+from vtorque_admin.steps import Check
 from vtorque_core.api import take_lock
-from vtorque_core.api.setup_steps import Check, Installation
+from vtorque_core.api.setup_steps import Installation
 from vtorque_pool import on_slurm, slurm_conf
 from vtorque_pool.machines import Machines
 from vtorque_pool.settings import Settings, Shape

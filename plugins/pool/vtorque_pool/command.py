@@ -97,7 +97,7 @@ def config_lines(context: click.Context, config: Path | None) -> None:
 @click.pass_context
 def setup(context: click.Context, config: Path | None, undo: bool, dry_run: bool) -> None:
     """Prepare the server's host: slurm.conf, programs, directory, unit. Root only."""
-    from vtorque_core.api.setup_steps import Check  # noqa: PLC0415
+    from vtorque_admin.steps import Check  # noqa: PLC0415
     from vtorque_core.live.service import site_and_installation  # noqa: PLC0415
     from vtorque_pool import slurm_conf, unit  # noqa: PLC0415
     from vtorque_pool.settings import Settings  # noqa: PLC0415

@@ -13,17 +13,9 @@ import shlex
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from vtorque_admin.steps import MARK, Change, Check, ReplacedFile, edit_file, hook_script
 from vtorque_core.api import HostFault
-from vtorque_core.api.setup_steps import (
-    MARK,
-    Change,
-    Check,
-    Installation,
-    ReplacedFile,
-    SetupStep,
-    edit_file,
-    hook_script,
-)
+from vtorque_core.api.setup_steps import Installation, SetupStep
 from vtorque_pool import unit
 from vtorque_pool.settings import Settings
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from vtorque_core.api.setup_steps import Installation, ReplacedFile, systemd_unit, unit_line
+from vtorque_admin.steps import ReplacedFile, systemd_unit, unit_line
+from vtorque_core.api.setup_steps import Installation
 
 _TEXT = """[Unit]
 Description=vTorque's worker nodes that come and go

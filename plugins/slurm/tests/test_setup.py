@@ -2,7 +2,8 @@
 
 import pytest
 
-from vtorque_core.api.setup_steps import Check, Installation
+from vtorque_admin.steps import Check
+from vtorque_core.api.setup_steps import Installation
 from vtorque_slurm.settings import Settings
 from vtorque_slurm.setup import steps
 

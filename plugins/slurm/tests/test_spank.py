@@ -9,9 +9,10 @@ from types import SimpleNamespace
 import pytest
 
 from slurm_doubles import Slurm
+from vtorque_admin.steps import Check
 from vtorque_core.api import HostFault, UsageError
 from vtorque_core.api.batch_system import Needs, Outcome
-from vtorque_core.api.setup_steps import Check, Installation
+from vtorque_core.api.setup_steps import Installation
 from vtorque_slurm import controller_updates, plugin, step_tasks
 from vtorque_slurm.batch_commands import Client
 from vtorque_slurm.node import SlurmNode

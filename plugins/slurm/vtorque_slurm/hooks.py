@@ -8,7 +8,8 @@ from __future__ import annotations
 import shlex
 from pathlib import Path
 
-from vtorque_core.api.setup_steps import Installation, hook_script
+from vtorque_admin.steps import hook_script
+from vtorque_core.api.setup_steps import Installation
 from vtorque_slurm import request_channel
 
 

@@ -14,18 +14,9 @@ import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from vtorque_admin.steps import MARK, Change, Check, Mark, ReplacedFile, check_timeout
 from vtorque_core.api import HostFault
-from vtorque_core.api.setup_steps import (
-    MARK,
-    Change,
-    Check,
-    Installation,
-    Mark,
-    ReplacedFile,
-    SetupStep,
-    check_timeout,
-    make_directories,
-)
+from vtorque_core.api.setup_steps import Installation, SetupStep, make_directories
 from vtorque_slurm import controller_updates, hooks, slurm_conf
 from vtorque_slurm.batch_commands import Client
 from vtorque_slurm.settings import Settings

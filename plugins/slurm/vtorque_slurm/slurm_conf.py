@@ -9,8 +9,8 @@ import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from vtorque_admin.steps import MARK, Change, edit_file
 from vtorque_core.api import HostFault
-from vtorque_core.api.setup_steps import MARK, Change, edit_file
 
 _KEPT = f"#kept by {MARK.decode()}#"
 _OURS = f"  # {MARK.decode()}"

@@ -9,8 +9,9 @@ from types import SimpleNamespace
 import pytest
 
 from patience import LONG
+from vtorque_admin.steps import systemd_unit
 from vtorque_core.api import HostFault, Paths
-from vtorque_core.api.setup_steps import Installation, systemd_unit
+from vtorque_core.api.setup_steps import Installation
 from vtorque_core.live.spares import WarmGuest
 from vtorque_testing.planned import PlannedNode, with_core
 from vtorque_warm import node, plugin, policy, process, service

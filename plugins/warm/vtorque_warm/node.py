@@ -54,7 +54,7 @@ def vtorque_post_boot(job: NodeJob) -> None:
 @hookimpl
 def vtorque_setup_steps(site: Site, place: Installation) -> Iterator[SetupStep]:
     """Start the service, now and at boot. To undo, end the service and all unused warm guests."""
-    from vtorque_core.api.setup_steps import Change, systemd_unit  # noqa: PLC0415 - only setup
+    from vtorque_admin.steps import Change, systemd_unit  # noqa: PLC0415 - not in a job's start
 
     if not _wanted(site) and Service.for_node(site.paths).is_lost():
         return
@@ -69,7 +69,7 @@ def vtorque_setup_steps(site: Site, place: Installation) -> Iterator[SetupStep]:
 
 def unit(place: Installation) -> str:
     """Return the systemd unit that starts the service (systemd.service(5))."""
-    from vtorque_core.api.setup_steps import unit_line  # noqa: PLC0415 - only setup
+    from vtorque_admin.steps import unit_line  # noqa: PLC0415
 
     lines = {word: unit_line((*place.call("warm"), word)) for word in ("start", "stop")}
     return _UNIT.format(**lines)

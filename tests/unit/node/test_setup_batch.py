@@ -15,7 +15,7 @@ import pytest
 
 import sparing
 from vtorque_admin import setup_batch
-from vtorque_core.api.setup_steps import MARK, Check, Mark, ReplacedFile, edit_file
+from vtorque_admin.steps import MARK, Check, Mark, ReplacedFile, edit_file
 from vtorque_core.api.strategies import BatchSystem
 from vtorque_core.api.values import hookimpl
 from vtorque_core.base.errors import HostFault

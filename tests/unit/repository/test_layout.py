@@ -103,11 +103,7 @@ def test_plugin_tests_import_only_the_public_api_or_named_exceptions():
     assert found == CORES_OWN
 
 
-COMMANDS_OF = {  # run, but not imported
-    "vtorque-local": {"vtorque-images"},
-    "vtorque-pbs": {"vtorque-admin"},
-    "vtorque-slurm": {"vtorque-admin"},
-}
+COMMANDS_OF = {"vtorque-local": {"vtorque-images"}}  # run, but not imported
 
 
 @pytest.mark.parametrize("project", PROJECTS, ids=lambda p: p.parent.name)

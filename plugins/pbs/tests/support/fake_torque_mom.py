@@ -10,8 +10,9 @@ from pathlib import Path
 from pbs_harness import ME, NODES, TorqueHarness, resource_list
 from quick_python import shebang
 from torque_node import adapter_at
+from vtorque_admin.steps import ReplacedFile
 from vtorque_core.api.batch_system import Outcome
-from vtorque_core.api.setup_steps import Installation, ReplacedFile
+from vtorque_core.api.setup_steps import Installation
 
 STAND_IN = """
 import sys

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from vtorque_core.api.setup_steps import MARK, Installation
+from vtorque_admin.steps import MARK
+from vtorque_core.api.setup_steps import Installation
 from vtorque_pbs.qsub_dialect import VARIABLE
 
 ALARM = 60

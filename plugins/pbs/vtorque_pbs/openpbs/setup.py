@@ -15,9 +15,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from vtorque_admin.steps import Change, Check, check_timeout
 from vtorque_core.api import HostFault
 from vtorque_core.api.node_job import Site
-from vtorque_core.api.setup_steps import Change, Check, Installation, SetupStep, check_timeout
+from vtorque_core.api.setup_steps import Installation, SetupStep
 from vtorque_pbs.node import PbsNode
 from vtorque_pbs.openpbs import hooks
 from vtorque_pbs.settings import Settings

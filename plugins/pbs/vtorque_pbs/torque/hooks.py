@@ -8,7 +8,8 @@ from __future__ import annotations
 import shlex
 from pathlib import Path
 
-from vtorque_core.api.setup_steps import KEPT, MARK, Installation
+from vtorque_admin.steps import KEPT, MARK
+from vtorque_core.api.setup_steps import Installation
 from vtorque_pbs.torque.node import RETRY
 
 _PROLOGUE = """\

@@ -11,19 +11,10 @@ import stat
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from vtorque_admin.steps import KEPT, MARK, Change, Check, ReplacedFile, check_timeout, edit_file
 from vtorque_core.api import HostFault
 from vtorque_core.api.node_job import Site
-from vtorque_core.api.setup_steps import (
-    KEPT,
-    MARK,
-    Change,
-    Check,
-    Installation,
-    ReplacedFile,
-    SetupStep,
-    check_timeout,
-    edit_file,
-)
+from vtorque_core.api.setup_steps import Installation, SetupStep
 from vtorque_pbs.node import PbsNode
 from vtorque_pbs.settings import Settings
 from vtorque_pbs.setup import marked, rights

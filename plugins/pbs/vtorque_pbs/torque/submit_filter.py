@@ -13,15 +13,9 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
+from vtorque_admin.steps import MARK, Change, ReplacedFile, edit_file
 from vtorque_core.api import UsageError
-from vtorque_core.api.setup_steps import (
-    MARK,
-    Change,
-    Installation,
-    ReplacedFile,
-    SetupStep,
-    edit_file,
-)
+from vtorque_core.api.setup_steps import Installation, SetupStep
 from vtorque_pbs import convention as pbs
 from vtorque_pbs.qsub_dialect import Options
 

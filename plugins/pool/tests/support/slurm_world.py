@@ -12,7 +12,8 @@ import sys
 import time
 from pathlib import Path
 
-from vtorque_core.api.setup_steps import Check, Installation
+from vtorque_admin.steps import Check
+from vtorque_core.api.setup_steps import Installation
 from vtorque_pool import slurm_conf
 
 HERE = Path(__file__).parent

@@ -10,18 +10,11 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+from vtorque_admin.steps import MARK, Change, Check, ReplacedFile, edit_file
 from vtorque_core.api import HostFault
 from vtorque_core.api.health import HealthResult, failure, ok
 from vtorque_core.api.node_job import Site
-from vtorque_core.api.setup_steps import (
-    MARK,
-    Change,
-    Check,
-    Installation,
-    ReplacedFile,
-    SetupStep,
-    edit_file,
-)
+from vtorque_core.api.setup_steps import Installation, SetupStep
 from vtorque_core.live import service
 from vtorque_slurm import slurm_conf
 from vtorque_slurm.batch_commands import Client
