@@ -79,9 +79,9 @@ def run(path, content, *argv):
 
 def install(tmp_path, place):
     for step in submit_filter.steps(tmp_path, place):
-        if not step.done():
+        if not step.is_applied():
             step.apply()
-        assert step.done()
+        assert step.is_applied()
     return tmp_path / submit_filter.NAME
 
 

@@ -71,7 +71,7 @@ def test_uninstall_restores_plugstack_byte_for_byte(place, tmp_path, before):
     stack = tmp_path / "plugstack.conf"
     for _ in range(2):
         for step in place(before if not stack.exists() else None):
-            if not step.done():
+            if not step.is_applied():
                 step.apply()
     *mark, line, rest = stack.read_bytes().split(b"\n", 2 if before is None else 1)
     assert line.decode().split() == [
@@ -281,18 +281,18 @@ def environ(**more):
 
 def test_batch_script_of_sbatch_is_passed_unchanged():
     shell = SlurmJobShell()
-    started = shell.started(["a", "b"], environ(VTORQUE_TASK="batch"), None)
+    started = shell.read_start(["a", "b"], environ(VTORQUE_TASK="batch"), None)
     assert (started.script, started.args) == (Path("/spool/slurm_script"), ("a", "b"))
     assert shell.content(b"#!/bin/sh\nexit\n") == b"#!/bin/sh\nexit\n"
     assert SlurmJobShell().content(b"#!/job/shell\n#!/bin/sh\n") == b"#!/bin/sh\n"
 
 
 def test_task_of_a_step_is_a_command(tmp_path):
-    started = SlurmJobShell().started(["it's", ""], environ(VTORQUE_TASK="step"), None)
+    started = SlurmJobShell().read_start(["it's", ""], environ(VTORQUE_TASK="step"), None)
     assert started.script is None
     assert started.command == "#!/bin/sh\nexec /spool/slurm_script 'it'\"'\"'s' ''\n"
     with pytest.raises(UsageError, match="only Slurm can start"):
-        SlurmJobShell().started([], {"VTORQUE_TASK_PROGRAM": "x"}, None)
+        SlurmJobShell().read_start([], {"VTORQUE_TASK_PROGRAM": "x"}, None)
 
 
 def run(words, ids, stdin=b"", **more):
