@@ -8,7 +8,6 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from vtorque_admin.steps import systemd_unit
 from vtorque_core.api import HostFault, Refused, printable
 from vtorque_core.api.batch_system import BatchJob, JobState, NodeAdapter, Outcome, PeerGuest
 from vtorque_core.api.guest_context import ContextItem
@@ -73,7 +72,7 @@ class LocalNode(NodeAdapter):
         """Return the step for the service's unit, if systemd is running. Hooks need no step."""
         from vtorque_local import unit  # noqa: PLC0415 - not for each job
 
-        return systemd_unit(unit.NAME, unit.text(place))
+        return unit.steps(place)
 
     def job_states(self, ids: Sequence[str]) -> Mapping[str, JobState]:
         """Look for the jobs in the spool, which is also valid while the service is down."""

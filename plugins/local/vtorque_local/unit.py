@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from vtorque_admin.steps import unit_line
-from vtorque_core.api.setup_steps import Installation
+from collections.abc import Sequence
+
+from vtorque_admin.steps import systemd_unit, unit_line
+from vtorque_core.api.setup_steps import Installation, SetupStep
 
 NAME = "vtorque-local.service"
 _TEXT = """[Unit]
@@ -32,6 +34,11 @@ ProtectKernelLogs=yes
 [Install]
 WantedBy=multi-user.target
 """
+
+
+def steps(place: Installation) -> Sequence[SetupStep]:
+    """Return the step that writes the unit, if systemd is running."""
+    return systemd_unit(NAME, text(place))
 
 
 def text(place: Installation) -> str:

@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vtorque_core.api import HostFault
-from vtorque_slurm.slurm_conf import value, with_line, without_line
+from vtorque_slurm.conf_line import with_line, without_line
+from vtorque_slurm.slurm_conf import value
 
 LINES = st.lists(
     st.sampled_from(

@@ -37,7 +37,6 @@ from vtorque_slurm import (
 )
 from vtorque_slurm.batch_commands import Client
 from vtorque_slurm.settings import Settings
-from vtorque_slurm.spank import installed
 
 if TYPE_CHECKING:
     from vtorque_core.api.setup_steps import Installation, SetupStep
@@ -85,9 +84,8 @@ class SlurmNode(NodeAdapter):
             blob = self._request(job_id, word)
             if leader != job_id:
                 raise Refused("only the first component of a heterogeneous job has guests")
-            if by_spank and (why := installed.problem(self._settings, self._client)):
-                self._no_job_shell = True
-                raise HostFault(f"Slurm does not start the job shell of --vm= jobs: {why}")
+            if by_spank:
+                self._require_spank_plugin()
             record = controller_updates.record(self._client, job_id, account)
             if record.name == f"{job_id}+0":
                 bare = controller_updates.bare_nodes(self._client, job_id)
@@ -219,6 +217,13 @@ class SlurmNode(NodeAdapter):
                 return
             if left:  # another node may have overwritten the line
                 time.sleep(random.uniform(0.1, 0.5))  # noqa: S311
+
+    def _require_spank_plugin(self) -> None:
+        from vtorque_slurm.spank import installed  # noqa: PLC0415 - only for jobs with --vm=
+
+        if why := installed.problem(self._settings, self._client):
+            self._no_job_shell = True
+            raise HostFault(f"Slurm does not start the job shell of --vm= jobs: {why}")
 
     def _request(self, job_id: str, word: str) -> bytes:
         if word == request_channel.IN_SCRIPT:

@@ -19,8 +19,8 @@ from vtorque_core.api import HostFault
 from vtorque_core.api.setup_steps import Installation, SetupStep, make_directories
 from vtorque_slurm import controller_updates, hooks, slurm_conf
 from vtorque_slurm.batch_commands import Client
+from vtorque_slurm.conf_line import conf_line
 from vtorque_slurm.settings import Settings
-from vtorque_slurm.slurm_conf import conf_line
 from vtorque_slurm.spank import installed
 
 OURS = "50-vtorque"
