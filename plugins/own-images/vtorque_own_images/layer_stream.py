@@ -9,7 +9,7 @@ import hashlib
 import os
 import subprocess
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from vtorque_core.api import HostFault, Refused
 
@@ -33,12 +33,17 @@ class LayerStream:
         self._path, self._most = path, most
         self._process: subprocess.Popen[bytes] | None = None
         self._file: IO[bytes] | None = None
-        self.restart()
+        self._hash: Any = hashlib.sha256()
+        self._start()
 
     def restart(self) -> None:
-        """Continue at the beginning."""
+        """Continue at the beginning, after the check: the content is not hashed again."""
         self.close()
-        self._at, self._hash = 0, hashlib.sha256()
+        self._hash = None
+        self._start()
+
+    def _start(self) -> None:
+        self._at = 0
         with self._path.open("rb", buffering=0) as file:
             magic = file.read(6)
             file.seek(0)
@@ -81,10 +86,10 @@ class LayerStream:
             pass
         if self._process is not None and self._process.wait():
             raise Refused("a layer is damaged, or decompressing it needs too much memory")
-        if digest is not None and self._hash.hexdigest() != digest:
+        if digest is not None and (found := self._hash.hexdigest()) != digest:
             raise Refused(
-                f"a layer has sha256 {self._hash.hexdigest()[:16]}..., but the configuration "
-                f"requires {digest[:16]}..."
+                f"a layer has sha256 {found[:16]}..., but the configuration requires "
+                f"{digest[:16]}..."
             )
 
     def close(self) -> None:
@@ -99,7 +104,8 @@ class LayerStream:
     def _next(self, size: int) -> bytes:
         assert self._file is not None  # noqa: S101 - not used after close
         part = self._file.read(size)
-        self._hash.update(part)
+        if self._hash is not None:
+            self._hash.update(part)
         self._at += len(part)
         if self._at > 2 * self._most:  # headers and padding besides the files
             raise Refused(f"a layer unpacks to more than {2 * self._most >> 20} MiB")
