@@ -347,7 +347,9 @@ def test_job_runs_in_own_image(clean, layout):
         "virtiofs",
     ]
     assert "converting it, once" in told
-    code, again, told = clean.job(OWN, "--no-pull", "-vm", f"img=oci:{layout},work=home")
+    code, again, told = clean.job(
+        OWN, "--no-pull", "-vm", f"img=oci:{layout},work=home,vms_per_node=2"
+    )
     assert (code, again) == (7, said), told
     assert "converting" not in told
     code, _, told = clean.job(OWN, "-vm", f"img=oci:{layout}")
