@@ -134,7 +134,7 @@ def overlay(guest: GuestPlan, again: bool = False) -> Disk:
 
 def start(guest: GuestPlan, *elements: Element, **keywords: Any) -> None:
     merged = merge(Contributed("core", "vtorque-core", e) for e in elements)
-    if recorder(guest).lost():
+    if recorder(guest).is_lost():
         recorder(guest).create()
     hypervisor.create_domain(URI, render(DomainSpec(guest, "tcg"), merged, **keywords))
 
