@@ -30,6 +30,9 @@ class Domain(CoreResource):
         self.start()
 
     def release(self) -> None:
+        from vtorque_core.resources import qemu_exit  # noqa: PLC0415
+
+        qemu_exit.end(self.name, self.uuid)
         hypervisor.destroy_domain(self.uri, self.uuid, RELEASE_TIME)
         if self.uri == "qemu:///session":  # logrotate(8) removes the logs of root's libvirtd
             cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
