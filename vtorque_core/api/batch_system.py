@@ -227,6 +227,8 @@ class BatchJob:
         known_as: the job id that users write, if it differs from ``id``.
         granted: other resources on this node, named as in :class:`Needs`; None: not counted.
         bare: nodes without guests in a mixed request. Their ranks follow those of ``nodes``.
+        placed: descriptor of an eventfd(2), or None. The start adds 1 before the guests boot, when
+            the proof exists and the resources are granted: the job shell may start.
     """
 
     id: str
@@ -254,6 +256,7 @@ class BatchJob:
     known_as: str = ""
     granted: Mapping[str, Grant] | None = None
     bare: tuple[BareNode, ...] = ()
+    placed: int | None = None
 
     @property
     def node_index(self) -> int:

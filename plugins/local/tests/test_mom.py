@@ -4,15 +4,19 @@ import ast
 import json
 import os
 import re
+import shlex
 import shutil
 import signal
 import subprocess
+import sys
+import threading
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from as_root import with_a_shell
+from patience import eventually
 from vtorque_core.api import UsageError
 from vtorque_local import become_job, job_processes, mom
 from vtorque_local.job import make_job
@@ -120,6 +124,76 @@ def test_killed_prologue_ends_a_vm_job(task, tmp_path):
     assert not Path(tmp_path, "begun").exists()
     assert said.read_text() == "1.h 122\n"
     assert Path(tmp_path, "err").read_text() == f"=>> vtorque: 1.h: {reason}\n"
+
+
+PLACES = """
+import os, pathlib, sys, time
+os.eventfd_write(int(os.environ["VTORQUE_PLACED"]), 1)
+until = time.monotonic() + 60
+while not pathlib.Path(sys.argv[1]).exists() and time.monotonic() < until:
+    time.sleep(0.01)
+pathlib.Path(sys.argv[2]).touch()
+sys.exit(int(sys.argv[3]))
+"""
+
+
+def placing(tmp_path, code=0):
+    """Return a prologue that lets the job shell start, and waits until it runs."""
+    (tmp_path / "places.py").write_text(PLACES)
+    words = [sys.executable, tmp_path / "places.py", tmp_path / "begun", tmp_path / "ready", code]
+    return program(tmp_path / "prologue", f"exec {shlex.join(map(str, words))}")
+
+
+def waiting(tmp_path):
+    """Return a wrapper that waits for the guests, as the job shell does."""
+    wait = f"until [ -e {tmp_path}/ready ]; do sleep 0.01; done"
+    return program(tmp_path / "wrapper", f"touch {tmp_path}/begun; {wait}; echo waited")
+
+
+def test_wrapper_starts_when_the_prologue_has_placed_the_job(task, tmp_path):
+    one = task(prologue=placing(tmp_path), wrapper=waiting(tmp_path), token="vt1:x")
+    assert one.work()
+    assert (one.job.status, one.job.reason) == (0, "")
+    assert Path(tmp_path, "out").read_text() == "waited\n"
+    assert not Path(tmp_path, "err").read_text()
+
+
+@pytest.mark.parametrize(("code", "status"), [(3, pbs.STATUS_NO_START), (mom.WAITS, None)])
+def test_prologue_that_fails_after_placing_does_not_requeue_the_job(task, tmp_path, code, status):
+    """The wrapper has begun, so it reports the failure from the proof."""
+    one = task(prologue=placing(tmp_path, code), wrapper=waiting(tmp_path), token="vt1:x")
+    assert one.work()
+    assert one.job.status is not None
+    assert status is None or one.job.status == status
+
+
+def test_job_canceled_beside_its_prologue_ends_after_the_prologue(task, tmp_path):
+    one = task(
+        prologue=placing(tmp_path),
+        wrapper=program(tmp_path / "wrapper", f"touch {tmp_path}/begun; exec sleep 300"),
+        token="vt1:x",
+    )
+
+    def cancel():
+        eventually((tmp_path / "begun").exists)
+        one.end(271, "canceled")
+
+    canceled = threading.Thread(target=cancel)
+    canceled.start()
+    assert one.work()
+    canceled.join()
+    assert Path(tmp_path, "ready").exists()
+    assert (one.job.status, one.job.reason) == (271, "canceled")
+
+
+@pytest.mark.parametrize("interactive", [False, True])
+def test_only_guests_jobs_with_a_script_start_beside_the_prologue(task, tmp_path, interactive):
+    said = tmp_path / "said"
+    look = program(tmp_path / "prologue", f'echo "${{VTORQUE_PLACED-none}}" >{said}')
+    one = task(prologue=look, token="vt1:x" if interactive else "")
+    one.job.interactive = interactive
+    one.work()
+    assert said.read_text() == "none\n"
 
 
 def test_prologue_timeout_ends_a_vm_job(task, tmp_path):

@@ -20,7 +20,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -30,7 +30,7 @@ from vtorque_core.live.service import own_variables
 from vtorque_local import become_job, job_processes
 from vtorque_local.client import GUARD
 from vtorque_local.job import Job
-from vtorque_local.node import WAITS
+from vtorque_local.node import PLACED, WAITS
 from vtorque_pbs import convention as pbs
 
 HOOK_ENVIRON = {"PATH": "/usr/sbin:/sbin:/usr/local/bin:/usr/bin:/bin", "LC_ALL": "C"}
@@ -95,6 +95,7 @@ class Task(abc.ABC):
         self._programs, self._stuck = programs, stuck
         self._lock = threading.RLock()
         self._wake = -1  # an eventfd(2) while :meth:`work` runs
+        self._leader: Leader | None = None  # started before the end of the prologue
 
     @abc.abstractmethod
     def save(self) -> None:
@@ -124,8 +125,8 @@ class Task(abc.ABC):
                 self.job.started = time.time()
                 if self._run_prologue() and self._wait():
                     return False
-                if self._enter("R"):
-                    self._run_job()
+                if self._leader is not None or self._enter("R"):
+                    self._run_job(self._leader or self.start())
         except (OSError, ValueError, LookupError, VtorqueError) as error:
             self.end(pbs.STATUS_NO_START, f"the job cannot be started: {error}")
         return self.tear_down()
@@ -179,8 +180,10 @@ class Task(abc.ABC):
 
     def _run_prologue(self) -> bool:
         """Run the prologue. Return whether the job must wait for others (cause in ``reason``)."""
-        code, lines = self._hook([*self._programs.prologue, *self.job.hook])
-        waits = code == WAITS and self.job.in_guest
+        early = self.job.in_guest and not self.job.interactive
+        prologue = [*self._programs.prologue, *self.job.hook]
+        code, lines = self._hook(prologue, self._start_early if early else None)
+        waits = code == WAITS and self.job.in_guest and self._leader is None
         with self._lock:
             if self.job.status is None:  # otherwise keep the reason of its end
                 self.job.reason = printable(" ".join(lines[-1:]), MAX_WORD) if waits else ""
@@ -197,8 +200,13 @@ class Task(abc.ABC):
         """Start the job's user process. Raise OSError, or LookupError for an unknown user."""
         return Process.of(self.job, self.directory, self._programs.wrapper)
 
-    def _run_job(self) -> None:
-        leader = self.start()
+    def _start_early(self) -> None:
+        """Start the job shell beside the prologue: it imports its code while the guests boot."""
+        with contextlib.suppress(OSError, ValueError, LookupError, VtorqueError):
+            if self._enter("R"):
+                self._leader = self.start()
+
+    def _run_job(self, leader: Leader) -> None:
         self.job.session = leader.session
         if not self._watch(leader):
             self.end(pbs.STATUS_SIGNAL + signal.SIGKILL, "its process cannot be ended")
@@ -267,13 +275,25 @@ class Task(abc.ABC):
                 self._stuck.setdefault(self.job.uid, []).append(process)
         return False
 
-    def _hook(self, argv: Sequence[str]) -> tuple[int, list[str]]:
+    def _hook(
+        self, argv: Sequence[str], placed: Callable[[], None] | None = None
+    ) -> tuple[int, list[str]]:
+        """Run a hook, and call ``placed`` if the hook reports that with :data:`PLACED`."""
         environ = hook_environ() | {"PBS_JOBID": self.job.id, "PBS_QUEUE": self.job.hook[5]}
-        with os.fdopen(os.memfd_create("said"), "rb") as said:
-            process = Process(
-                guard_command(*argv), environ, stdout=said.fileno(), stderr=2, umask=0o022
-            )
-            if not process.ended(self._programs.hook_timeout):
+        until = time.monotonic() + self._programs.hook_timeout
+        come = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        with os.fdopen(come, "rb"), os.fdopen(os.memfd_create("said"), "rb") as said:
+            fds = [come] if placed else []
+            environ |= {PLACED: str(come)} if placed else {}
+            out = said.fileno()
+            guarded = guard_command(*argv)
+            process = Process(guarded, environ, fds, stdout=out, stderr=2, umask=0o022)
+            poll = select.poll()
+            for each in (*fds, process.fileno()):
+                poll.register(each, select.POLLIN)
+            if placed and _ready(poll, come, until):
+                placed()
+            if not process.ended(max(0.0, until - time.monotonic())):
                 process.kill()
             code, _ = process.result()
             said.seek(0)

@@ -17,6 +17,8 @@ from vtorque_pbs import convention as pbs
 from vtorque_pbs import nodefile
 
 WAITS = 75  # prologue's exit code (EX_TEMPFAIL, sysexits.h) that requeues the job
+PLACED = "VTORQUE_PLACED"
+"""Variable with the descriptor of an eventfd(2) by which a prologue lets the job shell start."""
 
 
 class LocalNode(NodeAdapter):
@@ -37,6 +39,9 @@ class LocalNode(NodeAdapter):
             raise HostFault(f"these are not the local batch system's arguments: {error}") from None
         except Refused as error:  # maybe forged: report it as any invalid request
             blob, bad = b"", str(error)
+        placed = int(environ[PLACED]) if PLACED in environ else None
+        if placed is not None:
+            os.set_inheritable(placed, False)
         host = socket.gethostname()
         return BatchJob(
             id=args.job_id,
@@ -50,6 +55,7 @@ class LocalNode(NodeAdapter):
             resource_list=resources,
             bad_request=bad,
             patience=0.0,
+            placed=placed,
         )
 
     def context(self, job: BatchJob, guests: Sequence[PeerGuest]) -> Iterable[ContextItem]:

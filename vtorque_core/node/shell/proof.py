@@ -27,7 +27,7 @@ from vtorque_core.base.names import JobAttempt, Paths
 from vtorque_core.site.values import convert
 
 SCHEMA = 4
-POLL = 0.05  # seconds between two reads of a proof, or two tests of its lock
+POLL = 0.02  # seconds between two reads of a proof, or two tests of its lock
 MAX_BYTES = 4 << 20  # of one proof file; guests and environment fit well
 MAX_FILE = 4 << 20  # of one of the user's files; a request is smaller
 USER_FILES = ("vm_prologue", "vm_epilogue")

@@ -155,6 +155,8 @@ def _start(
     start.guests = [each.plan for each in prepared]
     _keep_facts(start, job, wanted, prepared)
 
+    if job.placed is not None:
+        os.eventfd_write(job.placed, 1)
     start.enter("pre-boot")
     guest_resources.acquire_all(start, prepared)
     _acquire_user_files(start, wanted)
