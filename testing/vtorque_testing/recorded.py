@@ -68,7 +68,7 @@ class ReadyPlugins(Plugins):
 
 def _at_once(driver: Callable[[], GuestDriver]) -> GuestDriver:
     real = driver()
-    for wait in {"await_ready", "await_spare"} & {*dir(real)}:
+    for wait in {"await_ready", "await_warm"} & {*dir(real)}:
         setattr(real, wait, lambda *_: None)
     return real
 

@@ -44,13 +44,13 @@ from vtorque_survive import (
     watcher,
 )
 from vtorque_survive.asked import CHECKPOINT
-from vtorque_survive.checkpoint import Checkpoints
+from vtorque_survive.checkpoint import CheckpointWatcher
 from vtorque_survive.saving import GuestData
 from vtorque_survive.settings import Settings
 from vtorque_survive.sparse import copy_data
 from vtorque_survive.stored import MANIFEST, Manifest, Store
-from vtorque_survive.together import WHY, Together
-from vtorque_survive.watcher import Loop
+from vtorque_survive.together import WHY, NodePart
+from vtorque_survive.watcher import WatcherLoop
 
 HOLDS = """
 import fcntl, sys, time
@@ -152,8 +152,8 @@ def loop(paths, done, top):
 
 
 def made(paths, settings):
-    batch = SimpleNamespace(told=lambda _ids, *, soon: {})
-    return Loop(paths, batch, Checkpoints(Path("/etc/x"), settings))
+    batch = SimpleNamespace(known_states=lambda _ids, *, soon: {})
+    return WatcherLoop(paths, batch, CheckpointWatcher(Path("/etc/x"), settings))
 
 
 def overlay(path):
@@ -282,7 +282,7 @@ def test_all_guests_of_a_job_are_saved_and_the_job_ends(loop, paths, done, top, 
 
 
 def test_restored_job_has_its_disks_saved_again(loop, paths, done, top, shell):
-    job = started(paths, disk_of=lambda path: restore.Disk(path, os.getuid()))
+    job = started(paths, disk_of=lambda path: restore.RestoredDisk(path, os.getuid()))
     shell(job)
     assert request_answer(loop, job) == ""
     assert (top / str(job.uid) / job.key / "g1.disk").read_bytes() == b"disk 1"
@@ -345,7 +345,7 @@ def test_job_is_saved_and_resumed(loop, paths, done, top, shell, monkeypatch):
     assert did[:3] == ["wait 3600", "suspend", "suspend"]
     assert set(did[3:5]) == {f"saved {uuid}" for uuid in job.uuids}
     assert did[5:] == ["resume", "resume", "finish: run", "wait 0"]
-    assert request.made(job.kept) == FIRST
+    assert request.last_checkpoint(job.kept) == FIRST
     assert Store(top, job.uid).read(FIRST).id == FIRST
     assert (top / str(job.uid) / FIRST / "session").read_bytes() == b"session"
     assert not (job.run_dir(0) / "tell.fifo").exists()
@@ -404,7 +404,7 @@ def test_unreadable_user_disk_is_reported_before_guests_are_paused(
 
 def test_directory_removed_while_room_is_counted_takes_none(tmp_path):
     """Another user's checkpoint, which is finished or dropped between the listing and the check."""
-    assert stored.taken(tmp_path / "gone") == (0, 0)
+    assert stored.disk_usage(tmp_path / "gone") == (0, 0)
 
 
 def log_of(job):
@@ -459,13 +459,13 @@ def test_next_checkpoint_has_another_id(loop, paths, done, top, shell):
     job = started(paths)
     for name in (FIRST, "42.srv.0-5"):
         left = shell(job, name)
-        assert request_answer(loop, job, "save") == "" and request.made(job.kept) == name
+        assert request_answer(loop, job, "save") == "" and request.last_checkpoint(job.kept) == name
         left.over = True
         left.join()
     assert assert_resumed(loop, job)
     assert {each.id for each in Store(top, job.uid).all()} == {FIRST, "42.srv.0-5"}
     shell(job)
-    assert request_answer(loop, job) == "" and request.made(job.kept) == job.key, (
+    assert request_answer(loop, job) == "" and request.last_checkpoint(job.kept) == job.key, (
         "and the one it ends with"
     )
     assert done.did()[-1] == "cancelled"
@@ -636,7 +636,7 @@ def test_job_suspended_by_its_batch_system_during_a_save_is_saved(
         return {job.id: JobState.SUSPENDED} if stopped() else {}
 
     monkeypatch.setattr(suspend, "is_shell_stopped", stopped)
-    loop.batch = SimpleNamespace(told=told)
+    loop.batch = SimpleNamespace(known_states=told)
     said = []
     path = request.path_of(paths, job.key)
     thread = threading.Thread(
@@ -773,8 +773,8 @@ def test_requester_may_end_before_the_job(loop, paths, done, top, shell, monkeyp
         loop.look()
         line = f"checkpoint 0123456789abcdef {asks.pid}\n".encode()
         send_line(paths, job, line)
-        eventually(lambda: loop.look() or request._said(job.kept, "0123456789abcdef") == "")
-        assert request.made(job.kept) == job.key and Store(top, job.uid).has(job.key)
+        eventually(lambda: loop.look() or request._read_answer(job.kept, "0123456789abcdef") == "")
+        assert request.last_checkpoint(job.kept) == job.key and Store(top, job.uid).has(job.key)
         for _ in range(3):
             loop.look()
         assert "cancelled" not in done.did() and (job.run_dir(0) / "leave.fifo").exists()
@@ -810,7 +810,7 @@ def test_incomplete_line_of_a_job_shell_is_read_with_a_timeout_and_without_polli
     thread = threading.Thread(target=writes, args=(fifo, part))
     thread.start()
     with pytest.raises(HostFault, match="has not sent"):
-        session.said(fifo)
+        session.read_state(fifo)
     thread.join()
     assert len(reads) < 100, "once it was opened, poll(2) does not wait any more"
 
@@ -826,7 +826,7 @@ def test_endless_writer_is_read_with_a_timeout(fifo):
     thread = threading.Thread(target=drips)
     thread.start()
     with pytest.raises(HostFault, match="has not sent"):
-        session.said(fifo)
+        session.read_state(fifo)
     over.set()
     thread.join()
 
@@ -835,7 +835,7 @@ def test_line_after_a_cut_line_is_complete(fifo):
     parts = (b"\nhalf of a sess", b"", b"\nsession\n")
     thread = threading.Thread(target=writes, args=(fifo, *parts))
     thread.start()
-    assert session.said(fifo) == b"session"
+    assert session.read_state(fifo) == b"session"
     thread.join()
 
 
@@ -904,17 +904,17 @@ def test_reservations_of_a_dead_node_expire(paths, done, top):
     store = Store(top, job.uid)
     part = store.make(job.key)
     room.require_room(store, part, guests, Settings(checkpoints=str(top)))
-    assert store.used() == store.promised() == 640 << 20
+    assert store.used_bytes() == store.reserved_bytes() == 640 << 20
     for path in (part, *part.iterdir()):
         os.utime(path, (0, 0))
-    assert store.used() == store.promised() == 0
+    assert store.used_bytes() == store.reserved_bytes() == 0
     assert part.is_dir()
-    for left in (store.lost(job.key), store.directory / f".{job.key}.gone"):
+    for left in (store.lost_path(job.key), store.directory / f".{job.key}.gone"):
         part = part.rename(left)  # abandoned by a node, and removed by a node when it was killed
         os.utime(part)
-        assert store.used() == 640 << 20
+        assert store.used_bytes() == 640 << 20
         os.utime(part, (0, 0))
-        assert store.used() == 0
+        assert store.used_bytes() == 0
 
 
 def test_checkpoint_larger_than_reserved_is_removed(loop, paths, done, top, shell, monkeypatch):
@@ -937,7 +937,7 @@ def test_concurrent_checkpoints_of_a_user_share_the_quota(paths, done, top, shel
         room.require_room(store, part, guests, settings)  # after a kill
     with pytest.raises(Refused, match="640M of your quota of 700M are in use"):
         room.require_room(store, store.make(two.key), guests, settings)
-    assert store.used() == 640 << 20
+    assert store.used_bytes() == 640 << 20
     store.drop(one.key)
     room.require_room(store, store.part(two.key), guests, settings)
 
@@ -1114,7 +1114,7 @@ def test_two_nodes_save_a_job_together_and_the_job_ends(both, done, top, shell):
     assert did[max(of(did, "saved")) + 1 :] == [f"ended {both.job.uuids[0]}", "cancelled"]
     found = Store(top, both.job.uid).read(both.job.key)
     assert [guest.uuid for guest in found.guests] == both.job.uuids + both.other.uuids
-    assert [g.uuid for g in found.of_node(1).guests] == both.other.uuids and found.nodes == 2
+    assert [g.uuid for g in found.node_part(1).guests] == both.other.uuids and found.nodes == 2
     place = top / str(both.job.uid) / both.job.key
     assert [(place / f"g{rank}.disk").read_bytes() for rank in range(4)] == [
         b"disk 0", b"disk 1"] * 2  # fmt: skip
@@ -1238,15 +1238,15 @@ def test_killed_first_node_is_awaited_after_its_guest_has_ended(
 def test_late_failure_of_a_node_is_withdrawn_when_a_guest_has_ended(top, both):
     """Either node may be the first to finish its part."""
     store = Store(top, both.job.uid)
-    n1, n2 = (Together(store, FIRST, ("n1", "n2"), number) for number in (0, 1))
+    n1, n2 = (NodePart(store, FIRST, ("n1", "n2"), number) for number in (0, 1))
     n1.make()
     n1.end()
-    n2.given_up(HostFault("too late"))
+    n2.abandon(HostFault("too late"))
     n1.end()
-    assert store.part(FIRST).exists() and not store.lost(FIRST).exists()
+    assert store.part(FIRST).exists() and not store.lost_path(FIRST).exists()
     store.drop(FIRST)
     n1.make()
-    n2.given_up(HostFault("too late"))
+    n2.abandon(HostFault("too late"))
     with pytest.raises(HostFault):
         n1.end()
     assert not store.part(FIRST).exists()
@@ -1256,7 +1256,7 @@ def test_files_renamed_by_other_nodes_are_not_an_error(tmp_path, monkeypatch):
     (tmp_path / "a").write_bytes(b"1" * 4096)
     listed = [tmp_path / "gone", tmp_path / "a"]
     monkeypatch.setattr(Path, "iterdir", lambda _: iter(listed))
-    assert stored.taken(tmp_path) == (4096, 0)
+    assert stored.disk_usage(tmp_path) == (4096, 0)
 
 
 def test_failing_node_is_named_and_all_guests_resume(both, done, top, shell):
@@ -1295,11 +1295,11 @@ def test_request_file_that_others_can_write_is_ignored(both, done):
     part = Store(both.top, both.job.uid).make(both.job.key)
     (part / "asks.json").write_text('{"ends": true, "tools": {}}')
     part.chmod(0o777)
-    lookout = together.Lookout(both.settings)
+    lookout = together.RequestReader(both.settings)
     looks = []
 
     def wanted():
-        looks.append(lookout.asked(running(both.places[1], both.other)))
+        looks.append(lookout.find_request(running(both.places[1], both.other)))
         return looks[-1]
 
     eventually(lambda: wanted() or (len(looks) > 1 and lookout._lines._asking is None))

@@ -14,7 +14,7 @@ import running_journal
 from vtorque_core.api import HostFault, Refused, take_lock
 from vtorque_survive import drain, drain_command, periodic
 from vtorque_survive.asked import CHECKPOINT, NEVER, RESUME
-from vtorque_survive.drain import LEFT, MOVED, REQUEUED, Done, Drain, Last
+from vtorque_survive.drain import LEFT, MOVED, REQUEUED, Drain, DrainResult, LastDrain
 from vtorque_survive.settings import Settings
 
 VMGR = """#!/bin/sh
@@ -51,7 +51,7 @@ def node(tmp_path, monkeypatch):
     place = tmp_path / "checkpoints"
     place.mkdir()
     monkeypatch.setattr(
-        drain.Checkpoints, "why_not", lambda _self, _job, ends: found.refuses.get("why", "")
+        drain.CheckpointWatcher, "refusal", lambda _self, _job, ends: found.refuses.get("why", "")
     )
     found.settings = {"checkpoints": str(place), "checkpoints_shared": True}
     found.fails = lambda what, why: (tmp_path / what).write_text(why)
@@ -81,7 +81,7 @@ def logged(job):
 def test_drained_job_is_saved_then_requeued_and_another_is_left_running(node):
     jobs = [started(node), started(node, "43.srv", asked="")]
     first, second = of(node).run()
-    assert first == Done("42.srv", "ada", REQUEUED, "saved as checkpoint 42.srv.0-7")
+    assert first == DrainResult("42.srv", "ada", REQUEUED, "saved as checkpoint 42.srv.0-7")
     assert (second.job, second.done) == (
         "43.srv",
         LEFT,
@@ -93,14 +93,14 @@ def test_drained_job_is_saved_then_requeued_and_another_is_left_running(node):
     ]
     assert "drained (its disk is slow); the job is requeued: saved as" in logged(jobs[0])
     assert "; the job is left running: the job does not request checkpoints" in logged(jobs[1])
-    assert Last.read(node.paths).left == ("43.srv",) and Last.read(node.paths).at > 0
+    assert LastDrain.read(node.paths).left == ("43.srv",) and LastDrain.read(node.paths).at > 0
 
 
 def test_spare_nodes_are_tried_in_their_order(node):
     started(node)
     node.fails("migrate-n3", "n3 has no room")
     (done,) = of(node, spare_nodes=("n3", "n4")).run()
-    assert done == Done("42.srv", "ada", MOVED, "to n4")
+    assert done == DrainResult("42.srv", "ada", MOVED, "to n4")
     assert node.did()[1:] == ["migrate --to n3 -- 42.srv", "migrate --to n4 -- 42.srv"]
 
 
@@ -120,7 +120,7 @@ def test_drain_refused_by_the_batch_system_changes_nothing(node, error):
     with pytest.raises(type(error)):
         list(of(node, spare_nodes=("n3",)).run())
     assert node.did() == []
-    assert Last.read(node.paths) == Last()
+    assert LastDrain.read(node.paths) == LastDrain()
 
 
 def test_unhealthy_node_is_drained_only_below_max_drained_nodes(node):
@@ -128,7 +128,7 @@ def test_unhealthy_node_is_drained_only_below_max_drained_nodes(node):
     node.others = {"n2": "x", "n3": "x"}
     with pytest.raises(Refused, match="2 other nodes"):
         list(of(node, in_turn=True).run())
-    assert node.did() == [] and Last.read(node.paths) == Last()
+    assert node.did() == [] and LastDrain.read(node.paths) == LastDrain()
     (done,) = of(node, in_turn=True, max_drained_nodes=3).run()
     assert done.done == REQUEUED
     assert node.did()[:2] == [
@@ -175,11 +175,11 @@ def test_job_whose_guests_are_ending_is_skipped(node):
 def test_dry_run_changes_nothing(node):
     started(node)
     started(node, "43.srv", asked="")
-    first, second = of(node).planned()
+    first, second = of(node).plan()
     assert (first.done, second.done) == (REQUEUED, LEFT)
     on_two = started(node, "44.srv", asked="")
     on_two.kept.add_facts(node="n2", nodes=["n1", "n2"], immovable=[])
-    first, second, third = of(node, spare_nodes=("n1", "n3"), remote_command="ssh {node}").planned()
+    first, second, third = of(node, spare_nodes=("n1", "n3"), remote_command="ssh {node}").plan()
     assert (first.done, first.why) == (REQUEUED, "saved first"), "its only node is its first one"
     assert (second.done, third.done) == (LEFT, LEFT)
     assert "moved" not in second.why
@@ -199,7 +199,7 @@ def test_job_whose_command_cannot_run_does_not_stop_others(node, monkeypatch):
     done = list(of(node, spare_nodes=("n3",)).run())
     assert [each.done for each in done] == [MOVED, LEFT, MOVED]
     assert "No such file" in done[1].why
-    assert Last.read(node.paths).left == ("42.srv",)
+    assert LastDrain.read(node.paths).left == ("42.srv",)
 
 
 def test_concurrent_drains_are_refused(node):
@@ -229,7 +229,9 @@ def test_resume_none_is_recorded_at_the_start(node, every):
 def test_drain_command_prints_results(node, monkeypatch, left, code):
     started(node, asked="" if left else "3600")
     monkeypatch.setattr(drain_command.os, "geteuid", lambda: 0)
-    monkeypatch.setattr(drain_command.Drain, "of", lambda _config, reason, **_: of(node, reason))
+    monkeypatch.setattr(
+        drain_command.Drain, "from_config", lambda _config, reason, **_: of(node, reason)
+    )
     called = CliRunner().invoke(drain_command.drain, ["n1", "--reason", "test"])
     assert called.exit_code == code
     what = "left running: the job does" if left else "requeued: saved as"

@@ -10,8 +10,8 @@ import pytest
 import running_journal
 from patience import eventually
 from vtorque_survive import health
-from vtorque_survive.drain import Last
-from vtorque_survive.health import Health, Said
+from vtorque_survive.drain import LastDrain
+from vtorque_survive.health import HealthRecord, HealthWatcher
 from vtorque_survive.settings import Settings
 from vtorque_survive.turn import ASKS
 
@@ -46,14 +46,14 @@ def node(tmp_path, monkeypatch):
     settings = Settings(health_command=str(command), health_interval=1.0)
     found = SimpleNamespace(paths=paths, settings=settings, says=says, asks=asks, drains=drains)
     found.drained = lambda: did.read_text().splitlines()
-    found.its = Health(paths, Path("/etc/x"), settings)
+    found.its = HealthWatcher(paths, Path("/etc/x"), settings)
     return found
 
 
 def run_check(node, times=1):
     """Run the health check, regardless of its last time."""
     for _ in range(times):
-        node.its._said = Said(0.0, node.its._said.failed, node.its._said.said)
+        node.its._said = HealthRecord(0.0, node.its._said.failed, node.its._said.said)
         start_check(node)
         eventually(lambda: node.its.look() or node.its._child is None)
 
@@ -92,11 +92,11 @@ def test_two_consecutive_failures_drain_the_node_with_the_last_output(node, capl
 
 
 def test_node_is_drained_at_most_once_an_hour(node, monkeypatch):
-    Last(time.time() - 10, "x").write(node.paths)
+    LastDrain(time.time() - 10, "x").write(node.paths)
     node.says(1)
     run_check(node, 3)
     assert node.drained() == []
-    Last(time.time() - 3601, "x").write(node.paths)
+    LastDrain(time.time() - 3601, "x").write(node.paths)
     run_check(node)
     drained(node, 1)
 
@@ -108,30 +108,30 @@ def test_killed_drain_request_is_withdrawn(node):
     eventually(lambda: node.its.look() or node.its._drain is None)
     eventually(lambda: node.its.look() or not node.asks.exists())
     node.asks.write_text("ill")
-    again = Health(node.paths, Path("/etc/x"), node.settings)
+    again = HealthWatcher(node.paths, Path("/etc/x"), node.settings)
     eventually(lambda: again.look() or (again._back is None and not again._ended))
     assert node.asks.exists(), "it is drained, not one that asks"
     node.asks.write_text(f"{ASKS}ill")  # the watcher was killed, too
-    again = Health(node.paths, Path("/etc/x"), node.settings)
+    again = HealthWatcher(node.paths, Path("/etc/x"), node.settings)
     eventually(lambda: again.look() or not node.asks.exists())
 
 
 def test_failures_are_counted_across_watchers(node):
     node.says(1)
     run_check(node)
-    node.its = Health(node.paths, Path("/etc/x"), node.settings)
+    node.its = HealthWatcher(node.paths, Path("/etc/x"), node.settings)
     run_check(node)
     drained(node, 1)
 
 
 def test_health_command_runs_at_most_once_per_interval(node):
-    node.its._said = Said(time.time(), 0, "")
+    node.its._said = HealthRecord(time.time(), 0, "")
     node.its._settings = Settings(
         health_command=node.settings.health_command, health_interval=600.0
     )
     await_undrain(node)
     assert node.its._child is None
-    node.its._said = Said(time.time() + 1000, 0, "")  # the clock was set
+    node.its._said = HealthRecord(time.time() + 1000, 0, "")  # the clock was set
     start_check(node)
     eventually(lambda: node.its.look() or node.its._child is None)
 
@@ -140,8 +140,8 @@ def test_hanging_command_is_a_failure_and_is_killed(node, monkeypatch):
     monkeypatch.setattr(health, "TIME", 0.2)
     Path(node.settings.health_command).write_text("#!/bin/sh\nsleep 600\n")
     run_check(node)
-    assert Said.read(node.paths).failed == 1
-    assert "timed out after" in Said.read(node.paths).said
+    assert HealthRecord.read(node.paths).failed == 1
+    assert "timed out after" in HealthRecord.read(node.paths).said
 
 
 def test_command_that_others_can_write_is_not_run(node, monkeypatch):
@@ -152,9 +152,9 @@ def test_command_that_others_can_write_is_not_run(node, monkeypatch):
     node.says(1)
     await_undrain(node)
     for _ in range(3):
-        node.its._said = Said()
+        node.its._said = HealthRecord()
         node.its.look()
-    assert node.drained() == [] and Said.read(node.paths).failed == 0
+    assert node.drained() == [] and HealthRecord.read(node.paths).failed == 0
     (result,) = health.check(_Site(node))
     assert result.status == "failed" and "written by others" in result.message
 
@@ -171,7 +171,7 @@ def test_doctor_reports_the_last_failure_and_drain(node):
     assert [each.status for each in health.check(_Site(node))] == ["ok"]
     node.says(1, "its disk is slow")
     run_check(node)
-    Last(time.time(), "by its admin", ("42.srv",)).write(node.paths)
+    LastDrain(time.time(), "by its admin", ("42.srv",)).write(node.paths)
     ill, last = health.check(_Site(node))
     assert ill.status == "warning" and "its disk is slow (1 times in a row)" in ill.message
     assert last.message.endswith("by its admin; left running: 42.srv")

@@ -13,7 +13,7 @@ from patience import eventually
 from vtorque_core.api import HostFault
 from vtorque_core.api.batch_system import JobState
 from vtorque_survive import drain, held, watcher
-from vtorque_survive.held import Holds
+from vtorque_survive.held import HoldWatcher
 from vtorque_survive.settings import Settings
 from vtorque_survive.stored import Store
 
@@ -55,7 +55,7 @@ def node(tmp_path, monkeypatch):
         paths=paths, job=job, store=store, fails=lambda w: (tmp_path / w).touch()
     )
     found.did = lambda: did.read_text().splitlines()
-    found.holds = Holds(Path("/etc/x"))
+    found.holds = HoldWatcher(Path("/etc/x"))
     found.running = watcher.RunningJobs(paths)
     return found
 
@@ -104,10 +104,10 @@ def test_job_that_would_start_from_the_beginning_is_not_requeued(node):
 
 
 def test_batch_system_is_queried_once_for_life_and_holds(node):
-    batch = watcher.Batch(Path("/etc/x"), 0.0)
-    eventually(lambda: batch.told(["42.srv", "43.srv"], soon=True))
-    assert batch.told(["42.srv", "43.srv"], soon=False)["43.srv"] is JobState.ALIVE
+    batch = watcher.BatchView(Path("/etc/x"), 0.0)
+    eventually(lambda: batch.known_states(["42.srv", "43.srv"], soon=True))
+    assert batch.known_states(["42.srv", "43.srv"], soon=False)["43.srv"] is JobState.ALIVE
     assert batch.held == {"42.srv"}
-    batch.told([], soon=False)
-    batch.told(["42.srv"], soon=False)
+    batch.known_states([], soon=False)
+    batch.known_states(["42.srv"], soon=False)
     assert batch.held == set(), "it has started again, and nobody has said that it is held"

@@ -15,7 +15,7 @@ from finished import finish, saved_guest
 from patience import eventually
 from vtorque_core.api import HostFault, Refused
 from vtorque_survive import checkpoints_command, listing
-from vtorque_survive.listing import Wishes
+from vtorque_survive.listing import RemovalWatcher
 from vtorque_survive.settings import Settings
 from vtorque_survive.stored import Manifest, Store
 
@@ -45,7 +45,7 @@ def made(store, name, at=1.0):
 
 @pytest.fixture
 def wishes(paths, store):
-    found = Wishes(paths, str(store.top))
+    found = RemovalWatcher(paths, str(store.top))
     yield found
     found.close()
 
@@ -55,7 +55,7 @@ def test_user_lists_only_own_checkpoints(paths, store):
         made(store, name, at)
     made(dataclasses.replace(store, uid=UID + 1), "43.srv.0")
     listing.publish(paths, store)
-    found = listing.listed(paths, UID)
+    found = listing.read_list(paths, UID)
     assert [(each.id, each.job, each.node) for each in found] == [
         ("42.srv.0-3", "42.srv", "n1"),
         ("42.srv.0-5", "42.srv", "n1"),
@@ -63,7 +63,7 @@ def test_user_lists_only_own_checkpoints(paths, store):
     ]
     assert all(each.size >= 8192 for each in found)
     assert (listing.place(paths, UID) / listing.FIFO).stat().st_mode & 0o777 == 0o200
-    assert listing.listed(paths, UID + 1) == [], "nothing is there yet"
+    assert listing.read_list(paths, UID + 1) == [], "nothing is there yet"
 
 
 def request_answer(paths, wishes, name):
@@ -171,7 +171,7 @@ def test_interrupted_removal_is_hidden_and_finished_later(paths, store):
     made(store, "43.srv.0")
     (store.directory / "42.srv.0").rename(store.directory / ".42.srv.0.gone")
     assert [each.id for each in store.all()] == ["43.srv.0"]
-    assert store.used() > 8192, "it counts as long as it is there"
+    assert store.used_bytes() > 8192, "it counts as long as it is there"
     (store.directory / ".43.srv.0.gone").mkdir()
     (store.directory / ".43.srv.0.gone/g0.memory").touch()
     listing.remove(store, "43.srv.0")

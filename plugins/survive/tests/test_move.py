@@ -46,7 +46,7 @@ from vtorque_survive import (
     saving,
     tools,
 )
-from vtorque_survive.move import Here
+from vtorque_survive.move import ThisNode
 from vtorque_survive.move_record import Move
 from vtorque_survive.settings import Settings
 
@@ -67,7 +67,9 @@ class Node:
         site = SimpleNamespace(paths=self.paths, path=Path("/etc/x"))
         site = type("Site", (), {"__getitem__": lambda *_: world.settings, **vars(site)})()
         self.uri = f"test:///{name}"
-        self.here = Here(Path("/etc/x"), site, Batch(world), moving.MigrationNode(self.uri, 30.0))
+        self.here = ThisNode(
+            Path("/etc/x"), site, Batch(world), moving.MigrationNode(self.uri, 30.0)
+        )
 
     @property
     def domain(self):
@@ -294,7 +296,10 @@ def start_job(node, nodes=("n1", "n2"), guests=1, **facts):
     leases = [(Lease("address", f"10.0.0.{9 - index}"), index) for index in range(guests)]
     job.journal._record(leases, "core", "plan", ())
     if node.world.disks:
-        disks = [(restore.Disk(str(node.disk(uuid)), -1), at) for at, uuid in enumerate(job.uuids)]
+        disks = [
+            (restore.RestoredDisk(str(node.disk(uuid)), -1), at)
+            for at, uuid in enumerate(job.uuids)
+        ]
         job.journal._record(disks, "survive", "plan", ())
         for made, _ in disks:
             shutil.rmtree(Path(made.path).parent, ignore_errors=True)
@@ -349,20 +354,20 @@ def a_world(made, monkeypatch):
     monkeypatch.setattr(libvirt, "versions", lambda _: {"QEMU": "10.0.13"})
     monkeypatch.setattr(libvirt, "resume_domain", made.resume)
     monkeypatch.setattr(libvirt, "suspend_domain", made.suspend)
-    monkeypatch.setattr(move_disk, "_asked", lambda argv, _: Way(made, argv))
-    monkeypatch.setattr(Here, "lives", lambda _, ids: dict.fromkeys(ids, made.life()))
+    monkeypatch.setattr(move_disk, "_start_receiver", lambda argv, _: Way(made, argv))
+    monkeypatch.setattr(ThisNode, "job_states", lambda _, ids: dict.fromkeys(ids, made.life()))
     monkeypatch.setattr(move, "on_step", made.step)
     monkeypatch.setattr(move, "_receiver", made.receiver)
     monkeypatch.setattr(move, "_bridge", lambda *_: contextlib.nullcontext("test:///bridge"))
     monkeypatch.setattr(move, "_COMES", 0.0)
     monkeypatch.setattr(reach, "ask", made.ask)
-    monkeypatch.setattr(Here, "release", lambda here, of: made.release(here, job_id=of))
+    monkeypatch.setattr(ThisNode, "release", lambda here, of: made.release(here, job_id=of))
     clocks = SimpleNamespace(wait=lambda: None)
     for module in (arrival, move):
         monkeypatch.setattr(module, "set_clocks", lambda *_: clocks)
-    monkeypatch.setattr(Here, "of", classmethod(lambda *_: made.n2.here))
-    apart = lambda _, found: move.settle_all(Here.of(Path()), found.job)  # noqa: E731
-    monkeypatch.setattr(move_watch, "apart", apart)
+    monkeypatch.setattr(ThisNode, "from_config", classmethod(lambda *_: made.n2.here))
+    apart = lambda _, found: move.settle_all(ThisNode.from_config(Path()), found.job)  # noqa: E731
+    monkeypatch.setattr(move_watch, "settle_detached", apart)
     return made
 
 
@@ -375,8 +380,8 @@ def watch(world, at="n2"):
     """Let the watcher of a node run once; return the error."""
     there = world.nodes[at]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Here, "of", classmethod(lambda *_: there.here))
-        moves = move_watch.Moves(Path("/etc/x"), every=0.0)
+        patch.setattr(ThisNode, "from_config", classmethod(lambda *_: there.here))
+        moves = move_watch.MigrationWatcher(Path("/etc/x"), every=0.0)
         moves.look(there.paths, RunningJobs(there.paths).jobs())
         return "; ".join(filter(None, [child.wait() for child in moves._work.values()]))
 
@@ -394,7 +399,7 @@ def assert_on_target(world):
     assert (world.n3.state(), world.n3.phase()) == ("runs", "run")
     assert len(RunningJobs(world.n3.paths).jobs()[0].guests) == 1
     assert record.phase == move_record.AWAY
-    (claim,) = move_record.taken_along([], world.n2.paths)
+    (claim,) = move_record.migrated_addresses([], world.n2.paths)
     assert (claim.pool, claim.items) == ("address", ("10.0.0.9",))
     did = world.did()[world.did().index("release n2") :]
     assert f"leave {JOB} n2" in did and f"let go {JOB} n3" not in did
@@ -411,8 +416,8 @@ def assert_on_source(world):
 
 @pytest.mark.parametrize(
     ("asked", "error"),
-    [("leave", HostFault("scontrol: exit 1: the DB index is being set")),
-     ("over", Refused("the job's name has line ends"))],
+    [("remove_node", HostFault("scontrol: exit 1: the DB index is being set")),
+     ("has_ended", Refused("the job's name has line ends"))],
 )  # fmt: skip
 def test_failed_release_of_the_source_node_does_not_undo_the_migration(
     world, monkeypatch, asked, error
@@ -430,13 +435,13 @@ def test_resources_left_on_the_source_are_reported_and_released_later(world, mon
         raise HostFault("some resources of job 42 are not released")
 
     with monkeypatch.context() as patch:
-        patch.setattr(Here, "release", fails)
+        patch.setattr(ThisNode, "release", fails)
         assert migrate(world).startswith("the job's guests run on n3, but some resources")
-        found = [result.message for result in health.suspended(world.n2.here.site)]
+        found = [result.message for result in health.check_suspended(world.n2.here.site)]
         assert "the migration of job 42 to n3 is unfinished" in found
     watch(world)
     assert assert_on_target(world)
-    found = [result.message for result in health.suspended(world.n2.here.site)]
+    found = [result.message for result in health.check_suspended(world.n2.here.site)]
     assert found == ["0 jobs are suspended: none"]
 
 
@@ -492,7 +497,7 @@ def test_daemons_of_a_guest_survive_a_canceled_transfer(world, monkeypatch):
     monkeypatch.setattr(domains, "migrate_domain", late)
     monkeypatch.setattr(move, "_TIME", 0.1)
     with holding(lock) as daemon:
-        held = saving.hold_job(world.n2.paths, job, suspend.RUNS)
+        held = saving.hold(world.n2.paths, job, suspend.RUNS)
         with held as (_, guests), pytest.raises(HostFault, match="no answer"):
             xml = {world.uuid: "<domain/>"}
             move._send_all(world.n2.here, job, guests, "n3", "", xml, os.pipe()[0])
@@ -501,7 +506,7 @@ def test_daemons_of_a_guest_survive_a_canceled_transfer(world, monkeypatch):
 
 def test_canceled_placeholder_job_is_reported(world):
     assert migrate(world) == ""
-    checks = lambda: [each.message for each in health.suspended(world.n3.here.site)]  # noqa: E731
+    checks = lambda: [each.message for each in health.check_suspended(world.n3.here.site)]  # noqa: E731
     assert watch(world, "n3") == "" and not any("placeholder" in each for each in checks())
     (world.top / "unheld").touch()
     for _ in range(2):
@@ -655,7 +660,7 @@ def test_all_guests_of_a_node_migrate_together(two):
     assert two.n2.states() == ["", ""] and two.n2.journal() is None
     assert two.n3.states() == ["runs", "runs"] and two.n3.phase() == "run"
     assert len(RunningJobs(two.n3.paths).jobs()[0].guests) == 2
-    claims = [claim.items for claim in move_record.taken_along([], two.n2.paths)]
+    claims = [claim.items for claim in move_record.migrated_addresses([], two.n2.paths)]
     assert claims == [("10.0.0.9",), ("10.0.0.8",)]
 
 
@@ -667,7 +672,7 @@ def assert_split(two):
     for has, uuid in zip((two.n3, two.n2), two.job.uuids, strict=True):
         assert [guest.uuid for guest in RunningJobs(has.paths).jobs()[0].guests] == [uuid]
     assert (record.phase, record.part) == (move_record.AWAY, True)
-    (claim,) = move_record.taken_along([], two.n2.paths)
+    (claim,) = move_record.migrated_addresses([], two.n2.paths)
     assert claim.items == ("10.0.0.9",)
     assert not [line for line in two.did() if not line.startswith("died")], "neither is given back"
     return True
@@ -847,11 +852,11 @@ def test_returning_guest_waits_for_the_lock_of_its_last_migration(world):
     migrate(world)
     lock = take_lock(world.n2.paths.state / f"moves/{KEY}.lock", 0.0)
     with pytest.raises(HostFault, match="is held by another process"):
-        move_record.comes_back(world.n2.paths, KEY)
+        move_record.keep_for_return(world.n2.paths, KEY)
     os.close(lock)
-    move_record.comes_back(world.n2.paths, KEY)
+    move_record.keep_for_return(world.n2.paths, KEY)
     assert Move.read(world.n2.paths, KEY).phase == move_record.AWAY
-    (claim,) = move_record.taken_along([], world.n2.paths)
+    (claim,) = move_record.migrated_addresses([], world.n2.paths)
     assert claim.items == ("10.0.0.9",), "until it is here"
 
 
@@ -896,15 +901,15 @@ def test_migration_record_is_kept_while_the_destination_does_not_answer(world):
 def test_requeued_job_can_use_the_reserved_address(world):
     assert migrate(world) == ""
     again, other = (SimpleNamespace(job=SimpleNamespace(id=of)) for of in (JOB, "43"))
-    assert [*move_record.taken_along([again], world.n2.paths)] == []
-    assert len([*move_record.taken_along([other], world.n2.paths)]) == 1
+    assert [*move_record.migrated_addresses([again], world.n2.paths)] == []
+    assert len([*move_record.migrated_addresses([other], world.n2.paths)]) == 1
 
 
 @pytest.mark.parametrize("life", JobState)
 def test_start_removes_records_of_migrated_guests_of_ended_jobs(world, monkeypatch, life):
     """The release of the last job has ended the watcher that would have removed them."""
     assert migrate(world) == ""
-    adapter = SimpleNamespace(alive=lambda ids: dict.fromkeys(ids, life))
+    adapter = SimpleNamespace(job_states=lambda ids: dict.fromkeys(ids, life))
     batch = SimpleNamespace(node=lambda _: adapter)
     monkeypatch.setattr(move_record.service, "batch_system", lambda _: (None, batch))
     found = [*node.vtorque_reserved_items(guests=[], site=world.n2.here.site)]
@@ -912,7 +917,7 @@ def test_start_removes_records_of_migrated_guests_of_ended_jobs(world, monkeypat
 
 
 def settled(world, uuid, key=KEY):
-    return arrival.settled(world.n3.here, JOB, key, "n3", {uuid: ""})[uuid]
+    return arrival.settle_guests(world.n3.here, JOB, key, "n3", {uuid: ""})[uuid]
 
 
 def test_arrived_sister_guest_is_not_mistaken_for_another_guest(world):
@@ -950,7 +955,7 @@ def test_arrived_guest_is_released_when_its_job_has_ended(world):
     assert watch(world, "n3") == ""
     assert world.n3.journal() is None
     assert watch(world) == ""
-    assert [*move_record.taken_along([], world.n2.paths)] == []
+    assert [*move_record.migrated_addresses([], world.n2.paths)] == []
 
 
 def test_expected_guest_is_released_when_its_job_has_ended(world):
@@ -967,17 +972,17 @@ def test_batch_system_is_queried_once_and_a_failing_job_does_not_stop_others(wor
     assert migrate(world) == ""
     asked = []
     lives = lambda _, ids: asked.append(ids) or {"41": JobState.ALIVE, "42": JobState.GONE}  # noqa: E731
-    monkeypatch.setattr(Here, "lives", lives)
+    monkeypatch.setattr(ThisNode, "job_states", lives)
 
     def over(_, job_id, _attempt):
         raise Refused(f"the name of job {job_id} has line ends")
 
     monkeypatch.setattr(Batch, "has_ended", over)
-    monkeypatch.setattr(Here, "of", classmethod(lambda *_: world.n3.here))
+    monkeypatch.setattr(ThisNode, "from_config", classmethod(lambda *_: world.n3.here))
     keys = {"41.0": ("41", 0), KEY: (JOB, 0)}
-    move_watch.end(Path("/etc/x"), {"41.0": ("41", 0)}, seldom=False)
+    move_watch.release_ended(Path("/etc/x"), {"41.0": ("41", 0)}, seldom=False)
     with pytest.raises(HostFault, match=r"41\.0: the name of job 41 has line ends"):
-        move_watch.end(Path("/etc/x"), keys, seldom=True)
+        move_watch.release_ended(Path("/etc/x"), keys, seldom=True)
     assert asked == [["41"], ["41", "42"]]
     assert world.n3.journal() is None
 
@@ -992,7 +997,7 @@ def test_finished_attempt_is_released_although_its_job_was_requeued(world, monke
 def test_watcher_starts_a_pending_step_once(world):
     world.dies = "after send"
     migrate(world)
-    moves = move_watch.Moves(Path("/etc/x"), every=0.0)
+    moves = move_watch.MigrationWatcher(Path("/etc/x"), every=0.0)
     moves.look(world.n2.paths, RunningJobs(world.n2.paths).jobs())
     (child,) = moves._work.values()
     moves.look(world.n2.paths, RunningJobs(world.n2.paths).jobs())
@@ -1004,8 +1009,8 @@ def test_watcher_starts_a_pending_step_once(world):
 def test_watcher_starts_nothing_while_the_migration_is_locked(world):
     world.dies = "after send"
     migrate(world)
-    moves = move_watch.Moves(Path("/etc/x"), every=0.0)
-    with move_record.at_work(world.n2.paths, KEY):
+    moves = move_watch.MigrationWatcher(Path("/etc/x"), every=0.0)
+    with move_record.lock_migration(world.n2.paths, KEY):
         moves.look(world.n2.paths, RunningJobs(world.n2.paths).jobs())
     assert not moves._work
 
@@ -1034,21 +1039,21 @@ def test_first_node_records_guests_on_nodes_outside_the_allocation(world, monkey
     there = {"n3": {"phase": "run", "guests": [guest]}}
     assert first.kept.facts()["elsewhere"] == there
     stands = {"phase": "suspended", "guests": [guest]}
-    arrival.is_in(world.nodes["n1"].here, KEY, "n3", stands)
-    arrival.have_gone(world.nodes["n1"].here, KEY, "n2", "n3", [guest])
+    arrival.record_state(world.nodes["n1"].here, KEY, "n3", stands)
+    arrival.record_departure(world.nodes["n1"].here, KEY, "n2", "n3", [guest])
     assert first.kept.facts()["elsewhere"] == {"n3": stands}, "it knows that itself"
     first.kept.add_facts(elsewhere={})
     assert watch(world, "n3") == ""
     assert first.kept.facts()["elsewhere"] == there, "also if who sent it was killed before"
     told = []
     monkeypatch.setattr(reach, "ask", lambda *words: told.append(words))
-    move_watch._look_at(world.n3.here, KEY, JOB, seldom=False)
+    move_watch._check_job(world.n3.here, KEY, JOB, seldom=False)
     assert not told, "it knows that"
-    arrival.is_in(world.nodes["n1"].here, KEY, "n4", there["n3"])
+    arrival.record_state(world.nodes["n1"].here, KEY, "n4", there["n3"])
     assert first.kept.facts()["elsewhere"] == {"n4": there["n3"]}
-    arrival.have_gone(world.nodes["n1"].here, KEY, "n4", "n2", [])
+    arrival.record_departure(world.nodes["n1"].here, KEY, "n4", "n2", [])
     assert first.kept.facts()["elsewhere"] == {}
-    arrival.have_gone(world.nodes["n1"].here, KEY, "", "n3", [guest])
+    arrival.record_departure(world.nodes["n1"].here, KEY, "", "n3", [guest])
     assert first.kept.facts()["elsewhere"] == there
 
 
@@ -1065,13 +1070,13 @@ def test_guest_on_another_node_follows_requests_of_the_owner(world, monkeypatch)
     arrives(world.n3, {"nodes": ["n1", "n3"]})
     asked = []
     monkeypatch.setattr(arrival.request, "ask", lambda path, _, word, __: asked.append(word) or "")
-    monkeypatch.setattr(Here, "of", classmethod(lambda *_: world.nodes["n1"].here))
+    monkeypatch.setattr(ThisNode, "from_config", classmethod(lambda *_: world.nodes["n1"].here))
     job = RunningJobs(first.paths).jobs()[0]
     with pytest.raises(HostFault, match=r"^n4: n4 did not answer the request: no route to host$"):
-        move_watch._pass_on(Path(), job, ["n3", "n4"], "suspend")
+        move_watch._forward(Path(), job, ["n3", "n4"], "suspend")
     assert asked == ["suspend"]
     assert "the job has no guest" in run_in_child(
-        lambda: arrival.as_asked(world.n2.here, "9.0", "resume"), 60
+        lambda: arrival.suspend_or_resume(world.n2.here, "9.0", "resume"), 60
     )
 
 
@@ -1097,7 +1102,7 @@ def test_refused_migration_leaves_no_file(world, monkeypatch):
     def refuses(*_):
         raise Refused("its guest has a disk")
 
-    monkeypatch.setattr(move.saving, "hold_job", refuses)
+    monkeypatch.setattr(move.saving, "hold", refuses)
     assert migrate(world) == "its guest has a disk"
     assert not list((world.n2.paths.state / "moves").iterdir())
 

@@ -45,7 +45,7 @@ def running(paths, wanted, begun=0.0, **facts):
 
 def at(now, job, paths, seconds, **settings):
     now.time = STARTED + seconds
-    return periodic.due(paths, job, Settings(**settings))
+    return periodic.is_due(paths, job, Settings(**settings))
 
 
 def test_every_counts_from_the_start_and_from_the_last_checkpoint(paths, now):

@@ -83,7 +83,7 @@ def receiver(way, monkeypatch):
     def receives(body):
         site = {Settings: way(f"told = json.loads(sys.stdin.readline())\n{body}")}
         over, _ = os.pipe()
-        here = move.Here(CONFIG, site, None, moving.MigrationNode("test:///default", 1.0))
+        here = move.ThisNode(CONFIG, site, None, moving.MigrationNode("test:///default", 1.0))
         return move._receiver(here, "n3", {"job": "42", "guests": [{"uuid": "a"}]}, over)
 
     return receives

@@ -38,7 +38,7 @@ def listening(job):
 def served(descriptor, job, text):
     """Answer the next word."""
     found = []
-    eventually(lambda: found or found.extend(filter(None, [request.taken(descriptor)])))
+    eventually(lambda: found or found.extend(filter(None, [request.take_request(descriptor)])))
     ((word, token, pid),) = found
     assert pid == os.getpid()
     request.answer(job.kept, token, text)
@@ -83,9 +83,9 @@ def test_invalid_input_is_discarded(listening, said):
     user = os.open(path, os.O_WRONLY | os.O_NONBLOCK)
     os.write(user, said)
     for _ in range(20):
-        assert request.taken(descriptor) is None
+        assert request.take_request(descriptor) is None
     os.write(user, f"resume {TOKEN} 7\n".encode())
-    assert request.taken(descriptor) == ("resume", TOKEN, 7)
+    assert request.take_request(descriptor) == ("resume", TOKEN, 7)
     os.close(user)
 
 
@@ -93,7 +93,7 @@ def test_last_of_many_requests_is_used(listening):
     path, descriptor = listening
     user = os.open(path, os.O_WRONLY | os.O_NONBLOCK)
     os.write(user, f"suspend {TOKEN} 6\nresume {TOKEN[::-1]} 7\n".encode())
-    assert request.taken(descriptor) == ("resume", TOKEN[::-1], 7)
+    assert request.take_request(descriptor) == ("resume", TOKEN[::-1], 7)
     os.close(user)
 
 

@@ -104,12 +104,12 @@ def test_each_node_restores_its_guests_of_a_multi_node_checkpoint(
     job = BatchJob("9.srv", "ada", node_, ("n1", "n2"), b"")
     with pytest.raises(Refused, match=r"of a job on several nodes.*checkpoints_shared"):
         boot_sources(store, paths, name=name, job=job)
-    monkeypatch.setattr(restore.shared, "on_any_node", lambda _: True)
-    monkeypatch.setattr(restore.shared, "held", lambda *_: None)
+    monkeypatch.setattr(restore.shared, "is_shared_by_nodes", lambda _: True)
+    monkeypatch.setattr(restore.shared, "acquire_mark", lambda *_: None)
     mine = boot_sources(store, paths, name=name, job=job)
     assert [source.saved.uuid for source in mine] == [f"{2 * number}", f"{2 * number + 1}"]
     assert mine[0].gate is mine[1].gate is not None
-    here = store.read(name).of_node(number)
+    here = store.read(name).node_part(number)
     assert here.disks == ({} if number else OLD), "the first guest's"
     with pytest.raises(Refused, match="is of a job on 2 nodes, but this job has 1"):
         boot_sources(store, paths, name=name)
@@ -208,7 +208,7 @@ def test_restore_waits_until_the_saved_job_is_released(saved, paths, monkeypatch
 
 def test_disk_is_copied_once_and_released_twice(tmp_path, saved):
     source = saved[0].directory / NAME / "g0.disk"
-    disk = restore.Disk(str(tmp_path / "root.qcow2"), os.getuid(), str(source))
+    disk = restore.RestoredDisk(str(tmp_path / "root.qcow2"), os.getuid(), str(source))
     disk.release()
     disk.create()
     made = Path(disk.path)
@@ -338,11 +338,11 @@ def test_job_starts_from_the_beginning_after_two_failed_restores(saved, paths, t
         guest = planned.guest_plan(source=was, request=request, qemu_uid=os.getuid(), **places)
         user = SimpleNamespace(uid=os.getuid())
         job = SimpleNamespace(site=site, user=user, guests=[guest], acquire=lambda *_, **__: None)
-        restore.bring(job)
+        restore.acquire_saved(job)
     third = dataclasses.replace(AGAIN, attempt=3)
     assert boot_sources(store, paths, name="", job=third, checkpoint=3600) == []
     assert "has failed 2 times: the job starts from the beginning" in caplog.text
-    restore.works(job)
+    restore.reset_failures(job)
     assert len(boot_sources(store, paths, name="", job=third, checkpoint=3600)) == 1
 
 
@@ -376,11 +376,11 @@ def test_last_checkpoint_is_found_by_attempt_and_number_despite_clocks(saved):
     for name, made in (("42.srv.1-9", 9.0), ("42.srv.2-3", 2.0), ("42.srv.2-11", 1.5)):
         store.make(name)
         finish(store, dataclasses.replace(found, id=name, made=made))
-    assert store.of_job("42.srv")[-1].id == "42.srv.2-11"
+    assert store.list_for_job("42.srv")[-1].id == "42.srv.2-11"
     store.make("42.srv.2")
     finish(store, dataclasses.replace(found, id="42.srv.2", made=0.5))
-    assert store.of_job("42.srv")[-1].id == "42.srv.2", "with which it ended"
-    assert store.of_job("43.srv") == []
+    assert store.list_for_job("42.srv")[-1].id == "42.srv.2", "with which it ended"
+    assert store.list_for_job("43.srv") == []
 
 
 def test_checkpoint_of_an_earlier_job_with_this_id_is_not_used(saved, paths, caplog):
@@ -391,7 +391,7 @@ def test_checkpoint_of_an_earlier_job_with_this_id_is_not_used(saved, paths, cap
     site = Configured(paths, Settings(checkpoints=str(store.top)))
     guests = [planned.guest_plan(job=first, request=request)]
     user = SimpleNamespace(uid=os.getuid())
-    restore.bring(SimpleNamespace(site=site, user=user, guests=guests))
+    restore.acquire_saved(SimpleNamespace(site=site, user=user, guests=guests))
     assert boot_sources(store, paths, name="", job=AGAIN, checkpoint=3600) == []
     assert "requeued without a checkpoint" in caplog.text
     mine = dataclasses.replace(found, id="42.srv.0-3", made=2.0)

@@ -64,9 +64,9 @@ def alive(monkeypatch):
         asked.extend(ids)
         return {each: lives.get(each, JobState.GONE) for each in ids}
 
-    moves = dict.fromkeys(("receive", "let_go", "holds", "leave"), print)
-    moves["over"] = lambda job_id, _attempt: f"{job_id} over" in lives
-    adapter = SimpleNamespace(alive=answer, **moves)
+    moves = dict.fromkeys(("reserve_node", "release_node", "is_reserved", "remove_node"), print)
+    moves["has_ended"] = lambda job_id, _attempt: f"{job_id} over" in lives
+    adapter = SimpleNamespace(job_states=answer, **moves)
     batch = SimpleNamespace(node=lambda _: adapter, knows_all_nodes=True)
     monkeypatch.setattr(shared.service, "batch_system", lambda _: (None, batch))
     monkeypatch.setattr(shared, "_OVER", 0.0)
@@ -76,7 +76,7 @@ def alive(monkeypatch):
 
 def test_job_acquires_the_guests_of_an_ended_job(store, site, alive):
     found = manifest(store)
-    mine = shared.held(store, found, HERE, site)
+    mine = shared.acquire_mark(store, found, HERE, site)
     mine.create()
     said = json.loads(Path(mine.path).read_text())
     assert said.pop("leased") == [list(each) for each in LEASED]
@@ -94,23 +94,23 @@ def test_guests_of_a_job_that_may_still_run_are_a_host_fault(store, site, alive,
     found = manifest(store)
     alive["42.srv"] = life
     with pytest.raises(HostFault, match=r"in use by job 42.srv on n1") as raised:
-        shared.held(store, found, HERE, site)
+        shared.acquire_mark(store, found, HERE, site)
     assert not raised.value.blames_node
 
 
 def test_second_job_that_restores_the_same_guests_is_refused(store, site, alive):
     found = manifest(store)
     other = JobAttempt("10.srv", 0, "ada", os.getuid(), "n3")
-    mine, theirs = (shared.held(store, found, job, site) for job in (HERE, other))
+    mine, theirs = (shared.acquire_mark(store, found, job, site) for job in (HERE, other))
     theirs.create()
     with pytest.raises(HostFault, match=r"in use by job 10.srv on node n3"):
         mine.create()
     mine.release()
     alive["10.srv"] = JobState.ALIVE
     with pytest.raises(HostFault, match=r"in use by job 10.srv on n3"):
-        shared.held(store, found, HERE, site)
+        shared.acquire_mark(store, found, HERE, site)
     del alive["10.srv"]
-    mine = shared.held(store, found, HERE, site)
+    mine = shared.acquire_mark(store, found, HERE, site)
     mine.create()
     theirs.release()
     assert json.loads(Path(mine.path).read_text())["job"] == "9.srv"
@@ -121,7 +121,7 @@ def test_requeued_job_acquires_its_guests_again(store, site, alive):
     found = manifest(store)
     alive["42.srv"] = JobState.ALIVE
     jobs = [JobAttempt("42.srv", n, "ada", os.getuid(), f"n{n + 1}") for n in (1, 2)]
-    first, second = (shared.held(store, found, job, site) for job in jobs)
+    first, second = (shared.acquire_mark(store, found, job, site) for job in jobs)
     first.create()
     second.create()
     first.release()
@@ -138,7 +138,9 @@ def gates(store, site, alive):
     guests = tuple(saved_guest(UUID.replace("0b1", f"0b{n}"), LEASED) for n in range(4))
     found = dataclasses.replace(manifest(store), guests=guests, nodes=2)
     jobs = [JobAttempt("9.srv", 0, "ada", os.getuid(), node) for node in NODES]
-    files = [shared.held(store, found.of_node(n), job, site) for n, job in enumerate(jobs)]
+    files = [
+        shared.acquire_mark(store, found.node_part(n), job, site) for n, job in enumerate(jobs)
+    ]
     for file in files:
         file.create()
     assert len({file.path for file in files}) == 2
@@ -183,7 +185,7 @@ def test_nodes_are_checked_again_before_the_guests_run(gates, monkeypatch):
         return [] if len(looks) < 3 else missing(gate, seen)
 
     monkeypatch.setattr(shared.Gate, "_missing_nodes", at_first_none)
-    monkeypatch.setattr(shared.Gate, "_missing_at_last", lambda gate: missing(gate, set()))
+    monkeypatch.setattr(shared.Gate, "_recheck_missing", lambda gate: missing(gate, set()))
     begun = [waiting(gates, 1, 0.5) for _ in range(2)]
     for thread, said in begun:
         thread.join(LONG)
@@ -234,9 +236,9 @@ def test_hanging_shared_directory_times_out_with_its_name(
     """The start holds no lock of the node in the meantime."""
     site.paths = running_journal.paths_below(tmp_path)
     monkeypatch.setattr(shared, "_READ", 0.2)
-    monkeypatch.setattr(shared, "_tell", lambda *_: time.sleep(600))
+    monkeypatch.setattr(shared, "_write_addresses", lambda *_: time.sleep(600))
     with pytest.raises(HostFault, match=r"all nodes share: timed out after 0.2 s") as raised:
-        list(shared.away([planned.guest_plan()], site))
+        list(shared.reserved_addresses([planned.guest_plan()], site))
     assert raised.value.stage == "checkpoints' directory"
 
 
@@ -246,7 +248,7 @@ def test_address_of_a_local_guest_is_reserved_for_its_checkpoint(store, site, al
     job = running_journal.Job(site.paths, "42.srv")
     leases = [(Lease("address", "10.86.0.20"), 0), (Lease("core", "3"), 0)]
     job.journal.acquire_leases(leases, phase="plan")
-    found = list(shared.away([planned.guest_plan()], site))
+    found = list(shared.reserved_addresses([planned.guest_plan()], site))
     assert found == [PoolClaim("address", ("10.86.0.20",))]
 
 
@@ -257,13 +259,13 @@ def test_addresses_of_checkpoints_are_reserved(store, site, alive, tmp_path):
     (store.top / "lost+found").mkdir()
 
     def away(guests, site):
-        return [(claim.pool, *claim.items) for claim in shared.away(guests, site)]
+        return [(claim.pool, *claim.items) for claim in shared.reserved_addresses(guests, site)]
 
     booted = planned.guest_plan()
     site.paths = running_journal.paths_below(tmp_path)
     assert set(away([booted], site)) == {*LEASED, ("address", "10.86.0.17")}
     was = saved_guest(UUID, LEASED)
-    going_on = dataclasses.replace(booted, source=restore.Checkpoint(was))
+    going_on = dataclasses.replace(booted, source=restore.CheckpointSource(was))
     assert list(away([going_on], site)) == [("address", "10.86.0.17")]
     alone = Site({Settings: Settings(checkpoints=str(store.top))})
     assert list(away([booted], alone)) == []
@@ -273,12 +275,12 @@ def test_addresses_of_checkpoints_are_reserved(store, site, alive, tmp_path):
 
 
 def reserved(site):
-    return [(claim.pool, *claim.items) for claim in shared.away([], site)]
+    return [(claim.pool, *claim.items) for claim in shared.reserved_addresses([], site)]
 
 
 def test_restored_guest_keeps_its_address_when_its_checkpoint_is_removed(store, site, alive):
     found = manifest(store)
-    mine = shared.held(store, found, HERE, site)
+    mine = shared.acquire_mark(store, found, HERE, site)
     mine.create()
     listing.remove(store, found.id)
     assert {*reserved(site)} == {*LEASED}
@@ -300,15 +302,15 @@ def test_unreadable_checkpoint_is_not_taken_as_missing(store, site, alive, monke
 
 def test_unmounted_directory_is_not_taken_as_empty(store, site, alive):
     (store.top / shared.SEEN).unlink()
-    for looks in (reserved, lambda _: shared.require_not_shared(site[Settings])):
+    for looks in (reserved, lambda _: shared.require_private(site[Settings])):
         with pytest.raises(HostFault, match="is not mounted on this node, or this file is missing"):
             looks(site)
 
 
 def test_restore_on_other_nodes_needs_a_batch_system_that_knows_all_nodes(store, site, alive):
-    assert shared.on_any_node(site)
+    assert shared.is_shared_by_nodes(site)
     shared.service.batch_system("")[1].knows_all_nodes = False
-    assert not shared.on_any_node(site) and reserved(site) == []
+    assert not shared.is_shared_by_nodes(site) and reserved(site) == []
 
 
 MOUNTS = """\
@@ -331,8 +333,8 @@ def test_file_system_type_is_detected(tmp_path):
 
 
 def test_file_system_visible_to_other_hosts_needs_checkpoints_shared(tmp_path, monkeypatch):
-    shared.require_not_shared(Settings(checkpoints=str(tmp_path)))
+    shared.require_private(Settings(checkpoints=str(tmp_path)))
     with pytest.raises(Refused, match=r"type proc.*in plain text.*checkpoints_shared = true"):
-        shared.require_not_shared(Settings(checkpoints="/proc"))
-    monkeypatch.setattr(shared, "require_seen", lambda _: None)
-    shared.require_not_shared(Settings(checkpoints="/proc", checkpoints_shared=True))
+        shared.require_private(Settings(checkpoints="/proc"))
+    monkeypatch.setattr(shared, "require_mounted", lambda _: None)
+    shared.require_private(Settings(checkpoints="/proc", checkpoints_shared=True))

@@ -43,7 +43,7 @@ def _soon(monkeypatch):
 
 def gets_turn(node, most):
     try:
-        turn.take(node, most, "ill")
+        turn.take_turn(node, most, "ill")
     except Refused:
         return False
     return True
@@ -89,7 +89,7 @@ def test_node_above_the_limit_is_not_marked():
     marks = {"n1": "ill", "n2": "ill"}
     node = Node("n3", marks)
     with pytest.raises(Refused, match=r"2 other nodes are drained or about to be: n1, n2"):
-        turn.take(node, 2, "ill")
+        turn.take_turn(node, 2, "ill")
     assert (node.asks, set(marks)) == (0, {"n1", "n2"})
 
 
@@ -106,7 +106,7 @@ def test_request_repeated_after_a_kill_is_granted():
 def test_take_back_removes_the_request_but_not_the_drain():
     marks = {"n1": f"{turn.ASKS}ill", "n2": "ill"}
     for name in ("n1", "n2", "n3"):
-        turn.take_back(Node(name, marks))
+        turn.withdraw(Node(name, marks))
     assert marks == {"n2": "ill"}
 
 
@@ -122,7 +122,7 @@ def test_request_that_is_never_completed_times_out_for_others(monkeypatch):
 
 def test_batch_system_without_drain_states_refuses_health_drains():
     with pytest.raises(Refused, match="does not report which nodes are drained"):
-        turn.take(object(), 1, "ill")
+        turn.take_turn(object(), 1, "ill")
 
 
 def test_mark_is_removed_if_the_batch_system_does_not_answer():
@@ -134,5 +134,5 @@ def test_mark_is_removed_if_the_batch_system_does_not_answer():
             raise HostFault("no answer")
 
     with pytest.raises(HostFault, match="no answer"):
-        turn.take(Node("n1", marks, waits), 1, "ill")
+        turn.take_turn(Node("n1", marks, waits), 1, "ill")
     assert marks == {}

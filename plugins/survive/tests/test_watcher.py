@@ -24,7 +24,7 @@ from vtorque_core.live import locked_job
 from vtorque_core.records.journal import Journal
 from vtorque_core.records.reading import read
 from vtorque_survive import request, watcher
-from vtorque_survive.watcher import Batch, Loop
+from vtorque_survive.watcher import BatchView, WatcherLoop
 
 HOLDS = """
 import fcntl, sys, time
@@ -73,7 +73,7 @@ def loop(paths, domains):
         reasons.append(soon)
         return lives
 
-    found = Loop(paths, SimpleNamespace(told=told))
+    found = WatcherLoop(paths, SimpleNamespace(known_states=told))
     found.lives, found.reasons = lives, reasons
     yield found
     for watched in found.jobs.values():
@@ -113,7 +113,7 @@ def request_answer(loop, job, word):
 
 def by(loop):
     """Run another watcher, as after a kill; return it."""
-    later = Loop(loop.paths, loop.batch)
+    later = WatcherLoop(loop.paths, loop.batch)
     settle(later)
     return later
 
@@ -152,7 +152,7 @@ def test_request_is_answered_after_guests_on_other_nodes_have_followed(loop, pat
         words.append((of.job.key, word))
         return Child(passes, 60.0)
 
-    loop.moves = SimpleNamespace(pass_on=pass_on, look=lambda *_: None)
+    loop.moves = SimpleNamespace(forward_request=pass_on, look=lambda *_: None)
     path, said = request.path_of(paths, job.key), []
     loop.look()
     asks = lambda: said.append(request.ask(path, job.kept, "suspend", 60.0))  # noqa: E731
@@ -403,7 +403,7 @@ def test_torn_journal_does_not_stop_others(loop, paths, domains):
 def batch_states(monkeypatch):
     """Return the states of jobs in a double of the batch system's adapter."""
     lives = {}
-    node = SimpleNamespace(alive=lambda ids: {each: lives[each] for each in ids})
+    node = SimpleNamespace(job_states=lambda ids: {each: lives[each] for each in ids})
     batch = SimpleNamespace(node=lambda _site: node)
     monkeypatch.setattr(watcher.service, "batch_system", lambda _config: (None, batch))
     return lives
@@ -411,28 +411,30 @@ def batch_states(monkeypatch):
 
 def test_batch_system_is_queried_by_a_separate_process(tmp_path, batch_states):
     batch_states |= {"1": JobState.SUSPENDED, "2": JobState.ALIVE}
-    asked = Batch(tmp_path, 0.0)
-    eventually(lambda: asked.told(["1", "2"], soon=True) == batch_states)
+    asked = BatchView(tmp_path, 0.0)
+    eventually(lambda: asked.known_states(["1", "2"], soon=True) == batch_states)
     before = dict(batch_states)
     batch_states |= {
         "1": JobState.ALIVE,
         "2": JobState.UNKNOWN,
     }  # for an unknown job its last state counts
-    eventually(lambda: asked.told(["1", "2"], soon=True)["1"] is JobState.ALIVE)
-    assert asked.told(["1", "2"], soon=True)["2"] is before["2"]
-    assert "2" not in asked.told(["1"], soon=True)
-    assert "2" not in asked.told(["1", "2"], soon=False)  # another attempt of it is another job
+    eventually(lambda: asked.known_states(["1", "2"], soon=True)["1"] is JobState.ALIVE)
+    assert asked.known_states(["1", "2"], soon=True)["2"] is before["2"]
+    assert "2" not in asked.known_states(["1"], soon=True)
+    assert "2" not in asked.known_states(
+        ["1", "2"], soon=False
+    )  # another attempt of it is another job
 
 
 def test_batch_system_is_queried_once_without_a_reason(tmp_path, batch_states, monkeypatch):
     batch_states["1"] = JobState.ALIVE
-    asked = Batch(tmp_path, 0.0)
-    eventually(lambda: asked.told(["1"], soon=False))
+    asked = BatchView(tmp_path, 0.0)
+    eventually(lambda: asked.known_states(["1"], soon=False))
     batch_states["1"] = JobState.SUSPENDED
     for _ in range(5):
-        assert asked.told(["1"], soon=False) == {"1": JobState.ALIVE}
+        assert asked.known_states(["1"], soon=False) == {"1": JobState.ALIVE}
         assert asked._lines._asking is None
-    eventually(lambda: asked.told(["1"], soon=True) == batch_states)
+    eventually(lambda: asked.known_states(["1"], soon=True) == batch_states)
 
 
 def test_failed_fork_leaves_no_open_files(tmp_path, batch_states, monkeypatch):
@@ -441,8 +443,8 @@ def test_failed_fork_leaves_no_open_files(tmp_path, batch_states, monkeypatch):
 
     monkeypatch.setattr(os, "fork", none)
     before = len(list(Path("/proc/self/fd").iterdir()))
-    asked = Batch(tmp_path, 0.0)
+    asked = BatchView(tmp_path, 0.0)
     for _ in range(10):
         with pytest.raises(OSError, match="no more"):
-            asked.told(["1"], soon=True)
+            asked.known_states(["1"], soon=True)
     assert len(list(Path("/proc/self/fd").iterdir())) == before

@@ -12,7 +12,7 @@ from vtorque_core.api.health import HealthResult, ok, warning
 from vtorque_core.api.node_job import Site
 from vtorque_core.live.node_setup import VIRTIOFSD
 from vtorque_survive.settings import Settings
-from vtorque_survive.shared import require_not_shared
+from vtorque_survive.shared import require_private
 
 _OPTION = "--migration-verify-handles"
 _QEMU = (8, 2)  # first version that saves vhost-user-fs (its changelog)
@@ -47,7 +47,7 @@ def _place(settings: Settings) -> str:
         return "[plugin.survive] checkpoints is empty"
     try:
         require_root_owned(Path(settings.checkpoints), uid=os.geteuid())
-        require_not_shared(settings)
+        require_private(settings)
     except VtorqueError as error:
         return str(error)
     return ""

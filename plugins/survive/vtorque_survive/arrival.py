@@ -22,8 +22,8 @@ from vtorque_core.live.jobs import RunningJob
 from vtorque_core.live.locked_job import LockedJob, locked_job
 from vtorque_survive import domains, move_disk, move_record, moving, request
 from vtorque_survive.clocks import set_clocks
-from vtorque_survive.move import Here
-from vtorque_survive.move_record import ELSEWHERE, elsewhere
+from vtorque_survive.move import ThisNode
+from vtorque_survive.move_record import ELSEWHERE, outside_nodes
 
 MOST = 1 << 16  # bytes of a request line
 _WAIT = 45.0  # seconds for this node's watcher; the requester waits longer
@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 _KEY = re.compile(r"[A-Za-z0-9_.+\[\]-]+")
 
 
-def answer(here: Here, question: bytes, more: IO[bytes], first: IO[bytes]) -> bytes:
+def answer(here: ThisNode, question: bytes, more: IO[bytes], first: IO[bytes]) -> bytes:
     """Return the answer to one request.
 
     Args:
@@ -51,17 +51,17 @@ def answer(here: Here, question: bytes, more: IO[bytes], first: IO[bytes]) -> by
             raise ValueError(key)
         if what == "settle":
             theirs = {str(uuid): str(does) for uuid, does in asked["guests"].items()}
-            said: Any = settled(here, job_id, key, str(asked["node"]), theirs)
+            said: Any = settle_guests(here, job_id, key, str(asked["node"]), theirs)
         elif what == "disk":
             uuid, awaited = str(asked["guest"]), partial(_is_awaited, here, key)
             said = move_disk.receive(here.paths, here.node.uri, key, uuid, awaited, more, first)
         elif what == "gone":
-            said = have_gone(here, key, str(asked["node"]), str(asked["to"]), _guests(asked))
+            said = record_departure(here, key, str(asked["node"]), str(asked["to"]), _guests(asked))
         elif what == "phase":
             state = {"phase": str(asked["phase"]), "guests": _guests(asked)}
-            said = is_in(here, key, str(asked["node"]), state)
+            said = record_state(here, key, str(asked["node"]), state)
         elif what in (request.SUSPEND, request.RESUME):
-            said = as_asked(here, key, what)
+            said = suspend_or_resume(here, key, what)
         else:
             raise ValueError(what)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -75,8 +75,8 @@ def _guests(asked: Mapping[str, Any]) -> list[dict[str, Any]]:
     return [{"rank": int(g["rank"]), "hostname": str(g["hostname"])} for g in asked["guests"]]
 
 
-def settled(
-    here: Here, job_id: str, key: str, node: str, theirs: Mapping[str, str]
+def settle_guests(
+    here: ThisNode, job_id: str, key: str, node: str, theirs: Mapping[str, str]
 ) -> dict[str, str]:
     """Return the location of each guest: ``here``, ``none`` (not here), or ``comes`` (undecided).
 
@@ -96,13 +96,13 @@ def settled(
         with locked_job(here.paths, key) as locked:
             disks, come = moving.disks(here.paths, key), locked.domains if locked else {}
             said = {
-                uuid: _is(here, uuid, does, come, with_disk=uuid in disks)
+                uuid: _guest_state(here, uuid, does, come, with_disk=uuid in disks)
                 for uuid, does in theirs.items()
             }
             if "comes" in said.values():
                 return said
             if locked and "here" in said.values():
-                return _are_here(here, job_id, locked, said)
+                return _complete_arrival(here, job_id, locked, said)
             if come and not come.keys() & theirs.keys():
                 return said
             here.adapter.release_node(job_id, node)
@@ -113,7 +113,9 @@ def settled(
     return said
 
 
-def _is(here: Here, uuid: str, theirs: str, known: Mapping[str, bool], *, with_disk: bool) -> str:
+def _guest_state(
+    here: ThisNode, uuid: str, theirs: str, known: Mapping[str, bool], *, with_disk: bool
+) -> str:
     state, came = domains.domain_state(here.node.uri, uuid), known.get(uuid)
     if came or (came is not None and state == "runs"):
         return "here"
@@ -130,7 +132,9 @@ def _is(here: Here, uuid: str, theirs: str, known: Mapping[str, bool], *, with_d
     return "none"
 
 
-def _are_here(here: Here, job_id: str, locked: LockedJob, said: dict[str, str]) -> dict[str, str]:
+def _complete_arrival(
+    here: ThisNode, job_id: str, locked: LockedJob, said: dict[str, str]
+) -> dict[str, str]:
     """Finish the start of arrived guests if it was killed, or if not all guests arrived."""
     job, key = here.job(job_id), locked.state.key
     if job is None or job.job.key != key or suspend.phase(job) == "":
@@ -149,7 +153,9 @@ def _are_here(here: Here, job_id: str, locked: LockedJob, said: dict[str, str]) 
     return said
 
 
-def have_gone(here: Here, key: str, node: str, to: str, guests: list[dict[str, Any]]) -> str:
+def record_departure(
+    here: ThisNode, key: str, node: str, to: str, guests: list[dict[str, Any]]
+) -> str:
     """Record that guests of a job have migrated from one node to another.
 
     ``node`` is empty if the job keeps other guests there. ``guests`` lists the migrated guests; it
@@ -157,7 +163,7 @@ def have_gone(here: Here, key: str, node: str, to: str, guests: list[dict[str, A
     """
     if job := _job(here, key):
         nodes = [to if each == node else each for each in job.kept.facts().get("nodes", ())]
-        there = {other: each for other, each in elsewhere(job).items() if other != node}
+        there = {other: each for other, each in outside_nodes(job).items() if other != node}
         # The destination may have reported this already, if the sender was killed.
         if guests and all(each["guests"] != guests for each in there.values()):
             there[to] = {"phase": suspend.RUNS, "guests": guests}
@@ -165,16 +171,16 @@ def have_gone(here: Here, key: str, node: str, to: str, guests: list[dict[str, A
     return "noted"
 
 
-def is_in(here: Here, key: str, node: str, state: dict[str, Any]) -> str:
+def record_state(here: ThisNode, key: str, node: str, state: dict[str, Any]) -> str:
     """Record, on a job's first node, the job's state on a node outside its allocation."""
     if job := _job(here, key):
-        others = elsewhere(job).items()  # drop earlier places of these guests
+        others = outside_nodes(job).items()  # drop earlier places of these guests
         there = {other: each for other, each in others if each["guests"] != state["guests"]}
         job.kept.add_facts(**{ELSEWHERE: {**there, node: state}})
     return "noted"
 
 
-def as_asked(here: Here, key: str, word: str) -> str:
+def suspend_or_resume(here: ThisNode, key: str, word: str) -> str:
     """Suspend or resume a guest that migrated here, on request of the job's owner.
 
     Returns an error message, empty on success.
@@ -185,11 +191,11 @@ def as_asked(here: Here, key: str, word: str) -> str:
     return request.ask(request.path_of(here.paths, key), job.kept, word, _WAIT)
 
 
-def _is_awaited(here: Here, key: str) -> bool:
+def _is_awaited(here: ThisNode, key: str) -> bool:
     job = _job(here, key)
     return job is not None and job.phases[-1][0] == "arrives"
 
 
-def _job(here: Here, key: str) -> RunningJob | None:
+def _job(here: ThisNode, key: str) -> RunningJob | None:
     job = here.job(key.rpartition(".")[0])
     return job if job is not None and job.job.key == key else None

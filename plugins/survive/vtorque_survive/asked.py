@@ -114,4 +114,4 @@ def vtorque_parse_args(request: JobRequest, site: Site) -> Iterator[Refusal]:
 def _on_any_node(site: Site) -> bool:
     from vtorque_survive import shared  # noqa: PLC0415 - few jobs ask for this
 
-    return shared.on_any_node(site)
+    return shared.is_shared_by_nodes(site)

@@ -39,10 +39,10 @@ from vtorque_survive import domains, listing, periodic, room, saving, session, t
 from vtorque_survive.clocks import set_clocks
 from vtorque_survive.saving import GuestData
 from vtorque_survive.settings import Settings
-from vtorque_survive.shared import require_not_shared
+from vtorque_survive.shared import require_private
 from vtorque_survive.sparse import copy_data
 from vtorque_survive.stored import SESSION, Manifest, Store, manifest_of
-from vtorque_survive.together import DONE, STILL, Lookout, Together, leads, nodes_of
+from vtorque_survive.together import DONE, STILL, NodePart, RequestReader, is_leader, nodes_of
 
 ASKED, HELD = "checkpoint-asked", "checkpoint-held"  # files in the job's state directory
 _LOOKS = 10.0  # seconds to examine the user's disk files
@@ -64,45 +64,45 @@ on_step: Callable[[str], None] = lambda _step: None  # noqa: E731
 
 
 @dataclass(frozen=True)
-class Checkpoints:
+class CheckpointWatcher:
     """The watcher's work on checkpoints, with the site's settings."""
 
     config: Path = Path()
     settings: Settings = field(default_factory=Settings)
 
-    def asked(self, paths: Paths, job: RunningJob) -> Asked | None:
+    def find_request(self, paths: Paths, job: RunningJob) -> SaveTask | None:
         """Return the requested checkpoint of a job."""
-        return Asked.read(paths, job)
+        return SaveTask.read(paths, job)
 
-    def due(self, paths: Paths, job: RunningJob) -> None:
+    def request_due(self, paths: Paths, job: RunningJob) -> None:
         """Request a checkpoint if it is time, or if the job's first node has requested one."""
-        if not leads(job):
-            found = self._lookout.asked(job)
-            if found and self.asked(paths, job) is None:
-                Asked(*found).write(paths, job)
+        if not is_leader(job):
+            found = self._lookout.find_request(job)
+            if found and self.find_request(paths, job) is None:
+                SaveTask(*found).write(paths, job)
             return
-        ends = periodic.due(paths, job, self.settings)
-        if ends is None or self.asked(paths, job):
+        ends = periodic.is_due(paths, job, self.settings)
+        if ends is None or self.find_request(paths, job):
             return
-        if why := self.why_not(job, ends=ends):
+        if why := self.refusal(job, ends=ends):
             log.warning("%s cannot be saved: %s", job.job.id, why)
         else:
-            self.ask(paths, job, ends=ends)
-        periodic.begun(paths, job)  # last: if killed before, request it again
+            self.request(paths, job, ends=ends)
+        periodic.record_attempt(paths, job)  # last: if killed before, request it again
 
     @cached_property
-    def _lookout(self) -> Lookout:
-        return Lookout(self.settings)
+    def _lookout(self) -> RequestReader:
+        return RequestReader(self.settings)
 
-    def ask(self, paths: Paths, job: RunningJob, *, ends: bool) -> None:
+    def request(self, paths: Paths, job: RunningJob, *, ends: bool) -> None:
         """Request a checkpoint of a running job. With ``ends``, the job ends afterwards."""
-        Asked("", ends).write(paths, job)
+        SaveTask("", ends).write(paths, job)
 
-    def give_up(self, paths: Paths, job: RunningJob) -> None:
+    def withdraw(self, paths: Paths, job: RunningJob) -> None:
         """Withdraw the request."""
-        _asked(paths, job).unlink(missing_ok=True)
+        _request_file(paths, job).unlink(missing_ok=True)
 
-    def why_not(self, job: RunningJob, *, ends: bool) -> str:
+    def refusal(self, job: RunningJob, *, ends: bool) -> str:
         """Return why the job cannot be saved, or an empty string."""
         try:
             _require(job, self.settings, ends=ends)
@@ -110,25 +110,25 @@ class Checkpoints:
             return str(error)
         return ""
 
-    def stands_still(self, paths: Paths, job: RunningJob) -> bool:
+    def must_stay_paused(self, paths: Paths, job: RunningJob) -> bool:
         """Return whether a job must stay paused because the process that saved it was killed."""
-        asked = Asked.read(paths, job)
+        asked = SaveTask.read(paths, job)
         still = suspend.phase(job) == suspend.PAUSED
-        return still and asked is not None and _waits(paths, job, asked)
+        return still and asked is not None and _is_ready(paths, job, asked)
 
     def begin(self, paths: Paths, job: RunningJob, asker: int) -> tuple[str, Child] | None:
         """Start the next step for a job, like ``live.suspend.begin``. Return None if there is none.
 
         ``asker`` is the pid of the requester, who is notified when the job is saved; 0 for nobody.
         """
-        asked, phase = Asked.read(paths, job), suspend.phase(job)
+        asked, phase = SaveTask.read(paths, job), suspend.phase(job)
         settings, config = self.settings, self.config
-        waits = _waits(paths, job, asked) if asked else not _held(paths, job).exists()
+        waits = _is_ready(paths, job, asked) if asked else not _hold_file(paths, job).exists()
         if phase == suspend.RUNS and not waits:
             return HOLDS, Child(lambda: _hold(paths, config, job, asked, settings), 2 * _HELD)
         if phase not in (suspend.RUNS, suspend.PAUSED) or not (asked and waits):
             return None
-        if asked.saved and not leads(job) and time.time() < _at(paths, job) + _ENDS:
+        if asked.saved and not is_leader(job) and time.time() < _deadline(paths, job) + _ENDS:
             return None  # the first node ends it, unless its watcher was killed
         if asked.saved:
             return ENDS, Child(lambda: _end(config, job, asker), _ENDS)
@@ -136,7 +136,7 @@ class Checkpoints:
 
 
 @dataclass(frozen=True)
-class Asked:
+class SaveTask:
     """A requested checkpoint.
 
     Attributes:
@@ -153,7 +153,7 @@ class Asked:
     def read(cls, paths: Paths, job: RunningJob) -> Self | None:
         """Read the request for a job; None if there is none."""
         try:
-            does, *name = _asked(paths, job).read_text().split()
+            does, *name = _request_file(paths, job).read_text().split()
         except FileNotFoundError:
             return None
         return cls("".join(name), does != "stays", does == "saved")
@@ -161,14 +161,14 @@ class Asked:
     def write(self, paths: Paths, job: RunningJob) -> None:
         """Write the request."""
         line = f"{'saved' if self.saved else 'ends' if self.ends else 'stays'} {self.id}\n"
-        replace_file(str(_asked(paths, job)), line.encode(), mode=0o600)
+        replace_file(str(_request_file(paths, job)), line.encode(), mode=0o600)
 
 
-def _asked(paths: Paths, job: RunningJob) -> Path:
+def _request_file(paths: Paths, job: RunningJob) -> Path:
     return paths.job_state(job.job.key) / ASKED
 
 
-def _held(paths: Paths, job: RunningJob) -> Path:
+def _hold_file(paths: Paths, job: RunningJob) -> Path:
     return paths.job_state(job.job.key) / HELD
 
 
@@ -176,53 +176,53 @@ def _tools(paths: Paths, job: RunningJob) -> Path:
     return paths.job_state(job.job.key) / "checkpoint-tools"
 
 
-def _first(job: RunningJob) -> RunningGuest:
+def _first_guest(job: RunningJob) -> RunningGuest:
     return min(job.guests, key=lambda guest: guest.index)
 
 
-def _waits(paths: Paths, job: RunningJob, asked: Asked) -> bool:
+def _is_ready(paths: Paths, job: RunningJob, asked: SaveTask) -> bool:
     """Return whether the guest and the job shell are ready for saving; see :func:`_hold`.
 
     Always true on nodes without the job shell.
     """
-    if not leads(job):
+    if not is_leader(job):
         return True
     try:
-        return asked.id != "" and _held(paths, job).read_text() == asked.id
+        return asked.id != "" and _hold_file(paths, job).read_text() == asked.id
     except FileNotFoundError:
         return False
 
 
-class _Later(HostFault):
+class _RetryLater(HostFault):
     """All is saved except the session state, because the job shell is stopped. Retry later."""
 
 
 def _hold(
-    paths: Paths, config: Path, job: RunningJob, asked: Asked | None, settings: Settings
+    paths: Paths, config: Path, job: RunningJob, asked: SaveTask | None, settings: Settings
 ) -> None:
     """Make the guest and the job shell tolerate a disconnect, or end that state."""
     until = time.monotonic() + _HELD
-    tell = _first(job).run_dir / TELL
-    with _or_not(paths, job):
+    tell = _first_guest(job).run_dir / TELL
+    with _cleanup(paths, job):
         if asked is None:
             tell.unlink(missing_ok=True)
         else:
             _require_time(paths, job)
-            require_not_shared(settings)
+            require_private(settings)
             if len(nodes_of(job)) > 1 and not service.batch_system(config)[1].knows_all_nodes:
                 raise Refused("jobs on several nodes cannot be saved on this batch system")
             store = Store(Path(settings.checkpoints), job.job.uid)
             asked = replace(asked, id=_free_id(store, job, asked))
             asked.write(paths, job)
             _keep_tools(paths, job)
-            _held(paths, job).touch(mode=0o600)
+            _hold_file(paths, job).touch(mode=0o600)
             store.drop(asked.id)  # parts of an earlier attempt
             session.make(tell, job.job.uid)  # the job shell looks for it once the guest waits
         saving.allow_disconnect(paths, job, int(_TIME) if asked else 0, until)
         if asked is None:
-            _held(paths, job).unlink(missing_ok=True)
+            _hold_file(paths, job).unlink(missing_ok=True)
         else:
-            _held(paths, job).write_text(asked.id)
+            _hold_file(paths, job).write_text(asked.id)
 
 
 def _keep_tools(paths: Paths, job: RunningJob) -> None:
@@ -230,7 +230,7 @@ def _keep_tools(paths: Paths, job: RunningJob) -> None:
     _tools(paths, job).write_text(json.dumps(said), "utf-8")
 
 
-def _free_id(store: Store, job: RunningJob, asked: Asked) -> str:
+def _free_id(store: Store, job: RunningJob, asked: SaveTask) -> str:
     """Return an unused id for the next checkpoint.
 
     If the job continues, the id ends with the job's number of phases, which only grows.
@@ -243,18 +243,18 @@ def _free_id(store: Store, job: RunningJob, asked: Asked) -> str:
 
 
 @contextmanager
-def _or_not(paths: Paths, job: RunningJob, nodes: Together | None = None) -> Iterator[None]:
+def _cleanup(paths: Paths, job: RunningJob, nodes: NodePart | None = None) -> Iterator[None]:
     """Withdraw the request if the job cannot be saved.
 
     If this process is killed, the request stays and is retried.
     """
     try:
         yield
-    except _Later:
+    except _RetryLater:
         raise
     except Exception as error:
-        _asked(paths, job).unlink(missing_ok=True)
-        raise (nodes.given_up(error) if nodes else error) from None
+        _request_file(paths, job).unlink(missing_ok=True)
+        raise (nodes.abandon(error) if nodes else error) from None
 
 
 def _require(job: RunningJob, settings: Settings, *, ends: bool) -> None:
@@ -262,7 +262,7 @@ def _require(job: RunningJob, settings: Settings, *, ends: bool) -> None:
         raise Refused("checkpoints are disabled ([plugin.survive] checkpoints is empty)")
     if suspend.phase(job) != suspend.RUNS:
         raise Refused("the job is suspended: resume it first")
-    if not leads(job):
+    if not is_leader(job):
         raise Refused("the job can only be saved from its first node, or from a submit host")
     if len(nodes_of(job)) > 1 and not settings.checkpoints_shared:
         raise Refused(
@@ -272,14 +272,14 @@ def _require(job: RunningJob, settings: Settings, *, ends: bool) -> None:
     tools.require_saveable(job, ends=ends)
 
 
-def _save(paths: Paths, config: Path, job: RunningJob, asked: Asked, settings: Settings) -> None:
+def _save(paths: Paths, config: Path, job: RunningJob, asked: SaveTask, settings: Settings) -> None:
     store = Store(Path(settings.checkpoints), job.job.uid)
-    nodes = Together.of(store, asked.id, job)
-    with _or_not(paths, job, nodes), saving.hold_job(paths, job, suspend.phase(job)) as (_, guests):
+    nodes = NodePart.for_job(store, asked.id, job)
+    with _cleanup(paths, job, nodes), saving.hold(paths, job, suspend.phase(job)) as (_, guests):
         if not store.has(asked.id):
             try:
                 _make(_Saving(paths, nodes, job, guests, asked, settings))
-            except _Later:
+            except _RetryLater:
                 raise
             except Exception as error:
                 log.warning("the checkpoint has failed: %s", error)
@@ -290,12 +290,12 @@ def _save(paths: Paths, config: Path, job: RunningJob, asked: Asked, settings: S
             does = "ends" if asked.ends else "continues"
             log.info("saved as checkpoint %s; the job %s", asked.id, does)
         (guests[0].guest.run_dir / TELL).unlink(missing_ok=True)
-        if leads(job):
+        if is_leader(job):
             _tidy(paths, job, store, settings)
     if asked.ends:
         replace(asked, saved=True).write(paths, job)
     else:
-        _asked(paths, job).unlink(missing_ok=True)
+        _request_file(paths, job).unlink(missing_ok=True)
 
 
 def _end(config: Path, job: RunningJob, asker: int) -> None:
@@ -308,7 +308,7 @@ def _end(config: Path, job: RunningJob, asker: int) -> None:
         _cancel(config, job)  # before its job shell ends, otherwise the job counts as failed
     finally:
         on_step("before leave")
-        (_first(job).run_dir / LEAVE).unlink(missing_ok=True)  # now the job shell may end
+        (_first_guest(job).run_dir / LEAVE).unlink(missing_ok=True)  # now the job shell may end
         on_step("after leave")
 
 
@@ -330,10 +330,10 @@ def _tidy(paths: Paths, job: RunningJob, store: Store, settings: Settings) -> No
 @dataclass(frozen=True)
 class _Saving:
     paths: Paths
-    nodes: Together
+    nodes: NodePart
     job: RunningJob
     guests: list[GuestData]
-    asked: Asked
+    asked: SaveTask
     settings: Settings
 
     @property
@@ -369,7 +369,7 @@ def _make(of: _Saving) -> None:
             if runs:
                 suspend.change_phase(paths, job, suspend.PAUSED, SAVED)
             on_step("before still")
-            nodes.tell(STILL)
+            nodes.publish(STILL)
             answers = time.time() + _ANSWERS + of.settings.query_interval
             nodes.wait(STILL, min(until, answers), "the guests are not paused")
             on_step("after still")
@@ -380,13 +380,13 @@ def _make(of: _Saving) -> None:
         if not ends:
             _require_time(paths, job)
         _finish(of, until)
-    except _Later:
+    except _RetryLater:
         raise
     except Exception as error:
         for fifo in (TELL, LEAVE):
             (of.run_dir / fifo).unlink(missing_ok=True)
-        why = nodes.given_up(error)
-        if leads(job):
+        why = nodes.abandon(error)
+        if is_leader(job):
             with suppress(HostFault):
                 nodes.store.drop(of.asked.id)
         raise why from None
@@ -402,12 +402,12 @@ def _writes(guest: RunningGuest) -> float:
 def _finish(of: _Saving, until: float) -> None:
     """Sync the written files and complete the checkpoint, together with the job's other nodes."""
     nodes, part, ends = of.nodes, of.part, of.asked.ends
-    if nodes.several:
+    if nodes.has_other_nodes:
         nodes.sync([file for each in of.guests for file in part.glob(f"g{each.guest.rank}.*")])
         if not ends:  # syncing takes a while; the guests run meanwhile
             until += of.longest
-        if not leads(of.job):
-            nodes.wait_whole(until + _SAYS, until + _TIME)  # the first node names the late nodes
+        if not is_leader(of.job):
+            nodes.wait_complete(until + _SAYS, until + _TIME)  # the first node names the late nodes
             return
         nodes.wait(DONE, until, "the guests were not saved in time")
     if ends:
@@ -415,9 +415,9 @@ def _finish(of: _Saving, until: float) -> None:
         nodes.end()
         libvirt.destroy_domain(of.guests[0].guest.uri, of.guests[0].guest.uuid, _HELD)
         on_step("after end")
-        _take_session(of, of.run_dir / LEAVE)
-    if nodes.several:
-        nodes.store.write(nodes.whole())
+        _save_session(of, of.run_dir / LEAVE)
+    if nodes.has_other_nodes:
+        nodes.store.write(nodes.full_manifest())
     on_step("before finish")
     nodes.store.finish(of.asked.id)
     on_step("after finish")
@@ -433,12 +433,12 @@ def _prepare(of: _Saving) -> Manifest:
     on_step("before directory")
     part = nodes.make()
     on_step("after directory")
-    if not leads(job):
+    if not is_leader(job):
         tools.require_saveable(job, ends=asked.ends)
         _keep_tools(paths, job)
     if any(saving.has_domain(each.guest) for each in of.guests):
         _require_time(paths, job)
-        _look_at_disks(of.guests, lambda _: None)
+        _inspect_disks(of.guests, lambda _: None)
     with store.locked():
         room.require_few(store, job.job.id, of.settings)
         room.require_room(store, part, of.guests, of.settings)
@@ -456,19 +456,19 @@ def _write(of: _Saving, manifest: Manifest) -> None:
             _copy(each.disk, part / f"g{each.guest.rank}.disk")
     with ThreadPoolExecutor(len(guests)) as threads:
         work = [threads.submit(_memory, of, each) for each in guests]
-        if leads(of.job):  # in parallel to the memory
+        if is_leader(of.job):  # in parallel to the memory
             try:
                 _ask_session(of)
             except (Refused, HostFault) as error:
-                if not isinstance(error, _Later):
+                if not isinstance(error, _RetryLater):
                     for each in guests:
-                        domains.give_up(each.guest.uri, each.guest.uuid)
+                        domains.abort_operation(each.guest.uri, each.guest.uuid)
                 raise
     for done in work:
         done.result()
     room.require_no_more(part)
     on_step("before manifest")
-    _look_at_disks(guests, lambda disks: of.nodes.write(replace(manifest, disks=disks)))
+    _inspect_disks(guests, lambda disks: of.nodes.write(replace(manifest, disks=disks)))
     on_step("after manifest")
 
 
@@ -479,14 +479,14 @@ def _ask_session(of: _Saving) -> None:
     """
     tell, leave = of.run_dir / TELL, of.run_dir / LEAVE
     if not of.asked.ends:
-        _take_session(of, tell)
+        _save_session(of, tell)
     elif not leave.exists():
         _script_state(of.paths, of.job, tell)
         session.make(leave, of.job.job.uid)
         tell.unlink()
 
 
-def _look_at_disks(guests: list[GuestData], then: Callable[[dict[str, list[int]]], None]) -> None:
+def _inspect_disks(guests: list[GuestData], then: Callable[[dict[str, list[int]]], None]) -> None:
     """Pass the state of the user's disk files to ``then``, in a child process.
 
     The user's file system may hang or fail. A hanging child holds no lock of the job.
@@ -495,14 +495,14 @@ def _look_at_disks(guests: list[GuestData], then: Callable[[dict[str, list[int]]
         then({})
         return
 
-    def look() -> None:
+    def inspect() -> None:
         then(tools.disks(each.guest.run_dir for each in guests))
 
-    if wrong := run_in_child(look, _LOOKS):
+    if wrong := run_in_child(inspect, _LOOKS):
         raise HostFault(wrong)
 
 
-def _take_session(of: _Saving, fifo: Path) -> None:
+def _save_session(of: _Saving, fifo: Path) -> None:
     """Save the session state from the job shell, unless it is saved already."""
     to = of.part / SESSION
     if to.exists():
@@ -521,10 +521,10 @@ def _script_state(paths: Paths, job: RunningJob, fifo: Path) -> bytes:
         HostFault: If the job shell does not answer.
     """
     try:
-        return session.said(fifo)
+        return session.read_state(fifo)
     except HostFault as error:
         if suspend.is_shell_stopped(paths, job) and _has_time(paths, job):
-            raise _Later(f"{error}: the job shell was stopped") from None
+            raise _RetryLater(f"{error}: the job shell was stopped") from None
         raise
 
 
@@ -535,11 +535,11 @@ def _require_time(paths: Paths, job: RunningJob) -> None:
 
 
 def _has_time(paths: Paths, job: RunningJob) -> bool:
-    return time.time() <= _at(paths, job) + _TIME
+    return time.time() <= _deadline(paths, job) + _TIME
 
 
-def _at(paths: Paths, job: RunningJob) -> float:
-    return _asked(paths, job).stat().st_mtime
+def _deadline(paths: Paths, job: RunningJob) -> float:
+    return _request_file(paths, job).stat().st_mtime
 
 
 def _copy(disk: Path, to: Path) -> None:

@@ -16,7 +16,7 @@ from vtorque_core.api import HostFault, Paths, Refused, UsageError, printable, s
 from vtorque_core.live import service
 from vtorque_survive import listing
 from vtorque_survive.asked import checkpoint_id
-from vtorque_survive.listing import Entry
+from vtorque_survive.listing import ListedCheckpoint
 from vtorque_survive.settings import Settings
 from vtorque_survive.stored import Store
 
@@ -32,7 +32,7 @@ def checkpoints(context: click.Context, as_json: bool) -> None:
     """List your checkpoints on this node, oldest first; as root, those of all users."""
     if context.invoked_subcommand is not None:
         return
-    found = list(_found(context.obj))
+    found = list(_find_checkpoints(context.obj))
     if as_json:
         click.echo(json.dumps([asdict(each) for each in found], indent=2))
         return
@@ -72,10 +72,10 @@ def remove(config: Path, name: str, uid: int | None) -> None:
     _publish(paths, found[0])
 
 
-def _found(config: Path) -> Iterator[Entry]:
+def _find_checkpoints(config: Path) -> Iterator[ListedCheckpoint]:
     if os.geteuid():
         paths = service.paths(config)
-        yield from listing.listed(paths, os.getuid())
+        yield from listing.read_list(paths, os.getuid())
         site, _ = service.batch_system(config)
         old = listing.age(paths, os.getuid())
         if site[Settings].checkpoints_shared and old > _STALE:
@@ -103,7 +103,7 @@ def _publish(paths: Paths, store: Store) -> None:
         raise HostFault(f"cannot update the owner's checkpoint list: {error.strerror}") from None
 
 
-def _row(each: Entry, *, root: bool) -> tuple[str, ...]:
+def _row(each: ListedCheckpoint, *, root: bool) -> tuple[str, ...]:
     age = timedelta(seconds=int(time.time() - each.made))
     row = (each.id, each.job, str(age), show_mib(each.size >> 20), each.node)
     return (*row, each.owner) if root else row

@@ -34,7 +34,7 @@ def suspend(config: Path, job_id: str, this_node: bool) -> None:
     To free the job's CPUs for other jobs, use the batch system's own command (scontrol suspend,
     qsig -s suspend), which also pauses the guests.
     """
-    _all(config, request.SUSPEND, job_id, this_node=this_node)
+    _request_on_all(config, request.SUSPEND, job_id, this_node=this_node)
 
 
 @click.command(short_help="Resume a job after vmgr suspend.")
@@ -43,7 +43,7 @@ def suspend(config: Path, job_id: str, this_node: bool) -> None:
 @click.pass_obj
 def resume(config: Path, job_id: str, this_node: bool) -> None:
     """Resume all guests of a job, on every node, and set their clocks."""
-    _all(config, request.RESUME, job_id, this_node=this_node)
+    _request_on_all(config, request.RESUME, job_id, this_node=this_node)
 
 
 @click.command(short_help="Save a job as a checkpoint, to restore it later.")
@@ -59,11 +59,11 @@ def checkpoint(config: Path, job_id: str, stop: bool, this_node: bool) -> None:
     options: on the same node, or on any equal node if the site shares checkpoints.
     """
     word = request.CHECKPOINT if stop else request.SAVE
-    place = _all(config, word, job_id, this_node=this_node, seconds=_SAVES)
-    click.echo(request.made(place))
+    place = _request_on_all(config, word, job_id, this_node=this_node, seconds=_SAVES)
+    click.echo(request.last_checkpoint(place))
 
 
-def _all(
+def _request_on_all(
     config: Path, word: str, job_id: str, *, this_node: bool, seconds: float = _WAIT
 ) -> kept_records.Place:
     """Send a request to the watchers of all the job's nodes. Return the job's kept records.
@@ -85,7 +85,7 @@ def _all(
     alone = this_node or word in (request.CHECKPOINT, request.SAVE)
     others = [] if alone else [str(node) for node in nodes if node not in away]
     with ThreadPoolExecutor(_AT_ONCE) as threads:
-        asked = [threads.submit(_on_node, config, word, job_id, node) for node in others]
+        asked = [threads.submit(_request_on_node, config, word, job_id, node) for node in others]
         told = [each.result() for each in asked]
     fifo = request.path_of(paths, places[-1].key)
     wrong = request.ask(fifo, places[-1], word, seconds)
@@ -95,7 +95,7 @@ def _all(
     return places[-1]
 
 
-def _on_node(config: Path, word: str, job_id: str, node: str) -> str:
+def _request_on_node(config: Path, word: str, job_id: str, node: str) -> str:
     """Send the request through ``vmgr`` on another node.
 
     Return an error message, empty on success.

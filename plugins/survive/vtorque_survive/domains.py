@@ -24,30 +24,30 @@ def save_domain(uri: str, uuid: str, path: str, timeout: float) -> None:
     forget = library().VIR_DOMAIN_SNAPSHOT_CREATE_NO_METADATA
 
     def work(domain: Any) -> bool:
-        return bool(domain.snapshotCreateXML(_of_memory(domain.XMLDesc(), path), forget))
+        return bool(domain.snapshotCreateXML(_memory_snapshot(domain.XMLDesc(), path), forget))
 
-    _or_given_up(uri, uuid, "save", "saved", work, timeout)
+    _run_or_abort(uri, uuid, "save", "saved", work, timeout)
 
 
-def _or_given_up(
+def _run_or_abort(
     uri: str, uuid: str, verb: str, done: str, work: Callable[[Any], bool], timeout: float
 ) -> None:
     try:
         found = on_domain(uri, uuid, f"{verb} domain", work, timeout)
     except HostFault:
-        give_up(uri, uuid)
+        abort_operation(uri, uuid)
         raise
     if found is None:
         raise HostFault(f"the guest ended before it could be {done}", stage=STAGE)
 
 
-def give_up(uri: str, uuid: str) -> None:
+def abort_operation(uri: str, uuid: str) -> None:
     """Ask libvirt to abort a domain's current operation. Ignores errors."""
     with contextlib.suppress(HostFault):
         on_domain(uri, uuid, "give up", lambda domain: domain.abortJob() == 0, LOOKUP)
 
 
-def _of_memory(domain: str, path: str) -> str:
+def _memory_snapshot(domain: str, path: str) -> str:
     """Return snapshot XML for the memory without disks (formatsnapshot.html, "memory")."""
     snapshot = ElementTree.Element("domainsnapshot")
     ElementTree.SubElement(snapshot, "memory", snapshot="external", file=path)
@@ -80,7 +80,7 @@ def migrate_domain(
     def work(domain: Any) -> bool:
         return bool(domain.migrateToURI3(to, {module.VIR_MIGRATE_PARAM_DEST_XML: xml}, flags) == 0)
 
-    _or_given_up(uri, uuid, "migrate", "moved", work, timeout)
+    _run_or_abort(uri, uuid, "migrate", "moved", work, timeout)
 
 
 def migratable_xml(uri: str, uuid: str) -> str:

@@ -33,7 +33,7 @@ from vtorque_core.api.batch_system import DrainingAdapter
 from vtorque_core.live import kept, service, suspend
 from vtorque_core.live.jobs import RunningJob, RunningJobs
 from vtorque_survive import move, periodic, turn
-from vtorque_survive.checkpoint import Checkpoints
+from vtorque_survive.checkpoint import CheckpointWatcher
 from vtorque_survive.settings import Settings
 
 MOVED, REQUEUED, LEFT = "moved", "requeued", "left"
@@ -44,7 +44,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Done:
+class DrainResult:
     """What was done or would be done with a job, and why."""
 
     job: str
@@ -65,25 +65,25 @@ class Drain:
     in_turn: bool = False
 
     @classmethod
-    def of(cls, config: Path, reason: str, *, in_turn: bool = False) -> Drain:
+    def from_config(cls, config: Path, reason: str, *, in_turn: bool = False) -> Drain:
         """Return a drain of this node. With ``in_turn``, it respects ``max_drained_nodes``."""
         site, batch = service.batch_system(config)
         reason = printable(reason, _MOST)
         return cls(config, site.paths, batch.node(site), site[Settings], reason, in_turn)
 
-    def is_here(self, name: str) -> bool:
+    def is_this_node(self, name: str) -> bool:
         """Return whether a name is this node's host name or its name in the batch system."""
         names = {socket.gethostname(), *(job.job.node for job in self._jobs())}
         return name in names | {each.partition(".")[0] for each in names}
 
-    def planned(self) -> Iterator[Done]:
+    def plan(self) -> Iterator[DrainResult]:
         """Yield what would be done with each job, without doing it."""
         for job in self._jobs():
             why_not = self._why_not_requeued(job)
             why = why_not or "saved first"
             if spare := [node for node in self.settings.spare_nodes if self._movable(job, node)]:
                 why += f", unless it can be migrated to {' or '.join(spare)}"
-            yield Done(job.job.id, job.job.owner, LEFT if why_not else REQUEUED, why)
+            yield DrainResult(job.job.id, job.job.owner, LEFT if why_not else REQUEUED, why)
 
     def _movable(self, job: RunningJob, node: str) -> bool:
         try:
@@ -92,7 +92,7 @@ class Drain:
             return False
         return True
 
-    def run(self) -> Iterator[Done]:
+    def run(self) -> Iterator[DrainResult]:
         """Drain the node; yield what was done with each job.
 
         Raises:
@@ -102,39 +102,39 @@ class Drain:
         lock = take_lock(self.paths.run / LOCK, 0.0)
         try:
             if self.in_turn:
-                turn.take(self.batch, self.settings.max_drained_nodes, self.reason)
+                turn.take_turn(self.batch, self.settings.max_drained_nodes, self.reason)
             else:
                 _draining(self.batch).drain(self.reason)
             left = []
             jobs = self._jobs()
             with ThreadPoolExecutor(self.settings.drain_parallelism) as threads:
-                for job, done in zip(jobs, threads.map(self._one, jobs), strict=True):
-                    self._tell(job, done)
+                for job, done in zip(jobs, threads.map(self._drain_job, jobs), strict=True):
+                    self._log_result(job, done)
                     left += [done.job] if done.done == LEFT else []
                     yield done
-            Last(time.time(), self.reason, tuple(left)).write(self.paths)
+            LastDrain(time.time(), self.reason, tuple(left)).write(self.paths)
         finally:
             os.close(lock)
 
     def _jobs(self) -> list[RunningJob]:
         return RunningJobs(self.paths).jobs()
 
-    def _one(self, job: RunningJob) -> Done:
+    def _drain_job(self, job: RunningJob) -> DrainResult:
         why = []
         for node in self.settings.spare_nodes if suspend.phase(job) else ():
             _, wrong = _vmgr(self.config, "migrate", "--to", node, "--", job.job.id)
             if not wrong:
-                return Done(job.job.id, job.job.owner, MOVED, f"to {node}")
+                return DrainResult(job.job.id, job.job.owner, MOVED, f"to {node}")
             why.append(f"not migrated to {node}: {wrong}")
         try:
-            saved, wrong = self._requeued(job)
+            saved, wrong = self._requeue(job)
         except (VtorqueError, OSError) as error:
             saved, wrong = "", str(error)
         if not wrong:
-            return Done(job.job.id, job.job.owner, REQUEUED, f"saved as checkpoint {saved}")
-        return Done(job.job.id, job.job.owner, LEFT, "; ".join([*why, wrong]))
+            return DrainResult(job.job.id, job.job.owner, REQUEUED, f"saved as checkpoint {saved}")
+        return DrainResult(job.job.id, job.job.owner, LEFT, "; ".join([*why, wrong]))
 
-    def _requeued(self, job: RunningJob) -> tuple[str, str]:
+    def _requeue(self, job: RunningJob) -> tuple[str, str]:
         """Save and requeue a job. Return the checkpoint's id, and why it failed; one is empty."""
         if why_not := self._why_not_requeued(job):
             return "", why_not
@@ -146,7 +146,7 @@ class Drain:
         """Return why the job cannot be restored on another node, or an empty string."""
         if not suspend.phase(job):
             return "its guests are starting or ending"
-        if not periodic.goes_on(self.paths, job):
+        if not periodic.restores_last(self.paths, job):
             return (
                 "the job does not request checkpoints (checkpoint=), or requests to start "
                 "from the beginning (resume=none)"
@@ -156,9 +156,9 @@ class Drain:
                 "its checkpoints can only be restored on this node ([plugin.survive] "
                 "checkpoints_shared is false)"
             )
-        return Checkpoints(self.config, self.settings).why_not(job, ends=False)
+        return CheckpointWatcher(self.config, self.settings).refusal(job, ends=False)
 
-    def _tell(self, job: RunningJob, done: Done) -> None:
+    def _log_result(self, job: RunningJob, done: DrainResult) -> None:
         level = logging.WARNING if done.done == LEFT else logging.INFO
         what = "left running" if done.done == LEFT else done.done
         with suppress(OSError), kept.logging_for(self.paths, job.job):
@@ -167,7 +167,7 @@ class Drain:
 
 
 @dataclass(frozen=True)
-class Last:
+class LastDrain:
     """The last completed drain of this node; ``at`` is 0 if there was none."""
 
     at: float = 0.0
@@ -175,7 +175,7 @@ class Last:
     left: tuple[str, ...] = ()
 
     @classmethod
-    def read(cls, paths: Paths) -> Last:
+    def read(cls, paths: Paths) -> LastDrain:
         """Return the last drain. Needs root."""
         said = read_record(_file(paths))
         try:

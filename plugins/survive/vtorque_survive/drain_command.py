@@ -12,7 +12,7 @@ import click
 
 from vtorque_core.api import EXIT_FAILED, Refused, UsageError, printable
 from vtorque_core.live.site_config import CONFIG_PATH
-from vtorque_survive.drain import LEFT, Done, Drain
+from vtorque_survive.drain import LEFT, Drain, DrainResult
 
 
 @click.command(
@@ -48,15 +48,15 @@ def drain(
     """
     if os.geteuid() != 0:
         raise UsageError("only root can drain a node: ask your administrator")
-    its = Drain.of(config, reason, in_turn=in_turn)
-    if not its.is_here(node):
+    its = Drain.from_config(config, reason, in_turn=in_turn)
+    if not its.is_this_node(node):
         name = printable(node)
         raise Refused(
             f"this node is not {name}: run the command on that node as root: ssh {name} vtorque "
             f"drain {name}"
         )
     done = []
-    for each in its.planned() if dry_run else its.run():
+    for each in its.plan() if dry_run else its.run():
         done.append(each)
         if not as_json:
             click.echo(_line(each, "would be " if dry_run else ""))
@@ -67,6 +67,6 @@ def drain(
     sys.exit(EXIT_FAILED if any(each.done == LEFT for each in done) else 0)
 
 
-def _line(each: Done, would: str) -> str:
+def _line(each: DrainResult, would: str) -> str:
     what = "left running" if each.done == LEFT else each.done
     return f"{each.job} ({each.owner}): {would}{what}: {each.why}"

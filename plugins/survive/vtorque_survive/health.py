@@ -33,7 +33,7 @@ from vtorque_core.api.node_job import Site
 from vtorque_core.live import service, suspend
 from vtorque_core.live.jobs import RunningJobs
 from vtorque_survive import move_record, turn
-from vtorque_survive.drain import LOCK, Last, read_record
+from vtorque_survive.drain import LOCK, LastDrain, read_record
 from vtorque_survive.move_watch import UNHELD, WHY_UNHELD
 from vtorque_survive.process import NAME, Watcher
 from vtorque_survive.settings import DOCTOR, Settings
@@ -49,7 +49,7 @@ log = logging.getLogger(NAME)
 
 
 @dataclass(frozen=True)
-class Said:
+class HealthRecord:
     """The last result: its Unix time, the number of failures in a row, and the message."""
 
     asked: float = 0.0
@@ -57,11 +57,11 @@ class Said:
     said: str = ""
 
     @classmethod
-    def read(cls, paths: Paths) -> Said:
+    def read(cls, paths: Paths) -> HealthRecord:
         """Return the last result. Needs root."""
         found = read_record(_file(paths))
         try:
-            return cls(float(found["asked"]), int(found["failure"]), str(found["said"]))
+            return cls(float(found["asked"]), int(found["failed"]), str(found["said"]))
         except (KeyError, TypeError, ValueError):
             return cls()
 
@@ -70,12 +70,12 @@ class Said:
         replace_file(str(_file(paths)), json.dumps(asdict(self)).encode(), mode=0o600)
 
 
-class Health:
+class HealthWatcher:
     """The watcher's health checks."""
 
     def __init__(self, paths: Paths, config: Path, settings: Settings) -> None:
         self._paths, self._config, self._settings = paths, config, settings
-        self._said = Said.read(paths)
+        self._said = HealthRecord.read(paths)
         self._child: Child | None = None
         self._drain: tuple[subprocess.Popen[bytes], int] | None = None
         self._back: Child | None = None
@@ -87,11 +87,11 @@ class Health:
             return
         try:
             self._collect()
-            self._take_back()
+            self._withdraw_drain()
             if self._child is not None:
                 if self._child.check():
                     error, self._child = self._child.error or "", None
-                    self._take(error)
+                    self._record(error)
             elif self._back is None and self._is_due():  # needed by _begin_drain
                 self._said = replace(self._said, asked=time.time())
                 argv = _command(self._config, self._settings)
@@ -102,14 +102,14 @@ class Health:
     def _is_due(self) -> bool:
         return not 0 <= time.time() - self._said.asked < self._settings.health_interval
 
-    def _take(self, error: str) -> None:
+    def _record(self, error: str) -> None:
         count = self._said.failed + 1 if error else 0
         if error or self._said.failed:
             log.warning(
                 "health: %s", f"{error} ({count} times in a row)" if error else "healthy again"
             )
-        self._said = Said(self._said.asked, count, printable(error, _MOST))
-        if count >= IN_A_ROW and abs(time.time() - Last.read(self._paths).at) >= AGAIN:
+        self._said = HealthRecord(self._said.asked, count, printable(error, _MOST))
+        if count >= IN_A_ROW and abs(time.time() - LastDrain.read(self._paths).at) >= AGAIN:
             self._begin_drain()
         self._said.write(self._paths)
 
@@ -141,13 +141,13 @@ class Health:
             log.warning("drain: %s", printable(line, _LINE))
         os.close(says)
 
-    def _take_back(self) -> None:
+    def _withdraw_drain(self) -> None:
         """Withdraw this node's drain request if no process works on it any more."""
         if self._back is not None:
             self._back = None if self._back.check() else self._back
         elif self._ended and self._drain is None:
             self._ended = False
-            self._back = Child(lambda: _take_back(self._paths, self._config), TIME)
+            self._back = Child(lambda: _withdraw_drain(self._paths, self._config), TIME)
 
 
 def check(site: Site) -> Iterator[HealthResult]:
@@ -155,7 +155,7 @@ def check(site: Site) -> Iterator[HealthResult]:
 
     A failed health command is only a warning here, because that command may be doctor itself.
     """
-    settings, last, said = site[Settings], Last.read(site.paths), Said.read(site.paths)
+    settings, last, said = site[Settings], LastDrain.read(site.paths), HealthRecord.read(site.paths)
     try:
         if settings.health_command not in ("", DOCTOR):
             require_root_owned(Path(settings.health_command), uid=os.geteuid())
@@ -182,11 +182,11 @@ def check(site: Site) -> Iterator[HealthResult]:
         yield ok(f"last drained at {when}: {last.reason}{left}")
 
 
-def _take_back(paths: Paths, config: Path) -> None:
+def _withdraw_drain(paths: Paths, config: Path) -> None:
     lock = take_lock(paths.run / LOCK, 0.0)
     try:
         site, batch = service.batch_system(config)
-        turn.take_back(batch.node(site))
+        turn.withdraw(batch.node(site))
     finally:
         os.close(lock)
 
@@ -220,7 +220,7 @@ def _file(paths: Paths) -> Path:
     return paths.state / "survive-health.json"
 
 
-def suspended(site: Site) -> Iterator[HealthResult]:
+def check_suspended(site: Site) -> Iterator[HealthResult]:
     """Report whether suspended jobs can be resumed, and which migrations are unfinished."""
     jobs = [job for job in RunningJobs(site.paths).jobs() if suspend.phase(job)]
     still = [job.job.id for job in jobs if suspend.is_suspended(job)]

@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 
 
 @runtime_checkable
-class Holding(Protocol):
+class HoldAdapter(Protocol):
     """Methods that a node adapter has if held jobs of its batch system keep running."""
 
     def alive_and_held(
@@ -42,7 +42,7 @@ class Holding(Protocol):
         ...
 
 
-class Holds:
+class HoldWatcher:
     """The watcher's handling of holds. It acts once on each hold."""
 
     def __init__(self, config: Path) -> None:
@@ -70,18 +70,18 @@ def start_again(config: Path, job: RunningJob) -> None:
     site, batch = service.batch_system(config)
     with kept.logging_for(site.paths, job.job):
         try:
-            if periodic.begins_again(job):
+            if periodic.starts_fresh(job):
                 raise Refused(
                     f"the requeued job would start from the beginning ({RESUME.key}={BEGINNING})"
                 )
-            node = cast("Holding", batch.node(site))  # it reported the hold
+            node = cast("HoldAdapter", batch.node(site))  # it reported the hold
             saved = drain.save(config, job)
             store = Store(Path(site[Settings].checkpoints), job.job.uid)
             store.hold(saved)
             try:
                 drain.start_again(node.requeue_here, job, saved)
             except Exception:  # the job runs on after any error
-                store.let_go(saved)
+                store.release_hold(saved)
                 raise
             log.info("held by the batch system: saved as checkpoint %s, and requeued", saved)
         except (VtorqueError, OSError) as error:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from vtorque_core.api.children import Child
 
 
-class Lines:
+class LineReader:
     """Runs one process at a time, with a timeout in seconds."""
 
     def __init__(self, seconds: float) -> None:
@@ -17,7 +17,7 @@ class Lines:
         self._at = float("-inf")
         self._asking: tuple[Child, int] | None = None
 
-    def told(self, work: Callable[[int], None], every: float) -> list[str] | None:
+    def read_lines(self, work: Callable[[int], None], every: float) -> list[str] | None:
         """Return the lines of a process that has ended since the last call; None if none has.
 
         Start a new process if it is due.
@@ -29,7 +29,7 @@ class Lines:
         """
         if self._asking is None and time.monotonic() - self._at >= every:
             self._at = time.monotonic()
-            self._asking = self._begun(work)
+            self._asking = self._start(work)
         if self._asking is None or not self._asking[0].check():
             return None
         child, answer = self._asking
@@ -37,7 +37,7 @@ class Lines:
         with os.fdopen(answer, encoding="utf-8") as file:
             return file.read().splitlines() if not child.error else []
 
-    def _begun(self, work: Callable[[int], None]) -> tuple[Child, int]:
+    def _start(self, work: Callable[[int], None]) -> tuple[Child, int]:
         answer, told = os.pipe()
         os.set_blocking(told, False)
         try:

@@ -32,7 +32,7 @@ _LOOK = 0.1  # seconds between two checks
 
 
 @dataclass(frozen=True)
-class Entry:
+class ListedCheckpoint:
     """A listed checkpoint. ``made`` is a Unix time, ``size`` the bytes on disk."""
 
     id: str
@@ -43,14 +43,14 @@ class Entry:
     size: int
 
 
-def entries(store: Store) -> Iterator[Entry]:
+def entries(store: Store) -> Iterator[ListedCheckpoint]:
     """Yield a user's checkpoints, oldest first. Needs root."""
     for each in store.all():
         size = 0
         with suppress(FileNotFoundError):  # removed in the meantime
             for file in (store.directory / each.id).iterdir():
                 size += file.stat(follow_symlinks=False).st_blocks * 512
-        yield Entry(each.id, each.job, each.owner, each.node, each.made, size)
+        yield ListedCheckpoint(each.id, each.job, each.owner, each.node, each.made, size)
 
 
 def stores(top: Path) -> Iterator[Store]:
@@ -91,12 +91,12 @@ def publish(paths: Paths, store: Store) -> None:
     )
 
 
-def listed(paths: Paths, uid: int) -> list[Entry]:
+def read_list(paths: Paths, uid: int) -> list[ListedCheckpoint]:
     """Return a user's list. Runs as that user."""
     file = place(paths, uid) / LIST
     try:
         found: list[dict[str, Any]] = json.loads(file.read_bytes())
-        return [Entry(**each) for each in found]
+        return [ListedCheckpoint(**each) for each in found]
     except FileNotFoundError:
         return []
     except (OSError, ValueError, TypeError) as error:
@@ -117,10 +117,10 @@ def ask(paths: Paths, uid: int, name: str, seconds: float) -> None:
         Refused: If there is no such checkpoint.
         HostFault: If no watcher runs, or it does not remove the checkpoint in time.
     """
-    if all(each.id != name for each in listed(paths, uid)):
+    if all(each.id != name for each in read_list(paths, uid)):
         raise Refused(f"you have no checkpoint {name} on this node")
     fifo, begins = place(paths, uid) / FIFO, time.monotonic() + _BEGINS
-    while not _written(fifo, f"{name}\n"):
+    while not _write_line(fifo, f"{name}\n"):
         if time.monotonic() >= begins:
             raise HostFault(
                 f"no vTorque process reads {fifo}. One runs while a job with guests is on this "
@@ -128,7 +128,7 @@ def ask(paths: Paths, uid: int, name: str, seconds: float) -> None:
             )
         time.sleep(_LOOK)  # no event reports a new reader of a FIFO
     until = time.monotonic() + seconds
-    while any(each.id == name for each in listed(paths, uid)):
+    while any(each.id == name for each in read_list(paths, uid)):
         if time.monotonic() >= until:
             raise HostFault(
                 f"the removal of checkpoint {name} is not finished yet; vmgr checkpoints "
@@ -137,7 +137,7 @@ def ask(paths: Paths, uid: int, name: str, seconds: float) -> None:
         time.sleep(_LOOK)  # only root can read, and so watch, the directory
 
 
-def _written(fifo: Path, line: str) -> bool:
+def _write_line(fifo: Path, line: str) -> bool:
     """Write a line to the FIFO; return False if no process reads it."""
     try:
         descriptor = os.open(fifo, os.O_WRONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
@@ -172,7 +172,7 @@ def _clear(store: Store) -> None:
             shutil.rmtree(path)
 
 
-class Wishes:
+class RemovalWatcher:
     """The watcher's handling of removal requests.
 
     The checkpoint directory may hang, so only child processes access it.
@@ -207,14 +207,14 @@ class Wishes:
 
     def _find(self) -> None:
         for uid, fifo in list(self._fifos.items()):
-            if not _is(fifo, place(self._paths, uid) / FIFO):
+            if not _is_same_fifo(fifo, place(self._paths, uid) / FIFO):
                 os.close(self._fifos.pop(uid))
         for uid in _uids(self._paths) - self._fifos.keys():
             with suppress(OSError):  # it is being created or removed
                 self._fifos[uid] = request.listen(place(self._paths, uid) / FIFO)
 
 
-def _is(fifo: int, path: Path) -> bool:
+def _is_same_fifo(fifo: int, path: Path) -> bool:
     try:
         return os.path.samestat(os.fstat(fifo), path.stat(follow_symlinks=False))
     except OSError:

@@ -61,7 +61,7 @@ on_step: Callable[[str], None] = lambda _step: None  # noqa: E731
 
 
 @dataclass(frozen=True)
-class Here:
+class ThisNode:
     """This node, with everything that a migration needs."""
 
     config: Path
@@ -70,7 +70,7 @@ class Here:
     node: moving.MigrationNode
 
     @classmethod
-    def of(cls, config: Path) -> Here:
+    def from_config(cls, config: Path) -> ThisNode:
         """Return this node.
 
         Raises:
@@ -95,7 +95,7 @@ class Here:
         """``[plugin.survive]``."""
         return self.site[Settings]
 
-    def lives(self, ids: Sequence[str]) -> Mapping[str, JobState]:
+    def job_states(self, ids: Sequence[str]) -> Mapping[str, JobState]:
         """Return the states of these jobs, with one query to the batch system."""
         _, batch = service.batch_system(self.config)
         return batch.node(self.site).job_states(ids)
@@ -114,7 +114,7 @@ class Here:
             raise HostFault(f"some resources of job {job_id} are not released: run vtorque reap")
 
 
-def migrate(here: Here, job_id: str, to: str) -> None:
+def migrate(here: ThisNode, job_id: str, to: str) -> None:
     """Migrate the guests that a job has on this node.
 
     Raises:
@@ -122,13 +122,13 @@ def migrate(here: Here, job_id: str, to: str) -> None:
         HostFault: If some guests have not migrated.
     """
     for before in move_record.all_moves(here.paths):
-        if before.job == job_id and before.phase != AWAY and _goes(here, before, to):
+        if before.job == job_id and before.phase != AWAY and _has_migrated(here, before, to):
             return
     job = here.job(job_id)
     if job is None or not job.guests:
-        raise Refused(f"job {printable(job_id)} has no guest on this node: {_where(here, job_id)}")
+        raise Refused(f"job {printable(job_id)} has no guest on this node: {_hint(here, job_id)}")
     nodes = require(here.settings, here.paths, job, to)
-    with move_record.at_work(here.paths, job.job.key):
+    with move_record.lock_migration(here.paths, job.job.key):
         why = _attempt(here, job, to, nodes)
         move = Move.read(here.paths, job.job.key)
         if move is None or move.phase == AWAY:
@@ -136,7 +136,7 @@ def migrate(here: Here, job_id: str, to: str) -> None:
         _settle(here, move, why)
 
 
-def _goes(here: Here, before: Move, to: str) -> bool:
+def _has_migrated(here: ThisNode, before: Move, to: str) -> bool:
     """Settle an interrupted migration; return whether all guests reached the node ``to``."""
     try:
         settle(here, before)
@@ -147,7 +147,7 @@ def _goes(here: Here, before: Move, to: str) -> bool:
     return before.to == to
 
 
-def _where(here: Here, job_id: str) -> str:
+def _hint(here: ThisNode, job_id: str) -> str:
     """Return a hint on which node to run the command."""
     _, batch = service.batch_system(here.config)
     with suppress(VtorqueError, OSError):
@@ -182,10 +182,10 @@ def require(settings: Settings, paths: Paths, job: RunningJob, to: str) -> tuple
     return tuple(to if each == node else each for each in nodes)
 
 
-def _attempt(here: Here, job: RunningJob, to: str, nodes: tuple[str, ...]) -> str:
+def _attempt(here: ThisNode, job: RunningJob, to: str, nodes: tuple[str, ...]) -> str:
     """Try to migrate; return an error message. The caller determines which node owns the guests."""
     try:
-        with saving.hold_job(here.paths, job, suspend.RUNS) as (locked, guests):
+        with saving.hold(here.paths, job, suspend.RUNS) as (locked, guests):
             if any(saving.has_user_disk(each.guest.run_dir) for each in guests):
                 raise Refused("the job uses a disk file (disk=), which cannot be migrated")
             told = moving.describe_guests(job, guests, nodes, to)
@@ -196,7 +196,7 @@ def _attempt(here: Here, job: RunningJob, to: str, nodes: tuple[str, ...]) -> st
             log.info("migrating the guests to %s", to)
             on_step("after mark")
             with (
-                _while_it_lives(here, job) as over,
+                _abort_on_job_end(here, job) as over,
                 _receiver(here, to, told, over) as xml,
                 _bridge(here, job, to, guests) as uri,
             ):
@@ -209,7 +209,7 @@ def _attempt(here: Here, job: RunningJob, to: str, nodes: tuple[str, ...]) -> st
 
 
 def _send_all(
-    here: Here, job: RunningJob, guests: Sequence[GuestData], to: str, uri: str,
+    here: ThisNode, job: RunningJob, guests: Sequence[GuestData], to: str, uri: str,
     xml: Mapping[str, str], over: int,
 ) -> None:  # fmt: skip
     """Send all guests in parallel. If one fails, stop the others.
@@ -222,7 +222,7 @@ def _send_all(
     def stop() -> bool:
         return time.monotonic() >= until or failed.is_set() or bool(wait_readable([over], 0))
 
-    def fails(error: HostFault) -> None:
+    def note_failure(error: HostFault) -> None:
         if not failed.is_set():
             errors.append(error)
             failed.set()
@@ -231,7 +231,7 @@ def _send_all(
         guest, limit = each.guest, seconds + (move_disk.REST if each.disk else 0.0)
         try:
             with (
-                _disk_sent(here, job, to, each, stop) as rest_of_disk,
+                _send_disk(here, job, to, each, stop) as rest_of_disk,
                 saving.libvirt_operation(here.paths, job, guest, limit, failed, _TIME),
             ):
                 if failed.is_set():
@@ -242,10 +242,10 @@ def _send_all(
                     if each.disk and domains.domain_state(guest.uri, guest.uuid):
                         raise HostFault("libvirt has not removed the migrated guest from this node")
                 except HostFault as error:
-                    fails(error)  # before the worker takes another guest
+                    note_failure(error)  # before the worker takes another guest
                     raise
         except HostFault as error:
-            fails(error)
+            note_failure(error)
             raise
 
     with ThreadPoolExecutor(min(_AT_ONCE, len(job.guests))) as threads:
@@ -253,7 +253,7 @@ def _send_all(
             [threads.submit(send, each) for each in guests], return_when=FIRST_EXCEPTION
         )
         while left:  # repeat: canceling has no effect before libvirt sends
-            _break_off(job)
+            _abort_sending(job)
             left = wait(left, _LOOK).not_done
     for error in errors:
         raise error
@@ -261,37 +261,37 @@ def _send_all(
         each.result()
 
 
-def _disk_sent(
-    here: Here, job: RunningJob, to: str, each: GuestData, stop: Callable[[], bool]
+def _send_disk(
+    here: ThisNode, job: RunningJob, to: str, each: GuestData, stop: Callable[[], bool]
 ) -> AbstractContextManager[Callable[[], None]]:
     """Send a guest's own disk, then let the destination resume the guest; see move_disk."""
     argv = reach.argv(here.settings, to, service.vmgr(here.config, "arrival"))
     asked = {"ask": "disk", "job": job.job.id, "key": job.job.key, "guest": each.guest.uuid}
-    return move_disk.sent(argv, asked, each.disk, partial(moving.pause, each.guest), stop)
+    return move_disk.send_disk(argv, asked, each.disk, partial(moving.pause, each.guest), stop)
 
 
-def _break_off(job: RunningJob) -> None:
+def _abort_sending(job: RunningJob) -> None:
     for guest in job.guests:
-        domains.give_up(guest.uri, guest.uuid)
+        domains.abort_operation(guest.uri, guest.uuid)
 
 
 @contextmanager
-def _while_it_lives(here: Here, job: RunningJob) -> Iterator[int]:
+def _abort_on_job_end(here: ThisNode, job: RunningJob) -> Iterator[int]:
     """Stop sending guests when their job ends, because the job's epilogue waits for that.
 
     Yields a descriptor that becomes readable when the job ends.
     """
     sent, (over, ends) = threading.Event(), os.pipe()
 
-    def look() -> None:
+    def poll_job() -> None:
         while not sent.wait(_ENDS):
             with suppress(VtorqueError):
                 if here.adapter.has_ended(job.job.id, job.job.attempt):
                     log.info("the job is ending: its migration is canceled")
                     os.write(ends, b"!")
-                    _break_off(job)
+                    _abort_sending(job)
 
-    thread = threading.Thread(target=look)
+    thread = threading.Thread(target=poll_job)
     thread.start()
     try:
         yield over
@@ -309,18 +309,18 @@ def _record(job: RunningJob, guests: Sequence[GuestData], to: str, nodes: tuple[
 
 
 @contextmanager
-def _bridge(here: Here, job: RunningJob, to: str, guests: Sequence[GuestData]) -> Any:
+def _bridge(here: ThisNode, job: RunningJob, to: str, guests: Sequence[GuestData]) -> Any:
     directory = _bridge_of(here, job.job.key)
     with reach.Bridge(here.settings, to, guests[0].guest.uri, directory) as bridge:
         yield bridge.uri
 
 
-def _bridge_of(here: Here, key: str) -> Path:
+def _bridge_of(here: ThisNode, key: str) -> Path:
     return here.paths.run / f"move-{key}"
 
 
 @contextmanager
-def _receiver(here: Here, to: str, told: Mapping[str, Any], over: int) -> Any:
+def _receiver(here: ThisNode, to: str, told: Mapping[str, Any], over: int) -> Any:
     """Start the receiver on the destination; yield each guest's XML for that node, by UUID.
 
     On a clean exit, wait until the destination has finished too. ``over`` becomes readable when the
@@ -383,7 +383,7 @@ def _answer(
     return found
 
 
-def settle_all(here: Here, job_id: str) -> None:
+def settle_all(here: ThisNode, job_id: str) -> None:
     """Settle a job's unfinished migrations, except those that another process works on."""
     for move in move_record.all_moves(here.paths):
         if move.job == job_id and move.phase != AWAY:
@@ -391,52 +391,52 @@ def settle_all(here: Here, job_id: str) -> None:
                 settle(here, move)
 
 
-def settle(here: Here, move: Move) -> None:
+def settle(here: ThisNode, move: Move) -> None:
     """Determine which node owns the guests of an unfinished migration, and finish or undo it.
 
     Raises:
         Busy: If another process works on the migration.
         HostFault: If guests are still on this node, or the owner is unknown.
     """
-    with move_record.at_work(here.paths, move.key, _LOOK):  # the watcher briefly locks it
+    with move_record.lock_migration(here.paths, move.key, _LOOK):  # the watcher briefly locks it
         found = Move.read(here.paths, move.key)
         if found is not None:
             _settle(here, found, "the migration was interrupted")
 
 
-def _settle(here: Here, move: Move, why: str) -> None:
+def _settle(here: ThisNode, move: Move, why: str) -> None:
     shutil.rmtree(_bridge_of(here, move.key), ignore_errors=True)  # of a killed process
     if move.phase == move_record.EITHER:
         job = here.job(move.job)
         stays = f"the guests are still on {move.node}: {why or 'they did not arrive there'}"
         if job is None or job.job.key != move.key:  # an epilogue has released it
-            said = _said(here, move, dict.fromkeys(move.guests, "still"))  # resume none there
-            gone, stays = _there(said), f"job {move.job} has ended"
+            said = _ask_peer(here, move, dict.fromkeys(move.guests, "still"))  # resume none there
+            gone, stays = _guests_there(said), f"job {move.job} has ended"
         else:
-            gone = _gone(here, move, job, why)
+            gone = _gone_guests(here, move, job, why)
         if not gone:
             move_record.forget(here.paths, move.key)
             raise HostFault(stays)
         guests = {uuid: leased for uuid, leased in move.guests.items() if uuid in gone}
         part = job is not None and len(guests) < len(move.guests)
-        move = replace(move, guests=guests, part=part).now(here.paths, GONE)
+        move = replace(move, guests=guests, part=part).enter_phase(here.paths, GONE)
     if move.phase == GONE:
-        (_part if move.part else _leave)(here, move)
-        move = move.now(here.paths, AWAY)
+        (_split_job if move.part else _release_source)(here, move)
+        move = move.enter_phase(here.paths, AWAY)
         if move.part:
             count = len(move.guests)
             raise HostFault(f"only {count} of the guests have migrated to {move.to}: {why}")
 
 
-def _there(said: Mapping[str, str]) -> set[str]:
+def _guests_there(said: Mapping[str, str]) -> set[str]:
     return {uuid for uuid, where in said.items() if where == "here"}
 
 
-def _gone(here: Here, move: Move, job: RunningJob, why: str) -> set[str]:
+def _gone_guests(here: ThisNode, move: Move, job: RunningJob, why: str) -> set[str]:
     """Return the guests that the destination owns. If it owns none, all run on this node."""
     both = f"a guest of the job runs on both {move.node} and {move.to}: destroy one with virsh"
     if suspend.phase(job):  # the migration did not begin, or was undone
-        if _there(_said(here, move, dict.fromkeys(move.guests, "runs"))):
+        if _guests_there(_ask_peer(here, move, dict.fromkeys(move.guests, "runs"))):
             raise HostFault(both)
         return set()
     if [mark for mark, _ in job.phases][-1:] != [moving.MOVES]:
@@ -445,10 +445,10 @@ def _gone(here: Here, move: Move, job: RunningJob, why: str) -> set[str]:
     mine = {uuid: moving.await_state(move.uri, uuid, _TIME) for uuid in move.guests}
     on_step("settled")
     if why and moving.disks(here.paths, move.key):
-        _go_on_here(here, job, mine)
+        _resume_guests(here, job, mine)
     try:
         # If no error occurred, the destination has just reported that they run there.
-        gone = _there(_said(here, move, mine)) if why else set(move.guests)
+        gone = _guests_there(_ask_peer(here, move, mine)) if why else set(move.guests)
     except HostFault as error:
         stay = "PAUSED on this node" if "still" in mine.values() else "as they are"
         with kept.logging_for(here.paths, job.job):
@@ -459,7 +459,7 @@ def _gone(here: Here, move: Move, job: RunningJob, why: str) -> set[str]:
         raise HostFault(both)
     if gone and not any(mine[uuid] for uuid in mine.keys() - gone):
         gone = set(mine)  # the others have ended, so nothing stays here
-    with saving.hold_job(here.paths, job, moving.MOVES) as (locked, guests):
+    with saving.hold(here.paths, job, moving.MOVES) as (locked, guests):
         for each in guests:
             if each.guest.uuid not in gone and mine[each.guest.uuid]:  # otherwise it has ended
                 libvirt.resume_domain(each.guest.uri, each.guest.uuid)
@@ -471,12 +471,12 @@ def _gone(here: Here, move: Move, job: RunningJob, why: str) -> set[str]:
         return gone
 
 
-def _go_on_here(here: Here, job: RunningJob, mine: dict[str, domains.State]) -> None:
+def _resume_guests(here: ThisNode, job: RunningJob, mine: dict[str, domains.State]) -> None:
     """Resume guests with their own disk that have not migrated.
 
     The destination resumes its copy only if told that the guest has left this node.
     """
-    with saving.hold_job(here.paths, job, moving.MOVES) as (_, guests):
+    with saving.hold(here.paths, job, moving.MOVES) as (_, guests):
         stand = [each.guest for each in guests if each.disk and mine[each.guest.uuid] == "still"]
         with ExitStack() as each_goes_on:  # resumes all, even if one fails
             for guest in stand:
@@ -487,7 +487,7 @@ def _go_on_here(here: Here, job: RunningJob, mine: dict[str, domains.State]) -> 
         mine.update({guest.uuid: "runs" for guest in stand})
 
 
-def _said(here: Here, move: Move, mine: Mapping[str, str]) -> dict[str, str]:
+def _ask_peer(here: ThisNode, move: Move, mine: Mapping[str, str]) -> dict[str, str]:
     """Return where each guest is according to the destination. ``mine`` has their states here."""
     until = time.monotonic() + _COMES
     what: dict[str, Any] = {"ask": "settle", "job": move.job, "key": move.key, "node": move.to}
@@ -501,17 +501,17 @@ def _said(here: Here, move: Move, mine: Mapping[str, str]) -> dict[str, str]:
         time.sleep(_LOOK)
 
 
-def _part(here: Here, move: Move) -> None:
+def _split_job(here: ThisNode, move: Move) -> None:
     """Let the job continue with the guests that have not migrated. Idempotent."""
     job = here.job(move.job)
     if job is not None and job.job.key == move.key and not suspend.phase(job):
-        with saving.hold_job(here.paths, job, moving.MOVES) as (locked, _):
+        with saving.hold(here.paths, job, moving.MOVES) as (locked, _):
             moving.release_guests(locked, move.guests)
-        _tell(here, move, move.nodes[0], job)
+        _notify(here, move, move.nodes[0], job)
     on_step("after part")
 
 
-def _tell(here: Here, move: Move, node: str, job: RunningJob | None) -> None:
+def _notify(here: ThisNode, move: Move, node: str, job: RunningJob | None) -> None:
     """Tell another node of the job that guests have migrated; tell the first node also which.
 
     Best effort: the destination's watcher notifies the first node again.
@@ -519,12 +519,12 @@ def _tell(here: Here, move: Move, node: str, job: RunningJob | None) -> None:
     what: dict[str, Any] = {"ask": "gone", "job": move.job, "key": move.key, "to": move.to}
     gone = [each for each in job.guests if each.uuid in move.guests] if job else []
     what["node"] = "" if move.part else move.node
-    what["guests"] = move_record.told(gone if node == move.nodes[0] else [])
+    what["guests"] = move_record.describe_guests(gone if node == move.nodes[0] else [])
     with suppress(HostFault, Refused):
         reach.ask(here.config, here.settings, node, what)
 
 
-def _leave(here: Here, move: Move) -> None:
+def _release_source(here: ThisNode, move: Move) -> None:
     """Release the guests' resources here, notify the job's other nodes, and release this node.
 
     Do nothing if the guests have returned or are about to return.
@@ -535,7 +535,7 @@ def _leave(here: Here, move: Move) -> None:
         return
     with ThreadPoolExecutor(len(move.nodes)) as threads:
         others = [node for node in move.nodes if node != move.to]
-        told = [threads.submit(_tell, here, move, node, job if ours else None) for node in others]
+        told = [threads.submit(_notify, here, move, node, job if ours else None) for node in others]
         if ours:
             on_step("before release")
             try:

@@ -28,7 +28,7 @@ def migrate(config: Path, job_id: str, to: str, settle: bool) -> None:
     if os.geteuid() != 0:
         raise UsageError("vmgr migrate needs root's privileges")
     try:
-        here = move.Here.of(config)
+        here = move.ThisNode.from_config(config)
         if settle:
             move.settle_all(here, job_id)
         else:
@@ -45,4 +45,6 @@ def arrives(config: Path) -> None:
     if os.geteuid() != 0:
         raise UsageError("only root of another node runs this command")
     asked, said = sys.stdin.buffer, sys.stdout.buffer
-    said.write(arrival.answer(move.Here.of(config), asked.readline(arrival.MOST), asked, said))
+    said.write(
+        arrival.answer(move.ThisNode.from_config(config), asked.readline(arrival.MOST), asked, said)
+    )

@@ -43,7 +43,7 @@ _LOOK = 0.5  # seconds
 
 
 @contextmanager
-def sent(
+def send_disk(
     argv: list[str],
     question: dict[str, str],
     disk: Path | None,
@@ -67,30 +67,32 @@ def sent(
     had: dict[int, bytes] = {}
     first = [json.dumps(question).encode() + b"\n"]
     with (
-        _opened(disk, os.O_RDONLY) as file,
+        _open_disk(disk, os.O_RDONLY) as file,
         tempfile.TemporaryFile() as errors,
-        _asked(argv, errors) as there,
+        _start_receiver(argv, errors) as there,
     ):
         assert there.stdin is not None  # noqa: S101
 
-        def rest() -> None:
+        def send_rest() -> None:
             stand_still()
             until = time.monotonic() + REST
-            parts = _changed(file, had)
-            _require(_ALL, _said(there, parts, lambda: stop() or time.monotonic() >= until), errors)
+            parts = _missing_parts(file, had)
+            _require(
+                _ALL, _exchange(there, parts, lambda: stop() or time.monotonic() >= until), errors
+            )
 
         try:
-            parts = itertools.chain(first, _changed(file, had))
-            _require(_ALL, _said(there, parts, stop), errors)
-            yield rest
-            _require(_HERE, _said(there, [_GO_ON], lambda: False), errors)
+            parts = itertools.chain(first, _missing_parts(file, had))
+            _require(_ALL, _exchange(there, parts, stop), errors)
+            yield send_rest
+            _require(_HERE, _exchange(there, [_GO_ON], lambda: False), errors)
         finally:
             _end(there)
             with suppress(BrokenPipeError):
                 there.stdin.close()
 
 
-def _asked(argv: list[str], errors: IO[bytes]) -> subprocess.Popen[bytes]:
+def _start_receiver(argv: list[str], errors: IO[bytes]) -> subprocess.Popen[bytes]:
     try:
         return subprocess.Popen(
             argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors,
@@ -106,17 +108,19 @@ def _end(there: subprocess.Popen[bytes]) -> None:
         os.killpg(there.pid, signal.SIGKILL)
 
 
-def _said(there: subprocess.Popen[bytes], what: Iterable[bytes], stop: Callable[[], bool]) -> bytes:
+def _exchange(
+    there: subprocess.Popen[bytes], what: Iterable[bytes], stop: Callable[[], bool]
+) -> bytes:
     """Send data; return the answer, or nothing if there is no answer in time."""
     assert there.stdin is not None and there.stdout is not None  # noqa: S101
     answered, at = threading.Event(), time.monotonic()
 
-    def look() -> None:
+    def watch_answer() -> None:
         while not answered.wait(_LOOK):
             if stop() or time.monotonic() >= at + _WAIT:
                 _end(there)
 
-    thread = threading.Thread(target=look)
+    thread = threading.Thread(target=watch_answer)
     thread.start()
     try:
         with suppress(BrokenPipeError):  # its answer has the reason
@@ -130,7 +134,7 @@ def _said(there: subprocess.Popen[bytes], what: Iterable[bytes], stop: Callable[
         thread.join()
 
 
-def _changed(file: int, had: dict[int, bytes]) -> Iterator[bytes]:
+def _missing_parts(file: int, had: dict[int, bytes]) -> Iterator[bytes]:
     """Yield the parts that the destination lacks.
 
     ``had`` maps the offset of each sent part to a digest.
@@ -178,12 +182,12 @@ def receive(
     disk = moving.disks(paths, key).get(uuid)
     if disk is None or not awaited() or domains.domain_state(uri, uuid):
         raise HostFault("no guest on this node waits for this disk")
-    with _opened(disk, os.O_RDWR) as file:
+    with _open_disk(disk, os.O_RDWR) as file:
         for _ in range(2):
             _read(parts, file)
             said.write(_ALL)
             said.flush()
-    if _exactly(parts, 1) != _GO_ON or not awaited():
+    if _read_exactly(parts, 1) != _GO_ON or not awaited():
         raise HostFault("the migration was canceled: the guest is not resumed")
     libvirt.resume_domain(uri, uuid)
     return "here"
@@ -191,19 +195,19 @@ def receive(
 
 def _read(parts: IO[bytes], file: int) -> None:
     while True:
-        at, count = _PART.unpack(_exactly(parts, _PART.size))
+        at, count = _PART.unpack(_read_exactly(parts, _PART.size))
         if at > _MOST or count > _BLOCK:
             raise HostFault("invalid data instead of a disk")
         if not count:
             os.ftruncate(file, at)
             return
-        data = memoryview(_exactly(parts, count))
+        data = memoryview(_read_exactly(parts, count))
         while data:
             written = os.pwrite(file, data, at)
             at, data = at + written, data[written:]
 
 
-def _exactly(parts: IO[bytes], count: int) -> bytes:
+def _read_exactly(parts: IO[bytes], count: int) -> bytes:
     data = parts.read(count)
     if len(data) < count:
         raise HostFault("the sender disconnected before the disk was complete")
@@ -211,7 +215,7 @@ def _exactly(parts: IO[bytes], count: int) -> bytes:
 
 
 @contextmanager
-def _opened(disk: Path, how: int) -> Iterator[int]:
+def _open_disk(disk: Path, how: int) -> Iterator[int]:
     try:
         file = os.open(disk, how | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:

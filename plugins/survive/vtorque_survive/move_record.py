@@ -81,20 +81,20 @@ class Move:
         except OSError as error:
             raise HostFault(f"{path}: {error.strerror}") from None
 
-    def now(self, paths: Paths, phase: Literal["either", "gone", "away"]) -> Self:
+    def enter_phase(self, paths: Paths, phase: Literal["either", "gone", "away"]) -> Self:
         """Enter another phase, and write the record."""
         changed = replace(self, phase=phase)
         changed.write(paths)
         return changed
 
 
-def elsewhere(job: RunningJob) -> Mapping[str, Any]:
+def outside_nodes(job: RunningJob) -> Mapping[str, Any]:
     """Return phase and guests of the job on each node outside its allocation."""
     found: Mapping[str, Any] = job.kept.facts().get(ELSEWHERE, {})
     return found
 
 
-def told(guests: Sequence[RunningGuest]) -> list[dict[str, Any]]:
+def describe_guests(guests: Sequence[RunningGuest]) -> list[dict[str, Any]]:
     """Return the guests' ranks and hostnames, as sent to another node."""
     return [{"rank": each.rank, "hostname": each.hostname} for each in guests]
 
@@ -117,7 +117,7 @@ def forget(paths: Paths, key: str) -> None:
 
 
 @contextmanager
-def at_work(paths: Paths, key: str, seconds: float = 0.0) -> Iterator[None]:
+def lock_migration(paths: Paths, key: str, seconds: float = 0.0) -> Iterator[None]:
     """Hold the lock on a migration.
 
     Raises:
@@ -133,30 +133,30 @@ def at_work(paths: Paths, key: str, seconds: float = 0.0) -> Iterator[None]:
         os.close(lock)
 
 
-def is_at_work(paths: Paths, key: str) -> bool:
+def is_locked(paths: Paths, key: str) -> bool:
     """Return whether another process holds the lock on a migration. Needs root.
 
     Acquires the lock for a moment. Other errors count as False, because settling reports them.
     """
     try:
-        with at_work(paths, key):
+        with lock_migration(paths, key):
             return False
     except HostFault as error:
         return isinstance(error, Busy)
 
 
-def comes_back(paths: Paths, key: str) -> None:
+def keep_for_return(paths: Paths, key: str) -> None:
     """Keep what a guest left here when it migrated, because it migrates back.
 
     Raises:
         Busy: If its resources are being released now.
     """
-    with at_work(paths, key):
+    with lock_migration(paths, key):
         if found := Move.read(paths, key):
-            found.now(paths, AWAY)
+            found.enter_phase(paths, AWAY)
 
 
-def taken_along(guests: Sequence[GuestPlan], paths: Paths) -> Iterator[PoolClaim]:
+def migrated_addresses(guests: Sequence[GuestPlan], paths: Paths) -> Iterator[PoolClaim]:
     """Yield the addresses of guests that migrated away, except those that ``guests`` keep.
 
     A restarted job may also reuse the addresses of its own previous attempt.

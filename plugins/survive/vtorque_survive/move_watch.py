@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from vtorque_core.api import HostFault, Paths, VtorqueError, printable
@@ -20,7 +21,7 @@ from vtorque_core.api.children import Child
 from vtorque_core.live import kept, service, suspend
 from vtorque_core.live.jobs import RunningJob
 from vtorque_survive import move, move_record, reach
-from vtorque_survive.move_record import AWAY, all_moves, elsewhere, is_at_work
+from vtorque_survive.move_record import AWAY, all_moves, is_locked, outside_nodes
 
 _EVERY, _TIME = 5.0, 600.0  # seconds between two rounds, and for one process
 _PASSES = 55.0  # seconds for other nodes to act; the owner waits 60
@@ -35,7 +36,7 @@ log = logging.getLogger("survive")
 
 
 @dataclass
-class Moves:
+class MigrationWatcher:
     """At most one process for each unfinished migration, and one process for all finished ones."""
 
     config: Path
@@ -54,28 +55,28 @@ class Moves:
             return
         self._at = now
         moves = list(all_moves(paths))
-        here = {job.job.key: (job.job.id, job.job.attempt) for job in jobs if comes(job)}
+        here = {job.job.key: (job.job.id, job.job.attempt) for job in jobs if is_migrated(job)}
         here |= {each.key: (each.job, each.attempt) for each in moves}
         for each in moves:
             if each.phase != AWAY:
                 del here[each.key]
-                if each.key not in self._work and not is_at_work(paths, each.key):
-                    self._work[each.key] = Child(lambda of=each: apart(self.config, of), _TIME)  # type: ignore[misc]
+                if each.key not in self._work and not is_locked(paths, each.key):
+                    self._work[each.key] = Child(partial(settle_detached, self.config, each), _TIME)
         if here and "" not in self._work:
             seldom = now - self._asked >= _SELDOM
             self._asked = now if seldom else self._asked
-            self._work[""] = Child(lambda: end(self.config, here, seldom=seldom), _TIME)
+            self._work[""] = Child(lambda: release_ended(self.config, here, seldom=seldom), _TIME)
 
-    def pass_on(self, job: RunningJob, word: str) -> Child | None:
+    def forward_request(self, job: RunningJob, word: str) -> Child | None:
         """Forward the owner's request to nodes outside the allocation, in the returned process.
 
         Returns None if all nodes are in the allocation.
         """
-        nodes = list(elsewhere(job))
-        return Child(lambda: _pass_on(self.config, job, nodes, word), _PASSES) if nodes else None
+        nodes = list(outside_nodes(job))
+        return Child(lambda: _forward(self.config, job, nodes, word), _PASSES) if nodes else None
 
 
-def apart(config: Path, found: move_record.Move) -> None:
+def settle_detached(config: Path, found: move_record.Move) -> None:
     """Settle a migration in a process that outlives the watcher, which a release may end.
 
     Raises:
@@ -91,7 +92,7 @@ def apart(config: Path, found: move_record.Move) -> None:
         raise HostFault(printable(said or f"exit code {done.returncode}", 500))
 
 
-def end(config: Path, keys: Mapping[str, tuple[str, int]], *, seldom: bool) -> None:
+def release_ended(config: Path, keys: Mapping[str, tuple[str, int]], *, seldom: bool) -> None:
     """Release arrived guests, and remove records of departed guests, if their attempts have ended.
 
     With ``seldom``, also check whether a job in the queue has started a new attempt.
@@ -99,15 +100,15 @@ def end(config: Path, keys: Mapping[str, tuple[str, int]], *, seldom: bool) -> N
     Raises:
         HostFault: If some could not be released.
     """
-    here, wrong = move.Here.of(config), ""
-    lives = here.lives(sorted({job_id for job_id, _ in keys.values()}))
+    here, wrong = move.ThisNode.from_config(config), ""
+    lives = here.job_states(sorted({job_id for job_id, _ in keys.values()}))
     for key, (job_id, attempt) in keys.items():
         life = lives.get(job_id, JobState.UNKNOWN)
         try:
             if life is JobState.GONE or (seldom and here.adapter.has_ended(job_id, attempt)):
                 _end(here, key, job_id)
             elif life is not JobState.UNKNOWN:
-                _look_at(here, key, job_id, seldom=seldom)
+                _check_job(here, key, job_id, seldom=seldom)
         except VtorqueError as error:
             wrong = f"{key}: {error}"
         except (LookupError, OSError) as error:  # its kept records are invalid
@@ -116,16 +117,16 @@ def end(config: Path, keys: Mapping[str, tuple[str, int]], *, seldom: bool) -> N
         raise HostFault(wrong)
 
 
-def _look_at(here: move.Here, key: str, job_id: str, *, seldom: bool) -> None:
+def _check_job(here: move.ThisNode, key: str, job_id: str, *, seldom: bool) -> None:
     job = here.job(job_id)
-    if job is None or job.job.key != key or not comes(job):
+    if job is None or job.job.key != key or not is_migrated(job):
         return
     if seldom:
-        _look_at_placeholder(here, job)
-    _tell_first(here, job, again=seldom)
+        _check_placeholder(here, job)
+    _notify_first(here, job, again=seldom)
 
 
-def _look_at_placeholder(here: move.Here, job: RunningJob) -> None:
+def _check_placeholder(here: move.ThisNode, job: RunningJob) -> None:
     """Warn in the job's log if the placeholder job that reserves this node has ended."""
     held = here.adapter.is_reserved(job.job.id, job.job.node)
     if held == bool(job.kept.facts().get(UNHELD)):
@@ -135,12 +136,12 @@ def _look_at_placeholder(here: move.Here, job: RunningJob) -> None:
                 logging.getLogger(__name__).warning(WHY_UNHELD)  # "survive": the watcher's
 
 
-def _tell_first(here: move.Here, job: RunningJob, *, again: bool) -> None:
+def _notify_first(here: move.ThisNode, job: RunningJob, *, again: bool) -> None:
     """Report the phase on this node to the job's first node, which gets the owner's commands."""
     facts, phase = job.kept.facts(), job.phases[-1][0]
     if not job.guests or (not again and facts.get(_TOLD, suspend.RUNS) == phase):
         return  # the sender has reported that they run here
-    guests = move_record.told(job.guests)
+    guests = move_record.describe_guests(job.guests)
     what = {"ask": "phase", "job": job.job.id, "key": job.job.key, "node": job.job.node}
     with suppress(HostFault):  # informative only, and repeated
         reach.ask(
@@ -152,8 +153,8 @@ def _tell_first(here: move.Here, job: RunningJob, *, again: bool) -> None:
         job.kept.add_facts(**{_TOLD: phase})
 
 
-def _pass_on(config: Path, job: RunningJob, nodes: Sequence[str], word: str) -> None:
-    here, wrong = move.Here.of(config), []
+def _forward(config: Path, job: RunningJob, nodes: Sequence[str], word: str) -> None:
+    here, wrong = move.ThisNode.from_config(config), []
     what = {"ask": word, "job": job.job.id, "key": job.job.key}
     for node in nodes:
         try:
@@ -166,14 +167,14 @@ def _pass_on(config: Path, job: RunningJob, nodes: Sequence[str], word: str) -> 
         raise HostFault("; ".join(wrong))
 
 
-def _end(here: move.Here, key: str, job_id: str) -> None:
+def _end(here: move.ThisNode, key: str, job_id: str) -> None:
     job = here.job(job_id)
-    if job is not None and job.job.key == key and comes(job):
+    if job is not None and job.job.key == key and is_migrated(job):
         log.info("%s has ended: releasing its guest on this node", job_id)
         here.release(job_id)
     move_record.forget(here.paths, key)
 
 
-def comes(job: RunningJob) -> bool:
+def is_migrated(job: RunningJob) -> bool:
     """Return whether the job's guest migrated to this node, or is about to."""
     return any(phase == "arrives" for phase, _ in job.phases)

@@ -40,12 +40,12 @@ def vtorque_reserved_items(guests: Sequence[GuestPlan], site: Site) -> Iterator[
     if site[Settings].checkpoints:
         from vtorque_survive import shared  # noqa: PLC0415 - few sites keep checkpoints
 
-        yield from shared.away(guests, site)
+        yield from shared.reserved_addresses(guests, site)
     if any(moves_directory(site.paths).glob("*.json")):
         from vtorque_survive import move_record  # noqa: PLC0415 - few guests migrate
 
         move_record.forget_ended(site)
-        yield from move_record.taken_along(guests, site.paths)
+        yield from move_record.migrated_addresses(guests, site.paths)
 
 
 @hookimpl
@@ -75,13 +75,13 @@ def vtorque_pre_boot(job: NodeJob) -> None:
     _require_saveable(job)
     job.acquire(File(str(paths.job_shell(key)), mode=0o400, reader=job.user.uid))
     job.acquire(Fifo(str(path_of(paths, key)), job.user.uid))
-    placeholder.hold(job)
-    if placeholder.comes(job):
-        move_record.comes_back(paths, key)
+    placeholder.acquire_placeholder(job)
+    if placeholder.is_migrating(job):
+        move_record.keep_for_return(paths, key)
         restore.await_disks(job)
     else:
         periodic.plan(job)
-        restore.bring(job)
+        restore.acquire_saved(job)
     Watcher.start(job, "the job cannot be suspended")
 
 
@@ -100,10 +100,10 @@ def vtorque_post_boot(job: NodeJob) -> None:
     """Record that the job was restored successfully."""
     from vtorque_survive import move_record, placeholder, restore  # noqa: PLC0415 - as above
 
-    if placeholder.comes(job):  # a record of an earlier migration from here
+    if placeholder.is_migrating(job):  # a record of an earlier migration from here
         move_record.forget(job.site.paths, job.guests[0].job.key)
     else:
-        restore.works(job)
+        restore.reset_failures(job)
 
 
 @hookimpl
@@ -113,7 +113,7 @@ def vtorque_job_ended(place: Place, site: Site) -> None:
         from vtorque_survive.stored import Store  # noqa: PLC0415 - few sites keep checkpoints
 
         store = Store(Path(site[Settings].checkpoints), place.uid)
-        for name in store.unfinished(place.key):
+        for name in store.list_unfinished(place.key):
             store.drop(name)
 
 
@@ -123,7 +123,7 @@ def vtorque_health_checks() -> Iterable[HealthCheck]:
     from vtorque_survive import abilities, health  # noqa: PLC0415 - only doctor needs them
 
     return [
-        HealthCheck("survive: suspended jobs", health.suspended),
+        HealthCheck("survive: suspended jobs", health.check_suspended),
         HealthCheck("survive: supported actions", abilities.check),
         HealthCheck("survive: the node's health", health.check),
     ]
@@ -137,7 +137,7 @@ def vtorque_resources() -> Iterable[type[Resource]]:
     from vtorque_survive.process import Watcher  # noqa: PLC0415 - as above
     from vtorque_survive.request import Fifo  # noqa: PLC0415 - as above
 
-    return [Watcher, Fifo, restore.Disk, restore.Link, shared.Held, Placeholder]
+    return [Watcher, Fifo, restore.RestoredDisk, restore.Link, shared.UseMark, Placeholder]
 
 
 @hookimpl

@@ -40,17 +40,17 @@ def plan(job: NodeJob) -> None:
             job.warn(f"{asked}: the job's walltime is unknown, so it will not be saved")
 
 
-def goes_on(paths: Paths, job: RunningJob) -> bool:
+def restores_last(paths: Paths, job: RunningJob) -> bool:
     """Return whether the job would be restored from its last checkpoint if it were requeued."""
-    return _file(paths, job.job.key).exists() and not begins_again(job)
+    return _file(paths, job.job.key).exists() and not starts_fresh(job)
 
 
-def begins_again(job: RunningJob) -> bool:
+def starts_fresh(job: RunningJob) -> bool:
     """Return whether the job always starts from the beginning (``resume=none``)."""
     return bool(job.kept.facts().get("begins_again"))
 
 
-def due(paths: Paths, job: RunningJob, settings: Settings) -> bool | None:
+def is_due(paths: Paths, job: RunningJob, settings: Settings) -> bool | None:
     """Return None if no checkpoint is due, otherwise whether the job must end after it."""
     if suspend.phase(job) != suspend.RUNS:
         return None
@@ -70,7 +70,7 @@ def due(paths: Paths, job: RunningJob, settings: Settings) -> bool | None:
     return ends if at <= time.time() else None
 
 
-def begun(paths: Paths, job: RunningJob) -> None:
+def record_attempt(paths: Paths, job: RunningJob) -> None:
     """Record an attempt to save the job."""
     os.utime(_file(paths, job.job.key))
 
@@ -78,7 +78,7 @@ def begun(paths: Paths, job: RunningJob) -> None:
 def trim(paths: Paths, job: RunningJob, store: Store, keep: int) -> None:
     """Remove a job's oldest automatic checkpoints."""
     if _file(paths, job.job.key).exists():
-        of_it = [each.id for each in store.of_job(job.job.id)]
+        of_it = [each.id for each in store.list_for_job(job.job.id)]
         for name in of_it[:-keep]:
             listing.remove(store, name)
 

@@ -32,13 +32,13 @@ class Placeholder(Resource):
             adapter.release_node(self.job, self.node)
 
 
-def comes(job: NodeJob) -> bool:
+def is_migrating(job: NodeJob) -> bool:
     """Return whether the guests of the starting job migrate from another node."""
     return job.guests[0].source.remote
 
 
-def hold(job: NodeJob) -> None:
+def acquire_placeholder(job: NodeJob) -> None:
     """If the guests migrate from another node, end the placeholder when they end."""
     first = job.guests[0]
-    if comes(job):
+    if is_migrating(job):
         job.acquire(Placeholder(job.id, first.job.node, str(job.site.path)), guest=first)

@@ -33,7 +33,7 @@ _LOOK = 0.05  # seconds; libvirt's events would need its event loop
 log = logging.getLogger(__name__)
 
 
-class LeftAlone(BaseException):
+class SenderGone(BaseException):
     """The sender has disconnected. It will determine which node owns the guests."""
 
 
@@ -47,7 +47,7 @@ class ArrivingGuest(Identity):
 
 
 @dataclass(frozen=True)
-class Told:
+class JobDescription:
     """The sender's description of the job and its guests.
 
     Attributes:
@@ -64,7 +64,7 @@ class Told:
     guests: tuple[ArrivingGuest, ...]
 
     @classmethod
-    def read(cls, line: bytes) -> Told:
+    def read(cls, line: bytes) -> JobDescription:
         """Parse the sender's line."""
         try:
             told: dict[str, Any] = json.loads(line)
@@ -100,7 +100,7 @@ class _Sender:
         self._lock = threading.Lock()
         self.awaits = False
 
-    def told(self) -> bytes:
+    def read_description(self) -> bytes:
         """Return the sender's line."""
         said, until = bytearray(), time.monotonic() + _TELLS
         while not said.endswith(b"\n"):
@@ -113,7 +113,7 @@ class _Sender:
                 raise HostFault("the source node did not send its request in time")
         return bytes(said)
 
-    def say(self, **what: Any) -> None:
+    def send_answer(self, **what: Any) -> None:
         """Send an answer.
 
         Raises:
@@ -122,9 +122,9 @@ class _Sender:
         try:
             os.write(self._answers, json.dumps(what).encode() + b"\n")
         except OSError:
-            raise LeftAlone from None
+            raise SenderGone from None
 
-    def arrive(
+    def request_guest(
         self, of: Collection[str], node: ReceivingNode, uuid: str, xml: str, failed: threading.Event
     ) -> None:
         """Request a guest from the sender once all guests are ready.
@@ -135,23 +135,23 @@ class _Sender:
             LeftAlone: If the sender has disconnected, or after an hour, because a node that lost
                 power never closes its connection.
         """
-        self._require_there(0.0)
+        self._require_sender(0.0)
         with self._lock:
             self._ready[uuid] = xml
             if self._ready.keys() == set(of):
                 self.awaits = True
-                self.say(xml=self._ready)
+                self.send_answer(xml=self._ready)
         ready, until = time.monotonic() + node.start_timeout, time.monotonic() + _ARRIVES
         while not self.awaits or domains.domain_state(node.uri, uuid) != "runs":
-            self._require_there(_LOOK)
+            self._require_sender(_LOOK)
             if not self.awaits and (failed.is_set() or time.monotonic() >= ready):
                 raise HostFault("another guest of the job is not ready to arrive")
             if time.monotonic() >= until:
-                raise LeftAlone
+                raise SenderGone
 
-    def _require_there(self, seconds: float) -> None:
+    def _require_sender(self, seconds: float) -> None:
         if wait_readable([self._requests], seconds) and not os.read(self._requests, 1):
-            raise LeftAlone
+            raise SenderGone
 
 
 @dataclass(frozen=True)
@@ -185,17 +185,19 @@ def receive_guests(node: ReceivingNode) -> None:
     """Receive guests from another node. Errors are also reported to the sender."""
     sender = _Sender(node.requests, node.answers)
     try:
-        told = Told.read(sender.told())
-        arrive = functools.partial(sender.arrive, [guest.uuid for guest in told.guests], node)
+        told = JobDescription.read(sender.read_description())
+        arrive = functools.partial(
+            sender.request_guest, [guest.uuid for guest in told.guests], node
+        )
         node.require_versions(told.to, told.versions)
         where = (told.job, told.nodes, told.leaves, told.to)
         sources = [Migration(guest, arrive) for guest in told.guests]
         node.start(*where, sources, keeps=lambda: sender.awaits)
-        sender.say(here=True)
-    except LeftAlone:
+        sender.send_answer(here=True)
+    except SenderGone:
         raise HostFault("the source node has disconnected") from None
     except Exception as error:
         known = isinstance(error, VtorqueError)
-        with suppress(LeftAlone):
-            sender.say(failed=str(error) if known else f"{type(error).__name__}: {error}")
+        with suppress(SenderGone):
+            sender.send_answer(failed=str(error) if known else f"{type(error).__name__}: {error}")
         raise

@@ -75,7 +75,7 @@ def listen(path: Path) -> int:
     return descriptor
 
 
-def taken(descriptor: int) -> tuple[str, str, int] | None:
+def take_request(descriptor: int) -> tuple[str, str, int] | None:
     """Return the last request: word, token, and the pid that the requester claims. Never blocks."""
     try:
         said = os.read(descriptor, _MOST)
@@ -91,7 +91,7 @@ def answer(place: Place, token: str, text: str, made: str = "") -> None:
         place.write(ANSWER, json.dumps({"token": token, "said": text, "made": made}).encode())
 
 
-def made(place: Place) -> str:
+def last_checkpoint(place: Place) -> str:
     """Return the checkpoint's id from the last answer."""
     try:
         return str(json.loads(place.read(ANSWER, _MOST))["made"])
@@ -114,21 +114,21 @@ def ask(path: Path, place: Place, word: str, seconds: float, patience: float = _
     events = changes.events()
     try:
         changes.watch(events, place.directory, content=False)
-        fifo = _opened(path, place, events, time.monotonic() + patience)
+        fifo = _open_fifo(path, place, events, time.monotonic() + patience)
         with os.fdopen(fifo, "wb", buffering=0) as file:
             file.write(f"{word} {token} {os.getpid()}\n".encode())
-        return _awaited(events, place, token, time.monotonic() + seconds)
+        return _await_answer(events, place, token, time.monotonic() + seconds)
     except OSError as error:
         raise HostFault(f"{path}: {error.strerror}") from None
     finally:
         os.close(events)
 
 
-def _opened(path: Path, place: Place, events: int, until: float) -> int:
+def _open_fifo(path: Path, place: Place, events: int, until: float) -> int:
     """Open the FIFO once a watcher listens (fifo(7))."""
     found, told = os.pipe()
 
-    def opens() -> None:  # in a thread, because open(2) blocks until a watcher listens
+    def try_open() -> None:  # in a thread, because open(2) blocks until a watcher listens
         flags, number = os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC, -errno.ENOENT
         while number == -errno.ENOENT and time.monotonic() < until:
             try:
@@ -139,7 +139,7 @@ def _opened(path: Path, place: Place, events: int, until: float) -> int:
         if number != -errno.ENOENT:
             os.write(told, b"%d" % number)
 
-    threading.Thread(target=opens, daemon=True).start()
+    threading.Thread(target=try_open, daemon=True).start()
     while (left := until - time.monotonic()) > 0:
         ready, _, _ = select.select([found, events], [], [], left)
         if found in ready:
@@ -164,10 +164,10 @@ def _take(events: int) -> None:
         os.read(events, 1 << 16)
 
 
-def _awaited(events: int, place: Place, token: str, until: float) -> str:
+def _await_answer(events: int, place: Place, token: str, until: float) -> str:
     ended = False
     while True:
-        found = _said(place, token)
+        found = _read_answer(place, token)
         if found is not None:
             return found
         if not ended and "ended" in place.facts():
@@ -182,7 +182,7 @@ def _awaited(events: int, place: Place, token: str, until: float) -> str:
         _take(events)
 
 
-def _said(place: Place, token: str) -> str | None:
+def _read_answer(place: Place, token: str) -> str | None:
     with suppress(OSError, ValueError, TypeError):
         found = json.loads(place.read(ANSWER, _MOST))
         if found["token"] == token:

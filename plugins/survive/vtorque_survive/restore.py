@@ -38,7 +38,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Disk(Resource):
+class RestoredDisk(Resource):
     """A guest's own disk, copied from a checkpoint.
 
     Without a ``source`` it starts empty, and :mod:`vtorque_survive.move_disk` writes its content.
@@ -54,7 +54,7 @@ class Disk(Resource):
         """Copy the disk, or create an empty file."""
         try:
             source = os.open(self.source or os.devnull, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-            with os.fdopen(source, "rb") as reads, _made(self.path) as writes:
+            with os.fdopen(source, "rb") as reads, _create_file(self.path) as writes:
                 os.fchown(writes.fileno(), self.uid, -1)
                 copy_data(reads.fileno(), writes.fileno())
         except OSError as error:
@@ -93,7 +93,7 @@ def _unlink(path: str) -> None:
 
 
 @dataclass(frozen=True)
-class Checkpoint(BootSource):
+class CheckpointSource(BootSource):
     """A guest in a checkpoint. It resumes only when the job's guests on other nodes can, too."""
 
     saved: SavedGuest
@@ -133,10 +133,10 @@ def boot_sources(
     """Yield the saved guests if the job is restored from a checkpoint."""
     settings = site[Settings]
     if settings.checkpoints_shared:
-        shared.require_seen(Path(settings.checkpoints))
+        shared.require_mounted(Path(settings.checkpoints))
     store = Store(Path(settings.checkpoints), user.uid)
-    found = _its_last(job, request, store) if settings.checkpoints else None
-    others = list(_others(job, image, found, user, site)) if found is not None else []
+    found = _last_checkpoint(job, request, store) if settings.checkpoints else None
+    others = list(_find_differences(job, image, found, user, site)) if found is not None else []
     if others:
         log.warning("%s: the job starts from the beginning", "; ".join(map(str, others)))
     if found is None or others:
@@ -153,36 +153,36 @@ def boot_sources(
                 )
             )
         found = store.read(request[RESUME])
-        if others := list(_others(job, image, found, user, site)):
+        if others := list(_find_differences(job, image, found, user, site)):
             raise Refused(*others)
     log.info("restored from checkpoint %s", found.id)
     _await_released(site.paths, found)
-    here = found.of_node(job.node_index)
+    here = found.node_part(job.node_index)
     attempt = JobAttempt(job.id, job.attempt, user.name, user.uid, job.node)
-    if shared.on_any_node(site):
-        shared.held(store, here, attempt, site)
+    if shared.is_shared_by_nodes(site):
+        shared.acquire_mark(store, here, attempt, site)
     gate = shared.Gate(store, found, job.nodes, attempt, site) if found.nodes > 1 else None
-    yield from (Checkpoint(guest, gate) for guest in here.guests)
+    yield from (CheckpointSource(guest, gate) for guest in here.guests)
 
 
-def _its_last(job: BatchJob, request: JobRequest, store: Store) -> Manifest | None:
+def _last_checkpoint(job: BatchJob, request: JobRequest, store: Store) -> Manifest | None:
     """Return the last checkpoint of a requeued job, which is restored by default."""
     if not job.attempt or request[RESUME] == BEGINNING:
         return None
-    its = store.of_job(job.id)
+    its = store.list_for_job(job.id)
     if request[CHECKPOINT] == NEVER and not any(store.is_held(each.id) for each in its):
         return None
     found = next(reversed(its), None)
     if found is None:
         log.warning("requeued without a checkpoint: the job starts from the beginning")
-    elif (failed := _failed(store, found, job)) >= _TRIES:
+    elif (failed := _count_failed(store, found, job)) >= _TRIES:
         what = "restoring checkpoint %s has failed %d times: the job starts from the beginning"
         log.warning(what, found.id, failed)
         return None
     return found
 
 
-def _failed(store: Store, found: Manifest, job: BatchJob) -> int:
+def _count_failed(store: Store, found: Manifest, job: BatchJob) -> int:
     """Return how many earlier starts from this checkpoint have failed, on any node."""
     own = JobAttempt(job.id, job.attempt, job.owner, store.uid).key
     with suppress(FileNotFoundError):
@@ -193,10 +193,10 @@ def _failed(store: Store, found: Manifest, job: BatchJob) -> int:
 
 def saved_guest(guest: GuestPlan) -> SavedGuest | None:
     """Return the saved guest that this guest is restored from, if any."""
-    return guest.source.saved if isinstance(guest.source, Checkpoint) else None
+    return guest.source.saved if isinstance(guest.source, CheckpointSource) else None
 
 
-def works(job: NodeJob) -> None:
+def reset_failures(job: NodeJob) -> None:
     """Reset the count of failed starts, because the guests run."""
     saved = saved_guest(job.guests[0])
     if saved is not None:
@@ -205,7 +205,7 @@ def works(job: NodeJob) -> None:
             store.tries(saved.memory.parent.name).unlink()
 
 
-def _others(
+def _find_differences(
     job: BatchJob, image: Image, found: Manifest, user: JobUser, site: Site
 ) -> Iterator[Refusal]:
     """Yield a refusal for each difference from the saved job that prevents a restore."""
@@ -214,14 +214,14 @@ def _others(
     version = tools.tools(tools.cpu_model(found.tools))
     here = {"node": job.node, "image": f"{image.name} {image.sha256}", **version}
     then = {"node": found.node, "image": f"{found.image} {found.sha256}", **found.tools}
-    if shared.on_any_node(site):
+    if shared.is_shared_by_nodes(site):
         del then["node"]
     if found.nodes != len(job.nodes):
         what = (
             f"the checkpoint is of a job on {found.nodes} nodes, but this job has {len(job.nodes)}"
         )
         yield Refusal(what, RESUME.key, found.id)
-    elif found.nodes > 1 and not shared.on_any_node(site):
+    elif found.nodes > 1 and not shared.is_shared_by_nodes(site):
         what = (
             "a checkpoint of a job on several nodes can only be restored if all nodes share "
             "the checkpoints' directory"
@@ -237,7 +237,7 @@ def _others(
             yield Refusal(what, RESUME.key, found.id)
 
 
-def _made(path: str) -> BinaryIO:
+def _create_file(path: str) -> BinaryIO:
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     return os.fdopen(os.open(path, flags, 0o600), "wb")
 
@@ -246,10 +246,10 @@ def await_disks(job: NodeJob) -> None:
     """Create empty disks for guests that migrate from another node."""
     for guest in job.guests:
         if guest.image.disk is not None:
-            job.acquire(Disk(str(root_disk(guest)), guest.qemu_uid), guest=guest)
+            job.acquire(RestoredDisk(str(root_disk(guest)), guest.qemu_uid), guest=guest)
 
 
-def bring(job: NodeJob) -> None:
+def acquire_saved(job: NodeJob) -> None:
     """Acquire the guests' disks and the previous job shell's session state."""
     first, settings = job.guests[0], job.site[Settings]
     asks = first[CHECKPOINT] != NEVER
@@ -259,11 +259,11 @@ def bring(job: NodeJob) -> None:
     if (saved := saved_guest(first)) is not None:
         store = Store(Path(settings.checkpoints), job.user.uid)
         found = store.read(saved.memory.parent.name)
-        found = found.of_node(first.rank // len(job.guests))
+        found = found.node_part(first.rank // len(job.guests))
         cpu = tools.cpu_model(found.tools)
         _require_disks(job, found)
-        if shared.on_any_node(job.site):
-            job.acquire(shared.held(store, found, first.job, job.site), guest=first)
+        if shared.is_shared_by_nodes(job.site):
+            job.acquire(shared.acquire_mark(store, found, first.job, job.site), guest=first)
         if not first.rank:
             with suppress(OSError), store.tries(found.id).open("a", encoding="utf-8") as tries:
                 tries.write(f"{first.job.key}\n")
@@ -272,10 +272,10 @@ def bring(job: NodeJob) -> None:
     for guest in job.guests:
         if (saved := saved_guest(guest)) is not None:
             if guest.rank == 0:
-                _bring_session(job, guest, saved.memory.with_name(SESSION))
+                _acquire_session(job, guest, saved.memory.with_name(SESSION))
             disk = saved.memory.with_suffix(".disk")
             if disk.exists():
-                made = Disk(str(root_disk(guest)), guest.qemu_uid, str(disk))
+                made = RestoredDisk(str(root_disk(guest)), guest.qemu_uid, str(disk))
                 job.acquire(made, guest=guest)
 
 
@@ -312,7 +312,7 @@ def _disown(store: Store, job_id: str) -> None:
         raise HostFault(f"{store.directory}: {error.strerror}") from None
 
 
-def _bring_session(job: NodeJob, guest: GuestPlan, source: Path) -> None:
+def _acquire_session(job: NodeJob, guest: GuestPlan, source: Path) -> None:
     try:
         content = source.read_bytes()
     except OSError as error:
@@ -336,7 +336,7 @@ def _await_released(paths: Paths, found: Manifest) -> None:
                 return
             if left <= 0:
                 job = having[0].job.id
-                raise shared.in_use(f"checkpoint {found.id} is in use by job {job}")
+                raise shared.in_use_fault(f"checkpoint {found.id} is in use by job {job}")
             select.select([events], [], [], min(left, 1.0))
             with suppress(BlockingIOError):
                 os.read(events, 1 << 16)

@@ -8,7 +8,7 @@ from pathlib import Path
 from vtorque_core.api import HostFault, Refused, show_mib
 from vtorque_survive.saving import GuestData
 from vtorque_survive.settings import Settings
-from vtorque_survive.stored import RESERVED, Store, taken
+from vtorque_survive.stored import RESERVED, Store, disk_usage
 
 _OVERHEAD = 64  # MiB in a guest's file besides its memory
 _MIB = 1 << 20
@@ -32,18 +32,18 @@ def require_room(store: Store, part: Path, guests: list[GuestData], settings: Se
         Refused: If the user's quota is too small.
         HostFault: If the disk is too small.
     """
-    if (reserved := _reserved(part, guests)).exists():
+    if (reserved := _reserve_file(part, guests)).exists():
         return
     need = _need(guests)
-    had, _ = taken(part)
-    used = store.used() - had
+    had, _ = disk_usage(part)
+    used = store.used_bytes() - had
     if settings.checkpoint_quota and used + need > settings.checkpoint_quota * _MIB:
         raise Refused(
             f"the checkpoint needs up to {show_mib(need // _MIB)}, but {show_mib(used // _MIB)} "
             f"of your quota of {show_mib(settings.checkpoint_quota)} are in use "
             "([plugin.survive] checkpoint_quota). Remove some with vmgr checkpoints remove"
         )
-    free = shutil.disk_usage(part).free + had - store.promised()
+    free = shutil.disk_usage(part).free + had - store.reserved_bytes()
     if need > free:
         raise HostFault(
             f"the checkpoint needs up to {show_mib(need // _MIB)} in {store.top}, which has "
@@ -53,7 +53,7 @@ def require_room(store: Store, part: Path, guests: list[GuestData], settings: Se
         file.truncate(need)
 
 
-def _reserved(part: Path, guests: list[GuestData]) -> Path:
+def _reserve_file(part: Path, guests: list[GuestData]) -> Path:
     return part / f"{RESERVED}{guests[0].guest.rank}"
 
 
@@ -64,7 +64,7 @@ def _need(guests: list[GuestData]) -> int:
 
 def require_no_more(part: Path) -> None:
     """Raise Refused if the checkpoint is larger than reserved, for example with many open files."""
-    had, reserved = taken(part)
+    had, reserved = disk_usage(part)
     if had > reserved:
         most = show_mib(reserved // _MIB)
         raise Refused(

@@ -41,9 +41,7 @@ class GuestData:
 
 
 @contextmanager
-def hold_job(
-    paths: Paths, job: RunningJob, phase: str
-) -> Iterator[tuple[LockedJob, list[GuestData]]]:
+def hold(paths: Paths, job: RunningJob, phase: str) -> Iterator[tuple[LockedJob, list[GuestData]]]:
     """Hold the lock of a job in ``phase``, and yield it with the job's guests in order.
 
     Log messages go only to the job's log. Raises HostFault if the job has ended or is in another

@@ -29,7 +29,7 @@ def make(fifo: Path, uid: int) -> None:
         raise HostFault(f"cannot create {fifo}: {error.strerror}") from None
 
 
-def said(fifo: Path) -> bytes:
+def read_state(fifo: Path) -> bytes:
     """Return the job shell's state of the running script.
 
     Raises:

@@ -44,7 +44,7 @@ _GATE = 0.1  # seconds; other nodes send no events
 _LOCK = 10.0  # seconds for another job of the user to release the lock
 
 
-def require_not_shared(settings: Settings) -> None:
+def require_private(settings: Settings) -> None:
     """Raise Refused if other hosts may read the checkpoints and the site has not accepted it."""
     kind = file_system(Path(settings.checkpoints))
     if kind not in _OWN and not settings.checkpoints_shared:
@@ -54,10 +54,10 @@ def require_not_shared(settings: Settings) -> None:
             "([plugin.survive] checkpoints), or accept that (checkpoints_shared = true)"
         )
     if settings.checkpoints_shared:
-        require_seen(Path(settings.checkpoints))
+        require_mounted(Path(settings.checkpoints))
 
 
-def require_seen(top: Path) -> None:
+def require_mounted(top: Path) -> None:
     """Raise HostFault unless the shared directory is mounted."""
     try:
         (top / SEEN).stat(follow_symlinks=False)
@@ -68,7 +68,7 @@ def require_seen(top: Path) -> None:
         ) from None
 
 
-def on_any_node(site: Site) -> bool:
+def is_shared_by_nodes(site: Site) -> bool:
     """Return whether any node can restore a checkpoint, not only the node that saved it.
 
     This requires a batch system that knows whether the saved job has ended on that node.
@@ -92,7 +92,7 @@ def file_system(path: Path, mounts: str | None = None) -> str:
 
 
 @dataclass(frozen=True)
-class Held(Resource):
+class UseMark(Resource):
     """The file that names the job, and its node, that uses the guests of a checkpoint.
 
     ``over`` lists earlier jobs that have ended, according to the batch system.
@@ -117,18 +117,20 @@ class Held(Resource):
         with _locked(self.path, "write"):
             found = _read(Path(self.path))
             if found and found["job"] not in (self.job, *self.over):
-                raise in_use(f"checkpoint in use by job {found['job']} on node {found['node']}")
-            said = json.dumps({**self._said(), "leased": self.leased})
+                raise in_use_fault(
+                    f"checkpoint in use by job {found['job']} on node {found['node']}"
+                )
+            said = json.dumps({**self._read_mark(), "leased": self.leased})
             replace_file(self.path, said.encode(), mode=0o600, ready=os.fsync)
 
     def release(self) -> None:
         """Remove the file, if it still names this job. Idempotent."""
         with _locked(self.path, "remove"):
             found = _read(Path(self.path))
-            if {key: found.get(key) for key in self._said()} == self._said():
+            if {key: found.get(key) for key in self._read_mark()} == self._read_mark():
                 Path(self.path).unlink(missing_ok=True)
 
-    def _said(self) -> dict[str, str]:
+    def _read_mark(self) -> dict[str, str]:
         names = ("job", "key", "node", "checkpoint")
         return {name: str(getattr(self, name)) for name in names}
 
@@ -142,7 +144,7 @@ def _locked(path: str, verb: str) -> Iterator[None]:
         finally:
             os.close(lock)
     except (OSError, Busy) as error:
-        raise in_use(f"cannot {verb} {path}: {error}") from None
+        raise in_use_fault(f"cannot {verb} {path}: {error}") from None
 
 
 class Gate:
@@ -156,7 +158,7 @@ class Gate:
         self, store: Store, found: Manifest, nodes: Sequence[str], job: JobAttempt, site: Site
     ) -> None:
         self._files = {
-            node: str(_held(store, found.of_node(index))) for index, node in enumerate(nodes)
+            node: str(_mark_of(store, found.node_part(index))) for index, node in enumerate(nodes)
         }
         self._job, self._mine, self._id = job, self._files[job.node], found.id
         self._config = site.path
@@ -177,7 +179,7 @@ class Gate:
                     self._write(ready=True)
         seen: set[str] = set()
         asks = time.monotonic() + _LOOK
-        while self._missing_nodes(seen) or self._missing_at_last():
+        while self._missing_nodes(seen) or self._recheck_missing():
             if failed.wait(_GATE):
                 raise HostFault("another guest of the job has failed")
             if time.monotonic() >= until and (missing := self._give_up()):
@@ -185,10 +187,10 @@ class Gate:
                     f"the job's guests on {', '.join(missing)} did not become ready in time"
                 )
             if time.monotonic() >= asks:
-                self._require_going_on()
+                self._require_active()
                 asks = time.monotonic() + _LOOK
 
-    def _require_going_on(self) -> None:
+    def _require_active(self) -> None:
         config, batch = service.batch_system(self._config)
         adapter, over = batch.node(config), False
         with suppress(HostFault):  # the batch system does not answer now
@@ -209,7 +211,7 @@ class Gate:
         seen |= ours
         return [node for node in said if node not in ours or not said[node].get("ready")]
 
-    def _missing_at_last(self) -> list[str]:
+    def _recheck_missing(self) -> list[str]:
         """Check again under the lock, so that this node cannot time out at the same moment."""
         with _locked(self._mine, "read"):
             return self._missing_nodes(set())
@@ -226,7 +228,7 @@ class Gate:
         replace_file(self._mine, said.encode(), mode=0o600)
 
 
-def held(store: Store, found: Manifest, job: JobAttempt, site: Site) -> Held:
+def acquire_mark(store: Store, found: Manifest, job: JobAttempt, site: Site) -> UseMark:
     """Return the Held file of a job, after other jobs that use the checkpoint have ended.
 
     The node that saved the job knows without the batch system whether that job has ended.
@@ -234,40 +236,40 @@ def held(store: Store, found: Manifest, job: JobAttempt, site: Site) -> Held:
     Raises:
         HostFault: If another job uses the checkpoint.
     """
-    path = _held(store, found)
+    path = _mark_of(store, found)
     others = [(found.job, found.node)]
     if has := _read(path):
         others.append((has["job"], has["node"]))
     for other, node in others:
         if other != job.id and node != job.node:
-            _await_over(found, other, node, site)
+            _await_job_end(found, other, node, site)
     over = tuple(other for other, _ in others)
     leased = tuple(each for guest in found.guests for each in guest.leased)
-    return Held(str(path), job.id, job.key, job.node, found.id, over, leased)
+    return UseMark(str(path), job.id, job.key, job.node, found.id, over, leased)
 
 
-def _held(store: Store, found: Manifest) -> Path:
+def _mark_of(store: Store, found: Manifest) -> Path:
     return store.directory / f".{found.guests[0].uuid}.held"
 
 
-def _await_over(found: Manifest, job_id: str, node: str, site: Site) -> None:
+def _await_job_end(found: Manifest, job_id: str, node: str, site: Site) -> None:
     """Poll until the batch system no longer knows the job, because it sends no events."""
     config, batch = service.batch_system(site.path)
     until = time.monotonic() + _OVER
     while batch.node(config).job_states([job_id])[job_id] is not JobState.GONE:
         if time.monotonic() >= until:
-            raise in_use(f"checkpoint {found.id} is in use by job {job_id} on {node}")
+            raise in_use_fault(f"checkpoint {found.id} is in use by job {job_id} on {node}")
         time.sleep(_LOOK)
 
 
-def in_use(text: str, stage: str | None = None) -> HostFault:
+def in_use_fault(text: str, stage: str | None = None) -> HostFault:
     """Return a HostFault for which the node is not to blame."""
     fault = HostFault(text, stage)
     fault.blames_node = False
     return fault
 
 
-def away(guests: Sequence[GuestPlan], site: Site) -> Iterator[PoolClaim]:
+def reserved_addresses(guests: Sequence[GuestPlan], site: Site) -> Iterator[PoolClaim]:
     """Yield the addresses of checkpoints, except those that ``guests`` restore.
 
     Addresses of guests that run on this node count too, because their next checkpoint keeps them.
@@ -275,12 +277,12 @@ def away(guests: Sequence[GuestPlan], site: Site) -> Iterator[PoolClaim]:
     Raises:
         HostFault: If the directory is missing or hangs.
     """
-    if not (site[Settings].checkpoints and on_any_node(site)):
+    if not (site[Settings].checkpoints and is_shared_by_nodes(site)):
         return
     held = walk(site.paths, troubled=lambda *_: None)
     leases = [lease.args for state in held for lease in state.leases]
     taken = {(str(at["pool"]), str(at["item"])) for at in leases}
-    taken |= _within(Path(site[Settings].checkpoints), _READ)
+    taken |= _read_addresses(Path(site[Settings].checkpoints), _READ)
     known = [guest.source.identity for guest in guests]
     mine = {lease for each in known if each is not None for lease in each.leased}
     for pool, item in taken - mine:
@@ -288,19 +290,19 @@ def away(guests: Sequence[GuestPlan], site: Site) -> Iterator[PoolClaim]:
             yield PoolClaim(pool, (item,))
 
 
-def _within(top: Path, seconds: float) -> set[tuple[str, str]]:
+def _read_addresses(top: Path, seconds: float) -> set[tuple[str, str]]:
     """Return the addresses of all checkpoints. A child process reads them because it may hang."""
     answer, told = os.pipe()
     said, until = b"", time.monotonic() + seconds
     with os.fdopen(answer, "rb", buffering=0) as reads:
         with os.fdopen(told, "wb") as writes:
-            child = Child(lambda: _tell(top, writes), seconds)
+            child = Child(lambda: _write_addresses(top, writes), seconds)
         while (left := until - time.monotonic()) > 0 and wait_readable([answer], left):
             if not (part := reads.read(1 << 16)):
                 break
             said += part
     if wrong := child.wait():
-        raise in_use(
+        raise in_use_fault(
             f"the checkpoints' directory {top}, which all nodes share: {wrong}",
             stage="checkpoints' directory",
         )
@@ -308,15 +310,15 @@ def _within(top: Path, seconds: float) -> set[tuple[str, str]]:
     return {(pool, item) for pool, item in pairs}
 
 
-def _tell(top: Path, to: BinaryIO) -> None:
-    require_seen(top)
+def _write_addresses(top: Path, to: BinaryIO) -> None:
+    require_mounted(top)
     for path in top.iterdir():
-        for pool, item in _kept(path) if path.name.isdecimal() else ():
+        for pool, item in _user_addresses(path) if path.name.isdecimal() else ():
             to.write(f"{pool} {item}\n".encode())
     to.flush()
 
 
-def _kept(directory: Path) -> Iterator[tuple[str, str]]:
+def _user_addresses(directory: Path) -> Iterator[tuple[str, str]]:
     """Yield the addresses of a user's checkpoints, and of guests from removed checkpoints."""
     for found in Store(directory.parent, int(directory.name)).all():
         for guest in found.guests:
@@ -332,6 +334,6 @@ def _read(path: Path) -> dict[str, Any]:
     except (FileNotFoundError, ValueError):
         return {}
     except OSError as error:  # a fault of the directory, not of this node
-        raise in_use(f"{path}: {error.strerror}") from None
+        raise in_use_fault(f"{path}: {error.strerror}") from None
     fits = isinstance(found, dict) and all(isinstance(found.get(k), str) for k in ("job", "node"))
     return found if fits else {}

@@ -14,7 +14,7 @@ def copy_data(source: int, to: int) -> None:
         at = begin
         os.lseek(to, at, os.SEEK_SET)  # where _copied writes
         while at < end:
-            sent = _copied(source, to, end - at, at)
+            sent = _copy_some(source, to, end - at, at)
             if not sent:
                 raise OSError(errno.EIO, "the file shrank during the copy")
             at += sent
@@ -35,7 +35,7 @@ def data(file: int) -> Iterator[tuple[int, int]]:
         at = end
 
 
-def _copied(source: int, to: int, count: int, at: int) -> int:
+def _copy_some(source: int, to: int, count: int, at: int) -> int:
     """Copy some bytes and return their number. Within one file system, the kernel copies them."""
     try:
         return os.copy_file_range(source, to, count, at, at)

@@ -88,7 +88,7 @@ class Manifest:
     disks: Mapping[str, Sequence[int]] = field(default_factory=dict)  # result of tools.disks
     nodes: int = 1  # of the job; guests are in rank order
 
-    def of_node(self, index: int) -> Self:
+    def node_part(self, index: int) -> Self:
         """Return one node's part, by its index from 0. Part 0 includes the user's disks."""
         count = len(self.guests) // self.nodes
         disks = {} if index else self.disks
@@ -135,13 +135,13 @@ def manifest_of(
         sha256=str(facts.get("image_sha256", "")),
         tools=tools,
         guests=tuple(
-            _saved(each, place / f"g{each.guest.rank}.memory", *facts["booted_for"])
+            _save_guest(each, place / f"g{each.guest.rank}.memory", *facts["booted_for"])
             for each in guests
         ),
     )
 
 
-def _saved(each: GuestData, memory: Path, job_id: str, attempt: int) -> SavedGuest:
+def _save_guest(each: GuestData, memory: Path, job_id: str, attempt: int) -> SavedGuest:
     return SavedGuest(
         name=each.guest.name,
         uuid=each.guest.uuid,
@@ -174,7 +174,7 @@ class Store:
         """
         return self.directory / f".{name}{_PART}"
 
-    def lost(self, name: str) -> Path:
+    def lost_path(self, name: str) -> Path:
         """Return the directory of a checkpoint that one of several nodes has abandoned."""
         return self.directory / f".{name}{_LOST}"
 
@@ -186,12 +186,12 @@ class Store:
             ConfigError: If others than root can write to it.
         """
         require_root_owned(self.top, uid=os.geteuid())
-        with _naming("make", self.part(name)):
+        with _name_errors("make", self.part(name)):
             for path in (self.directory, self.part(name)):
                 path.mkdir(mode=0o700, exist_ok=True)
-        return self.begun(name)
+        return self.begun_path(name)
 
-    def begun(self, name: str) -> Path:
+    def begun_path(self, name: str) -> Path:
         """Return the directory of a checkpoint that another node has begun.
 
         Raises:
@@ -212,7 +212,7 @@ class Store:
     def write(self, manifest: Manifest) -> None:
         """Write the manifest: the checkpoint is then complete but not yet synced."""
         part = self.part(manifest.id)
-        with _naming("write", part):
+        with _name_errors("write", part):
             replace_file(str(part / MANIFEST), manifest.encode(), mode=0o600)
 
     def is_written(self, name: str) -> bool:
@@ -222,7 +222,7 @@ class Store:
     def finish(self, name: str) -> None:
         """Sync all files of an unfinished checkpoint, which then becomes a finished one."""
         part = self.part(name)
-        with _naming("finish", part):
+        with _name_errors("finish", part):
             sync(*part.iterdir(), part)
             for reserved in part.glob(f"{RESERVED}*"):
                 reserved.unlink()
@@ -231,11 +231,11 @@ class Store:
 
     def drop(self, name: str) -> None:
         """Remove an unfinished checkpoint."""
-        for path in (self.part(name), self.lost(name)):
-            with _naming("remove", path), contextlib.suppress(FileNotFoundError):
+        for path in (self.part(name), self.lost_path(name)):
+            with _name_errors("remove", path), contextlib.suppress(FileNotFoundError):
                 shutil.rmtree(path)
 
-    def unfinished(self, key: str) -> list[str]:
+    def list_unfinished(self, key: str) -> list[str]:
         """Return the names of a job attempt's unfinished checkpoints."""
         if not self.directory.is_dir():
             return []
@@ -289,7 +289,7 @@ class Store:
                 continue
         yield from sorted(found, key=lambda manifest: manifest.made)
 
-    def of_job(self, job_id: str) -> list[Manifest]:
+    def list_for_job(self, job_id: str) -> list[Manifest]:
         """Return a job's manifests, oldest attempt first, because clocks differ between nodes."""
         named = sorted((found for found in self.all() if found.job == job_id), key=_newness)
         return [found for found in named if not (self.directory / found.id / OVER).exists()]
@@ -299,14 +299,14 @@ class Store:
 
         A batch system that is reinstalled or runs out of numbers assigns job ids again.
         """
-        for found in self.of_job(job_id):
+        for found in self.list_for_job(job_id):
             (self.directory / found.id / OVER).touch(mode=0o600)
 
     def hold(self, name: str) -> None:
         """Mark a checkpoint: its held job is restored from it by default."""
         (self.directory / name / HELD).touch(mode=0o600)
 
-    def let_go(self, name: str) -> None:
+    def release_hold(self, name: str) -> None:
         """Remove the mark of :meth:`hold`."""
         (self.directory / name / HELD).unlink(missing_ok=True)
 
@@ -318,15 +318,15 @@ class Store:
         """Return the file that contains one line for each failed start from a checkpoint."""
         return self.directory / f".{name}.tries"
 
-    def promised(self) -> int:
+    def reserved_bytes(self) -> int:
         """Return the bytes that all unfinished checkpoints may still need."""
         parts = (each for each in self.top.glob("[0-9]*/.*.part") if not _is_left(each))
-        return sum(max(0, reserved - had) for had, reserved in map(taken, parts))
+        return sum(max(0, reserved - had) for had, reserved in map(disk_usage, parts))
 
-    def used(self) -> int:
+    def used_bytes(self) -> int:
         """Return the bytes that the user's checkpoints use or have reserved."""
         places = (Path(place) for place, _, _ in os.walk(self.directory))
-        return sum(max(taken(place)) for place in places if not _is_left(place))
+        return sum(max(disk_usage(place)) for place in places if not _is_left(place))
 
 
 def _newness(manifest: Manifest) -> tuple[int, int]:
@@ -352,7 +352,7 @@ def _is_left(place: Path) -> bool:
     return False
 
 
-def taken(place: Path) -> tuple[int, int]:
+def disk_usage(place: Path) -> tuple[int, int]:
     """Return the bytes that a directory's files use on disk, and their reserved bytes."""
     had = reserved = 0
     with contextlib.suppress(FileNotFoundError):  # finished or dropped meanwhile
@@ -365,7 +365,7 @@ def taken(place: Path) -> tuple[int, int]:
 
 
 @contextlib.contextmanager
-def _naming(verb: str, path: Path) -> Iterator[None]:
+def _name_errors(verb: str, path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:

@@ -19,7 +19,7 @@ from typing import Self
 
 from vtorque_core.api import ConfigError, HostFault, printable, replace_file
 from vtorque_core.live.jobs import RunningJob
-from vtorque_survive.lines import Lines
+from vtorque_survive.lines import LineReader
 from vtorque_survive.settings import Settings
 from vtorque_survive.stored import Manifest, Store, sync
 
@@ -29,7 +29,7 @@ _LOOK = 0.1  # seconds; other nodes send no events
 _TIME = 60.0  # seconds for one read of other nodes' requests
 
 
-def leads(job: RunningJob) -> bool:
+def is_leader(job: RunningJob) -> bool:
     """Return whether this node leads the checkpoint, because it has the job's first guest."""
     return min(guest.rank for guest in job.guests) == 0
 
@@ -40,7 +40,7 @@ def nodes_of(job: RunningJob) -> tuple[str, ...]:
 
 
 @dataclass(frozen=True)
-class Together:
+class NodePart:
     """This node's part in a checkpoint. For a job on one node, it does nothing.
 
     Attributes:
@@ -53,13 +53,13 @@ class Together:
     number: int
 
     @classmethod
-    def of(cls, store: Store, name: str, job: RunningJob) -> Self:
+    def for_job(cls, store: Store, name: str, job: RunningJob) -> Self:
         """Return this node's part in a checkpoint of a job."""
         first = min(guest.rank for guest in job.guests)
         return cls(store, name, nodes_of(job), first // len(job.guests))
 
     @property
-    def several(self) -> bool:
+    def has_other_nodes(self) -> bool:
         """Whether the job has other nodes."""
         return len(self.nodes) > 1
 
@@ -76,10 +76,10 @@ class Together:
         Raises:
             HostFault: If another node has abandoned it.
         """
-        if self.number == 0 and not self.store.lost(self.name).exists():
+        if self.number == 0 and not self.store.lost_path(self.name).exists():
             return self.store.make(self.name)
-        self._require_there()
-        return self.store.begun(self.name)
+        self._require_directory()
+        return self.store.begun_path(self.name)
 
     def begin(self, tools: Mapping[str, str], *, ends: bool) -> None:
         """On the first node, publish the request. On others, compare the versions of tools.
@@ -87,9 +87,9 @@ class Together:
         Raises:
             HostFault: If the versions differ.
         """
-        if not self.several:
+        if not self.has_other_nodes:
             return
-        self._require_there()
+        self._require_directory()
         asks = self._part / ASKS
         if self.number == 0 and not asks.exists():
             said = {"ends": ends, "tools": dict(tools)}
@@ -107,9 +107,9 @@ class Together:
         """Return whether this node has reached a state (``kind``)."""
         return self._file(kind).exists()
 
-    def tell(self, kind: str) -> None:
+    def publish(self, kind: str) -> None:
         """Record that this node has reached a state."""
-        if self.several:
+        if self.has_other_nodes:
             self._touch(self._file(kind))
 
     def wait(self, kind: str, until: float, why: str) -> None:
@@ -118,7 +118,7 @@ class Together:
         Raises:
             HostFault: If nodes are late; the message names them.
         """
-        if not self.several:
+        if not self.has_other_nodes:
             return
         wanted = {self._file(kind, number).name: node for number, node in enumerate(self.nodes)}
         while True:
@@ -135,11 +135,11 @@ class Together:
 
         A node that abandons it at the same moment sees this record, or this node sees the rename.
         """
-        if self.several:
+        if self.has_other_nodes:
             self._touch(self._part / ENDS)
-            self._require_there()
+            self._require_directory()
 
-    def wait_whole(self, until: float, longest: float) -> None:
+    def wait_complete(self, until: float, longest: float) -> None:
         """Wait until the first node has completed the checkpoint. ``until`` is a time.time().
 
         ``longest`` is the deadline once the job's first guest ends, because the job shell may be
@@ -150,21 +150,21 @@ class Together:
         """
         while not self.store.has(self.name):
             if not self._part.exists() and not self.store.has(self.name):
-                raise self._given_up()
+                raise self._abandon_error()
             if time.time() >= (longest if (self._part / ENDS).exists() else until):
                 raise HostFault(f"{self.nodes[0]} did not complete the checkpoint in time")
             time.sleep(_LOOK)
 
     def is_written(self) -> bool:
         """Return whether this node's part is complete, but perhaps not yet synced."""
-        return self.has(_HAS) if self.several else self.store.is_written(self.name)
+        return self.has(_HAS) if self.has_other_nodes else self.store.is_written(self.name)
 
     def write(self, manifest: Manifest) -> None:
         """Write this node's manifest."""
-        if not self.several:
+        if not self.has_other_nodes:
             self.store.write(manifest)
             return
-        self._require_there()
+        self._require_directory()
         replace_file(str(self._file(_HAS)), manifest.encode(), mode=0o600)
 
     def sync(self, files: Sequence[Path]) -> None:
@@ -175,9 +175,9 @@ class Together:
             sync(*(file for file in (*files, self._file(_HAS)) if file.exists()))
         except OSError as error:
             raise HostFault(f"{self._part}: {error.strerror}") from None
-        self.tell(DONE)
+        self.publish(DONE)
 
-    def whole(self) -> Manifest:
+    def full_manifest(self) -> Manifest:
         """Return the manifest of all nodes' parts."""
         place = self.store.directory / self.name
         try:
@@ -188,21 +188,21 @@ class Together:
         guests = tuple(guest for part in parts for guest in part.guests)
         return replace(parts[0], guests=guests, nodes=len(self.nodes))
 
-    def given_up(self, error: Exception) -> Exception:
+    def abandon(self, error: Exception) -> Exception:
         """Abandon the checkpoint after an error. Return the error of the node that failed first.
 
         If the job's first guest ends at this moment (:meth:`end`), the checkpoint stays.
         """
-        if not self.several:
+        if not self.has_other_nodes:
             return error
         if self._part.exists():
             with suppress(OSError, HostFault):  # the disk is full
                 said = str(error) if self.number == 0 else f"{self.nodes[self.number]}: {error}"
                 replace_file(str(self._part / WHY), said.encode(), mode=0o600)
         try:
-            self._part.rename(self.store.lost(self.name))
-            if self.number and (self.store.lost(self.name) / ENDS).exists():
-                self.store.lost(self.name).rename(self._part)
+            self._part.rename(self.store.lost_path(self.name))
+            if self.number and (self.store.lost_path(self.name) / ENDS).exists():
+                self.store.lost_path(self.name).rename(self._part)
         except FileNotFoundError:
             why = "" if self.store.has(self.name) else self._why()
             return HostFault(why) if why else error
@@ -211,49 +211,49 @@ class Together:
         return error
 
     def _touch(self, file: Path) -> None:
-        self._require_there()
+        self._require_directory()
         try:
             file.touch(mode=0o600)
         except OSError as error:
             raise HostFault(f"{error.filename}: {error.strerror}") from None
 
     def _names(self) -> set[str]:
-        self._require_there()
+        self._require_directory()
         with suppress(FileNotFoundError):
             return {file.name for file in self._part.iterdir()}
-        raise self._given_up()
+        raise self._abandon_error()
 
-    def _require_there(self) -> None:
+    def _require_directory(self) -> None:
         if not self._part.exists():
-            raise self._given_up()
+            raise self._abandon_error()
 
-    def _given_up(self) -> HostFault:
+    def _abandon_error(self) -> HostFault:
         return HostFault(self._why() or "another node of the job has canceled the checkpoint")
 
     def _why(self) -> str:
         with suppress(OSError):
-            said = (self.store.lost(self.name) / WHY).read_bytes()
+            said = (self.store.lost_path(self.name) / WHY).read_bytes()
             return printable(said.decode("utf-8", "replace"), 500)
         return ""
 
 
-class Lookout:
+class RequestReader:
     """Reads requests of jobs' first nodes, in a child process because the directory may hang."""
 
     def __init__(self, settings: Settings) -> None:
         self._top = settings.checkpoints if settings.checkpoints_shared else ""
-        self._every, self._lines = settings.query_interval, Lines(_TIME)
+        self._every, self._lines = settings.query_interval, LineReader(_TIME)
         self._jobs: dict[str, tuple[int, float]] = {}  # uid, and time of the last call
         self._asked: dict[str, tuple[str, bool]] = {}
 
-    def asked(self, job: RunningJob) -> tuple[str, bool] | None:
+    def find_request(self, job: RunningJob) -> tuple[str, bool] | None:
         """Return the id of a job's requested checkpoint, and whether the job ends afterwards."""
         if not self._top:
             return None
         now, top = time.monotonic(), Path(self._top)
         self._jobs[job.job.key] = (job.job.uid, now)
         jobs = {key: uid for key, (uid, at) in self._jobs.items() if now - at < _TIME}
-        said = self._lines.told(lambda to: _look(top, jobs, to), self._every)
+        said = self._lines.read_lines(lambda to: _read_requests(top, jobs, to), self._every)
         if said is not None:
             self._jobs = {key: self._jobs[key] for key in jobs}
             found = (line.split(" ") for line in said)
@@ -261,10 +261,10 @@ class Lookout:
         return self._asked.pop(job.job.key, None)
 
 
-def _look(top: Path, jobs: Mapping[str, int], to: int) -> None:
+def _read_requests(top: Path, jobs: Mapping[str, int], to: int) -> None:
     for key, uid in jobs.items():
         store = Store(top, uid)
-        for name in store.unfinished(key):
+        for name in store.list_unfinished(key):
             with suppress(FileNotFoundError, ConfigError):  # it has ended, or is not root's
-                ends = json.loads((store.begun(name) / ASKS).read_bytes())["ends"]
+                ends = json.loads((store.begun_path(name) / ASKS).read_bytes())["ends"]
                 os.write(to, f"{key} {name} {'ends' if ends else 'stays'}\n".encode())

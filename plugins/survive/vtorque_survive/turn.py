@@ -20,7 +20,7 @@ _LOOK, _TIME = 2.0, 60.0  # seconds between two counts, and in total
 
 
 @runtime_checkable
-class Counting(Protocol):
+class CountingAdapter(Protocol):
     """Methods that a node adapter has if its batch system can count drained nodes.
 
     All raise HostFault if the batch system does not respond.
@@ -45,13 +45,13 @@ class Counting(Protocol):
         ...
 
 
-def take(batch: object, most: int, reason: str) -> None:
+def take_turn(batch: object, most: int, reason: str) -> None:
     """Drain this node if the limit allows it. Do nothing if vTorque has drained it already.
 
     Raises:
         Refused: If the limit is reached. Nothing is changed.
     """
-    if not isinstance(batch, Counting):
+    if not isinstance(batch, CountingAdapter):
         raise Refused("this site's batch system does not report which nodes are drained")
     me, nodes = batch.drained()
     if me in nodes and not nodes[me].startswith(ASKS):
@@ -68,15 +68,15 @@ def take(batch: object, most: int, reason: str) -> None:
     batch.drain(reason)
 
 
-def take_back(batch: object) -> None:
+def withdraw(batch: object) -> None:
     """Withdraw this node's request if the process that made it was killed."""
-    if isinstance(batch, Counting):
+    if isinstance(batch, CountingAdapter):
         me, nodes = batch.drained()
         if nodes.get(me, "").startswith(ASKS):
             batch.undrain()
 
 
-def _await_turn(batch: Counting, most: int) -> None:
+def _await_turn(batch: CountingAdapter, most: int) -> None:
     until = time.monotonic() + _TIME
     while True:
         me, nodes = batch.drained()

@@ -28,13 +28,13 @@ from vtorque_core.live import changes, service, suspend
 from vtorque_core.live.jobs import RunningJob, RunningJobs
 from vtorque_core.live.node_process import initialize
 from vtorque_survive import request
-from vtorque_survive.checkpoint import ENDS, HOLDS, SAVED, SAVES, Checkpoints
+from vtorque_survive.checkpoint import ENDS, HOLDS, SAVED, SAVES, CheckpointWatcher
 from vtorque_survive.clocks import set_clocks
-from vtorque_survive.health import Health
-from vtorque_survive.held import Holding, Holds
-from vtorque_survive.lines import Lines
-from vtorque_survive.listing import Wishes
-from vtorque_survive.move_watch import Moves
+from vtorque_survive.health import HealthWatcher
+from vtorque_survive.held import HoldAdapter, HoldWatcher
+from vtorque_survive.lines import LineReader
+from vtorque_survive.listing import RemovalWatcher
+from vtorque_survive.move_watch import MigrationWatcher
 from vtorque_survive.process import NAME
 from vtorque_survive.settings import Settings
 
@@ -53,7 +53,7 @@ ASKED = "paused-by-owner"  # a file in the job's state directory
 log = logging.getLogger(NAME)
 
 
-class Batch:
+class BatchView:
     """The batch system's view of the jobs on this node.
 
     A child process queries it, so the watcher never blocks. Meanwhile the last answer is used.
@@ -61,11 +61,11 @@ class Batch:
 
     def __init__(self, config: Path, seconds: float) -> None:
         self._config, self._seconds = config, seconds
-        self._lines = Lines(_BATCH_TIME)
+        self._lines = LineReader(_BATCH_TIME)
         self._known: dict[str, JobState] = {}
         self.held: set[str] = set()  # running jobs that are held
 
-    def told(self, ids: Sequence[str], *, soon: bool) -> Mapping[str, JobState]:
+    def known_states(self, ids: Sequence[str], *, soon: bool) -> Mapping[str, JobState]:
         """Return the last known states of these jobs.
 
         With ``soon``, query again without a long delay.
@@ -73,7 +73,7 @@ class Batch:
         self._known = {each: self._known[each] for each in ids if each in self._known}
         self.held &= set(ids)  # an earlier attempt's hold does not count
         wait = float("inf") if not ids else self._seconds if soon else _SELDOM
-        lines = self._lines.told(lambda told: self._ask(ids, told), wait) or ()
+        lines = self._lines.read_lines(lambda told: self._ask(ids, told), wait) or ()
         pairs = [(each, life) for each, _, life in (line.rpartition(" ") for line in lines)]
         self._known |= {
             each: JobState(life) for each, life in pairs if each in ids and life != _HELD
@@ -85,7 +85,7 @@ class Batch:
     def _ask(self, ids: Sequence[str], told: int) -> None:
         site, batch = service.batch_system(self._config)
         node = batch.node(site)
-        if isinstance(node, Holding):
+        if isinstance(node, HoldAdapter):
             lives, held = node.alive_and_held(ids)
         else:
             lives, held = node.job_states(ids), ()
@@ -96,7 +96,7 @@ class Batch:
 
 
 @dataclass
-class Watched:
+class WatchedJob:
     """A job with guests on this node, and the FIFO for its owner's requests.
 
     Attributes:
@@ -136,17 +136,17 @@ class Watched:
 
 
 @dataclass
-class Loop:
+class WatcherLoop:
     """All jobs of the node. An error of one job does not delay the others."""
 
     paths: Paths
-    batch: Batch
-    checkpoints: Checkpoints = field(default_factory=Checkpoints)
-    wishes: Wishes | None = None
-    health: Health | None = None
-    moves: Moves | None = None
-    holds: Holds | None = None
-    jobs: dict[str, Watched] = field(default_factory=dict)
+    batch: BatchView
+    checkpoints: CheckpointWatcher = field(default_factory=CheckpointWatcher)
+    wishes: RemovalWatcher | None = None
+    health: HealthWatcher | None = None
+    moves: MigrationWatcher | None = None
+    holds: HoldWatcher | None = None
+    jobs: dict[str, WatchedJob] = field(default_factory=dict)
     _running: RunningJobs | None = None
 
     def look(self) -> None:
@@ -159,9 +159,9 @@ class Loop:
         lives = self._lives()
         for watched in self.jobs.values():
             try:
-                self._bring(watched, lives.get(watched.job.job.id))
+                self._change_phase(watched, lives.get(watched.job.job.id))
             except Exception as error:  # e.g. a full disk, or a bug
-                self._failed(watched, f"{type(error).__name__}: {error}")
+                self._note_failure(watched, f"{type(error).__name__}: {error}")
         if self.wishes is not None:
             self.wishes.look()
         if self.health is not None:
@@ -176,7 +176,7 @@ class Loop:
         """Return the seconds until the next look: no event reports the start of a job's script."""
         return look if self._running is None or self._running.jobs() else _IDLE
 
-    def waits_for(self) -> list[int]:
+    def wait_descriptors(self) -> list[int]:
         """Return descriptors that become readable when a process for a job ends."""
         both = (child for w in self.jobs.values() for child in (w.change, w.passed))
         return [child.fileno() for child in both if child is not None]
@@ -194,17 +194,17 @@ class Loop:
                 continue
             with contextlib.suppress(OSError):  # its teardown has begun
                 fifo = request.listen(request.path_of(self.paths, key))
-                self.jobs[key] = Watched(job, fifo)
+                self.jobs[key] = WatchedJob(job, fifo)
 
     def _lives(self) -> Mapping[str, JobState]:
         ids = [watched.job.job.id for watched in self.jobs.values()]
         try:
-            return self.batch.told(ids, soon=any(map(_is_reason, self.jobs.values())))
+            return self.batch.known_states(ids, soon=any(map(_may_change, self.jobs.values())))
         except OSError as error:
             log.warning("cannot query the batch system: %s", error)
             return {}
 
-    def _collect(self, watched: Watched) -> None:
+    def _collect(self, watched: WatchedJob) -> None:
         """Reap ended processes, and answer requests."""
         if watched.clocks is not None and watched.clocks.check():
             watched.clocks = None
@@ -216,28 +216,28 @@ class Loop:
             return
         error, watched.change = watched.change.error or "", None
         if error and watched.to not in (HOLDS, SAVES, ENDS):
-            self.checkpoints.give_up(self.paths, watched.job)
-        asked = self.checkpoints.asked(self.paths, watched.job)
+            self.checkpoints.withdraw(self.paths, watched.job)
+        asked = self.checkpoints.find_request(self.paths, watched.job)
         more = asked is not None  # a killed process is restarted, a saved job must end
         watched.made = asked.id if asked is not None else watched.made
         if error:
             watched.late = watched.late or watched.to == SAVES  # it may have resumed the guests
             watched.to = ""
-            self._failed(watched, error)
+            self._note_failure(watched, error)
         else:
             watched.late = watched.late or watched.to == suspend.RUNS
             watched.said, watched.again, watched.pause = "", 0.0, _PAUSE
         if not more:
             self._answer(watched, error)
 
-    def _failed(self, watched: Watched, error: str) -> None:
+    def _note_failure(self, watched: WatchedJob, error: str) -> None:
         if error != watched.said:
             log.warning("%s: %s", watched.job.job.id, error)
         watched.said = error
         watched.again = time.monotonic() + watched.pause
         watched.pause = min(2 * watched.pause, _LONGEST_PAUSE)
 
-    def _answer(self, watched: Watched, text: str) -> None:
+    def _answer(self, watched: WatchedJob, text: str) -> None:
         if watched.token and watched.passed is not None:
             watched.answer = text
         elif watched.token:
@@ -245,22 +245,22 @@ class Loop:
             watched.token = watched.made = watched.wrong = ""
             watched.answer = None
 
-    def _bring(self, watched: Watched, life: JobState | None) -> None:
+    def _change_phase(self, watched: WatchedJob, life: JobState | None) -> None:
         """Pause, resume or save the guests, as the job's state or its owner's request demands."""
-        if self._saves(watched) and (found := request.taken(watched.fifo)):
+        if self._is_saving(watched) and (found := request.take_request(watched.fifo)):
             request.answer(watched.job.kept, found[1], f"{SAVED}: wait until this is finished")
         if watched.change is not None or watched.passed is not None or watched.to == ENDS:
             return
-        asked = self._asked(watched)
-        self.checkpoints.due(self.paths, watched.job)
-        to, why = self._wanted(watched, life)
+        asked = self._read_request(watched)
+        self.checkpoints.request_due(self.paths, watched.job)
+        to, why = self._wanted_phase(watched, life)
         if asked == request.RESUME and to != suspend.RUNS:
             self._answer(watched, f"the job cannot be resumed now: {why}")
         elif asked == request.SUSPEND and to == suspend.RUNS:
             self._answer(watched, _NO_MORE)
         done = to == suspend.phase(watched.job) and asked != request.RESUME
         if done and not suspend.is_incomplete(self.paths, watched.job):
-            if self._begin_checkpoint(watched) or self._saves(watched):
+            if self._begin_checkpoint(watched) or self._is_saving(watched):
                 return
             self._answer(watched, "")
             if to == suspend.RUNS:
@@ -269,34 +269,34 @@ class Loop:
             watched.change = suspend.begin(self.paths, watched.job, to, why)
             watched.to = to
 
-    def _set_clocks(self, watched: Watched) -> None:
+    def _set_clocks(self, watched: WatchedJob) -> None:
         if watched.late and watched.clocks is None:
             watched.late = False
             watched.clocks = set_clocks(self.paths, watched.job)
 
-    def _asked(self, watched: Watched) -> str:
+    def _read_request(self, watched: WatchedJob) -> str:
         """Read and record a request of the owner."""
-        word, token, asker = request.taken(watched.fifo) or ("", "", 0)
+        word, token, asker = request.take_request(watched.fifo) or ("", "", 0)
         if token:
             watched.token, watched.asker = token, asker
         if word in (request.SUSPEND, request.RESUME) and self.moves is not None:
-            watched.passed = self.moves.pass_on(watched.job, word)
+            watched.passed = self.moves.forward_request(watched.job, word)
         if word == request.SUSPEND:
             self._file(watched).touch(mode=0o600)
         elif word == request.RESUME:
             self._file(watched).unlink(missing_ok=True)
         elif word in (request.CHECKPOINT, request.SAVE):
             ends = word == request.CHECKPOINT
-            why = self.checkpoints.why_not(watched.job, ends=ends)
-            if _plays(watched):
+            why = self.checkpoints.refusal(watched.job, ends=ends)
+            if _ignores_owner(watched):
                 why = _NO_MORE
             if why:
                 self._answer(watched, why)
                 return ""
-            self.checkpoints.ask(self.paths, watched.job, ends=ends)
+            self.checkpoints.request(self.paths, watched.job, ends=ends)
         return word
 
-    def _begin_checkpoint(self, watched: Watched) -> bool:
+    def _begin_checkpoint(self, watched: WatchedJob) -> bool:
         """Start the next step of a checkpoint or of its cleanup; return whether there was one."""
         if time.monotonic() < watched.again:
             return False
@@ -308,39 +308,39 @@ class Loop:
             self._answer(watched, "")
         return True
 
-    def _saves(self, watched: Watched) -> bool:
-        return self.checkpoints.asked(self.paths, watched.job) is not None
+    def _is_saving(self, watched: WatchedJob) -> bool:
+        return self.checkpoints.find_request(self.paths, watched.job) is not None
 
-    def _wanted(self, watched: Watched, life: JobState | None) -> tuple[str, str]:
+    def _wanted_phase(self, watched: WatchedJob, life: JobState | None) -> tuple[str, str]:
         """Return the phase that the job should have, and why."""
-        if self.checkpoints.stands_still(self.paths, watched.job):
+        if self.checkpoints.must_stay_paused(self.paths, watched.job):
             return suspend.PAUSED, SAVED  # its guests are saved, so they cannot be suspended
         unknown = life is None and suspend.phase(watched.job) == suspend.SUSPENDED
         if life is JobState.SUSPENDED or unknown:
             return suspend.SUSPENDED, "suspended by the batch system"
-        if watched.stopped and not _plays(watched):
+        if watched.stopped and not _ignores_owner(watched):
             return suspend.PAUSED, "the job's processes are stopped"
-        if self._file(watched).exists() and not _plays(watched):
+        if self._file(watched).exists() and not _ignores_owner(watched):
             return suspend.PAUSED, _OWNER
         return suspend.RUNS, "no reason to be suspended is left"
 
-    def _file(self, watched: Watched) -> Path:
+    def _file(self, watched: WatchedJob) -> Path:
         return self.paths.job_state(watched.job.job.key) / ASKED
 
 
-def _plays(watched: Watched) -> bool:
+def _ignores_owner(watched: WatchedJob) -> bool:
     """Return whether the job had too many phases, so that its owner's requests are ignored."""
     return len(watched.job.phases) >= _MOST_PHASES
 
 
-def _is_reason(watched: Watched) -> bool:
+def _may_change(watched: WatchedJob) -> bool:
     """Return whether to query the batch system often: the job may be suspended or resumed."""
     if watched.stopped is None:
         return len(watched.job.kept.facts().get("nodes", ())) > 1
     return watched.stopped or suspend.phase(watched.job) == suspend.SUSPENDED
 
 
-def serve(loop: Loop, events: int, look: float, needed: Callable[[], bool]) -> None:
+def serve(loop: WatcherLoop, events: int, look: float, needed: Callable[[], bool]) -> None:
     """Run the loop until the watcher is no longer needed."""
     while needed():
         try:
@@ -348,7 +348,7 @@ def serve(loop: Loop, events: int, look: float, needed: Callable[[], bool]) -> N
         except Exception:  # a bug must not leave jobs suspended forever
             log.exception("look")
         waiting = select.poll()
-        for descriptor in (events, *loop.waits_for()):
+        for descriptor in (events, *loop.wait_descriptors()):
             waiting.register(descriptor, select.POLLIN)
         waiting.poll(loop.pause(look) * 1000)
         with contextlib.suppress(BlockingIOError):
@@ -363,14 +363,16 @@ def main() -> None:
     events = changes.events()
     changes.watch(events, paths.journal, content=False)
     with helper_process():
-        made = Checkpoints(Path(config), settings)
-        wishes = Wishes(paths, settings.checkpoints, shared=settings.checkpoints_shared)
-        health = Health(paths, Path(config), settings)
-        loop = Loop(paths, Batch(Path(config), settings.query_interval), made, wishes, health)
+        made = CheckpointWatcher(Path(config), settings)
+        wishes = RemovalWatcher(paths, settings.checkpoints, shared=settings.checkpoints_shared)
+        health = HealthWatcher(paths, Path(config), settings)
+        loop = WatcherLoop(
+            paths, BatchView(Path(config), settings.query_interval), made, wishes, health
+        )
         if settings.checkpoints:
-            loop.holds = Holds(Path(config))
+            loop.holds = HoldWatcher(Path(config))
         if settings.remote_command:
-            loop.moves = Moves(Path(config))
+            loop.moves = MigrationWatcher(Path(config))
         serve(loop, events, settings.poll_interval, (paths.run / f"{NAME}.lock").exists)
 
 

@@ -20,7 +20,7 @@ from vtorque_core.site.plugins import Plugins
 from vtorque_survive import domains
 from vtorque_survive import node as survive
 from vtorque_survive import receive as survive_receive
-from vtorque_survive.receive import Told
+from vtorque_survive.receive import JobDescription
 
 GUEST = {
     "name": "vt-42.0-n2-0", "uuid": "0b1ad9ba", "hostname": "vn2", "job_id": "42", "attempt": 0,
@@ -106,7 +106,7 @@ def here(tmp_path, monkeypatch):
 
 
 def test_request_of_the_source_node_is_parsed(here):
-    told = Told.read(json.dumps(TOLD).encode())
+    told = JobDescription.read(json.dumps(TOLD).encode())
     assert (told.job, told.nodes, told.to) == ("42", ("n1", "n3"), "n3")
     assert told.guests[0].leased == (("address", "10.0.0.9"),) and told.guests[0].xml == "<domain/>"
 
