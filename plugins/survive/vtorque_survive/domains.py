@@ -44,7 +44,7 @@ def _run_or_abort(
 def abort_operation(uri: str, uuid: str) -> None:
     """Ask libvirt to abort a domain's current operation. Ignores errors."""
     with contextlib.suppress(HostFault):
-        on_domain(uri, uuid, "give up", lambda domain: domain.abortJob() == 0, LOOKUP)
+        on_domain(uri, uuid, "abort", lambda domain: domain.abortJob() == 0, LOOKUP)
 
 
 def _memory_snapshot(domain: str, path: str) -> str:
