@@ -9,7 +9,6 @@ import os
 import sys
 from typing import NoReturn
 
-from vtorque_core.base.lazy_dataclasses import defer
 from vtorque_core.cli.entry import OWN, report_errors, secure_process
 
 
@@ -17,7 +16,6 @@ def main() -> NoReturn:
     with report_errors("vtorque"):
         secure_process("vtorque_core.cli.vtorque")
         if sys.argv[1:2] and sys.argv[1] in OWN:
-            defer()
             from vtorque_core.cli.hook import run  # noqa: PLC0415
 
             code = run(sys.argv[1:])
