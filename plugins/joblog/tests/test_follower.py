@@ -16,11 +16,11 @@ from vtorque_core.api import JobAttempt, Paths, kept_records
 from vtorque_core.site import plugins as site_plugins
 from vtorque_joblog import follower, outlets
 from vtorque_joblog.api import GROUP
-from vtorque_joblog.follower import Loop, serve
+from vtorque_joblog.follower import FollowerLoop, serve
 from vtorque_joblog.node import Follower
-from vtorque_joblog.outlets import JobLog, Outlet
+from vtorque_joblog.outlets import JobLog, SinkThread
 from vtorque_joblog.plugin import Settings
-from vtorque_joblog.told import Told
+from vtorque_joblog.told import SavedOffsets
 
 pytestmark = pytest.mark.e2e
 
@@ -251,10 +251,10 @@ def followed(paths, monkeypatch):
 
     def start(*handlers):
         opened = [
-            Outlet(f"s{n}", lambda h=h: h, Told(paths.state / "joblog" / f"s{n}"),
+            SinkThread(f"s{n}", lambda h=h: h, SavedOffsets(paths.state / "joblog" / f"s{n}"),
                    lambda: os.eventfd_write(wake, 1)) for n, h in enumerate(handlers)
         ]  # fmt: skip
-        loop = Loop(paths, opened)
+        loop = FollowerLoop(paths, opened)
         run = threading.Thread(target=serve, args=(loop, wake, lambda: bool(ends)))
         run.start()
         threads.append(run)
@@ -288,7 +288,7 @@ def test_hanging_sink_does_not_delay_other_sinks(paths, followed):
     job.end()
     followed.stop()
     assert keeps.got[-1] == "the end"
-    told = Told(paths.state / "joblog" / "s0").at(job.log.name)
+    told = SavedOffsets(paths.state / "joblog" / "s0").offset_of(job.log.name)
     hangs.go.set()
     assert told == 0, "what it has not taken counts as told"
 
@@ -332,8 +332,10 @@ def test_partial_line_is_sent_when_complete(paths, followed):
 def test_torn_line_is_not_read_again(paths, followed, monkeypatch):
     job, keeps, looked = Job(paths), Keeps(), []
     os.write(job.file, b'{"torn by a full disk')
-    tell = Outlet._tell
-    monkeypatch.setattr(Outlet, "_tell", lambda self, log: (looked.append(log), tell(self, log)))
+    tell = SinkThread._deliver
+    monkeypatch.setattr(
+        SinkThread, "_deliver", lambda self, log: (looked.append(log), tell(self, log))
+    )
     followed(keeps)
     eventually(lambda: looked)
     other = Job(paths, "43.srv")
@@ -348,7 +350,7 @@ def test_torn_line_is_not_read_again(paths, followed, monkeypatch):
 
 
 def test_positions_survive_a_torn_line_and_a_full_disk(tmp_path, monkeypatch, caplog):
-    told = Told(tmp_path / "x")
+    told = SavedOffsets(tmp_path / "x")
     assert told.is_new
     told.keep(())
     told.mark("1/a", 100)
@@ -358,22 +360,25 @@ def test_positions_survive_a_torn_line_and_a_full_disk(tmp_path, monkeypatch, ca
         patch.setattr(os, "write", lambda fd, data: write(fd, data[:5]))
         told.mark("1/a", 2000)
         told.mark("1/a", 3000)
-    again = Told(tmp_path / "x")
-    assert (again.is_new, again.at("1/a"), again.at("1/b")) == (False, 100, 7)
+    again = SavedOffsets(tmp_path / "x")
+    assert (again.is_new, again.offset_of("1/a"), again.offset_of("1/b")) == (False, 100, 7)
     assert caplog.text.count("No space left") == 1
     told.mark("1/b", 8)
-    assert (Told(tmp_path / "x").at("1/a"), Told(tmp_path / "x").at("1/b")) == (3000, 8)
-    again = Told(tmp_path / "x")
+    assert (
+        SavedOffsets(tmp_path / "x").offset_of("1/a"),
+        SavedOffsets(tmp_path / "x").offset_of("1/b"),
+    ) == (3000, 8)
+    again = SavedOffsets(tmp_path / "x")
     again.keep({"1/a"})
-    assert Told(tmp_path / "x").at("1/b") == 0
+    assert SavedOffsets(tmp_path / "x").offset_of("1/b") == 0
 
 
 def test_positions_stay_small(tmp_path):
-    told = Told(tmp_path / "x")
+    told = SavedOffsets(tmp_path / "x")
     for number in range(100_000):
         told.mark("1000/42.srv.0", number)
     assert (tmp_path / "x").stat().st_size < 1.1 * (1 << 20)
-    assert Told(tmp_path / "x").at("1000/42.srv.0") == 99_999
+    assert SavedOffsets(tmp_path / "x").offset_of("1000/42.srv.0") == 99_999
 
 
 # -- Other authors' sinks --------------------------------------------------------------------------
@@ -393,7 +398,7 @@ def test_file_sink_continues_when_the_sinks_process_is_killed(paths, process, co
     job.end()
     process.release()
     eventually(has_messages(sink, *said, "the end"))
-    assert Told(paths.state / "joblog" / "nowhere").at(job.log.name) == 0
+    assert SavedOffsets(paths.state / "joblog" / "nowhere").offset_of(job.log.name) == 0
 
 
 def test_unknown_sink_is_reported(paths, process, config):

@@ -14,7 +14,7 @@ from vtorque_core.live.extensions import Extensions
 from vtorque_joblog import node, plugin, sinks
 from vtorque_joblog.api import GROUP
 from vtorque_joblog.file import JsonFile
-from vtorque_joblog.local import Journal, Syslog
+from vtorque_joblog.local import Syslog, SystemdJournal
 from vtorque_joblog.outlets import JobLog, record_of
 from vtorque_joblog.plugin import Settings
 from vtorque_testing.planned import PlannedNode, with_core
@@ -46,7 +46,7 @@ def site_of(plugins, text):
 
 def test_no_sink_and_no_follower_without_settings(plugins):
     site = site_of(plugins, "")
-    assert site[Settings].outside == [] and site[Settings].on == []
+    assert site[Settings].unprivileged_sinks == [] and site[Settings].enabled_sinks == []
     node.vtorque_pre_boot(types.SimpleNamespace(site=site))  # acquires nothing
 
 
@@ -55,10 +55,10 @@ def test_configured_sinks_are_opened_and_a_follower_is_started(plugins, tmp_path
     text = f'syslog = "local3"\njournald = true\nfile = "{tmp_path}/a.jsonl"\nsinks = ["acme"]\n'
     site = site_of(plugins, text)
     others = Extensions(GROUP, ())
-    kinds = {"syslog": Syslog, "journald": Journal}
-    assert {name: type(sinks.opened(name, site, others)) for name in kinds} == kinds
-    assert site[Settings].outside == ["syslog", "journald", "acme"]
-    assert site[Settings].on == ["syslog", "journald", "file", "acme"]
+    kinds = {"syslog": Syslog, "journald": SystemdJournal}
+    assert {name: type(sinks.open_sink(name, site, others)) for name in kinds} == kinds
+    assert site[Settings].unprivileged_sinks == ["syslog", "journald", "acme"]
+    assert site[Settings].enabled_sinks == ["syslog", "journald", "file", "acme"]
     acquired = []
     node.vtorque_pre_boot(types.SimpleNamespace(site=site, acquire=acquired.append))
     (one,) = acquired
@@ -135,7 +135,7 @@ def test_syslog_gets_lines(listener):
 
 
 def test_journald_gets_fields(listener):
-    sink = Journal("vtorque", listener.path)
+    sink = SystemdJournal("vtorque", listener.path)
     sink.handle(record("hot=1", "WARN", guest=0))
     fields = dict(line.split("=", 1) for line in listener.get().decode().splitlines())
     assert fields == {

@@ -18,10 +18,10 @@ from thread_statuses import thread_statuses
 from vtorque_joblog import outside
 from vtorque_joblog.api import GROUP
 from vtorque_joblog.outlets import JobLog
-from vtorque_joblog.outside import RECORD, Outside
+from vtorque_joblog.outside import RECORD, UnprivilegedSinks
 from vtorque_joblog.plugin import Settings
-from vtorque_joblog.sinks_process import Deputy
-from vtorque_joblog.told import Told
+from vtorque_joblog.sinks_process import RemoteOffsets
+from vtorque_joblog.told import SavedOffsets
 
 pytestmark = pytest.mark.e2e  # slow: processes are started, stopped and abandoned
 
@@ -193,8 +193,8 @@ def opened(top, monkeypatch):
 
     def start(*names):
         config.write_text(f"[plugin.joblog]\nsinks = {json.dumps(names)}\n")
-        start.tolds = {name: Told(top / f"told-{name}") for name in names}
-        found = Outside(config, start.tolds)
+        start.tolds = {name: SavedOffsets(top / f"told-{name}") for name in names}
+        found = UnprivilegedSinks(config, start.tolds)
         found._argv = (
             sys.executable,
             "-I",
@@ -292,11 +292,11 @@ def test_each_line_is_sent_once_across_restarts(top, opened, good):
 
 def test_outdated_position_from_root_does_not_move_a_sink_back():
     answers, theirs = os.pipe()
-    deputy = Deputy(theirs, 3)
+    deputy = RemoteOffsets(theirs, 3)
     deputy.begin("1000/42.srv", 7, 10)
     deputy.mark("1000/42.srv", 50)
     deputy.begin("1000/42.srv", 7, 10)  # sent before root has received that
-    assert deputy.at("1000/42.srv") == 50
+    assert deputy.offset_of("1000/42.srv") == 50
     assert os.read(answers, 99) == RECORD.pack(3, 7, 50)
     os.close(answers)
     os.close(theirs)
@@ -419,12 +419,12 @@ def test_killed_process_is_restarted(top, opened, good):
 def test_restarts_are_limited(top, opened, monkeypatch):
     started = []
 
-    class Counted(outside._Life):
+    class Counted(outside._SinksProcess):
         def __init__(self, argv):
             started.append(argv)
             super().__init__(argv)
 
-    monkeypatch.setattr(outside, "_Life", Counted)
+    monkeypatch.setattr(outside, "_SinksProcess", Counted)
     monkeypatch.setattr(outside, "_AGAIN", 10_000)
     found, log = opened("kills"), Log(top)
     found.give(log.say("one"))

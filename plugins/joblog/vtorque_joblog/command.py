@@ -96,13 +96,13 @@ def _one(config: Path, job_id: str) -> KeptJob:
 
 def _entries(places: Sequence[Place], follow: bool) -> Iterator[job_log.Entry]:
     if follow:
-        yield from job_log.entries(places[0], lambda: _ended(places[0]))
+        yield from job_log.entries(places[0], lambda: _has_ended(places[0]))
     else:
         logs = (job_log.entries(place) for place in places)
         yield from heapq.merge(*logs, key=lambda entry: entry["t"])
 
 
-def _ended(place: Place) -> bool:
+def _has_ended(place: Place) -> bool:
     return isinstance(place.facts().get("ended"), int | float)
 
 
@@ -130,7 +130,7 @@ def _consoles(paths: Paths, job_id: str, guest: int) -> list[Path]:
     """Return the console logs of a running guest, which may be readable by root only."""
     if os.geteuid() != 0:
         mine = kept_records.find(paths, job_id, os.getuid())
-        running = [place.key for place in mine if not _ended(place)]
+        running = [place.key for place in mine if not _has_ended(place)]
     else:
         from vtorque_core.live import jobs  # noqa: PLC0415 - imports libvirt
 

@@ -31,11 +31,11 @@ from vtorque_core.live import changes, extensions
 from vtorque_core.live.node_process import initialize
 from vtorque_joblog.api import GROUP
 from vtorque_joblog.file import JsonFile
-from vtorque_joblog.outlets import JobLog, Outlet
-from vtorque_joblog.outside import Outside
+from vtorque_joblog.outlets import JobLog, SinkThread
+from vtorque_joblog.outside import UnprivilegedSinks
 from vtorque_joblog.plugin import Settings
-from vtorque_joblog.sinks import wanted
-from vtorque_joblog.told import Told
+from vtorque_joblog.sinks import entry_filter
+from vtorque_joblog.told import SavedOffsets
 
 DIRECTORY = "joblog"
 END = 3.0  # seconds for all sinks together after the last job
@@ -44,10 +44,10 @@ _QUIET = 60.0  # seconds after which a log without a journal gets no more lines
 log = logging.getLogger("joblog")
 
 
-class Loop:
+class FollowerLoop:
     """Follows all growing logs of the node. An error of one log does not stop the loop."""
 
-    def __init__(self, paths: Paths, outlets: Sequence[Outlet | Outside]) -> None:
+    def __init__(self, paths: Paths, outlets: Sequence[SinkThread | UnprivilegedSinks]) -> None:
         """Start watching the directories. Raises OSError."""
         self._paths = paths
         self.outlets = outlets
@@ -59,7 +59,7 @@ class Loop:
 
     def look(self) -> None:
         """Find new logs, pass on new lines, and forget logs that are complete."""
-        for job in self._new():
+        for job in self._find_new():
             with contextlib.suppress(OSError):  # deleted as too old
                 self._growing[job.name] = job, changes.watch(self.events, job.path.parent)
         for job, number in list(self._growing.values()):
@@ -75,12 +75,12 @@ class Loop:
         if any(self._has_journal(job) for job, _ in self._growing.values()):
             return False
         self.look()  # a job's last lines are written before its journal is removed
-        return not any(outlet.busy for outlet in self.outlets)
+        return not any(outlet.is_busy for outlet in self.outlets)
 
     def _has_journal(self, job: JobLog) -> bool:
         return (self._paths.journal / f"{job.key}.jsonl").exists()
 
-    def _new(self) -> Iterator[JobLog]:
+    def _find_new(self) -> Iterator[JobLog]:
         """Yield newly found logs to follow, only from directories that have changed."""
         for owner in _directories(self._paths.kept):
             with contextlib.suppress(OSError):
@@ -94,12 +94,12 @@ class Loop:
                     job = JobLog(int(owner.name), place.name, place / LOG)
                     if job.name in self._growing:
                         continue
-                    if self._has_journal(job) or not _is_quiet(place) or self._lacks(job):
+                    if self._has_journal(job) or not _is_quiet(place) or self._is_incomplete(job):
                         yield job
 
-    def _lacks(self, job: JobLog) -> bool:
+    def _is_incomplete(self, job: JobLog) -> bool:
         """Return whether a log has undelivered lines, as after a time without a follower."""
-        return any(outlet.lacks(job) for outlet in self.outlets)
+        return any(outlet.is_behind(job) for outlet in self.outlets)
 
 
 def _directories(above: Path) -> list[Path]:
@@ -116,7 +116,7 @@ def _is_quiet(path: Path) -> bool:
         return True
 
 
-def serve(loop: Loop, wake: int, released: Callable[[], bool]) -> None:
+def serve(loop: FollowerLoop, wake: int, released: Callable[[], bool]) -> None:
     """Follow logs until released. Then deliver the rest, for at most END seconds.
 
     ``wake`` is an eventfd(2) that is written when a sink has finished.
@@ -139,20 +139,24 @@ def serve(loop: Loop, wake: int, released: Callable[[], bool]) -> None:
 
 def _open(
     site: Site, logged: str, paths: Paths, idle: Callable[[], None]
-) -> list[Outlet | Outside]:
+) -> list[SinkThread | UnprivilegedSinks]:
     settings = site[Settings]
-    outlets: list[Outlet | Outside] = []
-    if names := settings.outside:
-        outlets.append(Outside(site.path, {name: _told(paths, name) for name in names}, idle))
+    outlets: list[SinkThread | UnprivilegedSinks] = []
+    if names := settings.unprivileged_sinks:
+        outlets.append(
+            UnprivilegedSinks(
+                site.path, {name: _read_progress(paths, name) for name in names}, idle
+            )
+        )
     if settings.file:
-        opening, wants = partial(JsonFile, settings.file), wanted(settings, logged)
-        outlets.append(Outlet("file", opening, _told(paths, "file"), idle, wants))
+        opening, wants = partial(JsonFile, settings.file), entry_filter(settings, logged)
+        outlets.append(SinkThread("file", opening, _read_progress(paths, "file"), idle, wants))
     return outlets
 
 
-def _told(paths: Paths, name: str) -> Told:
+def _read_progress(paths: Paths, name: str) -> SavedOffsets:
     """Return the progress of a sink; a new sink skips the logs of jobs that ended long ago."""
-    told = Told(paths.state / DIRECTORY / name)
+    told = SavedOffsets(paths.state / DIRECTORY / name)
     logs = [JobLog(each.uid, each.key, each.directory / LOG) for each in find(paths, None)]
     if told.is_new:
         for job in logs:
@@ -162,7 +166,7 @@ def _told(paths: Paths, name: str) -> Told:
     return told
 
 
-def _alone(state: Path) -> None:
+def _lock_follower(state: Path) -> None:
     """Wait for the lock that only one follower holds. Raises OSError."""
     flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
     fcntl.flock(os.open(state / DIRECTORY / "lock", flags, 0o600), fcntl.LOCK_EX)
@@ -175,9 +179,9 @@ def main() -> None:
     wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
     idle = partial(os.eventfd_write, wake, 1)
     try:
-        _alone(paths.state)
+        _lock_follower(paths.state)
         site, _ = extensions.load(Path(config), GROUP)
-        loop = Loop(paths, _open(site, site.log.level, paths, idle))
+        loop = FollowerLoop(paths, _open(site, site.log.level, paths, idle))
         changes.watch(loop.events, paths.run, content=False)
         serve(loop, wake, lambda: os.fstat(0).st_nlink == 0)  # standard input is our lock file
         until = time.monotonic() + _FLUSH

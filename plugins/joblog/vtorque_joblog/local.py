@@ -65,7 +65,7 @@ class Syslog(Datagrams):
         return line.encode()[:_MAX_LINE].decode("utf-8", "ignore").encode()
 
 
-class Journal(Datagrams):
+class SystemdJournal(Datagrams):
     """Sends the native protocol of systemd's journal (systemd.io/JOURNAL_NATIVE_PROTOCOL).
 
     Values contain no newline, so the simple form is enough.

@@ -36,7 +36,7 @@ vtorque_resources = constant_hook(Follower)
 @hookimpl
 def vtorque_pre_boot(job: NodeJob) -> None:
     """Start the follower, unless another job has started it. Do not wait for it."""
-    if job.site[Settings].on:
+    if job.site[Settings].enabled_sinks:
         Follower.start(job, "its log is not sent to the log sinks yet")
 
 
@@ -49,9 +49,9 @@ def _check(site: Site) -> Iterator[HealthResult]:
             yield HealthResult("warning", f"{name}: the socket {path} is missing", fix)
     if settings.file:
         yield _check_file(Path(settings.file))
-    if settings.outside:
+    if settings.unprivileged_sinks:
         yield from _check_uid(settings.uid)
-    yield HealthResult("ok", f"sinks: {', '.join(settings.on) or 'none'}")
+    yield HealthResult("ok", f"sinks: {', '.join(settings.enabled_sinks) or 'none'}")
 
 
 def _check_file(path: Path) -> HealthResult:

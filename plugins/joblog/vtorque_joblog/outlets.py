@@ -36,7 +36,7 @@ class JobLog:
 
     @property
     def name(self) -> str:
-        """Its name in :class:`vtorque_joblog.told.Told`."""
+        """Its name in :class:`vtorque_joblog.told.SavedOffsets`."""
         return f"{self.uid}/{self.key}"
 
     @property
@@ -53,9 +53,9 @@ class JobLog:
 
 
 class Offsets(Protocol):
-    """The progress of a sink in each log: :class:`vtorque_joblog.told.Told` or a proxy of it."""
+    """A sink's progress in each log: :class:`vtorque_joblog.told.SavedOffsets` or a proxy of it."""
 
-    def at(self, name: str) -> int:
+    def offset_of(self, name: str) -> int:
         """Return the offset of the first byte that was not delivered."""
         ...
 
@@ -64,7 +64,7 @@ class Offsets(Protocol):
         ...
 
 
-class Outlet:
+class SinkThread:
     """One sink and its thread.
 
     ``wants`` selects the entries for the sink. The thread calls ``idle`` when all is delivered.
@@ -96,18 +96,18 @@ class Outlet:
 
     def give(self, job: JobLog) -> None:
         """Report that a log may have more lines. Never blocks."""
-        if not self.lacks(job) or self._torn.get(job.name) == job.size:
+        if not self.is_behind(job) or self._torn.get(job.name) == job.size:
             return
         with self._changed:
             self._logs[job.name] = job
             self._changed.notify()
 
-    def lacks(self, job: JobLog) -> bool:
+    def is_behind(self, job: JobLog) -> bool:
         """Return whether a log has undelivered bytes."""
-        return job.size > self._told.at(job.name)
+        return job.size > self._told.offset_of(job.name)
 
     @property
-    def busy(self) -> bool:
+    def is_busy(self) -> bool:
         """True if entries remain to be delivered."""
         with self._changed:
             return bool(self._logs) or self._working
@@ -127,20 +127,20 @@ class Outlet:
                 logs, self._logs = self._logs, {}
                 self._working = bool(logs)
                 closing = self._closing
-            if self._tell_all(logs):
+            if self._deliver_all(logs):
                 self._wait_to_try_again(logs)
             if closing:
                 self._shut()
             with self._changed:
                 self._working = False
-            if not self.busy:
+            if not self.is_busy:
                 self._idle()
 
-    def _tell_all(self, logs: Mapping[str, JobLog]) -> bool:
+    def _deliver_all(self, logs: Mapping[str, JobLog]) -> bool:
         """Deliver these logs; return whether the sink failed and needs a retry."""
         for job in logs.values():
             try:
-                self._tell(job)
+                self._deliver(job)
             except Exception as error:  # a sink may be third-party code
                 self._say(f"{type(error).__name__}: {error}")
                 return True
@@ -155,8 +155,8 @@ class Outlet:
             self._changed.wait_for(lambda: self._closing, self._pause)
         self._pause = min(2 * self._pause, _LONGEST_PAUSE)
 
-    def _tell(self, job: JobLog) -> None:
-        offset = self._told.at(job.name)
+    def _deliver(self, job: JobLog) -> None:
+        offset = self._told.offset_of(job.name)
         try:
             descriptor = job.open()
         except FileNotFoundError:  # deleted as too old

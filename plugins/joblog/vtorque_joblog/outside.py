@@ -26,7 +26,7 @@ from pathlib import Path
 
 from vtorque_core.api import HostFault, guard_command, printable
 from vtorque_joblog.outlets import JobLog
-from vtorque_joblog.told import Told
+from vtorque_joblog.told import SavedOffsets
 
 RECORD = struct.Struct("=HIQ")
 """Format of a sink's progress: the sink's number, the log's number, the delivered offset.
@@ -47,11 +47,11 @@ _ENVIRON = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C"}
 log = logging.getLogger("joblog")
 
 
-class _Over(Exception):
+class _ProcessEnded(Exception):
     """The process has ended or must be ended."""
 
 
-class _Life:
+class _SinksProcess:
     """The process from one start to its end, and the logs sent to it."""
 
     def __init__(self, argv: tuple[str, ...]) -> None:
@@ -99,16 +99,16 @@ class _Life:
         """Return the next answer. Raises BlockingIOError if there is none, OSError, _Over."""
         record = os.read(self.answers, RECORD.size + 1)
         if not record:
-            raise _Over("")
+            raise _ProcessEnded("")
         if len(record) != RECORD.size:
-            raise _Over(f"sent {len(record)} bytes instead of {RECORD.size}")
+            raise _ProcessEnded(f"sent {len(record)} bytes instead of {RECORD.size}")
         sink, number, offset = RECORD.unpack(record)
         return sink, number, offset
 
-    def has_taken(self, count: int) -> None:
+    def note_received(self, count: int) -> None:
         """Record how many logs the process has received. Raises _Over for an impossible number."""
         if not self.taken < count <= self.sent:
-            raise _Over(f"accepted {count} of {self.sent} logs")
+            raise _ProcessEnded(f"accepted {count} of {self.sent} logs")
         self.taken = count
         self.since = time.monotonic()
 
@@ -121,7 +121,7 @@ class _Life:
         self._ours.close()
 
 
-class Outside:
+class UnprivilegedSinks:
     """All sinks of the process, as one outlet of the follower (:class:`outlets.Outlet`).
 
     A thread starts the process, waits for it and kills it; the follower and jobs never wait.
@@ -130,7 +130,10 @@ class Outside:
     """
 
     def __init__(
-        self, config: Path, tolds: Mapping[str, Told], idle: Callable[[], None] = lambda: None
+        self,
+        config: Path,
+        tolds: Mapping[str, SavedOffsets],
+        idle: Callable[[], None] = lambda: None,
     ) -> None:
         self.name = "outside"
         module = "vtorque_joblog.sinks_process"
@@ -147,7 +150,7 @@ class Outside:
         self._next = 0.0  # monotonic seconds of the earliest next start
         self._until = math.inf
         self._said: set[str] = set()  # lines of earlier processes
-        self._life: _Life | None = None
+        self._life: _SinksProcess | None = None
         self._logs: threading.Thread | None = None
         self._thread = threading.Thread(target=self._run, name="sinks' process", daemon=True)
         self._thread.start()
@@ -156,18 +159,18 @@ class Outside:
         """Report that a log may have more lines. Never waits for a sink."""
         size = job.size
         with self._lock:
-            if self._given.get(job.name) == size or not self.lacks(job):
+            if self._given.get(job.name) == size or not self.is_behind(job):
                 return
             self._given[job.name] = size
             self._due[job.name] = job
         os.eventfd_write(self._wake, 1)
 
-    def lacks(self, job: JobLog) -> bool:
+    def is_behind(self, job: JobLog) -> bool:
         """Return whether a log has undelivered bytes."""
-        return any(job.size > told.at(job.name) for told in self._tolds)
+        return any(job.size > told.offset_of(job.name) for told in self._tolds)
 
     @property
-    def busy(self) -> bool:
+    def is_busy(self) -> bool:
         """True if a sink has something to deliver."""
         with self._lock:
             return bool(self._due or self._out)
@@ -184,19 +187,19 @@ class Outside:
                 self._start()
                 self._send_due()
                 self._wait()
-                self._hear()
+                self._read_answers()
             except Exception as error:  # the follower must continue after any error
-                self._bury(error)
-            if not self.busy:
+                self._end_process(error)
+            if not self.is_busy:
                 self._idle()
 
     def _start(self) -> None:
         now = time.monotonic()
-        if self._life is None and self.busy and self._until == math.inf and now >= self._next:
+        if self._life is None and self.is_busy and self._until == math.inf and now >= self._next:
             self._next = now + _AGAIN
             if self._logs is not None and self._logs.is_alive():
                 raise HostFault("left a child process that keeps its standard error open")
-            self._life = life = _Life(self._argv)
+            self._life = life = _SinksProcess(self._argv)
             self._logs = threading.Thread(target=self._log, args=(life,), daemon=True)
             self._logs.start()
 
@@ -214,12 +217,12 @@ class Outside:
                     self._life.is_full = True
                     break
                 except ConnectionError:
-                    raise _Over("") from None
+                    raise _ProcessEnded("") from None
                 del self._due[job.name]
         if self._until < math.inf and not self._life.is_full:
             self._life.end()
 
-    def _send(self, life: _Life, job: JobLog) -> None:
+    def _send(self, life: _SinksProcess, job: JobLog) -> None:
         """Send a log, if it still exists. Raises BlockingIOError if the socket is full, OSError."""
         try:
             descriptor = job.open()
@@ -228,7 +231,7 @@ class Outside:
             return
         try:
             end = _end_of_lines(descriptor)
-            told = [each.at(job.name) for each in self._tolds]
+            told = [each.offset_of(job.name) for each in self._tolds]
             if end > min(told):
                 life.send(job, descriptor, end, told)
                 self._out[job.name] = job, end
@@ -240,18 +243,18 @@ class Outside:
         waiting.register(self._wake, select.POLLIN)
         until = self._until - _KILL
         if self._life is not None:
-            until = min(until, self._life.since + _PATIENCE if self.busy else math.inf)
+            until = min(until, self._life.since + _PATIENCE if self.is_busy else math.inf)
             waiting.register(self._life.answers, select.POLLIN)
             if self._life.is_full:
                 waiting.register(self._life.socket, select.POLLOUT)
-        elif self.busy:
+        elif self.is_busy:
             until = min(until, self._next)
         lasts = max(0.0, until - time.monotonic())
         waiting.poll(None if lasts == math.inf else lasts * 1000)
         with contextlib.suppress(BlockingIOError):
             os.eventfd_read(self._wake)
 
-    def _hear(self) -> None:
+    def _read_answers(self) -> None:
         """Process the answers. Raises _Over or OSError if the process must be ended."""
         if (life := self._life) is None:
             return
@@ -259,36 +262,38 @@ class Outside:
             for _ in range(_AT_ONCE):
                 self._note(life)
         if time.monotonic() >= self._until - _KILL:
-            raise _Over("")
-        if self.busy and time.monotonic() >= life.since + _PATIENCE:
+            raise _ProcessEnded("")
+        if self.is_busy and time.monotonic() >= life.since + _PATIENCE:
             self._ask(life)
 
-    def _ask(self, life: _Life) -> None:
+    def _ask(self, life: _SinksProcess) -> None:
         """Send a log again after a long silence, to find out whether the whole process hangs.
 
         Raises _Over if an earlier message is still unanswered.
         """
         if life.sent > life.taken:
-            raise _Over(f"accepted nothing for {_PATIENCE:g} s")
+            raise _ProcessEnded(f"accepted nothing for {_PATIENCE:g} s")
         life.since = time.monotonic()
         with self._lock:
             for name, (job, _) in list(self._out.items())[:1]:
                 self._due.setdefault(name, job)
 
-    def _note(self, life: _Life) -> None:
+    def _note(self, life: _SinksProcess) -> None:
         sink, number, offset = life.record()
         if (sink, number) == (len(self._tolds), 0):
-            life.has_taken(offset)
+            life.note_received(offset)
             return
         name, end = life.logs.get(number, ("", 0))
-        if sink >= len(self._tolds) or not self._tolds[sink].at(name) < offset <= end:
-            raise _Over(f"reports that sink {sink} has received log {number} up to {offset}")
+        if sink >= len(self._tolds) or not self._tolds[sink].offset_of(name) < offset <= end:
+            raise _ProcessEnded(
+                f"reports that sink {sink} has received log {number} up to {offset}"
+            )
         self._tolds[sink].mark(name, offset)
-        if all(told.at(name) >= end for told in self._tolds):
+        if all(told.offset_of(name) >= end for told in self._tolds):
             with self._lock:
                 self._out.pop(name, None)
 
-    def _bury(self, error: Exception) -> None:
+    def _end_process(self, error: Exception) -> None:
         """Kill the process and read its last answers; its successor gets the undelivered logs."""
         life, self._life = self._life, None
         if life is None:
@@ -297,7 +302,7 @@ class Outside:
         life.process.kill()
         with contextlib.suppress(subprocess.TimeoutExpired):  # it may hang in the kernel
             life.process.wait(_DEATH)
-        with contextlib.suppress(BlockingIOError, _Over):
+        with contextlib.suppress(BlockingIOError, _ProcessEnded):
             while True:
                 self._note(life)
         life.close()
@@ -310,7 +315,7 @@ class Outside:
             self._say(f"the sinks' process {why}", life.said)
         self._said = life.said
 
-    def _log(self, life: _Life) -> None:
+    def _log(self, life: _SinksProcess) -> None:
         assert life.process.stderr is not None  # noqa: S101 - a pipe
         with life.process.stderr as lines:
             while line := lines.readline(_MAX_SAID):

@@ -46,14 +46,14 @@ class Settings:
     )
 
     @property
-    def on(self) -> list[str]:
+    def enabled_sinks(self) -> list[str]:
         """The names of all enabled sinks."""
         return [*(name for name in _OWN if getattr(self, name)), *self.sinks]
 
     @property
-    def outside(self) -> list[str]:
+    def unprivileged_sinks(self) -> list[str]:
         """The names of the enabled sinks that run in the unprivileged process."""
-        return [name for name in dict.fromkeys(self.on) if name != "file"]
+        return [name for name in dict.fromkeys(self.enabled_sinks) if name != "file"]
 
     def __post_init__(self) -> None:
         """Validate the values. Raises ValueError."""

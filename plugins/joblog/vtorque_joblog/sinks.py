@@ -8,12 +8,12 @@ from collections.abc import Callable
 from vtorque_core.api.log_levels import LEVELS, parse
 from vtorque_core.api.node_job import Site
 from vtorque_core.live.extensions import Extensions
-from vtorque_joblog.local import Journal, Syslog
+from vtorque_joblog.local import Syslog, SystemdJournal
 from vtorque_joblog.outlets import Entry, level_of
 from vtorque_joblog.plugin import FACILITIES, Settings
 
 
-def opened(name: str, site: Site, found: Extensions) -> logging.Handler:
+def open_sink(name: str, site: Site, found: Extensions) -> logging.Handler:
     """Open a sink by its name. Raises any exception of the sink's function.
 
     Privileges: root.
@@ -22,12 +22,12 @@ def opened(name: str, site: Site, found: Extensions) -> logging.Handler:
     if name == "syslog":
         return Syslog(FACILITIES[settings.syslog], settings.tag)
     if name == "journald":
-        return Journal(settings.tag)
+        return SystemdJournal(settings.tag)
     handler: logging.Handler = found.function(name)(site)
     return handler
 
 
-def wanted(settings: Settings, logged: str) -> Callable[[Entry], bool]:
+def entry_filter(settings: Settings, logged: str) -> Callable[[Entry], bool]:
     """Return a filter for log entries. It drops entries of levels that only the job's user enabled.
 
     ``logged`` is ``[log] level``.

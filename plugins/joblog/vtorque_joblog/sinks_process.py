@@ -28,10 +28,10 @@ from vtorque_core.api import HostFault
 from vtorque_core.live import extensions
 from vtorque_core.live.node_process import switch_user
 from vtorque_joblog.api import GROUP
-from vtorque_joblog.outlets import JobLog, Outlet
+from vtorque_joblog.outlets import JobLog, SinkThread
 from vtorque_joblog.outside import MAX_WORD, RECORD
 from vtorque_joblog.plugin import Settings
-from vtorque_joblog.sinks import opened, wanted
+from vtorque_joblog.sinks import entry_filter, open_sink
 
 _OPENING = 10.0  # seconds in which all sinks must be open
 _AGAIN = 60.0  # seconds until another process tries to open failed sinks
@@ -50,7 +50,7 @@ class _File:
 
 
 @dataclass(frozen=True)
-class Handed(JobLog):
+class ReceivedLog(JobLog):
     """A log that root sent; it ends with a complete line, at ``end``."""
 
     file: _File
@@ -66,8 +66,8 @@ class Handed(JobLog):
         return os.dup(self.file.number)
 
 
-class Deputy:
-    """The progress of one sink, in place of :class:`vtorque_joblog.told.Told`."""
+class RemoteOffsets:
+    """The progress of one sink, in place of :class:`vtorque_joblog.told.SavedOffsets`."""
 
     def __init__(self, answers: int, sink: int) -> None:
         self._answers = answers
@@ -81,7 +81,7 @@ class Deputy:
         """
         self._at.setdefault(name, (number, offset))
 
-    def at(self, name: str) -> int:
+    def offset_of(self, name: str) -> int:
         """Return the offset of the first byte that was not delivered."""
         return self._at[name][1]
 
@@ -103,7 +103,9 @@ def answer(answers: int, sink: int, number: int, offset: int) -> None:
         os._exit(0)
 
 
-def handed(root: socket.socket, until: float) -> Iterator[tuple[Handed, int, Sequence[int]]]:
+def receive_logs(
+    root: socket.socket, until: float
+) -> Iterator[tuple[ReceivedLog, int, Sequence[int]]]:
     """Yield received logs with number and offsets, until a monotonic deadline or the end of input.
 
     Raises HostFault if the limit of open files is reached.
@@ -119,7 +121,7 @@ def handed(root: socket.socket, until: float) -> Iterator[tuple[Handed, int, Seq
         if not files:
             raise HostFault("too many logs: the limit of open files (RLIMIT_NOFILE) is reached")
         word = json.loads(data)
-        log = Handed(word["uid"], word["key"], Path(), _File(files[0]), word["end"])
+        log = ReceivedLog(word["uid"], word["key"], Path(), _File(files[0]), word["end"])
         yield log, word["number"], word["told"]
 
 
@@ -127,24 +129,27 @@ def main() -> None:
     """Open the sinks, drop privileges, and deliver logs until the end of input."""
     logging.basicConfig(level="INFO", format="%(message)s")
     config, *names = sys.argv[1:]
-    root, answers = socket.socket(fileno=_own(0, os.O_RDONLY)), _own(1, os.O_WRONLY)
+    root, answers = (
+        socket.socket(fileno=_claim_descriptor(0, os.O_RDONLY)),
+        _claim_descriptor(1, os.O_WRONLY),
+    )
     _forbid_rights()
     site, found = extensions.load(Path(config), GROUP)
     pool = ThreadPoolExecutor(len(names))  # one thread per sink, because a sink may hang
-    handlers = [pool.submit(opened, name, site, found) for name in names]
+    handlers = [pool.submit(open_sink, name, site, found) for name in names]
     wait(handlers, _OPENING)
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     switch_user(site[Settings].uid)
     all_open = all(each.done() and each.exception() is None for each in handlers)
     until = math.inf if all_open else time.monotonic() + _AGAIN
-    wants = wanted(site[Settings], site.log.level)
-    deputies = [Deputy(answers, sink) for sink in range(len(names))]
+    wants = entry_filter(site[Settings], site.log.level)
+    deputies = [RemoteOffsets(answers, sink) for sink in range(len(names))]
     outlets = [
-        Outlet(name, partial(_result, handler), deputy, wants=wants)
+        SinkThread(name, partial(_result, handler), deputy, wants=wants)
         for name, handler, deputy in zip(names, handlers, deputies, strict=True)
     ]
-    for count, (log, number, told) in enumerate(handed(root, until), 1):
+    for count, (log, number, told) in enumerate(receive_logs(root, until), 1):
         for outlet, deputy, offset in zip(outlets, deputies, told, strict=True):
             deputy.begin(log.name, number, offset)
             outlet.give(log)
@@ -155,7 +160,7 @@ def main() -> None:
     os._exit(0)  # a sink may hang
 
 
-def _own(number: int, flags: int) -> int:
+def _claim_descriptor(number: int, flags: int) -> int:
     """Move a descriptor from root to a number that child processes of a sink do not inherit."""
     found = os.dup(number)
     null = os.open(os.devnull, flags | os.O_CLOEXEC)

@@ -14,7 +14,7 @@ _FLAGS = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
 log = logging.getLogger("joblog")
 
 
-class Told:
+class SavedOffsets:
     """Offsets by the name of a log. The last line ``<offset> <name>`` for a name is valid.
 
     If the disk is full, progress is kept only in memory, and each further line retries the write.
@@ -35,7 +35,7 @@ class Told:
                 if name and offset.isdecimal():
                     self._at[name] = int(offset)
 
-    def at(self, name: str) -> int:
+    def offset_of(self, name: str) -> int:
         """Return the offset of the first byte that was not delivered; 0 for an unknown log."""
         return self._at.get(name, 0)
 
@@ -46,7 +46,7 @@ class Told:
             line = f"{offset} {name}\n".encode()
             try:
                 if self._file < 0 or self._size > _MAX_BYTES:
-                    self._write_anew()
+                    self._rewrite()
                     return
                 if os.write(self._file, line) < len(line):
                     raise OSError(28, os.strerror(28))
@@ -64,11 +64,11 @@ class Told:
         with self._lock:
             self._at = {name: at for name, at in self._at.items() if name in names}
             try:
-                self._write_anew()
+                self._rewrite()
             except OSError as error:
                 self._say(error)
 
-    def _write_anew(self) -> None:
+    def _rewrite(self) -> None:
         self._close()
         new = self._path.with_name(f"{self._path.name}.new")
         new.unlink(missing_ok=True)

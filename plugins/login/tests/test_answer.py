@@ -229,7 +229,9 @@ def test_request_that_names_this_host_is_not_connected_to(home):
         listener.settimeout(0.2)
         content = a_request(host="127.0.0.1", port=listener.getsockname()[1])
         with requests.directory(JOB) as place:
-            name = requests.leave(place, requests.parsed(json.dumps(content).encode(), JOB))
+            name = requests.write_request(
+                place, requests.parse_request(json.dumps(content).encode(), JOB)
+            )
         assert answer.answer(CONFIG, JOB, name) == 1
         with pytest.raises(TimeoutError):
             listener.accept()

@@ -9,7 +9,7 @@ from click.testing import CliRunner
 
 from vtorque_core.api import Remote
 from vtorque_login import elsewhere
-from vtorque_login.asking import asking
+from vtorque_login.asking import wrap_command
 
 CONFIG = Path("/etc/acme.toml")
 
@@ -41,7 +41,7 @@ def call(monkeypatch):
             return code
 
         monkeypatch.setattr(elsewhere, "run", run)
-        done = CliRunner().invoke(asking(look, of_job, CONFIG), argv, obj="cfg")
+        done = CliRunner().invoke(wrap_command(look, of_job, CONFIG), argv, obj="cfg")
         return done, asked
 
     return called

@@ -43,7 +43,7 @@ def meeting(pair):
         def run(name, work, connection):
             try:
                 found[name] = work(connection)
-            except (OSError, channel.Broken) as error:
+            except (OSError, channel.ChannelBroken) as error:
                 found[name] = error
                 connection.shutdown(socket.SHUT_RDWR)
 
@@ -95,7 +95,7 @@ def test_job_sends_nothing_to_a_service_without_the_key(meeting):
         heard.append(connection.recv(1))
 
     _, job = meeting(service, lambda c: channel.answer(c, KEY, soon()))
-    assert isinstance(job, channel.Broken)
+    assert isinstance(job, channel.ChannelBroken)
     assert heard == [b""]
 
 
@@ -104,8 +104,8 @@ def test_both_sides_must_have_the_key(meeting, keys):
     waiting, job = meeting(
         lambda c: channel.greet(c, keys[0], soon()), lambda c: channel.answer(c, keys[1], soon())
     )
-    assert isinstance(waiting, (channel.Broken, OSError))
-    assert isinstance(job, channel.Broken)
+    assert isinstance(waiting, (channel.ChannelBroken, OSError))
+    assert isinstance(job, channel.ChannelBroken)
 
 
 def test_replayed_greeting_is_rejected(meeting):
@@ -113,14 +113,14 @@ def test_replayed_greeting_is_rejected(meeting):
     said = []
 
     def overheard(connection):
-        said.append(channel.exactly(connection, 64))
+        said.append(channel.read_exactly(connection, 64))
         connection.sendall(bytes(64))
 
     meeting(lambda c: channel.greet(c, KEY, soon()), overheard)
 
     def again(connection):
         connection.sendall(said[0])
-        channel.exactly(connection, 64)
+        channel.read_exactly(connection, 64)
         connection.sendall(bytes(32))
 
     _, job = meeting(again, lambda c: channel.answer(c, KEY, soon()))
@@ -146,7 +146,7 @@ def test_changed_frame_is_an_error(streams, pair, at):
     ours, theirs = pair()
     ours.sendall(tapped.raw)
     ours.close()
-    with pytest.raises(channel.Broken):
+    with pytest.raises(channel.ChannelBroken):
         channel.Stream(theirs, job._sends, job._receives).receive()
 
 
@@ -157,14 +157,14 @@ def test_replayed_frame_is_an_error(streams, pair):
     ours.sendall(bytes(tapped.raw) * 2)
     stream = channel.Stream(theirs, job._sends, job._receives)
     assert stream.receive() == (channel.IN, b"x")
-    with pytest.raises(channel.Broken, match="modified"):
+    with pytest.raises(channel.ChannelBroken, match="modified"):
         stream.receive()
 
 
 def test_frame_above_the_limit_is_not_read(pair):
     ours, theirs = pair()
     ours.sendall(b"\2\xff\xff\xff\xff")
-    with pytest.raises(channel.Broken, match="bytes, and the limit is 65536"):
+    with pytest.raises(channel.ChannelBroken, match="bytes, and the limit is 65536"):
         channel.Stream(theirs, KEY, KEY).receive()
 
 

@@ -19,7 +19,7 @@ def beside(home, tmp_path, monkeypatch):
     made = companion.Companion(tmp_path / "none.toml", JOB, "n1", {})
     made.started = []
     monkeypatch.setattr(made, "_start", lambda argv, _environ: made.started.append(argv))
-    monkeypatch.setattr(made, "_everywhere", list)
+    monkeypatch.setattr(made, "_on_all_nodes", list)
     return made
 
 

@@ -26,9 +26,9 @@ from vtorque_core.api import (
 from vtorque_core.api.batch_system import JobInfo
 from vtorque_core.live import service
 from vtorque_login import elsewhere, gathered, state, waiting
-from vtorque_login.elsewhere import Asked
+from vtorque_login.elsewhere import RemoteCommand
 from vtorque_login.settings import Settings
-from vtorque_login.state import State
+from vtorque_login.state import NodeState
 from vtorque_testing.harness import PluginSite
 from vtorque_testing.submit import in_child
 
@@ -72,7 +72,7 @@ def site(tmp_path, monkeypatch):
 def make_request(job_id="7.srv", node="", command="console", terminal=False, output=None, **given):
     operands = {name: words for name, words in given.items() if name in ("rank", "command_")}
     options = {name: words for name, words in given.items() if name not in operands}
-    return Asked(command, job_id, node, options, operands, terminal, output)
+    return RemoteCommand(command, job_id, node, options, operands, terminal, output)
 
 
 def keep(site, uid=None, **facts):
@@ -166,8 +166,8 @@ def test_node_outside_the_job_is_refused_with_the_nodes(site):
 
 
 def test_rank_is_looked_up_on_the_nodes_of_the_job(site, monkeypatch):
-    there = {"n1": State("run", ((0, "v0"),)), "n2": State("run", ((1, "v1"),))}
-    monkeypatch.setattr(state, "on_node", lambda _job, node, *_: there[node])
+    there = {"n1": NodeState("run", ((0, "v0"),)), "n2": NodeState("run", ((1, "v1"),))}
+    monkeypatch.setattr(state, "query_node", lambda _job, node, *_: there[node])
     elsewhere.run(make_request(command="ssh", rank=["1"]), CONFIG)
     assert [step[1] for step in site.steps] == ["n2"]
     with pytest.raises(Refused, match="no guest of rank 9"):
@@ -175,9 +175,12 @@ def test_rank_is_looked_up_on_the_nodes_of_the_job(site, monkeypatch):
 
 
 def test_migrated_guest_is_reached_from_the_first_node(site, monkeypatch):
-    moved = State("run", ((1, "v1"),))
-    there = {"n1": State("run", ((0, "v0"),), (("n7", moved),)), "n2": State("run", ((1, "v1"),))}
-    monkeypatch.setattr(state, "on_node", lambda _job, node, *_: there[node])
+    moved = NodeState("run", ((1, "v1"),))
+    there = {
+        "n1": NodeState("run", ((0, "v0"),), (("n7", moved),)),
+        "n2": NodeState("run", ((1, "v1"),)),
+    }
+    monkeypatch.setattr(state, "query_node", lambda _job, node, *_: there[node])
     elsewhere.run(make_request(command="ssh", rank=["1"]), CONFIG)
     assert [step[1] for step in site.steps] == ["n1"]
 
@@ -236,7 +239,7 @@ def test_records_of_all_nodes_are_fetched_for_commands_that_read_them(
     ]
     brought = []
     monkeypatch.setattr(os, "geteuid", lambda: 1)  # root does not read fetched records
-    monkeypatch.setattr(gathered, "bring", lambda pairs, *_: brought.extend(pairs))
+    monkeypatch.setattr(gathered, "fetch_records", lambda pairs, *_: brought.extend(pairs))
     assert elsewhere.run(make_request(wanted, command="report"), CONFIG) is None
     assert [" ".join(pair) for pair in brought] == nodes
     assert site.steps == [], "the command itself runs here"
@@ -300,7 +303,7 @@ def test_ended_command_of_an_admin_leaves_no_root_process(tmp_path):
     told = tmp_path / "pid"
     script = f"echo $$ >{told}.new; mv {told}.new {told}; kill -STOP $$"
     words = ["/bin/sh", "-c", script], {"PATH": "/usr/bin:/bin"}
-    code = f"from vtorque_login import elsewhere\nelsewhere._shown_safely(*{words!r}, print)"
+    code = f"from vtorque_login import elsewhere\nelsewhere._run_sanitized(*{words!r}, print)"
     with subprocess.Popen(python(code)) as asking:
         eventually(told.exists)
         asking.kill()

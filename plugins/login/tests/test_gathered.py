@@ -48,10 +48,10 @@ def test_files_of_each_node_are_fetched_and_failing_nodes_named(nodes, tmp_path,
     asked = ("--files", "--", "7.srv")
     for node in ("n1", "n3"):
         place = kept_on(node, tmp_path, guests=[node])
-        said = {"key": place.key, "files": gathered.packed(place)}
+        said = {"key": place.key, "files": gathered.pack_files(place)}
         nodes[node, *asked] = printing(said)
     nodes["n2", *asked] = nodes["metal", *asked] = "raise SystemExit('no \\x1b[2J way')"
-    gathered.bring([("7.srv", n) for n in ("n1", "n2", "n3", "metal")], CONFIG, 20.0)
+    gathered.fetch_records([("7.srv", n) for n in ("n1", "n2", "n3", "metal")], CONFIG, 20.0)
     found = [each for part in [plugin.vtorque_kept_records()] for each in part]
     assert [each.facts()["guests"] for each in found] == [["n1"], ["n3"]]
     assert [each.read(kept_records.LOG) for each in found] == [b'{"t": 1.0}\n' * 3] * 2
@@ -77,7 +77,7 @@ def test_files_of_each_node_are_fetched_and_failing_nodes_named(nodes, tmp_path,
 def test_invalid_answer_of_a_node_is_ignored(nodes, said):
     said = said() if callable(said) else said
     nodes["n1", "--files", "--", "7.srv"] = printing(said)
-    gathered.bring([("7.srv", "n1")], CONFIG, 20.0)
+    gathered.fetch_records([("7.srv", "n1")], CONFIG, 20.0)
     assert list(gathered.places()) == []
 
 
@@ -88,7 +88,7 @@ def test_forged_node_list_does_not_stop_the_command(nodes, capsys, forged):
         {"key": "7.srv.0", "files": {"job.json": packed(content)}}
     )
     nodes["n2", "--files", "--", "7.srv"] = "raise SystemExit('no way')"
-    gathered.bring([("7.srv", "n1"), ("7.srv", "n2")], CONFIG, 20.0)
+    gathered.fetch_records([("7.srv", "n1"), ("7.srv", "n2")], CONFIG, 20.0)
     assert [each.key for each in gathered.places()] == ["7.srv.0"]
     assert capsys.readouterr().err == "vmgr: incomplete, without n2: no way\n"
 
@@ -98,16 +98,16 @@ def test_total_size_of_all_answers_is_limited(nodes, monkeypatch):
     said = {"key": "7.srv.0", "files": {"log.jsonl": packed(bytes(600))}}
     for node in ("n1", "n2"):
         nodes[node, "--files", "--", "7.srv"] = printing(said)
-    gathered.bring([("7.srv", "n1"), ("7.srv", "n2")], CONFIG, 20.0)
+    gathered.fetch_records([("7.srv", "n1"), ("7.srv", "n2")], CONFIG, 20.0)
     assert [len(each.read("log.jsonl")) for each in gathered.places()] == [600]
 
 
 def test_samples_are_left_out_first_above_the_limit(tmp_path, monkeypatch):
     place = kept_on("n1", tmp_path)
     place.write("series.jsonl", os.urandom(4000))
-    assert list(gathered.packed(place)) == ["job.json", "log.jsonl", "series.jsonl"]
+    assert list(gathered.pack_files(place)) == ["job.json", "log.jsonl", "series.jsonl"]
     monkeypatch.setattr(gathered, "_MOST_SENT", 3000)
-    assert list(gathered.packed(place)) == ["job.json", "log.jsonl"]
+    assert list(gathered.pack_files(place)) == ["job.json", "log.jsonl"]
 
 
 @pytest.mark.parametrize(
@@ -121,7 +121,7 @@ def test_samples_are_left_out_first_above_the_limit(tmp_path, monkeypatch):
     ],
 )
 def test_commands_that_read_records_read_all_nodes(command, options, all_nodes):
-    assert gathered.is_of_all_nodes(command, options) == all_nodes
+    assert gathered.reads_all_nodes(command, options) == all_nodes
 
 
 def test_node_with_endless_output_is_killed(nodes):

@@ -20,11 +20,11 @@ def data(**changed):
 
 
 def test_request_written_by_a_command_is_read_by_its_job(home):
-    request = requests.parsed(data(words=["ssh", "--", JOB, "0", "--", "ls", "-l"]), JOB)
+    request = requests.parse_request(data(words=["ssh", "--", JOB, "0", "--", "ls", "-l"]), JOB)
     with requests.directory(JOB) as place:
-        name = requests.leave(place, request)
+        name = requests.write_request(place, request)
         assert requests.names(place, 9) == [name]
-        assert requests.parsed(requests.read(place, name), JOB) == request
+        assert requests.parse_request(requests.read(place, name), JOB) == request
         assert requests.withdraw(place, name)
         assert not requests.withdraw(place, name), "it is taken once"
     top = home / ".vtorque/requests"
@@ -35,7 +35,7 @@ def test_request_written_by_a_command_is_read_by_its_job(home):
 
 def test_request_is_unreadable_for_other_users(home):
     with requests.directory(JOB) as place:
-        name = requests.leave(place, requests.parsed(data(), JOB))
+        name = requests.write_request(place, requests.parse_request(data(), JOB))
         status = os.stat(name, dir_fd=place)
         assert (status.st_mode & 0o777, os.fstat(place).st_mode & 0o777) == (0o600, 0o700)
 
@@ -65,7 +65,7 @@ def test_request_is_unreadable_for_other_users(home):
 )
 def test_request_for_another_command_or_option_is_refused(words):
     with pytest.raises(Refused, match="invalid request"):
-        requests.parsed(data(words=words), JOB)
+        requests.parse_request(data(words=words), JOB)
 
 
 @pytest.mark.parametrize(
@@ -95,13 +95,13 @@ def test_request_for_another_command_or_option_is_refused(words):
 )
 def test_malformed_request_is_refused(changed):
     with pytest.raises(Refused, match="invalid request"):
-        requests.parsed(data(**changed), JOB)
+        requests.parse_request(data(**changed), JOB)
 
 
 @given(st.binary(max_size=200))
 def test_any_bytes_are_parsed_or_refused(content):
     with pytest.raises(Refused):
-        requests.parsed(content, JOB)
+        requests.parse_request(content, JOB)
 
 
 @pytest.mark.parametrize(

@@ -31,7 +31,7 @@ def test_node_with_an_invalid_answer_is_named(monkeypatch, said, error):
     code = f"import sys; print({said!r}); sys.stderr.write({error!r})"
     monkeypatch.setattr(state.service, "vmgr", lambda *_: python(code))
     with pytest.raises(VtorqueError, match=r"^n1: (gone \\x1b\[2J|no answer about the job)$"):
-        state.on_node("7.srv", "n1", CONFIG, 20.0)
+        state.query_node("7.srv", "n1", CONFIG, 20.0)
 
 
 @pytest.mark.parametrize(
@@ -51,7 +51,7 @@ def test_node_with_endless_output_or_no_answer_is_killed(monkeypatch, tmp_path, 
     with pytest.raises(
         HostFault, match=f"^n1: {words}".replace("larger", "the job's state is larger")
     ):
-        state.on_node("7.srv", "n1", CONFIG, 0.0)
+        state.query_node("7.srv", "n1", CONFIG, 0.0)
     started = pids.read_text().split() if pids.exists() else []
     eventually(lambda: not any(alive(pid) for pid in started))
 
@@ -73,7 +73,7 @@ def test_nodes_are_queried_in_order(monkeypatch):
         JobInfo("8", "b", "ada", "Q"),
         JobInfo("9", "c", "ada", "R", nodes=("n3",)),
     ]
-    assert list(state.of_jobs(jobs, CONFIG, 20.0)) == [
+    assert list(state.query_jobs(jobs, CONFIG, 20.0)) == [
         JobOnNode("7", "n1", "boot", ("7-n1",)),
         JobOnNode("7", "n4", "paused", ("moved",)),
         JobOnNode("7", "n2", error="n2: no way"),

@@ -162,8 +162,8 @@ def test_other_user_neither_reads_nor_writes_a_request(home):
     """Any other user of the host, even if the home is accessible to all."""
     home.chmod(0o777)
     with requests.directory("42.srv") as place:
-        request = requests.parsed(json.dumps(a_request()).encode(), "42.srv")
-        name = requests.leave(place, request)
+        request = requests.parse_request(json.dumps(a_request()).encode(), "42.srv")
+        name = requests.write_request(place, request)
     below = ".vtorque/requests/42.srv.0"
     read = as_another(home, lambda at: os.open(f"{below}/{name}", os.O_RDONLY, dir_fd=at))
     assert read == errno.EACCES

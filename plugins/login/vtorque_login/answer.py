@@ -25,7 +25,7 @@ from typing import IO
 from vtorque_core.api import VtorqueError, kept_records
 from vtorque_core.live import service
 from vtorque_login import channel, companion, requests
-from vtorque_login.requests import Request
+from vtorque_login.requests import LoginRequest
 
 CONNECT = 10.0  # seconds to reach the waiting command
 _JOB_ENDED = threading.Event()
@@ -44,7 +44,7 @@ def answer(
         OSError: The home or the waiting command is unreachable.
     """
     with requests.directory(job_id) as place:
-        request = requests.parsed(requests.read(place, name), job_id)
+        request = requests.parse_request(requests.read(place, name), job_id)
         if not requests.withdraw(place, name):
             return 0  # another process answers it
     if not is_allowed(request.host):
@@ -74,10 +74,10 @@ def _await_close(connection: socket.socket) -> None:
             pass
 
 
-def _run(stream: channel.Stream, request: Request, config: Path) -> int:
+def _run(stream: channel.Stream, request: LoginRequest, config: Path) -> int:
     command, *rest = request.words
     argv = service.vmgr(config, command, "--here", *rest)
-    environ = companion.clean()
+    environ = companion.answer_environ()
     if request.term:
         size = struct.pack("HHHH", request.rows, request.columns, 0, 0)
         return _on_terminal(stream, argv, environ | {"TERM": request.term}, size)
@@ -142,7 +142,7 @@ def _send(stream: channel.Stream, kind: int, descriptor: int) -> None:
 def _receive(
     stream: channel.Stream, descriptor: int, end: Callable[[], None], pipe: IO[bytes] | None
 ) -> None:
-    with contextlib.suppress(OSError, ValueError, channel.Broken):
+    with contextlib.suppress(OSError, ValueError, channel.ChannelBroken):
         while (frame := stream.receive()) is not None:
             kind, data = frame
             if kind == channel.SIZE and pipe is None and len(data) == 4:
@@ -165,7 +165,7 @@ def _code(status: int) -> int:
     return status if status >= 0 else 128 - status
 
 
-def _is_meant(config: Path, job_id: str, node: str) -> bool:
+def _is_recorded(config: Path, job_id: str, node: str) -> bool:
     """Return whether root's records of the job on this node have this node name."""
     places = kept_records.find(service.paths(config), job_id, os.getuid())
     return bool(places) and places[-1].facts().get("node") == node
@@ -174,7 +174,7 @@ def _is_meant(config: Path, job_id: str, node: str) -> bool:
 def main() -> None:
     """Answer without reporting errors; only the waiting command reports them."""
     config, job_id, name, *node = sys.argv[1:]
-    if node and not _is_meant(Path(config), job_id, node[0]):
+    if node and not _is_recorded(Path(config), job_id, node[0]):
         return
     with contextlib.suppress(OSError, VtorqueError):
         answer(Path(config), job_id, name)

@@ -25,25 +25,27 @@ _OPTIONS = (
 )
 
 
-def asking(command: click.Command, of_job: Remote, config: Path) -> click.Command:
+def wrap_command(command: click.Command, of_job: Remote, config: Path) -> click.Command:
     """Return the command, wrapped to run on the job's node if that is another host."""
     there = command.callback
     assert there is not None  # noqa: S101 - only click's groups have no callback
 
     def callback(job_id: str, node: str, here: bool, **values: Any) -> Any:
-        from vtorque_login.elsewhere import Asked, run  # noqa: PLC0415 - rarely needed
+        from vtorque_login.elsewhere import RemoteCommand, run  # noqa: PLC0415 - rarely needed
 
-        options, operands = _given(click.get_current_context(), values)
+        options, operands = _given_words(click.get_current_context(), values)
         output = values[of_job.output] if of_job.output in options else None
         if here:
-            _check_asked({*options, *operands}, of_job, output)
+            _check_parameters({*options, *operands}, of_job, output)
         else:
             if output is not None:
                 options[of_job.output] = [options[of_job.output][0].partition("=")[0] + "=-"]
             trailing = any(p.nargs == -1 and p.name in operands for p in command.params)
             terminal = of_job.terminal and not trailing and os.isatty(0) and os.isatty(1)
             name = command.name or ""
-            asked = Asked(name, job_id, node, options, operands, terminal, output, of_job.terminal)
+            asked = RemoteCommand(
+                name, job_id, node, options, operands, terminal, output, of_job.terminal
+            )
             code = run(asked, config)
             if code is not None:
                 sys.exit(code)
@@ -54,7 +56,7 @@ def asking(command: click.Command, of_job: Remote, config: Path) -> click.Comman
     return wrapped
 
 
-def _check_asked(given: set[str], of_job: Remote, output: object) -> None:
+def _check_parameters(given: set[str], of_job: Remote, output: object) -> None:
     """Raise UsageError for parameters that are not allowed from another host."""
     allowed = {*of_job.travels, of_job.output} if str(output) == "-" else set(of_job.travels)
     if other := given - allowed:
@@ -64,7 +66,7 @@ def _check_asked(given: set[str], of_job: Remote, output: object) -> None:
 _Words = dict[str, Sequence[str]]
 
 
-def _given(context: click.Context, values: Mapping[str, Any]) -> tuple[_Words, _Words]:
+def _given_words(context: click.Context, values: Mapping[str, Any]) -> tuple[_Words, _Words]:
     """Return the options and operands of the command line, by parameter name.
 
     Options are formatted again, as in ``{"level": ["--level=info"]}``.

@@ -28,7 +28,7 @@ _NONCE, _SUM, _TAG = 32, 32, 16  # bytes
 _HEAD = struct.Struct(">BI")
 
 
-class Broken(VtorqueError):
+class ChannelBroken(VtorqueError):
     """The other side failed authentication, or disconnected."""
 
 
@@ -63,14 +63,14 @@ class Stream:
         first = self._connection.recv(1)
         if not first:
             return None
-        head = first + exactly(self._connection, _HEAD.size - 1)
+        head = first + read_exactly(self._connection, _HEAD.size - 1)
         kind, length = _HEAD.unpack(head)
         if length > LARGEST:
-            raise Broken(f"received a frame of {length} bytes, and the limit is {LARGEST}")
-        data = exactly(self._connection, length)
-        tag = exactly(self._connection, _TAG)
+            raise ChannelBroken(f"received a frame of {length} bytes, and the limit is {LARGEST}")
+        data = read_exactly(self._connection, length)
+        tag = read_exactly(self._connection, _TAG)
         if not hmac.compare_digest(tag, _tag(self._receives, self._received, head + data)):
-            raise Broken("received data that was modified in transit")
+            raise ChannelBroken("received data that was modified in transit")
         self._received += 1
         return kind, data
 
@@ -82,10 +82,10 @@ def greet(connection: socket.socket, key: bytes, until: float) -> Stream:
     """
     mine = os.urandom(_NONCE)
     connection.sendall(mine + _sum(key, b"waiting", mine))
-    answer = exactly(connection, _NONCE + _SUM, until)
+    answer = read_exactly(connection, _NONCE + _SUM, until)
     theirs, proof = answer[:_NONCE], answer[_NONCE:]
     if not hmac.compare_digest(proof, _sum(key, b"job", mine, theirs)):
-        raise Broken("the peer that connected does not know the key of this request")
+        raise ChannelBroken("the peer that connected does not know the key of this request")
     connection.sendall(_sum(key, b"waiting too", mine, theirs))
     return Stream(
         connection, _sum(key, b"to job", mine, theirs), _sum(key, b"from job", mine, theirs)
@@ -97,21 +97,21 @@ def answer(connection: socket.socket, key: bytes, until: float) -> Stream:
 
     ``until`` is the deadline by the monotonic clock.
     """
-    first = exactly(connection, _NONCE + _SUM, until)
+    first = read_exactly(connection, _NONCE + _SUM, until)
     theirs, proof = first[:_NONCE], first[_NONCE:]
     if not hmac.compare_digest(proof, _sum(key, b"waiting", theirs)):
-        raise Broken("the peer does not know the key of this request")
+        raise ChannelBroken("the peer does not know the key of this request")
     mine = os.urandom(_NONCE)
     connection.sendall(mine + _sum(key, b"job", theirs, mine))
-    proof = exactly(connection, _SUM, until)
+    proof = read_exactly(connection, _SUM, until)
     if not hmac.compare_digest(proof, _sum(key, b"waiting too", theirs, mine)):
-        raise Broken("the peer sent the proof of another connection")
+        raise ChannelBroken("the peer sent the proof of another connection")
     return Stream(
         connection, _sum(key, b"from job", theirs, mine), _sum(key, b"to job", theirs, mine)
     )
 
 
-def exactly(connection: socket.socket, count: int, until: float | None = None) -> bytes:
+def read_exactly(connection: socket.socket, count: int, until: float | None = None) -> bytes:
     """Return exactly ``count`` bytes. Raise Broken if the connection is closed before.
 
     ``until`` is the deadline for all bytes by the monotonic clock; a socket's timeout restarts with
@@ -126,7 +126,7 @@ def exactly(connection: socket.socket, count: int, until: float | None = None) -
             connection.settimeout(left)
         part = connection.recv(count - len(data))
         if not part:
-            raise Broken("the peer has closed the connection")
+            raise ChannelBroken("the peer has closed the connection")
         data += part
     return data
 

@@ -33,5 +33,5 @@ def state(config: Path, job_id: str, files: bool) -> None:
     said = {"node": facts.get("node", ""), "phase": phase, "guests": guests}
     said["elsewhere"] = facts.get("elsewhere", {})
     if files:
-        said |= {"key": place.key, "files": gathered.packed(place)}
+        said |= {"key": place.key, "files": gathered.pack_files(place)}
     click.echo(json.dumps(said))

@@ -42,7 +42,7 @@ class Companion:
             for name in requests.names(place, MOST, self._passed_on):
                 if len(self._running) < MOST:
                     with contextlib.suppress(OSError, ValueError, VtorqueError):
-                        self._take(place, name)
+                        self._answer(place, name)
 
     def _forget_expired(self, place: int) -> None:
         now = time.time()
@@ -51,19 +51,19 @@ class Companion:
             with contextlib.suppress(OSError):
                 requests.withdraw(place, name)
 
-    def _take(self, place: int, name: str) -> None:
+    def _answer(self, place: int, name: str) -> None:
         try:
-            request = requests.parsed(requests.read(place, name), self._job_id)
+            request = requests.parse_request(requests.read(place, name), self._job_id)
         except VtorqueError:
             requests.withdraw(place, name)
             raise
         program = [sys.executable, "-I", "-m", "vtorque_login.answer"]
         argv = [*program, str(self._config), self._job_id, name]
         if request.node in ("", self._node):
-            self._start(argv, clean())
+            self._start(argv, answer_environ())
             return
         self._passed_on[name] = request.expires
-        self._start(self._everywhere([*argv, request.node]), self._job_environ())
+        self._start(self._on_all_nodes([*argv, request.node]), self._job_environ())
 
     def _start(self, argv: Sequence[str], environ: Mapping[str, str]) -> None:
         self._running.append(
@@ -73,7 +73,7 @@ class Companion:
             )
         )  # fmt: skip
 
-    def _everywhere(self, argv: Sequence[str]) -> list[str]:
+    def _on_all_nodes(self, argv: Sequence[str]) -> list[str]:
         from vtorque_core.live import service  # noqa: PLC0415 - few requests need it
 
         _, batch = service.batch_system(self._config)
@@ -86,10 +86,10 @@ class Companion:
         """
         kept = {k: v for k, v in self._environ.items() if k.startswith(("PBS_", "SLURM_"))}
         places = kept.get("PBS_O_PATH", "").split(":")
-        return kept | clean() | {"PBS_O_PATH": ":".join(filter(_is_roots, places))}
+        return kept | answer_environ() | {"PBS_O_PATH": ":".join(filter(_is_root_only, places))}
 
 
-def clean() -> dict[str, str]:
+def answer_environ() -> dict[str, str]:
     """Return the environment of answering commands, without the job's variables."""
     account = pwd.getpwuid(os.getuid())
     return {
@@ -98,7 +98,7 @@ def clean() -> dict[str, str]:
     }  # fmt: skip
 
 
-def _is_roots(place: str) -> bool:
+def _is_root_only(place: str) -> bool:
     """Return whether only root can change an absolute path without links."""
     path = Path(place)
     if not path.is_absolute() or os.path.realpath(place) != place:

@@ -37,7 +37,7 @@ _DIES_WITH_US = ("/usr/bin/setpriv", "--pdeathsig", "KILL", "--")
 
 
 @dataclass(frozen=True)
-class Asked:
+class RemoteCommand:
     """A vmgr command about a job.
 
     Attributes:
@@ -68,7 +68,7 @@ class Asked:
         return [self.command, *more, *options, "--", self.job_id, *operands]
 
 
-def run(asked: Asked, config: Path) -> int | None:
+def run(asked: RemoteCommand, config: Path) -> int | None:
     """Run the command on the job's node.
 
     Return its exit code, or None if the command must run on this host, because the job is here or
@@ -83,61 +83,63 @@ def run(asked: Asked, config: Path) -> int | None:
     kept = kept_records.find(service.paths(config), asked.job_id, whose)
     if not asked.job_id:
         return None
-    if _runs_here(kept, asked):
+    if _can_run_here(kept, asked):
         if whose is not None or kept[-1].uid == 0 or asked.command != "ssh":
             return None
-        return _as_owner(asked, str(kept[-1].facts().get("owner")), config)  # the owner has the key
+        return _run_as_owner(
+            asked, str(kept[-1].facts().get("owner")), config
+        )  # the owner has the key
     try:
         site, batch = service.batch_system(config)
-        meant = _meant(batch.submitter(site).jobs(), asked.job_id)
+        meant = _select_jobs(batch.submitter(site).jobs(), asked.job_id)
     except VtorqueError as error:
         if asked.node and kept and "ended" not in kept[-1].facts():
             raise  # the records on this host are of another part of the job
-        if not kept and not _is_kept(config, asked.job_id):
+        if not kept and not _has_records(config, asked.job_id):
             sys.stderr.write(f"vmgr: {error}\n")
         return None
     running = [job for job in meant if job.nodes]
     if running:
-        return _of_running(asked, running, site, batch, config)
+        return _run_for_running(asked, running, site, batch, config)
     _check_ended(meant, asked.job_id, config)
     return None
 
 
-def _of_running(
-    asked: Asked, jobs: Sequence[JobInfo], site: Site, batch: BatchSystem, config: Path
+def _run_for_running(
+    asked: RemoteCommand, jobs: Sequence[JobInfo], site: Site, batch: BatchSystem, config: Path
 ) -> int | None:
     """Run the command for running jobs, or collect their records on this host."""
     job = jobs[0]
-    several = len(jobs) > 1 or len(job.nodes) > 1 or not _is_called(job, asked.job_id)
-    of_all = several and not asked.node and gathered.is_of_all_nodes(asked.command, asked.options)
+    several = len(jobs) > 1 or len(job.nodes) > 1 or not _is_named(job, asked.job_id)
+    of_all = several and not asked.node and gathered.reads_all_nodes(asked.command, asked.options)
     if not of_all or job.owner == "root":
         asked = replace(asked, job_id=job.id)
     if os.geteuid() == 0 and job.owner != "root":
-        return _as_owner(asked, job.owner, config)
+        return _run_as_owner(asked, job.owner, config)
     if of_all and os.geteuid() != 0:  # root reads no records from other nodes (live.kept)
         nodes = [(each.id, node) for each in jobs for node in each.nodes if not _is_this(node)]
-        gathered.bring(nodes, config, site[Settings].answer_timeout)
+        gathered.fetch_records(nodes, config, site[Settings].answer_timeout)
         return None
     node = _node(asked, job, site, config)
     if _is_this(node):
         return None
     _print_to(asked.output)
-    return _on_node(asked, job, node, site, batch, config)
+    return _run_on_node(asked, job, node, site, batch, config)
 
 
 def _check_ended(meant: Sequence[JobInfo], wanted: str, config: Path) -> None:
     """Raise Refused unless the job has ended or, for an array, ended tasks have records here."""
     for job in meant:
-        one = _is_called(job, wanted) and "[]" not in wanted
-        if job.state not in _ENDED and (one or not _is_kept(config, wanted)):
+        one = _is_named(job, wanted) and "[]" not in wanted
+        if job.state not in _ENDED and (one or not _has_records(config, wanted)):
             why = f", reason: {printable(job.reason)}" if job.reason else ""
             raise Refused(
                 f"job {printable(job.id)} is not running on a node: its state is {job.state}{why}"
             )
 
 
-def _on_node(
-    asked: Asked, job: JobInfo, node: str, site: Site, batch: BatchSystem, config: Path
+def _run_on_node(
+    asked: RemoteCommand, job: JobInfo, node: str, site: Site, batch: BatchSystem, config: Path
 ) -> int:
     if not asked.reads:
         with Path(os.devnull).open("rb") as nothing:
@@ -152,7 +154,7 @@ def _on_node(
     return waiting.ask(asked.line(), job.id, node, site, on_first=first, terminal=asked.terminal)
 
 
-def _is_kept(config: Path, job_id: str) -> bool:
+def _has_records(config: Path, job_id: str) -> bool:
     try:
         return bool(kept_jobs.jobs(config, job_id))
     except VtorqueError:
@@ -169,34 +171,34 @@ def _print_to(path: Path | None) -> None:
         raise UsageError(f"{printable(str(path))}: {error.strerror}") from None
 
 
-def _runs_here(places: Sequence[kept_records.Place], asked: Asked) -> bool:
+def _can_run_here(places: Sequence[kept_records.Place], asked: RemoteCommand) -> bool:
     """Return whether this node has everything that the command needs."""
     facts = places[-1].facts() if places else {}
     if not facts or "ended" in facts or asked.node not in ("", facts.get("node")):
         return False
     is_whole = bool(asked.node) or len(facts.get("nodes", ())) < 2
-    return is_whole or not gathered.is_of_all_nodes(asked.command, asked.options)
+    return is_whole or not gathered.reads_all_nodes(asked.command, asked.options)
 
 
-def _is_called(job: JobInfo, wanted: str) -> bool:
+def _is_named(job: JobInfo, wanted: str) -> bool:
     """Return whether the user's text names this single job; for PBS, its number is enough."""
     name = job.known_as or job.id
     return wanted in (name, name.partition(".")[0])
 
 
-def _meant(jobs: Iterable[JobInfo], wanted: str) -> list[JobInfo]:
-    def is_meant(job: JobInfo) -> bool:
+def _select_jobs(jobs: Iterable[JobInfo], wanted: str) -> list[JobInfo]:
+    def is_selected(job: JobInfo) -> bool:
         names = {"job": job.id, "known_as": job.known_as}
-        return _is_called(job, wanted) or kept_jobs.is_meant(wanted, names)
+        return _is_named(job, wanted) or kept_jobs.is_meant(wanted, names)
 
-    return sorted(filter(is_meant, jobs), key=lambda job: job.id != wanted)
+    return sorted(filter(is_selected, jobs), key=lambda job: job.id != wanted)
 
 
 def _is_this(node: str) -> bool:
     return node.partition(".")[0] == os.uname().nodename.partition(".")[0]
 
 
-def _node(asked: Asked, job: JobInfo, site: Site, config: Path) -> str:
+def _node(asked: RemoteCommand, job: JobInfo, site: Site, config: Path) -> str:
     if asked.node:
         if asked.node not in job.nodes:
             nodes = ", ".join(job.nodes)
@@ -206,7 +208,7 @@ def _node(asked: Asked, job: JobInfo, site: Site, config: Path) -> str:
     if rank == 0 or len(job.nodes) == 1:
         return job.nodes[0]
     for node in job.nodes:
-        found = state.on_node(job.id, node, config, site[Settings].answer_timeout)
+        found = state.query_node(job.id, node, config, site[Settings].answer_timeout)
         states = (found, *(moved for _, moved in found.elsewhere))
         if any(rank == of for each in states for of, _ in each.guests):
             return node  # the job's first node also reports migrated guests
@@ -224,7 +226,7 @@ def _call(argv: Sequence[str]) -> int:
 # -- admins ------------------------------------------------------------------------------------
 
 
-def _as_owner(asked: Asked, owner: str, config: Path) -> int:
+def _run_as_owner(asked: RemoteCommand, owner: str, config: Path) -> int:
     """Run the command as the job's owner, because only the owner may reach into the job.
 
     The user fully controls the process, so it inherits no descriptor from root. runuser creates a
@@ -248,10 +250,10 @@ def _as_owner(asked: Asked, owner: str, config: Path) -> int:
         return subprocess.run(command, env=environ, cwd="/", check=False).returncode
     _print_to(asked.output)
     out = _write if asked.output and not os.isatty(1) else functools.partial(_show, sys.stdout)
-    return _shown_safely(command, environ, out)
+    return _run_sanitized(command, environ, out)
 
 
-def _shown_safely(
+def _run_sanitized(
     argv: Sequence[str], environ: Mapping[str, str], out: Callable[[bytes], object]
 ) -> int:
     """Run the command on pipes, and pass its output to ``out``. It ends when this process ends."""

@@ -35,7 +35,7 @@ _PLACES: list[Place] = []
 
 
 @dataclasses.dataclass(frozen=True)
-class Brought(Place):
+class FetchedRecord(Place):
     """Files from one node, only in memory, so that a killed command leaves no files behind."""
 
     files: Mapping[str, bytes] = dataclasses.field(default_factory=dict)
@@ -61,12 +61,12 @@ class Brought(Place):
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT)) from None
 
 
-def is_of_all_nodes(command: str, options: Collection[str]) -> bool:
+def reads_all_nodes(command: str, options: Collection[str]) -> bool:
     """Return whether the command reads the records of all nodes of a job."""
     return command in _OF_ONE and not _OF_ONE[command] & set(options)
 
 
-def packed(place: Place) -> dict[str, str]:
+def pack_files(place: Place) -> dict[str, str]:
     """Return a job's files on this node by name, zlib-compressed in base64."""
     found, left = {}, _MOST_SENT
     names = [each.name for each in place.directory.iterdir() if _FILE.fullmatch(each.name)]
@@ -78,7 +78,7 @@ def packed(place: Place) -> dict[str, str]:
     return found
 
 
-def bring(nodes: Sequence[tuple[str, str]], config: Path, wait: float) -> None:
+def fetch_records(nodes: Sequence[tuple[str, str]], config: Path, wait: float) -> None:
     """Query nodes for their records, as the calling user, for :func:`places`.
 
     Prints the names of nodes that do not answer. ``nodes`` are pairs of a job id and a node; for
@@ -128,7 +128,7 @@ class _Unpacking:
             raise ValueError(key)
         with self._lock:
             files = {name: self._file(name, text) for name, text in dict(said["files"]).items()}
-        return Brought(Paths(), os.getuid(), key, files)
+        return FetchedRecord(Paths(), os.getuid(), key, files)
 
     def _file(self, name: str, text: str) -> bytes:
         if not _FILE.fullmatch(name):

@@ -25,17 +25,17 @@ def vtorque_remote_command(
     command: click.Command, of_job: Remote, config: Path
 ) -> Iterator[click.Command]:
     """Wrap the command so that it runs on the job's node."""
-    from vtorque_login.asking import asking  # noqa: PLC0415 - click
+    from vtorque_login.asking import wrap_command  # noqa: PLC0415 - click
 
-    yield asking(command, of_job, config)
+    yield wrap_command(command, of_job, config)
 
 
 @hookimpl
 def vtorque_jobs_on_nodes(jobs: Sequence[JobInfo], site: Site, config: Path) -> Iterator[JobOnNode]:
     """Query the state of the jobs on each of their nodes."""
-    from vtorque_login.state import of_jobs  # noqa: PLC0415
+    from vtorque_login.state import query_jobs  # noqa: PLC0415
 
-    yield from of_jobs(jobs, config, site[Settings].answer_timeout)
+    yield from query_jobs(jobs, config, site[Settings].answer_timeout)
 
 
 @hookimpl

@@ -1,7 +1,7 @@
 """Requests in the owner's home: ``~/.vtorque/requests/<job>/<name>.json``, read by their job.
 
 Guests share the home, so code in a guest can read and write requests. A request may therefore do no
-more than a user in a guest (:func:`parsed`); see doc/security.md. Root reads no requests.
+more than a user in a guest (:func:`parse_request`); see doc/security.md. Root reads no requests.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _NAME = re.compile(r"[0-9a-f]{32}\.json")
 
 
 @dataclass(frozen=True)
-class Request:
+class LoginRequest:
     """A waiting command's request to its job.
 
     Attributes:
@@ -59,7 +59,7 @@ class Request:
     expires: float
 
 
-def parsed(data: bytes, job_id: str) -> Request:
+def parse_request(data: bytes, job_id: str) -> LoginRequest:
     """Parse and validate a request for this job.
 
     Before ``--``, only a command and long options with plain values are allowed. ``--config`` is
@@ -68,15 +68,15 @@ def parsed(data: bytes, job_id: str) -> Request:
     """
     try:
         found = json.loads(data)
-        request = Request(**found | {"words": tuple(found["words"])})
+        request = LoginRequest(**found | {"words": tuple(found["words"])})
         _check(request, job_id)
     except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise Refused(f"invalid request: {printable(str(error))}") from None
     return request
 
 
-def _check(request: Request, job_id: str) -> None:
-    for name, kind in Request.__annotations__.items():
+def _check(request: LoginRequest, job_id: str) -> None:
+    for name, kind in LoginRequest.__annotations__.items():
         wanted: Any = {"str": str, "int": int, "float": (int, float)}.get(kind, tuple)
         value = getattr(request, name)
         if not isinstance(value, wanted) or isinstance(value, bool):
@@ -153,10 +153,10 @@ def remove(job_id: str) -> None:
     with directory(job_id) as place, os.scandir(place) as entries:
         for entry in entries:
             os.unlink(entry.name, dir_fd=place)
-    tidy(job_id)
+    remove_empty(job_id)
 
 
-def tidy(job_id: str) -> None:
+def remove_empty(job_id: str) -> None:
     """Remove a job's directory if it is empty. Never raises OSError."""
     with contextlib.suppress(OSError):
         Path(pwd.getpwuid(os.getuid()).pw_dir, *_PLACE, _name(job_id)).rmdir()
@@ -167,7 +167,7 @@ def _name(job_id: str) -> str:
     return JobAttempt(job_id, 0, "", os.getuid()).key
 
 
-def leave(place: int, request: Request) -> str:
+def write_request(place: int, request: LoginRequest) -> str:
     """Write a request atomically, readable by the user only, and return its name."""
     name = f"{secrets.token_hex(16)}.json"
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | _FLAGS

@@ -28,7 +28,7 @@ AT_ONCE = 8  # nodes that are queried at a time
 
 
 @dataclass(frozen=True)
-class State:
+class NodeState:
     """A job on one node.
 
     Attributes:
@@ -40,23 +40,23 @@ class State:
 
     phase: str
     guests: tuple[tuple[int, str], ...]
-    elsewhere: tuple[tuple[str, State], ...] = ()
+    elsewhere: tuple[tuple[str, NodeState], ...] = ()
 
-    def on(self, job_id: str, node: str) -> Iterator[JobOnNode]:
+    def on_node(self, job_id: str, node: str) -> Iterator[JobOnNode]:
         """Yield the state of a node and of the nodes that it reports on."""
         for each, state in ((node, self), *self.elsewhere):
             yield JobOnNode(job_id, each, state.phase, tuple(name for _, name in state.guests))
 
 
-def of_jobs(jobs: Sequence[JobInfo], config: Path, wait: float) -> Iterator[JobOnNode]:
+def query_jobs(jobs: Sequence[JobInfo], config: Path, wait: float) -> Iterator[JobOnNode]:
     """Yield the state of each job on each of its nodes, as the calling user.
 
-    ``wait`` is passed to :func:`on_node`. Several nodes are queried in parallel.
+    ``wait`` is passed to :func:`query_node`. Several nodes are queried in parallel.
     """
 
     def ask(job_id: str, node: str) -> list[JobOnNode]:
         try:
-            return list(on_node(job_id, node, config, wait).on(job_id, node))
+            return list(query_node(job_id, node, config, wait).on_node(job_id, node))
         except HostFault as error:
             return [JobOnNode(job_id, node, error=str(error))]
 
@@ -66,20 +66,20 @@ def of_jobs(jobs: Sequence[JobInfo], config: Path, wait: float) -> Iterator[JobO
             yield from each.result()
 
 
-def on_node(job_id: str, node: str, config: Path, wait: float) -> State:
+def query_node(job_id: str, node: str, config: Path, wait: float) -> NodeState:
     """Return the state on one of a job's nodes; see :func:`answer`."""
     return answer(_state, job_id, node, config, wait)
 
 
-def _state(said: Any) -> State:
-    found = _one(said)
+def _state(said: Any) -> NodeState:
+    found = _parse_one(said)
     others = dict(said.get("elsewhere", {})).items()
-    return replace(found, elsewhere=tuple((str(node), _one(each)) for node, each in others))
+    return replace(found, elsewhere=tuple((str(node), _parse_one(each)) for node, each in others))
 
 
-def _one(said: Any) -> State:
+def _parse_one(said: Any) -> NodeState:
     guests = tuple((int(guest["rank"]), str(guest["hostname"])) for guest in said["guests"])
-    return State(str(said["phase"]), guests)
+    return NodeState(str(said["phase"]), guests)
 
 
 def answer(
@@ -95,7 +95,7 @@ def answer(
         HostFault: The command failed, printed too much, or took more than twice ``wait`` plus 30 s.
     """
     argv = service.vmgr(config, "state", "--node", node, *options, "--", job_id)
-    said, wrong = _said(argv, node, 2 * wait + _SPARE, most)
+    said, wrong = _run_answer(argv, node, 2 * wait + _SPARE, most)
     try:
         return read(json.loads(said))
     except (ValueError, KeyError, TypeError, ArithmeticError, RecursionError):
@@ -103,7 +103,7 @@ def answer(
         raise HostFault(f"{node}: {text or 'no answer about the job'}") from None
 
 
-def _said(argv: Sequence[str], node: str, seconds: float, most: int) -> tuple[bytes, bytes]:
+def _run_answer(argv: Sequence[str], node: str, seconds: float, most: int) -> tuple[bytes, bytes]:
     until = time.monotonic() + seconds
     said = bytearray(), bytearray()
     with subprocess.Popen(

@@ -20,7 +20,7 @@ from typing import Any
 from vtorque_core.api import HostFault, Refused, printable
 from vtorque_core.api.node_job import Site
 from vtorque_login import channel, requests
-from vtorque_login.requests import Request
+from vtorque_login.requests import LoginRequest
 from vtorque_login.settings import Settings
 
 _POLL = 0.1  # seconds between two checks whether the job has taken the request
@@ -41,12 +41,12 @@ def ask(
     with socket.create_server((_own_address(node), 0)) as listener:
         host, port = listener.getsockname()[:2]
         size = os.get_terminal_size(0) if terminal else os.terminal_size((0, 0))
-        request = Request(
+        request = LoginRequest(
             words=tuple(words), node="" if on_first else node,
             term=os.environ.get("TERM", "dumb") if terminal else "", rows=size.lines,
             columns=size.columns, host=host, port=port, key=key.hex(), expires=time.time() + wait,
         )  # fmt: skip
-        stream = _connected(listener, request, job_id, node, key, wait)
+        stream = _await_connection(listener, request, job_id, node, key, wait)
     with stream:
         return _talk(stream, terminal=terminal)
 
@@ -60,15 +60,15 @@ def _own_address(node: str) -> str:
         raise HostFault(f"cannot connect to {printable(node)}: {error.strerror}") from None
 
 
-def _connected(
-    listener: socket.socket, request: Request, job_id: str, node: str, key: bytes, wait: float
+def _await_connection(
+    listener: socket.socket, request: LoginRequest, job_id: str, node: str, key: bytes, wait: float
 ) -> channel.Stream:
     until = time.monotonic() + wait
     busy, wrong = 0, ""
     answers: SimpleQueue[channel.Stream | str] = SimpleQueue()
     try:
         with requests.directory(job_id) as place:
-            name = requests.leave(place, request)
+            name = requests.write_request(place, request)
             try:
                 while time.monotonic() < until:
                     ready = select.select([listener] if busy < _MOST else [], [], [], _POLL)[0]
@@ -86,7 +86,7 @@ def _connected(
     except OSError as error:
         raise HostFault(f"~/.vtorque/requests: {error.strerror}") from None
     if not taken:
-        requests.tidy(job_id)
+        requests.remove_empty(job_id)
     raise HostFault(_stage(request, node, wait, taken=taken, wrong=wrong))
 
 
@@ -108,12 +108,12 @@ def _greet(
         connection.settimeout(None)
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         answers.put(stream)
-    except (OSError, channel.Broken) as error:
+    except (OSError, channel.ChannelBroken) as error:
         connection.close()
         answers.put(f"{address[0]}: {error}")
 
 
-def _stage(request: Request, node: str, wait: float, *, taken: bool, wrong: str) -> str:
+def _stage(request: LoginRequest, node: str, wait: float, *, taken: bool, wrong: str) -> str:
     if wrong:
         return f"a process connected that is not the job: {printable(wrong)}"
     where = f"{request.host} port {request.port}"
@@ -145,7 +145,7 @@ def _talk(stream: channel.Stream, *, terminal: bool) -> int:
                     _write(1 if kind == channel.OUT else 2, data, terminal=terminal)
         except BrokenPipeError:  # the reader of our output has closed it
             raise
-        except (OSError, channel.Broken) as error:
+        except (OSError, channel.ChannelBroken) as error:
             raise HostFault(f"the connection to the job broke: {error}") from None
     raise HostFault("the job's node has closed the connection: was the job killed?")
 
@@ -182,7 +182,7 @@ def _raw(stream: channel.Stream) -> Iterator[None]:
     Raise Refused without a terminal.
     """
 
-    def resized(*_: Any) -> None:
+    def send_size(*_: Any) -> None:
         size = os.get_terminal_size()
         with contextlib.suppress(OSError):
             stream.send(channel.SIZE, struct.pack(">HH", size.lines, size.columns))
@@ -191,7 +191,7 @@ def _raw(stream: channel.Stream) -> Iterator[None]:
         before = termios.tcgetattr(0)
     except termios.error:
         raise Refused("standard input is not a terminal") from None
-    handler = signal.signal(signal.SIGWINCH, resized)
+    handler = signal.signal(signal.SIGWINCH, send_size)
     tty.setraw(0, termios.TCSADRAIN)  # keep input typed before, as ssh does
     try:
         yield

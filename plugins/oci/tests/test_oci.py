@@ -27,7 +27,7 @@ from vtorque_linux_guest.image.filetree import FileTree
 from vtorque_linux_guest.image.root_disk import write_disk
 from vtorque_linux_guest.image.tar_reader import Budget
 from vtorque_oci import blobs, documents, layers, oci
-from vtorque_oci.blobs import opened
+from vtorque_oci.blobs import open_source
 from vtorque_oci.build import Options, parse_options, prepare
 from vtorque_oci.container import Container, settings
 
@@ -56,7 +56,7 @@ UPPER = made.layer(
 
 def read(source: Path, work: Path, most: int = 1 << 20, tag: str = "") -> Container:
     work.mkdir(exist_ok=True)
-    with opened(str(source)) as descriptor, oci.files_of(descriptor) as files:
+    with open_source(str(source)) as descriptor, oci.files_of(descriptor) as files:
         return oci.read_image(files, work, most, "x86_64", tag)
 
 
@@ -113,9 +113,9 @@ def test_privilege_is_dropped_and_attributes_stay(tmp_path: Path) -> None:
     su = tree.find("bin/su")
     assert su is not None
     assert set(su.xattrs) == {"security.capability", "user.note"}
-    assert layers.without_privilege(tree) == 1
+    assert layers.strip_privileges(tree) == 1
     assert (stat.S_IMODE(su.mode), su.xattrs) == (0o755, {"user.note": b"kept"})
-    assert layers.without_privilege(tree) == 0
+    assert layers.strip_privileges(tree) == 0
 
 
 def test_environment_and_entry_point_are_read(tmp_path: Path) -> None:
@@ -163,7 +163,7 @@ def test_documents_are_parsed_without_privileges(
             raise Refused(str(error)) from None
 
     monkeypatch.setattr(json, "loads", caller)
-    monkeypatch.setattr(documents, "_parsed", parsed)
+    monkeypatch.setattr(documents, "_parse", parsed)
     with pytest.raises(Refused) as refused:
         read(made.as_directory(GOOD, tmp_path / "source"), tmp_path / "work")
     process, user = map(int, str(refused.value).split())
@@ -204,14 +204,14 @@ def test_forged_list_of_a_tar_file_is_refused(
 @pytest.mark.parametrize(
     ("parser", "answer"),
     [
-        ("index", []),
-        ("index", [b"sha256:../../etc", b"", b"", b""]),
-        ("index", [b"\xff"] * 4),
-        ("manifest", []),
-        ("manifest", [b"manifest", b"sha256:" + b"0" * 64]),
-        ("configuration", [b"L7"]),
-        ("configuration", []),
-        ("configuration", [b"Lsha256:" + b"0" * 64, b"ENAME"]),
+        ("parse_index", []),
+        ("parse_index", [b"sha256:../../etc", b"", b"", b""]),
+        ("parse_index", [b"\xff"] * 4),
+        ("parse_manifest", []),
+        ("parse_manifest", [b"manifest", b"sha256:" + b"0" * 64]),
+        ("parse_configuration", [b"L7"]),
+        ("parse_configuration", []),
+        ("parse_configuration", [b"Lsha256:" + b"0" * 64, b"ENAME"]),
     ],
 )
 def test_answers_of_a_parser_that_the_image_controls_are_refused(

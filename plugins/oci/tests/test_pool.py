@@ -22,7 +22,7 @@ from vtorque_core.live import images
 from vtorque_core.live.images import store
 from vtorque_images import change as pool_of
 from vtorque_oci import build, oci
-from vtorque_oci.blobs import as_nobody, opened
+from vtorque_oci.blobs import open_source, run_as_nobody
 from vtorque_testing import vmgr
 
 Source = Callable[[Path], Path]
@@ -221,17 +221,17 @@ def test_layers_leave_room_on_the_disk(
 
 
 def test_gzip_bombs_in_members_are_counted_together(tmp_path: Path) -> None:
-    from vtorque_oci.blobs import unpacked
+    from vtorque_oci.blobs import unpack_layer
 
     packed = tmp_path / "packed"
     packed.write_bytes(gzip.compress(bytes(600)) * 2)
-    assert unpacked(packed, tmp_path / "out", 1200).stat().st_size == 1200
+    assert unpack_layer(packed, tmp_path / "out", 1200).stat().st_size == 1200
     packed.write_bytes(gzip.compress(bytes(600)) * 2)
     with pytest.raises(
         Refused,
         match=r"unpacks to more than 0 MiB. The limit is the root disk's size \(-o size=\) and a",
     ):
-        unpacked(packed, tmp_path / "out2", 1199)
+        unpack_layer(packed, tmp_path / "out2", 1199)
 
 
 @pytest.mark.parametrize("pack", [gzip.compress, made.zstd])
@@ -242,7 +242,7 @@ def test_all_layers_must_be_decompressed_in_time(
     source = made.as_directory(made.layout_files([made.layer()], pack), tmp_path / "source")
     (tmp_path / "work").mkdir()
     with (
-        opened(str(source)) as descriptor,
+        open_source(str(source)) as descriptor,
         oci.files_of(descriptor) as files,
         pytest.raises(Refused, match="layers were not unpacked within"),
     ):
@@ -256,6 +256,6 @@ def test_child_of_a_tool_is_killed_before_it_writes_to_a_layer(tmp_path: Path) -
     script = f"id -u; setsid sh -c 'sleep {marked}; echo changed' 2>/dev/null & echo over"
     (tmp_path / "in").write_bytes(b"")
     with (tmp_path / "in").open("rb") as file:
-        as_nobody(("sh", "-c", script), file, tmp_path / "out", 4096, "dash")
+        run_as_nobody(("sh", "-c", script), file, tmp_path / "out", 4096, "dash")
     assert sorted((tmp_path / "out").read_text().split()) == ["65534", "over"]
     assert processes.with_word(marked) == []

@@ -13,7 +13,7 @@ from vtorque_core.api import Refused
 from vtorque_linux_guest.image.ext4_xattr import can_store
 from vtorque_linux_guest.image.filetree import read_tar
 from vtorque_oci import blobs, sif
-from vtorque_oci.blobs import opened
+from vtorque_oci.blobs import open_source
 
 
 @pytest.fixture
@@ -29,7 +29,7 @@ def root(tmp_path: Path) -> Path:
 
 def read(path: Path, work: Path, most: int = 1 << 20) -> Any:
     work.mkdir()
-    with opened(str(path)) as descriptor:
+    with open_source(str(path)) as descriptor:
         return sif.read_sif(descriptor, work, most, "x86_64", path.name)
 
 

@@ -34,7 +34,7 @@ def digest_of(text: object) -> str:
 
 
 @contextmanager
-def opened(name: str, directory: int | None = None) -> Iterator[int]:
+def open_source(name: str, directory: int | None = None) -> Iterator[int]:
     """Open a directory or a regular file, but no symbolic link. Raises Refused.
 
     Other types are not opened, because opening a FIFO blocks and opening a device may have effects.
@@ -60,7 +60,7 @@ def opened(name: str, directory: int | None = None) -> Iterator[int]:
         os.close(descriptor)
 
 
-def apart(
+def run_parser(
     parse: Callable[..., Iterator[bytes]],
     *args: object,
     files: Sequence[int],
@@ -120,23 +120,23 @@ def copy(descriptor: int, offset: int, size: int, target: Path, expect: str | No
         )
 
 
-def unpacked(packed: Path, target: Path, most: int, seconds: float = TIMEOUT) -> Path:
+def unpack_layer(packed: Path, target: Path, most: int, seconds: float = TIMEOUT) -> Path:
     """Return a layer as a plain tar file: the layer itself, or a decompressed copy in ``target``.
 
     ``most`` limits its size in bytes, ``seconds`` the time. Raises Refused if a limit is exceeded,
     if the layer is damaged, or for an unknown compression.
     """
     if seconds <= 0:
-        raise _too_slow()
+        raise _timeout_error()
     with packed.open("rb", buffering=0) as file:
         magic = file.read(6)
         file.seek(0)
         if magic.startswith(b"\x1f\x8b"):
-            as_nobody(("gzip", "-d", "-c"), file, target, most, "gzip", seconds)
+            run_as_nobody(("gzip", "-d", "-c"), file, target, most, "gzip", seconds)
         elif magic.startswith(b"\x28\xb5\x2f\xfd"):
             # --memory: a frame may require any window size (RFC 8878, 3.1.1.1.2)
             argv = ("zstd", "-d", "-q", "-c", "--memory=256MB")
-            as_nobody(argv, file, target, most, "zstd", seconds)
+            run_as_nobody(argv, file, target, most, "zstd", seconds)
         elif magic.startswith((b"BZh", b"\xfd7zXZ", b"PK")):
             raise Refused("a layer is not compressed with gzip or zstd")
         else:
@@ -145,11 +145,11 @@ def unpacked(packed: Path, target: Path, most: int, seconds: float = TIMEOUT) ->
     return target
 
 
-def _too_slow() -> Refused:
+def _timeout_error() -> Refused:
     return Refused(f"its layers were not unpacked within {TIMEOUT} s")
 
 
-def too_large(most: int) -> Refused:
+def size_error(most: int) -> Refused:
     """Return the error for a layer that unpacks to more than ``most`` bytes."""
     return Refused(
         f"unpacks to more than {most >> 20} MiB. The limit is the root disk's size (-o size=) "
@@ -157,7 +157,7 @@ def too_large(most: int) -> Refused:
     )
 
 
-def as_nobody(
+def run_as_nobody(
     argv: tuple[str, ...],
     stdin: IO[bytes],
     target: Path,
@@ -194,11 +194,11 @@ def as_nobody(
                 check=False,
             )
         except subprocess.TimeoutExpired:
-            raise _too_slow() from None
+            raise _timeout_error() from None
     if done.returncode == 127:
         raise HostFault(f"{argv[0]} is not installed: apt-get install {package}")
     if done.returncode != 0:
         if target.stat().st_size >= most:
-            raise too_large(most)
+            raise size_error(most)
         words = done.stderr.decode("utf-8", "replace").strip()[-300:]
         raise Refused(f"{argv[0]} failed: {words or f'exit code {done.returncode}'}")

@@ -46,7 +46,7 @@ from vtorque_linux_guest.image.micro_builder import BOOT_MODULES, MORE_MODULES
 from vtorque_linux_guest.image.root_disk import LABEL, convert_disk
 from vtorque_linux_guest.image.tar_reader import Budget
 from vtorque_oci import layers, oci, sif, unprivileged
-from vtorque_oci.blobs import opened
+from vtorque_oci.blobs import open_source
 from vtorque_oci.container import Container, settings
 
 SIZE_MIB = 8192
@@ -103,7 +103,7 @@ class OciBuilder:
             equipment = stack.enter_context((work / "equipment").open("x+b"))
 
             def assemble(root: unprivileged.Root) -> None:
-                tree = _assembled(container, files, options, root.step)
+                tree = _assemble(container, files, options, root.step)
                 prefix = sif.add_environment(tree) if from_sif else ()
                 prepare(tree, container, options, prefix)
                 root.wait()
@@ -137,7 +137,7 @@ class OciBuilder:
         )
 
 
-def _assembled(
+def _assemble(
     container: Container,
     files: Sequence[BufferedReader],
     options: Options,
@@ -147,7 +147,7 @@ def _assembled(
     for file, (_, digest) in zip(files, container.layers, strict=True):
         layers.check_digest(file, digest)
         layers.apply(tree, file, options.size << 20, can_store, budget)
-    if not options.setuid and (count := layers.without_privilege(tree)):
+    if not options.setuid and (count := layers.strip_privileges(tree)):
         progress(
             f"setuid bits or capabilities of {count} programs were removed (keep them with "
             "setuid=keep)"
@@ -197,7 +197,7 @@ def read_container(
     """
     most = min(options.size << 20, room(work))
     try:
-        with helper_process(), opened(options.source) as descriptor:
+        with helper_process(), open_source(options.source) as descriptor:
             is_file = stat.S_ISREG(os.fstat(descriptor).st_mode)
             if is_file and sif.is_sif(os.pread(descriptor, 64, 0)):
                 title = Path(options.source).name

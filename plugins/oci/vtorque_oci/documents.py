@@ -20,9 +20,9 @@ from vtorque_oci.blobs import digest_of
 MAX_JSON = 4 << 20  # bytes: what registries accept as a manifest (OCI distribution-spec 1.1)
 MAX_LAYERS = 127  # the limit of overlayfs and docker
 LAYER, VARIABLE, ENTRYPOINT, COMMAND = "L", "E", "P", "C"
-"""The kinds of texts that :func:`configuration` yields. A text's first character is its kind."""
+"""The kinds of texts of :func:`parse_configuration`. A text's first character is its kind."""
 INDEX, MANIFEST = "index", "manifest"
-"""First value that :func:`manifest` yields: the kind of the document."""
+"""First value that :func:`parse_manifest` yields: the kind of the document."""
 
 _INDEXES = (
     "application/vnd.oci.image.index.v1+json",
@@ -42,21 +42,21 @@ _JOBS = {"HOME", "USER", "LOGNAME", "SHELL", "PWD", "OLDPWD", "TMPDIR", "TERM", 
 _JOBS_PREFIXES = ("PBS_", "SLURM_", "VTORQUE_")
 
 
-def index(tag: str, arch: str, document: int) -> Iterator[bytes]:
+def parse_index(tag: str, arch: str, document: int) -> Iterator[bytes]:
     """Yield digest, size, media type and title of the image that ``index.json`` lists."""
-    yield from _encoded(*_chosen(_object(document, "index.json"), tag, arch))
+    yield from _encode(*_choose(_object(document, "index.json"), tag, arch))
 
 
-def manifest(kind: str, arch: str, document: int) -> Iterator[bytes]:
+def parse_manifest(kind: str, arch: str, document: int) -> Iterator[bytes]:
     """Yield the contents of a manifest of this media type.
 
-    For an index, yield INDEX, then as :func:`index`. For a manifest, yield MANIFEST, then digest
+    For an index, yield INDEX, then as :func:`parse_index`. For a manifest, yield MANIFEST, digest
     and size of the configuration and of each layer.
     """
     found = _object(document, "the manifest")
     kind = kind or str(found.get("mediaType", ""))
     if kind in _INDEXES or "manifests" in found:
-        yield from _encoded(INDEX, *_chosen(found, "", arch))
+        yield from _encode(INDEX, *_choose(found, "", arch))
         return
     if kind not in (*_MANIFESTS, ""):
         raise Refused(f"has a manifest of unknown type {kind[:100]!r}")
@@ -64,12 +64,12 @@ def manifest(kind: str, arch: str, document: int) -> Iterator[bytes]:
     if type(listed) is not list or not 0 < len(listed) <= MAX_LAYERS:
         raise Refused(f"the manifest has no layers, or more than {MAX_LAYERS}")
     blobs = [_blob(found.get("config")), *(_blob(each) for each in listed)]
-    yield from _encoded(MANIFEST, *(text for blob in blobs for text in blob))
+    yield from _encode(MANIFEST, *(text for blob in blobs for text in blob))
 
 
-def saved(tag: str, document: int) -> Iterator[bytes]:
+def parse_saved(tag: str, document: int) -> Iterator[bytes]:
     """Yield title, configuration path and layer paths of docker save's ``manifest.json``."""
-    listed = _parsed(document, "manifest.json")
+    listed = _parse(document, "manifest.json")
     if type(listed) is not list or not all(type(each) is dict for each in listed):
         raise Refused("manifest.json is not a list of images")
     if tag:
@@ -80,10 +80,10 @@ def saved(tag: str, document: int) -> Iterator[bytes]:
     if type(paths) is not list or not 0 < len(paths) <= MAX_LAYERS or type(config) is not str:
         raise Refused("manifest.json lacks layers or a configuration")
     title = (_tags(listed[0]) or [""])[0]
-    yield from _encoded(title, config, *(str(path) for path in paths))
+    yield from _encode(title, config, *(str(path) for path in paths))
 
 
-def configuration(layers: int, arch: str, document: int) -> Iterator[bytes]:
+def parse_configuration(layers: int, arch: str, document: int) -> Iterator[bytes]:
     """Yield an image's layer digests, variables, entry point and command, each after its letter.
 
     ``arch`` is the guests' architecture, as the kernel names it.
@@ -102,18 +102,18 @@ def configuration(layers: int, arch: str, document: int) -> Iterator[bytes]:
     inner = config.get("config") or {}
     if type(inner) is not dict:
         raise Refused("the configuration's config is not a JSON object")
-    yield from _encoded(*(f"{LAYER}sha256:{digest_of(each)}" for each in digests))
-    yield from _encoded(*(VARIABLE + each for each in _variables(_texts(inner, "Env"))))
-    yield from _encoded(*(ENTRYPOINT + each for each in _texts(inner, "Entrypoint")))
-    yield from _encoded(*(COMMAND + each for each in _texts(inner, "Cmd")))
+    yield from _encode(*(f"{LAYER}sha256:{digest_of(each)}" for each in digests))
+    yield from _encode(*(VARIABLE + each for each in _variables(_texts(inner, "Env"))))
+    yield from _encode(*(ENTRYPOINT + each for each in _texts(inner, "Entrypoint")))
+    yield from _encode(*(COMMAND + each for each in _texts(inner, "Cmd")))
 
 
-def _encoded(*texts: str) -> Iterator[bytes]:
+def _encode(*texts: str) -> Iterator[bytes]:
     for text in texts:
         yield text.encode("utf-8", "replace")  # an unpaired surrogate becomes a question mark
 
 
-def _parsed(document: int, what: str) -> Any:
+def _parse(document: int, what: str) -> Any:
     try:
         return json.loads(os.pread(document, MAX_JSON, 0))
     except (ValueError, RecursionError):
@@ -121,13 +121,13 @@ def _parsed(document: int, what: str) -> Any:
 
 
 def _object(document: int, what: str) -> dict[str, Any]:
-    found = _parsed(document, what)
+    found = _parse(document, what)
     if type(found) is not dict:
         raise Refused(f"{what} is not a JSON object")
     return found
 
 
-def _chosen(found: Mapping[str, Any], tag: str, arch: str) -> tuple[str, str, str, str]:
+def _choose(found: Mapping[str, Any], tag: str, arch: str) -> tuple[str, str, str, str]:
     """Return digest, size, media type and title of the only image, or the only one of ``arch``."""
     listed = found.get("manifests")
     if type(listed) is not list or not all(type(d) is dict for d in listed):

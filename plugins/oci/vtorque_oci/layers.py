@@ -57,7 +57,7 @@ def check_digest(file: BufferedReader, expect: str | None) -> None:
         )
 
 
-def without_privilege(tree: FileTree) -> int:
+def strip_privileges(tree: FileTree) -> int:
     """Remove setuid and setgid bits and capabilities; return the number of changed programs.
 
     An ordinary user may have set them in the container, but in the guest they would give root

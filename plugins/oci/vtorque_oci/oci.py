@@ -23,13 +23,13 @@ from vtorque_linux_guest.image.tar_reader import Budget, members
 from vtorque_oci import documents
 from vtorque_oci.blobs import (
     TIMEOUT,
-    apart,
     copy,
     digest_of,
     invalid_answer,
     numbers,
-    opened,
-    unpacked,
+    open_source,
+    run_parser,
+    unpack_layer,
 )
 from vtorque_oci.container import Container
 
@@ -58,7 +58,7 @@ class _Directory:
             if word in ("", ".", ".."):
                 raise Refused(f"{path[:200]!r} is not a path in the image")
             try:
-                at = self.stack.enter_context(opened(word, at))
+                at = self.stack.enter_context(open_source(word, at))
             except Refused:
                 return None
         status = os.fstat(at)
@@ -104,7 +104,7 @@ def files_of(descriptor: int) -> Iterator[Files]:
     if os.pread(descriptor, 2, 0) in (b"\x1f\x8b", b"\x28\xb5"):
         raise Refused("is compressed as a whole: unpack it first (gunzip, zstd -d)")
     found = {}
-    for value in apart(listed, files=[descriptor], most=_MOST_LIST):
+    for value in run_parser(list_members, files=[descriptor], most=_MOST_LIST):
         *place, rest = value.split(b" ", 2)
         names = rest.decode("utf-8", "surrogateescape").split("\0")
         if len(names) != 3:
@@ -113,7 +113,7 @@ def files_of(descriptor: int) -> Iterator[Files]:
     yield _Archive(descriptor, found)
 
 
-def listed(descriptor: int) -> Iterator[bytes]:
+def list_members(descriptor: int) -> Iterator[bytes]:
     """Yield offset, size, kind, path and target of each member of a tar file.
 
     Runs without privileges. A blank separates the numbers, a NUL the texts. Raises Refused.
@@ -196,17 +196,17 @@ def _texts_of(parse: Callable[..., Iterator[bytes]], data: bytes, *args: object)
     with tempfile.TemporaryFile() as file:
         file.write(data)
         file.flush()
-        return [value.decode() for value in apart(parse, *args, files=[file.fileno()])]
+        return [value.decode() for value in run_parser(parse, *args, files=[file.fileno()])]
 
 
 def _read_layout(reading: _Reading, tag: str) -> Container:
-    found = _texts_of(documents.index, _json(reading, "index.json"), tag, reading.arch)
+    found = _texts_of(documents.parse_index, _json(reading, "index.json"), tag, reading.arch)
     title = tag
     for _ in range(_MAX_DEPTH):
         digest, size, kind, name = found
         title = title or name
         data = _blob(reading, digest, size)
-        what, *found = _texts_of(documents.manifest, data, kind, reading.arch)
+        what, *found = _texts_of(documents.parse_manifest, data, kind, reading.arch)
         if what == documents.MANIFEST:
             return _read_manifest(reading, found, title)
     raise Refused("contains too deeply nested indexes")
@@ -225,16 +225,16 @@ def _read_manifest(reading: _Reading, found: Sequence[str], title: str) -> Conta
 
 
 def _container(reading: _Reading, config: bytes, layers: Sequence[Path], title: str) -> Container:
-    texts = _texts_of(documents.configuration, config, len(layers), reading.arch)
+    texts = _texts_of(documents.parse_configuration, config, len(layers), reading.arch)
 
-    def behind(letter: str) -> tuple[str, ...]:
+    def texts_after(letter: str) -> tuple[str, ...]:
         return tuple(text[1:] for text in texts if text[:1] == letter)
 
     return Container(
-        layers=tuple(zip(layers, map(digest_of, behind(documents.LAYER)), strict=True)),
-        environment=dict(each.split("=", 1) for each in behind(documents.VARIABLE)),
-        entrypoint=behind(documents.ENTRYPOINT),
-        command=behind(documents.COMMAND),
+        layers=tuple(zip(layers, map(digest_of, texts_after(documents.LAYER)), strict=True)),
+        environment=dict(each.split("=", 1) for each in texts_after(documents.VARIABLE)),
+        entrypoint=texts_after(documents.ENTRYPOINT),
+        command=texts_after(documents.COMMAND),
         title=title,
     )
 
@@ -260,12 +260,12 @@ def _layer(
         return packed
     copy(descriptor, offset, size, packed, digest)
     seconds = reading.until - time.monotonic()
-    return unpacked(packed, reading.work / f"layer{number}.tar", left, seconds)
+    return unpack_layer(packed, reading.work / f"layer{number}.tar", left, seconds)
 
 
 def _read_saved(reading: _Reading, tag: str) -> Container:
     """Read docker save's manifest.json, a list of images with the paths of layers."""
-    title, config, *paths = _texts_of(documents.saved, _json(reading, "manifest.json"), tag)
+    title, config, *paths = _texts_of(documents.parse_saved, _json(reading, "manifest.json"), tag)
     layers, left = [], reading.most
     for number, path in enumerate(paths):
         layer = _layer(reading, number, path, None, left, "")

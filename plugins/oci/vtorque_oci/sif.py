@@ -13,7 +13,7 @@ from pathlib import Path
 
 from vtorque_core.api import Refused
 from vtorque_linux_guest.image.filetree import FileTree
-from vtorque_oci.blobs import apart, as_nobody, copy, numbers
+from vtorque_oci.blobs import copy, numbers, run_as_nobody, run_parser
 from vtorque_oci.container import Container
 
 # hdrLaunch 32s, hdrMagic 10s, hdrVersion 3s, hdrArch 3s, UUID 16s, then eight int64
@@ -80,7 +80,7 @@ def read_sif(descriptor: int, work: Path, most: int, arch: str, title: str) -> C
 
     Raises Refused; HostFault if sqfs2tar is missing.
     """
-    offset, size = numbers(apart(partition, arch, files=[descriptor]), descriptor)
+    offset, size = numbers(run_parser(partition, arch, files=[descriptor]), descriptor)
     if size > most:
         raise Refused(f"the SIF has {size >> 20} MiB, more than the root disk (-o size=)")
     packed, layer = work / "squashfs", work / "layer0.tar"
@@ -88,7 +88,7 @@ def read_sif(descriptor: int, work: Path, most: int, arch: str, title: str) -> C
     packed.chmod(0o644)  # the tool, which runs as nobody, reopens it
     with packed.open("rb") as file:
         argv = ("sqfs2tar", "--no-skip", "/proc/self/fd/0")
-        as_nobody(argv, file, layer, most, "squashfs-tools-ng")
+        run_as_nobody(argv, file, layer, most, "squashfs-tools-ng")
     packed.unlink()
     return Container(((layer, None),), {}, ("/.singularity.d/runscript",), (), title)
 

@@ -80,7 +80,7 @@ def run(
     except OSError as error:
         raise HostFault(f"cannot fork: {error.strerror}") from None
     if pid == 0:
-        _be_nobody(work, Root(say, go), {say, go, *keep}, most)
+        _run_as_nobody(work, Root(say, go), {say, go, *keep}, most)
     os.close(say)
     os.close(go)
     status, ready = None, False
@@ -98,7 +98,7 @@ def run(
                 return
             else:
                 raise HostFault(text) if kind == _FAULT else Refused(text or _BROKEN)
-        if not _ends(pid):
+        if not _wait_for_end(pid):
             raise Refused("the unprivileged process that reads it closed its pipe but did not end")
         _, status = os.waitpid(pid, 0)
         raise Refused(_why(os.waitstatus_to_exitcode(status)))
@@ -110,7 +110,7 @@ def run(
             os.waitpid(pid, 0)
 
 
-def _ends(pid: int) -> bool:
+def _wait_for_end(pid: int) -> bool:
     """Wait for a child that closed its pipe; return whether it ended in time."""
     ended = os.pidfd_open(pid)
     try:
@@ -143,7 +143,7 @@ def _lines(descriptor: int) -> Iterator[bytes]:
     raise Refused("the unprivileged process that reads it sent too much data")
 
 
-def _be_nobody(
+def _run_as_nobody(
     work: Callable[[Root], None], root: Root, keep: Collection[int], most: int
 ) -> NoReturn:
     try:

@@ -16,9 +16,9 @@ from vtorque_core.live.spares import WarmGuest
 from vtorque_testing.planned import PlannedNode, with_core
 from vtorque_warm import node, plugin, policy, process, service
 from vtorque_warm.service import NOTE, Keeper
-from vtorque_warm.settings import Settings, Shape, parsed
+from vtorque_warm.settings import Settings, WarmShape, parse_shape
 
-SMALL = Shape("micro", 1, 256)
+SMALL = WarmShape("micro", 1, 256)
 NOW = 1_800_000_000.0
 OVERHEAD = 100
 SHAPE = "img=micro vcpus=1 ram=256M"
@@ -28,12 +28,12 @@ SHAPE = "img=micro vcpus=1 ram=256M"
 
 
 def test_shape_is_parsed():
-    assert parsed(SHAPE) == SMALL
-    assert parsed("ram=2G img=debian vcpus=4 min=0 max=3 max_age=12h") == Shape(
+    assert parse_shape(SHAPE) == SMALL
+    assert parse_shape("ram=2G img=debian vcpus=4 min=0 max=3 max_age=12h") == WarmShape(
         "debian", 4, 2048, 0, 3, 43200.0
     )
-    assert parsed(f"{SHAPE} min=3").most == 3
-    assert str(parsed("ram=2048M vcpus=4 img=x")) == "img=x vcpus=4 ram=2G"
+    assert parse_shape(f"{SHAPE} min=3").most == 3
+    assert str(parse_shape("ram=2048M vcpus=4 img=x")) == "img=x vcpus=4 ram=2G"
 
 
 @pytest.mark.parametrize(
@@ -81,7 +81,7 @@ def job(vcpus=1, ram=256, image="micro", ago=60.0, guests=1):
 
 
 def test_nothing_is_kept_by_default():
-    assert policy.wanted(Settings(), [job()] * 9, NOW) == []
+    assert policy.wanted_guests(Settings(), [job()] * 9, NOW) == []
 
 
 def test_number_of_a_shape_follows_recent_starts_per_hour():
@@ -89,7 +89,7 @@ def test_number_of_a_shape_follows_recent_starts_per_hour():
     many = [job(ago=ago) for ago in (60, 61, 62, 63)]
 
     def number(history):
-        ((_, found),) = policy.wanted(settings, history, NOW)
+        ((_, found),) = policy.wanted_guests(settings, history, NOW)
         return found
 
     assert number([]) == 1
@@ -102,7 +102,7 @@ def test_number_of_a_shape_follows_recent_starts_per_hour():
 
 def test_most_requested_shapes_are_kept_within_max_memory():
     history = [job(ram=1024), job(ram=1024), job(ram=512), job(ram=8192), job(ram=8192, ago=60)]
-    found = policy.wanted(Settings(max_memory="2G"), history, NOW)
+    found = policy.wanted_guests(Settings(max_memory="2G"), history, NOW)
     assert {str(shape): number for shape, number in found} == {
         "img=micro vcpus=1 ram=1G": 1,
         "img=micro vcpus=1 ram=512M": 1,
@@ -165,7 +165,7 @@ def test_service_boots_guests_one_by_one_and_then_pauses(made):
         assert len(made.there) == expected
     noted = json.loads((made.there[0].directory / NOTE).read_text())
     assert noted["shape"] == SHAPE
-    assert process.said(made.keeper.paths)["wanted"] == {SHAPE: 2}
+    assert process.read_status(made.keeper.paths)["wanted"] == {SHAPE: 2}
 
 
 def test_no_guest_is_booted_during_the_start_of_a_job(made):
@@ -282,7 +282,7 @@ def test_failed_boot_is_retried_with_growing_pauses_and_reported_by_doctor(made)
         assert made.keeper.failures[SHAPE].times == failure.times
         made.clock[0] = failure.again
     assert pauses == [10.0, 20.0, 40.0]
-    times, _, why = process.said(made.keeper.paths)["failures"][SHAPE]
+    times, _, why = process.read_status(made.keeper.paths)["failures"][SHAPE]
     assert (times, why) == (3, "no image")
     made.fail = ""
     made.keeper.look()
@@ -306,10 +306,10 @@ def test_missing_image_is_retried_with_growing_pauses(made, monkeypatch):
 def test_failure_of_an_unwanted_shape_is_forgotten(made, left):
     made.fail = "no image"
     made.keeper.look()
-    assert SHAPE in process.said(made.keeper.paths)["failures"]
+    assert SHAPE in process.read_status(made.keeper.paths)["failures"]
     made.settings, made.fail = Settings(shapes=left), ""
     made.keeper.look()
-    assert process.said(made.keeper.paths)["failures"] == {}
+    assert process.read_status(made.keeper.paths)["failures"] == {}
 
 
 def pause_of(made):
@@ -356,9 +356,9 @@ def test_service_ends_without_wanted_and_running_guests(made):
 
 def test_policy_of_a_plugin_selects_the_shapes(made):
     made.settings = Settings(max_memory="1G", policy="mine")
-    made.policy = lambda settings, history, now: [(Shape("micro", 3, 512), 1)]
+    made.policy = lambda settings, history, now: [(WarmShape("micro", 3, 512), 1)]
     made.keeper.look()
-    assert process.said(made.keeper.paths)["wanted"] == {"img=micro vcpus=3 ram=512M": 1}
+    assert process.read_status(made.keeper.paths)["wanted"] == {"img=micro vcpus=3 ram=512M": 1}
 
 
 # -- On the node -----------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ import click
 from vtorque_core.api import UsageError, show_mib, tables
 from vtorque_core.live import service, spares
 from vtorque_core.live.spares import WarmGuest
-from vtorque_warm.process import Service, end_all, ensure, said
+from vtorque_warm.process import WarmService, end_all, ensure, read_status
 from vtorque_warm.service import note
 
 
@@ -34,9 +34,9 @@ def warm(context: click.Context, config: Path | None, as_json: bool) -> None:
 
 def _show(config: Path | None, as_json: bool) -> None:
     paths = service.paths(config)
-    runs = not Service.for_node(paths).is_lost()
+    runs = not WarmService.for_node(paths).is_lost()
     found = [_row(each) for each in spares.warm_guests(paths)]
-    state = said(paths) if runs else {}
+    state = read_status(paths) if runs else {}
     if as_json:
         click.echo(json.dumps({"service": runs, "guests": found, **state}, indent=2))
         return

@@ -9,7 +9,7 @@ from vtorque_core.api import HostFault, constant_hook, hookimpl
 from vtorque_core.api.boot_source import Offer, RenderedGuest
 from vtorque_core.api.health import HealthCheck, HealthResult
 from vtorque_core.api.node_job import NodeJob, Site
-from vtorque_warm.process import Service, end_all, ensure, said
+from vtorque_warm.process import WarmService, end_all, ensure, read_status
 from vtorque_warm.settings import Settings
 
 if TYPE_CHECKING:
@@ -37,13 +37,13 @@ def vtorque_rendered_sources(guests: Sequence[RenderedGuest], site: Site) -> Ite
     if any(site.paths.journal.glob("spare-*")):
         from vtorque_warm import source  # noqa: PLC0415 - few nodes have warm guests
 
-        yield from source.offers(guests, site)
+        yield from source.offer_guests(guests, site)
 
 
 @hookimpl
 def vtorque_post_boot(job: NodeJob) -> None:
     """Start the service if it is needed and not running. Does not wait for it."""
-    if not _wanted(job.site):
+    if not _is_wanted(job.site):
         return
     try:
         ensure(job.site.paths, job.site.path)
@@ -56,12 +56,12 @@ def vtorque_setup_steps(site: Site, place: Installation) -> Iterator[SetupStep]:
     """Start the service, now and at boot. To undo, end the service and all unused warm guests."""
     from vtorque_admin.steps import Change, systemd_unit  # noqa: PLC0415 - not in a job's start
 
-    if not _wanted(site) and Service.for_node(site.paths).is_lost():
+    if not _is_wanted(site) and WarmService.for_node(site.paths).is_lost():
         return
     yield from systemd_unit("vtorque-warm.service", unit(place))
     yield Change(
         "start the service of warm guests",
-        is_applied=lambda: not Service.for_node(site.paths).is_lost(),
+        is_applied=lambda: not WarmService.for_node(site.paths).is_lost(),
         apply=lambda: _start(site),
         undo=lambda: end_all(site.paths),
     )
@@ -79,20 +79,20 @@ def _start(site: Site) -> None:
     ensure(site.paths, site.path)
 
 
-def _wanted(site: Site) -> bool:
+def _is_wanted(site: Site) -> bool:
     return bool(site[Settings].shapes or site[Settings].max_memory)
 
 
 def check(site: Site) -> Iterator[HealthResult]:
     """Report shapes that failed to boot, and whether the service runs."""
-    if not _wanted(site):
+    if not _is_wanted(site):
         yield HealthResult("ok", "warm guests are disabled")
         return
-    if Service.for_node(site.paths).is_lost():
+    if WarmService.for_node(site.paths).is_lost():
         fix = "run vtorque warm start, or start a job"
         yield HealthResult("warning", "the service of warm guests is not running", fix=fix)
         return
-    state = said(site.paths)
+    state = read_status(site.paths)
     failures = dict(state.get("failures", {}))
     for shape, (times, _, why) in failures.items():
         text = f"{shape}: {times} failed boots in a row: {why}"

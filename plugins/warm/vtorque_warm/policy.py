@@ -6,16 +6,16 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from vtorque_warm.settings import Settings, Shape
+from vtorque_warm.settings import Settings, WarmShape
 
 _DAY = 86400.0
 LATELY = 7 * _DAY  # seconds; older requests are ignored
 _MOST = 64  # guests of a shape that the site does not list
 
 
-def wanted(
+def wanted_guests(
     settings: Settings, history: Sequence[Mapping[str, Any]], now: float
-) -> list[tuple[Shape, int]]:
+) -> list[tuple[WarmShape, int]]:
     """Return the number of guests to keep of each shape, most important first.
 
     A shape of the site gets ``least`` guests, or up to ``most`` if jobs recently requested that
@@ -26,10 +26,10 @@ def wanted(
         history: Facts of kept jobs: image, guests with vcpus and ram_mib, started.
         now: Unix time.
     """
-    asked = _asked(history, now)
-    shapes = settings.kept()
+    asked = _count_requests(history, now)
+    shapes = settings.shape_list()
     if not shapes and settings.budget is not None:
-        return _by_count(asked, settings.budget)
+        return _fill_budget(asked, settings.budget)
     busiest = {key: max(hours.values()) for key, hours in asked.items()}
     found = []
     for shape in shapes:
@@ -41,7 +41,7 @@ def wanted(
 _Key = tuple[str, int, int]
 
 
-def _asked(history: Iterable[Mapping[str, Any]], now: float) -> dict[_Key, Counter[int]]:
+def _count_requests(history: Iterable[Mapping[str, Any]], now: float) -> dict[_Key, Counter[int]]:
     """Count recent guests by image, vCPUs and MiB, and by the hour of their start."""
     found: dict[_Key, Counter[int]] = {}
     for facts in history:
@@ -57,7 +57,7 @@ def _asked(history: Iterable[Mapping[str, Any]], now: float) -> dict[_Key, Count
     return found
 
 
-def _by_count(asked: Mapping[_Key, Counter[int]], budget: int) -> list[tuple[Shape, int]]:
+def _fill_budget(asked: Mapping[_Key, Counter[int]], budget: int) -> list[tuple[WarmShape, int]]:
     """Add one guest per shape in turn, most requested shape first, while the budget lasts.
 
     No shape gets more guests than were started in its busiest hour.
@@ -73,4 +73,4 @@ def _by_count(asked: Mapping[_Key, Counter[int]], budget: int) -> list[tuple[Sha
                 got[key] += 1
                 budget -= key[2]
                 again = True
-    return [(Shape(*key, least=got[key], most=got[key]), got[key]) for key in order if got[key]]
+    return [(WarmShape(*key, least=got[key], most=got[key]), got[key]) for key in order if got[key]]

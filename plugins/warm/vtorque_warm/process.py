@@ -13,7 +13,7 @@ from vtorque_core.live.node_process import NodeProcess
 NAME = "warm"
 
 
-class Service(NodeProcess):
+class WarmService(NodeProcess):
     """The node's service process. It belongs to no job, so it is in no job's journal."""
 
     kind = "warm-service"
@@ -23,7 +23,7 @@ class Service(NodeProcess):
 
 def ensure(paths: Paths, config: Path) -> bool:
     """Start the service if it is not running; return whether it was started."""
-    service = Service.for_node(paths, config)
+    service = WarmService.for_node(paths, config)
     if not service.is_lost():
         return False
     try:
@@ -42,7 +42,7 @@ def end_all(paths: Paths) -> None:
     """
     from vtorque_core.live import spares  # noqa: PLC0415 - hooks that import this do not need it
 
-    Service.for_node(paths).release()
+    WarmService.for_node(paths).release()
     for each in spares.warm_guests(paths):
         try:
             spares.end(paths, each.key)
@@ -55,7 +55,7 @@ def state_file(paths: Paths) -> Path:
     return paths.run / f"{NAME}.json"
 
 
-def said(paths: Paths) -> dict[str, Any]:
+def read_status(paths: Paths) -> dict[str, Any]:
     """Return the service's last status; empty if there is none."""
     with contextlib.suppress(OSError, ValueError):
         found = json.loads(state_file(paths).read_text(encoding="utf-8"))

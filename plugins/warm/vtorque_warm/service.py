@@ -27,7 +27,7 @@ from vtorque_core.live.node_process import initialize
 from vtorque_core.live.spares import WarmGuest
 from vtorque_warm import policy
 from vtorque_warm.process import NAME, state_file
-from vtorque_warm.settings import Settings, Shape
+from vtorque_warm.settings import Settings, WarmShape
 
 GROUP = "vtorque1.warm"
 NOTE = "warm.json"
@@ -81,32 +81,32 @@ class Keeper:
 
     def look(self) -> bool:
         """Do everything that is due; return whether the service is still needed."""
-        wanted, settings, versions = self._wanted()
+        wanted, settings, versions = self._wanted_guests()
         there = spares.warm_guests(self.paths)
-        self._rest(there, settings)
-        there = self._ended(there, wanted, versions)
+        self._yield_memory(there, settings)
+        there = self._end_unwanted(there, wanted, versions)
         self._waited = frozenset(each.key for each in there)
-        self._say(wanted)
+        self._write_status(wanted)
         if not wanted:
             return bool(there or self.failures)
-        self._hasten(wanted, settings, versions)
-        missing = self._missing(there, wanted, settings)
+        self._shorten_pauses(wanted, settings, versions)
+        missing = self._next_shape(there, wanted, settings)
         rests = self.clock() < self.rests
-        if missing is not None and not rests and not self._starting():
+        if missing is not None and not rests and not self._is_job_starting():
             self._boot(missing, settings, versions[missing.img])
-            self._say(wanted)
+            self._write_status(wanted)
         return True
 
-    def _wanted(self) -> tuple[list[tuple[Shape, int]], Settings, dict[str, str]]:
+    def _wanted_guests(self) -> tuple[list[tuple[WarmShape, int]], Settings, dict[str, str]]:
         try:
             site, known = extensions.load(self.config, GROUP)
             settings = site[Settings]
         except (KeyError, LookupError):  # the plugin is disabled
             return [], Settings(), {}
         self._overhead = site.node.qemu_overhead
-        history = self._kept() if settings.shapes or settings.budget else []
-        say = known.function(settings.policy) if settings.policy else policy.wanted
-        wanted: list[tuple[Shape, int]] = say(settings, history, self.clock())
+        history = self._kept_guests() if settings.shapes or settings.budget else []
+        say = known.function(settings.policy) if settings.policy else policy.wanted_guests
+        wanted: list[tuple[WarmShape, int]] = say(settings, history, self.clock())
         wanted = [(shape, number) for shape, number in wanted if number]
         names = {str(shape) for shape, _ in wanted}
         self.failures = {s: f for s, f in self.failures.items() if s in names}
@@ -115,18 +115,18 @@ class Keeper:
             try:
                 versions[shape.img] = version(self.config, shape.img)
             except OSError as error:
-                if not self._pauses(shape):
-                    self._failed(shape, f"image {shape.img}: {error.strerror}", settings)
+                if not self._is_paused(shape):
+                    self._note_failure(shape, f"image {shape.img}: {error.strerror}", settings)
         return [(s, n) for s, n in wanted if s.img in versions], settings, versions
 
-    def _kept(self) -> list[dict[str, Any]]:
+    def _kept_guests(self) -> list[dict[str, Any]]:
         at, known = self._history
         if time.monotonic() - at > _HISTORY_AGAIN or not at:
             places = kept_records.find(self.paths, None)[-_HISTORY:]
             self._history = at, known = time.monotonic(), [place.facts() for place in places]
         return known
 
-    def _rest(self, there: Sequence[WarmGuest], settings: Settings) -> None:
+    def _yield_memory(self, there: Sequence[WarmGuest], settings: Settings) -> None:
         """Leave the memory of evicted guests to jobs, each time for longer.
 
         Otherwise each job on a full node would have to evict new guests, and share the CPUs with
@@ -137,7 +137,7 @@ class Keeper:
             self._dropped = 0
         now = self.clock()
         wait = {each.key for each in there if each.waits and not self.dead(each)}
-        if self._waited - taken - wait and self._starting():
+        if self._waited - taken - wait and self._is_job_starting():
             if now >= self.rests:
                 self._dropped += 1
             pause = settings.eviction_backoff * 2 ** min(self._dropped - 1, 10)
@@ -146,10 +146,10 @@ class Keeper:
                 "a job needed the memory of warm guests: booting none for %.0f s", self.rests - now
             )
 
-    def _ended(
+    def _end_unwanted(
         self,
         there: Sequence[WarmGuest],
-        wanted: Sequence[tuple[Shape, int]],
+        wanted: Sequence[tuple[WarmShape, int]],
         versions: dict[str, str],
     ) -> list[WarmGuest]:
         """End unwanted guests; return the remaining ones that no job uses."""
@@ -172,22 +172,25 @@ class Keeper:
                     log.info("ended %s of %s: no longer needed", each.key, shape)
         return left
 
-    def _missing(
-        self, there: Sequence[WarmGuest], wanted: Sequence[tuple[Shape, int]], settings: Settings
-    ) -> Shape | None:
+    def _next_shape(
+        self,
+        there: Sequence[WarmGuest],
+        wanted: Sequence[tuple[WarmShape, int]],
+        settings: Settings,
+    ) -> WarmShape | None:
         """Return the shape to boot next."""
         have = Counter(str(note(each).get("shape")) for each in there)
         held = sum(each.mib for each in there)
         budget = settings.budget
         for shape, number in wanted:
-            if have[str(shape)] >= number or self._pauses(shape):
+            if have[str(shape)] >= number or self._is_paused(shape):
                 continue
             if budget is None or held + shape.ram + self._overhead <= budget:
                 return shape
         return None
 
-    def _hasten(
-        self, wanted: Sequence[tuple[Shape, int]], settings: Settings, versions: dict[str, str]
+    def _shorten_pauses(
+        self, wanted: Sequence[tuple[WarmShape, int]], settings: Settings, versions: dict[str, str]
     ) -> None:
         """Shorten the retry delay of failed shapes if the reason may be gone.
 
@@ -205,30 +208,32 @@ class Keeper:
     def _jobs(self) -> frozenset[str]:
         return frozenset(each.job.key for each in RunningJobs(self.paths).jobs())
 
-    def _starting(self) -> bool:
+    def _is_job_starting(self) -> bool:
         """Return whether a job's guests are starting. No warm guest boots meanwhile."""
         now = time.time()
         phases = [job.phases[-1] for job in RunningJobs(self.paths).jobs() if job.phases]
         return any(name in _STARTS and now - since < _LONGEST_START for name, since in phases)
 
-    def _boot(self, shape: Shape, settings: Settings, version: str) -> None:
+    def _boot(self, shape: WarmShape, settings: Settings, version: str) -> None:
         begun = time.monotonic()
         try:
-            key = self.boot(self.config, NAME, settings.hotplug_ports, shape.wanted)
+            key = self.boot(self.config, NAME, settings.hotplug_ports, shape.options)
             (spare,) = (each for each in spares.warm_guests(self.paths) if each.key == key)
             noted = {"shape": str(shape), "img": shape.img, "version": version}
             replace_file(str(spare.directory / NOTE), json.dumps(noted).encode(), mode=0o600)
         except (HostFault, ValueError, OSError) as error:
-            self._failed(shape, str(error), settings, version)
+            self._note_failure(shape, str(error), settings, version)
             return
         self.failures.pop(str(shape), None)
         log.info("%s of %s is ready after %.1f s", key, shape, time.monotonic() - begun)
 
-    def _pauses(self, shape: Shape) -> bool:
+    def _is_paused(self, shape: WarmShape) -> bool:
         failure = self.failures.get(str(shape))
         return failure is not None and self.clock() < failure.again
 
-    def _failed(self, shape: Shape, why: str, settings: Settings, version: str = "") -> None:
+    def _note_failure(
+        self, shape: WarmShape, why: str, settings: Settings, version: str = ""
+    ) -> None:
         before = self.failures.get(str(shape))
         times = before.times + 1 if before else 1
         pause = min(_LONGEST_PAUSE, settings.failure_backoff * 2 ** min(times - 1, 10))
@@ -236,7 +241,7 @@ class Keeper:
         self.failures[str(shape)] = Failure(times, now + pause, why, now, version, self._jobs())
         log.warning("%s: %s; retrying in %.0f s", shape, why, pause)
 
-    def _say(self, wanted: Sequence[tuple[Shape, int]]) -> None:
+    def _write_status(self, wanted: Sequence[tuple[WarmShape, int]]) -> None:
         found = {
             "wanted": {str(shape): number for shape, number in wanted},
             "rests": self.rests,

@@ -10,7 +10,7 @@ _KEYS = ("img", "vcpus", "ram")
 
 
 @dataclass(frozen=True)
-class Shape:
+class WarmShape:
     """A guest size to keep, with the values of ``-vm`` options.
 
     Attributes:
@@ -31,12 +31,12 @@ class Shape:
         return f"img={self.img} vcpus={self.vcpus} ram={show_mib(self.ram)}"
 
     @property
-    def wanted(self) -> dict[str, str]:
+    def options(self) -> dict[str, str]:
         """Return the ``-vm`` keys and values."""
         return {"img": self.img, "vcpus": str(self.vcpus), "ram": show_mib(self.ram)}
 
 
-def parsed(text: str) -> Shape:
+def parse_shape(text: str) -> WarmShape:
     """Parse a shape such as ``img=micro vcpus=2 ram=1G min=1 max=3``. Raises ValueError."""
     words = [word.partition("=") for word in text.split()]
     given = {key: value for key, _, value in words}
@@ -63,7 +63,7 @@ def parsed(text: str) -> Shape:
             f"shapes: {text!r}: vcpus must be at least 1, min at most max, max at most {_MOST}, "
             f"and max_age at least {_YOUNGEST:g} s"
         )
-    return Shape(given["img"], vcpus, ram, least, most, age)
+    return WarmShape(given["img"], vcpus, ram, least, most, age)
 
 
 _MOST, _YOUNGEST = 64, 60.0
@@ -100,7 +100,7 @@ class Settings:
 
     def __post_init__(self) -> None:
         """Reject invalid values with a ValueError."""
-        self.kept()
+        self.shape_list()
         if self.max_memory:
             try:
                 size_mib(self.max_memory)
@@ -118,9 +118,9 @@ class Settings:
                 f"eviction_backoff={self.eviction_backoff:g} (s) is invalid: it must be 0 to 600 s"
             )
 
-    def kept(self) -> list[Shape]:
+    def shape_list(self) -> list[WarmShape]:
         """Return the parsed shapes."""
-        return [parsed(text) for text in self.shapes]
+        return [parse_shape(text) for text in self.shapes]
 
     @property
     def budget(self) -> int | None:

@@ -52,7 +52,7 @@ class WarmSource(BootSource):
         boot.adopt_guest()
 
 
-def offers(guests: Sequence[RenderedGuest], site: Site) -> Iterator[Offer]:
+def offer_guests(guests: Sequence[RenderedGuest], site: Site) -> Iterator[Offer]:
     """Yield, for each guest of the job, the warm guests that fit."""
     waiting = [each for each in spares.warm_guests(site.paths) if each.waits and not each.job]
     waiting.sort(key=lambda each: each.since)

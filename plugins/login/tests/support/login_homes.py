@@ -29,5 +29,5 @@ def companion_of(config, job_id, node="n1", look="0.1"):
     words = [str(config), job_id, node, look, str(os.getpid())]
     return subprocess.Popen(
         [sys.executable, "-I", "-m", "vtorque_login.companion", *words], cwd="/",
-        start_new_session=True, stdin=subprocess.DEVNULL, env=companion.clean(),
+        start_new_session=True, stdin=subprocess.DEVNULL, env=companion.answer_environ(),
     )  # fmt: skip
