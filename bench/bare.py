@@ -24,7 +24,7 @@ from node import USER, Node, wait
 
 from vtorque_core.api.guest_plan import JobUser
 from vtorque_core.resources.virtiofs_daemon import ServedDirectory, Virtiofsd
-from vtorque_linux_guest.job.start_request import FileArg, GuestFileData, Start
+from vtorque_linux_guest.job.start_request import FileArg, GuestFileData, StartRequest
 from vtorque_linux_guest.job.status_port import StatusReader
 from vtorque_linux_guest.job.stream import Session
 
@@ -215,10 +215,10 @@ def first_lines(guests: Sequence[Guest], scratch: Path) -> float:
         return max(ends) - running[0].started
 
 
-def script(content: bytes) -> Start:
+def script(content: bytes) -> StartRequest:
     """Return a job script in the form that the job wrapper sends."""
     environ = {"PATH": "/usr/local/bin:/usr/bin:/bin"}
-    return Start((FileArg("job"),), environ, files=(GuestFileData("job", content),))
+    return StartRequest((FileArg("job"),), environ, files=(GuestFileData("job", content),))
 
 
 @dataclass(frozen=True)
@@ -231,7 +231,7 @@ class Run:
     size: int
 
 
-def timed_run(session: Session, start: Start) -> Run:
+def timed_run(session: Session, start: StartRequest) -> Run:
     """Run a program in a guest, and record when its output arrives through a pipe."""
     read, write = os.pipe()
     seen: list[float] = []

@@ -38,7 +38,7 @@ def _sampler(top: Path) -> list[Figure]:
     import halves  # noqa: PLC0415 - of the plugin's tests
     import measured  # noqa: PLC0415
     from vtorque_telemetry.process import Sampler  # noqa: PLC0415 - needs the prefix
-    from vtorque_telemetry.threads import Process  # noqa: PLC0415
+    from vtorque_telemetry.threads import QemuProcess  # noqa: PLC0415
 
     paths = measured.paths_below(top)
     jobs = [measured.Job(paths, f"{n}.srv") for n in range(GUESTS)]
@@ -47,7 +47,7 @@ def _sampler(top: Path) -> list[Figure]:
     loop.tick()
     for meter in loop.jobs.values():
         for guest, _ in meter._guests.values():  # a real process stands for each QEMU
-            guest._process = Process(Path(f"/proc/{os.getpid()}"))
+            guest._process = QemuProcess(Path(f"/proc/{os.getpid()}"))
     cpu = [_cpu(loop.tick) * 1000 for _ in range(ROUNDS)]
     config = top / "vtorque.toml"
     config.write_text("[plugin.telemetry]\ninterval = 60\n")

@@ -20,7 +20,7 @@ from typing import Protocol
 import pytest
 
 from vtorque_core.api import HostFault
-from vtorque_telemetry.api import Sample, Sink
+from vtorque_telemetry.api import Sample, SampleSink
 from vtorque_testing.far_end import ends, until
 
 _LIMIT = 2.0  # seconds for a write to a receiver that does not answer
@@ -34,7 +34,7 @@ class ExporterHarness(Protocol):
     waits up to one minute for them.
     """
 
-    def open(self) -> Sink:
+    def open(self) -> SampleSink:
         """Return a new, open exporter."""
         ...
 
@@ -136,7 +136,7 @@ class ExporterContract:
         sink.close()
 
 
-def _write(sink: Sink, *samples: Sample) -> None:
+def _write(sink: SampleSink, *samples: Sample) -> None:
     sink.write(samples, time.monotonic() + 60)
 
 

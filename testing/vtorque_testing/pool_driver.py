@@ -20,7 +20,7 @@ from typing import Protocol
 
 import pytest
 
-from vtorque_pool.api import CloudFault, Driver, Machine, Order, StockOut
+from vtorque_pool.api import CloudFault, Driver, Machine, MachineOrder, StockOut
 
 _WAIT = 60.0  # seconds until a cloud must have finished an operation
 
@@ -32,7 +32,7 @@ class DriverHarness(Protocol):
         """Return a new driver of the same cloud, as another process would create it."""
         ...
 
-    def order(self, node: str, cluster: str = "contract") -> Order:
+    def order(self, node: str, cluster: str = "contract") -> MachineOrder:
         """Return an order that this cloud can fulfill."""
         ...
 

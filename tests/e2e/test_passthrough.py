@@ -15,7 +15,7 @@ from vtorque_core.api.values import Image, JobRequest
 from vtorque_core.base.names import JobAttempt
 from vtorque_core.plan.domain.merge import Contributed, merge
 from vtorque_core.plan.domain.render import DomainSpec, render
-from vtorque_linux_guest.image.initramfs import Tree
+from vtorque_linux_guest.image.initramfs import InitramfsTree
 from vtorque_passthrough.vfio import PciDevice
 
 pytestmark = pytest.mark.e2e
@@ -131,7 +131,7 @@ def test_function_is_bound_to_vfio_and_returned_to_its_driver(node, tmp_path):
     initrd = gzip.decompress((image / "initrd").read_bytes())
     start = initrd.index(b"#!/bin/busybox sh")
     init = initrd[start : initrd.index(b"exec switch_root", start)].decode()
-    tree = Tree()  # a later /init in an initramfs replaces an earlier one
+    tree = InitramfsTree()  # a later /init in an initramfs replaces an earlier one
     tree.file("init", f"{init}cp /inside.py /root/tmp/\n{BOOT}\n".encode(), 0o755)
     tree.file("inside.py", INSIDE.encode())
     tree.link("sbin/cp", "/bin/busybox")

@@ -28,7 +28,7 @@ _left = MAX_BYTES  # bytes that this process may still open
 
 
 @dataclasses.dataclass(frozen=True)
-class Archived(Place):
+class ArchivedRecord(Place):
     """One node's records of an attempt, in a user's archive."""
 
     path: Path = Path()
@@ -68,14 +68,14 @@ class Archived(Place):
             return _member(archive, name, limit)
 
 
-def archives(paths: Paths, directory: Path, uid: int) -> Iterator[Archived]:
+def archives(paths: Paths, directory: Path, uid: int) -> Iterator[ArchivedRecord]:
     """Yield the archives in a user's directory by name; none if it is missing."""
     names: list[str] = []
     with contextlib.suppress(OSError), os.scandir(directory) as entries:
         names += (entry.name for _, entry in zip(range(_MAX_ENTRIES), entries, strict=False))
     for name in sorted(names):
         if key := key_of(name):
-            yield Archived(paths, uid, key, directory / name)
+            yield ArchivedRecord(paths, uid, key, directory / name)
 
 
 @contextlib.contextmanager

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from vtorque_cluster.cache import Places
+from vtorque_cluster.cache import ImagePlaces
 from vtorque_core.api import Paths
 
 
 @pytest.fixture
-def places() -> Iterator[Places]:
+def places() -> Iterator[ImagePlaces]:
     """Return an empty pool, a cache to be made, and a node without directories.
 
     All users can search the directory, unlike pytest's own.
@@ -20,4 +20,4 @@ def places() -> Iterator[Places]:
         top = Path(name)
         top.chmod(0o755)
         (top / "pool").mkdir(mode=0o755)
-        yield Places(top / "pool", top / "node/cache", Paths(top / "state", top / "run"))
+        yield ImagePlaces(top / "pool", top / "node/cache", Paths(top / "state", top / "run"))

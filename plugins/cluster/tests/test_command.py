@@ -8,7 +8,7 @@ import pytest
 from click.testing import Result
 
 from programs import fake_program
-from vtorque_cluster.cache import Places
+from vtorque_cluster.cache import ImagePlaces
 from vtorque_cluster.command import _site_secret
 from vtorque_core.api import ConfigError, UsageError
 from vtorque_core.api.image_builder import BuiltImage
@@ -19,7 +19,7 @@ from vtorque_images import change
 from vtorque_testing import vmgr
 
 
-def test_site_secret_is_created_once(places: Places) -> None:
+def test_site_secret_is_created_once(places: ImagePlaces) -> None:
     paths = places.paths
     secret = _site_secret(paths)
     assert len(secret) == 64
@@ -40,7 +40,7 @@ case "$*" in *rsync*) exec sh -c "$*";; esac
 
 
 @pytest.fixture
-def config(places: Places, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def config(places: ImagePlaces, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Return the config of a site with one image, m; the tests are treated as root."""
     monkeypatch.setattr(images, "effective_root", lambda: True)
     with store.staging(places.pool) as staging:
@@ -72,7 +72,9 @@ def sync(config: Path, *args: str) -> Result:
     return vmgr.run(config, "images", "sync", *args)
 
 
-def test_images_are_sent_to_all_reachable_nodes(config: Path, places: Places, ssh: Path) -> None:
+def test_images_are_sent_to_all_reachable_nodes(
+    config: Path, places: ImagePlaces, ssh: Path
+) -> None:
     done = sync(config, "--nodes", "n[1-3]")
     assert done.exit_code == 1, done.output
     assert "n2:\n" in done.stdout and "2 of 3 nodes done; failed: n2\n" in done.stdout

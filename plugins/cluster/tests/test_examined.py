@@ -7,7 +7,7 @@ import json
 import pytest
 
 from vtorque_cluster.examined import wrong
-from vtorque_cluster.on_nodes import Answer
+from vtorque_cluster.on_nodes import NodesAnswer
 from vtorque_core.api.health import ALIKE
 
 
@@ -20,11 +20,11 @@ def test_equal_failures_of_nodes_are_merged() -> None:
     full = ("image pool", "failed", "no room", "remove images")
     fine = ("KVM", "ok", "works")
     answers = [
-        Answer("n[1,3]", 2, 1, said(full, fine)),
-        Answer("n2", 1, 1, said(("KVM", "failed", "none"), full)),
-        Answer("n4", 1, 0, said(fine, ("libvirt", "warning", "old"))),
-        Answer("m7", 1, 255, "ssh: no route to host"),
-        Answer("m8", 1, None, ""),
+        NodesAnswer("n[1,3]", 2, 1, said(full, fine)),
+        NodesAnswer("n2", 1, 1, said(("KVM", "failed", "none"), full)),
+        NodesAnswer("n4", 1, 0, said(fine, ("libvirt", "warning", "old"))),
+        NodesAnswer("m7", 1, 255, "ssh: no route to host"),
+        NodesAnswer("m8", 1, None, ""),
     ]
     assert wrong(answers) == {
         "image pool: no room\n-> remove images": ["n1", "n3", "n2"],
@@ -38,7 +38,7 @@ def test_values_that_must_be_equal_on_all_nodes_are_compared() -> None:
     alike = ("subordinate ids: 2147000000 + uid", "site secret: 00ff")
     others = ("subordinate ids: 2147000000 + uid", "site secret: 1234")
     answers = [
-        Answer(nodes, 2, 0, said(*((ALIKE, "ok", line) for line in lines)))
+        NodesAnswer(nodes, 2, 0, said(*((ALIKE, "ok", line) for line in lines)))
         for nodes, lines in (("n[1-2]", alike), ("n[3-4]", others))
     ]
     assert wrong(answers[:1]) == {}
@@ -50,6 +50,6 @@ def test_values_that_must_be_equal_on_all_nodes_are_compared() -> None:
 
 @pytest.mark.parametrize("text", ["", "{", "[1]", '[{"check": 1}]', "{}", "null"])
 def test_invalid_answer_is_shown(text: str) -> None:
-    found = wrong([Answer("n1", 1, 0, text)])
+    found = wrong([NodesAnswer("n1", 1, 0, text)])
     assert found in ({text or "no output": ["n1"]}, {})
     assert (found == {}) == (text == "{}")

@@ -13,8 +13,8 @@ import pytest
 
 from programs import fake_program
 from vtorque_cluster import sync
-from vtorque_cluster.cache import Places
-from vtorque_cluster.sync import Synced, push, receive
+from vtorque_cluster.cache import ImagePlaces
+from vtorque_cluster.sync import SyncResult, push, receive
 from vtorque_core.api import HostFault, Refused, take_lock
 from vtorque_core.api.image_builder import BuiltImage
 from vtorque_core.live.images import describe, listing, lookup, store
@@ -24,17 +24,17 @@ from vtorque_images import health as doctor_images
 from vtorque_testing.planned import site
 
 MIB = 1 << 20
-Send = Callable[..., Synced]
+Send = Callable[..., SyncResult]
 Examine = Callable[[], list[tuple[str, str, str]]]  # status, message, fix of each result
 
 
 @pytest.fixture
-def pool(places: Places) -> Path:
+def pool(places: ImagePlaces) -> Path:
     return places.pool
 
 
 @pytest.fixture
-def cache(places: Places) -> Path:
+def cache(places: ImagePlaces) -> Path:
     return places.cache
 
 
@@ -62,10 +62,10 @@ def ssh(tmp_path: Path) -> str:
 
 
 @pytest.fixture
-def sent(places: Places, ssh: str) -> Send:
+def sent(places: ImagePlaces, ssh: str) -> Send:
     """Return a function that sends images to the cache and has them accepted; none named: all."""
 
-    def do(*names: str) -> Synced:
+    def do(*names: str) -> SyncResult:
         push(places, names, "n1", ssh)
         wanted = names or tuple(names_in(places.pool))
         return receive(places, wanted, only=not names)
@@ -74,14 +74,14 @@ def sent(places: Places, ssh: str) -> Send:
 
 
 def test_all_images_are_copied_once(
-    pool: Path, cache: Path, places: Places, sent: Send, ssh: str
+    pool: Path, cache: Path, places: ImagePlaces, sent: Send, ssh: str
 ) -> None:
     put(pool, "a", os.urandom(100_000), holes=50 * MIB)
     put(pool, "b", b"b")
-    assert sent() == Synced(("a", "b"), (), ())
+    assert sent() == SyncResult(("a", "b"), (), ())
     push(places, (), "n1", ssh)
     assert not list((cache / sync.PARTIAL).glob("*/*/k")), "what is there is not sent again"
-    assert sent() == Synced((), ("a", "b"), ())
+    assert sent() == SyncResult((), ("a", "b"), ())
     for name in "ab":
         mine, theirs = describe(cache, name), describe(pool, name)
         assert (mine.sha256, mine.built) == (theirs.sha256, theirs.built)
@@ -100,9 +100,9 @@ def test_images_removed_from_the_pool_are_removed_by_a_full_sync(
     sent()
     change.remove(pool, "a")
     put(pool, "b", b"newer")
-    assert sent("c") == Synced((), ("c",), ())
+    assert sent("c") == SyncResult((), ("c",), ())
     assert lookup(cache, "a").name == "a"
-    assert sent() == Synced(("b",), ("c",), ("a",))
+    assert sent() == SyncResult(("b",), ("c",), ("a",))
     assert [i.name for i in listing(cache)] == ["b", "c"]
 
 
@@ -153,7 +153,7 @@ def test_image_that_does_not_match_its_version_is_not_copied(
     assert listing(cache) == []
 
 
-def test_concurrent_syncs_do_not_conflict(places: Places, sent: Send) -> None:
+def test_concurrent_syncs_do_not_conflict(places: ImagePlaces, sent: Send) -> None:
     put(places.pool, "a", b"1")
     lock = take_lock(places.paths.run / "image-sync.lock", 0)
     with pytest.raises(HostFault, match=r"image-sync\.lock is held by another process"):
@@ -165,7 +165,7 @@ def test_concurrent_syncs_do_not_conflict(places: Places, sent: Send) -> None:
 
 @pytest.mark.parametrize("names", [[], ["a"]])
 def test_cache_that_others_can_write_is_not_used(
-    places: Places, sent: Send, tmp_path: Path, names: list[str]
+    places: ImagePlaces, sent: Send, tmp_path: Path, names: list[str]
 ) -> None:
     """Its parts may be replaced by links by then."""
     sent()
@@ -185,7 +185,7 @@ def test_unknown_image_name_is_refused(sent: Send) -> None:
 
 
 def test_files_are_sent_to_a_node_without_the_pool(
-    pool: Path, tmp_path: Path, places: Places, ssh: str
+    pool: Path, tmp_path: Path, places: ImagePlaces, ssh: str
 ) -> None:
     cache = tmp_path / "it's a cache"
     places = replace(places, cache=cache)
@@ -194,9 +194,9 @@ def test_files_are_sent_to_a_node_without_the_pool(
     put(pool, "b", b"b")
     push(places, (), "n1", ssh)
     assert Path(f"{ssh}.log").read_text() == "n1\n"
-    assert receive(places, ("a", "b")) == Synced(("a", "b"), (), ())
+    assert receive(places, ("a", "b")) == SyncResult(("a", "b"), (), ())
     push(places, ("a", "b"), "n1", ssh)
-    assert receive(places, ("a", "b")) == Synced((), ("a", "b"), ())
+    assert receive(places, ("a", "b")) == SyncResult((), ("a", "b"), ())
     kernel = lookup(tmp_path / "no-pool", "a", cache).kernel
     assert kernel is not None
     assert kernel.read_bytes() == content + bytes(20 * MIB)
@@ -206,7 +206,7 @@ def test_files_are_sent_to_a_node_without_the_pool(
 
 
 def test_copy_damaged_in_transfer_is_rejected(
-    pool: Path, cache: Path, places: Places, ssh: str
+    pool: Path, cache: Path, places: ImagePlaces, ssh: str
 ) -> None:
     put(pool, "a", b"1234")
     push(places, ("a",), "n1", ssh)
@@ -219,7 +219,7 @@ def test_copy_damaged_in_transfer_is_rejected(
     assert receive(places, ("a",)).copied == ("a",)
 
 
-def test_unreachable_node_is_reported(places: Places, tmp_path: Path) -> None:
+def test_unreachable_node_is_reported(places: ImagePlaces, tmp_path: Path) -> None:
     put(places.pool, "a", b"1")
     text = "#!/bin/sh\necho 'ssh: No route to host' >&2\nexit 255\n"
     ssh = fake_program(tmp_path / "ssh", text)

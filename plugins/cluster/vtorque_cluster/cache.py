@@ -30,7 +30,7 @@ from vtorque_images import change
 
 
 @dataclass(frozen=True)
-class Places:
+class ImagePlaces:
     """The image pool, this node's cache, and the node's directories, which show images in use."""
 
     pool: Path
@@ -38,17 +38,17 @@ class Places:
     paths: Paths
 
 
-def places(config: Path) -> Places:
+def places(config: Path) -> ImagePlaces:
     """Return the site's image directories. Raises UsageError if it has no cache."""
     site, _ = root_site(config)
     if not site.images.cache:
         raise UsageError(
             f"[images] cache is not set in {site.path}, so nodes have no directory for copies"
         )
-    return Places(site.images.pool, Path(site.images.cache), site.paths)
+    return ImagePlaces(site.images.pool, Path(site.images.cache), site.paths)
 
 
-def files(places: Places, names: Sequence[str] = ()) -> dict[str, list[str]]:
+def files(places: ImagePlaces, names: Sequence[str] = ()) -> dict[str, list[str]]:
     """Return the files of these images (default: all) by image, as paths relative to the pool.
 
     Raises:
@@ -63,7 +63,7 @@ def files(places: Places, names: Sequence[str] = ()) -> dict[str, list[str]]:
     return found
 
 
-def receiving(places: Places, name: str) -> Path:
+def receiving(places: ImagePlaces, name: str) -> Path:
     """Return the cache's directory for received files. Create it and the cache if missing.
 
     Raises:
@@ -76,7 +76,7 @@ def receiving(places: Places, name: str) -> Path:
     return sent
 
 
-def take(places: Places, sent: Path, names: Iterable[str]) -> list[str]:
+def take(places: ImagePlaces, sent: Path, names: Iterable[str]) -> list[str]:
     """Move received images into the cache; return the names of the new ones.
 
     An image that the cache already has gets the received labels and signature. After an
@@ -103,7 +103,7 @@ def take(places: Places, sent: Path, names: Iterable[str]) -> list[str]:
     return [copy.name for copy in new]
 
 
-def keep_only(places: Places, names: Iterable[str]) -> list[str]:
+def keep_only(places: ImagePlaces, names: Iterable[str]) -> list[str]:
     """Remove all other images from the cache; return their names. Files in use remain for now."""
     check_pool(places.cache)
     others = sorted({*names_in(places.cache)} - {*names})
@@ -129,7 +129,7 @@ def _gather(cache: Path, sent: Path, copy: Sidecar) -> None:
             (there / file).rename(part / file)
 
 
-def _commit(places: Places, sent: Path, copy: Sidecar) -> None:
+def _commit(places: ImagePlaces, sent: Path, copy: Sidecar) -> None:
     def signed(new: Sidecar) -> str:
         if new.version != copy.version:
             raise Refused(

@@ -24,8 +24,8 @@ from vtorque_core.api import (
 )
 
 if TYPE_CHECKING:
-    from vtorque_cluster.cache import Places
-    from vtorque_cluster.on_nodes import Answer
+    from vtorque_cluster.cache import ImagePlaces
+    from vtorque_cluster.on_nodes import NodesAnswer
 
 _NODES = click.option("--nodes", metavar="NODESET", required=True, help="The nodes: n[1-3],m7.")
 _CONFIG = click.option(
@@ -158,7 +158,9 @@ def sync(
         raise UsageError("the nodes are missing: add --nodes NODESET")
 
 
-def _send(config: Path, places: Places, names: tuple[str, ...], nodes: str, fanout: int) -> None:
+def _send(
+    config: Path, places: ImagePlaces, names: tuple[str, ...], nodes: str, fanout: int
+) -> None:
     """Send images to the nodes and receive them there; exit with 1 if a node failed."""
     from vtorque_cluster import cache  # noqa: PLC0415
     from vtorque_cluster.on_nodes import nodes_of, together  # noqa: PLC0415 - ClusterShell
@@ -198,7 +200,7 @@ def _run(
     seconds: float,
     *,
     whole: bool = False,
-) -> list[Answer]:
+) -> list[NodesAnswer]:
     from vtorque_cluster import on_nodes  # noqa: PLC0415 - ClusterShell
     from vtorque_cluster.progress import progress  # noqa: PLC0415
 
@@ -214,7 +216,7 @@ def _run(
         return on_nodes.run(names, argv, stdin, fanout, ended, seconds, whole=whole)
 
 
-def _conclude(answers: Sequence[Answer], *, show_all: bool = False) -> None:
+def _conclude(answers: Sequence[NodesAnswer], *, show_all: bool = False) -> None:
     """Print failures, or with ``show_all`` all output, and a summary; exit with 1 on failure."""
     from vtorque_cluster.on_nodes import fold  # noqa: PLC0415 - ClusterShell
 

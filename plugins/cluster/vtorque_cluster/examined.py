@@ -6,14 +6,14 @@ import json
 from collections.abc import Iterable
 from typing import Any
 
-from vtorque_cluster.on_nodes import Answer, nodes_of
+from vtorque_cluster.on_nodes import NodesAnswer, nodes_of
 from vtorque_core.api.health import ALIKE
 
 Found = dict[str, list[str]]
 """Maps each problem to the nodes that have it."""
 
 
-def wrong(answers: Iterable[Answer]) -> Found:
+def wrong(answers: Iterable[NodesAnswer]) -> Found:
     """Return the failed checks and the differences between nodes, in the order of the answers."""
     found: Found = {}
     alike: dict[str, Found] = {}

@@ -22,7 +22,7 @@ _LINES = 20  # of one node's output are shown
 
 
 @dataclass(frozen=True)
-class Answer:
+class NodesAnswer:
     """The same answer from several nodes.
 
     Attributes:
@@ -70,7 +70,7 @@ def run(
     seconds: float = COMMAND_TIMEOUT,
     *,
     whole: bool = False,
-) -> list[Answer]:
+) -> list[NodesAnswer]:
     """Run a command on each node; return the answers, equal ones merged, failures first.
 
     Args:
@@ -118,7 +118,9 @@ def run(
     return together(codes, told if whole else {n: said[-_LINES:] for n, said in told.items()})
 
 
-def together(codes: Mapping[str, int | None], lines: Mapping[str, Sequence[str]]) -> list[Answer]:
+def together(
+    codes: Mapping[str, int | None], lines: Mapping[str, Sequence[str]]
+) -> list[NodesAnswer]:
     """Merge equal answers, failures first.
 
     Args:
@@ -129,5 +131,7 @@ def together(codes: Mapping[str, int | None], lines: Mapping[str, Sequence[str]]
     for node, code in codes.items():
         text = "\n".join(lines[node])
         alike.setdefault((code, text), []).append(node)
-    answers = [Answer(fold(nodes), len(nodes), code, text) for (code, text), nodes in alike.items()]
+    answers = [
+        NodesAnswer(fold(nodes), len(nodes), code, text) for (code, text), nodes in alike.items()
+    ]
     return sorted(answers, key=lambda answer: (answer.ok, answer.nodes))

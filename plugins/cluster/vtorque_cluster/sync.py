@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from vtorque_cluster import cache
-from vtorque_cluster.cache import Places
+from vtorque_cluster.cache import ImagePlaces
 from vtorque_core.api import HostFault, run_tool, take_lock
 
 PARTIAL = ".partial"
@@ -21,7 +21,7 @@ NODE_TIME = 86400.0  # seconds for one node
 
 
 @dataclass(frozen=True)
-class Synced:
+class SyncResult:
     """The result of a synchronization: names of copied, unchanged, and removed images."""
 
     copied: tuple[str, ...] = ()
@@ -29,7 +29,7 @@ class Synced:
     removed: tuple[str, ...] = ()
 
 
-def push(places: Places, wanted: Sequence[str], node: str, ssh: str = "ssh") -> None:
+def push(places: ImagePlaces, wanted: Sequence[str], node: str, ssh: str = "ssh") -> None:
     """Send images (default: all) to a node with rsync(1), except files that its cache has.
 
     Resumable. ``receive`` must follow on the node.
@@ -47,7 +47,7 @@ def push(places: Places, wanted: Sequence[str], node: str, ssh: str = "ssh") -> 
     )
 
 
-def receive(places: Places, wanted: Sequence[str], *, only: bool = False) -> Synced:
+def receive(places: ImagePlaces, wanted: Sequence[str], *, only: bool = False) -> SyncResult:
     """Receive on the node what :func:`push` has sent.
 
     Args:
@@ -72,4 +72,4 @@ def receive(places: Places, wanted: Sequence[str], *, only: bool = False) -> Syn
     except OSError as error:
         raise HostFault(f"{places.cache}: {error.strerror}") from None
     same = tuple(name for name in wanted if name not in new)
-    return Synced(tuple(new), same, tuple(gone))
+    return SyncResult(tuple(new), same, tuple(gone))

@@ -34,7 +34,7 @@ _CHOICES = {"format": FORMATS, "boot": BOOT, "firmware": FIRMWARE}
 
 
 @dataclass(frozen=True)
-class Wishes:
+class ImageDescription:
     """The user's description of an image. Fields that are empty or None are detected, or unchanged.
 
     Args:
@@ -58,7 +58,7 @@ class Wishes:
     labels: Mapping[str, str] = field(default_factory=dict)
 
 
-def wishes_of(arguments: Mapping[str, str]) -> Wishes:
+def wishes_of(arguments: Mapping[str, str]) -> ImageDescription:
     """Parse the ``-o KEY=VALUE`` options of the builder. Raises Refused."""
     facts: dict[str, Any] = {}
     labels = {}
@@ -84,26 +84,26 @@ def wishes_of(arguments: Mapping[str, str]) -> Wishes:
         raise Refused("the disk is missing: add -o file=FILE")
     if "firmware" in facts:
         labels["firmware"] = facts.pop("firmware")
-    return Wishes(**facts, labels=labels)
+    return ImageDescription(**facts, labels=labels)
 
 
 class DiskBuilder:
     """Builds images from disks, see :class:`vtorque_core.api.image_builder.Builder`."""
 
     def build(self, arguments: Mapping[str, str], staging: Path, progress: Building) -> BuiltImage:
-        """Build an image from ``file``; for the arguments see :class:`Wishes`.
+        """Build an image from ``file``; for the arguments see :class:`ImageDescription`.
 
         Raises Refused for an unsuitable file, HostFault if the pool is full.
         """
-        return _Work(staging, wishes_of(arguments), progress).built()
+        return _Build(staging, wishes_of(arguments), progress).built()
 
 
 @dataclass
-class _Work:
+class _Build:
     stage: Path
-    wishes: Wishes
+    wishes: ImageDescription
     progress: Building
-    found: probe.Found = field(default_factory=probe.Found)
+    found: probe.DiskFacts = field(default_factory=probe.DiskFacts)
 
     def built(self) -> BuiltImage:
         wishes = self.wishes

@@ -21,7 +21,7 @@ _CHUNK = 16 << 20  # bytes copied at a time
 
 
 @dataclass(frozen=True)
-class Source:
+class SourceFile:
     """An open file of a user; ``stamp`` (inode, size, times) must not change during the copy."""
 
     path: Path
@@ -40,7 +40,7 @@ def _stamp(status: os.stat_result) -> tuple[int, ...]:
 
 
 @contextmanager
-def opened(path: Path) -> Iterator[Source]:
+def opened(path: Path) -> Iterator[SourceFile]:
     """Open a regular file, without following a link. Errors inside the context name the file.
 
     Raises Refused. Other types are not opened, because opening a FIFO blocks and opening a device
@@ -62,7 +62,7 @@ def opened(path: Path) -> Iterator[Source]:
     try:
         if status.st_size == 0:
             raise Refused("is empty")
-        yield Source(path, descriptor, status.st_size, _stamp(os.fstat(descriptor)))
+        yield SourceFile(path, descriptor, status.st_size, _stamp(os.fstat(descriptor)))
     except Refused as error:
         raise Refused(f"{shown}: {error}") from None
     finally:
@@ -92,7 +92,7 @@ def fresh(path: Path) -> Iterator[int]:
         os.close(descriptor)
 
 
-def copy(source: Source, target: int, pool: Path, told: Told) -> None:
+def copy(source: SourceFile, target: int, pool: Path, told: Told) -> None:
     """Copy a file's data and keep its holes.
 
     Raises Refused if the file changes during the copy, HostFault if the pool is full.

@@ -71,7 +71,7 @@ class Partition:
 
 
 @dataclass
-class Found:
+class DiskFacts:
     """The detected properties of a disk. ``notes`` tell the user what could not be read."""
 
     distro: str = ""
@@ -133,12 +133,12 @@ def _firmware(parts: list[Partition]) -> str:
     return "efi" if _ESP in kinds and _BIOS_BOOT not in kinds else "bios"
 
 
-def look(descriptor: int, size: int) -> tuple[Found, int | None]:
+def look(descriptor: int, size: int) -> tuple[DiskFacts, int | None]:
     """Return the properties of a raw disk, and the offset of its root file system, if readable.
 
     Raises Refused for a truncated disk.
     """
-    found = Found()
+    found = DiskFacts()
     parts = partitions(descriptor, size)
     found.firmware = _firmware(parts)
     readable = [p.start for p in parts if _ext(descriptor, p.start) is not None]
@@ -178,7 +178,7 @@ def _label(descriptor: int, at: int, length: int) -> str:
     return f" {text!r}" if text else ""
 
 
-def _facts(found: Found, disk: _Ext, release: str) -> None:
+def _facts(found: DiskFacts, disk: _Ext, release: str) -> None:
     values = _os_release(release)
     name = values.get("ID", "").lower()
     found.distro = name if _ID.fullmatch(name) else ""

@@ -34,9 +34,9 @@ from vtorque_experiment import (
     versions,
     wrapper,
 )
-from vtorque_experiment.batch import Batch
+from vtorque_experiment.batch import BatchCommands
 from vtorque_experiment.book import DONE, FAILED, Book
-from vtorque_experiment.definition import Take
+from vtorque_experiment.definition import NumberSource
 from vtorque_experiment.place import usable
 
 TWO = 'script = "job.sh"\nrepetitions = 2\nlimits.jobs = 1\n'
@@ -70,7 +70,9 @@ def batch_with_race(top, number, act):
         + f"sys.argv[0] = {batch_double.__file__!r}\n"
         f"runpy.run_path({batch_double.__file__!r}, run_name='__main__')\n"
     )
-    return Batch((sys.executable, str(hook), str(top / "batch")), double.jobs, double.interval)
+    return BatchCommands(
+        (sys.executable, str(hook), str(top / "batch")), double.jobs, double.interval
+    )
 
 
 @pytest.mark.parametrize(
@@ -270,8 +272,8 @@ def test_output_behind_a_link_is_not_read(tmp_path, name):
     point.mkdir(parents=True)
     (point / "link").symlink_to(secret / "stdout")
     (point / "sub").symlink_to(secret)
-    with pytest.raises(take.Missing):
-        take.number(Take("x", pattern="rate (.*)", file=name), point)
+    with pytest.raises(take.MissingNumber):
+        take.number(NumberSource("x", pattern="rate (.*)", file=name), point)
 
 
 def test_resume_refuses_linked_results(tmp_path):
@@ -468,7 +470,9 @@ def test_seals_ignore_directories_that_others_can_write(tmp_path, monkeypatch):
     squatted.chmod(0o777)
     own.mkdir(mode=0o700)
     Path(f"{squatted}-0").symlink_to(own)
-    made = plan.Plan("0" * 6, "/", 1, 1, definition.of_values({"script": "a"}, "e"), {"a": b""})
+    made = plan.ExperimentPlan(
+        "0" * 6, "/", 1, 1, definition.of_values({"script": "a"}, "e"), {"a": b""}
+    )
     assert not plan.has_seal(made)
     plan.keep_seal(made)
     assert plan.has_seal(made)

@@ -47,7 +47,7 @@ def test_vsub_checks_combinations_that_differ_only_in_variables_once(tmp_path, r
 def test_directives_in_the_script_are_checked(tmp_path):
     script = "#!/bin/sh\n#VSUB -vm ram=1G\n#PBS -q long\nexit 1\n"
     file = experiments.write(tmp_path, 'script = "job.sh"\n', script)
-    shows = batch.Batch(("/bin/sh", "-c", "cat >&2; exit 2", "sh"), dict)
+    shows = batch.BatchCommands(("/bin/sh", "-c", "cat >&2; exit 2", "sh"), dict)
     found = definition.read(file)
     said = check.refused(file, found, matrix.cells(found), shows, print)
     assert said == {0: "#!/bin/sh | #VSUB -vm ram=1G | #PBS -q long"}
@@ -55,7 +55,7 @@ def test_directives_in_the_script_are_checked(tmp_path):
 
 def test_vsub_failure_of_another_kind_refuses_nothing(tmp_path):
     file = experiments.write(tmp_path, 'script = "job.sh"\n')
-    fails = batch.Batch(("/bin/sh", "-c", "echo vsub: no disk >&2; exit 1"), dict)
+    fails = batch.BatchCommands(("/bin/sh", "-c", "echo vsub: no disk >&2; exit 1"), dict)
     found, told = definition.read(file), []
     assert check.refused(file, found, matrix.cells(found), fails, told.append) == {}
     assert told == ["vsub: no disk"]
@@ -69,7 +69,7 @@ def test_building_an_image_is_reported_once_before_it_starts(tmp_path):
         while [ ! -e {goes_on} ]; do sleep 0.01; done
         echo '   2.0 s  kernel' >&2
     """
-    vsub = batch.Batch(("/bin/sh", "-c", makes, "sh"), dict)
+    vsub = batch.BatchCommands(("/bin/sh", "-c", makes, "sh"), dict)
     found, told = definition.read(file), []
 
     def tell(line):
@@ -121,7 +121,7 @@ def test_partly_refused_experiment_runs_and_names_refusals(tmp_path, run, monkey
 
 
 def ended(top, *failed):
-    return running.Ended(True, "", top, {"state": "1 point", "failed": failed})
+    return running.RunResult(True, "", top, {"state": "1 point", "failed": failed})
 
 
 def test_failed_points_are_reported_with_the_next_commands(tmp_path, run, monkeypatch):

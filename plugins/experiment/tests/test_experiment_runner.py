@@ -17,7 +17,7 @@ import sparing
 from patience import eventually
 from vtorque_core.api import HostFault
 from vtorque_experiment import wrapper
-from vtorque_experiment.batch import Questions, locked, of_site
+from vtorque_experiment.batch import JobQueries, locked, of_site
 from vtorque_experiment.book import DONE, FAILED, Book
 from vtorque_experiment.place import usable
 
@@ -285,11 +285,11 @@ def test_polling_interval_is_kept_after_a_resume(tmp_path):
     (tmp_path / "jobs").mkdir()
     double = experiments.double(tmp_path, interval=10.0)
     noted: list[float] = []
-    assert not Questions(double, time.time(), noted.append).due
-    assert Questions(double, time.time() - 11, noted.append).due
-    assert Questions(double, time.time() + 9999, noted.append).wait <= 10  # a clock that was set
+    assert not JobQueries(double, time.time(), noted.append).due
+    assert JobQueries(double, time.time() - 11, noted.append).due
+    assert JobQueries(double, time.time() + 9999, noted.append).wait <= 10  # a clock that was set
     (tmp_path / "batch" / "jobs").mkdir(parents=True)
-    asked = Questions(double, 0, noted.append)
+    asked = JobQueries(double, 0, noted.append)
     assert asked.due and asked.ask() == {} and not asked.due and len(noted) == 1
 
 

@@ -5,13 +5,13 @@ import os
 import pytest
 
 from vtorque_experiment import definition, take
-from vtorque_experiment.book import Row
-from vtorque_experiment.definition import Take
+from vtorque_experiment.book import PointRow
+from vtorque_experiment.definition import NumberSource
 from vtorque_experiment.ended import Collector
 
 
 def number(point, **what):
-    return take.number(Take("x", **what), point)
+    return take.number(NumberSource("x", **what), point)
 
 
 @pytest.mark.parametrize(
@@ -52,7 +52,7 @@ def test_values_are_found_in_output_files(tmp_path, what, value):
 def test_missing_value_is_reported(tmp_path, what, said):
     (tmp_path / "stdout").write_bytes(b"\xff\xfe nothing")
     os.mkfifo(tmp_path / "fifo")
-    with pytest.raises(take.Missing, match=said):
+    with pytest.raises(take.MissingNumber, match=said):
         number(tmp_path, **what)
 
 
@@ -75,7 +75,7 @@ def test_guest_without_kvm_is_detected(tmp_path, cpu, files, bare, emulated):
     for name, text in files.items():
         (tmp_path / name).write_text(text + "\n")
     found = definition.of_values({"script": "job.sh"}, "e.toml")
-    row = Row(1, 0, 0, "submitted", "1.x", 1, 0, "", None, None, "")
+    row = PointRow(1, 0, 0, "submitted", "1.x", 1, 0, "", None, None, "")
     ended = Collector(found, lambda job, point: "").ended(row, tmp_path, bare)
     wanted = f"Linux 6.1 x86_64, vvm, {cpu}"
     assert ended.machine == (f"{wanted}, emulated" if emulated else wanted)
@@ -88,7 +88,7 @@ def test_kept_report_is_not_fetched_again(tmp_path, begun, asked):
     (tmp_path / "begun").write_text("1000000000 5.0\n")
     (tmp_path / "ended").write_text("0 5.0 6.0\n")
     (tmp_path / "report.json").write_text("{}")
-    row = Row(1, 0, 0, "failed", "1.srv", 1, 0, "no", 1e9, begun, "")
+    row = PointRow(1, 0, 0, "failed", "1.srv", 1, 0, "no", 1e9, begun, "")
     jobs: list[str] = []
     Collector(found, lambda job, point: jobs.append(job) or "").ended(row, tmp_path, False)
     assert len(jobs) == asked
@@ -101,6 +101,6 @@ def test_fifo_left_by_a_job_is_not_read(tmp_path, name):
     (tmp_path / "ended").write_text("3 5.0 6.0\n")
     (tmp_path / name).unlink(missing_ok=True)
     os.mkfifo(tmp_path / name)
-    row = Row(1, 0, 0, "submitted", "1.srv", 1, 0, "", None, None, "")
+    row = PointRow(1, 0, 0, "submitted", "1.srv", 1, 0, "", None, None, "")
     ended = Collector(found, lambda job, point: "").ended(row, tmp_path, False)
     assert ("is not a regular file" in ended.reason) == (name in ("ended", "begun"))

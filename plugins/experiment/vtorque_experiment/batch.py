@@ -20,7 +20,7 @@ from vtorque_core.live import images, service
 from vtorque_experiment import files, wrapper
 from vtorque_experiment.definition import Definition, Scalar
 from vtorque_experiment.matrix import Cell
-from vtorque_experiment.place import Place, end_of
+from vtorque_experiment.place import ResultsDirectory, end_of
 
 LEAST = 10.0  # the shortest interval between two queries of a batch system's server, in seconds
 LEAST_LOCAL = 1.0  # the shortest interval for the batch system local, in seconds
@@ -34,7 +34,7 @@ _ID = re.compile(r"[0-9]+[A-Za-z0-9_.\[\]-]{0,199}", re.ASCII)
 
 
 @dataclass(frozen=True)
-class Batch:
+class BatchCommands:
     """The commands that submit and list jobs.
 
     Args:
@@ -52,7 +52,7 @@ class Batch:
     naming: str = "-N"
 
 
-def of_site(config: Path, interval: float) -> Batch:
+def of_site(config: Path, interval: float) -> BatchCommands:
     """Return the site's batch system, queried as the user. Raises ConfigError, Refused."""
     site, batch = service.batch_system(config)
     submitter = batch.submitter(site)
@@ -64,7 +64,7 @@ def of_site(config: Path, interval: float) -> Batch:
     vsub = (program, "--config", str(config))
     own = images.site_of(config).batch.system == "local"  # its server has this machine's jobs only
     least = LEAST_LOCAL if own else LEAST
-    return Batch(vsub, jobs, max(interval, LEAST), least, submitter.naming)
+    return BatchCommands(vsub, jobs, max(interval, LEAST), least, submitter.naming)
 
 
 @contextlib.contextmanager
@@ -121,7 +121,7 @@ def arguments(
 
 
 @dataclass(frozen=True)
-class Submission:
+class SubmitResult:
     """The exit status, standard output and standard error of one vsub call."""
 
     code: int
@@ -141,8 +141,9 @@ class Submission:
 
 
 def submit(
-    batch: Batch, argv: Sequence[str], script: bytes, place: Place, number: int, lock: int
-) -> Submission:  # fmt: skip
+    batch: BatchCommands, argv: Sequence[str], script: bytes, place: ResultsDirectory,
+    number: int, lock: int,
+) -> SubmitResult:  # fmt: skip
     """Run vsub in a point's directory, with the job script on its standard input.
 
     vsub reads no file that a guest can write. It inherits ``lock``, so the lock remains held while
@@ -164,7 +165,7 @@ def submit(
             )  # fmt: skip
         except OSError as error:
             raise HostFault(f"{batch.vsub[0]}: {error.strerror}") from None
-        return Submission(done.returncode, *(_read_stream(stream) for stream in (out, err)))
+        return SubmitResult(done.returncode, *(_read_stream(stream) for stream in (out, err)))
 
 
 def _read_stream(stream: IO[bytes]) -> bytes:
@@ -189,14 +190,14 @@ def _join_lines(text: str, most: int) -> str:
     return " | ".join(printable(line.strip(), most) for line in text.split("\n") if line.strip())
 
 
-class Questions:
+class JobQueries:
     """Queries the batch system for its list of jobs, at most once per interval.
 
     ``last`` is the Unix time of the last query. ``note`` saves this time, so that the interval is
     also kept after a resume.
     """
 
-    def __init__(self, batch: Batch, last: float, note: Callable[[float], None]) -> None:
+    def __init__(self, batch: BatchCommands, last: float, note: Callable[[float], None]) -> None:
         self._batch, self._note = batch, note
         now = time.time()
         self._next = time.monotonic() + min(batch.interval, max(0.0, last + batch.interval - now))

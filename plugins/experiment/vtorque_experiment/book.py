@@ -49,7 +49,7 @@ CREATE TABLE numbers (
 
 
 @dataclass(frozen=True)
-class Row:
+class PointRow:
     """A point.
 
     ``submitted`` and ``begun`` are Unix times. ``missed`` counts the job lists that lacked its job.
@@ -175,14 +175,14 @@ class Book:
         found = dict(self._fetch_all("SELECT state, count(*) FROM points GROUP BY state"))
         return {state: found.get(state, 0) for state in STATES}
 
-    def rows(self, *states: str, limit: int = -1) -> list[Row]:
+    def rows(self, *states: str, limit: int = -1) -> list[PointRow]:
         """Return the points in these states (default: all), in the order of submission."""
         marks = ",".join("?" * len(states))
         where = f"WHERE state IN ({marks})" if states else ""
         kinds = {"int": "INTEGER", "str": "TEXT"}  # a guest may have stored other types
-        typed = (f"CAST({f.name} AS {kinds.get(str(f.type), 'REAL')})" for f in fields(Row))
+        typed = (f"CAST({f.name} AS {kinds.get(str(f.type), 'REAL')})" for f in fields(PointRow))
         query = f"SELECT {', '.join(typed)} FROM points {where} ORDER BY number LIMIT ?"  # noqa: S608 - ours
-        return [Row(*row) for row in self._fetch_all(query, *states, limit)]
+        return [PointRow(*row) for row in self._fetch_all(query, *states, limit)]
 
     def numbers(self) -> dict[int, dict[str, float]]:
         """Return the numbers of each point by name."""

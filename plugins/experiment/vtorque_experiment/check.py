@@ -20,7 +20,7 @@ MOST = 50  # calls of vsub, of about half a second each
 
 
 def refused(
-    file: Path, definition: Definition, cells: Sequence[Cell], batch: b.Batch,
+    file: Path, definition: Definition, cells: Sequence[Cell], batch: b.BatchCommands,
     told: Callable[[str], None],
 ) -> Mapping[int, str]:  # fmt: skip
     """Return the combinations that vsub would refuse: number to vsub's message.
@@ -69,7 +69,8 @@ def refused(
 
 
 def _asked(
-    batch: b.Batch, argv: Sequence[str], script: bytes, top: Path, told: Callable[[str], None]
+    batch: b.BatchCommands, argv: Sequence[str], script: bytes, top: Path,
+    told: Callable[[str], None],
 ) -> str:  # fmt: skip
     """Return why vsub refuses, or an empty string; pass its other messages to ``told``.
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from vtorque_core.api import Refused
 from vtorque_experiment import figures
-from vtorque_experiment.figures import Figures, Ratio
+from vtorque_experiment.figures import Ratio, Statistics
 from vtorque_experiment.matrix import Cell, label
 from vtorque_experiment.results import Results, matching
 
@@ -27,8 +27,8 @@ class Pair:
     name: str
     unit: str
     better: str
-    base: Figures
-    other: Figures
+    base: Statistics
+    other: Statistics
     ratio: Ratio | None
     warning: str
     emulated: bool

@@ -12,14 +12,14 @@ from typing import Any
 
 from vtorque_core.api import HostFault, Refused, printable
 from vtorque_experiment import book, definition, files, matrix
-from vtorque_experiment.place import Place
-from vtorque_experiment.plan import MAX_SCRIPT, Plan
+from vtorque_experiment.place import ResultsDirectory
+from vtorque_experiment.plan import MAX_SCRIPT, ExperimentPlan
 
 
 def create(
-    file: Path, place: Place, versions: Callable[[], Mapping[str, Any]],
+    file: Path, place: ResultsDirectory, versions: Callable[[], Mapping[str, Any]],
     repetitions: int | None = None,
-) -> Plan:  # fmt: skip
+) -> ExperimentPlan:  # fmt: skip
     """Create the results of an experiment; return its plan, which no guest can change.
 
     ``repetitions`` overrides the file's value. The book is written last: a directory without a book
@@ -45,7 +45,7 @@ def create(
         )
     seed = found.seed if found.seed is not None else secrets.randbits(32)
     root = str(file.parent.absolute())
-    plan = Plan(secrets.token_hex(3), root, seed, found.repetitions, found, sources)
+    plan = ExperimentPlan(secrets.token_hex(3), root, seed, found.repetitions, found, sources)
     try:
         place.top.mkdir(parents=True, exist_ok=True)
         with files.directory(place.top, place.scripts.name, make=True):

@@ -19,7 +19,7 @@ Scalar = str | int | float | bool
 
 
 @dataclass(frozen=True)
-class Take:
+class NumberSource:
     """A number to extract from a job, by ``pattern``, ``json``, ``metric`` or ``report``.
 
     ``file`` is the file in the point's directory that is searched for a pattern or JSON.
@@ -37,7 +37,7 @@ class Take:
 
 
 @dataclass(frozen=True)
-class Limits:
+class RunLimits:
     """Limits of a run. ``hours`` is None for no limit; ``poll`` is a query interval in seconds."""
 
     jobs: int = 4
@@ -61,8 +61,8 @@ class Definition:
     env: Mapping[str, Scalar]
     matrix: Mapping[str, Sequence[Scalar]]
     exclude: tuple[Mapping[str, Scalar], ...]
-    takes: tuple[Take, ...]
-    limits: Limits
+    takes: tuple[NumberSource, ...]
+    limits: RunLimits
 
 
 def read(path: Path, repetitions: int | None = None) -> Definition:
@@ -134,8 +134,8 @@ def _typed(values: Mapping[str, Any]) -> Definition:
         env=values.get("env", {}),
         matrix=axes,
         exclude=tuple(values.get("exclude", ())),
-        takes=tuple(Take(name, **each) for name, each in values.get("take", {}).items()),
-        limits=Limits(**limits | {each: int(limits[each]) for each in whole}),
+        takes=tuple(NumberSource(name, **each) for name, each in values.get("take", {}).items()),
+        limits=RunLimits(**limits | {each: int(limits[each]) for each in whole}),
     )
 
 
@@ -150,7 +150,7 @@ def _pattern_problem(pattern: str) -> tuple[str, str] | None:
     return "has no group for the number", "put the digits in a group: ([0-9.]+)"
 
 
-def _bad_take(take: Take, found: Definition, name: str) -> Iterator[Refusal]:
+def _bad_take(take: NumberSource, found: Definition, name: str) -> Iterator[Refusal]:
     if take.name in BUILT_IN:
         yield Refusal("is a number that every point has", key="take", value=take.name,
                       where=name, fix="choose another name")  # fmt: skip

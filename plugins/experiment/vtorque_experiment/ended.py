@@ -10,7 +10,7 @@ from pathlib import Path
 from vtorque_core.api import printable
 from vtorque_core.live import service
 from vtorque_experiment import batch, files, take, wrapper
-from vtorque_experiment.book import Row
+from vtorque_experiment.book import PointRow
 from vtorque_experiment.definition import Definition
 from vtorque_experiment.place import end_of
 
@@ -23,7 +23,7 @@ REPORT_TIME = 120.0  # seconds
 
 
 @dataclass(frozen=True)
-class Ended:
+class PointResult:
     """The numbers of an ended job by name.
 
     ``begun`` is a Unix time. A non-empty ``reason`` means that the point failed.
@@ -41,14 +41,14 @@ class Collector:
     def __init__(self, definition: Definition, report: Callable[[str, Path], str]) -> None:
         self._definition, self._report = definition, report
 
-    def ended(self, row: Row, point: Path, bare: bool) -> Ended:
+    def ended(self, row: PointRow, point: Path, bare: bool) -> PointResult:
         """Return how a point has ended. Invalid files make the point fail, and do not raise."""
         try:
             code, start, stop = end_of(point, wrapper.ENDED, _SHORT).split()
             begun = float(end_of(point, wrapper.BEGUN, _SHORT).split()[-2])
             values = {"code": float(int(code)), "wall": max(0.0, float(stop) - float(start))}
         except (OSError, ValueError, IndexError) as error:
-            return Ended({}, 0.0, "", printable(f"{point / wrapper.ENDED}: {error}", 300))
+            return PointResult({}, 0.0, "", printable(f"{point / wrapper.ENDED}: {error}", 300))
         if row.submitted is not None:
             values["wait"] = max(0.0, begun - row.submitted)
         kept = row.begun is not None and (point / take.REPORT).exists()  # collected earlier
@@ -63,9 +63,9 @@ class Collector:
                 continue  # no guest, no report
             try:
                 values[each.name] = take.number(each, point)
-            except take.Missing as error:
+            except take.MissingNumber as error:
                 problems.append(f"{error}{f' ({said})' if said and each.report else ''}")
-        return Ended(values, begun, _machine(point, bare), "; ".join(problems))
+        return PointResult(values, begun, _machine(point, bare), "; ".join(problems))
 
 
 def _last_words(point: Path) -> str:

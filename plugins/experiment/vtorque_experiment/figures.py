@@ -23,7 +23,7 @@ probability below 95 % (sign test: 1 - 2 * 0.5**n)."""
 
 
 @dataclass(frozen=True)
-class Figures:
+class Statistics:
     """Statistics of a number's values. ``low`` and ``high`` are the quartiles."""
 
     count: int
@@ -54,14 +54,14 @@ class Ratio:
         return not self.low <= 1 <= self.high
 
 
-def of(values: Sequence[float]) -> Figures:
+def of(values: Sequence[float]) -> Statistics:
     """Return the figures of one or more values."""
     quartiles = (
         statistics.quantiles(values, n=4, method="inclusive")
         if len(values) > 1
         else [values[0]] * 3
     )
-    return Figures(
+    return Statistics(
         len(values), statistics.median(values), quartiles[0], quartiles[2],
         min(values), max(values), statistics.fmean(values),
     )  # fmt: skip

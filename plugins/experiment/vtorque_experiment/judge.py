@@ -9,20 +9,20 @@ from vtorque_core.api import Refused, printable
 from vtorque_experiment import figures
 from vtorque_experiment.compare import Pair
 from vtorque_experiment.condition import Condition, Values
-from vtorque_experiment.junit import Case
+from vtorque_experiment.junit import TestResult
 from vtorque_experiment.matrix import counted
 from vtorque_experiment.results import Results
 
 
 @dataclass(frozen=True)
-class Judged:
+class Verdicts:
     """The test cases, one per combination in order; ``asked`` is true if there was a condition."""
 
-    cases: Sequence[Case]
+    cases: Sequence[TestResult]
     asked: bool
 
 
-def of_results(results: Results, conditions: Sequence[str]) -> Judged:
+def of_results(results: Results, conditions: Sequence[str]) -> Verdicts:
     """Evaluate conditions on an experiment. Raises Refused for an invalid condition."""
     read = [*map(Condition, conditions)]
     if any(condition.has_baseline for condition in read):
@@ -37,10 +37,10 @@ def of_results(results: Results, conditions: Sequence[str]) -> Judged:
         failed = results.failed(cell)
         error = counted(failed, "failed point") if failed and not read else ""
         cases.append(_case(results.label(cell), read, values, None, error))
-    return Judged(cases, bool(read))
+    return Verdicts(cases, bool(read))
 
 
-def of_pairs(pairs: Sequence[Pair], conditions: Sequence[str]) -> Judged:
+def of_pairs(pairs: Sequence[Pair], conditions: Sequence[str]) -> Verdicts:
     """Evaluate conditions on a comparison. Raises Refused for an invalid condition."""
     read = [*map(Condition, conditions)]
     cases = []
@@ -48,12 +48,12 @@ def of_pairs(pairs: Sequence[Pair], conditions: Sequence[str]) -> Judged:
         those = [pair for pair in pairs if pair.cell == cell]
         values = {pair.name: pair.values for pair in those}
         cases.append(_case(cell, read, values, {p.name: p.base_values for p in those}, ""))
-    return Judged(cases, bool(read))
+    return Verdicts(cases, bool(read))
 
 
 def _case(
     name: str, conditions: Sequence[Condition], values: Values, base: Values | None, error: str
-) -> Case:
+) -> TestResult:
     wall = values.get("wall", ())
     failures = []
     for condition in conditions:
@@ -62,7 +62,7 @@ def _case(
                 failures.append(f"{condition.text} holds: {', '.join(_said(condition, values))}")
         except Refused as problem:
             error = str(problem)
-    return Case(printable(name, 300), sum(wall), "; ".join(failures), error)
+    return TestResult(printable(name, 300), sum(wall), "; ".join(failures), error)
 
 
 def _said(condition: Condition, values: Values) -> Iterator[str]:

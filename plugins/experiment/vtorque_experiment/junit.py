@@ -11,7 +11,7 @@ _NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]") 
 
 
 @dataclass(frozen=True)
-class Case:
+class TestResult:
     """A test case. ``failure``: a condition that holds; ``error``: why it cannot be evaluated."""
 
     name: str
@@ -20,7 +20,7 @@ class Case:
     error: str = ""
 
 
-def xml(title: str, cases: Iterable[Case]) -> bytes:
+def xml(title: str, cases: Iterable[TestResult]) -> bytes:
     """Return the content of the JUnit file."""
     found = list(cases)
     suite = ElementTree.Element(

@@ -17,14 +17,14 @@ MOST_FAILED = 50
 
 
 @dataclass(frozen=True)
-class Section:
+class NumberSection:
     """The section of one number."""
 
     title: str
     unit: str
     heads: Sequence[str]
     rows: Sequence[Sequence[str]]
-    plots: Sequence[plots.Plot]
+    plots: Sequence[plots.ResultPlot]
 
 
 def of_results(results: Results) -> str:
@@ -51,10 +51,10 @@ def of_pairs(title: str, lines: Sequence[str], pairs: Sequence[Pair], sides: Seq
     sections = []
     for number, name in enumerate(names):
         those = [pair for pair in pairs if pair.name == name]
-        series = [plots.Series(p.cell, (p.base_values, p.values)) for p in those]
+        series = [plots.PlotSeries(p.cell, (p.base_values, p.values)) for p in those]
         drawn = [plots.rows("both", those[0].unit, series, sides)] if number < MOST_NUMBERS else []
         heads, rows = tables.of_pairs(those, named=False)
-        sections.append(Section(name, those[0].unit, heads, rows, drawn))
+        sections.append(NumberSection(name, those[0].unit, heads, rows, drawn))
     return drawing.page(
         __package__,
         "page.html.j2",
@@ -66,7 +66,7 @@ def of_pairs(title: str, lines: Sequence[str], pairs: Sequence[Pair], sides: Seq
     )
 
 
-def _of_numbers(results: Results) -> Iterator[Section]:
+def _of_numbers(results: Results) -> Iterator[NumberSection]:
     table = results.table()
     starts = [row.begun for row in results.rows if row.begun]
     first, last = min(starts, default=0.0), max(starts, default=0.0)
@@ -77,7 +77,7 @@ def _of_numbers(results: Results) -> Iterator[Section]:
         heads, rows = tables.of_number(results, name, table)
         drawn = []
         if number < MOST_NUMBERS:
-            series = [plots.Series(results.label(c), (table[c, name],)) for c in there]
+            series = [plots.PlotSeries(results.label(c), (table[c, name],)) for c in there]
             drawn.append(plots.rows("by combination", results.unit(name), series, ("values",)))
             timed = sorted(
                 (row.begun - first, results.numbers[row.number][name])
@@ -87,7 +87,7 @@ def _of_numbers(results: Results) -> Iterator[Section]:
             if len(timed) > 1:
                 hours = last - first > 2 * 3600
                 drawn.append(plots.order("over time", results.unit(name), timed, hours))
-        yield Section(name, results.unit(name), heads, rows, drawn)
+        yield NumberSection(name, results.unit(name), heads, rows, drawn)
 
 
 def _versions(results: Results) -> Iterator[str]:

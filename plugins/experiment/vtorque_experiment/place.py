@@ -14,7 +14,7 @@ _PLAIN = re.compile(r"[A-Za-z0-9._/+@=-]+", re.ASCII)
 
 
 @dataclass(frozen=True)
-class Place:
+class ResultsDirectory:
     """The directory ``top``, an absolute path without characters special to shells."""
 
     top: Path
@@ -57,7 +57,7 @@ def end_of(point: Path, name: str, most: int) -> str:
     return files.read(point.parents[2], *names, most=most, end=True).decode("utf-8", "replace")
 
 
-def usable(path: Path) -> Place:
+def usable(path: Path) -> ResultsDirectory:
     """Return the place of a path. Raises Refused for characters that batch systems interpret."""
     whole = Path(os.path.abspath(path))  # noqa: PTH100 - links are kept: they may differ on other hosts
     if not _PLAIN.fullmatch(str(whole)):
@@ -68,10 +68,10 @@ def usable(path: Path) -> Place:
             limit="letters, digits and . _ / + @ = -",
             fix="use another directory: --dir DIR",
         )
-    return Place(whole)
+    return ResultsDirectory(whole)
 
 
-def existing(path: Path) -> Place:
+def existing(path: Path) -> ResultsDirectory:
     """Return the place of an existing experiment. Raises Refused."""
     place = usable(path)
     if place.top.is_symlink() or place.database.is_symlink() or not place.database.is_file():

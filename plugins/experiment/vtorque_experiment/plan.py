@@ -25,7 +25,7 @@ from vtorque_core.api import HostFault, Refused, printable
 from vtorque_experiment import files, matrix, wrapper
 from vtorque_experiment.definition import Definition
 from vtorque_experiment.matrix import Cell, Point
-from vtorque_experiment.place import Place
+from vtorque_experiment.place import ResultsDirectory
 
 MAX_SCRIPT = 4 << 20  # bytes
 SEALS = Path("/var/tmp")  # noqa: S108 - survives a reboot, is local to this host, and no guest sees it
@@ -33,7 +33,7 @@ _ID = re.compile(r"[0-9a-f]{6}", re.ASCII)
 
 
 @dataclass(frozen=True)
-class Plan:
+class ExperimentPlan:
     """The plan of an experiment: the jobs that it submits.
 
     Attributes:
@@ -63,11 +63,11 @@ class Plan:
         ordered = matrix.ordered(len(self.cells), self.repetitions, self.seed)
         return {point.number: point for point in ordered}
 
-    def copy_path(self, place: Place, script: str) -> Path:
+    def copy_path(self, place: ResultsDirectory, script: str) -> Path:
         """Return the path of a script's copy in the results, which the jobs read."""
         return place.scripts / copy_name(self.definition, script)
 
-    def job_script(self, place: Place, number: int) -> bytes:
+    def job_script(self, place: ResultsDirectory, number: int) -> bytes:
         """Return the job script of a point."""
         point = self.points[number]
         cell = self.cells[point.cell]
@@ -107,7 +107,9 @@ def copy_name(definition: Definition, script: str) -> str:
     return f"{definition.scripts.index(script)}-{Path(script).name}"
 
 
-def read_plan(place: Place, definition: Definition, about: Mapping[str, str], points: int) -> Plan:
+def read_plan(
+    place: ResultsDirectory, definition: Definition, about: Mapping[str, str], points: int
+) -> ExperimentPlan:
     """Read the plan from a directory of results, where a guest may have changed it.
 
     ``about`` and ``points`` are the book's notes and number of points. Raises Refused if the plan
@@ -121,7 +123,7 @@ def read_plan(place: Place, definition: Definition, about: Mapping[str, str], po
             for name in definition.scripts
         }
         repetitions = points // len(matrix.cells(definition))
-        plan = Plan(
+        plan = ExperimentPlan(
             about["id"], about["root"], int(about["seed"]), repetitions, definition, scripts
         )
     except OSError as error:
@@ -133,7 +135,7 @@ def read_plan(place: Place, definition: Definition, about: Mapping[str, str], po
     return plan
 
 
-def keep_seal(plan: Plan) -> None:
+def keep_seal(plan: ExperimentPlan) -> None:
     """Store the seal of a plan on this host. Raises HostFault."""
     try:
         (_seals_dir() / plan.seal).touch(mode=0o600)
@@ -141,7 +143,7 @@ def keep_seal(plan: Plan) -> None:
         raise _seal_error(error) from None
 
 
-def has_seal(plan: Plan) -> bool:
+def has_seal(plan: ExperimentPlan) -> bool:
     """Return whether this host has this user's seal of exactly this plan."""
     try:
         # A new date keeps systemd-tmpfiles from removing the seal.
@@ -151,13 +153,13 @@ def has_seal(plan: Plan) -> bool:
     return True
 
 
-def drop_seal(plan: Plan) -> None:
+def drop_seal(plan: ExperimentPlan) -> None:
     """Remove the seal of a plan after all its points are done."""
     (_seals_dir() / plan.seal).unlink(missing_ok=True)
     shutil.rmtree(_readable_copy(plan), ignore_errors=True)
 
 
-def missing_seal(plan: Plan, place: Place) -> Refused:
+def missing_seal(plan: ExperimentPlan, place: ResultsDirectory) -> Refused:
     """Return the error for a plan without a seal. It names a copy of the plan for the user to read.
 
     No guest can change that copy while the user decides. Raises HostFault.
@@ -178,7 +180,7 @@ def missing_seal(plan: Plan, place: Place) -> Refused:
     )
 
 
-def _readable_copy(plan: Plan) -> Path:
+def _readable_copy(plan: ExperimentPlan) -> Path:
     return _seals_dir() / f"{plan.seal}.plan"
 
 
@@ -201,7 +203,7 @@ def _seals_dir() -> Path:
     return Path(tempfile.mkdtemp(prefix=f"{prefix}-", dir=SEALS))
 
 
-def _damaged(place: Place, why: str) -> Refused:
+def _damaged(place: ResultsDirectory, why: str) -> Refused:
     return Refused(
         f"{printable(str(place.top))}: its plan is damaged ({printable(why, 200)}), so no more "
         "points can be submitted; start again with vmgr experiment run --dir DIR"

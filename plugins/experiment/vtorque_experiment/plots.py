@@ -21,7 +21,7 @@ _NUMBER = ".5~g"  # https://d3js.org/d3-format; 1e+9 fits where 1,000,000,000 is
 
 
 @dataclass(frozen=True)
-class Series:
+class PlotSeries:
     """The values of a row of a plot, one color per side of a comparison.
 
     ``label`` is the user's text.
@@ -32,7 +32,7 @@ class Series:
 
 
 @dataclass(frozen=True)
-class Plot:
+class ResultPlot:
     """A drawing, with a text alternative in ``label``."""
 
     title: str
@@ -41,7 +41,7 @@ class Plot:
     label: str
 
 
-def rows(title: str, unit: str, series: Sequence[Series], sides: Sequence[str]) -> Plot:
+def rows(title: str, unit: str, series: Sequence[PlotSeries], sides: Sequence[str]) -> ResultPlot:
     """Plot each value as a point and each median as a stroke, one row per combination."""
     shown = series[:MOST_ROWS]
     total = sum(len(values) for each in shown for values in each.sides)
@@ -85,10 +85,10 @@ def rows(title: str, unit: str, series: Sequence[Series], sides: Sequence[str]) 
         for each in shown
     )
     height = max(90, 40 + per_row * len(shown) + (26 if two else 0))
-    return Plot(title, unit, svg(WIDTH, height, spec), said)
+    return ResultPlot(title, unit, svg(WIDTH, height, spec), said)
 
 
-def order(title: str, unit: str, values: Sequence[tuple[float, float]], hours: bool) -> Plot:
+def order(title: str, unit: str, values: Sequence[tuple[float, float]], hours: bool) -> ResultPlot:
     """Plot the values over time since the first, to show a drift.
 
     ``values`` are (seconds, value); ``hours`` selects the unit of time.
@@ -110,7 +110,7 @@ def order(title: str, unit: str, values: Sequence[tuple[float, float]], hours: b
     half = len(values) // 2 or 1
     first, last = [v for _, v in values[:half]], [v for _, v in values[half:]] or [values[-1][1]]
     label = f"the first half has {_said(first)}, the second {_said(last)}"
-    return Plot(title, unit, svg(WIDTH, 190, spec), label)
+    return ResultPlot(title, unit, svg(WIDTH, 190, spec), label)
 
 
 def _short(value: float) -> float:

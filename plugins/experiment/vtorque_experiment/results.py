@@ -9,11 +9,11 @@ from pathlib import Path
 
 from vtorque_core.api import Refused, printable
 from vtorque_experiment import definition
-from vtorque_experiment.book import DONE, FAILED, Book, Row
+from vtorque_experiment.book import DONE, FAILED, Book, PointRow
 from vtorque_experiment.definition import BUILT_IN, Definition, Scalar
 from vtorque_experiment.ended import EMULATED
 from vtorque_experiment.matrix import Cell, label
-from vtorque_experiment.place import Place, existing
+from vtorque_experiment.place import ResultsDirectory, existing
 
 UNITS = {"wall": "s", "wait": "s", "code": ""}
 
@@ -22,11 +22,11 @@ UNITS = {"wall": "s", "wait": "s", "code": ""}
 class Results:
     """The current state of an experiment, running or ended."""
 
-    place: Place
+    place: ResultsDirectory
     definition: Definition
     about: Mapping[str, str]
     cells: Sequence[Cell]
-    rows: Sequence[Row]
+    rows: Sequence[PointRow]
     numbers: Mapping[int, Mapping[str, float]]
 
     @property

@@ -6,8 +6,8 @@ list. If neither exists, and no running vsub could still submit the point, the r
 again.
 
 Guests can write in the directory of results and its book. Therefore the runner submits only the
-:class:`~vtorque_experiment.plan.Plan`, and a job counts as ended when the batch system no longer
-lists it. A guest can falsify numbers or make points fail, but no more.
+``ExperimentPlan``, and a job counts as ended when the batch system no longer lists it. A guest can
+falsify numbers or make points fail, but no more.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from vtorque_core.api import printable
 from vtorque_experiment import batch as b
 from vtorque_experiment import book as k
 from vtorque_experiment import files, wrapper
-from vtorque_experiment.batch import Batch, Questions
-from vtorque_experiment.book import Book, Row
+from vtorque_experiment.batch import BatchCommands, JobQueries
+from vtorque_experiment.book import Book, PointRow
 from vtorque_experiment.create import disk
 from vtorque_experiment.definition import Definition
 from vtorque_experiment.ended import Collector
 from vtorque_experiment.matrix import counted
-from vtorque_experiment.place import Place
-from vtorque_experiment.plan import Plan, missing_seal, read_plan
+from vtorque_experiment.place import ResultsDirectory
+from vtorque_experiment.plan import ExperimentPlan, missing_seal, read_plan
 
 TRIES = 3  # submissions of a point, if vsub fails without refusing it
 REASONS = 20  # different reasons that a run prints
@@ -63,10 +63,11 @@ class Runner:
     """
 
     def __init__(  # noqa: PLR0913 - all that one run needs, from one caller
-        self, place: Place, definition: Definition, book: Book, batch: Batch,
+        self, place: ResultsDirectory, definition: Definition, book: Book, batch: BatchCommands,
         collect: Collector, *, told: Callable[[str], None], stop: threading.Event,
         hours: float | None = None, seen: Callable[[dict[str, int]], None] = lambda _: None,
-        plan: Plan | None = None, is_accepted: Callable[[Plan], bool] = lambda _: True,
+        plan: ExperimentPlan | None = None,
+        is_accepted: Callable[[ExperimentPlan], bool] = lambda _: True,
     ) -> None:  # fmt: skip
         self._place, self._definition, self._book, self._batch = place, definition, book, batch
         self._collector, self._told, self._stop, self._seen = collect, told, stop, seen
@@ -74,7 +75,7 @@ class Runner:
         self._id = about.get("id", "") if plan is None else plan.id
         self._cells = book.cells()
         self._plan, self._is_accepted = plan, is_accepted
-        self._questions = Questions(
+        self._questions = JobQueries(
             batch,
             _parse_seconds(about.get("asked", "")),
             lambda when: book.note("asked", str(when)),
@@ -134,7 +135,7 @@ class Runner:
             )
 
     @property
-    def plan(self) -> Plan | None:
+    def plan(self) -> ExperimentPlan | None:
         """The submitted plan; None if no point had to be submitted."""
         return self._plan
 
@@ -171,11 +172,11 @@ class Runner:
                 self._count(row, self._take(row))
         return any(not self._misses[row.number] for row in ended)
 
-    def _has_ended(self, row: Row) -> bool:
+    def _has_ended(self, row: PointRow) -> bool:
         """Return whether the file ``ended`` exists. A guest can create it, too."""
         return os.path.lexists(self._place.point(row.number) / wrapper.ENDED)
 
-    def _take(self, row: Row) -> str:
+    def _take(self, row: PointRow) -> str:
         """Read the numbers of an ended job; return why its point failed, or an empty string."""
         point = self._place.point(row.number)
         cell = self._cells[row.cell] if 0 <= row.cell < len(self._cells) else {}
@@ -184,7 +185,7 @@ class Runner:
             self._book.over(row.number, ended.values, ended.begun, ended.machine, ended.reason)
         return ended.reason
 
-    def _count(self, row: Row, reason: str) -> None:
+    def _count(self, row: PointRow, reason: str) -> None:
         """Count consecutive failures. Report each distinct reason once."""
         self._failures = self._failures + 1 if reason else 0
         like = re.sub("[0-9]+", "0", reason)  # reasons that differ only in numbers count as equal
@@ -211,7 +212,7 @@ class Runner:
                 self._fail(row, self._lost(row))
         self._book.missed([row.number for row in missing])
 
-    def _settle(self, row: Row, job: str) -> None:
+    def _settle(self, row: PointRow, job: str) -> None:
         job = job or _claimed(self._place.point(row.number))
         if job:
             self._book.submitted(row.number, job, time.time())
@@ -222,7 +223,7 @@ class Runner:
         else:
             self._book.again(row.number, row.reason)
 
-    def _lost(self, row: Row) -> str:
+    def _lost(self, row: PointRow) -> str:
         point = self._place.point(row.number)
         begun = os.path.lexists(point / wrapper.BEGUN)
         said = b.tail(point, b.JOB_ERR) or b.tail(point, b.JOB_OUT)
@@ -230,7 +231,7 @@ class Runner:
         why = said or "the node was lost, the job was canceled, or a disk was full"
         return f"job {row.job} is gone, its script {how}: {why}"
 
-    def _fail(self, row: Row, reason: str) -> None:
+    def _fail(self, row: PointRow, reason: str) -> None:
         self._book.failed(row.number, reason)
         self._count(row, reason)
 
@@ -241,7 +242,7 @@ class Runner:
                 return
             self._submit_one(row)
 
-    def _submit_one(self, row: Row) -> None:
+    def _submit_one(self, row: PointRow) -> None:
         if self._plan is None:
             self._plan = self._read_plan()
         if row.number not in self._plan.points or self._tries[row.number] >= TRIES:
@@ -265,7 +266,7 @@ class Runner:
             self._refused += 1
             self._book.note_reason(row.number, message)
 
-    def _submit_point(self, plan: Plan, number: int) -> b.Submission:
+    def _submit_point(self, plan: ExperimentPlan, number: int) -> b.SubmitResult:
         """Submit a point, and save vsub's output in its directory. Raises OSError, HostFault."""
         place, point = self._place, self._place.point(number)
         with files.directory(place.top, *point.relative_to(place.top).parts, make=True):
@@ -281,7 +282,7 @@ class Runner:
                 place.write(point / name, content)
         return done
 
-    def _read_plan(self) -> Plan:
+    def _read_plan(self) -> ExperimentPlan:
         """Return the plan in the directory of results. Raises Refused if it is not accepted."""
         points = sum(self._book.counts().values())
         found = read_plan(self._place, self._definition, self._book.about(), points)

@@ -29,7 +29,7 @@ from vtorque_experiment import (
     versions,
 )
 from vtorque_experiment.book import Book
-from vtorque_experiment.place import Place
+from vtorque_experiment.place import ResultsDirectory
 from vtorque_experiment.results import Results, read
 from vtorque_experiment.runner import Runner
 from vtorque_report import units
@@ -38,7 +38,7 @@ EVERY = 30.0  # seconds between two progress lines without a terminal
 
 
 @dataclass(frozen=True)
-class Ended:
+class RunResult:
     """How a run ended. ``status`` is the result of :func:`status`."""
 
     finished: bool
@@ -48,9 +48,9 @@ class Ended:
 
 
 def run(
-    config: Path, place: Place, hours: float | None, told: Callable[[str], None],
-    *, failed: bool = False, new_plan: plan.Plan | None = None, accept: str = "",
-) -> Ended:  # fmt: skip
+    config: Path, place: ResultsDirectory, hours: float | None, told: Callable[[str], None],
+    *, failed: bool = False, new_plan: plan.ExperimentPlan | None = None, accept: str = "",
+) -> RunResult:  # fmt: skip
     """Run an experiment until it is complete, or until a signal or limit stops it.
 
     Args:
@@ -93,10 +93,10 @@ def run(
             there.close()
         with contextlib.suppress(OSError, ValueError):
             versions.note_end(config, place.versions)
-    return Ended(end.finished, end.why, place.top, status(place.top))
+    return RunResult(end.finished, end.why, place.top, status(place.top))
 
 
-def _is_accepted(found: plan.Plan, accept: str) -> bool:
+def _is_accepted(found: plan.ExperimentPlan, accept: str) -> bool:
     """Return whether a plan may be submitted; store the seal of a plan that the user accepts."""
     if accept == found.seal:
         plan.keep_seal(found)
@@ -138,7 +138,7 @@ def data(results: Results, names: Sequence[str]) -> list[dict[str, Any]]:
 
 
 @dataclass(frozen=True)
-class Planned:
+class DryRun:
     """The plan of a dry run.
 
     Attributes:
@@ -189,7 +189,7 @@ class Planned:
 
 def planned(
     config: Path, file: Path, told: Callable[[str], None], repetitions: int | None = None
-) -> Planned:
+) -> DryRun:
     """Return what an experiment would run, and what vsub would refuse.
 
     Args:
@@ -204,10 +204,10 @@ def planned(
     found = definition.read(file, repetitions)
     cells = matrix.cells(found, printable(str(file)))
     asked = batch.of_site(config, found.limits.poll)
-    return Planned(found, cells, check.refused(file, found, cells, asked, told))
+    return DryRun(found, cells, check.refused(file, found, cells, asked, told))
 
 
-def _forget(there: Book, place: Place) -> None:
+def _forget(there: Book, place: ResultsDirectory) -> None:
     for row in there.rows(book.FAILED):
         point = place.point(row.number)
         number = 1

@@ -9,7 +9,7 @@ from vtorque_core.api import printable
 from vtorque_experiment import figures
 from vtorque_experiment.book import DONE, FAILED, STATES
 from vtorque_experiment.compare import Pair
-from vtorque_experiment.figures import Figures
+from vtorque_experiment.figures import Statistics
 from vtorque_experiment.matrix import counted
 from vtorque_experiment.results import Results
 
@@ -116,7 +116,7 @@ def _named(name: str, unit: str) -> str:
     return f"{name}, {printable(unit, 40)}" if unit else name
 
 
-def _cells(found: Figures) -> tuple[str, ...]:
+def _cells(found: Statistics) -> tuple[str, ...]:
     median, least, most = figures.shown(found.median, found.least, found.most)
     return str(found.count), median, _percent(found.spread), least, most
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from vtorque_core.api import printable
-from vtorque_experiment.definition import Take
+from vtorque_experiment.definition import NumberSource
 from vtorque_experiment.place import end_of
 from vtorque_experiment.wrapper import METRICS
 
@@ -27,11 +27,11 @@ _WHICH: Mapping[str, Callable[[Sequence[float]], float]] = {
 }
 
 
-class Missing(Exception):
+class MissingNumber(Exception):
     """A number is missing; the message says what was searched for, and where."""
 
 
-def number(take: Take, point: Path) -> float:
+def number(take: NumberSource, point: Path) -> float:
     """Extract a number from the files in a point's directory. Raises Missing."""
     if take.pattern is not None:
         text = _text(point, take.file)
@@ -50,7 +50,7 @@ def number(take: Take, point: Path) -> float:
         what = f"a number at {path} in {file}"
     found = [each for each in found if math.isfinite(each)]
     if not found:
-        raise Missing(f"{take.name}: missing: {printable(what, 300)}")
+        raise MissingNumber(f"{take.name}: missing: {printable(what, 300)}")
     return _WHICH[take.which](found)
 
 
@@ -77,7 +77,7 @@ def _text(point: Path, name: str) -> str:
     try:
         return end_of(point, name, MAX_READ)
     except OSError as error:
-        raise Missing(f"{printable(name)}: {error.strerror}") from None
+        raise MissingNumber(f"{printable(name)}: {error.strerror}") from None
 
 
 def _json(point: Path, name: str) -> Any:
@@ -91,7 +91,7 @@ def _json(point: Path, name: str) -> Any:
             return json.loads(line)
         except (ValueError, RecursionError):
             continue
-    raise Missing(f"{printable(name)}: is not valid JSON")
+    raise MissingNumber(f"{printable(name)}: is not valid JSON")
 
 
 def _at(value: Any, path: str) -> Any:

@@ -99,7 +99,7 @@ def script(
     Args:
         content: the user's script.
         runs: the script's copy in the results. The job reads it and compares it with ``content``.
-        point: the point's directory, see :meth:`vtorque_experiment.place.Place.point`.
+        point: the point's directory, see :meth:`vtorque_experiment.place.ResultsDirectory.point`.
         environment: variables of the user's script.
     """
     lines = [f"export {name}={shlex.quote(text(value))}" for name, value in environment.items()]

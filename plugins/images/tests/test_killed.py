@@ -23,7 +23,7 @@ from added_disks import KNOWN, Quiet, add
 from programs import fake_program
 from reachable import reachable
 from vtorque_cluster import sync
-from vtorque_cluster.cache import Places
+from vtorque_cluster.cache import ImagePlaces
 from vtorque_core.api import Image, JobAttempt, Paths, Refused, confined_tool
 from vtorque_core.api.image_builder import BuiltImage
 from vtorque_core.base.locks import job_lock
@@ -308,15 +308,15 @@ def test_killed_sync_leaves_a_valid_cache(tmp_path: Path, points: range) -> None
         site.put("n", b"n")
         send(site)
 
-    def places(site: Site) -> Places:
-        return Places(site.pool, site.cache, site.paths)
+    def places(site: Site) -> ImagePlaces:
+        return ImagePlaces(site.pool, site.cache, site.paths)
 
     def send(site: Site) -> None:
         text = '#!/bin/sh\nshift 3\nexec sh -c "$*"\n'  # -o BatchMode=yes NODE
         ssh = fake_program(site.top / "ssh", text)
         sync.push(places(site), (), "n1", str(ssh))
 
-    def take(site: Site) -> sync.Synced:
+    def take(site: Site) -> sync.SyncResult:
         return sync.receive(places(site), ("m", "n"), only=True)
 
     def again(site: Site) -> None:

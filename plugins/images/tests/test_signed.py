@@ -15,7 +15,7 @@ import pytest
 from click.testing import Result
 
 from image_keys import BUILT, allow, keygen, keys, signers
-from vtorque_cluster.cache import Places, take
+from vtorque_cluster.cache import ImagePlaces, take
 from vtorque_core.api import Paths, Refused, UsageError
 from vtorque_core.api.batch_system import BatchJob
 from vtorque_core.api.guest_plan import JobUser
@@ -183,7 +183,7 @@ def sent(pool: Path, cache: Path, top: Path) -> list[str]:
     """Copy all images into a cache; return those that are new there."""
     copies = cache / ".partial"
     shutil.copytree(pool, copies)
-    new = take(Places(pool, cache, Paths(top / "state", top / "run")), copies, names(pool))
+    new = take(ImagePlaces(pool, cache, Paths(top / "state", top / "run")), copies, names(pool))
     copies.rmdir()
     return new
 

@@ -193,7 +193,7 @@ def commit(
 
 
 @dataclass(frozen=True)
-class Removed:
+class RemoveResult:
     """Result of a removal.
 
     Attributes:
@@ -212,7 +212,7 @@ def remove(
     paths: Paths | None = None,
     keep: float = 0.0,
     when_free: bool = False,
-) -> Removed:
+) -> RemoveResult:
     """Remove an image: its name at once, its files when nothing uses them. Privileges: root.
 
     Args:
@@ -245,7 +245,7 @@ def remove(
         left = [] if not home.is_dir() else [v for v, _ in store.old_versions(home)]
     except OSError as error:
         raise HostFault(f"image {name}: {error}", stage="remove") from None
-    return Removed(users, tuple(left))
+    return RemoveResult(users, tuple(left))
 
 
 def label(

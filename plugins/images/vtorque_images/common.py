@@ -72,7 +72,7 @@ def size(count: int) -> str:
     return f"{value:.1f}T"
 
 
-class Bars:
+class ProgressBars:
     """Shows steps and their progress on stderr: bars on a terminal, otherwise plain lines."""
 
     def __init__(self, bars: Progress | None) -> None:
@@ -99,13 +99,13 @@ class Bars:
 
 
 @contextmanager
-def bars() -> Iterator[Bars]:
+def bars() -> Iterator[ProgressBars]:
     """Yield a progress display for standard error."""
     if not sys.stderr.isatty():
-        yield Bars(None)
+        yield ProgressBars(None)
         return
     from rich.console import Console  # noqa: PLC0415 - only where somebody watches
     from rich.progress import Progress  # noqa: PLC0415
 
     with Progress(console=Console(stderr=True)) as shown:
-        yield Bars(shown)
+        yield ProgressBars(shown)

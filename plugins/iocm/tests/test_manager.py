@@ -17,9 +17,9 @@ from vtorque_core.node.end.teardown import teardown
 from vtorque_core.records.journal import Journal
 from vtorque_core.records.reading import JobHeader, arguments
 from vtorque_iocm import manager, node, threads
-from vtorque_iocm.manager import Loop
+from vtorque_iocm.manager import ManagerLoop
 from vtorque_iocm.node import Manager
-from vtorque_iocm.wanted_cores import Rule
+from vtorque_iocm.wanted_cores import CoresRule
 from vtorque_testing.planned import with_core
 
 GUEST = GuestCores("1.0", 0, "vt-1", "u-1", "test:///default", (0,), 1, 3)
@@ -83,7 +83,7 @@ def host(monkeypatch):
 
 @pytest.fixture
 def loop(tmp_path):
-    return Loop(Paths(tmp_path / "state", tmp_path / "run"), 1.0, 0.8)
+    return ManagerLoop(Paths(tmp_path / "state", tmp_path / "run"), 1.0, 0.8)
 
 
 def counts(host):
@@ -107,7 +107,7 @@ def test_unavailable_core_is_requested_again_only_later(host, loop):
     host.run(loop, 3, 0.1)
     host.run(loop, 4, 2.3)
     assert counts(host) == [1, 3]
-    host.run(loop, Rule.down, 2.3)
+    host.run(loop, CoresRule.down, 2.3)
     assert counts(host) == [1, 3, 3]
 
 

@@ -5,10 +5,10 @@ import itertools
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vtorque_iocm.wanted_cores import Rule, State, decide
+from vtorque_iocm.wanted_cores import CoresRule, CoresState, decide
 
 RULES = st.builds(
-    lambda least, more, busy, up, down: Rule(least, least + more, busy, up=up, down=down),
+    lambda least, more, busy, up, down: CoresRule(least, least + more, busy, up=up, down=down),
     st.integers(1, 4),
     st.integers(0, 6),
     st.floats(0.3, 0.95),
@@ -31,7 +31,7 @@ def settled_by(rule):
 
 def run(rule, loads, seen=lambda load, cores: load):
     """Return the cores after each tick; ``seen`` is the measured value of a load on some cores."""
-    state, history = State(rule.least), []
+    state, history = CoresState(rule.least), []
     for load in loads:
         state = decide(state, seen(load, state.cores), rule)
         history.append(state.cores)
@@ -57,7 +57,7 @@ def fits(load, cores, rule, noise=0.0):
 
 
 def test_rule_follows_a_step_up_and_down():
-    rule = Rule(1, 4)
+    rule = CoresRule(1, 4)
     history = run(rule, [0.2] * 5 + [2.9] * 20 + [0.2] * 20)
     assert history[:6] == [1] * 6  # one tick is not enough
     assert history[6:34] == [4] * 28
@@ -65,18 +65,18 @@ def test_rule_follows_a_step_up_and_down():
 
 
 def test_spikes_and_lulls_change_nothing():
-    assert set(run(Rule(1, 4), ([0.1] * 5 + [3.9]) * 20)) == {1}
-    assert set(run(Rule(1, 4), [3.0] * 5 + ([3.0] + [0.0] * 9) * 20)[2:]) == {4}
+    assert set(run(CoresRule(1, 4), ([0.1] * 5 + [3.9]) * 20)) == {1}
+    assert set(run(CoresRule(1, 4), [3.0] * 5 + ([3.0] + [0.0] * 9) * 20)[2:]) == {4}
 
 
 def test_rule_adds_the_fewest_cores_that_recent_ticks_need():
-    assert run(Rule(1, 4), [0.1, 1.0, 3.1])[-1] == 2
-    assert run(Rule(1, 4), [3.1] * 2 + [1.3] * 9 + [0.0])[-1] == 2
+    assert run(CoresRule(1, 4), [0.1, 1.0, 3.1])[-1] == 2
+    assert run(CoresRule(1, 4), [3.1] * 2 + [1.3] * 9 + [0.0])[-1] == 2
 
 
 def test_unavailable_core_is_not_requested_again_immediately():
-    rule = Rule(1, 4)
-    state = State(1, pause=rule.down)
+    rule = CoresRule(1, 4)
+    state = CoresState(1, pause=rule.down)
     asked = 0
     for _ in range(rule.down):
         state = decide(state, 4.0, rule)
@@ -89,7 +89,7 @@ def test_unavailable_core_is_not_requested_again_immediately():
 @settings(max_examples=4 * settings().max_examples, deadline=None)
 def test_rule_follows_noisy_steps_without_oscillation(rule, steps):
     """The levels at which one more core is needed: noise there can make a rule oscillate."""
-    state = State(rule.least)
+    state = CoresState(rule.least)
     for cores, runs in steps:
         noise = list(itertools.chain.from_iterable([part] * ticks for part, ticks in runs))
         loads = itertools.cycle(max(0.0, cores + part * rule.slack) * rule.busy for part in noise)
@@ -108,7 +108,7 @@ def test_rule_follows_noisy_steps_without_oscillation(rule, steps):
 def test_rule_follows_a_load_without_known_wait_times(rule, levels):
     """If the wait is unknown, the measured load never exceeds the number of cores."""
     hold = settled_by(rule) + rule.down * (rule.most - rule.least)
-    state = State(rule.least)
+    state = CoresState(rule.least)
     for level in levels:
         history = []
         for _ in range(hold):

@@ -25,13 +25,13 @@ from vtorque_core.live import changes, cores
 from vtorque_core.live.cores import GuestCores
 from vtorque_core.live.node_process import initialize
 from vtorque_iocm import irqs, threads
-from vtorque_iocm.wanted_cores import Rule, State, decide
+from vtorque_iocm.wanted_cores import CoresRule, CoresState, decide
 
 log = logging.getLogger("iocm")
 
 
 @dataclass
-class Watched:
+class WatchedGuest:
     """A guest with I/O cores, its state for :func:`decide`, and the last measurement of its load.
 
     ``guest.cores`` comes from the journal. ``state.cores`` is their number at the last decision; if
@@ -40,7 +40,7 @@ class Watched:
     """
 
     guest: GuestCores
-    state: State
+    state: CoresState
     pinned: bool = False
     vhost: Sequence[Path] = ()
     at: float = 0.0
@@ -77,16 +77,19 @@ class Watched:
         if process is None:
             return
         if not self.pinned or self.state.cores != len(guest.cores):
-            self.state, self.pinned = State(self.resize(paths, process, len(guest.cores))), True
+            self.state, self.pinned = (
+                CoresState(self.resize(paths, process, len(guest.cores))),
+                True,
+            )
             self.say(f"cores {guest.cores}, {guest.least} to {guest.most}")
         load = self.load(process)
         if load is None or not guest.most:
             return
-        rule = Rule(guest.least, guest.most, busy)
+        rule = CoresRule(guest.least, guest.most, busy)
         after = decide(self.state, load, rule)
         if after.cores != self.state.cores:
             got = self.resize(paths, process, after.cores)
-            after = after if got == after.cores else State(got, pause=rule.down)
+            after = after if got == after.cores else CoresState(got, pause=rule.down)
             self.say(f"load {load:.2f}: cores {guest.cores} -> {self.guest.cores}")
         self.state = after
 
@@ -107,13 +110,13 @@ class Watched:
 
 
 @dataclass
-class Loop:
+class ManagerLoop:
     """All guests of the node with I/O cores. An error of one guest does not stop the loop."""
 
     paths: Paths
     interval: float
     busy: float
-    watched: dict[tuple[str, int], Watched] = field(default_factory=dict)
+    watched: dict[tuple[str, int], WatchedGuest] = field(default_factory=dict)
     cpus: tuple[int, ...] = ()
 
     def look(self) -> None:
@@ -126,7 +129,7 @@ class Loop:
         for key in self.watched.keys() - found.keys():
             self.watched.pop(key).say("gone")
         for key, guest in found.items():
-            each = self.watched.setdefault(key, Watched(guest, State(len(guest.cores))))
+            each = self.watched.setdefault(key, WatchedGuest(guest, CoresState(len(guest.cores))))
             each.guest = guest
 
     def tick(self) -> None:
@@ -162,7 +165,7 @@ class Loop:
 def main() -> None:
     """Run with the arguments of ``node.Manager.of``: interval in seconds, busy threshold."""
     paths, (interval, busy) = initialize("iocm")
-    Loop(paths, float(interval), float(busy)).serve()
+    ManagerLoop(paths, float(interval), float(busy)).serve()
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Rule:
+class CoresRule:
     """Limits and thresholds: ``busy`` 0 to 1, ``slack`` in cores, ``up`` and ``down`` in ticks."""
 
     least: int
@@ -24,7 +24,7 @@ class Rule:
 
 
 @dataclass(frozen=True)
-class State:
+class CoresState:
     """The cores of a guest, and the change that its recent load requires.
 
     Attributes:
@@ -40,10 +40,10 @@ class State:
     pause: int = 0
 
 
-def decide(state: State, load: float, rule: Rule) -> State:
+def decide(state: CoresState, load: float, rule: CoresRule) -> CoresState:
     """Return the next state; its ``cores`` is the number that the guest should have."""
     if state.pause:
-        return State(state.cores, pause=state.pause - 1)
+        return CoresState(state.cores, pause=state.pause - 1)
     needed = load / rule.busy
     enough, plenty = (
         min(rule.most, max(rule.least, math.ceil(cores))) for cores in (needed, needed + rule.slack)
@@ -57,6 +57,6 @@ def decide(state: State, load: float, rule: Rule) -> State:
         goes_on = 0 < state.wish < state.cores
         wish, patience = max(plenty, state.wish) if goes_on else plenty, rule.down
     else:
-        return State(state.cores)
+        return CoresState(state.cores)
     ticks = state.ticks + 1 if goes_on else 1
-    return State(wish) if ticks >= patience else State(state.cores, wish, ticks)
+    return CoresState(wish) if ticks >= patience else CoresState(state.cores, wish, ticks)

@@ -122,7 +122,7 @@ class _SinksProcess:
 
 
 class UnprivilegedSinks:
-    """All sinks of the process, as one outlet of the follower (:class:`outlets.Outlet`).
+    """All sinks of the process, as one outlet of the follower (:class:`outlets.ExporterThread`).
 
     A thread starts the process, waits for it and kills it; the follower and jobs never wait.
     ``tolds`` maps names of sinks to their progress, which only this object writes. The thread calls

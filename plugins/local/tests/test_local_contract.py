@@ -22,7 +22,7 @@ from vtorque_core.api.batch_system import Outcome
 from vtorque_core.api.strategies import BatchSystem
 from vtorque_local import plugin
 from vtorque_local.entry import number_of
-from vtorque_local.job import Job, array_of
+from vtorque_local.job import LocalJob, array_of
 from vtorque_local.node import WAITS
 from vtorque_local.submitter import LocalSubmitter
 from vtorque_pbs import convention as pbs
@@ -34,12 +34,12 @@ SERVE = """
 import sys
 from pathlib import Path
 from vtorque_local.mom import Programs
-from vtorque_local.service import Service, Setup
+from vtorque_local.service import LocalService, Setup
 
 run, spool, noting = Path(sys.argv[1]), Path(sys.argv[2]), [sys.executable, "-c", *sys.argv[3:]]
 programs = Programs(["true"], ["true"], ["true"])
 setup = Setup(run, spool, programs, ["true"], slots=0, root_jobs=True, acceptor=noting)
-service = Service(setup)
+service = LocalService(setup)
 service.open()
 print("up", flush=True)
 service.serve()
@@ -115,10 +115,10 @@ class LocalHarness:
         content = name.read_bytes()
         return contract.Submission(job_id, tuple(note["argv"]), note["environ"], content)
 
-    def job(self, job_id: str, element: int) -> Job:
+    def job(self, job_id: str, element: int) -> LocalJob:
         number = pbs.sequence(job_id)
         of = (self.paths.state / "local/jobs").glob(f"{number}*" if number[-1] == "-" else number)
-        return Job.decode((sorted(of, key=number_of)[element] / "job").read_bytes())
+        return LocalJob.decode((sorted(of, key=number_of)[element] / "job").read_bytes())
 
     def answer(self, ended) -> bool:
         return False

@@ -23,7 +23,7 @@ from vtorque_core.api.batch_system import JobState
 from vtorque_core.site.request import Request
 from vtorque_local.mom import Programs
 from vtorque_local.node import LocalNode
-from vtorque_local.service import Service, Setup
+from vtorque_local.service import LocalService, Setup
 from vtorque_local.submitter import LocalSubmitter
 
 pytestmark = pytest.mark.e2e
@@ -124,7 +124,7 @@ def test_shutdown_ends_running_jobs_and_keeps_queued_ones(site):
 
 def test_second_service_is_refused(site):
     run, spool = Path(site.config["run"]), Path(site.config["spool"])
-    second = Service(Setup(run, spool, Programs((), (), ()), (), lock_wait=0.3))
+    second = LocalService(Setup(run, spool, Programs((), (), ()), (), lock_wait=0.3))
     before, mask = (run / "local.sock").stat(), os.umask(0o022)
     with pytest.raises(Busy, match="held by another process"):
         second.open()
@@ -213,9 +213,9 @@ import sys
 from pathlib import Path
 from vtorque_local.command import _detach
 from vtorque_local.mom import Programs
-from vtorque_local.service import Service, Setup
+from vtorque_local.service import LocalService, Setup
 top = Path(sys.argv[1])
-service = Service(Setup(top / "run", top / "spool", Programs((), (), ()), ["true"]))
+service = LocalService(Setup(top / "run", top / "spool", Programs((), (), ()), ["true"]))
 service.open()
 _detach(top / "log")
 service.serve()

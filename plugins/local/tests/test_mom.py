@@ -20,7 +20,7 @@ from patience import eventually
 from vtorque_core.api import UsageError
 from vtorque_local import become_job, job_processes, mom
 from vtorque_local.job import make_job
-from vtorque_local.order import Submission, pack
+from vtorque_local.order import LocalSubmission, pack
 from vtorque_pbs import convention as pbs
 
 # Replaces the first program in a job's process, and the one that records the reason.
@@ -30,7 +30,7 @@ echo why >&2
 """
 
 
-class Task(mom.Task):
+class Task(mom.JobTask):
     """A job that no test has to find again."""
 
     def save(self):
@@ -51,7 +51,7 @@ def task(tmp_path, monkeypatch):
         outputs = [(str(tmp_path / name), n) for n, name in enumerate((out, "err"))]
         rest = {"environ": dict(os.environ), "shell": "", "args": "", "directory": str(tmp_path)}
         (directory / "rest").write_text(json.dumps(rest | {"outputs": outputs}))
-        want = Submission("job.sh", 0, 0, "", False, token)
+        want = LocalSubmission("job.sh", 0, 0, "", False, token)
         job = make_job("1.h", want, os.getuid(), "h", directory, 0)
         return Task(job, mom.Programs([prologue], [epilogue], [wrapper]), directory, {})
 

@@ -45,7 +45,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 @dataclass
-class Child:
+class ClientProcess:
     """A client's process.
 
     Attributes:
@@ -65,7 +65,7 @@ class Acceptor:
 
     def __init__(self, listener: socket.socket, channel: socket.socket) -> None:
         self._listener, self._channel = listener, channel
-        self._children: dict[int, Child] = {}
+        self._children: dict[int, ClientProcess] = {}
         self._trays: dict[int, list[socket.socket]] = {}
         self._waiting: dict[int, list[socket.socket]] = {}
         listener.setblocking(False)
@@ -212,7 +212,7 @@ class Acceptor:
         for descriptor in (ready, say_go):
             os.close(descriptor)
         handle = os.pidfd_open(pid)
-        self._children[handle] = Child(pid, uid, reading, time.monotonic() + READ_TIME)
+        self._children[handle] = ClientProcess(pid, uid, reading, time.monotonic() + READ_TIME)
         for descriptor in (handle, reading):
             self._poll.register(descriptor, select.POLLIN)
         return pid
@@ -268,7 +268,7 @@ def _be_the_users(
         os.read(go, 1)
         before = _become(uid)
         if its:
-            client.serve(connections[0], client.Service(*its), read, before)
+            client.serve(connections[0], client.ServiceChannel(*its), read, before)
     finally:
         if os.geteuid() == 0:  # _become failed: close as the user nevertheless
             os.setgroups([])

@@ -1,9 +1,9 @@
 """First program in a job's process: open the output files and execute the job.
 
 ``python -I -S become_job.py ORDER REST``, as the user. Both arguments are descriptors: root's data
-(:meth:`vtorque_local.job.Job.order`) and the client's data (:mod:`vtorque_local.client`). An error
-is one line on stderr and exit status 1. If the parent has ended, the program exits, because no
-process would end the job. Imports delay every job.
+(``LocalJob.order``) and the client's data (:mod:`vtorque_local.client`). An error is one line on
+stderr and exit status 1. If the parent has ended, the program exits, because no process would end
+the job. Imports delay every job.
 """
 
 from __future__ import annotations

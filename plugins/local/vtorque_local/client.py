@@ -1,7 +1,7 @@
 """Serve one client of the service, in a process with the client's uid.
 
 This process reads, parses and stores everything from the client. The service gets only a
-:class:`vtorque_local.order.Submission` and two files that it does not parse: the script and the
+``LocalSubmission`` and two files that it does not parse: the script and the
 input of :mod:`vtorque_local.become_job`. An interactive job is a child of this process, which holds
 the terminal.
 
@@ -34,7 +34,7 @@ from typing import Any, NamedTuple
 
 from vtorque_core.api import UsageError, VtorqueError, printable
 from vtorque_local import become_job, qsub
-from vtorque_local.order import Submission, pack
+from vtorque_local.order import LocalSubmission, pack
 from vtorque_pbs import convention as pbs
 
 MAX_MESSAGE = 8 << 20  # bytes of a request, mostly the script
@@ -44,7 +44,7 @@ GUARD = ("/usr/bin/setpriv", "--pdeathsig", "KILL", "--")  # ``become_job`` chec
 Limits = Mapping[int, tuple[int, int]]
 
 
-class Service(NamedTuple):
+class ServiceChannel(NamedTuple):
     """Channel to the service: two pipes, and files for the script and for the rest."""
 
     ask: int
@@ -53,7 +53,7 @@ class Service(NamedTuple):
     rest: int
 
 
-def serve(connection: socket.socket, service: Service, reading: int, limits: Limits) -> None:
+def serve(connection: socket.socket, service: ServiceChannel, reading: int, limits: Limits) -> None:
     """Answer the client. After a submission, wait for the job as long as the client does.
 
     Args:
@@ -83,10 +83,12 @@ def serve(connection: socket.socket, service: Service, reading: int, limits: Lim
         if b'"id"' in answer and b'"error"' not in answer:
             for kind, limit in limits.items():
                 resource.setrlimit(kind, limit)
-            _Follow(connection, say, told, terminal, service.rest).run()
+            _JobFollower(connection, say, told, terminal, service.rest).run()
 
 
-def _request(connection: socket.socket, terminal: list[int], service: Service) -> tuple[str, ...]:
+def _request(
+    connection: socket.socket, terminal: list[int], service: ServiceChannel
+) -> tuple[str, ...]:
     first, terminal[:], *_ = socket.recv_fds(connection, 1, 3, socket.MSG_CMSG_CLOEXEC)
     with connection.makefile("rb") as lines:
         message = json.loads(first + lines.readline(MAX_MESSAGE))
@@ -97,7 +99,9 @@ def _request(connection: socket.socket, terminal: list[int], service: Service) -
     return (str(message["op"]),)
 
 
-def submission(message: dict[str, Any], terminal: Sequence[int], service: Service) -> Submission:
+def submission(
+    message: dict[str, Any], terminal: Sequence[int], service: ServiceChannel
+) -> LocalSubmission:
     """Return what root must know about a job. Write the rest to the service's two files."""
     content = base64.b64decode(message["script"], validate=True)
     want = qsub.describe(pbs.split_qsub([str(word) for word in message["argv"]]), content)
@@ -122,10 +126,10 @@ def submission(message: dict[str, Any], terminal: Sequence[int], service: Servic
             file.write(data)
     mem = want.resources.get("mem", "")
     more = (want.interactive, message["token"], want.array)
-    return Submission(want.name, want.ppn, want.walltime, mem, *more)
+    return LocalSubmission(want.name, want.ppn, want.walltime, mem, *more)
 
 
-class _Follow:
+class _JobFollower:
     """Wait for the job, and run it if it is interactive. ``entry.Client`` lists the messages."""
 
     def __init__(

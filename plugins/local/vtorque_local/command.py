@@ -35,7 +35,7 @@ def serve(foreground: bool, slots: int | None, config: Path | None) -> None:
     """Start the service. Without --foreground it returns when jobs can be submitted."""
     from vtorque_core.live.service import site_and_installation  # noqa: PLC0415
     from vtorque_local.mom import Programs  # noqa: PLC0415
-    from vtorque_local.service import Service, Setup  # noqa: PLC0415
+    from vtorque_local.service import LocalService, Setup  # noqa: PLC0415
     from vtorque_local.settings import Settings  # noqa: PLC0415
 
     site, vtorque = site_and_installation(config)
@@ -52,7 +52,7 @@ def serve(foreground: bool, slots: int | None, config: Path | None) -> None:
     )
     spool, reap = site.paths.state / "local", vtorque.call("reap")
     idle = IDLE_TIME if is_personal(site) else None
-    service = Service(Setup(site.paths.run, spool, programs, reap, slots, idle=idle))
+    service = LocalService(Setup(site.paths.run, spool, programs, reap, slots, idle=idle))
     try:
         service.open()
     except OSError as error:

@@ -22,7 +22,7 @@ GIVEN = 5  # descriptors that come with a client: pipes, its pidfd, two files
 _PIPE = 65536  # bytes that fit into a pipe, pipe(7)
 
 
-class Client:
+class LocalClient:
     """A client's process.
 
     The service sends ``id`` or ``error``, then ``start`` and ``terminate`` for an interactive job,
@@ -32,7 +32,7 @@ class Client:
     def __init__(self, uid: int, pid: int, fds: Sequence[int]) -> None:
         self.uid, self.pid = uid, pid
         self.data, self.answered = b"", False
-        self.entries: list[Entry] = []  # several for an array
+        self.entries: list[QueueEntry] = []  # several for an array
         self.results: list[tuple[int, str]] = []  # exit codes and reasons of ended jobs
         self.asked, self._tell, self._handle, *self._files = fds
         self._lock, self._open = threading.Lock(), True
@@ -63,7 +63,7 @@ class Client:
             while self._files:
                 os.close(self._files.pop())
 
-    def tell_end(self, entry: Entry, code: int, reason: str) -> None:
+    def tell_end(self, entry: QueueEntry, code: int, reason: str) -> None:
         """Report a job's end. For an array, report the greatest exit status after the last task."""
         self.entries.remove(entry)
         self.results.append((code, reason))
@@ -94,7 +94,7 @@ class Client:
 class Terminal(mom.Leader):
     """First process of an interactive job: a child of the client's process."""
 
-    def __init__(self, client: Client) -> None:
+    def __init__(self, client: LocalClient) -> None:
         self._client, self.session = client, client.pid
         self._ended, self._code = os.eventfd(0, os.EFD_CLOEXEC), -int(signal.SIGKILL)
         self._lock, self._told = threading.Lock(), False
@@ -132,10 +132,10 @@ class Terminal(mom.Leader):
         """
 
 
-class Entry(mom.Task):
+class QueueEntry(mom.JobTask):
     """A queued or running job. ``number`` orders the queue, see :func:`number_of`."""
 
-    def __init__(self, client: Client | None, *args: Any) -> None:
+    def __init__(self, client: LocalClient | None, *args: Any) -> None:
         super().__init__(*args)
         self.number, self.client = number_of(self.directory), client
         self.again = 0.0  # monotonic time of the next try

@@ -20,7 +20,7 @@ from vtorque_core.api.job_files import File, Tree
 from vtorque_core.api.kept_records import LOG
 from vtorque_core.live.service import own_variables
 from vtorque_local.job_processes import COOKIE
-from vtorque_local.order import Submission
+from vtorque_local.order import LocalSubmission
 from vtorque_pbs import convention as pbs
 
 MAX_SCRIPT = 4 << 20  # bytes
@@ -29,7 +29,7 @@ _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE | fcntl.F_
 
 
 @dataclass
-class Job:
+class LocalJob:
     """One job, stored as JSON.
 
     Attributes:
@@ -82,7 +82,7 @@ class Job:
         return json.dumps(vars(self)).encode()
 
     @classmethod
-    def decode(cls, data: bytes) -> Job:
+    def decode(cls, data: bytes) -> LocalJob:
         """Parse the JSON from :meth:`encode`."""
         return cls(**json.loads(data))
 
@@ -99,7 +99,9 @@ class Job:
         }
 
 
-def make_job(job_id: str, want: Submission, uid: int, host: str, directory: Path, size: int) -> Job:
+def make_job(
+    job_id: str, want: LocalSubmission, uid: int, host: str, directory: Path, size: int
+) -> LocalJob:
     """Create the job that Torque's qsub and pbs_mom would create.
 
     ``job_id`` is ``number.host``, or ``number[task].host`` for an array task. ``directory`` is the
@@ -114,7 +116,7 @@ def make_job(job_id: str, want: Submission, uid: int, host: str, directory: Path
     )
     environ = _environ(hook, want, account, host, directory)
     walltime, in_guest, at_once = want.walltime, bool(want.token), want.tasks()[1]
-    return Job(uid, hook.argv(), environ, want.interactive, in_guest, walltime, size, at_once)
+    return LocalJob(uid, hook.argv(), environ, want.interactive, in_guest, walltime, size, at_once)
 
 
 def array_of(job_id: str) -> str:
@@ -131,7 +133,7 @@ def is_meant(wanted: str, job_id: str) -> bool:
 
 
 def _environ(
-    hook: pbs.PrologueArgs, want: Submission, account: pwd.struct_passwd, host: str, at: Path
+    hook: pbs.PrologueArgs, want: LocalSubmission, account: pwd.struct_passwd, host: str, at: Path
 ) -> dict[str, str]:
     kind = "INTERACTIVE" if want.interactive else "BATCH"
     task = pbs.sequence(hook.job_id).partition("-")[2]
@@ -176,7 +178,7 @@ def sealed_size(descriptor: int, most: int) -> int:
     return size
 
 
-def put_files(directory: Path, job: Job, script: int, rest: int, host: str, ppn: int) -> None:
+def put_files(directory: Path, job: LocalJob, script: int, rest: int, host: str, ppn: int) -> None:
     """Create the job's directory: script, input of its process ``become_job``, node file.
 
     Root owns all files, so the job's owner can read but not enlarge them.
@@ -188,7 +190,7 @@ def put_files(directory: Path, job: Job, script: int, rest: int, host: str, ppn:
     File(str(directory / "nodes"), mode=0o444, content=f"{host}\n".encode() * ppn).create()
 
 
-def keep_end(job: Job, paths: Paths, host: str) -> None:
+def keep_end(job: LocalJob, paths: Paths, host: str) -> None:
     """Record in facts and log why a job in guests ended. Errors are ignored.
 
     A job that was canceled in the queue has no other record.

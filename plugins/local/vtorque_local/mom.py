@@ -29,7 +29,7 @@ from vtorque_core.api import EXIT_HOST_FAULT, VtorqueError, guard_command, print
 from vtorque_core.live.service import own_variables
 from vtorque_local import become_job, job_processes
 from vtorque_local.client import GUARD
-from vtorque_local.job import Job
+from vtorque_local.job import LocalJob
 from vtorque_local.node import PLACED, WAITS
 from vtorque_pbs import convention as pbs
 
@@ -81,7 +81,7 @@ class Leader(abc.ABC):
         """Send SIGKILL to the process and its known children."""
 
 
-class Task(abc.ABC):
+class JobTask(abc.ABC):
     """The execution of one job, which updates the job's state.
 
     ``directory`` has the files of :func:`vtorque_local.job.put_files`. ``stuck`` has the abandoned
@@ -89,7 +89,11 @@ class Task(abc.ABC):
     """
 
     def __init__(
-        self, job: Job, programs: Programs, directory: Path, stuck: dict[int, list[Process]]
+        self,
+        job: LocalJob,
+        programs: Programs,
+        directory: Path,
+        stuck: dict[int, list[UserProcess]],
     ) -> None:
         self.job, self.directory = job, directory
         self._programs, self._stuck = programs, stuck
@@ -198,7 +202,7 @@ class Task(abc.ABC):
 
     def start(self) -> Leader:
         """Start the job's user process. Raise OSError, or LookupError for an unknown user."""
-        return Process.of(self.job, self.directory, self._programs.wrapper)
+        return UserProcess.of(self.job, self.directory, self._programs.wrapper)
 
     def _start_early(self) -> None:
         """Start the job shell beside the prologue: it imports its code while the guests boot."""
@@ -210,7 +214,7 @@ class Task(abc.ABC):
         self.job.session = leader.session
         if not self._watch(leader):
             self.end(pbs.STATUS_SIGNAL + signal.SIGKILL, "its process cannot be ended")
-            if isinstance(leader, Process):
+            if isinstance(leader, UserProcess):
                 self._stuck.setdefault(self.job.uid, []).append(leader)
             return
         code, words = leader.result()
@@ -266,7 +270,7 @@ class Task(abc.ABC):
         """Run a program as the job's user; return whether it ended within the time."""
         with contextlib.suppress(OSError, LookupError):
             # Without the job's environment, because ``ending_marked`` would find its own process.
-            process = Process([*_as(self.job.uid), *argv], HOOK_ENVIRON, fds)
+            process = UserProcess([*_as(self.job.uid), *argv], HOOK_ENVIRON, fds)
             if process.ended(seconds):
                 process.result()
                 return True
@@ -287,7 +291,7 @@ class Task(abc.ABC):
             environ |= {PLACED: str(come)} if placed else {}
             out = said.fileno()
             guarded = guard_command(*argv)
-            process = Process(guarded, environ, fds, stdout=out, stderr=2, umask=0o022)
+            process = UserProcess(guarded, environ, fds, stdout=out, stderr=2, umask=0o022)
             poll = select.poll()
             for each in (*fds, process.fileno()):
                 poll.register(each, select.POLLIN)
@@ -303,7 +307,7 @@ class Task(abc.ABC):
         return code, lines
 
 
-class Process(Leader):
+class UserProcess(Leader):
     """A process in a new session."""
 
     def __init__(
@@ -323,7 +327,7 @@ class Process(Leader):
         self.session = self._process.pid
 
     @classmethod
-    def of(cls, job: Job, directory: Path, wrapper: Sequence[str]) -> Process:
+    def of(cls, job: LocalJob, directory: Path, wrapper: Sequence[str]) -> UserProcess:
         """Start a job's user process. Raise OSError, or LookupError for an unknown user."""
         said, say = os.pipe()  # start errors; a pipe, because the user could keep a file open
         os.set_blocking(said, False)
@@ -379,7 +383,7 @@ def hook_environ() -> dict[str, str]:
 def run_root(argv: Sequence[str]) -> None:
     """Run a program like a hook, but without a job."""
     with contextlib.suppress(OSError):
-        Process(guard_command(*argv), hook_environ(), stdout=2, stderr=2, umask=0o022).result()
+        UserProcess(guard_command(*argv), hook_environ(), stdout=2, stderr=2, umask=0o022).result()
 
 
 def _ready(poll: select.poll, descriptor: int, until: float) -> bool:

@@ -27,7 +27,7 @@ _ARRAY = re.compile(rf"{_RANGE}(,{_RANGE})*(%[1-9][0-9]{{0,3}})?", re.ASCII)
 
 
 @dataclass(frozen=True)
-class Submission:
+class LocalSubmission:
     """The part of a new job that root must know. The owner's processes use the rest.
 
     Attributes:
@@ -68,7 +68,7 @@ class Submission:
         return ("submit", self.name, *numbers, self.mem, self.token, self.array)
 
     @classmethod
-    def parse(cls, words: list[str]) -> Submission:
+    def parse(cls, words: list[str]) -> LocalSubmission:
         """Parse and validate the result of :meth:`words`. Raise UsageError if invalid."""
         if len(words) != 8 or not all(_COUNT.fullmatch(word) for word in words[2:5]):
             raise UsageError("bad request: not a submission")

@@ -29,8 +29,8 @@ from vtorque_core.api import Paths, UsageError, VtorqueError, printable, take_lo
 from vtorque_core.api.job_files import Tree
 from vtorque_core.api.setup_steps import make_directories
 from vtorque_local import acceptor, mom, order
-from vtorque_local.entry import GIVEN, Client, Entry, number_of, replace_file
-from vtorque_local.job import Job, is_meant, keep_end, make_job, put_files
+from vtorque_local.entry import GIVEN, LocalClient, QueueEntry, number_of, replace_file
+from vtorque_local.job import LocalJob, is_meant, keep_end, make_job, put_files
 from vtorque_pbs import convention as pbs
 
 MAX_JOBS = 1000  # of one user
@@ -67,16 +67,16 @@ class Setup:
     acceptor: Sequence[str] = ACCEPTOR
 
 
-class Service:
+class LocalService:
     """The batch system."""
 
     def __init__(self, setup: Setup) -> None:
         self.setup, self.spool, self.host = setup, setup.spool / "jobs", socket.gethostname()
-        self.entries: dict[str, Entry] = {}
-        self.stuck: dict[int, list[mom.Process]] = {}
-        self._clients: dict[int, Client] = {}
-        self._working: set[Entry] = set()
-        self._ended: queue.SimpleQueue[tuple[Entry, bool]] = queue.SimpleQueue()
+        self.entries: dict[str, QueueEntry] = {}
+        self.stuck: dict[int, list[mom.UserProcess]] = {}
+        self._clients: dict[int, LocalClient] = {}
+        self._working: set[QueueEntry] = set()
+        self._ended: queue.SimpleQueue[tuple[QueueEntry, bool]] = queue.SimpleQueue()
         self._served: dict[int, int] = {}  # uid: number of its last start
         self._reaped = self._stopping = False
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -124,7 +124,7 @@ class Service:
         self._stopping = True
         os.eventfd_write(self._wake, 1)
 
-    def submit(self, client: Client, want: order.Submission) -> str:
+    def submit(self, client: LocalClient, want: order.LocalSubmission) -> str:
         """Queue a job, or the tasks of an array. Return the id."""
         uid = client.uid
         if uid == 0 and not self.setup.root_jobs:
@@ -136,7 +136,7 @@ class Service:
         given = int(counter.read_text()) if counter.exists() else 0
         number = max([given, *(number_of(path)[0] for path in self._directories())]) + 1
         replace_file(counter, str(number).encode())  # never reused
-        entries: list[Entry] = []
+        entries: list[QueueEntry] = []
         try:
             for name in names:
                 job_id = f"{number}{name}.{self.host}"
@@ -154,7 +154,7 @@ class Service:
         self.entries |= {entry.job.id: entry for entry in entries}
         return entries[0].job.array
 
-    def end(self, entry: Entry, reason: str) -> None:
+    def end(self, entry: QueueEntry, reason: str) -> None:
         """End a job in any state."""
         entry.end(pbs.STATUS_DELETED, reason)
         if entry not in self._working:
@@ -173,7 +173,7 @@ class Service:
             pids = ", ".join(str(process.session) for process in left)
             raise UsageError(f"your jobs' processes {pids} cannot be ended: end what they wait for")
 
-    def _stuck_of(self, uid: int) -> list[mom.Process]:
+    def _stuck_of(self, uid: int) -> list[mom.UserProcess]:
         """Return the user's processes that survived SIGKILL, if they exceed the limit."""
         left = []
         for process in self.stuck.pop(uid, []):
@@ -188,8 +188,8 @@ class Service:
     def _directories(self) -> list[Path]:
         return sorted(filter(number_of, self.spool.iterdir()), key=number_of)
 
-    def _entry(self, client: Client | None, job: Job, directory: Path) -> Entry:
-        return Entry(client, job, self.setup.programs, directory, self.stuck)
+    def _entry(self, client: LocalClient | None, job: LocalJob, directory: Path) -> QueueEntry:
+        return QueueEntry(client, job, self.setup.programs, directory, self.stuck)
 
     def _listen(self) -> None:
         path = self.setup.run / "local.sock"
@@ -216,7 +216,7 @@ class Service:
     def _find_jobs(self) -> None:
         for directory in self._directories():
             with contextlib.suppress(OSError, ValueError, TypeError):  # an incomplete job
-                job = Job.decode((directory / "job").read_bytes())
+                job = LocalJob.decode((directory / "job").read_bytes())
                 entry = self.entries[job.id] = self._entry(None, job, directory)
                 if job.state == "Q" and job.interactive:  # its terminal is gone
                     self._finish(entry)
@@ -269,11 +269,11 @@ class Service:
                 os.close(descriptor)
             return
         uid, pid = acceptor.HEAD.unpack(message)
-        client = Client(uid, pid, found)
+        client = LocalClient(uid, pid, found)
         self._clients[client.asked] = client
         self._selector.register(client.asked, selectors.EVENT_READ, lambda: self._heard(client))
 
-    def _heard(self, client: Client) -> None:
+    def _heard(self, client: LocalClient) -> None:
         """Handle input from a client's process, which is untrusted."""
         try:
             data = os.read(client.asked, order.MAX_RECORD)
@@ -296,29 +296,29 @@ class Service:
         if not data:
             self._gone(client)
 
-    def _ended_there(self, client: Client, code: int) -> None:
+    def _ended_there(self, client: LocalClient, code: int) -> None:
         terminal = client.terminal()
         if not terminal:
             raise UsageError("bad request: there is no such job")
         terminal.tell_end(code)
 
-    def _gone(self, client: Client) -> None:
+    def _gone(self, client: LocalClient) -> None:
         for entry in [entry for entry in client.entries if entry.job.interactive]:
             if entry.terminal:
                 entry.terminal.tell_end(None)
             self.end(entry, "job killed: its terminal went away")
         self._let_go(client)
 
-    def _let_go(self, client: Client) -> None:
+    def _let_go(self, client: LocalClient) -> None:
         if self._clients.pop(client.asked, None):
             self._selector.unregister(client.asked)
             client.close()
 
-    def _answer(self, client: Client, words: list[str]) -> dict[str, Any]:
+    def _answer(self, client: LocalClient, words: list[str]) -> dict[str, Any]:
         uid, what = client.uid, words[0]
         mine = [e for e in self.entries.values() if uid in (0, e.job.uid)]
         if what == "submit":
-            return {"id": self.submit(client, order.Submission.parse(words))}
+            return {"id": self.submit(client, order.LocalSubmission.parse(words))}
         if what == "list":
             return {"jobs": [_line(entry.job, self._why_queued(entry.job)) for entry in mine]}
         if what == "stop" and uid in (0, os.geteuid()):
@@ -335,7 +335,7 @@ class Service:
             raise UsageError("only root may stop the batch system")
         raise UsageError(f"bad request: {printable(what, 80)}")
 
-    def _why_queued(self, job: Job) -> str:
+    def _why_queued(self, job: LocalJob) -> str:
         at_work = [entry.job.array for entry in self._working]
         if job.reason:
             return job.reason
@@ -365,7 +365,7 @@ class Service:
             queued.remove(entry)
             self._work(entry)
 
-    def _work(self, entry: Entry) -> None:
+    def _work(self, entry: QueueEntry) -> None:
         def run() -> None:
             done = True
             try:
@@ -383,7 +383,7 @@ class Service:
             self._working.discard(entry)
             entry.again = time.monotonic() + WAIT_TIME
 
-    def _finish(self, entry: Entry) -> None:
+    def _finish(self, entry: QueueEntry) -> None:
         if self.entries.pop(entry.job.id, None) is None:
             return
         job = entry.job
@@ -408,7 +408,7 @@ def _mode(ours: int) -> int:
     return ours if os.geteuid() == 0 else ours & 0o700
 
 
-def _line(job: Job, why_queued: str) -> dict[str, Any]:
+def _line(job: LocalJob, why_queued: str) -> dict[str, Any]:
     seconds = time.time() - job.started if job.started else 0.0
     state = "R" if job.state == "P" else job.state  # as Torque shows it
     shown = {"id": job.id, "name": job.name, "owner": job.hook[1], "state": state}

@@ -32,8 +32,8 @@ from vtorque_linux_guest.image.disk_initramfs import (
 )
 from vtorque_linux_guest.image.ext4 import fill_ext4
 from vtorque_linux_guest.image.ext4_xattr import can_store
-from vtorque_linux_guest.image.filetree import FileTree, Node, directory
-from vtorque_linux_guest.image.initramfs import MODULES, Tree, add_modules
+from vtorque_linux_guest.image.filetree import FileTree, TreeNode, directory
+from vtorque_linux_guest.image.initramfs import MODULES, InitramfsTree, add_modules
 from vtorque_linux_guest.image.kernel import (
     Kernel,
     architecture,
@@ -266,11 +266,11 @@ def _boot_files(kernel: Kernel, work: Path, staging: Path, options: Options) -> 
     (staging / "initrd").write_bytes(disk_initramfs(kernel, work, INIT, modules, options.debs))
 
 
-def guest_files(kernel: Kernel, work: Path, options: Options) -> Iterator[tuple[str, Node]]:
+def guest_files(kernel: Kernel, work: Path, options: Options) -> Iterator[tuple[str, TreeNode]]:
     """Yield paths and nodes of init, agent, busybox, and the kernel modules that a job may need."""
 
-    def program(content: bytes) -> Node:
-        return Node(stat.S_IFREG | 0o755, content)
+    def program(content: bytes) -> TreeNode:
+        return TreeNode(stat.S_IFREG | 0o755, content)
 
     yield INIT, program(files("vtorque_oci").joinpath("container_init").read_bytes())
     yield AGENT, program(built_agent(work))
@@ -278,13 +278,13 @@ def guest_files(kernel: Kernel, work: Path, options: Options) -> Iterator[tuple[
     yield f"{HOME}/bin/busybox", program(own.read_bytes())
     for applet in run_tool(str(own), "--list").split():
         if applet != "busybox":
-            yield f"{HOME}/bin/{applet}", Node(stat.S_IFLNK | 0o777, b"busybox")
-    carried = Tree()
+            yield f"{HOME}/bin/{applet}", TreeNode(stat.S_IFLNK | 0o777, b"busybox")
+    carried = InitramfsTree()
     wanted = (*INITRD_MODULES, *BOOT_MODULES, *MORE_MODULES, *options.modules)
     add_modules(carried, kernel, wanted)
     for path, (mode, content) in sorted(carried.entries.items()):
         if stat.S_ISREG(mode):
-            yield path, Node(stat.S_IFREG | 0o644, content)
+            yield path, TreeNode(stat.S_IFREG | 0o644, content)
 
 
 def _labels(container: Container, options: Options, kernel: Kernel) -> dict[str, str]:

@@ -13,7 +13,7 @@ from io import BufferedReader
 from typing import IO
 
 from vtorque_core.api import Refused
-from vtorque_linux_guest.image.filetree import FileTree, Node, add_member, is_device
+from vtorque_linux_guest.image.filetree import FileTree, TreeNode, add_member, is_device
 from vtorque_linux_guest.image.tar_reader import Budget, members
 
 _WHITEOUT = ".wh."
@@ -72,5 +72,5 @@ def strip_privileges(tree: FileTree) -> int:
     return count
 
 
-def _special(node: Node) -> bool:
+def _special(node: TreeNode) -> bool:
     return bool(node.mode & (stat.S_ISUID | stat.S_ISGID))

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from vtorque_osv.console import BEGIN, Console
+from vtorque_osv.console import BEGIN, OsvConsole
 
 DATA = Path(__file__).parent / "data"
 NAMES = sorted(path.stem for path in DATA.glob("*.console"))
@@ -14,7 +14,7 @@ NAMES = sorted(path.stem for path in DATA.glob("*.console"))
 
 def read(data, sizes=(1 << 20,), **kwargs):
     """Feed a console in parts of these sizes repeatedly; return output and outcome."""
-    console = Console({"/hello"}, **kwargs)
+    console = OsvConsole({"/hello"}, **kwargs)
     out, at, turn = b"", 0, 0
     while at < len(data):
         size = sizes[turn % len(sizes)]
@@ -115,19 +115,19 @@ def test_program_output_that_looks_like_osv_lines_is_kept(text, out, code):
 
 
 def test_output_is_returned_before_its_line_ends():
-    console = Console({"/hello"})
+    console = OsvConsole({"/hello"})
     assert console.feed(BOOT + b"working... ") == b"working... "
     assert console.feed(b"done\r\n") == b"done\n"
 
 
 def test_possible_osv_line_is_held_until_complete():
-    console = Console({"/hello"})
+    console = OsvConsole({"/hello"})
     assert console.feed(BOOT + b"progr") == b""
     assert console.feed(b"ess: 3") == b"progress: 3"
 
 
 def test_long_line_is_not_held_back():
-    console = Console({"/hello"})
+    console = OsvConsole({"/hello"})
     assert len(console.feed(BOOT + b"program " + b"x" * 100_000)) > 90_000
 
 
@@ -166,7 +166,7 @@ BOOTED = f"{BEGIN}\n".encode()
 )
 def test_endless_output_uses_bounded_memory(first, flood):
     """The console's output comes from the guest; the job wrapper runs on the host."""
-    console = Console({"/prog"})
+    console = OsvConsole({"/prog"})
     console.feed(first)
     tracemalloc.start()
     try:

@@ -16,7 +16,7 @@ from vtorque_osv import bootline, driver, node
 from vtorque_osv.bootline import BootLine
 from vtorque_osv.check import check_script
 from vtorque_osv.driver import OsvDriver
-from vtorque_osv.order import Order, Word
+from vtorque_osv.order import BootOrder, GuestWord
 from vtorque_osv.settings import Settings, mode
 
 from vtorque_core.api import Refused
@@ -68,7 +68,7 @@ def labelled(**labels):
 
 
 def order(script="/prog x\n", cwd="/", **environ):
-    return Order(script.encode(), environ, cwd).encode()
+    return BootOrder(script.encode(), environ, cwd).encode()
 
 
 def late(guest, sent):
@@ -131,7 +131,7 @@ def test_seed_is_added_if_the_image_reads_one():
     assert text.endswith(" /usr/mgmt/cloud-init.so; /prog x")
     assert "--env=PBS_NODEFILE=/tmp/42.srv" in text
     word, seed = OsvDriver().resources(guest, ITEMS, Site())
-    assert Word.decode(word.content).begin == "cloud-init: copied file "
+    assert GuestWord.decode(word.content).begin == "cloud-init: copied file "
     image = pycdlib.PyCdlib()
     image.open_fp(io.BytesIO(seed.content))
     out = io.BytesIO()
@@ -148,7 +148,7 @@ def test_only_the_server_runs_in_rest_mode():
     assert not any(isinstance(e, Disk) for e in OsvDriver().elements(guest, Site()))
     (word,) = OsvDriver().resources(guest, ITEMS, Site(rest=True, rest_timeout=7.0))
     assert (word.mode, word.gid) == (0o440, 1001)
-    assert Word.decode(word.content) == Word(
+    assert GuestWord.decode(word.content) == GuestWord(
         mode="rest", address="10.86.0.16", begin="Rest API server running on port ",
         named={"greet": "/prog hello"}, files={"/tmp/42.srv": "vn1\n"},
         environ={"VTORQUE_RANK": "0", "PBS_NODEFILE": "/tmp/42.srv", "DISTRO": "OSV"}, seconds=7.0,
@@ -208,7 +208,7 @@ def test_bad_order_is_refused(data):
        st.text(max_size=20))  # fmt: skip
 def test_any_order_gives_a_printable_line_or_is_refused(script, environ, cwd):
     try:
-        element, text = late(PLAN, Order(script, environ, cwd).encode())
+        element, text = late(PLAN, BootOrder(script, environ, cwd).encode())
     except Refused:
         return
     for line in (element.cmdline, text):

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from vtorque_osv.console import BEGIN
 from vtorque_osv.driver import CONSOLE_SOCKET, OsvDriver
-from vtorque_osv.order import WORD, Order, Word
+from vtorque_osv.order import WORD, BootOrder, GuestWord
 
 from vtorque_core.api.guest_driver import BootedGuest
 from vtorque_testing.guest import GuestContract, ShellScripts
@@ -61,7 +61,7 @@ class OsvHarness:
         self.driver, self.scripts = OsvDriver(), Programs()
         self._top = Path(tempfile.mkdtemp(prefix="vtorque-osv-"))
         self.plan = guest_plan(run_dir=self._top, state_dir=self._top)
-        word = Word(mode="cmdline", address="", begin=BEGIN)
+        word = GuestWord(mode="cmdline", address="", begin=BEGIN)
         (self._top / WORD).write_bytes(word.encode())
 
     @contextlib.contextmanager
@@ -71,7 +71,7 @@ class OsvHarness:
             yield
 
     def _boot(self, order):
-        self._script = Order.decode(order).script
+        self._script = BootOrder.decode(order).script
         with socket.socket(socket.AF_UNIX) as console:
             console.connect(str(self._top / CONSOLE_SOCKET))
             return [BootedGuest("vn1", 0, os.dup(console.fileno()))]

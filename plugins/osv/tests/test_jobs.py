@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from vtorque_osv import jobs
 from vtorque_osv.console import BEGIN
-from vtorque_osv.order import WORD, Order, Word
+from vtorque_osv.order import WORD, BootOrder, GuestWord
 
 from as_root import without_chown
 from vtorque_core.api import Refused
@@ -41,7 +41,7 @@ class Root:
         assert ready.wait(30)
 
     def boot(self, order):
-        self.orders.append(Order.decode(order))
+        self.orders.append(BootOrder.decode(order))
         found = []
         for rank, data in enumerate(self._consoles):
             ours, theirs = socket.socketpair()
@@ -68,7 +68,7 @@ def run_dir(tmp_path, monkeypatch):
     without_chown(monkeypatch)
     path = tmp_path / "job" / "g0"
     path.mkdir(parents=True)
-    word = Word(mode="cmdline", address="", begin=BEGIN, named={"greet": "/hello hi"})
+    word = GuestWord(mode="cmdline", address="", begin=BEGIN, named={"greet": "/hello hi"})
     (path / WORD).write_bytes(word.encode())
     return path
 
@@ -91,7 +91,7 @@ def test_job_runs_to_its_exit_code(tmp_path, run_dir, outputs):
     root = Root(run_dir, [recorded("ret42")])
     assert run(run_dir, outputs, "#!/bin/sh\n/hello ret 42\n") == 42
     assert output_of(tmp_path) == (b"will return 42\n", b"")
-    assert root.orders == [Order(b"#!/bin/sh\n/hello ret 42\n", {"A": "1"}, "/home/ada")]
+    assert root.orders == [BootOrder(b"#!/bin/sh\n/hello ret 42\n", {"A": "1"}, "/home/ada")]
 
 
 def test_crash_is_reported_with_its_backtrace(tmp_path, run_dir, outputs):

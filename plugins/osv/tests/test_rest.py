@@ -5,10 +5,10 @@ import socket
 import time
 
 import pytest
-from vtorque_osv.order import Word
+from vtorque_osv.order import GuestWord
 from vtorque_osv.rest import Rest, RestError
 from vtorque_osv.restjob import RestJob
-from vtorque_osv.script import Command
+from vtorque_osv.script import ProgramCall
 
 from rest_double import Osv
 
@@ -86,7 +86,7 @@ def test_missing_server_raises_rest_error():
 
 
 def run(osv, commands, environ=(), files=(), seconds=30.0):
-    word = Word(mode="rest", address="127.0.0.1", begin="", files=dict(files), seconds=seconds)
+    word = GuestWord(mode="rest", address="127.0.0.1", begin="", files=dict(files), seconds=seconds)
     job = RestJob(word, dict(environ), commands, osv.server_port)
     job.start()
     osv.off.wait(30)
@@ -94,7 +94,7 @@ def run(osv, commands, environ=(), files=(), seconds=30.0):
 
 
 def test_whole_job_runs(osv):
-    commands = (Command(1, ("/hello", "a b")), Command(2, ("/other",)))
+    commands = (ProgramCall(1, ("/hello", "a b")), ProgramCall(2, ("/other",)))
     said = run(osv, commands, {"A": "1"}, {"/tmp/nodes": "n1\n"})
     assert said == ""
     assert osv.ran == ['/hello "a b"', "/other"]
@@ -104,24 +104,24 @@ def test_whole_job_runs(osv):
 
 def test_background_command_is_awaited_at_the_end(osv):
     osv.asks = 5
-    assert run(osv, (Command(1, ("/hello",), "&"), Command(1, ("/other",)))) == ""
+    assert run(osv, (ProgramCall(1, ("/hello",), "&"), ProgramCall(1, ("/other",)))) == ""
     assert osv.left == {"27": -1, "28": -1}
 
 
 def test_detached_command_is_not_awaited(osv):
-    assert run(osv, (Command(1, ("/hello",), "&!"),)) == ""
+    assert run(osv, (ProgramCall(1, ("/hello",), "&!"),)) == ""
     assert osv.left == {"27": 2}
 
 
 def test_missing_program_is_reported_and_the_guest_ends(osv):
-    said = run(osv, (Command(1, ("/no",)), Command(2, ("/hello",))))
+    said = run(osv, (ProgramCall(1, ("/no",)), ProgramCall(2, ("/hello",))))
     assert "500" in said
     assert osv.ran == []
     assert osv.off.is_set()
 
 
 def test_guest_that_powers_off_is_not_a_server_failure():
-    word = Word(mode="rest", address="127.0.0.1", begin="", seconds=30.0)
+    word = GuestWord(mode="rest", address="127.0.0.1", begin="", seconds=30.0)
     job = RestJob(word, {}, (), 1)
     job.start()
     assert job.stop() == ""

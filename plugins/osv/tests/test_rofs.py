@@ -46,7 +46,7 @@ def expected(tree, path=b""):
 @given(TREE)
 @settings(deadline=None)
 def test_any_tree_is_read_back(tmp_path_factory, tree):
-    built = rofs.Tree()
+    built = rofs.RofsTree()
     for path, value in expected(tree).items():
         name = os.fsdecode(path)
         if value is None:
@@ -67,7 +67,7 @@ def test_real_directory_tree_is_read_back(tmp_path):
     (source / "link").symlink_to("a/b/file")
     (source / "dangling").symlink_to("/no/such")
     (source / os.fsdecode(b"na\xffme \n")).write_bytes(b"odd")
-    tree = rofs.Tree()
+    tree = rofs.RofsTree()
     tree.add("/top", source)
     found = read_back(image(tree, tmp_path))
     assert found[b"/top/a/b/file"] == (source / "a/b/file").read_bytes()
@@ -80,7 +80,7 @@ def test_real_directory_tree_is_read_back(tmp_path):
 
 
 def test_ten_thousand_files_are_read_back(tmp_path):
-    tree = rofs.Tree()
+    tree = rofs.RofsTree()
     for number in range(10_000):
         tree.file(f"/d{number % 97}/f{number}", b"%d" % number)
     found = read_back(image(tree, tmp_path))
@@ -90,7 +90,7 @@ def test_ten_thousand_files_are_read_back(tmp_path):
 
 def test_same_tree_gives_the_same_bytes(tmp_path):
     def build(order):
-        tree = rofs.Tree()
+        tree = rofs.RofsTree()
         for name in order:
             tree.file(f"/x/{name}", name.encode())
         return image(tree, tmp_path)
@@ -103,21 +103,21 @@ def test_same_tree_gives_the_same_bytes(tmp_path):
 )
 def test_bad_paths_are_refused(path):
     with pytest.raises(Refused):
-        rofs.Tree().file(path, b"")
+        rofs.RofsTree().file(path, b"")
 
 
 def test_special_file_is_refused(tmp_path):
     os.mkfifo(tmp_path / "fifo")
     with pytest.raises(Refused, match="is not a file, directory or link"):
-        rofs.Tree().add("/x", tmp_path)
-    tree = rofs.Tree()
+        rofs.RofsTree().add("/x", tmp_path)
+    tree = rofs.RofsTree()
     tree.file("/f", tmp_path / "fifo")
     with pytest.raises(Refused, match="is not a regular file"):
         image(tree, tmp_path)
 
 
 def test_file_and_directory_do_not_replace_each_other():
-    tree = rofs.Tree()
+    tree = rofs.RofsTree()
     tree.file("/a", b"1")
     tree.file("/a", b"2")
     with pytest.raises(Refused, match="the image has a file or link at a"):
@@ -128,7 +128,7 @@ def test_file_and_directory_do_not_replace_each_other():
 
 
 def test_disk_has_one_partition(tmp_path):
-    tree = rofs.Tree()
+    tree = rofs.RofsTree()
     tree.file("/hello", b"hi")
     disk.write_disk(tree, tmp_path / "disk")
     data = (tmp_path / "disk").read_bytes()
@@ -142,7 +142,7 @@ def test_disk_has_one_partition(tmp_path):
 def test_disk_with_a_loader_has_the_file_system_behind_it(tmp_path):
     loader = bytes(510) + b"\x55\xaa" + os.urandom(3 << 20)
     (tmp_path / "loader.img").write_bytes(loader)
-    disk.write_disk(rofs.Tree(), tmp_path / "disk", tmp_path / "loader.img")
+    disk.write_disk(rofs.RofsTree(), tmp_path / "disk", tmp_path / "loader.img")
     data = (tmp_path / "disk").read_bytes()
     assert data[512 : len(loader)] == loader[512:]
     first = struct.unpack_from("<I", data, 0x1CE + 8)[0]
@@ -153,4 +153,4 @@ def test_disk_with_a_loader_has_the_file_system_behind_it(tmp_path):
 def test_loader_without_a_boot_record_is_refused(tmp_path):
     (tmp_path / "loader.img").write_bytes(bytes(1000))
     with pytest.raises(Refused, match="no boot record"):
-        disk.write_disk(rofs.Tree(), tmp_path / "disk", tmp_path / "loader.img")
+        disk.write_disk(rofs.RofsTree(), tmp_path / "disk", tmp_path / "loader.img")

@@ -112,7 +112,7 @@ def test_commands_are_quoted_for_osv():
 @given(st.lists(st.text(st.characters(min_codepoint=32, max_codepoint=126), max_size=12)))
 def test_quoting_and_reading_are_inverse(arguments):
     plain = [a for a in arguments if "$" not in a]
-    command = script.Command(1, ("/prog", *plain))
+    command = script.ProgramCall(1, ("/prog", *plain))
     quoted = " ".join(["/prog", *('"' + a.replace("\\", "\\\\").replace('"', '\\"') + '"'
                                   for a in plain)])  # fmt: skip
     (found,) = script.parse(quoted.encode(), {})

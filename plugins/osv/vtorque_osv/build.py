@@ -12,7 +12,7 @@ from pathlib import Path
 from vtorque_core.api import HostFault, Refused
 from vtorque_core.api.image_builder import BuiltImage
 from vtorque_osv import check, cmdline, disk, elf, recipe, rofs, rootdir, script
-from vtorque_osv.recipe import Recipe
+from vtorque_osv.recipe import OsvRecipe
 
 DISK = "disk.raw"
 KERNEL = "loader.elf"
@@ -44,7 +44,7 @@ class OsvBuilder:
             raise HostFault(message) from None
 
 
-def _build(wanted: Recipe, staging: Path, progress: Callable[[str], None]) -> BuiltImage:
+def _build(wanted: OsvRecipe, staging: Path, progress: Callable[[str], None]) -> BuiltImage:
     loader = elf.read(wanted.loader)
     arch = "x86_64" if loader is None else loader.arch
     progress("collecting files and libraries")
@@ -75,12 +75,12 @@ def _build(wanted: Recipe, staging: Path, progress: Callable[[str], None]) -> Bu
     )
 
 
-def tree_of(wanted: Recipe, arch: str) -> rofs.Tree:
+def tree_of(wanted: OsvRecipe, arch: str) -> rofs.RofsTree:
     """Return the image's files: those of the recipe, their libraries, and OSv's own.
 
     Raises Refused if a file is missing or cannot run, or if a command has no program.
     """
-    tree = rofs.Tree()
+    tree = rofs.RofsTree()
     for path in (*_DIRECTORIES, *wanted.mounts):
         tree.directory(path)
     tree.file("/etc/fstab", _FSTAB if wanted.root_share else _ROOT + _FSTAB)
@@ -102,7 +102,7 @@ def tree_of(wanted: Recipe, arch: str) -> rofs.Tree:
     return tree
 
 
-def _labels(wanted: Recipe, tree: rofs.Tree) -> dict[str, str]:
+def _labels(wanted: OsvRecipe, tree: rofs.RofsTree) -> dict[str, str]:
     labels = {f"{check.COMMAND}{name}": line for name, line in wanted.commands.items()}
     if wanted.root_share:
         labels[check.ROOT] = wanted.root_share

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from vtorque_core.api import Refused
 from vtorque_core.api.guest_plan import Address
-from vtorque_osv.script import Command, command_line, quoted
+from vtorque_osv.script import ProgramCall, command_line, quoted
 
 MAX_CMDLINE = 3584
 """Maximum length in bytes. From QEMU 7.2 on, OSv keeps 3,640 bytes of an ELF kernel's command line
@@ -111,7 +111,7 @@ def boot_line(options: Iterable[str], environ: Mapping[str, str], command: str) 
     return line
 
 
-def script_disk(environ: Mapping[str, str], commands: Sequence[Command]) -> bytes:
+def script_disk(environ: Mapping[str, str], commands: Sequence[ProgramCall]) -> bytes:
     """Return the script disk with environment and commands. Raises Refused if it is too long."""
     plain = [(name, value) for name, value in environ.items() if not _expanded(value)]
     words = [quoted(f"--env={name}={value}") for name, value in (*plain, OUTPUT_BEGINS)]

@@ -54,7 +54,7 @@ _END = b"Powering off."
 
 
 @dataclass(frozen=True)
-class Outcome:
+class ProgramResult:
     """The job's exit status, with ``reason`` and ``detail`` after a failure.
 
     ``booted`` is true if OSv started to run the command line.
@@ -66,7 +66,7 @@ class Outcome:
     detail: tuple[str, ...] = ()
 
 
-class Console:
+class OsvConsole:
     """Reads the console's bytes and returns the program's output."""
 
     def __init__(self, programs: Collection[str], begin: str = BEGIN) -> None:
@@ -107,7 +107,7 @@ class Console:
             self._line = self._whole(rest)
         return b"".join(out)
 
-    def end(self) -> tuple[bytes, Outcome]:
+    def end(self) -> tuple[bytes, ProgramResult]:
         """Return the rest of the output and the outcome, after the console was closed."""
         rest = b""
         if self._line and self._booted and self._crash is None and not self._ended:
@@ -118,23 +118,23 @@ class Console:
             rest += self._release()
         return rest, self._outcome()
 
-    def _outcome(self) -> Outcome:
+    def _outcome(self) -> ProgramResult:
         tail = tuple(_shown(line) for line in self._tail)
         if self._refused:
             code = NOT_FOUND if self._refused.startswith("Failed to load") else CANNOT_RUN
-            return Outcome(code, self._booted, self._refused)
+            return ProgramResult(code, self._booted, self._refused)
         if self._crash is not None:
             detail = tuple(_shown(line) for line in self._crash[:TAIL])
             fault = any("page_fault" in line for line in detail)
             what = "an invalid memory access" if fault else "abort"
             reason = f"the program crashed ({what}), and OSv with it"
-            return Outcome(FAULTED if fault else ABORTED, self._booted, reason, detail)
+            return ProgramResult(FAULTED if fault else ABORTED, self._booted, reason, detail)
         if not self._booted:
-            return Outcome(CANNOT_RUN, False, "OSv ended before it started the job", tail)
+            return ProgramResult(CANNOT_RUN, False, "OSv ended before it started the job", tail)
         if not self._ended:
             reason = "OSv ended without shutting down: it crashed or was powered off"
-            return Outcome(ABORTED, True, reason, tail)
-        return Outcome(self._code, True)
+            return ProgramResult(ABORTED, True, reason, tail)
+        return ProgramResult(self._code, True)
 
     def _whole(self, line: bytes) -> bytes:
         """Process a complete line; return output."""

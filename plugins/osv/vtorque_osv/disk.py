@@ -26,7 +26,7 @@ _SIGNATURE = 0x1FE
 _LINUX = 0x83
 
 
-def write_disk(tree: rofs.Tree, out: Path, loader: Path | None = None) -> None:
+def write_disk(tree: rofs.RofsTree, out: Path, loader: Path | None = None) -> None:
     """Write a raw disk with the tree as its root file system.
 
     ``loader`` is OSv's ``loader.img`` for a bootable disk, or None for direct kernel boot. Raises

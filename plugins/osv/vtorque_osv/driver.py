@@ -30,7 +30,7 @@ from vtorque_osv import check, cmdline, script
 from vtorque_osv.bootline import BootLine
 from vtorque_osv.console import BEGIN, BEGIN_REST, BEGIN_SEED
 from vtorque_osv.disk import MAX_BOOT_LINE
-from vtorque_osv.order import WORD, Order, Word
+from vtorque_osv.order import WORD, BootOrder, GuestWord
 from vtorque_osv.settings import OSV_MODE, Settings
 
 CONSOLE_SOCKET = "console.sock"
@@ -76,10 +76,10 @@ class OsvDriver(LateDriver):
     def resources(
         self, guest: GuestPlan, items: Sequence[ContextItem], site: Site
     ) -> Iterator[Resource]:
-        """Yield the file for the job shell (:class:`Word`), and a seed if the image reads one."""
+        """Yield the file for the job shell (:class:`GuestWord`), and the seed, if any."""
         rest = guest[OSV_MODE] == "rest"
         files = placed(guest, items)
-        word = Word(
+        word = GuestWord(
             mode=guest[OSV_MODE],
             address=next((a.ip for a in guest.addresses if a.ip), ""),
             begin=BEGIN_REST if rest else BEGIN_SEED if _seeded(guest) else BEGIN,
@@ -98,7 +98,7 @@ class OsvDriver(LateDriver):
         self, guest: GuestPlan, items: Sequence[ContextItem], order: bytes, site: Site
     ) -> Iterator[Single | Resource]:
         """Yield the script's command line, as the resource or device where this guest reads it."""
-        asked = Order.decode(order)
+        asked = BootOrder.decode(order)
         commands = script.parse(asked.script, check.named_commands(guest.image))
         environ = environment(guest, items, asked)
         if guest[OSV_MODE] != "rest":
@@ -128,7 +128,9 @@ class OsvDriver(LateDriver):
         return jobs.run(guest, script, streams)
 
 
-def environment(guest: GuestPlan, items: Sequence[ContextItem], order: Order) -> Mapping[str, str]:
+def environment(
+    guest: GuestPlan, items: Sequence[ContextItem], order: BootOrder
+) -> Mapping[str, str]:
     """Return the job's variables in this guest; the guest's own override those of the order."""
     told = {item.name for item in items if isinstance(item, EnvVar)}
     of_user = {name: value for name, value in order.environ.items() if name not in told}
@@ -153,14 +155,14 @@ def command_line(guest: GuestPlan, environ: Mapping[str, str], cwd: str) -> str:
     return f"{guest.image.cmdline} {line}".lstrip()
 
 
-def _before(guest: GuestPlan) -> Iterator[script.Command]:
+def _before(guest: GuestPlan) -> Iterator[script.ProgramCall]:
     """Yield the commands to run before the job: cloud-init, which reads the seed; NFS mounts."""
     if _seeded(guest):
-        yield script.Command(0, (cmdline.CLOUD_INIT,))
+        yield script.ProgramCall(0, (cmdline.CLOUD_INIT,))
     for share in mounted(guest, "nfs"):
         host, _, export = share.source.partition(":")
         url = f"nfs://{host}{export}?version=4"
-        yield script.Command(0, ("/tools/mount-fs.so", "nfs", url, share.target))
+        yield script.ProgramCall(0, ("/tools/mount-fs.so", "nfs", url, share.target))
 
 
 def mounted(guest: GuestPlan, kind: str) -> list[Share]:

@@ -25,17 +25,17 @@ from vtorque_core.api.guest_driver import (
     boot_guests,
 )
 from vtorque_osv import cmdline
-from vtorque_osv.console import Console, Outcome
-from vtorque_osv.order import WORD, Order, Word
+from vtorque_osv.console import OsvConsole, ProgramResult
+from vtorque_osv.order import WORD, BootOrder, GuestWord
 from vtorque_osv.restjob import RestJob
-from vtorque_osv.script import Command, parse
+from vtorque_osv.script import ProgramCall, parse
 
 _ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _IGNORED = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT, signal.SIGTSTP)
 _CHUNK = 65536
 
 
-class _Ended(Exception):
+class _JobSignaled(Exception):
     """The batch system ended the job with this signal."""
 
     def __init__(self, number: int) -> None:
@@ -50,18 +50,18 @@ def run(guest: ReadyGuest, script: Script, streams: Streams) -> int:
         HostFault: the guests do not start.
         GuestDied: OSv ended before it ran the job.
     """
-    word = Word.decode((guest.run_dir / WORD).read_bytes())
+    word = GuestWord.decode((guest.run_dir / WORD).read_bytes())
     commands = _check(script, word)
     try:
         with _signals():
-            order = Order(script.content, cmdline.for_guest(script.environ), script.cwd)
+            order = BootOrder(script.content, cmdline.for_guest(script.environ), script.cwd)
             booted = boot_guests(guest, order.encode())
-            return _Job(guest, commands, streams, word, order).run(booted)
-    except _Ended as ended:
+            return _OsvJob(guest, commands, streams, word, order).run(booted)
+    except _JobSignaled as ended:
         return 128 + ended.number
 
 
-def _check(script: Script, word: Word) -> tuple[Command, ...]:
+def _check(script: Script, word: GuestWord) -> tuple[ProgramCall, ...]:
     if script.interactive:
         raise Refused("an interactive job needs a shell, which OSv does not have")
     if script.args:
@@ -72,7 +72,7 @@ def _check(script: Script, word: Word) -> tuple[Command, ...]:
 @contextlib.contextmanager
 def _signals() -> Iterator[None]:
     def end(number: int, _frame: FrameType | None) -> None:
-        raise _Ended(number)
+        raise _JobSignaled(number)
 
     before = {number: signal.signal(number, end) for number in _ENDING}
     before |= {number: signal.signal(number, signal.SIG_IGN) for number in _IGNORED}
@@ -86,10 +86,10 @@ def _signals() -> Iterator[None]:
 @dataclass
 class _Output:
     guest: BootedGuest
-    console: Console
+    console: OsvConsole
     prefix: bytes
     rest: RestJob | None = None
-    outcome: Outcome | None = None
+    outcome: ProgramResult | None = None
     line: bytes = field(default=b"")
 
     def lines(self, data: bytes, *, last: bool = False) -> bytes:
@@ -106,12 +106,12 @@ class _Output:
 
 
 @dataclass(frozen=True)
-class _Job:
+class _OsvJob:
     guest: ReadyGuest
-    commands: Sequence[Command]
+    commands: Sequence[ProgramCall]
     streams: Streams
-    word: Word
-    order: Order
+    word: GuestWord
+    order: BootOrder
 
     def run(self, booted: Sequence[BootedGuest]) -> int:
         """Copy the consoles until all guests have ended; return the job's exit status."""
@@ -131,12 +131,12 @@ class _Job:
         rest = None
         if self.word.mode == "rest":
             directory = self.guest.run_dir.parent / f"g{booted.rank}"
-            word = Word.decode((directory / WORD).read_bytes())
+            word = GuestWord.decode((directory / WORD).read_bytes())
             environ = {**self.order.environ, **word.environ}
             rest = RestJob(word, environ, self.commands)
             rest.start()
         prefix = f"{booted.hostname}: ".encode() if several else b""
-        return _Output(booted, Console(programs, self.word.begin), prefix, rest)
+        return _Output(booted, OsvConsole(programs, self.word.begin), prefix, rest)
 
     def _pump(self, output: _Output) -> bool:
         """Copy available console data; return whether more can follow."""

@@ -18,7 +18,7 @@ it."""
 
 
 @dataclass(frozen=True)
-class Order:
+class BootOrder:
     """The order, from the job shell to root: script, environment and working directory."""
 
     script: bytes
@@ -31,7 +31,7 @@ class Order:
         return json.dumps(data).encode()
 
     @classmethod
-    def decode(cls, data: bytes) -> Order:
+    def decode(cls, data: bytes) -> BootOrder:
         """Parse an order, as root. Raises Refused for invalid input."""
         try:
             found: dict[str, Any] = json.loads(data)
@@ -45,7 +45,7 @@ class Order:
 
 
 @dataclass(frozen=True)
-class Word:
+class GuestWord:
     """The word, from root to the job shell: properties of a guest.
 
     Attributes:
@@ -69,6 +69,6 @@ class Word:
         return json.dumps(asdict(self)).encode()
 
     @classmethod
-    def decode(cls, data: bytes) -> Word:
+    def decode(cls, data: bytes) -> GuestWord:
         """Parse the trusted file that root wrote."""
         return cls(**json.loads(data))

@@ -42,7 +42,7 @@ _WORDS = ("min_ram", "root_share")
 
 
 @dataclass(frozen=True)
-class Recipe:
+class OsvRecipe:
     """A validated recipe. ``files`` maps paths in the image to host paths; ``min_ram`` in MiB."""
 
     loader: Path
@@ -56,7 +56,7 @@ class Recipe:
     root_directory: Path | None = None
 
 
-def from_arguments(arguments: Mapping[str, str]) -> Recipe:
+def from_arguments(arguments: Mapping[str, str]) -> OsvRecipe:
     """Return the recipe from the options of ``vmgr images build``.
 
     Options, which override the file's values: ``recipe=FILE``, and each key of the file as
@@ -102,7 +102,7 @@ def _read(path: Path) -> dict[str, Any]:
         raise _bad(f"recipe {path}: {error}") from None
 
 
-def _checked(data: Mapping[str, Any], base: Path) -> Recipe:
+def _checked(data: Mapping[str, Any], base: Path) -> OsvRecipe:
     known = {*_PATHS, *_WORDS, *_LISTS, *_TABLES.values()}
     unknown = sorted(set(data) - known)
     if unknown:
@@ -126,7 +126,7 @@ def _checked(data: Mapping[str, Any], base: Path) -> Recipe:
             f"mounts: paths must not contain ',' and may have {_MAX_LABEL} characters in all"
         )
     root_share, root_directory = _root(data, base, bool(files))
-    return Recipe(
+    return OsvRecipe(
         loader=base / data["loader"],
         files=files,
         commands=commands,

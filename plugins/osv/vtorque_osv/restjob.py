@@ -10,9 +10,9 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 
-from vtorque_osv.order import Word
+from vtorque_osv.order import GuestWord
 from vtorque_osv.rest import POLL, PORT, Rest, RestError
-from vtorque_osv.script import Command
+from vtorque_osv.script import ProgramCall
 
 
 class RestJob:
@@ -20,9 +20,9 @@ class RestJob:
 
     def __init__(
         self,
-        word: Word,
+        word: GuestWord,
         environ: Mapping[str, str],
-        commands: Sequence[Command],
+        commands: Sequence[ProgramCall],
         port: int = PORT,
     ) -> None:
         self._word = word

@@ -47,33 +47,33 @@ _INODE = struct.Struct("<4Q")
 
 
 @dataclass
-class Node:
+class RofsNode:
     """A directory (``children``), a link (``target``) or a file.
 
     A file's content is ``data``, or the content of ``source``, a regular file of the host.
     """
 
     mode: int
-    children: dict[bytes, Node] = field(default_factory=dict)
+    children: dict[bytes, RofsNode] = field(default_factory=dict)
     target: bytes = b""
     data: bytes = b""
     source: Path | None = None
 
 
-class Tree:
+class RofsTree:
     """The file tree to write, with absolute guest paths."""
 
     def __init__(self) -> None:
-        self.root = Node(DIRECTORY)
+        self.root = RofsNode(DIRECTORY)
         self._entries = 0
 
-    def directory(self, path: str) -> Node:
+    def directory(self, path: str) -> RofsNode:
         """Create a directory and its parents, if missing. Raises Refused."""
         node = self.root
         for part in _parts(path):
             found = node.children.get(part)
             if found is None:
-                found = self._put(node, part, Node(DIRECTORY))
+                found = self._put(node, part, RofsNode(DIRECTORY))
             if found.mode != DIRECTORY:
                 raise Refused(f"{path}: the image has a file or link at a parent of this path")
             node = found
@@ -84,14 +84,14 @@ class Tree:
         raw = os.fsencode(target)
         if not raw or len(raw) > MAX_PATH or b"\0" in raw:
             raise Refused(f"{path}: a link's target must have 1 to {MAX_PATH} bytes")
-        self._leaf(path, Node(LINK, target=raw))
+        self._leaf(path, RofsNode(LINK, target=raw))
 
     def file(self, path: str, data: bytes | Path) -> None:
         """Add or replace a file, from bytes or a host file."""
         if isinstance(data, Path):
-            self._leaf(path, Node(FILE, source=data))
+            self._leaf(path, RofsNode(FILE, source=data))
         else:
-            self._leaf(path, Node(FILE, data=data))
+            self._leaf(path, RofsNode(FILE, data=data))
 
     def add(self, path: str, source: Path) -> None:
         """Add a file, link or directory tree of the host; links are not followed.
@@ -116,19 +116,19 @@ class Tree:
 
     def names(self, path: str) -> Iterator[str]:
         """Yield the names in a directory, or nothing if it does not exist."""
-        node: Node | None = self.root
+        node: RofsNode | None = self.root
         for part in _parts(path):
             node = node.children.get(part) if node is not None else None
         return (os.fsdecode(name) for name in (node.children if node is not None else ()))
 
     def has(self, path: str) -> bool:
         """Return whether the path is in the tree, without following links."""
-        node: Node | None = self.root
+        node: RofsNode | None = self.root
         for part in _parts(path):
             node = node.children.get(part) if node is not None else None
         return node is not None
 
-    def _leaf(self, path: str, node: Node) -> None:
+    def _leaf(self, path: str, node: RofsNode) -> None:
         *parents, name = _parts(path) or (b"",)
         if not name:
             raise Refused("/ of the image must be a directory")
@@ -138,7 +138,7 @@ class Tree:
             raise Refused(f"{path}: is already a directory in the image")
         self._put(above, name, node)
 
-    def _put(self, above: Node, name: bytes, node: Node) -> Node:
+    def _put(self, above: RofsNode, name: bytes, node: RofsNode) -> RofsNode:
         if name not in above.children:
             self._entries += 1
             if self._entries > MAX_ENTRIES:
@@ -159,7 +159,7 @@ def _parts(path: str) -> tuple[bytes, ...]:
     return parts
 
 
-def write(tree: Tree, out: BinaryIO) -> int:
+def write(tree: RofsTree, out: BinaryIO) -> int:
     """Write the file system at the position of the seekable ``out``; return its size in bytes.
 
     The output is reproducible. Raises OSError, or Refused if a source is no longer a regular file.
@@ -181,7 +181,7 @@ def write(tree: Tree, out: BinaryIO) -> int:
     return end - begin
 
 
-def _numbered(root: Node) -> Iterator[Node]:
+def _numbered(root: RofsNode) -> Iterator[RofsNode]:
     """Yield all nodes, the root first, with the children of a directory in sequence."""
     waiting = [root]
     yield root
@@ -192,7 +192,7 @@ def _numbered(root: Node) -> Iterator[Node]:
         waiting += [child for child in children if child.mode == DIRECTORY]
 
 
-def _write_data(out: BinaryIO, nodes: list[Node]) -> Mapping[int, tuple[int, int]]:
+def _write_data(out: BinaryIO, nodes: list[RofsNode]) -> Mapping[int, tuple[int, int]]:
     """Write the files' data; return (first block, size) by node."""
     block = 1
     found = {}
@@ -205,7 +205,7 @@ def _write_data(out: BinaryIO, nodes: list[Node]) -> Mapping[int, tuple[int, int
     return found
 
 
-def copy(node: Node, put: Callable[[bytes], object]) -> int:
+def copy(node: RofsNode, put: Callable[[bytes], object]) -> int:
     """Pass a file's content to ``put``; return its size. Raises OSError and Refused."""
     if node.source is None:
         put(node.data)
@@ -222,7 +222,7 @@ def copy(node: Node, put: Callable[[bytes], object]) -> int:
 
 
 def _tables(
-    nodes: list[Node], blocks: Mapping[int, tuple[int, int]]
+    nodes: list[RofsNode], blocks: Mapping[int, tuple[int, int]]
 ) -> tuple[list[bytes], list[bytes], list[bytes]]:
     number = {id(node): at for at, node in enumerate(nodes, start=1)}
     entries: list[bytes] = []

@@ -13,12 +13,12 @@ import tempfile
 from pathlib import Path
 
 from vtorque_core.api import Refused
-from vtorque_osv.rofs import DIRECTORY, LINK, Node, Tree, copy
+from vtorque_osv.rofs import DIRECTORY, LINK, RofsNode, RofsTree, copy
 
 _EXECUTE = 0o111
 
 
-def write(tree: Tree, target: Path) -> None:
+def write(tree: RofsTree, target: Path) -> None:
     """Create the directory ``target`` with the tree, atomically.
 
     Privileges: root.
@@ -47,7 +47,7 @@ def write(tree: Tree, target: Path) -> None:
         raise
 
 
-def _fill(node: Node, directory: Path) -> None:
+def _fill(node: RofsNode, directory: Path) -> None:
     for name, child in sorted(node.children.items()):
         path = directory / os.fsdecode(name)
         if child.mode == DIRECTORY:

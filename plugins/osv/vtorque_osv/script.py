@@ -42,7 +42,7 @@ _SHELL = {
 
 
 @dataclass(frozen=True)
-class Command:
+class ProgramCall:
     """One program run: its unquoted words, and how OSv continues.
 
     ``end`` is ``;`` (wait for the program), ``&`` (run it in the background and wait at the end) or
@@ -58,19 +58,19 @@ class Command:
         return " ".join(quoted(word) for word in self.words)
 
 
-def command_line(commands: Sequence[Command]) -> str:
+def command_line(commands: Sequence[ProgramCall]) -> str:
     """Return all commands as one OSv command line."""
     parts = [f"{each.text()}{each.end}" for each in commands]
     return " ".join(parts).removesuffix(";")
 
 
-def parse(content: bytes, named: Mapping[str, str]) -> tuple[Command, ...]:
+def parse(content: bytes, named: Mapping[str, str]) -> tuple[ProgramCall, ...]:
     """Return the script's commands. Raises Refused with every unsupported line.
 
     ``named`` has the image's named command lines. Such a name at the start of a line is replaced by
     its command line, and the line's other words are appended.
     """
-    commands: list[Command] = []
+    commands: list[ProgramCall] = []
     refusals: list[Refusal] = []
     for number, line in _lines(content):
         try:
@@ -104,7 +104,7 @@ def _lines(content: bytes) -> Iterator[tuple[int, str]]:
         yield begin, joined
 
 
-def _commands(number: int, line: str, named: Mapping[str, str]) -> Iterator[Command]:
+def _commands(number: int, line: str, named: Mapping[str, str]) -> Iterator[ProgramCall]:
     bad = next((c for c in line if c != "\t" and not " " <= c <= "~"), None)
     if bad is not None:
         raise ValueError(f"contains the character {bad!r}; OSv supports printable ASCII only")
@@ -159,13 +159,13 @@ def _problem(rest: str) -> str:
     return f"{_SHELL.get(rest[0], rest[0])} ({rest[0]}) needs a shell"
 
 
-def _command(number: int, words: list[str], end: str, named: Mapping[str, str]) -> Command:
+def _command(number: int, words: list[str], end: str, named: Mapping[str, str]) -> ProgramCall:
     first = words[0]
     if first in named:
         inside = list(_commands(number, named[first], {}))
         if len(inside) != 1 or inside[0].end != ";":
             raise ValueError(f"the image's command {first} does not run exactly one program")
-        return Command(number, (*inside[0].words, *words[1:]), end)
+        return ProgramCall(number, (*inside[0].words, *words[1:]), end)
     if first in _KEYWORDS or first in _BUILTINS:
         raise ValueError(f"{first} is a shell program, and OSv has no shell (fork fails there)")
     if _ASSIGNMENT.match(first):
@@ -173,7 +173,7 @@ def _command(number: int, words: list[str], end: str, named: Mapping[str, str]) 
     if not first.startswith("/") or "/../" in f"{first}/":
         known = f"; this image has the commands {', '.join(sorted(named))}" if named else ""
         raise ValueError(f"{first} is not an absolute path of a program in the image{known}")
-    return Command(number, tuple(words), end)
+    return ProgramCall(number, tuple(words), end)
 
 
 def quoted(word: str) -> str:

@@ -33,7 +33,7 @@ _MAX_FACTS = 65536  # bytes
 
 
 @dataclass(frozen=True)
-class Entry:
+class CacheEntry:
     """One image.
 
     Attributes:
@@ -68,12 +68,12 @@ class Cache:
         """Return the path of an image, which need not exist."""
         return self.root / f"{digest}{SUFFIX}"
 
-    def entries(self) -> list[Entry]:
+    def entries(self) -> list[CacheEntry]:
         """Return the finished images, most recently used first."""
         found = [self.entry(path.name.removesuffix(SUFFIX)) for path in self.root.glob("*")]
         return sorted((each for each in found if each), key=lambda each: -each.used)
 
-    def entry(self, digest: str) -> Entry | None:
+    def entry(self, digest: str) -> CacheEntry | None:
         """Return a finished image of this version, or None."""
         if not _HEX.fullmatch(digest):
             return None
@@ -85,11 +85,11 @@ class Cache:
             if facts["format"] != FORMAT or not stat.S_ISREG(status.st_mode):
                 return None
             references = tuple(str(each) for each in facts["references"])
-            return Entry(digest, references, status.st_size, used)
+            return CacheEntry(digest, references, status.st_size, used)
         except (OSError, ValueError, KeyError, TypeError, RecursionError):
             return None
 
-    def of_reference(self, name: str) -> Entry | None:
+    def of_reference(self, name: str) -> CacheEntry | None:
         """Return the image that a submission last used by this reference."""
         return next((each for each in self.entries() if name in each.references), None)
 
@@ -142,7 +142,7 @@ class Cache:
         self.use(digest, reference)
         made.rename(self.file(digest))
 
-    def prune(self, keep: float, most: int) -> list[Entry]:
+    def prune(self, keep: float, most: int) -> list[CacheEntry]:
         """Remove images, and return them.
 
         Args:

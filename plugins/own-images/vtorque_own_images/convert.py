@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import IO, cast
 
 from vtorque_core.api import HostFault, Refused
-from vtorque_linux_guest.image.filetree import FileTree, Node, Slice
+from vtorque_linux_guest.image.filetree import FileTree, Slice, TreeNode
 from vtorque_linux_guest.image.kernel import architecture
 from vtorque_linux_guest.image.tar_reader import Budget
 from vtorque_oci import build, layers, sif
@@ -111,13 +111,13 @@ def _stream(tree: FileTree, out: IO[bytes]) -> None:
                 archive.addfile(info)
 
 
-def _place(found: tuple[str, Node]) -> tuple[int, int]:
+def _place(found: tuple[str, TreeNode]) -> tuple[int, int]:
     """Return a key that sorts the files of each layer by their place in it."""
     content = found[1].content
     return (id(content.file), content.offset) if isinstance(content, Slice) else (0, 0)
 
 
-def _info(path: str, node: Node) -> tarfile.TarInfo:
+def _info(path: str, node: TreeNode) -> tarfile.TarInfo:
     info = tarfile.TarInfo(path or ".")
     info.type = _KINDS.get(stat.S_IFMT(node.mode), tarfile.REGTYPE)
     info.mode, info.uid, info.gid = stat.S_IMODE(node.mode), node.uid, node.gid
@@ -134,7 +134,7 @@ def _info(path: str, node: Node) -> tarfile.TarInfo:
 class _Content:
     """A file's content as a stream, read in parts from the layer."""
 
-    def __init__(self, node: Node) -> None:
+    def __init__(self, node: TreeNode) -> None:
         self._parts = _parts(node)
         self._left = b""
 
@@ -146,7 +146,7 @@ class _Content:
         return data
 
 
-def _parts(node: Node) -> Iterator[bytes]:
+def _parts(node: TreeNode) -> Iterator[bytes]:
     if not isinstance(node.content, Slice):
         yield node.content
         return

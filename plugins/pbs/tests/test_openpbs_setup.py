@@ -8,7 +8,7 @@ from pbs_harness import OpenPbsHarness
 from vtorque_admin.steps import Check
 from vtorque_core.api import HostFault
 from vtorque_core.api.setup_steps import Installation
-from vtorque_pbs.openpbs.setup import BEGIN, END, Hook
+from vtorque_pbs.openpbs.setup import BEGIN, END, ServerHook
 
 
 @pytest.fixture
@@ -40,13 +40,13 @@ def send_hooks(harness, **changes):
 
 def test_hooks_are_checked_on_a_node_that_is_not_the_server(harness):
     for step in steps(harness):
-        if isinstance(step, Hook):
+        if isinstance(step, ServerHook):
             step.apply()
     assert set(harness.pbs.state()["hooks"]) == {BEGIN, END}
     harness.pbs.change(at_server=False)
     send_hooks(harness)
     assert problems(harness) == ["", ""]
-    assert not [step for step in steps(harness) if isinstance(step, Hook)]
+    assert not [step for step in steps(harness) if isinstance(step, ServerHook)]
     for step in steps(harness):
         if not isinstance(step, Check):
             step.apply()
@@ -57,7 +57,7 @@ def test_hooks_are_checked_on_a_node_that_is_not_the_server(harness):
 
 def test_invalid_hook_is_reported_with_the_host_and_command(harness):
     for step in steps(harness):
-        if isinstance(step, Hook):
+        if isinstance(step, ServerHook):
             step.apply()
     harness.pbs.change(at_server=False)
     assert all("is missing on this node (No such file" in each for each in problems(harness))

@@ -79,7 +79,7 @@ def login_name() -> str:
 
 
 @dataclass(frozen=True)
-class Answer:
+class CommandResult:
     """Result of a command."""
 
     code: int
@@ -98,7 +98,7 @@ class Commands:
     def __init__(self, settings: Settings, directories: Iterable[str]) -> None:
         self._path = settings.bindir or ":".join(directories)
 
-    def ask(self, program: str, *args: str, timeout: float = 30.0) -> Answer:
+    def ask(self, program: str, *args: str, timeout: float = 30.0) -> CommandResult:
         """Run a command. Raise HostFault if it is missing or times out."""
         found = self._found(program)
         try:
@@ -109,7 +109,7 @@ class Commands:
         except (OSError, subprocess.TimeoutExpired) as error:
             raise HostFault(f"{program}: {error}") from None
         out, err = (data.decode("utf-8", "surrogateescape") for data in (done.stdout, done.stderr))
-        return Answer(done.returncode, out, err)
+        return CommandResult(done.returncode, out, err)
 
     def tell(self, program: str, *args: str, timeout: float = 30.0) -> str:
         """Run a command and return its output. Raise HostFault if it fails."""

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 
 from vtorque_core.api import UsageError
 from vtorque_core.api.batch_system import JobInfo
-from vtorque_pbs.qsub_dialect import TORQUE, Dialect
+from vtorque_pbs.qsub_dialect import TORQUE, PbsDialect
 from vtorque_pbs.resources import hosts, walltime_seconds
 
 Attributes = Mapping[str, str]
@@ -17,7 +17,7 @@ _ENDED = ("C", "F", "X")  # completed jobs that the server keeps: qstat(1B), kee
 _ELEMENT = re.compile(r"<(/?)([A-Za-z_][A-Za-z0-9_.]*)>([^<]*)")
 
 
-def jobs_of(dialect: Dialect, text: str) -> list[Attributes]:
+def jobs_of(dialect: PbsDialect, text: str) -> list[Attributes]:
     """Return the attributes of each job in qstat's output."""
     return torque_jobs(text) if dialect is TORQUE else openpbs_jobs(text)
 
@@ -76,7 +76,7 @@ def parse_nodes(text: str) -> Mapping[str, Attributes]:
     return found
 
 
-def job_infos(dialect: Dialect, qstat: str) -> list[JobInfo]:
+def job_infos(dialect: PbsDialect, qstat: str) -> list[JobInfo]:
     """Run qstat as the user and return all jobs that it lists. Raise UsageError if it fails."""
     argv = [qstat, dialect.all_jobs]
     try:

@@ -19,7 +19,7 @@ _MOST_PARTS = 500  # for Torque: torque_places may recurse once per part
 
 
 @dataclass(frozen=True)
-class Place:
+class JobPart:
     """A part of a job on one node: its processes, and whether it has guests."""
 
     node: str
@@ -49,7 +49,7 @@ def require_guests_first(guests: Sequence[bool]) -> None:
 
 def torque_places(
     nodes: str, placed: Sequence[tuple[str, int]], feature: str, has: Mapping[str, Collection[str]]
-) -> list[Place]:
+) -> list[JobPart]:
     """Return the parts of a running job in the order of exec_host.
 
     Torque does not report which part of ``nodes=`` is on which node. It assigns each node in its
@@ -107,10 +107,10 @@ def torque_places(
             "different numbers of processors (ppn) for the parts with virtual machines and those "
             "on bare metal"
         )
-    return [Place(node, slots, wanted[taken[at]][2]) for at, (node, slots) in enumerate(placed)]
+    return [JobPart(node, slots, wanted[taken[at]][2]) for at, (node, slots) in enumerate(placed)]
 
 
-def openpbs_places(select: str, placed: Sequence[tuple[str, int]], feature: str) -> list[Place]:
+def openpbs_places(select: str, placed: Sequence[tuple[str, int]], feature: str) -> list[JobPart]:
     """Return the chunks of a running job, in the order of both exec_host and the request.
 
     The scheduler sorts them (23.06, node_info.cpp, ``seq_num``). As in OpenPBS's node file, a
@@ -122,7 +122,7 @@ def openpbs_places(select: str, placed: Sequence[tuple[str, int]], feature: str)
     parts = select.split("+")
     its = for_guests(parts, feature)
     if all(its):
-        return [Place(node, slots, guests=True) for node, slots in placed]
+        return [JobPart(node, slots, guests=True) for node, slots in placed]
     require_guests_first(its)
     wanted: list[tuple[bool, str]] = []
     for part, guests in zip(parts, its, strict=True):
@@ -133,12 +133,12 @@ def openpbs_places(select: str, placed: Sequence[tuple[str, int]], feature: str)
     if len(wanted) != len(placed):
         raise Refused("exec_host and select have different numbers of chunks")
     return [
-        Place(node, slots if guests or not mpi else int(mpi), guests)
+        JobPart(node, slots if guests or not mpi else int(mpi), guests)
         for (node, slots), (guests, mpi) in zip(placed, wanted, strict=True)
     ]
 
 
-def per_node(places: Sequence[Place]) -> tuple[tuple[str, ...], tuple[int, ...]]:
+def per_node(places: Sequence[JobPart]) -> tuple[tuple[str, ...], tuple[int, ...]]:
     """Return the nodes with guests, the first node first, and the number of processes on each."""
     slots: dict[str, int] = {}
     for place in places:
@@ -147,7 +147,7 @@ def per_node(places: Sequence[Place]) -> tuple[tuple[str, ...], tuple[int, ...]]
     return tuple(slots), tuple(slots.values())
 
 
-def bare_nodes(places: Sequence[Place]) -> tuple[BareNode, ...]:
+def bare_nodes(places: Sequence[JobPart]) -> tuple[BareNode, ...]:
     """Return the bare-metal nodes with their numbers of processes."""
     found = per_node([replace(place, guests=not place.guests) for place in places])
     return tuple(BareNode(node, slots) for node, slots in zip(*found, strict=True))

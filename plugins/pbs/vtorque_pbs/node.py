@@ -20,7 +20,7 @@ from vtorque_core.api.guest_context import ContextItem
 from vtorque_core.api.node_job import Site
 from vtorque_pbs import batch_commands, inside_guests
 from vtorque_pbs.job_records import Attributes, jobs_of, parse_nodes
-from vtorque_pbs.qsub_dialect import Dialect
+from vtorque_pbs.qsub_dialect import PbsDialect
 from vtorque_pbs.resources import hosts
 from vtorque_pbs.settings import Settings
 
@@ -51,7 +51,7 @@ class PbsNode(abc.ABC):
     online: ClassVar[str]
     """Option of ``pbsnodes`` that sets a node online."""
 
-    def __init__(self, site: Site, settings: Settings, dialect: Dialect) -> None:
+    def __init__(self, site: Site, settings: Settings, dialect: PbsDialect) -> None:
         self._site, self._settings = site, settings
         self.home = Path(settings.home or dialect.home)
         self._dialect = dialect

@@ -15,7 +15,7 @@ MAX_VARIABLE = 120_000
 
 
 @dataclass(frozen=True)
-class Dialect:
+class PbsDialect:
     """Command-line dialect of one PBS batch system.
 
     Attributes:
@@ -72,7 +72,7 @@ def _find_openpbs_script(words: Sequence[str]) -> int | None:
     return next((place for place in operand_indexes if words[place] not in ("", "-")), None)
 
 
-TORQUE = Dialect(
+TORQUE = PbsDialect(
     name="torque",
     getopt=pbs.TORQUE_GETOPT,
     long=frozenset({"--version", "--about"}),
@@ -87,7 +87,7 @@ TORQUE = Dialect(
     all_jobs="-x",
     no_job="Unknown Job Id",
 )
-OPENPBS = Dialect(
+OPENPBS = PbsDialect(
     name="openpbs",
     getopt=pbs.OPENPBS_GETOPT,
     long=frozenset({"--version"}),
@@ -107,7 +107,7 @@ Options = Sequence[tuple[str, str]]
 
 
 @dataclass(frozen=True)
-class Effective:
+class QsubOptions:
     """Effective qsub options; the command line overrides directives.
 
     Attributes:
@@ -131,7 +131,7 @@ class Effective:
     facts: Mapping[str, str]
 
 
-def effective(directives: Sequence[Options], line: Options) -> Effective:
+def effective(directives: Sequence[Options], line: Options) -> QsubOptions:
     """Merge the options of the directive lines, in order, and the command line.
 
     The last option wins, but ``-l`` resources are merged by name. ``-I`` counts only on the command
@@ -150,4 +150,4 @@ def effective(directives: Sequence[Options], line: Options) -> Effective:
     facts = {name: value for name, value in named.items() if value}
     flags = "I" in letters, "x" in letters, "X" in last
     args = last.get("F", "")
-    return Effective(resources, last.get("v", ""), shell or None, *flags, args, facts)
+    return QsubOptions(resources, last.get("v", ""), shell or None, *flags, args, facts)

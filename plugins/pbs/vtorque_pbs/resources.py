@@ -27,7 +27,7 @@ _MEMORY = ("mem", "pmem", "vmem", "pvmem")
 
 
 @dataclass(frozen=True)
-class Given:
+class PbsRequest:
     """CPUs and MiB per node that a user requests; None if not requested."""
 
     cpus: int | None
@@ -37,7 +37,7 @@ class Given:
 # -- Torque -----------------------------------------------------------------------------------
 
 
-def torque_given(resources: Mapping[str, str], feature: str = "") -> Given:
+def torque_given(resources: Mapping[str, str], feature: str = "") -> PbsRequest:
     """Return the request for the smallest node, from ``nodes=``, ``ncpus=`` and memory values.
 
     In a mixed request, only parts with the property count.
@@ -48,7 +48,7 @@ def torque_given(resources: Mapping[str, str], feature: str = "") -> Given:
     cpus = min(ppns) if ppns and len(ppns) == len(chunks) else None
     if not chunks and resources.get("ncpus", "").isdecimal():
         cpus = int(resources["ncpus"])
-    return Given(cpus, torque_memory(resources, cpus or 1, _node_count(parts)))
+    return PbsRequest(cpus, torque_memory(resources, cpus or 1, _node_count(parts)))
 
 
 def torque_memory(resources: Mapping[str, str], cpus: int, nodes: int) -> int | None:
@@ -146,7 +146,7 @@ def _node_count(chunks: list[str]) -> int:
 # -- OpenPBS ----------------------------------------------------------------------------------
 
 
-def openpbs_given(resources: Mapping[str, str], feature: str = "") -> Given:
+def openpbs_given(resources: Mapping[str, str], feature: str = "") -> PbsRequest:
     """Return the request for the smallest chunk: ``select=``, or ``nodes=``, ``ncpus`` and ``mem``.
 
     In a mixed request, only chunks with the property count.
@@ -159,12 +159,12 @@ def openpbs_given(resources: Mapping[str, str], feature: str = "") -> Given:
         chunks = [_pairs(chunk) for chunk in its]
         cpus = [int(c["ncpus"]) for c in chunks if c.get("ncpus", "").isdecimal()]
         mibs = [mib for c in chunks if (mib := _mib(c.get("mem"))) is not None]
-        return Given(
+        return PbsRequest(
             min(cpus) if len(cpus) == len(chunks) else None,
             min(mibs) if len(mibs) == len(chunks) else None,
         )
     ncpus = resources.get("ncpus", "")
-    return Given(int(ncpus) if ncpus.isdecimal() else None, _mib(resources.get("mem")))
+    return PbsRequest(int(ncpus) if ncpus.isdecimal() else None, _mib(resources.get("mem")))
 
 
 def openpbs_additions(resources: Mapping[str, str], needs: Needs, feature: str) -> dict[str, str]:

@@ -27,7 +27,7 @@ from vtorque_core.api.submission import exec_command, to_token
 from vtorque_pbs import batch_commands, counted, request_channel, resources
 from vtorque_pbs import convention as pbs
 from vtorque_pbs.job_records import job_infos
-from vtorque_pbs.qsub_dialect import TORQUE, VARIABLE, Dialect, Effective, Options, effective
+from vtorque_pbs.qsub_dialect import TORQUE, VARIABLE, Options, PbsDialect, QsubOptions, effective
 from vtorque_pbs.settings import Settings
 
 MAX_SCRIPT = 64 << 20  # bytes, as in the job shell
@@ -53,7 +53,7 @@ class PbsArgs(SubmitArgs):
         filtered: Options of qsub's command line if its submit filter calls, otherwise None.
     """
 
-    counts: Effective | None = None
+    counts: QsubOptions | None = None
     place: int | None = None
     at: int = 0
     unused: tuple[int, ...] = ()
@@ -70,7 +70,7 @@ class PbsSubmitter:
 
     naming = "-N"
 
-    def __init__(self, dialect: Dialect, settings: Settings, jobshell: Path) -> None:
+    def __init__(self, dialect: PbsDialect, settings: Settings, jobshell: Path) -> None:
         self._dialect, self._settings, self._jobshell = dialect, settings, jobshell
 
     def split(self, argv: Sequence[str]) -> PbsArgs:
@@ -230,7 +230,7 @@ class PbsSubmitter:
 
     # -- arguments for qsub --------------------------------------------------------------------
 
-    def _additions(self, counts: Effective, blob: bytes, needs: Needs) -> list[str]:
+    def _additions(self, counts: QsubOptions, blob: bytes, needs: Needs) -> list[str]:
         token, feature = to_token(blob), self._settings.property
         if self._dialect is TORQUE:
             more = resources.torque_additions(counts.resources, needs, feature)
@@ -257,7 +257,7 @@ class PbsSubmitter:
 
         return rewrite_directives(script, prefix, changed)
 
-    def _given(self, asked: Mapping[str, str]) -> resources.Given:
+    def _given(self, asked: Mapping[str, str]) -> resources.PbsRequest:
         if self._dialect is TORQUE:
             return resources.torque_given(asked, self._settings.property)
         return resources.openpbs_given(asked, self._settings.property)

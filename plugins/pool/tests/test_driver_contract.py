@@ -6,7 +6,7 @@ import inspect
 import pytest
 
 from directory_cloud import BROKEN, DirectoryHarness
-from vtorque_pool.api import Order
+from vtorque_pool.api import MachineOrder
 from vtorque_pool.drivers import static
 from vtorque_testing.pool_driver import PoolDriverContract
 
@@ -28,7 +28,7 @@ class StaticHarness:
         return static.driver({"machines": "n[1-6]", "state": str(self.directory / "state")})
 
     def order(self, node, cluster="contract"):
-        return Order(cluster, "other" if self.is_full else node, "big")
+        return MachineOrder(cluster, "other" if self.is_full else node, "big")
 
     def stranger(self):
         return ""

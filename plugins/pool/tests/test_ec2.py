@@ -9,10 +9,10 @@ import time
 
 import pytest
 
-from vtorque_pool.api import CloudFault, Machine, Order, StockOut
+from vtorque_pool.api import CloudFault, Machine, MachineOrder, StockOut
 from vtorque_pool.drivers import ec2
 from vtorque_pool.machines import Machines
-from vtorque_pool.settings import Settings, Shape
+from vtorque_pool.settings import MachineShape, Settings
 from vtorque_testing.pool_driver import PoolDriverContract
 
 pytestmark = pytest.mark.e2e
@@ -57,7 +57,9 @@ class Harness:
         return ec2.driver(self.options)
 
     def order(self, node, cluster="contract"):
-        return Order(cluster, node, "small", self.image, "t3.micro", user_data=b"#!/bin/sh\n")
+        return MachineOrder(
+            cluster, node, "small", self.image, "t3.micro", user_data=b"#!/bin/sh\n"
+        )
 
     def stranger(self):
         made = self.client.run_instances(ImageId=self.image, MinCount=1, MaxCount=1)
@@ -95,7 +97,7 @@ class TestEc2(PoolDriverContract):
 def test_duplicate_machine_is_ended_without_client_token_support(endpoint, tmp_path):
     cloud = Harness(endpoint)
     options = {"driver": "ec2"}
-    shape = Shape("small", "n[1-2]", "aws", image=cloud.image, flavor="t3.micro")
+    shape = MachineShape("small", "n[1-2]", "aws", image=cloud.image, flavor="t3.micro")
     settings = Settings("twice", (shape,), {"aws": options}, state=str(tmp_path / "state"))
     driver = cloud.driver()
     first, second = (driver.create(cloud.order("n1", "twice")) for _ in range(2))
@@ -133,7 +135,7 @@ def test_missing_capacity_is_a_stock_out_and_bad_credentials_are_a_fault():
         for code in ("InsufficientInstanceCapacity", "VcpuLimitExceeded"):
             stub.add_client_error("run_instances", code, "none left")
             with pytest.raises(StockOut, match="none left"):
-                driver.create(Order("contract", "n1", "small", "ami-1", "t3.micro"))
+                driver.create(MachineOrder("contract", "n1", "small", "ami-1", "t3.micro"))
         for code in ("AuthFailure", "ExpiredToken", "UnauthorizedOperation"):
             stub.add_client_error("describe_instances", code, "not you")
             with pytest.raises(CloudFault, match="not you") as raised:
@@ -157,5 +159,7 @@ def test_instance_metadata_needs_a_token_and_has_hop_limit_1():
     }
     with Stubber(driver._client) as stub:
         stub.add_response("run_instances", {"Instances": [made]}, wanted)
-        assert driver.create(Order("contract", "n1", "small", "ami-1", "t3.micro")).id == "i-1"
+        assert (
+            driver.create(MachineOrder("contract", "n1", "small", "ami-1", "t3.micro")).id == "i-1"
+        )
         stub.assert_no_pending_responses()

@@ -14,7 +14,7 @@ from pathlib import Path
 import pycdlib
 import pytest
 
-from vtorque_pool.api import CloudFault, Order
+from vtorque_pool.api import CloudFault, MachineOrder
 from vtorque_pool.drivers import libvirt
 from vtorque_testing.pool_driver import PoolDriverContract
 
@@ -45,7 +45,7 @@ class Harness:
 
     def order(self, node, cluster="contract"):
         data = b"#cloud-config\nhostname: x\n"
-        return Order(cluster, node, "small", "empty.qcow2", memory=32, user_data=data)
+        return MachineOrder(cluster, node, "small", "empty.qcow2", memory=32, user_data=data)
 
     def stranger(self):
         name = f"stranger-{uuid.uuid4().hex[:6]}"
@@ -114,7 +114,7 @@ def content(image, name):
 
 
 def test_seed_has_the_files_of_cloud_init():
-    order = Order("c", "n1", "small", user_data=b"#cloud-config\n")
+    order = MachineOrder("c", "n1", "small", user_data=b"#cloud-config\n")
     seed = libvirt.seed(order)
     assert content(seed, "meta-data") == b"instance-id: c-n1\nlocal-hostname: n1\n"
     assert content(seed, "user-data") == b"#cloud-config\n"
@@ -138,7 +138,7 @@ def test_secrets_that_others_can_read_are_refused(tmp_path):
 
 def test_tags_and_names_are_escaped_in_the_xml():
     driver = libvirt.driver({"images": "/x"})
-    text = driver._xml("vtorque-pool-x", Order("a'<b>", 'n"&', "small"), 1.0, "", "")
+    text = driver._xml("vtorque-pool-x", MachineOrder("a'<b>", 'n"&', "small"), 1.0, "", "")
     from xml.etree import ElementTree
 
     tags = ElementTree.fromstring(text).find(  # noqa: S314
@@ -149,8 +149,12 @@ def test_tags_and_names_are_escaped_in_the_xml():
 
 def test_replaced_machine_of_a_node_keeps_its_mac():
     made = libvirt.Libvirt({}, None)
-    orders = [Order("c", "n1", "s"), Order("c", "n1", "s"), Order("c", "n2", "s")]
-    orders += [Order("other", "n1", "s")]
+    orders = [
+        MachineOrder("c", "n1", "s"),
+        MachineOrder("c", "n1", "s"),
+        MachineOrder("c", "n2", "s"),
+    ]
+    orders += [MachineOrder("other", "n1", "s")]
     texts = [made._xml(f"m{n}", order, n, "", "") for n, order in enumerate(orders)]
     macs = [re.search("<mac address='(02(:[0-9a-f]{2}){5})'/>", text)[1] for text in texts]
     assert macs[0] == macs[1]

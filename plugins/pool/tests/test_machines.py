@@ -9,8 +9,8 @@ from directory_cloud import DirectoryDriver
 from vtorque_core.api import Busy, HostFault, take_lock
 from vtorque_pool.api import CloudFault, Machine, StockOut
 from vtorque_pool.machines import Machines
-from vtorque_pool.memory import Remembered
-from vtorque_pool.settings import Settings, Shape
+from vtorque_pool.memory import PoolState
+from vtorque_pool.settings import MachineShape, Settings
 
 
 @pytest.fixture
@@ -23,7 +23,7 @@ class Pool:
         self.cloud = top / "cloud"
         self.cloud.mkdir()
         self.said = []
-        shape = Shape("small", "n[1-9]", "here")
+        shape = MachineShape("small", "n[1-9]", "here")
         given = {"max_failures": 2, "timeout": 1, "state": str(top / "state"), **more}
         self.settings = Settings("test", (shape,), {"here": {"driver": "double"}}, **given)
         self.driver = DirectoryDriver(self.cloud)
@@ -201,7 +201,7 @@ def test_invalid_state_file_is_replaced_and_reported_once(pool, text):
     directory.mkdir()
     (directory / "memory.json").write_text(text)
     for _ in range(2):
-        assert pool.machines.memory.read() == Remembered()
+        assert pool.machines.memory.read() == PoolState()
     assert [
         line
         for line in pool.said

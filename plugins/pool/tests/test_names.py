@@ -3,7 +3,7 @@
 import pytest
 
 from vtorque_pool.hostlist import expand
-from vtorque_pool.settings import Settings, Shape
+from vtorque_pool.settings import MachineShape, Settings
 
 
 def test_list_is_expanded_as_by_slurm():
@@ -20,11 +20,11 @@ def test_invalid_list_is_refused(text):
     ("shapes", "problem"),
     [
         (
-            [Shape("a", "n[1-2]", "x"), Shape("b", "n[2-3]", "x")],
+            [MachineShape("a", "n[1-2]", "x"), MachineShape("b", "n[2-3]", "x")],
             "node n2 belongs to two shapes, a and b",
         ),
-        ([Shape("a", "n1", "y")], r"\[plugin.pool.clouds.y\] is missing"),
-        ([Shape("a", "n1", "x"), Shape("a", "n2", "x")], "same name"),
+        ([MachineShape("a", "n1", "y")], r"\[plugin.pool.clouds.y\] is missing"),
+        ([MachineShape("a", "n1", "x"), MachineShape("a", "n2", "x")], "same name"),
     ],
 )
 def test_contradicting_settings_are_refused(shapes, problem):
@@ -35,6 +35,6 @@ def test_contradicting_settings_are_refused(shapes, problem):
 def test_invalid_shape_is_named():
     for more in ({"min_nodes": 3}, {"cpus": 0}, {"price": -1.0}):
         with pytest.raises(ValueError, match="shape a"):
-            Shape("a", "n[1-2]", "x", **more)
+            MachineShape("a", "n[1-2]", "x", **more)
     with pytest.raises(ValueError, match="driver"):
         Settings("test", (), {"x": {}})

@@ -6,7 +6,7 @@ import json
 import pytest
 
 from nova_double import Nova
-from vtorque_pool.api import CloudFault, Order
+from vtorque_pool.api import CloudFault, MachineOrder
 from vtorque_pool.drivers import openstack
 from vtorque_testing.pool_driver import PoolDriverContract
 
@@ -39,7 +39,7 @@ class Harness:
         return openstack.driver(self.options)
 
     def order(self, node, cluster="contract"):
-        return Order(cluster, node, "small", "image", "m1", user_data=b"#!/bin/sh\n\xff")
+        return MachineOrder(cluster, node, "small", "image", "m1", user_data=b"#!/bin/sh\n\xff")
 
     def stranger(self):
         return self.nova.make({"name": "n1"})

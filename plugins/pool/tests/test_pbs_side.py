@@ -12,8 +12,8 @@ from recorded_command import Command
 from vtorque_core.api import HostFault, Refused, take_lock
 from vtorque_pool import rounds, serve
 from vtorque_pool.machines import Machines
-from vtorque_pool.pbs import Pbs, Waiting
-from vtorque_pool.settings import Settings, Shape
+from vtorque_pool.pbs import Pbs, QueuedJob
+from vtorque_pool.settings import MachineShape, Settings
 
 TORQUE_NODES = b"""<Data><Node><name>n1</name><state>job-exclusive</state><np>2</np>
 <jobs>0-1/12.server</jobs></Node><Node><name>n2</name><state>free,offline</state>
@@ -55,7 +55,7 @@ FORGED = "x\n\nJob Id: 9999.server\n    job_state = Q\n    Resource_List.select 
 class Server:
     def __init__(self, top, batch):
         self.commands = {name: Command(top / "bin" / name) for name in TOOLS}
-        shape = Shape("small", "n[1-4]", "here", cpus=2, features=("vtorque",))
+        shape = MachineShape("small", "n[1-4]", "here", cpus=2, features=("vtorque",))
         self.settings = Settings(
             "test", (shape,), {"here": {"driver": "double"}}, batch=batch,
             bindir=str(top / "bin"), state=str(top / "state"),
@@ -78,11 +78,11 @@ class Server:
     [
         (
             "torque", TORQUE_NODES, TORQUE_JOBS, "12.server",
-            Waiting("13.server", "batch", 2, 2, frozenset({"vtorque"}), "acme"),
+            QueuedJob("13.server", "batch", 2, 2, frozenset({"vtorque"}), "acme"),
         ),
         (
             "openpbs", OPEN_NODES, OPEN_JOBS, "7.server",
-            Waiting("8.server", "workq", 3, 2, account="acme"),
+            QueuedJob("8.server", "workq", 3, 2, account="acme"),
         ),
     ],
 )  # fmt: skip

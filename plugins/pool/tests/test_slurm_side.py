@@ -13,8 +13,8 @@ from vtorque_core.api import take_lock
 from vtorque_core.api.setup_steps import Installation
 from vtorque_pool import on_slurm, slurm_conf
 from vtorque_pool.machines import Machines
-from vtorque_pool.settings import Settings, Shape
-from vtorque_pool.slurm import Node, Slurm, _state
+from vtorque_pool.settings import MachineShape, Settings
+from vtorque_pool.slurm import PoolNode, Slurm, _state
 
 LINE = (
     "NodeName={name} Arch=x86_64 CPUTot=1 State={state} ThreadsPerCore=1 "
@@ -32,7 +32,7 @@ class Site:
         self.cloud.mkdir()
         self.conf = top / "slurm.conf"
         self.conf.write_text("ClusterName=x\nNodeName=n[1-3] CPUs=2\n")
-        shape = Shape("small", "cloud[1-3]", "here", min_nodes=1, features=("vtorque",))
+        shape = MachineShape("small", "cloud[1-3]", "here", min_nodes=1, features=("vtorque",))
         self.settings = Settings(
             "test", (shape,), {"here": {"driver": "double"}}, state=str(top / "state"),
             log=str(top / "log"), slurm_conf=str(self.conf), bindir=str(self.bin), max_failures=2,
@@ -160,7 +160,7 @@ def test_tidy_powers_down_nodes_that_timed_out_or_lost_their_machine(site):
 @pytest.mark.parametrize(("before", "now"), [("off", "building"), ("unusable", "busy")])
 def test_tidy_keeps_a_machine_whose_node_was_resumed_in_between(site, monkeypatch, before, now):
     make_old(site, "cloud1")
-    answers = iter([Node("cloud1", before, "vtorque-pool: x"), Node("cloud1", now)])
+    answers = iter([PoolNode("cloud1", before, "vtorque-pool: x"), PoolNode("cloud1", now)])
     monkeypatch.setattr(site.slurm, "nodes", lambda: {"cloud1": next(answers)})
     on_slurm.tidy(site.machines, site.slurm)
     assert [m.node for m in site.driver.machines("test")] == ["cloud1"]

@@ -30,7 +30,7 @@ class StockOut(CloudFault):
 
 
 @dataclass(frozen=True)
-class Order:
+class MachineOrder:
     """A machine to create for a node.
 
     ``memory`` is in MiB. ``image`` and ``flavor`` are the cloud's names. ``shape`` is the kind of
@@ -76,7 +76,7 @@ class Driver(Protocol):
     empty result.
     """
 
-    def create(self, order: Order) -> Machine:
+    def create(self, order: MachineOrder) -> Machine:
         """Create a machine together with its tags. A killed process must leave no untagged machine.
 
         The machine may still be booting on return.

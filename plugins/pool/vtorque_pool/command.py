@@ -17,7 +17,7 @@ from vtorque_core.api import EXIT_FAILED, Refused, UsageError, printable
 if TYPE_CHECKING:
     from vtorque_pool.machines import Machines
     from vtorque_pool.pbs import Pbs
-    from vtorque_pool.settings import Settings, Shape
+    from vtorque_pool.settings import MachineShape, Settings
     from vtorque_pool.slurm import Slurm
 
 _CONFIG = click.option(
@@ -172,7 +172,7 @@ def release(machines: Machines, batch: Slurm | Pbs, shape: str) -> None:
     batch_release(machines, batch, _shape(machines.settings, shape))
 
 
-def batch_release(machines: Machines, batch: Slurm | Pbs, shape: Shape) -> None:
+def batch_release(machines: Machines, batch: Slurm | Pbs, shape: MachineShape) -> None:
     """End a shape's pause and, on Slurm, its reservation."""
     from vtorque_pool import on_slurm  # noqa: PLC0415
     from vtorque_pool.slurm import Slurm  # noqa: PLC0415

@@ -16,15 +16,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from vtorque_core.api import Busy, HostFault, take_lock
-from vtorque_pool.api import CloudFault, Driver, Machine, Order, StockOut
-from vtorque_pool.memory import Memory
-from vtorque_pool.settings import Settings, Shape
+from vtorque_pool.api import CloudFault, Driver, Machine, MachineOrder, StockOut
+from vtorque_pool.memory import StateFile
+from vtorque_pool.settings import MachineShape, Settings
 
 Log = Callable[[str], None]
 
 
 @dataclass(frozen=True)
-class Found:
+class CloudState:
     """The clouds' answers: machines, errors by cloud, and cloud by machine id."""
 
     machines: tuple[Machine, ...]
@@ -51,11 +51,11 @@ class Machines:
 
     def __init__(self, settings: Settings, drivers: Mapping[str, Driver], log: Log) -> None:
         self.settings = settings
-        self.memory = Memory(Path(settings.state), log)
+        self.memory = StateFile(Path(settings.state), log)
         self._drivers = drivers
         self.log = log
 
-    def found(self, clouds: Collection[str] | None = None) -> Found:
+    def found(self, clouds: Collection[str] | None = None) -> CloudState:
         """List the machines of these clouds, or of all.
 
         Each machine is listed once, even if two clouds share an account or a cloud repeats it on
@@ -70,7 +70,7 @@ class Machines:
             except HostFault as error:
                 silent[name] = str(error)
         of_cloud = {id_: name for id_, (_, name) in machines.items()}
-        return Found(tuple(each for each, _ in machines.values()), silent, of_cloud)
+        return CloudState(tuple(each for each, _ in machines.values()), silent, of_cloud)
 
     def make(self, nodes: Iterable[str], why: str) -> dict[str, Machine | HostFault]:
         """Ensure that each node has one machine; return it or the error, for each node."""
@@ -155,7 +155,7 @@ class Machines:
         self.log(f"{node}: created {machine.id} ({why})")
         return machine
 
-    def _order(self, shape: Shape, node: str) -> Order:
+    def _order(self, shape: MachineShape, node: str) -> MachineOrder:
         content = b""
         if shape.user_data:
             try:
@@ -165,7 +165,7 @@ class Machines:
             content = content.replace(b"@NODE@", node.encode())
             content = content.replace(b"@CLUSTER@", self.settings.cluster.encode())
         cluster = self.settings.cluster
-        return Order(
+        return MachineOrder(
             cluster, node, shape.name, shape.image, shape.flavor, shape.cpus, shape.memory, content
         )
 
@@ -206,7 +206,7 @@ class Machines:
             self.log(f"{node}: not deleted: {problem}")
         return failed
 
-    def _end_node(self, node: str, found: Found, why: str) -> dict[str, str]:
+    def _end_node(self, node: str, found: CloudState, why: str) -> dict[str, str]:
         for machine in [m for m in found.machines if m.node == node and m.state != "deleting"]:
             if problem := self._destroy(self._drivers[found.clouds[machine.id]], machine, why):
                 return {node: problem}

@@ -21,7 +21,7 @@ _LOCK_TIME = 30.0  # seconds; the lock is held only to read and write a file
 
 
 @dataclass
-class Counted:
+class ShapeCounters:
     """A shape's counters. ``seconds``: total time from a machine's creation to its registration."""
 
     starts: int = 0
@@ -31,7 +31,7 @@ class Counted:
 
 
 @dataclass
-class Remembered:
+class PoolState:
     """The pool's state. Times are Unix times."""
 
     held: dict[str, str] = field(default_factory=dict)
@@ -42,14 +42,14 @@ class Remembered:
     """End of the pause, by shape."""
     why: dict[str, str] = field(default_factory=dict)
     """Text of the last failure, by shape."""
-    counted: dict[str, Counted] = field(default_factory=dict)
+    counted: dict[str, ShapeCounters] = field(default_factory=dict)
     """Counters of machines, by shape."""
     seen: dict[str, float] = field(default_factory=dict)
     """Time when the node registered, by machine id."""
 
-    def of(self, shape: str) -> Counted:
+    def of(self, shape: str) -> ShapeCounters:
         """Return a shape's counters."""
-        return self.counted.setdefault(shape, Counted())
+        return self.counted.setdefault(shape, ShapeCounters())
 
     def is_paused(self, shape: str, now: float) -> bool:
         """Return whether the shape is paused."""
@@ -86,20 +86,20 @@ class Remembered:
             self.release(shape)
 
 
-class Memory:
-    """The file that keeps the pool's state (:class:`Remembered`)."""
+class StateFile:
+    """The file that keeps the pool's state (:class:`PoolState`)."""
 
     def __init__(self, directory: Path, log: Callable[[str], None]) -> None:
         self.directory = directory
         self._path = directory / "memory.json"
         self._log = log
 
-    def read(self) -> Remembered:
+    def read(self) -> PoolState:
         """Return the content; empty if the file is missing. An invalid file is renamed."""
         try:
             return _remembered(json.loads(self._path.read_bytes()))
         except FileNotFoundError:
-            return Remembered()
+            return PoolState()
         except OSError as error:
             raise HostFault(f"{self._path}: {error.strerror}") from None
         except (ValueError, TypeError, AttributeError, LookupError, ArithmeticError) as error:
@@ -107,10 +107,10 @@ class Memory:
             with contextlib.suppress(OSError):
                 self._path.replace(bad)
             self._log(f"{bad}: invalid state file: holds, pauses and counts are lost: {error!r}")
-            return Remembered()
+            return PoolState()
 
     @contextlib.contextmanager
-    def changed(self) -> Iterator[Remembered]:
+    def changed(self) -> Iterator[PoolState]:
         """Yield the content under the lock, and write it afterwards."""
         lock = take_lock(self.directory / "memory.lock", _LOCK_TIME)
         try:
@@ -125,9 +125,9 @@ class Memory:
             os.close(lock)
 
 
-def _remembered(data: Any) -> Remembered:
+def _remembered(data: Any) -> PoolState:
     """Parse the file; raises various exceptions if it is invalid."""
-    return Remembered(
+    return PoolState(
         **{
             name: {key: value(each) for key, each in data.get(name, {}).items()}
             for name, value in _VALUES.items()
@@ -140,7 +140,7 @@ _VALUES: dict[str, Callable[[Any], Any]] = {
     "failed": lambda times: [float(each) for each in times],
     "paused": float,
     "why": str,
-    "counted": lambda each: Counted(
+    "counted": lambda each: ShapeCounters(
         int(each["starts"]), int(each["failures"]), int(each["registered"]), float(each["seconds"])
     ),
     "seen": float,

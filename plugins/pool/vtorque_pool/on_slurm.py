@@ -12,8 +12,8 @@ from collections.abc import Mapping, Sequence
 
 from vtorque_core.api import HostFault
 from vtorque_pool.api import Machine
-from vtorque_pool.machines import Found, Machines, failures
-from vtorque_pool.slurm import Node, Slurm, State
+from vtorque_pool.machines import CloudState, Machines, failures
+from vtorque_pool.slurm import PoolNode, Slurm, State
 
 _YOUNG = 30.0  # seconds in which a new machine may be missing in the cloud's list
 
@@ -79,20 +79,22 @@ def release(machines: Machines, slurm: Slurm, name: str) -> None:
     machines.log(f"{name}: retried by an administrator")
 
 
-def note_registered(machines: Machines, found: Found, nodes: Mapping[str, Node]) -> None:
+def note_registered(machines: Machines, found: CloudState, nodes: Mapping[str, PoolNode]) -> None:
     """Record how long machines took until their node's slurmd started."""
     began = {node.name: node.since for node in nodes.values()}
     up = {name: node for name, node in nodes.items() if node.state != "off"}
     _note(machines, found, {n: began[n] for n in up if began[n]})
 
 
-def note_up(machines: Machines, found: Found, nodes: Mapping[str, Node], now: float) -> None:
+def note_up(
+    machines: Machines, found: CloudState, nodes: Mapping[str, PoolNode], now: float
+) -> None:
     """Record how long machines took, for batch systems that do not report when a node came up."""
     up = {n.name: now for n in nodes.values() if n.state in {"free", "busy", "draining"}}
     _note(machines, found, up)
 
 
-def _note(machines: Machines, found: Found, when: Mapping[str, float]) -> None:
+def _note(machines: Machines, found: CloudState, when: Mapping[str, float]) -> None:
     """Record each newly registered machine once; forget deleted ones."""
     known = machines.memory.read().seen
     new = [m for m in found.machines if m.id not in known and when.get(m.node, 0.0) >= m.created]
@@ -123,7 +125,9 @@ def _in_state(slurm: Slurm, state: State) -> set[str]:
     return {node.name for node in slurm.nodes().values() if node.state == state}
 
 
-def _end_needless(machines: Machines, slurm: Slurm, found: Found, nodes: Mapping[str, Node]) -> int:
+def _end_needless(
+    machines: Machines, slurm: Slurm, found: CloudState, nodes: Mapping[str, PoolNode]
+) -> int:
     """Delete machines that have ended or belong to no node; return their number."""
     held = machines.memory.read().held
     done = 0
@@ -147,7 +151,9 @@ def _end_needless(machines: Machines, slurm: Slurm, found: Found, nodes: Mapping
     return done
 
 
-def _mend_nodes(machines: Machines, slurm: Slurm, found: Found, nodes: Mapping[str, Node]) -> int:
+def _mend_nodes(
+    machines: Machines, slurm: Slurm, found: CloudState, nodes: Mapping[str, PoolNode]
+) -> int:
     """Create missing machines, and abandon nodes that lost theirs; return the number of nodes."""
     held = machines.memory.read().held
     again, lost = [], {}

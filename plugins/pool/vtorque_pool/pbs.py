@@ -16,7 +16,7 @@ from typing import Any
 
 from vtorque_core.api import HostFault, run_tool
 from vtorque_pool.settings import Settings
-from vtorque_pool.slurm import REASON, TOLD, Node, State
+from vtorque_pool.slurm import REASON, TOLD, PoolNode, State
 
 _OFF = f"{REASON}: off"
 _NONE = "Server has no node list"  # pbs_error_db.h of Torque and OpenPBS
@@ -24,7 +24,7 @@ _GONE = ("Unknown node", "cannot locate specified node", "Error in node list")
 
 
 @dataclass(frozen=True)
-class Waiting:
+class QueuedJob:
     """A queued job: requested nodes, CPUs per node, and its queue and account."""
 
     id: str
@@ -42,7 +42,7 @@ class Pbs:
         self._settings = settings
         self._open = settings.batch == "openpbs"
 
-    def nodes(self) -> dict[str, Node]:
+    def nodes(self) -> dict[str, PoolNode]:
         """Return the server's nodes of the pool. On Torque, nodes that are off are left out."""
         there = {name: _node(name, each) for name, each in self._said().items()}
         return {name: node for name, node in there.items() if not _is_off(node)}
@@ -89,7 +89,7 @@ class Pbs:
             for name, each in _json(text).get("nodes", {}).items()
         }
 
-    def waiting(self) -> list[Waiting]:
+    def waiting(self) -> list[QueuedJob]:
         """Return the queued jobs in the server's order, without held ones."""
         if self._open:
             jobs = _open_jobs(self._run("qstat", "-f", "-w", "-t"))
@@ -182,7 +182,7 @@ class Pbs:
             raise
 
 
-def _node(name: str, said: Mapping[str, str]) -> Node:
+def _node(name: str, said: Mapping[str, str]) -> PoolNode:
     words = {word.strip() for word in said["state"].split(",")}
     jobs = tuple(dict.fromkeys(_job(word) for word in said["jobs"].split(",") if word.strip()))
     note = said["note"]
@@ -193,10 +193,10 @@ def _node(name: str, said: Mapping[str, str]) -> Node:
         state = "draining"
     else:
         state = "busy" if jobs else "free"
-    return Node(name, state, note, jobs)
+    return PoolNode(name, state, note, jobs)
 
 
-def _is_off(node: Node) -> bool:
+def _is_off(node: PoolNode) -> bool:
     return node.state in {"draining", "unusable"} and node.reason == _OFF and not node.jobs
 
 
@@ -245,7 +245,7 @@ def _open_jobs(text: str) -> list[dict[str, str]]:
     return found
 
 
-def _torque_waiting(job: Mapping[str, str]) -> Waiting:
+def _torque_waiting(job: Mapping[str, str]) -> QueuedJob:
     """Parse a Torque job's request. Raises ValueError if that fails."""
     nodes, cpus, features = 0, 1, set()
     for part in (job["asked"] or "1").partition("#")[0].split("+"):
@@ -258,10 +258,10 @@ def _torque_waiting(job: Mapping[str, str]) -> Waiting:
             elif "=" not in word:
                 features.add(word)
     account = job["Account_Name"]
-    return Waiting(job["Job_Id"], job["queue"], nodes, cpus, frozenset(features), account)
+    return QueuedJob(job["Job_Id"], job["queue"], nodes, cpus, frozenset(features), account)
 
 
-def _open_waiting(job: Mapping[str, str]) -> Waiting:
+def _open_waiting(job: Mapping[str, str]) -> QueuedJob:
     """Parse an OpenPBS job's request. Raises ValueError if that fails."""
     nodes, cpus = 0, 1
     for part in job.get("Resource_List.select", "1:ncpus=1").split("+"):
@@ -273,7 +273,7 @@ def _open_waiting(job: Mapping[str, str]) -> Waiting:
             if word.startswith("ncpus="):
                 cpus = max(cpus, _count(word[6:]))
     account = job.get("Account_Name", "")
-    return Waiting(job["Job_Id"], job.get("queue", ""), nodes, cpus, account=account)
+    return QueuedJob(job["Job_Id"], job.get("queue", ""), nodes, cpus, account=account)
 
 
 def _count(text: str) -> int:

@@ -13,10 +13,10 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from vtorque_pool.api import Machine
-from vtorque_pool.machines import Found
-from vtorque_pool.pbs import Waiting
-from vtorque_pool.settings import Settings, Shape
-from vtorque_pool.slurm import REASON, TOLD, Node
+from vtorque_pool.machines import CloudState
+from vtorque_pool.pbs import QueuedJob
+from vtorque_pool.settings import MachineShape, Settings
+from vtorque_pool.slurm import REASON, TOLD, PoolNode
 
 Kind = Literal["start", "join", "drain", "undrain", "requeue", "leave", "end", "fail"]
 
@@ -34,17 +34,17 @@ class Step:
     node: str
     why: str
     machine: Machine | None = None
-    was: Node | None = None
+    was: PoolNode | None = None
 
 
 @dataclass
-class Since:
+class NodeTimes:
     """The Unix times at which nodes became idle or unusable."""
 
     idle: dict[str, float] = field(default_factory=dict)
     unusable: dict[str, float] = field(default_factory=dict)
 
-    def look(self, nodes: Mapping[str, Node], now: float) -> None:
+    def look(self, nodes: Mapping[str, PoolNode], now: float) -> None:
         """Update from the batch system's current state."""
         for table, state in ((self.idle, "free"), (self.unusable, "unusable")):
             there = {node.name for node in nodes.values() if node.state == state}
@@ -59,10 +59,10 @@ class View:
     """The state at the begin of a round."""
 
     settings: Settings
-    found: Found
-    nodes: Mapping[str, Node]
-    waiting: Sequence[Waiting]
-    since: Since
+    found: CloudState
+    nodes: Mapping[str, PoolNode]
+    waiting: Sequence[QueuedJob]
+    since: NodeTimes
     held: Mapping[str, str]
     paused: frozenset[str]
     seen: Collection[str]
@@ -104,7 +104,7 @@ def _aliens(view: View) -> Iterator[Step]:
                 yield Step("end", node, "the node has another machine", extra)
 
 
-def _mend(view: View, shape: Shape) -> Iterator[Step]:
+def _mend(view: View, shape: MachineShape) -> Iterator[Step]:
     """Yield repairs of a shape's nodes."""
     for name in shape.names:
         if name in view.held:
@@ -130,12 +130,12 @@ def _mend(view: View, shape: Shape) -> Iterator[Step]:
             yield Step("leave", name, "the node is drained and has no jobs", was=node)
 
 
-def _ours(node: Node) -> bool:
+def _ours(node: PoolNode) -> bool:
     """Return whether the pool has drained a node. Nodes that an administrator drained stay."""
     return node.reason.startswith(REASON)
 
 
-def _wanted(view: View, shapes: Sequence[Shape]) -> dict[str, int]:
+def _wanted(view: View, shapes: Sequence[MachineShape]) -> dict[str, int]:
     """Return the number of nodes by shape that queued jobs need.
 
     A job uses the first shape that fits.
@@ -158,7 +158,7 @@ def _wanted(view: View, shapes: Sequence[Shape]) -> dict[str, int]:
     return {s.name: max(nodes[s.name], -(-cpus[s.name] // s.cpus)) for s in shapes}
 
 
-def _fits(job: Waiting, shape: Shape) -> bool:
+def _fits(job: QueuedJob, shape: MachineShape) -> bool:
     return (
         job.cpus <= shape.cpus
         and job.nodes <= len(shape.names)
@@ -166,7 +166,7 @@ def _fits(job: Waiting, shape: Shape) -> bool:
     )
 
 
-def _building(view: View, shape: Shape) -> list[str]:
+def _building(view: View, shape: MachineShape) -> list[str]:
     """Return nodes with a machine that are not up yet."""
     return [
         name
@@ -175,7 +175,9 @@ def _building(view: View, shape: Shape) -> list[str]:
     ]
 
 
-def _grow(view: View, shape: Shape, wanted: int, starts: int, touched: set[str]) -> Iterator[Step]:
+def _grow(
+    view: View, shape: MachineShape, wanted: int, starts: int, touched: set[str]
+) -> Iterator[Step]:
     """Yield drained nodes to reuse, then new ones, for jobs or for ``min_nodes``."""
     free = sum(_state(view, name) == "free" for name in shape.names)
     building = len(_building(view, shape))
@@ -210,7 +212,7 @@ def _state(view: View, name: str) -> str:
     return node.state if node and view.found.of(name) else ""
 
 
-def _shrink(view: View, shape: Shape, wanted: int, touched: set[str]) -> Iterator[Step]:
+def _shrink(view: View, shape: MachineShape, wanted: int, touched: set[str]) -> Iterator[Step]:
     """Yield nodes that are idle for too long. They are drained first, and removed later."""
     there = [n for n in shape.names if _state(view, n) in {"free", "busy", "unusable"}]
     idle = [

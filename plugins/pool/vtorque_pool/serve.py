@@ -23,7 +23,7 @@ _SLOWEST = 16  # times the interval, after rounds that failed
 
 def round_of(settings: Settings, machines: Machines, batch: Slurm | Pbs) -> Callable[[], int]:
     """Return a function that runs a round and returns the number of its actions."""
-    since = rounds.Since()
+    since = rounds.NodeTimes()
 
     def one() -> int:
         if isinstance(batch, Slurm):
@@ -87,7 +87,7 @@ def _write_metrics(settings: Settings, machines: Machines, batch: Slurm | Pbs) -
     replace_file(str(Path(settings.textfile)), text.encode(), mode=0o644)
 
 
-def _round(settings: Settings, machines: Machines, batch: Pbs, since: rounds.Since) -> int:
+def _round(settings: Settings, machines: Machines, batch: Pbs, since: rounds.NodeTimes) -> int:
     """Read the state, decide and act. A failed action is logged, and repeated in the next round."""
     found, nodes, now = machines.found(), batch.nodes(), time.time()
     for cloud, problem in found.silent.items():

@@ -11,14 +11,14 @@ from vtorque_core.api import setting
 from vtorque_pool.hostlist import expand
 
 
-class _Nothing(dict[str, Any]):
+class _EmptyTable(dict[str, Any]):
     """An empty table that is hashable, as a default value must be."""
 
     __hash__ = object.__hash__  # type: ignore[assignment]
 
 
 @dataclass(frozen=True)
-class Shape:
+class MachineShape:
     """``[[plugin.pool.shapes]]``: nodes that are alike."""
 
     name: str = setting(doc="name of the shape in messages and tags")
@@ -67,11 +67,11 @@ class Settings:
     cluster: str = setting(
         "vtorque", doc="tag of all machines of this pool; must be unique among the pools of a cloud"
     )
-    shapes: tuple[Shape, ...] = setting(
+    shapes: tuple[MachineShape, ...] = setting(
         (), doc="kinds of nodes that can be created, see doc/pool.md"
     )
     clouds: Mapping[str, Mapping[str, str]] = setting(
-        _Nothing(),
+        _EmptyTable(),
         doc="for each cloud: driver = static, libvirt, ec2 or openstack, and the "
         "settings of that driver",
     )
@@ -105,12 +105,12 @@ class Settings:
         60.0, doc="limit of one command of the batch system; clouds have their own", unit="s"
     )
     queues: Mapping[str, int] = setting(
-        _Nothing(),
+        _EmptyTable(),
         doc="Torque, OpenPBS: for each queue, the maximum number of nodes created for "
         "its waiting jobs",
     )
     accounts: Mapping[str, int] = setting(
-        _Nothing(),
+        _EmptyTable(),
         doc='Torque, OpenPBS: the same for each account (qsub -A); "" is for jobs without account',
     )
 
@@ -149,6 +149,6 @@ class Settings:
         ):
             raise ValueError("times must be more than 0 s")
 
-    def shape_of(self, node: str) -> Shape | None:
+    def shape_of(self, node: str) -> MachineShape | None:
         """Return a node's shape."""
         return next((shape for shape in self.shapes if node in shape.names), None)

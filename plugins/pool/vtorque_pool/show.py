@@ -9,16 +9,16 @@ from typing import Any
 
 from vtorque_core.api import printable
 from vtorque_core.api.tables import align_rows
-from vtorque_pool.machines import Found
-from vtorque_pool.memory import Remembered
+from vtorque_pool.machines import CloudState
+from vtorque_pool.memory import PoolState
 from vtorque_pool.settings import Settings
-from vtorque_pool.slurm import Node
+from vtorque_pool.slurm import PoolNode
 
 STATES = ("building", "free", "busy", "draining", "unusable", "hold", "deleting", "alien", "off")
 
 
 @dataclass(frozen=True)
-class Row:
+class NodeRow:
     """A node or a machine. Ages are in seconds; ``price`` is per hour."""
 
     node: str
@@ -34,8 +34,12 @@ class Row:
 
 
 def rows(
-    settings: Settings, found: Found, nodes: Mapping[str, Node], held: Mapping[str, str], now: float
-) -> list[Row]:
+    settings: Settings,
+    found: CloudState,
+    nodes: Mapping[str, PoolNode],
+    held: Mapping[str, str],
+    now: float,
+) -> list[NodeRow]:
     """Return a row for each machine, and for each of the pool's nodes that is not off."""
     machines = {m.node: m for m in reversed(found.machines) if m.is_live and m.node}
     listed = []
@@ -48,7 +52,7 @@ def rows(
             state = "hold" if name in held else "deleting" if state == "off" else state
             idle = now - node.idle_since if node and state == "free" and node.idle_since else None
             listed.append(
-                Row(
+                NodeRow(
                     name,
                     state,
                     shape.name,
@@ -64,12 +68,14 @@ def rows(
     for machine in machines.values():
         age = now - machine.created
         listed.append(
-            Row(machine.node, "alien", machine.shape, "", machine.id, age, None, (), 0.0, "")
+            NodeRow(machine.node, "alien", machine.shape, "", machine.id, age, None, (), 0.0, "")
         )
     return listed
 
 
-def table(listed: list[Row], found: Found, remembered: Remembered, now: float) -> Iterator[str]:
+def table(
+    listed: list[NodeRow], found: CloudState, remembered: PoolState, now: float
+) -> Iterator[str]:
     """Yield the lines of the table."""
     cells = [
         (
@@ -96,7 +102,9 @@ def table(listed: list[Row], found: Found, remembered: Remembered, now: float) -
         yield printable(f"{cloud} does not answer: {problem}", 500)
 
 
-def data(listed: list[Row], found: Found, remembered: Remembered, now: float) -> dict[str, Any]:
+def data(
+    listed: list[NodeRow], found: CloudState, remembered: PoolState, now: float
+) -> dict[str, Any]:
     """Return the data for ``--json``."""
     return {
         "nodes": [asdict(row) for row in listed],
@@ -107,7 +115,7 @@ def data(listed: list[Row], found: Found, remembered: Remembered, now: float) ->
     }
 
 
-def metrics(listed: list[Row], found: Found, remembered: Remembered, now: float) -> str:
+def metrics(listed: list[NodeRow], found: CloudState, remembered: PoolState, now: float) -> str:
     """Return the metrics (https://prometheus.io/docs/instrumenting/exposition_formats/)."""
     counted = Counter((row.shape, row.state) for row in listed)
     shapes = sorted({row.shape for row in listed} | set(remembered.counted))

@@ -23,7 +23,7 @@ _NUMBER = re.compile(rb"-?\d{1,12}(\.\d{1,9})?")
 
 
 @dataclass(frozen=True)
-class Job:
+class TraceJob:
     """A job of a trace. Times are in seconds."""
 
     submit: float
@@ -61,7 +61,7 @@ class Result:
         return asdict(self)
 
 
-def read(trace: Path) -> list[Job]:
+def read(trace: Path) -> list[TraceJob]:
     """Return a trace's jobs by submit time. Raises Refused with the line number of an error."""
     jobs = []
     for number, line in enumerate(trace.read_bytes().splitlines(), 1):
@@ -74,7 +74,7 @@ def read(trace: Path) -> list[Job]:
         submit, run = float(words[1]), float(words[3])
         processors = max(int(float(words[4])), int(float(words[7])))
         if run >= 0 and processors > 0:  # -1: unknown, for example for canceled jobs
-            jobs.append(Job(submit, run, processors))
+            jobs.append(TraceJob(submit, run, processors))
     if not jobs:
         raise Refused(f"{trace} has no job with a run time and processors")
     return sorted(jobs, key=lambda job: job.submit)
@@ -128,7 +128,7 @@ class _Pool:
             del self.idle[0]
 
 
-def run(jobs: Sequence[Job], sizes: Sizes) -> Result:
+def run(jobs: Sequence[TraceJob], sizes: Sizes) -> Result:
     """Simulate one pool."""
     if sizes.most < 1:
         raise Refused("a pool needs at least one node")

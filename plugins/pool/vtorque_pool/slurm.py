@@ -27,7 +27,7 @@ _OF_TIMEOUT = "ResumeTimeout reached"
 
 
 @dataclass(frozen=True)
-class Node:
+class PoolNode:
     """A node in the batch system. ``since`` is the Unix time when its daemon started."""
 
     name: str
@@ -55,7 +55,7 @@ class Slurm:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
 
-    def nodes(self) -> dict[str, Node]:
+    def nodes(self) -> dict[str, PoolNode]:
         """Return the pool's nodes by name.
 
         Nodes that are off are visible due to PrivateData=cloud.
@@ -145,9 +145,9 @@ def _words(line: str) -> dict[str, str]:
     return found
 
 
-def _node(name: str, said: Mapping[str, str], jobs: tuple[str, ...]) -> Node:
+def _node(name: str, said: Mapping[str, str], jobs: tuple[str, ...]) -> PoolNode:
     flags = set(said.get("State", "").rstrip("*").replace("*", "").split("+"))
-    return Node(
+    return PoolNode(
         name,
         _state(flags),
         said.get("Reason", ""),

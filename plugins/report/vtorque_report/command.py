@@ -16,7 +16,7 @@ from vtorque_core.api import UsageError, printable
 if TYPE_CHECKING:
     from vtorque_core.api.kept_records import Place
     from vtorque_core.live.kept import KeptJob
-    from vtorque_report.report import Array, Report
+    from vtorque_report.report import JobArray, Report
 
 
 @click.command()
@@ -73,10 +73,10 @@ def report(
     text.show(found, sys.stdout)
 
 
-def _found(jobs: Sequence[KeptJob], more: Sequence[Path]) -> Report | Array:
+def _found(jobs: Sequence[KeptJob], more: Sequence[Path]) -> Report | JobArray:
     from vtorque_core.api import Refused  # noqa: PLC0415
     from vtorque_report import load  # noqa: PLC0415
-    from vtorque_report.report import Array  # noqa: PLC0415
+    from vtorque_report.report import JobArray  # noqa: PLC0415
 
     now = time.time()
     if len(jobs) == 1:
@@ -91,7 +91,7 @@ def _found(jobs: Sequence[KeptJob], more: Sequence[Path]) -> Report | Array:
             click.echo(f"vmgr report: {printable(job.id)} is skipped: {error}", err=True)
     if not elements:
         raise Refused("none of these jobs has readable records")
-    return Array(tuple(elements))
+    return JobArray(tuple(elements))
 
 
 def _places(job: KeptJob) -> Sequence[Place]:

@@ -8,19 +8,19 @@ from dataclasses import dataclass
 from vtorque_report import drawing, plots, text
 from vtorque_report.figures import Figures
 from vtorque_report.read import Guest
-from vtorque_report.report import Array, Report
+from vtorque_report.report import JobArray, Report
 from vtorque_report.units import percent
 
 
 @dataclass(frozen=True)
-class Section:
+class GuestSection:
     """A guest's section of the page."""
 
     guest: Guest
     plots: Sequence[plots.Plot]
 
 
-def render(report: Report | Array) -> str:
+def render(report: Report | JobArray) -> str:
     """Return the page. If plots cannot be drawn, the page says so and shows their tables.
 
     For an array, the page has a table of its elements.
@@ -30,7 +30,7 @@ def render(report: Report | Array) -> str:
         "parts": [(name, *text.row(part)) for name, part in report.parts],
         "row_heads": text.ROW_HEADS,
     }
-    if isinstance(report, Array):
+    if isinstance(report, JobArray):
         return drawing.page(__package__, "array.html.j2", **common)
     axis = plots.Axis(report.start, max(report.end - report.start, 1.0))
     return drawing.page(
@@ -44,7 +44,7 @@ def render(report: Report | Array) -> str:
         heads=text.HEADS,
         rows=[(guest, text.cells(figures)) for guest, figures in report.guests],
         timelines=[(a.node, plots.timeline(a, axis)) for a in report.attempts if a.phases],
-        sections=[Section(g, [*plots.of_guest(g, axis)]) for g, f in _drawn(report)],
+        sections=[GuestSection(g, [*plots.of_guest(g, axis)]) for g, f in _drawn(report)],
         left_out=max(0, len(report.guests) - plots.MAX_GUESTS),
     )
 

@@ -192,7 +192,7 @@ class Report:
 
 
 @dataclass(frozen=True)
-class Array:
+class JobArray:
     """One or more elements of a job array."""
 
     elements: tuple[Report, ...]

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from vtorque_report.figures import Figures
 from vtorque_report.read import Phase
-from vtorque_report.report import Array, Report
+from vtorque_report.report import JobArray, Report
 from vtorque_report.units import duration, percent, size
 
 WIDTH = 100  # maximum columns: wider bars show no more
@@ -22,15 +22,15 @@ _BAR_WIDTH = 16
 _GOOD, _FAIR, _BAR = "green", "yellow", "cyan"
 
 
-def show(report: Report | Array, file: TextIO) -> None:
+def show(report: Report | JobArray, file: TextIO) -> None:
     """Print the summary."""
     console = Console(file=file, markup=False, emoji=False, highlight=False, soft_wrap=False)
     console.width = min(WIDTH, console.width) if console.is_terminal else PIPED
-    parts = _array(report) if isinstance(report, Array) else _parts(report)
+    parts = _array(report) if isinstance(report, JobArray) else _parts(report)
     console.print(Group(*parts))
 
 
-def _array(array: Array) -> Iterator[RenderableType]:
+def _array(array: JobArray) -> Iterator[RenderableType]:
     yield Text.assemble((f"Job array {array.called}", "bold"), f": {array.state}")
     yield Text()
     yield _rows("element", array.parts)

@@ -5,7 +5,7 @@ import pytest
 from vtorque_core.api.batch_system import Needs
 from vtorque_slurm import options
 from vtorque_slurm.added_options import additions, constraint
-from vtorque_slurm.resources import Given
+from vtorque_slurm.resources import SlurmRequest
 from vtorque_slurm.settings import Settings
 
 
@@ -23,7 +23,7 @@ def test_constraint_of_the_user_is_kept(own, merged):
 
 @pytest.mark.parametrize(("mib", "added"), [(1280, ["--mem=1280M"]), (None, [])])
 def test_memory_is_requested_unless_guests_use_the_allocation(mib, added):
-    given = Given(options.split(["-c", "8", "job.sh"], ()), {})
+    given = SlurmRequest(options.split(["-c", "8", "job.sh"], ()), {})
     found = additions(given, Needs(8, mib), "word", Settings())
     assert found == ["--comment=word", *added]
 
@@ -40,6 +40,6 @@ def test_memory_is_requested_unless_guests_use_the_allocation(mib, added):
     ],
 )
 def test_exclusive_setting_is_added_unless_the_user_sets_it(site, args, added):
-    given = Given(options.split(["-c", "8", *args, "job.sh"], ()), {})
+    given = SlurmRequest(options.split(["-c", "8", *args, "job.sh"], ()), {})
     found = additions(given, Needs(8, None), "word", Settings(exclusive=site))
     assert found == ["--comment=word", *added]

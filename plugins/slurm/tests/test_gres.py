@@ -10,11 +10,11 @@ from vtorque_core.api.batch_system import Grant, Needs
 from vtorque_slurm import options
 from vtorque_slurm.gres import additions, asked, granted
 from vtorque_slurm.job_records import parse_job
-from vtorque_slurm.resources import Given
+from vtorque_slurm.resources import SlurmRequest
 
 
 def options_of(*argv, environ=(), lines=()):
-    return Given(options.split(argv), dict(environ), options.split(lines))
+    return SlurmRequest(options.split(argv), dict(environ), options.split(lines))
 
 
 def gpus(count, kind=""):

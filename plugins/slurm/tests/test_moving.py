@@ -8,7 +8,7 @@ import pytest
 from vtorque_core.api import HostFault, Refused
 from vtorque_core.api.batch_system import MigrationAdapter
 from vtorque_slurm import moving
-from vtorque_slurm.batch_commands import Client
+from vtorque_slurm.batch_commands import SlurmClient
 from vtorque_slurm.node import SlurmNode
 from vtorque_slurm.settings import Settings
 
@@ -80,7 +80,7 @@ class Slurm:
 @pytest.fixture
 def slurm(monkeypatch):
     made = Slurm()
-    monkeypatch.setattr(Client, "run", made.run)
+    monkeypatch.setattr(SlurmClient, "run", made.run)
     monkeypatch.setattr(moving.controller_updates, "this_node", lambda _: "n3")
     monkeypatch.setattr(moving, "_LOOK", 0.0)
     monkeypatch.setattr(moving.cpus, "kernel_ids", tuple)

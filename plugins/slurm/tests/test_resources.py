@@ -5,11 +5,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vtorque_slurm import options, resources
-from vtorque_slurm.resources import Given
+from vtorque_slurm.resources import SlurmRequest
 
 
 def options_of(*argv, environ=(), lines=()):
-    return Given(options.split(argv), dict(environ), options.split(lines))
+    return SlurmRequest(options.split(argv), dict(environ), options.split(lines))
 
 
 @pytest.mark.parametrize(

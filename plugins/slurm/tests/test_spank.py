@@ -14,7 +14,7 @@ from vtorque_core.api import HostFault, UsageError
 from vtorque_core.api.batch_system import Needs, Outcome
 from vtorque_core.api.setup_steps import Installation
 from vtorque_slurm import controller_updates, plugin, step_tasks
-from vtorque_slurm.batch_commands import Client
+from vtorque_slurm.batch_commands import SlurmClient
 from vtorque_slurm.node import SlurmNode
 from vtorque_slurm.settings import Settings
 from vtorque_slurm.shell import SlurmJobShell
@@ -139,7 +139,7 @@ def test_plugin_in_plugstack_is_found(settings, tmp_path, stack):
     (tmp_path / "plugstack.conf").write_text(f"# a comment\n{stack.format(path)}")
     (tmp_path / "more.d").mkdir()
     (tmp_path / "more.d/a.conf").write_text(f"optional {path}\n")
-    assert installed.problem(settings, Client(settings)) == ""
+    assert installed.problem(settings, SlurmClient(settings)) == ""
 
 
 @pytest.mark.parametrize(
@@ -158,7 +158,7 @@ def test_plugin_that_slurm_would_skip_is_a_problem(settings, tmp_path, stack, co
         path.write_bytes(content)
     if stack is not None:
         (tmp_path / "plugstack.conf").write_text(stack.format(path))
-    assert said in installed.problem(settings, Client(settings))
+    assert said in installed.problem(settings, SlurmClient(settings))
 
 
 def test_doctor_reports_a_missing_plugin(settings, tmp_path, monkeypatch):
@@ -224,7 +224,7 @@ def test_other_components_of_heterogeneous_job_are_plain(node, tmp_path):
 
 def test_prolog_fails_if_slurmd_would_start_the_job_on_the_host(node, slurm, monkeypatch):
     left = []
-    monkeypatch.setattr(Client, "leave", lambda _, script, *args: left.append(args))
+    monkeypatch.setattr(SlurmClient, "leave", lambda _, script, *args: left.append(args))
     job = node.job((), prolog())
     assert job.blob is not None
     assert "Slurm does not start the job shell of --vm= jobs" in job.unknown
@@ -238,9 +238,9 @@ def test_prolog_fails_if_slurmd_would_start_the_job_on_the_host(node, slurm, mon
 )
 def test_node_drained_by_the_site_stays_drained(settings, slurm, monkeypatch, state, is_undrained):
     left = []
-    monkeypatch.setattr(Client, "leave", lambda _, script, *args: left.append(args))
+    monkeypatch.setattr(SlurmClient, "leave", lambda _, script, *args: left.append(args))
     slurm.node(state=state)
-    controller_updates.undrain_after_prolog(Client(settings), "n1")
+    controller_updates.undrain_after_prolog(SlurmClient(settings), "n1")
     assert bool(left) == is_undrained
 
 

@@ -9,13 +9,13 @@ from vtorque_core.api import UsageError
 from vtorque_core.api.batch_system import Needs
 from vtorque_slurm import gres, request_channel, resources
 from vtorque_slurm.options import COLON
-from vtorque_slurm.resources import Given
+from vtorque_slurm.resources import SlurmRequest
 from vtorque_slurm.settings import Settings
 
 _OPEN, _CLOSE = "([", ")]"
 
 
-def additions(given: Given, needs: Needs, word: str, settings: Settings) -> list[str]:
+def additions(given: SlurmRequest, needs: Needs, word: str, settings: Settings) -> list[str]:
     """Return the options that vsub appends for a VM job, in order.
 
     ``word`` is the encoded request, for the job's comment.
@@ -33,7 +33,9 @@ def additions(given: Given, needs: Needs, word: str, settings: Settings) -> list
     return found + gres.additions(given, needs) + _longer(given, needs)
 
 
-def bare_components(first: Given, others: Sequence[Given], needs: Needs, feature: str) -> list[str]:
+def bare_components(
+    first: SlurmRequest, others: Sequence[SlurmRequest], needs: Needs, feature: str
+) -> list[str]:
     """Return the arguments for the bare-metal components of a heterogeneous job.
 
     Each gets its own ``--comment``. Otherwise sbatch would copy the preceding one with the request.
@@ -64,7 +66,7 @@ def bare_components(first: Given, others: Sequence[Given], needs: Needs, feature
     return found
 
 
-def _longer(given: Given, needs: Needs) -> list[str]:
+def _longer(given: SlurmRequest, needs: Needs) -> list[str]:
     limit = resources.seconds(given.last("time") or "")
     if not needs.seconds or not limit:
         return []

@@ -16,7 +16,7 @@ _TRIES, _PAUSE = 3, 2.0  # the controller may be busy
 
 
 @dataclass(frozen=True)
-class Client:
+class SlurmClient:
     """Client for Slurm's controller. ``environ`` is the hook's environment, for SLURM_CONF."""
 
     settings: Settings

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from vtorque_core.api import HostFault, printable
 from vtorque_core.api.batch_system import BareNode, BatchJob
 from vtorque_slurm import job_records
-from vtorque_slurm.batch_commands import Client
+from vtorque_slurm.batch_commands import SlurmClient
 from vtorque_slurm.job_records import JobRecord
 from vtorque_slurm.settings import Settings
 
@@ -29,7 +29,7 @@ done
 _STARTED = ("RUNNING", "CONFIGURING")
 
 
-def record(client: Client, job_id: str, account: str | None = None) -> JobRecord:
+def record(client: SlurmClient, job_id: str, account: str | None = None) -> JobRecord:
     """Return the controller's record of a job.
 
     With ``account``, it includes the QOS. See :func:`vtorque_slurm.job_records.parse_job`.
@@ -48,7 +48,7 @@ def shown(ask: Callable[..., str], job_id: str) -> str:
     return text
 
 
-def bare_nodes(client: Client, job_id: str) -> tuple[BareNode, ...]:
+def bare_nodes(client: SlurmClient, job_id: str) -> tuple[BareNode, ...]:
     """Return the nodes of all components of a heterogeneous job except the first.
 
     Slurm has allocated all of them when the first component's Prolog runs (measured).
@@ -61,7 +61,7 @@ def bare_nodes(client: Client, job_id: str) -> tuple[BareNode, ...]:
     return tuple(found)
 
 
-def host_fault(client: Client, settings: Settings, job: BatchJob, reason: str) -> None:
+def host_fault(client: SlurmClient, settings: Settings, job: BatchJob, reason: str) -> None:
     """Requeue the job and exclude this node. Hold the job once the retry limit is reached.
 
     If several nodes fail at once, the job is requeued once and all of them are excluded. A job that
@@ -82,7 +82,7 @@ def host_fault(client: Client, settings: Settings, job: BatchJob, reason: str) -
     note_job(client, record(client, job.id), note)
 
 
-def in_use(client: Client, job: BatchJob, reason: str) -> None:
+def in_use(client: SlurmClient, job: BatchJob, reason: str) -> None:
     """Requeue the job because a resource is in use by another job.
 
     The node is not excluded, and the job is never held.
@@ -98,13 +98,13 @@ def _whole(found: JobRecord) -> str:
     return found.name.partition("+")[0]
 
 
-def note_job(client: Client, found: JobRecord, line: str) -> None:
+def note_job(client: SlurmClient, found: JobRecord, line: str) -> None:
     """Append a line to the job's AdminComment."""
     text = "; ".join(filter(None, (_note_of(client, found.name), printable(line, _MAX_NOTE))))
     update(client, f"JobId={found.name}", f"AdminComment={text[-1000:]}")
 
 
-def _note_of(client: Client, name: str) -> str:
+def _note_of(client: SlurmClient, name: str) -> str:
     """Return a job's AdminComment. A separate query keeps user text from imitating it."""
     field = f"--Format=admin_comment:{_MAX_SHOWN}"
     said = client.ask("squeue", "--noheader", "--states=all", f"--jobs={name}", field).strip()
@@ -112,7 +112,7 @@ def _note_of(client: Client, name: str) -> str:
     return "" if said == "(null)" else printable(said, _MAX_SHOWN)
 
 
-def add_to_accounting(client: Client, job_id: str, line: str) -> bool:
+def add_to_accounting(client: SlurmClient, job_id: str, line: str) -> bool:
     """Append a line to a job's AdminComment in slurmdbd. Return True if it was already present.
 
     Only texts can be modified, in lower case (sacctmgr(1), "SPECIFICATIONS FOR JOB"). This needs
@@ -135,7 +135,7 @@ def add_to_accounting(client: Client, job_id: str, line: str) -> bool:
     return False
 
 
-def mark(client: Client, feature: str, healthy: bool, reason: str) -> None:
+def mark(client: SlurmClient, feature: str, healthy: bool, reason: str) -> None:
     """Add the feature to this node if it is healthy, otherwise remove it."""
     if not feature:
         return
@@ -153,7 +153,7 @@ def mark(client: Client, feature: str, healthy: bool, reason: str) -> None:
     _note_node(client, node, f"{OURS}: {reason}" if reason else "", text)
 
 
-def is_marked(client: Client, feature: str) -> bool:
+def is_marked(client: SlurmClient, feature: str) -> bool:
     """Return whether this node has the feature, or vTorque's note on why it was removed."""
     text = client.ask("scontrol", "show", "node", this_node(client))
     there = job_records.node_comment(text)
@@ -161,7 +161,7 @@ def is_marked(client: Client, feature: str) -> bool:
     return feature in job_records.features(text)[1] or doctors
 
 
-def drain(client: Client, reason: str) -> None:
+def drain(client: SlurmClient, reason: str) -> None:
     """Drain this node, unless the site has already drained it."""
     node, nodes = drained(client)
     there = job_records.is_drained(client.ask("scontrol", "show", "node", node))
@@ -170,21 +170,21 @@ def drain(client: Client, reason: str) -> None:
         update(client, f"NodeName={node}", "State=DRAIN", f"Reason={note}")
 
 
-def drained(client: Client) -> tuple[str, dict[str, str]]:
+def drained(client: SlurmClient) -> tuple[str, dict[str, str]]:
     """Return this node's name and the reason of each node that vTorque drained."""
     rows = client.ask("sinfo", "-haN", "--states=drain", "--format=%N|%E").split("\n")
     found = (row.partition(f"|{OURS}: ") for row in rows)
     return this_node(client), {name: reason for name, ours, reason in found if ours}
 
 
-def undrain(client: Client) -> None:
+def undrain(client: SlurmClient) -> None:
     """Undrain this node if vTorque drained it."""
     node, nodes = drained(client)
     if node in nodes:
         update(client, f"NodeName={node}", "State=UNDRAIN")
 
 
-def undrain_after_prolog(client: Client, node: str) -> None:
+def undrain_after_prolog(client: SlurmClient, node: str) -> None:
     """Undrain this node after Prolog has failed for one job. Returns at once.
 
     Slurm drains the node when Prolog has ended. A node that was already drained stays so, unless
@@ -195,7 +195,7 @@ def undrain_after_prolog(client: Client, node: str) -> None:
         client.leave(_UNDRAIN, node, _PROLOG_ERROR)
 
 
-def requeue(client: Client, job_id: str) -> None:
+def requeue(client: SlurmClient, job_id: str) -> None:
     """Requeue a running job, with all components if it is heterogeneous.
 
     The state is checked first, because Slurm would also requeue a finished job.
@@ -206,7 +206,7 @@ def requeue(client: Client, job_id: str) -> None:
     client.run("scontrol", "requeue", _whole(found))
 
 
-def this_node(client: Client) -> str:
+def this_node(client: SlurmClient) -> str:
     """Return this node's name in Slurm, from SLURMD_NODENAME or otherwise from scontrol."""
     name = client.environ.get("SLURMD_NODENAME")
     if name:
@@ -216,7 +216,7 @@ def this_node(client: Client) -> str:
     return found[0] if found else host
 
 
-def update(client: Client, *fields: str) -> None:
+def update(client: SlurmClient, *fields: str) -> None:
     """Run ``scontrol update`` with these fields."""
     client.run("scontrol", "update", *fields)
 
@@ -228,7 +228,7 @@ def _with(names: tuple[str, ...], feature: str, there: bool) -> tuple[str, ...]:
     return names if feature in names else (*names, feature)
 
 
-def _note_node(client: Client, node: str, note: str, shown: str | None = None) -> None:
+def _note_node(client: SlurmClient, node: str, note: str, shown: str | None = None) -> None:
     """Set or clear the node's comment. A comment written by the site is kept."""
     text = client.ask("scontrol", "show", "node", node) if shown is None else shown
     there = job_records.node_comment(text)

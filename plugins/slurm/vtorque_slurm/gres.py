@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from vtorque_core.api import HostFault, UsageError
 from vtorque_core.api.batch_system import Grant, Needs
 from vtorque_slurm import hostlist
-from vtorque_slurm.resources import Given
+from vtorque_slurm.resources import SlurmRequest
 
 _UNITS = {"": 1, "k": 1024, "m": 1024**2, "g": 1024**3, "t": 1024**4, "p": 1024**5}
 _COUNT = re.compile(r"([0-9]{1,15})([kmgtp]?)", re.ASCII | re.IGNORECASE)  # sbatch(1), --gres
@@ -24,7 +24,7 @@ _GRANT = rf"({_NAME})(?::({_NAME}))??(?::([0-9]{{1,18}})\(IDX:([0-9,-]*)\)|\(CNT
 _SHARED = ("mps", "shard")  # gres.conf(5): jobs share these devices
 
 
-def asked(given: Given) -> dict[str, int]:
+def asked(given: SlurmRequest) -> dict[str, int]:
     """Return the requested GRES per node and the requested licenses, by name.
 
     For ``--gpus``, the number per node is only an average, because Slurm may distribute GPUs
@@ -52,7 +52,7 @@ def asked(given: Given) -> dict[str, int]:
     return found
 
 
-def additions(given: Given, needs: Needs) -> list[str]:
+def additions(given: SlurmRequest, needs: Needs) -> list[str]:
     """Return the options for needs that the user has not requested.
 
     They repeat the user's items, because a later ``--gres`` or ``--licenses`` replaces an earlier

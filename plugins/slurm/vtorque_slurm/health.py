@@ -9,7 +9,7 @@ from vtorque_core.api.health import HealthResult, ok, warning
 from vtorque_core.api.node_job import Site
 from vtorque_core.live import service, spares
 from vtorque_slurm import job_records
-from vtorque_slurm.batch_commands import Client
+from vtorque_slurm.batch_commands import SlurmClient
 from vtorque_slurm.controller_updates import this_node
 from vtorque_slurm.settings import Settings
 
@@ -24,7 +24,7 @@ def memory_apart(site: Site) -> Iterator[HealthResult]:
     held = sum(each.mib for each in spares.warm_guests(site.paths) if not each.job)
     if not held or service.batch_system(site.path)[1].name != "slurm":
         return
-    client = Client(site[Settings])
+    client = SlurmClient(site[Settings])
     offered = job_records.offered_mib(client.ask("scontrol", "show", "node", this_node(client)))
     has = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") >> 20
     said = f"Slurm offers {offered} MiB of this node's {has} MiB, and warm guests use {held} MiB"

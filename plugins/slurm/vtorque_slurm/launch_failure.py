@@ -12,12 +12,12 @@ from typing import Any
 from vtorque_core.api import HostFault, Paths, Refused, kept_records
 from vtorque_core.api.kept_records import LOG
 from vtorque_slurm import controller_updates, job_records
-from vtorque_slurm.batch_commands import Client
+from vtorque_slurm.batch_commands import SlurmClient
 
 _SHORT = 10.0  # seconds: such jobs end at once; do not query the controller about longer ones
 
 
-def keep(client: Client, paths: Paths, job_id: str) -> None:
+def keep(client: SlurmClient, paths: Paths, job_id: str) -> None:
     """Add the reason to the facts and the log of an ended job. Errors are ignored.
 
     Privileges: root. Called: in Epilog.

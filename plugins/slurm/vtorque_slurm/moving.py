@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from vtorque_core.api import HostFault, Refused, printable
 from vtorque_core.api.batch_system import BatchJob, NodeAdapter
 from vtorque_slurm import controller_updates, cpus, hostlist, request_channel
-from vtorque_slurm.batch_commands import Client
+from vtorque_slurm.batch_commands import SlurmClient
 from vtorque_slurm.job_records import JobRecord
 
 _WAIT = 60.0  # seconds for the placeholder to run
@@ -25,7 +25,12 @@ _ENDED = ("", "PENDING", "COMPLETING", "COMPLETED", "CANCELLED", "FAILED", "TIME
 
 
 def receive(
-    adapter: NodeAdapter, client: Client, job_id: str, nodes: Sequence[str], left: str, node: str
+    adapter: NodeAdapter,
+    client: SlurmClient,
+    job_id: str,
+    nodes: Sequence[str],
+    left: str,
+    node: str,
 ) -> BatchJob:
     """Implement :meth:`vtorque_core.api.batch_system.MigrationAdapter.reserve_node`."""
     if (here := controller_updates.this_node(client)) != node:
@@ -73,17 +78,17 @@ def receive(
     )
 
 
-def let_go(client: Client, job_id: str, node: str) -> None:
+def let_go(client: SlurmClient, job_id: str, node: str) -> None:
     """Cancel the placeholder job, if there is one."""
     client.run("scancel", "--user=root", f"--name={_name(job_id, node)}")
 
 
-def holds(client: Client, job_id: str, node: str) -> bool:
+def holds(client: SlurmClient, job_id: str, node: str) -> bool:
     """Return whether there is a placeholder job."""
     return bool(_placeholder_id(client, job_id, node))
 
 
-def leave(client: Client, job_id: str, node: str) -> None:
+def leave(client: SlurmClient, job_id: str, node: str) -> None:
     """Remove a node from the job's allocation."""
     has = _fields(client, job_id, "%N", 1)[0]
     names = hostlist.expand(has) if has else ()
@@ -93,7 +98,7 @@ def leave(client: Client, job_id: str, node: str) -> None:
         controller_updates.update(client, f"JobId={name}", f"NodeList={others}")
 
 
-def over(client: Client, job_id: str, attempt: int) -> bool:
+def over(client: SlurmClient, job_id: str, attempt: int) -> bool:
     """Return whether a job's attempt has ended or its Epilog is running."""
     state = _fields(client, job_id, "%T", 1)[0]
     return state in _ENDED or controller_updates.record(client, job_id).restarts > attempt
@@ -104,7 +109,7 @@ def _name(job_id: str, node: str) -> str:
 
 
 def _hold(
-    client: Client,
+    client: SlurmClient,
     job_id: str,
     held: JobRecord,
     left: str,
@@ -129,7 +134,7 @@ def _hold(
     )  # fmt: skip
 
 
-def _await(client: Client, job_id: str, node: str) -> JobRecord:
+def _await(client: SlurmClient, job_id: str, node: str) -> JobRecord:
     until, pause = time.monotonic() + _WAIT, _FIRST_LOOK
     while (found := _placeholder(client, job_id, node)) is None or found.state != "RUNNING":
         if time.monotonic() >= until:
@@ -141,19 +146,19 @@ def _await(client: Client, job_id: str, node: str) -> JobRecord:
     return found
 
 
-def _placeholder(client: Client, job_id: str, node: str) -> JobRecord | None:
+def _placeholder(client: SlurmClient, job_id: str, node: str) -> JobRecord | None:
     number = _placeholder_id(client, job_id, node)
     return controller_updates.record(client, number) if number else None
 
 
-def _placeholder_id(client: Client, job_id: str, node: str) -> str:
+def _placeholder_id(client: SlurmClient, job_id: str, node: str) -> str:
     name = f"--name={_name(job_id, node)}"
     states = "--states=PD,R,CF,S,ST"
     ids = client.ask("squeue", "--noheader", "--user=root", name, states, "--format=%A")
     return ids.split()[0] if ids.split() else ""
 
 
-def _text(client: Client, job_id: str, field: str) -> str:
+def _text(client: SlurmClient, job_id: str, field: str) -> str:
     """Return user text of a job. A separate query keeps it from imitating other fields.
 
     Without slurmdbd, an account can be any text, too.
@@ -162,7 +167,7 @@ def _text(client: Client, job_id: str, field: str) -> str:
     return said.removesuffix("\n").rstrip()
 
 
-def _fields(client: Client, job_id: str, fields: str, count: int) -> list[str]:
+def _fields(client: SlurmClient, job_id: str, fields: str, count: int) -> list[str]:
     """Return fields that the job's user cannot change. They are empty for an unknown job."""
     rows = client.ask(
         "squeue", "--all", "--noheader", "--array", "--states=all", f"--format=%A|{fields}"

@@ -35,7 +35,7 @@ from vtorque_slurm import (
     request_channel,
     slurm_conf,
 )
-from vtorque_slurm.batch_commands import Client
+from vtorque_slurm.batch_commands import SlurmClient
 from vtorque_slurm.settings import Settings
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ class SlurmNode(NodeAdapter):
         self._settings = settings
         self._places = (journal, proofs)
         self._paths = Paths(journal.parent, proofs.parent)
-        self._client = Client(settings)
+        self._client = SlurmClient(settings)
         self._no_job_shell = False  # slurmd would start the job's script on the host
 
     def job(self, argv: Sequence[str], environ: Mapping[str, str]) -> BatchJob:
@@ -67,7 +67,7 @@ class SlurmNode(NodeAdapter):
             attempt = int(environ.get("SLURM_JOB_RESTART_COUNT") or 0)
         except (KeyError, ValueError) as error:
             raise HostFault(f"this is not the environment of Slurm's Prolog: {error}") from None
-        self._client = Client(self._settings, environ)
+        self._client = SlurmClient(self._settings, environ)
         leader = environ.get("SLURM_HET_JOB_ID", job_id)
         word = request_channel.find(environ.get("SLURM_JOB_COMMENT", ""))
         by_spank = None

@@ -45,7 +45,7 @@ _ALIASES = {"tasks-per-node": "ntasks-per-node"}
 
 
 @dataclass(frozen=True)
-class Table:
+class OptionTable:
     """The options of sbatch or salloc.
 
     Attributes:
@@ -58,7 +58,7 @@ class Table:
     short: Mapping[str, str]
     exact: frozenset[str] = frozenset()
 
-    def with_more(self, names: Iterable[str], exact: Iterable[str] = ()) -> Table:
+    def with_more(self, names: Iterable[str], exact: Iterable[str] = ()) -> OptionTable:
         """Return the table plus a site's options, as ``name``, or ``name=`` if it takes a value."""
         more = {n.strip("-=").partition("=")[0]: n.endswith("=") for n in names}
         kinds = {name: REQUIRED if value else NONE for name, value in more.items()}
@@ -75,7 +75,7 @@ class Table:
         return found[0]
 
 
-def _table(required: str, optional: str, none: str) -> Table:
+def _table(required: str, optional: str, none: str) -> OptionTable:
     kinds: dict[str, int] = {}
     short: dict[str, str] = {}
     for text, kind in ((required, REQUIRED), (optional, OPTIONAL), (none, NONE)):
@@ -84,7 +84,7 @@ def _table(required: str, optional: str, none: str) -> Table:
             kinds[name] = kind
             if letter:
                 short[letter] = name
-    later = Table(kinds, short).with_more(
+    later = OptionTable(kinds, short).with_more(
         [f"{n}=" for n in _LATER_REQUIRED.split()] + _LATER_NONE.split()
     )
     return replace(later, exact=frozenset((_LATER_REQUIRED + " " + _LATER_NONE).split()))
@@ -148,7 +148,7 @@ def split(argv: Sequence[str], extra: Collection[str] = ()) -> CommandLine:
     )
 
 
-def _components(line: CommandLine, table: Table) -> Iterator[CommandLine]:
+def _components(line: CommandLine, table: OptionTable) -> Iterator[CommandLine]:
     """Yield the components of a heterogeneous job, which colons separate."""
     if line.operands[:1] != (COLON,):
         yield line
@@ -157,14 +157,14 @@ def _components(line: CommandLine, table: Table) -> Iterator[CommandLine]:
     yield from _components(read(line.operands[1:], table), table)
 
 
-def _until_script(argv: Sequence[str], table: Table) -> Sequence[str]:
+def _until_script(argv: Sequence[str], table: OptionTable) -> Sequence[str]:
     try:
         return read(argv, table, ours=False).words
     except UsageError:
         return ()  # reported when the final command line is parsed
 
 
-def read(argv: Sequence[str], table: Table, *, ours: bool = True) -> CommandLine:
+def read(argv: Sequence[str], table: OptionTable, *, ours: bool = True) -> CommandLine:
     """Parse words with a table of options. ``ours``: remove vsub's ``-I`` from the words."""
     vm: list[str] = []
     kept: list[str] = []
@@ -202,7 +202,7 @@ def read(argv: Sequence[str], table: Table, *, ours: bool = True) -> CommandLine
     )
 
 
-def _options(word: str, table: Table) -> Iterable[tuple[str, int, str | None]]:
+def _options(word: str, table: OptionTable) -> Iterable[tuple[str, int, str | None]]:
     if word.startswith("--"):
         given, equals, value = word[2:].partition("=")
         name = table.find(given)

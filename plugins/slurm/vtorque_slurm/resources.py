@@ -36,7 +36,7 @@ _UNITS = {"k": 1 / 1024, "m": 1, "g": 1024, "t": 1024**2, "": 1}
 
 
 @dataclass(frozen=True)
-class Given:
+class SlurmRequest:
     """The user's options from all sources, in descending priority."""
 
     line: CommandLine
@@ -63,7 +63,7 @@ class Given:
         return int(match[0]) if match else None
 
 
-def facts(given: Given) -> dict[str, str]:
+def facts(given: SlurmRequest) -> dict[str, str]:
     """Return the job's partition, account and QOS, except those with a list of values.
 
     Accounts are converted to lower case, as in Slurm.
@@ -73,7 +73,7 @@ def facts(given: Given) -> dict[str, str]:
     return {name: value for name, value in found.items() if value and "," not in value}
 
 
-def cpus_per_node(given: Given) -> int | None:
+def cpus_per_node(given: SlurmRequest) -> int | None:
     """Return the minimum number of CPUs per node; None if the request does not determine it.
 
     Without ``-N``, Slurm distributes tasks freely, so only ``-n 1`` determines it.
@@ -95,21 +95,21 @@ def cpus_per_node(given: Given) -> int | None:
     return max(per_node * each, given.number("mincpus") or 0)
 
 
-def least_nodes(given: Given) -> int | None:
+def least_nodes(given: SlurmRequest) -> int | None:
     """Return the minimum number of nodes from ``-N``; None if it is not given."""
     least = re.match(r"\d{1,9}(?=[-,]|$)", given.last("nodes") or "", re.ASCII)
     return int(least[0]) if least else None
 
 
-def asks_memory(given: Given) -> bool:
+def asks_memory(given: SlurmRequest) -> bool:
     """Return whether the job requests memory in any form."""
     return given.has(*_MEMORY) or "mem" in given.others
 
 
-def mib_per_node(given: Given) -> int | None:
+def mib_per_node(given: SlurmRequest) -> int | None:
     """Return the requested memory per node; None if undetermined or all (``--mem=0``)."""
     for place in (given.line, None, given.script):
-        view = Given(place or _NOTHING, {} if place else given.environ, prefix=given.prefix)
+        view = SlurmRequest(place or _NOTHING, {} if place else given.environ, prefix=given.prefix)
         if view.has(*_MEMORY):
             size = mib(view.last("mem") or "")
             if size is None and (each := mib(view.last("mem-per-cpu") or "")) is not None:

@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterator
 
 from vtorque_core.api import UsageError
-from vtorque_slurm.options import SBATCH, CommandLine, Table, read
+from vtorque_slurm.options import SBATCH, CommandLine, OptionTable, read
 
 SHEBANG = b"#!"
 _OTHERS = ("#PBS", "#BSUB")
@@ -23,7 +23,7 @@ def looks_like_script(content: bytes) -> bool:
     return content.startswith(SHEBANG)
 
 
-def components(content: bytes, table: Table = SBATCH) -> list[CommandLine]:
+def components(content: bytes, table: OptionTable = SBATCH) -> list[CommandLine]:
     """Return the options of the ``#SBATCH`` lines for each component of the job, in order.
 
     Invalid lines are skipped, because sbatch itself reports them.

@@ -18,7 +18,7 @@ from vtorque_admin.steps import MARK, Change, Check, Mark, ReplacedFile, check_t
 from vtorque_core.api import HostFault
 from vtorque_core.api.setup_steps import Installation, SetupStep, make_directories
 from vtorque_slurm import controller_updates, hooks, slurm_conf
-from vtorque_slurm.batch_commands import Client
+from vtorque_slurm.batch_commands import SlurmClient
 from vtorque_slurm.conf_line import conf_line
 from vtorque_slurm.settings import Settings
 from vtorque_slurm.spank import installed
@@ -40,7 +40,7 @@ def steps(settings: Settings, place: Installation, journal: Path, proofs: Path) 
     found.append(check_timeout("[plugin.slurm] prolog_time", limit, place.start_time, "a start"))
     found += _checks(settings, path)
     if settings.feature:
-        found.append(feature_step(settings.feature, Client(settings)))
+        found.append(feature_step(settings.feature, SlurmClient(settings)))
     return found
 
 
@@ -120,7 +120,7 @@ def _link(path: Path, target: Path) -> Change:
     return Change(f"link {path} to the site's {target}", done, make, remove)
 
 
-def feature_step(name: str, client: Client) -> Mark:
+def feature_step(name: str, client: SlurmClient) -> Mark:
     """Return the step that adds the site's feature to this node.
 
     Slurm drops it when it rereads slurm.conf, unless ``Feature=`` is set there. The step also

@@ -30,7 +30,7 @@ from vtorque_slurm import (
 )
 from vtorque_slurm.added_options import additions, bare_components
 from vtorque_slurm.options import CommandLine
-from vtorque_slurm.resources import Given
+from vtorque_slurm.resources import SlurmRequest
 from vtorque_slurm.settings import Settings
 
 MAX_SCRIPT = 4 << 20  # bytes; Slurm's own limit, SchedulerParameters=max_script_size
@@ -208,17 +208,17 @@ class SlurmSubmitter:
         done = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, check=False)
         return b"+" in done.stdout
 
-    def _given(self, line: CommandLine, content: bytes) -> Given:
+    def _given(self, line: CommandLine, content: bytes) -> SlurmRequest:
         return self._components(line, content)[0]
 
-    def _components(self, line: CommandLine, content: bytes) -> list[Given]:
+    def _components(self, line: CommandLine, content: bytes) -> list[SlurmRequest]:
         prefix = "SALLOC" if line.interactive else "SBATCH"
         lines = [line, *line.more]
         scripts = script.components(content, options.SBATCH.with_more(self._settings.options))
         lines += lines[-1:] * (len(scripts) - len(lines))
         scripts += [CommandLine()] * (len(lines) - len(scripts))
         found = [
-            Given(on_line, os.environ, in_script, prefix)
+            SlurmRequest(on_line, os.environ, in_script, prefix)
             for on_line, in_script in zip(lines, scripts, strict=True)
         ]
         if found[0].has("ignore-pbs"):

@@ -14,7 +14,7 @@ import pytest
 import snapteld_double
 from vtorque_core.api import HostFault
 from vtorque_snap.access import Access
-from vtorque_snap.client import MAX_BYTES, Client, NotRunning, within
+from vtorque_snap.client import MAX_BYTES, NotRunning, SnapClient, within
 from vtorque_snap.task import manifest
 
 pytestmark = pytest.mark.e2e
@@ -92,7 +92,7 @@ def test_password_is_required_and_read_from_a_private_file(version, private):
 
         def ask(password=""):
             access = Access(url_of(server), version, "snap", password)
-            return within(access, PATIENCE, Client.tasks)
+            return within(access, PATIENCE, SnapClient.tasks)
 
         with pytest.raises(HostFault, match=r"authentication failed \(without a password\): 401"):
             ask()
@@ -123,7 +123,7 @@ def test_tls_is_always_verified(certificate, monkeypatch):
 
         def ask(ca, host="localhost"):
             access = Access(f"https://{host}:{server.server_port}", "v2", ca=ca)
-            return within(access, PATIENCE, Client.tasks)
+            return within(access, PATIENCE, SnapClient.tasks)
 
         right, other = certificate("localhost")[0], certificate("elsewhere")[0]
         assert ask(right) == []
@@ -145,7 +145,7 @@ def test_proxy_variables_are_ignored(monkeypatch):
     for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
         monkeypatch.setenv(name, "http://127.0.0.1:9")
     with snapteld_double.serving() as server:
-        assert within(Access(url_of(server), "v2"), PATIENCE, Client.tasks) == []
+        assert within(Access(url_of(server), "v2"), PATIENCE, SnapClient.tasks) == []
 
 
 # -- No snapteld -----------------------------------------------------------------------------------
@@ -219,7 +219,7 @@ NONSENSE = {
 def test_invalid_answer_is_reported_in_one_line(name):
     data, error = NONSENSE[name]
     with answering(server_sending(data)) as url, pytest.raises(HostFault, match=error) as found:
-        within(Access(url, "v2"), PATIENCE, Client.tasks)
+        within(Access(url, "v2"), PATIENCE, SnapClient.tasks)
     assert str(found.value).isprintable()
     assert len(str(found.value)) < 500
 
@@ -229,7 +229,7 @@ def test_redirect_is_not_followed():
         where = f"Location: {url_of(other)}/v2/tasks\r\n".encode()
         talk = server_sending(reply(b"", "307 Temporary Redirect", where))
         with answering(talk) as url, pytest.raises(HostFault, match="GET /tasks: 307"):
-            within(Access(url, "v2"), PATIENCE, Client.tasks)
+            within(Access(url, "v2"), PATIENCE, SnapClient.tasks)
         assert other.scheduler.seen.requests == []
 
 
@@ -243,7 +243,7 @@ def test_endless_answer_is_not_kept():
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     error = f"more than {MAX_BYTES >> 20} MiB"
     with answering(talk) as url, pytest.raises(HostFault, match=error):
-        within(Access(url, "v2"), PATIENCE, Client.tasks)
+        within(Access(url, "v2"), PATIENCE, SnapClient.tasks)
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 64 * 1024  # KiB
 
 
@@ -252,7 +252,7 @@ def test_connection_refused_means_not_running():
         taken.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{taken.getsockname()[1]}"
         with pytest.raises(NotRunning, match="not running"):
-            within(Access(url, "v2"), PATIENCE, Client.tasks)
+            within(Access(url, "v2"), PATIENCE, SnapClient.tasks)
 
 
 def silent(connection):
@@ -308,7 +308,7 @@ def test_connection_that_is_not_accepted_times_out():
                 waiting.setblocking(False)
                 waiting.connect_ex(listener.getsockname())
             with pytest.raises(HostFault, match=r"no success within 0.5 s"):
-                within(Access(url, "v2"), SHORT, Client.tasks)
+                within(Access(url, "v2"), SHORT, SnapClient.tasks)
 
 
 def test_slow_name_server_does_not_create_a_task_later(monkeypatch):
@@ -337,8 +337,10 @@ def test_ca_file_that_others_can_write_is_not_read(tmp_path):
     path.write_text("")
     path.chmod(0o666)
     with pytest.raises(HostFault, match="can be written by others than root"):
-        within(Access("https://localhost:1", "v2", ca=str(path)), PATIENCE, Client.tasks)
+        within(Access("https://localhost:1", "v2", ca=str(path)), PATIENCE, SnapClient.tasks)
     with pytest.raises(HostFault, match="No such file"):
         within(
-            Access("https://localhost:1", "v2", ca=f"{path}{os.getpid()}"), PATIENCE, Client.tasks
+            Access("https://localhost:1", "v2", ca=f"{path}{os.getpid()}"),
+            PATIENCE,
+            SnapClient.tasks,
         )

@@ -41,7 +41,7 @@ class NotRunning(HostFault):
 
 
 @dataclass(frozen=True)
-class Task:
+class TaskEntry:
     """An entry of the task list. ``state``: Running, Stopped, Stopping, Disabled or Ended."""
 
     id: str
@@ -49,12 +49,12 @@ class Task:
     state: str
 
 
-def within(access: Access, seconds: float, work: Callable[[Client], T]) -> T:
+def within(access: Access, seconds: float, work: Callable[[SnapClient], T]) -> T:
     """Run ``work`` with a client, and fail after ``seconds``. Raises HostFault.
 
     A thread does the work, because name resolution has no timeout of its own.
     """
-    client = Client(access, seconds)
+    client = SnapClient(access, seconds)
     done: Future[T] = Future()
 
     def run() -> None:
@@ -88,7 +88,7 @@ def read_trusted(path: str | Path, *, secret: bool = False) -> bytes:
         raise HostFault(f"{path}: {error.strerror}") from None
 
 
-class Client:
+class SnapClient:
     """A connection to snapteld with a deadline, after which no request is sent."""
 
     def __init__(self, access: Access, seconds: float) -> None:
@@ -100,7 +100,7 @@ class Client:
         self._socket: socket.socket | None = None
         self._refusal = ""
 
-    def tasks(self) -> list[Task]:
+    def tasks(self) -> list[TaskEntry]:
         """Return all tasks. Raises HostFault."""
         path = "body.ScheduledTasks" if self.access.version == "v1" else "tasks"
         entries = at(self._ask(200, "GET", "/tasks"), path)
@@ -135,7 +135,7 @@ class Client:
                 time.sleep(_AGAIN)
         return were
 
-    def _named(self, names: Collection[str]) -> list[Task]:
+    def _named(self, names: Collection[str]) -> list[TaskEntry]:
         return [task for task in self.tasks() if task.name in names]
 
     def late(self) -> HostFault:
@@ -236,11 +236,11 @@ class Client:
         context = ssl.create_default_context(cadata=certificates)
         return http.client.HTTPSConnection(host, port, timeout=seconds, context=context)
 
-    def _task(self, entry: Any) -> Task:
+    def _task(self, entry: Any) -> TaskEntry:
         fields = [at(entry, key) for key in ("id", "name", "task_state")]
         if not all(isinstance(field, str) for field in fields) or not _ID.fullmatch(fields[0]):
             raise self._nonsense(f"{ascii(entry)[:100]} is not a task")
-        return Task(*fields)
+        return TaskEntry(*fields)
 
     def _nonsense(self, what: str) -> HostFault:
         return HostFault(

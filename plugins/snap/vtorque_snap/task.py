@@ -101,9 +101,9 @@ class SnapTask(Resource):
 
     def create(self) -> None:
         """Create and start the task; replace any task of the same name. Raises HostFault."""
-        from vtorque_snap.client import Client, within  # noqa: PLC0415 (8 ms, only if needed)
+        from vtorque_snap.client import SnapClient, within  # noqa: PLC0415 (8 ms, only if needed)
 
-        def work(client: Client) -> None:
+        def work(client: SnapClient) -> None:
             client.remove({self.name})
             client.start(client.create(self.body))
 
@@ -111,12 +111,12 @@ class SnapTask(Resource):
 
     def release(self) -> None:
         """Stop and delete this task and the tasks noted by earlier releases. Idempotent."""
-        from vtorque_snap.client import Client, NotRunning, within  # noqa: PLC0415
+        from vtorque_snap.client import NotRunning, SnapClient, within  # noqa: PLC0415
 
         url = self.access[0]
         left = dict(noted(self.notes, url))
 
-        def work(client: Client) -> None:
+        def work(client: SnapClient) -> None:
             if not client.remove({self.name, *left.values()}):
                 time.sleep(_SETTLE)
                 client.remove({self.name})

@@ -16,7 +16,7 @@ from vtorque_telemetry import figures, samples
 from vtorque_telemetry.figures import GuestMeter
 from vtorque_telemetry.labels import Labels
 from vtorque_telemetry.metrics import METRICS
-from vtorque_telemetry.threads import Process
+from vtorque_telemetry.threads import QemuProcess
 
 pytestmark = pytest.mark.e2e
 
@@ -127,7 +127,7 @@ def test_threads_memory_and_faults_of_the_process_are_read(tmp_path):
     child = subprocess.Popen([sys.executable, "-I", "-c", BUSY], stdout=subprocess.PIPE)
     try:
         assert child.stdout.readline() == b"spun\n"
-        process = Process(Path(f"/proc/{child.pid}"))
+        process = QemuProcess(Path(f"/proc/{child.pid}"))
         used = process.usage()
         assert used.iothreads == pytest.approx(0.4, rel=0.1)
         fields = Path(f"/proc/{child.pid}/stat").read_text().rpartition(")")[2].split()
@@ -149,7 +149,7 @@ def test_threads_memory_and_faults_of_the_process_are_read(tmp_path):
 def test_time_of_an_ended_thread_is_kept(tmp_path):
     script = BUSY.replace("print(", "return print(")
     child = subprocess.Popen([sys.executable, "-I", "-c", script], stdout=subprocess.PIPE)
-    process = Process(Path(f"/proc/{child.pid}"))
+    process = QemuProcess(Path(f"/proc/{child.pid}"))
     try:
         end, most = time.monotonic() + 20, 0.0
         while time.monotonic() < end and most < 0.2:

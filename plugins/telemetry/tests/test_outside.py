@@ -19,7 +19,7 @@ from monitoring import free_port
 from patience import LONG, eventually
 from thread_statuses import thread_statuses
 from vtorque_telemetry import outside as module
-from vtorque_telemetry.outside import Outside
+from vtorque_telemetry.outside import UnprivilegedExporters
 from vtorque_telemetry.settings import Settings
 from vtorque_telemetry.tick import GuestFigures, JobFigures, Tick
 
@@ -43,11 +43,11 @@ def port() -> int:
 
 
 @pytest.fixture
-def outside(tmp_path: Path, port: int) -> Iterator[Outside]:
+def outside(tmp_path: Path, port: int) -> Iterator[UnprivilegedExporters]:
     token = tmp_path / "token"
     token.write_text("secret\n")
     token.chmod(0o600)
-    found = Outside(
+    found = UnprivilegedExporters(
         config(tmp_path, listen=f"127.0.0.1:{port}", token=str(token), exporters=["prometheus"])
     )
     yield found
@@ -65,14 +65,18 @@ def scraped(port: int) -> str:
         return ""
 
 
-def test_samples_are_served_until_the_job_has_ended(outside: Outside, port: int) -> None:
+def test_samples_are_served_until_the_job_has_ended(
+    outside: UnprivilegedExporters, port: int
+) -> None:
     outside.send(TICK, {})
     eventually(lambda: 'job="1.s"' in scraped(port))
     outside.send(Tick(1002.0, {}), {})
     eventually(lambda: "vtorque_x{" not in scraped(port))
 
 
-def test_exporter_process_has_no_privileges_and_is_ended(outside: Outside, port: int) -> None:
+def test_exporter_process_has_no_privileges_and_is_ended(
+    outside: UnprivilegedExporters, port: int
+) -> None:
     outside.send(TICK, {})
     eventually(lambda: "vtorque_x{" in scraped(port))
     assert outside._life is not None
@@ -87,7 +91,9 @@ def test_exporter_process_has_no_privileges_and_is_ended(outside: Outside, port:
     assert process.wait(LONG) is not None
 
 
-def test_killed_process_is_restarted_and_gets_all_files(outside: Outside, port: int) -> None:
+def test_killed_process_is_restarted_and_gets_all_files(
+    outside: UnprivilegedExporters, port: int
+) -> None:
     ours, guests = socket.socketpair()
     ours.setblocking(False)
     files = {("1.s.0", 0): ours.fileno()}
@@ -111,7 +117,7 @@ def test_killed_process_is_restarted_and_gets_all_files(outside: Outside, port: 
     guests.close()
 
 
-def test_waiter_is_notified_after_the_last_sample(outside: Outside) -> None:
+def test_waiter_is_notified_after_the_last_sample(outside: UnprivilegedExporters) -> None:
     source, told = os.pipe()
     outside.send(Tick(1000.0, TICK.jobs, last="1.s.0"), {}, told)
     os.close(told)
@@ -121,7 +127,9 @@ def test_waiter_is_notified_after_the_last_sample(outside: Outside) -> None:
 
 
 def test_stopped_process_does_not_block_root(
-    outside: Outside, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    outside: UnprivilegedExporters,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     outside._argv = ("/bin/sleep", "1000")
     for _ in range(200):
@@ -140,9 +148,9 @@ def test_stopped_process_does_not_block_root(
 STARTS = """
 import os, sys, time
 from pathlib import Path
-from vtorque_telemetry.outside import Outside
+from vtorque_telemetry.outside import UnprivilegedExporters
 from vtorque_telemetry.tick import Tick
-outside, (waits, told) = Outside(Path(sys.argv[1])), os.pipe()
+outside, (waits, told) = UnprivilegedExporters(Path(sys.argv[1])), os.pipe()
 outside.send(Tick(1000.0, {}), {}, told)
 os.close(told)
 os.read(waits, 1)
@@ -163,7 +171,9 @@ def test_stopped_process_ends_with_root(tmp_path: Path) -> None:
 
 
 def test_messages_of_exporters_are_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    outside = Outside(config(tmp_path, listen="127.0.0.1:1", exporters=["prometheus", "no"]))
+    outside = UnprivilegedExporters(
+        config(tmp_path, listen="127.0.0.1:1", exporters=["prometheus", "no"])
+    )
 
     def said() -> bool:
         outside.send(TICK, {})
@@ -192,7 +202,7 @@ while sys.stderr.write("noise\\n"):
 
 
 def test_output_of_a_compromised_process_is_discarded(
-    outside: Outside, caplog: pytest.LogCaptureFixture
+    outside: UnprivilegedExporters, caplog: pytest.LogCaptureFixture
 ) -> None:
     outside._argv = (sys.executable, "-c", SENDS)
 

@@ -26,7 +26,7 @@ from vtorque_telemetry import app, influx, node, outside, sampler, series
 from vtorque_telemetry.api import GROUP
 from vtorque_telemetry.process import CHANNEL, Sampler, last_sample
 from vtorque_telemetry.settings import Settings
-from vtorque_telemetry.threads import Process
+from vtorque_telemetry.threads import QemuProcess
 from vtorque_testing.harness import PluginSite
 
 pytestmark = pytest.mark.e2e
@@ -239,7 +239,7 @@ def test_cost_of_a_sample_of_fifty_guests_is_bounded(paths):
     loop.tick()
     for meter in loop.jobs.values():
         for guest, _ in meter._guests.values():  # a real process stands for each QEMU
-            guest._process = Process(Path(f"/proc/{os.getpid()}"))
+            guest._process = QemuProcess(Path(f"/proc/{os.getpid()}"))
     loop.tick()
     before = resource.getrusage(resource.RUSAGE_SELF)
     recorded = Stats([u for job in jobs for u in job.uuids])("")

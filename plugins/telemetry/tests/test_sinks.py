@@ -22,7 +22,7 @@ from vtorque_telemetry import prometheus, textfile
 from vtorque_telemetry.api import Sample
 from vtorque_telemetry.exposition import text
 from vtorque_telemetry.influx import Influx, lines
-from vtorque_telemetry.outlets import Outlet, close_all
+from vtorque_telemetry.outlets import ExporterThread, close_all
 from vtorque_telemetry.prometheus import Endpoint
 from vtorque_telemetry.settings import Settings
 from vtorque_telemetry.textfile import Textfile
@@ -159,7 +159,7 @@ def test_tls_and_client_certificates(endpoint, tmp_path):
 
 def test_silent_clients_are_limited_and_closed(endpoint, monkeypatch):
     monkeypatch.setattr(prometheus, "_TIMEOUT", 0.5)
-    monkeypatch.setattr(prometheus._Handler, "timeout", 0.5)
+    monkeypatch.setattr(prometheus._ScrapeHandler, "timeout", 0.5)
     sink = endpoint(allow_anonymous=True)
     silent = [socket.create_connection(("127.0.0.1", sink.port)) for _ in range(20)]
 
@@ -398,8 +398,8 @@ class Bad:
 
 def test_hanging_sink_delays_no_other_sink_and_is_reported_once(caplog):
     go, got = threading.Event(), []
-    slow = Outlet("slow", Bad(lambda _: go.wait(1000)), 0.05)
-    good = Outlet("good", Bad(got.append), 0.05)
+    slow = ExporterThread("slow", Bad(lambda _: go.wait(1000)), 0.05)
+    good = ExporterThread("good", Bad(got.append), 0.05)
     slow.give(SAMPLES, ())
     time.sleep(0.2)
     for _ in range(100):
@@ -429,7 +429,7 @@ def test_failing_sink_is_reported_once_until_it_works(caplog):
             raise troubles[len(taken)]
 
     sink = Bad(work)
-    outlet = Outlet("o", sink, 5)
+    outlet = ExporterThread("o", sink, 5)
 
     def give(count):
         outlet.give(SAMPLES, {"9"})

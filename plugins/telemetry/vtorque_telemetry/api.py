@@ -2,7 +2,7 @@
 
 The node's sampler creates :class:`Sample` objects, the same for all exporters. An exporter is an
 entry point of the group :data:`GROUP`, ``acme = "acme.push:open_sink"``: a function that takes the
-site config and returns a :class:`Sink`. Enable it in ``[plugin.telemetry] exporters``.
+site config and returns a :class:`SampleSink`. Enable it in ``[plugin.telemetry] exporters``.
 
 Life cycle:
 
@@ -52,7 +52,7 @@ class Sample:
     help: str = ""
 
 
-class Sink(Protocol):
+class SampleSink(Protocol):
     """An open exporter. Each sink has its own thread, so a slow sink loses only its own samples.
 
     The first exception is logged until the sink works again; jobs are not affected.

@@ -12,7 +12,7 @@ from typing import Any
 from vtorque_core.api.vcpu_threads import process_of
 from vtorque_core.live.jobs import RunningGuest
 from vtorque_telemetry.metrics import BLOCK, NET, Values
-from vtorque_telemetry.threads import Process
+from vtorque_telemetry.threads import QemuProcess
 
 MAX_DEVICES = 32  # disks and NICs of a guest, each
 _G = "vtorque_guest_"
@@ -26,7 +26,7 @@ class GuestMeter:
 
     def __init__(self, guest: RunningGuest) -> None:
         self.guest = guest
-        self._process: Process | None = None
+        self._process: QemuProcess | None = None
         self._before: Values = {}
 
     def close(self) -> None:
@@ -59,7 +59,7 @@ class GuestMeter:
                 directory = process_of(self.guest.name, self.guest.uuid)
                 if directory is None:
                     return
-                self._process = Process(directory)
+                self._process = QemuProcess(directory)
             used = self._process.usage()
         except (OSError, ValueError, IndexError):
             self.close()

@@ -45,7 +45,7 @@ def _escape(text: str) -> str:
 
 
 class Influx:
-    """The InfluxDB sink, see :class:`vtorque_telemetry.api.Sink`."""
+    """The InfluxDB sink, see :class:`vtorque_telemetry.api.SampleSink`."""
 
     def __init__(self, settings: Settings) -> None:
         """Read secrets and certificates. Raises ConfigError, HostFault.

@@ -7,16 +7,16 @@ import threading
 import time
 from collections.abc import Collection, Sequence
 
-from vtorque_telemetry.api import Sample, Sink
+from vtorque_telemetry.api import Sample, SampleSink
 
 log = logging.getLogger("telemetry")
 _FLUSH = 0.5  # seconds that all sinks together have at the end
 
 
-class Outlet:
+class ExporterThread:
     """One sink and its thread. Only the newest samples are queued; older ones are lost."""
 
-    def __init__(self, name: str, sink: Sink, deadline: float) -> None:
+    def __init__(self, name: str, sink: SampleSink, deadline: float) -> None:
         self.name = name
         self.lost = 0
         self._sink = sink
@@ -81,7 +81,7 @@ class Outlet:
         self._trouble = trouble
 
 
-def close_all(outlets: Collection[Outlet]) -> None:
+def close_all(outlets: Collection[ExporterThread]) -> None:
     """Close all outlets within a bounded time."""
     until = time.monotonic() + _FLUSH
     for outlet in outlets:

@@ -24,8 +24,8 @@ from pathlib import Path
 from vtorque_core.api import guard_command, printable
 from vtorque_core.live import extensions
 from vtorque_core.live.node_process import switch_user
-from vtorque_telemetry.api import GROUP, Sink
-from vtorque_telemetry.outlets import Outlet, close_all
+from vtorque_telemetry.api import GROUP, SampleSink
+from vtorque_telemetry.outlets import ExporterThread, close_all
 from vtorque_telemetry.samples import Samples
 from vtorque_telemetry.series import MAX_BYTES
 from vtorque_telemetry.settings import Settings
@@ -43,7 +43,7 @@ log = logging.getLogger("telemetry")
 
 
 @dataclass
-class _Life:
+class _ExportersProcess:
     process: subprocess.Popen[bytes]
     socket: socket.socket
     said: int  # its standard error
@@ -51,7 +51,7 @@ class _Life:
     taken: float  # monotonic time when it last had room
 
 
-class Outside:
+class UnprivilegedExporters:
     """Root's handle of the unprivileged process. ``send`` starts the process if it does not run.
 
     Root never waits for it. While it is busy, its socket holds about forty ticks; further ticks are
@@ -60,7 +60,7 @@ class Outside:
 
     def __init__(self, config: Path) -> None:
         self._argv = (sys.executable, "-I", "-m", __name__, str(config))
-        self._life: _Life | None = None
+        self._life: _ExportersProcess | None = None
 
     def send(self, tick: Tick, files: Mapping[Name, int], answer: int = -1) -> None:
         """Send a tick, files that the process lacks, and a pipe for the answer."""
@@ -100,7 +100,7 @@ class Outside:
         os.close(life.said)
 
 
-def _start(argv: tuple[str, ...]) -> _Life:
+def _start(argv: tuple[str, ...]) -> _ExportersProcess:
     ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     ours.shutdown(socket.SHUT_RD)  # the process could send descriptors that are slow to close
     ours.setblocking(False)
@@ -116,7 +116,7 @@ def _start(argv: tuple[str, ...]) -> _Life:
             env=_ENVIRON,
             cwd="/",
         )
-    return _Life(process, ours, said, {}, time.monotonic())
+    return _ExportersProcess(process, ours, said, {}, time.monotonic())
 
 
 def _log(said: int) -> None:
@@ -137,7 +137,7 @@ def main() -> None:
     opened = {name: sink for name, each in tried.items() if (sink := _sink(name, each))}
     lasts = math.inf if len(opened) == len(tried) else _AGAIN
     end = time.monotonic() + lasts
-    outlets = [Outlet(name, sink, settings.write_timeout) for name, sink in opened.items()]
+    outlets = [ExporterThread(name, sink, settings.write_timeout) for name, sink in opened.items()]
     samples = Samples(settings, outlets)
     with socket.socket(fileno=0) as source:
         while time.monotonic() < end and (received := receive(source)):
@@ -146,7 +146,7 @@ def main() -> None:
     os._exit(0)  # a sink may hang
 
 
-def _sink(name: str, opened: Future[Sink]) -> Sink | None:
+def _sink(name: str, opened: Future[SampleSink]) -> SampleSink | None:
     try:
         return opened.result(0)
     except TimeoutError:
@@ -156,11 +156,11 @@ def _sink(name: str, opened: Future[Sink]) -> Sink | None:
     return None
 
 
-def _openings(config: Path) -> tuple[Settings, dict[str, Callable[[], Sink]]]:
+def _openings(config: Path) -> tuple[Settings, dict[str, Callable[[], SampleSink]]]:
     """Return functions that open the site's exporters as root; log invalid names."""
     site, found = extensions.load(config, GROUP)
     settings = site[Settings]
-    openings: dict[str, Callable[[], Sink]] = {}
+    openings: dict[str, Callable[[], SampleSink]] = {}
     for name in dict.fromkeys(settings.exporters):
         try:
             openings[name] = partial(found.function(name), site)

@@ -29,7 +29,7 @@ _WHOLE = 10.0  # seconds for a request and its answer, however busy a client kee
 
 
 class Endpoint:
-    """The Prometheus sink, see :class:`vtorque_telemetry.api.Sink`."""
+    """The Prometheus sink, see :class:`vtorque_telemetry.api.SampleSink`."""
 
     def __init__(self, settings: Settings) -> None:
         """Listen as root; clients are served from the first :meth:`write` on, without privileges.
@@ -110,7 +110,7 @@ class _Server(ThreadingHTTPServer):
         self._room = threading.BoundedSemaphore(_AT_ONCE)
         self.address_family = AF_INET6 if ":" in address[0] else AF_INET
         try:
-            super().__init__(address, _Handler)
+            super().__init__(address, _ScrapeHandler)
         except OSError as error:
             raise HostFault(f"listen = {address[0]}:{address[1]}: {error.strerror}") from None
 
@@ -156,7 +156,7 @@ def _cut(connection: socket) -> None:
         connection.shutdown(SHUT_RDWR)
 
 
-class _Handler(BaseHTTPRequestHandler):
+class _ScrapeHandler(BaseHTTPRequestHandler):
     server: _Server
     timeout = _TIMEOUT
     server_version, sys_version = "vtorque", ""

@@ -32,7 +32,7 @@ from vtorque_core.live.node_process import initialize
 from vtorque_telemetry.api import GROUP
 from vtorque_telemetry.domain_stats import domain_stats
 from vtorque_telemetry.figures import GuestMeter
-from vtorque_telemetry.outside import Outside
+from vtorque_telemetry.outside import UnprivilegedExporters
 from vtorque_telemetry.process import CHANNEL, LAST, listen
 from vtorque_telemetry.series import NAME
 from vtorque_telemetry.settings import Settings
@@ -43,7 +43,7 @@ log = logging.getLogger("telemetry")
 StatsOf = Callable[[str], Mapping[str, Mapping[str, Any]]]
 
 
-class Takes(Protocol):
+class TickReceiver(Protocol):
     """Receives measurements. The caller keeps the files open."""
 
     def send(self, tick: Tick, files: Mapping[Name, int], answer: int = -1) -> None:
@@ -156,14 +156,14 @@ class JobMeter:
             self._said = str(error)
 
 
-class Loop:
+class SamplerLoop:
     """Measures all jobs of the node. An error of one job does not stop the loop."""
 
     def __init__(
         self,
         paths: Paths,
         interval: float,
-        to: Takes,
+        to: TickReceiver,
         stats: Callable[[str], Mapping[str, Mapping[str, Any]]] = domain_stats,
     ) -> None:
         self.interval = interval
@@ -220,7 +220,9 @@ class Loop:
             self.jobs[key].look(job)
 
 
-def serve(loop: Loop, events: int, control: socket.socket, needed: Callable[[], bool]) -> None:
+def serve(
+    loop: SamplerLoop, events: int, control: socket.socket, needed: Callable[[], bool]
+) -> None:
     """Sample until killed, or until the node's directories are removed."""
     interval, due = loop.interval, 0.0
     while loop.jobs or needed():
@@ -243,7 +245,7 @@ def serve(loop: Loop, events: int, control: socket.socket, needed: Callable[[], 
             _answer(loop, control)
 
 
-def _answer(loop: Loop, control: socket.socket) -> None:
+def _answer(loop: SamplerLoop, control: socket.socket) -> None:
     """Take the last sample of an ending job. The process that writes the sample confirms it."""
     with contextlib.suppress(OSError):
         connection, _ = control.accept()
@@ -268,7 +270,7 @@ def main() -> None:
     except Exception:
         log.exception("%s", config)
         settings = Settings()
-    outside = Outside(Path(config))
+    outside = UnprivilegedExporters(Path(config))
 
     def end(_number: int, _frame: object) -> None:
         outside.close()
@@ -278,7 +280,7 @@ def main() -> None:
     signal.signal(signal.SIGTERM, end)
     events = changes.events()
     changes.watch(events, paths.journal)
-    loop = Loop(paths, settings.interval, outside)
+    loop = SamplerLoop(paths, settings.interval, outside)
     serve(loop, events, control, (paths.run / "telemetry.lock").exists)
 
 

@@ -14,7 +14,7 @@ from vtorque_telemetry.api import Sample
 from vtorque_telemetry.app import AppMeter
 from vtorque_telemetry.labels import Labels
 from vtorque_telemetry.metrics import COUNTED, Values
-from vtorque_telemetry.outlets import Outlet
+from vtorque_telemetry.outlets import ExporterThread
 from vtorque_telemetry.series import SeriesFile
 from vtorque_telemetry.settings import Settings
 from vtorque_telemetry.tick import GuestFigures, JobFigures, Name, Tick
@@ -126,7 +126,7 @@ def _spans(phases: Sequence[tuple[str, float]], now: float) -> dict[str, float]:
 class Samples:
     """Processes the ticks of all jobs of the node. An error of one job does not stop others."""
 
-    def __init__(self, settings: Settings, outlets: Sequence[Outlet]) -> None:
+    def __init__(self, settings: Settings, outlets: Sequence[ExporterThread]) -> None:
         self.settings = settings
         self.outlets = outlets
         self.jobs: dict[str, JobSamples] = {}

@@ -14,7 +14,7 @@ from vtorque_telemetry.settings import Settings
 
 
 class Textfile:
-    """The text file sink, see :class:`vtorque_telemetry.api.Sink`."""
+    """The text file sink, see :class:`vtorque_telemetry.api.SampleSink`."""
 
     def __init__(self, settings: Settings) -> None:
         """Prepare a directory that belongs to the uid of the process. Privileges: root.

@@ -25,7 +25,7 @@ LOOK_AGAIN = 15  # number of samplings after which threads are searched again
 
 
 @dataclass(frozen=True)
-class Usage:
+class ProcessUsage:
     """CPU seconds, memory bytes and page faults since the process started."""
 
     process: float
@@ -36,7 +36,7 @@ class Usage:
     major: int
 
 
-class Process:
+class QemuProcess:
     """A QEMU process, given by its directory in /proc."""
 
     def __init__(self, directory: Path) -> None:
@@ -56,7 +56,7 @@ class Process:
         self._threads.clear()
         self._stat = -1
 
-    def usage(self) -> Usage:
+    def usage(self) -> ProcessUsage:
         """Return the current usage. Raises OSError if the process has ended."""
         if self._looks % LOOK_AGAIN == 0:
             self._look()
@@ -72,7 +72,7 @@ class Process:
             spent[self._kinds[path]] += self._last[path]
         spent = {kind: spent[kind] + self._ended[kind] for kind in spent}
         fields = os.pread(self._stat, 1024, 0).rpartition(b")")[2].split()
-        return Usage(  # proc_pid_stat(5): fields[0] is the third
+        return ProcessUsage(  # proc_pid_stat(5): fields[0] is the third
             process=(int(fields[11]) + int(fields[12])) / _TICK
             - spent["io"] - spent["own vhost"],
             iothreads=spent["io"],

@@ -232,9 +232,9 @@ import pwd, sys; from pathlib import Path
 account = pwd.getpwuid  # nobody has no home and no shell
 pwd.getpwuid = lambda uid: pwd.struct_passwd((*account(uid)[:5], "/", "/bin/sh"))
 from vtorque_local.mom import Programs
-from vtorque_local.service import Service, Setup
+from vtorque_local.service import LocalService, Setup
 top = Path(sys.argv[1])
-service = Service(Setup(top / "run", top / "spool", Programs(["/bin/true"], ["/bin/true"],
+service = LocalService(Setup(top / "run", top / "spool", Programs(["/bin/true"], ["/bin/true"],
                         ["/bin/true"]), ["/bin/true"], slots=1, root_jobs=True))
 service.open()
 print("up", flush=True)

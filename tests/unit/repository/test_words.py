@@ -1,4 +1,4 @@
-"""Words: the manual, docstrings and messages use the terms of the field, not a dialect."""
+"""Words: texts and names use the terms of the field, not a dialect."""
 
 import ast
 import re
@@ -74,3 +74,44 @@ def test_phrase_of_the_dialect_is_found(text):
 @pytest.mark.parametrize("text", ["Resume the guests.", "The file's owner is root."])
 def test_plain_sentence_is_accepted(text):
     assert _found(text) == []
+
+
+SHARED_CLASSES = {
+    "Settings": "the table of each plugin in the site config",
+    "Site": "the interface that plugins see, and the core's config, which implements it",
+}
+"""Names of classes that are defined more than once, each with the reason."""
+
+RIDDLES = {
+    "apart", "asked", "away", "been", "begun", "beside", "brought", "comes", "dear", "elsewhere",
+    "ended", "given", "goes", "gone", "has", "held", "here", "is", "left", "lives", "looks",
+    "made", "of", "said", "seen", "settled", "taken", "told", "wanted", "within", "without",
+    "works",
+}  # fmt: skip
+"""Names without verb and object, which no public function of the core has."""
+
+
+def _definitions(*kinds: type[ast.AST], core: bool = False) -> Iterator[tuple[str, str]]:
+    """Yield name and file of the public definitions in the core and, by default, the plugins."""
+    plugins = [] if core else sorted(REPO.glob("plugins/*/vtorque_*"))
+    for top in (REPO / "vtorque_core", *plugins):
+        for path in sorted(top.rglob("*.py")):
+            for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+                if isinstance(node, kinds) and not (name := str(vars(node)["name"])).startswith(
+                    "_"
+                ):
+                    yield name, str(path.relative_to(REPO))
+
+
+def test_public_functions_of_the_core_have_names_with_verb_or_object():
+    functions = _definitions(ast.FunctionDef, core=True)
+    assert [(name, file) for name, file in functions if name in RIDDLES] == []
+
+
+def test_public_class_names_are_unique():
+    files: dict[str, list[str]] = {}
+    for name, file in _definitions(ast.ClassDef):
+        files.setdefault(name, []).append(file)
+    twice = {name: each for name, each in files.items() if len(each) > 1}
+    assert {name: each for name, each in twice.items() if name not in SHARED_CLASSES} == {}
+    assert SHARED_CLASSES.keys() <= twice.keys()

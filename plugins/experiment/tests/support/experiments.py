@@ -8,7 +8,7 @@ from pathlib import Path
 
 import batch_double
 from vtorque_experiment import create, definition
-from vtorque_experiment.batch import Batch
+from vtorque_experiment.batch import BatchCommands
 from vtorque_experiment.book import Book
 from vtorque_experiment.ended import Collector
 from vtorque_experiment.place import usable
@@ -35,7 +35,7 @@ def made(top, text, script=SCRIPT):
 
 def double(top, interval=0.3):
     vsub = (sys.executable, "-I", "-S", batch_double.__file__, str(top / "batch"))
-    return Batch(vsub, lambda: batch_double.jobs(top / "batch"), interval)
+    return BatchCommands(vsub, lambda: batch_double.jobs(top / "batch"), interval)
 
 
 def run(top, *, stop=None, told=lambda line: None, batch=None, hours=None):

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from local_agent import LocalAgent, run, sh
-from vtorque_linux_guest.job.frames import NotStarted
-from vtorque_linux_guest.job.start_request import FileArg, GuestFileData, Mode, Start
+from vtorque_linux_guest.job.frames import StartFailed
+from vtorque_linux_guest.job.start_request import FileArg, GuestFileData, StartMode, StartRequest
 from vtorque_linux_guest.job.stream import Session
 
 pytestmark = pytest.mark.e2e  # with the agent's own: each runs the whole program
@@ -38,12 +38,12 @@ def put(home: Path, *entries: str) -> str:
     return f"container={home}\n"
 
 
-def job(content: bytes = SCRIPT, mode: Mode = Mode.DIRECT, **env: str) -> Start:
+def job(content: bytes = SCRIPT, mode: StartMode = StartMode.DIRECT, **env: str) -> StartRequest:
     file = GuestFileData("job", content)
-    return Start(argv=(FileArg("job"), "a b"), env=env, files=(file,), mode=mode)
+    return StartRequest(argv=(FileArg("job"), "a b"), env=env, files=(file,), mode=mode)
 
 
-def output(session: Session, start: Start) -> str:
+def output(session: Session, start: StartRequest) -> str:
     status, out, err = run(session, start)
     assert (status.code, err) == (0, b"")
     return out.decode().rstrip("\n")
@@ -55,14 +55,14 @@ def test_container_environment_is_a_default_except_for_path(binary: Path, home: 
         session = agent.session()
         assert output(session, job(PATH="/host")) == "image||/bin:/usr/bin|a b"
         assert output(session, job(GREETING="user", EMPTY="x")) == "user|x|/bin:/usr/bin|a b"
-        assert output(session, job(PLAIN, Mode.SHELL)) == "image||/bin:/usr/bin|a b"
+        assert output(session, job(PLAIN, StartMode.SHELL)) == "image||/bin:/usr/bin|a b"
         assert output(session, job(PLAIN)) == "image||/bin:/usr/bin|a b"
         for shell in ("", "/bin/sh"):
             words = (shell, FileArg("job"), "a b")
-            start = dataclasses.replace(job(PLAIN, Mode.LOGIN), argv=words)
+            start = dataclasses.replace(job(PLAIN, StartMode.LOGIN), argv=words)
             assert output(session, start) == "image||/bin:/usr/bin|a b"
         odd = {"BASH_FUNC_f%%": "() { :; }"}
-        shown = output(session, Start(argv=("env",), env={"PATH": "/x", **odd}))
+        shown = output(session, StartRequest(argv=("env",), env={"PATH": "/x", **odd}))
         assert "BASH_FUNC_f%%=() { :; }" in shown
         assert "PATH=/bin:/usr/bin" in shown.splitlines()
 
@@ -75,9 +75,14 @@ def test_entry_point_precedes_only_commands_of_the_user(binary: Path, home: Path
         agent.ready()
         session = agent.session()
         assert output(session, job(PATH="/bin")) == "entry one two:\n||/bin|a b"
-        assert output(session, job(PLAIN, Mode.SHELL, PATH="/bin")) == "entry one two:\n||/bin|a b"
+        assert (
+            output(session, job(PLAIN, StartMode.SHELL, PATH="/bin"))
+            == "entry one two:\n||/bin|a b"
+        )
         assert output(session, sh("echo site")) == "site"
-        status, out, _ = run(session, Start((), {"PATH": "/bin"}, mode=Mode.LOGIN), b"exit 5")
+        status, out, _ = run(
+            session, StartRequest((), {"PATH": "/bin"}, mode=StartMode.LOGIN), b"exit 5"
+        )
         assert (status.code, out) == (5, b"entry one two:\n")
 
 
@@ -95,7 +100,7 @@ def test_broken_settings_start_nothing(binary: Path, home: Path, content: bytes)
     (home / "container").write_bytes(content)
     with LocalAgent(binary, extra=f"container={home}\n") as agent:
         agent.ready()
-        with pytest.raises(NotStarted, match="the container's settings"):
+        with pytest.raises(StartFailed, match="the container's settings"):
             run(agent.session(), job())
 
 
@@ -104,5 +109,5 @@ def test_settings_that_others_can_write_start_nothing(binary: Path, home: Path) 
     (home / "container").chmod(0o666)
     with LocalAgent(binary, extra=line) as agent:
         agent.ready()
-        with pytest.raises(NotStarted, match="the container's settings"):
+        with pytest.raises(StartFailed, match="the container's settings"):
             run(agent.session(), job())

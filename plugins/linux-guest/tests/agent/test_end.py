@@ -18,7 +18,7 @@ from processes import alive
 from vtorque_linux_guest.agent.build import build_agent
 from vtorque_linux_guest.job import connection
 from vtorque_linux_guest.job.events import Events
-from vtorque_linux_guest.job.frames import AgentError, Kind, frame
+from vtorque_linux_guest.job.frames import AgentError, FrameKind, frame
 from vtorque_linux_guest.job.start_request import Pty
 from vtorque_linux_guest.job.stream import Session
 
@@ -285,7 +285,7 @@ def test_new_session_after_a_truncated_frame_runs_a_job(agent: LocalAgent) -> No
     session = Session(connection)
     session.hello(time.monotonic() + 20)
     connection.setblocking(True)
-    connection.sendall(frame(Kind.START, 0, b"x" * 60_000)[:100])  # a host that died here
+    connection.sendall(frame(FrameKind.START, 0, b"x" * 60_000)[:100])  # a host that died here
     following = Session(connection)  # virtio: the next host uses the same byte stream
     following.hello(time.monotonic() + 20)
     assert run(following, sh("echo synced"))[1] == b"synced\n"
@@ -296,13 +296,13 @@ def test_new_session_after_a_truncated_frame_runs_a_job(agent: LocalAgent) -> No
     "bad",
     [
         b"\xff" * 8,
-        frame(Kind.DATA, 1, b"x"),
-        frame(Kind.EXIT, 0, b"xxxx"),
-        frame(Kind.SIGNAL, 0, b"\xff\0\0\0"),
-        frame(Kind.START, 1, b"\x01\xff\xff\xff\xff"),
-        frame(Kind.START, 1, b"\x02\x02\0\0\0x\0"),
-        frame(Kind.FILE, 0, b"../x"),
-        frame(Kind.FILE, 1, b"content"),
+        frame(FrameKind.DATA, 1, b"x"),
+        frame(FrameKind.EXIT, 0, b"xxxx"),
+        frame(FrameKind.SIGNAL, 0, b"\xff\0\0\0"),
+        frame(FrameKind.START, 1, b"\x01\xff\xff\xff\xff"),
+        frame(FrameKind.START, 1, b"\x02\x02\0\0\0x\0"),
+        frame(FrameKind.FILE, 0, b"../x"),
+        frame(FrameKind.FILE, 1, b"content"),
     ],
 )
 def test_garbage_gets_an_error_and_a_new_hello_helps(agent: LocalAgent, bad: bytes) -> None:

@@ -15,13 +15,13 @@ import pytest
 from local_agent import ENV, LocalAgent, run, sh
 from patience import LONG, eventually
 from vtorque_linux_guest.job.events import Events
-from vtorque_linux_guest.job.frames import NotStarted
+from vtorque_linux_guest.job.frames import StartFailed
 from vtorque_linux_guest.job.start_request import (
     FileArg,
     GuestFileData,
-    Mode,
     Pty,
-    Start,
+    StartMode,
+    StartRequest,
 )
 from vtorque_linux_guest.job.stream import ExitStatus, Session
 
@@ -71,7 +71,7 @@ def test_fifty_megabytes_of_output_arrive_unchanged(session: Session) -> None:
 
     reader = threading.Thread(target=collect)
     reader.start()
-    start = Start(argv=(PYTHON, "-c", program), env=ENV)
+    start = StartRequest(argv=(PYTHON, "-c", program), env=ENV)
     status = session.run(start, None, write, write)
     os.close(write)
     reader.join(LONG)
@@ -82,7 +82,7 @@ def test_fifty_megabytes_of_output_arrive_unchanged(session: Session) -> None:
 
 def test_script_file_arguments_and_identity(agent: LocalAgent, session: Session) -> None:
     text = b'#!/bin/sh\nid -u; id -g; pwd; echo "$1|$2"; stat -c "%a %u" "$0"; echo "${0##*/}"\n'
-    start = Start(
+    start = StartRequest(
         argv=(FileArg("job 1[2].SC"), "a b", "c"),
         env=ENV,
         files=(GuestFileData("job 1[2].SC", text), GuestFileData("other", b"x" * 200_000)),
@@ -104,14 +104,14 @@ def test_groups_are_those_of_the_configuration(binary: Path) -> None:
 
 def test_script_without_interpreter_line_runs_in_the_shell(session: Session) -> None:
     files = (GuestFileData("s", b"echo plain $1\n"),)
-    start = Start(argv=(FileArg("s"), "x"), env=ENV, files=files)
+    start = StartRequest(argv=(FileArg("s"), "x"), env=ENV, files=files)
     assert run(session, start)[1] == b"plain x\n"
 
 
 def test_shell_and_login_modes_start_the_right_shell(session: Session) -> None:
-    shell = Start(argv=("-c", "echo $0 $-"), env=ENV, mode=Mode.SHELL)
+    shell = StartRequest(argv=("-c", "echo $0 $-"), env=ENV, mode=StartMode.SHELL)
     assert run(session, shell)[1].split()[0] == b"/bin/sh"
-    login = Start(argv=(), env=ENV, mode=Mode.LOGIN)
+    login = StartRequest(argv=(), env=ENV, mode=StartMode.LOGIN)
     assert run(session, login, b"echo $0\n")[1] == b"-sh\n"
 
 
@@ -121,13 +121,13 @@ def test_agent_uses_the_login_shell_of_the_guests_passwd(binary: Path) -> None:
     with LocalAgent(binary, user="root", shell="/no/zsh") as agent:  # noqa: S604 - a field
         agent.ready()
         session = agent.session()
-        login = Start(argv=(), env=ENV, mode=Mode.LOGIN)
+        login = StartRequest(argv=(), env=ENV, mode=StartMode.LOGIN)
         assert run(session, login, b"echo $0\n")[1] == f"-{Path(root).name}\n".encode()
         env = ENV | {"SHELL": "/no/zsh"}
         files = (GuestFileData("s", b"echo $SHELL\n"),)
-        for mode in Mode:
-            words = ("", FileArg("s")) if mode is Mode.LOGIN else (FileArg("s"),)
-            start = Start(argv=words, env=env, files=files, mode=mode)
+        for mode in StartMode:
+            words = ("", FileArg("s")) if mode is StartMode.LOGIN else (FileArg("s"),)
+            start = StartRequest(argv=words, env=env, files=files, mode=mode)
             assert run(session, start)[1:] == (f"{root}\n".encode(), b""), mode
 
 
@@ -142,27 +142,29 @@ def test_login_shell_runs_a_script_after_the_profile(session: Session, shell, li
         for name in (".profile", ".bash_profile"):
             Path(home, name).write_text("export FROM=profile\n")
         files, env = (GuestFileData("s", text),), ENV | {"HOME": home}
-        start = Start(argv=words, env=env, files=files, mode=Mode.LOGIN)
+        start = StartRequest(argv=words, env=env, files=files, mode=StartMode.LOGIN)
         status, out, err = run(session, start)
     assert (status.code, out, err) == (3, b"profile|a  b|*|s\n", b"")
 
 
 def test_other_shell_program_gets_the_script_as_argument(session: Session) -> None:
     files = (GuestFileData("s", b"hello\n"),)
-    start = Start(argv=("/bin/cat", FileArg("s")), env=ENV, files=files, mode=Mode.LOGIN)
+    start = StartRequest(
+        argv=("/bin/cat", FileArg("s")), env=ENV, files=files, mode=StartMode.LOGIN
+    )
     assert run(session, start)[1] == b"hello\n"
 
 
 def test_environment_is_exact_and_binary_safe(session: Session) -> None:
     env = {"A": "1", "EMPTY": "", "NL": "a\nb=c", "BYTES": os.fsdecode(b"\xff\x01\xe4"), "U": "ä"}
-    _, out, _ = run(session, Start(argv=("/usr/bin/env", "-0"), env=env))
+    _, out, _ = run(session, StartRequest(argv=("/usr/bin/env", "-0"), env=env))
     want = {os.fsencode(f"{name}={value}") for name, value in env.items()}
     assert set(out.split(b"\0")[:-1]) == want
 
 
 def test_large_environment_reaches_the_program(session: Session) -> None:
     env = ENV | {f"V{n}": "x" * 100_000 for n in range(9)}
-    _, out, _ = run(session, Start(argv=("/bin/sh", "-c", "echo ${#V8}"), env=env))
+    _, out, _ = run(session, StartRequest(argv=("/bin/sh", "-c", "echo ${#V8}"), env=env))
     assert out == b"100000\n"
 
 
@@ -176,27 +178,32 @@ def test_cwd_umask_and_limits(agent: LocalAgent, session: Session) -> None:
     ("start", "reason"),
     [
         (sh("true", cwd="/nowhere/x"), "working directory /nowhere/x: No such file or directory"),
-        (Start(argv=("/no/such",), env=ENV), "cannot run /no/such: No such file or directory"),
-        (Start(argv=("no-such-cmd",), env=ENV), "cannot run no-such-cmd: No such file"),
         (
-            Start(
+            StartRequest(argv=("/no/such",), env=ENV),
+            "cannot run /no/such: No such file or directory",
+        ),
+        (StartRequest(argv=("no-such-cmd",), env=ENV), "cannot run no-such-cmd: No such file"),
+        (
+            StartRequest(
                 argv=(FileArg("s"),), env=ENV, files=(GuestFileData("s", b"#!/no/interpreter\n"),)
             ),
             "its interpreter /no/interpreter (#! line) does not exist here",
         ),
         (
-            Start(
+            StartRequest(
                 argv=("", FileArg("s")),
                 env=ENV,
                 files=(GuestFileData("s", b"#! /no/interpreter -u\n"),),
-                mode=Mode.LOGIN,
+                mode=StartMode.LOGIN,
             ),
             "cannot run s: its interpreter /no/interpreter (#! line) does not exist here",
         ),
     ],
 )
-def test_program_that_cannot_start_is_named(session: Session, start: Start, reason: str) -> None:
-    with pytest.raises(NotStarted) as caught:
+def test_program_that_cannot_start_is_named(
+    session: Session, start: StartRequest, reason: str
+) -> None:
+    with pytest.raises(StartFailed) as caught:
         run(session, start)
     assert reason in caught.value.reason
     assert run(session, sh("echo next"))[1] == b"next\n"
@@ -209,7 +216,7 @@ def test_default_signal_dispositions_and_mask(session: Session) -> None:
 
 def test_no_descriptors_leak_into_the_job(session: Session) -> None:
     program = "import os; print(sorted(int(f) for f in os.listdir('/proc/self/fd')))"
-    _, out, _ = run(session, Start(argv=(PYTHON, "-c", program), env=ENV))
+    _, out, _ = run(session, StartRequest(argv=(PYTHON, "-c", program), env=ENV))
     assert out in (b"[0, 1, 2, 3]\n", b"[0, 1, 2]\n")  # 3: the listing itself
 
 
@@ -224,7 +231,7 @@ def test_pty_has_size_resize_and_end_of_input(session: Session) -> None:
         "show()\n"
         "print(repr(sys.stdin.read()))\n"
     )
-    start = Start(argv=(PYTHON, "-c", program), env=ENV, pty=Pty("vt100", 30, 90))
+    start = StartRequest(argv=(PYTHON, "-c", program), env=ENV, pty=Pty("vt100", 30, 90))
     read, write = os.pipe()
     with Events() as events, tempfile.TemporaryFile() as out:
 
@@ -255,7 +262,7 @@ def test_thirty_programs_run_over_one_connection(session: Session) -> None:
         assert (status.code, out) == (number, f"{number}\n".encode())
 
 
-def answered(session: Session, start: Start) -> tuple[ExitStatus, bytes]:
+def answered(session: Session, start: StartRequest) -> tuple[ExitStatus, bytes]:
     """Run a program that waits until its first output is sent back; return its further output."""
     out, out_end = os.pipe()
     in_end, into = os.pipe()
@@ -290,7 +297,7 @@ def test_agent_preempts_a_program_for_its_first_output_only(session: Session) ->
         "print(input(), os.sched_getscheduler(agent), os.sched_getscheduler(0))\n"
     )
     for _ in range(2):
-        status, said = answered(session, Start(argv=(PYTHON, "-c", program), env=ENV))
+        status, said = answered(session, StartRequest(argv=(PYTHON, "-c", program), env=ENV))
         assert (status.code, said) == (0, b"0 0 3 0\n")
 
 

@@ -15,7 +15,7 @@ import pytest
 from vtorque_core.api import HostFault, Refused
 from vtorque_linux_guest.image import micro_builder
 from vtorque_linux_guest.image.debian_builder import DebianBuilder, parse_options
-from vtorque_linux_guest.image.initramfs import Tree, add_modules
+from vtorque_linux_guest.image.initramfs import InitramfsTree, add_modules
 from vtorque_linux_guest.image.kernel import (
     Kernel,
     debs_directory,
@@ -25,7 +25,7 @@ from vtorque_linux_guest.image.kernel import (
     need_tools,
     program,
 )
-from vtorque_linux_guest.image.recipe import Recipe
+from vtorque_linux_guest.image.recipe import LinuxRecipe
 
 ELF = b"\x7fELF" + bytes(range(256)) * 64
 
@@ -97,7 +97,7 @@ def unpacked(archive: bytes, into: Path) -> Path:
 
 
 def test_archive_is_unpacked_by_cpio(tmp_path: Path) -> None:
-    tree = Tree()
+    tree = InitramfsTree()
     tree.file("etc/deep/er/file", b"content\n", 0o640)
     tree.file("empty", b"")
     tree.directory("tmp", 0o1777)
@@ -112,7 +112,7 @@ def test_archive_is_unpacked_by_cpio(tmp_path: Path) -> None:
 
 
 def test_archive_does_not_depend_on_order() -> None:
-    first, second = Tree(), Tree()
+    first, second = InitramfsTree(), InitramfsTree()
     for tree, names in ((first, ("a", "b/c")), (second, ("b/c", "a"))):
         for name in names:
             tree.file(name, name.encode())
@@ -141,7 +141,7 @@ def kernel(tmp_path: Path) -> Kernel:
 
 
 def test_modules_are_added_with_dependencies_in_load_order(kernel: Kernel) -> None:
-    tree = Tree()
+    tree = InitramfsTree()
     loaded = add_modules(tree, kernel, ["virtio_blk", "ext4", "virtio-rng", "packed"])
     assert loaded == ["virtio_ring", "virtio", "virtio_blk", "virtio_rng", "packed"]
     base = "lib/modules/6.1.0-cloud"
@@ -167,15 +167,15 @@ def test_program_is_found_in_bin_and_usr_bin(tmp_path: Path, place: str) -> None
 
 def test_unknown_and_broken_modules(kernel: Kernel) -> None:
     with pytest.raises(Refused, match="has no module nfs"):
-        add_modules(Tree(), kernel, ["nfs"])
+        add_modules(InitramfsTree(), kernel, ["nfs"])
     with pytest.raises(HostFault, match="no depends="):
-        add_modules(Tree(), kernel, ["broken"])
+        add_modules(InitramfsTree(), kernel, ["broken"])
 
 
 def test_debian_options_become_a_recipe() -> None:
-    assert parse_options({}) == Recipe("debian", "bookworm")
+    assert parse_options({}) == LinuxRecipe("debian", "bookworm")
     given = {"suite": "trixie", "packages": "nfs-common,g++", "size": "20G"}
-    expected = Recipe("debian", "trixie", ("nfs-common", "g++"), size=20480)
+    expected = LinuxRecipe("debian", "trixie", ("nfs-common", "g++"), size=20480)
     assert parse_options(given) == expected
     assert parse_options({"kernel": "generic"}).kernel == "generic"
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from vtorque_core.api import Refused
 from vtorque_linux_guest.image.ext4 import write_ext4
-from vtorque_linux_guest.image.filetree import FileTree, Node, Slice, directory
+from vtorque_linux_guest.image.filetree import FileTree, Slice, TreeNode, directory
 
 CAPABILITY = b"\1\0\0\2\0\4\0\0" + bytes(12)
 
@@ -64,14 +64,14 @@ NAMES = st.text(
 ).filter(lambda name: name not in (".", "..", "lost+found") and '"' not in name)
 CONTENTS = st.binary(max_size=9000)
 LEAVES = st.one_of(
-    CONTENTS.map(lambda data: Node(stat.S_IFREG | 0o644, data)),
+    CONTENTS.map(lambda data: TreeNode(stat.S_IFREG | 0o644, data)),
     st.binary(min_size=1, max_size=200).map(
-        lambda data: Node(stat.S_IFLNK | 0o777, data.replace(b"\0", b"x"))
+        lambda data: TreeNode(stat.S_IFLNK | 0o777, data.replace(b"\0", b"x"))
     ),
 )
 
 
-def _directory(children: dict[str, Node]) -> Node:
+def _directory(children: dict[str, TreeNode]) -> TreeNode:
     node = directory()
     node.children = children
     return node
@@ -86,7 +86,7 @@ TREES = st.recursive(
 
 @settings(deadline=None, suppress_health_check=list(HealthCheck))
 @given(root=TREES)
-def test_any_tree_reads_back(root: Node, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_any_tree_reads_back(root: TreeNode, tmp_path_factory: pytest.TempPathFactory) -> None:
     tree = FileTree()
     tree.root = root
     scratch = tmp_path_factory.mktemp("tree")
@@ -99,10 +99,10 @@ def test_ten_thousand_files_hard_links_owners_and_times(tmp_path: Path) -> None:
     for number in range(10_000):
         name = f"many/{number:05d}{'n' * (number % 200)}"
         tree.file(name, b"%d" % number * (number % 40))
-    shared = Node(stat.S_IFREG | 0o4711, b"shared", uid=70000, gid=123, mtime=1_600_000_000)
+    shared = TreeNode(stat.S_IFREG | 0o4711, b"shared", uid=70000, gid=123, mtime=1_600_000_000)
     tree.put("one", shared)
     tree.put("deep/er/two", shared)
-    tree.put("fifo", Node(stat.S_IFIFO | 0o600))
+    tree.put("fifo", TreeNode(stat.S_IFIFO | 0o600))
     path = written(tree, tmp_path / "disk", 128)
     assert debugfs(path, "cat /deep/er/two") == "shared"
     shown = debugfs(path, "stat /one")
@@ -115,17 +115,17 @@ def test_ten_thousand_files_hard_links_owners_and_times(tmp_path: Path) -> None:
 
 def test_extended_attributes_are_stored_in_the_inode_or_a_block(tmp_path: Path) -> None:
     tree = FileTree()
-    small = Node(stat.S_IFREG | 0o755, b"x", xattrs={"security.capability": CAPABILITY})
+    small = TreeNode(stat.S_IFREG | 0o755, b"x", xattrs={"security.capability": CAPABILITY})
     large = {"user.a": b"1" * 300, "user.empty": b"", "trusted.t": b"\0\1\2"}
     tree.put("small", small)
-    tree.put("large", Node(stat.S_IFREG | 0o644, b"y", xattrs=large))
+    tree.put("large", TreeNode(stat.S_IFREG | 0o644, b"y", xattrs=large))
     path = written(tree, tmp_path / "disk")
     assert "security.capability (20)" in debugfs(path, "ea_list /small")
     shown = debugfs(path, "ea_list /large")
     for text in ("user.a (300)", "user.empty (0)", "trusted.t (3)"):
         assert text in shown
     huge = FileTree()
-    huge.put("f", Node(stat.S_IFREG | 0o644, b"", xattrs={"user.a": bytes(5000)}))
+    huge.put("f", TreeNode(stat.S_IFREG | 0o644, b"", xattrs={"user.a": bytes(5000)}))
     with pytest.raises(Refused, match="extended attributes"):
         write_ext4(huge, tmp_path / "huge", 64, "")
 
@@ -141,7 +141,7 @@ def test_large_sparse_file_is_written_up_to_its_last_block(tmp_path: Path) -> No
         file.write(b"end")
     with source.open("rb") as file:
         tree = FileTree()
-        tree.put("large", Node(stat.S_IFREG | 0o644, Slice(file, 0, 300 << 20)))
+        tree.put("large", TreeNode(stat.S_IFREG | 0o644, Slice(file, 0, 300 << 20)))
         path = written(tree, tmp_path / "disk", 400)
         target = tmp_path / "back"
         debugfs(path, f"dump /large {target}")

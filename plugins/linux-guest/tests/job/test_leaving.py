@@ -56,13 +56,13 @@ def read(path: Path) -> str:
 
 
 def test_no_state_is_written_without_a_request(guest: ReadyGuest) -> None:
-    assert not leaving.Telling(guest, lambda: True)(lambda: LONG)
+    assert not leaving.StateSender(guest, lambda: True)(lambda: LONG)
 
 
 def test_state_is_read_when_the_reader_is_ready(guest: ReadyGuest) -> None:
     os.mkfifo(guest.run_dir / TELL)
     asked = []
-    telling = leaving.Telling(guest, lambda: True)
+    telling = leaving.StateSender(guest, lambda: True)
     for _ in range(3):
         assert telling(lambda: asked.append(1) or LONG)
     assert not asked, "the state is that of when it is read"
@@ -71,7 +71,7 @@ def test_state_is_read_when_the_reader_is_ready(guest: ReadyGuest) -> None:
 def test_state_is_written_once_per_reader(
     guest: ReadyGuest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path, telling = guest.run_dir / TELL, leaving.Telling(guest, lambda: True)
+    path, telling = guest.run_dir / TELL, leaving.StateSender(guest, lambda: True)
     os.mkfifo(path)
     monkeypatch.setattr(leaving, "_AGAIN", 600.0)
     for how in ("first", "the first one was killed", "the first one has taken it"):
@@ -98,7 +98,7 @@ def test_request_without_a_running_script_gets_an_empty_line(guest: ReadyGuest) 
     said: list[str] = []
     reads = threading.Thread(target=lambda: said.append(read(path)))
     reads.start()
-    telling = leaving.Telling(guest, lambda: False)
+    telling = leaving.StateSender(guest, lambda: False)
     while not said:
         assert telling(lambda: LONG)
     reads.join()
@@ -111,5 +111,5 @@ def test_killed_reader_does_not_block_the_writer(guest: ReadyGuest) -> None:
     reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     closes = threading.Timer(0.2, os.close, (reader,))  # a pipe holds less than the state
     closes.start()
-    assert leaving.Telling(guest, lambda: True)(lambda: LONG)
+    assert leaving.StateSender(guest, lambda: True)(lambda: LONG)
     closes.join()

@@ -25,12 +25,12 @@ from vtorque_linux_guest.job.events import Events
 from vtorque_linux_guest.job.frames import (
     HEADER,
     HELLO,
-    GuestDied,
+    ConnectionEnded,
     RunAbandoned,
     StreamError,
 )
 from vtorque_linux_guest.job.session_state import SessionState
-from vtorque_linux_guest.job.start_request import Pty, Start
+from vtorque_linux_guest.job.start_request import Pty, StartRequest
 from vtorque_linux_guest.job.status_port import StatusReader
 from vtorque_linux_guest.job.stream import ExitStatus, Session
 
@@ -190,7 +190,7 @@ DATA = Random(16).randbytes(1_500_000)  # noqa: S311 - the same in each run
 @given(cuts)
 def test_no_byte_is_lost_or_doubled_with_much_in_flight(wire: Wire, cuts: list[Cut]) -> None:
     session = wire.session(*cuts)
-    start = Start(argv=(PYTHON, "-c", BOTH), env={})
+    start = StartRequest(argv=(PYTHON, "-c", BOTH), env={})
     status, out, err = run(session, start, DATA)
     assert status.code == 9
     assert out == DATA
@@ -233,7 +233,7 @@ def test_each_signal_arrives_once(wire: Wire, breaks: list[tuple[int, bool]]) ->
         thread = threading.Thread(target=act)
         thread.start()
         status = session.run(
-            Start(argv=(PYTHON, "-c", COUNTS), env={}), None, write, DEVNULL, events
+            StartRequest(argv=(PYTHON, "-c", COUNTS), env={}), None, write, DEVNULL, events
         )
         os.close(write)
         thread.join(LONG)
@@ -317,7 +317,7 @@ def test_host_that_does_not_return_ends_the_job(binary: Path) -> None:
         thread = threading.Thread(target=leave)
         thread.start()
         script = f"trap ': > {term}; exit' TERM; echo up; sleep 600 & wait"
-        with pytest.raises(GuestDied):
+        with pytest.raises(ConnectionEnded):
             session.run(sh(script), None, write, DEVNULL)
         thread.join(LONG)
         eventually(term.exists)
@@ -334,7 +334,7 @@ def test_unexpected_break_ends_the_session(binary: Path) -> None:
         with Events() as events:
             thread = threading.Timer(0.1, first.shutdown, (socket.SHUT_RDWR,))
             thread.start()
-            with pytest.raises(GuestDied):
+            with pytest.raises(ConnectionEnded):
                 session.run(sh("sleep 600"), None, DEVNULL, DEVNULL, events)
             thread.join()
         first.close()

@@ -300,7 +300,7 @@ def test_signal_just_before_the_wait_interrupts_it() -> None:
     read, write = os.pipe2(os.O_NONBLOCK)
     before = signal.set_wakeup_fd(write)
     try:
-        with run_job._Ending(LONG) as ending:
+        with run_job._SignalForwarder(LONG) as ending:
             assert signal.set_wakeup_fd(ending.events._write) == ending.events._write
             os.kill(os.getpid(), signal.SIGUSR1)
             assert ending.events.take()
@@ -401,7 +401,7 @@ def test_repeated_signal_is_forwarded_once(monkeypatch: pytest.MonkeyPatch) -> N
     """Torque's pbs_mom sends qsig's signal four times."""
     clock = [100.0]
     monkeypatch.setattr(run_job.time, "monotonic", lambda: clock[0])
-    with run_job._Ending(1.0) as ending:
+    with run_job._SignalForwarder(1.0) as ending:
         for _ in range(4):
             for number in (signal.SIGUSR1, signal.SIGUSR2):
                 os.kill(os.getpid(), number)

@@ -20,24 +20,24 @@ from vtorque_linux_guest.job.frames import (
     PAYLOAD_MAX,
     AgentError,
     BadStart,
-    GuestDied,
+    ConnectionEnded,
+    FrameKind,
     GuestFailed,
     GuestSilent,
-    Kind,
-    NotStarted,
     RunAbandoned,
+    StartFailed,
     StreamError,
     frame,
     hello_frame,
     shown,
 )
-from vtorque_linux_guest.job.start_request import FileArg, GuestFileData, Start
+from vtorque_linux_guest.job.start_request import FileArg, GuestFileData, StartRequest
 from vtorque_linux_guest.job.status_port import StatusReader
 from vtorque_linux_guest.job.stream import Session
 
-START = Start(argv=("/bin/true",), env={})
+START = StartRequest(argv=("/bin/true",), env={})
 NULL = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
-EXIT_3 = frame(Kind.EXIT, 0, struct.pack("<BBH", 0, 0, 3))
+EXIT_3 = frame(FrameKind.EXIT, 0, struct.pack("<BBH", 0, 0, 3))
 
 
 def recv_exact(sock: socket.socket, size: int) -> bytes:
@@ -64,7 +64,7 @@ class Guest:
         while True:
             kind, stream, _, length = HEADER.unpack(recv_exact(self.sock, HEADER.size))
             recv_exact(self.sock, length)
-            if (kind, stream) == (Kind.START, 1):
+            if (kind, stream) == (FrameKind.START, 1):
                 return
 
 
@@ -118,13 +118,18 @@ def answer(pair: tuple[Session, Guest], out: list[bytes], *data: bytes, close: b
 
 
 def test_program_runs_to_its_exit_code(pair: tuple[Session, Guest]) -> None:
-    data = frame(Kind.DATA, 1, b"hello\n") + frame(Kind.EOF, 1) + frame(Kind.EOF, 2) + EXIT_3
+    data = (
+        frame(FrameKind.DATA, 1, b"hello\n")
+        + frame(FrameKind.EOF, 1)
+        + frame(FrameKind.EOF, 2)
+        + EXIT_3
+    )
     out: list[bytes] = []
     assert (answer(pair, out, data), b"".join(out)) == (3, b"hello\n")
 
 
 def test_frames_cut_into_single_bytes(pair: tuple[Session, Guest]) -> None:
-    data = frame(Kind.DATA, 1, b"slow\n") + EXIT_3
+    data = frame(FrameKind.DATA, 1, b"slow\n") + EXIT_3
     out: list[bytes] = []
     code = answer(pair, out, *(data[i : i + 1] for i in range(len(data))))
     assert (code, b"".join(out)) == (3, b"slow\n")
@@ -135,31 +140,31 @@ def test_frames_cut_into_single_bytes(pair: tuple[Session, Guest]) -> None:
     [
         (b"\0" * 8, "unknown type 0"),
         (b"\xff" * 64, "unknown type 255"),
-        (frame(Kind.START, 0, b"x"), "unknown type 3"),
-        (HEADER.pack(Kind.DATA, 1, 0, PAYLOAD_MAX + 1), "invalid DATA frame"),
-        (HEADER.pack(Kind.DATA, 1, 0, 0xFFFFFFFF), "invalid DATA frame"),
-        (HEADER.pack(Kind.DATA, 1, 7, 1) + b"x", "invalid DATA frame"),
-        (frame(Kind.DATA, 1, b""), "invalid DATA frame"),
-        (frame(Kind.DATA, 0, b"x"), "not granted"),
-        (frame(Kind.DATA, 3, b"x"), "invalid DATA frame"),
-        (frame(Kind.EOF, 1) + frame(Kind.EOF, 1), "twice"),
-        (frame(Kind.EOF, 1) + frame(Kind.DATA, 1, b"x"), "not granted"),
-        (frame(Kind.CREDIT, 0, b"\1\0\0\0"), "more stdin"),
+        (frame(FrameKind.START, 0, b"x"), "unknown type 3"),
+        (HEADER.pack(FrameKind.DATA, 1, 0, PAYLOAD_MAX + 1), "invalid DATA frame"),
+        (HEADER.pack(FrameKind.DATA, 1, 0, 0xFFFFFFFF), "invalid DATA frame"),
+        (HEADER.pack(FrameKind.DATA, 1, 7, 1) + b"x", "invalid DATA frame"),
+        (frame(FrameKind.DATA, 1, b""), "invalid DATA frame"),
+        (frame(FrameKind.DATA, 0, b"x"), "not granted"),
+        (frame(FrameKind.DATA, 3, b"x"), "invalid DATA frame"),
+        (frame(FrameKind.EOF, 1) + frame(FrameKind.EOF, 1), "twice"),
+        (frame(FrameKind.EOF, 1) + frame(FrameKind.DATA, 1, b"x"), "not granted"),
+        (frame(FrameKind.CREDIT, 0, b"\1\0\0\0"), "more stdin"),
         (
-            frame(Kind.EXIT, 0, struct.pack("<BBH", 9, 0, 0)),
+            frame(FrameKind.EXIT, 0, struct.pack("<BBH", 9, 0, 0)),
             "the guest sent an invalid exit status:",
         ),
         (
-            frame(Kind.EXIT, 0, struct.pack("<BBH", 1, 0, 65)),
+            frame(FrameKind.EXIT, 0, struct.pack("<BBH", 1, 0, 65)),
             "the guest sent an invalid exit status:",
         ),
         (
-            frame(Kind.EXIT, 0, struct.pack("<BBH", 0, 0, 256)),
+            frame(FrameKind.EXIT, 0, struct.pack("<BBH", 0, 0, 256)),
             "the guest sent an invalid exit status:",
         ),
-        (EXIT_3 + frame(Kind.DATA, 1, b"x"), "more after EXIT"),
+        (EXIT_3 + frame(FrameKind.DATA, 1, b"x"), "more after EXIT"),
         (hello_frame(b"12345678", 1), "out of order"),
-        (frame(Kind.ERROR, 0, RESYNCED), "unknown frame type"),  # no HELLO was sent twice
+        (frame(FrameKind.ERROR, 0, RESYNCED), "unknown frame type"),  # no HELLO was sent twice
     ],
 )
 def test_protocol_violation_raises_stream_error(
@@ -179,7 +184,7 @@ def test_flood_beyond_the_credit_ends_the_run(pair: tuple[Session, Guest]) -> No
         guest.read_start()
         try:
             while True:
-                guest.sock.sendall(frame(Kind.DATA, 1, b"x" * PAYLOAD_MAX))
+                guest.sock.sendall(frame(FrameKind.DATA, 1, b"x" * PAYLOAD_MAX))
         except (BrokenPipeError, TimeoutError, ConnectionResetError):
             return
 
@@ -194,8 +199,8 @@ def test_flood_beyond_the_credit_ends_the_run(pair: tuple[Session, Guest]) -> No
 
 def test_death_mid_run_is_named_and_the_last_words_are_written(pair: tuple[Session, Guest]) -> None:
     out: list[bytes] = []
-    with pytest.raises(GuestDied):
-        answer(pair, out, frame(Kind.DATA, 1, b"last words"), close=True)
+    with pytest.raises(ConnectionEnded):
+        answer(pair, out, frame(FrameKind.DATA, 1, b"last words"), close=True)
     assert b"".join(out) == b"last words"
 
 
@@ -205,12 +210,12 @@ def test_error_and_not_started_are_printable(pair: tuple[Session, Guest]) -> Non
     thread = play(
         lambda: (
             guest.read_start(),
-            guest.sock.sendall(frame(Kind.EXIT, 0, struct.pack("<BBH", 2, 0, 0) + text)),
+            guest.sock.sendall(frame(FrameKind.EXIT, 0, struct.pack("<BBH", 2, 0, 0) + text)),
             guest.read_start(),
-            guest.sock.sendall(frame(Kind.ERROR, 0, text)),
+            guest.sock.sendall(frame(FrameKind.ERROR, 0, text)),
         )
     )
-    with pytest.raises(NotStarted) as not_started:
+    with pytest.raises(StartFailed) as not_started:
         session.run(START, None, NULL, NULL)
     with pytest.raises(AgentError) as error:
         session.run(START, None, NULL, NULL)
@@ -236,7 +241,7 @@ def test_stdin_is_sent_only_within_the_window(pair: tuple[Session, Guest]) -> No
     def read_frame() -> None:
         kind, _, _, length = HEADER.unpack(recv_exact(guest.sock, HEADER.size))
         recv_exact(guest.sock, length)
-        got.append(length if kind == Kind.DATA else -1)
+        got.append(length if kind == FrameKind.DATA else -1)
 
     def part() -> None:
         guest.read_start()
@@ -272,7 +277,7 @@ def test_hello_is_answered_despite_older_bytes(pair: tuple[Session, Guest]) -> N
     thread.join(LONG)
 
 
-@pytest.mark.parametrize("between", [b"", frame(Kind.ERROR, 0, RESYNCED)])
+@pytest.mark.parametrize("between", [b"", frame(FrameKind.ERROR, 0, RESYNCED)])
 def test_hello_is_repeated_after_padding_and_answered_twice(
     pair: tuple[Session, Guest], between: bytes
 ) -> None:
@@ -329,7 +334,7 @@ def test_other_protocol_version_is_refused(pair: tuple[Session, Guest]) -> None:
     def part() -> None:
         nonce.append(guest.read_hello())
         payload = HELLO.pack(MAGIC, nonce[0], 2, 0, 100)
-        guest.sock.sendall(frame(Kind.HELLO, 0, payload))
+        guest.sock.sendall(frame(FrameKind.HELLO, 0, payload))
 
     thread = play(part)
     with pytest.raises(StreamError, match="rebuild the image"):
@@ -358,7 +363,7 @@ def test_invalid_start_is_refused(
 ) -> None:
     session, _ = opened(pair)
     with pytest.raises(BadStart):
-        session.run(Start(**{"argv": ("x",), "env": {}, **wrong()}), None, NULL, NULL)
+        session.run(StartRequest(**{"argv": ("x",), "env": {}, **wrong()}), None, NULL, NULL)
 
 
 def status_pair(data: bytes, close: bool = False) -> tuple[StatusReader, list[socket.socket]]:
@@ -395,7 +400,7 @@ def test_status_failed_is_printable() -> None:
 
 
 def test_status_death_and_deadline_name_the_last_step() -> None:
-    with pytest.raises(GuestDied, match="last step: network"):
+    with pytest.raises(ConnectionEnded, match="last step: network"):
         wait_ready(b"STEP network\n", close=True)
 
     def silent(seconds: float) -> None:

@@ -18,21 +18,21 @@ from vtorque_linux_guest.job.frames import (
     HEADER,
     KEEPS,
     Decoder,
-    Kind,
+    FrameKind,
     StreamError,
     frame,
     hello_frame,
 )
-from vtorque_linux_guest.job.start_request import Start
+from vtorque_linux_guest.job.start_request import StartRequest
 from vtorque_linux_guest.job.status_port import StatusReader
 from vtorque_linux_guest.job.stream import ExitStatus, Session
 
 NULL = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
-EXIT = frame(Kind.EXIT, 0, struct.pack("<BBH", 0, 0, 3))
+EXIT = frame(FrameKind.EXIT, 0, struct.pack("<BBH", 0, 0, 3))
 
 sizes = st.one_of(st.integers(0, 32), st.sampled_from([4, 8, 24, 4096, 65535, 65536]))
 payloads = st.one_of(st.binary(max_size=64), sizes.map(lambda n: b"\1" * n))
-well_formed = st.builds(frame, st.sampled_from(Kind), st.integers(0, 3), payloads)
+well_formed = st.builds(frame, st.sampled_from(FrameKind), st.integers(0, 3), payloads)
 raw_headers = st.builds(
     HEADER.pack,
     st.integers(0, 255),
@@ -80,7 +80,7 @@ def test_session_returns_or_raises_stream_error(data: bytes) -> None:
         session = Session(host)
         session.hello(time.monotonic() + LONG)
         try:
-            status = session.run(Start(argv=("x",), env={}), None, NULL, NULL)
+            status = session.run(StartRequest(argv=("x",), env={}), None, NULL, NULL)
             assert isinstance(status, ExitStatus) and 0 <= status.code <= 255
         except StreamError as error:
             assert str(error).isprintable()
@@ -163,7 +163,7 @@ elements = st.lists(
     max_size=8,
 ).map(b"".join)
 # A job that these may start is always /bin/true: its first argument is the test's.
-starts = elements.map(lambda more: frame(Kind.START, 1, element(1, b"/bin/true\0") + more))
+starts = elements.map(lambda more: frame(FrameKind.START, 1, element(1, b"/bin/true\0") + more))
 to_agent = st.lists(
     st.one_of(
         well_formed,
@@ -178,8 +178,8 @@ to_agent = st.lists(
             st.one_of(st.integers(0, 200), st.integers(0, 2**32 - 1)),
             st.integers(0, 8),
         ),
-        st.just(frame(Kind.FILE, 0, b"name")),
-        st.just(frame(Kind.CREDIT, 1, b"\1\0\0\0")),
+        st.just(frame(FrameKind.FILE, 0, b"name")),
+        st.just(frame(FrameKind.CREDIT, 1, b"\1\0\0\0")),
     ),
     max_size=15,
 ).map(b"".join)

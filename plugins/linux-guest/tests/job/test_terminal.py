@@ -8,7 +8,7 @@ import signal
 import pytest
 
 from patience import LONG
-from vtorque_linux_guest.job.descriptors import Source
+from vtorque_linux_guest.job.descriptors import InputSource
 from vtorque_linux_guest.job.events import Events
 from vtorque_linux_guest.job.terminal import raw_terminal
 
@@ -23,7 +23,7 @@ def test_end_of_input_typed_before_raw_mode_is_passed_to_the_guest(typed):
         for _ in typed.split(b"\n"):  # the line discipline has processed all of it
             assert select.select([terminal], [], [], LONG)[0]
         with raw_terminal(terminal, events):
-            source = Source(terminal)
+            source = InputSource(terminal)
             assert source.read(100) == typed
             os.write(master, b"a\0b")
             assert source.read(100) == b"a\0b", "Ctrl-@, as it is typed"

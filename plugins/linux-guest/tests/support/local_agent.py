@@ -9,7 +9,7 @@ from typing import Any
 
 from patience import LONG
 from vtorque_linux_guest.job.events import Events
-from vtorque_linux_guest.job.start_request import Start
+from vtorque_linux_guest.job.start_request import StartRequest
 from vtorque_linux_guest.job.status_port import StatusReader
 from vtorque_linux_guest.job.stream import ExitStatus, Session
 from vtorque_testing import agent_guest
@@ -34,13 +34,13 @@ class LocalAgent(agent_guest.LocalAgent):
         return session
 
 
-def sh(script: str, **more: Any) -> Start:
+def sh(script: str, **more: Any) -> StartRequest:
     """A shell script as a Start; `more` are further fields of Start."""
-    return Start(argv=("/bin/sh", "-c", script), env=ENV, **more)
+    return StartRequest(argv=("/bin/sh", "-c", script), env=ENV, **more)
 
 
 def run(
-    session: Session, start: Start, stdin: bytes = b"", events: Events | None = None
+    session: Session, start: StartRequest, stdin: bytes = b"", events: Events | None = None
 ) -> tuple[ExitStatus, bytes, bytes]:
     """One run with files as its output and a pipe, fed by a thread, as its input."""
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:

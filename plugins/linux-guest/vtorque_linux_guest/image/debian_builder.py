@@ -10,7 +10,7 @@ from vtorque_core.api.image_builder import BuiltImage
 from vtorque_linux_guest.image.recipe import (
     DEBIAN,
     SIZE_MIB,
-    Recipe,
+    LinuxRecipe,
     check_packages,
     check_size,
     check_suite,
@@ -35,7 +35,7 @@ class DebianBuilder:
         return build_image(parse_options(arguments), staging, progress)
 
 
-def parse_options(arguments: Mapping[str, str]) -> Recipe:
+def parse_options(arguments: Mapping[str, str]) -> LinuxRecipe:
     """Return the recipe for these options. Raises Refused."""
     unknown = sorted(set(arguments) - {"suite", "packages", "size", "kernel"})
     if unknown:
@@ -56,4 +56,4 @@ def parse_options(arguments: Mapping[str, str]) -> Recipe:
         size = check_size(arguments["size"]) if "size" in arguments else SIZE_MIB
     except ValueError as error:
         raise Refused(f"size={arguments['size']!r}: {error}") from None
-    return Recipe(DEBIAN, suite, packages, size=size, kernel=kernel)
+    return LinuxRecipe(DEBIAN, suite, packages, size=size, kernel=kernel)

@@ -7,7 +7,7 @@ from importlib.resources import files
 from pathlib import Path
 
 from vtorque_linux_guest.image import micro_builder
-from vtorque_linux_guest.image.initramfs import Tree, add_modules
+from vtorque_linux_guest.image.initramfs import InitramfsTree, add_modules
 from vtorque_linux_guest.image.kernel import Kernel, fetch, program, unpack
 
 # net.ifnames=0: the seed's network-config calls the NICs eth0, ... (systemd.link(5)).
@@ -31,7 +31,7 @@ def disk_initramfs(
     It contains only busybox and the modules. ``script`` replaces the program that does this; it may
     contain ``@MODULES@`` and ``@INIT@``. Raises HostFault.
     """
-    tree = Tree()
+    tree = InitramfsTree()
     for path in ("dev", "proc", "sys", "root"):
         tree.directory(path)
     tree.file("bin/busybox", busybox(work, debs).read_bytes(), 0o755)

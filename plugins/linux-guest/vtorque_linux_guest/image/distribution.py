@@ -16,7 +16,7 @@ from pathlib import Path
 from vtorque_core.api import HostFault, run_tool
 from vtorque_linux_guest.image import recipe_files, sandbox
 from vtorque_linux_guest.image.kernel import Kernel, need_tools
-from vtorque_linux_guest.image.recipe import DEBIAN, Recipe
+from vtorque_linux_guest.image.recipe import DEBIAN, LinuxRecipe
 
 BOOTSTRAP_TIMEOUT = 1800.0  # seconds
 COMMANDS_TIMEOUT = 3600.0  # seconds: a recipe may compile
@@ -39,7 +39,7 @@ _UNREAD = ("/usr/share/doc/*", "/usr/share/man/*", "/usr/share/locale/*")
 
 
 def install(
-    recipe: Recipe, work: Path, kernel: Kernel | None, progress: Callable[[str], None]
+    recipe: LinuxRecipe, work: Path, kernel: Kernel | None, progress: Callable[[str], None]
 ) -> Path:
     """Install a recipe's packages and return the tar file of the root directory.
 
@@ -98,12 +98,12 @@ def apt_sources(suite: str) -> list[str]:
     return sorted(set(found)) if any(f" {suite} " in f for f in found) else []
 
 
-def _packages(recipe: Recipe) -> list[str]:
+def _packages(recipe: LinuxRecipe) -> list[str]:
     base = BASE[recipe.family] if recipe.base_packages is None else recipe.base_packages
     return list(dict.fromkeys([*base, *recipe.packages]))
 
 
-def _debian(recipe: Recipe, work: Path) -> None:
+def _debian(recipe: LinuxRecipe, work: Path) -> None:
     keyrings = []
     for number, key in enumerate(recipe.keys):
         name = f"key{number}{'.asc' if key.endswith('.asc') else '.gpg'}"
@@ -126,7 +126,7 @@ def _debian(recipe: Recipe, work: Path) -> None:
     )
 
 
-def _redhat(recipe: Recipe, work: Path) -> None:
+def _redhat(recipe: LinuxRecipe, work: Path) -> None:
     """Install with a separate configuration, without the machine's repositories and plugins."""
     place = sandbox.PLACE
     urls = []

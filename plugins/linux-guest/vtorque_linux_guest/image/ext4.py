@@ -20,7 +20,7 @@ from pathlib import Path
 
 from vtorque_core.api import HostFault, Refused
 from vtorque_linux_guest.image.ext4_xattr import NoRoom, attribute_block, in_inode
-from vtorque_linux_guest.image.filetree import FileTree, Node, Slice, directory
+from vtorque_linux_guest.image.filetree import FileTree, Slice, TreeNode, directory
 
 BLOCK = 4096  # bytes
 GROUP = 8 * BLOCK  # blocks: as many as one block of bitmap has bits
@@ -152,7 +152,7 @@ def fill_ext4(tree: FileTree, descriptor: int, size: int, label: str) -> None:
         raise HostFault(f"root disk: {error.strerror or error}", stage="root disk") from None
 
 
-def _number(root: Node) -> tuple[dict[int, int], list[tuple[Node, Node]]]:
+def _number(root: TreeNode) -> tuple[dict[int, int], list[tuple[TreeNode, TreeNode]]]:
     """Return inode numbers by each node's id(), and (node, parent) pairs in inode order."""
     numbers = {id(root): _ROOT, id(root.children["lost+found"]): _FIRST}
     order = [(root, root)]
@@ -187,7 +187,7 @@ def _plan(descriptor: int, size: int, highest: int) -> _Disk:
 
 
 def _write(
-    disk: _Disk, order: Sequence[tuple[Node, Node]], numbers: dict[int, int], label: str
+    disk: _Disk, order: Sequence[tuple[TreeNode, TreeNode]], numbers: dict[int, int], label: str
 ) -> None:
     links = _links(order, numbers)
     directories = [0] * disk.groups
@@ -209,7 +209,7 @@ def _write(
     _write_groups(disk, highest, directories, label, order[0][0].mtime)
 
 
-def _links(order: Sequence[tuple[Node, Node]], numbers: dict[int, int]) -> dict[int, int]:
+def _links(order: Sequence[tuple[TreeNode, TreeNode]], numbers: dict[int, int]) -> dict[int, int]:
     links = dict.fromkeys(numbers.values(), 0)
     links[_ROOT] = 1
     for node, _ in order:
@@ -221,7 +221,7 @@ def _links(order: Sequence[tuple[Node, Node]], numbers: dict[int, int]) -> dict[
     return links
 
 
-def _entries(node: Node, number: int, parent: int, numbers: dict[int, int]) -> bytes:
+def _entries(node: TreeNode, number: int, parent: int, numbers: dict[int, int]) -> bytes:
     """Return the blocks of a directory. No entry crosses the end of a block."""
     found: list[tuple[bytes, int, int]] = [(b".", number, 2), (b"..", parent, 2)]
     for name in sorted(node.children):
@@ -256,7 +256,7 @@ def _entry_block(entries: Sequence[tuple[bytes, int, int]]) -> bytes:
     return b"".join(out)
 
 
-def _inode(disk: _Disk, node: Node, data: bytes | Slice, links: int) -> bytes:
+def _inode(disk: _Disk, node: TreeNode, data: bytes | Slice, links: int) -> bytes:
     size = data.size if isinstance(data, Slice) else len(data)
     flags, blocks = 0, 0
     if node.is_link and size < _FAST_LINK:

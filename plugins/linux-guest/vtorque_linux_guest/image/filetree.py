@@ -32,7 +32,7 @@ class Slice:
 
 
 @dataclass(slots=True)
-class Node:
+class TreeNode:
     """A file of the image. ``mode`` includes the file type; ``mtime`` is in seconds since 1970.
 
     A symbolic link's content is its target. A hard link is one object under two names.
@@ -44,7 +44,7 @@ class Node:
     gid: int = 0
     mtime: int = 0
     xattrs: dict[str, bytes] = field(default_factory=dict)
-    children: dict[str, Node] = field(default_factory=dict)
+    children: dict[str, TreeNode] = field(default_factory=dict)
 
     @property
     def size(self) -> int:
@@ -76,9 +76,9 @@ class Node:
         return self.content.file.read(self.content.size)
 
 
-def directory(mode: int = 0o755) -> Node:
+def directory(mode: int = 0o755) -> TreeNode:
     """Return an empty directory owned by root."""
-    return Node(stat.S_IFDIR | mode)
+    return TreeNode(stat.S_IFDIR | mode)
 
 
 class FileTree:
@@ -89,7 +89,7 @@ class FileTree:
         self._names = 0
         self._steps = 0
 
-    def find(self, path: str, *, follow: bool = True) -> Node | None:
+    def find(self, path: str, *, follow: bool = True) -> TreeNode | None:
         """Return the node of a path, or None.
 
         With ``follow``, resolve the last component if it is a link.
@@ -107,7 +107,7 @@ class FileTree:
             path = self._beside(path, node)
         return None
 
-    def put(self, path: str, node: Node) -> None:
+    def put(self, path: str, node: TreeNode) -> None:
         """Add a node and its missing parents. A replaced directory keeps its entries.
 
         Raises Refused if a parent is not a directory.
@@ -128,11 +128,11 @@ class FileTree:
 
     def file(self, path: str, content: bytes, mode: int = 0o644) -> None:
         """Add a regular file owned by root."""
-        self.put(path, Node(stat.S_IFREG | mode, content))
+        self.put(path, TreeNode(stat.S_IFREG | mode, content))
 
     def link(self, path: str, target: str) -> None:
         """Add a symbolic link."""
-        self.put(path, Node(stat.S_IFLNK | 0o777, target.encode("utf-8", "surrogateescape")))
+        self.put(path, TreeNode(stat.S_IFLNK | 0o777, target.encode("utf-8", "surrogateescape")))
 
     def directory(self, path: str, mode: int = 0o755) -> None:
         """Add a directory unless it exists."""
@@ -164,7 +164,7 @@ class FileTree:
         for node in way:
             node.uid, node.mode = 0, node.mode & ~0o022
 
-    def walk(self) -> Iterator[tuple[str, Node]]:
+    def walk(self) -> Iterator[tuple[str, TreeNode]]:
         """Yield each path and its node, sorted, directories before their entries."""
         yield "", self.root
         waiting = [("", iter(sorted(self.root.children.items())))]
@@ -186,11 +186,13 @@ class FileTree:
             if self._names > MAX_ENTRIES:
                 raise Refused(f"the image has more than {MAX_ENTRIES} files")
 
-    def _beside(self, path: str, link: Node) -> str:
+    def _beside(self, path: str, link: TreeNode) -> str:
         target = link.read(MAX_PATH).decode("utf-8", "surrogateescape")
         return target if target.startswith("/") else f"{path.rpartition('/')[0]}/{target}"
 
-    def _locate(self, path: str, *, make: bool, way: list[Node] | None = None) -> tuple[Node, str]:
+    def _locate(
+        self, path: str, *, make: bool, way: list[TreeNode] | None = None
+    ) -> tuple[TreeNode, str]:
         """Return the directory that contains a path, and the path's last component.
 
         Resolves paths as in a chroot: ``..`` of the root is the root. Appends the directories that
@@ -198,7 +200,7 @@ class FileTree:
         Refused for a component that is not a directory and for a loop.
         """
         words = self._words(path)
-        above: list[tuple[Node, int]] = []
+        above: list[tuple[TreeNode, int]] = []
         at, links, length = self.root, 0, 0
         while words:
             word = words.pop()
@@ -279,7 +281,7 @@ def add_member(
         mode |= stat.S_IFREG
         content = Slice(file, member.offset, member.size) if member.size else b""
     xattrs = {name: value for name, value in (member.xattrs or {}).items() if keep(name)}
-    tree.put(path, Node(mode, content, member.uid, member.gid, member.mtime, xattrs))
+    tree.put(path, TreeNode(mode, content, member.uid, member.gid, member.mtime, xattrs))
 
 
 def read_tar(file: IO[bytes], most: int, keep: Callable[[str], bool]) -> FileTree:

@@ -22,7 +22,7 @@ _MODULE_SUFFIXES = (".ko", ".ko.xz")
 
 
 @dataclass
-class Tree:
+class InitramfsTree:
     """The files of an initramfs: relative path to mode (with file type) and content."""
 
     entries: dict[str, tuple[int, bytes]] = field(
@@ -76,7 +76,7 @@ def _padded(data: bytes) -> bytes:
     return data + bytes(-len(data) % 4)
 
 
-def add_modules(tree: Tree, kernel: Kernel, wanted: Iterable[str]) -> list[str]:
+def add_modules(tree: InitramfsTree, kernel: Kernel, wanted: Iterable[str]) -> list[str]:
     """Add modules, their dependencies and modprobe's index; return names in load order.
 
     Omits modules that are built into the kernel. Raises Refused for an unknown module.

@@ -15,7 +15,7 @@ from vtorque_core.api import Refused, run_tool
 from vtorque_core.api.image_builder import BuiltImage
 from vtorque_linux_guest.agent.build import built_agent
 from vtorque_linux_guest.guest.agent_start import AGENT
-from vtorque_linux_guest.image.initramfs import Tree, add_modules
+from vtorque_linux_guest.image.initramfs import InitramfsTree, add_modules
 from vtorque_linux_guest.image.kernel import (
     Kernel,
     architecture,
@@ -110,8 +110,8 @@ class MicroBuilder:
         )
 
 
-def _tree(kernel: Kernel, scratch: Path, debs: Path | None, modules: list[str]) -> Tree:
-    tree = Tree()
+def _tree(kernel: Kernel, scratch: Path, debs: Path | None, modules: list[str]) -> InitramfsTree:
+    tree = InitramfsTree()
     for path in ("proc", "sys", "dev", "run", "mnt", "home", "etc/profile.d", "var/log"):
         tree.directory(path)
     tree.directory("root", 0o700)
@@ -134,7 +134,7 @@ def _tree(kernel: Kernel, scratch: Path, debs: Path | None, modules: list[str]) 
     return tree
 
 
-def _add_programs(tree: Tree, scratch: Path, debs: Path | None) -> None:
+def _add_programs(tree: InitramfsTree, scratch: Path, debs: Path | None) -> None:
     """Add static busybox, with a link for each applet, and static bash."""
     unpacked = scratch / "programs"
     unpacked.mkdir()

@@ -55,7 +55,7 @@ class AddedFile:
 
 
 @dataclass(frozen=True)
-class Recipe:
+class LinuxRecipe:
     """A validated recipe. ``size`` is in MiB. ``base_packages``: None for the family's default."""
 
     family: str
@@ -72,7 +72,7 @@ class Recipe:
     directory: Path = field(default=Path("/nonexistent"))
 
 
-class _Reader:
+class _RecipeReader:
     """Checks one recipe's tables. Every error names the file, the line and the key."""
 
     def __init__(self, path: Path, text: str) -> None:
@@ -121,7 +121,7 @@ class _Reader:
 _NAMES = {str: "text", list: "list", bool: "true or false", dict: "table"}
 
 
-def read(path: Path) -> Recipe:
+def read(path: Path) -> LinuxRecipe:
     """Parse a recipe file. Raises Refused naming the line and the key."""
     try:
         data = path.read_bytes()
@@ -134,10 +134,10 @@ def read(path: Path) -> Recipe:
         table = tomllib.loads(text)
     except (ValueError, RecursionError) as error:
         raise Refused(f"recipe {path}: is not TOML: {error}") from None
-    return parse(table, _Reader(path, text), path.absolute().parent)
+    return parse(table, _RecipeReader(path, text), path.absolute().parent)
 
 
-def parse(table: Mapping[str, Any], reader: _Reader, directory: Path) -> Recipe:
+def parse(table: Mapping[str, Any], reader: _RecipeReader, directory: Path) -> LinuxRecipe:
     """Convert the table of a recipe file to a recipe. Raises Refused."""
     reader.check_kinds(table, _TOP)
     family = table.get("family")
@@ -165,7 +165,7 @@ def parse(table: Mapping[str, Any], reader: _Reader, directory: Path) -> Recipe:
             fix = "name the files of the keys that sign the packages, or set unsigned = true"
             raise reader.wrong("keys", fix)
     base = table.get("base_packages")
-    return Recipe(
+    return LinuxRecipe(
         family=family,
         suite=suite,
         packages=_packages(reader, table, "packages", family),
@@ -199,7 +199,9 @@ def check_size(text: str) -> int:
     return size
 
 
-def _packages(reader: _Reader, table: Mapping[str, Any], key: str, family: str) -> tuple[str, ...]:
+def _packages(
+    reader: _RecipeReader, table: Mapping[str, Any], key: str, family: str
+) -> tuple[str, ...]:
     names = reader.texts(table, key)
     bad = check_packages(names, family)
     if bad is not None:
@@ -207,7 +209,7 @@ def _packages(reader: _Reader, table: Mapping[str, Any], key: str, family: str) 
     return names
 
 
-def _size(reader: _Reader, table: Mapping[str, Any]) -> int:
+def _size(reader: _RecipeReader, table: Mapping[str, Any]) -> int:
     if "size" not in table:
         return SIZE_MIB
     try:
@@ -216,7 +218,7 @@ def _size(reader: _Reader, table: Mapping[str, Any]) -> int:
         raise reader.wrong("size", str(error), table["size"]) from None
 
 
-def _commands(reader: _Reader, table: Mapping[str, Any]) -> tuple[str, ...]:
+def _commands(reader: _RecipeReader, table: Mapping[str, Any]) -> tuple[str, ...]:
     """Return the shell commands, which may contain newlines and tabs."""
     for command in table.get("commands", ()):
         good = type(command) is str and command.strip() and len(command) <= MAX_COMMAND
@@ -225,7 +227,7 @@ def _commands(reader: _Reader, table: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(table.get("commands", ()))
 
 
-def _files(reader: _Reader, table: Mapping[str, Any]) -> list[AddedFile]:
+def _files(reader: _RecipeReader, table: Mapping[str, Any]) -> list[AddedFile]:
     found = []
     for nth, each in enumerate(table.get("files", ())):
         if type(each) is not dict:
@@ -245,7 +247,7 @@ def _files(reader: _Reader, table: Mapping[str, Any]) -> list[AddedFile]:
     return found
 
 
-def _application(reader: _Reader, table: Mapping[str, Any]) -> list[AddedFile]:
+def _application(reader: _RecipeReader, table: Mapping[str, Any]) -> list[AddedFile]:
     each = table.get("application")
     if each is None:
         return []
@@ -257,7 +259,7 @@ def _application(reader: _Reader, table: Mapping[str, Any]) -> list[AddedFile]:
     return [AddedFile(target, source)]
 
 
-def _target(reader: _Reader, key: str, path: str, nth: int = 0) -> str:
+def _target(reader: _RecipeReader, key: str, path: str, nth: int = 0) -> str:
     parts = PurePosixPath(path).parts
     good = path.startswith("/") and len(parts) > 1 and path.isprintable() and len(path) < 1024
     if not good or ".." in parts or any(len(part.encode()) > 255 for part in parts):
@@ -267,7 +269,7 @@ def _target(reader: _Reader, key: str, path: str, nth: int = 0) -> str:
     return path
 
 
-def _inside(reader: _Reader, key: str, path: str, nth: int = 0) -> None:
+def _inside(reader: _RecipeReader, key: str, path: str, nth: int = 0) -> None:
     parts = PurePosixPath(path).parts
     good = parts and not path.startswith("/") and path.isprintable() and len(path) < 1024
     if not good or ".." in parts:

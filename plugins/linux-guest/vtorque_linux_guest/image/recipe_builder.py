@@ -29,7 +29,7 @@ from vtorque_linux_guest.image.kernel import (
     need_tools,
     vmlinux,
 )
-from vtorque_linux_guest.image.recipe import Recipe, read
+from vtorque_linux_guest.image.recipe import LinuxRecipe, read
 from vtorque_linux_guest.image.root_disk import write_disk
 
 MIN_RAM_MIB = {"debian": 256, "redhat": 512}
@@ -59,7 +59,7 @@ class LinuxBuilder:
         return build_image(read(Path(arguments["recipe"])), staging, progress)
 
 
-def build_image(recipe: Recipe, staging: Path, progress: Callable[[str], None]) -> BuiltImage:
+def build_image(recipe: LinuxRecipe, staging: Path, progress: Callable[[str], None]) -> BuiltImage:
     """Build a recipe's image into ``staging``. Raises Refused and HostFault."""
     if os.geteuid() != 0:
         raise Refused(

@@ -11,7 +11,7 @@ from importlib.resources import files
 
 from vtorque_core.api import Refused
 from vtorque_linux_guest.guest.agent_start import AGENT, START, UNIT, agent_unit, start_script
-from vtorque_linux_guest.image.filetree import FileTree, Node
+from vtorque_linux_guest.image.filetree import FileTree, TreeNode
 from vtorque_linux_guest.image.recipe import DEBIAN
 
 _GENERATORS = "etc/systemd/system-generators"  # a link to /dev/null masks: systemd.generator(7)
@@ -208,7 +208,7 @@ def disable(tree: FileTree, unit: str) -> None:
             del top.children[name]  # type: ignore[union-attr]
 
 
-def _unit(tree: FileTree, unit: str) -> tuple[str, Node] | None:
+def _unit(tree: FileTree, unit: str) -> tuple[str, TreeNode] | None:
     for directory in _UNITS:
         path = f"{directory}/{unit}"
         node = tree.find(path, follow=False)

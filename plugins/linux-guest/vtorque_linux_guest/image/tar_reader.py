@@ -87,7 +87,7 @@ class Budget:
 
 
 @dataclass
-class _Reader:
+class _TarReader:
     file: IO[bytes]
     size: int
     budget: Budget
@@ -125,7 +125,7 @@ def members(file: IO[bytes], most: int, budget: Budget | None = None) -> list[Me
     unsupported file types.
     """
     budget = budget or Budget()
-    reader = _Reader(file, file.seek(0, 2), budget)
+    reader = _TarReader(file, file.seek(0, 2), budget)
     found: list[Member] = []
     total = 0
     if reader.size == 0:
@@ -145,7 +145,7 @@ def _broken(why: str) -> Refused:
     return Refused(f"is not a valid tar file: {why}")
 
 
-def _members(reader: _Reader) -> Iterator[Member]:
+def _members(reader: _TarReader) -> Iterator[Member]:
     more = _More()
     while head := reader.block():
         kind, size = head[156:157], _checked_size(head)
@@ -187,7 +187,7 @@ def _octal(text: bytes) -> int:
     return int(digits or b"0", 8)
 
 
-def _read_records(reader: _Reader, more: _More, data: bytes) -> None:
+def _read_records(reader: _TarReader, more: _More, data: bytes) -> None:
     """Read the records of a pax header: length, blank, key, equals sign, value, newline."""
     at = 0
     while at < len(data) and data[at]:  # some programs fill up with zeros
@@ -211,7 +211,7 @@ def _read_records(reader: _Reader, more: _More, data: bytes) -> None:
         at = end
 
 
-def _member(reader: _Reader, head: bytes, more: _More) -> Member:
+def _member(reader: _TarReader, head: bytes, more: _More) -> Member:
     name = more.fields.get(b"path") or _name(head)
     shown = repr(name[:200].decode("utf-8", "backslashreplace"))
     kind = _KINDS.get(head[156:157], "")

@@ -17,9 +17,9 @@ from vtorque_linux_guest.job.frames import (
     PROTOCOL,
     RESUMES,
     WINDOW_MAX,
+    ConnectionEnded,
     Decoder,
     Frame,
-    GuestDied,
     GuestSilent,
     RunAbandoned,
     StreamError,
@@ -50,7 +50,7 @@ Reconnect = Callable[[Callable[[], str]], tuple[socket.socket, float] | None]
 Tell = Callable[[Callable[[], SessionState]], bool]
 
 
-class Dropped(Exception):
+class FramesDropped(Exception):
     """The guest has dropped received frames, so the session must be resumed."""
 
 
@@ -135,7 +135,7 @@ class Connection:
             if skipped > DISCARD_MAX:
                 raise StreamError(f"the guest sent {skipped} bytes without a HELLO")
 
-    def go_on(self, broken: GuestDied | None, stopped: Callable[[], str]) -> None:
+    def go_on(self, broken: ConnectionEnded | None, stopped: Callable[[], str]) -> None:
         """Resume the session, over another connection if this one is broken.
 
         Raises `broken` if no other connection is expected; RunAbandoned, GuestDied, GuestSilent,
@@ -154,7 +154,7 @@ class Connection:
                 self._sock.setblocking(False)
             try:
                 answer = self._ask_resume(deadline, stopped)
-            except GuestDied as error:
+            except ConnectionEnded as error:
                 broken = error
             else:
                 return self._resumed(answer)
@@ -171,7 +171,7 @@ class Connection:
     def _resumed(self, answer: bytes) -> None:
         _, _, _, flags, taken = HELLO.unpack_from(answer, HEADER.size)
         if not flags & RESUMES:
-            raise GuestDied(
+            raise ConnectionEnded(
                 "the guest ended the job because the job shell was disconnected for too long"
             )
         self._forget(taken)
@@ -193,7 +193,7 @@ class Connection:
             raise StreamError("the guest sent an ACK out of order")
         self._forget(int.from_bytes(item.payload, "little"))
         if item.stream:
-            raise Dropped
+            raise FramesDropped
 
     def acknowledge(self) -> None:
         """Acknowledge received bytes if there are enough of them."""
@@ -221,7 +221,9 @@ class Connection:
             except (BlockingIOError, InterruptedError):
                 return
             except OSError as error:
-                raise GuestDied(f"the connection to the guest broke: {error.strerror}") from error
+                raise ConnectionEnded(
+                    f"the connection to the guest broke: {error.strerror}"
+                ) from error
             del self._out[:sent]
             self._before -= min(sent, self._before)
             if len(self._kept) > KEPT_MAX:
@@ -233,9 +235,9 @@ class Connection:
         except (BlockingIOError, InterruptedError):
             return b""
         except OSError as error:
-            raise GuestDied(f"the connection to the guest broke: {error.strerror}") from error
+            raise ConnectionEnded(f"the connection to the guest broke: {error.strerror}") from error
         if not data:
-            raise GuestDied("the guest died: its connection ended")
+            raise ConnectionEnded("the guest died: its connection ended")
         return data
 
 

@@ -17,7 +17,7 @@ CHUNK = 32768
 _CTRL_D = b"\x04"
 
 
-class Sink:
+class OutputQueue:
     """A queue of output for one descriptor. The caller limits its size."""
 
     def __init__(self, fd: int) -> None:
@@ -80,7 +80,7 @@ class Sink:
             self._close = None
 
 
-class Source:
+class InputSource:
     """Standard input: polled if reads can block, otherwise always ready."""
 
     def __init__(self, fd: int) -> None:

@@ -8,7 +8,7 @@ from collections import deque
 from types import TracebackType
 from typing import Self
 
-from vtorque_linux_guest.job.frames import Kind, frame, winsize
+from vtorque_linux_guest.job.frames import FrameKind, frame, winsize
 
 
 class Events:
@@ -22,11 +22,11 @@ class Events:
 
     def signal(self, number: int) -> None:
         """Send a signal (the guest's Linux number) to all processes of the job's session."""
-        self._put(frame(Kind.SIGNAL, 0, struct.pack("<I", number)))
+        self._put(frame(FrameKind.SIGNAL, 0, struct.pack("<I", number)))
 
     def winsize(self, rows: int, columns: int) -> None:
         """Send a new window size."""
-        self._put(frame(Kind.WINSIZE, 0, winsize(rows, columns)))
+        self._put(frame(FrameKind.WINSIZE, 0, winsize(rows, columns)))
 
     def stop(self, reason: str) -> None:
         """Abort: `Session.run` raises RunAbandoned with this reason."""

@@ -32,7 +32,7 @@ class StreamError(Exception):
     """The guest violated the protocol; also the base class of all stream errors."""
 
 
-class GuestDied(StreamError):
+class ConnectionEnded(StreamError):
     """The connection ended: the guest or its QEMU is gone."""
 
 
@@ -48,7 +48,7 @@ class GuestFailed(StreamError):
         self.reason = reason
 
 
-class NotStarted(StreamError):
+class StartFailed(StreamError):
     """The agent could not start the program. The session remains usable."""
 
     def __init__(self, reason: str) -> None:
@@ -73,7 +73,7 @@ class RunAbandoned(StreamError):
     state: SessionState | None = None
 
 
-class Kind(IntEnum):
+class FrameKind(IntEnum):
     """Frame types."""
 
     HELLO = 1
@@ -106,29 +106,29 @@ class Tag(IntEnum):
 class Frame(NamedTuple):
     """One frame from the guest."""
 
-    kind: Kind
+    kind: FrameKind
     stream: int
     payload: bytes
 
 
 _RULES: dict[int, tuple[int, int, int]] = {
     # Frames that a guest may send, by kind: number of streams, minimum and maximum length.
-    Kind.HELLO: (1, HELLO.size, HELLO.size),
-    Kind.DATA: (3, 1, PAYLOAD_MAX),
-    Kind.EOF: (3, 0, 0),
-    Kind.CREDIT: (1, 4, 4),
-    Kind.EXIT: (1, 4, 4 + TEXT_SHOWN),
-    Kind.ERROR: (1, 0, TEXT_SHOWN),
-    Kind.ACK: (2, 4, 4),
+    FrameKind.HELLO: (1, HELLO.size, HELLO.size),
+    FrameKind.DATA: (3, 1, PAYLOAD_MAX),
+    FrameKind.EOF: (3, 0, 0),
+    FrameKind.CREDIT: (1, 4, 4),
+    FrameKind.EXIT: (1, 4, 4 + TEXT_SHOWN),
+    FrameKind.ERROR: (1, 0, TEXT_SHOWN),
+    FrameKind.ACK: (2, 4, 4),
 }
 
 
-def frame(kind: Kind, stream: int = 0, payload: bytes = b"") -> bytes:
+def frame(kind: FrameKind, stream: int = 0, payload: bytes = b"") -> bytes:
     """Return one frame; `payload` is at most `PAYLOAD_MAX` bytes."""
     return HEADER.pack(kind, stream, 0, len(payload)) + payload
 
 
-def frames_of(kind: Kind, stream: int, payload: bytes) -> bytes:
+def frames_of(kind: FrameKind, stream: int, payload: bytes) -> bytes:
     """Split `payload` into as many frames of this kind as it needs."""
     parts = range(0, len(payload), PAYLOAD_MAX)
     return b"".join(frame(kind, stream, payload[at : at + PAYLOAD_MAX]) for at in parts)
@@ -136,17 +136,17 @@ def frames_of(kind: Kind, stream: int, payload: bytes) -> bytes:
 
 def hello_frame(nonce: bytes, window: int, flags: int = 0) -> bytes:
     """Return a HELLO. Its sender accepts `window` bytes per stream before it sends a CREDIT."""
-    return frame(Kind.HELLO, 0, HELLO.pack(MAGIC, nonce, PROTOCOL, flags, window))
+    return frame(FrameKind.HELLO, 0, HELLO.pack(MAGIC, nonce, PROTOCOL, flags, window))
 
 
 def ack_frame(taken: int) -> bytes:
     """Return an ACK of all frames up to a position (bytes since the session began)."""
-    return frame(Kind.ACK, 0, struct.pack("<I", taken & POSITION_MASK))
+    return frame(FrameKind.ACK, 0, struct.pack("<I", taken & POSITION_MASK))
 
 
 def hello_prefix(nonce: bytes) -> bytes:
     """Return the first bytes of the answer to a HELLO with this nonce."""
-    return HEADER.pack(Kind.HELLO, 0, 0, HELLO.size) + MAGIC + nonce
+    return HEADER.pack(FrameKind.HELLO, 0, 0, HELLO.size) + MAGIC + nonce
 
 
 def shown(text: bytes) -> str:
@@ -194,7 +194,7 @@ class Decoder:
                 payload = bytes(memoryview(buffer)[at + HEADER.size : end])
                 self.taken += end - at
                 at = end
-                yield Frame(Kind(kind), stream, payload)
+                yield Frame(FrameKind(kind), stream, payload)
         finally:
             del buffer[:at]
 
@@ -204,7 +204,7 @@ def _check_header(kind: int, stream: int, reserved: int, length: int) -> None:
         raise StreamError(f"the guest sent a frame of unknown type {kind}")
     streams, least, greatest = _RULES[kind]
     if stream >= streams or reserved != 0 or not least <= length <= greatest:
-        name = Kind(kind).name
+        name = FrameKind(kind).name
         raise StreamError(
             f"the guest sent an invalid {name} frame: stream {stream}, length {length}"
         )

@@ -42,7 +42,7 @@ def leave(guest: ReadyGuest, state: SessionState) -> None:
         time.sleep(_LOOK)
 
 
-class Telling:
+class StateSender:
     """Sends root the state for another job shell while the script continues to run."""
 
     def __init__(self, guest: ReadyGuest, runs: Callable[[], bool]) -> None:

@@ -14,12 +14,16 @@ from vtorque_core.api.guest_driver import ReadyGuest, Streams
 from vtorque_linux_guest.guest.contract import CANCEL_SOCKET
 from vtorque_linux_guest.job.events import Events
 from vtorque_linux_guest.job.frames import StreamError
-from vtorque_linux_guest.job.start_request import Start
+from vtorque_linux_guest.job.start_request import StartRequest
 from vtorque_linux_guest.job.stream import Session
 
 
 def run(
-    guest: ReadyGuest, start: Start, streams: Streams, say: Callable[[str], None], seconds: float
+    guest: ReadyGuest,
+    start: StartRequest,
+    streams: Streams,
+    say: Callable[[str], None],
+    seconds: float,
 ) -> None:
     """Run the commands for at most this many seconds; report errors with ``say``.
 

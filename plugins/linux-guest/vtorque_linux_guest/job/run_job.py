@@ -33,14 +33,14 @@ from vtorque_linux_guest.guest.contract import (
 from vtorque_linux_guest.guest.environment import job_environment_text
 from vtorque_linux_guest.job import default_acl, leaving, on_cancel
 from vtorque_linux_guest.job.events import Events
-from vtorque_linux_guest.job.frames import BadStart, NotStarted, RunAbandoned, StreamError
+from vtorque_linux_guest.job.frames import BadStart, RunAbandoned, StartFailed, StreamError
 from vtorque_linux_guest.job.session_state import SessionState
 from vtorque_linux_guest.job.start_request import (
     FileArg,
     GuestFileData,
-    Mode,
     Pty,
-    Start,
+    StartMode,
+    StartRequest,
 )
 from vtorque_linux_guest.job.stream import Session
 
@@ -89,10 +89,10 @@ def run(guest: ReadyGuest, script: Script, streams: Streams) -> int:
     """
     try:
         with (
-            _Ending(script.grace) as ending,
+            _SignalForwarder(script.grace) as ending,
             contextlib.closing(_session(guest, ending)) as session,
         ):
-            job = _Job(guest, script, streams, session, ending)
+            job = _JobRun(guest, script, streams, session, ending)
             state = leaving.left(guest)
             if state is None:
                 session.hello(time.monotonic() + HELLO_SECONDS)
@@ -115,7 +115,7 @@ def _home_and_cwd() -> list[str]:
     return []
 
 
-class _Ending:
+class _SignalForwarder:
     """Forwards signals to the guest. TERM also starts a timer, after which the job is killed."""
 
     def __init__(self, grace: float) -> None:
@@ -129,7 +129,7 @@ class _Ending:
         self._before: dict[int, object] = {}
         self._last: dict[int, float] = {}
 
-    def __enter__(self) -> _Ending:
+    def __enter__(self) -> _SignalForwarder:
         self.events.wake_by_signals()
         for number in FORWARDED:
             self._before[number] = signal.signal(number, self._forward)
@@ -183,14 +183,14 @@ class _Ending:
 
 
 @dataclass(frozen=True)
-class _Job:
+class _JobRun:
     """One job in its guest. All its parts run in one session, one after another."""
 
     guest: ReadyGuest
     script: Script
     streams: Streams
     session: Session
-    ending: _Ending
+    ending: _SignalForwarder
 
     def run(self) -> int:
         script = self.script
@@ -230,7 +230,7 @@ class _Job:
             rows, columns = terminal_size(streams.stdin)
             pty = Pty(script.environ.get("TERM", "dumb"), rows, columns)
         if script.interactive:
-            start = self._part((), mode=Mode.LOGIN, pty=pty)
+            start = self._part((), mode=StartMode.LOGIN, pty=pty)
         else:
             start = self._script_start(pty)
         if (self.guest.run_dir / CANCEL_MARKER).exists():
@@ -247,7 +247,7 @@ class _Job:
             self.ending.in_script = False
             self.ending.main_ended()
 
-    def _with_display(self, start: Start, around: contextlib.ExitStack) -> Start:
+    def _with_display(self, start: StartRequest, around: contextlib.ExitStack) -> StartRequest:
         from vtorque_linux_guest.job import display  # noqa: PLC0415
 
         try:
@@ -257,21 +257,21 @@ class _Job:
             return start
         return replace(start, env={**start.env, **found.environ}, files=(*start.files, found.file))
 
-    def _script_start(self, pty: Pty | None) -> Start:
+    def _script_start(self, pty: Pty | None) -> StartRequest:
         """Run the script by a login shell, ``-S`` shell, its ``#!`` line or the user's shell."""
         script = self.script
         file = GuestFileData(script.name, script.content)
         words: tuple[str | FileArg, ...] = (FileArg(script.name), *script.args)
         if script.login:
             words = (script.interpreter or "", *words)
-            return self._part(words, files=(file,), mode=Mode.LOGIN, pty=pty)
+            return self._part(words, files=(file,), mode=StartMode.LOGIN, pty=pty)
         if script.interpreter is not None:
             return self._part((script.interpreter, *words), files=(file,), pty=pty)
-        mode = Mode.DIRECT if script.content.startswith(b"#!") else Mode.SHELL
+        mode = StartMode.DIRECT if script.content.startswith(b"#!") else StartMode.SHELL
         return self._part(words, files=(file,), mode=mode, pty=pty)
 
-    def _user_script(self, name: str, content: bytes) -> Start:
-        mode = Mode.DIRECT if content.startswith(b"#!") else Mode.SHELL
+    def _user_script(self, name: str, content: bytes) -> StartRequest:
+        mode = StartMode.DIRECT if content.startswith(b"#!") else StartMode.SHELL
         return self._part((FileArg(name),), files=(GuestFileData(name, content),), mode=mode)
 
     def _part(
@@ -279,13 +279,13 @@ class _Job:
         argv: tuple[str | FileArg, ...],
         *,
         files: tuple[GuestFileData, ...] = (),
-        mode: Mode = Mode.DIRECT,
+        mode: StartMode = StartMode.DIRECT,
         pty: Pty | None = None,
         cwd: str | None = None,
-    ) -> Start:
+    ) -> StartRequest:
         script = self.script
         text = job_environment_text(script.environ).encode("utf-8", "surrogateescape")
-        return Start(
+        return StartRequest(
             argv=argv,
             env=script.environ,
             cwd=script.cwd if cwd is None else cwd,
@@ -297,20 +297,20 @@ class _Job:
             mode=mode,
         )
 
-    def _after(self, what: str, start: Start, code: int) -> int:
+    def _after(self, what: str, start: StartRequest, code: int) -> int:
         own = self._start(start, None)
         if own != 0:
             self._say(f"{what} failed with exit code {own}")
         return code or own
 
-    def _start(self, start: Start | SessionState, stdin: int | None) -> int:
+    def _start(self, start: StartRequest | SessionState, stdin: int | None) -> int:
         """Run one part; print why it cannot be started or why output was lost."""
         streams = self.streams
         try:
             status = self.session.run(
                 start, stdin, streams.stdout, streams.stderr, self.ending.events
             )
-        except NotStarted as error:
+        except StartFailed as error:
             self._say(self._explain_failure(error.reason))
             missing = ("No such file or directory", "does not exist here")
             found = not (error.reason.startswith("cannot run") and error.reason.endswith(missing))
@@ -375,7 +375,7 @@ class _Job:
             yield
 
 
-def _program_of_env(start: Start | SessionState) -> str:
+def _program_of_env(start: StartRequest | SessionState) -> str:
     """Return the program that env(1) looks up in PATH, if a script's first line runs env."""
     if isinstance(start, SessionState) or not start.files:
         return ""
@@ -392,13 +392,13 @@ def _limits(script: Script) -> dict[int, tuple[int, int]]:
     }
 
 
-def _session(guest: ReadyGuest, ending: _Ending) -> Session:
-    telling = leaving.Telling(guest, lambda: ending.in_script)
+def _session(guest: ReadyGuest, ending: _SignalForwarder) -> Session:
+    telling = leaving.StateSender(guest, lambda: ending.in_script)
     return Session(_connect(guest), partial(_again, guest, ending), telling)
 
 
 def _again(
-    guest: ReadyGuest, ending: _Ending, stopped: Callable[[], str]
+    guest: ReadyGuest, ending: _SignalForwarder, stopped: Callable[[], str]
 ) -> tuple[socket.socket, float] | None:
     """Reconnect; return the connection and its deadline, or None if the guest is gone.
 

@@ -21,7 +21,7 @@ from vtorque_core.api.acquired import Resource
 from vtorque_core.api.read_apart import parse_unprivileged
 from vtorque_linux_guest.guest.contract import EPILOGUE_CLIENT, RUN_SOCKET
 from vtorque_linux_guest.job.frames import shown
-from vtorque_linux_guest.job.start_request import Start
+from vtorque_linux_guest.job.start_request import StartRequest
 from vtorque_linux_guest.job.stream import Session
 
 HELLO_SECONDS = 5.0
@@ -86,7 +86,7 @@ def _ask(hello: float, port: int) -> Iterator[bytes]:
     with socket.socket(fileno=port) as connection:
         session = Session(connection)
         session.hello(time.monotonic() + hello)
-        start = Start((EPILOGUE_CLIENT,), {"PATH": _PATH}, "/", merge=True)
+        start = StartRequest((EPILOGUE_CLIENT,), {"PATH": _PATH}, "/", merge=True)
         status = session.run(start, None, writing, writing)
     os.close(writing)
     said = b""

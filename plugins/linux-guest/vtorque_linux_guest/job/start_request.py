@@ -7,14 +7,22 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import NamedTuple
 
-from vtorque_linux_guest.job.frames import BadStart, Kind, Tag, element, frame, frames_of, winsize
+from vtorque_linux_guest.job.frames import (
+    BadStart,
+    FrameKind,
+    Tag,
+    element,
+    frame,
+    frames_of,
+    winsize,
+)
 
 START_MAX = 2 << 20
 FILES_MAX = 16
 FILE_BYTES_MAX = 16 << 20
 
 
-class Mode(IntEnum):
+class StartMode(IntEnum):
     """Run the command directly, or by the user's shell (from the guest's configuration).
 
     LOGIN uses a login shell: the first argument, or the user's shell if that is empty.
@@ -47,7 +55,7 @@ class Pty(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Start:
+class StartRequest:
     """One program to run. Strings use the file system encoding (PEP 383), so any bytes pass.
 
     An empty `cwd` is the user's home. `limits` maps RLIMIT numbers to (soft, hard), -1 is
@@ -63,7 +71,7 @@ class Start:
     pty: Pty | None = None
     merge: bool = False
     files: tuple[GuestFileData, ...] = ()
-    mode: Mode = Mode.DIRECT
+    mode: StartMode = StartMode.DIRECT
 
     def encode(self) -> bytes:
         """Return the FILE and START frames. Raises BadStart."""
@@ -82,7 +90,7 @@ class Start:
             bad = name in (b"", b".", b"..") or len(name) > 255 or b"/" in name
             if bad or any(byte < 32 or byte == 127 for byte in name):
                 raise BadStart(f"{file.name!r} is not a valid file name")
-            parts += [frame(Kind.FILE, 0, name), frames_of(Kind.FILE, 1, file.data)]
+            parts += [frame(FrameKind.FILE, 0, name), frames_of(FrameKind.FILE, 1, file.data)]
         return parts
 
     def _argv(self) -> list[bytes]:
@@ -95,7 +103,7 @@ class Start:
                 parts.append(element(Tag.FILEARG, _text(arg.name)))
             else:
                 parts.append(element(Tag.ARG, _text(arg)))
-        if not self.argv and self.mode is Mode.DIRECT:
+        if not self.argv and self.mode is StartMode.DIRECT:
             raise BadStart("no command")
         return parts
 
@@ -128,7 +136,7 @@ class Start:
             raise BadStart(
                 f"arguments and environment have {len(payload)} bytes, and the limit is {START_MAX}"
             )
-        return frames_of(Kind.START, 0, payload) + frame(Kind.START, 1)
+        return frames_of(FrameKind.START, 0, payload) + frame(FrameKind.START, 1)
 
 
 def _text(value: str) -> bytes:

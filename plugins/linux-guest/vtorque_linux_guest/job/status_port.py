@@ -10,7 +10,13 @@ import socket
 import time
 from collections.abc import Iterator
 
-from vtorque_linux_guest.job.frames import GuestDied, GuestFailed, GuestSilent, StreamError, shown
+from vtorque_linux_guest.job.frames import (
+    ConnectionEnded,
+    GuestFailed,
+    GuestSilent,
+    StreamError,
+    shown,
+)
 
 LINE_MAX = 4096
 TOTAL_MAX = 1 << 20
@@ -121,7 +127,7 @@ class StatusReader:
         try:
             self._sock.send(line)
         except OSError as error:
-            raise GuestDied(f"the guest died ({self._where()})") from error
+            raise ConnectionEnded(f"the guest died ({self._where()})") from error
 
     def _line(self, deadline: float) -> str:
         while True:
@@ -142,9 +148,9 @@ class StatusReader:
         except (BlockingIOError, InterruptedError):
             return
         except OSError as error:
-            raise GuestDied(f"the guest died ({self._where()})") from error
+            raise ConnectionEnded(f"the guest died ({self._where()})") from error
         if not data:
-            raise GuestDied(f"the guest died ({self._where()})")
+            raise ConnectionEnded(f"the guest died ({self._where()})")
         self._buffer += data
         self._total += len(data)
         if self._total > TOTAL_MAX or self._lines > LINES_MAX:

@@ -9,24 +9,24 @@ import struct
 import time
 from dataclasses import dataclass
 
-from vtorque_linux_guest.job.connection import RESYNCED, WINDOW, Connection, Dropped
-from vtorque_linux_guest.job.descriptors import CHUNK, Sink, Source
+from vtorque_linux_guest.job.connection import RESYNCED, WINDOW, Connection, FramesDropped
+from vtorque_linux_guest.job.descriptors import CHUNK, InputSource, OutputQueue
 from vtorque_linux_guest.job.events import Events
 from vtorque_linux_guest.job.frames import (
     AgentError,
     BadStart,
+    ConnectionEnded,
     Frame,
-    GuestDied,
+    FrameKind,
     GuestSilent,
-    Kind,
-    NotStarted,
     RunAbandoned,
+    StartFailed,
     StreamError,
     frame,
     shown,
 )
 from vtorque_linux_guest.job.session_state import SessionState
-from vtorque_linux_guest.job.start_request import Start
+from vtorque_linux_guest.job.start_request import StartRequest
 
 LAST_WORDS = 5.0
 """Time limit for writing output that was received before the guest died."""
@@ -73,7 +73,7 @@ class Session(Connection):
 
     def run(
         self,
-        start: Start | SessionState,
+        start: StartRequest | SessionState,
         stdin: int | None,
         stdout: int,
         stderr: int,
@@ -92,7 +92,7 @@ class Session(Connection):
         if self._stdin_window == 0:
             raise StreamError("no session with the guest: call hello() first, also after an error")
         state = start if isinstance(start, SessionState) else None
-        if isinstance(start, Start):
+        if isinstance(start, StartRequest):
             self._out += start.encode()
         run = _Run(self, stdin, (stdout, stderr), events, state)
         try:
@@ -101,7 +101,7 @@ class Session(Connection):
             error.state = run.state() if self._resumes else None
             self._stdin_window = 0
             raise
-        except (NotStarted, BadStart):
+        except (StartFailed, BadStart):
             raise
         except BaseException:
             self._stdin_window = 0
@@ -121,9 +121,9 @@ class _Run:
     ) -> None:
         self._s = session
         self._events = events
-        self._source = Source(stdin) if stdin is not None else None
+        self._source = InputSource(stdin) if stdin is not None else None
         self._stdin_credit = session._stdin_window
-        self._sinks = tuple(Sink(fd) for fd in outputs)
+        self._sinks = tuple(OutputQueue(fd) for fd in outputs)
         self._granted = [WINDOW, WINDOW]
         self._owed = [0, 0]
         self._ended = [False, False]
@@ -136,7 +136,7 @@ class _Run:
         if state is not None:
             self._go_on(state)
         if stdin is None and (state is None or state.stdin_open):
-            session._out += frame(Kind.EOF, 0)
+            session._out += frame(FrameKind.EOF, 0)
 
     def _go_on(self, state: SessionState) -> None:
         self._stdin_credit, self._stdin_read = state.stdin_credit, state.stdin_read
@@ -180,10 +180,10 @@ class _Run:
             try:
                 try:
                     self._turn()
-                except (GuestDied, Dropped) as why:
-                    self._s.go_on(why if isinstance(why, GuestDied) else None, self._stopped)
+                except (ConnectionEnded, FramesDropped) as why:
+                    self._s.go_on(why if isinstance(why, ConnectionEnded) else None, self._stopped)
                     self._fresh = True
-            except (GuestDied, GuestSilent):
+            except (ConnectionEnded, GuestSilent):
                 self._last_words()
                 raise
         return ExitStatus(self._exit.exit_code, self._exit.signal, tuple(self._lost))
@@ -246,16 +246,16 @@ class _Run:
         limit = 0 if not idle else None if timeout is None else timeout * 1000
         return dict(poller.poll(limit))
 
-    def _read_stdin(self, source: Source) -> None:
+    def _read_stdin(self, source: InputSource) -> None:
         data = source.read(self._stdin_credit)
         if data is None:
             return
         if data:
-            self._s._out += frame(Kind.DATA, 0, data)
+            self._s._out += frame(FrameKind.DATA, 0, data)
             self._stdin_credit -= len(data)
             self._stdin_read += len(data)
         else:
-            self._s._out += frame(Kind.EOF, 0)
+            self._s._out += frame(FrameKind.EOF, 0)
             self._source = None
 
     def _flush(self, index: int) -> None:
@@ -268,7 +268,7 @@ class _Run:
             self._lose(index, sink.error)
         enough = self._owed[index] >= WINDOW // 4 and len(self._s._out) < CHUNK
         if enough and self._exit is None and not self._ended[index]:
-            self._s._out += frame(Kind.CREDIT, index + 1, struct.pack("<I", self._owed[index]))
+            self._s._out += frame(FrameKind.CREDIT, index + 1, struct.pack("<I", self._owed[index]))
             self._granted[index] += self._owed[index]
             self._owed[index] = 0
 
@@ -278,27 +278,27 @@ class _Run:
         self._sinks[index].error = None
         self._sinks[index].discard = True
         if self._exit is None and not self._ended[index]:
-            self._s._out += frame(Kind.EOF, index + 1)
+            self._s._out += frame(FrameKind.EOF, index + 1)
 
     def _take(self, item: Frame) -> None:
-        if item.kind is Kind.ACK:
+        if item.kind is FrameKind.ACK:
             self._telling = True
             self._s.acknowledged(item)
         elif self._exit is not None:
             raise StreamError("the guest sent more after EXIT")
-        elif item.kind is Kind.DATA:
+        elif item.kind is FrameKind.DATA:
             self._data(item)
-        elif item.kind is Kind.EOF:
+        elif item.kind is FrameKind.EOF:
             self._eof(item.stream)
-        elif item.kind is Kind.CREDIT:
+        elif item.kind is FrameKind.CREDIT:
             self._stdin_credit += int.from_bytes(item.payload, "little")
             if self._stdin_credit > self._s._stdin_window:
                 raise StreamError("the guest granted more stdin than its window")
-        elif item.kind is Kind.EXIT:
+        elif item.kind is FrameKind.EXIT:
             self._exit = _exit_status(item.payload)
-        elif item.kind is Kind.ERROR and self._s._hellos > 0 and item.payload == RESYNCED:
+        elif item.kind is FrameKind.ERROR and self._s._hellos > 0 and item.payload == RESYNCED:
             return
-        elif item.kind is Kind.ERROR:
+        elif item.kind is FrameKind.ERROR:
             raise AgentError(f"the guest's agent: {shown(item.payload)}")
         else:
             self._old_hello(item.payload)
@@ -352,5 +352,5 @@ def _exit_status(payload: bytes) -> ExitStatus:
     if kind == 1 and 1 <= value <= 64:
         return ExitStatus(None, value)
     if kind == 2:
-        raise NotStarted(shown(payload[4:]) or "the guest could not start the program")
+        raise StartFailed(shown(payload[4:]) or "the guest could not start the program")
     raise StreamError(f"the guest sent an invalid exit status: kind {kind}, value {value}")

@@ -22,7 +22,7 @@ from as_root import with_a_shell
 from patience import LONG
 from vtorque_core.api import Paths
 from vtorque_local.mom import Programs
-from vtorque_local.service import Service, Setup
+from vtorque_local.service import LocalService, Setup
 from vtorque_local.submitter import LocalSubmitter
 from vtorque_pbs import convention as pbs
 
@@ -59,7 +59,7 @@ def serve(config: dict, tell: int, log: int) -> None:
     os.dup2(log, 1)
     os.dup2(log, 2)
     sys.stdout = sys.stderr = open(2, "w", closefd=False)  # noqa: SIM115
-    service = Service(
+    service = LocalService(
         Setup(
             Path(config["run"]),
             Path(config["spool"]),

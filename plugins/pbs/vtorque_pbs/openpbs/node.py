@@ -16,7 +16,7 @@ from vtorque_pbs import convention as pbs
 from vtorque_pbs import counted
 from vtorque_pbs.batch_commands import REQUEUE_TIME
 from vtorque_pbs.job_records import Attributes
-from vtorque_pbs.mixed import Place, bare_nodes, openpbs_places, per_node
+from vtorque_pbs.mixed import JobPart, bare_nodes, openpbs_places, per_node
 from vtorque_pbs.node import PATIENCE, PbsNode, is_job_id, is_one_part
 from vtorque_pbs.qsub_dialect import OPENPBS
 from vtorque_pbs.resources import hosts, parts_of
@@ -59,7 +59,7 @@ class OpenPbsNode(PbsNode):
         except Refused as error:
             bad = str(error)
         vnodes = given.get("vnodes", "")
-        places = [Place(*part, guests=True) for part in parts_of(where)]
+        places = [JobPart(*part, guests=True) for part in parts_of(where)]
         try:
             placed = [(place.node, place.slots) for place in places]
             places = openpbs_places(given.get("select", ""), placed, self._settings.property)

@@ -34,8 +34,8 @@ def steps(
     seconds = math.ceil(settings.epilogue_alarm)
     end = hooks.end(place, site.paths.journal, site.paths.run / "proof", seconds - 10)
     own = (
-        Hook(node, BEGIN, "execjob_begin", hooks.begin(place), hooks.ALARM, hooks.ORDER),
-        Hook(node, END, "execjob_end", end, seconds, 1),
+        ServerHook(node, BEGIN, "execjob_begin", hooks.begin(place), hooks.ALARM, hooks.ORDER),
+        ServerHook(node, END, "execjob_end", end, seconds, 1),
     )
     at_server, is_node = _place(node)
     where = node.home / "mom_priv"
@@ -66,7 +66,7 @@ def _place(node: PbsNode) -> tuple[bool, bool]:
         return True, True
 
 
-def _sent(hook: Hook, directory: Path) -> Check:
+def _sent(hook: ServerHook, directory: Path) -> Check:
     problem = ""
     try:
         said = (directory / f"{hook.name}.HK").read_text()
@@ -89,7 +89,7 @@ def _sent(hook: Hook, directory: Path) -> Check:
 
 
 @dataclass(frozen=True)
-class Hook:
+class ServerHook:
     """A server hook for all nodes, as a setup step."""
 
     node: PbsNode

@@ -18,7 +18,7 @@ from vtorque_pbs import convention as pbs
 from vtorque_pbs import counted, request_channel
 from vtorque_pbs.batch_commands import REQUEUE_TIME
 from vtorque_pbs.job_records import Attributes, parse_nodes
-from vtorque_pbs.mixed import Place, bare_nodes, for_guests, per_node, torque_places
+from vtorque_pbs.mixed import JobPart, bare_nodes, for_guests, per_node, torque_places
 from vtorque_pbs.node import PATIENCE, PbsNode, is_one_part
 from vtorque_pbs.qsub_dialect import TORQUE
 from vtorque_pbs.resources import hosts, parts_of, torque_memory, walltime_seconds
@@ -77,7 +77,7 @@ class TorqueNode(PbsNode):
             where = known.get("exec_host", "none")
             raise HostFault(f"job {args.job_id} does not run on this node; its exec_host: {where}")
         blob, bad, unknown = b"", "", ""
-        places = [Place(*part, guests=True) for part in parts_of(known.get("exec_host", ""))]
+        places = [JobPart(*part, guests=True) for part in parts_of(known.get("exec_host", ""))]
         try:
             places = self._places(known, places)
             if places[0].node not in per_node(places)[0]:
@@ -129,7 +129,7 @@ class TorqueNode(PbsNode):
             ),
         )
 
-    def _places(self, known: Attributes, placed: list[Place]) -> list[Place]:
+    def _places(self, known: Attributes, placed: list[JobPart]) -> list[JobPart]:
         asked, feature = known.get("Resource_List.nodes", ""), self._settings.property
         if all(for_guests(asked.partition("#")[0].split("+"), feature)):
             return placed

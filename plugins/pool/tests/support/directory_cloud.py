@@ -6,7 +6,7 @@ import time
 import uuid
 from pathlib import Path
 
-from vtorque_pool.api import CloudFault, Machine, Order, StockOut
+from vtorque_pool.api import CloudFault, Machine, MachineOrder, StockOut
 
 
 class DirectoryDriver:
@@ -60,7 +60,7 @@ class DirectoryHarness:
         return self.kind(self.directory)
 
     def order(self, node, cluster="contract"):
-        return Order(cluster, node, "small", user_data=b"#cloud-config\n")
+        return MachineOrder(cluster, node, "small", user_data=b"#cloud-config\n")
 
     def stranger(self):
         path = self.directory / "m-stranger.json"

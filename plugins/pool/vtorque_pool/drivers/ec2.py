@@ -16,7 +16,16 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from vtorque_core.api import HostFault, printable
-from vtorque_pool.api import CLUSTER, NODE, SHAPE, CloudFault, Driver, Machine, Order, StockOut
+from vtorque_pool.api import (
+    CLUSTER,
+    NODE,
+    SHAPE,
+    CloudFault,
+    Driver,
+    Machine,
+    MachineOrder,
+    StockOut,
+)
 
 _STATES = {
     "pending": "building",
@@ -76,7 +85,7 @@ class Ec2:
         self._client = client
         self._options = options
 
-    def create(self, order: Order) -> Machine:
+    def create(self, order: MachineOrder) -> Machine:
         """Run one instance, tagged in the same call."""
         tags = {CLUSTER: order.cluster, NODE: order.node, SHAPE: order.shape, "Name": order.node}
         listed = [{"Key": key, "Value": value} for key, value in tags.items()]

@@ -27,7 +27,7 @@ from xml.sax.saxutils import escape, quoteattr
 
 from vtorque_core.api import HostFault, Image, Refused, run_tool
 from vtorque_core.live.images import lookup
-from vtorque_pool.api import CloudFault, Driver, Machine, Order, StockOut
+from vtorque_pool.api import CloudFault, Driver, Machine, MachineOrder, StockOut
 
 _NS = "https://vtorque.org/xmlns/pool/1"
 _POOL = "vtorque-pool"
@@ -56,7 +56,7 @@ class Libvirt:
         self._secrets = options.get("secrets", "")
         self._most = most
 
-    def create(self, order: Order) -> Machine:
+    def create(self, order: MachineOrder) -> Machine:
         """Create the disk, then the domain.
 
         :meth:`machines` finds the disk of an interrupted call.
@@ -133,7 +133,7 @@ class Libvirt:
             raise CloudFault(f"{name!r} is not a valid name of a file in {self._images}")
         return Image(name, "", "", "", "", disk=Path(self._images, name))
 
-    def _disks(self, name: str, order: Order, image: Image) -> str:
+    def _disks(self, name: str, order: MachineOrder, image: Image) -> str:
         """Create the machine's disk, and its seed if it has content; return their XML."""
         if image.disk is None:
             raise CloudFault(f"the image {image.name} has no root disk")
@@ -181,7 +181,7 @@ class Libvirt:
         self._virsh("vol-create-as", _POOL, volume, str(len(content)), "--format", "raw")
         self._virsh("vol-upload", volume, "/dev/stdin", "--pool", _POOL, stdin=content)
 
-    def _xml(self, name: str, order: Order, created: float, boot: str, disks: str) -> str:
+    def _xml(self, name: str, order: MachineOrder, created: float, boot: str, disks: str) -> str:
         cpu = "<cpu mode='host-passthrough'/>" if self._accel == "kvm" else "<cpu mode='maximum'/>"
         tags = {
             "cluster": order.cluster, "node": order.node, "shape": order.shape,
@@ -250,7 +250,7 @@ def private(path: Path) -> bytes:
         raise CloudFault(f"{path}: {error.strerror}: set the cloud's option secrets") from None
 
 
-def seed(order: Order, secrets: bytes = b"", *, local: bool = False) -> bytes:
+def seed(order: MachineOrder, secrets: bytes = b"", *, local: bool = False) -> bytes:
     """Return a NoCloud image for cloud-init (label ``cidata``).
 
     Args:
@@ -286,7 +286,7 @@ def seed(order: Order, secrets: bytes = b"", *, local: bool = False) -> bytes:
     return out.getvalue()
 
 
-def _mac(order: Order) -> str:
+def _mac(order: MachineOrder) -> str:
     """Return the MAC address of a node and all its machines, so that DHCP recognizes it.
 
     It is locally administered (IEEE 802, the second bit of the first octet).

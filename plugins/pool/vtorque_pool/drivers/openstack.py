@@ -21,7 +21,7 @@ from vtorque_pool.api import (
     CloudFault,
     Driver,
     Machine,
-    Order,
+    MachineOrder,
     State,
     StockOut,
 )
@@ -64,7 +64,7 @@ class OpenStack:
         self._cloud = connection
         self._options = options
 
-    def create(self, order: Order) -> Machine:
+    def create(self, order: MachineOrder) -> Machine:
         """Create a server, with the tags as its metadata in the same call."""
         compute = self._cloud.compute
         with _faults():

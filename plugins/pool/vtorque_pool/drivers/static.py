@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from vtorque_core.api import replace_file
-from vtorque_pool.api import CloudFault, Driver, Machine, Order, StockOut
+from vtorque_pool.api import CloudFault, Driver, Machine, MachineOrder, StockOut
 from vtorque_pool.hostlist import expand
 
 
@@ -29,7 +29,7 @@ class Static:
         self._names = names
         self._place = place
 
-    def create(self, order: Order) -> Machine:
+    def create(self, order: MachineOrder) -> Machine:
         """Mark the node's own machine as in use."""
         if order.node not in self._names:
             raise StockOut(f"{order.node} is not one of the static machines")

@@ -17,7 +17,7 @@ from vtorque_core.api.node_job import Site
 from vtorque_core.api.setup_steps import Installation, SetupStep
 from vtorque_core.live import service
 from vtorque_slurm import slurm_conf
-from vtorque_slurm.batch_commands import Client
+from vtorque_slurm.batch_commands import SlurmClient
 from vtorque_slurm.settings import Settings
 from vtorque_slurm.spank import build
 
@@ -73,7 +73,7 @@ def _stack_line(stack: Path, line: str) -> Change:
     return Change(f"add {NAME} to {stack}", lambda: ours in text(), apply, undo)
 
 
-def problem(settings: Settings, client: Client) -> str:
+def problem(settings: Settings, client: SlurmClient) -> str:
     """Return why Slurm on this node does not load the plugin; empty if it does."""
     stack = plugstack(Path(settings.conf))
     path = next((p for p in _plugins(stack, _MAX_DEPTH) if p.name == NAME), None)
@@ -109,7 +109,7 @@ def check(site: Site) -> Iterator[HealthResult]:
     if not settings.spank or service.batch_system(site.path)[1].name != "slurm":
         return
     try:
-        found = problem(settings, Client(settings))
+        found = problem(settings, SlurmClient(settings))
     except HostFault as error:
         found = str(error)
     if not found:

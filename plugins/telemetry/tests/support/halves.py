@@ -3,7 +3,7 @@
 import os
 from dataclasses import replace
 
-from vtorque_telemetry.sampler import Loop
+from vtorque_telemetry.sampler import SamplerLoop
 from vtorque_telemetry.samples import Samples
 from vtorque_telemetry.settings import Settings
 
@@ -26,6 +26,6 @@ class Here:
 def loop(paths, outlets, *stats, settings=None):
     """Return root's half; the other is in its ``here.samples``."""
     here = Here(settings or Settings(), outlets)
-    made = Loop(paths, 2.0, here, *stats)
+    made = SamplerLoop(paths, 2.0, here, *stats)
     made.here = here
     return made
