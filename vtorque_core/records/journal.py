@@ -1,13 +1,19 @@
 """Journal of one job attempt on this node: every resource is recorded before it is acquired.
 
-One file of JSON lines, ``<state>/journal/<job key>.jsonl``, mode 0600, root. Lines by ``op``:
+The journal is ``<state>/journal/<job key>.jsonl``: JSON lines, owned by root, mode 0600. The field
+``op`` is the kind of a line. The kinds and their other fields are:
 
-    job       first line: schema, core, boot, id, attempt, owner, uid, batch, plugins
-    acquire   seq, plugin, kind, scope, guest, needs, phase, args, t, clock (CLOCK_MONOTONIC);
-              fsynced before create() runs
-    created   seq: create() has returned; before that, a node-wide resource does not exist
-    released  seq; failed: seq, error, try. Optional, because teardown must work on a full disk
-    phase     name, guest, t: timeline; cpu, mib: the guest's usage (api.batch_system.Usage)
+    job       The first line. Fields: schema, core, boot, id, attempt, owner, uid, batch, plugins.
+    acquire   A resource, written and fsynced before its create() runs. Fields: seq, plugin, kind,
+              scope, guest, needs, phase, args, t, clock (CLOCK_MONOTONIC).
+    created   The resource's create() has returned. Fields: seq.
+    released  The resource is released. Fields: seq.
+    failed    A release of the resource failed. Fields: seq, error, try.
+    phase     A point of the timeline. Fields: name, guest, t; with a guest's usage also cpu and mib
+              (api.batch_system.Usage).
+
+A node-wide resource counts as missing until its line ``created`` is written. The lines ``released``
+and ``failed`` may be missing, because teardown must work on a full disk.
 
 An incomplete last line is ignored, because its create() did not run. Any other invalid line is an
 error. Hold the job's lock to start or change a journal.

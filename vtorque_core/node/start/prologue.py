@@ -81,8 +81,10 @@ def run(
 class StartHook:
     """The batch system's hook that called this start.
 
-    ``let_return`` makes it return 0; None if this process is the hook. ``pid`` is its process, or 0
-    if its exit status is ignored.
+    Args:
+        let_return: makes the hook's process return 0 to the batch system. None if the start runs in
+            the hook's own process.
+        pid: the hook's process; 0 if the batch system ignores its exit status.
     """
 
     def __init__(self, let_return: Callable[[], None] | None = None, pid: int = 0) -> None:

@@ -117,7 +117,7 @@ class Leases:
         return frozenset(int(item) for item in self.items.get("core", ()))
 
     def leased_items(self, pool: str) -> frozenset[str]:
-        """Return the items in use of the pool, and of all pools with the same items."""
+        """Return the items that jobs hold through this pool or another pool of its family."""
         mine = family(pool)
         return frozenset(
             item for name, items in self.items.items() if family(name) == mine for item in items
