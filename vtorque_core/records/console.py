@@ -100,7 +100,7 @@ def collect(place: Place, state: JournalState, dead: set[int | None]) -> None:
                         f"{name}-g{record.guest}.log", "".join(f"{x}\n" for x in lines).encode()
                     )
                     _log.info(
-                        "the end of its %s log is available: vmgr logs --%s",
+                        "the end of the guest's %s log was kept: print it with vmgr logs --%s",
                         *(name, name),
                         extra={"guest": record.guest},
                     )

@@ -147,7 +147,9 @@ class OpenPbsNode(PbsNode):
         """Add the host to ``select``, which has one chunk in a single-node job."""
         asked = job.get("Resource_List.select", "")
         if not re.match("(1:)?[a-z_]+=", asked) or not is_one_part(asked):
-            raise Refused(f"-l select={asked} has no chunk for a replacement node")
+            raise Refused(
+                f"a job with -l select={asked} cannot be requeued on this node: request one chunk"
+            )
         words = [word for word in asked.split(":") if not word.startswith(("host=", "vnode="))]
         return f"select={':'.join(words)}:host={node}"
 

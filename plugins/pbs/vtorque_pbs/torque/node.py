@@ -206,7 +206,9 @@ class TorqueNode(PbsNode):
         asked = job.get("Resource_List.nodes", "")
         count, colon, rest = asked.partition(":")
         if count not in ("1", node) or not is_one_part(asked):
-            raise Refused(f"-l nodes={asked} has no part for a replacement node")
+            raise Refused(
+                f"a job with -l nodes={asked} cannot be requeued on this node: request nodes=1"
+            )
         return f"nodes={node}{colon}{rest}"
 
     def setup_steps(self, place: Installation) -> Sequence[SetupStep]:
