@@ -33,8 +33,8 @@ class StockOut(CloudFault):
 class MachineOrder:
     """A machine to create for a node.
 
-    ``memory`` is in MiB. ``image`` and ``flavor`` are the cloud's names. ``shape`` is the kind of
-    node in vTorque's site config.
+    ``memory`` is in MiB. ``image`` and ``flavor`` are names in the cloud. ``shape`` is the name of
+    the node's ``[[plugin.pool.shapes]]`` table in the site config.
     """
 
     cluster: str

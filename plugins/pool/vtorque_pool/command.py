@@ -168,12 +168,15 @@ def destroy(machines: Machines, batch: Slurm | Pbs, nodes: str) -> None:
 @click.argument("shape")
 @_of_pool
 def release(machines: Machines, batch: Slurm | Pbs, shape: str) -> None:
-    """Retry a paused shape at once."""
+    """Create machines of a paused shape (kind of node) again at once."""
     batch_release(machines, batch, _shape(machines.settings, shape))
 
 
 def batch_release(machines: Machines, batch: Slurm | Pbs, shape: MachineShape) -> None:
-    """End a shape's pause and, on Slurm, its reservation."""
+    """Let the pool create machines of a paused shape (kind of node) again.
+
+    On Slurm, also remove the reservation that keeps jobs off the shape's nodes.
+    """
     from vtorque_pool import on_slurm  # noqa: PLC0415
     from vtorque_pool.slurm import Slurm  # noqa: PLC0415
 
@@ -197,7 +200,7 @@ def tidy(machines: Machines, batch: Slurm | Pbs) -> None:
 @pool.command()
 @_of_pool
 def serve(machines: Machines, batch: Slurm | Pbs) -> None:
-    """Run rounds until SIGTERM. On Slurm they only repair; elsewhere they also size the pool."""
+    """Repair the pool in rounds until SIGTERM. On Torque and OpenPBS, also grow and shrink it."""
     from vtorque_pool import serve as service  # noqa: PLC0415
     from vtorque_pool.programs import begin  # noqa: PLC0415
 

@@ -25,7 +25,7 @@ Log = Callable[[str], None]
 
 @dataclass(frozen=True)
 class CloudState:
-    """The clouds' answers: machines, errors by cloud, and cloud by machine id."""
+    """The clouds' lists of machines, with the error of each cloud that did not answer."""
 
     machines: tuple[Machine, ...]
     silent: Mapping[str, str]
@@ -213,7 +213,7 @@ class Machines:
         return {}
 
     def end_machine(self, machine: Machine, why: str) -> str:
-        """Delete a machine without a node; return the error."""
+        """Delete a machine that belongs to no node of the pool; return the error."""
         for name, driver in self._drivers.items():
             with contextlib.suppress(CloudFault):
                 if any(m.id == machine.id for m in driver.machines(self.settings.cluster)):
@@ -230,7 +230,7 @@ class Machines:
         return ""
 
     def failed(self, nodes: Mapping[str, str]) -> dict[str, str]:
-        """Count failures by shape; return the shapes that are paused now, with the reasons."""
+        """Count one failure for each shape of the nodes. Return the shapes that this pauses."""
         paused = {}
         shapes = {self.settings.shape_of(node): why for node, why in nodes.items()}
         with self.memory.changed() as remembered:

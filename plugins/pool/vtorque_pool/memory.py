@@ -1,4 +1,4 @@
-"""The pool's own state: held nodes, paused shapes and counters.
+"""The pool's own state: held nodes, paused shapes (kinds of nodes) and counters.
 
 It is one file in ``[plugin.pool] state``, changed under a lock and replaced atomically. The pool
 works without it, because the state of machines and nodes is not in it.

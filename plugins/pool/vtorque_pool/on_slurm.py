@@ -1,7 +1,7 @@
-"""The programs that Slurm's power saving calls, and repairs. Runs as SlurmUser.
+"""The programs that Slurm's power saving calls, and the repair of the pool. Runs as SlurmUser.
 
-Each program may be killed at any point and repeated. A node start without a machine is retried or
-abandoned. A machine without a node is deleted.
+Each program may be killed at any point and repeated. If a node starts and has no machine, the start
+is retried or abandoned. A machine without a node is deleted.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def pause(machines: Machines, slurm: Slurm, name: str) -> None:
 
 
 def release(machines: Machines, slurm: Slurm, name: str) -> None:
-    """Retry a paused shape."""
+    """Allow Slurm to start nodes of a paused shape again."""
     with machines.memory.changed() as remembered:
         remembered.release(name)
     slurm.unpause(name)
@@ -121,7 +121,7 @@ def tidy(machines: Machines, slurm: Slurm) -> int:
 
 
 def _in_state(slurm: Slurm, state: State) -> set[str]:
-    """Return the nodes in a state now. The state that a round has read may be outdated."""
+    """Query Slurm again for the nodes in a state, because the round's list may be outdated."""
     return {node.name for node in slurm.nodes().values() if node.state == state}
 
 
@@ -154,7 +154,7 @@ def _end_needless(
 def _mend_nodes(
     machines: Machines, slurm: Slurm, found: CloudState, nodes: Mapping[str, PoolNode]
 ) -> int:
-    """Create missing machines, and abandon nodes that lost theirs; return the number of nodes."""
+    """Create missing machines, and abandon nodes whose machine is gone. Return how many nodes."""
     held = machines.memory.read().held
     again, lost = [], {}
     for name, node in nodes.items():

@@ -43,7 +43,7 @@ class Pbs:
         self._open = settings.batch == "openpbs"
 
     def nodes(self) -> dict[str, PoolNode]:
-        """Return the server's nodes of the pool. On Torque, nodes that are off are left out."""
+        """Return the pool's nodes that the server knows; on Torque without nodes that are off."""
         there = {name: _node(name, each) for name, each in self._said().items()}
         return {name: node for name, node in there.items() if not _is_off(node)}
 

@@ -26,8 +26,9 @@ class Step:
     """An action on a node, and its reason.
 
     Attributes:
-        kind: ``leave`` removes node and machine; ``fail`` also counts a failure.
-        was: The action is valid only while the node has this state.
+        kind: What to do. ``leave`` removes the node and its machine. ``fail`` does the same, and
+            counts a failure of the node's shape.
+        was: The node's state at the decision. In another state, the action is skipped.
     """
 
     kind: Kind
@@ -71,7 +72,7 @@ class View:
 
 
 def steps(view: View) -> list[Step]:
-    """Return the actions, in order; none for shapes whose cloud does not answer."""
+    """Return the actions in order, without those for shapes whose cloud does not answer."""
     shapes = [s for s in view.settings.shapes if s.cloud not in view.found.silent]
     done = [*_aliens(view)]
     for shape in shapes:
@@ -131,15 +132,12 @@ def _mend(view: View, shape: MachineShape) -> Iterator[Step]:
 
 
 def _ours(node: PoolNode) -> bool:
-    """Return whether the pool has drained a node. Nodes that an administrator drained stay."""
+    """Return whether the pool, not an administrator, has drained a node."""
     return node.reason.startswith(REASON)
 
 
 def _wanted(view: View, shapes: Sequence[MachineShape]) -> dict[str, int]:
-    """Return the number of nodes by shape that queued jobs need.
-
-    A job uses the first shape that fits.
-    """
+    """Return how many nodes of each shape the queued jobs need. A job uses the first that fits."""
     cpus = {shape.name: 0 for shape in shapes}
     nodes = {shape.name: 0 for shape in shapes}
     limits = {("queue", name): most for name, most in view.settings.queues.items()}
@@ -178,7 +176,7 @@ def _building(view: View, shape: MachineShape) -> list[str]:
 def _grow(
     view: View, shape: MachineShape, wanted: int, starts: int, touched: set[str]
 ) -> Iterator[Step]:
-    """Yield drained nodes to reuse, then new ones, for jobs or for ``min_nodes``."""
+    """Yield actions that add nodes for queued jobs and ``min_nodes``; drained nodes first."""
     free = sum(_state(view, name) == "free" for name in shape.names)
     building = len(_building(view, shape))
     lacking = wanted - free - building
@@ -213,7 +211,7 @@ def _state(view: View, name: str) -> str:
 
 
 def _shrink(view: View, shape: MachineShape, wanted: int, touched: set[str]) -> Iterator[Step]:
-    """Yield nodes that are idle for too long. They are drained first, and removed later."""
+    """Yield actions that drain nodes idle for too long, and that remove such nodes later."""
     there = [n for n in shape.names if _state(view, n) in {"free", "busy", "unusable"}]
     idle = [
         name

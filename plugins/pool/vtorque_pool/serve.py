@@ -1,4 +1,4 @@
-"""``vtorque pool serve``: run rounds, in one process at a time."""
+"""``vtorque pool serve``: repair and resize the pool in rounds, in one process at a time."""
 
 from __future__ import annotations
 

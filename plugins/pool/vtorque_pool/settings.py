@@ -19,7 +19,7 @@ class _EmptyTable(dict[str, Any]):
 
 @dataclass(frozen=True)
 class MachineShape:
-    """``[[plugin.pool.shapes]]``: nodes that are alike."""
+    """A table ``[[plugin.pool.shapes]]``: one kind of node, with its cloud, image and size."""
 
     name: str = setting(doc="name of the shape in messages and tags")
     nodes: str = setting(
@@ -150,5 +150,5 @@ class Settings:
             raise ValueError("times must be more than 0 s")
 
     def shape_of(self, node: str) -> MachineShape | None:
-        """Return a node's shape."""
+        """Return the shape that lists a node, or None if the node is not in the pool."""
         return next((shape for shape in self.shapes if node in shape.names), None)

@@ -19,7 +19,7 @@ STATES = ("building", "free", "busy", "draining", "unusable", "hold", "deleting"
 
 @dataclass(frozen=True)
 class NodeRow:
-    """A node or a machine. Ages are in seconds; ``price`` is per hour."""
+    """A row of the table: a node or a machine. Ages are in seconds, ``price`` is per hour."""
 
     node: str
     state: str

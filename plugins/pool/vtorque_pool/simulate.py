@@ -44,7 +44,10 @@ class Sizes:
 
 @dataclass(frozen=True)
 class Result:
-    """The result. Waits are in seconds; ``busy`` is the fraction of the machine hours with jobs."""
+    """The result of a simulation.
+
+    Wait times are in seconds. ``busy`` is the fraction of the machine hours in which jobs ran.
+    """
 
     sizes: Sizes
     jobs: int

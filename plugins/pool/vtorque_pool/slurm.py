@@ -50,7 +50,7 @@ class PoolNode:
 
 
 class Slurm:
-    """Slurm's commands, with explicit PATH and SLURM_CONF, which programs called by Slurm lack."""
+    """Runs Slurm's commands with PATH and SLURM_CONF, which Slurm does not set in its programs."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
@@ -58,7 +58,7 @@ class Slurm:
     def nodes(self) -> dict[str, PoolNode]:
         """Return the pool's nodes by name.
 
-        Nodes that are off are visible due to PrivateData=cloud.
+        Nodes that are off are included: slurm.conf has PrivateData=cloud.
         """
         wanted = {name for shape in self._settings.shapes for name in shape.names}
         text = self._run("scontrol", "-a", "-o", "show", "nodes")
@@ -103,13 +103,13 @@ class Slurm:
         self._update(f"nodename={node}", "state=RESUME")
 
     def address(self, node: str, address: str) -> None:
-        """Set the address of a node's machine, so that DNS need not know the node's name."""
+        """Tell Slurm the address of a node's machine, because DNS may not know the node's name."""
         self._update(f"nodename={node}", f"nodeaddr={address}")
 
     def pause(self, shape: str, nodes: Iterable[str], seconds: float) -> None:
         """Keep these nodes from starting for some time.
 
-        A reservation keeps jobs off them. Slurm ends the reservation without help of the pool.
+        A reservation keeps jobs off the nodes. Slurm itself ends the reservation.
         """
         self.unpause(shape)
         minutes = max(1, round(seconds / 60))
