@@ -52,7 +52,8 @@ CREATE TABLE numbers (
 class PointRow:
     """A point.
 
-    ``submitted`` and ``begun`` are Unix times. ``missed`` counts the job lists that lacked its job.
+    ``submitted`` and ``begun`` are Unix times. ``missed`` counts the batch system's job lists that
+    did not contain the point's job.
     """
 
     number: int
@@ -202,7 +203,7 @@ class Book:
         self._set("state='submitted', job=?, submitted=?, missed=0", (job, when), number)
 
     def again(self, number: int, reason: str) -> None:
-        """Record that a point was not submitted, and why; it waits for another try."""
+        """Record why a point was not submitted. The point waits for another try."""
         self._set("state='waiting', reason=?", (reason,), number)
 
     def note_reason(self, number: int, reason: str) -> None:

@@ -205,8 +205,9 @@ def compare(  # noqa: PLR0913 - one for each option
 ) -> None:  # fmt: skip
     """Compare the second experiment with the first, combination by combination.
 
-    Of one experiment, with --baseline: each combination with the one that is like it, but has the
-    baseline's values. The ratio of the medians has an interval that holds it in 95 of 100 cases.
+    With --baseline, compare the combinations of one experiment: each with the combination that has
+    the baseline's values and is otherwise the same. The ratio of the medians has a 95 % confidence
+    interval.
     """
     from vtorque_core.api import tables as shown  # noqa: PLC0415
     from vtorque_experiment import compare as comparing  # noqa: PLC0415

@@ -80,7 +80,10 @@ class Condition:
         )
 
     def _check(self, node: ast.AST, *, logical: bool) -> None:
-        """Refuse what is not in the language; ``logical`` requires a comparison."""
+        """Raise Refused for an expression that is not in the language.
+
+        ``logical``: the node must be a comparison, or a combination of comparisons.
+        """
         words = ", ".join(sorted(_FUNCTIONS))
         if logical:
             if isinstance(node, ast.BoolOp):

@@ -59,7 +59,7 @@ class ExperimentPlan:
 
     @cached_property
     def points(self) -> Mapping[int, Point]:
-        """The points, by their numbers."""
+        """The points, by number."""
         ordered = matrix.ordered(len(self.cells), self.repetitions, self.seed)
         return {point.number: point for point in ordered}
 

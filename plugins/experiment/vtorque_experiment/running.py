@@ -151,7 +151,10 @@ class DryRun:
 
     @property
     def hopeless(self) -> bool:
-        """True if vsub refuses at least one combination, and each that would run in guests."""
+        """True if vsub refuses every combination that would run in a guest.
+
+        False if it refuses none at all, for example because all combinations run on bare metal.
+        """
         guests = [n for n, cell in enumerate(self.cells) if cell.get("bare") is not True]
         return bool(self.refused) and all(n in self.refused for n in guests)
 

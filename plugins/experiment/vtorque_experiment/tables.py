@@ -65,7 +65,7 @@ def warnings_of_pairs(pairs: Sequence[Pair]) -> list[str]:
 def of_number(
     results: Results, name: str, table: Mapping[tuple[int, str], Sequence[float]]
 ) -> tuple[Sequence[str], Rows]:
-    """Return the head and rows of a number's table: one row per combination with values."""
+    """Return the head and rows of one number's table: a row for each combination with values."""
     rows = [
         (printable(results.label(cell), 200), *_cells(figures.of(table[cell, name])))
         for cell in range(len(results.cells))
@@ -75,7 +75,7 @@ def of_number(
 
 
 def of_all(results: Results, names: Sequence[str]) -> tuple[Sequence[str], Rows]:
-    """Return the head and rows of a table of these numbers. The first column has their names."""
+    """Return the head and rows of one table for several numbers, which the first column names."""
     table = results.table()
     rows = [
         (_named(name, results.unit(name)), *row)
