@@ -78,19 +78,21 @@ def _guests(asked: Mapping[str, Any]) -> list[dict[str, Any]]:
 def settle_guests(
     here: ThisNode, job_id: str, key: str, node: str, theirs: Mapping[str, str]
 ) -> dict[str, str]:
-    """Return the location of each guest: ``here``, ``none`` (not here), or ``comes`` (undecided).
+    """Tell the source node which guests of a migration this node owns.
 
-    The source node asks once its libvirt has finished. ``theirs`` maps each UUID to the guest's
-    state on the source. If none of these guests is here or on its way, release their resources
-    here.
+    The source asks after its libvirt has finished. ``theirs`` maps each UUID to the guest's state
+    on the source. The answer maps it to ``here`` (on this node), ``none`` (not on this node), or
+    ``comes`` (undecided: ask again).
 
-    - A guest that has run here belongs here, even if it has ended: a paused copy on the source is
-      older.
-    - While a guest runs on the source, its paused copy here is a leftover of libvirt and is ended.
-    - A guest with its own disk is paused on both nodes, and is resumed here only once the source
-      has ended it.
+    - A guest that has run on this node belongs to it, even if the guest has ended: a paused copy on
+      the source is older.
+    - While a guest runs on the source, a paused copy on this node is a leftover of libvirt and is
+      ended.
+    - A guest with its own disk is paused on both nodes. It is resumed on this node only after the
+      source has ended its copy.
 
-    Other guests of the job on this node keep their resources.
+    If all answers are ``none``, this node releases the resources of these guests. Other guests of
+    the job on this node keep theirs.
     """
     try:
         with locked_job(here.paths, key) as locked:
@@ -135,7 +137,7 @@ def _guest_state(
 def _complete_arrival(
     here: ThisNode, job_id: str, locked: LockedJob, said: dict[str, str]
 ) -> dict[str, str]:
-    """Finish the start of arrived guests if it was killed, or if not all guests arrived."""
+    """Finish the start of the arrived guests if its process was killed or some did not arrive."""
     job, key = here.job(job_id), locked.state.key
     if job is None or job.job.key != key or suspend.phase(job) == "":
         for uuid in [uuid for uuid, where in said.items() if where == "none"]:
@@ -156,10 +158,10 @@ def _complete_arrival(
 def record_departure(
     here: ThisNode, key: str, node: str, to: str, guests: list[dict[str, Any]]
 ) -> str:
-    """Record that guests of a job have migrated from one node to another.
+    """Record that guests of a job have migrated from ``node`` to the node ``to``.
 
-    ``node`` is empty if the job keeps other guests there. ``guests`` lists the migrated guests; it
-    is empty except on the job's first node.
+    ``node`` is empty if the job keeps other guests on it. ``guests`` lists the migrated guests on
+    the job's first node; on other nodes it is empty.
     """
     if job := _job(here, key):
         nodes = [to if each == node else each for each in job.kept.facts().get("nodes", ())]

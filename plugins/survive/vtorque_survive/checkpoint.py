@@ -111,7 +111,10 @@ class CheckpointWatcher:
         return ""
 
     def must_stay_paused(self, paths: Paths, job: RunningJob) -> bool:
-        """Return whether a job must stay paused because the process that saved it was killed."""
+        """Return whether a checkpoint whose process was killed has paused the job.
+
+        The job then stays paused until a new process continues the checkpoint.
+        """
         asked = SaveTask.read(paths, job)
         still = suspend.phase(job) == suspend.PAUSED
         return still and asked is not None and _is_ready(paths, job, asked)
@@ -194,13 +197,13 @@ def _is_ready(paths: Paths, job: RunningJob, asked: SaveTask) -> bool:
 
 
 class _RetryLater(HostFault):
-    """All is saved except the session state, because the job shell is stopped. Retry later."""
+    """Everything but the session state is saved. Retry when the job shell is no longer stopped."""
 
 
 def _hold(
     paths: Paths, config: Path, job: RunningJob, asked: SaveTask | None, settings: Settings
 ) -> None:
-    """Make the guest and the job shell tolerate a disconnect, or end that state."""
+    """Tell the guest and the job shell to tolerate a disconnect, or no longer to do so."""
     until = time.monotonic() + _HELD
     tell = _first_guest(job).run_dir / TELL
     with _cleanup(paths, job):
@@ -233,7 +236,7 @@ def _keep_tools(paths: Paths, job: RunningJob) -> None:
 def _free_id(store: Store, job: RunningJob, asked: SaveTask) -> str:
     """Return an unused id for the next checkpoint.
 
-    If the job continues, the id ends with the job's number of phases, which only grows.
+    If the job continues, the id ends with the job's number of phases so far, which only grows.
     """
     number = len(job.phases)
     name = job.job.key if asked.ends else f"{job.job.key}-{number}"

@@ -45,7 +45,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class DrainResult:
-    """What was done or would be done with a job, and why."""
+    """The result of a drain, or of a dry run, for one job, and the reason."""
 
     job: str
     owner: str
@@ -66,7 +66,10 @@ class Drain:
 
     @classmethod
     def from_config(cls, config: Path, reason: str, *, in_turn: bool = False) -> Drain:
-        """Return a drain of this node. With ``in_turn``, it respects ``max_drained_nodes``."""
+        """Return a drain of this node.
+
+        With ``in_turn``, it is refused if ``max_drained_nodes`` nodes are drained.
+        """
         site, batch = service.batch_system(config)
         reason = printable(reason, _MOST)
         return cls(config, site.paths, batch.node(site), site[Settings], reason, in_turn)

@@ -50,7 +50,10 @@ log = logging.getLogger(NAME)
 
 @dataclass(frozen=True)
 class HealthRecord:
-    """The last result: its Unix time, the number of failures in a row, and the message."""
+    """The last result of the health command.
+
+    It has the Unix time, the number of failures in a row, and the command's message.
+    """
 
     asked: float = 0.0
     failed: int = 0

@@ -43,7 +43,7 @@ class HoldAdapter(Protocol):
 
 
 class HoldWatcher:
-    """The watcher's handling of holds. It acts once on each hold."""
+    """Saves and requeues jobs that the batch system holds, once for each hold."""
 
     def __init__(self, config: Path) -> None:
         self._config = config

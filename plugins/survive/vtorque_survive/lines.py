@@ -18,7 +18,7 @@ class LineReader:
         self._asking: tuple[Child, int] | None = None
 
     def read_lines(self, work: Callable[[int], None], every: float) -> list[str] | None:
-        """Return the lines of a process that has ended since the last call; None if none has.
+        """Return the lines of the process that ended since the last call, or None.
 
         Start a new process if it is due.
 

@@ -173,7 +173,7 @@ def _clear(store: Store) -> None:
 
 
 class RemovalWatcher:
-    """The watcher's handling of removal requests.
+    """Removes checkpoints that their owners no longer want, in the watcher.
 
     The checkpoint directory may hang, so only child processes access it.
     """

@@ -137,7 +137,7 @@ def migrate(here: ThisNode, job_id: str, to: str) -> None:
 
 
 def _has_migrated(here: ThisNode, before: Move, to: str) -> bool:
-    """Settle an interrupted migration; return whether all guests reached the node ``to``."""
+    """Finish or undo an interrupted migration. Return whether all guests are on the node ``to``."""
     try:
         settle(here, before)
     except HostFault:
@@ -384,7 +384,7 @@ def _answer(
 
 
 def settle_all(here: ThisNode, job_id: str) -> None:
-    """Settle a job's unfinished migrations, except those that another process works on."""
+    """Finish or undo a job's interrupted migrations, except those that a process works on."""
     for move in move_record.all_moves(here.paths):
         if move.job == job_id and move.phase != AWAY:
             with suppress(Busy):
@@ -488,7 +488,7 @@ def _resume_guests(here: ThisNode, job: RunningJob, mine: dict[str, domains.Stat
 
 
 def _ask_peer(here: ThisNode, move: Move, mine: Mapping[str, str]) -> dict[str, str]:
-    """Return where each guest is according to the destination. ``mine`` has their states here."""
+    """Ask the destination where each guest is. ``mine`` are their states on this node, by UUID."""
     until = time.monotonic() + _COMES
     what: dict[str, Any] = {"ask": "settle", "job": move.job, "key": move.key, "node": move.to}
     what["guests"] = dict.fromkeys(move.guests, "") | dict(mine)
@@ -525,7 +525,7 @@ def _notify(here: ThisNode, move: Move, node: str, job: RunningJob | None) -> No
 
 
 def _release_source(here: ThisNode, move: Move) -> None:
-    """Release the guests' resources here, notify the job's other nodes, and release this node.
+    """Release the guests' resources and this node, and notify the job's other nodes.
 
     Do nothing if the guests have returned or are about to return.
     """

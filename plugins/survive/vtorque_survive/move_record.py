@@ -89,7 +89,7 @@ class Move:
 
 
 def outside_nodes(job: RunningJob) -> Mapping[str, Any]:
-    """Return phase and guests of the job on each node outside its allocation."""
+    """Return the phase and the guests of the job on each node outside its allocation."""
     found: Mapping[str, Any] = job.kept.facts().get(ELSEWHERE, {})
     return found
 
@@ -136,7 +136,8 @@ def lock_migration(paths: Paths, key: str, seconds: float = 0.0) -> Iterator[Non
 def is_locked(paths: Paths, key: str) -> bool:
     """Return whether another process holds the lock on a migration. Needs root.
 
-    Acquires the lock for a moment. Other errors count as False, because settling reports them.
+    Acquires the lock for a moment. Any other error of the lock counts as False: the caller then
+    settles the migration, which reports the error.
     """
     try:
         with lock_migration(paths, key):
@@ -146,7 +147,7 @@ def is_locked(paths: Paths, key: str) -> bool:
 
 
 def keep_for_return(paths: Paths, key: str) -> None:
-    """Keep what a guest left here when it migrated, because it migrates back.
+    """Keep the resources that a guest left on this node, because the guest migrates back.
 
     Raises:
         Busy: If its resources are being released now.

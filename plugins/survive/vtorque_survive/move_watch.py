@@ -1,7 +1,7 @@
-"""The watcher's part in migrations: settle those whose process was killed.
+"""The watcher's part in migrations: finish or undo those whose process was killed.
 
-The watcher also releases guests that migrated here when their job has ended. No epilogue runs on
-this node, because it is not in the job's allocation.
+When a job has ended, the watcher also releases the guests that migrated to this node. No epilogue
+of the job runs on this node, because the node is not in the job's allocation.
 """
 
 from __future__ import annotations
@@ -37,7 +37,10 @@ log = logging.getLogger("survive")
 
 @dataclass
 class MigrationWatcher:
-    """At most one process for each unfinished migration, and one process for all finished ones."""
+    """The processes that work on migrations of this node's guests.
+
+    At most one process works on each unfinished migration, and one on all finished ones.
+    """
 
     config: Path
     every: float = _EVERY
@@ -68,19 +71,19 @@ class MigrationWatcher:
             self._work[""] = Child(lambda: release_ended(self.config, here, seldom=seldom), _TIME)
 
     def forward_request(self, job: RunningJob, word: str) -> Child | None:
-        """Forward the owner's request to nodes outside the allocation, in the returned process.
+        """Start a process that forwards the owner's request to nodes outside the allocation.
 
-        Returns None if all nodes are in the allocation.
+        Returns None if the job has no guests on such nodes.
         """
         nodes = list(outside_nodes(job))
         return Child(lambda: _forward(self.config, job, nodes, word), _PASSES) if nodes else None
 
 
 def settle_detached(config: Path, found: move_record.Move) -> None:
-    """Settle a migration in a process that outlives the watcher, which a release may end.
+    """Settle a migration in its own process, because releasing the job may end the watcher.
 
     Raises:
-        HostFault: If it cannot be settled now.
+        HostFault: If the migration cannot be settled now.
     """
     argv = service.vmgr(config, "migrate", "--settle", "--to", found.to, "--", found.job)
     done = subprocess.run(
@@ -98,7 +101,7 @@ def release_ended(config: Path, keys: Mapping[str, tuple[str, int]], *, seldom: 
     With ``seldom``, also check whether a job in the queue has started a new attempt.
 
     Raises:
-        HostFault: If some could not be released.
+        HostFault: If some guests could not be released.
     """
     here, wrong = move.ThisNode.from_config(config), ""
     lives = here.job_states(sorted({job_id for job_id, _ in keys.values()}))

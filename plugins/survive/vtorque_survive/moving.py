@@ -28,7 +28,7 @@ _LOOK = 0.1  # seconds; that libvirt has moved a guest is no event
 
 @dataclass(frozen=True)
 class MigrationNode:
-    """Settings of this node: libvirt's URI, and the seconds that a start may take."""
+    """Settings of this node: libvirt's URI, and the time limit for a start in seconds."""
 
     uri: str
     start_timeout: float

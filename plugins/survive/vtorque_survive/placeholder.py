@@ -13,7 +13,7 @@ from vtorque_core.live import service
 
 @dataclass(frozen=True)
 class Placeholder(Resource):
-    """The placeholder as a resource of the guest, so that both end together."""
+    """The placeholder job as a resource of the migrated guest. Both end together."""
 
     kind = "survive-placeholder"
     volatile = False
@@ -38,7 +38,7 @@ def is_migrating(job: NodeJob) -> bool:
 
 
 def acquire_placeholder(job: NodeJob) -> None:
-    """If the guests migrate from another node, end the placeholder when they end."""
+    """If the guests migrate from another node, make the placeholder job end when they end."""
     first = job.guests[0]
     if is_migrating(job):
         job.acquire(Placeholder(job.id, first.job.node, str(job.site.path)), guest=first)

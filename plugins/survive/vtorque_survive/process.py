@@ -1,4 +1,4 @@
-"""The node's watcher, for hooks and commands, which do not import the watcher's code."""
+"""Start the node's watcher from hooks and commands, without importing the watcher's code."""
 
 from __future__ import annotations
 

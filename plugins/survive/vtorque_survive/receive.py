@@ -1,10 +1,11 @@
 """The boot source "migration": receive a running guest from another node. Runs as root.
 
-The sender writes one line that describes the guests. This process answers with each guest's XML for
-this node once all their resources are acquired, and again once they run here. After the first
-answer nothing is released here, because only the sender can determine which node owns a guest
-(:mod:`vtorque_survive.move`). If the sender disconnects before that, nothing was sent and all is
-released. If it disconnects later, this process ends and everything stays.
+The sender writes one line that describes the guests. This process acquires their resources and
+answers with each guest's XML for this node. It answers again when all guests run on this node.
+
+If the sender disconnects before the first answer, no guest was sent and all resources are released.
+If it disconnects later, this process ends without releasing anything, because only the sender can
+determine which node owns a guest (:mod:`vtorque_survive.move`).
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ log = logging.getLogger(__name__)
 
 
 class SenderGone(BaseException):
-    """The sender has disconnected. It will determine which node owns the guests."""
+    """The sender has disconnected. Do not release anything: the sender determines the owner."""
 
 
 @dataclass(frozen=True)
@@ -51,9 +52,11 @@ class JobDescription:
     """The sender's description of the job and its guests.
 
     Attributes:
+        job: The job's id.
         nodes: The job's nodes after the migration, in rank order.
-        leaves: The source node.
+        leaves: The source node, which the guests leave.
         to: The destination node.
+        versions: The source node's versions of libvirt and QEMU.
     """
 
     job: str

@@ -94,7 +94,7 @@ def _unlink(path: str) -> None:
 
 @dataclass(frozen=True)
 class CheckpointSource(BootSource):
-    """A guest in a checkpoint. It resumes only when the job's guests on other nodes can, too."""
+    """A guest in a checkpoint. It resumes when all guests of the job, on all nodes, can resume."""
 
     saved: SavedGuest
     gate: shared.Gate | None = None
@@ -323,7 +323,10 @@ def _acquire_session(job: NodeJob, guest: GuestPlan, source: Path) -> None:
 
 
 def _await_released(paths: Paths, found: Manifest) -> None:
-    """Wait until the previous job of these guests is released: teardown ends domains by UUID."""
+    """Wait until the job that was saved is released.
+
+    Its teardown ends domains by UUID, and the restored guests have the same UUIDs.
+    """
     uuids = {guest.uuid for guest in found.guests}
     until = time.monotonic() + _RELEASED
     running, events = RunningJobs(paths), changes.events()

@@ -15,7 +15,10 @@ _MIB = 1 << 20
 
 
 def require_few(store: Store, job_id: str, settings: Settings) -> None:
-    """Raise Refused if too many of the user's jobs have checkpoints, which keep their addresses."""
+    """Raise Refused if too many of the user's jobs have checkpoints.
+
+    The limit exists because a checkpoint keeps its guests' network addresses.
+    """
     of = {each.job for each in store.all()} | {job_id}
     if settings.max_checkpointed_jobs and len(of) > settings.max_checkpointed_jobs:
         raise Refused(

@@ -1,7 +1,7 @@
-"""Get the session state of a job shell, for a later job shell. Runs as root, in the watcher.
+"""Read the state of a job shell's session with the guest. Runs as root, in the watcher.
 
-The state comes through a FIFO in the guest's run directory. It is the user's data: root stores it
-without parsing it.
+The job shell of the restored job resumes the session with this state. The state comes through a
+FIFO in the guest's run directory. It is the user's data, so root stores it without parsing it.
 """
 
 from __future__ import annotations

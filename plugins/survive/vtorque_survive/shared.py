@@ -1,8 +1,8 @@
 """Checkpoints in a directory that all nodes mount: their users and their addresses.
 
-Nodes do not communicate directly, but through files in that directory. A checkpoint keeps its
-network addresses while it exists. A file names the job that was restored from it. The batch system
-knows whether that job has ended.
+Nodes do not communicate directly, but through files in that directory. A checkpoint keeps the
+network addresses of its guests while it exists. A file beside the checkpoint names the job that was
+restored from it (:class:`Held`). The batch system knows whether that job has ended.
 """
 
 from __future__ import annotations
@@ -93,9 +93,10 @@ def file_system(path: Path, mounts: str | None = None) -> str:
 
 @dataclass(frozen=True)
 class UseMark(Resource):
-    """The file that names the job, and its node, that uses the guests of a checkpoint.
+    """A file in the shared directory that reserves a checkpoint's guests for one job.
 
-    ``over`` lists earlier jobs that have ended, according to the batch system.
+    It names the job and the node of the job. ``over`` lists jobs that used the guests earlier and
+    have ended, according to the batch system.
     """
 
     kind = "survive-held"
@@ -109,7 +110,7 @@ class UseMark(Resource):
     leased: tuple[tuple[str, str], ...] = unjournalled(())
 
     def create(self) -> None:
-        """Write the file.
+        """Reserve the guests for the job: write the file, unless it names another running job.
 
         Raises:
             HostFault: If another job uses the guests.
@@ -124,7 +125,7 @@ class UseMark(Resource):
             replace_file(self.path, said.encode(), mode=0o600, ready=os.fsync)
 
     def release(self) -> None:
-        """Remove the file, if it still names this job. Idempotent."""
+        """Remove the file if it names this job. Idempotent."""
         with _locked(self.path, "remove"):
             found = _read(Path(self.path))
             if {key: found.get(key) for key in self._read_mark()} == self._read_mark():
@@ -229,9 +230,10 @@ class Gate:
 
 
 def acquire_mark(store: Store, found: Manifest, job: JobAttempt, site: Site) -> UseMark:
-    """Return the Held file of a job, after other jobs that use the checkpoint have ended.
+    """Return the Held file for a job, after waiting until no other job uses the checkpoint.
 
-    The node that saved the job knows without the batch system whether that job has ended.
+    Asks the batch system only about jobs on other nodes. For a job on this node, the journals show
+    whether it has ended.
 
     Raises:
         HostFault: If another job uses the checkpoint.
@@ -253,7 +255,7 @@ def _mark_of(store: Store, found: Manifest) -> Path:
 
 
 def _await_job_end(found: Manifest, job_id: str, node: str, site: Site) -> None:
-    """Poll until the batch system no longer knows the job, because it sends no events."""
+    """Poll the batch system, which sends no events, until it no longer knows the job."""
     config, batch = service.batch_system(site.path)
     until = time.monotonic() + _OVER
     while batch.node(config).job_states([job_id])[job_id] is not JobState.GONE:

@@ -170,7 +170,7 @@ class Store:
     def part(self, name: str) -> Path:
         """Return the directory of an unfinished checkpoint.
 
-        A checkpoint's id never begins with a dot.
+        The directory's name begins with a dot, which no checkpoint's id does.
         """
         return self.directory / f".{name}{_PART}"
 
@@ -269,7 +269,8 @@ class Store:
             raise Unreachable(f"{path}: {error.strerror}") from None
         if (found.uid, found.id) != (self.uid, name):
             raise HostFault(
-                f"{self.directory / name} contains the checkpoint {found.id} of uid {found.uid}"
+                f"{self.directory / name} contains checkpoint {found.id} of uid {found.uid}: if it "
+                "was renamed or copied, undo that or remove the directory"
             )
         return found
 
