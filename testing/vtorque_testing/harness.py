@@ -217,8 +217,9 @@ class BatchHarness(Protocol):
         ...
 
     def setup_root(self) -> Path | None:
-        """Return the directory for setup steps; None: they need the real node.
+        """Return a directory in which the adapter's setup steps act instead of on the real node.
 
-        It should contain site files that a step replaces.
+        Put files into it that a step replaces, as on a site with its own hooks. Return None if the
+        steps can run only on a real node.
         """
         ...

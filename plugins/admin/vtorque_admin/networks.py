@@ -46,7 +46,10 @@ def start(site: Site, network: AnyNetwork) -> None:
 
 
 def remove(site: Site, network: AnyNetwork) -> bool:
-    """Stop and undefine a network. Return False if it is the site's own."""
+    """Stop and undefine a network, and return True.
+
+    A network of ``[networks.<name>]`` that vTorque did not create stays, and False is returned.
+    """
     uri, name = site.node.libvirt_uri, network.source
     if network is not site.network and _MADE not in (network_xml(uri, name) or ""):
         return False

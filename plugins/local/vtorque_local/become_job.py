@@ -82,7 +82,7 @@ def note(path: str, name: str, text: str) -> None:
 
 
 def main(argv: Sequence[str]) -> None:
-    """Execute the job, or append ``text`` to its output."""
+    """Execute the job. If root's data contains a ``text``, only append it to the job's stderr."""
     files = [int(number) for number in argv]
     # pread(2), because other readers share the offset.
     order, rest = (json.loads(os.pread(file, os.fstat(file).st_size, 0)) for file in files)

@@ -122,7 +122,7 @@ class Terminal(mom.Leader):
         return self._code, ""
 
     def terminate(self) -> None:
-        """Ask the client's process to send SIGTERM."""
+        """Ask the client's process to send SIGTERM to the job's process group."""
         self._client.tell({"terminate": True})
 
     def kill(self) -> None:

@@ -120,15 +120,16 @@ class Commands:
         return answer.out
 
     def rerun(self, job_id: str, then: str = "", wait: float = RERUN_TIME) -> None:
-        """Requeue a running job, then change it with ``-l then``.
+        """Requeue a running job with qrerun, then change its resources with ``qalter -l``.
 
         OpenPBS's qrerun returns after the job has ended and this node has released it. Torque's
         qrerun returns earlier, and the server refuses qalter until the job has ended.
 
         Args:
             job_id: The job.
-            then: Resources to request for the next start; empty for no change.
-            wait: Seconds to wait for qrerun. If it takes longer, the server has not refused.
+            then: Value of ``qalter -l`` for the next start; empty for no change.
+            wait: Seconds to wait for the server to refuse. After that, the requeue counts as
+                accepted and the commands continue in the background.
 
         Raises:
             HostFault: The server refuses, or qrerun is missing.

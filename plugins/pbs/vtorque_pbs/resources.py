@@ -38,9 +38,9 @@ class PbsRequest:
 
 
 def torque_given(resources: Mapping[str, str], feature: str = "") -> PbsRequest:
-    """Return the request for the smallest node, from ``nodes=``, ``ncpus=`` and memory values.
+    """Return the smallest request of any node, from ``nodes=``, ``ncpus=`` and memory values.
 
-    In a mixed request, only parts with the property count.
+    ``feature`` is the property of VM jobs. In a mixed request, only parts with it count.
     """
     parts = _chunks(resources.get("nodes", ""))[0]
     chunks = list(compress(parts, mixed.for_guests(parts, feature)))
@@ -147,9 +147,10 @@ def _node_count(chunks: list[str]) -> int:
 
 
 def openpbs_given(resources: Mapping[str, str], feature: str = "") -> PbsRequest:
-    """Return the request for the smallest chunk: ``select=``, or ``nodes=``, ``ncpus`` and ``mem``.
+    """Return the smallest number of CPUs and MiB that a job requests in one chunk.
 
-    In a mixed request, only chunks with the property count.
+    A job without ``select=`` requests ``nodes=`` as on Torque, or ``ncpus=`` and ``mem=``.
+    ``feature`` is the boolean resource of VM jobs. In a mixed request, only chunks with it count.
     """
     if "select" not in resources and "nodes" in resources:
         return torque_given(resources, feature)

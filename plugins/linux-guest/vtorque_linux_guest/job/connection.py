@@ -78,10 +78,10 @@ class Connection:
         self._nonce = b""
 
     def hello(self, deadline: float) -> None:
-        """Begin a session, until `deadline` (time.monotonic() seconds).
+        """Begin a session. Wait for the agent until `deadline` (time.monotonic() seconds).
 
-        Earlier bytes from the guest are skipped. The agent ends programs of an older session. May
-        raise GuestSilent, GuestDied, or StreamError for another protocol version.
+        Bytes that the guest sent before its answer are skipped. The agent ends the programs of an
+        older session. Raises GuestSilent, GuestDied, or StreamError for another protocol version.
         """
         self._nonce = os.urandom(8)
         self._stdin_window = 0

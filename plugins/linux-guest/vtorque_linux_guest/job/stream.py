@@ -48,15 +48,19 @@ class ExitStatus:
 
 
 class Session(Connection):
-    """A connection to the agent over `sock`, the run port's Unix socket; not thread-safe.
+    """A session with the guest's agent; not thread-safe.
 
     Call `hello` first, then `run` any number of times, one after another. After any StreamError
     except NotStarted and BadStart, call `hello` for a new session or close the socket.
 
-    If the connection breaks during a run, the session calls `again`, with a function that returns a
-    reason to stop waiting. `again` returns a new connection and its deadline (time.monotonic()
-    seconds), or None if the guest is gone. When an ACK announces a possible break, the session
-    calls `tell` repeatedly with its state, for another job shell, until it returns False.
+    Args:
+        sock: The run port's Unix socket.
+        again: Called if the connection breaks during a run. Its argument is a function that returns
+            a reason to stop waiting, or "". Returns a new connection and its deadline
+            (time.monotonic() seconds), or None if the guest has ended.
+        tell: Called repeatedly after an ACK of the guest, which precedes a possible break, until it
+            returns False. Its argument is a function that returns the session's state, with which
+            another job shell can resume the session.
     """
 
     def resume(self, state: SessionState, deadline: float) -> None:
