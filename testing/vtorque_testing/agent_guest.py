@@ -26,11 +26,11 @@ _NOBODY = 65534
 
 
 class LocalAgent:
-    """A running agent, with its own configuration. A context manager.
+    """A running agent with its own configuration, as a context manager.
 
-    If the caller is root, jobs run as nobody (65534) with the given groups; otherwise as the
-    caller. ``binary`` is the agent's program, ``setup`` is the text of a setup script, and
-    ``extra`` are further lines of the configuration. Leaving the context raises AssertionError if
+    ``binary`` is the agent's program, ``setup`` is the text of a setup script, and ``extra`` are
+    further lines of the configuration. If the caller is root, jobs run as nobody (65534) with the
+    given groups; otherwise they run as the caller. At its end, the context raises AssertionError if
     the agent has crashed or a sanitizer has reported an error.
     """
 

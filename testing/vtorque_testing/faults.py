@@ -74,12 +74,13 @@ class Rig(Looks, Protocol):
 
 @dataclass(frozen=True)
 class Noted:
-    """Objects that a journal record names outside the rig's view, as they were before the record.
+    """Objects that a journal record names and that :meth:`Looks.look` does not show.
 
     Args:
         kind: kind of the record.
-        names: kind, name and state of each object, see :mod:`vtorque_testing.watched`.
-        blind: fields of a record that names no observable object; otherwise empty.
+        names: kind, name and state before the record of each object, see
+            :mod:`vtorque_testing.watched`.
+        blind: fields of the record, if it names no observable object; otherwise empty.
     """
 
     kind: str

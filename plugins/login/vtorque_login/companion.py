@@ -1,7 +1,7 @@
-"""Process beside a job's script that polls the owner's home and starts answers to requests.
+"""Process beside a job's script that polls the owner's home for requests and answers them.
 
-``python -I -m vtorque_login.companion CONFIG JOB NODE SECONDS JOBSHELL``, started as the owner by
-the job shell with pid JOBSHELL, if the batch system cannot run commands on nodes. It opens no port.
+If the batch system cannot run commands on nodes, the job shell (pid JOBSHELL) starts ``python -I -m
+vtorque_login.companion CONFIG JOB NODE SECONDS JOBSHELL`` as the owner. The process opens no port.
 Its children end with its process group.
 """
 

@@ -36,7 +36,7 @@ _PLACES: list[Place] = []
 
 @dataclasses.dataclass(frozen=True)
 class FetchedRecord(Place):
-    """Files from one node, only in memory, so that a killed command leaves no files behind."""
+    """Files that one node has sent. They stay in memory, so a killed command leaves no files."""
 
     files: Mapping[str, bytes] = dataclasses.field(default_factory=dict)
 

@@ -67,7 +67,7 @@ def query_jobs(jobs: Sequence[JobInfo], config: Path, wait: float) -> Iterator[J
 
 
 def query_node(job_id: str, node: str, config: Path, wait: float) -> NodeState:
-    """Return the state on one of a job's nodes; see :func:`answer`."""
+    """Return a job's state on one of its nodes. For ``wait`` see :func:`answer`."""
     return answer(_state, job_id, node, config, wait)
 
 

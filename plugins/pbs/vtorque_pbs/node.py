@@ -296,10 +296,11 @@ class PbsNode(abc.ABC):
         return True
 
     def _requeue_later(self, job: BatchJob, outcome: Outcome, reason: str) -> None:
-        """Hold the job after its last attempt, otherwise delay it, with a comment.
+        """Delay the job's next start, or hold the job after its last attempt. Set its comment.
 
-        A job that waits for other jobs is never held, but its starts count. From a manager, both
-        servers accept -a and a comment for a running job, and keep them after a requeue (tested).
+        A job that waits for a resource of another job is never held, but the server counts its
+        starts. Both servers accept -a and a comment for a running job from a manager, and keep them
+        after a requeue (tested).
         """
         if outcome is not Outcome.IN_USE and job.attempt + 1 >= self._settings.attempts:
             self.commands.tell("qhold", "-h", "s", job.id)

@@ -1,10 +1,10 @@
 """Transport of a request from ``vsub`` to root on the nodes. No I/O.
 
-Torque passes ``-l other=`` to root's hooks in argument 5 (6 of epilogues). All resources share a
-buffer of 2048 bytes, and what does not fit is silently dropped. ``other`` contains a short request
-itself (``vt1:...``). A longer one is in the job's variables, and ``other`` contains its hash
-(``vt1v:...``), so that root detects changes by the owner. On OpenPBS the variable always contains
-the request.
+Torque passes the value of ``-l other=`` to root's hooks, in argument 5 of prologues and 6 of
+epilogues. Its buffer for all resources has 2048 bytes, and Torque silently drops the rest. A short
+request is in ``other`` itself (``vt1:...``). A longer one is in a variable of the job, and
+``other`` contains its hash (``vt1v:...``), so that root detects changes by the owner. On OpenPBS
+the variable always contains the request.
 
 The owner comes from pbs_mom (Torque's second argument, OpenPBS's ``job.euser``), never from the
 request.

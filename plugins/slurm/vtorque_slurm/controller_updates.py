@@ -94,7 +94,7 @@ def in_use(client: SlurmClient, job: BatchJob, reason: str) -> None:
 
 
 def _whole(found: JobRecord) -> str:
-    """Return the id to requeue: single components of a heterogeneous job cannot be requeued."""
+    """Return the id of the whole job: Slurm requeues no single component of a heterogeneous one."""
     return found.name.partition("+")[0]
 
 

@@ -34,7 +34,7 @@ def prolog(place: Installation) -> bytes:
 def epilog(place: Installation, journal: Path, proofs: Path) -> bytes:
     """Return the Epilog script, which runs the epilogue if the job has files on this node.
 
-    The job's comment does not matter. The script always exits with 0. The reaper retries failed
+    The script does not read the job's comment. It always exits with 0. The reaper retries failed
     releases.
     """
     journals = f'{shlex.quote(str(journal))}/"$SLURM_JOB_ID".*.jsonl'

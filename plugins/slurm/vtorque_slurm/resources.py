@@ -74,9 +74,10 @@ def facts(given: SlurmRequest) -> dict[str, str]:
 
 
 def cpus_per_node(given: SlurmRequest) -> int | None:
-    """Return the minimum number of CPUs per node; None if the request does not determine it.
+    """Return the minimum number of CPUs per node, or None if the request does not determine it.
 
-    Without ``-N``, Slurm distributes tasks freely, so only ``-n 1`` determines it.
+    Without ``-N``, only a job with one task (``-n 1``) has such a number, because Slurm distributes
+    tasks freely over nodes.
     """
     if not given.has("cpus-per-task", "ntasks", "ntasks-per-node", "mincpus"):
         return None

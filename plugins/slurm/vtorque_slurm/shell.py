@@ -76,8 +76,8 @@ class SlurmJobShell(JobShell):
     ) -> list[str]:
         """Return an srun command that overlaps other steps and runs one task per node (srun(1)).
 
-        It covers only a heterogeneous job's first component, which has the guests. Options are
-        explicit because the environment would override defaults.
+        In a heterogeneous job, it runs only on the nodes of the first component, which has the
+        guests. Options are explicit because the environment would override defaults.
         """
         count = environ.get("SLURM_JOB_NUM_NODES", "1")
         each = ("--ntasks-per-node=1", "--overlap", "--kill-on-bad-exit=1", "--mpi=none")

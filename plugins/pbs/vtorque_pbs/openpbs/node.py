@@ -126,7 +126,7 @@ class OpenPbsNode(PbsNode):
         return 1
 
     def uncounted(self, job: BatchJob, outcome: Outcome) -> Sequence[str]:
-        """Keep a waiting job's counter below 21 starts; then the server would hold the job."""
+        """Reset the start counter of a job that waits, because the server holds it at 21 starts."""
         many = outcome is Outcome.IN_USE and job.attempt >= _MANY
         return ("-W", f"run_count={_MANY}") if many else ()
 
