@@ -25,8 +25,8 @@ class Offer:
 class RenderedGuest:
     """A placed guest before its start.
 
-    ``bare_xml`` renders the domain without pluggable devices, owner and names. A warm guest with
-    equal XML can become this guest.
+    ``bare_xml`` returns the XML of its domain without pluggable devices, owner and names. A warm
+    guest whose XML is equal can become this guest.
     """
 
     plan: GuestPlan

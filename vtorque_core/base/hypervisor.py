@@ -70,7 +70,7 @@ def _bounded(work: Callable[[], T], what: str, timeout: float) -> T:
 
 
 def call(uri: str, what: str, work: Callable[[Any], T], timeout: float = CALL_TIMEOUT) -> T:
-    """Return ``work(connection)`` within ``timeout`` seconds. ``what`` names it in errors."""
+    """Return ``work(connection)`` within ``timeout`` seconds. Errors name the call as ``what``."""
     module = library()
     deadline = time.monotonic() + timeout
     connection = _bounded(lambda: _connect(uri), what, timeout)
@@ -189,7 +189,7 @@ def suspend_domain(uri: str, uuid: str, timeout: float = CALL_TIMEOUT) -> None:
 
 
 def cpu_shares(uri: str, uuid: str, shares: int = 0) -> int:
-    """Return a domain's ``cpu_shares``, and set new ones unless 0.
+    """Return a domain's ``cpu_shares``, and set them to ``shares`` unless 0.
 
     Returns 0 if the domain has ended or there are no CPU control groups.
     """

@@ -82,8 +82,8 @@ def resize(
     Waits ``wait`` seconds for the job's lock. If the calling process was killed, repeat the call to
     repair the pinning.
 
-    The threads are pinned after an increase, and before a decrease, is journaled. If pinning fails,
-    the journal has the larger number.
+    An increase is journaled before the threads are pinned, a decrease after that. If pinning fails,
+    the journal therefore has the larger number.
 
     Raises FileNotFoundError if the job has ended, Busy if a lock is held, Refused if the guest has
     no such claim, HostFault.

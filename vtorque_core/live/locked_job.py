@@ -43,7 +43,8 @@ class LockedJob:
     def enter(self, phase: str) -> bool:
         """Record a phase of the job. Return False if it is the current one already.
 
-        Acquires the node's lock. Raises HostFault if that fails, or writing the journal.
+        Acquires the node's lock. Raises HostFault if it cannot be acquired or the journal cannot be
+        written.
         """
         with node_lock(self.paths), Journal.open(self.paths, self.state.path) as journal:
             if read(self.state.path).phase == phase:

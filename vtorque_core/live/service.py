@@ -53,7 +53,10 @@ def batch_system(config: Path) -> tuple[Site, BatchSystem]:
 def query_nodes(
     config: Path, jobs: Sequence[JobInfo]
 ) -> Iterator[tuple[JobOnNode | BaseException, str]]:
-    """Yield each plugin's information about jobs on their nodes, or its error, with its name."""
+    """Yield each plugin's information about jobs on their nodes, or its error.
+
+    The second item of each tuple is the plugin's name.
+    """
     site, plugins = load(config, node=False)
     for each in plugins.each(hooks.vtorque_jobs_on_nodes, jobs=jobs, site=site, config=config):
         yield each.error or each.item, each.plugin

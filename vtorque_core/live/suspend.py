@@ -1,7 +1,7 @@
 """Pause and resume the guests of a job.
 
-A suspended job has no CPUs, so only the batch system may suspend. Repeat a change whose process was
-killed.
+Only the batch system may suspend a job, because it gives a suspended job's CPUs to other jobs. If
+the process of a change was killed, repeat the change.
 
 Privileges: root.
 """

@@ -138,7 +138,7 @@ def require_possible(
 ) -> None:
     """Raise HostFault for a boot source that a plugin may not offer at this point.
 
-    ``adopts``: it may claim a warm guest. ``remote``: it must be remote.
+    ``adopts``: the source may claim a warm guest. ``remote``: the source must be remote.
     """
     for source in sources:
         what = ""

@@ -54,10 +54,11 @@ from vtorque_core.records.reading import (
 from vtorque_core.records.timeline import keep_phases
 
 on_step: Callable[[str], None] = lambda _step: None  # noqa: E731
-"""Test seam around every step, for a fault harness that kills the process there.
+"""For tests only: called before and after each step, so that they can kill the process there.
 
-Called with ``before record file``, ``after create file`` ... The steps are record, create, created,
-release, released and delete; and ``phase plan`` when a phase of the job has begun.
+The argument is a text such as ``before record file`` or ``after create file``. The steps are
+record, create, created, release, released and delete. It is ``phase plan`` when the phase ``plan``
+of the job has begun.
 """
 
 
@@ -152,10 +153,11 @@ class Journal:
         guest: int | None = None,
         needs: Iterable[int] = (),
     ) -> int:
-        """Write the record, fsync, call ``resource.create()``; return the record's number.
+        """Write and sync the record, call ``resource.create()``, and return the record's number.
 
-        If ``create()`` raises, the record stays open, and teardown releases it. ``needs`` are
-        records to release after this one, besides directories and leases of the guest and the job.
+        If ``create()`` raises, the record stays open, and teardown releases the resource. ``needs``
+        are records that teardown releases only after this one. The directories and leases of the
+        guest and of the job are always among them.
         """
         if resource.scope != "node":
             seq = self._record([(resource, guest)], plugin, phase, needs)[0]
@@ -248,7 +250,7 @@ class Journal:
     def _append(self, line: Mapping[str, Any]) -> None:
         """Append a line, unless an earlier append has failed.
 
-        After a gap, a lease could appear released before the resource that uses it.
+        With a gap in the journal, a lease could appear released before the resource that uses it.
         """
         with self._mutex:
             if self._broken:

@@ -86,7 +86,7 @@ class Record:
     Attributes:
         guest: index on this node; None: the whole job.
         tries: number of failed releases.
-        error: of the last failed release.
+        error: message of the last failed release.
         clock: ``time`` by CLOCK_MONOTONIC.
     """
 

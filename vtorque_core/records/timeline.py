@@ -30,7 +30,7 @@ def keep_start(paths: Paths, state: JournalState) -> None:
 
 
 def spans(state: JournalState, until: float) -> list[dict[str, Any]]:
-    """Return each phase: name, guest (None: the whole job), ``start`` (Unix time), ``seconds``.
+    """Return the phases: ``name``, ``guest`` (None: the job), ``start`` (Unix time), ``seconds``.
 
     The seconds of a guest's phase count from the start of the job's phase. The phase ``used`` has
     ``cpu_seconds`` and ``peak_mib``.

@@ -78,8 +78,9 @@ class DaemonPlan(NamedTuple):
     """Target ids and program. The maps are contents of /proc/PID/{uid,gid}_map.
 
     Attributes:
-        disk: ``raw`` or ``qcow2``: the source is the user's disk file, and the daemon has no
-            capabilities. Empty: a directory, and the daemon has guest root's in the namespace.
+        disk: ``raw`` or ``qcow2`` if the source is the user's disk file; the daemon then has no
+            capabilities. Empty if the source is a directory; the daemon then has the capabilities
+            of guest root in the namespace.
         user_is_root: the user's ids are 0 in the namespace, and the source is on :data:`MOUNTED`.
         launched_by_root: False on a personal site.
     """

@@ -93,7 +93,7 @@ def forget_connections(mac: str) -> None:
 
 
 def filter_reserved_macs(tap: str) -> None:
-    """Let the bridge filter a guest's frames to the MACs 01:80:C2:00:00:00 to 0F.
+    """Make the bridge pass a guest's frames to the MACs 01:80:C2:00:00:00 to 0F through nftables.
 
     By default, a bridge delivers these frames to the node, past nftables, and learns their source
     MACs (IEEE 802.1Q, 8.6.3). The mask has a bit for each MAC. The bridge rejects bit 1, and drops

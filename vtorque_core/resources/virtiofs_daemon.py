@@ -42,7 +42,7 @@ class ServedDirectory(user_daemon.ServedData):
 
     Attributes:
         comes: the guest migrates to this node.
-        root_is_user: guest root has the owner's ids, and others of the guest have none.
+        root_is_user: guest root has the owner's ids, and no other user of the guest has access.
     """
 
     nofile: int = _LEAST_FILES
@@ -86,8 +86,8 @@ def file_limit(ram_mib: int) -> int:
 def _c_arguments(share: ServedDirectory, socket_fd: int) -> tuple[str, ...]:
     """Return the arguments of QEMU's virtiofsd (in C); ``{source}`` is the directory's descriptor.
 
-    It does not follow links, so ``/.`` turns the link in /proc into a directory. It requires the
-    rule for security.capability.
+    This daemon does not follow links, so ``/.`` turns the link in /proc into a directory. It
+    requires the rule for security.capability.
     """
     options = (
         "source=/proc/self/fd/{source}/.,sandbox=chroot,modcaps=-mknod:-setfcap,announce_submounts,"
@@ -97,9 +97,9 @@ def _c_arguments(share: ServedDirectory, socket_fd: int) -> tuple[str, ...]:
 
 
 def _rust_arguments(share: ServedDirectory, socket_fd: int) -> tuple[str, ...]:
-    """Return the arguments of the Rust virtiofsd, which gets no link in /proc.
+    """Return the arguments of the Rust virtiofsd, without a link in /proc to the directory.
 
-    It would resolve the link and use the path, which the user can change.
+    This daemon would resolve the link and use the resulting path, which the user can change.
     """
     root = share.subordinate_id
     uid, gid = (0, 0) if share.root_is_user else (share.uid, share.gid)

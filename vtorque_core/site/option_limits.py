@@ -30,9 +30,10 @@ class Rule:
 
 @dataclass(frozen=True)
 class Limits:
-    """One ``[options.<key>]`` table. ``allow`` None: anything; ``default`` None: the option's own.
+    """One ``[options.<key>]`` table.
 
-    ``set_by`` has the dotted key of each value that is set: ``limits.1.options.ram.max``.
+    If ``allow`` is None, all values are allowed. If ``default`` is None, the option's own default
+    applies. ``set_by`` has the dotted key of each value that is set: ``limits.1.options.ram.max``.
     """
 
     default: Any = None
@@ -45,8 +46,8 @@ class Limits:
     def override(self, over: Limits, *, surely: bool = True) -> Limits:
         """Return these limits overridden by ``over``.
 
-        If not ``surely``, it is unknown whether ``over`` applies. It then only removes the limits
-        that it would override.
+        If not ``surely``, it is unknown whether ``over`` applies to the job. The result then lacks
+        all limits that ``over`` would override, so that it refuses nothing by mistake.
         """
         found = over if surely else Limits(self.default)
         changed = {name: getattr(found, name) for name in over.set_by}

@@ -68,8 +68,8 @@ class DomainSpec:
     """The core's decisions about a guest's domain.
 
     Attributes:
-        qemu_user: QEMU's group, and its user if the plan has no uid. libvirt then changes no
-            owners, so shared images stay root's. Empty: libvirt's defaults.
+        qemu_user: the group of QEMU, and its user if the plan has no uid. If it is set, libvirt
+            changes no owners of files, so shared images stay root's. Empty: libvirt's defaults.
         uefi: firmware of x86 guests whose image requires UEFI.
         ports: free device slots of a warm guest.
     """
@@ -103,9 +103,10 @@ def render(
 ) -> str:
     """Return the domain XML of one guest.
 
-    ``sockets`` and ``taps`` are by alias: Unix sockets of Filesystems and ``user_owned`` Disks, tap
-    devices of filtered Interfaces. ``overrides`` is a directory of site templates: ``disk.xml.j2``
-    replaces the core's, ``vtorque_acme/x.xml.j2`` that of package vtorque_acme.
+    ``sockets`` has the Unix sockets of Filesystems and ``user_owned`` Disks, ``taps`` the tap
+    devices of filtered Interfaces, both by alias. ``overrides`` is a directory of site templates:
+    ``disk.xml.j2`` in it replaces the core's template, ``vtorque_acme/x.xml.j2`` that of the
+    package vtorque_acme.
     """
     environment = _environment(overrides)
     sections: dict[str, list[str]] = {name: [] for name in _SECTIONS}
@@ -168,7 +169,7 @@ def render_devices(
     taps: Mapping[str, str],
     overrides: Path | None,
 ) -> tuple[str, ...]:
-    """Return the XML of each device to plug in. Disks are last, and of these the user's first."""
+    """Return the XML of each device to plug in. Disks come last, the user's own before others."""
     environment = _environment(overrides)
     items = [item for item in merged.items if is_pluggable(item.element)]
     items.sort(key=lambda item: _turn(item.element))

@@ -19,7 +19,7 @@ _PLACED = ("cputune", "numatune", "metadata", "seclabel")  # of the new owner an
 
 
 def adapt_xml(was: str, wanted: str, places: tuple[Path, Path], guest: GuestPlan) -> str:
-    """Return the XML to restore a domain with. Raises Refused unless the job requests that domain.
+    """Return XML that restores an earlier domain. Raises Refused if the job requests another one.
 
     ``was`` is libvirt's XML of the earlier domain, which only root can write. ``wanted`` is the
     rendered XML. ``places`` are the earlier directories on disk and in memory.

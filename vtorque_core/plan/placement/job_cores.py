@@ -26,8 +26,8 @@ class NodeShare:
 
     Attributes:
         cpus: host CPU ids of the job; empty: unknown.
-        reserve_cores, reserve_mib: for the host. If ``cpus`` is known, guests may share reserved
-            CPUs, but not have them exclusively.
+        reserve_cores, reserve_mib: reserved for the host. If ``cpus`` is known, shared threads of
+            guests may run on reserved CPUs; no guest gets them exclusively.
         exclusive: if ``cpus`` is unknown, only one user at a time gets the node.
         whole_node: the batch system runs no other job on the node.
         numa: default for binding RAM to NUMA nodes; None: not bound.
@@ -98,11 +98,12 @@ class Leases:
     """Resources that other jobs hold by open leases.
 
     Attributes:
-        items: by pool. Exclusive CPUs are in the pool ``core``.
-        mib_on: memory by NUMA node, where known.
-        pages: MiB by (NUMA node, huge page size in KiB).
-        shares: number of other jobs per CPU.
-        amounts: by pool.
+        items: leased items by pool. Exclusive CPUs are in the pool ``core``.
+        mib: leased MiB of the whole node.
+        mib_on: leased MiB by NUMA node, where known.
+        pages: MiB in huge pages, by (NUMA node, page size in KiB).
+        shares: number of other jobs on each CPU.
+        amounts: leased amounts of countable pools.
     """
 
     items: Mapping[str, frozenset[str]] = field(default_factory=dict)

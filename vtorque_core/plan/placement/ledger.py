@@ -1,14 +1,14 @@
 """Ledger: grants all claims of a job on this node in one transaction, or none.
 
-The ledger is the open lease records of all journals, read under the node's lock. Besides the pools
-of claims, it has::
+The ledger is the open lease records of all journals, read under the node's lock. Leases are of
+items in the pools that plugins claim, and in these pools of the core::
 
-    core    exclusive host CPU: item is its id, use (idle: an SMT sibling), and for a resizable use
-            least, most, cpus (candidates)
-    memory  MiB of one guest on a NUMA node, ordinary or huge pages
-    share   all CPUs of the job: cpus; least: how many must stay for sharing threads
+    core    an exclusive host CPU. ``item`` is its id and ``use`` its purpose (``idle``: an unused
+            SMT sibling). A resizable use also has ``least``, ``most`` and the candidates ``cpus``.
+    memory  MiB of one guest on a NUMA node, in ordinary or huge pages
+    share   all CPUs of the job (``cpus``); ``least`` of them must stay for shared threads
     cache   a step of a cache, or an allocation of the processor
-    node    the node, for one user
+    node    the whole node, for one user
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ def place(
     paths: Paths,
     away: Sequence[PoolClaim] = (),
 ) -> tuple[list[Placement], list[str]]:
-    """Return a placement for each guest, leased in ``journal``; all or nothing. As root.
+    """Place all guests of a job or none, and write the leases to ``journal``. As root.
 
-    Also returns the keys of warm guests that must end first, but none if the guest to place is
-    itself warm. Call before the job acquires other resources. Items in ``away`` count as in use
-    although no journal names them.
+    Returns the placements, and the keys of warm guests that must end first. A warm guest's own
+    placement ends no others. Call this before the job acquires other resources. Items in ``away``
+    count as in use although no journal names them.
     """
     try:
         divide(claims, share, Leases())
