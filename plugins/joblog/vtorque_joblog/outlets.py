@@ -1,6 +1,6 @@
-"""One thread per sink, which reads the logs itself from its last position.
+"""One thread per sink, which reads the logs from the sink's last position.
 
-So no line waits in memory, and a sink that hangs or fails does not delay other sinks.
+Therefore no line waits in memory, and a sink that hangs or fails does not delay other sinks.
 """
 
 from __future__ import annotations

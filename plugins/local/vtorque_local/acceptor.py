@@ -189,9 +189,9 @@ class Acceptor:
     def _fork(self, uid: int, connections: list[socket.socket], its: tuple[int, ...]) -> int:
         """Start a process of the user with the connections, close them here, and return its pid.
 
-        ``its`` are further descriptors for it. The parent closes the connections once the child has
-        closed all other descriptors, and then the child closes them. The last close may block, so
-        each side can only block itself.
+        ``its`` are further descriptors for that process. The parent closes the connections once the
+        child has closed all other descriptors, and then the child closes them. The last close may
+        block, so each side can only block itself.
         """
         reading, read, ready, say_ready, go, say_go = pipes = _pipes(3)
         try:

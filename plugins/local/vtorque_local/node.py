@@ -65,8 +65,9 @@ class LocalNode(NodeAdapter):
     def finish(self, job: BatchJob, outcome: Outcome, reason: str, *, hook_waits: bool) -> int:
         """Return the prologue's exit status.
 
-        If another job uses a needed resource, it is :data:`WAITS`, with the reason on stdout.
-        Otherwise it is 0: there is no other node, and the wrapper reports the reason to the user.
+        If another job uses a needed resource, the status is :data:`WAITS`, and the reason is on
+        stdout. Otherwise the status is 0: there is no other node to try, and the wrapper reports
+        the reason to the user.
         """
         if outcome is Outcome.IN_USE:
             sys.stdout.write(f"{printable(reason, 500)}\n")

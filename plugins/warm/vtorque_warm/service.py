@@ -127,7 +127,7 @@ class Keeper:
         return known
 
     def _yield_memory(self, there: Sequence[WarmGuest], settings: Settings) -> None:
-        """Leave the memory of evicted guests to jobs, each time for longer.
+        """Boot no guests for some time after an eviction, and for longer after each further one.
 
         Otherwise each job on a full node would have to evict new guests, and share the CPUs with
         their boot.

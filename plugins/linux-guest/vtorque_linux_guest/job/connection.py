@@ -101,7 +101,7 @@ class Connection:
     def _ask(
         self, hello: bytes, deadline: float, pause: float, stopped: Callable[[], str] = str
     ) -> bytes:
-        """Send a HELLO, repeat it after growing pauses, and return the answer."""
+        """Send a HELLO, repeat it at growing intervals, and return the answer."""
         prefix = hello_prefix(self._nonce)
         seen, skipped = bytearray(), 0
         again = time.monotonic()

@@ -67,7 +67,8 @@ class BadStart(StreamError):
 class RunAbandoned(StreamError):
     """The caller called `Events.stop`. Closing the socket makes the agent kill the job.
 
-    If the session is held, the job survives, and another job shell can resume it with ``state``.
+    If the guest holds the session (HOLD), the job survives, and another job shell can resume the
+    session with ``state``.
     """
 
     state: SessionState | None = None

@@ -402,8 +402,8 @@ def _again(
 ) -> tuple[socket.socket, float] | None:
     """Reconnect; return the connection and its deadline, or None if the guest is gone.
 
-    Without root's announcement, a broken connection means that the guest ended. If the guest is
-    being checkpointed, set ``ending.leaves``.
+    Unless root has announced a break (BREAK_MARKER), a broken connection means that the guest has
+    ended. If the guest is being checkpointed, set ``ending.leaves``.
     """
     while (left := _break_until(guest) - time.time()) > 0 and not stopped():
         time.sleep(RETRY)
