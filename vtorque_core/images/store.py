@@ -55,7 +55,7 @@ def locked(pool: Path, *, shared: bool = False, wait: float = _LOCK_WAIT) -> Ite
 def _lock(descriptor: int, kind: int, wait: float, pool: Path) -> None:
     try:
         if not try_flock(descriptor, kind, time.monotonic() + wait):
-            raise HostFault(f"{pool} is being changed by another command")
+            raise HostFault(f"{pool} is being changed by another command: retry when it has ended")
     except OSError as error:
         if error.errno not in _NO_LOCKS:  # a file system without locks: see above
             raise

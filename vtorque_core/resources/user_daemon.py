@@ -294,7 +294,7 @@ def _launch(plan: _user_daemon_exec.DaemonPlan, label: str, report: int, deadlin
     try:
         if not wait_readable([report], deadline - time.monotonic()):
             helper.kill()
-            raise HostFault(f"{label}: no answer from it")
+            raise HostFault(f"{label}: the daemon does not answer")
         if problem := os.read(report, 4096):
             reason = printable(problem.decode("utf-8", "replace"))
             if reason.startswith(_user_daemon_exec.DENIED):

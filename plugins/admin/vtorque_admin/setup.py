@@ -89,7 +89,7 @@ def require_idle(site: Site, *, spares: bool = True) -> None:
     held = [name for name in names if spares or not name.startswith(SPARE_PREFIX)]
     if held:
         raise HostFault(
-            f"{len(held)} jobs or waiting guests still hold something on this node (see vmgr ps "
+            f"{len(held)} jobs or waiting guests still hold resources on this node (see vmgr ps "
             "--placement): let them end, or run vtorque reap"
         )
 
@@ -112,7 +112,7 @@ def uninstall(site: Site, config: Path, say: Say, *, purge: bool = False) -> Non
 def _take_secret(site: Site, secret: bytes) -> None:
     if len(secret) < _LEAST_SECRET:
         raise HostFault(
-            f"a site secret of {len(secret)} bytes came in; {_LEAST_SECRET} is the least"
+            f"the given site secret has {len(secret)} bytes, and the minimum is {_LEAST_SECRET}"
         )
     if site.paths.secret.exists():
         require_idle(site)

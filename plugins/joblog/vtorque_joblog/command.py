@@ -90,7 +90,9 @@ def _one(config: Path, job_id: str) -> KeptJob:
     found = kept.jobs(config, job_id)
     if len(found) > 1:
         some = ", ".join(printable(job.id) for job in found[:8]) + " ..." * (len(found) > 8)
-        raise Refused(f"{printable(job_id)} matches {len(found)} jobs with separate logs: {some}")
+        raise Refused(
+            f"{printable(job_id)} is {len(found)} jobs with separate logs, name one: {some}"
+        )
     return found[0]
 
 

@@ -83,7 +83,7 @@ def test_missing_guest_or_ssh_is_reported(called):
         "43.srv", "3"
     )
     called.place.add_facts(ended=1.0)
-    assert "job 42.srv has no guest that is ready" in called("42.srv", "3")
+    assert "job 42.srv has no ready guest: it is still starting" in called("42.srv", "3")
 
 
 def test_console_of_a_running_guest_is_opened_by_virsh(called, monkeypatch):

@@ -170,7 +170,7 @@ class QueueEntry(mom.JobTask):
             with contextlib.suppress(OSError):  # the pid may have been reused
                 if cgroup:
                     job_processes.join(str(Path(cgroup).parent), self.client.pid)
-            raise VtorqueError("its terminal went away")
+            raise VtorqueError("the terminal was closed")
         self.client.tell({"start": self.job.order(self._programs.wrapper)})
         return self.terminal
 

@@ -306,7 +306,7 @@ class LocalService:
         for entry in [entry for entry in client.entries if entry.job.interactive]:
             if entry.terminal:
                 entry.terminal.tell_end(None)
-            self.end(entry, "job killed: its terminal went away")
+            self.end(entry, "job killed: the terminal was closed")
         self._let_go(client)
 
     def _let_go(self, client: LocalClient) -> None:

@@ -86,7 +86,8 @@ def parse_saved(tag: str, document: int) -> Iterator[bytes]:
 def parse_configuration(layers: int, arch: str, document: int) -> Iterator[bytes]:
     """Yield an image's layer digests, variables, entry point and command.
 
-    The first character of each text is its kind. ``arch`` is the guests' architecture, as the kernel names it.
+    The first character of each text is its kind. ``arch`` is the guests' architecture, as the
+    kernel names it.
     """
     config = _object(document, "the configuration")
     wanted = _ARCHITECTURES.get(arch, arch)

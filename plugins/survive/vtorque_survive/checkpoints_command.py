@@ -67,7 +67,7 @@ def remove(config: Path, name: str, uid: int | None) -> None:
         uids = " or ".join(str(each.uid) for each in found)
         raise Refused(f"several users have a checkpoint {name}: choose one with --uid {uids}")
     if not found:
-        raise Refused(f"there is no checkpoint {name} on this node")
+        raise Refused(f"there is no checkpoint {name} on this node; vmgr checkpoints lists all")
     listing.remove(found[0], name)
     _publish(paths, found[0])
 

@@ -118,7 +118,7 @@ def ask(paths: Paths, uid: int, name: str, seconds: float) -> None:
         HostFault: If no watcher runs, or it does not remove the checkpoint in time.
     """
     if all(each.id != name for each in read_list(paths, uid)):
-        raise Refused(f"you have no checkpoint {name} on this node")
+        raise Refused(f"you have no checkpoint {name} on this node; vmgr checkpoints lists yours")
     fifo, begins = place(paths, uid) / FIFO, time.monotonic() + _BEGINS
     while not _write_line(fifo, f"{name}\n"):
         if time.monotonic() >= begins:

@@ -170,7 +170,7 @@ def require(settings: Settings, paths: Paths, job: RunningJob, to: str) -> tuple
     if node not in nodes[1:]:
         raise Refused(f"{node} runs the job shell, so its guests cannot migrate; {CHECKPOINT}")
     if to in nodes:
-        raise Refused(f"{to} already runs a guest of the job")
+        raise Refused(f"{to} already runs a guest of the job: choose another node")
     if lacking is None:
         raise Refused("the job was started by a version of vTorque that cannot migrate guests")
     if lacking:
@@ -178,7 +178,10 @@ def require(settings: Settings, paths: Paths, job: RunningJob, to: str) -> tuple
     if len(job.guests) < len(facts.get("guests", ())):
         raise Refused("some of the job's guests have migrated before: the others cannot follow")
     if suspend.phase(job) != suspend.RUNS or suspend.is_incomplete(paths, job):
-        raise Refused("the job is suspended, starting or ending, so guests cannot be migrated")
+        raise Refused(
+            "the job is suspended, starting or ending, so its guests cannot be migrated: resume it, "
+            "or retry later"
+        )
     return tuple(to if each == node else each for each in nodes)
 
 

@@ -210,7 +210,9 @@ def _find_differences(
 ) -> Iterator[Refusal]:
     """Yield a refusal for each difference from the saved job that prevents a restore."""
     if found.owner != user.name:  # uids may be reassigned
-        yield Refusal(f"is a checkpoint of user {found.owner}", RESUME.key, found.id)
+        yield Refusal(
+            f"is a checkpoint of user {found.owner}, who alone can restore it", RESUME.key, found.id
+        )
     version = tools.tools(tools.cpu_model(found.tools))
     here = {"node": job.node, "image": f"{image.name} {image.sha256}", **version}
     then = {"node": found.node, "image": f"{found.image} {found.sha256}", **found.tools}

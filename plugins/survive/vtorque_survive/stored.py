@@ -260,7 +260,10 @@ class Store:
             require_root_owned(path, uid=os.geteuid())
             found = Manifest.decode(_content(path), path.parent)
         except (FileNotFoundError, NotADirectoryError):
-            raise Refused(f"you have no checkpoint {printable(name)} on this node") from None
+            raise Refused(
+                f"you have no checkpoint {printable(name)} on this node; vmgr checkpoints "
+                "lists yours"
+            ) from None
         except ConfigError as error:
             raise Refused(
                 f"checkpoint {printable(name)} could have been written by others than root: {error}"

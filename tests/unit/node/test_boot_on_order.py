@@ -178,5 +178,5 @@ def test_starter_that_cannot_listen_is_a_host_fault(run_dir):
 
 
 def test_missing_console_socket_is_a_host_fault(tmp_path):
-    with pytest.raises(HostFault, match="its console"):
+    with pytest.raises(HostFault, match="the guest's console"):
         connect_console(str(tmp_path / "console.sock"))

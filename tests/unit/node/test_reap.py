@@ -119,7 +119,7 @@ def test_abandon_of_an_ambiguous_record_asks_for_the_attempt(paths, start, tmp_p
     for attempt in (0, 1):
         start("1", attempt).take(Card(str(tmp_path / f"card{attempt}")))
         (tmp_path / f"card{attempt}.mood").write_text("fail")
-    with pytest.raises(UsageError, match=r"which of 1\.0:1, 1\.1:1"):
+    with pytest.raises(UsageError, match=r"write one of 1\.0:1, 1\.1:1"):
         reaped(paths, {"1": JobState.GONE}, abandon=["1:1"])
     reaped(paths, {"1": JobState.GONE}, abandon=["1.1:1"])
     assert [path.name for path in journals(paths)] == ["1.0.jsonl"]

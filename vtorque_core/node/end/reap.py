@@ -265,7 +265,7 @@ def _to_abandon(states: Sequence[JournalState], wanted: Collection[str]) -> dict
             raise UsageError(f"--abandon {text}: job {name} has no open record {seq} on this node")
         if len(matches) > 1:
             names = ", ".join(f"{state.key}:{seq}" for state in matches)
-            raise UsageError(f"--abandon {text}: which of {names}?")
+            raise UsageError(f"--abandon {text}: write one of {names}")
         found.setdefault(matches[0].path, set()).add(seq)
     return found
 

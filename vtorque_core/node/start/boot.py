@@ -353,7 +353,7 @@ def connect_console(path: str) -> int:
         try:
             connection.connect(path)
         except OSError as error:
-            raise HostFault(f"its console {path}: {error.strerror}") from None
+            raise HostFault(f"the guest's console {path}: {error.strerror}") from None
         return connection.detach()
 
 

@@ -300,7 +300,7 @@ def _extent_tree(disk: _Disk, extents: Sequence[_Extent]) -> tuple[bytes, int]:
     most = (BLOCK - 12) // 12
     parts = [extents[at : at + most] for at in range(0, len(extents), most)]
     if len(parts) > 4:
-        raise Refused("a file is too large for the root disk")
+        raise Refused("a file is too large for the root disk: increase size")
     index = b""
     for part in parts:
         (where,) = disk.take(1)
