@@ -55,7 +55,7 @@ class PluginGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Find the command, with the plugins of the site config that its own options may name."""
+        """Find the command. Its own ``--config`` selects the site config, and so the plugins."""
         for word, following in pairwise([*args, ""]):
             if word == "--":  # other words belong to another program
                 break

@@ -31,9 +31,9 @@ _STUCK = 1000  # milliseconds after which a QEMU that still owes an answer is no
 
 
 def ask_qemu(uri: str, uuid: str, what: str, work: Callable[[Any], T]) -> T | None:
-    """Return ``work(domain)``, or None if it has ended. Raises HostFault soon if QEMU hangs.
+    """Return ``work(domain)``, or None if the domain has ended. Raises HostFault if QEMU hangs.
 
-    Otherwise libvirt would wait forever, and each later call 30 s. QEMU hangs if guest root makes
+    A direct call would wait forever, and each later call for 30 s. QEMU hangs if guest root makes
     it wait for a daemon that the user has stopped.
     """
 

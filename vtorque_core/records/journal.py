@@ -56,9 +56,8 @@ from vtorque_core.records.timeline import keep_phases
 on_step: Callable[[str], None] = lambda _step: None  # noqa: E731
 """For tests only: called before and after each step, so that they can kill the process there.
 
-The argument is a text such as ``before record file`` or ``after create file``. The steps are
-record, create, created, release, released and delete. It is ``phase plan`` when the phase ``plan``
-of the job has begun.
+The argument is ``before record file``, ``after create file`` and so on. The steps are record,
+create, created, release, released and delete. At the begin of a phase it is ``phase plan``.
 """
 
 

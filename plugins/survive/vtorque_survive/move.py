@@ -178,10 +178,7 @@ def require(settings: Settings, paths: Paths, job: RunningJob, to: str) -> tuple
     if len(job.guests) < len(facts.get("guests", ())):
         raise Refused("some of the job's guests have migrated before: the others cannot follow")
     if suspend.phase(job) != suspend.RUNS or suspend.is_incomplete(paths, job):
-        raise Refused(
-            "the job is suspended, starting or ending, so its guests cannot be migrated: resume it, "
-            "or retry later"
-        )
+        raise Refused("the job is suspended, starting or ending: resume it, or migrate it later")
     return tuple(to if each == node else each for each in nodes)
 
 
