@@ -75,11 +75,11 @@ def _describe(each: GuestData, job_id: str, attempt: int) -> dict[str, Any]:
 def migrate_guest(each: GuestData, to: str, xml: str, seconds: float) -> None:
     """Migrate a guest to the libvirtd at the URI ``to``, with domain XML for the destination.
 
-    A guest with its own disk is paused on both nodes; copy its disk before. Call this within
-    :func:`vtorque_survive.saving.libvirt_operation`.
+    A guest with its own disk stays paused on both nodes. Copy its disk before this call. Call this
+    within :func:`vtorque_survive.saving.libvirt_operation`.
 
-    Raises HostFault if the migration failed, or if its result after ``seconds`` is unknown. Then
-    ask :func:`await_state` and the destination which node has the guest.
+    Raises HostFault if the migration failed, or if its result after ``seconds`` is unknown. After
+    that, ask :func:`await_state` and the destination which node has the guest.
     """
     guest, paused = each.guest, each.disk is not None
     domains.migrate_domain(guest.uri, guest.uuid, to, xml, seconds, paused=paused)
