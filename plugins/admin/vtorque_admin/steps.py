@@ -128,10 +128,10 @@ class ReplacedFile:
         kept = os.path.lexists(self.backup)
         if whose is _Owner.EDITED or (whose is _Owner.SITE and kept and not self._has_backup()):
             what = "edited" if whose is _Owner.EDITED else "replaced"
-            before = f"; the one from before vTorque is {self.backup}" if kept else ""
+            before = f" (the file from before vTorque is {self.backup})" if kept else ""
             raise HostFault(
-                f"{self.path} was {what} since vTorque wrote it, and was not "
-                f"changed{before}: move it away, then run this command again"
+                f"{self.path} was {what} since vTorque wrote it, so the setup was not "
+                f"undone{before}: move it away, then run this command again"
             )
         with safefs.name_errors(self.path):
             safefs.remove_file(safefs.temporary_name(str(self.path)))
