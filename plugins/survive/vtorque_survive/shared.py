@@ -2,7 +2,7 @@
 
 Nodes do not communicate directly, but through files in that directory. A checkpoint keeps the
 network addresses of its guests while it exists. A file beside the checkpoint names the job that was
-restored from it (:class:`Held`). The batch system knows whether that job has ended.
+restored from it (:class:`UseMark`). The batch system knows whether that job has ended.
 """
 
 from __future__ import annotations
@@ -151,7 +151,7 @@ def _locked(path: str, verb: str) -> Iterator[None]:
 class Gate:
     """A barrier: no guest of a restored multi-node job resumes before all are restored.
 
-    Each node records in its Held file that its guests are ready. A node that times out withdraws
+    Each node records in its use mark that its guests are ready. A node that times out withdraws
     its record, under the lock that protects writes to it. So either all guests resume, or none.
     """
 
@@ -230,7 +230,7 @@ class Gate:
 
 
 def acquire_mark(store: Store, found: Manifest, job: JobAttempt, site: Site) -> UseMark:
-    """Return the Held file for a job, after waiting until no other job uses the checkpoint.
+    """Return the use mark for a job, after waiting until no other job uses the checkpoint.
 
     Asks the batch system only about jobs on other nodes. For a job on this node, the journals show
     whether it has ended.
@@ -330,7 +330,7 @@ def _user_addresses(directory: Path) -> Iterator[tuple[str, str]]:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    """Return the content of a Held file; empty if it is missing or invalid."""
+    """Return the content of a use mark; empty if it is missing or invalid."""
     try:
         found = json.loads(path.read_bytes())
     except (FileNotFoundError, ValueError):
