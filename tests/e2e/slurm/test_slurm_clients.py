@@ -19,7 +19,8 @@ PSIJ = """
 import datetime, sys
 from psij import Job, JobAttributes, JobExecutor, JobSpec, JobState
 def job(code):
-    more = {"slurm.vm": "ram=300M", "slurm.mem": "600M", "slurm.constraint": "vtorque"}
+    vm = "img=debian-python,ram=700M"
+    more = {"slurm.vm": vm, "slurm.mem": "1000M", "slurm.constraint": "vtorque"}
     limit = datetime.timedelta(minutes=10)
     return Job(JobSpec(
         executable="/bin/sh", arguments=["-c", f"hostname; exit {code}"],
@@ -33,7 +34,7 @@ for each in jobs:
 for each in jobs:
     status = each.wait(datetime.timedelta(minutes=9))
     print(each.native_id, status.state.name, status.exit_code)
-last = job(0)
+last = job(9)
 last.spec.arguments = ["-c", "sleep 1000"]
 executor.submit(last)
 last.wait(datetime.timedelta(minutes=9), target_states=[JobState.ACTIVE])
@@ -76,7 +77,13 @@ def clients(clean):
         shutil.rmtree(clean.home / name, ignore_errors=True)
 
 
-def test_psij_submits_polls_and_cancels(clean, clients):
+@pytest.fixture
+def image(cluster):
+    """Add an image with bash and Python."""
+    return cluster.image("debian-python", "-o", "packages=python3")
+
+
+def test_psij_submits_polls_and_cancels(clean, clients, image):
     script = clean.script(PSIJ, "tool.py")
     done = clean.user("python3", script, env=clients)
     rows = [line.split() for line in done.stdout.decode().splitlines()]
