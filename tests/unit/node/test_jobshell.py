@@ -401,6 +401,18 @@ def test_command_of_an_interactive_job_gets_the_terminal(job):
     os.close(leader)
 
 
+@pytest.mark.parametrize(("guests", "rank"), [(GUESTS, 0), (GUESTS[:1], 1)])
+def test_command_reads_standard_input_also_on_nodes_without_the_first_guest(job, guests, rank):
+    """A step of Slurm runs on each node: in the first guest that its proof has."""
+    proofs.write(job.paths, replace(READY, guests=guests))
+    reader, writer = os.pipe()
+    assert job.run(0, stdin=reader, argv=("-c", "cat")) == 0
+    guest, _, streams = job.driver.calls[0]
+    assert (guest.rank, streams.stdin, streams.terminal) == (rank, reader, False)
+    os.close(reader)
+    os.close(writer)
+
+
 @pytest.mark.parametrize(
     ("result", "code"), [(0, 0), (7, 7), (GuestDied("gone"), 123), (KeyboardInterrupt(), 130)]
 )
