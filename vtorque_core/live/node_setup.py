@@ -13,7 +13,4 @@ from vtorque_core.records.reading import SPARE_PREFIX as SPARE_PREFIX
 from vtorque_core.resources import netfilter as netfilter
 from vtorque_core.resources.virtiofs_daemon import VIRTIOFSD as VIRTIOFSD
 from vtorque_core.site import directories as directories
-from vtorque_core.site.config import Site as Site
-from vtorque_core.site.installation import installation as installation
-from vtorque_core.site.plugins import Plugins as Plugins
 from vtorque_core.site.schema import ExtraNetwork as ExtraNetwork

@@ -8,4 +8,3 @@ from vtorque_core.plan.placement.topology import cpu_list as cpu_list
 from vtorque_core.plan.placement.topology import show_cpus as show_cpus
 from vtorque_core.records.reading import JournalState as JournalState
 from vtorque_core.records.reading import walk as walk
-from vtorque_core.site.load import load as load

@@ -16,7 +16,7 @@ from vtorque_core.api.node_job import Site
 from vtorque_core.api.setup_steps import Installation
 from vtorque_core.api.strategies import BatchSystem
 from vtorque_core.base.names import CONFIG_PATH, Paths
-from vtorque_core.site.installation import installation
+from vtorque_core.site.config import Site as SiteConfig
 from vtorque_core.site.load import load, load_paths
 from vtorque_core.site.personal import VARIABLES
 
@@ -26,6 +26,20 @@ def site_and_installation(config: Path | None) -> tuple[Site, Installation]:
     path = (config or CONFIG_PATH).resolve()
     site, _ = load(path, node=os.geteuid() == 0)
     return site, installation(site, site.path if site.owner else path)
+
+
+def installation(site: SiteConfig, config: Path) -> Installation:
+    """Return this installation, for the node programs that the batch system starts."""
+    program, node = Path(sys.prefix, "bin", "vtorque"), site.node
+    return Installation(
+        program,
+        config.absolute(),
+        site.paths.jobshell,
+        start_time=node.start_timeout + node.teardown_timeout,
+        end_time=node.teardown_timeout,
+        grace=node.grace,
+        python=program.with_name("python3"),
+    )
 
 
 def installation_of(config: Path) -> Installation:

@@ -7,7 +7,6 @@ in other users' guests. Quotas would not work either.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import pwd
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -48,15 +47,6 @@ def root_id(name: str, uid: int, base: int, tables: Sequence[Path] = TABLES) -> 
         raise HostFault(f"{_KEY} + uid {uid} is {found}: more than {MAX_ID}, the largest id")
     require_unused(found, f"{_KEY} + uid {uid} is {found}", tables)
     return found
-
-
-def rule(base: int, tables: Sequence[Path] = TABLES) -> str:
-    """Describe how ids are chosen. Nodes with equal texts choose equal ids."""
-    if base:
-        return f"{base} + uid"
-    lines = sorted(f"{number} {line}" for number, t in enumerate(tables) for line in ranges(t))
-    digest = hashlib.sha256("\n".join(lines).encode()).hexdigest()
-    return f"{' and '.join(map(str, tables))} ({digest[:16]})"
 
 
 def require_unused(found: int, said: str, tables: Sequence[Path] = TABLES) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import pwd
 import shutil
@@ -30,8 +31,6 @@ from vtorque_core.live.libvirt import call
 from vtorque_core.live.node_setup import (
     VIRTIOFSD,
     AnyNetwork,
-    Plugins,
-    Site,
     guest_uids,
     kvm,
     netfilter,
@@ -39,6 +38,7 @@ from vtorque_core.live.node_setup import (
     require_tree,
     subordinate_ids,
 )
+from vtorque_core.live.site_config import Plugins, Site
 
 _CHILD_TIMEOUT = 10.0  # seconds; a home on NFS may hang
 _KVM = Path("/dev/kvm")
@@ -324,7 +324,7 @@ def check_equal_values(site: Site) -> Iterator[HealthResult]:
     """Report values that must be equal on all nodes, for ``vtorque cluster doctor``. As root."""
     if os.geteuid() != 0:
         return
-    yield ok(f"subordinate ids: {subordinate_ids.rule(site.node.subordinate_ids)}")
+    yield ok(f"subordinate ids: {subordinate_id_rule(site.node.subordinate_ids)}")
     if site.paths.secret.exists():
         digest = derive(site.paths.secret.read_bytes(), "doctor", length=8).hex()  # reveals nothing
         yield ok(f"site secret: {digest}")
@@ -413,3 +413,14 @@ def _enter_home(user: pwd.struct_passwd) -> None:
     os.chdir(user.pw_dir)
     if os.stat(".").st_uid != user.pw_uid:  # noqa: PTH116 - after chdir
         raise HostFault("it is somebody else's")
+
+
+def subordinate_id_rule(base: int, tables: Sequence[Path] = subordinate_ids.TABLES) -> str:
+    """Describe how ids are chosen. Nodes with equal texts choose equal ids."""
+    if base:
+        return f"{base} + uid"
+    lines = sorted(
+        f"{number} {line}" for number, t in enumerate(tables) for line in subordinate_ids.ranges(t)
+    )
+    digest = hashlib.sha256("\n".join(lines).encode()).hexdigest()
+    return f"{' and '.join(map(str, tables))} ({digest[:16]})"

@@ -8,7 +8,8 @@ from typing import Any
 from xml.etree import ElementTree
 
 from vtorque_core.live.libvirt import call, if_exists, network_xml
-from vtorque_core.live.node_setup import AnyNetwork, ExtraNetwork, Site, all_networks
+from vtorque_core.live.node_setup import AnyNetwork, ExtraNetwork, all_networks
+from vtorque_core.live.site_config import Site
 
 _MADE = "https://vtorque.org/xmlns/network/1"  # marks libvirt networks that vTorque created
 

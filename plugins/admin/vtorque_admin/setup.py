@@ -14,14 +14,8 @@ from pathlib import Path
 from vtorque_admin import setup_commands
 from vtorque_admin.networks import is_active, libvirt_networks, remove, start
 from vtorque_core.api import HostFault, replace_file
-from vtorque_core.live.node_setup import (
-    SPARE_PREFIX,
-    Site,
-    directories,
-    kvm,
-    netfilter,
-    node_hardware,
-)
+from vtorque_core.live.node_setup import SPARE_PREFIX, directories, kvm, netfilter, node_hardware
+from vtorque_core.live.site_config import Site
 
 Say = Callable[[str], None]
 _LEAST_SECRET = 32  # bytes; a job's start requires this too

@@ -16,8 +16,8 @@ from typing import Any
 from vtorque_admin.steps import Check, ReplacedFile, hook_script
 from vtorque_core.api import HostFault, VtorqueError, hooks, replace_file
 from vtorque_core.api.setup_steps import Installation, SetupStep
-from vtorque_core.live.node_setup import Plugins, Site, installation
-from vtorque_core.live.site_config import edit
+from vtorque_core.live.service import installation
+from vtorque_core.live.site_config import Plugins, Site, edit
 
 Say = Callable[[str], None]
 

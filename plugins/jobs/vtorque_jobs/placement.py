@@ -18,11 +18,11 @@ from vtorque_core.live.placement import (
     NodeShare,
     cpu_list,
     ledger,
-    load,
     node_hardware,
     show_cpus,
     walk,
 )
+from vtorque_core.live.site_config import load
 from vtorque_jobs.command import by_number
 
 _NODES = ("NODE", "CPUS", "THE HOST'S", "FREE CPUS", "MEMORY", "FREE MEMORY", "HUGE PAGES")

@@ -11,7 +11,7 @@ from pathlib import Path
 import click
 
 from vtorque_core.api import EXIT_FAILED, Refused, UsageError, printable
-from vtorque_core.live.site_config import CONFIG_PATH
+from vtorque_core.live.command_groups import config_option, json_option
 from vtorque_survive.drain import LEFT, Drain, DrainResult
 
 
@@ -19,12 +19,7 @@ from vtorque_survive.drain import LEFT, Drain, DrainResult
     short_help="Drain this node: accept no new jobs, migrate or requeue the present ones."
 )
 @click.argument("node", metavar="NODE")
-@click.option(
-    "--config",
-    type=click.Path(readable=False, path_type=Path),
-    default=CONFIG_PATH,
-    help="Site config.",
-)
+@config_option
 @click.option(
     "--reason",
     default="by its admin",
@@ -33,7 +28,7 @@ from vtorque_survive.drain import LEFT, Drain, DrainResult
 @click.option(
     "--dry-run", is_flag=True, help="Print what would be done with each job, without doing it."
 )
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@json_option
 @click.option("--in-turn", is_flag=True, hidden=True)
 def drain(
     node: str, config: Path, reason: str, dry_run: bool, as_json: bool, in_turn: bool

@@ -4,8 +4,9 @@ import os
 
 import pytest
 
+from vtorque_admin.doctor import subordinate_id_rule
 from vtorque_core.base.errors import HostFault
-from vtorque_core.plan.subordinate_ids import MAX_ID, root_id, rule
+from vtorque_core.plan.subordinate_ids import MAX_ID, root_id
 
 
 @pytest.fixture
@@ -52,11 +53,11 @@ def test_uid_of_a_real_user_is_refused(tables):
 
 
 def test_rule_of_equal_tables_is_equal(tables):
-    assert rule(7, tables) == "7 + uid"
-    one = rule(0, tables)
+    assert subordinate_id_rule(7, tables) == "7 + uid"
+    one = subordinate_id_rule(0, tables)
     tables[0].write_text("1007:200000:65536\nada:100000:65536\n")
-    assert rule(0, tables) == one, "in whatever order"
+    assert subordinate_id_rule(0, tables) == one, "in whatever order"
     tables[1].write_text("1007:200000:65536\n")
-    assert rule(0, tables) != one
+    assert subordinate_id_rule(0, tables) != one
     tables[0].rename(tables[1])
-    assert rule(0, tables) != one
+    assert subordinate_id_rule(0, tables) != one
