@@ -15,6 +15,7 @@ from types import SimpleNamespace
 import pytest
 
 from patience import LONG
+from vtorque_core.api.batch_system import ShellStart
 from vtorque_core.api.guest_driver import GuestDied, ReadyGuest, Streams
 from vtorque_core.api.strategies import GuestType
 from vtorque_core.base.errors import HostFault, Refused
@@ -83,7 +84,7 @@ class Job:
         yield
         self.went_on.append((proof.job.id, "ends", len(self.driver.calls)))
 
-    def run(self, result=0, line=None, stdin=None, argv=(), meanwhile=None, **environ):
+    def run(self, result=0, line=None, stdin=None, argv=(), meanwhile=None, shell=None, **environ):
         self.driver = FakeDriver(result)
         self.plugins = FakePlugins(self.driver)
         if stdin is None:
@@ -99,7 +100,7 @@ class Job:
         )
         code = run_job(
             self.paths,
-            PbsJobShell(),
+            shell or PbsJobShell(),
             argv,
             calls=calls,
             environ=self.environ | environ,
@@ -401,15 +402,21 @@ def test_command_of_an_interactive_job_gets_the_terminal(job):
     os.close(leader)
 
 
+class StepShell(PbsJobShell):
+    """Starts a command instead of a script, as Slurm's job shell does for a step."""
+
+    def read_start(self, argv, environ, stdin):
+        return ShellStart(environ["PBS_JOBID"], None, command=argv[1])
+
+
 @pytest.mark.parametrize(("guests", "rank"), [(GUESTS, 0), (GUESTS[:1], 1)])
 def test_command_reads_standard_input_also_on_nodes_without_the_first_guest(job, guests, rank):
     """A step of Slurm runs on each node: in the first guest that its proof has."""
     proofs.write(job.paths, replace(READY, guests=guests))
     reader, writer = os.pipe()
-    assert job.run(0, stdin=reader, argv=("-c", "cat")) == 0
+    assert job.run(0, stdin=reader, argv=("-c", "cat"), shell=StepShell()) == 0
     guest, _, streams = job.driver.calls[0]
     assert (guest.rank, streams.stdin, streams.terminal) == (rank, reader, False)
-    os.close(reader)
     os.close(writer)
 
 
