@@ -68,7 +68,7 @@ def vcpu_count(value: str) -> int:
 
 
 def ram_mib(value: str) -> int:
-    """Return MiB, or JOB."""
+    """Parse a value of ``ram``. Return MiB, or JOB for ``job``."""
     return JOB if _is_job(value) else size_mib(value)
 
 

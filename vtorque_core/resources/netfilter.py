@@ -173,7 +173,7 @@ def has_guard(network: str) -> bool:
 def sweep(uri: str) -> list[str]:
     """Delete the tables of networks that are not up, and return their names.
 
-    Otherwise another network could get the same bridge.
+    Otherwise an old table would filter another network that gets the same bridge.
     """
     tables = _guards()
     up = {guard_table(name) for name in hypervisor.network_names(uri)} if tables else set()

@@ -154,7 +154,7 @@ def has_seal(plan: ExperimentPlan) -> bool:
 
 
 def drop_seal(plan: ExperimentPlan) -> None:
-    """Remove the seal of a plan after all its points are done."""
+    """Delete the stored seal of a plan, after all its points are done."""
     (_seals_dir() / plan.seal).unlink(missing_ok=True)
     shutil.rmtree(_readable_copy(plan), ignore_errors=True)
 

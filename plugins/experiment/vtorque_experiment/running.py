@@ -97,7 +97,7 @@ def run(
 
 
 def _is_accepted(found: plan.ExperimentPlan, accept: str) -> bool:
-    """Return whether a plan may be submitted; store the seal of a plan that the user accepts."""
+    """Store the plan's seal if the user accepts it, and return whether this host has the seal."""
     if accept == found.seal:
         plan.keep_seal(found)
     return plan.has_seal(found)

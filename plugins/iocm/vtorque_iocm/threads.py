@@ -1,7 +1,7 @@
 """Find, measure and pin the threads that do a guest's I/O (/proc).
 
-These are all QEMU threads except the vCPUs, and the vhost workers, which are QEMU threads or kernel
-threads.
+These are the vhost workers, which are QEMU threads or kernel threads, and all other QEMU threads
+except the vCPUs.
 """
 
 import contextlib

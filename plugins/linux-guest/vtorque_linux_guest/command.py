@@ -61,8 +61,8 @@ def ssh(config: Path, job_id: str, rank: int, command: tuple[str, ...]) -> None:
         guests = [moved[0] | {"index": 0}]  # the first guest's ssh_config covers all guests
     if not guests:
         raise Refused(
-            f"this node has no readable records of a guest of rank {rank} of job "
-            f"{printable(job_id)} of yours: look on the node where it runs"
+            f"this node has no readable records of your job {printable(job_id)}, guest {rank}: "
+            "run this command on the node where that guest runs"
         )
     if "phases" not in facts or "ended" in facts:  # recorded when the guests are ready
         raise Refused(f"job {printable(job_id)} has no ready guest: it is still starting, or ends")

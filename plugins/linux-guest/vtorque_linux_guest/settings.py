@@ -62,9 +62,9 @@ class Settings:
     )
 
     def for_image(self, image: Image) -> Settings:
-        """Return the settings for guests of an image. A user's own image gets nothing of the site.
+        """Return the settings for guests of an image: for a user's own image without site scripts.
 
-        Its programs could read the site's scripts, and would run as root beside them.
+        Programs of a user's image could read these scripts, and may run as root in the same guest.
         """
         if not image.source:
             return self

@@ -45,7 +45,7 @@ Limits = Mapping[int, tuple[int, int]]
 
 
 class ServiceChannel(NamedTuple):
-    """Channel to the service: two pipes, and files for the script and for the rest."""
+    """Channel to the service: two pipes, and files for the script and the job's environment."""
 
     ask: int
     hear: int

@@ -90,7 +90,7 @@ class Card:
 
 
 def find_cards(settings: Settings) -> dict[str, Card]:
-    """Return the node's cards with a function of any class, by their names in leases."""
+    """Return cards by lease name. One function of each belongs to a class of the settings."""
     everything = functions(settings.sysfs).values()
     found = {}
     for function in everything:

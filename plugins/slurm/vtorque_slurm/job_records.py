@@ -143,8 +143,9 @@ def _leads(text: str, job_id: str) -> bool:
 def one_of(text: str, job_id: str) -> str:
     """Return the id of one record if ``job_id`` shows several records, otherwise an empty string.
 
-    It is an array's first element or a heterogeneous job's first component. With an id from a
-    forged line, the controller shows no job or the same job.
+    The record is that of an array's first element or a heterogeneous job's first component. A user
+    can forge lines of the text. A forged id is harmless, because the controller then shows no job,
+    or the job ``job_id``.
     """
     if _leads(text, job_id):
         return f"{job_id}+0"

@@ -71,8 +71,8 @@ def _hook(path: Path, key: str, content: bytes) -> Iterator[SetupStep]:
 def _name_in(directory: Path, pattern: str) -> str | None:
     """Return the name of our file in the directory, or an unused name that matches the pattern.
 
-    A file of the site is never replaced. Depending on the pattern, Slurm would also run its backup,
-    or no longer run the file.
+    Setup never replaces a file of the site. If setup renamed that file to a backup, Slurm would run
+    the backup, too, or no longer run the file, depending on the pattern.
     """
     names = (f"{n}-vtorque{end}" for n in range(50, 60) for end in ("", ".sh"))
     fitting = [name for name in names if fnmatch.fnmatchcase(name, pattern)]

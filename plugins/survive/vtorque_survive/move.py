@@ -80,8 +80,8 @@ class ThisNode:
         adapter = batch.node(site)
         if not isinstance(adapter, MigrationAdapter):
             raise Refused(
-                "this batch system cannot reserve a node for a guest of a job on another node, "
-                f"so guests cannot be migrated ({CHECKPOINT})"
+                "guests cannot be migrated on this batch system, because it cannot reserve another "
+                f"node for a running job ({CHECKPOINT})"
             )
         return cls(config, site, adapter, moving.MigrationNode.from_config(config))
 

@@ -213,7 +213,10 @@ class Gate:
         return [node for node in said if node not in ours or not said[node].get("ready")]
 
     def _recheck_missing(self) -> list[str]:
-        """Check again under the lock, so that this node cannot time out at the same moment."""
+        """Check again under the lock.
+
+        Without the lock, this node could time out while the last node becomes ready.
+        """
         with _locked(self._mine, "read"):
             return self._missing_nodes(set())
 

@@ -65,10 +65,10 @@ class BadStart(StreamError):
 
 
 class RunAbandoned(StreamError):
-    """The caller called `Events.stop`. Closing the socket makes the agent kill the job.
+    """Raised after a call of `Events.stop`. Closing the socket makes the agent kill the job.
 
-    If the guest holds the session (HOLD), the job survives, and another job shell can resume the
-    session with ``state``.
+    If the guest holds the session (HOLD), the job survives. Another job shell can then resume the
+    session: pass it the ``state`` of this exception.
     """
 
     state: SessionState | None = None
