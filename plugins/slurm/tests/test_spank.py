@@ -307,10 +307,14 @@ def test_several_tasks_have_their_ids_and_the_first_has_standard_input():
     assert done.returncode == 3
 
 
-def test_several_tasks_get_signals_and_are_awaited():
-    program = 'trap "echo got; exit 5" USR1; echo ready; while :; do sleep 0.05; done'
+@pytest.mark.parametrize("shell", ["dash", "bash"])
+@pytest.mark.parametrize("start", ["", "sleep 0.5\n"])
+def test_several_tasks_get_signals_and_are_awaited(shell, start):
+    """Also a signal that arrives before the script knows the last task."""
+    program = 'trap "echo got; exit 5" USR1; echo ready; for i in $(seq 200); do sleep 0.05; done'
     text = step_tasks.command(["sh", "-c", program], ["0", "1"])
-    with subprocess.Popen(["sh", "-c", text], stdout=subprocess.PIPE) as child:
+    text = text.replace('pids="$pids', f'{start}pids="$pids')
+    with subprocess.Popen([shell, "-c", text], stdout=subprocess.PIPE) as child:
         assert [child.stdout.readline() for _ in range(2)] == [b"ready\n"] * 2
         child.send_signal(signal.SIGUSR1)
         assert child.stdout.read() == b"got\ngot\n"

@@ -5,14 +5,22 @@ from __future__ import annotations
 import shlex
 from collections.abc import Sequence
 
-# The first task gets standard input, as with srun in a guest. A signal interrupts wait(1).
-_SEVERAL = """#!/bin/sh
+# The first task gets standard input, as with srun in a guest. A signal interrupts wait(1). A signal
+# that arrives before all tasks have started is passed on afterwards, so that each task gets it.
+_SEVERAL = r"""#!/bin/sh
 exec 3<&0
 pids=
+early=
 for name in TERM INT HUP USR1 USR2; do
-  trap "kill -s $name \\$pids 2>/dev/null" $name
+  trap "early=\"\$early $name\"" $name
 done
 {tasks}exec 3<&-
+for name in TERM INT HUP USR1 USR2; do
+  trap "kill -s $name $pids 2>/dev/null" $name
+done
+for name in $early; do
+  kill -s $name $pids 2>/dev/null
+done
 code=0
 for pid in $pids; do
   wait $pid
