@@ -65,7 +65,7 @@ def test_job_with_several_parts_is_not_requeued_here(harness, asked):
     if harness.pbs.system == "openpbs":
         resources = {"select": asked.replace("ppn", "ncpus")}
     harness.pbs.job(JOB, resources=resources)
-    with pytest.raises(Refused, match="for a replacement node"):
+    with pytest.raises(Refused, match="cannot be requeued on this node"):
         harness.its.requeue_here(JOB)
     assert not harness.pbs.state()["jobs"][JOB].get("rerun")
 
