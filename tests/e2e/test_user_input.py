@@ -108,7 +108,8 @@ def test_working_directory_of_another_user_is_refused(guest):
         guest.script("#!/bin/sh\ntouch ran\n"), check=False,
     )  # fmt: skip
     assert done.returncode != 0
-    assert done.stderr == f"vsub: /home/{OTHER}: Permission denied\n".encode()
+    why = f"-d /home/{OTHER}: is not a directory that you may enter"
+    assert done.stderr == f"vsub: {why}\n".encode()
     assert not Path("/home", OTHER, "ran").exists()
 
 

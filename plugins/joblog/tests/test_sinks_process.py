@@ -281,13 +281,13 @@ def test_each_line_is_sent_once_across_restarts(top, opened, good):
             for part in range(10):
                 said.append(f"{log.job.key} {number} {part}")
                 found.give(log.say(said[-1]))
-        eventually(lambda f=found: not f.busy)
+        eventually(lambda f=found: not f.is_busy)
         found.close(time.monotonic() + LONG)
     assert sorted(good.got) == sorted(said)
     for log in logs:
         of_it = [each for each in said if each.startswith(log.job.key)]
         assert [each for each in good.got if each.startswith(log.job.key)] == of_it
-        assert opened.tolds["good"].at(log.job.name) == log.path.stat().st_size
+        assert opened.tolds["good"].offset_of(log.job.name) == log.path.stat().st_size
 
 
 def test_outdated_position_from_root_does_not_move_a_sink_back():
@@ -309,7 +309,7 @@ def test_remaining_lines_are_sent_at_the_end(top, opened, good):
     begun, process = time.monotonic(), life(found).process
     found.close(begun + LONG)  # it ends without a signal, long before
     assert good.got == ["one", "two"] and process.returncode == 0
-    assert opened.tolds["hangs"].at("1000/42.srv") == 0, "what it has not taken counts as told"
+    assert opened.tolds["hangs"].offset_of("1000/42.srv") == 0, "what it has not taken counts as told"
 
 
 def test_partial_line_waits_for_its_rest(top, opened, good):
@@ -319,7 +319,7 @@ def test_partial_line_waits_for_its_rest(top, opened, good):
         file.write(whole[:20])
         found.give(log.job)
         eventually(lambda: good.got == ["one"])
-        eventually(lambda: not found.busy)
+        eventually(lambda: not found.is_busy)
         file.write(whole[20:])
     found.give(log.job)
     eventually(lambda: good.got == ["one", "one"])
@@ -330,7 +330,7 @@ def test_more_logs_than_a_socket_buffer_holds_are_sent(top, opened, good):
     logs = [Log(top, f"{n}.srv") for n in range(600)]
     for log in logs:
         found.give(log.say(log.job.key))
-    eventually(lambda: not found.busy)
+    eventually(lambda: not found.is_busy)
     assert sorted(good.got) == sorted(log.job.key for log in logs)
 
 
@@ -342,7 +342,7 @@ def test_removed_log_does_not_block_others(top, opened, good):
     found.give(job)
     job.path.unlink()
     found.give(log.job)
-    eventually(lambda: good.got == ["swept"] and not found.busy)
+    eventually(lambda: good.got == ["swept"] and not found.is_busy)
 
 
 # -- Failing, hanging and attacking sinks ----------------------------------------------------------
@@ -354,8 +354,8 @@ def test_misbehaving_sink_does_not_affect_another_sink(top, opened, good, bad):
     for each in said:
         found.give(log.say(each))
     eventually(lambda: list(dict.fromkeys(good.got)) == said)
-    eventually(lambda: opened.tolds["good"].at(log.job.name) == log.path.stat().st_size)
-    assert bad in ("shouts", "nowhere") or opened.tolds[bad].at(log.job.name) == 0
+    eventually(lambda: opened.tolds["good"].offset_of(log.job.name) == log.path.stat().st_size)
+    assert bad in ("shouts", "nowhere") or opened.tolds[bad].offset_of(log.job.name) == 0
 
 
 def test_stopped_process_is_killed_and_restarted(top, opened, good, monkeypatch, caplog):
@@ -403,7 +403,7 @@ def test_invalid_answer_ends_the_process_but_not_other_sinks(top, opened, good, 
     eventually(lambda: list(dict.fromkeys(good.got)) == ["one", "two"])
     size = log.path.stat().st_size
     assert size < 1000, "the test is for nothing"
-    assert all(told.at(log.job.name) <= size for told in opened.tolds.values())
+    assert all(told.offset_of(log.job.name) <= size for told in opened.tolds.values())
     assert set(found._given) == {log.job.name}
 
 
@@ -411,7 +411,7 @@ def test_killed_process_is_restarted(top, opened, good):
     found, log = opened("good"), Log(top)
     for number in range(3):
         found.give(log.say(str(number)))
-        eventually(lambda n=number: good.got[-1:] == [str(n)] and not found.busy)
+        eventually(lambda n=number: good.got[-1:] == [str(n)] and not found.is_busy)
         life(found).process.kill()
     assert good.got == ["0", "1", "2"]
 
@@ -431,7 +431,7 @@ def test_restarts_are_limited(top, opened, monkeypatch):
     eventually(lambda: started and found._life is None)
     for number in range(20):
         found.give(log.say(str(number)))
-    assert len(started) == 1 and found.busy
+    assert len(started) == 1 and found.is_busy
 
 
 def test_sink_that_cannot_be_opened_is_retried_and_reported_once(top, opened, good, caplog):
@@ -443,7 +443,7 @@ def test_sink_that_cannot_be_opened_is_retried_and_reported_once(top, opened, go
     eventually(lambda: "sink late: OSError: not yet" in found._life.said)
     (top / "now").touch()
     eventually(lambda: late.got == ["one"])
-    eventually(lambda: not found.busy)
+    eventually(lambda: not found.is_busy)
     assert good.got == ["one"]
     assert caplog.text.count("not yet") == 1
     late.close()
