@@ -309,7 +309,7 @@ def test_remaining_lines_are_sent_at_the_end(top, opened, good):
     begun, process = time.monotonic(), life(found).process
     found.close(begun + LONG)  # it ends without a signal, long before
     assert good.got == ["one", "two"] and process.returncode == 0
-    assert opened.tolds["hangs"].offset_of("1000/42.srv") == 0, "what it has not taken counts as told"
+    assert opened.tolds["hangs"].offset_of("1000/42.srv") == 0, "counts undelivered bytes"
 
 
 def test_partial_line_waits_for_its_rest(top, opened, good):
