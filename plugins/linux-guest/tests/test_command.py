@@ -71,17 +71,13 @@ def test_ssh_to_a_migrated_guest_uses_the_configuration_of_the_first_guest(calle
 def test_ssh_rejects_options_and_paths_in_forged_facts(called, forged):
     (called.run_dir / "ssh_config").write_text("")
     called.place.add_facts(guests=[forged])
-    assert "no readable records of your job 42.srv, guest 3" in called(
-        "42.srv", "3"
-    )
+    assert "no readable records of your job 42.srv, guest 3" in called("42.srv", "3")
 
 
 def test_missing_guest_or_ssh_is_reported(called):
     assert "guest 3 does not support ssh:" in called("42.srv", "3")
     assert "no readable records of your job 42.srv, guest 0" in called("42.srv")
-    assert "no readable records of your job 43.srv, guest 3" in called(
-        "43.srv", "3"
-    )
+    assert "no readable records of your job 43.srv, guest 3" in called("43.srv", "3")
     called.place.add_facts(ended=1.0)
     assert "job 42.srv has no ready guest: it is still starting" in called("42.srv", "3")
 
