@@ -30,7 +30,7 @@ pytestmark = [
     pytest.mark.e2e,
     pytest.mark.skipif(os.getuid() != 0, reason="becomes another user, mounts"),
 ]
-MAX_MEMORY = 128 << 10  # KiB, of all processes of root's in addition to this one's
+MAX_MEMORY = 128 << 10  # KiB, of all processes of root except this one
 MAX_THREADS = 50
 
 

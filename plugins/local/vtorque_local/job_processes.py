@@ -54,7 +54,7 @@ def _is_limited(path: Path, pids: int) -> bool:
         control = path.parent / "cgroup.subtree_control"
         if control.exists():
             control.write_text("+pids")
-            # Below a cgroup with processes of its own, processes cannot join (cgroups(7), threads).
+            # A cgroup whose parent contains processes accepts no processes (cgroups(7), threads).
             if (path / "cgroup.type").read_text() != "domain\n":
                 control.write_text("-pids")
                 return False

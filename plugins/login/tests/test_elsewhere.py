@@ -274,7 +274,7 @@ def runuser(site, monkeypatch, tmp_path):
 def test_command_of_an_admin_runs_as_the_owner_without_a_terminal(
     site, runuser, monkeypatch, tmp_path, terminal
 ):
-    """It gets none of root's open files; its control sequences do not reach root's terminal."""
+    """It gets no open file of root. Its control sequences do not reach root's terminal."""
     runuser(
         f'echo "$@" > {tmp_path}/called\nenv > {tmp_path}/env\n'
         f"exec 3>&1 4>&2; readlink /proc/self/fd/3 /proc/self/fd/4 > {tmp_path}/open\n"

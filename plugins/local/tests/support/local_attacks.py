@@ -46,7 +46,7 @@ def socket_of(site: Site) -> str:
 
 @contextlib.contextmanager
 def attacker(attack: Callable[..., None], *args: object) -> Iterator[int]:
-    """Have another user attack in a separate process, which reports when it has begun."""
+    """Attack as another user in a separate process, which reports its begin."""
     told, tell = os.pipe()
 
     def run() -> None:
