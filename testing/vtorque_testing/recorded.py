@@ -151,8 +151,9 @@ class Doubles:
         if uri != URI:
             _destroy_domain(uri, uuid)
         for file in self.domains.glob("*.xml"):
-            if f"<uuid>{uuid}</uuid>" in file.read_text("utf-8"):
-                file.unlink()
+            with contextlib.suppress(FileNotFoundError):  # another guest, which is removed now
+                if f"<uuid>{uuid}</uuid>" in file.read_text("utf-8"):
+                    file.unlink()
 
     def _ask_libvirtd(self) -> None:
         if (self.domains / DOWN).exists():
