@@ -163,7 +163,8 @@ class Node:
         Path("/proc/sys/net/ipv4/ip_forward").write_text("1")
         Path("/proc/sys/net/ipv4/conf/all/rp_filter").write_text("0")
         Path("/proc/sys/net/netfilter/nf_conntrack_tcp_loose").write_text("1")
-        Path("/proc/sys/net/bridge/bridge-nf-call-iptables").write_text(f"{bridged:d}")
+        for family in ("iptables", "ip6tables"):
+            Path(f"/proc/sys/net/bridge/bridge-nf-call-{family}").write_text(f"{bridged:d}")
         nat = (
             "table ip nat { chain post { type nat hook postrouting priority 100;"
             ' oifname "out" masquerade; }; }'
@@ -286,6 +287,39 @@ def test_flood_of_the_node_stays_below_limit(node, flood):
         assert 0 < node.tracked() <= LIMIT
         assert node.can_connect()
     assert node.tracked() <= 2
+
+
+GROUPS = {  # name: MAC, IP address
+    "broadcast": ("ff:ff:ff:ff:ff:ff", EVERYBODY),
+    "subnet broadcast": ("ff:ff:ff:ff:ff:ff", "10.86.255.255"),
+    "multicast": ("01:00:5e:00:00:fb", "224.0.0.251"),
+    "forwarded multicast": ("01:00:5e:01:02:03", "239.1.2.3"),
+    "node by broadcast": ("ff:ff:ff:ff:ff:ff", GATEWAY),
+    "guest by broadcast": ("ff:ff:ff:ff:ff:ff", OTHER),
+    "outside by broadcast": ("ff:ff:ff:ff:ff:ff", OUTSIDE),
+    "group by the node's mac": (NODE_MAC, "239.1.2.3"),
+    "broadcast by the node's mac": (NODE_MAC, EVERYBODY),
+    "unknown mac": ("52:54:00:00:00:09", OTHER),
+    "all nodes": ("33:33:00:00:00:01", "ff02::1"),
+    "mdns6": ("33:33:00:00:00:fb", "ff02::fb"),
+    "node by broadcast, ipv6": ("ff:ff:ff:ff:ff:ff", GATEWAY6),
+}
+
+
+@pytest.mark.parametrize("mac, target", GROUPS.values(), ids=GROUPS)
+def test_flood_of_a_group_stays_below_limit(node, mac, target):
+    """The kernel confirms the entry of such a frame before the hook input (since Linux 6.8)."""
+    kind, ip = (IPV6, None) if ":" in target else (IPV4, IP)
+    with packet_filter(ip, ipv6=True):
+        for a, b in itertools.islice(ports(), 20000):
+            if kind == IPV6:
+                packet = with_checksum6(udp(a, b), UDP, IP6, target, 6)
+            else:
+                packet = ipv4(udp(a, b), UDP, target=target)
+            node.send(packet, kind, target=mac)
+        assert node.tracked() <= LIMIT
+        assert node.can_connect()
+    assert node.tracked() <= 2, "the guest's entries are not gone"
 
 
 def test_flood_of_another_guest_on_a_bridge_stays_below_limit():

@@ -149,11 +149,7 @@ def test_guest_root_cannot_reach_closed_ports_or_fill_connection_tracking(guest)
     assert str(open_port).encode() not in listed.stdout
     assert b"FLOOD-FAILED" not in result.out
     assert 512 <= len(entries) <= 1024
-    # Known fault (issue 36, row 37): a broadcast that the bridge floods is neither counted nor
-    # marked, so the entry of the test before (spoofs()) lasts 30 s.
-    spoofed = f"src={ip} dst=255.255.255.255 sport=9 dport=9 "
-    left = [entry for entry in tracked_connections(ip) if spoofed not in entry]
-    assert left == [], "the release left entries of the guest"
+    assert tracked_connections(ip) == [], "the release left entries of the guest"
 
 
 def _address_of_node():
