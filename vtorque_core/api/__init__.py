@@ -6,6 +6,7 @@ from vtorque_core.api.strategies import GuestType as GuestType
 from vtorque_core.api.strategies import ImageBuilder as ImageBuilder
 from vtorque_core.api.strategies import ImageSource as ImageSource
 from vtorque_core.api.strategies import Remote as Remote
+from vtorque_core.api.strategies import deferred as deferred
 from vtorque_core.api.values import Act as Act
 from vtorque_core.api.values import Extra as Extra
 from vtorque_core.api.values import FileData as FileData

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 from vtorque_core.api.values import Image, JobRequest
 from vtorque_core.base.errors import Refusal
@@ -17,6 +18,27 @@ if TYPE_CHECKING:
     from vtorque_core.api.guest_plan import Share
     from vtorque_core.api.image_builder import Builder
     from vtorque_core.api.node_job import Site
+
+
+def import_object(name: str) -> Any:
+    """Import and return an object. ``name`` is ``module:object``, as in entry points."""
+    module, _, attribute = name.partition(":")
+    return getattr(import_module(module), attribute)
+
+
+def deferred(name: str) -> Callable[..., Any]:
+    """Return a function that imports another function, calls it and returns its result.
+
+    Use it in declarations for code that ``vsub`` does not run. The import happens at the call.
+
+    Args:
+        name: the function or class, as in :func:`import_object`.
+    """
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return import_object(name)(*args, **kwargs)
+
+    return call
 
 
 @dataclass(frozen=True)
@@ -117,14 +139,22 @@ class Remote:
 class Command:
     """A click command added to ``vmgr`` or ``vtorque``.
 
-    ``words`` are program, groups and name (``"vmgr images sync"``). ``load`` is called when the
+    ``words`` are program, groups and name (``"vmgr images sync"``). ``load`` is a name for
+    :func:`import_object`, or a function that returns the command. It is imported or called when the
     command is used or listed.
     """
 
     words: str
-    load: Callable[[], click.Command]
+    load: str | Callable[[], click.Command]
     of_job: Remote | None = None
 
     def __post_init__(self) -> None:
         if len(self.words.split()) < 2:
             raise ValueError(f'{self.words!r} has no program: write it, as in "vmgr cards"')
+
+    def import_command(self) -> click.Command:
+        """Import or create the command."""
+        if callable(self.load):
+            return self.load()
+        command: click.Command = import_object(self.load)
+        return command

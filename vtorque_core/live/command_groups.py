@@ -101,7 +101,7 @@ class PluginGroup(click.Group):
 
 def _loaded(item: Command, plugin: str, plugins: Plugins, config: Path) -> click.Command | None:
     try:
-        command = item.load()
+        command = item.import_command()
         if command.name != item.words.split()[-1]:  # other hosts find it by its name
             raise ValueError(f"{item.words} loads the command {command.name}")
         if item.of_job is not None:

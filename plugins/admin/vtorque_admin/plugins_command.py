@@ -29,7 +29,7 @@ from vtorque_core.live.site_config import (
 
 
 def _point_name(item: Command) -> str:
-    item.load()
+    item.import_command()
     return item.words
 
 

@@ -2,36 +2,15 @@
 
 from __future__ import annotations
 
-from types import ModuleType
-
 from vtorque_core.api import Command, constant_hook
 
-
-def _pool() -> ModuleType:
-    from vtorque_images import pool_commands  # noqa: PLC0415 - click
-
-    return pool_commands
-
-
-def _make() -> ModuleType:
-    from vtorque_images import make  # noqa: PLC0415 - click
-
-    return make
-
-
-def _sign() -> ModuleType:
-    from vtorque_images import sign  # noqa: PLC0415 - click
-
-    return sign
-
-
 vtorque_commands = constant_hook(
-    Command("vmgr images list", lambda: _pool().list_command),
-    Command("vmgr images show", lambda: _pool().show),
-    Command("vmgr images verify", lambda: _pool().verify),
-    Command("vmgr images remove", lambda: _pool().remove),
-    Command("vmgr images label", lambda: _pool().label),
-    Command("vmgr images default", lambda: _pool().default),
-    Command("vmgr images build", lambda: _make().build),
-    Command("vmgr images sign", lambda: _sign().sign),
+    Command("vmgr images list", "vtorque_images.pool_commands:list_command"),
+    Command("vmgr images show", "vtorque_images.pool_commands:show"),
+    Command("vmgr images verify", "vtorque_images.pool_commands:verify"),
+    Command("vmgr images remove", "vtorque_images.pool_commands:remove"),
+    Command("vmgr images label", "vtorque_images.pool_commands:label"),
+    Command("vmgr images default", "vtorque_images.pool_commands:default"),
+    Command("vmgr images build", "vtorque_images.make:build"),
+    Command("vmgr images sign", "vtorque_images.sign:sign"),
 )

@@ -5,12 +5,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from pathlib import PurePath
-from typing import TYPE_CHECKING
 
 from vtorque_core.api import Command, Remote, constant_hook, setting
-
-if TYPE_CHECKING:
-    import click
 
 FACILITIES = {
     "kern": 0, "user": 1, "mail": 2, "daemon": 3, "auth": 4, "syslog": 5, "lpr": 6, "news": 7,
@@ -76,13 +72,7 @@ class Settings:
 
 
 vtorque_settings = constant_hook(Settings)
-
-
-def _logs() -> click.Command:
-    from vtorque_joblog.command import logs  # noqa: PLC0415 - click
-
-    return logs
-
-
 _TRAVELS = ("follow", "phase", "guest", "level", "as_json", "console", "cloud_init")
-vtorque_commands = constant_hook(Command("vmgr logs", _logs, Remote(_TRAVELS)))
+vtorque_commands = constant_hook(
+    Command("vmgr logs", "vtorque_joblog.command:logs", Remote(_TRAVELS))
+)

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import PurePosixPath
-from types import ModuleType
-from typing import TYPE_CHECKING
 
 from vtorque_core.api import (
     Command,
@@ -21,13 +19,10 @@ from vtorque_core.api import (
     Refused,
     Remote,
     constant_hook,
+    deferred,
     hookimpl,
 )
 from vtorque_core.api.vm_options import no_parse, show_file
-
-if TYPE_CHECKING:
-    from vtorque_core.api.guest_driver import GuestDriver
-    from vtorque_core.api.image_builder import Builder
 
 SUPPORTS = frozenset(
     {
@@ -90,43 +85,25 @@ def vtorque_parse_args(request: JobRequest) -> Iterator[Refusal]:
             yield from error.refusals
 
 
-def _driver() -> GuestDriver:
-    from vtorque_linux_guest.job.driver import LinuxDriver  # noqa: PLC0415
-
-    return LinuxDriver()
-
-
-def _micro() -> Builder:
-    from vtorque_linux_guest.image.micro_builder import MicroBuilder  # noqa: PLC0415
-
-    return MicroBuilder()
-
-
-def _debian() -> Builder:
-    from vtorque_linux_guest.image.debian_builder import DebianBuilder  # noqa: PLC0415
-
-    return DebianBuilder()
-
-
-def _linux() -> Builder:
-    from vtorque_linux_guest.image.recipe_builder import LinuxBuilder  # noqa: PLC0415
-
-    return LinuxBuilder()
-
-
-def _commands() -> ModuleType:
-    from vtorque_linux_guest import command  # noqa: PLC0415 - click
-
-    return command
-
-
-vtorque_guest_types = constant_hook(GuestType("linux", supports=SUPPORTS, driver=_driver))
+vtorque_guest_types = constant_hook(
+    GuestType(
+        "linux",
+        supports=SUPPORTS,
+        driver=deferred("vtorque_linux_guest.job.driver:LinuxDriver"),
+    )
+)
 vtorque_image_builders = constant_hook(
-    ImageBuilder("micro", _micro), ImageBuilder("debian", _debian), ImageBuilder("linux", _linux)
+    ImageBuilder("micro", deferred("vtorque_linux_guest.image.micro_builder:MicroBuilder")),
+    ImageBuilder("debian", deferred("vtorque_linux_guest.image.debian_builder:DebianBuilder")),
+    ImageBuilder("linux", deferred("vtorque_linux_guest.image.recipe_builder:LinuxBuilder")),
 )
 vtorque_options = constant_hook(CLEAN, VM_PRECANCEL, CLOUD_CONFIG)
 vtorque_commands = constant_hook(
-    Command("vmgr ssh", lambda: _commands().ssh, Remote(("rank", "command"), terminal=True)),
-    Command("vmgr console", lambda: _commands().console, Remote(("guest",))),
-    Command("vmgr clean", lambda: _commands().clean),
+    Command(
+        "vmgr ssh",
+        "vtorque_linux_guest.command:ssh",
+        Remote(("rank", "command"), terminal=True),
+    ),
+    Command("vmgr console", "vtorque_linux_guest.command:console", Remote(("guest",))),
+    Command("vmgr clean", "vtorque_linux_guest.command:clean"),
 )

@@ -19,7 +19,6 @@ import pytest
 from pbs_harness import TorqueHarness
 from vtorque_core.api import Paths
 from vtorque_core.api.batch_system import Outcome
-from vtorque_core.api.strategies import BatchSystem
 from vtorque_local import plugin
 from vtorque_local.entry import number_of
 from vtorque_local.job import LocalJob, array_of
@@ -65,7 +64,7 @@ OPEN_JOBS = 10  # at once: the service has limits per user
 class LocalHarness:
     """See vtorque_testing.harness.BatchHarness."""
 
-    system = BatchSystem("local", plugin.submitter, plugin.node, plugin.shell)
+    system = next(iter(plugin.vtorque_batch_systems()))
     dialect = replace(
         TorqueHarness.dialect,
         exits=dict.fromkeys(Outcome, 0) | {Outcome.IN_USE: WAITS},
@@ -130,7 +129,7 @@ class LocalHarness:
         if forged is not None:
             resources = pbs.parse_resources(args.resources) | {"other": forged}
             args = replace(args, resources=pbs.build_resources(resources))
-        hook = contract.HookCall(plugin.node(self.site), tuple(args.argv()), {})
+        hook = contract.HookCall(self.system.node(self.site), tuple(args.argv()), {})
         rest = json.loads(Path(found.hook[7]).with_name("rest").read_bytes())
         line = f"{shlex.quote(found.hook[7])} {rest['args']}".rstrip() + "\n"
         environ = rest["environ"] | found.environ

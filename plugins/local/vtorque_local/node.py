@@ -11,6 +11,7 @@ from pathlib import Path
 from vtorque_core.api import HostFault, Refused, printable
 from vtorque_core.api.batch_system import BatchJob, JobState, NodeAdapter, Outcome, PeerGuest
 from vtorque_core.api.guest_context import ContextItem
+from vtorque_core.api.node_job import Site
 from vtorque_core.api.setup_steps import Installation, SetupStep
 from vtorque_core.api.submission import from_token
 from vtorque_pbs import convention as pbs
@@ -88,3 +89,8 @@ class LocalNode(NodeAdapter):
             return dict.fromkeys(ids, JobState.UNKNOWN)
         found = {each: jobs / pbs.sequence(each) / f"{each}.SC" for each in ids}
         return {each: JobState.ALIVE if found[each].exists() else JobState.GONE for each in ids}
+
+
+def create_node(site: Site) -> LocalNode:
+    """Return the node adapter."""
+    return LocalNode(site.paths.state / "local")

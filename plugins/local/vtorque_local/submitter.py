@@ -11,14 +11,18 @@ import socket
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from vtorque_core.api import EXIT_OUTPUT, OutputError, Paths, UsageError, VtorqueError, printable
 from vtorque_core.api.batch_system import JobInfo, Needs, SubmitArgs
 from vtorque_core.api.directives import vm_directives
 from vtorque_core.api.submission import to_token
+from vtorque_core.api.values import is_personal
 from vtorque_local import qsub
 from vtorque_pbs import convention as pbs
+
+if TYPE_CHECKING:
+    from vtorque_core.api.node_job import Site
 
 EXIT_INTERRUPTED = 130  # a shell's exit status after SIGINT
 _AWAY = 0  # instead of an inode, if there is no socket
@@ -175,6 +179,11 @@ class LocalSubmitter:
             return self._socket.lstat().st_ino
         except FileNotFoundError:
             return _AWAY
+
+
+def create_submitter(site: Site) -> LocalSubmitter:
+    """Return the submitter. On a personal site it starts the service."""
+    return LocalSubmitter(site.paths, serving(site.path) if is_personal(site) else ())
 
 
 def serving(config: Path) -> tuple[str, ...]:

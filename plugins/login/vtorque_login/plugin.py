@@ -62,11 +62,7 @@ def vtorque_beside_script(
         yield [sys.executable, "-I", "-m", "vtorque_login.companion", *words]
 
 
-def _state() -> click.Command:
-    from vtorque_login.command import state  # noqa: PLC0415 - click
-
-    return state
-
-
 vtorque_settings = constant_hook(Settings)
-vtorque_commands = constant_hook(Command("vmgr state", _state, Remote(("files",))))
+vtorque_commands = constant_hook(
+    Command("vmgr state", "vtorque_login.command:state", Remote(("files",)))
+)

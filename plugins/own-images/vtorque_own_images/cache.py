@@ -195,6 +195,16 @@ def of(site: Site) -> Cache:
     return Cache(root)
 
 
+def list_images(site: Site) -> list[dict[str, str | int]]:
+    """Return the caller's images, for ``vmgr images list --mine``. Raises HostFault, Refused."""
+    return [entry.shown() for entry in of(site).entries()]
+
+
+def remove_image(site: Site, name: str) -> bool:
+    """Remove an image of the caller. Returns False if it does not exist."""
+    return of(site).remove(name)
+
+
 def _place(site: Site) -> Path:
     if own := site[Settings].cache:
         return Path(own) / str(os.geteuid())

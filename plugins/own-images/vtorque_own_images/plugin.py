@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from vtorque_core.api import (
     Command,
-    Image,
     ImageBuilder,
     ImageSource,
     JobRequest,
     Option,
     Refusal,
     constant_hook,
+    deferred,
     hookimpl,
     setting,
 )
@@ -22,10 +22,6 @@ from vtorque_core.api.values import is_personal
 from vtorque_core.api.vm_options import IMG, is_own_image
 
 if TYPE_CHECKING:
-    import click
-
-    from vtorque_core.api.guest_plan import Share
-    from vtorque_core.api.image_builder import Builder
     from vtorque_core.api.node_job import Site
 
 BASE = "own"
@@ -95,51 +91,6 @@ def refusal(value: str) -> Refusal:
     )
 
 
-def _resolve(request: JobRequest, site: Site, pull: bool) -> Mapping[str, str]:
-    from vtorque_own_images import pull as pulling  # noqa: PLC0415 - most jobs have no own image
-    from vtorque_own_images import submitted, work  # noqa: PLC0415 - as above
-
-    submitted.require_possible(request[IMG], site)
-    directory = work.chosen(request[WORK])
-    return {IMG.key: pulling.resolve(request[IMG], site, pull), WORK.key: directory}
-
-
-def _image(request: JobRequest, site: Site, pool: Callable[[str], Image]) -> Image:
-    from vtorque_own_images import submitted  # noqa: PLC0415 - as above
-
-    return submitted.image(request, site, pool)
-
-
-def _shares(request: JobRequest, home: str, shares: Sequence[Share]) -> Sequence[Share]:
-    from vtorque_own_images import work  # noqa: PLC0415 - as above
-
-    return work.shares(request[WORK], home, shares)
-
-
-def _mine(site: Site) -> Sequence[Mapping[str, str | int]]:
-    from vtorque_own_images import cache  # noqa: PLC0415 - as above
-
-    return [entry.shown() for entry in cache.of(site).entries()]
-
-
-def _remove(site: Site, name: str) -> bool:
-    from vtorque_own_images import cache  # noqa: PLC0415 - as above
-
-    return cache.of(site).remove(name)
-
-
-def _builder() -> Builder:
-    from vtorque_own_images.builder import BaseBuilder  # noqa: PLC0415
-
-    return BaseBuilder()
-
-
-def _pull() -> click.Command:
-    from vtorque_own_images.command import pull  # noqa: PLC0415 - click
-
-    return pull
-
-
 @hookimpl
 def vtorque_parse_args(request: JobRequest, site: Site) -> Iterator[Refusal]:
     """Refuse own images on a site with an administrator, where they are not supported yet."""
@@ -154,6 +105,17 @@ def vtorque_parse_args(request: JobRequest, site: Site) -> Iterator[Refusal]:
 
 vtorque_settings = constant_hook(Settings)
 vtorque_options = constant_hook(ROOT, WORK)
-vtorque_image_sources = constant_hook(ImageSource(BASE, _resolve, _image, _shares, _mine, _remove))
-vtorque_image_builders = constant_hook(ImageBuilder(BASE, _builder))
-vtorque_commands = constant_hook(Command("vmgr images pull", _pull))
+vtorque_image_sources = constant_hook(
+    ImageSource(
+        BASE,
+        resolve=deferred("vtorque_own_images.pull:resolve_request"),
+        image=deferred("vtorque_own_images.submitted:image"),
+        shares=deferred("vtorque_own_images.work:request_shares"),
+        mine=deferred("vtorque_own_images.cache:list_images"),
+        remove=deferred("vtorque_own_images.cache:remove_image"),
+    )
+)
+vtorque_image_builders = constant_hook(
+    ImageBuilder(BASE, deferred("vtorque_own_images.builder:BaseBuilder"))
+)
+vtorque_commands = constant_hook(Command("vmgr images pull", "vtorque_own_images.command:pull"))

@@ -15,16 +15,23 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from vtorque_core.api import Refused, VtorqueError
+from vtorque_core.api import JobRequest, Refused, VtorqueError
 from vtorque_core.api.node_job import Site
 from vtorque_core.api.vm_options import IMG
-from vtorque_own_images import cache, convert, skopeo
-from vtorque_own_images.plugin import Settings
+from vtorque_own_images import cache, convert, skopeo, work
+from vtorque_own_images.plugin import WORK, Settings
 from vtorque_own_images.reference import Reference, parse
 from vtorque_own_images.submitted import require_possible
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _LIMIT = "-o size=", "[plugin.own-images] max_size"  # what the image builder calls it, and we
+
+
+def resolve_request(request: JobRequest, site: Site, pull: bool) -> dict[str, str]:
+    """Return the values of ``img`` and ``work`` to submit. Raises Refused, HostFault."""
+    require_possible(request[IMG], site)
+    directory = work.chosen(request[WORK])
+    return {IMG.key: resolve(request[IMG], site, pull), WORK.key: directory}
 
 
 def resolve(value: str, site: Site, pull: bool) -> str:

@@ -11,7 +11,7 @@ import pwd
 from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 
-from vtorque_core.api import Refused
+from vtorque_core.api import JobRequest, Refused
 from vtorque_core.api.guest_plan import Share
 from vtorque_own_images.plugin import HOME, WORK
 
@@ -44,6 +44,11 @@ def chosen(value: str, home: Path | None = None, cwd: Path | None = None) -> str
     if not place.is_dir():
         raise Refused("is not a directory", key=WORK.key, value=str(place), fix=_FIX)
     return str(home / below)
+
+
+def request_shares(request: JobRequest, home: str, of_site: Sequence[Share]) -> list[Share]:
+    """Return the shares of a guest of a submitted request; see :func:`shares`."""
+    return shares(request[WORK], home, of_site)
 
 
 def shares(value: str, home: str, of_site: Sequence[Share]) -> list[Share]:

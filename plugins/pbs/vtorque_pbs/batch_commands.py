@@ -11,9 +11,14 @@ import subprocess
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from vtorque_core.api import HostFault, UsageError
 from vtorque_pbs.settings import Settings
+
+if TYPE_CHECKING:
+    from vtorque_core.api.node_job import Site
+    from vtorque_core.api.strategies import StepOf
 
 RERUN_TIME = 3.0  # seconds to wait for the server to refuse a requeue
 REQUEUE_TIME = 120.0  # seconds to wait if the job shell has to report the refusal
@@ -64,6 +69,11 @@ def by_ssh(job_id: str, node: str, command: Sequence[str], terminal: bool) -> li
     config = str(_SSH_CONFIG) if _SSH_CONFIG.is_file() else "none"
     tty = "-t" if terminal else "-T"
     return ["ssh", "-F", config, tty, "--", node, shlex.join(command)]
+
+
+def step(site: Site) -> StepOf | None:
+    """Return the function that runs a command on a job's node by ssh, if the site enables it."""
+    return by_ssh if site[Settings].ssh else None
 
 
 def _hear_ctrl_c() -> None:

@@ -14,6 +14,7 @@ import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from vtorque_core.api import UsageError, printable
 from vtorque_core.api.batch_system import JobInfo, Needs, SubmitArgs
@@ -27,8 +28,19 @@ from vtorque_core.api.submission import exec_command, to_token
 from vtorque_pbs import batch_commands, counted, request_channel, resources
 from vtorque_pbs import convention as pbs
 from vtorque_pbs.job_records import job_infos
-from vtorque_pbs.qsub_dialect import TORQUE, VARIABLE, Options, PbsDialect, QsubOptions, effective
+from vtorque_pbs.qsub_dialect import (
+    OPENPBS,
+    TORQUE,
+    VARIABLE,
+    Options,
+    PbsDialect,
+    QsubOptions,
+    effective,
+)
 from vtorque_pbs.settings import Settings
+
+if TYPE_CHECKING:
+    from vtorque_core.api.node_job import Site
 
 MAX_SCRIPT = 64 << 20  # bytes, as in the job shell
 BARE = ("none",)
@@ -321,3 +333,13 @@ def _read(script: str) -> bytes:
     if len(content) > MAX_SCRIPT:
         raise UsageError(f"{printable(script)}: the script of a VM job is larger than 64 MiB")
     return content
+
+
+def torque_submitter(site: Site) -> PbsSubmitter:
+    """Return the submitter for Torque."""
+    return PbsSubmitter(TORQUE, site[Settings], site.paths.jobshell)
+
+
+def openpbs_submitter(site: Site) -> PbsSubmitter:
+    """Return the submitter for OpenPBS."""
+    return PbsSubmitter(OPENPBS, site[Settings], site.paths.jobshell)

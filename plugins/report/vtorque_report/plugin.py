@@ -11,8 +11,6 @@ from typing import TYPE_CHECKING
 from vtorque_core.api import Command, Remote, constant_hook, hookimpl, setting
 
 if TYPE_CHECKING:
-    import click
-
     from vtorque_core.api.kept_records import Place
     from vtorque_core.api.node_job import Site
 
@@ -37,12 +35,6 @@ def vtorque_after_script(place: Place, code: int, site: Site) -> Iterator[Sequen
         yield [sys.executable, "-I", "-m", "vtorque_report", directory, str(code)]
 
 
-def _report() -> click.Command:
-    from vtorque_report.command import report  # noqa: PLC0415 - click
-
-    return report
-
-
 vtorque_commands = constant_hook(
-    Command("vmgr report", _report, Remote(("as_json",), output="html"))
+    Command("vmgr report", "vtorque_report.command:report", Remote(("as_json",), output="html"))
 )

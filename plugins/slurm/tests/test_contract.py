@@ -93,7 +93,7 @@ class SlurmHarness:
         mem = asked.partition("--mem=")[2].partition("M")[0] or 0
         self.slurm.facts(cpus=f"0-{cpus - 1}", mem=int(mem), restarts=0, state="RUNNING")
         hooks = tuple(
-            contract.HookCall(plugin.node(self.site), (), common | {"SLURMD_NODENAME": name})
+            contract.HookCall(self.system.node(self.site), (), common | {"SLURMD_NODENAME": name})
             for name in names
         )
         script = self.slurm.top / f"{job.job_id}.script"

@@ -4,11 +4,10 @@ import pytest
 
 from vtorque_core.api import Paths, UsageError
 from vtorque_core.api.batch_system import Needs
-from vtorque_slurm import plugin
 from vtorque_slurm import qsub as qsub_submitter
 from vtorque_slurm.qsub import INNER, QsubSubmitter
 from vtorque_slurm.settings import Settings
-from vtorque_slurm.submitter import SlurmSubmitter
+from vtorque_slurm.submitter import SlurmSubmitter, create_submitter
 from vtorque_testing.harness import PluginSite
 
 QSUB = """#!/bin/sh
@@ -29,10 +28,10 @@ def qsub(tmp_path, monkeypatch):
     monkeypatch.setattr(qsub_submitter, "_myself", lambda: str(tmp_path / "vsub"))
     (tmp_path / "job.sh").write_text("#!/bin/sh\n#PBS -vm note=x\n")
     site = PluginSite(Paths(), (Settings(command="qsub", bindir=str(tmp_path)),))
-    found = plugin.submitter(site)
+    found = create_submitter(site)
     assert isinstance(found, QsubSubmitter)
     monkeypatch.setenv(INNER, "1")
-    assert isinstance(plugin.submitter(site), SlurmSubmitter), "no end otherwise"
+    assert isinstance(create_submitter(site), SlurmSubmitter), "no end otherwise"
     monkeypatch.delenv(INNER)
     return found
 

@@ -5,13 +5,22 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 
-from vtorque_core.api.health import HealthResult, ok, warning
+from vtorque_core.api.health import HealthCheck, HealthResult, ok, warning
 from vtorque_core.api.node_job import Site
 from vtorque_core.live import service, spares
 from vtorque_slurm import job_records
 from vtorque_slurm.batch_commands import SlurmClient
 from vtorque_slurm.controller_updates import this_node
 from vtorque_slurm.settings import Settings
+from vtorque_slurm.spank import installed
+
+
+def checks() -> list[HealthCheck]:
+    """Return the health checks for ``vtorque doctor`` on a node."""
+    return [
+        HealthCheck("slurm: memory of waiting guests", memory_apart),
+        HealthCheck("slurm: SPANK plugin", installed.check),
+    ]
 
 
 def memory_apart(site: Site) -> Iterator[HealthResult]:

@@ -39,6 +39,7 @@ from vtorque_slurm.batch_commands import SlurmClient
 from vtorque_slurm.settings import Settings
 
 if TYPE_CHECKING:
+    from vtorque_core.api.node_job import Site
     from vtorque_core.api.setup_steps import Installation, SetupStep
 
 # Compact states (squeue(1), JOB STATE CODES) of jobs that may still use resources on a node.
@@ -238,3 +239,8 @@ def _slots(environ: Mapping[str, str], nodes: int) -> tuple[int, ...]:
     except ValueError:
         return ()
     return found if len(found) == nodes else ()
+
+
+def create_node(site: Site) -> SlurmNode:
+    """Return the node adapter."""
+    return SlurmNode(site[Settings], site.paths.journal, site.paths.proof("0").parent)

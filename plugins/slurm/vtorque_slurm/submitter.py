@@ -13,7 +13,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from vtorque_core.api import UsageError, printable
 from vtorque_core.api.batch_system import JobInfo, Needs, SubmitArgs
@@ -32,6 +32,11 @@ from vtorque_slurm.added_options import additions, bare_components
 from vtorque_slurm.options import CommandLine
 from vtorque_slurm.resources import SlurmRequest
 from vtorque_slurm.settings import Settings
+
+if TYPE_CHECKING:
+    from vtorque_core.api.batch_system import Submitter
+    from vtorque_core.api.node_job import Site
+    from vtorque_core.api.strategies import StepOf
 
 MAX_SCRIPT = 4 << 20  # bytes; Slurm's own limit, SchedulerParameters=max_script_size
 STDIN = "/dev/stdin"
@@ -329,3 +334,18 @@ def _elapsed(text: str) -> float:
         return total + 86400.0 * int(days or 0)
     except ValueError:
         return 0.0
+
+
+def create_submitter(site: Site) -> Submitter:
+    """Return the submitter for the site's command: sbatch, or Slurm's qsub."""
+    sbatch = SlurmSubmitter(site[Settings], site.paths.jobshell)
+    if site[Settings].command == "sbatch":
+        return sbatch
+    from vtorque_slurm.qsub import QsubSubmitter, is_inner  # noqa: PLC0415 - imports this module
+
+    return sbatch if is_inner() else QsubSubmitter(sbatch)
+
+
+def step(site: Site) -> StepOf:
+    """Return the function that runs a command on a job's node with srun."""
+    return SlurmSubmitter(site[Settings], site.paths.jobshell).step

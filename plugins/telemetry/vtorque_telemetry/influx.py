@@ -15,6 +15,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from urllib.parse import urlsplit
 
 from vtorque_core.api import HostFault
+from vtorque_core.api.node_job import Site
 from vtorque_telemetry.api import Sample, read_secret
 from vtorque_telemetry.exposition import LabelTexts
 from vtorque_telemetry.settings import Settings
@@ -112,3 +113,8 @@ class Influx:
     def close(self) -> None:
         """Close the connection."""
         self._drop()
+
+
+def open_client(site: Site) -> Influx:
+    """Return the InfluxDB client. Raises ConfigError, HostFault."""
+    return Influx(site[Settings])

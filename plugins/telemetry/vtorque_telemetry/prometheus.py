@@ -19,6 +19,7 @@ from socket import AF_INET, AF_INET6, SHUT_RDWR, socket
 from typing import Any
 
 from vtorque_core.api import HostFault
+from vtorque_core.api.node_job import Site
 from vtorque_telemetry.api import Sample, read_secret
 from vtorque_telemetry.exposition import CONTENT_TYPE, text
 from vtorque_telemetry.settings import Settings
@@ -186,3 +187,8 @@ class _ScrapeHandler(BaseHTTPRequestHandler):
 
     def log_message(self, format: str, *args: Any) -> None:
         """Do not log requests."""
+
+
+def open_endpoint(site: Site) -> Endpoint:
+    """Return the endpoint for Prometheus. Raises HostFault, ConfigError."""
+    return Endpoint(site[Settings])

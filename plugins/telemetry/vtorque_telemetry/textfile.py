@@ -8,6 +8,7 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from vtorque_core.api import ConfigError, HostFault, require_root_owned
+from vtorque_core.api.node_job import Site
 from vtorque_telemetry.api import Sample
 from vtorque_telemetry.exposition import text
 from vtorque_telemetry.settings import Settings
@@ -70,3 +71,8 @@ def _own(directory: Path, uid: int, gid: int) -> None:
         os.fchmod(descriptor, 0o2755)
     finally:
         os.close(descriptor)
+
+
+def open_file(site: Site) -> Textfile:
+    """Return the writer of node_exporter's text file. Raises HostFault, ConfigError."""
+    return Textfile(site[Settings])

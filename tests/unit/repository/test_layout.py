@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from vtorque_core.api.strategies import import_object
+
 REPO = Path(__file__).resolve().parents[3]
 PROJECTS = sorted(REPO.glob("plugins/*/pyproject.toml"))
 PLUGINS = sorted(REPO.glob("plugins/*/vtorque_*/**/*.py"))
@@ -26,10 +28,15 @@ def statements(path):
     return found
 
 
+def deferred_names(path):
+    """Return the names ``module:object`` that a plugin passes to Command or ``deferred``."""
+    return re.findall(r'"(vtorque_\w+(?:\.\w+)*:\w+)"', path.read_text())
+
+
 @functools.cache
 def imported(path):
-    """Return every module that a file imports, at any place."""
-    found = set()
+    """Return every module that a file imports, at any place, or names for a later import."""
+    found = {name.partition(":")[0] for name in deferred_names(path)}
     for node in statements(path):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
@@ -46,6 +53,13 @@ def test_plugin_imports_only_the_public_api():
         if name.startswith("vtorque_core.") and not name.startswith(PUBLIC)
     ]
     assert PLUGINS and others == []
+
+
+def test_deferred_names_are_callable_objects():
+    """The type checker does not see them."""
+    names = {name for path in PLUGINS for name in deferred_names(path)}
+    assert len(names) > 50
+    assert [name for name in sorted(names) if not callable(import_object(name))] == []
 
 
 # Modules of the core that plugins' tests import: other authors do not have them.

@@ -190,3 +190,8 @@ def _is_alone(place: str, vnodes: str) -> bool:
     """
     words = place.split(":")
     return "exclhost" in words or ("excl" in words and "[" not in vnodes)
+
+
+def create_node(site: Site) -> OpenPbsNode:
+    """Return the node adapter for OpenPBS."""
+    return OpenPbsNode(site, site[Settings])

@@ -280,3 +280,8 @@ def _number(text: str | None) -> int:
 def _resources(job: Attributes) -> dict[str, str]:
     start = "Resource_List."
     return {name.removeprefix(start): job[name] for name in job if name.startswith(start)}
+
+
+def create_node(site: Site) -> TorqueNode:
+    """Return the node adapter for Torque."""
+    return TorqueNode(site, site[Settings])
