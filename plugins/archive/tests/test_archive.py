@@ -146,7 +146,7 @@ def test_files_above_the_limit_are_left_out_and_named():
     noise = os.urandom(3 << 20)
     files = [("job.json", b"{}"), ("log.jsonl", b"x" * (8 << 20)), ("console-g0.log", noise),
              ("series.jsonl", b"small")]  # fmt: skip
-    packed = pack.packed(files, 1 << 20)
+    packed = pack.pack_files(files, 1 << 20)
     assert len(packed) <= 1 << 20
     with zipfile.ZipFile(io.BytesIO(packed)) as archive:
         assert archive.namelist() == ["job.json", "log.jsonl", "series.jsonl", "left-out.txt"]
@@ -160,7 +160,7 @@ def test_files_above_the_limit_are_left_out_and_named():
 )
 def test_archive_never_exceeds_its_limit(contents, limit):
     files = [(f"f{n}.log", content) for n, content in enumerate(contents)]
-    packed = pack.packed(files, limit)
+    packed = pack.pack_files(files, limit)
     assert len(packed) <= limit
     with zipfile.ZipFile(io.BytesIO(packed)) as archive:
         assert archive.testzip() is None

@@ -53,7 +53,7 @@ def order(name: str) -> tuple[int, str]:
     return (first.index(name) if name in first else 2 + large, name)
 
 
-def packed(files: Sequence[tuple[str, bytes]], limit: int) -> bytes:
+def pack_files(files: Sequence[tuple[str, bytes]], limit: int) -> bytes:
     """Return an archive of at most ``limit`` bytes, which lists files that do not fit."""
     buffer, left = io.BytesIO(), []
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:

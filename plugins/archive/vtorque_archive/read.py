@@ -64,7 +64,7 @@ class ArchivedRecord(Place):
 
         Raise OSError if the file is missing or the archive is invalid.
         """
-        with _opened(self.path) as archive:
+        with _open_archive(self.path) as archive:
             return _member(archive, name, limit)
 
 
@@ -79,7 +79,7 @@ def archives(paths: Paths, directory: Path, uid: int) -> Iterator[ArchivedRecord
 
 
 @contextlib.contextmanager
-def _opened(path: Path) -> Iterator[zipfile.ZipFile]:
+def _open_archive(path: Path) -> Iterator[zipfile.ZipFile]:
     """Open an archive. Convert all errors about its content to OSError."""
     with os.fdopen(os.open(path, _FLAGS), "rb") as file:
         _check(file)

@@ -38,13 +38,13 @@ def send(place: Place, settings: Settings) -> int:
     pid = os.fork()
     if pid == 0:
         try:
-            _see_to(place, settings)
+            _archive_record(place, settings)
         finally:
             os._exit(0)
     return pid
 
 
-def _see_to(place: Place, settings: Settings) -> None:
+def _archive_record(place: Place, settings: Settings) -> None:
     _let_go()
     signal.alarm(PATIENCE + _OWN)
     said = "cannot be read"
@@ -61,7 +61,7 @@ def _see_to(place: Place, settings: Settings) -> None:
             os.close(answers)
             _be_the_user(user, groups, told, name, files, settings)
         os.close(told)
-        said = _end_of(pid, answers)
+        said = _await_child(pid, answers)
     if said != "+":
         what = f"{settings.directory}: {printable(said)}"
         syslog.syslog(syslog.LOG_WARNING, f"vtorque archive: {place.key} was not copied: {what}")
@@ -92,7 +92,7 @@ def _files(place: Place) -> Iterator[tuple[str, bytes]]:
                 yield name, content
 
 
-def _end_of(pid: int, answers: int) -> str:
+def _await_child(pid: int, answers: int) -> str:
     """Wait for the child or kill it after the timeout; return its message, which is untrusted."""
     handle = os.pidfd_open(pid)
     waiting = select.poll()

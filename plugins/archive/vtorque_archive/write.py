@@ -14,7 +14,7 @@ import stat
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from vtorque_archive.pack import UNFINISHED, key_of, packed
+from vtorque_archive.pack import UNFINISHED, key_of, pack_files
 from vtorque_archive.plugin import Settings
 from vtorque_core.api.kept_records import JOB
 
@@ -46,7 +46,7 @@ def write(
             raise PermissionError(
                 errno.EPERM, f"the directory belongs to another user, uid {owner}"
             )
-        content = packed(_with_exit_code(at, name, files), settings.file_mib << 20)
+        content = pack_files(_add_exit_code(at, name, files), settings.file_mib << 20)
         _make_room(at, name, len(content), settings, now)
         _put(at, name, content)
         _remove(at, UNFINISHED + name)
@@ -54,7 +54,7 @@ def write(
         os.close(at)
 
 
-def _with_exit_code(
+def _add_exit_code(
     at: int, name: str, files: Sequence[tuple[str, bytes]]
 ) -> list[tuple[str, bytes]]:
     said = b""
@@ -87,7 +87,7 @@ def _put(at: int, name: str, content: bytes) -> None:
 
 def _make_room(at: int, name: str, size: int, settings: Settings, now: float) -> None:
     left = []
-    for entry, about in _ours(at):
+    for entry, about in _iter_archives(at):
         age = now - about.st_mtime
         if age > (_OVER if entry.startswith(UNFINISHED) else settings.days * 86400):
             _remove(at, entry)
@@ -101,7 +101,7 @@ def _make_room(at: int, name: str, size: int, settings: Settings, now: float) ->
         size -= its
 
 
-def _ours(at: int) -> Iterator[tuple[str, os.stat_result]]:
+def _iter_archives(at: int) -> Iterator[tuple[str, os.stat_result]]:
     with os.scandir(at) as entries:
         for _, entry in zip(range(_MAX_ENTRIES), entries, strict=False):
             if key_of(entry.name) or entry.name.startswith(UNFINISHED):
