@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from vtorque_cluster.examined import wrong
+from vtorque_cluster.examined import find_differences
 from vtorque_cluster.on_nodes import NodesAnswer
 from vtorque_core.api.health import ALIKE
 
@@ -26,7 +26,7 @@ def test_equal_failures_of_nodes_are_merged() -> None:
         NodesAnswer("m7", 1, 255, "ssh: no route to host"),
         NodesAnswer("m8", 1, None, ""),
     ]
-    assert wrong(answers) == {
+    assert find_differences(answers) == {
         "image pool: no room\n-> remove images": ["n1", "n3", "n2"],
         "KVM: none": ["n2"],
         "ssh: no route to host": ["m7"],
@@ -41,8 +41,8 @@ def test_values_that_must_be_equal_on_all_nodes_are_compared() -> None:
         NodesAnswer(nodes, 2, 0, said(*((ALIKE, "ok", line) for line in lines)))
         for nodes, lines in (("n[1-2]", alike), ("n[3-4]", others))
     ]
-    assert wrong(answers[:1]) == {}
-    assert wrong(answers) == {
+    assert find_differences(answers[:1]) == {}
+    assert find_differences(answers) == {
         "site secret differs from the other nodes: 00ff": ["n1", "n2"],
         "site secret differs from the other nodes: 1234": ["n3", "n4"],
     }
@@ -50,6 +50,6 @@ def test_values_that_must_be_equal_on_all_nodes_are_compared() -> None:
 
 @pytest.mark.parametrize("text", ["", "{", "[1]", '[{"check": 1}]', "{}", "null"])
 def test_invalid_answer_is_shown(text: str) -> None:
-    found = wrong([NodesAnswer("n1", 1, 0, text)])
+    found = find_differences([NodesAnswer("n1", 1, 0, text)])
     assert found in ({text or "no output": ["n1"]}, {})
     assert (found == {}) == (text == "{}")

@@ -63,7 +63,7 @@ def files(places: ImagePlaces, names: Sequence[str] = ()) -> dict[str, list[str]
     return found
 
 
-def receiving(places: ImagePlaces, name: str) -> Path:
+def receive_directory(places: ImagePlaces, name: str) -> Path:
     """Return the cache's directory for received files. Create it and the cache if missing.
 
     Raises:

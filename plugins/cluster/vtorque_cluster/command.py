@@ -87,11 +87,11 @@ def doctor(nodes: str, config: Path | None, fanout: int) -> None:
     together. The exit code is 1 if anything failed.
     """
     from vtorque_cluster import on_nodes  # noqa: PLC0415 - ClusterShell
-    from vtorque_cluster.examined import wrong  # noqa: PLC0415
+    from vtorque_cluster.examined import find_differences  # noqa: PLC0415
 
     place = ["--config", str(config.absolute())] if config else []
     argv, names = [_program("vtorque"), "doctor", "--json", *place], on_nodes.nodes_of(nodes)
-    found = wrong(_run(names, argv, b"", fanout, on_nodes.COMMAND_TIMEOUT, whole=True))
+    found = find_differences(_run(names, argv, b"", fanout, on_nodes.COMMAND_TIMEOUT, whole=True))
     for what, where in found.items():
         click.echo(f"{on_nodes.fold(where)}:")
         for line in what.split("\n"):
@@ -163,7 +163,7 @@ def _send(
 ) -> None:
     """Send images to the nodes and receive them there; exit with 1 if a node failed."""
     from vtorque_cluster import cache  # noqa: PLC0415
-    from vtorque_cluster.on_nodes import nodes_of, together  # noqa: PLC0415 - ClusterShell
+    from vtorque_cluster.on_nodes import merge_answers, nodes_of  # noqa: PLC0415 - ClusterShell
     from vtorque_cluster.progress import progress  # noqa: PLC0415
     from vtorque_cluster.sync import NODE_TIME, push  # noqa: PLC0415
 
@@ -181,7 +181,7 @@ def _send(
             except (HostFault, Refused) as error:
                 failed[node] = [str(error)]
             tell(f"{count}/{len(wanted)} {node}: {'failed' if node in failed else 'sent'}")
-    answers = together(dict.fromkeys(failed, EXIT_FAILED), failed)
+    answers = merge_answers(dict.fromkeys(failed, EXIT_FAILED), failed)
     if there := [node for node in wanted if node not in failed]:
         answers += _run(there, [*argv, "--", *names], b"", fanout, NODE_TIME)
     _conclude(answers)

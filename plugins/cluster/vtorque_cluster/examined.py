@@ -13,7 +13,7 @@ Found = dict[str, list[str]]
 """Maps each problem to the nodes that have it."""
 
 
-def wrong(answers: Iterable[NodesAnswer]) -> Found:
+def find_differences(answers: Iterable[NodesAnswer]) -> Found:
     """Return the failed checks and the differences between nodes, in the order of the answers."""
     found: Found = {}
     alike: dict[str, Found] = {}

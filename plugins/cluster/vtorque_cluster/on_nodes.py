@@ -115,10 +115,10 @@ def run(
     # Nodes differ in the steps before the failure, but the failure itself is often the same.
     output = {n for n in codes if codes[n] == 0 or not errors[n] or (whole and lines[n])}
     told = {n: lines[n] if n in output else errors[n] for n in codes}
-    return together(codes, told if whole else {n: said[-_LINES:] for n, said in told.items()})
+    return merge_answers(codes, told if whole else {n: said[-_LINES:] for n, said in told.items()})
 
 
-def together(
+def merge_answers(
     codes: Mapping[str, int | None], lines: Mapping[str, Sequence[str]]
 ) -> list[NodesAnswer]:
     """Merge equal answers, failures first.

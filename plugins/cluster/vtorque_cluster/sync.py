@@ -60,7 +60,7 @@ def receive(places: ImagePlaces, wanted: Sequence[str], *, only: bool = False) -
         HostFault: If there is no space, or another synchronization runs.
     """
     try:
-        sent = cache.receiving(places, PARTIAL)
+        sent = cache.receive_directory(places, PARTIAL)
         lock = take_lock(places.paths.run / "image-sync.lock", 0)
         try:
             new = cache.take(places, sent, wanted)
