@@ -489,7 +489,7 @@ def test_copy_is_equal_with_and_without_copy_file_range(
             raise OSError(18, "Invalid cross-device link")
 
         monkeypatch.setattr(os, "copy_file_range", refuse)
-    with copying.opened(file) as source, copying.fresh(tmp_path / "g") as target:
+    with copying.open_source(file) as source, copying.create_file(tmp_path / "g") as target:
         copying.copy(source, target, pool, lambda *_: None)
     assert (tmp_path / "g").read_bytes() == file.read_bytes()
     assert (tmp_path / "g").stat().st_blocks * 512 < 2 * MIB

@@ -18,7 +18,7 @@ from vtorque_core.api import HostFault, Refused, VtorqueError, count, printable
 from vtorque_core.api.confined_tool import path_of, run
 from vtorque_core.api.image_builder import Building, BuiltImage
 from vtorque_disk_image import probe
-from vtorque_disk_image.copying import copy, free_bytes, fresh, opened
+from vtorque_disk_image.copying import copy, create_file, free_bytes, open_source
 from vtorque_disk_image.formats import FORMATS, check, check_kernel, check_size, detect
 
 NAME = "disk"
@@ -58,7 +58,7 @@ class ImageDescription:
     labels: Mapping[str, str] = field(default_factory=dict)
 
 
-def wishes_of(arguments: Mapping[str, str]) -> ImageDescription:
+def parse_wishes(arguments: Mapping[str, str]) -> ImageDescription:
     """Parse the ``-o KEY=VALUE`` options of the builder. Raises Refused."""
     facts: dict[str, Any] = {}
     labels = {}
@@ -95,7 +95,7 @@ class DiskBuilder:
 
         Raises Refused for an unsuitable file, HostFault if the pool is full.
         """
-        return _Build(staging, wishes_of(arguments), progress).built()
+        return _Build(staging, parse_wishes(arguments), progress).build()
 
 
 @dataclass
@@ -105,14 +105,14 @@ class _Build:
     progress: Building
     found: probe.DiskFacts = field(default_factory=probe.DiskFacts)
 
-    def built(self) -> BuiltImage:
+    def build(self) -> BuiltImage:
         wishes = self.wishes
         disk = self._take(wishes.file)
         if wishes.initrd is not None and wishes.kernel is None and disk is not None:
             raise Refused("--initrd needs --kernel")
         for path, target in ((wishes.kernel, _KERNEL), (wishes.initrd, _INITRD)):
             if path is not None:
-                self._copy_in(path, target)
+                self._copy_boot_file(path, target)
         kernel = _KERNEL if (self.stage / _KERNEL).exists() else None
         if kernel is not None:
             head = _head(self.stage / kernel)
@@ -156,26 +156,26 @@ class _Build:
     def _take(self, file: Path) -> str | None:
         """Copy, check, inspect and convert the file; return the disk's name, if it is a disk."""
         self.progress(f"copying {file.name!r}")
-        with opened(file) as source:
+        with open_source(file) as source:
             kind = self.wishes.format or detect(source.descriptor)
             if kind == "elf":
                 if self.wishes.kernel is not None:
                     raise Refused("is itself a kernel, so --kernel cannot be used")
-                self._copy_in(file, _KERNEL)
+                self._copy_boot_file(file, _KERNEL)
                 return None
             check(source.descriptor, kind, self.progress.max_disk)  # before the copy
-            with fresh(self.stage / "copy") as mine:
+            with create_file(self.stage / "copy") as mine:
                 copy(source, mine, self.stage.parent, self.progress.told)
                 check(mine, kind, self.progress.max_disk)
                 if kind == "raw":
-                    self._from_raw(mine)
+                    self._inspect_raw(mine)
                 else:
-                    self._from_other(mine, kind)
+                    self._convert_disk(mine, kind)
         for name in ("copy", "raw"):
             (self.stage / name).unlink(missing_ok=True)
         return _DISK
 
-    def _from_other(self, disk: int, kind: str) -> None:
+    def _convert_disk(self, disk: int, kind: str) -> None:
         """Convert the disk to raw first, because only a raw disk can be inspected."""
         size = self._info(disk, kind)
         self.progress(f"checking the {kind}")
@@ -187,23 +187,23 @@ class _Build:
                 f"{self.stage.parent} has {free >> 20} MiB free, but {2 * needed >> 20} MiB are "
                 "needed"
             )
-        with fresh(self.stage / "raw") as raw:
+        with create_file(self.stage / "raw") as raw:
             self._convert(disk, kind, raw, "raw", size)
-            self._from_raw(raw)
+            self._inspect_raw(raw)
 
-    def _from_raw(self, raw: int) -> None:
+    def _inspect_raw(self, raw: int) -> None:
         size = os.fstat(raw).st_size
         check_size(size, self.progress.max_disk)
         self.progress("looking for an operating system")
-        self.found, start = probe.look(raw, size)
+        self.found, start = probe.inspect_disk(raw, size)
         if self.wishes.kernel is None and self.wishes.boot != "disk":
-            self._own_kernel(raw, start)
+            self._extract_kernel(raw, start)
         else:
             self.found.cmdline = ""
-        with fresh(self.stage / _DISK) as disk:
+        with create_file(self.stage / _DISK) as disk:
             self._convert(raw, "raw", disk, "qcow2", self._measure(raw, "raw") + _SLACK)
 
-    def _own_kernel(self, raw: int, start: int | None) -> None:
+    def _extract_kernel(self, raw: int, start: int | None) -> None:
         if start is None or not self.found.kernel:
             if self.wishes.boot == "kernel":
                 raise Refused("; ".join(self.found.notes) + ": use --kernel or --boot disk")
@@ -240,8 +240,8 @@ class _Build:
         argv = ("qemu-img", "convert", "-p", "-f", kind, "-O", into, path_of(disk), path_of(to))
         run(*argv, files=(disk, to), most=most, told=self.progress.told)
 
-    def _copy_in(self, path: Path, target: str) -> None:
-        with opened(path) as source, fresh(self.stage / target) as mine:
+    def _copy_boot_file(self, path: Path, target: str) -> None:
+        with open_source(path) as source, create_file(self.stage / target) as mine:
             if source.size > _MOST_KERNEL:
                 raise Refused(f"is larger than {_MOST_KERNEL >> 20} MiB, the limit for kernels")
             copy(source, mine, self.stage.parent, self.progress.told)

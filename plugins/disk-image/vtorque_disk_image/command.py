@@ -15,7 +15,7 @@ from vtorque_disk_image.formats import FORMATS
 _PATH = click.Path(path_type=Path)
 
 
-def _described(command: Callable[..., None]) -> Callable[..., None]:
+def _add_description_options(command: Callable[..., None]) -> Callable[..., None]:
     """Add the options that describe an image; each has the name of the builder's option."""
     options: list[Callable[..., Any]] = [
         click.option("--guest-type", help="The guest type, such as linux."),
@@ -56,7 +56,7 @@ def _described(command: Callable[..., None]) -> Callable[..., None]:
 @click.command()
 @click.argument("file", type=_PATH)
 @click.argument("name", required=False)
-@_described
+@_add_description_options
 @click.pass_context
 def add(ctx: click.Context, /, file: Path, name: str | None, **said: Any) -> None:
     """Put FILE into the pool as image NAME (default: the file's name without its last suffix).
@@ -71,7 +71,7 @@ def add(ctx: click.Context, /, file: Path, name: str | None, **said: Any) -> Non
 @click.command()
 @click.argument("name")
 @click.argument("file", type=_PATH)
-@_described
+@_add_description_options
 @click.pass_context
 def update(ctx: click.Context, /, name: str, file: Path, **said: Any) -> None:
     """Make FILE the new content of image NAME. Settings without an option stay as they are.

@@ -40,7 +40,7 @@ def _stamp(status: os.stat_result) -> tuple[int, ...]:
 
 
 @contextmanager
-def opened(path: Path) -> Iterator[SourceFile]:
+def open_source(path: Path) -> Iterator[SourceFile]:
     """Open a regular file, without following a link. Errors inside the context name the file.
 
     Raises Refused. Other types are not opened, because opening a FIFO blocks and opening a device
@@ -80,7 +80,7 @@ def _kind(mode: int) -> str:
 
 
 @contextmanager
-def fresh(path: Path) -> Iterator[int]:
+def create_file(path: Path) -> Iterator[int]:
     """Create a file that a tool may read and write through its descriptor."""
     flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     descriptor = os.open(path, flags, 0o600)

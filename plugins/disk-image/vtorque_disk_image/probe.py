@@ -18,7 +18,7 @@ from pathlib import Path
 
 from vtorque_core.api import Refused
 from vtorque_core.api.confined_tool import path_of, run
-from vtorque_disk_image.copying import fresh
+from vtorque_disk_image.copying import create_file
 from vtorque_disk_image.formats import check_kernel
 
 _SECTOR = 512
@@ -133,7 +133,7 @@ def _firmware(parts: list[Partition]) -> str:
     return "efi" if _ESP in kinds and _BIOS_BOOT not in kinds else "bios"
 
 
-def look(descriptor: int, size: int) -> tuple[DiskFacts, int | None]:
+def inspect_disk(descriptor: int, size: int) -> tuple[DiskFacts, int | None]:
     """Return the properties of a raw disk, and the offset of its root file system, if readable.
 
     Raises Refused for a truncated disk.
@@ -204,7 +204,7 @@ def _facts(found: DiskFacts, disk: _Ext, release: str) -> None:
 
 def extract(descriptor: int, start: int, path: str, target: Path) -> None:
     """Extract a file of the ext4 file system at ``start`` to ``target``. Raises Refused."""
-    with fresh(target) as out:
+    with create_file(target) as out:
         _Ext(descriptor, start).dump(path, out)
         if os.fstat(out).st_size == 0:
             raise Refused(f"cannot read {path} in the disk")
