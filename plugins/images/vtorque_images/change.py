@@ -96,7 +96,7 @@ def verify(pool: Path, name: str, told: Hashed = lambda _done, _all: None) -> Im
         except Refused as error:
             raise invalid(name, str(error)) from None
     if owner:
-        _record_again(pool, sidecar, records)
+        _record_verification(pool, sidecar, records)
     elif records != sidecar.files:
         raise invalid(name, "its files were copied: run vmgr images verify as root")
     return sidecar.image(pool)
@@ -130,7 +130,7 @@ def build(
         raise Refused(
             f"image {name} already exists: replace it with vmgr images update {name} FILE"
         )
-    before = _before(pool, name) if there else None
+    before = _current_image(pool, name) if there else None
     try:
         with store.staging(pool, options.paths) as staging:
             built = make(staging, replace(building, before=before))
@@ -142,7 +142,7 @@ def build(
         raise HostFault(f"image {name}: {error.strerror or error}", stage="build") from None
 
 
-def _before(pool: Path, name: str) -> BuiltImage | None:
+def _current_image(pool: Path, name: str) -> BuiltImage | None:
     if name not in names(pool):
         raise unknown_image(pool, name)
     try:
@@ -235,7 +235,7 @@ def remove(
             uses = store.image_uses(paths)
             users = store.users_of(home, uses)
             if users and not when_free:
-                raise _used(name, users)
+                raise _in_use_refusal(name, users)
             if not users and keep <= 0:
                 store.move_to_trash(pool, home)
             else:
@@ -259,7 +259,7 @@ def label(
         Refused: the image does not exist, or a label is invalid.
     """
 
-    def labelled(now: Sidecar) -> Sidecar:
+    def apply_labels(now: Sidecar) -> Sidecar:
         labels = {**now.built.labels, **changes}
         kept = {key: value for key, value in labels.items() if value is not None}
         new = replace(now, built=replace(now.built, labels=kept))
@@ -271,7 +271,7 @@ def label(
         return new if signed_bytes(new) == signed_bytes(now) else replace(new, signature="")
 
     describe(pool, name)
-    new = rewrite(pool, name, "label", labelled)
+    new = rewrite(pool, name, "label", apply_labels)
     store.sweep(pool, paths)
     return new
 
@@ -306,7 +306,7 @@ def rewrite(pool: Path, name: str, stage: str, make: Callable[[Sidecar], Sidecar
     return new
 
 
-def _used(name: str, users: tuple[str, ...]) -> Refused:
+def _in_use_refusal(name: str, users: tuple[str, ...]) -> Refused:
     jobs = ", ".join(users[:8]) + (f" and {len(users) - 8} more" if len(users) > 8 else "")
     fix = "wait until the jobs end, or use --when-free"
     return Refused(f"is in use by {jobs}", key="img", value=name, fix=fix)
@@ -330,7 +330,7 @@ def _prepare(name: str, source: Path, built: BuiltImage, builder: str, told: Has
     records = {
         file: FileRecord.from_status(digests[file], (target / file).lstat()) for file in files
     }
-    now = _now()
+    now = _timestamp()
     return Sidecar(name, built, version, builder, now, records, now)
 
 
@@ -338,7 +338,7 @@ def _switch(pool: Path, source: Path, sidecar: Sidecar, keep: float) -> Sidecar:
     home = pool / sidecar.name
     home.mkdir(mode=0o755, exist_ok=True)
     home.chmod(0o755)
-    sidecar = _still_signed(pool, sidecar)
+    sidecar = _keep_signature(pool, sidecar)
     try:
         old = store.current(home)
     except ValueError:
@@ -362,7 +362,7 @@ def _switch(pool: Path, source: Path, sidecar: Sidecar, keep: float) -> Sidecar:
     return sidecar
 
 
-def _still_signed(pool: Path, new: Sidecar) -> Sidecar:
+def _keep_signature(pool: Path, new: Sidecar) -> Sidecar:
     """Return the sidecar, with the signature of the replaced one if the contents are the same."""
     try:
         old = read_sidecar(pool, new.name)
@@ -386,13 +386,13 @@ def _forget(home: Path, uses: store.Uses, keep: float) -> None:
     store.collect(home, uses)
 
 
-def _record_again(pool: Path, seen: Sidecar, records: dict[str, FileRecord]) -> None:
-    def noted(now: Sidecar) -> Sidecar:
+def _record_verification(pool: Path, seen: Sidecar, records: dict[str, FileRecord]) -> None:
+    def apply_records(now: Sidecar) -> Sidecar:
         same = now.version == seen.version
-        return replace(now, files=records, verified=_now()) if same else now
+        return replace(now, files=records, verified=_timestamp()) if same else now
 
     try:
-        rewrite(pool, seen.name, "verify", noted)
+        rewrite(pool, seen.name, "verify", apply_records)
     except HostFault:  # usually because the pool is read-only
         if records != seen.files:
             raise
@@ -403,5 +403,5 @@ def _write_sidecar(home: Path, sidecar: Sidecar) -> None:
     store.replace_file(home / SIDECAR, text.encode())
 
 
-def _now() -> str:
+def _timestamp() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")

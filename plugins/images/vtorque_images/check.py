@@ -86,13 +86,13 @@ def file_hashes(directory: Path, files: Iterable[str], told: Hashed) -> dict[str
     sizes = {file: (directory / file).stat().st_size for file in files}
     done, digests = 0, {}
     for file, size in sizes.items():
-        so_far = functools.partial(_told, told, done, sum(sizes.values()))
+        so_far = functools.partial(_report_hashed, told, done, sum(sizes.values()))
         digests[file] = file_sha256(directory / file, so_far)
         done += size
     return digests
 
 
-def _told(told: Hashed, before: int, total: int, count: int) -> None:
+def _report_hashed(told: Hashed, before: int, total: int, count: int) -> None:
     told(before + count, total)
 
 

@@ -24,7 +24,7 @@ _EVERY = 10.0  # seconds between two progress reports without a terminal
 as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 
 
-def signed_by(site: Site, sidecar: Sidecar) -> str | None:
+def signer_of_image(site: Site, sidecar: Sidecar) -> str | None:
     """Return the signer of an image, or None if this site requires no signatures.
 
     Raises Refused, HostFault.
@@ -90,7 +90,7 @@ class ProgressBars:
             self._bars.update(self._task, total=1, completed=1)
         self._task = self._bars.add_task(text.replace("[", r"\["), total=None)
 
-    def told(self, done: int, total: int) -> None:
+    def show_progress(self, done: int, total: int) -> None:
         """Show the progress of the step."""
         if self._bars is not None:
             self._bars.update(self._task, completed=done, total=max(total, 1))

@@ -33,7 +33,7 @@ def check_pool(site: Site) -> Iterator[HealthResult]:
         )
         return
     try:
-        found, broken = _listed(pool)
+        found, broken = _split_listing(pool)
     except VtorqueError as error:
         if is_personal(site) and not pool.exists():
             yield warning("there are no images yet", "the first job builds one")
@@ -57,7 +57,7 @@ def check_pool(site: Site) -> Iterator[HealthResult]:
         yield from _check_signed(found, site)
 
 
-def _listed(pool: Path) -> tuple[list[Sidecar], list[BrokenImage]]:
+def _split_listing(pool: Path) -> tuple[list[Sidecar], list[BrokenImage]]:
     found = listing(pool)
     usable = [item.sidecar for item in found if isinstance(item, ListedImage)]
     return usable, [item for item in found if isinstance(item, BrokenImage)]
@@ -93,7 +93,7 @@ def check_cache(site: Site) -> Iterator[HealthResult]:
         yield wrong(f"{cache} does not exist, so images are not cached", _SYNC)
         return
     try:
-        found, broken = _listed(cache)
+        found, broken = _split_listing(cache)
     except VtorqueError as error:
         yield failure(
             str(error), f"chown root: and chmod go-w its files; until then jobs do not use {cache}"
@@ -102,7 +102,7 @@ def check_cache(site: Site) -> Iterator[HealthResult]:
     for item in broken:
         yield wrong(f"copy of {item.name} {item.reason}", _SYNC)
     for copy in found if pool.is_dir() else ():
-        if not _same_in(pool, copy):
+        if not _is_same_in(pool, copy):
             said = f"the copy of {copy.name} differs from the pool: jobs use the pool"
             yield warning(said, _SYNC)
     yield ok(f"{len(found)} complete copies in {cache}")
@@ -111,7 +111,7 @@ def check_cache(site: Site) -> Iterator[HealthResult]:
         yield warning(f"{cache}: {free} MiB free", "free disk space for the next vmgr images sync")
 
 
-def _same_in(pool: Path, copy: Sidecar) -> bool:
+def _is_same_in(pool: Path, copy: Sidecar) -> bool:
     try:
         return describe(pool, copy.name).sha256 == copy.sha256
     except VtorqueError:

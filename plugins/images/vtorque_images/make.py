@@ -10,7 +10,7 @@ from vtorque_core.api import HostFault, Refused, UsageError, VtorqueError, print
 from vtorque_core.api.image_builder import Building, BuiltImage
 from vtorque_core.live.images import Sidecar, Site, describe, root_site
 from vtorque_images import change as pool_of
-from vtorque_images.common import as_json, bars, pairs, signed_by, write_json
+from vtorque_images.common import as_json, bars, pairs, signer_of_image, write_json
 from vtorque_images.signing import sign
 
 
@@ -79,7 +79,7 @@ def build(  # noqa: PLR0913 - one for each option
         return built
 
     with bars() as told:
-        progress = Building(told.step, told.told, site.images.max_disk << 20)
+        progress = Building(told.step, told.show_progress, site.images.max_disk << 20)
         pool_of.build(
             site.images.pool,
             name,
@@ -87,28 +87,30 @@ def build(  # noqa: PLR0913 - one for each option
             make,
             progress,
             there=update if new or update else None,
-            options=pool_of.CommitOptions(site.paths, site.images.keep, sign=_signing(sign_key)),
+            options=pool_of.CommitOptions(
+                site.paths, site.images.keep, sign=_sign_function(sign_key)
+            ),
         )
     sidecar = describe(site.images.pool, name)
-    _say(sidecar, (*progress.notes, *_unsigned(site, sidecar)), as_json)
+    _print_result(sidecar, (*progress.notes, *_unsigned_note(site, sidecar)), as_json)
 
 
-def _signing(key: Path | None) -> pool_of.Sign | None:
+def _sign_function(key: Path | None) -> pool_of.Sign | None:
     if key is None:
         return None
     return lambda sidecar: sign(sidecar, key)
 
 
-def _unsigned(site: Site, sidecar: Sidecar) -> tuple[str, ...]:
+def _unsigned_note(site: Site, sidecar: Sidecar) -> tuple[str, ...]:
     """Return a note if no job can use the new image because it is unsigned."""
     try:
-        signed_by(site, sidecar)
+        signer_of_image(site, sidecar)
     except (HostFault, Refused) as error:
         return (f"jobs cannot use it yet: {error}",)
     return ()
 
 
-def _say(sidecar: Sidecar, notes: tuple[str, ...], as_json: bool) -> None:
+def _print_result(sidecar: Sidecar, notes: tuple[str, ...], as_json: bool) -> None:
     if as_json:
         write_json({**sidecar.as_json(), "notes": list(notes)})
         return

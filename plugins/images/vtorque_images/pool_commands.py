@@ -20,7 +20,7 @@ from vtorque_core.live.images import (
 from vtorque_images import change as pool_of
 from vtorque_images import table
 from vtorque_images.allowed import check_allowed, default_image, policy_refusal, set_default
-from vtorque_images.common import as_json, bars, pairs, signed_by, size, write_json
+from vtorque_images.common import as_json, bars, pairs, signer_of_image, size, write_json
 
 
 @click.command("list")
@@ -44,7 +44,7 @@ def list_command(ctx: click.Context, labels: tuple[str, ...], mine: bool, as_jso
     found = [] if unused else listing(site.images.pool)
     if not effective_root():
         found = [item for item in found if policy_refusal(site, item.name) is None]
-    uses = table.uses(site.paths)
+    uses = table.jobs_by_version(site.paths)
     wanted = pairs(labels, "--label").items()
     rows = [table.row(item, site, uses) for item in found]
     rows = [row for row in rows if wanted <= row.get("labels", {}).items()]
@@ -79,7 +79,7 @@ def show(ctx: click.Context, name: str, as_json: bool) -> None:
     site = site_of(ctx.obj)
     check_allowed(site, name)
     sidecar = describe(site.images.pool, name)
-    users = table.users(table.uses(site.paths), site.images.pool / name)
+    users = table.users(table.jobs_by_version(site.paths), site.images.pool / name)
     write_json({**sidecar.as_json(), "used_by": None if users is None else list(users)})
 
 
@@ -103,8 +103,8 @@ def verify(ctx: click.Context, names: tuple[str, ...], as_json: bool) -> None:
         for name in names or all_names:
             told.step(f"hashing {printable(name)}")
             try:
-                image = pool_of.verify(pool, name, told.told)
-                by = signed_by(site, describe(pool, name))
+                image = pool_of.verify(pool, name, told.show_progress)
+                by = signer_of_image(site, describe(pool, name))
                 rows.append({"name": name, "ok": True, "sha256": image.sha256, "signed_by": by})
             except Refused as error:
                 rows.append({"name": name, "ok": False, "reason": str(error)})

@@ -13,7 +13,7 @@ from vtorque_core.live import images
 from vtorque_core.live.images import describe, root_site, site_of
 from vtorque_images import change, signing
 from vtorque_images.allowed import check_allowed
-from vtorque_images.common import as_json, bars, signed_by, write_json
+from vtorque_images.common import as_json, bars, signer_of_image, write_json
 
 _PATH = click.Path(path_type=Path)
 
@@ -55,14 +55,14 @@ def sign(
     found = describe(pool, name)
     with bars() as told:
         told.step(f"hashing {printable(name)}")
-        change.verify(pool, name, told.told)
+        change.verify(pool, name, told.show_progress)
     if key is not None:
         text = signing.sign(found, key)
     else:
         assert signature is not None  # noqa: S101 - one of three
         text = _read(signature)
         signing.check_well_made(found, text)
-    by = signed_by(site, replace(found, signature=text))
+    by = signer_of_image(site, replace(found, signature=text))
     change.attach(pool, found, text)
     if as_json:
         write_json({"name": name, "sha256": found.sha256, "signed_by": by})

@@ -18,7 +18,7 @@ DESCRIPTION = "description"  # label: a description for users
 _MOST_JOBS = 3
 
 
-def uses(paths: Paths) -> store.Uses | None:
+def jobs_by_version(paths: Paths) -> store.Uses | None:
     """Return the jobs of this node that use each version; None if the journals are unreadable.
 
     ``vtorque doctor`` and ``reap`` name a damaged journal.
