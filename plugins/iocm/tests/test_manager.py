@@ -18,7 +18,7 @@ from vtorque_core.records.journal import Journal
 from vtorque_core.records.reading import JobHeader, arguments
 from vtorque_iocm import manager, node, threads
 from vtorque_iocm.manager import ManagerLoop
-from vtorque_iocm.node import Manager
+from vtorque_iocm.node import ManagerProcess
 from vtorque_iocm.wanted_cores import CoresRule
 from vtorque_testing.planned import with_core
 
@@ -45,7 +45,7 @@ class Node:
         monkeypatch.setattr(manager, "process_of", lambda *_: here)
         monkeypatch.setattr(manager.time, "monotonic", lambda: self.now)
         monkeypatch.setattr(threads, "transferred_bytes", self.transferred_bytes)
-        monkeypatch.setattr(threads, "spent", lambda *_: {"1": int(self.spent * 1e9)})
+        monkeypatch.setattr(threads, "thread_times", lambda *_: {"1": int(self.spent * 1e9)})
         monkeypatch.setattr(threads, "vhost_threads", lambda _: list(self.vhost))
         monkeypatch.setattr(threads, "pin", lambda tids, cpus: self.pinned.append((tids, cpus)))
 
@@ -196,7 +196,7 @@ def job(paths):
         )
         with Journal.start(paths, header) as journal:
             journals.append(journal.path)
-            manager = Manager.for_node(paths, interval, busy)
+            manager = ManagerProcess.for_node(paths, interval, busy)
             journal.acquire(manager, plugin="iocm", phase="post-boot")
         return journal.path
 
@@ -215,7 +215,7 @@ def holder(paths):
     """Return the manager's pid."""
     try:
         with (paths.run / "iocm-manager.lock").open("rb+") as lock:
-            return Manager.for_node(paths)._holder(lock.fileno())
+            return ManagerProcess.for_node(paths)._holder(lock.fileno())
     except FileNotFoundError:
         return None
 
@@ -269,6 +269,6 @@ def test_manager_sleeps_without_guests_and_its_log_is_private(job, paths):
 
 
 def test_manager_is_identified_by_its_lock(paths):
-    resource = Manager.for_node(paths, 2.0, 0.5)
+    resource = ManagerProcess.for_node(paths, 2.0, 0.5)
     assert resource.argv[-4:] == (str(paths.state), str(paths.run), "2.0", "0.5")
-    assert arguments(resource) == arguments(Manager.for_node(paths, 1.0, 0.8))
+    assert arguments(resource) == arguments(ManagerProcess.for_node(paths, 1.0, 0.8))

@@ -41,21 +41,21 @@ def proc(tmp_path):
 
 
 def test_all_threads_except_vcpus_count_as_io(proc, tmp_path):
-    assert threads.spent(tmp_path / "100", ()) == {"100": 1100, "101": 2200, "104": 33}
+    assert threads.thread_times(tmp_path / "100", ()) == {"100": 1100, "101": 2200, "104": 33}
 
 
 def test_vhost_workers_are_threads_of_qemu_since_linux_6_4(proc, tmp_path):
     worker = proc(105, "vhost-100", "7000 0 1", of=100)
     found = threads.vhost_threads(tmp_path / "100")
     assert found == [worker]
-    assert threads.spent(tmp_path / "100", found)["105"] == 7000
+    assert threads.thread_times(tmp_path / "100", found)["105"] == 7000
 
 
 def test_vhost_workers_were_kernel_threads(proc, tmp_path):
     worker = proc(8, "vhost-100", "7000 0 1", stat=KERNEL)
     proc(9, "vhost-200", stat=KERNEL.replace("100", "200"))
     assert threads.vhost_threads(tmp_path / "100") == [worker]
-    assert threads.spent(tmp_path / "100", [worker])["8"] == 7000
+    assert threads.thread_times(tmp_path / "100", [worker])["8"] == 7000
 
 
 def test_user_process_named_like_a_vhost_thread_is_ignored(proc, tmp_path):
@@ -65,7 +65,7 @@ def test_user_process_named_like_a_vhost_thread_is_ignored(proc, tmp_path):
 
 
 def test_ended_process_has_no_threads(tmp_path):
-    assert threads.spent(tmp_path / "100", [tmp_path / "8"]) == {}
+    assert threads.thread_times(tmp_path / "100", [tmp_path / "8"]) == {}
     assert threads.vhost_threads(tmp_path / "100") == []
 
 
@@ -94,9 +94,11 @@ def test_real_thread_is_measured_and_pinned():
         assert [int(path.name) for path in found] == tids
 
         clock = time.pthread_getcpuclockid(thread.ident)  # regardless of the machine's load
-        at, begun, first = time.monotonic(), time.clock_gettime(clock), threads.spent(me, found)
+        at = time.monotonic()
+        begun = time.clock_gettime(clock)
+        first = threads.thread_times(me, found)
         eventually(lambda: time.clock_gettime(clock) > begun + 0.5)
-        load = threads.load(first, threads.spent(me, found), 0.5)
+        load = threads.load(first, threads.thread_times(me, found), 0.5)
         most = threading.active_count() * (time.monotonic() - at) / 0.5 + 0.1
         assert 0.9 < load < most, "it ran, or waited to run, as the other threads did"
         cpu = min(os.sched_getaffinity(0))

@@ -54,13 +54,13 @@ class IrqAffinity(Resource):
 
     def release(self) -> None:
         """Restore the affinities that were changed, then delete the saved file."""
-        for file, old in before(self.memo).items():
+        for file, old in saved_affinities(self.memo).items():
             if Path(file).exists() and _current(file) != old:
                 _set(file, old)
         File(self.memo, replace=True).release()
 
 
-def before(memo: str) -> dict[str, str]:
+def saved_affinities(memo: str) -> dict[str, str]:
     """Return the original value of each affinity file, as saved by :class:`IrqAffinity`."""
     with contextlib.suppress(FileNotFoundError):
         return dict(json.loads(Path(memo).read_text(encoding="ascii")))
@@ -69,7 +69,7 @@ def before(memo: str) -> dict[str, str]:
 
 def direct(memo: str, cpus: Iterable[int]) -> None:
     """Move all saved interrupts to these CPUs. Skip those that the kernel refuses to move."""
-    for file in before(memo):
+    for file in saved_affinities(memo):
         with contextlib.suppress(HostFault):
             _set(file, ",".join(map(str, cpus)))
 

@@ -48,7 +48,7 @@ class WatchedGuest:
     moved: int | None = None
     said: str = ""
 
-    def say(self, text: str) -> None:
+    def log(self, text: str) -> None:
         """Log a message about this guest, unless it repeats the last message."""
         if text != self.said:
             log.info("%s guest %d: %s", self.guest.job, self.guest.guest, text)
@@ -59,7 +59,7 @@ class WatchedGuest:
 
         The load is 0 if no bytes were transferred, because QEMU's threads do other work, too.
         """
-        now, spent, moved = time.monotonic(), threads.spent(process, self.vhost), None
+        now, spent, moved = time.monotonic(), threads.thread_times(process, self.vhost), None
         with contextlib.suppress(HostFault):
             moved = threads.transferred_bytes(self.guest.uri, self.guest.uuid)
         before, had, seconds = self.spent, self.moved, now - self.at
@@ -81,7 +81,7 @@ class WatchedGuest:
                 CoresState(self.resize(paths, process, len(guest.cores))),
                 True,
             )
-            self.say(f"cores {guest.cores}, {guest.least} to {guest.most}")
+            self.log(f"cores {guest.cores}, {guest.least} to {guest.most}")
         load = self.load(process)
         if load is None or not guest.most:
             return
@@ -90,7 +90,7 @@ class WatchedGuest:
         if after.cores != self.state.cores:
             got = self.resize(paths, process, after.cores)
             after = after if got == after.cores else CoresState(got, pause=rule.down)
-            self.say(f"load {load:.2f}: cores {guest.cores} -> {self.guest.cores}")
+            self.log(f"load {load:.2f}: cores {guest.cores} -> {self.guest.cores}")
         self.state = after
 
     def resize(self, paths: Paths, process: Path, count: int) -> int:
@@ -127,7 +127,7 @@ class ManagerLoop:
             log.exception("journals")
             return
         for key in self.watched.keys() - found.keys():
-            self.watched.pop(key).say("gone")
+            self.watched.pop(key).log("gone")
         for key, guest in found.items():
             each = self.watched.setdefault(key, WatchedGuest(guest, CoresState(len(guest.cores))))
             each.guest = guest
@@ -139,7 +139,7 @@ class ManagerLoop:
                 each.tick(self.paths, self.busy)
             except Exception as error:
                 each.pinned = False
-                each.say(f"{type(error).__name__}: {error}")
+                each.log(f"{type(error).__name__}: {error}")
         cpus = tuple(sorted({cpu for each in self.watched.values() for cpu in each.guest.cores}))
         if cpus and cpus != self.cpus:
             self.cpus = cpus

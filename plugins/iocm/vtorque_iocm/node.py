@@ -47,7 +47,7 @@ class Settings:
             raise ValueError(f"nodes is not a regular expression: {error}") from None
 
 
-class Manager(NodeProcess):
+class ManagerProcess(NodeProcess):
     """The I/O manager process, one for all jobs of the node (:mod:`vtorque_iocm.manager`)."""
 
     kind = "iocm-manager"
@@ -56,7 +56,7 @@ class Manager(NodeProcess):
 
 
 vtorque_settings = constant_hook(Settings)
-vtorque_resources = constant_hook(Manager, irqs.IrqAffinity)
+vtorque_resources = constant_hook(ManagerProcess, irqs.IrqAffinity)
 
 
 @hookimpl
@@ -70,14 +70,14 @@ def vtorque_plan(guest: GuestPlan, site: Site) -> Iterator[Claim | Refusal | Not
         if value > settings.max_cores:
             limit, where = str(settings.max_cores), "[plugin.iocm] max_cores"
             yield Refusal("is more than allowed", key, str(value), limit, where)
-    if guest.host.nodes and (what := _missing(guest, settings)):
+    if guest.host.nodes and (what := _missing_support(guest, settings)):
         required, where, fix = settings.required, "[plugin.iocm] required", f"leave out {IOCM.key}"
         yield report_missing(guest, what, option=IOCM, required=required, where=where, fix=fix)
         return
     yield CoreClaim("io", least, True, max(least, most), key=MIN_CORES.key)
 
 
-def _missing(guest: GuestPlan, settings: Settings) -> str:
+def _missing_support(guest: GuestPlan, settings: Settings) -> str:
     """Return what this node lacks for I/O cores, or an empty string."""
     if not settings.enabled:
         return "I/O cores ([plugin.iocm] enabled = false)"
@@ -89,7 +89,7 @@ def _missing(guest: GuestPlan, settings: Settings) -> str:
 @hookimpl
 def vtorque_render_domain(guest: GuestPlan, site: Site) -> Iterator[Element]:
     """Give the guest an iothread for each I/O core it may get, and a queue pair for each vCPU."""
-    if _has(guest):
+    if _has_io_cores(guest):
         yield IoThreads(guest.placement.most.get("io", len(guest.placement.cores["io"])))
         if guest.vcpus > 1:
             yield NetQueues(min(guest.vcpus, QUEUES))
@@ -99,13 +99,13 @@ def vtorque_render_domain(guest: GuestPlan, site: Site) -> Iterator[Element]:
 def vtorque_post_boot(job: NodeJob) -> None:
     """Save the IRQ affinities and start the manager, unless another job has done so."""
     settings, paths = job.site[Settings], job.site.paths
-    if any(_has(guest) for guest in job.guests):
+    if any(_has_io_cores(guest) for guest in job.guests):
         files = irqs.affinity_files(settings.interfaces)
         needs = [job.acquire(irqs.IrqAffinity(irqs.memo(paths), files))] if files else []
         job.acquire(
-            Manager.for_node(paths, settings.interval, settings.busy_threshold), needs=needs
+            ManagerProcess.for_node(paths, settings.interval, settings.busy_threshold), needs=needs
         )
 
 
-def _has(guest: GuestPlan) -> bool:
+def _has_io_cores(guest: GuestPlan) -> bool:
     return guest[IOCM] and "io" in guest.placement.own

@@ -28,7 +28,7 @@ def vhost_threads(process: Path) -> list[Path]:
     return own_vhost_threads(process) + kernel_vhost_threads(process)
 
 
-def spent(process: Path, vhost: Iterable[Path]) -> dict[str, int]:
+def thread_times(process: Path, vhost: Iterable[Path]) -> dict[str, int]:
     """Return, for each I/O thread, the nanoseconds that it has run or waited to run (schedstat).
 
     Waiting counts, because threads that share too few cores need more than they get.
