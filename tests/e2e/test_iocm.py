@@ -29,7 +29,7 @@ from vtorque_core.records.reading import JobHeader
 from vtorque_core.resources.domain import Domain
 from vtorque_core.site.plugins import Plugins
 from vtorque_iocm import node as iocm_node
-from vtorque_iocm.node import Manager
+from vtorque_iocm.node import ManagerProcess
 
 pytestmark = pytest.mark.e2e
 
@@ -146,7 +146,7 @@ def reading(clean, scratch):
     domain = Domain(plan.name, plan.uuid, URI, lambda: hypervisor.create_domain(URI, xml))
     journal.acquire(recorder(plan), plugin="core", phase="a", guest=0)
     journal.acquire(domain, plugin="core", phase="b", guest=0)
-    manager = Manager.for_node(paths, 0.2, 0.1)
+    manager = ManagerProcess.for_node(paths, 0.2, 0.1)
     journal.acquire(manager, plugin="iocm", phase="post-boot")
     journal.close()
     yield paths, plan.name

@@ -37,7 +37,7 @@ from vtorque_experiment import (
 from vtorque_experiment.batch import BatchCommands
 from vtorque_experiment.book import DONE, FAILED, Book
 from vtorque_experiment.definition import NumberSource
-from vtorque_experiment.place import usable
+from vtorque_experiment.place import validate_place
 
 TWO = 'script = "job.sh"\nrepetitions = 2\nlimits.jobs = 1\n'
 EVIL = "#!/bin/sh\n#VSUB -vm none\n#PBS -vm none\necho evil >>{top}/evil\n"
@@ -60,7 +60,7 @@ def await_jobs(top):
 
 def batch_with_race(top, number, act):
     """Return a batch system whose vsub runs ``act`` for a point before it reads the script."""
-    place, double = usable(top / "results"), experiments.double(top)
+    place, double = validate_place(top / "results"), experiments.double(top)
     hook = top / "vsub.py"
     hook.write_text(
         "import runpy, sys\nfrom pathlib import Path\n"
@@ -142,7 +142,7 @@ def test_vsub_reads_the_vm_option_of_a_point_with_a_script_on_stdin(
     config.write_text(f'[batch]\nsystem = "{system}"\n{settings}')
     site, plugin = service.batch_system(config)
     submitter = plugin.submitter(site)
-    found = definition.of_values({"script": "job.sh"}, "e.toml")
+    found = definition.parse_definition({"script": "job.sh"}, "e.toml")
     argv = batch.arguments((submitter.naming, "x"), found, {}, tmp_path)
     script = f"#!/bin/sh\n{line}\nexit 0\n".encode()
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(script)))
@@ -169,7 +169,7 @@ def test_forged_end_is_ignored_while_the_batch_system_lists_the_job(tmp_path):
     runner = threading.Thread(target=experiments.run, args=(tmp_path,), kwargs={"stop": stop})
     runner.start()
     try:
-        forged = usable(tmp_path / "results").point(1) / "ended"
+        forged = validate_place(tmp_path / "results").point(1) / "ended"
         eventually(forged.exists)
         questions = tmp_path / "batch" / "questions"
         eventually(questions.exists)
@@ -253,12 +253,12 @@ def test_damaged_versions_file_is_ignored(tmp_path, text):
     place = experiments.made(tmp_path, 'script = "job.sh"\n')
     place.versions.write_text(text)
     assert isinstance(versions.read(place.versions), dict)
-    assert page.of_results(results.read(place.top))
+    assert page.results_page(results.read(place.top))
 
 
 def test_lock_file_that_is_a_link_is_refused(tmp_path):
     (tmp_path / "run.lock").symlink_to(tmp_path / "made")
-    with pytest.raises(HostFault), batch.locked(tmp_path / "run.lock", wait=False):
+    with pytest.raises(HostFault), batch.hold_lock(tmp_path / "run.lock", wait=False):
         pass
     assert not (tmp_path / "made").exists()
 
@@ -292,8 +292,8 @@ def test_resume_refuses_linked_results(tmp_path):
 @pytest.fixture
 def vmgr(tmp_path, monkeypatch):
     """Return a function that calls ``vmgr experiment`` with the double of the batch system."""
-    monkeypatch.setattr(batch, "of_site", lambda config, interval: experiments.double(tmp_path))
-    monkeypatch.setattr("vtorque_experiment.versions.known", lambda config: {})
+    monkeypatch.setattr(batch, "site_batch", lambda config, interval: experiments.double(tmp_path))
+    monkeypatch.setattr("vtorque_experiment.versions.collect_versions", lambda config: {})
 
     def call(*argv):
         done = CliRunner().invoke(command.experiment, argv, obj=tmp_path / "site.toml")
@@ -309,7 +309,7 @@ def begin(top, vmgr, text=TWO):
     (top / "batch" / "jobs").mkdir(exist_ok=True)
     done = vmgr("run", str(file), "--dir", str(top / "results"), "--hours", "1e-9")
     assert done.exit_code == 5, done.output
-    return usable(top / "results")
+    return validate_place(top / "results")
 
 
 def change_script(place):
@@ -471,7 +471,7 @@ def test_seals_ignore_directories_that_others_can_write(tmp_path, monkeypatch):
     own.mkdir(mode=0o700)
     Path(f"{squatted}-0").symlink_to(own)
     made = plan.ExperimentPlan(
-        "0" * 6, "/", 1, 1, definition.of_values({"script": "a"}, "e"), {"a": b""}
+        "0" * 6, "/", 1, 1, definition.parse_definition({"script": "a"}, "e"), {"a": b""}
     )
     assert not plan.has_seal(made)
     plan.keep_seal(made)
@@ -487,7 +487,7 @@ def test_copy_that_replaces_the_experiments_file_follows_no_link(tmp_path):
     (top / "scripts").mkdir(parents=True)
     for name in ("experiment.toml", "versions.json", "scripts/0-job.sh", "results.new"):
         (top / name).symlink_to(target)
-    experiments.create.create(file, usable(top), dict)
+    experiments.create.create(file, validate_place(top), dict)
     assert target.read_text() == "mine\n"
 
 

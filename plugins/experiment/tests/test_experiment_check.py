@@ -21,7 +21,7 @@ matrix.env.SIZE = [1, 2, 3]
 @pytest.fixture
 def run(tmp_path, monkeypatch):
     """Return a function that runs ``vmgr experiment run`` on the double."""
-    monkeypatch.setattr(batch, "of_site", lambda config, interval: experiments.double(tmp_path))
+    monkeypatch.setattr(batch, "site_batch", lambda config, interval: experiments.double(tmp_path))
 
     def call(text, *argv, script=experiments.SCRIPT):
         file = experiments.write(tmp_path, text, script)
@@ -49,7 +49,7 @@ def test_directives_in_the_script_are_checked(tmp_path):
     file = experiments.write(tmp_path, 'script = "job.sh"\n', script)
     shows = batch.BatchCommands(("/bin/sh", "-c", "cat >&2; exit 2", "sh"), dict)
     found = definition.read(file)
-    said = check.refused(file, found, matrix.cells(found), shows, print)
+    said = check.find_refused(file, found, matrix.cells(found), shows, print)
     assert said == {0: "#!/bin/sh | #VSUB -vm ram=1G | #PBS -q long"}
 
 
@@ -57,7 +57,7 @@ def test_vsub_failure_of_another_kind_refuses_nothing(tmp_path):
     file = experiments.write(tmp_path, 'script = "job.sh"\n')
     fails = batch.BatchCommands(("/bin/sh", "-c", "echo vsub: no disk >&2; exit 1"), dict)
     found, told = definition.read(file), []
-    assert check.refused(file, found, matrix.cells(found), fails, told.append) == {}
+    assert check.find_refused(file, found, matrix.cells(found), fails, told.append) == {}
     assert told == ["vsub: no disk"]
 
 
@@ -76,7 +76,7 @@ def test_building_an_image_is_reported_once_before_it_starts(tmp_path):
         told.append(line)
         goes_on.touch()
 
-    assert check.refused(file, found, matrix.cells(found), vsub, tell) == {}
+    assert check.find_refused(file, found, matrix.cells(found), vsub, tell) == {}
     assert told == ["vsub: building the image micro, once"]
 
 
@@ -84,7 +84,7 @@ def test_try_run_has_fewer_repetitions(tmp_path, run, monkeypatch):
     done = run(GUESTS % "vcpus", "--dry-run", "--repetitions", "1")
     assert done.stdout.startswith("9 points: 9 combinations, once\n")
     monkeypatch.setattr(running, "run", lambda *argv, **more: ended(tmp_path))
-    monkeypatch.setattr("vtorque_experiment.versions.known", lambda config: {})
+    monkeypatch.setattr("vtorque_experiment.versions.collect_versions", lambda config: {})
     run(GUESTS % "vcpus", "--repetitions", "1")
     book = Book(tmp_path / "e.results" / "results.sqlite")
     assert len(book.rows()) == 9
@@ -114,7 +114,7 @@ def test_json_lists_refused_combinations(run):
 def test_partly_refused_experiment_runs_and_names_refusals(tmp_path, run, monkeypatch):
     ran = []
     monkeypatch.setattr(running, "run", lambda *argv, **more: ran.append(argv) or ended(tmp_path))
-    monkeypatch.setattr("vtorque_experiment.versions.known", lambda config: {})
+    monkeypatch.setattr("vtorque_experiment.versions.collect_versions", lambda config: {})
     done = run('script = "job.sh"\nmatrix.vm.vcpu = ["", 1]\n')
     assert done.exit_code == 0 and "would reject vcpu=1: vsub: there is no" in done.stderr
     assert len(ran) == 1
@@ -126,7 +126,7 @@ def ended(top, *failed):
 
 def test_failed_points_are_reported_with_the_next_commands(tmp_path, run, monkeypatch):
     monkeypatch.setattr(running, "run", lambda *argv, **more: ended(tmp_path, {"point": 1}))
-    monkeypatch.setattr("vtorque_experiment.versions.known", lambda config: {})
+    monkeypatch.setattr("vtorque_experiment.versions.collect_versions", lambda config: {})
     done = run('script = "job.sh"\n')
     assert done.exit_code == 4
     assert done.stderr.splitlines()[-1] == (
@@ -144,10 +144,10 @@ def test_only_some_of_very_many_combinations_are_checked(tmp_path, run, monkeypa
 
 def test_remaining_time_is_estimated_from_the_second_point_on():
     pace = running.Pace(20)
-    assert pace.at(10, 100.0) == (0.0, None)  # a resume
-    assert pace.at(11, 160.0) == (60.0, None)
-    assert pace.at(12, 200.0) == (100.0, 400.0)
-    assert pace.at(20, 300.0) == (200.0, 0.0)
+    assert pace.estimate(10, 100.0) == (0.0, None)  # a resume
+    assert pace.estimate(11, 160.0) == (60.0, None)
+    assert pace.estimate(12, 200.0) == (100.0, 400.0)
+    assert pace.estimate(20, 300.0) == (200.0, 0.0)
 
 
 @pytest.mark.parametrize("terminal", [False, True])

@@ -15,7 +15,7 @@ import kept_experiments
 from vtorque_core.api import Refused
 from vtorque_experiment import command, compare, running, versions
 from vtorque_experiment.book import Book
-from vtorque_experiment.place import existing, usable
+from vtorque_experiment.place import find_existing, validate_place
 from vtorque_experiment.results import read
 
 
@@ -54,7 +54,7 @@ def test_results_without_a_terminal_are_plain_lines(sweep):
 def test_single_run_is_not_reported_as_too_few(tmp_path):
     place = experiments.made(tmp_path, 'script = "job.sh"\n')
     book = Book(place.database)
-    book.over(1, {"wall": 1.0, "code": 3.0}, 1e9, "", "exit code 3")
+    book.record_end(1, {"wall": 1.0, "code": 3.0}, 1e9, "", "exit code 3")
     book.close()
     said = call("results", place.top)
     assert "1 point of 1 combination: 1 failed\n" in said and "too few" not in said
@@ -92,7 +92,7 @@ def test_two_experiments_are_compared(sweep, slower):
 
 
 def test_guests_are_compared_with_bare_metal_of_the_same_size(sweep):
-    pairs = compare.within(read(sweep), ["bare=true"], ["wall"])
+    pairs = compare.compare_within(read(sweep), ["bare=true"], ["wall"])
     assert {pair.cell for pair in pairs} == {
         f"guest vcpus={v} SIZE={s}" for v in (1, 2) for s in (1, 2)
     }
@@ -195,17 +195,17 @@ def test_results_are_never_overwritten(tmp_path):
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "file").touch()
     with pytest.raises(Refused, match="is not empty"):
-        experiments.create.create(tmp_path / "e.toml", usable(tmp_path / "other"), dict)
+        experiments.create.create(tmp_path / "e.toml", validate_place(tmp_path / "other"), dict)
 
 
 def test_directory_with_special_characters_is_refused(tmp_path):
     with pytest.raises(Refused, match="contains characters that are special in batch systems"):
-        usable(tmp_path / "a b")
+        validate_place(tmp_path / "a b")
 
 
 def test_failed_points_are_rerun_and_old_output_is_kept(tmp_path):
     top = kept_experiments.sweep(tmp_path, 1, failed=(2,))
-    place = existing(top)
+    place = find_existing(top)
     place.point(2).mkdir(parents=True)
     (place.point(2) / "stdout").write_text("old")
     book = Book(place.database)
@@ -220,7 +220,7 @@ def test_changed_versions_are_noted_once_at_the_end(tmp_path, monkeypatch):
     path = tmp_path / "versions.json"
     path.write_text('{"qemu": "7.2", "images": {}}')
     now = {"qemu": "7.2", "images": {"micro": {"disk": "abc"}}}
-    monkeypatch.setattr(versions, "known", lambda config: now)
+    monkeypatch.setattr(versions, "collect_versions", lambda config: now)
     for _ in range(2):
         versions.note_end(tmp_path, path)
         found = json.loads(path.read_text())

@@ -39,7 +39,7 @@ hours = 2.5
 
 
 def of(text):
-    return definition.of_values(tomllib.loads(text), "e.toml")
+    return definition.parse_definition(tomllib.loads(text), "e.toml")
 
 
 def why(text):
@@ -73,12 +73,12 @@ def test_empty_value_omits_the_key():
 
 
 def test_each_repetition_has_all_combinations_in_random_order():
-    points = list(matrix.ordered(10, 4, 3))
+    points = list(matrix.order_points(10, 4, 3))
     assert [point.number for point in points] == list(range(1, 41))
     blocks = [[p.cell for p in points if p.repetition == r] for r in range(4)]
     assert all(sorted(block) == list(range(10)) for block in blocks)
     assert len({tuple(block) for block in blocks}) == 4
-    assert points == list(matrix.ordered(10, 4, 3)) != list(matrix.ordered(10, 4, 4))
+    assert points == list(matrix.order_points(10, 4, 3)) != list(matrix.order_points(10, 4, 4))
 
 
 @pytest.mark.parametrize(
@@ -145,7 +145,7 @@ _JSON = st.recursive(
     | st.dictionaries(st.sampled_from(["vm", "env", "A", "json", "jobs"]), inner, max_size=3),
     max_leaves=6,
 )  # fmt: skip
-_KEYS = sorted(schema.shipped()["properties"])
+_KEYS = sorted(schema.load_schema()["properties"])
 
 
 @settings(deadline=None, max_examples=60)
@@ -154,8 +154,8 @@ def test_any_file_is_parsed_or_refused(changes: dict[str, Any], dropped: str):
     values = copy.deepcopy(tomllib.loads(WHOLE))
     values.pop(dropped, None)
     with contextlib.suppress(Refused):
-        found = definition.of_values(values | changes, "e.toml")
-        assert list(matrix.ordered(2, found.repetitions, found.seed or 0))
+        found = definition.parse_definition(values | changes, "e.toml")
+        assert list(matrix.order_points(2, found.repetitions, found.seed or 0))
 
 
 def test_whole_number_may_have_a_decimal_point():

@@ -16,8 +16,11 @@ BASE = {"wall": [10.0, 10.0, 10.0], "rate": [5.0]}
 
 
 def test_median_and_spread_are_computed():
-    assert figures.of([3.0]).spread == 0.0 and figures.of([3.0]).median == 3.0
-    found = figures.of([1.0, 2.0, 3.0, 4.0, 5.0])
+    assert (
+        figures.compute_statistics([3.0]).spread == 0.0
+        and figures.compute_statistics([3.0]).median == 3.0
+    )
+    found = figures.compute_statistics([1.0, 2.0, 3.0, 4.0, 5.0])
     assert (found.median, found.low, found.high, found.count) == (3.0, 2.0, 4.0, 5)
 
 
@@ -34,7 +37,7 @@ def test_median_and_spread_are_computed():
     ],
 )
 def test_different_values_are_shown_differently(values, said):
-    assert " ".join(figures.shown(*values)) == said
+    assert " ".join(figures.format_numbers(*values)) == said
 
 
 def test_ratio_has_a_reproducible_interval():
@@ -59,8 +62,10 @@ def test_intervals_contain_the_true_value_as_often_as_stated():
 
 
 def test_too_few_runs_are_reported():
-    assert "too few runs (5 and 9; at least 6 of each are needed)" in figures.few(5, 9)
-    assert figures.few(6, 6) == ""
+    assert "too few runs (5 and 9; at least 6 of each are needed)" in figures.small_sample_warning(
+        5, 9
+    )
+    assert figures.small_sample_warning(6, 6) == ""
 
 
 @pytest.mark.parametrize(

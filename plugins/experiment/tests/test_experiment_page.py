@@ -42,9 +42,9 @@ def pages(tmp_path_factory):
         top / "two", TWO, lambda cell, repetition: {"wall": 1e9 + 1e8 * cell["bare"]}
     )
     many = kept_experiments.sweep(top / "many", 32)
-    found = {"two": page.of_results(read(two)), "many": page.of_results(read(many))}
-    pairs = compare.within(read(many), ["bare=true"])
-    found["pairs"] = page.of_pairs("Guests", ["192 points"], pairs, ("baseline", "this"))
+    found = {"two": page.results_page(read(two)), "many": page.results_page(read(many))}
+    pairs = compare.compare_within(read(many), ["bare=true"])
+    found["pairs"] = page.comparison_page("Guests", ["192 points"], pairs, ("baseline", "this"))
     for name, text in found.items():
         (top / f"{name}.html").write_text(text)
     return lambda name: top / f"{name}.html"
@@ -95,7 +95,7 @@ def test_hostile_labels_are_escaped_and_images_have_accessible_names(browser, tm
     text = f'title = "{bad}"\nscript = "job.sh"\nmatrix.env.A = ["{bad}", "[datum]+alert(1)"]\n'
     top = kept_experiments.make(tmp_path, text, lambda cell, repetition: {"wall": 1.0}, failed=(1,))
     path = tmp_path / "page.html"
-    path.write_text(page.of_results(read(top)))
+    path.write_text(page.results_page(read(top)))
     browser.open(path)
     assert browser.complaints == [] and browser.requests == [f"file://{path}"]
     assert browser.value("typeof window.hacked") == "undefined"
@@ -109,7 +109,7 @@ def test_hostile_labels_are_escaped_and_images_have_accessible_names(browser, tm
 def test_page_without_a_drawing_library_has_tables(tmp_path, monkeypatch):
     monkeypatch.setattr(drawing, "can_draw", lambda: False)
     top = kept_experiments.sweep(tmp_path, 2, failed=(5,))
-    found = page.of_results(read(top))
+    found = page.results_page(read(top))
     assert "vl-convert-python is not installed" in found and "<svg" not in found
     assert found.count("guest vcpus=2 SIZE=2") >= 3
     assert "exit code 1: &lt;broken&gt;" in found and "too few to compare" in found

@@ -17,9 +17,9 @@ import sparing
 from patience import eventually
 from vtorque_core.api import HostFault
 from vtorque_experiment import wrapper
-from vtorque_experiment.batch import JobQueries, locked, of_site
+from vtorque_experiment.batch import JobQueries, hold_lock, site_batch
 from vtorque_experiment.book import DONE, FAILED, Book
-from vtorque_experiment.place import usable
+from vtorque_experiment.place import validate_place
 
 TWO = """
 script = "job.sh"
@@ -135,7 +135,7 @@ def test_pattern_that_never_matches_fails_the_point(tmp_path):
 
 def corrected(top, wrong, right):
     """Correct the experiment's file in its results."""
-    path = usable(top / "results").definition
+    path = validate_place(top / "results").definition
     path.write_text(path.read_text().replace(wrong, right))
 
 
@@ -151,7 +151,7 @@ def test_results_are_read_again_without_rerunning_points(tmp_path):
     corrected(tmp_path, "rate (1)", "rate (.*)")
     experiments.run(tmp_path, told=said.append)
     assert said[2:] == ["read the numbers of 2 failed points again: 2 are done now"]
-    found, book = experiments.rows(tmp_path), Book(usable(tmp_path / "results").database)
+    found, book = experiments.rows(tmp_path), Book(validate_place(tmp_path / "results").database)
     numbers = book.numbers()
     book.close()
     assert {(row.state, row.reason, row.tries) for row in found} == {(DONE, "", 1)}
@@ -189,7 +189,7 @@ def test_runner_killed_while_results_are_read_again_loses_nothing(tmp_path, poin
         runner.kill()
         runner.wait()
     assert experiments.run(tmp_path).finished
-    book = Book(usable(tmp_path / "results").database)
+    book = Book(validate_place(tmp_path / "results").database)
     assert {row.state for row in book.rows()} == {DONE}
     assert [found.keys() for found in book.numbers().values()] == [
         {"code", "rate", "wait", "wall"}
@@ -236,7 +236,7 @@ def test_full_disk_loses_no_results(tmp_path, monkeypatch):
         match="full; no results are lost: free disk space or correct the permissions, then run",
     ):
         for number in range(1, 5):
-            book.failed(number, "x" * 5000)
+            book.record_failure(number, "x" * 5000)
     book.close()
     assert experiments.run(tmp_path).finished
     settled(tmp_path)
@@ -277,7 +277,11 @@ def test_exit_code_of_a_killed_script_is_noted(tmp_path):
 
 def test_concurrent_runs_are_refused(tmp_path):
     path, said = tmp_path / "lock", "in use by another vmgr experiment; vmgr"
-    with locked(path, wait=False), pytest.raises(HostFault, match=said), locked(path, wait=False):
+    with (
+        hold_lock(path, wait=False),
+        pytest.raises(HostFault, match=said),
+        hold_lock(path, wait=False),
+    ):
         pass
 
 
@@ -285,12 +289,12 @@ def test_polling_interval_is_kept_after_a_resume(tmp_path):
     (tmp_path / "jobs").mkdir()
     double = experiments.double(tmp_path, interval=10.0)
     noted: list[float] = []
-    assert not JobQueries(double, time.time(), noted.append).due
-    assert JobQueries(double, time.time() - 11, noted.append).due
+    assert not JobQueries(double, time.time(), noted.append).is_due
+    assert JobQueries(double, time.time() - 11, noted.append).is_due
     assert JobQueries(double, time.time() + 9999, noted.append).wait <= 10  # a clock that was set
     (tmp_path / "batch" / "jobs").mkdir(parents=True)
     asked = JobQueries(double, 0, noted.append)
-    assert asked.due and asked.ask() == {} and not asked.due and len(noted) == 1
+    assert asked.is_due and asked.ask() == {} and not asked.is_due and len(noted) == 1
 
 
 def test_unresponsive_batch_system_is_reported_and_polled_again(tmp_path):
@@ -329,4 +333,4 @@ def test_job_name_option_follows_the_submit_command(tmp_path, system, command, o
     config = tmp_path / "vtorque.toml"
     settings = f'[plugin.slurm]\ncommand = "{command}"\n' if command else ""
     config.write_text(f'[batch]\nsystem = "{system}"\n{settings}')
-    assert of_site(config, 10).naming == option
+    assert site_batch(config, 10).naming == option

@@ -74,9 +74,9 @@ def test_guest_without_kvm_is_detected(tmp_path, cpu, files, bare, emulated):
     (tmp_path / "machine").write_text(f"Linux 6.1 x86_64\nvvm\n{cpu}\n")
     for name, text in files.items():
         (tmp_path / name).write_text(text + "\n")
-    found = definition.of_values({"script": "job.sh"}, "e.toml")
+    found = definition.parse_definition({"script": "job.sh"}, "e.toml")
     row = PointRow(1, 0, 0, "submitted", "1.x", 1, 0, "", None, None, "")
-    ended = Collector(found, lambda job, point: "").ended(row, tmp_path, bare)
+    ended = Collector(found, lambda job, point: "").collect_end(row, tmp_path, bare)
     wanted = f"Linux 6.1 x86_64, vvm, {cpu}"
     assert ended.machine == (f"{wanted}, emulated" if emulated else wanted)
     assert ended.values["wall"] == 2.5
@@ -84,23 +84,23 @@ def test_guest_without_kvm_is_detected(tmp_path, cpu, files, bare, emulated):
 
 @pytest.mark.parametrize(("begun", "asked"), [(None, 1), (1e9, 0)])
 def test_kept_report_is_not_fetched_again(tmp_path, begun, asked):
-    found = definition.of_values({"script": "job.sh", "report": True}, "e.toml")
+    found = definition.parse_definition({"script": "job.sh", "report": True}, "e.toml")
     (tmp_path / "begun").write_text("1000000000 5.0\n")
     (tmp_path / "ended").write_text("0 5.0 6.0\n")
     (tmp_path / "report.json").write_text("{}")
     row = PointRow(1, 0, 0, "failed", "1.srv", 1, 0, "no", 1e9, begun, "")
     jobs: list[str] = []
-    Collector(found, lambda job, point: jobs.append(job) or "").ended(row, tmp_path, False)
+    Collector(found, lambda job, point: jobs.append(job) or "").collect_end(row, tmp_path, False)
     assert len(jobs) == asked
 
 
 @pytest.mark.parametrize("name", ["ended", "begun", "stderr", "machine", "batch.err"])
 def test_fifo_left_by_a_job_is_not_read(tmp_path, name):
-    found = definition.of_values({"script": "job.sh"}, "e.toml")
+    found = definition.parse_definition({"script": "job.sh"}, "e.toml")
     (tmp_path / "begun").write_text("1000 5.0\n")
     (tmp_path / "ended").write_text("3 5.0 6.0\n")
     (tmp_path / name).unlink(missing_ok=True)
     os.mkfifo(tmp_path / name)
     row = PointRow(1, 0, 0, "submitted", "1.srv", 1, 0, "", None, None, "")
-    ended = Collector(found, lambda job, point: "").ended(row, tmp_path, False)
+    ended = Collector(found, lambda job, point: "").collect_end(row, tmp_path, False)
     assert ("is not a regular file" in ended.reason) == (name in ("ended", "begun"))

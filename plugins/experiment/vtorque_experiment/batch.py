@@ -20,7 +20,7 @@ from vtorque_core.live import images, service
 from vtorque_experiment import files, wrapper
 from vtorque_experiment.definition import Definition, Scalar
 from vtorque_experiment.matrix import Cell
-from vtorque_experiment.place import ResultsDirectory, end_of
+from vtorque_experiment.place import ResultsDirectory, read_tail
 
 LEAST = 10.0  # the shortest interval between two queries of a batch system's server, in seconds
 LEAST_LOCAL = 1.0  # the shortest interval for the batch system local, in seconds
@@ -52,7 +52,7 @@ class BatchCommands:
     naming: str = "-N"
 
 
-def of_site(config: Path, interval: float) -> BatchCommands:
+def site_batch(config: Path, interval: float) -> BatchCommands:
     """Return the site's batch system, queried as the user. Raises ConfigError, Refused."""
     site, batch = service.batch_system(config)
     submitter = batch.submitter(site)
@@ -68,7 +68,7 @@ def of_site(config: Path, interval: float) -> BatchCommands:
 
 
 @contextlib.contextmanager
-def locked(path: Path, wait: bool) -> Iterator[int]:
+def hold_lock(path: Path, wait: bool) -> Iterator[int]:
     """Hold the lock of a lock file (flock(2)); child processes inherit it with the descriptor.
 
     Raises HostFault if another process holds the lock and ``wait`` is false.
@@ -181,7 +181,7 @@ def is_job_id(word: str) -> bool:
 def tail(point: Path, name: str, most: int = 400) -> str:
     """Return the printable end of a file in a point's directory; empty if it is unreadable."""
     try:
-        return _join_lines(end_of(point, name, most), most)
+        return _join_lines(read_tail(point, name, most), most)
     except OSError:
         return ""
 
@@ -205,7 +205,7 @@ class JobQueries:
         self._is_early = False
 
     @property
-    def due(self) -> bool:
+    def is_due(self) -> bool:
         """True if the next query is due."""
         return time.monotonic() >= self._next
 

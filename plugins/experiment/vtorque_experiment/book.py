@@ -24,7 +24,7 @@ from typing import Any
 
 from vtorque_core.api import HostFault, Refused, printable
 from vtorque_experiment import files
-from vtorque_experiment.matrix import Cell, Point
+from vtorque_experiment.matrix import Cell, MatrixPoint
 
 SCHEMA = 1
 WAITING, SUBMITTING, SUBMITTED, DONE, FAILED = (
@@ -105,7 +105,7 @@ class Book:
             self.save()
 
     @contextlib.contextmanager
-    def _told(self) -> Iterator[None]:
+    def _convert_errors(self) -> Iterator[None]:
         try:
             yield
         except sqlite3.OperationalError as error:
@@ -115,7 +115,7 @@ class Book:
 
     @contextlib.contextmanager
     def _all_or_none(self) -> Iterator[None]:
-        with self._told():
+        with self._convert_errors():
             self._db.execute("BEGIN IMMEDIATE")
             try:
                 yield
@@ -151,7 +151,7 @@ class Book:
             "correct the permissions, then run vmgr experiment resume"
         )
 
-    def about(self) -> dict[str, str]:
+    def notes(self) -> dict[str, str]:
         """Return the notes on the whole experiment."""
         return dict(self._fetch_all("SELECT CAST(name AS TEXT), CAST(value AS TEXT) FROM about"))
 
@@ -198,11 +198,11 @@ class Book:
         self._set("state='submitting', tries=tries+1, missed=0, reason=''", (), number)
         self.save()
 
-    def submitted(self, number: int, job: str, when: float) -> None:
+    def record_submission(self, number: int, job: str, when: float) -> None:
         """Record the job of a point."""
         self._set("state='submitted', job=?, submitted=?, missed=0", (job, when), number)
 
-    def again(self, number: int, reason: str) -> None:
+    def record_retry(self, number: int, reason: str) -> None:
         """Record why a point was not submitted. The point waits for another try."""
         self._set("state='waiting', reason=?", (reason,), number)
 
@@ -210,7 +210,7 @@ class Book:
         """Record the message of a submission that may have failed."""
         self._set("reason=?", (reason,), number)
 
-    def missed(self, numbers: Iterable[int]) -> None:
+    def record_missing(self, numbers: Iterable[int]) -> None:
         """Record that the batch system's list lacks the jobs of these points."""
         changed = [(number,) for number in numbers]
         if not changed:
@@ -218,11 +218,11 @@ class Book:
         with self._all_or_none():
             self._db.executemany("UPDATE points SET missed=missed+1 WHERE number=?", changed)
 
-    def failed(self, number: int, reason: str) -> None:
+    def record_failure(self, number: int, reason: str) -> None:
         """Record that a point has failed."""
         self._set("state='failed', reason=?", (reason,), number)
 
-    def over(
+    def record_end(
         self, number: int, values: Mapping[str, float], begun: float, machine: str, reason: str
     ) -> None:
         """Record the end of a point; a non-empty ``reason`` marks it as failed."""
@@ -246,7 +246,7 @@ class Book:
             )
 
     def _fetch_all(self, query: str, *values: object) -> list[Any]:
-        with self._told():
+        with self._convert_errors():
             return self._db.execute(query, values).fetchall()
 
     def _set(self, what: str, values: Sequence[object], number: int) -> None:
@@ -256,7 +256,7 @@ class Book:
 
 
 def make(
-    path: Path, about: Mapping[str, str], cells: Sequence[Cell], points: Iterable[Point]
+    path: Path, about: Mapping[str, str], cells: Sequence[Cell], points: Iterable[MatrixPoint]
 ) -> None:
     """Create a book with all points, in one step. Raises HostFault, OSError."""
     with tempfile.TemporaryDirectory(prefix="vtorque-experiment-") as scratch:

@@ -19,7 +19,7 @@ _AT_ONCE = ("vsub: warning: ", "vsub: building the image micro")  # passed on im
 MOST = 50  # calls of vsub, of about half a second each
 
 
-def refused(
+def find_refused(
     file: Path, definition: Definition, cells: Sequence[Cell], batch: b.BatchCommands,
     told: Callable[[str], None],
 ) -> Mapping[int, str]:  # fmt: skip
@@ -41,7 +41,7 @@ def refused(
     warned: set[str] = set()
     unasked = 0
 
-    def once(line: str) -> None:
+    def report_once(line: str) -> None:
         if line not in warned:
             warned.add(line)
             told(line)
@@ -60,7 +60,7 @@ def refused(
                 if len(said) == MOST:
                     unasked += 1
                     continue
-                said[question] = _asked(batch, argv, jobs[name], top, once)
+                said[question] = _find_refusal(batch, argv, jobs[name], top, report_once)
             if said[question]:
                 found[number] = said[question]
     if unasked:
@@ -68,7 +68,7 @@ def refused(
     return found
 
 
-def _asked(
+def _find_refusal(
     batch: b.BatchCommands, argv: Sequence[str], script: bytes, top: Path,
     told: Callable[[str], None],
 ) -> str:  # fmt: skip

@@ -81,23 +81,25 @@ def run(
 ) -> None:  # fmt: skip
     """Run an experiment to its end. Ctrl-C stops the run; submitted jobs continue."""
     from vtorque_experiment import create, running, versions  # noqa: PLC0415
-    from vtorque_experiment.place import usable  # noqa: PLC0415
+    from vtorque_experiment.place import validate_place  # noqa: PLC0415
 
     if not file.name:
         raise UsageError(f"{file}: is not a file")
-    place = usable(directory or file.with_suffix(".results"))
-    planned = running.planned(config, file, _told, repetitions)
+    place = validate_place(directory or file.with_suffix(".results"))
+    planned = running.plan_experiment(config, file, _report_progress, repetitions)
     if dry_run:
         click.echo(json.dumps(planned.data(), indent=2) if as_json else "\n".join(planned.lines()))
     for line in planned.reasons():
-        _told(f"vsub would reject {line}")
-    if planned.hopeless or (dry_run and planned.refused):
+        _report_progress(f"vsub would reject {line}")
+    if planned.is_hopeless or (dry_run and planned.refused):
         sys.exit(EXIT_REFUSED)
     if dry_run:
         return
-    plan = create.create(file, place, functools.partial(versions.known, config), repetitions)
+    plan = create.create(
+        file, place, functools.partial(versions.collect_versions, config), repetitions
+    )
     click.echo(f"results are in {place.top}", err=True)
-    _end(running.run(config, place, hours, _told, new_plan=plan), as_json)
+    _end(running.run(config, place, hours, _report_progress, new_plan=plan), as_json)
 
 
 @experiment.command(short_help="Continue a stopped experiment.")
@@ -122,10 +124,10 @@ def resume(
     corrected experiment.toml in DIR.
     """
     from vtorque_experiment import running  # noqa: PLC0415
-    from vtorque_experiment.place import existing  # noqa: PLC0415
+    from vtorque_experiment.place import find_existing  # noqa: PLC0415
 
     ended = running.run(
-        config, existing(directory), hours, _told, failed=failed, accept=accept
+        config, find_existing(directory), hours, _report_progress, failed=failed, accept=accept
     )  # fmt: skip
     _end(ended, as_json)
 
@@ -177,17 +179,17 @@ def results(
                 f"{name}: not a number of this experiment; known: "
                 f"{', '.join(found.names) or 'none'}"
             )
-    judged = judge.of_results(found, conditions)
+    judged = judge.judge_results(found, conditions)
     if html is not None:
         from vtorque_experiment import page  # noqa: PLC0415 - jinja2, Vega's runtime
 
-        _page(page.of_results(found), html)
+        _page(page.results_page(found), html)
     elif as_json:
         click.echo(json.dumps(running.data(found, names or found.names), indent=2))
     elif str(junit) != "-":
-        heads, rows = tables.of_all(found, names or [n for n in found.names if n != "code"])
-        shown.show(_upper(heads), rows, (tables.state(found), *tables.warnings(found)))
-    _judged(judged, found.title, junit)
+        heads, rows = tables.summary_table(found, names or [n for n in found.names if n != "code"])
+        shown.show(_upper_case(heads), rows, (tables.state(found), *tables.warnings(found)))
+    _exit_by_conditions(judged, found.title, junit)
 
 
 @experiment.command(short_help="Compare two experiments, or combinations within one.")
@@ -221,20 +223,21 @@ def compare(  # noqa: PLR0913 - one for each option
         pairs, title = comparing.experiments(base, read(other), names), f"{other} / {directory}"
         sides = ("base", "other")
     else:
-        pairs, title = comparing.within(base, baseline, names), f"{base.title}: {baseline[0]}"
+        pairs = comparing.compare_within(base, baseline, names)
+        title = f"{base.title}: {baseline[0]}"
         sides = ("baseline", "this")
-    judged = judge.of_pairs(pairs, conditions)
+    judged = judge.judge_pairs(pairs, conditions)
     if html is not None:
         from vtorque_experiment import page  # noqa: PLC0415
 
         lines = [f"base: {tables.state(base)}"]
-        _page(page.of_pairs(title, lines, pairs, sides), html)
+        _page(page.comparison_page(title, lines, pairs, sides), html)
     elif as_json:
         click.echo(json.dumps([pair.data() for pair in pairs], indent=2))
     elif str(junit) != "-":
-        heads, rows = tables.of_pairs(pairs)
-        shown.show(_upper(heads), rows, tables.warnings_of_pairs(pairs))
-    _judged(judged, title, junit)
+        heads, rows = tables.comparison_table(pairs)
+        shown.show(_upper_case(heads), rows, tables.warnings_of_pairs(pairs))
+    _exit_by_conditions(judged, title, junit)
 
 
 @experiment.command(short_help="Write all points as CSV, JSON or Parquet.")
@@ -246,13 +249,13 @@ def compare(  # noqa: PLR0913 - one for each option
 )  # fmt: skip
 def export(directory: Path, kind: str, output: Path) -> None:
     """Write all points, a row each: state, job, axes, numbers."""
-    from vtorque_experiment.export import exported  # noqa: PLC0415
+    from vtorque_experiment.export import export_content  # noqa: PLC0415
     from vtorque_experiment.results import read  # noqa: PLC0415
 
-    _write(exported(read(directory), kind), output)
+    _write(export_content(read(directory), kind), output)
 
 
-def _told(line: str) -> None:
+def _report_progress(line: str) -> None:
     click.echo(f"vmgr experiment: {line}", err=True)
 
 
@@ -262,20 +265,20 @@ def _end(ended: Any, as_json: bool) -> None:
     else:
         click.echo(ended.status["state"])
     if not ended.finished:
-        _told(f"{ended.why}; to continue: vmgr experiment resume {ended.directory}")
+        _report_progress(f"{ended.why}; to continue: vmgr experiment resume {ended.directory}")
         sys.exit(EXIT_UNFINISHED)
     failed = len(ended.status["failed"])
     if failed:
-        from vtorque_experiment.matrix import counted  # noqa: PLC0415
+        from vtorque_experiment.matrix import count_text  # noqa: PLC0415
 
-        _told(
-            f"{counted(failed, 'failed point')}: vmgr experiment status {ended.directory} says "
+        _report_progress(
+            f"{count_text(failed, 'failed point')}: vmgr experiment status {ended.directory} says "
             "why; vmgr experiment resume takes numbers again, with --failed it runs them again"
         )
         sys.exit(EXIT_POINTS)
 
 
-def _upper(heads: Sequence[str]) -> list[str]:
+def _upper_case(heads: Sequence[str]) -> list[str]:
     return [head.upper() for head in heads]
 
 
@@ -284,9 +287,9 @@ def _page(text: str, path: Path) -> None:
 
     _write(text.encode("utf-8", "replace"), path)
     if str(path) != "-":
-        _told(f"the page is {path.absolute()}: open it in a browser")
+        _report_progress(f"the page is {path.absolute()}: open it in a browser")
     if not drawing.can_draw():
-        _told(f"it is {drawing.CANNOT_DRAW}")
+        _report_progress(f"it is {drawing.CANNOT_DRAW}")
 
 
 def _write(content: bytes, path: Path) -> None:
@@ -302,7 +305,7 @@ def _write(content: bytes, path: Path) -> None:
         raise Refused(f"{printable(str(path))}: {error.strerror}") from None
 
 
-def _judged(judged: Any, title: str, junit: Path | None) -> None:
+def _exit_by_conditions(judged: Any, title: str, junit: Path | None) -> None:
     """Print the conditions that hold, and exit with the corresponding exit status."""
     if junit is not None:
         from vtorque_experiment.junit import xml  # noqa: PLC0415
@@ -312,7 +315,7 @@ def _judged(judged: Any, title: str, junit: Path | None) -> None:
         return
     for case in judged.cases:
         if case.failure or case.error:
-            _told(f"{case.name}: {case.failure or case.error}")
+            _report_progress(f"{case.name}: {case.failure or case.error}")
     if any(case.error for case in judged.cases):
         sys.exit(1)
     if any(case.failure for case in judged.cases):

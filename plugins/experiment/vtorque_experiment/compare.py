@@ -60,10 +60,12 @@ def experiments(base: Results, other: Results, names: Sequence[str] = ()) -> lis
         for number, cell in enumerate(other.cells)
         if _key(cell) in there
     ]
-    return _made(base, other, pairs, names)
+    return _make_pairs(base, other, pairs, names)
 
 
-def within(results: Results, baseline: Sequence[str], names: Sequence[str] = ()) -> list[Pair]:
+def compare_within(
+    results: Results, baseline: Sequence[str], names: Sequence[str] = ()
+) -> list[Pair]:
     """Pair each combination with the most similar combination of the baseline.
 
     ``baseline`` has ``AXIS=VALUE`` words such as ``bare=true``. An axis that only one combination
@@ -77,7 +79,7 @@ def within(results: Results, baseline: Sequence[str], names: Sequence[str] = ())
             continue
         like = [b for b in chosen if _agree(results.cells[b], cell, fixed)]
         pairs += [(like[0], number, label(cell))] if like else []
-    return _made(results, results, pairs, names)
+    return _make_pairs(results, results, pairs, names)
 
 
 def _key(cell: Cell) -> tuple[tuple[str, str], ...]:
@@ -89,7 +91,7 @@ def _agree(base: Cell, cell: Cell, fixed: set[str]) -> bool:
     return all(base[axis] == cell[axis] for axis in both)
 
 
-def _made(
+def _make_pairs(
     base: Results, other: Results, pairs: Sequence[tuple[int, int, str]], names: Sequence[str]
 ) -> list[Pair]:
     known = [name for name in other.names if name in base.names and name != "code"]
@@ -111,14 +113,15 @@ def _pairs(
     base: Results, other: Results, pairs: Sequence[tuple[int, int, str]], names: Sequence[str]
 ) -> Iterator[Pair]:
     before, after = base.table(), other.table()
-    sides = base.emulated(), other.emulated()
+    sides = base.count_emulated(), other.count_emulated()
     for name in names:
         for old, new, said in pairs:
             ours, theirs = before.get((old, name), []), after.get((new, name), [])
             if ours and theirs:
                 yield Pair(
-                    said, name, other.unit(name), other.better(name),
-                    figures.of(ours), figures.of(theirs),
-                    figures.ratio(ours, theirs), figures.few(len(ours), len(theirs)),
+                    said, name, other.unit(name), other.better_direction(name),
+                    figures.compute_statistics(ours), figures.compute_statistics(theirs),
+                    figures.ratio(ours, theirs),
+                    figures.small_sample_warning(len(ours), len(theirs)),
                     old in sides[0] or new in sides[1], ours, theirs,
                 )  # fmt: skip

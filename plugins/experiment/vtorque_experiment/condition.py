@@ -153,7 +153,7 @@ class Condition:
             except (ZeroDivisionError, OverflowError) as error:
                 raise Refused(f"--fail-if {printable(self.text)}: {error}") from None
         if isinstance(node, ast.Call):
-            return self._of(*(_call(node) or of), values)
+            return self._evaluate_function(*(_call(node) or of), values)
         if baseline is None:
             raise Refused(
                 "needs a baseline",
@@ -161,9 +161,9 @@ class Condition:
                 value=printable(self.text, 120),
                 fix="compare two experiments, or add --baseline AXIS=VALUE",
             )
-        return self._of(*of, baseline)
+        return self._evaluate_function(*of, baseline)
 
-    def _of(self, function: str, name: str, values: Values) -> float:
+    def _evaluate_function(self, function: str, name: str, values: Values) -> float:
         there = values.get(name, ())
         if not there and function != "count":
             raise Refused(

@@ -96,22 +96,22 @@ def _parse(
         raise Refused(f"{name}: {error.strerror}") from None
     except (ValueError, RecursionError) as error:
         raise Refused(f"{name}: is not TOML: {printable(str(error), 300)}") from None
-    return of_values(values | ({"repetitions": repetitions} if repetitions else {}), name)
+    return parse_definition(values | ({"repetitions": repetitions} if repetitions else {}), name)
 
 
-def of_values(values: Mapping[str, Any], name: str) -> Definition:
+def parse_definition(values: Mapping[str, Any], name: str) -> Definition:
     """Convert the parsed values of the file ``name`` to a definition. Raises Refused."""
-    wrong = [*schema.wrong(values, name)][:20]
+    wrong = [*schema.find_errors(values, name)][:20]
     if wrong:
         raise Refused(*wrong)
-    found = _typed(values)
-    wrong = [*_inconsistent(found, values, name)]
+    found = _convert_values(values)
+    wrong = [*_find_inconsistencies(found, values, name)]
     if wrong:
         raise Refused(*wrong)
     return found
 
 
-def _typed(values: Mapping[str, Any]) -> Definition:
+def _convert_values(values: Mapping[str, Any]) -> Definition:
     matrix = values.get("matrix", {})
     axes: dict[str, Sequence[Scalar]] = {}
     for name in ("script", "bare"):
@@ -168,7 +168,9 @@ def _bad_take(take: NumberSource, found: Definition, name: str) -> Iterator[Refu
                       value=take.metric, where=name)  # fmt: skip
 
 
-def _inconsistent(found: Definition, values: Mapping[str, Any], name: str) -> Iterator[Refusal]:
+def _find_inconsistencies(
+    found: Definition, values: Mapping[str, Any], name: str
+) -> Iterator[Refusal]:
     """Yield errors that the JSON schema cannot express."""
     if not found.scripts:
         yield Refusal("the job script is missing", where=name, fix='add script = "job.sh"')
@@ -180,13 +182,13 @@ def _inconsistent(found: Definition, values: Mapping[str, Any], name: str) -> It
     for axis in (axis for each in found.exclude for axis in each):
         if axis not in found.matrix:
             yield Refusal("is not an axis of the matrix", key="exclude", value=axis, where=name,
-                          fix=schema.meant(axis, found.matrix))  # fmt: skip
+                          fix=schema.suggest_name(axis, found.matrix))  # fmt: skip
     for option in found.batch:
         yield from _reject_vm("batch", option, name)
     for axis, listed in found.matrix.items():
         for each in listed if axis.startswith("batch.") else ():
             yield from _reject_vm(f"matrix.{axis}", str(each), name)
-    yield from _in_both(found, name)
+    yield from _find_duplicates(found, name)
 
 
 def _reject_vm(key: str, option: str, name: str) -> Iterator[Refusal]:
@@ -195,7 +197,7 @@ def _reject_vm(key: str, option: str, name: str) -> Iterator[Refusal]:
                       fix="write vm.KEY = VALUE; for bare metal matrix.bare = [true]")  # fmt: skip
 
 
-def _in_both(found: Definition, name: str) -> Iterator[Refusal]:
+def _find_duplicates(found: Definition, name: str) -> Iterator[Refusal]:
     for table, given in (("vm", found.vm), ("env", found.env)):
         for key, value in given.items():
             if f"{table}.{key}" in found.matrix:

@@ -12,7 +12,7 @@ from vtorque_core.live import service
 from vtorque_experiment import batch, files, take, wrapper
 from vtorque_experiment.book import PointRow
 from vtorque_experiment.definition import Definition
-from vtorque_experiment.place import end_of
+from vtorque_experiment.place import read_tail
 
 EMULATED = "emulated"
 """The last word of a point's file ``machine`` if its guest had no KVM."""
@@ -41,11 +41,11 @@ class Collector:
     def __init__(self, definition: Definition, report: Callable[[str, Path], str]) -> None:
         self._definition, self._report = definition, report
 
-    def ended(self, row: PointRow, point: Path, bare: bool) -> PointResult:
+    def collect_end(self, row: PointRow, point: Path, bare: bool) -> PointResult:
         """Return how a point has ended. Invalid files make the point fail, and do not raise."""
         try:
-            code, start, stop = end_of(point, wrapper.ENDED, _SHORT).split()
-            begun = float(end_of(point, wrapper.BEGUN, _SHORT).split()[-2])
+            code, start, stop = read_tail(point, wrapper.ENDED, _SHORT).split()
+            begun = float(read_tail(point, wrapper.BEGUN, _SHORT).split()[-2])
             values = {"code": float(int(code)), "wall": max(0.0, float(stop) - float(start))}
         except (OSError, ValueError, IndexError) as error:
             return PointResult({}, 0.0, "", printable(f"{point / wrapper.ENDED}: {error}", 300))
@@ -70,7 +70,7 @@ class Collector:
 
 def _last_words(point: Path) -> str:
     try:
-        lines = end_of(point, wrapper.STDERR, _SHORT).split("\n")
+        lines = read_tail(point, wrapper.STDERR, _SHORT).split("\n")
     except OSError:
         return ""
     said = [line.strip() for line in lines if line.strip()]
@@ -79,7 +79,7 @@ def _last_words(point: Path) -> str:
 
 def _machine(point: Path, bare: bool) -> str:
     try:
-        text = end_of(point, wrapper.MACHINE, _SHORT)
+        text = read_tail(point, wrapper.MACHINE, _SHORT)
     except OSError:
         return ""
     said = [text, *(batch.tail(point, name, 4096) for name in (batch.VSUB_ERR, batch.JOB_ERR))]

@@ -28,7 +28,7 @@ def rows(results: Results) -> list[dict[str, Any]]:
     return found
 
 
-def exported(results: Results, kind: str) -> bytes:
+def export_content(results: Results, kind: str) -> bytes:
     """Return the content of the file. Raises UsageError if pyarrow is missing for Parquet."""
     found = rows(results)
     if kind == "json":

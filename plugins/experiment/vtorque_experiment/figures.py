@@ -54,7 +54,7 @@ class Ratio:
         return not self.low <= 1 <= self.high
 
 
-def of(values: Sequence[float]) -> Statistics:
+def compute_statistics(values: Sequence[float]) -> Statistics:
     """Return the figures of one or more values."""
     quartiles = (
         statistics.quantiles(values, n=4, method="inclusive")
@@ -86,27 +86,27 @@ def ratio(base: Sequence[float], other: Sequence[float]) -> Ratio | None:
     return Ratio(value, found[int(cut * len(found))], found[int((1 - cut) * (len(found) - 1))])
 
 
-def few(base: int, other: int) -> str:
+def small_sample_warning(base: int, other: int) -> str:
     """Return a warning if there are too few runs for a comparison, or an empty string."""
     if min(base, other) >= ENOUGH:
         return ""
     return f"too few runs ({base} and {other}; at least {ENOUGH} of each are needed)"
 
 
-def shown(*values: float) -> list[str]:
+def format_numbers(*values: float) -> list[str]:
     """Format numbers with enough digits that different values look different.
 
     Integers and halves, which are common medians, are shown exactly, up to 15 digits.
     """
     texts = [""]
     for digits in range(DIGITS, MOST_DIGITS + 1):
-        texts = [_shown(value, digits) for value in values]
+        texts = [_format_number(value, digits) for value in values]
         if len(set(map(float, texts))) == len(set(values)):
             break
     return texts
 
 
-def _shown(value: float, digits: int) -> str:
+def _format_number(value: float, digits: int) -> str:
     if abs(value) < 1e15 and (2 * value).is_integer():
         return f"{value:.15g}"
     whole = len(f"{abs(value):.0f}")  # no exponent below 15 digits

@@ -10,7 +10,7 @@ from vtorque_experiment import figures
 from vtorque_experiment.compare import Pair
 from vtorque_experiment.condition import Condition, Values
 from vtorque_experiment.junit import TestResult
-from vtorque_experiment.matrix import counted
+from vtorque_experiment.matrix import count_text
 from vtorque_experiment.results import Results
 
 
@@ -22,7 +22,7 @@ class Verdicts:
     asked: bool
 
 
-def of_results(results: Results, conditions: Sequence[str]) -> Verdicts:
+def judge_results(results: Results, conditions: Sequence[str]) -> Verdicts:
     """Evaluate conditions on an experiment. Raises Refused for an invalid condition."""
     read = [*map(Condition, conditions)]
     if any(condition.has_baseline for condition in read):
@@ -34,13 +34,13 @@ def of_results(results: Results, conditions: Sequence[str]) -> Verdicts:
     cases = []
     for cell in range(len(results.cells)):
         values = {name: table.get((cell, name), []) for name in results.names}
-        failed = results.failed(cell)
-        error = counted(failed, "failed point") if failed and not read else ""
+        failed = results.count_failed(cell)
+        error = count_text(failed, "failed point") if failed and not read else ""
         cases.append(_case(results.label(cell), read, values, None, error))
     return Verdicts(cases, bool(read))
 
 
-def of_pairs(pairs: Sequence[Pair], conditions: Sequence[str]) -> Verdicts:
+def judge_pairs(pairs: Sequence[Pair], conditions: Sequence[str]) -> Verdicts:
     """Evaluate conditions on a comparison. Raises Refused for an invalid condition."""
     read = [*map(Condition, conditions)]
     cases = []
@@ -59,13 +59,15 @@ def _case(
     for condition in conditions:
         try:
             if condition.holds(values, base):
-                failures.append(f"{condition.text} holds: {', '.join(_said(condition, values))}")
+                failures.append(
+                    f"{condition.text} holds: {', '.join(_describe_values(condition, values))}"
+                )
         except Refused as problem:
             error = str(problem)
     return TestResult(printable(name, 300), sum(wall), "; ".join(failures), error)
 
 
-def _said(condition: Condition, values: Values) -> Iterator[str]:
+def _describe_values(condition: Condition, values: Values) -> Iterator[str]:
     for name in sorted(condition.names):
-        shown = ", ".join(figures.shown(*list(values.get(name, ()))[:8]))
+        shown = ", ".join(figures.format_numbers(*list(values.get(name, ()))[:8]))
         yield f"{name} is {shown}{' ...' if len(values.get(name, ())) > 8 else ''}"

@@ -16,7 +16,7 @@ Cell = Mapping[str, Scalar]
 
 
 @dataclass(frozen=True, slots=True)
-class Point:
+class MatrixPoint:
     """A job: repetition number ``repetition`` (from 0) of combination number ``cell``."""
 
     number: int
@@ -61,7 +61,7 @@ def _matches(cell: Cell, pattern: Cell) -> bool:
     return all(axis in cell and cell[axis] == value for axis, value in pattern.items())
 
 
-def ordered(cells: int, repetitions: int, seed: int) -> Iterator[Point]:
+def order_points(cells: int, repetitions: int, seed: int) -> Iterator[MatrixPoint]:
     """Yield the points in the order of submission, numbered from 1.
 
     This is a randomized block design: each repetition has every combination once, in a new random
@@ -73,7 +73,7 @@ def ordered(cells: int, repetitions: int, seed: int) -> Iterator[Point]:
         block = list(range(cells))
         draw.shuffle(block)
         for cell in block:
-            yield Point(next(numbers), cell, repetition)
+            yield MatrixPoint(next(numbers), cell, repetition)
 
 
 def label(cell: Cell, axes: Sequence[str] = ()) -> str:
@@ -92,6 +92,6 @@ def label(cell: Cell, axes: Sequence[str] = ()) -> str:
     return " ".join(words) or "all"
 
 
-def counted(count: int, noun: str) -> str:
+def count_text(count: int, noun: str) -> str:
     """Return a number with a noun: ``1 point``, ``2 points``."""
     return f"{count} {noun}{'' if count == 1 else 's'}"

@@ -27,7 +27,7 @@ class NumberSection:
     plots: Sequence[plots.ResultPlot]
 
 
-def of_results(results: Results) -> str:
+def results_page(results: Results) -> str:
     """Return the page of an experiment."""
     failed = [
         (row.number, results.label(row.cell), printable(row.reason, 400))
@@ -40,12 +40,14 @@ def of_results(results: Results) -> str:
         title=results.title,
         lines=[tables.state(results), *_versions(results)],
         warnings=tables.warnings(results),
-        sections=[*_of_numbers(results)],
+        sections=[*_number_sections(results)],
         failed=failed,
     )
 
 
-def of_pairs(title: str, lines: Sequence[str], pairs: Sequence[Pair], sides: Sequence[str]) -> str:
+def comparison_page(
+    title: str, lines: Sequence[str], pairs: Sequence[Pair], sides: Sequence[str]
+) -> str:
     """Return the page of a comparison; ``sides`` names base and other."""
     names = list(dict.fromkeys(pair.name for pair in pairs))
     sections = []
@@ -53,7 +55,7 @@ def of_pairs(title: str, lines: Sequence[str], pairs: Sequence[Pair], sides: Seq
         those = [pair for pair in pairs if pair.name == name]
         series = [plots.PlotSeries(p.cell, (p.base_values, p.values)) for p in those]
         drawn = [plots.rows("both", those[0].unit, series, sides)] if number < MOST_NUMBERS else []
-        heads, rows = tables.of_pairs(those, named=False)
+        heads, rows = tables.comparison_table(those, named=False)
         sections.append(NumberSection(name, those[0].unit, heads, rows, drawn))
     return drawing.page(
         __package__,
@@ -66,7 +68,7 @@ def of_pairs(title: str, lines: Sequence[str], pairs: Sequence[Pair], sides: Seq
     )
 
 
-def _of_numbers(results: Results) -> Iterator[NumberSection]:
+def _number_sections(results: Results) -> Iterator[NumberSection]:
     table = results.table()
     starts = [row.begun for row in results.rows if row.begun]
     first, last = min(starts, default=0.0), max(starts, default=0.0)
@@ -74,7 +76,7 @@ def _of_numbers(results: Results) -> Iterator[NumberSection]:
         there = [cell for cell in range(len(results.cells)) if (cell, name) in table]
         if not there or (name == "code" and set(results.definition.exit_codes) == {0}):
             continue
-        heads, rows = tables.of_number(results, name, table)
+        heads, rows = tables.number_table(results, name, table)
         drawn = []
         if number < MOST_NUMBERS:
             series = [plots.PlotSeries(results.label(c), (table[c, name],)) for c in there]

@@ -48,7 +48,7 @@ class ResultsDirectory:
         files.write(self.top, *path.relative_to(self.top).parts, content=content, mode=mode)
 
 
-def end_of(point: Path, name: str, most: int) -> str:
+def read_tail(point: Path, name: str, most: int) -> str:
     """Return the last ``most`` bytes of a file that a job wrote in a point's directory.
 
     Raises OSError for a missing file, a file that is not regular, or a symbolic link.
@@ -57,7 +57,7 @@ def end_of(point: Path, name: str, most: int) -> str:
     return files.read(point.parents[2], *names, most=most, end=True).decode("utf-8", "replace")
 
 
-def usable(path: Path) -> ResultsDirectory:
+def validate_place(path: Path) -> ResultsDirectory:
     """Return the place of a path. Raises Refused for characters that batch systems interpret."""
     whole = Path(os.path.abspath(path))  # noqa: PTH100 - links are kept: they may differ on other hosts
     if not _PLAIN.fullmatch(str(whole)):
@@ -71,9 +71,9 @@ def usable(path: Path) -> ResultsDirectory:
     return ResultsDirectory(whole)
 
 
-def existing(path: Path) -> ResultsDirectory:
+def find_existing(path: Path) -> ResultsDirectory:
     """Return the place of an existing experiment. Raises Refused."""
-    place = usable(path)
+    place = validate_place(path)
     if place.top.is_symlink() or place.database.is_symlink() or not place.database.is_file():
         raise Refused(
             f"{printable(str(path))}: is not a results directory of an experiment; vmgr "

@@ -24,7 +24,7 @@ from pathlib import Path
 from vtorque_core.api import HostFault, Refused, printable
 from vtorque_experiment import files, matrix, wrapper
 from vtorque_experiment.definition import Definition
-from vtorque_experiment.matrix import Cell, Point
+from vtorque_experiment.matrix import Cell, MatrixPoint
 from vtorque_experiment.place import ResultsDirectory
 
 MAX_SCRIPT = 4 << 20  # bytes
@@ -58,9 +58,9 @@ class ExperimentPlan:
         return matrix.cells(self.definition)
 
     @cached_property
-    def points(self) -> Mapping[int, Point]:
+    def points(self) -> Mapping[int, MatrixPoint]:
         """The points, by number."""
-        ordered = matrix.ordered(len(self.cells), self.repetitions, self.seed)
+        ordered = matrix.order_points(len(self.cells), self.repetitions, self.seed)
         return {point.number: point for point in ordered}
 
     def copy_path(self, place: ResultsDirectory, script: str) -> Path:
@@ -127,11 +127,11 @@ def read_plan(
             about["id"], about["root"], int(about["seed"]), repetitions, definition, scripts
         )
     except OSError as error:
-        raise _damaged(place, f"{error.filename or 'scripts'}: {error.strerror}") from None
+        raise _damaged_plan(place, f"{error.filename or 'scripts'}: {error.strerror}") from None
     except (KeyError, ValueError) as error:
-        raise _damaged(place, str(error)) from None
+        raise _damaged_plan(place, str(error)) from None
     if not _ID.fullmatch(plan.id):
-        raise _damaged(place, f"id {plan.id}")
+        raise _damaged_plan(place, f"id {plan.id}")
     return plan
 
 
@@ -203,7 +203,7 @@ def _seals_dir() -> Path:
     return Path(tempfile.mkdtemp(prefix=f"{prefix}-", dir=SEALS))
 
 
-def _damaged(place: ResultsDirectory, why: str) -> Refused:
+def _damaged_plan(place: ResultsDirectory, why: str) -> Refused:
     return Refused(
         f"{printable(str(place.top))}: its plan is damaged ({printable(why, 200)}), so no more "
         "points can be submitted; start again with vmgr experiment run --dir DIR"

@@ -52,11 +52,13 @@ def rows(title: str, unit: str, series: Sequence[PlotSeries], sides: Sequence[st
         for side, values in enumerate(each.sides):
             row = {"n": number, "s": sides[side]}
             points += [
-                row | {"v": _short(value), "j": _jitter(place, len(values))}
+                row | {"v": _round_value(value), "j": _jitter(place, len(values))}
                 for place, value in enumerate(values[::step])
             ]
             if values:
-                medians.append(row | {"v": _short(figures.of(values).median), "j": 0.5})
+                medians.append(
+                    row | {"v": _round_value(figures.compute_statistics(values).median), "j": 0.5}
+                )
     labels = [_STRANGE.sub("?", each.label)[:_LABEL] for each in shown]
     per_row = 30 if two else 22
     spec: dict[str, Any] = {}
@@ -81,7 +83,7 @@ def rows(title: str, unit: str, series: Sequence[PlotSeries], sides: Sequence[st
          "mark": {"type": "tick", "thickness": 2.5, "size": per_row * (0.36 if two else 0.7)}},
     ]  # fmt: skip
     said = "; ".join(
-        f"{each.label}: {' and '.join(_said(values) for values in each.sides if values)}"
+        f"{each.label}: {' and '.join(_describe_values(values) for values in each.sides if values)}"
         for each in shown
     )
     height = max(90, 40 + per_row * len(shown) + (26 if two else 0))
@@ -95,7 +97,7 @@ def order(title: str, unit: str, values: Sequence[tuple[float, float]], hours: b
     """
     step = max(1, math.ceil(len(values) / MOST_POINTS))
     by = 3600.0 if hours else 60.0
-    data = [{"t": _short(at / by), "v": _short(value)} for at, value in values[::step]]
+    data = [{"t": _round_value(at / by), "v": _round_value(value)} for at, value in values[::step]]
     spec: dict[str, Any] = {}
     spec["data"] = {"values": data}
     spec["mark"] = {"type": "point", "filled": True, "size": 18, "opacity": 0.6,
@@ -109,16 +111,16 @@ def order(title: str, unit: str, values: Sequence[tuple[float, float]], hours: b
     }  # fmt: skip
     half = len(values) // 2 or 1
     first, last = [v for _, v in values[:half]], [v for _, v in values[half:]] or [values[-1][1]]
-    label = f"the first half has {_said(first)}, the second {_said(last)}"
+    label = f"the first half has {_describe_values(first)}, the second {_describe_values(last)}"
     return ResultPlot(title, unit, svg(WIDTH, 190, spec), label)
 
 
-def _short(value: float) -> float:
+def _round_value(value: float) -> float:
     return float(f"{value:.6g}")
 
 
-def _said(values: Sequence[float]) -> str:
-    found = figures.of(values)
+def _describe_values(values: Sequence[float]) -> str:
+    found = figures.compute_statistics(values)
     return f"{found.count} values, median {found.median:.4g}"
 
 

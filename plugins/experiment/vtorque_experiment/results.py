@@ -13,7 +13,7 @@ from vtorque_experiment.book import DONE, FAILED, Book, PointRow
 from vtorque_experiment.definition import BUILT_IN, Definition, Scalar
 from vtorque_experiment.ended import EMULATED
 from vtorque_experiment.matrix import Cell, label
-from vtorque_experiment.place import ResultsDirectory, existing
+from vtorque_experiment.place import ResultsDirectory, find_existing
 
 UNITS = {"wall": "s", "wait": "s", "code": ""}
 
@@ -46,7 +46,7 @@ class Results:
         units = {take.name: take.unit for take in self.definition.takes}
         return units.get(name, UNITS.get(name, ""))
 
-    def better(self, name: str) -> str:
+    def better_direction(self, name: str) -> str:
         """Return whether ``less`` or ``more`` of a number is better; empty if unknown."""
         said = {take.name: take.better for take in self.definition.takes}
         return said.get(name, "less" if name in ("wall", "wait") else "")
@@ -68,7 +68,7 @@ class Results:
         """Return a combination by its number; empty if the book lacks it."""
         return self.cells[number] if 0 <= number < len(self.cells) else {}
 
-    def emulated(self) -> Mapping[int, int]:
+    def count_emulated(self) -> Mapping[int, int]:
         """Return the number of done points without KVM, by combination."""
         return Counter(
             row.cell
@@ -76,18 +76,18 @@ class Results:
             if row.state == DONE and row.machine.endswith(f", {EMULATED}")
         )
 
-    def failed(self, cell: int) -> int:
+    def count_failed(self, cell: int) -> int:
         """Return the number of failed points of a combination."""
         return sum(row.cell == cell and row.state == FAILED for row in self.rows)
 
 
 def read(directory: Path) -> Results:
     """Read the results in an experiment's directory. Raises Refused."""
-    place = existing(directory)
+    place = find_existing(directory)
     book = Book(place.database)
     try:
         return Results(
-            place, definition.read_copy(place.definition), book.about(), book.cells(), book.rows(),
+            place, definition.read_copy(place.definition), book.notes(), book.cells(), book.rows(),
             book.numbers(),
         )  # fmt: skip
     finally:

@@ -31,7 +31,7 @@ from vtorque_experiment.book import Book, PointRow
 from vtorque_experiment.create import disk
 from vtorque_experiment.definition import Definition
 from vtorque_experiment.ended import Collector
-from vtorque_experiment.matrix import counted
+from vtorque_experiment.matrix import count_text
 from vtorque_experiment.place import ResultsDirectory
 from vtorque_experiment.plan import ExperimentPlan, missing_seal, read_plan
 
@@ -71,7 +71,7 @@ class Runner:
     ) -> None:  # fmt: skip
         self._place, self._definition, self._book, self._batch = place, definition, book, batch
         self._collector, self._told, self._stop, self._seen = collect, told, stop, seen
-        about = book.about()
+        about = book.notes()
         self._id = about.get("id", "") if plan is None else plan.id
         self._cells = book.cells()
         self._plan, self._is_accepted = plan, is_accepted
@@ -91,7 +91,7 @@ class Runner:
 
         Raises HostFault if the disk or vsub fails.
         """
-        with b.locked(self._place.top / "submit.lock", wait=True):
+        with b.hold_lock(self._place.top / "submit.lock", wait=True):
             pass  # no vsub of a killed runner is left
         self._adopt()
         before: dict[str, int] = {}
@@ -99,7 +99,7 @@ class Runner:
         while not self._stop.is_set():
             if self._collect():
                 self._questions.ask_early()
-            if self._questions.due and self._book.rows(k.SUBMITTED, k.SUBMITTING, limit=1):
+            if self._questions.is_due and self._book.rows(k.SUBMITTED, k.SUBMITTING, limit=1):
                 self._ask()
             why = self._why_not_more()
             if not why:
@@ -115,7 +115,7 @@ class Runner:
             self._stop.wait(max(pause, open_ / 1000))
         return End(False, "stopped; submitted jobs continue")
 
-    def take_again(self) -> None:
+    def retake_numbers(self) -> None:
         """Read again the numbers of failed points whose jobs have ended.
 
         A result may have arrived late, or the user may have corrected the experiment's file.
@@ -130,7 +130,7 @@ class Runner:
         if taken:
             done = self._book.counts()[k.DONE] - before
             self._told(
-                f"read the numbers of {counted(taken, 'failed point')} again: {done or 'none'} "
+                f"read the numbers of {count_text(taken, 'failed point')} again: {done or 'none'} "
                 f"{('is' if done == 1 else 'are')} done now"
             )
 
@@ -149,7 +149,7 @@ class Runner:
             return "the time limit is reached (limits.hours, --hours)"
         if self._failures >= limits.failures:
             return (
-                f"{counted(self._failures, 'failed point')} in a row (limits.failures): see "
+                f"{count_text(self._failures, 'failed point')} in a row (limits.failures): see "
                 "vmgr experiment status"
             )
         return ""
@@ -157,9 +157,9 @@ class Runner:
     def _adopt(self) -> None:
         """Find the jobs of points whose submission was interrupted."""
         for row in self._book.rows(k.SUBMITTING):
-            job = _claimed(self._place.point(row.number))
+            job = _claimed_job(self._place.point(row.number))
             if job:
-                self._book.submitted(row.number, job, time.time())
+                self._book.record_submission(row.number, job, time.time())
 
     def _collect(self) -> bool:
         """Read the numbers of ended jobs.
@@ -180,9 +180,11 @@ class Runner:
         """Read the numbers of an ended job; return why its point failed, or an empty string."""
         point = self._place.point(row.number)
         cell = self._cells[row.cell] if 0 <= row.cell < len(self._cells) else {}
-        ended = self._collector.ended(row, point, bool(cell.get("bare")))
+        ended = self._collector.collect_end(row, point, bool(cell.get("bare")))
         if row.begun is None or ended.reason != row.reason:
-            self._book.over(row.number, ended.values, ended.begun, ended.machine, ended.reason)
+            self._book.record_end(
+                row.number, ended.values, ended.begun, ended.machine, ended.reason
+            )
         return ended.reason
 
     def _count(self, row: PointRow, reason: str) -> None:
@@ -204,26 +206,26 @@ class Runner:
             return
         self._refused = 0
         for row in self._book.rows(k.SUBMITTING):
-            self._settle(row, names.get(self.token(row.number), ""))
+            self._settle_submission(row, names.get(self.token(row.number), ""))
         missing = [r for r in self._book.rows(k.SUBMITTED) if self.token(r.number) not in names]
         for row in missing:
             self._misses[row.number] += 1
             if self._misses[row.number] >= MISSES and not self._has_ended(row):
-                self._fail(row, self._lost(row))
-        self._book.missed([row.number for row in missing])
+                self._fail(row, self._loss_reason(row))
+        self._book.record_missing([row.number for row in missing])
 
-    def _settle(self, row: PointRow, job: str) -> None:
-        job = job or _claimed(self._place.point(row.number))
+    def _settle_submission(self, row: PointRow, job: str) -> None:
+        job = job or _claimed_job(self._place.point(row.number))
         if job:
-            self._book.submitted(row.number, job, time.time())
+            self._book.record_submission(row.number, job, time.time())
         elif row.tries >= TRIES:
             self._fail(
                 row, f"not submitted after {row.tries} tries: {row.reason or 'no error message'}"
             )
         else:
-            self._book.again(row.number, row.reason)
+            self._book.record_retry(row.number, row.reason)
 
-    def _lost(self, row: PointRow) -> str:
+    def _loss_reason(self, row: PointRow) -> str:
         point = self._place.point(row.number)
         begun = os.path.lexists(point / wrapper.BEGUN)
         said = b.tail(point, b.JOB_ERR) or b.tail(point, b.JOB_OUT)
@@ -232,7 +234,7 @@ class Runner:
         return f"job {row.job} is gone, its script {how}: {why}"
 
     def _fail(self, row: PointRow, reason: str) -> None:
-        self._book.failed(row.number, reason)
+        self._book.record_failure(row.number, reason)
         self._count(row, reason)
 
     def _submit(self) -> None:
@@ -257,7 +259,7 @@ class Runner:
             raise disk(error) from None
         if done.code == 0 and done.job:
             self._refused = 0
-            self._book.submitted(row.number, done.job, time.time())
+            self._book.record_submission(row.number, done.job, time.time())
             return
         message = done.message or f"vsub ended with exit code {done.code}"
         if done.code == b.REFUSED:
@@ -275,7 +277,7 @@ class Runner:
         cell = plan.cells[plan.points[number].cell]
         argv = b.arguments(naming, plan.definition, cell, point)
         script = plan.job_script(place, number)
-        with b.locked(place.top / "submit.lock", wait=True) as lock:
+        with b.hold_lock(place.top / "submit.lock", wait=True) as lock:
             done = b.submit(self._batch, argv, script, place, number, lock)
         for name, content in ((b.JOB, script), (b.VSUB_OUT, done.out), (b.VSUB_ERR, done.err)):
             with contextlib.suppress(OSError):  # only users read these files
@@ -285,14 +287,14 @@ class Runner:
     def _read_plan(self) -> ExperimentPlan:
         """Return the plan in the directory of results. Raises Refused if it is not accepted."""
         points = sum(self._book.counts().values())
-        found = read_plan(self._place, self._definition, self._book.about(), points)
+        found = read_plan(self._place, self._definition, self._book.notes(), points)
         if not self._is_accepted(found):
             raise missing_seal(found, self._place)
         self._id = found.id
         return found
 
 
-def _claimed(point: Path) -> str:
+def _claimed_job(point: Path) -> str:
     try:
         job = str((point / wrapper.CLAIM).readlink())
     except OSError:

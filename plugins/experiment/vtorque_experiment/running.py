@@ -73,17 +73,17 @@ def run(
             plan.keep_seal(new_plan)
         except HostFault as error:
             told(f"{error}; vmgr experiment resume will require --accept")
-    with batch.locked(place.top / "run.lock", wait=False), _stopped() as stop:
+    with batch.hold_lock(place.top / "run.lock", wait=False), _stop_event() as stop:
         there = Book(place.database)
         try:
             with _progress(sum(there.counts().values())) as seen:
                 runner = Runner(
-                    place, found, there, batch.of_site(config, found.limits.poll),
+                    place, found, there, batch.site_batch(config, found.limits.poll),
                     ended.Collector(found, ended.reporter(config)), told=told, stop=stop,
                     hours=hours or found.limits.hours, seen=seen, plan=new_plan,
                     is_accepted=functools.partial(_is_accepted, accept=accept),
                 )  # fmt: skip
-                runner.take_again()
+                runner.retake_numbers()
                 if failed:
                     _forget(there, place)
                 end = runner.run()
@@ -123,13 +123,14 @@ def status(directory: Path) -> dict[str, Any]:
 
 def data(results: Results, names: Sequence[str]) -> list[dict[str, Any]]:
     """Return the figures of each combination for JSON."""
-    table, emulated = results.table(), results.emulated()
+    table, emulated = results.table(), results.count_emulated()
     return [
         {
-            "combination": dict(cell), "failed": results.failed(number),
+            "combination": dict(cell), "failed": results.count_failed(number),
             "emulated": emulated.get(number, 0),
             "numbers": {
-                name: asdict(figures.of(table[number, name])) | {"unit": results.unit(name)}
+                name: asdict(figures.compute_statistics(table[number, name]))
+                | {"unit": results.unit(name)}
                 for name in names if (number, name) in table
             },
         }
@@ -150,7 +151,7 @@ class DryRun:
     refused: Mapping[int, str]
 
     @property
-    def hopeless(self) -> bool:
+    def is_hopeless(self) -> bool:
         """True if vsub refuses every combination that would run in a guest.
 
         False if it refuses none at all, for example because all combinations run on bare metal.
@@ -172,8 +173,8 @@ class DryRun:
     def lines(self) -> list[str]:
         """Return the plan as lines of text."""
         points, times = len(self.cells) * self.definition.repetitions, self.definition.repetitions
-        cells = matrix.counted(len(self.cells), "combination")
-        head = f"{matrix.counted(points, 'point')}: {cells}"
+        cells = matrix.count_text(len(self.cells), "combination")
+        head = f"{matrix.count_text(points, 'point')}: {cells}"
         return [
             f"{head}, {'once' if times == 1 else f'{times} times'}",
             *(f"  {matrix.label(cell)}" for cell in self.cells),
@@ -190,7 +191,7 @@ class DryRun:
         return {"points": points, "combinations": [*map(dict, self.cells)], "refused": refused}
 
 
-def planned(
+def plan_experiment(
     config: Path, file: Path, told: Callable[[str], None], repetitions: int | None = None
 ) -> DryRun:
     """Return what an experiment would run, and what vsub would refuse.
@@ -206,8 +207,8 @@ def planned(
     """
     found = definition.read(file, repetitions)
     cells = matrix.cells(found, printable(str(file)))
-    asked = batch.of_site(config, found.limits.poll)
-    return DryRun(found, cells, check.refused(file, found, cells, asked, told))
+    asked = batch.site_batch(config, found.limits.poll)
+    return DryRun(found, cells, check.find_refused(file, found, cells, asked, told))
 
 
 def _forget(there: Book, place: ResultsDirectory) -> None:
@@ -226,7 +227,7 @@ def _forget(there: Book, place: ResultsDirectory) -> None:
 
 
 @contextlib.contextmanager
-def _stopped() -> Iterator[threading.Event]:
+def _stop_event() -> Iterator[threading.Event]:
     """Yield an event that the signals set. A second signal ends the process at once."""
     stop = threading.Event()
 
@@ -254,8 +255,9 @@ def _progress(total: int) -> Iterator[Callable[[dict[str, int]], None]]:
             task = bar.add_task("points", total=total)
 
             def draw(counts: dict[str, int]) -> None:
-                said = f"{_said(counts)}; {_times(*pace.at(_over(counts), time.monotonic()))}"
-                bar.update(task, completed=_over(counts), description=said)
+                done = _count_finished(counts)
+                times = _times(*pace.estimate(done, time.monotonic()))
+                bar.update(task, completed=done, description=f"{_format_counts(counts)}; {times}")
 
             yield draw
         return
@@ -263,8 +265,8 @@ def _progress(total: int) -> Iterator[Callable[[dict[str, int]], None]]:
 
     def line(counts: dict[str, int]) -> None:
         nonlocal told, before, estimated
-        over, now, said = _over(counts), time.monotonic(), _said(counts)
-        took, rest = pace.at(over, now)
+        over, now, said = _count_finished(counts), time.monotonic(), _format_counts(counts)
+        took, rest = pace.estimate(over, now)
         first = rest is not None and rest >= EVERY and not estimated
         if said != before and (first or now - told >= EVERY):
             told, before, estimated = now, said, rest is not None
@@ -281,7 +283,7 @@ class Pace:
         self._total = total
         self._first: tuple[int, float] | None = None
 
-    def at(self, over: int, now: float) -> tuple[float, float | None]:
+    def estimate(self, over: int, now: float) -> tuple[float, float | None]:
         """Return (elapsed, remaining) seconds; remaining is None before two points have finished.
 
         Args:
@@ -300,9 +302,9 @@ def _times(took: float, rest: float | None) -> str:
     return f"{units.duration(took)}{about}"
 
 
-def _over(counts: dict[str, int]) -> int:
+def _count_finished(counts: dict[str, int]) -> int:
     return counts[book.DONE] + counts[book.FAILED]
 
 
-def _said(counts: dict[str, int]) -> str:
+def _format_counts(counts: dict[str, int]) -> str:
     return ", ".join(f"{count} {state}" for state, count in counts.items() if count)

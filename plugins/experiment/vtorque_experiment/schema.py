@@ -15,16 +15,16 @@ from vtorque_core.api import Refusal, printable
 Schema = dict[str, Any]
 
 
-def shipped() -> Schema:
+def load_schema() -> Schema:
     """Return the JSON schema of an experiment's file."""
     text = resources.files("vtorque_experiment").joinpath("experiment.schema.json").read_text()
     found: Schema = json.loads(text)
     return found
 
 
-def wrong(values: Mapping[str, Any], where: str) -> Iterator[Refusal]:
+def find_errors(values: Mapping[str, Any], where: str) -> Iterator[Refusal]:
     """Yield all errors in the values of the file ``where``."""
-    schema = shipped()
+    schema = load_schema()
     try:
         errors = [*jsonschema_rs.validator_for(schema, mask="it").iter_errors(values)]
     except ValueError as error:  # TOML allows dates, JSON does not
@@ -45,29 +45,29 @@ def _refusals(
     more: dict[str, Any] = error.kind.as_dict()
     if kind == "additionalProperties":
         for name in more["unexpected"]:
-            hint = _elsewhere(schema, at, name) or meant(name, rule["properties"])
+            hint = _suggest_table(schema, at, name) or suggest_name(name, rule["properties"])
             yield Refusal("there is no such key", key=_key([*error.instance_path, name]),
-                          value=_shown(value[name]), where=where, fix=hint)  # fmt: skip
+                          value=_show_value(value[name]), where=where, fix=hint)  # fmt: skip
     elif kind == "propertyNames":
         yield Refusal(more["error"].message, key=f"a name in [{at}]",
-                      value=_shown(more["error"].instance), where=where)  # fmt: skip
+                      value=_show_value(more["error"].instance), where=where)  # fmt: skip
     elif kind == "oneOf":
         words = ", ".join(choice["required"][0] for choice in rule["oneOf"])
-        yield Refusal(f"needs exactly one of {words}", key=f"[{at}]", value=_shown(value),
+        yield Refusal(f"needs exactly one of {words}", key=f"[{at}]", value=_show_value(value),
                       where=where, fix="keep one, and the keys that belong to it")  # fmt: skip
     else:
         listed = rule.get("type") == "array" and not isinstance(value, list | dict)
-        fix = f"write [{_shown(value)}]" if listed else rule.get("description")
-        yield Refusal(error.message, key=at, value=_shown(value), where=where, fix=fix)
+        fix = f"write [{_show_value(value)}]" if listed else rule.get("description")
+        yield Refusal(error.message, key=at, value=_show_value(value), where=where, fix=fix)
 
 
-def meant(name: str, known: Mapping[str, Any]) -> str:
+def suggest_name(name: str, known: Mapping[str, Any]) -> str:
     """Return a hint for an unknown name."""
     close = get_close_matches(name, known, 1)
     return f"did you mean {close[0]}?" if close else f"known: {', '.join(sorted(known))}"
 
 
-def _elsewhere(schema: Schema, at: str, name: str) -> str:
+def _suggest_table(schema: Schema, at: str, name: str) -> str:
     """Return a hint for a key that lacks its table, or an empty string."""
     known = schema["properties"]
     for table in ("matrix", "limits"):
@@ -82,5 +82,5 @@ def _key(path: Sequence[str | int]) -> str:
     return ".".join(printable(str(step), 60) for step in path)
 
 
-def _shown(value: Any) -> str:
+def _show_value(value: Any) -> str:
     return printable(json.dumps(value, default=str), 80)

@@ -10,7 +10,7 @@ from vtorque_experiment import figures
 from vtorque_experiment.book import DONE, FAILED, STATES
 from vtorque_experiment.compare import Pair
 from vtorque_experiment.figures import Statistics
-from vtorque_experiment.matrix import counted
+from vtorque_experiment.matrix import count_text
 from vtorque_experiment.results import Results
 
 Rows = Sequence[Sequence[str]]
@@ -23,7 +23,7 @@ def state(results: Results) -> str:
     counts = {name: sum(row.state == name for row in results.rows) for name in STATES}
     said = ", ".join(f"{count} {name}" for name, count in counts.items() if count)
     points, cells = len(results.rows), len(results.cells)
-    return f"{counted(points, 'point')} of {counted(cells, 'combination')}: {said}"
+    return f"{count_text(points, 'point')} of {count_text(cells, 'combination')}: {said}"
 
 
 def warnings(results: Results) -> list[str]:
@@ -34,15 +34,15 @@ def warnings(results: Results) -> list[str]:
     few = [cell for cell in cells if runs[cell] < figures.ENOUGH] if runs else []
     if few:
         found.append(
-            f"{len(few)} of {counted(len(results.cells), 'combination')} with fewer than "
+            f"{len(few)} of {count_text(len(results.cells), 'combination')} with fewer than "
             f"{figures.ENOUGH} runs: too few to compare them"
         )
-    emulated = sum(results.emulated().values())
+    emulated = sum(results.count_emulated().values())
     if emulated:
-        found.append(f"{counted(emulated, 'point')} ran in emulated guests: {NO_CLAIM}")
+        found.append(f"{count_text(emulated, 'point')} ran in emulated guests: {NO_CLAIM}")
     failed = sum(row.state == FAILED for row in results.rows)
     if failed:
-        found.append(f"without the numbers of {counted(failed, 'failed point')}")
+        found.append(f"without the numbers of {count_text(failed, 'failed point')}")
     return found
 
 
@@ -53,48 +53,51 @@ def warnings_of_pairs(pairs: Sequence[Pair]) -> list[str]:
     emulated = sum(pair.emulated for pair in pairs)
     if few:
         found.append(
-            f"{few} of {counted(len(pairs), 'comparison')} with too few runs to say anything"
+            f"{few} of {count_text(len(pairs), 'comparison')} with too few runs to say anything"
         )
     if emulated:
         found.append(
-            f"{emulated} of {counted(len(pairs), 'comparison')} with emulated guests: {NO_CLAIM}"
+            f"{emulated} of {count_text(len(pairs), 'comparison')} with emulated guests: {NO_CLAIM}"
         )
     return found
 
 
-def of_number(
+def number_table(
     results: Results, name: str, table: Mapping[tuple[int, str], Sequence[float]]
 ) -> tuple[Sequence[str], Rows]:
     """Return the head and rows of one number's table: a row for each combination with values."""
     rows = [
-        (printable(results.label(cell), 200), *_cells(figures.of(table[cell, name])))
+        (
+            printable(results.label(cell), 200),
+            *_cells(figures.compute_statistics(table[cell, name])),
+        )
         for cell in range(len(results.cells))
         if (cell, name) in table
     ]
     return ("combination", *_FIGURES), rows
 
 
-def of_all(results: Results, names: Sequence[str]) -> tuple[Sequence[str], Rows]:
+def summary_table(results: Results, names: Sequence[str]) -> tuple[Sequence[str], Rows]:
     """Return the head and rows of one table for several numbers, which the first column names."""
     table = results.table()
     rows = [
-        (_named(name, results.unit(name)), *row)
+        (_column_title(name, results.unit(name)), *row)
         for name in names
-        for row in of_number(results, name, table)[1]
+        for row in number_table(results, name, table)[1]
     ]
     return ("number", "combination", *_FIGURES), rows
 
 
-def of_pairs(pairs: Sequence[Pair], *, named: bool = True) -> tuple[Sequence[str], Rows]:
+def comparison_table(pairs: Sequence[Pair], *, named: bool = True) -> tuple[Sequence[str], Rows]:
     """Return the head and rows of a comparison's table; ``named`` adds a column of names."""
     heads = ("combination", "runs", "base", "spread", "median", "spread", "ratio", "95 %", "")
     return (("number", *heads) if named else heads), [_row(pair, named) for pair in pairs]
 
 
 def _row(pair: Pair, named: bool) -> Sequence[str]:
-    base, other = figures.shown(pair.base.median, pair.other.median)
+    base, other = figures.format_numbers(pair.base.median, pair.other.median)
     return (
-        *([_named(pair.name, pair.unit)] if named else []),
+        *([_column_title(pair.name, pair.unit)] if named else []),
         printable(pair.cell, 200),
         f"{pair.base.count}/{pair.other.count}",
         base,
@@ -112,12 +115,12 @@ def _ratio(pair: Pair) -> tuple[str, str, str]:
     return f"{pair.ratio.value:.3f}", interval, pair.verdict
 
 
-def _named(name: str, unit: str) -> str:
+def _column_title(name: str, unit: str) -> str:
     return f"{name}, {printable(unit, 40)}" if unit else name
 
 
 def _cells(found: Statistics) -> tuple[str, ...]:
-    median, least, most = figures.shown(found.median, found.least, found.most)
+    median, least, most = figures.format_numbers(found.median, found.least, found.most)
     return str(found.count), median, _percent(found.spread), least, most
 
 

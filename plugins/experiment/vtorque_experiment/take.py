@@ -12,7 +12,7 @@ from typing import Any
 
 from vtorque_core.api import printable
 from vtorque_experiment.definition import NumberSource
-from vtorque_experiment.place import end_of
+from vtorque_experiment.place import read_tail
 from vtorque_experiment.wrapper import METRICS
 
 MAX_READ = 64 << 20  # bytes that are read from the end of a file
@@ -46,7 +46,7 @@ def number(take: NumberSource, point: Path) -> float:
         what = f"the metric {take.metric} in $VTORQUE_METRICS"
     else:
         file, path = (take.file, take.json) if take.json is not None else (REPORT, take.report)
-        found = [*_numbers(_at(_json(point, file), path or ""))]
+        found = [*_numbers(_value_at(_json(point, file), path or ""))]
         what = f"a number at {path} in {file}"
     found = [each for each in found if math.isfinite(each)]
     if not found:
@@ -75,7 +75,7 @@ def _metrics(name: str, text: str) -> Iterator[float]:
 def _text(point: Path, name: str) -> str:
     """Return the end of a file that the user's job wrote. Raises Missing."""
     try:
-        return end_of(point, name, MAX_READ)
+        return read_tail(point, name, MAX_READ)
     except OSError as error:
         raise MissingNumber(f"{printable(name)}: {error.strerror}") from None
 
@@ -94,7 +94,7 @@ def _json(point: Path, name: str) -> Any:
     raise MissingNumber(f"{printable(name)}: is not valid JSON")
 
 
-def _at(value: Any, path: str) -> Any:
+def _value_at(value: Any, path: str) -> Any:
     for word in filter(None, path.split(".")):
         if isinstance(value, dict):
             value = value.get(word)

@@ -26,7 +26,7 @@ _TOOLS = {
 }
 
 
-def known(config: Path) -> Mapping[str, Any]:
+def collect_versions(config: Path) -> Mapping[str, Any]:
     """Return software versions, image checksums, and this host's CPU model. Raises ConfigError."""
     site = images.site_of(config)
     ours = {
@@ -44,7 +44,7 @@ def known(config: Path) -> Mapping[str, Any]:
             "cpu": _cpu(),
             "cpus": os.cpu_count(),
         },
-        **{name: _said(argv) for name, argv in _TOOLS.items()},
+        **{name: _first_line(argv) for name, argv in _TOOLS.items()},
         "images": _images(site.images.pool),
     }
 
@@ -56,7 +56,7 @@ def note_end(config: Path, path: Path) -> None:
     ConfigError.
     """
     begun = read(path)
-    now = json.loads(json.dumps(known(config)))
+    now = json.loads(json.dumps(collect_versions(config)))
     changed = {name: value for name, value in now.items() if value != begun.get(name)}
     if changed and changed != begun.get("at_end"):
         text = json.dumps(begun | {"at_end": changed}, indent=2) + "\n"
@@ -72,7 +72,7 @@ def read(path: Path) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def _said(argv: tuple[str, ...]) -> str:
+def _first_line(argv: tuple[str, ...]) -> str:
     try:
         done = subprocess.run(argv, capture_output=True, timeout=20, check=False)
     except (OSError, subprocess.TimeoutExpired):

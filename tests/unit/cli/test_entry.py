@@ -183,9 +183,9 @@ def openpbs_hook(_: Path) -> list[str]:
 
 def iocm_manager(top: Path) -> list[str]:
     from vtorque_core.base.names import Paths
-    from vtorque_iocm.node import Manager
+    from vtorque_iocm.node import ManagerProcess
 
-    return list(Manager.for_node(Paths(top, top), 1.0, 0.5).argv)
+    return list(ManagerProcess.for_node(Paths(top, top), 1.0, 0.5).argv)
 
 
 def libexec_job_shell(_: Path) -> list[str]:

@@ -161,14 +161,14 @@ def test_experiment_of_the_page_runs(tmp_path, monkeypatch):
     command, *printed = itertools.takewhile(lambda line: not line.endswith("run sum.toml"), shown)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "site.toml").write_text('[batch]\nsystem = "local"\n')
-    monkeypatch.setattr(check, "refused", lambda *asked: {})  # vsub refuses root
+    monkeypatch.setattr(check, "find_refused", lambda *asked: {})  # vsub refuses root
     done = vmgr.run(tmp_path / "site.toml", *command.split()[2:])
     assert done.output.splitlines() == printed, done
 
 
 def test_experiment_with_a_vm_key_in_the_matrix_runs():
     text = 'script = "sum.sh"\n' + block("doc/experiment.md", "vm = {img")
-    found = matrix.cells(definition.of_values(tomllib.loads(text), "e.toml"))
+    found = matrix.cells(definition.parse_definition(tomllib.loads(text), "e.toml"))
     assert [matrix.label(cell) for cell in found] == ["bare", "guest vcpus=1", "guest vcpus=2"]
 
 

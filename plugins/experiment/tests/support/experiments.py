@@ -11,7 +11,7 @@ from vtorque_experiment import create, definition
 from vtorque_experiment.batch import BatchCommands
 from vtorque_experiment.book import Book
 from vtorque_experiment.ended import Collector
-from vtorque_experiment.place import usable
+from vtorque_experiment.place import validate_place
 from vtorque_experiment.runner import Runner
 
 SCRIPT = '#!/bin/sh\necho "$EXPERIMENT_POINT" >>"$EXPERIMENT_ROOT/ran"\necho "rate ${SIZE:-1}"\n'
@@ -28,7 +28,7 @@ def write(top, text, script=SCRIPT):
 
 def made(top, text, script=SCRIPT):
     """Make an experiment's results below ``top``."""
-    place = usable(top / "results")
+    place = validate_place(top / "results")
     create.create(write(top, text, script), place, dict)
     return place
 
@@ -40,7 +40,7 @@ def double(top, interval=0.3):
 
 def run(top, *, stop=None, told=lambda line: None, batch=None, hours=None):
     """Run it to its end in this process."""
-    place = usable(top / "results")
+    place = validate_place(top / "results")
     found = definition.read(place.definition)
     book = Book(place.database)
     try:
@@ -48,7 +48,7 @@ def run(top, *, stop=None, told=lambda line: None, batch=None, hours=None):
             place, found, book, batch or double(top), Collector(found, lambda job, point: "no"),
             told=told, stop=stop or threading.Event(), hours=hours,
         )  # fmt: skip
-        runner.take_again()
+        runner.retake_numbers()
         return runner.run()
     finally:
         book.close()
@@ -62,7 +62,7 @@ def process(top):
 
 
 def rows(top):
-    book = Book(usable(top / "results").database)
+    book = Book(validate_place(top / "results").database)
     try:
         return book.rows()
     finally:

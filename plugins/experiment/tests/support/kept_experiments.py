@@ -17,10 +17,12 @@ def make(top, text, values, *, failed=(), machine="Linux 6.1", script=experiment
     for row in book.rows():
         number = row.number
         book.begin(number)
-        book.submitted(number, f"{number}.double", 1e9 + number * 60 - 1)
+        book.record_submission(number, f"{number}.double", 1e9 + number * 60 - 1)
         found = values(cells[row.cell], row.repetition)
         reason = "exit code 1: <broken>" if number in failed else ""
-        book.over(number, {"code": 0.0, "wait": 1.0} | found, 1e9 + number * 60, machine, reason)
+        book.record_end(
+            number, {"code": 0.0, "wait": 1.0} | found, 1e9 + number * 60, machine, reason
+        )
     book.close()
     host = {"name": "n1", "cpu": "A CPU", "kernel": "6.1 #1"}
     known = {"host": host, "batch_system": "double", "qemu": "QEMU 7.2", "libvirt": "9.0"}
