@@ -14,7 +14,7 @@ from vtorque_core.api.acquired import RELEASE_TIME, CoreResource
 from vtorque_core.api.children import wait_readable
 from vtorque_core.base import _launch, safefs
 from vtorque_core.base.errors import HostFault
-from vtorque_core.base.locks import lock_holder
+from vtorque_core.base.locks import lock_holder, open_daemon_lock
 from vtorque_core.base.run_tool import run_tool
 
 
@@ -59,12 +59,8 @@ class DaemonProcess(CoreResource):
     def release(self) -> None:
         """Terminate the daemon, then remove the lock file."""
         end = time.monotonic() + RELEASE_TIME
-        try:
-            descriptor = os.open(self.lock, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
-        except FileNotFoundError:
+        if (descriptor := open_daemon_lock(self.lock)) is None:
             return
-        except OSError as error:
-            raise HostFault(f"lock {self.lock}: {error.strerror}") from error
         with safefs.closing(descriptor):
             self._end_holder(descriptor, end)
         safefs.remove_file(self.lock)

@@ -15,7 +15,6 @@ import sys
 from collections.abc import Callable
 
 _PR_SET_PDEATHSIG, _PR_SET_NO_NEW_PRIVS = 1, 38
-_FDS = 1024  # maximum of open descriptors (RLIMIT_NOFILE's usual soft limit)
 _libc = ctypes.CDLL(None)  # loaded here: in a forked child, this could block on a lock
 
 
@@ -33,11 +32,6 @@ def _detach(lock: str, log: str, launcher: int) -> None:
     die_with(launcher)
     os.setsid()
     os.chdir("/")
-    for inherited in range(3, _FDS):  # the caller inherited them from its batch system
-        try:
-            os.set_inheritable(inherited, False)
-        except OSError:
-            continue
     descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
     fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     os.set_inheritable(descriptor, True)
@@ -51,8 +45,15 @@ def _detach(lock: str, log: str, launcher: int) -> None:
     _libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
 
 
-def main(run: Callable[[list[str], int], None] = lambda argv, _: os.execvp(argv[0], argv)) -> int:  # noqa: S606
-    """Start the daemon. ``run`` gets ARGV and a descriptor to close when the daemon has started."""
+def _execute(argv: list[str], _: int) -> None:
+    os.execvp(argv[0], argv)  # noqa: S606
+
+
+def main(run: Callable[[list[str], int], None] = _execute) -> str | None:
+    """Start the daemon. Return an error for :func:`sys.exit`, or None.
+
+    ``run`` gets ARGV and a descriptor to close when the daemon has started.
+    """
     parent, lock, log, *argv = sys.argv[1:]
     die_with(int(parent))
     launcher = os.getpid()
@@ -66,11 +67,7 @@ def main(run: Callable[[list[str], int], None] = lambda argv, _: os.execvp(argv[
         finally:
             os._exit(1)
     os.close(told)
-    problem = b""
-    while part := os.read(report, 4096):
-        problem += part
-    os.write(2, problem)
-    return 1 if problem else 0
+    return b"".join(iter(lambda: os.read(report, 4096), b"")).decode() or None
 
 
 if __name__ == "__main__":

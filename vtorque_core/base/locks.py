@@ -42,6 +42,13 @@ def _open_lock(path: Path | str) -> int:
     return os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
 
 
+def open_daemon_lock(path: str) -> int | None:
+    """Open the lock file of a daemon; return None if it is missing."""
+    with safefs.name_errors(f"lock {path}"), contextlib.suppress(FileNotFoundError):
+        return os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+    return None
+
+
 class Busy(HostFault):
     """Another process holds the lock."""
 

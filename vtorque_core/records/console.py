@@ -93,12 +93,10 @@ def collect(place: Place, state: JournalState, dead: set[int | None]) -> None:
             continue
         directory = place.paths.job_state(state.key) / f"g{record.guest}"
         for source, name in COLLECTED.items():
-            lines = tail(directory / source, LINES_KEPT, MAX_KEPT, settle=0.0)
-            if lines:
+            if lines := tail(directory / source, LINES_KEPT, MAX_KEPT, settle=0.0):
+                kept = "".join(f"{line}\n" for line in lines).encode()
                 with contextlib.suppress(OSError, HostFault):
-                    place.write(
-                        f"{name}-g{record.guest}.log", "".join(f"{x}\n" for x in lines).encode()
-                    )
+                    place.write(f"{name}-g{record.guest}.log", kept)
                     _log.info(
                         "the end of the guest's %s log was kept: print it with vmgr logs --%s",
                         *(name, name),

@@ -27,7 +27,7 @@ from vtorque_core.api.children import wait_readable
 from vtorque_core.api.guest_plan import JobUser
 from vtorque_core.base import safefs
 from vtorque_core.base.errors import HostFault, Refused, printable
-from vtorque_core.base.locks import lock_holder, try_flock
+from vtorque_core.base.locks import lock_holder, open_daemon_lock, try_flock
 from vtorque_core.resources import _user_daemon_exec
 
 LOG_BYTES = 64 * 1024
@@ -199,12 +199,8 @@ def stop(lock_path: str, deadline: float) -> None:
     Idempotent, also after an incomplete ``start``. Saves the daemon's log. Removes nothing if the
     daemon survives ``deadline`` (monotonic).
     """
-    try:
-        lock_fd = os.open(lock_path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
-    except FileNotFoundError:
+    if (lock_fd := open_daemon_lock(lock_path)) is None:
         return
-    except OSError as error:
-        raise HostFault(f"cannot open a daemon's lock: {error}") from error
     with safefs.closing(lock_fd):
         record = _read_record(lock_fd)
         while not try_flock(lock_fd, fcntl.LOCK_EX, 0):
@@ -225,10 +221,8 @@ def _take_lock(service: ServedData) -> int:
     record in the file is for ``stop``.
     """
     flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-    try:
+    with safefs.name_errors(f"a daemon's lock {service.lock}"):
         writer = os.open(service.lock, flags, 0o600)
-    except OSError as error:
-        raise HostFault(f"cannot create a daemon's lock: {error}") from error
     with os.fdopen(writer, "wb") as record:
         reader = os.open(service.lock, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
         if not try_flock(reader, fcntl.LOCK_EX, 0):
@@ -250,18 +244,17 @@ def _read_record(lock_fd: int) -> dict[str, str]:
 def _listen(service: ServedData) -> socket.socket:
     if len(os.fsencode(service.socket)) > MAX_SOCKET_PATH:
         raise HostFault(f"{service.socket}: a socket's path has at most {MAX_SOCKET_PATH} bytes")
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    try:
+    with (
+        safefs.name_errors(f"cannot create the socket {service.socket}"),
+        socket.socket(socket.AF_UNIX) as listener,
+    ):
         Path(service.socket).unlink(missing_ok=True)
         listener.bind(service.socket)
         # No connection is possible before listen(), so the order of these does not matter.
         Path(service.socket).chmod(0o600)
         os.chown(service.socket, service.socket_owner, -1, follow_symlinks=False)
         listener.listen(1)
-    except OSError as error:
-        listener.close()
-        raise HostFault(f"cannot create the socket {service.socket}: {error.strerror}") from error
-    return listener
+        return listener.dup()
 
 
 def _create_log() -> int:

@@ -25,7 +25,7 @@ from vtorque_core.api.acquired import Resource
 from vtorque_core.api.boot_source import Boot, ColdBoot
 from vtorque_core.api.guest_driver import ORDER_SOCKET, BootedGuest, ClockDriver, LateDriver
 from vtorque_core.api.libvirt_domain import Channel, Console, Disk, Filesystem, Interface
-from vtorque_core.base import hypervisor, kvm
+from vtorque_core.base import hypervisor, kvm, safefs
 from vtorque_core.base.bounded import Overdue, run_bounded
 from vtorque_core.base.errors import HostFault, VtorqueError
 from vtorque_core.base.locks import job_lock, libvirt_worker
@@ -349,11 +349,11 @@ def _end(start: StartAttempt, boot: GuestBoot) -> None:
 
 
 def connect_console(path: str) -> int:
-    with socket.socket(socket.AF_UNIX) as connection:
-        try:
-            connection.connect(path)
-        except OSError as error:
-            raise HostFault(f"the guest's console {path}: {error.strerror}") from None
+    with (
+        safefs.name_errors(f"the guest's console {path}"),
+        socket.socket(socket.AF_UNIX) as connection,
+    ):
+        connection.connect(path)
         return connection.detach()
 
 

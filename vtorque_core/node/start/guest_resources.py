@@ -65,8 +65,8 @@ def daemons(each: GuestSpec) -> Iterable[Resource]:
     shares = each.merged.lists(Filesystem)
     most = file_limit(each.plan.ram_mib // max(1, len(shares)))
     for share in shares:
-        stem, root = run_dir / f"fs-{share.name}", user.subordinate_id or None
-        root = None if share.root_is_user else root
+        stem = run_dir / f"fs-{share.name}"
+        root = None if share.root_is_user else user.subordinate_id or None
         of_share = {"subordinate_id": root, "readonly": share.readonly}
         of_share |= {"owner_check": share.user_owned, "nofile": most}
         of_share |= {"comes": each.plan.source.remote, "root_is_user": share.root_is_user}
