@@ -3,6 +3,7 @@
 The guest is one boot sector that writes to its serial port: no kernel, running in 0.1 s.
 """
 
+import contextlib
 import grp
 import os
 import pwd
@@ -218,6 +219,68 @@ def test_flooding_guest_costs_virtlogd_nothing(guest: GuestPlan) -> None:
     wait_for(lambda: log.stat().st_size > 512 << 10, LONG, "half a MiB on the console")
     assert read_by_virtlogd() - before < 100_000
     assert [path.name for path in guest.state_dir.glob("console.log*")] == ["console.log"]
+
+
+CGROUPS = Path("/sys/fs/cgroup")
+CONTROLLERS = ("cpu", "cpuacct", "cpuset", "memory", "devices", "freezer", "blkio")
+
+
+@pytest.fixture
+def control_groups(guest: GuestPlan) -> Iterator[None]:
+    """Let libvirtd make control groups of guests; a machine of scripts/machine hides them."""
+    mounts = Path("/proc/mounts").read_text()
+    if re.search(rf"^\S+ {CGROUPS}\S* cgroup", mounts, re.MULTILINE):
+        yield
+        return
+    own = [line.split(":")[1] for line in Path("/proc/self/cgroup").read_text().splitlines()]
+    mounted = [CGROUPS / name for name in CONTROLLERS if name in own] or [CGROUPS]
+    for place in mounted:
+        place.mkdir(exist_ok=True)
+        kind = ["cgroup", "-o", place.name] if place != CGROUPS else ["cgroup2"]
+        subprocess.run(["mount", "-t", *kind, "cgroup", place], check=True, timeout=180)
+    yield
+    hypervisor.destroy_domain(URI, guest.uuid, 30)
+    for place in mounted:
+        with contextlib.suppress(OSError):  # guests of another machine use it
+            (place / "machine").rmdir()
+        subprocess.run(["umount", place], check=True, timeout=180)
+        if place != CGROUPS:
+            place.rmdir()
+
+
+def cpu_seconds(pid: int) -> float:
+    user, system = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:13]
+    return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
+
+
+def charged_seconds(pid: int) -> float:
+    """Return the CPU time that the control group of a process was charged for."""
+    groups = dict(
+        line.split(":", 2)[1:] for line in Path(f"/proc/{pid}/cgroup").read_text().splitlines()
+    )
+    if "cpuacct" in groups:
+        return int(Path(f"{CGROUPS}/cpuacct{groups['cpuacct']}/cpuacct.usage").read_text()) / 1e9
+    statistics = Path(f"{CGROUPS}{groups['']}/cpu.stat").read_text()
+    return int(re.findall(r"usage_usec (\d+)", statistics)[0]) / 1e6
+
+
+def test_flooded_console_is_charged_to_the_guest_and_slowed_down(
+    control_groups: None, guest: GuestPlan
+) -> None:
+    start(guest, overlay(guest, again=True))
+    pid = locks.holder_of(recorder(guest).lock)
+    assert pid is not None
+    qemu = int(Path(f"/run/libvirt/qemu/{guest.name}.pid").read_text())
+    groups = Path(f"/proc/{pid}/cgroup").read_text()
+    assert "/machine" in groups and "qemu" in groups and guest.name[:8] in groups, groups
+    assert groups == Path(f"/proc/{qemu}/cgroup").read_text()
+    log = guest.state_dir / "console.log"
+    wait_for(lambda: log.stat().st_size > 512 << 10, LONG, "half a MiB on the console")
+    before, charged, begun = cpu_seconds(pid), charged_seconds(pid), time.monotonic()
+    wait_for(lambda: cpu_seconds(pid) > before + 0.2, LONG, "some CPU time of the recorder")
+    spent, elapsed = cpu_seconds(pid) - before, time.monotonic() - begun
+    assert charged_seconds(pid) - charged > 0.9 * spent
+    assert spent < elapsed / 4, "the recorder sleeps after each read"
 
 
 def test_guest_runs_on_when_its_recorder_is_killed(guest: GuestPlan) -> None:

@@ -1,8 +1,9 @@
 """Program that records a guest's console, as :mod:`_launch` with arguments SOCKET FILE UID.
 
-QEMU, which runs as UID, connects to SOCKET first. One further client gets the output, too, and its
-input goes to the guest. The program ends with QEMU's connection. If it ends earlier, QEMU discards
-the output.
+QEMU, which runs as UID, connects to SOCKET first. This program enters QEMU's control groups, which
+therefore are charged for a guest that floods its console. One further client gets the output, too,
+and its input goes to the guest. The program ends with QEMU's connection. If it ends earlier, QEMU
+discards the output.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import os
 import select
 import signal
 import socket
+import sys
 import time
 from io import FileIO
 
@@ -21,6 +23,7 @@ LARGEST, DROPPED = 2 << 20, 1 << 20  # bytes of the file, and of its beginning i
 # The boot is not delayed.
 _PAUSE, _WITHOUT_PAUSE = 0.001, 256 << 10  # bytes
 _READ = 1 << 16
+_PEER = socket.SOL_SOCKET, socket.SO_PEERCRED, 4  # of struct ucred only the pid
 
 
 def record(words: list[str], started: int) -> None:
@@ -35,17 +38,33 @@ def record(words: list[str], started: int) -> None:
     listener.bind(path)
     if os.geteuid() == 0:
         os.chown(path, int(uid), -1)
+    listener.listen(1)
+    os.close(started)
+    qemu = listener.accept()[0]
+    # When QEMU has ended, systemd ends its group. A slow client still gets the last output.
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    if os.geteuid() == 0:
+        enter_groups(int.from_bytes(qemu.getsockopt(*_PEER), sys.byteorder))
         os.setgroups([])
         os.setgid(65534)  # nogroup
         os.setuid(int(uid))
-    listener.listen(1)
-    os.close(started)
     with contextlib.suppress(OSError):  # QEMU was killed
-        _copy(listener, file)
+        _copy(qemu, listener, file)
 
 
-def _copy(listener: socket.socket, file: FileIO) -> None:
-    qemu, client = listener.accept()[0], None
+def enter_groups(pid: int, proc: str = "/proc", groups: str = "/sys/fs/cgroup") -> None:
+    """Enter the control groups of a process, of both versions (cgroups(7)), as far as possible."""
+    with contextlib.suppress(OSError), open(f"{proc}/{pid}/cgroup", "rb") as lines:  # noqa: PTH123
+        for line in lines:
+            _, kind, path = os.fsdecode(line).rstrip("\n").split(":", 2)
+            for top in (kind.removeprefix("name="),) if kind else (".", "unified"):
+                name = f"{groups}/{top}{path}/cgroup.procs"
+                with contextlib.suppress(OSError), open(name, "r+b", 0) as group:  # noqa: PTH123
+                    group.write(b"0")  # the writing process
+
+
+def _copy(qemu: socket.socket, listener: socket.socket, file: FileIO) -> None:
+    client = None
     while True:
         ready = select.select([qemu, client or listener], [], [])[0]
         if listener in ready:

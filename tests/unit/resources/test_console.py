@@ -1,5 +1,6 @@
 """The process that records a guest's console; here the test is QEMU."""
 
+import contextlib
 import os
 import signal
 import socket
@@ -9,7 +10,7 @@ import pytest
 
 from journalled import through_the_journal
 from patience import eventually
-from vtorque_core.base._console import DROPPED, LARGEST
+from vtorque_core.base._console import DROPPED, LARGEST, enter_groups
 from vtorque_core.base.locks import lock_holder
 from vtorque_core.resources.console import ConsoleRecorder
 
@@ -50,6 +51,47 @@ def test_recorder_writes_the_console_and_ends_with_qemu(recorder, tmp_path):
         qemu.sendall(b"panic")
     eventually(lambda: pid_of(recorder) is None)
     assert log.read_bytes() == b"login: panic"
+
+
+@pytest.mark.parametrize(
+    ("lines", "joined"),
+    [
+        ("0::/m.slice/q\xff.scope/libvirt\n", ["m.slice/q\xff.scope/libvirt"]),
+        ("0::/a\n", ["unified/a"]),
+        ("3:cpu,cpuacct:/m/q:1/emulator\n1:name=systemd:/m\n0::/\n",
+         ["cpu,cpuacct/m/q:1/emulator", "systemd/m", "unified"]),
+        ("2:cpuset:/gone\n1:pids:/m\n", ["pids/m"]),
+        ("", []),
+    ],
+)  # fmt: skip
+def test_recorder_enters_all_control_groups_of_qemu(tmp_path, lines, joined):
+    """A group that has vanished does not prevent entering the others."""
+    groups, process = tmp_path / "groups", tmp_path / "7"
+    process.mkdir()
+    (process / "cgroup").write_bytes(lines.encode("latin-1"))
+    found = [groups / os.fsdecode(each.encode("latin-1")) / "cgroup.procs" for each in joined]
+    for path in found:
+        path.parent.mkdir(parents=True)
+        path.touch()
+    enter_groups(7, str(tmp_path), str(groups))
+    assert [path.read_text() for path in found] == ["0"] * len(found)
+    assert sorted(groups.rglob("cgroup.procs")) == sorted(found)
+    enter_groups(8, str(tmp_path), str(groups))  # QEMU has ended
+
+
+def test_recorder_gives_a_slow_client_the_last_output_after_sigterm(recorder):
+    """When QEMU ends, systemd ends its control group."""
+    sent = 0
+    with connected(recorder) as qemu, connected(recorder) as client:
+        client.sendall(b"x")
+        assert qemu.recv(1) == b"x"
+        qemu.settimeout(1)
+        with contextlib.suppress(TimeoutError):  # the recorder waits for the client
+            while True:
+                sent += qemu.send(b"y" * 1024)
+        os.kill(pid_of(recorder), signal.SIGTERM)
+        qemu.close()
+        assert sum(map(len, iter(lambda: client.recv(1 << 20), b""))) == sent
 
 
 def test_recorder_bounds_the_file_and_keeps_its_end(recorder, tmp_path):
