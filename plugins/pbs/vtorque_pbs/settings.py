@@ -49,6 +49,11 @@ class Settings:
     submit_filter: bool = setting(
         False, doc="Torque: plain qsub submits scripts with #VSUB -vm lines as VM jobs"
     )
+    vm_queues: tuple[str, ...] = setting(
+        (),
+        doc="OpenPBS: plain jobs of these queues, or that request this boolean resource, become "
+        "VM jobs; NAME, or NAME:KEY=VALUE,... with -vm properties",
+    )
     attempts: int = setting(3, doc="number of failed starts after which a job is held")
 
     def __post_init__(self) -> None:

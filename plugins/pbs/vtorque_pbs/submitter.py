@@ -45,6 +45,7 @@ if TYPE_CHECKING:
 MAX_SCRIPT = 64 << 20  # bytes, as in the job shell
 BARE = ("none",)
 FILTER = "--filter"
+REQUEST = "--request"
 
 
 @dataclass(frozen=True)
@@ -86,16 +87,9 @@ class PbsSubmitter:
         self._dialect, self._settings, self._jobshell = dialect, settings, jobshell
 
     def split(self, argv: Sequence[str]) -> PbsArgs:
-        """Parse the command line and read the script. Leave it to qsub to report its own errors.
-
-        ``--filter`` is called by Torque's submit filter, followed by qsub's arguments.
-        """
-        if list(argv[:1]) == [FILTER]:
-            from vtorque_pbs.torque import submit_filter  # noqa: PLC0415 (only the filter)
-
-            line = submit_filter.parse(argv[1:], self._dialect.getopt)
-            found = self._described(line, None, sys.stdin.buffer.read(), None)
-            return replace(found, filtered=line.options)
+        """Parse the command line and read the script. Leave it to qsub to report its own errors."""
+        if internal := self._internal(argv):
+            return internal
         try:
             args = pbs.split_qsub(argv, self._dialect.getopt)
         except UsageError as error:
@@ -118,6 +112,21 @@ class PbsSubmitter:
         else:
             content = None if ("x", "") in args.options else _read(args.rest[place])
         return self._described(args, place, content, command)
+
+    def _internal(self, argv: Sequence[str]) -> PbsArgs | None:
+        """Parse the arguments of Torque's submit filter, or of setup for OpenPBS's queuejob hook.
+
+        ``--filter`` precedes qsub's arguments; ``--request`` at most one ``-vm``.
+        """
+        if list(argv[:1]) == [REQUEST]:
+            return PbsArgs(vm=tuple(argv[2:3]), rest=(REQUEST,))
+        if list(argv[:1]) != [FILTER]:
+            return None
+        from vtorque_pbs.torque import submit_filter  # noqa: PLC0415 (only the filter)
+
+        line = submit_filter.parse(argv[1:], self._dialect.getopt)
+        found = self._described(line, None, sys.stdin.buffer.read(), None)
+        return replace(found, filtered=line.options)
 
     def _described(
         self,
@@ -174,6 +183,10 @@ class PbsSubmitter:
             Refused: The request is too long.
         """
         assert isinstance(args, PbsArgs)  # noqa: S101 - from split
+        if args.rest == (REQUEST,):
+            if blob is not None and needs is not None:
+                _show_request(blob, needs)
+            return 0
         words, content, changed = list(args.rest), args.content, args.stripped
         place = args.place
         if blob is not None and needs is not None and args.counts is not None:
@@ -305,6 +318,15 @@ class PbsSubmitter:
         # qsub uses the last -S. As one word, -S and its value cannot be taken for the script.
         last = () if lacks_value else (f"-S{shell}",)
         return PbsArgs(vm=BARE, rest=("-S", shell, *words, *last))
+
+
+def _show_request(blob: bytes, needs: Needs) -> None:
+    import json  # noqa: PLC0415 (only setup)
+
+    if needs.resources or needs.licenses:
+        raise UsageError("a queue's jobs cannot request devices or licenses: submit with vsub")
+    values = {"cpus": needs.cpus, "mib": needs.mib or 0, "seconds": needs.seconds}
+    sys.stdout.write(json.dumps({"request": blob.decode(), **values}))
 
 
 def command_script(command: Sequence[str]) -> bytes:

@@ -1,11 +1,12 @@
-"""Generate the two hooks that OpenPBS's pbs_mom runs as root on the nodes.
+"""Generate the hooks that OpenPBS runs as root: two in pbs_mom on the nodes, one in pbs_server.
 
-For bare-metal jobs, they import only modules that pbs_mom's interpreter has already loaded (re and
-glob would take 9 ms). Tests check this.
+For bare-metal jobs, they import only modules that the interpreter has already loaded (re and glob
+would take 9 ms). Tests check this.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 from vtorque_admin.steps import MARK
@@ -103,6 +104,75 @@ if said:
     syslog.syslog(f"vtorque {{event.job.id}}: not all resources were released: {{said}}")
 event.accept()
 """
+_QUEUE = """\
+# {mark}: makes plain jobs of some queues VM jobs. Runs as root on the server's host.
+import pbs
+
+FOUND = {found!r}
+FEATURE = {feature!r}
+OLD = "nodes", "host", "vnode"
+
+
+def found(job):
+    # A queue, or a resource that the job requests as True.
+    name = job.queue.name if job.queue else str(pbs.server().default_queue or "")
+    if name in FOUND:
+        return FOUND[name]
+    if FEATURE in FOUND:
+        asked = job.Resource_List
+        if FEATURE + "=true" in str(asked["select"]).lower() or str(asked[FEATURE]) == "True":
+            return FOUND[FEATURE]
+    return None
+
+
+def chunk(text, cpus, mib):
+    words = text.split(":")
+    given = [word.partition("=")[0] for word in words]
+    if FEATURE and FEATURE in given and FEATURE + "=true" not in text.lower():
+        return text  # a part of a mixed request, without guests
+    more = {{"ncpus": cpus, "mem": "%dmb" % mib if mib else "", FEATURE: "True" if FEATURE else ""}}
+    return ":".join(words + ["%s=%s" % (k, v) for k, v in more.items() if v and k not in given])
+
+
+def change(job, vm):
+    if job.executable:
+        raise ValueError("qsub -- COMMAND is not possible here: submit a script, or use vsub")
+    asked = job.Resource_List
+    if asked["select"] is None and any(asked[name] is not None for name in OLD):
+        raise ValueError("write -l select= for %s=, or use vsub" % "=, ".join(OLD))
+    old = asked["select"] is None and (asked["ncpus"] is not None or asked["mem"] is not None)
+    if old:
+        if asked["ncpus"] is None:
+            asked["ncpus"] = vm["cpus"]
+        if asked["mem"] is None and vm["mib"]:
+            asked["mem"] = pbs.size("%dmb" % vm["mib"])
+        if FEATURE:
+            asked[FEATURE] = True
+    else:
+        chunks = str(asked["select"] or "1").split("+")
+        asked["select"] = pbs.select("+".join(chunk(c, vm["cpus"], vm["mib"]) for c in chunks))
+    if vm["seconds"] and asked["walltime"] is not None:
+        asked["walltime"] = pbs.duration(int(asked["walltime"]) + vm["seconds"])
+    import base64
+    import json
+
+    shell = str(job.Shell_Path_List or "").split(",")[0].partition("@")[0].strip()
+    request = dict(json.loads(vm["request"]), shell=shell or None)
+    blob = bytes([0]) + json.dumps(request).encode()
+    token = base64.urlsafe_b64encode(blob).decode().rstrip("=")
+    job.Variable_List["{variable}"] = "vt1:" + token
+
+
+event = pbs.event()
+vm = found(event.job)
+if vm is not None and event.job.Shell_Path_List != {jobshell!r}:  # vsub names the job shell
+    try:
+        change(event.job, vm)
+        event.job.Shell_Path_List = {jobshell!r}
+    except Exception as error:
+        event.reject("vtorque: the jobs of this queue run in virtual machines: %s" % error)
+event.accept()
+"""
 _ATTRIBUTES = {
     "name": "Job_Name", "exec_host": "exec_host2", "run_count": "run_count",
     "interactive": "interactive", "rerunable": "Rerunable",
@@ -134,4 +204,22 @@ def end(place: Installation, journal: Path, proof: Path, seconds: int) -> bytes:
         vtorque=[*place.hook("epilogue")],
         environ=_ENVIRON,
         wait=seconds,
+    ).encode()
+
+
+def queue(found: Mapping[str, Mapping[str, object]], feature: str, jobshell: Path) -> bytes:
+    """Return the ``queuejob`` hook.
+
+    Args:
+        found: By queue or resource: the JSON text ``request``, and ``cpus``, ``mib`` and
+            ``seconds`` of :class:`vtorque_core.api.batch_system.Needs`.
+        feature: Boolean resource of nodes that run VM jobs, or "".
+        jobshell: The shell of VM jobs.
+    """
+    return _QUEUE.format(
+        mark=f"Written by {MARK.decode()}",
+        found={name: dict(each) for name, each in found.items()},
+        feature=feature,
+        variable=VARIABLE,
+        jobshell=str(jobshell),
     ).encode()

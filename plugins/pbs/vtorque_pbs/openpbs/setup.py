@@ -8,10 +8,12 @@ only check for them.
 
 from __future__ import annotations
 
+import json
 import math
 import re
+import subprocess
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,8 +25,9 @@ from vtorque_pbs.node import PbsNode
 from vtorque_pbs.openpbs import hooks
 from vtorque_pbs.settings import Settings
 from vtorque_pbs.setup import marked, rights
+from vtorque_pbs.submitter import REQUEST
 
-BEGIN, END = "vtorque_begin", "vtorque_end"
+BEGIN, END, QUEUE = "vtorque_begin", "vtorque_end", "vtorque_queue"
 
 
 def steps(
@@ -48,12 +51,43 @@ def steps(
         rights(node.commands),
         *(own if at_server else (_sent(each, where / "hooks") for each in own)),
     ]
+    if at_server:
+        found += _queue_steps(node, settings, place)
     if settings.property:
         if at_server:
             found.append(_resource(node, settings.property))
         if is_node:
             found.append(marked(node, settings.property))
     return found
+
+
+def _queue_steps(node: PbsNode, settings: Settings, place: Installation) -> Iterator[SetupStep]:
+    """Yield the steps for the ``queuejob`` hook. Without ``vm_queues``, they delete it."""
+    if not settings.vm_queues:
+        hook = ServerHook(node, QUEUE, "queuejob", b"", hooks.ALARM, hooks.ORDER)
+        if hook.exists():
+            yield Change(
+                f"delete the hook {QUEUE}", lambda: not hook.exists(), hook.undo, hook.undo
+            )
+        return
+    found, problems = {}, []
+    vsub = place.program.with_name("vsub")
+    for entry in settings.vm_queues:
+        name, _, options = entry.partition(":")
+        argv = [vsub, "--config", place.config, REQUEST, *(("-vm", options) if options else ())]
+        try:
+            done = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False)
+            said, code = done.stdout, done.returncode
+            problem = done.stderr.strip() or "this requests no virtual machine: add :KEY=VALUE"
+        except (OSError, subprocess.TimeoutExpired) as error:
+            said, code, problem = "", 1, str(error)
+        if code or not said:
+            problems.append(f"[plugin.pbs] vm_queues {entry}: {problem}")
+        else:
+            found[name] = json.loads(said)
+    yield Check("requests of [plugin.pbs] vm_queues", "; ".join(problems))
+    content = hooks.queue(found, settings.property, place.jobshell)
+    yield ServerHook(node, QUEUE, "queuejob", content, hooks.ALARM, hooks.ORDER)
 
 
 def _place(node: PbsNode) -> tuple[bool, bool]:
@@ -131,6 +165,10 @@ class ServerHook:
         if self._found():
             self.node.be_last()
             self._tell(f"delete hook {self.name}")
+
+    def exists(self) -> bool:
+        """Return whether the server has a hook of this name."""
+        return bool(self._found())
 
     def _found(self) -> Mapping[str, str]:
         answer = self.node.commands.ask("qmgr", "-c", f"list hook {self.name}")
