@@ -3,6 +3,7 @@
 import os
 import signal
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -173,14 +174,31 @@ def test_doctor_reports_a_missing_plugin(settings, tmp_path, monkeypatch):
 
         return list(check(Of(path=None)))
 
-    (found,) = look(settings)
+    found, _ = look(settings)
     assert found.status == "failed"
     assert "jobs with --vm= are refused on this node" in found.message
     (tmp_path / installed.NAME).write_bytes(BUILT)
     (tmp_path / "plugstack.conf").write_text(f"optional {tmp_path / installed.NAME}\n")
-    (found,) = look(settings)
-    assert found.status == "ok"
+    found, feature = look(settings)
+    assert (found.status, feature.status) == ("ok", "warning")
+    assert "feature is not set, so --vm= jobs can start on any node: without" in feature.message
     assert look(Settings(conf=settings.conf)) == []
+
+
+def test_doctor_names_nodes_without_the_feature(slurm, settings, tmp_path):
+    def found():
+        return installed._unmarked(replace(settings, feature="vm"), SlurmClient(settings))
+
+    slurm.node(features={"n1": "a,vm", "n2": "(null)", "n3": "vmx"})
+    assert found() == "nodes without the feature vm: n2, n3"
+    slurm.node(features={"n1": "a,vm"})
+    assert found() == ""
+    slurm.node(features={f"n{number}": "a" for number in range(12)})
+    assert found().endswith("n5, ...")
+    (tmp_path / "slurm.conf").write_text("CliFilterPlugins=a,lua\n")
+    assert found()
+    (tmp_path / "cli_filter.lua").write_text("-- vtorque\n")
+    assert found() == ""
 
 
 # -- Prolog ---------------------------------------------------------------------------------------

@@ -177,8 +177,12 @@ facts_path.write_text(json.dumps(facts)); node_path.write_text(json.dumps(node))
 SINFO = r"""
 import json, sys
 from pathlib import Path
-assert sys.argv[1:] == ["-haN", "--states=drain", "--format=%N|%E"], sys.argv
 path = Path(TOP) / "node"
+if sys.argv[1:] == ["-haN", "--format=%N|%b"]:
+    for name, features in json.loads(path.read_text()).get("features", {}).items():
+        print(name + "|" + features)
+    sys.exit()
+assert sys.argv[1:] == ["-haN", "--states=drain", "--format=%N|%E"], sys.argv
 if (Path(TOP) / "down").exists():
     sys.stderr.write("slurm_load_partitions: Unable to contact slurm controller\n"); sys.exit(1)
 node = json.loads(path.read_text()) if path.exists() else {}

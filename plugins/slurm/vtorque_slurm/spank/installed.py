@@ -12,7 +12,7 @@ from pathlib import Path
 
 from vtorque_admin.steps import MARK, Change, Check, ReplacedFile, edit_file
 from vtorque_core.api import HostFault
-from vtorque_core.api.health import HealthResult, failure, ok
+from vtorque_core.api.health import HealthResult, failure, ok, warning
 from vtorque_core.api.node_job import Site
 from vtorque_core.api.setup_steps import Installation, SetupStep
 from vtorque_core.live import service
@@ -25,6 +25,7 @@ NAME = "vtorque-spank.so"
 _LINE = re.compile(rb"^optional[ \t]+\S*/vtorque-spank\.so(?:[ \t][^\n]*)?\n", re.MULTILINE)
 _CREATED = b"# created by %s\n" % MARK
 _MAX_DEPTH = 8
+_MAX_SHOWN = 8  # nodes in one message
 
 
 def steps(settings: Settings, place: Installation, proofs: Path) -> Iterator[SetupStep]:
@@ -104,18 +105,47 @@ def _plugins(stack: Path, depth: int) -> Iterator[Path]:
 
 
 def check(site: Site) -> Iterator[HealthResult]:
-    """Check that Slurm on this node loads the plugin, for ``vtorque doctor``."""
+    """Check for ``vtorque doctor`` that no node runs scripts of VM jobs on the host.
+
+    On this node Slurm must load the plugin. Other nodes have vTorque if they have its feature.
+    """
     settings = site[Settings]
     if not settings.spank or service.batch_system(site.path)[1].name != "slurm":
         return
+    client = SlurmClient(settings)
     try:
-        found = problem(settings, SlurmClient(settings))
+        found, others = problem(settings, client), _unmarked(settings, client)
     except HostFault as error:
-        found = str(error)
-    if not found:
+        found, others = str(error), ""
+    if found:
+        yield failure(
+            f"{found}: jobs with --vm= are refused on this node",
+            "run vtorque setup install --batch slurm again, after every upgrade of Slurm",
+        )
+    else:
         yield ok(f"Slurm loads {NAME}")
-        return
-    yield failure(
-        f"{found}: jobs with --vm= are refused on this node",
-        "run vtorque setup install --batch slurm again, after every upgrade of Slurm",
-    )
+    if others:
+        yield warning(
+            f"{others}: without vTorque, a node runs the script of a --vm= job on the host, and no "
+            "message says so",
+            "use cli_filter.lua of vtorque-slurm, which requests the feature; or run vtorque setup "
+            "install on all nodes, and set [plugin.slurm] feature and Feature= in slurm.conf",
+        )
+
+
+def _unmarked(settings: Settings, client: SlurmClient) -> str:
+    """Return which nodes may lack vTorque and can get --vm= jobs; empty if there are none."""
+    conf = Path(settings.conf)
+    script = conf.with_name("cli_filter.lua")
+    filters = slurm_conf.value(conf, "CliFilterPlugins").split(",")
+    if "lua" in filters and script.exists() and "vtorque" in script.read_text(errors="replace"):
+        return ""
+    if not settings.feature:
+        return "[plugin.slurm] feature is not set, so --vm= jobs can start on any node"
+    rows = client.run("sinfo", "-haN", "--format=%N|%b").splitlines()
+    nodes = {
+        name: set(features.split(",")) for name, _, features in (r.partition("|") for r in rows)
+    }
+    bare = sorted(name for name, features in nodes.items() if settings.feature not in features)
+    shown = ", ".join(bare[:_MAX_SHOWN]) + ", ..." * (len(bare) > _MAX_SHOWN)
+    return f"nodes without the feature {settings.feature}: {shown}" if bare else ""
