@@ -1,6 +1,9 @@
 """``vtorque pool`` with the driver static; Slurm's commands are doubles."""
 
 import json
+import re
+import subprocess
+import sys
 
 import pytest
 from click.testing import CliRunner
@@ -129,3 +132,25 @@ def test_lines_for_slurm_conf_are_printed(site):
     assert f"ResumeProgram={site.top}/vtorque-pool/resume" in lines
     assert "NodeName=n[1-3] State=CLOUD CPUs=1 RealMemory=2048" in lines
     assert "PrivateData=cloud" in lines
+
+
+@pytest.mark.parametrize(
+    ("words", "streams", "code", "said"),
+    [
+        ("--help", ">/dev/full", 1, "vtorque-pool: standard output: No space left on device\n"),
+        ("--help", ">&- 2>&-", 0, ""),
+        ("resume $'x\\xff\\e[2J'", "", 1, r"vtorque-pool: resume x\\xff\\x1b\[2J: .*\n"),
+        ("resume n1", "2>/dev/full", 1, ""),
+        ("resume n1", "<&- >&- 2>&-", 1, ""),
+    ],
+)
+def test_program_of_slurm_with_odd_streams_or_words_shows_no_traceback(
+    site, words, streams, code, said
+):
+    site.config.write_text("")
+    program = f"{sys.executable} -I -m vtorque_pool.programs --config {site.config} {words}"
+    done = subprocess.run(
+        ["/bin/bash", "-c", f"{program} {streams}"], capture_output=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (code, b"")
+    assert re.fullmatch(said, done.stderr.decode())

@@ -7,6 +7,7 @@ processes would inherit the blocked signals: a slurmd started this way ignored S
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import resource
 import signal
@@ -14,7 +15,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from vtorque_core.api import VtorqueError
+from vtorque_core.api import VtorqueError, printable
 from vtorque_pool import on_slurm
 from vtorque_pool.hostlist import expand
 from vtorque_pool.opening import logger, opened, require_state
@@ -30,7 +31,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("what", choices=sorted(_WORDS))
     parser.add_argument("nodes", help="cloud[1-3]")
     parser.add_argument("--config", type=Path, default=None)
-    wanted = parser.parse_args(argv)
+    _open_streams()
+    try:
+        wanted = parser.parse_args(argv)
+    finally:  # its usage or help
+        _flush()
     begin()
     settings = Settings()
     try:
@@ -39,10 +44,30 @@ def main(argv: Sequence[str] | None = None) -> int:
         require_state(settings)
         return _WORDS[wanted.what](machines, Slurm(settings), expand(wanted.nodes))
     except (VtorqueError, ValueError) as error:
-        text = f"{wanted.what} {wanted.nodes}: {error}"
-        sys.stderr.write(f"vtorque-pool: {text}\n")
+        text = printable(f"{wanted.what} {wanted.nodes}: {error}", 2000)
         logger(Path(settings.log))(text)
+        with contextlib.suppress(OSError):
+            sys.stderr.write(f"vtorque-pool: {text}\n")
+        _flush()
         return 1
+
+
+def _open_streams() -> None:
+    """Open closed output streams, so that no other file gets their text."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, Path(os.devnull).open("w"))  # noqa: SIM115
+
+
+def _flush() -> None:
+    """Write buffered output. At exit, Python would report a failure with a traceback."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except OSError as error:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+            if stream is sys.stdout:
+                sys.exit(f"vtorque-pool: standard output: {error.strerror}")
 
 
 def begin() -> None:

@@ -437,3 +437,29 @@ def test_empty_argument_is_refused(site, words, name):
     at = words[:1] if words[0] == "vmgr" else words[:2]
     ended = call([*at, "--config", str(site), *words[len(at) :]], site)
     assert (ended.code, ended.stderr.decode()) == (2, f"{words[0]}: {name} is empty\n")
+
+
+def test_commands_of_every_plugin_are_tried(site):
+    """Commands of all distributions of this checkout, vtorque-admin and vtorque-own-images too."""
+    found = {" ".join(each.words) for each in commands(site)}
+    sources = Path(__file__).parents[3].glob("plugins/*/vtorque_*/*.py")
+    declared = {
+        words
+        for path in sources
+        for words in re.findall(r'\bCommand\(\s*"([a-z -]+)"', path.read_text())
+    }
+    assert {"vmgr images pull", "vtorque doctor", "vmgr ps"} <= declared <= found
+
+
+@pytest.mark.parametrize("program", ["hook prologue", "jobshell"])
+@pytest.mark.parametrize("streams", ["", ">/dev/full", ">&-", "2>/dev/full", "<&- >&- 2>&-"])
+def test_program_of_the_batch_system_called_by_hand_prints_one_line(site, program, streams):
+    argv = (sys.executable, "-I", "-m", "vtorque_core.cli.vtorque")
+    line = f"{' '.join(argv)} {program} {streams}"
+    done = subprocess.run(
+        ["/bin/sh", "-c", line], cwd=site.parent, env={}, capture_output=True, timeout=60,
+        check=False,
+    )  # fmt: skip
+    assert done.returncode in (2, 122)
+    assert done.stdout == b""
+    assert len(done.stderr.splitlines()) == (0 if "2>" in streams else 1), done.stderr
