@@ -127,18 +127,41 @@ def test_setup_is_undone_byte_for_byte(tmp_path, place, before):
     assert not (tmp_path / submit_filter.NAME).exists()
 
 
-def test_filter_of_the_site_runs_first_and_may_refuse(tmp_path, place):
+@pytest.fixture
+def chained(tmp_path, place):
+    """Return the filter, and the site's, which runs first."""
     site = tmp_path / "site filter"
     site.write_text('#!/bin/sh\ncat; echo "#VSUB -vm from=$1"; exit ${CODE-0}\n')
     site.chmod(0o755)
     path = tmp_path / "filter"
     path.write_bytes(submit_filter.script(place, site))
     path.chmod(0o755)
+    return path, site
+
+
+def test_filter_of_the_site_runs_first_and_may_refuse(tmp_path, chained):
+    """qsub ignores the output of a filter that fails (set_script_file in qsub_functions.c)."""
+    path, site = chained
     done = run(path, b"#!/bin/sh\n", "-x")
-    assert done.stdout == b"2:--filter -x\n+#!/bin/sh\n+#VSUB -vm from=-x\n"
-    site.write_text("#!/bin/sh\ncat; exit 255\n")
-    done = run(path, b"#!/bin/sh\n", "-x")
-    assert (done.returncode, done.stdout) == (255, b"")
+    assert (done.returncode, done.stdout) == (0, b"2:--filter -x\n+#!/bin/sh\n+#VSUB -vm from=-x\n")
+    for code in (255, 3):
+        site.write_text(f"#!/bin/sh\ncat; exit {code}\n")
+        assert run(path, b"#!/bin/sh\n", "-x").returncode == code
+    site.write_text("#!/bin/sh\ncat\n")
+    (tmp_path / "vsub").write_text("#!/bin/sh\necho no >&2; exit 2\n")
+    done = run(path, b"#!/bin/sh\n#VSUB -vm a=1\n")
+    assert (done.returncode, done.stderr) == (255, b"no\n")
+    assert run(path, b"#!/bin/sh\n").returncode == 0
+    site.unlink()
+    assert run(path, b"#!/bin/sh\ntrue\n").stdout == b"#!/bin/sh\ntrue\n"
+
+
+@pytest.mark.parametrize("content", PLAIN)
+def test_script_without_vsub_lines_is_that_of_the_sites_filter(chained, content):
+    path, site = chained
+    site.write_text("#!/bin/sh\necho '# site'; cat\n")
+    done = run(path, content, "-q", "a b")
+    assert (done.returncode, done.stdout, done.stderr) == (0, b"# site\n" + content, b"")
 
 
 def test_filter_in_torque_cfg_is_kept(tmp_path, place):

@@ -32,41 +32,53 @@ _FILTER = re.compile(rb"^[ \t]*SUBMITFILTER[ \t]+(\S+)[^\n]*\n?", re.MULTILINE)
 _NOT_NEEDED = {"-l walltime"}  # more time, for the start of the guests
 _SCRIPT = r"""#!/bin/sh
 # {mark}: submits scripts with #VSUB lines as VM jobs.
-{site}vm='' head='' tab='	' end='
+tab='	'
+add_lines() {{
+  vm='' head='' end='
 '
-while IFS= read -r line || {{ [ -n "$line" ] && end=''; }}; do
-  head=$head$line$end
-  case $line in
-    '#VSUB '* | "#VSUB$tab"*) vm=1 ;;
-    '#'* | '' | :*) ;;
-    *) break ;;
-  esac
-  [ -n "$end" ] || break
+  while IFS= read -r line || {{ [ -n "$line" ] && end=''; }}; do
+    head=$head$line$end
+    case $line in
+      '#VSUB '* | "#VSUB$tab"*) vm=1 ;;
+      '#'* | '' | :*) ;;
+      *) break ;;
+    esac
+    [ -n "$end" ] || break
+  done
+  if [ -z "$vm" ]; then
+    printf %s "$head"
+    {last}cat
+  else
+    {{ printf %s "$head"; cat; }} | {vsub} --filter "$@" || return 255
+  fi
+}}
+{run}"""
+_ALONE = 'add_lines "$@"\n'
+# The site's own filter changes the script first, and may refuse it by its exit status.
+_AFTER_SITE = r"""
+if ! [ -x {site} ]; then
+  add_lines "$@"
+  exit
+fi
+with_site() {{
+  {{ {site} "$@" 4>&-; echo "$?" >&3; }} | {{ add_lines "$@" >&4; echo "=$?" >&3; }}
+}}
+exec 4>&1
+codes=$(with_site "$@" 3>&1)
+for code in $codes; do
+  case $code in 0) ;; =*) ours=${{code#=}} ;; *) exit "$code" ;; esac
 done
-if [ -z "$vm" ]; then
-  printf %s "$head"
-  exec cat
-fi
-{{ printf %s "$head"; cat; }} | {vsub} --filter "$@" || exit 255
-"""
-# The site's own filter changes the script first.
-_SITE = r"""if [ -z "$VTORQUE_FILTERED" ] && [ -x {site} ]; then
-  script=$(mktemp) || exit 255
-  {site} "$@" >"$script" || {{ code=$?; rm -f "$script"; exit $code; }}
-  VTORQUE_FILTERED=1 "$0" "$@" <"$script"
-  code=$?
-  rm -f "$script"
-  exit $code
-fi
+exit "$ours"
 """
 
 
 def script(place: Installation, site: Path | None) -> bytes:
     """Return the filter. A script without ``#VSUB`` lines costs one shell and one cat(1)."""
-    chained = "" if site is None else _SITE.format(site=shlex.quote(str(site)))
+    run = _ALONE if site is None else _AFTER_SITE.format(site=shlex.quote(str(site)))
     vsub = shlex.quote(str(place.program.with_name("vsub")))
     mark = f"Written by {MARK.decode()}"
-    return _SCRIPT.format(mark=mark, site=chained, vsub=vsub).encode()
+    last = "exec " if site is None else ""
+    return _SCRIPT.format(mark=mark, run=run, vsub=vsub, last=last).encode()
 
 
 def steps(home: Path, place: Installation, bindir: str = "") -> list[SetupStep]:
