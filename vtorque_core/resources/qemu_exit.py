@@ -19,7 +19,10 @@ from vtorque_core.resources._user_daemon_exec import descriptor_of
 
 PATIENCE = 0.5  # seconds for QEMU to end; libvirt then ends it
 _MONITOR = "/monitor.sock"  # the end of the path that libvirt gives to QEMU
-_MOST = 1024  # descriptors of QEMU that are searched, in ascending order
+_MOST = 256  # descriptors of QEMU that are searched, in ascending order
+# The attribute of a socket's link that has the protocol (sockfs, net/socket.c of Linux). The last
+# close of a TCP socket could wait as long as its owner has set in SO_LINGER.
+_PROTOCOL = "system.sockprotoname"
 
 
 def end(name: str, uuid: str) -> None:
@@ -35,10 +38,11 @@ def end(name: str, uuid: str) -> None:
     with contextlib.suppress(OSError), contextlib.ExitStack() as held:
         qemu = held.enter_context(safefs.closing(os.pidfd_open(int(process.name))))
         links = islice((process / "fd").iterdir(), _MOST)
-        numbers = [int(link.name) for link in links if "socket:" in str(link.readlink())]
+        sockets = [link for link in links if "socket:" in str(link.readlink())]
         copies = [
-            held.enter_context(socket.socket(fileno=descriptor_of(qemu, number)))
-            for number in numbers
+            held.enter_context(socket.socket(fileno=descriptor_of(qemu, int(link.name))))
+            for link in sockets
+            if os.getxattr(link, _PROTOCOL).startswith(b"UNIX")
         ]
         # The second look: the pid could have been reused before pidfd_open().
         has_monitor = any(str(copy.getsockname()).endswith(_MONITOR) for copy in copies)

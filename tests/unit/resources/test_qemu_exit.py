@@ -21,6 +21,7 @@ server = socket.socket(socket.AF_UNIX)
 server.bind(sys.argv[1])
 server.listen()
 print("listens", flush=True)
+tcp = socket.socket()
 connection, _ = server.accept()
 print("connected", flush=True)
 signal.pause()
@@ -98,6 +99,21 @@ def test_end_signals_no_process_that_has_reused_the_pid(qemu):
     process, _ = qemu(seen=lambda process: [Path("/proc", str(process.pid)), None])
     qemu_exit.end("vt-0", "u")
     assert process.poll() is None
+
+
+def test_end_copies_no_tcp_socket_of_qemu(qemu, monkeypatch):
+    """The last close of such a socket could block: socket(7), SO_LINGER."""
+    families, copy = [], qemu_exit.descriptor_of
+
+    def descriptor_of(pidfd, number):
+        with socket.socket(fileno=copy(pidfd, number)) as seen:
+            families.append(seen.family)
+        return copy(pidfd, number)
+
+    monkeypatch.setattr(qemu_exit, "descriptor_of", descriptor_of)
+    qemu()
+    qemu_exit.end("vt-0", "u")
+    assert set(families) == {socket.AF_UNIX}
 
 
 def test_end_without_process_does_nothing(monkeypatch):
