@@ -1,6 +1,7 @@
 """Epilogue: release everything in the job's journals. As root, on the node.
 
-May run repeatedly, and without a prologue. Batch systems put its stdout into the job's output.
+The batch system may call it several times, also for a job without a prologue. It writes the
+epilogue's standard output into the job's output.
 """
 
 from __future__ import annotations
@@ -45,8 +46,8 @@ def run(config: Path, job_id: str, status: str = "") -> int:
     """Release everything that the job holds on this node, and return the hook's exit status.
 
     If a guest died, first print the end of its console. If the site config is invalid or untrusted,
-    use the default directories, because others could contain journals that a user forged.
-    ``status`` is the job's exit status, if known.
+    use the default directories, because a user could have forged journals in other directories.
+    ``status`` is the job's exit status, or empty if it is unknown.
     """
     paths, node = _settings(config)
     states = _states(paths, job_id)
@@ -98,7 +99,7 @@ def _finish(
 ) -> None:
     """Update accounting, kill leftovers and call plugins, each in a child with a time limit.
 
-    ``lost``: requeue the job, because its start was killed.
+    ``lost``: the job's start was killed, so requeue the job.
     """
     used = total_usage(report.usage for report in reports)
     errors = []

@@ -24,10 +24,10 @@ _SECONDS = 5.0  # limit against a user who forks faster than this kills
 
 
 def kill(paths: Paths, job: JobHeader) -> str:
-    """Kill the owner's processes, and return a line about it or an empty string.
+    """Kill the processes of the job's owner, and return a line for the log (empty: nothing to do).
 
-    Does nothing if the job did not have the whole node, the owner has another job on this node or
-    is logged in, or the node was rebooted.
+    Does nothing if the job shared the node, or if the node was rebooted. If the owner is logged in
+    or has another job on this node, kills nothing and returns a line that says so.
     """
     if not job.whole_node or job.job.uid < LEAST_UID or job.boot != boot_id():
         return ""

@@ -50,12 +50,12 @@ Action = Literal["released", "partial", "would release", "alive", "unknown", "bu
 
 @dataclass(frozen=True)
 class ReapResult:
-    """Result for one journal, in a form for ``--json``.
+    """Result of reaping one journal; ``vtorque reap --json`` prints it.
 
     Attributes:
         action: ``partial``: some records stay open; ``unknown``: the batch system does not know if
             the job exists; ``busy``: the job's prologue or epilogue runs.
-        open: records that were open before.
+        open: numbers of the records that were open before.
     """
 
     job: str
@@ -83,7 +83,7 @@ def release_job(
     release_timeout: float = RELEASE_TIMEOUT,
     deadline: float = DEADLINE,
 ) -> list[TeardownReport]:
-    """Tear down all attempts of a job on this node, and remove its proof."""
+    """Release the resources of all attempts of a job on this node, and remove its proof."""
     reports = []
     with job_lock(paths, job_id, deadline):
         name = paths.job_lock(job_id).name
@@ -110,11 +110,11 @@ def reap(
     only: str | None = None,
     abandon: Collection[str] = (),
 ) -> list[ReapResult]:
-    """Tear down the journals of jobs that no longer exist.
+    """Release the resources of jobs that no longer exist.
 
-    ``alive`` returns the state of jobs of the site's batch system; all other jobs count as unknown.
-    ``only`` is a job id. ``abandon`` has records to mark as released, such as ``"42.srv:7"`` or
-    ``"42.srv.0:7"``.
+    ``alive`` asks the site's batch system for the states of jobs. Jobs of other batch systems are
+    not released. ``only``: reap only the job with this id. ``abandon`` has records to mark as
+    released, such as ``"42.srv:7"`` (job id) or ``"42.srv.0:7"`` (job key).
     """
     paths = site.paths
     results: list[ReapResult] = []
@@ -126,7 +126,7 @@ def reap(
         else:
             results.append(ReapResult(lock_name(path), 0, str(path), "unreadable", str(error)))
 
-    # Read the journals before calling alive(), to not reap a job that starts in between.
+    # Read the journals before calling alive(): a job that starts in between must not be reaped.
     for state in walk(paths, troubled=report_error):
         states.append(state)
     taken = claimed_spares(states)
@@ -184,7 +184,7 @@ def reap_until_clean(
             time.sleep(pause)
             others = any(record.error for state in walk(site.paths) for record in state.open)
             if not (partial or others or any(path.exists() for path in mine)):
-                break  # hooks have released it all
+                break  # epilogues have released everything
             pause = min(2 * pause, _LONGEST_PAUSE)
             found = reap(site, alive)
             notify(site, plugins, (result.report for result in found))

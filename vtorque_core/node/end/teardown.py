@@ -6,7 +6,7 @@ Needs only the journal: no plan, site config or batch system.
 2. Records are released in reverse order, in parallel for several guests. A record waits for later
    records of its guest and of the whole job. Plugin code and blocking releases run in a child with
    a time limit.
-3. A failed release leaves open its record and the records that it needs.
+3. If a release fails, its record and the records that it needs stay open.
 4. When no record is open, the journal is deleted.
 """
 
@@ -58,13 +58,13 @@ DEADLINE = 60.0  # seconds for all; the default of [node] teardown_timeout
 ENDS = "spare ends"  # journal phase: no job may claim the warm guest any more
 _MOST = 16  # children at the same time
 _LOOK_AGAIN = 0.1  # seconds
-_THREADS_END = 1.0  # seconds until a thread counts as one that hangs in a call to libvirtd
+_THREADS_END = 1.0  # seconds; a thread that runs longer is assumed to hang in a call to libvirtd
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class ReleaseResult:
-    """Result for one record. ``message`` says why it is still open and how to fix that."""
+    """Result of releasing one record. ``message`` says why it is still open and how to fix that."""
 
     seq: int
     kind: str
@@ -78,8 +78,10 @@ class TeardownReport:
     """Result of one teardown.
 
     Attributes:
+        held: records that stay open because an open record needs them.
+        orphaned: records whose kind no loaded plugin knows.
         notes: problems that did not prevent the release of any resource.
-        usage: usage of the guests that still ran at the first attempt.
+        usage: CPU time and memory of the guests that still ran when the first teardown began.
         ended: the job if everything is released, otherwise None.
     """
 
@@ -120,9 +122,15 @@ def teardown(
     """Release all resources in the journal, and then delete the journal.
 
     Acquires the job's lock unless this process holds it. Forks, so no other thread may run.
-    ``plugins`` are those that the journal names, even if disabled. ``release_timeout`` is for one
-    record, ``deadline`` for all. Records in ``abandon`` are only marked as released. With ``keep``,
-    that file and the journal stay.
+
+    Args:
+        journal_path: the journal.
+        paths: the site's directories.
+        plugins: those that the journal names, also disabled ones.
+        release_timeout: seconds for one record.
+        deadline: seconds for all records.
+        abandon: numbers of records that are only marked as released.
+        keep: path of a file that is not removed; the journal then stays, too.
     """
     end = time.monotonic() + deadline
     with job_lock(paths, lock_name(journal_path), deadline):
@@ -164,7 +172,7 @@ def retire_spare(paths: Paths, key: str) -> bool:
     """Make a warm guest unclaimable and return True, or return False if a job has claimed it.
 
     The caller holds the lock of its journal. Raises JournalError for any unreadable journal,
-    because that job may have the guest.
+    because the job of that journal may have claimed the guest.
     """
     path = paths.journal / f"{key}.jsonl"
     with node_lock(paths):
@@ -213,7 +221,7 @@ class _Teardown:
             if record.args.get("path") == path:
                 del self.open[record.seq], self.pending[record.seq]
 
-    # -- 1. the last look ---------------------------------------------------------------------
+    # -- 1. usage, consoles, vtorque_teardown -------------------------------------------------
 
     def collect_usage(self, told: log.Log) -> None:
         if any(mark.name == "release" for mark in self.state.phases):

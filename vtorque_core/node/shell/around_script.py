@@ -1,6 +1,6 @@
 """Run plugins' commands during and after the job script: ``vtorque_{beside,after}_script``.
 
-In the job shell, as the job's owner. They do not change the job's exit status.
+In the job shell, as the job's owner. The commands do not change the job's exit status.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ if TYPE_CHECKING:
     from vtorque_core.api.strategies import BatchSystem
 
 BESIDE, AFTER = 0.2, 1.0
-"""Timeouts in seconds after the script: of commands that ran beside it, and of later ones."""
+"""Seconds after the script's end until commands that ran beside it, and later ones, are killed."""
 
 _GONE = 0.1  # seconds until a killed command is gone, unless its disk or terminal hangs
-_ENVIRON = {"PATH": "/usr/bin:/bin", "LC_ALL": "C.UTF-8"}  # a user's may enable colors or a pager
+_ENVIRON = {"PATH": "/usr/bin:/bin", "LC_ALL": "C.UTF-8"}  # the user's could enable colors
 
 
 def run_beside(
@@ -37,9 +37,9 @@ def run_beside(
 
 
 def run_after(proof: Proof, code: int, site: Site, plugins: Plugins) -> None:
-    """Run all plugins' commands after the script, and block signals from now on.
+    """Block all signals, and run the plugins' commands after the script.
 
-    Otherwise the end of the walltime could change the exit status.
+    Otherwise a signal at the end of the walltime could change the job's exit status.
     """
     place = kept_records.place(site.paths, proof.job)
     commands = _commands("vtorque_after_script", proof, plugins, place=place, code=code, site=site)

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 AWAIT = "--await-job"  # the job shell's own option
 
-SLACK = 5.0  # seconds after the proof's deadline until root counts as dead
+SLACK = 5.0  # seconds after the proof's deadline; then the prologue is assumed dead
 MAX_SCRIPT = 64 << 20  # bytes of a script
 
 # Paths, sockets and displays of the host, or of the login that submitted with -V.
@@ -48,7 +48,8 @@ HOST_ONLY = frozenset((
 ))  # fmt: skip
 # Variables with paths in which the host's home is replaced by the guest's.
 _PATHS = ("PBS_O_WORKDIR", "PBS_O_INITDIR", "PBS_O_HOME", "PWD")
-# Not DATA: pbs_mom sets it from -l mem, also from vsub's. A guest is limited by its RAM.
+# Limits (getrlimit(2)) that the script gets in the guest. Not DATA, which pbs_mom sets from
+# -l mem: the guest's RAM is the limit.
 _LIMITS = ("CORE", "CPU", "FSIZE", "MEMLOCK", "NOFILE", "NPROC", "STACK", "AS")
 
 
@@ -60,13 +61,13 @@ def import_drivers(plugins: Plugins) -> None:
 
 @dataclass(frozen=True)
 class PluginCalls:
-    """Calls of plugins by the job shell.
+    """Functions through which the job shell calls plugins.
 
     Attributes:
         load: returns the plugin that the proof names.
         beside: returns a context that is active from the first proof to the end of the job.
         after: called with the exit status of a started script.
-        meanwhile: called once if the guests are not ready yet, for imports.
+        meanwhile: called once to import modules, if the guests are not ready yet.
     """
 
     load: Callable[[str], Plugins]
@@ -89,7 +90,7 @@ def run_job(
 ) -> int:
     """Run the job in its guest; return its exit status, or an ``errors.EXIT_*``.
 
-    Prints errors instead of raising them. ``owner_uid`` must own the proof.
+    Prints errors instead of raising them. The proof must belong to ``owner_uid``.
     """
     environ = dict(os.environ if environ is None else environ)
     shown = ShownLog(paths, functools.partial(_say, streams))
@@ -205,7 +206,7 @@ def _await_other_nodes(
 ) -> None:
     """Wait until the guests of all nodes are ready, or fail the whole job.
 
-    The batch system runs a command on each node that checks that node's proof.
+    The batch system runs the job shell with :data:`AWAIT` on each node, to check the node's proof.
     """
     import subprocess  # noqa: PLC0415 - most jobs have one node
 
@@ -234,9 +235,10 @@ def _await_other_nodes(
 
 
 def await_local_proof(paths: Paths, job_id: str, *, stderr: int = 2, owner_uid: int = 0) -> int:
-    """Wait for this node's proof; return 0, or print why it is missing.
+    """Wait until this node's guests are ready, and return 0.
 
-    The job shell on the first node runs this on each node.
+    If they cannot become ready, prints the reason and returns an ``errors.EXIT_*``. The job shell
+    on the first node runs this on each node.
     """
     try:
         ready = _await_proof(paths, job_id, owner_uid)
@@ -378,7 +380,7 @@ _LAST_LINES = 2.0  # seconds to print the last lines; a stderr that nobody reads
 
 
 class ShownLog:
-    """Thread that prints the job's log, with ``-vm show_log=true``."""
+    """A thread that prints the job's log to the user, if ``-vm show_log=true``."""
 
     def __init__(self, paths: Paths, say: Callable[[str], None]) -> None:
         self._paths = paths

@@ -45,14 +45,14 @@ class Proof:
         detail: more lines for the user; notices and warnings if ready.
         deadline: the end of ``starting`` in seconds of CLOCK_MONOTONIC (clock_gettime(2)).
         starter: pid of the process that starts the guests; 0: unknown.
-        namespace: its pid namespace, the inode of ``/proc/self/ns/pid`` (namespaces(7)).
+        namespace: the starter's pid namespace, as inode of ``/proc/self/ns/pid`` (namespaces(7)).
         nodes: names of the job's nodes with guests, by rank.
-        guest_type, plugin: of the driver that runs the script.
+        guest_type, plugin: guest type whose driver runs the script, and the plugin that defines it.
         off: plugins that are disabled for this job.
-        grace: seconds between TERM and KILL.
+        grace: seconds between SIGTERM and SIGKILL.
         shell: the user's ``-S``.
-        files: SHA-256 of the job's :data:`USER_FILES`.
-        unless: for a name in ``environ``, the user's variables that replace it.
+        files: SHA-256 of each of the job's :data:`USER_FILES`.
+        unless: by variable of ``environ``, the user's variables that replace it.
     """
 
     job: JobAttempt
@@ -124,8 +124,8 @@ def pid_namespace() -> int:
 def write(paths: Paths, proof: Proof, gid: int = -1) -> None:
     """Replace the job's proof atomically. As root.
 
-    Only root and the owner's primary group ``gid`` can read it: it may contain plugins' variables
-    and the end of a console. Only root can write or list the directory (0711).
+    Only root and ``gid``, the owner's primary group, can read the proof, because it may contain
+    plugins' variables and the end of a console. Only root can write or list the directory (0711).
     """
     target = paths.proof(proof.job.id)
     target.parent.mkdir(mode=0o711, exist_ok=True)
@@ -139,7 +139,7 @@ def remove(paths: Paths, job_id: str) -> None:
 
 
 def read(paths: Paths, job_id: str, uid: int, owner_uid: int = 0) -> Proof | None:
-    """Return the proof of the caller's job, or None. As the job's owner.
+    """Return the proof of the caller's job, or None if it does not exist. As the job's owner.
 
     Raises HostFault if the proof is invalid or of another job or user, or if ``owner_uid`` (0
     except in tests) does not own the file and its directories.
@@ -182,7 +182,10 @@ def is_current(paths: Paths, proof: Proof) -> bool:
 
 
 def starter_pid(paths: Paths, job_id: str) -> int:
-    """Return the pid of the process that starts the job's guests, or 0. It may have been reused."""
+    """Return the pid of the process that starts the job's guests, or 0.
+
+    If that process has ended, the pid may belong to another process.
+    """
     try:
         proof = Proof.decode(paths.proof(job_id).read_bytes())
     except (OSError, ValueError):
@@ -194,7 +197,7 @@ def starter_pid(paths: Paths, job_id: str) -> int:
 def lock(paths: Paths, job_id: str) -> bool:
     """Lock the job's proof until this process ends; return True on success.
 
-    A lock of fcntl(2) would end when this process closes the file after a read.
+    Uses flock(2): a lock of fcntl(2) would end when this process closes the file after a read.
     """
     try:
         descriptor = os.open(paths.proof(job_id), os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
@@ -225,7 +228,10 @@ def user_file_path(paths: Paths, job: JobAttempt, name: str) -> Path:
 
 
 def user_file(paths: Paths, proof: Proof, name: str) -> bytes | None:
-    """Return one of :data:`USER_FILES`, or None. Raises HostFault if its checksum is wrong."""
+    """Return the content of one of :data:`USER_FILES`, or None if the job has no such file.
+
+    Raises HostFault if its checksum is wrong.
+    """
     if name not in proof.files:
         return None
     path = user_file_path(paths, proof.job, name)

@@ -46,7 +46,7 @@ from vtorque_core.site.config import Site
 T = TypeVar("T")
 ARRIVAL_TIME = 3700.0
 """Timeout in seconds of a migration to this node; longer than the source node's."""
-_OVERDUE = 5.0  # seconds after its deadline that a boot source may still take
+_OVERDUE = 5.0  # seconds by which a boot source may exceed its deadline
 _DESTROYED = 10.0  # seconds to destroy the guest of a failed boot source
 _log = logging.getLogger(__name__)
 
@@ -149,7 +149,7 @@ def boot_all(start: StartAttempt, prepared: Sequence[GuestSpec]) -> list[int | N
 
 
 class GuestBoot:
-    """Boot of one guest, which boot sources use as :class:`vtorque_core.api.guest_plan.Boot`.
+    """The boot of one guest; boot sources get it as :class:`vtorque_core.api.guest_plan.Boot`.
 
     ``ports`` is the number of slots for hotplugged devices.
     """
@@ -180,7 +180,7 @@ class GuestBoot:
         return min(self.start.deadline, self.until)
 
     def halve_time(self) -> None:
-        """Leave half of the remaining time for a cold boot instead of this one."""
+        """Limit this boot to half of the remaining time; a cold boot may need the other half."""
         self.until = (time.monotonic() + self.start.deadline) / 2
 
     @property
@@ -261,7 +261,7 @@ def boot_one(boot: GuestBoot) -> int | None:
             if not source.fallback:
                 boot.failed.set()
             # Free the worker for other guests; the teardown reports failures. A remote guest may
-            # have arrived: the source node settles which node owns it.
+            # have arrived: the source node decides which node owns it.
             with contextlib.suppress(HostFault):
                 if not source.remote:
                     domain.release()
@@ -303,14 +303,14 @@ def _run_step(boot: GuestBoot, step: Callable[[Boot], None]) -> None:
     source = boot.source
     seconds = boot.deadline + _OVERDUE - time.monotonic()
     try:
-        if source.remote:  # it has its own deadline, and the sender decides about its guest
+        if source.remote:  # a migration has its own deadline, and the source node decides
             step(boot)
         else:
             run_bounded(lambda: step(boot), seconds, f"boot source {source.name}")
     except VtorqueError:
         raise
     except Overdue:
-        # Should it return, its next call of ``boot`` fails, since no time is left.
+        # If it returns later, its next call of ``boot`` fails because no time is left.
         what = f"boot source {source.name} has not returned by its deadline"
         raise HostFault(what, stage=boot.start.phase) from None
     except Exception as error:

@@ -1,6 +1,6 @@
 """Release resources of killed and failed starts, and of jobs that ended without an epilogue.
 
-As root in the prologue, with the job's lock.
+As root in the prologue, which holds the job's lock.
 """
 
 from __future__ import annotations

@@ -80,7 +80,7 @@ def daemons(each: GuestSpec) -> Iterable[Resource]:
 def acquire_all(start: StartAttempt, prepared: Sequence[GuestSpec], *, guard: bool = True) -> None:
     """Acquire and journal the directories, images and resources of all guests.
 
-    ``guard``: load packet filters that keep guests from the node's services.
+    ``guard``: also load packet filters that block guests' access to the node's own services.
     """
     paths, key = start.site.paths, start.job.key
     for top in (paths.job_state(key), paths.job_run(key)):

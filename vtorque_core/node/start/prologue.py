@@ -1,12 +1,14 @@
 """Root prologue: start a job's guests, and write the proof for the job shell.
 
-Runs as root with the job's lock, once per job attempt and node. A failed start is released and
-reported to the batch system, with the reason in the proof.
+Runs as root with the job's lock, once per job attempt and node. If the start fails, the prologue
+releases its resources, writes the reason into the proof, and reports to the batch system.
 
-With :class:`Detach`, the hook may return before the guests are ready. A later failure requeues the
-job in this order: release all resources, write the proof ``requeued``, release the job's lock, wait
-for the job shell, ask the server. If the server refuses, the proof becomes ``host_fault``, and the
-job shell ends the job.
+:class:`Detach` says when the hook may return. If the start fails after that, the job is requeued:
+
+1. Release all resources, write the proof ``requeued``, and release the job's lock.
+2. Wait until the job shell locks the proof.
+3. Ask the batch system to requeue the job. If it refuses, write the proof ``host_fault``; the job
+   shell then ends the job.
 """
 
 from __future__ import annotations
@@ -70,7 +72,7 @@ def run(
     pid = os.getpid()
 
     def finish_start(let_hook_return: Callable[[], None]) -> int:
-        with helper_process():  # the hook's own reader ends with the hook
+        with helper_process():  # the hook's own helper ends with it
             hook = StartHook(let_hook_return, 0 if job.detach is Detach.AT_ONCE else pid)
             return _run(job, site, plugins, adapter, hook)
 
@@ -79,7 +81,7 @@ def run(
 
 
 class StartHook:
-    """The batch system's hook that called this start.
+    """The batch system's hook that runs this start.
 
     Args:
         let_return: makes the hook's process return 0 to the batch system. None if the start runs in

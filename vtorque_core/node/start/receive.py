@@ -29,7 +29,11 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class ReceivingJob:
-    """Implementation of :class:`vtorque_core.api.node_job.ReceivingNode`."""
+    """This node as destination of a migration.
+
+    Plugins get it as :class:`vtorque_core.api.node_job.ReceivingNode`.
+    ``requests`` and ``answers`` are descriptors of the connection to the source node.
+    """
 
     adapter: NodeAdapter
     site: Site

@@ -2,7 +2,7 @@
 
     python -m vtorque_core.node.start.spare_boot CONFIG KEEPER PORTS KEY=VALUE ...
 
-KEEPER is a process that holds ``<run>/KEEPER.lock``; after it ends, the reaper ends the guest.
+A process must hold the lock ``<run>/KEEPER.lock``; after it ends, the reaper ends the guest.
 PORTS is the number of hotplug slots, KEY=VALUE a ``-vm`` option. Prints the guest's key.
 """
 

@@ -76,7 +76,7 @@ def start_job(
     Calls ``reap_gone`` if resources are in use, and ``let_hook_return`` when the hook may return
     (:class:`Detach`). ``arriving`` are boot sources of guests that migrate to this node.
     """
-    assert job.blob is not None  # noqa: S101 - the caller has looked
+    assert job.blob is not None  # noqa: S101 - checked by the caller
     if job.bad_request:
         raise Refused(job.bad_request)
     if job.unknown:
@@ -192,7 +192,7 @@ def _place_guests(
     until = time.monotonic() + seconds
     looks = 0
     while True:
-        plugins = start.plugins.withhold({})  # also those disabled for this job
+        plugins = start.plugins.withhold({})  # includes those disabled for this job
         found = plugins.collect(hooks.vtorque_reserved_items, guests=guests, site=start.site)
         away = [each.item for each in found]  # before the lock in place(), which plugins may need
         try:
