@@ -90,7 +90,7 @@ def peers(
 ) -> tuple[tuple[str, str], ...]:
     """Return (hostname, ip) of the job's guests in one network, by rank.
 
-    If the site assigns no addresses, the ip is empty; a single-node job has no entries.
+    If the site assigns no addresses, each ip is empty; a single-node job then has no entries.
     """
     network = all_networks(site).get(name)
     if network is None:
@@ -129,7 +129,7 @@ def _require_distinct(found: Sequence[tuple[str, str]], network: AnyNetwork, nam
 def aliases(
     site: Site, job: BatchJob, guests: Sequence[GuestPlan]
 ) -> tuple[tuple[str, str, str], ...]:
-    """Return (``<hostname>-<network>``, hostname, ip) of all guests in the other networks."""
+    """Return (``<hostname>-<network>``, hostname, ip) of all guests in each ``[networks.*]``."""
     return tuple(
         (f"{hostname}-{name}", hostname, ip)
         for name, network in all_networks(site).items()
@@ -193,7 +193,7 @@ def address_of(
 
 
 def _number(job_id: str) -> int:
-    """Return 22 for ``22.server``, 25 for ``22[3].server``, otherwise a hash."""
+    """Return a job id's number plus its array index (25 for ``22[3].server``), or a hash."""
     match = re.match(r"([0-9]+)(?:\[([0-9]*)\]|_([0-9]+))?(?:\.|$)", job_id, re.ASCII)
     if match is None:
         return int.from_bytes(hashlib.sha256(job_id.encode()).digest()[:4], "big")
@@ -203,7 +203,7 @@ def _number(job_id: str) -> int:
 def address(network: AnyNetwork, mac: str, ip: str | None, name: str = "") -> Address:
     """Return a NIC's address and settings.
 
-    Only ``[network]`` has name servers, search domains and a default gateway.
+    Only ``[network]`` has name servers, search domains and a gateway by default.
     """
     extra = isinstance(network, ExtraNetwork)
     if network.kind == "user":

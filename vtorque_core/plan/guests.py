@@ -55,7 +55,7 @@ class PlannedGuest:
 
 @dataclass(frozen=True)
 class GuestSpec:
-    """A placed guest with its domain elements. ``owner`` is the plugin of its guest type."""
+    """A placed guest with its domain elements. ``owner`` is the plugin that defines its type."""
 
     plan: GuestPlan
     driver: GuestDriver
@@ -71,7 +71,7 @@ class GuestSpec:
 
     @property
     def unless(self) -> Mapping[str, tuple[str, ...]]:
-        """For each variable, the user's variables that replace it."""
+        """The user's variables that replace a variable in ``environ``, by its name."""
         found = [item for item in self.items if isinstance(item, EnvVar)]
         return {item.name: item.unless for item in found if item.unless}
 
@@ -138,7 +138,8 @@ def require_possible(
 ) -> None:
     """Raise HostFault for a boot source that a plugin may not offer at this point.
 
-    ``adopts``: the source may claim a warm guest. ``remote``: the source must be remote.
+    ``adopts``: sources may claim warm guests. ``remote``: sources must be remote; otherwise none
+    may be.
     """
     for source in sources:
         what = ""

@@ -1,7 +1,7 @@
 """Host ids of guest root in shared directories: one per user, equal on all nodes.
 
 With a common id, root in one user's guest could create a setuid program that accesses root's files
-in other users' guests. Quotas would not work either.
+in other users' guests, and quotas would count all users together.
 """
 
 from __future__ import annotations

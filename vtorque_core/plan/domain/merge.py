@@ -30,9 +30,9 @@ class Contributed:
 
 @dataclass(frozen=True)
 class Merged:
-    """One element of the domain. ``alias`` is empty for a :class:`Single`.
+    """One element of a merged domain. ``alias`` is empty for a :class:`Single`.
 
-    ``number`` counts the list elements of its class.
+    ``number`` is the index of a list element among those of its class.
     """
 
     element: Element
@@ -88,7 +88,7 @@ def _check(one: Contributed) -> None:
 
 
 def _alias(one: Contributed) -> str:
-    assert isinstance(one.element, ListElement)  # noqa: S101 - the callers have looked
+    assert isinstance(one.element, ListElement)  # noqa: S101 - checked by the callers
     return f"ua-{one.plugin}-{one.element.name}"
 
 

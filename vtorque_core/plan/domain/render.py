@@ -68,8 +68,8 @@ class DomainSpec:
     """The core's decisions about a guest's domain.
 
     Attributes:
-        qemu_user: the group of QEMU, and its user if the plan has no uid. If it is set, libvirt
-            changes no owners of files, so shared images stay root's. Empty: libvirt's defaults.
+        qemu_user: the group of QEMU, and its user if the plan has no uid. If set, libvirt does not
+            change owners of files, so root keeps shared images. Empty: libvirt's defaults.
         uefi: firmware of x86 guests whose image requires UEFI.
         ports: free device slots of a warm guest.
     """
@@ -89,7 +89,7 @@ def console_socket(guest: GuestPlan, merged: MergedDomain) -> str:
 
 
 def tap_name(mac: str) -> str:
-    """Return the tap device name for a MAC: 14 of 15 characters (IFNAMSIZ)."""
+    """Return the tap device name for a MAC: 14 characters (IFNAMSIZ allows 15)."""
     return "vt" + mac.lower().replace(":", "")
 
 
@@ -103,10 +103,13 @@ def render(
 ) -> str:
     """Return the domain XML of one guest.
 
-    ``sockets`` has the Unix sockets of Filesystems and ``user_owned`` Disks, ``taps`` the tap
-    devices of filtered Interfaces, both by alias. ``overrides`` is a directory of site templates:
-    ``disk.xml.j2`` in it replaces the core's template, ``vtorque_acme/x.xml.j2`` that of the
-    package vtorque_acme.
+    Args:
+        spec: the core's decisions.
+        merged: the elements.
+        sockets: Unix sockets of Filesystems and ``user_owned`` Disks, by alias.
+        taps: tap devices of filtered Interfaces, by alias.
+        overrides: directory of site templates. ``disk.xml.j2`` in it replaces the core's template,
+            and ``vtorque_acme/x.xml.j2`` replaces that of the package vtorque_acme.
     """
     environment = _environment(overrides)
     sections: dict[str, list[str]] = {name: [] for name in _SECTIONS}
@@ -183,7 +186,7 @@ def _turn(element: Element) -> int:
 
 
 def site_templates(templates: Path) -> dict[Path, str]:
-    """Return the site's templates and what each replaces (``package:path``, or empty)."""
+    """Return the site's templates, and the template that each replaces (``package:path``)."""
     found = {}
     for path in sorted(templates.glob("**/*.j2")):
         package = _CORE if path.parent == templates else path.parent.name

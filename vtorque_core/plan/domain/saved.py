@@ -15,14 +15,15 @@ from vtorque_core.api.guest_plan import GuestPlan
 from vtorque_core.base.errors import Refused
 from vtorque_core.plan.domain.render import NAMESPACE, tap_name
 
-_PLACED = ("cputune", "numatune", "metadata", "seclabel")  # of the new owner and place
+_PLACED = ("cputune", "numatune", "metadata", "seclabel")  # taken from the new job's XML
 
 
 def adapt_xml(was: str, wanted: str, places: tuple[Path, Path], guest: GuestPlan) -> str:
-    """Return XML that restores an earlier domain. Raises Refused if the job requests another one.
+    """Return the XML with which libvirt restores an earlier domain on this node.
 
-    ``was`` is libvirt's XML of the earlier domain, which only root can write. ``wanted`` is the
-    rendered XML. ``places`` are the earlier directories on disk and in memory.
+    Raises Refused if the job requests a different guest. ``was`` is libvirt's XML of the earlier
+    domain, which only root can write. ``wanted`` is the XML that was rendered for this job.
+    ``places`` are the earlier state and run directories.
     """
     old, new = (ElementTree.fromstring(text) for text in (was, wanted))  # noqa: S314 - root's
     _require_same(old, new)
@@ -57,7 +58,7 @@ def _require_same(old: Element, new: Element) -> None:
 
 
 def _shape(domain: Element) -> Iterator[tuple[str, str]]:
-    """Yield the guest-visible properties, by names that both XMLs have."""
+    """Yield name and value of each property that the guest can see."""
     yield "hypervisor", domain.get("type", "")
     memory = domain.find("memory")
     if memory is not None:

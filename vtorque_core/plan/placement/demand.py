@@ -45,7 +45,7 @@ class Demand:
         mib: memory outside huge pages.
         paged_mib: memory in huge pages of ``page_kib``.
         ram_mib: the guest's own RAM, which is part of ``mib`` or ``paged_mib``.
-        numa: None: the node's default.
+        numa: binding to NUMA nodes; None: the node's default.
         ram_key, numa_key: ``-vm`` keys that request huge pages and NUMA placement.
         largest: MiB and key of the largest memory claim except QEMU's.
         near: preferred NUMA nodes.
@@ -91,7 +91,7 @@ class Demand:
 
     @property
     def shared(self) -> int:
-        """Number of CPUs that the guest needs for its uses without exclusive CPUs."""
+        """Number of shared CPUs that the guest needs: its largest claim that is not exclusive."""
         return max((c.count for c in self.cores.values() if not c.own), default=0)
 
     @property

@@ -80,7 +80,7 @@ def _cuts(
     for guest, home in homes.items():
         d = demands[guest]
         cut = pick_cpus(groups[home], d.open_own, d.whole, free.is_whole)
-        assert cut is not None  # noqa: S101 - the search has done the same
+        assert cut is not None  # noqa: S101 - the search found it
         groups[home], cuts[guest] = cut.rest, cut
     for guest, d in enumerate(demands):
         if guest in homes:

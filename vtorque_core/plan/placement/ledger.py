@@ -41,9 +41,9 @@ def place(
 ) -> tuple[list[Placement], list[str]]:
     """Place all guests of a job or none, and write the leases to ``journal``. As root.
 
-    Returns the placements, and the keys of warm guests that must end first. A warm guest's own
-    placement ends no others. Call this before the job acquires other resources. Items in ``away``
-    count as in use although no journal names them.
+    Returns the placements, and the keys of warm guests that must end first. The placement of a warm
+    guest never ends other warm guests. Call this before the job acquires other resources. Items in
+    ``away`` count as in use although no journal names them.
     """
     try:
         divide(claims, share, Leases())
@@ -100,8 +100,8 @@ def _check_exclusive(journal: Journal, share: NodeShare, held: Sequence[JournalS
 def leased_resources(held: Sequence[JournalState], without: Sequence[JournalState] = ()) -> Leases:
     """Return the resources that these journals' leases hold.
 
-    Omits the CPUs of suspended jobs, warm guests in ``without``, and the memory of claimed warm
-    guests, which the job's lease includes.
+    Omits the CPUs of suspended jobs, and the memory of warm guests that are in ``without`` or
+    claimed: the job's own lease includes that memory.
     """
     taken = claimed_spares(held) | {state.key for state in without}
     items: dict[str, set[str]] = {}

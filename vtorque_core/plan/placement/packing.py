@@ -29,7 +29,7 @@ class Room:
     """Free resources of a NUMA node during placement.
 
     Attributes:
-        groups: CPUs that can be exclusive.
+        groups: CPUs that a guest can get exclusively.
         mib: ordinary memory.
         pages: MiB of huge pages by size in KiB.
         floating: shared CPUs minus the vCPUs placed on them.
@@ -87,8 +87,8 @@ class Search:
 
     Attributes:
         fixed_nodes: nodes of the CPUs that each guest requests by id.
-        misfits: number of unmet preferences on each node, for each guest.
-        strict: True for guests that must not cross nodes.
+        misfits: for each guest, the number of unmet preferences by node.
+        strict: for each guest, True if it must not cross nodes.
     """
 
     demands: Sequence[Demand]
@@ -100,7 +100,7 @@ class Search:
     dead: set[object] = field(default_factory=set)
 
     def homes(self, rooms: Sequence[Room]) -> dict[int, int] | None:
-        """Return the node of each guest that fits one; None if a strict guest fits none."""
+        """Return the node of each guest that fits on one, or None if a strict guest does not."""
         order = sorted(range(len(self.demands)), key=self._rank)
         must = sum(len(nodes) > 1 for nodes in self.fixed_nodes)
         for crossing in range(must, len(order) + 1):

@@ -85,7 +85,7 @@ def caches(
     """Return (level, bank, KiB) of each cache part of the guest, and their items.
 
     An item is a step of a cache (``L3-0/7``) or an allocation of the processor (``group-2``).
-    ``used`` has the items of the job's earlier guests.
+    ``used`` has the items that the job's earlier guests got; this guest's items are added.
     """
     parts = []
     items: list[str] = []

@@ -21,7 +21,7 @@ def require_fit(demands: Sequence[Demand], free: FreeResources) -> None:
 def check_memory(demands: Sequence[Demand], free: FreeResources, exact: bool = False) -> None:
     """Raise NoFit if the guests need more memory or huge pages than available.
 
-    ``exact``: always raise, because the total suffices, but not the memory of the NUMA nodes.
+    ``exact``: always raise. The total suffices then, but the memory of the NUMA nodes does not.
     """
     need = sum(d.memory_mib for d in demands)
     plain = sum(d.mib for d in demands)
