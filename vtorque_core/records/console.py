@@ -40,7 +40,7 @@ _ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|[ -/]*[0-~])")
 def tail(
     path: Path, lines: int = LINES, most: int = _BYTES, settle: float = _SETTLE
 ) -> tuple[str, ...]:
-    """Return the last ``lines`` nonblank lines, printable.
+    """Return the last ``lines`` nonblank lines of a log, without control sequences.
 
     Reads at most ``most`` bytes, and waits at most ``settle`` seconds while the log grows.
     """
@@ -83,7 +83,7 @@ def lines_of(data: bytes, count: int = LINES) -> tuple[str, ...]:
 
 
 def collect(place: Place, state: JournalState, dead: set[int | None]) -> None:
-    """Keep the end of the console and of cloud-init's log of failed guests.
+    """Copy the end of each failed guest's console and cloud-init log to the kept records.
 
     ``dead`` are the indexes of guests that have ended. After a failed start, all count as failed.
     """

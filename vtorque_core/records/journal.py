@@ -15,8 +15,8 @@ The journal is ``<state>/journal/<job key>.jsonl``: JSON lines, owned by root, m
 A node-wide resource counts as missing until its line ``created`` is written. The lines ``released``
 and ``failed`` may be missing, because teardown must work on a full disk.
 
-An incomplete last line is ignored, because its create() did not run. Any other invalid line is an
-error. Hold the job's lock to start or change a journal.
+An incomplete last line is ignored, because create() runs only after a complete line. Any other
+invalid line is an error. Hold the job's lock to start or change a journal.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ on_step: Callable[[str], None] = lambda _step: None  # noqa: E731
 """For tests only: called before and after each step, so that they can kill the process there.
 
 The argument is ``before record file``, ``after create file`` and so on. The steps are record,
-create, created, release, released and delete. At the begin of a phase it is ``phase plan``.
+create, created, release, released and delete. When a phase begins, it is ``phase NAME``.
 """
 
 
@@ -155,8 +155,8 @@ class Journal:
         """Write and sync the record, call ``resource.create()``, and return the record's number.
 
         If ``create()`` raises, the record stays open, and teardown releases the resource. ``needs``
-        are records that teardown releases only after this one. The directories and leases of the
-        guest and of the job are always among them.
+        are numbers of records that teardown releases only after this one. Directories and leases of
+        the guest and of the job are added to them.
         """
         if resource.scope != "node":
             seq = self._record([(resource, guest)], plugin, phase, needs)[0]
@@ -176,7 +176,7 @@ class Journal:
     def acquire_leases(
         self, leases: Sequence[tuple[Resource, int | None]], *, phase: str
     ) -> list[int]:
-        """Write records of (lease, guest index) together. Leases need no ``create()``."""
+        """Write the records of all (lease, guest index) at once. Leases need no ``create()``."""
         return self._record(leases, CORE, phase, ())
 
     def _record(

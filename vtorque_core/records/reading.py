@@ -31,19 +31,19 @@ PASSIVE = frozenset({TREE, "file", "overlay", "disk-copy"})
 
 
 class JournalError(VtorqueError):
-    """A journal cannot be read. The message names file and line."""
+    """An unreadable journal. The message names file and line."""
 
 
 class EmptyJournal(JournalError):
-    """The process died before it wrote the first line, so nothing was acquired."""
+    """A journal without a first line: its process died before it acquired anything."""
 
 
 class OrphanError(VtorqueError):
-    """No loaded plugin knows this record. The message says what is missing."""
+    """A record whose kind no loaded plugin knows. The message says what is missing."""
 
 
 ARRIVES = "arrives"
-"""Phase of a start, from which on a migrating guest may be on this node."""
+"""Phase of a start. From this phase on, a migrating guest may run on this node."""
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ class Record:
         guest: index on this node; None: the whole job.
         tries: number of failed releases.
         error: message of the last failed release.
-        clock: ``time`` by CLOCK_MONOTONIC.
+        clock: ``time`` in seconds of CLOCK_MONOTONIC.
     """
 
     seq: int
@@ -169,8 +169,8 @@ def walk(
 ) -> Iterator[JournalState]:
     """Yield the state of each journal of this node, or of ``job_id`` only.
 
-    ``troubled`` is called for unreadable and empty journals. Without it, an unreadable one raises
-    JournalError.
+    ``troubled`` is called for unreadable and empty journals. If it is None, an unreadable journal
+    raises JournalError, and an empty one is skipped.
     """
     for path in journals(paths):
         if job_id is not None and lock_name(path) != safe_name(job_id):

@@ -19,7 +19,7 @@ def keep_phases(paths: Paths, state: JournalState) -> None:
     if not state.phases:
         return
     now = time.time()
-    ran = any(mark.name not in _ENDING for mark in state.phases)  # or just a proof is removed
+    ran = any(mark.name not in _ENDING for mark in state.phases)  # or a proof is released
     phases = {"phases": spans(state, now)} if ran else {}
     kept_records.keep_facts(paths, state.header.job, batch=state.header.batch, ended=now, **phases)
 
