@@ -1,13 +1,13 @@
-"""Turn one process into the user's daemon in a user namespace, then execute the daemon.
+"""Program that enters a user namespace, becomes the job's owner, and executes a daemon.
 
-:mod:`vtorque_core.resources.user_daemon` runs this program as host root, with the JSON of
-:class:`DaemonPlan` as last argument, because fork is unsafe in a process with threads. It has few
+:mod:`vtorque_core.resources.user_daemon` runs this program as host root, because fork is unsafe in
+a process with threads. The last argument is the JSON of :class:`DaemonPlan`. The program has few
 imports, because every start of a guest waits for them. It reports an error on ``report_fd``, with
 the prefix :data:`DENIED` if the user caused it.
 
-Root owns the namespace, so the user has no power over the daemon (user_namespaces(7)).
-SECBIT_NO_SETUID_FIXUP keeps the daemon's capabilities over setresuid(2), ambient capabilities over
-execve(2) (capabilities(7)).
+Root owns the namespace, so the user has no power over the daemon (user_namespaces(7)). The daemon
+keeps its capabilities at setresuid(2) by SECBIT_NO_SETUID_FIXUP, and at execve(2) because they are
+ambient (capabilities(7)).
 """
 
 from __future__ import annotations
@@ -38,9 +38,10 @@ CAPABILITIES = {
     "SETPCAP": 8, "SYS_CHROOT": 18,
 }  # fmt: skip
 _CAP_VERSION_3 = 0x20080522
-# Refused: new processes, sockets, namespaces and mounts, other processes, and the kernel. Numbers
-# are equal on every architecture, for calls that a libseccomp of 2022 may not know: open_tree to
-# fspick, mount_setattr, quotactl_fd, open_tree_attr (asm-generic/unistd.h).
+# System calls that the daemon of a disk may not use: for new processes, sockets, namespaces and
+# mounts, and for access to other processes and the kernel. Calls that a libseccomp of 2022 may not
+# know are numbers, which are equal on every architecture: open_tree to fspick, mount_setattr,
+# quotactl_fd, open_tree_attr (asm-generic/unistd.h).
 _NOT_FOR_A_DISK = (
     "socket", "fork", "vfork", "ptrace", "personality", "pivot_root", "chroot", "mount", "umount2",
     "swapon", "reboot", "init_module", "delete_module", "quotactl", "kexec_load", "add_key",
@@ -75,13 +76,13 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class DaemonPlan(NamedTuple):
-    """Target ids and program. The maps are contents of /proc/PID/{uid,gid}_map.
+    """Ids, namespace and program of a daemon. The maps are texts for /proc/PID/{uid,gid}_map.
 
     Attributes:
         disk: ``raw`` or ``qcow2`` if the source is the user's disk file; the daemon then has no
             capabilities. Empty if the source is a directory; the daemon then has the capabilities
             of guest root in the namespace.
-        user_is_root: the user's ids are 0 in the namespace, and the source is on :data:`MOUNTED`.
+        user_is_root: the user's ids are 0 in the namespace, and :data:`MOUNTED` is the source.
         launched_by_root: False on a personal site.
     """
 
@@ -154,7 +155,7 @@ def _mount(source: str, target: str, kind: bytes | None, flags: int) -> None:
 def answer_calls(answers: Iterable[tuple[str | int, int, tuple[_Comparison, ...]]]) -> None:
     """Install a seccomp filter that answers system calls with an errno (0: success).
 
-    ``answers`` has calls, their errnos, and conditions for their arguments. Executed programs
+    Each of ``answers`` has a call, its errno, and conditions for its arguments. Executed programs
     inherit the filter. Calls of other architectures kill the process.
     """
     library = ctypes.CDLL("libseccomp.so.2")
@@ -182,7 +183,7 @@ def _number(library: ctypes.CDLL, call: str) -> int:
 def ignore_setgroups() -> None:
     """Make setgroups(2) succeed without effect in this process and its children.
 
-    Otherwise virtiofsd would drop its groups and lose access to their directories.
+    Otherwise virtiofsd would drop its groups, and with them its access to the groups' directories.
     """
     answer_calls([("setgroups", 0, ())])
 
@@ -260,7 +261,7 @@ def _check_qcow2(header: bytes) -> None:
 def _resolve(path: str) -> tuple[str, bool]:
     """Resolve symbolic links; return the path, and True if only root can change its target.
 
-    Refuses links that a user can change, who could otherwise choose the shared directory.
+    Refuses links that users can change, because such a user could choose the shared directory.
     """
     above, _, name = path.rstrip("/").rpartition("/")
     if not name:
@@ -337,9 +338,9 @@ def _open_source_as_user(plan: DaemonPlan) -> int:
 
 
 def _copy_mounts(plan: DaemonPlan, host_source: int) -> int:
-    """Return a descriptor of a copy of the source's mounts, on :data:`MOUNTED` if requested.
+    """Copy the source's mounts, mount the copy on :data:`MOUNTED` if needed, and return it open.
 
-    A read-only copy gets no later mounts from the host, which would be writable.
+    A read-only copy does not show later mounts of the host, because they would be writable.
     """
     source = _open_source(plan._replace(owner_check=False))  # ids differ here, and it was checked
     if not os.path.samestat(os.fstat(source), os.fstat(host_source)):
@@ -382,7 +383,7 @@ def _become_user(plan: DaemonPlan) -> None:
 
 
 def _daemon(plan: DaemonPlan, host_source: int, maps_wanted: int, maps_done: int) -> NoReturn:
-    """Run as process 1 of the pid namespace, so that killing it ends all of its processes."""
+    """Execute the daemon as process 1 of a pid namespace; to kill it ends all its processes."""
     _hold_lock(plan)
     os.setsid()
     _mount_proc()
@@ -396,7 +397,7 @@ def _daemon(plan: DaemonPlan, host_source: int, maps_wanted: int, maps_done: int
     _become_user(plan)
     copy = (plan.readonly or plan.user_is_root) and not plan.disk
     source = _copy_mounts(plan, host_source) if copy else host_source
-    os.set_inheritable(source, True)  # the caller's are; execve closes all others
+    os.set_inheritable(source, True)  # like the caller's; execve closes the others
     if plan.disk:
         _capset(())
         restrict_disk_calls()

@@ -14,6 +14,6 @@ _PROGRAM = (
 
 
 class ConsoleRecorder(DaemonProcess):
-    """See :mod:`vtorque_core.base._console`; ``argv`` are its arguments."""
+    """A process that records a console. ``argv``: see :mod:`vtorque_core.base._console`."""
 
     _launcher: ClassVar[tuple[str, ...]] = ("-c", _PROGRAM, str(Path(__file__).parents[2]))

@@ -55,7 +55,7 @@ class Overlay(FileResource):
     Attributes:
         path: new file (0600) of ``uid``, QEMU's user.
         backing: root-owned file, whose format is never probed.
-        size_mib: 0: as the image.
+        size_mib: virtual size; 0: the image's size.
     """
 
     kind = "overlay"
@@ -66,7 +66,10 @@ class Overlay(FileResource):
     uid: int = -1
 
     def create(self) -> None:
-        """Run qemu-img(1) without opening the image. Root parses only the image's size."""
+        """Create the overlay by qemu-img(1), which does not open the image.
+
+        Root parses only the image's size.
+        """
         with _image(self.backing) as image:
             seen = _size(image, self.backing_format)
         with safefs.name_errors(f"cannot create {self.path}"):
@@ -91,7 +94,7 @@ class DiskCopy(FileResource):
     seconds: float = unjournalled(300.0)
 
     def create(self) -> None:
-        """Run qemu-img(1) as nobody."""
+        """Copy the image by qemu-img(1), which runs as nobody."""
         with _image(self.source) as image:
             most = _size(image, self.source_format)
             most += most // 1024 + _TABLES

@@ -1,4 +1,4 @@
-"""All resource kinds of the core, which are released even if every plugin is gone.
+"""All resource kinds of the core, which the teardown can release without any plugin.
 
 Only the teardown needs all kinds, so ``__init__`` does not import them.
 """

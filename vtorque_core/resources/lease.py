@@ -1,4 +1,4 @@
-"""Resources that record a use: of a pool's item, a warm guest, an image version."""
+"""Resources that record that a job uses a pool's item, a warm guest or an image version."""
 
 from __future__ import annotations
 
@@ -69,7 +69,8 @@ _WAIT = 20.0  # seconds for a change of the pool to end
 class ImageUse(CoreResource):
     """Use of an image version, which stays on disk while a record names it.
 
-    ``path`` is its directory. The last job's release removes a version without a name.
+    ``path`` is the version's directory. A version that no image name refers to any more is removed
+    when the last job releases it.
     """
 
     kind = store.KIND

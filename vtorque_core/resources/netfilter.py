@@ -96,8 +96,8 @@ def filter_reserved_macs(tap: str) -> None:
     """Make the bridge pass a guest's frames to the MACs 01:80:C2:00:00:00 to 0F through nftables.
 
     By default, a bridge delivers these frames to the node, past nftables, and learns their source
-    MACs (IEEE 802.1Q, 8.6.3). The mask has a bit for each MAC. The bridge rejects bit 1, and drops
-    these pause frames itself. The NIC must already be on its bridge.
+    MACs (IEEE 802.1Q, 8.6.3). The mask has a bit for each MAC. The bridge does not accept bit 1,
+    because it drops pause frames itself. The NIC must already be on its bridge.
     """
     with contextlib.suppress(FileNotFoundError):  # not a port of a bridge
         Path(f"/sys/class/net/{tap}/brport/group_fwd_mask").write_bytes(b"0xfffd")
@@ -139,9 +139,9 @@ def guard_table(network: str) -> str:
 def guard(network: str, bridge: str, ports: Sequence[str], *, dhcp: bool) -> str:
     """Return the nft script that drops packets from guests on ``bridge`` to the node itself.
 
-    Allowed are replies, ICMP (ping, path MTU, IPv6 neighbors), ``ports`` (``tcp/2049``), forwarded
-    packets, and with ``dhcp`` libvirt's dnsmasq. Ports that DNAT forwards to another host count as
-    the node's own.
+    The script allows replies, ICMP (ping, path MTU, IPv6 neighbors), ``ports`` (``tcp/2049``) and
+    forwarded packets. With ``dhcp``, it also allows libvirt's dnsmasq. Ports that DNAT forwards to
+    another host count as the node's own.
     """
     if not _BRIDGE.fullmatch(bridge):
         raise ValueError(f"bridge {bridge!r} is not a name that nftables can match")

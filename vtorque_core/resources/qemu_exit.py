@@ -28,7 +28,7 @@ _PROTOCOL = "system.sockprotoname"
 def end(name: str, uuid: str) -> None:
     """Send SIGTERM to a guest's QEMU, and wait until the process is gone. Best effort.
 
-    Does nothing unless this process may copy QEMU's sockets, and the monitor's is among them.
+    Does nothing if this process may not copy QEMU's sockets, or finds no monitor's among them.
 
     Privileges: root.
     """
@@ -44,7 +44,7 @@ def end(name: str, uuid: str) -> None:
             for link in sockets
             if os.getxattr(link, _PROTOCOL).startswith(b"UNIX")
         ]
-        # The second look: the pid could have been reused before pidfd_open().
+        # Checked again, because the pid could have been reused before pidfd_open().
         has_monitor = any(str(copy.getsockname()).endswith(_MONITOR) for copy in copies)
         if has_monitor and process_of(name, uuid) is not None:
             signal.pidfd_send_signal(qemu, signal.SIGTERM)

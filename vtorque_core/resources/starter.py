@@ -1,7 +1,8 @@
 """Resource: the process that boots guests when the job shell orders it.
 
-The prologue forks it and returns. It listens on a socket to which only the job's owner may connect,
-once. It boots the guests, answers with their consoles, and ends.
+The prologue forks the process and returns. Only the job's owner may connect to the process's
+socket, and only once. The process then boots the guests, sends the descriptors of their consoles,
+and ends.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Kill a user's stopped daemon, so that it cannot block libvirtd.
 
-QEMU does a handshake with each daemon before its guest runs, and when the guest is paused.
-Meanwhile it occupies one of libvirtd's few workers, and the user could stop the daemon with
+QEMU does a handshake with each daemon before its guest runs, and when the guest is paused. Each
+handshake occupies one of libvirtd's few workers, for ever if the user stops the daemon with
 kill(2).
 """
 

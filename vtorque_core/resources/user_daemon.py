@@ -1,8 +1,8 @@
-"""Run a daemon as the job's owner that serves the owner's data to QEMU over a Unix socket.
+"""Run daemons that serve data of a job's owner to QEMU over a Unix socket, as that owner.
 
-It runs in a user namespace that root owns, so the user can neither trace nor change it. It is
-process 1 of a pid namespace, so killing it ends all its processes. A lock on its lock file
-identifies it.
+A daemon runs in a user namespace that root owns, so the user can neither trace nor change it. The
+daemon is process 1 of a pid namespace, so killing it ends all its processes. The lock on its lock
+file identifies it.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ class ServedData:
 
     Attributes:
         socket, lock, log: in directories that only root can write.
-        uid, gid, groups: of the job's owner.
+        uid, gid, groups: ids of the job's owner.
         socket_owner: uid of QEMU.
-        subordinate_id: guest root in the daemon's user namespace, if any.
+        subordinate_id: id of guest root in the daemon's user namespace, if any.
         owner_check: the source must belong to ``uid``.
     """
 
@@ -71,7 +71,7 @@ class ServedData:
     def at_stem(
         cls, stem: Path, source: str, user: JobUser, socket_owner: int, **more: Any
     ) -> Self:
-        """Return a service with socket ``<stem>.sock``, lock and log named alike."""
+        """Return an instance with ``<stem>.sock``, ``<stem>.lock`` and ``<stem>.log``."""
         return cls(
             source=source, socket=f"{stem}.sock", lock=f"{stem}.lock", log=f"{stem}.log",
             uid=user.uid, gid=user.gid, groups=tuple(gid for _, gid in user.groups),
@@ -121,9 +121,10 @@ class UserDaemon(CoreResource):
 
 
 def id_map(subordinate_id: int | None, ids: Iterable[int], root: int | None = None) -> str:
-    """Return the contents of uid_map or gid_map: 0 is ``root`` or, by default, ``subordinate_id``.
+    """Return the contents of uid_map or gid_map for ``ids`` and ``subordinate_id``.
 
-    Other ids map to themselves. Adjacent ids share a line, because only 340 lines are allowed.
+    Id 0 of the namespace is ``root``, or ``subordinate_id`` if ``root`` is None. Other ids map to
+    themselves. Adjacent ids share a line, because only 340 lines are allowed.
     """
     wanted = set(ids)
     subordinate = set() if subordinate_id is None else {subordinate_id}
@@ -149,10 +150,10 @@ def id_map(subordinate_id: int | None, ids: Iterable[int], root: int | None = No
 def start(service: ServedData, ready: Callable[[bytes], bool], timeout: float) -> None:
     """Start the daemon, detached, and wait until ``ready`` accepts its log. As root.
 
-    The daemon inherits cgroup, CPU affinity and limits. A failure leaves the lock file, which
-    ``stop`` removes, and ``service.log``. Raises Refused if the user caused it.
+    The daemon inherits cgroup, CPU affinity and limits. After a failure, the lock file remains,
+    which ``stop`` removes, and ``service.log``. Raises Refused if the user caused the failure.
     """
-    # In there, 0 is another group. Without root its groups stay, but cannot be mapped.
+    # In the namespace, 0 is another group. Without root, groups are kept but cannot be mapped.
     groups = tuple(sorted(set(service.groups) - {0})) if os.geteuid() == 0 else ()
     root = (service.uid, service.gid) if service.user_is_root else (None, None)
     uid_map = id_map(service.subordinate_id, [service.uid], root[0])
@@ -217,8 +218,8 @@ def stop(lock_path: str, deadline: float) -> None:
 def _take_lock(service: ServedData) -> int:
     """Return a read-only descriptor of the lock file, with a flock that the daemon inherits.
 
-    The flock shows without a gap that the daemon is alive, its own POSIX lock shows its pid. The
-    record in the file is for ``stop``.
+    The flock shows that the daemon is alive, from before its first step. The daemon's own POSIX
+    lock shows its pid. ``stop`` reads the record in the file.
     """
     flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
     with safefs.name_errors(f"a daemon's lock {service.lock}"):

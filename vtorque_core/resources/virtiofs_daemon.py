@@ -3,8 +3,9 @@
 virtiofsd runs as the job's owner in a user namespace that maps only the owner's ids and a
 subordinate id for guest root.
 
-In QEMU's C daemon (up to QEMU 7.2) guest root is 0 in the namespace. The Rust daemon (from 1.13)
-can confine itself only as 0, so it has the owner's ids as 0 and translates.
+With QEMU's C daemon (up to QEMU 7.2), guest root has id 0 in the namespace. The Rust daemon (1.13
+and later) can confine itself only as id 0. Therefore the owner has id 0 in its namespace, and the
+daemon translates ids.
 
 libvirt gets the socket: ``<filesystem><driver type='virtiofs'/><source socket=PATH/>...`` with
 shared memfd memory (https://libvirt.org/kbase/virtiofs.html, "Externally-launched").
@@ -27,7 +28,7 @@ _FILE_MAX = Path("/proc/sys/fs/file-max")
 _LEAST_FILES, _MOST_FILES = 100_000, 1_000_000
 _READY = b"Waiting for vhost-user socket connection"
 # If a file that was open in a saved guest was replaced or removed, the restored guest gets EIO. By
-# default, it would read the new file, or could not be restored.
+# default, the guest would read the new file, or could not be restored.
 _OTHERS_ARE_ERRORS = ("--migration-verify-handles", "--migration-on-error=guest-error")
 # A migration fails instead, and the guest keeps the file on the source node.
 _OTHERS_STOP_IT = ("--migration-verify-handles", "--migration-on-error=abort")
@@ -123,7 +124,7 @@ def can_save(program: str = VIRTIOFSD) -> bool:
     return _OTHERS_ARE_ERRORS[0] in _help(program)
 
 
-@functools.cache  # one answer for all of a start
+@functools.cache  # a start needs it several times
 def _help(program: str) -> str:
     with contextlib.suppress(HostFault):  # its start reports the problem
         return run_tool(program, "--help", timeout=10)
