@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from vtorque_core.api.values import Option
     from vtorque_core.site.plugins import Plugins
 
-MAX_BYTES = 1 << 20  # a larger file is not a config: an image, given by mistake
+MAX_BYTES = 1 << 20  # a larger file is probably an image, given by mistake
 
 S = TypeVar("S")
 

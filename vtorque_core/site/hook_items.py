@@ -27,7 +27,7 @@ _DECLARED: dict[str, tuple[type[Any], ...]] = {
     "vtorque_beside_script": (list, tuple),  # a str is a Sequence, but no command
     "vtorque_after_script": (list, tuple),
 }
-_ACTING = {  # imported when asked for: the teardown asks for vtorque_resources only
+_ACTING = {  # imported when needed: the teardown needs vtorque_resources only
     "vtorque_reserved_items": "vtorque_core.api.claims:PoolClaim",
     "vtorque_boot_sources": "vtorque_core.api.boot_source:BootSource",
     "vtorque_remote_command": "click:Command",
@@ -40,7 +40,7 @@ _ACTING = {  # imported when asked for: the teardown asks for vtorque_resources 
     "vtorque_resources": "vtorque_core.api.acquired:Resource",
     "vtorque_setup_steps": "vtorque_core.api.setup_steps:SetupStep",
 }
-_CLASSES = frozenset({"vtorque_settings", "vtorque_resources"})  # answered with a class
+_CLASSES = frozenset({"vtorque_settings", "vtorque_resources"})  # their items are classes
 
 
 def item_types(hook: str) -> tuple[type[Any], ...]:

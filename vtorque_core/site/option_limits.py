@@ -16,7 +16,7 @@ from vtorque_core.site.values import unknown
 
 @dataclass(frozen=True)
 class Rule:
-    """Item of allow or deny: a value, or a glob for its text."""
+    """An item of ``allow`` or ``deny``: a value, or a glob that a value's text must match."""
 
     text: str
     value: Any = None

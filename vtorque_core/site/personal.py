@@ -103,8 +103,8 @@ def _home(variable: str) -> Path:
 def _runtime(link: Path) -> Path:
     """Return a private runtime directory: the session's, otherwise one in /tmp.
 
-    ``link`` points to the one in /tmp. Its name is random, because another user could create a
-    predictable one first.
+    ``link`` points to the directory in /tmp. That directory has a random name, because another user
+    could create a predictable name first.
     """
     for given in (os.environ.get("XDG_RUNTIME_DIR", ""), f"/run/user/{os.geteuid()}"):
         if given.startswith("/") and _is_own(Path(given)):

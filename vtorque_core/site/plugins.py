@@ -38,7 +38,7 @@ NODE_GROUP = "vtorque1.node"
 BUILTIN = "core"
 PREFIX = "vtorque_"  # of every hook: vtorque_core/api/hooks.py
 _TRACE = "VTORQUE_TRACE"
-_costs: dict[str, float] = {}  # of the first import in this process
+_costs: dict[str, float] = {}  # CPU seconds of a plugin's first import in this process
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -313,9 +313,9 @@ class Plugins:
     def collect(
         self, hook: Callable[..., Any] | str, *args: Any, **kwargs: Any
     ) -> list[Contribution[Any]]:
-        """Return all contributions of a hook that must not fail; arguments as for :meth:`each`.
+        """Call a hook of each plugin, as :meth:`each` does, and return all contributions.
 
-        Raises a plugin's VtorqueError, otherwise PluginError.
+        Raises a plugin's VtorqueError as it is; for any other exception, raises PluginError.
         """
         hook = hook if isinstance(hook, str) else hook.__name__
         found = []
