@@ -46,7 +46,7 @@ MAX_NOTE = 60_000  # characters of a note
 
 @dataclass(frozen=True)
 class Settings:
-    """``[plugin.acme]``."""
+    """Settings of acme: ``[plugin.acme]``."""
 
     acmesub: str = setting("/usr/bin/acmesub", doc="the submit command")
     acmestat: str = setting("/usr/bin/acmestat", doc="lists the jobs there are")

@@ -78,7 +78,7 @@ class Noted:
 
     Args:
         kind: kind of the record.
-        names: kind, name and state before the record of each object, see
+        names: kind and name of each object, and its state before the record was written; see
             :mod:`vtorque_testing.watched`.
         blind: fields of the record, if it names no observable object; otherwise empty.
     """
@@ -194,8 +194,8 @@ def in_child(
         act: the fault, called in the process. Unless it is ``die``, the process then continues.
         meanwhile: an alternative fault, called in the parent with the child's pid while the child
             is stopped.
-        note: called in the process with the name of each step. ``noted`` has its results other than
-            None.
+        note: called in the process with the name of each step. ``noted`` of the result has what it
+            returns, except None.
     """
     reader, writer = os.pipe()
     pid = os.fork()

@@ -53,7 +53,7 @@ SCHEMA = "/usr/share/libvirt/schemas/domain.rng"
 
 @dataclass(frozen=True)
 class Machine:
-    """A recorded machine, by the names of its capabilities and PCI functions in ``machines``."""
+    """A recorded machine, as names of files in ``machines``: capabilities and PCI functions."""
 
     capabilities: str
     sysfs: str = ""
@@ -151,8 +151,7 @@ class PlannedNode:
     def needs(self, *vm: str, asked: Mapping[str, int] | None = None) -> Needs:
         """Return the resources that ``vsub`` requests per node. Raises Refused.
 
-        ``asked`` are resources that the user requests explicitly. They are checked against the
-        needs.
+        ``asked`` are resources that the user requests explicitly, which must meet the needs.
         """
         found = needs(self.request(*vm), self.site, self.plugins)
         if asked is not None:
@@ -178,7 +177,7 @@ class PlannedNode:
         ]  # fmt: skip
 
     def answers(self, guest: GuestPlan) -> list[Claim | Refusal | Notice]:
-        """Return the answers of the plugins' plan hooks for a guest."""
+        """Return the items that the plugins' hook ``vtorque_plan`` yields for a guest."""
         return self._items("vtorque_plan", guest=guest, site=self.site)
 
     def placed(

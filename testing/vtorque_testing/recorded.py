@@ -136,7 +136,7 @@ class Doubles:
         (self.domains / f"{root.findtext('name')}.xml").write_text(xml, encoding="utf-8")
 
     def adopt_domain(self, _uri: str, uuid: str, *_: object) -> None:
-        """Find the domain of a warm guest. Raises HostFault if it does not exist."""
+        """Check that the domain of a warm guest exists. Raises HostFault otherwise."""
         self._ask_libvirtd()
         if not any(uuid in file.read_text("utf-8") for file in self.domains.glob("*.xml")):
             raise HostFault("the domain of the spare guest is gone")
@@ -193,7 +193,7 @@ class NoBatch(NodeAdapter):
     """Double of a batch system's node adapter."""
 
     def job(self, argv: Sequence[str], environ: Mapping[str, str]) -> BatchJob:
-        """Not called, because tests create the job directly."""
+        """Raise NotImplementedError, because tests create the job directly."""
         raise NotImplementedError
 
     def finish(self, job: BatchJob, outcome: Outcome, reason: str, *, hook_waits: bool) -> int:

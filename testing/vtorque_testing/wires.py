@@ -15,7 +15,7 @@ _CHUNK = 1 << 16
 
 
 class Wires:
-    """Relay for the ports of a simulated guest. A context manager.
+    """A relay for the ports of a simulated guest, as a context manager.
 
     Attributes:
         passed: data that reached the host through the watched port.
