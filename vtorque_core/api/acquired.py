@@ -11,13 +11,15 @@ RELEASE_TIME = 25.0  # seconds for one release; below the 30 that teardown gives
 def unjournalled(default: Any = None) -> Any:
     """Declare a resource field that only ``create()`` needs, such as a secret.
 
-    It is not journaled: ``release()`` sees the default.
+    The journal does not contain the field, so ``release()`` sees its default.
     """
     return field(default=default, repr=False, metadata={"journal": False})
 
 
 class Resource:
-    """Something acquired on a node that must be released: a frozen dataclass of JSON values.
+    """Base of all resources, which jobs acquire on a node and the epilogue releases.
+
+    A subclass is a frozen dataclass whose fields are JSON values.
 
     Privileges: root, on the node; the job's owner on a personal site.
     """
@@ -26,20 +28,20 @@ class Resource:
     """Name of this type of resource (``"acme-shell"``), unique among all plugins."""
 
     scope: ClassVar[Literal["job", "node"]] = "job"
-    """``"node"``: shared by jobs; created by the first, released with the last open record."""
+    """``"node"``: jobs share the resource. The first job creates it, the last one releases it."""
 
     volatile: ClassVar[bool] = True
-    """True if a reboot removes it, so that ``release()`` is then skipped."""
+    """True if a reboot removes the resource. ``release()`` is then skipped."""
 
     needs_root: ClassVar[bool] = False
-    """True: personal sites refuse the job."""
+    """True if only root can create the resource. Personal sites refuse the job."""
 
     def create(self) -> None:
         """Acquire the resource. Raises HostFault, or Refused if the job must not have it."""
         raise NotImplementedError
 
     def release(self) -> None:
-        """Release the resource, using the journaled fields only. Must work twice.
+        """Release the resource, using only journaled fields. Must work twice.
 
         Called in another process, also after an incomplete ``create()``. After HostFault the reaper
         retries.
@@ -47,9 +49,9 @@ class Resource:
         raise NotImplementedError
 
     def is_lost(self) -> bool:
-        """Return True if the resource of scope ``node`` is gone, like a killed daemon.
+        """Return True if a resource of scope ``node`` no longer exists (a killed daemon).
 
-        Called when another job acquires it. A lost resource is released and created again.
+        Called when another job acquires the resource. If lost, it is released and created again.
         """
         return False
 
@@ -57,7 +59,10 @@ class Resource:
 class CoreResource(Resource):
     """Base of the resource kinds that the core defines.
 
-    ``blocking``: ``release()`` can hang, so a child process must run it.
+    Attributes:
+        blocking: ``release()`` can hang, so a child process must run it.
+        settle: seconds for which teardown repeats the release after an incomplete ``create()``,
+            because its effect can appear later.
     """
 
     blocking: ClassVar[bool] = False

@@ -19,10 +19,11 @@ class Outcome(enum.Enum):
     """Result of a prologue.
 
     Attributes:
-        NOT_HERE: the start failed on this node, perhaps because of the user. Retry elsewhere, but
-            do not drain the node.
-        IN_USE: other jobs still hold the resources. Requeue the job; do not hold it or blame the
-            node.
+        HOST_FAULT: the node is faulty. Requeue the job, and keep other VM jobs off the node.
+        NOT_HERE: the start failed, perhaps because of the user. Requeue the job, but do not drain
+            the node.
+        IN_USE: other jobs hold the resources. Requeue the job; do not hold it or drain the node.
+        NOT_OURS: vTorque starts no guests for this job.
     """
 
     READY = "ready"
@@ -34,7 +35,7 @@ class Outcome(enum.Enum):
 
     @property
     def may_run_elsewhere(self) -> bool:
-        """True if the job may be retried, here or on another node."""
+        """True if the job may be requeued, to start on this or another node."""
         return self in (Outcome.HOST_FAULT, Outcome.NOT_HERE, Outcome.IN_USE)
 
 
@@ -48,7 +49,7 @@ class JobState(enum.Enum):
 
 
 class Detach(enum.Enum):
-    """Moment at which the start hook returns. A detached process continues an unfinished start."""
+    """Time at which the start hook returns. A detached process completes an unfinished start."""
 
     #: The hook returns when the guests are ready.
     NEVER = "never"
@@ -64,10 +65,13 @@ class SubmitArgs:
     """The user's command line, split into the parts that ``vsub`` handles.
 
     Attributes:
+        vm: values of ``-vm`` on the command line.
         rest: arguments for the batch system.
-        script: path; None: standard input (``content``), or an interactive job.
+        script: path; None: the script comes from standard input, or the job is interactive.
+        content: the script's text.
+        shell: the shell of ``-S``.
         vcpus_given, mib_given: requested CPUs and MiB per node.
-        directives: the script's ``#VSUB -vm`` lines.
+        directives: values of ``-vm`` in the script's directives.
         facts: requested ``queue``, ``partition``, ``account`` and ``qos``.
         resources_given: other requested resources, named as in :class:`Needs`.
         nodes_given: requested minimum number of nodes.
@@ -95,7 +99,8 @@ class Needs:
         cpus, mib: for guests, QEMU, plugins and host reserve. ``mib`` None: the batch system's
             default.
         seconds: added to the walltime for the start of the guests.
-        resources, licenses: see :class:`vtorque_core.api.values.Extra`. Refuse unknown names.
+        resources, licenses: see :class:`vtorque_core.api.values.Extra`. The submitter refuses
+            unknown names.
     """
 
     cpus: int
@@ -121,8 +126,9 @@ class JobInfo:
     """One job in ``vmgr ps``.
 
     Attributes:
-        node: the job's nodes in the batch system's notation.
-        nodes: the same nodes, first node first.
+        node: the job's nodes, as the batch system prints them.
+        nodes: the nodes' names, in rank order; empty if the job does not run.
+        seconds: run time.
         known_as: see :class:`BatchJob`.
     """
 
@@ -164,21 +170,21 @@ class Usage:
 
 
 class Submitter(Protocol):
-    """Submits, lists and cancels jobs, as the user."""
+    """A batch system's commands to submit, list and cancel jobs. Runs as the user."""
 
     naming: str
     """The command-line option whose value is the job's name."""
 
     def split(self, argv: Sequence[str]) -> SubmitArgs:
-        """Split the command line like the site's own submit command.
+        """Split the command line as the site's own submit command does.
 
-        Raises UsageError that names an unknown option.
+        Raises UsageError for an unknown option, which the message names.
         """
 
     def submit(self, args: SubmitArgs, blob: bytes | None, needs: Needs | None) -> int:
         """Submit a job, print the batch system's output unchanged, and return the exit status.
 
-        ``blob`` and ``needs`` are None for a bare-metal job.
+        ``blob`` is the encoded job request. For a bare-metal job, ``blob`` and ``needs`` are None.
         """
 
     def jobs(self) -> Iterable[JobInfo]:
@@ -194,7 +200,8 @@ class BareNode:
 
     Attributes:
         slots: number of the job's processes on the node.
-        part: index in the request, from 1. Part 0 has the guests.
+        part: number of the component of the request that has the node (Slurm: heterogeneous job
+            component). Component 0 has the guests.
         address: IPv4 address as known on the guests' node; empty if unknown.
     """
 
@@ -211,15 +218,15 @@ class BatchJob:
     Attributes:
         owner: login name, authenticated by the batch system.
         node, nodes: this node, and all nodes with guests in rank order.
-        blob: the request; None: not a VM job.
+        blob: the encoded request; None: vTorque starts no guests for this job.
         attempt: number of restarts of this id.
         cpus: ids of the job's CPUs on this node, if assigned.
         cpu_count, cpu_counts: number of the job's CPUs on this node, and on each of ``nodes``, if
             known.
         mem_mib: the job's memory on this node, if limited.
         resource_list: the requested resources, for messages.
-        bad_request: why the request cannot be read. Refuses the job.
-        unknown: why the request or the job's share of the node is unknown: a host fault.
+        bad_request: why the request is unreadable. The job is then refused.
+        unknown: why the request or the allocation is unknown. This is a host fault.
         whole_node, whole_user: no other job, or no other user's job, shares this node.
         patience: seconds to wait for resources in use by other jobs; None: half of ``[node]
             start_timeout``.
@@ -227,8 +234,8 @@ class BatchJob:
         known_as: the job id that users write, if it differs from ``id``.
         granted: other resources on this node, named as in :class:`Needs`; None: not counted.
         bare: nodes without guests in a mixed request. Their ranks follow those of ``nodes``.
-        placed: descriptor of an eventfd(2), or None. The start adds 1 before the guests boot, when
-            the proof exists and the resources are granted: the job shell may start.
+        placed: descriptor of an eventfd(2), or None. The start adds 1 when the job shell may start:
+            the proof exists and the resources are leased, but the guests have not booted.
     """
 
     id: str
@@ -274,9 +281,9 @@ class PeerGuest:
 
 
 class NodeAdapter(Protocol):
-    """Connects vTorque to a batch system on a node, as root, in hooks and in the reaper.
+    """A batch system's interface on a node. Runs as root, in hooks and in the reaper.
 
-    By default, :meth:`setup_steps` and all later methods do nothing.
+    :meth:`setup_steps` and the methods below it are optional. By default they do nothing.
     """
 
     def job(self, argv: Sequence[str], environ: Mapping[str, str]) -> BatchJob:
@@ -287,9 +294,9 @@ class NodeAdapter(Protocol):
         """
 
     def context(self, job: BatchJob, guests: Sequence[PeerGuest]) -> Iterable[ContextItem]:
-        """Return context items, such as a node file, that list the job's guests in each guest.
+        """Return context items for each guest that list all guests of the job (a node file).
 
-        ``guests`` are those of all nodes, in rank order.
+        ``guests`` are the guests of all nodes, in rank order.
         """
 
     def finish(self, job: BatchJob, outcome: Outcome, reason: str, *, hook_waits: bool) -> int:
@@ -297,9 +304,9 @@ class NodeAdapter(Protocol):
 
         The call may block. ``reason`` is one line for the user.
 
-        If ``hook_waits`` is False, the batch system does not see the exit status. Then ask the
-        server to requeue a failed job. Return 0 only if it refuses; the job shell then reports the
-        failure.
+        If ``hook_waits`` is False, the batch system does not see the exit status. In this case, ask
+        the server to requeue a failed job. Return 0 only if the server refuses; the job shell then
+        reports the failure.
         """
 
     def job_states(self, ids: Sequence[str]) -> Mapping[str, JobState]:
@@ -312,8 +319,8 @@ class NodeAdapter(Protocol):
     def mark(self, healthy: bool, reason: str) -> None:
         """Set or clear the node property that VM jobs request, for ``vtorque doctor --mark``.
 
-        Idempotent. Bare-metal jobs must still run. ``reason`` is one printable line; empty if
-        healthy. Raises HostFault, with instructions, if the server refuses.
+        Idempotent. Bare-metal jobs must still run on an unhealthy node. ``reason`` is one printable
+        line; empty if healthy. Raises HostFault, with instructions, if the server refuses.
         """
         return
 
@@ -352,24 +359,33 @@ class DrainingAdapter(Protocol):
 
 @runtime_checkable
 class MigrationAdapter(Protocol):
-    """A node adapter that lets a job's guest run on a node outside the job. As root.
+    """A node adapter that lets a job's guest migrate to a node outside the job. As root.
 
-    A separate job of root reserves the resources on that node until the guest has left. All methods
-    are idempotent, and raise HostFault if the batch system does not answer.
+    A separate job, which root submits, reserves the resources on that node until the guest leaves
+    it. All methods are idempotent, and raise HostFault if the batch system does not answer.
     """
 
     def reserve_node(self, job_id: str, nodes: Sequence[str], left: str, node: str) -> BatchJob:
-        """Reserve the same resources on this ``node`` as the job has on the node ``left``.
+        """Reserve the resources on this node that the job has on another node.
 
-        ``nodes`` are the job's nodes after the migration, in rank order. Returns the job on this
-        node. Raises Refused.
+        Args:
+            job_id: the job whose guest migrates.
+            nodes: the job's nodes after the migration, in rank order.
+            left: the source node.
+            node: this node.
+
+        Returns:
+            The job, as the batch system would describe it on this node.
+
+        Raises:
+            Refused: the batch system refuses the reservation.
         """
 
     def release_node(self, job_id: str, node: str) -> None:
         """Release the reservation for the job on ``node``."""
 
     def is_reserved(self, job_id: str, node: str) -> bool:
-        """Return True if the reservation still exists. Anyone may have ended it."""
+        """Return True if the reservation still exists. Others can cancel it."""
 
     def remove_node(self, job_id: str, node: str) -> None:
         """Remove the node from the job after its guest has left."""
@@ -383,9 +399,9 @@ class ShellStart:
     """How the batch system started the job shell.
 
     Attributes:
-        script: path on this node; None: a command, or an interactive job. It reads the job
+        script: path on this node; None: ``command``, or an interactive shell. Both read the job
             shell's standard input, which may be a terminal.
-        command: a script with that command; empty: a shell.
+        command: text to run as the script; empty: an interactive shell.
     """
 
     job_id: str
@@ -396,32 +412,32 @@ class ShellStart:
 
 
 class JobShell(Protocol):
-    """Gives the job shell the properties of its job. Runs as the user."""
+    """A batch system's part of the job shell. Runs as the job's owner."""
 
     host_only: frozenset[str]
     """Variables of the batch system that are useless in a guest."""
     login: bool
     """True if scripts run in a login shell."""
     dies_of_term: bool = False
-    """True if the job shell, after a SIGTERM, ends by SIGTERM and not with the script's status."""
+    """True if a job shell that got SIGTERM ends by this signal, not with the script's status."""
 
     def guest_env(self, environ: Mapping[str, str], guests: Mapping[str, str]) -> Mapping[str, str]:
-        """Return environment variables that must differ inside the guests.
+        """Return environment variables of the script that must have other values in guests.
 
-        ``environ`` has the script's variables, ``guests`` those from context items.
+        ``environ`` has the script's variables, ``guests`` the variables from context items.
         """
         return {}
 
     def read_start(
         self, argv: Sequence[str], environ: Mapping[str, str], stdin: int | None
     ) -> ShellStart:
-        """Return how the batch system started this job.
+        """Return how the batch system started this job shell.
 
-        Raises UsageError if it did not start this process.
+        Raises UsageError if this process was not started by the batch system.
         """
 
     def content(self, script: bytes) -> bytes:
-        """Return the user's script from the batch system's copy."""
+        """Return the user's script, given the batch system's copy, which may have more lines."""
 
     def node_command(
         self, command: Sequence[str], environ: Mapping[str, str], nodes: Sequence[str] = ()

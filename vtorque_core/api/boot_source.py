@@ -1,4 +1,4 @@
-"""Boot sources: how a guest starts. For acting modules."""
+"""Boot sources, from which guests start. For acting modules."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from vtorque_core.api.guest_plan import Identity as Identity
 
 @dataclass(frozen=True)
 class Offer:
-    """A boot source for the rendered guest with this ``index``."""
+    """A boot source that a plugin offers for the guest with this ``index``."""
 
     index: int
     source: BootSource
@@ -25,7 +25,7 @@ class Offer:
 class RenderedGuest:
     """A placed guest before its start.
 
-    ``bare_xml`` returns the XML of its domain without pluggable devices, owner and names. A warm
+    ``bare_xml`` returns the XML of its domain without hot-plugged devices, owner and names. A warm
     guest whose XML is equal can become this guest.
     """
 

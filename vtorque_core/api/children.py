@@ -23,7 +23,10 @@ _MAX_ERROR = 4000  # bytes; a pipe takes 65536 without a reader (pipe(7))
 
 
 class Child:
-    """A running child. ``error`` is None until it has ended, empty if it succeeded."""
+    """A child process with a time limit in seconds.
+
+    ``error`` is None while the child runs, empty if it succeeded, otherwise its error message.
+    """
 
     def __init__(self, work: Callable[[], None], seconds: float) -> None:
         self.seconds = max(0.0, seconds)
@@ -84,7 +87,7 @@ class Child:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.pid, signal.SIGKILL)
         with contextlib.suppress(ProcessLookupError):
-            os.kill(self.pid, signal.SIGKILL)  # it may not have made its group yet
+            os.kill(self.pid, signal.SIGKILL)  # the child may not have its own group yet
         if wait_readable([self], _KILL_WAIT):
             self._collect()
             self.error = self.error and f"timed out after {self.seconds:g} s"
@@ -109,7 +112,7 @@ def wait_any(children: Sequence[Child]) -> None:
 
 
 def wait_readable(descriptors: Sequence[Child | int], seconds: float) -> bool:
-    """Wait until a descriptor is readable, and return False on timeout."""
+    """Wait until one of the descriptors is readable. Return False on timeout."""
     poller = select.poll()
     for descriptor in descriptors:
         poller.register(descriptor, select.POLLIN)

@@ -1,7 +1,7 @@
-"""Claims of a plugin on a node's resources (``vtorque_plan``), and the ledger's answer.
+"""Claims of a plugin on a node's resources (``vtorque_plan``), and the resulting placement.
 
 All resources come from the job's allocation. A claim that can never fit is refused. A resource in
-use by another job is a host fault. ``key`` is the ``-vm`` key that a refusal names.
+use by another job is a host fault. In all claims, ``key`` is the ``-vm`` key that a refusal names.
 """
 
 from __future__ import annotations
@@ -17,13 +17,12 @@ Use = Literal["vcpu", "emulator", "io"]
 
 @dataclass(frozen=True)
 class CoreClaim:
-    """Claim ``count`` logical CPUs for one use.
+    """A claim on ``count`` logical CPUs for one use: vCPUs, or QEMU's emulator or I/O threads.
 
-    ``"emulator"`` and ``"io"`` are QEMU's helper threads. The cores of an ``io`` claim run
-    iothreads, and the emulator unless it has its own claim.
+    Without a claim for the use ``"emulator"``, the emulator threads run on the CPUs of ``"io"``.
 
     Attributes:
-        exclusive: one CPU per vCPU, on which no other guest's threads run.
+        exclusive: no threads of other guests run on these CPUs, and each vCPU has its own CPU.
         at_most: maximum for a later :func:`vtorque_core.live.cores.resize`.
         cpus: exactly these CPUs, the n-th for the n-th vCPU. Implies ``exclusive``.
         whole_cores: no other guest uses the SMT siblings. Implies ``exclusive``.
@@ -40,7 +39,7 @@ class CoreClaim:
 
 @dataclass(frozen=True)
 class MemoryClaim:
-    """Claim ``mib`` MiB of the job's memory on this node. Several claims add up."""
+    """A claim on ``mib`` MiB of the job's memory on this node. Several claims add up."""
 
     mib: int
     use: str = "extra"
@@ -49,13 +48,13 @@ class MemoryClaim:
 
 @dataclass(frozen=True)
 class RamClaim:
-    """Set conditions for the placement of the guest's RAM. None means no condition.
+    """Conditions for the placement of the guest's RAM. None means no condition.
 
     Attributes:
         page_kib: use reserved huge pages of this size.
         numa: ``"preferred"``: use the NUMA node of the guest's CPUs if the RAM fits there.
             ``"strict"``: refuse a guest that does not fit one node. None: ``[node] numa``.
-        near: preferred NUMA nodes. If none is possible, a Notice names the ``advisor``.
+        near: preferred NUMA nodes. If the ledger chooses others, a Notice names the ``advisor``.
     """
 
     page_kib: int | None = None
@@ -67,9 +66,9 @@ class RamClaim:
 
 @dataclass(frozen=True)
 class CacheClaim:
-    """Claim ``kib`` KiB of each cache of ``level`` that the guest's vCPU cores use.
+    """A claim on ``kib`` KiB of each cache of this ``level`` that the guest's vCPUs use.
 
-    Requires exclusive vCPUs, and a cache that resctrl can partition.
+    Requires exclusive CPUs for the vCPUs, and a cache that resctrl can partition.
     """
 
     kib: int
@@ -79,15 +78,15 @@ class CacheClaim:
 
 @dataclass(frozen=True)
 class PoolClaim:
-    """Claim ``count`` free items of a named pool of this node.
+    """A claim on ``count`` free items of a named pool of this node.
 
     Pools with the same name before ``/`` share items: a lease in ``pci/vrdma`` blocks the item in
     all ``pci`` pools. Items of ``pci/<plugin>`` are PCI addresses (``0000:3b:00.0``).
 
     Attributes:
         items: all items of the node, preferred ones first.
-        near: NUMA node of each item (``/sys/bus/pci/devices/*/numa_node``), preferred for the
-            guest.
+        near: NUMA node of each item (``/sys/bus/pci/devices/*/numa_node``). The ledger prefers
+            to place the guest on the node of its items.
     """
 
     pool: str
@@ -99,12 +98,12 @@ class PoolClaim:
 
 @dataclass(frozen=True)
 class AmountClaim:
-    """Claim ``amount`` of a countable quantity, of which this node has ``total``.
+    """A claim on ``amount`` of a countable quantity, of which this node has ``total``.
 
     Attributes:
         pool: a name that no PoolClaim uses.
         unit: for messages. ``"MiB"`` is printed as 1G or 512M.
-        where: setting of the total: ``"[plugin.scratch] size"``.
+        where: the setting that defines the total: ``"[plugin.scratch] size"``.
     """
 
     pool: str
@@ -131,13 +130,14 @@ class Notice:
 
 @dataclass(frozen=True)
 class Placement:
-    """The ledger's answer for one guest.
+    """The resources that the ledger assigns to one guest.
 
     Attributes:
         cores: host CPU ids per use (``"vcpu"``, ``"emulator"``, ``"io"``); empty: all CPUs of the
             allocation.
         own: uses with exclusive cores; ``cores["vcpu"][n]`` is then the CPU of vCPU n.
-        share: the job's host CPU ids; empty: the whole node.
+        share: host CPU ids of the job's allocation; empty: the whole node.
+        leased, amounts: the leased items and amounts by pool.
         nodes: NUMA nodes of the guest's CPUs; empty: any.
         memory, paged: MiB of ordinary memory and of huge pages per NUMA node.
         numa: how RAM is bound to ``nodes``; None: not bound.
@@ -146,7 +146,7 @@ class Placement:
         caches: (level, bank, KiB) of each allocated part of a cache.
         idle: SMT siblings that stay idle (``whole_cores``).
         most: maximum number of cores per use, if larger than now.
-        growing: the job's CPUs that the guest may grow to.
+        growing: CPUs of the job that the guest may get later.
         cells: (node, vCPUs, MiB) of each NUMA cell of a guest on several nodes.
     """
 

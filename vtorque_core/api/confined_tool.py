@@ -1,6 +1,6 @@
 """Run tools on untrusted disk images: as nobody, with resource limits, on open descriptors.
 
-The caller must validate the written file.
+If a tool writes a file, the caller must validate it.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ Told = Callable[[int, int], None]
 """A function that gets the progress: (done, total)."""
 
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-_STACK = 1 << 20  # bytes of each thread's stack: of 64 threads, as qemu-img may have, they count
-_MEMORY = 1 << 30  # bytes; a hostile image made qemu-img take any amount (CVE-2015-5162)
+_STACK = 1 << 20  # bytes per thread: qemu-img has up to 64, whose stacks count against _MEMORY
+_MEMORY = 1 << 30  # bytes; a hostile image made qemu-img allocate any amount (CVE-2015-5162)
 _ENV = {"PATH": _PATH, "LC_ALL": "C", "HOME": "/nonexistent", "DEBUGFS_PAGER": "cat"} | {
-    "MALLOC_ARENA_MAX": "2"  # of glibc: else 64 MiB of address space for many a thread
+    "MALLOC_ARENA_MAX": "2"  # by default, glibc reserves 64 MiB of address space for many threads
 }
 _CPU = 3600  # seconds
 _STALL = 300.0  # seconds without output after which a tool that reports progress counts as hanging
@@ -48,11 +48,17 @@ def run(
 ) -> str:
     """Run a tool on open files and return its standard output.
 
-    The tool inherits the descriptors ``files``; name them with :func:`path_of`. A written file has
-    at most ``most`` bytes. ``told`` gets the percentage that ``qemu-img -p`` prints; ``seconds``
-    then limits the time without progress. ``good`` are exit statuses that mean success.
+    Args:
+        argv: program and arguments. Pass descriptors as the result of :func:`path_of`.
+        files: descriptors that the tool inherits.
+        most: maximum size in bytes of a file that the tool writes.
+        told: called with the percentage that ``qemu-img -p`` prints.
+        seconds: limit of the run time; with ``told``, of the time without progress.
+        good: exit statuses that mean success.
 
-    Raises Refused if the tool fails, HostFault if it is not installed.
+    Raises:
+        Refused: the tool fails.
+        HostFault: the tool is not installed, or the disk is full.
     """
     program = shutil.which(argv[0], path=_PATH)
     if program is None:

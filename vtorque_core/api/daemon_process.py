@@ -71,7 +71,7 @@ class DaemonProcess(CoreResource):
                 contextlib.suppress(ProcessLookupError),
                 safefs.closing(os.pidfd_open(pid)) as handle,
             ):
-                if self._holder(descriptor) == pid:  # else the pid may be another's by now
+                if self._holder(descriptor) == pid:  # otherwise the pid may have been reused
                     self._end(handle, pid, end)
 
     def _end(self, handle: int, pid: int, end: float) -> None:

@@ -60,7 +60,7 @@ def rewrite_directives(
 ) -> bytes:
     """Return the script with each directive line replaced by the result of ``rewrite``.
 
-    Its arguments are the line number, the line, and the directive without prefix.
+    The arguments of ``rewrite`` are line number, line, and directive without prefix.
     """
     done, kept = 0, bytearray()
     for number, line in _header(content):

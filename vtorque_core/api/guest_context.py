@@ -16,7 +16,7 @@ class ContextItem:
 class EnvVar(ContextItem):
     """An environment variable of the job and of login shells.
 
-    If the job's owner has set one of ``unless``, the script does not get it.
+    The script does not get the variable if the job's owner has set one of the variables ``unless``.
     """
 
     name: str
@@ -49,8 +49,8 @@ class RootCommand(ContextItem):
 class CancelCommand(ContextItem):
     """A command that runs as the job's owner when the job is canceled, before the script's SIGTERM.
 
-    It runs in the script's guest, with its environment, directory and output. All such commands
-    share half of ``[node] grace``.
+    It runs in the script's guest, with the script's environment, directory and output. All such
+    commands together get half of ``[node] grace``.
     """
 
     argv: tuple[str, ...]
@@ -121,7 +121,7 @@ class PciMemory(ContextItem):
 class LinePort(ContextItem):
     """A new file in the guest whose appended lines are copied to the ``Channel`` element ``port``.
 
-    The job's owner owns the file, in a directory of root. At most one per guest. Writers never
+    The job's owner owns the file, and root its directory. At most one per guest. Writers never
     block.
     """
 

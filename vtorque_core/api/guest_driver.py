@@ -41,10 +41,11 @@ class ReadyGuest:
 
 @dataclass(frozen=True)
 class Script:
-    """The job script, with the settings that the batch system would start it with. Untrusted.
+    """The job script, and the settings with which the batch system would start it. Untrusted.
 
     Attributes:
-        interpreter: the ``-S`` shell; None: by the ``#!`` line, otherwise the login shell.
+        interpreter: the shell of ``-S``; None: the program of the ``#!`` line. Without this line,
+            it is the login shell.
         login: the batch system feeds the script to a login shell.
         limits: (soft, hard) by RLIMIT name (``"NOFILE"``); -1 is unlimited.
         merge: stdout and stderr are one stream (``-j oe``).
@@ -104,8 +105,8 @@ class GuestDriver(Protocol):
 
         ``deadline`` is in ``time.monotonic()`` seconds. Call ``step`` with the name of each stage.
 
-        Raises HostFault if a stage fails or is late, Refused if the user's part of the context
-        failed.
+        Raises HostFault if a stage fails or exceeds the deadline, Refused if the user's part of the
+        context fails.
         """
 
     def run(self, guest: ReadyGuest, script: Script, streams: Streams) -> int:
@@ -120,14 +121,14 @@ class GuestDriver(Protocol):
 class LateDriver(GuestDriver, Protocol):
     """A driver whose guests can boot only once the script is known.
 
-    Until the script is known, a root process waits on :data:`ORDER_SOCKET` for one order to boot.
-    ``run`` sends the order with :func:`boot_guests`.
+    A root process waits on :data:`ORDER_SOCKET` until ``run`` orders it to boot the guests
+    (:func:`boot_guests`).
     """
 
     def late_items(
         self, guest: GuestPlan, items: Sequence[ContextItem], order: bytes, site: Site
     ) -> Iterable[Single | Resource]:
-        """Return elements and resources that the order adds. As root, without side effects.
+        """Return elements and resources that the boot order adds. As root, without side effects.
 
         ``order`` is untrusted input from the job's owner. Raises Refused if it is invalid.
         """
@@ -138,7 +139,7 @@ class WarmDriver(GuestDriver, Protocol):
     """A driver whose guests can boot before a job exists and wait for its devices."""
 
     def await_warm(self, guest: GuestPlan, deadline: float) -> None:
-        """As root, wait until the guest lacks only its last device, the job's seed.
+        """Wait until the guest has booted and lacks only its last device, the job's seed. As root.
 
         Raises HostFault at the deadline.
         """
@@ -159,17 +160,19 @@ class ClockDriver(GuestDriver, Protocol):
 class DetachableDriver(GuestDriver, Protocol):
     """A driver whose job shells can detach from a running script and attach to it again.
 
-    If the connection to the guest breaks and :data:`LEAVE` exists, ``run`` writes one line to this
-    FIFO until it is removed, and then ends. The line is untrusted, and starts after a newline, so
-    that a partial line is invalid. If the file :data:`LEFT` with this line exists, ``run`` attaches
-    to the running script.
+    Root requests the state of ``run``, which is one line of text, with FIFOs:
 
-    If :data:`TELL` exists before ``allow_disconnect``, ``run`` also writes the line to it, and
-    continues. An empty line means that ``run`` cannot detach.
+    - :data:`LEAVE`: if the connection to the guest breaks, ``run`` writes its state to the FIFO
+      until root removes the FIFO. ``run`` then ends.
+    - :data:`TELL`: if the FIFO exists before :meth:`allow_disconnect`, ``run`` writes its state to
+      it, and continues. An empty state means that ``run`` cannot detach.
+
+    A newline precedes the line, so that root can detect a partial line. The line is untrusted. If
+    the file :data:`LEFT` contains a state, another ``run`` attaches to the script with it.
     """
 
     def allow_disconnect(self, run_dir: Path, seconds: int, deadline: float) -> None:
-        """Make a guest and its job shell wait ``seconds`` if their connection breaks. As root.
+        """Make guest and job shell wait ``seconds`` after their connection breaks. As root.
 
         0 ends the wait. Raises HostFault after ``deadline`` (``time.monotonic()``).
         """
@@ -177,7 +180,7 @@ class DetachableDriver(GuestDriver, Protocol):
 
 @dataclass(frozen=True)
 class BootedGuest:
-    """A guest that :func:`boot_guests` booted. ``console`` is a descriptor of its console."""
+    """A guest that :func:`boot_guests` has booted. ``console`` is a descriptor of its console."""
 
     hostname: str
     rank: int
@@ -185,7 +188,7 @@ class BootedGuest:
 
 
 def boot_guests(guest: ReadyGuest, order: bytes) -> list[BootedGuest]:
-    """Boot the job's guests on this node, and return them in rank order. In the job shell.
+    """Boot the job's guests on this node, and return them in rank order. For the job shell.
 
     Raises Refused, HostFault.
     """

@@ -1,4 +1,4 @@
-"""A placed guest, as hooks see it, and its boot source."""
+"""A guest of a job on this node, as hooks see it, and its boot source."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class JobUser:
 
     Attributes:
         groups: (name, gid), primary group first.
-        subordinate_id: host id of root in this user's guests.
+        subordinate_id: uid and gid on the host that root has in this user's guests.
     """
 
     name: str
@@ -84,9 +84,9 @@ class Identity:
     """Properties that a guest keeps from the job or node that it was booted for.
 
     Attributes:
-        name, uuid: of its libvirt domain.
-        job_id, attempt: its secrets are derived from them.
-        leased: (pool, item) of its addresses, which the new job must lease too.
+        name, uuid: of the libvirt domain.
+        job_id, attempt: the job attempt from which the guest's secrets derive.
+        leased: (pool, item) of each address. The new job must lease these addresses, too.
     """
 
     name: str
@@ -98,7 +98,7 @@ class Identity:
 
 
 class Boot(Protocol):
-    """The start of one guest, for its boot source. As root, in a thread of this guest.
+    """The start of one guest, as its boot source sees it. As root, in this guest's thread.
 
     Every method raises HostFault if libvirt or the guest fails, or after the deadline.
 
@@ -124,20 +124,20 @@ class Boot(Protocol):
         """Start the domain as rendered."""
 
     def adapt_xml(self, xml: str, state_dir: Path, run_dir: Path) -> str:
-        """Return an earlier domain's XML with this guest's files, owner and CPUs.
+        """Return the XML of an earlier domain, adapted to this guest's files, owner and CPUs.
 
-        ``xml`` must come from a root-owned file. The directories are the earlier guest's. Raises
-        Refused if the job requests other virtual hardware.
+        ``xml`` must come from a root-owned file. The directories are those of the earlier guest.
+        Raises Refused if the job requests other virtual hardware.
         """
 
     def restore(self, memory: Path, state_dir: Path, run_dir: Path) -> None:
-        """Restore a saved domain, paused, from libvirt's file.
+        """Restore a domain, paused, from the file ``memory`` that libvirt saved.
 
         The directories are as in :meth:`adapt_xml`.
         """
 
     def adopt_guest(self) -> None:
-        """Give :attr:`BootSource.warm_key` this guest's devices, and resume it."""
+        """Attach this guest's devices to the warm guest, and resume it."""
 
     def resume(self) -> None:
         """Resume the restored domain."""
@@ -146,21 +146,21 @@ class Boot(Protocol):
         """Wait until the guest reports READY."""
 
     def set_clock(self) -> None:
-        """Set the clock of a guest that was suspended, if its driver can."""
+        """Set the guest's clock after a suspension, if the driver supports it."""
 
 
 class BootSource:
-    """How one guest starts. Override the methods that differ from a cold boot.
+    """A source from which one guest starts. Override the methods that differ from a cold boot.
 
     Attributes:
-        forbids: operations that are impossible with the guest later. A job whose options need one
-            does not get the source.
+        forbids: operations that libvirt cannot do with the guest later. The source is not used for
+            a job whose options need one of these operations.
         fallback: boot the guest cold if the source raises HostFault, or if the guest is not ready
             after half of the remaining time.
         brings_disk: :meth:`start` or ``vtorque_pre_boot`` creates the guest's disk
             (:func:`root_disk`).
-        remote: the guest runs on another node until :meth:`start` returns. The start then gets its
-            full time again. A failed start destroys no domain.
+        remote: the guest runs on another node until :meth:`start` returns. The time limit of the
+            start then begins again. A failed start destroys no domain.
     """
 
     name: str = "cold"
@@ -184,7 +184,7 @@ class BootSource:
         boot.create()
 
     def run(self, boot: Boot) -> None:
-        """Run the guest."""
+        """Resume the domain if :meth:`start` created it paused."""
 
     def await_ready(self, boot: Boot) -> None:
         """Wait until the guest can run the script, at most until ``boot.deadline``."""
@@ -192,7 +192,7 @@ class BootSource:
 
 
 class ColdBoot(BootSource):
-    """Boots the guest's operating system."""
+    """The default source: a boot of the guest's operating system."""
 
 
 @dataclass(frozen=True)
@@ -205,15 +205,15 @@ class GuestPlan:
         peers: (hostname, ip) of all guests in rank order, in the first network.
         state_dir, run_dir: root-owned directories, on disk and in memory.
         secret: derived for this job attempt, equal on all its nodes.
-        placement: the ledger's answer; empty in ``vtorque_plan``.
-        qemu_uid: host user of QEMU, who must be able to read files for QEMU.
+        placement: resources that the ledger has assigned; empty in ``vtorque_plan``.
+        qemu_uid: uid of the guest's QEMU on the host. It needs access to files for QEMU.
         aliases: (``<hostname>-<network>``, hostname, ip) of all guests in other networks.
-        host: hardware of this node; without ``nodes`` on a submit host.
+        host: hardware of this node; without NUMA ``nodes`` on a submit host.
         supports: names of the supported context items.
         hostnames, slots: host names and vCPUs of all guests in rank order; empty before
             ``vtorque_guest_context``.
         granted, bare: see :class:`vtorque_core.api.batch_system.BatchJob`.
-        source: a warm guest is known only after the phase ``render domain``.
+        source: the boot source. Warm guests are chosen only after the phase ``render domain``.
     """
 
     job: JobAttempt
@@ -267,11 +267,15 @@ class GuestPlan:
 def report_missing(
     guest: GuestPlan, what: str, *, option: Option[Any], required: bool, where: str, fix: str
 ) -> Refusal | Notice:
-    """Return the answer of ``vtorque_plan`` if this node lacks what ``option`` requests.
+    """Return the result of ``vtorque_plan`` for a node without the hardware of ``option``.
 
-    The job is refused if ``required``; otherwise the user is notified. ``what`` completes "node n1
-    has no ...". ``where`` is the deciding setting (``"[plugin.acme-fpga] required"``), and ``fix``
-    what the admin or user can do.
+    Args:
+        guest: the guest that requests the option.
+        what: the missing hardware, after the words "node n1 has no".
+        option: the option with which the user requests the hardware.
+        required: if True, refuse the job; if False, only notify the user.
+        where: the setting that ``required`` comes from (``"[plugin.acme-fpga] required"``).
+        fix: what the admin or user can do.
     """
     key, value = option.key, option.show(guest[option])
     if required:

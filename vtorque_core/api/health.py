@@ -8,13 +8,13 @@ from typing import Literal
 
 from vtorque_core.api.node_job import Site
 
-ALIKE = "alike on all nodes"  # name of the check whose ``key: value`` lines nodes must share
-LEAST_FREE = 1024  # MiB of a disk that vTorque writes to
+ALIKE = "alike on all nodes"  # name of the check whose ``key: value`` lines must be equal
+LEAST_FREE = 1024  # MiB that should be free on each disk to which vTorque writes
 
 
 @dataclass(frozen=True)
 class HealthResult:
-    """One line of ``vtorque doctor``. ``fix`` says what to do if it is not ok."""
+    """One line of ``vtorque doctor``. ``fix`` says what to do about a warning or failure."""
 
     status: Literal["ok", "warning", "failed"]
     message: str
@@ -22,17 +22,17 @@ class HealthResult:
 
 
 def ok(message: str) -> HealthResult:
-    """Return a passed check."""
+    """Return the result of a passed check."""
     return HealthResult("ok", message)
 
 
 def failure(message: str, fix: str) -> HealthResult:
-    """Return a failed check."""
+    """Return the result of a failed check."""
     return HealthResult("failed", message, fix)
 
 
 def warning(message: str, fix: str) -> HealthResult:
-    """Return a check that passed with a warning."""
+    """Return the result of a check that passed with a warning."""
     return HealthResult("warning", message, fix)
 
 

@@ -1,14 +1,16 @@
 """The plugin API: every hook, in the order of a job's life.
 
-A hook implementation is a function under ``hookimpl``, or ``constant_hook(...)`` if its result is
-constant. It may omit arguments. A hook that returns data has no side effects. Other hooks run as
-root, in one thread, in the sorted order of plugin names. An error is reported with the plugin's
-name, and does not stop other plugins' hooks.
+A hook implementation is a function with the decorator ``hookimpl``, or ``constant_hook(...)`` if
+its result is constant. The implementation may omit arguments. A hook that returns data must have no
+side effects. Other hooks run as root, in one thread, in the sorted order of plugin names. An error
+is reported with the plugin's name, and does not stop other plugins' hooks.
 
-``Module`` is the plugin's module that implements the hook, with its entry point. In a declaring
-module, ``site`` has only the settings of declaring modules. "Does not start" means: ``Refused``
-ends the job with exit status 121; other exceptions are faults of the node (122), and the job may
-run on another node.
+``Module`` is the plugin's module that implements the hook, with its entry point. Every ``vsub``
+imports declaring modules; only programs on nodes and ``vsub --dry-run`` import acting modules. In a
+declaring module, ``site`` has only the settings of declaring modules.
+
+"The job does not start" means: ``Refused`` ends the job with exit status 121. Other exceptions are
+faults of the node (122), and the job may run on another node.
 """
 
 from __future__ import annotations
@@ -127,7 +129,7 @@ def vtorque_image_builders() -> Iterable[ImageBuilder]:
 
 @hookspec
 def vtorque_image_sources() -> Iterable[ImageSource]:
-    """Return this plugin's source of users' own images. Only one plugin may have one.
+    """Return this plugin's source of users' own images. A site has at most one source.
 
     Module: declaring (``vtorque1``).
     Called: if ``-vm img=`` has a slash or a colon: by ``vsub`` as the user, on the node as root.
@@ -173,11 +175,11 @@ def vtorque_commands() -> Iterable[Command]:
 def vtorque_remote_command(
     command: click.Command, of_job: Remote, config: Path
 ) -> Iterable[click.Command]:
-    """Return a replacement for a command (``Command.of_job``) about another node's job.
+    """Return a command that replaces ``command`` and can run it on the job's node.
 
     Module: declaring (``vtorque1``).
-    Called: by ``vmgr``, as the calling user.
-    Errors: the command is left out.
+    Called: by ``vmgr`` for each used command that has ``of_job``, as the calling user.
+    Errors: the command is disabled.
 
     Example::
 
@@ -196,11 +198,11 @@ def vtorque_remote_command(
 
 @hookspec
 def vtorque_resources() -> Iterable[type[Resource]]:
-    """Return the resource classes that this plugin acquires and teardown must release.
+    """Return the classes of resources that this plugin acquires and teardown must release.
 
     Module: acting (``vtorque1.node``).
     Called: at start and teardown, on the node, as root.
-    Errors: jobs that need this plugin are refused, and its records stay.
+    Errors: jobs that need this plugin are refused, and its resources are not released.
 
     Example::
 
@@ -248,8 +250,8 @@ def vtorque_health_checks() -> Iterable[HealthCheck]:
 def vtorque_setup_steps(site: Site, place: Installation) -> Iterable[SetupStep]:
     r"""Return this plugin's steps for ``vtorque setup install`` and ``uninstall``.
 
-    They run after the batch system's steps, and are reverted before them, while the node has no
-    jobs. ``vtorque doctor`` does not check them.
+    ``install`` applies them after the steps of the batch system, and ``uninstall`` reverts them
+    before those. The node has no jobs then. ``vtorque doctor`` does not check them.
 
     Module: acting (``vtorque1.node``).
     Called: by ``vtorque setup``, as root.
@@ -348,8 +350,8 @@ def vtorque_boot_sources(
 ) -> Iterable[BootSource]:
     """Return the boot sources of the job's guests on this node, in the guests' order.
 
-    For sources that decide the names, addresses or number of the guests. Not called for guests that
-    migrate to this node.
+    Implement this hook for sources, such as checkpoints, that determine names, addresses or number
+    of the guests. It is not called for guests that migrate to this node.
 
     Module: acting (``vtorque1.node``).
     Called: before the claims, on the node, as root.
@@ -374,8 +376,8 @@ def vtorque_boot_sources(
 def vtorque_plan(guest: GuestPlan, site: Site) -> Iterable[Claim | Refusal | Notice]:
     """Return the claims of one guest on this node, or a refusal.
 
-    If ``guest.host`` has nodes, the hook may read sysfs or call a tool with a short time limit. A
-    Notice is shown to the user.
+    On a node (``guest.host`` has NUMA nodes), the hook may read sysfs or call a tool with a short
+    time limit. A Notice is shown to the user.
 
     Module: acting (``vtorque1.node``).
     Called: on the node, as root, and by ``vsub --dry-run``, as the user.
@@ -395,7 +397,7 @@ def vtorque_plan(guest: GuestPlan, site: Site) -> Iterable[Claim | Refusal | Not
 
 @hookspec
 def vtorque_reserved_items(guests: Sequence[GuestPlan], site: Site) -> Iterable[PoolClaim]:
-    """Return free items that this node must not assign to these guests.
+    """Return free items of pools that this node must not assign to these guests.
 
     An example is the address of a guest that migrates, or has migrated, to another node. The hook
     is called even if the plugin is disabled for the job.
@@ -463,8 +465,7 @@ def vtorque_render_domain(guest: GuestPlan, site: Site) -> Iterable[Element]:
 def vtorque_rendered_sources(guests: Sequence[RenderedGuest], site: Site) -> Iterable[Offer]:
     """Return boot sources for guests that would boot cold, based on their rendered domains.
 
-    Of several offers for a guest, the core uses the first whose ``warm_key``
-    it can claim.
+    Of several offers for a guest, the core uses the first with a ``warm_key`` that it can claim.
 
     Module: acting (``vtorque1.node``).
     Called: once, on the node, as root.
@@ -512,7 +513,7 @@ def vtorque_pre_boot(job: NodeJob) -> None:
 
 @hookspec
 def vtorque_post_boot(job: NodeJob) -> None:
-    """Act when all guests of the job on this node are ready, before the script runs.
+    """Act on this node when all guests of the job on it are ready, before the script runs.
 
     ``job.acquire`` fails after ``job.deadline``, which limits the whole start.
 
@@ -532,7 +533,7 @@ def vtorque_post_boot(job: NodeJob) -> None:
 
 @hookspec
 def vtorque_receive(node: ReceivingNode) -> None:
-    """Receive guests that run on another node: ``node.start(...)`` with a source for each.
+    """Receive guests from another node: call ``node.start(...)`` with a boot source for each.
 
     Module: acting (``vtorque1.node``).
     Called: by ``vtorque hook receive``, as root, on the destination node.
@@ -553,7 +554,9 @@ def vtorque_receive(node: ReceivingNode) -> None:
 
 @hookspec
 def vtorque_teardown(job: EndedJob) -> None:
-    """Read final counters before anything is released. Only the journal is available.
+    """Read final counters of a job before its resources are released.
+
+    Only the journal is available, not the config.
 
     Module: acting (``vtorque1.node``).
     Called: once per job and node, as root, also after a failed start, in a child process with a
@@ -572,10 +575,10 @@ def vtorque_teardown(job: EndedJob) -> None:
 
 @hookspec
 def vtorque_job_ended(place: Place, site: Site) -> None:
-    """Act after all resources of a job attempt are released on this node.
+    """Process the final records of a job attempt whose resources on this node are released.
 
-    ``place`` has the final records. Also called after failed and refused starts, and again if a
-    later teardown released something.
+    ``place`` has the records. Also called after failed and refused starts, and again if a later
+    teardown released something.
 
     Module: acting (``vtorque1.node``).
     Called: by the epilogue, the reaper or another job's start, as root, for at most 30 s.
@@ -600,9 +603,10 @@ def vtorque_beside_script(
 ) -> Iterable[Sequence[str]]:
     """Return commands that run beside the script on the job's first node.
 
-    Each command starts when root starts the guests, in its own session, without input or output. It
-    gets only the batch system's variables (``PBS_*``, ``SLURM_*``). After the script or a failed
-    start it gets SIGTERM, and SIGKILL 0.2 s later, unless the job shell was killed.
+    Each command starts when root starts the guests, in its own session, without input or output.
+    Its environment has only the batch system's variables (``PBS_*``, ``SLURM_*``). After the script
+    or a failed start, the command gets SIGTERM, and SIGKILL 0.2 s later, unless the job shell was
+    killed.
 
     Module: declaring (``vtorque1``).
     Called: in the job shell, as the job's owner, also for interactive jobs.
@@ -619,7 +623,7 @@ def vtorque_beside_script(
     return ()
 
 
-# -- what is told of a job ----------------------------------------------------------------------
+# -- information about jobs ---------------------------------------------------------------------
 
 
 @hookspec
@@ -646,7 +650,7 @@ def vtorque_jobs_on_nodes(jobs: Sequence[JobInfo], site: Site, config: Path) -> 
 
 @hookspec
 def vtorque_kept_records(site: Site) -> Iterable[Place]:
-    """Return places outside this node that have records of the caller's ended jobs.
+    """Return directories outside this node that contain records of the caller's ended jobs.
 
     Module: declaring (``vtorque1``).
     Called: by ``vmgr report``, ``logs`` and ``ps --all``, as the caller, never as root.

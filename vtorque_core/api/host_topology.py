@@ -16,7 +16,7 @@ class NumaNode:
 
     Attributes:
         cpus: online logical CPUs, ascending.
-        mem_mib: without reserved huge pages.
+        mem_mib: memory without reserved huge pages.
         pages: number of reserved huge pages, used or not, by size in KiB.
     """
 
@@ -32,9 +32,10 @@ class CacheBank:
 
     Attributes:
         granularity_kib: size of one way, the smallest step of an allocation; 0: not partitionable.
-        most: maximum number of allocations, including the default group.
+        least_kib: minimum size of an allocation.
+        most: maximum number of allocations, including resctrl's default group.
         bandwidth_step, bandwidth_least: step and minimum of the memory bandwidth limit in percent.
-        kept: steps reserved for resctrl's default group, at least 1.
+        kept: steps that remain in the default group, at least 1.
     """
 
     id: int
@@ -74,7 +75,7 @@ class Topology:
 
     @property
     def mem_mib(self) -> int:
-        """Memory without reserved huge pages."""
+        """Memory of all NUMA nodes without reserved huge pages."""
         return sum(node.mem_mib for node in self.nodes)
 
     def siblings(self, cpu: int) -> tuple[int, ...]:

@@ -27,11 +27,13 @@ class BuiltImage:
 
 @dataclass(frozen=True)
 class Building:
-    """Progress and limits of one build. Call it with a text to report a new step.
+    """Progress and limits of one build. Call the object with a text to report a new step.
 
     Attributes:
         told: called with (done, total) of a step.
+        max_disk: maximum size of the disk in bytes.
         before: the image to update; its values are the defaults.
+        notes: lines for the user, which the builder appends.
     """
 
     step: Callable[[str], None]
@@ -41,7 +43,7 @@ class Building:
     notes: list[str] = dataclasses.field(default_factory=list)
 
     def __call__(self, text: str) -> None:
-        """Report a new step."""
+        """Report that the step ``text`` begins."""
         self.step(text)
 
 

@@ -13,7 +13,7 @@ from typing import Any
 from vtorque_core.api.kept_records import LOG, Place
 from vtorque_core.base.errors import printable
 
-POLL = 0.2  # seconds from one look at a log that grows to the next
+POLL = 0.2  # seconds between two reads of a growing log
 _PART = 1 << 18  # bytes of one read
 _MAX_LINE = 1 << 20
 _KEYS = ("level", "logger", "plugin", "phase", "node", "job", "message")
@@ -62,7 +62,7 @@ def _parse(line: bytes) -> Entry | None:
 
 
 def text(entry: Entry) -> str:
-    """Return an entry as lines for people: the message, then its details."""
+    """Return an entry as readable lines: the message, then its details."""
     try:
         clock = time.strftime("%H:%M:%S", time.localtime(entry["t"]))
     except (OverflowError, ValueError, OSError):

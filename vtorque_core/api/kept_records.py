@@ -24,13 +24,13 @@ from vtorque_core.base.names import JobAttempt, Paths, safe_name
 JOB = "job.json"
 LOG = "log.jsonl"  # one entry per line: api.job_log
 MAX_JOB = 1 << 20  # bytes of a job.json
-_PAUSE = 3600.0  # seconds from one sweep to the next
+_PAUSE = 3600.0  # seconds between two sweeps
 _FLAGS = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 
 
 @dataclass(frozen=True)
 class Place:
-    """Location of the kept files of one job attempt.
+    """The directory with the kept files of one job attempt.
 
     Methods that open a file raise OSError or HostFault.
     """
@@ -104,7 +104,7 @@ class Place:
 
 
 def place(paths: Paths, job: JobAttempt) -> Place:
-    """Return the location of an attempt's files."""
+    """Return the directory of an attempt's files."""
     return Place(paths, job.uid, job.key)
 
 
@@ -118,7 +118,7 @@ def keep_facts(paths: Paths, job: JobAttempt, **facts: Any) -> None:
 
 
 def find(paths: Paths, job_id: str | None, uid: int | None = None) -> list[Place]:
-    """Return the kept attempts of a job, or of all jobs (None), the last changed one last.
+    """Return the kept attempts of a job, or of all jobs (None), sorted by time of change.
 
     ``uid`` selects one user's jobs.
     """
@@ -133,9 +133,10 @@ def find(paths: Paths, job_id: str | None, uid: int | None = None) -> list[Place
 
 
 def sweep(paths: Paths, days: float, mib: float, now: float) -> None:
-    """Remove records that are older than ``days``, then the oldest until ``mib`` MiB remain.
+    """Remove records that are older than ``days`` or exceed ``mib`` MiB in total.
 
-    Starts with the user who has the most. Skips open jobs. Runs at most once an hour. ``now`` is
+    Removes the oldest records of the user with the largest ones, until the total is small enough.
+    Keeps attempts that have a journal. Does nothing within an hour after the last sweep. ``now`` is
     Unix time.
     """
     mark = paths.kept / ".swept"

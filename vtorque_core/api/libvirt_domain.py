@@ -15,10 +15,10 @@ from vtorque_core.api.values import Act
 class Element:
     """Base of all elements. Subclass :class:`ListElement` or :class:`Single`.
 
-    doc/plugins.md describes ``section`` and ``forbids``.
-
     Attributes:
+        section: place in the domain's XML (doc/plugins.md).
         template: Jinja2 fragment with its package: ``"vtorque_acme:domain/x.xml.j2"``.
+        forbids: operations that libvirt cannot do with a guest that has the element.
     """
 
     section: ClassVar[str] = "devices"
@@ -32,11 +32,11 @@ def find_forbidding(act: Act, elements: Iterable[Element]) -> list[str]:
 
 
 class ListElement(Element):
-    """An element that a domain can have many of. Its alias is ``ua-<plugin>-<name>``.
+    """An element of which a domain can have many. Its libvirt alias is ``ua-<plugin>-<name>``.
 
     Attributes:
-        name: of ``[A-Za-z0-9_-]``.
-        unique: fields that must differ between all elements of the class, unless None.
+        name: consists of ``[A-Za-z0-9_-]``.
+        unique: fields in which all elements of the class must differ, unless their value is None.
     """
 
     unique: ClassVar[tuple[str, ...]] = ()
@@ -44,7 +44,10 @@ class ListElement(Element):
 
 
 class Single(Element):
-    """An element that a domain has once. Several are merged by field; None sets nothing."""
+    """An element that a domain has at most once.
+
+    Elements of several plugins are merged by field. A field with None sets nothing.
+    """
 
 
 @dataclass(frozen=True)
@@ -52,7 +55,7 @@ class Disk(ListElement):
     """A virtio disk. Root creates the file, and gives QEMU's user access.
 
     Attributes:
-        format: never probed.
+        format: the file's format, which QEMU does not probe.
         serial: at most 20 characters; visible as ``/dev/disk/by-id/virtio-*``.
         boot: position in the boot order, from 1; None: not bootable.
         base: backing file of a qcow2 overlay, possibly shared.
@@ -112,7 +115,7 @@ class Interface(ListElement):
 class Filesystem(ListElement):
     """A host directory shared by virtiofs as ``tag``. The core runs its daemon as the job's owner.
 
-    ``user_owned``: the job's owner must own the source, and may control its path.
+    ``user_owned``: the job's owner must own the source, and may be able to replace its path.
     ``root_is_user``: guest root has the owner's ids, and no other user of the guest has access.
     """
 
@@ -131,7 +134,7 @@ class Filesystem(ListElement):
 class Channel(ListElement):
     """A virtio-serial port, connected to the Unix socket ``path`` on the host.
 
-    ``owner`` may connect: root only, or also the job's owner.
+    ``owner``: ``"root"``: only root may connect. ``"job"``: the job's owner may connect, too.
     """
 
     template: ClassVar[str] = "vtorque_core.plan.domain:templates/channel.xml.j2"

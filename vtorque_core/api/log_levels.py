@@ -17,16 +17,17 @@ _MAX_TEXT = 1024
 
 
 class Levels(int):
-    """Minimum log level per component. The int is for the site's limit of ``-vm log``.
+    """A minimum log level for each component, which is a plugin or a phase.
 
-    0 logs nothing, 60 errors, 70 warnings, 80 information, 90 debugging, 95 everything.
+    As an int, it is the highest verbosity, for the site's limit of ``-vm log``: 0 logs nothing, 60
+    errors, 70 warnings, 80 information, 90 debugging, 95 everything.
     """
 
     of: Mapping[str, int]
     text: str
 
     def __new__(cls, of: Mapping[str, int], text: str = "") -> Levels:
-        """Create it from the level of each component, or of ALL."""
+        """Create an object from the level of each component; ALL sets all other components."""
         self = super().__new__(cls, QUIET - min(of.values(), default=QUIET))
         self.of = dict(of)
         self.text = text
@@ -35,7 +36,7 @@ class Levels(int):
     def minimum(self, plugin: str, phase: str) -> int:
         """Return the minimum level for a plugin (or ``core``) in a phase of the job.
 
-        The more verbose of both levels applies; if there is none, the level of ALL.
+        If both have a level, the more verbose one applies; if neither has, the level of ALL.
         """
         named = [self.of[name] for name in (plugin, phase.replace(" ", "-")) if name in self.of]
         return min(named, default=self.of.get(ALL, QUIET))
@@ -52,7 +53,7 @@ NOTHING = Levels({})
 
 
 def plugin_of(logger: str) -> str:
-    """Return the plugin of a logger, from its package name (``vtorque_linux_guest.job``)."""
+    """Return the name of the plugin whose package logs as ``vtorque_linux_guest.job``."""
     return logger.partition(".")[0].removeprefix("vtorque_").replace("_", "-")
 
 
@@ -81,7 +82,7 @@ def parse(text: str) -> Levels:
 
 
 def name_of(level: int) -> str:
-    """Return the name of a level, or of the next lower level."""
+    """Return the name of a level. A number between two levels has the name of the lower one."""
     known = sorted((number, name) for name, number in LEVELS.items() if name != "WARNING")
     return next((name for number, name in reversed(known) if number <= level), "TRACE")
 

@@ -30,7 +30,7 @@ class Site(Protocol):
 
 
 class NodeJob(Protocol):
-    """A running job in action hooks, as root."""
+    """A job on this node that starts or runs, for hooks that act as root."""
 
     @property
     def id(self) -> str:
@@ -55,7 +55,10 @@ class NodeJob(Protocol):
     def acquire(
         self, resource: Resource, guest: GuestPlan | None = None, needs: Iterable[int] = ()
     ) -> int:
-        """Journal ``resource`` and create it; return the record's number for ``needs``."""
+        """Journal ``resource``, create it, and return its record's number.
+
+        ``needs`` are numbers of records that must stay until this one is released.
+        """
 
     def warn(self, text: str) -> None:
         """Notify the user (before the job's standard error) and the admin (in syslog) once.
@@ -84,7 +87,7 @@ class ReceivingNode(Protocol):
         """Time limit of a start in seconds."""
 
     def require_versions(self, name: str, versions: Mapping[str, str]) -> None:
-        """Raise Refused if this node (``name``) cannot run guests of a node with these versions."""
+        """Raise Refused unless this node (``name``) can run guests of a node with ``versions``."""
 
     def start(
         self, job_id: str, nodes: Sequence[str], left: str, name: str,

@@ -24,11 +24,11 @@ from vtorque_core.base.run_tool import NOBODY
 from vtorque_core.base.trust import effective_root
 
 MAX_VALUE = 128 << 10  # bytes of one value
-CPU = 10  # seconds of CPU time for one reading
-_MOST = 1 << 20  # bytes of all values of a reading
-_MEMORY = 256 << 20  # bytes of address space in addition to those of the parent
-_MAX_CALL = 192 << 10  # bytes: below what one message may have (net.core.wmem_max, 212992)
-_HEAD = struct.Struct("=cI")  # what follows, and how many bytes of it
+CPU = 10  # seconds of CPU time for one call
+_MOST = 1 << 20  # bytes of all values of a call
+_MEMORY = 256 << 20  # bytes of address space in addition to the parent's
+_MAX_CALL = 192 << 10  # bytes: less than the limit of a message (net.core.wmem_max, 212992)
+_HEAD = struct.Struct("=cI")  # type and length in bytes of the following data
 _VALUE, _END, _FAULT = b"+", b".", b"-"
 # linux/prctl.h, linux/sched.h
 _PR_SET_DUMPABLE, _PR_SET_NO_NEW_PRIVS = 4, 38
@@ -70,7 +70,9 @@ def parse_unprivileged(
     files: Sequence[int] = (),
     most: int = _MOST,
 ) -> Iterator[bytes]:
-    """Run ``work(*args, *files)`` unprivileged and yield the values that it yields. Validate them.
+    """Run ``work(*args, *files)`` unprivileged, and yield the values that it yields.
+
+    The caller must validate the values.
 
     Args:
         work: a module-level function; runs as nobody, with 10 s of CPU time. A value has at most
@@ -82,7 +84,7 @@ def parse_unprivileged(
 
     Raises:
         Unreadable: the parser raises, exceeds a limit or the deadline, or crashes.
-        ReaderGone: the process of :func:`helper_process` was killed.
+        HelperDied: the process of :func:`helper_process` was killed.
         HostFault: fork fails.
     """
     until = time.monotonic() + 2 * CPU if until is None else until
@@ -220,7 +222,7 @@ def _send(answers: int, kind: bytes, value: bytes) -> None:
 def close_files(keep: Collection[int]) -> None:
     """Close all inherited descriptors except ``keep``.
 
-    Leave the terminal and the current directory.
+    Also starts a new session, in the directory ``/``.
     """
     os.setsid()
     os.chdir("/")
@@ -234,7 +236,8 @@ def close_files(keep: Collection[int]) -> None:
 def drop_privileges(memory: int, largest_file: int = 0) -> None:
     """Switch to user nobody without capabilities, and die with the parent process.
 
-    Limits are in bytes: ``memory`` of additional address space, ``largest_file`` of a written file.
+    Limits are in bytes: ``memory`` of additional address space, ``largest_file`` of each written
+    file.
     """
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):

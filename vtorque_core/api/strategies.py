@@ -1,4 +1,4 @@
-"""Types that a declaring module returns."""
+"""Types that hooks of declaring modules return, such as guest types and commands."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ class GuestType:
     Attributes:
         name: as in image sidecars: ``"linux"``.
         supports: class names of supported context items. Do not import these classes.
-        check_script: called by ``vsub``; returns why the script cannot run in a guest of the image.
-            The driver must check again.
+        check_script: called by ``vsub``; returns the reasons why the script cannot run in a guest
+            of the image. The driver must check again.
     """
 
     name: str
@@ -59,7 +59,7 @@ class GuestType:
 
 
 StepOf = Callable[[str, str, Sequence[str], bool], list[str]]
-"""Function of job id, node, command and terminal flag."""
+"""Function of job id, node, command and terminal flag, which returns a command line."""
 
 
 @dataclass(frozen=True)
@@ -67,11 +67,11 @@ class BatchSystem:
     """One batch system.
 
     Attributes:
-        facts: those of queue, partition, account and qos that its BatchJob sets, for
-            ``[[limits]]``.
-        step: returns a function that wraps a command to run on a node of a running job, as the
-            job's owner, with its streams and exit status; None if not available.
-        knows_all_nodes: if ``node`` reports a job as gone, it is gone on all nodes.
+        facts: fields that its BatchJob sets and ``[[limits]]`` can use, of ``queue``,
+            ``partition``, ``account`` and ``qos``.
+        step: returns a function that wraps a command; None if not supported. The wrapped command
+            runs on a node of a running job, as the job's owner, and keeps streams and exit status.
+        knows_all_nodes: True if a job that ``node`` reports as gone is gone on all nodes.
     """
 
     name: str
@@ -100,10 +100,10 @@ class ImageSource:
             the builder of the same name.
         resolve: called by ``vsub`` as the user, with the request and False for ``--no-pull``.
             Returns ``-vm`` pairs that replace those of the request.
-        image: returns the image of a submitted request, which is untrusted. Opens nothing. The last
-            argument returns an image of the pool.
-        shares: returns the shares of a submitted request, which is untrusted, from the owner's home
-            and the site's shares.
+        image: returns the image of a submitted request, which is untrusted. Opens no file. Its last
+            argument is a function that returns the pool's image of a name.
+        shares: returns the shares of a submitted request, which is untrusted. Its other arguments
+            are the owner's home and the site's shares.
         mine: returns the caller's images, for ``vmgr images list --mine``.
         remove: removes an image of the caller; False if it does not exist.
     """
@@ -118,14 +118,14 @@ class ImageSource:
 
 @dataclass(frozen=True)
 class Remote:
-    """Marks a command with the argument ``job_id`` that reads data on the job's own node.
+    """A mark of a command that reads data on the node of the job ``job_id``, its argument.
 
-    A plugin can then run it there (``vtorque_remote_command``).
+    On other hosts, a plugin can forward the command to that node (``vtorque_remote_command``).
 
     Attributes:
-        travels: other parameters that may be forwarded. Requests can come from code in the guests.
-            With these parameters the command must not write files, read files that they name, or
-            run anything except on behalf of the guest.
+        travels: other parameters that may be forwarded. Code in the guests can forge a request.
+            With these parameters, the command must therefore write no files, read no files that
+            they name, and run programs only in the guest.
         terminal: the command uses the terminal if it has no trailing arguments.
         output: the parameter for an output file, which the calling host writes.
     """

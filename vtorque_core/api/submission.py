@@ -21,7 +21,7 @@ _MAX_TOKEN = 4 + (MAX_REQUEST + 1) * 4 // 3 + 4
 
 
 def malformed(problem: str) -> NoReturn:
-    """Refuse a request that ``vsub`` did not write."""
+    """Raise Refused for a request that ``vsub`` cannot have written."""
     raise Refused(f"the job's request is invalid: {problem}")
 
 

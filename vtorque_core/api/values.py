@@ -1,4 +1,4 @@
-"""Values for declaring modules."""
+"""Types of options, requests and images, for declaring modules."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def constant_hook(*items: T) -> Callable[[], tuple[T, ...]]:
 
 
 def text(value: str) -> str:
-    """Return a plain one-line value. Raises ValueError if empty or unprintable."""
+    """Return ``value`` unchanged. Raises ValueError unless it has 1 to 255 printable characters."""
     if not value or not value.isprintable() or len(value) > 255:
         raise ValueError("must be 1 to 255 printable characters")
     return value
@@ -56,13 +56,15 @@ class Option(Generic[T]):
         show: value to text, as a user would write it.
         is_file: the text is a path that ``vsub`` reads as the user. The value is a
             :class:`FileData` or None, and ``parse`` is not called.
-        words: with ``is_file``: texts (case ignored) that are parsed instead of read.
-        separator: of the items of a list. The site's ``allow`` and ``deny`` apply to each item.
+        words: with ``is_file``: texts, in any case, that ``parse`` gets instead of ``vsub`` reading
+            a file.
+        separator: separates items of a list. The site's ``allow`` and ``deny`` apply to each item.
         forbids: operations that are impossible with the job's guests unless the value is empty, 0
             or false.
         needs: operations that must be possible with the job's guests unless the value is
             ``default``.
-        needs_root: returns True if root must act on the node for a value. Personal sites refuse it.
+        needs_root: returns True if root must act on the node for a value. Personal sites refuse
+            such a value.
     """
 
     key: str
@@ -90,8 +92,10 @@ class JobRequest:
     Attributes:
         values: by key; use ``request[OPTION]``.
         given: keys that the user wrote.
-        of_job: keys whose values follow the batch system's grant.
-        forbids: forbidden operations by the keys that forbid them.
+        of_job: keys whose values are computed from the job's allocation.
+        forbids: for each key that forbids operations, these operations.
+        needs: operations that must be possible with the job's guests.
+        nodes: requested minimum number of nodes.
     """
 
     values: Mapping[str, Any]
@@ -126,10 +130,10 @@ class Extra:
 
 @dataclass(frozen=True)
 class Image:
-    """An image of the pool, as in its sidecar. All paths but ``source`` are root-owned files.
+    """An image, as described in its sidecar. All files except ``source`` are owned by root.
 
     Attributes:
-        distro: member of the family: ``debian``, ``rocky``, ``micro``.
+        distro: the distribution: ``debian``, ``rocky``, ``micro``.
         disk: None for a guest that runs from its initrd.
         source: the user's own file (:class:`vtorque_core.api.ImageSource`), which only a process of
             the user may open. Empty: the image is from the pool.
@@ -152,4 +156,4 @@ class Image:
 
 def is_personal(site: object) -> bool:
     """Return True for a personal site, which has no root and no admin."""
-    return bool(getattr(site, "owner", 0))  # no part of Site: what a site of tests need not have
+    return bool(getattr(site, "owner", 0))  # not part of Site, so that tests can omit the attribute

@@ -22,12 +22,12 @@ def thread_name(thread: Path) -> str:
 
 
 def own_vhost_threads(process: Path) -> list[Path]:
-    """Return vhost workers that are threads of QEMU (since Linux 6.4)."""
+    """Return the vhost workers of a QEMU process that are its threads (since Linux 6.4)."""
     return [task for task in threads(process) if thread_name(task).startswith("vhost-")]
 
 
 def kernel_vhost_threads(process: Path) -> list[Path]:
-    """Return vhost kernel threads (before Linux 6.4, or with fork_from_owner_default=0)."""
+    """Return QEMU's vhost kernel threads (before Linux 6.4, or fork_from_owner_default=0)."""
     name = f"vhost-{process.name}"
     return [p for p in _numbered(process.parent) if thread_name(p) == name and _is_kernel_thread(p)]
 
@@ -50,11 +50,11 @@ RUNNING = Path("/run/libvirt/qemu")
 
 
 def process_of(name: str, uuid: str) -> Path | None:
-    """Return ``/proc/<pid>`` of the guest's QEMU without libvirt, or None if it has ended."""
+    """Return ``/proc/<pid>`` of the guest's QEMU, or None if it has ended. Avoids libvirt."""
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     with contextlib.suppress(OSError, ValueError):
         with os.fdopen(os.open(RUNNING / f"{name}.pid", flags), "rb") as file:
             process = Path("/proc", str(int(file.read(32))))
         if f"\0-uuid\0{uuid}\0".encode() in (process / "cmdline").read_bytes():
             return process
-    return None  # perhaps another process has the number of a guest that has ended
+    return None  # another process may have the pid of a guest that has ended

@@ -21,13 +21,13 @@ JOB = 0
 UNLIMITED = {"vcpus": 1, "ram": 1024}
 """The number for ``job`` if neither batch system nor site define one; RAM in MiB."""
 
-_ARCH_ALIASES = {"amd64": "x86_64", "arm64": "aarch64"}  # Debian's names of the same
+_ARCH_ALIASES = {"amd64": "x86_64", "arm64": "aarch64"}  # Debian's names
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,99}", re.ASCII)
 _MAX_PATH = 1024
 
 
 def image_name(value: str) -> str:
-    """Return the name of an image in the pool, or the place of the user's own image."""
+    """Parse ``img``: the name of an image in the pool, or the location of the user's own image."""
     if not is_own_image(value):
         return plain_name(value)
     if not value.isprintable() or len(value.encode("utf-8", "replace")) > _MAX_PATH:
@@ -41,7 +41,7 @@ def is_own_image(value: str) -> bool:
 
 
 def plain_name(value: str) -> str:
-    """Return a short name of letters, digits and ``. _ + -``."""
+    """Return ``value`` unchanged if it consists of 1 to 100 letters, digits and ``. _ + -``."""
     if not _NAME.fullmatch(value):
         raise ValueError(
             "is not a name: use 1 to 100 letters, digits, dots, dashes, plus signs or underscores"
@@ -50,7 +50,7 @@ def plain_name(value: str) -> str:
 
 
 def distro_name(value: str) -> str:
-    """Return a distribution or family in lower case."""
+    """Return the name of a distribution or family in lower case."""
     return plain_name(value).lower()
 
 
@@ -63,22 +63,22 @@ def arch_name(value: str) -> str:
 
 
 def vcpu_count(value: str) -> int:
-    """Return a number of vCPUs up to MAX_VCPUS, or JOB."""
+    """Parse ``vcpus``. Return a number up to MAX_VCPUS, or JOB for ``job``."""
     return JOB if _is_job(value) else _between(value, MAX_VCPUS)
 
 
 def ram_mib(value: str) -> int:
-    """Parse a value of ``ram``. Return MiB, or JOB for ``job``."""
+    """Parse ``ram``. Return MiB, or JOB for ``job``."""
     return JOB if _is_job(value) else size_mib(value)
 
 
 def guest_count(value: str) -> int:
-    """Return a number of guests up to MAX_VMS_PER_NODE."""
+    """Parse ``vms_per_node``. Return a number up to MAX_VMS_PER_NODE."""
     return _between(value, MAX_VMS_PER_NODE)
 
 
 def fs_type(value: str) -> str:
-    """Return ``sharedfs`` or ``ramdisk``."""
+    """Parse ``fs_type``. Return ``sharedfs`` or ``ramdisk``."""
     name = value.strip().lower()
     if name not in FS_TYPES:
         raise ValueError(f"is not a file system type: write one of {', '.join(FS_TYPES)}")
@@ -86,7 +86,7 @@ def fs_type(value: str) -> str:
 
 
 def disk_path(value: str) -> str:
-    """Return an absolute path without ``..``. The file is opened later, as the job's owner."""
+    """Parse ``disk``: an absolute path without ``..``. The job's owner opens the file later."""
     if not value.startswith("/"):
         raise ValueError("is not an absolute path: start it with /")
     if not value.isprintable() or len(value.encode("utf-8", "replace")) > _MAX_PATH:
@@ -100,12 +100,12 @@ def disk_path(value: str) -> str:
 
 
 def show_count(value: int) -> str:
-    """Return a number of vCPUs, or ``job``."""
+    """Return a number of vCPUs as text; JOB is ``job``."""
     return "job" if value == JOB else str(value)
 
 
 def show_ram(value: int) -> str:
-    """Return MiB as a size, or ``job``."""
+    """Return MiB as text, such as ``2G``; JOB is ``job``."""
     return "job" if value == JOB else show_mib(value)
 
 
@@ -115,7 +115,7 @@ def show_boolean(value: bool) -> str:
 
 
 def no_parse(value: str) -> FileData | None:
-    """Raise ValueError, because file options must be submitted as data."""
+    """Raise ValueError, because ``vsub`` submits the contents of a file and not its name."""
     raise ValueError("names a file, which must travel as data")
 
 
