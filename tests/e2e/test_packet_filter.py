@@ -32,7 +32,7 @@ LIMIT = 512  # connections of a guest
 TABLE = 262144  # entries of the node's connection tracking table
 IPV4, ARP, RARP, IPV6 = 0x0800, 0x0806, 0x8035, 0x86DD
 TCP, UDP, ICMP, ICMPV6 = 6, 17, 1, 58
-SYN, ACK, RST = 2, 16, 4
+FIN, SYN, RST, ACK = 1, 2, 4, 16
 
 
 # -- packets ----------------------------------------------------------------------------------
@@ -385,6 +385,36 @@ def test_flood_with_an_accomplice_outside_stays_below_limit(node, last):
         assert 0 < node.tracked() <= 2 * LIMIT
         assert node.can_connect()
     assert node.tracked() <= 2
+
+
+@pytest.mark.parametrize("end", [RST, FIN], ids=["reset", "finished"])
+def test_guest_cannot_keep_entries_of_closed_connections(node, end):
+    """``ct count`` does not count such entries, and packets would renew their timeouts."""
+    node.send(ipv4(udp(9, 9), UDP))
+    out = next(source_mac(each) for each in node.drain(node.outside) if each[23] == UDP)
+
+    number = 3 if end == FIN else 2  # a FIN takes a sequence number
+
+    def send_of_each_connection(flags):
+        for port in range(1024, 1034):
+            node.send(ipv4(tcp(port, 80, flags, (IP, OUTSIDE), number, number), TCP))
+
+    def states():
+        lines = Path("/proc/thread-self/net/nf_conntrack").read_text().splitlines()
+        return [line.split()[5] for line in lines if " tcp " in line]
+
+    with packet_filter():
+        for port in range(1024, 1034):
+            handshake(node, port, end | ACK)
+            packet = tcp(80, port, FIN | ACK, (OUTSIDE, "198.18.255.1"), 2, 3)
+            packet = ipv4(packet, TCP, OUTSIDE, "198.18.255.1")
+            if end == FIN:
+                os.write(node.outside, frame(IPV4, packet, ROUTER_MAC, out))
+        for _ in range(4):
+            send_of_each_connection(ACK)
+            time.sleep(1.5)
+        send_of_each_connection(ACK)
+        assert states() == ["ESTABLISHED"] * 10, "the node has not opened counted connections"
 
 
 def test_limit_does_not_affect_open_connections_and_other_guests(node):
