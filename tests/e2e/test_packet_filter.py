@@ -417,6 +417,21 @@ def test_guest_cannot_keep_entries_of_closed_connections(node, end):
         assert states() == ["ESTABLISHED"] * 10, "the node has not opened counted connections"
 
 
+def test_limit_counts_connections_that_the_site_has_marked():
+    with own_network():
+        node = Node(bridged=True)
+        run("nft", "table inet site { chain p { type filter hook prerouting priority -150;"
+            " ct mark set 5; }; }")  # fmt: skip
+        with packet_filter():
+            for a, b in itertools.islice(ports(), 5000):
+                packet = ipv4(udp(a, b), UDP, OTHER, IP)
+                os.write(node.other, frame(IPV4, packet, OTHER_MAC, MAC))
+            assert 0 < node.tracked() <= LIMIT
+            for packet in itertools.islice(flood_udp_ports(OUTSIDE), 5000):
+                node.send(packet)
+            assert node.tracked() <= 2 * LIMIT
+
+
 def test_limit_does_not_affect_open_connections_and_other_guests(node):
     other = {"ip": OTHER, "mac": OTHER_MAC}
     with packet_filter(), packet_filter(**other):
