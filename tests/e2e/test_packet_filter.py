@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from vtorque_core.plan.domain.render import tap_name
-from vtorque_core.resources.netfilter import Netfilter, guard
+from vtorque_core.resources.netfilter import Netfilter, guard, remove_guard
 
 pytestmark = pytest.mark.e2e
 
@@ -539,6 +539,34 @@ def test_port_of_the_guest_that_the_node_publishes_still_answers(publishing):
 def neighbors(family="-4"):
     words = ("ip", family, "neighbor", "show", "nud", "all", "dev", "vt-br")
     return subprocess.run(words, check=True, capture_output=True, timeout=180).stdout.splitlines()
+
+
+@pytest.mark.parametrize("kind", [IPV4, IPV6], ids=["ipv4", "ipv6"])
+def test_icmp_errors_of_a_guest_do_not_change_the_nodes_path_mtu(node, kind):
+    """The kernel believes each error that quotes an echo reply of the node."""
+    reply = bytes([0, 0, 255, 255, 0, 0, 0, 0])
+    if kind == IPV4:
+        host = "198.18.0.77"
+        quoted = ipv4(reply, ICMP, "198.18.255.1", host)
+        head = struct.pack("!BBHHH", 3, 4, 0, 0, 552)
+        total = struct.pack("!H", checksum(head + quoted))
+        packet = ipv4(head[:2] + total + head[4:] + quoted, ICMP, target=GATEWAY)
+    else:
+        host = "fd00:86::77"
+        quoted = with_checksum6(b"\x81" + bytes(7), ICMPV6, GATEWAY6, host, 2)
+        head = struct.pack("!BBHI", 2, 0, 0, 1280)
+        packet = with_checksum6(head + quoted, ICMPV6, IP6, GATEWAY6, 2)
+
+    def has_mtu():
+        words = ("ip", "route", "get", host)
+        return b"mtu" in subprocess.run(words, check=True, capture_output=True, timeout=180).stdout
+
+    with packet_filter(IP if kind == IPV4 else None, ipv6=True):
+        node.send(packet, kind)
+        assert not has_mtu()
+    remove_guard("test")
+    node.send(packet, kind)
+    assert has_mtu(), "the packet has no effect without the filter, either"
 
 
 def test_scan_of_the_guests_subnet_leaves_room_in_the_neighbor_table(node):

@@ -71,10 +71,11 @@ def test_node_guard_drops_all_but_the_ports_of_the_site() -> None:
         "table inet vtorque-node-vtorque",
         "delete table inet vtorque-node-vtorque",
     ]
-    assert lines[6:12] == [
+    assert lines[6:13] == [
         'iifname != "vtorque0" accept',
         "ct state established,related accept",
-        "meta l4proto { icmp, ipv6-icmp } accept",
+        "# An ICMP error about no connection of the node would change the path MTU to any host.",
+        "ct state != invalid meta l4proto { icmp, ipv6-icmp } accept",
         "tcp dport 2049 accept",
         "udp dport 123 accept",
         "drop",
