@@ -32,10 +32,10 @@ from vtorque_core.plan.domain.merge import Contributed, merge
 from vtorque_core.plan.domain.render import DomainSpec, render
 from vtorque_core.plan.guests import PlannedGuest, distance_notices
 from vtorque_core.plan.placement.divide_cores import divide
-from vtorque_core.plan.placement.job_cores import Leases as Leases
-from vtorque_core.plan.placement.job_cores import NodeShare as NodeShare
-from vtorque_core.plan.placement.job_cores import NoFit as NoFit
 from vtorque_core.plan.placement.ledger import place
+from vtorque_core.plan.placement.model import Leases as Leases
+from vtorque_core.plan.placement.model import NodeShare as NodeShare
+from vtorque_core.plan.placement.model import NoFit as NoFit
 from vtorque_core.plan.placement.topology import parse
 from vtorque_core.plan.placement.topology import with_default_group as with_default_group
 from vtorque_core.records.journal import Journal

@@ -7,7 +7,7 @@ import pytest
 
 from thread_statuses import thread_statuses
 from vtorque_core.plan.placement import node_hardware
-from vtorque_core.plan.placement.job_cores import NodeShare
+from vtorque_core.plan.placement.model import NodeShare
 
 WAIT = "#!/bin/sh\ntouch started\nwhile [ ! -e go ]; do sleep 0.1; done\n"
 

@@ -15,8 +15,7 @@ from vtorque_core.api.vm_options import FS_TYPE, IMG, RAM, is_own_image
 from vtorque_core.base.errors import Refused, UsageError
 from vtorque_core.base.names import CONFIG_PATH
 from vtorque_core.cli.entry import forget_coerced_locale, report_errors
-from vtorque_core.images.chosen import select_image
-from vtorque_core.images.pool import ramdisk_mib
+from vtorque_core.images.pool import ramdisk_mib, select_image
 from vtorque_core.site.config import Site
 from vtorque_core.site.job_limits import facts_of_user
 from vtorque_core.site.job_size import JobGrant

@@ -12,7 +12,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from vtorque_core.api.values import Image
+from vtorque_core.api.values import Image, JobRequest
+from vtorque_core.api.vm_options import ARCH, DISTRO, IMG, is_own_image
 from vtorque_core.base.errors import ConfigError, HostFault, Refused, printable
 from vtorque_core.base.safefs import closing
 from vtorque_core.base.trust import require_root_owned
@@ -25,6 +26,9 @@ from vtorque_core.images.sidecar import (
     names,
     parse_sidecar,
 )
+from vtorque_core.site.config import Site
+from vtorque_core.site.plugins import Plugins
+from vtorque_core.site.policy import own_images
 
 Accept = Callable[[Sidecar], None]
 """A function that raises Refused for an image that the site does not accept."""
@@ -258,3 +262,23 @@ def ramdisk_mib(image: Path) -> int:
     size = int.from_bytes(header[24:32], "big") if qcow2 else image.stat().st_size
     mib = -(-size // (1 << 20))
     return mib + mib // 4096 + 2
+
+
+def select_image(
+    request: JobRequest,
+    site: Site,
+    plugins: Plugins,
+    cache: Path | None = None,
+    accept: Accept | None = None,
+) -> Image:
+    """Return the image that a job requests. ``cache`` and ``accept`` are those of the pool."""
+
+    def named(name: str, distro: str | None = None, arch: str | None = None) -> Image:
+        return select(site.images.pool, name, distro, arch, cache, accept)
+
+    if not is_own_image(request[IMG]):
+        return named(request[IMG], request[DISTRO], request[ARCH])
+    for option in (DISTRO, ARCH):
+        if request[option]:
+            raise Refused("does not apply to your own image", key=option.key, value=request[option])
+    return own_images(request[IMG], plugins).image(request, site, named)

@@ -17,8 +17,8 @@ from vtorque_core.base.locks import job_lock, node_lock
 from vtorque_core.base.names import Paths
 from vtorque_core.live import libvirt
 from vtorque_core.plan.placement import node_hardware
-from vtorque_core.plan.placement.job_cores import Leases
 from vtorque_core.plan.placement.ledger import CORE, SHARE, leased_resources
+from vtorque_core.plan.placement.model import Leases
 from vtorque_core.plan.placement.topology import cpu_list
 from vtorque_core.records.journal import Journal
 from vtorque_core.records.reading import DOMAIN, JournalState, Record, lock_name, read, walk

@@ -14,7 +14,7 @@ from vtorque_core.base import names
 from vtorque_core.base.errors import ConfigError, HostFault, Refused
 from vtorque_core.base.trust import require_secret
 from vtorque_core.plan import subordinate_ids
-from vtorque_core.plan.placement import job_cores, node_hardware
+from vtorque_core.plan.placement import model, node_hardware
 from vtorque_core.site.config import Site
 from vtorque_core.site.job_limits import groups_of
 from vtorque_core.site.job_size import JobGrant
@@ -78,8 +78,8 @@ def attempt_of(job: BatchJob, user: JobUser) -> names.JobAttempt:
     return names.JobAttempt(job.id, job.attempt, user.name, user.uid, job.node)
 
 
-def node_share(job: BatchJob, site: Site) -> job_cores.NodeShare:
-    return job_cores.NodeShare(
+def node_share(job: BatchJob, site: Site) -> model.NodeShare:
+    return model.NodeShare(
         machine=node_hardware.topology(site.node.libvirt_uri),
         cpus=job.cpus,
         cpu_count=job.cpu_count,

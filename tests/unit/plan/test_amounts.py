@@ -9,8 +9,8 @@ from vtorque_core.api.host_topology import flat
 from vtorque_core.base.errors import Refused
 from vtorque_core.base.names import JobAttempt
 from vtorque_core.plan.placement.divide_cores import divide
-from vtorque_core.plan.placement.job_cores import Leases, NodeShare, NoFit
 from vtorque_core.plan.placement.ledger import InUse, leased_resources, place
+from vtorque_core.plan.placement.model import Leases, NodeShare, NoFit
 from vtorque_core.records.journal import Journal
 from vtorque_core.records.reading import JobHeader, read, walk
 

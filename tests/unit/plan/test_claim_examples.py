@@ -16,8 +16,8 @@ from vtorque_core.live import cores
 from vtorque_core.live.cores import resize
 from vtorque_core.plan.placement import node_hardware
 from vtorque_core.plan.placement.divide_cores import divide
-from vtorque_core.plan.placement.job_cores import Leases, NodeShare
 from vtorque_core.plan.placement.ledger import place
+from vtorque_core.plan.placement.model import Leases, NodeShare
 from vtorque_core.plan.placement.topology import parse
 from vtorque_core.records.journal import Journal
 from vtorque_core.records.reading import JobHeader

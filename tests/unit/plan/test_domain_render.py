@@ -35,7 +35,7 @@ from vtorque_core.base.names import JobAttempt
 from vtorque_core.plan.domain.merge import Contributed, MergedDomain, merge
 from vtorque_core.plan.domain.render import DomainSpec, disk_target, render, tap_name
 from vtorque_core.plan.placement.divide_cores import divide
-from vtorque_core.plan.placement.job_cores import Leases, NodeShare
+from vtorque_core.plan.placement.model import Leases, NodeShare
 from vtorque_core.plan.placement.topology import parse
 from vtorque_testing import planned
 

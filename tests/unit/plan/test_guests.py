@@ -25,8 +25,7 @@ from vtorque_core.images import pool
 from vtorque_core.plan import guest_uids
 from vtorque_core.plan import guests as plan
 from vtorque_core.plan.job_context import JobContext, job_user
-from vtorque_core.plan.placement.demand import demand
-from vtorque_core.plan.placement.job_cores import FreeResources, Leases, NodeShare, NoFit
+from vtorque_core.plan.placement.model import FreeResources, Leases, NodeShare, NoFit, demand
 from vtorque_core.plan.placement.refusals import check_memory
 from vtorque_core.site.config import Site
 from vtorque_core.site.job_size import JobGrant

@@ -10,7 +10,7 @@ from vtorque_core.api.claims import CoreClaim, MemoryClaim
 from vtorque_core.api.host_topology import flat
 from vtorque_core.api.vm_options import RAM, VCPUS
 from vtorque_core.plan.placement.divide_cores import divide
-from vtorque_core.plan.placement.job_cores import Leases, NodeShare
+from vtorque_core.plan.placement.model import Leases, NodeShare
 from vtorque_core.plan.placement.topology import parse
 from vtorque_core.site.config import build, parse_toml
 from vtorque_core.site.job_size import JobGrant

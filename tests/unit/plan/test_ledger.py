@@ -16,8 +16,8 @@ from vtorque_core.live.cores import ResizeResult, resize
 from vtorque_core.plan.job_context import node_share
 from vtorque_core.plan.placement import ledger, node_hardware
 from vtorque_core.plan.placement.divide_cores import divide
-from vtorque_core.plan.placement.job_cores import Leases, NodeShare, NoFit
 from vtorque_core.plan.placement.ledger import InUse, leased_resources
+from vtorque_core.plan.placement.model import Leases, NodeShare, NoFit
 from vtorque_core.records.journal import Journal
 from vtorque_core.records.reading import JobHeader, JournalError, read, walk
 from vtorque_core.site.config import Site

@@ -20,8 +20,8 @@ from vtorque_core.base.errors import Refused
 from vtorque_core.base.locks import job_lock, node_lock
 from vtorque_core.base.names import JobAttempt, Paths
 from vtorque_core.live.cores import resize
-from vtorque_core.plan.placement.job_cores import NodeShare
 from vtorque_core.plan.placement.ledger import InUse, leased_resources, place
+from vtorque_core.plan.placement.model import NodeShare
 from vtorque_core.plan.placement.topology import cpu_list, parse
 from vtorque_core.records.journal import Journal
 from vtorque_core.records.reading import JobHeader, read, walk

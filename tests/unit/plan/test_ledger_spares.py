@@ -8,8 +8,8 @@ from vtorque_core.api.claims import CoreClaim, MemoryClaim, PoolClaim
 from vtorque_core.api.host_topology import flat
 from vtorque_core.base.errors import Refused
 from vtorque_core.base.names import JobAttempt
-from vtorque_core.plan.placement.job_cores import NodeShare
 from vtorque_core.plan.placement.ledger import InUse, leased_resources, place
+from vtorque_core.plan.placement.model import NodeShare
 from vtorque_core.records.journal import Journal
 from vtorque_core.records.reading import JobHeader, idle_spares, walk
 from vtorque_core.resources.lease import SpareUse

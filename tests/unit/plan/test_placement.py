@@ -12,7 +12,7 @@ from vtorque_core.api.claims import CacheClaim, CoreClaim, MemoryClaim, PoolClai
 from vtorque_core.api.host_topology import NumaNode, Topology, flat
 from vtorque_core.base.errors import HostFault, Refused
 from vtorque_core.plan.placement.divide_cores import divide
-from vtorque_core.plan.placement.job_cores import Leases, NodeShare, NoFit
+from vtorque_core.plan.placement.model import Leases, NodeShare, NoFit
 from vtorque_core.plan.placement.topology import cpu_list, parse, show_cpus, with_default_group
 
 DATA = Path(__file__).parents[3] / "testing/vtorque_testing/machines"

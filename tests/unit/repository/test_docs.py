@@ -30,7 +30,7 @@ from vtorque_core.node.end.teardown import teardown
 from vtorque_core.plan.domain.merge import Contributed, merge
 from vtorque_core.plan.domain.render import DomainSpec, render
 from vtorque_core.plan.placement.divide_cores import divide
-from vtorque_core.plan.placement.job_cores import Leases, NodeShare
+from vtorque_core.plan.placement.model import Leases, NodeShare
 from vtorque_core.records.journal import Journal
 from vtorque_core.records.reading import JobHeader
 from vtorque_core.site.config import build, parse_toml

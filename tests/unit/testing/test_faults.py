@@ -28,8 +28,8 @@ from vtorque_core.base import errors, locks
 from vtorque_core.base.locks import job_lock
 from vtorque_core.base.names import JobAttempt, Paths
 from vtorque_core.node.end.reap import reap, release_job
-from vtorque_core.plan.placement.job_cores import NodeShare
 from vtorque_core.plan.placement.ledger import place
+from vtorque_core.plan.placement.model import NodeShare
 from vtorque_core.records.journal import Journal, step
 from vtorque_core.records.reading import JobHeader, journals
 from vtorque_core.resources.disk import DiskCopy, Overlay

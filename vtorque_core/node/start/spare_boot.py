@@ -40,7 +40,7 @@ from vtorque_core.plan.domain.merge import merge
 from vtorque_core.plan.domain.render import drop_pluggable, render_base
 from vtorque_core.plan.job_context import JobContext, attempt_of
 from vtorque_core.plan.placement import ledger, node_hardware
-from vtorque_core.plan.placement.job_cores import NodeShare
+from vtorque_core.plan.placement.model import NodeShare
 from vtorque_core.records.journal import Journal
 from vtorque_core.records.reading import SPARE_PREFIX, SPARE_XML, JobHeader
 from vtorque_core.site import policy

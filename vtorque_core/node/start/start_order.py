@@ -29,7 +29,7 @@ from vtorque_core.plan import guests as plan
 from vtorque_core.plan.guests import GuestSpec, PlannedGuest
 from vtorque_core.plan.job_context import JobContext, attempt_of, job_user, load_secret, node_share
 from vtorque_core.plan.placement import ledger
-from vtorque_core.plan.placement.job_cores import NodeShare
+from vtorque_core.plan.placement.model import NodeShare
 from vtorque_core.records import log, timeline
 from vtorque_core.records.journal import Journal
 from vtorque_core.records.reading import JobHeader, JournalError, read

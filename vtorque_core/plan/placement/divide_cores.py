@@ -10,8 +10,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from vtorque_core.api.claims import Claim, Placement
-from vtorque_core.plan.placement.demand import Demand, demand
-from vtorque_core.plan.placement.job_cores import FreeResources, Leases, NodeShare, NoFit
+from vtorque_core.plan.placement.model import (
+    Demand,
+    FreeResources,
+    Leases,
+    NodeShare,
+    NoFit,
+    demand,
+)
 from vtorque_core.plan.placement.packing import Cut, Room, Search, pick_cpus
 from vtorque_core.plan.placement.pool_items import amounts, caches, misfits, pools
 from vtorque_core.plan.placement.refusals import check_memory, check_numa, require_fit

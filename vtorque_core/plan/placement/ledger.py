@@ -21,9 +21,8 @@ from vtorque_core.api.claims import Claim, Placement, PoolClaim
 from vtorque_core.base.errors import InUse, Refused
 from vtorque_core.base.locks import node_lock
 from vtorque_core.base.names import Paths
-from vtorque_core.plan.placement.demand import demand
 from vtorque_core.plan.placement.divide_cores import divide
-from vtorque_core.plan.placement.job_cores import Leases, NodeShare, NoFit
+from vtorque_core.plan.placement.model import Leases, NodeShare, NoFit, demand
 from vtorque_core.plan.placement.topology import cpu_list, show_cpus
 from vtorque_core.records.journal import Journal
 from vtorque_core.records.reading import CORES, JournalState, claimed_spares, idle_spares, walk

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from vtorque_core.plan.placement.demand import Demand
+from vtorque_core.plan.placement.model import Demand
 
 _STEPS = 3000  # of the search; about 0.3 s on a machine of 128 CPUs, under the node's lock
 

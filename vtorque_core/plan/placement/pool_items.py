@@ -6,8 +6,7 @@ from collections import Counter
 from collections.abc import Sequence, Set
 
 from vtorque_core.api.claims import CacheClaim
-from vtorque_core.plan.placement.demand import Demand
-from vtorque_core.plan.placement.job_cores import FreeResources, NoFit, family
+from vtorque_core.plan.placement.model import Demand, FreeResources, NoFit, family
 
 _WAIT = "request less, or wait until other jobs have ended"
 _FIX = {True: "request less: this never fits this node", False: _WAIT}  # key: True if it never fits

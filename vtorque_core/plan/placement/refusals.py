@@ -6,8 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from vtorque_core.base.sizes import show_mib
-from vtorque_core.plan.placement.demand import Cores, Demand
-from vtorque_core.plan.placement.job_cores import FreeResources, NodeShare, NoFit
+from vtorque_core.plan.placement.model import Cores, Demand, FreeResources, NodeShare, NoFit
 from vtorque_core.plan.placement.packing import Room
 
 
