@@ -12,7 +12,7 @@ import click
 from click.core import ParameterSource
 
 from vtorque_core.api import hooks
-from vtorque_core.api.strategies import Command
+from vtorque_core.api.strategies import Command, import_object
 from vtorque_core.base.distributions import how_to_install
 from vtorque_core.base.errors import UsageError, VtorqueError
 from vtorque_core.base.names import CONFIG_PATH
@@ -97,6 +97,29 @@ class PluginGroup(click.Group):
                 f"is not installed or is disabled: {how_to_install(brings)}"
             )
         return found
+
+
+class LazyGroup(click.Group):
+    """Group of a plugin whose commands are imported when one is used or all are listed.
+
+    ``module`` has the commands, by their names.
+    """
+
+    def __init__(self, *args: Any, module: str, words: str, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._module, self._words = module, words.split()
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Return the names of the commands."""
+        return self._words
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Return a command."""
+        if cmd_name not in self._words:
+            return None
+        command: click.Command = import_object(f"{self._module}:{cmd_name}")
+        _require_words(command)
+        return command
 
 
 def _loaded(item: Command, plugin: str, plugins: Plugins, config: Path) -> click.Command | None:

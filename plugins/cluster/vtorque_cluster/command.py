@@ -1,31 +1,34 @@
-"""``vtorque cluster``: set up and check many nodes by ssh; ``vmgr images sync``. Runs as root."""
+"""The commands ``vtorque cluster``, and sending images to nodes."""
 
 from __future__ import annotations
 
 import os
 import secrets
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 import click
 
+from vtorque_cluster import cache, on_nodes
+from vtorque_cluster.cache import ImagePlaces
+from vtorque_cluster.examined import find_differences
+from vtorque_cluster.on_nodes import NodesAnswer, fold, merge_answers, nodes_of
+from vtorque_cluster.progress import progress
+from vtorque_cluster.sync import NODE_TIME, push
+from vtorque_cluster.sync_command import fanout_option
 from vtorque_core.api import (
     EXIT_FAILED,
     HostFault,
     Paths,
     Refused,
-    UsageError,
     printable,
     replace_file,
     require_secret,
 )
-
-if TYPE_CHECKING:
-    from vtorque_cluster.cache import ImagePlaces
-    from vtorque_cluster.on_nodes import NodesAnswer
+from vtorque_core.api.setup_steps import make_directories
+from vtorque_core.live.service import site_and_installation
 
 _NODES = click.option("--nodes", metavar="NODESET", required=True, help="The nodes: n[1-3],m7.")
 _CONFIG = click.option(
@@ -33,42 +36,24 @@ _CONFIG = click.option(
 )
 
 
-def _fanout(default: int) -> Callable[..., Any]:
-    kind = click.IntRange(min=1)
-    said = "Number of nodes at the same time."
-    return click.option("--fanout", type=kind, default=default, show_default=True, help=said)
-
-
-@click.group(short_help="Set up, check or uninstall many nodes by ssh.")
-def cluster() -> None:
-    """Run vtorque setup, or doctor, on many nodes at once, by ssh.
-
-    Exit code 0 when all nodes are done: call it again for the rest.
-    """
-    if os.geteuid() != 0:
-        raise UsageError("vtorque cluster changes the nodes: run it as root")
-
-
-@cluster.command()
+@click.command()
 @_NODES
 @_CONFIG
-@_fanout(64)
+@fanout_option(64)
 @click.option("--batch", default="local", show_default=True, help="The site's batch system.")
 @click.option("--dry-run", is_flag=True, help="Print what would be done, without doing it.")
 def install(nodes: str, config: Path | None, fanout: int, batch: str, dry_run: bool) -> None:
     """Run vtorque setup install on the nodes; all get the site secret of this host."""
-    from vtorque_core.live.service import site_and_installation  # noqa: PLC0415
-
     site, _ = site_and_installation(config)
     secret = b"" if dry_run else _site_secret(site.paths)
     words = ["install", "--batch", batch, "--dry-run" if dry_run else "--secret-from-stdin"]
     _setup(nodes, words, config, secret, fanout, show_all=dry_run)
 
 
-@cluster.command()
+@click.command()
 @_NODES
 @_CONFIG
-@_fanout(64)
+@fanout_option(64)
 @click.option("--purge", is_flag=True, help="Also remove images, site secret and config.")
 def uninstall(nodes: str, config: Path | None, fanout: int, purge: bool) -> None:
     """Run vtorque setup uninstall on the nodes. Nodes on which jobs run refuse it."""
@@ -76,28 +61,25 @@ def uninstall(nodes: str, config: Path | None, fanout: int, purge: bool) -> None
     _setup(nodes, words, config, b"", fanout, show_all=False)
 
 
-@cluster.command()
+@click.command()
 @_NODES
 @_CONFIG
-@_fanout(64)
+@fanout_option(64)
 def doctor(nodes: str, config: Path | None, fanout: int) -> None:
     """Run vtorque doctor on the nodes, and compare what must be the same on all of them.
 
     These are the site secret and users' subordinate ids. Nodes with the same failure are listed
     together. The exit code is 1 if anything failed.
     """
-    from vtorque_cluster import on_nodes  # noqa: PLC0415 - ClusterShell
-    from vtorque_cluster.examined import find_differences  # noqa: PLC0415
-
     place = ["--config", str(config.absolute())] if config else []
-    argv, names = [_program("vtorque"), "doctor", "--json", *place], on_nodes.nodes_of(nodes)
+    argv, names = [_program("vtorque"), "doctor", "--json", *place], nodes_of(nodes)
     found = find_differences(_run(names, argv, b"", fanout, on_nodes.COMMAND_TIMEOUT, whole=True))
     for what, where in found.items():
-        click.echo(f"{on_nodes.fold(where)}:")
+        click.echo(f"{fold(where)}:")
         for line in what.split("\n"):
             click.echo(f"  {printable(line, 1000)}")
     bad = {name for where in found.values() for name in where}
-    failed = f"; failed: {on_nodes.fold(sorted(bad))}" if bad else ""
+    failed = f"; failed: {fold(sorted(bad))}" if bad else ""
     click.echo(f"{len(names) - len(bad)} of {len(names)} nodes healthy{failed}")
     if bad:
         sys.exit(EXIT_FAILED)
@@ -105,8 +87,6 @@ def doctor(nodes: str, config: Path | None, fanout: int) -> None:
 
 def _site_secret(paths: Paths) -> bytes:
     """Return the site secret, which all nodes get; create it if this host has none."""
-    from vtorque_core.api.setup_steps import make_directories  # noqa: PLC0415
-
     place = paths.secret
     if not place.exists():
         click.echo(f"create {place}")
@@ -119,54 +99,16 @@ def _site_secret(paths: Paths) -> bytes:
 def _setup(
     nodes: str, words: list[str], config: Path | None, stdin: bytes, fanout: int, *, show_all: bool
 ) -> None:
-    from vtorque_cluster import on_nodes  # noqa: PLC0415 - ClusterShell
-
     place = ["--config", str(config.absolute())] if config else []
     argv = [_program("vtorque"), "setup", *words, *place]
-    answers = _run(on_nodes.nodes_of(nodes), argv, stdin, fanout, on_nodes.COMMAND_TIMEOUT)
+    answers = _run(nodes_of(nodes), argv, stdin, fanout, on_nodes.COMMAND_TIMEOUT)
     _conclude(answers, show_all=show_all)
 
 
-@click.command()
-@click.argument("names", nargs=-1)
-@click.option("--nodes", metavar="NODESET", help="The nodes, reached by ssh: n[1-3],m7.")
-@_fanout(8)
-@click.option("--received", is_flag=True, hidden=True)
-@click.option("--only", is_flag=True, hidden=True)
-@click.pass_obj
-def sync(
-    config: Path, names: tuple[str, ...], nodes: str | None, fanout: int, received: bool, only: bool
-) -> None:
-    """Copy images (default: all) to [images] cache of the nodes.
-
-    An interrupted copy continues. A copy whose hash differs from the pool's sidecar is deleted.
-    Without names, unused images that are no longer in the pool are removed.
-    """
-    from vtorque_cluster import cache  # noqa: PLC0415 - only what the command needs
-    from vtorque_cluster.sync import receive  # noqa: PLC0415
-
-    places = cache.places(config)
-    if nodes is not None:
-        _send(config, places, names, nodes, fanout)
-    elif received:
-        done = receive(places, names, only=only)
-        said = {"copied": done.copied, "already up to date": done.same, "removed": done.removed}
-        for word, found in said.items():
-            if found:
-                click.echo(f"{word}: {', '.join(found)}")
-    else:
-        raise UsageError("the nodes are missing: add --nodes NODESET")
-
-
-def _send(
+def send_images(
     config: Path, places: ImagePlaces, names: tuple[str, ...], nodes: str, fanout: int
 ) -> None:
     """Send images to the nodes and receive them there; exit with 1 if a node failed."""
-    from vtorque_cluster import cache  # noqa: PLC0415
-    from vtorque_cluster.on_nodes import merge_answers, nodes_of  # noqa: PLC0415 - ClusterShell
-    from vtorque_cluster.progress import progress  # noqa: PLC0415
-    from vtorque_cluster.sync import NODE_TIME, push  # noqa: PLC0415
-
     wanted = nodes_of(nodes)
     argv = [_program("vmgr"), "--config", str(config.absolute()), "images", "sync", "--received"]
     argv += [] if names else ["--only"]
@@ -201,8 +143,6 @@ def _run(
     *,
     whole: bool = False,
 ) -> list[NodesAnswer]:
-    from vtorque_cluster import on_nodes  # noqa: PLC0415 - ClusterShell
-    from vtorque_cluster.progress import progress  # noqa: PLC0415
 
     with progress() as tell:
         count = 0
@@ -218,8 +158,6 @@ def _run(
 
 def _conclude(answers: Sequence[NodesAnswer], *, show_all: bool = False) -> None:
     """Print failures, or with ``show_all`` all output, and a summary; exit with 1 on failure."""
-    from vtorque_cluster.on_nodes import fold  # noqa: PLC0415 - ClusterShell
-
     for answer in answers:
         if not answer.ok or show_all:
             click.echo(f"{answer.nodes}:")

@@ -13,8 +13,9 @@ from click.testing import CliRunner
 import experiments
 import kept_experiments
 from vtorque_core.api import Refused
-from vtorque_experiment import command, compare, running, versions
+from vtorque_experiment import compare, running, versions
 from vtorque_experiment.book import Book
+from vtorque_experiment.group import experiment
 from vtorque_experiment.place import find_existing, validate_place
 from vtorque_experiment.results import read
 
@@ -30,7 +31,7 @@ def slower(tmp_path_factory):
 
 
 def call(*argv, code=0):
-    done = CliRunner().invoke(command.experiment, [*map(str, argv)])
+    done = CliRunner().invoke(experiment, [*map(str, argv)])
     assert done.exit_code == code, (done.output, done.exception)
     return done.stdout
 
@@ -69,9 +70,9 @@ def test_json_has_all_figures(sweep):
 
 def test_path_of_the_page_is_printed_and_dash_prints_only_the_page(sweep, tmp_path):
     path = tmp_path / "p.html"
-    done = CliRunner().invoke(command.experiment, ["results", str(sweep), "--html", str(path)])
+    done = CliRunner().invoke(experiment, ["results", str(sweep), "--html", str(path)])
     assert done.stdout == "" and f"the page is {path}: " in done.stderr
-    done = CliRunner().invoke(command.experiment, ["results", str(sweep), "--html", "-"])
+    done = CliRunner().invoke(experiment, ["results", str(sweep), "--html", "-"])
     assert done.stdout.startswith("<!DOCTYPE html>") and "the page is" not in done.stderr
 
 
@@ -163,7 +164,7 @@ def test_spreadsheet_contains_no_formula(tmp_path):
 
 def test_missing_pyarrow_is_named_for_parquet(sweep, monkeypatch):
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    done = CliRunner().invoke(command.experiment, ["export", str(sweep), "--format=parquet"])
+    done = CliRunner().invoke(experiment, ["export", str(sweep), "--format=parquet"])
     assert "--format parquet needs pyarrow, which is not" in str(done.exception)
 
 
@@ -185,7 +186,7 @@ def test_missing_pyarrow_is_named_for_parquet(sweep, monkeypatch):
 def test_invalid_arguments_are_refused(sweep, tmp_path, argv, said):
     argv = [word.format(sweep=sweep, none=tmp_path) for word in argv]
     with pytest.raises(Exception, match=said):
-        CliRunner().invoke(command.experiment, argv, catch_exceptions=False)
+        CliRunner().invoke(experiment, argv, catch_exceptions=False)
 
 
 def test_results_are_never_overwritten(tmp_path):

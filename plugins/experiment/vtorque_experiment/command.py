@@ -1,4 +1,4 @@
-"""The click commands of ``vmgr experiment``. They import their modules when they run."""
+"""The commands of ``vmgr experiment``."""
 
 from __future__ import annotations
 
@@ -11,7 +11,15 @@ from typing import Any
 
 import click
 
-from vtorque_core.api import UsageError
+from vtorque_core.api import Refused, UsageError, printable
+from vtorque_core.api import tables as shown
+from vtorque_experiment import compare as comparing
+from vtorque_experiment import create, judge, running, tables, versions
+from vtorque_experiment.export import export_content
+from vtorque_experiment.junit import xml
+from vtorque_experiment.matrix import count_text
+from vtorque_experiment.place import find_existing, validate_place
+from vtorque_experiment.results import read
 
 EXIT_REFUSED = 2  # by vsub
 EXIT_CONDITION = 3  # a --fail-if holds
@@ -46,19 +54,7 @@ _junit = click.option(
 )  # fmt: skip
 
 
-@click.group(short_help="Run a script with many values, and compare the numbers.")
-def experiment() -> None:
-    """Run job scripts with many values, record numbers of each job, and compare them.
-
-    A TOML file names job scripts, a matrix of values, repetitions, and the numbers to extract from
-    each job: see doc/experiment.md.
-
-    Exit codes: 0 done, 1 failed, 2 wrong usage or refused, 3 a --fail-if holds, 4 done with failed
-    points, 5 stopped before the end.
-    """
-
-
-@experiment.command(short_help="Run an experiment.")
+@click.command(short_help="Run an experiment.")
 @click.argument("file", type=click.Path(path_type=Path), metavar="FILE")
 @click.option(
     "--dir", "directory", type=click.Path(path_type=Path), metavar="DIR",
@@ -80,9 +76,6 @@ def run(
     hours: float | None, as_json: bool,
 ) -> None:  # fmt: skip
     """Run an experiment to its end. Ctrl-C stops the run; submitted jobs continue."""
-    from vtorque_experiment import create, running, versions  # noqa: PLC0415
-    from vtorque_experiment.place import validate_place  # noqa: PLC0415
-
     if not file.name:
         raise UsageError(f"{file}: is not a file")
     place = validate_place(directory or file.with_suffix(".results"))
@@ -102,7 +95,7 @@ def run(
     _end(running.run(config, place, hours, _report_progress, new_plan=plan), as_json)
 
 
-@experiment.command(short_help="Continue a stopped experiment.")
+@click.command(short_help="Continue a stopped experiment.")
 @_directory
 @click.option("--failed", is_flag=True, help="Also run the failed points again.")
 @click.option(
@@ -123,36 +116,30 @@ def resume(
     The numbers of failed points whose jobs have ended are read again, because you may have
     corrected experiment.toml in DIR.
     """
-    from vtorque_experiment import running  # noqa: PLC0415
-    from vtorque_experiment.place import find_existing  # noqa: PLC0415
-
     ended = running.run(
         config, find_existing(directory), hours, _report_progress, failed=failed, accept=accept
     )  # fmt: skip
     _end(ended, as_json)
 
 
-@experiment.command(short_help="Show the progress of an experiment, and failed points.")
+@click.command(short_help="Show the progress of an experiment, and failed points.")
 @_directory
 @_json
 def status(directory: Path, as_json: bool) -> None:
     """Show the progress of an experiment, and which points have failed, with reasons."""
-    from vtorque_core.api import tables  # noqa: PLC0415
-    from vtorque_experiment import running  # noqa: PLC0415
-
     found = running.status(directory)
     if as_json:
         click.echo(json.dumps(found, indent=2))
         return
     click.echo(found["state"])
     rows = [tuple(map(str, failed.values())) for failed in found["failed"][:100]]
-    tables.show(("POINT", "JOB", "COMBINATION", "REASON"), rows)
+    shown.show(("POINT", "JOB", "COMBINATION", "REASON"), rows)
     more = len(found["failed"]) - len(rows)
     if more > 0:
         click.echo(f"and {more} more: use --json to list all")
 
 
-@experiment.command(short_help="Show statistics of each combination's numbers.")
+@click.command(short_help="Show statistics of each combination's numbers.")
 @_directory
 @_numbers
 @_html
@@ -167,11 +154,6 @@ def results(
 
     Spread is the distance of the quartiles as a share of the median. Failed points are left out.
     """
-    from vtorque_core.api import Refused  # noqa: PLC0415
-    from vtorque_core.api import tables as shown  # noqa: PLC0415
-    from vtorque_experiment import judge, running, tables  # noqa: PLC0415
-    from vtorque_experiment.results import read  # noqa: PLC0415
-
     found = read(directory)
     for name in names:
         if name not in found.names:
@@ -183,7 +165,7 @@ def results(
     if html is not None:
         from vtorque_experiment import page  # noqa: PLC0415 - jinja2, Vega's runtime
 
-        _page(page.results_page(found), html)
+        _page(page.results_page(found), html, page.plots_hint())
     elif as_json:
         click.echo(json.dumps(running.data(found, names or found.names), indent=2))
     elif str(junit) != "-":
@@ -192,7 +174,7 @@ def results(
     _exit_by_conditions(judged, found.title, junit)
 
 
-@experiment.command(short_help="Compare two experiments, or combinations within one.")
+@click.command(short_help="Compare two experiments, or combinations within one.")
 @_directory
 @click.argument("other", type=click.Path(path_type=Path), metavar="[DIR]", required=False)
 @_baseline
@@ -211,11 +193,6 @@ def compare(  # noqa: PLR0913 - one for each option
     the baseline's values and is otherwise the same. The ratio of the medians has a 95 % confidence
     interval.
     """
-    from vtorque_core.api import tables as shown  # noqa: PLC0415
-    from vtorque_experiment import compare as comparing  # noqa: PLC0415
-    from vtorque_experiment import judge, tables  # noqa: PLC0415
-    from vtorque_experiment.results import read  # noqa: PLC0415
-
     if (other is None) == (not baseline):
         raise UsageError("vmgr experiment compare: name two experiments, or one and --baseline")
     base = read(directory)
@@ -228,10 +205,10 @@ def compare(  # noqa: PLR0913 - one for each option
         sides = ("baseline", "this")
     judged = judge.judge_pairs(pairs, conditions)
     if html is not None:
-        from vtorque_experiment import page  # noqa: PLC0415
+        from vtorque_experiment import page  # noqa: PLC0415 - as above
 
         lines = [f"base: {tables.state(base)}"]
-        _page(page.comparison_page(title, lines, pairs, sides), html)
+        _page(page.comparison_page(title, lines, pairs, sides), html, page.plots_hint())
     elif as_json:
         click.echo(json.dumps([pair.data() for pair in pairs], indent=2))
     elif str(junit) != "-":
@@ -240,7 +217,7 @@ def compare(  # noqa: PLR0913 - one for each option
     _exit_by_conditions(judged, title, junit)
 
 
-@experiment.command(short_help="Write all points as CSV, JSON or Parquet.")
+@click.command(short_help="Write all points as CSV, JSON or Parquet.")
 @_directory
 @click.option("--format", "kind", type=click.Choice(["csv", "json", "parquet"]), default="csv")
 @click.option(
@@ -249,9 +226,6 @@ def compare(  # noqa: PLR0913 - one for each option
 )  # fmt: skip
 def export(directory: Path, kind: str, output: Path) -> None:
     """Write all points, a row each: state, job, axes, numbers."""
-    from vtorque_experiment.export import export_content  # noqa: PLC0415
-    from vtorque_experiment.results import read  # noqa: PLC0415
-
     _write(export_content(read(directory), kind), output)
 
 
@@ -269,8 +243,6 @@ def _end(ended: Any, as_json: bool) -> None:
         sys.exit(EXIT_UNFINISHED)
     failed = len(ended.status["failed"])
     if failed:
-        from vtorque_experiment.matrix import count_text  # noqa: PLC0415
-
         _report_progress(
             f"{count_text(failed, 'failed point')}: vmgr experiment status {ended.directory} says "
             "why; vmgr experiment resume takes numbers again, with --failed it runs them again"
@@ -282,14 +254,12 @@ def _upper_case(heads: Sequence[str]) -> list[str]:
     return [head.upper() for head in heads]
 
 
-def _page(text: str, path: Path) -> None:
-    from vtorque_report import drawing  # noqa: PLC0415
-
+def _page(text: str, path: Path, hint: str) -> None:
     _write(text.encode("utf-8", "replace"), path)
     if str(path) != "-":
         _report_progress(f"the page is {path.absolute()}: open it in a browser")
-    if not drawing.can_draw():
-        _report_progress(f"it is {drawing.CANNOT_DRAW}")
+    if hint:
+        _report_progress(f"it is {hint}")
 
 
 def _write(content: bytes, path: Path) -> None:
@@ -297,8 +267,6 @@ def _write(content: bytes, path: Path) -> None:
         sys.stdout.buffer.write(content)
         sys.stdout.flush()
         return
-    from vtorque_core.api import Refused, printable  # noqa: PLC0415
-
     try:
         path.write_bytes(content)
     except OSError as error:
@@ -308,8 +276,6 @@ def _write(content: bytes, path: Path) -> None:
 def _exit_by_conditions(judged: Any, title: str, junit: Path | None) -> None:
     """Print the conditions that hold, and exit with the corresponding exit status."""
     if junit is not None:
-        from vtorque_experiment.junit import xml  # noqa: PLC0415
-
         _write(xml(title, judged.cases), junit)
     if not judged.asked:
         return

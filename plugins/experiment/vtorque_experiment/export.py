@@ -52,8 +52,7 @@ def _cell(value: Any) -> Any:
 
 def _parquet(found: Sequence[dict[str, Any]]) -> bytes:
     try:
-        import pyarrow  # noqa: PLC0415 - large, and optional
-        import pyarrow.parquet  # noqa: PLC0415
+        import pyarrow.parquet  # noqa: PLC0415 - large, and optional
     except ImportError:
         raise UsageError(
             "--format parquet needs pyarrow, which is not installed: install it beside vTorque, "

@@ -104,3 +104,8 @@ def _versions(results: Results) -> Iterator[str]:
         yield printable(f"vtorque-core {core}, seed {results.about.get('seed', '?')}", 200)
     except (LookupError, TypeError, AttributeError):
         return
+
+
+def plots_hint() -> str:
+    """Return why a page has no plots, and what to do. Empty if pages have them."""
+    return "" if drawing.can_draw() else drawing.CANNOT_DRAW

@@ -16,7 +16,7 @@ import click
 from vtorque_core.api import Paths, Refused, UsageError, job_log, kept_records, printable
 from vtorque_core.api.kept_records import Place
 from vtorque_core.api.log_levels import LEVELS, TRACE
-from vtorque_core.live import kept, service
+from vtorque_core.live import jobs, kept, service
 from vtorque_core.live.kept import KeptJob
 
 _MAX_LINE = 4096  # characters of a line that are shown
@@ -134,8 +134,6 @@ def _consoles(paths: Paths, job_id: str, guest: int) -> list[Path]:
         mine = kept_records.find(paths, job_id, os.getuid())
         running = [place.key for place in mine if not _has_ended(place)]
     else:
-        from vtorque_core.live import jobs  # noqa: PLC0415 - imports libvirt
-
         running = [
             job.kept.key
             for job in jobs.RunningJobs(paths).jobs()

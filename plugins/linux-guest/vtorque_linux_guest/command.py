@@ -15,7 +15,7 @@ from typing import Any
 import click
 
 from vtorque_core.api import Refused, UsageError, kept_records, printable
-from vtorque_core.live import service
+from vtorque_core.live import jobs, service
 from vtorque_linux_guest.guest.contract import SSH_CONFIG
 
 _HOSTNAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9.-]*", re.ASCII)
@@ -34,8 +34,6 @@ def console(config: Path, job_id: str, guest: int) -> None:
         watch = ["logs", "--console", "--follow", f"--guest={guest}", "--", job_id]
         argv = service.vmgr(config, *watch)
         os.execv(argv[0], argv)  # noqa: S606
-    from vtorque_core.live import jobs  # noqa: PLC0415 - imports libvirt
-
     running = [
         job for job in jobs.RunningJobs(service.paths(config)).jobs() if job.job.id == job_id
     ]

@@ -11,6 +11,11 @@ import click
 
 from vtorque_core.api import Busy, HostFault, UsageError, take_lock
 from vtorque_core.api.values import is_personal
+from vtorque_core.live.service import paths, site_and_installation
+from vtorque_local.mom import Programs
+from vtorque_local.service import LocalService, Setup
+from vtorque_local.settings import Settings
+from vtorque_local.submitter import LocalSubmitter
 
 IDLE_TIME = 60.0  # seconds until an idle personal service exits
 STOP_TIME = 1800.0  # seconds to tear down running jobs
@@ -22,22 +27,12 @@ CONFIG = click.option(
 )
 
 
-@click.group(short_help="The batch system of one machine.")
-def local() -> None:
-    """Run the batch system `local`: one machine, one queue."""
-
-
-@local.command()
+@click.command()
 @click.option("--foreground", is_flag=True, help="Stay in the foreground, log to stderr.")
 @click.option("--slots", type=click.IntRange(1, 1024), help="Jobs at once; default: site config.")
 @CONFIG
 def serve(foreground: bool, slots: int | None, config: Path | None) -> None:
     """Start the service. Without --foreground it returns when jobs can be submitted."""
-    from vtorque_core.live.service import site_and_installation  # noqa: PLC0415
-    from vtorque_local.mom import Programs  # noqa: PLC0415
-    from vtorque_local.service import LocalService, Setup  # noqa: PLC0415
-    from vtorque_local.settings import Settings  # noqa: PLC0415
-
     site, vtorque = site_and_installation(config)
     slots = slots or site[Settings].slots
     if slots < 1:
@@ -62,13 +57,10 @@ def serve(foreground: bool, slots: int | None, config: Path | None) -> None:
     service.serve()
 
 
-@local.command()
+@click.command()
 @CONFIG
 def stop(config: Path | None) -> None:
     """Stop the service and wait for its end: running jobs are ended, queued ones stay queued."""
-    from vtorque_core.live.service import paths  # noqa: PLC0415
-    from vtorque_local.submitter import LocalSubmitter  # noqa: PLC0415
-
     where = paths(config)
     LocalSubmitter(where).shut_down()
     lock = where.state / "local" / "lock"

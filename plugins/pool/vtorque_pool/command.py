@@ -1,4 +1,4 @@
-"""The commands ``vtorque pool``. Imports are deferred until a command runs."""
+"""The commands ``vtorque pool``."""
 
 from __future__ import annotations
 
@@ -8,29 +8,27 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
+from vtorque_admin.steps import Check
 from vtorque_core.api import EXIT_FAILED, Refused, UsageError, printable
-
-if TYPE_CHECKING:
-    from vtorque_pool.machines import Machines
-    from vtorque_pool.pbs import Pbs
-    from vtorque_pool.settings import MachineShape, Settings
-    from vtorque_pool.slurm import Slurm
-
-_CONFIG = click.option(
-    "--config", type=click.Path(readable=False, path_type=Path), help="Other config file."
-)
+from vtorque_core.live.service import site_and_installation
+from vtorque_pool import on_slurm, plot, show, slurm_conf, unit
+from vtorque_pool import serve as service
+from vtorque_pool import simulate as model
+from vtorque_pool.group import CONFIG
+from vtorque_pool.hostlist import expand
+from vtorque_pool.machines import Machines
+from vtorque_pool.opening import become_owner, opened, require_state
+from vtorque_pool.pbs import Pbs
+from vtorque_pool.programs import begin
+from vtorque_pool.settings import MachineShape, Settings
+from vtorque_pool.slurm import Slurm
 
 
 def _opened(config: Path | None) -> tuple[Machines, Slurm | Pbs]:
-    from vtorque_pool.opening import become_owner, opened, require_state  # noqa: PLC0415
-    from vtorque_pool.pbs import Pbs  # noqa: PLC0415
-    from vtorque_pool.settings import Settings  # noqa: PLC0415
-    from vtorque_pool.slurm import Slurm  # noqa: PLC0415
-
     become_owner(config)
     site, machines = opened(config)
     settings: Settings = site[Settings]
@@ -45,21 +43,11 @@ def _of_pool(command: Callable[..., None]) -> Callable[..., None]:
         command(*_opened(config or context.obj), **given)
 
     functools.update_wrapper(run, command)
-    return _CONFIG(click.pass_context(run))
+    return CONFIG(click.pass_context(run))
 
 
-@click.group(invoke_without_command=True, short_help="Create and delete worker nodes on demand.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-@click.option("--metrics", is_flag=True, help="Print metrics for Prometheus.")
-@_CONFIG
-@click.pass_context
-def pool(context: click.Context, as_json: bool, metrics: bool, config: Path | None) -> None:
-    """List nodes: state, age, idle time, cost per hour, jobs. As root or Slurm's user."""
-    if context.invoked_subcommand is not None:
-        context.obj = config
-        return
-    from vtorque_pool import show  # noqa: PLC0415
-
+def show_nodes(config: Path | None, as_json: bool, metrics: bool) -> None:
+    """Print the nodes, as ``vtorque pool`` does without a command."""
     machines, batch = _opened(config)
     found, remembered, now = machines.found(), machines.memory.read(), time.time()
     listed = show.rows(machines.settings, found, batch.nodes(), remembered.held, now)
@@ -74,15 +62,11 @@ def pool(context: click.Context, as_json: bool, metrics: bool, config: Path | No
         sys.exit(EXIT_FAILED)
 
 
-@pool.command("config")
-@_CONFIG
+@click.command()
+@CONFIG
 @click.pass_context
-def config_lines(context: click.Context, config: Path | None) -> None:
+def config(context: click.Context, config: Path | None) -> None:
     """Print the lines for slurm.conf. vtorque pool setup writes them."""
-    from vtorque_core.live.service import site_and_installation  # noqa: PLC0415
-    from vtorque_pool import slurm_conf  # noqa: PLC0415
-    from vtorque_pool.settings import Settings  # noqa: PLC0415
-
     settings = site_and_installation(config or context.obj)[0][Settings]
     if settings.batch != "slurm":
         raise UsageError(f"[plugin.pool] batch is {settings.batch}: these lines are only for Slurm")
@@ -90,18 +74,13 @@ def config_lines(context: click.Context, config: Path | None) -> None:
         click.echo(line)
 
 
-@pool.command()
-@_CONFIG
+@click.command()
+@CONFIG
 @click.option("--undo", is_flag=True, help="Undo the setup.")
 @click.option("--dry-run", is_flag=True, help="Print what would be done, without doing it.")
 @click.pass_context
 def setup(context: click.Context, config: Path | None, undo: bool, dry_run: bool) -> None:
     """Prepare the server's host: slurm.conf, programs, directory, unit. Root only."""
-    from vtorque_admin.steps import Check  # noqa: PLC0415
-    from vtorque_core.live.service import site_and_installation  # noqa: PLC0415
-    from vtorque_pool import slurm_conf, unit  # noqa: PLC0415
-    from vtorque_pool.settings import Settings  # noqa: PLC0415
-
     site, place = site_and_installation(config or context.obj)
     settings = site[Settings]
     slurm = settings.batch == "slurm"
@@ -119,7 +98,7 @@ def setup(context: click.Context, config: Path | None, undo: bool, dry_run: bool
         click.echo(f"to do by hand: {problem}")
 
 
-@pool.command()
+@click.command()
 @click.argument("nodes")
 @click.option("--why", default="held by an administrator", help="Reason, shown by vtorque pool.")
 @click.option("--end", is_flag=True, help="End the hold.")
@@ -138,7 +117,7 @@ def hold(machines: Machines, batch: Slurm | Pbs, nodes: str, why: str, end: bool
         batch.undrain(name) if end else batch.drain(name, f"held: {why}")
 
 
-@pool.command()
+@click.command()
 @click.argument("nodes")
 @_of_pool
 def drain(machines: Machines, batch: Slurm | Pbs, nodes: str) -> None:
@@ -149,7 +128,7 @@ def drain(machines: Machines, batch: Slurm | Pbs, nodes: str) -> None:
     batch.power_down(names, at_once=False)
 
 
-@pool.command()
+@click.command()
 @click.argument("nodes")
 @_of_pool
 def destroy(machines: Machines, batch: Slurm | Pbs, nodes: str) -> None:
@@ -164,7 +143,7 @@ def destroy(machines: Machines, batch: Slurm | Pbs, nodes: str) -> None:
         raise Refused(*(f"{name}: {problem}" for name, problem in failed.items()))
 
 
-@pool.command()
+@click.command()
 @click.argument("shape")
 @_of_pool
 def release(machines: Machines, batch: Slurm | Pbs, shape: str) -> None:
@@ -177,9 +156,6 @@ def batch_release(machines: Machines, batch: Slurm | Pbs, shape: MachineShape) -
 
     On Slurm, also remove the reservation that keeps jobs off the shape's nodes.
     """
-    from vtorque_pool import on_slurm  # noqa: PLC0415
-    from vtorque_pool.slurm import Slurm  # noqa: PLC0415
-
     if isinstance(batch, Slurm):
         on_slurm.release(machines, batch, shape.name)
         return
@@ -188,27 +164,22 @@ def batch_release(machines: Machines, batch: Slurm | Pbs, shape: MachineShape) -
     machines.log(f"{shape.name}: retried by an administrator")
 
 
-@pool.command()
+@click.command()
 @_of_pool
 def tidy(machines: Machines, batch: Slurm | Pbs) -> None:
     """Compare clouds and batch system once and repair differences, as vtorque pool serve does."""
-    from vtorque_pool import serve as service  # noqa: PLC0415
-
     click.echo(f"{service.tidy(machines.settings, machines, batch)} differences repaired")
 
 
-@pool.command()
+@click.command()
 @_of_pool
 def serve(machines: Machines, batch: Slurm | Pbs) -> None:
     """Repair the pool in rounds until SIGTERM. On Torque and OpenPBS, also grow and shrink it."""
-    from vtorque_pool import serve as service  # noqa: PLC0415
-    from vtorque_pool.programs import begin  # noqa: PLC0415
-
     begin()
     service.serve(machines.settings, machines, batch)
 
 
-@pool.command()
+@click.command()
 @click.argument("trace", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.option("--nodes", default="8", help="Maximum number of nodes; several values with commas.")
 @click.option(
@@ -234,9 +205,6 @@ def simulate(  # noqa: PLR0913 - one for each option
     html: Path | None,
 ) -> None:  # fmt: skip
     """Estimate the jobs' wait times and the machine hours for a trace (SWF)."""
-    from vtorque_pool import plot  # noqa: PLC0415
-    from vtorque_pool import simulate as model  # noqa: PLC0415
-
     jobs = model.read(trace)
     wanted = [
         model.Sizes(most, few, seconds, cpus, ready)
@@ -265,8 +233,6 @@ def _counts(text: str) -> list[int]:
 
 
 def _names(machines: Machines, nodes: str) -> tuple[str, ...]:
-    from vtorque_pool.hostlist import expand  # noqa: PLC0415
-
     try:
         names = expand(nodes)
     except ValueError as error:

@@ -1,4 +1,4 @@
-"""The click command ``vmgr report``. It imports its modules when it runs."""
+"""The click command ``vmgr report``."""
 
 from __future__ import annotations
 
@@ -7,16 +7,15 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
-from vtorque_core.api import UsageError, printable
-
-if TYPE_CHECKING:
-    from vtorque_core.api.kept_records import Place
-    from vtorque_core.live.kept import KeptJob
-    from vtorque_report.report import JobArray, Report
+from vtorque_core.api import Refused, UsageError, printable
+from vtorque_core.api.kept_records import Place
+from vtorque_core.live import kept
+from vtorque_core.live.kept import KeptJob
+from vtorque_report import load
+from vtorque_report.report import JobArray, Report
 
 
 @click.command()
@@ -48,9 +47,6 @@ def report(
     """
     if bool(job_id) == last:
         raise UsageError("vmgr report: name a job, or use --last")
-    from vtorque_core.live import kept  # noqa: PLC0415
-    from vtorque_report import load  # noqa: PLC0415
-
     jobs = kept.jobs(config, job_id or None)
     found = _found(jobs[-1:] if last else jobs, more)
     if html is not None:
@@ -74,10 +70,6 @@ def report(
 
 
 def _found(jobs: Sequence[KeptJob], more: Sequence[Path]) -> Report | JobArray:
-    from vtorque_core.api import Refused  # noqa: PLC0415
-    from vtorque_report import load  # noqa: PLC0415
-    from vtorque_report.report import JobArray  # noqa: PLC0415
-
     now = time.time()
     if len(jobs) == 1:
         return load.report([*_places(jobs[0]), *more], now)

@@ -27,6 +27,13 @@ from vtorque_pool.api import (
     StockOut,
 )
 
+try:
+    import boto3
+    from botocore.config import Config
+    from botocore.exceptions import BotoCoreError, ClientError, HTTPClientError
+except ImportError:
+    boto3 = None
+
 _STATES = {
     "pending": "building",
     "running": "running",
@@ -52,11 +59,8 @@ def driver(options: Mapping[str, str]) -> Driver:
     Raises:
         HostFault: If boto3 is missing.
     """
-    try:
-        import boto3  # noqa: PLC0415 - an extra, 0.3 s
-        from botocore.config import Config  # noqa: PLC0415
-    except ImportError:
-        raise HostFault("the driver ec2 needs boto3: install vtorque-pool[ec2]") from None
+    if boto3 is None:
+        raise HostFault("the driver ec2 needs boto3: install vtorque-pool[ec2]")
     seconds = float(options.get("timeout", "60"))
     config = Config(
         connect_timeout=seconds, read_timeout=seconds, retries={"total_max_attempts": 3}
@@ -129,8 +133,6 @@ class Ec2:
 
     def destroy(self, machine: str) -> None:
         """Terminate an instance, and its volumes if the image says so."""
-        from botocore.exceptions import ClientError  # noqa: PLC0415
-
         with _faults():
             try:
                 self._client.terminate_instances(InstanceIds=[machine])
@@ -158,8 +160,6 @@ def _machine(found: Mapping[str, Any]) -> Machine:
 @contextlib.contextmanager
 def _faults() -> Iterator[None]:
     """Convert boto3's exceptions to CloudFault."""
-    from botocore.exceptions import BotoCoreError, ClientError, HTTPClientError  # noqa: PLC0415
-
     try:
         yield
     except ClientError as error:

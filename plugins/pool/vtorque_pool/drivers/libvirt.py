@@ -15,6 +15,7 @@ contain cluster and time, so that a disk without a domain can be identified too.
 from __future__ import annotations
 
 import hashlib
+import io
 import os
 import re
 import stat
@@ -28,6 +29,11 @@ from xml.sax.saxutils import escape, quoteattr
 from vtorque_core.api import HostFault, Image, Refused, run_tool
 from vtorque_core.live.images import lookup
 from vtorque_pool.api import CloudFault, Driver, Machine, MachineOrder, StockOut
+
+try:
+    import pycdlib
+except ImportError:
+    pycdlib = None  # type: ignore[assignment]
 
 _NS = "https://vtorque.org/xmlns/pool/1"
 _POOL = "vtorque-pool"
@@ -261,14 +267,8 @@ def seed(order: MachineOrder, secrets: bytes = b"", *, local: bool = False) -> b
     Raises:
         HostFault: If pycdlib is missing.
     """
-    import io  # noqa: PLC0415
-
-    try:
-        import pycdlib  # noqa: PLC0415 - an extra
-    except ImportError:
-        raise HostFault(
-            "cloud-init on libvirt needs pycdlib: install vtorque-pool[libvirt]"
-        ) from None
+    if pycdlib is None:
+        raise HostFault("cloud-init on libvirt needs pycdlib: install vtorque-pool[libvirt]")
     meta = f"instance-id: {order.cluster}-{order.node}\nlocal-hostname: {order.node}\n"
     meta += "dsmode: local\n" if local else ""
     iso = pycdlib.PyCdlib()

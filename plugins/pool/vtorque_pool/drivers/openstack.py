@@ -26,6 +26,14 @@ from vtorque_pool.api import (
     StockOut,
 )
 
+try:
+    import openstack
+    from keystoneauth1.exceptions import ClientException
+    from openstack.config import OpenStackConfig
+    from openstack.exceptions import HttpException, SDKException
+except ImportError:
+    openstack = None  # type: ignore[assignment]
+
 # https://docs.openstack.org/api-guide/compute/server_concepts.html
 # A server with any other status runs or will run again: MIGRATING, REBOOT, UNKNOWN, ...
 _STATES: dict[str, State] = {
@@ -40,15 +48,9 @@ def driver(options: Mapping[str, str]) -> Driver:
     Raises:
         HostFault: If openstacksdk is missing.
     """
-    try:
-        import openstack  # noqa: PLC0415 - an extra, 0.6 s
-    except ImportError:
-        raise HostFault(
-            "the driver openstack needs openstacksdk: install vtorque-pool[openstack]"
-        ) from None
+    if openstack is None:
+        raise HostFault("the driver openstack needs openstacksdk: install vtorque-pool[openstack]")
     with _faults():
-        from openstack.config import OpenStackConfig  # noqa: PLC0415
-
         files = [options["clouds"]] if options.get("clouds") else None
         config = OpenStackConfig(config_files=files, load_envvars=False)
         region = config.get_one(
@@ -123,9 +125,6 @@ def _machine(found: Any) -> Machine:
 @contextlib.contextmanager
 def _faults() -> Iterator[None]:
     """Convert the SDK's exceptions to CloudFault."""
-    from keystoneauth1.exceptions import ClientException  # noqa: PLC0415
-    from openstack.exceptions import HttpException, SDKException  # noqa: PLC0415
-
     try:
         yield
     except HttpException as error:
