@@ -35,8 +35,8 @@ def deferred(name: str) -> Callable[..., Any]:
         name: the function or class, as in :func:`import_object`.
     """
 
-    def call(*args: Any, **kwargs: Any) -> Any:
-        return import_object(name)(*args, **kwargs)
+    def call(*args: Any, **given: Any) -> Any:
+        return import_object(name)(*args, **given)
 
     return call
 
@@ -154,7 +154,5 @@ class Command:
 
     def import_command(self) -> click.Command:
         """Import or create the command."""
-        if callable(self.load):
-            return self.load()
-        command: click.Command = import_object(self.load)
-        return command
+        found: click.Command = self.load() if callable(self.load) else import_object(self.load)
+        return found

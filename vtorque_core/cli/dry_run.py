@@ -14,9 +14,10 @@ from vtorque_core.api.claims import Placement, PoolClaim
 from vtorque_core.api.guest_plan import GuestPlan
 from vtorque_core.api.libvirt_domain import Disk, Filesystem, Interface
 from vtorque_core.base import kvm, names
+from vtorque_core.live.site_config import site_templates
 from vtorque_core.plan import guests as plan
 from vtorque_core.plan.domain.merge import MergedDomain
-from vtorque_core.plan.domain.render import DomainSpec, render, site_templates
+from vtorque_core.plan.domain.render import DomainSpec, render
 from vtorque_core.plan.job_context import JobContext, job_user
 from vtorque_core.site import personal
 from vtorque_core.site.config import Site

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.resources
+from pathlib import Path
+
 from vtorque_core.base.names import CONFIG_PATH as CONFIG_PATH
-from vtorque_core.plan.domain.render import site_templates as site_templates
 from vtorque_core.site import edit as edit
 from vtorque_core.site import schema as schema
 from vtorque_core.site.config import Raw as Raw
@@ -29,3 +31,17 @@ from vtorque_core.site.policy import for_job as for_job
 from vtorque_core.site.policy import options_for as options_for
 from vtorque_core.site.values import is_required as is_required
 from vtorque_core.site.values import show as show
+
+
+def site_templates(templates: Path) -> dict[Path, str]:
+    """Return the site's templates, and the template that each replaces (``package:path``)."""
+    found = {}
+    for path in sorted(templates.glob("**/*.j2")):
+        package = "vtorque_core.plan.domain" if path.parent == templates else path.parent.name
+        try:
+            top = Path(str(importlib.resources.files(package)))
+        except (ImportError, TypeError):  # no such package
+            top = templates / "none"
+        replaced = [f"{package}:{each.relative_to(top)}" for each in top.rglob(path.name)]
+        found[path] = ", ".join(sorted(replaced))
+    return found

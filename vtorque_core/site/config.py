@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import re
+import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
@@ -17,7 +18,7 @@ from vtorque_core.base.distributions import how_to_get
 from vtorque_core.base.errors import ConfigError, printable
 from vtorque_core.base.names import CONFIG_PATH, Paths
 from vtorque_core.base.trust import require_root_owned, require_secret
-from vtorque_core.site import schema
+from vtorque_core.site import personal, schema
 from vtorque_core.site.job_limits import OF_BATCH, Entry, read_jobs
 from vtorque_core.site.network_config import network_problems
 from vtorque_core.site.option_limits import Limits, read_limits
@@ -46,8 +47,6 @@ class Raw:
     personal: bool = False
 
     def line(self, key: str) -> int | None:
-        from vtorque_core.site.toml_lines import line_of  # noqa: PLC0415 (for messages only)
-
         return line_of(self.text, key)
 
     def origin(self, key: str) -> str:
@@ -125,8 +124,6 @@ def read_toml(path: Path = CONFIG_PATH, *, new: bool = False) -> Raw:
 
     CONFIG_PATH may be missing; any other file must exist unless ``new``.
     """
-    from vtorque_core.site import personal  # noqa: PLC0415 - needed only here
-
     if personal.is_personal_path(path):
         personal.require_own_directories()
         return _apply_defaults(_read(personal.config(), True), personal.defaults())
@@ -157,8 +154,6 @@ def _read(path: Path, may_be_missing: bool) -> Raw:
 
 
 def parse_toml(content: bytes, path: Path = CONFIG_PATH) -> Raw:
-    import tomllib  # noqa: PLC0415 (3 ms, only where there is a config)
-
     if len(content) > MAX_BYTES:
         raise ConfigError(f"{path}: is longer than {MAX_BYTES} bytes")
     try:
@@ -430,3 +425,54 @@ class _Builder:
                     require_secret(Path(path))
                 except ConfigError as error:
                     self.problem(f"plugin.{name}", f.name, str(error))
+
+
+_ENDS = ("]", '"""', "'''")  # of values in several lines
+
+
+def line_of(text: str, key: str) -> int | None:
+    """Return the line (from 1) of a dotted key (``options.ram.max``) or its nearest table, or None.
+
+    ``limits.1`` is the first of a list of tables.
+    """
+    lines = _lines(text)
+    parts = key.split(".")
+    above = (".".join(parts[:length]) for length in range(len(parts), 0, -1))
+    return next((lines[each] for each in above if each in lines), None)
+
+
+def _lines(text: str) -> dict[str, int]:
+    found: dict[str, int] = {}
+    arrays: dict[str, int] = {}  # number of tables so far, by name
+    table, statement, first = "", "", 1
+    for number, line in enumerate(text.split("\n"), start=1):
+        goes_on, statement = bool(statement), f"{statement}{line}\n"
+        if goes_on and not any(end in line for end in _ENDS):
+            continue
+        try:
+            keys = list(_keys(tomllib.loads(statement)))
+        except tomllib.TOMLDecodeError:
+            continue  # the statement continues in the next line
+        if statement.lstrip().startswith("["):
+            if statement.lstrip().startswith("[["):
+                arrays[keys[-1]] = arrays.get(keys[-1], 0) + 1
+            keys += [_array_key(key, arrays) for key in keys]
+            table = f"{keys[-1]}."
+        else:
+            keys = [table + key for key in keys]
+        for key in keys:
+            found.setdefault(key, first)
+        statement, first = "", number + 1
+    return found
+
+
+def _array_key(key: str, arrays: Mapping[str, int]) -> str:
+    of = next((name for name in arrays if f"{key}.".startswith(f"{name}.")), None)
+    return key if of is None else f"{of}.{arrays[of]}{key.removeprefix(of)}"
+
+
+def _keys(data: Mapping[str, Any], above: str = "") -> Iterator[str]:
+    for key, value in data.items():
+        yield above + key
+        if isinstance(value, Mapping):
+            yield from _keys(value, f"{above}{key}.")

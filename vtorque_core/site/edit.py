@@ -9,8 +9,7 @@ from pathlib import Path
 
 from vtorque_core.base import safefs
 from vtorque_core.base.errors import HostFault
-from vtorque_core.site.config import MAX_BYTES
-from vtorque_core.site.toml_lines import line_of
+from vtorque_core.site.config import MAX_BYTES, line_of
 
 _HEADER = re.compile(r"[ \t]*\[[^\[\]]+\][ \t\r]*(?:#.*)?")
 _NEW = "# vTorque site config. All keys with their defaults: vtorque config example\n"

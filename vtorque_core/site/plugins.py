@@ -17,6 +17,8 @@ import sys
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from importlib.machinery import PathFinder
+from importlib.util import find_spec
 from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, overload
@@ -119,9 +121,6 @@ def import_point(point: EntryPoint, known: dict[Path, Path] | None = None) -> An
 
 
 def require_trusted(point: EntryPoint, known: dict[Path, Path] | None = None) -> None:
-    from importlib.machinery import PathFinder  # noqa: PLC0415 - root's processes only
-    from importlib.util import find_spec  # noqa: PLC0415
-
     from vtorque_core.base.trust import require_root_owned  # noqa: PLC0415
 
     package, *below = point.module.split(".")

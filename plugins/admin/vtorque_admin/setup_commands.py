@@ -13,6 +13,9 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import click
+from click.shell_completion import ShellComplete, get_completion_class
+
 from vtorque_core.api import HostFault
 from vtorque_core.api.setup_steps import make_directories, safefs
 
@@ -81,9 +84,6 @@ def _wanted_files(commands: str, modulefiles: str) -> Iterator[tuple[Path, Conte
 
 
 def _completion(shell: str, program: str) -> bytes:
-    import click  # noqa: PLC0415 - here only
-    from click.shell_completion import ShellComplete, get_completion_class  # noqa: PLC0415
-
     found = get_completion_class(shell)
     if found is None:
         raise HostFault(f"this click has no completion for {shell}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pwd
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -12,8 +13,6 @@ from typing import TYPE_CHECKING
 from vtorque_core.api import constant_hook, hookimpl, setting
 
 if TYPE_CHECKING:
-    import pwd
-
     from vtorque_core.api.kept_records import Place
     from vtorque_core.api.node_job import Site
 
@@ -93,8 +92,6 @@ def vtorque_kept_records(site: Site) -> Iterator[Place]:
 
 
 def _caller() -> pwd.struct_passwd | None:
-    import pwd  # noqa: PLC0415 - not by vsub
-
     try:
         return pwd.getpwuid(os.getuid())
     except KeyError:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import shutil
 import stat
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from pathlib import Path
 
-from vtorque_core.api import HostFault, Refused, VtorqueError
-from vtorque_core.api.health import LEAST_FREE, HealthResult, failure, ok, warning
+from vtorque_core.api import HostFault, Refused, VtorqueError, node_job
+from vtorque_core.api.health import LEAST_FREE, HealthCheck, HealthResult, failure, ok, warning
 from vtorque_core.api.values import is_personal
 from vtorque_core.live.images import (
     BrokenImage,
@@ -22,6 +23,21 @@ from vtorque_core.live.images import (
 )
 
 _SYNC = "vmgr images sync --nodes NODE, on the host that fills the pool"
+
+
+def checks() -> list[HealthCheck]:
+    """Return the checks of the image pool and of this node's cache for doctor."""
+    return [
+        HealthCheck("image pool", partial(_check_whole, check_pool)),
+        HealthCheck("image cache", partial(_check_whole, check_cache)),
+    ]
+
+
+def _check_whole(
+    check: Callable[[Site], Iterable[HealthResult]], site: node_job.Site
+) -> Iterable[HealthResult]:
+    assert isinstance(site, Site)  # noqa: S101 - doctor passes the whole config
+    return check(site)
 
 
 def check_pool(site: Site) -> Iterator[HealthResult]:

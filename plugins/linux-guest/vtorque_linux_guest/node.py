@@ -7,11 +7,10 @@ import os
 import re
 import resource
 import socket
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
-from vtorque_core.api import HostFault, Refused, constant_hook, hookimpl
-from vtorque_core.api.acquired import Resource
+from vtorque_core.api import HostFault, Refused, constant_hook, deferred, hookimpl
 from vtorque_core.api.guest_context import CancelCommand, ContextItem, GuestFile, RootCommand
 from vtorque_core.api.guest_plan import GuestPlan
 from vtorque_core.api.health import HealthCheck, HealthResult
@@ -26,6 +25,7 @@ VIRTLOGD = Path("/run/libvirt/virtlogd-sock")
 _VIRTLOGD_TIMEOUT = 5.0  # seconds
 QEMU_CONF = Path("/etc/libvirt/qemu.conf")
 _NO_VIRTLOGD = re.compile(r'^\s*stdio_handler\s*=\s*"file"', re.MULTILINE)
+_site_epilogue = deferred("vtorque_linux_guest.job.site_epilogue:SiteEpilogue")
 _log = logging.getLogger(__name__)
 _NO_ACLS = "%s: user.* attributes work as on the host; ACLs are not evaluated in the guest"
 
@@ -73,13 +73,7 @@ def vtorque_guest_context(guest: GuestPlan, site: Site) -> Iterator[ContextItem]
             yield CancelCommand((path,))
 
 
-@hookimpl
-def vtorque_resources() -> Iterable[type[Resource]]:
-    """Return the classes of this plugin's resources, with which a teardown releases them."""
-    from vtorque_linux_guest.boot.seed import Seed  # noqa: PLC0415 - only a teardown needs it
-    from vtorque_linux_guest.job.site_epilogue import SiteEpilogue  # noqa: PLC0415 - as above
-
-    return [Seed, SiteEpilogue]
+vtorque_resources = hookimpl(deferred("vtorque_linux_guest.job.site_epilogue:resources"))
 
 
 def _clean(guest: GuestPlan, place: str) -> RootCommand:
@@ -104,10 +98,8 @@ def vtorque_post_boot(job: NodeJob) -> None:
         if shared := [share.target for share in guest.shares if share.kind == "virtiofs"]:
             _log.info(_NO_ACLS, ", ".join(shared), extra={"guest": guest.index})
         if (guest.run_dir / EPILOGUE_MARKER).exists():
-            from vtorque_linux_guest.job.site_epilogue import SiteEpilogue  # noqa: PLC0415 - as above
-
             run_dir = str(guest.run_dir)
-            job.acquire(SiteEpilogue(run_dir, guest.hostname, guest.rank, seconds), guest=guest)
+            job.acquire(_site_epilogue(run_dir, guest.hostname, guest.rank, seconds), guest=guest)
 
 
 def agent_check(site: Site) -> Iterator[HealthResult]:
@@ -188,31 +180,6 @@ def scripts_check(site: Site) -> Iterator[HealthResult]:
         yield HealthResult("ok", f"guest {what} scripts: {names}")
 
 
-def cloud_config_check(site: Site) -> Iterator[HealthResult]:
-    """Check the site's cloud-config files, but not their schema, which the guest checks."""
-    import yaml  # noqa: PLC0415 - only doctor needs it
-
-    from vtorque_linux_guest.boot.cloud_config import header_problem  # noqa: PLC0415 - as above
-
-    where = site[Settings].cloud_config
-    try:
-        for file in site_scripts(where):
-            text = file.content.decode("utf-8", "replace")
-            problem = header_problem(text)
-            try:
-                if not problem and not isinstance(yaml.safe_load(text), dict):
-                    problem = "is not a YAML mapping of modules"
-            except yaml.YAMLError as error:
-                problem = f"is not valid YAML: {error}"
-            if problem:
-                fix = f"for details run cloud-init schema --config-file {where}/{file.name}"
-                yield HealthResult("failed", f"{where}/{file.name} {problem}", fix=fix)
-            else:
-                yield HealthResult("ok", f"guest cloud-config: {file.name}")
-    except HostFault as error:
-        yield HealthResult("failed", str(error), fix=f"chown root: and chmod go-w {where}")
-
-
 def virtlogd_check(site: Site) -> Iterator[HealthResult]:
     """Check that virtlogd, which writes the messages of QEMU, answers."""
     conf = QEMU_CONF.read_text("utf-8", "replace") if QEMU_CONF.exists() else ""
@@ -234,7 +201,9 @@ def virtlogd_check(site: Site) -> Iterator[HealthResult]:
 
 vtorque_health_checks = constant_hook(
     HealthCheck("virtlogd", virtlogd_check),
-    HealthCheck("linux guest cloud-config", cloud_config_check),
+    HealthCheck(
+        "linux guest cloud-config", deferred("vtorque_linux_guest.boot.cloud_config_check:check")
+    ),
     HealthCheck("linux guest agent", agent_check),
     HealthCheck("linux guest shares", acl_check),
     HealthCheck("linux guest descriptors", descriptors_check),

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from vtorque_core.api import Command, Remote, constant_hook, hookimpl
+from vtorque_core.api import Command, Remote, constant_hook, deferred, hookimpl
 from vtorque_login.settings import Settings
 
 if TYPE_CHECKING:
@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 
     from vtorque_core.api import BatchSystem, JobAttempt
     from vtorque_core.api.batch_system import JobInfo, JobOnNode
-    from vtorque_core.api.kept_records import Place
     from vtorque_core.api.node_job import Site
 
 
@@ -39,14 +38,6 @@ def vtorque_jobs_on_nodes(jobs: Sequence[JobInfo], site: Site, config: Path) -> 
 
 
 @hookimpl
-def vtorque_kept_records() -> Iterator[Place]:
-    """Yield records that nodes of running jobs have sent to this process."""
-    from vtorque_login.gathered import places  # noqa: PLC0415 - not by vsub
-
-    yield from places()
-
-
-@hookimpl
 def vtorque_beside_script(
     job: JobAttempt, batch: BatchSystem, site: Site
 ) -> Iterator[Sequence[str]]:
@@ -63,6 +54,7 @@ def vtorque_beside_script(
 
 
 vtorque_settings = constant_hook(Settings)
+vtorque_kept_records = hookimpl(deferred("vtorque_login.gathered:places"))
 vtorque_commands = constant_hook(
     Command("vmgr state", "vtorque_login.command:state", Remote(("files",)))
 )

@@ -37,3 +37,8 @@ class BootLine(Resource):
 
     def release(self) -> None:
         """Do nothing: the overlay is another resource, released after this one."""
+
+
+def resources() -> list[type[Resource]]:
+    """Return the class of this plugin's resource, with which a teardown releases it."""
+    return [BootLine]

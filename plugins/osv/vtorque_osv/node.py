@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
-from vtorque_core.api import Refusal, hookimpl
-from vtorque_core.api.acquired import Resource
+from vtorque_core.api import Refusal, deferred, hookimpl
 from vtorque_core.api.guest_plan import GuestPlan
 from vtorque_core.api.node_job import Site
 from vtorque_core.api.vm_options import DISK, VM_EPILOGUE, VM_PROLOGUE
@@ -51,9 +50,4 @@ def vtorque_plan(guest: GuestPlan, site: Site) -> Iterator[Refusal]:
         )  # fmt: skip
 
 
-@hookimpl
-def vtorque_resources() -> Iterable[type[Resource]]:
-    """Return the class of this plugin's resource, with which a teardown releases it."""
-    from vtorque_osv.bootline import BootLine  # noqa: PLC0415 - only a teardown needs it
-
-    return [BootLine]
+vtorque_resources = hookimpl(deferred("vtorque_osv.bootline:resources"))

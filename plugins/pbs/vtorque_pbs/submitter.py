@@ -6,7 +6,9 @@ Privileges: the user, in ``vsub`` and ``vmgr``. doc/batch-pbs.md lists the addit
 from __future__ import annotations
 
 import contextlib
+import json
 import os
+import shlex
 import stat
 import subprocess
 import sys
@@ -16,7 +18,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from vtorque_core.api import UsageError, printable
+from vtorque_core.api import UsageError, deferred, printable
 from vtorque_core.api.batch_system import JobInfo, Needs, SubmitArgs
 from vtorque_core.api.directives import (
     rewrite_directives,
@@ -45,6 +47,8 @@ if TYPE_CHECKING:
 MAX_SCRIPT = 64 << 20  # bytes, as in the job shell
 BARE = ("none",)
 FILTER = "--filter"
+_parse_filter = deferred("vtorque_pbs.torque.submit_filter:parse")
+_with_lines = deferred("vtorque_pbs.torque.submit_filter:with_lines")
 REQUEST = "--request"
 
 
@@ -122,9 +126,7 @@ class PbsSubmitter:
             return PbsArgs(vm=tuple(argv[2:3]), rest=(REQUEST,))
         if list(argv[:1]) != [FILTER]:
             return None
-        from vtorque_pbs.torque import submit_filter  # noqa: PLC0415 (only the filter)
-
-        line = submit_filter.parse(argv[1:], self._dialect.getopt)
+        line = _parse_filter(argv[1:], self._dialect.getopt)
         found = self._described(line, None, sys.stdin.buffer.read(), None)
         return replace(found, filtered=line.options)
 
@@ -199,10 +201,8 @@ class PbsSubmitter:
             del words[args.at if args.command else len(words) :]
             additions = self._additions(args.counts, blob, needs)
             if args.filtered is not None:
-                from vtorque_pbs.torque.submit_filter import with_lines  # noqa: PLC0415
-
                 text = args.text if content is None else content
-                content = with_lines(text, args.prefix, additions, args.filtered)
+                content = _with_lines(text, args.prefix, additions, args.filtered)
             words[args.at : args.at] = additions
             for unused in reversed(args.unused):
                 del words[unused]
@@ -270,8 +270,6 @@ class PbsSubmitter:
         return ["-S", str(self._jobshell), *words]
 
     def _nodes_for_ncpus(self, script: bytes, prefix: str) -> bytes:
-        import shlex  # noqa: PLC0415 (few scripts pay for it)
-
         def changed(_: int, line: bytes, words: str) -> bytes:
             try:
                 given = pbs.directive_words(words)
@@ -321,8 +319,6 @@ class PbsSubmitter:
 
 
 def _show_request(blob: bytes, needs: Needs) -> None:
-    import json  # noqa: PLC0415 (only setup)
-
     if needs.resources or needs.licenses:
         raise UsageError("a queue's jobs cannot request devices or licenses: submit with vsub")
     values = {"cpus": needs.cpus, "mib": needs.mib or 0, "seconds": needs.seconds}
@@ -331,8 +327,6 @@ def _show_request(blob: bytes, needs: Needs) -> None:
 
 def command_script(command: Sequence[str]) -> bytes:
     """Return a script that executes ``command``, which OpenPBS would run on the host."""
-    import shlex  # noqa: PLC0415 (only ``-- command`` pays for it)
-
     return b"#!/bin/sh\nexec " + os.fsencode(shlex.join(command)) + b"\n"
 
 

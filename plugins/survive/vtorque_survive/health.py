@@ -28,11 +28,11 @@ from vtorque_core.api import (
     take_lock,
 )
 from vtorque_core.api.children import Child
-from vtorque_core.api.health import HealthResult, failure, ok, warning
+from vtorque_core.api.health import HealthCheck, HealthResult, failure, ok, warning
 from vtorque_core.api.node_job import Site
 from vtorque_core.live import service, suspend
 from vtorque_core.live.jobs import RunningJobs
-from vtorque_survive import move_record, turn
+from vtorque_survive import abilities, move_record, turn
 from vtorque_survive.drain import LOCK, LastDrain, read_record
 from vtorque_survive.move_watch import UNHELD, WHY_UNHELD
 from vtorque_survive.process import NAME, Watcher
@@ -247,3 +247,12 @@ def check_suspended(site: Site) -> Iterator[HealthResult]:
         if move.phase != move_record.AWAY:
             fix = f"run vmgr migrate {move.job} --to {move.to} as root to complete the migration"
             yield warning(f"the migration of job {move.job} to {move.to} is unfinished", fix)
+
+
+def checks() -> list[HealthCheck]:
+    """Return the checks for doctor."""
+    return [
+        HealthCheck("survive: suspended jobs", check_suspended),
+        HealthCheck("survive: supported actions", abilities.check),
+        HealthCheck("survive: the node's health", check),
+    ]

@@ -15,6 +15,7 @@ from vtorque_core.api.setup_steps import Installation
 from vtorque_core.live.spares import WarmGuest
 from vtorque_testing.planned import PlannedNode, with_core
 from vtorque_warm import node, plugin, policy, process, service
+from vtorque_warm import setup as setup_steps
 from vtorque_warm.service import NOTE, Keeper
 from vtorque_warm.settings import Settings, WarmShape, parse_shape
 
@@ -384,7 +385,7 @@ def test_start_of_a_job_starts_the_service_and_doctor_reports_a_missing_one(tmp_
         "the service of warm guests is not running",
     )
     started, warned = [], []
-    monkeypatch.setattr(node, "ensure", lambda *words: started.append(words))
+    monkeypatch.setattr(setup_steps, "ensure", lambda *words: started.append(words))
     job = SimpleNamespace(site=site, warn=warned.append)
     node.vtorque_post_boot(job)
     assert started == [(site.paths, site.path)] and not warned
@@ -392,7 +393,7 @@ def test_start_of_a_job_starts_the_service_and_doctor_reports_a_missing_one(tmp_
     def fails(*_):
         raise HostFault("/run is full")
 
-    monkeypatch.setattr(node, "ensure", fails)
+    monkeypatch.setattr(setup_steps, "ensure", fails)
     node.vtorque_post_boot(job)
     assert warned == ["no warm guests are kept on this node: /run is full"]
 
@@ -409,8 +410,8 @@ def test_setup_starts_the_service_and_uninstall_ends_it_with_its_guests(tmp_path
     (step,) = steps_of(site, tmp_path)
     assert not step.is_applied()
     said = []
-    monkeypatch.setattr(node, "ensure", lambda *words: said.append(words))
-    monkeypatch.setattr(node, "end_all", said.append)
+    monkeypatch.setattr(setup_steps, "ensure", lambda *words: said.append(words))
+    monkeypatch.setattr(setup_steps, "end_all", said.append)
     step.apply()
     step.undo()
     assert said == [(site.paths, site.path), site.paths]
@@ -419,7 +420,7 @@ def test_setup_starts_the_service_and_uninstall_ends_it_with_its_guests(tmp_path
 def test_systemd_accepts_the_unit(tmp_path):
     place = Installation(Path(sys.executable), tmp_path / "50% $.toml", tmp_path / "jobshell")
     (step,) = systemd_unit(
-        "vtorque-warm.service", node.unit(place), units=tmp_path, booted=tmp_path
+        "vtorque-warm.service", setup_steps.unit(place), units=tmp_path, booted=tmp_path
     )
     step.apply()
     said = subprocess.run(

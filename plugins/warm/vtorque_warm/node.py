@@ -5,30 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from vtorque_core.api import HostFault, constant_hook, hookimpl
+from vtorque_core.api import HostFault, constant_hook, deferred, hookimpl
 from vtorque_core.api.boot_source import Offer, RenderedGuest
 from vtorque_core.api.health import HealthCheck, HealthResult
 from vtorque_core.api.node_job import NodeJob, Site
-from vtorque_warm.process import WarmService, end_all, ensure, read_status
+from vtorque_warm.process import WarmService, ensure, read_status
 from vtorque_warm.settings import Settings
 
 if TYPE_CHECKING:
     from vtorque_core.api.setup_steps import Installation, SetupStep
 
-# Oneshot: the service outlives this unit, and a job may start the service, too.
-_UNIT = """[Unit]
-Description=vTorque's guests that are ready before their job
-After=libvirtd.service network.target
-
-[Service]
-Type=oneshot
-RemainAfterExit=yes
-ExecStart={start}
-ExecStop={stop}
-
-[Install]
-WantedBy=multi-user.target
-"""
+_steps = deferred("vtorque_warm.setup:steps")
 
 
 @hookimpl
@@ -54,29 +41,8 @@ def vtorque_post_boot(job: NodeJob) -> None:
 @hookimpl
 def vtorque_setup_steps(site: Site, place: Installation) -> Iterator[SetupStep]:
     """Start the service, now and at boot. To undo, end the service and all unused warm guests."""
-    from vtorque_admin.steps import Change, systemd_unit  # noqa: PLC0415 - not in a job's start
-
-    if not _is_wanted(site) and WarmService.for_node(site.paths).is_lost():
-        return
-    yield from systemd_unit("vtorque-warm.service", unit(place))
-    yield Change(
-        "start the service of warm guests",
-        is_applied=lambda: not WarmService.for_node(site.paths).is_lost(),
-        apply=lambda: _start(site),
-        undo=lambda: end_all(site.paths),
-    )
-
-
-def unit(place: Installation) -> str:
-    """Return the systemd unit that starts the service (systemd.service(5))."""
-    from vtorque_admin.steps import unit_line  # noqa: PLC0415
-
-    lines = {word: unit_line((*place.call("warm"), word)) for word in ("start", "stop")}
-    return _UNIT.format(**lines)
-
-
-def _start(site: Site) -> None:
-    ensure(site.paths, site.path)
+    if _is_wanted(site) or not WarmService.for_node(site.paths).is_lost():
+        yield from _steps(site, place)
 
 
 def _is_wanted(site: Site) -> bool:

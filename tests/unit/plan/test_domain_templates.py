@@ -11,8 +11,9 @@ import pytest
 
 from vtorque_core.api.libvirt_domain import Channel, Element, ListElement
 from vtorque_core.base.errors import ConfigError, HostFault, Refused
+from vtorque_core.live.site_config import site_templates
 from vtorque_core.plan.domain.merge import Contributed, merge
-from vtorque_core.plan.domain.render import DomainSpec, render, site_templates
+from vtorque_core.plan.domain.render import DomainSpec, render
 from vtorque_testing.planned import guest_plan
 
 GUEST = guest_plan(vcpus=2)

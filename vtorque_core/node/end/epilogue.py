@@ -25,6 +25,7 @@ from vtorque_core.base.errors import (
     EXIT_HOST_FAULT,
     EXIT_OK,
     ConfigError,
+    HostFault,
     VtorqueError,
 )
 from vtorque_core.base.locks import Busy, job_lock_holder
@@ -40,6 +41,16 @@ from vtorque_core.site.schema import Node
 
 _KILLED = "the process that started the guests was killed"
 _DYING = 1.5  # seconds that libvirt may take to see that a QEMU has ended
+
+
+def run_hook(config: Path, argv: Sequence[str]) -> int:
+    """Release all resources in the job's journals. Privileges: root.
+
+    ``argv`` begins with the job id. The tenth argument, if given, is the job's exit status.
+    """
+    if not argv:
+        raise HostFault("the batch system passed no job id", stage="epilogue")
+    return run(config, argv[0], argv[9] if len(argv) > 9 else "")
 
 
 def run(config: Path, job_id: str, status: str = "") -> int:

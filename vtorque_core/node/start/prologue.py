@@ -21,11 +21,13 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 from vtorque_core.api.batch_system import BatchJob, Detach, NodeAdapter, Outcome
 from vtorque_core.api.kept_records import keep_facts
 from vtorque_core.api.log_levels import parse
 from vtorque_core.api.read_apart import helper_process
+from vtorque_core.api.strategies import deferred
 from vtorque_core.base.detach import run_detached
 from vtorque_core.base.errors import HostFault, InUse, Refused, VtorqueError, printable
 from vtorque_core.base.locks import Busy, job_lock
@@ -38,6 +40,7 @@ from vtorque_core.records import log
 from vtorque_core.records.log import Log
 from vtorque_core.records.reading import ARRIVES, JournalError, find, journals, lock_name
 from vtorque_core.site.config import Site
+from vtorque_core.site.load import load_node
 from vtorque_core.site.plugins import Plugins
 
 # Proof states of failed starts. The job shell treats a job on a wrong node as a host fault.
@@ -48,7 +51,15 @@ _WORDS: Mapping[Outcome, State] = {
     Outcome.IN_USE: "host_fault",
 }
 _REQUEUE = 300.0  # seconds to wait for the job shell, which starts after the user's prologue
+_CLEANUP = "vtorque_core.node.start.cleanup"  # few starts need it
+_release_attempts = deferred(f"{_CLEANUP}:release_attempts")
+_release_ended_jobs = deferred(f"{_CLEANUP}:release_ended_jobs")
+_abort_start = deferred(f"{_CLEANUP}:abort_start")
 _log = logging.getLogger(__name__)
+
+
+def run_hook(config: Path, argv: Sequence[str], environ: Mapping[str, str]) -> int:
+    return run(*load_node(config), argv, environ)
 
 
 def run(
@@ -167,18 +178,14 @@ def _attempt(
     job: BatchJob, site: Site, plugins: Plugins, adapter: NodeAdapter, hook: StartHook
 ) -> tuple[Outcome, str, Proof | None]:
     def reap_ended() -> None:
-        from vtorque_core.node.start import cleanup  # noqa: PLC0415 - few starts need it
-
-        cleanup.release_ended_jobs(job, site, plugins, adapter)
+        _release_ended_jobs(job, site, plugins, adapter)
 
     detail: tuple[str, ...] = ()
     begun = time.monotonic()
     _log.info("job %s of %s, attempt %d", job.id, job.owner, job.attempt)
     try:
         if _has_journal(job, site):  # a prologue of this job was killed
-            from vtorque_core.node.start import cleanup  # noqa: PLC0415 - few starts need it
-
-            cleanup.release_attempts(job, site, plugins)
+            _release_attempts(job, site, plugins)
         proof.remove(site.paths, job.id)
         start_job(job, site, plugins, adapter, reap_ended, hook.let_return)
     except Refused as error:
@@ -202,8 +209,6 @@ def _attempt(
     requeue = outcome.may_run_elsewhere and not hook.waits
     state = "requeued" if requeue else _WORDS[outcome]
     try:
-        from vtorque_core.node.start import cleanup  # noqa: PLC0415 - few starts need it
-
         user = job_user(job.owner, site)
         mine = attempt_of(job, user)
         logged = log.facts()
@@ -211,7 +216,7 @@ def _attempt(
         keep_facts(site.paths, mine, outcome=_WORDS[outcome], reason=reason, **logged)
         deadline = time.monotonic() + 2 * _REQUEUE
         failed = Proof(mine, state, reason, deadline=deadline, detail=detail)
-        cleanup.abort_start(job, site, plugins, user, failed)
+        _abort_start(job, site, plugins, user, failed)
     except Exception:  # the job shell then finds no proof, and runs nothing
         log.log_defect(job.id)
         return outcome, reason, None

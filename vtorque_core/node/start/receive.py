@@ -6,6 +6,7 @@ import logging
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from vtorque_core.api import hooks
 from vtorque_core.api.batch_system import MigrationAdapter, NodeAdapter
@@ -22,6 +23,7 @@ from vtorque_core.records import log
 from vtorque_core.records.reading import find
 from vtorque_core.resources import virtiofs_daemon
 from vtorque_core.site.config import Site
+from vtorque_core.site.load import load_node
 from vtorque_core.site.plugins import PluginError, Plugins
 
 _log = logging.getLogger(__name__)
@@ -83,6 +85,10 @@ class ReceivingJob:
                         _log.warning("%s", fault)
                     self.adapter.release_node(job_id, name)
                 raise
+
+
+def run_hook(config: Path) -> int:
+    return run(*load_node(config), 0, 1)
 
 
 def run(adapter: NodeAdapter, site: Site, plugins: Plugins, requests: int, answers: int) -> int:

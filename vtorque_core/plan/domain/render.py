@@ -12,8 +12,11 @@ import textwrap
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 from xml.etree import ElementTree
+
+import jinja2
+from markupsafe import Markup
 
 from vtorque_core.api.claims import Placement
 from vtorque_core.api.guest_plan import GuestPlan
@@ -34,10 +37,6 @@ from vtorque_core.base.errors import ConfigError, HostFault, Refused, printable
 from vtorque_core.base.trust import require_root_owned
 from vtorque_core.images.sidecar import boots_by_uefi
 from vtorque_core.plan.domain.merge import Merged, MergedDomain
-
-if TYPE_CHECKING:  # jinja2 is imported only to render: it would slow down each hook
-    import jinja2
-    from markupsafe import Markup
 
 STAGE = "render domain"
 _CORE = "vtorque_core.plan.domain"
@@ -185,23 +184,7 @@ def _turn(element: Element) -> int:
     return (1 if element.user_owned else 2) if isinstance(element, Disk) else 0
 
 
-def site_templates(templates: Path) -> dict[Path, str]:
-    """Return the site's templates, and the template that each replaces (``package:path``)."""
-    found = {}
-    for path in sorted(templates.glob("**/*.j2")):
-        package = _CORE if path.parent == templates else path.parent.name
-        try:
-            top = Path(str(importlib.resources.files(package)))
-        except (ImportError, TypeError):  # no such package
-            top = templates / "none"
-        replaced = [f"{package}:{each.relative_to(top)}" for each in top.rglob(path.name)]
-        found[path] = ", ".join(sorted(replaced))
-    return found
-
-
 def _environment(overrides: Path | None) -> jinja2.Environment:
-    import jinja2  # noqa: PLC0415
-
     return jinja2.Environment(
         loader=jinja2.FunctionLoader(_loader(overrides)),
         autoescape=True,
@@ -228,8 +211,6 @@ def _loader(overrides: Path | None) -> Callable[[str], str | None]:
 
 
 def _escape(value: Any) -> Markup:
-    from markupsafe import Markup  # noqa: PLC0415
-
     if isinstance(value, Markup):
         return value
     if value is None:
@@ -309,11 +290,9 @@ def disk_target(number: int) -> str:
 def _render_template(
     environment: jinja2.Environment, template: str, plugins: str, values: Mapping[str, Any]
 ) -> str:
-    from jinja2 import TemplateError  # noqa: PLC0415
-
     try:
         return environment.get_template(template).render(values)
-    except (TemplateError, ModuleNotFoundError, AttributeError, TypeError, ValueError) as e:
+    except (jinja2.TemplateError, ModuleNotFoundError, AttributeError, TypeError, ValueError) as e:
         raise HostFault(
             f"template {template} of {plugins}: {type(e).__name__}: {e}", stage=STAGE
         ) from e
@@ -327,8 +306,6 @@ def _parse(xml: str, template: str) -> None:
 
 
 def _join_sections(sections: Mapping[str, list[str]]) -> dict[str, Markup]:
-    from markupsafe import Markup  # noqa: PLC0415
-
     # Fragments are escaped. Indenting is safe: line breaks in values are character references now.
     return {
         name: Markup(textwrap.indent("\n".join(parts), " " * _SECTIONS[name]))  # noqa: S704

@@ -9,8 +9,8 @@ import pytest
 
 from sample_guests import DEBIAN, MICRO, FakeRoot
 from vtorque_core.api import HostFault, Image, Refused
-from vtorque_linux_guest import node
 from vtorque_linux_guest.boot.cloud_config import fragments
+from vtorque_linux_guest.boot.cloud_config_check import check
 from vtorque_linux_guest.settings import Settings
 
 OWN = '{"packages": ["gdb"]}'
@@ -62,7 +62,7 @@ def test_file_that_cloud_init_would_skip_is_refused(
 def test_doctor_checks_the_fragments(tmp_path: Path, site: Settings) -> None:
     (tmp_path / "30-list").write_text("#cloud-config\n- a\n")
     (tmp_path / "40-bad").write_text("#cloud-config\n{\n")
-    found = list(node.cloud_config_check({Settings: site}))  # type: ignore[arg-type]
+    found = list(check({Settings: site}))  # type: ignore[arg-type]
     assert [result.status for result in found] == ["ok", "ok", "failed", "failed"]
     assert (
         "is not a YAML mapping of modules" in found[2].message

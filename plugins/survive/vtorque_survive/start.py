@@ -1,0 +1,62 @@
+"""What a job's start does on its node after the batch system has its answer."""
+
+from __future__ import annotations
+
+from vtorque_core.api import Refusal, Refused
+from vtorque_core.api.acquired import Resource
+from vtorque_core.api.job_files import File
+from vtorque_core.api.kept_records import place
+from vtorque_core.api.node_job import NodeJob
+from vtorque_survive import move_record, periodic, placeholder, restore, shared
+from vtorque_survive.asked import CHECKPOINT, NEVER
+from vtorque_survive.process import Watcher
+from vtorque_survive.request import Fifo, path_of
+
+
+def resources() -> list[type[Resource]]:
+    """Return the resource classes of this plugin, which teardown loads."""
+    return [
+        Watcher,
+        Fifo,
+        restore.RestoredDisk,
+        restore.Link,
+        shared.UseMark,
+        placeholder.Placeholder,
+    ]
+
+
+def prepare_job(job: NodeJob) -> None:
+    """Create the job shell's lock file and the owner's FIFO, and start the node's watcher.
+
+    The watcher starts while the guests boot, so it does not delay the job.
+    """
+    paths, key = job.site.paths, job.guests[0].job.key
+    _require_saveable(job)
+    job.acquire(File(str(paths.job_shell(key)), mode=0o400, reader=job.user.uid))
+    job.acquire(Fifo(str(path_of(paths, key)), job.user.uid))
+    placeholder.acquire_placeholder(job)
+    if placeholder.is_migrating(job):
+        move_record.keep_for_return(paths, key)
+        restore.await_disks(job)
+    else:
+        periodic.plan(job)
+        restore.acquire_saved(job)
+    Watcher.start(job, "the job cannot be suspended")
+
+
+def _require_saveable(job: NodeJob) -> None:
+    """Refuse a job with ``checkpoint=`` if this node cannot save guests of its image."""
+    guest = job.guests[0]
+    lacking = place(job.site.paths, guest.job).facts().get("unsaveable", ())
+    if guest[CHECKPOINT] != NEVER and lacking:
+        said = f"node {guest.job.node} cannot save guests with {', '.join(map(str, lacking))}"
+        value = CHECKPOINT.show(guest[CHECKPOINT])
+        raise Refused(Refusal(said, CHECKPOINT.key, value, fix="leave out checkpoint"))
+
+
+def record_start(job: NodeJob) -> None:
+    """Record that the job was restored successfully."""
+    if placeholder.is_migrating(job):  # a record of an earlier migration from here
+        move_record.forget(job.site.paths, job.guests[0].job.key)
+    else:
+        restore.reset_failures(job)

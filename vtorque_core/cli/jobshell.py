@@ -1,0 +1,60 @@
+"""``vtorque jobshell``: run a job in its guest instead of a shell."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from vtorque_core.base.errors import EXIT_NO_PROOF, VtorqueError
+from vtorque_core.cli.entry import forget_coerced_locale
+from vtorque_core.node.shell import around_script
+from vtorque_core.node.shell.jobshell import (
+    AWAIT,
+    PluginCalls,
+    await_local_proof,
+    import_drivers,
+    run_job,
+)
+from vtorque_core.site.load import load
+from vtorque_core.site.plugins import Plugins
+
+
+def jobshell(config: Path, argv: Sequence[str]) -> int:
+    """Run a job script in its guest instead of a shell. As the job's owner.
+
+    With ``--await-job JOB``, only wait for this node's guests.
+    """
+
+    def plugins_with(name: str) -> Plugins:
+        return plugins if name in plugins.names else Plugins.load(node=False, only={name})
+
+    forget_coerced_locale()
+    try:
+        site, plugins = load(config, node=False)
+        if argv[:1] == [AWAIT] and len(argv) == 2:
+            return await_local_proof(site.paths, argv[1], owner_uid=site.owner)
+        batch = plugins.batch_system(site.batch.system)
+        shell = batch.shell()
+        # Python writes here which signals the guest type's handlers get (signal.set_wakeup_fd).
+        came, coming = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        signal.set_wakeup_fd(coming, warn_on_full_buffer=False)
+        calls = PluginCalls(
+            load=plugins_with,
+            beside=lambda proof: around_script.run_beside(proof, batch, site, plugins),
+            after=lambda proof, code: around_script.run_after(proof, code, site, plugins),
+            meanwhile=lambda: import_drivers(plugins),
+        )
+        code = run_job(site.paths, shell, tuple(argv), calls=calls, owner_uid=site.owner)
+        signal.set_wakeup_fd(-1)
+        os.close(coming)
+        if shell.dies_of_term and signal.SIGTERM in os.read(came, 1 << 16):
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+            signal.raise_signal(signal.SIGTERM)
+        return code
+    except VtorqueError as error:
+        sys.stderr.write(f"vtorque: {error}\n")
+        return EXIT_NO_PROOF
