@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 import re
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 from types import ModuleType
@@ -84,6 +86,19 @@ def test_size_of_the_root_code_matches_the_page():
     assert (modules, whole) == (len(roots), len(graph.modules))
     assert abs(of_root - lines(roots)) < 500
     assert abs(of_all - lines(graph.modules)) < 500
+
+
+def test_size_of_a_prologue_matches_the_page():
+    words = " ".join(PAGE.split())
+    said = re.search(r"loads \[([0-9]+) modules\]\S+ ([0-9,]+) lines of code", words)
+    assert said is not None
+    argv = [sys.executable, "-I", str(REPO / "tests/support/root_modules.py")]
+    names = subprocess.run(argv, capture_output=True, text=True, check=True).stdout.split()
+    layout = load("repository/test_layout.py")
+    found = [importlib.util.find_spec(name) for name in names]
+    lines = sum(layout.code_lines(Path(spec.origin)) for spec in found if spec and spec.origin)
+    assert int(said[1]) == len(names)
+    assert abs(int(said[2].replace(",", "")) - lines) < 500
 
 
 def test_appendix_has_every_attack():
