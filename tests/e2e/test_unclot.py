@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from vtorque_core.plan import guest_uids
+from vtorque_core.plan import host_ids
 from vtorque_core.site.schema import Node
 
 pytestmark = pytest.mark.e2e
@@ -115,7 +115,7 @@ def test_guests_of_a_job_share_memory_and_other_jobs_do_not(two_slots, peer, mib
         (region,) = set(SHM.glob("vtorque-*")) - before
         status = region.stat()
         assert (status.st_mode & 0o7707, status.st_size) == (0o600, size)
-        assert status.st_uid - Node().guest_uids in range(guest_uids.COUNT)
+        assert status.st_uid - Node().guest_uids in range(host_ids.COUNT)
         assert peer.as_user("/bin/cat", str(region), check=False).returncode != 0
         assert beside(peer, OTHER)[0] == ".\n0\nnone\n"
         out, err = beside(peer, OWN, "-vm", "unclot=true,unclot_shmem=1M")

@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from processes import open_files
-from vtorque_core.plan import guest_uids
+from vtorque_core.plan import host_ids
 from vtorque_core.site.schema import Node
 
 pytestmark = pytest.mark.e2e
@@ -254,7 +254,7 @@ class TestARunningJob:
             uids = {int(uid) for uid in status["Uid"].split()}
             assert 0 not in uids, (kind, uids)
             assert uids <= (
-                set(range(GUEST_UIDS, GUEST_UIDS + guest_uids.COUNT))
+                set(range(GUEST_UIDS, GUEST_UIDS + host_ids.COUNT))
                 if kind == "qemu"
                 else {user.pw_uid, SUBORDINATE + user.pw_uid}
             )

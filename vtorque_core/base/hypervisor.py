@@ -7,6 +7,7 @@ if libvirt fails or does not answer.
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import os
 import pwd
 import threading
@@ -18,7 +19,6 @@ from typing import Any, TypeVar
 from xml.etree import ElementTree
 
 from vtorque_core import __version__
-from vtorque_core.base.bounded import Overdue, run_bounded
 from vtorque_core.base.errors import HostFault
 
 T = TypeVar("T")
@@ -56,6 +56,35 @@ def library() -> ModuleType:
     libvirt.registerErrorHandler(lambda _context, _error: None, None)
     module: ModuleType = libvirt
     return module
+
+
+class Overdue(Exception):
+    """The called code has not returned in time. Its thread may still run."""
+
+
+def run_bounded(work: Callable[[], T], seconds: float, name: str = "") -> T:
+    """Return the result of ``work``, which runs in a daemon thread.
+
+    Raises Overdue after ``seconds``.
+    """
+    results: list[T] = []
+    errors: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            results.append(work())
+        except BaseException as error:
+            errors.append(error)
+
+    context = contextvars.copy_context()  # the log's guest and plugin
+    thread = threading.Thread(target=context.run, args=(run,), name=name or None, daemon=True)
+    thread.start()
+    thread.join(min(max(seconds, 0.0), threading.TIMEOUT_MAX))
+    if errors:
+        raise errors[0]
+    if not results:
+        raise Overdue
+    return results[0]
 
 
 def _bounded(work: Callable[[], T], what: str, timeout: float) -> T:

@@ -11,13 +11,7 @@ from pathlib import Path
 from vtorque_core.base.errors import EXIT_NO_PROOF, VtorqueError
 from vtorque_core.cli.entry import forget_coerced_locale
 from vtorque_core.node.shell import around_script
-from vtorque_core.node.shell.jobshell import (
-    AWAIT,
-    PluginCalls,
-    await_local_proof,
-    import_drivers,
-    run_job,
-)
+from vtorque_core.node.shell import jobshell as in_guest
 from vtorque_core.site.load import load
 from vtorque_core.site.plugins import Plugins
 
@@ -34,20 +28,20 @@ def jobshell(config: Path, argv: Sequence[str]) -> int:
     forget_coerced_locale()
     try:
         site, plugins = load(config, node=False)
-        if argv[:1] == [AWAIT] and len(argv) == 2:
-            return await_local_proof(site.paths, argv[1], owner_uid=site.owner)
+        if argv[:1] == [in_guest.AWAIT] and len(argv) == 2:
+            return in_guest.await_local_proof(site.paths, argv[1], owner_uid=site.owner)
         batch = plugins.batch_system(site.batch.system)
         shell = batch.shell()
         # Python writes here which signals the guest type's handlers get (signal.set_wakeup_fd).
         came, coming = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.set_wakeup_fd(coming, warn_on_full_buffer=False)
-        calls = PluginCalls(
+        calls = in_guest.PluginCalls(
             load=plugins_with,
             beside=lambda proof: around_script.run_beside(proof, batch, site, plugins),
             after=lambda proof, code: around_script.run_after(proof, code, site, plugins),
-            meanwhile=lambda: import_drivers(plugins),
+            meanwhile=lambda: in_guest.import_drivers(plugins),
         )
-        code = run_job(site.paths, shell, tuple(argv), calls=calls, owner_uid=site.owner)
+        code = in_guest.run_job(site.paths, shell, tuple(argv), calls=calls, owner_uid=site.owner)
         signal.set_wakeup_fd(-1)
         os.close(coming)
         if shell.dies_of_term and signal.SIGTERM in os.read(came, 1 << 16):

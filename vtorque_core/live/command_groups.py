@@ -107,15 +107,12 @@ class LazyGroup(click.Group):
 
     def __init__(self, *args: Any, module: str, words: str, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._module, self._words = module, words.split()
-
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        """Return the names of the commands."""
-        return self._words
+        self.commands: dict[str, Any] = dict.fromkeys(words.split())
+        self._module = module
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Return a command."""
-        if cmd_name not in self._words:
+        if cmd_name not in self.commands:
             return None
         command: click.Command = import_object(f"{self._module}:{cmd_name}")
         _require_words(command)

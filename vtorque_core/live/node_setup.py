@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from vtorque_core.base import kvm as kvm
 from vtorque_core.base.trust import require_tree as require_tree
-from vtorque_core.plan import guest_uids as guest_uids
-from vtorque_core.plan import subordinate_ids as subordinate_ids
+from vtorque_core.plan import host_ids as host_ids
 from vtorque_core.plan.guest_network import AnyNetwork as AnyNetwork
 from vtorque_core.plan.guest_network import all_networks as all_networks
 from vtorque_core.plan.placement import node_hardware as node_hardware

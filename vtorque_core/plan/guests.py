@@ -31,7 +31,7 @@ from vtorque_core.base import names
 from vtorque_core.base.errors import HostFault, Refusal, Refused
 from vtorque_core.images import signature
 from vtorque_core.images.pool import ramdisk_mib, select_image
-from vtorque_core.plan import guest_network, guest_uids
+from vtorque_core.plan import guest_network, host_ids
 from vtorque_core.plan.domain.merge import Contributed, MergedDomain, merge
 from vtorque_core.plan.job_context import JobContext, attempt_of
 from vtorque_core.plan.placement.model import RAM_USE
@@ -86,7 +86,7 @@ def plan_guests(
     image = _image(request, site, context.plugins)
     disk = _ram_disk_mib(request, image)
     request, notes = policy.resolve(request, site, context.plugins, context.granted, image, disk)
-    uids = guest_uids.free_uids(site)
+    uids = host_ids.free_uids(site)
     sources = list(arriving)
     require_possible(sources, remote=True)
     if context.machine is not None and not sources:
@@ -237,7 +237,7 @@ def _claims(
     else:
         claims += _keep_addresses(context, guest, known)
         claims.append(PoolClaim(SAVED, (guest.uuid,)))
-    claims += guest_uids.claims(guest, uids)
+    claims += host_ids.claims(guest, uids)
     refusals, notices = [], []
     for contribution in context.plugins.collect(hooks.vtorque_plan, guest=guest, site=site):
         if isinstance(contribution.item, Refusal):
@@ -296,7 +296,7 @@ def place_guests(
         dataclasses.replace(
             guest,
             addresses=tuple(guest_network.addresses(site, context.secret, guest)),
-            qemu_uid=guest_uids.guest_uid(guest, site),
+            qemu_uid=host_ids.guest_uid(guest, site),
             peers=peers,
             aliases=aliases,
             bare=bare,

@@ -13,7 +13,7 @@ from vtorque_core.api.host_topology import Topology
 from vtorque_core.base import names
 from vtorque_core.base.errors import ConfigError, HostFault, Refused
 from vtorque_core.base.trust import require_secret
-from vtorque_core.plan import subordinate_ids
+from vtorque_core.plan import host_ids
 from vtorque_core.plan.placement import model, node_hardware
 from vtorque_core.site.config import Site
 from vtorque_core.site.job_limits import groups_of
@@ -70,7 +70,7 @@ def job_user(name: str, site: Site) -> JobUser:
         groups=groups_of(name, entry.pw_gid),
         home=entry.pw_dir,
         shell=entry.pw_shell or "/bin/sh",
-        subordinate_id=0 if site.owner else subordinate_ids.root_id(*ids),
+        subordinate_id=0 if site.owner else host_ids.root_id(*ids),
     )
 
 

@@ -31,12 +31,11 @@ from vtorque_core.live.libvirt import call
 from vtorque_core.live.node_setup import (
     VIRTIOFSD,
     AnyNetwork,
-    guest_uids,
+    host_ids,
     kvm,
     netfilter,
     node_hardware,
     require_tree,
-    subordinate_ids,
 )
 from vtorque_core.live.site_config import Plugins, Site
 
@@ -305,14 +304,14 @@ def check_shares(site: Site) -> Iterator[HealthResult]:
         else:
             yield ok(f"[shares.{name}] {share.source} is served as the job's user alone")
     base, first = site.node.subordinate_ids, site.node.guest_uids
-    if first and base and first + guest_uids.COUNT > base:
+    if first and base and first + host_ids.COUNT > base:
         yield failure(
-            f"[node] guest_uids {first} to {first + guest_uids.COUNT - 1} are ids of roots in "
+            f"[node] guest_uids {first} to {first + host_ids.COUNT - 1} are ids of roots in "
             f"guests, [node] subordinate_ids {base} and above",
-            f"set guest_uids to {base - guest_uids.COUNT} or less",
+            f"set guest_uids to {base - host_ids.COUNT} or less",
         )
-    for table in subordinate_ids.TABLES if base else ():
-        for owner, first, count in subordinate_ids.ranges(table):
+    for table in host_ids.TABLES if base else ():
+        for owner, first, count in host_ids.ranges(table):
             if first + count > base:
                 yield failure(
                     f"{owner}'s range of {table} reaches beyond [node] subordinate_ids {base}",
@@ -415,12 +414,12 @@ def _enter_home(user: pwd.struct_passwd) -> None:
         raise HostFault("it is somebody else's")
 
 
-def subordinate_id_rule(base: int, tables: Sequence[Path] = subordinate_ids.TABLES) -> str:
+def subordinate_id_rule(base: int, tables: Sequence[Path] = host_ids.TABLES) -> str:
     """Describe how ids are chosen. Nodes with equal texts choose equal ids."""
     if base:
         return f"{base} + uid"
     lines = sorted(
-        f"{number} {line}" for number, t in enumerate(tables) for line in subordinate_ids.ranges(t)
+        f"{number} {line}" for number, t in enumerate(tables) for line in host_ids.ranges(t)
     )
     digest = hashlib.sha256("\n".join(lines).encode()).hexdigest()
     return f"{' and '.join(map(str, tables))} ({digest[:16]})"

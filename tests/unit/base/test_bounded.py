@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from vtorque_core.base.bounded import Overdue, run_bounded
+from vtorque_core.base.hypervisor import Overdue, run_bounded
 from vtorque_core.records import log
 
 

@@ -28,7 +28,7 @@ from vtorque_core.node.start import boot, spare_boot
 from vtorque_core.node.start import spare as module
 from vtorque_core.node.start.attempt import StartAttempt
 from vtorque_core.node.start.spare import WAITS, apply_offers, end_unclaimed, main
-from vtorque_core.plan import guest_uids
+from vtorque_core.plan import host_ids
 from vtorque_core.plan.domain.merge import MergedDomain
 from vtorque_core.plan.guests import GuestSpec
 from vtorque_core.plan.placement.ledger import InUse
@@ -330,8 +330,8 @@ def test_spare_guest_with_a_uid_outside_guest_uids_is_not_claimed(
     waiting.node.guest_uids = first
     if leased:
         with Journal.open(paths, paths.journal / f"{spare}.jsonl") as journal:
-            journal.acquire_leases([(Lease(guest_uids.POOL, leased), 0)], phase="plan")
-    mine = {guest_uids.POOL: (str(first + 2),)} if first else {}
+            journal.acquire_leases([(Lease(host_ids.POOL, leased), 0)], phase="plan")
+    mine = {host_ids.POOL: (str(first + 2),)} if first else {}
     assert waiting(placement=Placement(leased=mine)) == (spare if fits else "")
 
 

@@ -22,8 +22,8 @@ from vtorque_core.api.vm_options import RAM, VCPUS
 from vtorque_core.base import hypervisor, names
 from vtorque_core.base.errors import Conflict, HostFault, Refusal, Refused
 from vtorque_core.images import pool
-from vtorque_core.plan import guest_uids
 from vtorque_core.plan import guests as plan
+from vtorque_core.plan import host_ids
 from vtorque_core.plan.job_context import JobContext, job_user
 from vtorque_core.plan.placement.model import FreeResources, Leases, NodeShare, NoFit, demand
 from vtorque_core.plan.placement.refusals import check_memory
@@ -133,9 +133,9 @@ def test_each_guest_has_a_separate_qemu_uid(planned):
     one, two = plan.place_guests(context, guests, placements)
     assert (one.qemu_uid, two.qemu_uid) == (2146900000, 2146900001)
     shared = dataclasses.replace(site, node=dataclasses.replace(site.node, guest_uids=0))
-    assert guest_uids.free_uids(shared) == ()
-    assert not list(guest_uids.claims(guests[0].plan, ()))
-    assert guest_uids.guest_uid(guests[0].plan, shared) == 64055
+    assert host_ids.free_uids(shared) == ()
+    assert not list(host_ids.claims(guests[0].plan, ()))
+    assert host_ids.guest_uid(guests[0].plan, shared) == 64055
 
 
 def test_guests_know_the_jobs_nodes_without_guests_by_this_nodes_names(planned):
@@ -160,10 +160,10 @@ def test_uid_of_a_running_process_is_not_free(planned):
     uid, as_user = (64999, {"user": 64999}) if os.getuid() == 0 else (os.getuid(), {})
     mine = dataclasses.replace(site, node=dataclasses.replace(site.node, guest_uids=uid - 9))
     with subprocess.Popen(("sleep", "999"), **as_user) as process:
-        free = guest_uids.free_uids(mine)
+        free = host_ids.free_uids(mine)
         process.kill()
-    assert str(uid) not in free and len(free) > guest_uids.COUNT // 2
-    assert free != guest_uids.free_uids(mine), "in no order"
+    assert str(uid) not in free and len(free) > host_ids.COUNT // 2
+    assert free != host_ids.free_uids(mine), "in no order"
 
 
 def test_guest_with_uefi_variables_uses_the_libvirt_user(planned):
@@ -172,7 +172,7 @@ def test_guest_with_uefi_variables_uses_the_libvirt_user(planned):
     for kernel, claimed in ((None, 0), (Path("/k"), 1)):
         made = dataclasses.replace(image, kernel=kernel)
         guest = dataclasses.replace(guests[0].plan, image=made)
-        assert len(list(guest_uids.claims(guest, ("1",)))) == claimed
+        assert len(list(host_ids.claims(guest, ("1",)))) == claimed
 
 
 @pytest.mark.parametrize("kind", ["raw", "qcow2"])

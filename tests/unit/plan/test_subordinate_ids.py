@@ -6,7 +6,7 @@ import pytest
 
 from vtorque_admin.doctor import subordinate_id_rule
 from vtorque_core.base.errors import HostFault
-from vtorque_core.plan.subordinate_ids import MAX_ID, root_id
+from vtorque_core.plan.host_ids import MAX_ID, root_id
 
 
 @pytest.fixture

@@ -26,8 +26,8 @@ from vtorque_core.api.boot_source import Boot, ColdBoot
 from vtorque_core.api.guest_driver import ORDER_SOCKET, BootedGuest, ClockDriver, LateDriver
 from vtorque_core.api.libvirt_domain import Channel, Console, Disk, Filesystem, Interface
 from vtorque_core.base import hypervisor, kvm, safefs
-from vtorque_core.base.bounded import Overdue, run_bounded
 from vtorque_core.base.errors import HostFault, VtorqueError
+from vtorque_core.base.hypervisor import Overdue, run_bounded
 from vtorque_core.base.locks import job_lock, libvirt_worker
 from vtorque_core.node.start.attempt import StartAttempt
 from vtorque_core.node.start.guest_resources import daemons, domain_spec, root_disks

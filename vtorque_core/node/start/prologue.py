@@ -51,10 +51,10 @@ _WORDS: Mapping[Outcome, State] = {
     Outcome.IN_USE: "host_fault",
 }
 _REQUEUE = 300.0  # seconds to wait for the job shell, which starts after the user's prologue
-_CLEANUP = "vtorque_core.node.start.cleanup"  # few starts need it
-_release_attempts = deferred(f"{_CLEANUP}:release_attempts")
-_release_ended_jobs = deferred(f"{_CLEANUP}:release_ended_jobs")
-_abort_start = deferred(f"{_CLEANUP}:abort_start")
+# Few starts need these.
+_release_attempts = deferred("vtorque_core.node.start.cleanup:release_attempts")
+_release_ended_jobs = deferred("vtorque_core.node.start.cleanup:release_ended_jobs")
+_abort_start = deferred("vtorque_core.node.start.cleanup:abort_start")
 _log = logging.getLogger(__name__)
 
 

@@ -26,7 +26,7 @@ from vtorque_core.base.names import Paths
 from vtorque_core.node.end.teardown import end_spare, retire_spare
 from vtorque_core.node.start.attempt import StartAttempt
 from vtorque_core.node.start.guest_resources import domain_spec
-from vtorque_core.plan import guest_uids
+from vtorque_core.plan import host_ids
 from vtorque_core.plan.domain.render import render_base
 from vtorque_core.plan.guests import GuestSpec, require_possible
 from vtorque_core.records.journal import Journal
@@ -148,13 +148,13 @@ def _base(each: GuestSpec, site: Site) -> str:
 
 
 def _uids(spare: JournalState) -> list[int]:
-    return [int(r.args["item"]) for r in spare.leases if r.args["pool"] == guest_uids.POOL]
+    return [int(r.args["item"]) for r in spare.leases if r.args["pool"] == host_ids.POOL]
 
 
 def _uid_fits(spare: JournalState, guest: GuestPlan, site: Site) -> bool:
     uids, first = _uids(spare), site.node.guest_uids
-    inside = bool(uids) and first > 0 and uids[0] in range(first, first + guest_uids.COUNT)
-    return inside if guest.leased_items(guest_uids.POOL) else not uids
+    inside = bool(uids) and first > 0 and uids[0] in range(first, first + host_ids.COUNT)
+    return inside if guest.leased_items(host_ids.POOL) else not uids
 
 
 def _adopt_identity(each: GuestSpec, spare: JournalState, site: Site) -> GuestSpec:

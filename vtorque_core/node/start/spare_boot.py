@@ -34,8 +34,8 @@ from vtorque_core.node.start import spare
 from vtorque_core.node.start.attempt import StartAttempt
 from vtorque_core.node.start.boot import GuestBoot, boot_one
 from vtorque_core.node.start.guest_resources import acquire_all, domain_spec
-from vtorque_core.plan import guest_uids
 from vtorque_core.plan import guests as plan
+from vtorque_core.plan import host_ids
 from vtorque_core.plan.domain.merge import merge
 from vtorque_core.plan.domain.render import drop_pluggable, render_base
 from vtorque_core.plan.job_context import JobContext, attempt_of
@@ -91,7 +91,7 @@ def _boot(start: StartAttempt, job: BatchJob, wanted: Mapping[str, str], ports: 
     if placement.own:  # no job's guest could have the same cores
         raise Refused("warm guests cannot have dedicated cores")
     guest = replace(planned.plan, placement=placement)
-    guest = replace(guest, qemu_uid=guest_uids.guest_uid(guest, site))
+    guest = replace(guest, qemu_uid=host_ids.guest_uid(guest, site))
     start.guests = [guest]
     merged = merge(plan.domain_contributions(context, guest, driver))
     owner = plugins.plugin_of("vtorque_guest_types", guest.image.guest_type)
@@ -132,7 +132,7 @@ def _schedule(guest: GuestPlan, nice: int) -> None:
 
 
 def _is_uid(claim: object) -> bool:
-    return isinstance(claim, PoolClaim) and claim.pool == guest_uids.POOL
+    return isinstance(claim, PoolClaim) and claim.pool == host_ids.POOL
 
 
 def main(config: str, keeper: str, ports: str, *words: str) -> int:
