@@ -385,7 +385,7 @@ def test_start_of_a_job_starts_the_service_and_doctor_reports_a_missing_one(tmp_
         "the service of warm guests is not running",
     )
     started, warned = [], []
-    monkeypatch.setattr(setup_steps, "ensure", lambda *words: started.append(words))
+    monkeypatch.setattr(node, "ensure", lambda *words: started.append(words))
     job = SimpleNamespace(site=site, warn=warned.append)
     node.vtorque_post_boot(job)
     assert started == [(site.paths, site.path)] and not warned
@@ -393,7 +393,7 @@ def test_start_of_a_job_starts_the_service_and_doctor_reports_a_missing_one(tmp_
     def fails(*_):
         raise HostFault("/run is full")
 
-    monkeypatch.setattr(setup_steps, "ensure", fails)
+    monkeypatch.setattr(node, "ensure", fails)
     node.vtorque_post_boot(job)
     assert warned == ["no warm guests are kept on this node: /run is full"]
 
