@@ -40,9 +40,9 @@ def _show_rich(
     right: Collection[str],
 ) -> None:
     from rich import box  # noqa: PLC0415 - 60 ms, for a terminal only
-    from rich.console import Console  # noqa: PLC0415
-    from rich.table import Table  # noqa: PLC0415
-    from rich.text import Text  # noqa: PLC0415
+    from rich.console import Console  # noqa: PLC0415 - as above
+    from rich.table import Table  # noqa: PLC0415 - as above
+    from rich.text import Text  # noqa: PLC0415 - as above
 
     console = Console()
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)

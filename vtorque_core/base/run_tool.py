@@ -48,7 +48,7 @@ def run_tool(
     The tool is killed when the calling thread ends. As ``uid`` it has no groups and privileges.
     """
     import shutil  # noqa: PLC0415 - 10 ms with subprocess, and vsub runs no tool
-    import subprocess  # noqa: PLC0415
+    import subprocess  # noqa: PLC0415 - as above
 
     env = {"PATH": _TOOL_PATH, "LC_ALL": "C", "HOME": "/root"}
     program = shutil.which(argv[0], path=_TOOL_PATH)

@@ -14,6 +14,7 @@ import click
 
 from vtorque_core.base.errors import EXIT_FAILED, UsageError, VtorqueError
 from vtorque_core.live.command_groups import config_option, json_option
+from vtorque_core.site.load import load
 
 if TYPE_CHECKING:
     from vtorque_core.site.config import Site
@@ -42,8 +43,7 @@ def reap(
     unused image versions, and packet filters of inactive networks. Exit code 1 if something could
     not be released.
     """
-    from vtorque_core.node.end import reap as reaper  # noqa: PLC0415
-    from vtorque_core.site.load import load  # noqa: PLC0415
+    from vtorque_core.node.end import reap as reaper  # noqa: PLC0415 - only this command
 
     site, plugins = load(config, node=True)
     if os.geteuid() != site.owner:
@@ -79,8 +79,8 @@ def _find_job(site: Site, journals: int, job_id: str) -> str:
 
 
 def _sweep(site: Site) -> None:
-    from vtorque_core.images import store  # noqa: PLC0415
-    from vtorque_core.resources import netfilter  # noqa: PLC0415
+    from vtorque_core.images import store  # noqa: PLC0415 - only this command
+    from vtorque_core.resources import netfilter  # noqa: PLC0415 - only this command
 
     for place in (site.images.pool, Path(site.images.cache or site.images.pool)):
         with contextlib.suppress(VtorqueError, OSError):

@@ -98,7 +98,7 @@ def submit(argv: Sequence[str]) -> int:
     if DRY_RUN in argv:
         for name, number in (*needed.resources.items(), *needed.licenses.items()):
             sys.stdout.write(f"<!-- asks the batch system for {name} = {number} -->\n")
-        from vtorque_core.cli.dry_run import show  # noqa: PLC0415
+        from vtorque_core.cli.dry_run import show  # noqa: PLC0415 - few submissions
 
         return show(request, site.path, granted, facts)
     if RAM.key in wanted.of_job and args.vcpus_given is not None and args.mib_given is None:

@@ -16,14 +16,14 @@ def main() -> NoReturn:
     with report_errors("vtorque"):
         secure_process("vtorque_core.cli.vtorque")
         if sys.argv[1:2] and sys.argv[1] in OWN:
-            from vtorque_core.cli.hook import run  # noqa: PLC0415
+            from vtorque_core.cli.hook import run  # noqa: PLC0415 - after secure_process
 
             code = run(sys.argv[1:])
             sys.stdout.flush()
             sys.stderr.flush()
             os._exit(code)  # the job waits: Python's cleanup would take 20 ms
-        from vtorque_core.cli import admin  # noqa: PLC0415
-        from vtorque_core.cli.run_click import run as run_command  # noqa: PLC0415
+        from vtorque_core.cli import admin  # noqa: PLC0415 - hooks need no click
+        from vtorque_core.cli.run_click import run as run_command  # noqa: PLC0415 - as above
 
         run_command(admin.vtorque, "vtorque")
 

@@ -116,7 +116,7 @@ def initialize(name: str, nice: int = 0) -> tuple[Paths, list[str]]:
     Returns the site's paths, and further arguments (:meth:`NodeProcess.for_node`). Raises OSError.
     """
     import logging  # noqa: PLC0415 - not by who starts it
-    from logging.handlers import RotatingFileHandler  # noqa: PLC0415
+    from logging.handlers import RotatingFileHandler  # noqa: PLC0415 - as above
 
     state, run, *words = sys.argv[1:]
     os.umask(0o077)

@@ -30,7 +30,7 @@ class Domain(CoreResource):
         self.start()
 
     def release(self) -> None:
-        from vtorque_core.resources import qemu_exit  # noqa: PLC0415
+        from vtorque_core.resources import qemu_exit  # noqa: PLC0415 - not at a start
 
         qemu_exit.end(self.name, self.uuid)
         hypervisor.destroy_domain(self.uri, self.uuid, RELEASE_TIME)

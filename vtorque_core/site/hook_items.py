@@ -46,7 +46,7 @@ _CLASSES = frozenset({"vtorque_settings", "vtorque_resources"})  # their items a
 def item_types(hook: str) -> tuple[type[Any], ...]:
     """Return the allowed types of a hook's items; empty for an action hook."""
     if hook == "vtorque_plan":
-        from vtorque_core.api import claims  # noqa: PLC0415
+        from vtorque_core.api import claims  # noqa: PLC0415 - root only
 
         return (*get_args(claims.Claim), Refusal, claims.Notice)
     if hook in _ACTING:

@@ -28,6 +28,7 @@ import pluggy
 from importlib_metadata import Distribution, EntryPoint
 
 from vtorque_core.api import hooks as hookspecs
+from vtorque_core.base.distributions import BATCH_SYSTEMS, how_to_get
 from vtorque_core.base.errors import Conflict, Refused, VtorqueError
 from vtorque_core.site import hook_items
 
@@ -121,7 +122,7 @@ def import_point(point: EntryPoint, known: dict[Path, Path] | None = None) -> An
 
 
 def require_trusted(point: EntryPoint, known: dict[Path, Path] | None = None) -> None:
-    from vtorque_core.base.trust import require_root_owned  # noqa: PLC0415
+    from vtorque_core.base.trust import require_root_owned  # noqa: PLC0415 - root's processes only
 
     package, *below = point.module.split(".")
     # Level by level: find_spec() of a dotted name imports, that is executes, the packages above.
@@ -413,8 +414,6 @@ def raise_error(contribution: Contribution[Any], hook: str) -> None:
 
 
 def _how_to_get(system: str) -> str:
-    from vtorque_core.base.distributions import BATCH_SYSTEMS, how_to_get  # noqa: PLC0415
-
     return f": {how_to_get(BATCH_SYSTEMS[system])}" if system in BATCH_SYSTEMS else ""
 
 

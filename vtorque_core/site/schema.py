@@ -33,7 +33,7 @@ def _subnet(value: str) -> None:
 
 
 def _address(value: str) -> None:
-    import ipaddress  # noqa: PLC0415
+    import ipaddress  # noqa: PLC0415 - as above
 
     try:
         ipaddress.ip_address(value)

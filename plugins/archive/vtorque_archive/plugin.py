@@ -73,7 +73,7 @@ def vtorque_after_script(place: Place, code: int, site: Site) -> Iterator[Sequen
     """Yield a command that records the exit code, which some batch systems hide from root."""
     user = _caller()
     if site[Settings].directory and user is not None:
-        from vtorque_archive.pack import note_of  # noqa: PLC0415
+        from vtorque_archive.pack import note_of  # noqa: PLC0415 - not by vsub
 
         name = note_of(place.key, str(place.facts().get("node", "")))
         directory = str(directory_of(site[Settings].directory, user))

@@ -249,7 +249,7 @@ def _progress(total: int) -> Iterator[Callable[[dict[str, int]], None]]:
     pace = Pace(total)
     if os.isatty(2):
         from rich.console import Console  # noqa: PLC0415 - 60 ms, for a terminal only
-        from rich.progress import BarColumn, Progress  # noqa: PLC0415
+        from rich.progress import BarColumn, Progress  # noqa: PLC0415 - as above
 
         with Progress(BarColumn(), "{task.description}", console=Console(stderr=True)) as bar:
             task = bar.add_task("points", total=total)

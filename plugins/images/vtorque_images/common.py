@@ -105,7 +105,7 @@ def bars() -> Iterator[ProgressBars]:
         yield ProgressBars(None)
         return
     from rich.console import Console  # noqa: PLC0415 - only where somebody watches
-    from rich.progress import Progress  # noqa: PLC0415
+    from rich.progress import Progress  # noqa: PLC0415 - as above
 
     with Progress(console=Console(stderr=True)) as shown:
         yield ProgressBars(shown)

@@ -162,7 +162,7 @@ class LocalSubmitter:
                 connection.close()
                 why = why or f"{error.strerror}; an admin starts it with: vtorque local serve"
             if start:  # of two concurrent starts, one fails and uses the other's service
-                import subprocess  # noqa: PLC0415
+                import subprocess  # noqa: PLC0415 - not by each vsub
 
                 done = subprocess.run(
                     start, stdin=subprocess.DEVNULL, capture_output=True, check=False

@@ -32,7 +32,7 @@ def vtorque_remote_command(
 @hookimpl
 def vtorque_jobs_on_nodes(jobs: Sequence[JobInfo], site: Site, config: Path) -> Iterator[JobOnNode]:
     """Query the state of the jobs on each of their nodes."""
-    from vtorque_login.state import query_jobs  # noqa: PLC0415
+    from vtorque_login.state import query_jobs  # noqa: PLC0415 - not by vsub
 
     yield from query_jobs(jobs, config, site[Settings].answer_timeout)
 

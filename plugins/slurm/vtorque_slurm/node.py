@@ -177,7 +177,7 @@ class SlurmNode(NodeAdapter):
 
     def setup_steps(self, place: Installation) -> Sequence[SetupStep]:
         """Return the steps that install the hooks and check slurm.conf."""
-        from vtorque_slurm.setup import steps  # noqa: PLC0415
+        from vtorque_slurm.setup import steps  # noqa: PLC0415 - only for setup
 
         return steps(self._settings, place, *self._places)
 

@@ -109,7 +109,7 @@ def _notes(site: Site) -> str:
 
 def check(site: Site) -> Iterator[HealthResult]:
     """Check that snapteld answers and that the template is valid."""
-    from vtorque_snap.client import read_trusted, within  # noqa: PLC0415
+    from vtorque_snap.client import read_trusted, within  # noqa: PLC0415 - as above
 
     settings = site[Settings]
     if settings == Settings() and not Path(settings.template).exists():

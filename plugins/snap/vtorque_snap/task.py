@@ -111,7 +111,7 @@ class SnapTask(Resource):
 
     def release(self) -> None:
         """Stop and delete this task and the tasks noted by earlier releases. Idempotent."""
-        from vtorque_snap.client import NotRunning, SnapClient, within  # noqa: PLC0415
+        from vtorque_snap.client import NotRunning, SnapClient, within  # noqa: PLC0415 - as above
 
         url = self.access[0]
         left = dict(noted(self.notes, url))

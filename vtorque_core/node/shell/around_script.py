@@ -92,7 +92,7 @@ def _start(
 
 
 def _end(child: Popen[bytes], until: float) -> None:
-    import subprocess  # noqa: PLC0415
+    import subprocess  # noqa: PLC0415 - as above
 
     with contextlib.suppress(subprocess.TimeoutExpired):
         child.wait(max(0.0, until - time.monotonic()))

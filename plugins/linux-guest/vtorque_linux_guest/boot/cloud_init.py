@@ -106,7 +106,7 @@ def _config(data: Mapping[str, Any]) -> str:
 def _archive(parts: Iterable[tuple[str, str]]) -> bytes:
     """Return (text, merge type) pairs as a MIME archive (RFC 2046, 5.1.3)."""
     from email.mime.multipart import MIMEMultipart  # noqa: PLC0415 - few sites have fragments
-    from email.mime.text import MIMEText  # noqa: PLC0415
+    from email.mime.text import MIMEText  # noqa: PLC0415 - as above
 
     archive = MIMEMultipart(boundary="==vtorque==")  # in base64 no line begins with a dash
     for text, merged in parts:

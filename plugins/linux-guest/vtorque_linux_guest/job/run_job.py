@@ -225,7 +225,7 @@ class _JobRun:
         script, streams = self.script, self.streams
         pty = None
         if streams.terminal and streams.stdin is not None:
-            from vtorque_linux_guest.job.terminal import terminal_size  # noqa: PLC0415
+            from vtorque_linux_guest.job.terminal import terminal_size  # noqa: PLC0415 - few have one
 
             rows, columns = terminal_size(streams.stdin)
             pty = Pty(script.environ.get("TERM", "dumb"), rows, columns)
@@ -248,7 +248,7 @@ class _JobRun:
             self.ending.main_ended()
 
     def _with_display(self, start: StartRequest, around: contextlib.ExitStack) -> StartRequest:
-        from vtorque_linux_guest.job import display  # noqa: PLC0415
+        from vtorque_linux_guest.job import display  # noqa: PLC0415 - few have one
 
         try:
             found = around.enter_context(display.forwarded(self.guest, os.environ))
@@ -369,7 +369,7 @@ class _JobRun:
         if pty is None or self.streams.stdin is None:
             yield
             return
-        from vtorque_linux_guest.job.terminal import raw_terminal  # noqa: PLC0415
+        from vtorque_linux_guest.job.terminal import raw_terminal  # noqa: PLC0415 - few have one
 
         with raw_terminal(self.streams.stdin, self.ending.events):
             yield
