@@ -50,7 +50,7 @@ def submitted(found, *, queue="vm", default="", feature="vtorque", **values):
     pbs = types.ModuleType("pbs")
     pbs.event = lambda: types.SimpleNamespace(job=job, accept=accept, reject=reject)
     pbs.server = lambda: types.SimpleNamespace(default_queue=default)
-    pbs.select, pbs.size, pbs.duration = str, str, int
+    pbs.select, pbs.size, pbs.duration, pbs.path_list = str, str, int, str
     sys.modules["pbs"] = pbs
     try:
         exec(hooks.queue(found, feature, Path(SHELL)), {})  # noqa: S102 - as pbs_server does

@@ -1,6 +1,5 @@
 """Tools that submit jobs, unchanged from PyPI, with ``--vm=``: their jobs run in guests."""
 
-import os
 import re
 import shutil
 import subprocess
@@ -60,21 +59,113 @@ class Guest(rfm.RunOnlyRegressionTest):
 """
 
 
-@pytest.fixture
-def clients(clean):
+SUBMITIT = """
+import socket, time
+import submitit
+def square(number):
+    if number == 3:
+        raise ValueError("three")
+    return socket.gethostname(), number * number
+vm = {"vm": "img=debian-python,ram=700M", "constraint": "vtorque"}
+executor = submitit.AutoExecutor(folder="submitit", cluster="slurm")
+executor.update_parameters(
+    timeout_min=10, mem_gb=1, slurm_array_parallelism=2, slurm_additional_parameters=vm
+)
+jobs = executor.map_array(square, [1, 2, 3])
+for job in jobs[:2]:
+    print(*job.result())
+print(type(jobs[2].exception()).__name__)
+last = executor.submit(time.sleep, 1000)
+last.cancel()
+print(last.job_id)
+"""
+DASK = """
+import socket
+from dask.distributed import Client
+from dask_jobqueue import SLURMCluster
+def where(number):
+    return socket.gethostname(), number * number
+def bad():
+    raise ValueError("bad")
+with SLURMCluster(
+    cores=1, processes=1, memory="1100MB", walltime="00:20:00", python="/usr/bin/python3",
+    job_extra_directives=["--vm=img=debian-python,ram=700M", "--constraint=vtorque"],
+    scheduler_options={"host": "10.89.0.1"}, log_directory="dask",
+) as cluster, Client(cluster) as client:
+    cluster.scale(jobs=2)
+    client.wait_for_workers(2)
+    for row in client.gather(client.map(where, range(3))):
+        print(*row)
+    try:
+        client.submit(bad, retries=1).result()
+    except ValueError as error:
+        print(error)
+"""
+PARSL = """
+import parsl
+from parsl.config import Config
+from parsl.executors import HighThroughputExecutor
+from parsl.launchers import SrunLauncher
+from parsl.providers import SlurmProvider
+vm = "#SBATCH --vm=img=debian-python,ram=700M\\n#SBATCH --constraint=vtorque"
+provider = SlurmProvider(
+    "main", init_blocks=1, max_blocks=1, cores_per_node=1, mem_per_node=1, walltime="00:20:00",
+    exclusive=False, scheduler_options=vm, launcher=SrunLauncher(),
+)
+executor = HighThroughputExecutor(
+    address="10.89.0.1", max_workers_per_node=1, provider=provider, encrypted=False,
+)
+@parsl.python_app
+def where(number):
+    import socket
+    if number == 2:
+        raise ValueError("two")
+    return socket.gethostname(), number * number
+with parsl.load(Config(executors=[executor], retries=1)):
+    for each in [where(number) for number in range(3)]:
+        try:
+            print(*each.result())
+        except ValueError as error:
+            print(error)
+"""
+SNAKEFILE = """
+rule all:
+    input: expand("made.{number}", number=range(2))
+rule one:
+    output: "made.{number}"
+    shell: "hostname > {output}"
+rule bad:
+    output: "never"
+    retries: 1
+    shell: "echo once >> tries; exit 3"
+"""
+SNAKEMAKE = ("python3", "-m", "snakemake", "--jobs=2", "--latency-wait=30", "--nolock")
+BY_SLURM = (
+    "--executor=slurm", "--slurm-status-command=squeue", "--default-resources",
+    "slurm_extra=--vm=img=debian-python,ram=700M", "constraint=vtorque", "mem_mb=1000",
+    "runtime=10",
+)  # fmt: skip
+BY_VSUB = (
+    "--executor=cluster-generic", "--cluster-generic-submit-cmd",
+    "vsub --parsable -vm img=debian-python,ram=700M --mem=1000M",
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def clients(cluster):
     """Return the environment of the tools, which are in the user's home, as users install them."""
     kept = REPO / ".venv/clients"
     if not (kept / "pins").exists() or (kept / "pins").read_text() != PINS.read_text():
         shutil.rmtree(kept, ignore_errors=True)
         pip = ["pip", "install", "-q", "--target", kept, "-r", PINS]
-        subprocess.run(["/usr/bin/python3", "-m", *pip], check=True, timeout=600)
+        subprocess.run(["/usr/bin/python3", "-m", *pip], check=True, timeout=900)
         shutil.copy(PINS, kept / "pins")
-    subprocess.run(["cp", "-a", kept, clean.home / "clients"], check=True)
-    for path in (clean.home / "clients", *(clean.home / "clients").rglob("*")):
-        os.chown(path, slurm.UID, slurm.UID, follow_symlinks=False)
-    yield {"PYTHONPATH": f"/home/{slurm.USER}/clients"}.items()
-    for name in (".psij", "clients"):
-        shutil.rmtree(clean.home / name, ignore_errors=True)
+    subprocess.run(["cp", "-a", kept, cluster.home / "clients"], check=True)
+    home = f"/home/{slurm.USER}"
+    path = f"{home}/clients/bin:{slurm.PREFIX}:/usr/local/bin:/usr/bin:/bin"
+    yield {"PYTHONPATH": f"{home}/clients", "PATH": path}.items()
+    for name in (".psij", ".cache", ".parsl", ".dask", ".config", "clients"):
+        shutil.rmtree(cluster.home / name, ignore_errors=True)
 
 
 @pytest.fixture
@@ -100,3 +191,38 @@ def test_reframe_runs_its_tests_in_guests(clean, clients):
     done = clean.user("python3", *argv, env=clients)
     assert b"PASSED" in done.stdout
     assert b"Ran 1/1 test case(s)" in done.stdout
+
+
+def rows_of(done):
+    return [line.split() for line in done.stdout.decode().splitlines()]
+
+
+def test_submitit_runs_an_array_and_cancels(clean, clients, image):
+    done = clean.user("python3", clean.script(SUBMITIT, "tool.py"), env=clients)
+    *rows, (failure,), (last,) = rows_of(done)
+    assert [number for _, number in rows] == ["1", "4"]
+    assert all(re.fullmatch(r"vn\d", name) for name, _ in rows)
+    assert failure == "FailedJobError"
+    clean.wait_state(last, "CANCELLED")
+
+
+@pytest.mark.parametrize("program", [DASK, PARSL], ids=["dask", "parsl"])
+def test_workers_in_guests_call_back_to_the_submit_host(clean, clients, image, program):
+    done = clean.user("python3", clean.script(program, "tool.py"), env=clients)
+    *rows, failure = rows_of(done)
+    assert [number for _, number in rows] == ["0", "1", "4"][: len(rows)]
+    assert all(re.fullmatch(r"vn\d", name) for name, _ in rows)
+    assert failure in (["bad"], ["two"])
+
+
+@pytest.mark.parametrize("options", [BY_SLURM, BY_VSUB], ids=["slurm", "vsub"])
+def test_snakemake_runs_rules_and_retries(clean, clients, image, options):
+    clean.script(SNAKEFILE, "Snakefile")
+    clean.user(*SNAKEMAKE, *options, env=clients)
+    for number in range(2):
+        assert re.fullmatch(rb"vn\d\n", clean.read(f"made.{number}"))
+    done = clean.user(*SNAKEMAKE, "never", *options, env=clients, check=False)
+    assert done.returncode != 0
+    assert clean.read("tries") == b"once\n" * 2
+    for name in ("made.0", "made.1", "tries"):
+        (clean.home / name).unlink()

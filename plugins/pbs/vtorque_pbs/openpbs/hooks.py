@@ -165,10 +165,10 @@ def change(job, vm):
 
 event = pbs.event()
 vm = found(event.job)
-if vm is not None and event.job.Shell_Path_List != {jobshell!r}:  # vsub names the job shell
+if vm is not None and str(event.job.Shell_Path_List) != {jobshell!r}:  # vsub names the job shell
     try:
         change(event.job, vm)
-        event.job.Shell_Path_List = {jobshell!r}
+        event.job.Shell_Path_List = pbs.path_list({jobshell!r})
     except Exception as error:
         event.reject("vtorque: the jobs of this queue run in virtual machines: %s" % error)
 event.accept()
