@@ -1,11 +1,13 @@
 """Access of root and the user of a real guest to the host through virtiofsd; as root."""
 
+import re
 import signal
 import stat
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -237,3 +239,43 @@ def test_stop_ends_a_daemon_in_use(kernel: Path, place: Path, home: Path, opt: P
         log = (place / "run/home.log").read_text()
     assert daemons.CONNECTED.search(log)
     assert {p.suffix for p in (place / "run").iterdir()} == {".log"}
+
+
+FILES, DESCRIPTORS = 300_000, 20_000
+WALK = f"""
+mount -o remount,size=100% /tmp
+free() {{ sed -n 's/^MemAvailable: *\\([0-9]*\\) kB/\\1/p' /proc/meminfo; }}
+dd if=/dev/zero of=/tmp/fill bs=1024 count=$(($(free) - {DESCRIPTORS})) 2>/dev/null
+echo "free KiB: $(free)"
+for turn in 1 2; do
+  echo "found: $(find /home/tree -type f -size -1 2>/tmp/err | wc -l), errors: $(wc -l </tmp/err)"
+done
+head -n 3 /tmp/err
+poweroff -f
+"""
+
+
+@pytest.mark.full
+def test_tree_of_300000_files_is_walked_with_fewer_descriptors(
+    kernel: Path, place: Path, home: Path, opt: Path
+) -> None:
+    """A daemon gets a descriptor per KiB of the guest's memory, so the guest cannot use up all.
+
+    Many machines allow at most 20,000 descriptors, so this guest has as little free memory. It
+    must drop cached files, and the daemon closes them.
+    """
+    for name in ("home", "opt"):
+        replace(share(place, name), nofile=DESCRIPTORS).start()
+    for number in range(FILES // 1000):
+        (home / f"tree/{number}").mkdir(parents=True)
+        for file in range(1000):
+            (home / f"tree/{number}/{file}").touch()
+    subprocess.run(["chown", "-R", f"{USER}:{USER}", home / "tree"], check=True, timeout=180)
+    (daemon,) = holders(share(place, "home").lock)
+    limits = Path(f"/proc/{daemon}/limits").read_text()
+    assert re.search(rf"^Max open files +{DESCRIPTORS} +{DESCRIPTORS} ", limits, re.MULTILINE)
+    head, _, _ = INIT.partition('echo "@@ begin ok"')
+    with guest(kernel, place, head + WALK) as qemu:
+        assert qemu.stdout is not None
+        said = qemu.stdout.read()
+    assert re.findall(r"found: (\d+), errors: (\d+)", said) == [(str(FILES), "0")] * 2, said

@@ -77,8 +77,9 @@ def query_nodes(
 
 
 def vmgr(config: Path, *words: str) -> list[str]:
-    """Return a command line of this installation's ``vmgr``, without PYTHON* variables."""
-    argv = [sys.executable, "-I", "-m", "vtorque_core.cli.vmgr"]
+    """Return a command line of this installation's ``vmgr``, as its launcher runs it."""
+    launcher = "/usr/bin/env", "--block-signal=INT", sys.executable
+    argv = [*launcher, "-I", "-m", "vtorque_core.cli.vmgr"]
     return [*argv, "--config", str(config.absolute()), *words]
 
 

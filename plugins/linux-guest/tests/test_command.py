@@ -1,13 +1,17 @@
 """``vmgr ssh``, ``console`` and ``clean``: the guests that they find, and their commands."""
 
 import os
+import pty
+import socket
 import subprocess
 import sys
+import termios
 import types
 from pathlib import Path
 
 import pytest
 
+from patience import eventually
 from vtorque_core.api import JobAttempt, Paths, kept_records
 from vtorque_core.live import jobs, service
 from vtorque_linux_guest import command
@@ -34,7 +38,7 @@ def called(tmp_path, monkeypatch):
         done = vmgr.run(config, command, *argv)
         return ran.pop() if ran else str(done.exception)
 
-    call.run_dir, call.place = run_dir, place
+    call.run_dir, call.place, call.job, call.config = run_dir, place, job, config
     return call
 
 
@@ -82,19 +86,73 @@ def test_missing_guest_or_ssh_is_reported(called):
     assert "job 42.srv has no ready guest: it is still starting" in called("42.srv", "3")
 
 
-def test_console_of_a_running_guest_is_opened_by_virsh(called, monkeypatch):
-    guest = types.SimpleNamespace(index=1, name="vt-42-vm-1", uri="qemu:///system")
-    job = types.SimpleNamespace(job=JobAttempt("42.srv", 0, "u", 1000), guests=[guest])
-    monkeypatch.setattr(jobs.RunningJobs, "jobs", lambda _: [job])
-    monkeypatch.setattr(service, "paths", lambda _: Paths())  # root would trust only root's
+ATTACH = "import pathlib, sys; from vtorque_linux_guest.attach import attach; "
+ATTACH += "attach(pathlib.Path(sys.argv[1]))"
+
+
+def read_until(terminal, end):
+    seen = b""
+    while not seen.endswith(end):
+        seen += os.read(terminal, 4096)
+
+
+@pytest.mark.parametrize("leaves", [True, False])
+def test_console_of_root_passes_both_ways_and_restores_the_terminal(tmp_path, leaves):
+    path = str(tmp_path / "console.sock")
+    terminal, inner = pty.openpty()
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(path)
+        listener.listen(1)
+        attached = subprocess.Popen(
+            [sys.executable, "-c", ATTACH, path], stdin=inner, stdout=inner, stderr=inner
+        )
+        guest = listener.accept()[0]
+    with guest:
+        read_until(terminal, b"leave with Ctrl-]\r\n")
+        eventually(lambda: not termios.tcgetattr(terminal)[3] & termios.ECHO)
+        guest.sendall(b"login: ")
+        read_until(terminal, b"login: ")
+        os.write(terminal, b"a\x03\x04")  # Ctrl-C and Ctrl-D are the guest's
+        assert guest.recv(3, socket.MSG_WAITALL) == b"a\x03\x04"
+        if leaves:
+            os.write(terminal, b"\x1d")
+            assert guest.recv(1) == b""
+    assert attached.wait(60) == 0
+    read_until(terminal, b"\n" if leaves else b"\nthe console has ended\r\n")
+    assert termios.tcgetattr(terminal)[3] & termios.ECHO
+    os.close(terminal)
+    os.close(inner)
+
+
+def test_console_of_root_without_a_guest_is_reported(called, monkeypatch):
+    running = types.SimpleNamespace(
+        job=called.job, kept=called.place, guests=[types.SimpleNamespace(index=1)]
+    )
+    monkeypatch.setattr(jobs.RunningJobs, "jobs", lambda _: [running])
+    monkeypatch.setattr(service, "paths", lambda _: called.place.paths)
     monkeypatch.setattr(os, "geteuid", lambda: 0)
-    argv = called("42.srv", "--guest", "1", command="console")
-    assert argv == ["virsh", "-c", "qemu:///system", "console", "vt-42-vm-1"]
+    monkeypatch.setattr(os, "isatty", lambda _: True)
     assert "has no running guest 0 on this node" in called("42.srv", command="console")
-    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    said = called("42.srv", "--guest", "1", command="console")
+    assert said == f"the guest's console {called.run_dir}/console.sock: No such file or directory"
+
+
+@pytest.mark.parametrize(("uid", "terminal"), [(1000, True), (0, False)])
+def test_owner_and_caller_without_a_terminal_watch_the_console(called, monkeypatch, uid, terminal):
+    monkeypatch.setattr(os, "geteuid", lambda: uid)
+    monkeypatch.setattr(os, "isatty", lambda _: terminal)
     monkeypatch.setattr(os, "execv", lambda _program, argv: sys.exit(" ".join(argv)))
     watched = called("42.srv", "--guest", "1", command="console")
-    assert watched.endswith("logs --console --follow --guest=1 -- 42.srv"), "its owner may watch"
+    assert watched.startswith("/usr/bin/env --block-signal=INT "), "Python cannot start in peace"
+    assert watched.endswith("logs --console --follow --guest=1 -- 42.srv")
+
+
+def test_missing_ssh_program_is_reported(called, monkeypatch):
+    (called.run_dir / "ssh_config").write_text("")
+    monkeypatch.undo()
+    monkeypatch.setenv("PATH", "/nowhere")
+    done = vmgr.run(called.config, "ssh", "42.srv", "3")
+    assert str(done.exception) == "ssh(1) is not installed on this host"
 
 
 def test_clean_submits_a_job_that_lists_remaining_files(called, tmp_path, monkeypatch):

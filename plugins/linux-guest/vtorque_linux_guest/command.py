@@ -16,6 +16,7 @@ import click
 
 from vtorque_core.api import Refused, UsageError, kept_records, printable
 from vtorque_core.live import jobs, service
+from vtorque_linux_guest.attach import attach
 from vtorque_linux_guest.guest.contract import SSH_CONFIG
 
 _HOSTNAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9.-]*", re.ASCII)
@@ -26,21 +27,20 @@ _HOSTNAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9.-]*", re.ASCII)
 @click.option("--guest", default=0, show_default=True, help="Index of the guest on this node.")
 @click.pass_obj
 def console(config: Path, job_id: str, guest: int) -> None:
-    """As root on the job's node, attach with virsh; leave with Ctrl-].
+    """As root on the job's node, attach a terminal; leave with Ctrl-].
 
-    As the job's owner, watch the console, as vmgr logs --console -f does.
+    As the job's owner, or without a terminal, watch the console, as vmgr logs --console -f does.
     """
-    if os.geteuid() != 0:
+    if os.geteuid() != 0 or not os.isatty(0):
         watch = ["logs", "--console", "--follow", f"--guest={guest}", "--", job_id]
         argv = service.vmgr(config, *watch)
         os.execv(argv[0], argv)  # noqa: S606
-    running = [
-        job for job in jobs.RunningJobs(service.paths(config)).jobs() if job.job.id == job_id
-    ]
-    found = [each for job in running for each in job.guests if each.index == guest]
+    paths = service.paths(config)
+    running = [job for job in jobs.RunningJobs(paths).jobs() if job.job.id == job_id]
+    found = [job.kept.key for job in running if guest in [each.index for each in job.guests]]
     if not found:
         raise Refused(f"job {printable(job_id)} has no running guest {guest} on this node")
-    os.execvp("virsh", ["virsh", "-c", found[-1].uri, "console", found[-1].name])  # noqa: S606
+    attach(paths.job_run(found[-1]) / f"g{guest}" / "console.sock")
 
 
 @click.command(short_help="Log in to a running job's guest, as the job's user.")
@@ -67,7 +67,11 @@ def ssh(config: Path, job_id: str, rank: int, command: tuple[str, ...]) -> None:
     client = paths.job_run(places[-1].key) / f"g{guests[0].get('index')}" / SSH_CONFIG
     if not client.exists():
         raise Refused(f"guest {rank} does not support ssh: {client} is missing")
-    os.execvp("ssh", ["ssh", "-F", str(client), str(guests[0].get("hostname")), "--", *command])  # noqa: S606
+    host = str(guests[0].get("hostname"))
+    try:
+        os.execvp("ssh", ["ssh", "-F", str(client), host, "--", *command])  # noqa: S606
+    except FileNotFoundError:
+        raise Refused("ssh(1) is not installed on this host") from None
 
 
 def _elsewhere(facts: Mapping[str, Any]) -> Iterator[dict[str, Any]]:

@@ -1,0 +1,52 @@
+"""Attach a terminal to a guest's console. virsh(1) can do this only for pseudo-terminals."""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+import sys
+import termios
+import tty
+from pathlib import Path
+
+from vtorque_core.api import Refused
+
+_LEAVE = b"\x1d"  # Ctrl-], as in virsh(1)
+
+
+def attach(path: Path) -> None:
+    """Copy between the terminal and a console's socket, until Ctrl-] or the guest's end.
+
+    Standard input must be a terminal. Raises Refused if nothing serves the socket.
+    """
+    with socket.socket(socket.AF_UNIX) as console:
+        try:
+            console.connect(str(path))
+        except OSError as error:
+            raise Refused(f"the guest's console {path}: {error.strerror}") from None
+        sys.stderr.write("attached to the console: leave with Ctrl-]\n")
+        before = termios.tcgetattr(0)
+        tty.setraw(0, termios.TCSADRAIN)
+        try:
+            left = _copy(console)
+        finally:
+            termios.tcsetattr(0, termios.TCSAFLUSH, before)
+    sys.stderr.write("\n" if left else "\nthe console has ended\n")
+
+
+def _copy(console: socket.socket) -> bool:
+    """Return True if the user left, and False if the console has ended."""
+    while True:
+        ready = select.select([0, console.fileno()], [], [])[0]
+        if console.fileno() in ready:
+            output = console.recv(1 << 16)
+            if not output:
+                return False
+            while output:
+                output = output[os.write(1, output) :]
+        if 0 in ready:
+            typed = os.read(0, 4096)
+            if not typed or _LEAVE in typed:
+                return True
+            console.sendall(typed)
