@@ -171,6 +171,8 @@ def steps(harness, table):
 
 
 def test_setup_creates_changes_and_removes_the_hook(harness):
+    own = {"type": "site", "event": "queuejob", "order": "1", "content": "import pbs\n"}
+    harness.pbs.change(hooks={"site_queue": own})
     before = harness.pbs.state()["hooks"]
     entry = tomllib.loads('vm_queues = ["vm:ram=2G"]')
     table = {"vm_queues": tuple(entry["vm_queues"])}

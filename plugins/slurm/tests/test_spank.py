@@ -262,6 +262,26 @@ def test_node_drained_by_the_site_stays_drained(settings, slurm, monkeypatch, st
     assert bool(left) == is_undrained
 
 
+SCONTROL = """#!/bin/sh
+[ "$1" = show ] || { echo "$@" > "$0.updated"; exit; }
+echo >> "$0.times"
+[ $(wc -l < "$0.times") -lt 3 ] && state=ALLOCATED || state=IDLE+DRAIN
+printf "   State=%s ThreadsPerCore=1\n   Reason=Prolog error [root@now]\n" "$state"
+"""
+
+
+def test_reason_of_an_earlier_job_does_not_end_the_wait(tmp_path):
+    """Slurm 24.11 keeps it: the node that the second job's Prolog drained stayed drained."""
+    scontrol = tmp_path / "scontrol"
+    scontrol.write_text(SCONTROL)
+    scontrol.chmod(0o755)
+    argv = ["sh", "-c", controller_updates._UNDRAIN, "sh", "n1", controller_updates._PROLOG_ERROR]
+    environ = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    subprocess.run(argv, env=environ, check=True, timeout=60)
+    assert (tmp_path / "scontrol.times").read_text() == "\n" * 3
+    assert (tmp_path / "scontrol.updated").read_text() == "update NodeName=n1 State=UNDRAIN\n"
+
+
 # -- submission -----------------------------------------------------------------------------------
 
 

@@ -20,9 +20,13 @@ _WAITED = " waited too long for free resources on "
 _MAX_NOTE = 300  # characters
 _MAX_SHOWN = 2000  # characters that squeue shows; a comment has at most 1024 bytes
 _PROLOG_ERROR = "Reason=Prolog error"  # slurmctld's text
+# Since 24.11 the reason stays when the node is no longer drained: it may be that of an earlier job.
 _UNDRAIN = """
 for i in $(seq 300); do
-  ! scontrol show node "$1" | grep -q "$2" || exec scontrol update NodeName="$1" State=UNDRAIN
+  now=$(scontrol show node "$1")
+  case $now in
+    *" State="*DRAIN*"$2"*) exec scontrol update NodeName="$1" State=UNDRAIN ;;
+  esac
   sleep 0.2
 done
 """

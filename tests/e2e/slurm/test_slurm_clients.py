@@ -139,7 +139,7 @@ rule bad:
     retries: 1
     shell: "echo once >> tries; exit 3"
 """
-SNAKEMAKE = ("python3", "-m", "snakemake", "--jobs=2", "--latency-wait=30", "--nolock")
+SNAKEMAKE = ("/usr/bin/python3", "-m", "snakemake", "--jobs=2", "--latency-wait=30", "--nolock")
 BY_SLURM = (
     "--executor=slurm", "--slurm-status-command=squeue", "--default-resources",
     "slurm_extra=--vm=img=debian-python,ram=700M", "constraint=vtorque", "mem_mb=1000",
@@ -198,7 +198,7 @@ def rows_of(done):
 
 
 def test_submitit_runs_an_array_and_cancels(clean, clients, image):
-    done = clean.user("python3", clean.script(SUBMITIT, "tool.py"), env=clients)
+    done = clean.user("/usr/bin/python3", clean.script(SUBMITIT, "tool.py"), env=clients)
     *rows, (failure,), (last,) = rows_of(done)
     assert [number for _, number in rows] == ["1", "4"]
     assert all(re.fullmatch(r"vn\d", name) for name, _ in rows)
@@ -208,7 +208,7 @@ def test_submitit_runs_an_array_and_cancels(clean, clients, image):
 
 @pytest.mark.parametrize("program", [DASK, PARSL], ids=["dask", "parsl"])
 def test_workers_in_guests_call_back_to_the_submit_host(clean, clients, image, program):
-    done = clean.user("python3", clean.script(program, "tool.py"), env=clients)
+    done = clean.user("/usr/bin/python3", clean.script(program, "tool.py"), env=clients)
     *rows, failure = rows_of(done)
     assert [number for _, number in rows] == ["0", "1", "4"][: len(rows)]
     assert all(re.fullmatch(r"vn\d", name) for name, _ in rows)

@@ -170,6 +170,27 @@ def test_cli_filter_adds_what_vsub_adds(filtered, args, wanted):
     assert {name: shown[name] for name in wanted} == wanted
 
 
+def test_uninstall_restores_files_with_the_sites_own_plugin(clean):
+    """No job runs in between: the files are as before, byte for byte."""
+    files = (STACK, "/etc/slurm/slurm.conf")
+
+    def contents():
+        return [clean.root("n3", "cat", file) for file in files]
+
+    clean.root("n3", "vtorque", "setup", "uninstall")
+    try:
+        clean.root("n3", "tee", STACK, stdin=b"optional /usr/lib/site.so a=1\n# no newline")
+        before = contents()
+        clean.root("n3", "vtorque", "setup", "install", "--batch", "slurm")
+        assert "/usr/lib/site.so a=1\n# no newline" in contents()[0] != before[0]
+        assert contents()[1] != before[1]
+        clean.root("n3", "vtorque", "setup", "uninstall")
+        assert contents() == before
+    finally:
+        clean.root("n3", "rm", STACK)
+        clean.root("n3", "vtorque", "setup", "install", "--batch", "slurm")
+
+
 # -- nodes that would run the script on the host ---------------------------------------------------
 
 
