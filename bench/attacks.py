@@ -20,7 +20,7 @@ from pathlib import Path
 
 from figures import Figure, compare
 from measures import Bench
-from node import Node, measured, wait
+from node import BenchNode, measured, wait
 from watching import REPO, TESTS
 
 from vtorque_core.base.locks import lock_holder
@@ -38,7 +38,7 @@ def attacks(bench: Bench) -> list[Figure]:
     return [*_on_local(bench.node, rounds), *_on_libvirtd(bench.node, rounds)]
 
 
-def _on_local(node: Node, rounds: int) -> list[Figure]:
+def _on_local(node: BenchNode, rounds: int) -> list[Figure]:
     """Run empty bare-metal jobs with the node's code, in a simulated machine of namespaces."""
     library = next(TESTS.parents[1].glob("lib/*/site-packages"))  # pytest is not in a node's prefix
     support = [REPO / "plugins/local/tests/support", REPO / "tests/support"]
@@ -63,7 +63,7 @@ def _on_local(node: Node, rounds: int) -> list[Figure]:
     return figures
 
 
-def _on_libvirtd(node: Node, rounds: int) -> list[Figure]:
+def _on_libvirtd(node: BenchNode, rounds: int) -> list[Figure]:
     """Run jobs in a guest while another user stops (SIGSTOP) the virtiofsd of their home."""
     ours, base = [], []
     with _at_the_same_time(node), measured(node.name, USER) as other:
@@ -74,7 +74,7 @@ def _on_libvirtd(node: Node, rounds: int) -> list[Figure]:
     return [compare("job in a guest beside stopped virtiofsds (quiet)", "s", ours, base, LIMIT)]
 
 
-def _whole_job(node: Node) -> float:
+def _whole_job(node: BenchNode) -> float:
     argv = ["vsub", "-W", "block=true", "-N", "b", "-o", "out", "-e", "err"]
     script = node.script("#!/bin/sh\nexit 3\n")
     begun = time.monotonic()
@@ -85,7 +85,7 @@ def _whole_job(node: Node) -> float:
 
 
 @contextmanager
-def _at_the_same_time(node: Node) -> Iterator[None]:
+def _at_the_same_time(node: BenchNode) -> Iterator[None]:
     """Let the node run jobs of two users at once; otherwise each waits for the other."""
     own = node.config.read_text()
     local = [str(node.prefix / "bin/vtorque"), "local"]
@@ -103,7 +103,7 @@ def _at_the_same_time(node: Node) -> Iterator[None]:
 
 
 @contextmanager
-def _stopping(other: Node) -> Iterator[None]:
+def _stopping(other: BenchNode) -> Iterator[None]:
     """Run jobs of a user one by one, and stop the virtiofsd of each.
 
     The context is entered at the first stopped virtiofsd. One of two slots stays free.
@@ -136,7 +136,7 @@ def _stopping(other: Node) -> Iterator[None]:
         wait(other.idle, f"the end of the jobs of {USER}")
 
 
-def _daemons(node: Node) -> Iterator[int]:
+def _daemons(node: BenchNode) -> Iterator[int]:
     """Yield the pids of all jobs' share daemons, found by their locks."""
     for path in (node.paths.run / "jobs").glob("*/g*/fs-*.lock"):
         with suppress(OSError):  # it has ended
@@ -148,7 +148,7 @@ def _daemons(node: Node) -> Iterator[int]:
                 os.close(descriptor)
 
 
-def _stop(other: Node, pid: int) -> bool:
+def _stop(other: BenchNode, pid: int) -> bool:
     """Stop a process as the user, whose privileges suffice only for their own; return success."""
     user = pwd.getpwnam(other.user)
     done = subprocess.run(

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from xml.etree import ElementTree
 
-from node import USER, Node, wait
+from node import USER, BenchNode, wait
 
 from vtorque_core.api.guest_plan import JobUser
 from vtorque_core.resources.virtiofs_daemon import ServedDirectory, Virtiofsd
@@ -34,7 +34,7 @@ SUBORDINATE_ID = 100000
 
 
 @dataclass(frozen=True)
-class Guest:
+class BareGuest:
     """Parameters of a guest, read from the domain of a real one."""
 
     vcpus: int
@@ -64,7 +64,7 @@ class Booted:
         return session
 
 
-def capture(node: Node, scratch: Path, *args: str) -> list[Guest]:
+def capture(node: BenchNode, scratch: Path, *args: str) -> list[BareGuest]:
     """Start a job, read the parameters of its guests, and cancel it."""
     job = node.submit("#!/bin/sh\necho first >&2\nsleep 600\n", *args)
     try:
@@ -76,7 +76,7 @@ def capture(node: Node, scratch: Path, *args: str) -> list[Guest]:
         node.cancel(job)
 
 
-def _capture(top: Path, scratch: Path) -> Guest:
+def _capture(top: Path, scratch: Path) -> BareGuest:
     seed = scratch / f"{top.name}.iso"
     shutil.copyfile(top / "seed.iso", seed)
     for name in _virsh("list", "--name").split():
@@ -90,7 +90,7 @@ def _capture(top: Path, scratch: Path) -> Guest:
         raise RuntimeError("the bare guest can share the home and nothing else")
     base = root.find("./devices/disk/backingStore/source")
     mac = root.find("./devices/interface/mac")
-    return Guest(
+    return BareGuest(
         vcpus=int(root.findtext("vcpu") or 0),
         ram_mib=int(root.findtext("memory") or 0) // 1024,
         mac="" if mac is None else str(mac.get("address")),
@@ -107,7 +107,7 @@ def _virsh(*words: str) -> str:
     return subprocess.run(argv, check=True, capture_output=True, text=True).stdout
 
 
-def _argv(guest: Guest, at: Path) -> list[str]:
+def _argv(guest: BareGuest, at: Path) -> list[str]:
     memory = f"memory-backend-memfd,id=ram,size={guest.ram_mib}M,share=on"
     argv = ["qemu-system-x86_64", "-accel", "tcg", "-cpu", "max,-erms", "-object", memory]
     argv += ["-machine", "q35,usb=off,memory-backend=ram", "-m", str(guest.ram_mib)]
@@ -133,7 +133,7 @@ def _argv(guest: Guest, at: Path) -> list[str]:
 
 @contextmanager
 def booted(
-    guests: Sequence[Guest], scratch: Path, *, confined: bool = True
+    guests: Sequence[BareGuest], scratch: Path, *, confined: bool = True
 ) -> Iterator[list[Booted]]:
     """Start all guests at once and yield them; they are killed at the end.
 
@@ -197,7 +197,7 @@ def _connect(path: Path) -> socket.socket:
             return connection
 
 
-def first_lines(guests: Sequence[Guest], scratch: Path) -> float:
+def first_lines(guests: Sequence[BareGuest], scratch: Path) -> float:
     """Boot all guests; return the seconds until each has printed its script's first line."""
     with booted(guests, scratch) as running:
         ends: list[float] = []
@@ -222,7 +222,7 @@ def script(content: bytes) -> StartRequest:
 
 
 @dataclass(frozen=True)
-class Run:
+class ProgramRun:
     """One program run: monotonic times, and the number of bytes on stdout."""
 
     began: float
@@ -231,7 +231,7 @@ class Run:
     size: int
 
 
-def timed_run(session: Session, start: StartRequest) -> Run:
+def timed_run(session: Session, start: StartRequest) -> ProgramRun:
     """Run a program in a guest, and record when its output arrives through a pipe."""
     read, write = os.pipe()
     seen: list[float] = []
@@ -255,4 +255,4 @@ def timed_run(session: Session, start: StartRequest) -> Run:
         os.close(read)
     if status.code or not seen:
         raise RuntimeError(f"the program ended with {status}")
-    return Run(began, seen[0], time.monotonic(), size)
+    return ProgramRun(began, seen[0], time.monotonic(), size)

@@ -12,14 +12,14 @@ from pathlib import Path
 
 from figures import Figure, compare
 from measures import Bench
-from node import Node
+from node import BenchNode
 
 USER = "vtbenchown"
 JOB = ("-W", "block=true", "-N", "b", "-j", "oe", "-o", "out", "-vm", "img=micro,ram=256M,vcpus=1")
 
 
 @dataclass(frozen=True)
-class Own(Node):
+class Own(BenchNode):
     """The site of a user with an empty home, with the node's code (doc/laptop.md)."""
 
     user: str = USER
@@ -43,7 +43,7 @@ def laptop(bench: Bench) -> list[Figure]:
     return [compare(name, "s", ours, base, 1.2), compare("  the first, from nothing", "s", [first])]
 
 
-def _seconds(node: Node) -> float:
+def _seconds(node: BenchNode) -> float:
     script = node.script("#!/bin/sh\ntrue\n")
     began = time.monotonic()
     done = node.run(["vsub", *JOB, script])

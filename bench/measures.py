@@ -10,7 +10,7 @@ from pathlib import Path
 
 import bare
 from figures import Figure, compare
-from node import JobTimes, Node
+from node import BenchNode, JobTimes
 
 from vtorque_core.resources.disk import Overlay
 
@@ -29,7 +29,7 @@ WRAPPER = 0.2  # seconds from READY until the job wrapper sends START; see "READ
 class Bench:
     """The node, a directory that only root can access, and the number of rounds."""
 
-    node: Node
+    node: BenchNode
     scratch: Path
     rounds: int
 

@@ -44,7 +44,7 @@ class JobTimes:
 
 
 @dataclass(frozen=True)
-class Node:
+class BenchNode:
     """A node, by the name given to ``scripts/node``, and the owner of the measured jobs."""
 
     name: str
@@ -245,9 +245,9 @@ def wait(condition: Any, what: str) -> None:
 
 
 @contextmanager
-def measured(name: str, user: str = USER) -> Iterator[Node]:
+def measured(name: str, user: str = USER) -> Iterator[BenchNode]:
     """Yield the node with a new user for its jobs; delete the user at the end."""
-    node = Node(name, user)
+    node = BenchNode(name, user)
     subprocess.run(["userdel", "-f", "-r", user], check=False, capture_output=True)
     subprocess.run(["useradd", "-m", "-s", "/bin/bash", user], check=True)
     try:

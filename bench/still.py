@@ -15,7 +15,7 @@ from pathlib import Path
 
 from figures import Figure, compare
 from measures import Bench
-from node import Node, wait
+from node import BenchNode, wait
 from warm import configured
 
 _HOLD = 3.0  # seconds between suspend and resume
@@ -108,7 +108,7 @@ def _save(name: str, place: Path) -> None:
 
 
 @contextmanager
-def _two_guests(node: Node) -> Iterator[tuple[str, list[str]]]:
+def _two_guests(node: BenchNode) -> Iterator[tuple[str, list[str]]]:
     """Run a job whose two guests write their clocks to files; yield the job and its domains."""
     job = node.submit(CLOCK, "-vm", "img=micro,ram=256M,vcpus=1,vms_per_node=2")
     try:
@@ -160,7 +160,7 @@ def _seen(call: Callable[[], object], events: Path, count: int) -> dict[tuple[st
     return {(name, word): datetime.fromisoformat(at).timestamp() for at, name, word in found}
 
 
-def _clock_error(node: Node) -> float:
+def _clock_error(node: BenchNode) -> float:
     """Return the median difference in seconds between a guest's clock and the file's mtime."""
     errors = []
     for _ in range(_LOOKS):

@@ -14,7 +14,7 @@ from typing import Any
 
 from figures import Figure, compare
 from measures import FIRST, Bench
-from node import JobTimes, Node, wait
+from node import BenchNode, JobTimes, wait
 
 from vtorque_core.live import placement
 
@@ -80,7 +80,7 @@ def full(bench: Bench) -> list[Figure]:
     ]
 
 
-def _submit_all(node: Node) -> list[float]:
+def _submit_all(node: BenchNode) -> list[float]:
     """Submit the jobs; return the seconds until the first line of each."""
     outputs = [node.home / f"full{number}" for number in range(JOBS)]
     script = node.script("#!/bin/sh\necho first\nsleep 2\n")
@@ -95,7 +95,7 @@ def _submit_all(node: Node) -> list[float]:
 
 
 @contextmanager
-def configured(node: Node, more: str) -> Iterator[None]:
+def configured(node: BenchNode, more: str) -> Iterator[None]:
     """Append to the site config while the context is active."""
     before = node.config.read_text()
     node.config.write_text(before + more)
@@ -106,7 +106,7 @@ def configured(node: Node, more: str) -> Iterator[None]:
 
 
 @contextmanager
-def _keeping(node: Node, shape: str = KEPT, more: str = "") -> Iterator[None]:
+def _keeping(node: BenchNode, shape: str = KEPT, more: str = "") -> Iterator[None]:
     """Keep warm guests of a shape while the context is active."""
     with configured(node, f'{more}\n[plugin.warm]\nshapes = ["{shape}"]\n'):
         try:
@@ -116,18 +116,18 @@ def _keeping(node: Node, shape: str = KEPT, more: str = "") -> Iterator[None]:
             _command(node, "stop")
 
 
-def _command(node: Node, *words: str) -> str:
+def _command(node: BenchNode, *words: str) -> str:
     argv = [str(node.prefix / "bin/vtorque"), "warm", "--config", str(node.config), *words]
     return subprocess.run(argv, capture_output=True, check=True, text=True).stdout
 
 
-def _waiting(node: Node) -> list[dict[str, Any]]:
+def _waiting(node: BenchNode) -> list[dict[str, Any]]:
     """Return the warm guests that wait for a job."""
     guests: list[dict[str, Any]] = json.loads(_command(node, "--json"))["guests"]
     return [each for each in guests if each["state"] == "waits"]
 
 
-def _waits(node: Node) -> str:
+def _waits(node: BenchNode) -> str:
     """Wait until a warm guest has been ready for a second; return its part of the libvirt name."""
     wait(lambda: bool(_waiting(node)), "a guest that waits")
     time.sleep(1)

@@ -148,7 +148,7 @@ class AgentHarness:
         self.driver = driver
         self.scripts = ShellScripts()
         self.patience = _LONG
-        self.binary = binary or _built(directory)
+        self.binary = binary or _build_agent(directory)
         self._top = Path(tempfile.mkdtemp(prefix="vtorque-guest-"))
         self.plan = guest_plan(run_dir=self._top, state_dir=self._top)
         self._agent: LocalAgent | None = None
@@ -174,7 +174,7 @@ class AgentHarness:
         shutil.rmtree(self._top, ignore_errors=True)
 
 
-def _built(directory: Path) -> Path:
+def _build_agent(directory: Path) -> Path:
     binary = directory / "vtorque-agent"
     if not binary.exists():
         build_agent(directory / f"agent-{os.getpid()}", "gcc", ("-O1",))

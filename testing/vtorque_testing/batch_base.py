@@ -9,7 +9,7 @@ import pytest
 
 from vtorque_core.api.batch_system import ShellStart
 from vtorque_core.site.request import Request
-from vtorque_testing.harness import BatchHarness, Ended, HookCall, StartedJob, Submission
+from vtorque_testing.harness import BatchHarness, HookCall, ProgramResult, StartedJob, Submission
 from vtorque_testing.submit import run_vsub
 
 SCRIPT = b"#!/bin/sh\necho hello\n"
@@ -35,18 +35,18 @@ def submit(
     return got
 
 
-def hooked(harness: BatchHarness) -> HookCall:
+def submit_and_start(harness: BatchHarness) -> HookCall:
     """Submit and start a job with guests; return the hook call of its first node."""
     return harness.start(submit(harness, *VM, script(harness))).hooks[0]
 
 
 def attempt(
     harness: BatchHarness, *argv: str, stdin: bytes = b"", blob: bytes | None = None
-) -> tuple[Ended, Submission | None]:
+) -> tuple[ProgramResult, Submission | None]:
     """Submit a job; return the result and the submit command's input, None if it was not called."""
-    harness.received()
+    harness.last_input()
     ended = run_vsub(harness, argv, stdin=stdin, blob=blob)
-    return ended, harness.received()
+    return ended, harness.last_input()
 
 
 def script(harness: BatchHarness, content: bytes = SCRIPT, name: str = "job.sh") -> str:
@@ -85,7 +85,7 @@ def request_of(harness: BatchHarness, job: Submission) -> Request:
     return Request.decode(found.blob)
 
 
-def added(harness: BatchHarness, environ: Mapping[str, str]) -> dict[str, str]:
+def added_variables(harness: BatchHarness, environ: Mapping[str, str]) -> dict[str, str]:
     """Return the variables that neither the submitting environment nor a shell has set."""
     own = {"PWD", "OLDPWD", "SHLVL", "_"}
     mine = harness.environ

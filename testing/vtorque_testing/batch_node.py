@@ -22,7 +22,14 @@ from vtorque_core.api.batch_system import (
 from vtorque_core.api.guest_context import GuestFile
 from vtorque_core.api.setup_steps import Installation
 from vtorque_core.base.errors import HostFault, Refused, UsageError
-from vtorque_testing.batch_base import VM, ContractBase, hooked, script, shell_started, submit
+from vtorque_testing.batch_base import (
+    VM,
+    ContractBase,
+    script,
+    shell_started,
+    submit,
+    submit_and_start,
+)
 from vtorque_testing.harness import BatchHarness
 
 ODD_IDS = ("", "-1", "--help", "0", "999999999", "no such", "a;id", "$(id)", "[]", "1[2].x", "é\n")
@@ -53,7 +60,7 @@ class NodeContract(ContractBase):
 
     def test_call_of_another_program_gives_no_vm_job(self, harness: BatchHarness) -> None:
         """A call from another program must raise HostFault, or return no valid VM job."""
-        call = hooked(harness)
+        call = submit_and_start(harness)
         for argv in ((), ("x",), ("", ""), ("a",) * 40):
             try:
                 job = call.adapter.job(argv, {})
@@ -77,7 +84,7 @@ class NodeContract(ContractBase):
 
         It must not raise if the batch system's server is down.
         """
-        call = hooked(harness)
+        call = submit_and_start(harness)
         job = call.job()
         finish = partial(call.adapter.finish, hook_waits=job.detach is not Detach.AT_ONCE)
         try:
@@ -112,7 +119,7 @@ class NodeContract(ContractBase):
 
     def test_alive_answers_for_invalid_ids(self, harness: BatchHarness) -> None:
         """The answer must contain every given id, and invalid ids must not be ``ALIVE``."""
-        call = hooked(harness)
+        call = submit_and_start(harness)
         job_id = call.job().id
         found = call.adapter.job_states([*ODD_IDS, job_id])
         assert set(found) == {*ODD_IDS, job_id}
@@ -125,7 +132,7 @@ class NodeContract(ContractBase):
 
         If the server is down, they must raise HostFault with a printable message, or return.
         """
-        call = hooked(harness)
+        call = submit_and_start(harness)
         job_id = call.job().id
 
         def work() -> None:
@@ -148,7 +155,7 @@ class NodeContract(ContractBase):
 
         They may raise Refused at any time, and HostFault only if the server is down.
         """
-        call = hooked(harness)
+        call = submit_and_start(harness)
         if not isinstance(call.adapter, DrainingAdapter):
             return  # the batch system supports neither
         drain = partial(call.adapter.drain, "its disk's slow")
@@ -178,7 +185,7 @@ class NodeContract(ContractBase):
 
         Paths must be absolute and must not contain ``..``.
         """
-        call = hooked(harness)
+        call = submit_and_start(harness)
         guests = [PeerGuest("vn1-0", 2), PeerGuest("vn1-1", 2)]
         items = list(call.adapter.context(call.job(), guests))
         assert items == list(call.adapter.context(call.job(), guests))

@@ -140,7 +140,7 @@ class RequestContract(ContractBase):
     @given(text=st.text(st.characters(exclude_categories=["Cs"]), max_size=300))
     def test_any_text_as_a_request_raises_nothing(self, harness: BatchHarness, text: str) -> None:
         """``job()`` must not raise for any text, because the job's owner controls it."""
-        got = self.submitted(harness)
+        got = self.submitted_job(harness)
         harness.start(got, forged=text.replace("\0", "")).hooks[0].job()
         harness.start(got, forged="vt1:" + text.replace("\0", "")).hooks[0].job()
 
@@ -153,11 +153,11 @@ class RequestContract(ContractBase):
         token = to_token(Request((("ram", "1G"), ("note", "x" * 30))).encode())
         place = 4 + int(at * (len(token) - 5))
         forged = token[:place] + token[place + cut :]
-        job = harness.start(self.submitted(harness), forged=forged).hooks[0].job()
+        job = harness.start(self.submitted_job(harness), forged=forged).hooks[0].job()
         assert job.blob is not None
         assert is_bad(job.blob, job.bad_request)
 
-    def submitted(self, harness: BatchHarness) -> Submission:
+    def submitted_job(self, harness: BatchHarness) -> Submission:
         """Return a VM job that is submitted once per test, for all examples of Hypothesis."""
         if getattr(self, "_submitted", None) is None:
             self._submitted = submit(harness, *VM, script(harness))

@@ -14,7 +14,7 @@ from vtorque_testing.batch_base import (
     SCRIPT,
     VM,
     ContractBase,
-    added,
+    added_variables,
     attempt,
     is_within,
     request_of,
@@ -23,7 +23,7 @@ from vtorque_testing.batch_base import (
     shell_started,
     submit,
 )
-from vtorque_testing.harness import BatchHarness, Ended
+from vtorque_testing.harness import BatchHarness, ProgramResult
 from vtorque_testing.wild_scripts import SCRIPTS, WildScript
 
 ODD_WORDS = ("plain", "two words", "quo'te", 'double"quote', "back\\slash", "$HOME", "a=b,c", "é")
@@ -51,7 +51,7 @@ class SubmissionContract(ContractBase):
         got = submit(harness, *none, *options, name)
         assert got.argv == (*options, name)
         assert got.script == SCRIPT
-        assert not added(harness, got.environ)
+        assert not added_variables(harness, got.environ)
 
     @pytest.mark.parametrize("place", ["first", "between", "after the script", "in two places"])
     def test_vm_is_removed_and_other_arguments_are_kept(
@@ -144,7 +144,7 @@ class SubmissionContract(ContractBase):
         The error message must name the option.
         """
         unknown, name = harness.dialect.unknown, script(harness)
-        if harness.answer(Ended(3, b"", f"no such option: {unknown}\n".encode())):
+        if harness.answer(ProgramResult(3, b"", f"no such option: {unknown}\n".encode())):
             ended, got = attempt(harness, unknown, *VM, name)
             if got is not None:
                 assert unknown in got.argv
@@ -157,7 +157,7 @@ class SubmissionContract(ContractBase):
 
     def test_submit_command_output_is_shown_unchanged(self, harness: BatchHarness) -> None:
         """Output, errors and exit status of the submit command must reach the user unchanged."""
-        said = Ended(17, b"42.server\n\xff", b"qsub: warning: \xe9\n")
+        said = ProgramResult(17, b"42.server\n\xff", b"qsub: warning: \xe9\n")
         for vm in ((), VM):
             if not harness.answer(said):
                 pytest.skip("there is no submit command: the adapter is the batch system itself")
@@ -166,7 +166,7 @@ class SubmissionContract(ContractBase):
 
     def test_unreadable_script_is_refused(self, harness: BatchHarness) -> None:
         """An unreadable script must be refused with its name, and no job may be created."""
-        harness.answer(Ended(1, b"", b"no-such-script: No such file or directory\n"))
+        harness.answer(ProgramResult(1, b"", b"no-such-script: No such file or directory\n"))
         ended, _ = attempt(harness, *VM, "no-such-script")
         assert ended.code != 0
         assert b"no-such-script" in ended.stderr
@@ -215,12 +215,12 @@ class SubmissionContract(ContractBase):
         faults = {}
         for wild in scripts:
             try:
-                self.goes_through(harness, wild)
+                self.check_script(harness, wild)
             except Exception as error:
                 faults[wild.name] = f"{type(error).__name__}: {error}"
         assert faults == {}
 
-    def goes_through(self, harness: BatchHarness, wild: WildScript) -> None:
+    def check_script(self, harness: BatchHarness, wild: WildScript) -> None:
         """Submit one script. Check that the guest runs it unchanged, or that it is refused."""
         name = script(harness, wild.content, wild.name)
         ended, got = attempt(harness, *VM, name)

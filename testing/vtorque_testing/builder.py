@@ -31,12 +31,12 @@ class BuilderHarness(Protocol):
         ...
 
     @property
-    def good(self) -> Mapping[str, str]:
+    def valid_arguments(self) -> Mapping[str, str]:
         """Values of ``-o KEY=VALUE`` from which the builder builds an image on this machine."""
         ...
 
     @property
-    def bad(self) -> Sequence[Mapping[str, str]]:
+    def invalid_arguments(self) -> Sequence[Mapping[str, str]]:
         """Invalid values of ``-o KEY=VALUE``, each of which the builder must refuse."""
         ...
 
@@ -73,8 +73,8 @@ class BuilderContract:
 
         Their names must be plain file names, and the files must not be symbolic links.
         """
-        built = harness.builder.build(harness.good, staging, progress)
-        names = _named(built)
+        built = harness.builder.build(harness.valid_arguments, staging, progress)
+        names = _named_files(built)
         assert built.disk or built.initrd, "no disk and no initrd: nothing boots"
         assert names and all(Path(name).name == name for name in names), names
         for name in names:
@@ -85,7 +85,7 @@ class BuilderContract:
         self, harness: BuilderHarness, staging: Path, progress: Building
     ) -> None:
         """The image must name a known architecture and disk format, and a plausible RAM size."""
-        built = harness.builder.build(harness.good, staging, progress)
+        built = harness.builder.build(harness.valid_arguments, staging, progress)
         assert built.arch in ("x86_64", "aarch64"), built.arch
         assert built.guest_type and built.distro
         assert 0 < built.min_ram_mib < 1 << 20
@@ -99,14 +99,14 @@ class BuilderContract:
     ) -> None:
         """The builder must not change files outside of the staging directory."""
         before = _all_below(staging.parents[1], staging)
-        harness.builder.build(harness.good, staging, progress)
+        harness.builder.build(harness.valid_arguments, staging, progress)
         assert _all_below(staging.parents[1], staging) == before
 
     def test_steps_are_reported(
         self, harness: BuilderHarness, staging: Path, progress: Building, steps: list[str]
     ) -> None:
         """The builder must report its steps, as printable lines."""
-        harness.builder.build(harness.good, staging, progress)
+        harness.builder.build(harness.valid_arguments, staging, progress)
         assert steps, "no step was told"
         assert all(step and step.isprintable() for step in steps), steps
 
@@ -115,13 +115,15 @@ class BuilderContract:
     ) -> None:
         """An unknown option must be refused by name, because it may be misspelled."""
         with pytest.raises(Refused, match="no-such-option"):
-            harness.builder.build({**harness.good, "no-such-option": "1"}, staging, progress)
+            harness.builder.build(
+                {**harness.valid_arguments, "no-such-option": "1"}, staging, progress
+            )
 
     def test_mistakes_of_an_admin_are_refused(
         self, harness: BuilderHarness, staging: Path, progress: Building
     ) -> None:
         """An administrator's mistake must raise Refused, not HostFault or another exception."""
-        for number, arguments in enumerate(harness.bad):
+        for number, arguments in enumerate(harness.invalid_arguments):
             place = staging / str(number)
             place.mkdir()
             with pytest.raises(Refused):
@@ -133,13 +135,13 @@ class BuilderContract:
         """A disk larger than the site's ``max_disk`` must be refused."""
         limited = Building(steps.append, lambda _done, _total: None, max_disk=1)
         try:
-            built = harness.builder.build(harness.good, staging, limited)
+            built = harness.builder.build(harness.valid_arguments, staging, limited)
         except (Refused, HostFault):
             return
         assert built.disk is None, "a disk of more than max_disk was built"
 
 
-def _named(built: BuiltImage) -> list[str]:
+def _named_files(built: BuiltImage) -> list[str]:
     return [name for name in (built.disk, built.kernel, built.initrd) if name]
 
 

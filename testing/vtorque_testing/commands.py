@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from vtorque_testing.harness import Ended
+from vtorque_testing.harness import ProgramResult
 
 
 class RecordingCommand:
@@ -24,7 +24,7 @@ class RecordingCommand:
         path.write_text(_RECORD.format(notes=self._notes))
         path.chmod(0o755)
 
-    def answer(self, ended: Ended) -> None:
+    def answer(self, ended: ProgramResult) -> None:
         """Set output and exit status of the next call; later calls print nothing and return 0."""
         for name, data in (("out", ended.stdout), ("err", ended.stderr)):
             (self._notes / name).write_bytes(data)

@@ -12,10 +12,10 @@ from vtorque_testing.commands import RecordingCommand
 from vtorque_testing.example import ACME, AcmeNode, Settings, options_of
 from vtorque_testing.harness import (
     Dialect,
-    Ended,
     HookCall,
     OwnValue,
     PluginSite,
+    ProgramResult,
     ShellCall,
     StartedJob,
     Submission,
@@ -55,7 +55,7 @@ class AcmeHarness:
         self._numbers = itertools.count(1)
         self.serve(True)
 
-    def received(self) -> Submission | None:
+    def last_input(self) -> Submission | None:
         """Return the last call of acmesub."""
         calls = self._acmesub.calls()
         if not calls:
@@ -68,7 +68,7 @@ class AcmeHarness:
         self.serve(True)
         return Submission(str(number), call.argv, call.environ, content)
 
-    def answer(self, ended: Ended) -> bool:
+    def answer(self, ended: ProgramResult) -> bool:
         """Set the answer of the next call of acmesub."""
         self._acmesub.answer(ended)
         return True

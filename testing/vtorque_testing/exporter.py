@@ -21,7 +21,7 @@ import pytest
 
 from vtorque_core.api import HostFault
 from vtorque_telemetry.api import Sample, SampleSink
-from vtorque_testing.far_end import ends, until
+from vtorque_testing.far_end import call_with_timeout, wait_for_data
 
 _LIMIT = 2.0  # seconds for a write to a receiver that does not answer
 AWKWARD = 'a "b" \\c, d=e {f} é'
@@ -38,11 +38,11 @@ class ExporterHarness(Protocol):
         """Return a new, open exporter."""
         ...
 
-    def received(self) -> Sequence[tuple[str, float, Mapping[str, str]]]:
+    def received_samples(self) -> Sequence[tuple[str, float, Mapping[str, str]]]:
         """Return name, value and labels of each sample that the receiver got, in order."""
         ...
 
-    def silent(self) -> contextlib.AbstractContextManager[None]:
+    def silence(self) -> contextlib.AbstractContextManager[None]:
         """Make the receiver unresponsive while the context is active."""
         ...
 
@@ -66,7 +66,7 @@ class ExporterContract:
         sink = harness.open()
         sent = [sample(), sample("vtorque_guest_memory_bytes", 2.0**40, job="43.srv")]
         _write(sink, *sent)
-        _until(harness, *sent)
+        _wait_for_samples(harness, *sent)
         sink.close()
 
     def test_any_value_arrives_unchanged(self, harness: ExporterHarness) -> None:
@@ -75,7 +75,7 @@ class ExporterContract:
         for number, value in enumerate((0.0, 1e-9, 2.0**53, 0.1)):
             one = sample("vtorque_guest_memory_bytes", value, guest=str(number))
             _write(sink, one)
-            _until(harness, one)
+            _wait_for_samples(harness, one)
         sink.close()
 
     def test_any_label_arrives_unchanged(self, harness: ExporterHarness) -> None:
@@ -83,7 +83,7 @@ class ExporterContract:
         sink = harness.open()
         one = sample(device=AWKWARD)
         _write(sink, one)
-        _until(harness, one)
+        _wait_for_samples(harness, one)
         sink.close()
 
     def test_each_sample_arrives_once(self, harness: ExporterHarness) -> None:
@@ -91,8 +91,8 @@ class ExporterContract:
         sink = harness.open()
         for value in (1.0, 2.0, 3.0):
             _write(sink, sample(value=value))
-            _until(harness, sample(value=value))
-        values = [value for _, value, _ in harness.received()]
+            _wait_for_samples(harness, sample(value=value))
+        values = [value for _, value, _ in harness.received_samples()]
         assert len(values) == len(set(values)), f"some twice: {values}"
         sink.close()
 
@@ -106,7 +106,7 @@ class ExporterContract:
         sink.end(["99.srv"])
         one = sample()
         _write(sink, one)
-        _until(harness, one)
+        _wait_for_samples(harness, one)
         sink.end(["42.srv"])
         sink.close()
 
@@ -119,14 +119,16 @@ class ExporterContract:
         The next sample must arrive once the receiver answers again.
         """
         sink = harness.open()
-        with harness.silent():
-            error = ends(lambda: sink.write([sample(value=7.0)], time.monotonic() + _LIMIT))
+        with harness.silence():
+            error = call_with_timeout(
+                lambda: sink.write([sample(value=7.0)], time.monotonic() + _LIMIT)
+            )
             assert error is None or isinstance(error, OSError | HostFault), repr(error)
-            told = [value for _, value, _ in harness.received()]
+            told = [value for _, value, _ in harness.received_samples()]
             assert error is not None or 7.0 in told, "nothing arrived and nothing was raised"
         one = sample(value=8.0)
         _write(sink, one)
-        _until(harness, one)
+        _wait_for_samples(harness, one)
         sink.close()
 
     def test_closing_twice_is_allowed(self, harness: ExporterHarness) -> None:
@@ -140,11 +142,13 @@ def _write(sink: SampleSink, *samples: Sample) -> None:
     sink.write(samples, time.monotonic() + 60)
 
 
-def _until(harness: ExporterHarness, *samples: Sample) -> None:
+def _wait_for_samples(harness: ExporterHarness, *samples: Sample) -> None:
     wanted = [(each.name, each.value, dict(each.labels)) for each in samples]
 
     def there() -> bool:
-        found = [(name, value, dict(labels)) for name, value, labels in harness.received()]
+        found = [(name, value, dict(labels)) for name, value, labels in harness.received_samples()]
         return all(each in found for each in wanted)
 
-    until(harness, there, lambda: f"sent: {wanted}; received: {list(harness.received())}")
+    wait_for_data(
+        harness, there, lambda: f"sent: {wanted}; received: {list(harness.received_samples())}"
+    )

@@ -9,7 +9,7 @@ from collections.abc import Callable
 _WAIT = 60.0  # seconds until sent data must have arrived
 
 
-def until(harness: object, done: Callable[[], bool], what: Callable[[], str]) -> None:
+def wait_for_data(harness: object, done: Callable[[], bool], what: Callable[[], str]) -> None:
     """Check that all sent data has arrived. Otherwise raise AssertionError with ``what()``.
 
     If ``harness.asynchronous`` is true, wait up to one minute; otherwise check once.
@@ -22,7 +22,7 @@ def until(harness: object, done: Callable[[], bool], what: Callable[[], str]) ->
         time.sleep(0.01)
 
 
-def ends(work: Callable[[], object]) -> BaseException | None:
+def call_with_timeout(work: Callable[[], object]) -> BaseException | None:
     """Call a function that may hang; return the exception that it raised, or None.
 
     Raises AssertionError if the function does not return within a minute.

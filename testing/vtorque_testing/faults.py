@@ -30,7 +30,7 @@ _PR_SET_CHILD_SUBREAPER = 36  # prctl(2)
 
 
 @dataclass(frozen=True)
-class Run:
+class ChildResult:
     """Result of work in a child process.
 
     Args:
@@ -49,7 +49,7 @@ class Run:
     noted: tuple[Any, ...] = ()
 
 
-class Looks(Protocol):
+class Surroundings(Protocol):
     """The surroundings of a job, whose state can be observed."""
 
     def look(self) -> Mapping[str, object]:
@@ -57,13 +57,14 @@ class Looks(Protocol):
         ...
 
 
-class Rig(Looks, Protocol):
+class Rig(Surroundings, Protocol):
     """A job and its surroundings, real or recorded."""
 
-    def start(self, last: int | None = None) -> Run:
+    def start(self, last: int | None = None) -> ChildResult:
         """Start the job in a process that is killed at step ``last``; None: never.
 
-        Steps count from 1. ``noted`` of the result may contain a :class:`Noted` for each record.
+        Steps count from 1. ``noted`` of the result may contain a :class:`NamedObjects` for each
+        record.
         """
         ...
 
@@ -73,8 +74,8 @@ class Rig(Looks, Protocol):
 
 
 @dataclass(frozen=True)
-class Noted:
-    """Objects that a journal record names and that :meth:`Looks.look` does not show.
+class NamedObjects:
+    """Objects that a journal record names and that :meth:`Surroundings.look` does not show.
 
     Args:
         kind: kind of the record.
@@ -89,10 +90,10 @@ class Noted:
 
 
 @dataclass(frozen=True)
-class _Watching:
+class _WatchedRig:
     """A rig's surroundings, and the objects that its records name."""
 
-    rig: Looks
+    rig: Surroundings
     names: tuple[tuple[str, str, object], ...]
 
     def before(self, seen: Mapping[str, object]) -> dict[str, object]:
@@ -137,11 +138,11 @@ def survive(
     before = rig.look()
     whole = rig.start()
     assert not whole.error, f"a start that nobody disturbs: {whole.kind}: {whole.error}"
-    noted = [each for each in whole.noted if isinstance(each, Noted)]
-    watching = _Watching(rig, tuple(name for each in noted for name in each.names))
+    noted = [each for each in whole.noted if isinstance(each, NamedObjects)]
+    watching = _WatchedRig(rig, tuple(name for each in noted for name in each.names))
     before = watching.before(before)
     rig.release()
-    same(watching, before, "not killed", patience)
+    assert_unchanged(watching, before, "not killed", patience)
     blind = sorted({f"{each.kind} ({each.blind})" for each in noted if each.blind})
     assert not blind, (
         f"nobody can see whether these are released: {'; '.join(blind)}: name what they acquire by "
@@ -153,12 +154,14 @@ def survive(
         run = rig.start(number)
         assert run.killed, f"step {number} ({whole.steps[number - 1]}) did not come again: {run}"
         rig.release()
-        same(watching, before, f"killed at step {number}: {run.steps[-1]}", patience)
+        assert_unchanged(watching, before, f"killed at step {number}: {run.steps[-1]}", patience)
         killed.append(run.steps[-1])
     return killed
 
 
-def same(rig: Looks, before: Mapping[str, object], where: str, patience: float = 0.0) -> None:
+def assert_unchanged(
+    rig: Surroundings, before: Mapping[str, object], where: str, patience: float = 0.0
+) -> None:
     """Raise AssertionError with ``where`` unless the surroundings are as before."""
     end = time.monotonic() + patience
     while (after := rig.look()) != before and time.monotonic() < end:
@@ -176,13 +179,13 @@ def die() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def in_child(
+def run_in_child(
     work: Callable[[], object],
     last: int | None = None,
     act: Callable[[], object] = die,
     meanwhile: Callable[[int], object] | None = None,
     note: Callable[[str], object] | None = None,
-) -> Run:
+) -> ChildResult:
     """Run ``work`` in a forked process, with a fault at its step ``last``.
 
     Only the calling thread may be running. Raises AssertionError with the traceback if the process
@@ -203,7 +206,7 @@ def in_child(
         os.close(reader)
         _be_child(work, last, _stand_still if meanwhile else act, writer, note)
     os.close(writer)
-    if meanwhile is not None and os.WIFSTOPPED(_waited(pid)):
+    if meanwhile is not None and os.WIFSTOPPED(_wait_child(pid)):
         try:
             meanwhile(pid)
         finally:
@@ -216,18 +219,18 @@ def in_child(
     steps = tuple(lines.decode().splitlines())
     if os.WIFSIGNALED(status):
         assert os.WTERMSIG(status) == signal.SIGKILL and len(steps) == last, (status, steps)
-        return Run(steps, True)
+        return ChildResult(steps, True)
     nothing: tuple[Any, ...] = ("", "", f"exit status {status}", [])
     kind, error, trace, noted = pickle.loads(rest) if rest else nothing  # noqa: S301 - our own child's
     assert not trace, f"after {steps[-1:]}: {trace}"
-    return Run(steps, False, error, kind, tuple(noted))
+    return ChildResult(steps, False, error, kind, tuple(noted))
 
 
 def _stand_still() -> None:
     signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)  # before this thread continues
 
 
-def _waited(pid: int) -> int:
+def _wait_child(pid: int) -> int:
     """Return the status of a child that stops or ends, without reaping it."""
     found = os.waitid(os.P_PID, pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
     assert found is not None

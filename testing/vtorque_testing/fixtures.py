@@ -77,7 +77,7 @@ def vtorque_plugin(tmp_path: Path) -> Iterator[Callable[..., Plugins]]:
         for module in modules:
             if isinstance(module, str):
                 made.append(f"vtorque_source_{name.replace('-', '_')}_{len(made)}")
-                found = _from_text(tmp_path / f"{made[-1]}.py", module)
+                found = _parse_toml(tmp_path / f"{made[-1]}.py", module)
             else:
                 found = module
             plugins.register(name, found, f"vtorque-{name} 1.0.0")
@@ -157,7 +157,7 @@ def vtorque_job() -> Iterator[Callable[..., RecordedJob]]:
         assert not processes(), "processes of the job are left"
 
 
-def _from_text(path: Path, text: str) -> ModuleType:
+def _parse_toml(path: Path, text: str) -> ModuleType:
     path.write_text(textwrap.dedent(text), encoding="utf-8")
     spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec is not None and spec.loader is not None

@@ -34,7 +34,7 @@ import pytest
 from vtorque_core.api import HostFault
 from vtorque_core.api.guest_driver import GuestDied, GuestDriver, ReadyGuest, Script, Streams
 from vtorque_core.api.guest_plan import GuestPlan
-from vtorque_testing.wires import Wires, babbling, flood, silent
+from vtorque_testing.wires import Wires, flood, send_data, send_nothing
 
 PROPERTIES = {
     "ready": "root waits for what the guest says before its job runs",
@@ -99,11 +99,11 @@ class GuestHarness(Protocol):
 class ShellScripts:
     """The contract's job scripts, for guests with a POSIX shell."""
 
-    def exits(self, code: int) -> bytes:
+    def exit_with(self, code: int) -> bytes:
         """Return a script that exits with this status."""
         return b"#!/bin/sh\nexit %d\n" % code
 
-    def prints(self, text: str) -> bytes:
+    def print_text(self, text: str) -> bytes:
         """Return a script that prints this text, which consists of complete lines."""
         return f"#!/bin/sh\ncat <<'END'\n{text}END\n".encode()
 
@@ -111,11 +111,11 @@ class ShellScripts:
         """Return a script that prints the numbers from 1 to ``lines``, one per line."""
         return b"#!/bin/sh\nseq %d\n" % lines
 
-    def stays(self) -> bytes:
+    def wait_for_signal(self) -> bytes:
         """Return a script that prints ``up``, and runs until a signal ends it."""
         return b"#!/bin/sh\necho up\nexec sleep 1000\n"
 
-    def dies_of(self, number: int) -> bytes:
+    def die_of_signal(self, number: int) -> bytes:
         """Return a script that ends by this signal."""
         return b"#!/bin/sh\nkill -%d $$\n" % number
 
@@ -149,12 +149,12 @@ class ShellScripts:
         return b"#!/bin/sh\ntrap 'stty size; exit 5' WINCH\n" + more
 
 
-class Hangs(BaseException):
+class CallTimeout(BaseException):
     """A call of the driver did not return within ``GuestHarness.patience``."""
 
 
 @dataclass(frozen=True)
-class Ran:
+class JobResult:
     """Result of a job: its exit status, or the exception that the driver raised."""
 
     code: int | None
@@ -207,7 +207,7 @@ class GuestContract:
         """A guest that sends nothing must cause a HostFault at the deadline."""
         _needs(harness, "ready")
         with _wires(harness) as wires:
-            wires.instead[harness.ready_port] = silent
+            wires.instead[harness.ready_port] = send_nothing
             error = _await(harness, SHORT)
         assert isinstance(error, HostFault), error
 
@@ -216,7 +216,7 @@ class GuestContract:
         """Invalid data, even an endless stream of it, must cause a HostFault."""
         _needs(harness, "ready")
         with _wires(harness) as wires:
-            wires.instead[harness.ready_port] = babbling(_GARBAGE[garbage]())
+            wires.instead[harness.ready_port] = send_data(_GARBAGE[garbage]())
             error = _await(harness, SHORT)
         assert isinstance(error, HostFault), error
 
@@ -257,17 +257,17 @@ class GuestContract:
     @pytest.mark.parametrize("code", [0, 1, 3, 127, 128, 255])
     def test_exit_code_is_that_of_the_script(self, harness: GuestHarness, code: int) -> None:
         """``run()`` must return the exit status of the script."""
-        assert _job(harness, harness.scripts.exits(code)).code == code
+        assert _job(harness, harness.scripts.exit_with(code)).code == code
 
     def test_output_is_that_of_the_script(self, harness: GuestHarness) -> None:
         """The output must be exactly that of the script."""
         text = "one\n  two \u00e9 %s \\n\n\nlast\n"
-        ran = _job(harness, harness.scripts.prints(text))
+        ran = _job(harness, harness.scripts.print_text(text))
         assert (ran.code, ran.out, ran.err) == (0, text.encode(), b"")
 
     def test_output_may_arrive_byte_by_byte(self, harness: GuestHarness) -> None:
         """The output must be complete if it arrives byte by byte."""
-        ran = _job(harness, harness.scripts.prints("one\ntwo\n"), chunk=1)
+        ran = _job(harness, harness.scripts.print_text("one\ntwo\n"), chunk=1)
         assert (ran.code, ran.out, ran.err) == (0, b"one\ntwo\n", b"")
 
     def test_large_output_to_a_late_reader_is_complete(self, harness: GuestHarness) -> None:
@@ -295,21 +295,21 @@ class GuestContract:
     ) -> None:
         """If a signal ends the script, ``run()`` must return 128 plus its number."""
         _needs(harness, "killed")
-        assert _job(harness, harness.scripts.dies_of(number)).code == 128 + number
+        assert _job(harness, harness.scripts.die_of_signal(number)).code == 128 + number
 
     def test_each_signal_reaches_the_script(self, harness: GuestHarness) -> None:
         """The script must receive every signal that a batch system sends to the job shell."""
         _needs(harness, "signals")
         told = [b"up", *(each.name.encode() for each in _PASSED_ON)]
-        then = [(line, _sending(n)) for line, n in zip(told, _PASSED_ON, strict=False)]
-        then.append((told[-1], _sending(signal.SIGTERM)))
+        then = [(line, _signal_sender(n)) for line, n in zip(told, _PASSED_ON, strict=False)]
+        then.append((told[-1], _signal_sender(signal.SIGTERM)))
         ran = _job(harness, harness.scripts.tells_signals(), then=then)
         assert (ran.code, ran.out.split()) == (7, told)
 
     def test_term_ends_the_job(self, harness: GuestHarness) -> None:
         """SIGTERM must end the job with status 143 (128 plus 15)."""
-        then = [(b"up", _sending(signal.SIGTERM))]
-        ran = _job(harness, harness.scripts.stays(), then=then)
+        then = [(b"up", _signal_sender(signal.SIGTERM))]
+        ran = _job(harness, harness.scripts.wait_for_signal(), then=then)
         assert (ran.code, ran.out) == (128 + signal.SIGTERM, b"up\n")
 
     def test_script_that_ignores_sigterm_is_killed_after_the_grace(
@@ -317,35 +317,37 @@ class GuestContract:
     ) -> None:
         """A script that ignores SIGTERM must be killed after ``Script.grace`` seconds."""
         _needs(harness, "signals")
-        then = [(b"up", _sending(signal.SIGTERM))]
+        then = [(b"up", _signal_sender(signal.SIGTERM))]
         ran = _job(harness, harness.scripts.outlives_term(), then=then, grace=0.3)
         assert ran.code == 128 + signal.SIGKILL
 
     def test_terminal_has_the_size_of_the_users(self, harness: GuestHarness) -> None:
         """The script's terminal must have the size of the user's, also after a change."""
         _needs(harness, "terminal")
-        ran = _on_a_terminal(harness, harness.scripts.tells_size(), (33, 101), (40, 120))
+        ran = _run_on_terminal(harness, harness.scripts.tells_size(), (33, 101), (40, 120))
         assert (ran.code, ran.out.split(b"\r\n")[:2]) == (5, [b"33 101", b"40 120"])
 
     def test_missing_guest_raises_before_the_job(self, harness: GuestHarness) -> None:
         """If the guest is missing, ``run()`` must raise GuestDied or HostFault."""
         with harness.boot():
-            ran = _run(harness, harness.scripts.exits(0))
+            ran = _run(harness, harness.scripts.exit_with(0))
         assert isinstance(ran.died, GuestDied | HostFault), ran
 
     @pytest.mark.parametrize("garbage", range(len(_GARBAGE)))
     def test_garbage_gives_no_exit_code(self, harness: GuestHarness, garbage: int) -> None:
         """Invalid data instead of a job must raise GuestDied."""
         with harness.boot(), _wires(harness) as wires:
-            wires.instead[harness.run_port] = babbling(_GARBAGE[garbage](), stays=False)
-            ran = _run(harness, harness.scripts.exits(0))
+            wires.instead[harness.run_port] = send_data(_GARBAGE[garbage](), stays=False)
+            ran = _run(harness, harness.scripts.exit_with(0))
         assert isinstance(ran.died, GuestDied), ran
 
     def test_garbage_during_the_script_gives_no_success(self, harness: GuestHarness) -> None:
         """Invalid data after the start of the script must not yield exit status 0."""
-        ran = _killed(harness, harness.scripts.prints("one\n"), 1 << 20)
+        ran = _run_killed_guest(harness, harness.scripts.print_text("one\n"), 1 << 20)
         for cut in range(1, len(ran[1]), 1 + len(ran[1]) // 5):
-            after, _ = _killed(harness, harness.scripts.prints("one\n"), cut, b"\xff\0no" * 9)
+            after, _ = _run_killed_guest(
+                harness, harness.scripts.print_text("one\n"), cut, b"\xff\0no" * 9
+            )
             assert after.code != 0, (cut, after)
 
     @pytest.mark.parametrize(
@@ -358,15 +360,15 @@ class GuestContract:
 
         Exit status 0 is allowed only with the complete output.
         """
-        content = harness.scripts.prints("one\n")
-        whole, passed = _killed(harness, content, 1 << 20)
+        content = harness.scripts.print_text("one\n")
+        whole, passed = _run_killed_guest(harness, content, 1 << 20)
         assert (whole.code, whole.out) == (0, b"one\n")
         for cut in range(at, len(passed), 8):
-            ran, _ = _killed(harness, content, cut)
+            ran, _ = _run_killed_guest(harness, content, cut)
             good = isinstance(ran.died, GuestDied | HostFault) or ran.code != 0
             assert good or (ran.code, ran.out) == (0, b"one\n"), (cut, ran)
         for cut in (0, len(passed) // 4, len(passed) // 2):
-            assert _killed(harness, content, cut)[0].code != 0, cut
+            assert _run_killed_guest(harness, content, cut)[0].code != 0, cut
 
 
 # -- calls of the driver -------------------------------------------------------------------------
@@ -383,11 +385,11 @@ def _wires(harness: GuestHarness) -> Wires:
 
 
 @contextlib.contextmanager
-def _ending(harness: GuestHarness) -> Iterator[None]:
-    """Raise Hangs at the time limit, in the main thread, where drivers set signal handlers."""
+def _limit_time(harness: GuestHarness) -> Iterator[None]:
+    """Raise CallTimeout at the time limit in the main thread, where drivers handle signals."""
 
     def hung(_number: int, _frame: FrameType | None) -> None:
-        raise Hangs(f"timed out after {harness.patience:g} s")
+        raise CallTimeout(f"timed out after {harness.patience:g} s")
 
     main = threading.main_thread().ident or 0
     before = signal.signal(signal.SIGPROF, hung)
@@ -408,7 +410,7 @@ def _await(
     """Wait until the guest is ready; return the driver's exception or None."""
     told = [] if steps is None else steps
     limit = harness.patience if seconds is None else seconds
-    with _ending(harness):
+    with _limit_time(harness):
         try:
             harness.driver.await_ready(harness.plan, time.monotonic() + limit, told.append)
         except Exception as error:
@@ -416,33 +418,35 @@ def _await(
     return None
 
 
-def _job(harness: GuestHarness, content: bytes, *, chunk: int = 1 << 16, **more: object) -> Ran:
+def _job(
+    harness: GuestHarness, content: bytes, *, chunk: int = 1 << 16, **more: object
+) -> JobResult:
     """Boot a new guest, wait until it is ready, and run a job in it."""
     with harness.boot(), _wires(harness) as wires:
-        _ready(harness)
+        _await_ready(harness)
         wires.watch(harness.run_port, chunk=chunk)
         ran = _run(harness, content, **more)  # type: ignore[arg-type]
     assert ran.died is None, f"{ran.died!r}: {ran}"
     return ran
 
 
-def _killed(
+def _run_killed_guest(
     harness: GuestHarness, content: bytes, cut: int, last: bytes = b""
-) -> tuple[Ran, bytes]:
+) -> tuple[JobResult, bytes]:
     """Run a job whose guest dies after ``cut`` bytes; return the result and the bytes it sent."""
     with harness.boot(), _wires(harness) as wires:
-        _ready(harness)
+        _await_ready(harness)
         wires.watch(harness.run_port, cut=cut, last=last)
         return _run(harness, content), bytes(wires.passed)
 
 
-def _ready(harness: GuestHarness) -> None:
+def _await_ready(harness: GuestHarness) -> None:
     if "ready" not in harness.lacks:
         error = _await(harness)
         assert error is None, error
 
 
-def _sending(number: int) -> Callable[[], None]:
+def _signal_sender(number: int) -> Callable[[], None]:
     main = threading.main_thread().ident or 0
     return lambda: signal.pthread_kill(main, number)
 
@@ -455,7 +459,7 @@ def _run(
     then: Sequence[Then] = (),
     late: bool = False,
     grace: float = 600.0,
-) -> Ran:
+) -> JobResult:
     """Call the driver's ``run`` as the job shell does, and read the job's output meanwhile."""
     with contextlib.ExitStack() as stack:
         out, err = _Reader(then, late=late), _Reader(())
@@ -465,11 +469,11 @@ def _run(
         stack.callback(err.close)
         if source is not None:
             stack.callback(source.close)
-        code, died = _called(harness, content, streams, grace)
-        return Ran(code, died, out.close(), err.close())
+        code, died = _call_run(harness, content, streams, grace)
+        return JobResult(code, died, out.close(), err.close())
 
 
-def _called(
+def _call_run(
     harness: GuestHarness, content: bytes, streams: Streams, grace: float
 ) -> tuple[int | None, Exception | None]:
     """Call ``run`` with all signals ignored; check that it restores handlers and timers."""
@@ -477,15 +481,15 @@ def _called(
     guest = ReadyGuest(plan.name, plan.hostname, plan.rank, plan.run_dir)
     environ = {"PATH": os.environ["PATH"], "TERM": "dumb"}
     script = Script("42.srv.SC", content, environ, "/", grace=grace)
-    before = {number: signal.signal(number, _ignored) for number in _OURS}
+    before = {number: signal.signal(number, _ignore_signal) for number in _OURS}
     code, died = None, None
     try:
-        with _ending(harness):
+        with _limit_time(harness):
             try:
                 code = harness.driver.run(guest, script, streams)
             except Exception as error:
                 died = error
-        left = [n.name for n in _OURS if signal.getsignal(n) is not _ignored]
+        left = [n.name for n in _OURS if signal.getsignal(n) is not _ignore_signal]
         assert not left, f"signal handlers that the driver has left: {left}"
         assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0), "a timer that it has left"
     finally:
@@ -494,16 +498,16 @@ def _called(
     return code, died
 
 
-def _ignored(_number: int, _frame: FrameType | None) -> None:
+def _ignore_signal(_number: int, _frame: FrameType | None) -> None:
     """Ignore a signal that is not meant for this process."""
 
 
-def _on_a_terminal(
+def _run_on_terminal(
     harness: GuestHarness, content: bytes, size: tuple[int, int], then: tuple[int, int]
-) -> Ran:
+) -> JobResult:
     """Run a script on a terminal of ``size``, and resize it to ``then`` after its first output."""
     master, terminal = os.openpty()
-    resize = _sending(signal.SIGWINCH)
+    resize = _signal_sender(signal.SIGWINCH)
 
     def change() -> None:
         _set_size(master, then)
@@ -513,13 +517,13 @@ def _on_a_terminal(
     reader = _Reader([(b"%d %d" % size, change)], (master, terminal))
     try:
         with harness.boot(), _wires(harness):
-            _ready(harness)
+            _await_ready(harness)
             streams = Streams(terminal, terminal, terminal, terminal=True)
-            code, died = _called(harness, content, streams, 600.0)
+            code, died = _call_run(harness, content, streams, 600.0)
     finally:
         out = reader.close()
     assert died is None, died
-    return Ran(code, died, out, b"")
+    return JobResult(code, died, out, b"")
 
 
 def _set_size(terminal: int, size: tuple[int, int]) -> None:
@@ -549,9 +553,9 @@ class _Reader(threading.Thread):
         with contextlib.suppress(OSError):  # a closed terminal
             while data := os.read(self._read, 1 << 16):
                 self._got += data
-                self._look()
+                self._run_actions()
 
-    def _look(self) -> None:
+    def _run_actions(self) -> None:
         while self._then and (found := self._got.find(self._then[0][0], self._at)) >= 0:
             marker, action = self._then.pop(0)
             self._at = found + len(marker)

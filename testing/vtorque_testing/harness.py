@@ -50,7 +50,7 @@ class PluginSite:
 
 
 @dataclass(frozen=True)
-class Ended:
+class ProgramResult:
     """Exit status and output of a program."""
 
     code: int
@@ -184,11 +184,11 @@ class BatchHarness(Protocol):
         """Environment of submissions, with a PATH to the simulated submit command."""
         ...
 
-    def received(self) -> Submission | None:
+    def last_input(self) -> Submission | None:
         """Return the input of the last submit command since the previous call, or None."""
         ...
 
-    def answer(self, ended: Ended) -> bool:
+    def answer(self, ended: ProgramResult) -> bool:
         """Make the next submit command print this and exit with this status.
 
         Return False if the adapter has no submit command, because it is the batch system itself.

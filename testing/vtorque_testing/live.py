@@ -24,7 +24,7 @@ import pytest
 
 from vtorque_core.base.errors import EXIT_REFUSED
 from vtorque_core.site.request import Request
-from vtorque_testing.harness import Ended
+from vtorque_testing.harness import ProgramResult
 
 Phase = Literal["queued", "starting", "running", "gone"]
 
@@ -76,7 +76,7 @@ class LiveHarness(Protocol):
         """Return the phase of a job; ``starting`` while root's prologue boots its guests."""
         ...
 
-    def wait(self, job_id: str) -> Ended:
+    def wait(self, job_id: str) -> ProgramResult:
         """Wait until the job ends; return its exit status and its two output files.
 
         For a job that never ran, the status may be any nonzero value, and the output empty.
@@ -137,7 +137,7 @@ class LiveBatchContract:
     def test_canceled_queued_job_does_not_start(self, live: LiveHarness) -> None:
         """A canceled queued job must not start."""
         first = live.submit(b"#!/bin/sh\nsleep 600\n", "-vm", "none", *live.dialect.busy)
-        self.until(live, first, "running")
+        self.wait_for_phase(live, first, "running")
         second = live.submit(b"#!/bin/sh\necho ran\n")
         assert live.phase(second) == "queued"
         live.cancel(second)
@@ -149,7 +149,7 @@ class LiveBatchContract:
     def test_job_canceled_in_its_prologue_fails(self, live: LiveHarness) -> None:
         """A job canceled during its prologue must fail, and its script must not run."""
         job = live.submit(b"#!/bin/sh\necho ran\n")
-        self.until(live, job, "starting")
+        self.wait_for_phase(live, job, "starting")
         live.cancel(job)
         ended = live.wait(job)
         assert ended.code != 0
@@ -157,7 +157,7 @@ class LiveBatchContract:
 
     def test_canceled_running_job_gets_sigterm(self, live: LiveHarness) -> None:
         """The script in the guest must receive SIGTERM and have time to end."""
-        job = self.running(live, b"trap 'echo got TERM; exit 9' TERM\n")
+        job = self.start_job(live, b"trap 'echo got TERM; exit 9' TERM\n")
         live.cancel(job)
         ended = live.wait(job)
         assert ended.code in live.dialect.cancelled | {9}
@@ -165,7 +165,7 @@ class LiveBatchContract:
 
     def test_canceled_job_that_ignores_sigterm_is_killed(self, live: LiveHarness) -> None:
         """A canceled script that ignores SIGTERM must be killed."""
-        job = self.running(live, b"trap '' TERM\n")
+        job = self.start_job(live, b"trap '' TERM\n")
         live.cancel(job)
         assert live.wait(job).code in live.dialect.cancelled
 
@@ -190,7 +190,7 @@ class LiveBatchContract:
         assert re.search(rb"vtorque: .*(request|nosuch)", ended.stderr)
         assert live.wait(live.submit(b"#!/bin/sh\necho ran\n")).stdout == b"ran\n"
 
-    def running(self, live: LiveHarness, trap: bytes) -> str:
+    def start_job(self, live: LiveHarness, trap: bytes) -> str:
         """Submit a job; return its id once it runs and has executed ``trap``."""
         mark = live.home / f"running{time.monotonic_ns()}"
         begun = f': > "$HOME/{mark.name}"\n'.encode()
@@ -203,7 +203,7 @@ class LiveBatchContract:
         assert live.phase(job) == "running"
         return job
 
-    def until(self, live: LiveHarness, job: str, phase: Phase) -> None:
+    def wait_for_phase(self, live: LiveHarness, job: str, phase: Phase) -> None:
         """Wait until a job is in this phase."""
         end = time.monotonic() + START
         while (found := live.phase(job)) != phase:

@@ -52,7 +52,7 @@ SCHEMA = "/usr/share/libvirt/schemas/domain.rng"
 
 
 @dataclass(frozen=True)
-class Machine:
+class PlannedMachine:
     """A recorded machine, as names of files in ``machines``: capabilities and PCI functions."""
 
     capabilities: str
@@ -70,14 +70,16 @@ class Machine:
 
 
 MACHINES = {
-    "one-socket": Machine("one-socket"),  # 8 cores, no SMT, no huge pages, no KVM
-    "smt": Machine("xeon-2x32-smt"),  # two sockets, SMT, huge pages of 2 MiB, divisible caches
-    "four-nodes": Machine("epyc-4-numa"),  # four NUMA nodes, SMT
-    "arm": Machine("arm-4x32"),  # two sockets of two NUMA nodes, no SMT, pages of 64 KiB
-    "gpu": Machine("xeon-2x32-smt", "gpu-node"),
-    "rdma": Machine("xeon-2x32-smt", "rdma-node"),
-    "no-iommu": Machine("xeon-2x32-smt", "no-iommu"),
-    "all-devices": Machine("xeon-2x32-smt", "all-devices"),
+    "one-socket": PlannedMachine("one-socket"),  # 8 cores, no SMT, no huge pages, no KVM
+    "smt": PlannedMachine(
+        "xeon-2x32-smt"
+    ),  # two sockets, SMT, huge pages of 2 MiB, divisible caches
+    "four-nodes": PlannedMachine("epyc-4-numa"),  # four NUMA nodes, SMT
+    "arm": PlannedMachine("arm-4x32"),  # two sockets of two NUMA nodes, no SMT, pages of 64 KiB
+    "gpu": PlannedMachine("xeon-2x32-smt", "gpu-node"),
+    "rdma": PlannedMachine("xeon-2x32-smt", "rdma-node"),
+    "no-iommu": PlannedMachine("xeon-2x32-smt", "no-iommu"),
+    "all-devices": PlannedMachine("xeon-2x32-smt", "all-devices"),
 }
 
 
@@ -99,7 +101,7 @@ def guest_plan(**changes: Any) -> GuestPlan:
     return GuestPlan(**values | changes)
 
 
-def with_core(name: str, *modules: object) -> Plugins:
+def load_with_core(name: str, *modules: object) -> Plugins:
     """Load the core's options and the modules of one plugin."""
     found = Plugins()
     found.register("core", vm_options, "vtorque-core")
@@ -121,7 +123,7 @@ class PlannedNode:
         """Return the node. Raises ConfigError.
 
         Args:
-            plugins: from :func:`with_core`, or those of a recorded node.
+            plugins: from :func:`load_with_core`, or those of a recorded node.
             text: the site config, in TOML.
             machine: a key of :data:`MACHINES`, or a topology.
         """
@@ -129,7 +131,7 @@ class PlannedNode:
         known = host(machine) if isinstance(machine, str) else machine
         return cls(plugins, build(raw, plugins, node=True), known)
 
-    def submitted(self, *vm: str, cwd: Path | None = None) -> Request:
+    def submit(self, *vm: str, cwd: Path | None = None) -> Request:
         """Return the request that ``vsub`` submits for these ``-vm`` values. Raises Refused."""
         return make_request(parse_vm(vm) or () if vm else (), self.plugins.options(), cwd=cwd)
 
@@ -141,7 +143,7 @@ class PlannedNode:
         request = Request(tuple(parse_vm(vm) or () if vm else ()), dict(files or {}))
         return decide(request, self.site, self.plugins)
 
-    def settled(self, request: JobRequest) -> JobRequest:
+    def resolve(self, request: JobRequest) -> JobRequest:
         """Return the request, completed with numbers from the batch system's grant.
 
         Raises Refused.
@@ -180,7 +182,7 @@ class PlannedNode:
         """Return the items that the plugins' hook ``vtorque_plan`` yields for a guest."""
         return self._items("vtorque_plan", guest=guest, site=self.site)
 
-    def placed(
+    def place(
         self, *guests: GuestPlan, taken: Leases | None = None, **share: Any
     ) -> list[GuestPlan]:
         """Return the guests as the ledger places them. Raises NoFit.
@@ -198,7 +200,7 @@ class PlannedNode:
         answers = divide(claims, given, taken or Leases())
         return [replace(g, placement=at) for g, at in zip(guests, answers, strict=True)]
 
-    def not_near(self, guest: GuestPlan) -> list[Notice]:
+    def placement_notices(self, guest: GuestPlan) -> list[Notice]:
         """Return a notice for each preference that the placement does not meet."""
         asked = PlannedGuest(guest, cast(GuestDriver, None), tuple(self._claims(guest)))
         return distance_notices(asked, guest.placement)
@@ -211,7 +213,7 @@ class PlannedNode:
         """Return the plugins' context items for a guest."""
         return self._items("vtorque_guest_context", guest=guest, site=self.site)
 
-    def acquired(self, *guests: GuestPlan) -> list[tuple[Resource, GuestPlan | None]]:
+    def pre_boot_resources(self, *guests: GuestPlan) -> list[tuple[Resource, GuestPlan | None]]:
         """Return the resources that plugins acquire before the boot, each with its guest.
 
         No resource is created. The guest is None for a resource of the whole job.
@@ -225,7 +227,12 @@ class PlannedNode:
             return len(got)
 
         job = SimpleNamespace(
-            id="42.srv", site=self.site, guests=guests, user=ADA, acquire=acquire, warn=_ignored
+            id="42.srv",
+            site=self.site,
+            guests=guests,
+            user=ADA,
+            acquire=acquire,
+            warn=_ignore_warning,
         )
         self._items("vtorque_pre_boot", job=job)
         return got
@@ -233,9 +240,7 @@ class PlannedNode:
     def domain(self, guest: GuestPlan, **spec: Any) -> str:
         """Return a guest's XML with the plugins' hardware; ``spec`` are fields of DomainSpec."""
         found = self.plugins.collect(hooks.vtorque_render_domain, guest=guest, site=self.site)
-        return _rendered(
-            guest, [Contributed(c.plugin, c.distribution, c.item) for c in found], spec
-        )
+        return _render(guest, [Contributed(c.plugin, c.distribution, c.item) for c in found], spec)
 
     def _claims(self, guest: GuestPlan) -> list[Claim]:
         return [a for a in self.answers(guest) if not isinstance(a, Refusal | Notice)]
@@ -246,10 +251,10 @@ class PlannedNode:
 
 def domain(guest: GuestPlan, elements: Iterable[Element], **spec: Any) -> str:
     """Return a guest's XML with these elements; ``spec`` are fields of DomainSpec."""
-    return _rendered(guest, [Contributed("acme", "vtorque-acme 1.0.0", e) for e in elements], spec)
+    return _render(guest, [Contributed("acme", "vtorque-acme 1.0.0", e) for e in elements], spec)
 
 
-def _rendered(guest: GuestPlan, found: list[Contributed], spec: Mapping[str, Any]) -> str:
+def _render(guest: GuestPlan, found: list[Contributed], spec: Mapping[str, Any]) -> str:
     merged = merge(found)
     sockets = dict.fromkeys(merged.aliases(Filesystem), "/r/fs.sock")
     return render(DomainSpec(guest, **{"accel": "tcg", **spec}), merged, sockets=sockets)
@@ -264,7 +269,7 @@ def site(**tables: Mapping[str, Any]) -> Site:
         name: {key: str(v) if isinstance(v, Path) else v for key, v in table.items()}
         for name, table in tables.items()
     }
-    return build(Raw(CONFIG_PATH, "", found), with_core("none"))
+    return build(Raw(CONFIG_PATH, "", found), load_with_core("none"))
 
 
 def lease(paths: Paths, job: JobAttempt, claims: Sequence[Sequence[Claim]], on: NodeShare) -> None:
@@ -295,5 +300,5 @@ def check_schema(xml: str) -> None:
     assert done.returncode == 0, done.stderr.decode()
 
 
-def _ignored(_text: str) -> None:
+def _ignore_warning(_text: str) -> None:
     """Ignore a warning for the job's user."""

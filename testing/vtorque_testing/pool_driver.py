@@ -40,15 +40,15 @@ class DriverHarness(Protocol):
         """Create a machine without vTorque's tags, through the cloud's own API; return its id."""
         ...
 
-    def existing(self) -> set[str]:
+    def list_machines(self) -> set[str]:
         """Return the ids of all machines that are not being deleted, with or without tags."""
         ...
 
-    def silent(self) -> contextlib.AbstractContextManager[None]:
+    def silence(self) -> contextlib.AbstractContextManager[None]:
         """Make the cloud unresponsive while the context is active."""
         ...
 
-    def full(self) -> contextlib.AbstractContextManager[None]:
+    def exhaust(self) -> contextlib.AbstractContextManager[None]:
         """Make the cloud run out of capacity while the context is active."""
         ...
 
@@ -91,7 +91,7 @@ class PoolDriverContract:
         other = cloud.driver()
         assert {each.id for each in other.machines("contract")} == made
         other.destroy(sorted(made)[0])
-        assert _live(driver) == {sorted(made)[1]}
+        assert _live_machines(driver) == {sorted(made)[1]}
 
     def test_machines_of_other_clusters_are_not_listed(
         self, cloud: DriverHarness, driver: Driver
@@ -111,16 +111,16 @@ class PoolDriverContract:
         stranger = cloud.stranger()
         first, second = (driver.create(cloud.order(name)) for name in ("n1", "n2"))
         driver.destroy(first.id)
-        _until(lambda: first.id not in cloud.existing())
-        assert {second.id, stranger} - {""} <= cloud.existing()
-        assert _live(driver) == {second.id}
+        _wait_until(lambda: first.id not in cloud.list_machines())
+        assert {second.id, stranger} - {""} <= cloud.list_machines()
+        assert _live_machines(driver) == {second.id}
 
     def test_destroy_is_idempotent(self, cloud: DriverHarness, driver: Driver) -> None:
         """``destroy()`` must be idempotent, because an interrupted call is repeated."""
         made = driver.create(cloud.order("n1"))
         driver.destroy(made.id)
         driver.destroy(made.id)
-        _until(lambda: _live(driver) == set())
+        _wait_until(lambda: _live_machines(driver) == set())
         driver.destroy(made.id)
 
     def test_silent_cloud_raises_cloud_fault(self, cloud: DriverHarness, driver: Driver) -> None:
@@ -129,14 +129,14 @@ class PoolDriverContract:
         With an empty list instead, vTorque would consider all nodes lost.
         """
         made = driver.create(cloud.order("n1"))
-        with cloud.silent():
+        with cloud.silence():
             with pytest.raises(CloudFault):
                 cloud.driver().machines("contract")
             with pytest.raises(CloudFault):
                 cloud.driver().create(cloud.order("n2"))
             with pytest.raises(CloudFault):
                 cloud.driver().destroy(made.id)
-        assert _live(driver) == {made.id}
+        assert _live_machines(driver) == {made.id}
 
     def test_full_cloud_raises_stock_out_and_leaves_nothing(
         self, cloud: DriverHarness, driver: Driver
@@ -145,10 +145,10 @@ class PoolDriverContract:
 
         vTorque then pauses the shape: it creates no machines of this kind for some time.
         """
-        before = cloud.existing()
-        with cloud.full(), pytest.raises(StockOut):
+        before = cloud.list_machines()
+        with cloud.exhaust(), pytest.raises(StockOut):
             driver.create(cloud.order("n1"))
-        assert cloud.existing() == before
+        assert cloud.list_machines() == before
         assert driver.machines("contract") == []
 
     def test_concurrently_created_machines_are_all_listed(
@@ -169,7 +169,7 @@ class PoolDriverContract:
         assert found is None or found == cloud.order("n1").user_data
 
 
-def _live(driver: Driver) -> set[str]:
+def _live_machines(driver: Driver) -> set[str]:
     return {each.id for each in _machines(driver) if each.is_live}
 
 
@@ -177,7 +177,7 @@ def _machines(driver: Driver) -> list[Machine]:
     return driver.machines("contract")
 
 
-def _until(done: Callable[[], bool]) -> None:
+def _wait_until(done: Callable[[], bool]) -> None:
     end = time.monotonic() + _WAIT
     while not done():
         assert time.monotonic() < end, f"not after {_WAIT:g} s"

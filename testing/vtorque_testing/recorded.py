@@ -50,11 +50,11 @@ from vtorque_core.site import config
 from vtorque_core.site.plugins import BUILTIN, Plugins, installed_plugins, owner
 from vtorque_core.site.request import Request
 from vtorque_testing import recorded_root
-from vtorque_testing.faults import Noted, Run, around_create, in_child, survive
+from vtorque_testing.faults import ChildResult, NamedObjects, around_create, run_in_child, survive
 from vtorque_testing.planned import PlannedNode
 from vtorque_testing.recorded_image import put_image
 from vtorque_testing.recorded_mounts import cover, user_namespace
-from vtorque_testing.watched import named, state
+from vtorque_testing.watched import named_objects, state
 
 
 class ReadyPlugins(Plugins):
@@ -63,10 +63,10 @@ class ReadyPlugins(Plugins):
     def guest_type(self, name: str) -> GuestType:
         """Return the real guest type, with a driver that does not wait."""
         real = super().guest_type(name)
-        return replace(real, driver=functools.partial(_at_once, real.driver))
+        return replace(real, driver=functools.partial(_without_wait, real.driver))
 
 
-def _at_once(driver: Callable[[], GuestDriver]) -> GuestDriver:
+def _without_wait(driver: Callable[[], GuestDriver]) -> GuestDriver:
     real = driver()
     for wait in {"await_ready", "await_warm"} & {*dir(real)}:
         setattr(real, wait, lambda *_: None)
@@ -113,7 +113,7 @@ _destroy_domain = hypervisor.destroy_domain
 
 
 @dataclass(frozen=True)
-class Doubles:
+class NodeDoubles:
     """Doubles of a hypervisor and of root's privileges, in their own directories.
 
     A domain is a file with its XML, and files instead of QEMU's channel sockets. If the site uses
@@ -275,7 +275,7 @@ class RecordedNode:
         for name, text in {"nft": _NFT, **(tools or {})}.items():
             (top / "tools" / name).write_text(text.replace("{top}", str(top)), encoding="utf-8")
             (top / "tools" / name).chmod(0o755)
-            covers[_found(name)] = top / "tools" / name
+            covers[_tool_path(name)] = top / "tools" / name
         site.paths.secret.touch(0o600)
         site.paths.secret.write_bytes(bytes(64))
         with node_lock(site.paths):
@@ -299,23 +299,23 @@ class RecordedNode:
         values = {"node": "n1", "nodes": ("n1",), **self.share}
         return BatchJob(id=job_id, owner=_owner(), blob=blob, **values)
 
-    def start(self, job: BatchJob, last: int | None = None, **fault: Any) -> Run:
+    def start(self, job: BatchJob, last: int | None = None, **fault: Any) -> ChildResult:
         """Start the job in a child process, which is killed at its step ``last``.
 
-        ``fault``: arguments of :func:`vtorque_testing.faults.in_child`.
+        ``fault``: arguments of :func:`vtorque_testing.faults.run_in_child`.
         """
-        return in_child(lambda: self.start_here(job), last, **fault)
+        return run_in_child(lambda: self.start_in_process(job), last, **fault)
 
     def release(self, job_id: str = "1") -> None:
         """Release the job in another process. Raises AssertionError with the leftovers."""
-        run = in_child(lambda: self.release_here(job_id))
+        run = run_in_child(lambda: self.release_in_process(job_id))
         assert not run.error, f"{run.kind}: {run.error}"
 
     def domains(self) -> list[str]:
         """Return the XML of all running guests."""
         return [path.read_text() for path in sorted((self.top / "domains").iterdir())]
 
-    def noted(self, step: str) -> Noted | None:
+    def named_objects(self, step: str) -> NamedObjects | None:
         """Return the objects outside this node that the newest record names, before they exist.
 
         Returns None unless ``step`` is ``after record KIND``.
@@ -326,7 +326,7 @@ class RecordedNode:
         found = [r for path in journals(self.site.paths) for r in read(path).open if r.kind == kind]
         record = max(found, key=lambda r: (r.time, r.seq))
         kinds = {c.item.kind: c.item for c in self.plugins.collect(hooks.vtorque_resources)}
-        names = list(named(reconstruct(record, {**kinds, **CORE_KINDS})))
+        names = list(named_objects(reconstruct(record, {**kinds, **CORE_KINDS})))
         blind = "" if names else ", ".join(sorted(record.args)) or "no fields"
         mine = [Path(self.top), *self.covers]
         outside = [
@@ -335,7 +335,7 @@ class RecordedNode:
             if what not in ("double", "link" if Path("/sys") in self.covers else "")
             and not (what == "path" and any(Path(name).is_relative_to(top) for top in mine))
         ]
-        return Noted(kind, tuple(outside), blind)
+        return NamedObjects(kind, tuple(outside), blind)
 
     def look(self) -> dict[str, object]:
         """Return the type, link target and content of each file of the node."""
@@ -355,12 +355,12 @@ class RecordedNode:
                     found[path[len(top) + 1 :]] = _file(path, told)
         return found
 
-    def start_here(self, job: BatchJob, *, again: bool = False) -> None:
+    def start_in_process(self, job: BatchJob, *, again: bool = False) -> None:
         """Start the job in this process.
 
         If ``again`` is true, first release the leftovers of an earlier start, as a prologue does.
         """
-        with self.stood_in():
+        with self.install_doubles():
             self.begin(job, again=again)
 
     def begin(self, job: BatchJob, *, again: bool = False) -> None:
@@ -371,9 +371,9 @@ class RecordedNode:
             at_once = replace(job, patience=0.0)  # do not wait for resources in use by other jobs
             start.start_job(at_once, self.site, self.plugins, NoBatch())
 
-    def release_here(self, job_id: str, release_timeout: float = 30) -> None:
+    def release_in_process(self, job_id: str, release_timeout: float = 30) -> None:
         """Release the job in this process. Raises HostFault with the leftovers."""
-        with self.stood_in():
+        with self.install_doubles():
             self.finish(job_id, release_timeout)
 
     def finish(self, job_id: str, release_timeout: float = 30) -> None:
@@ -390,10 +390,10 @@ class RecordedNode:
             raise HostFault("\n".join(lines))
 
     @contextlib.contextmanager
-    def stood_in(self) -> Iterator[None]:
+    def install_doubles(self) -> Iterator[None]:
         """Install the doubles in this process and its children."""
         known = parse(self.machine)
-        doubles = Doubles(self.top / "domains")
+        doubles = NodeDoubles(self.top / "domains")
         cover(self.covers)
         with contextlib.ExitStack() as stack:
             for owner, name, value in (
@@ -427,11 +427,11 @@ class RecordedJob:
     job: BatchJob
     processes: Callable[[], Sequence[str]]
 
-    def start(self, last: int | None = None) -> Run:
+    def start(self, last: int | None = None) -> ChildResult:
         """Start the job. If it is not killed, ``noted`` has the objects outside the node."""
         if last is not None:
             return self.node.start(self.job, last)
-        return self.node.start(self.job, note=self.node.noted)
+        return self.node.start(self.job, note=self.node.named_objects)
 
     def release(self) -> None:
         """Release the job."""
@@ -464,7 +464,7 @@ def _tables(top: Path) -> dict[str, dict[str, Any]]:
     }
 
 
-def _found(tool: str) -> Path:
+def _tool_path(tool: str) -> Path:
     """Return the path at which root's processes find a tool."""
     path = shutil.which(tool, path="/usr/sbin:/usr/bin:/sbin:/bin")
     assert path is not None, f"{tool} is not installed: nothing can stand in its place"

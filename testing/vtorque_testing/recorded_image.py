@@ -20,7 +20,7 @@ def put_image(pool: Path) -> None:
     The image is built once per process and linked into each pool, because nodes only read it. A
     pool identifies its files by inode.
     """
-    made = _made()
+    made = _make_pool()
     if made.stat().st_dev == pool.stat().st_dev:
         shutil.copytree(made, pool, copy_function=os.link, dirs_exist_ok=True)
     else:
@@ -28,7 +28,7 @@ def put_image(pool: Path) -> None:
 
 
 @functools.cache
-def _made() -> Path:
+def _make_pool() -> Path:
     pool = Path(tempfile.mkdtemp(prefix="vtorque-recorded-"))
     atexit.register(shutil.rmtree, pool, ignore_errors=True)
     pool.chmod(0o755)

@@ -20,7 +20,7 @@ from typing import Any, Protocol
 import pytest
 
 from vtorque_core.api import HostFault
-from vtorque_testing.far_end import ends, until
+from vtorque_testing.far_end import call_with_timeout, wait_for_data
 
 
 class SinkHarness(Protocol):
@@ -34,11 +34,11 @@ class SinkHarness(Protocol):
         """Return a new, open sink."""
         ...
 
-    def received(self) -> Sequence[tuple[str, str]]:
+    def received_records(self) -> Sequence[tuple[str, str]]:
         """Return job and message of each record that the receiver got, in order."""
         ...
 
-    def silent(self) -> contextlib.AbstractContextManager[None]:
+    def silence(self) -> contextlib.AbstractContextManager[None]:
         """Make the receiver unresponsive while the context is active."""
         ...
 
@@ -67,7 +67,7 @@ class SinkContract:
         """A record must arrive with the id of its job."""
         handler = harness.open()
         handler.handle(record("guest 0 is ready"))
-        _until(harness, [("42.srv", "guest 0 is ready")])
+        _wait_for_records(harness, [("42.srv", "guest 0 is ready")])
         handler.close()
 
     def test_records_arrive_once_and_in_order(self, harness: SinkHarness) -> None:
@@ -76,7 +76,7 @@ class SinkContract:
         sent = [(f"{40 + n % 3}.srv", f"line {n}") for n in range(20)]
         for job, message in sent:
             handler.handle(record(message, job))
-        _until(harness, sent)
+        _wait_for_records(harness, sent)
         handler.close()
 
     def test_any_text_arrives_unchanged_as_one_record(self, harness: SinkHarness) -> None:
@@ -89,7 +89,7 @@ class SinkContract:
         awkward = 'a "b" %s %(name)s {c} <d> \\n é ' + "x" * 3000
         handler.handle(record(awkward, detail=["first line", "second line"]))
         handler.handle(record("the next"))
-        _until(harness, [("42.srv", awkward), ("42.srv", "the next")])
+        _wait_for_records(harness, [("42.srv", awkward), ("42.srv", "the next")])
         handler.close()
 
     def test_unresponsive_receiver_raises(self, harness: SinkHarness) -> None:
@@ -97,17 +97,17 @@ class SinkContract:
 
         vTorque then sends the record again. If the sink ignores the error, the record is lost.
         """
-        with harness.silent():
+        with harness.silence():
             handler = harness.open()
-            error = ends(lambda: handler.handle(record("lost?")))
+            error = call_with_timeout(lambda: handler.handle(record("lost?")))
             assert isinstance(error, OSError | HostFault), f"it raised {error!r}"
             handler.close()
         handler = harness.open()
         handler.handle(record("again"))
-        until(
+        wait_for_data(
             harness,
-            lambda: ("42.srv", "again") in harness.received(),
-            lambda: f"sent: the record 'again'; received: {list(harness.received())}",
+            lambda: ("42.srv", "again") in harness.received_records(),
+            lambda: f"sent: the record 'again'; received: {list(harness.received_records())}",
         )
         handler.close()
 
@@ -118,10 +118,10 @@ class SinkContract:
         handler.close()
 
 
-def _until(harness: SinkHarness, wanted: Sequence[tuple[str, str]]) -> None:
-    until(
+def _wait_for_records(harness: SinkHarness, wanted: Sequence[tuple[str, str]]) -> None:
+    wait_for_data(
         harness,
-        lambda: len(harness.received()) >= len(wanted),
-        lambda: f"sent: {list(wanted)}; received: {list(harness.received())}",
+        lambda: len(harness.received_records()) >= len(wanted),
+        lambda: f"sent: {list(wanted)}; received: {list(harness.received_records())}",
     )
-    assert list(harness.received()) == list(wanted)
+    assert list(harness.received_records()) == list(wanted)

@@ -14,7 +14,7 @@ from pathlib import Path
 from vtorque_core.api.batch_system import Needs
 from vtorque_core.base.errors import VtorqueError
 from vtorque_core.site.request import make_request, merge_pairs
-from vtorque_testing.harness import OPTIONS, BatchHarness, Ended
+from vtorque_testing.harness import OPTIONS, BatchHarness, ProgramResult
 
 CHILD_TIME = 60  # seconds until a submission that hangs is killed
 
@@ -26,7 +26,7 @@ def run_vsub(
     stdin: bytes = b"",
     blob: bytes | None = None,
     needs: Needs | None = None,
-) -> Ended:
+) -> ProgramResult:
     """Submit as vsub does, in a child process, with the keys of :data:`OPTIONS` and no policy.
 
     Args:
@@ -46,12 +46,12 @@ def run_vsub(
         request = make_request(pairs or (), OPTIONS, args.shell).encode() if blob is None else blob
         return submitter.submit(args, request, needs or Needs(1, 512))
 
-    return in_child(submit, stdin, harness.environ, harness.directory)
+    return run_in_child(submit, stdin, harness.environ, harness.directory)
 
 
-def in_child(
+def run_in_child(
     work: Callable[[], int], stdin: bytes, environ: Mapping[str, str], directory: Path
-) -> Ended:
+) -> ProgramResult:
     """Run a function in a child process with this standard input, environment and directory.
 
     The function may replace the process with exec.
@@ -70,7 +70,7 @@ def in_child(
         code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
         out.seek(0)
         err.seek(0)
-        return Ended(code, out.read(), err.read())
+        return ProgramResult(code, out.read(), err.read())
 
 
 def _child(

@@ -21,7 +21,7 @@ _DOUBLED = re.compile(r"(?:[0-9a-f]{2}:){5}[0-9a-f]{2}|[0-9a-f]{8}(?:-[0-9a-f]{4
 _PCI = re.compile(r"[0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
 
 
-def named(resource: Resource) -> Iterator[tuple[str, str]]:
+def named_objects(resource: Resource) -> Iterator[tuple[str, str]]:
     """Yield kind and name of each object that a resource names.
 
     The kinds are ``process``, ``path``, ``link`` and ``double``. A ``double`` is an object that a

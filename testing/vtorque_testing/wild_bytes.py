@@ -28,7 +28,7 @@ RUNS = {
 }
 
 
-def made() -> dict[str, bytes]:
+def make_scripts() -> dict[str, bytes]:
     """Return the scripts by name."""
     return {
         # Edited on Windows: sh takes the carriage return as part of each word.
@@ -51,7 +51,7 @@ def made() -> dict[str, bytes]:
         "empty.sh": b"",
         "one-newline.sh": b"\n",
         "only-directives.sh": b"#!/bin/sh\n#PBS -N later\n#PBS -l nodes=1:ppn=1\n",
-        "five-thousand-lines.sh": _generated(),
+        "five-thousand-lines.sh": _generate_sweep(),
         "long-line.sh": b"#!/bin/sh\nset -- " + b" ".join(b"%d" % i for i in range(9000))
         + b'\necho $# "${9000}"\n',
         "very-long-line.sh": b"#!/bin/sh\n: '" + b"x" * 1_000_000 + b"'\necho done\n",
@@ -70,7 +70,7 @@ def made() -> dict[str, bytes]:
     }  # fmt: skip
 
 
-def _generated() -> bytes:
+def _generate_sweep() -> bytes:
     """Return a parameter sweep of 5,000 lines, as a user's script generator writes it."""
     lines = ["#!/bin/sh", "#PBS -N sweep", "n=0"]
     for i in range(4994):

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, cast
 
-from vtorque_testing.wild_bytes import RUNS, made
+from vtorque_testing.wild_bytes import RUNS, make_scripts
 
 Where = Literal["", "micro", "hpc"]
 
@@ -44,13 +44,15 @@ def _load() -> list[WildScript]:
             name, _, where = head.partition(" ")
             text = text.rstrip("\n") + "\n"
             found.append(WildScript(name, text.encode(), cast(Where, where)))
-    return found + [WildScript(n, c, cast(Where, RUNS.get(n, ""))) for n, c in made().items()]
+    return found + [
+        WildScript(n, c, cast(Where, RUNS.get(n, ""))) for n, c in make_scripts().items()
+    ]
 
 
 SCRIPTS: tuple[WildScript, ...] = tuple(_load())
 
 
-def a_few(scripts: Iterable[WildScript]) -> tuple[list[WildScript], list[WildScript]]:
+def select_few(scripts: Iterable[WildScript]) -> tuple[list[WildScript], list[WildScript]]:
     """Return every 24th script, for quick tests, and all other scripts."""
     found = list(scripts)
     return found[::24], [script for number, script in enumerate(found) if number % 24]

@@ -19,7 +19,8 @@ class Wires:
 
     Attributes:
         passed: data that reached the host through the watched port.
-        instead: functions that replace the guest, by port: :func:`silent` or :func:`babbling`.
+        instead: functions that replace the guest, by port: :func:`send_nothing` or
+            :func:`send_data`.
     """
 
     def __init__(
@@ -103,7 +104,7 @@ class Wires:
         theirs = self._connect(name)
         if not self._keep(theirs):
             return
-        back = threading.Thread(target=self._to_host, args=(theirs, ours, name), daemon=True)
+        back = threading.Thread(target=self._relay_to_host, args=(theirs, ours, name), daemon=True)
         back.start()
         with contextlib.suppress(OSError):
             while data := ours.recv(_CHUNK):
@@ -112,7 +113,7 @@ class Wires:
             theirs.shutdown(socket.SHUT_RDWR)
         back.join()
 
-    def _to_host(self, theirs: socket.socket, ours: socket.socket, name: str) -> None:
+    def _relay_to_host(self, theirs: socket.socket, ours: socket.socket, name: str) -> None:
         watched = name == self.port
         with contextlib.suppress(OSError):
             while data := theirs.recv(self.chunk if watched else _CHUNK):
@@ -128,20 +129,20 @@ class Wires:
             ours.shutdown(socket.SHUT_RDWR)
 
 
-def silent(connection: socket.socket) -> None:
+def send_nothing(connection: socket.socket) -> None:
     """Send nothing, and read until the host closes the connection."""
     while connection.recv(_CHUNK):
         pass
 
 
-def babbling(data: Iterable[bytes], *, stays: bool = True) -> Callable[[socket.socket], None]:
+def send_data(data: Iterable[bytes], *, stays: bool = True) -> Callable[[socket.socket], None]:
     """Return a replacement of the guest that sends this data, and then waits or ends."""
 
     def guest(connection: socket.socket) -> None:
         for piece in data:
             connection.sendall(piece)
         if stays:
-            silent(connection)
+            send_nothing(connection)
 
     return guest
 

@@ -94,7 +94,7 @@ class Node:
             check=check, timeout=timeout,
         )  # fmt: skip
         found = [self.home / name for name in ("out", "err")]
-        return Result(done, *(path.read_bytes() if path.exists() else b"" for path in found))
+        return NodeJobResult(done, *(path.read_bytes() if path.exists() else b"" for path in found))
 
     def submit(self, text, *args):
         """Submit a job script; return the job's id without waiting."""
@@ -187,7 +187,7 @@ class Node:
 
 
 @dataclass
-class Result:
+class NodeJobResult:
     """Result and output of a job, read at once: the next job writes the same files."""
 
     done: subprocess.CompletedProcess

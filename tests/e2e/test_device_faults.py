@@ -13,7 +13,7 @@ import pytest
 import hooks_by_hand
 from hooks_by_hand import Hooks
 from vtorque_core.base.names import Paths
-from vtorque_testing.faults import Run, around_create, survive
+from vtorque_testing.faults import ChildResult, around_create, survive
 
 pytestmark = pytest.mark.e2e
 
@@ -39,7 +39,7 @@ ELSEWHERE = {
 
 
 @dataclass
-class Job:
+class HookedJob:
     """A job of the node whose hooks this test runs: a rig for the harness."""
 
     hooks: Hooks
@@ -50,13 +50,13 @@ class Job:
         if last is not None:
             # The driver reports the step of the kill, the complete start all steps before.
             assert steps[-1] == self.steps[last - 1], (last, steps)
-            return Run((*self.steps[: last - 1], steps[-1]), code == -9)
+            return ChildResult((*self.steps[: last - 1], steps[-1]), code == -9)
         node = self.hooks.node
         proof = json.loads(Paths(node.state, node.run_dir).proof(self.hooks.job_id).read_text())
         if proof["state"] != "ready":
-            return Run(tuple(steps), False, f"{proof}\n{err}", proof["state"])
+            return ChildResult(tuple(steps), False, f"{proof}\n{err}", proof["state"])
         self.steps = steps
-        return Run(tuple(steps), False)
+        return ChildResult(tuple(steps), False)
 
     def release(self):
         self.hooks.release("epilogue")
@@ -87,7 +87,9 @@ def job(node):
     made = []
 
     def make(**pairs):
-        made.append(Job(Hooks(node, f"d{len(made)}.faults", pairs=tuple(pairs.items()), conf=conf)))
+        made.append(
+            HookedJob(Hooks(node, f"d{len(made)}.faults", pairs=tuple(pairs.items()), conf=conf))
+        )
         return made[-1]
 
     yield make

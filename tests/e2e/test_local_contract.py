@@ -7,7 +7,7 @@ import subprocess
 
 import pytest
 
-from vtorque_testing.harness import Ended
+from vtorque_testing.harness import ProgramResult
 from vtorque_testing.live import LiveBatchContract, LiveDialect
 
 FORGE = """
@@ -84,7 +84,9 @@ class LocalLive:
         process, number = self.waiting[job]
         process.communicate(timeout=180)
         found = (self.node.home / f"{name}{number}" for name in ("out", "err"))
-        return Ended(process.returncode, *(p.read_bytes() if p.exists() else b"" for p in found))
+        return ProgramResult(
+            process.returncode, *(p.read_bytes() if p.exists() else b"" for p in found)
+        )
 
     def cancel(self, job):
         self.node.as_user("vmgr", "cancel", job)

@@ -57,7 +57,7 @@ def micro(pool: Path) -> Image:
 
 
 @dataclass
-class Guest:
+class MicroGuest:
     process: subprocess.Popen[bytes]
     status: socket.socket
     console: Path
@@ -78,7 +78,7 @@ class Guest:
 @contextmanager
 def boot(
     image: Image, directory: Path, seed: Mapping[str, bytes] | None, ram: int, port: str = "status"
-) -> Iterator[Guest]:
+) -> Iterator[MicroGuest]:
     status, console = directory / "status", directory / "console"
     command = ["qemu-system-x86_64", "-accel", "tcg", "-machine", "q35,usb=off", "-cpu", "max"]
     command += ["-m", str(ram), "-nodefaults", "-no-user-config", "-display", "none"]
@@ -105,7 +105,7 @@ def boot(
         try:
             connection, _ = listener.accept()
             with connection:
-                yield Guest(process, connection, console, started)
+                yield MicroGuest(process, connection, console, started)
         finally:
             process.kill()
 

@@ -126,7 +126,7 @@ def open_tap(name):
     return descriptor
 
 
-class Node:
+class NodeNetwork:
     """A node's network: a bridge of guests, and NAT to an outside network."""
 
     def __init__(self, *, bridged=False):
@@ -210,7 +210,7 @@ def own_network():
 @pytest.fixture(params=["routed", "br_netfilter"])
 def node(request):
     with own_network():
-        yield Node(bridged=request.param == "br_netfilter")
+        yield NodeNetwork(bridged=request.param == "br_netfilter")
 
 
 @contextlib.contextmanager
@@ -329,7 +329,7 @@ def test_flood_of_a_group_stays_below_limit(node, mac, target):
 
 def test_flood_of_another_guest_on_a_bridge_stays_below_limit():
     with own_network():
-        node = Node(bridged=True)
+        node = NodeNetwork(bridged=True)
         with packet_filter():
             for packet in itertools.islice(flood_udp_ports(OTHER), 20000):
                 node.send(packet, target=OTHER_MAC)
@@ -341,7 +341,7 @@ def test_flood_of_another_guest_on_a_bridge_stays_below_limit():
 def test_connections_from_an_accomplice_to_the_guest_stay_below_limit():
     """The accomplice is no guest of this node, so no filter limits its packets."""
     with own_network():
-        node = Node(bridged=True)
+        node = NodeNetwork(bridged=True)
         with packet_filter():
             for a, b in itertools.islice(ports(), 20000):
                 packet = ipv4(udp(a, b), UDP, OTHER, IP)
@@ -419,7 +419,7 @@ def test_guest_cannot_keep_entries_of_closed_connections(node, end):
 
 def test_limit_counts_connections_that_the_site_has_marked():
     with own_network():
-        node = Node(bridged=True)
+        node = NodeNetwork(bridged=True)
         run("nft", "table inet site { chain p { type filter hook prerouting priority -150;"
             " ct mark set 5; }; }")  # fmt: skip
         with packet_filter():
@@ -583,7 +583,7 @@ def test_repeated_scan_by_a_guest_leaves_room_in_the_neighbor_table(monkeypatch)
     monkeypatch.setattr(sys.modules[__name__], "LIMIT", 8192)
     targets = [f"10.86.{100 + number // 250}.{1 + number % 250}" for number in range(900)]
     with own_network():
-        node = Node()
+        node = NodeNetwork()
         with packet_filter():
             end = time.monotonic() + 8  # the rate lets all 900 pass once
             while time.monotonic() < end:
@@ -598,7 +598,7 @@ def test_destinations_that_answer_have_no_rate_limit(monkeypatch):
     monkeypatch.setattr(sys.modules[__name__], "LIMIT", 8192)
     hosts = [f"9.0.{number // 250}.{1 + number % 250}" for number in range(600)]
     with own_network():
-        node = Node()
+        node = NodeNetwork()
         with packet_filter():
             node.send(ipv4(udp(9, 9), UDP))
             router = next(source_mac(each) for each in node.drain(node.outside) if each[23] == UDP)
@@ -796,7 +796,7 @@ FRAMES = {
 def test_only_allowed_frames_pass(ip, ipv6_key):
     wanted = {}
     with own_network():
-        node = Node()
+        node = NodeNetwork()
         with packet_filter(ip, ipv6=ipv6_key):
             passed = {}
             for name, (kind, payload, assigned, unassigned) in FRAMES.items():

@@ -213,7 +213,7 @@ DOMAIN = """
 def four(clean, scratch):
     """Four guests that read their disks, of one job according to its journal."""
     paths = running_journal.paths_below(scratch)
-    job = running_journal.Job(paths, "four.srv", guests=4)
+    job = running_journal.JournalledJob(paths, "four.srv", guests=4)
     for name, uuid in zip(job.names, job.uuids, strict=True):
         disk = scratch / f"{name}.disk"
         disk.write_bytes((READ.ljust(510, b"\0") + b"\x55\xaa").ljust(1 << 20, b"\0"))

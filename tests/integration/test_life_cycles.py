@@ -22,7 +22,7 @@ import device_cases
 import flatness
 from patience import eventually
 from vtorque_core.base import hypervisor
-from vtorque_testing.faults import in_child, orphans
+from vtorque_testing.faults import orphans, run_in_child
 
 pytestmark = pytest.mark.integration
 
@@ -78,7 +78,7 @@ def cpu():
 def run(node, pairs, libvirtd, count, answer):
     """Record the cost of each life cycle and the state after it; no results are retained."""
     gc.enable()  # the harness has disabled it, for short processes
-    with node.stood_in():
+    with node.install_doubles():
         for number in range(1, count + 1):
             job = dataclasses.replace(node.job(pairs), id=str(number))
             begun, used = time.monotonic(), cpu()
@@ -105,7 +105,7 @@ def test_thousand_life_cycles_leak_nothing(libvirtd, tmp_path, count):
     answer = tmp_path / "rows"
     with orphans() as left:
         first = node.look()
-        done = in_child(lambda: run(node, pairs, pid, count + count // 10, answer))
+        done = run_in_child(lambda: run(node, pairs, pid, count + count // 10, answer))
         assert not done.error, done
         eventually(lambda: not left())
     assert node.look() == first

@@ -18,7 +18,7 @@ from vtorque_core.site.plugins import Plugins
 
 
 @dataclasses.dataclass(frozen=True)
-class Card(Resource):
+class AcmeCard(Resource):
     """A directory entry; a file beside it determines how its release behaves."""
 
     kind = "acme-card"
@@ -42,7 +42,7 @@ class Card(Resource):
 
 
 @dataclasses.dataclass(frozen=True)
-class Manager(Card):
+class CardManager(AcmeCard):
     """One for all jobs of the node."""
 
     kind = "acme-manager"
@@ -53,7 +53,7 @@ class Manager(Card):
             file.write("running")
 
 
-class Acme:
+class AcmePlugin:
     """The plugin's node module."""
 
     def __init__(self, log=None, mood=""):
@@ -62,8 +62,8 @@ class Acme:
 
     @hookimpl
     def vtorque_resources(self):
-        yield Card
-        yield Manager
+        yield AcmeCard
+        yield CardManager
 
     @hookimpl
     def vtorque_teardown(self, job):
@@ -80,7 +80,7 @@ class Acme:
 
 def loaded(*modules):
     plugins = Plugins()
-    for number, module in enumerate(modules or (Acme(),)):
+    for number, module in enumerate(modules or (AcmePlugin(),)):
         plugins.register(f"acme{number or ''}", module, "vtorque-acme 1.0.0")
     return plugins
 

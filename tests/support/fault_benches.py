@@ -10,7 +10,7 @@ from pathlib import Path
 
 import device_cases
 from device_cases import DEVICES
-from fault_matrix import Bench, Point, Result, try_all
+from fault_matrix import FaultBench, FaultResult, Point, try_all
 from matrix_faults import FAULTS
 from vtorque_testing.faults import orphans
 
@@ -23,7 +23,7 @@ BENCHES = {
 
 
 @contextlib.contextmanager
-def bench(name: str, top: Path, only: tuple[str, ...] = tuple(DEVICES)) -> Iterator[Bench]:
+def bench(name: str, top: Path, only: tuple[str, ...] = tuple(DEVICES)) -> Iterator[FaultBench]:
     """Yield the nodes of one of BENCHES below ``top``, and check at the end that nothing is left.
 
     ``only``: with these device plugins and no other plugin.
@@ -46,12 +46,12 @@ def bench(name: str, top: Path, only: tuple[str, ...] = tuple(DEVICES)) -> Itera
         jobs.append(dataclasses.replace(node.job(pairs), node=node_name, nodes=names))
     other = nodes[0].job({"ram": "128M"}, job_id="2") if name == "one" else None
     with orphans() as processes:
-        made = Bench(nodes, jobs, other, processes)
+        made = FaultBench(nodes, jobs, other, processes)
         yield made
         made.end_others()
 
 
-def strike(task: tuple[str, str]) -> tuple[list[Point], list[Result]]:
+def strike(task: tuple[str, str]) -> tuple[list[Point], list[FaultResult]]:
     """Return the steps of a bench, and the effects of one fault at all of them."""
     name, fault = task
     with tempfile.TemporaryDirectory(prefix="vtorque-matrix-") as top, bench(name, Path(top)) as b:

@@ -20,7 +20,7 @@ from vtorque_core.api.batch_system import BatchJob
 from vtorque_core.base.names import Paths
 from vtorque_core.plan.placement.ledger import MEMORY, NODE, SHARE
 from vtorque_core.records.reading import LEASE, Record, journals, read
-from vtorque_testing.faults import Run, children, in_child, same
+from vtorque_testing.faults import ChildResult, assert_unchanged, children, run_in_child
 from vtorque_testing.recorded import DOWN, RecordedNode
 
 Side = Literal["start", "end"]
@@ -56,7 +56,7 @@ def points(side: Side, steps: Sequence[str]) -> Iterator[Point]:
 
 
 @dataclass
-class Bench:
+class FaultBench:
     """The nodes of a job; faults strike the first.
 
     Args:
@@ -97,7 +97,7 @@ class Bench:
             node.release(job.id)
         if self.other is not None:
             self.node.release(self.other.id)
-        same(self, self.bare, "with no job left", self.patience)
+        assert_unchanged(self, self.bare, "with no job left", self.patience)
 
     def look(self) -> dict[str, object]:
         """Return the state of all nodes."""
@@ -111,7 +111,7 @@ class Bench:
         """The struck node's directories."""
         return self.node.site.paths
 
-    def start(self, last: int | None = None, **fault: Any) -> Run:
+    def start(self, last: int | None = None, **fault: Any) -> ChildResult:
         """Start the job on the struck node."""
         return self.node.start(self.job, last, **fault)
 
@@ -122,14 +122,14 @@ class Bench:
         first: Callable[[], object] = lambda: None,
         how: Mapping[str, Any] | None = None,
         **fault: Any,
-    ) -> Run:
+    ) -> ChildResult:
         """Release the job there, in a process that calls ``first`` before; return the result."""
 
         def work() -> None:
             first()
-            self.node.release_here(self.job.id, **(how or {}))
+            self.node.release_in_process(self.job.id, **(how or {}))
 
-        return in_child(work, last, **fault)
+        return run_in_child(work, last, **fault)
 
     def behind(self, work: Callable[[], object]) -> None:
         """Run something in a process that :meth:`joined` waits for."""
@@ -137,7 +137,7 @@ class Bench:
         if pid == 0:
             code = 1
             try:
-                code = int(bool(in_child(work).error))
+                code = int(bool(run_in_child(work).error))
             finally:
                 os._exit(code)
         self.away.append(pid)
@@ -189,7 +189,7 @@ def exclusive(records: Iterable[Record]) -> set[tuple[str, str]]:
     return {(a["pool"], a["item"]) for a in leases if a["pool"] not in (MEMORY, SHARE, NODE)}
 
 
-Strike = Callable[..., Run]
+Strike = Callable[..., ChildResult]
 
 
 @dataclass(frozen=True)
@@ -202,11 +202,11 @@ class Fault:
 
     name: str
     at: Callable[[Point], bool]
-    work: Callable[[Bench, Point, Strike], None]
+    work: Callable[[FaultBench, Point, Strike], None]
 
 
 @dataclass(frozen=True)
-class Result:
+class FaultResult:
     """Result of one fault at one step; ``leak`` says what was left, if anything."""
 
     fault: str
@@ -214,33 +214,33 @@ class Result:
     leak: str = ""
 
 
-def survey(bench: Bench) -> list[Point]:
+def survey(bench: FaultBench) -> list[Point]:
     """Return all steps of a start and of its end. Raises AssertionError if they fail."""
     run = bench.start()
     assert not run.error, run
     end = bench.release()
     assert not end.error, end
-    same(bench, bench.before, "not disturbed", bench.patience)
+    assert_unchanged(bench, bench.before, "not disturbed", bench.patience)
     return [*points("start", run.steps), *points("end", end.steps)]
 
 
 def try_all(
-    bench: Bench, faults: Iterable[Fault], wanted: Callable[[Point], bool] = lambda _: True
-) -> tuple[list[Point], list[Result]]:
+    bench: FaultBench, faults: Iterable[Fault], wanted: Callable[[Point], bool] = lambda _: True
+) -> tuple[list[Point], list[FaultResult]]:
     """Return all steps, and each fault's result at each of its wanted steps."""
     steps = survey(bench)
     results = []
     for fault in faults:
         for point in filter(fault.at, steps):
             if wanted(point):
-                results.append(Result(fault.name, point, try_one(bench, fault, point)))
+                results.append(FaultResult(fault.name, point, try_one(bench, fault, point)))
     return steps, results
 
 
-def try_one(bench: Bench, fault: Fault, point: Point) -> str:
+def try_one(bench: FaultBench, fault: Fault, point: Point) -> str:
     """Return what a fault at a step leaves, if anything."""
 
-    def strike(**how: Any) -> Run:
+    def strike(**how: Any) -> ChildResult:
         return (bench.start if point.side == "start" else bench.release)(point.number, **how)
 
     where = f"{fault.name} at {point.side} {point.number}: {point.step}"
@@ -249,7 +249,7 @@ def try_one(bench: Bench, fault: Fault, point: Point) -> str:
             assert not (run := bench.start()).error, run
         fault.work(bench, point, strike)
         bench.joined()
-        same(bench, bench.before, where, bench.patience)
+        assert_unchanged(bench, bench.before, where, bench.patience)
     except AssertionError as error:
         left = str(error)[:2000] or repr(error)
         _force(bench)
@@ -257,7 +257,7 @@ def try_one(bench: Bench, fault: Fault, point: Point) -> str:
     return ""
 
 
-def _force(bench: Bench) -> None:
+def _force(bench: FaultBench) -> None:
     """Restore the bench after a leak, so that the next fault is judged separately."""
     (bench.node.top / "domains" / DOWN).unlink(missing_ok=True)
     while bench.away:
@@ -265,7 +265,9 @@ def _force(bench: Bench) -> None:
     bench.release()
 
 
-def table(steps: Sequence[Point], results: Sequence[Result], faults: Sequence[str]) -> list[str]:
+def table(
+    steps: Sequence[Point], results: Sequence[FaultResult], faults: Sequence[str]
+) -> list[str]:
     """Return the lines of a Markdown table: for each phase and kind, steps and faults tried.
 
     Faults that were tried at the same steps have one column.

@@ -5,7 +5,7 @@ import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from vtorque_testing.submit import in_child
+from vtorque_testing.submit import run_in_child
 
 
 def call(
@@ -28,7 +28,7 @@ def call(
             return end.code or 0
         return 0
 
-    ended = in_child(work, stdin, environ, directory)
+    ended = run_in_child(work, stdin, environ, directory)
     return subprocess.CompletedProcess(
         argv, ended.code, ended.stdout.decode(), ended.stderr.decode()
     )

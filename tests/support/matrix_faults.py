@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from fault_matrix import Bench, Fault, Point, Strike, exclusive
+from fault_matrix import Fault, FaultBench, Point, Strike, exclusive
 from vtorque_core.api import children
 from vtorque_core.api.batch_system import JobState
 from vtorque_core.node.end import teardown
@@ -55,18 +55,18 @@ def of_plugin(point: Point) -> bool:
     return at_end(point) and point.kind not in CORE_KINDS
 
 
-def _clean(bench: Bench, **how: Any) -> None:
+def _clean(bench: FaultBench, **how: Any) -> None:
     run = bench.release(**how)
     assert not run.error, run.error
 
 
-def killed(bench: Bench, _point: Point, strike: Strike) -> None:
+def killed(bench: FaultBench, _point: Point, strike: Strike) -> None:
     """SIGKILL, followed by the epilogue."""
     assert strike().killed
     _clean(bench)
 
 
-def journal_fails(code: int, bench: Bench, point: Point, strike: Strike) -> None:
+def journal_fails(code: int, bench: FaultBench, point: Point, strike: Strike) -> None:
     """No line can be written to the journal any more, not even by the epilogue."""
     fail = functools.partial(_write_fails, code, bench.paths.journal)
     run = strike(act=fail)
@@ -89,7 +89,7 @@ def _write_fails(code: int, directory: Path) -> None:
         mock.patch.object(os, name, fake).start()
 
 
-def clock_jumps(seconds: float, bench: Bench, _point: Point, strike: Strike) -> None:
+def clock_jumps(seconds: float, bench: FaultBench, _point: Point, strike: Strike) -> None:
     """The clock is set while a hook works, and stays so."""
     jump = functools.partial(_set_clock, seconds)
     run = strike(act=jump)
@@ -97,7 +97,7 @@ def clock_jumps(seconds: float, bench: Bench, _point: Point, strike: Strike) -> 
     _clean(bench, first=jump)
 
 
-def killed_and_clock(seconds: float, bench: Bench, _point: Point, strike: Strike) -> None:
+def killed_and_clock(seconds: float, bench: FaultBench, _point: Point, strike: Strike) -> None:
     """SIGKILL, and the clock is set before the epilogue."""
     assert strike().killed
     _clean(bench, first=functools.partial(_set_clock, seconds))
@@ -108,7 +108,7 @@ def _set_clock(seconds: float) -> None:
     mock.patch.object(time, "time", lambda: real() + seconds).start()
 
 
-def libvirtd_dies(bench: Bench, _point: Point, strike: Strike) -> None:
+def libvirtd_dies(bench: FaultBench, _point: Point, strike: Strike) -> None:
     """It returns after the first epilogue, which reports what it could not release."""
     strike(meanwhile=lambda _: bench.libvirtd(up=False))
     run = bench.release()
@@ -118,29 +118,29 @@ def libvirtd_dies(bench: Bench, _point: Point, strike: Strike) -> None:
     _clean(bench)
 
 
-def qemu_dies(bench: Bench, _point: Point, strike: Strike) -> None:
+def qemu_dies(bench: FaultBench, _point: Point, strike: Strike) -> None:
     """All of the job's."""
     run = strike(meanwhile=lambda _: bench.guests_die())
     assert not run.error, run
     _clean(bench)
 
 
-def epilogue_meanwhile(bench: Bench, _point: Point, strike: Strike) -> None:
+def epilogue_meanwhile(bench: FaultBench, _point: Point, strike: Strike) -> None:
     """It waits for the other hook; one more starts at the same time."""
 
     def come(_pid: int) -> None:
-        bench.behind(lambda: bench.node.release_here(bench.job.id))
+        bench.behind(lambda: bench.node.release_in_process(bench.job.id))
 
     run = strike(meanwhile=come)
     assert not run.error, run
     _clean(bench)
 
 
-def prologue_meanwhile(bench: Bench, _point: Point, strike: Strike) -> None:
+def prologue_meanwhile(bench: FaultBench, _point: Point, strike: Strike) -> None:
     """It waits for the other hook and starts the job again."""
 
     def come(_pid: int) -> None:
-        bench.behind(lambda: bench.node.start_here(bench.job, again=True))
+        bench.behind(lambda: bench.node.start_in_process(bench.job, again=True))
 
     run = strike(meanwhile=come)
     assert not run.error, run
@@ -149,7 +149,7 @@ def prologue_meanwhile(bench: Bench, _point: Point, strike: Strike) -> None:
     _clean(bench)
 
 
-def reaper_meanwhile(bench: Bench, _point: Point, strike: Strike) -> None:
+def reaper_meanwhile(bench: FaultBench, _point: Point, strike: Strike) -> None:
     """The batch system tells it that the job is gone, and yet it leaves the job to the hook."""
     done = []
 
@@ -162,7 +162,7 @@ def reaper_meanwhile(bench: Bench, _point: Point, strike: Strike) -> None:
     _clean(bench)
 
 
-def reboots(bench: Bench, _point: Point, strike: Strike) -> None:
+def reboots(bench: FaultBench, _point: Point, strike: Strike) -> None:
     """The node reboots: everything outside of disks is gone, the other job too."""
 
     def come(pid: int) -> None:
@@ -181,7 +181,7 @@ def _other_boot() -> None:
         mock.patch.object(module, "boot_id", lambda: "another").start()
 
 
-def release_fails(bench: Bench, _point: Point, strike: Strike) -> None:
+def release_fails(bench: FaultBench, _point: Point, strike: Strike) -> None:
     """It hangs, or fails: the resources that it depends on stay held by the job."""
     run = strike(act=_next_hangs, how={"release_timeout": _HANGS})
     assert "timed out after" in run.error or "busy" in run.error, run
@@ -217,7 +217,7 @@ def _next_hangs() -> None:
         patch.start()
 
 
-def plugin_gone(bench: Bench, point: Point, _strike: Strike) -> None:
+def plugin_gone(bench: FaultBench, point: Point, _strike: Strike) -> None:
     """The plugin of the kind was uninstalled: its records are orphans that hold what they need."""
     plugins = bench.node.plugins
     known = plugins.collect("vtorque_resources")
@@ -231,7 +231,7 @@ def plugin_gone(bench: Bench, point: Point, _strike: Strike) -> None:
     _clean(bench)
 
 
-def plugin_upgraded(bench: Bench, point: Point, _strike: Strike) -> None:
+def plugin_upgraded(bench: FaultBench, point: Point, _strike: Strike) -> None:
     """Its new version does not know a record's field; with the old one it is released."""
     (path,) = [p for p in journals(bench.paths) if p.name.startswith(f"{bench.job.id}.")]
     lines = [json.loads(line) for line in path.read_text().splitlines()]
@@ -244,7 +244,7 @@ def plugin_upgraded(bench: Bench, point: Point, _strike: Strike) -> None:
     _clean(bench)
 
 
-def _orphaned(bench: Bench, point: Point, first: Callable[[], object]) -> None:
+def _orphaned(bench: FaultBench, point: Point, first: Callable[[], object]) -> None:
     run = bench.release(first=first)
     assert " orphaned: " in run.error, run.error
     left = bench.records()

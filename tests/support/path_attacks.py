@@ -83,13 +83,13 @@ def outcome(act: Callable[[], object], seconds: float) -> object:
     """Return the result, the refusal, or "hangs"."""
 
     def late(*_: object) -> None:
-        raise Hanging
+        raise AttackTimeout
 
     before = signal.signal(signal.SIGALRM, late)
     signal.setitimer(signal.ITIMER_REAL, seconds)
     try:
         return act()
-    except Hanging:
+    except AttackTimeout:
         return "hangs"
     except REFUSALS as error:
         return error
@@ -98,7 +98,7 @@ def outcome(act: Callable[[], object], seconds: float) -> object:
         signal.signal(signal.SIGALRM, before)
 
 
-class Hanging(BaseException):
+class AttackTimeout(BaseException):
     """Time limit exceeded."""
 
 

@@ -17,7 +17,7 @@ def paths_below(top):
     return paths
 
 
-class Job:
+class JournalledJob:
     """A job that runs on this node according to its journal; it has no real guest."""
 
     def __init__(self, paths, job_id="42.srv", guests=1, uid=None, ranks=0, owner="ada", node="n1"):

@@ -31,7 +31,7 @@ $0
 """
 
 
-class Cluster:
+class SlurmCluster:
     """A head, a submit host, and three nodes: sets of namespaces on this machine."""
 
     home = Path("/var/lib", NAME, "home", USER)
@@ -192,9 +192,9 @@ def bring_up():
     )  # fmt: skip
     if up.returncode:
         pytest.fail(f"scripts/cluster up: {up.stdout}{up.stderr}")
-    for path in Cluster.home.glob("[!.]*"):  # of earlier tests, if the cluster stayed up
+    for path in SlurmCluster.home.glob("[!.]*"):  # of earlier tests, if the cluster stayed up
         shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
-    return Cluster()
+    return SlurmCluster()
 
 
 @contextlib.contextmanager

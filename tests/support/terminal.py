@@ -18,7 +18,7 @@ PROMPT = rb"[$#>] "
 STARTED = rb"waiting for job (\S+) to start"  # that of vsub, on a single node
 
 
-class Terminal:
+class CommandTerminal:
     """A terminal with a command on it."""
 
     def __init__(self, command, *, rows=33, columns=101):
@@ -102,4 +102,4 @@ def on_a_node(node, *argv, environ=(), under_a_shell=False):
     if under_a_shell:
         inner = ["sh", "-c", 'echo pid-$$-; exec "$@"', "sh", *command]
         command = ["sh", "-c", '"$@"; sleep 86400', "sh", *inner]
-    return Terminal([*become, "env", "-i", "-C", home, *environ, *command])
+    return CommandTerminal([*become, "env", "-i", "-C", home, *environ, *command])

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from device_cases import MACHINE
 from vtorque_core.node.start import prologue
-from vtorque_testing.faults import in_child
+from vtorque_testing.faults import run_in_child
 from vtorque_testing.recorded import NoBatch, RecordedNode, load
 
 
@@ -36,16 +36,16 @@ def main() -> None:
     took = node.top / "took"
 
     def work() -> None:
-        with node.stood_in():
+        with node.install_doubles():
             begun = time.perf_counter()
             prologue._run(
                 node.job(asked, job), node.site, node.plugins, NoBatch(), prologue.StartHook()
             )
             took.write_text(str(time.perf_counter() - begun))
 
-    run = in_child(work)
+    run = run_in_child(work)
     assert not run.error, run.error
-    run = in_child(lambda: node.release(job))
+    run = run_in_child(lambda: node.release(job))
     assert not run.error, run.error
     sys.stdout.write(f"{(loaded + float(took.read_text())) * 1000:.1f}\n")
 

@@ -26,7 +26,7 @@ def find_errors(plugins: Plugins, name: str) -> Iterator[str]:
         text = file.read_bytes()
         if b"acquire" in text or _PRIVATE.search(text):
             for node in ast.walk(ast.parse(text)):
-                what = _not_public(node) or _kind_unknown(node, called, known)
+                what = _find_private_import(node) or _kind_unknown(node, called, known)
                 if what:
                     yield f"{called}, line {getattr(node, 'lineno', 0)}: {what}"
 
@@ -53,7 +53,7 @@ def _files(package: str) -> Iterator[tuple[str, Path]]:
             yield ".".join((package, *parts)).removesuffix(".__init__"), path
 
 
-def _not_public(node: ast.AST) -> str:
+def _find_private_import(node: ast.AST) -> str:
     names = [each.name for each in node.names] if isinstance(node, ast.Import) else []
     if isinstance(node, ast.ImportFrom) and not node.level:
         names = [f"{node.module}.{each.name}" for each in node.names]

@@ -143,7 +143,7 @@ def _keys(cls: type[Any], values: Mapping[str, Any] | None = None) -> Iterator[t
         if values is not None:
             yield doc, f"#{f.name} = {show(values[f.name], unit)}"
         elif is_required(f):
-            yield doc + " (must be set)", f"{f.name} = {_empty(hints[f.name])}"
+            yield doc + " (must be set)", f"{f.name} = {_empty_value(hints[f.name])}"
         else:
             yield from _show_default(f, doc, unit)
 
@@ -170,7 +170,7 @@ def _option_keys(option: Option[Any]) -> Iterator[tuple[str, str]]:
     yield "", "#deny = []"
 
 
-def _empty(kind: Any) -> str:
+def _empty_value(kind: Any) -> str:
     origin = get_origin(kind)
     if origin is Literal:
         return show(get_args(kind)[0])

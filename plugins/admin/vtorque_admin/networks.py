@@ -38,7 +38,7 @@ def start(site: Site, network: AnyNetwork) -> None:
     def work(connection: Any) -> None:
         found = _find(connection, network.source) if keep else None
         if found is None:
-            found = connection.networkDefineXML(_with_known_uuid(connection, xml))
+            found = connection.networkDefineXML(_add_known_uuid(connection, xml))
         found.setAutostart(1)
         if not found.isActive():
             found.create()
@@ -73,7 +73,7 @@ def _find(connection: Any, name: str) -> Any | None:
     return if_exists(lambda: connection.networkLookupByName(name))
 
 
-def _with_known_uuid(connection: Any, xml: str) -> str:
+def _add_known_uuid(connection: Any, xml: str) -> str:
     root = ElementTree.fromstring(xml)  # noqa: S314 - from definition()
     known = _find(connection, root.findtext("name") or "")
     if known is None:

@@ -62,7 +62,7 @@ def ssh(tmp_path: Path) -> str:
 
 
 @pytest.fixture
-def sent(places: ImagePlaces, ssh: str) -> Send:
+def send_images(places: ImagePlaces, ssh: str) -> Send:
     """Return a function that sends images to the cache and has them accepted; none named: all."""
 
     def do(*names: str) -> SyncResult:
@@ -74,14 +74,14 @@ def sent(places: ImagePlaces, ssh: str) -> Send:
 
 
 def test_all_images_are_copied_once(
-    pool: Path, cache: Path, places: ImagePlaces, sent: Send, ssh: str
+    pool: Path, cache: Path, places: ImagePlaces, send_images: Send, ssh: str
 ) -> None:
     put(pool, "a", os.urandom(100_000), holes=50 * MIB)
     put(pool, "b", b"b")
-    assert sent() == SyncResult(("a", "b"), (), ())
+    assert send_images() == SyncResult(("a", "b"), (), ())
     push(places, (), "n1", ssh)
     assert not list((cache / sync.PARTIAL).glob("*/*/k")), "what is there is not sent again"
-    assert sent() == SyncResult((), ("a", "b"), ())
+    assert send_images() == SyncResult((), ("a", "b"), ())
     for name in "ab":
         mine, theirs = describe(cache, name), describe(pool, name)
         assert (mine.sha256, mine.built) == (theirs.sha256, theirs.built)
@@ -93,20 +93,20 @@ def test_all_images_are_copied_once(
 
 
 def test_images_removed_from_the_pool_are_removed_by_a_full_sync(
-    pool: Path, cache: Path, sent: Send
+    pool: Path, cache: Path, send_images: Send
 ) -> None:
     for name in "abc":
         put(pool, name, name.encode())
-    sent()
+    send_images()
     change.remove(pool, "a")
     put(pool, "b", b"newer")
-    assert sent("c") == SyncResult((), ("c",), ())
+    assert send_images("c") == SyncResult((), ("c",), ())
     assert lookup(cache, "a").name == "a"
-    assert sent() == SyncResult(("b",), ("c",), ("a",))
+    assert send_images() == SyncResult(("b",), ("c",), ("a",))
     assert [i.name for i in listing(cache)] == ["b", "c"]
 
 
-def test_interrupted_copy_is_continued(pool: Path, cache: Path, sent: Send) -> None:
+def test_interrupted_copy_is_continued(pool: Path, cache: Path, send_images: Send) -> None:
     content = os.urandom(3 * MIB)
     put(pool, "a", content)
     part = cache / sync.PARTIAL / "a" / describe(pool, "a").version
@@ -114,20 +114,20 @@ def test_interrupted_copy_is_continued(pool: Path, cache: Path, sent: Send) -> N
     (part / "k").write_bytes(content[:MIB])
     inode = (part / "k").stat().st_ino
     assert listing(cache) == []
-    assert sent().copied == ("a",)
+    assert send_images().copied == ("a",)
     kernel = lookup(cache, "a").kernel
     assert kernel is not None
     assert kernel.read_bytes() == content
     assert kernel.stat().st_ino == inode, "the part has grown"
 
 
-def test_damaged_copy_is_sent_again(pool: Path, cache: Path, sent: Send) -> None:
+def test_damaged_copy_is_sent_again(pool: Path, cache: Path, send_images: Send) -> None:
     put(pool, "a", b"1234")
-    sent()
+    send_images()
     kernel = lookup(cache, "a").kernel
     assert kernel is not None
     kernel.write_bytes(b"")
-    assert sent().copied == ("a",)
+    assert send_images().copied == ("a",)
     assert change.verify(cache, "a").name == "a"
     status = kernel.stat()
     kernel.write_bytes(b"4321")
@@ -135,13 +135,13 @@ def test_damaged_copy_is_sent_again(pool: Path, cache: Path, sent: Send) -> None
     os.utime(kernel, ns=(status.st_atime_ns, status.st_mtime_ns))
     (cache / "a/image.json").unlink()
     with pytest.raises(Refused, match="the copy is version"):  # size and time were right
-        sent()
-    assert sent().copied == ("a",)
+        send_images()
+    assert send_images().copied == ("a",)
     assert change.verify(cache, "a").name == "a"
 
 
 def test_image_that_does_not_match_its_version_is_not_copied(
-    pool: Path, cache: Path, sent: Send
+    pool: Path, cache: Path, send_images: Send
 ) -> None:
     put(pool, "a", b"1234")
     kernel = lookup(pool, "a").kernel
@@ -149,26 +149,26 @@ def test_image_that_does_not_match_its_version_is_not_copied(
     for content in (b"4321", b"12345"):
         kernel.write_bytes(content)
         with pytest.raises(Refused, match="the copy is version"):
-            sent()
+            send_images()
     assert listing(cache) == []
 
 
-def test_concurrent_syncs_do_not_conflict(places: ImagePlaces, sent: Send) -> None:
+def test_concurrent_syncs_do_not_conflict(places: ImagePlaces, send_images: Send) -> None:
     put(places.pool, "a", b"1")
     lock = take_lock(places.paths.run / "image-sync.lock", 0)
     with pytest.raises(HostFault, match=r"image-sync\.lock is held by another process"):
-        sent()
+        send_images()
     assert listing(places.cache) == []
     os.close(lock)
-    assert sent().copied == ("a",)
+    assert send_images().copied == ("a",)
 
 
 @pytest.mark.parametrize("names", [[], ["a"]])
 def test_cache_that_others_can_write_is_not_used(
-    places: ImagePlaces, sent: Send, tmp_path: Path, names: list[str]
+    places: ImagePlaces, send_images: Send, tmp_path: Path, names: list[str]
 ) -> None:
     """Its parts may be replaced by links by then."""
-    sent()
+    send_images()
     theirs = tmp_path / "theirs"
     (theirs / "work").mkdir(parents=True)
     shutil.rmtree(places.cache / sync.PARTIAL, ignore_errors=True)
@@ -179,9 +179,9 @@ def test_cache_that_others_can_write_is_not_used(
     assert (theirs / "work").is_dir()
 
 
-def test_unknown_image_name_is_refused(sent: Send) -> None:
+def test_unknown_image_name_is_refused(send_images: Send) -> None:
     with pytest.raises(Refused, match="no such image"):
-        sent("a")
+        send_images("a")
 
 
 def test_files_are_sent_to_a_node_without_the_pool(
@@ -228,37 +228,37 @@ def test_unreachable_node_is_reported(places: ImagePlaces, tmp_path: Path) -> No
 
 
 @pytest.fixture
-def examined(pool: Path, cache: Path) -> Examine:
+def examine_cache(pool: Path, cache: Path) -> Examine:
     """Return what doctor reports about the cache: status, message, fix."""
     config = site(images={"pool": pool, "cache": str(cache)})
     return lambda: [(r.status, r.message, r.fix) for r in doctor_images.check_cache(config)]
 
 
 def test_doctor_accepts_a_complete_cache(
-    pool: Path, cache: Path, sent: Send, examined: Examine
+    pool: Path, cache: Path, send_images: Send, examine_cache: Examine
 ) -> None:
     put(pool, "one", b"1")
     put(pool, "two", b"2")
-    assert examined() == [
+    assert examine_cache() == [
         ("warning", f"{cache} does not exist, so images are not cached", doctor_images._SYNC)
     ]
-    sent("one")
-    assert examined()[0] == ("ok", f"1 complete copies in {cache}", "")
+    send_images("one")
+    assert examine_cache()[0] == ("ok", f"1 complete copies in {cache}", "")
     off = list(doctor_images.check_cache(site(images={"pool": pool})))
     assert [result.status for result in off] == ["ok"]
 
 
 def test_doctor_names_broken_and_old_copies(
-    pool: Path, cache: Path, sent: Send, examined: Examine
+    pool: Path, cache: Path, send_images: Send, examine_cache: Examine
 ) -> None:
     for name in ("cut", "gone", "old", "whole"):
         put(pool, name, name.encode())
-    sent()
+    send_images()
     versions = {name: describe(cache, name).version for name in ("cut", "gone")}
     (cache / "cut" / versions["cut"] / "k").write_bytes(b"")
     (cache / "gone" / versions["gone"] / "i").unlink()
     put(pool, "old", b"new")
-    cut, gone, old, good = examined()
+    cut, gone, old, good = examine_cache()
     for found, name, word in (
         (cut, "cut", "not the file that was hashed"),
         (gone, "gone", "No su"),
@@ -271,31 +271,35 @@ def test_doctor_names_broken_and_old_copies(
     assert old == ("warning", message, doctor_images._SYNC)
     assert good[:2] == ("ok", f"2 complete copies in {cache}")
     pool.rename(pool.with_name("away"))
-    assert [status for status, _, _ in examined()] == ["failed", "failed", "ok"]
+    assert [status for status, _, _ in examine_cache()] == ["failed", "failed", "ok"]
 
 
 def test_doctor_fails_a_cache_that_others_can_write(
-    pool: Path, cache: Path, sent: Send, examined: Examine
+    pool: Path, cache: Path, send_images: Send, examine_cache: Examine
 ) -> None:
     put(pool, "one", b"1")
-    sent()
+    send_images()
     cache.chmod(0o777)
-    ((status, message, fix),) = examined()
+    ((status, message, fix),) = examine_cache()
     assert status == "failed"
     assert str(cache) in message
     assert fix.startswith("chown root: and chmod go-w")
 
 
 def test_doctor_reports_a_full_disk_and_files_that_qemu_cannot_read(
-    pool: Path, cache: Path, sent: Send, examined: Examine, monkeypatch: pytest.MonkeyPatch
+    pool: Path,
+    cache: Path,
+    send_images: Send,
+    examine_cache: Examine,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     put(pool, "one", b"1")
-    sent()
+    send_images()
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=5 * MIB))
-    assert examined()[-1][:2] == ("warning", f"{cache}: 5 MiB free")
+    assert examine_cache()[-1][:2] == ("warning", f"{cache}: 5 MiB free")
     blocked = cache / "one"
     blocked.chmod(0o700)
-    results = [found for found in examined() if found[0] == "failed"]
+    results = [found for found in examine_cache() if found[0] == "failed"]
     assert len(results) == 2, "the image's files; a directory of the cache is closed"
     for status, message, fix in results:
         assert message.startswith("QEMU cannot reach ")
@@ -303,9 +307,11 @@ def test_doctor_reports_a_full_disk_and_files_that_qemu_cannot_read(
         assert (status, fix) == ("failed", f"chmod o+rX {blocked}")
 
 
-def test_doctor_accepts_a_node_with_only_the_cache(pool: Path, cache: Path, sent: Send) -> None:
+def test_doctor_accepts_a_node_with_only_the_cache(
+    pool: Path, cache: Path, send_images: Send
+) -> None:
     put(pool, "one", b"1")
-    sent()
+    send_images()
     away = pool.with_name("away")
     with_cache = site(images={"pool": away, "cache": str(cache)})
     assert [r.status for r in doctor_images.check_pool(with_cache)] == ["ok"]

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 import sparing
-from added_disks import KNOWN, Quiet, add, said
+from added_disks import KNOWN, QuietProgress, add, said
 from vtorque_core.api import HostFault, Refused
 from vtorque_core.api.image_builder import BuiltImage
 from vtorque_core.live.images import store
@@ -359,7 +359,7 @@ def test_broken_disk_is_refused_and_leaves_nothing(pool: Path, tmp_path: Path, c
     before = snapshot(pool)
     for update, name in ((False, "new"), (True, "there")):
         with pytest.raises(Refused) as caught:
-            add(pool, name, file, KNOWN, Quiet(), update=update)
+            add(pool, name, file, KNOWN, QuietProgress(), update=update)
         assert words in str(caught.value)
         assert "\n" not in str(caught.value)
         assert snapshot(pool) == before
@@ -395,7 +395,7 @@ def test_file_that_changes_while_it_is_read_is_refused(
 
     monkeypatch.setattr(copying, "_copy_some", meddling)
     with pytest.raises(Refused, match="changed while it was read: try again when"):
-        add(pool, "new", file, KNOWN, Quiet())
+        add(pool, "new", file, KNOWN, QuietProgress())
     assert snapshot(pool) == before
 
 
@@ -403,7 +403,7 @@ def test_file_that_changes_while_it_is_read_is_refused(
 def test_bad_name_is_refused_before_the_file_is_read(pool: Path, name: str) -> None:
     before = snapshot(pool)
     with pytest.raises(Refused, match="is not the name of an image"):
-        add(pool, name, Path("/nonexistent"), KNOWN, Quiet())
+        add(pool, name, Path("/nonexistent"), KNOWN, QuietProgress())
     assert snapshot(pool) == before
 
 
@@ -430,7 +430,7 @@ def test_bad_options_are_refused(
     file = raw_disk(tmp_path / "f")
     before = snapshot(pool)
     with pytest.raises(Refused, match=words):
-        add(pool, "new", file, wishes, Quiet())
+        add(pool, "new", file, wishes, QuietProgress())
     assert snapshot(pool) == before
 
 
@@ -441,7 +441,7 @@ def test_missing_disk_space_is_a_host_fault(
     before = snapshot(pool)
     monkeypatch.setattr(copying, "free_bytes", lambda _: 1000)
     with pytest.raises(HostFault, match="has 0 MiB free, but 1 MiB are needed"):
-        add(pool, "new", file, KNOWN, Quiet())
+        add(pool, "new", file, KNOWN, QuietProgress())
     assert snapshot(pool) == before
 
 
@@ -456,7 +456,7 @@ def test_compressed_bomb_is_measured_before_it_is_decompressed(
     before = snapshot(pool)
     monkeypatch.setattr(builder, "free_bytes", lambda _: 8 * MIB)
     with pytest.raises(HostFault, match="has 8 MiB free, but 32 MiB are needed"):
-        add(pool, "new", tmp_path / "f", KNOWN, Quiet())
+        add(pool, "new", tmp_path / "f", KNOWN, QuietProgress())
     assert snapshot(pool) == before
 
 

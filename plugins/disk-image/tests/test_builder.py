@@ -27,7 +27,7 @@ MIB = 1 << 20
 OS_RELEASE = 'PRETTY_NAME="Tiny \'1\'"\nID=tiny\nID_LIKE="ubuntu debian"\nbroken="\n'
 
 
-class Told:
+class RecordedProgress:
     """Records the progress calls."""
 
     def __init__(self) -> None:
@@ -113,7 +113,7 @@ def put(
     *,
     update: bool = False,
 ) -> tuple[Image, list[str]]:
-    return add(pool, name, file, wishes, Told(), update=update)
+    return add(pool, name, file, wishes, RecordedProgress(), update=update)
 
 
 FORMATS = {
@@ -438,7 +438,7 @@ def test_update_keeps_unspecified_values(pool: Path, tmp_path: Path) -> None:
 def test_progress_is_reported(pool: Path, tmp_path: Path) -> None:
     (tmp_path / "f").write_bytes(os.urandom(4 * MIB))
     mbr(tmp_path / "f", 4096, 8192)
-    told = Told()
+    told = RecordedProgress()
     add(pool, "m", tmp_path / "f", KNOWN, told)
     assert told.steps == [
         "copying 'f'",

@@ -1,6 +1,6 @@
 """Plots are drawn by a separate process; fixtures include a browser per module."""
 
 from browser import browser
-from drawn_elsewhere import elsewhere
+from drawn_elsewhere import draw_elsewhere
 
-__all__ = ["browser", "elsewhere"]
+__all__ = ["browser", "draw_elsewhere"]

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import pytest
 
-from added_disks import KNOWN, Quiet, add
+from added_disks import KNOWN, QuietProgress, add
 from programs import fake_program
 from reachable import reachable
 from vtorque_cluster import sync
@@ -50,7 +50,7 @@ def usable(pool: Path) -> list[Image]:
 
 
 @dataclass
-class Site:
+class PoolSite:
     """A pool, a cache, and a node's directories."""
 
     top: Path
@@ -146,13 +146,13 @@ def points(request: pytest.FixtureRequest) -> range:
 def at_points(
     points: range,
     tmp_path: Path,
-    prepare: Callable[[Site], object],
-    work: Callable[[Site], object],
-    good: Callable[[Site], object],
+    prepare: Callable[[PoolSite], object],
+    work: Callable[[PoolSite], object],
+    good: Callable[[PoolSite], object],
 ) -> int:
     """Kill ``work`` at each point; ``good`` checks the state. Return the last point's number."""
     for number in points:
-        site = Site(tmp_path / str(number))
+        site = PoolSite(tmp_path / str(number))
         prepare(site)
         got_there = killed_before(number, lambda at=site: work(at))  # type: ignore[misc]
         good(site)
@@ -164,10 +164,10 @@ def at_points(
     raise AssertionError("no end")
 
 
-def one_of(*states: dict[str, bytes]) -> Callable[[Site], None]:
+def one_of(*states: dict[str, bytes]) -> Callable[[PoolSite], None]:
     """Check that the pool is in one of some states, given as name to kernel."""
 
-    def check(site: Site) -> None:
+    def check(site: PoolSite) -> None:
         kernels = {}
         site.there()
         for image in usable(site.pool):
@@ -191,7 +191,7 @@ def test_killed_put_leaves_a_valid_pool(tmp_path: Path, points: range, there: st
 
 
 def test_killed_return_to_an_old_version_leaves_a_valid_pool(tmp_path: Path, points: range) -> None:
-    def prepare(site: Site) -> None:
+    def prepare(site: PoolSite) -> None:
         site.put("m", b"1")
         site.put("m", b"2")
 
@@ -207,20 +207,20 @@ def test_killed_return_to_an_old_version_leaves_a_valid_pool(tmp_path: Path, poi
 def test_killed_repair_never_marks_a_damaged_image_valid(tmp_path: Path, points: range) -> None:
     """The new files replace the old ones one by one: a partial repair is never accepted."""
 
-    def prepare(site: Site) -> None:
+    def prepare(site: PoolSite) -> None:
         site.put("m", b"1")
         kernel = lookup(site.pool, "m").kernel
         assert kernel is not None
         kernel.write_bytes(b"damaged")
 
-    def good(site: Site) -> None:
+    def good(site: PoolSite) -> None:
         for item in usable(site.pool):
             assert item.kernel is not None
             assert item.kernel.read_bytes() == b"1"
             change.verify(site.pool, item.name)
 
     for number in points:
-        site = Site(tmp_path / str(number))
+        site = PoolSite(tmp_path / str(number))
         prepare(site)
         got_there = killed_before(number, lambda at=site: at.put("m", b"1"))  # type: ignore[misc]
         good(site)
@@ -243,15 +243,15 @@ def test_killed_removal_leaves_a_valid_pool(tmp_path: Path, points: range) -> No
 
 
 def test_killed_removal_when_free_leaves_a_valid_pool(tmp_path: Path, points: range) -> None:
-    def prepare(site: Site) -> None:
+    def prepare(site: PoolSite) -> None:
         site.put("m", b"1")
         site.use("m")
 
-    def work(site: Site) -> None:
+    def work(site: PoolSite) -> None:
         change.remove(site.pool, "m", paths=site.paths, when_free=True, keep=1)
 
     for number in points:
-        site = Site(tmp_path / str(number))
+        site = PoolSite(tmp_path / str(number))
         prepare(site)
         got_there = killed_before(number, lambda at=site: work(at))  # type: ignore[misc]
         one_of({"m": b"1"}, {})(site)
@@ -270,7 +270,7 @@ def test_killed_removal_when_free_leaves_a_valid_pool(tmp_path: Path, points: ra
 def test_killed_release_by_the_last_job_leaves_a_valid_pool(tmp_path: Path, points: range) -> None:
     """The epilogue removes an old version, is killed while doing so, and runs again."""
 
-    def prepare(site: Site) -> None:
+    def prepare(site: PoolSite) -> None:
         site.put("m", b"1")
         site.use("m")
         site.put("m", b"2")
@@ -278,7 +278,7 @@ def test_killed_release_by_the_last_job_leaves_a_valid_pool(tmp_path: Path, poin
             note.write_text("0")
 
     for number in points:
-        site = Site(tmp_path / str(number))
+        site = PoolSite(tmp_path / str(number))
         prepare(site)
         got_there = killed_before(number, site.end, forks=True)
         one_of({"m": b"2"})(site)
@@ -291,7 +291,7 @@ def test_killed_release_by_the_last_job_leaves_a_valid_pool(tmp_path: Path, poin
 
 
 def test_killed_label_and_verify_leave_a_valid_pool(tmp_path: Path, points: range) -> None:
-    def work(site: Site) -> None:
+    def work(site: PoolSite) -> None:
         change.label(site.pool, "m", {"a": "b"}, site.paths)
         change.verify(site.pool, "m")
 
@@ -301,30 +301,30 @@ def test_killed_label_and_verify_leave_a_valid_pool(tmp_path: Path, points: rang
 def test_killed_sync_leaves_a_valid_cache(tmp_path: Path, points: range) -> None:
     """Copied files stay and are used; the cache never has an incomplete image."""
 
-    def prepare(site: Site) -> None:
+    def prepare(site: PoolSite) -> None:
         site.put("m", b"1", site.cache)
         site.put("gone", b"g", site.cache)
         site.put("m", b"2" * 100_000)
         site.put("n", b"n")
         send(site)
 
-    def places(site: Site) -> ImagePlaces:
+    def places(site: PoolSite) -> ImagePlaces:
         return ImagePlaces(site.pool, site.cache, site.paths)
 
-    def send(site: Site) -> None:
+    def send(site: PoolSite) -> None:
         text = '#!/bin/sh\nshift 3\nexec sh -c "$*"\n'  # -o BatchMode=yes NODE
         ssh = fake_program(site.top / "ssh", text)
         sync.push(places(site), (), "n1", str(ssh))
 
-    def take(site: Site) -> sync.SyncResult:
+    def take(site: PoolSite) -> sync.SyncResult:
         return sync.receive(places(site), ("m", "n"), only=True)
 
-    def again(site: Site) -> None:
+    def again(site: PoolSite) -> None:
         send(site)
         take(site)
 
     for number in points:
-        site = Site(tmp_path / str(number))
+        site = PoolSite(tmp_path / str(number))
         prepare(site)
         got_there = killed_before(number, lambda at=site: take(at))  # type: ignore[misc]
         for image in usable(site.cache):
@@ -354,10 +354,10 @@ def test_killed_add_and_update_leave_a_valid_pool(tmp_path: Path, points: range)
     """With the real tools."""
     file = disk(tmp_path / "disk")
 
-    def work(site: Site) -> None:
-        add(site.pool, "m", file, KNOWN, Quiet(), paths=site.paths, update=True)
+    def work(site: PoolSite) -> None:
+        add(site.pool, "m", file, KNOWN, QuietProgress(), paths=site.paths, update=True)
 
-    def good(site: Site) -> None:
+    def good(site: PoolSite) -> None:
         assert set(site.there()) == {"m"}
 
     last = at_points(points, tmp_path, lambda site: site.put("m", b"1"), work, good)
@@ -366,7 +366,7 @@ def test_killed_add_and_update_leave_a_valid_pool(tmp_path: Path, points: range)
 
 def test_tool_is_killed_with_its_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """SIGKILL during a conversion: qemu-img does not continue to write."""
-    site = Site(tmp_path / "site")
+    site = PoolSite(tmp_path / "site")
     tools = tmp_path / "bin"
     tools.mkdir()
     tool = tools / "qemu-img"
@@ -378,7 +378,7 @@ def test_tool_is_killed_with_its_command(tmp_path: Path, monkeypatch: pytest.Mon
     child = os.fork()
     if child == 0:
         try:
-            add(site.pool, "m", file, KNOWN, Quiet())
+            add(site.pool, "m", file, KNOWN, QuietProgress())
         finally:
             os._exit(1)
     _until(lambda: _sleeping() == 1)

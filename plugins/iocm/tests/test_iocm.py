@@ -15,7 +15,7 @@ from vtorque_testing.planned import NoFit
 
 XEON = planned.host("smt")
 
-PLUGINS = planned.with_core("iocm", plugin, node)
+PLUGINS = planned.load_with_core("iocm", plugin, node)
 
 
 def on(machine=XEON, config=""):
@@ -37,7 +37,7 @@ def answers_of(*pairs, machine=XEON, config=""):
 def placed(*pairs, machine=XEON, config=""):
     """Return the first guest as placed by the ledger."""
     table = f"[plugin.iocm]\n{config}" if config else ""
-    return on(machine, table).placed(guest(*pairs, machine=machine, config=table))[0]
+    return on(machine, table).place(guest(*pairs, machine=machine, config=table))[0]
 
 
 def rendered(guest, config=""):

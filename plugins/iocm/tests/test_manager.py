@@ -20,12 +20,12 @@ from vtorque_iocm import manager, node, threads
 from vtorque_iocm.manager import ManagerLoop
 from vtorque_iocm.node import ManagerProcess
 from vtorque_iocm.wanted_cores import CoresRule
-from vtorque_testing.planned import with_core
+from vtorque_testing.planned import load_with_core
 
 GUEST = GuestCores("1.0", 0, "vt-1", "u-1", "test:///default", (0,), 1, 3)
 
 
-class Node:
+class LedgerDouble:
     """A double of the ledger and libvirt, with guests whose load is set by the test."""
 
     def __init__(self, monkeypatch):
@@ -78,7 +78,7 @@ class Node:
 
 @pytest.fixture
 def host(monkeypatch):
-    return Node(monkeypatch)
+    return LedgerDouble(monkeypatch)
 
 
 @pytest.fixture
@@ -207,7 +207,7 @@ def job(paths):
 
 
 def end(path, paths):
-    plugins = with_core("iocm", node)
+    plugins = load_with_core("iocm", node)
     assert teardown(path, paths, plugins).clean
 
 

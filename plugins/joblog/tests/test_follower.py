@@ -25,7 +25,7 @@ from vtorque_joblog.told import SavedOffsets
 pytestmark = pytest.mark.e2e
 
 
-class Job:
+class LoggedJob:
     """A log as written by the core, and the journal of its job."""
 
     def __init__(self, paths, name="42.srv"):
@@ -103,7 +103,7 @@ def has_messages(path, *texts):
 
 
 def test_lines_are_sent_while_jobs_run_and_after_the_last_has_ended(paths, process, tmp_path):
-    job, sink = Job(paths), tmp_path / "all.jsonl"
+    job, sink = LoggedJob(paths), tmp_path / "all.jsonl"
     job.say("before it")
     process.create()
     eventually(has_messages(sink, "before it"))
@@ -120,7 +120,7 @@ def test_lines_are_sent_while_jobs_run_and_after_the_last_has_ended(paths, proce
 
 def test_release_does_not_wait_for_the_follower(paths, process):
     """Not even for a stopped follower; the start of another one does not wait either."""
-    job = Job(paths)
+    job = LoggedJob(paths)
     process.create()
     pid = holder(process)
     os.kill(pid, signal.SIGSTOP)
@@ -133,7 +133,7 @@ def test_release_does_not_wait_for_the_follower(paths, process):
 
 
 def test_job_that_ended_before_the_follower_started_is_sent(paths, process, tmp_path):
-    job = Job(paths)
+    job = LoggedJob(paths)
     process.create()
     process.release()
     job.end()
@@ -142,7 +142,7 @@ def test_job_that_ended_before_the_follower_started_is_sent(paths, process, tmp_
 
 def test_restarts_neither_lose_nor_repeat_lines(paths, process, tmp_path):
     """Of two at once, too: the next follower starts while the one before sends the rest."""
-    job, sink = Job(paths), tmp_path / "all.jsonl"
+    job, sink = LoggedJob(paths), tmp_path / "all.jsonl"
     process.create()
     for number in range(40):
         job.say(number)
@@ -157,7 +157,7 @@ def test_restarts_neither_lose_nor_repeat_lines(paths, process, tmp_path):
 
 
 def test_kills_neither_lose_nor_repeat_lines(paths, process, tmp_path):
-    jobs, sink = [Job(paths), Job(paths, "43.srv")], tmp_path / "all.jsonl"
+    jobs, sink = [LoggedJob(paths), LoggedJob(paths, "43.srv")], tmp_path / "all.jsonl"
     said = []
     for number in range(600):
         if number % 100 == 0:
@@ -182,23 +182,23 @@ def test_kills_neither_lose_nor_repeat_lines(paths, process, tmp_path):
 
 def test_log_of_a_refused_job_is_sent_with_the_next_job(paths, process, tmp_path):
     sink = tmp_path / "all.jsonl"
-    first = Job(paths)
+    first = LoggedJob(paths)
     process.create()
     first.end("one")
     eventually(has_messages(sink, "one"))
     process.release()
-    Job(paths, "43.srv").end("refused")  # no follower
-    job = Job(paths, "44.srv")
+    LoggedJob(paths, "43.srv").end("refused")  # no follower
+    job = LoggedJob(paths, "44.srv")
     job.say("two")
     process.create()
     eventually(lambda: sorted(messages(sink)) == ["one", "refused", "two"])
 
 
 def test_new_sink_does_not_get_logs_of_old_jobs(paths, process, tmp_path):
-    old = Job(paths, "41.srv")
+    old = LoggedJob(paths, "41.srv")
     old.end("long ago")
     os.utime(old.log.path, (1e9, 1e9))
-    job = Job(paths)
+    job = LoggedJob(paths)
     job.say("now")
     process.create()
     eventually(has_messages(tmp_path / "all.jsonl", "now"))
@@ -232,7 +232,7 @@ class Keeps(logging.Handler):
         self.got.append(record.entry["message"])
 
 
-class Hangs(logging.Handler):
+class HangingSink(logging.Handler):
     def __init__(self):
         super().__init__()
         self.go = threading.Event()
@@ -242,7 +242,7 @@ class Hangs(logging.Handler):
 
 
 @pytest.fixture
-def followed(paths, monkeypatch):
+def follow_logs(paths, monkeypatch):
     """Return a function that follows with some handlers, in a thread, until the test's end."""
     (paths.state / "joblog").mkdir()
     monkeypatch.setattr(follower, "END", 0.5)
@@ -279,14 +279,14 @@ def followed(paths, monkeypatch):
     os.close(wake)
 
 
-def test_hanging_sink_does_not_delay_other_sinks(paths, followed):
-    job, hangs, keeps = Job(paths), Hangs(), Keeps()
-    followed(hangs, keeps)
+def test_hanging_sink_does_not_delay_other_sinks(paths, follow_logs):
+    job, hangs, keeps = LoggedJob(paths), HangingSink(), Keeps()
+    follow_logs(hangs, keeps)
     for number in range(50):
         job.say(number)
     eventually(lambda: keeps.got == [str(n) for n in range(50)])
     job.end()
-    followed.stop()
+    follow_logs.stop()
     assert keeps.got[-1] == "the end"
     told = SavedOffsets(paths.state / "joblog" / "s0").offset_of(job.log.name)
     hangs.go.set()
@@ -294,12 +294,12 @@ def test_hanging_sink_does_not_delay_other_sinks(paths, followed):
 
 
 @pytest.mark.parametrize("error", [OSError(28, "No space left on device"), OSError("refused")])
-def test_sink_with_a_full_disk_gets_all_lines_later(paths, followed, monkeypatch, caplog, error):
+def test_sink_with_a_full_disk_gets_all_lines_later(paths, follow_logs, monkeypatch, caplog, error):
     caplog.set_level("INFO", "joblog")
     monkeypatch.setattr(outlets, "_FIRST_PAUSE", 0.01)
-    job, keeps = Job(paths), Keeps(error, error, error)
+    job, keeps = LoggedJob(paths), Keeps(error, error, error)
     job.say("one")
-    followed(keeps)
+    follow_logs(keeps)
     job.say("two")
     eventually(lambda: keeps.got == ["one", "two"])
     job.end()
@@ -308,37 +308,37 @@ def test_sink_with_a_full_disk_gets_all_lines_later(paths, followed, monkeypatch
     eventually(lambda: [r.message for r in caplog.records if r.name == "joblog"] == said)
 
 
-def test_line_that_a_sink_rejects_is_skipped(paths, followed, caplog):
-    job, keeps = Job(paths), Keeps(RuntimeError("a defect"))
+def test_line_that_a_sink_rejects_is_skipped(paths, follow_logs, caplog):
+    job, keeps = LoggedJob(paths), Keeps(RuntimeError("a defect"))
     job.say("one")
     os.write(job.file, b"torn\n\n[]\n{}\n")
     job.say("two")
-    followed(keeps)
+    follow_logs(keeps)
     eventually(lambda: keeps.got == ["two"])
     assert "sink s0: RuntimeError: a defect; one line is lost" in caplog.text
 
 
-def test_partial_line_is_sent_when_complete(paths, followed):
-    job, keeps = Job(paths), Keeps()
+def test_partial_line_is_sent_when_complete(paths, follow_logs):
+    job, keeps = LoggedJob(paths), Keeps()
     job.say("one")
     whole = job.log.path.read_bytes()
-    followed(keeps)
+    follow_logs(keeps)
     eventually(lambda: keeps.got == ["one"])
     os.write(job.file, whole[:20])
     os.write(job.file, whole[20:])
     eventually(lambda: keeps.got == ["one", "one"])
 
 
-def test_torn_line_is_not_read_again(paths, followed, monkeypatch):
-    job, keeps, looked = Job(paths), Keeps(), []
+def test_torn_line_is_not_read_again(paths, follow_logs, monkeypatch):
+    job, keeps, looked = LoggedJob(paths), Keeps(), []
     os.write(job.file, b'{"torn by a full disk')
     tell = SinkThread._deliver
     monkeypatch.setattr(
         SinkThread, "_deliver", lambda self, log: (looked.append(log), tell(self, log))
     )
-    followed(keeps)
+    follow_logs(keeps)
     eventually(lambda: looked)
-    other = Job(paths, "43.srv")
+    other = LoggedJob(paths, "43.srv")
     for number in range(20):
         other.say(number)
     eventually(lambda: len(keeps.got) == 20)
@@ -386,7 +386,7 @@ def test_positions_stay_small(tmp_path):
 
 def test_file_sink_continues_when_the_sinks_process_is_killed(paths, process, config, tmp_path):
     config.write_text(config.read_text() + 'sinks = ["nowhere"]\n')
-    job, sink = Job(paths), tmp_path / "all.jsonl"
+    job, sink = LoggedJob(paths), tmp_path / "all.jsonl"
     process.create()
     said = [str(number) for number in range(20)]
     for number in said:
@@ -403,7 +403,7 @@ def test_file_sink_continues_when_the_sinks_process_is_killed(paths, process, co
 
 def test_unknown_sink_is_reported(paths, process, config):
     config.write_text('[plugin.joblog]\nsinks = ["nowhere"]\n')
-    Job(paths).say("one")
+    LoggedJob(paths).say("one")
     process.create()
     words = (
         "sink nowhere: ConfigError: no installed distribution provides 'nowhere' in "
@@ -415,7 +415,7 @@ def test_unknown_sink_is_reported(paths, process, config):
 
 def test_sinks_process_ends_with_a_killed_follower(paths, process, config):
     config.write_text("[plugin.joblog]\njournald = true\n")
-    Job(paths).say("one")
+    LoggedJob(paths).say("one")
     process.create()
     found = []
     eventually(lambda: found or found.extend(children(holder(process), "sinks_process")))

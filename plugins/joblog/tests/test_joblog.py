@@ -17,7 +17,7 @@ from vtorque_joblog.file import JsonFile
 from vtorque_joblog.local import Syslog, SystemdJournal
 from vtorque_joblog.outlets import JobLog, record_of
 from vtorque_joblog.plugin import Settings
-from vtorque_testing.planned import PlannedNode, with_core
+from vtorque_testing.planned import PlannedNode, load_with_core
 
 ME = pwd.getpwuid(os.getuid())
 
@@ -34,7 +34,7 @@ def record(message="hot", level="INFO", **more):
 
 @pytest.fixture
 def plugins():
-    return with_core("joblog", plugin, node)
+    return load_with_core("joblog", plugin, node)
 
 
 def site_of(plugins, text):

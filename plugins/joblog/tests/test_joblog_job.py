@@ -17,7 +17,7 @@ from vtorque_core.api.log_levels import parse
 from vtorque_core.base import names
 from vtorque_core.node.start import prologue
 from vtorque_core.records import log
-from vtorque_testing.faults import in_child
+from vtorque_testing.faults import run_in_child
 from vtorque_testing.recorded import NoBatch, RecordedNode, load
 
 pytestmark = pytest.mark.e2e
@@ -50,10 +50,10 @@ def start(node, job):
     """Run the prologue in a separate process."""
 
     def work():
-        with node.stood_in():
+        with node.install_doubles():
             prologue._run(job, node.site, node.plugins, NoBatch(), prologue.StartHook())
 
-    return in_child(work, None)
+    return run_in_child(work, None)
 
 
 def forbidden(node, job):
@@ -108,11 +108,11 @@ def forks(node, job):
         started = []
         ways = {"os.fork", "os.forkpty", "os.posix_spawn", "subprocess.Popen"}
         sys.addaudithook(lambda event, _: started.append(event) if event in ways else None)
-        with node.stood_in():
+        with node.install_doubles():
             prologue._run(job, node.site, node.plugins, NoBatch(), prologue.StartHook())
         count.write_text(str(len(started)))
 
-    assert not in_child(work, None).error
+    assert not run_in_child(work, None).error
     return int(count.read_text())
 
 

@@ -125,7 +125,7 @@ sinks_process.main()
 """
 
 
-class Log:
+class JobLogDouble:
     """The log of a job."""
 
     def __init__(self, top, name="42.srv"):
@@ -179,14 +179,14 @@ def top(tmp_path):
 
 
 @pytest.fixture
-def good(top):
+def good_config(top):
     heard = Heard(top / "good")
     yield heard
     heard.close()
 
 
 @pytest.fixture
-def opened(top, monkeypatch):
+def open_sinks(top, monkeypatch):
     """Return a function that starts root's side of the sinks; ``tolds`` are the sinks."""
     monkeypatch.setattr(outside, "_AGAIN", 0.1)
     config, all_of_them = top / "v.toml", []
@@ -224,10 +224,10 @@ def status(path):
 # -- Process and privileges ------------------------------------------------------------------------
 
 
-def test_sinks_process_has_no_privileges_and_no_writable_file(top, opened, good):
-    found = opened("good", "hangs")
-    found.give(Log(top).say("one"))
-    eventually(lambda: good.got == ["one"])
+def test_sinks_process_has_no_privileges_and_no_writable_file(top, open_sinks, good_config):
+    found = open_sinks("good", "hangs")
+    found.give(JobLogDouble(top).say("one"))
+    eventually(lambda: good_config.got == ["one"])
     pid = life(found).process.pid
     uid = str(Settings().uid if os.geteuid() == 0 else os.geteuid())
     threads = thread_statuses(pid).values()
@@ -245,22 +245,22 @@ def test_sinks_process_has_no_privileges_and_no_writable_file(top, opened, good)
                 assert int(status(each)["flags"][0], 8) & os.O_ACCMODE == os.O_RDONLY
 
 
-def test_sinks_are_opened_as_root_and_run_as_the_user(top, opened, good):
-    found = opened("who")
-    found.give(Log(top).say("one"))
+def test_sinks_are_opened_as_root_and_run_as_the_user(top, open_sinks, good_config):
+    found = open_sinks("who")
+    found.give(JobLogDouble(top).say("one"))
     runs = Settings().uid if os.geteuid() == 0 else os.geteuid()
-    eventually(lambda: good.got == [f"{os.geteuid()} {runs} 1000 42.srv"])
+    eventually(lambda: good_config.got == [f"{os.geteuid()} {runs} 1000 42.srv"])
 
 
-def test_sinks_process_cannot_write_a_file(top, opened, caplog):
-    found = opened("full")
-    found.give(Log(top).say("one"))
+def test_sinks_process_cannot_write_a_file(top, open_sinks, caplog):
+    found = open_sinks("full")
+    found.give(JobLogDouble(top).say("one"))
     eventually(lambda: "sink full: OSError: [Errno 27] File too large" in caplog.text)
 
 
-def test_stopped_sinks_process_ends_with_root(top, opened):
-    found = opened("hangs")
-    found.give(Log(top).say("one"))
+def test_stopped_sinks_process_ends_with_root(top, open_sinks):
+    found = open_sinks("hangs")
+    found.give(JobLogDouble(top).say("one"))
     pid = life(found).process.pid
     uid = [str(Settings().uid if os.geteuid() == 0 else os.geteuid())]
     eventually(lambda: life(found).taken == 1)
@@ -273,21 +273,21 @@ def test_stopped_sinks_process_ends_with_root(top, opened):
 # -- Delivery --------------------------------------------------------------------------------------
 
 
-def test_each_line_is_sent_once_across_restarts(top, opened, good):
-    logs, said = [Log(top, f"{n}.srv") for n in range(5)], []
+def test_each_line_is_sent_once_across_restarts(top, open_sinks, good_config):
+    logs, said = [JobLogDouble(top, f"{n}.srv") for n in range(5)], []
     for number in range(10):
-        found = opened("good")
+        found = open_sinks("good")
         for log in logs:
             for part in range(10):
                 said.append(f"{log.job.key} {number} {part}")
                 found.give(log.say(said[-1]))
         eventually(lambda f=found: not f.is_busy)
         found.close(time.monotonic() + LONG)
-    assert sorted(good.got) == sorted(said)
+    assert sorted(good_config.got) == sorted(said)
     for log in logs:
         of_it = [each for each in said if each.startswith(log.job.key)]
-        assert [each for each in good.got if each.startswith(log.job.key)] == of_it
-        assert opened.tolds["good"].offset_of(log.job.name) == log.path.stat().st_size
+        assert [each for each in good_config.got if each.startswith(log.job.key)] == of_it
+        assert open_sinks.tolds["good"].offset_of(log.job.name) == log.path.stat().st_size
 
 
 def test_outdated_position_from_root_does_not_move_a_sink_back():
@@ -302,68 +302,68 @@ def test_outdated_position_from_root_does_not_move_a_sink_back():
     os.close(theirs)
 
 
-def test_remaining_lines_are_sent_at_the_end(top, opened, good):
-    found = opened("good", "hangs")
-    found.give(Log(top).say("one", "two"))
+def test_remaining_lines_are_sent_at_the_end(top, open_sinks, good_config):
+    found = open_sinks("good", "hangs")
+    found.give(JobLogDouble(top).say("one", "two"))
     eventually(lambda: life(found).taken == 1)
     begun, process = time.monotonic(), life(found).process
     found.close(begun + LONG)  # it ends without a signal, long before
-    assert good.got == ["one", "two"] and process.returncode == 0
-    assert opened.tolds["hangs"].offset_of("1000/42.srv") == 0, "counts undelivered bytes"
+    assert good_config.got == ["one", "two"] and process.returncode == 0
+    assert open_sinks.tolds["hangs"].offset_of("1000/42.srv") == 0, "counts undelivered bytes"
 
 
-def test_partial_line_waits_for_its_rest(top, opened, good):
-    found, log = opened("good"), Log(top)
+def test_partial_line_waits_for_its_rest(top, open_sinks, good_config):
+    found, log = open_sinks("good"), JobLogDouble(top)
     whole = log.say("one").path.read_bytes()
     with log.path.open("ab", 0) as file:
         file.write(whole[:20])
         found.give(log.job)
-        eventually(lambda: good.got == ["one"])
+        eventually(lambda: good_config.got == ["one"])
         eventually(lambda: not found.is_busy)
         file.write(whole[20:])
     found.give(log.job)
-    eventually(lambda: good.got == ["one", "one"])
+    eventually(lambda: good_config.got == ["one", "one"])
 
 
-def test_more_logs_than_a_socket_buffer_holds_are_sent(top, opened, good):
-    found = opened("good")
-    logs = [Log(top, f"{n}.srv") for n in range(600)]
+def test_more_logs_than_a_socket_buffer_holds_are_sent(top, open_sinks, good_config):
+    found = open_sinks("good")
+    logs = [JobLogDouble(top, f"{n}.srv") for n in range(600)]
     for log in logs:
         found.give(log.say(log.job.key))
     eventually(lambda: not found.is_busy)
-    assert sorted(good.got) == sorted(log.job.key for log in logs)
+    assert sorted(good_config.got) == sorted(log.job.key for log in logs)
 
 
-def test_removed_log_does_not_block_others(top, opened, good):
-    found, log = opened("good"), Log(top, "1.srv")
+def test_removed_log_does_not_block_others(top, open_sinks, good_config):
+    found, log = open_sinks("good"), JobLogDouble(top, "1.srv")
     log.say("swept")
     job = JobLog(1000, "0.srv", top / "0.srv.log")
     job.path.write_text("x\n")
     found.give(job)
     job.path.unlink()
     found.give(log.job)
-    eventually(lambda: good.got == ["swept"] and not found.is_busy)
+    eventually(lambda: good_config.got == ["swept"] and not found.is_busy)
 
 
 # -- Failing, hanging and attacking sinks ----------------------------------------------------------
 
 
 @pytest.mark.parametrize("bad", ["hangs", "opens", "kills", "shouts", "passes", "nowhere"])
-def test_misbehaving_sink_does_not_affect_another_sink(top, opened, good, bad):
-    found, log, said = opened("good", bad), Log(top), [str(n) for n in range(5)]
+def test_misbehaving_sink_does_not_affect_another_sink(top, open_sinks, good_config, bad):
+    found, log, said = open_sinks("good", bad), JobLogDouble(top), [str(n) for n in range(5)]
     for each in said:
         found.give(log.say(each))
-    eventually(lambda: list(dict.fromkeys(good.got)) == said)
-    eventually(lambda: opened.tolds["good"].offset_of(log.job.name) == log.path.stat().st_size)
-    assert bad in ("shouts", "nowhere") or opened.tolds[bad].offset_of(log.job.name) == 0
+    eventually(lambda: list(dict.fromkeys(good_config.got)) == said)
+    eventually(lambda: open_sinks.tolds["good"].offset_of(log.job.name) == log.path.stat().st_size)
+    assert bad in ("shouts", "nowhere") or open_sinks.tolds[bad].offset_of(log.job.name) == 0
 
 
-def test_stopped_process_is_killed_and_restarted(top, opened, good, monkeypatch, caplog):
+def test_stopped_process_is_killed_and_restarted(top, open_sinks, good_config, monkeypatch, caplog):
     monkeypatch.setattr(outside, "_PATIENCE", 10.0)  # more than a start takes beside load
-    found, log = opened("good", "stops"), Log(top)
+    found, log = open_sinks("good", "stops"), JobLogDouble(top)
     for number in range(2):
         found.give(log.say(str(number)))
-        eventually(lambda n=number: str(n) in good.got)
+        eventually(lambda n=number: str(n) in good_config.got)
     eventually(lambda: "process accepted nothing for 10 s" in caplog.text)
 
 
@@ -394,29 +394,31 @@ WRONG = {
 
 
 @pytest.mark.parametrize("what", WRONG)
-def test_invalid_answer_ends_the_process_but_not_other_sinks(top, opened, good, caplog, what):
+def test_invalid_answer_ends_the_process_but_not_other_sinks(
+    top, open_sinks, good_config, caplog, what
+):
     data, words = WRONG[what]
     (top / "nonsense").write_bytes(data)
-    found, log = opened("good", "nonsense"), Log(top)
+    found, log = open_sinks("good", "nonsense"), JobLogDouble(top)
     found.give(log.say("one", "two"))
     eventually(lambda: f"the sinks' process {words}" in caplog.text)
-    eventually(lambda: list(dict.fromkeys(good.got)) == ["one", "two"])
+    eventually(lambda: list(dict.fromkeys(good_config.got)) == ["one", "two"])
     size = log.path.stat().st_size
     assert size < 1000, "the test is for nothing"
-    assert all(told.offset_of(log.job.name) <= size for told in opened.tolds.values())
+    assert all(told.offset_of(log.job.name) <= size for told in open_sinks.tolds.values())
     assert set(found._given) == {log.job.name}
 
 
-def test_killed_process_is_restarted(top, opened, good):
-    found, log = opened("good"), Log(top)
+def test_killed_process_is_restarted(top, open_sinks, good_config):
+    found, log = open_sinks("good"), JobLogDouble(top)
     for number in range(3):
         found.give(log.say(str(number)))
-        eventually(lambda n=number: good.got[-1:] == [str(n)] and not found.is_busy)
+        eventually(lambda n=number: good_config.got[-1:] == [str(n)] and not found.is_busy)
         life(found).process.kill()
-    assert good.got == ["0", "1", "2"]
+    assert good_config.got == ["0", "1", "2"]
 
 
-def test_restarts_are_limited(top, opened, monkeypatch):
+def test_restarts_are_limited(top, open_sinks, monkeypatch):
     started = []
 
     class Counted(outside._SinksProcess):
@@ -426,7 +428,7 @@ def test_restarts_are_limited(top, opened, monkeypatch):
 
     monkeypatch.setattr(outside, "_SinksProcess", Counted)
     monkeypatch.setattr(outside, "_AGAIN", 10_000)
-    found, log = opened("kills"), Log(top)
+    found, log = open_sinks("kills"), JobLogDouble(top)
     found.give(log.say("one"))
     eventually(lambda: started and found._life is None)
     for number in range(20):
@@ -434,9 +436,11 @@ def test_restarts_are_limited(top, opened, monkeypatch):
     assert len(started) == 1 and found.is_busy
 
 
-def test_sink_that_cannot_be_opened_is_retried_and_reported_once(top, opened, good, caplog):
+def test_sink_that_cannot_be_opened_is_retried_and_reported_once(
+    top, open_sinks, good_config, caplog
+):
     late = Heard(top / "late")
-    found, log = opened("good", "late"), Log(top)
+    found, log = open_sinks("good", "late"), JobLogDouble(top)
     found.give(log.say("one"))
     first = life(found)
     eventually(lambda: found._life not in (first, None) and found._life.taken == 1)
@@ -444,23 +448,23 @@ def test_sink_that_cannot_be_opened_is_retried_and_reported_once(top, opened, go
     (top / "now").touch()
     eventually(lambda: late.got == ["one"])
     eventually(lambda: not found.is_busy)
-    assert good.got == ["one"]
+    assert good_config.got == ["one"]
     assert caplog.text.count("not yet") == 1
     late.close()
 
 
-def test_output_of_a_sink_is_bounded_and_escaped(top, opened, caplog):
-    found = opened("shouts")
-    found.give(Log(top).say("one"))
+def test_output_of_a_sink_is_bounded_and_escaped(top, open_sinks, caplog):
+    found = open_sinks("shouts")
+    found.give(JobLogDouble(top).say("one"))
     eventually(lambda: "loud loud" in caplog.text)
     said = [r.message for r in caplog.records if "loud" in r.message]
     assert all(len(each) <= 2100 and each.isprintable() for each in said)
 
 
-def test_child_of_a_sink_inherits_no_socket_to_root(top, opened, good):
-    found = opened("good")
-    found.give(Log(top).say("one"))
-    eventually(lambda: good.got == ["one"])
+def test_child_of_a_sink_inherits_no_socket_to_root(top, open_sinks, good_config):
+    found = open_sinks("good")
+    found.give(JobLogDouble(top).say("one"))
+    eventually(lambda: good_config.got == ["one"])
     pid = life(found).process.pid
     for each in Path(f"/proc/{pid}/fd").iterdir():
         with contextlib.suppress(FileNotFoundError):

@@ -75,7 +75,7 @@ def logs(  # noqa: PLR0913 - one for each option
                 f"no cloud-init log of guest {guest or 0}: it is only kept if the guest failed"
             )
         return
-    places = _one(config, job_id).places
+    places = _find_job(config, job_id).places
     least = LEVELS[level.upper()]
     for entry in _entries(places, follow):
         wanted = not phase or entry["phase"] == phase
@@ -85,7 +85,7 @@ def logs(  # noqa: PLR0913 - one for each option
             click.echo(json.dumps(entry) if as_json else f"{where}{job_log.text(entry)}")
 
 
-def _one(config: Path, job_id: str) -> KeptJob:
+def _find_job(config: Path, job_id: str) -> KeptJob:
     """Return the job. Raises Refused if there are several, because their logs are separate."""
     found = kept.jobs(config, job_id)
     if len(found) > 1:

@@ -46,7 +46,7 @@ class JsonFile(WatchedFileHandler):
         if os.geteuid() == 0:
             require_root_owned(Path(path).parent)
         super().__init__(path)
-        self._last = _last_line(self._raw())
+        self._last = _last_line(self._open_raw())
 
     def _open(self) -> Any:
         """Open the file unbuffered, so that no data remains in a buffer after a full disk."""
@@ -58,7 +58,7 @@ class JsonFile(WatchedFileHandler):
             undo.pop_all()
         return io.FileIO(descriptor, "a+")
 
-    def _raw(self) -> int:
+    def _open_raw(self) -> int:
         assert self.stream is not None  # noqa: S101 - opened by __init__
         return self.stream.fileno()
 
@@ -75,11 +75,11 @@ class JsonFile(WatchedFileHandler):
             self.stream = self._open()
             self._statstream()
         self.reopenIfNeeded()
-        before = os.fstat(self._raw()).st_size
-        written = os.write(self._raw(), line)
+        before = os.fstat(self._open_raw()).st_size
+        written = os.write(self._open_raw(), line)
         if written < len(line):
-            if os.fstat(self._raw()).st_size == before + written:
-                os.ftruncate(self._raw(), before)
+            if os.fstat(self._open_raw()).st_size == before + written:
+                os.ftruncate(self._open_raw(), before)
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 

@@ -161,7 +161,7 @@ def _read_progress(paths: Paths, name: str) -> SavedOffsets:
     if told.is_new:
         for job in logs:
             if not (paths.journal / f"{job.key}.jsonl").exists() and _is_quiet(job.path):
-                told.preset(job.name, job.size)
+                told.start_at(job.name, job.size)
     told.keep({job.name for job in logs})
     return told
 

@@ -128,9 +128,9 @@ class SinkThread:
                 self._working = bool(logs)
                 closing = self._closing
             if self._deliver_all(logs):
-                self._wait_to_try_again(logs)
+                self._wait_for_retry(logs)
             if closing:
-                self._shut()
+                self._close_sink()
             with self._changed:
                 self._working = False
             if not self.is_busy:
@@ -142,14 +142,14 @@ class SinkThread:
             try:
                 self._deliver(job)
             except Exception as error:  # a sink may be third-party code
-                self._say(f"{type(error).__name__}: {error}")
+                self._log_once(f"{type(error).__name__}: {error}")
                 return True
         if logs and self._trouble:
             log.info("sink %s works again", self.name)
             self._trouble, self._pause = "", _FIRST_PAUSE
         return False
 
-    def _wait_to_try_again(self, logs: Mapping[str, JobLog]) -> None:
+    def _wait_for_retry(self, logs: Mapping[str, JobLog]) -> None:
         with self._changed:
             self._logs = {**logs, **self._logs}
             self._changed.wait_for(lambda: self._closing, self._pause)
@@ -189,17 +189,17 @@ class SinkThread:
         except (OSError, HostFault, ConfigError):
             raise
         except Exception as error:
-            self._say(f"{type(error).__name__}: {error}; one line is lost")
+            self._log_once(f"{type(error).__name__}: {error}; one line is lost")
 
-    def _shut(self) -> None:
+    def _close_sink(self) -> None:
         handler, self._handler = self._handler, None
         try:
             if handler is not None:
                 handler.close()
         except Exception as error:
-            self._say(f"{type(error).__name__}: {error}")
+            self._log_once(f"{type(error).__name__}: {error}")
 
-    def _say(self, trouble: str) -> None:
+    def _log_once(self, trouble: str) -> None:
         """Log a problem once, until the sink works again."""
         if not self._trouble:
             log.warning("sink %s: %s", self.name, printable(trouble, 500))

@@ -297,7 +297,7 @@ class UnprivilegedSinks:
         """Kill the process and read its last answers; its successor gets the undelivered logs."""
         life, self._life = self._life, None
         if life is None:
-            self._say(f"the sinks' process: {error}", self._said)
+            self._log_new_line(f"the sinks' process: {error}", self._said)
             return
         life.process.kill()
         with contextlib.suppress(subprocess.TimeoutExpired):  # it may hang in the kernel
@@ -312,16 +312,16 @@ class UnprivilegedSinks:
         code = life.process.returncode
         why = str(error) or (f"ended ({code})" if code else "")
         if why and self._until == math.inf:
-            self._say(f"the sinks' process {why}", life.said)
+            self._log_new_line(f"the sinks' process {why}", life.said)
         self._said = life.said
 
     def _log(self, life: _SinksProcess) -> None:
         assert life.process.stderr is not None  # noqa: S101 - a pipe
         with life.process.stderr as lines:
             while line := lines.readline(_MAX_SAID):
-                self._say(line.decode("utf-8", "replace").rstrip(), life.said)
+                self._log_new_line(line.decode("utf-8", "replace").rstrip(), life.said)
 
-    def _say(self, line: str, said: set[str]) -> None:
+    def _log_new_line(self, line: str, said: set[str]) -> None:
         """Log a line, unless the previous process has logged the same."""
         if line not in self._said:
             log.warning("%s", printable(line, _MAX_SAID))

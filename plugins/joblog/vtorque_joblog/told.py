@@ -53,9 +53,9 @@ class SavedOffsets:
                 self._size += len(line)
             except OSError as error:
                 self._close()
-                self._say(error)
+                self._log_error(error)
 
-    def preset(self, name: str, offset: int) -> None:
+    def start_at(self, name: str, offset: int) -> None:
         """Set the offset of a log that is older than this sink; :meth:`keep` saves it."""
         self._at[name] = offset
 
@@ -66,7 +66,7 @@ class SavedOffsets:
             try:
                 self._rewrite()
             except OSError as error:
-                self._say(error)
+                self._log_error(error)
 
     def _rewrite(self) -> None:
         self._close()
@@ -87,7 +87,7 @@ class SavedOffsets:
             os.close(self._file)
             self._file = -1
 
-    def _say(self, error: OSError) -> None:
+    def _log_error(self, error: OSError) -> None:
         if not self._said:
             log.warning("%s: %s; after a restart, lines are sent twice", self._path, error.strerror)
         self._said = str(error)

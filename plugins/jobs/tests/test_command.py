@@ -9,7 +9,7 @@ from vtorque_core.api.batch_system import JobInfo, JobOnNode
 from vtorque_core.live import service
 from vtorque_jobs import command
 from vtorque_testing import vmgr
-from vtorque_testing.planned import with_core
+from vtorque_testing.planned import load_with_core
 
 
 def test_job_ids_are_sorted_by_number():
@@ -69,7 +69,7 @@ def test_ps_shows_the_answer_of_each_node(monkeypatch, tmp_path):
 
     module = types.ModuleType("acme")
     module.vtorque_jobs_on_nodes = vtorque_jobs_on_nodes
-    plugins = with_core("acme", module)
+    plugins = load_with_core("acme", module)
     monkeypatch.setattr(service, "load", lambda *_, **__: (None, plugins))
     config = tmp_path / "vtorque.toml"
     config.write_text("")

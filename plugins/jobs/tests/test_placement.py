@@ -29,7 +29,7 @@ JOB     OWNER  CPUS     GUEST  ITS OWN CPUS  MEMORY          ITEMS
 
 
 @pytest.fixture
-def found(tmp_path):
+def found_table(tmp_path):
     paths = Paths(tmp_path / "state", tmp_path / "run")
     pinned = [
         CoreClaim("vcpu", 2, exclusive=True), MemoryClaim(1024, use="guest"),
@@ -44,8 +44,8 @@ def found(tmp_path):
     return placement.describe(list(walk(paths)), NODE)
 
 
-def test_tables_show_the_placement(found, capsys):
-    placement.show_tables(found)
+def test_tables_show_the_placement(found_table, capsys):
+    placement.show_tables(found_table)
     assert capsys.readouterr().out == EXPECTED
 
 
@@ -57,15 +57,15 @@ def test_jobs_are_sorted_by_number(tmp_path):
     assert [job["id"] for job in found["jobs"]] == ["9.srv", "10.srv"]
 
 
-def test_json_has_all_fields(found):
-    eve = found["jobs"][1]
+def test_json_has_all_fields(found_table):
+    eve = found_table["jobs"][1]
     assert eve["guests"] == [
         {
             "index": 0, "cores": {"io": [2], "idle": [6]}, "mib": 768, "nodes": [1],
             "items": {"card": ["0000:3b:00.0"]},
         }
     ]  # fmt: skip
-    assert found["nodes"][0]["huge_pages"] == [{"kib": 2048, "mib": 2048, "taken_mib": 1024}]
+    assert found_table["nodes"][0]["huge_pages"] == [{"kib": 2048, "mib": 2048, "taken_mib": 1024}]
 
 
 def test_empty_node_is_shown(capsys):

@@ -58,7 +58,7 @@ def ps(
     if ended:
         there = {job.id for job in live}
         found = {job.id: job for job in jobs if job.ended}
-        found |= {job.id: job for job in _ended(config) if job.id not in there}
+        found |= {job.id: job for job in _ended_jobs(config) if job.id not in there}
         jobs = [*sorted(found.values(), key=lambda job: by_number(job.id)), *live]
     else:
         jobs = live
@@ -148,7 +148,7 @@ def by_number(job_id: str) -> tuple[tuple[int, int | str], ...]:
     return tuple((0, int(part)) if part.isdigit() else (1, part) for part in parts)
 
 
-def _ended(config: Path) -> Iterator[JobInfo]:
+def _ended_jobs(config: Path) -> Iterator[JobInfo]:
     """Yield ended jobs from kept records, which are untrusted input."""
     from vtorque_core.live import kept  # noqa: PLC0415 - not by every ps
 

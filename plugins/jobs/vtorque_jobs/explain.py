@@ -97,7 +97,9 @@ def _lines(found: Mapping[str, Any]) -> Iterator[str]:
         if len(limits) == 1 and default["line"] is None:
             free.append(f"{key}={_words(default)}")
         else:
-            rows.append((key, "; ".join(f"{n} {_words(v)}{_at(v)}" for n, v in limits.items())))
+            rows.append(
+                (key, "; ".join(f"{n} {_words(v)}{_limit_place(v)}" for n, v in limits.items()))
+            )
     yield from align_rows(rows) if rows else ()
     yield from (f"plugin {name}: off (line {line})" for name, line in found["off"].items())
     yield f"without limits, by default: {' '.join(free)}"
@@ -114,5 +116,5 @@ def _words(limit: Mapping[str, Any]) -> str:
     return (value if isinstance(value, str) else " ".join(value)) or "none"
 
 
-def _at(limit: Mapping[str, Any]) -> str:
+def _limit_place(limit: Mapping[str, Any]) -> str:
     return f" (line {limit['line']})" if limit["line"] else ""

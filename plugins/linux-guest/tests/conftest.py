@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from local_agent import OFTEN, SANITIZED, LocalAgent
+from local_agent import OFTEN, SANITIZED, HostedAgent
 from sample_guests import PLAN, SHELLS, FakeRoot, fake_guest
 from vtorque_core.api.guest_plan import GuestPlan
 from vtorque_linux_guest.agent.build import build_agent
@@ -49,14 +49,14 @@ def binary(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def agent(binary: Path) -> Iterator[LocalAgent]:
-    with LocalAgent(binary) as running:
+def agent(binary: Path) -> Iterator[HostedAgent]:
+    with HostedAgent(binary) as running:
         running.ready()
         yield running
 
 
 @pytest.fixture
-def session(agent: LocalAgent) -> Iterator[Session]:
+def session(agent: HostedAgent) -> Iterator[Session]:
     connection = agent.connect()
     opened = Session(connection)
     opened.hello(time.monotonic() + 20)

@@ -19,7 +19,7 @@ from vtorque_testing import vmgr
 
 
 @pytest.fixture
-def called(tmp_path, monkeypatch):
+def call_vmgr(tmp_path, monkeypatch):
     """Return a function that calls ``vmgr``; it returns the executed program, or the refusal."""
     paths = Paths(tmp_path / "state", tmp_path / "run")
     paths.state.mkdir()
@@ -42,26 +42,26 @@ def called(tmp_path, monkeypatch):
     return call
 
 
-def test_ssh_uses_the_client_configuration_of_the_job(called):
-    (called.run_dir / "ssh_config").write_text("")
-    argv = called("42.srv", "3", "--", "id", "-un")
-    assert argv == ["ssh", "-F", f"{called.run_dir}/ssh_config", "vm-1", "--", "id", "-un"]
+def test_ssh_uses_the_client_configuration_of_the_job(call_vmgr):
+    (call_vmgr.run_dir / "ssh_config").write_text("")
+    argv = call_vmgr("42.srv", "3", "--", "id", "-un")
+    assert argv == ["ssh", "-F", f"{call_vmgr.run_dir}/ssh_config", "vm-1", "--", "id", "-un"]
 
 
-def test_ssh_to_a_migrated_guest_uses_the_configuration_of_the_first_guest(called):
+def test_ssh_to_a_migrated_guest_uses_the_configuration_of_the_first_guest(call_vmgr):
     guests = [
         {"rank": 0, "index": 0, "hostname": "vm-0"},
         {"rank": 1, "index": 1, "hostname": "vm-1"},
     ]
     there = {"n7": {"phase": "run", "guests": [{"rank": 5, "hostname": "vm-5"}]}}
-    called.place.add_facts(guests=guests, elsewhere=there)
-    first = called.run_dir.with_name("g0")
+    call_vmgr.place.add_facts(guests=guests, elsewhere=there)
+    first = call_vmgr.run_dir.with_name("g0")
     first.mkdir()
     (first / "ssh_config").write_text("")
-    assert called("42.srv", "5") == ["ssh", "-F", f"{first}/ssh_config", "vm-5", "--"]
+    assert call_vmgr("42.srv", "5") == ["ssh", "-F", f"{first}/ssh_config", "vm-5", "--"]
     for forged in ({"n7": [1]}, {"n7": {"guests": ["x", {"rank": 5, "hostname": "-o"}]}}, 3):
-        called.place.add_facts(elsewhere=forged)
-        assert "no readable records of your job 42.srv, guest 5" in called("42.srv", "5")
+        call_vmgr.place.add_facts(elsewhere=forged)
+        assert "no readable records of your job 42.srv, guest 5" in call_vmgr("42.srv", "5")
 
 
 @pytest.mark.parametrize(
@@ -72,18 +72,18 @@ def test_ssh_to_a_migrated_guest_uses_the_configuration_of_the_first_guest(calle
         "guest",
     ],
 )
-def test_ssh_rejects_options_and_paths_in_forged_facts(called, forged):
-    (called.run_dir / "ssh_config").write_text("")
-    called.place.add_facts(guests=[forged])
-    assert "no readable records of your job 42.srv, guest 3" in called("42.srv", "3")
+def test_ssh_rejects_options_and_paths_in_forged_facts(call_vmgr, forged):
+    (call_vmgr.run_dir / "ssh_config").write_text("")
+    call_vmgr.place.add_facts(guests=[forged])
+    assert "no readable records of your job 42.srv, guest 3" in call_vmgr("42.srv", "3")
 
 
-def test_missing_guest_or_ssh_is_reported(called):
-    assert "guest 3 does not support ssh:" in called("42.srv", "3")
-    assert "no readable records of your job 42.srv, guest 0" in called("42.srv")
-    assert "no readable records of your job 43.srv, guest 3" in called("43.srv", "3")
-    called.place.add_facts(ended=1.0)
-    assert "job 42.srv has no ready guest: it is still starting" in called("42.srv", "3")
+def test_missing_guest_or_ssh_is_reported(call_vmgr):
+    assert "guest 3 does not support ssh:" in call_vmgr("42.srv", "3")
+    assert "no readable records of your job 42.srv, guest 0" in call_vmgr("42.srv")
+    assert "no readable records of your job 43.srv, guest 3" in call_vmgr("43.srv", "3")
+    call_vmgr.place.add_facts(ended=1.0)
+    assert "job 42.srv has no ready guest: it is still starting" in call_vmgr("42.srv", "3")
 
 
 ATTACH = "import pathlib, sys; from vtorque_linux_guest.attach import attach; "
@@ -124,38 +124,42 @@ def test_console_of_root_passes_both_ways_and_restores_the_terminal(tmp_path, le
     os.close(inner)
 
 
-def test_console_of_root_without_a_guest_is_reported(called, monkeypatch):
+def test_console_of_root_without_a_guest_is_reported(call_vmgr, monkeypatch):
     running = types.SimpleNamespace(
-        job=called.job, kept=called.place, guests=[types.SimpleNamespace(index=1)]
+        job=call_vmgr.job, kept=call_vmgr.place, guests=[types.SimpleNamespace(index=1)]
     )
     monkeypatch.setattr(jobs.RunningJobs, "jobs", lambda _: [running])
-    monkeypatch.setattr(service, "paths", lambda _: called.place.paths)
+    monkeypatch.setattr(service, "paths", lambda _: call_vmgr.place.paths)
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     monkeypatch.setattr(os, "isatty", lambda _: True)
-    assert "has no running guest 0 on this node" in called("42.srv", command="console")
-    said = called("42.srv", "--guest", "1", command="console")
-    assert said == f"the guest's console {called.run_dir}/console.sock: No such file or directory"
+    assert "has no running guest 0 on this node" in call_vmgr("42.srv", command="console")
+    said = call_vmgr("42.srv", "--guest", "1", command="console")
+    assert (
+        said == f"the guest's console {call_vmgr.run_dir}/console.sock: No such file or directory"
+    )
 
 
 @pytest.mark.parametrize(("uid", "terminal"), [(1000, True), (0, False)])
-def test_owner_and_caller_without_a_terminal_watch_the_console(called, monkeypatch, uid, terminal):
+def test_owner_and_caller_without_a_terminal_watch_the_console(
+    call_vmgr, monkeypatch, uid, terminal
+):
     monkeypatch.setattr(os, "geteuid", lambda: uid)
     monkeypatch.setattr(os, "isatty", lambda _: terminal)
     monkeypatch.setattr(os, "execv", lambda _program, argv: sys.exit(" ".join(argv)))
-    watched = called("42.srv", "--guest", "1", command="console")
+    watched = call_vmgr("42.srv", "--guest", "1", command="console")
     assert watched.startswith("/usr/bin/env --block-signal=INT "), "Python cannot start in peace"
     assert watched.endswith("logs --console --follow --guest=1 -- 42.srv")
 
 
-def test_missing_ssh_program_is_reported(called, monkeypatch):
-    (called.run_dir / "ssh_config").write_text("")
+def test_missing_ssh_program_is_reported(call_vmgr, monkeypatch):
+    (call_vmgr.run_dir / "ssh_config").write_text("")
     monkeypatch.undo()
     monkeypatch.setenv("PATH", "/nowhere")
-    done = vmgr.run(called.config, "ssh", "42.srv", "3")
+    done = vmgr.run(call_vmgr.config, "ssh", "42.srv", "3")
     assert str(done.exception) == "ssh(1) is not installed on this host"
 
 
-def test_clean_submits_a_job_that_lists_remaining_files(called, tmp_path, monkeypatch):
+def test_clean_submits_a_job_that_lists_remaining_files(call_vmgr, tmp_path, monkeypatch):
     place = tmp_path / "a `b` $(c)"
     (place / "mine").mkdir(parents=True)
     ran = []
@@ -169,17 +173,17 @@ def test_clean_submits_a_job_that_lists_remaining_files(called, tmp_path, monkey
     real = subprocess.run
     monkeypatch.setattr(command.subprocess, "run", run)
     named = f"{place}/mine/.."  # like after cd
-    assert called(named, "--", "-vm", "img=m", command="clean") == "7"
+    assert call_vmgr(named, "--", "-vm", "img=m", command="clean") == "7"
     options = ["--config", str(tmp_path / "vtorque.toml"), "-vm", f"clean={place}", "-vm", "img=m"]
     assert ran == [(options, "vmgr-clean", 0, f"{place}: all remaining files are yours\n")]
 
 
 @pytest.mark.parametrize(("before", "runs"), [(["--"], False), ([], True)])
-def test_command_words_are_not_parsed_as_ssh_options(called, tmp_path, before, runs):
+def test_command_words_are_not_parsed_as_ssh_options(call_vmgr, tmp_path, before, runs):
     """The real ssh(1) takes options after the host, too; one of them runs a program here."""
-    (called.run_dir / "ssh_config").write_text("Host vm-1\n HostName 127.0.0.1\n Port 1\n")
+    (call_vmgr.run_dir / "ssh_config").write_text("Host vm-1\n HostName 127.0.0.1\n Port 1\n")
     ran = tmp_path / "ran"
-    argv = called("42.srv", "3", "--", f"-oProxyCommand=touch {ran}", "true")
+    argv = call_vmgr("42.srv", "3", "--", f"-oProxyCommand=touch {ran}", "true")
     at = argv.index("--")
     subprocess.run([*argv[:at], *before, *argv[at + 1 :]], capture_output=True, check=False)
     assert ran.exists() == runs

@@ -31,7 +31,7 @@ def wanting(place: str = "", rank: int = 0, own: FileData | None = None, **share
     )  # fmt: skip
 
 
-class Site:
+class PluginSite:
     paths = Paths()
 
     def __init__(self, settings: Settings) -> None:
@@ -121,7 +121,7 @@ def test_hooks_and_wrapper_do_not_import_seed_code(module: str) -> None:
 
 def test_health_of_agent_and_scripts(tmp_path: Path) -> None:
     agent = tmp_path / "agent"
-    missing = Site(
+    missing = PluginSite(
         Settings(
             agent=str(agent), prologue=str(tmp_path / "p"), epilogue="/none", precancel="/none"
         )
@@ -162,7 +162,7 @@ def test_health_connects_to_virtlogd(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_health_reports_that_acls_are_not_evaluated() -> None:
-    (result,) = node.acl_check(Site(Settings()))
+    (result,) = node.acl_check(PluginSite(Settings()))
     assert result.status == "ok"
     assert "access control lists are not evaluated in guests" in result.message
 
@@ -174,7 +174,7 @@ def test_health_reports_too_few_descriptors_for_shares(
     (tmp_path / "file-max").write_text(f"{most}\n")
     monkeypatch.setattr(node, "FILE_MAX", tmp_path / "file-max")
     monkeypatch.setattr(resource, "getrlimit", lambda _: (1024, 1 << 20))
-    (result,) = node.descriptors_check(Site(Settings()))
+    (result,) = node.descriptors_check(PluginSite(Settings()))
     assert (result.status, f"fs.file-max is {most}" in result.message) == (status, True)
     assert ("sysctl" in (result.fix or "")) is (status == "warning")
 
@@ -194,18 +194,18 @@ def test_health_reports_a_hard_limit_below_the_descriptors_of_a_share(
     (tmp_path / "status").write_text(f"Name:\tdoctor\nCapEff:\t{capabilities}\nCapBnd:\t0\n")
     monkeypatch.setattr(node, "STATUS", tmp_path / "status")
     monkeypatch.setattr(resource, "getrlimit", lambda _: (1024, hard))
-    first, *more = node.descriptors_check(Site(Settings()))
+    first, *more = node.descriptors_check(PluginSite(Settings()))
     assert bool(more) is warns
     assert (f"RLIMIT_NOFILE) is {hard}" in first.message) is warns
     assert not warns or "LimitNOFILE=100000" in str(first.fix)
 
 
-NONE = Site(Settings(precancel="/none"))
+NONE = PluginSite(Settings(precancel="/none"))
 
 
 def test_cancellation_script_is_only_in_the_first_guest(tmp_path: Path) -> None:
     (tmp_path / "10-save").write_bytes(b"#!/bin/sh\nsave\n")
-    site = Site(Settings(precancel=str(tmp_path)))
+    site = PluginSite(Settings(precancel=str(tmp_path)))
     items = list(node.vtorque_guest_context(wanting(own=FileData("pre.sh", b"echo")), site))
     assert items == [
         guest_context.GuestFile("/usr/lib/vtorque/precancel", b"echo", 0o500, "job"),

@@ -54,7 +54,7 @@ def ssh(config: Path, job_id: str, rank: int, command: tuple[str, ...]) -> None:
     places = kept_records.find(paths, job_id, os.getuid())
     facts = places[-1].facts() if places else {}
     guests = [each for each in facts.get("guests", ()) if _is_guest(each, rank)]
-    moved = [each for each in _elsewhere(facts) if _is_guest(each | {"index": 0}, rank)]
+    moved = [each for each in _migrated_guests(facts) if _is_guest(each | {"index": 0}, rank)]
     if moved and any(_is_guest(each, 0) for each in facts.get("guests", ())):
         guests = [moved[0] | {"index": 0}]  # the first guest's ssh_config covers all guests
     if not guests:
@@ -74,7 +74,7 @@ def ssh(config: Path, job_id: str, rank: int, command: tuple[str, ...]) -> None:
         raise Refused("ssh(1) is not installed on this host") from None
 
 
-def _elsewhere(facts: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+def _migrated_guests(facts: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     """Yield the known guests that were migrated to nodes outside the job's allocation."""
     nodes = facts.get("elsewhere")
     for node in nodes.values() if isinstance(nodes, dict) else ():

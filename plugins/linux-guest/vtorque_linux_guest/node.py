@@ -52,7 +52,7 @@ def vtorque_guest_context(guest: GuestPlan, site: Site) -> Iterator[ContextItem]
     cloud-config, or if no writable share has the directory to clean.
     """
     if guest.request[CLEAN] and not guest.rank:  # before any program of the user runs there
-        yield _clean(guest, guest.request[CLEAN])
+        yield _clean_command(guest, guest.request[CLEAN])
     if (own := guest.request[CLOUD_CONFIG]) is not None:
         from vtorque_linux_guest.boot import user_cloud_config  # noqa: PLC0415 - few jobs need it
 
@@ -76,7 +76,7 @@ def vtorque_guest_context(guest: GuestPlan, site: Site) -> Iterator[ContextItem]
 vtorque_resources = hookimpl(deferred("vtorque_linux_guest.job.site_epilogue:resources"))
 
 
-def _clean(guest: GuestPlan, place: str) -> RootCommand:
+def _clean_command(guest: GuestPlan, place: str) -> RootCommand:
     """Return the command of ``vmgr clean``.
 
     Guest root has the user's subordinate id on the host, so it cannot touch other users' files.

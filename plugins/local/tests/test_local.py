@@ -14,12 +14,12 @@ import pytest
 
 from local_site import HOST, SUBMIT, fresh_site
 from patience import LONG, eventually, with_more_time
-from terminal import Terminal
+from terminal import CommandTerminal
 from vtorque_core.api import UsageError, job_log, kept_records
 from vtorque_core.site.request import Request
 from vtorque_local.node import LocalNode
 from vtorque_pbs import convention as pbs
-from vtorque_testing.submit import in_child
+from vtorque_testing.submit import run_in_child
 
 pytestmark = pytest.mark.e2e
 
@@ -251,10 +251,12 @@ def test_output_that_the_user_may_not_write_is_refused(site):
             os.setuid(65534)
             return site.submit(*words, job)
 
-        ended = in_child(submit, b"", {}, site.root)
+        ended = run_in_child(submit, b"", {}, site.root)
         assert ended.code == 2 and b"is not yours to write" in ended.stderr, (words, ended)
     assert (
-        in_child(lambda: site.submit("-j", "oe", "-o", "/dev/null", job), b"", {}, site.root).code
+        run_in_child(
+            lambda: site.submit("-j", "oe", "-o", "/dev/null", job), b"", {}, site.root
+        ).code
         == 0
     )
 
@@ -474,7 +476,7 @@ def test_interrupted_interactive_job_is_canceled(site, stage):
     config = site.root / "vtorque.toml"
     config.write_text(f'[paths]\nstate = "{site.paths.state}"\nrun = "{site.paths.run}"\n')
     vsub = Path(sys.executable).parent / "vsub"
-    terminal = Terminal([str(vsub), "--config", str(config), "-vm", "none", "-I"])
+    terminal = CommandTerminal([str(vsub), "--config", str(config), "-vm", "none", "-I"])
     before = termios.tcgetattr(terminal.fd)
     job = terminal.read(rb"waiting for job (\S+) to start\r\n")[1].decode()
     if stage == "shell":

@@ -27,16 +27,16 @@ from vtorque_local.submitter import LocalSubmitter
 from vtorque_pbs import convention as pbs
 from vtorque_testing import harness as contract
 from vtorque_testing.batch import BatchContract
-from vtorque_testing.wild_scripts import SCRIPTS, a_few
+from vtorque_testing.wild_scripts import SCRIPTS, select_few
 
 SERVE = """
 import sys
 from pathlib import Path
-from vtorque_local.mom import Programs
+from vtorque_local.mom import JobPrograms
 from vtorque_local.service import LocalService, Setup
 
 run, spool, noting = Path(sys.argv[1]), Path(sys.argv[2]), [sys.executable, "-c", *sys.argv[3:]]
-programs = Programs(["true"], ["true"], ["true"])
+programs = JobPrograms(["true"], ["true"], ["true"])
 setup = Setup(run, spool, programs, ["true"], slots=0, root_jobs=True, acceptor=noting)
 service = LocalService(setup)
 service.open()
@@ -99,7 +99,7 @@ class LocalHarness:
             self.process.stdout.close()
             self.process = None
 
-    def received(self) -> contract.Submission | None:
+    def last_input(self) -> contract.Submission | None:
         counter = self.paths.state / "local/counter"
         number = counter.read_text() if counter.exists() else ""
         if number == self.number:
@@ -157,7 +157,7 @@ class TestLocal(BatchContract):
     def harness(self, local):
         return local
 
-    wild, rarely = a_few(SCRIPTS)
+    wild, rarely = select_few(SCRIPTS)
     refused = {  # noqa: RUF012
         "account-and-priority.sh": "-A",
         "array-openpbs.sh": "-J",

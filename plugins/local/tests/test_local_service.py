@@ -15,13 +15,13 @@ from pathlib import Path
 
 import pytest
 
-from local_site import HOOK, HOST, SUBMIT, Site, fresh_site
+from local_site import HOOK, HOST, SUBMIT, LocalSite, fresh_site
 from patience import LONG, eventually
 from processes import open_files
 from vtorque_core.api import Busy, Paths, UsageError, VtorqueError, take_lock
 from vtorque_core.api.batch_system import JobState
 from vtorque_core.site.request import Request
-from vtorque_local.mom import Programs
+from vtorque_local.mom import JobPrograms
 from vtorque_local.node import LocalNode
 from vtorque_local.service import LocalService, Setup
 from vtorque_local.submitter import LocalSubmitter
@@ -92,7 +92,7 @@ def marked(cookie: str) -> list[int]:
     return found
 
 
-def spooled(site: Site) -> list[dict]:
+def spooled(site: LocalSite) -> list[dict]:
     files = sorted((site.spool / "jobs").glob("*/job"), key=lambda path: int(path.parent.name))
     return [json.loads(path.read_text()) for path in files]
 
@@ -124,7 +124,7 @@ def test_shutdown_ends_running_jobs_and_keeps_queued_ones(site):
 
 def test_second_service_is_refused(site):
     run, spool = Path(site.config["run"]), Path(site.config["spool"])
-    second = LocalService(Setup(run, spool, Programs((), (), ()), (), lock_wait=0.3))
+    second = LocalService(Setup(run, spool, JobPrograms((), (), ()), (), lock_wait=0.3))
     before, mask = (run / "local.sock").stat(), os.umask(0o022)
     with pytest.raises(Busy, match="held by another process"):
         second.open()
@@ -132,7 +132,7 @@ def test_second_service_is_refused(site):
     assert (run / "local.sock").stat() == before, "the first one's socket is not touched"
 
 
-def ask(site: Site, data: bytes) -> bytes:
+def ask(site: LocalSite, data: bytes) -> bytes:
     with socket.socket(socket.AF_UNIX) as sock:
         sock.settimeout(LONG)
         sock.connect(str(site.paths.run / "local.sock"))
@@ -212,10 +212,10 @@ DAEMON = """
 import sys
 from pathlib import Path
 from vtorque_local.command import _detach
-from vtorque_local.mom import Programs
+from vtorque_local.mom import JobPrograms
 from vtorque_local.service import LocalService, Setup
 top = Path(sys.argv[1])
-service = LocalService(Setup(top / "run", top / "spool", Programs((), (), ()), ["true"]))
+service = LocalService(Setup(top / "run", top / "spool", JobPrograms((), (), ()), ["true"]))
 service.open()
 _detach(top / "log")
 service.serve()

@@ -53,7 +53,7 @@ def task(tmp_path, monkeypatch):
         (directory / "rest").write_text(json.dumps(rest | {"outputs": outputs}))
         want = LocalSubmission("job.sh", 0, 0, "", False, token)
         job = make_job("1.h", want, os.getuid(), "h", directory, 0)
-        return Task(job, mom.Programs([prologue], [epilogue], [wrapper]), directory, {})
+        return Task(job, mom.JobPrograms([prologue], [epilogue], [wrapper]), directory, {})
 
     return make
 

@@ -81,21 +81,21 @@ class Acceptor:
             self._start_next()
             ready = [descriptor for descriptor, _ in self._poll.poll(self._wait())]
             # Handle events that close descriptors first: new ones could reuse numbers in ``ready``.
-            for descriptor in sorted(ready, key=self._opens):
+            for descriptor in sorted(ready, key=self._is_listener):
                 if self._listening and descriptor == self._channel.fileno():
-                    self._leave()
-                elif self._opens(descriptor):
+                    self._stop_listening()
+                elif self._is_listener(descriptor):
                     self._accept()
                 elif descriptor in self._children:
                     self._reap(descriptor)
                 elif descriptor in (child.reading for child in self._children.values()):
-                    self._settled(descriptor)
+                    self._forget_reader(descriptor)
             self._look_at_the_clock()
 
-    def _opens(self, descriptor: int) -> bool:
+    def _is_listener(self, descriptor: int) -> bool:
         return self._listening and descriptor == self._listener.fileno()
 
-    def _leave(self) -> None:
+    def _stop_listening(self) -> None:
         self._listening = False
         for each in (self._channel, self._listener):
             self._poll.unregister(each)
@@ -160,9 +160,9 @@ class Acceptor:
         tray = self._trays.setdefault(uid, [])
         tray.append(connection)
         if len(tray) >= MAX_TRAY:
-            self._empty(uid)
+            self._start_closer(uid)
 
-    def _empty(self, uid: int) -> None:
+    def _start_closer(self, uid: int) -> None:
         """Start a process of the user to close the user's refused connections."""
         tray = self._trays.pop(uid)
         try:
@@ -217,7 +217,7 @@ class Acceptor:
             self._poll.register(descriptor, select.POLLIN)
         return pid
 
-    def _settled(self, reading: int) -> None:
+    def _forget_reader(self, reading: int) -> None:
         for child in self._children.values():
             if child.reading == reading:
                 child.until, child.reading = 0.0, -1
@@ -243,7 +243,7 @@ class Acceptor:
                 signal.pidfd_send_signal(handle, signal.SIGKILL)
         if self._trays and now >= self._tray_end:
             for uid in list(self._trays):
-                self._empty(uid)
+                self._start_closer(uid)
 
 
 def _pipes(count: int) -> list[int]:
@@ -266,7 +266,7 @@ def _be_the_users(
         _close_all_but({read, say_ready, go, *its, *(each.fileno() for each in connections)})
         os.write(say_ready, b"r")
         os.read(go, 1)
-        before = _become(uid)
+        before = _switch_user(uid)
         if its:
             client.serve(connections[0], client.ServiceChannel(*its), read, before)
     finally:
@@ -288,7 +288,7 @@ def _close_all_but(kept: set[int]) -> None:
     os.closerange(first, os.sysconf("SC_OPEN_MAX"))
 
 
-def _become(uid: int) -> client.Limits:
+def _switch_user(uid: int) -> client.Limits:
     """Switch to the user and set soft limits. Return the previous limits, for the job."""
     if os.geteuid() == 0:
         account = pwd.getpwuid(uid)

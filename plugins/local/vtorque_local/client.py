@@ -150,7 +150,7 @@ class _JobFollower:
             ready = {descriptor for descriptor, _ in self._poll.poll()}
             if self._told.fileno() in ready and not self._listen():
                 return
-            if self._ended(ready):
+            if self._has_ended(ready):
                 continue
             if self._connection.fileno() in ready and not self._resize():
                 self._end_without_client()
@@ -221,7 +221,7 @@ class _JobFollower:
         self._handle = os.pidfd_open(self._process.pid)
         self._poll.register(self._handle, select.POLLIN)
 
-    def _ended(self, ready: set[int]) -> bool:
+    def _has_ended(self, ready: set[int]) -> bool:
         if self._process is None or self._handle not in ready:
             return False
         os.killpg(self._process.pid, signal.SIGKILL)  # kill the rest of the group before reaping

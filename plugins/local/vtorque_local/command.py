@@ -12,7 +12,7 @@ import click
 from vtorque_core.api import Busy, HostFault, UsageError, take_lock
 from vtorque_core.api.values import is_personal
 from vtorque_core.live.service import paths, site_and_installation
-from vtorque_local.mom import Programs
+from vtorque_local.mom import JobPrograms
 from vtorque_local.service import LocalService, Setup
 from vtorque_local.settings import Settings
 from vtorque_local.submitter import LocalSubmitter
@@ -37,7 +37,7 @@ def serve(foreground: bool, slots: int | None, config: Path | None) -> None:
     slots = slots or site[Settings].slots
     if slots < 1:
         raise UsageError(f"[plugin.local] slots = {slots}: must be at least 1")
-    programs = Programs(
+    programs = JobPrograms(
         prologue=vtorque.hook("prologue"),
         epilogue=vtorque.hook("epilogue"),
         wrapper=vtorque.call("jobshell"),

@@ -39,7 +39,7 @@ class LocalClient:
         for descriptor in (self.asked, self._tell):
             os.set_blocking(descriptor, False)
 
-    def tell(self, answer: dict[str, Any]) -> None:
+    def send(self, answer: dict[str, Any]) -> None:
         """Send a line if the client still exists. Never blocks; thread-safe."""
         line = json.dumps(answer).encode() + b"\n"
         with self._lock, contextlib.suppress(OSError):
@@ -69,13 +69,13 @@ class LocalClient:
         self.results.append((code, reason))
         if not self.entries:
             code, reason = max(self.results)
-            self.tell({"code": code, "reason": reason})
+            self.send({"code": code, "reason": reason})
 
-    def terminal(self) -> Terminal | None:
+    def terminal(self) -> JobTerminal | None:
         """Return the terminal of the client's interactive job while the job runs."""
         return self.entries[0].terminal if self.entries else None
 
-    def lives(self) -> bool:
+    def is_alive(self) -> bool:
         """Return whether ``pid`` still identifies the client's process. Thread-safe."""
         with self._lock:
             ended = select.poll()
@@ -91,7 +91,7 @@ class LocalClient:
         self.close_files()
 
 
-class Terminal(mom.Leader):
+class JobTerminal(mom.Leader):
     """First process of an interactive job: a child of the client's process."""
 
     def __init__(self, client: LocalClient) -> None:
@@ -123,7 +123,7 @@ class Terminal(mom.Leader):
 
     def terminate(self) -> None:
         """Ask the client's process to send SIGTERM to the job's process group."""
-        self._client.tell({"terminate": True})
+        self._client.send({"terminate": True})
 
     def kill(self) -> None:
         """Do nothing: the client's process is untrusted.
@@ -139,7 +139,7 @@ class QueueEntry(mom.JobTask):
         super().__init__(*args)
         self.number, self.client = number_of(self.directory), client
         self.again = 0.0  # monotonic time of the next try
-        self.terminal: Terminal | None = None
+        self.terminal: JobTerminal | None = None
 
     def work(self) -> bool:
         """Work on the job, then close the terminal if the job is interactive."""
@@ -154,24 +154,24 @@ class QueueEntry(mom.JobTask):
         """Write the job to disk."""
         replace_file(self.directory / "job", self.job.encode())
 
-    def spared(self) -> int:
+    def spared_process(self) -> int:
         """Return the client's process, which must survive to report the job's end."""
-        return self.client.pid if self.client and self.terminal and self.client.lives() else 0
+        return self.client.pid if self.client and self.terminal and self.client.is_alive() else 0
 
     def start(self) -> mom.Leader:
         """Start the job's user process; in an interactive job, the client's process starts it."""
         if not self.client or not self.job.interactive:
             return super().start()
-        self.terminal = Terminal(self.client)
+        self.terminal = JobTerminal(self.client)
         cgroup = self.job.cgroup
         if cgroup:
             job_processes.join(cgroup, self.client.pid)
-        if not self.client.lives():
+        if not self.client.is_alive():
             with contextlib.suppress(OSError):  # the pid may have been reused
                 if cgroup:
                     job_processes.join(str(Path(cgroup).parent), self.client.pid)
             raise VtorqueError("the terminal was closed")
-        self.client.tell({"start": self.job.order(self._programs.wrapper)})
+        self.client.send({"start": self.job.order(self._programs.wrapper)})
         return self.terminal
 
 

@@ -80,15 +80,15 @@ def _own_cgroups() -> Iterable[Path]:
     for kind in ("", "pids", "name=systemd"):
         for line in Path("/proc/self/mountinfo").read_text().splitlines():
             found = _MOUNT.fullmatch(line)
-            if found and kind in own and _is(kind, found[2], found[3].split(",")):
+            if found and kind in own and _is_hierarchy(kind, found[2], found[3].split(",")):
                 yield Path(found[1] + own[kind])
 
 
-def _is(kind: str, system: str, options: Sequence[str]) -> bool:
+def _is_hierarchy(kind: str, system: str, options: Sequence[str]) -> bool:
     return system == "cgroup2" if not kind else system == "cgroup" and kind in options
 
 
-def joining(cgroup: str) -> list[str]:
+def join_command(cgroup: str) -> list[str]:
     """Return a command prefix that runs another command in the cgroup. Privileges: root."""
     return ["/bin/sh", "-c", _JOIN, "sh", f"{cgroup}/cgroup.procs"] if cgroup else []
 
@@ -147,7 +147,7 @@ def ending_marked(cookie: str, grace: float) -> list[str]:
     return [sys.executable, "-I", "-S", __file__, cookie, str(grace)]
 
 
-def _marked(cookie: str) -> set[int]:
+def _find_by_cookie(cookie: str) -> set[int]:
     mark, found = f"{COOKIE}={cookie}".encode(), set()
     for name in os.listdir("/proc"):  # noqa: PTH208 - numbers
         if name.isdecimal():
@@ -162,7 +162,7 @@ def _marked(cookie: str) -> set[int]:
 def _end_marked(cookie: str, grace: float) -> None:
     kill_at = time.monotonic() + grace
     end = kill_at + KILL_TIME  # a job may fork faster than this finds its processes
-    while (left := _marked(cookie)) and time.monotonic() < end:
+    while (left := _find_by_cookie(cookie)) and time.monotonic() < end:
         if time.monotonic() >= kill_at:
             for pid in left:
                 with contextlib.suppress(OSError):

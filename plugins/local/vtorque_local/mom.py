@@ -42,7 +42,7 @@ MAX_WORD = 300  # characters of a line of that output
 
 
 @dataclass(frozen=True)
-class Programs:
+class JobPrograms:
     """Programs of a job: hooks run as root, the wrapper (job shell) as the user.
 
     Attributes:
@@ -91,7 +91,7 @@ class JobTask(abc.ABC):
     def __init__(
         self,
         job: LocalJob,
-        programs: Programs,
+        programs: JobPrograms,
         directory: Path,
         stuck: dict[int, list[UserProcess]],
     ) -> None:
@@ -108,7 +108,7 @@ class JobTask(abc.ABC):
         If this raises OSError or VtorqueError, that process is not started.
         """
 
-    def spared(self) -> int:
+    def spared_process(self) -> int:
         """Return a process in the job's cgroup that does not belong to the job, or 0."""
         return 0
 
@@ -144,7 +144,7 @@ class JobTask(abc.ABC):
         with self._lock, contextlib.suppress(OSError, ValueError, VtorqueError):  # ignore all
             job.state = "E"
             self.save()
-        args = pbs.EpilogueArgs.after(
+        args = pbs.EpilogueArgs.from_prologue(
             pbs.PrologueArgs.parse(job.hook), job.session, time.time() - job.started, job.status
         )
         with contextlib.suppress(OSError, subprocess.SubprocessError):
@@ -202,7 +202,7 @@ class JobTask(abc.ABC):
 
     def start(self) -> Leader:
         """Start the job's user process. Raise OSError, or LookupError for an unknown user."""
-        return UserProcess.of(self.job, self.directory, self._programs.wrapper)
+        return UserProcess.start(self.job, self.directory, self._programs.wrapper)
 
     def _start_early(self) -> None:
         """Start the job shell beside the prologue: it imports its code while the guests boot."""
@@ -232,7 +232,7 @@ class JobTask(abc.ABC):
             poll.register(each, select.POLLIN)
         late = time.monotonic() + self.job.walltime if self.job.walltime else math.inf
         kill_at = math.inf
-        while not _ready(poll, leader.fileno(), min(late, kill_at)):
+        while not _wait_readable(poll, leader.fileno(), min(late, kill_at)):
             now = time.monotonic()
             if now >= kill_at:
                 leader.kill()
@@ -246,15 +246,15 @@ class JobTask(abc.ABC):
                 poll.unregister(self._wake)
         if kill_at < math.inf:
             self._end_processes(max(0.0, kill_at - time.monotonic()))
-        return _ready(poll, leader.fileno(), time.monotonic() + STUCK_TIME)
+        return _wait_readable(poll, leader.fileno(), time.monotonic() + STUCK_TIME)
 
     def _end_processes(self, grace: float) -> None:
         job = self.job
         if job.cgroup:
-            ended = job_processes.end_members(job.cgroup, grace, self.spared())
+            ended = job_processes.end_members(job.cgroup, grace, self.spared_process())
         else:
             command = job_processes.ending_marked(job.environ[job_processes.COOKIE], grace)
-            ended = self._as_user(command, grace + 2 * job_processes.KILL_TIME)
+            ended = self._run_as_user(command, grace + 2 * job_processes.KILL_TIME)
         if not ended:
             sys.stderr.write(f"vtorque: job {job.id}: has processes that cannot be ended\n")
 
@@ -263,19 +263,19 @@ class JobTask(abc.ABC):
             return
         mark = f"=>> vtorque: {self.job.id}: "
         text = "".join(f"{mark}{printable(word, MAX_WORD)}\n" for word in words)
-        with _opened(self.job.order((), text), self.directory) as (order, rest):
-            self._as_user([*GUARD, *become_job.command(order, rest)], NOTE_TIME, (order, rest))
+        with _write_order(self.job.order((), text), self.directory) as (order, rest):
+            self._run_as_user([*GUARD, *become_job.command(order, rest)], NOTE_TIME, (order, rest))
 
-    def _as_user(self, argv: Sequence[str], seconds: float, fds: Sequence[int] = ()) -> bool:
+    def _run_as_user(self, argv: Sequence[str], seconds: float, fds: Sequence[int] = ()) -> bool:
         """Run a program as the job's user; return whether it ended within the time."""
         with contextlib.suppress(OSError, LookupError):
             # Without the job's environment, because ``ending_marked`` would find its own process.
-            process = UserProcess([*_as(self.job.uid), *argv], HOOK_ENVIRON, fds)
-            if process.ended(seconds):
+            process = UserProcess([*_switch_user_command(self.job.uid), *argv], HOOK_ENVIRON, fds)
+            if process.wait_end(seconds):
                 process.result()
                 return True
             process.kill()
-            if not process.ended(STUCK_TIME):
+            if not process.wait_end(STUCK_TIME):
                 self._stuck.setdefault(self.job.uid, []).append(process)
         return False
 
@@ -295,9 +295,9 @@ class JobTask(abc.ABC):
             poll = select.poll()
             for each in (*fds, process.fileno()):
                 poll.register(each, select.POLLIN)
-            if placed and _ready(poll, come, until):
+            if placed and _wait_readable(poll, come, until):
                 placed()
-            if not process.ended(max(0.0, until - time.monotonic())):
+            if not process.wait_end(max(0.0, until - time.monotonic())):
                 process.kill()
             code, _ = process.result()
             said.seek(0)
@@ -327,13 +327,13 @@ class UserProcess(Leader):
         self.session = self._process.pid
 
     @classmethod
-    def of(cls, job: LocalJob, directory: Path, wrapper: Sequence[str]) -> UserProcess:
+    def start(cls, job: LocalJob, directory: Path, wrapper: Sequence[str]) -> UserProcess:
         """Start a job's user process. Raise OSError, or LookupError for an unknown user."""
         said, say = os.pipe()  # start errors; a pipe, because the user could keep a file open
         os.set_blocking(said, False)
         try:
-            with _opened(job.order(wrapper), directory) as (order, rest):
-                argv = [*job_processes.joining(job.cgroup), *_as(job.uid)]
+            with _write_order(job.order(wrapper), directory) as (order, rest):
+                argv = [*job_processes.join_command(job.cgroup), *_switch_user_command(job.uid)]
                 argv += [*GUARD, *become_job.command(order, rest)]
                 null = subprocess.DEVNULL
                 one = cls(argv, HOOK_ENVIRON, (order, rest), stdin=null, stdout=say, stderr=say)
@@ -349,11 +349,11 @@ class UserProcess(Leader):
         """Return the pidfd, which is readable after the end."""
         return self._handle
 
-    def ended(self, seconds: float) -> bool:
+    def wait_end(self, seconds: float) -> bool:
         """Wait up to ``seconds``; return whether the process has ended."""
         poll = select.poll()
         poll.register(self._handle, select.POLLIN)
-        return _ready(poll, self._handle, time.monotonic() + seconds)
+        return _wait_readable(poll, self._handle, time.monotonic() + seconds)
 
     def result(self) -> tuple[int, str]:
         """Wait for the process, kill the rest of its group, and return code and messages."""
@@ -386,13 +386,13 @@ def run_root(argv: Sequence[str]) -> None:
         UserProcess(guard_command(*argv), hook_environ(), stdout=2, stderr=2, umask=0o022).result()
 
 
-def _ready(poll: select.poll, descriptor: int, until: float) -> bool:
+def _wait_readable(poll: select.poll, descriptor: int, until: float) -> bool:
     left = None if until == math.inf else max(0, int((until - time.monotonic()) * 1000) + 1)
     return any(number == descriptor for number, _ in poll.poll(left))
 
 
 @contextlib.contextmanager
-def _opened(order: Mapping[str, Any], directory: Path) -> Any:
+def _write_order(order: Mapping[str, Any], directory: Path) -> Any:
     given = os.memfd_create("order")
     try:
         os.write(given, json.dumps(order).encode())
@@ -405,7 +405,7 @@ def _opened(order: Mapping[str, Any], directory: Path) -> Any:
         os.close(given)
 
 
-def _as(uid: int) -> list[str]:
+def _switch_user_command(uid: int) -> list[str]:
     """Return a command prefix that switches to the user, with all groups and no capabilities."""
     if os.geteuid() != 0:
         return []

@@ -290,7 +290,7 @@ _OPTIONS: dict[str, tuple[str, Callable[[str], Any]]] = {
 }
 
 
-def _no_mail(value: str) -> None:
+def _check_mail(value: str) -> None:
     if value != "n":
         raise UsageError(
             f"-m {printable(value)}: no mail is sent here; write -m n, or leave it out"
@@ -311,7 +311,7 @@ def _rerun(value: str) -> None:
 _WITHOUT_EFFECT: dict[str, Callable[[str], object]] = {
     "A": str,
     "M": str,
-    "m": _no_mail,
+    "m": _check_mail,
     "p": _priority,
     "r": _rerun,
 }

@@ -58,7 +58,7 @@ class Setup:
 
     run: Path
     spool: Path
-    programs: mom.Programs
+    programs: mom.JobPrograms
     reap: Sequence[str]
     slots: int = 1
     root_jobs: bool = False
@@ -102,13 +102,13 @@ class LocalService:
         os.ftruncate(self._lock, 0)
         os.pwrite(self._lock, f"{os.getpid()}\n".encode(), 0)  # the daemon, not its parent
         self._selector = selectors.DefaultSelector()
-        self._selector.register(self._wake, selectors.EVENT_READ, self._woken)
+        self._selector.register(self._wake, selectors.EVENT_READ, self._handle_wake)
         self._start_acceptor()
         self._find_jobs()
         _thread(self._reap)
         while not (self._stopping and not self._working):
             self._begin_jobs()
-            if not self._look():
+            if not self._wait_event():
                 (self.setup.run / "local.sock").unlink(
                     missing_ok=True
                 )  # new clients start another service
@@ -169,15 +169,15 @@ class LocalService:
                 f"scripts and environments of your jobs have {total} bytes "
                 f"(limit: {MAX_SPOOL}): wait for some to end, or submit without -V"
             )
-        if left := self._stuck_of(uid):
+        if left := self._stuck_processes(uid):
             pids = ", ".join(str(process.session) for process in left)
             raise UsageError(f"your jobs' processes {pids} cannot be ended: end what they wait for")
 
-    def _stuck_of(self, uid: int) -> list[mom.UserProcess]:
+    def _stuck_processes(self, uid: int) -> list[mom.UserProcess]:
         """Return the user's processes that survived SIGKILL, if they exceed the limit."""
         left = []
         for process in self.stuck.pop(uid, []):
-            if process.ended(0):
+            if process.wait_end(0):
                 process.result()
             else:
                 left.append(process)
@@ -211,7 +211,7 @@ class LocalService:
         )
         self._listener.close()
         theirs.close()
-        self._selector.register(self._channel, selectors.EVENT_READ, self._accepted)
+        self._selector.register(self._channel, selectors.EVENT_READ, self._accept_client)
 
     def _find_jobs(self) -> None:
         for directory in self._directories():
@@ -226,7 +226,7 @@ class LocalService:
         self._reaped = True
         os.eventfd_write(self._wake, 1)
 
-    def _look(self) -> bool:
+    def _wait_event(self) -> bool:
         """Wait for an event, or until a waiting job must be retried.
 
         Return False after the idle time.
@@ -242,7 +242,7 @@ class LocalService:
             key.data()
         return bool(came) or not idle
 
-    def _woken(self) -> None:
+    def _handle_wake(self) -> None:
         os.eventfd_read(self._wake)
         with contextlib.suppress(queue.Empty):
             while True:
@@ -255,7 +255,7 @@ class LocalService:
             for entry in list(self._working):
                 entry.end(pbs.STATUS_DELETED, "job killed: the batch system was stopped")
 
-    def _accepted(self) -> None:
+    def _accept_client(self) -> None:
         message, found, *_ = socket.recv_fds(self._channel, acceptor.HEAD.size, GIVEN)
         if not message:
             sys.stderr.write("vtorque: what accepts clients has ended; another one starts\n")
@@ -271,9 +271,11 @@ class LocalService:
         uid, pid = acceptor.HEAD.unpack(message)
         client = LocalClient(uid, pid, found)
         self._clients[client.asked] = client
-        self._selector.register(client.asked, selectors.EVENT_READ, lambda: self._heard(client))
+        self._selector.register(
+            client.asked, selectors.EVENT_READ, lambda: self._handle_input(client)
+        )
 
-    def _heard(self, client: LocalClient) -> None:
+    def _handle_input(self, client: LocalClient) -> None:
         """Handle input from a client's process, which is untrusted."""
         try:
             data = os.read(client.asked, order.MAX_RECORD)
@@ -283,26 +285,26 @@ class LocalService:
         try:
             words, client.data = order.unpack(client.data)
             if words and client.answered:
-                self._ended_there(client, order.exit_status(words))
+                self._record_user_end(client, order.exit_status(words))
             elif words:
                 client.answered = True
-                client.tell(self._answer(client, words))
+                client.send(self._answer(client, words))
         except VtorqueError as error:
-            client.tell({"error": str(error)})
+            client.send({"error": str(error)})
             data = b""
         except Exception as error:  # caused by the client's input
-            client.tell({"error": f"bad request: {printable(str(error), 200)}"})
+            client.send({"error": f"bad request: {printable(str(error), 200)}"})
             data = b""
         if not data:
-            self._gone(client)
+            self._drop_client(client)
 
-    def _ended_there(self, client: LocalClient, code: int) -> None:
+    def _record_user_end(self, client: LocalClient, code: int) -> None:
         terminal = client.terminal()
         if not terminal:
             raise UsageError("bad request: there is no such job")
         terminal.tell_end(code)
 
-    def _gone(self, client: LocalClient) -> None:
+    def _drop_client(self, client: LocalClient) -> None:
         for entry in [entry for entry in client.entries if entry.job.interactive]:
             if entry.terminal:
                 entry.terminal.tell_end(None)
@@ -353,7 +355,7 @@ class LocalService:
         for entry in ready:
             if entry.job.state != "Q":  # lost by the previous service
                 self._work(entry)
-        held = {uid for uid in {entry.job.uid for entry in ready} if self._stuck_of(uid)}
+        held = {uid for uid in {entry.job.uid for entry in ready} if self._stuck_processes(uid)}
         queued = [e for e in ready if e.job.state == "Q" and e.job.uid not in held]
         while self._reaped and not self._stopping and len(self._working) < self.setup.slots:
             at_work = Counter(entry.job.array for entry in self._working)

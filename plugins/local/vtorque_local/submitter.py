@@ -121,7 +121,7 @@ class LocalSubmitter:
         with self._ask(message, (0, 1, errors)) as (answer, lines), qsub.terminal_kept():
             try:
                 sys.stderr.write(f"vsub: waiting for job {answer['id']} to start\n")
-                signal.signal(signal.SIGWINCH, lambda *_: _resized(lines))
+                signal.signal(signal.SIGWINCH, lambda *_: _send_resize(lines))
                 code = _wait(lines)
             except KeyboardInterrupt:
                 sys.stderr.write(f"\nvsub: interrupted; job {answer['id']} is canceled\n")
@@ -134,8 +134,8 @@ class LocalSubmitter:
         data = json.dumps(message).encode() + b"\n"
         line = b""
         while not line:
-            with self._connected() as sock, sock.makefile("rb") as lines:
-                asked = self._which()
+            with self._connect() as sock, sock.makefile("rb") as lines:
+                asked = self._socket_inode()
                 with contextlib.suppress(OSError):  # detected by a missing answer
                     sent = socket.send_fds(sock, [data], fds) if fds else 0
                     sock.sendall(data[sent:])
@@ -146,12 +146,12 @@ class LocalSubmitter:
                     if "error" in answer:
                         raise UsageError(answer["error"])
                     yield answer, lines
-                elif not self._start or asked == self._which() != _AWAY:  # otherwise retry
+                elif not self._start or asked == self._socket_inode() != _AWAY:  # otherwise retry
                     raise VtorqueError(
                         "the local batch system has ended meanwhile: try again later"
                     )
 
-    def _connected(self) -> socket.socket:
+    def _connect(self) -> socket.socket:
         why = ""
         for start in (self._start, ()):
             connection = socket.socket(socket.AF_UNIX)
@@ -170,7 +170,7 @@ class LocalSubmitter:
                 why = printable(done.stderr.decode("utf-8", "replace").strip(), 500) or why
         raise VtorqueError(f"the local batch system does not answer at {self._socket}: {why}")
 
-    def _which(self) -> int:
+    def _socket_inode(self) -> int:
         """Return the socket's inode, which identifies the service.
 
         An idle service unlinks the socket on exit.
@@ -183,16 +183,16 @@ class LocalSubmitter:
 
 def create_submitter(site: Site) -> LocalSubmitter:
     """Return the submitter. On a personal site it starts the service."""
-    return LocalSubmitter(site.paths, serving(site.path) if is_personal(site) else ())
+    return LocalSubmitter(site.paths, service_command(site.path) if is_personal(site) else ())
 
 
-def serving(config: Path) -> tuple[str, ...]:
+def service_command(config: Path) -> tuple[str, ...]:
     """Return the command that starts the service of a user's personal site."""
     argv = (sys.executable, "-I", "-m", "vtorque_core.cli.vtorque")
     return (*argv, "local", "serve", "--config", str(config))
 
 
-def _resized(connection: BinaryIO) -> None:
+def _send_resize(connection: BinaryIO) -> None:
     with contextlib.suppress(OSError):  # the service has ended
         os.write(connection.fileno(), b"\n")
 

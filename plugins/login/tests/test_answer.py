@@ -14,7 +14,7 @@ from queue import SimpleQueue
 import pytest
 
 from login_homes import a_request, python
-from terminal import Terminal
+from terminal import CommandTerminal
 from vtorque_core.api import HostFault
 from vtorque_login import answer, channel, requests, state, waiting
 from vtorque_login.settings import Settings
@@ -266,7 +266,7 @@ def test_terminal_size_and_input_are_passed(job, home):
         "while True: signal.pause()\n"
     )
     code = _WAIT.format(path=[p for p in sys.path if p], home=str(home))
-    terminal = Terminal([sys.executable, "-c", code], rows=31, columns=97)
+    terminal = CommandTerminal([sys.executable, "-c", code], rows=31, columns=97)
     thread = job.answers()
     terminal.read(rb"31 97\r\n")
     terminal.write(b"hello\r")

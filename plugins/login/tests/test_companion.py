@@ -14,7 +14,7 @@ JOB = "42.srv"
 
 
 @pytest.fixture
-def beside(home, tmp_path, monkeypatch):
+def recording_companion(home, tmp_path, monkeypatch):
     """Return a companion that starts nothing: ``started`` has the commands."""
     made = companion.Companion(tmp_path / "none.toml", JOB, "n1", {})
     made.started = []
@@ -55,33 +55,35 @@ def test_search_path_that_others_can_change_is_replaced(tmp_path, monkeypatch, w
     assert found._job_environ()["PBS_O_PATH"] == "/usr/bin"
 
 
-def test_forwarded_requests_are_started_in_turn(beside):
+def test_forwarded_requests_are_started_in_turn(recording_companion):
     """In any order of the directory's entries."""
     asked = {leave(number, node="n2") for number in range(3 * companion.MOST)}
     for _ in range(3):
-        beside.look()
-    assert {argv[-2] for argv in beside.started} == asked
-    assert len(beside.started) == len(asked)
+        recording_companion.look()
+    assert {argv[-2] for argv in recording_companion.started} == asked
+    assert len(recording_companion.started) == len(asked)
 
 
-def test_expired_forwarded_request_is_removed(beside, monkeypatch):
+def test_expired_forwarded_request_is_removed(recording_companion, monkeypatch):
     leave(1, node="n2")
-    beside.look()
-    assert left() and len(beside.started) == 1
+    recording_companion.look()
+    assert left() and len(recording_companion.started) == 1
     later = types.SimpleNamespace(time=lambda: a_request()["expires"] + 60)
     monkeypatch.setattr(companion, "time", later)
-    beside.look()
+    recording_companion.look()
     assert not left()
-    assert (len(beside.started), beside._passed_on) == (1, {})
+    assert (len(recording_companion.started), recording_companion._passed_on) == (1, {})
 
 
-def test_request_that_cannot_be_started_does_not_stop_the_companion(beside, monkeypatch):
+def test_request_that_cannot_be_started_does_not_stop_the_companion(
+    recording_companion, monkeypatch
+):
     def start(*_):
         raise ValueError("embedded null byte")
 
-    monkeypatch.setattr(beside, "_start", start)
+    monkeypatch.setattr(recording_companion, "_start", start)
     leave(1)
-    beside.look()
+    recording_companion.look()
 
 
 def test_remaining_processes_are_killed_at_the_end(home, monkeypatch):

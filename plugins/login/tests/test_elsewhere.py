@@ -30,7 +30,7 @@ from vtorque_login.elsewhere import RemoteCommand
 from vtorque_login.settings import Settings
 from vtorque_login.state import NodeState
 from vtorque_testing.harness import PluginSite
-from vtorque_testing.submit import in_child
+from vtorque_testing.submit import run_in_child
 
 CONFIG = Path("/etc/acme.toml")
 ME = pwd.getpwuid(os.getuid()).pw_name
@@ -101,7 +101,7 @@ def test_command_that_reads_no_input_leaves_standard_input_unread(site, tmp_path
             os.dup2(ids.fileno(), 0)
             return elsewhere.run(replace(make_request(command="logs"), reads=reads), CONFIG)
 
-        assert in_child(run, b"", {"PATH": "/usr/bin:/bin"}, tmp_path).code == 0
+        assert run_in_child(run, b"", {"PATH": "/usr/bin:/bin"}, tmp_path).code == 0
         assert ids.read() == left
 
 

@@ -8,7 +8,7 @@ import sys
 CODE = """
 import os
 from vtorque_login import waiting
-with waiting._raw(None):
+with waiting._set_raw_mode(None):
     os.write(1, os.read(0, 100))
 """
 

@@ -135,7 +135,7 @@ def _stage(request: LoginRequest, node: str, wait: float, *, taken: bool, wrong:
 
 def _talk(stream: channel.Stream, *, terminal: bool) -> int:
     threading.Thread(target=_send_input, args=(stream,), daemon=True).start()
-    with _raw(stream) if terminal else contextlib.nullcontext():
+    with _set_raw_mode(stream) if terminal else contextlib.nullcontext():
         try:
             while (frame := stream.receive()) is not None:
                 kind, data = frame
@@ -176,7 +176,7 @@ def _send_input(stream: channel.Stream) -> None:
 
 
 @contextlib.contextmanager
-def _raw(stream: channel.Stream) -> Iterator[None]:
+def _set_raw_mode(stream: channel.Stream) -> Iterator[None]:
     """Set the terminal to raw mode and report window size changes.
 
     Raise Refused without a terminal.

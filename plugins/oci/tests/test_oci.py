@@ -28,7 +28,7 @@ from vtorque_linux_guest.image.root_disk import write_disk
 from vtorque_linux_guest.image.tar_reader import Budget
 from vtorque_oci import blobs, documents, layers, oci
 from vtorque_oci.blobs import open_source
-from vtorque_oci.build import Options, parse_options, prepare
+from vtorque_oci.build import BuildOptions, parse_options, prepare
 from vtorque_oci.container import Container, settings
 
 CAPABILITY = {"SCHILY.xattr.security.capability": "\1\0\0\2", "SCHILY.xattr.user.note": "kept"}
@@ -419,7 +419,7 @@ def test_code_run_by_guest_root_is_writable_by_root_only(tmp_path: Path) -> None
     files = made.layout_files([evil])
     container = read(made.as_directory(files, tmp_path / "s"), tmp_path / "work")
     tree = tree_of(container)
-    prepare(tree, container, Options(source="s"), ())
+    prepare(tree, container, BuildOptions(source="s"), ())
     for path in ("", "usr", "tmp/lib", "tmp/lib/vtorque", "tmp/s", "etc", "lib", "lib/modules"):
         node = tree.find(path, follow=False)
         assert node is not None, path

@@ -12,11 +12,11 @@ import pytest
 
 from vtorque_core.api import HostFault, Refused
 from vtorque_oci import unprivileged
-from vtorque_oci.unprivileged import Root, run
+from vtorque_oci.unprivileged import RootConnection, run
 
 
 def reported_steps(
-    work: Callable[[Root], None], keep: IO[bytes] | None = None, most: int = 1 << 20
+    work: Callable[[RootConnection], None], keep: IO[bytes] | None = None, most: int = 1 << 20
 ) -> list[str]:
     """Return the steps that ``work`` reports."""
     steps: list[str] = []
@@ -27,7 +27,7 @@ def reported_steps(
 def test_process_has_no_privileges_and_only_its_files(tmp_path: Path) -> None:
     with (tmp_path / "disk").open("xb") as disk, (tmp_path / "secret").open("xb") as secret:
 
-        def work(root: Root) -> None:
+        def work(root: RootConnection) -> None:
             for name in ("Uid", "Groups", "CapPrm", "CapBnd", "NoNewPrivs"):
                 lines = Path("/proc/self/status").read_text().splitlines()
                 root.step(next(" ".join(x.split()) for x in lines if x.startswith(f"{name}:")))
@@ -46,31 +46,31 @@ def test_process_has_no_privileges_and_only_its_files(tmp_path: Path) -> None:
         assert int(steps["CapPrm"], 16) == 0
 
 
-def exhaust_memory(_: Root) -> None:
+def exhaust_memory(_: RootConnection) -> None:
     kept = []
     while True:
         kept.append(bytearray(64 << 20))
 
 
-def exhaust_time(_: Root) -> None:
+def exhaust_time(_: RootConnection) -> None:
     while True:
         pass
 
 
-def talk(root: Root) -> None:
+def talk(root: RootConnection) -> None:
     while True:
         root.step("x" * 9000)
 
 
-def refuse(_: Root) -> None:
+def refuse(_: RootConnection) -> None:
     raise Refused("no \x1b[2J good")
 
 
-def end(_: Root) -> None:
+def end(_: RootConnection) -> None:
     os._exit(7)
 
 
-def close_pipe_and_sleep(root: Root) -> None:
+def close_pipe_and_sleep(root: RootConnection) -> None:
     os.closerange(3, 1 << 16)
     time.sleep(3600)
 
@@ -88,7 +88,7 @@ def close_pipe_and_sleep(root: Root) -> None:
     ],
 )
 def test_process_cpu_memory_and_time_are_limited(
-    work: Callable[[Root], None], message: str, monkeypatch: pytest.MonkeyPatch
+    work: Callable[[RootConnection], None], message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(unprivileged, "CPU", 1)
     monkeypatch.setattr(unprivileged, "MEMORY", 256 << 20)
@@ -98,7 +98,7 @@ def test_process_cpu_memory_and_time_are_limited(
 
 
 def test_size_of_written_files_is_limited(tmp_path: Path) -> None:
-    def work(_: Root) -> None:
+    def work(_: RootConnection) -> None:
         os.pwrite(disk.fileno(), b"x", 4096)
 
     with (tmp_path / "disk").open("xb") as disk, pytest.raises((Refused, HostFault)):
@@ -112,7 +112,7 @@ def test_process_is_killed_when_root_fails() -> None:
     def fail() -> None:
         raise HostFault("no kernel")
 
-    def work(root: Root) -> None:
+    def work(root: RootConnection) -> None:
         root.step(str(os.getpid()))
         root.wait()
 

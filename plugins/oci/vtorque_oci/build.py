@@ -35,7 +35,7 @@ from vtorque_linux_guest.image.ext4_xattr import can_store
 from vtorque_linux_guest.image.filetree import FileTree, TreeNode, directory
 from vtorque_linux_guest.image.initramfs import MODULES, InitramfsTree, add_modules
 from vtorque_linux_guest.image.kernel import (
-    Kernel,
+    KernelPackage,
     architecture,
     debs_directory,
     fetch_kernel,
@@ -66,7 +66,7 @@ _OTHERS = {"tmp": 0o1777, "var/tmp": 0o1777, "root": 0o700, "etc": 0o755, "home"
 
 
 @dataclass(frozen=True)
-class Options:
+class BuildOptions:
     """The ``-o`` options. ``run``: the entry point starts the job's script; ``size`` is in MiB."""
 
     source: str
@@ -96,13 +96,13 @@ class OciBuilder:
         progress("reading the container")
         container, from_sif = read_container(options, work, arch)
         progress("unpacking the layers")
-        raw, kernels = work / "root.raw", list[Kernel]()
+        raw, kernels = work / "root.raw", list[KernelPackage]()
         with ExitStack() as stack:
             files = [stack.enter_context(path.open("rb")) for path, _ in container.layers]
             disk = stack.enter_context(raw.open("xb"))
             equipment = stack.enter_context((work / "equipment").open("x+b"))
 
-            def assemble(root: unprivileged.Root) -> None:
+            def assemble(root: unprivileged.RootConnection) -> None:
                 tree = _assemble(container, files, options, root.step)
                 prefix = sif.add_environment(tree) if from_sif else ()
                 prepare(tree, container, options, prefix)
@@ -140,7 +140,7 @@ class OciBuilder:
 def _assemble(
     container: Container,
     files: Sequence[BufferedReader],
-    options: Options,
+    options: BuildOptions,
     progress: Callable[[str], None],
 ) -> FileTree:
     tree, budget = FileTree(), Budget()
@@ -157,7 +157,7 @@ def _assemble(
     return tree
 
 
-def parse_options(arguments: Mapping[str, str]) -> Options:
+def parse_options(arguments: Mapping[str, str]) -> BuildOptions:
     """Parse the builder's options. Raises Refused for an unknown option or an invalid value."""
     known = ("source", "tag", "entrypoint", "size", "setuid", "modules", "debs")
     unknown = sorted(set(arguments) - set(known))
@@ -177,7 +177,7 @@ def parse_options(arguments: Mapping[str, str]) -> Options:
         raise Refused(f"size={arguments['size']!r}: {error}") from None
     if not 64 <= size <= 1 << 20:
         raise Refused(f"size={arguments['size']}: must be between 64M and 1T")
-    return Options(
+    return BuildOptions(
         source=arguments["source"],
         tag=arguments.get("tag", ""),
         run=entrypoint == "run",
@@ -189,7 +189,7 @@ def parse_options(arguments: Mapping[str, str]) -> Options:
 
 
 def read_container(
-    options: Options, work: Path, arch: str, *, private: bool = False
+    options: BuildOptions, work: Path, arch: str, *, private: bool = False
 ) -> tuple[Container, bool]:
     """Return the container, and whether it is a SIF (Apptainer image). Errors name the source.
 
@@ -218,7 +218,7 @@ def room(work: Path) -> int:
     return status.f_bavail * status.f_frsize // 3
 
 
-def _check_entrypoint(tree: FileTree, container: Container, options: Options) -> None:
+def _check_entrypoint(tree: FileTree, container: Container, options: BuildOptions) -> None:
     if not options.run:
         return
     if not container.entrypoint:
@@ -229,7 +229,7 @@ def _check_entrypoint(tree: FileTree, container: Container, options: Options) ->
 
 
 def prepare(
-    tree: FileTree, container: Container, options: Options, prefix: tuple[str, ...]
+    tree: FileTree, container: Container, options: BuildOptions, prefix: tuple[str, ...]
 ) -> None:
     """Add the directories that a guest needs, and the start scripts of its programs."""
     for name in _MOUNTED:  # the initramfs would follow a link there
@@ -259,14 +259,16 @@ def prepare(
         tree.file(f"{HOME}/entrypoint", script.encode(), 0o755)
 
 
-def _boot_files(kernel: Kernel, work: Path, staging: Path, options: Options) -> None:
+def _boot_files(kernel: KernelPackage, work: Path, staging: Path, options: BuildOptions) -> None:
     """Write the kernel, and an initramfs with all modules that the container's init needs."""
     (staging / "vmlinux").write_bytes(vmlinux(kernel))
     modules = tuple(dict.fromkeys([*INITRD_MODULES, *BOOT_MODULES]))
     (staging / "initrd").write_bytes(disk_initramfs(kernel, work, INIT, modules, options.debs))
 
 
-def guest_files(kernel: Kernel, work: Path, options: Options) -> Iterator[tuple[str, TreeNode]]:
+def guest_files(
+    kernel: KernelPackage, work: Path, options: BuildOptions
+) -> Iterator[tuple[str, TreeNode]]:
     """Yield paths and nodes of init, agent, busybox, and the kernel modules that a job may need."""
 
     def program(content: bytes) -> TreeNode:
@@ -287,7 +289,7 @@ def guest_files(kernel: Kernel, work: Path, options: Options) -> Iterator[tuple[
             yield path, TreeNode(stat.S_IFREG | 0o644, content)
 
 
-def _labels(container: Container, options: Options, kernel: Kernel) -> dict[str, str]:
+def _labels(container: Container, options: BuildOptions, kernel: KernelPackage) -> dict[str, str]:
     shown = {
         "init": "micro",
         "family": "container",

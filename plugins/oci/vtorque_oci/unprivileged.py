@@ -32,7 +32,7 @@ _BROKEN = "the unprivileged process that reads it has failed"
 
 
 @dataclass(frozen=True)
-class Root:
+class RootConnection:
     """The connection from the unprivileged process to root."""
 
     answers: int
@@ -40,22 +40,22 @@ class Root:
 
     def step(self, text: str) -> None:
         """Report the start of a step."""
-        self.say(_STEP, text)
+        self.send_line(_STEP, text)
 
     def wait(self) -> None:
         """Wait until root has done its part; exit if root has failed."""
-        self.say(_READY, "")
+        self.send_line(_READY, "")
         if not os.read(self.go, 1):
             os._exit(0)
 
-    def say(self, kind: bytes, text: str) -> None:
+    def send_line(self, kind: bytes, text: str) -> None:
         """Send a line. ``kind`` is its first byte."""
         line = text.encode("utf-8", "replace").replace(b"\n", b" ")[: _LINE - 2]
         os.write(self.answers, kind + line + b"\n")  # at most PIPE_BUF bytes: in one piece
 
 
 def run(
-    work: Callable[[Root], None],
+    work: Callable[[RootConnection], None],
     keep: Collection[int],
     most: int,
     progress: Callable[[str], None],
@@ -80,7 +80,7 @@ def run(
     except OSError as error:
         raise HostFault(f"cannot fork: {error.strerror}") from None
     if pid == 0:
-        _run_as_nobody(work, Root(say, go), {say, go, *keep}, most)
+        _run_as_nobody(work, RootConnection(say, go), {say, go, *keep}, most)
     os.close(say)
     os.close(go)
     status, ready = None, False
@@ -101,7 +101,7 @@ def run(
         if not _wait_for_end(pid):
             raise Refused("the unprivileged process that reads it closed its pipe but did not end")
         _, status = os.waitpid(pid, 0)
-        raise Refused(_why(os.waitstatus_to_exitcode(status)))
+        raise Refused(_exit_reason(os.waitstatus_to_exitcode(status)))
     finally:
         os.close(answers)
         os.close(start)
@@ -119,7 +119,7 @@ def _wait_for_end(pid: int) -> bool:
         os.close(ended)
 
 
-def _why(code: int) -> str:
+def _exit_reason(code: int) -> str:
     if code in (-signal.SIGXCPU, -signal.SIGKILL):
         return f"takes more than {CPU} s of CPU time to parse"
     return f"the unprivileged process that reads it ended with exit code {code}"
@@ -144,7 +144,7 @@ def _lines(descriptor: int) -> Iterator[bytes]:
 
 
 def _run_as_nobody(
-    work: Callable[[Root], None], root: Root, keep: Collection[int], most: int
+    work: Callable[[RootConnection], None], root: RootConnection, keep: Collection[int], most: int
 ) -> NoReturn:
     try:
         kind, text = _DONE, ""
@@ -160,6 +160,6 @@ def _run_as_nobody(
             kind, text = _REFUSED, f"needs more than {MEMORY >> 20} MiB of memory to parse"
         except BaseException as error:
             kind, text = _FAULT, str(error) if isinstance(error, HostFault) else repr(error)
-        root.say(kind, text)
+        root.send_line(kind, text)
     finally:
         os._exit(0)

@@ -78,7 +78,7 @@ def test_variables_that_osv_gets():
     given_ = {"A": "1", "PATH": "/bin", "LD_PRELOAD": "x", "B": "two\nlines", "C": "a\\b",
               "BASH_FUNC_x%%": "() {", "OSV_IP": "1.2.3.4", "D": "", "E": "\u00e9",
               "F": "$x\\", "G": "$x"}  # fmt: skip
-    assert cmdline.for_guest(given_) == {
+    assert cmdline.guest_variables(given_) == {
         "A": "1", "B": "two\nlines", "C": "a\\b", "D": "", "G": "$x",
     }  # fmt: skip
 
@@ -86,7 +86,7 @@ def test_variables_that_osv_gets():
 @given(st.dictionaries(st.from_regex(r"[A-Z_][A-Z0-9_]{0,8}", fullmatch=True),
                        st.text(st.characters(max_codepoint=126), max_size=20)))  # fmt: skip
 def test_boot_line_and_script_disk_are_parsed_back_by_osv_rules(environ):
-    wanted = cmdline.for_guest(environ)
+    wanted = cmdline.guest_variables(environ)
     options, rest = osv_split(cmdline.boot_line(["--verbose"], wanted, "/a b"))
     text = cmdline.script_disk(wanted, script.parse(b"/a b", {})).decode()
     variables, words = osv_script(text.split("\n")[0])

@@ -49,7 +49,7 @@ ITEMS = (EnvVar("VTORQUE_RANK", "0"), EnvVar("PBS_NODEFILE", NODE_FILE),
          EnvVar("DISTRO", "OSV"))  # fmt: skip
 
 
-class Site:
+class OsvSite:
     def __getitem__(self, settings):
         assert settings is Settings
         return self.settings
@@ -73,7 +73,7 @@ def order(script="/prog x\n", cwd="/", **environ):
 
 def late(guest, sent):
     """Return the carrier of the command line, and the script disk's line."""
-    *files, found = OsvDriver().late_items(guest, ITEMS, sent, Site())
+    *files, found = OsvDriver().late_items(guest, ITEMS, sent, OsvSite())
     texts = [each.content.decode().split("\n")[0] for each in files]
     assert all((e.path, e.mode, e.uid) == ("/s/script", 0o400, guest.qemu_uid) for e in files)
     return found, "".join(texts)
@@ -84,7 +84,7 @@ def test_driver_is_a_late_driver():
 
 
 def test_domain_has_clock_console_kernel_shares_and_script_disk():
-    found = list(OsvDriver().elements(PLAN, Site()))
+    found = list(OsvDriver().elements(PLAN, OsvSite()))
     assert Clock(hpet=True) in found
     assert Console("/r/console.sock") in found
     assert KernelBoot(kernel="/p/loader.elf") in found
@@ -124,13 +124,13 @@ def test_nfs_is_mounted_if_the_image_supports_it():
 
 def test_seed_is_added_if_the_image_reads_one():
     guest = plan(labelled(**{"cloud-init": "true"}))
-    disks = [e.path for e in OsvDriver().elements(guest, Site()) if isinstance(e, Disk)]
+    disks = [e.path for e in OsvDriver().elements(guest, OsvSite()) if isinstance(e, Disk)]
     assert disks == ["/s/seed.iso", "/s/script"]
     element, text = late(guest, order())
     assert element.cmdline.endswith(" runscript /dev/vblk2")
     assert text.endswith(" /usr/mgmt/cloud-init.so; /prog x")
     assert "--env=PBS_NODEFILE=/tmp/42.srv" in text
-    word, seed = OsvDriver().resources(guest, ITEMS, Site())
+    word, seed = OsvDriver().resources(guest, ITEMS, OsvSite())
     assert GuestWord.decode(word.content).begin == "cloud-init: copied file "
     image = pycdlib.PyCdlib()
     image.open_fp(io.BytesIO(seed.content))
@@ -145,8 +145,8 @@ def test_only_the_server_runs_in_rest_mode():
     element, text = late(guest, order(A="secret", B="$x"))
     assert element.cmdline.endswith("/data /libhttpserver-api.so")
     assert (text, "secret" in element.cmdline) == ("", False)
-    assert not any(isinstance(e, Disk) for e in OsvDriver().elements(guest, Site()))
-    (word,) = OsvDriver().resources(guest, ITEMS, Site(rest=True, rest_timeout=7.0))
+    assert not any(isinstance(e, Disk) for e in OsvDriver().elements(guest, OsvSite()))
+    (word,) = OsvDriver().resources(guest, ITEMS, OsvSite(rest=True, rest_timeout=7.0))
     assert (word.mode, word.gid) == (0o440, 1001)
     assert GuestWord.decode(word.content) == GuestWord(
         mode="rest", address="10.86.0.16", begin="Rest API server running on port ",
@@ -188,9 +188,9 @@ def test_boot_line_is_written_with_the_privileges_of_the_qemu_user(tmp_path, mon
 def test_several_nodes_are_refused():
     guest = dataclasses.replace(PLAN, peers=(("vn1", "10.86.0.16"), ("vn2", "10.86.0.17")))
     with pytest.raises(Refused, match="an OSv job can have only one node, not 2"):
-        list(OsvDriver().context(guest, Site()))
+        list(OsvDriver().context(guest, OsvSite()))
     two = dataclasses.replace(guest, guests_per_node=2)
-    assert list(OsvDriver().context(two, Site())) == [EnvVar("DISTRO", "OSV")]
+    assert list(OsvDriver().context(two, OsvSite())) == [EnvVar("DISTRO", "OSV")]
 
 
 @pytest.mark.parametrize(
@@ -217,7 +217,7 @@ def test_any_order_gives_a_printable_line_or_is_refused(script, environ, cwd):
 
 
 def refusals(guest, **settings):
-    return [str(each) for each in node.vtorque_plan(guest, Site(**settings))]
+    return [str(each) for each in node.vtorque_plan(guest, OsvSite(**settings))]
 
 
 def test_options_unsupported_by_osv_image_or_site_are_refused():
@@ -249,17 +249,17 @@ def test_script_is_checked_against_the_image():
 
 def test_files_that_no_variable_names_stay_outside():
     guest = plan(labelled(rest="true"), osv_mode="rest")
-    assert driver.placed(guest, ITEMS) == {"/tmp/42.srv": "vn1\n"}
+    assert driver.referenced_files(guest, ITEMS) == {"/tmp/42.srv": "vn1\n"}
     latin = [EnvVar("DATA", "/x/data"), GuestFile("/x/data", b"caf\xe9\n")]
     with pytest.raises(
         Refused, match="/x/data: is not UTF-8, but OSv guests support only text files"
     ):
-        driver.placed(guest, latin)
+        driver.referenced_files(guest, latin)
 
 
 def test_domain_of_a_guest_has_console_timer_and_command_line():
     """Rendered by the core: console as a socket, HPET, only virtio disks."""
-    found = [*OsvDriver().elements(PLAN, Site()), late(PLAN, order(A="$<&"))[0]]
+    found = [*OsvDriver().elements(PLAN, OsvSite()), late(PLAN, order(A="$<&"))[0]]
     xml = ElementTree.fromstring(domain(PLAN, found))  # noqa: S314 - our own
     serial = xml.find("devices/serial")
     assert serial.get("type") == "unix"

@@ -21,7 +21,7 @@ from vtorque_testing.planned import guest_plan
 DOWN = "VFS: unmounting /dev\nVFS: unmounting /\nROFS: hit ratio is 1%\nPowering off.\n"
 
 
-class Programs(ShellScripts):
+class ImagePrograms(ShellScripts):
     """The image's programs: ``/say N`` prints the text that was stored under this number."""
 
     def __init__(self):
@@ -31,16 +31,16 @@ class Programs(ShellScripts):
         self.kept.append((text, code, stays))
         return b"/say %d\n" % (len(self.kept) - 1)
 
-    def exits(self, code):
+    def exit_with(self, code):
         return self.say("", code)
 
-    def prints(self, text):
+    def print_text(self, text):
         return self.say(text)
 
     def counts(self, lines):
         return self.say("".join(f"{n}\n" for n in range(1, lines + 1)))
 
-    def stays(self):
+    def wait_for_signal(self):
         return self.say("up\n", stays=True)
 
 
@@ -58,7 +58,7 @@ class OsvHarness:
     }
 
     def __init__(self):
-        self.driver, self.scripts = OsvDriver(), Programs()
+        self.driver, self.scripts = OsvDriver(), ImagePrograms()
         self._top = Path(tempfile.mkdtemp(prefix="vtorque-osv-"))
         self.plan = guest_plan(run_dir=self._top, state_dir=self._top)
         word = GuestWord(mode="cmdline", address="", begin=BEGIN)

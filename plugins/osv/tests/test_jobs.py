@@ -27,7 +27,7 @@ from vtorque_core.resources.starter import BootStarter
 DATA = Path(__file__).parent / "data"
 
 
-class Root:
+class RootThread:
     """Root's process as a thread; each guest's console is a socket that sends recorded output."""
 
     def __init__(self, run_dir, consoles, hold=()):
@@ -88,14 +88,14 @@ def output_of(tmp_path):
 
 
 def test_job_runs_to_its_exit_code(tmp_path, run_dir, outputs):
-    root = Root(run_dir, [recorded("ret42")])
+    root = RootThread(run_dir, [recorded("ret42")])
     assert run(run_dir, outputs, "#!/bin/sh\n/hello ret 42\n") == 42
     assert output_of(tmp_path) == (b"will return 42\n", b"")
     assert root.orders == [BootOrder(b"#!/bin/sh\n/hello ret 42\n", {"A": "1"}, "/home/ada")]
 
 
 def test_crash_is_reported_with_its_backtrace(tmp_path, run_dir, outputs):
-    Root(run_dir, [recorded("segv")])
+    RootThread(run_dir, [recorded("segv")])
     assert run(run_dir, outputs) == 139
     out, err = output_of(tmp_path)
     assert out == b"will crash\n"
@@ -106,14 +106,14 @@ def test_crash_is_reported_with_its_backtrace(tmp_path, run_dir, outputs):
 
 
 def test_osv_that_does_not_boot_is_a_dead_guest(tmp_path, run_dir, outputs):
-    Root(run_dir, [recorded("ret0")[:300]])
+    RootThread(run_dir, [recorded("ret0")[:300]])
     with pytest.raises(GuestDied, match="before it started the job"):
         run(run_dir, outputs)
     assert b"| OSv v0.57" in output_of(tmp_path)[1]
 
 
 def test_job_of_several_guests_ends_with_the_first_failing_code(tmp_path, run_dir, outputs):
-    Root(run_dir, [recorded("ret0"), recorded("exit7"), recorded("ret42")])
+    RootThread(run_dir, [recorded("ret0"), recorded("exit7"), recorded("ret42")])
     assert run(run_dir, outputs) == 7
     assert sorted(output_of(tmp_path)[0].splitlines()) == [
         b"vn1-0: hello",
@@ -124,7 +124,7 @@ def test_job_of_several_guests_ends_with_the_first_failing_code(tmp_path, run_di
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_batch_system_signal_ends_the_job(tmp_path, run_dir, outputs, number):
-    Root(run_dir, [BEGIN.encode() + b"\r\nlooping\r\n"], hold={0})
+    RootThread(run_dir, [BEGIN.encode() + b"\r\nlooping\r\n"], hold={0})
     before = signal.getsignal(number)
 
     def when_it_loops():
@@ -148,14 +148,14 @@ def test_batch_system_signal_ends_the_job(tmp_path, run_dir, outputs, number):
     ],
 )
 def test_invalid_job_is_refused_before_the_boot(run_dir, outputs, fields, why):
-    root = Root(run_dir, [])
+    root = RootThread(run_dir, [])
     with pytest.raises(Refused, match=why):
         run(run_dir, outputs, **fields)
     assert root.orders == []
 
 
 def test_closed_output_does_not_stop_the_job(run_dir):
-    Root(run_dir, [recorded("ret42")])
+    RootThread(run_dir, [recorded("ret42")])
     reader, writer = os.pipe()
     os.close(reader)
     before = signal.signal(signal.SIGPIPE, signal.SIG_IGN)

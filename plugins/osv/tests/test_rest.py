@@ -59,9 +59,9 @@ def test_programs_are_started_and_their_end_is_reported(osv):
     client = rest(osv)
     (tid,) = client.start("/hello 'a b' \"c\" d%41")
     assert osv.ran == ["/hello 'a b' \"c\" d%41"]
-    assert [client.finished(tid) for _ in range(3)] == [False, False, True]
+    assert [client.is_finished(tid) for _ in range(3)] == [False, False, True]
     assert client.start("/hello & /other") == ["28", "29"]
-    assert client.finished("999")
+    assert client.is_finished("999")
 
 
 @pytest.mark.parametrize(

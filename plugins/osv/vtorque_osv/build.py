@@ -48,7 +48,7 @@ def _build(wanted: OsvRecipe, staging: Path, progress: Callable[[str], None]) ->
     loader = elf.read(wanted.loader)
     arch = "x86_64" if loader is None else loader.arch
     progress("collecting files and libraries")
-    tree = tree_of(wanted, arch)
+    tree = build_tree(wanted, arch)
     if wanted.root_share and loader is None:
         raise Refused("root_share: a loader.img boots from its own disk; use the ELF loader")
     progress("writing the file system")
@@ -70,12 +70,12 @@ def _build(wanted: OsvRecipe, staging: Path, progress: Callable[[str], None]) ->
         disk=None if wanted.root_share else DISK,
         disk_format="raw",
         kernel=kernel,
-        cmdline=" ".join(cmdline.escaped(word) for word in (f"--rootfs={root}", *environ)),
+        cmdline=" ".join(cmdline.escape_word(word) for word in (f"--rootfs={root}", *environ)),
         labels=_labels(wanted, tree),
     )
 
 
-def tree_of(wanted: OsvRecipe, arch: str) -> rofs.RofsTree:
+def build_tree(wanted: OsvRecipe, arch: str) -> rofs.RofsTree:
     """Return the image's files: those of the recipe, their libraries, and OSv's own.
 
     Raises Refused if a file is missing or cannot run, or if a command has no program.

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from vtorque_core.api import Refused
 from vtorque_core.api.guest_plan import Address
-from vtorque_osv.script import ProgramCall, command_line, quoted
+from vtorque_osv.script import ProgramCall, command_line, quote_word
 
 MAX_CMDLINE = 3584
 """Maximum length in bytes. From QEMU 7.2 on, OSv keeps 3,640 bytes of an ELF kernel's command line
@@ -38,7 +38,7 @@ _BLOCK = 4096  # bytes: a disk has whole sectors
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
 
 
-def for_guest(environ: Mapping[str, str]) -> dict[str, str]:
+def guest_variables(environ: Mapping[str, str]) -> dict[str, str]:
     """Return the variables that OSv supports: plain names, ASCII values, no shell variables."""
     return {
         name: value
@@ -46,11 +46,11 @@ def for_guest(environ: Mapping[str, str]) -> dict[str, str]:
         if name not in _NOT_FOR_OSV
         and _NAME.fullmatch(name)
         and all(" " <= c <= "~" or c in "\t\n" for c in value)
-        and (not _expanded(value) or not set("\\\n") & set(value))
+        and (not _is_expanded(value) or not set("\\\n") & set(value))
     }
 
 
-def _expanded(value: str) -> bool:
+def _is_expanded(value: str) -> bool:
     """Return whether a script disk would change a value: ``$NAME`` and ``?=`` are special."""
     return "$" in value or "?=" in value
 
@@ -99,8 +99,8 @@ def boot_line(options: Iterable[str], environ: Mapping[str, str], command: str) 
 
     Raises Refused if it is too long.
     """
-    special = [f"--env={name}={value}" for name, value in environ.items() if _expanded(value)]
-    line = " ".join([*(escaped(word) for word in (*options, *special)), command])
+    special = [f"--env={name}={value}" for name, value in environ.items() if _is_expanded(value)]
+    line = " ".join([*(escape_word(word) for word in (*options, *special)), command])
     if len(line) > MAX_CMDLINE:
         raise Refused(
             f"OSv's command line is too long ({len(line)} bytes), because it has the "
@@ -113,8 +113,8 @@ def boot_line(options: Iterable[str], environ: Mapping[str, str], command: str) 
 
 def script_disk(environ: Mapping[str, str], commands: Sequence[ProgramCall]) -> bytes:
     """Return the script disk with environment and commands. Raises Refused if it is too long."""
-    plain = [(name, value) for name, value in environ.items() if not _expanded(value)]
-    words = [quoted(f"--env={name}={value}") for name, value in (*plain, OUTPUT_BEGINS)]
+    plain = [(name, value) for name, value in environ.items() if not _is_expanded(value)]
+    words = [quote_word(f"--env={name}={value}") for name, value in (*plain, OUTPUT_BEGINS)]
     text = " ".join([*words, command_line(commands)])
     if len(text) > MAX_SCRIPT_DISK:
         raise Refused(
@@ -126,7 +126,7 @@ def script_disk(environ: Mapping[str, str], commands: Sequence[ProgramCall]) -> 
     return f"{text}\n{' ' * behind}".encode()
 
 
-def escaped(word: str) -> str:
+def escape_word(word: str) -> str:
     """Return an option as one word.
 
     It cannot contain backslashes, because OSv removes all of them.

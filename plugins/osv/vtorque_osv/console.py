@@ -97,14 +97,14 @@ class OsvConsole:
         out = []
         *lines, rest = (self._line + data).split(b"\n")
         for line in lines:
-            out.append(self._whole(line.removesuffix(b"\r")))
+            out.append(self._process_line(line.removesuffix(b"\r")))
         self._line = rest
         if self._may_go(rest):
             keep = b"\r" if rest.endswith(b"\r") else b""
             out.append(self._release() + rest[: len(rest) - len(keep)])
             self._line = keep
         elif len(rest) > _MAX_LINE:  # a line of a boot or crash, which is shown only in part
-            self._line = self._whole(rest)
+            self._line = self._process_line(rest)
         return b"".join(out)
 
     def end(self) -> tuple[bytes, ProgramResult]:
@@ -119,12 +119,12 @@ class OsvConsole:
         return rest, self._outcome()
 
     def _outcome(self) -> ProgramResult:
-        tail = tuple(_shown(line) for line in self._tail)
+        tail = tuple(_printable_line(line) for line in self._tail)
         if self._refused:
             code = NOT_FOUND if self._refused.startswith("Failed to load") else CANNOT_RUN
             return ProgramResult(code, self._booted, self._refused)
         if self._crash is not None:
-            detail = tuple(_shown(line) for line in self._crash[:TAIL])
+            detail = tuple(_printable_line(line) for line in self._crash[:TAIL])
             fault = any("page_fault" in line for line in detail)
             what = "an invalid memory access" if fault else "abort"
             reason = f"the program crashed ({what}), and OSv with it"
@@ -136,7 +136,7 @@ class OsvConsole:
             return ProgramResult(ABORTED, True, reason, tail)
         return ProgramResult(self._code, True)
 
-    def _whole(self, line: bytes) -> bytes:
+    def _process_line(self, line: bytes) -> bytes:
         """Process a complete line; return output."""
         self._tail.append(line[:_MAX_TAIL])
         if self._crash is not None:
@@ -147,12 +147,12 @@ class OsvConsole:
             return text + self._release() if len(self._held) > _MAX_HELD else text
         self._booted = line.startswith(self._begin)
         if _NOT_RUN.fullmatch(line):
-            self._refused = _shown(line)
+            self._refused = _printable_line(line)
         return b""
 
     def _output(self, line: bytes) -> bytes:
         """Process a complete line after the boot; return output."""
-        said, down = self._said(line), _WAY_DOWN.fullmatch(line)
+        said, down = self._record_status(line), _WAY_DOWN.fullmatch(line)
         if line == b"[backtrace]":
             self._crash, self._held = [each for each in self._held if each], []
         elif _KERNELS_OWN.fullmatch(line):
@@ -160,7 +160,7 @@ class OsvConsole:
         elif line == _END:
             self._ended, self._held = True, []
         elif _NOT_RUN.fullmatch(line):
-            self._refused, self._ended = _shown(line), True
+            self._refused, self._ended = _printable_line(line), True
         elif said is not None:
             return self._release() + said if said else b""
         elif down is not None:  # follows output without a final newline
@@ -176,7 +176,7 @@ class OsvConsole:
     def _aborting(self) -> bool:
         return bool(self._held) and self._held[-1] == b"Aborted"
 
-    def _said(self, line: bytes) -> bytes | None:
+    def _record_status(self, line: bytes) -> bytes | None:
         """Record an exit status in a line; return the text before it, or None."""
         found = _EXITED.match(line)
         if found is not None:
@@ -208,6 +208,6 @@ class OsvConsole:
         )
 
 
-def _shown(line: bytes) -> str:
+def _printable_line(line: bytes) -> str:
     text = line.decode("utf-8", "replace")
     return "".join(c if c.isprintable() else "?" for c in text)[:200]

@@ -49,11 +49,11 @@ class OsvDriver(LateDriver):
         yield Console(str(guest.run_dir / CONSOLE_SOCKET))
         if guest.image.kernel is not None:
             yield KernelBoot(kernel=str(guest.image.kernel))
-        if _seeded(guest):  # OSv's cloud-init searches the second and later disks
+        if _has_cloud_init(guest):  # OSv's cloud-init searches the second and later disks
             yield Disk("seed", path=str(guest.state_dir / SEED), format="raw", readonly=True)
         if guest[OSV_MODE] != "rest":
             yield Disk("script", path=str(guest.state_dir / SCRIPT), format="raw", readonly=True)
-        for share in (*root_share(guest), *mounted(guest, "virtiofs")):  # in this order
+        for share in (*root_share(guest), *mounted_shares(guest, "virtiofs")):  # in this order
             yield Filesystem(
                 share.name,
                 source=share.source,
@@ -78,11 +78,11 @@ class OsvDriver(LateDriver):
     ) -> Iterator[Resource]:
         """Yield the file for the job shell (:class:`GuestWord`), and the seed, if any."""
         rest = guest[OSV_MODE] == "rest"
-        files = placed(guest, items)
+        files = referenced_files(guest, items)
         word = GuestWord(
             mode=guest[OSV_MODE],
             address=next((a.ip for a in guest.addresses if a.ip), ""),
-            begin=BEGIN_REST if rest else BEGIN_SEED if _seeded(guest) else BEGIN,
+            begin=BEGIN_REST if rest else BEGIN_SEED if _has_cloud_init(guest) else BEGIN,
             named=check.named_commands(guest.image),
             files=files if rest else {},
             environ=variables(guest, items),
@@ -90,7 +90,7 @@ class OsvDriver(LateDriver):
         )
         path = str(guest.run_dir / WORD)
         yield File(path, mode=0o440, gid=guest.user.gid, content=word.encode())
-        if _seeded(guest):
+        if _has_cloud_init(guest):
             content = seed(files)
             yield File(str(guest.state_dir / SEED), mode=0o400, uid=guest.qemu_uid, content=content)
 
@@ -102,7 +102,7 @@ class OsvDriver(LateDriver):
         commands = script.parse(asked.script, check.named_commands(guest.image))
         environ = environment(guest, items, asked)
         if guest[OSV_MODE] != "rest":
-            content = cmdline.script_disk(environ, (*_before(guest), *commands))
+            content = cmdline.script_disk(environ, (*_commands_before(guest), *commands))
             path = str(guest.state_dir / SCRIPT)
             yield File(path, mode=0o400, uid=guest.qemu_uid, content=content)
         line = command_line(guest, environ, asked.cwd)
@@ -134,7 +134,7 @@ def environment(
     """Return the job's variables in this guest; the guest's own override those of the order."""
     told = {item.name for item in items if isinstance(item, EnvVar)}
     of_user = {name: value for name, value in order.environ.items() if name not in told}
-    return cmdline.for_guest({**of_user, **variables(guest, items)})
+    return cmdline.guest_variables({**of_user, **variables(guest, items)})
 
 
 def command_line(guest: GuestPlan, environ: Mapping[str, str], cwd: str) -> str:
@@ -144,28 +144,29 @@ def command_line(guest: GuestPlan, environ: Mapping[str, str], cwd: str) -> str:
         *cmdline.base_options(),
         *cmdline.network_options(guest.addresses),
         *cmdline.mount_options(
-            (share.target for share in mounted(guest, "virtiofs")), first=len(root_share(guest))
+            (share.target for share in mounted_shares(guest, "virtiofs")),
+            first=len(root_share(guest)),
         ),
     ]
-    within = inside(guest, cwd)
+    within = guest_directory(guest, cwd)
     options += [f"--cwd={within}"] if within and not rest else []
-    number = (guest.image.disk is not None) + _seeded(guest)
+    number = (guest.image.disk is not None) + _has_cloud_init(guest)
     command = cmdline.REST_SERVER if rest else f"runscript /dev/vblk{number}"
     line = cmdline.boot_line(options, {} if rest else environ, command)
     return f"{guest.image.cmdline} {line}".lstrip()
 
 
-def _before(guest: GuestPlan) -> Iterator[script.ProgramCall]:
+def _commands_before(guest: GuestPlan) -> Iterator[script.ProgramCall]:
     """Yield the commands to run before the job: cloud-init, which reads the seed; NFS mounts."""
-    if _seeded(guest):
+    if _has_cloud_init(guest):
         yield script.ProgramCall(0, (cmdline.CLOUD_INIT,))
-    for share in mounted(guest, "nfs"):
+    for share in mounted_shares(guest, "nfs"):
         host, _, export = share.source.partition(":")
         url = f"nfs://{host}{export}?version=4"
         yield script.ProgramCall(0, ("/tools/mount-fs.so", "nfs", url, share.target))
 
 
-def mounted(guest: GuestPlan, kind: str) -> list[Share]:
+def mounted_shares(guest: GuestPlan, kind: str) -> list[Share]:
     """Return the shares of a kind for which the image has a mount point."""
     points = check.mount_points(guest.image)
     able = kind != "nfs" or check.has(guest.image, check.NFS)
@@ -180,15 +181,17 @@ def root_share(guest: GuestPlan) -> list[Share]:
     return [s for s in guest.shares if s.name == name and s.kind == "virtiofs"]
 
 
-def inside(guest: GuestPlan, cwd: str) -> str:
+def guest_directory(guest: GuestPlan, cwd: str) -> str:
     """Return the working directory if it is in a mounted share, otherwise an empty string."""
-    targets = [share.target for kind in ("virtiofs", "nfs") for share in mounted(guest, kind)]
+    targets = [
+        share.target for kind in ("virtiofs", "nfs") for share in mounted_shares(guest, kind)
+    ]
     path = PurePosixPath(cwd)
     safe = cwd.isprintable() and "\\" not in cwd and cwd.isascii()
     return cwd if safe and any(path.is_relative_to(target) for target in targets) else ""
 
 
-def placed(guest: GuestPlan, items: Sequence[ContextItem]) -> dict[str, str]:
+def referenced_files(guest: GuestPlan, items: Sequence[ContextItem]) -> dict[str, str]:
     """Return the guest's files to which a variable refers, such as the node file, by path.
 
     They are placed in /tmp, the only writable directory of OSv. Raises Refused for binary files.
@@ -197,7 +200,7 @@ def placed(guest: GuestPlan, items: Sequence[ContextItem]) -> dict[str, str]:
         return {}
     told = {item.value for item in items if isinstance(item, EnvVar)}
     files = (item for item in items if isinstance(item, GuestFile) and item.path in told)
-    return {_moved(file): _text(file) for file in files}
+    return {_file_target(file): _text(file) for file in files}
 
 
 def _text(file: GuestFile) -> str:
@@ -209,11 +212,11 @@ def _text(file: GuestFile) -> str:
         ) from None
 
 
-def _moved(file: GuestFile) -> str:
+def _file_target(file: GuestFile) -> str:
     return f"{_TMP}/{PurePosixPath(file.path).name}"
 
 
-def _seeded(guest: GuestPlan) -> bool:
+def _has_cloud_init(guest: GuestPlan) -> bool:
     return guest[OSV_MODE] != "rest" and check.has(guest.image, check.CLOUD_INIT)
 
 
@@ -222,8 +225,8 @@ def variables(guest: GuestPlan, items: Sequence[ContextItem]) -> Mapping[str, st
 
     A variable that names a file is omitted if the guest does not get the file.
     """
-    own = placed(guest, items)
-    moved = {item.path: _moved(item) for item in items if isinstance(item, GuestFile)}
+    own = referenced_files(guest, items)
+    moved = {item.path: _file_target(item) for item in items if isinstance(item, GuestFile)}
     found = {item.name: item.value for item in items if isinstance(item, EnvVar)}
     return {
         name: moved.get(value, value)

@@ -139,12 +139,12 @@ def _find(name: str, elf: Elf, here: Sequence[Path]) -> Path | None:
     own = [Path(re.sub(r"\$ORIGIN|\$\{ORIGIN\}", origin, part)) for part in elf.search if part]
     for directory in (*here, *own):
         path = directory / name
-        if path.is_file() and _fits(path, elf.arch):
+        if path.is_file() and _has_arch(path, elf.arch):
             return path
-    return next((p for p in _cache().get(name, ()) if p.is_file() and _fits(p, elf.arch)), None)
+    return next((p for p in _cache().get(name, ()) if p.is_file() and _has_arch(p, elf.arch)), None)
 
 
-def _fits(path: Path, arch: str) -> bool:
+def _has_arch(path: Path, arch: str) -> bool:
     found = read(path)
     return found is not None and found.arch == arch
 

@@ -54,7 +54,7 @@ def run(guest: ReadyGuest, script: Script, streams: Streams) -> int:
     commands = _check(script, word)
     try:
         with _signals():
-            order = BootOrder(script.content, cmdline.for_guest(script.environ), script.cwd)
+            order = BootOrder(script.content, cmdline.guest_variables(script.environ), script.cwd)
             booted = boot_guests(guest, order.encode())
             return _OsvJob(guest, commands, streams, word, order).run(booted)
     except _JobSignaled as ended:
@@ -161,14 +161,14 @@ class _OsvJob:
                 )
             said = output.rest.stop() if output.rest is not None else ""
             if not outcome.booted:
-                self._tell(output, outcome.reason, outcome.detail)
+                self._print_reason(output, outcome.reason, outcome.detail)
                 raise GuestDied(outcome.reason)
             if outcome.reason or said:
-                self._tell(output, outcome.reason or said, outcome.detail)
+                self._print_reason(output, outcome.reason or said, outcome.detail)
             code = code or outcome.code or (1 if said else 0)
         return code
 
-    def _tell(self, output: _Output, reason: str, detail: Sequence[str]) -> None:
+    def _print_reason(self, output: _Output, reason: str, detail: Sequence[str]) -> None:
         lines = [f"vtorque: {output.guest.hostname}: {reason}", *(f"| {line}" for line in detail)]
         self._write(self.streams.stderr, "".join(f"{line}\n" for line in lines).encode())
 

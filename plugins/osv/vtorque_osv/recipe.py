@@ -81,11 +81,11 @@ def from_arguments(arguments: Mapping[str, str]) -> OsvRecipe:
         elif key in _WORDS:
             data[key] = value
         elif key != "recipe":
-            raise _bad(
+            raise _refusal(
                 f"option {key}: unknown; known: recipe, loader, min_ram, mounts, libdirs, "
                 "root_share, root_directory, file:PATH, command:NAME, env:NAME"
             )
-    return _checked(data, base)
+    return _validate(data, base)
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -93,36 +93,36 @@ def _read(path: Path) -> dict[str, Any]:
         with path.open("rb") as file:
             content = file.read(MAX_RECIPE + 1)
     except OSError as error:
-        raise _bad(f"recipe {path}: {error.strerror}") from None
+        raise _refusal(f"recipe {path}: {error.strerror}") from None
     if len(content) > MAX_RECIPE:
-        raise _bad(f"recipe {path}: is larger than {MAX_RECIPE >> 20} MiB")
+        raise _refusal(f"recipe {path}: is larger than {MAX_RECIPE >> 20} MiB")
     try:
         return tomllib.loads(content.decode())
     except ValueError as error:
-        raise _bad(f"recipe {path}: {error}") from None
+        raise _refusal(f"recipe {path}: {error}") from None
 
 
-def _checked(data: Mapping[str, Any], base: Path) -> OsvRecipe:
+def _validate(data: Mapping[str, Any], base: Path) -> OsvRecipe:
     known = {*_PATHS, *_WORDS, *_LISTS, *_TABLES.values()}
     unknown = sorted(set(data) - known)
     if unknown:
-        raise _bad(f"{unknown[0]}: unknown; known: {', '.join(sorted(known))}")
+        raise _refusal(f"{unknown[0]}: unknown; known: {', '.join(sorted(known))}")
     if not isinstance(data.get("loader"), str):
-        raise _bad("loader: must be the path of OSv's loader-stripped.elf or loader.img")
+        raise _refusal("loader: must be the path of OSv's loader-stripped.elf or loader.img")
     files = {_guest_path(path): base / source for path, source in _texts(data, "files").items()}
     commands = _texts(data, "commands")
     for name, line in commands.items():
         _check_command(name, line)
     if len(commands) > _MAX_COMMANDS:
-        raise _bad(f"commands: there are {len(commands)}, and the limit is {_MAX_COMMANDS}")
+        raise _refusal(f"commands: there are {len(commands)}, and the limit is {_MAX_COMMANDS}")
     env = _texts(data, "env")
     fit = {name for name, value in env.items() if not {"\\", "\n"} & set(value)}
-    dropped = sorted(set(env) - (fit & set(cmdline.for_guest(env))))
+    dropped = sorted(set(env) - (fit & set(cmdline.guest_variables(env))))
     if dropped:
-        raise _bad(f"env: OSv does not support {dropped[0]} with this value, or in a recipe")
+        raise _refusal(f"env: OSv does not support {dropped[0]} with this value, or in a recipe")
     mounts = tuple(_guest_path(path) for path in _list(data, "mounts"))
     if any("," in path or len(",".join(mounts)) > _MAX_LABEL for path in mounts):
-        raise _bad(
+        raise _refusal(
             f"mounts: paths must not contain ',' and may have {_MAX_LABEL} characters in all"
         )
     root_share, root_directory = _root(data, base, bool(files))
@@ -143,13 +143,13 @@ def _root(data: Mapping[str, Any], base: Path, files: bool) -> tuple[str, Path |
     """Return share and directory of a virtiofs root file system, or an empty string and None."""
     share, directory = data.get("root_share", ""), data.get("root_directory")
     if not isinstance(share, str) or (share and not _SHARE.fullmatch(share)):
-        raise _bad(f"root_share={share!r}: must be the name of a share of the site's config")
+        raise _refusal(f"root_share={share!r}: must be the name of a share of the site's config")
     if directory is None:
         if share and files:
-            raise _bad("files: root_directory is missing, the destination of the share's files")
+            raise _refusal("files: root_directory is missing, the destination of the share's files")
         return share, None
     if not isinstance(directory, str) or not share:
-        raise _bad("root_directory: must be a path, and needs root_share")
+        raise _refusal("root_directory: must be a path, and needs root_share")
     return share, base / directory
 
 
@@ -157,49 +157,49 @@ def _min_ram(text: Any) -> int:
     try:
         return size_mib(str(text))
     except ValueError as error:
-        raise _bad(f"min_ram={text}: {error}") from None
+        raise _refusal(f"min_ram={text}: {error}") from None
 
 
 def _check_command(name: str, line: str) -> None:
     if not script.COMMAND_NAME.fullmatch(name):
-        raise _bad(f"commands: {name!r}: a name may have letters, digits, '_', '.', '-'")
+        raise _refusal(f"commands: {name!r}: a name may have letters, digits, '_', '.', '-'")
     if len(line) > _MAX_LABEL:
-        raise _bad(f"commands.{name}: is longer than {_MAX_LABEL} characters")
+        raise _refusal(f"commands.{name}: is longer than {_MAX_LABEL} characters")
     try:
         found = script.parse(line.encode(), {})
     except Refused as error:
-        raise _bad(f"commands.{name}: {error.refusals[0].message}") from None
+        raise _refusal(f"commands.{name}: {error.refusals[0].message}") from None
     if len(found) != 1 or found[0].end != ";":
-        raise _bad(f"commands.{name}: must run exactly one program")
+        raise _refusal(f"commands.{name}: must run exactly one program")
 
 
 def _guest_path(path: str) -> str:
     pure = PurePosixPath(path)
     if not pure.is_absolute() or ".." in pure.parts or not path.isprintable():
-        raise _bad(f"{path!r}: must be an absolute path without '..'")
+        raise _refusal(f"{path!r}: must be an absolute path without '..'")
     return str(pure)
 
 
 def _table(data: dict[str, Any], name: str) -> dict[str, Any]:
     found = data.setdefault(name, {})
     if not isinstance(found, dict):
-        raise _bad(f"{name}: must be a table")
+        raise _refusal(f"{name}: must be a table")
     return found
 
 
 def _texts(data: Mapping[str, Any], name: str) -> dict[str, str]:
     found = data.get(name, {})
     if not isinstance(found, dict) or not all(isinstance(v, str) for v in found.values()):
-        raise _bad(f"{name}: must be a table of strings")
+        raise _refusal(f"{name}: must be a table of strings")
     return found
 
 
 def _list(data: Mapping[str, Any], name: str) -> list[str]:
     found = data.get(name, [])
     if not isinstance(found, list) or not all(isinstance(v, str) for v in found):
-        raise _bad(f"{name}: must be a list of strings")
+        raise _refusal(f"{name}: must be a list of strings")
     return found
 
 
-def _bad(message: str) -> Refused:
+def _refusal(message: str) -> Refused:
     return Refused(message)

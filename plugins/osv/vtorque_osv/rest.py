@@ -66,7 +66,7 @@ class Rest:
         said = json.loads(self._ask("PUT", f"/app/?command={quote(command, safe='')}"))
         return str(said).split()
 
-    def finished(self, tid: str) -> bool:
+    def is_finished(self, tid: str) -> bool:
         """Return whether a program has ended; also True for an unknown id."""
         return bool(json.loads(self._ask("GET", f"/app/finished?tid={quote(tid)}")) == "1")
 

@@ -66,5 +66,5 @@ class RestJob:
 
     def _await(self, tids: Sequence[str]) -> None:
         for tid in tids:
-            while not self._over.is_set() and not self._rest.finished(tid):
+            while not self._over.is_set() and not self._rest.is_finished(tid):
                 self._over.wait(POLL)

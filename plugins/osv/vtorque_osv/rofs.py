@@ -112,7 +112,7 @@ class RofsTree:
 
     def sources(self) -> Iterator[Path]:
         """Yield the host files that the image contains."""
-        return (node.source for node in _numbered(self.root) if node.source is not None)
+        return (node.source for node in _number_nodes(self.root) if node.source is not None)
 
     def names(self, path: str) -> Iterator[str]:
         """Yield the names in a directory, or nothing if it does not exist."""
@@ -166,7 +166,7 @@ def write(tree: RofsTree, out: BinaryIO) -> int:
     """
     begin = out.tell()
     out.write(bytes(BLOCK))
-    numbered = list(_numbered(tree.root))
+    numbered = list(_number_nodes(tree.root))
     blocks = _write_data(out, numbered)
     entries, links, inodes = _tables(numbered, blocks)
     first = (out.tell() - begin) // BLOCK
@@ -181,7 +181,7 @@ def write(tree: RofsTree, out: BinaryIO) -> int:
     return end - begin
 
 
-def _numbered(root: RofsNode) -> Iterator[RofsNode]:
+def _number_nodes(root: RofsNode) -> Iterator[RofsNode]:
     """Yield all nodes, the root first, with the children of a directory in sequence."""
     waiting = [root]
     yield root

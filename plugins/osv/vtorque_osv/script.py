@@ -55,7 +55,7 @@ class ProgramCall:
 
     def text(self) -> str:
         """Return the command in OSv's syntax, without the separator ``end``."""
-        return " ".join(quoted(word) for word in self.words)
+        return " ".join(quote_word(word) for word in self.words)
 
 
 def command_line(commands: Sequence[ProgramCall]) -> str:
@@ -176,7 +176,7 @@ def _command(number: int, words: list[str], end: str, named: Mapping[str, str]) 
     return ProgramCall(number, tuple(words), end)
 
 
-def quoted(word: str) -> str:
+def quote_word(word: str) -> str:
     """Quote a word for OSv's commands (core/commands.cc)."""
     if word and not re.search(r'[\s;&!"\\]', word):
         return word

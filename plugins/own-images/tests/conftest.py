@@ -11,7 +11,7 @@ import pytest
 from oci_images import as_directory, layer, layout_files
 from personal_site import PersonalSite
 from registry import Registry
-from vtorque_own_images.cache import Cache, of
+from vtorque_own_images.cache import Cache, cache_of
 
 
 @pytest.fixture
@@ -23,7 +23,7 @@ def site() -> Any:
 def images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, site: Any) -> Cache:
     """Return the user's empty cache."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    return of(site)
+    return cache_of(site)
 
 
 @pytest.fixture

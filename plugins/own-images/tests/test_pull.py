@@ -17,7 +17,7 @@ from personal_site import PersonalSite
 from registry import Registry
 from vtorque_core.api import HostFault, Refused
 from vtorque_own_images import convert, pull, skopeo
-from vtorque_own_images.cache import Cache, of
+from vtorque_own_images.cache import Cache, cache_of
 from vtorque_own_images.pull import resolve
 
 GZIP = b"\x1f\x8b"
@@ -282,7 +282,7 @@ def test_pull_by_two_submissions_converts_once(
 def test_removed_image_is_pulled_again(layout: Path, images: Cache, site: Any) -> None:
     value = f"oci:{layout}"
     file = resolve(value, site, True)
-    (row,) = (entry.shown() for entry in images.entries())
+    (row,) = (entry.table_row() for entry in images.entries())
     assert row["reference"] == value
     assert images.remove(str(row["name"]))
     assert files(images) == []
@@ -358,7 +358,7 @@ def test_pull_removes_least_recently_used_images_above_the_limit(
 
 
 def test_listing_of_unused_cache_creates_nothing(images: Cache, site: Any) -> None:
-    assert of(site).entries() == []
+    assert cache_of(site).entries() == []
     assert not images.remove("own:0123456789ab")
     assert not images.root.exists()
 

@@ -30,7 +30,7 @@ def test_reference_of_known_kind_has_name_for_skopeo(written: str, kind: str, sk
 
 
 def test_reference_at_digest_omits_tag() -> None:
-    found = parse("docker://r/a:1", Path("/")).at("b" * 64)
+    found = parse("docker://r/a:1", Path("/")).with_digest("b" * 64)
     assert found.skopeo_name == "docker://r/a@sha256:" + "b" * 64
     assert found.written == "docker://r/a:1"
 

@@ -9,7 +9,7 @@ import pytest
 from vtorque_core.api import Refused
 from vtorque_core.api.guest_plan import Share
 from vtorque_own_images.plugin import WORK
-from vtorque_own_images.work import chosen, shares
+from vtorque_own_images.work import choose_directory, shares
 
 HOME = Share("home", "/home/ada", "/home/ada", user_owned=True)
 DATA = Share("data", "/data", "/data", readonly=True)
@@ -31,11 +31,11 @@ def home(tmp_path: Path) -> Path:
 )
 def test_directory_below_home_has_the_path_of_the_account(home: Path, value: str, cwd: str) -> None:
     for top in (home, home.resolve()):
-        assert chosen(value, home, top / cwd) == str(home / "project")
+        assert choose_directory(value, home, top / cwd) == str(home / "project")
 
 
 def test_whole_home_is_explicit(home: Path) -> None:
-    assert chosen("home", home, home) == "home"
+    assert choose_directory("home", home, home) == "home"
     assert shares("home", "/home/ada", [HOME, DATA]) == [HOME, DATA]
 
 
@@ -53,7 +53,7 @@ def test_whole_home_is_explicit(home: Path) -> None:
 )
 def test_other_directory_is_refused_with_the_fix(home: Path, value: str, why: str) -> None:
     with pytest.raises(Refused, match=why) as refused:
-        chosen(value, home, home)
+        choose_directory(value, home, home)
     assert "-vm work=home" in str(refused.value)
 
 

@@ -69,7 +69,7 @@ class BaseBuilder:
         initrd = disk_initramfs(kernel, work, build.INIT, _MODULES, debs, script)
         (staging / "initrd").write_bytes(initrd)
         progress("writing the disk")
-        options = build.Options(source="", size=size, modules=modules, debs=debs)
+        options = build.BuildOptions(source="", size=size, modules=modules, debs=debs)
         tree = FileTree()
         for name in (_EQUIPMENT, _UPPER, _WORK):
             tree.put(name, directory())

@@ -51,7 +51,7 @@ class CacheEntry:
         """Return the name in logs and listings."""
         return f"own:{self.digest[:12]}"
 
-    def shown(self) -> dict[str, str | int]:
+    def table_row(self) -> dict[str, str | int]:
         """Return the row of ``vmgr images list --mine``."""
         used = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(self.used))
         reference = " ".join(self.references)
@@ -89,7 +89,7 @@ class Cache:
         except (OSError, ValueError, KeyError, TypeError, RecursionError):
             return None
 
-    def of_reference(self, name: str) -> CacheEntry | None:
+    def find_by_reference(self, name: str) -> CacheEntry | None:
         """Return the image that a submission last used by this reference."""
         return next((each for each in self.entries() if name in each.references), None)
 
@@ -101,7 +101,7 @@ class Cache:
         replace_file(str(self._facts(digest)), json.dumps(facts).encode(), mode=0o600)
 
     @contextmanager
-    def converting(self, digest: str) -> Iterator[Path]:
+    def hold_conversion(self, digest: str) -> Iterator[Path]:
         """Hold the lock of a digest, and yield a directory for its conversion.
 
         The directory stays after an exception other than Refused: the next pull of the digest
@@ -109,7 +109,7 @@ class Cache:
         """
         self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._sweep()
-        with self._locked(digest, _WAIT):
+        with self._hold_lock(digest, _WAIT):
             work = self.root / f"{_WORK}{digest}"
             work.mkdir(mode=0o700, exist_ok=True)
             try:
@@ -120,7 +120,7 @@ class Cache:
             shutil.rmtree(work, ignore_errors=True)
 
     @contextmanager
-    def _locked(self, digest: str, wait: float) -> Iterator[None]:
+    def _hold_lock(self, digest: str, wait: float) -> Iterator[None]:
         path = self.root / f".lock-{digest}"
         try:
             lock = take_lock(path, 0.0)
@@ -176,11 +176,11 @@ class Cache:
         for left in self.root.glob(f"{_WORK}*"):
             with suppress(OSError, Busy):
                 if left.stat().st_mtime < time.time() - _KEEP_WORK:
-                    with self._locked(left.name.removeprefix(_WORK), 0.0):
+                    with self._hold_lock(left.name.removeprefix(_WORK), 0.0):
                         shutil.rmtree(left, ignore_errors=True)
 
 
-def of(site: Site) -> Cache:
+def cache_of(site: Site) -> Cache:
     """Return the caller's cache, whose directory may not exist yet. Raises HostFault, Refused."""
     root = _place(site)
     try:
@@ -197,12 +197,12 @@ def of(site: Site) -> Cache:
 
 def list_images(site: Site) -> list[dict[str, str | int]]:
     """Return the caller's images, for ``vmgr images list --mine``. Raises HostFault, Refused."""
-    return [entry.shown() for entry in of(site).entries()]
+    return [entry.table_row() for entry in cache_of(site).entries()]
 
 
 def remove_image(site: Site, name: str) -> bool:
     """Remove an image of the caller. Returns False if it does not exist."""
-    return of(site).remove(name)
+    return cache_of(site).remove(name)
 
 
 def _place(site: Site) -> Path:

@@ -21,5 +21,5 @@ def pull(config: Path, image: str) -> None:
     """
     site = site_of(config)
     path = Path(resolve(image, site, True))
-    found = cache.of(site).entry(path.stem)
+    found = cache.cache_of(site).entry(path.stem)
     click.echo(f"{found.name if found else path}: {path}")

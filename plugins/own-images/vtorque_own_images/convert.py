@@ -22,7 +22,7 @@ from vtorque_linux_guest.image.kernel import architecture
 from vtorque_linux_guest.image.tar_reader import Budget
 from vtorque_oci import build, layers, sif
 from vtorque_own_images.layer_stream import LayerStream
-from vtorque_own_images.skopeo import FULL, full
+from vtorque_own_images.skopeo import FULL, full_disk_error
 
 # sqfstar 4.5.1 of Debian 12 accepts no level of zstd. By default, it uses a quarter of the memory.
 _OPTIONS = ("-comp", "lz4", "-mem", "128M", "-quiet", "-no-progress")
@@ -41,7 +41,7 @@ def convert(source: Path, work: Path, made: Path, most: int) -> None:
     shutil.rmtree(unpacked, ignore_errors=True)  # of an interrupted conversion
     made.unlink(missing_ok=True)
     unpacked.mkdir()
-    options = build.Options(source=str(source), size=most)
+    options = build.BuildOptions(source=str(source), size=most)
     _, arch = architecture()
     private = source.parent == work  # skopeo has copied and verified it
     container, from_sif = build.read_container(options, unpacked, arch, private=private)
@@ -50,7 +50,7 @@ def convert(source: Path, work: Path, made: Path, most: int) -> None:
         for path, digest in container.layers:
             stream = LayerStream(path, most << 20)
             stack.callback(stream.close)
-            layers.apply(tree, cast(IO[bytes], stream), most << 20, _keeps, budget)
+            layers.apply(tree, cast(IO[bytes], stream), most << 20, _is_kept, budget)
             stream.check(digest)
             stream.restart()
         tree.remove(build.HOME)
@@ -59,7 +59,7 @@ def convert(source: Path, work: Path, made: Path, most: int) -> None:
         write(tree, made)
 
 
-def _keeps(attribute: str) -> bool:
+def _is_kept(attribute: str) -> bool:
     return attribute == "security.capability" or attribute.startswith("user.")
 
 
@@ -85,7 +85,7 @@ def write(tree: FileTree, made: Path) -> None:
     if tool.returncode:
         made.unlink(missing_ok=True)
         if any(word in words.lower() for word in FULL):
-            raise full(made.parent)
+            raise full_disk_error(made.parent)
         raise HostFault(f"sqfstar: exit code {tool.returncode}: {words[-300:]}")
 
 

@@ -68,21 +68,21 @@ class LayerStream:
             return 2 * self._most
         if offset < self._at:
             raise ValueError(f"position {offset} is before {self._at}")
-        while self._at < offset and self._next(min(_CHUNK, offset - self._at)):
+        while self._at < offset and self._read_part(min(_CHUNK, offset - self._at)):
             pass
         return self._at
 
     def read(self, size: int) -> bytes:
         """Return ``size`` bytes, or fewer at the end."""
         parts = []
-        while size > 0 and (part := self._next(min(_CHUNK, size))):
+        while size > 0 and (part := self._read_part(min(_CHUNK, size))):
             parts.append(part)
             size -= len(part)
         return b"".join(parts)
 
     def check(self, digest: str | None) -> None:
         """Read the rest, and compare the sha256 of all. Raises Refused."""
-        while self._next(_CHUNK):
+        while self._read_part(_CHUNK):
             pass
         if self._process is not None and self._process.wait():
             raise Refused("a layer is damaged, or decompressing it needs too much memory")
@@ -101,7 +101,7 @@ class LayerStream:
             self._process.wait()
         self._file = self._process = None
 
-    def _next(self, size: int) -> bytes:
+    def _read_part(self, size: int) -> bytes:
         assert self._file is not None  # noqa: S101 - not used after close
         part = self._file.read(size)
         if self._hash is not None:

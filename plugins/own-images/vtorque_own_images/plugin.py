@@ -28,7 +28,7 @@ BASE = "own"
 """Name of the pool's image with kernel and initrd, and of its builder."""
 
 
-def as_root(value: str) -> bool:
+def runs_as_root(value: str) -> bool:
     """Return whether the script runs as root."""
     if value in ("none", "script"):
         return value == "script"
@@ -43,7 +43,12 @@ def show_root(value: bool) -> str:
 
 
 ROOT = Option(
-    "root", as_root, False, "run the script of your own image as root (script)", "WHO", show_root
+    "root",
+    runs_as_root,
+    False,
+    "run the script of your own image as root (script)",
+    "WHO",
+    show_root,
 )
 
 

@@ -30,7 +30,7 @@ _LIMIT = "-o size=", "[plugin.own-images] max_size"  # what the image builder ca
 def resolve_request(request: JobRequest, site: Site, pull: bool) -> dict[str, str]:
     """Return the values of ``img`` and ``work`` to submit. Raises Refused, HostFault."""
     require_possible(request[IMG], site)
-    directory = work.chosen(request[WORK])
+    directory = work.choose_directory(request[WORK])
     return {IMG.key: resolve(request[IMG], site, pull), WORK.key: directory}
 
 
@@ -41,9 +41,9 @@ def resolve(value: str, site: Site, pull: bool) -> str:
     the cache. Raises Refused, HostFault.
     """
     require_possible(value, site)
-    images, reference = cache.of(site), parse(value, Path.cwd())
+    images, reference = cache.cache_of(site), parse(value, Path.cwd())
     if not pull:
-        found = images.of_reference(reference.name)
+        found = images.find_by_reference(reference.name)
         if found is None:
             raise Refused(
                 "is not in your cache",
@@ -51,13 +51,13 @@ def resolve(value: str, site: Site, pull: bool) -> str:
                 value=value,
                 fix=f"vmgr images pull {value}, or omit --no-pull",
             )
-        return _used(images, found.digest, reference)
+        return _use_image(images, found.digest, reference)
     with _errors(reference, images):
         digest = _digest(reference)
         if images.entry(digest) is None:
             _convert(images, reference, digest, site[Settings].max_size)
             _prune(images, site)
-        return _used(images, digest, reference)
+        return _use_image(images, digest, reference)
 
 
 @contextmanager
@@ -67,7 +67,7 @@ def _errors(reference: Reference, images: cache.Cache) -> Iterator[None]:
         yield
     except OSError as error:
         if error.errno in _FULL:
-            raise skopeo.full(images.root) from None
+            raise skopeo.full_disk_error(images.root) from None
         raise Refused(str(error.strerror), key=IMG.key, value=reference.written) from None
 
 
@@ -92,7 +92,7 @@ def has_jobs(site: Site) -> bool:
     return not all(job.ended for job in jobs)
 
 
-def _used(images: cache.Cache, digest: str, reference: Reference) -> str:
+def _use_image(images: cache.Cache, digest: str, reference: Reference) -> str:
     images.use(digest, reference.name)
     return str(images.file(digest))
 
@@ -113,14 +113,14 @@ def _digest(reference: Reference) -> str:
 
 
 def _convert(images: cache.Cache, reference: Reference, digest: str, most: int) -> None:
-    with images.converting(digest) as work, _errors(reference, images):
+    with images.hold_conversion(digest) as work, _errors(reference, images):
         if images.entry(digest) is not None:  # by another command, while this one waited
             return
         source = Path(reference.place)
         if reference.kind != "sif":
             sys.stderr.write(f"vsub: copying {reference.skopeo_name}\n")
             source = work / "layout"
-            skopeo.copy(reference.at(digest), source)
+            skopeo.copy(reference.with_digest(digest), source)
         sys.stderr.write("vsub: converting it, once\n")
         made = work / "image.squashfs"
         try:

@@ -50,7 +50,7 @@ class Reference:
         prefix = "docker://" if self.kind == "docker" else f"{self.kind}:"
         return f"{prefix}{self.place}" + (f":{self.tag}" if self.tag else "")
 
-    def at(self, digest: str) -> Reference:
+    def with_digest(self, digest: str) -> Reference:
         """Return this reference with a digest of a manifest, if its kind can have one."""
         if self.kind != "docker":
             return self

@@ -47,11 +47,13 @@ def manifest(reference: Reference) -> bytes:
             timeout=_INSPECT_TIME,
         )  # fmt: skip
     except subprocess.TimeoutExpired:
-        raise HostFault(f"the registry of {_shown(reference)} does not answer") from None
+        raise HostFault(
+            f"the registry of {_printable_reference(reference)} does not answer"
+        ) from None
     if done.returncode:
         raise _error(reference, done.stderr, Path())
     if not 0 < len(done.stdout) <= MAX_MANIFEST:
-        raise _refused(reference, f"has a manifest of {len(done.stdout)} bytes", str(MAX_MANIFEST))
+        raise _refusal(reference, f"has a manifest of {len(done.stdout)} bytes", str(MAX_MANIFEST))
     return done.stdout
 
 
@@ -85,7 +87,7 @@ def digest_of(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
-def full(place: Path) -> Refused:
+def full_disk_error(place: Path) -> Refused:
     """Return the error for a full disk or an exhausted quota."""
     fix = "free space, or remove images (vmgr images list --mine, vmgr images remove NAME)"
     return Refused(f"{place}: the disk is full or your quota is used up", fix=fix)
@@ -96,16 +98,16 @@ def _error(reference: Reference, output: bytes, place: Path) -> HostFault | Refu
     last = printable(words.rpartition("\n")[2], 500)
     lower = words.lower()
     if any(word in lower for word in FULL):
-        return full(place)
+        return full_disk_error(place)
     for signs, why, fix in _PERMANENT:
         if any(sign in lower for sign in signs):
             return Refused(f"{why} (skopeo: {last})", key=IMG.key, value=reference.written, fix=fix)
-    return HostFault(f"{_shown(reference)} could not be copied (skopeo: {last})")
+    return HostFault(f"{_printable_reference(reference)} could not be copied (skopeo: {last})")
 
 
-def _refused(reference: Reference, why: str, limit: str) -> Refused:
+def _refusal(reference: Reference, why: str, limit: str) -> Refused:
     return Refused(why, key=IMG.key, value=reference.written, limit=limit)
 
 
-def _shown(reference: Reference) -> str:
+def _printable_reference(reference: Reference) -> str:
     return printable(reference.written, 200)

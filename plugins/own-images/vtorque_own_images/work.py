@@ -22,7 +22,7 @@ _FIX = (
 NAME = "own-work"
 
 
-def chosen(value: str, home: Path | None = None, cwd: Path | None = None) -> str:
+def choose_directory(value: str, home: Path | None = None, cwd: Path | None = None) -> str:
     """Return the value of ``work`` to submit: HOME, or an absolute path below the home.
 
     Without a value this is the current directory. As the user. Raises Refused.

@@ -12,11 +12,11 @@ from vtorque_core.api import ConfigError, HostFault, Refusal, Refused
 from vtorque_core.api.batch_system import Grant
 from vtorque_core.api.claims import PoolClaim
 from vtorque_passthrough import node, plugin
-from vtorque_passthrough.device_files import behind, of_number
+from vtorque_passthrough.device_files import function_of_file, function_of_number
 from vtorque_testing import planned
 from vtorque_testing.sysfs_tree import tree, write
 
-PLUGINS = planned.with_core("passthrough", plugin, node)
+PLUGINS = planned.load_with_core("passthrough", plugin, node)
 FIRST, SECOND = "0000:3b:00.0", "0000:5e:00.0"
 FILES = {"/dev/null": FIRST, "/dev/zero": SECOND, "/dev/full": "0000:86:00.0"}
 GPU = """
@@ -210,12 +210,15 @@ def test_guests_get_granted_cards_of_their_type(tmp_path):
 
 def test_device_file_leads_to_its_pci_function(site, tmp_path):
     sysfs = site.site[plugin.Settings].sysfs
-    assert {file: behind(file, sysfs) for file in FILES} == FILES
+    assert {file: function_of_file(file, sysfs) for file in FILES} == FILES
     link = tmp_path / "by-path"
     link.symlink_to("/dev/zero")
-    assert behind(str(link), sysfs) == SECOND
+    assert function_of_file(str(link), sysfs) == SECOND
     (tmp_path / "plain").touch()
-    assert [behind(str(tmp_path / name), sysfs) for name in ("plain", "missing")] == ["", ""]
+    assert [function_of_file(str(tmp_path / name), sysfs) for name in ("plain", "missing")] == [
+        "",
+        "",
+    ]
 
 
 def test_doctor_prints_the_card_of_each_number(site):
@@ -232,7 +235,7 @@ def test_vfio_group_file_leads_to_its_first_function(site):
     write(sysfs / "devices/virtual/vfio/40/uevent", "")
     at = sysfs / "dev/char" / f"{os.major(made.st_rdev)}:{os.minor(made.st_rdev)}"
     at.symlink_to(sysfs / "devices/virtual/vfio/40")
-    assert behind("/dev/random", str(sysfs)) == "0000:86:00.0"
+    assert function_of_file("/dev/random", str(sysfs)) == "0000:86:00.0"
 
 
 def test_nvidia_driver_maps_numbers_to_cards(tmp_path):
@@ -240,7 +243,7 @@ def test_nvidia_driver_maps_numbers_to_cards(tmp_path):
     for number, address in enumerate((SECOND, FIRST)):
         text = f"Model: \t\t NVIDIA A100\nBus Location: \t {address}\nDevice Minor: \t {number}\n"
         write(tmp_path / address / "information", text)
-    found = [of_number(195, n, "/nowhere", tmp_path) for n in range(3)]
+    found = [function_of_number(195, n, "/nowhere", tmp_path) for n in range(3)]
     assert found == [SECOND, FIRST, ""]
 
 

@@ -41,7 +41,7 @@ allow_no_reset = true
 name = "disk"
 ids = ["144d:a808"]
 """
-PLUGINS = planned.with_core("passthrough", plugin, node)
+PLUGINS = planned.load_with_core("passthrough", plugin, node)
 
 
 def site_of(machine, top, classes=CLASSES, more=""):
@@ -66,7 +66,7 @@ def answers(site, pci, **changes):
 def placed(site, *wishes, taken=None):
     guests = [guest(site, pci) for pci in wishes]
     assert all(isinstance(c, PoolClaim) for each in guests for c in site.answers(each))
-    return site.placed(*guests, taken=taken)
+    return site.place(*guests, taken=taken)
 
 
 # -- Options of users ------------------------------------------------------------------------------
@@ -223,8 +223,8 @@ def test_card_that_cannot_be_reset_needs_allow_no_reset(tmp_path, site):
     (got,) = placed(site, "fpga")
     (card,) = site.elements(got)
     assert card == PciDevice("0000-d8-00-0", "0000:d8:00.0", must_reset=False)
-    assert site.acquired(got) == [
-        (Vfio.of(card, got.qemu_uid, site.site[node.Settings].sysfs), got)
+    assert site.pre_boot_resources(got) == [
+        (Vfio.for_function(card, got.qemu_uid, site.site[node.Settings].sysfs), got)
     ]
     strict = CLASSES.replace("allow_no_reset = true", "")
     assert "cannot be reset" in str(answers(site_of("gpu-node", tmp_path / "b", strict), "fpga")[0])
@@ -271,7 +271,8 @@ def test_request_above_the_class_limit_is_refused_with_the_key(site):
 
 def test_every_function_of_a_guests_cards_is_bound_for_the_guest(site):
     one, two = placed(site, "gpu:1", "render:1")
-    assert [(vfio.address, vfio.driver, guest) for vfio, guest in site.acquired(one, two)] == [
+    found = site.pre_boot_resources(one, two)
+    assert [(vfio.address, vfio.driver, guest) for vfio, guest in found] == [
         ("0000:3b:00.0", "nvidia", one), ("0000:86:00.0", "nvidia", two),
         ("0000:86:00.1", "snd_hda_intel", two),
     ]  # fmt: skip

@@ -13,7 +13,7 @@ from vtorque_core.api.libvirt_domain import Disk, find_forbidding
 from vtorque_passthrough.pci_functions import (
     function,
     functions,
-    together,
+    group_of,
     virtual_functions,
     why_no_vfio,
 )
@@ -42,14 +42,14 @@ def test_function_is_read_from_sysfs(gpus):
 def test_iommu_group_contains_all_functions_except_bridges(gpus):
     everything = functions(gpus)
     assert len(everything) == 10
-    assert [f.address for f in together(everything.values(), "40")] == [
+    assert [f.address for f in group_of(everything.values(), "40")] == [
         "0000:86:00.0", "0000:86:00.1",
     ]  # fmt: skip
     assert everything["0000:85:00.0"].bridge
 
 
 def test_functions_in_use_by_the_node_are_detected(gpus):
-    used = {address: f.used for address, f in functions(gpus).items() if f.used}
+    used = {address: f.host_use for address, f in functions(gpus).items() if f.host_use}
     assert used == {
         "0000:01:00.0": "it has the disk nvme0n1",
         "0000:af:00.0": "its network interface ens5f0 is up",
@@ -82,7 +82,7 @@ def test_nic_without_a_visible_interface_may_be_in_a_container(tmp_path, words, 
     for name in ("bus/pci/devices", "bus/pci/drivers", "kernel/iommu_groups", "class/net"):
         (top / name).mkdir(parents=True)
     add_function(top, "0000:af:00.0", "8086:1572", *words.split())
-    said = function("0000:af:00.0", str(top)).used
+    said = function("0000:af:00.0", str(top)).host_use
     assert said.startswith(used) if used else said == ""
 
 
@@ -90,13 +90,13 @@ def test_interface_in_a_container_leaves_an_empty_directory(gpus):
     at = Path(gpus, "devices/0000:af:00.1/net")
     shutil.rmtree(at)
     at.mkdir()
-    assert "its network interface may belong" in function("0000:af:00.1", gpus).used
+    assert "its network interface may belong" in function("0000:af:00.1", gpus).host_use
 
 
 def test_functions_of_this_machine_can_be_read():
     for address, f in functions().items():
         assert f.address == address
-        assert isinstance(f.used, str)
+        assert isinstance(f.host_use, str)
 
 
 def test_virtual_functions_of_the_given_cards_are_found(tmp_path):
@@ -132,7 +132,7 @@ def test_pci_device_validates_its_address_and_forbids_save_and_migrate():
 # -- To VFIO and back ------------------------------------------------------------------------------
 
 
-class Kernel:
+class KernelDouble:
     """Do what the kernel does when these files are written (drivers/base/bus.c, drivers/pci)."""
 
     def __init__(self, sysfs, dev, monkeypatch):
@@ -178,7 +178,7 @@ class Kernel:
 
 @pytest.fixture
 def kernel(gpus, tmp_path, monkeypatch):
-    return Kernel(gpus, tmp_path / "vfio", monkeypatch)
+    return KernelDouble(gpus, tmp_path / "vfio", monkeypatch)
 
 
 def vfio(kernel, address=GPU, driver="nvidia", **changes):
@@ -282,7 +282,7 @@ def test_site_can_allow_a_function_without_reset(kernel):
 
 
 def test_missing_iommu_group_is_a_host_fault(tmp_path, monkeypatch):
-    kernel = Kernel(tree("no-iommu", tmp_path / "sys"), tmp_path / "vfio", monkeypatch)
+    kernel = KernelDouble(tree("no-iommu", tmp_path / "sys"), tmp_path / "vfio", monkeypatch)
     with pytest.raises(HostFault, match="no IOMMU group"):
         vfio(kernel).create()
 
@@ -292,4 +292,4 @@ def test_release_of_a_missing_card_succeeds(kernel):
     (kernel.sysfs / PCI / GPU).unlink()
     vfio(kernel).release()
     with pytest.raises(HostFault, match=r"PCI function 0000:99:00.0 is missing on this node"):
-        Vfio.of(PciDevice("gpu", "0000:99:00.0"), 0)
+        Vfio.for_function(PciDevice("gpu", "0000:99:00.0"), 0)

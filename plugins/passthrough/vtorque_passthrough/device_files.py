@@ -10,7 +10,7 @@ import os
 import re
 from pathlib import Path
 
-from vtorque_passthrough.pci_functions import ADDRESS, SYSFS, functions, together
+from vtorque_passthrough.pci_functions import ADDRESS, SYSFS, functions, group_of
 
 NVIDIA = Path("/proc/driver/nvidia/gpus")
 """A directory per card of NVIDIA's driver, by address, because sysfs lacks its devices."""
@@ -18,16 +18,16 @@ NVIDIA = Path("/proc/driver/nvidia/gpus")
 _NVIDIA_MAJOR = 195  # Documentation/admin-guide/devices.txt of the kernel
 
 
-def behind(file: str, sysfs: str = SYSFS) -> str:
+def function_of_file(file: str, sysfs: str = SYSFS) -> str:
     """Return the address of the PCI function behind a device file, or an empty string."""
     try:
         number = Path(file).stat().st_rdev
     except OSError:
         return ""
-    return of_number(os.major(number), os.minor(number), sysfs)
+    return function_of_number(os.major(number), os.minor(number), sysfs)
 
 
-def of_number(major: int, minor: int, sysfs: str = SYSFS, nvidia: Path = NVIDIA) -> str:
+def function_of_number(major: int, minor: int, sysfs: str = SYSFS, nvidia: Path = NVIDIA) -> str:
     """Return the address of the PCI function with this character device number, or an empty string.
 
     For /dev/vfio/<group> the result is the first function of the group.
@@ -41,6 +41,6 @@ def of_number(major: int, minor: int, sysfs: str = SYSFS, nvidia: Path = NVIDIA)
         return ""
     parts = at.resolve().parts
     if parts[-2] == "vfio":  # /sys/devices/virtual/vfio/17
-        group = together(functions(sysfs).values(), parts[-1])
+        group = group_of(functions(sysfs).values(), parts[-1])
         return group[0].address if group else ""
     return next((part for part in reversed(parts) if ADDRESS.fullmatch(part)), "")

@@ -21,8 +21,8 @@ from vtorque_core.api.guest_plan import GuestPlan, report_missing
 from vtorque_core.api.health import HealthCheck, HealthResult
 from vtorque_core.api.node_job import NodeJob, Site
 from vtorque_passthrough import plugin
-from vtorque_passthrough.device_files import behind
-from vtorque_passthrough.pci_functions import PciFunction, functions, together, why_no_vfio
+from vtorque_passthrough.device_files import function_of_file
+from vtorque_passthrough.pci_functions import PciFunction, functions, group_of, why_no_vfio
 from vtorque_passthrough.plugin import CLASSES, PCI, CardClass, Settings, cards
 from vtorque_passthrough.vfio import PciDevice, Vfio
 
@@ -30,14 +30,14 @@ POOL = "pci"  # one pool for all classes: a card of two classes is leased once
 WHERE = "[plugin.passthrough] required"
 
 
-def has(of: CardClass, function: PciFunction) -> bool:
+def is_in_class(of: CardClass, function: PciFunction) -> bool:
     """Return whether a function belongs to a card class."""
     places = (fnmatchcase(function.address, glob) for glob in of.addresses)
     return function.ident in of.ids and any(places)
 
 
 @dataclass(frozen=True)
-class Card:
+class CardGroup:
     """All functions of one IOMMU group except bridges, leased by the address of the first.
 
     ``classes`` lists all classes of its functions, in the site's order. Users can request the card
@@ -64,7 +64,7 @@ class Card:
 
     def must_reset(self, function: PciFunction) -> bool:
         """Return whether the site requires a reset of this function between two jobs."""
-        return not any(c.allow_no_reset for c in self.classes if has(c, function))
+        return not any(c.allow_no_reset for c in self.classes if is_in_class(c, function))
 
     @property
     def problem(self) -> str:
@@ -72,13 +72,13 @@ class Card:
         for f in self.functions:
             if not f.group:
                 return f"{f.address} has no IOMMU group"
-            mine = [c for c in self.classes if has(c, f)]
+            mine = [c for c in self.classes if is_in_class(c, f)]
             if not mine:
                 return (
                     f"IOMMU group {f.group} also contains {f.address}, {f.ident}, without a class"
                 )
-            if f.used:
-                return f"{f.address}: {f.used}"
+            if f.host_use:
+                return f"{f.address}: {f.host_use}"
             if f.host_driver and any(c.resource and not c.files for c in mine):
                 return (
                     f"{f.address} is bound to the host's driver {f.driver}, so jobs without "
@@ -89,15 +89,15 @@ class Card:
         return ""
 
 
-def find_cards(settings: Settings) -> dict[str, Card]:
+def find_cards(settings: Settings) -> dict[str, CardGroup]:
     """Return cards by lease name. One function of each belongs to a class of the settings."""
     everything = functions(settings.sysfs).values()
     found = {}
     for function in everything:
-        if not function.bridge and any(has(c, function) for c in settings.classes):
-            group = together(everything, function.group) if function.group else (function,)
-            mine = tuple(c for c in settings.classes if any(has(c, f) for f in group))
-            found[group[0].address] = Card(group, mine)
+        if not function.bridge and any(is_in_class(c, function) for c in settings.classes):
+            group = group_of(everything, function.group) if function.group else (function,)
+            mine = tuple(c for c in settings.classes if any(is_in_class(c, f) for f in group))
+            found[group[0].address] = CardGroup(group, mine)
     return found
 
 
@@ -110,14 +110,14 @@ def vtorque_plan(guest: GuestPlan, site: Site) -> Iterator[Claim | Refusal | Not
     wanted, settings = cards(guest[PCI]), site[Settings]
     if not wanted or not guest.host.nodes:  # no nodes: a submit host
         return
-    if refusals := list(_not_granted(guest, site)):
+    if refusals := list(_grant_refusals(guest, site)):
         yield from refusals
         return
     found = find_cards(settings).values()
     claims = []
     for of in (c for c in settings.classes if c.name in wanted):
         number = wanted[of.name]
-        of_class = [c for c in _granted(of, guest, found, settings.sysfs) if c.name == of.name]
+        of_class = [c for c in _cards_of(of, guest, found, settings.sysfs) if c.name == of.name]
         free = {card.item: card.functions[0].numa for card in of_class if not card.problem}
         if len(free) < number:
             why = "".join(f"; {card.problem}" for card in of_class if card.problem)
@@ -134,7 +134,7 @@ def vtorque_plan(guest: GuestPlan, site: Site) -> Iterator[Claim | Refusal | Not
     yield from claims
 
 
-def _not_granted(guest: GuestPlan, site: Site) -> Iterator[Refusal]:
+def _grant_refusals(guest: GuestPlan, site: Site) -> Iterator[Refusal]:
     """Yield a refusal for each resource of which the batch system granted too little."""
     needed = Counter[str]()
     for extra in plugin.vtorque_needs(guest.request, site):
@@ -147,9 +147,9 @@ def _not_granted(guest: GuestPlan, site: Site) -> Iterator[Refusal]:
             yield Refusal(f"{said} has granted the job {given}", PCI.key, guest[PCI], fix=fix)
 
 
-def _granted(
-    of: CardClass, guest: GuestPlan, found: Collection[Card], sysfs: str
-) -> Collection[Card]:
+def _cards_of(
+    of: CardClass, guest: GuestPlan, found: Collection[CardGroup], sysfs: str
+) -> Collection[CardGroup]:
     if guest.granted is None or not of.files:
         return found
     grant = guest.granted.get(of.resource, Grant(0))
@@ -158,7 +158,7 @@ def _granted(
             f"the batch system does not report which {of.resource} of node {guest.job.node} "
             "belong to the job only: request unshared ones, or tell the admin"
         )
-    numbers = {behind(file, sysfs): n for n, file in reversed([*enumerate(of.files)])}
+    numbers = {function_of_file(file, sysfs): n for n, file in reversed([*enumerate(of.files)])}
     at = {number: address for address, number in numbers.items() if address}
     where = f"{of.resource} of node {guest.job.node}: number"
     mine = []
@@ -200,7 +200,7 @@ def vtorque_pre_boot(job: NodeJob) -> None:
     """Bind all functions of the leased cards to VFIO, and give QEMU's user access."""
     for guest in job.guests:
         for device in list(vtorque_render_domain(guest, job.site)):
-            job.acquire(Vfio.of(device, guest.qemu_uid, job.site[Settings].sysfs), guest)
+            job.acquire(Vfio.for_function(device, guest.qemu_uid, job.site[Settings].sysfs), guest)
 
 
 @hookimpl
@@ -229,7 +229,7 @@ def check(site: Site) -> Iterator[HealthResult]:
             yield HealthResult("ok", f"{about}: available to guests")
     for of in settings.classes:
         for number, file in enumerate(of.files):
-            if address := behind(file, settings.sysfs):
+            if address := function_of_file(file, settings.sysfs):
                 yield HealthResult("ok", f"{of.resource} number {number} is {address} ({file})")
 
 

@@ -55,7 +55,7 @@ class PciFunction:
         return "" if _NOBODYS.fullmatch(self.driver) else self.driver
 
     @property
-    def used(self) -> str:
+    def host_use(self) -> str:
         """How the host uses the function now, for messages; empty if no use is visible.
 
         A function is in use if it has an active network interface, an active RDMA port or a disk,
@@ -112,7 +112,7 @@ def functions(sysfs: str = SYSFS) -> dict[str, PciFunction]:
     return {name: function(name, sysfs) for name in names}
 
 
-def together(all_: Iterable[PciFunction], group: str) -> tuple[PciFunction, ...]:
+def group_of(all_: Iterable[PciFunction], group: str) -> tuple[PciFunction, ...]:
     """Return the functions of an IOMMU group except bridges. Only one guest can have them."""
     return tuple(f for f in all_ if f.group == group and not f.bridge)
 
@@ -128,7 +128,7 @@ def virtual_functions(cards: Iterable[str], sysfs: str = SYSFS) -> dict[str, Vir
         net = Path(sysfs, "class/net", card)
         for link in sorted(net.glob("device/virtfn*"), key=lambda p: (len(p.name), p.name)):
             f = everything[link.resolve().name]
-            if f.group and not f.used and len(together(everything.values(), f.group)) == 1:
+            if f.group and not f.host_use and len(group_of(everything.values(), f.group)) == 1:
                 number = int(link.name.removeprefix("virtfn"))
                 infiniband = _text(net / "type") == _INFINIBAND
                 found[f.address] = VirtualFunction(f, card, number, infiniband)

@@ -70,7 +70,7 @@ class Vfio(Resource):
     dev: str = "/dev/vfio"
 
     @classmethod
-    def of(cls, device: PciDevice, uid: int, sysfs: str = SYSFS) -> Vfio:
+    def for_function(cls, device: PciDevice, uid: int, sysfs: str = SYSFS) -> Vfio:
         """Return the resource for a function in its current state.
 
         Raises HostFault if it is missing.
@@ -87,9 +87,9 @@ class Vfio(Resource):
         Raises:
             HostFault: the function is in use or cannot be reset, or IOMMU or vfio-pci is missing.
         """
-        now = self._now()
-        if now is None or not now.group or now.used:
-            why = "is missing" if now is None else now.used or "has no IOMMU group"
+        now = self._current_function()
+        if now is None or not now.group or now.host_use:
+            why = "is missing" if now is None else now.host_use or "has no IOMMU group"
             raise HostFault(f"PCI function {self.address}: {why}")
         if self.must_reset and not now.resets:
             raise HostFault(f"PCI function {self.address} cannot be reset")
@@ -100,7 +100,7 @@ class Vfio(Resource):
 
     def release(self) -> None:
         """Reset the function and rebind the host's driver. Raises HostFault if that fails."""
-        now = self._now()
+        now = self._current_function()
         if now is None:
             return
         if now.driver == DRIVER and now.resets:
@@ -115,7 +115,7 @@ class Vfio(Resource):
     def _pci(self) -> Path:
         return Path(self.sysfs, "bus/pci")
 
-    def _now(self) -> PciFunction | None:
+    def _current_function(self) -> PciFunction | None:
         with contextlib.suppress(FileNotFoundError):
             return function(self.address, self.sysfs)
         return None
@@ -130,7 +130,7 @@ class Vfio(Resource):
             self._write(f"devices/{self.address}/driver/unbind", self.address)
         if driver:
             self._write("drivers_probe", self.address)
-        bound = self._now()
+        bound = self._current_function()
         if driver == DRIVER and (bound is None or bound.driver != driver):
             raise HostFault(f"PCI function {self.address} cannot be bound to {driver}")
 

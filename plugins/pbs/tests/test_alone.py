@@ -3,7 +3,7 @@
 import pytest
 
 from pbs_harness import OpenPbsHarness, TorqueHarness
-from torque_node import Site
+from torque_node import TorqueSite
 from vtorque_core.api import Paths
 from vtorque_core.api.batch_system import Needs
 from vtorque_pbs import resources
@@ -33,7 +33,7 @@ NODES = "nodes=1:ppn=2:vtorque"
 )
 def test_exclusive_setting_is_requested_unless_the_user_does(site, user, asked):
     name = site.partition("=")[0]
-    assert resources.alone(site, user) == ({name: asked} if asked else {})
+    assert resources.exclusive_place(site, user) == ({name: asked} if asked else {})
 
 
 @pytest.mark.parametrize("bad", ["excl", "place=excl,mem=1gb", "place=", "mem=1gb", "place=a b"])
@@ -52,16 +52,16 @@ def test_qsub_gets_the_exclusive_request(tmp_path, harness, site, words):
     found.site = PluginSite(found.paths, (settings,))
     (found.directory / "j.sh").write_text("#!/bin/sh\n:\n")
     run_vsub(found, ["j.sh"], blob=b'{"v":1}', needs=Needs(4, 2304))
-    assert words in found.received().argv
+    assert words in found.last_input().argv
 
 
 def torque_job(tmp_path, monkeypatch, *, site="", np="4", given="", nodes=NODES):
     settings = Settings(node="n1", exclusive=site)
-    node = TorqueNode(Site(Paths(tmp_path, tmp_path), settings), settings)
+    node = TorqueNode(TorqueSite(Paths(tmp_path, tmp_path), settings), settings)
     known = {"exec_host": "n1/0-1", "Resource_List.nodes": nodes}
-    monkeypatch.setattr(node, "_known", lambda _: known | {"Resource_List.naccesspolicy": given})
+    monkeypatch.setattr(node, "_find_job", lambda _: known | {"Resource_List.naccesspolicy": given})
     shown = f"n1\n     state = free\n     np = {np}\n     note = np = 1\n\nn2\n     np = 2\n"
-    monkeypatch.setattr(node.commands, "tell", lambda *_: shown)
+    monkeypatch.setattr(node.commands, "run_checked", lambda *_: shown)
     args = PrologueArgs("7.srv", "ada", "users", "j", "other=vt1:AAAA", "gpu", "", "/j.SC")
     job = node.job((FIRST, *args.argv()), {})
     return job.whole_node, job.whole_user
@@ -99,7 +99,7 @@ def test_torque_job_is_alone_by_processors_or_a_known_policy(tmp_path, monkeypat
 def test_openpbs_job_is_alone_by_its_place(tmp_path, place, vnode, alone):
     """``excl`` applies to vnodes, of which a host may have several."""
     settings = Settings(node="n1")
-    node = OpenPbsNode(Site(Paths(tmp_path, tmp_path), settings), settings)
+    node = OpenPbsNode(TorqueSite(Paths(tmp_path, tmp_path), settings), settings)
     words = ("id=7.srv", "owner=ada", "exec_host=n1/0", "request=vt1:AAAA", f"place={place}")
     words += (f"vnodes=({vnode}:ncpus=1)",)
     assert node.job(words, {}).whole_node is alone

@@ -34,7 +34,7 @@ def test_waiting_qrerun_is_not_awaited(tmp_path, monkeypatch):
 
 
 def test_ssh_gets_one_quoted_command_without_the_user_configuration(tmp_path, monkeypatch):
-    by_ssh = batch_commands.by_ssh
+    by_ssh = batch_commands.ssh_command
     sites = tmp_path / "ssh_config"
     monkeypatch.setattr(batch_commands, "_SSH_CONFIG", sites)
     assert by_ssh("7.srv", "n1", ["vmgr", "a b", "$(id)"], terminal=False) == [

@@ -4,7 +4,7 @@ import pytest
 
 from pbs_harness import OpenPbsHarness, TorqueHarness
 from vtorque_testing.batch import BatchContract
-from vtorque_testing.wild_scripts import SCRIPTS, a_few
+from vtorque_testing.wild_scripts import SCRIPTS, select_few
 
 pytestmark = pytest.mark.e2e  # whole hooks and job shells: with the whole jobs
 
@@ -14,7 +14,7 @@ class TestTorque(BatchContract):
     def harness(self, tmp_path):
         return TorqueHarness(tmp_path)
 
-    wild, rarely = a_few(SCRIPTS)
+    wild, rarely = select_few(SCRIPTS)
     refused = {"line-continuation-directive.sh": "No escaped character"}  # noqa: RUF012
 
 

@@ -35,7 +35,7 @@ LICENCE = Needs(4, None, 0, {}, {"matlab": 1})
     ],
 )
 def test_resources_requested_from_torque_are_parsed(resources, found):
-    assert counted.torque_asked(resources) == found
+    assert counted.torque_counts(resources) == found
 
 
 @pytest.mark.parametrize(
@@ -93,7 +93,7 @@ def test_grant_is_read_from_the_torque_server(tmp_path):
     mom = FakeTorqueMom(tmp_path)
     argv = ["-l", "nodes=1:ppn=2:gpus=1:exclusive_process", "-vm", "ram=1G"]
     assert run_vsub(mom, argv, stdin=b":\n").code == 0
-    job = mom.received().job_id
+    job = mom.last_input().job_id
     args = ["first", job, "u", "g", "n", "nodes=1,other=vt1:AHsidiI6MX0", "batch"]
     mom.pbs.job(job, exec_host="n1/0-1", state="R", start_count=1)
     assert adapter_at(mom.root, "n1").job(args, {}).granted == {}
@@ -108,7 +108,7 @@ def test_qsub_of_torque_gets_additional_resources(tmp_path):
     assert split.resources_given == {"gpus": 1}
     ended = run_vsub(harness, ["j.sh"], blob=b'{"v":1}', needs=GPUS)
     assert ended.code == 0, ended
-    assert "nodes=2:ppn=8:gpus=2:exclusive_process:vtorque" in harness.received().argv
+    assert "nodes=2:ppn=8:gpus=2:exclusive_process:vtorque" in harness.last_input().argv
 
 
 # -- OpenPBS -----------------------------------------------------------------------------------
@@ -125,7 +125,7 @@ def test_qsub_of_torque_gets_additional_resources(tmp_path):
     ],
 )
 def test_resources_requested_from_openpbs_are_parsed(resources, found):
-    assert counted.openpbs_asked(resources) == found
+    assert counted.openpbs_counts(resources) == found
 
 
 @pytest.mark.parametrize(

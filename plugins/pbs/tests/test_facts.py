@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from torque_node import Site, adapter_at
+from torque_node import TorqueSite, adapter_at
 from vtorque_core.api import Paths
 from vtorque_pbs.convention import PrologueArgs
 from vtorque_pbs.openpbs.node import OpenPbsNode
@@ -18,7 +18,7 @@ from vtorque_pbs.torque.node import FIRST, SISTER
 @pytest.mark.parametrize("kind", [FIRST, SISTER])
 def test_torque_passes_queue_and_account_in_the_hook_arguments(tmp_path, monkeypatch, kind):
     node = adapter_at(tmp_path, "n1")
-    monkeypatch.setattr(node, "_known", lambda _: {"exec_host": "n1/0", "queue": "forged"})
+    monkeypatch.setattr(node, "_find_job", lambda _: {"exec_host": "n1/0", "queue": "forged"})
     resources = "nodes=1,other=vt1:AAAA"
     args = PrologueArgs("7.srv", "ada", "users", "j", resources, "gpu", "chem", "/j.SC")
     job = node.job((kind, *args.argv()), {"PBS_QUEUE": "forged"})
@@ -27,7 +27,7 @@ def test_torque_passes_queue_and_account_in_the_hook_arguments(tmp_path, monkeyp
 
 def test_openpbs_passes_queue_and_account_in_the_hook_words(tmp_path):
     settings = Settings(node="n1")
-    node = OpenPbsNode(Site(Paths(tmp_path, tmp_path), settings), settings)
+    node = OpenPbsNode(TorqueSite(Paths(tmp_path, tmp_path), settings), settings)
     words = ("id=7.srv", "owner=ada", "exec_host=n1/0", "request=vt1:AAAA")
     job = node.job((*words, "queue=gpu", "account=a=b"), {})
     assert (job.queue, job.account) == ("gpu", "a=b")

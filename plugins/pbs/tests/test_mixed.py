@@ -11,7 +11,12 @@ from vtorque_core.api import Refused
 from vtorque_core.api.batch_system import BareNode, Needs, PeerGuest
 from vtorque_core.api.guest_context import GuestFile
 from vtorque_core.api.submission import to_token
-from vtorque_pbs.mixed import for_guests, openpbs_places, require_guests_first, torque_places
+from vtorque_pbs.mixed import (
+    openpbs_places,
+    require_guests_first,
+    select_guest_parts,
+    torque_places,
+)
 from vtorque_pbs.resources import openpbs_given, torque_given
 from vtorque_testing.submit import run_vsub
 
@@ -33,8 +38,8 @@ HARNESSES = {"torque": TorqueHarness, "openpbs": OpenPbsHarness}
     ],
 )
 def test_parts_with_the_property_or_all_parts_have_guests(parts, guests):
-    assert for_guests(parts.split("+"), "vtorque") == guests
-    assert for_guests(parts.split("+"), "") == [True] * len(guests)
+    assert select_guest_parts(parts.split("+"), "vtorque") == guests
+    assert select_guest_parts(parts.split("+"), "") == [True] * len(guests)
 
 
 @pytest.mark.parametrize(
@@ -52,7 +57,7 @@ def test_parts_without_guests_are_not_changed(tmp_path, system, argv, added):
     harness = HARNESSES[system](tmp_path)
     ended = run_vsub(harness, shlex.split(argv), stdin=b":\n", blob=BLOB, needs=NEEDS)
     assert ended.code == 0, ended
-    words = " ".join(harness.received().argv)
+    words = " ".join(harness.last_input().argv)
     assert (
         words.removeprefix(argv)
         .replace(str(harness.paths.jobshell), "S")
@@ -70,7 +75,7 @@ def test_script_runs_in_the_first_part(tmp_path, system, asked):
     ended = run_vsub(harness, ["-l", asked], stdin=b":\n", blob=BLOB, needs=NEEDS)
     assert ended.code != 0
     assert b"first" in ended.stderr
-    assert harness.received() is None
+    assert harness.last_input() is None
 
 
 def test_size_is_read_from_the_parts_with_guests():
@@ -139,7 +144,7 @@ def test_root_on_torques_nodes(tmp_path):
     harness = TorqueHarness(tmp_path)
     asked = "nodes=1:ppn=2:vtorque+2:ppn=1,pmem=1gb"
     run_vsub(harness, ["-l", asked], stdin=b":\n", blob=BLOB, needs=NEEDS)
-    job_id = harness.received().job_id
+    job_id = harness.last_input().job_id
 
     def job(node, exec_host, kind="first"):
         harness.pbs.job(job_id, exec_host=exec_host, state="R", start_count=1)

@@ -14,10 +14,10 @@ from pbs_harness import OpenPbsHarness, TorqueHarness
 from vtorque_core.api import UsageError
 from vtorque_core.api.batch_system import Needs
 from vtorque_pbs import request_channel
-from vtorque_pbs.batch_commands import for_user
+from vtorque_pbs.batch_commands import user_command
 from vtorque_pbs.qsub_dialect import TORQUE
 from vtorque_pbs.settings import Settings
-from vtorque_testing.harness import Ended
+from vtorque_testing.harness import ProgramResult
 from vtorque_testing.submit import run_vsub
 
 BLOB = b'{"v":1}'
@@ -41,7 +41,7 @@ def golden(harness, argv, content=b"#!/bin/sh\n:\n"):
     stdin = b"" if "j.sh" in argv else content
     ended = run_vsub(harness, shlex.split(argv), stdin=stdin, blob=BLOB, needs=NEEDS)
     assert ended.code == 0, ended
-    words = harness.received().argv
+    words = harness.last_input().argv
     return " ".join("S" if word == str(harness.paths.jobshell) else word for word in words)
 
 
@@ -109,12 +109,12 @@ def test_openpbs_qsub_gets_user_arguments_and_additions(openpbs, argv, expected)
 def test_openpbs_command_is_submitted_as_a_script(openpbs):
     """``qsub -- command`` ignores -S and would run on the host."""
     run_vsub(openpbs, ["-vm", "ram=1G", "--", "/bin/echo", "it's", "a b", "$x"])
-    job = openpbs.received()
+    job = openpbs.last_input()
     assert job.script == b"#!/bin/sh\nexec /bin/echo 'it'\"'\"'s' 'a b' '$x'\n"
     done = subprocess.run(["sh"], input=job.script, capture_output=True, check=True)
     assert done.stdout == b"it's a b $x\n"
     run_vsub(openpbs, ["--", "/bin/echo", "a b"])
-    assert openpbs.received().argv == ("--", "/bin/echo", "a b"), "bare metal: as it was"
+    assert openpbs.last_input().argv == ("--", "/bin/echo", "a b"), "bare metal: as it was"
 
 
 def test_directives_count_and_the_command_line_wins(torque):
@@ -176,7 +176,7 @@ def test_long_request_is_sent_in_a_variable_with_its_hash(torque):
     argv = ["-v", "A=1,B='x,y'", "-l", "other=m"]
     ended = run_vsub(torque, argv, stdin=b":\n", blob=blob)
     assert ended.code == 0
-    words = torque.received().argv
+    words = torque.last_input().argv
     value = words[len(words) - 1]
     token = value.removeprefix("VTORQUE_REQUEST=").split(",")[0]
     assert value.endswith(",A=1,B='x,y'"), "Torque garbles what follows a quoted value"
@@ -192,14 +192,14 @@ def test_long_request_is_sent_in_a_variable_with_its_hash(torque):
 def test_resources_that_torque_would_drop_are_refused(torque):
     ended = run_vsub(torque, ["-l", "file=" + "x" * 2000], stdin=b":\n", blob=BLOB)
     assert ended.code == 2 and b"limit: 1472 bytes" in ended.stderr
-    assert torque.received() is None
+    assert torque.last_input() is None
 
 
 @pytest.mark.parametrize("argv", [["--version"], ["--about"]])
 def test_options_that_only_print_are_passed_to_qsub(torque, argv):
     ended = run_vsub(torque, argv)
     assert (ended.code, ended.stderr) == (0, b"") and b"6.1.3" in ended.stdout
-    assert torque.received().argv == tuple(argv)
+    assert torque.last_input().argv == tuple(argv)
 
 
 @pytest.mark.parametrize("argv", [["a", "b"], ["-Y"], ["-l"], ["nofile"]])
@@ -217,21 +217,21 @@ def test_option_without_value_is_rejected_and_runs_no_job_shell(request, system,
     harness.paths.jobshell.write_text("#!/bin/sh\n")  # like on a node, where qsub could submit it
     ended = run_vsub(harness, argv, stdin=b":\n", blob=BLOB, needs=NEEDS)
     assert ended.code != 0 and f"option {argv[-1]} requires argument".encode() in ended.stderr
-    assert harness.received() is None
+    assert harness.last_input() is None
 
 
 @pytest.mark.parametrize("argv", [["-Y"], ["j.sh", "-Y", "-S", "/bin/sh"], ["-Y", "value", "-"]])
 def test_job_with_an_option_unknown_to_vsub_gets_the_job_shell(torque, argv):
-    torque.answer(Ended(0, b"1.server\n", b""))
+    torque.answer(ProgramResult(0, b"1.server\n", b""))
     assert run_vsub(torque, argv, stdin=b":\n").code == 0
     shell = torque.paths.jobshell
-    assert torque.received().argv == ("-S", str(shell), *argv, f"-S{shell}")
+    assert torque.last_input().argv == ("-S", str(shell), *argv, f"-S{shell}")
 
 
 def test_vm_without_a_value_submits_nothing(torque):
     ended = run_vsub(torque, ["j.sh", "-vm"])
     assert (ended.code, ended.stderr) == (2, b"vsub: -vm needs a value\n")
-    assert torque.received() is None
+    assert torque.last_input() is None
 
 
 WORDS = ["-", "--", "-N", "-Nn", "-hN", "-hj", "-C", "-I", "-x", "-z", "x", "", "j.sh", "--a"]
@@ -248,7 +248,7 @@ def test_command_line_that_makes_the_job_shell_the_script_is_refused(torque, arg
     """Torque's qsub looks at the first letter of ``-hA`` only, so the value becomes an option."""
     ended = run_vsub(torque, argv, stdin=b":\n", blob=BLOB, needs=NEEDS)
     assert ended.code == 2 and b"qsub would use" in ended.stderr
-    assert torque.received() is None
+    assert torque.last_input() is None
 
 
 @pytest.mark.parametrize(
@@ -267,7 +267,7 @@ def test_interactive_vm_job_gets_the_display_only_on_request(torque, argv, blob,
     torque.environ["DISPLAY"] = "localhost:10.0"
     needs = NEEDS if blob else None
     assert run_vsub(torque, argv, blob=blob, needs=needs).code == 0
-    assert torque.received().environ["DISPLAY"] == found
+    assert torque.last_input().environ["DISPLAY"] == found
 
 
 def test_pbs_vm_directive_is_removed_from_a_copy_with_the_same_name(torque):
@@ -275,7 +275,7 @@ def test_pbs_vm_directive_is_removed_from_a_copy_with_the_same_name(torque):
     (torque.directory / "j.sh").write_bytes(text)
     for argv in (["j.sh"], ["-vm", "none", "j.sh", "-o", "j.sh"], ["-o", "j.sh", "j.sh"]):
         assert run_vsub(torque, argv).code == 0
-        job = torque.received()
+        job = torque.last_input()
         assert job.script == text.replace(b"#PBS -vm ram=2G\n", b"")
         assert [word for word in job.argv if word.endswith("/j.sh")]
         assert (job.argv.count("j.sh") == 1) == ("-o" in argv)
@@ -286,14 +286,14 @@ def test_command_missing_in_path_is_found_as_by_root(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", "/nowhere")
     places = [str(tmp_path / "none"), str(tmp_path)]
     with pytest.raises(UsageError, match=r"qstat: not found in PATH; set \[plugin.pbs\] bindir"):
-        for_user(Settings(), "qstat", places)
+        user_command(Settings(), "qstat", places)
     (tmp_path / "qstat").touch(mode=0o755)
-    assert for_user(Settings(), "qstat", places) == str(tmp_path / "qstat")
+    assert user_command(Settings(), "qstat", places) == str(tmp_path / "qstat")
 
 
 def test_jobs_are_listed_with_reasons_and_canceled(torque, monkeypatch):
     run_vsub(torque, ["-N", "one<b>", "-v", "A=<Job_Name>evil</Job_Name>"], stdin=b":\n")
-    job = torque.received()
+    job = torque.last_input()
     monkeypatch.setenv("PATH", torque.environ["PATH"])
     infos = torque.system.submitter(torque.site).jobs()
     assert [(info.id, info.name, info.state) for info in infos] == [(job.job_id, "one<b>", "Q")]
@@ -325,7 +325,7 @@ def test_commands_of_the_site_are_added_to_pbs_o_path_of_vm_jobs(torque, blob, s
     torque.environ["PATH"] = "/usr/bin:/bin"
     needs = NEEDS if blob else None
     assert run_vsub(torque, ["-N", "x"], stdin=b":\n", blob=blob, needs=needs).code == 0
-    path = torque.received().environ["PATH"]
+    path = torque.last_input().environ["PATH"]
     assert path == "/usr/bin:/bin" + seen * f":{torque.pbs.bin}"
 
 
@@ -338,7 +338,7 @@ def test_torque_script_with_ncpus_gets_nodes_instead(torque, argv):
     (torque.directory / "j.sh").write_bytes(NCPUS)
     done = run_vsub(torque, argv, stdin=b"" if argv else NCPUS, blob=BLOB, needs=NEEDS)
     assert done.code == 0, done
-    got = torque.received()
+    got = torque.last_input()
     more = ["nodes=1:ppn=8:vtorque", "walltime=00:02:00", f"other={TOKEN}"]
     assert [word for word in got.argv if "=" in word] == more
     lines = got.script.splitlines()
@@ -348,7 +348,7 @@ def test_torque_script_with_ncpus_gets_nodes_instead(torque, argv):
 
 def test_ncpus_of_a_bare_metal_job_is_not_changed(torque):
     done = run_vsub(torque, ["-vm", "none", "-l", "ncpus=2"], stdin=NCPUS)
-    got = torque.received()
+    got = torque.last_input()
     assert (done.code, got.script, got.argv) == (0, NCPUS, ("-l", "ncpus=2"))
 
 
@@ -371,5 +371,5 @@ def test_guests_sized_by_the_allocation_request_no_memory(request, system, argv,
     harness = request.getfixturevalue(system)
     needs = Needs(8, None, 60)
     assert run_vsub(harness, argv, stdin=b":\n", blob=BLOB, needs=needs).code == 0
-    got = [word for word in harness.received().argv[2:] if "=" in word]
+    got = [word for word in harness.last_input().argv[2:] if "=" in word]
     assert [word for word in got if not word.startswith(("other", "VTORQUE"))] == [added]

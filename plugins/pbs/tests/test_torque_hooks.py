@@ -31,7 +31,7 @@ def mom(tmp_path):
 
 def submitted(mom, *argv):
     assert run_vsub(mom, ["-l", "nodes=1:ppn=2", *argv], stdin=b":\n").code == 0
-    return mom.received().job_id
+    return mom.last_input().job_id
 
 
 VM = ("-vm", "ram=1G")

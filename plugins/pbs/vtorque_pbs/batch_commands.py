@@ -32,7 +32,7 @@ _SSH_CONFIG = Path("/etc/ssh/ssh_config")  # ssh_config(5): the site's
 _ENVIRON = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C", "HOME": "/root"}
 
 
-def for_user(settings: Settings, program: str, programs: Sequence[str]) -> str:
+def user_command(settings: Settings, program: str, programs: Sequence[str]) -> str:
     """Return the path of a command for the user.
 
     ``programs`` is searched as well, because processes on a job's node lack the user's PATH.
@@ -45,7 +45,7 @@ def for_user(settings: Settings, program: str, programs: Sequence[str]) -> str:
     return found
 
 
-def pass_on(argv: Sequence[str], stdin: int | None = None) -> int:
+def run_with_streams(argv: Sequence[str], stdin: int | None = None) -> int:
     """Run a command with this process's streams; return its exit status as a shell would.
 
     ``stdin`` is passed to :func:`subprocess.run`.
@@ -60,7 +60,7 @@ def pass_on(argv: Sequence[str], stdin: int | None = None) -> int:
     return done.returncode if done.returncode >= 0 else 128 - done.returncode
 
 
-def by_ssh(job_id: str, node: str, command: Sequence[str], terminal: bool) -> list[str]:
+def ssh_command(job_id: str, node: str, command: Sequence[str], terminal: bool) -> list[str]:
     """Return an ssh command for a node, quoted for the login shell on that node.
 
     ``~/.ssh/config`` is ignored. Root may run this command for the job's owner, and the owner's
@@ -73,7 +73,7 @@ def by_ssh(job_id: str, node: str, command: Sequence[str], terminal: bool) -> li
 
 def step(site: Site) -> StepOf | None:
     """Return the function that runs a command on a job's node by ssh, if the site enables it."""
-    return by_ssh if site[Settings].ssh else None
+    return ssh_command if site[Settings].ssh else None
 
 
 def _hear_ctrl_c() -> None:
@@ -110,7 +110,7 @@ class Commands:
 
     def ask(self, program: str, *args: str, timeout: float = 30.0) -> CommandResult:
         """Run a command. Raise HostFault if it is missing or times out."""
-        found = self._found(program)
+        found = self._find_program(program)
         try:
             done = subprocess.run(
                 [found, *args], stdin=subprocess.DEVNULL, capture_output=True, env=_ENVIRON,
@@ -121,7 +121,7 @@ class Commands:
         out, err = (data.decode("utf-8", "surrogateescape") for data in (done.stdout, done.stderr))
         return CommandResult(done.returncode, out, err)
 
-    def tell(self, program: str, *args: str, timeout: float = 30.0) -> str:
+    def run_checked(self, program: str, *args: str, timeout: float = 30.0) -> str:
         """Run a command and return its output. Raise HostFault if it fails."""
         answer = self.ask(program, *args, timeout=timeout)
         if answer.code:
@@ -144,9 +144,9 @@ class Commands:
         Raises:
             HostFault: The server refuses, or qrerun is missing.
         """
-        argv = [self._found("qrerun"), job_id]
+        argv = [self._find_program("qrerun"), job_id]
         if then:
-            argv = ["/bin/sh", "-c", _RERUN, "sh", *argv, self._found("qalter"), then]
+            argv = ["/bin/sh", "-c", _RERUN, "sh", *argv, self._find_program("qalter"), then]
         process = subprocess.Popen(
             argv, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
             env=_ENVIRON, cwd="/", start_new_session=True,
@@ -159,7 +159,7 @@ class Commands:
         if code:
             raise HostFault(f"qrerun {job_id} ended with exit code {code}")
 
-    def _found(self, program: str) -> str:
+    def _find_program(self, program: str) -> str:
         found = shutil.which(program, path=self._path)
         if found is None:
             raise HostFault(f"{program}: not found in {self._path}; set [plugin.pbs] bindir")

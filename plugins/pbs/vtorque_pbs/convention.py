@@ -93,7 +93,9 @@ class EpilogueArgs:
         return [str(value) for value in astuple(self)]
 
     @classmethod
-    def after(cls, job: PrologueArgs, session: int, seconds: float, status: int) -> EpilogueArgs:
+    def from_prologue(
+        cls, job: PrologueArgs, session: int, seconds: float, status: int
+    ) -> EpilogueArgs:
         """Return the arguments after a job's end, with session leader, run time and exit status."""
         used = f"walltime={show_walltime(seconds)}"
         first = (job.job_id, job.user, job.group, job.job_name, str(session), job.resources, used)

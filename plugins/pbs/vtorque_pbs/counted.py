@@ -19,7 +19,7 @@ _GPUS = re.compile(r"(?<![^:+])gpus=([0-9]{1,6})(?=[:+#]|$)", re.ASCII)
 _MODES = re.compile(r"(?<![^:+])(exclusive\w*|shared|default)(?=[:+#]|$)", re.ASCII | re.IGNORECASE)
 
 
-def torque_asked(resources: Mapping[str, str]) -> dict[str, int]:
+def torque_counts(resources: Mapping[str, str]) -> dict[str, int]:
     """Return the smallest number of GPUs requested in ``nodes=``, and the ``gres=`` request."""
     found = dict(_gres(resources))
     gpus = [int(n) for n in _GPUS.findall(resources.get("nodes", ""))]
@@ -78,7 +78,7 @@ def torque_granted(exec_gpus: str, nodes: str, node: str) -> dict[str, Grant]:
     return {GPUS: Grant(len(found), found)} if found and alone else {}
 
 
-def openpbs_asked(resources: Mapping[str, str]) -> dict[str, int]:
+def openpbs_counts(resources: Mapping[str, str]) -> dict[str, int]:
     """Return, for each resource, the smallest request of a chunk, or the job's request if none."""
     found = {name: int(n) for name, n in resources.items() if n.isdecimal()}
     for chunk in resources.get("select", "").split("+"):

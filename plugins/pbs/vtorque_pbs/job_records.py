@@ -17,7 +17,7 @@ _ENDED = ("C", "F", "X")  # completed jobs that the server keeps: qstat(1B), kee
 _ELEMENT = re.compile(r"<(/?)([A-Za-z_][A-Za-z0-9_.]*)>([^<]*)")
 
 
-def jobs_of(dialect: PbsDialect, text: str) -> list[Attributes]:
+def parse_jobs(dialect: PbsDialect, text: str) -> list[Attributes]:
     """Return the attributes of each job in qstat's output."""
     return torque_jobs(text) if dialect is TORQUE else openpbs_jobs(text)
 
@@ -39,7 +39,7 @@ def torque_jobs(document: str) -> list[Attributes]:
                 job = {}
                 found.append(job)
             elif len(path) > 2:
-                job.setdefault(".".join(path[2:]), _unescaped(text))
+                job.setdefault(".".join(path[2:]), _unescape(text))
         elif name in path:
             del path[len(path) - 1 - path[::-1].index(name) :]
     return found
@@ -87,7 +87,7 @@ def job_infos(dialect: PbsDialect, qstat: str) -> list[JobInfo]:
         raise UsageError("qstat: the server did not answer within 60 s") from None
     if done.returncode:
         raise UsageError(f"qstat: {done.stderr.decode('utf-8', 'replace').strip()[:500]}")
-    return list(_infos(jobs_of(dialect, done.stdout.decode("utf-8", "replace"))))
+    return list(_infos(parse_jobs(dialect, done.stdout.decode("utf-8", "replace"))))
 
 
 def _infos(jobs: list[Attributes]) -> Iterator[JobInfo]:
@@ -116,7 +116,7 @@ def _reason(job: Attributes, nodes: tuple[str, ...], code: int | None) -> str:
     return "" if nodes else job.get("comment", "")
 
 
-def _unescaped(text: str) -> str:
+def _unescape(text: str) -> str:
     for name, char in (("&lt;", "<"), ("&gt;", ">"), ("&quot;", '"'), ("&apos;", "'")):
         text = text.replace(name, char)
     return text.replace("&amp;", "&")

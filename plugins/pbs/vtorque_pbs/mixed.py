@@ -27,7 +27,7 @@ class JobPart:
     guests: bool
 
 
-def for_guests(parts: Sequence[str], feature: str) -> list[bool]:
+def select_guest_parts(parts: Sequence[str], feature: str) -> list[bool]:
     """Return, for each part of a request, whether it gets guests. ``feature`` may be ""."""
     marked = [bool(feature) and any(_marks(w, feature) for w in part.split(":")) for part in parts]
     return marked if any(marked) else [True] * len(parts)
@@ -68,7 +68,7 @@ def torque_places(
     """
     parts = nodes.partition("#")[0].split("+")
     wanted: list[tuple[int, frozenset[str], bool]] = []
-    for part, guests in zip(parts, for_guests(parts, feature), strict=True):
+    for part, guests in zip(parts, select_guest_parts(parts, feature), strict=True):
         first, *words = part.split(":")
         pairs = dict(word.split("=", 1) for word in words if "=" in word)
         plain = frozenset(word for word in words if "=" not in word)
@@ -120,7 +120,7 @@ def openpbs_places(select: str, placed: Sequence[tuple[str, int]], feature: str)
         Refused: The numbers of chunks differ, or guests do not come first.
     """
     parts = select.split("+")
-    its = for_guests(parts, feature)
+    its = select_guest_parts(parts, feature)
     if all(its):
         return [JobPart(node, slots, guests=True) for node, slots in placed]
     require_guests_first(its)

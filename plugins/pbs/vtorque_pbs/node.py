@@ -19,7 +19,7 @@ from vtorque_core.api.batch_system import BatchJob, JobState, Outcome, PeerGuest
 from vtorque_core.api.guest_context import ContextItem
 from vtorque_core.api.node_job import Site
 from vtorque_pbs import batch_commands, inside_guests
-from vtorque_pbs.job_records import Attributes, jobs_of, parse_nodes
+from vtorque_pbs.job_records import Attributes, parse_jobs, parse_nodes
 from vtorque_pbs.qsub_dialect import PbsDialect
 from vtorque_pbs.resources import hosts
 from vtorque_pbs.settings import Settings
@@ -64,7 +64,7 @@ class PbsNode(abc.ABC):
         """
         answer = self.commands.ask("qstat", self._dialect.one_job, job_id, timeout=timeout)
         if answer.code == 0:
-            jobs = jobs_of(self._dialect, answer.out)
+            jobs = parse_jobs(self._dialect, answer.out)
             return next((job for job in jobs if job.get("Job_Id") == job_id), None)
         if re.search(self._dialect.no_job, answer.err):
             return None
@@ -72,7 +72,7 @@ class PbsNode(abc.ABC):
 
     def nodes(self) -> Mapping[str, Attributes]:
         """Return the attributes of the batch system's nodes."""
-        return parse_nodes(self.commands.tell("pbsnodes", self._dialect.all_nodes))
+        return parse_nodes(self.commands.run_checked("pbsnodes", self._dialect.all_nodes))
 
     @abc.abstractmethod
     def is_marked(self, node: Attributes) -> bool:
@@ -148,7 +148,7 @@ class PbsNode(abc.ABC):
             )
         return name, nodes[name]
 
-    def others_marked(self) -> list[str]:
+    def other_vm_nodes(self) -> list[str]:
         """Return the other nodes that accept VM jobs."""
         nodes = self.nodes()
         here = self.own_name(nodes)
@@ -156,7 +156,7 @@ class PbsNode(abc.ABC):
 
     def be_last(self) -> None:
         """Raise HostFault if other nodes still need what uninstall would remove from the server."""
-        if names := self.others_marked():
+        if names := self.other_vm_nodes():
             raise HostFault(
                 f"still needed by {', '.join(names[:5])}{(', ...' if len(names) > 5 else '')}: "
                 "run vtorque setup uninstall on these nodes first, and on the server's host last"
@@ -170,13 +170,13 @@ class PbsNode(abc.ABC):
         if self.is_marked(node) != healthy:
             self.set_mark(name, node, healthy)
         if self._why_drained(node) is None:
-            self._set_note(name, node, "" if healthy else note_of(reason))
+            self._set_note(name, node, "" if healthy else format_note(reason))
 
     def drain(self, reason: str) -> None:
         """Set this node offline with the reason as its note."""
         name, node = self.this_node()
-        self._set_note(name, node, note_of(_DRAINED + reason))
-        self.commands.tell("pbsnodes", "-o", name)
+        self._set_note(name, node, format_note(_DRAINED + reason))
+        self.commands.run_checked("pbsnodes", "-o", name)
 
     def drained(self) -> tuple[str, Mapping[str, str]]:
         """Return this node's name, and the reasons of the nodes that vTorque set offline, by name.
@@ -198,7 +198,7 @@ class PbsNode(abc.ABC):
         """Set this node online again and clear the note, if vTorque drained it."""
         name, node = self.this_node()
         if self._why_drained(node) is not None:
-            self.commands.tell("pbsnodes", self.online, name)
+            self.commands.run_checked("pbsnodes", self.online, name)
             self._set_note(name, node, "")
 
     def _why_drained(self, node: Attributes) -> str | None:
@@ -233,10 +233,10 @@ class PbsNode(abc.ABC):
         if not _is_held(job):
             raise Refused("the job is no longer held")
         node = self.own_name(hosts(job.get("exec_host", ""))[0])
-        self.commands.rerun(job_id, self.on_node(job, node))
+        self.commands.rerun(job_id, self.restrict_to_node(job, node))
 
     @abc.abstractmethod
-    def on_node(self, job: Attributes, node: str) -> str:
+    def restrict_to_node(self, job: Attributes, node: str) -> str:
         """Return the job's request as a value of ``-l``, restricted to one node.
 
         Raise Refused if the request cannot name a node.
@@ -253,7 +253,7 @@ class PbsNode(abc.ABC):
         attribute, option = self.note
         there = node.get(attribute, "")
         if there.startswith(NOTE) or (text and not there):
-            self.commands.tell("pbsnodes", option, text, name)
+            self.commands.run_checked("pbsnodes", option, text, name)
 
     def finish(self, job: BatchJob, outcome: Outcome, reason: str, *, hook_waits: bool) -> int:
         """Requeue a failed job with a delay or hold it, and keep other VM jobs off a faulty node.
@@ -271,13 +271,13 @@ class PbsNode(abc.ABC):
             return 0  # the server would refuse qrerun
         try:
             self._requeue_later(job, outcome, reason)
-            return self.run_again(job, hook_waits)
+            return self.requeue_now(job, hook_waits)
         except HostFault as error:
             self.log(job, f"the job cannot be requeued: {error}")
             return 0
 
     @abc.abstractmethod
-    def run_again(self, job: BatchJob, hook_waits: bool) -> int:
+    def requeue_now(self, job: BatchJob, hook_waits: bool) -> int:
         """Requeue the job now. Return the hook's exit status, which is not 0."""
 
     def _keeps_off(self, job: BatchJob, outcome: Outcome, reason: str) -> bool:
@@ -303,20 +303,20 @@ class PbsNode(abc.ABC):
         after a requeue (tested).
         """
         if outcome is not Outcome.IN_USE and job.attempt + 1 >= self._settings.attempts:
-            self.commands.tell("qhold", "-h", "s", job.id)
+            self.commands.run_checked("qhold", "-h", "s", job.id)
             why = (
                 f"held after {job.attempt + 1} starts; when the problem is fixed: qrls -h s "
                 f"{job.id}; {reason}"
             )
             self.log(job, why)
-            self.commands.tell("qalter", "-W", f"comment={note_of(why)}", job.id)
+            self.commands.run_checked("qalter", "-W", f"comment={format_note(why)}", job.id)
             return
         until = time.localtime(time.time() + min(PAUSE << min(job.attempt, 10), LONGEST))
-        why = note_of(f"next start at {time.strftime('%H:%M:%S', until)}; {reason}")
+        why = format_note(f"next start at {time.strftime('%H:%M:%S', until)}; {reason}")
         words = ("-a", time.strftime("%Y%m%d%H%M.%S", until), "-W", f"comment={why}")
-        self.commands.tell("qalter", *words, *self.uncounted(job, outcome), job.id)
+        self.commands.run_checked("qalter", *words, *self.reset_arguments(job, outcome), job.id)
 
-    def uncounted(self, job: BatchJob, outcome: Outcome) -> Sequence[str]:
+    def reset_arguments(self, job: BatchJob, outcome: Outcome) -> Sequence[str]:
         """Return qalter arguments that keep the server from counting this start."""
         return ()
 
@@ -329,7 +329,7 @@ def _is_held(job: Attributes) -> bool:
     return job.get("Hold_Types", "n") != "n"
 
 
-def note_of(reason: str) -> str:
+def format_note(reason: str) -> str:
     """Format a reason as a short, plain note or job comment with vTorque's prefix."""
     plain = re.sub(r"[^ -~]|[\"'\\]", " ", reason).replace(",", ";")  # qalter splits -W there
     return (NOTE + " ".join(plain.split()))[:200]

@@ -41,7 +41,7 @@ class TorqueShell(PbsJobShell):
         self, command: Sequence[str], environ: Mapping[str, str], nodes: Sequence[str] = ()
     ) -> list[str]:
         """Return a pbsdsh(1B) command that runs once per host."""
-        return _everywhere(["-u"], "-n {}", command, environ, nodes)
+        return _pbsdsh_command(["-u"], "-n {}", command, environ, nodes)
 
 
 class OpenPbsShell(PbsJobShell):
@@ -54,10 +54,10 @@ class OpenPbsShell(PbsJobShell):
         self, command: Sequence[str], environ: Mapping[str, str], nodes: Sequence[str] = ()
     ) -> list[str]:
         """Return a pbsdsh(1B) command that runs once per chunk."""
-        return _everywhere(["--"], "-n {} --", command, environ, nodes)
+        return _pbsdsh_command(["--"], "-n {} --", command, environ, nodes)
 
 
-def _everywhere(
+def _pbsdsh_command(
     everywhere: list[str],
     one: str,
     command: Sequence[str],

@@ -131,7 +131,7 @@ class QsubOptions:
     facts: Mapping[str, str]
 
 
-def effective(directives: Sequence[Options], line: Options) -> QsubOptions:
+def merge_options(directives: Sequence[Options], line: Options) -> QsubOptions:
     """Merge the options of the directive lines, in order, and the command line.
 
     The last option wins, but ``-l`` resources are merged by name. ``-I`` counts only on the command

@@ -31,7 +31,7 @@ def hash_word(token: str) -> str:
     return "vt1v:" + urlsafe_b64encode(digest).decode().rstrip("=")
 
 
-def other_with(resources: Mapping[str, str], token: str) -> tuple[str, bool]:
+def add_other_token(resources: Mapping[str, str], token: str) -> tuple[str, bool]:
     """Return the job's ``other=`` value, and whether the token must go into a variable.
 
     Args:
@@ -52,7 +52,7 @@ def other_with(resources: Mapping[str, str], token: str) -> tuple[str, bool]:
     )
 
 
-def variables_with(variables: str, token: str) -> str:
+def add_variable_token(variables: str, token: str) -> str:
     """Return a ``-v`` list with the token and then the user's variables. Raise Refused if too long.
 
     qsub uses only the last ``-v``. The token comes first because Torque drops the first letter

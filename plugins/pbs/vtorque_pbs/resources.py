@@ -43,7 +43,7 @@ def torque_given(resources: Mapping[str, str], feature: str = "") -> PbsRequest:
     ``feature`` is the property of VM jobs. In a mixed request, only parts with it count.
     """
     parts = _chunks(resources.get("nodes", ""))[0]
-    chunks = list(compress(parts, mixed.for_guests(parts, feature)))
+    chunks = list(compress(parts, mixed.select_guest_parts(parts, feature)))
     ppns = [int(match[1]) for chunk in chunks if (match := _PPN.search(chunk))]
     cpus = min(ppns) if ppns and len(ppns) == len(chunks) else None
     if not chunks and resources.get("ncpus", "").isdecimal():
@@ -83,7 +83,7 @@ def torque_additions(resources: Mapping[str, str], needs: Needs, feature: str) -
         chunks = ["1"]
     cpus = int(resources["ncpus"]) if resources.get("ncpus", "").isdecimal() else needs.cpus
     if chunks:
-        nodes, is_mixed = _mended(chunks, cpus, feature, needs)
+        nodes, is_mixed = _mend_chunks(chunks, cpus, feature, needs)
         if nodes + tail != resources.get("nodes"):
             found["nodes"] = nodes + tail
     elif needs.resources and counted.GPUS not in resources:
@@ -91,7 +91,7 @@ def torque_additions(resources: Mapping[str, str], needs: Needs, feature: str) -
     found |= counted.torque_licenses(resources, needs)
     if needs.mib is not None and not is_mixed and not {*_MEMORY} & set(resources):
         found["mem"] = f"{needs.mib * _node_count(chunks)}mb"
-    return found | _longer(resources, needs)
+    return found | _extend_walltime(resources, needs)
 
 
 def is_by_ncpus(resources: Mapping[str, str]) -> bool:
@@ -120,8 +120,8 @@ def _chunks(nodes: str) -> tuple[list[str], str]:
     return [part for part in parts.split("+") if part], mark + tail
 
 
-def _mended(chunks: Sequence[str], cpus: int, feature: str, needs: Needs) -> tuple[str, bool]:
-    guests = mixed.for_guests(chunks, feature)
+def _mend_chunks(chunks: Sequence[str], cpus: int, feature: str, needs: Needs) -> tuple[str, bool]:
+    guests = mixed.select_guest_parts(chunks, feature)
     mixed.require_guests_first(guests)
     mended = (
         _chunk(chunk, cpus, feature, needs) if its else chunk
@@ -156,7 +156,7 @@ def openpbs_given(resources: Mapping[str, str], feature: str = "") -> PbsRequest
         return torque_given(resources, feature)
     if "select" in resources:
         parts = resources["select"].split("+")
-        its = compress(parts, mixed.for_guests(parts, feature))
+        its = compress(parts, mixed.select_guest_parts(parts, feature))
         chunks = [_pairs(chunk) for chunk in its]
         cpus = [int(c["ncpus"]) for c in chunks if c.get("ncpus", "").isdecimal()]
         mibs = [mib for c in chunks if (mib := _mib(c.get("mem"))) is not None]
@@ -183,7 +183,7 @@ def openpbs_additions(resources: Mapping[str, str], needs: Needs, feature: str) 
     if "nodes" in resources and "select" not in resources:
         chunks, tail = _chunks(resources["nodes"])
         counted.openpbs_job(resources, needs)
-        nodes, is_mixed = _mended(chunks, needs.cpus, feature, needs)
+        nodes, is_mixed = _mend_chunks(chunks, needs.cpus, feature, needs)
         found = {"nodes": nodes + tail} if nodes + tail != resources["nodes"] else {}
         if needs.mib is not None and not is_mixed and "mem" not in resources:
             found["mem"] = f"{needs.mib * _node_count(chunks)}mb"
@@ -195,14 +195,14 @@ def openpbs_additions(resources: Mapping[str, str], needs: Needs, feature: str) 
         found |= counted.openpbs_job(resources, needs)
     else:
         chunks = resources.get("select", "1").split("+")
-        guests = mixed.for_guests(chunks, feature)
+        guests = mixed.select_guest_parts(chunks, feature)
         mixed.require_guests_first(guests)
         select = "+".join(
             _select(chunk, needs, feature) if its else chunk
             for chunk, its in zip(chunks, guests, strict=True)
         )
         found = {"select": select} if select != resources.get("select") else {}
-    return found | counted.openpbs_licenses(resources, needs) | _longer(resources, needs)
+    return found | counted.openpbs_licenses(resources, needs) | _extend_walltime(resources, needs)
 
 
 def _select(chunk: str, needs: Needs, feature: str) -> str:
@@ -222,7 +222,7 @@ def _pairs(chunk: str) -> dict[str, str]:
 # -- both -------------------------------------------------------------------------------------
 
 
-def alone(wanted: str, resources: Mapping[str, str]) -> dict[str, str]:
+def exclusive_place(wanted: str, resources: Mapping[str, str]) -> dict[str, str]:
     """Return the site's ``-l`` value for exclusive nodes, unless the user sets one.
 
     OpenPBS accepts ``place`` only with ``select``. Other words in the user's ``place`` are kept.
@@ -255,12 +255,12 @@ def hosts(exec_host: str) -> tuple[tuple[str, ...], tuple[int, ...]]:
     ``exec_host`` is Torque's ``vm/0-3+vmb/0,2`` or ``vm/0+vm/1``, or OpenPBS's ``vm/0*2+vmb/0``.
     """
     slots: dict[str, int] = {}
-    for name, count in parts_of(exec_host):
+    for name, count in parse_exec_host(exec_host):
         slots[name] = slots.get(name, 0) + count
     return tuple(slots), tuple(slots.values())
 
 
-def parts_of(exec_host: str) -> Iterator[tuple[str, int]]:
+def parse_exec_host(exec_host: str) -> Iterator[tuple[str, int]]:
     """Yield the node and the number of processes of each item in ``exec_host``."""
     for part in exec_host.split("+"):
         name, _, where = part.strip().partition("/")
@@ -278,7 +278,7 @@ def parts_of(exec_host: str) -> Iterator[tuple[str, int]]:
         yield name, max(count, 1)
 
 
-def _longer(resources: Mapping[str, str], needs: Needs) -> dict[str, str]:
+def _extend_walltime(resources: Mapping[str, str], needs: Needs) -> dict[str, str]:
     seconds = walltime_seconds(resources.get("walltime", ""))
     if not needs.seconds or seconds is None:
         return {}  # the site sets the queue's default

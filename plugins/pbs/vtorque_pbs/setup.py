@@ -25,7 +25,7 @@ def rights(commands: Commands) -> Check:
 
 
 def _is_manager(commands: Commands, host: str) -> bool:
-    said = commands.tell("qmgr", "-c", "list server")
+    said = commands.run_checked("qmgr", "-c", "list server")
     names = re.search(r"^\s*managers = (.*)$", said, re.MULTILINE)
     managers = {each.strip() for each in (names[1] if names else "").split(",")}
     server = re.search(r"^Server:? (\S+)", said, re.MULTILINE)
@@ -34,7 +34,7 @@ def _is_manager(commands: Commands, host: str) -> bool:
     return bool(mine & managers) or (server is not None and server[1] in (host, short))
 
 
-def marked(node: PbsNode, feature: str) -> Mark:
+def mark_step(node: PbsNode, feature: str) -> Mark:
     """Return the step that adds the property for VM jobs to this node."""
     return Mark(
         f"set {feature} on this node, which VM jobs request",

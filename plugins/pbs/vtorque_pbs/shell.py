@@ -36,7 +36,7 @@ class PbsJobShell(JobShell):
             raise UsageError("standard input is missing, so there is no script")
         here = environ.get("PBS_O_INITDIR", "")
         if os.isatty(stdin):
-            _without_echo(stdin)
+            _disable_echo(stdin)
             command = argv[1] if len(argv) == 2 and argv[0] == "-c" else ""
             return ShellStart(job_id, None, cwd=here, command=command)
         line = _line(stdin)
@@ -58,7 +58,7 @@ class PbsJobShell(JobShell):
         return ["pbsdsh", "-u", *command]
 
 
-def _without_echo(terminal: int) -> None:
+def _disable_echo(terminal: int) -> None:
     """Disable echo until the guest is ready, because the guest's terminal echoes the input."""
     import termios  # noqa: PLC0415 - interactive jobs only
 

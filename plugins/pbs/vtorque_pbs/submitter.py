@@ -37,7 +37,7 @@ from vtorque_pbs.qsub_dialect import (
     Options,
     PbsDialect,
     QsubOptions,
-    effective,
+    merge_options,
 )
 from vtorque_pbs.settings import Settings
 
@@ -48,7 +48,7 @@ MAX_SCRIPT = 64 << 20  # bytes, as in the job shell
 BARE = ("none",)
 FILTER = "--filter"
 _parse_filter = deferred("vtorque_pbs.torque.submit_filter:parse")
-_with_lines = deferred("vtorque_pbs.torque.submit_filter:with_lines")
+_add_directives = deferred("vtorque_pbs.torque.submit_filter:add_directives")
 REQUEST = "--request"
 
 
@@ -97,7 +97,7 @@ class PbsSubmitter:
         try:
             args = pbs.split_qsub(argv, self._dialect.getopt)
         except UsageError as error:
-            return self._for_qsub(argv, isinstance(error, pbs.MissingValue))
+            return self._rejected_command(argv, isinstance(error, pbs.MissingValue))
         long = {option for option, _ in args.options if option.startswith("--")}
         if long <= self._dialect.long and long:
             return PbsArgs(vm=BARE, rest=args.rest, at=len(args.rest))
@@ -105,9 +105,9 @@ class PbsSubmitter:
         operands = args.operands if command is not None else args.operands + (args.command or ())
         interactive = ("I", "") in args.options
         if long or command == () or (command and operands):
-            return self._for_qsub(argv)
+            return self._rejected_command(argv)
         if len(operands) > 1 and not interactive:
-            return self._for_qsub(argv)
+            return self._rejected_command(argv)
         place = self._dialect.find_script(args.rest)
         if command:
             content: bytes | None = command_script(command)
@@ -115,7 +115,7 @@ class PbsSubmitter:
             content = None if interactive else sys.stdin.buffer.read()
         else:
             content = None if ("x", "") in args.options else _read(args.rest[place])
-        return self._described(args, place, content, command)
+        return self._describe_job(args, place, content, command)
 
     def _internal(self, argv: Sequence[str]) -> PbsArgs | None:
         """Parse the arguments of Torque's submit filter, or of setup for OpenPBS's queuejob hook.
@@ -127,10 +127,10 @@ class PbsSubmitter:
         if list(argv[:1]) != [FILTER]:
             return None
         line = _parse_filter(argv[1:], self._dialect.getopt)
-        found = self._described(line, None, sys.stdin.buffer.read(), None)
+        found = self._describe_job(line, None, sys.stdin.buffer.read(), None)
         return replace(found, filtered=line.options)
 
-    def _described(
+    def _describe_job(
         self,
         args: pbs.QsubArgs,
         place: int | None,
@@ -149,8 +149,8 @@ class PbsSubmitter:
         if args.vm != BARE:
             pbs.check_script(text)
         stripped = strip_pbs_vm(text, prefix)
-        counts = effective(list(self._directives(stripped, prefix)), args.options)
-        given = self._given(counts.resources)
+        counts = merge_options(list(self._directives(stripped, prefix)), args.options)
+        given = self._parse_request(counts.resources)
         kept: bytes | None = None
         if stripped != text:
             kept, content = (stripped, content) if script else (None, stripped)
@@ -165,7 +165,7 @@ class PbsSubmitter:
             mib_given=given.mib,
             directives=vm_directives(text, prefix),
             facts=counts.facts,
-            resources_given=self._counted(counts.resources),
+            resources_given=self._count_resources(counts.resources),
             counts=counts,
             place=place,
             at=at,
@@ -202,7 +202,7 @@ class PbsSubmitter:
             additions = self._additions(args.counts, blob, needs)
             if args.filtered is not None:
                 text = args.text if content is None else content
-                content = _with_lines(text, args.prefix, additions, args.filtered)
+                content = _add_directives(text, args.prefix, additions, args.filtered)
             words[args.at : args.at] = additions
             for unused in reversed(args.unused):
                 del words[unused]
@@ -232,10 +232,10 @@ class PbsSubmitter:
 
     def cancel(self, job_id: str) -> int:
         """Run qdel, which prints to the user's terminal."""
-        return batch_commands.pass_on([self._command("qdel"), job_id], subprocess.DEVNULL)
+        return batch_commands.run_with_streams([self._command("qdel"), job_id], subprocess.DEVNULL)
 
     def _command(self, program: str) -> str:
-        return batch_commands.for_user(self._settings, program, self._dialect.programs)
+        return batch_commands.user_command(self._settings, program, self._dialect.programs)
 
     def _make_known(self) -> None:
         """Add the site's bindir to PATH, because the job shell looks for pbsdsh in PBS_O_PATH."""
@@ -259,14 +259,16 @@ class PbsSubmitter:
         token, feature = to_token(blob), self._settings.property
         if self._dialect is TORQUE:
             more = resources.torque_additions(counts.resources, needs, feature)
-            other, in_variable = request_channel.other_with({**counts.resources, **more}, token)
+            other, in_variable = request_channel.add_other_token(
+                {**counts.resources, **more}, token
+            )
             more["other"] = other
         else:
             more, in_variable = resources.openpbs_additions(counts.resources, needs, feature), True
-        more |= resources.alone(self._settings.exclusive, {**counts.resources, **more})
+        more |= resources.exclusive_place(self._settings.exclusive, {**counts.resources, **more})
         words = [word for key, value in more.items() for word in ("-l", f"{key}={value}")]
         if in_variable:
-            words += ["-v", request_channel.variables_with(counts.variables, token)]
+            words += ["-v", request_channel.add_variable_token(counts.variables, token)]
         return ["-S", str(self._jobshell), *words]
 
     def _nodes_for_ncpus(self, script: bytes, prefix: str) -> bytes:
@@ -280,13 +282,13 @@ class PbsSubmitter:
 
         return rewrite_directives(script, prefix, changed)
 
-    def _given(self, asked: Mapping[str, str]) -> resources.PbsRequest:
+    def _parse_request(self, asked: Mapping[str, str]) -> resources.PbsRequest:
         if self._dialect is TORQUE:
             return resources.torque_given(asked, self._settings.property)
         return resources.openpbs_given(asked, self._settings.property)
 
-    def _counted(self, asked: Mapping[str, str]) -> dict[str, int]:
-        return (counted.torque_asked if self._dialect is TORQUE else counted.openpbs_asked)(asked)
+    def _count_resources(self, asked: Mapping[str, str]) -> dict[str, int]:
+        return (counted.torque_counts if self._dialect is TORQUE else counted.openpbs_counts)(asked)
 
     def _prefix(self) -> str:
         name = self._dialect.prefix_variable
@@ -297,7 +299,7 @@ class PbsSubmitter:
             with contextlib.suppress(UsageError):  # qsub reports or ignores it
                 yield pbs.split_qsub(pbs.directive_words(line), self._dialect.getopt).options
 
-    def _for_qsub(self, argv: Sequence[str], lacks_value: bool = False) -> PbsArgs:
+    def _rejected_command(self, argv: Sequence[str], lacks_value: bool = False) -> PbsArgs:
         """Return a command line that qsub should reject.
 
         It names the job shell, in case qsub accepts it. If the last option ``lacks_value``, nothing
@@ -335,7 +337,7 @@ def _submit_copy(qsub: str, words: list[str], place: int, content: bytes) -> int
         copy = Path(directory, Path(words[place]).name)
         copy.write_bytes(content)
         words[place] = str(copy)
-        return batch_commands.pass_on([qsub, *words])
+        return batch_commands.run_with_streams([qsub, *words])
 
 
 def _read(script: str) -> bytes:

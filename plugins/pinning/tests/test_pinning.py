@@ -15,7 +15,7 @@ from vtorque_testing.planned import Leases, NoFit
 XEON, EPYC, ARM = map(planned.host, ("smt", "four-nodes", "arm"))
 FLAT = flat((0, 1), 8192)
 
-PLUGINS = planned.with_core("pinning", plugin, node)
+PLUGINS = planned.load_with_core("pinning", plugin, node)
 
 
 def on(machine, config=""):
@@ -37,7 +37,7 @@ def placed(machine, *pairs, mapping=None, config="", taken=None, **share):
     """Return the ledger's answer to the core's claims and the plugin's."""
     wanted = guests(machine, *pairs, mapping=mapping, config=config)
     share = {"exclusive": True, **share}
-    return [g.placement for g in on(machine, config).placed(*wanted, taken=taken, **share)]
+    return [g.placement for g in on(machine, config).place(*wanted, taken=taken, **share)]
 
 
 PINNED = [
@@ -197,7 +197,7 @@ def test_invalid_values_are_refused(pair, why):
 
 def test_mapping_is_read_as_the_user_and_keeps_its_order(tmp_path):
     (tmp_path / "my.map").write_bytes(b"33,97,40 # far\n5-7\n")
-    made = on(XEON).submitted("vcpu_pinning=my.map", cwd=tmp_path)
+    made = on(XEON).submit("vcpu_pinning=my.map", cwd=tmp_path)
     assert made.files["vcpu_pinning"].content == b"33,97,40 # far\n5-7\n"
     one, two = placed(XEON, "vcpus=3", "vms_per_node=2", mapping=made.files["vcpu_pinning"].content)
     assert (one.cores["vcpu"], one.nodes) == ((33, 97, 40), (1,))
@@ -206,8 +206,8 @@ def test_mapping_is_read_as_the_user_and_keeps_its_order(tmp_path):
 
 def test_boolean_word_is_not_read_as_a_path(tmp_path):
     (tmp_path / "true").write_bytes(b"0\n")
-    assert not on(XEON).submitted("vcpu_pinning=True", cwd=tmp_path).files
-    assert on(XEON).submitted("vcpu_pinning=./true", cwd=tmp_path).files
+    assert not on(XEON).submit("vcpu_pinning=True", cwd=tmp_path).files
+    assert on(XEON).submit("vcpu_pinning=./true", cwd=tmp_path).files
 
 
 def test_invalid_mapping_is_refused_with_file_and_line():
@@ -315,9 +315,9 @@ def test_failing_numad_does_not_stop_the_job(numad, says):
 def test_user_is_notified_of_unfollowed_advice(numad):
     (guest,) = guests(EPYC, "vcpu_pinning=true")
     assert RamClaim(near=(2,), advisor="numad", key="vcpu_pinning") in answers(guest, NUMAD)
-    here, there = (on(EPYC, config).placed(guest)[0] for config in (NUMAD, ""))
-    assert on(EPYC, NUMAD).not_near(here) == []
-    (said,) = on(EPYC, NUMAD).not_near(there)
+    here, there = (on(EPYC, config).place(guest)[0] for config in (NUMAD, ""))
+    assert on(EPYC, NUMAD).placement_notices(here) == []
+    (said,) = on(EPYC, NUMAD).placement_notices(there)
     assert said.text.startswith("numad advised NUMA node 2; guest 0 is on 0,")
 
 

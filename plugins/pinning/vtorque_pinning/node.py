@@ -86,7 +86,7 @@ def _pages(guest: GuestPlan, settings: Settings) -> Iterator[Claim | Refusal | N
     sizes = there if isinstance(wanted, bool) else (wanted,)
     fitting = [kib for kib in sizes if there[kib] >= need and guest.ram_mib * 1024 % kib == 0]
     if fitting:
-        best = max(fitting, key=lambda kib: (_free(kib) >= need, kib))
+        best = max(fitting, key=lambda kib: (_free_memory(kib) >= need, kib))
         yield RamClaim(page_kib=best, key=HUGEPAGES.key)
         return
     has = ", ".join(f"{show_mib(mib)} of {HUGEPAGES.show(kib)}" for kib, mib in there.items())
@@ -100,7 +100,7 @@ def _pages(guest: GuestPlan, settings: Settings) -> Iterator[Claim | Refusal | N
     )
 
 
-def _free(kib: int) -> int:
+def _free_memory(kib: int) -> int:
     """Return the memory in free huge pages of one size, in MiB."""
     file = SYSFS / f"hugepages-{kib}kB/free_hugepages"
     return kib * int(file.read_text("ascii")) // 1024 if file.exists() else 0

@@ -8,7 +8,7 @@ import sys
 import pytest
 from click.testing import CliRunner
 
-from recorded_command import Command
+from recorded_command import RecordedCommand
 from vtorque_core.api import HostFault, Refused
 from vtorque_pool import programs
 from vtorque_pool.group import pool
@@ -39,14 +39,14 @@ price = 0.25
 NODES = b"NodeName=n1 State=IDLE+CLOUD LastBusyTime=2026-11-23T16:01:00\nNodeName=n9 State=IDLE\n"
 
 
-class Site:
+class CommandSite:
     def __init__(self, top):
         self.top = top
         self.config = top / "vtorque.toml"
         self.config.write_text(CONFIG.format(top=top))
         (top / "slurm.conf").write_text("ClusterName=x\n")
-        self.scontrol = Command(top / "bin" / "scontrol")
-        Command(top / "bin" / "squeue")
+        self.scontrol = RecordedCommand(top / "bin" / "scontrol")
+        RecordedCommand(top / "bin" / "squeue")
         self.scontrol.say(NODES)
 
     def run(self, *words):
@@ -63,7 +63,7 @@ class Site:
 @pytest.fixture
 def site(tmp_path, monkeypatch):
     monkeypatch.setattr(programs, "begin", lambda: None)  # of a process, and this one is pytest's
-    return Site(tmp_path)
+    return CommandSite(tmp_path)
 
 
 def test_resume_and_suspend_programs_create_and_end_machines(site):

@@ -33,12 +33,12 @@ class StaticHarness:
     def stranger(self):
         return ""
 
-    def existing(self):
+    def list_machines(self):
         found = [m.id for c in ("contract", "another") for m in self.driver().machines(c)]
         return set(found)
 
     @contextlib.contextmanager
-    def silent(self):
+    def silence(self):
         state, away = self.directory / "state", self.directory / "away"
         state.rename(away)
         state.write_text("no directory")
@@ -49,7 +49,7 @@ class StaticHarness:
             away.rename(state)
 
     @contextlib.contextmanager
-    def full(self):
+    def exhaust(self):
         """Request a machine that does not exist: the number of machines is fixed."""
         self.is_full = True
         yield

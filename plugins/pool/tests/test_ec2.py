@@ -45,7 +45,7 @@ def credentials(monkeypatch):
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "test")
 
 
-class Harness:
+class Ec2Harness:
     def __init__(self, endpoint):
         self.options = {"endpoint": endpoint, "region": "us-east-1", "timeout": "5"}
         import boto3
@@ -65,14 +65,14 @@ class Harness:
         made = self.client.run_instances(ImageId=self.image, MinCount=1, MaxCount=1)
         return made["Instances"][0]["InstanceId"]
 
-    def existing(self):
+    def list_machines(self):
         pages = self.client.get_paginator("describe_instances").paginate()
         every = [i for p in pages for r in p["Reservations"] for i in r["Instances"]]
         gone = {"terminated", "shutting-down"}
         return {i["InstanceId"] for i in every if i["State"]["Name"] not in gone}
 
     @contextlib.contextmanager
-    def silent(self):
+    def silence(self):
         before = self.options["endpoint"]
         self.options["endpoint"] = "http://127.0.0.1:9"
         yield
@@ -91,11 +91,11 @@ class TestEc2(PoolDriverContract):
 
     @pytest.fixture
     def cloud(self, endpoint):
-        return Harness(endpoint)
+        return Ec2Harness(endpoint)
 
 
 def test_duplicate_machine_is_ended_without_client_token_support(endpoint, tmp_path):
-    cloud = Harness(endpoint)
+    cloud = Ec2Harness(endpoint)
     options = {"driver": "ec2"}
     shape = MachineShape("small", "n[1-2]", "aws", image=cloud.image, flavor="t3.micro")
     settings = Settings("twice", (shape,), {"aws": options}, state=str(tmp_path / "state"))
@@ -117,7 +117,7 @@ def test_machines_get_the_role_of_the_site(endpoint):
 
     iam = boto3.client("iam", region_name="us-east-1", endpoint_url=endpoint)
     profile = iam.create_instance_profile(InstanceProfileName="worker")["InstanceProfile"]
-    cloud = Harness(endpoint)
+    cloud = Ec2Harness(endpoint)
     with_role = ec2.driver({**cloud.options, "role": "worker"})
     made = [each.create(cloud.order("n1", "roles")).id for each in (with_role, cloud.driver())]
     pages = cloud.client.describe_instances(InstanceIds=made)["Reservations"]

@@ -34,7 +34,7 @@ def virsh(*words, stdin=None, check=True):
     return done.stdout.decode()
 
 
-class Harness:
+class LibvirtHarness:
     def __init__(self, images):
         self.images = images
         self.options = {"images": str(images), "network": _NETWORK, "accel": "qemu", "most": "7"}
@@ -53,18 +53,18 @@ class Harness:
         self.strangers.append(name)
         return name
 
-    def existing(self):
+    def list_machines(self):
         disks = {path.name.partition(".")[0] for path in self.images.glob("vtorque-pool-*")}
         return set(virsh("list", "--name").split()) | {d.removesuffix("-seed") for d in disks}
 
     @contextlib.contextmanager
-    def silent(self):
+    def silence(self):
         self.options["uri"] = "qemu+unix:///system?socket=/nowhere"
         yield
         del self.options["uri"]
 
     @contextlib.contextmanager
-    def full(self):
+    def exhaust(self):
         self.options["most"] = "0"
         yield
 
@@ -88,7 +88,7 @@ class TestLibvirt(PoolDriverContract):
         )
         network = f"<network><name>{_NETWORK}</name><bridge name='vtpool0'/></network>"
         virsh("net-create", "/dev/stdin", stdin=network.encode())
-        found = Harness(images)
+        found = LibvirtHarness(images)
         yield found
         for name in found.strangers:
             virsh("destroy", name)
@@ -129,11 +129,11 @@ def test_secrets_that_others_can_read_are_refused(tmp_path):
     for mode in (0o640, 0o604, 0o620):
         path.chmod(mode)
         with pytest.raises(CloudFault, match="mode 0600"):
-            libvirt.private(path)
+            libvirt.read_private(path)
     path.chmod(0o600)
-    assert libvirt.private(path) == b"#cloud-config\n"
+    assert libvirt.read_private(path) == b"#cloud-config\n"
     with pytest.raises(CloudFault, match="No such file"):
-        libvirt.private(tmp_path / "other")
+        libvirt.read_private(tmp_path / "other")
 
 
 def test_tags_and_names_are_escaped_in_the_xml():

@@ -75,7 +75,7 @@ def test_machine_listed_twice_counts_once(pool, monkeypatch):
     both.make(["n1"], "test")
     both.make(["n1"], "again")
     assert pool.nodes() == ["n1"]
-    assert [each.node for each in both.found().machines] == ["n1"]
+    assert [each.node for each in both.list_machines().machines] == ["n1"]
 
 
 def test_machine_of_a_shape_that_moved_to_another_cloud_is_ended(pool, tmp_path):
@@ -91,8 +91,8 @@ def test_machine_of_a_shape_that_moved_to_another_cloud_is_ended(pool, tmp_path)
 
 
 def test_nodes_with_one_common_timeout_count_as_one_failure(pool):
-    assert pool.machines.failed({f"n{number}": "timeout" for number in range(1, 9)}) == {}
-    assert pool.machines.failed({"n1": "timeout"}) == {"small": "timeout"}
+    assert pool.machines.count_failures({f"n{number}": "timeout" for number in range(1, 9)}) == {}
+    assert pool.machines.count_failures({"n1": "timeout"}) == {"small": "timeout"}
 
 
 @pytest.mark.parametrize("step", ["create", "after-create", "destroy", "after-destroy"])
@@ -126,7 +126,7 @@ def test_silent_cloud_is_reported_for_each_node_and_nothing_is_created(pool):
     answers = pool.machines.make(["n1"], "test")
     assert isinstance(answers["n1"], CloudFault)
     assert "no answer" in pool.machines.end(["n1"], "test")["n1"]
-    assert pool.machines.found().silent == {"here": "no answer"}
+    assert pool.machines.list_machines().silent == {"here": "no answer"}
 
 
 def test_no_machine_is_created_beyond_the_quota(pool, monkeypatch):
@@ -140,20 +140,20 @@ def test_failures_pause_a_shape_until_released(pool):
     (pool.cloud / "full").touch()
     for node in ("n1", "n2"):
         answers = pool.machines.make([node], "test")
-        paused = pool.machines.failed({n: str(each) for n, each in answers.items()})
+        paused = pool.machines.count_failures({n: str(each) for n, each in answers.items()})
     assert paused == {"small": "full"}
     pool.driver.asked.clear()
     assert isinstance(pool.machines.make(["n3"], "test")["n3"], StockOut)
     assert pool.driver.asked == []
     (pool.cloud / "full").unlink()
-    with pool.machines.memory.changed() as remembered:
+    with pool.machines.memory.edit() as remembered:
         remembered.release("small")
     assert isinstance(pool.machines.make(["n3"], "test")["n3"], Machine)
 
 
 def test_held_node_is_kept(pool):
     pool.machines.make(["n1"], "test")
-    with pool.machines.memory.changed() as remembered:
+    with pool.machines.memory.edit() as remembered:
         remembered.held["n1"] = "a look"
     assert pool.machines.end(["n1"], "test") == {}
     assert pool.nodes() == ["n1"]
@@ -178,13 +178,16 @@ def test_node_without_a_shape_is_refused(pool):
 
 def test_registration_time_of_a_machine_counts_once(pool):
     memory = pool.machines.memory
-    with memory.changed() as remembered:
+    with memory.edit() as remembered:
         remembered.fail("small", "full", 100.0, 9, 1800.0)
-        remembered.registered("m-1", "small", 100.0, 130.0)
-    with memory.changed() as remembered:
-        remembered.registered("m-1", "small", 100.0, 190.0)
+        remembered.record_registration("m-1", "small", 100.0, 130.0)
+    with memory.edit() as remembered:
+        remembered.record_registration("m-1", "small", 100.0, 190.0)
     read = memory.read()
-    assert (read.of("small").registered, read.of("small").seconds) == (1, 30.0)
+    assert (read.shape_counters("small").registered, read.shape_counters("small").seconds) == (
+        1,
+        30.0,
+    )
     assert read.failed == {}
 
 
@@ -210,12 +213,12 @@ def test_invalid_state_file_is_replaced_and_reported_once(pool, text):
     assert len(pool.said) == 1
     assert (directory / "memory.bad").read_text() == text
     pool.machines.make(["n1"], "test")
-    assert pool.machines.memory.read().of("small").starts == 1
+    assert pool.machines.memory.read().shape_counters("small").starts == 1
 
 
 def test_state_is_read_back_as_written(pool):
-    with pool.machines.memory.changed() as written:
+    with pool.machines.memory.edit() as written:
         written.held["n1"] = "a look"
         written.fail("small", "full", 100.0, 1, 1800.0)
-        written.registered("m-1", "other", 100.0, 130.0)
+        written.record_registration("m-1", "other", 100.0, 130.0)
     assert pool.machines.memory.read() == written

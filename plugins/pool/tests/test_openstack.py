@@ -24,7 +24,7 @@ def nova():
     found.close()
 
 
-class Harness:
+class OpenStackHarness:
     def __init__(self, nova, top):
         self.nova = nova
         auth = {"auth_url": f"{nova.url}/identity/v3", "username": "u", "password": "p",
@@ -44,13 +44,13 @@ class Harness:
     def stranger(self):
         return self.nova.make({"name": "n1"})
 
-    def existing(self):
+    def list_machines(self):
         return set(self.nova.servers)
 
-    def silent(self):
+    def silence(self):
         return self.nova.set("down")
 
-    def full(self):
+    def exhaust(self):
         return self.nova.set("full")
 
     def user_data(self, machine):
@@ -60,7 +60,7 @@ class Harness:
 class TestOpenStack(PoolDriverContract):
     @pytest.fixture
     def cloud(self, nova, tmp_path):
-        return Harness(nova, tmp_path)
+        return OpenStackHarness(nova, tmp_path)
 
 
 def test_unknown_cloud_is_a_fault(tmp_path):
@@ -69,7 +69,7 @@ def test_unknown_cloud_is_a_fault(tmp_path):
 
 
 def test_server_in_error_has_ended_and_the_quota_is_read(nova, tmp_path):
-    cloud = Harness(nova, tmp_path)
+    cloud = OpenStackHarness(nova, tmp_path)
     driver = cloud.driver()
     made = driver.create(cloud.order("n1"))
     assert driver.quota() == 19
@@ -80,7 +80,7 @@ def test_server_in_error_has_ended_and_the_quota_is_read(nova, tmp_path):
 
 @pytest.mark.parametrize("status", ["MIGRATING", "REBOOT", "UNKNOWN", "PAUSED", "of tomorrow"])
 def test_server_in_a_temporary_state_counts_as_live(nova, tmp_path, status):
-    cloud = Harness(nova, tmp_path)
+    cloud = OpenStackHarness(nova, tmp_path)
     driver = cloud.driver()
     nova.servers[driver.create(cloud.order("n1")).id]["status"] = status
     assert [each.is_live for each in driver.machines("contract")] == [True]

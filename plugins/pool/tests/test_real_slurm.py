@@ -4,14 +4,14 @@ import json
 
 import pytest
 
-from slurm_world import World
+from slurm_world import SlurmWorld
 
 pytestmark = pytest.mark.e2e
 
 
 @pytest.fixture
 def world(tmp_path):
-    with World(tmp_path) as found:
+    with SlurmWorld(tmp_path) as found:
         yield found
 
 

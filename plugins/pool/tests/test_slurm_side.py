@@ -7,7 +7,7 @@ import time
 import pytest
 
 from directory_cloud import DirectoryDriver
-from recorded_command import Command
+from recorded_command import RecordedCommand
 from vtorque_admin.steps import Check
 from vtorque_core.api import take_lock
 from vtorque_core.api.setup_steps import Installation
@@ -23,11 +23,11 @@ LINE = (
 )
 
 
-class Site:
+class SlurmSite:
     def __init__(self, top):
         self.bin = top / "bin"
-        self.scontrol = Command(self.bin / "scontrol")
-        self.squeue = Command(self.bin / "squeue")
+        self.scontrol = RecordedCommand(self.bin / "scontrol")
+        self.squeue = RecordedCommand(self.bin / "squeue")
         self.cloud = top / "cloud"
         self.cloud.mkdir()
         self.conf = top / "slurm.conf"
@@ -55,7 +55,7 @@ class Site:
 
 @pytest.fixture
 def site(tmp_path):
-    return Site(tmp_path)
+    return SlurmSite(tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -21,26 +21,26 @@ from vtorque_pool import simulate as model
 from vtorque_pool.group import CONFIG
 from vtorque_pool.hostlist import expand
 from vtorque_pool.machines import Machines
-from vtorque_pool.opening import become_owner, opened, require_state
+from vtorque_pool.opening import become_owner, open_pool, require_state
 from vtorque_pool.pbs import Pbs
 from vtorque_pool.programs import begin
 from vtorque_pool.settings import MachineShape, Settings
 from vtorque_pool.slurm import Slurm
 
 
-def _opened(config: Path | None) -> tuple[Machines, Slurm | Pbs]:
+def _open_pool(config: Path | None) -> tuple[Machines, Slurm | Pbs]:
     become_owner(config)
-    site, machines = opened(config)
+    site, machines = open_pool(config)
     settings: Settings = site[Settings]
     require_state(settings)
     return machines, Slurm(settings) if settings.batch == "slurm" else Pbs(settings)
 
 
-def _of_pool(command: Callable[..., None]) -> Callable[..., None]:
-    """Pass the result of ``_opened`` to a command."""
+def _pass_pool(command: Callable[..., None]) -> Callable[..., None]:
+    """Pass the result of ``_open_pool`` to a command."""
 
     def run(context: click.Context, /, config: Path | None, **given: Any) -> None:
-        command(*_opened(config or context.obj), **given)
+        command(*_open_pool(config or context.obj), **given)
 
     functools.update_wrapper(run, command)
     return CONFIG(click.pass_context(run))
@@ -48,8 +48,8 @@ def _of_pool(command: Callable[..., None]) -> Callable[..., None]:
 
 def show_nodes(config: Path | None, as_json: bool, metrics: bool) -> None:
     """Print the nodes, as ``vtorque pool`` does without a command."""
-    machines, batch = _opened(config)
-    found, remembered, now = machines.found(), machines.memory.read(), time.time()
+    machines, batch = _open_pool(config)
+    found, remembered, now = machines.list_machines(), machines.memory.read(), time.time()
     listed = show.rows(machines.settings, found, batch.nodes(), remembered.held, now)
     if metrics:
         click.echo(show.metrics(listed, found, remembered, now), nl=False)
@@ -102,11 +102,11 @@ def setup(context: click.Context, config: Path | None, undo: bool, dry_run: bool
 @click.argument("nodes")
 @click.option("--why", default="held by an administrator", help="Reason, shown by vtorque pool.")
 @click.option("--end", is_flag=True, help="End the hold.")
-@_of_pool
+@_pass_pool
 def hold(machines: Machines, batch: Slurm | Pbs, nodes: str, why: str, end: bool) -> None:
     """Keep nodes' machines for debugging: no new jobs, deleted only by vtorque pool destroy."""
     names, why = _names(machines, nodes), printable(why)
-    with machines.memory.changed() as remembered:
+    with machines.memory.edit() as remembered:
         for name in names:
             if end:
                 remembered.held.pop(name, None)
@@ -119,7 +119,7 @@ def hold(machines: Machines, batch: Slurm | Pbs, nodes: str, why: str, end: bool
 
 @click.command()
 @click.argument("nodes")
-@_of_pool
+@_pass_pool
 def drain(machines: Machines, batch: Slurm | Pbs, nodes: str) -> None:
     """Stop new jobs on nodes, and delete their machines when the running jobs have ended."""
     names = _names(machines, nodes)
@@ -130,11 +130,11 @@ def drain(machines: Machines, batch: Slurm | Pbs, nodes: str) -> None:
 
 @click.command()
 @click.argument("nodes")
-@_of_pool
+@_pass_pool
 def destroy(machines: Machines, batch: Slurm | Pbs, nodes: str) -> None:
     """Delete nodes' machines now, held ones too. Their jobs are requeued."""
     names = _names(machines, nodes)
-    with machines.memory.changed() as remembered:
+    with machines.memory.edit() as remembered:
         for name in names:
             remembered.held.pop(name, None)
     there = batch.nodes()
@@ -145,7 +145,7 @@ def destroy(machines: Machines, batch: Slurm | Pbs, nodes: str) -> None:
 
 @click.command()
 @click.argument("shape")
-@_of_pool
+@_pass_pool
 def release(machines: Machines, batch: Slurm | Pbs, shape: str) -> None:
     """Create machines of a paused shape (kind of node) again at once."""
     batch_release(machines, batch, _shape(machines.settings, shape))
@@ -159,20 +159,20 @@ def batch_release(machines: Machines, batch: Slurm | Pbs, shape: MachineShape) -
     if isinstance(batch, Slurm):
         on_slurm.release(machines, batch, shape.name)
         return
-    with machines.memory.changed() as remembered:
+    with machines.memory.edit() as remembered:
         remembered.release(shape.name)
     machines.log(f"{shape.name}: retried by an administrator")
 
 
 @click.command()
-@_of_pool
+@_pass_pool
 def tidy(machines: Machines, batch: Slurm | Pbs) -> None:
     """Compare clouds and batch system once and repair differences, as vtorque pool serve does."""
     click.echo(f"{service.tidy(machines.settings, machines, batch)} differences repaired")
 
 
 @click.command()
-@_of_pool
+@_pass_pool
 def serve(machines: Machines, batch: Slurm | Pbs) -> None:
     """Repair the pool in rounds until SIGTERM. On Torque and OpenPBS, also grow and shrink it."""
     begin()

@@ -21,7 +21,7 @@ def expand(text: str) -> tuple[str, ...]:
         if part is None:
             raise ValueError(f"{text!r} is not a list of nodes, such as cloud[1-8],big1")
         at = part.end()
-        names.update(dict.fromkeys(_numbered(part[1], part[2], text)))
+        names.update(dict.fromkeys(_expand_ranges(part[1], part[2], text)))
         if len(names) > _MOST:
             raise ValueError(f"{text!r} has more than {_MOST} nodes")
     if not names:
@@ -29,7 +29,7 @@ def expand(text: str) -> tuple[str, ...]:
     return tuple(names)
 
 
-def _numbered(prefix: str, ranges: str | None, text: str) -> Iterator[str]:
+def _expand_ranges(prefix: str, ranges: str | None, text: str) -> Iterator[str]:
     if ranges is None:
         yield prefix
         return

@@ -31,7 +31,7 @@ class CloudState:
     silent: Mapping[str, str]
     clouds: Mapping[str, str] = field(default_factory=dict)
 
-    def of(self, node: str) -> list[Machine]:
+    def machines_of(self, node: str) -> list[Machine]:
         """Return a node's live machines, oldest first. The pool keeps only the oldest."""
         mine = [m for m in self.machines if m.node == node and m.is_live]
         return sorted(mine, key=lambda m: (m.created, m.id))
@@ -55,7 +55,7 @@ class Machines:
         self._drivers = drivers
         self.log = log
 
-    def found(self, clouds: Collection[str] | None = None) -> CloudState:
+    def list_machines(self, clouds: Collection[str] | None = None) -> CloudState:
         """List the machines of these clouds, or of all.
 
         Each machine is listed once, even if two clouds share an account or a cloud repeats it on
@@ -76,17 +76,17 @@ class Machines:
         """Ensure that each node has one machine; return it or the error, for each node."""
         wanted = list(dict.fromkeys(nodes))
         answers: dict[str, Machine | HostFault] = {}
-        with self._locked(wanted) as (mine, theirs):
+        with self._lock_nodes(wanted) as (mine, theirs):
             for node in theirs:
                 answers[node] = Busy(f"another process creates or deletes the machine of {node}")
                 self.log(
                     f"{node}: not created ({why}): another process creates or deletes its machine"
                 )
-            for cloud, names in self._by_cloud(mine, answers).items():
-                answers.update(self._make_in(cloud, names, why))
+            for cloud, names in self._group_by_cloud(mine, answers).items():
+                answers.update(self._create_machines(cloud, names, why))
         return answers
 
-    def _by_cloud(
+    def _group_by_cloud(
         self, nodes: Iterable[str], answers: dict[str, Machine | HostFault]
     ) -> dict[str, list[str]]:
         now = time.time()
@@ -103,16 +103,18 @@ class Machines:
                 clouds.setdefault(shape.cloud, []).append(node)
         return clouds
 
-    def _make_in(self, cloud: str, nodes: list[str], why: str) -> dict[str, Machine | HostFault]:
+    def _create_machines(
+        self, cloud: str, nodes: list[str], why: str
+    ) -> dict[str, Machine | HostFault]:
         """Create the machines that are missing in a cloud. List its machines before and after."""
         driver = self._drivers[cloud]
-        before = self.found([cloud])
+        before = self.list_machines([cloud])
         if before.silent:
             return {node: CloudFault(before.silent[cloud]) for node in nodes}
         answers: dict[str, Machine | HostFault] = {}
         missing = []
         for node in nodes:
-            if there := before.of(node):
+            if there := before.machines_of(node):
                 answers[node] = there[0]
                 self.log(f"{node}: already has the machine {there[0].id} ({why})")
             else:
@@ -127,9 +129,9 @@ class Machines:
         with ThreadPoolExecutor(self.settings.max_creating) as threads:
             work = {n: threads.submit(self._create, driver, n, why) for n in missing[:room]}
             answers.update({node: each.result() for node, each in work.items()})
-        after = self.found([cloud]) if room else before
+        after = self.list_machines([cloud]) if room else before
         for node in nodes:
-            there = after.of(node)
+            there = after.machines_of(node)
             if isinstance(answers[node], CloudFault) and there:
                 self.log(
                     f"{node}: the machine {there[0].id} was created although the cloud "
@@ -150,8 +152,8 @@ class Machines:
         except HostFault as error:
             self.log(f"{node}: no machine: {error}")
             return error
-        with self.memory.changed() as remembered:
-            remembered.of(shape.name).starts += 1
+        with self.memory.edit() as remembered:
+            remembered.shape_counters(shape.name).starts += 1
         self.log(f"{node}: created {machine.id} ({why})")
         return machine
 
@@ -185,11 +187,13 @@ class Machines:
         wanted = list(dict.fromkeys(nodes))
         failed: dict[str, str] = {}
         held = {} if even_held else self.memory.read().held
-        with self._locked(wanted) as (mine, theirs):
+        with self._lock_nodes(wanted) as (mine, theirs):
             failed.update(dict.fromkeys(theirs, "another process creates or deletes its machine"))
             for node in [node for node in mine if node in held]:
                 self.log(f"{node}: kept, because it is held: {held[node]}")
-            found = self.found()  # in all clouds: a shape may have been in another cloud before
+            found = (
+                self.list_machines()
+            )  # in all clouds: a shape may have been in another cloud before
             ours = [node for node in mine if node not in held]
             now = still() if still and ours else ours
             for node in ours:
@@ -229,11 +233,11 @@ class Machines:
         self.log(f"{machine.node or 'no node'}: ended {machine.id} ({why})")
         return ""
 
-    def failed(self, nodes: Mapping[str, str]) -> dict[str, str]:
+    def count_failures(self, nodes: Mapping[str, str]) -> dict[str, str]:
         """Count one failure for each shape of the nodes. Return the shapes that this pauses."""
         paused = {}
         shapes = {self.settings.shape_of(node): why for node, why in nodes.items()}
-        with self.memory.changed() as remembered:
+        with self.memory.edit() as remembered:
             for shape, why in shapes.items():  # one timeout of several nodes is one failure
                 if shape is None or remembered.is_paused(shape.name, time.time()):
                     continue
@@ -246,7 +250,7 @@ class Machines:
         return paused
 
     @contextlib.contextmanager
-    def _locked(self, nodes: list[str]) -> Iterator[tuple[list[str], list[str]]]:
+    def _lock_nodes(self, nodes: list[str]) -> Iterator[tuple[list[str], list[str]]]:
         """Lock the nodes; yield those that this process has locked, and those locked by others."""
         held: list[int] = []
         mine, theirs = [], []

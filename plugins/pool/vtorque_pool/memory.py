@@ -47,7 +47,7 @@ class PoolState:
     seen: dict[str, float] = field(default_factory=dict)
     """Time when the node registered, by machine id."""
 
-    def of(self, shape: str) -> ShapeCounters:
+    def shape_counters(self, shape: str) -> ShapeCounters:
         """Return a shape's counters."""
         return self.counted.setdefault(shape, ShapeCounters())
 
@@ -60,7 +60,7 @@ class PoolState:
 
         A shape is paused after ``most`` failures within ``pause`` seconds.
         """
-        self.of(shape).failures += 1
+        self.shape_counters(shape).failures += 1
         recent = [when for when in self.failed.get(shape, []) if now - when < pause]
         self.failed[shape] = [*recent, now]
         self.why[shape] = why
@@ -74,12 +74,12 @@ class PoolState:
         for table in (self.failed, self.paused, self.why):
             table.pop(shape, None)
 
-    def registered(self, machine: str, shape: str, created: float, when: float) -> None:
+    def record_registration(self, machine: str, shape: str, created: float, when: float) -> None:
         """Record once that a machine's node has registered. This resets the shape's failures."""
         if machine in self.seen:
             return
         self.seen[machine] = when
-        counted = self.of(shape)
+        counted = self.shape_counters(shape)
         counted.registered += 1
         counted.seconds += max(0.0, when - created)
         if not self.is_paused(shape, when):
@@ -97,7 +97,7 @@ class StateFile:
     def read(self) -> PoolState:
         """Return the content; empty if the file is missing. An invalid file is renamed."""
         try:
-            return _remembered(json.loads(self._path.read_bytes()))
+            return _parse_state(json.loads(self._path.read_bytes()))
         except FileNotFoundError:
             return PoolState()
         except OSError as error:
@@ -110,7 +110,7 @@ class StateFile:
             return PoolState()
 
     @contextlib.contextmanager
-    def changed(self) -> Iterator[PoolState]:
+    def edit(self) -> Iterator[PoolState]:
         """Yield the content under the lock, and write it afterwards."""
         lock = take_lock(self.directory / "memory.lock", _LOCK_TIME)
         try:
@@ -125,7 +125,7 @@ class StateFile:
             os.close(lock)
 
 
-def _remembered(data: Any) -> PoolState:
+def _parse_state(data: Any) -> PoolState:
     """Parse the file; raises various exceptions if it is invalid."""
     return PoolState(
         **{

@@ -22,7 +22,7 @@ def resume(machines: Machines, slurm: Slurm, nodes: Sequence[str]) -> int:
     """Create the nodes' machines; return the exit status. Failed nodes are abandoned at once."""
     answers = machines.make(nodes, "Slurm resumes it")
     failed = failures(answers)
-    give_up(machines, slurm, failed)
+    record_failures(machines, slurm, failed)
     for node, machine in answers.items():
         if isinstance(machine, Machine) and machine.address:
             try:
@@ -35,25 +35,25 @@ def resume(machines: Machines, slurm: Slurm, nodes: Sequence[str]) -> int:
 def suspend(machines: Machines, slurm: Slurm, nodes: Sequence[str]) -> int:
     """Delete the nodes' machines; return the exit status."""
     try:
-        note_registered(machines, machines.found(), slurm.nodes())
+        note_registered(machines, machines.list_machines(), slurm.nodes())
     except HostFault as error:  # only for statistics; delete the machines anyway
         machines.log(f"cannot record the start times of {', '.join(nodes)}: {error}")
     return 1 if machines.end(nodes, "Slurm suspends it") else 0
 
 
-def failed(machines: Machines, slurm: Slurm, nodes: Sequence[str]) -> int:
+def delete_failed(machines: Machines, slurm: Slurm, nodes: Sequence[str]) -> int:
     """Delete machines that did not register in time, and let their nodes start again."""
     why = f"slurmd did not register within {machines.settings.boot_timeout:g} s"
     problems = machines.end(nodes, why)
-    give_up(machines, slurm, dict.fromkeys(nodes, why))
+    record_failures(machines, slurm, dict.fromkeys(nodes, why))
     return 1 if problems else 0
 
 
-def give_up(machines: Machines, slurm: Slurm, nodes: dict[str, str]) -> None:
+def record_failures(machines: Machines, slurm: Slurm, nodes: dict[str, str]) -> None:
     """Count failures, pause shapes that fail repeatedly, and requeue the jobs."""
     if not nodes:
         return
-    paused = machines.failed(nodes)
+    paused = machines.count_failures(nodes)
     slurm.fail(nodes)
     for name in paused:
         pause(machines, slurm, name)
@@ -73,7 +73,7 @@ def pause(machines: Machines, slurm: Slurm, name: str) -> None:
 
 def release(machines: Machines, slurm: Slurm, name: str) -> None:
     """Allow Slurm to start nodes of a paused shape again."""
-    with machines.memory.changed() as remembered:
+    with machines.memory.edit() as remembered:
         remembered.release(name)
     slurm.unpause(name)
     machines.log(f"{name}: retried by an administrator")
@@ -86,7 +86,7 @@ def note_registered(machines: Machines, found: CloudState, nodes: Mapping[str, P
     _note(machines, found, {n: began[n] for n in up if began[n]})
 
 
-def note_up(
+def record_start_times(
     machines: Machines, found: CloudState, nodes: Mapping[str, PoolNode], now: float
 ) -> None:
     """Record how long machines took, for batch systems that do not report when a node came up."""
@@ -100,10 +100,10 @@ def _note(machines: Machines, found: CloudState, when: Mapping[str, float]) -> N
     new = [m for m in found.machines if m.id not in known and when.get(m.node, 0.0) >= m.created]
     gone = set() if found.silent else set(known) - {m.id for m in found.machines}
     if new or gone:
-        with machines.memory.changed() as remembered:
+        with machines.memory.edit() as remembered:
             for machine in new:
                 shape, began = machine.shape, when[machine.node]
-                remembered.registered(machine.id, shape, machine.created, began)
+                remembered.record_registration(machine.id, shape, machine.created, began)
             for each in gone:
                 remembered.seen.pop(each, None)
 
@@ -113,14 +113,14 @@ def tidy(machines: Machines, slurm: Slurm) -> int:
 
     Nodes of a cloud that does not answer are not changed.
     """
-    found, nodes = machines.found(), slurm.nodes()
+    found, nodes = machines.list_machines(), slurm.nodes()
     note_registered(machines, found, nodes)
     for cloud, problem in found.silent.items():
         machines.log(f"{cloud} does not answer: {problem}")
     return _end_needless(machines, slurm, found, nodes) + _mend_nodes(machines, slurm, found, nodes)
 
 
-def _in_state(slurm: Slurm, state: State) -> set[str]:
+def _nodes_in_state(slurm: Slurm, state: State) -> set[str]:
     """Query Slurm again for the nodes in a state, because the round's list may be outdated."""
     return {node.name for node in slurm.nodes().values() if node.state == state}
 
@@ -143,7 +143,7 @@ def _end_needless(
         elif nodes and node is None:
             machines.end([machine.node], "the node does not exist in Slurm")
         elif node is not None and node.state == "off" and not machines.is_busy(machine.node):
-            off = functools.partial(_in_state, slurm, "off")
+            off = functools.partial(_nodes_in_state, slurm, "off")
             machines.end([machine.node], "the node is powered down", still=off)
         else:
             continue
@@ -161,7 +161,7 @@ def _mend_nodes(
         shape = machines.settings.shape_of(name)
         if shape is None or shape.cloud in found.silent or machines.is_busy(name):
             continue
-        has = bool(found.of(name))
+        has = bool(found.machines_of(name))
         if node.state == "building" and not has:
             again.append(name)
         elif node.state == "unusable" and name not in held:
@@ -173,7 +173,7 @@ def _mend_nodes(
         machines.log(f"{', '.join(again)}: retrying a start that has no machine")
         resume(machines, slurm, again)
     if lost:
-        down = functools.partial(_in_state, slurm, "unusable")
+        down = functools.partial(_nodes_in_state, slurm, "unusable")
         for name in machines.end(lost, "the node is down", still=down):
             del lost[name]
         slurm.fail(lost)

@@ -21,7 +21,7 @@ CONFIG = Path("/etc/vtorque/vtorque.toml")
 GROUP = "vtorque1.pool"
 
 
-def opened(config: Path | None) -> tuple[Site, Machines]:
+def open_pool(config: Path | None) -> tuple[Site, Machines]:
     """Return the site config and the pool's machines.
 
     Raises:

@@ -44,10 +44,10 @@ class Pbs:
 
     def nodes(self) -> dict[str, PoolNode]:
         """Return the pool's nodes that the server knows; on Torque without nodes that are off."""
-        there = {name: _node(name, each) for name, each in self._said().items()}
+        there = {name: _node(name, each) for name, each in self._query_nodes().items()}
         return {name: node for name, node in there.items() if not _is_off(node)}
 
-    def _said(self) -> dict[str, dict[str, str]]:
+    def _query_nodes(self) -> dict[str, dict[str, str]]:
         wanted = {name for shape in self._settings.shapes for name in shape.names}
         said = self._open_nodes() if self._open else self._torque_nodes()
         return {name: each for name, each in said.items() if name in wanted}
@@ -61,7 +61,7 @@ class Pbs:
         failed: list[str] = []
         if self._open:
             return failed
-        said = self._said()
+        said = self._query_nodes()
         for shape in self._settings.shapes:
             for name in shape.names:
                 try:
@@ -89,7 +89,7 @@ class Pbs:
             for name, each in _json(text).get("nodes", {}).items()
         }
 
-    def waiting(self) -> list[QueuedJob]:
+    def queued_jobs(self) -> list[QueuedJob]:
         """Return the queued jobs in the server's order, without held ones."""
         if self._open:
             jobs = _open_jobs(self._run("qstat", "-f", "-w", "-t"))

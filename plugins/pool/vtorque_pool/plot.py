@@ -9,13 +9,13 @@ import math
 from collections.abc import Sequence
 from html import escape
 
-from vtorque_pool.simulate import Result, table
+from vtorque_pool.simulate import SimulationResult, table
 
 _WIDTH, _HEIGHT, _LEFT, _TOP, _BOTTOM = 760, 420, 80, 20, 50
 _COLOURS = ("#1b6ca8", "#c0392b", "#2e8b57", "#8e44ad", "#b8860b", "#34495e")
 
 
-def page(name: str, jobs: int, results: Sequence[Result]) -> str:
+def page(name: str, jobs: int, results: Sequence[SimulationResult]) -> str:
     """Return the HTML page."""
     title = escape(f"{name}: {jobs} jobs in {len(results)} pools")
     lines = escape("\n".join(table(results)))
@@ -26,9 +26,9 @@ def page(name: str, jobs: int, results: Sequence[Result]) -> str:
     )
 
 
-def _drawing(results: Sequence[Result]) -> str:
-    most_hours = _round_up(max(each.machine_hours for each in results))
-    most_wait = _round_up(max(each.mean_wait for each in results))
+def _drawing(results: Sequence[SimulationResult]) -> str:
+    most_hours = _next_round_value(max(each.machine_hours for each in results))
+    most_wait = _next_round_value(max(each.mean_wait for each in results))
     wide, high = _WIDTH - _LEFT - 20, _HEIGHT - _TOP - _BOTTOM
     groups = {key: i for i, key in enumerate(dict.fromkeys(_group(each) for each in results))}
 
@@ -63,11 +63,11 @@ def _drawing(results: Sequence[Result]) -> str:
     )
 
 
-def _group(result: Result) -> str:
+def _group(result: SimulationResult) -> str:
     return f"most {result.sizes.most}, least {result.sizes.least}"
 
 
-def _round_up(value: float) -> float:
+def _next_round_value(value: float) -> float:
     """Return the next 1, 2 or 5 times a power of ten."""
     if value <= 0:
         return 1.0

@@ -18,11 +18,11 @@ from pathlib import Path
 from vtorque_core.api import VtorqueError, printable
 from vtorque_pool import on_slurm
 from vtorque_pool.hostlist import expand
-from vtorque_pool.opening import logger, opened, require_state
+from vtorque_pool.opening import logger, open_pool, require_state
 from vtorque_pool.settings import Settings
 from vtorque_pool.slurm import Slurm
 
-_WORDS = {"resume": on_slurm.resume, "suspend": on_slurm.suspend, "failed": on_slurm.failed}
+_WORDS = {"resume": on_slurm.resume, "suspend": on_slurm.suspend, "failed": on_slurm.delete_failed}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -39,7 +39,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     begin()
     settings = Settings()
     try:
-        site, machines = opened(wanted.config)
+        site, machines = open_pool(wanted.config)
         settings = site[Settings]
         require_state(settings)
         return _WORDS[wanted.what](machines, Slurm(settings), expand(wanted.nodes))

@@ -74,11 +74,11 @@ class View:
 def steps(view: View) -> list[Step]:
     """Return the actions in order, without those for shapes whose cloud does not answer."""
     shapes = [s for s in view.settings.shapes if s.cloud not in view.found.silent]
-    done = [*_aliens(view)]
+    done = [*_end_unknown(view)]
     for shape in shapes:
         done += _mend(view, shape)
     touched = {step.node for step in done}
-    wanted = _wanted(view, shapes)
+    wanted = _count_needed(view, shapes)
     starts = view.settings.max_creating - sum(len(_building(view, shape)) for shape in shapes)
     for shape in shapes:
         grown = list(_grow(view, shape, wanted[shape.name], starts, touched))
@@ -89,7 +89,7 @@ def steps(view: View) -> list[Step]:
     return done
 
 
-def _aliens(view: View) -> Iterator[Step]:
+def _end_unknown(view: View) -> Iterator[Step]:
     for machine in view.found.machines:
         if machine.state == "deleting":
             continue
@@ -97,11 +97,11 @@ def _aliens(view: View) -> Iterator[Step]:
             yield Step("end", machine.node, "no node of the pool has this name", machine)
         elif machine.state == "ended" and machine.node not in view.held:
             yield Step("end", machine.node, "the machine has ended", machine)
-            if machine.id not in view.seen and not view.found.of(machine.node):
+            if machine.id not in view.seen and not view.found.machines_of(machine.node):
                 yield Step("fail", machine.node, "the machine ended before its node was up")
     for node in {m.node for m in view.found.machines if m.is_live}:
         if view.settings.shape_of(node) is not None:
-            for extra in view.found.of(node)[1:]:
+            for extra in view.found.machines_of(node)[1:]:
                 yield Step("end", node, "the node has another machine", extra)
 
 
@@ -110,7 +110,7 @@ def _mend(view: View, shape: MachineShape) -> Iterator[Step]:
     for name in shape.names:
         if name in view.held:
             continue
-        node, machines = view.nodes.get(name), view.found.of(name)
+        node, machines = view.nodes.get(name), view.found.machines_of(name)
         if node is None and machines:
             yield Step("join", name, "the machine has no node", machines[0])
         elif node is not None and not machines:
@@ -127,16 +127,21 @@ def _mend(view: View, shape: MachineShape) -> Iterator[Step]:
                     yield Step("leave", name, "the machine does not answer", was=node)
                 else:
                     yield Step("fail", name, f"the node is not up after {age:.0f} s", was=node)
-        elif node is not None and node.state == "draining" and not node.jobs and _ours(node):
+        elif (
+            node is not None
+            and node.state == "draining"
+            and not node.jobs
+            and _is_drained_by_pool(node)
+        ):
             yield Step("leave", name, "the node is drained and has no jobs", was=node)
 
 
-def _ours(node: PoolNode) -> bool:
+def _is_drained_by_pool(node: PoolNode) -> bool:
     """Return whether the pool, not an administrator, has drained a node."""
     return node.reason.startswith(REASON)
 
 
-def _wanted(view: View, shapes: Sequence[MachineShape]) -> dict[str, int]:
+def _count_needed(view: View, shapes: Sequence[MachineShape]) -> dict[str, int]:
     """Return how many nodes of each shape the queued jobs need. A job uses the first that fits."""
     cpus = {shape.name: 0 for shape in shapes}
     nodes = {shape.name: 0 for shape in shapes}
@@ -144,7 +149,7 @@ def _wanted(view: View, shapes: Sequence[MachineShape]) -> dict[str, int]:
     limits |= {("account", name): most for name, most in view.settings.accounts.items()}
     used: Counter[tuple[str, str]] = Counter()
     for job in view.waiting:
-        shape = next((s for s in shapes if _fits(job, s)), None)
+        shape = next((s for s in shapes if _can_run(job, s)), None)
         if shape is None:
             continue
         counted = ("queue", job.queue), ("account", job.account)
@@ -156,7 +161,7 @@ def _wanted(view: View, shapes: Sequence[MachineShape]) -> dict[str, int]:
     return {s.name: max(nodes[s.name], -(-cpus[s.name] // s.cpus)) for s in shapes}
 
 
-def _fits(job: QueuedJob, shape: MachineShape) -> bool:
+def _can_run(job: QueuedJob, shape: MachineShape) -> bool:
     return (
         job.cpus <= shape.cpus
         and job.nodes <= len(shape.names)
@@ -169,7 +174,8 @@ def _building(view: View, shape: MachineShape) -> list[str]:
     return [
         name
         for name in shape.names
-        if view.found.of(name) and (name not in view.nodes or view.nodes[name].state == "unusable")
+        if view.found.machines_of(name)
+        and (name not in view.nodes or view.nodes[name].state == "unusable")
     ]
 
 
@@ -182,13 +188,18 @@ def _grow(
     lacking = wanted - free - building
     for name in shape.names:
         node = view.nodes.get(name)
-        if lacking <= 0 or node is None or node.state != "draining" or not _ours(node):
+        if (
+            lacking <= 0
+            or node is None
+            or node.state != "draining"
+            or not _is_drained_by_pool(node)
+        ):
             continue
         told = node.reason == f"{REASON}: {TOLD}"
-        if name not in view.held and view.found.of(name) and node.jobs and not told:
+        if name not in view.held and view.found.machines_of(name) and node.jobs and not told:
             yield Step("undrain", name, "jobs are waiting")
             lacking -= 1
-    there = sum(bool(view.found.of(name)) for name in shape.names)
+    there = sum(bool(view.found.machines_of(name)) for name in shape.names)
     new = max(lacking, shape.min_nodes - there)
     why = f"waiting jobs need {wanted} nodes" if lacking > 0 else f"min_nodes is {shape.min_nodes}"
     if shape.name in view.paused:
@@ -207,7 +218,7 @@ def _grow(
 
 def _state(view: View, name: str) -> str:
     node = view.nodes.get(name)
-    return node.state if node and view.found.of(name) else ""
+    return node.state if node and view.found.machines_of(name) else ""
 
 
 def _shrink(view: View, shape: MachineShape, wanted: int, touched: set[str]) -> Iterator[Step]:

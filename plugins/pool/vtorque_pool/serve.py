@@ -21,7 +21,7 @@ from vtorque_pool.slurm import Slurm
 _SLOWEST = 16  # times the interval, after rounds that failed
 
 
-def round_of(settings: Settings, machines: Machines, batch: Slurm | Pbs) -> Callable[[], int]:
+def make_round(settings: Settings, machines: Machines, batch: Slurm | Pbs) -> Callable[[], int]:
     """Return a function that runs a round and returns the number of its actions."""
     since = rounds.NodeTimes()
 
@@ -35,18 +35,18 @@ def round_of(settings: Settings, machines: Machines, batch: Slurm | Pbs) -> Call
 
 def serve(settings: Settings, machines: Machines, batch: Slurm | Pbs) -> None:
     """Run rounds until SIGTERM or SIGINT. Raises Refused if another process runs them."""
-    with _alone(machines):
+    with _hold_service_lock(machines):
         _serve(settings, machines, batch)
 
 
 def tidy(settings: Settings, machines: Machines, batch: Slurm | Pbs) -> int:
     """Run one round; return its number of actions. Raises Refused if another process does."""
-    with _alone(machines):
-        return round_of(settings, machines, batch)()
+    with _hold_service_lock(machines):
+        return make_round(settings, machines, batch)()
 
 
 @contextlib.contextmanager
-def _alone(machines: Machines) -> Iterator[None]:
+def _hold_service_lock(machines: Machines) -> Iterator[None]:
     try:
         lock = take_lock(machines.memory.directory / "serve.lock", 0)
     except Busy as error:
@@ -61,7 +61,7 @@ def _serve(settings: Settings, machines: Machines, batch: Slurm | Pbs) -> None:
     ended = []
     for each in (signal.SIGTERM, signal.SIGINT):
         signal.signal(each, lambda *_: ended.append(True))
-    one, pause = round_of(settings, machines, batch), settings.interval
+    one, pause = make_round(settings, machines, batch), settings.interval
     machines.log("service started")
     while not ended:
         try:
@@ -81,7 +81,7 @@ def _serve(settings: Settings, machines: Machines, batch: Slurm | Pbs) -> None:
 def _write_metrics(settings: Settings, machines: Machines, batch: Slurm | Pbs) -> None:
     if not settings.textfile:
         return
-    found, remembered, now = machines.found(), machines.memory.read(), time.time()
+    found, remembered, now = machines.list_machines(), machines.memory.read(), time.time()
     listed = show.rows(settings, found, batch.nodes(), remembered.held, now)
     text = show.metrics(listed, found, remembered, now)
     replace_file(str(Path(settings.textfile)), text.encode(), mode=0o644)
@@ -89,7 +89,7 @@ def _write_metrics(settings: Settings, machines: Machines, batch: Slurm | Pbs) -
 
 def _round(settings: Settings, machines: Machines, batch: Pbs, since: rounds.NodeTimes) -> int:
     """Read the state, decide and act. A failed action is logged, and repeated in the next round."""
-    found, nodes, now = machines.found(), batch.nodes(), time.time()
+    found, nodes, now = machines.list_machines(), batch.nodes(), time.time()
     for cloud, problem in found.silent.items():
         machines.log(f"{cloud} does not answer: {problem}")
     since.look(nodes, now)
@@ -99,14 +99,14 @@ def _round(settings: Settings, machines: Machines, batch: Pbs, since: rounds.Nod
         settings,
         found,
         nodes,
-        batch.waiting(),
+        batch.queued_jobs(),
         since,
         remembered.held,
         paused,
         remembered.seen,
         now,
     )
-    on_slurm.note_up(machines, found, nodes, now)
+    on_slurm.record_start_times(machines, found, nodes, now)
     for problem in batch.make_known():
         machines.log(problem)
     wanted = rounds.steps(view)
@@ -115,12 +115,12 @@ def _round(settings: Settings, machines: Machines, batch: Pbs, since: rounds.Nod
     for step in wanted:
         if step.kind != "start":
             try:
-                if _do(machines, batch, step) and step.kind == "fail":
+                if _perform_step(machines, batch, step) and step.kind == "fail":
                     failed[step.node] = step.why
             except HostFault as error:
                 machines.log(f"{step.node}: {step.kind} failed: {error}")
     if failed:
-        machines.failed(failed)
+        machines.count_failures(failed)
     if starts:
         _start(machines, batch, starts)
     return len(wanted)
@@ -129,7 +129,7 @@ def _round(settings: Settings, machines: Machines, batch: Pbs, since: rounds.Nod
 def _start(machines: Machines, batch: Pbs, starts: list[rounds.Step]) -> None:
     answers = machines.make([step.node for step in starts], starts[0].why)
     if failed := failures(answers):
-        machines.failed(failed)
+        machines.count_failures(failed)
     for node, machine in answers.items():
         if isinstance(machine, Machine):
             _join(machines, batch, node, machine)
@@ -141,7 +141,7 @@ def _join(machines: Machines, batch: Pbs, node: str, machine: Machine) -> None:
         batch.create(node, shape.cpus, shape.features, machine.address)
 
 
-def _do(machines: Machines, batch: Pbs, step: rounds.Step) -> bool:
+def _perform_step(machines: Machines, batch: Pbs, step: rounds.Step) -> bool:
     """Perform an action other than a start; return whether it succeeded."""
     if step.kind == "end" and step.machine is not None:
         return not machines.end_machine(step.machine, step.why)
@@ -156,12 +156,12 @@ def _do(machines: Machines, batch: Pbs, step: rounds.Step) -> bool:
         nodes = batch.nodes()
         batch.requeue(nodes[step.node].jobs if step.node in nodes else ())
     elif step.kind in {"leave", "fail"}:
-        deleted = functools.partial(_deleted, batch, step)
+        deleted = functools.partial(_delete_node, batch, step)
         return not machines.end([step.node], step.why, still=deleted)
     return True
 
 
-def _deleted(batch: Pbs, step: rounds.Step) -> set[str]:
+def _delete_node(batch: Pbs, step: rounds.Step) -> set[str]:
     """Delete a node from the batch system, before its machine, so that it gets no job.
 
     Does nothing if the node has changed. Torque deletes a node with jobs too, and requeues or

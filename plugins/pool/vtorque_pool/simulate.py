@@ -43,7 +43,7 @@ class Sizes:
 
 
 @dataclass(frozen=True)
-class Result:
+class SimulationResult:
     """The result of a simulation.
 
     Wait times are in seconds. ``busy`` is the fraction of the machine hours in which jobs ran.
@@ -102,11 +102,11 @@ class _Pool:
     def nodes(self) -> int:
         return len(self.idle) + self.building + self.busy
 
-    def later(self, when: float, what: str, number: int) -> None:
+    def schedule(self, when: float, what: str, number: int) -> None:
         self.order += 1
         heapq.heappush(self.events, (when, self.order, what, number))
 
-    def go_on(self, when: float) -> None:
+    def advance(self, when: float) -> None:
         """Advance the time to an event, and count the cost."""
         self.seconds += self.nodes * (when - self.now)
         self.busy_seconds += self.busy * (when - self.now)
@@ -114,7 +114,7 @@ class _Pool:
 
     def add_idle(self, count: int) -> None:
         self.idle += [self.now] * count
-        self.later(self.now + self.sizes.idle, "idle", count)
+        self.schedule(self.now + self.sizes.idle, "idle", count)
 
     def grow(self, needed: int) -> None:
         """Create the nodes that queued jobs need in addition to idle and booting ones."""
@@ -122,7 +122,7 @@ class _Pool:
         if new > 0:
             self.building += new
             self.starts += new
-            self.later(self.now + self.sizes.ready, "ready", new)
+            self.schedule(self.now + self.sizes.ready, "ready", new)
 
     def shrink(self) -> None:
         while self.idle and self.nodes > self.sizes.least:
@@ -131,7 +131,7 @@ class _Pool:
             del self.idle[0]
 
 
-def run(jobs: Sequence[TraceJob], sizes: Sizes) -> Result:
+def run(jobs: Sequence[TraceJob], sizes: Sizes) -> SimulationResult:
     """Simulate one pool."""
     if sizes.most < 1:
         raise Refused("a pool needs at least one node")
@@ -144,7 +144,7 @@ def run(jobs: Sequence[TraceJob], sizes: Sizes) -> Result:
         submit = jobs[coming].submit if coming < len(jobs) else float("inf")
         if pool.events and pool.events[0][0] <= submit:
             when, _, what, number = heapq.heappop(pool.events)
-            pool.go_on(when)
+            pool.advance(when)
             if what == "end":
                 pool.busy -= number
                 pool.add_idle(number)
@@ -152,7 +152,7 @@ def run(jobs: Sequence[TraceJob], sizes: Sizes) -> Result:
                 pool.building -= number
                 pool.add_idle(number)
         else:
-            pool.go_on(submit)
+            pool.advance(submit)
             if needs[coming] <= sizes.most:
                 queue.append(coming)
                 needed += needs[coming]
@@ -163,13 +163,13 @@ def run(jobs: Sequence[TraceJob], sizes: Sizes) -> Result:
                 needed -= needs[each]
                 del pool.idle[len(pool.idle) - needs[each] :]
                 pool.busy += needs[each]
-                pool.later(pool.now + jobs[each].run, "end", needs[each])
+                pool.schedule(pool.now + jobs[each].run, "end", needs[each])
                 waits.append(pool.now - jobs[each].submit)
         pool.grow(needed)
         if not queue:
             pool.shrink()
     waits.sort()
-    return Result(
+    return SimulationResult(
         sizes, len(waits), len(jobs) - len(waits),
         sum(waits) / len(waits) if waits else 0.0, _part(waits, 0.5), _part(waits, 0.95),
         pool.seconds / 3600, pool.busy_seconds / pool.seconds if pool.seconds else 0.0, pool.starts,
@@ -180,7 +180,7 @@ def _part(waits: Sequence[float], part: float) -> float:
     return waits[min(len(waits) - 1, int(part * len(waits)))] if waits else 0.0
 
 
-def table(results: Sequence[Result]) -> Iterator[str]:
+def table(results: Sequence[SimulationResult]) -> Iterator[str]:
     """Yield the lines of the table."""
     yield (
         f"{'MOST':>5} {'LEAST':>5} {'IDLE':>7} {'JOBS':>6} {'MEAN WAIT':>10} {'MEDIAN':>8} "

@@ -32,7 +32,7 @@ _DEPTH = 8
 
 def lines(settings: Settings, conf: Path) -> list[str]:
     """Return the pool's lines, without list options that the site sets in slurm.conf."""
-    said = dict(_said(conf, _DEPTH, but=NAME))
+    said = dict(_iter_values(conf, _DEPTH, but=NAME))
     programs = conf.parent / "vtorque-pool"
     found = [f"{key}={programs / word}" for key, word in _PROGRAMS.items()]
     found += [
@@ -64,7 +64,7 @@ def _exceptions(settings: Settings, conf: Path) -> str:
     ours = {shape.nodes for shape in settings.shapes}
     others = [
         value
-        for key, value in _said(conf, _DEPTH, but=NAME)
+        for key, value in _iter_values(conf, _DEPTH, but=NAME)
         if key == "NodeName" and value not in ours and value.upper() != "DEFAULT"
     ]
     return ",".join((*counted, *dict.fromkeys(others)))
@@ -73,14 +73,14 @@ def _exceptions(settings: Settings, conf: Path) -> str:
 def steps(settings: Settings, place: Installation) -> list[SetupStep]:
     """Return the setup steps for the host of slurmctld, in order."""
     conf = Path(settings.slurm_conf)
-    said = dict(_said(conf, _DEPTH, but=NAME))
+    said = dict(_iter_values(conf, _DEPTH, but=NAME))
     user = said.get("SlurmUser", "root").partition("(")[0]
     found: list[SetupStep] = list(_checks(said, conf))
     for word in _PROGRAMS.values():
         program = hook_script(f'exec {shlex.join(_call(place, word))} "$@"')
         found.append(ReplacedFile(conf.parent / "vtorque-pool" / word, program))
-    found.append(_of_user(Path(settings.state), user, os.O_DIRECTORY))
-    found.append(_of_user(Path(settings.log), user, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW))
+    found.append(_owner_step(Path(settings.state), user, os.O_DIRECTORY))
+    found.append(_owner_step(Path(settings.log), user, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW))
     text = "\n".join((f"# Written by {MARK.decode()}.", *lines(settings, conf), ""))
     found.append(ReplacedFile(conf.parent / NAME, text.encode(), mode=0o644))
     found.append(_include(conf))
@@ -108,7 +108,7 @@ def _checks(said: dict[str, str], conf: Path) -> Iterator[Check]:
         yield Check(f"{key} is the pool's", problem if key in said else "")
 
 
-def _of_user(path: Path, user: str, flags: int) -> Change:
+def _owner_step(path: Path, user: str, flags: int) -> Change:
     """Return the step that creates a directory or file and changes its owner."""
 
     def done() -> bool:
@@ -140,11 +140,11 @@ def _include(conf: Path) -> Change:
         f"include {NAME} in {conf} (then restart slurmctld, because the nodes are new)",
         lambda: ours in _bytes(conf),
         lambda: _edit(conf, lambda text: text.replace(ours, b"") + _end(text) + ours),
-        lambda: _edit(conf, lambda text: _without(text, ours)),
+        lambda: _edit(conf, lambda text: _remove_include(text, ours)),
     )
 
 
-def _without(text: bytes, ours: bytes) -> bytes:
+def _remove_include(text: bytes, ours: bytes) -> bytes:
     """Return slurm.conf without the include line and the newline added before it."""
     return text.replace(b"\n# (no newline)\n" + ours, b"").replace(ours, b"")
 
@@ -165,12 +165,12 @@ def _bytes(conf: Path) -> bytes:
         raise HostFault(f"{conf}: {error.strerror}: set slurm_conf in [plugin.pool]") from None
 
 
-def _said(conf: Path, depth: int, *, but: str) -> Iterator[tuple[str, str]]:
+def _iter_values(conf: Path, depth: int, *, but: str) -> Iterator[tuple[str, str]]:
     """Yield the keys and values of a file and its includes, except the include ``but``."""
     for line in _bytes(conf).decode("utf-8", "surrogateescape").splitlines():
         include = re.match(r"\s*include\s+(\S+)", line, re.IGNORECASE)
         if include and depth and include[1] != but:
-            yield from _said(conf.parent / include[1], depth - 1, but=but)
+            yield from _iter_values(conf.parent / include[1], depth - 1, but=but)
         match = re.match(r"\s*(\w+)\s*=\s*([^#\s]*)", line)
         if match:
             yield _KEYS.get(match[1].lower(), match[1]), match[2].strip('"')

@@ -8,14 +8,14 @@ import pytest
 import kept_data
 from vtorque_report import hints as thresholds
 from vtorque_report import load
-from vtorque_report.figures import Figures, of_guest
+from vtorque_report.figures import Figures, guest_figures
 from vtorque_report.hints import hints
-from vtorque_report.read import Attempt, Guest, Line, Phase
-from vtorque_report.units import clock, duration, percent, scaled, size
+from vtorque_report.read import Attempt, Line, Phase, ReportGuest
+from vtorque_report.units import byte_unit, clock, duration, percent, size
 
 G = kept_data.G
 GIB = 1 << 30
-GUEST = Guest("n1", 0, 0, "vn1", 4, 8192)
+GUEST = ReportGuest("n1", 0, 0, "vn1", 4, 8192)
 ATTEMPT = Attempt(
     "42.srv", "", 0, "ada", "n1", ("n1",), "slurm", "debian", "linux", 0.0, 220.0, 0, (GUEST,),
     (Phase("boot", None, 0.0, 20.0), Phase("run", None, 20.0, 220.0)),
@@ -27,7 +27,7 @@ def line(time, **values):
 
 
 def measured(*lines, **more):
-    return of_guest(dataclasses.replace(GUEST, lines=lines, **more), ATTEMPT, 0.0)
+    return guest_figures(dataclasses.replace(GUEST, lines=lines, **more), ATTEMPT, 0.0)
 
 
 def test_cpu_time_is_that_of_the_script_only():
@@ -38,8 +38,8 @@ def test_cpu_time_is_that_of_the_script_only():
         line(220.0, cpu_seconds_total=230, cpu_steal_seconds_total=60),
     )
     assert (found.cpu, found.core_seconds) == (200.0, 800.0)
-    assert found.busy == 0.25 and found.cores == 1.0
-    assert found.stolen == pytest.approx(50 / 250)
+    assert found.cpu_share == 0.25 and found.cores == 1.0
+    assert found.steal_share == pytest.approx(50 / 250)
 
 
 def test_overhead_is_all_qemu_time_except_vcpus():
@@ -49,7 +49,7 @@ def test_overhead_is_all_qemu_time_except_vcpus():
     found = measured(
         line(20.0, cpu_seconds_total=0, **begin), line(220.0, cpu_seconds_total=100, **end)
     )
-    assert found.overhead == 30.0 and found.beside == pytest.approx(0.3)
+    assert found.overhead == 30.0 and found.overhead_share == pytest.approx(0.3)
 
 
 def test_devices_are_summed_from_the_boot():
@@ -68,9 +68,9 @@ def test_memory_is_the_peak_of_qemu():
 
 def test_kept_totals_are_used_without_samples():
     found = measured(cpu_seconds=440.0, peak_mib=1024)
-    assert (found.cpu, found.core_seconds, found.busy) == (440.0, 880.0, 0.5)
+    assert (found.cpu, found.core_seconds, found.cpu_share) == (440.0, 880.0, 0.5)
     assert (found.memory, found.measured) == (GIB, False)
-    assert (found.stolen, found.disk, found.network) == (None, None, None)
+    assert (found.steal_share, found.disk, found.network) == (None, None, None)
 
 
 def test_sample_without_a_libvirt_answer_is_skipped():
@@ -174,8 +174,11 @@ def test_failed_job_gets_only_the_hint_about_its_failure(code, said):
 
 def test_missing_data_is_reported(tmp_path):
     report = load.report([kept_data.make(tmp_path, seconds=40.0, telemetry=False)], 0.0)
-    assert report.total.busy is not None
-    assert "no samples" in report.missing[0] and "CPU time includes the boot" in report.missing[0]
+    assert report.total.cpu_share is not None
+    assert (
+        "no samples" in report.missing_data[0]
+        and "CPU time includes the boot" in report.missing_data[0]
+    )
 
 
 @pytest.mark.parametrize(
@@ -197,7 +200,7 @@ def test_state_is_described_in_words(tmp_path, facts, state):
 def test_report_data_is_valid_json(tmp_path):
     report = load.report([kept_data.make(tmp_path, seconds=100.0, guests=2)], 0.0)
     data = json.loads(json.dumps(report.data()))
-    assert data["total"]["busy"] == pytest.approx(report.total.busy)
+    assert data["total"]["busy"] == pytest.approx(report.total.cpu_share)
     assert [g["rank"] for g in data["guests"]] == [0, 1]
     assert {p["name"] for p in data["phases"]} >= {"boot", "ready", "run"}
     assert data["times"] == pytest.approx({"start": kept_data.BOOT, "script": 100.0, "end": 0.4})
@@ -212,7 +215,7 @@ def test_numbers_are_formatted_for_people():
     assert [size(n) for n in (0, 999, 1000, 614 << 20, 8 << 30)] == [
         "0 B", "999 B", "1.0 KiB", "614 MiB", "8.0 GiB",
     ]  # fmt: skip
-    assert scaled(1e30)[1] == "PiB"
+    assert byte_unit(1e30)[1] == "PiB"
     times = [duration(t) for t in (0.034, 3.04, 59.4, 61, 3600, 86400 * 3)]
     assert times == ["0.03 s", "3.0 s", "59 s", "1 min 01 s", "1 h 00 min", "3 d 00 h"]
     assert [percent(p) for p in (0, 0.0123, 0.12, 1)] == ["0 %", "1.2 %", "12 %", "100 %"]
@@ -231,5 +234,5 @@ def test_suspended_time_does_not_count_as_idle():
     )
     attempt = dataclasses.replace(ATTEMPT, phases=stood, ended=110.0)
     guest = dataclasses.replace(GUEST, lines=(), cpu_seconds=30.0)
-    figures = of_guest(guest, attempt, 110.0)
+    figures = guest_figures(guest, attempt, 110.0)
     assert figures.core_seconds == guest.vcpus * 60.0

@@ -17,7 +17,7 @@ HOSTILE = """</script></style></title>"'><script>hack()</script><img src=x onerr
 VOID = {"meta", "link", "meter", "br", "img"}
 
 
-class Seen(HTMLParser):
+class PageContent(HTMLParser):
     """All elements, attributes and texts of a page; its nesting is checked."""
 
     def __init__(self, text):
@@ -46,16 +46,16 @@ class Seen(HTMLParser):
 
 def rendered(directory):
     text = page.render(load.report([directory], kept_data.START + 100))
-    return text, Seen(text)
+    return text, PageContent(text)
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory):
+def whole_page(tmp_path_factory):
     return rendered(kept_data.make(tmp_path_factory.mktemp("job"), seconds=600.0, guests=2))
 
 
-def test_each_guest_has_plots_and_each_plot_a_description(whole):
-    _, seen = whole
+def test_each_guest_has_plots_and_each_plot_a_description(whole_page):
+    _, seen = whole_page
     titles = [
         "CPU",
         "Steal",
@@ -75,8 +75,8 @@ def test_each_guest_has_plots_and_each_plot_a_description(whole):
     assert seen.elements.count("table") == 2 * len(titles) + 2
 
 
-def test_page_has_no_script_and_loads_nothing(whole):
-    text, seen = whole
+def test_page_has_no_script_and_loads_nothing(whole_page):
+    text, seen = whole_page
     assert not {"script", "iframe", "object", "embed", "base", "form", "img", "image", "use"} & {
         *seen.elements
     }
@@ -88,8 +88,8 @@ def test_page_has_no_script_and_loads_nothing(whole):
     assert addresses <= {"http://www.w3.org/2000/svg", "http://www.w3.org/1999/xlink"}
 
 
-def test_content_policy_allows_only_the_style(whole):
-    text, seen = whole
+def test_content_policy_allows_only_the_style(whole_page):
+    text, seen = whole_page
     (policy,) = [v for _, n, v in seen.attributes if n == "content" and "default-src" in v]
     style = re.search(r"<style>(.*?)</style>", text, re.DOTALL)[1]
     digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
@@ -97,8 +97,8 @@ def test_content_policy_allows_only_the_style(whole):
     assert "script" not in policy and "connect" not in policy and "unsafe" not in policy
 
 
-def test_headings_are_ordered_and_the_language_is_set(whole):
-    _, seen = whole
+def test_headings_are_ordered_and_the_language_is_set(whole_page):
+    _, seen = whole_page
     levels = [int(tag[1]) for tag in seen.elements if re.fullmatch(r"h[1-6]", tag)]
     assert levels[0] == 1 and levels.count(1) == 1
     assert all(b <= a + 1 for a, b in itertools.pairwise(levels))
@@ -107,7 +107,7 @@ def test_headings_are_ordered_and_the_language_is_set(whole):
     assert len(identities) == len({*identities})
 
 
-def test_user_text_is_escaped(tmp_path, whole):
+def test_user_text_is_escaped(tmp_path, whole_page):
     def change(values):
         return values | {
             f'vtorque_app_x{{label="{HOSTILE}"}}': 1.0,
@@ -127,8 +127,8 @@ def test_user_text_is_escaped(tmp_path, whole):
         guest["hostname"] = HOSTILE
     (tmp_path / "job.json").write_text(json.dumps(facts))
     text, seen = rendered(tmp_path)
-    assert {*seen.elements} == {*whole[1].elements}
-    assert {n for _, n, _ in seen.attributes} == {n for _, n, _ in whole[1].attributes}
+    assert {*seen.elements} == {*whole_page[1].elements}
+    assert {n for _, n, _ in seen.attributes} == {n for _, n, _ in whole_page[1].attributes}
     assert "".join(seen.words).count("<script>hack()</script>") >= 8
     assert "<script" not in text and "<img" not in text
 
@@ -173,10 +173,10 @@ def test_values_of_any_size_are_drawn(tmp_path):
     assert "NaN" not in "".join(str(value) for _, name, value in seen.attributes if name == "d")
 
 
-def test_page_without_the_drawing_library_has_tables_and_a_note(tmp_path, whole, monkeypatch):
+def test_page_without_the_drawing_library_has_tables_and_a_note(tmp_path, whole_page, monkeypatch):
     monkeypatch.setitem(sys.modules, "vl_convert", None)  # as if it were not installed
     text, seen = rendered(kept_data.make(tmp_path, seconds=600.0, guests=2))
     assert "svg" not in seen.elements and 'class="plot"' not in text
-    assert seen.elements.count("table") == whole[1].elements.count("table")
+    assert seen.elements.count("table") == whole_page[1].elements.count("table")
     assert "because vl-convert-python is not installed" in text
-    assert "without plots" not in whole[0]
+    assert "without plots" not in whole_page[0]

@@ -119,10 +119,10 @@ def test_nodes_of_a_job_have_one_report(tmp_path):
     alone, both = load.report([one], 0.0), load.report([other, one], 0.0)
     assert (
         "only 1 of 3 nodes: n2, n3 have their own records; add copies of them with --from"
-        in alone.missing[0]
+        in alone.missing_data[0]
     )
     assert [(g.rank, g.node) for g, _ in both.guests] == [(0, "n1"), (1, "n2")]
-    assert both.total.vcpus == 8 and "2 of 3 nodes" in both.missing[0]
+    assert both.total.vcpus == 8 and "2 of 3 nodes" in both.missing_data[0]
     with pytest.raises(Refused, match="belongs to node n1, which is already in the report"):
         load.report([one, other, one], 0.0)
     foreign = kept_data.make(tmp_path / "c", seconds=10.0, job="43.srv")

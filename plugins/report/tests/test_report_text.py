@@ -17,7 +17,7 @@ import kept_data
 from vtorque_core.api import Paths
 from vtorque_core.cli.vmgr import main
 from vtorque_report import figures, load, plots, plugin, text
-from vtorque_testing.planned import PlannedNode, with_core
+from vtorque_testing.planned import PlannedNode, load_with_core
 
 BIN = Path(sys.executable).parent
 
@@ -177,7 +177,7 @@ runpy.run_module({!r}, run_name="__main__")
 
 
 def commands(show, directory):
-    plugins = with_core("report", plugin)
+    plugins = load_with_core("report", plugin)
     place = SimpleNamespace(directory=directory)
     site = PlannedNode.make(plugins, f"[plugin.report]\nshow = {show}\n").site
     found = plugins.collect("vtorque_after_script", place=place, code=7, site=site)

@@ -48,7 +48,7 @@ def report(
     if bool(job_id) == last:
         raise UsageError("vmgr report: name a job, or use --last")
     jobs = kept.jobs(config, job_id or None)
-    found = _found(jobs[-1:] if last else jobs, more)
+    found = _find_report(jobs[-1:] if last else jobs, more)
     if html is not None:
         from vtorque_report import drawing, page  # noqa: PLC0415 - jinja2, Vega's runtime
 
@@ -69,7 +69,7 @@ def report(
     text.show(found, sys.stdout)
 
 
-def _found(jobs: Sequence[KeptJob], more: Sequence[Path]) -> Report | JobArray:
+def _find_report(jobs: Sequence[KeptJob], more: Sequence[Path]) -> Report | JobArray:
     now = time.time()
     if len(jobs) == 1:
         return load.report([*_places(jobs[0]), *more], now)

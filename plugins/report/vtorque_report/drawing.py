@@ -41,7 +41,7 @@ def page(package: str, template: str, /, **values: object) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters["svg"] = _hidden
+    environment.filters["svg"] = _hide_drawing
     css = resources.files(__package__).joinpath("page.css").read_text(encoding="utf-8")
     environment.globals |= {
         "css": Markup(css),  # noqa: S704 - our own file
@@ -96,6 +96,6 @@ def _frame(width: int, height: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _hidden(drawing: str) -> Markup:
+def _hide_drawing(drawing: str) -> Markup:
     """Mark a drawing of :func:`svg` as safe, and hide it from screen readers."""
     return Markup(drawing.replace("<svg ", '<svg aria-hidden="true" focusable="false" ', 1))  # noqa: S704

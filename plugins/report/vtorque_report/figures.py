@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from vtorque_report.read import Attempt, Guest, Line
+from vtorque_report.read import Attempt, Line, ReportGuest
 
 GUEST = "vtorque_guest_"
 CPU = f"{GUEST}cpu_seconds_total"
@@ -57,7 +57,7 @@ class Figures:
     measured: bool = False
 
     @property
-    def busy(self) -> float | None:
+    def cpu_share(self) -> float | None:
         """The share of time in which the vCPUs ran, 0 to 1."""
         if self.cpu is None or self.core_seconds <= 0:
             return None
@@ -66,17 +66,17 @@ class Figures:
     @property
     def cores(self) -> float | None:
         """The average number of busy vCPUs."""
-        return None if self.busy is None else self.busy * self.vcpus
+        return None if self.cpu_share is None else self.cpu_share * self.vcpus
 
     @property
-    def stolen(self) -> float | None:
+    def steal_share(self) -> float | None:
         """The share of time that runnable vCPUs had to wait."""
         if self.steal is None or self.cpu is None:
             return None
         return self.steal / (self.cpu + self.steal) if self.cpu + self.steal > 0 else 0.0
 
     @property
-    def beside(self) -> float | None:
+    def overhead_share(self) -> float | None:
         """CPU overhead as a share of the vCPUs' time."""
         if self.overhead is None or not self.cpu:
             return None
@@ -88,14 +88,14 @@ class Figures:
         return None if self.memory is None or not self.ram else self.memory / self.ram
 
 
-def summed(line: Line, *names: str) -> float | None:
+def sum_metrics(line: Line, *names: str) -> float | None:
     """Return the sum of the named metrics over all devices; None if there is none."""
     heads = tuple(f"{name}{{" for name in names)
     found = [v for k, v in line.values.items() if k in names or k.startswith(heads)]
     return sum(found) if found else None
 
 
-def of_guest(guest: Guest, attempt: Attempt, now: float) -> Figures:
+def guest_figures(guest: ReportGuest, attempt: Attempt, now: float) -> Figures:
     """Return the figures of a guest; ``now`` (Unix seconds) is the end while it runs."""
     while_run = [line for line in guest.lines if line.time >= run_start(attempt) - 0.5]
     lines = while_run if len(while_run) > 1 else guest.lines
@@ -105,7 +105,7 @@ def of_guest(guest: Guest, attempt: Attempt, now: float) -> Figures:
     cpu, seconds = _growth(lines, CPU)
     if cpu is None and guest.cpu_seconds is not None:
         cpu, seconds = guest.cpu_seconds, (attempt.ended or now) - boot_start(attempt)
-    seconds = max(0.0, seconds - spent(attempt, STILL))
+    seconds = max(0.0, seconds - phase_seconds(attempt, STILL))
     last = guest.lines[-1] if guest.lines else Line(0.0, {})
     return Figures(
         vcpus=guest.vcpus,
@@ -115,15 +115,15 @@ def of_guest(guest: Guest, attempt: Attempt, now: float) -> Figures:
         steal=_growth(lines, STEAL)[0],
         overhead=_growth(lines, *OVERHEAD)[0],
         memory=max(resident, default=None),
-        disk=_pair(summed(last, READ), summed(last, WRITTEN)),
-        network=_pair(summed(last, RECEIVED), summed(last, SENT)),
-        drops=summed(last, *DROPS) or 0.0,
+        disk=_pair(sum_metrics(last, READ), sum_metrics(last, WRITTEN)),
+        network=_pair(sum_metrics(last, RECEIVED), sum_metrics(last, SENT)),
+        drops=sum_metrics(last, *DROPS) or 0.0,
         boot=_boot(guest, attempt),
         measured=bool(guest.lines),
     )
 
 
-def together(parts: Sequence[Figures]) -> Figures:
+def combine_figures(parts: Sequence[Figures]) -> Figures:
     """Return the combined figures of several guests."""
     boots = [f.boot for f in parts if f.boot is not None]
     return Figures(
@@ -154,7 +154,7 @@ def boot_start(attempt: Attempt) -> float:
     return starts[0] if starts else attempt.started
 
 
-def spent(attempt: Attempt, names: Iterable[str]) -> float:
+def phase_seconds(attempt: Attempt, names: Iterable[str]) -> float:
     """Return the total seconds of these phases of the job."""
     wanted = set(names)
     return sum(p.end - p.start for p in attempt.phases if p.guest is None and p.name in wanted)
@@ -162,7 +162,7 @@ def spent(attempt: Attempt, names: Iterable[str]) -> float:
 
 def _growth(lines: Sequence[Line], *names: str) -> tuple[float | None, float]:
     """Return the growth of a counter, and its period in seconds."""
-    values = ((line.time, summed(line, *names)) for line in _ends(lines))
+    values = ((line.time, sum_metrics(line, *names)) for line in _end_lines(lines))
     known = [(at, value) for at, value in values if value is not None]
     if len(known) < 2:
         return None, 0.0
@@ -170,12 +170,12 @@ def _growth(lines: Sequence[Line], *names: str) -> tuple[float | None, float]:
     return (max(0.0, after - before), end - start) if end > start else (None, 0.0)
 
 
-def _ends(lines: Sequence[Line]) -> Sequence[Line]:
+def _end_lines(lines: Sequence[Line]) -> Sequence[Line]:
     """Return up to ten lines from each end, because some may lack libvirt's values."""
     return [*lines[:10], *lines[10:][-10:]]
 
 
-def _boot(guest: Guest, attempt: Attempt) -> float | None:
+def _boot(guest: ReportGuest, attempt: Attempt) -> float | None:
     told = [line.values[BOOT] for line in guest.lines[-1:] if BOOT in line.values]
     marks = (p for p in attempt.phases if p.guest == guest.index and p.name == "ready")
     ready = [p.end - boot_start(attempt) for p in marks]

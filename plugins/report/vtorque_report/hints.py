@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 
 from vtorque_core.api import EXIT_GUEST_DIED, EXIT_HOST_FAULT, EXIT_REFUSED
-from vtorque_report.figures import START, Figures, spent
+from vtorque_report.figures import START, Figures, phase_seconds
 from vtorque_report.read import Attempt
 from vtorque_report.units import duration, percent, size
 
@@ -61,15 +61,15 @@ def _failures(attempt: Attempt) -> Iterator[str]:
 
 
 def _wait(total: Figures) -> Iterator[str]:
-    if (total.stolen or 0) >= STEAL and (total.steal or 0) >= STEAL_SECONDS:
+    if (total.steal_share or 0) >= STEAL and (total.steal or 0) >= STEAL_SECONDS:
         yield (
-            f"steal {percent(total.stolen or 0)}: the guests had to wait for CPUs, because the "
-            "node is overcommitted; tell the admin, or request cores of your own"
+            f"steal {percent(total.steal_share or 0)}: the guests had to wait for CPUs, because "
+            "the node is overcommitted; tell the admin, or request cores of your own"
         )
 
 
 def _cpu(guests: Sequence[Figures], total: Figures) -> Iterator[str]:
-    busy = total.busy
+    busy = total.cpu_share
     most = max((f.cores for f in guests if f.cores is not None), default=0.0)
     vcpus = max((f.vcpus for f in guests), default=0)
     fewer = max(1, math.ceil(most * MARGIN))
@@ -80,10 +80,10 @@ def _cpu(guests: Sequence[Figures], total: Figures) -> Iterator[str]:
             f"CPU {percent(busy)} busy: the script mostly waits for disk, network or other "
             "processes"
         )
-    if total.beside is not None and total.beside >= BESIDE:
+    if total.overhead_share is not None and total.overhead_share >= BESIDE:
         yield (
-            f"QEMU's own CPU time for disk and network was {percent(total.beside)} of the guests' "
-            "CPU time: use larger reads and writes"
+            f"QEMU's own CPU time for disk and network was {percent(total.overhead_share)} of "
+            "the guests' CPU time: use larger reads and writes"
         )
 
 
@@ -104,7 +104,7 @@ def _key(amount: int) -> str:
 
 
 def _start(attempt: Attempt) -> Iterator[str]:
-    start = spent(attempt, START)
+    start = phase_seconds(attempt, START)
     phases = [p for p in attempt.phases if p.guest is None]
     whole = sum(p.end - p.start for p in phases)
     ran = any(p.name == "run" for p in phases)

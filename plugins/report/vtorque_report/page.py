@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from vtorque_report import drawing, plots, text
 from vtorque_report.figures import Figures
-from vtorque_report.read import Guest
+from vtorque_report.read import ReportGuest
 from vtorque_report.report import JobArray, Report
 from vtorque_report.units import percent
 
@@ -16,7 +16,7 @@ from vtorque_report.units import percent
 class GuestSection:
     """A guest's section of the page."""
 
-    guest: Guest
+    guest: ReportGuest
     plots: Sequence[plots.Plot]
 
 
@@ -37,17 +37,19 @@ def render(report: Report | JobArray) -> str:
         __package__,
         "page.html.j2",
         **common,
-        first=report.first,
+        first=report.first_attempt,
         percent=percent,
         shares=list(text.shares(report.total)),
         amounts=list(text.amounts(report.total)),
         heads=text.HEADS,
         rows=[(guest, text.cells(figures)) for guest, figures in report.guests],
         timelines=[(a.node, plots.timeline(a, axis)) for a in report.attempts if a.phases],
-        sections=[GuestSection(g, [*plots.of_guest(g, axis)]) for g, f in _drawn(report)],
+        sections=[
+            GuestSection(g, [*plots.guest_plots(g, axis)]) for g, f in _guests_with_plots(report)
+        ],
         left_out=max(0, len(report.guests) - plots.MAX_GUESTS),
     )
 
 
-def _drawn(report: Report) -> Sequence[tuple[Guest, Figures]]:
+def _guests_with_plots(report: Report) -> Sequence[tuple[ReportGuest, Figures]]:
     return [(g, f) for g, f in report.guests[: plots.MAX_GUESTS] if f.measured]

@@ -10,8 +10,8 @@ from typing import Any
 
 from vtorque_report import figures as f
 from vtorque_report.drawing import svg
-from vtorque_report.read import Attempt, Guest, Line, Phase
-from vtorque_report.units import duration, scaled
+from vtorque_report.read import Attempt, Line, Phase, ReportGuest
+from vtorque_report.units import byte_unit, duration
 
 WIDTH, HEIGHT = 360, 190  # CSS pixels: fits a phone; wider screens have more of them side by side
 POINTS = 240  # points of a line; a phone has fewer pixels for it
@@ -64,9 +64,9 @@ class Axis:
         return round(at / self.unit[0], 5)
 
 
-def of_guest(guest: Guest, axis: Axis) -> Iterator[Plot]:
+def guest_plots(guest: ReportGuest, axis: Axis) -> Iterator[Plot]:
     """Yield a guest's plots: CPU, steal, memory, disk, network, and its own metrics."""
-    lines = thinned(guest.lines)
+    lines = thin_lines(guest.lines)
     cpu = rates(lines, axis, f.CPU)
     steal = rates(lines, axis, f.STEAL)
     series = {"guest": cpu, "emulator": rates(lines, axis, *f.OVERHEAD)}
@@ -86,11 +86,11 @@ def of_guest(guest: Guest, axis: Axis) -> Iterator[Plot]:
     yield from _plot("Network", "", series, axis, per="/s")
     names = dict.fromkeys(n for line in guest.lines for n in line.values if n.startswith(APP))
     for name in list(names)[:MAX_APP]:
-        own = thinned([line for line in guest.lines if name in line.values])
+        own = thin_lines([line for line in guest.lines if name in line.values])
         yield from _plot(name.removeprefix(APP), "", {"value": gauges(own, axis, name)}, axis)
 
 
-def thinned(lines: Sequence[Line]) -> Sequence[Line]:
+def thin_lines(lines: Sequence[Line]) -> Sequence[Line]:
     """Return at most :data:`POINTS` + 1 lines, always including the last."""
     step = max(1, math.ceil(len(lines) / POINTS))
     return [*lines[:-1:step], *lines[-1:]]
@@ -98,7 +98,7 @@ def thinned(lines: Sequence[Line]) -> Sequence[Line]:
 
 def rates(lines: Sequence[Line], axis: Axis, *names: str) -> Values:
     """Return the growth per second of a counter, at each sample."""
-    totals = ((line.time, f.summed(line, *names)) for line in lines)
+    totals = ((line.time, f.sum_metrics(line, *names)) for line in lines)
     known = [(at - axis.start, total) for at, total in totals if total is not None]
     pairs = [(a, b) for a, b in itertools.pairwise(known) if b[0] > a[0]]
     found = [(b[0], max(0.0, b[1] - a[1]) / (b[0] - a[0])) for a, b in pairs]
@@ -125,20 +125,23 @@ def _plot(
         return
     most = max([top, *(value for values in series.values() for _, value in values)])
     if per is not None:
-        number, name = scaled(most)
+        number, name = byte_unit(most)
         unit, most = f"{name}{per}", most / number
         series = {n: [(at, v / number) for at, v in values] for n, values in series.items()}
-    said = [f"{name} {_mean(v)} on average, at most {_most(v)}" for name, v in series.items()]
+    said = [
+        f"{name} {_format_mean(v)} on average, at most {_format_maximum(v)}"
+        for name, v in series.items()
+    ]
     label = f"{f'{unit}: ' if unit else ''}{'; '.join(said)}; over {duration(axis.seconds)}"
     heads, rows = _table(series)
     yield Plot(title, unit, svg(WIDTH, HEIGHT, _lines(series, axis, most)), label, heads, rows)
 
 
-def _mean(values: Values) -> str:
+def _format_mean(values: Values) -> str:
     return f"{sum(value for _, value in values) / len(values):.3g}"
 
 
-def _most(values: Values) -> str:
+def _format_maximum(values: Values) -> str:
     return f"{max(value for _, value in values):.3g}"
 
 

@@ -48,7 +48,7 @@ class Line:
 
 
 @dataclass(frozen=True)
-class Guest:
+class ReportGuest:
     """The plan of a guest and its measurements.
 
     ``cpu_seconds`` and ``peak_mib`` measure its QEMU from start to end. They are unknown before its
@@ -88,7 +88,7 @@ class Attempt:
     started: float
     ended: float | None
     status: int | None
-    guests: tuple[Guest, ...]
+    guests: tuple[ReportGuest, ...]
     phases: tuple[Phase, ...]
     known_as: str = ""
     reason: str = ""
@@ -108,7 +108,7 @@ def attempt(kept: Path | Place, now: float, max_lines: int = MAX_LINES) -> Attem
     spans = [s for s in _list(facts.get("phases")) if isinstance(s, dict)]
     node = _text(facts.get("node"))
     guests = tuple(_guests(facts, node, spans, lines))
-    phases = tuple(_phases(spans, ended, now)) or tuple(_measured(whole))
+    phases = tuple(_phases(spans, ended, now)) or tuple(_approximate_phases(whole))
     status = _text(facts.get("status"))
     first = min((p.start for p in phases), default=now)
     return Attempt(
@@ -144,21 +144,21 @@ def _guests(
     node: str,
     spans: Sequence[Mapping[str, Any]],
     lines: Mapping[int, Sequence[Line]],
-) -> Iterator[Guest]:
-    used = {_whole(s.get("guest"), -1): s for s in spans if s.get("name") == "used"}
+) -> Iterator[ReportGuest]:
+    used = {_bounded_integer(s.get("guest"), -1): s for s in spans if s.get("name") == "used"}
     for number, entry in enumerate(_list(facts.get("guests"))[:MAX_GUESTS]):
         if not isinstance(entry, dict):
             continue
-        index = _whole(entry.get("index"), number)
+        index = _bounded_integer(entry.get("index"), number)
         mark = used.get(index, {})
         peak = _number(mark.get("peak_mib"))
-        yield Guest(
+        yield ReportGuest(
             node=node,
             index=index,
-            rank=_whole(entry.get("rank"), index),
+            rank=_bounded_integer(entry.get("rank"), index),
             hostname=_text(entry.get("hostname")),
-            vcpus=_whole(entry.get("vcpus"), 0),
-            ram_mib=_whole(entry.get("ram_mib"), 0),
+            vcpus=_bounded_integer(entry.get("vcpus"), 0),
+            ram_mib=_bounded_integer(entry.get("ram_mib"), 0),
             lines=lines.get(index, ()),
             cpu_seconds=_number(mark.get("cpu_seconds")),
             peak_mib=None if peak is None else int(peak),
@@ -181,7 +181,7 @@ def _phases(spans: Sequence[Mapping[str, Any]], ended: float | None, now: float)
             yield Phase(_text(span.get("name")), guest, start - max(0.0, seconds), start)
 
 
-def _measured(whole: Sequence[Line]) -> Iterator[Phase]:
+def _approximate_phases(whole: Sequence[Line]) -> Iterator[Phase]:
     """Yield the phases in telemetry's samples, one after another, as an approximation."""
     if not whole:
         return
@@ -247,6 +247,6 @@ def _number(value: object) -> float | None:
     return float(value) if -1e18 < value < 1e18 else None
 
 
-def _whole(value: object, default: int) -> int:
+def _bounded_integer(value: object, default: int) -> int:
     number = _number(value)
     return default if number is None else max(0, min(int(number), 1 << 40))

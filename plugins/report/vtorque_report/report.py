@@ -11,9 +11,9 @@ from functools import cached_property
 from typing import Any
 
 from vtorque_core.api import EXIT_GUEST_DIED, EXIT_HOST_FAULT, EXIT_REFUSED
-from vtorque_report.figures import RUN, Figures, of_guest, together
+from vtorque_report.figures import RUN, Figures, combine_figures, guest_figures
 from vtorque_report.hints import hints
-from vtorque_report.read import Attempt, Guest
+from vtorque_report.read import Attempt, ReportGuest
 from vtorque_report.units import clock, duration, size
 
 _SAID = {
@@ -31,20 +31,20 @@ class Report:
     now: float
 
     @property
-    def first(self) -> Attempt:
+    def first_attempt(self) -> Attempt:
         """The attempt on the first node."""
         return self.attempts[0]
 
     @cached_property
-    def guests(self) -> Sequence[tuple[Guest, Figures]]:
+    def guests(self) -> Sequence[tuple[ReportGuest, Figures]]:
         """All guests of these nodes, by rank."""
-        found = [(g, of_guest(g, a, self.now)) for a in self.attempts for g in a.guests]
+        found = [(g, guest_figures(g, a, self.now)) for a in self.attempts for g in a.guests]
         return sorted(found, key=lambda each: each[0].rank)
 
     @cached_property
     def total(self) -> Figures:
         """The figures of all guests together."""
-        return together([figures for _, figures in self.guests])
+        return combine_figures([figures for _, figures in self.guests])
 
     @property
     def start(self) -> float:
@@ -82,14 +82,14 @@ class Report:
         return "ended" if ran else "ended before its script was started"
 
     @property
-    def why(self) -> str:
+    def failure_reason(self) -> str:
         """Why the job did not start; empty if it started or nothing is known."""
         return next((a.reason for a in self.attempts if a.reason), "")
 
     @property
-    def called(self) -> str:
+    def display_name(self) -> str:
         """The job's name for users."""
-        return self.first.known_as or self.first.job
+        return self.first_attempt.known_as or self.first_attempt.job
 
     @property
     def parts(self) -> Sequence[tuple[str, Report]]:
@@ -104,26 +104,26 @@ class Report:
         return duration(max(0.0, self.end - self.start))
 
     @property
-    def who(self) -> str:
+    def owner_text(self) -> str:
         """The owner and nodes as text."""
         nodes = ", ".join(a.node for a in self.attempts)
-        again = f", attempt {self.first.attempt + 1}" if self.first.attempt else ""
-        return f"of {self.first.owner} on {nodes} ({self.first.batch}{again})"
+        again = f", attempt {self.first_attempt.attempt + 1}" if self.first_attempt.attempt else ""
+        return f"of {self.first_attempt.owner} on {nodes} ({self.first_attempt.batch}{again})"
 
     @property
-    def what(self) -> str:
+    def request_text(self) -> str:
         """The request as text."""
         kinds = {(g.vcpus, g.ram_mib) for g, _ in self.guests}
         each = [f"{v} vCPU{'s' * (v != 1)} and {size(m << 20)}" for v, m in sorted(kinds)]
         number = len(self.guests)
         guests = f"{number} guest{'s' * (number != 1)}" + (" each" * (number > 1) + " of ")
-        image = f"image {self.first.image or 'unknown'}"
+        image = f"image {self.first_attempt.image or 'unknown'}"
         return f"{image}, {guests}{' or '.join(each)}" if number else f"{image}, no guests"
 
     @property
-    def when(self) -> str:
+    def time_text(self) -> str:
         """Time and duration as text."""
-        ran = [p for p in self.first.phases if p.guest is None and p.name == "run"]
+        ran = [p for p in self.first_attempt.phases if p.guest is None and p.name == "run"]
         script = f", of it the script {duration(sum(p.end - p.start for p in ran))}" if ran else ""
         began = clock(self.start)
         return f"{f'started {began}, ' if began else ''}{self.length}{script}"
@@ -131,14 +131,14 @@ class Report:
     @cached_property
     def hints(self) -> Sequence[str]:
         """Hints for the next job."""
-        return tuple(hints(self.first, [figures for _, figures in self.guests], self.total))
+        return tuple(hints(self.first_attempt, [figures for _, figures in self.guests], self.total))
 
     @cached_property
-    def missing(self) -> Sequence[str]:
+    def missing_data(self) -> Sequence[str]:
         """Missing data, with reasons."""
         told = []
         here = {a.node for a in self.attempts}
-        others = [n for n in self.first.nodes if n not in here]
+        others = [n for n in self.first_attempt.nodes if n not in here]
         if others:
             some = ", ".join(others[:4]) + (" ..." if len(others) > 4 else "")
             told.append(
@@ -160,11 +160,11 @@ class Report:
 
     def data(self) -> dict[str, Any]:
         """Return the report for ``--json``, in seconds, bytes, and shares from 0 to 1."""
-        first = self.first
+        first = self.first_attempt
         return {
             "schema": 1,
             "job": first.job,
-            "known_as": self.called,
+            "known_as": self.display_name,
             "name": first.name,
             "attempt": first.attempt,
             "owner": first.owner,
@@ -172,7 +172,7 @@ class Report:
             "nodes": [a.node for a in self.attempts],
             "image": first.image,
             "state": self.state,
-            "reason": self.why,
+            "reason": self.failure_reason,
             "status": first.status,
             "start": self.start,
             "end": self.end,
@@ -187,7 +187,7 @@ class Report:
                 dataclasses.asdict(p) | {"node": a.node} for a in self.attempts for p in a.phases
             ],
             "hints": list(self.hints),
-            "missing": list(self.missing),
+            "missing": list(self.missing_data),
         }  # fmt: skip
 
 
@@ -198,9 +198,9 @@ class JobArray:
     elements: tuple[Report, ...]
 
     @property
-    def called(self) -> str:
+    def display_name(self) -> str:
         """The array's name for users: ``22[].srv``, ``22_*``."""
-        name = self.elements[0].called
+        name = self.elements[0].display_name
         return re.sub(r"\[\d+\]", "[]", re.sub(r"_\d+$", "_*", name), count=1)
 
     @property
@@ -214,19 +214,19 @@ class JobArray:
     @property
     def parts(self) -> Sequence[tuple[str, Report]]:
         """The elements, by number."""
-        found = [(element.called, element) for element in self.elements]
+        found = [(element.display_name, element) for element in self.elements]
         return sorted(found, key=lambda each: (len(each[0]), each[0]))
 
     def data(self) -> dict[str, Any]:
         """Return the reports of all elements for ``--json``."""
         elements = [element.data() for _, element in self.parts]
-        return {"schema": 1, "array": self.called, "elements": elements}
+        return {"schema": 1, "array": self.display_name, "elements": elements}
 
 
 def _figures(figures: Figures) -> dict[str, Any]:
     return dataclasses.asdict(figures) | {
-        "busy": figures.busy,
-        "stolen": figures.stolen,
-        "beside": figures.beside,
+        "busy": figures.cpu_share,
+        "stolen": figures.steal_share,
+        "beside": figures.overhead_share,
         "memory_share": figures.memory_share,
     }

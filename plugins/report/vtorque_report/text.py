@@ -31,7 +31,7 @@ def show(report: Report | JobArray, file: TextIO) -> None:
 
 
 def _array(array: JobArray) -> Iterator[RenderableType]:
-    yield Text.assemble((f"Job array {array.called}", "bold"), f": {array.state}")
+    yield Text.assemble((f"Job array {array.display_name}", "bold"), f": {array.state}")
     yield Text()
     yield _rows("element", array.parts)
 
@@ -51,7 +51,7 @@ def _parts(report: Report) -> Iterator[RenderableType]:
         if phases:
             yield Text()
             yield _phases(phases, f" on {attempt.node}" if len(report.attempts) > 1 else "")
-    told = [*report.hints, *report.missing]
+    told = [*report.hints, *report.missing_data]
     if told:
         yield Text()
     for text in told:
@@ -61,13 +61,13 @@ def _parts(report: Report) -> Iterator[RenderableType]:
 
 
 def _head(report: Report) -> Iterator[Text]:
-    first = report.first
+    first = report.first_attempt
     name = f" ({first.name})" if first.name else ""
-    yield Text.assemble((f"Job {report.called}{name}", "bold"), f": {report.state}")
-    if report.why:
-        yield Text(report.why)
-    yield Text(f"{report.who}, {report.what}")
-    yield Text(report.when)
+    yield Text.assemble((f"Job {report.display_name}{name}", "bold"), f": {report.state}")
+    if report.failure_reason:
+        yield Text(report.failure_reason)
+    yield Text(f"{report.owner_text}, {report.request_text}")
+    yield Text(report.time_text)
 
 
 def _use(report: Report) -> Table:
@@ -86,13 +86,17 @@ def _use(report: Report) -> Table:
 
 def shares(total: Figures) -> Iterator[tuple[str, float, str]]:
     """Yield figures that are shares: name, share, and an explanation."""
-    if total.busy is not None and total.cores is not None and total.cpu is not None:
+    if total.cpu_share is not None and total.cores is not None and total.cpu is not None:
         of = f"{total.cores:.1f} of {total.vcpus} vCPUs busy, {duration(total.cpu)} of CPU time"
-        yield "CPU", total.busy, of
-    if total.stolen is not None and total.steal is not None:
-        yield "steal", total.stolen, f"{duration(total.steal)} waiting for a host CPU"
-    if total.beside is not None and total.overhead is not None:
-        yield "emulator", min(1.0, total.beside), f"{duration(total.overhead)} outside of vCPUs"
+        yield "CPU", total.cpu_share, of
+    if total.steal_share is not None and total.steal is not None:
+        yield "steal", total.steal_share, f"{duration(total.steal)} waiting for a host CPU"
+    if total.overhead_share is not None and total.overhead is not None:
+        yield (
+            "emulator",
+            min(1.0, total.overhead_share),
+            f"{duration(total.overhead)} outside of vCPUs",
+        )
     if total.memory is not None and total.memory_share is not None:
         of = f"QEMU used at most {size(total.memory)}, {size(total.ram)} requested"
         yield "memory", total.memory_share, of
@@ -152,8 +156,8 @@ def cells(figures: Figures) -> Sequence[str]:
     """Return the figures of a guest for the columns :data:`HEADS`."""
     disk, network = figures.disk, figures.network
     return (
-        "-" if figures.busy is None else percent(figures.busy),
-        "-" if figures.stolen is None else percent(figures.stolen),
+        "-" if figures.cpu_share is None else percent(figures.cpu_share),
+        "-" if figures.steal_share is None else percent(figures.steal_share),
         "-" if figures.memory is None else size(figures.memory),
         *(("-", "-") if disk is None else map(size, disk)),
         *(("-", "-") if network is None else map(size, network)),

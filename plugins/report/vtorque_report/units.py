@@ -9,11 +9,11 @@ _BINARY = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 
 def size(amount: float) -> str:
     """Format bytes with up to three digits."""
-    number, unit = scaled(amount)
+    number, unit = byte_unit(amount)
     return f"{amount / number:.{0 if number == 1 or amount / number >= 100 else 1}f} {unit}"
 
 
-def scaled(most: float) -> tuple[float, str]:
+def byte_unit(most: float) -> tuple[float, str]:
     """Return the unit for bytes up to ``most``: its number of bytes and its name."""
     step = 0
     while most >= 1000 * 1024**step and step < len(_BINARY) - 1:

@@ -22,7 +22,7 @@ from vtorque_testing.planned import NoFit, with_default_group
 
 XEON, EPYC, ARM = map(planned.host, ("smt", "four-nodes", "arm"))  # resctrl divides nothing on ARM
 WHOLE = CoreClaim("vcpu", 3, whole_cores=True, key="scam")
-PLUGINS = planned.with_core("scam", plugin, node)
+PLUGINS = planned.load_with_core("scam", plugin, node)
 
 
 def on(host=XEON, **settings):
@@ -41,7 +41,7 @@ def answers_of(host=XEON, **settings):
 
 def placed(host, count=1, **settings):
     """Return guests of one job, placed on the empty machine."""
-    return on(host, **settings).placed(*guests(host, f"vms_per_node={count}"))
+    return on(host, **settings).place(*guests(host, f"vms_per_node={count}"))
 
 
 def elements(one, **settings):
@@ -163,7 +163,7 @@ def test_cache_partition_and_bandwidth_are_rendered():
 
 
 def test_guest_on_several_caches_has_a_part_of_each():
-    (wide,) = on(EPYC).placed(*guests(EPYC, vcpus=20))
+    (wide,) = on(EPYC).place(*guests(EPYC, vcpus=20))
     (_, tune) = elements(wide)
     below = {bank.id for bank in EPYC.caches if set(bank.cpus) & set(wide.placement.cores["vcpu"])}
     assert len(below) > 1

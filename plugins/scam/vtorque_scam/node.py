@@ -75,7 +75,7 @@ def vtorque_plan(
         yield CacheClaim(settings.cache * 1024, LEVEL, key=SCAM.key)
     if not guest.host.nodes:
         return  # on a submit host, the node is unknown
-    for what in _missing(banks, settings):
+    for what in _missing_protections(banks, settings):
         yield report_missing(
             guest,
             what,
@@ -92,7 +92,7 @@ def _banks(guest: GuestPlan) -> list[CacheBank]:
     return [bank for bank in guest.host.caches if bank.level == LEVEL]
 
 
-def _missing(banks: list[CacheBank], settings: Settings) -> Iterator[str]:
+def _missing_protections(banks: list[CacheBank], settings: Settings) -> Iterator[str]:
     """Yield each missing protection as a noun phrase for the message "node n1 has no ..."."""
     if not banks or not all(bank.granularity_kib for bank in banks):
         yield "cache allocation (resctrl, L3)"

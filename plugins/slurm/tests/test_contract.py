@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from slurm_doubles import Slurm
+from slurm_doubles import SlurmDoubles
 from vtorque_core.api import Paths
 from vtorque_core.api.batch_system import Outcome
 from vtorque_slurm import batch_commands, plugin
 from vtorque_slurm.settings import Settings
 from vtorque_testing import harness as contract
 from vtorque_testing.batch import BatchContract
-from vtorque_testing.wild_scripts import SCRIPTS, a_few
+from vtorque_testing.wild_scripts import SCRIPTS, select_few
 
 pytestmark = pytest.mark.e2e  # whole hooks and job shells: with the whole jobs
 
@@ -51,7 +51,7 @@ class SlurmHarness:
 
     def __init__(self, root: Path) -> None:
         self.system = next(iter(plugin.vtorque_batch_systems()))
-        self.slurm = Slurm(root)
+        self.slurm = SlurmDoubles(root)
         self.directory = root / "home"
         self.directory.mkdir()
         self.root = root / "etc"
@@ -63,7 +63,7 @@ class SlurmHarness:
         self.site = contract.PluginSite(paths, (self.settings,))
         self.environ = {"PATH": f"{self.slurm.bin}:{os.environ['PATH']}", "HOME": str(root)}
 
-    def received(self) -> contract.Submission | None:
+    def last_input(self) -> contract.Submission | None:
         job = self.slurm.last()
         if job is None:
             return None
@@ -128,5 +128,5 @@ class TestSlurm(BatchContract):
         monkeypatch.setattr(batch_commands, "_PAUSE", 0.0)
         return SlurmHarness(tmp_path)
 
-    wild, rarely = a_few(w for w in SCRIPTS if b"hetjob" not in w.content)
+    wild, rarely = select_few(w for w in SCRIPTS if b"hetjob" not in w.content)
     refused = {w.name: refusal(w.content) for w in SCRIPTS if refusal(w.content)}  # noqa: RUF012

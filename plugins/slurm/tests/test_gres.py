@@ -8,7 +8,7 @@ from slurm_doubles import RECORD
 from vtorque_core.api import HostFault, Refused, UsageError
 from vtorque_core.api.batch_system import Grant, Needs
 from vtorque_slurm import options
-from vtorque_slurm.gres import additions, asked, granted
+from vtorque_slurm.gres import additions, parse_granted, requested_gres
 from vtorque_slurm.job_records import parse_job
 from vtorque_slurm.resources import SlurmRequest
 
@@ -43,13 +43,15 @@ def gpus(count, kind=""):
     ],
 )  # fmt: skip
 def test_requested_gres_are_parsed(argv, found):
-    assert asked(options_of(*argv)) == found
-    assert asked(options_of(lines=argv)) == found
+    assert requested_gres(options_of(*argv)) == found
+    assert requested_gres(options_of(lines=argv)) == found
 
 
 def test_gres_in_the_environment_are_read():
-    assert asked(options_of(environ={"SBATCH_GRES": "gpu:2"}, lines=["--gres=gpu:9"])) == gpus(2)
-    assert asked(options_of(environ={"SBATCH_GPUS_PER_NODE": "3"})) == gpus(3)
+    assert requested_gres(
+        options_of(environ={"SBATCH_GRES": "gpu:2"}, lines=["--gres=gpu:9"])
+    ) == gpus(2)
+    assert requested_gres(options_of(environ={"SBATCH_GPUS_PER_NODE": "3"})) == gpus(3)
 
 
 @pytest.mark.parametrize(
@@ -103,7 +105,7 @@ def test_unsupported_resource_is_refused():
 )  # fmt: skip
 def test_granted_gres_are_parsed(field, found):
     """The format of 22.05 and 26.05 (gres_ctld.c, gres_stepmgr.c)."""
-    assert granted(field) == found
+    assert parse_granted(field) == found
 
 
 @pytest.mark.parametrize(
@@ -121,7 +123,7 @@ def test_granted_gres_are_parsed(field, found):
 )
 def test_unreadable_grant_is_a_host_fault(field):
     with pytest.raises(HostFault, match="scontrol show job"):
-        granted(field)
+        parse_granted(field)
 
 
 FACTS = {

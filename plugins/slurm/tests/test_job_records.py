@@ -8,7 +8,13 @@ from hypothesis import strategies as st
 
 from slurm_doubles import RECORD
 from vtorque_core.api import HostFault, Refused
-from vtorque_slurm.job_records import features, launch_failure, offered_mib, one_of, parse_job
+from vtorque_slurm.job_records import (
+    features,
+    first_record_id,
+    launch_failure,
+    offered_mib,
+    parse_job,
+)
 
 FACTS = {
     "id": "7", "name": "t", "state": "RUNNING", "restarts": 0, "excluded": "(null)", "cpus": "0-1",
@@ -19,8 +25,8 @@ FACTS = {
 def test_array_task_has_its_array_name():
     text = RECORD.format(**FACTS).replace("JobId=7 ", "JobId=7 ArrayJobId=7 ArrayTaskId=3 ")
     other = RECORD.format(**FACTS | {"id": "8"})
-    assert one_of(other + text, "7") == "7_3"
-    assert one_of(text, "7") == ""
+    assert first_record_id(other + text, "7") == "7_3"
+    assert first_record_id(text, "7") == ""
     assert parse_job(text, "7").name == "7_3"
 
 

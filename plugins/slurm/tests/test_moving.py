@@ -22,7 +22,7 @@ SHOWN = """JobId={id} {array}JobName=x
 {shares}"""
 
 
-class Slurm:
+class SlurmState:
     """The state of Slurm: the job 7 on n1 and n2, and placeholders."""
 
     def __init__(self):
@@ -79,7 +79,7 @@ class Slurm:
 
 @pytest.fixture
 def slurm(monkeypatch):
-    made = Slurm()
+    made = SlurmState()
     monkeypatch.setattr(SlurmClient, "run", made.run)
     monkeypatch.setattr(moving.controller_updates, "this_node", lambda _: "n3")
     monkeypatch.setattr(moving, "_LOOK", 0.0)

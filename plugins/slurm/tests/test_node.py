@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from slurm_doubles import Slurm
+from slurm_doubles import SlurmDoubles
 from vtorque_core.api import HostFault, Paths, job_log, kept_records
 from vtorque_core.api.batch_system import BareNode, BatchJob, JobState, Outcome, PeerGuest, Usage
 from vtorque_core.api.guest_context import EnvVar, GuestFile
@@ -36,7 +36,7 @@ PROLOG = {
 @pytest.fixture
 def slurm(tmp_path, monkeypatch):
     monkeypatch.setattr(batch_commands, "_PAUSE", 0.0)
-    return Slurm(tmp_path)
+    return SlurmDoubles(tmp_path)
 
 
 @pytest.fixture

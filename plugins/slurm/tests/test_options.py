@@ -49,7 +49,7 @@ def test_optional_values_are_glued_only():
 
 def test_wrap_is_known_by_any_name_and_left_out_of_plain():
     line = options.split(["--wra", "echo -I", "-J", "x", "--", "a"])
-    assert (line.last("wrap"), line.plain, line.operands) == ("echo -I", ("-J", "x"), ("a",))
+    assert (line.last_value("wrap"), line.plain, line.operands) == ("echo -I", ("-J", "x"), ("a",))
 
 
 def test_interactive_option_is_separate_from_other_words():
@@ -83,4 +83,4 @@ def test_no_option_of_sbatch_is_missing():
     """The letters of sbatch(1), each with its long name; each letter is of one option."""
     letters = "AabBcCdDeFGhHiJkLmMnNoOpqQsStvVwWx"
     assert set(SBATCH.short) == set(letters)
-    assert CommandLine().last("mem") is None
+    assert CommandLine().last_value("mem") is None

@@ -2,7 +2,7 @@
 
 import pytest
 
-from slurm_doubles import Slurm
+from slurm_doubles import SlurmDoubles
 from vtorque_core.api import UsageError
 from vtorque_slurm.settings import Settings
 from vtorque_slurm.submitter import SlurmSubmitter
@@ -14,7 +14,9 @@ JOB = b"#!/bin/sh\n"
 def split(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "job.sh").write_bytes(JOB)
-    return SlurmSubmitter(Settings(bindir=str(Slurm(tmp_path / "slurm").bin)), tmp_path).split
+    return SlurmSubmitter(
+        Settings(bindir=str(SlurmDoubles(tmp_path / "slurm").bin)), tmp_path
+    ).split
 
 
 @pytest.mark.parametrize("vm", [[], ["-vm", "none"]])

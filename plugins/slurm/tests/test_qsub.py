@@ -25,7 +25,7 @@ def qsub(tmp_path, monkeypatch):
     for name, text in {"qsub": QSUB, "vsub": VSUB, "srun": "#!/bin/sh\n"}.items():
         (tmp_path / name).write_text(text)
         (tmp_path / name).chmod(0o755)
-    monkeypatch.setattr(qsub_submitter, "_myself", lambda: str(tmp_path / "vsub"))
+    monkeypatch.setattr(qsub_submitter, "_vsub_path", lambda: str(tmp_path / "vsub"))
     (tmp_path / "job.sh").write_text("#!/bin/sh\n#PBS -vm note=x\n")
     site = PluginSite(Paths(), (Settings(command="qsub", bindir=str(tmp_path)),))
     found = create_submitter(site)

@@ -15,5 +15,5 @@ def test_sbatch_lines_of_a_script_are_found():
 
 def test_pbs_and_lsf_lines_are_found():
     content = b"#!/bin/sh\n#PBS -N x -l nodes=1,walltime=1:00\n#BSUB -M 5\n:\n#PBS -l mem=1gb\n"
-    assert script.others_give(content) == {"job-name", "time", "mem"}
-    assert script.others_give(b"#!/bin/sh\n#PBS -l nodes=1:ppn=2\n") == frozenset()
+    assert script.options_of_dialects(content) == {"job-name", "time", "mem"}
+    assert script.options_of_dialects(b"#!/bin/sh\n#PBS -l nodes=1:ppn=2\n") == frozenset()

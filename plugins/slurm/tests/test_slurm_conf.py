@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vtorque_core.api import HostFault
-from vtorque_slurm.conf_line import with_line, without_line
+from vtorque_slurm.conf_line import set_line, unset_line
 from vtorque_slurm.slurm_conf import value
 
 LINES = st.lists(
@@ -22,14 +22,14 @@ LINES = st.lists(
 @given(LINES, st.booleans())
 def test_line_is_added_and_removed_byte_for_byte(lines, ends):
     text = "\n".join(lines) + ("\n" if ends and lines else "")
-    edited = with_line(text, "Prolog", "/x/*")
-    assert without_line(edited, "Prolog") == text
+    edited = set_line(text, "Prolog", "/x/*")
+    assert unset_line(edited, "Prolog") == text
     active = [line for line in edited.splitlines() if re.match(r"\s*prolog\s*=", line, re.I)]
     assert [line.partition(" ")[0] for line in active] == ["Prolog=/x/*"]
-    both = with_line(edited, "Epilog", "/y/*")
-    assert without_line(without_line(both, "Prolog"), "Epilog") == text
+    both = set_line(edited, "Epilog", "/y/*")
+    assert unset_line(unset_line(both, "Prolog"), "Epilog") == text
     added = both + "NodeName=new\n"
-    kept = without_line(without_line(added, "Prolog"), "Epilog")
+    kept = unset_line(unset_line(added, "Prolog"), "Epilog")
     assert kept.endswith("NodeName=new\n"), "an admin's later edit stays"
 
 

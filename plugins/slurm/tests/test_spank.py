@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from slurm_doubles import Slurm
+from slurm_doubles import SlurmDoubles
 from vtorque_admin.steps import Check
 from vtorque_core.api import HostFault, UsageError
 from vtorque_core.api.batch_system import Needs, Outcome
@@ -121,7 +121,7 @@ def test_plugstack_of_slurm_conf_is_used(place, tmp_path):
 @pytest.fixture
 def slurm(tmp_path, monkeypatch):
     monkeypatch.setattr("vtorque_slurm.batch_commands._PAUSE", 0.0)
-    found = Slurm(tmp_path)
+    found = SlurmDoubles(tmp_path)
     (found.bin / "slurmd").write_text("#!/bin/sh\necho slurm-wlm 22.05.8\n")
     (found.bin / "slurmd").chmod(0o755)
     (tmp_path / "slurm.conf").touch()
@@ -242,7 +242,7 @@ def test_other_components_of_heterogeneous_job_are_plain(node, tmp_path):
 
 def test_prolog_fails_if_slurmd_would_start_the_job_on_the_host(node, slurm, monkeypatch):
     left = []
-    monkeypatch.setattr(SlurmClient, "leave", lambda _, script, *args: left.append(args))
+    monkeypatch.setattr(SlurmClient, "start_detached", lambda _, script, *args: left.append(args))
     job = node.job((), prolog())
     assert job.blob is not None
     assert "Slurm does not start the job shell of --vm= jobs" in job.unknown
@@ -256,7 +256,7 @@ def test_prolog_fails_if_slurmd_would_start_the_job_on_the_host(node, slurm, mon
 )
 def test_node_drained_by_the_site_stays_drained(settings, slurm, monkeypatch, state, is_undrained):
     left = []
-    monkeypatch.setattr(SlurmClient, "leave", lambda _, script, *args: left.append(args))
+    monkeypatch.setattr(SlurmClient, "start_detached", lambda _, script, *args: left.append(args))
     slurm.node(state=state)
     controller_updates.undrain_after_prolog(SlurmClient(settings), "n1")
     assert bool(left) == is_undrained

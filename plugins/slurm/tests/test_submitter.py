@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from slurm_doubles import Slurm
+from slurm_doubles import SlurmDoubles
 from vtorque_core.api import UsageError
 from vtorque_core.api.batch_system import Needs, SubmitArgs
 from vtorque_core.api.submission import to_token
@@ -230,7 +230,7 @@ def test_files_of_a_user_are_not_in_the_public_comment(submitter):
 
 @pytest.mark.parametrize("name", ["x\n5|5|root|R|1:00|n9|forged", "a|b", "", "\n"])
 def test_job_name_is_not_read_as_another_row(tmp_path, name):
-    slurm = Slurm(tmp_path)
+    slurm = SlurmDoubles(tmp_path)
     (slurm.top / "7.job").touch()
     (slurm.top / "name").write_text(name)
     rows = list(SlurmSubmitter(Settings(bindir=str(slurm.bin)), Path("/shell")).jobs())
@@ -243,7 +243,7 @@ def test_job_name_is_not_read_as_another_row(tmp_path, name):
 
 def test_command_runs_as_a_step_of_a_running_job(tmp_path):
     """On that node, beside all others, regardless of step variables in the caller's environment."""
-    slurm = Slurm(tmp_path)
+    slurm = SlurmDoubles(tmp_path)
     step = SlurmSubmitter(Settings(bindir=str(slurm.bin)), Path("/shell")).step
     argv = step("7", "n2", ["vmgr", "logs"], terminal=False)
     assert argv[:6] == [

@@ -20,17 +20,17 @@ def additions(given: SlurmRequest, needs: Needs, word: str, settings: Settings) 
 
     ``word`` is the encoded request, for the job's comment.
     """
-    found = [f"--comment={request_channel.merge(given.last('comment'), word)}"]
+    found = [f"--comment={request_channel.merge(given.last_value('comment'), word)}"]
     feature = settings.feature
-    if feature and not names(given.last("constraint"), feature):
-        found.append(f"--constraint={constraint(given.last('constraint'), feature)}")
-    if settings.exclusive and not given.has("exclusive", "oversubscribe"):
+    if feature and not names(given.last_value("constraint"), feature):
+        found.append(f"--constraint={constraint(given.last_value('constraint'), feature)}")
+    if settings.exclusive and not given.has_option("exclusive", "oversubscribe"):
         found.append("--exclusive" + ("=user" if settings.exclusive == "user" else ""))
     if resources.cpus_per_node(given) is None:
         found.append(f"--mincpus={needs.cpus}")
     if needs.mib is not None and not resources.asks_memory(given):
         found.append(f"--mem={needs.mib}M")
-    return found + gres.additions(given, needs) + _longer(given, needs)
+    return found + gres.additions(given, needs) + _extend_time(given, needs)
 
 
 def bare_components(
@@ -50,7 +50,7 @@ def bare_components(
             "a heterogeneous job can only have virtual machines if the site has a node feature "
             "for them ([plugin.slurm] feature): use -vm none"
         )
-    marked = [names(given.last("constraint"), feature) for given in (first, *others)]
+    marked = [names(given.last_value("constraint"), feature) for given in (first, *others)]
     if marked != [True, *(False for _ in others)]:
         raise UsageError(
             "only the first component of a heterogeneous job has virtual machines, and the "
@@ -58,16 +58,16 @@ def bare_components(
             "-vm none"
         )
     found: list[str] = []
-    comment = first.last("comment") or ""
+    comment = first.last_value("comment") or ""
     for given in others:
-        comment = given.last("comment") or comment
-        words = (COLON, *given.line.plain, f"--comment={comment}", *_longer(given, needs))
+        comment = given.last_value("comment") or comment
+        words = (COLON, *given.line.plain, f"--comment={comment}", *_extend_time(given, needs))
         found += words
     return found
 
 
-def _longer(given: SlurmRequest, needs: Needs) -> list[str]:
-    limit = resources.seconds(given.last("time") or "")
+def _extend_time(given: SlurmRequest, needs: Needs) -> list[str]:
+    limit = resources.seconds(given.last_value("time") or "")
     if not needs.seconds or not limit:
         return []
     return [f"--time={resources.show_time(limit + needs.seconds)}"]

@@ -57,7 +57,7 @@ class SlurmClient:
             raise HostFault(f"{name}: exit code {done.returncode}: {printable(said, 300)}")
         return done.stdout.decode("utf-8", "surrogateescape")
 
-    def leave(self, script: str, *args: str) -> None:
+    def start_detached(self, script: str, *args: str) -> None:
         """Start a POSIX sh script that outlives this process."""
         subprocess.Popen(
             ["/bin/sh", "-c", script, "sh", *args],

@@ -16,7 +16,7 @@ _KEPT = f"#kept by {MARK.decode()}#"
 _OURS = f"  # {MARK.decode()}"
 
 
-def with_line(text: str, key: str, value_: str) -> str:
+def set_line(text: str, key: str, value_: str) -> str:
     """Return the text with ``key=value`` as the only active line for that key."""
     ours = f"{key}={value_}{_OURS}\n"
     lines = text.splitlines(keepends=True)
@@ -29,7 +29,7 @@ def with_line(text: str, key: str, value_: str) -> str:
     return "".join(lines)
 
 
-def without_line(text: str, key: str) -> str:
+def unset_line(text: str, key: str) -> str:
     """Undo :func:`with_line`."""
     mark = re.escape(MARK.decode())
     text = re.sub(rf"^{key}=[^\n]*  # {mark}\n", "", text, flags=re.MULTILINE)
@@ -41,20 +41,20 @@ def conf_line(conf: Path, key: str, ours: str) -> Change:
     """Return the setup step that makes ``key=ours`` the only line for that key."""
 
     def edit(change: Callable[[str], str]) -> None:
-        edit_file(conf, lambda text: _encoded(change(_decoded(text))))
+        edit_file(conf, lambda text: _encode(change(_decode(text))))
 
     return Change(
         f"set {key}={ours} in {conf}, keeping the site's line as a comment "
         "(when all nodes have it: scontrol reconfigure)",
         lambda: value(conf, key) == ours,
-        lambda: edit(lambda text: with_line(without_line(text, key), key, ours)),
-        lambda: edit(lambda text: without_line(text, key)),
+        lambda: edit(lambda text: set_line(unset_line(text, key), key, ours)),
+        lambda: edit(lambda text: unset_line(text, key)),
     )
 
 
-def _decoded(text: bytes) -> str:
+def _decode(text: bytes) -> str:
     return text.decode("utf-8", "surrogateescape")
 
 
-def _encoded(text: str) -> bytes:
+def _encode(text: str) -> bytes:
     return text.encode("utf-8", "surrogateescape")

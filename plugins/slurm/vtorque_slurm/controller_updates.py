@@ -38,16 +38,16 @@ def record(client: SlurmClient, job_id: str, account: str | None = None) -> JobR
 
     With ``account``, it includes the QOS. See :func:`vtorque_slurm.job_records.parse_job`.
     """
-    return job_records.parse_job(shown(client.ask, job_id), job_id, account)
+    return job_records.parse_job(show_job(client.ask, job_id), job_id, account)
 
 
-def shown(ask: Callable[..., str], job_id: str) -> str:
+def show_job(ask: Callable[..., str], job_id: str) -> str:
     """Return the output of ``scontrol show job`` for one job, without the rest of its array.
 
     ``ask`` is :meth:`Client.ask`, or :meth:`Client.run` to avoid retries.
     """
     text = ask("scontrol", "show", "job", "-d", job_id)
-    if one := job_records.one_of(text, job_id):
+    if one := job_records.first_record_id(text, job_id):
         text = ask("scontrol", "show", "job", "-d", one)
     return text
 
@@ -77,27 +77,30 @@ def host_fault(client: SlurmClient, settings: Settings, job: BatchJob, reason: s
     waited = _note_of(client, found.name).count(_WAITED)  # starts that were not failures
     held = job.attempt - waited >= settings.requeue_limit
     if found.restarts == job.attempt and found.state in _STARTED:
-        client.run("scontrol", "requeuehold" if held else "requeue", _whole(found))
+        client.run("scontrol", "requeuehold" if held else "requeue", _whole_job_id(found))
     excluded = ",".join(filter(None, (found.excluded, job.node)))
     update(client, f"JobId={found.name}", f"ExcNodeList={excluded}")
     if held:
-        mend = f"scontrol update JobId={found.name} ExcNodeList=, scontrol release {_whole(found)}"
+        mend = (
+            f"scontrol update JobId={found.name} ExcNodeList=, "
+            f"scontrol release {_whole_job_id(found)}"
+        )
         note = f"{printable(note, _MAX_NOTE - 150)} (held; when the problem is fixed: {mend})"
     note_job(client, record(client, job.id), note)
 
 
-def in_use(client: SlurmClient, job: BatchJob, reason: str) -> None:
+def requeue_in_use(client: SlurmClient, job: BatchJob, reason: str) -> None:
     """Requeue the job because a resource is in use by another job.
 
     The node is not excluded, and the job is never held.
     """
     found = record(client, job.id)
     if found.restarts == job.attempt and found.state in _STARTED:
-        client.run("scontrol", "requeue", _whole(found))
+        client.run("scontrol", "requeue", _whole_job_id(found))
     note_job(client, record(client, job.id), f"{OURS}:{_WAITED}{job.node}: {reason[:100]}")
 
 
-def _whole(found: JobRecord) -> str:
+def _whole_job_id(found: JobRecord) -> str:
     """Return the id of the whole job: Slurm requeues no single component of a heterogeneous one."""
     return found.name.partition("+")[0]
 
@@ -146,7 +149,7 @@ def mark(client: SlurmClient, feature: str, healthy: bool, reason: str) -> None:
     node = this_node(client)
     text = client.ask("scontrol", "show", "node", node)
     available, active = job_records.features(text)
-    wanted = [_with(names, feature, healthy) for names in (available, active)]
+    wanted = [_set_feature(names, feature, healthy) for names in (available, active)]
     if wanted != [available, active]:
         update(
             client,
@@ -167,14 +170,14 @@ def is_marked(client: SlurmClient, feature: str) -> bool:
 
 def drain(client: SlurmClient, reason: str) -> None:
     """Drain this node, unless the site has already drained it."""
-    node, nodes = drained(client)
+    node, nodes = drained_nodes(client)
     there = job_records.is_drained(client.ask("scontrol", "show", "node", node))
     note = printable(f"{OURS}: {reason}", _MAX_NOTE)
     if not there or (node in nodes and f"{OURS}: {nodes[node]}" != note):
         update(client, f"NodeName={node}", "State=DRAIN", f"Reason={note}")
 
 
-def drained(client: SlurmClient) -> tuple[str, dict[str, str]]:
+def drained_nodes(client: SlurmClient) -> tuple[str, dict[str, str]]:
     """Return this node's name and the reason of each node that vTorque drained."""
     rows = client.ask("sinfo", "-haN", "--states=drain", "--format=%N|%E").split("\n")
     found = (row.partition(f"|{OURS}: ") for row in rows)
@@ -183,7 +186,7 @@ def drained(client: SlurmClient) -> tuple[str, dict[str, str]]:
 
 def undrain(client: SlurmClient) -> None:
     """Undrain this node if vTorque drained it."""
-    node, nodes = drained(client)
+    node, nodes = drained_nodes(client)
     if node in nodes:
         update(client, f"NodeName={node}", "State=UNDRAIN")
 
@@ -196,7 +199,7 @@ def undrain_after_prolog(client: SlurmClient, node: str) -> None:
     """
     text = client.ask("scontrol", "show", "node", node)
     if not job_records.is_drained(text) or _PROLOG_ERROR in text:
-        client.leave(_UNDRAIN, node, _PROLOG_ERROR)
+        client.start_detached(_UNDRAIN, node, _PROLOG_ERROR)
 
 
 def requeue(client: SlurmClient, job_id: str) -> None:
@@ -207,7 +210,7 @@ def requeue(client: SlurmClient, job_id: str) -> None:
     found = record(client, job_id)
     if found.state not in _STARTED:
         raise HostFault(f"job {job_id} no longer runs: {found.state}")
-    client.run("scontrol", "requeue", _whole(found))
+    client.run("scontrol", "requeue", _whole_job_id(found))
 
 
 def this_node(client: SlurmClient) -> str:
@@ -225,7 +228,7 @@ def update(client: SlurmClient, *fields: str) -> None:
     client.run("scontrol", "update", *fields)
 
 
-def _with(names: tuple[str, ...], feature: str, there: bool) -> tuple[str, ...]:
+def _set_feature(names: tuple[str, ...], feature: str, there: bool) -> tuple[str, ...]:
     others = tuple(name for name in names if name != feature)
     if not there:
         return others

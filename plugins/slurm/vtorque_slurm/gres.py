@@ -24,7 +24,7 @@ _GRANT = rf"({_NAME})(?::({_NAME}))??(?::([0-9]{{1,18}})\(IDX:([0-9,-]*)\)|\(CNT
 _SHARED = ("mps", "shard")  # gres.conf(5): jobs share these devices
 
 
-def asked(given: SlurmRequest) -> dict[str, int]:
+def requested_gres(given: SlurmRequest) -> dict[str, int]:
     """Return the requested GRES per node and the requested licenses, by name.
 
     For ``--gpus``, the number per node is only an average, because Slurm may distribute GPUs
@@ -37,16 +37,16 @@ def asked(given: SlurmRequest) -> dict[str, int]:
             if each:
                 found[each] = found.get(each, 0) + count
 
-    for item in _items(given.last("gres")):
+    for item in _items(given.last_value("gres")):
         name, kind, count = _parts(re.sub(r"^gres[:/]", "", item))
         if name != "none":
             add(name, kind, count)
     nodes = given.number("nodes") or 1
     for option in _OF_GPUS:
-        for item in _items(given.last(option)):
+        for item in _items(given.last_value(option)):
             _, kind, count = _parts(f"gpu:{item}")
             add("gpu", kind, count // nodes if option == "gpus" else count)
-    for item in _items(given.last("licenses")):
+    for item in _items(given.last_value("licenses")):
         name, _, count = _parts(item)
         found[name] = found.get(name, 0) + count
     return found
@@ -61,7 +61,7 @@ def additions(given: SlurmRequest, needs: Needs) -> list[str]:
     Raises:
         UsageError: A resource is not a GRES, or the user requested it without its type.
     """
-    there = asked(given)
+    there = requested_gres(given)
     gres: list[str] = []
     for name, count in needs.resources.items():
         word = name.removeprefix("gres/")
@@ -75,13 +75,13 @@ def additions(given: SlurmRequest, needs: Needs) -> list[str]:
     licenses = [f"{name}:{n}" for name, n in needs.licenses.items() if name not in there]
     found = []
     for option, more in (("gres", gres), ("licenses", licenses)):
-        own = [item for item in _items(given.last(option)) if item != "none"]
+        own = [item for item in _items(given.last_value(option)) if item != "none"]
         if more:
             found.append(f"--{option}={','.join((*own, *more))}")
     return found
 
 
-def granted(field: str) -> Mapping[str, Grant]:
+def parse_granted(field: str) -> Mapping[str, Grant]:
     """Parse the ``GRES=`` field of ``scontrol show job -d`` for one node."""
     if not field or field == "(null)":
         return {}

@@ -18,12 +18,12 @@ from vtorque_slurm.spank import installed
 def checks() -> list[HealthCheck]:
     """Return the health checks for ``vtorque doctor`` on a node."""
     return [
-        HealthCheck("slurm: memory of waiting guests", memory_apart),
+        HealthCheck("slurm: memory of waiting guests", check_warm_memory),
         HealthCheck("slurm: SPANK plugin", installed.check),
     ]
 
 
-def memory_apart(site: Site) -> Iterator[HealthResult]:
+def check_warm_memory(site: Site) -> Iterator[HealthResult]:
     """Check that Slurm does not allocate the memory of warm (pre-booted) guests to jobs.
 
     Yields nothing if there are no such guests or the caller is not root.

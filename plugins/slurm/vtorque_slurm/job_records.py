@@ -34,7 +34,7 @@ class JobRecord:
         sharing: Who may share the nodes: NO (nobody), USER (jobs of the same user), OK, YES, ...
         cpus: Slurm's CPU ids by node.
         mib: Memory by node; 0 means unlimited.
-        granted: Generic resources by node; see :func:`vtorque_slurm.gres.granted`.
+        granted: Generic resources by node; see :func:`vtorque_slurm.gres.parse_granted`.
         qos: Empty if the job has none or it was not queried.
         limit: Time limit as a PBS walltime; empty if unknown or unlimited.
     """
@@ -64,14 +64,14 @@ def parse_job(text: str, job_id: str, account: str | None = None) -> JobRecord:
     record = found[0]
     element = re.match(r"JobId=\d+ ArrayJobId=(\d+) ArrayTaskId=(\d+) ", record, re.ASCII)
     name = f"{element[1]}_{element[2]}" if element else job_id
-    excluded = _one(r"   ReqNodeList=\S+ ExcNodeList=(\S+)", record)
+    excluded = _find_line(r"   ReqNodeList=\S+ ExcNodeList=(\S+)", record)
     cpus, mib, granted = _shares(record)
     return JobRecord(
-        name=f"{job_id}+0" if _leads(record, job_id) else name,
-        state=_one(r"   JobState=(\w+) Reason=.*", record),
-        restarts=int(_one(r"   Requeue=\d Restarts=(\d+) BatchFlag=.*", record)),
+        name=f"{job_id}+0" if _is_leader(record, job_id) else name,
+        state=_find_line(r"   JobState=(\w+) Reason=.*", record),
+        restarts=int(_find_line(r"   Requeue=\d Restarts=(\d+) BatchFlag=.*", record)),
         excluded="" if excluded == "(null)" else excluded,
-        sharing=_one(r"   OverSubscribe=(\w+) Contiguous=.*", record),
+        sharing=_find_line(r"   OverSubscribe=(\w+) Contiguous=.*", record),
         cpus=cpus,
         mib=mib,
         granted=granted,
@@ -85,9 +85,9 @@ def launch_failure(text: str, job_id: str) -> str:
     found = _records(text)
     if not found[0].startswith(f"JobId={job_id} ") or len(found) > 1:
         return ""
-    if _one(r"   JobState=\w+ Reason=(\w+) .*", found[0]) != "JobLaunchFailure":
+    if _find_line(r"   JobState=\w+ Reason=(\w+) .*", found[0]) != "JobLaunchFailure":
         return ""
-    files = dict.fromkeys(_one(rf"   Std{each}=(.*)", found[0]) for each in ("Out", "Err"))
+    files = dict.fromkeys(_find_line(rf"   Std{each}=(.*)", found[0]) for each in ("Out", "Err"))
     return (
         "Slurm could not start the script (JobLaunchFailure). Check that the directories of "
         f"{' and '.join(printable(file, 300) for file in files)} exist and that you may write "
@@ -107,15 +107,15 @@ def _qos(record: str, account: str) -> str:
     Without slurmdbd an account can be any text, so another account may be a forgery.
     """
     of = re.escape(account or "(null)")
-    qos = _one(rf"   Priority=\d+ Nice=-?\d+ Account={of} QOS=(\S+)(?: WCKey=.*)?", record)
+    qos = _find_line(rf"   Priority=\d+ Nice=-?\d+ Account={of} QOS=(\S+)(?: WCKey=.*)?", record)
     return "" if qos in ("(null)", "N/A") else qos
 
 
 def components(text: str, job_id: str) -> tuple[str, ...]:
     """Return the ids of a heterogeneous job's components from ``scontrol show job ID+0``."""
-    ids = _one(r"   HetJobIdSet=([0-9,-]+)", text)
+    ids = _find_line(r"   HetJobIdSet=([0-9,-]+)", text)
     found = hostlist.expand(f"[{ids}]")
-    if not _leads(text, job_id) or found[0] != job_id:
+    if not _is_leader(text, job_id) or found[0] != job_id:
         raise HostFault(f"scontrol show job does not list the heterogeneous job {job_id}")
     return found
 
@@ -127,27 +127,27 @@ def bare_nodes(text: str, job_id: str, number: int) -> list[BareNode]:
     """
     if not text.startswith(f"JobId={job_id} HetJobId=") or len(_records(text)) > 1:
         raise HostFault(f"scontrol show job does not list the component {job_id}")
-    each = _one(r"   NumNodes=\S+ NumCPUs=\d+ NumTasks=\S+ CPUs/Task=(\S+) ReqB.*", text)
+    each = _find_line(r"   NumNodes=\S+ NumCPUs=\d+ NumTasks=\S+ CPUs/Task=(\S+) ReqB.*", text)
     per_task = int(each) if each.isdecimal() else 1
     cpus, *_ = _shares(text)
     return [
         BareNode(name, max(1, len(cpus.get(name, ())) // per_task), part=number)
-        for name in hostlist.expand(_one(r"   NodeList=(\S+)", text))
+        for name in hostlist.expand(_find_line(r"   NodeList=(\S+)", text))
     ]
 
 
-def _leads(text: str, job_id: str) -> bool:
+def _is_leader(text: str, job_id: str) -> bool:
     return text.startswith(f"JobId={job_id} HetJobId={job_id} HetJobOffset=0 ")
 
 
-def one_of(text: str, job_id: str) -> str:
+def first_record_id(text: str, job_id: str) -> str:
     """Return the id of one record if ``job_id`` shows several records, otherwise an empty string.
 
     The record is that of an array's first element or a heterogeneous job's first component. A user
     can forge lines of the text. A forged id is harmless, because the controller then shows no job,
     or the job ``job_id``.
     """
-    if _leads(text, job_id):
+    if _is_leader(text, job_id):
         return f"{job_id}+0"
     number = re.escape(job_id)
     pattern = rf"^JobId={number} ArrayJobId={number} ArrayTaskId=(\d+) "
@@ -157,7 +157,7 @@ def one_of(text: str, job_id: str) -> str:
 
 def features(text: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return a node's available and active features from ``scontrol show node``."""
-    fields = (_one(rf"   {kind}Features=(.*)", text) for kind in ("Available", "Active"))
+    fields = (_find_line(rf"   {kind}Features=(.*)", text) for kind in ("Available", "Active"))
     available, active = (_names(field) for field in fields)
     return available, active
 
@@ -170,13 +170,13 @@ def node_comment(text: str) -> str:
 
 def is_drained(text: str) -> bool:
     """Return whether ``scontrol show node`` reports a state with DRAIN."""
-    return "DRAIN" in _one(r"   State=(\S+) .*", text).split("+")
+    return "DRAIN" in _find_line(r"   State=(\S+) .*", text).split("+")
 
 
 def offered_mib(text: str) -> int:
     """Return the memory for jobs from ``scontrol show node``: RealMemory minus MemSpecLimit."""
     kept = re.search(r"^   (?:C\w+=\S* +)*MemSpecLimit=(\d+)", text, re.MULTILINE | re.ASCII)
-    return int(_one(r"   RealMemory=(\d+) .*", text)) - int(kept[1] if kept else 0)
+    return int(_find_line(r"   RealMemory=(\d+) .*", text)) - int(kept[1] if kept else 0)
 
 
 def _names(field: str) -> tuple[str, ...]:
@@ -187,7 +187,7 @@ def _records(text: str) -> list[str]:
     return re.split(r"\n\s*\n(?=JobId=)", text.strip("\n"))
 
 
-def _one(line: str, text: str) -> str:
+def _find_line(line: str, text: str) -> str:
     found = re.findall(rf"^{line}$", text, re.MULTILINE | re.ASCII)
     if len(found) > 1:
         raise Refused(FORGED)
@@ -218,5 +218,5 @@ def _shares(
                 raise Refused(FORGED)
             cpus[name] = numbers
             mib[name] = int(memory)
-            granted[name] = gres.granted(others)
+            granted[name] = gres.parse_granted(others)
     return cpus, mib, granted

@@ -27,7 +27,7 @@ def keep(client: SlurmClient, paths: Paths, job_id: str) -> None:
     if facts.get("reason") or not 0 <= _run_seconds(facts) < _SHORT:
         return
     with contextlib.suppress(HostFault, Refused, OSError):
-        why = job_records.launch_failure(controller_updates.shown(client.run, job_id), job_id)
+        why = job_records.launch_failure(controller_updates.show_job(client.run, job_id), job_id)
         if not why:
             return
         places[-1].add_facts(reason=why)

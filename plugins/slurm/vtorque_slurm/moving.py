@@ -83,12 +83,12 @@ def let_go(client: SlurmClient, job_id: str, node: str) -> None:
     client.run("scancel", "--user=root", f"--name={_name(job_id, node)}")
 
 
-def holds(client: SlurmClient, job_id: str, node: str) -> bool:
+def has_placeholder(client: SlurmClient, job_id: str, node: str) -> bool:
     """Return whether there is a placeholder job."""
     return bool(_placeholder_id(client, job_id, node))
 
 
-def leave(client: SlurmClient, job_id: str, node: str) -> None:
+def remove_node(client: SlurmClient, job_id: str, node: str) -> None:
     """Remove a node from the job's allocation."""
     has = _fields(client, job_id, "%N", 1)[0]
     names = hostlist.expand(has) if has else ()
@@ -98,7 +98,7 @@ def leave(client: SlurmClient, job_id: str, node: str) -> None:
         controller_updates.update(client, f"JobId={name}", f"NodeList={others}")
 
 
-def over(client: SlurmClient, job_id: str, attempt: int) -> bool:
+def has_ended(client: SlurmClient, job_id: str, attempt: int) -> bool:
     """Return whether a job's attempt has ended or its Epilog is running."""
     state = _fields(client, job_id, "%T", 1)[0]
     return state in _ENDED or controller_updates.record(client, job_id).restarts > attempt

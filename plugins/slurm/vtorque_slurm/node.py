@@ -134,7 +134,7 @@ class SlurmNode(NodeAdapter):
         if outcome_.may_run_elsewhere:
             try:
                 if outcome_ is Outcome.IN_USE:
-                    controller_updates.in_use(self._client, job, reason)
+                    controller_updates.requeue_in_use(self._client, job, reason)
                 else:
                     controller_updates.host_fault(self._client, self._settings, job, reason)
             # The job shell prints the reason, and ends the job.
@@ -165,15 +165,15 @@ class SlurmNode(NodeAdapter):
 
     def is_reserved(self, job_id: str, node: str) -> bool:
         """Return whether the placeholder job exists."""
-        return moving.holds(self._client, job_id, node)
+        return moving.has_placeholder(self._client, job_id, node)
 
     def remove_node(self, job_id: str, node: str) -> None:
         """Remove the node from the job's allocation."""
-        moving.leave(self._client, job_id, node)
+        moving.remove_node(self._client, job_id, node)
 
     def has_ended(self, job_id: str, attempt: int) -> bool:
         """Query the job's state with squeue, and the number of requeues with scontrol."""
-        return moving.over(self._client, job_id, attempt)
+        return moving.has_ended(self._client, job_id, attempt)
 
     def setup_steps(self, place: Installation) -> Sequence[SetupStep]:
         """Return the steps that install the hooks and check slurm.conf."""
@@ -191,7 +191,7 @@ class SlurmNode(NodeAdapter):
 
     def drained(self) -> tuple[str, Mapping[str, str]]:
         """Query sinfo for the nodes that vTorque has drained."""
-        return controller_updates.drained(self._client)
+        return controller_updates.drained_nodes(self._client)
 
     def undrain(self) -> None:
         """Undrain this node if vTorque drained it."""

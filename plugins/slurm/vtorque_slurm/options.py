@@ -58,7 +58,7 @@ class OptionTable:
     short: Mapping[str, str]
     exact: frozenset[str] = frozenset()
 
-    def with_more(self, names: Iterable[str], exact: Iterable[str] = ()) -> OptionTable:
+    def add_options(self, names: Iterable[str], exact: Iterable[str] = ()) -> OptionTable:
         """Return the table plus a site's options, as ``name``, or ``name=`` if it takes a value."""
         more = {n.strip("-=").partition("=")[0]: n.endswith("=") for n in names}
         kinds = {name: REQUIRED if value else NONE for name, value in more.items()}
@@ -84,7 +84,7 @@ def _table(required: str, optional: str, none: str) -> OptionTable:
             kinds[name] = kind
             if letter:
                 short[letter] = name
-    later = OptionTable(kinds, short).with_more(
+    later = OptionTable(kinds, short).add_options(
         [f"{n}=" for n in _LATER_REQUIRED.split()] + _LATER_NONE.split()
     )
     return replace(later, exact=frozenset((_LATER_REQUIRED + " " + _LATER_NONE).split()))
@@ -116,11 +116,11 @@ class CommandLine:
     operands: tuple[str, ...] = ()
     more: tuple[CommandLine, ...] = ()
 
-    def last(self, name: str) -> str | None:
+    def last_value(self, name: str) -> str | None:
         """Return the value of the last option with that name, or None."""
         return next((v for n, v in reversed(self.options) if n == name), None)
 
-    def has(self, *names: str) -> bool:
+    def has_option(self, *names: str) -> bool:
         """Return whether any of these options is present."""
         return any(n in names for n, _ in self.options)
 
@@ -130,8 +130,8 @@ def split(argv: Sequence[str], extra: Collection[str] = ()) -> CommandLine:
 
     ``extra`` are the site's own options; see :meth:`Table.with_more`.
     """
-    interactive = "-I" in _until_script(argv, SALLOC.with_more(extra))
-    table = (SALLOC if interactive else SBATCH).with_more(extra)
+    interactive = "-I" in _until_script(argv, SALLOC.add_options(extra))
+    table = (SALLOC if interactive else SBATCH).add_options(extra)
     first, *more = _components(read(argv, table), table)
     if not more:
         return first

@@ -24,7 +24,7 @@ def refuse(line: CommandLine) -> None:
     pair = first if re.match(r"[A-Za-z_]\w*=", first) and not Path(first).exists() else ""
     glued = next((word[2:] for word in line.words if word.startswith(_WITH_VALUE)), "")
     value = glued or (pair if before == "wait" else "")
-    nodes, cores = line.last("nodes") or "", line.last("core-spec") or ""
+    nodes, cores = line.last_value("nodes") or "", line.last_value("core-spec") or ""
     if value:
         _refuse(
             f"-W {value}",

@@ -74,7 +74,7 @@ class QsubSubmitter:
         """Run the wrapper and return its exit status."""
         qsub = self._sbatch.program("qsub")
         vm = args.vm or (() if blob else ("none",))
-        inner = shlex.join([_myself(), *(word for each in vm for word in ("-vm", each))])
+        inner = shlex.join([_vsub_path(), *(word for each in vm for word in ("-vm", each))])
         with tempfile.TemporaryDirectory(prefix="vsub-") as top:
             Path(top, "qsub").symlink_to(Path(qsub).resolve())
             Path(top, "srun").symlink_to(self._sbatch.program("srun"))
@@ -105,7 +105,7 @@ def _take(option: str, words: list[str]) -> str:
     return words.pop(0)
 
 
-def _myself() -> str:
+def _vsub_path() -> str:
     vsub = Path(sys.prefix, "bin", "vsub")
     if not vsub.exists():
         raise UsageError(f"{vsub} was not found, so qsub cannot run it")

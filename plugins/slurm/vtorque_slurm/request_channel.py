@@ -36,7 +36,7 @@ def merge(own: str | None, word: str) -> str:
     return merged
 
 
-def fits(own: str | None, word: str) -> bool:
+def fits_comment(own: str | None, word: str) -> bool:
     """Return whether the request fits into the comment."""
     try:
         merge(own, word)

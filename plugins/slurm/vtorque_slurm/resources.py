@@ -45,21 +45,21 @@ class SlurmRequest:
     prefix: str = "SBATCH"
     others: frozenset[str] = frozenset()  # options set by #PBS and #BSUB lines
 
-    def last(self, name: str) -> str | None:
+    def last_value(self, name: str) -> str | None:
         """Return the effective value, or None if the option is not given."""
-        value = self.line.last(name)
+        value = self.line.last_value(name)
         variable = f"{self.prefix}_{_VARIABLES[name]}" if name in _VARIABLES else ""
         if value is None and variable:
             value = self.environ.get(variable)
-        return self.script.last(name) if value is None else value
+        return self.script.last_value(name) if value is None else value
 
-    def has(self, *names: str) -> bool:
+    def has_option(self, *names: str) -> bool:
         """Return whether any of the options is given anywhere."""
-        return any(self.last(name) is not None for name in names)
+        return any(self.last_value(name) is not None for name in names)
 
     def number(self, name: str) -> int | None:
         """Return an option's value as a number; None if it is missing or not a number."""
-        match = re.fullmatch(r"\d{1,9}", self.last(name) or "", re.ASCII)
+        match = re.fullmatch(r"\d{1,9}", self.last_value(name) or "", re.ASCII)
         return int(match[0]) if match else None
 
 
@@ -68,7 +68,7 @@ def facts(given: SlurmRequest) -> dict[str, str]:
 
     Accounts are converted to lower case, as in Slurm.
     """
-    found = {name: given.last(name) or "" for name in ("partition", "account", "qos")}
+    found = {name: given.last_value(name) or "" for name in ("partition", "account", "qos")}
     found["account"] = found["account"].lower()
     return {name: value for name, value in found.items() if value and "," not in value}
 
@@ -79,17 +79,17 @@ def cpus_per_node(given: SlurmRequest) -> int | None:
     Without ``-N``, only a job with one task (``-n 1``) has such a number, because Slurm distributes
     tasks freely over nodes.
     """
-    if not given.has("cpus-per-task", "ntasks", "ntasks-per-node", "mincpus"):
+    if not given.has_option("cpus-per-task", "ntasks", "ntasks-per-node", "mincpus"):
         return None
     each = given.number("cpus-per-task") or 1
-    most = re.fullmatch(r"(?:\d{1,9}-)?(\d{1,9})", given.last("nodes") or "", re.ASCII)
+    most = re.fullmatch(r"(?:\d{1,9}-)?(\d{1,9})", given.last_value("nodes") or "", re.ASCII)
     tasks, per_node = given.number("ntasks"), given.number("ntasks-per-node")
     if per_node is None:
         if tasks is not None and tasks > 1:
             if most is None or int(most[1]) < 1:
                 return given.number("mincpus")
             per_node = max(tasks // int(most[1]), 1)
-        elif not given.has("cpus-per-task", "ntasks"):
+        elif not given.has_option("cpus-per-task", "ntasks"):
             return given.number("mincpus")
         else:
             per_node = 1
@@ -98,22 +98,22 @@ def cpus_per_node(given: SlurmRequest) -> int | None:
 
 def least_nodes(given: SlurmRequest) -> int | None:
     """Return the minimum number of nodes from ``-N``; None if it is not given."""
-    least = re.match(r"\d{1,9}(?=[-,]|$)", given.last("nodes") or "", re.ASCII)
+    least = re.match(r"\d{1,9}(?=[-,]|$)", given.last_value("nodes") or "", re.ASCII)
     return int(least[0]) if least else None
 
 
 def asks_memory(given: SlurmRequest) -> bool:
     """Return whether the job requests memory in any form."""
-    return given.has(*_MEMORY) or "mem" in given.others
+    return given.has_option(*_MEMORY) or "mem" in given.others
 
 
 def mib_per_node(given: SlurmRequest) -> int | None:
     """Return the requested memory per node; None if undetermined or all (``--mem=0``)."""
     for place in (given.line, None, given.script):
         view = SlurmRequest(place or _NOTHING, {} if place else given.environ, prefix=given.prefix)
-        if view.has(*_MEMORY):
-            size = mib(view.last("mem") or "")
-            if size is None and (each := mib(view.last("mem-per-cpu") or "")) is not None:
+        if view.has_option(*_MEMORY):
+            size = mib(view.last_value("mem") or "")
+            if size is None and (each := mib(view.last_value("mem-per-cpu") or "")) is not None:
                 cpus = cpus_per_node(given)
                 size = each * cpus if cpus else None
             return size or None

@@ -29,7 +29,7 @@ def components(content: bytes, table: OptionTable = SBATCH) -> list[CommandLine]
     Invalid lines are skipped, because sbatch itself reports them.
     """
     found: list[list[tuple[str, str]]] = [[]]
-    for line in _after(content, "#SBATCH"):
+    for line in _iter_directives(content, "#SBATCH"):
         if line.strip() in ("hetjob", "packjob"):
             found.append([])
             continue
@@ -38,9 +38,9 @@ def components(content: bytes, table: OptionTable = SBATCH) -> list[CommandLine]
     return [CommandLine(options=tuple(each)) for each in found]
 
 
-def others_give(content: bytes) -> frozenset[str]:
+def options_of_dialects(content: bytes) -> frozenset[str]:
     """Return which of ``job-name``, ``mem`` and ``time`` are set in ``#PBS`` or ``#BSUB`` lines."""
-    text = "\n".join(line for prefix in _OTHERS for line in _after(content, prefix))
+    text = "\n".join(line for prefix in _OTHERS for line in _iter_directives(content, prefix))
     found = {
         "job-name": r"(?:^|\s)-[NJ]",
         "mem": r"(?:^|[\s,:])p?v?mem=|(?:^|\s)-M",
@@ -80,7 +80,7 @@ def words(line: str) -> list[str]:
     return found if word is None else [*found, "".join(word)]
 
 
-def _after(content: bytes, prefix: str) -> Iterator[str]:
+def _iter_directives(content: bytes, prefix: str) -> Iterator[str]:
     for raw in content.split(b"\n"):
         line = raw.decode("utf-8", "surrogateescape")
         if line.startswith(prefix) and line[len(prefix) : len(prefix) + 1].isspace():

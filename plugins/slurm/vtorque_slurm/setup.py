@@ -49,7 +49,7 @@ def _hook(path: Path, key: str, content: bytes) -> Iterator[SetupStep]:
     now = slurm_conf.value(path, key)
     if re.search(r"[*?\[]", now) and not now.startswith(f"{own}/"):
         directory, pattern = Path(now).parent, Path(now).name
-        name = _name_in(directory, pattern)
+        name = _find_name(directory, pattern)
         if name is None or "*" in str(directory):
             problem = (
                 f"{key}={now} does not match vTorque's file names: the pattern must end with /*"
@@ -68,7 +68,7 @@ def _hook(path: Path, key: str, content: bytes) -> Iterator[SetupStep]:
     yield conf_line(path, key, f"{own}/*")
 
 
-def _name_in(directory: Path, pattern: str) -> str | None:
+def _find_name(directory: Path, pattern: str) -> str | None:
     """Return the name of our file in the directory, or an unused name that matches the pattern.
 
     Setup never replaces a file of the site. If setup renamed that file to a backup, Slurm would run
@@ -148,12 +148,12 @@ def _checks(settings: Settings, path: Path) -> Sequence[Check]:
                 "on a node, and not on all nodes: set it, then run scontrol reconfigure"
             ),
         ),
-        _least(path, "BatchStartTimeout", least, 10),
-        _least(path, "PrologEpilogTimeout", least, _UNLIMITED),
+        _check_minimum(path, "BatchStartTimeout", least, 10),
+        _check_minimum(path, "PrologEpilogTimeout", least, _UNLIMITED),
     )
 
 
-def _least(path: Path, key: str, least: int, default: int) -> Check:
+def _check_minimum(path: Path, key: str, least: int, default: int) -> Check:
     text = slurm_conf.value(path, key)
     now = int(text) if re.fullmatch(r"\d{1,6}", text, re.ASCII) else default
     problem = (

@@ -54,13 +54,13 @@ class SlurmJobShell(JobShell):
                 self._is_vsubs = False
                 return ShellStart(job_id, Path(program), tuple(argv))
             if stdin is not None and os.isatty(stdin):
-                _without_echo(stdin)
+                _disable_echo(stdin)
             ids = environ.get("VTORQUE_TASKS", "0").split(",")
             return ShellStart(job_id, None, command=step_tasks.command((program, *argv), ids))
         if not argv and (stdin is None or not os.isatty(stdin)):
             raise UsageError("standard input is neither a script nor a terminal")
         if not argv and stdin is not None:
-            _without_echo(stdin)
+            _disable_echo(stdin)
         return ShellStart(job_id, Path(argv[0]) if argv else None, tuple(argv[1:]))
 
     def content(self, script: bytes) -> bytes:
@@ -85,7 +85,7 @@ class SlurmJobShell(JobShell):
         return ["srun", f"--nodes={count}", f"--ntasks={count}", *each, *quiet, *command]
 
 
-def _without_echo(terminal: int) -> None:
+def _disable_echo(terminal: int) -> None:
     """Disable echo until the guest is ready, because the guest's terminal echoes the input."""
     import termios  # noqa: PLC0415 - interactive jobs only
 

@@ -79,13 +79,13 @@ class SlurmSubmitter:
                 )
             if line.more:
                 raise UsageError("-I: a heterogeneous job of virtual machines needs a script")
-            given = self._given(line, b"")
+            given = self._parse_request(line, b"")
             content, name = None, None
         else:
             name = line.operands[0] if line.operands else None
             content = _read(line)
             found = vm_directives(content)
-            given = self._given(line, content)
+            given = self._parse_request(line, content)
         return SubmitArgs(
             vm=line.vm,
             rest=rest,
@@ -96,7 +96,7 @@ class SlurmSubmitter:
             mib_given=resources.mib_per_node(given),
             directives=found,
             facts=resources.facts(given),
-            resources_given=gres.asked(given),
+            resources_given=gres.requested_gres(given),
             nodes_given=resources.least_nodes(given),
         )
 
@@ -115,13 +115,13 @@ class SlurmSubmitter:
         flag = ["-I"] if args.interactive else []
         line = options.split([*flag, *args.rest], self._settings.options)
         if _is_sbatchs(line):
-            self._become(["salloc" if args.interactive else "sbatch", *args.rest])
+            self._exec_command(["salloc" if args.interactive else "sbatch", *args.rest])
         if args.interactive:
-            if blob is not None and not line.has("x11"):
+            if blob is not None and not line.has_option("x11"):
                 os.environ["DISPLAY"] = ""  # the job shell must use only that of --x11
-            self._become(self.interactive(line, blob, needs))
+            self._exec_command(self.interactive(line, blob, needs))
         content = args.content or b""
-        self._become(*self.batch(line, content, blob, needs))
+        self._exec_command(*self.batch(line, content, blob, needs))
 
     def batch(
         self, line: CommandLine, content: bytes, blob: bytes | None, needs: Needs | None
@@ -135,12 +135,14 @@ class SlurmSubmitter:
         added: list[str] = []
         bare: list[str] = []
         if blob is None or needs is None:
-            if body == content and (line.operands or line.has("wrap")):
+            if body == content and (line.operands or line.has_option("wrap")):
                 return ["sbatch", *line.words, *line.operands], None
         else:
             word = to_token(blob)
             extra = b""
-            if _has_files(blob) or not request_channel.fits(given.last("comment"), word):
+            if _has_files(blob) or not request_channel.fits_comment(
+                given.last_value("comment"), word
+            ):
                 extra = request_channel.LINE + word.encode() + b"\n"
                 word = request_channel.IN_SCRIPT
             if others:  # sbatch would request the memory for each component
@@ -149,14 +151,20 @@ class SlurmSubmitter:
             bare = bare_components(given, others, needs, self._settings.feature)
             if script.looks_like_script(body):  # otherwise sbatch reports an error
                 body = b"#!" + os.fsencode(self._jobshell) + b"\n" + extra + body
-        if not given.has("job-name") and "job-name" not in given.others:
-            if line.has("wrap"):
+        if not given.has_option("job-name") and "job-name" not in given.others:
+            if line.has_option("wrap"):
                 added.insert(0, "--job-name=wrap")
             elif line.operands:
                 added.insert(0, f"--job-name={Path(line.operands[0]).name}")
         # Only if the script has arguments. Without operands, sbatch reads standard input.
         operands = ["--", STDIN, *line.operands[1:]] if line.operands[1:] else []
-        return ["sbatch", *line.plain, *added, *(bare or _as_given(line)), *operands], body
+        return [
+            "sbatch",
+            *line.plain,
+            *added,
+            *(bare or _further_components(line)),
+            *operands,
+        ], body
 
     def interactive(self, line: CommandLine, blob: bytes | None, needs: Needs | None) -> list[str]:
         """Return the command for ``-I``: an allocation with the job shell on its first node."""
@@ -170,7 +178,7 @@ class SlurmSubmitter:
                 "can read: submit a script, or leave them out"
             )
         word = to_token(blob)
-        added = additions(self._given(line, b""), needs, word, self._settings)
+        added = additions(self._parse_request(line, b""), needs, word, self._settings)
         return ["salloc", *line.plain, *added, "--", *srun, str(self._jobshell)]
 
     def jobs(self) -> Iterable[JobInfo]:
@@ -213,22 +221,22 @@ class SlurmSubmitter:
         done = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, check=False)
         return b"+" in done.stdout
 
-    def _given(self, line: CommandLine, content: bytes) -> SlurmRequest:
+    def _parse_request(self, line: CommandLine, content: bytes) -> SlurmRequest:
         return self._components(line, content)[0]
 
     def _components(self, line: CommandLine, content: bytes) -> list[SlurmRequest]:
         prefix = "SALLOC" if line.interactive else "SBATCH"
         lines = [line, *line.more]
-        scripts = script.components(content, options.SBATCH.with_more(self._settings.options))
+        scripts = script.components(content, options.SBATCH.add_options(self._settings.options))
         lines += lines[-1:] * (len(scripts) - len(lines))
         scripts += [CommandLine()] * (len(lines) - len(scripts))
         found = [
             SlurmRequest(on_line, os.environ, in_script, prefix)
             for on_line, in_script in zip(lines, scripts, strict=True)
         ]
-        if found[0].has("ignore-pbs"):
+        if found[0].has_option("ignore-pbs"):
             return found
-        return [replace(each, others=script.others_give(content)) for each in found]
+        return [replace(each, others=script.options_of_dialects(content)) for each in found]
 
     def program(self, name: str) -> str:
         """Return the path of a Slurm command."""
@@ -238,7 +246,7 @@ class SlurmSubmitter:
             raise UsageError(f"{found or name} was not found: set [plugin.slurm] bindir")
         return found
 
-    def _become(self, argv: Sequence[str], stdin: bytes | None = None) -> NoReturn:
+    def _exec_command(self, argv: Sequence[str], stdin: bytes | None = None) -> NoReturn:
         os.environ.pop("VTORQUE_SLURM_SBATCH", None)  # see qsub
         exec_command([self.program(argv[0]), *argv[1:]], stdin)
 
@@ -256,7 +264,7 @@ def merge_vm(values: Sequence[str]) -> str:
     return ",".join(pairs.values())
 
 
-def _as_given(line: CommandLine) -> list[str]:
+def _further_components(line: CommandLine) -> list[str]:
     return [word for each in line.more for word in (options.COLON, *each.plain)]
 
 
@@ -269,11 +277,13 @@ def _has_files(blob: bytes) -> bool:
 
 
 def _is_sbatchs(line: CommandLine) -> bool:
-    return line.has("help", "usage", "version") or (line.has("wrap") and bool(line.operands))
+    return line.has_option("help", "usage", "version") or (
+        line.has_option("wrap") and bool(line.operands)
+    )
 
 
 def _read(line: CommandLine) -> bytes:
-    wrap = line.last("wrap")
+    wrap = line.last_value("wrap")
     if wrap is not None:
         return os.fsencode(_WRAP.format(wrap))
     return read_script(line.operands[0] if line.operands else None)
@@ -315,7 +325,9 @@ def _infos(records: Iterable[str]) -> Iterable[JobInfo]:
         reason = "" if reason == "None" else reason
         each = _hosts(nodes) if state in ("R", "CF") else ()
         called = "" if shown == job_id or "+" in shown else shown
-        yield JobInfo(job_id, name, owner, state, nodes, _elapsed(elapsed), reason, each, called)
+        yield JobInfo(
+            job_id, name, owner, state, nodes, _parse_elapsed(elapsed), reason, each, called
+        )
 
 
 def _hosts(nodes: str) -> tuple[str, ...]:
@@ -325,7 +337,7 @@ def _hosts(nodes: str) -> tuple[str, ...]:
         return ()
 
 
-def _elapsed(text: str) -> float:
+def _parse_elapsed(text: str) -> float:
     days, _, clock = text.rpartition("-")
     total = 0
     try:

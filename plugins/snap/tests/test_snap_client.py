@@ -14,7 +14,7 @@ import pytest
 import snapteld_double
 from vtorque_core.api import HostFault
 from vtorque_snap.access import Access
-from vtorque_snap.client import MAX_BYTES, NotRunning, SnapClient, within
+from vtorque_snap.client import MAX_BYTES, NotRunning, SnapClient, run_with_client
 from vtorque_snap.task import manifest
 
 pytestmark = pytest.mark.e2e
@@ -34,7 +34,7 @@ def states(client):
 
 
 @pytest.fixture
-def private(tmp_path):
+def private_directory(tmp_path):
     def write(text, mode=0o600):
         path = tmp_path / "password"
         path.write_text(text)
@@ -60,7 +60,7 @@ def test_task_is_created_started_and_removed(version, documented):
             assert states(client) == []
             assert not client.remove({"a-task"})
 
-        within(Access(url_of(server), version), PATIENCE, work)
+        run_with_client(Access(url_of(server), version), PATIENCE, work)
         seen = server.scheduler.seen
     assert {each.split("/")[1] for each in seen.requests} == {version}
     assert sum(each.startswith("POST") for each in seen.requests) == 1
@@ -71,38 +71,40 @@ def test_error_of_snapteld_is_reported(version):
     with snapteld_double.serving(broken=True) as server:
         access = Access(url_of(server), version)
         with pytest.raises(HostFault, match=r"POST /tasks: 500 'Unrecognized key 'x'|Task must in"):
-            within(access, PATIENCE, lambda client: client.create(b"{}"))
+            run_with_client(access, PATIENCE, lambda client: client.create(b"{}"))
         with pytest.raises(HostFault, match=r"PUT .*Task is disabled. Cannot be started"):
-            within(access, PATIENCE, lambda client: client.start(client.create(BODY)))
-        within(access, PATIENCE, lambda client: client.remove({"a-task"}))  # a disabled one
+            run_with_client(access, PATIENCE, lambda client: client.start(client.create(BODY)))
+        run_with_client(
+            access, PATIENCE, lambda client: client.remove({"a-task"})
+        )  # a disabled one
         assert server.scheduler.table == {}
 
 
 def test_task_that_does_not_end_times_out_with_the_answer():
     with snapteld_double.serving(stopping=1000) as server:
         access = Access(url_of(server), "v1")
-        within(access, PATIENCE, lambda client: client.start(client.create(BODY)))
+        run_with_client(access, PATIENCE, lambda client: client.start(client.create(BODY)))
         with pytest.raises(HostFault, match=r"no success within 0\.5 s.*Task must be stopped"):
-            within(access, SHORT, lambda client: client.remove({"a-task"}))
+            run_with_client(access, SHORT, lambda client: client.remove({"a-task"}))
 
 
 @pytest.mark.parametrize("version", ["v1", "v2"])
-def test_password_is_required_and_read_from_a_private_file(version, private):
+def test_password_is_required_and_read_from_a_private_file(version, private_directory):
     with snapteld_double.serving(password="s3cret:x") as server:
 
         def ask(password=""):
             access = Access(url_of(server), version, "snap", password)
-            return within(access, PATIENCE, SnapClient.tasks)
+            return run_with_client(access, PATIENCE, SnapClient.tasks)
 
         with pytest.raises(HostFault, match=r"authentication failed \(without a password\): 401"):
             ask()
         with pytest.raises(HostFault, match=r"authentication failed \(user 'snap'\): 401") as error:
-            ask(private("wrong\n"))
+            ask(private_directory("wrong\n"))
         assert "wrong" not in str(error.value)
-        assert ask(private("s3cret:x\n")) == []
+        assert ask(private_directory("s3cret:x\n")) == []
         before = len(server.scheduler.seen.requests)
         with pytest.raises(HostFault, match="is a secret, but users other than root can access it"):
-            ask(private("s3cret:x\n", 0o640))
+            ask(private_directory("s3cret:x\n", 0o640))
         assert len(server.scheduler.seen.requests) == before
 
 
@@ -123,7 +125,7 @@ def test_tls_is_always_verified(certificate, monkeypatch):
 
         def ask(ca, host="localhost"):
             access = Access(f"https://{host}:{server.server_port}", "v2", ca=ca)
-            return within(access, PATIENCE, SnapClient.tasks)
+            return run_with_client(access, PATIENCE, SnapClient.tasks)
 
         right, other = certificate("localhost")[0], certificate("elsewhere")[0]
         assert ask(right) == []
@@ -145,7 +147,7 @@ def test_proxy_variables_are_ignored(monkeypatch):
     for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
         monkeypatch.setenv(name, "http://127.0.0.1:9")
     with snapteld_double.serving() as server:
-        assert within(Access(url_of(server), "v2"), PATIENCE, SnapClient.tasks) == []
+        assert run_with_client(Access(url_of(server), "v2"), PATIENCE, SnapClient.tasks) == []
 
 
 # -- No snapteld -----------------------------------------------------------------------------------
@@ -219,7 +221,7 @@ NONSENSE = {
 def test_invalid_answer_is_reported_in_one_line(name):
     data, error = NONSENSE[name]
     with answering(server_sending(data)) as url, pytest.raises(HostFault, match=error) as found:
-        within(Access(url, "v2"), PATIENCE, SnapClient.tasks)
+        run_with_client(Access(url, "v2"), PATIENCE, SnapClient.tasks)
     assert str(found.value).isprintable()
     assert len(str(found.value)) < 500
 
@@ -229,7 +231,7 @@ def test_redirect_is_not_followed():
         where = f"Location: {url_of(other)}/v2/tasks\r\n".encode()
         talk = server_sending(reply(b"", "307 Temporary Redirect", where))
         with answering(talk) as url, pytest.raises(HostFault, match="GET /tasks: 307"):
-            within(Access(url, "v2"), PATIENCE, SnapClient.tasks)
+            run_with_client(Access(url, "v2"), PATIENCE, SnapClient.tasks)
         assert other.scheduler.seen.requests == []
 
 
@@ -243,7 +245,7 @@ def test_endless_answer_is_not_kept():
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     error = f"more than {MAX_BYTES >> 20} MiB"
     with answering(talk) as url, pytest.raises(HostFault, match=error):
-        within(Access(url, "v2"), PATIENCE, SnapClient.tasks)
+        run_with_client(Access(url, "v2"), PATIENCE, SnapClient.tasks)
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 64 * 1024  # KiB
 
 
@@ -252,7 +254,7 @@ def test_connection_refused_means_not_running():
         taken.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{taken.getsockname()[1]}"
         with pytest.raises(NotRunning, match="not running"):
-            within(Access(url, "v2"), PATIENCE, SnapClient.tasks)
+            run_with_client(Access(url, "v2"), PATIENCE, SnapClient.tasks)
 
 
 def silent(connection):
@@ -290,7 +292,7 @@ def test_deadline_holds_with_any_server_behavior(talk):
     with answering(talk) as url:
         body = b"x" * (64 << 20) if talk is full else b"{}"
         with pytest.raises(HostFault, match=r"no success within 0.5 s"):
-            within(Access(url, "v2"), SHORT, lambda client: client.create(body))
+            run_with_client(Access(url, "v2"), SHORT, lambda client: client.create(body))
         end = time.monotonic() + PATIENCE
         while any(each.name == "snapteld" for each in threading.enumerate()):
             assert time.monotonic() < end, "its thread is still there"
@@ -308,7 +310,7 @@ def test_connection_that_is_not_accepted_times_out():
                 waiting.setblocking(False)
                 waiting.connect_ex(listener.getsockname())
             with pytest.raises(HostFault, match=r"no success within 0.5 s"):
-                within(Access(url, "v2"), SHORT, SnapClient.tasks)
+                run_with_client(Access(url, "v2"), SHORT, SnapClient.tasks)
 
 
 def test_slow_name_server_does_not_create_a_task_later(monkeypatch):
@@ -323,7 +325,9 @@ def test_slow_name_server_does_not_create_a_task_later(monkeypatch):
         with monkeypatch.context() as patch:
             patch.setattr(socket, "getaddrinfo", slow)
             with pytest.raises(HostFault, match=r"no success within 0.5 s"):
-                within(Access(url_of(server), "v2"), SHORT, lambda client: client.create(BODY))
+                run_with_client(
+                    Access(url_of(server), "v2"), SHORT, lambda client: client.create(BODY)
+                )
             asked.set()
             end = time.monotonic() + PATIENCE
             while any(each.name == "snapteld" for each in threading.enumerate()):
@@ -337,9 +341,11 @@ def test_ca_file_that_others_can_write_is_not_read(tmp_path):
     path.write_text("")
     path.chmod(0o666)
     with pytest.raises(HostFault, match="can be written by others than root"):
-        within(Access("https://localhost:1", "v2", ca=str(path)), PATIENCE, SnapClient.tasks)
+        run_with_client(
+            Access("https://localhost:1", "v2", ca=str(path)), PATIENCE, SnapClient.tasks
+        )
     with pytest.raises(HostFault, match="No such file"):
-        within(
+        run_with_client(
             Access("https://localhost:1", "v2", ca=f"{path}{os.getpid()}"),
             PATIENCE,
             SnapClient.tasks,

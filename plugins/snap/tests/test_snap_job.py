@@ -208,7 +208,7 @@ def test_start_killed_before_the_answer_leaves_no_task(tmp_path):
         pid = os.fork()
         if pid == 0:
             with contextlib.suppress(BaseException):
-                node.start_here(job.job)
+                node.start_in_process(job.job)
             os._exit(0)
         try:
             end = time.monotonic() + 60

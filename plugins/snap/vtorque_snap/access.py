@@ -26,7 +26,7 @@ def is_local(url: str) -> bool:
     return urlsplit(url).hostname in _OWN
 
 
-def at(value: Any, path: str) -> Any:
+def value_at(value: Any, path: str) -> Any:
     """Return the value at a path such as ``a.b`` in nested objects, or None."""
     for key in path.split("."):
         value = value.get(key) if isinstance(value, dict) else None

@@ -28,7 +28,7 @@ from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 from vtorque_core.api import ConfigError, HostFault, require_root_owned, require_secret
-from vtorque_snap.access import Access, at
+from vtorque_snap.access import Access, value_at
 
 T = TypeVar("T")
 MAX_BYTES = 4 << 20  # size limit of an answer: a list of about 10,000 tasks
@@ -49,7 +49,7 @@ class TaskEntry:
     state: str
 
 
-def within(access: Access, seconds: float, work: Callable[[SnapClient], T]) -> T:
+def run_with_client(access: Access, seconds: float, work: Callable[[SnapClient], T]) -> T:
     """Run ``work`` with a client, and fail after ``seconds``. Raises HostFault.
 
     A thread does the work, because name resolution has no timeout of its own.
@@ -71,7 +71,7 @@ def within(access: Access, seconds: float, work: Callable[[SnapClient], T]) -> T
         return done.result(timeout=seconds)
     except TimeoutError:
         client.abort()
-        raise client.late() from None
+        raise client.deadline_error() from None
     finally:
         thread.join(timeout=0.1)
 
@@ -103,15 +103,15 @@ class SnapClient:
     def tasks(self) -> list[TaskEntry]:
         """Return all tasks. Raises HostFault."""
         path = "body.ScheduledTasks" if self.access.version == "v1" else "tasks"
-        entries = at(self._ask(200, "GET", "/tasks"), path)
+        entries = value_at(self._ask(200, "GET", "/tasks"), path)
         if not isinstance(entries, list):
-            raise self._nonsense(f"no list in {path}")
+            raise self._unexpected_answer(f"no list in {path}")
         return [self._task(entry) for entry in entries]
 
     def create(self, manifest: bytes) -> str:
         """Create a task without starting it; return its id. Raises HostFault."""
         value = self._ask(201, "POST", "/tasks", manifest)
-        return self._task(at(value, "body") if self.access.version == "v1" else value).id
+        return self._task(value_at(value, "body") if self.access.version == "v1" else value).id
 
     def start(self, task: str) -> None:
         """Start a task. Raises HostFault."""
@@ -123,22 +123,22 @@ class SnapClient:
         Concurrent changes by others are harmless, because this repeats until the list has no such
         task. Raises HostFault.
         """
-        found = self._named(names)
+        found = self._tasks_named(names)
         were = bool(found)
         while found:
             for task in found:
                 if task.state == "Running":
-                    self._tell("PUT", self._action(task.id, "stop"))
-                self._tell("DELETE", f"/tasks/{task.id}")
-            found = self._named(names)
+                    self._request("PUT", self._action(task.id, "stop"))
+                self._request("DELETE", f"/tasks/{task.id}")
+            found = self._tasks_named(names)
             if found:
                 time.sleep(_AGAIN)
         return were
 
-    def _named(self, names: Collection[str]) -> list[TaskEntry]:
+    def _tasks_named(self, names: Collection[str]) -> list[TaskEntry]:
         return [task for task in self.tasks() if task.name in names]
 
-    def late(self) -> HostFault:
+    def deadline_error(self) -> HostFault:
         """Return the error for an expired deadline."""
         said = f"; its last error: {self._refusal}" if self._refusal else ""
         return HostFault(
@@ -162,13 +162,13 @@ class SnapClient:
 
     def _ask(self, code: int, method: str, path: str, body: bytes | None = None) -> Any:
         """Send a request that must succeed, and return its answer."""
-        status, value = self._tell(method, path, body)
+        status, value = self._request(method, path, body)
         # 204: a change has an empty answer in v2.
         if status != code and not (method == "PUT" and status == 204):
             raise HostFault(f"snapteld at {self.access.url}: {self._refusal}")
         return value
 
-    def _tell(self, method: str, path: str, body: bytes | None = None) -> tuple[int, Any]:
+    def _request(self, method: str, path: str, body: bytes | None = None) -> tuple[int, Any]:
         """Send a request; return status and value of the answer. Remember an error message.
 
         Raises HostFault.
@@ -180,11 +180,11 @@ class SnapClient:
         try:
             value = json.loads(data) if data else None
         except (ValueError, RecursionError):
-            raise self._nonsense(f"invalid JSON {data[:60]!r} ({status})") from None
+            raise self._unexpected_answer(f"invalid JSON {data[:60]!r} ({status})") from None
         if not 200 <= status < 300:
             said = (
-                at(value, "body.message")
-                or at(value, "message")
+                value_at(value, "body.message")
+                or value_at(value, "message")
                 or data[:80].decode("ascii", "replace")
             )
             self._refusal = f"{method} {path.partition('?')[0]}: {status} {ascii(said)[:200]}"
@@ -192,38 +192,40 @@ class SnapClient:
 
     def _exchange(self, method: str, path: str, body: bytes | None) -> tuple[int, bytes]:
         try:
-            connection = self._connected(self._left())
-            connection.sock.settimeout(self._left())  # less than before: a name was looked up
+            connection = self._connect(self._seconds_left())
+            connection.sock.settimeout(
+                self._seconds_left()
+            )  # less than before: a name was looked up
             connection.request(method, path, body, self._headers)
             with connection.getresponse() as response:
                 data = response.read(MAX_BYTES + 1)
         except ConnectionRefusedError:
             raise NotRunning(f"snapteld at {self.access.url}: not running") from None
         except TimeoutError:
-            raise self.late() from None
+            raise self.deadline_error() from None
         except (OSError, http.client.HTTPException) as error:
             what = str(error) or type(error).__name__
             raise HostFault(f"snapteld at {self.access.url}: {ascii(what)[:200]}") from None
         if len(data) > MAX_BYTES:
-            raise self._nonsense(f"more than {MAX_BYTES >> 20} MiB")
+            raise self._unexpected_answer(f"more than {MAX_BYTES >> 20} MiB")
         return response.status, data
 
-    def _left(self) -> float:
+    def _seconds_left(self) -> float:
         left = self._until - time.monotonic()
         if left <= 0:
-            raise self.late()
+            raise self.deadline_error()
         return left
 
-    def _connected(self, seconds: float) -> http.client.HTTPConnection:
+    def _connect(self, seconds: float) -> http.client.HTTPConnection:
         if self._connection is None:
-            self._connection = self._new(seconds)
+            self._connection = self._make_connection(seconds)
         if self._connection.sock is None:  # at first, and when the other end has closed it
             self._connection.timeout = seconds
             self._connection.connect()
         self._socket = self._connection.sock
         return self._connection
 
-    def _new(self, seconds: float) -> http.client.HTTPConnection:
+    def _make_connection(self, seconds: float) -> http.client.HTTPConnection:
         access, url = self.access, urlsplit(self.access.url)
         if access.password:
             password = read_trusted(access.password, secret=True).rstrip(b"\r\n")
@@ -237,12 +239,12 @@ class SnapClient:
         return http.client.HTTPSConnection(host, port, timeout=seconds, context=context)
 
     def _task(self, entry: Any) -> TaskEntry:
-        fields = [at(entry, key) for key in ("id", "name", "task_state")]
+        fields = [value_at(entry, key) for key in ("id", "name", "task_state")]
         if not all(isinstance(field, str) for field in fields) or not _ID.fullmatch(fields[0]):
-            raise self._nonsense(f"{ascii(entry)[:100]} is not a task")
+            raise self._unexpected_answer(f"{ascii(entry)[:100]} is not a task")
         return TaskEntry(*fields)
 
-    def _nonsense(self, what: str) -> HostFault:
+    def _unexpected_answer(self, what: str) -> HostFault:
         return HostFault(
             f"snapteld at {self.access.url}: unexpected answer, is it snapteld? {what}"
         )

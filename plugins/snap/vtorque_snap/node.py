@@ -17,7 +17,7 @@ from vtorque_core.api.health import HealthCheck, HealthResult
 from vtorque_core.api.node_job import NodeJob, Site
 from vtorque_snap.access import Access, is_local
 from vtorque_snap.plugin import SNAP
-from vtorque_snap.task import SnapTask, fill, manifest, noted
+from vtorque_snap.task import SnapTask, fill, manifest, parse_notes
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,7 @@ def _notes(site: Site) -> str:
 
 def check(site: Site) -> Iterator[HealthResult]:
     """Check that snapteld answers and that the template is valid."""
-    from vtorque_snap.client import read_trusted, within  # noqa: PLC0415 - as above
+    from vtorque_snap.client import read_trusted, run_with_client  # noqa: PLC0415 - as above
 
     settings = site[Settings]
     if settings == Settings() and not Path(settings.template).exists():
@@ -121,14 +121,14 @@ def check(site: Site) -> Iterator[HealthResult]:
     try:
         values = {"jobid": "1", "username": "someone", "node": "node"}
         manifest(read_trusted(settings.template), "name", values, ["guest"])
-        tasks = within(settings.access, settings.timeout, lambda client: client.tasks())
+        tasks = run_with_client(settings.access, settings.timeout, lambda client: client.tasks())
     except HostFault as error:
         yield HealthResult(
             bad, str(error), fix="correct [plugin.snap] in the site config, or start snapteld"
         )
         return
     yield HealthResult("ok", f"{settings.url} answers and has {len(tasks)} tasks")
-    left = [name for _, name in noted(_notes(site), settings.access.url)]
+    left = [name for _, name in parse_notes(_notes(site), settings.access.url)]
     if left:
         yield HealthResult(
             "warning",

@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Literal
 
 from vtorque_core.api import HostFault
 from vtorque_core.api.acquired import Resource, unjournalled
-from vtorque_snap.access import Access, at, is_local
+from vtorque_snap.access import Access, is_local, value_at
 
 _SETTLE = 0.2  # seconds: snapteld may still process the request of a killed start
 
@@ -40,10 +40,10 @@ def manifest(template: bytes, name: str, values: Mapping[str, str], guests: Sequ
         HostFault: the template is not a valid manifest.
     """
     try:
-        task = _filled(json.loads(template), values, guests)
+        task = _fill_templates(json.loads(template), values, guests)
     except (ValueError, RecursionError) as error:
         raise HostFault(f"template: is not valid JSON: {error}") from None
-    metrics, tags = (at(task, f"workflow.collect.{key}") for key in ("metrics", "tags"))
+    metrics, tags = (value_at(task, f"workflow.collect.{key}") for key in ("metrics", "tags"))
     if not isinstance(metrics, dict) or not all(len(each) > 1 for each in metrics or [""]):
         raise HostFault("template: workflow.collect.metrics is missing (Snap's docs/TASKS.md)")
     tags = {} if tags is None else tags
@@ -58,18 +58,18 @@ def manifest(template: bytes, name: str, values: Mapping[str, str], guests: Sequ
     return json.dumps(task).replace("$", "\\u0024").encode("ascii")
 
 
-def _filled(value: Any, values: Mapping[str, str], guests: Sequence[str]) -> Any:
+def _fill_templates(value: Any, values: Mapping[str, str], guests: Sequence[str]) -> Any:
     if isinstance(value, str):
         return fill(value, values)
     if isinstance(value, list):
-        return [_filled(item, values, guests) for item in value]
+        return [_fill_templates(item, values, guests) for item in value]
     if not isinstance(value, dict):
         return value
     pairs = []
     for key, item in value.items():
         for guest in guests if "[guest]" in key else [""]:
             known = {**values, "guest": guest} if guest else values
-            pairs.append((fill(key, known), _filled(item, known, guests)))
+            pairs.append((fill(key, known), _fill_templates(item, known, guests)))
     return dict(pairs)
 
 
@@ -101,20 +101,20 @@ class SnapTask(Resource):
 
     def create(self) -> None:
         """Create and start the task; replace any task of the same name. Raises HostFault."""
-        from vtorque_snap.client import SnapClient, within  # noqa: PLC0415 (8 ms, only if needed)
+        from vtorque_snap.client import SnapClient, run_with_client  # noqa: PLC0415 (8 ms, only if needed)
 
         def work(client: SnapClient) -> None:
             client.remove({self.name})
             client.start(client.create(self.body))
 
-        within(Access(*self.access), self.deadline, work)
+        run_with_client(Access(*self.access), self.deadline, work)
 
     def release(self) -> None:
         """Stop and delete this task and the tasks noted by earlier releases. Idempotent."""
-        from vtorque_snap.client import NotRunning, SnapClient, within  # noqa: PLC0415 - as above
+        from vtorque_snap.client import NotRunning, SnapClient, run_with_client  # noqa: PLC0415 - as above
 
         url = self.access[0]
-        left = dict(noted(self.notes, url))
+        left = dict(parse_notes(self.notes, url))
 
         def work(client: SnapClient) -> None:
             if not client.remove({self.name, *left.values()}):
@@ -122,7 +122,7 @@ class SnapTask(Resource):
                 client.remove({self.name})
 
         try:
-            within(Access(*self.access), self.deadline, work)
+            run_with_client(Access(*self.access), self.deadline, work)
         except NotRunning as error:
             if not is_local(url):
                 return self._note(str(error))
@@ -144,7 +144,7 @@ class SnapTask(Resource):
             (Path(self.notes) / name).write_text(text, encoding="utf-8")
 
 
-def noted(notes: str, url: str) -> Iterator[tuple[Path, str]]:
+def parse_notes(notes: str, url: str) -> Iterator[tuple[Path, str]]:
     """Yield (file, task name) of each task that must still be deleted from snapteld at a URL.
 
     Privileges: root.

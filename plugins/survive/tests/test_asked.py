@@ -23,7 +23,7 @@ ASKED = ("resume=42.srv.0", "checkpoint=every:3600s", "checkpoint=before-walltim
 
 @pytest.fixture
 def plugins():
-    found = planned.with_core("survive", plugin)
+    found = planned.load_with_core("survive", plugin)
     others = {"iocm": iocm, "passthrough": passthrough, "unclot": unclot, "vrdma": vrdma}
     for name, module in others.items():
         found.register(name, module, f"vtorque-{name} 1.0.0")
@@ -36,7 +36,7 @@ def refusal(plugins, *pairs, site=PLACE, nodes=None):
     try:
         wanted = node.request("ram=1G", *pairs)
         if nodes is not None:
-            node.settled(replace(wanted, nodes=nodes))
+            node.resolve(replace(wanted, nodes=nodes))
     except Refused as error:
         return str(error)
     return ""

@@ -75,7 +75,7 @@ def paths(tmp_path):
 
 
 @pytest.fixture
-def done(tmp_path, monkeypatch):
+def recorded_actions(tmp_path, monkeypatch):
     """Replace libvirt, the guest and the batch system; their actions are recorded in a file."""
     did = tmp_path / "did"
     did.touch()
@@ -144,7 +144,7 @@ def top(tmp_path):
 
 
 @pytest.fixture
-def loop(paths, done, top):
+def loop(paths, recorded_actions, top):
     found = made(paths, Settings(checkpoints=str(top)))
     yield found
     for watched in found.jobs.values():
@@ -162,7 +162,7 @@ def overlay(path):
 
 def started(paths, guests=2, job_id="42.srv", disk_of=overlay, where=("n1", 0), **facts):
     node, ranks = where
-    job = running_journal.Job(paths, job_id, guests=guests, node=node, ranks=ranks)
+    job = running_journal.JournalledJob(paths, job_id, guests=guests, node=node, ranks=ranks)
     known = {"nodes": ["n1"], "guest_type": "acme", "unsaveable": [], "booted_for": ["42.srv", 0]}
     job.kept.add_facts(**known | {"image": "micro", "image_sha256": "00"} | facts)
     for index in range(guests):
@@ -175,7 +175,7 @@ def started(paths, guests=2, job_id="42.srv", disk_of=overlay, where=("n1", 0), 
     return job
 
 
-class JobShell(threading.Thread):
+class JobShellDouble(threading.Thread):
     """A double of a job shell that leaves and reports (vtorque_linux_guest.job.leaving)."""
 
     def __init__(self, job, done, tells):
@@ -213,7 +213,7 @@ def shell(top):
     shells = []
 
     def begin(job, name="", tells=b"session"):
-        shells.append(JobShell(job, top / str(job.uid) / (name or job.key), tells))
+        shells.append(JobShellDouble(job, top / str(job.uid) / (name or job.key), tells))
         return shells[-1]
 
     yield begin
@@ -258,11 +258,11 @@ def actions_of(loop):
     return (loop.paths.state.parent / "did").read_text().splitlines()
 
 
-def test_all_guests_of_a_job_are_saved_and_the_job_ends(loop, paths, done, top, shell):
+def test_all_guests_of_a_job_are_saved_and_the_job_ends(loop, paths, recorded_actions, top, shell):
     job = started(paths)
     shell(job)
     assert request_answer(loop, job) == ""
-    did = done.did()
+    did = recorded_actions.did()
     assert did[:3] == ["wait 3600", "suspend", "suspend"]
     assert did[5:] == [f"ended {job.uuids[0]}", "cancelled"]
     assert set(did[3:5]) == {f"saved {uuid}" for uuid in job.uuids}
@@ -278,10 +278,10 @@ def test_all_guests_of_a_job_are_saved_and_the_job_ends(loop, paths, done, top, 
     assert "saved as checkpoint 42.srv.0" in job.kept.read("log.jsonl").decode()
     for _ in range(3):
         loop.look()
-    assert done.did() == did, "once is enough"
+    assert recorded_actions.did() == did, "once is enough"
 
 
-def test_restored_job_has_its_disks_saved_again(loop, paths, done, top, shell):
+def test_restored_job_has_its_disks_saved_again(loop, paths, recorded_actions, top, shell):
     job = started(paths, disk_of=lambda path: restore.RestoredDisk(path, os.getuid()))
     shell(job)
     assert request_answer(loop, job) == ""
@@ -290,15 +290,15 @@ def test_restored_job_has_its_disks_saved_again(loop, paths, done, top, shell):
 
 @pytest.mark.parametrize("step", sparing.each(3, STEPS))
 def test_watcher_killed_at_each_step_still_makes_the_checkpoint(
-    loop, paths, done, top, shell, step
+    loop, paths, recorded_actions, top, shell, step
 ):
     job = started(paths)
     left = shell(job)
-    done.dies = step
+    recorded_actions.dies = step
     assert request_answer(loop, job) == "", "who has asked waits for another try"
-    eventually(lambda: f"died {step}" in done.did())  # the last step: after the answer
-    eventually(lambda: loop.look() or done.did()[-1] == "cancelled")
-    saved = {line for line in done.did() if line.startswith("saved")}
+    eventually(lambda: f"died {step}" in recorded_actions.did())  # the last step: after the answer
+    eventually(lambda: loop.look() or recorded_actions.did()[-1] == "cancelled")
+    saved = {line for line in recorded_actions.did() if line.startswith("saved")}
     assert saved == {f"saved {uuid}" for uuid in job.uuids}
     assert [path.name for path in (top / str(job.uid)).iterdir()] == [job.key]
     assert Store(top, job.uid).read(job.key).id == job.key
@@ -307,18 +307,18 @@ def test_watcher_killed_at_each_step_still_makes_the_checkpoint(
 
 @pytest.mark.parametrize("step", ["after disk", "after memory"])
 def test_another_watcher_continues_a_checkpoint_of_a_killed_one(
-    loop, paths, done, top, shell, step
+    loop, paths, recorded_actions, top, shell, step
 ):
     job = started(paths)
     shell(job)
-    done.dies = step
+    recorded_actions.dies = step
     loop.look()
     send_line(paths, job, b"checkpoint 0123456789abcdef 0\n")
-    eventually(lambda: loop.look() or f"died {step}" in done.did())
+    eventually(lambda: loop.look() or f"died {step}" in recorded_actions.did())
     shut(loop)
     loop.jobs.clear()
     later = made(paths, loop.checkpoints.settings)
-    eventually(lambda: later.look() or "cancelled" in done.did())
+    eventually(lambda: later.look() or "cancelled" in recorded_actions.did())
     assert Store(top, job.uid).has(job.key)
     shut(later)
 
@@ -327,7 +327,7 @@ FIRST = "42.srv.0-3"  # of a job with three phases
 STAYS = [step for step in STEPS if step not in ("before leave", "after leave")]
 
 
-def test_job_is_saved_and_resumed(loop, paths, done, top, shell, monkeypatch):
+def test_job_is_saved_and_resumed(loop, paths, recorded_actions, top, shell, monkeypatch):
     """Before everything is on disk, which may take longer than writing it."""
     job = started(paths)
     shell(job, FIRST)
@@ -341,7 +341,7 @@ def test_job_is_saved_and_resumed(loop, paths, done, top, shell, monkeypatch):
     monkeypatch.setattr(Store, "finish", finishes)
     assert request_answer(loop, job, "save") == ""
     assert assert_resumed(loop, job)
-    did = done.did()
+    did = recorded_actions.did()
     assert did[:3] == ["wait 3600", "suspend", "suspend"]
     assert set(did[3:5]) == {f"saved {uuid}" for uuid in job.uuids}
     assert did[5:] == ["resume", "resume", "finish: run", "wait 0"]
@@ -352,7 +352,7 @@ def test_job_is_saved_and_resumed(loop, paths, done, top, shell, monkeypatch):
     assert "saved as checkpoint 42.srv.0-3; the job continues" in log_of(job)
     for _ in range(3):
         loop.look()
-    assert done.did() == did, "once is enough"
+    assert recorded_actions.did() == did, "once is enough"
 
 
 def with_disk(job):
@@ -369,7 +369,7 @@ def with_disk(job):
     return file, held
 
 
-def test_job_with_a_user_disk_is_saved_only_if_it_ends(loop, paths, done, top, shell):
+def test_job_with_a_user_disk_is_saved_only_if_it_ends(loop, paths, recorded_actions, top, shell):
     """The serving process reports the file and its lock, once the guests have ended."""
     job = started(paths)
     file, served = with_disk(job)
@@ -377,7 +377,9 @@ def test_job_with_a_user_disk_is_saved_only_if_it_ends(loop, paths, done, top, s
         assert served.stdout.readline() == b"locked\n"
         shell(job)
         said = request_answer(loop, job, "save")
-        assert "a job with disk= cannot be saved and continue" in said and done.did() == []
+        assert (
+            "a job with disk= cannot be saved and continue" in said and recorded_actions.did() == []
+        )
         assert request_answer(loop, job) == ""
         served.kill()
     at = file.stat()
@@ -386,7 +388,7 @@ def test_job_with_a_user_disk_is_saved_only_if_it_ends(loop, paths, done, top, s
 
 
 def test_unreadable_user_disk_is_reported_before_guests_are_paused(
-    loop, paths, done, top, shell, monkeypatch
+    loop, paths, recorded_actions, top, shell, monkeypatch
 ):
     """For example one on a FUSE mount of its user, which denies root."""
 
@@ -398,7 +400,9 @@ def test_unreadable_user_disk_is_reported_before_guests_are_paused(
     (job.run_dir(0) / "disk-data.lock").touch()
     monkeypatch.setattr(tools, "disks", denied)
     assert "Permission denied" in request_answer(loop, job)
-    assert {word.split()[0] for word in done.did()} == {"wait"}, "nothing is paused or saved"
+    assert {word.split()[0] for word in recorded_actions.did()} == {"wait"}, (
+        "nothing is paused or saved"
+    )
     assert not Store(top, job.uid).part(job.key).exists()
 
 
@@ -411,7 +415,9 @@ def log_of(job):
     return job.kept.read("log.jsonl").decode()
 
 
-def test_job_suspended_during_a_checkpoint_stays_paused(loop, paths, done, top, shell, monkeypatch):
+def test_job_suspended_during_a_checkpoint_stays_paused(
+    loop, paths, recorded_actions, top, shell, monkeypatch
+):
     job = started(paths)
     shell(job, FIRST)
     stopped, on_step = job.run_dir(0).parent / "stopped", checkpoint.on_step
@@ -421,32 +427,36 @@ def test_job_suspended_during_a_checkpoint_stays_paused(loop, paths, done, top, 
     assert request_answer(loop, job, "save") == "" and Store(top, job.uid).has(FIRST)
     for _ in range(3):
         loop.look()
-    assert phase(job) == "paused" and "resume" not in done.did()
+    assert phase(job) == "paused" and "resume" not in recorded_actions.did()
     stopped.unlink()
     monkeypatch.setattr(checkpoint, "on_step", on_step)
     assert assert_resumed(loop, job)
 
 
 @pytest.mark.parametrize("step", sparing.each(3, [*STAYS, "wait 3600", "wait 0"]))
-def test_watcher_killed_at_each_step_still_resumes_the_job(loop, paths, done, top, shell, step):
+def test_watcher_killed_at_each_step_still_resumes_the_job(
+    loop, paths, recorded_actions, top, shell, step
+):
     job = started(paths)
     shell(job, FIRST)
-    done.dies = step
+    recorded_actions.dies = step
     assert request_answer(loop, job, "save") == ""
-    assert assert_resumed(loop, job) and f"died {step}" in done.did()
-    assert not of(done.did(), "cancelled", "ended")
+    assert assert_resumed(loop, job) and f"died {step}" in recorded_actions.did()
+    assert not of(recorded_actions.did(), "cancelled", "ended")
     assert [path.name for path in (top / str(job.uid)).iterdir()] == [FIRST]
     assert Store(top, job.uid).read(FIRST).id == FIRST
 
 
 @pytest.mark.parametrize("step", ["after disk", "after memory", "after manifest"])
-def test_another_watcher_resumes_a_job_that_was_saved(loop, paths, done, top, shell, step):
+def test_another_watcher_resumes_a_job_that_was_saved(
+    loop, paths, recorded_actions, top, shell, step
+):
     job = started(paths)
     shell(job, FIRST)
-    done.dies = step
+    recorded_actions.dies = step
     loop.look()
     send_line(paths, job, b"save 0123456789abcdef 0\n")
-    eventually(lambda: loop.look() or f"died {step}" in done.did())
+    eventually(lambda: loop.look() or f"died {step}" in recorded_actions.did())
     shut(loop)
     loop.jobs.clear()
     later = made(paths, loop.checkpoints.settings)
@@ -455,7 +465,7 @@ def test_another_watcher_resumes_a_job_that_was_saved(loop, paths, done, top, sh
     shut(later)
 
 
-def test_next_checkpoint_has_another_id(loop, paths, done, top, shell):
+def test_next_checkpoint_has_another_id(loop, paths, recorded_actions, top, shell):
     job = started(paths)
     for name in (FIRST, "42.srv.0-5"):
         left = shell(job, name)
@@ -463,12 +473,12 @@ def test_next_checkpoint_has_another_id(loop, paths, done, top, shell):
         left.over = True
         left.join()
     assert assert_resumed(loop, job)
-    assert {each.id for each in Store(top, job.uid).all()} == {FIRST, "42.srv.0-5"}
+    assert {each.id for each in Store(top, job.uid).manifests()} == {FIRST, "42.srv.0-5"}
     shell(job)
     assert request_answer(loop, job) == "" and request.last_checkpoint(job.kept) == job.key, (
         "and the one it ends with"
     )
-    assert done.did()[-1] == "cancelled"
+    assert recorded_actions.did()[-1] == "cancelled"
 
 
 def request_periodic(job, paths, wanted):
@@ -481,90 +491,104 @@ def request_periodic(job, paths, wanted):
 
 
 @pytest.mark.parametrize("step", ["", "after manifest"])
-def test_periodic_checkpoint_is_made_and_the_job_resumed(loop, paths, done, top, shell, step):
+def test_periodic_checkpoint_is_made_and_the_job_resumed(
+    loop, paths, recorded_actions, top, shell, step
+):
     job = started(paths)
     old = Store(top, job.uid)
     for at, name in enumerate(("42.srv.0-0", "42.srv.0-1")):
         (old.make(name) / "g0.memory").touch()
         finish(old, Manifest(name, job.uid, "ada", "n1", at, "micro", "00", {}, (), "42.srv"))
-    done.dies, plan = step, request_periodic(job, paths, "every:1h")
+    recorded_actions.dies, plan = step, request_periodic(job, paths, "every:1h")
     shell(job, FIRST)
     assert assert_resumed(loop, job)
-    assert not step or f"died {step}" in done.did()
+    assert not step or f"died {step}" in recorded_actions.did()
     eventually(lambda: loop.look() or plan.stat().st_mtime > 0)
-    assert [each.id for each in old.all()] == ["42.srv.0-1", FIRST], "the last two stay"
+    assert [each.id for each in old.manifests()] == ["42.srv.0-1", FIRST], "the last two stay"
     for _ in range(3):
         loop.look()
-    assert done.did().count("wait 0") == 1, "once in that time"
+    assert recorded_actions.did().count("wait 0") == 1, "once in that time"
 
 
-def test_checkpoint_before_walltime_is_made_and_the_job_ends(loop, paths, done, top, shell):
+def test_checkpoint_before_walltime_is_made_and_the_job_ends(
+    loop, paths, recorded_actions, top, shell
+):
     job = started(paths)
     request_periodic(job, paths, "before-walltime")
     shell(job)
-    eventually(lambda: loop.look() or "cancelled" in done.did())
+    eventually(lambda: loop.look() or "cancelled" in recorded_actions.did())
     assert Store(top, job.uid).has(job.key)
 
 
-def test_job_that_cannot_be_saved_periodically_continues(loop, paths, done):
+def test_job_that_cannot_be_saved_periodically_continues(loop, paths, recorded_actions):
     job = started(paths, unsaveable=["PciDevice"])
     plan = request_periodic(job, paths, "every:1h")
     eventually(lambda: loop.look() or plan.stat().st_mtime > 0)
-    assert done.did() == [] and phase(job) == "run"
+    assert recorded_actions.did() == [] and phase(job) == "run"
 
 
-def test_failed_checkpoint_is_removed_and_the_job_resumed(loop, paths, done, top, shell):
+def test_failed_checkpoint_is_removed_and_the_job_resumed(
+    loop, paths, recorded_actions, top, shell
+):
     job = started(paths)
     shell(job, FIRST)
-    done.fails = job.uuids[1]
+    recorded_actions.fails = job.uuids[1]
     assert "No space left" in request_answer(loop, job, "save")
-    assert assert_resumed(loop, job) and "cancelled" not in done.did()
+    assert assert_resumed(loop, job) and "cancelled" not in recorded_actions.did()
     assert list((top / str(job.uid)).iterdir()) == []
     assert "the checkpoint has failed: save domain: No space left" in log_of(job)
     assert not (job.run_dir(0) / "tell.fifo").exists()
 
 
-def test_silent_job_shell_fails_the_checkpoint_and_the_job_continues(loop, paths, done, top):
+def test_silent_job_shell_fails_the_checkpoint_and_the_job_continues(
+    loop, paths, recorded_actions, top
+):
     job = started(paths)
     assert "the job shell has not sent" in request_answer(loop, job, "save")
     assert assert_resumed(loop, job) and list((top / str(job.uid)).iterdir()) == []
 
 
-def test_watcher_killed_before_the_guest_waits_repeats_the_order(loop, paths, done, top, shell):
+def test_watcher_killed_before_the_guest_waits_repeats_the_order(
+    loop, paths, recorded_actions, top, shell
+):
     """Otherwise the stream would break without a waiting side, and the job would be lost."""
     job = started(paths)
     shell(job)
-    done.dies = "wait 3600"
+    recorded_actions.dies = "wait 3600"
     assert request_answer(loop, job) == ""
-    assert done.did()[:3] == ["died wait 3600", "wait 3600", "suspend"]
+    assert recorded_actions.did()[:3] == ["died wait 3600", "wait 3600", "suspend"]
 
 
-def test_watcher_killed_before_the_guest_stops_waiting_repeats_the_order(loop, paths, done, shell):
+def test_watcher_killed_before_the_guest_stops_waiting_repeats_the_order(
+    loop, paths, recorded_actions, shell
+):
     job = started(paths)
     shell(job)
-    done.fails, done.dies = "all", "wait 0"
+    recorded_actions.fails, recorded_actions.dies = "all", "wait 0"
     assert "No space left" in request_answer(loop, job)
-    assert assert_resumed(loop, job) and "died wait 0" in done.did()
+    assert assert_resumed(loop, job) and "died wait 0" in recorded_actions.did()
 
 
-def test_full_disk_fails_the_checkpoint_and_the_job_continues(loop, paths, done, top, shell):
+def test_full_disk_fails_the_checkpoint_and_the_job_continues(
+    loop, paths, recorded_actions, top, shell
+):
     job = started(paths)
     shell(job)
-    done.fails = "all"
+    recorded_actions.fails = "all"
     assert "No space left" in request_answer(loop, job)
     assert assert_resumed(loop, job), "and its job shell is told that nothing breaks"
     assert list((top / str(job.uid)).iterdir()) == []
     assert not (job.run_dir(0) / "leave.fifo").exists()
-    assert "cancelled" not in done.did()
+    assert "cancelled" not in recorded_actions.did()
 
 
-def test_failure_of_one_guest_resumes_all_guests(loop, paths, done, top, shell):
+def test_failure_of_one_guest_resumes_all_guests(loop, paths, recorded_actions, top, shell):
     """Also if the job was to end, and the other guest was saved."""
     job = started(paths)
     shell(job)
-    done.fails = job.uuids[1]
+    recorded_actions.fails = job.uuids[1]
     assert "No space left" in request_answer(loop, job)
-    assert assert_resumed(loop, job) and not of(done.did(), "cancelled", "ended")
+    assert assert_resumed(loop, job) and not of(recorded_actions.did(), "cancelled", "ended")
     assert list((top / str(job.uid)).iterdir()) == []
 
 
@@ -574,18 +598,22 @@ def no_space(path, *_args, **_more):
     Path(path).write_bytes(_args[0])
 
 
-def test_session_without_room_does_not_block_the_job(loop, paths, done, top, shell, monkeypatch):
+def test_session_without_room_does_not_block_the_job(
+    loop, paths, recorded_actions, top, shell, monkeypatch
+):
     """Its guests have ended then: without a message its job shell would wait until its walltime."""
     job = started(paths)
     shell(job)
     monkeypatch.setattr(checkpoint, "replace_file", no_space)
     assert "No space left" in request_answer(loop, job)
-    assert "cancelled" in done.did() and "the job is canceled" in log_of(job)
+    assert "cancelled" in recorded_actions.did() and "the job is canceled" in log_of(job)
     assert list((top / str(job.uid)).iterdir()) == []
     assert not (job.run_dir(0) / "leave.fifo").exists()
 
 
-def test_failing_tool_is_reported_before_guests_are_paused(loop, paths, done, shell, monkeypatch):
+def test_failing_tool_is_reported_before_guests_are_paused(
+    loop, paths, recorded_actions, shell, monkeypatch
+):
     def fails(_cpu):
         raise HostFault("libvirtd --version: timed out after 10 s")
 
@@ -593,11 +621,11 @@ def test_failing_tool_is_reported_before_guests_are_paused(loop, paths, done, sh
     shell(job)
     monkeypatch.setattr(checkpoint.tools, "tools", fails)
     assert "timed out after 10 s" in request_answer(loop, job)
-    assert phase(job) == "run" and done.did() == []
+    assert phase(job) == "run" and recorded_actions.did() == []
 
 
 def test_stopped_daemon_of_a_user_is_killed_and_fails_the_checkpoint(
-    loop, paths, done, shell, monkeypatch
+    loop, paths, recorded_actions, shell, monkeypatch
 ):
     """QEMU waits for it, a worker of libvirtd for QEMU, and the epilogue for the job's lock."""
     job = started(paths, guests=1)
@@ -621,7 +649,7 @@ def test_stopped_daemon_of_a_user_is_killed_and_fails_the_checkpoint(
 
 
 def test_job_suspended_by_its_batch_system_during_a_save_is_saved(
-    loop, paths, done, top, monkeypatch, shell
+    loop, paths, recorded_actions, top, monkeypatch, shell
 ):
     """Its job shell, which was stopped, reports after it is continued; its guests have ended."""
     job = started(paths)
@@ -630,7 +658,9 @@ def test_job_suspended_by_its_batch_system_during_a_save_is_saved(
     goes_on = threading.Event()
 
     def stopped(*_):
-        return not goes_on.is_set() and any(each.startswith("saved") for each in done.did())
+        return not goes_on.is_set() and any(
+            each.startswith("saved") for each in recorded_actions.did()
+        )
 
     def told(_ids, *, soon):
         return {job.id: JobState.SUSPENDED} if stopped() else {}
@@ -646,7 +676,7 @@ def test_job_suspended_by_its_batch_system_during_a_save_is_saved(
     thread.start()
     says = "has not sent its session state in time: the job shell was stopped"
     eventually(lambda: loop.look() or (job.key in loop.jobs and says in loop.jobs[job.key].said))
-    assert phase(job) == "paused" and "cancelled" not in done.did()
+    assert phase(job) == "paused" and "cancelled" not in recorded_actions.did()
     goes_on.set()
     monkeypatch.setattr(session, "_LEAVES", LONG)
     left.leaves = True
@@ -657,7 +687,7 @@ def test_job_suspended_by_its_batch_system_during_a_save_is_saved(
 
 @pytest.mark.parametrize("word", ["checkpoint", "suspend", "resume"])
 def test_concurrent_request_is_refused_and_does_not_get_the_answer(
-    loop, paths, done, shell, monkeypatch, word
+    loop, paths, recorded_actions, shell, monkeypatch, word
 ):
     """Otherwise the first requester waits for an hour."""
     monkeypatch.setattr(session, "_LEAVES", LONG)
@@ -675,20 +705,20 @@ def test_concurrent_request_is_refused_and_does_not_get_the_answer(
     eventually(lambda: loop.look() or said)
     thread.join()
     assert said == [""]
-    eventually(lambda: loop.look() or done.did()[-1] == "cancelled")
+    eventually(lambda: loop.look() or recorded_actions.did()[-1] == "cancelled")
 
 
-def test_job_with_too_many_requests_is_not_saved(loop, paths, done, monkeypatch):
+def test_job_with_too_many_requests_is_not_saved(loop, paths, recorded_actions, monkeypatch):
     """Otherwise its user would be told to wait, and would wait in vain."""
     job = started(paths)
     monkeypatch.setattr(watcher, "_MOST_PHASES", 3)
     assert "further requests are ignored" in request_answer(loop, job)
     loop.look()
-    assert done.did() == [] and phase(job) == "run"
+    assert recorded_actions.did() == [] and phase(job) == "run"
 
 
 def test_checkpoint_that_takes_too_long_is_not_retried_forever(
-    loop, paths, done, shell, monkeypatch
+    loop, paths, recorded_actions, shell, monkeypatch
 ):
     """Each attempt takes up to an hour, in which no epilogue can release the job."""
     job = started(paths)
@@ -706,7 +736,7 @@ def test_checkpoint_that_takes_too_long_is_not_retried_forever(
 
 
 def test_checkpoint_of_an_earlier_job_with_this_id_is_not_overwritten(
-    loop, paths, done, top, shell
+    loop, paths, recorded_actions, top, shell
 ):
     """A batch system that was set up again, or has reached its last number, counts from 1 again."""
     job = started(paths)
@@ -719,7 +749,7 @@ def test_checkpoint_of_an_earlier_job_with_this_id_is_not_overwritten(
     assert store.has(FIRST)
 
 
-def test_files_of_an_earlier_attempt_are_replaced(loop, paths, done, top, shell):
+def test_files_of_an_earlier_attempt_are_replaced(loop, paths, recorded_actions, top, shell):
     """An old disk with newer memory would be a broken file system."""
     job = started(paths)
     shell(job)
@@ -732,15 +762,17 @@ def test_files_of_an_earlier_attempt_are_replaced(loop, paths, done, top, shell)
     assert (place / "session").read_bytes() == b"session"
 
 
-def test_job_shell_without_an_answer_fails_the_checkpoint(loop, paths, done, top):
+def test_job_shell_without_an_answer_fails_the_checkpoint(loop, paths, recorded_actions, top):
     job = started(paths)
     assert "the job shell has not sent" in request_answer(loop, job)
-    assert assert_resumed(loop, job) and "cancelled" not in done.did()
+    assert assert_resumed(loop, job) and "cancelled" not in recorded_actions.did()
     assert list((top / str(job.uid)).iterdir()) == []
 
 
 @pytest.mark.parametrize("word", ["checkpoint", "save"])
-def test_job_whose_script_is_not_running_is_not_saved(loop, paths, done, top, shell, word):
+def test_job_whose_script_is_not_running_is_not_saved(
+    loop, paths, recorded_actions, top, shell, word
+):
     """Its prologue or an epilogue runs: another job shell could not continue that."""
     job = started(paths)
     shell(job, tells=b"")
@@ -748,22 +780,22 @@ def test_job_whose_script_is_not_running_is_not_saved(loop, paths, done, top, sh
         "the job's script is not running: it has not started yet (vm_prologue)"
         in request_answer(loop, job, word)
     )
-    assert assert_resumed(loop, job) and "cancelled" not in done.did()
+    assert assert_resumed(loop, job) and "cancelled" not in recorded_actions.did()
     assert list((top / str(job.uid)).iterdir()) == []
     assert not any((job.run_dir(0) / fifo).exists() for fifo in FIFOS)
 
 
 def test_job_shell_that_dies_during_a_save_ends_the_job_without_a_checkpoint(
-    loop, paths, done, top, shell
+    loop, paths, recorded_actions, top, shell
 ):
     job = started(paths)
     shell(job).leaves = False
     assert "the job shell has not sent" in request_answer(loop, job)
-    assert "cancelled" in done.did()
+    assert "cancelled" in recorded_actions.did()
     assert list((top / str(job.uid)).iterdir()) == []
 
 
-def test_requester_may_end_before_the_job(loop, paths, done, top, shell, monkeypatch):
+def test_requester_may_end_before_the_job(loop, paths, recorded_actions, top, shell, monkeypatch):
     """On Slurm the requester is a step of the job."""
     monkeypatch.setattr(checkpoint, "_GONE", LONG)
     job = started(paths)
@@ -777,9 +809,11 @@ def test_requester_may_end_before_the_job(loop, paths, done, top, shell, monkeyp
         assert request.last_checkpoint(job.kept) == job.key and Store(top, job.uid).has(job.key)
         for _ in range(3):
             loop.look()
-        assert "cancelled" not in done.did() and (job.run_dir(0) / "leave.fifo").exists()
+        assert (
+            "cancelled" not in recorded_actions.did() and (job.run_dir(0) / "leave.fifo").exists()
+        )
         asks.communicate(b"\n")
-    eventually(lambda: loop.look() or "cancelled" in done.did())
+    eventually(lambda: loop.look() or "cancelled" in recorded_actions.did())
 
 
 def writes(fifo, *parts):
@@ -839,16 +873,18 @@ def test_line_after_a_cut_line_is_complete(fifo):
     thread.join()
 
 
-def test_checkpoint_without_enough_free_space_is_not_started(loop, paths, done, monkeypatch, top):
+def test_checkpoint_without_enough_free_space_is_not_started(
+    loop, paths, recorded_actions, monkeypatch, top
+):
     job = started(paths)
     free = SimpleNamespace(free=600 << 20)
     monkeypatch.setattr(room.shutil, "disk_usage", lambda _: free)
     assert "the checkpoint needs up to 640M in" in request_answer(loop, job)
     assert assert_resumed(loop, job)
-    assert not any(line.startswith("saved") for line in done.did())
+    assert not any(line.startswith("saved") for line in recorded_actions.did())
 
 
-def test_checkpoint_above_the_quota_of_the_user_is_refused(paths, done, top):
+def test_checkpoint_above_the_quota_of_the_user_is_refused(paths, recorded_actions, top):
     loop = made(paths, Settings(checkpoints=str(top), checkpoint_quota=700))
     job = started(paths)
     old = top / str(job.uid) / "41.srv.0"
@@ -860,7 +896,7 @@ def test_checkpoint_above_the_quota_of_the_user_is_refused(paths, done, top):
     shut(loop)
 
 
-def test_checkpoint_of_too_many_jobs_of_a_user_is_refused(paths, done, top):
+def test_checkpoint_of_too_many_jobs_of_a_user_is_refused(paths, recorded_actions, top):
     """Each reserves addresses that no other guest gets in the meantime."""
     loop = made(paths, Settings(checkpoints=str(top), max_checkpointed_jobs=2))
     job = started(paths)
@@ -878,7 +914,7 @@ def test_checkpoint_of_too_many_jobs_of_a_user_is_refused(paths, done, top):
     shut(loop)
 
 
-def test_space_reserved_for_other_users_is_not_used(paths, done, monkeypatch, top):
+def test_space_reserved_for_other_users_is_not_used(paths, recorded_actions, monkeypatch, top):
     """Two are saved at once, of two users: each would fit alone."""
     free = SimpleNamespace(free=1000 << 20)
     monkeypatch.setattr(room.shutil, "disk_usage", lambda _: free)
@@ -887,17 +923,17 @@ def test_space_reserved_for_other_users_is_not_used(paths, done, monkeypatch, to
     guests = [GuestData(guest, (), Path("/"), None) for guest in running(paths, one).guests]
     theirs, mine = Store(top, one.uid + 1), Store(top, two.uid)
     part = theirs.make(one.key)
-    with theirs.locked():
+    with theirs.hold_lock():
         room.require_room(theirs, part, guests, settings)
     (part / "g0.memory").write_bytes(b"x" * (100 << 20))
     free.free -= 100 << 20
-    with mine.locked(), pytest.raises(HostFault, match=r"needs up to 640M .* which has 360M"):
+    with mine.hold_lock(), pytest.raises(HostFault, match=r"needs up to 640M .* which has 360M"):
         room.require_room(mine, mine.make(two.key), guests, settings)
     theirs.drop(one.key)
     room.require_room(mine, mine.part(two.key), guests, settings)
 
 
-def test_reservations_of_a_dead_node_expire(paths, done, top):
+def test_reservations_of_a_dead_node_expire(paths, recorded_actions, top):
     """All nodes share the directory; that node removes it when it is back."""
     job = started(paths)
     guests = [GuestData(guest, (), Path("/"), None) for guest in running(paths, job).guests]
@@ -917,7 +953,9 @@ def test_reservations_of_a_dead_node_expire(paths, done, top):
         assert store.used_bytes() == 0
 
 
-def test_checkpoint_larger_than_reserved_is_removed(loop, paths, done, top, shell, monkeypatch):
+def test_checkpoint_larger_than_reserved_is_removed(
+    loop, paths, recorded_actions, top, shell, monkeypatch
+):
     """The state of a daemon with very many open files is in a guest's memory, too."""
     monkeypatch.setattr(room, "_OVERHEAD", -256)
     job = started(paths)
@@ -926,13 +964,13 @@ def test_checkpoint_larger_than_reserved_is_removed(loop, paths, done, top, shel
     assert assert_resumed(loop, job) and list((top / str(job.uid)).iterdir()) == []
 
 
-def test_concurrent_checkpoints_of_a_user_share_the_quota(paths, done, top, shell):
+def test_concurrent_checkpoints_of_a_user_share_the_quota(paths, recorded_actions, top, shell):
     """Each would fit alone; the maximum size is reserved before it is written."""
     settings = Settings(checkpoints=str(top), checkpoint_quota=700)
     one, two = started(paths), started(paths, job_id="43.srv")
     store, part = Store(top, one.uid), Store(top, one.uid).make(one.key)
     guests = [GuestData(guest, (), Path("/"), None) for guest in running(paths, one).guests]
-    with store.locked():
+    with store.hold_lock():
         room.require_room(store, part, guests, settings)
         room.require_room(store, part, guests, settings)  # after a kill
     with pytest.raises(Refused, match="640M of your quota of 700M are in use"):
@@ -959,33 +997,35 @@ def shut(loop):
         ({"unsaveable": None}, "cannot save jobs"),
     ],
 )
-def test_job_that_cannot_be_saved_continues_with_a_reason(loop, paths, done, facts, said):
+def test_job_that_cannot_be_saved_continues_with_a_reason(
+    loop, paths, recorded_actions, facts, said
+):
     job = started(paths, **facts)
     assert said in request_answer(loop, job)
     loop.look()
-    assert done.did() == [] and phase(job) == "run"
+    assert recorded_actions.did() == [] and phase(job) == "run"
 
 
-def test_site_without_a_checkpoint_directory_refuses(paths, done):
+def test_site_without_a_checkpoint_directory_refuses(paths, recorded_actions):
     loop = made(paths, Settings())
     assert "checkpoints are disabled" in request_answer(loop, started(paths))
     shut(loop)
 
 
-def test_suspended_job_must_be_resumed_before_a_checkpoint(loop, paths, done):
+def test_suspended_job_must_be_resumed_before_a_checkpoint(loop, paths, recorded_actions):
     job = started(paths)
     assert request_answer(loop, job, "suspend") == ""
     assert "resume it first" in request_answer(loop, job)
 
 
-def test_manifest_is_read_back_and_checked(loop, paths, done, shell, top):
+def test_manifest_is_read_back_and_checked(loop, paths, recorded_actions, shell, top):
     job = started(paths, guests=1)
     shell(job)
     request_answer(loop, job)
     store = Store(top, job.uid)
     found = store.read(job.key)
     assert Manifest.decode(found.encode(), store.directory / job.key) == found
-    assert [each.id for each in store.all()] == [job.key]
+    assert [each.id for each in store.manifests()] == [job.key]
     path = store.directory / job.key / MANIFEST
     for broken in (b"", b"[]", b'{"schema": 1}', path.read_bytes()[:-9]):
         path.write_bytes(broken)
@@ -1092,7 +1132,7 @@ class Both:
 
 
 @pytest.fixture
-def both(tmp_path, done, top):
+def both(tmp_path, recorded_actions, top):
     (top / shared.SEEN).touch()
     found = Both(tmp_path, top)
     yield found
@@ -1104,11 +1144,11 @@ def of(did, *words):
     return [index for index, line in enumerate(did) if line.split()[0] in words]
 
 
-def test_two_nodes_save_a_job_together_and_the_job_ends(both, done, top, shell):
+def test_two_nodes_save_a_job_together_and_the_job_ends(both, recorded_actions, top, shell):
     shell(both.job)
     assert both.ask() == ""
-    eventually(lambda: both.look() or "cancelled" in done.did())
-    did = done.did()
+    eventually(lambda: both.look() or "cancelled" in recorded_actions.did())
+    did = recorded_actions.did()
     assert len(of(did, "suspend")) == len(of(did, "saved")) == 4
     assert max(of(did, "suspend")) < min(of(did, "saved")), "none before all stand still"
     assert did[max(of(did, "saved")) + 1 :] == [f"ended {both.job.uuids[0]}", "cancelled"]
@@ -1123,21 +1163,21 @@ def test_two_nodes_save_a_job_together_and_the_job_ends(both, done, top, shell):
     assert not list(place.glob("reserved*")) and place.stat().st_mode & 0o077 == 0
     for _ in range(3):
         both.look()
-    assert phase(both.other) == "paused" and done.did() == did, "once is enough"
+    assert phase(both.other) == "paused" and recorded_actions.did() == did, "once is enough"
 
 
-def test_two_nodes_save_a_job_together_and_the_job_resumes(both, done, top, shell):
+def test_two_nodes_save_a_job_together_and_the_job_resumes(both, recorded_actions, top, shell):
     shell(both.job, FIRST)
     assert both.ask("save") == "" and both.all_run()
-    eventually(lambda: both.look() or "wait 0" in done.did())
-    did = done.did()
+    eventually(lambda: both.look() or "wait 0" in recorded_actions.did())
+    did = recorded_actions.did()
     assert max(of(did, "suspend")) < min(of(did, "saved"))
     assert len(of(did, "resume")) == 4 and not of(did, "ended", "cancelled")
     assert [path.name for path in (top / str(both.job.uid)).iterdir()] == [FIRST]
     assert both.ask("save") == "", "and again"
 
 
-def test_two_nodes_save_a_job_together_periodically(both, done, shell):
+def test_two_nodes_save_a_job_together_periodically(both, recorded_actions, shell):
     """Each node knows the job's request for checkpoints; the first node carries it out."""
     shell(both.job, FIRST)
     plans = [
@@ -1146,7 +1186,7 @@ def test_two_nodes_save_a_job_together_periodically(both, done, shell):
     ]
     store = Store(both.top, both.job.uid)
     eventually(lambda: both.look() or store.has(FIRST))
-    assert both.all_run() and len(of(done.did(), "saved")) == 4
+    assert both.all_run() and len(of(recorded_actions.did(), "saved")) == 4
     assert plans[0].stat().st_mtime > 0 == plans[1].stat().st_mtime
 
 
@@ -1163,13 +1203,13 @@ FIRSTS = ("session", "finish", "end")  # steps of the first node only
     ),
 )
 def test_watcher_killed_at_each_step_on_either_node_still_saves_the_job(
-    both, done, top, shell, step, node
+    both, recorded_actions, top, shell, step, node
 ):
     shell(both.job)
-    done.dies, done.on = step, node
+    recorded_actions.dies, recorded_actions.on = step, node
     assert both.ask() == ""
-    eventually(lambda: both.look() or "cancelled" in done.did())
-    assert f"died {step}" in done.did()
+    eventually(lambda: both.look() or "cancelled" in recorded_actions.did())
+    assert f"died {step}" in recorded_actions.did()
     found = Store(top, both.job.uid).read(both.job.key)
     assert len(found.guests) == 4 and all(tools.is_whole(guest.memory) for guest in found.guests)
     assert [path.name for path in (top / str(both.job.uid)).iterdir()] == [both.job.key]
@@ -1187,43 +1227,43 @@ def test_watcher_killed_at_each_step_on_either_node_still_saves_the_job(
     ],
 )
 def test_dead_node_leaves_no_checkpoint_and_no_paused_guest(
-    both, done, top, shell, monkeypatch, step, node
+    both, recorded_actions, top, shell, monkeypatch, step, node
 ):
     """The other node resumes after a timeout, this node with its next watcher."""
     monkeypatch.setattr(checkpoint, "_ANSWERS", 1.5)
     monkeypatch.setattr(checkpoint, "_FIRST", -24.0)  # 1.6 s for 256 MiB
     monkeypatch.setattr(checkpoint, "_SAYS", 1.0)
     shell(both.job)
-    done.dies, done.on = step, node
+    recorded_actions.dies, recorded_actions.on = step, node
     number = int(node[1]) - 1
     both.look()
     send_line(both.paths, both.job, b"checkpoint 0123456789abcdef 0\n")
-    eventually(lambda: both.look() or f"died {step}" in done.did())
+    eventually(lambda: both.look() or f"died {step}" in recorded_actions.did())
     both.kill(number)
     both.dead = (node,)
     eventually(lambda: both.look() or phase(both.jobs[1 - number]) == "run")
     both.dead = ()
     assert both.all_run()
-    eventually(lambda: both.look() or "wait 0" in done.did())
-    assert "cancelled" not in done.did() and not of(done.did(), "ended")
+    eventually(lambda: both.look() or "wait 0" in recorded_actions.did())
+    assert "cancelled" not in recorded_actions.did() and not of(recorded_actions.did(), "ended")
     store = Store(top, both.job.uid)
-    assert list(store.all()) == []
+    assert list(store.manifests()) == []
     shell(both.job, FIRST)
     assert both.ask("save") == "", "another one can be made"
 
 
 def test_killed_first_node_is_awaited_after_its_guest_has_ended(
-    both, done, top, shell, monkeypatch
+    both, recorded_actions, top, shell, monkeypatch
 ):
     """No other node gives up then: the job could neither continue nor be restored."""
     monkeypatch.setattr(checkpoint, "_ANSWERS", 0.5)
     monkeypatch.setattr(checkpoint, "_FIRST", -25.1)  # 0.5 s for 256 MiB
     monkeypatch.setattr(checkpoint, "_SAYS", 0.5)
     shell(both.job)
-    done.dies, done.on = "after end", "n1"
+    recorded_actions.dies, recorded_actions.on = "after end", "n1"
     both.look()
     send_line(both.paths, both.job, b"checkpoint 0123456789abcdef 0\n")
-    eventually(lambda: both.look() or "died after end" in done.did())
+    eventually(lambda: both.look() or "died after end" in recorded_actions.did())
     both.kill(0)
     both.dead = ("n1",)
     over = time.monotonic() + 4.0
@@ -1231,7 +1271,7 @@ def test_killed_first_node_is_awaited_after_its_guest_has_ended(
     store = Store(top, both.job.uid)
     assert not (store.part(both.job.key) / WHY).exists(), "the other one has given up"
     both.dead = ()
-    eventually(lambda: both.look() or "cancelled" in done.did())
+    eventually(lambda: both.look() or "cancelled" in recorded_actions.did())
     assert len(store.read(both.job.key).guests) == 4
 
 
@@ -1259,19 +1299,21 @@ def test_files_renamed_by_other_nodes_are_not_an_error(tmp_path, monkeypatch):
     assert stored.disk_usage(tmp_path) == (4096, 0)
 
 
-def test_failing_node_is_named_and_all_guests_resume(both, done, top, shell):
+def test_failing_node_is_named_and_all_guests_resume(both, recorded_actions, top, shell):
     shell(both.job)
-    done.fails = both.other.uuids[1]
+    recorded_actions.fails = both.other.uuids[1]
     assert both.ask() == "n2: save domain: No space left on device"
     assert both.all_run() and list((top / str(both.job.uid)).iterdir()) == []
-    assert not of(done.did(), "ended", "cancelled")
-    done.fails = both.job.uuids[0]
+    assert not of(recorded_actions.did(), "ended", "cancelled")
+    recorded_actions.fails = both.job.uuids[0]
     shell(both.job)
     assert both.ask() == "save domain: No space left on device"
     assert both.all_run() and list((top / str(both.job.uid)).iterdir()) == []
 
 
-def test_unresponsive_node_is_named_and_all_guests_resume(both, done, top, shell, monkeypatch):
+def test_unresponsive_node_is_named_and_all_guests_resume(
+    both, recorded_actions, top, shell, monkeypatch
+):
     monkeypatch.setattr(checkpoint, "_ANSWERS", 1.0)
     shell(both.job)
     both.dead = ("n2",)
@@ -1281,7 +1323,7 @@ def test_unresponsive_node_is_named_and_all_guests_resume(both, done, top, shell
     assert both.all_run() and list((top / str(both.job.uid)).iterdir()) == []
 
 
-def test_node_with_other_tool_versions_is_named(both, done, top, shell, monkeypatch):
+def test_node_with_other_tool_versions_is_named(both, recorded_actions, top, shell, monkeypatch):
     def others(cpu=""):
         return {"QEMU": "10.0.13" if LOOKS[0] != "n2" else "10.0.14"}
 
@@ -1291,7 +1333,7 @@ def test_node_with_other_tool_versions_is_named(both, done, top, shell, monkeypa
     assert said.startswith("n2: a job on both this node and n1 cannot be saved") and both.all_run()
 
 
-def test_request_file_that_others_can_write_is_ignored(both, done):
+def test_request_file_that_others_can_write_is_ignored(both, recorded_actions):
     part = Store(both.top, both.job.uid).make(both.job.key)
     (part / "asks.json").write_text('{"ends": true, "tools": {}}')
     part.chmod(0o777)
@@ -1309,7 +1351,7 @@ def test_request_file_that_others_can_write_is_ignored(both, done):
     assert looks[-1] == (both.job.key, True)
 
 
-def test_checkpoint_must_be_requested_on_the_first_node(both, done):
+def test_checkpoint_must_be_requested_on_the_first_node(both, recorded_actions):
     path = request.path_of(both.places[1], both.other.key)
     said = []
     asks = threading.Thread(
@@ -1322,8 +1364,10 @@ def test_checkpoint_must_be_requested_on_the_first_node(both, done):
     assert said == ["the job can only be saved from its first node, or from a submit host"]
 
 
-def test_several_nodes_are_not_saved_if_the_batch_system_sees_only_one(both, done, monkeypatch):
+def test_several_nodes_are_not_saved_if_the_batch_system_sees_only_one(
+    both, recorded_actions, monkeypatch
+):
     batch = SimpleNamespace(knows_all_nodes=False)
     monkeypatch.setattr(checkpoint.service, "batch_system", lambda _: (None, batch))
     assert "jobs on several nodes cannot be saved on this batch system" in both.ask()
-    assert both.all_run() and not of(done.did(), "suspend")
+    assert both.all_run() and not of(recorded_actions.did(), "suspend")

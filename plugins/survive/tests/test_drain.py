@@ -65,7 +65,7 @@ def of(node, reason="its disk is slow", *, in_turn=False, **more):
 
 def started(node, job_id="42.srv", asked="3600", **facts):
     """Start a job that has requested checkpoints, unless ``asked`` is empty."""
-    job = running_journal.Job(node.paths, job_id)
+    job = running_journal.JournalledJob(node.paths, job_id)
     job.kept.add_facts(nodes=["n1"], unsaveable=[], **facts)
     state = node.paths.job_state(job.key)
     state.mkdir(parents=True)
@@ -214,7 +214,7 @@ def test_concurrent_drains_are_refused(node):
 
 @pytest.mark.parametrize("every", [3600, NEVER])
 def test_resume_none_is_recorded_at_the_start(node, every):
-    job = running_journal.Job(node.paths)
+    job = running_journal.JournalledJob(node.paths)
     first = SimpleNamespace(
         request={CHECKPOINT: every, RESUME: "none"},
         job=SimpleNamespace(key=job.key, id=job.id, uid=job.uid, attempt=0),

@@ -49,7 +49,7 @@ def node(tmp_path, monkeypatch):
     site = type("Site", (dict,), {"paths": paths})(site)
     batch = SimpleNamespace(node=lambda _site: its)
     monkeypatch.setattr(held.service, "batch_system", lambda _config: (site, batch))
-    job = running_journal.Job(paths, "42.srv")
+    job = running_journal.JournalledJob(paths, "42.srv")
     job.kept.add_facts(nodes=["n1"])
     found = SimpleNamespace(
         paths=paths, job=job, store=store, fails=lambda w: (tmp_path / w).touch()

@@ -93,7 +93,7 @@ def test_user_removes_only_own_checkpoints(paths, store, wishes):
     other = dataclasses.replace(store, uid=UID + 1)
     made(other, "43.srv.0")
     assert request_answer(paths, wishes, "42.srv.0-3") == ""
-    assert [each.id for each in store.all()] == ["42.srv.0-5"]
+    assert [each.id for each in store.manifests()] == ["42.srv.0-5"]
     assert [path.name for path in store.directory.iterdir()] == ["42.srv.0-5"]
     assert "you have no checkpoint 43.srv.0" in request_answer(paths, wishes, "43.srv.0")
     assert other.has("43.srv.0")
@@ -170,7 +170,7 @@ def test_interrupted_removal_is_hidden_and_finished_later(paths, store):
     made(store, "42.srv.0")
     made(store, "43.srv.0")
     (store.directory / "42.srv.0").rename(store.directory / ".42.srv.0.gone")
-    assert [each.id for each in store.all()] == ["43.srv.0"]
+    assert [each.id for each in store.manifests()] == ["43.srv.0"]
     assert store.used_bytes() > 8192, "it counts as long as it is there"
     (store.directory / ".43.srv.0.gone").mkdir()
     (store.directory / ".43.srv.0.gone/g0.memory").touch()

@@ -58,7 +58,7 @@ STEPS = [
 ]  # fmt: skip
 
 
-class Node:
+class NodeDouble:
     """A node: its files, and the state of its libvirt."""
 
     def __init__(self, world, name):
@@ -68,7 +68,7 @@ class Node:
         site = type("Site", (), {"__getitem__": lambda *_: world.settings, **vars(site)})()
         self.uri = f"test:///{name}"
         self.here = ThisNode(
-            Path("/etc/x"), site, Batch(world), moving.MigrationNode(self.uri, 30.0)
+            Path("/etc/x"), site, ReservingBatch(world), moving.MigrationNode(self.uri, 30.0)
         )
 
     @property
@@ -97,7 +97,7 @@ class Node:
         return [mark.name for mark in state.phases if mark.guest is None][-1] if state else ""
 
 
-class Batch:
+class ReservingBatch:
     """A double of a batch system that can reserve a node."""
 
     def __init__(self, world):
@@ -119,7 +119,7 @@ class Batch:
         return (self.world.top / "over").exists()
 
 
-class World:
+class MigrationWorld:
     """Nodes n2 and n3, of which a job with the nodes n1 and n2 has guests on n2, by default one.
 
     ``ends``: the outcome of libvirt's migration, or the outcomes of each guest; ``dies``: the step
@@ -132,7 +132,7 @@ class World:
         self.settings = Settings(remote_command="reach {node}")
         self.ends, self.dies, self.lost, self.starts = "well", "", set(), True
         self.ways = []
-        self.nodes = {name: Node(self, name) for name in ("n1", "n2", "n3")}
+        self.nodes = {name: NodeDouble(self, name) for name in ("n1", "n2", "n3")}
         self.n2, self.n3 = self.nodes["n2"], self.nodes["n3"]
         self.job = start_job(self.n2, guests=guests)
         self.uuid = self.job.uuids[0]
@@ -284,7 +284,7 @@ def pipes():
 
 
 def start_job(node, nodes=("n1", "n2"), guests=1, **facts):
-    job = running_journal.Job(node.paths, JOB, guests=guests, ranks=1)
+    job = running_journal.JournalledJob(node.paths, JOB, guests=guests, ranks=1)
     known = {
         "node": node.name,
         "nodes": nodes,
@@ -327,19 +327,19 @@ def complete_arrival(node, uuids):
 
 @pytest.fixture
 def world(tmp_path, monkeypatch):
-    return a_world(World(tmp_path), monkeypatch)
+    return a_world(MigrationWorld(tmp_path), monkeypatch)
 
 
 @pytest.fixture
-def two(tmp_path, monkeypatch):
+def two_guests(tmp_path, monkeypatch):
     """Return a world in which the job has two guests on n2."""
-    return a_world(World(tmp_path, guests=2), monkeypatch)
+    return a_world(MigrationWorld(tmp_path, guests=2), monkeypatch)
 
 
 @pytest.fixture
-def disked(tmp_path, monkeypatch):
+def guest_with_disk(tmp_path, monkeypatch):
     """Return a world in which the guest has its own disk."""
-    return a_world(World(tmp_path, disks=True), monkeypatch)
+    return a_world(MigrationWorld(tmp_path, disks=True), monkeypatch)
 
 
 def a_world(made, monkeypatch):
@@ -425,7 +425,7 @@ def test_failed_release_of_the_source_node_does_not_undo_the_migration(
     def says_no(*_):
         raise error
 
-    monkeypatch.setattr(Batch, asked, says_no)
+    monkeypatch.setattr(ReservingBatch, asked, says_no)
     assert migrate(world) == ""
     assert world.n3.state() == "runs" and world.n2.journal() is None
 
@@ -560,24 +560,32 @@ def test_kill_at_each_step_leaves_the_guest_on_exactly_one_node(world, step, end
 
 @pytest.mark.parametrize("ends", ["well", "not told"])
 @pytest.mark.parametrize("step", sparing.each(3, [*STEPS[:5], "still", *STEPS[5:]]))
-def test_kill_at_each_step_runs_a_guest_only_where_its_disk_is_complete(disked, step, ends):
+def test_kill_at_each_step_runs_a_guest_only_where_its_disk_is_complete(
+    guest_with_disk, step, ends
+):
     """It is paused on both nodes if libvirtd ends before it has reported the arrival."""
-    disked.dies, disked.ends = step, ends
-    migrate(disked)
-    watch(disked)
+    guest_with_disk.dies, guest_with_disk.ends = step, ends
+    migrate(guest_with_disk)
+    watch(guest_with_disk)
     late = step not in {*STEPS[:6], "still"}
-    assert assert_on_target(disked) if late and ends == "well" else assert_on_source(disked)
+    assert (
+        assert_on_target(guest_with_disk)
+        if late and ends == "well"
+        else assert_on_source(guest_with_disk)
+    )
 
 
 @pytest.mark.parametrize("ends", ["fails", "not told", "stands still"])
 def test_guest_with_a_disk_resumes_on_the_source_if_the_destination_is_lost(
-    disked, monkeypatch, ends
+    guest_with_disk, monkeypatch, ends
 ):
     """The destination resumes it only when told that it is no longer here. Its clock is set."""
-    migrates, lost, disked.ends = disked.migrate, disked.top / "lost-n3", ends
+    migrates = guest_with_disk.migrate
+    lost = guest_with_disk.top / "lost-n3"
+    guest_with_disk.ends = ends
     set_clocks = move.set_clocks
     monkeypatch.setattr(
-        move, "set_clocks", lambda *them: disked.note("clocks") or set_clocks(*them)
+        move, "set_clocks", lambda *them: guest_with_disk.note("clocks") or set_clocks(*them)
     )
 
     def loses(*args, **how):
@@ -585,82 +593,85 @@ def test_guest_with_a_disk_resumes_on_the_source_if_the_destination_is_lost(
         migrates(*args, **how)
 
     monkeypatch.setattr(domains, "migrate_domain", loses)
-    assert "n3 did not answer" in migrate(disked)
-    assert disked.n2.state() == "runs" and disked.n3.state() != "runs"
-    assert disked.did() == ["clocks"]
+    assert "n3 did not answer" in migrate(guest_with_disk)
+    assert guest_with_disk.n2.state() == "runs" and guest_with_disk.n3.state() != "runs"
+    assert guest_with_disk.did() == ["clocks"]
     lost.unlink()
-    assert watch(disked).startswith("the guests are still on n2")
-    assert assert_on_source(disked)
+    assert watch(guest_with_disk).startswith("the guests are still on n2")
+    assert assert_on_source(guest_with_disk)
 
 
-def test_guest_with_a_disk_that_libvirt_kept_paused_is_resumed_on_the_source(disked):
+def test_guest_with_a_disk_that_libvirt_kept_paused_is_resumed_on_the_source(guest_with_disk):
     """libvirt only warns about it ("Guest probably left in 'paused' state on source")."""
-    disked.ends = "left"
+    guest_with_disk.ends = "left"
     assert (
-        migrate(disked)
+        migrate(guest_with_disk)
         == "the guests are still on n2: libvirt has not removed the migrated guest from this node"
     )
-    assert assert_on_source(disked)
+    assert assert_on_source(guest_with_disk)
 
 
-def test_arrived_guest_of_an_ended_job_is_not_resumed(disked):
-    disked.dies = "sent"
-    migrate(disked)
-    assert (disked.n2.state(), disked.n3.state()) == ("", "still")
-    end_job(disked)
-    assert watch(disked) == "job 42 has ended"
-    assert disked.n3.state() == ""
+def test_arrived_guest_of_an_ended_job_is_not_resumed(guest_with_disk):
+    guest_with_disk.dies = "sent"
+    migrate(guest_with_disk)
+    assert (guest_with_disk.n2.state(), guest_with_disk.n3.state()) == ("", "still")
+    end_job(guest_with_disk)
+    assert watch(guest_with_disk) == "job 42 has ended"
+    assert guest_with_disk.n3.state() == ""
 
 
-def test_unfinished_arrival_is_awaited(disked, monkeypatch):
+def test_unfinished_arrival_is_awaited(guest_with_disk, monkeypatch):
     """The destination reports this by an error (only the source has statistics of a migration)."""
-    disked.dies = "sent"
-    migrate(disked)
+    guest_with_disk.dies = "sent"
+    migrate(guest_with_disk)
 
     def says(uri, *_):
-        if uri == disked.n3.uri:
+        if uri == guest_with_disk.n3.uri:
             raise HostFault("migration statistics are available only on the source host")
         return False
 
     with monkeypatch.context() as patch:
         patch.setattr(domains, "is_busy", says)
-        assert "n3 does not know yet whether the guests have arrived" in watch(disked)
-    assert disked.n3.state() == "still"
-    assert watch(disked) == ""
-    assert assert_on_target(disked)
+        assert "n3 does not know yet whether the guests have arrived" in watch(guest_with_disk)
+    assert guest_with_disk.n3.state() == "still"
+    assert watch(guest_with_disk) == ""
+    assert assert_on_target(guest_with_disk)
 
 
-def test_paused_arrival_is_resumed_once_the_destination_answers(disked, monkeypatch):
+def test_paused_arrival_is_resumed_once_the_destination_answers(guest_with_disk, monkeypatch):
     """The connection between the nodes is lost when libvirt has finished."""
-    migrates, lost = disked.migrate, disked.top / "lost-n3"
+    migrates, lost = guest_with_disk.migrate, guest_with_disk.top / "lost-n3"
 
     def loses(*args, **how):
         migrates(*args, **how)
         lost.touch()
-        os.killpg(disked.ways[0].pid, signal.SIGKILL)
+        os.killpg(guest_with_disk.ways[0].pid, signal.SIGKILL)
 
     monkeypatch.setattr(domains, "migrate_domain", loses)
-    for said in (migrate(disked), watch(disked)):
+    for said in (migrate(guest_with_disk), watch(guest_with_disk)):
         assert "no route to host: the guests stay as they are until n3 answers" in said
-    assert (disked.n2.state(), disked.n3.state()) == ("", "still")
+    assert (guest_with_disk.n2.state(), guest_with_disk.n3.state()) == ("", "still")
     lost.unlink()
-    assert watch(disked) == ""
-    assert assert_on_target(disked)
+    assert watch(guest_with_disk) == ""
+    assert assert_on_target(guest_with_disk)
 
 
 @pytest.mark.parametrize("ends", ["fails", "stands still"])
-def test_failed_migration_of_a_guest_with_a_disk_resumes_the_guest(disked, ends):
-    disked.ends = ends
-    assert migrate(disked) == "the guests are still on n2: migrate domain: the connection is broken"
-    assert assert_on_source(disked)
+def test_failed_migration_of_a_guest_with_a_disk_resumes_the_guest(guest_with_disk, ends):
+    guest_with_disk.ends = ends
+    assert (
+        migrate(guest_with_disk)
+        == "the guests are still on n2: migrate domain: the connection is broken"
+    )
+    assert assert_on_source(guest_with_disk)
 
 
-def test_all_guests_of_a_node_migrate_together(two):
-    assert migrate(two) == ""
-    assert two.n2.states() == ["", ""] and two.n2.journal() is None
-    assert two.n3.states() == ["runs", "runs"] and two.n3.phase() == "run"
-    assert len(RunningJobs(two.n3.paths).jobs()[0].guests) == 2
-    claims = [claim.items for claim in move_record.migrated_addresses([], two.n2.paths)]
+def test_all_guests_of_a_node_migrate_together(two_guests):
+    assert migrate(two_guests) == ""
+    assert two_guests.n2.states() == ["", ""] and two_guests.n2.journal() is None
+    assert two_guests.n3.states() == ["runs", "runs"] and two_guests.n3.phase() == "run"
+    assert len(RunningJobs(two_guests.n3.paths).jobs()[0].guests) == 2
+    claims = [claim.items for claim in move_record.migrated_addresses([], two_guests.n2.paths)]
     assert claims == [("10.0.0.9",), ("10.0.0.8",)]
 
 
@@ -680,85 +691,85 @@ def assert_split(two):
 
 @pytest.mark.parametrize("other", ["fails", "stands still"])
 @pytest.mark.parametrize("first", ["well", "not told"])
-def test_guest_whose_migration_fails_keeps_running_if_another_migrated(two, first, other):
-    two.ends = (first, other)
+def test_guest_whose_migration_fails_keeps_running_if_another_migrated(two_guests, first, other):
+    two_guests.ends = (first, other)
     said = "only 1 of the guests have migrated to n3: migrate domain: the connection is broken"
-    assert migrate(two) == said
-    assert assert_split(two)
+    assert migrate(two_guests) == said
+    assert assert_split(two_guests)
     part = "some of the job's guests have migrated before: the others cannot follow"
-    assert migrate(two) == part
+    assert migrate(two_guests) == part
     with pytest.raises(Refused, match=part):
-        move.migrate(two.n3.here, JOB, "n4")
+        move.migrate(two_guests.n3.here, JOB, "n4")
     with pytest.raises(Refused, match="some of the job's guests have migrated"):
-        tools.require_saveable(RunningJobs(two.n2.paths).jobs()[0], ends=True)
-    end_job(two)
-    watch(two)
-    watch(two, "n3")
-    assert two.n3.journal() is None and Move.read(two.n2.paths, KEY) is None
+        tools.require_saveable(RunningJobs(two_guests.n2.paths).jobs()[0], ends=True)
+    end_job(two_guests)
+    watch(two_guests)
+    watch(two_guests, "n3")
+    assert two_guests.n3.journal() is None and Move.read(two_guests.n2.paths, KEY) is None
 
 
 @pytest.mark.parametrize("step", ["settled", "asked", "after part"])
-def test_watcher_killed_while_two_guests_are_split_continues(two, step):
-    two.dies, two.ends = step, ("well", "stands still")
-    migrate(two)
-    watch(two)
-    assert f"died {step}" in two.did() and assert_split(two)
+def test_watcher_killed_while_two_guests_are_split_continues(two_guests, step):
+    two_guests.dies, two_guests.ends = step, ("well", "stands still")
+    migrate(two_guests)
+    watch(two_guests)
+    assert f"died {step}" in two_guests.did() and assert_split(two_guests)
 
 
-def test_two_guests_resume_if_neither_migrates(two):
-    two.ends = ("fails", "stands still")
-    assert migrate(two).startswith("the guests are still on n2")
-    assert (two.n2.states(), two.n2.phase()) == (["runs", "runs"], "run")
-    assert two.n3.journal() is None and Move.read(two.n2.paths, KEY) is None
+def test_two_guests_resume_if_neither_migrates(two_guests):
+    two_guests.ends = ("fails", "stands still")
+    assert migrate(two_guests).startswith("the guests are still on n2")
+    assert (two_guests.n2.states(), two_guests.n2.phase()) == (["runs", "runs"], "run")
+    assert two_guests.n3.journal() is None and Move.read(two_guests.n2.paths, KEY) is None
 
 
-def test_paused_arrival_of_a_failed_migration_is_destroyed(two):
-    two.ends = ("well", "fails")
-    two.n3.domain_of(two.job.uuids[1]).write_text("still")
-    migrate(two)
-    assert assert_split(two)
+def test_paused_arrival_of_a_failed_migration_is_destroyed(two_guests):
+    two_guests.ends = ("well", "fails")
+    two_guests.n3.domain_of(two_guests.job.uuids[1]).write_text("still")
+    migrate(two_guests)
+    assert assert_split(two_guests)
 
 
-def test_ended_second_guest_leaves_nothing(two):
-    two.ends = ("well", "ended")
-    assert migrate(two) == ""
-    assert f"leave {JOB} n2" in two.did() and two.n2.journal() is None
-    assert not Move.read(two.n2.paths, KEY).part
+def test_ended_second_guest_leaves_nothing(two_guests):
+    two_guests.ends = ("well", "ended")
+    assert migrate(two_guests) == ""
+    assert f"leave {JOB} n2" in two_guests.did() and two_guests.n2.journal() is None
+    assert not Move.read(two_guests.n2.paths, KEY).part
 
 
-def test_original_error_is_reported_instead_of_its_consequence(two, monkeypatch):
-    given_up = two.top / "broken-off"
+def test_original_error_is_reported_instead_of_its_consequence(two_guests, monkeypatch):
+    given_up = two_guests.top / "broken-off"
     monkeypatch.setattr(domains, "abort_operation", lambda *_: given_up.touch())
 
     def migrates(_uri, uuid, *_, **_how):
-        if uuid == two.uuid:
+        if uuid == two_guests.uuid:
             eventually(given_up.exists)
             raise HostFault("canceled by client")
         raise HostFault("a file that is open was deleted")
 
     monkeypatch.setattr(domains, "migrate_domain", migrates)
-    assert migrate(two) == "the guests are still on n2: a file that is open was deleted"
+    assert migrate(two_guests) == "the guests are still on n2: a file that is open was deleted"
 
 
-def test_queued_guest_is_not_sent_after_a_failure(two, monkeypatch):
+def test_queued_guest_is_not_sent_after_a_failure(two_guests, monkeypatch):
     """Starts of other users occupy all of libvirt's workers but one."""
     worker = threading.Lock()
 
     def migrates(_uri, uuid, *_, **_how):
-        two.note(f"sent {uuid}")
+        two_guests.note(f"sent {uuid}")
         raise HostFault("a file that is open was deleted")
 
     monkeypatch.setattr(suspend, "libvirt_worker", lambda *_: worker)
     monkeypatch.setattr(domains, "migrate_domain", migrates)
-    assert migrate(two) == "the guests are still on n2: a file that is open was deleted"
-    assert len([line for line in two.did() if line.startswith("sent")]) == 1
+    assert migrate(two_guests) == "the guests are still on n2: a file that is open was deleted"
+    assert len([line for line in two_guests.did() if line.startswith("sent")]) == 1
 
 
-def test_failure_of_one_guest_cancels_the_transfer_of_the_other(two, monkeypatch):
-    given_up = two.top / "broken-off"
+def test_failure_of_one_guest_cancels_the_transfer_of_the_other(two_guests, monkeypatch):
+    given_up = two_guests.top / "broken-off"
     monkeypatch.setattr(domains, "abort_operation", lambda *_: given_up.touch())
-    two.ends = ("fails", "broken off")
-    assert migrate(two).startswith("the guests are still on n2")
+    two_guests.ends = ("fails", "broken off")
+    assert migrate(two_guests).startswith("the guests are still on n2")
     assert given_up.exists()
 
 
@@ -977,7 +988,7 @@ def test_batch_system_is_queried_once_and_a_failing_job_does_not_stop_others(wor
     def over(_, job_id, _attempt):
         raise Refused(f"the name of job {job_id} has line ends")
 
-    monkeypatch.setattr(Batch, "has_ended", over)
+    monkeypatch.setattr(ReservingBatch, "has_ended", over)
     monkeypatch.setattr(ThisNode, "from_config", classmethod(lambda *_: world.n3.here))
     keys = {"41.0": ("41", 0), KEY: (JOB, 0)}
     move_watch.release_ended(Path("/etc/x"), {"41.0": ("41", 0)}, seldom=False)
@@ -989,7 +1000,7 @@ def test_batch_system_is_queried_once_and_a_failing_job_does_not_stop_others(wor
 
 def test_finished_attempt_is_released_although_its_job_was_requeued(world, monkeypatch):
     assert migrate(world) == ""
-    monkeypatch.setattr(Batch, "has_ended", lambda *_: True)
+    monkeypatch.setattr(ReservingBatch, "has_ended", lambda *_: True)
     assert watch(world, "n3") == ""
     assert world.n3.journal() is None
 

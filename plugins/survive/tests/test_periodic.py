@@ -24,7 +24,7 @@ def paths(tmp_path):
 
 
 @pytest.fixture
-def now(monkeypatch):
+def fake_clock(monkeypatch):
     clock = SimpleNamespace(time=STARTED)
     monkeypatch.setattr(periodic.time, "time", lambda: clock.time)
     return clock
@@ -32,7 +32,7 @@ def now(monkeypatch):
 
 def running(paths, wanted, begun=0.0, **facts):
     """Return a running job with this request at its start; ``begun``: delay of its script."""
-    job = running_journal.Job(paths)
+    job = running_journal.JournalledJob(paths)
     job.kept.add_facts(started=STARTED, **facts)
     paths.job_state(job.key).mkdir(parents=True)
     file = periodic._file(paths, job.key)
@@ -48,46 +48,46 @@ def at(now, job, paths, seconds, **settings):
     return periodic.is_due(paths, job, Settings(**settings))
 
 
-def test_every_counts_from_the_start_and_from_the_last_checkpoint(paths, now):
+def test_every_counts_from_the_start_and_from_the_last_checkpoint(paths, fake_clock):
     job = running(paths, "every:1h")
-    assert at(now, job, paths, 3599) is None
-    assert at(now, job, paths, 3600) is False, "and it goes on"
+    assert at(fake_clock, job, paths, 3599) is None
+    assert at(fake_clock, job, paths, 3600) is False, "and it goes on"
     os.utime(periodic._file(paths, job.job.key), (STARTED + 3650, STARTED + 3650))
-    assert at(now, job, paths, 7200) is None, "from the last one on"
-    assert at(now, job, paths, 7250) is False
-    assert at(now, job, paths, 7250, min_checkpoint_interval=7200.0) is None, (
+    assert at(fake_clock, job, paths, 7200) is None, "from the last one on"
+    assert at(fake_clock, job, paths, 7250) is False
+    assert at(fake_clock, job, paths, 7250, min_checkpoint_interval=7200.0) is None, (
         "the site's word has changed since"
     )
 
 
-def test_before_walltime_is_due_once_per_interval(paths, now):
+def test_before_walltime_is_due_once_per_interval(paths, fake_clock):
     job = running(paths, "before-walltime", walltime="02:00:00")
-    assert at(now, job, paths, 6899) is None
-    assert at(now, job, paths, 6900) is True
-    assert at(now, job, paths, 6500, checkpoint_before_end=700.0) is True
+    assert at(fake_clock, job, paths, 6899) is None
+    assert at(fake_clock, job, paths, 6900) is True
+    assert at(fake_clock, job, paths, 6500, checkpoint_before_end=700.0) is True
     os.utime(periodic._file(paths, job.job.key), (STARTED + 6900, STARTED + 6900))
-    assert at(now, job, paths, 6959) is None, "it was tried"
-    assert at(now, job, paths, 6960) is True, "and is again: it still has its walltime"
+    assert at(fake_clock, job, paths, 6959) is None, "it was tried"
+    assert at(fake_clock, job, paths, 6960) is True, "and is again: it still has its walltime"
 
 
-def test_short_walltime_leaves_half_for_work(paths, now):
+def test_short_walltime_leaves_half_for_work(paths, fake_clock):
     job = running(paths, "before-walltime", walltime="60")
-    assert at(now, job, paths, 29) is None and at(now, job, paths, 30) is True
+    assert at(fake_clock, job, paths, 29) is None and at(fake_clock, job, paths, 30) is True
 
 
-def test_long_boot_leaves_the_script_half_of_the_rest(paths, now):
+def test_long_boot_leaves_the_script_half_of_the_rest(paths, fake_clock):
     job = running(paths, "before-walltime", begun=40.0, walltime="60")
-    assert at(now, job, paths, 49) is None and at(now, job, paths, 50) is True
+    assert at(fake_clock, job, paths, 49) is None and at(fake_clock, job, paths, 50) is True
 
 
 @pytest.mark.parametrize("walltime", [{}, {"walltime": ""}, {"walltime": "UNLIMITED"}])
-def test_before_walltime_without_a_walltime_is_never_due(paths, now, walltime):
+def test_before_walltime_without_a_walltime_is_never_due(paths, fake_clock, walltime):
     job = running(paths, "before-walltime", **walltime)
-    assert at(now, job, paths, 1e9) is None
+    assert at(fake_clock, job, paths, 1e9) is None
 
 
-def test_job_without_the_option_is_never_due(paths, now):
-    assert at(now, running(paths, ""), paths, 1e9) is None
+def test_job_without_the_option_is_never_due(paths, fake_clock):
+    assert at(fake_clock, running(paths, ""), paths, 1e9) is None
 
 
 def test_only_the_last_checkpoints_of_a_job_are_kept(paths, tmp_path):
@@ -100,14 +100,14 @@ def test_only_the_last_checkpoints_of_a_job_are_kept(paths, tmp_path):
         finish(store, Manifest(name, store.uid, "ada", "n1", made, "m", "ab", {}, (GUEST,), id_))
     periodic.trim(paths, job, store, 2)
     kept = ["41.srv.0-3", "42.srv.1-9", "42.srv.2-11"]
-    assert [each.id for each in store.all()] == kept, "those of its earlier starts count"
+    assert [each.id for each in store.manifests()] == kept, "those of its earlier starts count"
     store.disown("42.srv")
     periodic.trim(paths, job, store, 1)
-    assert len(list(store.all())) == 3, "those of another job that had this id do not"
+    assert len(list(store.manifests())) == 3, "those of another job that had this id do not"
     (store.directory / "42.srv.2-11" / OVER).unlink()
     periodic._file(paths, job.job.key).unlink()
     periodic.trim(paths, job, store, 1)
-    assert len(list(store.all())) == 3, "by its owner's word none is removed"
+    assert len(list(store.manifests())) == 3, "by its owner's word none is removed"
 
 
 @pytest.mark.parametrize("text", ["1h", "every:", "every:1y", "always"])

@@ -17,7 +17,7 @@ TOKEN = "0123456789abcdef"
 @pytest.fixture
 def job(tmp_path):
     paths = running_journal.paths_below(tmp_path)
-    job = running_journal.Job(paths)
+    job = running_journal.JournalledJob(paths)
     paths.job_run(job.key).mkdir(parents=True)
     return job
 
@@ -28,7 +28,7 @@ def opened(path):
 
 
 @pytest.fixture
-def listening(job):
+def listening_job(job):
     path = request.path_of(job.paths, job.key)
     descriptor = opened(path)
     yield path, descriptor
@@ -46,8 +46,8 @@ def served(descriptor, job, text):
 
 
 @pytest.mark.parametrize("text", ["", "it has ended"])
-def test_request_is_answered(job, listening, text):
-    path, descriptor = listening
+def test_request_is_answered(job, listening_job, text):
+    path, descriptor = listening_job
     said = []
     thread = threading.Thread(target=lambda: said.append(served(descriptor, job, text)))
     thread.start()
@@ -56,8 +56,8 @@ def test_request_is_answered(job, listening, text):
     assert said == ["suspend"]
 
 
-def test_fifo_is_writable_by_the_owner_only_and_reused_by_another_watcher(listening):
-    path, descriptor = listening
+def test_fifo_is_writable_by_the_owner_only_and_reused_by_another_watcher(listening_job):
+    path, descriptor = listening_job
     assert path.stat().st_mode & 0o777 == 0o200 and path.stat().st_uid == os.getuid()
     again = request.listen(path)
     assert os.path.samestat(os.fstat(again), os.fstat(descriptor))
@@ -78,8 +78,8 @@ def test_fifo_is_writable_by_the_owner_only_and_reused_by_another_watcher(listen
         b"\xff\n",
     ],
 )
-def test_invalid_input_is_discarded(listening, said):
-    path, descriptor = listening
+def test_invalid_input_is_discarded(listening_job, said):
+    path, descriptor = listening_job
     user = os.open(path, os.O_WRONLY | os.O_NONBLOCK)
     os.write(user, said)
     for _ in range(20):
@@ -89,8 +89,8 @@ def test_invalid_input_is_discarded(listening, said):
     os.close(user)
 
 
-def test_last_of_many_requests_is_used(listening):
-    path, descriptor = listening
+def test_last_of_many_requests_is_used(listening_job):
+    path, descriptor = listening_job
     user = os.open(path, os.O_WRONLY | os.O_NONBLOCK)
     os.write(user, f"suspend {TOKEN} 6\nresume {TOKEN[::-1]} 7\n".encode())
     assert request.take_request(descriptor) == ("resume", TOKEN[::-1], 7)
@@ -132,8 +132,8 @@ def test_starting_watcher_is_awaited(job):
     thread.join()
 
 
-def test_watcher_that_does_not_answer_is_reported(job, listening):
-    path, _ = listening
+def test_watcher_that_does_not_answer_is_reported(job, listening_job):
+    path, _ = listening_job
     with pytest.raises(HostFault, match="did not answer in time"):
         request.ask(path, job.kept, request.RESUME, 0.1)
 

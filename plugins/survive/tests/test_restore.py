@@ -32,7 +32,7 @@ def paths(tmp_path):
 
 
 @pytest.fixture
-def saved(tmp_path, paths, monkeypatch):
+def saved_checkpoint(tmp_path, paths, monkeypatch):
     """Return a checkpoint of 42.srv in its store, and the store."""
     monkeypatch.setattr(restore.tools, "tools", lambda cpu="": {"QEMU": "10.0.13"})
     monkeypatch.setattr(restore, "_RELEASED", 0.2)
@@ -80,20 +80,23 @@ def boot_sources(
     return list(hook(job=job, request=request, image=image, user=user, site=site))
 
 
-def test_restored_guests_keep_name_uuid_address_and_memory(saved, paths):
-    (source,) = boot_sources(saved[0], paths)
+def test_restored_guests_keep_name_uuid_address_and_memory(saved_checkpoint, paths):
+    (source,) = boot_sources(saved_checkpoint[0], paths)
     guest = source.identity
-    assert (guest.name, guest.uuid) == (saved[1].guests[0].name, saved[1].guests[0].uuid)
+    assert (guest.name, guest.uuid) == (
+        saved_checkpoint[1].guests[0].name,
+        saved_checkpoint[1].guests[0].uuid,
+    )
     assert guest.leased == (("address", "10.86.0.16"),)
     assert guest.memory.read_bytes() == b"LibvirtQemudSave"
-    assert boot_sources(saved[0], paths, name="") == [], "a job that asks for none"
+    assert boot_sources(saved_checkpoint[0], paths, name="") == [], "a job that asks for none"
 
 
 @pytest.mark.parametrize("number", [0, 1])
 def test_each_node_restores_its_guests_of_a_multi_node_checkpoint(
-    saved, paths, number, monkeypatch
+    saved_checkpoint, paths, number, monkeypatch
 ):
-    store, found = saved
+    store, found = saved_checkpoint
     guests = (dataclasses.replace(found.guests[0], uuid=f"{rank}") for rank in range(4))
     name, node_ = "44.srv.0", f"n{number + 1}"
     store.make(name)
@@ -116,8 +119,8 @@ def test_each_node_restores_its_guests_of_a_multi_node_checkpoint(
 
 
 @pytest.mark.parametrize("name", ["43.srv.0", "..", ".42.srv.0.part", "../0/42.srv.0", "a/b"])
-def test_missing_or_unfinished_checkpoint_is_refused(saved, paths, name):
-    store = saved[0]
+def test_missing_or_unfinished_checkpoint_is_refused(saved_checkpoint, paths, name):
+    store = saved_checkpoint[0]
     store.make("42.srv.0")  # an unfinished one
     if "/" in name or name.startswith("."):
         with pytest.raises(ValueError, match="is not a checkpoint"):
@@ -127,17 +130,17 @@ def test_missing_or_unfinished_checkpoint_is_refused(saved, paths, name):
         boot_sources(store, paths, name=name)
 
 
-def test_checkpoint_of_another_user_is_refused(saved, paths):
+def test_checkpoint_of_another_user_is_refused(saved_checkpoint, paths):
     with pytest.raises(Refused, match="you have no checkpoint"):
-        boot_sources(saved[0], paths, uid=os.getuid() + 1)
+        boot_sources(saved_checkpoint[0], paths, uid=os.getuid() + 1)
 
 
 @pytest.mark.parametrize("part", ["", "{uid}", "{uid}/42.srv.0"])
-def test_checkpoint_that_others_could_have_written_is_refused(saved, paths, part):
+def test_checkpoint_that_others_could_have_written_is_refused(saved_checkpoint, paths, part):
     """Root passes its contents to libvirt. The site's directory may be missing on a node, and be
     made by a user if its parent is world-writable.
     """
-    store = saved[0]
+    store = saved_checkpoint[0]
     place = store.top / part.format(uid=os.getuid())
     place.chmod(0o777)
     with pytest.raises(Refused, match=r"written by others than root: .*can be written by others"):
@@ -146,8 +149,8 @@ def test_checkpoint_that_others_could_have_written_is_refused(saved, paths, part
     assert boot_sources(store, paths)
 
 
-def test_link_to_a_directory_that_others_can_write_is_refused(saved, paths, tmp_path):
-    store = saved[0]
+def test_link_to_a_directory_that_others_can_write_is_refused(saved_checkpoint, paths, tmp_path):
+    store = saved_checkpoint[0]
     theirs = tmp_path / "theirs"
     theirs.mkdir()
     (store.directory / NAME).rename(theirs / NAME)
@@ -166,9 +169,9 @@ def test_checkpoint_is_not_made_in_a_directory_that_others_can_write(tmp_path):
         store.make(NAME)
 
 
-def test_checkpoint_of_a_deleted_user_with_the_same_uid_is_refused(saved, paths):
+def test_checkpoint_of_a_deleted_user_with_the_same_uid_is_refused(saved_checkpoint, paths):
     with pytest.raises(Refused, match="is a checkpoint of user ada"):
-        boot_sources(saved[0], paths, owner="bea")
+        boot_sources(saved_checkpoint[0], paths, owner="bea")
 
 
 @pytest.mark.parametrize(
@@ -180,8 +183,8 @@ def test_checkpoint_of_a_deleted_user_with_the_same_uid_is_refused(saved, paths)
         ({"tools": {"QEMU": "10.0.13", "zstd": "1"}}, "with zstd 1, but this node has none"),
     ],
 )
-def test_checkpoint_that_differs_from_the_node_is_refused(saved, paths, changed, said):
-    store, found = saved
+def test_checkpoint_that_differs_from_the_node_is_refused(saved_checkpoint, paths, changed, said):
+    store, found = saved_checkpoint
     (store.directory / NAME / "manifest.json").write_bytes(
         dataclasses.replace(found, **changed).encode()
     )
@@ -189,10 +192,10 @@ def test_checkpoint_that_differs_from_the_node_is_refused(saved, paths, changed,
         boot_sources(store, paths)
 
 
-def test_restore_waits_until_the_saved_job_is_released(saved, paths, monkeypatch):
+def test_restore_waits_until_the_saved_job_is_released(saved_checkpoint, paths, monkeypatch):
     """Its release destroys the guests by their UUIDs."""
-    store, found = saved
-    job = running_journal.Job(paths, "42.srv")
+    store, found = saved_checkpoint
+    job = running_journal.JournalledJob(paths, "42.srv")
     assert job.uuids != [found.guests[0].uuid]
     same = dataclasses.replace(found.guests[0], uuid=job.uuids[0])
     (store.directory / NAME / "manifest.json").write_bytes(
@@ -206,8 +209,8 @@ def test_restore_waits_until_the_saved_job_is_released(saved, paths, monkeypatch
     assert len(boot_sources(store, paths)) == 1
 
 
-def test_disk_is_copied_once_and_released_twice(tmp_path, saved):
-    source = saved[0].directory / NAME / "g0.disk"
+def test_disk_is_copied_once_and_released_twice(tmp_path, saved_checkpoint):
+    source = saved_checkpoint[0].directory / NAME / "g0.disk"
     disk = restore.RestoredDisk(str(tmp_path / "root.qcow2"), os.getuid(), str(source))
     disk.release()
     disk.create()
@@ -222,14 +225,14 @@ def test_disk_is_copied_once_and_released_twice(tmp_path, saved):
         dataclasses.replace(disk, source="/none").create()
 
 
-def test_disk_and_session_are_restored_before_the_guest(saved, paths, tmp_path):
-    (was,) = boot_sources(saved[0], paths)
+def test_disk_and_session_are_restored_before_the_guest(saved_checkpoint, paths, tmp_path):
+    (was,) = boot_sources(saved_checkpoint[0], paths)
     request = JobRequest({FS_TYPE.key: "sharedfs", CHECKPOINT.key: NEVER, RESUME.key: ""})
     places = {"state_dir": tmp_path / "s", "run_dir": tmp_path / "r"}
     guest = planned.guest_plan(source=was, request=request, qemu_uid=os.getuid(), **places)
     acquired = []
     job = SimpleNamespace(
-        site=Configured(paths, Settings(checkpoints=str(saved[0].top))),
+        site=Configured(paths, Settings(checkpoints=str(saved_checkpoint[0].top))),
         user=SimpleNamespace(uid=os.getuid()),
         guests=[guest],
         acquire=lambda resource, guest=None: acquired.append(resource),
@@ -252,7 +255,7 @@ def test_disk_and_session_are_restored_before_the_guest(saved, paths, tmp_path):
 
 
 def test_job_that_this_node_cannot_save_is_refused_before_the_boot(paths):
-    job = running_journal.Job(paths, "9.srv")
+    job = running_journal.JournalledJob(paths, "9.srv")
     whose = JobAttempt("9.srv", 0, "ada", os.getuid(), "n1")
     guest = planned.guest_plan(request=JobRequest({CHECKPOINT.key: 3600}), job=whose)
     job.kept.add_facts(unsaveable=["SharedMemory", "shared directories"])
@@ -261,14 +264,14 @@ def test_job_that_this_node_cannot_save_is_refused_before_the_boot(paths):
         node.vtorque_pre_boot(job=starting)
 
 
-def test_processor_of_the_site_is_set_for_jobs_that_may_be_saved(saved, paths):
+def test_processor_of_the_site_is_set_for_jobs_that_may_be_saved(saved_checkpoint, paths):
     site = Configured(paths, Settings(checkpoints="/srv", cpu_model="Westmere"))
     seen = {}
     for value in (NEVER, 3600):
         guest = planned.guest_plan(request=JobRequest({CHECKPOINT.key: value}))
         seen[value] = list(node.vtorque_render_domain(guest=guest, site=site))
     assert seen == {NEVER: [], 3600: [CpuModel("Westmere")]}
-    (was,) = boot_sources(saved[0], paths)
+    (was,) = boot_sources(saved_checkpoint[0], paths)
     going_on = dataclasses.replace(guest, source=was)
     assert list(node.vtorque_render_domain(guest=going_on, site=site)) == [], "it has what it had"
 
@@ -284,8 +287,8 @@ def test_named_processor_is_compatible_across_nodes(monkeypatch):
 AGAIN = BatchJob("42.srv", "ada", "n1", ("n1",), b"", attempt=1)
 
 
-def test_requeued_job_is_restored_from_its_last_checkpoint(saved, paths):
-    store, found = saved
+def test_requeued_job_is_restored_from_its_last_checkpoint(saved_checkpoint, paths):
+    store, found = saved_checkpoint
     later = dataclasses.replace(found, id="42.srv.1", made=2.0)
     others = dataclasses.replace(found, id="41.srv.0", made=3.0, job="41.srv")
     for each in (later, others):
@@ -303,8 +306,8 @@ def test_requeued_job_is_restored_from_its_last_checkpoint(saved, paths):
     )
 
 
-def test_held_job_is_restored_even_without_checkpoint_options(saved, paths):
-    store, found = saved
+def test_held_job_is_restored_even_without_checkpoint_options(saved_checkpoint, paths):
+    store, found = saved_checkpoint
     store.hold(found.id)
     (guest,) = boot_sources(store, paths, name="", job=AGAIN)
     assert guest.saved.memory.parent.name == found.id
@@ -317,17 +320,21 @@ def test_held_job_is_restored_even_without_checkpoint_options(saved, paths):
     assert guest.saved.memory.parent.name == later.id, "its last one, by whatever it was made"
 
 
-def test_requeued_job_without_a_checkpoint_starts_from_the_beginning(saved, paths, caplog):
+def test_requeued_job_without_a_checkpoint_starts_from_the_beginning(
+    saved_checkpoint, paths, caplog
+):
     unknown = dataclasses.replace(AGAIN, id="43.srv")
-    assert boot_sources(saved[0], paths, name="", job=unknown, checkpoint=3600) == []
+    assert boot_sources(saved_checkpoint[0], paths, name="", job=unknown, checkpoint=3600) == []
     elsewhere = dataclasses.replace(AGAIN, node="n2", nodes=("n2",))
-    assert boot_sources(saved[0], paths, name="", job=elsewhere, checkpoint=3600) == []
+    assert boot_sources(saved_checkpoint[0], paths, name="", job=elsewhere, checkpoint=3600) == []
     said = [record.message for record in caplog.records]
     assert "without a checkpoint" in said[0] and "with node n1" in said[1]
 
 
-def test_job_starts_from_the_beginning_after_two_failed_restores(saved, paths, tmp_path, caplog):
-    store = saved[0]
+def test_job_starts_from_the_beginning_after_two_failed_restores(
+    saved_checkpoint, paths, tmp_path, caplog
+):
+    store = saved_checkpoint[0]
     site = Configured(paths, Settings(checkpoints=str(store.top)))
     for attempt in (1, 2):
         again = dataclasses.replace(AGAIN, attempt=attempt)
@@ -357,10 +364,10 @@ def test_job_starts_from_the_beginning_after_two_failed_restores(saved, paths, t
     ],
 )
 def test_user_disk_that_changed_since_the_checkpoint_is_refused(
-    saved, tmp_path, monkeypatch, then, now, says
+    saved_checkpoint, tmp_path, monkeypatch, then, now, says
 ):
-    found = dataclasses.replace(saved[1], disks=then)
-    found = Manifest.decode(found.encode(), saved[0].directory / NAME)
+    found = dataclasses.replace(saved_checkpoint[1], disks=then)
+    found = Manifest.decode(found.encode(), saved_checkpoint[0].directory / NAME)
     monkeypatch.setattr(tools, "disks", lambda run_dirs: list(run_dirs) and now)
     request = JobRequest({DISK.key: "/home/ada/data.raw"})
     job = SimpleNamespace(guests=[planned.guest_plan(request=request)])
@@ -371,8 +378,8 @@ def test_user_disk_that_changed_since_the_checkpoint_is_refused(
         restore._require_disks(job, found)
 
 
-def test_last_checkpoint_is_found_by_attempt_and_number_despite_clocks(saved):
-    store, found = saved
+def test_last_checkpoint_is_found_by_attempt_and_number_despite_clocks(saved_checkpoint):
+    store, found = saved_checkpoint
     for name, made in (("42.srv.1-9", 9.0), ("42.srv.2-3", 2.0), ("42.srv.2-11", 1.5)):
         store.make(name)
         finish(store, dataclasses.replace(found, id=name, made=made))
@@ -383,9 +390,9 @@ def test_last_checkpoint_is_found_by_attempt_and_number_despite_clocks(saved):
     assert store.list_for_job("43.srv") == []
 
 
-def test_checkpoint_of_an_earlier_job_with_this_id_is_not_used(saved, paths, caplog):
+def test_checkpoint_of_an_earlier_job_with_this_id_is_not_used(saved_checkpoint, paths, caplog):
     """A batch system that was set up again, or has reached its last number, counts from 1 again."""
-    store, found = saved
+    store, found = saved_checkpoint
     first = JobAttempt("42.srv", 0, "ada", os.getuid(), "n1")
     request = JobRequest({CHECKPOINT.key: 3600})
     site = Configured(paths, Settings(checkpoints=str(store.top)))

@@ -44,14 +44,14 @@ def store(tmp_path):
     return Store(top, os.getuid())
 
 
-class Site(dict):
+class SharedSite(dict):
     path = Path("x.toml")
     paths = Paths(Path("/none"), Path("/none"))
 
 
 @pytest.fixture
 def site(store):
-    return Site({Settings: Settings(checkpoints=str(store.top), checkpoints_shared=True)})
+    return SharedSite({Settings: Settings(checkpoints=str(store.top), checkpoints_shared=True)})
 
 
 @pytest.fixture
@@ -245,7 +245,7 @@ def test_hanging_shared_directory_times_out_with_its_name(
 def test_address_of_a_local_guest_is_reserved_for_its_checkpoint(store, site, alive, tmp_path):
     """It is saved and released between the read of the directory and the node's lock."""
     site.paths = running_journal.paths_below(tmp_path)
-    job = running_journal.Job(site.paths, "42.srv")
+    job = running_journal.JournalledJob(site.paths, "42.srv")
     leases = [(Lease("address", "10.86.0.20"), 0), (Lease("core", "3"), 0)]
     job.journal.acquire_leases(leases, phase="plan")
     found = list(shared.reserved_addresses([planned.guest_plan()], site))
@@ -267,9 +267,9 @@ def test_addresses_of_checkpoints_are_reserved(store, site, alive, tmp_path):
     was = saved_guest(UUID, LEASED)
     going_on = dataclasses.replace(booted, source=restore.CheckpointSource(was))
     assert list(away([going_on], site)) == [("address", "10.86.0.17")]
-    alone = Site({Settings: Settings(checkpoints=str(store.top))})
+    alone = SharedSite({Settings: Settings(checkpoints=str(store.top))})
     assert list(away([booted], alone)) == []
-    gone = Site({Settings: Settings(checkpoints="/none", checkpoints_shared=True)})
+    gone = SharedSite({Settings: Settings(checkpoints="/none", checkpoints_shared=True)})
     with pytest.raises(HostFault, match=r"/none/.vtorque-checkpoints: No such file.*not mounted"):
         list(away([booted], gone))
 

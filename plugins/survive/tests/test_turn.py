@@ -13,7 +13,7 @@ from vtorque_core.api import HostFault, Refused
 from vtorque_survive import turn
 
 
-class Node:
+class BatchNodeDouble:
     """A node of a batch system; ``waits`` is called with the next action there."""
 
     def __init__(self, name, marks, waits=lambda _what: None):
@@ -37,7 +37,7 @@ class Node:
 
 
 @pytest.fixture(autouse=True)
-def _soon(monkeypatch):
+def _short_waits(monkeypatch):
     monkeypatch.setattr(turn, "_LOOK", 0.001)
 
 
@@ -65,7 +65,7 @@ def test_concurrent_requests_drain_as_many_nodes_as_allowed(count, most, there):
             asks.begun = True
             together.wait(60)
 
-    nodes = [Node(f"n{number}", marks, waits) for number in range(count)]
+    nodes = [BatchNodeDouble(f"n{number}", marks, waits) for number in range(count)]
     room = most - len(there)
     assert all_at_once(nodes, most) == room
     assert marks == dict.fromkeys([*there, *(f"n{number}" for number in range(room))], "ill")
@@ -80,14 +80,14 @@ def test_random_order_never_drains_too_many_and_at_least_one():
                 seconds = chance.random() * 0.002
             threading.Event().wait(seconds)
 
-        went = all_at_once([Node(f"n{number}", marks, waits) for number in range(4)], 2)
+        went = all_at_once([BatchNodeDouble(f"n{number}", marks, waits) for number in range(4)], 2)
         assert 1 <= went <= 2, seed
         assert list(marks.values()) == ["ill"] * went
 
 
 def test_node_above_the_limit_is_not_marked():
     marks = {"n1": "ill", "n2": "ill"}
-    node = Node("n3", marks)
+    node = BatchNodeDouble("n3", marks)
     with pytest.raises(Refused, match=r"2 other nodes are drained or about to be: n1, n2"):
         turn.take_turn(node, 2, "ill")
     assert (node.asks, set(marks)) == (0, {"n1", "n2"})
@@ -95,18 +95,18 @@ def test_node_above_the_limit_is_not_marked():
 
 def test_drained_node_is_not_counted_twice():
     marks = {"n1": "ill", "n2": "ill"}
-    assert gets_turn(Node("n1", marks), 2) and marks["n1"] == "ill"
+    assert gets_turn(BatchNodeDouble("n1", marks), 2) and marks["n1"] == "ill"
 
 
 def test_request_repeated_after_a_kill_is_granted():
     marks = {"n1": f"{turn.ASKS}ill"}
-    assert gets_turn(Node("n1", marks), 1) and marks == {"n1": "ill"}
+    assert gets_turn(BatchNodeDouble("n1", marks), 1) and marks == {"n1": "ill"}
 
 
 def test_take_back_removes_the_request_but_not_the_drain():
     marks = {"n1": f"{turn.ASKS}ill", "n2": "ill"}
     for name in ("n1", "n2", "n3"):
-        turn.withdraw(Node(name, marks))
+        turn.withdraw(BatchNodeDouble(name, marks))
     assert marks == {"n2": "ill"}
 
 
@@ -114,10 +114,10 @@ def test_request_that_is_never_completed_times_out_for_others(monkeypatch):
     """It was killed; no node is drained in its place, since it may continue."""
     monkeypatch.setattr(turn, "_TIME", 0.01)
     marks = {"n1": f"{turn.ASKS}ill"}
-    assert not gets_turn(Node("n2", marks), 1)
+    assert not gets_turn(BatchNodeDouble("n2", marks), 1)
     marks["n3"] = f"{turn.ASKS}ill"
     del marks["n1"]
-    assert not gets_turn(Node("n2", marks), 1) and set(marks) == {"n3"}
+    assert not gets_turn(BatchNodeDouble("n2", marks), 1) and set(marks) == {"n3"}
 
 
 def test_batch_system_without_drain_states_refuses_health_drains():
@@ -134,5 +134,5 @@ def test_mark_is_removed_if_the_batch_system_does_not_answer():
             raise HostFault("no answer")
 
     with pytest.raises(HostFault, match="no answer"):
-        turn.take_turn(Node("n1", marks, waits), 1, "ill")
+        turn.take_turn(BatchNodeDouble("n1", marks, waits), 1, "ill")
     assert marks == {}

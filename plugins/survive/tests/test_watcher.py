@@ -81,7 +81,7 @@ def loop(paths, domains):
 
 
 def started(paths, nodes=("n1",), guests=2, job_id="42.srv"):
-    job = running_journal.Job(paths, job_id, guests=guests)
+    job = running_journal.JournalledJob(paths, job_id, guests=guests)
     job.kept.add_facts(nodes=list(nodes), guest_type="acme")
     paths.job_state(job.key).mkdir(parents=True)
     paths.job_run(job.key).mkdir(parents=True)

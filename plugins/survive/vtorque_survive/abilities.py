@@ -63,14 +63,14 @@ def _daemon() -> str:
 
 
 def _qemu() -> str:
-    return _older(f"qemu-system-{os.uname().machine}", _QEMU, "needed")
+    return _check_version(f"qemu-system-{os.uname().machine}", _QEMU, "needed")
 
 
 def _libvirt() -> str:
-    return _older("virsh", _LIBVIRT, "the oldest tested version")
+    return _check_version("virsh", _LIBVIRT, "the oldest tested version")
 
 
-def _older(program: str, least: tuple[int, int], why: str) -> str:
+def _check_version(program: str, least: tuple[int, int], why: str) -> str:
     try:
         said = run_tool(program, "--version", timeout=10)
     except HostFault as error:

@@ -99,7 +99,7 @@ def vtorque_parse_args(request: JobRequest, site: Site) -> Iterator[Refusal]:
             yield Refusal(
                 "checkpoints are disabled on this site", option.key, value, where=where, fix=fix
             )
-        if (request.nodes or 1) > 1 and not _on_any_node(site):
+        if (request.nodes or 1) > 1 and not _can_restore_anywhere(site):
             message = (
                 f"jobs on several nodes (this one: {request.nodes}) cannot be saved on this "
                 "site: this needs a checkpoints' directory that all nodes share "
@@ -111,7 +111,7 @@ def vtorque_parse_args(request: JobRequest, site: Site) -> Iterator[Refusal]:
             yield Refusal(message, option.key, value, fix=f"leave out {other}, or this option")
 
 
-def _on_any_node(site: Site) -> bool:
+def _can_restore_anywhere(site: Site) -> bool:
     from vtorque_survive import shared  # noqa: PLC0415 - few jobs ask for this
 
     return shared.is_shared_by_nodes(site)

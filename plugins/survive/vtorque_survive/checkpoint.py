@@ -349,20 +349,20 @@ class _Saving:
         return self.guests[0].guest.run_dir
 
     @property
-    def longest(self) -> float:
+    def save_timeout(self) -> float:
         """The time limit in seconds for saving the guests' memory."""
-        return max(_writes(each.guest) for each in self.guests)
+        return max(_write_states(each.guest) for each in self.guests)
 
-    def until(self) -> float:
+    def pause_deadline(self) -> float:
         """Return the deadline (time.time()) for other nodes: guests stay paused until then."""
         still = suspend.phase(self.job) == suspend.PAUSED
         since = self.job.phases[-1][1] if still else time.time()
-        return since + _ANSWERS + self.settings.query_interval + self.longest
+        return since + _ANSWERS + self.settings.query_interval + self.save_timeout
 
 
 def _make(of: _Saving) -> None:
     paths, nodes, job, ends = of.paths, of.nodes, of.job, of.asked.ends
-    clocks, until = None, of.until()
+    clocks, until = None, of.pause_deadline()
     # Do not resume guests whose job shell was stopped meanwhile, or that an earlier, killed process
     # has paused. The watcher resumes them.
     runs = suspend.phase(job) == suspend.RUNS
@@ -398,7 +398,7 @@ def _make(of: _Saving) -> None:
             clocks.wait()
 
 
-def _writes(guest: RunningGuest) -> float:
+def _write_states(guest: RunningGuest) -> float:
     return min(_TIME, _FIRST + guest.ram_mib / _SLOWEST)
 
 
@@ -408,7 +408,7 @@ def _finish(of: _Saving, until: float) -> None:
     if nodes.has_other_nodes:
         nodes.sync([file for each in of.guests for file in part.glob(f"g{each.guest.rank}.*")])
         if not ends:  # syncing takes a while; the guests run meanwhile
-            until += of.longest
+            until += of.save_timeout
         if not is_leader(of.job):
             nodes.wait_complete(until + _SAYS, until + _TIME)  # the first node names the late nodes
             return
@@ -442,7 +442,7 @@ def _prepare(of: _Saving) -> Manifest:
     if any(saving.has_domain(each.guest) for each in of.guests):
         _require_time(paths, job)
         _inspect_disks(of.guests, lambda _: None)
-    with store.locked():
+    with store.hold_lock():
         room.require_few(store, job.job.id, of.settings)
         room.require_room(store, part, of.guests, of.settings)
     said = json.loads(_tools(paths, job).read_text("utf-8"))
@@ -567,7 +567,7 @@ def _memory(of: _Saving, each: GuestData) -> None:
     file = of.part / f"g{each.guest.rank}.memory"
     if saving.has_domain(each.guest) and not tools.is_whole(file):
         on_step("before memory")
-        saving.save(of.paths, of.job, each.guest, file, _writes(each.guest))
+        saving.save(of.paths, of.job, each.guest, file, _write_states(each.guest))
         on_step("after memory")
     if not tools.is_whole(file):
         raise HostFault(f"guest {each.guest.index} has ended without being saved")

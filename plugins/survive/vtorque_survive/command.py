@@ -13,7 +13,7 @@ from vtorque_core.api import HostFault, Refused, kept_records, printable
 from vtorque_core.live import service
 from vtorque_survive import request
 from vtorque_survive.move_record import ELSEWHERE
-from vtorque_survive.process import Watcher
+from vtorque_survive.process import WatcherProcess
 
 _WAIT = 60.0  # seconds for the watcher's answer
 _SAVES = 3600.0  # seconds for a checkpoint
@@ -77,8 +77,8 @@ def _request_on_all(
         raise Refused(
             f"job {printable(job_id)} does not run on this node, or belongs to another user"
         )
-    if os.geteuid() == 0 and Watcher.for_node(paths).is_lost():
-        Watcher.for_node(paths, config).create()
+    if os.geteuid() == 0 and WatcherProcess.for_node(paths).is_lost():
+        WatcherProcess.for_node(paths, config).create()
     nodes = facts.get("nodes", [])
     away = {facts.get("node"), *facts.get(ELSEWHERE, {})}  # this node's watcher forwards to these
     # The first node's watcher also starts the checkpoint on the other nodes.

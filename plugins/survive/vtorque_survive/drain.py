@@ -84,11 +84,11 @@ class Drain:
         for job in self._jobs():
             why_not = self._why_not_requeued(job)
             why = why_not or "saved first"
-            if spare := [node for node in self.settings.spare_nodes if self._movable(job, node)]:
+            if spare := [node for node in self.settings.spare_nodes if self._is_movable(job, node)]:
                 why += f", unless it can be migrated to {' or '.join(spare)}"
             yield DrainResult(job.job.id, job.job.owner, LEFT if why_not else REQUEUED, why)
 
-    def _movable(self, job: RunningJob, node: str) -> bool:
+    def _is_movable(self, job: RunningJob, node: str) -> bool:
         try:
             move.require(self.settings, self.paths, job, node)
         except Refused:
@@ -107,7 +107,7 @@ class Drain:
             if self.in_turn:
                 turn.take_turn(self.batch, self.settings.max_drained_nodes, self.reason)
             else:
-                _draining(self.batch).drain(self.reason)
+                _draining_adapter(self.batch).drain(self.reason)
             left = []
             jobs = self._jobs()
             with ThreadPoolExecutor(self.settings.drain_parallelism) as threads:
@@ -142,7 +142,7 @@ class Drain:
         if why_not := self._why_not_requeued(job):
             return "", why_not
         saved = save(self.config, job)
-        start_again(_draining(self.batch).requeue, job, saved)
+        start_again(_draining_adapter(self.batch).requeue, job, saved)
         return saved, ""
 
     def _why_not_requeued(self, job: RunningJob) -> str:
@@ -193,7 +193,7 @@ class LastDrain:
         replace_file(str(_file(paths)), json.dumps(said).encode(), mode=0o600)
 
 
-def _draining(batch: object) -> DrainingAdapter:
+def _draining_adapter(batch: object) -> DrainingAdapter:
     if not isinstance(batch, DrainingAdapter):
         raise Refused("this site's batch system cannot drain a node")
     return batch

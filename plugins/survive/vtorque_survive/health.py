@@ -35,7 +35,7 @@ from vtorque_core.live.jobs import RunningJobs
 from vtorque_survive import abilities, move_record, turn
 from vtorque_survive.drain import LOCK, LastDrain, read_record
 from vtorque_survive.move_watch import UNHELD, WHY_UNHELD
-from vtorque_survive.process import NAME, Watcher
+from vtorque_survive.process import NAME, WatcherProcess
 from vtorque_survive.settings import DOCTOR, Settings
 
 TIME = 120.0  # seconds for the command; a timeout is a failure, too
@@ -227,7 +227,7 @@ def check_suspended(site: Site) -> Iterator[HealthResult]:
     """Report whether suspended jobs can be resumed, and which migrations are unfinished."""
     jobs = [job for job in RunningJobs(site.paths).jobs() if suspend.phase(job)]
     still = [job.job.id for job in jobs if suspend.is_suspended(job)]
-    if jobs and Watcher.for_node(site.paths).is_lost():
+    if jobs and WatcherProcess.for_node(site.paths).is_lost():
         fix = (
             f"run vmgr resume {jobs[0].job.id} as root, or start another job: both start the "
             "watcher"

@@ -45,7 +45,7 @@ class ListedCheckpoint:
 
 def entries(store: Store) -> Iterator[ListedCheckpoint]:
     """Yield a user's checkpoints, oldest first. Needs root."""
-    for each in store.all():
+    for each in store.manifests():
         size = 0
         with suppress(FileNotFoundError):  # removed in the meantime
             for file in (store.directory / each.id).iterdir():
@@ -158,7 +158,7 @@ def remove(store: Store, name: str) -> None:
     try:
         _clear(store)
         (store.directory / name).rename(store.directory / f".{name}{GONE}")
-        store.tries(name).unlink(missing_ok=True)
+        store.failure_file(name).unlink(missing_ok=True)
         _clear(store)
     except FileNotFoundError:
         raise Refused(f"checkpoint {name} was already removed") from None

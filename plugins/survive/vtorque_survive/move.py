@@ -310,12 +310,12 @@ def _record(job: RunningJob, guests: Sequence[GuestData], to: str, nodes: tuple[
 
 @contextmanager
 def _bridge(here: ThisNode, job: RunningJob, to: str, guests: Sequence[GuestData]) -> Any:
-    directory = _bridge_of(here, job.job.key)
+    directory = _find_bridge(here, job.job.key)
     with reach.Bridge(here.settings, to, guests[0].guest.uri, directory) as bridge:
         yield bridge.uri
 
 
-def _bridge_of(here: ThisNode, key: str) -> Path:
+def _find_bridge(here: ThisNode, key: str) -> Path:
     return here.paths.run / f"move-{key}"
 
 
@@ -405,15 +405,15 @@ def settle(here: ThisNode, move: Move) -> None:
 
 
 def _settle(here: ThisNode, move: Move, why: str) -> None:
-    shutil.rmtree(_bridge_of(here, move.key), ignore_errors=True)  # of a killed process
+    shutil.rmtree(_find_bridge(here, move.key), ignore_errors=True)  # of a killed process
     if move.phase == move_record.EITHER:
         job = here.job(move.job)
         stays = f"the guests are still on {move.node}: {why or 'they did not arrive there'}"
         if job is None or job.job.key != move.key:  # an epilogue has released it
             said = _ask_peer(here, move, dict.fromkeys(move.guests, "still"))  # resume none there
-            gone, stays = _guests_there(said), f"job {move.job} has ended"
+            gone, stays = _parse_guests(said), f"job {move.job} has ended"
         else:
-            gone = _gone_guests(here, move, job, why)
+            gone = _migrated_guests(here, move, job, why)
         if not gone:
             move_record.forget(here.paths, move.key)
             raise HostFault(stays)
@@ -428,15 +428,15 @@ def _settle(here: ThisNode, move: Move, why: str) -> None:
             raise HostFault(f"only {count} of the guests have migrated to {move.to}: {why}")
 
 
-def _guests_there(said: Mapping[str, str]) -> set[str]:
+def _parse_guests(said: Mapping[str, str]) -> set[str]:
     return {uuid for uuid, where in said.items() if where == "here"}
 
 
-def _gone_guests(here: ThisNode, move: Move, job: RunningJob, why: str) -> set[str]:
+def _migrated_guests(here: ThisNode, move: Move, job: RunningJob, why: str) -> set[str]:
     """Return the guests that the destination owns. If it owns none, all run on this node."""
     both = f"a guest of the job runs on both {move.node} and {move.to}: destroy one with virsh"
     if suspend.phase(job):  # the migration did not begin, or was undone
-        if _guests_there(_ask_peer(here, move, dict.fromkeys(move.guests, "runs"))):
+        if _parse_guests(_ask_peer(here, move, dict.fromkeys(move.guests, "runs"))):
             raise HostFault(both)
         return set()
     if [mark for mark, _ in job.phases][-1:] != [moving.MOVES]:
@@ -448,7 +448,7 @@ def _gone_guests(here: ThisNode, move: Move, job: RunningJob, why: str) -> set[s
         _resume_guests(here, job, mine)
     try:
         # If no error occurred, the destination has just reported that they run there.
-        gone = _guests_there(_ask_peer(here, move, mine)) if why else set(move.guests)
+        gone = _parse_guests(_ask_peer(here, move, mine)) if why else set(move.guests)
     except HostFault as error:
         stay = "PAUSED on this node" if "still" in mine.values() else "as they are"
         with kept.logging_for(here.paths, job.job):

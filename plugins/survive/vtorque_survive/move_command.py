@@ -40,7 +40,7 @@ def migrate(config: Path, job_id: str, to: str, settle: bool) -> None:
 
 @click.command("arrival", hidden=True)
 @click.pass_obj
-def arrives(config: Path) -> None:
+def answer_source(config: Path) -> None:
     """Answer a request from another node about a guest that migrates between the nodes."""
     if os.geteuid() != 0:
         raise UsageError("only root of another node runs this command")

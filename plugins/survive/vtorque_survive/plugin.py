@@ -19,5 +19,5 @@ vtorque_commands = constant_hook(
     Command("vmgr checkpoints", "vtorque_survive.checkpoints_command:checkpoints"),
     Command("vtorque drain", "vtorque_survive.drain_command:drain"),
     Command("vmgr migrate", "vtorque_survive.move_command:migrate"),
-    Command("vmgr arrival", "vtorque_survive.move_command:arrives"),
+    Command("vmgr arrival", "vtorque_survive.move_command:answer_source"),
 )

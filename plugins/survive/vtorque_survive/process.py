@@ -7,7 +7,7 @@ from vtorque_core.live.node_process import NodeProcess
 NAME = "survive"
 
 
-class Watcher(NodeProcess):
+class WatcherProcess(NodeProcess):
     """The watcher process, which runs while the node has jobs."""
 
     kind = "survive-watcher"

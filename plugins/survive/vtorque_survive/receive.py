@@ -71,7 +71,7 @@ class JobDescription:
         """Parse the sender's line."""
         try:
             told: dict[str, Any] = json.loads(line)
-            guests = tuple(_arriving(guest) for guest in told.pop("guests"))
+            guests = tuple(_parse_guest(guest) for guest in told.pop("guests"))
             nodes = tuple(map(str, told.pop("nodes")))
             versions = {str(name): str(each) for name, each in told.pop("versions").items()}
             if wrong := [name for name, value in told.items() if not isinstance(value, str)]:
@@ -86,7 +86,7 @@ class JobDescription:
         return found
 
 
-def _arriving(guest: dict[str, Any]) -> ArrivingGuest:
+def _parse_guest(guest: dict[str, Any]) -> ArrivingGuest:
     values: dict[str, Any] = {name: str(value) for name, value in guest.items()}
     values["leased"] = tuple((str(pool), str(item)) for pool, item in guest["leased"])
     values["attempt"] = int(guest["attempt"])

@@ -186,7 +186,7 @@ def _count_failed(store: Store, found: Manifest, job: BatchJob) -> int:
     """Return how many earlier starts from this checkpoint have failed, on any node."""
     own = JobAttempt(job.id, job.attempt, job.owner, store.uid).key
     with suppress(FileNotFoundError):
-        tries = store.tries(found.id).read_text("utf-8").splitlines()
+        tries = store.failure_file(found.id).read_text("utf-8").splitlines()
         return len([key for key in tries if key != own])
     return 0
 
@@ -202,7 +202,7 @@ def reset_failures(job: NodeJob) -> None:
     if saved is not None:
         store = Store(Path(job.site[Settings].checkpoints), job.user.uid)
         with suppress(OSError):
-            store.tries(saved.memory.parent.name).unlink()
+            store.failure_file(saved.memory.parent.name).unlink()
 
 
 def _find_differences(
@@ -267,7 +267,10 @@ def acquire_saved(job: NodeJob) -> None:
         if shared.is_shared_by_nodes(job.site):
             job.acquire(shared.acquire_mark(store, found, first.job, job.site), guest=first)
         if not first.rank:
-            with suppress(OSError), store.tries(found.id).open("a", encoding="utf-8") as tries:
+            with (
+                suppress(OSError),
+                store.failure_file(found.id).open("a", encoding="utf-8") as tries,
+            ):
                 tries.write(f"{first.job.key}\n")
     if cpu:
         place(job.site.paths, first.job).add_facts(cpu=cpu)

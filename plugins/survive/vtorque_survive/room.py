@@ -19,7 +19,7 @@ def require_few(store: Store, job_id: str, settings: Settings) -> None:
 
     The limit exists because a checkpoint keeps its guests' network addresses.
     """
-    of = {each.job for each in store.all()} | {job_id}
+    of = {each.job for each in store.manifests()} | {job_id}
     if settings.max_checkpointed_jobs and len(of) > settings.max_checkpointed_jobs:
         raise Refused(
             f"{len(of) - 1} jobs of yours already have checkpoints, and the limit is "

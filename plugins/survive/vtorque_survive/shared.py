@@ -115,7 +115,7 @@ class UseMark(Resource):
         Raises:
             HostFault: If another job uses the guests.
         """
-        with _locked(self.path, "write"):
+        with _lock_file(self.path, "write"):
             found = _read(Path(self.path))
             if found and found["job"] not in (self.job, *self.over):
                 raise in_use_fault(
@@ -126,7 +126,7 @@ class UseMark(Resource):
 
     def release(self) -> None:
         """Remove the file if it names this job. Idempotent."""
-        with _locked(self.path, "remove"):
+        with _lock_file(self.path, "remove"):
             found = _read(Path(self.path))
             if {key: found.get(key) for key in self._read_mark()} == self._read_mark():
                 Path(self.path).unlink(missing_ok=True)
@@ -137,7 +137,7 @@ class UseMark(Resource):
 
 
 @contextmanager
-def _locked(path: str, verb: str) -> Iterator[None]:
+def _lock_file(path: str, verb: str) -> Iterator[None]:
     try:
         lock = take_lock(Path(path).with_name(".lock"), _LOCK)
         try:
@@ -176,14 +176,14 @@ class Gate:
         with self._lock:
             self._missing -= 1
             if not self._missing:
-                with _locked(self._mine, "write"):
+                with _lock_file(self._mine, "write"):
                     self._write(ready=True)
         seen: set[str] = set()
         asks = time.monotonic() + _LOOK
         while self._missing_nodes(seen) or self._recheck_missing():
             if failed.wait(_GATE):
                 raise HostFault("another guest of the job has failed")
-            if time.monotonic() >= until and (missing := self._give_up()):
+            if time.monotonic() >= until and (missing := self._end_timeout()):
                 raise InUse(
                     f"the job's guests on {', '.join(missing)} did not become ready in time"
                 )
@@ -217,11 +217,11 @@ class Gate:
 
         Without the lock, this node could time out while the last node becomes ready.
         """
-        with _locked(self._mine, "read"):
+        with _lock_file(self._mine, "read"):
             return self._missing_nodes(set())
 
-    def _give_up(self) -> list[str]:
-        with _locked(self._mine, "read"):
+    def _end_timeout(self) -> list[str]:
+        with _lock_file(self._mine, "read"):
             missing = self._missing_nodes(set())
             if missing:
                 self._write(ready=False)
@@ -325,7 +325,7 @@ def _write_addresses(top: Path, to: BinaryIO) -> None:
 
 def _user_addresses(directory: Path) -> Iterator[tuple[str, str]]:
     """Yield the addresses of a user's checkpoints, and of guests from removed checkpoints."""
-    for found in Store(directory.parent, int(directory.name)).all():
+    for found in Store(directory.parent, int(directory.name)).manifests():
         for guest in found.guests:
             yield from guest.leased
     for path in directory.glob(".*.held"):

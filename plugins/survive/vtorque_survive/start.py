@@ -9,14 +9,14 @@ from vtorque_core.api.kept_records import place
 from vtorque_core.api.node_job import NodeJob
 from vtorque_survive import move_record, periodic, placeholder, restore, shared
 from vtorque_survive.asked import CHECKPOINT, NEVER
-from vtorque_survive.process import Watcher
+from vtorque_survive.process import WatcherProcess
 from vtorque_survive.request import Fifo, path_of
 
 
 def resources() -> list[type[Resource]]:
     """Return the resource classes of this plugin, which teardown loads."""
     return [
-        Watcher,
+        WatcherProcess,
         Fifo,
         restore.RestoredDisk,
         restore.Link,
@@ -41,7 +41,7 @@ def prepare_job(job: NodeJob) -> None:
     else:
         periodic.plan(job)
         restore.acquire_saved(job)
-    Watcher.start(job, "the job cannot be suspended")
+    WatcherProcess.start(job, "the job cannot be suspended")
 
 
 def _require_saveable(job: NodeJob) -> None:

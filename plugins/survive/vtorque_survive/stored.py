@@ -201,7 +201,7 @@ class Store:
         return self.part(name)
 
     @contextlib.contextmanager
-    def locked(self) -> Iterator[None]:
+    def hold_lock(self) -> Iterator[None]:
         """Hold the lock under which the jobs of all users reserve space."""
         descriptor = take_lock(self.top / ".lock", _LOCK)
         try:
@@ -277,7 +277,7 @@ class Store:
             )
         return found
 
-    def all(self) -> Iterator[Manifest]:
+    def manifests(self) -> Iterator[Manifest]:
         """Yield the readable manifests, oldest first.
 
         Raises:
@@ -295,7 +295,7 @@ class Store:
 
     def list_for_job(self, job_id: str) -> list[Manifest]:
         """Return a job's manifests, oldest attempt first, because clocks differ between nodes."""
-        named = sorted((found for found in self.all() if found.job == job_id), key=_newness)
+        named = sorted((found for found in self.manifests() if found.job == job_id), key=_age_key)
         return [found for found in named if not (self.directory / found.id / OVER).exists()]
 
     def disown(self, job_id: str) -> None:
@@ -318,7 +318,7 @@ class Store:
         """Return whether the checkpoint has the mark of :meth:`hold`."""
         return (self.directory / name / HELD).exists()
 
-    def tries(self, name: str) -> Path:
+    def failure_file(self, name: str) -> Path:
         """Return the file that contains one line for each failed start from a checkpoint."""
         return self.directory / f".{name}.tries"
 
@@ -333,7 +333,7 @@ class Store:
         return sum(max(disk_usage(place)) for place in places if not _is_left(place))
 
 
-def _newness(manifest: Manifest) -> tuple[int, int]:
+def _age_key(manifest: Manifest) -> tuple[int, int]:
     """Return the attempt and its number of phases as a sort key.
 
     The last checkpoint of an attempt has no number.

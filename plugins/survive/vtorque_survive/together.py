@@ -204,7 +204,7 @@ class NodePart:
             if self.number and (self.store.lost_path(self.name) / ENDS).exists():
                 self.store.lost_path(self.name).rename(self._part)
         except FileNotFoundError:
-            why = "" if self.store.has(self.name) else self._why()
+            why = "" if self.store.has(self.name) else self._failure_reason()
             return HostFault(why) if why else error
         except OSError as wrong:
             return HostFault(f"{error}; {wrong.filename}: {wrong.strerror}")
@@ -228,9 +228,11 @@ class NodePart:
             raise self._abandon_error()
 
     def _abandon_error(self) -> HostFault:
-        return HostFault(self._why() or "another node of the job has canceled the checkpoint")
+        return HostFault(
+            self._failure_reason() or "another node of the job has canceled the checkpoint"
+        )
 
-    def _why(self) -> str:
+    def _failure_reason(self) -> str:
         with suppress(OSError):
             said = (self.store.lost_path(self.name) / WHY).read_bytes()
             return printable(said.decode("utf-8", "replace"), 500)

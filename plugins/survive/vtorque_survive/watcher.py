@@ -156,7 +156,7 @@ class WatcherLoop:
         self._find()
         for watched in self.jobs.values():
             watched.stopped = suspend.is_shell_stopped(self.paths, watched.job)
-        lives = self._lives()
+        lives = self._is_running()
         for watched in self.jobs.values():
             try:
                 self._change_phase(watched, lives.get(watched.job.job.id))
@@ -196,7 +196,7 @@ class WatcherLoop:
                 fifo = request.listen(request.path_of(self.paths, key))
                 self.jobs[key] = WatchedJob(job, fifo)
 
-    def _lives(self) -> Mapping[str, JobState]:
+    def _is_running(self) -> Mapping[str, JobState]:
         ids = [watched.job.job.id for watched in self.jobs.values()]
         try:
             return self.batch.known_states(ids, soon=any(map(_may_change, self.jobs.values())))

@@ -35,26 +35,26 @@ time.sleep(99)
 
 @pytest.fixture
 def job(tmp_path):
-    return running_journal.Job(running_journal.paths_below(tmp_path), ranks=3)
+    return running_journal.JournalledJob(running_journal.paths_below(tmp_path), ranks=3)
 
 
 @pytest.fixture
-def running(job):
+def running_job(job):
     (found,) = RunningJobs(job.paths).jobs()
     return found
 
 
-def test_running_jobs_are_read_with_owner_guests_and_phases(job, running):
-    (guest,) = running.guests
-    assert running.job == JobAttempt("42.srv", 0, "ada", os.geteuid(), "n1")
+def test_running_jobs_are_read_with_owner_guests_and_phases(job, running_job):
+    (guest,) = running_job.guests
+    assert running_job.job == JobAttempt("42.srv", 0, "ada", os.geteuid(), "n1")
     assert (guest.index, guest.rank, guest.vcpus, guest.ram_mib) == (0, 3, 1, 256)
     assert (guest.name, guest.uuid) == (job.names[0], job.uuids[0])
     assert guest.ready > guest.started - 0.001  # kept in whole milliseconds
-    now = running.phases[-1][1] + 5
-    spans = samples._spans(running.phases, now)
+    now = running_job.phases[-1][1] + 5
+    spans = samples._spans(running_job.phases, now)
     assert list(spans) == ["plan", "boot", "run"]
     assert spans["run"] == pytest.approx(5)
-    assert running.kept.directory == job.kept.directory
+    assert running_job.kept.directory == job.kept.directory
 
 
 def test_only_changed_journals_are_read_again(job, monkeypatch):
@@ -77,7 +77,7 @@ def test_unreadable_journal_hides_no_other_job(job, content):
 
 def test_broken_facts_hide_no_other_job(job):
     job.kept.add_facts(guests=[{"domain": job.names[0], "rank": "first"}])
-    good = running_journal.Job(job.paths, "43.srv")
+    good = running_journal.JournalledJob(job.paths, "43.srv")
     assert [found.job.id for found in RunningJobs(job.paths).jobs()] == ["43.srv"]
     job.kept.add_facts(guests="none", node=None)
     (broken, _) = RunningJobs(job.paths).jobs()
@@ -85,8 +85,8 @@ def test_broken_facts_hide_no_other_job(job):
     good.end()
 
 
-def test_libvirt_counters_are_read(running):
-    meter = GuestMeter(running.guests[0])
+def test_libvirt_counters_are_read(running_job):
+    meter = GuestMeter(running_job.guests[0])
     values = {
         name + str(dict(own) or ""): v
         for (name, own), v in meter.measure(measured.domstats()).items()
@@ -103,8 +103,8 @@ def test_libvirt_counters_are_read(running):
     assert {name.partition("{")[0] for name in values} <= METRICS.keys()
 
 
-def test_counter_never_falls_and_missing_values_are_omitted(running):
-    meter = GuestMeter(running.guests[0])
+def test_counter_never_falls_and_missing_values_are_omitted(running_job):
+    meter = GuestMeter(running_job.guests[0])
     key = ("vtorque_guest_cpu_seconds_total", ())
     assert meter.measure(measured.domstats(5 * 10**9))[key] == pytest.approx(6.02)
     assert meter.measure(measured.domstats())[key] == pytest.approx(6.02)
@@ -117,9 +117,9 @@ def test_counter_never_falls_and_missing_values_are_omitted(running):
         assert key not in meter.measure(broken)
 
 
-def test_number_of_devices_per_guest_is_limited(running):
+def test_number_of_devices_per_guest_is_limited(running_job):
     stats = {"block.count": 10**6, **{f"block.{n}.rd.bytes": n for n in range(100)}}
-    found = GuestMeter(running.guests[0]).measure(stats)
+    found = GuestMeter(running_job.guests[0]).measure(stats)
     assert sum(name.endswith("read_bytes_total") for name, _ in found) == figures.MAX_DEVICES
 
 

@@ -43,7 +43,7 @@ def port() -> int:
 
 
 @pytest.fixture
-def outside(tmp_path: Path, port: int) -> Iterator[UnprivilegedExporters]:
+def separate_process(tmp_path: Path, port: int) -> Iterator[UnprivilegedExporters]:
     token = tmp_path / "token"
     token.write_text("secret\n")
     token.chmod(0o600)
@@ -66,47 +66,47 @@ def scraped(port: int) -> str:
 
 
 def test_samples_are_served_until_the_job_has_ended(
-    outside: UnprivilegedExporters, port: int
+    separate_process: UnprivilegedExporters, port: int
 ) -> None:
-    outside.send(TICK, {})
+    separate_process.send(TICK, {})
     eventually(lambda: 'job="1.s"' in scraped(port))
-    outside.send(Tick(1002.0, {}), {})
+    separate_process.send(Tick(1002.0, {}), {})
     eventually(lambda: "vtorque_x{" not in scraped(port))
 
 
 def test_exporter_process_has_no_privileges_and_is_ended(
-    outside: UnprivilegedExporters, port: int
+    separate_process: UnprivilegedExporters, port: int
 ) -> None:
-    outside.send(TICK, {})
+    separate_process.send(TICK, {})
     eventually(lambda: "vtorque_x{" in scraped(port))
-    assert outside._life is not None
-    process = outside._life.process
+    assert separate_process._life is not None
+    process = separate_process._life.process
     uid = str(Settings().uid if os.geteuid() == 0 else os.geteuid())
     for has in thread_statuses(process.pid).values():
         assert (has["Uid"], has["NoNewPrivs"]) == ([uid] * 4, ["1"])
         assert {has[f"Cap{kind}"][0] for kind in ("Inh", "Prm", "Eff", "Amb")} == {"0" * 16}
         if os.geteuid() == 0:
             assert has["Gid"] == [uid] * 4 and has["Groups"] == []
-    outside.close()
+    separate_process.close()
     assert process.wait(LONG) is not None
 
 
 def test_killed_process_is_restarted_and_gets_all_files(
-    outside: UnprivilegedExporters, port: int
+    separate_process: UnprivilegedExporters, port: int
 ) -> None:
     ours, guests = socket.socketpair()
     ours.setblocking(False)
     files = {("1.s.0", 0): ours.fileno()}
-    outside.send(TICK, files)
+    separate_process.send(TICK, files)
     guests.sendall(b"loss 1\n")
-    eventually(lambda: outside.send(TICK, files) or "vtorque_app_loss" in scraped(port))
-    assert outside._life is not None
-    outside._life.process.kill()
-    outside._life.process.wait(LONG)
+    eventually(lambda: separate_process.send(TICK, files) or "vtorque_app_loss" in scraped(port))
+    assert separate_process._life is not None
+    separate_process._life.process.kill()
+    separate_process._life.process.wait(LONG)
     guests.sendall(b"loss 2\n")
 
     def told() -> bool:
-        outside.send(TICK, files)
+        separate_process.send(TICK, files)
         return any(
             line.startswith("vtorque_app_loss") and line.endswith(" 2.0")
             for line in scraped(port).splitlines()
@@ -117,9 +117,9 @@ def test_killed_process_is_restarted_and_gets_all_files(
     guests.close()
 
 
-def test_waiter_is_notified_after_the_last_sample(outside: UnprivilegedExporters) -> None:
+def test_waiter_is_notified_after_the_last_sample(separate_process: UnprivilegedExporters) -> None:
     source, told = os.pipe()
-    outside.send(Tick(1000.0, TICK.jobs, last="1.s.0"), {}, told)
+    separate_process.send(Tick(1000.0, TICK.jobs, last="1.s.0"), {}, told)
     os.close(told)
     with open(source, "rb") as waits:  # noqa: PTH123 - a descriptor
         assert select.select([waits], [], [], LONG)[0]
@@ -127,22 +127,22 @@ def test_waiter_is_notified_after_the_last_sample(outside: UnprivilegedExporters
 
 
 def test_stopped_process_does_not_block_root(
-    outside: UnprivilegedExporters,
+    separate_process: UnprivilegedExporters,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    outside._argv = ("/bin/sleep", "1000")
+    separate_process._argv = ("/bin/sleep", "1000")
     for _ in range(200):
-        outside.send(TICK, {})
-    assert outside._life is not None and caplog.text == ""
-    first = outside._life.process
+        separate_process.send(TICK, {})
+    assert separate_process._life is not None and caplog.text == ""
+    first = separate_process._life.process
     assert first.poll() is None
     monkeypatch.setattr(module, "_STUCK", 0.0)
-    outside.send(TICK, {})
+    separate_process.send(TICK, {})
     assert first.poll() is not None
     assert "; restarting it" in caplog.text
-    outside.send(TICK, {})
-    assert outside._life is not None and outside._life.process is not first
+    separate_process.send(TICK, {})
+    assert separate_process._life is not None and separate_process._life.process is not first
 
 
 STARTS = """
@@ -202,16 +202,16 @@ while sys.stderr.write("noise\\n"):
 
 
 def test_output_of_a_compromised_process_is_discarded(
-    outside: UnprivilegedExporters, caplog: pytest.LogCaptureFixture
+    separate_process: UnprivilegedExporters, caplog: pytest.LogCaptureFixture
 ) -> None:
-    outside._argv = (sys.executable, "-c", SENDS)
+    separate_process._argv = (sys.executable, "-c", SENDS)
 
     def said() -> bool:
-        outside.send(TICK, {})
+        separate_process.send(TICK, {})
         return "noise" in caplog.text
 
     eventually(said)
     assert "Broken pipe" in caplog.text
-    outside.close()
+    separate_process.close()
     before = len(caplog.records)
     assert 0 < before < 20_000

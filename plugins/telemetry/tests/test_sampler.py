@@ -64,7 +64,7 @@ def lines(job):
 
 
 def test_all_jobs_are_sampled_in_one_call_and_ended_ones_removed(paths):
-    jobs = [running_journal.Job(paths, f"{n}.srv", guests=2) for n in range(3)]
+    jobs = [running_journal.JournalledJob(paths, f"{n}.srv", guests=2) for n in range(3)]
     stats, taken = Stats([u for job in jobs for u in job.uuids]), Taken()
     loop = halves.loop(paths, [taken], stats)
     loop.tick()
@@ -88,7 +88,7 @@ def test_all_jobs_are_sampled_in_one_call_and_ended_ones_removed(paths):
 
 
 def test_migrations_and_pauses_are_counted(paths):
-    job = running_journal.Job(paths)
+    job = running_journal.JournalledJob(paths)
     taken = Taken()
     loop = halves.loop(paths, [taken], Stats(job.uuids))
     loop.tick()
@@ -104,7 +104,7 @@ def test_migrations_and_pauses_are_counted(paths):
 
 
 def test_paused_guests_have_no_samples_and_a_phase(paths):
-    job = running_journal.Job(paths)
+    job = running_journal.JournalledJob(paths)
     taken = Taken()
     loop = halves.loop(paths, [taken], Stats(job.uuids))
     for phase in ("paused", "suspended", "run"):
@@ -118,7 +118,7 @@ def test_paused_guests_have_no_samples_and_a_phase(paths):
 
 
 def test_hanging_libvirt_is_reported_once_and_phases_are_sampled(paths, caplog):
-    running_journal.Job(paths)
+    running_journal.JournalledJob(paths)
     taken = Taken()
 
     def hang(_uri):
@@ -132,7 +132,8 @@ def test_hanging_libvirt_is_reported_once_and_phases_are_sampled(paths, caplog):
 
 
 def test_full_disk_or_defect_of_one_job_does_not_affect_others(paths, caplog, monkeypatch):
-    bad, good = running_journal.Job(paths, "1.srv"), running_journal.Job(paths, "2.srv")
+    bad = running_journal.JournalledJob(paths, "1.srv")
+    good = running_journal.JournalledJob(paths, "2.srv")
     taken, real = Taken(), kept_records.Place.append
 
     def full(self, name):
@@ -171,7 +172,7 @@ def serve_port(job, text):
 
 
 def test_metrics_of_a_job_get_its_labels(paths, monkeypatch):
-    job, taken = running_journal.Job(paths), Taken()
+    job, taken = running_journal.JournalledJob(paths), Taken()
     thread = serve_port(job, b"loss 0.5 fold=1\nloss 0.4 fold=1\nbad line here\n" + b"x 1\n" * 3)
     loop = halves.loop(paths, [taken], Stats(job.uuids), settings=Settings(app_series=1))
     end = time.monotonic() + 20
@@ -198,7 +199,7 @@ def test_metrics_of_a_job_get_its_labels(paths, monkeypatch):
 
 def test_many_metrics_of_one_job_do_not_displace_other_samples(paths, monkeypatch):
     """Otherwise its file would be thinned until no other guest has a line, faster over time."""
-    job = running_journal.Job(paths, guests=2)
+    job = running_journal.JournalledJob(paths, guests=2)
     said, first = iter(range(10**6)), []
 
     def read(self, _room):
@@ -221,7 +222,7 @@ def test_many_metrics_of_one_job_do_not_displace_other_samples(paths, monkeypatc
 
 
 def test_full_disk_is_reported_once(paths, caplog, monkeypatch):
-    job = running_journal.Job(paths)
+    job = running_journal.JournalledJob(paths)
     full = OSError(28, "No space left on device")
     monkeypatch.setattr(series.SeriesFile, "add", lambda *_: (_ for _ in ()).throw(full))
     loop = halves.loop(paths, [], Stats(job.uuids))
@@ -233,7 +234,7 @@ def test_full_disk_is_reported_once(paths, caplog, monkeypatch):
 
 def test_cost_of_a_sample_of_fifty_guests_is_bounded(paths):
     """The cost in seconds: bench/run.py."""
-    jobs = [running_journal.Job(paths, f"{n}.srv") for n in range(50)]
+    jobs = [running_journal.JournalledJob(paths, f"{n}.srv") for n in range(50)]
     taken = Taken()
     loop = halves.loop(paths, [taken], Stats([u for job in jobs for u in job.uuids]))
     loop.tick()
@@ -260,7 +261,7 @@ from pathlib import Path
 import halves, measured, running_journal
 from vtorque_telemetry import sampler
 paths = running_journal.paths_below(Path(sys.argv[1]))
-job = running_journal.Job(paths)
+job = running_journal.JournalledJob(paths)
 loop = halves.loop(paths, [], lambda _: {job.uuids[0]: measured.domstats()})
 loop.tick()
 many = int(sys.argv[2])
@@ -318,7 +319,7 @@ def eventually(condition, seconds=30):
 
 
 def test_sampler_is_started_killed_and_restarted(paths, process):
-    job = running_journal.Job(paths)
+    job = running_journal.JournalledJob(paths)
     process.create()
     eventually((job.kept.directory / series.NAME).exists)
     eventually(lambda: len(lines(job)) > 3)
@@ -340,7 +341,7 @@ def test_sampler_is_started_killed_and_restarted(paths, process):
 
 
 def test_ending_job_gets_a_last_sample_without_waiting(paths, process):
-    job = running_journal.Job(paths)
+    job = running_journal.JournalledJob(paths)
     last_sample(paths, job.key)  # no sampler runs
     process.create()
     eventually((paths.run / "telemetry.sock").exists)

@@ -66,7 +66,7 @@ def test_series_file_is_bounded_for_any_run_time(place):
     for n in range(samplings):
         at = 1000.0 + 2 * n
         for guest in (0, 1):
-            if file.due(guest, at):
+            if file.is_due(guest, at):
                 file.add(guest, at, {"counter": n, "guest": guest})
     file.close()
     head, *rest = lines(place)

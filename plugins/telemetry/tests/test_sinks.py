@@ -226,12 +226,12 @@ def test_no_client_is_answered_before_the_first_samples():
 
 
 @pytest.fixture
-def reached(monkeypatch):
+def trust_directories(monkeypatch):
     """Accept pytest's directories as root's."""
     monkeypatch.setattr(textfile, "require_root_owned", lambda _path: None)
 
 
-def test_textfile_is_replaced_atomically_and_removed(tmp_path, reached):
+def test_textfile_is_replaced_atomically_and_removed(tmp_path, trust_directories):
     path = tmp_path / "of its own/vtorque.prom"
     if os.geteuid() != 0:
         path.parent.mkdir()
@@ -250,7 +250,7 @@ def test_textfile_is_replaced_atomically_and_removed(tmp_path, reached):
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root gives directories away")
-def test_textfile_directory_is_created_for_its_user_and_group(tmp_path, reached):
+def test_textfile_directory_is_created_for_its_user_and_group(tmp_path, trust_directories):
     path = tmp_path / "own/x.prom"
     for _ in range(2):
         Textfile(Settings(textfile=str(path), textfile_group="daemon"))
@@ -380,7 +380,7 @@ def test_hanging_refusing_or_invalid_server_is_an_error(influx):
 # -- Threads ---------------------------------------------------------------------------------------
 
 
-class Bad:
+class BadExporter:
     """A sink of another author that does ``work``."""
 
     def __init__(self, work):
@@ -398,8 +398,8 @@ class Bad:
 
 def test_hanging_sink_delays_no_other_sink_and_is_reported_once(caplog):
     go, got = threading.Event(), []
-    slow = ExporterThread("slow", Bad(lambda _: go.wait(1000)), 0.05)
-    good = ExporterThread("good", Bad(got.append), 0.05)
+    slow = ExporterThread("slow", BadExporter(lambda _: go.wait(1000)), 0.05)
+    good = ExporterThread("good", BadExporter(got.append), 0.05)
     slow.give(SAMPLES, ())
     time.sleep(0.2)
     for _ in range(100):
@@ -428,7 +428,7 @@ def test_failing_sink_is_reported_once_until_it_works(caplog):
         if len(taken) in troubles:
             raise troubles[len(taken)]
 
-    sink = Bad(work)
+    sink = BadExporter(work)
     outlet = ExporterThread("o", sink, 5)
 
     def give(count):

@@ -45,15 +45,15 @@ class GuestMeter:
             values[f"{_G}boot_seconds", ()] = max(0.0, guest.ready - guest.started)
         if stats is not None:
             with contextlib.suppress(TypeError, ValueError):
-                _of_libvirt(stats, values)
-        self._of_kernel(values)
+                _add_libvirt_values(stats, values)
+        self._add_kernel_values(values)
         for key, value in values.items():
             if key[0].endswith("_total"):
                 values[key] = max(value, self._before.get(key, 0.0))
         self._before = {**self._before, **values}
         return values
 
-    def _of_kernel(self, values: Values) -> None:
+    def _add_kernel_values(self, values: Values) -> None:
         try:
             if self._process is None:
                 directory = process_of(self.guest.name, self.guest.uuid)
@@ -74,7 +74,7 @@ class GuestMeter:
         values[f"{_G}page_faults_total", (("kind", "major"),)] = used.major
 
 
-def _of_libvirt(stats: Mapping[str, Any], values: Values) -> None:
+def _add_libvirt_values(stats: Mapping[str, Any], values: Values) -> None:
     present = range(int(stats.get("vcpu.maximum", 0)))
     times = [stats[f"vcpu.{n}.time"] for n in present if f"vcpu.{n}.time" in stats]
     waits = [stats[f"vcpu.{n}.delay"] for n in present if f"vcpu.{n}.delay" in stats]

@@ -27,15 +27,15 @@ class Labels:
     """The series of one guest or of a whole job. All of them have the same base labels."""
 
     def __init__(self, base: Mapping[str, str]) -> None:
-        self.base = {name: safe(value) for name, value in base.items()}
+        self.base = {name: label_value(value) for name, value in base.items()}
         self._known: dict[tuple[str, Own], Series] = {}
 
     def series(self, name: str, own: Own) -> Series:
         """Return a series. ``own`` labels never replace the base labels."""
         known = self._known.get((name, own))
         if known is None:
-            labels = {**{k: safe(v) for k, v in own}, **self.base}
-            inner = ",".join(f'{k}="{escape(safe(v))}"' for k, v in own)
+            labels = {**{k: label_value(v) for k, v in own}, **self.base}
+            inner = ",".join(f'{k}="{escape(label_value(v))}"' for k, v in own)
             text = f"{name}{{{inner}}}" if inner else name
             known = Series(name, labels, kind_of(name), help_of(name), text)
             self._known[name, own] = known
@@ -52,7 +52,7 @@ class Labels:
         return {self.series(name, own).text: round(v, 6) for (name, own), v in values.items()}
 
 
-def safe(text: str) -> str:
+def label_value(text: str) -> str:
     """Return a label's value, truncated, with unprintable characters replaced."""
     return "".join(c if c.isprintable() else "?" for c in text[:_LABEL])
 

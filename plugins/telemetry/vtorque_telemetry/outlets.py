@@ -37,7 +37,7 @@ class ExporterThread:
                 self.lost += len(self._samples)
             hangs = self._since and time.monotonic() - self._since > self._deadline
             if hangs:
-                self._say(f"no answer for {self._deadline:g} s; samples are being lost")
+                self._log_once(f"no answer for {self._deadline:g} s; samples are being lost")
             self._samples = samples
             self._ended |= set(ended)
             self._changed.notify()
@@ -66,7 +66,7 @@ class ExporterThread:
                 if closing:
                     self._sink.close()
             except Exception as error:  # it may be third-party code
-                self._say(f"{type(error).__name__}: {error}")
+                self._log_once(f"{type(error).__name__}: {error}")
             else:
                 if samples is not None and self._trouble:
                     log.info("exporter %s works again; %d samples were lost", self.name, self.lost)
@@ -74,7 +74,7 @@ class ExporterThread:
             if closing:
                 return
 
-    def _say(self, trouble: str) -> None:
+    def _log_once(self, trouble: str) -> None:
         """Log a problem once, until the sink works again."""
         if not self._trouble:
             log.warning("exporter %s: %s", self.name, trouble[:500])

@@ -136,7 +136,7 @@ class _Server(ThreadingHTTPServer):
             connection: socket = request
             if self._tls is not None:
                 connection = self._tls.wrap_socket(request, server_side=True)
-            late = threading.Timer(_WHOLE, _cut, (connection,))
+            late = threading.Timer(_WHOLE, _shut_down, (connection,))
             late.daemon = True
             late.start()
             try:
@@ -152,7 +152,7 @@ class _Server(ThreadingHTTPServer):
         """Ignore errors of clients."""
 
 
-def _cut(connection: socket) -> None:
+def _shut_down(connection: socket) -> None:
     with contextlib.suppress(OSError):
         connection.shutdown(SHUT_RDWR)
 
@@ -163,14 +163,14 @@ class _ScrapeHandler(BaseHTTPRequestHandler):
     server_version, sys_version = "vtorque", ""
 
     def do_GET(self) -> None:
-        if not self._may():
+        if not self._is_authorized():
             self._send(HTTPStatus.UNAUTHORIZED, b"who are you?\n")
         elif self.path.partition("?")[0] != "/metrics":
             self._send(HTTPStatus.NOT_FOUND, b"/metrics\n")
         else:
             self._send(HTTPStatus.OK, text(self.server.samples))
 
-    def _may(self) -> bool:
+    def _is_authorized(self) -> bool:
         said = self.headers.get("Authorization", "").encode("utf-8", "replace")
         words = self.server.words
         return not words or any(hmac.compare_digest(said, word) for word in words)

@@ -69,9 +69,9 @@ class Port:
 
     def descriptor(self) -> int | None:
         """Return the connection, renewed if QEMU has closed it, or None if connecting fails."""
-        before, self._socket = self._socket, self._socket or _connected(self._path)
+        before, self._socket = self._socket, self._socket or _connect_agent(self._path)
         if before is not None and _is_closed(before):
-            self._socket = _connected(self._path)  # before close(), so that the number differs
+            self._socket = _connect_agent(self._path)  # before close(), so that the number differs
             before.close()
         return None if self._socket is None else self._socket.fileno()
 
@@ -82,7 +82,7 @@ def _is_closed(connection: socket.socket) -> bool:
     return bool(waiting.poll(0))
 
 
-def _connected(path: Path) -> socket.socket | None:
+def _connect_agent(path: Path) -> socket.socket | None:
     """Connect to QEMU's root-only socket; None if the channel or guest does not exist."""
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
     try:
@@ -135,7 +135,7 @@ class JobMeter:
     def files(self, key: str) -> Iterator[tuple[Name, int]]:
         """Yield the open files of the job."""
         if self._series < 0:
-            self._open()
+            self._open_series()
         if self._series >= 0:
             yield (key, None), self._series
         for index, (_, port) in self._guests.items():
@@ -143,7 +143,7 @@ class JobMeter:
             if descriptor is not None:
                 yield (key, index), descriptor
 
-    def _open(self) -> None:
+    def _open_series(self) -> None:
         kept = self.job.kept
         try:
             os.close(kept.append(NAME))  # creates it, readable by the owner
@@ -178,7 +178,7 @@ class SamplerLoop:
 
         ``last`` is the key of an ending job, and ``answer`` the pipe on which its epilogue waits.
         """
-        self._look()
+        self._update_jobs()
         at = time.time()
         answers: dict[str, Mapping[str, Mapping[str, Any]]] = {}
 
@@ -210,7 +210,7 @@ class SamplerLoop:
             return {}
         return found
 
-    def _look(self) -> None:
+    def _update_jobs(self) -> None:
         found = {each.job.key: each for each in self._running.jobs() if each.guests}
         for key in self.jobs.keys() - found.keys():
             self.jobs.pop(key).close()

@@ -102,7 +102,7 @@ class JobSamples:
         if self.series is None:  # root could not open it, and has logged that
             return False
         try:
-            if not must and guest is not None and not self.series.due(guest, at):
+            if not must and guest is not None and not self.series.is_due(guest, at):
                 return False
             self.series.add(guest, at, values)
         except OSError as error:  # a full disk must not affect other jobs and sinks

@@ -50,7 +50,7 @@ class SeriesFile:
             os.close(self._descriptor)
             self._descriptor = -1
 
-    def due(self, guest: int, at: float) -> bool:
+    def is_due(self, guest: int, at: float) -> bool:
         """Return whether a guest's next line is due; ``at`` in Unix seconds."""
         return at >= self._next.get(guest, 0.0) - self.interval / 10
 

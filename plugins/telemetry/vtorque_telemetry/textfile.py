@@ -33,7 +33,7 @@ class Textfile:
         except KeyError:
             raise HostFault(f"the group {settings.textfile_group!r} does not exist") from None
         if os.geteuid() == 0:
-            _own(self._path.parent, settings.uid, gid)
+            _create_directory(self._path.parent, settings.uid, gid)
 
     def write(self, samples: Sequence[Sample], _deadline: float) -> None:
         """Replace the file. Raises OSError."""
@@ -52,7 +52,7 @@ class Textfile:
         self._path.unlink(missing_ok=True)
 
 
-def _own(directory: Path, uid: int, gid: int) -> None:
+def _create_directory(directory: Path, uid: int, gid: int) -> None:
     """Create the directory if it is missing; new files in it inherit its group."""
     require_root_owned(directory.parent)
     if not directory.exists():

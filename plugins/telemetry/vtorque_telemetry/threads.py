@@ -59,7 +59,7 @@ class QemuProcess:
     def usage(self) -> ProcessUsage:
         """Return the current usage. Raises OSError if the process has ended."""
         if self._looks % LOOK_AGAIN == 0:
-            self._look()
+            self._add_threads()
         self._looks += 1
         spent = {"io": 0.0, "vhost": 0.0, "own vhost": 0.0}
         for path, descriptor in list(self._threads.items()):
@@ -82,7 +82,7 @@ class QemuProcess:
             major=int(fields[9]),
         )  # fmt: skip
 
-    def _look(self) -> None:
+    def _add_threads(self) -> None:
         for task in threads(self._directory):
             if thread_name(task).startswith("IO iothread"):
                 self._add(task, "io")

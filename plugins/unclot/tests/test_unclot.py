@@ -20,7 +20,7 @@ from vtorque_unclot import node, plugin
 from vtorque_unclot.shm import Shm
 
 LINUX = frozenset({"EnvVar", "PciMemory"})
-PLUGINS = planned.with_core("unclot", plugin, node)
+PLUGINS = planned.load_with_core("unclot", plugin, node)
 
 
 def on(site=""):
@@ -40,7 +40,7 @@ def guest(unclot=True, mib=64, **changes):
 
 
 def pre_boot(*guests, reserve=64):
-    return on(f"[plugin.unclot]\nshm_reserve = {reserve}").acquired(*guests)
+    return on(f"[plugin.unclot]\nshm_reserve = {reserve}").pre_boot_resources(*guests)
 
 
 # -- Options of the user ---------------------------------------------------------------------------

@@ -30,7 +30,7 @@ TOOL = "/usr/lib/vtorque/vtorque-rdma"
 NIC = Address("52:54:00:aa:bb:cc", "10.86.0.5")
 HPC = Address("52:54:00:aa:bb:dd", "10.186.0.5", network="hpc")
 SRIOV = 'cards = ["ibp94s0", "ens1f0"]\nallow_unfiltered = true\n'
-PLUGINS = planned.with_core("vrdma", plugin, node)
+PLUGINS = planned.load_with_core("vrdma", plugin, node)
 
 
 def on(text):
@@ -69,7 +69,7 @@ def answers_of(site, *args, **changes):
 
 
 def placed(site, count=1, **changes):
-    return site.placed(*guests(site, count=count, **changes))
+    return site.place(*guests(site, count=count, **changes))
 
 
 def chosen(site, **changes):
@@ -84,7 +84,7 @@ def context(site, got):
 
 
 def acquired(site, *guests):
-    return [resource for resource, _ in site.acquired(*guests)]
+    return [resource for resource, _ in site.pre_boot_resources(*guests)]
 
 
 def elements(site, got):
@@ -275,13 +275,13 @@ def test_function_unknown_to_ip_is_a_host_fault(tmp_path, monkeypatch):
     monkeypatch.setattr(guid, "run_tool", lambda *_: "[{}]")
     vf = virtual_functions(["ibp94s0"], sysfs)["0000:5e:00.2"]
     with pytest.raises(HostFault, match="ibp94s0 has no virtual function 1"):
-        VfGuid.of(vf, "02:00")
+        VfGuid.for_function(vf, "02:00")
 
 
 def test_output_of_ip_on_this_machine_is_parsed():
     """``ip -json link show`` has the form that VfGuid.of parses, also without functions."""
     with pytest.raises(HostFault, match="lo has no virtual function 0"):
-        VfGuid.of(SimpleNamespace(card="lo", number=0), "02:00")
+        VfGuid.for_function(SimpleNamespace(card="lo", number=0), "02:00")
 
 
 def test_ethernet_function_gets_the_mac_of_the_guest_and_is_set_up(tmp_path):
@@ -292,7 +292,7 @@ def test_ethernet_function_gets_the_mac_of_the_guest_and_is_set_up(tmp_path):
     assert card.mac.startswith("52:54:00:")
     assert RootCommand((TOOL, "up", card.mac), stage="boot") in context(site, got)
     sysfs = site.site[node.Settings].sysfs
-    assert acquired(site, got) == [Vfio.of(card, got.qemu_uid, sysfs)]
+    assert acquired(site, got) == [Vfio.for_function(card, got.qemu_uid, sysfs)]
     assert card.mac != elements(site, dataclasses.replace(got, name="other"))[1].mac
 
 
@@ -388,7 +388,7 @@ def test_submit_host_claims_soft_roce_without_checks(tmp_path):
 
 
 @pytest.fixture
-def inside(tmp_path):
+def run_guest_program(tmp_path):
     """Run the guest's program with the test's programs in place of its tools."""
     text = node.files("vtorque_vrdma").joinpath("guest", "vtorque-rdma").read_text()
     bin_ = tmp_path / "bin"
@@ -420,45 +420,51 @@ def inside(tmp_path):
     return SimpleNamespace(run=run, tool=tool, sys=tmp_path / "sys", log=tmp_path / "log")
 
 
-def test_soft_roce_in_the_guest_uses_the_nic_with_the_address(inside):
-    assert inside.run("soft", NIC.mac) == (
+def test_soft_roce_in_the_guest_uses_the_nic_with_the_address(run_guest_program):
+    assert run_guest_program.run("soft", NIC.mac) == (
         1, "vrdma: this image has no program rdma, of the package iproute2\n",
     )  # fmt: skip
-    inside.tool("rdma", f'echo "$@" >>{inside.log}')
-    assert inside.run("soft", NIC.mac) == (0, "")
-    assert inside.log.read_text() == "link add rxe0 type rxe netdev eth1\n"
-    assert inside.run("soft", "52:54:00:99:99:99") == (
+    run_guest_program.tool("rdma", f'echo "$@" >>{run_guest_program.log}')
+    assert run_guest_program.run("soft", NIC.mac) == (0, "")
+    assert run_guest_program.log.read_text() == "link add rxe0 type rxe netdev eth1\n"
+    assert run_guest_program.run("soft", "52:54:00:99:99:99") == (
         1, "vrdma: no network card of the guest has the address 52:54:00:99:99:99\n",
     )  # fmt: skip
-    inside.tool("modprobe", "exit 1")
-    code, said = inside.run("soft", NIC.mac)
+    run_guest_program.tool("modprobe", "exit 1")
+    code, said = run_guest_program.run("soft", NIC.mac)
     assert code == 1
     assert "has no module rdma_rxe: take an image whose kernel has it" in said
-    inside.tool("modprobe", "exit 0")
-    inside.tool("rdma", "exit 1")
-    assert inside.run("soft", NIC.mac) == (1, "vrdma: Soft-RoCE cannot be put on eth1\n")
-    (inside.sys / "class/infiniband/rxe0").mkdir(parents=True)
-    assert inside.run("soft", NIC.mac) == (0, "")
+    run_guest_program.tool("modprobe", "exit 0")
+    run_guest_program.tool("rdma", "exit 1")
+    assert run_guest_program.run("soft", NIC.mac) == (1, "vrdma: Soft-RoCE cannot be put on eth1\n")
+    (run_guest_program.sys / "class/infiniband/rxe0").mkdir(parents=True)
+    assert run_guest_program.run("soft", NIC.mac) == (0, "")
 
 
-def test_function_in_the_guest_is_set_up(inside):
-    inside.tool("ip", f'echo "$@" >>{inside.log}')
-    assert inside.run("up", NIC.mac) == (0, "")
-    assert inside.log.read_text() == "link set dev eth1 up\n"
+def test_function_in_the_guest_is_set_up(run_guest_program):
+    run_guest_program.tool("ip", f'echo "$@" >>{run_guest_program.log}')
+    assert run_guest_program.run("up", NIC.mac) == (0, "")
+    assert run_guest_program.log.read_text() == "link set dev eth1 up\n"
 
 
-def test_missing_device_in_the_guest_is_reported(inside):
-    assert "no program ibv_devices, of the package ibverbs-utils (Debian)" in inside.run("check")[1]
-    inside.tool("ibv_devices", "echo '  device  node GUID'; echo '  ------  ------'")
-    assert inside.run("check") == (1, "vrdma: ibv_devices finds no RDMA device in the guest\n")
-    inside.tool("ibv_devices", "printf 'device\\n------\\nrxe0 505400fffeaabbcc\\n'")
-    state = inside.sys / "class/infiniband/rxe0/ports/1/state"
+def test_missing_device_in_the_guest_is_reported(run_guest_program):
+    assert (
+        "no program ibv_devices, of the package ibverbs-utils (Debian)"
+        in run_guest_program.run("check")[1]
+    )
+    run_guest_program.tool("ibv_devices", "echo '  device  node GUID'; echo '  ------  ------'")
+    assert run_guest_program.run("check") == (
+        1,
+        "vrdma: ibv_devices finds no RDMA device in the guest\n",
+    )
+    run_guest_program.tool("ibv_devices", "printf 'device\\n------\\nrxe0 505400fffeaabbcc\\n'")
+    state = run_guest_program.sys / "class/infiniband/rxe0/ports/1/state"
     write(state, "1: DOWN")
-    code, said = inside.run("check")
+    code, said = run_guest_program.run("check")
     assert code == 1
     assert "no RDMA port is active after 10 s" in said
     write(state, "4: ACTIVE")
-    assert inside.run("check") == (0, "")
+    assert run_guest_program.run("check") == (0, "")
 
 
 def test_packages_of_both_families_are_requested(tmp_path):

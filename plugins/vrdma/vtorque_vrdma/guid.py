@@ -29,7 +29,7 @@ class VfGuid(Resource):
     old: tuple[str, ...] = (NOBODY, NOBODY, "auto")
 
     @classmethod
-    def of(cls, vf: VirtualFunction, guid: str) -> VfGuid:
+    def for_function(cls, vf: VirtualFunction, guid: str) -> VfGuid:
         """Return the resource, with the current values in ``old``. Raises HostFault."""
         links = json.loads(run_tool("ip", "-json", "link", "show", "dev", vf.card))
         infos = [i for link in links for i in link.get("vfinfo_list", ()) if i["vf"] == vf.number]

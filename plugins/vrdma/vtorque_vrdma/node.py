@@ -96,7 +96,7 @@ class Fabric(MetadataEntry):
     forbids: ClassVar[frozenset[Act]] = VRDMA.forbids
 
 
-def missing(settings: Settings, kind: str) -> tuple[str, str]:
+def missing_support(settings: Settings, kind: str) -> tuple[str, str]:
     """Return what the node lacks for a backend, and how to fix it; two empty strings if nothing."""
     if kind == "sriov" and why_no_vfio(settings.sysfs):
         return why_no_vfio(settings.sysfs), "see vtorque doctor"
@@ -135,14 +135,14 @@ def vtorque_plan(guest: GuestPlan, site: Site) -> Iterator[Claim | Refusal | Not
     settings, kind = site[Settings], site[Settings].backend(guest.job.node)
     if not guest[VRDMA] or (kind != "rxe" and not guest.host.nodes):  # no nodes: a submit host
         return
-    what, fix = missing(settings, kind)
+    what, fix = missing_support(settings, kind)
     if what:
         where = "[plugin.vrdma] required"
         yield report_missing(
             guest, what, option=VRDMA, required=settings.required, where=where, fix=fix
         )
     elif kind == "sriov" and not settings.allow_unfiltered:
-        yield _unfiltered("a virtual function", guest)
+        yield _unfiltered_refusal("a virtual function", guest)
     elif kind == "sriov":
         found = virtual_functions(settings.cards, settings.sysfs)
         near = {a: vf.function.numa for a, vf in found.items() if vf.function.numa >= 0}
@@ -151,7 +151,7 @@ def vtorque_plan(guest: GuestPlan, site: Site) -> Iterator[Claim | Refusal | Not
         yield PoolClaim(POOLS[kind], (guest.name,), key=VRDMA.key)
 
 
-def _unfiltered(what: str, guest: GuestPlan) -> Refusal:
+def _unfiltered_refusal(what: str, guest: GuestPlan) -> Refusal:
     return Refusal(
         f"node {guest.job.node} cannot filter what a guest sends through {what}",
         VRDMA.key,
@@ -169,7 +169,7 @@ def _card(guest: GuestPlan, settings: Settings) -> Address:
         message = f"guests have no address from vTorque in {name}, which Soft-RoCE needs"
         raise Refused(Refusal(message, VRDMA.key, "true"))
     if not cards[0].filtered and not settings.allow_unfiltered:
-        raise Refused(_unfiltered("its network card", guest))
+        raise Refused(_unfiltered_refusal("its network card", guest))
     return cards[0]
 
 
@@ -184,13 +184,13 @@ def vtorque_guest_context(guest: GuestPlan, site: Site) -> Iterator[ContextItem]
     yield GuestFile(TOOL, tool, mode=0o755)
     if kind == "rxe":
         yield RootCommand((TOOL, "soft", _card(guest, site[Settings]).mac), stage="boot")
-    if any(not vf.infiniband for vf in _leased(guest, site)):
+    if any(not vf.infiniband for vf in _leased_functions(guest, site)):
         yield RootCommand((TOOL, "up", _mac(guest)), stage="boot")
     yield GuestDevice("infiniband/uverbs*", "/dev/vtorque/rdma0")
     yield RootCommand((TOOL, "check"))
 
 
-def _leased(guest: GuestPlan, site: Site) -> list[VirtualFunction]:
+def _leased_functions(guest: GuestPlan, site: Site) -> list[VirtualFunction]:
     settings, items = site[Settings], guest.leased_items(POOLS["sriov"])
     found = virtual_functions(settings.cards, settings.sysfs) if items else {}
     if gone := set(items) - set(found):
@@ -218,7 +218,7 @@ def vtorque_render_domain(guest: GuestPlan, site: Site) -> Iterator[Element]:
     kind = _backend(guest)
     if kind:
         yield Fabric("rdma", kind)
-    for vf in _leased(guest, site):
+    for vf in _leased_functions(guest, site):
         yield _device(vf, guest)
     if kind == "hyv":
         config = str(guest.run_dir / "hyv.conf").replace(",", ",,")  # escaped in a value: qemu(1)
@@ -231,16 +231,18 @@ def vtorque_pre_boot(job: NodeJob) -> None:
     """Acquire what the backend needs before the guests boot."""
     for guest in job.guests:
         kind, settings = _backend(guest), job.site[Settings]
-        if kind and (what := missing(settings, kind)[0]):
+        if kind and (what := missing_support(settings, kind)[0]):
             raise HostFault(f"node {guest.job.node} no longer has {what}")
         if kind == "rxe":
             card = _card(guest, settings)
             peers = _peers(guest, settings.network) or (str(card.ip),)
             job.acquire(Fence(card.mac, str(card.ip), peers), guest)
-        for vf in _leased(guest, job.site):
-            job.acquire(Vfio.of(_device(vf, guest), guest.qemu_uid, settings.sysfs), guest)
+        for vf in _leased_functions(guest, job.site):
+            job.acquire(
+                Vfio.for_function(_device(vf, guest), guest.qemu_uid, settings.sysfs), guest
+            )
             if vf.infiniband:
-                job.acquire(VfGuid.of(vf, _guid(guest)), guest)
+                job.acquire(VfGuid.for_function(vf, _guid(guest)), guest)
         if kind == "hyv":
             path, content = guest.run_dir / "hyv.conf", _guids(settings).encode()
             job.acquire(File(str(path), 0o400, guest.qemu_uid, content=content), guest)
@@ -254,7 +256,7 @@ def _peers(guest: GuestPlan, network: str) -> tuple[str, ...]:
 def check(site: Site) -> Iterator[HealthResult]:
     """Check for each configured backend whether this node can provide it."""
     for kind in dict.fromkeys(backend.kind for backend in site[Settings].backends):
-        what, fix = missing(site[Settings], kind)
+        what, fix = missing_support(site[Settings], kind)
         said = f"this node lacks {what}" if what else "this node supports it"
         yield HealthResult("warning" if what else "ok", f"backend {kind}: {said}", fix)
 

@@ -17,7 +17,7 @@ from vtorque_warm import node
 
 
 @pytest.fixture(autouse=True)
-def waiting(tmp_path, monkeypatch):
+def waiting_guests(tmp_path, monkeypatch):
     """Let two guests wait, the second of which matches."""
     found = []
     for key, xml in (("spare-1.0", "<other/>"), ("spare-2.0", "<fits/>")):
@@ -31,7 +31,7 @@ def waiting(tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def offered(tmp_path):
+def offer_guests(tmp_path):
     site = SimpleNamespace(paths=SimpleNamespace(journal=tmp_path))
 
     def offers(driver=WarmDriver, **changes):
@@ -43,21 +43,21 @@ def offered(tmp_path):
     return offers
 
 
-def test_warm_guest_with_the_same_domain_is_offered(offered, waiting):
-    assert offered(index=3) == [(3, "spare-2.0")]
-    Path(waiting[1].directory / "base.xml").unlink()
-    assert offered() == []
+def test_warm_guest_with_the_same_domain_is_offered(offer_guests, waiting_guests):
+    assert offer_guests(index=3) == [(3, "spare-2.0")]
+    Path(waiting_guests[1].directory / "base.xml").unlink()
+    assert offer_guests() == []
 
 
-def test_guest_with_dedicated_cores_gets_no_offer(offered):
-    assert offered(placement=Placement({"vcpu": (1,)}, own=frozenset({"vcpu"}))) == []
+def test_guest_with_dedicated_cores_gets_no_offer(offer_guests):
+    assert offer_guests(placement=Placement({"vcpu": (1,)}, own=frozenset({"vcpu"}))) == []
 
 
-def test_guest_of_a_driver_without_warm_support_gets_no_offer(offered):
-    assert offered(GuestDriver) == []
+def test_guest_of_a_driver_without_warm_support_gets_no_offer(offer_guests):
+    assert offer_guests(GuestDriver) == []
 
 
-def test_claimed_or_booting_warm_guest_is_not_offered(offered, waiting):
-    fits = waiting.pop()
-    waiting += [replace(fits, job="7"), replace(fits, waits=False)]
-    assert offered() == []
+def test_claimed_or_booting_warm_guest_is_not_offered(offer_guests, waiting_guests):
+    fits = waiting_guests.pop()
+    waiting_guests += [replace(fits, job="7"), replace(fits, waits=False)]
+    assert offer_guests() == []

@@ -13,7 +13,7 @@ from vtorque_admin.steps import systemd_unit
 from vtorque_core.api import HostFault, Paths
 from vtorque_core.api.setup_steps import Installation
 from vtorque_core.live.spares import WarmGuest
-from vtorque_testing.planned import PlannedNode, with_core
+from vtorque_testing.planned import PlannedNode, load_with_core
 from vtorque_warm import node, plugin, policy, process, service
 from vtorque_warm import setup as setup_steps
 from vtorque_warm.service import NOTE, Keeper
@@ -113,14 +113,14 @@ def test_most_requested_shapes_are_kept_within_max_memory():
 # -- The service -----------------------------------------------------------------------------------
 
 
-class Site(dict):
+class WarmSite(dict):
     """The settings that the service reads from a site's config."""
 
     node = SimpleNamespace(qemu_overhead=OVERHEAD)
 
 
 @pytest.fixture
-def made(tmp_path, monkeypatch):
+def made_keeper(tmp_path, monkeypatch):
     """Return a keeper whose guests are entries of a list."""
     there, ended, clock = [], [], [NOW]
     state = SimpleNamespace(
@@ -144,7 +144,9 @@ def made(tmp_path, monkeypatch):
         return True
 
     def load(_config, _group):
-        return Site({Settings: state.settings}), SimpleNamespace(function=lambda name: state.policy)
+        return WarmSite({Settings: state.settings}), SimpleNamespace(
+            function=lambda name: state.policy
+        )
 
     monkeypatch.setattr(service.extensions, "load", load)
     monkeypatch.setattr(service.spares, "warm_guests", lambda _: list(there))
@@ -160,72 +162,72 @@ def made(tmp_path, monkeypatch):
     return state
 
 
-def test_service_boots_guests_one_by_one_and_then_pauses(made):
+def test_service_boots_guests_one_by_one_and_then_pauses(made_keeper):
     for expected in (1, 2, 2):
-        assert made.keeper.look()
-        assert len(made.there) == expected
-    noted = json.loads((made.there[0].directory / NOTE).read_text())
+        assert made_keeper.keeper.look()
+        assert len(made_keeper.there) == expected
+    noted = json.loads((made_keeper.there[0].directory / NOTE).read_text())
     assert noted["shape"] == SHAPE
-    assert process.read_status(made.keeper.paths)["wanted"] == {SHAPE: 2}
+    assert process.read_status(made_keeper.keeper.paths)["wanted"] == {SHAPE: 2}
 
 
-def test_no_guest_is_booted_during_the_start_of_a_job(made):
-    made.jobs = [SimpleNamespace(phases=(("plan", 1.0), ("boot", service.time.time())))]
-    made.keeper.look()
-    assert made.there == []
-    made.jobs = [
+def test_no_guest_is_booted_during_the_start_of_a_job(made_keeper):
+    made_keeper.jobs = [SimpleNamespace(phases=(("plan", 1.0), ("boot", service.time.time())))]
+    made_keeper.keeper.look()
+    assert made_keeper.there == []
+    made_keeper.jobs = [
         SimpleNamespace(phases=(("run", 1.0),)),
         SimpleNamespace(phases=(("boot", 1.0),)),  # killed long ago
     ]
-    made.keeper.look()
-    assert len(made.there) == 1
+    made_keeper.keeper.look()
+    assert len(made_keeper.there) == 1
 
 
-def test_memory_reclaimed_by_jobs_is_left_to_them_for_growing_times(made):
+def test_memory_reclaimed_by_jobs_is_left_to_them_for_growing_times(made_keeper):
     def starts(*, takes=False):
-        made.keeper.look(), made.keeper.look(), made.keeper.look()
-        assert len([each for each in made.there if each.waits]) == 2
-        mine = made.there.pop()
-        made.ended.append(mine.key)
+        made_keeper.keeper.look(), made_keeper.keeper.look(), made_keeper.keeper.look()
+        assert len([each for each in made_keeper.there if each.waits]) == 2
+        mine = made_keeper.there.pop()
+        made_keeper.ended.append(mine.key)
         if takes:
-            made.there.append(WarmGuest(**{**vars_of(mine), "job": "7", "waits": False}))
-        made.jobs = [SimpleNamespace(phases=(("pre-boot", service.time.time()),))]
-        made.keeper.look()
-        made.jobs = []
-        made.keeper.look()
-        return made.keeper.rests - made.clock[0]
+            made_keeper.there.append(WarmGuest(**{**vars_of(mine), "job": "7", "waits": False}))
+        made_keeper.jobs = [SimpleNamespace(phases=(("pre-boot", service.time.time()),))]
+        made_keeper.keeper.look()
+        made_keeper.jobs = []
+        made_keeper.keeper.look()
+        return made_keeper.keeper.rests - made_keeper.clock[0]
 
     for rest in (60.0, 120.0, 240.0):
         assert starts() == rest
-        assert len(made.there) == 1
-        made.clock[0] += rest
+        assert len(made_keeper.there) == 1
+        made_keeper.clock[0] += rest
     assert starts(takes=True) <= 0
-    made.there[:] = [each for each in made.there if each.waits]
-    made.ended.append("7")
+    made_keeper.there[:] = [each for each in made_keeper.there if each.waits]
+    made_keeper.ended.append("7")
     assert starts() == 60.0
 
 
-def test_guest_lost_without_a_starting_job_is_replaced(made):
-    made.keeper.look(), made.keeper.look()
-    made.ended.append(made.there.pop().key)
-    made.keeper.look()
-    assert len(made.there) == 2
+def test_guest_lost_without_a_starting_job_is_replaced(made_keeper):
+    made_keeper.keeper.look(), made_keeper.keeper.look()
+    made_keeper.ended.append(made_keeper.there.pop().key)
+    made_keeper.keeper.look()
+    assert len(made_keeper.there) == 2
 
 
-def test_old_dead_outdated_or_unknown_guest_is_replaced(made):
+def test_old_dead_outdated_or_unknown_guest_is_replaced(made_keeper):
     for change in (
-        lambda: made.clock.__setitem__(0, made.clock[0] + 3601),
-        lambda: made.dead.update(each.key for each in made.there),
-        lambda: setattr(made, "version", "2"),
-        lambda: [(each.directory / NOTE).unlink() for each in made.there],
+        lambda: made_keeper.clock.__setitem__(0, made_keeper.clock[0] + 3601),
+        lambda: made_keeper.dead.update(each.key for each in made_keeper.there),
+        lambda: setattr(made_keeper, "version", "2"),
+        lambda: [(each.directory / NOTE).unlink() for each in made_keeper.there],
     ):
-        made.keeper.look(), made.keeper.look()
-        before = {each.key for each in made.there}
+        made_keeper.keeper.look(), made_keeper.keeper.look()
+        before = {each.key for each in made_keeper.there}
         assert len(before) == 2
         change()
-        made.keeper.look()
-        assert not before & {each.key for each in made.there}
-        made.clock[0] += 1
+        made_keeper.keeper.look()
+        assert not before & {each.key for each in made_keeper.there}
+        made_keeper.clock[0] += 1
 
 
 @pytest.mark.parametrize("name", ["qemu-system-x86_64", "qemu.conf"])
@@ -249,13 +251,13 @@ def test_version_changes_with_qemu_and_its_libvirt_config(tmp_path, monkeypatch,
     assert len(set(said)) == 3
 
 
-def test_claimed_guest_is_kept(made):
-    made.keeper.look()
-    mine = made.there[0]
-    made.there[0] = WarmGuest(**{**vars_of(mine), "job": "7", "waits": False})
-    made.keeper.look(), made.keeper.look(), made.keeper.look()
-    assert made.ended == []
-    assert len(made.there) == 3
+def test_claimed_guest_is_kept(made_keeper):
+    made_keeper.keeper.look()
+    mine = made_keeper.there[0]
+    made_keeper.there[0] = WarmGuest(**{**vars_of(mine), "job": "7", "waits": False})
+    made_keeper.keeper.look(), made_keeper.keeper.look(), made_keeper.keeper.look()
+    assert made_keeper.ended == []
+    assert len(made_keeper.there) == 3
 
 
 def vars_of(spare):
@@ -264,53 +266,53 @@ def vars_of(spare):
 
 
 @pytest.mark.parametrize(("memory", "number"), [("300M", 0), ("711M", 1), ("712M", 2)])
-def test_max_memory_includes_the_qemu_overhead(made, memory, number):
-    made.settings = Settings(shapes=(f"{SHAPE} min=5 max=5",), max_memory=memory)
+def test_max_memory_includes_the_qemu_overhead(made_keeper, memory, number):
+    made_keeper.settings = Settings(shapes=(f"{SHAPE} min=5 max=5",), max_memory=memory)
     for _ in range(4):
-        made.keeper.look()
-    assert len(made.there) == number
-    assert sum(each.mib for each in made.there) <= made.settings.budget
+        made_keeper.keeper.look()
+    assert len(made_keeper.there) == number
+    assert sum(each.mib for each in made_keeper.there) <= made_keeper.settings.budget
 
 
-def test_failed_boot_is_retried_with_growing_pauses_and_reported_by_doctor(made):
-    made.fail = "no image"
+def test_failed_boot_is_retried_with_growing_pauses_and_reported_by_doctor(made_keeper):
+    made_keeper.fail = "no image"
     pauses = []
     for _ in range(3):
-        made.keeper.look()
-        failure = made.keeper.failures[SHAPE]
-        pauses.append(failure.again - made.clock[0])
-        made.keeper.look()  # too early
-        assert made.keeper.failures[SHAPE].times == failure.times
-        made.clock[0] = failure.again
+        made_keeper.keeper.look()
+        failure = made_keeper.keeper.failures[SHAPE]
+        pauses.append(failure.again - made_keeper.clock[0])
+        made_keeper.keeper.look()  # too early
+        assert made_keeper.keeper.failures[SHAPE].times == failure.times
+        made_keeper.clock[0] = failure.again
     assert pauses == [10.0, 20.0, 40.0]
-    times, _, why = process.read_status(made.keeper.paths)["failures"][SHAPE]
+    times, _, why = process.read_status(made_keeper.keeper.paths)["failures"][SHAPE]
     assert (times, why) == (3, "no image")
-    made.fail = ""
-    made.keeper.look()
-    assert not made.keeper.failures and len(made.there) == 1
+    made_keeper.fail = ""
+    made_keeper.keeper.look()
+    assert not made_keeper.keeper.failures and len(made_keeper.there) == 1
 
 
-def test_missing_image_is_retried_with_growing_pauses(made, monkeypatch):
+def test_missing_image_is_retried_with_growing_pauses(made_keeper, monkeypatch):
     def gone(_config, _image):
         raise FileNotFoundError(2, "No such file or directory")
 
     monkeypatch.setattr(service, "version", gone)
     for times in (1, 2, 3):
         for _ in range(3):
-            assert made.keeper.look()  # and waits for its return
-        failure = made.keeper.failures[SHAPE]
+            assert made_keeper.keeper.look()  # and waits for its return
+        failure = made_keeper.keeper.failures[SHAPE]
         assert (failure.times, failure.why) == (times, "image micro: No such file or directory")
-        made.clock[0] = failure.again
+        made_keeper.clock[0] = failure.again
 
 
 @pytest.mark.parametrize("left", [(), ("img=micro vcpus=2 ram=1G",), (f"{SHAPE} min=0",)])
-def test_failure_of_an_unwanted_shape_is_forgotten(made, left):
-    made.fail = "no image"
-    made.keeper.look()
-    assert SHAPE in process.read_status(made.keeper.paths)["failures"]
-    made.settings, made.fail = Settings(shapes=left), ""
-    made.keeper.look()
-    assert process.read_status(made.keeper.paths)["failures"] == {}
+def test_failure_of_an_unwanted_shape_is_forgotten(made_keeper, left):
+    made_keeper.fail = "no image"
+    made_keeper.keeper.look()
+    assert SHAPE in process.read_status(made_keeper.keeper.paths)["failures"]
+    made_keeper.settings, made_keeper.fail = Settings(shapes=left), ""
+    made_keeper.keeper.look()
+    assert process.read_status(made_keeper.keeper.paths)["failures"] == {}
 
 
 def pause_of(made):
@@ -319,54 +321,56 @@ def pause_of(made):
 
 
 @pytest.mark.parametrize(("why", "left"), [("in use by other jobs: ram=256M", 10.0), ("no", 80.0)])
-def test_end_of_a_job_that_used_the_memory_shortens_the_pause(made, why, left):
-    made.fail = why
-    made.jobs = [running("7.0"), running("8.0")]
+def test_end_of_a_job_that_used_the_memory_shortens_the_pause(made_keeper, why, left):
+    made_keeper.fail = why
+    made_keeper.jobs = [running("7.0"), running("8.0")]
     for _ in range(4):
-        made.keeper.look()
-        made.clock[0] = made.keeper.failures[SHAPE].again
-    made.clock[0] = made.keeper.failures[SHAPE].at
-    made.jobs += [running("9.0")]
-    assert pause_of(made) == 80.0
-    made.jobs = [running("8.0")]
-    assert pause_of(made) == left
+        made_keeper.keeper.look()
+        made_keeper.clock[0] = made_keeper.keeper.failures[SHAPE].again
+    made_keeper.clock[0] = made_keeper.keeper.failures[SHAPE].at
+    made_keeper.jobs += [running("9.0")]
+    assert pause_of(made_keeper) == 80.0
+    made_keeper.jobs = [running("8.0")]
+    assert pause_of(made_keeper) == left
 
 
-def test_changed_config_or_image_ends_the_pause(made):
-    made.fail = "no"
+def test_changed_config_or_image_ends_the_pause(made_keeper):
+    made_keeper.fail = "no"
     for _ in range(4):
-        made.keeper.look()
-        made.clock[0] = made.keeper.failures[SHAPE].again
-    made.clock[0] = made.keeper.failures[SHAPE].at + 60.0
-    assert pause_of(made) == 20.0
-    made.fail, made.version = "", "2"
-    made.keeper.look()
-    assert len(made.there) == 1 and not made.keeper.failures
+        made_keeper.keeper.look()
+        made_keeper.clock[0] = made_keeper.keeper.failures[SHAPE].again
+    made_keeper.clock[0] = made_keeper.keeper.failures[SHAPE].at + 60.0
+    assert pause_of(made_keeper) == 20.0
+    made_keeper.fail, made_keeper.version = "", "2"
+    made_keeper.keeper.look()
+    assert len(made_keeper.there) == 1 and not made_keeper.keeper.failures
 
 
 def running(key):
     return SimpleNamespace(job=SimpleNamespace(key=key), phases=())
 
 
-def test_service_ends_without_wanted_and_running_guests(made):
-    made.keeper.look()
-    made.settings = Settings()
-    assert made.keeper.look() is False
-    assert made.there == []
+def test_service_ends_without_wanted_and_running_guests(made_keeper):
+    made_keeper.keeper.look()
+    made_keeper.settings = Settings()
+    assert made_keeper.keeper.look() is False
+    assert made_keeper.there == []
 
 
-def test_policy_of_a_plugin_selects_the_shapes(made):
-    made.settings = Settings(max_memory="1G", policy="mine")
-    made.policy = lambda settings, history, now: [(WarmShape("micro", 3, 512), 1)]
-    made.keeper.look()
-    assert process.read_status(made.keeper.paths)["wanted"] == {"img=micro vcpus=3 ram=512M": 1}
+def test_policy_of_a_plugin_selects_the_shapes(made_keeper):
+    made_keeper.settings = Settings(max_memory="1G", policy="mine")
+    made_keeper.policy = lambda settings, history, now: [(WarmShape("micro", 3, 512), 1)]
+    made_keeper.keeper.look()
+    assert process.read_status(made_keeper.keeper.paths)["wanted"] == {
+        "img=micro vcpus=3 ram=512M": 1
+    }
 
 
 # -- On the node -----------------------------------------------------------------------------------
 
 
 def site_of(text):
-    return PlannedNode.make(with_core("warm", plugin, node), text).site
+    return PlannedNode.make(load_with_core("warm", plugin, node), text).site
 
 
 def test_site_without_warm_guests_starts_no_service():

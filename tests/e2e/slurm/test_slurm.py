@@ -274,7 +274,7 @@ max = 1
 
 
 @pytest.fixture
-def limited(clean):
+def limited_cluster(clean):
     """Return the cluster with a second partition, and limits on the nodes, but not on the head."""
     config = "/etc/vtorque/vtorque.toml"
     for node in slurm.NODES:
@@ -315,12 +315,12 @@ ALLOWED = [
         pytest.param(ALLOWED, id="allowed", marks=pytest.mark.full),
     ],
 )
-def test_limits_by_partition_and_account(limited, limited_jobs):
+def test_limits_by_partition_and_account(limited_cluster, limited_jobs):
     """The data that slurmd gives the node count; variables of the user and vsub's config do not."""
-    script = limited.script("#!/bin/sh\ngrep -c ^processor /proc/cpuinfo\n")
+    script = limited_cluster.script("#!/bin/sh\ngrep -c ^processor /proc/cpuinfo\n")
     lies = ("SLURM_JOB_PARTITION=main", "SLURM_JOB_ACCOUNT=rich", "SLURM_JOB_QOS=rich")
     rows = [("env", *lies, "vsub", "-c2", *args, "-vm", asked) for args, asked, _ in limited_jobs]
-    results = run_at_once(limited, script, rows)
+    results = run_at_once(limited_cluster, script, rows)
     for (args, asked, said), (code, out, err) in zip(limited_jobs, results, strict=True):
         if not said:
             assert (code, out) == (0, b"2\n"), (args, asked, err)
@@ -330,14 +330,16 @@ def test_limits_by_partition_and_account(limited, limited_jobs):
         assert (out + err).startswith(b"vtorque: "), "the script has not run"
 
 
-def test_vsub_refuses_by_the_given_partition_and_account(limited):
+def test_vsub_refuses_by_the_given_partition_and_account(limited_cluster):
     """As the node would; without a given partition and account, it refuses nothing."""
-    limited.script(limited.root("n1", "cat", "/etc/vtorque/vtorque.toml"), "site.toml")
-    script = limited.script("#!/bin/sh\n#SBATCH -p small\necho ran\n")
+    limited_cluster.script(
+        limited_cluster.root("n1", "cat", "/etc/vtorque/vtorque.toml"), "site.toml"
+    )
+    script = limited_cluster.script("#!/bin/sh\n#SBATCH -p small\necho ran\n")
 
     def vsub(*args, **env):
         argv = ("vsub", "--config", "site.toml", "-c2", "-vm", VCPUS, "--dry-run", *args, script)
-        return limited.user(*argv, check=False, env=env.items())
+        return limited_cluster.user(*argv, check=False, env=env.items())
 
     assert vsub("-Aother").returncode == 2
     assert FIRST in vsub("-Aother").stderr
@@ -345,10 +347,15 @@ def test_vsub_refuses_by_the_given_partition_and_account(limited):
     assert vsub(SBATCH_ACCOUNT="Poor").returncode == 2
     assert vsub().returncode == 0, "its account may be rich"
     explain = ("vtorque", "config", "explain", "--file", "site.toml", "--as", slurm.USER)
-    said = limited.user(*explain, "--partition", "small", "--account", "rich").stdout.decode()
+    said = limited_cluster.user(
+        *explain, "--partition", "small", "--account", "rich"
+    ).stdout.decode()
     assert re.search(r"^vcpus +default job; max 2 \(line \d+\)$", said, re.MULTILINE)
     assert len(said.splitlines()) <= 24
-    assert "plugin pinning: off" in limited.user(*explain, "--partition", "small").stdout.decode()
+    assert (
+        "plugin pinning: off"
+        in limited_cluster.user(*explain, "--partition", "small").stdout.decode()
+    )
 
 
 @pytest.mark.full

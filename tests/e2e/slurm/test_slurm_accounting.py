@@ -53,7 +53,7 @@ SCRIPT = (
 
 
 @pytest.fixture(scope="module")
-def accounted(cluster):
+def accounting_cluster(cluster):
     """Return the cluster with slurmdbd, an account and a qos, and limits on the nodes by these."""
     machines = ("head", *slurm.NODES)
     cluster.root("head", "timeout", "100", "sh", "-ec", DATABASE)
@@ -95,7 +95,7 @@ COMMANDS = {"vsub": ("vsub",), "sbatch": ("sbatch", "--vm=ram=256M", "-Cvtorque"
 
 
 @pytest.mark.parametrize("command", COMMANDS.values(), ids=COMMANDS)
-def test_sacct_shows_guest_usage_of_each_node(accounted, clean, command):
+def test_sacct_shows_guest_usage_of_each_node(accounting_cluster, clean, command):
     """Once for each node, beside account and qos."""
     args = (*command, "-W", "--parsable", "-N2", "-wn1,n2", "--qos=gold", "-Achem", "-oout")
     done = clean.user(*args, clean.script(SCRIPT))
@@ -108,7 +108,7 @@ def test_sacct_shows_guest_usage_of_each_node(accounted, clean, command):
 
 
 @pytest.mark.parametrize("command", COMMANDS.values(), ids=COMMANDS)
-def test_usage_is_recorded_for_each_array_task(accounted, clean, command):
+def test_usage_is_recorded_for_each_array_task(accounting_cluster, clean, command):
     done = clean.user(
         *command, "-W", "--parsable", "-a1-2", "-wn1", "-c2", "-o/dev/null", clean.script(SCRIPT)
     )
@@ -119,7 +119,7 @@ def test_usage_is_recorded_for_each_array_task(accounted, clean, command):
 
 
 @pytest.mark.parametrize(("qos", "said"), [("gold", b"[[limits]] 1 (qos = "), ("normal", b"")])
-def test_limit_for_a_qos_applies_to_its_jobs_only(accounted, clean, qos, said):
+def test_limit_for_a_qos_applies_to_its_jobs_only(accounting_cluster, clean, qos, said):
     """The spelling of slurmdbd, whatever the user's variables contain."""
     done = clean.user(
         "vsub", "-W", "-c2", f"--qos={qos}", "-oout", "-vm", "vcpus=2", clean.script(SCRIPT),

@@ -199,7 +199,7 @@ def test_requeued_job_is_restored_also_after_a_node_crash(place):
 
 
 @pytest.fixture
-def watched(place):
+def health_watch(place):
     """Run health checks on all nodes."""
     with health_commands.checked(place):
         yield place
@@ -215,35 +215,39 @@ def elsewhere(cluster, job_id, than):
 @saves
 @pytest.mark.full
 @pytest.mark.releases
-def test_jobs_of_an_unhealthy_or_drained_node_are_restored_on_another_node(watched):
+def test_jobs_of_an_unhealthy_or_drained_node_are_restored_on_another_node(health_watch):
     """Unattended, and by an admin. A job without checkpoints is left running, and notified."""
-    job_id = submit(watched, *ASKED, script=COUNTS.replace("$i -lt {}", "! -e enough"))
-    await_more(watched, 0)
-    first = watched.show(job_id)["NodeList"]
+    job_id = submit(health_watch, *ASKED, script=COUNTS.replace("$i -lt {}", "! -e enough"))
+    await_more(health_watch, 0)
+    first = health_watch.show(job_id)["NodeList"]
     words = ("vsub", "--parsable", "-o", "other", f"-w{first}")
-    other = watched.user(*words, watched.script("#!/bin/sh\ntouch on; sleep 600\n", "other.sh"))
+    other = health_watch.user(
+        *words, health_watch.script("#!/bin/sh\ntouch on; sleep 600\n", "other.sh")
+    )
     other_id = other.stdout.decode().strip()
-    watched.wait((watched.home / "on").exists, what="the other job")
-    with health_commands.unhealthy(watched, first):
-        second = elsewhere(watched, job_id, [first])
-        said = watched.root(first, "vmgr", "logs", other_id)
+    health_watch.wait((health_watch.home / "on").exists, what="the other job")
+    with health_commands.unhealthy(health_watch, first):
+        second = elsewhere(health_watch, job_id, [first])
+        said = health_watch.root(first, "vmgr", "logs", other_id)
         assert f"node drained ({health_commands.WHY}); the job is left running" in said
-        assert watched.show(other_id)["JobState"] == "RUNNING"
-        assert health_commands.state(watched, first) == f"draining vTorque: {health_commands.WHY}"
-        doctor = watched.root(first, "vtorque", "doctor", check=False)
+        assert health_watch.show(other_id)["JobState"] == "RUNNING"
+        assert (
+            health_commands.state(health_watch, first) == f"draining vTorque: {health_commands.WHY}"
+        )
+        doctor = health_watch.root(first, "vtorque", "doctor", check=False)
         assert f": {health_commands.WHY}; left running: {other_id}" in doctor
-        await_more(watched, len(counted(watched)) + 5)
-        said = watched.root(second, "vtorque", "drain", second)
+        await_more(health_watch, len(counted(health_watch)) + 5)
+        said = health_watch.root(second, "vtorque", "drain", second)
         assert said.startswith(f"{job_id} ({slurm.USER}): requeued: saved as checkpoint")
-        elsewhere(watched, job_id, [first, second])
-        await_more(watched, len(counted(watched)))
-        (watched.home / "enough").touch()
-        watched.wait_state(job_id, "FAILED")
-        watched.root("head", "scancel", other_id)
-    watched.root("head", "scontrol", "update", f"nodename={second}", "state=resume")
-    assert watched.show(job_id)["ExitCode"] == "7:0"
-    said = watched.read("out").decode().split()
-    assert (said[0], said[-1]) == ("1", counted(watched)[-1])
+        elsewhere(health_watch, job_id, [first, second])
+        await_more(health_watch, len(counted(health_watch)))
+        (health_watch.home / "enough").touch()
+        health_watch.wait_state(job_id, "FAILED")
+        health_watch.root("head", "scancel", other_id)
+    health_watch.root("head", "scontrol", "update", f"nodename={second}", "state=resume")
+    assert health_watch.show(job_id)["ExitCode"] == "7:0"
+    said = health_watch.read("out").decode().split()
+    assert (said[0], said[-1]) == ("1", counted(health_watch)[-1])
     steps = itertools.pairwise(map(int, said))  # output after a checkpoint is repeated
     assert all(1 < later <= one + 1 for one, later in steps), "from the checkpoint, not from 1"
 

@@ -6,7 +6,7 @@ import pytest
 
 import slurm_cluster as slurm
 import x_display
-from terminal import PROMPT, Terminal
+from terminal import PROMPT, CommandTerminal
 from x_display import CLIENT
 
 pytestmark = [pytest.mark.e2e, pytest.mark.full]
@@ -18,7 +18,7 @@ FORWARD = "s/^PrologFlags=.*/PrologFlags=X11/; s/linuxproc/pgid/"
 
 
 @pytest.fixture(scope="module")
-def forwarding(cluster):
+def forwarding_cluster(cluster):
     """Return the cluster with Slurm's X11 forwarding, and a Debian image."""
     x_display.install()
     image = cluster.image("debian")
@@ -33,7 +33,7 @@ def forwarding(cluster):
 
 
 @pytest.fixture
-def shell(forwarding, clean):
+def shell(forwarding_cluster, clean):
     """Return a function that starts a shell in a guest on n1, from a login host with a display."""
     cookie = x_display.put(clean.home / "x", slurm.UID)
     server = subprocess.Popen(
@@ -45,9 +45,9 @@ def shell(forwarding, clean):
     clean.user(*add, machine="login")
 
     def start(*args):
-        argv = ("vsub", "-I", *args, "-wn1", "-vm", f"img={forwarding},ram=768M,vcpus=1")
+        argv = ("vsub", "-I", *args, "-wn1", "-vm", f"img={forwarding_cluster},ram=768M,vcpus=1")
         env = {"TERM": "xterm", "DISPLAY": display}
-        terminal = Terminal(clean.user_command(*argv, machine="login", env=env))
+        terminal = CommandTerminal(clean.user_command(*argv, machine="login", env=env))
         job_id = terminal.read(rb"Granted job allocation (\d+)")[1].decode()
         terminal.read(PROMPT)
         return terminal, job_id

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from terminal import PROMPT, Terminal
+from terminal import PROMPT, CommandTerminal
 
 pytestmark = pytest.mark.e2e
 
@@ -13,7 +13,7 @@ STARTED = rb"Granted job allocation (\d+)"
 
 def vsub(cluster, *argv):
     """Return a terminal with ``vsub`` on it, on the head as the user."""
-    return Terminal(cluster.user_command("vsub", *argv, env={"TERM": "xterm"}))
+    return CommandTerminal(cluster.user_command("vsub", *argv, env={"TERM": "xterm"}))
 
 
 @pytest.mark.parametrize("nodes", [pytest.param(1, marks=pytest.mark.full), 2])

@@ -11,7 +11,7 @@ import re
 import pytest
 
 import slurm_cluster as slurm
-from terminal import PROMPT, Terminal
+from terminal import PROMPT, CommandTerminal
 
 pytestmark = pytest.mark.e2e
 
@@ -36,7 +36,7 @@ def held(cluster):
 
 
 @pytest.fixture
-def running(clean):
+def start_running(clean):
     """Return a function that starts a job which ends with the test."""
     with held(clean) as start:
         yield start
@@ -56,7 +56,9 @@ def test_submit_host_has_no_daemons_and_no_ssh_to_nodes(clean):
 def terminal_in(cluster, job_id, rank):
     ssh = ("vmgr", "ssh", job_id, rank)
     env = (("TERM", "xterm"),)
-    return Terminal(cluster.user_command(*ssh, machine="login", env=env), rows=31, columns=97)
+    return CommandTerminal(
+        cluster.user_command(*ssh, machine="login", env=env), rows=31, columns=97
+    )
 
 
 SSH = """#!/bin/sh
@@ -111,7 +113,9 @@ class TestAJobOnTwoNodes:
         assert b"runs on n1, n2" in other.stderr
 
     def test_log_is_followed_while_the_job_runs(self, job_id, cluster):
-        terminal = Terminal(cluster.user_command("vmgr", "logs", "-f", job_id, machine="login"))
+        terminal = CommandTerminal(
+            cluster.user_command("vmgr", "logs", "-f", job_id, machine="login")
+        )
         terminal.read(rb"run +core: ")
         terminal.write(b"\x03\x03")
         assert terminal.code() != 0
@@ -144,10 +148,10 @@ class TestAJobOnTwoNodes:
 
 
 @pytest.mark.full
-def test_vmgr_ssh_opens_a_session_in_guests_with_sshd(running, clean):
+def test_vmgr_ssh_opens_a_session_in_guests_with_sshd(start_running, clean):
     """Of a job on two nodes, from a host that reaches them through Slurm only."""
     image = clean.image("debian")
-    job_id = running("-N2", "-wn1,n2", "-vm", f"img={image},ram=768M,vcpus=1")
+    job_id = start_running("-N2", "-wn1,n2", "-vm", f"img={image},ram=768M,vcpus=1")
     for rank in ("0", "1"):
         terminal = terminal_in(clean, job_id, rank)
         terminal.read(PROMPT)
@@ -164,8 +168,8 @@ def test_vmgr_ssh_opens_a_session_in_guests_with_sshd(running, clean):
 
 
 @pytest.mark.full
-def test_reason_of_a_pending_job_is_shown(running, clean):
-    first = running("-N3", "--exclusive")
+def test_reason_of_a_pending_job_is_shown(start_running, clean):
+    first = start_running("-N3", "--exclusive")
     job_id = clean.user("vsub", "--parsable", "-o", "out2", "-N3", "job.sh").stdout.decode().strip()
     clean.wait(lambda: "Resources" in vmgr(clean, "ps").stdout.decode(), what="the reason")
     said = vmgr(clean, "logs", job_id, check=False).stderr

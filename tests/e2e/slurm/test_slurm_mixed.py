@@ -53,7 +53,7 @@ exit 3
 
 
 @pytest.fixture
-def remote(clean):
+def remote_commands(clean):
     """Let the nodes run the commands of the ssh double, as the user."""
     (clean.home / "bin").mkdir()
     clean.script(REMOTE, "bin/ssh")
@@ -70,18 +70,22 @@ def remote(clean):
 
 
 @pytest.mark.parametrize("command", ["vsub", "sbatch"])
-def test_service_in_a_guest_is_reached_from_bare_metal_nodes(remote, command):
+def test_service_in_a_guest_is_reached_from_bare_metal_nodes(remote_commands, command):
     """The script runs in the guest; ranks run there and on the nodes, where nothing is left."""
     text = SCRIPT if command == "vsub" else SCRIPT.replace("#VSUB -vm ", "#SBATCH --vm=")
-    script = remote.script(text)
-    job_id = remote.user(command, "--parsable", "-o", "out", script, "a b").stdout.decode().strip()
-    remote.wait_state(job_id, "COMPLETED", "FAILED")
-    assert remote.show(job_id)["ExitCode"] == "3:0"
-    rows = remote.root("head", "scontrol", "show", "job", job_id)
+    script = remote_commands.script(text)
+    job_id = (
+        remote_commands.user(command, "--parsable", "-o", "out", script, "a b")
+        .stdout.decode()
+        .strip()
+    )
+    remote_commands.wait_state(job_id, "COMPLETED", "FAILED")
+    assert remote_commands.show(job_id)["ExitCode"] == "3:0"
+    rows = remote_commands.root("head", "scontrol", "show", "job", job_id)
     first, *bare = [hosts for line in re.findall(r"^   NodeList=(\S+)$", rows, re.MULTILINE)
                     for hosts in expand(line)]  # fmt: skip
     guest, tasks = f"v{first}", [first, *bare]
-    lines = remote.read("out").decode().splitlines()
+    lines = remote_commands.read("out").decode().splitlines()
     assert lines[:3] == [
         f"at {guest} a b",
         f"groups {guest} {re.findall(r'NodeList=(.*)', rows)[-1]}",
@@ -93,6 +97,6 @@ def test_service_in_a_guest_is_reached_from_bare_metal_nodes(remote, command):
     ]
     assert lines[8] == f"solver from the guest at {bare[0]}"
     assert len(lines) == 9
-    records = [remote.root(node, "ls", f"/var/lib/vtorque/kept/{slurm.UID}", check=False)
+    records = [remote_commands.root(node, "ls", f"/var/lib/vtorque/kept/{slurm.UID}", check=False)
                for node in tasks]  # fmt: skip
     assert [f"{job_id}.0" in names for names in records] == [True, False, False]

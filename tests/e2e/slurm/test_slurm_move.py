@@ -220,7 +220,7 @@ def test_owner_sees_and_suspends_a_migrated_guest(site, job_id):
 
 
 @pytest.fixture
-def watched(site):
+def health_watch(site):
     """Run health checks on all nodes, with n3 as the spare one; set before there is a job."""
     with health_commands.checked(site, spare_nodes='["n3"]'):
         yield site
@@ -229,28 +229,30 @@ def watched(site):
 @moves
 @pytest.mark.full
 @pytest.mark.releases
-def test_guest_on_an_unhealthy_node_is_migrated_to_a_spare_node(watched, job_id):
+def test_guest_on_an_unhealthy_node_is_migrated_to_a_spare_node(health_watch, job_id):
     """Unattended."""
-    with health_commands.unhealthy(watched, "n2"):
-        watched.wait(lambda: watched.show(job_id)["NodeList"] == "n1", what="moved")
-        watched.wait(lambda: len(watched.guests("n3")) == 1, what="a guest on the spare node")
+    with health_commands.unhealthy(health_watch, "n2"):
+        health_watch.wait(lambda: health_watch.show(job_id)["NodeList"] == "n1", what="moved")
+        health_watch.wait(
+            lambda: len(health_watch.guests("n3")) == 1, what="a guest on the spare node"
+        )
         drained = f"drained vTorque: {health_commands.WHY}"
-        watched.wait(
-            lambda: health_commands.state(watched, "n2") == drained,
+        health_watch.wait(
+            lambda: health_commands.state(health_watch, "n2") == drained,
             what="n2 drained, without a job",
         )
-        assert not watched.guests("n2")
+        assert not health_watch.guests("n2")
         doctor = ("vtorque", "doctor")
-        last = watched.wait(
+        last = health_watch.wait(
             lambda: [
                 line
-                for line in watched.root("n2", *doctor, check=False).splitlines()
+                for line in health_watch.root("n2", *doctor, check=False).splitlines()
                 if "last drained" in line
             ],
             what="the drain's end",
         )
         assert last[0].endswith(f": {health_commands.WHY}"), "no job was left to run"
-        assert_complete_output(watched, job_id)
+        assert_complete_output(health_watch, job_id)
 
 
 @moves

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from acme_card import Card, in_other_process, loaded
+from acme_card import AcmeCard, in_other_process, loaded
 from patience import LONG
 from vtorque_core.api.children import Child
 from vtorque_core.base import locks
@@ -21,7 +21,7 @@ from vtorque_core.records.reading import journals
 def test_concurrent_epilogues_release_once(paths, start, tmp_path):
     journal = start()
     for number in range(5):
-        journal.take(Card(str(tmp_path / f"card{number}")))
+        journal.take(AcmeCard(str(tmp_path / f"card{number}")))
     pids = [in_other_process(lambda: release(paths)) for _ in range(3)]
     assert [os.waitpid(pid, 0)[1] for pid in pids] == [0, 0, 0]
     assert journals(paths) == [] and not list(tmp_path.glob("card*"))

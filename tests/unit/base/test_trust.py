@@ -12,7 +12,7 @@ from vtorque_core.base.trust import require_root_owned, require_secret
 
 
 @pytest.fixture
-def private(tmp_path):
+def private_directory(tmp_path):
     tmp_path.chmod(0o755)
     path = tmp_path / "vtorque.toml"
     path.write_text("[node]\n")
@@ -24,41 +24,51 @@ def trusted(path: Path) -> None:
     require_root_owned(path, uid=os.getuid())
 
 
-def test_own_files_below_a_sticky_directory_are_trusted(private):
-    trusted(private)
-    trusted(private.parent / "." / ".." / private.parent.name / private.name)
+def test_own_files_below_a_sticky_directory_are_trusted(private_directory):
+    trusted(private_directory)
+    trusted(
+        private_directory.parent
+        / "."
+        / ".."
+        / private_directory.parent.name
+        / private_directory.name
+    )
 
 
-def test_file_owned_by_another_user_is_rejected(private):
+def test_file_owned_by_another_user_is_rejected(private_directory):
     if os.getuid() == 0:
-        os.chown(private, 4242, 4242)
-        with pytest.raises(ConfigError, match=f"{private}: is owned by uid 4242.*chown root"):
-            require_root_owned(private)
+        os.chown(private_directory, 4242, 4242)
+        with pytest.raises(
+            ConfigError, match=f"{private_directory}: is owned by uid 4242.*chown root"
+        ):
+            require_root_owned(private_directory)
     else:
         with pytest.raises(ConfigError, match=f"is owned by uid {os.getuid()}"):
-            require_root_owned(private)
+            require_root_owned(private_directory)
 
 
 @pytest.mark.parametrize("mode", [0o664, 0o646])
-def test_file_that_others_can_write_is_rejected(private, monkeypatch, mode):
+def test_file_that_others_can_write_is_rejected(private_directory, monkeypatch, mode):
     monkeypatch.setattr(os, "getegid", lambda: 100)  # no private group
-    private.chmod(mode)
-    with pytest.raises(ConfigError, match=f"{private}: can be written by others .*{mode:o}.*chmod"):
-        trusted(private)
+    private_directory.chmod(mode)
+    with pytest.raises(
+        ConfigError, match=f"{private_directory}: can be written by others .*{mode:o}.*chmod"
+    ):
+        trusted(private_directory)
 
 
-def test_file_below_a_directory_that_others_can_write_is_rejected(private):
-    private.parent.chmod(0o777)
-    with pytest.raises(ConfigError, match=f"{private.parent}: can be written by others"):
-        trusted(private)
-    private.parent.chmod(0o1777)
-    trusted(private)
+def test_file_below_a_directory_that_others_can_write_is_rejected(private_directory):
+    private_directory.parent.chmod(0o777)
+    with pytest.raises(ConfigError, match=f"{private_directory.parent}: can be written by others"):
+        trusted(private_directory)
+    private_directory.parent.chmod(0o1777)
+    trusted(private_directory)
 
 
-def test_checked_directories_are_not_checked_again(private, monkeypatch):
+def test_checked_directories_are_not_checked_again(private_directory, monkeypatch):
     known: dict[Path, Path] = {}
-    require_root_owned(private, os.getuid(), known)
-    beside = private.with_name("beside")
+    require_root_owned(private_directory, os.getuid(), known)
+    beside = private_directory.with_name("beside")
     beside.write_text("")
     beside.chmod(0o646)
     looked_at, real = [], os.lstat
@@ -68,7 +78,7 @@ def test_checked_directories_are_not_checked_again(private, monkeypatch):
     assert looked_at == [beside]
 
 
-def test_links_are_followed_and_every_step_is_checked(private, tmp_path):
+def test_links_are_followed_and_every_step_is_checked(private_directory, tmp_path):
     inner = tmp_path / "inner"
     inner.mkdir()
     (inner / "link").symlink_to("../vtorque.toml")
@@ -84,14 +94,14 @@ def test_links_are_followed_and_every_step_is_checked(private, tmp_path):
         trusted(tmp_path / "missing")
 
 
-def test_secret_readable_by_others_is_rejected(private):
-    private.chmod(0o640)
-    with pytest.raises(ConfigError, match=f"mode 0640.*chmod 600 {private}"):
-        require_secret(private, os.getuid())
-    private.chmod(0o600)
-    require_secret(private, os.getuid())
+def test_secret_readable_by_others_is_rejected(private_directory):
+    private_directory.chmod(0o640)
+    with pytest.raises(ConfigError, match=f"mode 0640.*chmod 600 {private_directory}"):
+        require_secret(private_directory, os.getuid())
+    private_directory.chmod(0o600)
+    require_secret(private_directory, os.getuid())
     with pytest.raises(ConfigError, match="is not a regular file"):
-        require_secret(private.parent, os.getuid())
+        require_secret(private_directory.parent, os.getuid())
 
 
 @pytest.mark.parametrize(("gid", "own_gid", "mode", "fine"), [

@@ -23,8 +23,8 @@ from vtorque_core.cli.run_click import run
 from vtorque_core.cli.vmgr import vmgr
 from vtorque_core.live import command_groups
 from vtorque_core.site import load
-from vtorque_testing.harness import Ended
-from vtorque_testing.submit import in_child
+from vtorque_testing.harness import ProgramResult
+from vtorque_testing.submit import run_in_child
 
 FULL, GONE = "No space left on device", 128 + signal.SIGPIPE
 
@@ -38,7 +38,9 @@ def site(tmp_path: Path) -> Path:
     return config
 
 
-def call(words: list[str], site: Path, prepare: Callable[[], object] = lambda: None) -> Ended:
+def call(
+    words: list[str], site: Path, prepare: Callable[[], object] = lambda: None
+) -> ProgramResult:
     """Run a command in a fork, after ``prepare`` there."""
     program, *argv = words
 
@@ -53,7 +55,7 @@ def call(words: list[str], site: Path, prepare: Callable[[], object] = lambda: N
         return 0
 
     environ = {"PATH": "/usr/bin:/bin", "HOME": str(site.parent)}
-    return in_child(work, b"", environ, site.parent)
+    return run_in_child(work, b"", environ, site.parent)
 
 
 def full(number: int) -> Callable[[], object]:
@@ -144,7 +146,7 @@ def commands(config: Path) -> list[Found]:
 
 def call_all(
     argvs: Sequence[Sequence[str]], site: Path, fault: Callable[[], object]
-) -> list[Ended]:
+) -> list[ProgramResult]:
     """Run commands one after the other in one fork, each with the fault.
 
     A process for each command and fault would take minutes. No command may start another program.
@@ -194,11 +196,13 @@ def call_all(
         results.write_text(json.dumps(ends))
         return 0
 
-    done = in_child(
+    done = run_in_child(
         all_of_them, b"", {"PATH": "/usr/bin:/bin", "HOME": str(site.parent)}, site.parent
     )
     assert done.code == 0, done
-    return [Ended(code, b"", said.encode()) for code, said in json.loads(results.read_text())]
+    return [
+        ProgramResult(code, b"", said.encode()) for code, said in json.loads(results.read_text())
+    ]
 
 
 FAULTS = {
@@ -265,8 +269,8 @@ def with_each_config(site: Path, config: Path) -> list[list[str]]:
 
 
 def unexpected_ends(
-    argvs: Sequence[Sequence[str]], ends: Sequence[Ended], line: str, silent: bool
-) -> list[tuple[Sequence[str], Ended]]:
+    argvs: Sequence[Sequence[str]], ends: Sequence[ProgramResult], line: str, silent: bool
+) -> list[tuple[Sequence[str], ProgramResult]]:
     """Return the commands that ended with anything but this line about the config."""
     wrong = []
     for argv, ended in zip(argvs, ends, strict=True):

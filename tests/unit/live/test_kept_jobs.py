@@ -16,7 +16,7 @@ from vtorque_core.site.plugins import Plugins
 from vtorque_jobs import command as commands
 
 
-class Elsewhere:
+class CopiesPlugin:
     """A plugin that has copies of records."""
 
     def __init__(self):
@@ -35,7 +35,7 @@ def node(tmp_path, monkeypatch):
     tmp_path.chmod(0o755)
     for name in ("state", "there", "there2"):
         (tmp_path / name).mkdir()
-    there, plugins = Elsewhere(), Plugins()
+    there, plugins = CopiesPlugin(), Plugins()
     plugins.register("there", there, "vtorque-there 1.0.0")
     monkeypatch.setattr(Plugins, "load", lambda **_: plugins)
     config = tmp_path / "vtorque.toml"
@@ -120,13 +120,13 @@ def test_users_find_their_own_jobs_and_root_all_jobs_of_the_node(node, monkeypat
     with pytest.raises(Refused, match="of yours"):
         kept.jobs(config, "5.srv")
     monkeypatch.setattr(os, "geteuid", lambda: 0)
-    monkeypatch.setattr(kept, "load", lambda *_, **__: (Site(config), None))
+    monkeypatch.setattr(kept, "load", lambda *_, **__: (KeptSite(config), None))
     assert found(config, "5.srv") == ["5.srv"]
     with pytest.raises(Refused, match="sudo -u OWNER"):
         kept.jobs(config, "7.srv")
 
 
-class Site:
+class KeptSite:
     def __init__(self, config):
         self.paths = Paths(Path(config.parent, "state"))
 

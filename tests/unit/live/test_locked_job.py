@@ -23,7 +23,7 @@ def paths(tmp_path):
 
 @pytest.fixture
 def job(paths):
-    return running_journal.Job(paths, JOB)
+    return running_journal.JournalledJob(paths, JOB)
 
 
 def phases(job):

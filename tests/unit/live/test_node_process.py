@@ -18,14 +18,14 @@ from vtorque_core.live.node_process import NodeProcess
 from vtorque_core.records.reading import arguments
 
 
-class Watcher(NodeProcess):
+class SleepingProcess(NodeProcess):
     kind = "acme-watcher"
     name = "acme"
     module = "vtorque_acme.watcher"
 
 
 def test_process_runs_a_module_of_the_plugin_and_is_identified_by_its_lock(paths):
-    one = Watcher.for_node(paths, Path("/etc/x.toml"), 0.5)
+    one = SleepingProcess.for_node(paths, Path("/etc/x.toml"), 0.5)
     where = (str(paths.state), str(paths.run))
     assert one.argv == (
         sys.executable,
@@ -37,7 +37,7 @@ def test_process_runs_a_module_of_the_plugin_and_is_identified_by_its_lock(paths
         "0.5",
     )
     assert one.lock == f"{paths.run}/acme.lock" and one.scope == "node"
-    assert arguments(one) == arguments(Watcher.for_node(paths, Path("/etc/other.toml")))
+    assert arguments(one) == arguments(SleepingProcess.for_node(paths, Path("/etc/other.toml")))
 
 
 @pytest.mark.parametrize("fault", [None, HostFault("/run: no space left on device")])
@@ -50,11 +50,13 @@ def test_job_on_a_node_that_cannot_start_the_process_runs_with_a_warning(paths, 
         acquired.append(resource)
 
     site = SimpleNamespace(paths=paths, path=Path("/etc/x.toml"))
-    Watcher.start(SimpleNamespace(site=site, acquire=acquire, warn=told.append), "is not watched")
+    SleepingProcess.start(
+        SimpleNamespace(site=site, acquire=acquire, warn=told.append), "is not watched"
+    )
     if fault:
         assert (acquired, told) == ([], [f"is not watched: {fault}"])
     else:
-        assert (acquired, told) == ([Watcher.for_node(paths, site.path)], [])
+        assert (acquired, told) == ([SleepingProcess.for_node(paths, site.path)], [])
 
 
 TELL = """
@@ -71,7 +73,7 @@ time.sleep(99)
 @pytest.fixture
 def daemon(tmp_path):
     argv = (sys.executable, "-I", "-c", TELL, str(tmp_path / "told"))
-    found = Watcher(argv, str(tmp_path / "lock"))
+    found = SleepingProcess(argv, str(tmp_path / "lock"))
     yield found
     found.release()
     assert found.is_lost()
@@ -112,7 +114,7 @@ def test_process_whose_creator_was_killed_is_found(daemon):
 
 
 def test_process_that_does_not_reach_its_first_line_is_killed(tmp_path):
-    slow = Watcher(("/bin/sleep", "1000"), str(tmp_path / "lock"))
+    slow = SleepingProcess(("/bin/sleep", "1000"), str(tmp_path / "lock"))
     slow.create()
     slow.release()
     assert slow.is_lost()
@@ -121,7 +123,7 @@ def test_process_that_does_not_reach_its_first_line_is_killed(tmp_path):
 def test_lock_holder_that_cannot_be_found_is_reported(tmp_path, monkeypatch):
     """If the lock is held in another way, no process is ended instead."""
     monkeypatch.setattr(node_process, "RELEASE_TIME", 0.0)
-    one = Watcher(("/bin/sleep", "1000"), str(tmp_path / "lock"))
+    one = SleepingProcess(("/bin/sleep", "1000"), str(tmp_path / "lock"))
     other = os.open(one.lock, os.O_CREAT | os.O_RDWR)
     fcntl.flock(other, fcntl.LOCK_EX)
     with pytest.raises(HostFault, match="held by a process that cannot be found"):
@@ -131,7 +133,7 @@ def test_lock_holder_that_cannot_be_found_is_reported(tmp_path, monkeypatch):
 
 
 def test_program_that_cannot_be_executed_is_named(tmp_path):
-    none = Watcher(("/nonexistent/daemon",), str(tmp_path / "lock"))
+    none = SleepingProcess(("/nonexistent/daemon",), str(tmp_path / "lock"))
     with pytest.raises(HostFault, match=r"/nonexistent/daemon: .*No such file"):
         none.create()
     assert none.is_lost()

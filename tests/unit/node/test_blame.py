@@ -22,7 +22,7 @@ from vtorque_core.site.plugins import Plugins
 JOB = BatchJob("7.srv", "nobody-of-this-name", "n1", ("n1",), b"")
 
 
-class Told:
+class RecordingAdapter:
     """An adapter that only records its calls."""
 
     def __init__(self):
@@ -41,7 +41,7 @@ def outcome(monkeypatch, tmp_path):
         def fail(*_):
             raise error
 
-        told = Told()
+        told = RecordingAdapter()
         monkeypatch.setattr(prologue, where, fail)
         (tmp_path / "locks").mkdir(exist_ok=True)
         paths = type(Site().paths)(tmp_path, tmp_path)

@@ -78,7 +78,7 @@ def test_daemons_of_a_restored_guest_may_be_silent_while_memory_is_read(paths, l
         daemon.kill()
 
 
-class Remote(BootSource):
+class ArrivingGuest(BootSource):
     """A guest that arrives from another node; ``late`` is called on arrival."""
 
     name = "remote"
@@ -102,7 +102,7 @@ def test_arriving_guest_gets_a_new_start_deadline(paths):
 
     each = boot_of(
         paths,
-        source=Remote(late),
+        source=ArrivingGuest(late),
         enter=did.append,
         acquire=lambda domain, guest: domain.create(),
     )
@@ -127,7 +127,7 @@ def test_arrived_guest_is_kept_when_another_guest_has_died(monkeypatch):
     node = SimpleNamespace(libvirt_uri="test:///default", accel="tcg", qemu_user="")
     site = SimpleNamespace(node=node, paths=SimpleNamespace(run=""))
     start = SimpleNamespace(site=site, deadline=0.0, enter=lambda _: None, act=lambda _: None)
-    plans = [planned.guest_plan(index=index, source=Remote()) for index in range(2)]
+    plans = [planned.guest_plan(index=index, source=ArrivingGuest()) for index in range(2)]
     guests = [GuestSpec(plan, mock.Mock(), "p", (), MergedDomain(()), ()) for plan in plans]
     with pytest.raises(HostFault, match="the guest died"):
         boot.boot_all(start, guests)

@@ -28,7 +28,7 @@ ME = pwd.getpwuid(os.getuid()).pw_name if os.getuid() else "nobody"  # root runs
 EXIT = 75  # the adapter's exit code for a job that it has requeued
 
 
-class Server:
+class BatchServerDouble:
     """A double of a batch system: records each outcome, and requeues jobs or refuses to."""
 
     def __init__(self, top, detach, requeues):
@@ -66,18 +66,18 @@ def node(tmp_path, monkeypatch):
             raise error
 
         monkeypatch.setattr(prologue, "start_job", start)
-        server = Server(tmp_path, detach, requeues)
+        server = BatchServerDouble(tmp_path, detach, requeues)
         return server, prologue.run(server, site, None, (), {})
 
     def found():
         path = paths.proof("7.srv")
         return Proof.decode(path.read_bytes()) if path.exists() else None
 
-    server = Server(tmp_path, Detach.PLACED, requeues=True)
+    server = BatchServerDouble(tmp_path, Detach.PLACED, requeues=True)
     return SimpleNamespace(run=run, paths=paths, proof=found, server=server)
 
 
-class JobShell(threading.Thread):
+class LockingJobShell(threading.Thread):
     """A double of the job shell: locks the proof when its state is ``requeued``."""
 
     def __init__(self, node):
@@ -104,7 +104,7 @@ def test_start_that_fails_after_placement_is_requeued_by_its_job_shell(node):
     assert code == 0
     eventually(lambda: (told := node.proof()) and told.state == "requeued")
     assert server.outcomes() == []
-    shell = JobShell(node)
+    shell = LockingJobShell(node)
     shell.start()
     eventually(server.outcomes)
     shell.join()
@@ -120,14 +120,14 @@ def test_start_whose_hook_was_killed_is_requeued(node, placed):
         node.run(FAULT, placed=placed, before=kill_parent)
         os._exit(0)
     assert os.waitstatus_to_exitcode(os.waitpid(hook, 0)[1]) == -signal.SIGKILL
-    JobShell(node).start()
+    LockingJobShell(node).start()
     eventually(node.server.outcomes)
     assert node.server.outcomes() == [("HOST_FAULT", f"n1: {FAULT}", False)]
 
 
 def test_job_shell_reports_the_fault_when_the_server_refuses_a_requeue(node):
     """For example a job of ``qsub -r n``. It ends with 122 and the reason in its output."""
-    JobShell(node).start()
+    LockingJobShell(node).start()
     server, code = node.run(FAULT, placed=True, requeues=False)
     assert code == 0
     eventually(lambda: (told := node.proof()) and told.state == "host_fault")
@@ -153,7 +153,7 @@ def test_refusal_of_a_detached_start_reaches_the_job_shell(node, detach):
 
 
 def test_hook_whose_exit_code_is_ignored_returns_0(node):
-    JobShell(node).start()
+    LockingJobShell(node).start()
     server, code = node.run(FAULT, placed=False, detach=Detach.AT_ONCE)
     assert code == 0
     eventually(server.outcomes)

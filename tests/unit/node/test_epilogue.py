@@ -79,7 +79,7 @@ def test_total_usage_sums_the_known_values():
     assert teardown.total_usage([None, Usage(1.5, 100), Usage(2.0, 28)]) == Usage(3.5, 128)
 
 
-class Acme:
+class RecordingBatch:
     """A batch system that records its calls; the epilogue calls it in a child."""
 
     def __init__(self, told, error=""):
@@ -117,7 +117,7 @@ def node(tmp_path, monkeypatch):
         {"op": "phase", "name": "run", "guest": None, "t": 2.0},
     ]  # fmt: skip
     (paths.journal / "42.srv.0.jsonl").write_text("".join(json.dumps(x) + "\n" for x in lines))
-    acme = Acme(tmp_path / "told")
+    acme = RecordingBatch(tmp_path / "told")
     plugins = Plugins()
     plugins.register("acme", acme, "vtorque-acme 1.0.0")
     monkeypatch.setattr(Plugins, "load", lambda **_: plugins)

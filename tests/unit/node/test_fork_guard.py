@@ -11,7 +11,7 @@ from vtorque_core.base.names import Paths
 from vtorque_core.node.end import teardown
 
 
-class Connection:
+class ConnectionDouble:
     """A double of libvirt's connection that can only be closed."""
 
     closed = False
@@ -24,7 +24,7 @@ def test_no_child_is_forked_while_a_connection_is_open(tmp_path, monkeypatch):
     """By name or by import, whatever the module is called: the name of the real teardown's."""
     paths = Paths(tmp_path / "state", tmp_path / "run")
     journal = starter(paths)()
-    connection = Connection()
+    connection = ConnectionDouble()
     monkeypatch.setitem(hypervisor._connections, "acme:///system", connection)
     seen = []
     fork = children.os.fork

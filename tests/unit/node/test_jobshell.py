@@ -66,7 +66,7 @@ class FakePlugins:
         return GuestType("fake", frozenset(), lambda: self.driver)
 
 
-class Job:
+class ShellJob:
     def __init__(self, root) -> None:
         root.chmod(0o755)
         self.root = root
@@ -126,7 +126,7 @@ class Job:
 @pytest.fixture
 def job(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    return Job(tmp_path)
+    return ShellJob(tmp_path)
 
 
 @pytest.mark.parametrize("code", [0, 1, 42, 143])

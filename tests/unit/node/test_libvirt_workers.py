@@ -22,7 +22,7 @@ def paths(tmp_path: Path) -> Paths:
 
 
 @pytest.fixture
-def held(paths: Paths) -> contextlib.ExitStack:
+def held_worker(paths: Paths) -> contextlib.ExitStack:
     with contextlib.ExitStack() as stack:
         for _ in range(len(ANYBODYS) + 1):
             stack.enter_context(libvirt_worker(paths, MANY, 0, NONE))
@@ -30,7 +30,7 @@ def held(paths: Paths) -> contextlib.ExitStack:
 
 
 def test_user_gets_eight_slots_and_then_one_per_job(
-    paths: Paths, held: contextlib.ExitStack
+    paths: Paths, held_worker: contextlib.ExitStack
 ) -> None:
     with (
         pytest.raises(HostFault, match="too many guests are starting at once"),
@@ -39,16 +39,16 @@ def test_user_gets_eight_slots_and_then_one_per_job(
         pass
 
 
-def test_ten_other_users_get_one_slot_each(paths: Paths, held: contextlib.ExitStack) -> None:
+def test_ten_other_users_get_one_slot_each(paths: Paths, held_worker: contextlib.ExitStack) -> None:
     others = range(OTHER, OTHER + len(ONE_EACH) - 1)
     for uid in others:
-        held.enter_context(libvirt_worker(paths, uid, 0, NONE))
+        held_worker.enter_context(libvirt_worker(paths, uid, 0, NONE))
     with pytest.raises(HostFault), libvirt_worker(paths, others.stop, 0, NONE):
         pass
 
 
 def test_waiting_start_continues_when_a_slot_is_released(
-    paths: Paths, held: contextlib.ExitStack
+    paths: Paths, held_worker: contextlib.ExitStack
 ) -> None:
     def wait() -> None:
         with libvirt_worker(paths, MANY, time.monotonic() + LONG, NONE):
@@ -56,13 +56,13 @@ def test_waiting_start_continues_when_a_slot_is_released(
 
     waiting = threading.Thread(target=wait)
     waiting.start()
-    held.close()
+    held_worker.close()
     waiting.join(LONG)
     assert not waiting.is_alive()
 
 
 def test_waiting_start_ends_when_its_job_has_failed(
-    paths: Paths, held: contextlib.ExitStack
+    paths: Paths, held_worker: contextlib.ExitStack
 ) -> None:
     failed = threading.Event()
     failed.set()

@@ -11,7 +11,7 @@ from vtorque_core.api import kept_records
 from vtorque_core.node.shell.proof import Proof
 from vtorque_core.node.start import prologue
 from vtorque_core.site.config import Raw, build
-from vtorque_testing.faults import in_child
+from vtorque_testing.faults import run_in_child
 from vtorque_testing.recorded import NoBatch, RecordedNode, load
 
 pytestmark = pytest.mark.e2e
@@ -40,10 +40,10 @@ def start(node, queue, **pairs):
     job = replace(node.job(pairs, "7.srv"), queue=queue)
 
     def work():
-        with node.stood_in():
+        with node.install_doubles():
             prologue._run(job, node.site, node.plugins, NoBatch(), prologue.StartHook())
 
-    assert not in_child(work, None).error
+    assert not run_in_child(work, None).error
     (journal,) = node.site.paths.journal.glob("7.srv.*")
     lines = [json.loads(line) for line in journal.read_text().splitlines()]
     return Proof.decode(Path(node.site.paths.proof("7.srv")).read_bytes()), lines

@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 import processes
-from acme_card import Card, in_other_process, loaded
+from acme_card import AcmeCard, in_other_process, loaded
 from patience import eventually
 from vtorque_core.api.batch_system import JobState
 from vtorque_core.api.job_files import File
@@ -36,7 +36,7 @@ def reaped(paths, lives, batch="local", **more):
 def test_reaper_releases_only_jobs_that_are_gone(paths, start, tmp_path, monkeypatch):
     monkeypatch.setattr(reap_module, "_LOCK", 0.0)
     for job in ("alive", "gone", "unknown", "silent", "starting"):
-        start(job).take(Card(str(tmp_path / job)))
+        start(job).take(AcmeCard(str(tmp_path / job)))
     read_end, write_end = os.pipe()
 
     def prologue():
@@ -87,19 +87,19 @@ def test_reap_command_names_the_directory_even_without_journals(
     assert said("42.srv") == where + "nothing to release of 42.srv\n"
     assert json.loads(said("--json")) == {"state": str(paths.state), "jobs": []}
     assert said("--quiet") == ""
-    start("42.srv").take(Card(str(tmp_path / "card")))
+    start("42.srv").take(AcmeCard(str(tmp_path / "card")))
     assert said("--quiet").startswith(where + "1 open journal\n42.srv: unknown: ")
     assert [job["job"] for job in json.loads(said("--json"))["jobs"]] == ["42.srv"]
 
 
 def test_jobs_of_another_batch_system_are_kept(paths, start, tmp_path):
-    start("1").take(Card(str(tmp_path / "card")))
+    start("1").take(AcmeCard(str(tmp_path / "card")))
     result = reaped(paths, {"1": JobState.GONE}, batch="slurm")["1", 0]
     assert (result.action, "batch system local" in result.message) == ("unknown", True)
 
 
 def test_open_record_is_reported_and_can_be_abandoned(paths, start, tmp_path):
-    start("42.srv").take(Card(str(tmp_path / "card")))
+    start("42.srv").take(AcmeCard(str(tmp_path / "card")))
     (tmp_path / "card.mood").write_text("fail")
     gone = {"42.srv": JobState.GONE}
     result = reaped(paths, gone)["42.srv", 0]
@@ -117,7 +117,7 @@ def test_open_record_is_reported_and_can_be_abandoned(paths, start, tmp_path):
 
 def test_abandon_of_an_ambiguous_record_asks_for_the_attempt(paths, start, tmp_path):
     for attempt in (0, 1):
-        start("1", attempt).take(Card(str(tmp_path / f"card{attempt}")))
+        start("1", attempt).take(AcmeCard(str(tmp_path / f"card{attempt}")))
         (tmp_path / f"card{attempt}.mood").write_text("fail")
     with pytest.raises(UsageError, match=r"write one of 1\.0:1, 1\.1:1"):
         reaped(paths, {"1": JobState.GONE}, abandon=["1:1"])
@@ -136,7 +136,7 @@ def test_unreadable_and_empty_journals(paths, start):
 
 def test_journal_with_an_io_error_does_not_stop_the_others(paths, start, tmp_path, monkeypatch):
     bad = start("bad")
-    start("good").take(Card(str(tmp_path / "card")))
+    start("good").take(AcmeCard(str(tmp_path / "card")))
     real = os.open
 
     def fails(path, *args, **more):
@@ -157,7 +157,7 @@ def test_journal_with_an_io_error_does_not_stop_the_others(paths, start, tmp_pat
 
 def test_unknown_jobs_are_kept_until_the_server_answers(paths, start, tmp_path):
     """Any number of times."""
-    start("1").take(Card(str(tmp_path / "card")))
+    start("1").take(AcmeCard(str(tmp_path / "card")))
     for answer in ({}, {"1": JobState.UNKNOWN}, {"1": JobState.ALIVE}, {}):
         result = reaped(paths, answer)["1", 0]
         assert result.action in ("unknown", "alive") and result.ok and not result.report
@@ -170,11 +170,11 @@ def test_reaper_after_a_reboot_releases_files_without_starting_daemons(
 ):
     """Resources of the node, shared memory, daemons: gone with the boot, by the first line."""
     journal = start("1")
-    journal.take(Card(str(tmp_path / "card")))
+    journal.take(AcmeCard(str(tmp_path / "card")))
     kept = tmp_path / "kept"
     journal.take(File(str(kept), content=b"x"))
     with monkeypatch.context() as patch:
-        patch.setattr(Card, "release", lambda _: 1 / 0)  # volatile: must not be called
+        patch.setattr(AcmeCard, "release", lambda _: 1 / 0)  # volatile: must not be called
         patch.setattr(teardown, "boot_id", lambda: "another")
         assert reaped(paths, {"1": JobState.UNKNOWN})["1", 0].action == "unknown"
         assert kept.exists()
@@ -184,7 +184,7 @@ def test_reaper_after_a_reboot_releases_files_without_starting_daemons(
 
 def test_release_job_releases_all_attempts_of_one_job(paths, start, tmp_path):
     for job, attempt in (("4", 0), ("4", 1), ("4.0", 0), ("42", 0)):
-        start(job, attempt).take(Card(str(tmp_path / f"{job}-{attempt}")))
+        start(job, attempt).take(AcmeCard(str(tmp_path / f"{job}-{attempt}")))
     reports = release_job(paths, "4", plugins_for=lambda _: loaded())
     assert [report.clean for report in reports] == [True, True]
     assert sorted(path.name for path in journals(paths)) == ["4.0.0.jsonl", "42.0.jsonl"]

@@ -36,7 +36,7 @@ TOLD = {
 NOT = threading.Event()
 
 
-class Batch:
+class ReceivingBatch:
     """A double of a batch system that reserves this node."""
 
     def __init__(self):
@@ -64,7 +64,7 @@ class Batch:
 
 
 @pytest.fixture
-def here(tmp_path, monkeypatch):
+def receiving_node(tmp_path, monkeypatch):
     """Return this node, and a function that receives; ``starts`` stands for the start of guests."""
     paths = running_journal.paths_below(tmp_path)
     node = SimpleNamespace(libvirt_uri="test:///default", start_timeout=30.0)
@@ -73,7 +73,7 @@ def here(tmp_path, monkeypatch):
         paths=paths, node=node, log=log, batch=SimpleNamespace(system="acme"), path=tmp_path
     )
     made = SimpleNamespace(
-        paths=paths, site=site, adapter=Batch(), released=[], starts=lambda _: None
+        paths=paths, site=site, adapter=ReceivingBatch(), released=[], starts=lambda _: None
     )
     made.plugins = Plugins()
     hook = SimpleNamespace(vtorque_receive=survive.vtorque_receive)
@@ -105,7 +105,7 @@ def here(tmp_path, monkeypatch):
     return made
 
 
-def test_request_of_the_source_node_is_parsed(here):
+def test_request_of_the_source_node_is_parsed(receiving_node):
     told = JobDescription.read(json.dumps(TOLD).encode())
     assert (told.job, told.nodes, told.to) == ("42", ("n1", "n3"), "n3")
     assert told.guests[0].leased == (("address", "10.0.0.9"),) and told.guests[0].xml == "<domain/>"
@@ -117,20 +117,23 @@ def test_request_of_the_source_node_is_parsed(here):
              json.dumps(TOLD | {"guests": []}).encode() + b"\n",
              json.dumps(TOLD | {"job": None}).encode() + b"\n"]
 )  # fmt: skip
-def test_invalid_request_is_refused(here, told):
-    code, (said,) = here.run(told)
+def test_invalid_request_is_refused(receiving_node, told):
+    code, (said,) = receiving_node.run(told)
     assert code and "invalid request" in said["failed"]
 
 
-def test_guest_is_received_with_local_xml_and_resumed(here, monkeypatch):
+def test_guest_is_received_with_local_xml_and_resumed(receiving_node, monkeypatch):
     states = iter(["", "still", "runs"])
     monkeypatch.setattr(domains, "domain_state", lambda *_: next(states))
-    here.starts = lambda guest: guest.arrive(guest.guest.uuid, "<domain of='here'/>", NOT)
-    assert here.run() == (0, [{"xml": {"0b1ad9ba": "<domain of='here'/>"}}, {"here": True}])
-    assert here.adapter.held == ["n3"] and here.released == []
+    receiving_node.starts = lambda guest: guest.arrive(guest.guest.uuid, "<domain of='here'/>", NOT)
+    assert receiving_node.run() == (
+        0,
+        [{"xml": {"0b1ad9ba": "<domain of='here'/>"}}, {"here": True}],
+    )
+    assert receiving_node.adapter.held == ["n3"] and receiving_node.released == []
 
 
-def test_guests_of_a_job_are_sent_only_when_all_are_ready(here, monkeypatch):
+def test_guests_of_a_job_are_sent_only_when_all_are_ready(receiving_node, monkeypatch):
     monkeypatch.setattr(domains, "domain_state", lambda *_: "runs")
     both = TOLD | {"guests": [GUEST, GUEST | {"uuid": "1b1ad9ba"}]}
 
@@ -141,32 +144,38 @@ def test_guests_of_a_job_are_sent_only_when_all_are_ready(here, monkeypatch):
         for done in work:
             done.result()
 
-    here.starts = starts
+    receiving_node.starts = starts
     xml = {"0b1ad9ba": "0b1ad9ba", "1b1ad9ba": "1b1ad9ba"}
-    assert here.run(both) == (0, [{"xml": xml}, {"here": True}])
-    here.site.node.start_timeout = 0.0
-    here.starts = lambda guest, _: guest.arrive(guest.guest.uuid, "<domain/>", NOT)
-    here.adapter.held.clear()
-    assert here.run(both) == (1, [{"failed": "another guest of the job is not ready to arrive"}])
-    here.site.node.start_timeout = 3600.0
+    assert receiving_node.run(both) == (0, [{"xml": xml}, {"here": True}])
+    receiving_node.site.node.start_timeout = 0.0
+    receiving_node.starts = lambda guest, _: guest.arrive(guest.guest.uuid, "<domain/>", NOT)
+    receiving_node.adapter.held.clear()
+    assert receiving_node.run(both) == (
+        1,
+        [{"failed": "another guest of the job is not ready to arrive"}],
+    )
+    receiving_node.site.node.start_timeout = 3600.0
     failed = threading.Event()
     failed.set()
-    here.starts = lambda guest, _: guest.arrive(guest.guest.uuid, "<domain/>", failed)
-    here.released.clear()
-    assert here.run(both) == (1, [{"failed": "another guest of the job is not ready to arrive"}])
-    assert here.adapter.held == [] and here.released == ["42"]
+    receiving_node.starts = lambda guest, _: guest.arrive(guest.guest.uuid, "<domain/>", failed)
+    receiving_node.released.clear()
+    assert receiving_node.run(both) == (
+        1,
+        [{"failed": "another guest of the job is not ready to arrive"}],
+    )
+    assert receiving_node.adapter.held == [] and receiving_node.released == ["42"]
 
 
-def test_start_that_fails_before_arrival_is_released(here):
+def test_start_that_fails_before_arrival_is_released(receiving_node):
     def fails(_guest):
         raise HostFault("no room")
 
-    here.starts = fails
-    assert here.run() == (1, [{"failed": "no room"}])
-    assert here.adapter.held == [] and here.released == ["42"]
+    receiving_node.starts = fails
+    assert receiving_node.run() == (1, [{"failed": "no room"}])
+    assert receiving_node.adapter.held == [] and receiving_node.released == ["42"]
 
 
-def test_start_that_fails_after_arrival_releases_nothing(here, monkeypatch):
+def test_start_that_fails_after_arrival_releases_nothing(receiving_node, monkeypatch):
     """The guest may already run here."""
     monkeypatch.setattr(domains, "domain_state", lambda *_: "runs")
 
@@ -174,82 +183,85 @@ def test_start_that_fails_after_arrival_releases_nothing(here, monkeypatch):
         guest.arrive(guest.guest.uuid, "<domain/>", NOT)
         raise HostFault("silent")
 
-    here.starts = fails
-    assert here.run() == (1, [{"xml": {"0b1ad9ba": "<domain/>"}}, {"failed": "silent"}])
-    assert here.adapter.held == ["n3"] and here.released == []
+    receiving_node.starts = fails
+    assert receiving_node.run() == (1, [{"xml": {"0b1ad9ba": "<domain/>"}}, {"failed": "silent"}])
+    assert receiving_node.adapter.held == ["n3"] and receiving_node.released == []
 
 
-def test_disconnected_source_after_arrival_leaves_all_resources(here, monkeypatch):
+def test_disconnected_source_after_arrival_leaves_all_resources(receiving_node, monkeypatch):
     def leaves(*_):
-        here.sender.close()
+        receiving_node.sender.close()
         return "still"
 
     monkeypatch.setattr(domains, "domain_state", leaves)
-    here.starts = lambda guest: guest.arrive(guest.guest.uuid, "<domain/>", NOT)
-    assert here.run() == (1, [{"xml": {"0b1ad9ba": "<domain/>"}}])
-    assert here.adapter.held == ["n3"] and here.released == []
+    receiving_node.starts = lambda guest: guest.arrive(guest.guest.uuid, "<domain/>", NOT)
+    assert receiving_node.run() == (1, [{"xml": {"0b1ad9ba": "<domain/>"}}])
+    assert receiving_node.adapter.held == ["n3"] and receiving_node.released == []
 
 
-def test_unresponsive_source_is_not_awaited_forever(here, monkeypatch):
+def test_unresponsive_source_is_not_awaited_forever(receiving_node, monkeypatch):
     """Its line never ends; the job's lock here is free then, and the other node gets an answer."""
     monkeypatch.setattr(domains, "domain_state", lambda *_: "")
     monkeypatch.setattr(survive_receive, "_ARRIVES", 0.0)
-    here.starts = lambda guest: guest.arrive(guest.guest.uuid, "<domain/>", NOT)
-    assert here.run() == (1, [{"xml": {"0b1ad9ba": "<domain/>"}}])
-    assert here.adapter.held == ["n3"] and here.released == []
+    receiving_node.starts = lambda guest: guest.arrive(guest.guest.uuid, "<domain/>", NOT)
+    assert receiving_node.run() == (1, [{"xml": {"0b1ad9ba": "<domain/>"}}])
+    assert receiving_node.adapter.held == ["n3"] and receiving_node.released == []
 
 
-def test_disconnected_source_before_arrival_is_released(here):
+def test_disconnected_source_before_arrival_is_released(receiving_node):
     """The source may have been told that nothing is here: it does not ask again."""
 
     def starts(guest):
-        here.sender.close()
+        receiving_node.sender.close()
         guest.arrive(guest.guest.uuid, "<domain/>", NOT)
 
-    here.starts = starts
-    assert here.run() == (1, [])
-    assert here.adapter.held == [] and here.released == ["42"]
+    receiving_node.starts = starts
+    assert receiving_node.run() == (1, [])
+    assert receiving_node.adapter.held == [] and receiving_node.released == ["42"]
 
 
-def test_other_version_is_refused_before_anything_is_held(here, monkeypatch):
+def test_other_version_is_refused_before_anything_is_held(receiving_node, monkeypatch):
     monkeypatch.setattr(hypervisor, "versions", lambda _: {"vTorque": __version__, "QEMU": "11"})
-    assert here.run()[1] == [{"failed": "QEMU of n3 is 11 instead of 10"}]
+    assert receiving_node.run()[1] == [{"failed": "QEMU of n3 is 11 instead of 10"}]
     monkeypatch.setattr(receive.virtiofs_daemon, "can_save", lambda: False)
-    assert "cannot save its state" in here.run()[1][0]["failed"]
-    assert here.adapter.held == []
+    assert "cannot save its state" in receiving_node.run()[1][0]["failed"]
+    assert receiving_node.adapter.held == []
 
 
-def test_batch_system_that_cannot_hold_a_node_is_refused(here):
-    here.adapter = SimpleNamespace()
-    assert "acme cannot reserve a node" in here.run()[1][0]["failed"]
+def test_batch_system_that_cannot_hold_a_node_is_refused(receiving_node):
+    receiving_node.adapter = SimpleNamespace()
+    assert "acme cannot reserve a node" in receiving_node.run()[1][0]["failed"]
 
 
 @pytest.mark.parametrize("number", [0, 2])
-def test_receiving_fails_unless_exactly_one_plugin_receives(here, number, capsys):
-    here.plugins = Plugins()
+def test_receiving_fails_unless_exactly_one_plugin_receives(receiving_node, number, capsys):
+    receiving_node.plugins = Plugins()
     for each in range(number):
         hook = SimpleNamespace(vtorque_receive=survive.vtorque_receive, number=each)
-        here.plugins.register(f"acme{each}", hook, "vtorque-acme 1.0")
-    assert here.run() == (1, [])
+        receiving_node.plugins.register(f"acme{each}", hook, "vtorque-acme 1.0")
+    assert receiving_node.run() == (1, [])
     assert f"{number} of this node's plugins receive guests" in capsys.readouterr().err
 
 
-def test_second_arrival_of_the_same_job_is_refused(here):
-    running_journal.Job(here.paths, "42")
-    assert here.run()[1] == [{"failed": "job 42 already holds resources on n3"}]
-    assert here.released == []
+def test_second_arrival_of_the_same_job_is_refused(receiving_node):
+    running_journal.JournalledJob(receiving_node.paths, "42")
+    assert receiving_node.run()[1] == [{"failed": "job 42 already holds resources on n3"}]
+    assert receiving_node.released == []
 
 
 @pytest.mark.parametrize("attempt", [0, 1])
-def test_prologue_of_the_same_attempt_keeps_an_arriving_guest(here, attempt, monkeypatch):
+def test_prologue_of_the_same_attempt_keeps_an_arriving_guest(receiving_node, attempt, monkeypatch):
     """One of a later attempt releases what the earlier attempt has left, as usual."""
-    running_journal.Job(here.paths, "42").journal.phase(ARRIVES)
+    running_journal.JournalledJob(receiving_node.paths, "42").journal.phase(ARRIVES)
     released = []
     monkeypatch.setattr(cleanup, "release_job", lambda *_: released.append(1) or [])
     monkeypatch.setattr(prologue, "start_job", lambda *_: None)
     monkeypatch.setattr(cleanup, "notify", lambda *_: [])
     job = BatchJob("42", "nobody-of-this-name", "n3", ("n3",), b"", attempt=attempt)
-    assert prologue._run(job, here.site, None, here.adapter, prologue.StartHook()) == 0
-    ((outcome, _),) = here.adapter.finished
+    assert (
+        prologue._run(job, receiving_node.site, None, receiving_node.adapter, prologue.StartHook())
+        == 0
+    )
+    ((outcome, _),) = receiving_node.adapter.finished
     assert released == [1] * attempt
     assert outcome is (Outcome.READY if attempt else Outcome.NOT_OURS)

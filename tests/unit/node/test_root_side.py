@@ -231,10 +231,10 @@ SERVE = """
 import pwd, sys; from pathlib import Path
 account = pwd.getpwuid  # nobody has no home and no shell
 pwd.getpwuid = lambda uid: pwd.struct_passwd((*account(uid)[:5], "/", "/bin/sh"))
-from vtorque_local.mom import Programs
+from vtorque_local.mom import JobPrograms
 from vtorque_local.service import LocalService, Setup
 top = Path(sys.argv[1])
-service = LocalService(Setup(top / "run", top / "spool", Programs(["/bin/true"], ["/bin/true"],
+service = LocalService(Setup(top / "run", top / "spool", JobPrograms(["/bin/true"], ["/bin/true"],
                         ["/bin/true"]), ["/bin/true"], slots=1, root_jobs=True))
 service.open()
 print("up", flush=True)

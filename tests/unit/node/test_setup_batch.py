@@ -31,7 +31,7 @@ class Killed(BaseException):
 
 
 @dataclasses.dataclass
-class Cluster:
+class HookBatch:
     """A batch system whose hooks are in a directory; ``problem``: its admin's remaining work."""
 
     top: Path
@@ -66,11 +66,11 @@ class Udev:
 
 
 @dataclasses.dataclass
-class Node:
+class SetupNode:
     """A node in a directory."""
 
     top: Path
-    cluster: Cluster
+    cluster: HookBatch
     said: list[str] = dataclasses.field(default_factory=list)
     udev: Udev | None = None
 
@@ -131,7 +131,7 @@ def node(tmp_path):
     hooks = tmp_path / "etc" / "hooks"
     hooks.mkdir(parents=True)
     (tmp_path / "state").mkdir()
-    return Node(tmp_path, Cluster(hooks))
+    return SetupNode(tmp_path, HookBatch(hooks))
 
 
 def prepare_site(node, kind):

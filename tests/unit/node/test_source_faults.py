@@ -53,7 +53,7 @@ class Faulty(BootSource):
 
 
 @dataclasses.dataclass(frozen=True)
-class Rig(RecordedJob):
+class SourceRig(RecordedJob):
     """A job whose guest boots by a source of a plugin that is gone when it is released."""
 
     source: BootSource = dataclasses.field(default_factory=Faulty)
@@ -76,7 +76,7 @@ class Rig(RecordedJob):
 def rig(tmp_path):
     node = device_cases.node(tmp_path / "node", device_cases.load(()), device_cases.Case({}, {}))
     with orphans() as processes:
-        yield Rig(node, node.job({"vcpus": "1", "ram": "256M"}), processes)
+        yield SourceRig(node, node.job({"vcpus": "1", "ram": "256M"}), processes)
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -102,7 +102,7 @@ def test_source_that_raises_without_a_fallback_fails_the_start(rig, method):
 
 
 @dataclasses.dataclass(frozen=True)
-class Hanging(Faulty):
+class HangingSource(Faulty):
     """Hangs in one of its methods."""
 
     def _does(self, method):
@@ -119,7 +119,9 @@ def test_source_that_hangs_is_replaced_by_a_cold_boot(tmp_path, monkeypatch, met
     case = device_cases.Case({}, {})
     node = device_cases.node(tmp_path / "node", device_cases.load(()), case, tables=tables)
     with orphans() as processes:
-        rig = Rig(node, node.job({"vcpus": "1", "ram": "256M"}), processes, source=Hanging(method))
+        rig = SourceRig(
+            node, node.job({"vcpus": "1", "ram": "256M"}), processes, source=HangingSource(method)
+        )
         before = rig.look()
         run = rig.start()
         assert not run.error, run

@@ -78,7 +78,7 @@ def job(paths, spare):
 
 
 @pytest.fixture
-def kept(paths):
+def keeper_process(paths):
     """Simulate a running process that keeps the spare guests."""
     paths.run.mkdir(exist_ok=True)
     descriptor = os.open(paths.run / "warm.lock", os.O_RDWR | os.O_CREAT, 0o600)
@@ -99,7 +99,7 @@ def reaped(paths, lives=None):
     return found
 
 
-def test_reaper_keeps_a_spare_guest_that_its_daemon_keeps(paths, spare, kept, tmp_path):
+def test_reaper_keeps_a_spare_guest_that_its_daemon_keeps(paths, spare, keeper_process, tmp_path):
     assert reaped(paths) == {"spare-1": "alive"}
     assert (tmp_path / "has").exists()
 
@@ -198,7 +198,7 @@ def test_end_waits_for_the_holder_of_the_lock(paths, spare, tmp_path, monkeypatc
 
 
 @pytest.fixture
-def destroyed(monkeypatch):
+def destroyed_domains(monkeypatch):
     """Return the uuids of domains that were destroyed."""
     found = []
     monkeypatch.setattr(hypervisor, "destroy_domain", lambda _uri, uuid, _: found.append(uuid))
@@ -215,23 +215,23 @@ def lock_of_another(lock):
         yield
 
 
-def test_booting_spare_guest_is_stopped_for_room(paths, spare, waiting, destroyed):
+def test_booting_spare_guest_is_stopped_for_room(paths, spare, take_guests, destroyed_domains):
     with lock_of_another(paths.job_lock("spare-1")), pytest.raises(Busy):
         end_unclaimed(paths, spare)
-    assert set(destroyed) == {"u-u"}
+    assert set(destroyed_domains) == {"u-u"}
 
 
 def test_claimed_spare_guest_is_not_stopped_while_its_lock_is_held(
-    paths, spare, waiting, destroyed
+    paths, spare, take_guests, destroyed_domains
 ):
-    waiting("7")
+    take_guests("7")
     with lock_of_another(paths.job_lock("spare-1")), pytest.raises(Busy):
         end_unclaimed(paths, spare)
-    assert destroyed == []
+    assert destroyed_domains == []
 
 
 def test_spare_guest_is_not_stopped_while_the_node_lock_is_held(
-    paths, spare, waiting, destroyed, monkeypatch
+    paths, spare, take_guests, destroyed_domains, monkeypatch
 ):
     def fail(*_):
         raise Busy("the node's lock")
@@ -239,7 +239,7 @@ def test_spare_guest_is_not_stopped_while_the_node_lock_is_held(
     monkeypatch.setattr(module, "retire_spare", fail)
     with pytest.raises(Busy, match="node's lock"):
         end_unclaimed(paths, spare)
-    assert destroyed == []
+    assert destroyed_domains == []
 
 
 def test_spare_guest_stopped_after_another_failure_is_not_rebooted(paths, monkeypatch):
@@ -276,7 +276,7 @@ def test_spare_guest_stopped_after_another_failure_is_not_rebooted(paths, monkey
 
 
 @pytest.fixture
-def waiting(paths, spare, monkeypatch):
+def take_guests(paths, spare, monkeypatch):
     """Return a function that lets a job take guests; a plugin offers the spare guest for any."""
     monkeypatch.setattr(hypervisor, "qemu_uid", lambda _: 64055)
     with Journal.open(paths, paths.journal / f"{spare}.jsonl") as journal:
@@ -304,19 +304,19 @@ def waiting(paths, spare, monkeypatch):
     return taken
 
 
-def test_claimed_spare_guest_is_never_offered_again(paths, spare, waiting):
-    assert waiting("7") == spare
+def test_claimed_spare_guest_is_never_offered_again(paths, spare, take_guests):
+    assert take_guests("7") == spare
     (paths.journal / "7.0.jsonl").unlink()  # as an admin does who abandons its records
-    assert waiting("8") == ""
+    assert take_guests("8") == ""
 
 
 @pytest.mark.parametrize("fault", [Busy("locked"), HostFault("libvirtd is dead")])
 def test_spare_guest_that_does_not_end_for_room_does_not_blame_the_node(
-    paths, spare, waiting, monkeypatch, fault
+    paths, spare, take_guests, monkeypatch, fault
 ):
     monkeypatch.setattr(module, "end_unclaimed", mock.Mock(side_effect=fault))
     with pytest.raises(InUse, match=f"spare-2.0 has not ended: {fault}") as raised:
-        waiting(gone=[spare, "spare-2.0"])
+        take_guests(gone=[spare, "spare-2.0"])
     assert not raised.value.blames_node
 
 
@@ -325,19 +325,19 @@ def test_spare_guest_that_does_not_end_for_room_does_not_blame_the_node(
     [("", 0, True), ("", 70000, False), ("70001", 70000, True), ("70001", 80000, False)],
 )
 def test_spare_guest_with_a_uid_outside_guest_uids_is_not_claimed(
-    paths, spare, waiting, leased, first, fits
+    paths, spare, take_guests, leased, first, fits
 ):
-    waiting.node.guest_uids = first
+    take_guests.node.guest_uids = first
     if leased:
         with Journal.open(paths, paths.journal / f"{spare}.jsonl") as journal:
             journal.acquire_leases([(Lease(host_ids.POOL, leased), 0)], phase="plan")
     mine = {host_ids.POOL: (str(first + 2),)} if first else {}
-    assert waiting(placement=Placement(leased=mine)) == (spare if fits else "")
+    assert take_guests(placement=Placement(leased=mine)) == (spare if fits else "")
 
 
-def test_spare_guest_that_cannot_be_saved_is_not_claimed_by_a_job_that_needs_it(spare, waiting):
-    assert waiting(request=JobRequest({}, needs=frozenset({"save"}))) == ""
-    assert waiting("8", request=JobRequest({}, needs=frozenset({"suspend"}))) == spare
+def test_spare_guest_that_cannot_be_saved_is_not_claimed_by_a_job_that_needs_it(spare, take_guests):
+    assert take_guests(request=JobRequest({}, needs=frozenset({"save"}))) == ""
+    assert take_guests("8", request=JobRequest({}, needs=frozenset({"suspend"}))) == spare
 
 
 def test_spare_guest_with_dedicated_cores_is_not_booted(paths, monkeypatch):

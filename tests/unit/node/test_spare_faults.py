@@ -16,7 +16,7 @@ from vtorque_core.base import hypervisor
 from vtorque_core.node.end.reap import reap
 from vtorque_core.node.start import spare_boot
 from vtorque_core.records.reading import SPARE, walk
-from vtorque_testing.faults import around_all, in_child, orphans, survive
+from vtorque_testing.faults import around_all, orphans, run_in_child, survive
 from vtorque_testing.recorded import RecordedJob
 
 pytestmark = pytest.mark.e2e
@@ -25,23 +25,23 @@ WANTED = {"img": "recorded", "vcpus": "1", "ram": "256M"}
 
 
 @dataclasses.dataclass(frozen=True)
-class Rig(RecordedJob):
+class SpareRig(RecordedJob):
     """A job with a waiting guest that no service keeps any more."""
 
     def boot(self):
         def work():
-            with self.stood_in():
+            with self.install_doubles():
                 key = spare_boot.boot(self.node.site, self.node.plugins, "warm", 8, WANTED)
             (self.node.site.paths.job_state(key) / "g0/console.log").touch()
 
-        run = in_child(work)
+        run = run_in_child(work)
         assert not run.error, run
 
     @contextlib.contextmanager
     def stood_in(self):
         quiet = mock.patch.object(hypervisor, "suspend_domain", lambda *_: None)
         alone = mock.patch.object(hypervisor, "cpu_shares", lambda *_: 0)
-        with self.node.stood_in(), quiet, alone:
+        with self.node.install_doubles(), quiet, alone:
             yield
 
     def start(self, last=None):
@@ -52,11 +52,11 @@ class Rig(RecordedJob):
         super().release()
 
         def work():
-            with self.stood_in():
+            with self.install_doubles():
                 results = reap(self.node.site, lambda _: {})
                 assert all(result.ok for result in results), results
 
-        run = in_child(work)
+        run = run_in_child(work)
         assert not run.error, run
 
 
@@ -66,7 +66,7 @@ def rig(tmp_path):
     node = device_cases.node(tmp_path / "node", plugins, device_cases.Case({}, {}))
     job = node.job({"vcpus": "1", "ram": "256M"})
     with orphans() as processes:
-        yield Rig(node, job, processes)
+        yield SpareRig(node, job, processes)
 
 
 def claimed_spares(rig):

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from acme_card import Acme, Card, Manager, loaded, starter
+from acme_card import AcmeCard, AcmePlugin, CardManager, loaded, starter
 from patience import LONG, eventually, with_more_time
 from processes import alive
 from vtorque_core.api import children
@@ -40,7 +40,7 @@ def test_resources_are_released_in_reverse_and_the_journal_last(
     journal.acquire_leases([(Lease("core", "1"), 0)], phase="plan")
     journal.take(Tree(str(tmp_path / "job")))
     journal.take(File(str(tmp_path / "job" / "f")), guest=0)
-    journal.take(Card(str(tmp_path / "job" / "card")), guest=0)
+    journal.take(AcmeCard(str(tmp_path / "job" / "card")), guest=0)
     report = teardown(journal.path, paths, loaded())
     assert numbers(report.released) == [4, 3, 2, 1]
     assert report.clean and report.lines() == []
@@ -58,7 +58,7 @@ def test_spare_guest_keeps_its_uid_while_a_record_of_its_job_is_open(paths, star
     journal = start()
     journal.take(SpareUse(header.job.key), guest=0)
     mood = tmp_path / "card.mood"
-    journal.take(Card(str(tmp_path / "card")), guest=0)
+    journal.take(AcmeCard(str(tmp_path / "card")), guest=0)
     mood.write_text("fail")
     report = teardown(journal.path, paths, loaded())
     assert numbers(report.failed) == [2] and numbers(report.held) == [1]
@@ -91,9 +91,9 @@ def one_fails(tmp_path, mood, error, limit):
     journal = starter(paths)()
     journal.acquire_leases([(Lease("card", "a"), 0), (Lease("card", "b"), 1)], phase="plan")
     journal.take(Tree(str(tmp_path / "job")))
-    bad = journal.take(Card(str(tmp_path / "bad")), guest=0)
-    journal.take(Card(str(tmp_path / "good")), guest=0)
-    journal.take(Card(str(tmp_path / "other")), guest=1)
+    bad = journal.take(AcmeCard(str(tmp_path / "bad")), guest=0)
+    journal.take(AcmeCard(str(tmp_path / "good")), guest=0)
+    journal.take(AcmeCard(str(tmp_path / "other")), guest=1)
     (tmp_path / "bad.mood").write_text(mood)
     report = teardown(journal.path, paths, loaded(), release_timeout=limit)
     assert numbers(report.failed) == [bad]
@@ -127,7 +127,7 @@ def hang(tmp_path, limit):
 
 def test_records_stay_open_after_the_deadline(paths, start, tmp_path):
     journal = start()
-    journal.take(Card(str(tmp_path / "a")))
+    journal.take(AcmeCard(str(tmp_path / "a")))
     report = teardown(journal.path, paths, loaded(), deadline=0)
     assert "teardown_timeout exceeded" in report.failed[0].message
     assert (tmp_path / "a").exists()
@@ -137,7 +137,7 @@ def test_records_stay_open_after_the_deadline(paths, start, tmp_path):
 def test_record_of_an_uninstalled_plugin_is_an_orphan_with_a_fix(paths, start, tmp_path):
     journal = start()
     journal.acquire_leases([(Lease("card", "a"), 0), (Lease("memory", "g0", 5), 0)], phase="plan")
-    card = journal.take(Card(str(tmp_path / "card")), guest=0)
+    card = journal.take(AcmeCard(str(tmp_path / "card")), guest=0)
     journal.acquire(File(str(tmp_path / "f")), plugin="core", phase="x", guest=0)
     report = teardown(journal.path, paths, Plugins())
     assert numbers(report.orphaned) == [card]
@@ -159,7 +159,7 @@ def test_record_of_an_uninstalled_plugin_is_an_orphan_with_a_fix(paths, start, t
 def test_abandoned_record_releases_its_leases(paths, start, tmp_path):
     journal = start()
     journal.acquire_leases([(Lease("card", "a"), 0)], phase="plan")
-    card = journal.take(Card(str(tmp_path / "card")), guest=0)
+    card = journal.take(AcmeCard(str(tmp_path / "card")), guest=0)
     report = teardown(journal.path, paths, Plugins(), abandon=[card])
     assert report.clean and "2 acme-card abandoned" in report.notes[0]
     assert (tmp_path / "card").exists()
@@ -169,7 +169,7 @@ def test_teardown_after_a_reboot_releases_only_files(paths, start, tmp_path):
     journal = start(boot="another")
     file = tmp_path / "f"
     journal.take(File(str(file)))
-    journal.take(Card(str(tmp_path / "card")))
+    journal.take(AcmeCard(str(tmp_path / "card")))
     (tmp_path / "card.mood").write_text("fail")
     assert teardown(journal.path, paths, loaded()).clean
     assert not file.exists()
@@ -189,9 +189,9 @@ def last_look(tmp_path, limit):
     paths = Paths(tmp_path / "state", tmp_path / "run")
     log = tmp_path / "log"
     journal = starter(paths)()
-    journal.take(Card(str(tmp_path / "card")))
+    journal.take(AcmeCard(str(tmp_path / "card")))
     (tmp_path / "card.mood").write_text("fail")
-    plugins = loaded(Acme(log), Acme(mood="raise"), Acme(mood="hang"))
+    plugins = loaded(AcmePlugin(log), AcmePlugin(mood="raise"), AcmePlugin(mood="hang"))
     report = teardown(journal.path, paths, plugins, release_timeout=limit)
     assert json.loads(log.read_text()) == ["42.srv", 0, "u", []]
     assert [note.partition(",")[0] for note in report.notes] == ["plugin acme1", "plugin acme2"]
@@ -211,7 +211,7 @@ def test_plugin_that_fails_to_list_its_kinds_is_named(paths, start, tmp_path):
             raise RuntimeError("no driver")
 
     journal = start()
-    journal.take(Card(str(tmp_path / "card")))
+    journal.take(AcmeCard(str(tmp_path / "card")))
     report = teardown(journal.path, paths, loaded(Bad()))
     assert report.notes == ["plugin acme: no driver"]
     assert numbers(report.orphaned) == [1]
@@ -336,7 +336,7 @@ def test_clock_set_back_does_not_delay_a_release(
 
 def test_connections_are_closed_before_a_fork(paths, start, tmp_path, monkeypatch):
     journal = start()
-    journal.take(Card(str(tmp_path / "card")))
+    journal.take(AcmeCard(str(tmp_path / "card")))
     order = []
     monkeypatch.setattr(hypervisor, "close", lambda: order.append("close"))
     real = children.Child
@@ -351,10 +351,10 @@ def test_connections_are_closed_before_a_fork(paths, start, tmp_path, monkeypatc
 def test_node_wide_resource_ends_with_its_last_job(paths, start, tmp_path):
     path = tmp_path / "manager"
     first, second = start("1"), start("2")
-    first.take(Manager(str(path)))
-    second.take(Manager(str(path)))  # would fail if it were created twice
+    first.take(CardManager(str(path)))
+    second.take(CardManager(str(path)))  # would fail if it were created twice
     other = start("3")
-    other.take(Manager(str(tmp_path / "other")))
+    other.take(CardManager(str(tmp_path / "other")))
     assert teardown(first.path, paths, loaded()).clean
     assert path.exists()
     assert teardown(second.path, paths, loaded()).clean
@@ -366,10 +366,10 @@ def test_partly_created_node_wide_resource_is_created_again(paths, start, tmp_pa
     path = tmp_path / "manager"
     first, second = start("1"), start("2")
     with monkeypatch.context() as patch:
-        patch.setattr(Manager, "create", lambda self: Path(self.path).touch() or 1 / 0)
+        patch.setattr(CardManager, "create", lambda self: Path(self.path).touch() or 1 / 0)
         with pytest.raises(ZeroDivisionError):
-            first.take(Manager(str(path)))
-    second.take(Manager(str(path)))
+            first.take(CardManager(str(path)))
+    second.take(CardManager(str(path)))
     assert path.read_text() == "running"
     assert teardown(first.path, paths, loaded()).clean
     assert path.exists()
@@ -379,7 +379,7 @@ def test_partly_created_node_wide_resource_is_created_again(paths, start, tmp_pa
 
 def test_node_wide_resource_of_another_boot_is_created_again(paths, start, tmp_path):
     path = tmp_path / "manager"
-    start("1", boot="another").take(Manager(str(path)))
+    start("1", boot="another").take(CardManager(str(path)))
     path.unlink()  # the reboot
-    start("2").take(Manager(str(path)))
+    start("2").take(CardManager(str(path)))
     assert path.read_text() == "running"

@@ -29,7 +29,7 @@ NODE = NodeShare(HOST, exclusive=False)
 
 
 @pytest.fixture(scope="module")
-def shown():
+def shown_claims():
     text = block("examples/plugin/README.md", "from vtorque_core.api.claims")
     scope = {}
     exec(compile(text, "examples/plugin/README.md", "exec"), scope)  # noqa: S102 - our own manual
@@ -48,18 +48,18 @@ def answer(*claims):
     return divide([[*core_claims(), *claims]], NODE, Leases())[0]
 
 
-def test_example_of_pinning_is_placed(shown):
-    got = answer(*shown.pinning(guest(), ()))
+def test_example_of_pinning_is_placed(shown_claims):
+    got = answer(*shown_claims.pinning(guest(), ()))
     assert (got.cores["vcpu"], got.own, got.page_kib) == ((0, 64, 1, 65), {"vcpu"}, 2048)
     assert (got.numa, got.nodes, dict(got.paged)) == ("strict", (0,), {0: 4096})
     assert not set(got.cores["emulator"]) & set(got.cores["vcpu"])
-    assert answer(*shown.pinning(guest(), (9, 8, 7, 6))).cores["vcpu"] == (9, 8, 7, 6)
+    assert answer(*shown_claims.pinning(guest(), (9, 8, 7, 6))).cores["vcpu"] == (9, 8, 7, 6)
 
 
-def test_example_of_iocm_is_placed_and_resized(shown, tmp_path):
+def test_example_of_iocm_is_placed_and_resized(shown_claims, tmp_path):
     paths = Paths(tmp_path / "state", tmp_path / "run")
     with Journal.start(paths, JobHeader(JobAttempt("1", 0, "u", 1000), "local")) as journal:
-        claims = [*core_claims(), *shown.iocm(guest(), 1, 3)]
+        claims = [*core_claims(), *shown_claims.iocm(guest(), 1, 3)]
         (got,), _ = place(journal, [claims], NODE, paths)
     assert got.cores["io"] == got.cores["emulator"] == (0,)
     assert got.most == {"io": 3}
@@ -71,7 +71,7 @@ def test_example_of_iocm_is_placed_and_resized(shown, tmp_path):
 
 
 @dataclass(frozen=True)
-class Domain(Resource):
+class RunningDomain(Resource):
     """In the journal's form, of a running guest."""
 
     kind: ClassVar[str] = "domain"
@@ -86,7 +86,7 @@ class Domain(Resource):
         pass
 
 
-def test_cores_are_added_to_a_running_guest(shown, tmp_path, monkeypatch):
+def test_cores_are_added_to_a_running_guest(shown_claims, tmp_path, monkeypatch):
     """The example of ``resize`` in doc/plugins.md, for a guest in the journal's form."""
     pins = []
     monkeypatch.setattr(node_hardware, "topology", lambda _: HOST)
@@ -96,8 +96,8 @@ def test_cores_are_added_to_a_running_guest(shown, tmp_path, monkeypatch):
     )
     paths = Paths(tmp_path / "state", tmp_path / "run")
     with Journal.start(paths, JobHeader(JobAttempt("1", 0, "u", 1000), "local")) as journal:
-        place(journal, [[*core_claims(), *shown.iocm(guest(), 1, 3)]], NODE, paths)
-        journal.acquire(Domain("n", "U", "qemu:///x"), plugin="core", phase="boot", guest=0)
+        place(journal, [[*core_claims(), *shown_claims.iocm(guest(), 1, 3)]], NODE, paths)
+        journal.acquire(RunningDomain("n", "U", "qemu:///x"), plugin="core", phase="boot", guest=0)
     scope = {"paths": paths}
     text = block("doc/plugins.md", "from vtorque_core.live.cores")
     exec(compile(text, "examples/plugin/README.md", "exec"), scope)  # noqa: S102 - our own manual
@@ -106,33 +106,36 @@ def test_cores_are_added_to_a_running_guest(shown, tmp_path, monkeypatch):
     assert (uuid, emulator, iothreads) == ("U", scope["now"].cores, scope["now"].cores)
 
 
-def test_examples_of_devices_are_leased_near_each_other(shown):
+def test_examples_of_devices_are_leased_near_each_other(shown_claims):
     vfs = {"0000:81:00.1": 1, "0000:81:00.2": 1}
-    got = answer(*shown.vrdma(guest(), vfs), *shown.passthrough(guest(), {"0000:82:00.0": 1}, 1))
+    got = answer(
+        *shown_claims.vrdma(guest(), vfs),
+        *shown_claims.passthrough(guest(), {"0000:82:00.0": 1}, 1),
+    )
     assert got.leased == {"pci/vrdma": ("0000:81:00.1",), "pci/gpu": ("0000:82:00.0",)}
     assert got.nodes == (1,)
 
 
-def test_unclot_is_claimed_once_per_node(shown):
-    claims = [[*core_claims(), *shown.unclot(guest(i), 64)] for i in range(2)]
+def test_unclot_is_claimed_once_per_node(shown_claims):
+    claims = [[*core_claims(), *shown_claims.unclot(guest(i), 64)] for i in range(2)]
     assert [p.memory_mib for p in divide(claims, NODE, Leases())] == [4416, 4352]
 
 
-def test_example_of_scam_gets_cache_and_own_cores(shown):
-    got = answer(*shown.scam(guest(), 5000))
+def test_example_of_scam_gets_cache_and_own_cores(shown_claims):
+    got = answer(*shown_claims.scam(guest(), 5000))
     assert got.caches == ((3, 0, 8192),)
     assert "vcpu" in got.own
-    assert len(shown.scam(guest(host=Topology()), 5000)) == 1
+    assert len(shown_claims.scam(guest(host=Topology()), 5000)) == 1
 
 
-def test_all_examples_work_together(shown):
+def test_all_examples_work_together(shown_claims):
     got = answer(
-        *shown.pinning(guest(), ()),
-        *shown.iocm(guest(), 1, 3),
-        *shown.vrdma(guest(), {"vf": 1}),
-        *shown.unclot(guest(), 64),
-        *shown.scam(guest(), 5000),
-        *shown.passthrough(guest(), {"gpu": 1}, 1),
+        *shown_claims.pinning(guest(), ()),
+        *shown_claims.iocm(guest(), 1, 3),
+        *shown_claims.vrdma(guest(), {"vf": 1}),
+        *shown_claims.unclot(guest(), 64),
+        *shown_claims.scam(guest(), 5000),
+        *shown_claims.passthrough(guest(), {"gpu": 1}, 1),
     )
     assert (got.nodes, got.own) == ((1,), {"vcpu", "io"})
     every = [*got.cores["vcpu"], *got.cores["io"], *got.idle, *got.cores["emulator"]]

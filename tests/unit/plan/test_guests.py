@@ -86,7 +86,7 @@ def plugin():
 
 
 @pytest.fixture
-def planned(monkeypatch, plugin):
+def plan_guests(monkeypatch, plugin):
     """Return a function that plans two guests of 256 MiB on the second node of a job."""
     monkeypatch.setattr(pool, "select", lambda *_: IMAGE)
     monkeypatch.setattr(hypervisor, "qemu_uid", lambda _: 64055)
@@ -106,8 +106,8 @@ def planned(monkeypatch, plugin):
     return make
 
 
-def test_names_ranks_and_directories_follow_from_the_job(planned):
-    guests, site, _ = planned()
+def test_names_ranks_and_directories_follow_from_the_job(plan_guests):
+    guests, site, _ = plan_guests()
     one, two = (g.plan for g in guests)
     assert (one.rank, two.rank) == (2, 3)
     assert (one.hostname, two.hostname) == ("vn2-0", "vn2-1")
@@ -119,16 +119,16 @@ def test_names_ranks_and_directories_follow_from_the_job(planned):
     assert [s.target for s in one.shares] == ["/home/u"]
 
 
-def test_core_claims_cpus_memory_and_an_address(planned):
-    claims = planned()[0][0].claims
+def test_core_claims_cpus_memory_and_an_address(plan_guests):
+    claims = plan_guests()[0][0].claims
     assert sum(c.mib for c in claims if isinstance(c, MemoryClaim)) == 256 + 256
     pools = {c.pool: c.items for c in claims if isinstance(c, PoolClaim)}
     assert pools.pop("address") == ("10.86.0.20",)  # of a job on two nodes: fixed
     assert list(pools) == ["qemu-uid"]
 
 
-def test_each_guest_has_a_separate_qemu_uid(planned):
-    guests, site, context = planned()
+def test_each_guest_has_a_separate_qemu_uid(plan_guests):
+    guests, site, context = plan_guests()
     placements = [Placement(leased={"qemu-uid": (str(2146900000 + n),)}) for n in range(2)]
     one, two = plan.place_guests(context, guests, placements)
     assert (one.qemu_uid, two.qemu_uid) == (2146900000, 2146900001)
@@ -138,9 +138,9 @@ def test_each_guest_has_a_separate_qemu_uid(planned):
     assert host_ids.guest_uid(guests[0].plan, shared) == 64055
 
 
-def test_guests_know_the_jobs_nodes_without_guests_by_this_nodes_names(planned):
+def test_guests_know_the_jobs_nodes_without_guests_by_this_nodes_names(plan_guests):
     """This host's name service has localhost, which no other machine could use."""
-    guests, _, context = planned()
+    guests, _, context = plan_guests()
     placements = [Placement(leased={"qemu-uid": (str(2146900000 + n),)}) for n in range(2)]
     bare = (BareNode("10.1.2.3", 8), BareNode("localhost", 2), BareNode("n" * 64, 1))
     mixed = dataclasses.replace(context, job=dataclasses.replace(JOB, bare=bare))
@@ -148,15 +148,15 @@ def test_guests_know_the_jobs_nodes_without_guests_by_this_nodes_names(planned):
         assert guest.bare == (BareNode("10.1.2.3", 8, "10.1.2.3"), *bare[1:])
 
 
-def test_guest_uid_of_an_existing_user_is_a_host_fault(planned):
-    guests, _, context = planned()
+def test_guest_uid_of_an_existing_user_is_a_host_fault(plan_guests):
+    guests, _, context = plan_guests()
     placements = [Placement(leased={"qemu-uid": (str(uid),)}) for uid in (0, 2146900000)]
     with pytest.raises(HostFault, match=r"guest_uids includes 0, which is the uid of root"):
         plan.place_guests(context, guests, placements)
 
 
-def test_uid_of_a_running_process_is_not_free(planned):
-    _, site, _ = planned()
+def test_uid_of_a_running_process_is_not_free(plan_guests):
+    _, site, _ = plan_guests()
     uid, as_user = (64999, {"user": 64999}) if os.getuid() == 0 else (os.getuid(), {})
     mine = dataclasses.replace(site, node=dataclasses.replace(site.node, guest_uids=uid - 9))
     with subprocess.Popen(("sleep", "999"), **as_user) as process:
@@ -166,8 +166,8 @@ def test_uid_of_a_running_process_is_not_free(planned):
     assert free != host_ids.free_uids(mine), "in no order"
 
 
-def test_guest_with_uefi_variables_uses_the_libvirt_user(planned):
-    guests, _, _ = planned()
+def test_guest_with_uefi_variables_uses_the_libvirt_user(plan_guests):
+    guests, _, _ = plan_guests()
     image = dataclasses.replace(IMAGE, arch="aarch64")
     for kernel, claimed in ((None, 0), (Path("/k"), 1)):
         made = dataclasses.replace(image, kernel=kernel)
@@ -176,18 +176,20 @@ def test_guest_with_uefi_variables_uses_the_libvirt_user(planned):
 
 
 @pytest.mark.parametrize("kind", ["raw", "qcow2"])
-def test_memory_root_disk_is_claimed_with_its_virtual_size(planned, monkeypatch, tmp_path, kind):
+def test_memory_root_disk_is_claimed_with_its_virtual_size(
+    plan_guests, monkeypatch, tmp_path, kind
+):
     disk = tmp_path / "disk"
     subprocess.run(["qemu-img", "create", "-q", "-f", kind, disk, "77M"], check=True)
     image = dataclasses.replace(IMAGE, disk=disk, disk_format=kind)
     monkeypatch.setattr(pool, "select", lambda *_: image)
     for fs_type, more in (("ramdisk", 77 + 2), ("sharedfs", 0)):
-        claims = planned(fs_type=fs_type)[0][0].claims
+        claims = plan_guests(fs_type=fs_type)[0][0].claims
         assert sum(c.mib for c in claims if isinstance(c, MemoryClaim)) == 512 + more
 
 
-def test_unsupported_wish_refuses_the_job_or_is_noted(planned, plugin):
-    (guest, _), _, _ = planned()
+def test_unsupported_wish_refuses_the_job_or_is_noted(plan_guests, plugin):
+    (guest, _), _, _ = plan_guests()
     said = {
         required: report_missing(
             guest.plan,
@@ -200,41 +202,41 @@ def test_unsupported_wish_refuses_the_job_or_is_noted(planned, plugin):
         for required in (True, False)
     }
     plugin.claims = (said[False],)
-    (guest, _), _, _ = planned()
+    (guest, _), _, _ = plan_guests()
     assert guest.notices == (Notice("runs without vcpus=1: node n2 has no Acme; go"),)
     plugin.claims = (said[True], said[False])
     with pytest.raises(
         Refused, match=r"vcpus=1: node n2 has no Acme .*\[plugin.a\] required = true"
     ):
-        planned()
+        plan_guests()
 
 
-def test_unfollowed_numa_advice_is_reported(planned, plugin):
+def test_unfollowed_numa_advice_is_reported(plan_guests, plugin):
     plugin.claims = (RamClaim(near=(1, 2), advisor="numad"),)
-    one = planned()[0][0]
+    one = plan_guests()[0][0]
     assert plan.distance_notices(one, Placement(nodes=(2,))) == []
     assert plan.distance_notices(one, Placement()) == []  # one NUMA node only
     (said,) = plan.distance_notices(one, Placement(nodes=(0,)))
     assert said.text.startswith("numad advised NUMA node 1-2; guest 0 is on 0,")
 
 
-def test_huge_pages_need_no_file_system_of_the_host(planned):
-    guests, site, _ = planned()
+def test_huge_pages_need_no_file_system_of_the_host(plan_guests):
+    guests, site, _ = plan_guests()
     one = dataclasses.replace(guests[0].plan, placement=Placement(page_kib=2048))
     found = [e for e in plan._core_elements(one, site) if isinstance(e, MemoryBacking)]
     assert MemoryBacking(hugepages_kib=2048, source="memfd") in found
 
 
-def test_guests_have_equal_parts_and_plugins_get_numbers(planned):
-    guests, _, _ = planned(JobGrant(5, 2048), ram=0)
+def test_guests_have_equal_parts_and_plugins_get_numbers(plan_guests):
+    guests, _, _ = plan_guests(JobGrant(5, 2048), ram=0)
     for one in guests:
         assert (one.plan.vcpus, one.plan.ram_mib) == (2, 768)
         assert (one.plan[VCPUS], one.plan[RAM]) == (2, 768)
         assert one.notices == ()
 
 
-def test_user_is_notified_when_limits_make_guests_smaller(planned):
-    guests, _, _ = planned(
+def test_user_is_notified_when_limits_make_guests_smaller(plan_guests):
+    guests, _, _ = plan_guests(
         JobGrant(16), {"vcpus": Limits(max=4, set_by={"max": "options.vcpus.max"})}
     )
     assert [one.plan.vcpus for one in guests] == [4, 4]
@@ -243,13 +245,13 @@ def test_user_is_notified_when_limits_make_guests_smaller(planned):
     assert notice.text.endswith("a guest's part of the job's is 8")
 
 
-def test_slots_of_other_nodes_are_computed_alike_on_all_nodes(planned, monkeypatch):
+def test_slots_of_other_nodes_are_computed_alike_on_all_nodes(plan_guests, monkeypatch):
     """An option for all guests of a job is the same on each node."""
     told = []
     monkeypatch.setattr(plan, "domain_contributions", lambda *_: [])
     monkeypatch.setattr(plan, "merge", lambda _: None)
     for index, counts in enumerate(((9, 4), (9, 4))):
-        guests, _, context = planned(JobGrant(counts[index], 4096))
+        guests, _, context = plan_guests(JobGrant(counts[index], 4096))
         job = dataclasses.replace(
             JOB, node=JOB.nodes[index], cpu_counts=counts, cpu_count=counts[index]
         )
@@ -262,36 +264,36 @@ def test_slots_of_other_nodes_are_computed_alike_on_all_nodes(planned, monkeypat
     assert [(peer.hostname, peer.slots, peer.mib) for peer in told[0]] == [
         ("vn1-0", 4, 256), ("vn1-1", 4, 256), ("vn2-0", 2, 256), ("vn2-1", 2, 256),
     ]  # fmt: skip
-    guests, _, context = planned(JobGrant(4, 4096), vcpus=1)
+    guests, _, context = plan_guests(JobGrant(4, 4096), vcpus=1)
     job = dataclasses.replace(JOB, cpu_counts=(9, 4), cpu_count=4)
     context = dataclasses.replace(context, job=job)
     peers = plan.peer_guests(context, [one.plan for one in guests])
     assert {peer.slots for peer in peers} == {1}, "a number is the same on all nodes"
 
 
-def test_ram_below_the_images_minimum_is_refused_with_the_limit(planned):
+def test_ram_below_the_images_minimum_is_refused_with_the_limit(plan_guests):
     with pytest.raises(Refused, match=r"ram=64M: image tiny needs more RAM .*at least 128M"):
-        planned(ram=64)
+        plan_guests(ram=64)
 
 
-def test_refusal_of_a_plugin_ends_the_plan(planned, plugin):
+def test_refusal_of_a_plugin_ends_the_plan(plan_guests, plugin):
     plugin.claims = (PoolClaim("x", ("a",)), Refusal("no card left", key="cards", value="2"))
     with pytest.raises(Refused, match="cards=2: no card left"):
-        planned()
+        plan_guests()
 
 
-def test_unsupported_item_names_plugin_and_image(planned, plugin):
+def test_unsupported_item_names_plugin_and_image(plan_guests, plugin):
     plugin.items = (RootCommand(("true",)),)
-    guests, _, context = planned()
+    guests, _, context = plan_guests()
     with pytest.raises(
         Refused, match=r"plugin double needs RootCommand .* image tiny does not support it"
     ):
         plan.context_of(context, guests[0].plan, guests[0].driver)
 
 
-def test_context_has_items_of_core_driver_and_plugins(planned, plugin):
+def test_context_has_items_of_core_driver_and_plugins(plan_guests, plugin):
     plugin.items = (EnvVar("ACME", "1"),)
-    guests, _, context = planned()
+    guests, _, context = plan_guests()
     items = plan.context_of(context, guests[0].plan, guests[0].driver)
     assert [i.name for i in items] == ["VTORQUE_JOBID", "VTORQUE_RANK", "DISTRO", "ACME"]
 
@@ -310,7 +312,7 @@ def test_groups_of_a_user_come_from_the_node():
     assert Path(user.home).is_absolute()
 
 
-def test_memory_root_disk_is_an_overlay_or_copy_by_site_config(planned, monkeypatch):
+def test_memory_root_disk_is_an_overlay_or_copy_by_site_config(plan_guests, monkeypatch):
     image = dataclasses.replace(IMAGE, disk=Path("/pool/tiny/v1/disk.raw"), disk_format="raw")
     monkeypatch.setattr(pool, "select", lambda *_: image)
     monkeypatch.setattr(plan, "ramdisk_mib", lambda _: 80)
@@ -319,7 +321,7 @@ def test_memory_root_disk_is_an_overlay_or_copy_by_site_config(planned, monkeypa
         ("copy", "ramdisk", None),
         ("copy", "sharedfs", str(image.disk)),
     ):
-        guests, site, context = planned(fs_type=fs_type)
+        guests, site, context = plan_guests(fs_type=fs_type)
         site = dataclasses.replace(site, images=Images(ramdisk=way))
         guest, context = guests[0], dataclasses.replace(context, site=site)
         found = plan.domain_contributions(context, guest.plan, NoElements())
@@ -331,12 +333,12 @@ def test_memory_root_disk_is_an_overlay_or_copy_by_site_config(planned, monkeypa
         )
 
 
-def test_memory_root_disk_that_does_not_fit_is_refused_with_limit_and_key(planned, monkeypatch):
+def test_memory_root_disk_that_does_not_fit_is_refused_with_limit_and_key(plan_guests, monkeypatch):
     image = dataclasses.replace(IMAGE, disk=Path("/pool/tiny/v1/disk.raw"), disk_format="raw")
     monkeypatch.setattr(pool, "select", lambda *_: image)
     monkeypatch.setattr(plan, "ramdisk_mib", lambda _: 900)
     share = NodeShare(flat((0, 1), 8192), cpus=(0, 1), mem_mib=1024)
-    (guest, _), _, _ = planned(fs_type="ramdisk")
+    (guest, _), _, _ = plan_guests(fs_type="ramdisk")
     with pytest.raises(NoFit) as caught:
         check_memory([demand(guest.claims)], FreeResources(share, Leases()))
     refusal = caught.value.refusal
@@ -345,9 +347,9 @@ def test_memory_root_disk_that_does_not_fit_is_refused_with_limit_and_key(planne
     assert refusal.fix.startswith("ask for fs_type=sharedfs or fewer guests")
 
 
-def test_memory_overlays_are_below_run(planned):
-    on_disk = planned()[0][0].plan
-    in_memory = planned(fs_type="ramdisk")[0][0].plan
+def test_memory_overlays_are_below_run(plan_guests):
+    on_disk = plan_guests()[0][0].plan
+    in_memory = plan_guests(fs_type="ramdisk")[0][0].plan
     assert root_disk(on_disk).is_relative_to(on_disk.state_dir)
     assert root_disk(in_memory).is_relative_to(in_memory.run_dir)
 
@@ -366,9 +368,9 @@ def saved_guest(name, address="10.86.0.19"):
     return Saved(Identity(name, uuid, "vn7", "5.srv", 2, (("address", address),)))
 
 
-def test_saved_guest_keeps_its_name_uuid_and_address(planned, plugin):
+def test_saved_guest_keeps_its_name_uuid_and_address(plan_guests, plugin):
     plugin.saved = [saved_guest("vt-5.srv.2-n7-0")]
-    (guest,), _, _ = planned(machine=flat(range(4), 4096), vms_per_node=1)
+    (guest,), _, _ = plan_guests(machine=flat(range(4), 4096), vms_per_node=1)
     assert guest.plan.name == "vt-5.srv.2-n7-0" and guest.plan.source == plugin.saved[0]
     assert guest.plan.secret == names.derive(b"s" * 32, "job", "5.srv", 2)
     pools = {c.pool: c.items for c in guest.claims if isinstance(c, PoolClaim)}
@@ -377,23 +379,23 @@ def test_saved_guest_keeps_its_name_uuid_and_address(planned, plugin):
 
 
 @pytest.mark.parametrize("address", ["10.87.0.16", "10.86.0.1"])
-def test_saved_guest_with_an_address_outside_the_subnet_is_refused(planned, plugin, address):
+def test_saved_guest_with_an_address_outside_the_subnet_is_refused(plan_guests, plugin, address):
     """A server may use it now, and the packet filter would let the guest send from it."""
     plugin.saved = [saved_guest("vt-5.srv.2-n7-0", address)]
     with pytest.raises(Refused, match=rf"has the address {address} \(address\), which"):
-        planned(machine=flat(range(4), 4096), vms_per_node=1)
+        plan_guests(machine=flat(range(4), 4096), vms_per_node=1)
 
 
-def test_sources_of_two_plugins_are_a_conflict_that_names_both(planned, plugin):
+def test_sources_of_two_plugins_are_a_conflict_that_names_both(plan_guests, plugin):
     plugin.saved = plugin.other.saved = [saved_guest("vt-5.srv.2-n7-0")]
     with pytest.raises(Conflict, match=r"vtorque-double 1.0 and vtorque-other 1.0"):
-        planned(machine=flat(range(4), 4096), vms_per_node=1)
+        plan_guests(machine=flat(range(4), 4096), vms_per_node=1)
 
 
-def test_job_with_more_guests_than_were_saved_is_refused(planned, plugin):
+def test_job_with_more_guests_than_were_saved_is_refused(plan_guests, plugin):
     plugin.saved = [saved_guest("vt-5.srv.2-n7-0")]
     with pytest.raises(Refused, match=r"vms_per_node=.*which are for 1 guests per node"):
-        planned(machine=flat(range(4), 4096), vms_per_node=2)
+        plan_guests(machine=flat(range(4), 4096), vms_per_node=2)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -410,10 +412,10 @@ class Odd(BootSource):
         (Odd(remote=True), "comes from another node"),
     ],
 )
-def test_source_that_a_plugin_may_not_offer_is_a_host_fault(planned, plugin, source, said):
+def test_source_that_a_plugin_may_not_offer_is_a_host_fault(plan_guests, plugin, source, said):
     plugin.saved = [source]
     with pytest.raises(HostFault, match=f"boot source .* {said}"):
-        planned(machine=flat(range(4), 4096), vms_per_node=1)
+        plan_guests(machine=flat(range(4), 4096), vms_per_node=1)
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from vtorque_iocm import plugin as iocm
 from vtorque_iocm.node import Settings as IocmSettings
 from vtorque_pinning import plugin as pinning
 from vtorque_scam import plugin as scam
-from vtorque_testing.planned import with_core
+from vtorque_testing.planned import load_with_core
 from vtorque_unclot import plugin as unclot
 
 DATA = Path(__file__).parents[3] / "testing/vtorque_testing/machines"
@@ -38,7 +38,7 @@ OPTIONS = {
     "fs_type": "ramdisk",
 }
 DISK = 300
-PLUGINS = with_core("devices", pinning, iocm, scam, unclot)
+PLUGINS = load_with_core("devices", pinning, iocm, scam, unclot)
 
 
 def claims(job, site, index):

@@ -35,7 +35,7 @@ guests = st.lists(
 
 
 @dataclasses.dataclass
-class Job:
+class ModelJob:
     """The model of a job that holds something."""
 
     uid: int
@@ -54,7 +54,7 @@ class Ledger(RuleBasedStateMachine):
         super().__init__()
         self.top = Path(tempfile.mkdtemp(prefix="vtorque-ledger-"))
         self.paths = Paths(self.top / "state", self.top / "run")
-        self.jobs: dict[int, Job] = {}
+        self.jobs: dict[int, ModelJob] = {}
         self.number = 0
 
     def teardown(self):
@@ -132,7 +132,7 @@ class Ledger(RuleBasedStateMachine):
             assert set(placement.cores["vcpu"]) <= set(usable)
         given = [card for placement in got for card in placement.leased.get("card", ())]
         assert len(given) == cards
-        self.jobs[self.number] = Job(
+        self.jobs[self.number] = ModelJob(
             uid, journal, alone, own_cores, mib, given, got[0].share or usable
         )
 

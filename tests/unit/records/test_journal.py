@@ -34,7 +34,7 @@ HEADER = JobHeader(JobAttempt("42.srv", 0, "u", 1000), "local", {"acme": "vtorqu
 
 
 @dataclasses.dataclass(frozen=True)
-class Card(Resource):
+class CardResource(Resource):
     kind = "acme-card"
     card: str
     lanes: tuple[int, ...] = ()
@@ -49,7 +49,7 @@ class Card(Resource):
 
 
 @dataclasses.dataclass(frozen=True)
-class Domain(Resource):
+class DomainResource(Resource):
     kind = "domain"
     name: str
 
@@ -88,7 +88,7 @@ def test_record_is_on_disk_before_create_runs(journal, monkeypatch):
     real = os.fsync
     monkeypatch.setattr(os, "fsync", lambda fd: (synced.append(os.fstat(fd).st_size), real(fd)))
 
-    class Nosy(Card):
+    class Nosy(CardResource):
         def create(self):
             last = json.loads(journal.path.read_bytes().splitlines()[-1])
             assert (last["op"], last["kind"]) == ("acquire", "acme-card")
@@ -100,23 +100,23 @@ def test_record_is_on_disk_before_create_runs(journal, monkeypatch):
 
 def test_failed_create_stays_open(journal):
     with pytest.raises(HostFault, match="no such card"):
-        acquire(journal, Card("broken"))
-    acquire(journal, Card("good"))
+        acquire(journal, CardResource("broken"))
+    acquire(journal, CardResource("good"))
     found = [(r.args["card"], r.created) for r in read(journal.path).open]
     assert found == [("broken", False), ("good", True)]
 
 
 def test_unjournalled_fields_are_left_out_and_defaulted(journal):
-    acquire(journal, Card("a", lanes=(1, 2), firmware=b"secret"))
+    acquire(journal, CardResource("a", lanes=(1, 2), firmware=b"secret"))
     assert b"secret" not in journal.path.read_bytes()
     record = read(journal.path).open[0]
-    assert reconstruct(record, {"acme-card": Card}) == Card("a", lanes=(1, 2))
+    assert reconstruct(record, {"acme-card": CardResource}) == CardResource("a", lanes=(1, 2))
 
 
 def test_field_that_is_not_json_raises_and_writes_nothing(journal):
     size = journal.path.stat().st_size
     with pytest.raises(TypeError, match="field card is a PosixPath"):
-        acquire(journal, Card(Path("/x")))
+        acquire(journal, CardResource(Path("/x")))
     assert journal.path.stat().st_size == size
 
 
@@ -126,10 +126,10 @@ def test_needs_are_the_leases_and_directories_of_the_guest_and_all_for_a_domain(
         phase="plan",
     )
     tree = acquire(journal, Tree(str(tmp_path / "g0")), guest=0)
-    card = acquire(journal, Card("a"), guest=0)
+    card = acquire(journal, CardResource("a"), guest=0)
     file = acquire(journal, File(str(tmp_path / "g0" / "f")), guest=0)
-    other = acquire(journal, Card("b"), guest=1, needs=[card])
-    domain = acquire(journal, Domain("vt-0"), guest=0)
+    other = acquire(journal, CardResource("b"), guest=1, needs=[card])
+    domain = acquire(journal, DomainResource("vt-0"), guest=0)
     needs = {seq: r.needs for seq, r in read(journal.path).records.items()}
     assert needs[tree] == ()
     assert needs[card] == (shared, first, tree)
@@ -140,26 +140,26 @@ def test_needs_are_the_leases_and_directories_of_the_guest_and_all_for_a_domain(
     assert holders == [card, file, domain]
     assert read(journal.path).guests == ("vt-0",)
     with pytest.raises(ValueError, match="no record 99"):
-        acquire(journal, Card("c"), needs=[99])
+        acquire(journal, CardResource("c"), needs=[99])
 
 
 def test_every_cut_of_the_last_line_is_ignored_and_cut_off(paths, journal):
-    acquire(journal, Card("a"))
+    acquire(journal, CardResource("a"))
     whole = journal.path.read_bytes()
-    acquire(journal, Card("b"))
+    acquire(journal, CardResource("b"))
     journal.close()
     full = journal.path.read_bytes().rpartition(b'{"op": "created"')[0]
     for cut in range(len(whole), len(full)):
         journal.path.write_bytes(full[:cut])
         assert [r.args["card"] for r in read(journal.path).open] == ["a"]
         with Journal.open(paths, journal.path) as again:
-            assert acquire(again, Card("c")) == 2
+            assert acquire(again, CardResource("c")) == 2
         assert [r.args["card"] for r in read(journal.path).open] == ["a", "c"]
 
 
 @pytest.mark.parametrize("torn", [b"\0\0\0\0", b'{"op": "rel\n', b"\xff\n", b"[]\n"])
 def test_unreadable_last_line_is_ignored_as_torn(journal, torn):
-    acquire(journal, Card("a"))
+    acquire(journal, CardResource("a"))
     with journal.path.open("ab") as file:
         file.write(torn)
     assert len(read(journal.path).open) == 1
@@ -210,15 +210,15 @@ def test_unknown_schema_is_rejected_with_the_version_to_install(journal, schema)
 
 
 def test_record_of_an_unknown_kind_or_field_is_an_orphan(journal):
-    acquire(journal, Card("a"))
+    acquire(journal, CardResource("a"))
     record = read(journal.path).open[0]
     with pytest.raises(OrphanError, match="no loaded plugin knows the kind acme-card"):
         reconstruct(record, CORE_KINDS)
     newer = dataclasses.replace(record, args={**record.args, "voltage": 3})
     with pytest.raises(OrphanError, match="voltage"):
-        reconstruct(newer, {"acme-card": Card})
+        reconstruct(newer, {"acme-card": CardResource})
     older = dataclasses.replace(record, args={"card": "a"})
-    assert reconstruct(older, {"acme-card": Card}) == Card("a")
+    assert reconstruct(older, {"acme-card": CardResource}) == CardResource("a")
 
 
 def full_disk(monkeypatch, room):
@@ -238,11 +238,11 @@ def full_disk(monkeypatch, room):
 
 @pytest.mark.parametrize("room", [0, 1, 50])
 def test_full_disk_fails_the_acquire_and_leaves_the_journal_readable(journal, monkeypatch, room):
-    acquire(journal, Card("a"))
+    acquire(journal, CardResource("a"))
     before = journal.path.read_bytes()
     full_disk(monkeypatch, room)
     with pytest.raises(HostFault, match="No space left"):
-        acquire(journal, Card("b"))
+        acquire(journal, CardResource("b"))
     assert journal.path.read_bytes() == before
     journal.phase("ready")
     journal.released(1)
@@ -251,8 +251,8 @@ def test_full_disk_fails_the_acquire_and_leaves_the_journal_readable(journal, mo
 
 def test_no_release_is_written_after_a_lost_one(journal, monkeypatch):
     """Otherwise a lease shows as free while its user shows as open."""
-    acquire(journal, Card("a"))
-    acquire(journal, Card("b"))
+    acquire(journal, CardResource("a"))
+    acquire(journal, CardResource("b"))
     with monkeypatch.context() as patch:
         full_disk(patch, 5)
         journal.released(2)
@@ -263,7 +263,7 @@ def test_no_release_is_written_after_a_lost_one(journal, monkeypatch):
 def test_records_of_threads_get_distinct_numbers(journal):
     def work(guest):
         for _ in range(20):
-            acquire(journal, Card(f"g{guest}"), guest=guest)
+            acquire(journal, CardResource(f"g{guest}"), guest=guest)
             journal.phase("step", guest=guest)
 
     threads = [threading.Thread(target=work, args=(g,)) for g in range(4)]

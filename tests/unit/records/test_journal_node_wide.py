@@ -19,20 +19,20 @@ from vtorque_core.site.plugins import Plugins
 
 
 @dataclass(frozen=True)
-class Manager(DaemonProcess):
+class NodeWideManager(DaemonProcess):
     kind = "acme-manager"
     scope = "node"
 
 
-class Acme:
+class NodeWidePlugin:
     @hookimpl
     def vtorque_resources(self):
-        yield Manager
+        yield NodeWideManager
 
 
 @pytest.fixture
 def manager(tmp_path):
-    return Manager(("sleep", "1000"), str(tmp_path / "lock"))
+    return NodeWideManager(("sleep", "1000"), str(tmp_path / "lock"))
 
 
 def start(paths, manager, job):
@@ -45,7 +45,7 @@ def start(paths, manager, job):
 
 def end(paths, journal):
     plugins = Plugins()
-    plugins.register("acme", Acme(), "a 1")
+    plugins.register("acme", NodeWidePlugin(), "a 1")
     assert teardown(journal, paths, plugins).clean
 
 

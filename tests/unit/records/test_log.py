@@ -11,7 +11,7 @@ from functools import partial
 
 import pytest
 
-from acme_card import Card, in_other_process, loaded, starter
+from acme_card import AcmeCard, in_other_process, loaded, starter
 from vtorque_core.api import job_log, kept_records
 from vtorque_core.api.batch_system import Usage
 from vtorque_core.api.guest_driver import Streams
@@ -198,7 +198,7 @@ def test_forked_child_that_closed_the_log_can_reopen_it(paths):
     assert [e["message"] for e in lines(paths)] == ["own", "parent"]
 
 
-class Bad:
+class BadSink:
     def __str__(self):
         raise RuntimeError("no")
 
@@ -215,8 +215,8 @@ def test_hostile_text_is_harmless_and_bounded(paths):
         boot.info("\x1b" * (1 << 20))
         boot.info("console", extra={"detail": [HOSTILE, "y" * (1 << 20)] * 100})
         boot.info("%d", "no number")
-        boot.info("%s", Bad())
-        boot.info(Bad())
+        boot.info("%s", BadSink())
+        boot.info(BadSink())
         logging.getLogger("vtorque_\x1b[31m" + "n" * 5000).info("name")
     raw = place(paths).read("log.jsonl")
     assert all(len(line) < 64 << 10 for line in raw.splitlines())
@@ -315,7 +315,7 @@ def test_teardown_logs_and_ends_with_a_sum_of_all_phases(paths, tmp_path):
         for name in ("plan", "boot", "run"):
             journal.phase(name)
         journal.phase("ready", guest=0)
-        journal.take(Card(str(tmp_path / "card")))
+        journal.take(AcmeCard(str(tmp_path / "card")))
         facts = {"node": "n7", "log": ["ALL:DEBUG", ""]}
         kept_records.place(paths, JobAttempt("42.srv", 0, "u", 1000)).add_facts(**facts)
     assert teardown(journal.path, paths, loaded()).clean
@@ -330,7 +330,7 @@ def test_teardown_logs_and_ends_with_a_sum_of_all_phases(paths, tmp_path):
 
 def test_teardown_logs_resources_that_it_could_not_release(paths, tmp_path):
     with starter(paths)() as journal:
-        journal.take(Card(str(tmp_path / "card")))
+        journal.take(AcmeCard(str(tmp_path / "card")))
     (tmp_path / "card.mood").write_text("fail")
     teardown(journal.path, paths, loaded())
     found = list(job_log.entries(kept_records.place(paths, JobAttempt("42.srv", 0, "u", 1000))))

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from acme_card import Acme, loaded
+from acme_card import AcmePlugin, loaded
 from vtorque_core.api import kept_records
 from vtorque_core.base.names import JobAttempt, Paths
 from vtorque_core.node.end.reap import release_job
@@ -72,14 +72,14 @@ def test_old_journal_is_read_with_owner_and_resources(paths, tmp_path):
     taken = leased_resources([state])
     assert taken.items["address"] == {"10.0.0.2"} and set(taken.shares) == {0, 1, 2, 3}
     log = tmp_path / "acme.log"
-    release_job(paths, "26.vm", plugins_for=lambda _: loaded(Acme(log=log)))
+    release_job(paths, "26.vm", plugins_for=lambda _: loaded(AcmePlugin(log=log)))
     assert not log.exists()  # its last check was before
 
 
 def test_plugins_get_the_job_of_an_old_journal(paths, tmp_path):
     plant(paths, "running", "25.vm.0")
     log = tmp_path / "acme.log"
-    release_job(paths, "25.vm", plugins_for=lambda _: loaded(Acme(log=log)))
+    release_job(paths, "25.vm", plugins_for=lambda _: loaded(AcmePlugin(log=log)))
     assert log.read_text() == '["25.vm", 0, "ada", ["vt-25.vm.0-n1-0"]]\n'
 
 

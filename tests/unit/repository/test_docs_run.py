@@ -30,7 +30,7 @@ from vtorque_pool.opening import GROUP as POOL
 from vtorque_telemetry import app
 from vtorque_telemetry.api import GROUP as TELEMETRY
 from vtorque_testing import vmgr
-from vtorque_testing.planned import PlannedNode, with_core
+from vtorque_testing.planned import PlannedNode, load_with_core
 
 HERE = "tests/unit/repository/test_docs_run.py"
 LIMITS = "[options.vcpus]\nmax = 4\n"
@@ -67,10 +67,10 @@ def test_study_estimates_pi(tmp_path):
 
 
 def test_scripts_request_valid_options():
-    node, seen = PlannedNode.make(with_core("none")), 0
+    node, seen = PlannedNode.make(load_with_core("none")), 0
     for each in every():
         if each.language == "sh" and (asked := vm_directives(each.text.encode())):
-            seen += bool(node.submitted(*asked).pairs)
+            seen += bool(node.submit(*asked).pairs)
     assert seen == 5
 
 
@@ -209,7 +209,7 @@ def test_explain_prints_the_text_of_the_page(tmp_path, monkeypatch):
 
 
 def test_refusal_has_the_text_of_the_page():
-    node = PlannedNode.make(with_core("none"), block("doc/config.md", "[options.img]\n"))
+    node = PlannedNode.make(load_with_core("none"), block("doc/config.md", "[options.img]\n"))
     with pytest.raises(Refused) as caught:
         node.request("ram=128G")
     assert str(caught.value) in block("doc/config.md", "ram=128G")

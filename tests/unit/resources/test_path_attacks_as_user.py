@@ -41,8 +41,8 @@ def test_output_file_is_written_as_the_user(tmp_path, target):
             found = victim / target if name == "out" else theirs / name
             return found.exists() and b"evil" in found.read_bytes()
 
-        assert note("own", mom._as(NOBODY)), "it can write where it may"
-        assert not note("out", mom._as(NOBODY))
+        assert note("own", mom._switch_user_command(NOBODY)), "it can write where it may"
+        assert not note("out", mom._switch_user_command(NOBODY))
         assert note("out", []), "root would have written"
     finally:
         shutil.rmtree(top)
@@ -51,7 +51,8 @@ def test_output_file_is_written_as_the_user(tmp_path, target):
 @pytest.mark.skipif(ME != 0, reason="only root can become another user")
 def test_job_has_no_id_of_root():
     done = subprocess.run(
-        [*mom._as(NOBODY), "/bin/sh", "-c", "id -u; id -g; id -G; grep Cap /proc/self/status"],
+        [*mom._switch_user_command(NOBODY), "/bin/sh", "-c",
+         "id -u; id -g; id -G; grep Cap /proc/self/status"],
         capture_output=True, text=True, check=True, timeout=180,
     )  # fmt: skip
     uid, gid, groups, *rights = done.stdout.splitlines()

@@ -10,19 +10,19 @@ from vtorque_core.resources.stopped_daemons import is_stopped
 
 
 @pytest.fixture
-def sleeping():
+def sleeping_process():
     with subprocess.Popen(["sleep", "60"]) as process:
         yield process
         process.send_signal(signal.SIGCONT)
         process.kill()
 
 
-def test_process_stopped_by_a_signal_is_detected_until_resumed(sleeping):
-    assert not is_stopped(sleeping.pid)
-    sleeping.send_signal(signal.SIGSTOP)
-    eventually(lambda: is_stopped(sleeping.pid))
-    sleeping.send_signal(signal.SIGCONT)
-    eventually(lambda: not is_stopped(sleeping.pid))
+def test_process_stopped_by_a_signal_is_detected_until_resumed(sleeping_process):
+    assert not is_stopped(sleeping_process.pid)
+    sleeping_process.send_signal(signal.SIGSTOP)
+    eventually(lambda: is_stopped(sleeping_process.pid))
+    sleeping_process.send_signal(signal.SIGCONT)
+    eventually(lambda: not is_stopped(sleeping_process.pid))
 
 
 def test_ended_process_is_not_stopped():

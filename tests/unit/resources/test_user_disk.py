@@ -51,17 +51,17 @@ def disk(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def opened() -> Iterator[list[int]]:
+def opened_disk() -> Iterator[list[int]]:
     descriptors: list[int] = []
     yield descriptors
     for descriptor in descriptors:
         os.close(descriptor)
 
 
-def test_valid_file_is_opened_for_writing(disk: Path, opened: list[int]) -> None:
-    opened.append(_user_daemon_exec._open_disk(a_plan(disk)))
-    assert os.pwrite(opened[0], b"x", 5) == 1
-    assert not os.get_inheritable(opened[0])
+def test_valid_file_is_opened_for_writing(disk: Path, opened_disk: list[int]) -> None:
+    opened_disk.append(_user_daemon_exec._open_disk(a_plan(disk)))
+    assert os.pwrite(opened_disk[0], b"x", 5) == 1
+    assert not os.get_inheritable(opened_disk[0])
 
 
 @pytest.mark.parametrize(
@@ -77,7 +77,7 @@ def test_valid_file_is_opened_for_writing(disk: Path, opened: list[int]) -> None
     ],
 )
 def test_qcow2_that_refers_to_another_file_is_refused(
-    disk: Path, opened: list[int], changes: dict[int, bytes], why: str | None
+    disk: Path, opened_disk: list[int], changes: dict[int, bytes], why: str | None
 ) -> None:
     """By its header: docs/interop/qcow2.txt of QEMU."""
     with disk.open("r+b") as file:
@@ -85,7 +85,7 @@ def test_qcow2_that_refers_to_another_file_is_refused(
             file.seek(at)
             file.write(content)
     if why is None:
-        opened.append(_user_daemon_exec._open_disk(a_plan(disk, disk="qcow2")))
+        opened_disk.append(_user_daemon_exec._open_disk(a_plan(disk, disk="qcow2")))
         return
     with pytest.raises(_user_daemon_exec._Denied, match=why):
         _user_daemon_exec._open_disk(a_plan(disk, disk="qcow2"))
@@ -99,11 +99,13 @@ def test_format_is_chosen_by_the_file_name(tmp_path: Path) -> None:
     assert any("driver=qcow2,node-name=disk" in each for each in named["a.qcow2"].argv(3))
 
 
-def test_read_only_disk_cannot_be_written_and_can_be_shared(disk: Path, opened: list[int]) -> None:
+def test_read_only_disk_cannot_be_written_and_can_be_shared(
+    disk: Path, opened_disk: list[int]
+) -> None:
     for _ in range(2):
-        opened.append(_user_daemon_exec._open_disk(a_plan(disk, readonly=True)))
+        opened_disk.append(_user_daemon_exec._open_disk(a_plan(disk, readonly=True)))
     with pytest.raises(OSError, match="Bad file descriptor"):
-        os.write(opened[0], b"x")
+        os.write(opened_disk[0], b"x")
     with pytest.raises(_user_daemon_exec._Denied, match="in use by another job"):
         _user_daemon_exec._open_disk(a_plan(disk))
 

@@ -95,7 +95,7 @@ BROKEN = {
 
 
 @pytest.fixture
-def listed(tmp_path, monkeypatch):
+def list_errors(tmp_path, monkeypatch):
     """Return a function that installs a plugin of two halves, and returns the message about it."""
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setattr(plugins, "_costs", {})  # another test's plugin has the same name
@@ -119,7 +119,7 @@ def listed(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("what", BROKEN)
-def test_error_names_distribution_module_and_line(listed, what):
+def test_error_names_distribution_module_and_line(list_errors, what):
     half, lines, said, begins = BROKEN[what]
     sources = {"plugin": PLUGIN.lstrip(), "node": NODE.lstrip()}
     sources[half] = after(sources[half], lines)
@@ -127,7 +127,7 @@ def test_error_names_distribution_module_and_line(listed, what):
     line = [number for number, text in numbered if text.startswith(begins)][-1]
     if begins == "from dataclasses":
         line = 1
-    done = listed(**sources)
+    done = list_errors(**sources)
     module = f"{BAD}_{half}"
     assert done.exit_code == (0 if "costs" in what else 1)
     assert re.search(said.format(line, module=module), done.output), done.output
@@ -135,7 +135,7 @@ def test_error_names_distribution_module_and_line(listed, what):
     assert "acme-tools 2.5" in about or re.search(r"acme +broken +2.5", done.output)
 
 
-def test_plugin_without_errors_is_not_mentioned(listed):
+def test_plugin_without_errors_is_not_mentioned(list_errors):
     well_made = after(NODE, """
         vtorque_resources = constant_hook(Card)
 
@@ -143,6 +143,6 @@ def test_plugin_without_errors_is_not_mentioned(listed):
         def vtorque_pre_boot(job):
             job.acquire(Card("/x"))
         """)  # fmt: skip
-    done = listed(plugin=PLUGIN.lstrip(), node=well_made)
+    done = list_errors(plugin=PLUGIN.lstrip(), node=well_made)
     assert done.exit_code == 0, done.output
     assert "acme-tools" not in done.output and re.search("acme +on +2.5", done.output)

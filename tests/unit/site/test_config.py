@@ -39,7 +39,7 @@ class Engine:
 
 
 @dataclass(frozen=True)
-class Settings:
+class ExampleSettings:
     cards: tuple[str, ...] = setting((), doc="cards of this node")
     delay: float = setting(1.5, doc="wait", unit="s")
     cache: int = setting(64, doc="cache", unit="MiB")
@@ -54,7 +54,7 @@ class Settings:
 
 
 @dataclass(frozen=True)
-class Needy:
+class NeedyPlugin:
     server: str = setting(doc="whom to ask")
 
 
@@ -80,7 +80,7 @@ def plugins():
     loaded = Plugins()
     loaded.register("core", vm_options, "vtorque-core")
     loaded.register(
-        "acme", plugin(Settings, Option("fpga", count, 0, "cards")), "vtorque-acme 1.0.0"
+        "acme", plugin(ExampleSettings, Option("fpga", count, 0, "cards")), "vtorque-acme 1.0.0"
     )
     return loaded
 
@@ -100,7 +100,7 @@ def test_missing_config_means_all_defaults(tmp_path, plugins):
     assert site.node.start_timeout == 300 and site.node.accel == "auto"
     assert site.shares["home"].source == "{home}" and site.shares["home"].user_owned
     assert site.paths.journal == Path("/var/lib/vtorque/journal")
-    assert site[Settings] == Settings()
+    assert site[ExampleSettings] == ExampleSettings()
     assert set(site.options) == set(plugins.options())
     assert site.origin("node.accel") == "default"
 
@@ -138,7 +138,9 @@ engine.size = 3
     assert (site.options["ram"].max, site.options["ram"].default) == (4096, 512)
     assert site.options["vcpus"].max == 8
     assert list(site.shares) == ["data"]
-    assert site[Settings] == Settings(delay=0.5, cache=1, env={"A": "b"}, engine=Engine(3))
+    assert site[ExampleSettings] == ExampleSettings(
+        delay=0.5, cache=1, env={"A": "b"}, engine=Engine(3)
+    )
     assert site.origin("node.start_timeout") == f"{FILE}:3"
     assert site.origin("options.ram.max") == f"{FILE}:11"
     assert site.origin("options.vcpus.max") == f"{FILE}:14"
@@ -337,10 +339,10 @@ def test_unreadable_config_is_a_config_error(tmp_path):
 
 
 def test_missing_required_setting_of_a_plugin_is_an_error(plugins):
-    plugins.register("needy", plugin(Needy), "vtorque-needy 1.0.0")
+    plugins.register("needy", plugin(NeedyPlugin), "vtorque-needy 1.0.0")
     with pytest.raises(ConfigError, match=r"\[plugin.needy\] server: must be set: whom to ask"):
         site_of("", plugins)
-    assert site_of("[plugin.needy]\nserver='x'", plugins)[Needy].server == "x"
+    assert site_of("[plugin.needy]\nserver='x'", plugins)[NeedyPlugin].server == "x"
 
 
 def test_disabling_a_plugin_does_not_break_the_config(plugins):
@@ -432,7 +434,7 @@ def test_root_rejects_an_untrusted_config_or_secret(tmp_path, plugins, monkeypat
     with pytest.raises(ConfigError, match=rf"{FILE}:2: \[plugin.acme\] token: "):
         site_of(text, plugins)
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
-    assert site_of(text, plugins)[Settings].token == secret
+    assert site_of(text, plugins)[ExampleSettings].token == secret
 
 
 # -- Texts for people ------------------------------------------------------------------------------
@@ -476,8 +478,8 @@ def test_networks_inherit_the_node_number(plugins):
 
 
 def test_example_sets_required_settings(plugins):
-    plugins.register("needy", plugin(Needy), "vtorque-needy 1.0.0")
-    assert site_of(example(plugins), plugins)[Needy].server == ""
+    plugins.register("needy", plugin(NeedyPlugin), "vtorque-needy 1.0.0")
+    assert site_of(example(plugins), plugins)[NeedyPlugin].server == ""
 
 
 def test_manual_contains_the_example():

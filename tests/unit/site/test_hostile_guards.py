@@ -188,7 +188,7 @@ def test_most_expensive_valid_request_costs_little():
 # -- Through the whole prologue of root ------------------------------------------------------------
 
 
-class Batch:
+class ForgingBatch:
     """A node part that passes a forged request on, and records its messages."""
 
     def __init__(self, job: BatchJob) -> None:
@@ -230,7 +230,7 @@ def test_prologue_refuses_all_forged_requests_and_acquires_nothing(node, tmp_pat
     """The user is told why; only that message is left on the node."""
     for number, (name, blob) in enumerate(FORGED.items()):
         job = BatchJob(f"{number}.srv", OWNER, "n1", ("n1",), blob)
-        batch = Batch(job)
+        batch = ForgingBatch(job)
         assert prologue.run(batch, node, PLUGINS, (), {}) == 0
         ((outcome, reason),) = batch.told
         assert outcome is Outcome.REFUSED, (name, reason)
@@ -250,6 +250,6 @@ def test_job_of_root_or_an_unknown_user_gets_no_guest(node):
     """An unknown user and root get no guest, whatever the request."""
     good = document()
     for owner, outcome in (("root", Outcome.REFUSED), ("no-such-user-x", Outcome.HOST_FAULT)):
-        batch = Batch(BatchJob("1.srv", owner, "n1", ("n1",), good))
+        batch = ForgingBatch(BatchJob("1.srv", owner, "n1", ("n1",), good))
         prologue.run(batch, node, PLUGINS, (), {})
         assert [told for told, _ in batch.told] == [outcome]

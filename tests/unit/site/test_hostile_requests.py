@@ -46,29 +46,29 @@ def test_hostile_tokens_are_refused_with_the_expected_message(name):
 
 
 @pytest.fixture(scope="module")
-def loaded():
+def loaded_plugins():
     made = Plugins()
     made.register("core", vm_options, "vtorque-core")
     return made
 
 
 @pytest.fixture(scope="module")
-def site(loaded):
-    return build(parse_toml(SITE, Path("/etc/vtorque/vtorque.toml")), loaded)
+def site(loaded_plugins):
+    return build(parse_toml(SITE, Path("/etc/vtorque/vtorque.toml")), loaded_plugins)
 
 
 @pytest.mark.parametrize("pair", PAIRS, ids=lambda pair: ascii("=".join(pair)))
-def test_hostile_values_are_refused_with_the_expected_message(pair, site, loaded):
+def test_hostile_values_are_refused_with_the_expected_message(pair, site, loaded_plugins):
     key, value = pair
     shown = value.replace("\n", "\\n").replace("\x1b", "\\x1b")
     with pytest.raises(Refused) as caught:
-        decide(Request.decode(document(vm=[list(pair)])), site, loaded)
+        decide(Request.decode(document(vm=[list(pair)])), site, loaded_plugins)
     assert str(caught.value) == f"{key}={shown}: {PAIRS[pair]}"
 
 
-def test_file_in_place_of_text_and_text_in_place_of_file_are_refused(site, loaded):
+def test_file_in_place_of_text_and_text_in_place_of_file_are_refused(site, loaded_plugins):
     with pytest.raises(Refused) as caught:
-        decide(Request(files={"img": FileData("micro", b"")}), site, loaded)
+        decide(Request(files={"img": FileData("micro", b"")}), site, loaded_plugins)
     assert str(caught.value) == "img=micro: the value must be text, not a file"
 
 

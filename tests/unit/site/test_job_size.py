@@ -20,13 +20,13 @@ from vtorque_core.site.policy import (
     vcpus_on,
 )
 from vtorque_core.site.request import Request
-from vtorque_testing.planned import with_core
+from vtorque_testing.planned import load_with_core
 
 FILE = Path("/etc/vtorque/vtorque.toml")
 IMAGE = Image("tiny", "linux", "tiny", "x86_64", "0" * 64, min_ram_mib=512)
 
 
-class Needy:
+class DemandingPlugin:
     """A double of a plugin whose guests need additional CPUs and memory."""
 
     def __init__(self, cpus=0, mib=0, own=False):
@@ -39,7 +39,7 @@ class Needy:
 
 def settled(granted, *pairs, site="", plugin=None, **more):
     """Return the request, its message, and the resources requested from the batch system for it."""
-    plugins = with_core("needy", *([plugin] if plugin else []))
+    plugins = load_with_core("needy", *([plugin] if plugin else []))
     made = build(parse_toml(site.encode(), FILE), plugins)
     wanted = check_options(Request(tuple(tuple(p.split("=")) for p in pairs)), made, plugins)
     job, notes = resolve(wanted, made, plugins, granted, **more)
@@ -72,14 +72,14 @@ def test_unlimited_allocation_uses_the_default_of_the_site_or_of_vtorque():
 
 
 def test_needs_of_plugins_are_subtracted_from_guests():
-    plugin = Needy(cpus=1, mib=100)
+    plugin = DemandingPlugin(cpus=1, mib=100)
     assert size(JobGrant(8, 4096), plugin=plugin) == (7, 4096 - 256 - 100)
     assert size(JobGrant(8, 4096), "vms_per_node=2", plugin=plugin) == (
         3,
         (4096 - 100) // 2 - 256,
     )
     assert size(JobGrant(8, 4096, reserved=2), plugin=plugin)[0] == 7
-    assert size(JobGrant(8, 4096, reserved=2), plugin=Needy(1, own=True))[0] == 5
+    assert size(JobGrant(8, 4096, reserved=2), plugin=DemandingPlugin(1, own=True))[0] == 5
 
 
 def test_hooks_get_numbers_instead_of_job():
@@ -145,7 +145,7 @@ def test_allocation_too_small_for_the_image_names_the_needed_memory():
         r"ram=142M: image tiny needs more RAM \(limit: at least 512M.* ask the batch system for "
     )
     with pytest.raises(Refused, match=words + r"1636M of memory on each node"):
-        settled(JobGrant(2, 896), "vms_per_node=2", plugin=Needy(mib=100), image=IMAGE)
+        settled(JobGrant(2, 896), "vms_per_node=2", plugin=DemandingPlugin(mib=100), image=IMAGE)
     with pytest.raises(Refused, match=r"ask for -vm ram=512M or more"):
         settled(JobGrant(2, 896), "ram=64M", image=IMAGE)
     assert size(JobGrant(2, 768), image=IMAGE) == (2, 512)
@@ -159,7 +159,7 @@ def test_vsub_requests_the_default_size_without_user_values():
     assert (needed.cpus, needed.mib) == (1, 1024 + 256), "what is asked for, guests have"
     _, _, needed = settled(JobGrant(), "vcpus=1", "ram=1G", site=site)
     assert (needed.cpus, needed.mib) == (1 + 2, 1024 + 256 + 500)
-    _, _, needed = settled(JobGrant(), site=site, plugin=Needy(own=True))
+    _, _, needed = settled(JobGrant(), site=site, plugin=DemandingPlugin(own=True))
     assert needed.cpus == 1 + 2, "no CPU of the host's can be a guest's own"
 
 
@@ -176,7 +176,7 @@ SITES = st.sampled_from(["", "[node]\nhost_reserve_cores = 1\nhost_reserve_ram =
 )
 def test_guests_fit_the_allocation_and_use_all_of_it(cpus, mib, count, extra, disk, site):
     """The guests' computed size is at most the given share, unless their minimum exceeds it."""
-    plugin = Needy(extra.cpus, extra.mib)
+    plugin = DemandingPlugin(extra.cpus, extra.mib)
     job, _, needed = settled(
         JobGrant(cpus, mib), f"vms_per_node={count}", site=site, plugin=plugin, disk=disk
     )
@@ -190,7 +190,7 @@ def test_guests_fit_the_allocation_and_use_all_of_it(cpus, mib, count, extra, di
 
 @given(st.integers(1, 300), st.integers(1, 8), st.integers(1, 300))
 def test_size_of_guests_on_other_nodes_matches_their_own_result(here, count, there):
-    plugins = with_core("needy", Needy(cpus=1))
+    plugins = load_with_core("needy", DemandingPlugin(cpus=1))
     site = build(parse_toml(b"[options.vcpus]\nmax = 64\n", FILE), plugins)
     wanted = check_options(Request((("vms_per_node", str(count)),)), site, plugins)
     job, _ = resolve(wanted, site, plugins, JobGrant(here, 4096))
@@ -201,7 +201,7 @@ def test_size_of_guests_on_other_nodes_matches_their_own_result(here, count, the
 
 def test_default_without_limits_is_checked_against_deny():
     entry = "[[limits]]\nuser = '*'\n[limits.options.ram]\n"
-    plugins = with_core("needy")
+    plugins = load_with_core("needy")
     text = f"{entry}default = '8G'\n{entry}deny = ['8G']\n"
     made = build(parse_toml(text.encode(), FILE), plugins)
     made, plugins = for_job(made, plugins, {"user": ("ada",)})

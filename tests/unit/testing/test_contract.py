@@ -9,8 +9,8 @@ from vtorque_testing.batch import BatchContract
 from vtorque_testing.commands import RecordingCommand
 from vtorque_testing.example import ACME, AcmeNode, AcmeShell, AcmeSubmitter
 from vtorque_testing.example_harness import AcmeHarness
-from vtorque_testing.harness import Ended
-from vtorque_testing.submit import in_child
+from vtorque_testing.harness import ProgramResult
+from vtorque_testing.submit import run_in_child
 
 pytestmark = pytest.mark.e2e
 
@@ -130,9 +130,9 @@ def test_recording_command_records_all_calls(tmp_path):
         return subprocess.run(argv, check=False).returncode
 
     environ = {"PATH": "/usr/bin:/bin", "ODD": "a=b\nc"}
-    command.answer(Ended(7, b"out\xff", b"err"))
-    assert in_child(run, b"in\0put", environ, tmp_path) == Ended(7, b"out\xff", b"err")
-    assert in_child(run, b"", environ, tmp_path) == Ended(0, b"", b"")
+    command.answer(ProgramResult(7, b"out\xff", b"err"))
+    assert run_in_child(run, b"in\0put", environ, tmp_path) == ProgramResult(7, b"out\xff", b"err")
+    assert run_in_child(run, b"", environ, tmp_path) == ProgramResult(0, b"", b"")
     first, second = command.calls()
     assert first.argv == second.argv == ("", "new\nline", "-N", "x y", str(script))
     assert (first.stdin, second.stdin) == (b"in\0put", b"")
@@ -145,6 +145,6 @@ def test_exception_in_a_child_is_reported(tmp_path):
     def fail():
         raise LookupError("on purpose")
 
-    ended = in_child(fail, b"", {}, tmp_path)
+    ended = run_in_child(fail, b"", {}, tmp_path)
     assert ended.code == 70
     assert b"LookupError: on purpose" in ended.stderr

@@ -25,7 +25,7 @@ def _impatient(monkeypatch):
 # -- builders ----------------------------------------------------------------------------------
 
 
-class Builder:
+class CorrectBuilder:
     """Without a defect."""
 
     def __init__(self):
@@ -50,36 +50,36 @@ class Builder:
             raise Refused("text: is too large")
 
 
-class NamesWhatIsNotThere(Builder):
+class NamesWhatIsNotThere(CorrectBuilder):
     def build(self, arguments, staging, progress):
         super().build(arguments, staging, progress)
         return BuiltImage("linux", "debian", "x86_64", 64, "root.raw", "raw")
 
 
-class NamesAPath(Builder):
+class NamesAPath(CorrectBuilder):
     def build(self, arguments, staging, progress):
         super().build(arguments, staging, progress)
         return BuiltImage("linux", "debian", "x86_64", 64, str(staging / "disk.raw"), "raw")
 
 
-class SaysQcow2(Builder):
+class SaysQcow2(CorrectBuilder):
     def build(self, arguments, staging, progress):
         super().build(arguments, staging, progress)
         return BuiltImage("linux", "debian", "x86_64", 64, "disk.raw")
 
 
-class BuildsBesideIt(Builder):
+class BuildsBesideIt(CorrectBuilder):
     def build(self, arguments, staging, progress):
         (staging.parents[1] / "cache").write_text("x")
         return super().build(arguments, staging, progress)
 
 
-class TakesAnyOption(Builder):
+class TakesAnyOption(CorrectBuilder):
     def check(self, arguments, progress):
         super().check({"text": arguments["text"]}, progress)
 
 
-class BlamesTheHost(Builder):
+class BlamesTheHost(CorrectBuilder):
     def check(self, arguments, progress):
         try:
             super().check(arguments, progress)
@@ -87,12 +87,12 @@ class BlamesTheHost(Builder):
             raise HostFault(str(error)) from None
 
 
-class TellsNothing(Builder):
+class TellsNothing(CorrectBuilder):
     def build(self, arguments, staging, progress):
         return super().build(arguments, staging, Building(lambda _: None, progress.told))
 
 
-class IgnoresTheLimit(Builder):
+class IgnoresTheLimit(CorrectBuilder):
     def check(self, arguments, progress):
         super().check(arguments, Building(progress.step, progress.told))
 
@@ -116,10 +116,10 @@ def call(test, known):
 
 
 def test_sound_builder_passes(tmp_path):
-    run_builder(Builder(), tmp_path)
+    run_builder(CorrectBuilder(), tmp_path)
 
 
-@pytest.mark.parametrize("kind", Builder.__subclasses__())
+@pytest.mark.parametrize("kind", CorrectBuilder.__subclasses__())
 def test_defect_of_a_builder_is_found(kind, tmp_path):
     with pytest.raises((AssertionError, HostFault, OSError, pytest.fail.Exception)):
         run_builder(kind(), tmp_path)
@@ -138,11 +138,11 @@ class Exporter:
     def open(self):
         return self
 
-    def received(self):
+    def received_samples(self):
         return list(self.arrived)
 
     @contextlib.contextmanager
-    def silent(self):
+    def silence(self):
         self.is_silent = True
         yield
         self.is_silent = False
@@ -178,7 +178,7 @@ class Rounds(Exporter):
         return sample.name, round(sample.value, 3), dict(sample.labels)
 
 
-class Hangs(Exporter):
+class HangingDriver(Exporter):
     def write(self, samples, deadline):
         if self.is_silent:
             self.hang.wait(60)
@@ -260,7 +260,7 @@ class ArrivesLater(Exporter):
         super().write([], deadline)
         self.under_way = samples
 
-    def received(self):
+    def received_samples(self):
         late, self.under_way = self.under_way, ()
         found = list(self.arrived)
         self.arrived += [self.one(each) for each in late]
@@ -284,11 +284,11 @@ class Sink(logging.Handler):
     def open(self):
         return self
 
-    def received(self):
+    def received_records(self):
         return list(self.arrived)
 
     @contextlib.contextmanager
-    def silent(self):
+    def silence(self):
         self.is_silent = True
         yield
         self.is_silent = False
@@ -327,7 +327,7 @@ class KnowsOneJob(Sink):
         super().send("42.srv", message)
 
 
-class Doubles(Sink):
+class DefectDoubles(Sink):
     def send(self, job, message):
         super().send(job, message)
         super().send(job, message)

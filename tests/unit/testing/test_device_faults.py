@@ -24,8 +24,8 @@ from vtorque_testing.faults import (
     around_all,
     around_create,
     children,
-    in_child,
     orphans,
+    run_in_child,
     survive,
 )
 from vtorque_testing.recorded import RecordedJob
@@ -150,7 +150,7 @@ class Spawns(Marks):
         subprocess.Popen(["sleep", "1000"], start_new_session=True)
 
 
-class Remembers(Marks):
+class SharedMemoryCard(Marks):
     """Leaves shared memory."""
 
     kind = "acme-memory"
@@ -159,7 +159,7 @@ class Remembers(Marks):
         Path("/dev/shm", Path(self.path).name).touch()
 
 
-class Elsewhere(Marks):
+class HiddenFiles(Marks):
     """Has files where no node looks, and does not release them."""
 
     kind = "acme-elsewhere"
@@ -176,7 +176,7 @@ class Elsewhere(Marks):
         pass
 
 
-class Cleans(Elsewhere):
+class Cleans(HiddenFiles):
     """The same, without the defect."""
 
     kind = "acme-cleans"
@@ -199,7 +199,7 @@ class Blind(Resource):
         pass
 
 
-class Acme:
+class GuestResourcePlugin:
     """A plugin that acquires one resource for each guest."""
 
     def __init__(self, kind, top):
@@ -221,7 +221,7 @@ def of_acme(step):
 
 def acme_job(tmp_path, processes, kind):
     plugins = load([])
-    plugins.register("acme", Acme(kind, tmp_path), "vtorque-acme 1")
+    plugins.register("acme", GuestResourcePlugin(kind, tmp_path), "vtorque-acme 1")
     return job_of(tmp_path, plugins, processes, Case({}), vms_per_node="1")
 
 
@@ -232,7 +232,7 @@ def test_sound_resource_passes(tmp_path, processes, kind):
 
 
 def test_record_without_a_visible_resource_is_reported(tmp_path, processes):
-    class Numbers(Acme):
+    class Numbers(GuestResourcePlugin):
         @hookimpl
         def vtorque_pre_boot(self, job):
             job.acquire(Blind("7"))
@@ -259,7 +259,7 @@ def test_record_without_a_visible_resource_is_reported(tmp_path, processes):
 )
 def test_paths_and_processes_named_by_a_record_are_found(fields, found):
     made = dataclasses.make_dataclass("Made", fields, bases=(Resource,), frozen=True)
-    assert list(watched.named(made(**fields))) == found
+    assert list(watched.named_objects(made(**fields))) == found
 
 
 def test_state_of_a_watched_path_changes_with_its_content(tmp_path):
@@ -286,8 +286,8 @@ def test_state_of_a_watched_path_changes_with_its_content(tmp_path):
         (Forgets, r"not killed: .*vt-1.0-n1-0\+"),
         (Insists, r"FileNotFoundError: .*vt-1.0-n1-0"),
         (Spawns, r"not killed: .*'processes': \(\[\], \['sleep 1000'\]\)"),
-        (Remembers, r"not killed: .*shm/vt-1.0-n1-0"),
-        (Elsewhere, r"not killed: .*'path .*elsewhere/vt-1.0-n1-0'"),
+        (SharedMemoryCard, r"not killed: .*shm/vt-1.0-n1-0"),
+        (HiddenFiles, r"not killed: .*'path .*elsewhere/vt-1.0-n1-0'"),
     ],
 )
 def test_defect_of_a_resource_is_found(tmp_path, kind, says):
@@ -301,7 +301,7 @@ def test_defect_of_a_resource_is_found(tmp_path, kind, says):
 
 
 def test_real_daemon_is_ended(tmp_path, processes):
-    class Daemon(Acme):
+    class Daemon(GuestResourcePlugin):
         @hookimpl
         def vtorque_pre_boot(self, job):
             for guest in job.guests:
@@ -336,4 +336,4 @@ def test_covered_directories_are_visible_only_to_processes_of_the_job(tmp_path, 
 
 def test_error_of_another_type_is_shown_with_its_location():
     with pytest.raises(AssertionError, match=r"ZeroDivisionError"):
-        in_child(lambda: 1 / 0)
+        run_in_child(lambda: 1 / 0)

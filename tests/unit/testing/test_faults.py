@@ -35,7 +35,7 @@ from vtorque_core.records.reading import JobHeader, journals
 from vtorque_core.resources.disk import DiskCopy, Overlay
 from vtorque_core.site.config import Site
 from vtorque_core.site.plugins import Plugins
-from vtorque_testing.faults import in_child
+from vtorque_testing.faults import run_in_child
 
 pytestmark = pytest.mark.e2e
 
@@ -61,30 +61,30 @@ class Shell(Resource):
 
 
 @dataclasses.dataclass(frozen=True)
-class Manager(Shell):
+class FaultyManager(Shell):
     """The same for the whole node."""
 
     kind = "acme-manager"
     scope = "node"
 
 
-class Acme:
+class FaultyPlugin:
     """The plugin's node module."""
 
     @hookimpl
     def vtorque_resources(self):
         yield Shell
-        yield Manager
+        yield FaultyManager
 
 
 def loaded(_state=None):
     plugins = Plugins()
-    plugins.register("acme", Acme(), "vtorque-acme 1.0.0")
+    plugins.register("acme", FaultyPlugin(), "vtorque-acme 1.0.0")
     return plugins
 
 
 @dataclasses.dataclass
-class Node:
+class DirectoryNode:
     """A node in a directory."""
 
     top: Path
@@ -109,7 +109,7 @@ class Node:
 
     def resources(self, job_id):
         top = self.top / f"job{job_id}"
-        yield Manager(str(self.top / "manager")), None
+        yield FaultyManager(str(self.top / "manager")), None
         yield Tree(str(top)), None
         for guest in range(self.guests):
             here = top / f"g{guest}"
@@ -154,7 +154,7 @@ class Node:
 def node(tmp_path):
     top = tmp_path / "node"
     top.mkdir()
-    node = Node(top, Paths(top / "state", top / "run"))
+    node = DirectoryNode(top, Paths(top / "state", top / "run"))
     subprocess.run(
         ["qemu-img", "create", "-q", "-f", "raw", str(top / "image"), "1M"], check=True, timeout=180
     )
@@ -171,7 +171,7 @@ def killed_at(work, number):
 
     None if it ended before that step.
     """
-    run = in_child(work, number)
+    run = run_in_child(work, number)
     assert not run.error, run
     return run.steps[-1] if run.killed else None
 
@@ -195,7 +195,7 @@ STRIDES = [17, pytest.param(1, marks=pytest.mark.full)]
 @pytest.mark.parametrize("stride", STRIDES)
 def test_start_killed_at_any_step_is_released(node, stride):
     before = node.look()
-    steps = in_child(node.job).steps
+    steps = run_in_child(node.job).steps
     in_another_process(node.release)
     same(node, before, "not killed")
     for number in range(1, len(steps) + 1, stride):

@@ -77,11 +77,11 @@ def test_plugin_answers_are_placed_and_rendered(node, vtorque_domain):
     on = node.planned
     (guest,) = on.guests(on.request("cards=2"))
     assert on.answers(guest) == [PoolClaim("acme", ("a", "b"), 2, key="cards")]
-    (placed,) = on.placed(guest)
+    (placed,) = on.place(guest)
     assert placed.leased_items("acme") == ("a", "b")
     assert MemoryBacking(nosharepages=True) in on.elements(placed)
     assert vtorque_domain(placed, on).find("memoryBacking/nosharepages") is not None
-    assert [(what.path[-1], whose) for what, whose in on.acquired(placed)] == [
+    assert [(what.path[-1], whose) for what, whose in on.pre_boot_resources(placed)] == [
         ("a", placed), ("b", placed),
     ]  # fmt: skip
 
@@ -91,7 +91,7 @@ def test_refusals_match_those_of_a_real_start(node):
     with pytest.raises(Refused, match=r"cards=3: .*limit: 2, set by \[options.cards\] max"):
         on.request("cards=3")
     with pytest.raises(NoFit, match="acme"):
-        on.placed(*on.guests(on.request("cards=2", "vms_per_node=2")))
+        on.place(*on.guests(on.request("cards=2", "vms_per_node=2")))
 
 
 def test_job_lives_and_survives_kills(node, vtorque_job, tmp_path):

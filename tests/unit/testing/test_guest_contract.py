@@ -13,7 +13,7 @@ from vtorque_core.api.guest_driver import GuestDied
 from vtorque_linux_guest.job import run_job
 from vtorque_linux_guest.job.driver import LinuxDriver
 from vtorque_testing.agent_guest import AgentHarness
-from vtorque_testing.guest import GuestContract, Hangs
+from vtorque_testing.guest import CallTimeout, GuestContract
 
 pytestmark = pytest.mark.e2e
 CONTRACT = GuestContract()
@@ -182,7 +182,7 @@ class KeepsTheSignals(LinuxDriver):
 @pytest.mark.parametrize("kind", LinuxDriver.__subclasses__())
 def test_contract_finds_each_defect(harness_of, kind):
     driver = kind()
-    with pytest.raises((AssertionError, Hangs)):
+    with pytest.raises((AssertionError, CallTimeout)):
         driver.caught_by(harness_of(driver))
 
 

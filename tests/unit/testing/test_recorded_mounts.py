@@ -4,7 +4,7 @@ import ctypes
 import os
 from pathlib import Path
 
-from vtorque_testing.faults import in_child
+from vtorque_testing.faults import run_in_child
 from vtorque_testing.recorded_mounts import cover, user_namespace
 
 NOBODY = 65534
@@ -41,7 +41,7 @@ def _look_at_another_process() -> None:
         Path(f"/proc/{pid}/fdinfo/0").read_text()
 
     try:
-        run = in_child(look)
+        run = run_in_child(look)
         assert not run.error, run
     finally:
         os.close(stop[1])
@@ -49,5 +49,5 @@ def _look_at_another_process() -> None:
 
 
 def test_user_without_root_sees_daemons_of_an_earlier_process() -> None:
-    run = in_child(_look_at_another_process)
+    run = run_in_child(_look_at_another_process)
     assert not run.error, run

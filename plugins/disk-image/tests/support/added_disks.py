@@ -12,7 +12,7 @@ from vtorque_disk_image.builder import NAME, DiskBuilder
 from vtorque_images import change
 
 
-class Quiet:
+class QuietProgress:
     """A progress display that shows nothing."""
 
     def step(self, text: str) -> None:
@@ -43,7 +43,7 @@ def add(
     name: str,
     file: Path,
     arguments: Mapping[str, str],
-    progress: Quiet,
+    progress: QuietProgress,
     *,
     paths: Paths | None = None,
     update: bool = False,

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from local_agent import LocalAgent, run, sh
+from local_agent import HostedAgent, run, sh
 from vtorque_linux_guest.job.frames import StartFailed
 from vtorque_linux_guest.job.start_request import FileArg, GuestFileData, StartMode, StartRequest
 from vtorque_linux_guest.job.stream import Session
@@ -50,7 +50,7 @@ def output(session: Session, start: StartRequest) -> str:
 
 
 def test_container_environment_is_a_default_except_for_path(binary: Path, home: Path) -> None:
-    with LocalAgent(binary, extra=put(home, *ENTRIES, "")) as agent:
+    with HostedAgent(binary, extra=put(home, *ENTRIES, "")) as agent:
         agent.ready()
         session = agent.session()
         assert output(session, job(PATH="/host")) == "image||/bin:/usr/bin|a b"
@@ -71,7 +71,7 @@ def test_entry_point_precedes_only_commands_of_the_user(binary: Path, home: Path
     entry = home / "entry"
     entry.write_text('#!/bin/sh\necho "entry $1:"\nshift\nexec "$@"\n')
     entry.chmod(0o755)
-    with LocalAgent(binary, extra=put(home, "", str(entry), "one two")) as agent:
+    with HostedAgent(binary, extra=put(home, "", str(entry), "one two")) as agent:
         agent.ready()
         session = agent.session()
         assert output(session, job(PATH="/bin")) == "entry one two:\n||/bin|a b"
@@ -91,14 +91,14 @@ def test_setup_runs_in_the_shell_of_the_containers_directory(binary: Path, home:
     shell.write_text('#!/bin/sh\nPATH_SEEN=$PATH exec /bin/sh "$@"\n')
     shell.chmod(0o755)
     setup = f'[ "$PATH_SEEN" = {home}/bin ] || exit 9\n'
-    with LocalAgent(binary, setup=setup, extra=put(home, "")) as agent:
+    with HostedAgent(binary, setup=setup, extra=put(home, "")) as agent:
         agent.ready()
 
 
 @pytest.mark.parametrize("content", [b"", b"A=1", b"=x\0\0", b"novalue\0\0"])
 def test_broken_settings_start_nothing(binary: Path, home: Path, content: bytes) -> None:
     (home / "container").write_bytes(content)
-    with LocalAgent(binary, extra=f"container={home}\n") as agent:
+    with HostedAgent(binary, extra=f"container={home}\n") as agent:
         agent.ready()
         with pytest.raises(StartFailed, match="the container's settings"):
             run(agent.session(), job())
@@ -107,7 +107,7 @@ def test_broken_settings_start_nothing(binary: Path, home: Path, content: bytes)
 def test_settings_that_others_can_write_start_nothing(binary: Path, home: Path) -> None:
     line = put(home, "")
     (home / "container").chmod(0o666)
-    with LocalAgent(binary, extra=line) as agent:
+    with HostedAgent(binary, extra=line) as agent:
         agent.ready()
         with pytest.raises(StartFailed, match="the container's settings"):
             run(agent.session(), job())

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from local_agent import LocalAgent, run, sh
+from local_agent import HostedAgent, run, sh
 from patience import LONG, with_more_time
 from processes import alive
 from vtorque_linux_guest.agent.build import build_agent
@@ -41,7 +41,7 @@ def test_signal_reaches_the_script_and_its_children(session: Session) -> None:
 
 
 def test_agent_that_answers_late_runs_the_job(
-    agent: LocalAgent, monkeypatch: pytest.MonkeyPatch
+    agent: HostedAgent, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It receives HELLO, zeros and HELLO at once: it answers, reports ERROR, and answers."""
     monkeypatch.setattr(connection, "RESYNC_FIRST", 0.2)
@@ -112,7 +112,7 @@ def test_leftover_process_without_streams_is_killed_without_grace(tmp_path: Path
     said: list[bytes] = []
 
     def job() -> None:
-        with LocalAgent(binary) as agent:
+        with HostedAgent(binary) as agent:
             agent.ready()
             session = agent.session()
             said.append(run(session, sh("sleep 60 > /dev/null 2>&1 < /dev/null & echo $!"))[1])
@@ -222,7 +222,7 @@ def test_unread_stdin_does_not_hold_the_job(session: Session) -> None:
     assert run(session, sh("cat"), b"clean")[1] == b"clean"
 
 
-def test_host_disconnect_kills_the_job_and_the_next_job_runs(agent: LocalAgent) -> None:
+def test_host_disconnect_kills_the_job_and_the_next_job_runs(agent: HostedAgent) -> None:
     first = agent.connect()
     session = Session(first)
     session.hello(time.monotonic() + 20)
@@ -245,7 +245,7 @@ def test_host_disconnect_kills_the_job_and_the_next_job_runs(agent: LocalAgent) 
         os.close(fd)
 
 
-def test_disconnect_kills_a_job_that_ignores_term(agent: LocalAgent) -> None:
+def test_disconnect_kills_a_job_that_ignores_term(agent: HostedAgent) -> None:
     first = agent.connect()
     first.settimeout(180)
     session = Session(first)
@@ -280,7 +280,7 @@ def test_disconnect_kills_a_job_that_ignores_term(agent: LocalAgent) -> None:
     second.close()
 
 
-def test_new_session_after_a_truncated_frame_runs_a_job(agent: LocalAgent) -> None:
+def test_new_session_after_a_truncated_frame_runs_a_job(agent: HostedAgent) -> None:
     connection = agent.connect()
     session = Session(connection)
     session.hello(time.monotonic() + 20)
@@ -305,7 +305,7 @@ def test_new_session_after_a_truncated_frame_runs_a_job(agent: LocalAgent) -> No
         frame(FrameKind.FILE, 1, b"content"),
     ],
 )
-def test_garbage_gets_an_error_and_a_new_hello_helps(agent: LocalAgent, bad: bytes) -> None:
+def test_garbage_gets_an_error_and_a_new_hello_helps(agent: HostedAgent, bad: bytes) -> None:
     connection = agent.connect()
     session = Session(connection)
     session.hello(time.monotonic() + 20)

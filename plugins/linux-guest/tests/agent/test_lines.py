@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from local_agent import LocalAgent, run, sh
+from local_agent import HostedAgent, run, sh
 from patience import LONG
 from vtorque_core.api import HostFault
 from vtorque_core.api.guest_context import LinePort
@@ -47,7 +47,7 @@ def lines(tmp_path, binary):
     host = Lines(tmp_path)
     file = tmp_path / "metrics"
     extra = f"lines={file}\nlines_port=unix:{host.path}\n"
-    with LocalAgent(binary, extra=extra) as agent:
+    with HostedAgent(binary, extra=extra) as agent:
         agent.ready()
         host.accept()
         yield host, file, agent
@@ -99,7 +99,7 @@ def test_host_can_disconnect_and_reconnect(lines):
 def test_metrics_file_that_cannot_be_created_fails_no_job(tmp_path, binary):
     host = Lines(tmp_path)
     extra = f"lines={tmp_path}/absent/metrics\nlines_port=unix:{host.path}\n"
-    with LocalAgent(binary, extra=extra) as agent:
+    with HostedAgent(binary, extra=extra) as agent:
         agent.ready()
     host.port = host.listener
     host.close()

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from local_agent import ENV, LocalAgent, run, sh
+from local_agent import ENV, HostedAgent, run, sh
 from patience import LONG, eventually
 from vtorque_linux_guest.job.events import Events
 from vtorque_linux_guest.job.frames import StartFailed
@@ -80,7 +80,7 @@ def test_fifty_megabytes_of_output_arrive_unchanged(session: Session) -> None:
     assert digest.digest() == hashlib.sha256(block * 50).digest()
 
 
-def test_script_file_arguments_and_identity(agent: LocalAgent, session: Session) -> None:
+def test_script_file_arguments_and_identity(agent: HostedAgent, session: Session) -> None:
     text = b'#!/bin/sh\nid -u; id -g; pwd; echo "$1|$2"; stat -c "%a %u" "$0"; echo "${0##*/}"\n'
     start = StartRequest(
         argv=(FileArg("job 1[2].SC"), "a b", "c"),
@@ -95,7 +95,7 @@ def test_script_file_arguments_and_identity(agent: LocalAgent, session: Session)
 
 
 def test_groups_are_those_of_the_configuration(binary: Path) -> None:
-    with LocalAgent(binary, groups=(4001, 4002)) as agent:
+    with HostedAgent(binary, groups=(4001, 4002)) as agent:
         agent.ready()
         _, out, _ = run(agent.session(), sh("id -G"))
         wanted = {4001, 4002, 65534} if os.getuid() == 0 else {os.getgid(), *os.getgroups()}
@@ -118,7 +118,7 @@ def test_shell_and_login_modes_start_the_right_shell(session: Session) -> None:
 def test_agent_uses_the_login_shell_of_the_guests_passwd(binary: Path) -> None:
     """The configuration names the node's shell, which the image may lack. SHELL follows passwd."""
     root = pwd.getpwnam("root").pw_shell
-    with LocalAgent(binary, user="root", shell="/no/zsh") as agent:  # noqa: S604 - a field
+    with HostedAgent(binary, user="root", shell="/no/zsh") as agent:  # noqa: S604 - a field
         agent.ready()
         session = agent.session()
         login = StartRequest(argv=(), env=ENV, mode=StartMode.LOGIN)
@@ -168,7 +168,7 @@ def test_large_environment_reaches_the_program(session: Session) -> None:
     assert out == b"100000\n"
 
 
-def test_cwd_umask_and_limits(agent: LocalAgent, session: Session) -> None:
+def test_cwd_umask_and_limits(agent: HostedAgent, session: Session) -> None:
     limits = {resource.RLIMIT_NOFILE: (64, 128), resource.RLIMIT_CORE: (-1, -1)}
     start = sh("pwd; umask; ulimit -n; ulimit -Hn", cwd="/usr", umask=0o027, limits=limits)
     assert run(session, start)[1].split() == [b"/usr", b"0027", b"64", b"128"]

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from local_agent import LocalAgent, run, sh
+from local_agent import HostedAgent, run, sh
 from vtorque_core.api import HostFault
 from vtorque_linux_guest.agent.build import build_agent
 from vtorque_linux_guest.job.frames import AgentError, GuestFailed
@@ -21,7 +21,7 @@ DEVNULL = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
 
 
 def test_agent_syncs_on_request_and_before_a_job_exits(binary: Path) -> None:
-    with LocalAgent(binary, sync=True) as agent, agent.status() as status:
+    with HostedAgent(binary, sync=True) as agent, agent.status() as status:
         reader = StatusReader(status)
         list(reader.steps(time.monotonic() + 20))
         reader.sync(time.monotonic() + 60)
@@ -31,7 +31,7 @@ def test_agent_syncs_on_request_and_before_a_job_exits(binary: Path) -> None:
 def test_setup_steps_and_ready(binary: Path) -> None:
     setup = "echo 'STEP mount /home' >&3; echo noise; echo 'STEP network' >&3; sleep 0.2"
     steps: list[str] = []
-    with LocalAgent(binary, setup) as agent, agent.status() as status:
+    with HostedAgent(binary, setup) as agent, agent.status() as status:
         steps += StatusReader(status).steps(time.monotonic() + 20)
         assert steps[-1] == "network"
         assert run(agent.session(), sh("echo x"))[1] == b"x\n"
@@ -46,7 +46,7 @@ def test_agent_notifies_systemd_when_the_guest_is_ready(
         listener.bind(name.replace("@", "\0"))
         listener.settimeout(180)
         waiting = f"until [ -e {tmp_path}/go ]; do sleep 0.05; done"
-        with LocalAgent(binary, waiting, notify=name) as agent:
+        with HostedAgent(binary, waiting, notify=name) as agent:
             listener.setblocking(False)
             with pytest.raises(BlockingIOError):
                 listener.recv(100)
@@ -70,7 +70,7 @@ def test_agent_notifies_systemd_when_the_guest_is_ready(
     ],
 )
 def test_failed_setup_is_named_and_serves_no_jobs(binary: Path, script: str, reason: str) -> None:
-    with LocalAgent(binary, script) as agent, agent.status() as status:
+    with HostedAgent(binary, script) as agent, agent.status() as status:
         with pytest.raises(GuestFailed) as caught:
             list(StatusReader(status).steps(time.monotonic() + 20))
         assert reason in caught.value.reason and len(caught.value.reason) < 4096
@@ -79,7 +79,7 @@ def test_failed_setup_is_named_and_serves_no_jobs(binary: Path, script: str, rea
 
 
 def test_status_is_sent_to_each_new_connection(binary: Path) -> None:
-    with LocalAgent(binary, "echo 'STEP one' >&3") as agent:
+    with HostedAgent(binary, "echo 'STEP one' >&3") as agent:
         for _ in range(3):
             steps: list[str] = []
             with agent.status() as status:
@@ -92,7 +92,7 @@ def test_status_is_sent_to_each_new_connection(binary: Path) -> None:
     ["uid=1", "color=red", "run", "sync=2", "groups=1,,2", "=", "gid=-1", "spool=relative"],
 )
 def test_bad_configuration_is_reported_as_failed(binary: Path, line: str) -> None:
-    with LocalAgent(binary, extra=line + "\n") as agent:
+    with HostedAgent(binary, extra=line + "\n") as agent:
         reader = StatusReader(agent.status())
         with pytest.raises(GuestFailed, match=r"agent\.conf line \d+: bad, unknown or repeated"):
             list(reader.steps(time.monotonic() + 20))

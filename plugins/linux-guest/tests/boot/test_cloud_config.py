@@ -77,7 +77,7 @@ def test_guest_validates_cloud_config_with_its_schema(fake_root: FakeRoot, plan,
     image = DEBIAN if builtin else replace(DEBIAN, labels={})
     ran = fake_root.setup(plan(image=image), cloud_config=True)
     assert ran.code == 0, ran.output
-    schema, *stages = ran.called("cloud-init")
+    schema, *stages = ran.calls_of("cloud-init")
     assert schema[-3:-1] == ("schema", "--config-file")
     assert [stage[-1] for stage in stages] == ["--mode=config", "--mode=final"] * builtin
     fake_root.stub("cloud-init", "#!/bin/sh\necho no such key; exit 1\n")

@@ -35,7 +35,7 @@ def three_cards(fake_root: FakeRoot) -> FakeRoot:
 def test_micro_guest_configures_each_nic_by_its_mac(three_cards: FakeRoot, plan) -> None:
     ran = three_cards.setup(plan(addresses=(FIRST, HPC, BARE)))
     assert (ran.code, ran.output) == (0, "")
-    assert ran.called("ip") == [
+    assert ran.calls_of("ip") == [
         ("link", "set", "dev", "eth0", "up"),
         ("addr", "add", "10.86.0.16/16", "dev", "eth0"),
         ("route", "add", "default", "via", "10.86.0.1", "dev", "eth0"),
@@ -43,7 +43,7 @@ def test_micro_guest_configures_each_nic_by_its_mac(three_cards: FakeRoot, plan)
         ("addr", "add", "10.9.0.16/24", "dev", "eth2"),
         ("link", "set", "dev", "eth1", "up"),
     ]
-    assert ran.called("udhcpc") == []
+    assert ran.calls_of("udhcpc") == []
     assert [s for s in ran.steps if s.startswith("network")] == [
         "network 10.86.0.16",
         "network hpc 10.9.0.16",
@@ -53,7 +53,7 @@ def test_micro_guest_configures_each_nic_by_its_mac(three_cards: FakeRoot, plan)
 
 def test_second_default_route_has_a_higher_metric(three_cards: FakeRoot, plan) -> None:
     ran = three_cards.setup(plan(addresses=(FIRST, SECOND_ROUTE)))
-    routes = [call for call in ran.called("ip") if call[0] == "route"]
+    routes = [call for call in ran.calls_of("ip") if call[0] == "route"]
     assert routes[1] == (
         *("route", "add", "default", "via", "10.9.0.1", "dev", "eth2", "metric", "2000"),
     )
@@ -62,7 +62,7 @@ def test_second_default_route_has_a_higher_metric(three_cards: FakeRoot, plan) -
 def test_dhcp_on_a_second_network_sets_an_address_and_no_route(three_cards: FakeRoot, plan) -> None:
     ran = three_cards.setup(plan(addresses=(FIRST, BY_DHCP)))
     assert ran.code == 0, ran.output
-    assert len(ran.called("udhcpc")) == 1
+    assert len(ran.calls_of("udhcpc")) == 1
     assert three_cards.read("/etc/resolv.conf") == "search a.example b\nnameserver 10.0.0.53\n"
     script = setup_script.build(plan(addresses=(FIRST, BY_DHCP)), (), Settings())["setup.sh"]
     assert b"export VTORQUE_ADDRESS_ONLY=1\n" in script

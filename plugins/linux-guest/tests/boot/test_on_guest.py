@@ -27,7 +27,7 @@ SHOW = (
 
 
 @pytest.fixture(params=SHELLS, ids=lambda shell: shell[0])
-def on_guest(request, tmp_path):
+def run_on_guest(request, tmp_path):
     """Return a function that runs a program on another guest and returns what the program gets."""
     shell = " ".join([shutil.which(request.param[0]), *request.param[1:]])
     program = tmp_path / "on-guest"
@@ -75,16 +75,16 @@ ODD = {
 }  # fmt: skip
 
 
-def test_program_gets_environment_arguments_cwd_and_umask_of_the_caller(on_guest, tmp_path):
+def test_program_gets_environment_arguments_cwd_and_umask_of_the_caller(run_on_guest, tmp_path):
     words = ["a  b", "'q'", "$HOME", "new\nline\n", "", "\\", "*", "é"]
-    seen, cwd, mask, argv, stdin = on_guest(ODD, *words)
+    seen, cwd, mask, argv, stdin = run_on_guest(ODD, *words)
     for name, value in ODD.items():
         assert seen[name.decode()].encode("latin1") == value, name
     assert not {"FORGED", "FORGED2"} & set(seen)
     assert (cwd, mask, argv, stdin) == (f"{tmp_path}/it's a dir", 0o027, words, "")
 
 
-def test_variables_of_this_guest_are_not_sent(on_guest):
+def test_variables_of_this_guest_are_not_sent(run_on_guest):
     """The other guest has its own values of these variables, unless the job has changed them."""
     here = (
         "export CHANGED='site'\nexport VTORQUE_RANK='0'\nexport X_OF='a\nexport VTORQUE_RANK=9'\n"
@@ -94,7 +94,7 @@ def test_variables_of_this_guest_are_not_sent(on_guest):
         b"VTORQUE_RANK": b"0", b"CHANGED": b"by the job", b"DISPLAY": b":0", b"SSH_TTY": b"x",
         b"X_OF": b"a\nexport VTORQUE_RANK=9",
     }  # fmt: skip
-    seen = on_guest(given, here=here, there=there)[0]
+    seen = run_on_guest(given, here=here, there=there)[0]
     assert (seen["VTORQUE_RANK"], seen["CHANGED"]) == ("1", "by the job")
     assert seen["SSH_CONNECTION"] == "there"
     assert not {"DISPLAY", "SSH_TTY"} & set(seen)

@@ -68,18 +68,18 @@ def test_micro_guest_is_set_up_completely(fake_root: FakeRoot, plan) -> None:
     )
     assert fake_root.read("/proc/sys/kernel/hostname") == "vn1"
     assert fake_root.read("/etc/hostname") == "vn1\n"
-    assert ran.called("ip") == [
+    assert ran.calls_of("ip") == [
         ("link", "set", "dev", "eth0", "up"),
         ("addr", "add", "10.86.0.16/16", "dev", "eth0"),
         ("route", "add", "default", "via", "10.86.0.1", "dev", "eth0"),
     ]
-    assert ran.called("ntpd") == [("-p", "10.0.0.123")]
+    assert ran.calls_of("ntpd") == [("-p", "10.0.0.123")]
     assert fake_root.read("/etc/resolv.conf") == "search a.example b\nnameserver 10.0.0.53\n"
     assert "10.86.0.80 vn2\n" in fake_root.read("/etc/hosts")
     home = str(fake_root.path / "home/alice")
-    assert ran.called("mount") == [("-t", "virtiofs", "-o", "rw,nosuid,nodev", "home", home)]
+    assert ran.calls_of("mount") == [("-t", "virtiofs", "-o", "rw,nosuid,nodev", "home", home)]
     assert (fake_root.path / "home/alice").is_dir()
-    assert ran.called("chown") == []
+    assert ran.calls_of("chown") == []
 
 
 def test_users_and_groups_of_the_cluster_replace_those_of_the_image(fake_root: FakeRoot) -> None:
@@ -139,14 +139,14 @@ def test_sudo_is_revoked_if_installed(fake_root: FakeRoot) -> None:
 
 def test_without_a_home_share_the_home_is_the_guests_own(fake_root: FakeRoot, plan) -> None:
     ran = fake_root.setup(plan(shares=()))
-    assert ran.called("chown") == [("1000:1000", str(fake_root.path / "home/alice"))]
+    assert ran.calls_of("chown") == [("1000:1000", str(fake_root.path / "home/alice"))]
     assert fake_root.mode("/home/alice") == 0o700
 
 
 def test_nic_without_an_address_uses_dhcp(fake_root: FakeRoot, plan) -> None:
     ran = fake_root.setup(plan(addresses=(Address("52:54:00:01:02:03"),)), [HOME])
     script = str(fake_root.path / "run/vtorque/udhcpc.sh")
-    assert ran.called("udhcpc") == [("-i", "eth0", "-n", "-t", "10", "-T", "1", "-s", script)]
+    assert ran.calls_of("udhcpc") == [("-i", "eth0", "-n", "-t", "10", "-T", "1", "-s", script)]
     assert os.access(script, os.X_OK)
 
 
@@ -188,10 +188,10 @@ def test_hostile_values_are_passed_unchanged(
         ]
         ran = root.setup(PLAN, items, prologue=[SiteScript(value, b"#!/bin/sh\nexit 0\n")])
         assert (ran.code, ran.output) == (0, "")
-        assert ran.called("a-tool") == [(value,), tuple(words)]
-        assert ran.called("modprobe") == [("vhost", value)]
+        assert ran.calls_of("a-tool") == [(value,), tuple(words)]
+        assert ran.calls_of("modprobe") == [("vhost", value)]
         mount = ("-t", "virtiofs", "-o", "ro,nosuid,nodev", value, f"{root.path}{path}-mount")
-        assert mount in ran.called("mount")
+        assert mount in ran.calls_of("mount")
         assert (root.path / path[1:]).read_bytes() == content
         profile = _escaped(root.path / "etc/profile.d/vtorque.sh")
         shown = subprocess.run(
@@ -256,7 +256,7 @@ def test_failed_command_ends_the_setup_with_its_output(fake_root: FakeRoot) -> N
     assert ran.code == 1
     assert ran.steps[-1] == "command rdma link"
     assert ran.output == "link add: no such device\nrdma: exit code 3\n"
-    assert ran.called("never") == []
+    assert ran.calls_of("never") == []
 
 
 def test_output_of_earlier_steps_is_not_in_the_reason(fake_root: FakeRoot) -> None:
@@ -291,7 +291,7 @@ def test_mount_point_that_is_a_link_of_a_container_fails_the_setup(
         assert ran.code == 1
         said = f"{place} is a link in the image: {root.path}/home/alice cannot be used"
         assert said in ran.output
-        assert not ran.called("mount")
+        assert not ran.calls_of("mount")
         assert root.setup(plan(), items).code == 0  # an image of the site may have links
 
 
@@ -402,7 +402,7 @@ def test_disk_is_found_by_its_serial(fake_root: FakeRoot) -> None:
     fake_root.write("/sys/block/vda/serial", "vtseed")
     fake_root.write("/sys/block/vdb/serial", "vtdata")
     ran = fake_root.setup(PLAN, [HOME, Mount("disk", "vtdata", "/data")])
-    assert ran.called("mount")[0] == (
+    assert ran.calls_of("mount")[0] == (
         "-o",
         "rw,nosuid,nodev",
         str(fake_root.path / "dev/vdb"),
@@ -425,7 +425,7 @@ def test_devices_are_sorted_by_number(fake_root: FakeRoot) -> None:
     links = {n: str((fake_root.path / "dev/vtorque" / n).readlink()) for n in ("second", "third")}
     devices = fake_root.path / "dev/infiniband"
     assert links == {"second": str(devices / "uverbs2"), "third": str(devices / "uverbs10")}
-    assert ran.called("chown") == [
+    assert ran.calls_of("chown") == [
         ("1000:1000", str(devices / "uverbs2")),
         ("0:0", str(devices / "uverbs10")),
     ]
@@ -507,7 +507,7 @@ def test_only_missing_packages_are_installed(fake_root: FakeRoot, plan) -> None:
     )
     assert ran.code == 0, ran.output
     assert "packages" in ran.steps
-    assert [call[-2:] for call in ran.called("apt-get")] == [
+    assert [call[-2:] for call in ran.calls_of("apt-get")] == [
         ("DPkg::Lock::Timeout=120", "update"),
         ("g++", "numactl"),
     ]
@@ -521,7 +521,7 @@ def test_package_name_that_apt_get_interprets_is_refused(fake_root: FakeRoot, pl
     fake_root.stub("apt-cache", "#!/bin/sh\nprintf '%s\\n' numactl\n")
     ran = fake_root.setup(plan(image=DEBIAN), [HOME, Package(name, "debian")])
     assert ran.code and f"there is no package {name}" in ran.output
-    assert len(ran.called("apt-get")) == 1, "it was installed"
+    assert len(ran.calls_of("apt-get")) == 1, "it was installed"
 
 
 def test_missing_packages_are_installed_by_dnf(fake_root: FakeRoot, plan) -> None:
@@ -532,7 +532,7 @@ def test_missing_packages_are_installed_by_dnf(fake_root: FakeRoot, plan) -> Non
         [HOME, Package("numactl", "redhat")],
         settings=Settings(security_updates=True),
     )
-    assert ran.called("dnf") == [
+    assert ran.calls_of("dnf") == [
         ("-q", "-y", "install", "numactl"),
         ("-q", "-y", "upgrade", "--security"),
     ]
@@ -558,14 +558,14 @@ def test_cloud_guest_allows_ssh_with_the_key_of_the_job_only(fake_root: FakeRoot
     assert "PermitRootLogin no\n" in sshd
     own = "/etc/vtorque/ssh/alice"
     assert fake_root.mode(f"{own}/id_ed25519") == 0o600
-    assert ("1000:1000", str(fake_root.path) + f"{own}/id_ed25519") in ran.called("chown")
+    assert ("1000:1000", str(fake_root.path) + f"{own}/id_ed25519") in ran.calls_of("chown")
     assert fake_root.read("/etc/ssh/ssh_known_hosts").startswith("vn1,10.86.0.16 ssh-ed25519 ")
     config = fake_root.read("/etc/ssh/ssh_config.d/50-vtorque.conf")
     assert config.startswith("Host vn1 10.86.0.16 vn2 10.86.0.80\n")
     assert "StrictHostKeyChecking yes" in config
-    assert ("try-restart", "ssh.service") in ran.called("systemctl")
+    assert ("try-restart", "ssh.service") in ran.calls_of("systemctl")
     assert "host name" not in ran.steps
-    assert ran.called("ip") == []
+    assert ran.calls_of("ip") == []
 
 
 def test_sshd_with_an_include_directory_is_not_reconfigured(fake_root: FakeRoot, plan) -> None:
@@ -574,7 +574,7 @@ def test_sshd_with_an_include_directory_is_not_reconfigured(fake_root: FakeRoot,
     ran = fake_root.setup(plan(image=DEBIAN), [HOME])
     assert ran.code == 0, ran.output
     assert fake_root.read("/etc/ssh/sshd_config") == text
-    assert ran.called("systemctl") == []
+    assert ran.calls_of("systemctl") == []
 
 
 def pci_device(root: FakeRoot, address: str, ids: str, regions: int = 3) -> None:
@@ -595,7 +595,7 @@ def test_memory_of_a_pci_device_is_linked_and_owned_by_the_user(fake_root: FakeR
     assert ran.code == 0, ran.output
     at = fake_root.path / "sys/bus/pci/devices/0000:02:02.0"
     assert (fake_root.path / "dev/vtorque/x").readlink() == at / "resource2"
-    assert ran.called("chown") == [("1000:1000", str(at / "resource2"))]
+    assert ran.calls_of("chown") == [("1000:1000", str(at / "resource2"))]
     assert (at / "enable").read_text() == "1\n"
     assert (at.with_name("0000:02:01.0") / "enable").read_text() == "0"
 

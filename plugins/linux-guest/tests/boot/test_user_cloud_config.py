@@ -77,7 +77,7 @@ BAD = {
 @pytest.mark.parametrize("text", BAD)
 def test_unsupported_content_is_refused(text: str) -> None:
     with pytest.raises((ValueError, Refused)) as refused:
-        user_cloud_config._checked(user_cloud_config.parse(text.encode()))
+        user_cloud_config._parse_answer(user_cloud_config.parse(text.encode()))
     assert BAD[text] in str(refused.value)
 
 
@@ -113,7 +113,7 @@ def test_any_bytes_are_parsed_or_raise_value_error(text) -> None:
 )  # fmt: skip
 def test_root_checks_each_value_from_the_parser(parts, says) -> None:
     with pytest.raises(Refused, match=says):
-        user_cloud_config._checked(parts)
+        user_cloud_config._parse_answer(parts)
 
 
 def test_modules_outside_the_site_limit_are_refused() -> None:

@@ -17,7 +17,7 @@ from vtorque_linux_guest.image import micro_builder
 from vtorque_linux_guest.image.debian_builder import DebianBuilder, parse_options
 from vtorque_linux_guest.image.initramfs import InitramfsTree, add_modules
 from vtorque_linux_guest.image.kernel import (
-    Kernel,
+    KernelPackage,
     debs_directory,
     extract_vmlinux,
     fetch,
@@ -124,7 +124,7 @@ def module(*needs: str) -> bytes:
 
 
 @pytest.fixture
-def kernel(tmp_path: Path) -> Kernel:
+def kernel(tmp_path: Path) -> KernelPackage:
     base = tmp_path / "lib/modules/6.1.0-cloud"
     for path, content in {
         "kernel/drivers/virtio/virtio.ko": module("virtio_ring"),
@@ -137,10 +137,10 @@ def kernel(tmp_path: Path) -> Kernel:
         (base / path).parent.mkdir(parents=True, exist_ok=True)
         (base / path).write_bytes(content)
     (base / "modules.builtin").write_text("kernel/fs/ext4/ext4.ko\n")
-    return Kernel(tmp_path, "6.1.0-cloud", "linux-image-6.1.0-cloud", "6.1.0-1")
+    return KernelPackage(tmp_path, "6.1.0-cloud", "linux-image-6.1.0-cloud", "6.1.0-1")
 
 
-def test_modules_are_added_with_dependencies_in_load_order(kernel: Kernel) -> None:
+def test_modules_are_added_with_dependencies_in_load_order(kernel: KernelPackage) -> None:
     tree = InitramfsTree()
     loaded = add_modules(tree, kernel, ["virtio_blk", "ext4", "virtio-rng", "packed"])
     assert loaded == ["virtio_ring", "virtio", "virtio_blk", "virtio_rng", "packed"]
@@ -165,7 +165,7 @@ def test_program_is_found_in_bin_and_usr_bin(tmp_path: Path, place: str) -> None
     assert program(tmp_path, "busybox") == tmp_path / place / "busybox"
 
 
-def test_unknown_and_broken_modules(kernel: Kernel) -> None:
+def test_unknown_and_broken_modules(kernel: KernelPackage) -> None:
     with pytest.raises(Refused, match="has no module nfs"):
         add_modules(InitramfsTree(), kernel, ["nfs"])
     with pytest.raises(HostFault, match="no depends="):

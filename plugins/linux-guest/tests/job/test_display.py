@@ -19,7 +19,7 @@ from patience import LONG
 from vtorque_core.api.guest_driver import ReadyGuest
 from vtorque_linux_guest.guest.contract import SSH_CONFIG
 from vtorque_linux_guest.job import display
-from vtorque_linux_guest.job.display import NoDisplay, forwarded, of
+from vtorque_linux_guest.job.display import NoDisplay, find_display, forward_display
 
 HERE = os.fsencode(socket.gethostname())
 COOKIE = bytes(range(16))
@@ -52,7 +52,7 @@ def home(tmp_path: Path) -> dict[str, str]:
     ],
 )
 def test_display_of_this_node_is_forwarded_under_the_same_name(home, name, inside, end):
-    found = of({**home, "DISPLAY": name})
+    found = find_display({**home, "DISPLAY": name})
     assert (found.end, found.cookie) == (end, COOKIE)
     path = "/var/spool/vtorque/.vtorque-xauthority"
     assert found.environ == {"DISPLAY": inside, "XAUTHORITY": path}
@@ -67,7 +67,7 @@ def test_display_of_this_node_is_forwarded_under_the_same_name(home, name, insid
 )  # fmt: skip
 def test_invalid_or_remote_display_is_refused(home, name):
     with pytest.raises(NoDisplay, match="is not a display of this node"):
-        of({**home, "DISPLAY": name})
+        find_display({**home, "DISPLAY": name})
 
 
 @pytest.mark.parametrize(
@@ -81,13 +81,13 @@ def test_invalid_or_remote_display_is_refused(home, name):
 def test_display_without_a_cookie_is_refused(home, tmp_path, content):
     (tmp_path / ".Xauthority").write_bytes(content)
     with pytest.raises(NoDisplay, match=r"/\.Xauthority has no cookie for display"):
-        of(home)
+        find_display(home)
 
 
 def test_first_matching_cookie_is_used(home, tmp_path):
     other = tmp_path / "other"
     other.write_bytes(entry(number=b"51") + entry(WILD, b"", b"", cookie=b"mine") + entry())
-    assert of({**home, "XAUTHORITY": str(other)}).cookie == b"mine"
+    assert find_display({**home, "XAUTHORITY": str(other)}).cookie == b"mine"
 
 
 def test_fifo_or_device_as_cookie_file_does_not_block(home, tmp_path):
@@ -96,15 +96,15 @@ def test_fifo_or_device_as_cookie_file_does_not_block(home, tmp_path):
     path.unlink()
     os.mkfifo(path)
     with pytest.raises(NoDisplay, match="no cookie"):
-        of(home)
+        find_display(home)
     held = os.open(path, os.O_RDWR)
     with pytest.raises(NoDisplay, match="no cookie"):
-        of(home)
+        find_display(home)
     os.close(held)
     path.unlink()
     path.symlink_to("/dev/zero")
     with pytest.raises(NoDisplay, match="no cookie"):
-        of(home)
+        find_display(home)
 
 
 @given(st.binary(max_size=200))
@@ -136,7 +136,7 @@ def ended(pid: int) -> bool:
 def test_ssh_to_the_display_ends_with_the_session(guest, home, tmp_path):
     """The command runs in the guest by the user's shell, which may print text before."""
     note = f'cd {tmp_path}; printf "%s\\n" "$@" >argv; env >environ; echo $$ >pid; echo hello; '
-    with forwarded(guest(note + IN_GUEST), home) as found:
+    with forward_display(guest(note + IN_GUEST), home) as found:
         pid = int((tmp_path / "pid").read_text())
         assert not ended(pid)
         assert os.getsid(pid) == pid
@@ -155,7 +155,7 @@ def test_command_in_the_guest_ends_with_the_job_shell(guest, home, tmp_path):
     """With any kind of end: the pipe closes."""
     pid = os.fork()
     if pid == 0:
-        with forwarded(guest(f"({IN_GUEST}); touch {tmp_path}/over"), home):
+        with forward_display(guest(f"({IN_GUEST}); touch {tmp_path}/over"), home):
             os._exit(0)
     assert os.waitpid(pid, 0)[1] == 0
     until = time.monotonic() + LONG
@@ -174,14 +174,14 @@ def test_command_in_the_guest_ends_with_the_job_shell(guest, home, tmp_path):
     ],
 )  # fmt: skip
 def test_failed_forwarding_is_reported_with_the_reason(guest, home, script, why):
-    with pytest.raises(NoDisplay, match=why), forwarded(guest(script), home):
+    with pytest.raises(NoDisplay, match=why), forward_display(guest(script), home):
         pass
 
 
 def test_silent_guest_times_out(guest, home, tmp_path, monkeypatch):
     monkeypatch.setattr(display, "SECONDS", 0.5)
     silent = guest(f"echo $$ >{tmp_path}/pid; exec sleep 1000")
-    with pytest.raises(NoDisplay, match="sshd did not answer"), forwarded(silent, home):
+    with pytest.raises(NoDisplay, match="sshd did not answer"), forward_display(silent, home):
         pass
     assert ended(int((tmp_path / "pid").read_text()))
 
@@ -191,6 +191,6 @@ def test_image_without_sshd_is_reported(guest, home, tmp_path):
     (tmp_path / SSH_CONFIG).unlink()
     with (
         pytest.raises(NoDisplay, match="the image has no sshd, or the guest's"),
-        forwarded(without, home),
+        forward_display(without, home),
     ):
         pass

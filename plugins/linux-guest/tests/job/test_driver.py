@@ -30,7 +30,7 @@ from vtorque_linux_guest.settings import Settings
 DRIVER = LinuxDriver()
 
 
-class Site:
+class DriverSite:
     """A site config with this plugin's settings only."""
 
     paths = Paths()
@@ -53,13 +53,13 @@ def test_ports_seed_and_shares(plan) -> None:
         Share("opt", "/opt", "/opt-hpc", readonly=True),
         Share("scratch", "srv:/scratch", "/scratch", kind="nfs"),
     )
-    elements = list(DRIVER.elements(plan(image=DEBIAN, shares=shares), Site()))
+    elements = list(DRIVER.elements(plan(image=DEBIAN, shares=shares), DriverSite()))
     assert [(c.port, c.path, c.owner) for c in of(elements, Channel)] == [
         ("org.vtorque.status", "/nonexistent/run/status.sock", "root"),
         ("org.vtorque.run", "/nonexistent/run/run.sock", "job"),
         ("org.vtorque.cancel", "/nonexistent/run/cancel.sock", "job"),
     ]
-    assert of(DRIVER.elements(plan(rank=1), Site()), Channel) == of(elements, Channel)
+    assert of(DRIVER.elements(plan(rank=1), DriverSite()), Channel) == of(elements, Channel)
     assert of(elements, Disk) == [
         Disk("seed", "/nonexistent/state/seed.iso", format="raw", readonly=True, serial="vtseed")
     ]
@@ -68,7 +68,7 @@ def test_ports_seed_and_shares(plan) -> None:
         Filesystem("opt", "/opt", tag="opt", readonly=True),
     ]
     assert of(elements, KernelBoot) == []
-    mounts = of(DRIVER.context(plan(image=DEBIAN, shares=shares), Site()), Mount)
+    mounts = of(DRIVER.context(plan(image=DEBIAN, shares=shares), DriverSite()), Mount)
     assert mounts == [
         Mount("virtiofs", "home", "/home/alice"),
         Mount("virtiofs", "opt", "/opt-hpc", readonly=True),
@@ -79,18 +79,18 @@ def test_ports_seed_and_shares(plan) -> None:
 def test_user_disk_is_attached_to_the_first_guest_only(plan) -> None:
     request = JobRequest({"disk": "/home/alice/data.raw"})
     first, second = plan(request=request), plan(request=request, rank=1)
-    data = [d for d in of(DRIVER.elements(first, Site()), Disk) if d.name == "data"]
+    data = [d for d in of(DRIVER.elements(first, DriverSite()), Disk) if d.name == "data"]
     assert data == [
         Disk("data", "/home/alice/data.raw", format="raw", serial="vtdata", user_owned=True)
     ]
-    assert Mount("disk", "vtdata", "/data") in list(DRIVER.context(first, Site()))
-    assert RootCommand(("chown", "1000:1000", "/data")) in list(DRIVER.context(first, Site()))
-    assert [d.name for d in of(DRIVER.elements(second, Site()), Disk)] == ["seed"]
-    assert [m.target for m in of(DRIVER.context(second, Site()), Mount)] == ["/home/alice"]
+    assert Mount("disk", "vtdata", "/data") in list(DRIVER.context(first, DriverSite()))
+    assert RootCommand(("chown", "1000:1000", "/data")) in list(DRIVER.context(first, DriverSite()))
+    assert [d.name for d in of(DRIVER.elements(second, DriverSite()), Disk)] == ["seed"]
+    assert [m.target for m in of(DRIVER.context(second, DriverSite()), Mount)] == ["/home/alice"]
 
 
 def test_context_has_the_distro_variable(plan) -> None:
-    assert EnvVar("DISTRO", "SLG") in list(DRIVER.context(plan(), Site()))
+    assert EnvVar("DISTRO", "SLG") in list(DRIVER.context(plan(), DriverSite()))
 
 
 def test_kernel_command_line_has_the_words_of_the_image() -> None:
@@ -101,7 +101,7 @@ def test_kernel_command_line_has_the_words_of_the_image() -> None:
 
 def test_kernel_of_the_image_is_booted_directly(plan) -> None:
     image = replace(MICRO, kernel=Path("/p/vmlinux"), initrd=Path("/p/initrd"))
-    (boot,) = of(DRIVER.elements(plan(image=image), Site()), KernelBoot)
+    (boot,) = of(DRIVER.elements(plan(image=image), DriverSite()), KernelBoot)
     assert (boot.kernel, boot.initrd) == ("/p/vmlinux", "/p/initrd")
 
 
@@ -111,8 +111,8 @@ def test_seed_is_created_and_released(plan, tmp_path: Path) -> None:
     epilogue.mkdir(mode=0o755)
     (epilogue / "10-x").write_text("#!/bin/sh\n")
     (epilogue / "10-x").chmod(0o755)
-    items = list(DRIVER.context(guest, Site()))
-    (seed,) = DRIVER.resources(guest, items, Site(prologue="/none", epilogue=str(epilogue)))
+    items = list(DRIVER.context(guest, DriverSite()))
+    (seed,) = DRIVER.resources(guest, items, DriverSite(prologue="/none", epilogue=str(epilogue)))
     assert isinstance(seed, Seed)
     seed.create()
     assert (tmp_path / "seed.iso").read_bytes()[0x8001:0x8006] == b"CD001"
@@ -129,7 +129,7 @@ def test_scripts_that_others_can_write_are_refused(plan, tmp_path, writable) -> 
     (scripts / "10-x").chmod(0o755)
     (scripts if writable == "directory" else scripts / "10-x").chmod(0o777)
     with pytest.raises(HostFault, match="only root may be able to write"):
-        DRIVER.resources(plan(), [], Site(prologue=str(scripts), epilogue="/none"))
+        DRIVER.resources(plan(), [], DriverSite(prologue=str(scripts), epilogue="/none"))
 
 
 def test_script_that_is_a_link_is_refused(plan, tmp_path: Path) -> None:
@@ -137,7 +137,7 @@ def test_script_that_is_a_link_is_refused(plan, tmp_path: Path) -> None:
     scripts.mkdir(mode=0o755)
     (scripts / "10-x").symlink_to("/etc/passwd")
     with pytest.raises(HostFault, match="10-x"):
-        DRIVER.resources(plan(), [], Site(prologue=str(scripts), epilogue="/none"))
+        DRIVER.resources(plan(), [], DriverSite(prologue=str(scripts), epilogue="/none"))
 
 
 def test_agent_configuration_has_user_ports_and_paths(plan) -> None:

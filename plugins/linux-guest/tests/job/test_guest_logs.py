@@ -95,12 +95,12 @@ EXPECTED = b"".join(
 
 
 @pytest.fixture
-def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+def long_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
     """For tests that do not wait for this timeout: two seconds are too short on a busy machine."""
     monkeypatch.setattr(guest_logs, "SECONDS", LONG)
 
 
-@pytest.mark.usefixtures("patient")
+@pytest.mark.usefixtures("long_timeout")
 def test_logs_of_a_failed_setup_are_kept(debian: GuestPlan) -> None:
     with agent(debian.run_dir, b"FAILED mount: no tag\n", honest) as asked:
         assert "guest vn1: mount: no tag" in start(debian)
@@ -108,7 +108,7 @@ def test_logs_of_a_failed_setup_are_kept(debian: GuestPlan) -> None:
     assert kept(debian) == EXPECTED
 
 
-@pytest.mark.usefixtures("patient")
+@pytest.mark.usefixtures("long_timeout")
 def test_logs_of_a_setup_that_timed_out_are_kept(plan: Guest, tmp_path: Path) -> None:
     def attempt(seconds: float) -> None:
         here = tmp_path / f"{seconds}"
@@ -137,10 +137,10 @@ def test_micro_guest_has_no_logs(plan: Guest, tmp_path: Path) -> None:
 
 def test_time_for_logs_is_part_of_the_deadline(plan: Guest) -> None:
     now = time.monotonic()
-    assert guest_logs.ready_by(plan(image=MICRO), now + 300) == now + 300
-    assert guest_logs.ready_by(plan(image=DEBIAN), now + 300) == pytest.approx(now + 298)
-    assert now + 4.5 <= guest_logs.ready_by(plan(image=DEBIAN), now + 5) <= now + 5
-    assert guest_logs.ready_by(plan(image=DEBIAN), now - 5) == now - 5
+    assert guest_logs.ready_deadline(plan(image=MICRO), now + 300) == now + 300
+    assert guest_logs.ready_deadline(plan(image=DEBIAN), now + 300) == pytest.approx(now + 298)
+    assert now + 4.5 <= guest_logs.ready_deadline(plan(image=DEBIAN), now + 5) <= now + 5
+    assert guest_logs.ready_deadline(plan(image=DEBIAN), now - 5) == now - 5
 
 
 # -- Misbehaving doubles ---------------------------------------------------------------------------
@@ -198,7 +198,7 @@ HOSTILE = [
 ]  # fmt: skip
 
 
-@pytest.mark.usefixtures("patient")
+@pytest.mark.usefixtures("long_timeout")
 @pytest.mark.parametrize(("answer", "some"), HOSTILE, ids=[a.__name__ for a, _ in HOSTILE])
 def test_output_of_a_hostile_guest_is_bounded(
     debian: GuestPlan, answer: Answer, some: bytes
@@ -240,5 +240,5 @@ def test_missing_directory_does_not_change_the_error(plan: Guest, tmp_path: Path
 def test_no_logs_are_read_after_the_deadline(debian: GuestPlan) -> None:
     host, guest_end = socket.socketpair()
     with host, guest_end:
-        assert list(guest_logs.told(StatusReader(host), time.monotonic() - 1)) == []
+        assert list(guest_logs.fetch_logs(StatusReader(host), time.monotonic() - 1)) == []
     assert not (debian.state_dir / guest_logs.NAME).exists()

@@ -24,10 +24,10 @@ LONG = SessionState(
 
 def test_session_state_is_written_until_the_fifo_is_removed(tmp_path: Path) -> None:
     guest = SimpleNamespace(run_dir=tmp_path)
-    assert leaving.left(guest) is None
+    assert leaving.received_state(guest) is None
     fifo = tmp_path / LEAVE
     os.mkfifo(fifo)
-    thread = threading.Thread(target=leaving.leave, args=(guest, STATE))
+    thread = threading.Thread(target=leaving.send_state, args=(guest, STATE))
     thread.start()
     said = fifo.read_bytes()
     assert thread.is_alive()
@@ -35,14 +35,14 @@ def test_session_state_is_written_until_the_fifo_is_removed(tmp_path: Path) -> N
     thread.join()
     assert said[:1] + said[-1:] == b"\n\n" and said.count(b"\n") == 2
     (tmp_path / LEFT).write_bytes(said[1:-1])
-    assert leaving.left(guest) == STATE
+    assert leaving.received_state(guest) == STATE
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", "null", '{"nonce": 1}'])
 def test_invalid_session_state_is_reported_in_one_line(tmp_path: Path, text: str) -> None:
     (tmp_path / LEFT).write_text(text)
     with pytest.raises(HostFault, match="cannot read the session state"):
-        leaving.left(SimpleNamespace(run_dir=tmp_path))
+        leaving.received_state(SimpleNamespace(run_dir=tmp_path))
 
 
 @pytest.fixture

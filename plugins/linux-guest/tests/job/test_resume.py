@@ -19,7 +19,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from local_agent import LocalAgent, run, sh
+from local_agent import HostedAgent, run, sh
 from patience import LONG, eventually
 from vtorque_linux_guest.job.events import Events
 from vtorque_linux_guest.job.frames import (
@@ -43,7 +43,7 @@ quick = settings(deadline=None, suppress_health_check=list(HealthCheck), databas
 
 
 @dataclass(frozen=True)
-class Cut:
+class BreakPoint:
     """The place of a break: after this many bytes to the host (1) or to the guest (0)."""
 
     way: int
@@ -55,12 +55,12 @@ class Cut:
 class Wire:
     """Between sessions and the agent, like QEMU; it breaks at each of the cuts."""
 
-    def __init__(self, agent: LocalAgent, status: StatusReader) -> None:
+    def __init__(self, agent: HostedAgent, status: StatusReader) -> None:
         self.agent, self.status = agent, status
         self.held = 600
         self.at_cut: Callable[[], object] = lambda: None
         self._near: queue.Queue[socket.socket | None] = queue.Queue()
-        self._cuts: queue.Queue[Cut] = queue.Queue()
+        self._cuts: queue.Queue[BreakPoint] = queue.Queue()
         self._thread = threading.Thread(target=self._serve, daemon=True)
         self._thread.start()
 
@@ -76,7 +76,7 @@ class Wire:
     def again(self, stopped: Callable[[], str]) -> tuple[socket.socket, float] | None:
         return None if stopped() else (self.connect(), time.monotonic() + LONG)
 
-    def session(self, *cuts: Cut) -> Session:
+    def session(self, *cuts: BreakPoint) -> Session:
         """Start a session; ``cuts`` has one entry for each of its connections."""
         assert self._cuts.empty()
         session = Session(self.connect(), self.again)
@@ -98,7 +98,7 @@ class Wire:
                 guest = self.agent.connect()
         guest.close()
 
-    def _relay(self, near: socket.socket, guest: socket.socket) -> Cut | None:
+    def _relay(self, near: socket.socket, guest: socket.socket) -> BreakPoint | None:
         """Forward bytes until an end closes, or until the cut; bytes in transit are lost then."""
         ends, passed, cut, hellos = (near, guest), [0, 0], None, [HELLO_SIZE, HELLO_SIZE]
         poller = select.poll()
@@ -138,7 +138,7 @@ class Wire:
 
 @pytest.fixture(scope="module")
 def wire(binary: Path) -> Iterator[Wire]:
-    with LocalAgent(binary) as agent:
+    with HostedAgent(binary) as agent:
         status = StatusReader(agent.status())
         list(status.steps(time.monotonic() + LONG))
         wire = Wire(agent, status)
@@ -155,7 +155,7 @@ def test_break_after_each_byte_loses_nothing(wire: Wire, way: int, noticed: bool
     every = 5
     size = (len(SMALL.encode()) + 60, 130)[way]
     for after in range(0, size, every):
-        session = wire.session(Cut(way, after, noticed))
+        session = wire.session(BreakPoint(way, after, noticed))
         status, out, err = run(session, SMALL, b"input\n")
         session.close()
         assert (status.code, out, err) == (7, b"input\n", b"error\n"), after
@@ -165,7 +165,7 @@ def test_break_after_each_byte_loses_nothing(wire: Wire, way: int, noticed: bool
 
 cuts = st.lists(
     st.builds(
-        Cut,
+        BreakPoint,
         st.integers(0, 1),
         st.one_of(st.integers(0, 200), st.integers(0, 400_000)),
         st.booleans(),
@@ -188,7 +188,7 @@ DATA = Random(16).randbytes(1_500_000)  # noqa: S311 - the same in each run
 
 @settings(quick, max_examples=max(10, settings().max_examples // 5))
 @given(cuts)
-def test_no_byte_is_lost_or_doubled_with_much_in_flight(wire: Wire, cuts: list[Cut]) -> None:
+def test_no_byte_is_lost_or_doubled_with_much_in_flight(wire: Wire, cuts: list[BreakPoint]) -> None:
     session = wire.session(*cuts)
     start = StartRequest(argv=(PYTHON, "-c", BOTH), env={})
     status, out, err = run(session, start, DATA)
@@ -224,7 +224,7 @@ def test_each_signal_arrives_once(wire: Wire, breaks: list[tuple[int, bool]]) ->
         def act() -> None:
             assert said.readline() == b"up\n"
             for after, noticed in breaks:
-                wire._cuts.put(Cut(0, after, noticed))
+                wire._cuts.put(BreakPoint(0, after, noticed))
             for _ in range(57):
                 events.signal(signal.SIGRTMIN)
                 time.sleep(0)
@@ -244,7 +244,7 @@ def test_each_signal_arrives_once(wire: Wire, breaks: list[tuple[int, bool]]) ->
 
 
 def test_window_size_changed_during_a_break_reaches_the_terminal(wire: Wire) -> None:
-    session = wire.session(Cut(0, 0))
+    session = wire.session(BreakPoint(0, 0))
     wire.at_cut = lambda: events.winsize(51, 133)
     with Events() as events, tempfile.TemporaryFile() as out:
         script = "until [ \"$(stty size)\" = '51 133' ]; do sleep 0.05; done; exit 8"
@@ -260,7 +260,7 @@ def test_window_size_changed_during_a_break_reaches_the_terminal(wire: Wire) -> 
 @pytest.mark.parametrize("noticed", [True, False], ids=["seen", "unseen"])
 def test_job_that_ends_during_the_break_keeps_output_and_code(wire: Wire, noticed: bool) -> None:
     done = wire.agent.home / f"done-{noticed}"
-    session = wire.session(Cut(1, 10, noticed))
+    session = wire.session(BreakPoint(1, 10, noticed))
 
     wire.at_cut = lambda: eventually(done.exists)
     try:
@@ -299,7 +299,7 @@ def test_hold_without_a_break_loses_nothing(wire: Wire) -> None:
 
 def test_host_that_does_not_return_ends_the_job(binary: Path) -> None:
     """The job is ended as if nothing had been held."""
-    with LocalAgent(binary) as agent:
+    with HostedAgent(binary) as agent:
         status = StatusReader(agent.status())
         list(status.steps(time.monotonic() + LONG))
         first = agent.connect()
@@ -326,7 +326,7 @@ def test_host_that_does_not_return_ends_the_job(binary: Path) -> None:
 
 
 def test_unexpected_break_ends_the_session(binary: Path) -> None:
-    with LocalAgent(binary) as agent:
+    with HostedAgent(binary) as agent:
         agent.ready()
         first = agent.connect()
         session = Session(first)
@@ -341,7 +341,7 @@ def test_unexpected_break_ends_the_session(binary: Path) -> None:
 
 
 def test_hold_without_a_job_shell_is_refused(binary: Path) -> None:
-    with LocalAgent(binary) as agent:
+    with HostedAgent(binary) as agent:
         status = StatusReader(agent.status())
         list(status.steps(time.monotonic() + LONG))
         with pytest.raises(StreamError, match="no job shell"):
@@ -349,7 +349,7 @@ def test_hold_without_a_job_shell_is_refused(binary: Path) -> None:
 
 
 def test_stop_ends_the_wait_for_a_connection(wire: Wire) -> None:
-    session = wire.session(Cut(1, 1))
+    session = wire.session(BreakPoint(1, 1))
     with Events() as events:
 
         def never(stopped: Callable[[], str]) -> None:
@@ -366,7 +366,7 @@ def test_stop_ends_the_wait_for_a_connection(wire: Wire) -> None:
 @given(cut=st.integers(0, 300_000), noticed=st.booleans())
 def test_another_job_shell_continues_the_session(wire: Wire, cut: int, noticed: bool) -> None:
     """The first agent ends with the connection; a second one gets its state as text."""
-    session = wire.session(Cut(1, cut, noticed))
+    session = wire.session(BreakPoint(1, cut, noticed))
     text = b"".join(b"%d\n" % i for i in range(40_000))
     start = sh("seq 0 39999; cat >&2; exit 4")
     read, write = os.pipe()

@@ -20,7 +20,7 @@ from pathlib import Path
 import pytest
 
 import sparing
-from local_agent import LocalAgent
+from local_agent import HostedAgent
 from patience import LONG
 from vtorque_core.api import JobAttempt, Paths
 from vtorque_core.api.guest_driver import GuestDied, ReadyGuest, Script, Streams
@@ -33,10 +33,10 @@ PATH = {"PATH": os.environ["PATH"], "TERM": "dumb"}
 
 
 @dataclass
-class Guest:
+class ForwardingGuest:
     """A ready guest: jobs' connections are forwarded to the agent, like by QEMU."""
 
-    agent: LocalAgent
+    agent: HostedAgent
     run_dir: Path
 
     def run(
@@ -54,15 +54,15 @@ class Guest:
 
 
 @pytest.fixture
-def guest(binary: Path, tmp_path: Path) -> Iterator[Guest]:
-    with LocalAgent(binary) as agent:
+def guest(binary: Path, tmp_path: Path) -> Iterator[ForwardingGuest]:
+    with HostedAgent(binary) as agent:
         agent.ready()
         with _switchboard(agent, tmp_path / "run.sock"):
-            yield Guest(agent, tmp_path)
+            yield ForwardingGuest(agent, tmp_path)
 
 
 @contextmanager
-def _switchboard(agent: LocalAgent, path: Path) -> Iterator[None]:
+def _switchboard(agent: HostedAgent, path: Path) -> Iterator[None]:
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(str(path))
     listener.listen(1)
@@ -113,22 +113,22 @@ def signalled(number: int, when: Path) -> Iterator[None]:
     thread.join(180)
 
 
-def test_output_and_exit_code_are_those_of_the_script(guest: Guest) -> None:
+def test_output_and_exit_code_are_those_of_the_script(guest: ForwardingGuest) -> None:
     text = b"#!/bin/sh\nprintf 'out\\000\\377'; printf err >&2; exit 3\n"
     assert guest.run(text) == (3, b"out\0\xff", b"err")
 
 
-def test_script_has_its_name_arguments_directory_and_umask(guest: Guest) -> None:
+def test_script_has_its_name_arguments_directory_and_umask(guest: ForwardingGuest) -> None:
     text = b'#!/bin/sh\nbasename "$0"; echo "$2"; pwd; umask\n'
     code, out, _ = guest.run(text, args=("a", "b c"), cwd="/usr", umask=0o027)
     assert (code, out) == (0, b"42.srv.SC\nb c\n/usr\n0027\n")
 
 
-def test_script_without_interpreter_line_is_run_by_the_login_shell(guest: Guest) -> None:
+def test_script_without_interpreter_line_is_run_by_the_login_shell(guest: ForwardingGuest) -> None:
     assert guest.run(b"echo hello\nexit 4\n")[:2] == (4, b"hello\n")
 
 
-def test_login_shell_reads_the_user_profile_first(guest: Guest) -> None:
+def test_login_shell_reads_the_user_profile_first(guest: ForwardingGuest) -> None:
     text = b'echo "$PROFILE $1"; exit 4\n'
     with tempfile.TemporaryDirectory() as place:
         Path(place).chmod(0o755)
@@ -139,7 +139,7 @@ def test_login_shell_reads_the_user_profile_first(guest: Guest) -> None:
         assert guest.run(text, interpreter="/no/shell", **home)[0] == 127
 
 
-def test_shell_of_option_s_overrides_the_interpreter_line(guest: Guest) -> None:
+def test_shell_of_option_s_overrides_the_interpreter_line(guest: ForwardingGuest) -> None:
     text = b"#!/bin/false\nprint('python')\n"
     python = "/usr/bin/python3" if os.geteuid() == 0 else sys.executable
     assert guest.run(text, interpreter=python)[:2] == (0, b"python\n")
@@ -175,7 +175,7 @@ def test_shell_of_option_s_overrides_the_interpreter_line(guest: Guest) -> None:
     ],
 )
 def test_script_that_cannot_run_is_explained(
-    guest: Guest, text: bytes, more: dict, code: int, words: bytes
+    guest: ForwardingGuest, text: bytes, more: dict, code: int, words: bytes
 ) -> None:
     got, out, err = guest.run(text, **more)
     assert (got, out) == (code, b"")
@@ -186,7 +186,9 @@ def test_script_that_cannot_run_is_explained(
 
 @pytest.mark.parametrize("login", [False, True])
 @pytest.mark.parametrize("line", [b"#!/usr/bin/env no-python", b"#! /usr/bin/env -S no-python -u"])
-def test_program_that_env_does_not_find_is_named(guest: Guest, line: bytes, login: bool) -> None:
+def test_program_that_env_does_not_find_is_named(
+    guest: ForwardingGuest, line: bytes, login: bool
+) -> None:
     environ = {"PATH": "/usr/bin:/bin"}
     code, out, err = guest.run(line + b"\n", environ=environ, login=login)
     assert (code, out) == (127, b"")
@@ -196,11 +198,11 @@ def test_program_that_env_does_not_find_is_named(guest: Guest, line: bytes, logi
     )
 
 
-def test_exit_status_127_of_another_program_has_no_hint(guest: Guest) -> None:
+def test_exit_status_127_of_another_program_has_no_hint(guest: ForwardingGuest) -> None:
     assert guest.run(b"#!/bin/sh\nexit 127\n")[::2] == (127, b"")
 
 
-def test_prologue_script_and_epilogue_share_one_environment(guest: Guest) -> None:
+def test_prologue_script_and_epilogue_share_one_environment(guest: ForwardingGuest) -> None:
     code, out, err = guest.run(
         b"#!/bin/sh\necho job $V\n",
         environ=PATH | {"V": "1"},
@@ -210,7 +212,7 @@ def test_prologue_script_and_epilogue_share_one_environment(guest: Guest) -> Non
     assert (code, out, err) == (0, b"before 1\njob 1\nafter 1\n", b"")
 
 
-def test_failed_prologue_fails_the_job_and_prints_its_output(guest: Guest) -> None:
+def test_failed_prologue_fails_the_job_and_prints_its_output(guest: ForwardingGuest) -> None:
     code, out, err = guest.run(b"#!/bin/sh\necho job\n", prologue=b"echo bad >&2; exit 9\n")
     assert (code, out) == (9, b"")
     assert err == b"bad\nvtorque: vm_prologue failed with exit code 9; the job script was not run\n"
@@ -218,14 +220,14 @@ def test_failed_prologue_fails_the_job_and_prints_its_output(guest: Guest) -> No
 
 @pytest.mark.parametrize(("script", "code"), [(b"exit 0", 5), (b"exit 3", 3)])
 def test_failed_epilogue_counts_if_the_script_succeeded(
-    guest: Guest, script: bytes, code: int
+    guest: ForwardingGuest, script: bytes, code: int
 ) -> None:
     got, _, err = guest.run(script, epilogue=b"echo why >&2; exit 5")
     assert (got, err) == (code, b"why\nvtorque: vm_epilogue failed with exit code 5\n")
 
 
 def test_site_epilogue_runs_if_the_guest_has_one(
-    guest: Guest, monkeypatch: pytest.MonkeyPatch
+    guest: ForwardingGuest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(run_job, "EPILOGUE_CLIENT", "/bin/false")
     assert guest.run(b"exit 0")[0] == 0
@@ -246,7 +248,11 @@ def test_site_epilogue_runs_if_the_guest_has_one(
     ],
 )
 def test_root_runs_a_site_epilogue_that_the_job_shell_did_not_run(
-    guest: Guest, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, text, told
+    guest: ForwardingGuest,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    text,
+    told,
 ) -> None:
     client = guest.agent.home / "client"
     client.write_text(f"#!/bin/sh\n{text}\n")
@@ -279,7 +285,7 @@ def test_missing_guest_does_not_block_its_epilogue(tmp_path: Path) -> None:
     SiteEpilogue(str(tmp_path), "vn1", 0, LONG).release()
 
 
-def test_login_shells_can_read_the_jobs_environment(guest: Guest) -> None:
+def test_login_shells_can_read_the_jobs_environment(guest: ForwardingGuest) -> None:
     value = "it's $(id)\n\\n"
     text = b'. "$(dirname "$0")/.vtorque-environment"; printf %s "$PBS_JOBNAME"; echo "$HOME"'
     text = b"unset PBS_JOBNAME HOME\n" + text
@@ -287,7 +293,7 @@ def test_login_shells_can_read_the_jobs_environment(guest: Guest) -> None:
     assert guest.run(text, environ=environ)[:2] == (0, value.encode() + b"\n")
 
 
-def test_term_reaches_the_script(guest: Guest) -> None:
+def test_term_reaches_the_script(guest: ForwardingGuest) -> None:
     flag = guest.agent.home / "started"
     text = f"#!/bin/sh\ntrap 'echo got TERM; exit 7' TERM\ntouch {flag}\nsleep 60 & wait\n"
     with signalled(signal.SIGTERM, flag):
@@ -313,7 +319,7 @@ def test_signal_just_before_the_wait_interrupts_it() -> None:
         os.close(write)
 
 
-def test_script_killed_after_the_grace_gets_no_epilogue(guest: Guest) -> None:
+def test_script_killed_after_the_grace_gets_no_epilogue(guest: ForwardingGuest) -> None:
     flag = guest.agent.home / "started"
     text = f"#!/bin/sh\ntrap '' TERM\ntouch {flag}\nsleep 1000; sleep 1000\n"
     before = signal.getsignal(signal.SIGTERM)
@@ -324,7 +330,7 @@ def test_script_killed_after_the_grace_gets_no_epilogue(guest: Guest) -> None:
     assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
 
 
-def test_term_during_the_prologue_means_no_script(guest: Guest) -> None:
+def test_term_during_the_prologue_means_no_script(guest: ForwardingGuest) -> None:
     flag = guest.agent.home / "started"
     prologue = f"trap 'exit 0' TERM\ntouch {flag}\nsleep 60 & wait\n".encode()
     with signalled(signal.SIGTERM, flag):
@@ -333,18 +339,20 @@ def test_term_during_the_prologue_means_no_script(guest: Guest) -> None:
 
 
 @pytest.fixture
-def cancelled(guest: Guest, binary: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def cancelled(
+    guest: ForwardingGuest, binary: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Path]:
     """The guest's script for cancellation, with a separate agent without a status port."""
     script = guest.agent.home / "on-cancel"
     script.touch(0o755)
     monkeypatch.setattr(run_job, "ON_CANCEL", str(script))
     (guest.run_dir / CANCEL_MARKER).touch()
     socket_of = guest.run_dir / "cancel.sock"
-    with LocalAgent(binary, status=False) as agent, _switchboard(agent, socket_of):
+    with HostedAgent(binary, status=False) as agent, _switchboard(agent, socket_of):
         yield script
 
 
-def test_cancellation_script_runs_before_sigterm(guest: Guest, cancelled: Path) -> None:
+def test_cancellation_script_runs_before_sigterm(guest: ForwardingGuest, cancelled: Path) -> None:
     """With the script's environment, while it still runs."""
     flag = guest.agent.home / "started"
     cancelled.write_text(f"#!/bin/sh\nrm {flag}; echo saving $V in $(pwd); echo e >&2; exit 3\n")
@@ -355,7 +363,9 @@ def test_cancellation_script_runs_before_sigterm(guest: Guest, cancelled: Path) 
     assert (code, out, err) == (7, b"saving 1 in /\nTERM\n", b"e\n")
 
 
-def test_cancellation_script_gets_half_of_the_grace(guest: Guest, cancelled: Path) -> None:
+def test_cancellation_script_gets_half_of_the_grace(
+    guest: ForwardingGuest, cancelled: Path
+) -> None:
     flag = guest.agent.home / "started"
     cancelled.write_text("#!/bin/sh\nsleep 1000\n")
     text = f"#!/bin/sh\ntrap 'echo TERM; exit 7' TERM\ntouch {flag}\nsleep 600 & wait\n"
@@ -368,7 +378,7 @@ def test_cancellation_script_gets_half_of_the_grace(guest: Guest, cancelled: Pat
     )
 
 
-def test_script_may_end_during_its_cancellation(guest: Guest, cancelled: Path) -> None:
+def test_script_may_end_during_its_cancellation(guest: ForwardingGuest, cancelled: Path) -> None:
     """Its epilogue then does not get the SIGTERM that was meant for it."""
     flag, end = guest.agent.home / "started", guest.agent.home / "end"
     cancelled.write_text(f"#!/bin/sh\ntouch {end}; sleep 0.2; echo saved\n")
@@ -378,7 +388,7 @@ def test_script_may_end_during_its_cancellation(guest: Guest, cancelled: Path) -
     assert (code, out) == (5, b"saved\nepilogue\n")
 
 
-def test_cancellation_script_is_skipped_without_its_agent(guest: Guest) -> None:
+def test_cancellation_script_is_skipped_without_its_agent(guest: ForwardingGuest) -> None:
     (guest.run_dir / CANCEL_MARKER).touch()
     flag = guest.agent.home / "started"
     text = f"#!/bin/sh\ntrap 'echo TERM; exit 7' TERM\ntouch {flag}\nsleep 60 & wait\n"
@@ -389,7 +399,7 @@ def test_cancellation_script_is_skipped_without_its_agent(guest: Guest) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP, signal.SIGINT])
-def test_other_signals_are_forwarded(guest: Guest, number: signal.Signals) -> None:
+def test_other_signals_are_forwarded(guest: ForwardingGuest, number: signal.Signals) -> None:
     flag = guest.agent.home / "started"
     name = number.name.removeprefix("SIG")
     text = f"#!/bin/sh\ntrap 'echo {name}; exit 0' {name}\ntouch {flag}\nsleep 60 & wait\n"
@@ -413,14 +423,14 @@ def test_repeated_signal_is_forwarded_once(monkeypatch: pytest.MonkeyPatch) -> N
     assert len(once) == 2 * len(again) > 0 and once.startswith(again)
 
 
-def test_script_killed_by_a_signal_has_its_exit_code(guest: Guest) -> None:
+def test_script_killed_by_a_signal_has_its_exit_code(guest: ForwardingGuest) -> None:
     line = b"vtorque: the script was killed by signal 11 (Segmentation fault)\n"
     assert guest.run(b"#!/bin/sh\nkill -SEGV $$\n", login=True) == (139, b"", line)
     assert guest.run(b"#!/bin/sh\nkill -INT $$\n", login=True) == (130, b"", b"")
     assert guest.run(b"#!/bin/sh\nkill -SEGV $$\n") == (139, b"", b""), "Slurm has no such shell"
 
 
-def test_stdin_is_passed_on(guest: Guest) -> None:
+def test_stdin_is_passed_on(guest: ForwardingGuest) -> None:
     read, write = os.pipe()
     os.write(write, b"typed\n")
     os.close(write)
@@ -430,7 +440,7 @@ def test_stdin_is_passed_on(guest: Guest) -> None:
         os.close(read)
 
 
-def test_guest_that_dies_is_named(guest: Guest) -> None:
+def test_guest_that_dies_is_named(guest: ForwardingGuest) -> None:
     flag = guest.agent.home / "started"
 
     def kill() -> None:
@@ -472,7 +482,7 @@ while :; do sleep 0.1; done
     sparing.each(2, [("torque", -signal.SIGTERM), ("openpbs", -signal.SIGTERM), ("local", 0)]),
 )
 def test_canceled_job_shell_dies_of_sigterm_as_a_plain_job(
-    guest: Guest, tmp_path: Path, system: str, code: int
+    guest: ForwardingGuest, tmp_path: Path, system: str, code: int
 ) -> None:
     """After the script's trap: with exit status 0, jobs that depend on its success would start."""
     started = guest.agent.home / "started"

@@ -29,7 +29,7 @@ from vtorque_linux_guest.job.frames import (
     StreamError,
     frame,
     hello_frame,
-    shown,
+    printable_text,
 )
 from vtorque_linux_guest.job.start_request import FileArg, GuestFileData, StartRequest
 from vtorque_linux_guest.job.status_port import StatusReader
@@ -49,7 +49,7 @@ def recv_exact(sock: socket.socket, size: int) -> bytes:
     return data
 
 
-class Guest:
+class SessionEnd:
     """The guest's end of a session: `answer` the HELLO, then send the test's data."""
 
     def __init__(self, sock: socket.socket) -> None:
@@ -69,10 +69,10 @@ class Guest:
 
 
 @pytest.fixture
-def pair() -> Iterator[tuple[Session, Guest]]:
+def pair() -> Iterator[tuple[Session, SessionEnd]]:
     host, guest = socket.socketpair()
     guest.settimeout(LONG)
-    yield Session(host), Guest(guest)
+    yield Session(host), SessionEnd(guest)
     host.close()
     guest.close()
 
@@ -83,7 +83,7 @@ def play(part: Callable[[], object]) -> threading.Thread:
     return thread
 
 
-def opened(pair: tuple[Session, Guest], window: int = 65536) -> tuple[Session, Guest]:
+def opened(pair: tuple[Session, SessionEnd], window: int = 65536) -> tuple[Session, SessionEnd]:
     session, guest = pair
     thread = play(lambda: guest.sock.sendall(hello_frame(guest.read_hello(), window)))
     session.hello(time.monotonic() + LONG)
@@ -91,7 +91,9 @@ def opened(pair: tuple[Session, Guest], window: int = 65536) -> tuple[Session, G
     return session, guest
 
 
-def answer(pair: tuple[Session, Guest], out: list[bytes], *data: bytes, close: bool = False) -> int:
+def answer(
+    pair: tuple[Session, SessionEnd], out: list[bytes], *data: bytes, close: bool = False
+) -> int:
     """The exit code of a run in which the guest sends `data` after START; its stdout in `out`."""
     session, guest = opened(pair)
 
@@ -117,7 +119,7 @@ def answer(pair: tuple[Session, Guest], out: list[bytes], *data: bytes, close: b
         thread.join(LONG)
 
 
-def test_program_runs_to_its_exit_code(pair: tuple[Session, Guest]) -> None:
+def test_program_runs_to_its_exit_code(pair: tuple[Session, SessionEnd]) -> None:
     data = (
         frame(FrameKind.DATA, 1, b"hello\n")
         + frame(FrameKind.EOF, 1)
@@ -128,7 +130,7 @@ def test_program_runs_to_its_exit_code(pair: tuple[Session, Guest]) -> None:
     assert (answer(pair, out, data), b"".join(out)) == (3, b"hello\n")
 
 
-def test_frames_cut_into_single_bytes(pair: tuple[Session, Guest]) -> None:
+def test_frames_cut_into_single_bytes(pair: tuple[Session, SessionEnd]) -> None:
     data = frame(FrameKind.DATA, 1, b"slow\n") + EXIT_3
     out: list[bytes] = []
     code = answer(pair, out, *(data[i : i + 1] for i in range(len(data))))
@@ -168,7 +170,7 @@ def test_frames_cut_into_single_bytes(pair: tuple[Session, Guest]) -> None:
     ],
 )
 def test_protocol_violation_raises_stream_error(
-    pair: tuple[Session, Guest], data: bytes, message: str
+    pair: tuple[Session, SessionEnd], data: bytes, message: str
 ) -> None:
     with pytest.raises(StreamError, match=message):
         answer(pair, [], data)
@@ -176,7 +178,7 @@ def test_protocol_violation_raises_stream_error(
         pair[0].run(START, None, NULL, NULL)
 
 
-def test_flood_beyond_the_credit_ends_the_run(pair: tuple[Session, Guest]) -> None:
+def test_flood_beyond_the_credit_ends_the_run(pair: tuple[Session, SessionEnd]) -> None:
     session, guest = opened(pair)
     read, write = os.pipe()  # never read: no window is granted
 
@@ -197,14 +199,16 @@ def test_flood_beyond_the_credit_ends_the_run(pair: tuple[Session, Guest]) -> No
     os.close(write)
 
 
-def test_death_mid_run_is_named_and_the_last_words_are_written(pair: tuple[Session, Guest]) -> None:
+def test_death_mid_run_is_named_and_the_last_words_are_written(
+    pair: tuple[Session, SessionEnd],
+) -> None:
     out: list[bytes] = []
     with pytest.raises(ConnectionEnded):
         answer(pair, out, frame(FrameKind.DATA, 1, b"last words"), close=True)
     assert b"".join(out) == b"last words"
 
 
-def test_error_and_not_started_are_printable(pair: tuple[Session, Guest]) -> None:
+def test_error_and_not_started_are_printable(pair: tuple[Session, SessionEnd]) -> None:
     session, guest = opened(pair)
     text = b"no\x1b[2J such\n\xff file"
     thread = play(
@@ -224,7 +228,7 @@ def test_error_and_not_started_are_printable(pair: tuple[Session, Guest]) -> Non
     assert str(error.value).isprintable()
 
 
-def test_stop_ends_a_silent_run(pair: tuple[Session, Guest]) -> None:
+def test_stop_ends_a_silent_run(pair: tuple[Session, SessionEnd]) -> None:
     session, _ = opened(pair)
     with Events() as events:
         timer = threading.Timer(0.2, events.stop, ("walltime",))
@@ -234,7 +238,7 @@ def test_stop_ends_a_silent_run(pair: tuple[Session, Guest]) -> None:
         timer.join()
 
 
-def test_stdin_is_sent_only_within_the_window(pair: tuple[Session, Guest]) -> None:
+def test_stdin_is_sent_only_within_the_window(pair: tuple[Session, SessionEnd]) -> None:
     session, guest = opened(pair, window=1000)
     got: list[int] = []
 
@@ -264,7 +268,7 @@ def test_stdin_is_sent_only_within_the_window(pair: tuple[Session, Guest]) -> No
     assert sum(got) == 1000
 
 
-def test_hello_is_answered_despite_older_bytes(pair: tuple[Session, Guest]) -> None:
+def test_hello_is_answered_despite_older_bytes(pair: tuple[Session, SessionEnd]) -> None:
     session, guest = pair
     old = os.urandom(300_000) + hello_frame(b"87654321", 5) + MAGIC * 3
 
@@ -279,7 +283,7 @@ def test_hello_is_answered_despite_older_bytes(pair: tuple[Session, Guest]) -> N
 
 @pytest.mark.parametrize("between", [b"", frame(FrameKind.ERROR, 0, RESYNCED)])
 def test_hello_is_repeated_after_padding_and_answered_twice(
-    pair: tuple[Session, Guest], between: bytes
+    pair: tuple[Session, SessionEnd], between: bytes
 ) -> None:
     session, guest = pair
 
@@ -299,7 +303,7 @@ def test_hello_is_repeated_after_padding_and_answered_twice(
     thread.join(LONG)
 
 
-def test_hello_has_a_deadline(pair: tuple[Session, Guest]) -> None:
+def test_hello_has_a_deadline(pair: tuple[Session, SessionEnd]) -> None:
     session, guest = pair
     deadline = time.monotonic() + 0.3
     with pytest.raises(GuestSilent):
@@ -308,7 +312,7 @@ def test_hello_has_a_deadline(pair: tuple[Session, Guest]) -> None:
     guest.read_hello()
 
 
-def test_hello_to_a_flood_ends(pair: tuple[Session, Guest]) -> None:
+def test_hello_to_a_flood_ends(pair: tuple[Session, SessionEnd]) -> None:
     session, guest = pair
     stop = threading.Event()
 
@@ -327,7 +331,7 @@ def test_hello_to_a_flood_ends(pair: tuple[Session, Guest]) -> None:
     thread.join(LONG)
 
 
-def test_other_protocol_version_is_refused(pair: tuple[Session, Guest]) -> None:
+def test_other_protocol_version_is_refused(pair: tuple[Session, SessionEnd]) -> None:
     session, guest = pair
     nonce: list[bytes] = []
 
@@ -359,7 +363,7 @@ def test_other_protocol_version_is_refused(pair: tuple[Session, Guest]) -> None:
     ],
 )
 def test_invalid_start_is_refused(
-    pair: tuple[Session, Guest], wrong: Callable[[], dict[str, Any]]
+    pair: tuple[Session, SessionEnd], wrong: Callable[[], dict[str, Any]]
 ) -> None:
     session, _ = opened(pair)
     with pytest.raises(BadStart):
@@ -419,5 +423,5 @@ def test_status_floods_are_refused(data: bytes) -> None:
 
 
 def test_shown_has_no_control_characters() -> None:
-    assert shown(bytes(range(256)) * 3).isprintable()
-    assert shown("ok ä\u202e".encode()) == "ok ä?"
+    assert printable_text(bytes(range(256)) * 3).isprintable()
+    assert printable_text("ok ä\u202e".encode()) == "ok ä?"

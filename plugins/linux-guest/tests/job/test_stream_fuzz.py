@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from local_agent import LocalAgent, run, sh
+from local_agent import HostedAgent, run, sh
 from patience import LONG
 from vtorque_linux_guest.job.frames import (
     HEADER,
@@ -148,8 +148,8 @@ def test_status_returns_or_raises_stream_error(data: bytes) -> None:
 
 
 @pytest.fixture(scope="module")
-def agent(binary: Path) -> Iterator[LocalAgent]:
-    with LocalAgent(binary) as running:
+def agent(binary: Path) -> Iterator[HostedAgent]:
+    with HostedAgent(binary) as running:
         running.ready()
         yield running
 
@@ -185,7 +185,7 @@ to_agent = st.lists(
 ).map(b"".join)
 
 
-def send_and_leave(agent: LocalAgent, data: bytes) -> None:
+def send_and_leave(agent: HostedAgent, data: bytes) -> None:
     """Send without reading an answer for a while, like a host that then dies."""
     with agent.connect() as connection:
         connection.settimeout(LONG)
@@ -200,12 +200,12 @@ def send_and_leave(agent: LocalAgent, data: bytes) -> None:
 
 @settings(quick, max_examples=2 * settings().max_examples)
 @given(to_agent)
-def test_agent_survives_random_bytes_and_frames(agent: LocalAgent, data: bytes) -> None:
+def test_agent_survives_random_bytes_and_frames(agent: HostedAgent, data: bytes) -> None:
     send_and_leave(agent, data)
     assert agent.process.poll() is None, agent.log()
 
 
-def test_agent_still_works_after_the_fuzzing(agent: LocalAgent) -> None:
+def test_agent_still_works_after_the_fuzzing(agent: HostedAgent) -> None:
     send_and_leave(agent, b"\xff" * 1000)
     status, out, _ = run(agent.session(), sh("echo alive"))
     assert (status.code, out) == (0, b"alive\n")

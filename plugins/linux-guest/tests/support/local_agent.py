@@ -20,7 +20,7 @@ OFTEN = "-DVT_RETRY_MS=1"  # tests connect often
 ENV = {"PATH": "/usr/local/bin:/usr/bin:/bin"}
 
 
-class LocalAgent(agent_guest.LocalAgent):
+class HostedAgent(agent_guest.LocalAgent):
     """The kit's, with the host side's sessions."""
 
     def ready(self) -> None:

@@ -69,7 +69,7 @@ SHELLS = (["/bin/dash"], ["/bin/busybox", "sh"])
 
 
 @dataclass(frozen=True)
-class Ran:
+class SetupResult:
     """The effects of a setup.sh."""
 
     code: int
@@ -77,7 +77,7 @@ class Ran:
     output: str
     calls: tuple[tuple[str, ...], ...]
 
-    def called(self, name: str) -> list[tuple[str, ...]]:
+    def calls_of(self, name: str) -> list[tuple[str, ...]]:
         """Return the arguments of each call of a stub."""
         return [call[1:] for call in self.calls if call[0] == name]
 
@@ -110,7 +110,7 @@ class FakeRoot:
         """Return the permission bits of a file of the guest."""
         return stat.S_IMODE((self.path / path.lstrip("/")).stat().st_mode)
 
-    def run(self, files: Mapping[str, bytes]) -> Ran:
+    def run(self, files: Mapping[str, bytes]) -> SetupResult:
         """Run setup.sh as the agent does: steps on fd 3, nothing of the caller's environment."""
         for name, content in files.items():
             target = self.path / "run/vtorque" / name
@@ -130,7 +130,7 @@ class FakeRoot:
             check=False,
             **AS_NOBODY,
         )
-        return Ran(
+        return SetupResult(
             done.returncode,
             tuple(line.removeprefix("STEP ") for line in steps.read_text("utf-8").splitlines()),
             done.stdout.decode(errors="surrogateescape"),
@@ -143,7 +143,7 @@ class FakeRoot:
         functions = "".join(f'{name}() {{ {self.bin}/{name} "$@"; }}\n' for name in names)
         return script.replace(b"set -eu\n", f"set -eu\n{functions}".encode(), 1)
 
-    def setup(self, guest: GuestPlan, items: Sequence[Any] = (), **more: Any) -> Ran:
+    def setup(self, guest: GuestPlan, items: Sequence[Any] = (), **more: Any) -> SetupResult:
         """Build and run a guest's setup.sh."""
         settings = more.pop("settings", Settings())
         files = setup_script.build(guest, items, settings, **more)

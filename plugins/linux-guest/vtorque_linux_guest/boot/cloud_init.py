@@ -47,7 +47,7 @@ def user_data(guest: GuestPlan, fragments: Sequence[str] = ()) -> bytes:
     the fragments, our additions, and the keys that no fragment may override. setup.sh creates the
     job's user, because cloud-init cannot set a gid and rejects some valid user names.
     """
-    added, fixed = _added(guest), _fixed(guest)
+    added, fixed = _merged_keys(guest), _fixed_keys(guest)
     if not fragments:
         updates = {"package_update": False, "package_upgrade": False}
         return _config(fixed | added | updates).encode()
@@ -58,7 +58,7 @@ def user_data(guest: GuestPlan, fragments: Sequence[str] = ()) -> bytes:
     )
 
 
-def _added(guest: GuestPlan) -> dict[str, Any]:
+def _merged_keys(guest: GuestPlan) -> dict[str, Any]:
     """Return the keys that are merged with those of the fragments."""
     data: dict[str, Any] = {
         # An explicit list without "default": cloud-init does not create the image's default user,
@@ -83,7 +83,7 @@ def _added(guest: GuestPlan) -> dict[str, Any]:
     return data
 
 
-def _fixed(guest: GuestPlan) -> dict[str, Any]:
+def _fixed_keys(guest: GuestPlan) -> dict[str, Any]:
     """Return the keys that no fragment may override."""
     key = keys.host_key(guest.secret, guest.hostname)
     return {

@@ -16,7 +16,7 @@ from vtorque_core.api.libvirt_domain import Channel, Disk, Element, Filesystem, 
 from vtorque_core.api.vm_options import DISK
 from vtorque_linux_guest.boot.seed import SEED_NAME, Seed, iso, seed_disk
 from vtorque_linux_guest.boot.seed_contents import seed_files
-from vtorque_linux_guest.boot.setup_script import on_cancel
+from vtorque_linux_guest.boot.setup_script import cancel_commands
 from vtorque_linux_guest.boot.ssh_client import client_files
 from vtorque_linux_guest.guest.agent_side import ports
 from vtorque_linux_guest.guest.contract import (
@@ -86,7 +86,7 @@ def resources(
     marker = str(guest.run_dir / EPILOGUE_MARKER) if has_epilogue else ""
     path = str(guest.state_dir / SEED_NAME)
     found = [Seed(path, guest.qemu_uid, marker, content), *client_files(guest)]
-    if on_cancel(guest, items):
+    if cancel_commands(guest, items):
         found.append(File(str(guest.run_dir / CANCEL_MARKER), mode=0o444))
     return found
 

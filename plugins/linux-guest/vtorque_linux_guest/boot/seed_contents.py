@@ -39,7 +39,7 @@ def seed_files(
         guest.source.warm_key
     ):  # otherwise its keys would derive from random bytes from before the job
         found["vtorque/random"] = os.urandom(64)
-    if setup_script.on_cancel(guest, items):
+    if setup_script.cancel_commands(guest, items):
         found["vtorque/cancel.conf"] = cancel_conf(guest)
     if boots_micro(guest.image):
         return found
@@ -69,7 +69,7 @@ def agent_conf(guest: GuestPlan, items: Sequence[ContextItem]) -> bytes:
 
 def cancel_conf(guest: GuestPlan) -> bytes:
     """Return the configuration of the agent that runs the cancellation commands."""
-    return agent_side.conf(agent_side.who_and_where(guest) | {"run": f"port:{CANCEL_PORT}"})
+    return agent_side.conf(agent_side.common_keys(guest) | {"run": f"port:{CANCEL_PORT}"})
 
 
 def _agent_binary(guest: GuestPlan, settings: Settings) -> bytes:

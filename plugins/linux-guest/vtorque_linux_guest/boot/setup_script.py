@@ -67,12 +67,12 @@ class _Script:
 
     def write(self, path: str, text: str) -> None:
         """Write a small text without starting a process."""
-        self.call("printf %s", quote(text), f">{at(path)}")
+        self.call("printf %s", quote(text), f">{guest_path(path)}")
 
     def put(self, path: str, content: bytes, mode: int = 0o644, owner: str = "0:0") -> None:
         """Write a file whose content is stored on the seed."""
         number = self.file(content)
-        self.call("put", number, at(path), f"{mode & 0o7777:04o}", owner)
+        self.call("put", number, guest_path(path), f"{mode & 0o7777:04o}", owner)
 
     def file(self, content: bytes) -> str:
         number = f"{self.puts:04d}"
@@ -88,7 +88,7 @@ def quote(value: str) -> str:
     return shlex.quote(value)
 
 
-def at(path: str) -> str:
+def guest_path(path: str) -> str:
     """Return an absolute guest path as shell text. The script's variable ``R`` is its prefix.
 
     Raises HostFault for a relative path or ``..``.
@@ -121,29 +121,29 @@ def build(
     else:
         _addresses(script, guest)
     _identity(script, guest)
-    _files(script, guest, _of(items, GuestFile))
-    _environment(script, guest, _of(items, EnvVar))
+    _files(script, guest, _items_of_kind(items, GuestFile))
+    _environment(script, guest, _items_of_kind(items, EnvVar))
     if not micro:
         _ssh(script, guest)
-    _packages(script, guest, _of(items, Package), settings)
-    _modules(script, _of(items, KernelModule))
-    _commands(script, (c for c in _of(items, RootCommand) if c.stage == "boot"))
-    _mounts(script, guest, _of(items, Mount))
-    _links(script, guest, links, _of(items, Mount))
-    _devices(script, guest, _of(items, GuestDevice))
-    _pci_memory(script, guest, _of(items, PciMemory))
+    _packages(script, guest, _items_of_kind(items, Package), settings)
+    _modules(script, _items_of_kind(items, KernelModule))
+    _commands(script, (c for c in _items_of_kind(items, RootCommand) if c.stage == "boot"))
+    _mounts(script, guest, _items_of_kind(items, Mount))
+    _links(script, guest, links, _items_of_kind(items, Mount))
+    _devices(script, guest, _items_of_kind(items, GuestDevice))
+    _pci_memory(script, guest, _items_of_kind(items, PciMemory))
     if cloud_config:
         script.step("cloud-config")
         script.call("cloud_config", "modules" if has_agent(guest.image) else "schema")
     _site_scripts(script, guest, prologue, epilogue)
-    _on_cancel(script, on_cancel(guest, items))
-    _commands(script, (c for c in _of(items, RootCommand) if c.stage == "ready"))
+    _add_cancel_agent(script, cancel_commands(guest, items))
+    _commands(script, (c for c in _items_of_kind(items, RootCommand) if c.stage == "ready"))
     _passwd(script, guest.user.shell)  # a package or script may have installed it
     text = "#!/bin/sh\nR=''\n" + _data("setup_lib.sh") + "\n".join(script.lines) + "\n"
     return {"setup.sh": text.encode("utf-8", "surrogateescape"), **script.seed}
 
 
-def _of(items: Iterable[ContextItem], kind: type[Item]) -> list[Item]:
+def _items_of_kind(items: Iterable[ContextItem], kind: type[Item]) -> list[Item]:
     return [item for item in items if isinstance(item, kind)]
 
 
@@ -161,7 +161,7 @@ def _base(script: _Script, guest: GuestPlan) -> None:
     script.write("/proc/sys/kernel/hostname", guest.hostname)
     script.write("/etc/hostname", guest.hostname + "\n")
     for address in guest.addresses:
-        script.step(f"network {address.network} {_how(address)}".replace("  ", " "))
+        script.step(f"network {address.network} {_address_text(address)}".replace("  ", " "))
         _network(script, address)
     if any(address.ip and not address.network for address in guest.addresses):
         script.write("/etc/resolv.conf", etc_files.resolv_text(guest))
@@ -176,12 +176,12 @@ def _addresses(script: _Script, guest: GuestPlan) -> None:
     """Wait until cloud-init has configured the network."""
     for address in guest.addresses:
         if address.ip or address.dhcp:
-            script.step(f"network {address.network} {_how(address)}".replace("  ", " "))
+            script.step(f"network {address.network} {_address_text(address)}".replace("  ", " "))
             script.call("find_nic", quote(address.mac.lower()))
             script.call("await_address")
 
 
-def _how(address: Address) -> str:
+def _address_text(address: Address) -> str:
     return address.ip or ("by DHCP" if address.dhcp else "without an address")
 
 
@@ -220,15 +220,15 @@ def _identity(script: _Script, guest: GuestPlan) -> None:
     }
     for name, text in texts.items():
         script.seed[f"ids/{name}"] = text.encode("utf-8", "surrogateescape")
-    script.call('ids "$D/ids/group"', at("/etc/group"), "022")
+    script.call('ids "$D/ids/group"', guest_path("/etc/group"), "022")
     _passwd(script, user.shell)
-    script.call('ids "$D/ids/shadow"', at("/etc/shadow"), "077")
+    script.call('ids "$D/ids/shadow"', guest_path("/etc/shadow"), "077")
     sudoers = script.file(etc_files.sudoers_text(user.uid).encode())
     script.call(
-        f"if [ -d {at('/etc/sudoers.d')} ];",
-        f"then put {sudoers} {at('/etc/sudoers.d/zz-vtorque')} 0440 0:0; fi",
+        f"if [ -d {guest_path('/etc/sudoers.d')} ];",
+        f"then put {sudoers} {guest_path('/etc/sudoers.d/zz-vtorque')} 0440 0:0; fi",
     )
-    script.call("folder", at(SPOOL))
+    script.call("folder", guest_path(SPOOL))
     script.step("hosts")
     script.write("/etc/hosts", etc_files.hosts_text(guest))
 
@@ -238,8 +238,8 @@ def _passwd(script: _Script, shell: str) -> None:
 
     All programs read the login shell from that line, including the agent and sshd.
     """
-    script.call(f"passwd=passwd; if [ ! -x {at(shell)} ]; then passwd=passwd.sh; fi")
-    script.call('ids "$D/ids/$passwd"', at("/etc/passwd"), "022")
+    script.call(f"passwd=passwd; if [ ! -x {guest_path(shell)} ]; then passwd=passwd.sh; fi")
+    script.call('ids "$D/ids/$passwd"', guest_path("/etc/passwd"), "022")
 
 
 def _files(script: _Script, guest: GuestPlan, items: Iterable[GuestFile]) -> None:
@@ -248,9 +248,9 @@ def _files(script: _Script, guest: GuestPlan, items: Iterable[GuestFile]) -> Non
         script.step(f"file {item.path}")
         plain = item.mode in (0o644, 0o755) and item.owner == "root"
         if plain and _is_small_text(item.content):
-            script.call("text", at(item.path), quote(item.content.decode("ascii")))
+            script.call("text", guest_path(item.path), quote(item.content.decode("ascii")))
             if item.mode == 0o755:
-                executable.append(at(item.path))
+                executable.append(guest_path(item.path))
         else:
             script.put(item.path, item.content, item.mode, _owner(guest, item.owner))
     if executable:  # one process for all: in an emulated guest each takes 25 ms
@@ -263,7 +263,7 @@ def _is_small_text(content: bytes) -> bool:
 
 def _environment(script: _Script, guest: GuestPlan, items: Iterable[EnvVar]) -> None:
     script.step("environment")
-    script.call("folder", at("/etc/profile.d"))
+    script.call("folder", guest_path("/etc/profile.d"))
     text = etc_files.profile_text(guest.user.uid, {item.name: item.value for item in items})
     script.write("/etc/profile.d/vtorque.sh", text)
 
@@ -328,16 +328,16 @@ def _mounts(script: _Script, guest: GuestPlan, items: Sequence[Mount]) -> None:
         source = quote(item.source)
         if item.kind == "disk":
             script.call("find_disk", source)
-            script.call("mount_disk", quote(",".join(options)), at(item.target))
+            script.call("mount_disk", quote(",".join(options)), guest_path(item.target))
             continue
-        words = ("-t", item.kind, "-o", quote(",".join(options)), source, at(item.target))
+        words = ("-t", item.kind, "-o", quote(",".join(options)), source, guest_path(item.target))
         script.call("run mount", *words)
     home = PurePosixPath(guest.home)
     if not any(home.is_relative_to(PurePosixPath(m.target)) for m in items):
         script.step(f"home {home}")
         _folder(script, guest, str(home))
-        script.call(f"chown {_owner(guest, 'job')}", at(str(home)))
-        script.call("chmod 0700", at(str(home)))
+        script.call(f"chown {_owner(guest, 'job')}", guest_path(str(home)))
+        script.call("chmod 0700", guest_path(str(home)))
 
 
 def _links(
@@ -350,13 +350,13 @@ def _links(
         if not any(path.is_relative_to(target) for target in targets):
             script.step(f"link {link}")
             _folder(script, guest, str(path.parent))
-            script.call("link", quote(leads_to), at(link))
+            script.call("link", quote(leads_to), guest_path(link))
 
 
 def _folder(script: _Script, guest: GuestPlan, path: str) -> None:
     if "container" in guest.image.labels:
-        script.call("own_path", at(path))
-    script.call("folder", at(path))
+        script.call("own_path", guest_path(path))
+    script.call("folder", guest_path(path))
 
 
 def _devices(script: _Script, guest: GuestPlan, items: Iterable[GuestDevice]) -> None:
@@ -365,7 +365,7 @@ def _devices(script: _Script, guest: GuestPlan, items: Iterable[GuestDevice]) ->
         if ".." in PurePosixPath(item.match).parts or item.match.startswith("/"):
             raise HostFault(f"{item.match!r} must be a pattern of devices below /dev")
         owner = _owner(guest, item.owner)
-        script.call("device", quote(item.match), str(int(item.nth)), at(item.link), owner)
+        script.call("device", quote(item.match), str(int(item.nth)), guest_path(item.link), owner)
 
 
 def _pci_memory(script: _Script, guest: GuestPlan, items: Iterable[PciMemory]) -> None:
@@ -375,7 +375,7 @@ def _pci_memory(script: _Script, guest: GuestPlan, items: Iterable[PciMemory]) -
             raise HostFault(f"{item.device!r} is not a PCI device: write it as in 1af4:1110")
         vendor, _, device = item.device.partition(":")
         which = (f"0x{vendor}", f"0x{device}", str(int(item.bar)), str(int(item.nth)))
-        script.call("pci_memory", *which, at(item.link), _owner(guest, "job"))
+        script.call("pci_memory", *which, guest_path(item.link), _owner(guest, "job"))
 
 
 def _site_scripts(
@@ -394,7 +394,7 @@ def _site_scripts(
         script.step(f"site prologue {each.name}")
         path = f"{SITE}/prologue/{number:03d}"
         script.put(path, each.content, 0o700)
-        script.call("run", at(path))
+        script.call("run", guest_path(path))
     if epilogue:
         script.step("site epilogue")
         for number, each in enumerate(epilogue):
@@ -403,12 +403,12 @@ def _site_scripts(
         script.call("epilogue_waiter", str(guest.user.gid))
 
 
-def on_cancel(guest: GuestPlan, items: Sequence[ContextItem]) -> list[tuple[str, ...]]:
+def cancel_commands(guest: GuestPlan, items: Sequence[ContextItem]) -> list[tuple[str, ...]]:
     """Return the commands for cancellation, which only the job's first guest has."""
-    return [item.argv for item in _of(items, CancelCommand) if guest.rank == 0]
+    return [item.argv for item in _items_of_kind(items, CancelCommand) if guest.rank == 0]
 
 
-def _on_cancel(script: _Script, commands: Sequence[tuple[str, ...]]) -> None:
+def _add_cancel_agent(script: _Script, commands: Sequence[tuple[str, ...]]) -> None:
     """Set up a second agent for these commands, because the first one runs the script."""
     if commands:
         script.step("script for a canceled job")

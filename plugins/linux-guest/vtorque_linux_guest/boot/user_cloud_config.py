@@ -65,7 +65,7 @@ class UserConfig:
 def read(file: FileData) -> UserConfig:
     """Parse a user's cloud-config. Raises Refused with the reason."""
     try:
-        return _checked(parse_unprivileged(parse, file.content))
+        return _parse_answer(parse_unprivileged(parse, file.content))
     except Unreadable as error:
         _refuse(str(error))
 
@@ -104,7 +104,7 @@ def items(
     script = f"{SITE}/cloud-config/run"
     text = "\n".join(lines) + "\n"
     yield GuestFile(script, text.encode(), 0o500, "job")
-    yield GuestFile(AS_USER, _as_user(user, home, script).encode(), 0o700)
+    yield GuestFile(AS_USER, _user_command(user, home, script).encode(), 0o700)
     yield RootCommand(("/bin/sh", AS_USER))
 
 
@@ -114,14 +114,14 @@ _FUNCTIONS = (
 )
 
 
-def _as_user(user: JobUser, home: str, script: str) -> str:
+def _user_command(user: JobUser, home: str, script: str) -> str:
     who = ("setpriv", f"--reuid={user.uid}", f"--regid={user.gid}", "--init-groups", "--")
     environ = {"HOME": home, "USER": user.name, "LOGNAME": user.name, "PATH": _PATH}
     words = (*who, "env", "-i", *(f"{k}={v}" for k, v in environ.items()), "/bin/sh", script)
     return f"exec {shlex.join(words)}\n"
 
 
-def _checked(parts: Iterable[bytes]) -> UserConfig:
+def _parse_answer(parts: Iterable[bytes]) -> UserConfig:
     packages: list[str] = []
     files: list[UserFile] = []
     commands: list[str | tuple[str, ...]] = []
@@ -219,34 +219,36 @@ def _document(text: str) -> Any:
             if count > MAX_EVENTS or depth > MAX_DEPTH:
                 raise ValueError("is too long or nested too deeply")
             if getattr(event, "anchor", None) is not None:
-                raise ValueError(f"{_at(event.start_mark)}: anchors and aliases are not allowed")
+                raise ValueError(
+                    f"{_line_text(event.start_mark)}: anchors and aliases are not allowed"
+                )
             if getattr(event, "tag", None) is not None:
-                raise ValueError(f"{_at(event.start_mark)}: tags are not allowed")
+                raise ValueError(f"{_line_text(event.start_mark)}: tags are not allowed")
         node = yaml.compose(text, Loader=yaml.SafeLoader)
-        _no_key_twice(node)
+        _refuse_duplicate_keys(node)
         return yaml.safe_load(text)
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
-        where = f"{_at(mark)}: " if mark else ""
+        where = f"{_line_text(mark)}: " if mark else ""
         raise ValueError(f"{where}{getattr(error, 'problem', None) or error}") from None
 
 
-def _no_key_twice(node: Any) -> None:
+def _refuse_duplicate_keys(node: Any) -> None:
     if node is None or isinstance(node.value, str):
         return
     seen = set()
     for each in node.value:
         if not isinstance(each, tuple):
-            _no_key_twice(each)
+            _refuse_duplicate_keys(each)
             continue
         key, value = each
         if not isinstance(key.value, str) or key.value in seen:
-            raise ValueError(f"{_at(key.start_mark)}: a key is duplicate or not a string")
+            raise ValueError(f"{_line_text(key.start_mark)}: a key is duplicate or not a string")
         seen.add(key.value)
-        _no_key_twice(value)
+        _refuse_duplicate_keys(value)
 
 
-def _at(mark: Any) -> str:
+def _line_text(mark: Any) -> str:
     return f"line {mark.line + 1}"
 
 

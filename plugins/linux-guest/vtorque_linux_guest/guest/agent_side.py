@@ -29,10 +29,10 @@ def agent_conf(guest: GuestPlan, more: Mapping[str, str]) -> bytes:
     Raises HostFault for a value that contains a newline or a NUL.
     """
     found = {"status": f"port:{STATUS_PORT}", "run": f"port:{RUN_PORT}", **more}
-    return conf({**who_and_where(guest), **found})
+    return conf({**common_keys(guest), **found})
 
 
-def who_and_where(guest: GuestPlan) -> dict[str, str]:
+def common_keys(guest: GuestPlan) -> dict[str, str]:
     """Return the keys that all agents of the guest share: the job's user and directories."""
     user = guest.user
     values = {

@@ -28,18 +28,18 @@ PR_SET_PDEATHSIG, SIGKILL = 1, 9
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-def _checked(result: int, what: str) -> None:
+def _check_result(result: int, what: str) -> None:
     if result != 0:
         number = ctypes.get_errno()
         raise OSError(number, f"{what}: {os.strerror(number)}")
 
 
 def _unshare(flags: int) -> None:
-    _checked(_libc.unshare(flags), "unshare (is user.max_user_namespaces 0?)")
+    _check_result(_libc.unshare(flags), "unshare (is user.max_user_namespaces 0?)")
 
 
 def _mount(source: bytes, target: bytes, kind: bytes | None, flags: int) -> None:
-    _checked(_libc.mount(source, target, kind, flags, None), f"mount {target.decode()}")
+    _check_result(_libc.mount(source, target, kind, flags, None), f"mount {target.decode()}")
 
 
 def _die_with_parent() -> None:
@@ -50,7 +50,7 @@ def _proc() -> None:
     _mount(b"proc", b"/proc", b"proc", MS_NOSUID | MS_NODEV | MS_NOEXEC)
 
 
-def _inside(argv: list[str], wanted: int, done: int, parent: int) -> NoReturn:
+def _run_in_namespaces(argv: list[str], wanted: int, done: int, parent: int) -> NoReturn:
     """Become root of new namespaces and run the program as their process 1."""
     _unshare(CLONE_NEWUSER | CLONE_NEWNS | CLONE_NEWPID | CLONE_NEWIPC | CLONE_NEWUTS)
     os.write(wanted, b"?")
@@ -97,7 +97,7 @@ def main() -> None:
     child = os.fork()
     if child == 0:
         try:
-            _inside(argv, child_wanted, child_done, parent)
+            _run_in_namespaces(argv, child_wanted, child_done, parent)
         except OSError as error:
             print(error.strerror or error, file=sys.stderr)  # noqa: T201
             os._exit(125)

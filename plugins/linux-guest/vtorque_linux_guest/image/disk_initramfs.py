@@ -8,7 +8,7 @@ from pathlib import Path
 
 from vtorque_linux_guest.image import micro_builder
 from vtorque_linux_guest.image.initramfs import InitramfsTree, add_modules
-from vtorque_linux_guest.image.kernel import Kernel, fetch, program, unpack
+from vtorque_linux_guest.image.kernel import KernelPackage, fetch, program, unpack
 
 # net.ifnames=0: the seed's network-config calls the NICs eth0, ... (systemd.link(5)).
 CMDLINE = f"{micro_builder.CMDLINE} net.ifnames=0 rw"
@@ -19,7 +19,7 @@ INITRD_MODULES = ("virtio_pci", "virtio_blk", "crc32c_generic", "ext4")
 
 
 def disk_initramfs(
-    kernel: Kernel,
+    kernel: KernelPackage,
     work: Path,
     init: str,
     modules: Sequence[str],

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from vtorque_core.api import HostFault, run_tool
 from vtorque_linux_guest.image import recipe_files, sandbox
-from vtorque_linux_guest.image.kernel import Kernel, need_tools
+from vtorque_linux_guest.image.kernel import KernelPackage, need_tools
 from vtorque_linux_guest.image.recipe import DEBIAN, LinuxRecipe
 
 BOOTSTRAP_TIMEOUT = 1800.0  # seconds
@@ -39,7 +39,7 @@ _UNREAD = ("/usr/share/doc/*", "/usr/share/man/*", "/usr/share/locale/*")
 
 
 def install(
-    recipe: LinuxRecipe, work: Path, kernel: Kernel | None, progress: Callable[[str], None]
+    recipe: LinuxRecipe, work: Path, kernel: KernelPackage | None, progress: Callable[[str], None]
 ) -> Path:
     """Install a recipe's packages and return the tar file of the root directory.
 
@@ -71,7 +71,7 @@ def install(
     return work / "root.tar"
 
 
-def _pack_modules(kernel: Kernel, packed: Path) -> None:
+def _pack_modules(kernel: KernelPackage, packed: Path) -> None:
     with tarfile.open(packed, "w", format=tarfile.PAX_FORMAT) as archive:
         for path in sorted(kernel.modules.rglob("*")):
             name = f"usr/lib/modules/{kernel.release}/{path.relative_to(kernel.modules)}"

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from vtorque_core.api import HostFault, Refused
-from vtorque_linux_guest.image.ext4_xattr import NoRoom, attribute_block, in_inode
+from vtorque_linux_guest.image.ext4_xattr import NoRoom, attribute_block, pack_in_inode
 from vtorque_linux_guest.image.filetree import FileTree, Slice, TreeNode, directory
 
 BLOCK = 4096  # bytes
@@ -272,7 +272,7 @@ def _inode(disk: _Disk, node: TreeNode, data: bytes | Slice, links: int) -> byte
         body = bytes(60)
     outside = 0
     try:
-        attributes = in_inode(node.xattrs, _INODE - _BASE - _EXTRA)
+        attributes = pack_in_inode(node.xattrs, _INODE - _BASE - _EXTRA)
     except NoRoom:
         attributes = b""
         (extent,) = disk.take(1)

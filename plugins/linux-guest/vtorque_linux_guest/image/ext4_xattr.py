@@ -24,21 +24,21 @@ def can_store(name: str) -> bool:
     return name.startswith(tuple(_PREFIXES))
 
 
-def in_inode(attributes: Mapping[str, bytes], room: int) -> bytes:
+def pack_in_inode(attributes: Mapping[str, bytes], room: int) -> bytes:
     """Return the attributes as bytes that follow an inode's fields.
 
     Raises NoRoom if they exceed ``room``.
     """
     if not attributes:
         return b""
-    return struct.pack("<I", _MAGIC) + _packed(attributes, room - 4, 0)[0]
+    return struct.pack("<I", _MAGIC) + _pack_entries(attributes, room - 4, 0)[0]
 
 
 def attribute_block(attributes: Mapping[str, bytes], block: int) -> bytes:
     """Return a block of ``block`` bytes with attributes. Raises Refused if they do not fit."""
     head = 32
     try:
-        packed, hashes = _packed(attributes, block - head, head)
+        packed, hashes = _pack_entries(attributes, block - head, head)
     except NoRoom:
         raise Refused(f"the extended attributes of a file have more than {block} bytes") from None
     total = 0
@@ -47,7 +47,7 @@ def attribute_block(attributes: Mapping[str, bytes], block: int) -> bytes:
     return struct.pack("<IIIII12x", _MAGIC, 1, 1, total, 0) + packed
 
 
-def _packed(attributes: Mapping[str, bytes], room: int, base: int) -> tuple[bytes, list[int]]:
+def _pack_entries(attributes: Mapping[str, bytes], room: int, base: int) -> tuple[bytes, list[int]]:
     """Return the entries (from the front) and values (from the back), and the entries' hashes.
 
     Offsets of values are counted from ``base`` bytes before the entries.

@@ -104,7 +104,7 @@ class FileTree:
             node = parent.children.get(name)
             if node is None or not node.is_link or not follow:
                 return node
-            path = self._beside(path, node)
+            path = self._link_target(path, node)
         return None
 
     def put(self, path: str, node: TreeNode) -> None:
@@ -186,7 +186,7 @@ class FileTree:
             if self._names > MAX_ENTRIES:
                 raise Refused(f"the image has more than {MAX_ENTRIES} files")
 
-    def _beside(self, path: str, link: TreeNode) -> str:
+    def _link_target(self, path: str, link: TreeNode) -> str:
         target = link.read(MAX_PATH).decode("utf-8", "surrogateescape")
         return target if target.startswith("/") else f"{path.rpartition('/')[0]}/{target}"
 

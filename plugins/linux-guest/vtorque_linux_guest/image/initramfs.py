@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from vtorque_core.api import HostFault, Refused
-from vtorque_linux_guest.image.kernel import Kernel
+from vtorque_linux_guest.image.kernel import KernelPackage
 
 MODULES = "lib/modules"
 _MODULE_SUFFIXES = (".ko", ".ko.xz")
@@ -69,19 +69,19 @@ def _record(name: str, inode: int, mode: int, content: bytes) -> bytes:
     links = 2 if stat.S_ISDIR(mode) else 1
     numbers = (inode, mode, 0, 0, links, 0, len(content), 0, 0, 0, 0, len(encoded), 0)
     header = b"070701" + b"".join(b"%08X" % n for n in numbers) + encoded
-    return _padded(header) + _padded(content)
+    return _pad(header) + _pad(content)
 
 
-def _padded(data: bytes) -> bytes:
+def _pad(data: bytes) -> bytes:
     return data + bytes(-len(data) % 4)
 
 
-def add_modules(tree: InitramfsTree, kernel: Kernel, wanted: Iterable[str]) -> list[str]:
+def add_modules(tree: InitramfsTree, kernel: KernelPackage, wanted: Iterable[str]) -> list[str]:
     """Add modules, their dependencies and modprobe's index; return names in load order.
 
     Omits modules that are built into the kernel. Raises Refused for an unknown module.
     """
-    available = _available(kernel)
+    available = _available_modules(kernel)
     listed = (kernel.modules / "modules.builtin").read_bytes()
     builtin = _names(listed)
     order: dict[str, tuple[Path, tuple[str, ...]]] = {}
@@ -102,9 +102,9 @@ def add_modules(tree: InitramfsTree, kernel: Kernel, wanted: Iterable[str]) -> l
     needs = {name: direct for name, (_, direct) in order.items()}
     dep = ""
     for name, (path, _) in sorted(order.items()):
-        tree.file(f"{base}/{_plain(kernel, path)}", _read(path))
-        files = [_plain(kernel, order[n][0]) for n in _closure(name, needs)]
-        dep += " ".join([f"{_plain(kernel, path)}:", *files]) + "\n"
+        tree.file(f"{base}/{_module_path(kernel, path)}", _read(path))
+        files = [_module_path(kernel, order[n][0]) for n in _closure(name, needs)]
+        dep += " ".join([f"{_module_path(kernel, path)}:", *files]) + "\n"
     tree.file(f"{base}/modules.dep", dep.encode())
     tree.file(f"{base}/modules.builtin", listed)
     return list(order)
@@ -115,7 +115,7 @@ def canonical(name: str) -> str:
     return name.replace("-", "_")
 
 
-def _plain(kernel: Kernel, path: Path) -> str:
+def _module_path(kernel: KernelPackage, path: Path) -> str:
     return str(path.relative_to(kernel.modules)).removesuffix(".xz")
 
 
@@ -132,7 +132,7 @@ def _closure(name: str, needs: Mapping[str, tuple[str, ...]]) -> list[str]:
     return [n for n in reversed(found) if n in needs]
 
 
-def _available(kernel: Kernel) -> dict[str, Path]:
+def _available_modules(kernel: KernelPackage) -> dict[str, Path]:
     found = (p for p in sorted(kernel.modules.rglob("*.ko*")) if p.name.endswith(_MODULE_SUFFIXES))
     return {canonical(p.name.split(".ko")[0]): p for p in found}
 

@@ -54,7 +54,7 @@ _ZSTD = b"\x28\xb5\x2f\xfd"
 
 
 @dataclass(frozen=True)
-class Kernel:
+class KernelPackage:
     """A kernel package unpacked below ``root``; ``release`` is the output of ``uname -r``."""
 
     root: Path
@@ -166,7 +166,7 @@ def program(unpacked: Path, name: str) -> Path:
 
 def fetch_kernel(
     scratch: Path, progress: Callable[[str], None], debs: Path | None, flavour: str = "cloud"
-) -> Kernel:
+) -> KernelPackage:
     """Fetch and unpack the kernel below ``scratch``. Raises HostFault and Refused."""
     debian_arch, _ = architecture()
     package = kernel_package(debian_arch, debs, flavour)
@@ -176,10 +176,10 @@ def fetch_kernel(
     root.mkdir()
     unpack(deb, root)
     version = run_tool("dpkg-deb", "-f", str(deb), "Version").strip()
-    return Kernel(root, package.removeprefix("linux-image-"), package, version)
+    return KernelPackage(root, package.removeprefix("linux-image-"), package, version)
 
 
-def vmlinux(kernel: Kernel) -> bytes:
+def vmlinux(kernel: KernelPackage) -> bytes:
     """Return the uncompressed kernel (ELF). QEMU boots it fastest, through its PVH entry point."""
     image = kernel.root / "boot" / f"vmlinuz-{kernel.release}"
     if not image.is_file():
@@ -214,10 +214,10 @@ def _decompress(payload: bytes) -> bytes:
     try:
         # Decompressor objects, unlike the functions, stop where the compressed data ends.
         if payload.startswith(b"\x1f\x8b"):
-            return _bounded(zlib.decompressobj(wbits=31).decompress(payload, MAX_KERNEL + 1))
+            return _check_size(zlib.decompressobj(wbits=31).decompress(payload, MAX_KERNEL + 1))
         if payload.startswith(b"\xfd7zXZ\x00"):
             unpack = lzma.LZMADecompressor(memlimit=_MEMORY)
-            return _bounded(unpack.decompress(payload, MAX_KERNEL + 1))
+            return _check_size(unpack.decompress(payload, MAX_KERNEL + 1))
     except (zlib.error, lzma.LZMAError) as error:
         raise HostFault(f"the kernel's compressed payload is damaged: {error}") from None
     if payload.startswith(_LZ4_LEGACY):
@@ -246,7 +246,7 @@ def _decompress_with(tool: str, data: bytes) -> bytes:
             )
         except subprocess.TimeoutExpired:
             raise HostFault(f"{tool}: timed out after {UNPACK_TIMEOUT:g} s") from None
-        _bounded(b"", plain.seek(0, 2))
+        _check_size(b"", plain.seek(0, 2))
         if done.returncode != 0:
             words = done.stderr.decode("utf-8", "replace").strip()[-500:]
             raise HostFault(f"{tool}: exit code {done.returncode}: {words}")
@@ -254,7 +254,7 @@ def _decompress_with(tool: str, data: bytes) -> bytes:
         return plain.read()
 
 
-def _bounded(data: bytes, size: int = 0) -> bytes:
+def _check_size(data: bytes, size: int = 0) -> bytes:
     if max(len(data), size) > MAX_KERNEL:
         raise HostFault(f"the kernel unpacks to more than {MAX_KERNEL >> 20} MiB")
     return data

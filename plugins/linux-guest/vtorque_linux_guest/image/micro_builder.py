@@ -17,7 +17,7 @@ from vtorque_linux_guest.agent.build import built_agent
 from vtorque_linux_guest.guest.agent_start import AGENT
 from vtorque_linux_guest.image.initramfs import InitramfsTree, add_modules
 from vtorque_linux_guest.image.kernel import (
-    Kernel,
+    KernelPackage,
     architecture,
     debs_directory,
     fetch,
@@ -110,7 +110,9 @@ class MicroBuilder:
         )
 
 
-def _tree(kernel: Kernel, scratch: Path, debs: Path | None, modules: list[str]) -> InitramfsTree:
+def _tree(
+    kernel: KernelPackage, scratch: Path, debs: Path | None, modules: list[str]
+) -> InitramfsTree:
     tree = InitramfsTree()
     for path in ("proc", "sys", "dev", "run", "mnt", "home", "etc/profile.d", "var/log"):
         tree.directory(path)
@@ -147,7 +149,7 @@ def _add_programs(tree: InitramfsTree, scratch: Path, debs: Path | None) -> None
     tree.file("bin/bash", program(unpacked, "bash-static").read_bytes(), 0o755)
 
 
-def _os_release(kernel: Kernel) -> str:
+def _os_release(kernel: KernelPackage) -> str:
     return (
         "ID=vtorque-micro\nID_LIKE=debian\nNAME=vTorque-micro\n"
         f'PRETTY_NAME="vTorque micro guest ({kernel.package})"\n'

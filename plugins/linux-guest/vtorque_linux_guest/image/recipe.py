@@ -79,7 +79,7 @@ class _RecipeReader:
         self.path = path
         self.lines = text.splitlines()
 
-    def wrong(self, key: str, what: str, value: object = None, nth: int = 0) -> Refused:
+    def key_error(self, key: str, what: str, value: object = None, nth: int = 0) -> Refused:
         """Return the error for a key.
 
         ``nth`` is the index of its table among the tables of that name.
@@ -107,14 +107,18 @@ class _RecipeReader:
     ) -> None:
         for key, value in table.items():
             if key not in kinds:
-                raise self.wrong(prefix + key, f"unknown key; known: {', '.join(kinds)}", nth=nth)
+                raise self.key_error(
+                    prefix + key, f"unknown key; known: {', '.join(kinds)}", nth=nth
+                )
             if type(value) is not kinds[key]:
-                raise self.wrong(prefix + key, f"must be a {_NAMES[kinds[key]]}", value, nth)
+                raise self.key_error(prefix + key, f"must be a {_NAMES[kinds[key]]}", value, nth)
 
     def texts(self, table: Mapping[str, Any], key: str, most: int = 300) -> tuple[str, ...]:
         for text in table.get(key, ()):
             if type(text) is not str or not text or not text.isprintable() or len(text) > most:
-                raise self.wrong(key, f"must be printable strings of 1 to {most} characters", text)
+                raise self.key_error(
+                    key, f"must be printable strings of 1 to {most} characters", text
+                )
         return tuple(table.get(key, ()))
 
 
@@ -142,28 +146,30 @@ def parse(table: Mapping[str, Any], reader: _RecipeReader, directory: Path) -> L
     reader.check_kinds(table, _TOP)
     family = table.get("family")
     if family not in _PACKAGES:
-        raise reader.wrong("family", "must be debian or redhat", family)
+        raise reader.key_error("family", "must be debian or redhat", family)
     suite = table.get("suite", "")
     if not _SUITE.fullmatch(suite):
-        raise reader.wrong("suite", "must be the name or number of a release", suite)
+        raise reader.key_error("suite", "must be the name or number of a release", suite)
     kernel = table.get("kernel", "own" if family == REDHAT else "cloud")
     if kernel not in KERNELS:
-        raise reader.wrong("kernel", f"must be one of {', '.join(KERNELS)}", kernel)
+        raise reader.key_error("kernel", f"must be one of {', '.join(KERNELS)}", kernel)
     sources = reader.texts(table, "sources")
     for source in sources:
         if not _SOURCES[family].fullmatch(source):
             form = "deb URL SUITE COMPONENT" if family == DEBIAN else "the URL of a repository"
-            raise reader.wrong("sources", f"must be {form}", source)
+            raise reader.key_error("sources", f"must be {form}", source)
     keys = reader.texts(table, "keys")
     for key in keys:
-        _inside(reader, "keys", key)
+        _check_inside(reader, "keys", key)
     unsigned = table.get("unsigned", False)
     if family == REDHAT:
         if not sources:
-            raise reader.wrong("sources", "the redhat family needs the URLs of its repositories")
+            raise reader.key_error(
+                "sources", "the redhat family needs the URLs of its repositories"
+            )
         if not keys and not unsigned:
             fix = "name the files of the keys that sign the packages, or set unsigned = true"
-            raise reader.wrong("keys", fix)
+            raise reader.key_error("keys", fix)
     base = table.get("base_packages")
     return LinuxRecipe(
         family=family,
@@ -205,7 +211,7 @@ def _packages(
     names = reader.texts(table, key)
     bad = check_packages(names, family)
     if bad is not None:
-        raise reader.wrong(key, f"is not a valid package name of the {family} family", bad)
+        raise reader.key_error(key, f"is not a valid package name of the {family} family", bad)
     return names
 
 
@@ -215,7 +221,7 @@ def _size(reader: _RecipeReader, table: Mapping[str, Any]) -> int:
     try:
         return check_size(table["size"])
     except ValueError as error:
-        raise reader.wrong("size", str(error), table["size"]) from None
+        raise reader.key_error("size", str(error), table["size"]) from None
 
 
 def _commands(reader: _RecipeReader, table: Mapping[str, Any]) -> tuple[str, ...]:
@@ -223,7 +229,7 @@ def _commands(reader: _RecipeReader, table: Mapping[str, Any]) -> tuple[str, ...
     for command in table.get("commands", ()):
         good = type(command) is str and command.strip() and len(command) <= MAX_COMMAND
         if not good or not command.replace("\n", " ").replace("\t", " ").isprintable():
-            raise reader.wrong("commands", "must be strings with shell commands", command)
+            raise reader.key_error("commands", "must be strings with shell commands", command)
     return tuple(table.get("commands", ()))
 
 
@@ -231,17 +237,19 @@ def _files(reader: _RecipeReader, table: Mapping[str, Any]) -> list[AddedFile]:
     found = []
     for nth, each in enumerate(table.get("files", ())):
         if type(each) is not dict:
-            raise reader.wrong("files", "must be tables: [[files]]", each)
+            raise reader.key_error("files", "must be tables: [[files]]", each)
         reader.check_kinds(each, _FILE, "files.", nth)
         target = _target(reader, "files.target", each.get("target", ""), nth)
         source, content = each.get("source"), each.get("content")
         if (source is None) == (content is None):
-            raise reader.wrong("files.source", "set either source or content", target, nth)
+            raise reader.key_error("files.source", "set either source or content", target, nth)
         if source is not None:
-            _inside(reader, "files.source", source, nth)
+            _check_inside(reader, "files.source", source, nth)
         mode = each.get("mode")
         if mode is not None and not re.fullmatch(r"0?[0-7]{3}", mode):
-            raise reader.wrong("files.mode", 'must be three octal digits, as in "755"', mode, nth)
+            raise reader.key_error(
+                "files.mode", 'must be three octal digits, as in "755"', mode, nth
+            )
         number = int(mode, 8) if mode is not None else None
         found.append(AddedFile(target, source, (content or "").encode(), number))
     return found
@@ -253,7 +261,7 @@ def _application(reader: _RecipeReader, table: Mapping[str, Any]) -> list[AddedF
         return []
     reader.check_kinds(each, _APPLICATION, "application.")
     source = each.get("source", "")
-    _inside(reader, "application.source", source)
+    _check_inside(reader, "application.source", source)
     name = PurePosixPath(source).name
     target = _target(reader, "application.target", each.get("target", f"/opt/{name}"))
     return [AddedFile(target, source)]
@@ -263,15 +271,17 @@ def _target(reader: _RecipeReader, key: str, path: str, nth: int = 0) -> str:
     parts = PurePosixPath(path).parts
     good = path.startswith("/") and len(parts) > 1 and path.isprintable() and len(path) < 1024
     if not good or ".." in parts or any(len(part.encode()) > 255 for part in parts):
-        raise reader.wrong(key, "must be an absolute path in the image, without '..'", path, nth)
+        raise reader.key_error(
+            key, "must be an absolute path in the image, without '..'", path, nth
+        )
     if parts[1] in ("dev", "proc", "sys", "run", "boot"):
-        raise reader.wrong(key, f"files below /{parts[1]} cannot be set by a recipe", path, nth)
+        raise reader.key_error(key, f"files below /{parts[1]} cannot be set by a recipe", path, nth)
     return path
 
 
-def _inside(reader: _RecipeReader, key: str, path: str, nth: int = 0) -> None:
+def _check_inside(reader: _RecipeReader, key: str, path: str, nth: int = 0) -> None:
     parts = PurePosixPath(path).parts
     good = parts and not path.startswith("/") and path.isprintable() and len(path) < 1024
     if not good or ".." in parts:
         what = "must be a path below the recipe's directory, relative to it and without '..'"
-        raise reader.wrong(key, what, path, nth)
+        raise reader.key_error(key, what, path, nth)

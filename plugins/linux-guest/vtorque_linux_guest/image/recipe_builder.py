@@ -87,13 +87,13 @@ def build_image(recipe: LinuxRecipe, staging: Path, progress: Callable[[str], No
     agent = built_agent(work)
     labels = {"init": "cloud-init", "family": recipe.family, "agent": "builtin"}
     labels["suite"] = recipe.suite
-    with _opened(packed) as file:
+    with _open_output(packed) as file:
         tree = read_tar(file, recipe.size << 20, can_store)
         systemd_root.finish(tree, recipe.family, agent, started)
         if kernel is not None:
             labels["kernel"] = f"{kernel.package} {kernel.version}"
         else:
-            labels["kernel"] = _own_kernel(tree, staging)
+            labels["kernel"] = _extract_kernel(tree, staging)
         distro = _distro(tree, recipe.family)
         progress("writing the root disk")
         write_disk(tree, work, staging / "root.qcow2", recipe.size)
@@ -112,7 +112,7 @@ def build_image(recipe: LinuxRecipe, staging: Path, progress: Callable[[str], No
     )
 
 
-def _opened(packed: Path) -> BinaryIO:
+def _open_output(packed: Path) -> BinaryIO:
     """Open a file from the sandbox, following no link. Raises HostFault if it is not regular."""
     try:
         descriptor = os.open(packed, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -131,7 +131,7 @@ def _distro(tree: FileTree, family: str) -> str:
     return family if found is None else found[1]
 
 
-def _own_kernel(tree: FileTree, staging: Path) -> str:
+def _extract_kernel(tree: FileTree, staging: Path) -> str:
     """Copy the newest installed kernel and its initramfs to ``staging``; return its release."""
     boot, base = tree.find("boot"), tree.find("usr/lib/modules") or tree.find("lib/modules")
     found: dict[str, bytes] = {}
@@ -144,7 +144,7 @@ def _own_kernel(tree: FileTree, staging: Path) -> str:
             found.setdefault(release, image.read(_MAX_KERNEL))
     if not found:
         raise Refused('the packages do not contain a kernel: add one, or set kernel = "cloud"')
-    release = max(found, key=_by_version)
+    release = max(found, key=_version_key)
     names = (f"initramfs-{release}.img", f"initrd.img-{release}", f"initrd-{release}")
     initrd = next((n for n in (tree.find(f"boot/{name}") for name in names) if n), None)
     if initrd is None or not initrd.is_file:
@@ -161,7 +161,7 @@ def _own_kernel(tree: FileTree, staging: Path) -> str:
     return release
 
 
-def _by_version(release: str) -> list[tuple[int, str]]:
+def _version_key(release: str) -> list[tuple[int, str]]:
     """Return a sort key for releases, by which 6.10 follows 6.9."""
     words = re.findall(r"\d+|[^\d]+", release)
     return [(int(word), "") if word.isdecimal() else (-1, word) for word in words]

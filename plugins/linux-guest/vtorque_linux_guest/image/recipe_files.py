@@ -34,13 +34,13 @@ def pack(directory: Path, added: Iterable[AddedFile], into: Path, most: int) -> 
                 info.size = len(each.content)
                 archive.addfile(info, io.BytesIO(each.content))
             else:
-                with _opened(directory, each.source) as descriptor:
+                with _open_below(directory, each.source) as descriptor:
                     _add(archive, descriptor, target, each, left)
 
 
 def read_below(directory: Path, source: str, most: int = 1 << 20) -> bytes:
     """Return the content of a small file below the recipe's directory. Raises Refused."""
-    with _opened(directory, source) as descriptor:
+    with _open_below(directory, source) as descriptor:
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode) or status.st_size > most:
             raise Refused(f"{source!r}: must be a file of at most {most} bytes")
@@ -49,12 +49,12 @@ def read_below(directory: Path, source: str, most: int = 1 << 20) -> bytes:
 
 
 @contextmanager
-def _opened(directory: Path, source: str) -> Iterator[int]:
+def _open_below(directory: Path, source: str) -> Iterator[int]:
     """Open a path below a directory, following no link. Raises Refused."""
     at = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         for word in PurePosixPath(source).parts:
-            following = _open_at(at, word, source)
+            following = _open_component(at, word, source)
             os.close(at)
             at = following
         yield at
@@ -62,7 +62,7 @@ def _opened(directory: Path, source: str) -> Iterator[int]:
         os.close(at)
 
 
-def _open_at(directory: int, name: str, shown: str) -> int:
+def _open_component(directory: int, name: str, shown: str) -> int:
     try:
         return os.open(name, _BELOW, dir_fd=directory)
     except OSError as error:
@@ -104,7 +104,7 @@ def _add(
             continue
         if not stat.S_ISREG(status.st_mode) and not stat.S_ISDIR(status.st_mode):
             raise Refused(f"{each.source!r} of the recipe: {inside} is neither file nor directory")
-        found = _open_at(descriptor, name, inside)
+        found = _open_component(descriptor, name, inside)
         try:
             _add(archive, found, inside, each, left)
         finally:

@@ -133,7 +133,7 @@ def finish(tree: FileTree, family: str, agent: bytes, started: int) -> None:
     ):
         if not any(tree.find(p) for p in (path, path.removeprefix("usr/"))):
             raise Refused(f"the packages do not contain {what} ({path}): the image would not boot")
-    _clean(tree)
+    _clean_tree(tree)
     for path, content in _FILES.items():
         tree.file(path, content.encode())
     tree.file(UNIT, agent_unit().encode())
@@ -217,7 +217,7 @@ def _unit(tree: FileTree, unit: str) -> tuple[str, TreeNode] | None:
     return None
 
 
-def _clean(tree: FileTree) -> None:
+def _clean_tree(tree: FileTree) -> None:
     for path in _EMPTIED:
         tree.clear(path)
     for path in _REMOVED:

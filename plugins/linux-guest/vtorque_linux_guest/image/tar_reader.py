@@ -52,7 +52,7 @@ class Member:
 
 
 @dataclass
-class _More:
+class _ExtendedHeader:
     """Values of extended headers for the next member."""
 
     fields: dict[bytes, bytes] = field(default_factory=dict)
@@ -99,7 +99,7 @@ class _TarReader:
         data = self.file.read(_BLOCK)
         self.at += _BLOCK
         if data and len(data) < _BLOCK:
-            raise _broken("it is truncated")
+            raise _invalid_tar("it is truncated")
         return data if data.strip(b"\0") else b""
 
     def skip(self, size: int) -> None:
@@ -112,7 +112,7 @@ class _TarReader:
         self.file.seek(self.at)
         data = self.file.read(size)
         if len(data) < size:
-            raise _broken("it is truncated")
+            raise _invalid_tar("it is truncated")
         self.skip(size)
         return data
 
@@ -129,7 +129,7 @@ def members(file: IO[bytes], most: int, budget: Budget | None = None) -> list[Me
     found: list[Member] = []
     total = 0
     if reader.size == 0:
-        raise _broken("it is empty")
+        raise _invalid_tar("it is empty")
     for member in _members(reader):
         budget.count_entry()
         total += member.size
@@ -141,12 +141,12 @@ def members(file: IO[bytes], most: int, budget: Budget | None = None) -> list[Me
     return found
 
 
-def _broken(why: str) -> Refused:
+def _invalid_tar(why: str) -> Refused:
     return Refused(f"is not a valid tar file: {why}")
 
 
 def _members(reader: _TarReader) -> Iterator[Member]:
-    more = _More()
+    more = _ExtendedHeader()
     while head := reader.block():
         kind, size = head[156:157], _checked_size(head)
         if kind in (b"x", b"X"):
@@ -156,12 +156,14 @@ def _members(reader: _TarReader) -> Iterator[Member]:
             more.fields[name] = reader.text(size).partition(b"\0")[0]
         elif kind == b"g":
             if not 0 <= size <= reader.size - reader.at:
-                raise _broken("a header has a negative size, or ends beyond the end of the file")
+                raise _invalid_tar(
+                    "a header has a negative size, or ends beyond the end of the file"
+                )
             reader.budget.count_headers(_BLOCK)
             reader.skip(size)
         else:
             yield _member(reader, head, more)
-            more = _More()
+            more = _ExtendedHeader()
 
 
 def _checked_size(head: bytes) -> int:
@@ -171,7 +173,7 @@ def _checked_size(head: bytes) -> int:
     total = sum(sums)
     said = _octal(given)
     if said != total and said != total - 256 * sum(byte > 127 for byte in sums):
-        raise _broken("a header has a wrong checksum")
+        raise _invalid_tar("a header has a wrong checksum")
     return _octal(head[124:136])
 
 
@@ -183,23 +185,23 @@ def _octal(text: bytes) -> int:
         return number - top if number & top >> 1 else number
     digits = text.partition(b"\0")[0].strip(b" ")
     if digits.strip(b"01234567"):
-        raise _broken(f"{text!r} is not a number")
+        raise _invalid_tar(f"{text!r} is not a number")
     return int(digits or b"0", 8)
 
 
-def _read_records(reader: _TarReader, more: _More, data: bytes) -> None:
+def _read_records(reader: _TarReader, more: _ExtendedHeader, data: bytes) -> None:
     """Read the records of a pax header: length, blank, key, equals sign, value, newline."""
     at = 0
     while at < len(data) and data[at]:  # some programs fill up with zeros
         blank = data.find(b" ", at, at + 9)
         if blank <= at or not data[at:blank].isdigit():
-            raise _broken("an extended header is damaged")
+            raise _invalid_tar("an extended header is damaged")
         end = at + int(data[at:blank])
         if not blank + 1 < end <= len(data) or data[end - 1 : end] != b"\n":
-            raise _broken("an extended header is damaged")
+            raise _invalid_tar("an extended header is damaged")
         key, equals, value = data[blank + 1 : end - 1].partition(b"=")
         if not equals:
-            raise _broken("an extended header is damaged")
+            raise _invalid_tar("an extended header is damaged")
         if key.startswith(b"GNU.sparse."):
             raise Refused("has a sparse member: make the tar file without --sparse")
         if key.startswith(_XATTR):
@@ -211,7 +213,7 @@ def _read_records(reader: _TarReader, more: _More, data: bytes) -> None:
         at = end
 
 
-def _member(reader: _TarReader, head: bytes, more: _More) -> Member:
+def _member(reader: _TarReader, head: bytes, more: _ExtendedHeader) -> Member:
     name = more.fields.get(b"path") or _name(head)
     shown = repr(name[:200].decode("utf-8", "backslashreplace"))
     kind = _KINDS.get(head[156:157], "")
@@ -257,13 +259,13 @@ def _name(head: bytes) -> bytes:
     return prefix + b"/" + name if prefix and head[257:263] == b"ustar\0" else name
 
 
-def _field(text: bytes, more: _More, key: bytes) -> int:
+def _field(text: bytes, more: _ExtendedHeader, key: bytes) -> int:
     """Return a numeric field, from the extended header or the member's own."""
     if not (given := more.fields.get(key)):
         return _octal(text)
     found = _NUMBER.fullmatch(given)
     if found is None:
-        raise _broken(f"{given[:50]!r} is not a number")
+        raise _invalid_tar(f"{given[:50]!r} is not a number")
     return int(found[1])
 
 

@@ -54,7 +54,7 @@ class FramesDropped(Exception):
     """The guest has dropped received frames, so the session must be resumed."""
 
 
-class Connection:
+class GuestConnection:
     """The frames of a session. The session can outlive a broken connection."""
 
     def __init__(
@@ -122,7 +122,11 @@ class Connection:
             seen += self._receive()
             at = seen.find(prefix)
             end = at + HEADER.size + HELLO.size
-            while at >= 0 and end <= len(seen) and _which(seen[at:end]) != _which(hello):
+            while (
+                at >= 0
+                and end <= len(seen)
+                and _session_flags(seen[at:end]) != _session_flags(hello)
+            ):
                 at = seen.find(prefix, at + 1)  # this HELLO answers an older RESUME
                 end = at + HEADER.size + HELLO.size
             if at >= 0 and end <= len(seen):
@@ -135,7 +139,7 @@ class Connection:
             if skipped > DISCARD_MAX:
                 raise StreamError(f"the guest sent {skipped} bytes without a HELLO")
 
-    def go_on(self, broken: ConnectionEnded | None, stopped: Callable[[], str]) -> None:
+    def resume_session(self, broken: ConnectionEnded | None, stopped: Callable[[], str]) -> None:
         """Resume the session, over another connection if this one is broken.
 
         Raises `broken` if no other connection is expected; RunAbandoned, GuestDied, GuestSilent,
@@ -157,7 +161,7 @@ class Connection:
             except ConnectionEnded as error:
                 broken = error
             else:
-                return self._resumed(answer)
+                return self._check_resume(answer)
 
     def _ask_resume(self, deadline: float, stopped: Callable[[], str]) -> bytes:
         unsent, self._out = self._out[self._before :], bytearray()
@@ -168,7 +172,7 @@ class Connection:
         finally:
             self._out, self._before = unsent, 0
 
-    def _resumed(self, answer: bytes) -> None:
+    def _check_resume(self, answer: bytes) -> None:
         _, _, _, flags, taken = HELLO.unpack_from(answer, HEADER.size)
         if not flags & RESUMES:
             raise ConnectionEnded(
@@ -187,7 +191,7 @@ class Connection:
         del self._kept[:more]
         self._acked += more
 
-    def acknowledged(self, item: Frame) -> None:
+    def handle_ack(self, item: Frame) -> None:
         """Handle an ACK. On stream 1 it also means that the guest dropped all later frames."""
         if not self._resumes:
             raise StreamError("the guest sent an ACK out of order")
@@ -241,6 +245,6 @@ class Connection:
         return data
 
 
-def _which(hello: bytes | bytearray) -> int:
+def _session_flags(hello: bytes | bytearray) -> int:
     flags: int = HELLO.unpack_from(hello, HEADER.size)[3]
     return flags >> FLAG_BITS

@@ -73,7 +73,7 @@ class Display:
         return GuestFileData(_FILE, _WILD.to_bytes(2, "big") + data)
 
 
-def of(environ: Mapping[str, str]) -> Display:
+def find_display(environ: Mapping[str, str]) -> Display:
     """Return the display that DISPLAY names, with its cookie. Raises NoDisplay."""
     name = environ["DISPLAY"]
     match = _NAME.fullmatch(name)
@@ -114,7 +114,7 @@ def _entries(file: io.BytesIO) -> Iterator[tuple[int, bytes, bytes, bytes, bytes
 
 
 @contextlib.contextmanager
-def forwarded(guest: ReadyGuest, environ: Mapping[str, str]) -> Iterator[Display]:
+def forward_display(guest: ReadyGuest, environ: Mapping[str, str]) -> Iterator[Display]:
     """Forward the job shell's display into the guest while the context is active.
 
     ssh runs in its own session, so the job's signals do not reach it. If the job shell is killed,
@@ -123,7 +123,7 @@ def forwarded(guest: ReadyGuest, environ: Mapping[str, str]) -> Iterator[Display
     config = guest.run_dir / SSH_CONFIG
     if not config.exists():
         raise NoDisplay("the image has no sshd, or the guest's address is unknown")
-    display = of(environ)
+    display = find_display(environ)
     options = {"BatchMode": "yes", "ClearAllForwardings": "no", "ExitOnForwardFailure": "yes"}
     options |= {"ConnectionAttempts": f"{SECONDS:.0f}", "LogLevel": "ERROR"}  # one per second
     words = [word for each in options.items() for word in ("-o", "=".join(each))]

@@ -56,11 +56,11 @@ class Events:
 
     def take(self) -> bytes:
         """Return the queued frames."""
-        self._empty()
+        self._drain_signals()
         parts = [self._queue.popleft() for _ in range(len(self._queue))]
         return b"".join(parts)
 
-    def _empty(self) -> None:
+    def _drain_signals(self) -> None:
         with contextlib.suppress(BlockingIOError):
             numbers = os.read(self._read, 4096).replace(b"!", b"")  # 33 is not used as a signal
             if self._told is not None and self._told >= 0 and numbers:
@@ -70,7 +70,7 @@ class Events:
         """Close the pipe. Restore signal handlers first."""
         if self._told is not None:
             signal.set_wakeup_fd(self._told)
-            self._empty()
+            self._drain_signals()
         os.close(self._read)
         os.close(self._write)
 

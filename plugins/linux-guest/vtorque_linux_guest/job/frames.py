@@ -129,7 +129,7 @@ def frame(kind: FrameKind, stream: int = 0, payload: bytes = b"") -> bytes:
     return HEADER.pack(kind, stream, 0, len(payload)) + payload
 
 
-def frames_of(kind: FrameKind, stream: int, payload: bytes) -> bytes:
+def split_frames(kind: FrameKind, stream: int, payload: bytes) -> bytes:
     """Split `payload` into as many frames of this kind as it needs."""
     parts = range(0, len(payload), PAYLOAD_MAX)
     return b"".join(frame(kind, stream, payload[at : at + PAYLOAD_MAX]) for at in parts)
@@ -150,7 +150,7 @@ def hello_prefix(nonce: bytes) -> bytes:
     return HEADER.pack(FrameKind.HELLO, 0, 0, HELLO.size) + MAGIC + nonce
 
 
-def shown(text: bytes) -> str:
+def printable_text(text: bytes) -> str:
     """Return guest text in printable form, at most 4096 bytes of it."""
     decoded = text[:TEXT_SHOWN].decode("utf-8", "replace")
     return "".join(c if c.isprintable() else "?" for c in decoded).strip()

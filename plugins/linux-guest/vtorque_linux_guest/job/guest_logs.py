@@ -29,7 +29,7 @@ _SHARE = 10  # at most a tenth of the time left is kept for the logs
 _log = logging.getLogger(__name__)
 
 
-def ready_by(guest: GuestPlan, deadline: float) -> float:
+def ready_deadline(guest: GuestPlan, deadline: float) -> float:
     """Return the deadline for READY that leaves time to fetch logs before ``deadline``.
 
     Both are in time.monotonic() seconds. A micro guest has no logs.
@@ -47,7 +47,7 @@ def keep(guest: GuestPlan, content: bytes) -> None:
         _log.warning("cannot write the guest's logs: %s", error)
 
 
-def told(reader: StatusReader, deadline: float) -> Iterator[bytes]:
+def fetch_logs(reader: StatusReader, deadline: float) -> Iterator[bytes]:
     """Yield a guest's logs, for at most SECONDS and until ``deadline``."""
     end = min(deadline, time.monotonic() + SECONDS)
     for path in FILES:

@@ -23,21 +23,21 @@ _LOOK = 0.05  # seconds between two checks whether root has read the state
 _AGAIN = 2.0  # seconds after which root is considered killed, and the state is sent again
 
 
-def is_asked(guest: ReadyGuest) -> bool:
+def is_detach_requested(guest: ReadyGuest) -> bool:
     """Return whether root has asked the job shell to detach when its guest is gone."""
     return (guest.run_dir / LEAVE).exists()
 
 
-def leave(guest: ReadyGuest, state: SessionState) -> None:
+def send_state(guest: ReadyGuest, state: SessionState) -> None:
     """Send root the state for another job shell.
 
     Returns when root has read it or withdrawn the request.
     """
-    while is_asked(guest):
+    while is_detach_requested(guest):
         with suppress(OSError):  # no reader
             _write(guest.run_dir / LEAVE, state.to_json)
             again = time.monotonic() + _AGAIN
-            while is_asked(guest) and time.monotonic() < again:
+            while is_detach_requested(guest) and time.monotonic() < again:
                 time.sleep(_LOOK)
         time.sleep(_LOOK)
 
@@ -74,7 +74,7 @@ def _write(path: Path, text: Callable[[], str]) -> None:
             data = data[fifo.write(data) :]
 
 
-def left(guest: ReadyGuest) -> SessionState | None:
+def received_state(guest: ReadyGuest) -> SessionState | None:
     """Return the state from the job shell whose script this one continues, if any.
 
     Raises HostFault.

@@ -14,7 +14,7 @@ from vtorque_core.api.read_apart import Unreadable, parse_unprivileged
 from vtorque_linux_guest.guest.contract import AS_USER, DATA
 from vtorque_linux_guest.guest.linux_family import boots_micro
 from vtorque_linux_guest.job import guest_logs
-from vtorque_linux_guest.job.frames import GuestFailed, GuestSilent, StreamError, shown
+from vtorque_linux_guest.job.frames import GuestFailed, GuestSilent, StreamError, printable_text
 from vtorque_linux_guest.job.status_port import LINES_MAX, TOTAL_MAX, StatusReader
 
 SEED = "seed"
@@ -37,7 +37,7 @@ def await_ready(
     disk caused the failure.
     """
     log, steps, verdict = b"", 0, b""
-    times = guest_logs.ready_by(guest, deadline), deadline, not boots_micro(guest.image)
+    times = guest_logs.ready_deadline(guest, deadline), deadline, not boots_micro(guest.image)
     said = parse_unprivileged(
         _watch, *times, until=deadline + _MORE, files=[port.fileno()], most=TOTAL_MAX
     )
@@ -45,7 +45,7 @@ def await_ready(
         for word in said:
             if word[:1] == _STEP and steps < LINES_MAX:
                 steps += 1
-                step(shown(word[1:_STEP_SHOWN]))
+                step(printable_text(word[1:_STEP_SHOWN]))
             elif word[:1] == _LOG:
                 log += word[1:]
             else:
@@ -56,7 +56,7 @@ def await_ready(
         return
     if log:
         guest_logs.keep(guest, log)
-    reason = shown(verdict[1:])
+    reason = printable_text(verdict[1:])
     if guest.request.values.get("cloud_config") and reason.startswith(_USERS):
         raise Refused(f"your cloud-config, in guest {guest.hostname}: {reason}")
     chown = f"command chown {guest.user.uid}:{guest.user.gid} {DATA}: "
@@ -73,13 +73,13 @@ def await_ready(
 
 def await_seed(guest: GuestPlan, port: socket.socket, deadline: float) -> None:
     """Return when a warm guest waits for its seed. As root. Raises HostFault."""
-    if wrong := _wrong(_awaits, port, deadline):
+    if wrong := _run_reader(_await_steps, port, deadline):
         raise HostFault(wrong, stage=f"guest {guest.hostname}")
 
 
 def set_clock(port: socket.socket, deadline: float) -> None:
     """Set a guest's clock to the current time. As root. Raises HostFault."""
-    if wrong := _wrong(_sets, port, deadline):
+    if wrong := _run_reader(_sets, port, deadline):
         raise HostFault(wrong)
 
 
@@ -88,11 +88,11 @@ def hold(port: socket.socket, seconds: int, deadline: float) -> None:
 
     Raises HostFault.
     """
-    if wrong := _wrong(_holds, port, deadline, seconds):
+    if wrong := _run_reader(_hold_status, port, deadline, seconds):
         raise HostFault(wrong)
 
 
-def _wrong(
+def _run_reader(
     work: Callable[..., Iterator[bytes]], port: socket.socket, deadline: float, *more: int
 ) -> str:
     """Run ``work`` in an unprivileged process; return its error message, or ""."""
@@ -104,7 +104,7 @@ def _wrong(
         verdict = b"".join(said)
     except Unreadable as error:
         verdict = _FAULT + str(error).encode()
-    return "" if verdict == _READY else shown(verdict[1:]) or "no reason given"
+    return "" if verdict == _READY else printable_text(verdict[1:]) or "no reason given"
 
 
 def _sets(deadline: float, port: int) -> Iterator[bytes]:
@@ -116,7 +116,7 @@ def _sets(deadline: float, port: int) -> Iterator[bytes]:
             yield _FAULT + str(error).encode()
 
 
-def _holds(deadline: float, seconds: int, port: int) -> Iterator[bytes]:
+def _hold_status(deadline: float, seconds: int, port: int) -> Iterator[bytes]:
     with socket.socket(fileno=port) as connection:
         try:
             StatusReader(connection).hold(seconds, deadline)
@@ -125,7 +125,7 @@ def _holds(deadline: float, seconds: int, port: int) -> Iterator[bytes]:
             yield _FAULT + str(error).encode()
 
 
-def _awaits(deadline: float, port: int) -> Iterator[bytes]:
+def _await_steps(deadline: float, port: int) -> Iterator[bytes]:
     with socket.socket(fileno=port) as connection:
         try:
             for step in StatusReader(connection).steps(deadline):
@@ -155,4 +155,4 @@ def _watch(ready_by: float, deadline: float, logs: bool, port: int) -> Iterator[
             yield _READY
             return
         if logs:
-            yield from (_LOG + piece for piece in guest_logs.told(reader, deadline) if piece)
+            yield from (_LOG + piece for piece in guest_logs.fetch_logs(reader, deadline) if piece)

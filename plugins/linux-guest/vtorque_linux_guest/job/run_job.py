@@ -93,17 +93,17 @@ def run(guest: ReadyGuest, script: Script, streams: Streams) -> int:
             contextlib.closing(_session(guest, ending)) as session,
         ):
             job = _JobRun(guest, script, streams, session, ending)
-            state = leaving.left(guest)
+            state = leaving.received_state(guest)
             if state is None:
                 session.hello(time.monotonic() + HELLO_SECONDS)
                 return job.run()
             session.resume(state, time.monotonic() + HELLO_SECONDS)
-            return job.go_on(state)
+            return job.continue_script(state)
     except RunAbandoned as error:
         if error.state is None or not ending.leaves:
             raise GuestDied(f"{guest.hostname}: {error}") from None
-        job._say("the job was saved and ends now; restore it with vsub -vm resume=ID")
-        leaving.leave(guest, error.state)  # then the batch system may end this process
+        job._print_message("the job was saved and ends now; restore it with vsub -vm resume=ID")
+        leaving.send_state(guest, error.state)  # then the batch system may end this process
         return 128 + signal.SIGTERM
     except StreamError as error:
         raise GuestDied(f"{guest.hostname}: {error}") from None
@@ -195,17 +195,19 @@ class _JobRun:
     def run(self) -> int:
         script = self.script
         for line in default_acl.warnings(_home_and_cwd(), script.umask):
-            self._say(line)
+            self._print_message(line)
         if script.prologue is not None:
             code = self._start(self._user_script("vm_prologue", script.prologue), None)
             if code != 0:
-                self._say(f"vm_prologue failed with exit code {code}; the job script was not run")
+                self._print_message(
+                    f"vm_prologue failed with exit code {code}; the job script was not run"
+                )
                 return code
         if self.ending.terminated:
             return 128 + signal.SIGTERM
         return self._rest(self._main())
 
-    def go_on(self, state: SessionState) -> int:
+    def continue_script(self, state: SessionState) -> int:
         """Continue a running script of another job shell, then run the epilogues."""
         return self._rest(self._main(state))
 
@@ -214,11 +216,13 @@ class _JobRun:
         if self.ending.killed:
             return code  # no time is left for an epilogue
         if script.epilogue is not None:
-            code = self._after(
+            code = self._run_epilogue(
                 "vm_epilogue", self._user_script("vm_epilogue", script.epilogue), code
             )
         if (self.guest.run_dir / EPILOGUE_MARKER).exists():
-            code = self._after("the site's epilogue", self._part((EPILOGUE_CLIENT,), cwd="/"), code)
+            code = self._run_epilogue(
+                "the site's epilogue", self._part((EPILOGUE_CLIENT,), cwd="/"), code
+            )
         return code
 
     def _main(self, state: SessionState | None = None) -> int:
@@ -235,11 +239,13 @@ class _JobRun:
             start = self._script_start(pty)
         if (self.guest.run_dir / CANCEL_MARKER).exists():
             cancel = replace(self._part((ON_CANCEL,)), files=())
-            self.ending.on_cancel = partial(on_cancel.run, self.guest, cancel, streams, self._say)
+            self.ending.on_cancel = partial(
+                on_cancel.run, self.guest, cancel, streams, self._print_message
+            )
         try:
             with contextlib.ExitStack() as around:
                 if pty is not None and os.environ.get("DISPLAY"):  # the script's has none
-                    start = self._with_display(start, around)
+                    start = self._add_display(start, around)
                 around.enter_context(self._terminal(pty))
                 self.ending.in_script = True
                 return self._start(state or start, streams.stdin)
@@ -247,13 +253,13 @@ class _JobRun:
             self.ending.in_script = False
             self.ending.main_ended()
 
-    def _with_display(self, start: StartRequest, around: contextlib.ExitStack) -> StartRequest:
+    def _add_display(self, start: StartRequest, around: contextlib.ExitStack) -> StartRequest:
         from vtorque_linux_guest.job import display  # noqa: PLC0415 - few have one
 
         try:
-            found = around.enter_context(display.forwarded(self.guest, os.environ))
+            found = around.enter_context(display.forward_display(self.guest, os.environ))
         except display.NoDisplay as error:
-            self._say(f"X11 forwarding does not work: {error}")
+            self._print_message(f"X11 forwarding does not work: {error}")
             return start
         return replace(start, env={**start.env, **found.environ}, files=(*start.files, found.file))
 
@@ -297,10 +303,10 @@ class _JobRun:
             mode=mode,
         )
 
-    def _after(self, what: str, start: StartRequest, code: int) -> int:
+    def _run_epilogue(self, what: str, start: StartRequest, code: int) -> int:
         own = self._start(start, None)
         if own != 0:
-            self._say(f"{what} failed with exit code {own}")
+            self._print_message(f"{what} failed with exit code {own}")
         return code or own
 
     def _start(self, start: StartRequest | SessionState, stdin: int | None) -> int:
@@ -311,18 +317,18 @@ class _JobRun:
                 start, stdin, streams.stdout, streams.stderr, self.ending.events
             )
         except StartFailed as error:
-            self._say(self._explain_failure(error.reason))
+            self._print_message(self._explain_failure(error.reason))
             missing = ("No such file or directory", "does not exist here")
             found = not (error.reason.startswith("cannot run") and error.reason.endswith(missing))
             return EXIT_CANNOT_RUN if found else EXIT_NOT_FOUND
         except BadStart as error:
-            self._say(f"cannot run: {error}")
+            self._print_message(f"cannot run: {error}")
             return EXIT_CANNOT_RUN
         for lost in status.lost:
-            self._say(f"output was lost: {lost}")
+            self._print_message(f"output was lost: {lost}")
         self._explain_signal(status.signal)
         if status.code == EXIT_NOT_FOUND and (program := _program_of_env(start)):
-            self._say(
+            self._print_message(
                 f"exit status 127: if env did not find {program} (#! line), the reason is that "
                 f"{self._image()} does not have it. {OTHER_IMAGES}"
             )
@@ -335,7 +341,7 @@ class _JobRun:
             return
         if ending.in_script and not ending.terminated and not ending.killed:
             name = signal.strsignal(number) or "unknown"
-            self._say(f"the script was killed by signal {number} ({name})")
+            self._print_message(f"the script was killed by signal {number} ({name})")
 
     def _image(self) -> str:
         return f"image {self.guest.image}" if self.guest.image else "the image"
@@ -359,7 +365,7 @@ class _JobRun:
             "of the image, or choose an image that has this one (-vm img=)"
         )
 
-    def _say(self, text: str) -> None:
+    def _print_message(self, text: str) -> None:
         line = f"vtorque: {text}\n".encode("utf-8", "backslashreplace")
         with contextlib.suppress(OSError):  # nobody reads it, or the disk is full
             os.write(self.streams.stderr, line)
@@ -394,10 +400,10 @@ def _limits(script: Script) -> dict[int, tuple[int, int]]:
 
 def _session(guest: ReadyGuest, ending: _SignalForwarder) -> Session:
     telling = leaving.StateSender(guest, lambda: ending.in_script)
-    return Session(_connect(guest), partial(_again, guest, ending), telling)
+    return Session(_connect(guest), partial(_reconnect, guest, ending), telling)
 
 
-def _again(
+def _reconnect(
     guest: ReadyGuest, ending: _SignalForwarder, stopped: Callable[[], str]
 ) -> tuple[socket.socket, float] | None:
     """Reconnect; return the connection and its deadline, or None if the guest is gone.
@@ -409,7 +415,7 @@ def _again(
         time.sleep(RETRY)
         with contextlib.suppress(GuestDied):
             return _connect(guest), time.monotonic() + left
-        if ending.in_script and leaving.is_asked(guest):
+        if ending.in_script and leaving.is_detach_requested(guest):
             ending.leaves = True
             ending.events.stop("the guest was saved")
     return None

@@ -21,7 +21,7 @@ from vtorque_core.api.acquired import Resource
 from vtorque_core.api.read_apart import parse_unprivileged
 from vtorque_linux_guest.boot.seed import Seed
 from vtorque_linux_guest.guest.contract import EPILOGUE_CLIENT, RUN_SOCKET
-from vtorque_linux_guest.job.frames import shown
+from vtorque_linux_guest.job.frames import printable_text
 from vtorque_linux_guest.job.start_request import StartRequest
 from vtorque_linux_guest.job.stream import Session
 
@@ -76,7 +76,7 @@ class SiteEpilogue(Resource):
                 _ask, min(HELLO_SECONDS, self.seconds), until=until, files=[port.fileno()]
             )
             code, said = told
-        return int(code), shown(said)
+        return int(code), printable_text(said)
 
 
 def _ask(hello: float, port: int) -> Iterator[bytes]:

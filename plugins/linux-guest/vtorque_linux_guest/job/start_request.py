@@ -13,7 +13,7 @@ from vtorque_linux_guest.job.frames import (
     Tag,
     element,
     frame,
-    frames_of,
+    split_frames,
     winsize,
 )
 
@@ -90,7 +90,7 @@ class StartRequest:
             bad = name in (b"", b".", b"..") or len(name) > 255 or b"/" in name
             if bad or any(byte < 32 or byte == 127 for byte in name):
                 raise BadStart(f"{file.name!r} is not a valid file name")
-            parts += [frame(FrameKind.FILE, 0, name), frames_of(FrameKind.FILE, 1, file.data)]
+            parts += [frame(FrameKind.FILE, 0, name), split_frames(FrameKind.FILE, 1, file.data)]
         return parts
 
     def _argv(self) -> list[bytes]:
@@ -136,7 +136,7 @@ class StartRequest:
             raise BadStart(
                 f"arguments and environment have {len(payload)} bytes, and the limit is {START_MAX}"
             )
-        return frames_of(FrameKind.START, 0, payload) + frame(FrameKind.START, 1)
+        return split_frames(FrameKind.START, 0, payload) + frame(FrameKind.START, 1)
 
 
 def _text(value: str) -> bytes:

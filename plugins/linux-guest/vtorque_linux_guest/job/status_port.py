@@ -15,7 +15,7 @@ from vtorque_linux_guest.job.frames import (
     GuestFailed,
     GuestSilent,
     StreamError,
-    shown,
+    printable_text,
 )
 
 LINE_MAX = 4096
@@ -112,7 +112,7 @@ class StatusReader:
             left -= len(piece)
             yield piece
 
-    def _where(self) -> str:
+    def _last_step(self) -> str:
         return f"last step: {self.step}" if self.step else "no step seen"
 
     def _wait(self, event: int, deadline: float) -> None:
@@ -120,14 +120,14 @@ class StatusReader:
         poller = select.poll()
         poller.register(self._sock, event)
         if left <= 0 or not poller.poll(left * 1000):
-            raise GuestSilent(f"the guest was not ready in time ({self._where()})")
+            raise GuestSilent(f"the guest was not ready in time ({self._last_step()})")
 
     def _ask(self, line: bytes, deadline: float) -> None:
         self._wait(select.POLLOUT, deadline)
         try:
             self._sock.send(line)
         except OSError as error:
-            raise ConnectionEnded(f"the guest died ({self._where()})") from error
+            raise ConnectionEnded(f"the guest died ({self._last_step()})") from error
 
     def _line(self, deadline: float) -> str:
         while True:
@@ -135,7 +135,7 @@ class StatusReader:
             if end > LINE_MAX or (end < 0 and len(self._buffer) > LINE_MAX):
                 raise StreamError(f"the guest sent a status line of more than {LINE_MAX} bytes")
             if end >= 0:
-                line = shown(bytes(self._buffer[:end]))
+                line = printable_text(bytes(self._buffer[:end]))
                 del self._buffer[: end + 1]
                 self._lines += 1
                 return line
@@ -148,9 +148,9 @@ class StatusReader:
         except (BlockingIOError, InterruptedError):
             return
         except OSError as error:
-            raise ConnectionEnded(f"the guest died ({self._where()})") from error
+            raise ConnectionEnded(f"the guest died ({self._last_step()})") from error
         if not data:
-            raise ConnectionEnded(f"the guest died ({self._where()})")
+            raise ConnectionEnded(f"the guest died ({self._last_step()})")
         self._buffer += data
         self._total += len(data)
         if self._total > TOTAL_MAX or self._lines > LINES_MAX:

@@ -9,7 +9,7 @@ import struct
 import time
 from dataclasses import dataclass
 
-from vtorque_linux_guest.job.connection import RESYNCED, WINDOW, Connection, FramesDropped
+from vtorque_linux_guest.job.connection import RESYNCED, WINDOW, FramesDropped, GuestConnection
 from vtorque_linux_guest.job.descriptors import CHUNK, InputSource, OutputQueue
 from vtorque_linux_guest.job.events import Events
 from vtorque_linux_guest.job.frames import (
@@ -23,7 +23,7 @@ from vtorque_linux_guest.job.frames import (
     StartFailed,
     StreamError,
     frame,
-    shown,
+    printable_text,
 )
 from vtorque_linux_guest.job.session_state import SessionState
 from vtorque_linux_guest.job.start_request import StartRequest
@@ -47,7 +47,7 @@ class ExitStatus:
         return 128 + self.signal if self.signal is not None else self.exit_code or 0
 
 
-class Session(Connection):
+class Session(GuestConnection):
     """A session with the guest's agent; not thread-safe.
 
     Call `hello` first, then `run` any number of times, one after another. After any StreamError
@@ -73,7 +73,7 @@ class Session(Connection):
         self._acked = state.acknowledged
         self._decoder.taken = self._told = state.taken
         self._resumes = True
-        self._resumed(self._ask_resume(deadline, str))
+        self._check_resume(self._ask_resume(deadline, str))
 
     def run(
         self,
@@ -138,11 +138,11 @@ class _Run:
         self._stdin_read = 0
         self._written = [0, 0]
         if state is not None:
-            self._go_on(state)
+            self._restore_state(state)
         if stdin is None and (state is None or state.stdin_open):
             session._out += frame(FrameKind.EOF, 0)
 
-    def _go_on(self, state: SessionState) -> None:
+    def _restore_state(self, state: SessionState) -> None:
         self._stdin_credit, self._stdin_read = state.stdin_credit, state.stdin_read
         self._source = self._source if state.stdin_open else None
         self._granted, self._owed = list(state.granted), list(state.owed)
@@ -185,14 +185,16 @@ class _Run:
                 try:
                     self._turn()
                 except (ConnectionEnded, FramesDropped) as why:
-                    self._s.go_on(why if isinstance(why, ConnectionEnded) else None, self._stopped)
+                    self._s.resume_session(
+                        why if isinstance(why, ConnectionEnded) else None, self._stop_reason
+                    )
                     self._fresh = True
             except (ConnectionEnded, GuestSilent):
                 self._last_words()
                 raise
         return ExitStatus(self._exit.exit_code, self._exit.signal, tuple(self._lost))
 
-    def _stopped(self) -> str:
+    def _stop_reason(self) -> str:
         return self._events.stopped if self._events is not None else ""
 
     def _take_events(self, events: Events) -> None:
@@ -287,7 +289,7 @@ class _Run:
     def _take(self, item: Frame) -> None:
         if item.kind is FrameKind.ACK:
             self._telling = True
-            self._s.acknowledged(item)
+            self._s.handle_ack(item)
         elif self._exit is not None:
             raise StreamError("the guest sent more after EXIT")
         elif item.kind is FrameKind.DATA:
@@ -303,7 +305,7 @@ class _Run:
         elif item.kind is FrameKind.ERROR and self._s._hellos > 0 and item.payload == RESYNCED:
             return
         elif item.kind is FrameKind.ERROR:
-            raise AgentError(f"the guest's agent: {shown(item.payload)}")
+            raise AgentError(f"the guest's agent: {printable_text(item.payload)}")
         else:
             self._old_hello(item.payload)
 
@@ -356,5 +358,5 @@ def _exit_status(payload: bytes) -> ExitStatus:
     if kind == 1 and 1 <= value <= 64:
         return ExitStatus(None, value)
     if kind == 2:
-        raise StartFailed(shown(payload[4:]) or "the guest could not start the program")
+        raise StartFailed(printable_text(payload[4:]) or "the guest could not start the program")
     raise StreamError(f"the guest sent an invalid exit status: kind {kind}, value {value}")

@@ -15,7 +15,7 @@ import sys
 import time
 
 import local_attacks as of
-from local_site import Site, fresh_site
+from local_site import LocalSite, fresh_site
 
 ATTACKS = {
     "a process whose memory waits for FUSE": of.unreadable_process,
@@ -29,7 +29,7 @@ ATTACKS = {
 JOBS = 3  # consecutive
 
 
-def job(site: Site) -> tuple[float, float]:
+def job(site: LocalSite) -> tuple[float, float]:
     """Return the seconds from a submission until its prologue, and until its end is reported."""
     script = site.script("#!/bin/sh\nexit 3\n")
     clock, begun = time.time(), time.monotonic()

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import fuse_server
-from local_site import HOST, Site
+from local_site import HOST, LocalSite
 from patience import LONG, eventually
 
 NOBODY = 65534
@@ -34,13 +34,13 @@ def command(pid: int) -> str:
     return Path(f"/proc/{pid}/cmdline").read_bytes().decode()
 
 
-def roots(site: Site) -> list[int]:
+def roots(site: LocalSite) -> list[int]:
     """Return the service and the process that accepts its clients."""
     first = site.process.pid
     return [first, *(pid for pid in children(first) if "acceptor" in command(pid))]
 
 
-def socket_of(site: Site) -> str:
+def socket_of(site: LocalSite) -> str:
     return str(site.paths.run / "local.sock")
 
 
@@ -85,7 +85,7 @@ def send_descriptors(begun, path, file, times):
 
 
 @contextlib.contextmanager
-def unclosable_descriptors(site: Site) -> Iterator[Stands]:
+def unclosable_descriptors(site: LocalSite) -> Iterator[Stands]:
     """close(2) of a FUSE file whose FLUSH is never answered, in a thousand connections."""
 
     def stands() -> bool:
@@ -119,7 +119,7 @@ while True:
 
 
 @contextlib.contextmanager
-def unreadable_process(site: Site) -> Iterator[Stands]:
+def unreadable_process(site: LocalSite) -> Iterator[Stands]:
     """Its /proc/PID/environ cannot be read: a page fault holds the lock of its memory map."""
     argv = ["/usr/bin/python3", "-I", "-S", "-c", HELD]  # allowed for them
     with contextlib.ExitStack() as last:
@@ -150,7 +150,7 @@ def reading_hangs(pid: int) -> bool:
 
 
 @contextlib.contextmanager
-def unopenable_output(site: Site) -> Iterator[Stands]:
+def unopenable_output(site: LocalSite) -> Iterator[Stands]:
     """A canceled job whose first program opens its output forever: SIGKILL does not end it.
 
     The job is root's: the user nobody cannot run a Python in a closed home.
@@ -166,7 +166,7 @@ def unopenable_output(site: Site) -> Iterator[Stands]:
         yield stands
 
 
-def newest(site: Site) -> int:
+def newest(site: LocalSite) -> int:
     return max(int(path.name) for path in (site.spool / "jobs").iterdir())
 
 
@@ -195,7 +195,7 @@ def send_bombs(begun, path, times):
 
 
 @contextlib.contextmanager
-def unfolding_messages(site: Site) -> Iterator[Stands]:
+def unfolding_messages(site: LocalSite) -> Iterator[Stands]:
     """Six of 8 MiB that take 250 MB of memory each, charged to the sender."""
     with attacker(send_bombs, socket_of(site), 6):
         yield lambda: bool(children(roots(site)[1]))
@@ -229,7 +229,7 @@ def flood(begun, path, jobs):
 
 
 @contextlib.contextmanager
-def full_of_environments(site: Site, more: bool = False) -> Iterator[Stands]:
+def full_of_environments(site: LocalSite, more: bool = False) -> Iterator[Stands]:
     """Queue as many jobs as fit with environments of 7 MiB; ``more``: continue to send them."""
     with contextlib.ExitStack() as sent:
         with held_prologues(site):
@@ -240,7 +240,7 @@ def full_of_environments(site: Site, more: bool = False) -> Iterator[Stands]:
 
 
 @contextlib.contextmanager
-def flood_of_jobs(site: Site) -> Iterator[Stands]:
+def flood_of_jobs(site: LocalSite) -> Iterator[Stands]:
     """Forty jobs queued."""
     with held_prologues(site), attacker(flood, socket_of(site), 40):
         pass
@@ -248,7 +248,7 @@ def flood_of_jobs(site: Site) -> Iterator[Stands]:
 
 
 @contextlib.contextmanager
-def held_prologues(site: Site) -> Iterator[None]:
+def held_prologues(site: LocalSite) -> Iterator[None]:
     """Before that, no job gets further than to its prologue."""
     hold = site.root / "prologue.hold"
     hold.touch()
@@ -258,6 +258,6 @@ def held_prologues(site: Site) -> Iterator[None]:
         hold.unlink()
 
 
-def others_wait(site: Site) -> bool:
+def others_wait(site: LocalSite) -> bool:
     """Return whether more jobs exist than may run at the same time."""
     return len(list((site.spool / "jobs").iterdir())) > site.slots

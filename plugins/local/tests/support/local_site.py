@@ -21,7 +21,7 @@ import pytest
 from as_root import with_a_shell
 from patience import LONG
 from vtorque_core.api import Paths
-from vtorque_local.mom import Programs
+from vtorque_local.mom import JobPrograms
 from vtorque_local.service import LocalService, Setup
 from vtorque_local.submitter import LocalSubmitter
 from vtorque_pbs import convention as pbs
@@ -63,7 +63,7 @@ def serve(config: dict, tell: int, log: int) -> None:
         Setup(
             Path(config["run"]),
             Path(config["spool"]),
-            Programs(**config["programs"]),
+            JobPrograms(**config["programs"]),
             ["true"],
             slots=config["slots"],
             root_jobs=True,
@@ -77,7 +77,7 @@ def serve(config: dict, tell: int, log: int) -> None:
     service.serve()
 
 
-class Site:
+class LocalSite:
     """A service in a separate directory, and a submitter for it."""
 
     def __init__(self, root: Path, slots: int = 2, kill_after: float = 0.4, **more: object) -> None:
@@ -154,10 +154,10 @@ class Site:
 
 
 @contextlib.contextmanager
-def fresh_site(kill_after: float = 0.4, **more: object) -> Iterator[Site]:
+def fresh_site(kill_after: float = 0.4, **more: object) -> Iterator[LocalSite]:
     """Yield a site in a separate directory, which is the working directory."""
     root = Path(tempfile.mkdtemp(prefix="vtl"))
-    site = Site(root, kill_after=kill_after, **more)
+    site = LocalSite(root, kill_after=kill_after, **more)
     try:
         with contextlib.chdir(root):
             yield site

@@ -16,7 +16,7 @@ class Osv(ThreadingHTTPServer):
     daemon_threads = True
 
     def __init__(self, asks=2):
-        super().__init__(("127.0.0.1", 0), Handler)
+        super().__init__(("127.0.0.1", 0), OsvRestHandler)
         self.environ, self.files, self.ran, self.asks = {}, {}, [], asks
         self.left = {}
         self.off = threading.Event()
@@ -28,7 +28,7 @@ class Osv(ThreadingHTTPServer):
         super().__exit__(*error)
 
 
-class Handler(BaseHTTPRequestHandler):
+class OsvRestHandler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.0"
 
     def log_message(self, *_):

@@ -42,7 +42,7 @@ def shared(directory):
         new.replace(path)
 
 
-class Bad(Exception):
+class CommandError(Exception):
     """Ends the command with (code, words on stderr)."""
 
 
@@ -56,7 +56,7 @@ def main(directory, system, program, *argv):
     with shared(directory) as state:
         state["calls"].append([program, *argv])
         if not state["up"]:
-            raise Bad(2, f"{program}: {NO_SERVER}")
+            raise CommandError(2, f"{program}: {NO_SERVER}")
         code = globals()[program](state, system, list(argv))
     if code is UNANSWERED:
         signal.pause()
@@ -83,7 +83,7 @@ def qsub(directory, system, argv):
         return 0
     with shared(directory) as state:
         if not state["up"]:
-            raise Bad(2, f"qsub: {NO_SERVER}")
+            raise CommandError(2, f"qsub: {NO_SERVER}")
         state["last"] += 1
         job["seq"] = state["last"]
         array = "[]" if job["array"] else ""
@@ -110,19 +110,23 @@ def describe(system, argv):  # noqa: PLR0912 (as long as qsub has options)
         at = words.index("--")
         words, command = words[:at], words[at + 1 :]
         if not command:
-            raise Bad(2, "usage: qsub [options] [script | -- command [args]]")
+            raise CommandError(2, "usage: qsub [options] [script | -- command [args]]")
     try:
         # OpenPBS's own getopt stops at the script.
         read_options = getopt.gnu_getopt if system == "torque" else getopt.getopt
         options, operands = read_options(words, GETOPT[system], ["version", "about"])
     except getopt.GetoptError as error:
-        raise Bad(2 if system == "openpbs" else 1, f"qsub: {error}\nusage: qsub ...") from None
+        raise CommandError(
+            2 if system == "openpbs" else 1, f"qsub: {error}\nusage: qsub ..."
+        ) from None
     given = [name for name, _ in options]
     if "--version" in given or "--about" in given:
         return "Version: 6.1.3.h5" if system == "torque" else "pbs_version = 23.06.06"
     interactive = "-I" in given
     if len(operands) > 1 and not interactive:
-        raise Bad(1, "qsub: illegally formed job identifier, or extra operands\nusage: qsub ...")
+        raise CommandError(
+            1, "qsub: illegally formed job identifier, or extra operands\nusage: qsub ..."
+        )
     script = find_job_script(argv) if system == "torque" else (operands or [""])[0]
     name, content, prefix = "STDIN", b"", dict(options).get("-C", "#PBS")
     if script not in ("", "-") and "-x" not in given:
@@ -137,7 +141,7 @@ def describe(system, argv):  # noqa: PLR0912 (as long as qsub has options)
             try:
                 below += getopt.gnu_getopt(shlex.split(line), GETOPT[system])[0]
             except (ValueError, getopt.GetoptError) as error:
-                raise Bad(1, f"qsub: directive error: {line[:60]!r}: {error}") from None
+                raise CommandError(1, f"qsub: directive error: {line[:60]!r}: {error}") from None
     resources, last = {}, {}
     for option, value in [o for o in below if o[0] != "-I"] + options:
         if option == "-l":
@@ -149,9 +153,11 @@ def describe(system, argv):  # noqa: PLR0912 (as long as qsub has options)
     if system == "openpbs" and "select" in resources:
         mixed = {"ncpus", "mem", "nodes"} & set(resources)
         if mixed:
-            raise Bad(1, f'qsub: "-lresource=" cannot be used with "select" or "place": {mixed}')
+            raise CommandError(
+                1, f'qsub: "-lresource=" cannot be used with "select" or "place": {mixed}'
+            )
     if system == "torque" and "nodes" in resources and {"ncpus", "size"} & set(resources):
-        raise Bad(1, "qsub: Jobs may not mix -l nodes with -l size or -l ncpus\n")
+        raise CommandError(1, "qsub: Jobs may not mix -l nodes with -l size or -l ncpus\n")
     account = pwd.getpwuid(os.getuid())
     variables = {"PBS_O_HOME": account.pw_dir, "PBS_O_WORKDIR": str(Path.cwd())}
     if "-V" in last:
@@ -161,7 +167,7 @@ def describe(system, argv):  # noqa: PLR0912 (as long as qsub has options)
         if equals or key in os.environ:
             variables[key] = value if equals else os.environ[key]
         else:
-            raise Bad(1, "qsub: cannot send environment with the job")
+            raise CommandError(1, "qsub: cannot send environment with the job")
     return {
         "name": last.get("-N", name), "owner": account.pw_name, "state": "Q", "hold": "n",
         "resources": resources, "variables": variables, "shell": last.get("-S", ""),
@@ -195,9 +201,11 @@ def read(script):
     try:
         status = Path(script).stat()
     except OSError as error:
-        raise Bad(1, f"qsub: script file '{script}' cannot be loaded - {error.strerror}") from None
+        raise CommandError(
+            1, f"qsub: script file '{script}' cannot be loaded - {error.strerror}"
+        ) from None
     if not stat.S_ISREG(status.st_mode):
-        raise Bad(1, f"qsub: script not a file: {script}")
+        raise CommandError(1, f"qsub: script not a file: {script}")
     return Path(script).read_bytes()
 
 
@@ -225,7 +233,7 @@ def find(state, job_id, program):
     parent = re.sub(r"\[[0-9]+\]", "[]", job_id)
     job = state["jobs"].get(job_id) or state["jobs"].get(parent)
     if job is None:
-        raise Bad(153, f"{program}: Unknown Job Id {job_id}")
+        raise CommandError(153, f"{program}: Unknown Job Id {job_id}")
     return job
 
 
@@ -239,7 +247,7 @@ def qstat(state, system, argv):
     assert form in ("-fw", "-ftw"), argv
     for job_id, job in jobs:
         if job["state"] == "F":
-            raise Bad(35, f"qstat: {job_id} Job has finished, use -x or -H to obtain ...")
+            raise CommandError(35, f"qstat: {job_id} Job has finished, use -x or -H to obtain ...")
         say(f"Job Id: {job_id}\n    Job_Name = {job['name']}\n    Job_Owner = {job['owner']}@h")
         say(f"    job_state = {job['state']}\n    Hold_Types = {job['hold']}")
         for key, value in job["resources"].items():
@@ -286,7 +294,7 @@ def qalter(state, system, argv):
     """Both take -a and, from a manager, a comment of a running job, and keep them."""
     job = find(state, argv[-1], "qalter")
     if not state["manager"]:
-        raise Bad(159, f"qalter: Unauthorized Request  {argv[-1]}")
+        raise CommandError(159, f"qalter: Unauthorized Request  {argv[-1]}")
     for option, value in getopt.getopt(argv[:-1], "a:W:l:")[0]:
         if option == "-l":
             if job["state"] == "R" and system == "torque" and value.startswith("walltime="):
@@ -309,7 +317,7 @@ def qalter(state, system, argv):
             name, equals, text = pair.partition("=")
             known = ("comment", *(["run_count"] if system == "openpbs" else []))
             if not equals or name not in known:
-                raise Bad(154, f"qalter: Undefined attribute  {argv[-1]}")
+                raise CommandError(154, f"qalter: Undefined attribute  {argv[-1]}")
             job["start_count" if name == "run_count" else name] = (
                 int(text) if name == "run_count" else text
             )
@@ -319,7 +327,7 @@ def qalter(state, system, argv):
 def qrerun(state, system, argv):
     job = find(state, argv[0], "qrerun")
     if job["state"] not in "RE":
-        raise Bad(168, f"qrerun: Request invalid for state of job {argv[0]}")
+        raise CommandError(168, f"qrerun: Request invalid for state of job {argv[0]}")
     job["rerun"] = True
     if job["hold"] != "n" and system == "openpbs":
         job |= {"state": "H", "exec_host": ""}
@@ -329,9 +337,11 @@ def qrerun(state, system, argv):
 def qdel(state, system, argv):
     job = find(state, argv[0], "qdel")
     if job["owner"] != pwd.getpwuid(os.getuid()).pw_name and os.geteuid():
-        raise Bad(159, f"qdel: Unauthorized Request  {argv[0]}")
+        raise CommandError(159, f"qdel: Unauthorized Request  {argv[0]}")
     if job["state"] == "C":
-        raise Bad(170, f"qdel: Request invalid for state of job MSG=invalid state {argv[0]}")
+        raise CommandError(
+            170, f"qdel: Request invalid for state of job MSG=invalid state {argv[0]}"
+        )
     job["deleted"] = True
     return 0
 
@@ -341,7 +351,7 @@ def pbsnodes(state, system, argv):
         name, key = argv[2], "note" if argv[0] == "-N" else "comment"
         node = state["nodes"][name]
         if node.get("broken"):
-            raise Bad(2, BROKEN)
+            raise CommandError(2, BROKEN)
         node.pop(key, None)
         if argv[1]:
             node[key] = argv[1]
@@ -371,7 +381,7 @@ def qmgr(state, system, argv):
         say(f"Server {SERVER}\n\tserver_state = Active\n\tmanagers = {state['managers']}")
         return 0
     if not state["manager"]:
-        raise Bad(159, "qmgr obj=n1 svr=default: Unauthorized Request")
+        raise CommandError(159, "qmgr obj=n1 svr=default: Unauthorized Request")
     match = re.fullmatch(r"(set|unset) node (\S+) (\S+)(?: (\+=|-=|=) (\S+))?", command)
     if match:
         return set_node(state, *match.groups())
@@ -382,7 +392,7 @@ def qmgr(state, system, argv):
     assert match, command
     if not state.get("at_server", True):  # only root on the server's host, manager or not
         said = "root@n1 is unauthorized to access hooks data from server " + SERVER
-        raise Bad(1, f"qmgr obj={match[2]} svr=default: {said}\nqmgr: hook error returned")
+        raise CommandError(1, f"qmgr obj={match[2]} svr=default: {said}\nqmgr: hook error returned")
     return hook(state, *match.groups())
 
 
@@ -394,7 +404,7 @@ def set_node(state, verb, name, key, sign, value):
         node[key] = value
     else:
         if node.get("broken"):
-            raise Bad(2, BROKEN)
+            raise CommandError(2, BROKEN)
         found = [p for p in node.get(key, "").split(",") if p and p != value]
         found += [value] * (sign == "+=")
         node[key] = ",".join(found)
@@ -406,12 +416,12 @@ def set_node(state, verb, name, key, sign, value):
 
 def own_resource(state, verb, name):
     if verb != "create" and name not in state["resources"]:
-        raise Bad(1, f"qmgr obj={name} svr=default: Unknown resource")
+        raise CommandError(1, f"qmgr obj={name} svr=default: Unknown resource")
     if verb == "create":
         state["resources"] = sorted({*state["resources"], name})
     elif verb == "delete" and state.get("busy"):  # a job has it, including those in the history
         busy = f"qmgr obj={name} svr=default: Resource busy on job\nqmgr: Error (15174) returned"
-        raise Bad(70, busy)
+        raise CommandError(70, busy)
     elif verb == "delete":
         state["resources"].remove(name)
     else:
@@ -425,7 +435,7 @@ def hook(state, verb, name, rest):
         hooks[name] = {"type": "site", "enabled": "true", "alarm": "30", "order": "1"}
         return 0
     if name not in hooks:
-        raise Bad(1, f"qmgr obj={name} svr=default: hook not found")
+        raise CommandError(1, f"qmgr obj={name} svr=default: hook not found")
     if verb == "set":
         key, _, value = rest.partition(" = ")
         hooks[name][key] = value
@@ -447,7 +457,7 @@ def run(*given):
     """Run the program that these words name. The tests start it a thousand times."""
     try:
         code = main(*given, *sys.argv[1:])
-    except Bad as bad:
+    except CommandError as bad:
         code, words = bad.args
         sys.stderr.write(f"{words}\n")
     sys.exit(code)

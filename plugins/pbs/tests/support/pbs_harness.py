@@ -98,7 +98,7 @@ class PbsHarness:
         (self.pbs.directory / "answer.json").write_text(json.dumps(said))
         return True
 
-    def received(self):
+    def last_input(self):
         path = self.pbs.directory / "qsub.json"
         if not path.exists():
             return None

@@ -5,7 +5,7 @@ from vtorque_pbs.settings import Settings
 from vtorque_pbs.torque.node import TorqueNode
 
 
-class Site:
+class TorqueSite:
     """The needed part of the site config."""
 
     def __init__(self, paths, settings):
@@ -19,4 +19,4 @@ def adapter_at(root, node):
     """Return the node part of ``node``; ``root`` is the double's directory."""
     paths = Paths(root / "state", root / "run", root / "jobshell")
     settings = Settings(bindir=str(root / "bin"), node=node, home=str(root / node))
-    return TorqueNode(Site(paths, settings), settings)
+    return TorqueNode(TorqueSite(paths, settings), settings)

@@ -19,7 +19,7 @@ from vtorque_pbs.job_records import Attributes
 from vtorque_pbs.mixed import JobPart, bare_nodes, openpbs_places, per_node
 from vtorque_pbs.node import PATIENCE, PbsNode, is_job_id, is_one_part
 from vtorque_pbs.qsub_dialect import OPENPBS
-from vtorque_pbs.resources import hosts, parts_of
+from vtorque_pbs.resources import hosts, parse_exec_host
 from vtorque_pbs.settings import Settings
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ class OpenPbsNode(PbsNode):
         except Refused as error:
             bad = str(error)
         vnodes = given.get("vnodes", "")
-        places = [JobPart(*part, guests=True) for part in parts_of(where)]
+        places = [JobPart(*part, guests=True) for part in parse_exec_host(where)]
         try:
             placed = [(place.node, place.slots) for place in places]
             places = openpbs_places(given.get("select", ""), placed, self._settings.property)
@@ -93,11 +93,11 @@ class OpenPbsNode(PbsNode):
             bare=bare_nodes(places),
             detach=Detach.AT_ONCE,
             patience=PATIENCE,
-            whole_node=_is_alone(given.get("place", ""), vnodes),
+            whole_node=_is_exclusive(given.get("place", ""), vnodes),
             queue=given.get("queue", ""),
             account=given.get("account", ""),
             granted=counted.openpbs_granted(
-                chunks_on(vnodes, where, node), self._assigned(given["id"])
+                node_chunks(vnodes, where, node), self._read_hook_data(given["id"])
             ),
         )
 
@@ -113,37 +113,37 @@ class OpenPbsNode(PbsNode):
         yield EnvVar("OMP_NUM_THREADS", count)
         yield EnvVar("NCPUS", count)
 
-    def _assigned(self, job_id: str) -> bytes:
+    def _read_hook_data(self, job_id: str) -> bytes:
         place = self.home / "mom_priv/hooks/hook_data"
         try:
             return (place / job_id).read_bytes() if is_job_id(job_id) else b""
         except OSError:
             return b""
 
-    def run_again(self, job: BatchJob, hook_waits: bool) -> int:
+    def requeue_now(self, job: BatchJob, hook_waits: bool) -> int:
         """Ask the server to requeue the job; return 1."""
         self.commands.rerun(job.id, wait=REQUEUE_TIME)
         return 1
 
-    def uncounted(self, job: BatchJob, outcome: Outcome) -> Sequence[str]:
+    def reset_arguments(self, job: BatchJob, outcome: Outcome) -> Sequence[str]:
         """Reset the start counter of a job that waits, because the server holds it at 21 starts."""
         many = outcome is Outcome.IN_USE and job.attempt >= _MANY
         return ("-W", f"run_count={_MANY}") if many else ()
 
     def set_mark(self, name: str, node: Attributes, healthy: bool) -> None:
         """Set the node's resource."""
-        self.commands.tell("qmgr", "-c", f"set node {name} {self._resource} = {healthy}")
+        self.commands.run_checked("qmgr", "-c", f"set node {name} {self._resource} = {healthy}")
 
     def clear_mark(self, name: str, node: Attributes) -> None:
         """Unset the node's resource."""
         if self._resource in node:
-            self.commands.tell("qmgr", "-c", f"unset node {name} {self._resource}")
+            self.commands.run_checked("qmgr", "-c", f"unset node {name} {self._resource}")
 
     def is_marked(self, node: Attributes) -> bool:
         """Return whether the node's resource is true."""
         return node.get(self._resource) == "True"
 
-    def on_node(self, job: Attributes, node: str) -> str:
+    def restrict_to_node(self, job: Attributes, node: str) -> str:
         """Add the host to ``select``, which has one chunk in a single-node job."""
         asked = job.get("Resource_List.select", "")
         if not re.match("(1:)?[a-z_]+=", asked) or not is_one_part(asked):
@@ -166,7 +166,7 @@ def share(vnodes: str, exec_host: str, node: str) -> tuple[int | None, int | Non
     ``vnodes`` is ``(vm:ncpus=2:mem=1048576kb)+(vmb:ncpus=1)``, with the chunks of ``exec_host``.
     """
     cpus = mib = 0
-    for pairs in chunks_on(vnodes, exec_host, node):
+    for pairs in node_chunks(vnodes, exec_host, node):
         cpus += int(pairs["ncpus"]) if pairs.get("ncpus", "").isdecimal() else 0
         try:
             mib += pbs.mem_mib(pairs["mem"]) if "mem" in pairs else 0
@@ -175,7 +175,7 @@ def share(vnodes: str, exec_host: str, node: str) -> tuple[int | None, int | Non
     return cpus or None, mib or None
 
 
-def chunks_on(vnodes: str, exec_host: str, node: str) -> Iterator[dict[str, str]]:
+def node_chunks(vnodes: str, exec_host: str, node: str) -> Iterator[dict[str, str]]:
     """Yield a job's resources on each vnode of one node; see :func:`share`."""
     names = [part.partition("/")[0] for part in exec_host.split("+")]
     for name, chunk in zip(names, re.findall(r"\(([^()]*)\)", vnodes), strict=False):
@@ -183,7 +183,7 @@ def chunks_on(vnodes: str, exec_host: str, node: str) -> Iterator[dict[str, str]
             yield dict(word.split("=", 1) for word in part.split(":") if "=" in word)
 
 
-def _is_alone(place: str, vnodes: str) -> bool:
+def _is_exclusive(place: str, vnodes: str) -> bool:
     """Return whether the job has its hosts exclusively (pbs_resources(7B)).
 
     ``exclhost`` applies to hosts, ``excl`` to vnodes. A host may have several vnodes (``host[0]``).

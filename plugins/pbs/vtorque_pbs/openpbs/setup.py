@@ -24,7 +24,7 @@ from vtorque_core.api.setup_steps import Installation, SetupStep
 from vtorque_pbs.node import PbsNode
 from vtorque_pbs.openpbs import hooks
 from vtorque_pbs.settings import Settings
-from vtorque_pbs.setup import marked, rights
+from vtorque_pbs.setup import mark_step, rights
 from vtorque_pbs.submitter import REQUEST
 
 BEGIN, END, QUEUE = "vtorque_begin", "vtorque_end", "vtorque_queue"
@@ -49,7 +49,7 @@ def steps(
             "[plugin.pbs] epilogue_alarm", seconds, place.end_time + 20, "the end of a job"
         ),
         rights(node.commands),
-        *(own if at_server else (_sent(each, where / "hooks") for each in own)),
+        *(own if at_server else (_check_hook_copy(each, where / "hooks") for each in own)),
     ]
     if at_server:
         found += _queue_steps(node, settings, place)
@@ -57,7 +57,7 @@ def steps(
         if at_server:
             found.append(_resource(node, settings.property))
         if is_node:
-            found.append(marked(node, settings.property))
+            found.append(mark_step(node, settings.property))
     return found
 
 
@@ -100,7 +100,7 @@ def _place(node: PbsNode) -> tuple[bool, bool]:
         return True, True
 
 
-def _sent(hook: ServerHook, directory: Path) -> Check:
+def _check_hook_copy(hook: ServerHook, directory: Path) -> Check:
     problem = ""
     try:
         said = (directory / f"{hook.name}.HK").read_text()
@@ -140,7 +140,7 @@ class ServerHook:
 
     def is_applied(self) -> bool:
         """Return whether the hook exists with the right attributes and content."""
-        found = self._found()
+        found = self._list_hook()
         wanted = {"event": self.event, "enabled": "true", "alarm": str(self.alarm)}
         wanted |= {"order": str(self.order)}
         if any(found.get(key) != value for key, value in wanted.items()):
@@ -149,28 +149,28 @@ class ServerHook:
 
     def apply(self) -> None:
         """Create or correct the hook."""
-        if not self._found():
-            self._tell(f"create hook {self.name}")
-        self._tell(f"set hook {self.name} event = {self.event}")
-        self._tell(f"set hook {self.name} alarm = {self.alarm}")
-        self._tell(f"set hook {self.name} order = {self.order}")
+        if not self._list_hook():
+            self._run_qmgr(f"create hook {self.name}")
+        self._run_qmgr(f"set hook {self.name} event = {self.event}")
+        self._run_qmgr(f"set hook {self.name} alarm = {self.alarm}")
+        self._run_qmgr(f"set hook {self.name} order = {self.order}")
         with tempfile.TemporaryDirectory() as directory:  # mode 0700
             file = Path(directory, "hook.py")
             file.write_bytes(self.content)
-            self._tell(f"import hook {self.name} application/x-python default {file}")
-        self._tell(f"set hook {self.name} enabled = true")
+            self._run_qmgr(f"import hook {self.name} application/x-python default {file}")
+        self._run_qmgr(f"set hook {self.name} enabled = true")
 
     def undo(self) -> None:
         """Delete the hook. Raise HostFault while other nodes run VM jobs."""
-        if self._found():
+        if self._list_hook():
             self.node.be_last()
-            self._tell(f"delete hook {self.name}")
+            self._run_qmgr(f"delete hook {self.name}")
 
     def exists(self) -> bool:
         """Return whether the server has a hook of this name."""
-        return bool(self._found())
+        return bool(self._list_hook())
 
-    def _found(self) -> Mapping[str, str]:
+    def _list_hook(self) -> Mapping[str, str]:
         answer = self.node.commands.ask("qmgr", "-c", f"list hook {self.name}")
         if answer.code:
             if "hook not found" in answer.err:
@@ -178,11 +178,11 @@ class ServerHook:
             raise HostFault(f"qmgr ended with exit code {answer.code}: {answer.words}")
         return dict(re.findall(r"^\s+(\w+) = (.*)$", answer.out, re.MULTILINE))
 
-    def _tell(self, command: str) -> None:
-        self.node.commands.tell("qmgr", "-c", command)
+    def _run_qmgr(self, command: str) -> None:
+        self.node.commands.run_checked("qmgr", "-c", command)
 
     def _ask(self, command: str, what: str) -> str:
-        return self.node.commands.tell("qmgr", "-c", f"{command} {self.name} {what}")
+        return self.node.commands.run_checked("qmgr", "-c", f"{command} {self.name} {what}")
 
 
 def _resource(node: PbsNode, name: str) -> Change:
@@ -197,7 +197,7 @@ def _resource(node: PbsNode, name: str) -> Change:
         return commands.ask("qmgr", "-c", f"list resource {name}").code == 0
 
     def apply() -> None:
-        commands.tell("qmgr", "-c", f"create resource {name} type=boolean, flag=h")
+        commands.run_checked("qmgr", "-c", f"create resource {name} type=boolean, flag=h")
 
     def undo() -> None:
         if done():

@@ -18,10 +18,10 @@ from vtorque_pbs import convention as pbs
 from vtorque_pbs import counted, request_channel
 from vtorque_pbs.batch_commands import REQUEUE_TIME
 from vtorque_pbs.job_records import Attributes, parse_nodes
-from vtorque_pbs.mixed import JobPart, bare_nodes, for_guests, per_node, torque_places
+from vtorque_pbs.mixed import JobPart, bare_nodes, per_node, select_guest_parts, torque_places
 from vtorque_pbs.node import PATIENCE, PbsNode, is_one_part
 from vtorque_pbs.qsub_dialect import TORQUE
-from vtorque_pbs.resources import hosts, parts_of, torque_memory, walltime_seconds
+from vtorque_pbs.resources import hosts, parse_exec_host, torque_memory, walltime_seconds
 from vtorque_pbs.settings import Settings
 
 if TYPE_CHECKING:
@@ -70,14 +70,16 @@ class TorqueNode(PbsNode):
         if word is None:
             host = self._settings.node or socket.gethostname()
             return BatchJob(args.job_id, args.user, host, (host,), None, name=args.job_name)
-        known = self._known(args.job_id)
+        known = self._find_job(args.job_id)
         all_nodes, _ = hosts(known.get("exec_host", ""))
         node = self.own_name(all_nodes)
         if not node:
             where = known.get("exec_host", "none")
             raise HostFault(f"job {args.job_id} does not run on this node; its exec_host: {where}")
         blob, bad, unknown = b"", "", ""
-        places = [JobPart(*part, guests=True) for part in parts_of(known.get("exec_host", ""))]
+        places = [
+            JobPart(*part, guests=True) for part in parse_exec_host(known.get("exec_host", ""))
+        ]
         try:
             places = self._places(known, places)
             if places[0].node not in per_node(places)[0]:
@@ -131,7 +133,7 @@ class TorqueNode(PbsNode):
 
     def _places(self, known: Attributes, placed: list[JobPart]) -> list[JobPart]:
         asked, feature = known.get("Resource_List.nodes", ""), self._settings.property
-        if all(for_guests(asked.partition("#")[0].split("+"), feature)):
+        if all(select_guest_parts(asked.partition("#")[0].split("+"), feature)):
             return placed
         has = {name: _properties(node) for name, node in self.nodes().items()}
         return torque_places(asked, [(p.node, p.slots) for p in placed], feature, has)
@@ -158,7 +160,7 @@ class TorqueNode(PbsNode):
         wanted = math.ceil(asked + time.monotonic() - self._began)
         text = f"walltime={pbs.show_walltime(wanted)}"
         try:
-            self.commands.tell("qalter", "-l", text, job.id, timeout=_QALTER_TIME)
+            self.commands.run_checked("qalter", "-l", text, job.id, timeout=_QALTER_TIME)
         except HostFault:
             if self._walltime(job) != wanted:
                 raise
@@ -167,7 +169,7 @@ class TorqueNode(PbsNode):
         """Query the job's walltime in seconds."""
         return walltime_seconds((self.ask(job.id) or {}).get("Resource_List.walltime", ""))
 
-    def run_again(self, job: BatchJob, hook_waits: bool) -> int:
+    def requeue_now(self, job: BatchJob, hook_waits: bool) -> int:
         """Return the hook's exit status for a requeue.
 
         If the hook has already returned, ask the server to requeue the job.
@@ -185,9 +187,9 @@ class TorqueNode(PbsNode):
         words = self._settings.property, f"no{self._settings.property}"
         if healthy:
             self._swap(name, node, *words)
-        elif self.others_marked():
+        elif self.other_vm_nodes():
             self._swap(name, node, *reversed(words))
-            if not self.others_marked():  # another node did the same at the same time
+            if not self.other_vm_nodes():  # another node did the same at the same time
                 self._swap(name, self.nodes()[name], *words)
 
     def clear_mark(self, name: str, node: Attributes) -> None:
@@ -201,7 +203,7 @@ class TorqueNode(PbsNode):
         """Return whether the node has the property."""
         return self._settings.property in _properties(node)
 
-    def on_node(self, job: Attributes, node: str) -> str:
+    def restrict_to_node(self, job: Attributes, node: str) -> str:
         """Add the node's name to ``nodes``, which has one part in a single-node job."""
         asked = job.get("Resource_List.nodes", "")
         count, colon, rest = asked.partition(":")
@@ -226,7 +228,7 @@ class TorqueNode(PbsNode):
         if "shared" in given.get("nodes", "").partition("#")[2]:
             return False
         try:
-            shown = parse_nodes(self.commands.tell("pbsnodes", "-a", node))
+            shown = parse_nodes(self.commands.run_checked("pbsnodes", "-a", node))
         except HostFault:
             return False
         return 0 < _number(shown.get(node, {}).get("np")) <= count
@@ -239,9 +241,9 @@ class TorqueNode(PbsNode):
         """
         for sign, word in (("+=", new), ("-=", old)):
             if word and (word in _properties(node)) == (sign == "-="):
-                self.commands.tell("qmgr", "-c", f"set node {name} properties {sign} {word}")
+                self.commands.run_checked("qmgr", "-c", f"set node {name} properties {sign} {word}")
 
-    def _known(self, job_id: str) -> Attributes:
+    def _find_job(self, job_id: str) -> Attributes:
         for again in range(TRIES, -1, -1):
             try:
                 found = self.ask(job_id)

@@ -17,7 +17,7 @@ from vtorque_core.api.node_job import Site
 from vtorque_core.api.setup_steps import Installation, SetupStep
 from vtorque_pbs.node import PbsNode
 from vtorque_pbs.settings import Settings
-from vtorque_pbs.setup import marked, rights
+from vtorque_pbs.setup import mark_step, rights
 from vtorque_pbs.torque import hooks, submit_filter
 from vtorque_pbs.torque.node import FIRST, SISTER
 
@@ -34,7 +34,7 @@ def steps(
     priv = node.home / "mom_priv"
     journal, proof = site.paths.journal, site.paths.run / "proof"
     names = ("prologue", "prologue.parallel", "epilogue", "epilogue.parallel")
-    found: list[SetupStep] = [_is_node(priv), *(_trusted(priv / name) for name in names)]
+    found: list[SetupStep] = [_is_node(priv), *(_check_trust(priv / name) for name in names)]
     for name, kind in (("prologue", FIRST), ("prologue.parallel", SISTER)):
         path = priv / name
         found.append(ReplacedFile(path, hooks.prologue(place, path, kind, proof)))
@@ -47,7 +47,7 @@ def steps(
     found += [_prolog_alarm(priv, math.ceil(limit)), rights(node.commands)]
     if settings.submit_filter:
         found += submit_filter.steps(node.home, place, settings.bindir)
-    return [*found, marked(node, settings.property)] if settings.property else found
+    return [*found, mark_step(node, settings.property)] if settings.property else found
 
 
 def _is_node(priv: Path) -> Check:
@@ -58,7 +58,7 @@ def _is_node(priv: Path) -> Check:
     return Check(f"find {priv}", problem)
 
 
-def _trusted(path: Path) -> Check:
+def _check_trust(path: Path) -> Check:
     """Check that only root can change the site's script, because vTorque's hook runs it as root."""
     problem = ""
     for each in (path, path.with_name(path.name + KEPT)):
@@ -85,17 +85,17 @@ def _prolog_alarm(priv: Path, seconds: int) -> Change:
 
     def change(edit: Callable[[bytes], bytes]) -> None:
         if edit_file(config, edit, may_be_missing=True):
-            _reread(priv)
+            _reload_mom(priv)
 
     return Change(
         f"set $prologalarm to {seconds} (s) in {config}",
         done,
-        lambda: change(lambda text: _with_ours(_without_ours(text), seconds)),
-        lambda: change(_without_ours),
+        lambda: change(lambda text: _add_alarm(_remove_alarm(text), seconds)),
+        lambda: change(_remove_alarm),
     )
 
 
-def _with_ours(text: bytes, seconds: int) -> bytes:
+def _add_alarm(text: bytes, seconds: int) -> bytes:
     text = _ALARM.sub(lambda match: _OFF + match[0], text)
     end = b"\n"
     if text and not text.endswith(b"\n"):
@@ -103,7 +103,7 @@ def _with_ours(text: bytes, seconds: int) -> bytes:
     return text + _OURS + end + b"$prologalarm %d\n" % seconds
 
 
-def _without_ours(text: bytes) -> bytes:
+def _remove_alarm(text: bytes) -> bytes:
     """Undo :func:`_with_ours` byte for byte."""
     found = re.search(
         rb"^" + re.escape(_OURS) + rb"( and its newline before)?\n\$prologalarm [0-9]+\n",
@@ -118,7 +118,7 @@ def _without_ours(text: bytes) -> bytes:
     return re.sub(rb"^" + _OFF, b"", before + text[found.end() :], flags=re.MULTILINE)
 
 
-def _reread(priv: Path) -> None:
+def _reload_mom(priv: Path) -> None:
     with contextlib.suppress(OSError, ValueError):
         pid = int((priv / "mom.lock").read_text())
         if Path("/proc", str(pid), "comm").read_text().strip() == "pbs_mom":

@@ -134,7 +134,7 @@ def _config_line(config: Path, path: Path) -> Change:
     )
 
 
-def with_lines(content: bytes, prefix: str, words: Sequence[str], line: Options) -> bytes:
+def add_directives(content: bytes, prefix: str, words: Sequence[str], line: Options) -> bytes:
     """Return the script with directives for the words, which are pairs of option and value.
 
     Raises:

@@ -67,7 +67,7 @@ class DirectoryHarness:
         path.write_text(json.dumps(["", "", "", 1.0, ""]))
         return path.stem
 
-    def existing(self):
+    def list_machines(self):
         return {path.stem for path in self.directory.glob("m-*.json")}
 
     @contextlib.contextmanager
@@ -78,10 +78,10 @@ class DirectoryHarness:
         finally:
             (self.directory / name).unlink()
 
-    def silent(self):
+    def silence(self):
         return self._marked("down")
 
-    def full(self):
+    def exhaust(self):
         return self._marked("full")
 
     def user_data(self, machine):
@@ -97,7 +97,7 @@ class ListsAllClusters(DirectoryDriver):
         return [m for _, m in self.all()]
 
 
-class Remembers(DirectoryDriver):
+class RememberingDriver(DirectoryDriver):
     """It knows only machines that it has made itself."""
 
     def __init__(self, directory):
@@ -144,7 +144,7 @@ class LeavesHalf(DirectoryDriver):
 
 BROKEN = {
     ListsAllClusters: "test_machines_of_other_clusters_are_not_listed",
-    Remembers: "test_new_driver_lists_all_machines",
+    RememberingDriver: "test_new_driver_lists_all_machines",
     EmptyWhenSilent: "test_silent_cloud_raises_cloud_fault",
     RefusesWhatIsGone: "test_destroy_is_idempotent",
     LeavesHalf: "test_full_cloud_raises_stock_out_and_leaves_nothing",

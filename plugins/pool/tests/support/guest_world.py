@@ -3,7 +3,7 @@
 They come from ``images``, a vTorque pool with the image slurm-worker (doc/recipes).
 """
 
-from slurm_world import _CONF, _TOML, World
+from slurm_world import _CONF, _TOML, SlurmWorld
 
 # The head is 10.90.0.1 for them: libvirt's network is a bridge of these namespaces.
 _LIBVIRT = r"""
@@ -41,7 +41,7 @@ write_files:
 """
 
 
-class GuestWorld(World):
+class GuestWorld(SlurmWorld):
     """See :class:`World`; ``machines`` are libvirt's domains, ``top``/images has to exist."""
 
     conf = (

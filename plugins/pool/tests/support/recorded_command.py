@@ -9,7 +9,7 @@ exit "$(cat {notes}/code)"
 """
 
 
-class Command:
+class RecordedCommand:
     def __init__(self, path):
         self.notes = path.with_name(f".{path.name}")
         self.notes.mkdir(parents=True)

@@ -84,7 +84,7 @@ directory = "{top}/cloud"
 """
 
 
-class World:
+class SlurmWorld:
     """One Slurm; ``top`` has all its files."""
 
     conf, toml, inside = _CONF, _TOML + _DOUBLE, ""

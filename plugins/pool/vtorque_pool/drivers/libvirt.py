@@ -155,7 +155,7 @@ class Libvirt:
         )
         found = self._disk(f"{name}.qcow2", "qcow2", "vda", f"{backing}<serial>vtroot</serial>")
         if order.user_data or self._secrets or self._pool:
-            secrets = private(Path(self._secrets)) if self._secrets else b""
+            secrets = read_private(Path(self._secrets)) if self._secrets else b""
             self._upload(f"{name}-seed.iso", seed(order, secrets, local=bool(self._pool)))
             rest = "<readonly/><serial>vtseed</serial>"
             found += self._disk(f"{name}-seed.iso", "raw", "vdb", rest)
@@ -238,7 +238,7 @@ class Libvirt:
             raise CloudFault(str(error)) from None
 
 
-def private(path: Path) -> bytes:
+def read_private(path: Path) -> bytes:
     """Return the content of a file that only root or this user can read.
 
     Raises:

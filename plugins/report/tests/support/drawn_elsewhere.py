@@ -26,7 +26,7 @@ for line in sys.stdin:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def elsewhere() -> Iterator[None]:
+def draw_elsewhere() -> Iterator[None]:
     started: list[subprocess.Popen[str]] = []
 
     def draw(spec: Any, **options: Any) -> str:

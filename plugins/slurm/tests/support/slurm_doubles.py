@@ -193,7 +193,7 @@ for name, reason in node.get("others", {}).items():
 """
 
 
-class Slurm:
+class SlurmDoubles:
     """A directory with the doubles, and their data."""
 
     def __init__(self, root: Path) -> None:

@@ -59,7 +59,7 @@ class Failed(Exception):
 
 
 @dataclass
-class Options:
+class SnapteldOptions:
     """Its behavior.
 
     ``slow``: seconds from a task's creation to the answer; ``stopping``: seconds that a task takes
@@ -76,7 +76,7 @@ class Options:
 
 
 @dataclass
-class Seen:
+class SnapteldRequests:
     """The requests received. ``twice``: names that two tasks had at the same time."""
 
     requests: list = field(default_factory=list)
@@ -88,7 +88,7 @@ class Scheduler:
     """The tasks."""
 
     def __init__(self, options):
-        self.options, self.seen = options, Seen()
+        self.options, self.seen = options, SnapteldRequests()
         self.table = {}
         self.lock = threading.RLock()
 
@@ -161,7 +161,7 @@ class Scheduler:
         del self.table[task_id]
 
 
-class Handler(BaseHTTPRequestHandler):
+class SnapteldHandler(BaseHTTPRequestHandler):
     """One connection."""
 
     protocol_version = "HTTP/1.1"
@@ -257,14 +257,14 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(data)
 
 
-class Server(ThreadingHTTPServer):
+class SnapteldServer(ThreadingHTTPServer):
     """The server."""
 
     daemon_threads = True
 
     def __init__(self, options):
         self.scheduler = Scheduler(options)
-        super().__init__(("127.0.0.1", options.port), Handler)
+        super().__init__(("127.0.0.1", options.port), SnapteldHandler)
         if options.tls:
             context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
             context.load_cert_chain(*options.tls)
@@ -277,7 +277,7 @@ class Server(ThreadingHTTPServer):
 @contextlib.contextmanager
 def serving(**options):
     """Run it in a thread; yield the server. ``server.server_port`` is its port."""
-    server = Server(Options(**options))
+    server = SnapteldServer(SnapteldOptions(**options))
     thread = threading.Thread(target=server.serve_forever, args=(0.02,))
     thread.start()
     try:
@@ -289,7 +289,7 @@ def serving(**options):
 
 
 if __name__ == "__main__":
-    with Server(Options(**json.loads(sys.argv[1]))) as program:
+    with SnapteldServer(SnapteldOptions(**json.loads(sys.argv[1]))) as program:
         sys.stdout.write(f"{program.server_port}\n")
         sys.stdout.flush()
         program.serve_forever()
