@@ -1,4 +1,4 @@
-"""Find errors in a plugin's source that loading does not find, for ``vtorque plugins``."""
+"""Find errors in a plugin's source that loading does not detect, for ``vtorque plugins``."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from vtorque_core.api import hooks
 from vtorque_core.live.site_config import Plugins
 
 _OURS = {"vtorque_core", "vtorque_testing"}  # the test kit imports private modules
-DEAR = 0.020  # seconds of CPU of each vsub that importing a declaring module may take
+DEAR = 0.020  # most CPU seconds that importing a plugin may add to each vsub
 _PUBLIC = re.compile(r"vtorque_core\.(api|live)(\.|$)")
 _PRIVATE = re.compile(rb"vtorque_core(\.(?!api|live)| import)")  # fast check for candidates
 
@@ -32,7 +32,7 @@ def find_errors(plugins: Plugins, name: str) -> Iterator[str]:
 
 
 def slow_import(plugins: Plugins, name: str) -> str:
-    """Return a message if importing the plugin makes ``vsub`` slow, or an empty string."""
+    """Return a message if importing the plugin takes too long for ``vsub``; otherwise ""."""
     cost = plugins.costs.get(name, 0.0)
     if cost <= DEAR:
         return ""

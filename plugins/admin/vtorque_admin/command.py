@@ -23,7 +23,7 @@ _MARKS = {"ok": ("ok", "green"), "warning": ("warn", "yellow"), "failed": ("FAIL
 
 @click.group()
 def setup() -> None:
-    """Prepare this node, or undo that."""
+    """Prepare this node for guests, or undo the preparation."""
     if os.geteuid() != 0:
         raise UsageError("vtorque setup changes the node: run it as root")
 
@@ -72,12 +72,13 @@ def uninstall(config: Path, purge: bool) -> None:
 def doctor(config: Path, user: str | None, mark: bool, as_json: bool) -> None:
     """Check libvirt, acceleration, network, images, permissions, plugins and the hooks.
 
-    With --mark the batch system then starts VM jobs here only if nothing has failed.
-    Exit codes: 0 all well (maybe with warnings), 1 something failed, 2 the site config is wrong.
+    With --mark, the batch system afterwards starts VM jobs on this node only if no check failed.
+    Exit codes: 0 no check failed (warnings are possible), 1 a check failed, 2 the site config is
+    invalid.
     """
     site, plugins = load(config, node=True)
     findings: list[Finding] = []
-    last = set_mark(site, plugins, findings) if mark else ()  # a generator: it runs last
+    last = set_mark(site, plugins, findings) if mark else ()  # a generator: runs after the checks
     for finding in chain(examine(site, plugins, user, marks=mark), last):
         findings.append(finding)
         if not as_json:

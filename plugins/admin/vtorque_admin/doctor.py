@@ -89,7 +89,10 @@ class Finding:
 
 
 def set_mark(site: Site, plugins: Plugins, findings: Sequence[Finding]) -> Iterator[Finding]:
-    """Set or clear the batch system's mark of this node, once all ``findings`` are known."""
+    """Mark this node as fit for VM jobs in the batch system, or as unfit if a check failed.
+
+    Yields a finding about the mark. Iterate after ``findings`` has the results of all checks.
+    """
     failures = (f"{each.check}: {each.message}" for each in findings if each.status == "failed")
     reason = printable(next(failures, ""))
     plugins.batch_system(site.batch.system).node(site).mark(not reason, reason)
@@ -101,7 +104,7 @@ def examine(
 ) -> Iterator[Finding]:
     """Run all checks. With ``user``, also check this user's requirements.
 
-    ``marks`` omits the check of the node's mark, because :func:`set_mark` follows.
+    With ``marks``, skip the check of the node's mark, which :func:`set_mark` then sets.
     """
     checks: list[tuple[str, Look]] = [
         ("code", check_code),
@@ -180,7 +183,7 @@ def check_confinement(site: Site) -> Iterator[HealthResult]:
     module = f"enable AppArmor or SELinux, set security_driver in {QEMU_CONF} {again}"
     if found:
         yield ok(f"QEMU is confined by {found[0]}")
-    elif site.node.guest_uids and os.uname().machine == "x86_64":  # others boot disks by UEFI
+    elif site.node.guest_uids and os.uname().machine == "x86_64":  # UEFI guests get no uid
         yield warning("QEMU is confined by a uid for each guest, but by no security module", module)
     else:
         yield failure(
@@ -415,7 +418,7 @@ def _enter_home(user: pwd.struct_passwd) -> None:
 
 
 def subordinate_id_rule(base: int, tables: Sequence[Path] = host_ids.TABLES) -> str:
-    """Describe how ids are chosen. Nodes with equal texts choose equal ids."""
+    """Describe how this node chooses subordinate ids: nodes with the same text choose the same."""
     if base:
         return f"{base} + uid"
     lines = sorted(

@@ -15,7 +15,7 @@ _MADE = "https://vtorque.org/xmlns/network/1"  # marks libvirt networks that vTo
 
 
 def libvirt_networks(site: Site) -> list[AnyNetwork]:
-    """Return the guests' networks that libvirt provides, each once."""
+    """Return the guests' networks that are libvirt networks, without duplicates."""
     wanted: dict[str, AnyNetwork] = {}
     for network in all_networks(site).values():
         if network.kind == "network":
@@ -31,7 +31,7 @@ def is_active(site: Site, name: str) -> bool:
 def start(site: Site, network: AnyNetwork) -> None:
     """Define a network, set it to autostart, and start it unless it is active.
 
-    An existing definition of a network of ``[networks.<name>]`` stays unchanged.
+    If libvirt already defines a network of ``[networks.<name>]``, the definition stays unchanged.
     """
     xml, keep = definition(network), network is not site.network
 
@@ -49,7 +49,7 @@ def start(site: Site, network: AnyNetwork) -> None:
 def remove(site: Site, network: AnyNetwork) -> bool:
     """Stop and undefine a network, and return True.
 
-    A network of ``[networks.<name>]`` that vTorque did not create stays, and False is returned.
+    If vTorque did not create a network of ``[networks.<name>]``, change nothing and return False.
     """
     uri, name = site.node.libvirt_uri, network.source
     if network is not site.network and _MADE not in (network_xml(uri, name) or ""):
@@ -85,7 +85,7 @@ def _add_known_uuid(connection: Any, xml: str) -> str:
 def definition(network: AnyNetwork) -> str:
     """Return the libvirt XML of a guest network, without DHCP and DNS.
 
-    ``[network]`` and networks with a gateway use NAT. Others connect only the node's guests.
+    ``[network]`` and networks with a gateway use NAT. All others connect only the node's guests.
     Format: https://libvirt.org/formatnetwork.html.
     """
     extra = isinstance(network, ExtraNetwork)

@@ -33,7 +33,7 @@ def _point_name(item: Command) -> str:
     return item.words
 
 
-# Name in the table and in --json, hook, and name of an item.
+# Kind of contribution (as in the table and --json), its hook, and a function for an item's name.
 _KINDS: tuple[tuple[str, str, Callable[[Any], str]], ...] = (
     ("-vm", "vtorque_options", lambda item: str(item.key)),
     ("guest types", "vtorque_guest_types", lambda item: str(item.name)),
@@ -48,9 +48,9 @@ class Row:
     """One plugin in the list.
 
     Attributes:
-        why: reason why the plugin is off, broken or slow.
+        why: reason why the plugin is disabled, broken or slow.
         brings: names of its contributions by kind.
-        wrong: programming errors in a plugin that is on.
+        wrong: programming errors in an enabled plugin.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""Prepare a node (directories, site secret, guest network), or undo that. As root.
+"""Prepare a node (directories, site secret, guest network), or undo the preparation. As root.
 
 Idempotent; each step reports its changes.
 """
@@ -28,7 +28,7 @@ _MACS = Path("/var/lib/libvirt/dnsmasq")
 def install(site: Site, say: Say, *, secret: bytes | None = None, dry_run: bool = False) -> None:
     """Prepare this node for guests. ``secret`` is the site secret of the other nodes, if any.
 
-    Raises HostFault if jobs use another secret.
+    Raises HostFault if ``secret`` is too short, or if jobs use a different secret.
     """
     steps: list[tuple[str, Callable[[], None]]] = []
     for directory, mode in directories.node_directories(site):
@@ -60,7 +60,7 @@ def install(site: Site, say: Say, *, secret: bytes | None = None, dry_run: bool 
 
 
 def _probe(site: Site) -> None:
-    """Probe KVM in advance: this takes 3 s on machines where KVM opens but does not work."""
+    """Probe KVM before the first job: on nodes with a broken KVM, the probe takes 3 s."""
     kvm.choose("auto", site.paths.run, site.node.qemu_user)
 
 
@@ -78,7 +78,10 @@ def _guard(site: Site) -> None:
 
 
 def require_idle(site: Site, *, spares: bool = True) -> None:
-    """Raise HostFault if a job holds resources on this node, or with ``spares`` a warm guest."""
+    """Raise HostFault if a job holds resources on this node.
+
+    With ``spares``, also raise it if a warm guest holds resources.
+    """
     names = [path.name for path in site.paths.journal.glob("*.jsonl")]
     held = [name for name in names if spares or not name.startswith(SPARE_PREFIX)]
     if held:

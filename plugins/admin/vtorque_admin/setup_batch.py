@@ -23,7 +23,10 @@ Say = Callable[[str], None]
 
 
 def steps_of(site: Site, plugins: Plugins, batch: str, config: Path) -> list[SetupStep]:
-    """Return the steps of a batch system; empty if it calls vTorque by itself."""
+    """Return the steps of a batch system, or an empty list if it needs none.
+
+    Raises HostFault if vTorque is not installed in a virtual environment.
+    """
     place = installation(site, config)
     own = plugins.batch_system(batch).node(site).setup_steps(place)
     if not own:
@@ -55,7 +58,8 @@ def install(
 ) -> None:
     """Apply all missing steps, and set ``batch`` in the config.
 
-    Changes nothing if the admin must act first. After a failure, call it again.
+    Raises HostFault, without a change, if the admin must do a step first. Can be repeated after a
+    failure.
     """
     steps = [*steps_of(site, plugins, batch, config), *_plugin_steps(site, plugins, config)]
     again = f"after fixing this, run vtorque setup install --batch {batch} again"
@@ -160,7 +164,7 @@ def _restore_config(config: Path, record: dict[str, Any]) -> str:
 
 
 def _remove_edits(config: Path, known: dict[str, Any] | None) -> str | None:
-    """Undo the installation's change of the config, but keep later edits; None: no config."""
+    """Return the config without the installation's change but with later edits; None: no config."""
     now = edit.read(config) if config.exists() else None
     if known is None or now in (None, known["before"]):
         return now

@@ -32,7 +32,7 @@ _PLACES = {
     "fish": "fish/vendor_completions.d/{}.fish",
 }
 _WHATIS = "vTorque: batch jobs in virtual machines"
-_MAX_FILE = 64 << 10  # bytes; ours have 2000
+_MAX_FILE = 64 << 10  # bytes; files of vTorque have about 2000
 
 
 def install(commands: str, modulefiles: str, say: Say, *, dry_run: bool = False) -> None:
@@ -74,7 +74,7 @@ def _wanted_files(commands: str, modulefiles: str) -> Iterator[tuple[Path, Conte
     for name in _COMPLETED:
         for shell, place in _PLACES.items():
             yield directory.parent / "share" / place.format(name), _completion(shell, name)
-    if modulefiles:  # modulefile(4); Lmod takes the second of the two
+    if modulefiles:  # modulefile(4); Lmod uses vtorque.lua
         word = re.sub(r"([^A-Za-z0-9/._-])", r"\\\1", commands)
         tcl = f"#%Module1.0\nmodule-whatis {{{_WHATIS}}}\nprepend-path PATH {word}\n"
         yield Path(modulefiles, "vtorque"), tcl.encode() + _mark()
@@ -106,7 +106,7 @@ def _read_file(path: Path) -> Content | None:
 
 
 def _open_at_once(path: str, flags: int) -> int:
-    # It may have become a link, or a FIFO, whose open would block (open(2)).
+    # The file may have been replaced by a link, or by a FIFO, whose open would block (open(2)).
     return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK)
 
 

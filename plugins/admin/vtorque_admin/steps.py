@@ -22,11 +22,11 @@ MARK = b"vTorque setup install"
 
 @dataclass(frozen=True)
 class Check:
-    """A step that the admin must do. It is only checked."""
+    """A step that the admin must do, and that ``setup`` only checks."""
 
     text: str
     problem: str
-    """The problem, with what to do; empty: none."""
+    """The problem and its solution; empty if there is no problem."""
 
     def is_applied(self) -> bool:
         """Return True if there is no problem."""
@@ -42,7 +42,7 @@ class Check:
 
 @dataclass(frozen=True)
 class Change:
-    """A step made of functions; see :class:`SetupStep`."""
+    """A setup step whose methods are given as functions; see :class:`SetupStep`."""
 
     text: str
     is_applied: Callable[[], bool]
@@ -135,7 +135,7 @@ class ReplacedFile:
             )
         with safefs.name_errors(self.path):
             safefs.remove_file(safefs.temporary_name(str(self.path)))
-            if whose is _Owner.SITE:  # an apply was stopped half way, or there was none
+            if whose is _Owner.SITE:  # apply() was interrupted, or never called
                 if self._has_backup():
                     self.backup.unlink()
             elif kept:
@@ -174,7 +174,7 @@ _UNITS = Path("/etc/systemd/system")
 def systemd_unit(
     name: str, text: str, *, units: Path = _UNITS, booted: Path = _BOOTED
 ) -> list[ReplacedFile]:
-    """Return the step that writes a systemd unit; none if systemd does not run.
+    """Return the step that writes a systemd unit, or an empty list if systemd does not run.
 
     The admin enables the unit. Build command lines in ``text`` with :func:`unit_line`.
     """
@@ -193,9 +193,9 @@ def unit_line(argv: Sequence[str]) -> str:
 def edit_file(
     path: Path, change: Callable[[bytes], bytes], *, may_be_missing: bool = False
 ) -> bool:
-    """Edit a file of the site atomically, keep owner and mode, and return True if it changed.
+    """Edit a file of the site atomically; return True if its content changed.
 
-    Follows links. Raises HostFault.
+    Keeps owner and mode, and follows links. Raises HostFault.
     """
     with safefs.name_errors(path):
         target = path.resolve()

@@ -1,4 +1,4 @@
-"""Start the archive's writer when a job ends on a node. Privileges: root."""
+"""Start a process that archives a job's records when the job ends on a node. Privileges: root."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Archive of a node's records of one job attempt: its name and content.
+"""Name and content of an archive: a node's records of one job attempt.
 
-It is a zip file (PKWARE's APPNOTE) with the records at the top level.
+An archive is a zip file (PKWARE's APPNOTE) with the records at the top level.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ UNFINISHED = ".vtorque-unfinished-"
 
 
 def note_of(key: str, node: str) -> str:
-    """Return the name of the file that holds the script's exit code until it is archived."""
+    """Return the name of the file that holds a script's exit code until its archive is written."""
     return f"{UNFINISHED}{name_of(key, node)}"
 
 
 def name_of(key: str, node: str) -> str:
-    """Return the archive's name for an attempt's key and a node."""
+    """Return an archive's file name from a job key (job id and attempt) and a node name."""
     return f"{key}@{re.sub(r'[^A-Za-z0-9._-]', '_', node)[:100] or 'node'}.zip"
 
 
 def key_of(name: str) -> str:
-    """Return the attempt's key from an archive's name, or "" for another file."""
+    """Return the job key in an archive's file name, or "" if the file is no archive."""
     match = _NAME.fullmatch(name)
     return match[1] if match else ""
 
@@ -47,14 +47,14 @@ def is_kept(name: str) -> bool:
 
 
 def order(name: str) -> tuple[int, str]:
-    """Return a sort key by importance: facts, log, consoles, samples."""
+    """Return a sort key that puts the most important files first: facts, log, consoles, samples."""
     first = [JOB, LOG]
     large = name.endswith(".jsonl")
     return (first.index(name) if name in first else 2 + large, name)
 
 
 def pack_files(files: Sequence[tuple[str, bytes]], limit: int) -> bytes:
-    """Return an archive of at most ``limit`` bytes, which lists files that do not fit."""
+    """Return an archive of at most ``limit`` bytes, with a list of the files that do not fit."""
     buffer, left = io.BytesIO(), []
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
         directory = _SMALL

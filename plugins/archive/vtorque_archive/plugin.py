@@ -64,7 +64,7 @@ def directory_of(template: str, user: pwd.struct_passwd) -> Path:
     return Path(template)
 
 
-# Code in a guest can write there, so no symbolic link is followed.
+# Code in a guest can write to directory $1, so a symbolic link at $2 is not followed.
 _NOTE = 'umask 077; mkdir -p "$1" && cd "$1" && rm -f "./$2" && set -C && echo "$3" >"./$2"'
 
 

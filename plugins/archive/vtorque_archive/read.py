@@ -1,4 +1,4 @@
-"""Read archives as their user. The user may have forged them, so no size is trusted.
+"""Read a user's archives as that user. Archives may be forged, so no size in them is trusted.
 
 Nothing is unpacked into a directory, because a command that is killed would leave it behind.
 """
@@ -22,7 +22,7 @@ from vtorque_core.api.kept_records import Place
 
 _MAX_ARCHIVE = 256 << 20  # bytes; the most that a site can set
 _MAX_ENTRIES = 100_000  # directory entries that are read
-_METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)  # others may need GiB of memory
+_METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)  # other methods may need GiB of memory
 _FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _left = MAX_BYTES  # bytes that this process may still open
 
@@ -35,7 +35,7 @@ class ArchivedRecord(Place):
 
     @property
     def directory(self) -> Path:
-        """The path of the archive, which is a file, for messages."""
+        """Path of the archive, for messages. The archive is a file, not a directory."""
         return self.path
 
     @property

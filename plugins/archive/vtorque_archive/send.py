@@ -1,4 +1,4 @@
-"""Pass a job's records to a process of its user, without waiting for it.
+"""Pass a job's records to a process of the job's user, without waiting for that process.
 
 A user's directory may hang (FUSE, unreachable server), be full, or consist of links. The hook
 therefore forks a process of root, which closes all descriptors, reads root's records, and forks
@@ -26,7 +26,7 @@ from vtorque_core.api import printable
 from vtorque_core.api.kept_records import Place
 
 PATIENCE = 60  # seconds for all work as the user, including packing
-_OWN = 30  # seconds for the rest: the user's account may come from a server
+_OWN = 30  # seconds for the work as root: a lookup of the user's account may need a server
 _ANSWER = 500  # bytes
 
 
@@ -98,7 +98,7 @@ def _await_child(pid: int, answers: int) -> str:
     waiting = select.poll()
     waiting.register(handle, select.POLLIN)
     if not waiting.poll(PATIENCE * 1000):
-        signal.pidfd_send_signal(handle, signal.SIGKILL)  # it may hang in the kernel and remain
+        signal.pidfd_send_signal(handle, signal.SIGKILL)  # no effect while it hangs in the kernel
         return f"nothing was written for {PATIENCE} s"
     os.set_blocking(answers, False)
     with contextlib.suppress(BlockingIOError):
@@ -116,7 +116,7 @@ def _be_the_user(
     files: Sequence[tuple[str, bytes]],
     settings: Settings,
 ) -> NoReturn:
-    """Run the child: drop root's privileges before any access to the user's directory."""
+    """Drop root's privileges, then write the archive. Runs in a child process."""
     said = ""
     try:
         signal.alarm(PATIENCE + _OWN)  # in case the waiting process was killed

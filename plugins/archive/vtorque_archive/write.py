@@ -35,8 +35,9 @@ def write(
 ) -> None:
     """Pack the files and write them atomically as ``name``, mode 0600.
 
-    Missing directories are created with mode 0700. The directory must belong to the caller, because
-    others could have created it in a world-writable place. ``now`` is in Unix seconds.
+    Missing directories are created with mode 0700. ``now`` is in Unix seconds.
+
+    Raises OSError, also if the directory belongs to another user, who may have prepared it.
     """
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     at = os.open(directory, _DIRECTORY)
@@ -63,7 +64,7 @@ def _add_exit_code(
         with os.fdopen(descriptor, "rb") as file:
             said = file.read(_MAX_CODE).strip()
     contents = dict(files)
-    with contextlib.suppress(ValueError):  # root's disk was full
+    with contextlib.suppress(ValueError):  # facts that a full disk has truncated
         facts = json.loads(contents.get(JOB, b"{}"))
         if said.isdigit() and not facts.get("status"):
             contents[JOB] = json.dumps(facts | {"status": said.decode()}).encode()
