@@ -16,6 +16,7 @@ from vtorque_core.api.values import Image, JobRequest
 from vtorque_core.api.vm_options import ARCH, DISTRO, IMG, is_own_image
 from vtorque_core.base.errors import ConfigError, HostFault, Refused, printable
 from vtorque_core.base.safefs import closing
+from vtorque_core.base.suggest import closest_names
 from vtorque_core.base.trust import require_root_owned
 from vtorque_core.images.sidecar import (
     MAX_SIDECAR,
@@ -238,8 +239,6 @@ def _check_slowly(path: Path) -> None:
 
 
 def unknown_image(pool: Path, name: str) -> Refused:
-    from vtorque_core.base.suggest import closest_names  # noqa: PLC0415 (for errors only)
-
     known = names(pool)
     close = closest_names(name, known, 3) or known[:10]
     hint = f"did you mean {', '.join(close)}?" if close else "build one with vmgr images build"

@@ -5,22 +5,20 @@ Reading the annotations of the hooks instead would slow down ``vsub``.
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Iterable
 from dataclasses import MISSING
 from typing import Any, get_args
 
-from vtorque_core.api import values
-from vtorque_core.api.strategies import BatchSystem, Command, GuestType, ImageBuilder, ImageSource
+from vtorque_core.api import strategies, values
 from vtorque_core.base.errors import Refusal
 
 _DECLARED: dict[str, tuple[type[Any], ...]] = {
     "vtorque_settings": (object,),
-    "vtorque_guest_types": (GuestType,),
-    "vtorque_batch_systems": (BatchSystem,),
-    "vtorque_image_builders": (ImageBuilder,),
-    "vtorque_image_sources": (ImageSource,),
-    "vtorque_commands": (Command,),
+    "vtorque_guest_types": (strategies.GuestType,),
+    "vtorque_batch_systems": (strategies.BatchSystem,),
+    "vtorque_image_builders": (strategies.ImageBuilder,),
+    "vtorque_image_sources": (strategies.ImageSource,),
+    "vtorque_commands": (strategies.Command,),
     "vtorque_options": (values.Option,),
     "vtorque_parse_args": (Refusal,),
     "vtorque_needs": (values.Extra,),
@@ -50,8 +48,7 @@ def item_types(hook: str) -> tuple[type[Any], ...]:
 
         return (*get_args(claims.Claim), Refusal, claims.Notice)
     if hook in _ACTING:
-        module, _, name = _ACTING[hook].partition(":")
-        return (getattr(importlib.import_module(module), name),)
+        return (strategies.import_object(_ACTING[hook]),)
     return _DECLARED.get(hook, ())
 
 
