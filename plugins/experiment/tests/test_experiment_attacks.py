@@ -23,7 +23,6 @@ from vtorque_core.api import HostFault, Refused
 from vtorque_core.live import service
 from vtorque_experiment import (
     batch,
-    command,
     definition,
     ended,
     files,
@@ -37,6 +36,7 @@ from vtorque_experiment import (
 from vtorque_experiment.batch import BatchCommands
 from vtorque_experiment.book import DONE, FAILED, Book
 from vtorque_experiment.definition import NumberSource
+from vtorque_experiment.group import experiment
 from vtorque_experiment.place import validate_place
 
 TWO = 'script = "job.sh"\nrepetitions = 2\nlimits.jobs = 1\n'
@@ -284,7 +284,7 @@ def test_resume_refuses_linked_results(tmp_path):
     for directory in (tmp_path / "linked", place.top):
         with pytest.raises(Refused, match="is not a results directory of an experiment; vmgr"):
             CliRunner().invoke(
-                command.experiment, ["resume", str(directory)], catch_exceptions=False,
+                experiment, ["resume", str(directory)], catch_exceptions=False,
                 obj=tmp_path / "site.toml",
             )  # fmt: skip
 
@@ -296,7 +296,7 @@ def vmgr(tmp_path, monkeypatch):
     monkeypatch.setattr("vtorque_experiment.versions.collect_versions", lambda config: {})
 
     def call(*argv):
-        done = CliRunner().invoke(command.experiment, argv, obj=tmp_path / "site.toml")
+        done = CliRunner().invoke(experiment, argv, obj=tmp_path / "site.toml")
         await_jobs(tmp_path)
         return done
 

@@ -6,8 +6,9 @@ import pytest
 from click.testing import CliRunner
 
 import experiments
-from vtorque_experiment import batch, check, command, definition, matrix, running
+from vtorque_experiment import batch, check, definition, matrix, running
 from vtorque_experiment.book import Book
+from vtorque_experiment.group import experiment
 
 GUESTS = """
 script = "job.sh"
@@ -26,7 +27,7 @@ def run(tmp_path, monkeypatch):
     def call(text, *argv, script=experiments.SCRIPT):
         file = experiments.write(tmp_path, text, script)
         argv = ["run", str(file), *argv]
-        return CliRunner().invoke(command.experiment, argv, obj=tmp_path / "site.toml")
+        return CliRunner().invoke(experiment, argv, obj=tmp_path / "site.toml")
 
     return call
 
