@@ -28,7 +28,7 @@ dpkg-query -W qemu-system-x86 libvirt-daemon-driver-qemu
 EXAMPLES = {
     "container": {
         "plugins": "images oci",
-        "packages": "mmdebstrap umoci uidmap",
+        "packages": "e2fsprogs mmdebstrap umoci uidmap",
         "image": "stack",
         "shown": "cat result-*.json",
         "wanted": [rf'\{{"masses": {each}00, "lowest": \[0\.\d+, .*' for each in (1, 2, 3)],

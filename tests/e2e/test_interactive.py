@@ -2,12 +2,14 @@
 
 import os
 import re
+import shlex
 import signal
 import termios
+import time
 
 import pytest
 
-from terminal import PROMPT, STARTED, on_a_node
+from terminal import PROMPT, STARTED, Terminal, on_a_node
 
 pytestmark = pytest.mark.e2e
 
@@ -60,3 +62,41 @@ def test_killed_vsub_leaves_the_terminal_with_echo(clean, at):
     clean.wait_for(echo, what="echo on again")
     terminal.close()
     clean.wait_for(lambda: not clean.jobs(), what="end of the job")
+
+
+def test_commands_that_follow_a_job_end_on_ctrl_c_and_without_input(clean):
+    """Also while they start. A closed standard input ends none of them."""
+    job_id = clean.submit("#!/bin/sh\nsleep 1000\n", "-vm", "ram=256M")
+    clean.wait_for(lambda: clean.state_of(job_id) == "R", what="the job's start")
+    follow, watch = ("logs", "-f", job_id), ("logs", "--console", "-f", job_id)
+    log = vmgr(clean, *follow)
+    log.read(rb" run .*the guests are ready")
+    assert ends(log, b"\x03") == 130
+    assert b"vmgr: interrupted\r\n" in log.seen
+    for words in (follow, watch, ("console", job_id)):
+        early = vmgr(clean, *words)
+        time.sleep(0.3)
+        assert ends(early, b"\x03") in (130, -signal.SIGINT), early.seen
+        command = shlex.join(["timeout", "5", *clean.command("vmgr", *words)])
+        for user in (clean.user, "root"):
+            argv = ("/usr/bin/setpriv", f"--reuid={user}", "--init-groups", "sh", "-c")
+            done = clean.root(*argv, f"{command} <&-", check=False)
+            assert (done.returncode, done.stderr) == (124, b"")
+    root = Terminal(clean.command("vmgr", "console", job_id))
+    root.read(rb"leave with Ctrl-\]\r\n")
+    assert ends(root, b"\x03\x04\x1d") == 0
+    assert ends(vmgr(clean, "ssh", job_id), b"") == 2
+    clean.as_user("vmgr", "cancel", job_id)
+
+
+def vmgr(node, *words):
+    become = ["setpriv", f"--reuid={node.user}", f"--regid={node.user}", "--init-groups"]
+    return Terminal([*become, "env", "-i", "TERM=xterm", *node.command("vmgr", *words)])
+
+
+def ends(terminal, typed):
+    """Type keys, and return the exit code of the command, which shows no traceback."""
+    terminal.write(typed)
+    code = terminal.code()
+    assert b"Traceback" not in terminal.seen
+    return code
