@@ -79,55 +79,6 @@ last = executor.submit(time.sleep, 1000)
 last.cancel()
 print(last.job_id)
 """
-DASK = """
-import socket
-from dask.distributed import Client
-from dask_jobqueue import SLURMCluster
-def where(number):
-    return socket.gethostname(), number * number
-def bad():
-    raise ValueError("bad")
-with SLURMCluster(
-    cores=1, processes=1, memory="1100MB", walltime="00:20:00", python="/usr/bin/python3",
-    job_extra_directives=["--vm=img=debian-python,ram=700M", "--constraint=vtorque"],
-    scheduler_options={"host": "10.89.0.1"}, log_directory="dask",
-) as cluster, Client(cluster) as client:
-    cluster.scale(jobs=2)
-    client.wait_for_workers(2)
-    for row in client.gather(client.map(where, range(3))):
-        print(*row)
-    try:
-        client.submit(bad, retries=1).result()
-    except ValueError as error:
-        print(error)
-"""
-PARSL = """
-import parsl
-from parsl.config import Config
-from parsl.executors import HighThroughputExecutor
-from parsl.launchers import SrunLauncher
-from parsl.providers import SlurmProvider
-vm = "#SBATCH --vm=img=debian-python,ram=700M\\n#SBATCH --constraint=vtorque"
-provider = SlurmProvider(
-    "main", init_blocks=1, max_blocks=1, cores_per_node=1, mem_per_node=1, walltime="00:20:00",
-    exclusive=False, scheduler_options=vm, launcher=SrunLauncher(),
-)
-executor = HighThroughputExecutor(
-    address="10.89.0.1", max_workers_per_node=1, provider=provider, encrypted=False,
-)
-@parsl.python_app
-def where(number):
-    import socket
-    if number == 2:
-        raise ValueError("two")
-    return socket.gethostname(), number * number
-with parsl.load(Config(executors=[executor], retries=1)):
-    for each in [where(number) for number in range(3)]:
-        try:
-            print(*each.result())
-        except ValueError as error:
-            print(error)
-"""
 SNAKEFILE = """
 rule all:
     input: expand("made.{number}", number=range(2))
@@ -204,15 +155,6 @@ def test_submitit_runs_an_array_and_cancels(clean, clients, image):
     assert all(re.fullmatch(r"vn\d", name) for name, _ in rows)
     assert failure == "FailedJobError"
     clean.wait_state(last, "CANCELLED")
-
-
-@pytest.mark.parametrize("program", [DASK, PARSL], ids=["dask", "parsl"])
-def test_workers_in_guests_call_back_to_the_submit_host(clean, clients, image, program):
-    done = clean.user("/usr/bin/python3", clean.script(program, "tool.py"), env=clients)
-    *rows, failure = rows_of(done)
-    assert [number for _, number in rows] == ["0", "1", "4"][: len(rows)]
-    assert all(re.fullmatch(r"vn\d", name) for name, _ in rows)
-    assert failure in (["bad"], ["two"])
 
 
 @pytest.mark.parametrize("options", [BY_SLURM, BY_VSUB], ids=["slurm", "vsub"])

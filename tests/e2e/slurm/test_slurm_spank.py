@@ -91,7 +91,8 @@ def test_srun_passes_input_output_and_signals(clean):
         (job_id,) = clean.user("squeue", "-h", "-n", "input", "-o", "%i").stdout.decode().split()
         clean.user("scancel", "-s", "USR1", f"{job_id}.0")
         assert srun.stdout.read() == b"got\n"
-        err = srun.stderr.read()
+        # Slurm 24.11 says so while Prolog waits for a guest on a slow machine.
+        err = srun.stderr.read().removeprefix(b"srun: Prolog hung on node n1\n")
         assert srun.wait() == 5
     assert re.match(rb"in vn\d\n", err)
     assert re.search(rb"task 0: Exited with exit code 5", err)
