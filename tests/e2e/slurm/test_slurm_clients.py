@@ -79,27 +79,6 @@ last = executor.submit(time.sleep, 1000)
 last.cancel()
 print(last.job_id)
 """
-SNAKEFILE = """
-rule all:
-    input: expand("made.{number}", number=range(2))
-rule one:
-    output: "made.{number}"
-    shell: "hostname > {output}"
-rule bad:
-    output: "never"
-    retries: 1
-    shell: "echo once >> tries; exit 3"
-"""
-SNAKEMAKE = ("/usr/bin/python3", "-m", "snakemake", "--jobs=2", "--latency-wait=30", "--nolock")
-BY_SLURM = (
-    "--executor=slurm", "--slurm-status-command=squeue", "--default-resources",
-    "slurm_extra=--vm=img=debian-python,ram=700M", "constraint=vtorque", "mem_mb=1000",
-    "runtime=10",
-)  # fmt: skip
-BY_VSUB = (
-    "--executor=cluster-generic", "--cluster-generic-submit-cmd",
-    "vsub --parsable -vm img=debian-python,ram=700M --mem=1000M",
-)  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -155,16 +134,3 @@ def test_submitit_runs_an_array_and_cancels(clean, clients, image):
     assert all(re.fullmatch(r"vn\d", name) for name, _ in rows)
     assert failure == "FailedJobError"
     clean.wait_state(last, "CANCELLED")
-
-
-@pytest.mark.parametrize("options", [BY_SLURM, BY_VSUB], ids=["slurm", "vsub"])
-def test_snakemake_runs_rules_and_retries(clean, clients, image, options):
-    clean.script(SNAKEFILE, "Snakefile")
-    clean.user(*SNAKEMAKE, *options, env=clients)
-    for number in range(2):
-        assert re.fullmatch(rb"vn\d\n", clean.read(f"made.{number}"))
-    done = clean.user(*SNAKEMAKE, "never", *options, env=clients, check=False)
-    assert done.returncode != 0
-    assert clean.read("tries") == b"once\n" * 2
-    for name in ("made.0", "made.1", "tries"):
-        (clean.home / name).unlink()
