@@ -33,7 +33,11 @@ def test_open_ondemand_page_has_valid_files_and_words():
     own = ["--parsable", "-D", "/home/ada", "-J", "app", "-o", "/home/ada/output.log"]
     words = app["script"]["native"]
     line = options.split([*own, *[word for word in words if not word.startswith("--vm=")]], ())
-    assert (line.has("mem"), line.has("constraint"), line.operands) == (True, True, ())
+    assert (line.has_option("mem"), line.has_option("constraint"), line.operands) == (
+        True,
+        True,
+        (),
+    )
     assert "--vm=img=debian,ram=4G" in words
     job = cluster["v2"]["job"]
     assert (job["adapter"], job["bin_overrides"]) == ("slurm", {"sbatch": "/usr/local/bin/vsub"})
