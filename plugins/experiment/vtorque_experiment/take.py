@@ -32,7 +32,7 @@ class MissingNumber(Exception):
 
 
 def number(take: NumberSource, point: Path) -> float:
-    """Extract a number from the files in a point's directory. Raises Missing."""
+    """Extract a number from the files in a point's directory. Raises MissingNumber."""
     if take.pattern is not None:
         text = _text(point, take.file)
         found = [*_matches(take.pattern, text)]
@@ -73,7 +73,7 @@ def _metrics(name: str, text: str) -> Iterator[float]:
 
 
 def _text(point: Path, name: str) -> str:
-    """Return the end of a file that the user's job wrote. Raises Missing."""
+    """Return the end of a file that the user's job wrote. Raises MissingNumber."""
     try:
         return read_tail(point, name, MAX_READ)
     except OSError as error:

@@ -43,7 +43,7 @@ def thread_times(process: Path, vhost: Iterable[Path]) -> dict[str, int]:
 
 
 def load(before: Mapping[str, int], after: Mapping[str, int], seconds: float) -> float:
-    """Return how many cores the threads needed between two results of :func:`spent`."""
+    """Return how many cores the threads needed between two :func:`thread_times`."""
     pairs = ((before.get(tid, 0), now) for tid, now in after.items())
     # A smaller value: the thread id was reused by another thread.
     return sum(now - old if now >= old else now for old, now in pairs) / 1e9 / seconds

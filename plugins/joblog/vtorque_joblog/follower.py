@@ -173,7 +173,7 @@ def _lock_follower(state: Path) -> None:
 
 
 def main() -> None:
-    """Run the follower. Its argument is a site config (``node.Follower.of``)."""
+    """Run the follower. Its argument is a site config (``node.Follower.for_node``)."""
     paths, (config,) = initialize("joblog")
     (paths.state / DIRECTORY).mkdir(mode=0o700, exist_ok=True)
     wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)

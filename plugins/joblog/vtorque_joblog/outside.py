@@ -96,7 +96,7 @@ class _SinksProcess:
         self.sent += 1
 
     def record(self) -> tuple[int, int, int]:
-        """Return the next answer. Raises BlockingIOError if there is none, OSError, _Over."""
+        """Return the next answer. Raises BlockingIOError without one, OSError, _ProcessEnded."""
         record = os.read(self.answers, RECORD.size + 1)
         if not record:
             raise _ProcessEnded("")
@@ -106,7 +106,10 @@ class _SinksProcess:
         return sink, number, offset
 
     def note_received(self, count: int) -> None:
-        """Record how many logs the process has received. Raises _Over for an impossible number."""
+        """Record how many logs the process has received.
+
+        Raises _ProcessEnded for an impossible number.
+        """
         if not self.taken < count <= self.sent:
             raise _ProcessEnded(f"accepted {count} of {self.sent} logs")
         self.taken = count
@@ -122,7 +125,7 @@ class _SinksProcess:
 
 
 class UnprivilegedSinks:
-    """All sinks of the process, as one outlet of the follower (:class:`outlets.ExporterThread`).
+    """All sinks of the unprivileged process, used by the follower like one ``SinkThread``.
 
     A thread starts the process, waits for it and kills it; the follower and jobs never wait.
     ``tolds`` maps names of sinks to their progress, which only this object writes. The thread calls
@@ -255,7 +258,7 @@ class UnprivilegedSinks:
             os.eventfd_read(self._wake)
 
     def _read_answers(self) -> None:
-        """Process the answers. Raises _Over or OSError if the process must be ended."""
+        """Process the answers. Raises _ProcessEnded or OSError if the process must be ended."""
         if (life := self._life) is None:
             return
         with contextlib.suppress(BlockingIOError):
@@ -269,7 +272,7 @@ class UnprivilegedSinks:
     def _ask(self, life: _SinksProcess) -> None:
         """Send a log again after a long silence, to find out whether the whole process hangs.
 
-        Raises _Over if an earlier message is still unanswered.
+        Raises _ProcessEnded if an earlier message is still unanswered.
         """
         if life.sent > life.taken:
             raise _ProcessEnded(f"accepted nothing for {_PATIENCE:g} s")

@@ -2,8 +2,8 @@
 
 Runs as root, or as a user for that user's jobs. The kernel kills hooks and jobs when this process
 ends (PR_SET_PDEATHSIG of prctl(2), by setpriv(1)). The next process must then call
-:meth:`Task.tear_down`. All waits for user processes have a limit: a process that survives SIGKILL
-is abandoned, and counted.
+:meth:`JobTask.tear_down`. All waits for user processes have a limit: a process that survives
+SIGKILL is abandoned, and counted.
 """
 
 from __future__ import annotations

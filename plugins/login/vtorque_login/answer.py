@@ -40,7 +40,7 @@ def answer(
 
     Raises:
         Refused: The request is invalid.
-        channel.Broken: The other side lacks the request's key.
+        channel.ChannelBroken: The other side lacks the request's key.
         OSError: The home or the waiting command is unreachable.
     """
     with requests.directory(job_id) as place:

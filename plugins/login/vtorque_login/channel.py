@@ -58,7 +58,7 @@ class Stream:
     def receive(self) -> tuple[int, bytes] | None:
         """Return the next frame, or None if the other side has closed.
 
-        Raise Broken if it is invalid.
+        Raise ChannelBroken if it is invalid.
         """
         first = self._connection.recv(1)
         if not first:
@@ -76,7 +76,7 @@ class Stream:
 
 
 def greet(connection: socket.socket, key: bytes, until: float) -> Stream:
-    """Authenticate as the waiting side. Raise Broken if the other side is not the job.
+    """Authenticate as the waiting side. Raise ChannelBroken if the other side is not the job.
 
     ``until`` is the deadline by the monotonic clock.
     """
@@ -93,7 +93,7 @@ def greet(connection: socket.socket, key: bytes, until: float) -> Stream:
 
 
 def answer(connection: socket.socket, key: bytes, until: float) -> Stream:
-    """Authenticate as the job, after the other side. Raise Broken if that fails.
+    """Authenticate as the job, after the other side. Raise ChannelBroken if that fails.
 
     ``until`` is the deadline by the monotonic clock.
     """
@@ -112,7 +112,7 @@ def answer(connection: socket.socket, key: bytes, until: float) -> Stream:
 
 
 def read_exactly(connection: socket.socket, count: int, until: float | None = None) -> bytes:
-    """Return exactly ``count`` bytes. Raise Broken if the connection is closed before.
+    """Return exactly ``count`` bytes. Raise ChannelBroken if the connection is closed before.
 
     ``until`` is the deadline for all bytes by the monotonic clock; a socket's timeout restarts with
     each byte.

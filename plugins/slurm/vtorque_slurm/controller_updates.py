@@ -44,7 +44,7 @@ def record(client: SlurmClient, job_id: str, account: str | None = None) -> JobR
 def show_job(ask: Callable[..., str], job_id: str) -> str:
     """Return the output of ``scontrol show job`` for one job, without the rest of its array.
 
-    ``ask`` is :meth:`Client.ask`, or :meth:`Client.run` to avoid retries.
+    ``ask`` is :meth:`SlurmClient.ask`, or :meth:`SlurmClient.run` to avoid retries.
     """
     text = ask("scontrol", "show", "job", "-d", job_id)
     if one := job_records.first_record_id(text, job_id):

@@ -519,7 +519,7 @@ def _script_state(paths: Paths, job: RunningJob, fifo: Path) -> bytes:
     """Return the job shell's session state.
 
     Raises:
-        _Later: If the job shell was stopped.
+        _RetryLater: If the job shell was stopped.
         Refused: If the script does not run.
         HostFault: If the job shell does not answer.
     """

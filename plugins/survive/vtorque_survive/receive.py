@@ -120,7 +120,7 @@ class _Sender:
         """Send an answer.
 
         Raises:
-            LeftAlone: If the sender has disconnected.
+            SenderGone: If the sender has disconnected.
         """
         try:
             os.write(self._answers, json.dumps(what).encode() + b"\n")
@@ -135,7 +135,7 @@ class _Sender:
         Return when the guest runs here. Runs in one thread per guest.
 
         Raises:
-            LeftAlone: If the sender has disconnected, or after an hour, because a node that lost
+            SenderGone: If the sender has disconnected, or after an hour, because a node that lost
                 power never closes its connection.
         """
         self._require_sender(0.0)

@@ -12,7 +12,7 @@ def copy_data(source: int, to: int) -> None:
     os.ftruncate(to, os.fstat(source).st_size)
     for begin, end in data(source):
         at = begin
-        os.lseek(to, at, os.SEEK_SET)  # where _copied writes
+        os.lseek(to, at, os.SEEK_SET)  # where _copy_some writes
         while at < end:
             sent = _copy_some(source, to, end - at, at)
             if not sent:

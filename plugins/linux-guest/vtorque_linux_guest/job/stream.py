@@ -51,7 +51,7 @@ class Session(GuestConnection):
     """A session with the guest's agent; not thread-safe.
 
     Call `hello` first, then `run` any number of times, one after another. After any StreamError
-    except NotStarted and BadStart, call `hello` for a new session or close the socket.
+    except StartFailed and BadStart, call `hello` for a new session or close the socket.
 
     Args:
         sock: The run port's Unix socket.
@@ -90,8 +90,8 @@ class Session(GuestConnection):
         closed pipe, a full disk), the stream is closed in the guest, so the program gets SIGPIPE,
         and `ExitStatus.lost` names it.
 
-        Raises NotStarted, GuestDied, AgentError, RunAbandoned, BadStart, or StreamError if the
-        guest violates the protocol.
+        Raises StartFailed, BadStart, RunAbandoned, AgentError, ConnectionEnded, GuestSilent, or
+        StreamError if the guest violates the protocol.
         """
         if self._stdin_window == 0:
             raise StreamError("no session with the guest: call hello() first, also after an error")
