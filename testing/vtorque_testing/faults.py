@@ -137,7 +137,7 @@ def survive(
     """
     before = rig.look()
     whole = rig.start()
-    assert not whole.error, f"a start that nobody disturbs: {whole.kind}: {whole.error}"
+    assert not whole.error, f"a start without a fault failed: {whole.kind}: {whole.error}"
     noted = [each for each in whole.noted if isinstance(each, NamedObjects)]
     watching = _WatchedRig(rig, tuple(name for each in noted for name in each.names))
     before = watching.before(before)
@@ -145,7 +145,7 @@ def survive(
     assert_unchanged(watching, before, "not killed", patience)
     blind = sorted({f"{each.kind} ({each.blind})" for each in noted if each.blind})
     assert not blind, (
-        f"nobody can see whether these are released: {'; '.join(blind)}: name what they acquire by "
+        f"cannot check that these are released: {'; '.join(blind)}: name what they acquire by "
         f"a path, a network interface, a pid, or a property of their class that is one of these"
     )
     numbers = [n for n, name in enumerate(whole.steps, start=1) if wanted(name)][part]

@@ -37,12 +37,12 @@ from vtorque_core.api.guest_plan import GuestPlan
 from vtorque_testing.wires import Wires, flood, send_data, send_nothing
 
 PROPERTIES = {
-    "ready": "root waits for what the guest says before its job runs",
+    "ready": "root waits for a message of the guest before its job runs",
     "signals": "the script gets the signals that the job shell gets",
-    "terminal": "an interactive job has a terminal, as large as its user's",
+    "terminal": "an interactive job has a terminal of the size of its user's",
     "stdin": "the script can read the job's input",
-    "stderr": "what it writes to stderr is apart from stdout",
-    "killed": "a script that a signal has ended has 128 and its number",
+    "stderr": "stderr of the script is separate from its stdout",
+    "killed": "a script that a signal ended returns 128 plus its number",
 }
 """Optional properties of a guest type. :attr:`GuestHarness.lacks` names the missing ones."""
 
@@ -376,7 +376,7 @@ class GuestContract:
 
 def _needs(harness: GuestHarness, what: str) -> None:
     if what in harness.lacks:
-        pytest.skip(f"declared: {PROPERTIES[what]}: it does not, since {harness.lacks[what]}")
+        pytest.skip(f"the guest type lacks {what!r} ({PROPERTIES[what]}): {harness.lacks[what]}")
 
 
 def _wires(harness: GuestHarness) -> Wires:

@@ -81,12 +81,12 @@ def write(name: str, kind: Kind, top: Path) -> Path:
     """Write the distribution into a new directory below ``top``; return it. Raises Refused."""
     if not _NAME.fullmatch(name) or len(name) > _LONGEST:
         shown = printable(name, 40)
-        raise Refused(f"{shown!r} is no name for a plugin: letters, digits and -, as acme-fpga")
+        raise Refused(f"{shown!r} is not a name for a plugin: use lower-case letters, digits and -")
     distribution = f"vtorque-{name}"
     package = distribution.replace("-", "_")
     made = top / distribution
     if made.exists():
-        raise Refused(f"{made} is there already: choose another name, or remove it")
+        raise Refused(f"{made} exists already: choose another name, or remove it")
     points = [
         f'[project.entry-points."{group}"]\n{name} = "{package}.{module}"\n'
         for group, module in kind.points.items()
@@ -136,17 +136,17 @@ def _write(path: Path, text: str, words: dict[str, str]) -> None:
 @click.option("--batch", "kind", flag_value="batch", help="A batch system.")
 @click.option("--guest", "kind", flag_value="guest", help="Another kind of guest.")
 @click.option("--builder", "kind", flag_value="builder", help="Builds images.")
-@click.option("--exporter", "kind", flag_value="exporter", help="Takes samples elsewhere.")
-@click.option("--sink", "kind", flag_value="sink", help="Takes jobs' logs elsewhere.")
+@click.option("--exporter", "kind", flag_value="exporter", help="Sends samples to another system.")
+@click.option("--sink", "kind", flag_value="sink", help="Sends jobs' logs to another system.")
 @click.option(
     "--directory",
     type=click.Path(path_type=Path, file_okay=False, exists=True),
     default=Path(),
-    help="Where to make its directory; by default here.",
+    help="Where to create its directory; the default is here.",
 )
 def new(name: str, kind: str | None, directory: Path) -> None:
     """Create the distribution of a new plugin NAME, which is installable and passes its tests."""
     if kind is None:
-        raise click.UsageError(f"say what it is: {', '.join(f'--{each}' for each in KINDS)}")
+        raise click.UsageError(f"choose the kind: {', '.join(f'--{each}' for each in KINDS)}")
     made = write(name, KINDS[kind], directory)
     click.echo(f"{made}: see {made}/README.md")

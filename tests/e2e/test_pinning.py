@@ -49,7 +49,7 @@ def test_emulator_runs_on_a_separate_cpu(guest):
     end(guest, job)
     full = guest.job("true\n", "-vm", "vcpu_pinning=true,vcpus=2,ram=128M")
     assert full.code == EXIT_REFUSED
-    assert b"2 CPUs of their own and 1 shared, 3 in all: more than the job can have" in full.err
+    assert b"2 exclusive and 1 shared CPUs, 3 in total: more than the job can have" in full.err
 
 
 def test_mapping_to_a_reserved_cpu_is_refused(two_cpus, guest, config):
@@ -58,7 +58,8 @@ def test_mapping_to_a_reserved_cpu_is_refused(two_cpus, guest, config):
     result = guest.job("true\n", "-vm", "vcpu_pinning=my.map,ram=128M")
     assert (result.code, result.out) == (EXIT_REFUSED, b"")
     said = (
-        b"vcpu_pinning=0: CPU 0 is the host's own (limit: CPUs 1, set by [node] host_reserve_cores)"
+        b"vcpu_pinning=0: CPU 0 is reserved for the host "
+        b"(limit: CPUs 1, set by [node] host_reserve_cores)"
     )
     assert said in result.err
 
@@ -79,7 +80,7 @@ def test_job_waits_for_a_cpu_in_use_by_another_job(two_cpus, two_slots, guest):
     guest.script("1\n", "my.map")
     job = started(guest, "-vm", "vcpu_pinning=my.map,ram=128M")
     waiting = guest.submit("#!/bin/sh\necho ran\n", "-vm", "vcpu_pinning=my.map,ram=128M")
-    reason = b"in use by other jobs: vcpu_pinning=1: CPU 1 is another job's"
+    reason = b"in use by other jobs: vcpu_pinning=1: CPU 1 is in use by another job"
     guest.wait_for(lambda: reason in guest.as_user("vmgr", "ps").stdout, what="the reason")
     assert guest.state_of(waiting) == "Q"
     (domain,) = running_jobs.domains(job)

@@ -45,10 +45,10 @@ BLOBS = {
     "blanks beyond the limit": (b" " * 131_073, "has 131073 bytes (limit: 131072)"),
     "two documents": (document() * 2, "Extra data: line 1 column 47 (char 46)"),
     "NUL at the end": (document() + b"\0", "Extra data: line 1 column 47 (char 46)"),
-    "a key twice": (b'{"v":1,"vm":[],"vm":[["ram","1T"]]}', "a key of an object is there twice"),
+    "a key twice": (b'{"v":1,"vm":[],"vm":[["ram","1T"]]}', "an object has a key twice"),
     "a key twice, deep": (
         b'{"v":1,"vm":[],"files":{"a":{"name":"x","name":"y","data":""}},"shell":null}',
-        "a key of an object is there twice",
+        "an object has a key twice",
     ),
     "NaN": (b'{"v":1,"vm":[["ram",NaN]]}', "NaN is not JSON"),
     "infinity by exponent": (b'{"v":1e400,"vm":[],"files":{},"shell":null}', VERSION),
@@ -187,7 +187,7 @@ NOT_ABSOLUTE = "is not an absolute path: start it with /"
 BY = "in /etc/vtorque/vtorque.toml)"
 NOT_ALLOWED = f"is not allowed (limit: micro, set by [options.img] allow {BY}"
 KNOWN = ", ".join(sorted(option.key for option in vtorque_options()))
-UNKNOWN = f"there is no -vm key of that name; known keys: {KNOWN}"
+UNKNOWN = f"there is no -vm key with this name; known keys: {KNOWN}"
 PAIRS = {
     ("ram", "999999999999999T"): WHOLE,
     ("ram", "0"): WHOLE,

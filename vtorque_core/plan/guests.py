@@ -269,7 +269,7 @@ def distance_notices(planned: PlannedGuest, placement: Placement) -> list[Notice
     return [
         Notice(
             f"{claim.advisor} advised NUMA node {show_cpus(claim.near)}; guest "
-            f"{planned.plan.index} is on {show_cpus(placement.nodes)}, which the ledger had free"
+            f"{planned.plan.index} is on {show_cpus(placement.nodes)}, which has free resources"
         )
         for claim in planned.claims
         if isinstance(claim, RamClaim)

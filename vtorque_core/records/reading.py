@@ -255,8 +255,8 @@ def read(path: Path) -> JournalState:
 def _corrupt(path: Path, number: int, error: Exception) -> JournalError:
     what = printable(f"{type(error).__name__}: {error}")
     return JournalError(
-        f"{path}, line {number}: cannot be read ({what}). What this job holds is unknown: look at "
-        "the file, release what it names by hand, then remove it"
+        f"{path}, line {number}: cannot be read ({what}). The resources of this job are unknown: "
+        "release those that the file names by hand, then remove the file"
     )
 
 

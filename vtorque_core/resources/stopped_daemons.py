@@ -60,13 +60,13 @@ def kill_stopped(locks: Sequence[str], seconds: float | None = None) -> Iterator
     if found:
         names = ", ".join(Path(lock).stem for lock in found)
         raise HostFault(
-            f"a process of yours stopped (SIGSTOP) what serves your files to the guest ({names}) "
-            "while QEMU waited for it, so it was ended: submit the job again, and leave processes "
-            "that you did not start alone"
+            f"a process of yours stopped (SIGSTOP) the daemon that serves your files to the guest "
+            f"({names}) while QEMU waited for it, so vTorque killed the daemon: submit the job "
+            "again, and do not stop processes that you did not start"
             if any(found.values())
-            else f"what serves your files to the guest ({names}) has not answered within "
-            f"{seconds:.3g} s while QEMU waited for it, so it was ended: look whether the file "
-            "systems of your directories and disks answer on this node"
+            else f"the daemon that serves your files to the guest ({names}) did not answer within "
+            f"{seconds:.3g} s while QEMU waited for it, so vTorque killed the daemon: check that "
+            "the file systems of your directories and disks respond on this node"
         ) from fault
     if fault is not None:
         raise fault

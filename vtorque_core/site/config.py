@@ -315,7 +315,7 @@ class _Builder:
             if share.kind == "nfs" and ":/" not in share.source:
                 self.problem(f"shares.{name}", "source", "must be server:/export for kind = nfs")
             if not re.fullmatch(r"[A-Za-z0-9_-]{1,30}", name):
-                self.problem(f"shares.{name}", "", "must have a name of 1 to 30 letters and digits")
+                self.problem(f"shares.{name}", "", "name must be 1 to 30 letters, digits, _ or -")
         return {name: share for name, share in found.items() if share is not None}
 
     def limits(self, table: str, tables: Any, below: Mapping[str, Limits]) -> dict[str, Limits]:

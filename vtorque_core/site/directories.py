@@ -53,6 +53,6 @@ def is_correct(directory: Path, mode: int, owner: int = 0) -> bool:
 def make(directory: Path, mode: int, owner: int = 0) -> None:
     safefs.make_directories(directory)
     if directory.is_symlink() or not directory.is_dir():
-        raise HostFault(f"{directory} is not a directory of vTorque's: move it away")
+        raise HostFault(f"{directory} is not a directory: move it away")
     os.chown(directory, owner, os.getegid() if owner else 0)
     directory.chmod(mode)

@@ -44,7 +44,7 @@ def set_value(text: str, table: str, key: str, value: str) -> str:
             return new
     except (ValueError, AttributeError, TypeError):
         pass
-    raise HostFault(f"[{table}] is written in a way that cannot be edited: write {key} = {shown}")
+    raise HostFault(f"[{table}] is too complex to edit: write {key} = {shown} yourself")
 
 
 def read(config: Path) -> str:

@@ -61,7 +61,7 @@ def resolve(
             by = [site.place(key) for name, key in limits.set_by.items() if name != "default"]
             notes.append(
                 f"{option.key}={option.show(number)}, by {' and '.join(by)}: a guest's part of the "
-                f"job's is {option.show(whole)}"
+                f"job is {option.show(whole)}"
             )
         found = _set_sizes(found, {option.key: number})
     return found, notes, refusals

@@ -20,12 +20,12 @@ def network_problems(
 ) -> Iterator[Problem]:
     """Yield the problems of the guests' networks. ``personal``: a site without root."""
     if personal:
-        needs = "needs root, who has no part in your own site: there are user and none"
+        needs = "needs root, but your own site runs without root: use user or none"
         yield from ((f"networks.{name}", "", needs) for name in others)
         if first.kind not in {"user", "none"}:
             yield "network", "kind", f'"{first.kind}" {needs}'
     elif first.kind == "user":
-        message = "is user: guests would reach the node's own services; without root only"
+        message = "is user, for sites without root only: guests would reach the node's services"
         yield "network", "kind", message
     tables: dict[str, Network | ExtraNetwork] = {"network": first}
     tables |= {f"networks.{name}": network for name, network in others.items()}
@@ -47,14 +47,14 @@ def _problems_of_one(table: str, network: Network | ExtraNetwork) -> Iterator[Pr
     if network.addressing == "command" and not network.command.startswith("/"):
         yield table, "addressing", "needs command = an absolute path of a program"
     if network.node_ports and network.kind != "network":
-        yield table, "node_ports", 'has an effect with kind = "network" only'
+        yield table, "node_ports", 'has an effect only with kind = "network"'
     if network.ipv6 and assigns(network):
-        yield table, "ipv6", 'has an effect with addressing = "dhcp" or "none" only'
+        yield table, "ipv6", 'has an effect only with addressing = "dhcp" or "none"'
 
 
 def _problems_of_extra(table: str, name: str, network: ExtraNetwork) -> Iterator[Problem]:
     if not _NAME.fullmatch(name):
-        message = "must have a name of 1 to 15 small letters and digits that begins with a letter"
+        message = "must have a name of 1 to 15 lower-case letters and digits, first a letter"
         yield table, "", message
     if not network.source or not network.source.isprintable():
         yield table, "source", "must name a libvirt network, bridge or host interface"

@@ -193,7 +193,7 @@ class Plugins:
         self.distributions[name] = owner(points[0])
         owners = {owner(point) for point in points}
         if len(owners) > 1 or len({point.group for point in points}) < len(points):
-            self.broken[name] = f"two distributions bring it: {', '.join(sorted(owners))}"
+            self.broken[name] = f"two distributions provide it: {', '.join(sorted(owners))}"
             return
         try:
             for point in points:
@@ -217,8 +217,8 @@ class Plugins:
             raise PluginError(f"plugin {name} ({distribution}): no such hook: {unknown[0]}")
         if forgotten := _find_unmarked(module):
             raise PluginError(
-                f"plugin {name} ({distribution}): {forgotten} has no @hookimpl, so that nobody "
-                f"would call it: mark it, or give it a name that does not begin with {PREFIX}"
+                f"plugin {name} ({distribution}): {forgotten} has no @hookimpl, so it would "
+                f"never be called: add @hookimpl, or a name that does not begin with {PREFIX}"
             )
         self._manager.register(module, f"{name}:{id(module)}")
         self._modules[id(module)] = name, module
@@ -333,7 +333,7 @@ class Plugins:
         owners = sorted({each.distribution for each in found})
         if len(owners) > 1:
             raise Conflict(
-                f"{hook.__name__}: {owners[0]} and {owners[1]} both answer for this job: disable "
+                f"{hook.__name__}: {owners[0]} and {owners[1]} both provide items: disable "
                 "one of them in [plugins]"
             )
         return [each.item for each in found]
@@ -374,7 +374,7 @@ class Plugins:
             named = getattr(each.item, "key", None) or getattr(each.item, "name", None)
             if named == name and each.plugin in self.withheld:
                 where = self.withheld[each.plugin]
-                return f"plugin {each.plugin} is off for this job (set by {where})"
+                return f"plugin {each.plugin} is disabled for this job (set by {where})"
         return ""
 
     def _unique(self, hook: str, key: Callable[[Any], str]) -> dict[str, Any]:

@@ -300,7 +300,7 @@ def check_share(
     for name, need in (*needed.resources.items(), *needed.licenses.items()):
         shares.append((need, resources.get(name), name))
     refusals = [
-        Refusal(f"the guests of a node need {need} {unit}, {given} are requested", fix=fix)
+        Refusal(f"the guests of a node need {need} {unit}, but the job requests {given}", fix=fix)
         for need, given, unit in shares
         if given is not None and need is not None and given < need
     ]

@@ -54,7 +54,7 @@ class Request:
         blob = json.dumps(document, separators=(",", ":")).encode()
         if len(blob) > MAX_REQUEST:
             said = f"the request is {len(blob)} bytes with the files that it names"
-            fix = "let the scripts be short and call others in your home"
+            fix = "shorten the scripts, and call others in your home from them"
             raise Refused(said, limit=f"{MAX_REQUEST} bytes", fix=fix)
         Request.decode(blob)
         return blob
@@ -160,7 +160,7 @@ def make_request(
 def unknown_key(key: str, value: str, options: Iterable[str], note: str = "") -> Refusal:
     known = sorted(options)
     fix = hint(key, known, f"known keys: {', '.join(known)}")
-    said = f"there is no -vm key of that name{note}"
+    said = f"there is no -vm key with this name{note}"
     return Refusal(said, key=printable(key, 64), value=value, fix=fix)
 
 
@@ -172,7 +172,7 @@ def read_user_file(path: str, cwd: Path | None = None) -> FileData:
     try:
         full = (cwd or Path()) / Path(path).expanduser()
     except RuntimeError:
-        raise ValueError("has no such user's home") from None
+        raise ValueError("names the home of an unknown user") from None
     with open(full, "rb", opener=_open_at_once) as file:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
             raise ValueError("is not a regular file")
@@ -270,7 +270,7 @@ def _json(blob: bytes) -> Any:
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) < len(pairs):
-        raise ValueError("a key of an object is there twice")
+        raise ValueError("an object has a key twice")
     return found
 
 

@@ -18,7 +18,7 @@ SHARE_PLACEHOLDERS = ("user", "home", "uid", "job")
 def _at_least(least: int) -> Callable[[int], None]:
     def check(value: int) -> None:
         if value < least:
-            raise ValueError(f"is {value}: the least is {least}")
+            raise ValueError(f"is {value}: the minimum is {least}")
 
     return check
 
@@ -51,7 +51,7 @@ def _domains(values: tuple[str, ...]) -> None:
     label = r"[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?"
     for value in values:
         if not re.fullmatch(rf"{label}(\.{label})*", value, re.ASCII):
-            raise ValueError(f"has {value!r}, which is no domain: write one like hpc.example.org")
+            raise ValueError(f"has {value!r}, which is not a domain such as hpc.example.org")
     if len(values) > 6 or len(" ".join(values)) > 256:
         raise ValueError(f"has {len(values)} domains: at most 6, of 256 characters together")
 
@@ -60,8 +60,8 @@ def _mac_prefix(value: str) -> None:
     # IEEE 802c: of the first byte bit 1 is set (locally administered), bit 0 is not (unicast).
     if not re.fullmatch(r"[0-9a-f][26ae](:[0-9a-f]{2}){2}", value, re.ASCII):
         raise ValueError(
-            f"is {value!r}: write three bytes in small letters, the second digit 2, 6, a or e "
-            "(locally administered, unicast), like 52:54:00"
+            f"is {value!r}: write three bytes in lower case, with 2, 6, a or e as second digit "
+            "(locally administered, unicast), such as 52:54:00"
         )
 
 
@@ -78,7 +78,7 @@ def _node_number(value: str) -> None:
     except re.error as error:
         raise ValueError(f"is not a regular expression: {error}") from None
     if groups != 1:
-        raise ValueError(f"has {groups} groups in parentheses: one, around the number, is needed")
+        raise ValueError(f"has {groups} groups in parentheses: exactly one is required")
 
 
 def _mtu(value: int) -> None:
@@ -91,9 +91,9 @@ def _share_source(value: str) -> None:
     unknown = set(re.findall(r"\{([^{}]*)\}", value)) - set(SHARE_PLACEHOLDERS)
     if unknown or re.sub(r"\{[a-z]+\}", "", value).count("{") or not value.isprintable():
         known = " ".join(f"{{{name}}}" for name in SHARE_PLACEHOLDERS)
-        raise ValueError(f"has an unknown place holder: there are {known}")
+        raise ValueError(f"has an unknown placeholder: known are {known}")
     if ".." in value.split("/"):
-        raise ValueError("has '..' in it: write the path without")
+        raise ValueError("contains '..': write the path without it")
 
 
 def _share_target(value: str) -> None:

@@ -80,7 +80,7 @@ def _path(text: str, cwd: Path) -> str:
     try:
         return str(cwd / Path(text).expanduser())
     except RuntimeError:
-        raise _refusal(text, "has no such user's home") from None
+        raise _refusal(text, "names the home of an unknown user") from None
 
 
 def _refusal(written: str, why: str) -> Refused:

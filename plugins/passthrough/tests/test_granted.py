@@ -88,7 +88,7 @@ def test_class_without_a_resource_requests_and_checks_nothing(tmp_path):
 def test_user_request_smaller_than_the_guests_need_is_refused(site):
     site.needs("pci=gpu:2", asked={"gres/gpu": 2})
     site.needs("pci=gpu:2", asked={"gres/fpga": 1})
-    with pytest.raises(Refused, match=r"need 2 gres/gpu, 1 are requested.*request more"):
+    with pytest.raises(Refused, match=r"need 2 gres/gpu, but the job requests 1.*request more"):
         site.needs("pci=gpu:2", asked={"gres/gpu": 1})
 
 

@@ -66,7 +66,7 @@ def test_site_decides_on_a_cpu_for_the_emulator():
     (roomy,) = placed(XEON, *pairs, cpus=(0, 64, 3))
     assert (roomy.cores["vcpu"], roomy.cores["emulator"]) == ((0, 64), (3,))
     with pytest.raises(
-        NoFit, match=r"vcpu_pinning=2: 2 CPUs of their own and 1 shared, 3 in all: .*2 CPUs"
+        NoFit, match=r"vcpu_pinning=2: 2 exclusive and 1 shared CPUs, 3 in total: .*2 CPUs"
     ):
         placed(XEON, *pairs, cpus=(0, 64))
     (tight,) = placed(XEON, *pairs, cpus=(0, 64), config=without)
@@ -104,7 +104,7 @@ def test_numa_policy_of_the_site_is_the_default():
     assert placed(EPYC, "vcpus=4", "numa=preferred", numa="strict")[0].numa == "preferred"
     assert placed(FLAT, "numa=strict")[0].numa is None  # one node: it applies implicitly
     with pytest.raises(
-        NoFit, match=r"numa=strict: a guest of 65 CPUs .* must lie on one NUMA node"
+        NoFit, match=r"numa=strict: a guest of 65 CPUs .* must fit on one NUMA node"
     ):
         placed(XEON, "vcpus=65", "vcpu_pinning=true", "numa=strict")
 
@@ -222,15 +222,20 @@ def test_invalid_mapping_is_refused_with_file_and_line():
         (
             b"64\n",
             {"reserve_cores": 2},
-            r"CPU 64 is the host's own \(limit: CPUs 1,.* set by \[node\] host_reserve_cores\)",
+            r"CPU 64 is reserved for the host \(limit: CPUs 1,"
+            r".* set by \[node\] host_reserve_cores\)",
         ),
-        (b"9\n", {"cpus": (1, 2)}, r"CPU 9 is not the job's \(limit: CPUs 1,2, set by the batch"),
+        (
+            b"9\n",
+            {"cpus": (1, 2)},
+            r"CPU 9 is not granted to the job \(limit: CPUs 1,2, set by the batch",
+        ),
         (
             b"4\n",
             {"taken": Leases(items={"core": frozenset({"4"})}, shares={4: 1})},
-            "CPU 4 is another job's",
+            "CPU 4 is in use by another job",
         ),
-        (b"4\n", {"taken": Leases(shares={4: 1})}, "CPU 4 is another job's"),
+        (b"4\n", {"taken": Leases(shares={4: 1})}, "CPU 4 is in use by another job"),
     ],
 )
 def test_mapping_to_cpus_outside_the_job_is_refused(cpus, share, why):

@@ -299,7 +299,7 @@ REFUSED = [
     (("-psmall",), VCPUS, FIRST + b" [options.vcpus] max in /etc/vtorque/vtorque.toml"),
     (("-psmall", "-Apoor"), VCPUS, THIRD),
     (("-pmain", "-Apoor"), VCPUS, THIRD),
-    (("-psmall",), NUMA, b"plugin pinning is off for this job (set by " + FIRST),
+    (("-psmall",), NUMA, b"plugin pinning is disabled for this job (set by " + FIRST),
 ]
 ALLOWED = [
     (("-pmain",), VCPUS, b""),

@@ -117,7 +117,7 @@ def test_gres_request_smaller_than_the_guests_need_is_refused_by_vsub(cards):
     script = cards.script("#!/bin/sh\n")
     done = cards.user("vsub", "--gres=gpu:1", "-vm", "pci=gpu:2", script, check=False)
     assert done.returncode != 0
-    assert b"need 2 gres/gpu, 1 are requested" in done.stderr
+    assert b"need 2 gres/gpu, but the job requests 1" in done.stderr
     done = cards.user("vsub", "-vm", "pci=tpu", script, check=False)
     assert b"unknown class tpu" in done.stderr
     shown = cards.user("vsub", "--dry-run", "-vm", "pci=gpu:2", script)

@@ -124,7 +124,7 @@ def test_variables_and_none(clean):
         name, *rest = command
         code, _, err = ended(clean, name, "--vm=rma=1G", *rest)
         assert code != 0
-        assert "there is no -vm key of that name" in err
+        assert "there is no -vm key with this name" in err
         assert "rma=1G" in err
     code, _, err = ended(clean, "sbatch", "--wrap=true", env={"SBATCH_VM": "ram"}.items())
     assert code != 0

@@ -323,7 +323,7 @@ BY_OTHERS = {
     "a link where root's own directory is": Attack(
         link("run", "victim"),
         lambda top: directories.make(top / "run", 0o755),
-        statement(directories, "make", "is not a directory of vTorque"),
+        statement(directories, "make", "is not a directory: move it"),
     ),
     "a link of theirs on the way": Attack(their_link, write("dir/f"), FOREIGN),
     "a directory exchanged for a link of theirs": Attack(lambda top: None, their_swap, FOREIGN),

@@ -205,7 +205,7 @@ def test_key_of_a_disabled_plugin_is_explained(site, tmp_path):
     words = ["vsub", "--config", site, "-vm", "unclot=true", "job.sh"]
     done = forked.call(main, words, {**os.environ}, tmp_path)
     where = f"(plugins that are disabled on this site by {site}:9: unclot, vrdma)"
-    assert f"there is no -vm key of that name {where}" in done.stderr
+    assert f"there is no -vm key with this name {where}" in done.stderr
     path.write_text(path.read_text().replace("disable = ['vrdma', 'unclot']", "enable = ['local']"))
     done = forked.call(main, words, {**os.environ}, tmp_path)
     assert f"disabled on this site by {site}:9: " in done.stderr and "unclot, " in done.stderr

@@ -215,7 +215,7 @@ def test_epilogue_during_a_start_releases_the_job_afterwards(node, qemu, monkeyp
     monkeypatch.setattr(epilogue, "release_job", lambda *job, **_: release_job(*job, deadline=0))
     monkeypatch.setattr(reap, "_FIRST_PAUSE", 0.05)
     assert epilogue.run(node["config"], "42.srv") == 1
-    assert "that is tried again" in capfd.readouterr().err
+    assert "vTorque tries again" in capfd.readouterr().err
     assert list(node["paths"].journal.iterdir())
     os.write(go_on[1], b"x")
     eventually(lambda: not list(node["paths"].journal.iterdir()))
@@ -381,9 +381,9 @@ def test_leftover_processes_are_killed_even_if_they_ignore_sigterm(tmp_path):
         ({"header": {"uid": 0}}, ""),
         ({"header": {"uid": 4321}}, ""),
         ({"header": {"boot": "another"}}, ""),
-        ({"session": True}, "they have a login session"),
-        ({"who": "ada"}, "they are logged in"),
-        ({"other": 1234}, "job 43.srv is theirs too"),
+        ({"session": True}, "the user has a login session"),
+        ({"who": "ada"}, "the user is logged in"),
+        ({"other": 1234}, "the user has job 43.srv on this node, too"),
     ],
 )
 def test_processes_that_may_be_legitimate_are_not_killed(tmp_path, case, said):

@@ -86,7 +86,7 @@ def test_claim_that_never_fits_the_node_is_refused(paths):
     for claims, what in (
         ([vm(ram=9000)], r"ram=9000M: .*need 9256M .*limit: 8G"),
         ([vm(vcpus=5)], r"vcpus=5: .*limit: 4 CPUs"),
-        ([vm(vcpus=2, exclusive=True)] * 3, r"vcpus=2: 6 CPUs .*limit: 4 CPUs"),
+        ([vm(vcpus=2, exclusive=True)] * 3, r"vcpus=2: 6 exclusive CPUs .*limit: 4 CPUs"),
         ([(PoolClaim("card", ("a",), 2),)], r"card=2: .*limit: 1 on this node"),
         ([(PoolClaim("card", ("a",)),)] * 2, r"card=2: .*1 on this node, 0 free"),
         ([(PoolClaim("card", (), key="pci"),)], r"pci=1: .* need 1 of card .*request less"),
@@ -306,7 +306,7 @@ def test_resize_of_an_unsupported_use_or_job_is_refused(paths):
 
 
 def test_ledger_pools_cannot_be_claimed():
-    with pytest.raises(ValueError, match="own"):
+    with pytest.raises(ValueError, match="memory is reserved for the ledger"):
         divide([(PoolClaim("memory", ("g0",)),)], NODE, Leases())
 
 

@@ -94,7 +94,7 @@ def test_emulator_runs_off_the_vcpus():
     (tight,) = placed(XEON, guest(2), cpus=(0, 64))
     assert tight.cores["emulator"] == (0, 64)
     with pytest.raises(
-        NoFit, match=r"vcpu_pinning=2: 2 CPUs of their own and 1 shared, 3 in all: .*2 CPUs"
+        NoFit, match=r"vcpu_pinning=2: 2 exclusive and 1 shared CPUs, 3 in total: .*2 CPUs"
     ):
         placed(XEON, guest(2, more=[CoreClaim("emulator", 1)]), cpus=(0, 64))
 
@@ -122,7 +122,7 @@ def test_whole_cores_of_a_mapping_leave_no_sibling_to_other_guests():
     (got,) = placed(XEON, guest(3, cpus=(33, 97, 40), more=whole))
     assert (got.cores["vcpu"], got.idle) == ((33, 97, 40), (104,))
     assert 104 not in got.cores["emulator"]
-    with pytest.raises(NoFit, match=r"SMT sibling, CPU 104 is not the job's"):
+    with pytest.raises(NoFit, match=r"SMT sibling, CPU 104 is not granted to the job"):
         placed(XEON, guest(3, cpus=(33, 97, 40), more=whole), cpus=(33, 97, 40, 41))
     with pytest.raises(NoFit, match="with the SMT siblings that stay idle: more than the job has"):
         placed(XEON, guest(3, cpus=(33, 97, 40), more=whole), cpu_count=3)
@@ -137,15 +137,20 @@ def test_whole_cores_of_a_mapping_leave_no_sibling_to_other_guests():
         (
             guest(2, cpus=(5, 64)),
             {"reserve_cores": 2},
-            r"vcpu_pinning=5,64: CPU 64 is the host's own \(limit: CPUs 1,2,.* host_reserve_cores",
+            r"vcpu_pinning=5,64: CPU 64 is reserved for the host \(limit: CPUs 1,2,"
+            r".* host_reserve_cores",
         ),
         (
             guest(1, cpus=(0,)),
             {"reserve_cores": 2, "cpus": (0, 1)},
-            r"CPU 0 is the host's own .*\[node\] host_reserve_cores",
+            r"CPU 0 is reserved for the host .*\[node\] host_reserve_cores",
         ),
-        (guest(1, cpus=(9,)), {"cpus": (1, 2)}, r"CPU 9 is not the job's \(limit: CPUs 1,2, set"),
-        (guest(129), {}, r"vcpu_pinning=129: 129 CPUs of their own.*limit: 128 CPUs"),
+        (
+            guest(1, cpus=(9,)),
+            {"cpus": (1, 2)},
+            r"CPU 9 is not granted to the job \(limit: CPUs 1,2, set",
+        ),
+        (guest(129), {}, r"vcpu_pinning=129: 129 exclusive CPUs.*limit: 128 CPUs"),
         (guest(8), {"cpu_count": 4}, r"limit: 4 CPUs, set by the batch system's share"),
         (guest(1, 400000), {}, r"ram=400000M: .*limit: 320G"),
         (
@@ -156,7 +161,7 @@ def test_whole_cores_of_a_mapping_leave_no_sibling_to_other_guests():
         (
             guest(1, 200000, more=[RamClaim(numa="strict", key="numa")]),
             {},
-            r"numa=strict: a guest of 1 CPUs and 200000M must lie on one NUMA node",
+            r"numa=strict: a guest of 1 CPUs and 200000M must fit on one NUMA node",
         ),
         (
             guest(
@@ -168,7 +173,7 @@ def test_whole_cores_of_a_mapping_leave_no_sibling_to_other_guests():
                 ],
             ),
             {},
-            r"numa=strict: .* 64 CPUs for itself or 160G \(32G in huge pages\) on the node",
+            r"numa=strict: .* 64 exclusive CPUs or 160G \(32G in huge pages\) on the node",
         ),
         (
             guest(1, 2048, more=[RamClaim(page_kib=1048576, key="hugepages")]),
@@ -176,7 +181,11 @@ def test_whole_cores_of_a_mapping_leave_no_sibling_to_other_guests():
             r"hugepages=2G: .*huge pages of 1048576 KiB \(limit: 0M of 0M free, set by vm.nr_huge",
         ),
         (guest(1, more=[CacheClaim(1 << 20, key="scam")]), {}, r"scam=.*limit: 11 steps of 4096"),
-        (guest(1, own=False, more=[CacheClaim(1, key="scam")]), {}, "the guest has no own core"),
+        (
+            guest(1, own=False, more=[CacheClaim(1, key="scam")]),
+            {},
+            "the guest's cores are shared",
+        ),
     ],
 )
 def test_claim_that_does_not_fit_names_value_and_limit(claims, share, why):
@@ -187,7 +196,10 @@ def test_claim_that_does_not_fit_names_value_and_limit(claims, share, why):
 @pytest.mark.parametrize(
     ("more", "why"),
     [
-        ([CoreClaim("io", 3, at_most=2, key="iocm")], r"iocm=3: from 3 to 2 cores.*limit: 1 to 2"),
+        (
+            [CoreClaim("io", 3, at_most=2, key="iocm")],
+            r"iocm=3: the minimum of 3 .* maximum of 2 .limit: 1 to 2",
+        ),
         ([CoreClaim("io", 0, key="iocm")], "iocm=0: a guest needs at least one core"),
         ([CoreClaim("vcpu", 4, cpus=(1, 2), key="pins")], "pins=1,2: .*must name 4 different CPUs"),
         ([CoreClaim("vcpu", 4, cpus=(1, 2, 2, 3), key="pins")], "must name 4 different CPUs"),
@@ -229,7 +241,7 @@ def test_cache_is_leased_from_caches_of_the_guests_cores():
         ("group-0", "L3-0/0", "L3-0/1"),
         ("group-1", "L3-0/2", "L3-0/3"),
     ]
-    with pytest.raises(NoFit, match="this node cannot divide its caches"):
+    with pytest.raises(NoFit, match="this node cannot divide caches"):
         placed(ARM, guest(4, more=[claim]))
 
 
@@ -265,7 +277,7 @@ def test_pools_of_a_family_share_their_items():
     assert got.nodes == (1,)
     with pytest.raises(NoFit, match=r"pci=1: .*limit: 2 on this node, 0 free"):
         placed(XEON, guest(more=[vf, vf, card]), taken=Leases({"pci/other": frozenset({"c"})}))
-    with pytest.raises(ValueError, match="the ledger's own"):
+    with pytest.raises(ValueError, match="reserved for the ledger"):
         placed(XEON, guest(more=[PoolClaim("core/mine", ("1",))]))
 
 

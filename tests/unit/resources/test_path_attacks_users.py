@@ -282,7 +282,7 @@ def read_script(top: Path) -> object:
 
 
 OWNER = statement(proof, "_check_owner", "can be written by others")
-KIND = statement(proof, "_check_owner", "is not what it should be")
+KIND = statement(proof, "_check_owner", "has the wrong type")
 PROOFS = {
     "a link to another proof": Attack(
         with_proof(lambda top, at: at.symlink_to(top / "victim/file")), read_proof,

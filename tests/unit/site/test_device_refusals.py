@@ -46,13 +46,14 @@ BAD = [
     ("iocm=true,iocm_min_cores=3", {"options": {"iocm_min_cores": {"max": 2}}}, AT_VSUB,
      r"iocm_min_cores=3: .*limit: 2, set by \[options.iocm_min_cores\] max in"),
     ("vcpus=200,vcpu_pinning=true", {}, ON_NODE,
-     r"vcpu_pinning=20.: .*CPUs of their own.*limit: 24 CPUs.*batch system's share"),
-    ("vcpus=200,scam=true", {}, ON_NODE, r"scam=200: 200 CPUs of their own.*limit: 24 CPUs"),
+     r"vcpu_pinning=20.: .*exclusive CPUs.*limit: 24 CPUs.*batch system's share"),
+    ("vcpus=200,scam=true", {}, ON_NODE, r"scam=200: 200 exclusive CPUs.*limit: 24 CPUs"),
     ("vcpus=9,vms_per_node=3,vcpu_pinning=true", {}, ON_NODE,
-     r"vcpu_pinning=9: 27 CPUs of their own.*limit: 24 CPUs, set by the batch system's share"),
+     r"vcpu_pinning=9: 27 exclusive CPUs.*limit: 24 CPUs, set by the batch system's share"),
     # a pin file with the host's cores, without cores, with too few, or with other jobs' cores
     ("vcpus=2,vcpu_pinning=host", RESERVED, ON_NODE,
-     r"vcpu_pinning=0,2: CPU 0 is the host's own .*limit: CPUs .*\[node\] host_reserve_cores"),
+     r"vcpu_pinning=0,2: CPU 0 is reserved for the host "
+     r".*limit: CPUs .*\[node\] host_reserve_cores"),
     ("vcpus=2,vcpu_pinning=far", {}, ON_NODE,
      r"vcpu_pinning=2,500: CPU 500 is not on this node \(limit: CPUs 0,"),
     ("vcpus=3,vcpu_pinning=host", {}, AT_VSUB,
@@ -67,7 +68,7 @@ BAD = [
     ("ram=64M,hugepages=1G", {}, AT_VSUB, r"hugepages=1G: .*not a multiple.*limit: ram=64M"),
     ("hugepages=3M", {}, AT_VSUB, r"hugepages=3M: is not a size of huge pages"),
     ("numa=one", {}, AT_VSUB, r"numa=one: .*write preferred or strict"),
-    ("ram=300G,numa=strict", {}, ON_NODE, r"numa=strict: .*must lie on one NUMA node.*limit: "),
+    ("ram=300G,numa=strict", {}, ON_NODE, r"numa=strict: .*must fit on one NUMA node.*limit: "),
     # raw PCI addresses, unknown classes
     ("pci=0000:3b:00.0", {}, AT_VSUB, r"pci=0000:3b:00.0: contains 0000:3b:00.0, a PCI"),
     ("pci=3b:00.0", {}, AT_VSUB, r"pci=3b:00.0: contains 3b:00.0, a PCI address"),

@@ -33,7 +33,9 @@ from vtorque_core.site import edit
 )
 def test_key_is_set_or_the_edit_is_rejected(before: str, after: str | None) -> None:
     if after is None:
-        with pytest.raises(HostFault, match=r'\[options.img\] is written .*write default = "m"'):
+        with pytest.raises(
+            HostFault, match=r'\[options.img\] is too complex .*write default = "m"'
+        ):
             edit.set_value(before, "options.img", "default", "m")
         return
     assert edit.set_value(before, "options.img", "default", "m") == after

@@ -169,7 +169,7 @@ def test_disabled_plugin_of_a_job_is_not_called(plugins):
     assert not list(its.each("vtorque_needs", request=None, site=site))
     assert "fpga" not in decide(Request(), site, its).values
     where = '[[limits]] 1 (queue = "gpu*") [plugins] acme in /etc/vtorque/vtorque.toml'
-    said = f"plugin acme is off for this job (set by {where})"
+    said = f"plugin acme is disabled for this job (set by {where})"
     assert refused(plugins, "fpga=1", queue="gpu") == f"fpga=1: {said}"
     with pytest.raises(
         Refused, match=r"no installed plugin provides the guest type 'odd'.*; "

@@ -104,7 +104,7 @@ def test_hooks_get_numbers_instead_of_job():
     ("limits", "number", "note"),
     [
         ("max = 4", 4, "vcpus=4, by [options.vcpus] max in /etc/vtorque/vtorque.toml: a guest's "
-         "part of the job's is 7"),
+         "part of the job is 7"),
         ("min = 8", 8, "vcpus=8, by"),
         ("max = 16", 7, ""),
         ("allow = [1, 2, 4, 8]", 4, "vcpus=4, by"),

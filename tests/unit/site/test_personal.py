@@ -96,7 +96,7 @@ def test_network_that_needs_root_is_refused(user, text):
 def test_site_of_a_machine_has_no_user_network(tmp_path):
     file = tmp_path / "vtorque.toml"
     file.write_text('[network]\nkind = "user"\n')
-    with pytest.raises(ConfigError, match="the node's own services"):
+    with pytest.raises(ConfigError, match="the node's services"):
         load(file, node=False)
 
 

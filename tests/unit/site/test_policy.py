@@ -386,7 +386,7 @@ def test_needs_of_several_plugins_for_one_resource_are_summed(plugins):
     assert dict(found.licenses) == {"matlab": 1}
     for name, need in (("gres/gpu", 3), ("matlab", 1)):
         check_share(found, None, None, {name: need})
-        with pytest.raises(Refused, match=f"need {need} {name}, {need - 1} are requested"):
+        with pytest.raises(Refused, match=f"need {need} {name}, but the job requests {need - 1}"):
             check_share(found, None, None, {name: need - 1})
 
 

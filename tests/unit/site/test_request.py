@@ -170,7 +170,7 @@ def test_unreadable_files_are_refused(tmp_path):
         ("long", "is longer than 64 KiB"),
         ("missing", "cannot be read: No such file"),
         (".", "cannot be read: Is a directory"),
-        ("~nosuchuser/x", "no such user"),
+        ("~nosuchuser/x", "the home of an unknown user"),
     ]:
         with pytest.raises(Refused, match=f"vm_prologue=.*: .*{message}"):
             make_request([("vm_prologue", name)], OPTIONS, cwd=tmp_path)
@@ -225,7 +225,7 @@ GOOD = {"v": 1, "vm": [["ram", "1G"]], "files": {}, "shell": None}
         (b"[" * 100_000, "nested too deep"),
         (b'{"v":' * 20_000, "nested too deep"),
         (b"\xff\xfe{\x00}\x00", "not UTF-8"),
-        (b'{"v":1,"v":1}', "there twice"),
+        (b'{"v":1,"v":1}', "a key twice"),
         (b'{"v":NaN}', "NaN is not JSON"),
         (b'{"v":-Infinity}', "-Infinity is not JSON"),
         (b'{"v":' + b"9" * 5000 + b"}", "digits"),

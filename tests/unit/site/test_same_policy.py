@@ -200,7 +200,8 @@ def test_vsub_requests_missing_resources_and_the_node_computes_the_same_size(
 def test_allocation_smaller_than_the_guests_is_refused_by_vsub(tmp_path, monkeypatch):
     monkeypatch.setattr(FRONT[0], "given", (None, 100))
     (refusal,), _ = on_the_front_end({}, tmp_path)
-    assert refusal.message == "the guests of a node need 384 MiB of memory, 100 are requested"
+    said = "the guests of a node need 384 MiB of memory, but the job requests 100"
+    assert refusal.message == said
 
 
 def test_vsub_and_node_have_the_same_options_and_limits():

@@ -72,21 +72,21 @@ def test_device_and_guest_type_are_short(tmp_path):
 
 @pytest.mark.parametrize("name", ["", "Acme", "acme_x", "-a", "a-", "../a", "a b", "1a", "a" * 31])
 def test_invalid_name_is_refused(tmp_path, name):
-    with pytest.raises(Refused, match="is no name for a plugin"):
+    with pytest.raises(Refused, match="is not a name for a plugin"):
         write(name, KINDS["device"], tmp_path)
     assert not list(tmp_path.iterdir())
 
 
 def test_existing_directory_is_not_overwritten(tmp_path):
     made("device", tmp_path)
-    with pytest.raises(Refused, match="is there already"):
+    with pytest.raises(Refused, match="exists already"):
         write("acme", KINDS["device"], tmp_path)
 
 
 def test_missing_kind_is_a_usage_error(tmp_path):
     done = CliRunner().invoke(vtorque, ["plugins", "new", "acme", "--directory", str(tmp_path)])
     assert done.exit_code == 2
-    assert "say what it is: --device" in done.output
+    assert "choose the kind: --device" in done.output
 
 
 @pytest.fixture(scope="module")

@@ -84,7 +84,7 @@ def run(config: Path, job_id: str, status: str = "") -> int:
     if not clean:
         sys.stderr.write(
             "vtorque: the job has ended, but its virtual machine could not be removed from this "
-            "node yet; that is tried again, and the node's admin can see why in syslog\n"
+            "node yet. vTorque tries again; the node's syslog has the reason\n"
         )
     if states:
         _finish(config, states[-1].header, reports, clean=clean, lost=lost)

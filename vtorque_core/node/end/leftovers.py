@@ -58,15 +58,15 @@ def _spare_reason(paths: Paths, job: JobHeader) -> str:
         return str(error)
     mine = next((other.job.id for other in others if other.job.uid == job.job.uid), None)
     if mine is not None:
-        return f"job {mine} is theirs too"
+        return f"the user has job {mine} on this node, too"
     if (SESSIONS / str(job.job.uid)).exists():
-        return "they have a login session or a user manager (loginctl)"
+        return "the user has a login session or a user manager (loginctl)"
     try:
         who = subprocess.run(["who"], capture_output=True, text=True, timeout=5, check=True)
     except (OSError, subprocess.SubprocessError) as error:
-        return f"cannot find out who is logged in: {error}"
+        return f"cannot determine who is logged in: {error}"
     if any(line.split(" ", 1)[0] == job.job.owner for line in who.stdout.splitlines()):
-        return "they are logged in (who)"
+        return "the user is logged in (who)"
     return ""
 
 

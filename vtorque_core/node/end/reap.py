@@ -225,7 +225,7 @@ def _skip_reason(state: JournalState, paths: Paths) -> tuple[Action, str, None] 
     try:
         return None if retire_spare(paths, state.key) else ("alive", "", None)
     except JournalError as error:
-        return "unknown", f"cannot find out whether the job still runs: {error}", None
+        return "unknown", f"cannot determine whether the job still runs: {error}", None
 
 
 def _is_running(paths: Paths, name: str) -> bool:

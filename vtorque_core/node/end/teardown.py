@@ -123,14 +123,10 @@ def teardown(
 
     Acquires the job's lock unless this process holds it. Forks, so no other thread may run.
 
-    Args:
-        journal_path: the journal.
-        paths: the site's directories.
-        plugins: those that the journal names, also disabled ones.
-        release_timeout: seconds for one record.
-        deadline: seconds for all records.
-        abandon: numbers of records that are only marked as released.
-        keep: path of a file that is not removed; the journal then stays, too.
+    ``plugins`` are those that the journal names, also disabled ones. ``release_timeout`` and
+    ``deadline`` are seconds for one record and for all records. ``abandon`` has numbers of records
+    that are only marked as released. ``keep`` is the path of a file that is not removed; the
+    journal then stays, too.
     """
     end = time.monotonic() + deadline
     with job_lock(paths, lock_name(journal_path), deadline):

@@ -109,7 +109,7 @@ class Proof:
             proof: Proof = convert(cls, document)
             whose = (proof.job.uid, proof.job.attempt, proof.starter, proof.namespace)
             if min(*whose, proof.grace, proof.deadline, *(g.rank for g in proof.guests)) < 0:
-                raise ValueError("has a number below 0")
+                raise ValueError("it has a negative number")
             if set(proof.files) - set(USER_FILES):
                 raise ValueError("files has an unknown name")
         except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
@@ -254,7 +254,7 @@ def digest(content: bytes) -> str:
 
 def _check_owner(path: Path, status: os.stat_result, owner_uid: int, is_kind: Any) -> None:
     if not is_kind(status.st_mode):
-        raise HostFault(f"{path} is not what it should be (a symbolic link?)", stage="proof")
+        raise HostFault(f"{path} has the wrong type (is it a symbolic link?)", stage="proof")
     if status.st_uid != owner_uid:
         raise HostFault(f"{path} belongs to uid {status.st_uid}, not {owner_uid}", stage="proof")
     if status.st_mode & 0o022:

@@ -192,7 +192,7 @@ class GuestBoot:
     def time_left(self, least: float = 0.0) -> float:
         left = self.deadline - time.monotonic()
         if left <= least:
-            raise HostFault("no time left", stage=self.start.phase)
+            raise HostFault("the time limit of the start is exceeded", stage=self.start.phase)
         return left
 
     def watch_daemons(self, seconds: float | None = None) -> AbstractContextManager[None]:
@@ -286,7 +286,7 @@ def _hand_over_channels(boot: GuestBoot) -> None:
             os.chown(channel.path, owner, os.getegid(), follow_symlinks=False)
             os.chmod(channel.path, 0o600)  # noqa: PTH101 - below a root-only directory
     except FileNotFoundError:
-        error = HostFault("ended as soon as it was started", boot.start.phase)
+        error = HostFault("the guest ended as soon as it was started", boot.start.phase)
         raise add_console_tail(boot.each, error) from None
 
 

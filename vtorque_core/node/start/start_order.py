@@ -88,7 +88,7 @@ def start_job(
     site, plugins = policy.for_job(site, plugins, facts)
     wanted = replace(policy.check_options(request, site, plugins), nodes=len(job.nodes))
     log.apply_request(wanted[LOG])
-    _log.debug("asked for: %s", " ".join(sorted(wanted.given)) or "nothing")
+    _log.debug("requested: %s", " ".join(sorted(wanted.given)) or "nothing")
     with Journal.start(site.paths, header(job, user, site, plugins)) as journal:
         deadline = time.monotonic() + site.node.start_timeout
         start = StartAttempt(attempt_of(job, user), user, site, deadline, journal, plugins)
@@ -108,7 +108,7 @@ def excuse_node(start: StartAttempt) -> Iterator[None]:
         if start.phase not in _NODES_OWN:
             error.blames_node = False
         if start.phase == "ready" and any(guest.image.source for guest in start.guests):
-            refused = Refused(f"your own image did not become ready: {error}")
+            refused = Refused(f"the guest with your own image did not become ready: {error}")
             refused.detail = error.detail
             raise refused from error
         raise

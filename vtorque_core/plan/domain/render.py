@@ -117,7 +117,7 @@ def render(
         if item.element.section not in sections:
             raise Refused(
                 f"plugin {item.plugins[0]}: {type(item.element).__name__} goes to the unknown "
-                f"section {item.element.section!r}; there are {', '.join(_SECTIONS)}"
+                f"section {item.element.section!r}; known are {', '.join(_SECTIONS)}"
             )
         fragment = _fragment(environment, item, spec, sockets or {}, taps or {}, slots, merged)
         if fragment:
@@ -220,7 +220,7 @@ def _escape(value: Any) -> Markup:
     if illegal:
         raise Refused(
             f"'{printable(text)}' has the character U+{ord(illegal[0]):04X}, which libvirt's XML "
-            "cannot carry"
+            "cannot contain"
         )
     return Markup(_ESCAPED.sub(lambda m: _ESCAPES[m[0]], text))  # noqa: S704 - just escaped
 
@@ -273,7 +273,7 @@ def _tap(nic: Interface, alias: str, taps: Mapping[str, str]) -> str | None:
             "if guests may use any MAC and address there"
         )
     if nic.filtered and alias not in taps:
-        raise HostFault(f"{alias} must be filtered and nothing filters it", stage=STAGE)
+        raise HostFault(f"{alias} must be filtered, but has no packet filter", stage=STAGE)
     return taps.get(alias)
 
 

@@ -265,17 +265,17 @@ def demand(claims: Sequence[Claim]) -> Demand:
     numa: Numa | None = _agree_on("numa", [(r.numa, r.key) for r in rams])
     memory = [c for c in claims if isinstance(c, MemoryClaim)]
     if any(c.mib < 0 for c in memory):
-        raise ValueError("a memory claim of less than nothing")
+        raise ValueError("a memory claim is negative")
     ram = sum(c.mib for c in memory if c.use == RAM_USE)
     rest = sum(c.mib for c in memory) - ram
     cores = [c for c in claims if isinstance(c, CoreClaim)]
     pools = tuple(c for c in claims if isinstance(c, PoolClaim))
     amounts = tuple(c for c in claims if isinstance(c, AmountClaim))
     if any(c.amount < 0 for c in amounts):
-        raise ValueError("a claim of less than nothing")
+        raise ValueError("the amount of a claim is negative")
     for name in (c.pool for c in claims if isinstance(c, PoolClaim | AmountClaim)):
         if name.partition("/")[0] in OWN_POOLS:
-            raise ValueError(f"pool {name} is the ledger's own")
+            raise ValueError(f"pool {name} is reserved for the ledger")
     if page is not None and ram * 1024 % page:
         raise Refused(
             "the guest's RAM is not a whole number of huge pages",
@@ -313,7 +313,7 @@ def _cores(claims: Sequence[CoreClaim]) -> Cores:
     most = min((c.at_most for c in claims if c.at_most is not None), default=count)
     if count < 1 or most < count:
         raise Refused(
-            f"from {count} to {most} cores cannot be: the least is more than the most"
+            f"the minimum of {count} cores is more than the maximum of {most}"
             if count >= 1
             else "a guest needs at least one core",
             key=key,

@@ -95,7 +95,7 @@ def caches(
             if b.level == claim.level and set(b.cpus) & set(vcpus)
         ]
         if not banks or not all(bank.granularity_kib for bank in banks):
-            why = "the guest has no own core" if not vcpus else "this node cannot divide its caches"
+            why = "the guest's cores are shared" if not vcpus else "this node cannot divide caches"
             raise _no_cache(claim, why, "0 KiB")
         held = free.taken.leased_items("cache") | used
         groups = [f"group-{n}" for n in range(min(b.most for b in banks) - 1)]
@@ -121,7 +121,7 @@ def _free(
 
 def _no_cache(claim: CacheClaim, why: str, limit: str) -> NoFit:
     return NoFit(
-        f"{claim.kib} KiB of level {claim.level} cache of its own: {why}",
+        f"{claim.kib} KiB of exclusive level {claim.level} cache: {why}",
         key=claim.key,
         value=str(claim.kib),
         limit=limit,

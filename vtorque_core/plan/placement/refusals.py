@@ -34,7 +34,7 @@ def check_memory(demands: Sequence[Demand], free: FreeResources, exact: bool = F
         most, key = max(d.largest for d in demands)
         instead = "fs_type=sharedfs" if key == "fs_type" else f"less {key}"
         raise NoFit(
-            f"the guests of this node need {show_mib(plain)} with QEMU's own; more than {what}",
+            f"the guests of this node need {show_mib(plain)} with QEMU's memory, more than {what}",
             key=key,
             value=show_mib(most),
             limit=show_mib(limit),
@@ -62,10 +62,10 @@ def _check_cores(demands: Sequence[Demand], free: FreeResources) -> None:
     own = sum(d.own for d in demands)
     shared = max((d.shared for d in demands), default=0)
     one = next((c for d in demands for c in d.cores.values() if c.own), Cores(shared))
-    both = f"{own} CPUs of their own and {shared} shared, {own + shared} in all"
+    both = f"{own} exclusive and {shared} shared CPUs, {own + shared} in total"
     for count, most, what, asked in (
         (shared, share.limit, f"{shared} CPUs for one guest", Cores(shared)),
-        (own, min(share.limit, ownable), f"{own} CPUs of their own for all guests together", one),
+        (own, min(share.limit, ownable), f"{own} exclusive CPUs for all guests together", one),
         (own + shared, min(share.limit, floating), both, one),
     ):
         if count > most:
@@ -112,13 +112,13 @@ def _why_unusable(cpu: int, times: int, free: FreeResources) -> tuple[str, str, 
     if cpu not in share.machine.cpus:
         return "is not on this node", _ids(share.machine.cpus), None
     if cpu in share.reserved:
-        return "is the host's own", can, "[node] host_reserve_cores"
+        return "is reserved for the host", can, "[node] host_reserve_cores"
     if cpu not in usable:
-        return "is not the job's", can, "the batch system's share of the job"
+        return "is not granted to the job", can, "the batch system's share of the job"
     if times > 1:
         return f"is named for {times} guests", can, None
     if cpu not in free.ownable:
-        return "is another job's", _ids(sorted(free.ownable)), None
+        return "is in use by another job", _ids(sorted(free.ownable)), None
     return "", "", None
 
 
@@ -135,11 +135,11 @@ def check_numa(demands: Sequence[Demand], strict: Sequence[bool], rooms: Sequenc
     size = d.page_kib or 0
     pages = f" ({show_mib(max(r.pages.get(size, 0) for r in rooms))} in huge pages)" if size else ""
     raise NoFit(
-        f"a guest of {need} CPUs and {show_mib(d.memory_mib)} must lie on one NUMA node, and "
-        "does not beside what is there",
+        f"a guest of {need} CPUs and {show_mib(d.memory_mib)} must fit on one NUMA node, and "
+        "no node has enough free resources",
         key=d.numa_key,
         value="strict",
-        limit=f"{cores} CPUs for itself or {show_mib(mib)}{pages} on the node with most",
+        limit=f"{cores} exclusive CPUs or {show_mib(mib)}{pages} on the node with most",
         where="[node] numa, or the request's numa",
         fix="ask for smaller guests, or for numa=preferred",
     )
