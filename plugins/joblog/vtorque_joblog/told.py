@@ -15,7 +15,7 @@ log = logging.getLogger("joblog")
 
 
 class SavedOffsets:
-    """Offsets by the name of a log. The last line ``<offset> <name>`` for a name is valid.
+    """A file of offsets by log name. Of each name, the last line ``<offset> <name>`` is valid.
 
     If the disk is full, progress is kept only in memory, and each further line retries the write.
     """

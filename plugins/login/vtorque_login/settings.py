@@ -9,7 +9,7 @@ from vtorque_core.api import setting
 
 @dataclass(frozen=True)
 class Settings:
-    """``[plugin.login]``."""
+    """Settings in ``[plugin.login]``."""
 
     poll_interval: float = setting(
         1.0,

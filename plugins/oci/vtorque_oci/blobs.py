@@ -69,7 +69,7 @@ def run_parser(
     """Run a parser without privileges; return the values that it yields. Raises Refused.
 
     Args:
-        parse: see :func:`vtorque_core.api.read_apart`.
+        parse: see :func:`vtorque_core.api.read_apart.parse_unprivileged`.
         args: its arguments, before the descriptors.
         files: descriptors, its last arguments.
         most: limit of all values in bytes.

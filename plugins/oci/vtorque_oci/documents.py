@@ -1,7 +1,7 @@
 """Parse the JSON documents of an image (OCI image-spec 1.1).
 
 A hostile document may need much memory or time. Therefore each function runs in an unprivileged
-process (:func:`vtorque_core.api.read_apart`). ``document`` is a descriptor of the file. Root gets
+process (:mod:`vtorque_core.api.read_apart`). ``document`` is a descriptor of the file. Root gets
 the texts that a function yields, and validates them. If a function raises Refused, root gets the
 message.
 """

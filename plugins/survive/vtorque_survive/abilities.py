@@ -20,7 +20,7 @@ _LIBVIRT = (11, 3)  # oldest tested version that saves and migrates shared direc
 
 
 def check(site: Site) -> Iterator[HealthResult]:
-    """Report which of these actions this node supports."""
+    """Report whether this node can suspend, save and migrate jobs."""
     yield ok("suspend, resume: supported")
     missing = "; ".join(filter(None, (_daemon(), _qemu(), _libvirt())))
     settings = site[Settings]

@@ -111,7 +111,7 @@ class CheckpointWatcher:
         return ""
 
     def must_stay_paused(self, paths: Paths, job: RunningJob) -> bool:
-        """Return whether a checkpoint whose process was killed has paused the job.
+        """Return whether a killed process of a checkpoint has left the job paused.
 
         The job then stays paused until a new process continues the checkpoint.
         """
@@ -197,13 +197,13 @@ def _is_ready(paths: Paths, job: RunningJob, asked: SaveTask) -> bool:
 
 
 class _RetryLater(HostFault):
-    """Everything but the session state is saved. Retry when the job shell is no longer stopped."""
+    """A checkpoint that lacks the session state, because the job shell is stopped. Retry later."""
 
 
 def _hold(
     paths: Paths, config: Path, job: RunningJob, asked: SaveTask | None, settings: Settings
 ) -> None:
-    """Tell the guest and the job shell to tolerate a disconnect, or no longer to do so."""
+    """Make the guest and the job shell tolerate a disconnect; with ``asked`` None, undo that."""
     until = time.monotonic() + _HELD
     tell = _first_guest(job).run_dir / TELL
     with _cleanup(paths, job):
@@ -305,7 +305,7 @@ def _end(config: Path, job: RunningJob, asker: int) -> None:
     """End a saved job, but first let the requester exit, because it may be a step of the job."""
     with suppress(OSError):
         handle = os.pidfd_open(asker)
-        wait_readable([handle], _GONE)  # the pid is the user's claim, so limit the wait
+        wait_readable([handle], _GONE)  # the user chose the pid, so limit the wait
         time.sleep(_TELLS)
     try:
         _cancel(config, job)  # before its job shell ends, otherwise the job counts as failed
@@ -478,7 +478,7 @@ def _write(of: _Saving, manifest: Manifest) -> None:
 def _ask_session(of: _Saving) -> None:
     """Save the session state.
 
-    If the job must end, only check that its job shell can write it later.
+    If the job must end, only check that its job shell can write the state later.
     """
     tell, leave = of.run_dir / TELL, of.run_dir / LEAVE
     if not of.asked.ends:

@@ -12,7 +12,7 @@ from vtorque_core.api.guest_driver import ClockDriver
 from vtorque_core.live.jobs import RunningGuest, RunningJob
 from vtorque_core.live.suspend import RUNS, driver_of, log_to_job
 
-_CLOCK = 5.0  # seconds for a guest to say that it has set its clock
+_CLOCK = 5.0  # seconds for a guest to confirm that it has set its clock
 log = logging.getLogger(__name__)
 
 

@@ -173,7 +173,7 @@ def _clear(store: Store) -> None:
 
 
 class RemovalWatcher:
-    """Removes checkpoints that their owners no longer want, in the watcher.
+    """The watcher's removal of checkpoints, requested by their owners.
 
     The checkpoint directory may hang, so only child processes access it.
     """

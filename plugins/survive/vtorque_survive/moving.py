@@ -23,7 +23,7 @@ from vtorque_survive.saving import GuestData, own_disks
 MOVES = "moves"
 """The phase of a job while its guests migrate to another node."""
 
-_LOOK = 0.1  # seconds; that libvirt has moved a guest is no event
+_LOOK = 0.1  # seconds; libvirt sends no event when it has migrated a guest
 
 
 @dataclass(frozen=True)

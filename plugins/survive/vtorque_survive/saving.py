@@ -21,8 +21,8 @@ from vtorque_core.live.jobs import RunningGuest, RunningJob
 from vtorque_core.live.locked_job import SPARE, JournalState, LockedJob
 from vtorque_survive import domains
 
-_BREAKS_OFF = 5.0  # seconds for libvirt to do so: half of what domains.abort_operation waits for it
-_LOOK = 0.1  # seconds; that libvirt has saved a guest is no event
+_BREAKS_OFF = 5.0  # seconds for libvirt to abort: half of what domains.abort_operation waits
+_LOOK = 0.1  # seconds; libvirt sends no event when it has saved a guest
 
 
 @dataclass(frozen=True)

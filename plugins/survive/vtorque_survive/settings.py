@@ -12,7 +12,7 @@ DOCTOR = "doctor"  # value instead of a health command
 
 @dataclass(frozen=True)
 class Settings:
-    """``[plugin.survive]``."""
+    """Settings in ``[plugin.survive]``."""
 
     poll_interval: float = setting(
         0.5,

@@ -1,4 +1,4 @@
-"""Which jobs this node can save, and the versions of tools that a restore requires."""
+"""Check which jobs this node can save, and find the tools' versions that a restore requires."""
 
 from __future__ import annotations
 

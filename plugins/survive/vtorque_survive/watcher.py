@@ -1,7 +1,7 @@
 """The node's watcher: pause a job's guests while the job is suspended. Runs as root.
 
-The batch system decides whether a job is suspended. Query it often only with a reason: the job
-shell on this node is stopped, runs on another node, or the job was suspended. Guests are paused at
+The batch system decides whether a job is suspended. The watcher queries it often only for a reason:
+the job shell is stopped or runs on another node, or the job was suspended. Guests are paused at
 once when their job shell is stopped or their owner requests it (``request``). Batch systems run no
 hook when they suspend a job, and the job shell cannot catch SIGSTOP.
 

@@ -18,8 +18,8 @@ def wanted_guests(
 ) -> list[tuple[WarmShape, int]]:
     """Return the number of guests to keep of each shape, most important first.
 
-    A shape of the site gets ``least`` guests, or up to ``most`` if jobs recently requested that
-    many within an hour. If the site sets only ``max_memory``, use the most requested shapes.
+    A shape of the site gets as many guests as jobs requested in its busiest recent hour, from
+    ``least`` to ``most``. If the site sets only ``max_memory``, use the most requested shapes.
 
     Args:
         settings: The site's settings.

@@ -178,7 +178,7 @@ class Keeper:
         wanted: Sequence[tuple[WarmShape, int]],
         settings: Settings,
     ) -> WarmShape | None:
-        """Return the shape to boot next."""
+        """Return the shape to boot next, or None."""
         have = Counter(str(note(each).get("shape")) for each in there)
         held = sum(each.mib for each in there)
         budget = settings.budget
