@@ -234,7 +234,7 @@ PAIRS = {
     ("disk", "/data/a\nb"): "has a control character or more than 1024 bytes",
     ("disk", "/data/"): "is a directory: write the path of a disk file",
     ("disk", "/etc/shadow"): f"is not allowed (limit: /data/*, set by [options.disk] allow {BY}",
-    ("vm_prologue", "/etc/shadow"): "the value must be a file, which must travel as data",
+    ("vm_prologue", "/etc/shadow"): "the value must be the content of a file, not its name",
     ("qemu_args", "-monitor"): UNKNOWN,
     ("shares", "/"): UNKNOWN,
     ("zz", "\x1b[2J"): UNKNOWN,

@@ -25,7 +25,7 @@ def keep_phases(paths: Paths, state: JournalState) -> None:
 
 
 def keep_start(paths: Paths, state: JournalState) -> None:
-    """Keep the phases of a started job for its owner, who cannot read the journal."""
+    """Copy a started job's phases to its kept records; its owner cannot read the journal."""
     kept_records.keep_facts(paths, state.header.job, phases=spans(state, time.time()))
 
 

@@ -28,7 +28,7 @@ _PROTOCOL = "system.sockprotoname"
 def end(name: str, uuid: str) -> None:
     """Send SIGTERM to a guest's QEMU, and wait until the process is gone. Best effort.
 
-    Does nothing if this process may not copy QEMU's sockets, or finds no monitor's among them.
+    Does nothing if this process may not copy QEMU's sockets, or does not find the monitor's socket.
 
     Privileges: root.
     """

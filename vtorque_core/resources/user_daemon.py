@@ -150,8 +150,8 @@ def id_map(subordinate_id: int | None, ids: Iterable[int], root: int | None = No
 def start(service: ServedData, ready: Callable[[bytes], bool], timeout: float) -> None:
     """Start the daemon, detached, and wait until ``ready`` accepts its log. As root.
 
-    The daemon inherits cgroup, CPU affinity and limits. After a failure, the lock file remains,
-    which ``stop`` removes, and ``service.log``. Raises Refused if the user caused the failure.
+    The daemon inherits cgroup, CPU affinity and limits. After a failure, ``service.log`` and the
+    lock file remain; ``stop`` removes the lock file. Raises Refused if the user caused the failure.
     """
     # In the namespace, 0 is another group. Without root, groups are kept but cannot be mapped.
     groups = tuple(sorted(set(service.groups) - {0})) if os.geteuid() == 0 else ()

@@ -202,7 +202,7 @@ def _only(raw: Raw, cls: type[S], name: str) -> S:
 
 
 def node_of(raw: Raw) -> schema.Node:
-    """Return only ``[node]``, or its defaults if it is invalid. For teardown, as paths_of()."""
+    """Return only ``[node]``, or its defaults if it is invalid. Used by teardown."""
     builder = _Builder(raw)
     table: schema.Node | None = builder.table(schema.Node, "node")
     return schema.Node() if table is None or builder.problems else table
@@ -431,9 +431,10 @@ _ENDS = ("]", '"""', "'''")  # of values in several lines
 
 
 def line_of(text: str, key: str) -> int | None:
-    """Return the line (from 1) of a dotted key (``options.ram.max``) or its nearest table, or None.
+    """Return the line (from 1) of a dotted key such as ``options.ram.max``.
 
-    ``limits.1`` is the first of a list of tables.
+    If the text lacks the key, return the line of the nearest table around it, or None without one.
+    ``limits.1`` is the first table of the list ``limits``.
     """
     lines = _lines(text)
     parts = key.split(".")

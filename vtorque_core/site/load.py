@@ -50,6 +50,6 @@ def load_paths(path: Path) -> Paths:
 
 
 def load_for_teardown(path: Path) -> tuple[Paths, Node]:
-    """Return ``[paths]`` and ``[node]``, whatever else the config contains. Raises ConfigError."""
+    """Return ``[paths]`` and ``[node]``, even if other tables are invalid. Raises ConfigError."""
     raw = read_toml(path)
     return paths_of(raw), node_of(raw)

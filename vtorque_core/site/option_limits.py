@@ -124,9 +124,9 @@ def nearest(option: Option[Any], limits: Limits, number: int) -> int:
 def read_limits(
     option: Option[Any], table: Mapping[str, Any], name: str, below: Limits
 ) -> tuple[Limits, dict[str, str]]:
-    """Return the limits in ``[options.<key>]``, named ``name``, and problems by key.
+    """Parse the ``table`` of an option; return its limits, and problems by key.
 
-    The limits override ``below``.
+    ``name`` is the table's dotted name. ``below`` are the limits that the table overrides.
     """
     found: dict[str, Any] = {}
     problems: dict[str, str] = {}

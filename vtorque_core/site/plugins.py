@@ -48,7 +48,7 @@ T = TypeVar("T")
 
 
 class PluginError(VtorqueError):
-    """A hook raised an unexpected exception. The message names plugin and hook."""
+    """An unexpected exception of a hook. The message names plugin and hook."""
 
 
 @dataclass(frozen=True)

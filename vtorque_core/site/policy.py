@@ -182,7 +182,7 @@ def _value(
     key = option.key
     is_file = option.is_file if isinstance(asked, FileData) else option.names_file(asked)
     if is_file != isinstance(asked, FileData):
-        kind = "a file, which must travel as data" if option.is_file else "text, not a file"
+        kind = "the content of a file, not its name" if option.is_file else "text, not a file"
         return None, Refusal(f"the value must be {kind}", key=key, value=shown)
     try:
         value = asked if isinstance(asked, FileData) else option.parse(asked)

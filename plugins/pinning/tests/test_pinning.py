@@ -184,7 +184,7 @@ def test_submit_host_claims_only_pinned_cpus():
         ("vcpu_pinning=1", "is ambiguous"),
         ("numa=interleave", "write preferred or strict"),
         ("hugepages=2G", r"hugepages=2G: .* not a multiple .*\(limit: ram=1G\)"),
-        ("vcpu_pinning=/etc/shadow", "the value must be a file, which must travel as data"),
+        ("vcpu_pinning=/etc/shadow", "the value must be the content of a file, not its name"),
     ],
 )
 def test_invalid_values_are_refused(pair, why):

@@ -164,7 +164,7 @@ def test_all_refusals_are_reported_together(plugins):
 
 def test_file_for_a_text_option_and_text_for_a_file_option_are_refused(plugins):
     (refusal,) = refusals(plugins, "vm_prologue=/etc/shadow")
-    assert "must be a file, which must travel as data" in refusal.message
+    assert "must be the content of a file, not its name" in refusal.message
     (refusal,) = refusals(plugins, ram=SCRIPT)
     assert "must be text, not a file" in refusal.message
     (refusal,) = refusals(plugins, nothing=SCRIPT)
@@ -312,7 +312,7 @@ def test_option_for_word_or_file_accepts_both(with_map):
     assert decision(with_map, "map=Yes")[MAP] is True
     assert decision(with_map, map=SCRIPT)[MAP] == SCRIPT
     (refusal,) = refusals(with_map, "map=/etc/shadow")
-    assert "must be a file, which must travel as data" in refusal.message
+    assert "must be the content of a file, not its name" in refusal.message
     (refusal,) = refusals(with_map, "map=1")
     assert "is ambiguous" in refusal.message
     (refusal,) = refusals(with_map, "map=yes", map=SCRIPT)

@@ -57,7 +57,7 @@ class ReceivingJob:
         here = hypervisor.versions(self.uri)
         for what, there in versions.items():
             if here.get(what) != there:
-                raise Refused(f"{what} of {name} is {here.get(what)} instead of {there}")
+                raise Refused(f"{name} has {what} {here.get(what)} instead of {there}")
 
     def start(
         self, job_id: str, nodes: Sequence[str], left: str, name: str,
@@ -103,7 +103,7 @@ def run(adapter: NodeAdapter, site: Site, plugins: Plugins, requests: int, answe
             node = ReceivingJob(adapter, site, plugins, requests, answers)
             plugins.collect(hooks.vtorque_receive, node=node)
     except PluginError:
-        log.log_defect("that comes from another node")
+        log.log_defect("a migration to this node")
         return EXIT_FAILED
     except VtorqueError as error:
         sys.stderr.write(f"vtorque: {printable(str(error), 2000)}\n")

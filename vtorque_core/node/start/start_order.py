@@ -184,7 +184,7 @@ def _place_guests(
     """Place the guests. If resources are in use, reap ended jobs and retry for ``seconds``.
 
     Also returns the keys of warm guests that must end. Calls ``let_hook_return`` before it waits,
-    to not block the batch system.
+    because the batch system must not be blocked.
     """
     claims = [one.claims for one in planned]
     guests = [one.plan for one in planned]

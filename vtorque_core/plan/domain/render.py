@@ -171,7 +171,10 @@ def render_devices(
     taps: Mapping[str, str],
     overrides: Path | None,
 ) -> tuple[str, ...]:
-    """Return the XML of each device to plug in. Disks come last, the user's own before others."""
+    """Return the XML of each device to plug in.
+
+    Disks come last. Among them, disks that belong to the user come first.
+    """
     environment = _environment(overrides)
     items = [item for item in merged.items if is_pluggable(item.element)]
     items.sort(key=lambda item: _turn(item.element))
@@ -318,7 +321,7 @@ def _core_values(spec: DomainSpec, merged: MergedDomain) -> dict[str, Any]:
     arch = guest.image.arch
     if arch not in _MACHINES:
         raise Refused(
-            f"image {guest.image.name} is for {arch!r}; guests can be {', '.join(_MACHINES)}"
+            f"image {guest.image.name} is for {arch!r}; supported are {', '.join(_MACHINES)}"
         )
     kernel = merged.single(KernelBoot)
     x86 = arch == "x86_64"

@@ -23,7 +23,7 @@ from vtorque_core.site.job_size import JobGrant
 
 
 class NoFit(Exception):
-    """The claims do not fit. The caller decides between Refused and a host fault."""
+    """Claims that do not fit. The caller raises Refused or a host fault instead."""
 
     def __init__(self, message: str, **parts: str | None) -> None:
         self.refusal = Refusal(message, **parts)
