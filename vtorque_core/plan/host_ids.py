@@ -77,7 +77,7 @@ def ranges(table: Path) -> Iterator[tuple[str, int, int]]:
 def root_id(name: str, uid: int, base: int, tables: Sequence[Path] = TABLES) -> int:
     """Return the uid and gid of root in this user's guests: ``base`` plus the uid.
 
-    If ``base`` is 0, it is the first id that subuid(5) and subgid(5) both assign to the user.
+    If ``base`` is 0, return the first id that subuid(5) and subgid(5) both assign to the user.
     """
     given = [list(ranges(table)) for table in tables]
     if base == 0:

@@ -1,6 +1,6 @@
 """Load plugins and site config.
 
-``vsub`` accepts any config. As root, config and plugins must be writable by root only.
+Processes of root accept only a config and plugins that nobody else can write. ``vsub`` accepts any.
 """
 
 from __future__ import annotations

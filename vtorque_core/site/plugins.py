@@ -149,7 +149,7 @@ class Plugins:
         broken: import errors by plugin name.
         costs: CPU seconds of the import of each declaring module.
         off: installed plugins that the site disables.
-        withheld: plugins that are disabled for this job, and the setting.
+        withheld: plugins that are disabled for this job, each with the setting that does so.
     """
 
     def __init__(self) -> None:

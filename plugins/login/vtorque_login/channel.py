@@ -29,7 +29,7 @@ _HEAD = struct.Struct(">BI")
 
 
 class ChannelBroken(VtorqueError):
-    """The other side failed authentication, or disconnected."""
+    """An error of the connection: the other side is not authentic, or has disconnected."""
 
 
 class Stream:

@@ -154,7 +154,7 @@ class SaveTask:
 
     @classmethod
     def read(cls, paths: Paths, job: RunningJob) -> Self | None:
-        """Read the request for a job; None if there is none."""
+        """Return a job's requested checkpoint; None without a request."""
         try:
             does, *name = _request_file(paths, job).read_text().split()
         except FileNotFoundError:
