@@ -201,7 +201,7 @@ class BatchHarness(Protocol):
         """Return what the batch system starts for a submitted job.
 
         Args:
-            job: from :meth:`received`.
+            job: from :meth:`last_input`.
             nodes: number of nodes, as requested.
             element: index in an array: 0 or 1.
             forged: text that the job's owner has put in place of the request, without vsub.

@@ -1,7 +1,7 @@
 """A node in a directory, with the topology of a recorded machine: a job's real start without root.
 
 Planning, ledger, placement, rendering, journal, seed, plugins' daemons and teardown are real.
-:class:`Doubles` replace the parts that need root or a hypervisor:
+:class:`NodeDoubles` replace the parts that need root or a hypervisor:
 
 - Domains and packet filters are files.
 - Guests are ready immediately.
@@ -364,7 +364,7 @@ class RecordedNode:
             self.begin(job, again=again)
 
     def begin(self, job: BatchJob, *, again: bool = False) -> None:
-        """Start the job as in :meth:`start_here`, with the doubles already installed."""
+        """Start the job as in :meth:`start_in_process`, with the doubles already installed."""
         with job_lock(self.site.paths, job.id):
             if again:
                 release_job(self.site.paths, job.id, plugins_for=lambda _: self.plugins)
@@ -377,7 +377,7 @@ class RecordedNode:
             self.finish(job_id, release_timeout)
 
     def finish(self, job_id: str, release_timeout: float = 30) -> None:
-        """Release the job as in :meth:`release_here`, with the doubles already installed."""
+        """Release the job as in :meth:`release_in_process`, with the doubles already installed."""
         reports = release_job(
             self.site.paths,
             job_id,

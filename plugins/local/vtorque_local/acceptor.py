@@ -270,7 +270,7 @@ def _be_the_users(
         if its:
             client.serve(connections[0], client.ServiceChannel(*its), read, before)
     finally:
-        if os.geteuid() == 0:  # _become failed: close as the user nevertheless
+        if os.geteuid() == 0:  # _switch_user failed: close as the user nevertheless
             os.setgroups([])
             os.setresgid(uid, uid, uid)
             os.setresuid(uid, uid, uid)

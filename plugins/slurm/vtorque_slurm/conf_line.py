@@ -30,7 +30,7 @@ def set_line(text: str, key: str, value_: str) -> str:
 
 
 def unset_line(text: str, key: str) -> str:
-    """Undo :func:`with_line`."""
+    """Undo :func:`set_line`."""
     mark = re.escape(MARK.decode())
     text = re.sub(rf"^{key}=[^\n]*  # {mark}\n", "", text, flags=re.MULTILINE)
     kept = rf"^{re.escape(_KEPT)}(?=\s*{key}\s*=)"

@@ -128,7 +128,7 @@ class CommandLine:
 def split(argv: Sequence[str], extra: Collection[str] = ()) -> CommandLine:
     """Parse the arguments of vsub.
 
-    ``extra`` are the site's own options; see :meth:`OptionTable.with_more`.
+    ``extra`` are the site's own options; see :meth:`OptionTable.add_options`.
     """
     interactive = "-I" in _until_script(argv, SALLOC.add_options(extra))
     table = (SALLOC if interactive else SBATCH).add_options(extra)

@@ -42,7 +42,7 @@ write_files:
 
 
 class GuestWorld(SlurmWorld):
-    """See :class:`World`; ``machines`` are libvirt's domains, ``top``/images has to exist."""
+    """See :class:`SlurmWorld`; ``machines`` are libvirt's domains, ``top``/images has to exist."""
 
     conf = (
         _CONF.replace("SlurmdParameters=config_overrides\n", "")
