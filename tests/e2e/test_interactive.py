@@ -66,8 +66,10 @@ def test_killed_vsub_leaves_the_terminal_with_echo(clean, at):
 
 def test_commands_that_follow_a_job_end_on_ctrl_c_and_without_input(clean):
     """Also while they start. A closed standard input ends none of them."""
-    job_id = clean.submit("#!/bin/sh\nsleep 1000\n", "-vm", "ram=256M")
-    clean.wait_for(lambda: clean.state_of(job_id) == "R", what="the job's start")
+    out = clean.home / "out"
+    out.unlink(missing_ok=True)
+    job_id = clean.submit("#!/bin/sh\necho up\nsleep 1000\n", "-vm", "ram=256M")
+    clean.wait_for(lambda: out.exists() and out.read_bytes(), what="the script's output")
     follow, watch = ("logs", "-f", job_id), ("logs", "--console", "-f", job_id)
     log = vmgr(clean, *follow)
     log.read(rb" run .*the guests are ready")
