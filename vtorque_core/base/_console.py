@@ -1,9 +1,9 @@
-"""Program that records a guest's console, as :mod:`_launch` with arguments SOCKET FILE UID.
+"""Program that records a guest's console; :mod:`_launch` runs it with SOCKET FILE UID as ARGV.
 
-QEMU, which runs as UID, connects to SOCKET first. This program enters QEMU's control groups, which
-therefore are charged for a guest that floods its console. One further client gets the output, too,
-and its input goes to the guest. The program ends with QEMU's connection. If it ends earlier, QEMU
-discards the output.
+QEMU, which runs as UID, connects to SOCKET first. The program enters QEMU's control groups, so that
+a guest that floods its console is charged for the recording. One further client gets the output,
+too, and its input goes to the guest. The program ends with QEMU's connection. If the program ends
+earlier, QEMU discards the output.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _PEER = socket.SOL_SOCKET, socket.SO_PEERCRED, 4  # of struct ucred only the pid
 
 
 def record(words: list[str], started: int) -> None:
-    """Record the console, as QEMU's user; close ``started`` when QEMU can connect."""
+    """Record the console as QEMU's user. Close the descriptor ``started`` when QEMU can connect."""
     path, log, uid = words
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
     os.umask(0o077)
@@ -41,7 +41,7 @@ def record(words: list[str], started: int) -> None:
     listener.listen(1)
     os.close(started)
     qemu = listener.accept()[0]
-    # When QEMU has ended, systemd ends its group. A slow client still gets the last output.
+    # When QEMU ends, systemd sends SIGTERM to its group, but a slow client must get all output.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     if os.geteuid() == 0:
         enter_groups(int.from_bytes(qemu.getsockopt(*_PEER), sys.byteorder))
@@ -53,7 +53,7 @@ def record(words: list[str], started: int) -> None:
 
 
 def enter_groups(pid: int, proc: str = "/proc", groups: str = "/sys/fs/cgroup") -> None:
-    """Enter the control groups of a process, of both versions (cgroups(7)), as far as possible."""
+    """Enter the control groups (v1 and v2, cgroups(7)) of a process. Ignores errors."""
     with contextlib.suppress(OSError), open(f"{proc}/{pid}/cgroup", "rb") as lines:  # noqa: PTH123
         for line in lines:
             _, kind, path = os.fsdecode(line).rstrip("\n").split(":", 2)
@@ -88,7 +88,10 @@ def _copy(qemu: socket.socket, listener: socket.socket, file: FileIO) -> None:
 
 
 def _append(file: FileIO, data: bytes) -> None:
-    """Append in place, because a warm guest's file has two names, and its owner an ACL entry."""
+    """Append to the file in place; if it is full, drop its beginning.
+
+    A new file would lack the second hard link of a warm guest's console, and the owner's ACL entry.
+    """
     with contextlib.suppress(OSError):  # a full disk must not stop the guest
         if file.tell() + len(data) > LARGEST:
             file.seek(DROPPED)

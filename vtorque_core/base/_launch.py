@@ -1,8 +1,8 @@
 """Program that starts a daemon which holds a lock: ``_launch.py PARENT LOCK LOG ARGV...``.
 
 Exits with 0 after execve(2) of the daemon, otherwise with 1. The daemon's own process acquires the
-lock, because children do not inherit POSIX locks. It is a separate program because its caller has
-threads.
+lock, because children do not inherit POSIX locks. The caller has threads and therefore does not
+fork, but starts this program.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ _libc = ctypes.CDLL(None)  # loaded here: in a forked child, this could block on
 
 
 def die_with(parent: int) -> None:
-    """Ask the kernel to kill this process when its parent ends (PR_SET_PDEATHSIG of prctl(2)).
+    """Make the kernel kill this process when its parent ends (PR_SET_PDEATHSIG of prctl(2)).
 
-    Call it after any change of ids, which resets it.
+    A later change of ids cancels this. Exits if ``parent`` has already ended.
     """
     _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:
@@ -50,9 +50,9 @@ def _execute(argv: list[str], _: int) -> None:
 
 
 def main(run: Callable[[list[str], int], None] = _execute) -> str | None:
-    """Start the daemon. Return an error for :func:`sys.exit`, or None.
+    """Start the daemon. Return an error message for :func:`sys.exit`, or None.
 
-    ``run`` gets ARGV and a descriptor to close when the daemon has started.
+    ``run`` runs the daemon. Its arguments are ARGV, and a descriptor to close after the start.
     """
     parent, lock, log, *argv = sys.argv[1:]
     die_with(int(parent))

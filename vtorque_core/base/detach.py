@@ -11,7 +11,8 @@ from collections.abc import Callable
 def run_detached(work: Callable[[Callable[[], None]], int]) -> int:
     """Run ``work`` in a child that outlives this process.
 
-    Returns 0 when ``work`` calls its argument, or the child's exit status if it ends before.
+    Returns 0 when ``work`` calls the function that it gets as argument. If the child ends without
+    this call, returns its exit status.
     """
     reader, writer = os.pipe()
     if child := os.fork():

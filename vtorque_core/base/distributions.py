@@ -1,6 +1,6 @@
-"""Distributions of vTorque, the only ones that messages tell people to install.
+"""Names of vTorque's distributions. Messages recommend to install only these.
 
-An attacker could register other names, and that code would run as root.
+An attacker could register any other name with a package index, and would run code as root.
 """
 
 from __future__ import annotations

@@ -53,8 +53,8 @@ class VtorqueError(Exception):
 class Refused(VtorqueError):
     """The request is invalid or violates the site's policy. Never the node's fault, never retried.
 
-    ``parts`` are further fields of refusals given as text. ``detail`` has further printable lines
-    for the user.
+    ``parts`` sets further fields of refusals that are given as text. ``detail`` has further
+    printable lines for the user.
     """
 
     exit_code = EXIT_USAGE
@@ -118,7 +118,7 @@ class OutputError(VtorqueError):
 
 
 def bytes_shown(text: str) -> str:
-    r"""Return ``text`` with ``\xff``, not Python's ``\udcff``, for a byte that is not UTF-8."""
+    r"""Return ``text`` with ``\xff`` for Python's ``\udcff``, which is a byte that is not UTF-8."""
     return _NO_TEXT.sub(r"\\x\1", text)
 
 

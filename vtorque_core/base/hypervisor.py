@@ -1,7 +1,7 @@
-"""All calls to libvirt; the only module that imports it, and only when needed.
+"""All calls to libvirt. Only this module imports libvirt, and only when it is needed.
 
-Every call has a timeout, after which libvirt may still complete it. All functions raise HostFault
-if libvirt fails or does not answer.
+Every call has a timeout. After the timeout, libvirt may still complete the call. All functions
+raise HostFault if libvirt fails or does not answer.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 STAGE = "libvirt"
 CALL_TIMEOUT = 60.0
-"""Seconds for one call. A first createXML after a QEMU update probes QEMU, which takes seconds."""
+"""Seconds for one call. The first createXML after a QEMU update takes seconds to probe QEMU."""
 LOOKUP = 10.0
 """Seconds for one call that libvirtd answers from memory."""
 _POLL = 0.05
@@ -99,7 +99,10 @@ def _bounded(work: Callable[[], T], what: str, timeout: float) -> T:
 
 
 def call(uri: str, what: str, work: Callable[[Any], T], timeout: float = CALL_TIMEOUT) -> T:
-    """Return ``work(connection)`` within ``timeout`` seconds. Errors name the call as ``what``."""
+    """Return the result of ``work(connection)``. Error messages begin with ``what``.
+
+    Raises HostFault after ``timeout`` seconds.
+    """
     module = library()
     deadline = time.monotonic() + timeout
     connection = _bounded(lambda: _connect(uri), what, timeout)
@@ -116,7 +119,7 @@ def call(uri: str, what: str, work: Callable[[Any], T], timeout: float = CALL_TI
 
 def _is_alive(connection: Any) -> bool:
     try:
-        return bool(connection.isAlive())  # local knowledge, no message
+        return bool(connection.isAlive())  # sends no message
     except library().libvirtError:
         return False
 
@@ -150,12 +153,12 @@ def close() -> None:
 def on_domain(
     uri: str, uuid: str, what: str, work: Callable[[Any], T], timeout: float = CALL_TIMEOUT
 ) -> T | None:
-    """Return ``work(domain)``, or None if the domain does not exist."""
+    """Return the result of ``work(domain)``, or None if the domain does not exist."""
     return call(uri, what, lambda c: if_exists(lambda: work(c.lookupByUUIDString(uuid))), timeout)
 
 
 def if_exists(work: Callable[[], T]) -> T | None:
-    """Return ``work()``, or None if its domain or network does not exist."""
+    """Return the result of ``work()``, or None if its domain or network does not exist."""
     module = library()
     try:
         return work()
@@ -185,7 +188,7 @@ def restore_domain(uri: str, path: str, xml: str, timeout: float = CALL_TIMEOUT)
 
 
 def versions(uri: str) -> dict[str, str]:
-    """Return the versions, by component, that two nodes must share to migrate a domain."""
+    """Return the versions, by component, that must be equal on both nodes of a migration."""
 
     def work(connection: Any) -> dict[str, str]:
         host = ElementTree.fromstring(connection.getCapabilities()).find("host/cpu")  # noqa: S314
@@ -204,21 +207,21 @@ def versions(uri: str) -> dict[str, str]:
 
 
 def resume_domain(uri: str, uuid: str, timeout: float = CALL_TIMEOUT) -> None:
-    """Resume a domain unless it runs."""
+    """Resume a domain if it is not running."""
     work = _skip_in_state(library().VIR_DOMAIN_RUNNING, lambda domain: domain.resume())
     if on_domain(uri, uuid, "resume domain", work, timeout) is None:
         raise HostFault("the guest ended immediately after its start", stage=STAGE)
 
 
 def suspend_domain(uri: str, uuid: str, timeout: float = CALL_TIMEOUT) -> None:
-    """Pause a domain unless it is paused."""
+    """Pause a domain if it is not paused."""
     work = _skip_in_state(library().VIR_DOMAIN_PAUSED, lambda domain: domain.suspend())
     if on_domain(uri, uuid, "suspend domain", work, timeout) is None:
         raise HostFault("the guest ended before it could be suspended", stage=STAGE)
 
 
 def cpu_shares(uri: str, uuid: str, shares: int = 0) -> int:
-    """Return a domain's ``cpu_shares``, and set them to ``shares`` unless 0.
+    """Return a domain's present ``cpu_shares``, then set them to ``shares`` unless it is 0.
 
     Returns 0 if the domain has ended or there are no CPU control groups.
     """
@@ -252,9 +255,9 @@ def adopt_domain(
 ) -> None:
     """Add a job's devices, metadata and CPUs to a warm (paused) domain, and resume it.
 
-    The last device is plugged in after the resume, to signal that the others are present.
-    ``metadata`` is XML, its prefix and its namespace. ``cpus`` is True for each host CPU that the
-    threads may use; empty: any.
+    The last device is attached after the resume. It signals to the guest that the other devices
+    are present. ``metadata`` is XML, its prefix and its namespace. ``cpus`` is True for each host
+    CPU that the threads may use; empty: any.
     """
     live = library().VIR_DOMAIN_AFFECT_LIVE
 
@@ -280,7 +283,7 @@ def adopt_domain(
 def destroy_domain(uri: str, uuid: str, deadline_s: float = 60.0) -> None:
     """Kill a domain, if it exists, and wait until it has ended.
 
-    Spares a domain with the same UUID that was started later.
+    A domain with the same UUID that starts meanwhile is not killed.
     """
     deadline = time.monotonic() + deadline_s
     doomed = call(uri, "find domain", lambda c: _running_id(c, uuid), min(deadline_s, LOOKUP))

@@ -1,7 +1,7 @@
 """Test if KVM works on this node, by executing guest instructions.
 
-Some nested KVMs open and run, but emulate every instruction, slower than TCG. The probe therefore
-times a loop in 64-bit mode with paging (Linux, Documentation/virt/kvm/api.rst).
+With some nested hypervisors, KVM works but emulates every instruction, slower than TCG. The probe
+therefore times a loop in 64-bit mode with paging (Linux, Documentation/virt/kvm/api.rst).
 """
 
 from __future__ import annotations
@@ -77,10 +77,10 @@ class Probe:
 
 
 def choose(accel: str, run_dir: Path, user: str | None = None) -> Accel:
-    """Return how guests of this node are executed. As root, also give QEMU's group access to KVM.
+    """Return whether guests use KVM or TCG, for the setting ``[node] accel``.
 
-    Root caches the result in ``run_dir`` until reboot. ``user`` (None: the caller) must be able to
-    use KVM.
+    Root caches the result in ``run_dir`` until reboot, and gives QEMU's group access to KVM. The
+    result is KVM only if ``user`` (None: the caller) can use it.
     """
     if accel == "tcg":
         return Accel("tcg")
@@ -108,7 +108,7 @@ def cached_probe(run_dir: Path, user: str | None = None) -> Probe:
         return known
     found = probe(user)
     noted = {**key, "failure": found.failure, "note": found.note}
-    with contextlib.suppress(OSError, HostFault):  # not root, or no such directory: again next time
+    with contextlib.suppress(OSError, HostFault):  # not root, or no directory: probe again later
         safefs.replace(str(path), json.dumps(noted).encode(), mode=0o644)  # a dry run reads it, too
     return found
 
@@ -152,14 +152,14 @@ def _grant_group(gid: int) -> None:
         device = Path(_DEVICE).stat()
         if device.st_gid == gid or device.st_mode & stat.S_IWOTH:
             return
-        with contextlib.suppress(OSError):  # no ACL, or none supported
+        with contextlib.suppress(OSError):  # no ACL, or ACLs are not supported
             entry = struct.pack("<HHI", 0x08, 6, gid)  # ACL_GROUP, rw (linux/posix_acl_xattr.h)
             if entry in os.getxattr(_DEVICE, safefs.ACL):
                 return
         run_tool("setfacl", "-m", f"g:{gid}:rw", _DEVICE)
 
 
-# -- the noted answer -------------------------------------------------------------------------
+# -- the cached result ------------------------------------------------------------------------
 
 
 def _read(path: Path, key: dict[str, Any]) -> Probe | None:

@@ -1,7 +1,7 @@
 """File locks of this node (flock(2)), which end with their holder.
 
-Acquire the job's lock before the node's lock. A process may acquire a job's lock again. Only the
-node's lock works in threads.
+Acquire the job's lock before the node's lock. A process that holds a job's lock may acquire it
+again. Between threads of a process, only the node's lock excludes.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ _node_threads = threading.Lock()
 
 
 def lock_holder(descriptor: int) -> int | None:
-    """Return the pid of the POSIX lock on an open file (fcntl(2), F_GETLK), or None."""
+    """Return the pid of the holder of a file's POSIX lock (fcntl(2), F_GETLK), or None."""
     asked = struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)  # struct flock
     kind, _, _, _, pid = struct.unpack("hhqqi4x", fcntl.fcntl(descriptor, fcntl.F_GETLK, asked))
     return None if kind == fcntl.F_UNLCK else int(pid)
 
 
 def holder_of(path: Path | str) -> int | None:
-    """Return the lock holder of a file by its path; ignore locks of other machines."""
+    """Like :func:`lock_holder`, by the file's path. Ignores locks of other machines."""
     with safefs.closing(_open_lock(path)) as descriptor:
         pid = lock_holder(descriptor)
     return pid if pid and pid > 0 else None
@@ -75,11 +75,11 @@ def take_lock(path: Path, wait: float) -> int:
             except BaseException:
                 os.close(descriptor)  # otherwise this process holds the lock
                 raise
-            os.close(descriptor)  # its last holder removed it: there may be another file now
+            os.close(descriptor)  # the last holder has removed the file
 
 
 def try_flock(descriptor: int, kind: int, end: float) -> bool:
-    """Try until ``end`` (monotonic) to acquire LOCK_EX or LOCK_SH, and return True on success."""
+    """Try to acquire LOCK_EX or LOCK_SH until ``end`` (monotonic). Return True on success."""
     while True:
         try:
             fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
@@ -101,7 +101,7 @@ def _is_file(descriptor: int, path: Path) -> bool:
 
 @contextlib.contextmanager
 def job_lock(paths: Paths, job_id: str, wait: float = 60.0) -> Iterator[None]:
-    """Hold the lock of all attempts of a job, and remove its file afterwards. Raises Busy."""
+    """Hold the lock of a job (of all attempts), and remove its file afterwards. Raises Busy."""
     path = paths.job_lock(job_id)
     if str(path) in _held:
         yield
@@ -145,7 +145,7 @@ def node_lock(paths: Paths, wait: float = 60.0) -> Iterator[None]:
 
 
 def close_inherited() -> None:
-    """Close inherited locks in a forked child, which must not extend them."""
+    """Close inherited locks in a forked child, so that they end with the parent."""
     for descriptor in _held.values():
         with contextlib.suppress(OSError):
             os.close(descriptor)
@@ -153,17 +153,19 @@ def close_inherited() -> None:
 
 
 ANYBODYS, ONE_EACH = range(8), range(8, 18)
-"""Bytes of the node's lock file that stand for libvirtd's workers: see :func:`libvirt_worker`."""
+"""Bytes of the node's lock file, one for each of libvirtd's workers (:func:`libvirt_worker`)."""
 
 
 @contextlib.contextmanager
 def libvirt_worker(
     paths: Paths, uid: int, deadline: float, failed: threading.Event
 ) -> Iterator[None]:
-    """Hold one of libvirtd's workers while a guest starts, within the user's limit.
+    """Reserve one of libvirtd's worker threads for an operation, within the user's limit.
 
-    Of libvirtd's 20 workers (libvirtd.conf, max_workers), starts may use 18: eight for any user,
+    Of libvirtd's 20 workers (libvirtd.conf, max_workers), 18 can be reserved: eight by any user,
     and ten with at most one per user. Works in any thread.
+
+    Raises HostFault at the ``deadline`` (monotonic), or if ``failed`` is set.
     """
     flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
     with safefs.name_errors(paths.node_lock, stage="boot"):

@@ -82,11 +82,11 @@ class Paths:
         return self.run / "jobs" / key
 
     def job_shell(self, key: str) -> Path:
-        """Lock file by which root finds the job shell, if a plugin created it."""
+        """Lock file by which root finds the job shell. It exists only if a plugin created it."""
         return self.job_run(key) / "jobshell.lock"
 
     def job_lock(self, job_id: str) -> Path:
-        """Lock against concurrent prologues and epilogues of a job."""
+        """Lock file that excludes concurrent prologues and epilogues of a job."""
         return self.run / "locks" / safe_name(job_id)
 
     def proof(self, job_id: str) -> Path:
@@ -116,7 +116,7 @@ def boot_id() -> str:
 
 
 def safe_name(text: str) -> str:
-    """Return a unique file name for ``text``: the text itself if harmless, otherwise with a hash.
+    """Return a unique file name for ``text``: the text itself if safe, otherwise with a hash.
 
     The hash distinguishes ``22[0].server`` from ``22_0_.server``.
     """

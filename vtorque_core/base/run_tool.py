@@ -17,8 +17,9 @@ _UNLESS_ORPHAN = '[ "$PPID" = "$0" ] || exit 126; exec "$@"'
 def guard_command(*argv: str, rights: Iterable[str] = ()) -> list[str]:
     """Return a command that runs ``argv`` and that the kernel kills when the calling thread ends.
 
-    Its children are not killed. Set-user-ID programs do not work (PR_SET_NO_NEW_PRIVS). Variables
-    whose names are not identifiers are dropped. ``rights`` are options of setpriv(1).
+    Children of the command are not killed. Set-user-ID programs do not work (PR_SET_NO_NEW_PRIVS).
+    The shell in the command drops variables whose names are not identifiers. ``rights`` are options
+    of setpriv(1).
     """
     check = ("/bin/sh", "-c", _UNLESS_ORPHAN, str(os.getpid()))
     return [_SETPRIV, *rights, "--no-new-privs", "--pdeathsig", "KILL", "--", *check, *argv]
@@ -27,7 +28,8 @@ def guard_command(*argv: str, rights: Iterable[str] = ()) -> list[str]:
 def isolate_command() -> tuple[str, ...]:
     """Return a command prefix that runs a tool as nobody in a new pid namespace.
 
-    All processes of the tool end with it, so that none can change a file after its validation.
+    All processes of the tool end together, so that none can change a file after its validation.
+    The prefix is empty without root.
     """
     if not effective_root():
         return ()
@@ -45,7 +47,8 @@ def run_tool(
 ) -> str:
     """Run a system tool without a shell, with a fixed PATH and C locale; return its stdout.
 
-    The tool is killed when the calling thread ends. As ``uid`` it has no groups and privileges.
+    The tool is killed when the calling thread ends. With ``uid``, it runs as this user without
+    groups and privileges. Raises HostFault if it fails, is missing or times out.
     """
     import shutil  # noqa: PLC0415 - 10 ms with subprocess, and vsub runs no tool
     import subprocess  # noqa: PLC0415 - as above

@@ -1,6 +1,6 @@
 """Create and remove files as root without following paths that others control.
 
-A directory is trusted if other users can replace no entry of root or of the calling user in it or
+A directory is trusted if other users cannot replace entries of root or of the calling user in it or
 in its parents. A sticky directory such as /tmp is therefore trusted. All operations are relative to
 a descriptor of a trusted directory. They never follow a link in the last component of a path. In
 other components they follow only links of root or of the calling user.
@@ -68,7 +68,7 @@ def parent_of(path: str) -> Iterator[tuple[int, str]]:
 
 
 def _step(directory: int, part: str, path: str) -> int | Path:
-    """Open the component ``part``, or return the target if it is root's link (/var/run)."""
+    """Open the component ``part``. If it is a link of root (/var/run), return the link's target."""
     with closing(os.open(part, _LOOK, dir_fd=directory)) as below:
         status = os.fstat(below)
         _check(status, path, part, below)
@@ -82,7 +82,8 @@ def _step(directory: int, part: str, path: str) -> int | Path:
 def others_can_write(status: os.stat_result, uid: int, place: str | Path) -> bool:
     """Return True if a user other than root and ``uid`` may write a file or directory.
 
-    A user's private group counts as the user (umask 002), but not with an ACL (acl(5)).
+    Members of the user's private group (umask 002) are not counted, unless there is an ACL, in
+    which the mode's group bits have another meaning (acl(5)).
     """
     shared = stat.S_IWGRP | stat.S_IWOTH
     if uid and status.st_gid == uid == os.getegid() and not _has_acl(place):
@@ -93,7 +94,7 @@ def others_can_write(status: os.stat_result, uid: int, place: str | Path) -> boo
 def _has_acl(place: str | Path) -> bool:
     try:
         return "system.posix_acl_access" in os.listxattr(place)
-    except OSError:  # its file system has none
+    except OSError:  # the file system has no ACLs
         return False
 
 
@@ -212,7 +213,7 @@ def remove_file(path: str) -> None:
 
 
 def remove_tree(path: str) -> None:
-    """Remove a directory and its contents if it exists. Raises HostFault for a mount inside."""
+    """Remove a directory and its contents if it exists. Raises HostFault for a mount point."""
     with contextlib.suppress(FileNotFoundError), parent_of(path) as (directory, name):
         try:
             descriptor = os.open(name, _READ, dir_fd=directory)

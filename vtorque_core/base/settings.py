@@ -21,7 +21,7 @@ def setting(
         default: if missing, the site must set the key.
         doc: one line for ``vtorque config example``.
         unit: ``"MiB"`` or ``"s"``: the TOML value may then be a size or duration in text.
-        check: called with other values than the default; raises ValueError.
+        check: called with each value except the default; raises ValueError.
         secret_file: the value is the path of a file that only root may read.
     """
     about = {"doc": doc, "unit": unit, "check": check, "secret_file": secret_file}

@@ -1,4 +1,4 @@
-"""Suggest existing names for a mistyped one, for error messages."""
+"""Suggest existing names for a mistyped name, for error messages."""
 
 from __future__ import annotations
 

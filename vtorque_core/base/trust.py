@@ -14,10 +14,10 @@ _MAX_LINKS = 40  # as the kernel, path_resolution(7)
 
 
 def require_root_owned(path: Path, uid: int = 0, known: dict[Path, Path] | None = None) -> None:
-    """Check ``path`` and every directory and symbolic link on the way from ``/``.
+    """Raise ConfigError if others can change ``path``, or any directory or link on the way to it.
 
     Accepts sticky directories (``/tmp``), where others cannot replace root's entries, and a user's
-    private group. ``uid`` may own files too. ``known`` caches checked directories.
+    private group. ``uid`` may own files, too. ``known`` caches checked directories.
     """
     _follow(path.absolute(), uid, _MAX_LINKS, {} if known is None else known)
 
@@ -52,7 +52,7 @@ def require_secret(path: Path, uid: int = 0) -> None:
 
 
 def _check(here: str | Path, uid: int) -> bool:
-    """Raise ConfigError if others can change ``here``. Return True if it is a symbolic link."""
+    """Raise ConfigError if others can change ``here``; return True if it is a symbolic link."""
     try:
         info = os.lstat(here)
     except OSError as error:
@@ -73,7 +73,7 @@ def _check(here: str | Path, uid: int) -> bool:
 
 
 def require_own_code(uid: int = 0) -> None:
-    """Check that nobody else can change interpreter, import path and code.
+    """Raise ConfigError if others can change the interpreter, the import path or the core's code.
 
     Plugins are checked before their import.
     """
@@ -85,7 +85,7 @@ def require_own_code(uid: int = 0) -> None:
 
 
 def require_tree(top: Path, uid: int = 0) -> None:
-    """Check everything in a directory that is itself checked already."""
+    """Check all contents of a directory that is itself already checked."""
     for directory, below, files in os.walk(top):
         for name in (*below, *files):
             _check(f"{directory}/{name}", uid)  # not a Path: each hook checks 500 files
