@@ -1,4 +1,4 @@
-"""Start root's programs safely: trusted code, nothing inherited from the caller."""
+"""Start root's programs safely: with trusted code and a fixed environment."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ _KEPT = (
     "TERM", "COLUMNS", "LINES", "NO_COLOR", "SSH_AUTH_SOCK", "VTORQUE_TRACE", "_VTORQUE_COMPLETE",
     "COMP_WORDS", "COMP_CWORD",
 )  # fmt: skip
-# These clean their environment themselves: hooks first read the batch system's variables, and the
-# job shell is a user's process.
+# These commands reset their environment later or not at all: hooks first read the batch system's
+# variables, and the job shell is a user's process.
 OWN = ("hook", "jobshell")
 
 
@@ -61,7 +61,7 @@ def is_batch_call() -> bool:
 def report_errors(program: str) -> Iterator[None]:
     """Report deliberate errors and interrupts as one line, and exit with vTorque's exit status.
 
-    The launchers block SIGINT, which would end Python in a traceback while it starts or exits.
+    The launchers block SIGINT, because it would cause a traceback while Python starts or exits.
     """
     open_streams()
     blocked = signal.pthread_sigmask(signal.SIG_BLOCK, ())
@@ -71,7 +71,7 @@ def report_errors(program: str) -> Iterator[None]:
             yield
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
-            sys.stdout.flush()  # Python's flush at exit would end in a traceback and status 120
+            sys.stdout.flush()  # an error of Python's own flush at exit would cause a traceback
         return
     except VtorqueError as error:
         message, code = str(error), error.exit_code
@@ -96,7 +96,7 @@ def report_errors(program: str) -> Iterator[None]:
 class _Stream(io.TextIOWrapper):
     """Standard output that raises only OutputError, or standard error that raises nothing.
 
-    In hooks, neither raises.
+    In hooks, standard output raises nothing, either.
     """
 
     def write(self, text: str) -> int:
@@ -124,8 +124,8 @@ class _Stream(io.TextIOWrapper):
 def open_streams() -> None:
     """Open closed standard streams for this process and its children, and guard outputs.
 
-    Otherwise the next opened file would become a standard stream. Closed outputs are an error
-    except in hooks, which Torque may run without them.
+    Otherwise the next opened file would become a standard stream. Writing to a closed output is an
+    error, except in hooks, which Torque may run without outputs.
     """
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         try:
@@ -144,7 +144,7 @@ def open_streams() -> None:
 
 
 def forget_coerced_locale() -> None:
-    """Remove the LC_CTYPE that Python sets in the C locale (PEP 538), for jobs' environments."""
+    """Remove the LC_CTYPE that Python sets in the C locale (PEP 538). Jobs must not inherit it."""
     given = Path("/proc/self/environ").read_bytes().split(b"\0")
     if not any(each.startswith(b"LC_CTYPE=") for each in given):
         os.environ.pop("LC_CTYPE", None)
@@ -162,8 +162,8 @@ def fixed_environ(kept: Iterable[str] = _KEPT) -> dict[str, str]:
 def reset_process(kept: Iterable[str] = ()) -> None:
     """Set a fixed environment (except ``kept``) and umask, and unblock all signals.
 
-    Libraries obey the caller's variables. OpenPBS runs hooks with blocked signals, which daemons
-    would inherit.
+    Variables of the caller would affect libraries. OpenPBS runs hooks with blocked signals, which
+    daemons would inherit.
     """
     fixed = fixed_environ(kept)
     os.environ.clear()

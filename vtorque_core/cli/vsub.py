@@ -130,7 +130,7 @@ def check_script(guest_type: GuestType, script: bytes | None, image: Image) -> N
 
 
 def disk_in_memory(wanted: JobRequest, image: Image | None) -> int:
-    """Return the MiB of a guest's RAM disk; 0 without one, or if the image is not readable here."""
+    """Return the MiB of a guest's RAM disk; 0 without RAM disk or if the image is unreadable."""
     disk = image.disk if image is not None and wanted[FS_TYPE] == "ramdisk" else None
     return ramdisk_mib(disk) if disk is not None and os.access(disk, os.R_OK) else 0
 

@@ -1,4 +1,4 @@
-"""``vtorque``: start of the admin command, of root's hooks and of the job shell.
+"""``vtorque``: entry point of the admin's command, of root's hooks and of the job shell.
 
 Hooks and job shells avoid click, whose import would take a fifth of their start.
 """
