@@ -53,7 +53,7 @@ class BrokenImage:
 
 
 def check_pool(pool: Path) -> None:
-    """Check that only root (or the caller) can change the pool and its parents."""
+    """Raise Refused unless only root or the caller can change the pool and its parents."""
     if not pool.is_absolute():
         raise Refused(f"[images] pool={printable(str(pool))}: must be an absolute path")
     if not pool.is_dir():
@@ -74,8 +74,9 @@ def check_name(name: str) -> None:
 def lookup(pool: Path, name: str, cache: Path | None = None, accept: Accept | None = None) -> Image:
     """Return one image after checking its files.
 
-    ``cache`` has the node's copies. A copy that is identical to the pool's image is preferred. If
-    the pool is missing, any copy is used.
+    ``cache`` is the directory of the node's copies. A copy that is identical to the pool's image is
+    preferred. If the pool is missing, any copy is used. ``accept`` raises Refused for an image that
+    the site does not accept.
     """
     check_name(name)
     if cache is not None and not pool.is_dir() and cache.is_dir():
@@ -95,7 +96,7 @@ def has_copy(cache: Path, wanted: Sidecar) -> bool:
         check_pool(cache)
         found = _read_image(cache, wanted.name).sidecar
     except (Refused, HostFault):
-        return False  # not there yet, being replaced, or damaged: the pool has it
+        return False  # missing, being replaced, or damaged: use the pool
     return (found.version, found.sha256) == (wanted.version, wanted.sha256)
 
 
@@ -124,7 +125,7 @@ def select(
     cache: Path | None = None,
     accept: Accept | None = None,
 ) -> Image:
-    """Return the requested image: by name, or the only one of a distro and architecture.
+    """Return the image with this name or, without a name, the only one that fits the rest.
 
     ``distro`` may be a family (``redhat`` for Rocky Linux).
     """
@@ -250,10 +251,10 @@ def invalid(name: str, reason: str) -> Refused:
 
 
 def ramdisk_mib(image: Path) -> int:
-    """Return the MiB that an overlay of a disk image can grow to.
+    """Return the maximum size in MiB of an overlay over a disk image.
 
-    Its tables take 10 bytes per 64 KiB (QEMU, docs/interop/qcow2.txt), its header and first level
-    less than 2 MiB.
+    Besides the data, an overlay has tables with 10 bytes per 64 KiB (QEMU,
+    docs/interop/qcow2.txt), and less than 2 MiB for header and first-level tables.
     """
     with image.open("rb") as file:
         header = file.read(32)

@@ -1,4 +1,4 @@
-"""Sidecar of an image: JSON with its facts and the hashes of its files."""
+"""Sidecar of an image: JSON that describes the image, with the hashes of its files."""
 
 from __future__ import annotations
 
@@ -53,10 +53,10 @@ class FileRecord:
 
 @dataclass(frozen=True)
 class Sidecar:
-    """Contents of a sidecar. ``version`` is the directory of the files.
+    """Contents of a sidecar. ``version`` is the name of the directory with the files.
 
-    ``created`` and ``verified`` are the times of the build and of the last hashing, UTC in ISO
-    8601.
+    ``created`` and ``verified`` are the times of the build and of the last check of the hashes, UTC
+    in ISO 8601.
     """
 
     name: str
@@ -70,7 +70,7 @@ class Sidecar:
 
     @property
     def sha256(self) -> str:
-        """Hash of the image's file roles and hashes, independent of the build time."""
+        """Hash over roles (disk, kernel, initrd) and hashes of the files, and nothing else."""
         roles = {role: getattr(self.built, role) for role in _ROLES}
         lines = [f"{role} {self.files[f].sha256}\n" for role, f in sorted(roles.items()) if f]
         return _sha256(lines)

@@ -1,6 +1,6 @@
 """Signatures of images by keys that the site trusts, made and verified by ssh-keygen.
 
-They sign the sidecar's name, file hashes and boot settings (PROTOCOL.sshsig of OpenSSH).
+A signature covers the sidecar's name, file hashes and boot settings (PROTOCOL.sshsig of OpenSSH).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _PATH = "/usr/sbin:/usr/bin:/sbin:/bin"
 ENV = {"PATH": _PATH, "LC_ALL": "C", "HOME": "/nonexistent"}
 _SECONDS = 20.0  # for one call, which takes milliseconds
 _MAX_SIGNERS = 1 << 20  # bytes of the allowed signers file
-_NOT_SIGNED = ("builder", "created", "verified", "signature")  # decide nothing, or differ by copy
+_NOT_SIGNED = ("builder", "created", "verified", "signature")  # irrelevant, or differ by copy
 
 
 def signed_bytes(sidecar: Sidecar) -> bytes:

@@ -6,8 +6,8 @@
     <pool>/.staging-*             image being built; the builder holds a lock
     <pool>/.trash-*               files being removed; never read
 
-Changes are renames under the pool's lock. A version is removed when no name refers to it, its time
-has passed, and no open journal of this node names it. Writers run as root.
+Changes are renames under the pool's lock. A version is removed when no name refers to it, the time
+in its file ``.old`` has passed, and no journal of this node names it. Writers run as root.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from vtorque_core.images.sidecar import MAX_SIDECAR, NAME, SIDECAR, VERSION
 from vtorque_core.records.reading import JournalError, walk
 
 KIND = "image"  # of the journal's records that name a version
-GRACE = 600.0  # seconds that a replaced version is kept for jobs that have just looked it up
+GRACE = 600.0  # seconds for which a replaced version is kept, for jobs that are just starting
 _STAGING, _TRASH, _OLD = ".staging-", ".trash-", ".old"
 _LOCK_WAIT = 60.0  # seconds; nothing long happens under the lock
 _NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.EBADF, errno.EINVAL)
@@ -43,9 +43,9 @@ Uses = Mapping[str, tuple[str, ...]]
 
 @contextmanager
 def locked(pool: Path, *, shared: bool = False, wait: float = _LOCK_WAIT) -> Iterator[None]:
-    """Hold the pool's lock on this node, ``shared`` against changes only.
+    """Hold the pool's lock on this node. A ``shared`` lock excludes only changes.
 
-    If nodes share a pool, only one may change it at a time.
+    The lock has no effect on other nodes. If nodes share a pool, change it only on one at a time.
     """
     with safefs.closing(os.open(pool, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)) as descriptor:
         _lock(descriptor, fcntl.LOCK_SH if shared else fcntl.LOCK_EX, wait, pool)
@@ -57,7 +57,7 @@ def _lock(descriptor: int, kind: int, wait: float, pool: Path) -> None:
         if not try_flock(descriptor, kind, time.monotonic() + wait):
             raise HostFault(f"{pool} is being changed by another command: retry when it has ended")
     except OSError as error:
-        if error.errno not in _NO_LOCKS:  # a file system without locks: see above
+        if error.errno not in _NO_LOCKS:  # a file system without locks
             raise
 
 
@@ -95,13 +95,13 @@ def users_of(home: Path, uses: Uses) -> tuple[str, ...]:
 
 
 def retire(home: Path, version: str, seconds: float) -> None:
-    """Record how long to keep a version that is about to be replaced."""
+    """Keep a version, which is about to be replaced, for this time from now."""
     if seconds > 0:
         replace_file(home / f"{version}{_OLD}", f"{time.time() + seconds:.0f}\n".encode())
 
 
 def reinstate(home: Path, version: str) -> None:
-    """Remove the expiry of a version that has a name again."""
+    """Remove the expiry time of a version to which an image name refers again."""
     (home / f"{version}{_OLD}").unlink(missing_ok=True)
 
 
@@ -122,7 +122,7 @@ def _expiry(home: Path, version: str) -> float:
 def staging(pool: Path, paths: Paths | None = None) -> Iterator[Path]:
     """Sweep the pool, and yield an empty root-only directory in it, removed afterwards.
 
-    ``paths``: this node's, if its jobs use the pool.
+    ``paths`` are the node's paths; None: no jobs of this node use the pool.
     """
     sweep(pool, paths)
     with locked(pool):
@@ -154,7 +154,7 @@ def _try_uses(paths: Paths | None) -> Uses | None:
     try:
         return image_uses(paths)
     except JournalError:
-        return None  # what is in use is unknown, so nothing is removed; doctor reports it
+        return None  # the versions in use are unknown, so none is removed; doctor reports it
 
 
 def _collect(pool: Path, uses: Uses, over_only: bool) -> list[str]:
@@ -188,7 +188,7 @@ def collect(home: Path, uses: Uses, over_only: bool = False) -> list[str]:
 
 
 def collect_version(path: Path) -> None:
-    """Remove an expired version without an image name, after its last job has released it."""
+    """Remove an expired version to which no name refers, after its last job has released it."""
     home = path.parent
     with contextlib.suppress(OSError, ValueError, HostFault):
         if (
