@@ -13,7 +13,7 @@ _CONTENT = 0x2  # IN_MODIFY
 def events() -> int:
     """Return a nonblocking descriptor that becomes readable after a change in a watched directory.
 
-    Its events say only that something has changed.
+    The events do not identify the change.
     """
     return int(ctypes.CDLL(None, use_errno=True).inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC))
 

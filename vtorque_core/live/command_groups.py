@@ -33,10 +33,10 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON."
 
 
 class PluginGroup(click.Group):
-    """Group with the commands of plugins, which are imported when they are used.
+    """A click group with commands of plugins, which are imported when they are used.
 
-    ``elsewhere`` has the commands of distributions that may be missing. The plugins ``always`` are
-    loaded even if the site config is unreadable or does not enable them.
+    ``elsewhere`` maps distributions, which may be missing, to their commands. The plugins
+    ``always`` are loaded even if the site config is unreadable or does not enable them.
     """
 
     def __init__(
@@ -49,13 +49,13 @@ class PluginGroup(click.Group):
         self._always = always
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Return the names of the group's own commands and of the plugins'."""
+        """Return the names of the group's own commands and of commands of plugins."""
         return sorted({*super().list_commands(ctx), *self._of_plugins(ctx)})
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Find the command. Its own ``--config`` selects the site config, and so the plugins."""
+        """Find the command. ``--config`` in its arguments selects site config and plugins."""
         for word, following in pairwise([*args, ""]):
             if word == "--":  # other words belong to another program
                 break
@@ -136,7 +136,7 @@ def _loaded(item: Command, plugin: str, plugins: Plugins, config: Path) -> click
 
 
 def _require_words(command: click.Command | None) -> None:
-    """Make a command refuse empty arguments: they are unset variables of a script."""
+    """Make a command refuse empty arguments, which come from unset variables of a script."""
     for each in command.commands.values() if isinstance(command, click.Group) else ():
         _require_words(each)
     for param in command.params if command else ():

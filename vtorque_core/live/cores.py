@@ -27,11 +27,12 @@ from vtorque_core.resources.lease import Lease
 
 @dataclass(frozen=True)
 class GuestCores:
-    """A running guest with exclusive cores for a use.
+    """A running guest with exclusive cores for one use (``CoreClaim.use``).
 
     Attributes:
         job: job key, for :func:`resize`.
         guest: index on this node.
+        cores: host CPU ids.
         least, most: range of the claim; 0 and 0: not resizable.
     """
 
@@ -47,14 +48,14 @@ class GuestCores:
 
 @dataclass(frozen=True)
 class ResizeResult:
-    """Current CPUs of a use, and the remaining CPUs for sharing threads."""
+    """CPUs of a use after a resize, and ``floating``, the job's CPUs for threads without claims."""
 
     cores: tuple[int, ...]
     floating: tuple[int, ...]
 
 
 def guests_with_cores(paths: Paths, use: str) -> list[GuestCores]:
-    """Return this node's guests with exclusive cores for a use. Raises JournalError."""
+    """Return this node's guests with exclusive cores for a use (``"io"``). Raises JournalError."""
     found = []
     for state in walk(paths):
         for guest, domain in _domains(state).items():
@@ -82,8 +83,8 @@ def resize(
     Waits ``wait`` seconds for the job's lock. If the calling process was killed, repeat the call to
     repair the pinning.
 
-    An increase is journaled before the threads are pinned, a decrease after that. If pinning fails,
-    the journal therefore has the larger number.
+    The journal gets additional cores before the threads are pinned, and loses cores afterwards. If
+    pinning fails, the journal therefore has the larger number.
 
     Raises FileNotFoundError if the job has ended, Busy if a lock is held, Refused if the guest has
     no such claim, HostFault.
@@ -187,7 +188,7 @@ def _pin_domain(
     """
 
     def work(domain: Any) -> None:
-        # First what may take for ever: nothing old is pinned by a call that nobody waits for.
+        # The call that can hang comes first, so that an abandoned call does not pin later.
         threads = domain.ioThreadInfo(0) if iothreads else ()
         if time.monotonic() > end:
             return

@@ -25,8 +25,8 @@ class Extensions:
     def function(self, name: str) -> Callable[..., Any]:
         """Import and return the function of this name.
 
-        Raises ConfigError if there is not exactly one, it is not callable, or others than root can
-        write it. Also raises the module's exceptions.
+        Raises ConfigError if no or several distributions provide the name, if the object is not
+        callable, or if users other than root can write its module. Also raises the module's errors.
         """
         named = [point for point in self.found if point.name == name]
         if len(named) != 1:

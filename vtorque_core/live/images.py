@@ -1,4 +1,4 @@
-"""Read and change images: the pool, nodes' caches, the site's settings.
+"""Read and change images in the pool and in nodes' caches.
 
 Privileges: changes need root, or the owner of a personal site.
 Raises ConfigError if the site config is invalid.
@@ -51,7 +51,7 @@ def site_of(config: Path) -> Site:
 
 
 def root_site(config: Path) -> tuple[Site, Plugins]:
-    """Return config and plugins for a command that changes images.
+    """Return site config and plugins for a command that changes images.
 
     Creates the pool of a personal site. Raises UsageError without privileges.
     """
@@ -64,6 +64,6 @@ def root_site(config: Path) -> tuple[Site, Plugins]:
 
 
 def own_images(config: Path) -> tuple[Site, list[ImageSource]]:
-    """Return the site config, and the source of users' own images, if it has one."""
+    """Return the site config, and the sources of users' own images: one or none."""
     site, plugins = load(config, node=False)
     return site, plugins.image_sources()

@@ -67,7 +67,7 @@ class RunningJob:
 
 
 class RunningJobs:
-    """Lists this node's jobs. Parses a journal again only if it has changed."""
+    """A list of this node's jobs, which parses a journal again only after a change."""
 
     def __init__(self, paths: Paths) -> None:
         self._paths = paths

@@ -1,4 +1,4 @@
-"""Find kept records of jobs, on this node and where plugins have stored copies.
+"""Find kept records of jobs, on this node and in copies that plugins have stored.
 
 Users can forge copies, so root reads only the records of this node.
 """
@@ -26,11 +26,11 @@ from vtorque_core.site.plugins import Plugins
 
 @dataclass(frozen=True)
 class KeptJob:
-    """The last attempt of a job.
+    """Kept records of the last attempt of a job.
 
     Attributes:
         places: directories with records, one per node.
-        facts: facts of each place; untrusted for copies.
+        facts: contents of ``job.json`` in each directory; untrusted in copies.
     """
 
     id: str
@@ -85,7 +85,7 @@ def _select(places: list[Place], wanted: str) -> list[Place]:
 
 
 def is_meant(wanted: str, facts: Mapping[str, Any]) -> bool:
-    """Return True if ``wanted`` names the job with these facts, or its array."""
+    """Return True if ``wanted`` is the id of the job with these facts, or of its array."""
     number, dot, server = wanted.partition(".")
     array = number.endswith("[]")
     element = r"(\[\d+\]|_\d+)" + ("" if array else "?")

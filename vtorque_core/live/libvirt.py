@@ -26,15 +26,15 @@ from vtorque_core.base.hypervisor import versions as versions
 T = TypeVar("T")
 
 ANSWER = 5.0
-"""Seconds for a call that needs an answer of QEMU."""
-_STUCK = 1000  # milliseconds after which a QEMU that still owes an answer is not asked again
+"""Seconds for a call that needs an answer from QEMU."""
+_STUCK = 1000  # milliseconds without answer after which QEMU counts as hanging
 
 
 def ask_qemu(uri: str, uuid: str, what: str, work: Callable[[Any], T]) -> T | None:
     """Return ``work(domain)``, or None if the domain has ended. Raises HostFault if QEMU hangs.
 
-    A direct call would wait forever, and each later call for 30 s. QEMU hangs if guest root makes
-    it wait for a daemon that the user has stopped.
+    With :func:`call`, the first call would wait forever, and each later one for 30 s. QEMU hangs if
+    guest root makes it wait for a daemon that the user has stopped.
     """
 
     def unless_stuck(domain: Any) -> tuple[T] | tuple[()]:

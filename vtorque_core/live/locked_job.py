@@ -36,12 +36,12 @@ class LockedJob:
 
     @property
     def domains(self) -> dict[str, bool]:
-        """UUID of each domain that the job has had on this node, and whether it was created."""
+        """Domains that the job has had on this node: UUID, and True if it was created."""
         records = self.state.records.values()
         return {str(r.args["uuid"]): r.created for r in records if r.kind == DOMAIN}
 
     def enter(self, phase: str) -> bool:
-        """Record a phase of the job. Return False if it is the current one already.
+        """Record a phase of the job. Return False if it is already the current phase.
 
         Acquires the node's lock. Raises HostFault if it cannot be acquired or the journal cannot be
         written.
@@ -53,14 +53,14 @@ class LockedJob:
         return True
 
     def release_domains(self, uuids: Collection[str]) -> None:
-        """Destroy domains on this node, and release their records. For migrated guests."""
+        """Destroy domains on this node and mark their records as released. For migrated guests."""
         with Journal.open(self.paths, self.state.path) as journal:
             for record in self._domains(uuids):
                 hypervisor.destroy_domain(str(record.args["uri"]), str(record.args["uuid"]))
                 journal.released(record.seq)
 
     def complete_arrival(self, uuids: Collection[str]) -> None:
-        """Complete the start of guests that have migrated here. Idempotent."""
+        """Complete the start of guests that have migrated to this node. Idempotent."""
         came = self._domains(uuids)
         guests = {record.guest for record in came}
         for record in self.state.open:
@@ -82,10 +82,10 @@ def journal_of(paths: Paths, key: str) -> JournalState | None:
 
 @contextmanager
 def locked_job(paths: Paths, key: str) -> Iterator[LockedJob | None]:
-    """Hold the lock of a job attempt. Yield None if this node has no journal of it.
+    """Hold the lock of a job. Yield None if this node has no journal of the attempt ``key``.
 
-    A process that holds the lock may acquire it again. Not for threads. Raises Busy if another
-    process holds it for ``WAIT`` seconds, JournalError.
+    A process that holds the lock may acquire it again. Not for threads. Raises JournalError, and
+    Busy if another process holds the lock for ``WAIT`` seconds.
     """
     with job_lock(paths, lock_name(paths.journal / f"{key}.jsonl"), WAIT):
         state = journal_of(paths, key)

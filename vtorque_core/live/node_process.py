@@ -1,4 +1,4 @@
-"""Run one process of a plugin for all jobs of a node, and drop privileges in its children."""
+"""Run a plugin's process for all jobs of a node, and drop privileges in children of it."""
 
 from __future__ import annotations
 
@@ -25,21 +25,21 @@ if TYPE_CHECKING:
     from vtorque_core.api.node_job import NodeJob
 
 _PR_SET_NO_NEW_PRIVS = 38  # prctl(2)
-_STARTING = 10  # nice value until it begins
-_THREADS, _MEMORY = 128, 1 << 30  # of one that has given up its rights
+_STARTING = 10  # nice value until initialize()
+_THREADS, _MEMORY = 128, 1 << 30  # limits of switch_user()
 LOG_BYTES = 256 * 1024  # of each of two files
 _ENVIRON = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C", "HOME": "/root"}
 
 
 @dataclass(frozen=True)
 class NodeProcess(DaemonProcess):
-    """A root process that the node's first job starts and its last job ends.
+    """A root process that the first job on a node starts, and that ends with the last job.
 
-    Subclass it with ``name`` and ``module``, whose ``main`` calls :func:`initialize`. Define the
-    subclass in another module, because hooks import it.
+    A subclass sets ``name``, and ``module`` with a ``main`` that calls :func:`initialize`. Define
+    the subclass outside ``module``, because hooks import it.
 
-    There is one process per node, with the lock ``<run>/<name>.lock``. Changed settings apply to
-    the next process.
+    A node has one such process, with the lock ``<run>/<name>.lock``. Changed settings apply to the
+    next process.
     """
 
     scope: ClassVar = "node"
@@ -68,7 +68,7 @@ class NodeProcess(DaemonProcess):
                 (os.POSIX_SPAWN_OPEN, 1, os.devnull, os.O_WRONLY, 0),
                 (os.POSIX_SPAWN_DUP2, 1, 2),
             ]
-            # what the caller has got from its batch system
+            # descriptors that the caller has inherited from its batch system
             others = (int(entry.name) for entry in Path("/proc/self/fd").iterdir())
             files += [(os.POSIX_SPAWN_CLOSE, other) for other in others if other > 2]
             program = self.argv[0]
@@ -93,10 +93,10 @@ class NodeProcess(DaemonProcess):
 
     @classmethod
     def start(cls, job: NodeJob, without: str) -> None:
-        """Start the process with the site's config, unless it runs. Never waits.
+        """Start the process with the site's config, unless it already runs. Does not wait for it.
 
-        If the start fails, the job continues with a warning. ``without`` is the warning's text:
-        what the job lacks.
+        If the start fails, the job continues with the warning ``without``, which names what the job
+        lacks.
         """
         try:
             job.acquire(cls.for_node(job.site.paths, job.site.path))
@@ -111,11 +111,11 @@ def _set_nice(pid: int, value: int) -> None:
 
 
 def initialize(name: str, nice: int = 0) -> tuple[Paths, list[str]]:
-    """Initialize the process: log to ``<state>/<name>.log``, and create files with mode 0600.
+    """Initialize the process ``name``. It logs to ``<state>/<name>.log``; its umask is 077.
 
     Returns the site's paths, and further arguments (:meth:`NodeProcess.for_node`). Raises OSError.
     """
-    import logging  # noqa: PLC0415 - not by who starts it
+    import logging  # noqa: PLC0415 - for this process, not for the hook that starts it
     from logging.handlers import RotatingFileHandler  # noqa: PLC0415 - as above
 
     state, run, *words = sys.argv[1:]
@@ -144,5 +144,5 @@ def switch_user(uid: int, largest: int = 0) -> None:
         os.setgroups([])
         os.setresgid(uid, uid, uid)
         os.setresuid(uid, uid, uid)
-    # the kernel has forgotten this with the uid
+    # the change of uid has reset this
     die_with(parent)

@@ -1,4 +1,4 @@
-"""Show the owners of a node's cores and memory. As root; needs libvirt."""
+"""Show which jobs hold a node's cores and memory. As root; needs libvirt."""
 
 from vtorque_core.plan.placement import ledger as ledger
 from vtorque_core.plan.placement import node_hardware as node_hardware

@@ -29,7 +29,7 @@ def site_and_installation(config: Path | None) -> tuple[Site, Installation]:
 
 
 def installation(site: SiteConfig, config: Path) -> Installation:
-    """Return this installation, for the node programs that the batch system starts."""
+    """Describe this installation: paths and time limits of programs that batch systems start."""
     program, node = Path(sys.prefix, "bin", "vtorque"), site.node
     return Installation(
         program,
@@ -51,7 +51,7 @@ def installation_of(config: Path) -> Installation:
 def own_variables() -> dict[str, str]:
     """Return the environment variables that locate a personal site; empty as root.
 
-    Load the config before.
+    Call it after the config is loaded.
     """
     if os.geteuid() == 0:
         return {}

@@ -1,6 +1,6 @@
 """Boot and end warm guests.
 
-The core ends them if a job needs their memory, and when the plugin's process has ended.
+The core ends a warm guest if a job needs its memory, or when the plugin's process has ended.
 
 Privileges: root.
 """
@@ -20,19 +20,20 @@ from vtorque_core.records.reading import SPARE_XML as SPARE_XML
 from vtorque_core.site.load import load
 
 _BOOT, _END = "vtorque_core.node.start.spare_boot", "vtorque_core.node.start.spare"
-_MORE = 60.0  # seconds that the boot of a guest may need beside the guest's own
+_MORE = 60.0  # seconds in addition to [node] start_timeout
 
 
 @dataclass(frozen=True)
 class WarmGuest:
-    """A warm guest, booted before there is a job for it.
+    """A warm guest, which has booted before its job.
 
     Attributes:
         key: name of its journal.
         name, uuid, uri: of its libvirt domain; empty: none yet.
-        waits: it is paused, and a job may claim it.
-        since: Unix time at which its wait began.
-        job: job that has claimed it; empty: none.
+        waits: True if it is paused and a job may claim it.
+        since: Unix time at which its current phase began.
+        mib: leased memory.
+        job: id of the job that has claimed it; empty: none.
         directory: root-owned directory for the plugin's notes. Its file ``SPARE_XML`` is compared
             with ``RenderedGuest.bare_xml``.
     """
@@ -78,8 +79,8 @@ def has_ended(spare: WarmGuest) -> bool:
 def boot(config: Path, keeper: str, ports: int, wanted: Mapping[str, str]) -> str:
     """Boot a warm guest in a separate process; return its key when it waits for a job.
 
-    ``keeper`` is the ``name`` of the plugin's NodeProcess, ``ports`` the number of devices that can
-    be plugged in. ``wanted`` has the values of the ``-vm`` keys img, vcpus and ram. Raises
+    ``keeper`` is the ``name`` of the plugin's NodeProcess, ``ports`` the number of devices that a
+    job can attach. ``wanted`` has the values of the ``-vm`` keys img, vcpus and ram. Raises
     HostFault if the boot fails; all resources are then released.
     """
     site, _ = load(config, node=False)

@@ -1,7 +1,7 @@
 """Pause and resume the guests of a job.
 
-Only the batch system may suspend a job, because it gives a suspended job's CPUs to other jobs. If
-the process of a change was killed, repeat the change.
+Users may pause a job. Only the batch system may suspend a job, because it gives the CPUs of a
+suspended job to other jobs. If the process that changes a job is killed, repeat the change.
 
 Privileges: root.
 """
@@ -32,7 +32,7 @@ from vtorque_core.site.plugins import Plugins
 
 STOPS = 20.0
 """Seconds in which libvirt must pause all guests of a job: less than stopped_daemons.HANDSHAKE."""
-_GOES_ON = 10.0  # the same, to let them run
+_GOES_ON = 10.0  # seconds in which libvirt must resume all guests
 _TIME = STOPS + _GOES_ON + 5.0  # for one change: less than an epilogue waits for the job's lock
 
 RUNS, PAUSED, SUSPENDED = "run", "paused", reading.SUSPENDED
@@ -65,16 +65,16 @@ def is_suspended(job: RunningJob) -> bool:
 
 
 def is_incomplete(paths: Paths, job: RunningJob) -> bool:
-    """Return True if a change is incomplete. The recorded phase may then be wrong."""
+    """Return True if a phase change is incomplete. The recorded phase may then be wrong."""
     return _marker_file(paths, job).exists()
 
 
 def begin(paths: Paths, job: RunningJob, to: str, why: str) -> Child:
-    """Change the phase of a job on this node in a new process, for all guests at once.
+    """Change the phase of a job on this node, for all guests at once, and return the process.
 
-    Idempotent. ``why`` is a reason for the job's log. ``to`` is ``RUNS``, ``PAUSED`` or
-    ``SUSPENDED``. Call this without other threads. When the process has ended, call
-    :meth:`Child.check`. Raises OSError.
+    ``to`` is ``RUNS``, ``PAUSED`` or ``SUSPENDED``, ``why`` a reason for the job's log. Idempotent.
+    The caller must have no other threads, and must call :meth:`Child.check` after the end of the
+    process. Raises OSError.
     """
 
     def work() -> None:
@@ -97,7 +97,7 @@ def _suspend(paths: Paths, job: RunningJob, to: str, why: str) -> None:
         try:
             _run_for_guests(paths, job, hypervisor.suspend_domain, STOPS)
         except HostFault:
-            with suppress(HostFault):  # else it is tried again
+            with suppress(HostFault):  # the incomplete change is repeated later
                 _run_for_guests(paths, job, hypervisor.resume_domain, _GOES_ON)
             raise
         if mark():
@@ -106,7 +106,7 @@ def _suspend(paths: Paths, job: RunningJob, to: str, why: str) -> None:
 
 def _resume(paths: Paths, job: RunningJob, to: str, why: str) -> None:
     with _record_change(paths, job, to) as mark:
-        if mark():  # first, since the CPUs are the job's again
+        if mark():  # before the guests run, because the ledger must count their CPUs again
             _log.info("resumed: %s", why)
         _run_for_guests(paths, job, hypervisor.resume_domain, _GOES_ON)
 
@@ -137,7 +137,7 @@ def _marker_file(paths: Paths, job: RunningJob) -> Path:
 
 @contextmanager
 def log_to_job(paths: Paths, job: RunningJob, phase: str) -> Iterator[None]:
-    """Log only to the job's log, with this phase. Removes other handlers."""
+    """Log only to the job's log, with this phase. Removes all other log handlers."""
     logging.getLogger().handlers.clear()
     told = log.teardown_log(paths, job.job)
     told.phase = phase
@@ -146,9 +146,9 @@ def log_to_job(paths: Paths, job: RunningJob, phase: str) -> Iterator[None]:
 
 
 def watched(guest: RunningGuest, seconds: float | None = None) -> AbstractContextManager[None]:
-    """Kill the guest's daemons that the user stops in this context, because QEMU waits for them.
+    """In this context, kill daemons of the guest that the user stops, because QEMU waits for them.
 
-    After ``seconds`` (default: 30) all daemons of the guest are killed.
+    After ``seconds`` (default: 30), all daemons of the guest are killed.
     """
     return stopped_daemons.kill_stopped(stopped_daemons.locks_of(guest.run_dir), seconds)
 
@@ -162,7 +162,7 @@ def worker(
     failed: threading.Event,
     seconds: float | None = None,
 ) -> Iterator[None]:
-    """Hold one of libvirtd's workers for an operation on a guest that is :func:`watched`.
+    """Reserve one of libvirtd's worker threads for an operation on a guest, :func:`watched`.
 
     Raises HostFault if no worker is free by ``deadline`` (monotonic), or if ``failed`` is set.
     """
@@ -189,7 +189,7 @@ def _run_for_guests(
 
 
 def driver_of(paths: Paths, job: RunningJob) -> tuple[str, GuestDriver]:
-    """Return the type of the job's guests and its driver, from the plugins that the journal names.
+    """Return name and driver of the job's guest type. Loads only plugins that the journal names.
 
     Raises HostFault if the job has ended, OSError, VtorqueError.
     """
