@@ -38,7 +38,7 @@ def run(argv: Sequence[str]) -> int:
     raise UsageError(f"{name} {' '.join(words[:1])}: use hook prologue or hook epilogue")
 
 
-# Each process imports the code of one of them.
+# A process imports only the code that it runs.
 prologue: Callable[..., int] = deferred("vtorque_core.node.start.prologue:run_hook")
 receive: Callable[..., int] = deferred("vtorque_core.node.start.receive:run_hook")
 epilogue: Callable[..., int] = deferred("vtorque_core.node.end.epilogue:run_hook")

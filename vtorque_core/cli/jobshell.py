@@ -1,4 +1,4 @@
-"""``vtorque jobshell``: run a job in its guest instead of a shell."""
+"""``vtorque jobshell``: run a job's script in its guest, instead of the batch system's shell."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from vtorque_core.site.plugins import Plugins
 
 
 def jobshell(config: Path, argv: Sequence[str]) -> int:
-    """Run a job script in its guest instead of a shell. As the job's owner.
+    """Run a job's script in its first guest. As the job's owner.
 
-    With ``--await-job JOB``, only wait for this node's guests.
+    With ``--await-job JOB``, only wait until this node's guests are ready.
     """
 
     def plugins_with(name: str) -> Plugins:
@@ -32,7 +32,7 @@ def jobshell(config: Path, argv: Sequence[str]) -> int:
             return in_guest.await_local_proof(site.paths, argv[1], owner_uid=site.owner)
         batch = plugins.batch_system(site.batch.system)
         shell = batch.shell()
-        # Python writes here which signals the guest type's handlers get (signal.set_wakeup_fd).
+        # Python writes the numbers of caught signals to this pipe (signal.set_wakeup_fd).
         came, coming = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.set_wakeup_fd(coming, warn_on_full_buffer=False)
         calls = in_guest.PluginCalls(

@@ -271,7 +271,7 @@ def select_image(
     cache: Path | None = None,
     accept: Accept | None = None,
 ) -> Image:
-    """Return the image that a job requests. ``cache`` and ``accept`` are those of the pool."""
+    """Return the image that a job requests. ``cache`` and ``accept``: see :func:`lookup`."""
 
     def named(name: str, distro: str | None = None, arch: str | None = None) -> Image:
         return select(site.images.pool, name, distro, arch, cache, accept)
