@@ -61,8 +61,7 @@ class CoreResource(Resource):
 
     Attributes:
         blocking: ``release()`` can hang, so a child process must run it.
-        settle: seconds for which teardown repeats the release after an incomplete ``create()``,
-            because its effect can appear later.
+        settle: seconds for which teardown repeats the release after an incomplete ``create()``.
     """
 
     blocking: ClassVar[bool] = False

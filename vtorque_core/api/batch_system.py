@@ -19,10 +19,9 @@ class Outcome(enum.Enum):
     """Result of a prologue.
 
     Attributes:
-        HOST_FAULT: the node is faulty. Requeue the job, and keep other VM jobs off the node.
-        NOT_HERE: the start failed, perhaps because of the user. Requeue the job, but do not drain
-            the node.
-        IN_USE: other jobs hold the resources. Requeue the job; do not hold it or drain the node.
+        HOST_FAULT: the node is faulty. Requeue the job, and keep VM jobs off the node.
+        NOT_HERE: the start failed, perhaps because of the user. Requeue the job only.
+        IN_USE: other jobs hold the resources. Requeue the job, and never hold it.
         NOT_OURS: vTorque starts no guests for this job.
     """
 
@@ -67,9 +66,8 @@ class SubmitArgs:
     Attributes:
         vm: values of ``-vm`` on the command line.
         rest: arguments for the batch system.
-        script: path; None: the script comes from standard input, or the job is interactive.
+        script: path; None: standard input, or an interactive job.
         content: the script's text.
-        shell: the shell of ``-S``.
         vcpus_given, mib_given: requested CPUs and MiB per node.
         directives: values of ``-vm`` in the script's directives.
         facts: requested ``queue``, ``partition``, ``account`` and ``qos``.
@@ -200,8 +198,7 @@ class BareNode:
 
     Attributes:
         slots: number of the job's processes on the node.
-        part: number of the component of the request that has the node (Slurm: heterogeneous job
-            component). Component 0 has the guests.
+        part: the node's component of a heterogeneous job, from 1. Component 0 has the guests.
         address: IPv4 address as known on the guests' node; empty if unknown.
     """
 
@@ -366,19 +363,10 @@ class MigrationAdapter(Protocol):
     """
 
     def reserve_node(self, job_id: str, nodes: Sequence[str], left: str, node: str) -> BatchJob:
-        """Reserve the resources on this node that the job has on another node.
+        """Reserve the resources on this ``node`` that the job has on the source node ``left``.
 
-        Args:
-            job_id: the job whose guest migrates.
-            nodes: the job's nodes after the migration, in rank order.
-            left: the source node.
-            node: this node.
-
-        Returns:
-            The job, as the batch system would describe it on this node.
-
-        Raises:
-            Refused: the batch system refuses the reservation.
+        ``nodes`` are the job's nodes after the migration, in rank order. Returns the job on this
+        node. Raises Refused.
         """
 
     def release_node(self, job_id: str, node: str) -> None:

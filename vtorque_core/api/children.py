@@ -23,10 +23,7 @@ _MAX_ERROR = 4000  # bytes; a pipe takes 65536 without a reader (pipe(7))
 
 
 class Child:
-    """A child process with a time limit in seconds.
-
-    ``error`` is None while the child runs, empty if it succeeded, otherwise its error message.
-    """
+    """A child process. ``error`` is None while it runs, and empty if it has succeeded."""
 
     def __init__(self, work: Callable[[], None], seconds: float) -> None:
         self.seconds = max(0.0, seconds)

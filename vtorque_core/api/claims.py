@@ -85,8 +85,8 @@ class PoolClaim:
 
     Attributes:
         items: all items of the node, preferred ones first.
-        near: NUMA node of each item (``/sys/bus/pci/devices/*/numa_node``). The ledger prefers
-            to place the guest on the node of its items.
+        near: NUMA node of each item (``/sys/bus/pci/devices/*/numa_node``), preferred for the
+            guest.
     """
 
     pool: str

@@ -56,9 +56,7 @@ def run(
         seconds: limit of the run time; with ``told``, of the time without progress.
         good: exit statuses that mean success.
 
-    Raises:
-        Refused: the tool fails.
-        HostFault: the tool is not installed, or the disk is full.
+    Raises Refused if the tool fails, HostFault if it is missing or the disk is full.
     """
     program = shutil.which(argv[0], path=_PATH)
     if program is None:

@@ -269,13 +269,9 @@ def report_missing(
 ) -> Refusal | Notice:
     """Return the result of ``vtorque_plan`` for a node without the hardware of ``option``.
 
-    Args:
-        guest: the guest that requests the option.
-        what: the missing hardware, after the words "node n1 has no".
-        option: the option with which the user requests the hardware.
-        required: if True, refuse the job; if False, only notify the user.
-        where: the setting that ``required`` comes from (``"[plugin.acme-fpga] required"``).
-        fix: what the admin or user can do.
+    The job is refused if ``required``; otherwise the user is notified. ``what`` is the missing
+    hardware, and completes "node n1 has no ...". ``where`` is the setting of ``required``
+    (``"[plugin.acme-fpga] required"``), and ``fix`` what the admin or user can do.
     """
     key, value = option.key, option.show(guest[option])
     if required:

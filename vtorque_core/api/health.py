@@ -22,17 +22,17 @@ class HealthResult:
 
 
 def ok(message: str) -> HealthResult:
-    """Return the result of a passed check."""
+    """Return a passed result."""
     return HealthResult("ok", message)
 
 
 def failure(message: str, fix: str) -> HealthResult:
-    """Return the result of a failed check."""
+    """Return a failed result."""
     return HealthResult("failed", message, fix)
 
 
 def warning(message: str, fix: str) -> HealthResult:
-    """Return the result of a check that passed with a warning."""
+    """Return a warning as result."""
     return HealthResult("warning", message, fix)
 
 

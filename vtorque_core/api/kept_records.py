@@ -135,9 +135,8 @@ def find(paths: Paths, job_id: str | None, uid: int | None = None) -> list[Place
 def sweep(paths: Paths, days: float, mib: float, now: float) -> None:
     """Remove records that are older than ``days`` or exceed ``mib`` MiB in total.
 
-    Removes the oldest records of the user with the largest ones, until the total is small enough.
-    Keeps attempts that have a journal. Does nothing within an hour after the last sweep. ``now`` is
-    Unix time.
+    Starts with the oldest records of the user who has the most. Keeps attempts that have a journal.
+    Does nothing within an hour of the last sweep. ``now`` is Unix time.
     """
     mark = paths.kept / ".swept"
     with contextlib.suppress(OSError):

@@ -44,10 +44,7 @@ class ListElement(Element):
 
 
 class Single(Element):
-    """An element that a domain has at most once.
-
-    Elements of several plugins are merged by field. A field with None sets nothing.
-    """
+    """An element that a domain has once. Several are merged by field; None sets nothing."""
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ class Levels(int):
     text: str
 
     def __new__(cls, of: Mapping[str, int], text: str = "") -> Levels:
-        """Create an object from the level of each component; ALL sets all other components."""
+        """Create levels from the level of each component, or of ALL."""
         self = super().__new__(cls, QUIET - min(of.values(), default=QUIET))
         self.of = dict(of)
         self.text = text
@@ -82,7 +82,7 @@ def parse(text: str) -> Levels:
 
 
 def name_of(level: int) -> str:
-    """Return the name of a level. A number between two levels has the name of the lower one."""
+    """Return the name of a level, or of the next lower level that has a name."""
     known = sorted((number, name) for name, number in LEVELS.items() if name != "WARNING")
     return next((name for number, name in reversed(known) if number <= level), "TRACE")
 

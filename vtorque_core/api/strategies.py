@@ -69,8 +69,8 @@ class BatchSystem:
     Attributes:
         facts: fields that its BatchJob sets and ``[[limits]]`` can use, of ``queue``,
             ``partition``, ``account`` and ``qos``.
-        step: returns a function that wraps a command; None if not supported. The wrapped command
-            runs on a node of a running job, as the job's owner, and keeps streams and exit status.
+        step: returns a function that wraps a command, or None. The wrapped command runs on a node
+            of a running job, as the job's owner, and keeps streams and exit status.
         knows_all_nodes: True if a job that ``node`` reports as gone is gone on all nodes.
     """
 
@@ -123,9 +123,9 @@ class Remote:
     On other hosts, a plugin can forward the command to that node (``vtorque_remote_command``).
 
     Attributes:
-        travels: other parameters that may be forwarded. Code in the guests can forge a request.
-            With these parameters, the command must therefore write no files, read no files that
-            they name, and run programs only in the guest.
+        travels: other parameters that may be forwarded. Code in guests can forge requests. With
+            these parameters, the command must write no files, read no files that they name, and run
+            programs only in the guest.
         terminal: the command uses the terminal if it has no trailing arguments.
         output: the parameter for an output file, which the calling host writes.
     """

@@ -56,8 +56,7 @@ class Option(Generic[T]):
         show: value to text, as a user would write it.
         is_file: the text is a path that ``vsub`` reads as the user. The value is a
             :class:`FileData` or None, and ``parse`` is not called.
-        words: with ``is_file``: texts, in any case, that ``parse`` gets instead of ``vsub`` reading
-            a file.
+        words: with ``is_file``: texts (case ignored) that are parsed and not read as a file.
         separator: separates items of a list. The site's ``allow`` and ``deny`` apply to each item.
         forbids: operations that are impossible with the job's guests unless the value is empty, 0
             or false.

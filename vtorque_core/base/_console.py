@@ -88,10 +88,7 @@ def _copy(qemu: socket.socket, listener: socket.socket, file: FileIO) -> None:
 
 
 def _append(file: FileIO, data: bytes) -> None:
-    """Append to the file in place; if it is full, drop its beginning.
-
-    A new file would lack the second hard link of a warm guest's console, and the owner's ACL entry.
-    """
+    """Append in place, to keep the second hard link of a warm guest and the owner's ACL entry."""
     with contextlib.suppress(OSError):  # a full disk must not stop the guest
         if file.tell() + len(data) > LARGEST:
             file.seek(DROPPED)

@@ -52,7 +52,7 @@ def _execute(argv: list[str], _: int) -> None:
 def main(run: Callable[[list[str], int], None] = _execute) -> str | None:
     """Start the daemon. Return an error message for :func:`sys.exit`, or None.
 
-    ``run`` runs the daemon. Its arguments are ARGV, and a descriptor to close after the start.
+    ``run`` gets ARGV, and a descriptor to close when the daemon has started.
     """
     parent, lock, log, *argv = sys.argv[1:]
     die_with(int(parent))

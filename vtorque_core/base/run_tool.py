@@ -48,7 +48,7 @@ def run_tool(
     """Run a system tool without a shell, with a fixed PATH and C locale; return its stdout.
 
     The tool is killed when the calling thread ends. With ``uid``, it runs as this user without
-    groups and privileges. Raises HostFault if it fails, is missing or times out.
+    groups and privileges. Raises HostFault.
     """
     import shutil  # noqa: PLC0415 - 10 ms with subprocess, and vsub runs no tool
     import subprocess  # noqa: PLC0415 - as above

@@ -55,7 +55,7 @@ class ResizeResult:
 
 
 def guests_with_cores(paths: Paths, use: str) -> list[GuestCores]:
-    """Return this node's guests with exclusive cores for a use (``"io"``). Raises JournalError."""
+    """Return this node's guests with exclusive cores for a use. Raises JournalError."""
     found = []
     for state in walk(paths):
         for guest, domain in _domains(state).items():
