@@ -92,7 +92,7 @@ def test_templates_of_the_site_make_the_domain(clean):
     try:
         own.write_text(text.replace("<model", f"{link}\n  <model"))
         shown = clean.as_user("vsub", "--dry-run", clean.script("#!/bin/sh\n")).stdout.decode()
-        assert f"templates/interface.xml.j2 as {own} has it" in shown
+        assert f"{own} replaces vtorque_core.plan.domain:templates/interface.xml.j2" in shown
         assert link in shown
         result = clean.job("#!/bin/sh\necho ran\n")
         assert (result.out, result.err) == (b"ran\n", b"")

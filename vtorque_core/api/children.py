@@ -23,7 +23,7 @@ _MAX_ERROR = 4000  # bytes; a pipe takes 65536 without a reader (pipe(7))
 
 
 class Child:
-    """A child process. ``error`` is None while it runs, and empty if it has succeeded."""
+    """A child process. ``error``: None while it runs, empty after success, otherwise a message."""
 
     def __init__(self, work: Callable[[], None], seconds: float) -> None:
         self.seconds = max(0.0, seconds)

@@ -167,8 +167,8 @@ class DetachableDriver(GuestDriver, Protocol):
     - :data:`TELL`: if the FIFO exists before :meth:`allow_disconnect`, ``run`` writes its state to
       it, and continues. An empty state means that ``run`` cannot detach.
 
-    A newline precedes the line, so that root can detect a partial line. The line is untrusted. If
-    the file :data:`LEFT` contains a state, another ``run`` attaches to the script with it.
+    A newline precedes the line, so that root can detect a partial line. The line is untrusted. With
+    the state in the file :data:`LEFT`, another ``run`` attaches to the script.
     """
 
     def allow_disconnect(self, run_dir: Path, seconds: int, deadline: float) -> None:
@@ -202,7 +202,7 @@ def boot_guests(guest: ReadyGuest, order: bytes) -> list[BootedGuest]:
         data, consoles, _, _ = socket.recv_fds(connection, 1 << 16, _MAX_GUESTS)
         while part := connection.recv(1 << 16):
             data += part
-    answer = json.loads(data or b'{"fault": "it ended without an answer"}')
+    answer = json.loads(data or b'{"fault": "the process that boots guests ended without answer"}')
     if "guests" not in answer:
         for descriptor in consoles:
             os.close(descriptor)

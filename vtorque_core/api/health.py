@@ -22,17 +22,17 @@ class HealthResult:
 
 
 def ok(message: str) -> HealthResult:
-    """Return a passed result."""
+    """Return the result of a passed check."""
     return HealthResult("ok", message)
 
 
 def failure(message: str, fix: str) -> HealthResult:
-    """Return a failed result."""
+    """Return the result of a failed check."""
     return HealthResult("failed", message, fix)
 
 
 def warning(message: str, fix: str) -> HealthResult:
-    """Return a warning as result."""
+    """Return a result with a warning."""
     return HealthResult("warning", message, fix)
 
 

@@ -53,7 +53,7 @@ NOTHING = Levels({})
 
 
 def plugin_of(logger: str) -> str:
-    """Return the name of the plugin whose package logs as ``vtorque_linux_guest.job``."""
+    """Return the plugin of a logger with a name such as ``vtorque_linux_guest.job``."""
     return logger.partition(".")[0].removeprefix("vtorque_").replace("_", "-")
 
 

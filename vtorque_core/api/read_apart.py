@@ -112,14 +112,14 @@ def _ask(call: bytes, files: Sequence[int], stack: contextlib.ExitStack) -> sock
             socket.send_fds(_asking[1], [call], files)
         except OSError as error:
             if _asking[0] == os.getpid():
-                raise HelperDied(f"the process that reads: {error.strerror}") from None
+                raise HelperDied(f"the process that parses: {error.strerror}") from None
         else:
             return _asking[1]
     asked = stack.enter_context(_start_helper())
     try:
         socket.send_fds(asked, [call], files)
     except OSError as error:
-        raise HelperDied(f"the process that reads: {error.strerror}") from None
+        raise HelperDied(f"the process that parses: {error.strerror}") from None
     return asked
 
 

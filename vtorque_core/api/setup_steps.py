@@ -43,7 +43,7 @@ class Installation:
         return (*self.command, command, "--config", str(self.config), *words)
 
     def hook(self, *words: str) -> tuple[str, ...]:
-        """Return the command line of ``vtorque hook``; ``words`` are ``prologue``, for example."""
+        """Return the command line of ``vtorque hook``, such as ``vtorque hook prologue``."""
         return self.call("hook", *words)
 
 

@@ -118,7 +118,7 @@ class ImageSource:
 
 @dataclass(frozen=True)
 class Remote:
-    """A mark of a command that reads data on the node of the job ``job_id``, its argument.
+    """A mark of commands that read data on the node of the job in their argument ``job_id``.
 
     On other hosts, a plugin can forward the command to that node (``vtorque_remote_command``).
 

@@ -22,7 +22,7 @@ def thread_name(thread: Path) -> str:
 
 
 def own_vhost_threads(process: Path) -> list[Path]:
-    """Return the vhost workers of a QEMU process that are its threads (since Linux 6.4)."""
+    """Return the vhost workers that are threads of this QEMU process (since Linux 6.4)."""
     return [task for task in threads(process) if thread_name(task).startswith("vhost-")]
 
 

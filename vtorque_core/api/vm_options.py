@@ -116,7 +116,7 @@ def show_boolean(value: bool) -> str:
 
 def no_parse(value: str) -> FileData | None:
     """Raise ValueError, because ``vsub`` submits the contents of a file and not its name."""
-    raise ValueError("names a file, which must travel as data")
+    raise ValueError("names a file, whose contents vsub must submit")
 
 
 def show_file(value: FileData | None) -> str:
@@ -137,12 +137,12 @@ def _between(value: str, most: int) -> int:
 
 IMG = Option("img", image_name, "", "image of the guest (vmgr images list)", "NAME")
 RAM = Option(
-    "ram", ram_mib, JOB, "memory of each guest; job: its share of the job's", "SIZE", show_ram
+    "ram", ram_mib, JOB, "memory per guest; job: its share of the job's memory", "SIZE", show_ram
 )
 DISTRO = Option("distro", distro_name, "", "Linux distribution or family of the image", "NAME")
 ARCH = Option("arch", arch_name, "", "architecture of the image", "NAME")
 VCPUS = Option(
-    "vcpus", vcpu_count, JOB, "virtual CPUs of each guest; job: its share of the job's",
+    "vcpus", vcpu_count, JOB, "virtual CPUs per guest; job: its share of the job's CPUs",
     "N", show_count,
 )  # fmt: skip
 VMS_PER_NODE = Option("vms_per_node", guest_count, 1, "guests on each node of the job", "N")

@@ -118,7 +118,7 @@ class OutputError(VtorqueError):
 
 
 def bytes_shown(text: str) -> str:
-    r"""Return ``text`` with ``\xff`` for Python's ``\udcff``, which is a byte that is not UTF-8."""
+    r"""Return ``text`` with bytes that are not UTF-8 as ``\xff``, not as Python's ``\udcff``."""
     return _NO_TEXT.sub(r"\\x\1", text)
 
 

@@ -179,7 +179,7 @@ def create_domain(uri: str, xml: str, *, paused: bool = False) -> None:
 
 def saved_xml(uri: str, path: str) -> str:
     secure = library().VIR_DOMAIN_SAVE_IMAGE_XML_SECURE
-    return call(uri, "look at saved domain", lambda c: str(c.saveImageGetXMLDesc(path, secure)))
+    return call(uri, "read saved domain", lambda c: str(c.saveImageGetXMLDesc(path, secure)))
 
 
 def restore_domain(uri: str, path: str, xml: str, timeout: float = CALL_TIMEOUT) -> None:
@@ -276,7 +276,7 @@ def adopt_domain(
             domain.attachDeviceFlags(device, live)
         return True
 
-    if not on_domain(uri, uuid, "take domain", work):
+    if not on_domain(uri, uuid, "adopt domain", work):
         raise HostFault("the guest has ended", stage=STAGE)
 
 

@@ -32,7 +32,7 @@ def lock_holder(descriptor: int) -> int | None:
 
 
 def holder_of(path: Path | str) -> int | None:
-    """Like :func:`lock_holder`, by the file's path. Ignores locks of other machines."""
+    """Return the pid of the holder of a POSIX lock on a path. Ignores locks of other machines."""
     with safefs.closing(_open_lock(path)) as descriptor:
         pid = lock_holder(descriptor)
     return pid if pid and pid > 0 else None

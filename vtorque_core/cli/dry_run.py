@@ -47,13 +47,13 @@ def show(request: Request, config: Path, granted: JobGrant, facts: Facts) -> int
             if isinstance(claim, PoolClaim) and claim.items
         }
         placements.append(Placement(memory_mib=one.plan.ram_mib, leased=leased))
-    sys.stdout.write("<!-- An example: placement, addresses and keys are the node's. -->\n")
+    sys.stdout.write("<!-- An example: a node sets other placement, addresses and keys. -->\n")
     for key, option in sorted(plugins.options().items()):
         if wanted[option] not in ("", None):
             sys.stdout.write(f"<!-- {key} = {names.safe_name(option.show(wanted[option]))} -->\n")
     guests = plan.place_guests(context, planned, placements)
     for path, place in site_templates(site.templates).items():
-        sys.stdout.write(f"<!-- {place or 'nothing'} as {path} has it -->\n")
+        sys.stdout.write(f"<!-- {path} replaces {place or 'nothing'} -->\n")
     accel = _accelerator(site)
     for each in plan.prepare_guests(context, guests, planned):
         sys.stdout.write(_example(each.plan, each.merged, site, accel))

@@ -12,7 +12,7 @@ from vtorque_core.site import directories
 from vtorque_core.site.config import Site
 
 IMAGES = ("micro", "own")
-"""Images that the first job that needs one builds, with the image builder of the same name."""
+"""Images that a personal site builds at the first use, each with the builder of its name."""
 _BUILD_TIME = 900.0  # seconds to wait for another job's build
 
 

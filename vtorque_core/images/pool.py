@@ -57,8 +57,8 @@ def check_pool(pool: Path) -> None:
     if not pool.is_absolute():
         raise Refused(f"[images] pool={printable(str(pool))}: must be an absolute path")
     if not pool.is_dir():
-        make = "run this on a node, or make this host one: vtorque setup install"
-        raise HostFault(f"image pool {pool} does not exist on this host. The nodes have it: {make}")
+        make = "Run this command on a node, or make this host a node: vtorque setup install"
+        raise HostFault(f"image pool {pool} does not exist on this host. {make}")
     _check_slowly(pool)
 
 
@@ -75,8 +75,7 @@ def lookup(pool: Path, name: str, cache: Path | None = None, accept: Accept | No
     """Return one image after checking its files.
 
     ``cache`` is the directory of the node's copies. A copy that is identical to the pool's image is
-    preferred. If the pool is missing, any copy is used. ``accept`` raises Refused for an image that
-    the site does not accept.
+    preferred. If the pool is missing, any copy is used.
     """
     check_name(name)
     if cache is not None and not pool.is_dir() and cache.is_dir():
@@ -169,7 +168,7 @@ def read_sidecar(pool: Path, name: str) -> Sidecar:
     try:
         if stat.S_ISLNK(_own_status(f"{pool}/{name}").st_mode):
             raise invalid(
-                name, f"{pool}/{name} is a symbolic link: an image lies in the pool itself"
+                name, f"{pool}/{name} is a symbolic link: it must be a directory of the pool"
             )
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
     except (FileNotFoundError, NotADirectoryError):
@@ -253,8 +252,8 @@ def invalid(name: str, reason: str) -> Refused:
 def ramdisk_mib(image: Path) -> int:
     """Return the maximum size in MiB of an overlay over a disk image.
 
-    Besides the data, an overlay has tables with 10 bytes per 64 KiB (QEMU,
-    docs/interop/qcow2.txt), and less than 2 MiB for header and first-level tables.
+    Tables take 10 bytes per 64 KiB (QEMU, docs/interop/qcow2.txt), header and first-level table
+    less than 2 MiB.
     """
     with image.open("rb") as file:
         header = file.read(32)

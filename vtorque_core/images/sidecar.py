@@ -99,10 +99,10 @@ def parse_sidecar(text: bytes, name: str) -> Sidecar:
     if not isinstance(data, dict) or data.get("schema") != SCHEMA:
         raise ValueError(f"is not of schema {SCHEMA}")
     if data.get("name") != name:
-        raise ValueError(f"is of an image with another name than {name}")
+        raise ValueError(f"describes an image with another name than {name}")
     for key, kind in _KINDS.items():
         if type(data.get(key)) is not kind:
-            raise ValueError(f"has no {key}, or not of type {kind.__name__}")
+            raise ValueError(f"has no {key} of type {kind.__name__}")
     for key in _ROLES:
         if data.get(key) is not None and type(data[key]) is not str:
             raise ValueError(f"has a {key} that is not a file name")
@@ -120,10 +120,10 @@ def parse_sidecar(text: bytes, name: str) -> Sidecar:
     records = {file: _record(value) for file, value in files.items()}
     signature = data.get("signature", "")
     if type(signature) is not str or len(signature) > MAX_SIGNATURE or not signature.isascii():
-        raise ValueError(f"has a signature that is no ASCII text of at most {MAX_SIGNATURE} bytes")
+        raise ValueError(f"has a signature that is not ASCII or longer than {MAX_SIGNATURE} bytes")
     sidecar = Sidecar(name, built, version, builder, created, records, verified, signature)
     if data.get("sha256") != sidecar.sha256:
-        raise ValueError("has a sha256 that does not follow from its files'")
+        raise ValueError("has a sha256 that does not match the hashes of its files")
     return sidecar
 
 
@@ -164,7 +164,7 @@ def check_facts(built: BuiltImage) -> None:
     if len(set(names)) < len(names) or not all(FILE_NAME.fullmatch(n) for n in names):
         raise ValueError("has a bad file name, or the same for two files")
     if len(built.cmdline) > MAX_CMDLINE or not (built.cmdline + " ").isprintable():
-        raise ValueError(f"has a cmdline that is not {MAX_CMDLINE} printable characters at most")
+        raise ValueError(f"has a cmdline that is unprintable or has over {MAX_CMDLINE} characters")
     _check_labels(built.labels)
 
 
@@ -173,7 +173,7 @@ def _check_labels(labels: Mapping[Any, Any]) -> None:
     if len(labels) > MAX_LABELS or not all(
         isinstance(t, str) and t.isprintable() and len(t) <= 255 for t in texts
     ):
-        raise ValueError(f"has labels that are not {MAX_LABELS} short texts at most")
+        raise ValueError(f"has over {MAX_LABELS} labels, or one that is too long or unprintable")
     if labels.get(FIRMWARE, "bios") not in ("bios", "efi"):
         raise ValueError(f"has the label {FIRMWARE}={labels[FIRMWARE]}: it is bios or efi")
 

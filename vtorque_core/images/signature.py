@@ -61,7 +61,7 @@ def signer_of(sidecar: Sidecar, signers: Path) -> str:
 
 
 def _refusal(sidecar: Sidecar, reason: str, signers: Path) -> Refused:
-    fix = f"if its content is right: vmgr images sign {sidecar.name} --key FILE, as root"
+    fix = f"if you trust its content, sign it as root: vmgr images sign {sidecar.name} --key FILE"
     message = f"{reason}; this site only uses images that are signed by one of {signers}"
     return Refused(message, key="img", value=sidecar.name, fix=fix)
 
@@ -74,8 +74,8 @@ def _read(signers: Path) -> bytes:
     except (OSError, ConfigError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
         raise HostFault(
-            f"[images] signers = {signers}: {reason}; write who may sign images there, as in "
-            "ssh-keygen(1), ALLOWED SIGNERS"
+            f"[images] signers = {signers}: {reason}; list the allowed signers of images there "
+            "(ssh-keygen(1), ALLOWED SIGNERS)"
         ) from None
     if len(text) > _MAX_SIGNERS:
         raise HostFault(f"[images] signers = {signers}: is longer than {_MAX_SIGNERS} bytes")

@@ -64,7 +64,7 @@ def jobs(config: Path | None, wanted: str | None) -> list[KeptJob]:
         if uid is None:
             how += "; for records in its owner's home, run the same command with sudo -u OWNER"
         whose = "" if uid is None else " of yours"
-        raise Refused(f"this node has no records of {what}{whose}: ask the node {how}")
+        raise Refused(f"this node has no records of {what}{whose}: run this on the node {how}")
     return found
 
 

@@ -73,8 +73,8 @@ def begin(paths: Paths, job: RunningJob, to: str, why: str) -> Child:
     """Change the phase of a job on this node, for all guests at once, and return the process.
 
     ``to`` is ``RUNS``, ``PAUSED`` or ``SUSPENDED``, ``why`` a reason for the job's log. Idempotent.
-    The caller must have no other threads, and must call :meth:`Child.check` after the end of the
-    process. Raises OSError.
+    Call this without other threads, and :meth:`Child.check` when the process has ended. Raises
+    OSError.
     """
 
     def work() -> None:
@@ -124,7 +124,7 @@ def locked(paths: Paths, job: RunningJob) -> Iterator[LockedJob]:
 def _record_change(paths: Paths, job: RunningJob, to: str) -> Iterator[Callable[[], bool]]:
     with locked(paths, job) as held:
         if held.state.phase and held.state.phase not in _PHASES:
-            raise HostFault("the job is being ended")
+            raise HostFault("the job is ending")
         with safefs.name_errors(_marker_file(paths, job)):
             _marker_file(paths, job).touch(mode=0o600)
         yield lambda: held.enter(to)

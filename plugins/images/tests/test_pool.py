@@ -194,7 +194,7 @@ def test_any_name_raises_a_vtorque_error(name: str) -> None:
 
 
 def test_submit_host_without_a_pool_points_to_the_nodes() -> None:
-    with pytest.raises(HostFault, match=r"/none does not exist on this host\. The nodes"):
+    with pytest.raises(HostFault, match=r"/none does not exist on this host\. Run this command"):
         lookup(Path("/none"), "micro")
 
 
