@@ -1,8 +1,8 @@
 """Receive images into a node's own cache. Runs as root.
 
-Received files are in a directory that root owns, on the cache's file system and with the layout of
-a pool: ``<name>/image.json`` and ``<name>/<version>/<file>``, without files that the cache already
-has.
+Received files are in a directory of root on the cache's file system, with the layout of a pool:
+``<name>/image.json`` and ``<name>/<version>/<file>``. Files that the cache already has are not
+sent.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from vtorque_images import change
 
 @dataclass(frozen=True)
 class ImagePlaces:
-    """The image pool, this node's cache, and the node's directories, which show images in use."""
+    """The image pool, this node's cache, and the node's directories, whose journals show use."""
 
     pool: Path
     cache: Path
@@ -39,7 +39,7 @@ class ImagePlaces:
 
 
 def places(config: Path) -> ImagePlaces:
-    """Return the site's image directories. Raises UsageError if it has no cache."""
+    """Return the site's image directories. Raises UsageError if ``[images] cache`` is not set."""
     site, _ = root_site(config)
     if not site.images.cache:
         raise UsageError(
@@ -49,10 +49,10 @@ def places(config: Path) -> ImagePlaces:
 
 
 def files(places: ImagePlaces, names: Sequence[str] = ()) -> dict[str, list[str]]:
-    """Return the files of these images (default: all) by image, as paths relative to the pool.
+    """Map each image (default: all images) to its files, as paths relative to the pool.
 
     Raises:
-        Refused: If there is no such image, or it cannot be read.
+        Refused: If an image is missing or unreadable.
         HostFault: If there is no pool.
     """
     found = {}
@@ -79,13 +79,13 @@ def receive_directory(places: ImagePlaces, name: str) -> Path:
 def take(places: ImagePlaces, sent: Path, names: Iterable[str]) -> list[str]:
     """Move received images into the cache; return the names of the new ones.
 
-    An image that the cache already has gets the received labels and signature. After an
-    interruption, a repeated call continues.
+    If the cache already has a version, its labels and signature are replaced by the received ones.
+    After an interruption, a repeated call continues.
 
     Raises:
-        Refused: If users other than root can write to the directories, or if a copy does not have
-            the hash in its sidecar. Such a copy is deleted.
-        HostFault: If there is no space.
+        Refused: If users other than root can write to the directories, or if a copy's hash differs
+            from its sidecar. Such a copy is deleted.
+        HostFault: If the disk is full.
     """
     for directory in (places.cache, sent):
         check_pool(directory)
@@ -104,7 +104,10 @@ def take(places: ImagePlaces, sent: Path, names: Iterable[str]) -> list[str]:
 
 
 def keep_only(places: ImagePlaces, names: Iterable[str]) -> list[str]:
-    """Remove all other images from the cache; return their names. Files in use remain for now."""
+    """Remove all images but ``names`` from the cache, and return the names of the removed images.
+
+    Files in use stay until no job uses them.
+    """
     check_pool(places.cache)
     others = sorted({*names_in(places.cache)} - {*names})
     for name in others:
@@ -147,7 +150,7 @@ def _commit(places: ImagePlaces, sent: Path, copy: Sidecar) -> None:
 
 
 def _adopt(cache: Path, copy: Sidecar) -> None:
-    """Copy labels and signature to the cache's image if the version is the same."""
+    """Give the cache's image the labels and signature of a received copy of the same version."""
 
     def adopted(now: Sidecar) -> Sidecar:
         same = now.version == copy.version

@@ -56,7 +56,7 @@ def install(nodes: str, config: Path | None, fanout: int, batch: str, dry_run: b
 @fanout_option(64)
 @click.option("--purge", is_flag=True, help="Also remove images, site secret and config.")
 def uninstall(nodes: str, config: Path | None, fanout: int, purge: bool) -> None:
-    """Run vtorque setup uninstall on the nodes. Nodes on which jobs run refuse it."""
+    """Run vtorque setup uninstall on the nodes. It fails on nodes where jobs run."""
     words = ["uninstall", *(["--purge"] if purge else [])]
     _setup(nodes, words, config, b"", fanout, show_all=False)
 
@@ -66,10 +66,10 @@ def uninstall(nodes: str, config: Path | None, fanout: int, purge: bool) -> None
 @_CONFIG
 @fanout_option(64)
 def doctor(nodes: str, config: Path | None, fanout: int) -> None:
-    """Run vtorque doctor on the nodes, and compare what must be the same on all of them.
+    """Run vtorque doctor on the nodes, and compare their site secrets and subordinate ids.
 
-    These are the site secret and users' subordinate ids. Nodes with the same failure are listed
-    together. The exit code is 1 if anything failed.
+    Both must be the same on all nodes. Nodes with the same failure are listed together. The exit
+    code is 1 if anything failed.
     """
     place = ["--config", str(config.absolute())] if config else []
     argv, names = [_program("vtorque"), "doctor", "--json", *place], nodes_of(nodes)
@@ -86,7 +86,7 @@ def doctor(nodes: str, config: Path | None, fanout: int) -> None:
 
 
 def _site_secret(paths: Paths) -> bytes:
-    """Return the site secret, which all nodes get; create it if this host has none."""
+    """Return the site secret for all nodes; create it if this host has none."""
     place = paths.secret
     if not place.exists():
         click.echo(f"create {place}")

@@ -14,7 +14,7 @@ Found = dict[str, list[str]]
 
 
 def find_differences(answers: Iterable[NodesAnswer]) -> Found:
-    """Return the failed checks and the differences between nodes, in the order of the answers."""
+    """Return the failed checks, then the values that differ between nodes."""
     found: Found = {}
     alike: dict[str, Found] = {}
     for answer in answers:
@@ -39,7 +39,7 @@ def find_differences(answers: Iterable[NodesAnswer]) -> Found:
 
 
 def _findings(text: str) -> list[tuple[str, str, str, str]] | None:
-    """Return check, status, message and fix of each line; None if the output is not doctor's."""
+    """Return check, status, message and fix of each finding; None if ``text`` is not valid JSON."""
     keys = ("check", "status", "message", "fix")
     try:
         answer: list[dict[str, Any]] = json.loads(text)

@@ -16,20 +16,20 @@ from ClusterShell.Task import task_self
 
 from vtorque_core.api import UsageError
 
-CONNECT_TIMEOUT = 10.0  # seconds for ssh to get through to a node
+CONNECT_TIMEOUT = 10.0  # seconds for ssh to connect to a node
 COMMAND_TIMEOUT = 600.0  # seconds for the command on one node
-_LINES = 20  # of one node's output are shown
+_LINES = 20  # lines of one node's output that are shown
 
 
 @dataclass(frozen=True)
 class NodesAnswer:
-    """The same answer from several nodes.
+    """Exit status and output of a command that are the same on several nodes.
 
     Attributes:
-        nodes: Their names, folded: ``n[1-3],m7``.
+        nodes: The nodes' names as a node set: ``n[1-3],m7``.
         count: The number of nodes.
         code: The exit status; None after a timeout.
-        text: The error output, otherwise the output.
+        text: The last lines of standard error if the command failed, otherwise of standard output.
     """
 
     nodes: str
@@ -71,12 +71,12 @@ def run(
     *,
     whole: bool = False,
 ) -> list[NodesAnswer]:
-    """Run a command on each node; return the answers, equal ones merged, failures first.
+    """Run a command on each node; return the results, with equal ones merged, failures first.
 
     Args:
         nodes: Host names for ssh.
         argv: The command, which is quoted for the remote login shell.
-        stdin: Standard input. It appears in no argument, environment or file.
+        stdin: Standard input, for secrets: it appears in no argument, environment or file.
         fanout: Number of nodes at a time.
         ended: Called with each node and its exit status (None: timeout) when it ends.
         seconds: Timeout on one node.
@@ -121,7 +121,7 @@ def run(
 def merge_answers(
     codes: Mapping[str, int | None], lines: Mapping[str, Sequence[str]]
 ) -> list[NodesAnswer]:
-    """Merge equal answers, failures first.
+    """Merge nodes with equal exit status and output; return failures first.
 
     Args:
         codes: Each node's exit status; None after a timeout.

@@ -21,7 +21,7 @@ def progress() -> Iterator[Callable[[str], None]]:
     if not sys.stderr.isatty():
         yield lambda text: click.echo(line(text), err=True)
         return
-    from rich.console import Console  # noqa: PLC0415 - only where somebody watches
+    from rich.console import Console  # noqa: PLC0415 - only for terminals
 
     console = Console(stderr=True)
     with console.status("starting") as status:

@@ -1,8 +1,8 @@
 """Fill the nodes' image caches: push from the pool's host, receive on the node. Runs as root.
 
-A copy is collected in ``<cache>/.partial/<name>/<version>/``, where an interrupted transfer
-continues. If its hash matches the pool's sidecar, the same rename as in a pool makes it an image of
-the cache.
+rsync(1) writes a copy to ``<cache>/.partial/<name>/<version>/`` and continues there after an
+interruption. If the copy's hash matches the pool's sidecar, a rename makes it an image of the
+cache.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ class SyncResult:
 
 
 def push(places: ImagePlaces, wanted: Sequence[str], node: str, ssh: str = "ssh") -> None:
-    """Send images (default: all) to a node with rsync(1), except files that its cache has.
+    """Send images (default: all) to a node with rsync(1), without files that its cache has.
 
-    Resumable. ``receive`` must follow on the node.
+    Continues an interrupted transfer. Afterwards :func:`receive` must run on the node.
     """
     found = cache.files(places, wanted).values()
     parts = [f"{places.pool}/./{file}" for files in found for file in files]
@@ -40,7 +40,7 @@ def push(places: ImagePlaces, wanted: Sequence[str], node: str, ssh: str = "ssh"
     quoted = "'" + target.replace("'", "'\\''") + "'"
     run_tool(
         *("rsync", "--relative", "--times", "--perms", "--partial", "--inplace", "--sparse"),
-        *(f"--compare-dest={places.cache}", "--modify-window=-1"),  # size and time, to the ns
+        *(f"--compare-dest={places.cache}", "--modify-window=-1"),  # compare times to the ns
         *("--protect-args", f"--rsync-path=mkdir -p {quoted} && rsync"),
         *("-e", f"{ssh} -o BatchMode=yes", "--", *parts, f"{node}:{target}/"),
         timeout=NODE_TIME,
@@ -48,7 +48,7 @@ def push(places: ImagePlaces, wanted: Sequence[str], node: str, ssh: str = "ssh"
 
 
 def receive(places: ImagePlaces, wanted: Sequence[str], *, only: bool = False) -> SyncResult:
-    """Receive on the node what :func:`push` has sent.
+    """Move the images that :func:`push` has sent into this node's cache.
 
     Args:
         places: The image directories; a missing cache is created.
@@ -57,7 +57,7 @@ def receive(places: ImagePlaces, wanted: Sequence[str], *, only: bool = False) -
 
     Raises:
         Refused: If a copy does not match the pool's sidecar.
-        HostFault: If there is no space, or another synchronization runs.
+        HostFault: If the disk is full, or another synchronization runs.
     """
     try:
         sent = cache.receive_directory(places, PARTIAL)

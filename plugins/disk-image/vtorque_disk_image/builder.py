@@ -1,8 +1,8 @@
 """The image builder ``disk``: make an image from an untrusted disk. Privileges: root.
 
-The file is copied first, so that the checked content is the content in use. The original is only
-read. Confined tools then work on the copy (:mod:`vtorque_core.api.confined_tool`). The result is a
-standalone qcow2, so converting and hashing a sparse disk takes time only for its data.
+The builder copies the file first: its owner could change the file after the checks. Confined tools
+then work on the copy (:mod:`vtorque_core.api.confined_tool`). The result is a standalone qcow2,
+because converting and hashing a sparse disk then takes time only for its data.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ BOOT = ("auto", "kernel", "disk")
 _DISK, _KERNEL, _INITRD = "disk.qcow2", "kernel", "initrd"
 _MIN_RAM_MIB = 256
 _MOST_KERNEL = 512 << 20  # bytes
-_SLACK = 64 << 20  # bytes that a qcow2 may be larger than qemu-img measures
+_SLACK = 64 << 20  # bytes by which a qcow2 may exceed the size that qemu-img measures
 _LEAKED = 3  # exit code of qemu-img check: leaked clusters, which are harmless
 _LABEL = "label."
 FIRMWARE = ("bios", "efi")
@@ -35,14 +35,17 @@ _CHOICES = {"format": FORMATS, "boot": BOOT, "firmware": FIRMWARE}
 
 @dataclass(frozen=True)
 class ImageDescription:
-    """The user's description of an image. Fields that are empty or None are detected, or unchanged.
+    """The user's description of an image.
+
+    The builder detects the value of an empty or None field, or keeps that of the previous version.
 
     Args:
         file: a disk in one of ``FORMATS``, or an ELF kernel that needs no disk.
         boot: ``kernel``: extract the disk's kernel and boot it directly; ``disk``: use the disk's
-            boot loader; ``auto``: use its kernel if there is one.
+            boot loader; ``auto``: as ``kernel`` if the disk has one, otherwise as ``disk``.
         kernel, initrd: files to boot instead of those on the disk.
-        labels: may set ``firmware`` to ``bios`` or ``efi``, which starts the boot loader.
+        labels: labels of the image. ``firmware`` (``bios`` or ``efi``) is the firmware for guests
+            that use the disk's boot loader.
     """
 
     file: Path
@@ -88,7 +91,7 @@ def parse_wishes(arguments: Mapping[str, str]) -> ImageDescription:
 
 
 class DiskBuilder:
-    """Builds images from disks, see :class:`vtorque_core.api.image_builder.Builder`."""
+    """A builder of images from disks, see :class:`vtorque_core.api.image_builder.Builder`."""
 
     def build(self, arguments: Mapping[str, str], staging: Path, progress: Building) -> BuiltImage:
         """Build an image from ``file``; for the arguments see :class:`ImageDescription`.
@@ -135,7 +138,10 @@ class _Build:
         return self._complete(built)
 
     def _complete(self, built: BuiltImage) -> BuiltImage:
-        """Take unknown facts from the previous version. Raises Refused if one remains unknown."""
+        """Return the image with unknown values taken from its previous version.
+
+        Raises Refused if the guest type, distribution or architecture remains unknown.
+        """
         before = self.progress.before
         facts = {key: getattr(built, key) for key in ("guest_type", "distro", "arch")}
         if before is not None:
@@ -154,7 +160,7 @@ class _Build:
         return replace(built, min_ram_mib=least, **facts)
 
     def _take(self, file: Path) -> str | None:
-        """Copy, check, inspect and convert the file; return the disk's name, if it is a disk."""
+        """Copy, check, inspect and convert the file; return the disk's name (None: a kernel)."""
         self.progress(f"copying {file.name!r}")
         with open_source(file) as source:
             kind = self.wishes.format or detect(source.descriptor)
@@ -176,7 +182,7 @@ class _Build:
         return _DISK
 
     def _convert_disk(self, disk: int, kind: str) -> None:
-        """Convert the disk to raw first, because only a raw disk can be inspected."""
+        """Convert the disk to raw, because only a raw disk can be inspected, then to qcow2."""
         size = self._info(disk, kind)
         self.progress(f"checking the {kind}")
         argv = ("qemu-img", "check", "-q", "-f", kind, path_of(disk))
@@ -231,7 +237,7 @@ class _Build:
         return size
 
     def _measure(self, disk: int, kind: str) -> int:
-        """Return the size in bytes of a qcow2 with this content, to detect decompression bombs."""
+        """Return the size in bytes of this disk as qcow2, to detect decompression bombs."""
         argv = ("qemu-img", "measure", "--output=json", "-O", "qcow2", "-f", kind, path_of(disk))
         return int(_json(run(*argv, files=(disk,), most=0))["required"])
 

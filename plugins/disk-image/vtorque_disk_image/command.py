@@ -16,7 +16,7 @@ _PATH = click.Path(path_type=Path)
 
 
 def _add_description_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Add the options that describe an image; each has the name of the builder's option."""
+    """Add the options that describe an image, under the names of the builder's options."""
     options: list[Callable[..., Any]] = [
         click.option("--guest-type", help="The guest type, such as linux."),
         click.option("--distro", metavar="NAME", help="The distribution, for -vm distro=."),
@@ -76,14 +76,14 @@ def add(ctx: click.Context, /, file: Path, name: str | None, **said: Any) -> Non
 def update(ctx: click.Context, /, name: str, file: Path, **said: Any) -> None:
     """Make FILE the new content of image NAME. Settings without an option stay as they are.
 
-    Running jobs keep the old content; new jobs get the new one. The old content is deleted after
-    [images] keep, when no job of this node uses it. To build an image again: vmgr images build.
+    Running jobs keep the old content; new jobs get the new content. The old content is deleted
+    after [images] keep, if no job of this node uses it. To repeat a build, use vmgr images build.
     """
     _build(ctx, name, file, said, update=True)
 
 
 def _build(ctx: click.Context, name: str, file: Path, said: dict[str, Any], **how: bool) -> None:
-    """Call the command ``build`` of the plugin images, which changes the pool."""
+    """Add or update an image with the command ``vmgr images build``."""
     sign_key, as_json = said.pop("sign_key"), said.pop("as_json")
     labels = said.pop("labels")
     for label in labels:

@@ -41,10 +41,10 @@ def _stamp(status: os.stat_result) -> tuple[int, ...]:
 
 @contextmanager
 def open_source(path: Path) -> Iterator[SourceFile]:
-    """Open a regular file, without following a link. Errors inside the context name the file.
+    """Open a regular file without following a link. Errors inside the context name the file.
 
-    Raises Refused. Other types are not opened, because opening a FIFO blocks and opening a device
-    may have effects.
+    Raises Refused for any other type without opening the file: opening a FIFO blocks, and opening
+    a device may have effects.
     """
     shown = printable(str(path))
     try:
@@ -81,7 +81,7 @@ def _kind(mode: int) -> str:
 
 @contextmanager
 def create_file(path: Path) -> Iterator[int]:
-    """Create a file that a tool may read and write through its descriptor."""
+    """Create a file that a confined tool may read and write through its descriptor."""
     flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     descriptor = os.open(path, flags, 0o600)
     try:
@@ -107,7 +107,7 @@ def copy(source: SourceFile, target: int, pool: Path, told: Told) -> None:
         while at < end:
             count = _copy_some(source.descriptor, target, at, min(_CHUNK, end - at))
             if count == 0:
-                break  # the file has become shorter, which is detected below
+                break  # the file was truncated: check_unchanged() raises
             at += count
             done += count
             told(done, max(data, done))
@@ -130,7 +130,7 @@ def extents(descriptor: int, size: int) -> Iterator[tuple[int, int]]:
 
 def _copy_some(source: int, target: int, at: int, count: int) -> int:
     try:
-        return os.copy_file_range(source, target, count, at, at)  # shares blocks where it can
+        return os.copy_file_range(source, target, count, at, at)  # a reflink if possible
     except OSError as error:
         if error.errno not in (errno.EXDEV, errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS):
             raise HostFault(f"copy: {error.strerror}") from None
@@ -138,6 +138,6 @@ def _copy_some(source: int, target: int, at: int, count: int) -> int:
 
 
 def free_bytes(pool: Path) -> int:
-    """Return how much may be written to the pool; one fiftieth of its disk remains free."""
+    """Return how many bytes may be written to the pool: all but 2 % of its file system."""
     there = os.statvfs(pool)
     return max(0, there.f_bavail - there.f_blocks // 50) * there.f_frsize

@@ -1,8 +1,8 @@
 """Detect and check the format of a disk by its first bytes, without tools.
 
-Formats can refer to other files (a backing file, extents, a data file), and QEMU's tools open
-these. An image that names /etc/shadow would get its content. Therefore headers are checked here
-first, and disks that refer to other files are refused.
+A disk can refer to other files (a backing file, extents, a data file), which QEMU's tools then
+open. A disk that names /etc/shadow would get its content. Therefore this module checks the headers
+before QEMU's tools run, and refuses disks that refer to other files.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _ALONE = "convert it to a single file: qemu-img convert"
 _VMDK = struct.Struct("<4sIIQQQQIQQQ")  # "VMware Virtual Disk Format 5.0", SparseExtentHeader
 _VMDK_ENTRIES = 512  # of each grain table
 _VMDK_PACKED = 1 << 16  # flag: grains are compressed; a truncated grain cannot be unpacked
-_MOST_TABLES = 1 << 20  # of 32 MiB each with grains of 64 KiB
+_MOST_TABLES = 1 << 20  # grain tables; each describes 32 MiB if grains have 64 KiB
 _VMDK_DESCRIPTOR = 20 * 512  # bytes that QEMU 7.2 reads of it: block/vmdk.c, DESC_SIZE
 _MOST_DESCRIPTOR = 1 << 20
 _AT_END = (1 << 64) - 1
@@ -42,7 +42,7 @@ _OTHER = {
 
 
 def detect(descriptor: int) -> Format | Literal["elf"]:
-    """Return a file's format by its first bytes; ``elf`` is a kernel without a disk.
+    """Detect a file's format by its first bytes. ``elf`` is a kernel that needs no disk.
 
     Raises Refused for any other type.
     """
@@ -69,7 +69,7 @@ def detect(descriptor: int) -> Format | Literal["elf"]:
 
 
 def _looks_raw(head: bytes) -> bool:
-    """Return whether the data has a boot sector, GPT, ext, XFS, Btrfs or ISO 9660."""
+    """Return True if the data begins with a boot sector, GPT, or known file system."""
     return (
         head[510:512] == b"\x55\xaa"
         or head[512:520] == b"EFI PART"
@@ -84,7 +84,7 @@ def _looks_raw(head: bytes) -> bool:
 def check(descriptor: int, kind: str, most: int) -> None:
     """Check that a disk is complete, refers to no other file, and has at most ``most`` bytes.
 
-    Only headers are checked; for vhdx a tool must report the size. Raises Refused.
+    Only headers are checked, and none of a vhdx: qemu-img must check its size. Raises Refused.
     """
     size = os.fstat(descriptor).st_size
     if kind == "qcow2":
@@ -107,14 +107,14 @@ def check_size(size: int, most: int) -> None:
 def _check_vmdk(descriptor: int, file_size: int, most: int) -> None:
     offset = 0
     at_end = _check_vmdk_header(descriptor, offset, file_size, most)
-    if at_end:  # streamOptimized: QEMU believes the copy of the header before the end marker
+    if at_end:  # streamOptimized: QEMU uses the header before the end marker (the footer)
         if file_size < 1536:
             raise Refused("is a truncated vmdk")
         _check_vmdk_header(descriptor, file_size - 1024, file_size, most)
 
 
 def _check_vmdk_header(descriptor: int, offset: int, file_size: int, most: int) -> bool:
-    """Check a header and its descriptor; return whether the actual header is at the end."""
+    """Check a header and its descriptor; return True if the valid header is at the file's end."""
     data = os.pread(descriptor, _VMDK.size, offset)
     if len(data) < _VMDK.size:
         raise Refused("is a truncated vmdk")
@@ -136,10 +136,10 @@ def _check_vmdk_header(descriptor: int, offset: int, file_size: int, most: int) 
 
 
 def _last_grain(descriptor: int, directory: int, grains: int) -> int:
-    """Return the offset of the last grain of data in a vmdk, or 0 without data.
+    """Return the offset in bytes of a vmdk's last grain of data, or 0 if it has no data.
 
-    qemu-img check(1) detects truncated tables, and tables and grains beyond the end of the file.
-    But it reads a truncated grain as zeros.
+    The caller thereby detects a truncated last grain, which QEMU reads as zeros. qemu-img check(1)
+    detects truncated tables, and tables and grains beyond the end of the file.
     """
     tables = _numbers(descriptor, directory * 512, grains // _VMDK_ENTRIES + 1)
     found = (max(_numbers(descriptor, at * 512, _VMDK_ENTRIES), default=0) for at in tables if at)

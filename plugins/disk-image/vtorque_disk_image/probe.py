@@ -25,7 +25,7 @@ _SECTOR = 512
 _SECONDS = 60.0  # for one call of debugfs
 _MOST_KERNEL = 512 << 20  # bytes of a kernel or an initramfs
 _MOST_TEXT = 1 << 20
-_ESP = uuid.UUID("c12a7328-f81f-11d2-ba4b-00a0c93ec93b").bytes_le  # the same, 5.3.3
+_ESP = uuid.UUID("c12a7328-f81f-11d2-ba4b-00a0c93ec93b").bytes_le  # UEFI 2.10, 5.3.3
 _BIOS_BOOT = uuid.UUID("21686148-6449-6e6f-744e-656564454649").bytes_le  # GRUB's: gptfdisk, ef02
 _GPT = 0xEE  # type of the protective MBR's entry: UEFI 2.10, 5.2.3
 _KERNEL = re.compile(r"(?:vmlinuz|vmlinux|Image)-([A-Za-z0-9][A-Za-z0-9._+~-]{0,150})", re.ASCII)
@@ -33,7 +33,7 @@ _INITRD = ("initrd.img-{}", "initramfs-{}.img", "initrd-{}", "initramfs-{}")
 _ID = re.compile(r"[a-z0-9][a-z0-9._-]{0,60}", re.ASCII)
 # e_machine of elf(5), and the output of uname -m
 _MACHINES = {62: "x86_64", 183: "aarch64", 21: "ppc64le", 243: "riscv64", 22: "s390x"}
-FAMILIES = {  # by os-release's ID or ID_LIKE, and by the names that people give an image's distro
+FAMILIES = {  # keys: ID and ID_LIKE of os-release(5), and common names in --distro
     **dict.fromkeys(("debian", "ubuntu"), "debian"),
     **dict.fromkeys(("rhel", "redhat", "rocky", "almalinux", "centos", "fedora"), "redhat"),
     **dict.fromkeys(("ol", "oracle"), "redhat"),
@@ -63,7 +63,7 @@ _MARKS = (
 
 @dataclass(frozen=True)
 class Partition:
-    """An extent of a disk, in bytes. ``kind`` is its partition type in the GPT."""
+    """A partition: start and size in bytes. ``kind`` is its type in the GPT; empty for an MBR."""
 
     start: int
     size: int
@@ -87,12 +87,13 @@ class DiskFacts:
 def partitions(descriptor: int, size: int) -> list[Partition]:
     """Return the partitions of a raw disk, or the whole disk if it has none.
 
-    Supports MBR (four primary entries) and GPT (UEFI 2.10, 5.3). Raises Refused for a partition
-    beyond the disk's end, because the file is then truncated.
+    Supports MBR (four primary entries) and GPT (UEFI 2.10, 5.3). Raises Refused if a partition ends
+    beyond the disk, because the file is then truncated.
     """
     head = os.pread(descriptor, 2 * _SECTOR, 0)
     found = []
-    # As in Linux, block/partitions/msdos.c: other marks than 0 and 0x80 are a boot sector's code.
+    # As in Linux, block/partitions/msdos.c: boot indicators other than 0 and 0x80 are code of a
+    # boot sector, not a partition table.
     if head[510:512] == b"\x55\xaa" and all(head[at] in (0, 0x80) for at in range(446, 510, 16)):
         for at in range(446, 510, 16):
             kind, first, count = head[at + 4], *struct.unpack_from("<II", head, at + 8)
@@ -128,15 +129,19 @@ def _gpt(descriptor: int) -> Iterator[Partition]:
 
 
 def _firmware(parts: list[Partition]) -> str:
-    """Return the firmware that boots a disk: ``bios`` if it has GRUB's BIOS partition or no ESP."""
+    """Return the firmware for a disk: ``efi`` with an EFI system partition, otherwise ``bios``.
+
+    A disk that also has GRUB's BIOS boot partition gets ``bios``.
+    """
     kinds = {part.kind for part in parts}
     return "efi" if _ESP in kinds and _BIOS_BOOT not in kinds else "bios"
 
 
 def inspect_disk(descriptor: int, size: int) -> tuple[DiskFacts, int | None]:
-    """Return the properties of a raw disk, and the offset of its root file system, if readable.
+    """Return the properties of a raw disk, and the offset of its root file system in bytes.
 
-    Raises Refused for a truncated disk.
+    The offset is None if no readable root file system was found. Raises Refused for a truncated
+    disk.
     """
     found = DiskFacts()
     parts = partitions(descriptor, size)
@@ -161,7 +166,7 @@ def inspect_disk(descriptor: int, size: int) -> tuple[DiskFacts, int | None]:
 
 
 def _content(descriptor: int, start: int) -> str:
-    """Return the type of an extent by its magic number and label; empty if unknown.
+    """Return the type (by its magic number) and label of a partition's content; empty if unknown.
 
     Magic numbers and labels are those of blkid(8) (util-linux, libblkid/src/superblocks).
     """
@@ -197,7 +202,7 @@ def _facts(found: DiskFacts, disk: _Ext, release: str) -> None:
         initrd = next((n for each in _INITRD if (n := each.format(version)) in boot), "")
         if initrd:
             found.kernel, found.initrd = f"/boot/{kernels[version]}", f"/boot/{initrd}"
-            found.cmdline = f"root=UUID={disk.uuid} rw"  # not all have it in /etc/fstab
+            found.cmdline = f"root=UUID={disk.uuid} rw"  # /etc/fstab may not name the root
             return
     found.notes.append("no kernel with an initramfs in /boot: it boots with its boot loader")
 
