@@ -19,7 +19,7 @@ from vtorque_core.live.site_config import (
 
 
 def policy_refusal(site: Site, name: str) -> Refusal | None:
-    """Return the refusal of an image by ``allow`` and ``deny`` of ``[options.img]``, or None."""
+    """Return why ``allow`` or ``deny`` of ``[options.img]`` forbids an image, or None."""
     options = options_for(site, facts_of_user()) if site.limits else site.options
     limits = options.get(IMG.key, Limits())
     if limits.allow is None and not limits.deny:
@@ -28,7 +28,7 @@ def policy_refusal(site: Site, name: str) -> Refusal | None:
 
 
 def check_allowed(site: Site, name: str) -> None:
-    """Raise Refused if the site's policy forbids this image to the caller. Root may use all."""
+    """Raise Refused if the site's policy forbids an image to the caller. Root may use any image."""
     against = policy_refusal(site, name)
     if against is not None and not effective_root():
         raise Refused(against)
@@ -49,5 +49,5 @@ def set_default(config: Path, name: str) -> None:
     site, plugins = root_site(config)
     lookup(site.images.pool, name)
     new = edit.set_value(edit.read(site.path), f"options.{IMG.key}", "default", name)
-    build(parse_toml(new.encode(), site.path), plugins, node=True)  # refuses what policy forbids
+    build(parse_toml(new.encode(), site.path), plugins, node=True)  # validates the new config
     edit.write(site.path, new)

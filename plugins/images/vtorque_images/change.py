@@ -51,8 +51,8 @@ class CommitOptions:
         paths: this node's directories, if its jobs use the pool.
         keep: seconds to keep the previous version for jobs of other nodes.
         told: called with the progress of the hashing.
-        sign: returns the signature, or raises Refused. None: keep the signature if the contents are
-            equal.
+        sign: returns the signature, or raises Refused. None: keep the previous version's signature
+            if it also fits the new version.
     """
 
     paths: Paths | None = None
@@ -62,10 +62,10 @@ class CommitOptions:
 
 
 def verify(pool: Path, name: str, told: Hashed = lambda _done, _all: None) -> Image:
-    """Hash every file of an image, check its disk, and check who can read it.
+    """Verify an image: the hashes of its files, its disk, and whether QEMU's user can read it.
 
-    As root it also records the result, because a pool that was copied to another node has other
-    inodes and times than in its sidecars. Other users may call it, too.
+    For the pool's owner, also record the files' current inodes and times in the sidecar: they
+    change when a pool is copied.
 
     Raises:
         Refused: a check failed; the message names the file and the problem.
@@ -118,10 +118,10 @@ def build(
         pool: the pool.
         name: the image's name.
         builder: the builder's name.
-        make: a builder's ``build`` with its arguments; gets the staging directory.
+        make: calls a builder's ``build`` with the staging directory and ``building``.
         building: progress and notes of the build.
-        there: False refuses an existing image. True refuses a missing one, and passes the old
-            image's facts to the builder. None replaces any existing image.
+        there: whether the image must exist. False: raise Refused if it exists. True: raise Refused
+            if it is missing, and pass its description to the builder. None: create or replace it.
         options: as for :func:`commit`.
     """
     check_name(name)
@@ -162,14 +162,14 @@ def commit(
 ) -> Image:
     """Check the builder's files in ``source`` and make them the current version of an image.
 
-    The files get a directory named after their contents. The sidecar, which names that directory,
-    is renamed last. Running guests keep the previous version. Privileges: root.
+    The files move to a directory named after their contents. The sidecar, which names this
+    directory, is renamed last. Running guests keep the previous version. Privileges: root.
 
     Args:
         pool: the pool.
         name: the name of the image, which is replaced if it exists.
-        source: from :func:`staging`.
-        built: facts of the image.
+        source: the staging directory.
+        built: the builder's description of the image.
         builder: the builder's name, for the sidecar.
         options: how to replace the previous version.
 
@@ -213,14 +213,15 @@ def remove(
     keep: float = 0.0,
     when_free: bool = False,
 ) -> RemoveResult:
-    """Remove an image: its name at once, its files when nothing uses them. Privileges: root.
+    """Remove an image: its name at once, its files when no job uses them. Privileges: root.
 
     Args:
         pool: the pool.
         name: the image's name.
         paths: this node's directories, if its jobs use the pool.
         keep: seconds to keep the files for jobs of other nodes.
-        when_free: allow images in use on this node; the files remain until the last job ends.
+        when_free: also remove an image in use on this node; its files remain until the last job
+            ends.
 
     Raises:
         Refused: the image does not exist, or is in use.
@@ -291,9 +292,9 @@ def attach(pool: Path, seen: Sidecar, signature: str) -> None:
 
 
 def rewrite(pool: Path, name: str, stage: str, make: Callable[[Sidecar], Sidecar]) -> Sidecar:
-    """Replace an image's sidecar by the result of ``make``, under the pool's lock.
+    """Replace an image's sidecar by the result of ``make``, under the pool's lock; return it.
 
-    ``stage`` names the action in an error message (HostFault). Privileges: root.
+    ``stage`` names the action in a HostFault. Privileges: root.
     """
     try:
         with store.locked(pool):
@@ -313,7 +314,10 @@ def _in_use_refusal(name: str, users: tuple[str, ...]) -> Refused:
 
 
 def _prepare(name: str, source: Path, built: BuiltImage, builder: str, told: Hashed) -> Sidecar:
-    """Reduce ``source`` to the version's directory, hashed and synced to disk."""
+    """Hash an image's files and move them to a version directory in ``source``; return the sidecar.
+
+    Owner, mode and files are synced to disk.
+    """
     files = file_names(built)
     for path in (source / file for file in files):
         os.chown(path, os.geteuid(), os.getegid())
@@ -342,15 +346,15 @@ def _switch(pool: Path, source: Path, sidecar: Sidecar, keep: float) -> Sidecar:
     try:
         old = store.current(home)
     except ValueError:
-        old = None  # broken: replaced
+        old = None  # the broken image is replaced
     prepared, target = source / sidecar.version, home / sidecar.version
     if not os.path.lexists(target):
         prepared.rename(target)
     elif old == sidecar.version and has_copy(pool, sidecar):
         there = read_sidecar(pool, sidecar.name)
-        sidecar = replace(sidecar, files=there.files)  # guests use these files
+        sidecar = replace(sidecar, files=there.files)  # keep the files that guests use
     else:
-        for file in sidecar.files:  # same content; a guest that has the old file open keeps it
+        for file in sidecar.files:  # same content; guests keep the old file open
             (prepared / file).rename(target / file)
         fsync(target)
     fsync(home)
@@ -363,7 +367,7 @@ def _switch(pool: Path, source: Path, sidecar: Sidecar, keep: float) -> Sidecar:
 
 
 def _keep_signature(pool: Path, new: Sidecar) -> Sidecar:
-    """Return the sidecar, with the signature of the replaced one if the contents are the same."""
+    """Return the new sidecar, with the old sidecar's signature if this covers the same contents."""
     try:
         old = read_sidecar(pool, new.name)
     except Refused:
@@ -374,7 +378,7 @@ def _keep_signature(pool: Path, new: Sidecar) -> Sidecar:
 
 
 def _forget(home: Path, uses: store.Uses, keep: float) -> None:
-    """Remove the name of an image whose files are kept, under the pool's lock."""
+    """Remove an image's sidecar but keep its files for jobs. The caller holds the pool's lock."""
     try:
         version = store.current(home)
     except ValueError:

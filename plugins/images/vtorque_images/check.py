@@ -17,14 +17,14 @@ from vtorque_core.api.qcow2 import HEADER, MAGIC, check_qcow2
 from vtorque_core.live.images import check_facts, file_names
 
 Hashed = Callable[[int, int], None]
-"""Callback for progress. Its arguments: bytes hashed, total bytes."""
+"""Callback for progress, with the bytes hashed so far and the total bytes."""
 
 _BLOCK = 1 << 20  # bytes read at a time
 _TOLD = 64 << 20  # bytes between two progress reports
 
 
 def check_built(staging: Path, built: BuiltImage) -> None:
-    """Check that an image's files exist and match its facts.
+    """Check that an image's files exist and match the builder's description.
 
     Raises Refused with the file and the problem.
     """
@@ -53,8 +53,8 @@ def _check_plain(path: Path) -> None:
 def check_disk(path: Path, declared: str) -> None:
     """Check that a disk has the declared format and refers to no other file.
 
-    With a backing or data file, an image could make QEMU read any file of the node. The header is
-    parsed here first, because qemu-img itself opens a qcow2's data file (CVE-2024-4467).
+    With a backing or data file, an image could make QEMU read any file of the node. A qcow2's
+    header is checked before qemu-img runs, because qemu-img opens its data file (CVE-2024-4467).
 
     Raises Refused; HostFault if qemu-img is missing or fails.
     """
@@ -63,7 +63,7 @@ def check_disk(path: Path, declared: str) -> None:
         try:
             if header.startswith(MAGIC):
                 check_qcow2(header, path.stat().st_size)
-            # Not as root, even if root made the disk: a broken tool may have written it.
+            # Not as root, even if root made the disk: a faulty tool may have written the disk.
             argv = ("qemu-img", "info", "--output=json", path_of(file.fileno()))
             info = json.loads(run(*argv, files=(file.fileno(),), most=0))
         except Refused as error:
@@ -82,7 +82,7 @@ def check_disk(path: Path, declared: str) -> None:
 
 
 def file_hashes(directory: Path, files: Iterable[str], told: Hashed) -> dict[str, str]:
-    """Return the hashes of files in a directory (:func:`file_sha256`) by name."""
+    """Return the SHA-256 of files in a directory, by name."""
     sizes = {file: (directory / file).stat().st_size for file in files}
     done, digests = 0, {}
     for file, size in sizes.items():
@@ -97,9 +97,9 @@ def _report_hashed(told: Hashed, before: int, total: int, count: int) -> None:
 
 
 def file_sha256(path: Path, told: Callable[[int], None] = lambda _done: None) -> str:
-    """Return the hash of a file that is not a link. Raises HostFault if it is unreadable.
+    """Return the SHA-256 of a file. Raises HostFault if it is unreadable or a symbolic link.
 
-    ``told`` is called occasionally with the number of bytes hashed so far.
+    ``told`` is called repeatedly with the number of bytes hashed so far.
     """
     digest, done, since = hashlib.sha256(), 0, 0
     block = memoryview(bytearray(_BLOCK))

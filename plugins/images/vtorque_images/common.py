@@ -27,7 +27,7 @@ as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def signer_of_image(site: Site, sidecar: Sidecar) -> str | None:
     """Return the signer of an image, or None if this site requires no signatures.
 
-    Raises Refused, HostFault.
+    Raises Refused if no configured signer signed the image, HostFault.
     """
     if not site.images.signers:
         return None
@@ -51,7 +51,7 @@ def pairs(options: tuple[str, ...], flag: str) -> dict[str, str]:
 
 
 def age(when: str, now: datetime | None = None) -> str:
-    """Return the age of an ISO 8601 time: ``5m``, ``3h``, ``12d``."""
+    """Return the time since an ISO 8601 time, such as ``5m``, ``3h`` or ``12d``."""
     try:
         seconds = ((now or datetime.now(UTC)) - datetime.fromisoformat(when)).total_seconds()
     except (ValueError, TypeError):
@@ -73,7 +73,7 @@ def size(count: int) -> str:
 
 
 class ProgressBars:
-    """Shows steps and their progress on stderr: bars on a terminal, otherwise plain lines."""
+    """A display of steps and their progress on stderr: bars on a terminal, otherwise lines."""
 
     def __init__(self, bars: Progress | None) -> None:
         self._bars = bars
@@ -81,7 +81,7 @@ class ProgressBars:
         self._task: Any = None
 
     def step(self, text: str) -> None:
-        """Show a new step."""
+        """Show the name of a new step."""
         self._told = time.monotonic()
         if self._bars is None:
             click.echo(f"{self._told - self._start:6.1f} s  {text}", err=True)
@@ -91,7 +91,7 @@ class ProgressBars:
         self._task = self._bars.add_task(text.replace("[", r"\["), total=None)
 
     def show_progress(self, done: int, total: int) -> None:
-        """Show the progress of the step."""
+        """Show the progress of the current step."""
         if self._bars is not None:
             self._bars.update(self._task, completed=done, total=max(total, 1))
         elif time.monotonic() - self._told >= _EVERY:

@@ -41,7 +41,7 @@ def _check_whole(
 
 
 def check_pool(site: Site) -> Iterator[HealthResult]:
-    """Check the image pool: only root can write it, and QEMU can read it."""
+    """Check that only root can write to the image pool, and that QEMU can read it."""
     pool, cache = site.images.pool, site.images.cache
     if cache and not pool.is_dir() and Path(cache).is_dir():
         yield ok(
@@ -80,7 +80,7 @@ def _split_listing(pool: Path) -> tuple[list[Sidecar], list[BrokenImage]]:
 
 
 def _check_signed(found: Iterable[Sidecar], site: Site) -> Iterator[HealthResult]:
-    """Check that the signers are configured, and report images that they have not signed."""
+    """Check that the configured signers are usable, and report images without their signature."""
     accept = acceptor(site.images.signers)
     good = 0
     for sidecar in found:
@@ -98,7 +98,7 @@ def _check_signed(found: Iterable[Sidecar], site: Site) -> Iterator[HealthResult
 def check_cache(site: Site) -> Iterator[HealthResult]:
     """Check this node's copies of images: owned by root, complete, and equal to the pool.
 
-    A bad copy only slows jobs down as long as the pool is available.
+    Bad copies are warnings while the pool is available, because jobs then read the pool instead.
     """
     if not site.images.cache:
         yield ok("this node has no cache of images ([images] cache is empty)")
@@ -135,7 +135,7 @@ def _is_same_in(pool: Path, copy: Sidecar) -> bool:
 
 
 def _check_readable(found: Iterable[Sidecar], pool: Path) -> Iterator[HealthResult]:
-    """Check that all users can read images, because each guest's QEMU has its own user."""
+    """Check that all users can read images, because each guest's QEMU may run as its own uid."""
     for sidecar in found:
         for path in (pool / sidecar.name / sidecar.version / file for file in sidecar.files):
             for part in (*reversed(path.parents), path):

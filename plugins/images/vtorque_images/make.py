@@ -45,10 +45,10 @@ def build(  # noqa: PLR0913 - one for each option
     sign_key: Path | None,
     as_json: bool,
 ) -> None:
-    """Build an image and put it into the pool as NAME, replacing an older one.
+    """Build an image and put it into the pool as NAME, replacing an existing image.
 
-    Running jobs keep the old content; new jobs get the new one. With --oci, omit BUILDER; the
-    default of NAME is the container's file or directory without its last suffix.
+    Running jobs keep the old content; new jobs get the new content. With --oci, omit BUILDER. NAME
+    is then by default the name of the container's file or directory without its last suffix.
     """
     arguments = dict(pairs(options, "-o"))
     if oci is not None:
@@ -75,7 +75,7 @@ def build(  # noqa: PLR0913 - one for each option
         except Exception as error:
             message = f"image builder {builder} failed: {type(error).__name__}: {error}"
             raise HostFault(message) from error
-        plugins.guest_type(built.guest_type)  # refuses one that no plugin provides
+        plugins.guest_type(built.guest_type)  # raises if no plugin provides the type
         return built
 
     with bars() as told:

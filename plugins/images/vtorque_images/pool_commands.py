@@ -88,10 +88,10 @@ def show(ctx: click.Context, name: str, as_json: bool) -> None:
 @as_json
 @click.pass_context
 def verify(ctx: click.Context, names: tuple[str, ...], as_json: bool) -> None:
-    """Hash the files of images (default: all), check their disks and who can read them.
+    """Check images (default: all): file hashes, disks, and whether QEMU's user can read them.
 
-    As root, record the time, and accept the inodes of a copied pool. Exit code 1 if a file has
-    changed, or if jobs cannot use the image because it lacks a signature.
+    As root, record the time, and accept the inodes of a copied pool. Exit code 1 if a check fails,
+    or if jobs cannot use an image because it lacks a signature.
     """
     site = site_of(ctx.obj)
     pool = site.images.pool
@@ -135,11 +135,11 @@ def verify(ctx: click.Context, names: tuple[str, ...], as_json: bool) -> None:
 def remove(ctx: click.Context, name: str, when_free: bool, now: bool, as_json: bool) -> None:
     """Remove an image. Refused while jobs of this node use it.
 
-    No new job gets the image. Jobs of other nodes that share the pool are not known here, so the
-    files stay for [images] keep, unless you use --now.
+    No new job gets the image. This node does not know the jobs of other nodes that share the pool.
+    Therefore the files stay for the time [images] keep, unless you use --now.
 
-    NAME can also be an image in your own cache (vmgr images list --mine). A queued job that names
-    it will be refused.
+    NAME can also be an image in your own cache (vmgr images list --mine). Queued jobs that use this
+    image will be refused.
     """
     if is_own_image(name):
         _remove_own(ctx.obj, name, as_json)
@@ -210,9 +210,9 @@ def label(ctx: click.Context, name: str, labels: tuple[str, ...], as_json: bool)
 @as_json
 @click.pass_context
 def default(ctx: click.Context, name: str | None, as_json: bool) -> None:
-    """Show the image of jobs that name none, or set it: [options.img] default in the config.
+    """Show or set the image of jobs that name no image: [options.img] default in the config.
 
-    This changes only this host's config. If nodes have their own, copy it there.
+    NAME changes only this host's config. If the nodes have separate configs, copy the config there.
     """
     if name is not None:
         set_default(ctx.obj, name)

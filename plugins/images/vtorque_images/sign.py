@@ -39,8 +39,8 @@ def sign(
 ) -> None:
     """Sign an image: its name, the hashes of its files, its kernel's command line and labels.
 
-    Its files are hashed first. With [images] signers in the config, the key must be one of those.
-    New content, or a new label, needs a new signature.
+    The files are hashed first. If the config has [images] signers, the key must belong to a signer.
+    After a change of content or labels, sign the image again.
     """
     if (key is not None) + (signature is not None) + payload != 1:
         raise UsageError("use exactly one of --key FILE, --signature FILE and --payload")

@@ -1,4 +1,4 @@
-"""Sign images, and check the form of signatures. Readers of an image check the signer."""
+"""Sign images, and check signatures of any key. Jobs check whether the site trusts the key."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ from vtorque_core.live.images import MAX_SIGNATURE, Sidecar, signature, signed_b
 
 
 def check_well_made(sidecar: Sidecar, text: str) -> None:
-    """Check that ``text`` is a signature of this image by any key. Raises Refused, HostFault."""
+    """Check that ``text`` is a valid signature of this image, by any key.
+
+    Raises Refused, HostFault.
+    """
     if not 0 < len(text) <= MAX_SIGNATURE or not text.isascii():
         raise Refused(f"is not a signature of ssh-keygen with 1 to {MAX_SIGNATURE} bytes")
     with signature.memory_files(text.encode()) as (file,):

@@ -19,9 +19,9 @@ _MOST_JOBS = 3
 
 
 def jobs_by_version(paths: Paths) -> store.Uses | None:
-    """Return the jobs of this node that use each version; None if the journals are unreadable.
+    """Return the jobs of this node by image version; None if the journals are unreadable.
 
-    ``vtorque doctor`` and ``reap`` name a damaged journal.
+    ``vtorque doctor`` and ``reap`` report damaged journals.
     """
     if not os.path.lexists(paths.journal):
         return {} if os.access(paths.state, os.X_OK) or not paths.state.exists() else None

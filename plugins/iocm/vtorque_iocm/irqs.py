@@ -28,16 +28,16 @@ def affinity_files(nics: Iterable[str], root: Path = Path("/")) -> tuple[str, ..
 
 
 def memo(paths: Paths) -> str:
-    """Return the path of the file that stores the original affinities. A reboot resets both."""
+    """Return the path of the file with the original affinities. A reboot also deletes this file."""
     return str(paths.run / "iocm-irqs.json")
 
 
 @dataclass(frozen=True)
 class IrqAffinity(Resource):
-    """The original IRQ affinities: saved before the first IOcm job, restored after the last.
+    """The original IRQ affinities, saved for the node's first IOcm job and restored after the last.
 
-    In between, the manager changes the affinities. All jobs of the node share one record. ``memo``,
-    the path of the saved file, identifies it and is the only journaled field.
+    Between the two, the manager changes the affinities. All jobs of the node share this resource.
+    Its only journaled field is ``memo``, the path of the file with the saved affinities.
     """
 
     kind = "iocm-irqs"
@@ -68,7 +68,7 @@ def saved_affinities(memo: str) -> dict[str, str]:
 
 
 def direct(memo: str, cpus: Iterable[int]) -> None:
-    """Move all saved interrupts to these CPUs. Skip those that the kernel refuses to move."""
+    """Move the interrupts in the file ``memo`` to these CPUs; skip those that cannot be moved."""
     for file in saved_affinities(memo):
         with contextlib.suppress(HostFault):
             _set(file, ",".join(map(str, cpus)))

@@ -2,10 +2,11 @@
 
 The resource ``iocm-manager`` starts this process after the first IOcm job has booted and ends it
 with the last IOcm job. The process may be killed at any time, because its state is in the job
-journals and in the file of original IRQ affinities. The next IOcm job restarts it. It then pins the
-threads of all guests again.
+journals and in the file of original IRQ affinities. The next IOcm job then starts the process
+again, which pins the threads of all guests.
 
-It waits for journal changes. While there are guests, it also measures their load once per interval.
+The manager waits for journal changes. While guests run, it also measures their load once per
+interval.
 
 Privileges: root, on the node.
 """
@@ -34,9 +35,9 @@ log = logging.getLogger("iocm")
 class WatchedGuest:
     """A guest with I/O cores, its state for :func:`decide`, and the last measurement of its load.
 
-    ``guest.cores`` comes from the journal. ``state.cores`` is their number at the last decision; if
-    the two differ, another process has changed the cores. ``pinned`` is true if the threads are
-    known to run on these cores.
+    ``guest.cores`` are the I/O cores in the journal. ``state.cores`` is the number of I/O cores at
+    the last decision. If the numbers differ, another process has changed the journal. ``pinned`` is
+    true after the I/O threads were pinned to ``guest.cores``.
     """
 
     guest: GuestCores
@@ -55,9 +56,9 @@ class WatchedGuest:
         self.said = text
 
     def load(self, process: Path) -> float | None:
-        """Return the I/O load in cores since the last call; None on the first call.
+        """Return the I/O load since the last call, in cores; None on the first call.
 
-        The load is 0 if no bytes were transferred, because QEMU's threads do other work, too.
+        The load is 0 if no bytes were transferred: QEMU's threads then did other work.
         """
         now, spent, moved = time.monotonic(), threads.thread_times(process, self.vhost), None
         with contextlib.suppress(HostFault):
@@ -101,7 +102,7 @@ class WatchedGuest:
         ``live.cores.resize``.
         """
         guest = self.guest
-        if guest.most:  # short: a prologue or epilogue holds the lock for long
+        if guest.most:  # a short wait, because a prologue or epilogue holds the lock for long
             now = cores.resize(paths, guest.job, guest.guest, "io", count, wait=0.1)
             self.guest = replace(guest, cores=now.cores)
         self.vhost = threads.vhost_threads(process)
@@ -111,7 +112,10 @@ class WatchedGuest:
 
 @dataclass
 class ManagerLoop:
-    """All guests of the node with I/O cores. An error of one guest does not stop the loop."""
+    """The manager's loop over all guests of the node with I/O cores.
+
+    An error of one guest does not affect the others.
+    """
 
     paths: Paths
     interval: float
@@ -163,7 +167,7 @@ class ManagerLoop:
 
 
 def main() -> None:
-    """Run with the arguments of ``node.Manager.of``: interval in seconds, busy threshold."""
+    """Run the manager. Arguments: interval in seconds, busy threshold (0 to 1)."""
     paths, (interval, busy) = initialize("iocm")
     ManagerLoop(paths, float(interval), float(busy)).serve()
 

@@ -1,4 +1,4 @@
-"""I/O cores on the node: claims, iothreads, queues, and the manager that follows the load."""
+"""I/O cores on the node: claims, iothreads, NIC queues, and the manager process."""
 
 import re
 from collections.abc import Iterator
@@ -61,7 +61,7 @@ vtorque_resources = constant_hook(ManagerProcess, irqs.IrqAffinity)
 
 @hookimpl
 def vtorque_plan(guest: GuestPlan, site: Site) -> Iterator[Claim | Refusal | Notice]:
-    """Claim I/O cores. Their number may grow while the guest runs."""
+    """Claim the guest's minimum of I/O cores. The manager may lease more while the guest runs."""
     if not guest[IOCM]:
         return
     settings = site[Settings]
@@ -97,7 +97,7 @@ def vtorque_render_domain(guest: GuestPlan, site: Site) -> Iterator[Element]:
 
 @hookimpl
 def vtorque_post_boot(job: NodeJob) -> None:
-    """Save the IRQ affinities and start the manager, unless another job has done so."""
+    """Save the IRQ affinities and start the manager, unless another job of the node has done so."""
     settings, paths = job.site[Settings], job.site.paths
     if any(_has_io_cores(guest) for guest in job.guests):
         files = irqs.affinity_files(settings.interfaces)

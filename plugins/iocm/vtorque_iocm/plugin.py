@@ -33,9 +33,9 @@ vtorque_options = constant_hook(IOCM, MIN_CORES, MAX_CORES)
 
 @hookimpl
 def vtorque_needs(request: JobRequest) -> Iterator[Extra]:
-    """Request the guests' maximum number of I/O cores, or the minimum if no maximum is given.
+    """Request the guests' maximum of I/O cores, or their minimum if the user gave no maximum.
 
-    If the site's maximum is larger, guests may also get idle cores of their job's share.
+    In the latter case, guests may also get idle cores of the job, up to the site's maximum.
     """
     if request[IOCM]:
         yield Extra(cpus=request[VMS_PER_NODE] * (request[MAX_CORES] or request[MIN_CORES]))

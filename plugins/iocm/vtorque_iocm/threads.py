@@ -24,14 +24,14 @@ _GONE = (OSError, ValueError, IndexError)
 
 
 def vhost_threads(process: Path) -> list[Path]:
-    """Return the vhost workers of a QEMU as /proc directories, given its ``/proc/<pid>``."""
+    """Return the /proc directories of a QEMU's vhost workers; ``process`` is ``/proc/<pid>``."""
     return own_vhost_threads(process) + kernel_vhost_threads(process)
 
 
 def thread_times(process: Path, vhost: Iterable[Path]) -> dict[str, int]:
     """Return, for each I/O thread, the nanoseconds that it has run or waited to run (schedstat).
 
-    Waiting counts, because threads that share too few cores need more than they get.
+    Waiting counts, because threads that share too few cores need more time than they get.
     """
     own = [task for task in threads(process) if not _VCPU.match(thread_name(task))]
     times = {}
@@ -43,7 +43,7 @@ def thread_times(process: Path, vhost: Iterable[Path]) -> dict[str, int]:
 
 
 def load(before: Mapping[str, int], after: Mapping[str, int], seconds: float) -> float:
-    """Return how many cores the threads needed between two :func:`thread_times`."""
+    """Return how many cores the threads needed between two results of :func:`thread_times`."""
     pairs = ((before.get(tid, 0), now) for tid, now in after.items())
     # A smaller value: the thread id was reused by another thread.
     return sum(now - old if now >= old else now for old, now in pairs) / 1e9 / seconds
@@ -57,14 +57,15 @@ def pin(those: Iterable[Path], cpus: Iterable[int]) -> None:
 
 
 def transferred_bytes(uri: str, uuid: str) -> int | None:
-    """Return the bytes that a guest's disks and NICs have transferred; None if it has ended.
+    """Return the bytes that a guest's disks and NICs transferred; None if the guest has ended.
 
     Raises HostFault.
     """
     ends = (".rd.bytes", ".wr.bytes", ".rx.bytes", ".tx.bytes")
 
     def work(domain: Any) -> int:
-        # Block and interface, and do not wait for a job on the domain (virDomainStatsTypes).
+        # Statistics of block devices and interfaces, without a wait for a libvirt job
+        # (virDomainStatsTypes).
         found = domain.connect().domainListGetStats([domain], 1 << 5 | 1 << 4, 1 << 29)
         return sum(value for name, value in found[0][1].items() if name.endswith(ends))
 

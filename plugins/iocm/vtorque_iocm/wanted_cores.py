@@ -2,9 +2,9 @@
 
 The load is the CPU time per second that the I/O threads used or waited for, in cores. A guest needs
 ``load / busy`` cores. The load is measured once per interval, called a tick. The guest gets more
-cores after ``up`` consecutive ticks that need more. It gets fewer after ``down`` ticks in which
-fewer cores would leave ``slack`` cores to spare. This hysteresis prevents oscillation at a constant
-load.
+cores after ``up`` consecutive ticks in which it needs more. It gets fewer after ``down``
+consecutive ticks in which fewer cores would be enough, with ``slack`` cores to spare. This
+hysteresis prevents oscillation at a constant load.
 """
 
 import math
@@ -25,13 +25,13 @@ class CoresRule:
 
 @dataclass(frozen=True)
 class CoresState:
-    """The cores of a guest, and the change that its recent load requires.
+    """A guest's number of I/O cores, and the change that its recent load requires.
 
     Attributes:
-        cores: Current number of cores.
-        wish: Number of cores that the last ``ticks`` ticks required; 0 if no change is needed.
-        ticks: Number of consecutive ticks that required a change in this direction.
-        pause: Remaining ticks without a decision, after a change failed.
+        cores: current number of cores.
+        wish: number of cores that the last ``ticks`` ticks required; 0 if no change is needed.
+        ticks: number of consecutive ticks that required a change in the same direction.
+        pause: remaining ticks without a decision, after a change failed.
     """
 
     cores: int
@@ -49,7 +49,7 @@ def decide(state: CoresState, load: float, rule: CoresRule) -> CoresState:
         min(rule.most, max(rule.least, math.ceil(cores))) for cores in (needed, needed + rule.slack)
     )
     # ``goes_on``: the previous tick required a change in the same direction. The wish is the
-    # smallest change of these ticks: each of them requires at least that.
+    # smallest change that one of these ticks required.
     if enough > state.cores:
         goes_on = state.wish > state.cores
         wish, patience = min(enough, state.wish) if goes_on else enough, rule.up

@@ -44,12 +44,12 @@ def ps(
 ) -> None:
     """List the jobs that you may see: id, name, owner, state, node, time, reason for waiting.
 
-    --all adds your ended jobs; as root, all that have records on this node. --phase prints a line
-    per node of a job, with the job's phase and guests there. It asks every node and needs the
-    plugin login (vtorque-login). Exit code 2 if a named job is not listed.
+    --all adds your ended jobs. For root, it adds all ended jobs with records on this node. --phase
+    prints a line for each node of a job, with the job's phase and guests on that node. It queries
+    every node and needs the plugin login (vtorque-login). Exit code 2 if a named job is not listed.
     """
     if placement:
-        from vtorque_jobs.placement import show  # noqa: PLC0415 - root's, and slow to import
+        from vtorque_jobs.placement import show  # noqa: PLC0415 - slow, and only for root
 
         show(config, as_json)
         return
@@ -109,7 +109,7 @@ def _print_table(
 @click.argument("job_ids", nargs=-1, required=True, metavar="JOB...")
 @click.pass_obj
 def cancel(config: Path, job_ids: tuple[str, ...]) -> None:
-    """Cancel jobs. The exit code is 0 if all were canceled, otherwise the batch system's."""
+    """Cancel jobs. The exit code is 0 if all were canceled, otherwise that of the batch system."""
     submitter = _submitter(config)
     codes = [submitter.cancel(job_id) for job_id in job_ids]
     sys.exit(max(codes))

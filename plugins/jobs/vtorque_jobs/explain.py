@@ -53,10 +53,10 @@ def explain(path: Path, user: str, as_json: bool, **told: str | None) -> None:
 
 
 def report(site: Site, plugins: Plugins, facts: Facts) -> dict[str, Any]:
-    """Return the limits for a job with these facts, as printed with ``--json``.
+    """Return the limits for a job with these facts (user, queue and others), as for ``--json``.
 
-    ``counts`` of an entry is null if it depends on an unknown fact; the entry is then ignored.
-    ``line`` of a default is null if it is built in.
+    ``counts`` says whether a ``[[limits]]`` entry applies to the job. It is null, and the entry is
+    ignored, if this depends on an unknown fact. ``line`` of a built-in default is null.
     """
     known: Facts = {**dict.fromkeys(OF_BATCH, ()), **facts}
     of_job, its = for_job(site, plugins, known)

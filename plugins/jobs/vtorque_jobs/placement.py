@@ -56,7 +56,7 @@ def show_tables(found: dict[str, Any]) -> None:
 
 
 def describe(states: Sequence[JournalState], share: NodeShare) -> dict[str, Any]:
-    """Return the leases of all jobs on this node, as printed by ``--json``. No I/O."""
+    """Return the leases of all jobs on this node, as for ``--json``. Reads and writes no file."""
     machine, taken = share.machine, ledger.leased_resources(states)
     return {
         "nodes": [

@@ -1,8 +1,7 @@
-"""The image builder ``own``: kernel, initramfs and equipment for users' own images.
+"""The image builder ``own``: kernel, initramfs and disk of the base image for users' own images.
 
-Its disk is the writable layer of the guest: it has the directory ``equipment`` (init, agent,
-busybox, kernel modules), which the initramfs puts over the user's squashfs, and directories for
-changed files.
+The disk contains the directory ``equipment`` (init, agent, busybox, kernel modules), which the
+initramfs mounts over the user's squashfs, and the directories of the guest's writable layer.
 """
 
 from __future__ import annotations
@@ -31,23 +30,26 @@ SIZE_MIB = 8192
 _EQUIPMENT, _UPPER, _WORK = "equipment", "upper", "work"
 _KNOWN = ("size", "modules", "debs")
 _MODULES = (*INITRD_MODULES, "squashfs", "overlay", *BOOT_MODULES)
-# A container runtime provides these files. A link there may lead to a file that only a service
-# creates.
+# A container runtime provides these files. In an image, they may be links to files that only a
+# service creates.
 _EMPTY = ("etc/resolv.conf", "etc/hosts", "etc/hostname")
 _DIRECTORIES = {"dev": 0o755, "proc": 0o755, "sys": 0o755, "run": 0o755, "root": 0o700}
 _DIRECTORIES |= {"tmp": 0o1777, "var/tmp": 0o1777}
 
 
 class BaseBuilder:
-    """Builds the base image; see :class:`vtorque_core.api.image_builder.Builder`."""
+    """The builder of the base image; see :class:`vtorque_core.api.image_builder.Builder`."""
 
     def build(
         self, arguments: Mapping[str, str], staging: Path, progress: Callable[[str], None]
     ) -> BuiltImage:
         """Build kernel, initramfs and disk in ``staging``. Raises Refused, HostFault.
 
-        Options: ``size``: of the disk, which limits what a guest can write outside of shares;
-        ``modules=a,b``: additional kernel modules; ``debs=DIR``: as of the builder ``micro``.
+        Options in ``arguments``:
+
+        - ``size``: size of the disk, which limits the files that a guest writes outside of shares.
+        - ``modules=a,b``: additional kernel modules.
+        - ``debs=DIR``: as for the builder ``micro``.
         """
         if unknown := sorted(set(arguments) - set(_KNOWN)):
             raise Refused(f"own has no option {unknown[0]}; its options are {', '.join(_KNOWN)}")
@@ -102,9 +104,9 @@ class BaseBuilder:
 
 
 def _place(path: str) -> str:
-    """Return the place of a file of a container's equipment.
+    """Return the path of an equipment file in the guest, not below ``/lib``.
 
-    ``/lib`` is a link in most containers, which a directory of that name would hide.
+    ``/lib`` is a link in most containers, and a directory ``lib`` of the equipment would hide it.
     """
     if path == build.INIT:
         return f"{build.HOME}/container-init"

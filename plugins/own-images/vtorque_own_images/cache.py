@@ -1,7 +1,7 @@
-"""The user's converted images: a squashfs and a JSON file with its facts for each digest.
+"""The cache of a user's converted images: a squashfs and a JSON file with facts for each digest.
 
-The directory belongs to the user, whose processes alone read and write it. A file appears in it by
-a rename, so a killed conversion leaves only ``.work-*``, with which the next one continues.
+The directory belongs to the user, and only the user's processes access it. Finished files are
+renamed into it. A killed conversion leaves only ``.work-*``, from which the next one continues.
 """
 
 from __future__ import annotations
@@ -27,18 +27,20 @@ FORMAT = 1
 """Version of the conversion. Images of another version are converted again."""
 _HEX = re.compile(r"[0-9a-f]{64}", re.ASCII)
 _WORK = ".work-"
-_WAIT = 24 * 3600.0  # seconds for another submission that converts the same image
-_KEEP_WORK = 24 * 3600.0  # seconds
+_WAIT = 24 * 3600.0  # seconds to wait for another submission that converts the same image
+_KEEP_WORK = 24 * 3600.0  # seconds after which an interrupted conversion is removed
 _MAX_FACTS = 65536  # bytes
 
 
 @dataclass(frozen=True)
 class CacheEntry:
-    """One image.
+    """A converted image in the cache.
 
     Attributes:
-        references: names by which it was pulled.
-        used: time of the last submission, in seconds since 1970.
+        digest: SHA-256 of the image's manifest or file, in hexadecimal.
+        references: names by which the user pulled the image, last used first.
+        size: size of the squashfs in bytes.
+        used: Unix time of the last submission.
     """
 
     digest: str
@@ -48,7 +50,7 @@ class CacheEntry:
 
     @property
     def name(self) -> str:
-        """Return the name in logs and listings."""
+        """The name in logs and listings."""
         return f"own:{self.digest[:12]}"
 
     def table_row(self) -> dict[str, str | int]:
@@ -65,7 +67,7 @@ class Cache:
     root: Path
 
     def file(self, digest: str) -> Path:
-        """Return the path of an image, which need not exist."""
+        """Return the path of an image's squashfs, which need not exist."""
         return self.root / f"{digest}{SUFFIX}"
 
     def entries(self) -> list[CacheEntry]:
@@ -74,7 +76,7 @@ class Cache:
         return sorted((each for each in found if each), key=lambda each: -each.used)
 
     def entry(self, digest: str) -> CacheEntry | None:
-        """Return a finished image of this version, or None."""
+        """Return a finished image of the current :data:`FORMAT`, or None."""
         if not _HEX.fullmatch(digest):
             return None
         try:
@@ -90,11 +92,11 @@ class Cache:
             return None
 
     def find_by_reference(self, name: str) -> CacheEntry | None:
-        """Return the image that a submission last used by this reference."""
+        """Return the last used image with this reference, or None."""
         return next((each for each in self.entries() if name in each.references), None)
 
     def use(self, digest: str, reference: str) -> None:
-        """Record that a submission uses the image by this reference."""
+        """Record that a submission uses an image under this reference."""
         found = self.entry(digest)
         known = found.references if found else ()
         facts = {"format": FORMAT, "references": [reference, *(r for r in known if r != reference)]}
@@ -143,12 +145,12 @@ class Cache:
         made.rename(self.file(digest))
 
     def prune(self, keep: float, most: int) -> list[CacheEntry]:
-        """Remove images, and return them.
+        """Remove images that are unused for long or exceed the size limit; return them.
 
         Args:
             keep: seconds since the last submission after which an image is removed.
-            most: bytes of all images. If there are more, those that were used least recently are
-                removed, but never the last one used. 0: no limit.
+            most: maximum bytes of all images; 0 means no limit. Above it, the least recently used
+                images are removed, but never the most recently used image.
         """
         removed, total = [], 0
         for number, each in enumerate(self.entries()):
@@ -160,7 +162,10 @@ class Cache:
         return removed
 
     def remove(self, name: str) -> bool:
-        """Remove an image by its name, digest or reference. Running jobs keep it open."""
+        """Remove an image by its name, digest or reference; return False if there is none.
+
+        Running jobs keep the file open.
+        """
         for each in self.entries():
             if name in (each.name, each.digest, f"sha256:{each.digest}", *each.references):
                 self.file(each.digest).unlink(missing_ok=True)

@@ -15,7 +15,7 @@ from vtorque_own_images.pull import resolve
 @click.argument("image")
 @click.pass_obj
 def pull(config: Path, image: str) -> None:
-    """Copy and convert your own image into your cache, as vsub does.
+    """Copy your own image into your cache and convert it, as vsub does.
 
     IMAGE is docker://NAME[:TAG], oci:DIR[:TAG], docker-archive:FILE or the path of a .sif file.
     """

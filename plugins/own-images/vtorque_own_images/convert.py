@@ -1,8 +1,8 @@
-"""Convert a container to a squashfs, as the user.
+"""Convert a container image to a squashfs, as the user.
 
-The layers are merged in memory, where no name in them is a path of this machine
-(:mod:`vtorque_oci.layers`). sqfstar(1) reads the result as a tar stream. The layers are
-decompressed twice, for their names and for their contents, instead of being written to the disk.
+The layers are merged in memory (:mod:`vtorque_oci.layers`), so names in them are never used as
+paths on this machine. sqfstar(1) reads the result as a tar stream. Each layer is decompressed
+twice, first for the names and then for the contents, instead of being unpacked to the disk.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def convert(source: Path, work: Path, made: Path, most: int) -> None:
     files. Raises Refused, HostFault.
     """
     unpacked = work / "unpacked"
-    shutil.rmtree(unpacked, ignore_errors=True)  # of an interrupted conversion
+    shutil.rmtree(unpacked, ignore_errors=True)  # left by an interrupted conversion
     made.unlink(missing_ok=True)
     unpacked.mkdir()
     options = build.BuildOptions(source=str(source), size=most)
@@ -80,7 +80,7 @@ def write(tree: FileTree, made: Path) -> None:
             _stream(tree, tool.stdin)
             tool.stdin.close()
         except BrokenPipeError:
-            pass  # its message says why
+            pass  # sqfstar's error output, read below, has the reason
         words = tool.stderr.read(65536).decode("utf-8", "replace").strip()
     if tool.returncode:
         made.unlink(missing_ok=True)
@@ -90,7 +90,7 @@ def write(tree: FileTree, made: Path) -> None:
 
 
 def _stream(tree: FileTree, out: IO[bytes]) -> None:
-    """Write the tree as a tar file. Hard links are one node under several names."""
+    """Write the tree as a tar file. A node that has several names becomes hard links."""
     first: dict[int, str] = {}
     later = []
     with tarfile.open(
@@ -112,7 +112,7 @@ def _stream(tree: FileTree, out: IO[bytes]) -> None:
 
 
 def _place(found: tuple[str, TreeNode]) -> tuple[int, int]:
-    """Return a key that sorts the files of each layer by their place in it."""
+    """Return a key that sorts files by layer, then by their position in the layer."""
     content = found[1].content
     return (id(content.file), content.offset) if isinstance(content, Slice) else (0, 0)
 
@@ -132,7 +132,7 @@ def _info(path: str, node: TreeNode) -> tarfile.TarInfo:
 
 
 class _Content:
-    """A file's content as a stream, read in parts from the layer."""
+    """A file's content as a stream that reads the layer in parts."""
 
     def __init__(self, node: TreeNode) -> None:
         self._parts = _parts(node)

@@ -1,6 +1,6 @@
-"""A layer's uncompressed content as a stream that is read forward, without a copy on disk.
+"""A layer's uncompressed content as a forward-only stream, without a copy on disk.
 
-A 1 GB layer that is written to a disk and read again takes as long as the rest of the conversion.
+Writing a 1 GB layer to a disk and reading it again would double the time of a conversion.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from vtorque_core.api import HostFault, Refused
 
 _CHUNK = 1 << 20
 _LIMITS = ("prlimit", "--as=1073741824", "--core=0", "--")
-# Magic numbers and programs. --memory: a frame may require any window size (RFC 8878, 3.1.1.1.2).
+# Magic numbers and programs. --memory limits the window size that a zstd frame may require
+# (RFC 8878, 3.1.1.1.2).
 _COMPRESSED = {
     b"\x1f\x8b": ("gzip", "-d", "-c"),
     b"\x28\xb5\x2f\xfd": ("zstd", "-d", "-q", "-c", "--memory=256MB"),
@@ -24,9 +25,9 @@ _OTHERS = (b"BZh", b"\xfd7zXZ", b"PK")
 
 
 class LayerStream:
-    """One layer: gzip, zstd or uncompressed. ``most`` limits its content in bytes.
+    """A stream of one layer (gzip, zstd or uncompressed) of at most ``2 * most`` bytes.
 
-    It has the methods of a file that :mod:`vtorque_linux_guest.image.tar_reader` uses.
+    It has the file methods that :mod:`vtorque_linux_guest.image.tar_reader` needs.
     """
 
     def __init__(self, path: Path, most: int) -> None:
@@ -37,7 +38,7 @@ class LayerStream:
         self._start()
 
     def restart(self) -> None:
-        """Continue at the beginning, after the check: the content is not hashed again."""
+        """Return to the beginning, after :meth:`check`. The content is not hashed again."""
         self.close()
         self._hash = None
         self._start()
@@ -63,7 +64,11 @@ class LayerStream:
         self._file = self._process.stdout
 
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        """Skip to a later position. With SEEK_END, return more than the limit, and do not move."""
+        """Skip to a later position, and return it.
+
+        With SEEK_END, do not move, and return a position beyond any content within the limit.
+        Raises ValueError for an earlier position.
+        """
         if whence == os.SEEK_END:
             return 2 * self._most
         if offset < self._at:
@@ -81,7 +86,10 @@ class LayerStream:
         return b"".join(parts)
 
     def check(self, digest: str | None) -> None:
-        """Read the rest, and compare the sha256 of all. Raises Refused."""
+        """Read the rest of the layer; raise Refused if it is damaged or has another SHA-256.
+
+        ``digest`` is the expected SHA-256 in hexadecimal; None: any.
+        """
         while self._read_part(_CHUNK):
             pass
         if self._process is not None and self._process.wait():
@@ -93,7 +101,7 @@ class LayerStream:
             )
 
     def close(self) -> None:
-        """End the program that decompresses."""
+        """Close the layer, and kill the program that decompresses it."""
         if self._file is not None:
             self._file.close()
         if self._process is not None:

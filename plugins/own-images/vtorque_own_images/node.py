@@ -16,7 +16,7 @@ from vtorque_own_images.submitted import SERIAL
 
 @hookimpl
 def vtorque_render_domain(guest: GuestPlan) -> Iterator[Disk]:
-    """Yield the read-only disk with the user's image, which a process of the user serves."""
+    """Yield the read-only disk with the user's image. A user process serves it to QEMU."""
     if path := guest.image.source:
         yield Disk("image", path, "raw", readonly=True, serial=SERIAL, user_owned=True)
 

@@ -1,4 +1,4 @@
-"""The plugin's declarations: settings, the source of users' own images, the builder, a command."""
+"""The plugin's declarations: settings, options, the image source and builder, and a command."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ if TYPE_CHECKING:
     from vtorque_core.api.node_job import Site
 
 BASE = "own"
-"""Name of the pool's image with kernel and initrd, and of its builder."""
+"""Name of the base image in the pool, which has the kernel and initrd, and of its builder."""
 
 
 def runs_as_root(value: str) -> bool:
-    """Return whether the script runs as root."""
+    """Parse the option ``root``: True for ``script``, False for ``none``. Raises ValueError."""
     if value in ("none", "script"):
         return value == "script"
     if value == "true":
@@ -38,7 +38,7 @@ def runs_as_root(value: str) -> bool:
 
 
 def show_root(value: bool) -> str:
-    """Return the value as the user writes it."""
+    """Format the option ``root`` as the user writes it."""
     return "script" if value else "none"
 
 
@@ -57,7 +57,7 @@ HOME = "home"
 
 
 def work_directory(value: str) -> str:
-    """Return the path of a directory, or :data:`HOME`. Raises ValueError."""
+    """Parse the option ``work``: a path, :data:`HOME` or "". Raises ValueError."""
     if value == HOME or not value:
         return value
     if not value.isprintable() or len(value.encode("utf-8", "replace")) > _MAX_PATH:
@@ -98,12 +98,15 @@ def refusal(value: str) -> Refusal:
 
 @hookimpl
 def vtorque_parse_args(request: JobRequest, site: Site) -> Iterator[Refusal]:
-    """Refuse own images on a site with an administrator, where they are not supported yet."""
+    """Refuse own images on a site with an administrator, where they are not supported yet.
+
+    Also refuse the options ``root`` and ``work`` for other images.
+    """
     if is_own_image(request[IMG]) and not is_personal(site):
         yield refusal(request[IMG])
     options: tuple[Option[Any], ...] = () if is_own_image(request[IMG]) else (ROOT, WORK)
     for option in options:
-        if request[option] and option.key in request.given:  # a default of the site has no effect
+        if request[option] and option.key in request.given:  # ignore defaults of the site
             value, fix = option.show(request[option]), f"name your own image, or omit {option.key}"
             yield Refusal("applies only to your own image", key=option.key, value=value, fix=fix)
 

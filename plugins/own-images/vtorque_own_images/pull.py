@@ -24,7 +24,7 @@ from vtorque_own_images.reference import Reference, parse
 from vtorque_own_images.submitted import require_possible
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
-_LIMIT = "-o size=", "[plugin.own-images] max_size"  # what the image builder calls it, and we
+_LIMIT = "-o size=", "[plugin.own-images] max_size"  # names of the limit: image builder, here
 
 
 def resolve_request(request: JobRequest, site: Site, pull: bool) -> dict[str, str]:
@@ -35,10 +35,10 @@ def resolve_request(request: JobRequest, site: Site, pull: bool) -> dict[str, st
 
 
 def resolve(value: str, site: Site, pull: bool) -> str:
-    """Return the path of the image's squashfs in the cache, after converting it if necessary.
+    """Return the path of an image's squashfs in the cache. Converts the image if necessary.
 
-    With ``pull`` False, uses neither the network nor skopeo, and refuses an image that is not in
-    the cache. Raises Refused, HostFault.
+    If ``pull`` is False, uses neither the network nor skopeo, and raises Refused if the cache lacks
+    the image. Raises Refused, HostFault.
     """
     require_possible(value, site)
     images, reference = cache.cache_of(site), parse(value, Path.cwd())
@@ -62,7 +62,7 @@ def resolve(value: str, site: Site, pull: bool) -> str:
 
 @contextmanager
 def _errors(reference: Reference, images: cache.Cache) -> Iterator[None]:
-    """Raise errors of the system as Refused."""
+    """Convert OSError to Refused."""
     try:
         yield
     except OSError as error:
@@ -72,7 +72,7 @@ def _errors(reference: Reference, images: cache.Cache) -> Iterator[None]:
 
 
 def _prune(images: cache.Cache, site: Site) -> None:
-    """Remove unused images, unless the user has jobs: a queued job may name one of them."""
+    """Remove unused images if the user has no jobs, because a queued job may need an image."""
     settings = site[Settings]
     if not has_jobs(site):
         for each in images.prune(settings.keep, settings.cache_size << 20):
@@ -80,7 +80,7 @@ def _prune(images: cache.Cache, site: Site) -> None:
 
 
 def has_jobs(site: Site) -> bool:
-    """Return True unless the batch system says that the user has no queued or running job."""
+    """Return True if the caller has a queued or running job, or if the batch system fails."""
     from vtorque_core.live.service import batch_system  # noqa: PLC0415 - not by every submission
 
     me = pwd.getpwuid(os.geteuid()).pw_name
@@ -98,7 +98,7 @@ def _use_image(images: cache.Cache, digest: str, reference: Reference) -> str:
 
 
 def _digest(reference: Reference) -> str:
-    """Return the digest of the image's manifest, or of a file without one."""
+    """Return the digest of the image's manifest. For a file, return the hash of file and tag."""
     if reference.digest:
         return reference.digest.removeprefix("sha256:")
     if reference.kind in ("docker", "oci"):
@@ -114,7 +114,7 @@ def _digest(reference: Reference) -> str:
 
 def _convert(images: cache.Cache, reference: Reference, digest: str, most: int) -> None:
     with images.hold_conversion(digest) as work, _errors(reference, images):
-        if images.entry(digest) is not None:  # by another command, while this one waited
+        if images.entry(digest) is not None:  # converted by another command during the wait
             return
         source = Path(reference.place)
         if reference.kind != "sif":

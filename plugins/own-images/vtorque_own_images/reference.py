@@ -1,4 +1,4 @@
-"""What a user may write as ``-vm img=``: a registry's image, or a file or directory."""
+"""Parse an own image in ``-vm img=``: an image in a registry, a file or a directory."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ class Reference:
     Attributes:
         kind: ``docker``, ``oci``, ``docker-archive`` or ``sif``.
         place: name in a registry, or absolute path.
-        tag: of the image, or empty.
-        digest: ``sha256:...`` if the user wrote one.
+        tag: tag of the image, or empty.
+        digest: digest (``sha256:...``) in the reference, or empty.
     """
 
     written: str
@@ -37,28 +37,28 @@ class Reference:
 
     @property
     def name(self) -> str:
-        """Return the reference with an absolute path."""
+        """The reference with an absolute path; a registry's image as the user wrote it."""
         if self.kind == "docker":
             return self.written
         return self.place if self.kind == "sif" else self.skopeo_name
 
     @property
     def skopeo_name(self) -> str:
-        """Return the name of the image for skopeo(1), section IMAGE NAMES."""
+        """The image in the syntax of skopeo(1), section IMAGE NAMES."""
         if self.kind == "docker" and self.digest:  # skopeo refuses a tag beside a digest
             return f"docker://{self.place}@{self.digest}"
         prefix = "docker://" if self.kind == "docker" else f"{self.kind}:"
         return f"{prefix}{self.place}" + (f":{self.tag}" if self.tag else "")
 
     def with_digest(self, digest: str) -> Reference:
-        """Return this reference with a digest of a manifest, if its kind can have one."""
+        """Return this reference with a manifest digest, or unchanged if it names no registry."""
         if self.kind != "docker":
             return self
         return Reference(self.written, self.kind, self.place, self.tag, f"sha256:{digest}")
 
 
 def parse(written: str, cwd: Path) -> Reference:
-    """Return the reference of a value. Raises Refused for an unsupported one."""
+    """Parse a value of ``-vm img=``, with paths relative to ``cwd``. Raises Refused."""
     scheme, colon, rest = written.partition(":")
     if scheme == "docker" and rest.startswith("//"):
         found = _REGISTRY.fullmatch(rest[2:])

@@ -16,11 +16,11 @@ from vtorque_own_images.reference import Reference
 
 PROGRAM = "skopeo"
 MAX_MANIFEST = 4 << 20  # bytes, as in registries (github.com/distribution/distribution, manifests)
-_RETRIES = "3"  # of skopeo's, with growing pauses; also after HTTP 429
+_RETRIES = "3"  # retries by skopeo, with exponential backoff, also after HTTP 429
 _INSPECT_TIME = 300  # seconds
 
 FULL = tuple(os.strerror(number).lower() for number in (errno.ENOSPC, errno.EDQUOT))
-# Words of skopeo's error output, from github.com/containers/image 5.23, and advice.
+# Words in skopeo's error output (github.com/containers/image 5.23), our message, and advice.
 _PERMANENT = (
     (("unauthorized", "authentication required", "invalid username/password", "denied:"),
      "the registry refuses your credentials, or you have none for it",
@@ -58,7 +58,7 @@ def manifest(reference: Reference) -> bytes:
 
 
 def copy(reference: Reference, layout: Path) -> None:
-    """Copy an image to a new or incomplete OCI layout; keep the layers that are there already.
+    """Copy an image to a new or incomplete OCI layout. Existing layers are not copied again.
 
     Shows skopeo's progress on a terminal. Raises Refused, HostFault.
     """
@@ -83,7 +83,7 @@ def program() -> str:
 
 
 def digest_of(data: bytes) -> str:
-    """Return the sha256 of a manifest, which is the digest of its image."""
+    """Return the SHA-256 of a manifest in hexadecimal, which is the digest of its image."""
     return hashlib.sha256(data).hexdigest()
 
 

@@ -1,6 +1,6 @@
-"""The image of a submitted value: the site's kernel, and a disk that is the user's file.
+"""The image of a submitted ``-vm img=`` value: the base image's kernel and the user's squashfs.
 
-The value is untrusted, and nothing opens the file here. A process of the user serves it to QEMU.
+The value is untrusted. This module does not open the file: a user process serves it to QEMU.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from vtorque_own_images.plugin import BASE, ROOT, refusal
 
 SUFFIX = ".squashfs"
 SERIAL = "vtown"
-"""Serial number of the disk with the user's file. The base image's initramfs finds it by that."""
+"""Serial number by which the base image's initramfs finds the disk with the user's squashfs."""
 SUID = "vtorque.suid=1"
-"""Word of the kernel command line with which setuid programs of the image work."""
+"""Word of the kernel command line that enables setuid programs of the image."""
 _FILE = re.compile(rf".*/([0-9a-f]{{64}}){re.escape(SUFFIX)}", re.ASCII)
 
 
 def image(request: JobRequest, site: Site, pool: Callable[[str], Image]) -> Image:
-    """Return the image of a request, whose value :func:`vtorque_own_images.pull.resolve` returned.
+    """Return the image for a request that :func:`vtorque_own_images.pull.resolve` has resolved.
 
-    Kernel, initrd, command line and labels are the base image's, with additions of a closed set for
-    root=script. Raises Refused.
+    Kernel, initrd, command line and labels are those of the base image. With ``root=script``, the
+    command line enables setuid programs, and the label ``script`` is set. Raises Refused.
     """
     value = request[IMG]
     require_possible(value, site)
@@ -50,6 +50,6 @@ def image(request: JobRequest, site: Site, pool: Callable[[str], Image]) -> Imag
 
 
 def require_possible(value: str, site: Site) -> None:
-    """Raise Refused on a site with an administrator, which this version does not support."""
+    """Raise Refused on a site with an administrator, where own images are not supported yet."""
     if not is_personal(site):
         raise Refused(refusal(value))

@@ -1,7 +1,8 @@
-"""Which part of the home guests of an own image get: the directory of the submission, by default.
+"""Choose the directory of the home that guests of an own image can access.
 
-Code in a container can be hostile. In the whole home it could change ``~/.bashrc``, ``~/.ssh`` and,
-on a user's own machine, vTorque's files, and thus take over the account.
+By default, this is the directory of the submission. Code in a container can be hostile. With access
+to the whole home, it could change ``~/.bashrc``, ``~/.ssh`` and, on a user's own machine, vTorque's
+files, and thus take over the account.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ NAME = "own-work"
 def choose_directory(value: str, home: Path | None = None, cwd: Path | None = None) -> str:
     """Return the value of ``work`` to submit: HOME, or an absolute path below the home.
 
-    Without a value this is the current directory. As the user. Raises Refused.
+    An empty ``value`` means the current directory. Privileges: the user. Raises Refused.
     """
     if value == HOME:
         return value
@@ -47,15 +48,15 @@ def choose_directory(value: str, home: Path | None = None, cwd: Path | None = No
 
 
 def request_shares(request: JobRequest, home: str, of_site: Sequence[Share]) -> list[Share]:
-    """Return the shares of a guest of a submitted request; see :func:`shares`."""
+    """Return the shares of a request's guests; see :func:`shares`."""
     return shares(request[WORK], home, of_site)
 
 
 def shares(value: str, home: str, of_site: Sequence[Share]) -> list[Share]:
-    """Return the shares of a guest: the directory replaces the share ``home``.
+    """Return the shares of a guest: the site's shares, with ``home`` reduced to the directory.
 
-    ``value`` is untrusted. A process of the user opens the directory, and follows no link that the
-    user can change. Raises Refused unless it is below the home.
+    ``value`` is untrusted. A user process opens the directory, and follows no link that the user
+    can change. Raises Refused if the directory is not below the home.
     """
     if value == HOME:
         return list(of_site)
