@@ -24,11 +24,11 @@ from vtorque_experiment.place import ResultsDirectory, read_tail
 
 LEAST = 10.0  # the shortest interval between two queries of a batch system's server, in seconds
 LEAST_LOCAL = 1.0  # the shortest interval for the batch system local, in seconds
-JOB, VSUB_OUT, VSUB_ERR = "job.sh", "vsub.out", "vsub.err"  # copies, for people to read
+JOB, VSUB_OUT, VSUB_ERR = "job.sh", "vsub.out", "vsub.err"  # copies for users
 JOB_OUT, JOB_ERR = "batch.out", "batch.err"
-REFUSED = 2  # vsub's exit status for a request that it would refuse again
+REFUSED = 2  # vsub's exit status for a refused request
 MAX_OUTPUT = 1 << 20  # bytes of vsub's output that are kept
-# The -vm options of a guest's point that sets no other options.
+# The -vm options of a point in a guest for which the experiment sets no -vm option.
 GUEST_OPTIONS: Mapping[str, Scalar] = {"keep": False}
 _ID = re.compile(r"[0-9]+[A-Za-z0-9_.\[\]-]{0,199}", re.ASCII)
 
@@ -39,10 +39,10 @@ class BatchCommands:
 
     Args:
         vsub: the program and its first arguments.
-        jobs: returns the ids of the user's listed jobs, by job name.
+        jobs: returns the ids of the jobs that the batch system lists for the user, by job name.
         interval: seconds between two calls of ``jobs``.
         least: minimum seconds between two calls if a job seems to have ended.
-        naming: the option that names a job.
+        naming: the option that sets a job's name.
     """
 
     vsub: Sequence[str]
@@ -53,7 +53,10 @@ class BatchCommands:
 
 
 def site_batch(config: Path, interval: float) -> BatchCommands:
-    """Return the site's batch system, queried as the user. Raises ConfigError, Refused."""
+    """Return the commands of the site's batch system. Privileges: the user.
+
+    ``interval`` is in seconds, and at least :data:`LEAST`. Raises ConfigError, Refused.
+    """
     site, batch = service.batch_system(config)
     submitter = batch.submitter(site)
 
@@ -62,16 +65,17 @@ def site_batch(config: Path, interval: float) -> BatchCommands:
 
     program = str(Path(sys.prefix, "bin", "vsub"))
     vsub = (program, "--config", str(config))
-    own = images.site_of(config).batch.system == "local"  # its server has this machine's jobs only
+    own = images.site_of(config).batch.system == "local"  # a server on this machine
     least = LEAST_LOCAL if own else LEAST
     return BatchCommands(vsub, jobs, max(interval, LEAST), least, submitter.naming)
 
 
 @contextlib.contextmanager
 def hold_lock(path: Path, wait: bool) -> Iterator[int]:
-    """Hold the lock of a lock file (flock(2)); child processes inherit it with the descriptor.
+    """Hold the lock of a lock file (flock(2)), and yield the descriptor that holds it.
 
-    Raises HostFault if another process holds the lock and ``wait`` is false.
+    A child process that inherits the descriptor also holds the lock. Raises HostFault if another
+    process holds the lock and ``wait`` is false.
     """
     flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
@@ -96,11 +100,11 @@ def arguments(
 ) -> list[str]:  # fmt: skip
     """Return vsub's arguments for a point; vsub reads the job script from standard input.
 
-    The arguments always contain a ``-vm`` option. It overrides the directives of the script, which
-    therefore cannot run the job on bare metal.
+    The arguments always contain a ``-vm`` option, which overrides the directives of the script.
+    Therefore the script cannot select bare metal for the job.
 
     Args:
-        naming: the words that name the job.
+        naming: the arguments that set the job's name.
         definition: the experiment.
         cell: the combination of the point.
         point: the directory of the point.
@@ -130,7 +134,7 @@ class SubmitResult:
 
     @property
     def job(self) -> str:
-        """The job id, which is the last word that vsub printed, or an empty string."""
+        """The job id, which is the last word of vsub's output, or an empty string."""
         words = self.out[-4096:].decode("utf-8", "replace").split()
         return words[-1] if words and is_job_id(words[-1]) else ""
 
@@ -146,8 +150,8 @@ def submit(
 ) -> SubmitResult:  # fmt: skip
     """Run vsub in a point's directory, with the job script on its standard input.
 
-    vsub reads no file that a guest can write. It inherits ``lock``, so the lock remains held while
-    a vsub of a killed runner lives. It runs in a new session, where Ctrl-C does not reach it.
+    vsub reads no file that a guest can write. It inherits ``lock``: if the runner is killed, the
+    lock remains held until vsub ends. vsub runs in a new session, so Ctrl-C does not reach it.
 
     Raises HostFault if vsub cannot be started, OSError.
     """
@@ -174,7 +178,7 @@ def _read_stream(stream: IO[bytes]) -> bytes:
 
 
 def is_job_id(word: str) -> bool:
-    """Return whether a word has the form of a job id, so that no command takes it for an option."""
+    """Return True if a word has the form of a job id. Commands cannot mistake it for an option."""
     return bool(_ID.fullmatch(word))
 
 
@@ -191,10 +195,10 @@ def _join_lines(text: str, most: int) -> str:
 
 
 class JobQueries:
-    """Queries the batch system for its list of jobs, at most once per interval.
+    """The queries for the batch system's list of jobs, at most one per interval.
 
-    ``last`` is the Unix time of the last query. ``note`` saves this time, so that the interval is
-    also kept after a resume.
+    ``last`` is the Unix time of the last query. ``note`` saves this time for a resume, which must
+    also respect the interval.
     """
 
     def __init__(self, batch: BatchCommands, last: float, note: Callable[[float], None]) -> None:
@@ -210,7 +214,10 @@ class JobQueries:
         return time.monotonic() >= self._next
 
     def ask_early(self) -> None:
-        """Allow a query ``least`` seconds after the last one, because a job seems to have ended."""
+        """Allow the next query ``least`` seconds after the last, because a job seems to have ended.
+
+        Has no effect if it was already called since the last query.
+        """
         early = self._next - max(0.0, self._batch.interval - self._batch.least)
         self._is_early, self._next = True, self._next if self._is_early else early
 

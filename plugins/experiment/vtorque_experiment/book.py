@@ -1,13 +1,14 @@
 """The book of an experiment: its SQLite database, which is also its journal.
 
-A point is *waiting*, then *submitting* (saved before the submission), then *submitted*, then *done*
-or *failed* with a reason. :meth:`Book.begin` returns when *submitting* is on disk. Other changes of
-a large book are saved together, at the latest when it is closed. If they are lost, a resume finds
-the jobs again by the batch system's list and by their files.
+A point is *waiting*, then *submitting*, then *submitted*, then *done* or *failed* with a reason.
+:meth:`Book.begin` returns when *submitting* is on disk. Other changes of a large book are saved
+together, at the latest when it is closed. If they are lost, a resume finds the jobs again in the
+batch system's list and by their files.
 
-SQLite works in memory and opens no file in the directory of results, because guests can write
-there. A rollback journal beside a database can name any file as its super-journal, and SQLite then
-deletes that file (https://www.sqlite.org/fileformat2.html, "The Rollback Journal").
+SQLite works in memory and opens no file in the results directory, because guests can write there.
+If a guest wrote a rollback journal beside the database, this could name any file as its
+super-journal, which SQLite deletes (https://www.sqlite.org/fileformat2.html, "The Rollback
+Journal").
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ WAITING, SUBMITTING, SUBMITTED, DONE, FAILED = (
     "waiting", "submitting", "submitted", "done", "failed",
 )  # fmt: skip
 MAX_BOOK = 1 << 30  # bytes; vmgr holds the book in memory
-_SHARE = 0.1  # the share of a run's time that may go into saving the book
+_SHARE = 0.1  # fraction of a run's time for saving the book
 STATES = (WAITING, SUBMITTING, SUBMITTED, DONE, FAILED)
 _TABLES = """
 CREATE TABLE about (name TEXT PRIMARY KEY, value TEXT NOT NULL);
@@ -50,10 +51,10 @@ CREATE TABLE numbers (
 
 @dataclass(frozen=True)
 class PointRow:
-    """A point.
+    """A point and its state.
 
-    ``submitted`` and ``begun`` are Unix times. ``missed`` counts the batch system's job lists that
-    did not contain the point's job.
+    ``cell`` is the number of its combination. ``submitted`` and ``begun`` are Unix times.
+    ``missed`` counts the batch system's job lists that did not contain the point's job.
     """
 
     number: int
@@ -73,7 +74,7 @@ class Book:
     """An open book. SQLite errors are raised as HostFault with advice."""
 
     def __init__(self, path: Path) -> None:
-        """Open a book. Raises Refused if it is damaged or has another version, HostFault."""
+        """Open a book. Raises Refused if it is damaged or has another schema version, HostFault."""
         self._path = path
         self._is_saved, self._next_save = True, 0.0
         try:
@@ -141,7 +142,7 @@ class Book:
         self._is_saved, self._next_save = True, ended + (ended - began) / _SHARE
 
     def save_if_due(self) -> None:
-        """Save the book, unless it was saved a short time ago. Raises HostFault."""
+        """Save the book, unless the last save was a short time ago. Raises HostFault."""
         if time.monotonic() >= self._next_save:
             self.save()
 
@@ -152,7 +153,7 @@ class Book:
         )
 
     def notes(self) -> dict[str, str]:
-        """Return the notes on the whole experiment."""
+        """Return the notes on the whole experiment, such as its seed, by name."""
         return dict(self._fetch_all("SELECT CAST(name AS TEXT), CAST(value AS TEXT) FROM about"))
 
     def note(self, name: str, value: str) -> None:
@@ -186,7 +187,7 @@ class Book:
         return [PointRow(*row) for row in self._fetch_all(query, *states, limit)]
 
     def numbers(self) -> dict[int, dict[str, float]]:
-        """Return the numbers of each point by name."""
+        """Return the numbers of each point, by point and name."""
         found: dict[int, dict[str, float]] = {}
         typed = "CAST(point AS INTEGER), CAST(name AS TEXT), CAST(value AS REAL)"
         for point, name, value in self._fetch_all(f"SELECT {typed} FROM numbers"):  # noqa: S608 - ours
@@ -199,7 +200,7 @@ class Book:
         self.save()
 
     def record_submission(self, number: int, job: str, when: float) -> None:
-        """Record the job of a point."""
+        """Record the job id of a submitted point; ``when`` is the Unix time."""
         self._set("state='submitted', job=?, submitted=?, missed=0", (job, when), number)
 
     def record_retry(self, number: int, reason: str) -> None:
@@ -225,7 +226,7 @@ class Book:
     def record_end(
         self, number: int, values: Mapping[str, float], begun: float, machine: str, reason: str
     ) -> None:
-        """Record the end of a point; a non-empty ``reason`` marks it as failed."""
+        """Record the numbers of an ended point. A non-empty ``reason`` marks it as failed."""
         with self._all_or_none():
             self._db.execute(
                 "UPDATE points SET state=?, reason=?, begun=?, machine=? WHERE number=?",
@@ -258,7 +259,7 @@ class Book:
 def make(
     path: Path, about: Mapping[str, str], cells: Sequence[Cell], points: Iterable[MatrixPoint]
 ) -> None:
-    """Create a book with all points, in one step. Raises HostFault, OSError."""
+    """Create a book with all points, atomically. Raises HostFault, OSError."""
     with tempfile.TemporaryDirectory(prefix="vtorque-experiment-") as scratch:
         fresh = Path(scratch, path.name)
         try:

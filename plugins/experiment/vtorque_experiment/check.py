@@ -1,4 +1,4 @@
-"""Find the combinations that vsub would refuse, with ``vsub --dry-run`` before a run."""
+"""Find the combinations that vsub would refuse: call ``vsub --dry-run`` before a run."""
 
 from __future__ import annotations
 
@@ -23,12 +23,14 @@ def find_refused(
     file: Path, definition: Definition, cells: Sequence[Cell], batch: b.BatchCommands,
     told: Callable[[str], None],
 ) -> Mapping[int, str]:  # fmt: skip
-    """Return the combinations that vsub would refuse: number to vsub's message.
+    """Return the numbers of the combinations that vsub would refuse, with vsub's messages.
 
-    vsub is called once for combinations that differ only in variables of the script, and at most
-    :data:`MOST` times. ``told`` is called immediately with vsub's warnings, and with its message
-    that it builds the first image, which takes some ten seconds. At the end it is called with the
-    number of combinations that were not checked.
+    vsub is called once for all combinations that differ only in variables of the script, and at
+    most :data:`MOST` times.
+
+    ``told`` is called at once with vsub's warnings and with the message about the build of the
+    first image, which takes some ten seconds. If combinations remain unchecked, it is finally
+    called with the number of checked combinations.
 
     Privileges: the user.
 
@@ -74,7 +76,7 @@ def _find_refusal(
 ) -> str:  # fmt: skip
     """Return why vsub refuses, or an empty string; pass its other messages to ``told``.
 
-    vsub runs in the directory ``top``. Each call has its own directory, as each job does.
+    vsub runs in the directory ``top``.
     """
     lines = []
     try:

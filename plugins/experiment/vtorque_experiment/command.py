@@ -22,7 +22,7 @@ from vtorque_experiment.place import find_existing, validate_place
 from vtorque_experiment.results import read
 
 EXIT_REFUSED = 2  # by vsub
-EXIT_CONDITION = 3  # a --fail-if holds
+EXIT_CONDITION = 3  # a condition of --fail-if is true
 EXIT_POINTS = 4  # complete, but points have failed
 EXIT_UNFINISHED = 5  # stopped before the end: resume continues
 
@@ -110,8 +110,8 @@ def resume(
 ) -> None:
     """Continue an experiment, however it was stopped. No point is run twice.
 
-    Jobs in guests can write in DIR. If the plan there was changed since vmgr experiment run, or run
-    was called on another host, resume submits it only with --accept.
+    Jobs in guests can write in DIR. If the plan in DIR was changed since vmgr experiment run, or if
+    run was called on another host, resume submits the plan only with --accept.
 
     The numbers of failed points whose jobs have ended are read again, because you may have
     corrected experiment.toml in DIR.
@@ -152,7 +152,7 @@ def results(
 ) -> None:  # fmt: skip
     """Show the numbers of each combination: runs, median, spread, least and most.
 
-    Spread is the distance of the quartiles as a share of the median. Failed points are left out.
+    Spread is the interquartile range divided by the median. Failed points are omitted.
     """
     found = read(directory)
     for name in names:
@@ -189,9 +189,9 @@ def compare(  # noqa: PLR0913 - one for each option
 ) -> None:  # fmt: skip
     """Compare the second experiment with the first, combination by combination.
 
-    With --baseline, compare the combinations of one experiment: each with the combination that has
-    the baseline's values and is otherwise the same. The ratio of the medians has a 95 % confidence
-    interval.
+    With --baseline, compare combinations of one experiment. Each is compared with the combination
+    that has the baseline's values and is otherwise the same. The ratio of the medians has a 95 %
+    confidence interval.
     """
     if (other is None) == (not baseline):
         raise UsageError("vmgr experiment compare: name two experiments, or one and --baseline")
@@ -225,7 +225,7 @@ def compare(  # noqa: PLR0913 - one for each option
     metavar="FILE", help="Output file; default: standard output.",
 )  # fmt: skip
 def export(directory: Path, kind: str, output: Path) -> None:
-    """Write all points, a row each: state, job, axes, numbers."""
+    """Write one row for each point: state, job, axes, numbers."""
     _write(export_content(read(directory), kind), output)
 
 
@@ -274,7 +274,7 @@ def _write(content: bytes, path: Path) -> None:
 
 
 def _exit_by_conditions(judged: Any, title: str, junit: Path | None) -> None:
-    """Print the conditions that hold, and exit with the corresponding exit status."""
+    """Print the conditions that are true, and exit with the corresponding exit status."""
     if junit is not None:
         _write(xml(title, judged.cases), junit)
     if not judged.asked:

@@ -15,10 +15,10 @@ from vtorque_experiment.results import Results, matching
 
 @dataclass(frozen=True)
 class Pair:
-    """A number of one combination on both sides of a comparison.
+    """One number of one combination on both sides (base and other) of a comparison.
 
     Attributes:
-        better: ``less`` or ``more``; empty if unknown.
+        better: the better direction, ``less`` or ``more``; empty if unknown.
         warning: why the ratio is not significant, or empty.
         emulated: true if guests of either side had no KVM.
     """
@@ -37,7 +37,7 @@ class Pair:
 
     @property
     def verdict(self) -> str:
-        """The result in words, or the reason why there is none."""
+        """The result of the comparison in words, or the reason why there is no result."""
         if self.ratio is None:
             return "the base is 0"
         if self.warning or not self.ratio.differs:
@@ -53,7 +53,7 @@ class Pair:
 
 
 def experiments(base: Results, other: Results, names: Sequence[str] = ()) -> list[Pair]:
-    """Return the pairs of equal combinations. Raises Refused if there are none."""
+    """Pair the combinations that both experiments have. Raises Refused if no pair has values."""
     there = {_key(cell): number for number, cell in enumerate(base.cells)}
     pairs = [
         (there[_key(cell)], number, label(cell))
@@ -66,10 +66,11 @@ def experiments(base: Results, other: Results, names: Sequence[str] = ()) -> lis
 def compare_within(
     results: Results, baseline: Sequence[str], names: Sequence[str] = ()
 ) -> list[Pair]:
-    """Pair each combination with the most similar combination of the baseline.
+    """Pair each combination with the baseline combination that is otherwise the same.
 
-    ``baseline`` has ``AXIS=VALUE`` words such as ``bare=true``. An axis that only one combination
-    has is ignored, for example -vm options on bare metal. Raises Refused.
+    ``baseline`` has ``AXIS=VALUE`` words such as ``bare=true``. The axes in ``baseline``, and axes
+    that only one of the two combinations has (such as -vm options), are not compared. Raises
+    Refused.
     """
     chosen = matching(results.cells, baseline, str(results.place.definition))
     fixed = {pair.partition("=")[0] for pair in baseline}

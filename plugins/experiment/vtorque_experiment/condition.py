@@ -3,10 +3,9 @@
     median(wall) > 1.1 * baseline
     p95(rate) < 100 or count(rate) < 6
 
-It has numbers, ``+ - * /``, comparisons, ``and``, ``or``, ``not``, and functions of a number's
-values. ``baseline`` is the result of the same function for the baseline of a comparison.
-:func:`ast.parse` parses the text without running it, and everything outside the language is
-refused.
+The language has constants, ``+ - * /``, comparisons, ``and``, ``or``, ``not``, and functions of the
+values of a number (``wall``). ``baseline`` is the result of the same function for the baseline of a
+comparison. :func:`ast.parse` parses the text without running it. Anything else is refused.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ class Condition:
     """A parsed condition; ``text`` is its source."""
 
     def __init__(self, text: str) -> None:
-        """Parse a condition. Raises Refused with the unknown part."""
+        """Parse a condition. Raises Refused if it is invalid or too long."""
         self.text = text
         if len(text) > MAX_TEXT:
             self._refuse("is too long", f"{MAX_TEXT} characters")
@@ -58,7 +57,7 @@ class Condition:
 
     @property
     def names(self) -> set[str]:
-        """The numbers that the condition uses."""
+        """Names of the numbers that the condition uses."""
         return {name for _, name in self._calls(self._tree)}
 
     @property
@@ -67,7 +66,7 @@ class Condition:
         return any(isinstance(n, ast.Name) and n.id == BASELINE for n in ast.walk(self._tree))
 
     def holds(self, values: Values, baseline: Values | None) -> bool:
-        """Return whether the condition holds. Raises Refused: division by 0, or missing values."""
+        """Evaluate the condition. Raises Refused for a division by 0 or missing values."""
         return bool(self._logical(self._tree, values, baseline))
 
     def _refuse(self, problem: str, limit: str) -> None:

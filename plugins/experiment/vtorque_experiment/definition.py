@@ -1,4 +1,4 @@
-"""Parse an experiment's file, validate it against the JSON schema, and convert it to types."""
+"""Parse an experiment's file, validate it by the JSON schema, and return a Definition."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from vtorque_core.api import Refusal, Refused, printable
 from vtorque_experiment import files, schema
 
 BUILT_IN = ("wall", "wait", "code")
-"""Numbers of every point: run time and waiting time in seconds, exit status."""
+"""Numbers of every point: run time and waiting time in seconds, and exit status."""
 MAX_FILE = 1 << 20  # bytes of an experiment's file
 Scalar = str | int | float | bool
 
 
 @dataclass(frozen=True)
 class NumberSource:
-    """A number to extract from a job, by ``pattern``, ``json``, ``metric`` or ``report``.
+    """How to extract a number from a job: by ``pattern``, ``json``, ``metric`` or ``report``.
 
     ``file`` is the file in the point's directory that is searched for a pattern or JSON.
     """
@@ -38,7 +38,14 @@ class NumberSource:
 
 @dataclass(frozen=True)
 class RunLimits:
-    """Limits of a run. ``hours`` is None for no limit; ``poll`` is a query interval in seconds."""
+    """Limits of a run.
+
+    Attributes:
+        jobs: jobs in the batch system at the same time.
+        hours: time limit; None: no limit.
+        poll: seconds between two queries of the batch system.
+        failures: failed points in a row after which the run stops.
+    """
 
     jobs: int = 4
     hours: float | None = None
@@ -48,7 +55,7 @@ class RunLimits:
 
 @dataclass(frozen=True)
 class Definition:
-    """The content of an experiment's file. ``matrix`` maps axes (``vm.vcpus``) to their values."""
+    """The content of an experiment's file. ``matrix`` maps an axis (``vm.vcpus``) to its values."""
 
     title: str
     scripts: tuple[str, ...]
@@ -66,7 +73,7 @@ class Definition:
 
 
 def read(path: Path, repetitions: int | None = None) -> Definition:
-    """Parse the user's experiment file; ``repetitions`` overrides its value.
+    """Parse the user's experiment file; ``repetitions`` overrides the value in the file.
 
     Raises Refused with all errors of the file.
     """
@@ -74,7 +81,7 @@ def read(path: Path, repetitions: int | None = None) -> Definition:
 
 
 def read_copy(path: Path) -> Definition:
-    """Parse the copy in the results. Raises Refused, also if the copy is a symbolic link."""
+    """Parse the copy in the results directory. Raises Refused, also if it is a symbolic link."""
     return _parse(path, lambda: files.read(path.parent, path.name, most=MAX_FILE + 1))
 
 

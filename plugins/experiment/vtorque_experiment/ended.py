@@ -17,14 +17,14 @@ from vtorque_experiment.place import read_tail
 EMULATED = "emulated"
 """The last word of a point's file ``machine`` if its guest had no KVM."""
 _SIGNS = ("QEMU TCG CPU", "guests are emulated")  # a CPU model; a message of vsub and the node
-_SHORT = 4096  # bytes that are read of short files, or of the end of others
+_SHORT = 4096  # bytes that are read from the end of a file
 MAX_REPORT = 64 << 20
-REPORT_TIME = 120.0  # seconds
+REPORT_TIME = 120.0  # seconds for vmgr report
 
 
 @dataclass(frozen=True)
 class PointResult:
-    """The numbers of an ended job by name.
+    """The result of an ended job: its numbers by name, and the kernel, host and CPU (``machine``).
 
     ``begun`` is a Unix time. A non-empty ``reason`` means that the point failed.
     """
@@ -36,13 +36,16 @@ class PointResult:
 
 
 class Collector:
-    """Reads the files of ended jobs. ``report`` writes a job's report to a file."""
+    """A reader of the files of ended jobs.
+
+    ``report`` saves a job's report in the point's directory, or returns why this failed.
+    """
 
     def __init__(self, definition: Definition, report: Callable[[str, Path], str]) -> None:
         self._definition, self._report = definition, report
 
     def collect_end(self, row: PointRow, point: Path, bare: bool) -> PointResult:
-        """Return how a point has ended. Invalid files make the point fail, and do not raise."""
+        """Return the result of a point whose job has ended. Invalid files make the point fail."""
         try:
             code, start, stop = read_tail(point, wrapper.ENDED, _SHORT).split()
             begun = float(read_tail(point, wrapper.BEGUN, _SHORT).split()[-2])
@@ -51,7 +54,7 @@ class Collector:
             return PointResult({}, 0.0, "", printable(f"{point / wrapper.ENDED}: {error}", 300))
         if row.submitted is not None:
             values["wait"] = max(0.0, begun - row.submitted)
-        kept = row.begun is not None and (point / take.REPORT).exists()  # collected earlier
+        kept = row.begun is not None and (point / take.REPORT).exists()  # by an earlier call
         asked = self._definition.report and not bare and not kept
         said = self._report(row.job, point) if asked else ""
         problems = []
@@ -89,7 +92,7 @@ def _machine(point: Path, bare: bool) -> str:
 
 
 def reporter(config: Path) -> Callable[[str, Path], str]:
-    """Return a function that saves a job's report beside its output, or returns why it cannot."""
+    """Return the function ``report`` for a :class:`Collector`, which calls ``vmgr report``."""
 
     def keep(job: str, point: Path) -> str:
         if not batch.is_job_id(job):

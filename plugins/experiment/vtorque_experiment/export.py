@@ -16,7 +16,7 @@ FORMATS = ("csv", "json", "parquet")
 
 
 def rows(results: Results) -> list[dict[str, Any]]:
-    """Return a flat row for each point: its state, axes and numbers; None for missing values."""
+    """Return a row for each point, with its state, axes and numbers; None for missing values."""
     axes = list(dict.fromkeys(axis for cell in results.cells for axis in cell))
     found = []
     for row in results.rows:
@@ -44,7 +44,7 @@ def export_content(results: Results, kind: str) -> bytes:
 
 
 def _cell(value: Any) -> Any:
-    """Return a value for spreadsheets; text that they would run as a formula is quoted."""
+    """Return a value for spreadsheets. Text that a spreadsheet would run as a formula is quoted."""
     if isinstance(value, str) and value[:1] in ("=", "+", "-", "@", "\t", "\r"):
         return f"'{value}"
     return str(value).lower() if isinstance(value, bool) else value

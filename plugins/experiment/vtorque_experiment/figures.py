@@ -1,9 +1,8 @@
-"""Median, spread, and the bootstrap interval of a ratio of medians.
+"""Median, spread, and the bootstrap confidence interval of a ratio of medians.
 
-Without side effects, and with the standard library only. The interval is the percentile bootstrap
-(Efron and Tibshirani, An Introduction to the Bootstrap, 1993, chapter 13): both groups are
-resampled with replacement :data:`DRAWS` times, and the interval is the middle 95 % of the ratios.
-The random seed is fixed.
+The interval is the percentile bootstrap (Efron and Tibshirani, An Introduction to the Bootstrap,
+1993, chapter 13): both groups are resampled with replacement :data:`DRAWS` times, and the interval
+is the middle 95 % of the ratios. The random seed is fixed.
 """
 
 from __future__ import annotations
@@ -18,8 +17,8 @@ MOST_DIGITS = 17  # enough to distinguish any two floats
 DRAWS = 2000
 LEVEL = 0.95
 ENOUGH = 6
-"""Minimum runs of each side. With fewer, even the whole range of values contains the median with a
-probability below 95 % (sign test: 1 - 2 * 0.5**n)."""
+"""Minimum runs of each side of a comparison. With fewer, even the whole range of values contains
+the median with a probability below 95 % (sign test: 1 - 2 * 0.5**n)."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +35,7 @@ class Statistics:
 
     @property
     def spread(self) -> float:
-        """The interquartile range as a share of the median; 0 if the median is 0."""
+        """The interquartile range divided by the median; 0 if the median is 0."""
         return abs((self.high - self.low) / self.median) if self.median else 0.0
 
 
@@ -55,7 +54,7 @@ class Ratio:
 
 
 def compute_statistics(values: Sequence[float]) -> Statistics:
-    """Return the figures of one or more values."""
+    """Return the statistics of one or more values."""
     quartiles = (
         statistics.quantiles(values, n=4, method="inclusive")
         if len(values) > 1

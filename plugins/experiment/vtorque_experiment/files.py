@@ -1,4 +1,4 @@
-"""Read and write files in the directory of results, where guests can write, too.
+"""Read and write files in the results directory, where guests can also write.
 
 Each path begins at a directory that the caller trusts. Below it, these functions follow no symbolic
 link and read only regular files. They write to a new file and rename it into place.
@@ -21,7 +21,7 @@ _WRITE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 @contextlib.contextmanager
 def directory(top: Path, *names: str, make: bool = False) -> Iterator[int]:
-    """Open the directory ``names`` below ``top``, as a descriptor for ``dir_fd`` arguments.
+    """Open the directory with the path ``names`` below ``top``, and yield its descriptor.
 
     ``make`` creates missing directories. Raises OSError for a missing directory or a symbolic link.
     """
@@ -40,9 +40,9 @@ def directory(top: Path, *names: str, make: bool = False) -> Iterator[int]:
 
 
 def read(top: Path, *names: str, most: int, end: bool = False) -> bytes:
-    """Return the first ``most`` bytes of a file below ``top``, or the last if ``end`` is true.
+    """Return the first ``most`` bytes of a file below ``top``, or the last bytes with ``end``.
 
-    Raises OSError unless it is a regular file. A FIFO does not block.
+    Raises OSError if the file is not a regular file. Does not block on a FIFO.
     """
     with directory(top, *names[:-1]) as parent:
         descriptor = os.open(names[-1], _READ, dir_fd=parent)
@@ -60,7 +60,7 @@ def read(top: Path, *names: str, most: int, end: bool = False) -> bytes:
 def write(top: Path, *names: str, content: bytes, mode: int = 0o644, sync: bool = False) -> None:
     """Create or replace a file below ``top`` atomically. Raises OSError.
 
-    ``sync`` writes the content to disk (fsync(2)) before the rename.
+    With ``sync``, content and directory are on disk (fsync(2)) at return.
     """
     fresh = f".{names[-1]}.{secrets.token_hex(4)}"
     with directory(top, *names[:-1]) as parent:
@@ -75,7 +75,7 @@ def write(top: Path, *names: str, content: bytes, mode: int = 0o644, sync: bool 
             if sync:
                 _sync_directory(parent)
         except BaseException:
-            with contextlib.suppress(FileNotFoundError):  # if it was renamed already
+            with contextlib.suppress(FileNotFoundError):  # already renamed
                 os.unlink(fresh, dir_fd=parent)
             raise
 

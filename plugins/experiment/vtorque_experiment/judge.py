@@ -16,7 +16,7 @@ from vtorque_experiment.results import Results
 
 @dataclass(frozen=True)
 class Verdicts:
-    """The test cases, one per combination in order; ``asked`` is true if there was a condition."""
+    """The test cases, one per combination. ``asked`` is true if the user gave a condition."""
 
     cases: Sequence[TestResult]
     asked: bool

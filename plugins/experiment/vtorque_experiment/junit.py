@@ -12,7 +12,14 @@ _NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]") 
 
 @dataclass(frozen=True)
 class TestResult:
-    """A test case. ``failure``: a condition that holds; ``error``: why it cannot be evaluated."""
+    """A test case.
+
+    Attributes:
+        name: name of the combination.
+        seconds: duration of the test case.
+        failure: the conditions of ``--fail-if`` that are true, or empty.
+        error: why a condition cannot be evaluated, or empty.
+    """
 
     name: str
     seconds: float

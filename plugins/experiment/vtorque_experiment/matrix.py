@@ -1,4 +1,4 @@
-"""Expand a definition to its points: all combinations, and the order of their runs."""
+"""Expand a definition to all combinations, and to points in the order of submission."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from vtorque_experiment.definition import Definition, Scalar
 
 MAX_POINTS = 1_000_000
 Cell = Mapping[str, Scalar]
-"""A combination: axis to value. Values of ``-vm`` axes are never empty; bare metal has none."""
+"""A combination: maps each axis to its value. On bare metal, it has no ``-vm`` axes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +25,7 @@ class MatrixPoint:
 
 
 def cells(definition: Definition, where: str = "the file") -> list[Cell]:
-    """Return the distinct combinations. Raises Refused for none, or too many points."""
+    """Return the distinct combinations. Raises Refused if there are none, or too many points."""
     size = 1
     for values in definition.matrix.values():
         size *= len(values)
@@ -93,5 +93,5 @@ def label(cell: Cell, axes: Sequence[str] = ()) -> str:
 
 
 def count_text(count: int, noun: str) -> str:
-    """Return a number with a noun: ``1 point``, ``2 points``."""
+    """Return a count with its noun, such as ``1 point`` or ``2 points``."""
     return f"{count} {noun}{'' if count == 1 else 's'}"

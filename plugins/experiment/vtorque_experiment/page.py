@@ -12,13 +12,13 @@ from vtorque_experiment.compare import Pair
 from vtorque_experiment.results import Results
 from vtorque_report import drawing
 
-MOST_NUMBERS = 16  # with plots of their own
+MOST_NUMBERS = 16  # numbers that have plots
 MOST_FAILED = 50
 
 
 @dataclass(frozen=True)
 class NumberSection:
-    """The section of one number."""
+    """The section of the page about one number."""
 
     title: str
     unit: str
@@ -48,7 +48,7 @@ def results_page(results: Results) -> str:
 def comparison_page(
     title: str, lines: Sequence[str], pairs: Sequence[Pair], sides: Sequence[str]
 ) -> str:
-    """Return the page of a comparison; ``sides`` names base and other."""
+    """Return the page of a comparison; ``sides`` are the names of its two sides."""
     names = list(dict.fromkeys(pair.name for pair in pairs))
     sections = []
     for number, name in enumerate(names):

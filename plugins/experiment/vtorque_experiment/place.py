@@ -15,7 +15,7 @@ _PLAIN = re.compile(r"[A-Za-z0-9._/+@=-]+", re.ASCII)
 
 @dataclass(frozen=True)
 class ResultsDirectory:
-    """The directory ``top``, an absolute path without characters special to shells."""
+    """A results directory. ``top`` is an absolute path without characters special to shells."""
 
     top: Path
 
@@ -53,12 +53,15 @@ def read_tail(point: Path, name: str, most: int) -> str:
 
     Raises OSError for a missing file, a file that is not regular, or a symbolic link.
     """
-    names = (*point.parts[-3:], *Path(name).parts)  # see Place.point
+    names = (*point.parts[-3:], *Path(name).parts)  # see ResultsDirectory.point
     return files.read(point.parents[2], *names, most=most, end=True).decode("utf-8", "replace")
 
 
 def validate_place(path: Path) -> ResultsDirectory:
-    """Return the place of a path. Raises Refused for characters that batch systems interpret."""
+    """Return the results directory at a path, which need not exist.
+
+    Raises Refused for characters that batch systems interpret.
+    """
     whole = Path(os.path.abspath(path))  # noqa: PTH100 - links are kept: they may differ on other hosts
     if not _PLAIN.fullmatch(str(whole)):
         raise Refused(
@@ -72,7 +75,7 @@ def validate_place(path: Path) -> ResultsDirectory:
 
 
 def find_existing(path: Path) -> ResultsDirectory:
-    """Return the place of an existing experiment. Raises Refused."""
+    """Return the results directory of an existing experiment. Raises Refused if there is none."""
     place = validate_place(path)
     if place.top.is_symlink() or place.database.is_symlink() or not place.database.is_file():
         raise Refused(

@@ -1,9 +1,9 @@
 """The plan of an experiment: everything that determines what its jobs run.
 
-Guests can write in the directory of results, so a run keeps its plan in memory. A resume reads the
-plan from that directory. It submits the plan only if this host has the plan's seal, which is a hash
-of the plan, or if the user accepts the plan. ``vmgr experiment run`` stores the seal in a directory
-that guests do not see.
+Guests can write in the results directory, so a run keeps its plan in memory. A resume reads the
+plan from that directory. It submits the plan only if this host has the plan's *seal* (a hash of the
+plan), or if the user accepts the plan. ``vmgr experiment run`` stores the seal in a directory that
+guests do not see.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ _ID = re.compile(r"[0-9a-f]{6}", re.ASCII)
 
 @dataclass(frozen=True)
 class ExperimentPlan:
-    """The plan of an experiment: the jobs that it submits.
+    """The plan of an experiment: the jobs to submit.
 
     Attributes:
-        id: a part of the names of the jobs.
+        id: the part of the jobs' names that identifies the experiment.
         root: the directory of the experiment's file, EXPERIMENT_ROOT in scripts.
         seed: the seed of the random order of the points.
         repetitions: the number of runs of each combination.
@@ -144,7 +144,7 @@ def keep_seal(plan: ExperimentPlan) -> None:
 
 
 def has_seal(plan: ExperimentPlan) -> bool:
-    """Return whether this host has this user's seal of exactly this plan."""
+    """Return True if this host has a seal of exactly this plan by this user."""
     try:
         # A new date keeps systemd-tmpfiles from removing the seal.
         os.utime(_seals_dir() / plan.seal, follow_symlinks=False)
@@ -154,15 +154,15 @@ def has_seal(plan: ExperimentPlan) -> bool:
 
 
 def drop_seal(plan: ExperimentPlan) -> None:
-    """Delete the stored seal of a plan, after all its points are done."""
+    """Delete a plan's seal and the copy for the user, after all points are done."""
     (_seals_dir() / plan.seal).unlink(missing_ok=True)
     shutil.rmtree(_readable_copy(plan), ignore_errors=True)
 
 
 def missing_seal(plan: ExperimentPlan, place: ResultsDirectory) -> Refused:
-    """Return the error for a plan without a seal. It names a copy of the plan for the user to read.
+    """Return the error for a plan without a seal, which names a copy of the plan to read.
 
-    No guest can change that copy while the user decides. Raises HostFault.
+    No guest can change this copy while the user decides. Raises HostFault.
     """
     directory = _readable_copy(plan)
     try:
@@ -191,12 +191,12 @@ def _seal_error(error: OSError) -> HostFault:
 def _seals_dir() -> Path:
     """Return the directory of this user's seals, created if missing. Raises OSError.
 
-    Its name ends in random characters, so no other user can create it first.
+    The name ends in random characters, so no other user can create the directory first.
     """
     uid = os.geteuid()
     prefix = f"vtorque-experiment-{uid}"
     for place in sorted(SEALS.glob(f"{prefix}*")):
-        with contextlib.suppress(FileNotFoundError):  # another user's, removed meanwhile
+        with contextlib.suppress(FileNotFoundError):  # removed since glob()
             about = place.lstat()
             if about.st_uid == uid and about.st_mode == stat.S_IFDIR | 0o700:
                 return place

@@ -13,8 +13,8 @@ from vtorque_experiment import figures
 from vtorque_report.drawing import svg
 
 WIDTH = 480  # CSS pixels
-MOST_ROWS = 40  # combinations in a plot; the table has all
-MOST_POINTS = 4000  # of a plot; more are thinned evenly
+MOST_ROWS = 40  # combinations in a plot; the table has all combinations
+MOST_POINTS = 4000  # points in a plot; above it, points are omitted evenly
 _STRANGE = re.compile(r"[^A-Za-z0-9 =._:+/@%,()-]", re.ASCII)
 _LABEL = 34  # characters
 _NUMBER = ".5~g"  # https://d3js.org/d3-format; 1e+9 fits where 1,000,000,000 is cut off
@@ -22,10 +22,7 @@ _NUMBER = ".5~g"  # https://d3js.org/d3-format; 1e+9 fits where 1,000,000,000 is
 
 @dataclass(frozen=True)
 class PlotSeries:
-    """The values of a row of a plot, one color per side of a comparison.
-
-    ``label`` is the user's text.
-    """
+    """The values of a plot's row, by side of a comparison. ``label`` is untrusted user text."""
 
     label: str
     sides: Sequence[Sequence[float]]
@@ -91,9 +88,9 @@ def rows(title: str, unit: str, series: Sequence[PlotSeries], sides: Sequence[st
 
 
 def order(title: str, unit: str, values: Sequence[tuple[float, float]], hours: bool) -> ResultPlot:
-    """Plot the values over time since the first, to show a drift.
+    """Plot a number over the time since the first value, to show a drift.
 
-    ``values`` are (seconds, value); ``hours`` selects the unit of time.
+    ``values`` are pairs of seconds and value. The time axis is in hours if ``hours`` is true.
     """
     step = max(1, math.ceil(len(values) / MOST_POINTS))
     by = 3600.0 if hours else 60.0
@@ -125,10 +122,10 @@ def _describe_values(values: Sequence[float]) -> str:
 
 
 def _jitter(place: int, count: int) -> float:
-    """Return the offset of a point in its row: centered if alone, otherwise spread evenly."""
+    """Return a point's offset in its row: a single point is centered, others are spread evenly."""
     return 0.5 if count < 3 else 0.15 + 0.7 * ((place * 0.618034) % 1)
 
 
 def _extent(labels: Sequence[str]) -> int:
-    """Return the space for labels: browser fonts are wider than Vega assumes."""
+    """Return the width for labels in pixels: browser fonts are wider than Vega assumes."""
     return min(210, 12 + 7 * max(len(label) for label in labels))

@@ -1,4 +1,4 @@
-"""Results of an experiment: its combinations with the values of each number."""
+"""Results of an experiment: the values of each number, by combination."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Results:
 
     @property
     def names(self) -> list[str]:
-        """All numbers with values; those of the experiment's file come first."""
+        """Names of all numbers with values; the numbers of the experiment's file come first."""
         own = [take.name for take in self.definition.takes]
         there = {name for values in self.numbers.values() for name in values}
         return [name for name in (*own, *BUILT_IN) if name in there]
@@ -47,7 +47,7 @@ class Results:
         return units.get(name, UNITS.get(name, ""))
 
     def better_direction(self, name: str) -> str:
-        """Return whether ``less`` or ``more`` of a number is better; empty if unknown."""
+        """Return the better direction of a number, ``less`` or ``more``; empty if unknown."""
         said = {take.name: take.better for take in self.definition.takes}
         return said.get(name, "less" if name in ("wall", "wait") else "")
 
@@ -95,7 +95,10 @@ def read(directory: Path) -> Results:
 
 
 def matching(cells: Sequence[Cell], wanted: Sequence[str], where: str) -> list[int]:
-    """Return the combinations that ``AXIS=VALUE`` pairs select. Raises Refused if none match."""
+    """Return the numbers of the combinations that all ``AXIS=VALUE`` pairs select.
+
+    Raises Refused if none match.
+    """
     pairs = [pair.partition("=") for pair in wanted]
     known: dict[str, set[str]] = {}
     for cell in cells:

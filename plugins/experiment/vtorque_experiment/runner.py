@@ -1,11 +1,11 @@
 """Run the points of an experiment: submit jobs, collect results, recover from a killed runner.
 
-A point is recorded as *submitting* before vsub is called. After a kill the runner finds the job of
-such a point by its claim (:mod:`vtorque_experiment.wrapper`), or by its name in the batch system's
-list. If neither exists, and no running vsub could still submit the point, the runner submits it
-again.
+A point is recorded as *submitting* before vsub is called. After a kill, the next runner waits until
+no vsub of the killed runner is left. It then looks for the point's job: by the file ``claim``
+(:mod:`vtorque_experiment.wrapper`), and by the job's name in the batch system's list. If there is
+no job, it submits the point again.
 
-Guests can write in the directory of results and its book. Therefore the runner submits only the
+Guests can write in the results directory and its book. Therefore the runner submits only the
 ``ExperimentPlan``, and a job counts as ended when the batch system no longer lists it. A guest can
 falsify numbers or make points fail, but no more.
 """
@@ -35,8 +35,8 @@ from vtorque_experiment.matrix import count_text
 from vtorque_experiment.place import ResultsDirectory
 from vtorque_experiment.plan import ExperimentPlan, missing_seal, read_plan
 
-TRIES = 3  # submissions of a point, if vsub fails without refusing it
-REASONS = 20  # different reasons that a run prints
+TRIES = 3  # submissions of a point if vsub fails without a refusal
+REASONS = 20  # distinct reasons for failures that a run prints
 IN_A_ROW = 5  # failed submissions, after which the runner waits for the next list of jobs
 LEAST_PAUSE, MOST_PAUSE = 0.1, 2.0  # seconds between two reads of the files of open points
 MISSES = 2  # lists of jobs in which a job must be missing before it counts as lost
@@ -44,22 +44,22 @@ MISSES = 2  # lists of jobs in which a job must be missing before it counts as l
 
 @dataclass(frozen=True)
 class End:
-    """How a run has ended: ``finished``, or stopped for the reason ``why``."""
+    """The end of a run: ``finished`` if no point waits; ``why`` is the reason of an early stop."""
 
     finished: bool
     why: str = ""
 
 
 class Runner:
-    """One run or resume of an experiment, which holds its lock.
+    """One run or resume of an experiment. The caller holds the experiment's lock.
 
     Args:
         told: called with each message for the user.
-        stop: set to end the run; submitted jobs continue.
+        stop: event that ends the run; submitted jobs continue.
         hours: the time limit, or None.
-        seen: called with the counts after each round.
-        plan: the plan to submit; None: the plan in the directory of results.
-        is_accepted: returns whether the plan in the directory of results may be submitted.
+        seen: called repeatedly with the number of points in each state.
+        plan: the plan to submit; None: the plan in the results directory.
+        is_accepted: returns whether the plan in the results directory may be submitted.
     """
 
     def __init__(  # noqa: PLR0913 - all that one run needs, from one caller
@@ -87,12 +87,12 @@ class Runner:
         self._tries: Counter[int] = Counter()  # submissions of a point, counted without the book
 
     def run(self) -> End:
-        """Run until all points are over, or until stopped.
+        """Submit points and collect results until all points are done or failed, or until stopped.
 
-        Raises HostFault if the disk or vsub fails.
+        Raises HostFault if the disk or vsub fails, Refused if the plan is not accepted.
         """
         with b.hold_lock(self._place.top / "submit.lock", wait=True):
-            pass  # no vsub of a killed runner is left
+            pass  # wait until no vsub of a killed runner is left
         self._adopt()
         before: dict[str, int] = {}
         pause = LEAST_PAUSE
@@ -136,11 +136,11 @@ class Runner:
 
     @property
     def plan(self) -> ExperimentPlan | None:
-        """The submitted plan; None if no point had to be submitted."""
+        """The plan that was submitted; None if no point had to be submitted."""
         return self._plan
 
     def token(self, number: int) -> str:
-        """Return the name of a point's job: at most 15 characters, as PBS may reject more."""
+        """Return the name of a point's job: at most 15 characters, because PBS may reject more."""
         return f"x{self._id}-{number}"
 
     def _why_not_more(self) -> str:
@@ -155,16 +155,16 @@ class Runner:
         return ""
 
     def _adopt(self) -> None:
-        """Find the jobs of points whose submission was interrupted."""
+        """Find the jobs of points whose submission was interrupted, by the file ``claim``."""
         for row in self._book.rows(k.SUBMITTING):
             job = _claimed_job(self._place.point(row.number))
             if job:
                 self._book.record_submission(row.number, job, time.time())
 
     def _collect(self) -> bool:
-        """Read the numbers of ended jobs.
+        """Read the numbers of jobs that have ended and that the batch system no longer lists.
 
-        Returns True if the batch system still lists a job that has written ``ended``.
+        Returns True if a job has written the file ``ended`` but may still be listed.
         """
         ended = [row for row in self._book.rows(k.SUBMITTED) if self._has_ended(row)]
         for row in ended:
@@ -173,7 +173,7 @@ class Runner:
         return any(not self._misses[row.number] for row in ended)
 
     def _has_ended(self, row: PointRow) -> bool:
-        """Return whether the file ``ended`` exists. A guest can create it, too."""
+        """Return True if the file ``ended`` exists, which a guest can also create."""
         return os.path.lexists(self._place.point(row.number) / wrapper.ENDED)
 
     def _take(self, row: PointRow) -> str:
@@ -197,7 +197,7 @@ class Runner:
             self._told(f"point {row.number} failed: {printable(reason, 400)} ({point})")
 
     def _ask(self) -> None:
-        """Query the list of jobs, resolve uncertain submissions, and fail points with lost jobs."""
+        """Query the job list, resolve interrupted submissions, and fail points with lost jobs."""
         before = self._questions.problem
         names = self._questions.ask()
         if names is None:
@@ -264,7 +264,7 @@ class Runner:
         message = done.message or f"vsub ended with exit code {done.code}"
         if done.code == b.REFUSED:
             self._fail(row, f"rejected: {message}")
-        else:  # vsub may have submitted the job: the next list of jobs shows it
+        else:  # vsub may have submitted the job: wait for the next list of jobs
             self._refused += 1
             self._book.note_reason(row.number, message)
 
@@ -280,12 +280,12 @@ class Runner:
         with b.hold_lock(place.top / "submit.lock", wait=True) as lock:
             done = b.submit(self._batch, argv, script, place, number, lock)
         for name, content in ((b.JOB, script), (b.VSUB_OUT, done.out), (b.VSUB_ERR, done.err)):
-            with contextlib.suppress(OSError):  # only users read these files
+            with contextlib.suppress(OSError):  # these files are only for users
                 place.write(point / name, content)
         return done
 
     def _read_plan(self) -> ExperimentPlan:
-        """Return the plan in the directory of results. Raises Refused if it is not accepted."""
+        """Return the plan in the results directory. Raises Refused if it is not accepted."""
         points = sum(self._book.counts().values())
         found = read_plan(self._place, self._definition, self._book.notes(), points)
         if not self._is_accepted(found):

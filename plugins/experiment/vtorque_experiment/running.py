@@ -39,7 +39,7 @@ EVERY = 30.0  # seconds between two progress lines without a terminal
 
 @dataclass(frozen=True)
 class RunResult:
-    """How a run ended. ``status`` is the result of :func:`status`."""
+    """The result of a run. ``status`` is the result of :func:`status`, ``why`` as in ``End``."""
 
     finished: bool
     why: str
@@ -97,7 +97,7 @@ def run(
 
 
 def _is_accepted(found: plan.ExperimentPlan, accept: str) -> bool:
-    """Store the plan's seal if the user accepts it, and return whether this host has the seal."""
+    """Store the plan's seal if it equals ``accept``; return True if this host has the seal."""
     if accept == found.seal:
         plan.keep_seal(found)
     return plan.has_seal(found)
@@ -122,7 +122,7 @@ def status(directory: Path) -> dict[str, Any]:
 
 
 def data(results: Results, names: Sequence[str]) -> list[dict[str, Any]]:
-    """Return the figures of each combination for JSON."""
+    """Return the statistics of each combination for JSON."""
     table, emulated = results.table(), results.count_emulated()
     return [
         {
@@ -140,10 +140,10 @@ def data(results: Results, names: Sequence[str]) -> list[dict[str, Any]]:
 
 @dataclass(frozen=True)
 class DryRun:
-    """The plan of a dry run.
+    """The result of a dry run.
 
     Attributes:
-        refused: messages of vsub by index in ``cells``.
+        refused: vsub's messages for the combinations that it refuses, by index in ``cells``.
     """
 
     definition: definition.Definition
@@ -152,15 +152,12 @@ class DryRun:
 
     @property
     def is_hopeless(self) -> bool:
-        """True if vsub refuses every combination that would run in a guest.
-
-        False if it refuses none at all, for example because all combinations run on bare metal.
-        """
+        """True if vsub refuses a combination, and every combination that would run in a guest."""
         guests = [n for n, cell in enumerate(self.cells) if cell.get("bare") is not True]
         return bool(self.refused) and all(n in self.refused for n in guests)
 
     def reasons(self) -> list[str]:
-        """Return each reason for a refusal once, one per line."""
+        """Return each reason for a refusal once, with the combinations that it concerns."""
         labels: dict[str, list[str]] = {}
         for number, reason in self.refused.items():
             labels.setdefault(reason, []).append(matrix.label(self.cells[number]))
@@ -171,7 +168,7 @@ class DryRun:
         ]
 
     def lines(self) -> list[str]:
-        """Return the plan as lines of text."""
+        """Return the result as lines of text."""
         points, times = len(self.cells) * self.definition.repetitions, self.definition.repetitions
         cells = matrix.count_text(len(self.cells), "combination")
         head = f"{matrix.count_text(points, 'point')}: {cells}"
@@ -182,7 +179,7 @@ class DryRun:
         ]
 
     def data(self) -> dict[str, Any]:
-        """Return the plan for JSON."""
+        """Return the result for JSON."""
         refused = [
             {"combination": dict(self.cells[number]), "reason": reason}
             for number, reason in self.refused.items()
@@ -200,7 +197,7 @@ def plan_experiment(
         config: the site config.
         file: the experiment file.
         told: called with the messages of vsub.
-        repetitions: override those of the file.
+        repetitions: overrides the value in the file.
 
     Raises:
         Refused, ConfigError, HostFault: as in :func:`run`.
@@ -228,7 +225,7 @@ def _forget(there: Book, place: ResultsDirectory) -> None:
 
 @contextlib.contextmanager
 def _stop_event() -> Iterator[threading.Event]:
-    """Yield an event that the signals set. A second signal ends the process at once."""
+    """Yield an event that SIGINT, SIGTERM and SIGHUP set. A second signal ends the process."""
     stop = threading.Event()
 
     def handle(number: int, _: object) -> None:
@@ -245,7 +242,7 @@ def _stop_event() -> Iterator[threading.Event]:
 
 @contextlib.contextmanager
 def _progress(total: int) -> Iterator[Callable[[dict[str, int]], None]]:
-    """Yield a function that shows the counts: a bar on a terminal, otherwise occasional lines."""
+    """Yield a function that shows how many points are in each state: a bar, or lines."""
     pace = Pace(total)
     if os.isatty(2):
         from rich.console import Console  # noqa: PLC0415 - 60 ms, for a terminal only
@@ -284,11 +281,11 @@ class Pace:
         self._first: tuple[int, float] | None = None
 
     def estimate(self, over: int, now: float) -> tuple[float, float | None]:
-        """Return (elapsed, remaining) seconds; remaining is None before two points have finished.
+        """Return the elapsed and remaining seconds; the latter is None before two points finish.
 
         Args:
             over: number of finished points.
-            now: time of any clock, in seconds.
+            now: current time of a monotonic clock, in seconds.
         """
         if self._first is None:  # earlier runs may have finished points
             self._first = over, now

@@ -62,13 +62,13 @@ def _refusals(
 
 
 def suggest_name(name: str, known: Mapping[str, Any]) -> str:
-    """Return a hint for an unknown name."""
+    """Return a hint for an unknown name, with similar known names."""
     close = get_close_matches(name, known, 1)
     return f"did you mean {close[0]}?" if close else f"known: {', '.join(sorted(known))}"
 
 
 def _suggest_table(schema: Schema, at: str, name: str) -> str:
-    """Return a hint for a key that lacks its table, or an empty string."""
+    """Return a hint if the key belongs to a table of the file, or an empty string."""
     known = schema["properties"]
     for table in ("matrix", "limits"):
         if not at and name in known[table]["properties"]:

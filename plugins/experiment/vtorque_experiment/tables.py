@@ -27,7 +27,7 @@ def state(results: Results) -> str:
 
 
 def warnings(results: Results) -> list[str]:
-    """Return warnings for readers of the numbers."""
+    """Return warnings about the numbers, for example that guests were emulated."""
     found = []
     runs = Counter(row.cell for row in results.rows if row.state == DONE)
     cells = range(len(results.cells))
@@ -47,7 +47,7 @@ def warnings(results: Results) -> list[str]:
 
 
 def warnings_of_pairs(pairs: Sequence[Pair]) -> list[str]:
-    """Return warnings for readers of a comparison."""
+    """Return warnings about a comparison, for example that guests were emulated."""
     found = []
     few = sum(bool(pair.warning) for pair in pairs)
     emulated = sum(pair.emulated for pair in pairs)
@@ -78,7 +78,7 @@ def number_table(
 
 
 def summary_table(results: Results, names: Sequence[str]) -> tuple[Sequence[str], Rows]:
-    """Return the head and rows of one table for several numbers, which the first column names."""
+    """Return the head and rows of a table of several numbers, with their names in column 1."""
     table = results.table()
     rows = [
         (_column_title(name, results.unit(name)), *row)
@@ -89,7 +89,7 @@ def summary_table(results: Results, names: Sequence[str]) -> tuple[Sequence[str]
 
 
 def comparison_table(pairs: Sequence[Pair], *, named: bool = True) -> tuple[Sequence[str], Rows]:
-    """Return the head and rows of a comparison's table; ``named`` adds a column of names."""
+    """Return the head and rows of a comparison's table; ``named`` adds a column of number names."""
     heads = ("combination", "runs", "base", "spread", "median", "spread", "ratio", "95 %", "")
     return (("number", *heads) if named else heads), [_row(pair, named) for pair in pairs]
 

@@ -50,10 +50,9 @@ def collect_versions(config: Path) -> Mapping[str, Any]:
 
 
 def note_end(config: Path, path: Path) -> None:
-    """Add to a versions file, as ``at_end``, the differences at the end of a run.
+    """Add the versions that changed during a run to a versions file, as ``at_end``.
 
-    The first job may build the image, or a node may be upgraded during the run. Raises OSError,
-    ConfigError.
+    The first job may build the image, or a host may be upgraded. Raises OSError, ConfigError.
     """
     begun = read(path)
     now = json.loads(json.dumps(collect_versions(config)))

@@ -3,18 +3,18 @@
 Batch systems report ended jobs differently or not at all. Therefore the script records its progress
 in files of the point's directory:
 
-- ``claim``: a symbolic link to the job's id. Creating it is atomic, also on NFS. A job that finds
-  the claim of another job runs nothing, so no point runs twice.
-- ``begun``: the last start (a batch system may restart a job): Unix time, seconds since boot.
-- ``machine``: the machine of the job. ``stdout``, ``stderr``, ``metrics``: the script's output.
-- ``ended``: exit status and seconds since boot, renamed into place after all other files.
+- ``claim``: a symbolic link with the job id as its target. Creating a link is atomic, also on NFS.
+  A job that finds the claim of another job runs nothing, so no point runs twice.
+- ``begun``: Unix time and seconds since boot of the last start (a batch system may restart a job).
+- ``machine``: kernel, host name and CPU model. ``stdout``, ``stderr``, ``metrics``: the output.
+- ``ended``: exit status, and seconds since boot at start and end. It is renamed into place last.
 
 On bare metal this script runs on the host, in a directory where guests can write. Therefore it
 checks the SHA-256 of a private copy of the user's script, and runs that copy. It enters no
 directory through a symbolic link, and writes only files that it creates (``set -C``). If /tmp is
 mounted noexec, it starts the interpreter of the ``#!`` line itself.
 
-The script needs only busybox. It uses the seconds of /proc/uptime (0.01 s), which do not change
+The script needs only busybox. It takes times from /proc/uptime (in 0.01 s), which does not change
 when the clock is set.
 """
 
@@ -98,7 +98,7 @@ def script(
 
     Args:
         content: the user's script.
-        runs: the script's copy in the results. The job reads it and compares it with ``content``.
+        runs: the script's copy in the results directory, which the job compares with ``content``.
         point: the point's directory, see :meth:`vtorque_experiment.place.ResultsDirectory.point`.
         environment: variables of the user's script.
     """
@@ -118,7 +118,7 @@ def text(value: Scalar) -> str:
 
 
 def directives(content: bytes) -> bytes:
-    """Return the directives for the batch system and vsub at the head of a script."""
+    """Return the lines at the head of a script with directives for the batch system and vsub."""
     found = []
     for line in content.splitlines():
         bare = line.strip()
