@@ -1,15 +1,16 @@
 """Public API: the measured samples, and how a distribution provides an exporter for them.
 
-The node's sampler creates :class:`Sample` objects, the same for all exporters. An exporter is an
-entry point of the group :data:`GROUP`, ``acme = "acme.push:open_sink"``: a function that takes the
-site config and returns a :class:`SampleSink`. Enable it in ``[plugin.telemetry] exporters``.
+The node's sampler passes the same :class:`Sample` objects to all exporters. An exporter is an entry
+point of the group :data:`GROUP`, such as ``acme = "acme.push:open_sink"``. It is a function that
+takes the site config and returns a :class:`SampleSink`. Enable it in ``[plugin.telemetry]
+exporters``.
 
 Life cycle:
 
-1. The sampler's process calls the function as root, in a thread. It has ten seconds to open what
-   needs root (a port, a secret, a directory), and must not exchange data yet. An error is logged
-   once and retried, as root in another process, a minute later.
-2. The process drops all privileges and runs as ``uid``. A thread, one per sink, calls the sink's
+1. A process of the sampler calls the function as root, in a thread. The function has ten seconds to
+   open what needs root (a port, a secret, a directory), and must not exchange data yet. An error is
+   logged. A minute later, a new process calls the function again, as root.
+2. The process drops all privileges and runs as ``uid``. One thread per sink calls the sink's
    methods.
 
 Names and units follow Prometheus (https://prometheus.io/docs/practices/naming/): base units,
@@ -37,8 +38,8 @@ class Sample:
     Args:
         name: matches ``[a-z_][a-z0-9_]*``, with the base unit last, and ``_total`` for counters.
         value: in the base unit: seconds, bytes, cores.
-        labels: ``job``, ``user``, ``node``, for a guest ``guest`` (its rank), then the sample's own
-            labels. Safe for every format: printable, at most 200 characters each.
+        labels: ``job``, ``user``, ``node``, for a guest ``guest`` (its rank), then the labels of
+            this metric. Values are printable and have at most 200 characters.
         kind: a counter only grows while its guest lives.
         time: time of the measurement, Unix seconds.
         help: description in one line.
@@ -55,14 +56,15 @@ class Sample:
 class SampleSink(Protocol):
     """An open exporter. Each sink has its own thread, so a slow sink loses only its own samples.
 
-    The first exception is logged until the sink works again; jobs are not affected.
+    After an exception, no other exception is logged until the sink works again. Jobs are not
+    affected.
     """
 
     def write(self, samples: Sequence[Sample], deadline: float) -> None:
         """Export all samples of one moment, of all jobs on this node.
 
-        ``deadline`` is in ``time.monotonic()`` seconds. Samples that arrive before an earlier
-        ``write`` has returned are lost to this sink, and counted.
+        ``deadline`` is in ``time.monotonic()`` seconds. While ``write`` runs, only the newest
+        samples wait for the next call. Older ones are lost to this sink, and counted.
         """
         ...
 
@@ -71,7 +73,7 @@ class SampleSink(Protocol):
         ...
 
     def close(self) -> None:
-        """Stop, because no job is left. The process ends half a second later in any case."""
+        """Close the sink, because no job is left. The process ends within half a second."""
         ...
 
 

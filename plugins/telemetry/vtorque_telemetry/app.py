@@ -1,4 +1,4 @@
-"""Metrics that a job reports itself: ``name value [labels]`` lines from an untrusted guest.
+"""Parse the metrics that a job reports: lines ``name value [labels]`` from an untrusted guest.
 
 Examples: ``loss 0.25``, ``epoch_seconds 3.1 phase=train,fold=2``. Invalid lines are counted and
 dropped. A name that ends in ``_total`` is a counter, any other a gauge. A series keeps its last
@@ -46,9 +46,9 @@ def parse(line: bytes) -> tuple[str, Own, float] | None:
 
 
 class AppMeter:
-    """Reads a guest's lines.
+    """A reader of a guest's lines.
 
-    ``values``: last value of each series; ``rejected``: count of bad lines.
+    ``values`` has the last value of each series. ``rejected`` counts invalid and excess lines.
     """
 
     def __init__(self) -> None:
@@ -58,7 +58,7 @@ class AppMeter:
         self.rejected = 0
 
     def connect(self, port: socket.socket) -> None:
-        """Read from this non-blocking connection from now on."""
+        """Read from this non-blocking connection, and close the previous connection."""
         self._rest += self._receive()  # data from the previous connection
         self.close()
         self._socket = port
@@ -70,10 +70,10 @@ class AppMeter:
             self._socket = None
 
     def read(self, room: int) -> Values:
-        """Read available lines; return new values.
+        """Read available lines, and return their values.
 
-        ``room`` is the number of series that may be added. Never blocks. Excess data remains in the
-        guest until the next call.
+        ``room`` is the number of series that may be added. Never blocks. At most :data:`MAX_READ`
+        bytes are read; the rest waits for the next call.
         """
         fresh: Values = {}
         for line in self._lines():
@@ -91,7 +91,7 @@ class AppMeter:
     def _lines(self) -> list[bytes]:
         data = self._rest + self._receive()
         *lines, self._rest = data.split(b"\n")
-        if len(self._rest) > MAX_LINE:  # the rest of this line counts as an invalid line, too
+        if len(self._rest) > MAX_LINE:  # too long: parse() rejects it
             self._rest = self._rest[: MAX_LINE + 1]
         return lines
 

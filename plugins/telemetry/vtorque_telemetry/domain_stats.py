@@ -8,14 +8,14 @@ from vtorque_core.live.libvirt import call
 
 _STATS = 1 << 2 | 1 << 3 | 1 << 4 | 1 << 5  # balloon, vCPUs, interfaces, blocks
 _ACTIVE = 1 << 0  # virConnectGetAllDomainStatsFlags
-_NOWAIT = 1 << 29  # a domain with a call in hand is left out instead of waited for
+_NOWAIT = 1 << 29  # do not wait for a domain on which another libvirt job runs
 
 
 def domain_stats(uri: str, timeout: float = 1.0) -> dict[str, dict[str, Any]]:
-    """Return ``virsh domstats`` (vCPU, balloon, interface, block) of all running domains, by UUID.
+    """Return the vCPU, balloon, interface and block statistics of all running domains, by UUID.
 
-    A busy domain has fewer values. Raises HostFault if libvirt does not answer within ``timeout``
-    seconds. The next call omits a guest that blocks its QEMU.
+    Names and values are those of ``virsh domstats``. A domain on which another libvirt job runs has
+    fewer values. Raises HostFault if libvirt does not answer within ``timeout`` seconds.
     """
 
     def work(connection: Any) -> dict[str, dict[str, Any]]:

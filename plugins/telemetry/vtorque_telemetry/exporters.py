@@ -1,4 +1,4 @@
-"""The built-in exporters, as entry points. Each imports its modules when it is called."""
+"""The entry points of the built-in exporters. Each imports its modules when it is called."""
 
 from __future__ import annotations
 

@@ -10,11 +10,11 @@ from vtorque_telemetry.labels import escape
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
-_KEPT = 20_000  # cached labels
+_KEPT = 20_000  # maximum number of cached label texts
 
 
 class LabelTexts:
-    """Caches labels as text: all samples of a series share one labels object."""
+    """A cache of labels as text, by identity: all samples of a series share one labels object."""
 
     def __init__(self, render: Callable[[Mapping[str, str]], str]) -> None:
         self._render = render

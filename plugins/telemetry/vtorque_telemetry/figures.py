@@ -19,9 +19,9 @@ _G = "vtorque_guest_"
 
 
 class GuestMeter:
-    """Measures one guest.
+    """A meter of one guest.
 
-    Its counters never decrease while the guest lives, even if a source's do.
+    Its counters never decrease while the guest lives, even if a counter of libvirt does.
     """
 
     def __init__(self, guest: RunningGuest) -> None:
@@ -36,7 +36,7 @@ class GuestMeter:
             self._process = None
 
     def measure(self, stats: Mapping[str, Any] | None) -> Values:
-        """Return the current values. ``stats`` are libvirt's, or None if libvirt did not answer."""
+        """Return the current values. ``stats`` are from libvirt; None if libvirt did not answer."""
         guest, values = self.guest, Values()
         values[f"{_G}vcpus", ()] = guest.vcpus
         values[f"{_G}memory_assigned_bytes", ()] = guest.ram_mib << 20
@@ -88,9 +88,9 @@ def _add_libvirt_values(stats: Mapping[str, Any], values: Values) -> None:
             if value is not None:
                 values[name, own] = value * unit
     for number in range(min(int(stats.get("net.count", 0)), MAX_DEVICES)):
-        own = (("device", f"nic{number}"),)  # users do not know the tap's name
+        own = (("device", f"nic{number}"),)  # users do not know the name of the tap device
         for stat, name in NET:
             value = stats.get(f"net.{number}.{stat}")
             if value is not None:
-                # libvirt counts as the guest sees it: rx is what it has received.
+                # libvirt counts from the guest's view: rx has the bytes that the guest received.
                 values[name, own] = value

@@ -20,7 +20,7 @@ from vtorque_telemetry.api import Sample, read_secret
 from vtorque_telemetry.exposition import LabelTexts
 from vtorque_telemetry.settings import Settings
 
-_ANSWER = 2000  # bytes of an answer that are read
+_ANSWER = 2000  # bytes of a response that are read
 
 
 def lines(samples: Iterable[Sample]) -> bytes:
@@ -41,7 +41,7 @@ _tags = LabelTexts(_render)
 
 
 def _escape(text: str) -> str:
-    """Escape a tag; a newline or a trailing backslash would break the line."""
+    """Escape a tag's value; a newline or a trailing backslash would break the line."""
     return re.sub(r"([,= ])", r"\\\1", text.replace("\n", " ").replace("\\", "/"))
 
 
@@ -99,7 +99,7 @@ class Influx:
             self._drop()
             shown = "".join(c if c.isprintable() else " " for c in said.decode("utf-8", "replace"))
             raise HostFault(f"{self._host} answers {answer.status}: {shown[:300]}")
-        if not answer.isclosed():  # more than an answer to a write can have
+        if not answer.isclosed():  # longer than any response to a write
             self._drop()
 
     def _drop(self) -> None:

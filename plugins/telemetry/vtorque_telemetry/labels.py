@@ -1,4 +1,4 @@
-"""The series of a guest or a job: names, kinds and labels, safe for every format."""
+"""The series of a guest or a job: names, kinds, and labels that are valid in every format."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _LABEL = 200  # characters
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """The constant part of a series; ``text`` is its name in series.jsonl."""
+    """Name, labels and kind of a series. ``text`` is its name in series.jsonl."""
 
     name: str
     labels: Mapping[str, str]
@@ -24,14 +24,14 @@ class Series:
 
 
 class Labels:
-    """The series of one guest or of a whole job. All of them have the same base labels."""
+    """The series of one guest or of a whole job, which all have the labels ``base``."""
 
     def __init__(self, base: Mapping[str, str]) -> None:
         self.base = {name: label_value(value) for name, value in base.items()}
         self._known: dict[tuple[str, Own], Series] = {}
 
     def series(self, name: str, own: Own) -> Series:
-        """Return a series. ``own`` labels never replace the base labels."""
+        """Return a series by name and additional labels, which never replace the base labels."""
         known = self._known.get((name, own))
         if known is None:
             labels = {**{k: label_value(v) for k, v in own}, **self.base}

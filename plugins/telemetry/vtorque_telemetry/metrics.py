@@ -7,7 +7,7 @@ from typing import Literal
 Kind = Literal["counter", "gauge"]
 Own = tuple[tuple[str, str], ...]
 Values = dict[tuple[str, Own], float]
-"""Maps (name, the series' own labels) to the value."""
+"""Maps (name, labels of the series except ``job``, ``user``, ``node``, ``guest``) to the value."""
 
 _GUEST = "vtorque_guest_"
 METRICS: dict[str, str] = {
@@ -38,7 +38,7 @@ METRICS: dict[str, str] = {
     "vtorque_job_app_lines_rejected_total": "invalid lines in $VTORQUE_METRICS",
 }
 COUNTED = ("paused", "suspended", "moves", "arrives")
-"""Phases of a job that can occur several times. Their number is a metric."""
+"""Phases that can occur several times in a job. The number of each is a metric."""
 APP = "vtorque_app_"
 BLOCK = (
     ("rd.bytes", f"{_GUEST}disk_read_bytes_total", 1.0),

@@ -23,7 +23,7 @@ vtorque_resources = constant_hook(Sampler)
 
 @hookimpl
 def vtorque_guest_context(guest: GuestPlan, site: Site) -> Iterator[ContextItem]:
-    """Give the job a file for its own metrics, if the guest type supports it (OSv does not)."""
+    """Give the job a file to which it can write metrics. OSv guests do not support this."""
     if _has_lines(guest, site):
         yield LinePort(FILE, PORT)
         yield EnvVar("VTORQUE_METRICS", FILE)
@@ -31,7 +31,7 @@ def vtorque_guest_context(guest: GuestPlan, site: Site) -> Iterator[ContextItem]
 
 @hookimpl
 def vtorque_render_domain(guest: GuestPlan, site: Site) -> Iterator[Element]:
-    """Add the port for the job's own metrics; on the host only root can open it."""
+    """Add the virtio port for the job's own metrics. On the host, only root can open its socket."""
     if _has_lines(guest, site):
         yield Channel("metrics", PORT, str(guest.run_dir / CHANNEL))
 
@@ -43,7 +43,10 @@ def _has_lines(guest: GuestPlan, site: Site) -> bool:
 
 
 def check(site: Site) -> Iterator[HealthResult]:
-    """Warn if a user could impersonate the Prometheus endpoint or InfluxDB while it is down."""
+    """Warn if a user could listen at the address of the Prometheus endpoint or of InfluxDB.
+
+    The user could do so while the service is down, and would get its token.
+    """
     settings = site[Settings]
     if "influxdb" in settings.exporters and settings.influx_url.startswith("http:"):
         yield HealthResult(
@@ -68,14 +71,14 @@ def check(site: Site) -> Iterator[HealthResult]:
 
 @hookimpl
 def vtorque_pre_boot(job: NodeJob) -> None:
-    """Start the sampler unless another job has started it. It starts while the guests boot."""
+    """Start the sampler unless another job of the node has started it."""
     if job.site[Settings].enabled:
         Sampler.start(job, "the job is not measured")
 
 
 @hookimpl
 def vtorque_teardown(job: EndedJob) -> None:
-    """Take the ended job's last sample."""
+    """Request the ended job's last sample from the sampler."""
     last_sample(job.paths, job.job.key)
 
 

@@ -1,4 +1,4 @@
-"""One thread per sink, so that a hanging sink delays no other."""
+"""One thread per sink, so that a hanging sink does not delay other sinks."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from collections.abc import Collection, Sequence
 from vtorque_telemetry.api import Sample, SampleSink
 
 log = logging.getLogger("telemetry")
-_FLUSH = 0.5  # seconds that all sinks together have at the end
+_FLUSH = 0.5  # seconds in which all sinks together must close
 
 
 class ExporterThread:
-    """One sink and its thread. Only the newest samples are queued; older ones are lost."""
+    """A sink with its thread. Only the newest samples wait for the sink; older ones are lost."""
 
     def __init__(self, name: str, sink: SampleSink, deadline: float) -> None:
         self.name = name
@@ -31,7 +31,7 @@ class ExporterThread:
         self._thread.start()
 
     def give(self, samples: Sequence[Sample], ended: Collection[str]) -> None:
-        """Pass on the samples of one moment and the ended jobs. Never blocks."""
+        """Queue the samples of one moment and the ids of ended jobs. Never blocks."""
         with self._changed:
             if self._samples is not None:
                 self.lost += len(self._samples)
@@ -43,7 +43,7 @@ class ExporterThread:
             self._changed.notify()
 
     def close(self, until: float) -> None:
-        """Let the sink close itself, until a monotonic time; then abandon it."""
+        """Close the sink. If it has not closed at the monotonic time ``until``, abandon it."""
         with self._changed:
             self._closing = True
             self._changed.notify()
@@ -65,7 +65,7 @@ class ExporterThread:
                     self._sink.write(samples, begun + self._deadline)
                 if closing:
                     self._sink.close()
-            except Exception as error:  # it may be third-party code
+            except Exception as error:  # possibly third-party code
                 self._log_once(f"{type(error).__name__}: {error}")
             else:
                 if samples is not None and self._trouble:
@@ -75,14 +75,14 @@ class ExporterThread:
                 return
 
     def _log_once(self, trouble: str) -> None:
-        """Log a problem once, until the sink works again."""
+        """Log a problem, unless one was logged since the sink last worked."""
         if not self._trouble:
             log.warning("exporter %s: %s", self.name, trouble[:500])
         self._trouble = trouble
 
 
 def close_all(outlets: Collection[ExporterThread]) -> None:
-    """Close all outlets within a bounded time."""
+    """Close all outlets within :data:`_FLUSH` seconds."""
     until = time.monotonic() + _FLUSH
     for outlet in outlets:
         outlet.close(until)

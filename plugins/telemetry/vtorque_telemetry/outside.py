@@ -1,8 +1,9 @@
 """The sampler's unprivileged process: reads guests' lines, writes series, runs the sinks.
 
-Root's part (:mod:`vtorque_telemetry.sampler`) starts it and sends it measurements; only log lines
-come back. The process opens the sinks as root (a port below 1024, secrets, keys), then becomes a
-user without account or privileges. Usage: ``python -I -m vtorque_telemetry.outside CONFIG``.
+Root's part (:mod:`vtorque_telemetry.sampler`) starts it and sends it measurements. It sends back
+only log lines. The process opens the sinks as root (a port below 1024, secrets, keys), then
+switches to a uid without account or privileges. Usage: ``python -I -m vtorque_telemetry.outside
+CONFIG``.
 """
 
 from __future__ import annotations
@@ -32,10 +33,10 @@ from vtorque_telemetry.settings import Settings
 from vtorque_telemetry.tick import MAX_FILES, Name, Tick, receive, send
 
 _OPENING = 10.0  # seconds that all sinks together have to open as root
-_AGAIN = 60.0  # seconds until another process retries the sinks that could not be opened
+_AGAIN = 60.0  # seconds until a new process tries again to open sinks that failed
 _STUCK = 30.0  # seconds without receiving a tick, after which the process is killed
-_WAITING = 16 << 10  # bytes of its socket's buffer; a tick takes about 800, doubled by the kernel
-_END = 0.7  # seconds for the process to end: the time of the sinks, and a margin
+_WAITING = 16 << 10  # bytes of the socket's buffer; a tick takes about 800, doubled by the kernel
+_END = 0.7  # seconds for the process to end: the time to close the sinks, and a margin
 _DEATH = 1.0  # seconds to wait for the end of a killed process
 _SAID = 8000  # bytes that are logged at once
 _ENVIRON = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C"}
@@ -46,16 +47,15 @@ log = logging.getLogger("telemetry")
 class _ExportersProcess:
     process: subprocess.Popen[bytes]
     socket: socket.socket
-    said: int  # its standard error
+    said: int  # the read end of its standard error
     has: dict[Name, int]  # files that were sent to it
-    taken: float  # monotonic time when it last had room
+    taken: float  # monotonic time of the last tick that its socket accepted
 
 
 class UnprivilegedExporters:
     """Root's handle of the unprivileged process. ``send`` starts the process if it does not run.
 
-    Root never waits for it. While it is busy, its socket holds about forty ticks; further ticks are
-    lost.
+    ``send`` never waits. While the process is busy, its socket holds about 40 ticks; more are lost.
     """
 
     def __init__(self, config: Path) -> None:
@@ -63,7 +63,7 @@ class UnprivilegedExporters:
         self._life: _ExportersProcess | None = None
 
     def send(self, tick: Tick, files: Mapping[Name, int], answer: int = -1) -> None:
-        """Send a tick, files that the process lacks, and a pipe for the answer."""
+        """Send a tick, the files that the process does not have, and the pipe ``answer``."""
         if self._life is None or self._life.process.poll() is not None:
             self.close()
             self._life = _start(self._argv)
@@ -85,7 +85,7 @@ class UnprivilegedExporters:
         life.has = {**had, **{name: files[name] for name in fresh}}
 
     def close(self, seconds: float = _END) -> None:
-        """End the process. Kill it if it still runs after this time."""
+        """End the process, and kill it if it still runs after ``seconds``."""
         life, self._life = self._life, None
         if life is None:
             return
@@ -94,7 +94,7 @@ class UnprivilegedExporters:
             life.process.wait(seconds)
         except subprocess.TimeoutExpired:
             life.process.kill()
-            with contextlib.suppress(subprocess.TimeoutExpired):  # it hangs, or somebody traces it
+            with contextlib.suppress(subprocess.TimeoutExpired):  # it hangs or is traced
                 life.process.wait(_DEATH)
         _log(life.said)
         os.close(life.said)
@@ -120,7 +120,7 @@ def _start(argv: tuple[str, ...]) -> _ExportersProcess:
 
 
 def _log(said: int) -> None:
-    """Log the process's messages, a limited amount each time; a flood waits in the pipe."""
+    """Log at most :data:`_SAID` bytes of the process's messages; the rest waits in the pipe."""
     with contextlib.suppress(BlockingIOError):
         for line in os.read(said, _SAID).decode("utf-8", "replace").splitlines():
             log.warning("%s", printable(line, _SAID))
@@ -130,7 +130,7 @@ def main() -> None:
     """Open the sinks, drop privileges, and process ticks until the end of input."""
     logging.basicConfig(level="INFO", format="%(message)s")
     settings, openings = _openings(Path(sys.argv[1]))
-    pool = ThreadPoolExecutor(max(1, len(openings)))  # a thread for each, which may hang
+    pool = ThreadPoolExecutor(max(1, len(openings)))  # one thread per sink: an opening may hang
     tried = {name: pool.submit(opening) for name, opening in openings.items()}
     wait(tried.values(), _OPENING)
     switch_user(settings.uid, MAX_BYTES)
@@ -157,7 +157,7 @@ def _sink(name: str, opened: Future[SampleSink]) -> SampleSink | None:
 
 
 def _openings(config: Path) -> tuple[Settings, dict[str, Callable[[], SampleSink]]]:
-    """Return functions that open the site's exporters as root; log invalid names."""
+    """Return the settings, and functions that open the site's exporters; log invalid names."""
     site, found = extensions.load(config, GROUP)
     settings = site[Settings]
     openings: dict[str, Callable[[], SampleSink]] = {}

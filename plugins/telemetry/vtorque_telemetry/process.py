@@ -15,7 +15,7 @@ from vtorque_core.api import HostFault, Paths
 from vtorque_core.live.node_process import NodeProcess
 
 CHANNEL = "metrics.sock"
-"""Socket in a guest's run directory: the host's end of the port for the job's own metrics."""
+"""Name of the socket in a guest's run directory from which root gets the job's own metrics."""
 
 LAST = 0.5  # seconds that the end of a job waits for its last sample
 
@@ -30,7 +30,7 @@ class Sampler(NodeProcess):
     def create(self) -> None:
         """Start the sampler. Raises HostFault.
 
-        The socket is created first, so that no file of the node appears later.
+        Creates the sampler's socket first, so that no new file appears after this call.
         """
         try:
             listen(Path(self.lock).with_suffix(".sock")).close()
@@ -48,7 +48,7 @@ class Sampler(NodeProcess):
 def last_sample(paths: Paths, key: str) -> None:
     """Request a job's last sample, while its guests still exist.
 
-    Waits at most half a second. Without an answer, only this sample is lost.
+    Waits at most :data:`LAST` seconds for each answer. Without an answer, this sample is lost.
 
     Privileges: root.
     """

@@ -1,8 +1,8 @@
 """The endpoint for Prometheus: text over HTTP or HTTPS, for authorized clients.
 
-It has the samples of all users. Therefore it requires a token, a password or a certificate, unless
-the site sets ``allow_anonymous = true``. It serves the last samples without those of ended jobs,
-whose series become stale.
+The endpoint has the samples of all users. Therefore clients must send a token, a password or a
+certificate, unless the site sets ``allow_anonymous = true``. The endpoint serves the last samples,
+without those of ended jobs.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from vtorque_telemetry.api import Sample, read_secret
 from vtorque_telemetry.exposition import CONTENT_TYPE, text
 from vtorque_telemetry.settings import Settings
 
-_AT_ONCE = 8  # clients; more are turned away
+_AT_ONCE = 8  # clients at the same time; connections of more clients are closed
 _TIMEOUT = 5.0  # seconds for TLS and for each read
-_WHOLE = 10.0  # seconds for a request and its answer, however busy a client keeps us
+_WHOLE = 10.0  # seconds for a request and its response
 
 
 class Endpoint:
     """The Prometheus sink, see :class:`vtorque_telemetry.api.SampleSink`."""
 
     def __init__(self, settings: Settings) -> None:
-        """Listen as root; clients are served from the first :meth:`write` on, without privileges.
+        """Listen, as root. The server starts with the first :meth:`write`, without privileges.
 
         Raises:
             HostFault, ConfigError: no authorization is set, a file is invalid, or the address is in
@@ -63,7 +63,7 @@ class Endpoint:
             self._thread.start()
 
     def end(self, jobs: Collection[str]) -> None:
-        """Forget the series of jobs."""
+        """Remove the samples of ended jobs."""
         kept = [s for s in self._server.samples if s.labels.get("job") not in jobs]
         self._server.samples = kept
 
@@ -123,14 +123,14 @@ class _Server(ThreadingHTTPServer):
         self.server_name, self.server_port = str(self.server_address[0]), self.server_address[1]
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Serve in a thread, unless there are too many clients."""
+        """Serve a client in a thread, or close its connection if there are too many clients."""
         if not self._room.acquire(blocking=False):
             self.shutdown_request(request)
             return
         super().process_request(request, client_address)
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
-        """Serve one client; its TLS handshake runs here, where it blocks no other client."""
+        """Serve one client. The TLS handshake also runs in the client's thread."""
         try:
             request.settimeout(_TIMEOUT)
             connection: socket = request

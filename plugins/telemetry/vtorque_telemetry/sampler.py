@@ -1,13 +1,13 @@
-"""The node's sampler, root's part: measures all guests of all jobs at each interval.
+"""Root's part of the node's sampler: measures all guests of all jobs at each interval.
 
-The resource ``process.Sampler`` starts this process after the first job's boot and ends it with the
-last job. It reads journals and counters of libvirt and the kernel, connects to guests' ports and
-opens files. Data of guests and users goes only to the unprivileged process,
-:mod:`vtorque_telemetry.outside`. Both may be killed at any time: the next job restarts them, and
+The resource ``process.Sampler`` starts this process before the first job's guests boot, and ends it
+with the last job. The process reads journals and counters of libvirt and the kernel, connects to
+guests' ports and opens files. Only the unprivileged process :mod:`vtorque_telemetry.outside` reads
+data of guests and users. Both processes may be killed at any time: the next job restarts them, and
 they continue with the existing files.
 
-It waits for the time of the next sample, for journal changes while no guest runs, and for ending
-jobs that request a last sample (``process.last_sample``).
+The sampler waits for the next interval or, while no guest runs, for journal changes. An epilogue
+can request a job's last sample (``process.last_sample``).
 
 Privileges: root.
 """
@@ -38,13 +38,13 @@ from vtorque_telemetry.series import NAME
 from vtorque_telemetry.settings import Settings
 from vtorque_telemetry.tick import GuestFigures, JobFigures, Name, Tick
 
-_IDLE = 60.0  # seconds between two checks whether the sampler is needed, while no guest runs
+_IDLE = 60.0  # seconds between two checks whether the node still needs the sampler
 log = logging.getLogger("telemetry")
 StatsOf = Callable[[str], Mapping[str, Mapping[str, Any]]]
 
 
 class TickReceiver(Protocol):
-    """Receives measurements. The caller keeps the files open."""
+    """A receiver of measurements. The caller keeps the files open."""
 
     def send(self, tick: Tick, files: Mapping[Name, int], answer: int = -1) -> None:
         """Accept a tick. Close the pipe ``answer`` once the tick is processed. Never blocks."""
@@ -52,10 +52,7 @@ class TickReceiver(Protocol):
 
 
 class Port:
-    """A connection to a guest's port for the job's own metrics.
-
-    This process does not read from it.
-    """
+    """A connection to a guest's port for the job's own metrics. Root does not read from it."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -68,10 +65,10 @@ class Port:
             self._socket = None
 
     def descriptor(self) -> int | None:
-        """Return the connection, renewed if QEMU has closed it, or None if connecting fails."""
+        """Return the connection, reconnected if QEMU has closed it; None if connecting fails."""
         before, self._socket = self._socket, self._socket or _connect_agent(self._path)
         if before is not None and _is_closed(before):
-            self._socket = _connect_agent(self._path)  # before close(), so that the number differs
+            self._socket = _connect_agent(self._path)  # before close(): a new number
             before.close()
         return None if self._socket is None else self._socket.fileno()
 
@@ -98,13 +95,13 @@ class JobMeter:
 
     def __init__(self, job: RunningJob) -> None:
         self.job = job
-        self.broken = False  # that was said
+        self.broken = False  # whether an error was logged
         self._guests: dict[int, tuple[GuestMeter, Port]] = {}
         self._series = -1
         self._said = ""
 
     def close(self) -> None:
-        """Close all files without removing them."""
+        """Close all files."""
         for meter, port in self._guests.values():
             meter.close()
             port.close()
@@ -122,7 +119,7 @@ class JobMeter:
                 self._guests[guest.index] = GuestMeter(guest), Port(guest.run_dir / CHANNEL)
 
     def measure(self, stats_of: StatsOf) -> JobFigures:
-        """Return the current figures; without guests while the job is suspended."""
+        """Return the current values, without guests while the job is suspended."""
         guests = {}
         still = suspend.is_suspended(self.job)
         for index, (meter, _) in () if still else self._guests.items():
@@ -133,7 +130,7 @@ class JobMeter:
         return JobFigures(labels, self.job.phases, guests)
 
     def files(self, key: str) -> Iterator[tuple[Name, int]]:
-        """Yield the open files of the job."""
+        """Yield the job's open files: series.jsonl, and each guest's port."""
         if self._series < 0:
             self._open_series()
         if self._series >= 0:
@@ -157,7 +154,7 @@ class JobMeter:
 
 
 class SamplerLoop:
-    """Measures all jobs of the node. An error of one job does not stop the loop."""
+    """The sampler's loop over all jobs of the node. An error of one job does not stop the loop."""
 
     def __init__(
         self,
@@ -174,7 +171,7 @@ class SamplerLoop:
         self._said = ""
 
     def tick(self, last: str = "", answer: int = -1) -> None:
-        """Measure all jobs once.
+        """Measure all jobs once, and send the values.
 
         ``last`` is the key of an ending job, and ``answer`` the pipe on which its epilogue waits.
         """
@@ -204,7 +201,7 @@ class SamplerLoop:
             found = self._stats(uri)
             self._said = ""
         except HostFault as error:
-            if str(error) != self._said:  # once, until it answers again
+            if str(error) != self._said:  # log once, until libvirt answers
                 log.warning("%s", error)
             self._said = str(error)
             return {}
@@ -223,7 +220,7 @@ class SamplerLoop:
 def serve(
     loop: SamplerLoop, events: int, control: socket.socket, needed: Callable[[], bool]
 ) -> None:
-    """Sample until killed, or until the node's directories are removed."""
+    """Measure at each interval, while there are jobs or ``needed`` returns True."""
     interval, due = loop.interval, 0.0
     while loop.jobs or needed():
         now = time.monotonic()
@@ -246,7 +243,7 @@ def serve(
 
 
 def _answer(loop: SamplerLoop, control: socket.socket) -> None:
-    """Take the last sample of an ending job. The process that writes the sample confirms it."""
+    """Measure an ending job for the last time. The process that writes the sample confirms it."""
     with contextlib.suppress(OSError):
         connection, _ = control.accept()
         with connection:
@@ -261,7 +258,7 @@ def _answer(loop: SamplerLoop, control: socket.socket) -> None:
 
 
 def main() -> None:
-    """Run with the arguments of ``Sampler.of``: a site config."""
+    """Run the sampler. Argument: the path of the site config."""
     paths, (config,) = initialize("telemetry")
     control = listen(paths.run / "telemetry.sock")
     try:

@@ -1,6 +1,6 @@
-"""The sampler's unprivileged part: guests' own metrics, samples, series.jsonl.
+"""The sampler's unprivileged part: reads jobs' own metrics, makes samples, writes series.jsonl.
 
-Root's measurements, ports and files arrive in ticks (:mod:`vtorque_telemetry.tick`).
+It gets root's measurements, ports and files in ticks (:mod:`vtorque_telemetry.tick`).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class GuestSamples:
     def __init__(self, labels: Mapping[str, str], guest: GuestFigures) -> None:
         self.app = AppMeter()
         self.labels = Labels({**labels, "guest": str(guest.rank)})
-        self.untold: Values = {}  # metrics reported by the job that are not in its file yet
+        self.untold: Values = {}  # the job's own metrics that are not in its file yet
 
 
 class JobSamples:
@@ -36,7 +36,7 @@ class JobSamples:
 
     def __init__(self, labels: Mapping[str, str], settings: Settings) -> None:
         self.id = labels["job"]
-        self.broken = False  # that was said
+        self.broken = False  # whether an error was logged
         self.series: SeriesFile | None = None
         self._settings = settings
         self._labels = Labels(labels)
@@ -45,14 +45,14 @@ class JobSamples:
         self._said = ""
 
     def close(self) -> None:
-        """Close all files without removing them."""
+        """Close all files."""
         for guest in self._guests.values():
             guest.app.close()
         if self.series is not None:
             self.series.close()
 
     def take(self, guest: int | None, file: int, job: JobFigures) -> None:
-        """Take ownership of an open file of the job or of a guest."""
+        """Take ownership of an open file: a guest's port, or series.jsonl (``guest`` is None)."""
         if guest is not None:
             self._guest(guest, job).app.connect(socket.socket(fileno=file))
             return
@@ -61,7 +61,10 @@ class JobSamples:
         self.series = SeriesFile(file, self.id, job.labels["node"], self._settings.interval)
 
     def measure(self, job: JobFigures, at: float, *, last: bool = False) -> list[Sample]:
-        """Return all current samples, and write them to the job's file."""
+        """Return all current samples of the job, and write those that are due to its file.
+
+        ``at`` is in Unix seconds. With ``last``, all samples are written.
+        """
         samples: list[Sample] = []
         rejected = 0
         for index, figures in job.guests.items():
@@ -72,7 +75,7 @@ class JobSamples:
                 fresh = guest.app.read(self._settings.app_series - known)
                 rejected += guest.app.rejected
             samples += guest.labels.samples({**figures.values, **guest.app.values}, at)
-            guest.untold.update(fresh)  # written with the next line: saves space
+            guest.untold.update(fresh)  # written with the guest's next line
             told = guest.labels.texts({**figures.values, **guest.untold})
             if self._write(index, at, told, must=last):
                 guest.untold.clear()
@@ -99,14 +102,14 @@ class JobSamples:
 
     def _write(self, guest: int | None, at: float, values: dict[str, float], *, must: bool) -> bool:
         """Write a line if it is due or ``must`` is true; return whether it was written."""
-        if self.series is None:  # root could not open it, and has logged that
+        if self.series is None:  # root could not open the file, and has logged the error
             return False
         try:
             if not must and guest is not None and not self.series.is_due(guest, at):
                 return False
             self.series.add(guest, at, values)
         except OSError as error:  # a full disk must not affect other jobs and sinks
-            if str(error) != self._said:  # once, until it can be written again
+            if str(error) != self._said:  # log once, until a write succeeds
                 log.warning("%s: %s", self.id, error)
             self._said = str(error)
             return False
@@ -124,7 +127,7 @@ def _spans(phases: Sequence[tuple[str, float]], now: float) -> dict[str, float]:
 
 
 class Samples:
-    """Processes the ticks of all jobs of the node. An error of one job does not stop others."""
+    """The samples of all jobs of the node. An error of one job does not affect other jobs."""
 
     def __init__(self, settings: Settings, outlets: Sequence[ExporterThread]) -> None:
         self.settings = settings
@@ -132,7 +135,10 @@ class Samples:
         self.jobs: dict[str, JobSamples] = {}
 
     def take(self, tick: Tick, files: Sequence[int]) -> None:
-        """Process a tick: pass the samples to the outlets, and confirm the last sample of a job."""
+        """Process a tick: pass samples to the outlets, and confirm a job's last sample.
+
+        ``files`` are the tick's files, and optionally the pipe that is closed as confirmation.
+        """
         ended = self._keep(tick)
         for name, file in zip(tick.files, files, strict=False):
             self._take(tick, name, file)

@@ -1,9 +1,10 @@
-"""series.jsonl, the data of the report's plots: a job's samples, with bounded size.
+"""Write series.jsonl: a job's samples for the report's plots, with bounded size.
 
-The first line is ``{"schema": 1, "job": .., "node": .., "interval": 2.0}``. Then there is one line
-per sample and guest: ``{"t": unix, "g": index or null, "v": {series: value}}``. When the file is
-full, every second line of each guest is removed and the interval doubles; counters remain exact.
-Lines of the whole job (``g`` is null) are kept. A partial line of a killed sampler is removed.
+The first line is ``{"schema": 1, "job": .., "node": .., "interval": 2.0}``. Each other line has a
+guest's values at one time: ``{"t": unix, "g": index or null, "v": {series: value}}``. When the file
+is full, every second line of each guest is removed, and the interval doubles. Counters remain
+exact. Lines of the whole job (``g`` is null) are kept. A partial line of a killed sampler is
+removed.
 """
 
 from __future__ import annotations
@@ -17,16 +18,16 @@ from typing import Any
 
 NAME = "series.jsonl"
 MAX_LINES = 2000  # of each guest
-MAX_BYTES = 16 << 20  # of the file: limits long names of a job's own metrics; also thinned then
+MAX_BYTES = 16 << 20  # of the file, because a job's own metrics can have long names
 
 
 class SeriesFile:
     """The file of one job on this node. Methods raise OSError."""
 
     def __init__(self, descriptor: int, job: str, node: str, interval: float) -> None:
-        """Start the file, or continue the file of a killed sampler.
+        """Begin the file, or continue the file of a killed sampler.
 
-        ``descriptor`` is open to read and write.
+        ``descriptor`` is open for reading and writing. ``interval`` is in seconds.
         """
         self._descriptor = descriptor
         self._head = {"schema": 1, "job": job, "node": node, "interval": interval}
@@ -45,17 +46,20 @@ class SeriesFile:
         return float(self._head["interval"])  # type: ignore[arg-type]
 
     def close(self) -> None:
-        """Close the file without removing it."""
+        """Close the file."""
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
 
     def is_due(self, guest: int, at: float) -> bool:
-        """Return whether a guest's next line is due; ``at`` in Unix seconds."""
+        """Return True if a guest's next line is due at the time ``at`` (Unix seconds)."""
         return at >= self._next.get(guest, 0.0) - self.interval / 10
 
     def add(self, guest: int | None, at: float, values: Mapping[str, float]) -> None:
-        """Add a line; thin the file if it becomes full."""
+        """Add a line of a guest or of the whole job (None). If the file is full, thin it.
+
+        Raises OSError if the file remains too large.
+        """
         entry = {"t": round(at, 3), "g": guest, "v": values}
         line = json.dumps(entry, separators=(",", ":")).encode() + b"\n"
         if self._size() + len(line) > MAX_BYTES:
@@ -71,7 +75,7 @@ class SeriesFile:
             self._thin()
 
     def _append(self, data: bytes) -> None:
-        """Append data completely or not at all."""
+        """Append all data or none. Raises OSError if the disk is full."""
         before = self._size()
         if os.pwrite(self._descriptor, data, before) < len(data):
             os.ftruncate(self._descriptor, before)
@@ -95,7 +99,7 @@ class SeriesFile:
                 self._lines[guest] = self._lines.get(guest, 0) + 1
 
     def _thin(self) -> None:
-        """Drop every second line of each guest; its application metrics move to the next line."""
+        """Remove every second line of each guest; the job's own metrics move to the next line."""
         head = {**self._head, "interval": self.interval * 2}
         kept = [json.dumps(head).encode()]
         seen: dict[int, int] = {}
@@ -119,9 +123,9 @@ class SeriesFile:
         self._lines = {guest: (count + 1) // 2 for guest, count in seen.items()}
 
     def _replace(self, data: bytes) -> None:
-        """Overwrite the file in place with shorter content, because root owns the directory.
+        """Overwrite the file with shorter content, in place, because root owns the directory.
 
-        A concurrent reader, or a kill, may find empty lines at the end.
+        A concurrent reader may see empty lines at the end, and a kill may leave them.
         """
         padded = data.ljust(self._size(), b"\n")
         if os.pwrite(self._descriptor, padded, 0) < len(padded):

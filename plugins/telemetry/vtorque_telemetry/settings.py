@@ -65,7 +65,7 @@ class Settings:
 
     @property
     def port(self) -> int:
-        """The port of the Prometheus endpoint."""
+        """The TCP port of the Prometheus endpoint."""
         return int(self.listen.rpartition(":")[2])
 
     def __post_init__(self) -> None:

@@ -1,4 +1,4 @@
-"""A file for node_exporter's textfile collector, replaced atomically."""
+"""Write a file for node_exporter's textfile collector, which is replaced atomically."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ class Textfile:
     """The text file sink, see :class:`vtorque_telemetry.api.SampleSink`."""
 
     def __init__(self, settings: Settings) -> None:
-        """Prepare a directory that belongs to the uid of the process. Privileges: root.
+        """Prepare the file's directory, which must belong to ``uid``. Privileges: root.
 
         Raises:
-            ConfigError: another user owns the directory, or could replace it.
+            ConfigError: another user owns or could replace the directory.
             HostFault: the group is unknown.
             OSError: the directory cannot be created or changed.
         """
@@ -45,7 +45,7 @@ class Textfile:
         fresh.replace(self._path)
 
     def end(self, jobs: Collection[str]) -> None:
-        """Do nothing: the next file does not contain these jobs."""
+        """Do nothing: the next write omits these jobs."""
 
     def close(self) -> None:
         """Remove the file, because node_exporter would keep reporting its last values."""
@@ -53,7 +53,7 @@ class Textfile:
 
 
 def _create_directory(directory: Path, uid: int, gid: int) -> None:
-    """Create the directory if it is missing; new files in it inherit its group."""
+    """Create the directory if it is missing, and set its group, which new files inherit."""
     require_root_owned(directory.parent)
     if not directory.exists():
         directory.mkdir(0o700)
@@ -74,5 +74,5 @@ def _create_directory(directory: Path, uid: int, gid: int) -> None:
 
 
 def open_file(site: Site) -> Textfile:
-    """Return the writer of node_exporter's text file. Raises HostFault, ConfigError."""
+    """Return the text file sink. Raises HostFault, ConfigError."""
     return Textfile(site[Settings])

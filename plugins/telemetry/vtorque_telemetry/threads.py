@@ -1,7 +1,8 @@
 """Kernel counters of a QEMU process: CPU time by kind of thread, memory, page faults.
 
-The files are kept open and read directly, because psutil takes six times as long. A descriptor in
-/proc belongs to its thread, so it never shows another thread with the same id. Privileges: root.
+The files in /proc stay open and are read directly, because psutil takes six times as long. An open
+file in /proc belongs to its thread, and never shows another thread with the same id. Privileges:
+root.
 """
 
 from __future__ import annotations
@@ -26,7 +27,10 @@ LOOK_AGAIN = 15  # number of samplings after which threads are searched again
 
 @dataclass(frozen=True)
 class ProcessUsage:
-    """CPU seconds, memory bytes and page faults since the process started."""
+    """Usage of a QEMU process: CPU seconds and page faults since its start, and memory in bytes.
+
+    ``process`` is without iothreads and vhost threads; ``minor`` and ``major`` are page faults.
+    """
 
     process: float
     iothreads: float
@@ -40,7 +44,7 @@ class QemuProcess:
     """A QEMU process, given by its directory in /proc."""
 
     def __init__(self, directory: Path) -> None:
-        """Open its files. Raises OSError if the process has ended."""
+        """Open the process's files. Raises OSError if the process has ended."""
         self._directory = directory
         self._stat = _open(directory / "stat")
         self._threads: dict[str, int] = {}  # path of a thread to its schedstat
@@ -88,7 +92,7 @@ class QemuProcess:
                 self._add(task, "io")
         for task in own_vhost_threads(self._directory):
             self._add(task, "own vhost")
-        if self._looks <= LOOK_AGAIN:  # they exist from the start, and /proc is large
+        if self._looks <= LOOK_AGAIN:  # kernel threads exist from the start, and /proc is large
             for task in kernel_vhost_threads(self._directory):
                 self._add(task, "vhost")
 

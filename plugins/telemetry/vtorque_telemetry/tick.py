@@ -15,9 +15,9 @@ from dataclasses import dataclass
 
 from vtorque_telemetry.metrics import Values
 
-MAX_FILES = 200  # of one message; the kernel's limit is 253 (SCM_MAX_FD)
+MAX_FILES = 200  # files in one message; the kernel's limit is 253 (SCM_MAX_FD)
 Name = tuple[str, int | None]
-"""Name of a file in a tick: a job's key, and a guest's index (its port) or None (series.jsonl)."""
+"""Name of a file in a tick: the job key, and a guest's index (its port) or None (series.jsonl)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class GuestFigures:
 
 @dataclass(frozen=True, slots=True)
 class JobFigures:
-    """The measured values of one job on this node; ``guests``: values by guest index.
+    """The measured values of one job on this node, with those of its guests by index.
 
     ``labels`` are job, user and node. ``phases`` are names and start times (Unix); the last phase
     is still active.
@@ -43,10 +43,10 @@ class JobFigures:
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """All measured values of one moment, by the keys of running jobs, and new files.
+    """All measured values of one moment by job key, and the names of files that are sent with it.
 
-    ``last`` is the key of an ending job. The write end of a pipe may follow the files; the receiver
-    closes it to confirm the last sample.
+    ``last`` is the key of an ending job, or empty. The write end of a pipe may follow the files.
+    The receiver closes it to confirm the job's last sample.
     """
 
     at: float
@@ -56,7 +56,7 @@ class Tick:
 
 
 def send(to: socket.socket, tick: Tick, files: Sequence[int]) -> None:
-    """Send a tick with open files. Raises OSError, or BlockingIOError if the socket is full."""
+    """Send a tick with open files. Raises OSError (BlockingIOError if the socket is full)."""
     with open(os.memfd_create("tick"), "wb") as told:  # noqa: PTH123 - a descriptor
         pickle.dump(tick, told)
         told.flush()
@@ -64,7 +64,10 @@ def send(to: socket.socket, tick: Tick, files: Sequence[int]) -> None:
 
 
 def receive(source: socket.socket) -> tuple[Tick, list[int]] | None:
-    """Wait for the next tick; return it with its open files, or None at the end. Raises OSError."""
+    """Wait for the next tick; return the tick and its open files, or None at the end of input.
+
+    Raises OSError.
+    """
     said, descriptors, _, _ = socket.recv_fds(source, 1, MAX_FILES + 2)
     if not said:
         return None
@@ -73,6 +76,6 @@ def receive(source: socket.socket) -> tuple[Tick, list[int]] | None:
             undo.callback(os.close, descriptor)
         with open(descriptors[0], "rb") as told:  # noqa: PTH123
             told.seek(0)
-            tick: Tick = pickle.load(told)  # noqa: S301 - written by root, read with fewer privileges
+            tick: Tick = pickle.load(told)  # noqa: S301 - written by root
         undo.pop_all()
     return tick, descriptors[1:]
