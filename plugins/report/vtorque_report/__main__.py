@@ -1,7 +1,7 @@
-"""Print the summary at the end of a job's standard error, in the job's last second.
+"""Print the report's summary at the end of a job's standard error.
 
-Usage: ``python -I -m vtorque_report DIRECTORY EXIT_CODE``. It prints the whole summary or nothing,
-and ends itself after a second. Privileges: the job's owner.
+Usage: ``python -I -m vtorque_report DIRECTORY EXIT_CODE``. The program prints the whole summary or
+nothing, and ends after at most a second. Privileges: the job's owner.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ def main(argv: list[str]) -> int:
     """Print the summary to standard output, which is the job's standard error."""
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGALRM})
     signal.alarm(_SECONDS)
-    from vtorque_report import load, text  # noqa: PLC0415 - inside the time limit
+    from vtorque_report import load, text  # noqa: PLC0415 - the limit includes it
 
     status = int(argv[1])
     report = load.report([Path(argv[0])], time.time(), load.FEW_LINES, status)

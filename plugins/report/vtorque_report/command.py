@@ -40,10 +40,11 @@ def report(
     html: Path | None,
     more: tuple[Path, ...],
 ) -> None:
-    """Report how a running or ended job used its request: your own job, or as root any job.
+    """Report how a running or ended job used what it requested. As root: for any job.
 
     Shows CPU, memory, disk, network, phases, and what to request next time. A job on several nodes
-    or an array (22[], 22[].server, 22) has one report with a row for each.
+    has one report with a row for each node. An array (22[], 22[].server, 22) has a row for each
+    element.
     """
     if bool(job_id) == last:
         raise UsageError("vmgr report: name a job, or use --last")
@@ -87,6 +88,6 @@ def _find_report(jobs: Sequence[KeptJob], more: Sequence[Path]) -> Report | JobA
 
 
 def _places(job: KeptJob) -> Sequence[Place]:
-    """Return the nodes with readable records; without any, the first node."""
+    """Return the places of readable records; if there are none, the first place."""
     readable = [place for place, facts in zip(job.places, job.facts, strict=True) if facts]
     return readable or job.places[:1]

@@ -1,7 +1,7 @@
 """Public API for pages with plots: one self-contained HTML file without scripts.
 
-A distribution that requires vtorque-report may import this module, but no other module of it. It
-runs in the user's process, for ``vmgr``.
+A distribution that requires vtorque-report may import this module, but no other module of
+vtorque_report. Privileges: the user, in ``vmgr``.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ _renderer: list[Callable[..., str]] = []
 
 
 def page(package: str, template: str, /, **values: object) -> str:
-    """Render a package's template (a file beside its modules) with these values, all escaped.
+    """Render a Jinja template with these values, which are escaped.
 
-    The template can import ``macros.html.j2`` of this package. The filter ``svg`` marks a drawing
-    of :func:`svg` as safe. ``css``, ``css_hash`` and ``no_plots`` are also defined; ``no_plots``
-    says why there are no plots, or is empty.
+    ``template`` is a file beside the modules of ``package``. It can import ``macros.html.j2`` of
+    vtorque_report. The filter ``svg`` marks a drawing of :func:`svg` as safe. ``css``, ``css_hash``
+    and ``no_plots`` (why there are no plots, or empty) are also defined.
     """
     environment = jinja2.Environment(
         autoescape=True,
@@ -52,7 +52,7 @@ def page(package: str, template: str, /, **values: object) -> str:
 
 
 def can_draw() -> bool:
-    """Return whether the optional drawing library is installed."""
+    """Return True if the optional drawing library is installed."""
     return util.find_spec("vl_convert") is not None
 
 
@@ -60,8 +60,8 @@ def svg(width: int, height: int, spec: Mapping[str, Any]) -> str:
     """Draw a Vega-Lite specification (https://vega.github.io/vega-lite/docs/).
 
     Returns an empty string if drawing is not possible. Vega runs in this process, without network
-    access. Do not pass user text, because Vega does not escape it. Colors are variables of the page
-    (``var(--s0)``, ``var(--text)``), so that a drawing fits light and dark themes.
+    access. Do not pass user text, because Vega does not escape it. Use the page's CSS variables as
+    colors (``var(--s0)``, ``var(--text)``), which fit light and dark themes.
 
     Args:
         width: in CSS pixels.

@@ -1,4 +1,4 @@
-"""Compute from the samples how much of the requested resources was used."""
+"""Compute how much of its requested resources a guest used, from samples and kept facts."""
 
 from __future__ import annotations
 
@@ -31,16 +31,18 @@ MOVED = ("arrives", "moves")
 
 @dataclass(frozen=True)
 class Figures:
-    """Figures of one or more guests in bytes and seconds; None if unknown.
+    """Requested and used resources of one or more guests, in bytes and seconds; None if unknown.
 
     Args:
-        core_seconds: vCPUs times the time over which ``cpu`` was measured.
+        core_seconds: vCPUs times the period over which ``cpu`` was measured.
         cpu: CPU time of the vCPUs; without telemetry, of the whole QEMU since its start.
-        steal: time that vCPUs were ready to run but had no host CPU.
-        overhead: CPU time of QEMU, iothreads and vhost threads besides the vCPUs.
+        steal: time in which vCPUs were ready to run but had no host CPU.
+        overhead: CPU time of QEMU, iothreads and vhost threads, without the vCPUs.
         memory: maximum host memory that QEMU used.
         disk, network: (read, written), (received, sent) since the boot.
-        drops: packets dropped by a guest's network card.
+        drops: packets dropped by the guests' network cards.
+        boot: time from the start of the boot to READY.
+        measured: True if there are samples.
     """
 
     vcpus: int = 0
@@ -58,7 +60,7 @@ class Figures:
 
     @property
     def cpu_share(self) -> float | None:
-        """The share of time in which the vCPUs ran, 0 to 1."""
+        """The fraction of time in which the vCPUs ran, 0 to 1."""
         if self.cpu is None or self.core_seconds <= 0:
             return None
         return min(1.0, self.cpu / self.core_seconds)
@@ -70,33 +72,33 @@ class Figures:
 
     @property
     def steal_share(self) -> float | None:
-        """The share of time that runnable vCPUs had to wait."""
+        """The fraction of their runnable time in which vCPUs waited for a host CPU, 0 to 1."""
         if self.steal is None or self.cpu is None:
             return None
         return self.steal / (self.cpu + self.steal) if self.cpu + self.steal > 0 else 0.0
 
     @property
     def overhead_share(self) -> float | None:
-        """CPU overhead as a share of the vCPUs' time."""
+        """The CPU time of ``overhead`` divided by that of the vCPUs."""
         if self.overhead is None or not self.cpu:
             return None
         return self.overhead / self.cpu
 
     @property
     def memory_share(self) -> float | None:
-        """Maximum memory as a share of the requested memory."""
+        """The maximum memory divided by the requested memory."""
         return None if self.memory is None or not self.ram else self.memory / self.ram
 
 
 def sum_metrics(line: Line, *names: str) -> float | None:
-    """Return the sum of the named metrics over all devices; None if there is none."""
+    """Return the sum of the named metrics over all devices; None if the line has none of them."""
     heads = tuple(f"{name}{{" for name in names)
     found = [v for k, v in line.values.items() if k in names or k.startswith(heads)]
     return sum(found) if found else None
 
 
 def guest_figures(guest: ReportGuest, attempt: Attempt, now: float) -> Figures:
-    """Return the figures of a guest; ``now`` (Unix seconds) is the end while it runs."""
+    """Return the figures of a guest. ``now`` is in Unix seconds, for a running job."""
     while_run = [line for line in guest.lines if line.time >= run_start(attempt) - 0.5]
     lines = while_run if len(while_run) > 1 else guest.lines
     resident = [line.values[RESIDENT] for line in guest.lines if RESIDENT in line.values]
@@ -161,7 +163,7 @@ def phase_seconds(attempt: Attempt, names: Iterable[str]) -> float:
 
 
 def _growth(lines: Sequence[Line], *names: str) -> tuple[float | None, float]:
-    """Return the growth of a counter, and its period in seconds."""
+    """Return the growth of a sum of counters, and the period in seconds; None if unknown."""
     values = ((line.time, sum_metrics(line, *names)) for line in _end_lines(lines))
     known = [(at, value) for at, value in values if value is not None]
     if len(known) < 2:
@@ -171,7 +173,7 @@ def _growth(lines: Sequence[Line], *names: str) -> tuple[float | None, float]:
 
 
 def _end_lines(lines: Sequence[Line]) -> Sequence[Line]:
-    """Return up to ten lines from each end, because some may lack libvirt's values."""
+    """Return the first and the last ten lines: some of them may lack libvirt's values."""
     return [*lines[:10], *lines[10:][-10:]]
 
 

@@ -1,4 +1,4 @@
-"""Hints for the next job. All thresholds are here, with their reasons."""
+"""Hints for the user's next job, with all thresholds and their reasons."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from vtorque_report.figures import START, Figures, phase_seconds
 from vtorque_report.read import Attempt
 from vtorque_report.units import duration, percent, size
 
-MARGIN = 1.25  # suggested amount relative to the used one: the next input may be larger
-MEMORY_UNUSED = 0.5  # with a smaller used share, a node could run two such jobs
+MARGIN = 1.25  # suggested amount divided by the used amount: the next input may be larger
+MEMORY_UNUSED = 0.5  # used fraction below which a node could run two such jobs
 MEMORY_WORTH = 512 << 20  # minimum saving per guest in bytes that helps a node
 MEMORY_STEP = 256 << 20  # suggestions are multiples of this number of bytes
 CPU_UNUSED = 0.5  # half of the vCPUs idle: other jobs could use them
-CPU_IDLE = 0.25  # for a single vCPU: it cannot be reduced, but it waits for something
-CPU_SECONDS = 10.0  # a shorter time says nothing about the script's work
+CPU_IDLE = 0.25  # below it, the script mostly waits, even if it has only one vCPU
+CPU_SECONDS = 10.0  # per vCPU; a shorter measurement says little about the script
 STEAL = 0.1  # other load slows the job by a tenth; a few percent are the host's own work
-STEAL_SECONDS = 1.0  # less is noise of the start
+STEAL_SECONDS = 1.0  # less is noise of the boot
 BESIDE = 0.3  # CPU time for devices; a disk or network at full speed needs some
-BOOT = 0.25  # share of the whole time from which starting guests is a large cost
-DROPS = 1000  # packets: single ones are normal when an interface comes up
+BOOT = 0.25  # fraction of the job's time above which starting guests is a large cost
+DROPS = 1000  # packets; a few are normal when an interface comes up
 
 
 def hints(attempt: Attempt, guests: Sequence[Figures], total: Figures) -> Iterator[str]:
-    """Yield hints of one sentence each, the most important first."""
+    """Yield the hints, one sentence each, the most important first."""
     failures = list(_failures(attempt))
     if failures:  # the usage until the failure says little about the need
         yield from failures
@@ -34,7 +34,7 @@ def hints(attempt: Attempt, guests: Sequence[Figures], total: Figures) -> Iterat
     over = attempt.ended is not None or attempt.status is not None
     waited = [*_wait(total)]
     yield from waited
-    # A running script may need more later, and a waiting script would use more.
+    # A running script may need more CPU later. A script that waited for CPUs would use more.
     if over and total.measured and long_enough and not waited:
         yield from _cpu(guests, total)
     yield from _memory(guests, over)

@@ -24,10 +24,11 @@ def report(
     max_lines: int = MAX_LINES,
     status: int | None = None,
 ) -> Report:
-    """Return the report of the same job on one or more nodes.
+    """Return the report of one job from the records of one or more nodes.
 
-    ``kept`` are the nodes' records, or directories with copies. ``status`` is the script's exit
-    status. Raises Refused if a node has no record, or the record of another job.
+    ``kept`` are the nodes' records, or directories with copies. ``status`` replaces the script's
+    exit status in the first record. Raises Refused if a record is unreadable, or belongs to another
+    job or to the same node.
     """
     found: list[Attempt] = []
     for each in kept:
@@ -52,7 +53,7 @@ def report(
 
 
 def write(path: Path, content: bytes) -> None:
-    """Write a file of the caller atomically, mode 0600; a symbolic link is replaced, not followed.
+    """Write a file atomically, with mode 0600. A symbolic link is replaced, not followed.
 
     ``-`` is standard output. Raises Refused if the file cannot be written.
     """
@@ -73,6 +74,6 @@ def write(path: Path, content: bytes) -> None:
 
 
 def tolerate(stream: TextIO) -> None:
-    """Let a stream print ``?`` for characters that its encoding lacks, such as bars."""
+    """Make a stream print ``?`` instead of characters that its encoding lacks, such as bars."""
     if isinstance(stream, io.TextIOWrapper):
         stream.reconfigure(errors="replace")

@@ -21,7 +21,7 @@ class GuestSection:
 
 
 def render(report: Report | JobArray) -> str:
-    """Return the page. If plots cannot be drawn, the page says so and shows their tables.
+    """Return the HTML page. If plots cannot be drawn, the page shows their tables instead.
 
     For an array, the page has a table of its elements.
     """

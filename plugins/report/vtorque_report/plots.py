@@ -1,4 +1,4 @@
-"""The plots of a job. They contain numbers and fixed words, but no text of a user or guest."""
+"""The plots of a job. Drawings contain numbers and fixed words, but no text of a user or guest."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from vtorque_report.drawing import svg
 from vtorque_report.read import Attempt, Line, Phase, ReportGuest
 from vtorque_report.units import byte_unit, duration
 
-WIDTH, HEIGHT = 360, 190  # CSS pixels: fits a phone; wider screens have more of them side by side
-POINTS = 240  # points of a line; a phone has fewer pixels for it
+WIDTH, HEIGHT = 360, 190  # CSS pixels: a plot fits a phone; wider screens show several per row
+POINTS = 240  # points of a line
 ROWS = 12  # rows of the table beside a plot
-MAX_GUESTS = 32  # with plots of their own; the table has all
-MAX_APP = 24  # plots of a guest's own metrics
+MAX_GUESTS = 32  # guests with plots; the table has all guests
+MAX_APP = 24  # plots of metrics that a guest's job reported
 APP = "vtorque_app_"
-_FEW = 24  # up to this number, points are marked
+_FEW = 24  # a line with at most this many points shows them
 
 Values = Sequence[tuple[float, float]]
 """Points of a line: (seconds since the job's start, value)."""
@@ -30,9 +30,9 @@ class Plot:
     """A drawing, with its content as text and table for accessibility.
 
     Args:
-        title: the measured quantity. It may be text from a guest: the page escapes it.
-        unit: the unit of all values; ``label``: a sentence that describes the plot, without its
-            title.
+        title: the measured quantity, possibly text from a guest. The page escapes it.
+        unit: the unit of all values.
+        label: a sentence that describes the plot, without the title.
         heads, rows: the content as a table.
     """
 
@@ -46,26 +46,26 @@ class Plot:
 
 @dataclass(frozen=True)
 class Axis:
-    """Time since the job's start (``start`` in Unix seconds), common to all plots of a job."""
+    """The time axis of all plots of a job: from ``start`` (Unix time), ``seconds`` long."""
 
     start: float
     seconds: float
 
     @property
     def unit(self) -> tuple[float, str]:
-        """The axis's unit: its length in seconds, and its name."""
+        """The axis's unit: seconds per unit, and the unit's name."""
         for seconds, name, least in ((86400, "days", 2), (3600, "hours", 2), (60, "min", 2)):
             if self.seconds >= least * seconds:
                 return float(seconds), name
         return 1.0, "s"
 
     def scale(self, at: float) -> float:
-        """Return a time since the job's start in the axis's unit."""
+        """Convert seconds since the job's start to the axis's unit."""
         return round(at / self.unit[0], 5)
 
 
 def guest_plots(guest: ReportGuest, axis: Axis) -> Iterator[Plot]:
-    """Yield a guest's plots: CPU, steal, memory, disk, network, and its own metrics."""
+    """Yield a guest's plots: CPU, steal, memory, disk, network, and the job's own metrics."""
     lines = thin_lines(guest.lines)
     cpu = rates(lines, axis, f.CPU)
     steal = rates(lines, axis, f.STEAL)
@@ -91,13 +91,13 @@ def guest_plots(guest: ReportGuest, axis: Axis) -> Iterator[Plot]:
 
 
 def thin_lines(lines: Sequence[Line]) -> Sequence[Line]:
-    """Return at most :data:`POINTS` + 1 lines, always including the last."""
+    """Return at most :data:`POINTS` + 1 lines, evenly chosen, including the last."""
     step = max(1, math.ceil(len(lines) / POINTS))
     return [*lines[:-1:step], *lines[-1:]]
 
 
 def rates(lines: Sequence[Line], axis: Axis, *names: str) -> Values:
-    """Return the growth per second of a counter, at each sample."""
+    """Return the growth per second of a sum of counters, at each sample."""
     totals = ((line.time, f.sum_metrics(line, *names)) for line in lines)
     known = [(at - axis.start, total) for at, total in totals if total is not None]
     pairs = [(a, b) for a, b in itertools.pairwise(known) if b[0] > a[0]]
@@ -119,7 +119,7 @@ def _plot(
     top: float = 0.0,
     per: str | None = None,
 ) -> Iterator[Plot]:
-    """Yield a line plot, unless there is no data. With ``per`` (``/s``), the values are bytes."""
+    """Yield a line plot; nothing without data. With ``per`` (such as ``/s``), values are bytes."""
     series = {name: values for name, values in series.items() if values}
     if not series:
         return
@@ -185,7 +185,7 @@ def _lines(series: Mapping[str, Values], axis: Axis, most: float) -> dict[str, A
 
 
 def timeline(attempt: Attempt, axis: Axis) -> Plot:
-    """Return the phases of a job on a node, and the boot of each guest."""
+    """Plot the phases of a job on a node, and the boot of each guest."""
     ranks = {g.index: g.rank for g in attempt.guests[:MAX_GUESTS]}
     rows = [*_rows(attempt.phases, ranks)]
     bars = [
@@ -220,7 +220,7 @@ def timeline(attempt: Attempt, axis: Axis) -> Plot:
 def _rows(
     phases: Sequence[Phase], ranks: Mapping[int, int]
 ) -> Iterator[tuple[str, float, float, str]]:
-    """Yield name, begin and end (Unix seconds) and kind of each bar."""
+    """Yield the name, start and end (Unix seconds) and kind of each bar."""
     for phase in phases:
         if phase.guest is None:
             known = phase.name in (*f.START, *f.RUN, *f.STILL, *f.MOVED, "teardown", "release")
@@ -234,7 +234,7 @@ def _rows(
 
 
 def _labels(names: Sequence[str]) -> str:
-    """Return a Vega expression for the names; each is a fixed word of :func:`_rows`."""
+    """Return a Vega expression that labels the bars with fixed words of :func:`_rows`."""
     return "[" + ",".join(f"'{name}'" for name in names) + "][datum.value]"
 
 

@@ -29,7 +29,7 @@ vtorque_settings = constant_hook(Settings)
 
 @hookimpl
 def vtorque_after_script(place: Place, code: int, site: Site) -> Iterator[Sequence[str]]:
-    """Yield the command that prints the summary, if the site enables it."""
+    """Yield the command that prints the summary, if ``show`` is set."""
     if site[Settings].show:
         directory = os.fspath(place.directory)
         yield [sys.executable, "-I", "-m", "vtorque_report", directory, str(code)]

@@ -1,7 +1,7 @@
 """Read the record of a job attempt on a node: ``job.json`` and ``series.jsonl``.
 
-Root owns both files, but they contain data of users and guests. All values are checked, limited and
-made printable here, for all outputs.
+Root owns both files, but they contain data of users and guests. This module checks and limits all
+values, and makes text printable.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from vtorque_core.api import printable
 from vtorque_core.api.kept_records import JOB, MAX_JOB, Place
 
 SERIES = "series.jsonl"
-MAX_SERIES = 64 << 20  # bytes that are read; telemetry writes no more
-MAX_LINES = 2000  # of each guest; telemetry keeps no more
+MAX_SERIES = 64 << 20  # bytes that are read; telemetry writes less
+MAX_LINES = 2000  # lines of each guest; telemetry keeps no more
 MAX_GUESTS = 1024
 MAX_NAMES = 2000  # names of series per guest
 _FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
@@ -41,7 +41,7 @@ class Phase:
 
 @dataclass(frozen=True)
 class Line:
-    """All values of a guest at one time (Unix seconds), by name and labels."""
+    """All values of a guest, or of the whole job, at one time (Unix seconds), by series name."""
 
     time: float
     values: Mapping[str, float]
@@ -49,10 +49,10 @@ class Line:
 
 @dataclass(frozen=True)
 class ReportGuest:
-    """The plan of a guest and its measurements.
+    """A guest's requested size and its measurements.
 
-    ``cpu_seconds`` and ``peak_mib`` measure its QEMU from start to end. They are unknown before its
-    end.
+    ``cpu_seconds`` and ``peak_mib`` measure the guest's QEMU from start to end. They are None while
+    the guest runs.
     """
 
     node: str
@@ -71,9 +71,9 @@ class Attempt:
     """A job attempt on one node.
 
     Attributes:
-        status: the script's exit status, if known.
-        known_as: the job's name for users, if it is not the id.
-        reason: why the attempt did not start.
+        status: the script's exit status; None if unknown.
+        known_as: the job id that users see, if it differs from ``job``.
+        reason: why the attempt did not start, or empty.
     """
 
     job: str
@@ -95,10 +95,10 @@ class Attempt:
 
 
 def attempt(kept: Path | Place, now: float, max_lines: int = MAX_LINES) -> Attempt | None:
-    """Return the record in a place, or in a copy of its directory; None if it is empty.
+    """Read a job attempt from a record, or from a copy of its directory.
 
-    ``now`` is the end of a running job. Invalid content does not raise. Raises OSError if
-    ``job.json`` is missing, or owned by another user.
+    ``now`` (Unix time) ends the last phase of a running job. Invalid values are dropped. Returns
+    None if ``job.json`` has no valid content. Raises OSError if it is missing or unreadable.
     """
     facts = _object(_read(kept, JOB, MAX_JOB))
     if not facts:
@@ -177,12 +177,12 @@ def _phases(spans: Sequence[Mapping[str, Any]], ended: float | None, now: float)
             end = max(start, now) if running else start + max(0.0, seconds)
             yield Phase(_text(span.get("name")), None, start, end)
         elif isinstance(guest, int):
-            # A guest's mark is the end of a step. Its seconds count from the job's phase.
+            # For a guest, ``start`` is the end of a boot step, and ``seconds`` its duration.
             yield Phase(_text(span.get("name")), guest, start - max(0.0, seconds), start)
 
 
 def _approximate_phases(whole: Sequence[Line]) -> Iterator[Phase]:
-    """Yield the phases in telemetry's samples, one after another, as an approximation."""
+    """Yield phases from the durations in telemetry's last sample, as if each occurred once."""
     if not whole:
         return
     head = 'vtorque_job_phase_seconds{phase="'
@@ -194,7 +194,10 @@ def _approximate_phases(whole: Sequence[Line]) -> Iterator[Phase]:
 
 
 def _series(kept: Path | Place, max_lines: int) -> tuple[dict[int, list[Line]], list[Line]]:
-    """Return each guest's lines, thinned evenly but with the last line, and the job's lines."""
+    """Return the lines of each guest, by index, and the lines of the whole job.
+
+    If there are too many, lines are omitted evenly, but never the last.
+    """
     raw: dict[int | None, list[bytes]] = {}
     with contextlib.suppress(OSError):
         for line in _read(kept, SERIES, MAX_SERIES).splitlines()[1:]:

@@ -25,19 +25,22 @@ _SAID = {
 
 @dataclass(frozen=True)
 class Report:
-    """One or more ``attempts`` of the same job on different nodes; ``now`` in Unix seconds."""
+    """The report of one job attempt, with a record of each node in ``attempts``.
+
+    ``now`` is in Unix seconds.
+    """
 
     attempts: tuple[Attempt, ...]
     now: float
 
     @property
     def first_attempt(self) -> Attempt:
-        """The attempt on the first node."""
+        """The record of the first node."""
         return self.attempts[0]
 
     @cached_property
     def guests(self) -> Sequence[tuple[ReportGuest, Figures]]:
-        """All guests of these nodes, by rank."""
+        """All guests of these nodes with their figures, by rank."""
         found = [(g, guest_figures(g, a, self.now)) for a in self.attempts for g in a.guests]
         return sorted(found, key=lambda each: each[0].rank)
 
@@ -48,19 +51,22 @@ class Report:
 
     @property
     def start(self) -> float:
-        """Time when the first node began, in Unix seconds."""
+        """Time when the job started on the first of its nodes, in Unix seconds."""
         return min(a.started for a in self.attempts)
 
     @property
     def end(self) -> float:
-        """Time when the last node ended, or now if one runs; never before the last sample."""
+        """Time when the job ended on its last node, or ``now`` if it runs, in Unix seconds.
+
+        Never before the last sample.
+        """
         ends = [self.now if a.ended is None else a.ended for a in self.attempts]
         samples = [g.lines[-1].time for a in self.attempts for g in a.guests if g.lines]
         return max([self.start, *ends, *samples])
 
     @property
     def times(self) -> Mapping[str, float]:
-        """Seconds before the script, of the script, and after it until all nodes were done."""
+        """Seconds before, during and after the script; empty if the job runs or has no script."""
         ran = [p for a in self.attempts for p in a.phases if p.guest is None and p.name == "run"]
         if not ran or any(a.ended is None for a in self.attempts):
             return {}
@@ -70,7 +76,7 @@ class Report:
 
     @property
     def state(self) -> str:
-        """The state as text: running, or how it ended."""
+        """The job's state as text: running, or how the job ended."""
         status = next((a.status for a in self.attempts if a.status is not None), None)
         over = all(a.ended is not None for a in self.attempts)
         if status is not None:
@@ -83,24 +89,24 @@ class Report:
 
     @property
     def failure_reason(self) -> str:
-        """Why the job did not start; empty if it started or nothing is known."""
+        """Why the job did not start; empty if it started or the reason is unknown."""
         return next((a.reason for a in self.attempts if a.reason), "")
 
     @property
     def display_name(self) -> str:
-        """The job's name for users."""
+        """The job id that users see."""
         return self.first_attempt.known_as or self.first_attempt.job
 
     @property
     def parts(self) -> Sequence[tuple[str, Report]]:
-        """The nodes as table rows, if there are several."""
+        """Node names with a report of each node, for table rows; empty for a single node."""
         if len(self.attempts) < 2:
             return ()
         return [(a.node, Report((a,), self.now)) for a in self.attempts]
 
     @property
     def length(self) -> str:
-        """The duration as text."""
+        """The job's duration as text."""
         return duration(max(0.0, self.end - self.start))
 
     @property
@@ -122,7 +128,7 @@ class Report:
 
     @property
     def time_text(self) -> str:
-        """Time and duration as text."""
+        """The start time and durations as text."""
         ran = [p for p in self.first_attempt.phases if p.guest is None and p.name == "run"]
         script = f", of it the script {duration(sum(p.end - p.start for p in ran))}" if ran else ""
         began = clock(self.start)
@@ -135,7 +141,7 @@ class Report:
 
     @cached_property
     def missing_data(self) -> Sequence[str]:
-        """Missing data, with reasons."""
+        """Sentences about missing data, with the reasons."""
         told = []
         here = {a.node for a in self.attempts}
         others = [n for n in self.first_attempt.nodes if n not in here]
@@ -159,7 +165,7 @@ class Report:
         return tuple(told)
 
     def data(self) -> dict[str, Any]:
-        """Return the report for ``--json``, in seconds, bytes, and shares from 0 to 1."""
+        """Return the report for ``--json``, in seconds, bytes, and fractions from 0 to 1."""
         first = self.first_attempt
         return {
             "schema": 1,
@@ -193,7 +199,7 @@ class Report:
 
 @dataclass(frozen=True)
 class JobArray:
-    """One or more elements of a job array."""
+    """A report of one or more elements of a job array."""
 
     elements: tuple[Report, ...]
 
@@ -213,7 +219,7 @@ class JobArray:
 
     @property
     def parts(self) -> Sequence[tuple[str, Report]]:
-        """The elements, by number."""
+        """The elements with the job ids that users see, by number."""
         found = [(element.display_name, element) for element in self.elements]
         return sorted(found, key=lambda each: (len(each[0]), each[0]))
 

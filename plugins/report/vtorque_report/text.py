@@ -15,15 +15,15 @@ from vtorque_report.read import Phase
 from vtorque_report.report import JobArray, Report
 from vtorque_report.units import duration, percent, size
 
-WIDTH = 100  # maximum columns: wider bars show no more
+WIDTH = 100  # maximum columns
 PIPED = 80  # columns without a terminal
-MAX_GUESTS = 12  # rows: the rest is in --json and --html
+MAX_GUESTS = 12  # rows of guests; --json and --html have all guests
 _BAR_WIDTH = 16
 _GOOD, _FAIR, _BAR = "green", "yellow", "cyan"
 
 
 def show(report: Report | JobArray, file: TextIO) -> None:
-    """Print the summary."""
+    """Print the summary of a job or an array to a file."""
     console = Console(file=file, markup=False, emoji=False, highlight=False, soft_wrap=False)
     console.width = min(WIDTH, console.width) if console.is_terminal else PIPED
     parts = _array(report) if isinstance(report, JobArray) else _parts(report)
@@ -85,7 +85,7 @@ def _use(report: Report) -> Table:
 
 
 def shares(total: Figures) -> Iterator[tuple[str, float, str]]:
-    """Yield figures that are shares: name, share, and an explanation."""
+    """Yield the figures that are fractions: name, fraction (0 to 1), and an explanation."""
     if total.cpu_share is not None and total.cores is not None and total.cpu is not None:
         of = f"{total.cores:.1f} of {total.vcpus} vCPUs busy, {duration(total.cpu)} of CPU time"
         yield "CPU", total.cpu_share, of
@@ -103,7 +103,7 @@ def shares(total: Figures) -> Iterator[tuple[str, float, str]]:
 
 
 def amounts(total: Figures) -> Iterator[tuple[str, str]]:
-    """Yield figures without a share."""
+    """Yield the other figures: name, and amount as text."""
     if total.disk is not None:
         amount = f"read {size(total.disk[0])}, written {size(total.disk[1])}"
         yield "disk", f"{amount}, without shared directories"

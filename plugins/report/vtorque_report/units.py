@@ -14,7 +14,7 @@ def size(amount: float) -> str:
 
 
 def byte_unit(most: float) -> tuple[float, str]:
-    """Return the unit for bytes up to ``most``: its number of bytes and its name."""
+    """Return a unit for amounts up to ``most`` bytes: its bytes, and its name."""
     step = 0
     while most >= 1000 * 1024**step and step < len(_BINARY) - 1:
         step += 1
@@ -38,7 +38,7 @@ def duration(seconds: float) -> str:
 
 
 def percent(share: float) -> str:
-    """Format a share as a percentage without false precision."""
+    """Format a fraction as a percentage, with one decimal place below 10 %."""
     return f"{share * 100:.1f} %" if 0 < share < 0.0995 else f"{share * 100:.0f} %"
 
 
