@@ -1,1 +1,1 @@
-"""Create and delete the batch system's worker nodes as jobs need them."""
+"""Create and delete machines as nodes of the batch system, as jobs need them."""

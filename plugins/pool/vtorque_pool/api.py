@@ -1,8 +1,8 @@
 """Public API for cloud drivers, which are entry points of the group ``vtorque1.pool``.
 
-The entry point is a function that takes the cloud's table of the site config (strings) and returns
-a :class:`Driver`. Import heavy modules in that function. A driver must not cache the cloud's state,
-because another process may have created or deleted a machine. Test a driver with
+The entry point is a function that takes the cloud's table in the site config (strings) and returns
+a :class:`Driver`. Import heavy modules in this function. A driver must not cache the cloud's state,
+because other processes create and delete machines. Test a driver with
 ``vtorque_testing.pool_driver.PoolDriverContract``.
 """
 
@@ -14,19 +14,19 @@ from typing import Literal, Protocol
 from vtorque_core.api import HostFault
 
 CLUSTER, NODE, SHAPE = "vtorque-cluster", "vtorque-node", "vtorque-shape"
-"""Names of a machine's tags: its cluster, node and shape (kind of node)."""
+"""Names of a machine's tags: the pool's cluster, the node, and the shape (kind of node)."""
 
 
 State = Literal["building", "running", "ended", "deleting"]
-"""A machine's state. A machine that may come back counts as running, even if it is down now."""
+"""A machine's state. A machine that is down but may run again (reboot) counts as running."""
 
 
 class CloudFault(HostFault):
-    """The cloud failed or did not answer: its API is down, slow, or rejects the request."""
+    """A failure of a cloud: its API does not answer, or rejects the request."""
 
 
 class StockOut(CloudFault):
-    """The cloud has no capacity left, or the quota is used up."""
+    """A lack of capacity: the cloud has no machine left, or the quota is used up."""
 
 
 @dataclass(frozen=True)
@@ -77,23 +77,23 @@ class Driver(Protocol):
     """
 
     def create(self, order: MachineOrder) -> Machine:
-        """Create a machine together with its tags. A killed process must leave no untagged machine.
+        """Create a machine and its tags in one step. It may still be booting on return.
 
-        The machine may still be booting on return.
+        If the process is killed, no machine without tags may remain.
 
         Raises:
-            StockOut: If there is no capacity. Nothing is left behind.
+            StockOut: If there is no capacity. No machine remains.
         """
         ...
 
     def machines(self, cluster: str) -> list[Machine]:
-        """Return all machines with the cluster's tag, from all pages of the cloud's answer."""
+        """Return all machines with the cluster's tag, from all pages of the cloud's response."""
         ...
 
     def destroy(self, machine: str) -> None:
-        """Delete a machine and its own resources. Idempotent."""
+        """Delete a machine and its own resources, such as disks. Idempotent."""
         ...
 
     def quota(self) -> int | None:
-        """Return how many more machines can be created; None if the cloud does not say."""
+        """Return how many more machines can be created; None if unknown."""
         ...

@@ -104,7 +104,7 @@ def setup(context: click.Context, config: Path | None, undo: bool, dry_run: bool
 @click.option("--end", is_flag=True, help="End the hold.")
 @_pass_pool
 def hold(machines: Machines, batch: Slurm | Pbs, nodes: str, why: str, end: bool) -> None:
-    """Keep nodes' machines for debugging: no new jobs, deleted only by vtorque pool destroy."""
+    """Keep nodes' machines for debugging, without new jobs, until vtorque pool destroy."""
     names, why = _names(machines, nodes), printable(why)
     with machines.memory.edit() as remembered:
         for name in names:
@@ -121,7 +121,7 @@ def hold(machines: Machines, batch: Slurm | Pbs, nodes: str, why: str, end: bool
 @click.argument("nodes")
 @_pass_pool
 def drain(machines: Machines, batch: Slurm | Pbs, nodes: str) -> None:
-    """Stop new jobs on nodes, and delete their machines when the running jobs have ended."""
+    """Start no new jobs on nodes, and delete their machines when the running jobs have ended."""
     names = _names(machines, nodes)
     for name in names:
         machines.log(f"{name}: drained by an administrator")
@@ -132,7 +132,7 @@ def drain(machines: Machines, batch: Slurm | Pbs, nodes: str) -> None:
 @click.argument("nodes")
 @_pass_pool
 def destroy(machines: Machines, batch: Slurm | Pbs, nodes: str) -> None:
-    """Delete nodes' machines now, held ones too. Their jobs are requeued."""
+    """Delete nodes' machines now, even if they are held. The nodes' jobs are requeued."""
     names = _names(machines, nodes)
     with machines.memory.edit() as remembered:
         for name in names:
@@ -147,12 +147,12 @@ def destroy(machines: Machines, batch: Slurm | Pbs, nodes: str) -> None:
 @click.argument("shape")
 @_pass_pool
 def release(machines: Machines, batch: Slurm | Pbs, shape: str) -> None:
-    """Create machines of a paused shape (kind of node) again at once."""
+    """End the pause of a shape (kind of node), so that its machines are created again."""
     batch_release(machines, batch, _shape(machines.settings, shape))
 
 
 def batch_release(machines: Machines, batch: Slurm | Pbs, shape: MachineShape) -> None:
-    """Let the pool create machines of a paused shape (kind of node) again.
+    """End the pause of a shape (kind of node).
 
     On Slurm, also remove the reservation that keeps jobs off the shape's nodes.
     """

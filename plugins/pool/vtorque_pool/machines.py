@@ -1,7 +1,7 @@
 """Create and delete the pool's machines, in all its clouds.
 
-A process holds a node's lock while it creates or deletes the node's machine. It lists the machines
-by tag each time. Therefore a repeated call creates no second machine, and a killed process leaves
+A process holds a node's lock while it creates or deletes the node's machine, and lists the tagged
+machines each time. Therefore a repeated call creates no second machine, and a killed process leaves
 no unknown machine.
 """
 
@@ -25,7 +25,11 @@ Log = Callable[[str], None]
 
 @dataclass(frozen=True)
 class CloudState:
-    """The clouds' lists of machines, with the error of each cloud that did not answer."""
+    """The machines of all clouds.
+
+    ``silent`` has the error of each cloud that did not answer. ``clouds`` maps machine ids to
+    clouds.
+    """
 
     machines: tuple[Machine, ...]
     silent: Mapping[str, str]
@@ -38,7 +42,10 @@ class CloudState:
 
 
 def failures(answers: Mapping[str, Machine | HostFault]) -> dict[str, str]:
-    """Return the errors of :meth:`Machines.make`, except for nodes locked by other processes."""
+    """Return the errors in a result of :meth:`Machines.make`, by node.
+
+    Nodes that another process has locked are omitted.
+    """
     return {
         node: str(answer)
         for node, answer in answers.items()
@@ -56,10 +63,10 @@ class Machines:
         self.log = log
 
     def list_machines(self, clouds: Collection[str] | None = None) -> CloudState:
-        """List the machines of these clouds, or of all.
+        """List the machines of these clouds (default: all).
 
-        Each machine is listed once, even if two clouds share an account or a cloud repeats it on
-        two pages.
+        Each machine is listed once, even if two clouds share an account, or if a cloud repeats the
+        machine on two pages.
         """
         machines: dict[str, tuple[Machine, str]] = {}
         silent = {}
@@ -73,7 +80,7 @@ class Machines:
         return CloudState(tuple(each for each, _ in machines.values()), silent, of_cloud)
 
     def make(self, nodes: Iterable[str], why: str) -> dict[str, Machine | HostFault]:
-        """Ensure that each node has one machine; return it or the error, for each node."""
+        """Ensure that each node has one machine; return the machine or the error, by node."""
         wanted = list(dict.fromkeys(nodes))
         answers: dict[str, Machine | HostFault] = {}
         with self._lock_nodes(wanted) as (mine, theirs):
@@ -106,7 +113,10 @@ class Machines:
     def _create_machines(
         self, cloud: str, nodes: list[str], why: str
     ) -> dict[str, Machine | HostFault]:
-        """Create the machines that are missing in a cloud. List its machines before and after."""
+        """Create the nodes' missing machines in a cloud, and delete surplus machines.
+
+        Lists the cloud's machines before and after.
+        """
         driver = self._drivers[cloud]
         before = self.list_machines([cloud])
         if before.silent:
@@ -179,10 +189,10 @@ class Machines:
         even_held: bool = False,
         still: Callable[[], Collection[str]] | None = None,
     ) -> dict[str, str]:
-        """Delete all machines of these nodes, except held ones; return the errors.
+        """Delete all machines of these nodes, except of held nodes; return the errors by node.
 
-        ``still`` is called once the nodes are locked. It returns the nodes that must still be
-        deleted.
+        ``still`` is called after the nodes are locked, and returns the nodes whose machines must
+        still be deleted.
         """
         wanted = list(dict.fromkeys(nodes))
         failed: dict[str, str] = {}
@@ -193,7 +203,7 @@ class Machines:
                 self.log(f"{node}: kept, because it is held: {held[node]}")
             found = (
                 self.list_machines()
-            )  # in all clouds: a shape may have been in another cloud before
+            )  # in all clouds: the site may have moved a shape to another cloud
             ours = [node for node in mine if node not in held]
             now = still() if still and ours else ours
             for node in ours:
@@ -217,7 +227,7 @@ class Machines:
         return {}
 
     def end_machine(self, machine: Machine, why: str) -> str:
-        """Delete a machine that belongs to no node of the pool; return the error."""
+        """Delete one machine, in whichever cloud it is; return the error, or an empty string."""
         for name, driver in self._drivers.items():
             with contextlib.suppress(CloudFault):
                 if any(m.id == machine.id for m in driver.machines(self.settings.cluster)):
@@ -234,11 +244,14 @@ class Machines:
         return ""
 
     def count_failures(self, nodes: Mapping[str, str]) -> dict[str, str]:
-        """Count one failure for each shape of the nodes. Return the shapes that this pauses."""
+        """Count one failure for each shape of the nodes.
+
+        ``nodes`` maps nodes to reasons. Returns the shapes that are now paused, with the reasons.
+        """
         paused = {}
         shapes = {self.settings.shape_of(node): why for node, why in nodes.items()}
         with self.memory.edit() as remembered:
-            for shape, why in shapes.items():  # one timeout of several nodes is one failure
+            for shape, why in shapes.items():  # several nodes of a shape are one failure
                 if shape is None or remembered.is_paused(shape.name, time.time()):
                     continue
                 most, pause = self.settings.max_failures, self.settings.failure_backoff
@@ -251,7 +264,7 @@ class Machines:
 
     @contextlib.contextmanager
     def _lock_nodes(self, nodes: list[str]) -> Iterator[tuple[list[str], list[str]]]:
-        """Lock the nodes; yield those that this process has locked, and those locked by others."""
+        """Lock the nodes; yield the nodes locked by this process, and by other processes."""
         held: list[int] = []
         mine, theirs = [], []
         end = time.monotonic() + self.settings.timeout
@@ -269,7 +282,7 @@ class Machines:
                 os.close(descriptor)
 
     def is_busy(self, node: str) -> bool:
-        """Return whether a process is creating or deleting a node's machine."""
+        """Return True if a process is creating or deleting a node's machine."""
         try:
             os.close(take_lock(self.memory.directory / "nodes" / node, 0))
         except Busy:

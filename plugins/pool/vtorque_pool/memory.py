@@ -1,7 +1,7 @@
 """The pool's own state: held nodes, paused shapes (kinds of nodes) and counters.
 
-It is one file in ``[plugin.pool] state``, changed under a lock and replaced atomically. The pool
-works without it, because the state of machines and nodes is not in it.
+The state is one file in ``[plugin.pool] state``, changed under a lock and replaced atomically. The
+pool also works without the file: it does not contain the state of machines and nodes.
 """
 
 from __future__ import annotations
@@ -22,7 +22,10 @@ _LOCK_TIME = 30.0  # seconds; the lock is held only to read and write a file
 
 @dataclass
 class ShapeCounters:
-    """A shape's counters. ``seconds``: total time from a machine's creation to its registration."""
+    """A shape's counters.
+
+    ``seconds`` is the total time of all registered machines from creation to registration.
+    """
 
     starts: int = 0
     failures: int = 0
@@ -52,13 +55,13 @@ class PoolState:
         return self.counted.setdefault(shape, ShapeCounters())
 
     def is_paused(self, shape: str, now: float) -> bool:
-        """Return whether the shape is paused."""
+        """Return True if the shape is paused at the Unix time ``now``."""
         return self.paused.get(shape, 0.0) > now
 
     def fail(self, shape: str, why: str, now: float, most: int, pause: float) -> bool:
-        """Record a failure; return whether this pauses the shape.
+        """Record a failure of a shape; return True if the shape is now paused.
 
-        A shape is paused after ``most`` failures within ``pause`` seconds.
+        After ``most`` failures within ``pause`` seconds, a shape is paused for ``pause`` seconds.
         """
         self.shape_counters(shape).failures += 1
         recent = [when for when in self.failed.get(shape, []) if now - when < pause]
@@ -75,7 +78,10 @@ class PoolState:
             table.pop(shape, None)
 
     def record_registration(self, machine: str, shape: str, created: float, when: float) -> None:
-        """Record once that a machine's node has registered. This resets the shape's failures."""
+        """Record, once, that a machine's node has registered; reset the shape's failures.
+
+        ``created`` and ``when`` are the Unix times of creation and registration.
+        """
         if machine in self.seen:
             return
         self.seen[machine] = when
@@ -95,7 +101,7 @@ class StateFile:
         self._log = log
 
     def read(self) -> PoolState:
-        """Return the content; empty if the file is missing. An invalid file is renamed."""
+        """Return the state; empty if the file is missing or invalid. An invalid file is renamed."""
         try:
             return _parse_state(json.loads(self._path.read_bytes()))
         except FileNotFoundError:
@@ -111,7 +117,7 @@ class StateFile:
 
     @contextlib.contextmanager
     def edit(self) -> Iterator[PoolState]:
-        """Yield the content under the lock, and write it afterwards."""
+        """Yield the state while holding the lock, and write it afterwards."""
         lock = take_lock(self.directory / "memory.lock", _LOCK_TIME)
         try:
             found = self.read()

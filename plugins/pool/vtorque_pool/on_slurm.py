@@ -1,7 +1,7 @@
 """The programs that Slurm's power saving calls, and the repair of the pool. Runs as SlurmUser.
 
-Each program may be killed at any point and repeated. If a node starts and has no machine, the start
-is retried or abandoned. A machine without a node is deleted.
+Each program may be killed at any point and repeated. The repair creates the missing machine of a
+starting node, or abandons the start. It deletes machines without a node.
 """
 
 from __future__ import annotations
@@ -19,7 +19,10 @@ _YOUNG = 30.0  # seconds in which a new machine may be missing in the cloud's li
 
 
 def resume(machines: Machines, slurm: Slurm, nodes: Sequence[str]) -> int:
-    """Create the nodes' machines; return the exit status. Failed nodes are abandoned at once."""
+    """Create the nodes' machines; return the exit status.
+
+    The start of nodes without a machine is abandoned, so that Slurm requeues their jobs.
+    """
     answers = machines.make(nodes, "Slurm resumes it")
     failed = failures(answers)
     record_failures(machines, slurm, failed)
@@ -36,13 +39,16 @@ def suspend(machines: Machines, slurm: Slurm, nodes: Sequence[str]) -> int:
     """Delete the nodes' machines; return the exit status."""
     try:
         note_registered(machines, machines.list_machines(), slurm.nodes())
-    except HostFault as error:  # only for statistics; delete the machines anyway
+    except HostFault as error:  # affects only statistics
         machines.log(f"cannot record the start times of {', '.join(nodes)}: {error}")
     return 1 if machines.end(nodes, "Slurm suspends it") else 0
 
 
 def delete_failed(machines: Machines, slurm: Slurm, nodes: Sequence[str]) -> int:
-    """Delete machines that did not register in time, and let their nodes start again."""
+    """Delete machines that did not register in time, and allow another start of their nodes.
+
+    Returns the exit status.
+    """
     why = f"slurmd did not register within {machines.settings.boot_timeout:g} s"
     problems = machines.end(nodes, why)
     record_failures(machines, slurm, dict.fromkeys(nodes, why))
@@ -50,7 +56,10 @@ def delete_failed(machines: Machines, slurm: Slurm, nodes: Sequence[str]) -> int
 
 
 def record_failures(machines: Machines, slurm: Slurm, nodes: dict[str, str]) -> None:
-    """Count failures, pause shapes that fail repeatedly, and requeue the jobs."""
+    """Count failures, abandon the nodes' starts, and pause shapes that fail repeatedly.
+
+    ``nodes`` maps nodes to reasons.
+    """
     if not nodes:
         return
     paused = machines.count_failures(nodes)
@@ -60,7 +69,7 @@ def record_failures(machines: Machines, slurm: Slurm, nodes: dict[str, str]) -> 
 
 
 def pause(machines: Machines, slurm: Slurm, name: str) -> None:
-    """Make Slurm start no more nodes of a shape. Running nodes continue."""
+    """Keep Slurm from starting nodes of a shape for ``failure_backoff``. Running nodes continue."""
     shape = next(each for each in machines.settings.shapes if each.name == name)
     nodes = slurm.nodes()
     up = {n for n in shape.names if n in nodes and nodes[n].state in {"free", "busy", "draining"}}
@@ -80,7 +89,7 @@ def release(machines: Machines, slurm: Slurm, name: str) -> None:
 
 
 def note_registered(machines: Machines, found: CloudState, nodes: Mapping[str, PoolNode]) -> None:
-    """Record how long machines took until their node's slurmd started."""
+    """Record how long machines took from creation until slurmd started."""
     began = {node.name: node.since for node in nodes.values()}
     up = {name: node for name, node in nodes.items() if node.state != "off"}
     _note(machines, found, {n: began[n] for n in up if began[n]})
@@ -89,13 +98,16 @@ def note_registered(machines: Machines, found: CloudState, nodes: Mapping[str, P
 def record_start_times(
     machines: Machines, found: CloudState, nodes: Mapping[str, PoolNode], now: float
 ) -> None:
-    """Record how long machines took, for batch systems that do not report when a node came up."""
+    """Record how long machines took until their node was up, at ``now``.
+
+    For batch systems that do not report when a node's daemon started.
+    """
     up = {n.name: now for n in nodes.values() if n.state in {"free", "busy", "draining"}}
     _note(machines, found, up)
 
 
 def _note(machines: Machines, found: CloudState, when: Mapping[str, float]) -> None:
-    """Record each newly registered machine once; forget deleted ones."""
+    """Record the registration times ``when`` of new machines, by node; forget deleted machines."""
     known = machines.memory.read().seen
     new = [m for m in found.machines if m.id not in known and when.get(m.node, 0.0) >= m.created]
     gone = set() if found.silent else set(known) - {m.id for m in found.machines}
@@ -109,7 +121,7 @@ def _note(machines: Machines, found: CloudState, when: Mapping[str, float]) -> N
 
 
 def tidy(machines: Machines, slurm: Slurm) -> int:
-    """Compare clouds and Slurm, repair differences, and return their number.
+    """Compare clouds and Slurm, repair differences, and return the number of repairs.
 
     Nodes of a cloud that does not answer are not changed.
     """
@@ -121,14 +133,17 @@ def tidy(machines: Machines, slurm: Slurm) -> int:
 
 
 def _nodes_in_state(slurm: Slurm, state: State) -> set[str]:
-    """Query Slurm again for the nodes in a state, because the round's list may be outdated."""
+    """Return the nodes in a state, from a new query, because the caller's list may be outdated."""
     return {node.name for node in slurm.nodes().values() if node.state == state}
 
 
 def _end_needless(
     machines: Machines, slurm: Slurm, found: CloudState, nodes: Mapping[str, PoolNode]
 ) -> int:
-    """Delete machines that have ended or belong to no node; return their number."""
+    """Delete machines that have ended, belong to no node, or whose node is off.
+
+    Returns the number of machines.
+    """
     held = machines.memory.read().held
     done = 0
     for machine in found.machines:
@@ -154,7 +169,10 @@ def _end_needless(
 def _mend_nodes(
     machines: Machines, slurm: Slurm, found: CloudState, nodes: Mapping[str, PoolNode]
 ) -> int:
-    """Create missing machines, and abandon nodes whose machine is gone. Return how many nodes."""
+    """Create missing machines of starting nodes, and abandon nodes whose machine is gone.
+
+    Returns the number of nodes.
+    """
     held = machines.memory.read().held
     again, lost = [], {}
     for name, node in nodes.items():

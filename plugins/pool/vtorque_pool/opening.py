@@ -1,4 +1,4 @@
-"""Common start of all commands: the site config, the cloud drivers and the log."""
+"""Prepare a command of the pool: site config, cloud drivers, log and privileges."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def open_pool(config: Path | None) -> tuple[Site, Machines]:
         raise ConfigError("[plugin.pool] has no shapes; doc/pool.md describes them")
     log = logger(Path(settings.log))
     drivers: dict[str, Driver] = {}
-    for name in settings.clouds:  # even without a shape, because old machines must be deleted
+    for name in settings.clouds:  # even without a shape: its machines must be deleted
         options = dict(settings.clouds[name])
         kind = options.pop("driver")
         try:
@@ -45,7 +45,7 @@ def open_pool(config: Path | None) -> tuple[Site, Machines]:
 
 
 def logger(path: Path) -> Callable[[str], None]:
-    """Return a function that writes a line to the log, or to stderr if that fails."""
+    """Return a function that writes a line to the log, or to stderr if the log is not writable."""
 
     def log(text: str) -> None:
         when = time.strftime("%Y-%m-%dT%H:%M:%S%z")
@@ -66,7 +66,7 @@ def logger(path: Path) -> Callable[[str], None]:
 
 
 def become_owner(config: Path | None) -> None:
-    """If root, drop privileges to the owner of the state directory (SlurmUser)."""
+    """If root, switch to the owner of the state directory (SlurmUser)."""
     place = Path(site_and_installation(config)[0][Settings].state)
     if os.geteuid() != 0 or not place.is_dir() or place.stat().st_uid == 0:
         return

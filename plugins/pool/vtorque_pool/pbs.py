@@ -1,8 +1,8 @@
 """Nodes and queued jobs of Torque and OpenPBS, read and changed with their commands.
 
 Torque: ``pbsnodes -x``, ``qstat -x``, pbsnodes(8), qmgr(1B). OpenPBS: ``pbsnodes -F json``,
-``qstat -f -w``. Job listings contain users' text that no XML or JSON parser accepts in full. Jobs
-are therefore parsed one by one, and unreadable ones are skipped.
+``qstat -f -w``. Job lists can contain text of users that is not valid XML or JSON. Therefore jobs
+are parsed one by one, and unreadable jobs are skipped.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _GONE = ("Unknown node", "cannot locate specified node", "Error in node list")
 
 @dataclass(frozen=True)
 class QueuedJob:
-    """A queued job: requested nodes, CPUs per node, and its queue and account."""
+    """A queued job: its queue, account, and requested nodes, CPUs per node and node features."""
 
     id: str
     queue: str
@@ -36,14 +36,14 @@ class QueuedJob:
 
 
 class Pbs:
-    """The server's commands. Runs as root on the server's host."""
+    """The commands of Torque or OpenPBS. Privileges: root, on the server's host."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._open = settings.batch == "openpbs"
 
     def nodes(self) -> dict[str, PoolNode]:
-        """Return the pool's nodes that the server knows; on Torque without nodes that are off."""
+        """Return the pool's nodes in the batch system, by name; on Torque without nodes off."""
         there = {name: _node(name, each) for name, each in self._query_nodes().items()}
         return {name: node for name, node in there.items() if not _is_off(node)}
 
@@ -53,10 +53,10 @@ class Pbs:
         return {name: each for name, each in said.items() if name in wanted}
 
     def make_known(self) -> list[str]:
-        """Create the pool's nodes in Torque, with or without a machine; return the errors.
+        """Create all nodes of the pool in Torque, even without a machine; return the errors.
 
-        Torque rejects jobs that would not fit if all its nodes were free: qsub refuses them
-        (svr_jobfunc.c, "cannot locate feasible nodes"), and pbs_sched deletes them (fifo.c).
+        Torque must know the nodes that a job needs. Otherwise qsub refuses the job (svr_jobfunc.c,
+        "cannot locate feasible nodes"), or pbs_sched deletes it (fifo.c).
         """
         failed: list[str] = []
         if self._open:
@@ -90,13 +90,13 @@ class Pbs:
         }
 
     def queued_jobs(self) -> list[QueuedJob]:
-        """Return the queued jobs in the server's order, without held ones."""
+        """Return the queued jobs in the server's order, without held jobs."""
         if self._open:
             jobs = _open_jobs(self._run("qstat", "-f", "-w", "-t"))
         else:
             jobs = [_torque_job(part) for part in _parts(self._run("qstat", "-t", "-x"), "Job")]
         found = []
-        for job in jobs:  # an array is listed, and each of its elements too
+        for job in jobs:  # qstat lists arrays and their elements
             if job.get("job_state") == "Q" and "[]" not in job["Job_Id"]:
                 with contextlib.suppress(ValueError):
                     found.append(_open_waiting(job) if self._open else _torque_waiting(job))
@@ -105,9 +105,9 @@ class Pbs:
     def create(self, node: str, cpus: int, features: Iterable[str], address: str) -> None:
         """Create a node that accepts jobs once it is up. The server must resolve its name.
 
-        If the node's previous machine was up, Torque considers the node up until
-        ``node_check_rate`` has passed, and would send jobs to a booting machine. Therefore the node
-        is set ``down`` until pbs_mom's first message.
+        If the node's previous machine was up, Torque would consider the node up for
+        ``node_check_rate``, and send jobs to a booting machine. Therefore the node is set ``down``
+        until pbs_mom's first message.
         """
         self._make(node, cpus, features, address)
         if not self._open:
@@ -115,7 +115,7 @@ class Pbs:
             self.undrain(node)
 
     def _make(self, node: str, cpus: int, features: Iterable[str], address: str = "") -> None:
-        """Create a node with all attributes at once, in case this process is killed."""
+        """Create a node with all its attributes in one command, in case this process is killed."""
         if self._open:
             at = f"mom={address}," if address else ""
             has = f"{at}resources_available.ncpus={cpus}"
@@ -127,8 +127,8 @@ class Pbs:
     def delete(self, node: str) -> None:
         """Delete a node; on Torque, set it offline. Idempotent.
 
-        For about 20 s after its creation Torque ignores changes of a node: pbsnodes reports this,
-        but exits with 0. A later round repeats the change.
+        For about 20 s after a node's creation, Torque ignores changes of the node: pbsnodes prints
+        an error, but exits with 0. A later round repeats the change.
         """
         if self._open:
             self._run("qmgr", "-c", f"delete node {node}", but=_GONE)
@@ -136,7 +136,7 @@ class Pbs:
             self._run("pbsnodes", "-o", node, "-N", _OFF)
 
     def drain(self, node: str, why: str) -> None:
-        """Set a node offline, with a note that marks it as the pool's."""
+        """Set a node offline, with a note that marks this as the pool's action."""
         note = f"{REASON}: {why}"
         if self._open:  # pbsnodes -o requires a host name, but the node's mom may be an address
             note = note.replace('"', "'")
@@ -152,7 +152,7 @@ class Pbs:
             self._run("pbsnodes", "-c", node, "-N", "n")
 
     def requeue(self, jobs: Iterable[str]) -> None:
-        """Requeue jobs whose machine is gone, also those submitted with ``qsub -r n``."""
+        """Requeue jobs, including jobs submitted with ``qsub -r n``."""
         for job in jobs:
             if self._open:
                 self._run("qrerun", "-W", "force", job, but=("Unknown",))
@@ -172,7 +172,10 @@ class Pbs:
                 self.delete(node)
 
     def _run(self, tool: str, *words: str, but: tuple[str, ...] = ()) -> str:
-        """Return a command's output; empty if its error message contains a word of ``but``."""
+        """Return a command's output; empty if its error message contains a text in ``but``.
+
+        Raises HostFault for other errors.
+        """
         program = f"{self._settings.bindir}/{tool}" if self._settings.bindir else tool
         try:
             return run_tool(program, *words, timeout=self._settings.timeout)
@@ -201,7 +204,7 @@ def _is_off(node: PoolNode) -> bool:
 
 
 def _job(word: str) -> str:
-    """Return the job id of ``0/12.server``, ``0-1/12.server`` (Torque) or ``12.server/0``."""
+    """Return the job id in ``0/12.server``, ``0-1/12.server`` (Torque) or ``12.server/0``."""
     first, _, last = word.strip().partition("/")
     return first if not last or last.isdecimal() else last
 
@@ -229,11 +232,10 @@ def _torque_job(part: str) -> dict[str, str]:
 
 
 def _open_jobs(text: str) -> list[dict[str, str]]:
-    r"""Return the attributes of each job in OpenPBS's ``qstat -f -w``.
+    r"""Return the attributes of each job in the output of OpenPBS's ``qstat -f -w``.
 
     Each attribute is one line. A newline in a value appears as ``\n`` (qstat.c,
-    convert_feed_chars), so user text cannot forge a line. Without ``-w`` user text could even forge
-    a job's first line.
+    convert_feed_chars), so user text cannot forge a line. Without ``-w``, it could.
     """
     found: list[dict[str, str]] = []
     for line in text.split("\n"):
@@ -246,7 +248,7 @@ def _open_jobs(text: str) -> list[dict[str, str]]:
 
 
 def _torque_waiting(job: Mapping[str, str]) -> QueuedJob:
-    """Parse a Torque job's request. Raises ValueError if that fails."""
+    """Parse a Torque job's request. Raises ValueError if it is invalid."""
     nodes, cpus, features = 0, 1, set()
     for part in (job["asked"] or "1").partition("#")[0].split("+"):
         first, *words = part.split(":")
@@ -262,7 +264,7 @@ def _torque_waiting(job: Mapping[str, str]) -> QueuedJob:
 
 
 def _open_waiting(job: Mapping[str, str]) -> QueuedJob:
-    """Parse an OpenPBS job's request. Raises ValueError if that fails."""
+    """Parse an OpenPBS job's request. Raises ValueError if it is invalid."""
     nodes, cpus = 0, 1
     for part in job.get("Resource_List.select", "1:ncpus=1").split("+"):
         words = part.split(":")

@@ -1,7 +1,8 @@
 """``vtorque-pool resume|suspend|failed NODES``: Slurm's ResumeProgram and related programs.
 
-Slurm calls them without PATH, before 22.05 without SLURM_CONF, and with signals blocked. Child
-processes would inherit the blocked signals: a slurmd started this way ignored SIGTERM.
+Slurm calls these programs without PATH, before 22.05 also without SLURM_CONF, and with blocked
+signals. Child processes would inherit the blocked signals: a slurmd started this way ignored
+SIGTERM.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     _open_streams()
     try:
         wanted = parser.parse_args(argv)
-    finally:  # its usage or help
+    finally:  # also after --help or a usage error
         _flush()
     begin()
     settings = Settings()
@@ -53,14 +54,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _open_streams() -> None:
-    """Open closed output streams, so that no other file gets their text."""
+    """Open closed output streams, so that no file opened later gets their output."""
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:
             setattr(sys, name, Path(os.devnull).open("w"))  # noqa: SIM115
 
 
 def _flush() -> None:
-    """Write buffered output. At exit, Python would report a failure with a traceback."""
+    """Flush the output streams now: a failure at Python's exit would print a traceback."""
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()

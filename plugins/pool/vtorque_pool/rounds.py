@@ -1,7 +1,7 @@
 """Decide what one round on Torque or OpenPBS does. No side effects.
 
-Each round reads the state anew. Between rounds, only the times at which nodes became idle or
-unusable are kept. A restart of the service loses them.
+Each round reads the state anew. Between rounds, the service only keeps the times at which nodes
+became idle or unusable. It loses them at a restart.
 """
 
 from __future__ import annotations
@@ -26,9 +26,10 @@ class Step:
     """An action on a node, and its reason.
 
     Attributes:
-        kind: What to do. ``leave`` removes the node and its machine. ``fail`` does the same, and
-            counts a failure of the node's shape.
-        was: The node's state at the decision. In another state, the action is skipped.
+        kind: The action. ``join`` creates the node of a machine, and ``end`` deletes a machine.
+            ``leave`` deletes the node and its machine. ``fail`` does the same, and counts a failure
+            of the node's shape.
+        was: The node at the decision. If the node has changed, the action is skipped.
     """
 
     kind: Kind
@@ -46,7 +47,7 @@ class NodeTimes:
     unusable: dict[str, float] = field(default_factory=dict)
 
     def look(self, nodes: Mapping[str, PoolNode], now: float) -> None:
-        """Update from the batch system's current state."""
+        """Update the times from the current state of the nodes; ``now`` is a Unix time."""
         for table, state in ((self.idle, "free"), (self.unusable, "unusable")):
             there = {node.name for node in nodes.values() if node.state == state}
             for name in set(table) - there:
@@ -57,7 +58,7 @@ class NodeTimes:
 
 @dataclass(frozen=True)
 class View:
-    """The state at the begin of a round."""
+    """The state of pool, clouds and batch system at the start of a round."""
 
     settings: Settings
     found: CloudState
@@ -72,7 +73,7 @@ class View:
 
 
 def steps(view: View) -> list[Step]:
-    """Return the actions in order, without those for shapes whose cloud does not answer."""
+    """Return a round's actions in order. Shapes whose cloud does not answer are left unchanged."""
     shapes = [s for s in view.settings.shapes if s.cloud not in view.found.silent]
     done = [*_end_unknown(view)]
     for shape in shapes:
@@ -123,7 +124,7 @@ def _mend(view: View, shape: MachineShape) -> Iterator[Step]:
             if age > view.settings.boot_timeout and down > view.settings.delete_timeout:
                 if node.jobs:
                     yield Step("requeue", name, "the machine does not answer")
-                if machines[0].id in view.seen:  # a user's job may have crashed it
+                if machines[0].id in view.seen:  # it was up: a user's job may have crashed it
                     yield Step("leave", name, "the machine does not answer", was=node)
                 else:
                     yield Step("fail", name, f"the node is not up after {age:.0f} s", was=node)
@@ -137,12 +138,15 @@ def _mend(view: View, shape: MachineShape) -> Iterator[Step]:
 
 
 def _is_drained_by_pool(node: PoolNode) -> bool:
-    """Return whether the pool, not an administrator, has drained a node."""
+    """Return True if the pool, not an administrator, has drained a node."""
     return node.reason.startswith(REASON)
 
 
 def _count_needed(view: View, shapes: Sequence[MachineShape]) -> dict[str, int]:
-    """Return how many nodes of each shape the queued jobs need. A job uses the first that fits."""
+    """Return how many nodes of each shape the queued jobs need.
+
+    Each job counts for the first shape that fits it.
+    """
     cpus = {shape.name: 0 for shape in shapes}
     nodes = {shape.name: 0 for shape in shapes}
     limits = {("queue", name): most for name, most in view.settings.queues.items()}
@@ -170,7 +174,7 @@ def _can_run(job: QueuedJob, shape: MachineShape) -> bool:
 
 
 def _building(view: View, shape: MachineShape) -> list[str]:
-    """Return nodes with a machine that are not up yet."""
+    """Return the nodes of a shape that have a machine but are not up."""
     return [
         name
         for name in shape.names
@@ -182,7 +186,7 @@ def _building(view: View, shape: MachineShape) -> list[str]:
 def _grow(
     view: View, shape: MachineShape, wanted: int, starts: int, touched: set[str]
 ) -> Iterator[Step]:
-    """Yield actions that add nodes for queued jobs and ``min_nodes``; drained nodes first."""
+    """Yield actions that add nodes: return drained nodes to service, then create machines."""
     free = sum(_state(view, name) == "free" for name in shape.names)
     building = len(_building(view, shape))
     lacking = wanted - free - building
@@ -222,7 +226,7 @@ def _state(view: View, name: str) -> str:
 
 
 def _shrink(view: View, shape: MachineShape, wanted: int, touched: set[str]) -> Iterator[Step]:
-    """Yield actions that drain nodes idle for too long, and that remove such nodes later."""
+    """Yield actions that drain nodes which were idle for too long."""
     there = [n for n in shape.names if _state(view, n) in {"free", "busy", "unusable"}]
     idle = [
         name

@@ -18,7 +18,7 @@ from vtorque_pool.pbs import Pbs
 from vtorque_pool.settings import Settings
 from vtorque_pool.slurm import Slurm
 
-_SLOWEST = 16  # times the interval, after rounds that failed
+_SLOWEST = 16  # maximum pause after failed rounds, as a multiple of the interval
 
 
 def make_round(settings: Settings, machines: Machines, batch: Slurm | Pbs) -> Callable[[], int]:
@@ -34,13 +34,13 @@ def make_round(settings: Settings, machines: Machines, batch: Slurm | Pbs) -> Ca
 
 
 def serve(settings: Settings, machines: Machines, batch: Slurm | Pbs) -> None:
-    """Run rounds until SIGTERM or SIGINT. Raises Refused if another process runs them."""
+    """Run rounds until SIGTERM or SIGINT. Raises Refused if another process runs rounds."""
     with _hold_service_lock(machines):
         _serve(settings, machines, batch)
 
 
 def tidy(settings: Settings, machines: Machines, batch: Slurm | Pbs) -> int:
-    """Run one round; return its number of actions. Raises Refused if another process does."""
+    """Run one round; return its number of actions. Raises Refused if another process runs one."""
     with _hold_service_lock(machines):
         return make_round(settings, machines, batch)()
 
@@ -88,7 +88,10 @@ def _write_metrics(settings: Settings, machines: Machines, batch: Slurm | Pbs) -
 
 
 def _round(settings: Settings, machines: Machines, batch: Pbs, since: rounds.NodeTimes) -> int:
-    """Read the state, decide and act. A failed action is logged, and repeated in the next round."""
+    """Run a round on Torque or OpenPBS; return its number of actions.
+
+    A failed action is logged, and repeated in the next round.
+    """
     found, nodes, now = machines.list_machines(), batch.nodes(), time.time()
     for cloud, problem in found.silent.items():
         machines.log(f"{cloud} does not answer: {problem}")
@@ -142,7 +145,7 @@ def _join(machines: Machines, batch: Pbs, node: str, machine: Machine) -> None:
 
 
 def _perform_step(machines: Machines, batch: Pbs, step: rounds.Step) -> bool:
-    """Perform an action other than a start; return whether it succeeded."""
+    """Perform an action other than ``start``; return True if it succeeded."""
     if step.kind == "end" and step.machine is not None:
         return not machines.end_machine(step.machine, step.why)
     machines.log(f"{step.node}: {step.kind}: {step.why}")
@@ -162,10 +165,10 @@ def _perform_step(machines: Machines, batch: Pbs, step: rounds.Step) -> bool:
 
 
 def _delete_node(batch: Pbs, step: rounds.Step) -> set[str]:
-    """Delete a node from the batch system, before its machine, so that it gets no job.
+    """Delete a node from the batch system before its machine is deleted, so that it gets no job.
 
-    Does nothing if the node has changed. Torque deletes a node with jobs too, and requeues or
-    deletes the jobs (req_manager.c).
+    Returns the node; empty if it has changed since the decision and was not deleted. Torque would
+    delete a node with jobs, and requeue or delete the jobs (req_manager.c).
     """
     if step.was is not None and batch.nodes().get(step.node) != step.was:
         return set()

@@ -12,7 +12,7 @@ from vtorque_pool.hostlist import expand
 
 
 class _EmptyTable(dict[str, Any]):
-    """An empty table that is hashable, as a default value must be."""
+    """An empty table that is hashable, as dataclasses require of default values."""
 
     __hash__ = object.__hash__  # type: ignore[assignment]
 

@@ -19,7 +19,10 @@ STATES = ("building", "free", "busy", "draining", "unusable", "hold", "deleting"
 
 @dataclass(frozen=True)
 class NodeRow:
-    """A row of the table: a node or a machine. Ages are in seconds, ``price`` is per hour."""
+    """A row of the table: a node or a machine.
+
+    ``age`` and ``idle`` are in seconds, ``price`` is per hour.
+    """
 
     node: str
     state: str
@@ -40,7 +43,7 @@ def rows(
     held: Mapping[str, str],
     now: float,
 ) -> list[NodeRow]:
-    """Return a row for each machine, and for each of the pool's nodes that is not off."""
+    """Return a row for each machine, and for each node of the pool that is not off."""
     machines = {m.node: m for m in reversed(found.machines) if m.is_live and m.node}
     listed = []
     for shape in settings.shapes:

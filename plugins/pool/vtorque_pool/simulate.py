@@ -2,8 +2,8 @@
 
 Traces have the Standard Workload Format, SWF 2.2
 (https://www.cs.huji.ac.il/labs/parallel/workload/swf.html): fields 2 submit time, 4 run time, 5
-processors used, 8 processors requested; in seconds. Each job has whole nodes. Jobs start in order
-of submission, but up to a hundred jobs behind one that does not fit may start before it. Nodes are
+processors used, 8 processors requested; in seconds. Each job gets whole nodes. Jobs start in order
+of submission, but if a job does not fit, up to a hundred later jobs may start before it. Nodes are
 created for queued jobs and deleted when idle.
 """
 
@@ -47,6 +47,7 @@ class SimulationResult:
     """The result of a simulation.
 
     Wait times are in seconds. ``busy`` is the fraction of the machine hours in which jobs ran.
+    ``starts`` counts created machines, and ``too_large`` jobs that can never run.
     """
 
     sizes: Sizes
@@ -65,7 +66,7 @@ class SimulationResult:
 
 
 def read(trace: Path) -> list[TraceJob]:
-    """Return a trace's jobs by submit time. Raises Refused with the line number of an error."""
+    """Return a trace's jobs, ordered by submit time. Raises Refused for an invalid line."""
     jobs = []
     for number, line in enumerate(trace.read_bytes().splitlines(), 1):
         words = line.split()
@@ -107,7 +108,7 @@ class _Pool:
         heapq.heappush(self.events, (when, self.order, what, number))
 
     def advance(self, when: float) -> None:
-        """Advance the time to an event, and count the cost."""
+        """Advance the time to ``when``, and count the machine time until then."""
         self.seconds += self.nodes * (when - self.now)
         self.busy_seconds += self.busy * (when - self.now)
         self.now = when
@@ -117,7 +118,7 @@ class _Pool:
         self.schedule(self.now + self.sizes.idle, "idle", count)
 
     def grow(self, needed: int) -> None:
-        """Create the nodes that queued jobs need in addition to idle and booting ones."""
+        """Create the nodes that queued jobs need in addition to idle and booting nodes."""
         new = min(self.sizes.most - self.nodes, needed - len(self.idle) - self.building)
         if new > 0:
             self.building += new
@@ -132,7 +133,7 @@ class _Pool:
 
 
 def run(jobs: Sequence[TraceJob], sizes: Sizes) -> SimulationResult:
-    """Simulate one pool."""
+    """Simulate a trace's jobs on one pool."""
     if sizes.most < 1:
         raise Refused("a pool needs at least one node")
     pool = _Pool(sizes, jobs[0].submit)

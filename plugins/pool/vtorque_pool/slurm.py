@@ -1,8 +1,8 @@
 """Nodes and jobs of Slurm, read and changed with its commands.
 
 The nodes have ``State=CLOUD``: slurm.conf(5), scontrol(1),
-https://slurm.schedmd.com/power_save.html. With 22.05.8, a node whose start failed is recovered with
-DOWN, which requeues its job, then POWER_DOWN. This needs ``idle_on_node_suspend`` in
+https://slurm.schedmd.com/power_save.html. To recover a node whose start failed, set it DOWN, which
+requeues its job, then POWER_DOWN (22.05.8). This needs ``idle_on_node_suspend`` in
 SlurmctldParameters.
 """
 
@@ -20,7 +20,7 @@ from vtorque_pool.settings import Settings
 
 State = Literal["off", "building", "free", "busy", "draining", "unusable", "deleting"]
 REASON = "vtorque-pool"
-TOLD = "drained by an administrator"  # the pool does not undrain nodes with this reason
+TOLD = "drained by an administrator"  # the pool leaves nodes with this reason drained
 _SQUEUE = ("squeue", "-h", "-a", "-t", "R,CF,CG,S,SI,SO", "-o", "%i %N")
 _SILENT = "Not responding"
 _OF_TIMEOUT = "ResumeTimeout reached"
@@ -28,7 +28,10 @@ _OF_TIMEOUT = "ResumeTimeout reached"
 
 @dataclass(frozen=True)
 class PoolNode:
-    """A node in the batch system. ``since`` is the Unix time when its daemon started."""
+    """A node in the batch system.
+
+    ``idle_since`` and ``since`` (start of its daemon) are Unix times; 0 if unknown.
+    """
 
     name: str
     state: State
@@ -44,22 +47,19 @@ class PoolNode:
 
     @property
     def is_down_by_hand(self) -> bool:
-        """True if an administrator set the node down, judging by the reason."""
+        """True if the node has a reason that is not from Slurm or the pool, but from an admin."""
         ours = (REASON, _OF_TIMEOUT, _SILENT)
         return bool(self.reason) and not self.reason.startswith(ours)
 
 
 class Slurm:
-    """Runs Slurm's commands with PATH and SLURM_CONF, which Slurm does not set in its programs."""
+    """The commands of Slurm, run with PATH and SLURM_CONF, which Slurm may not have set."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
 
     def nodes(self) -> dict[str, PoolNode]:
-        """Return the pool's nodes by name.
-
-        Nodes that are off are included: slurm.conf has PrivateData=cloud.
-        """
+        """Return the pool's nodes by name, including nodes that are powered down."""
         wanted = {name for shape in self._settings.shapes for name in shape.names}
         text = self._run("scontrol", "-a", "-o", "show", "nodes")
         jobs = self._jobs()
@@ -103,13 +103,13 @@ class Slurm:
         self._update(f"nodename={node}", "state=RESUME")
 
     def address(self, node: str, address: str) -> None:
-        """Tell Slurm the address of a node's machine, because DNS may not know the node's name."""
+        """Set the address of a node's machine in Slurm, because DNS may not know the node."""
         self._update(f"nodename={node}", f"nodeaddr={address}")
 
     def pause(self, shape: str, nodes: Iterable[str], seconds: float) -> None:
-        """Keep these nodes from starting for some time.
+        """Keep jobs off these nodes for some time, so that Slurm does not start the nodes.
 
-        A reservation keeps jobs off the nodes. Slurm itself ends the reservation.
+        Creates a reservation, which Slurm itself ends.
         """
         self.unpause(shape)
         minutes = max(1, round(seconds / 60))
@@ -137,7 +137,7 @@ class Slurm:
 
 
 def _words(line: str) -> dict[str, str]:
-    """Return the ``Key=Value`` pairs of a scontrol line. Reason contains spaces and comes last."""
+    """Return the ``Key=Value`` pairs of a scontrol line. Reason is last, and contains spaces."""
     head, _, reason = line.partition(" Reason=")
     found = dict(re.findall(r"(?:^|\s)(\w+)=(\S*)", head))
     if reason:

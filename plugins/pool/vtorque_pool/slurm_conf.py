@@ -1,7 +1,7 @@
 """The pool's lines for slurm.conf(5), and the setup steps that write them.
 
-The lines are in a separate file that slurm.conf includes. The site's own settings are never
-overridden. If they conflict with the pool's, the step says what to change.
+The lines are in a separate file that slurm.conf includes. They never override the site's settings.
+If settings conflict, the setup step says what to change.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from vtorque_pool.settings import Settings
 NAME = "vtorque-pool.conf"
 _PROGRAMS = {"ResumeProgram": "resume", "SuspendProgram": "suspend", "ResumeFailProgram": "failed"}
 _INCLUDE = f"include {NAME}  # {MARK.decode()}\n"
-_WORDS = {  # options with lists to which the site may add values
+_WORDS = {  # values that list options must contain, here or in the site's slurm.conf
     "SlurmctldParameters": "idle_on_node_suspend",
     "PrivateData": "cloud",
     "CommunicationParameters": "NoAddrCache",
@@ -31,7 +31,7 @@ _DEPTH = 8
 
 
 def lines(settings: Settings, conf: Path) -> list[str]:
-    """Return the pool's lines, without list options that the site sets in slurm.conf."""
+    """Return the pool's lines. They omit list options that the site sets in slurm.conf."""
     said = dict(_iter_values(conf, _DEPTH, but=NAME))
     programs = conf.parent / "vtorque-pool"
     found = [f"{key}={programs / word}" for key, word in _PROGRAMS.items()]
@@ -59,7 +59,7 @@ def lines(settings: Settings, conf: Path) -> list[str]:
 
 
 def _exceptions(settings: Settings, conf: Path) -> str:
-    """Return the nodes that Slurm never suspends: ``min_nodes`` per shape, and the site's own."""
+    """Return SuspendExcNodes: ``min_nodes`` of each shape, and nodes outside of the pool."""
     counted = [f"{shape.nodes}:{shape.min_nodes}" for shape in settings.shapes if shape.min_nodes]
     ours = {shape.nodes for shape in settings.shapes}
     others = [
@@ -71,7 +71,7 @@ def _exceptions(settings: Settings, conf: Path) -> str:
 
 
 def steps(settings: Settings, place: Installation) -> list[SetupStep]:
-    """Return the setup steps for the host of slurmctld, in order."""
+    """Return the setup steps for slurmctld's host, in order."""
     conf = Path(settings.slurm_conf)
     said = dict(_iter_values(conf, _DEPTH, but=NAME))
     user = said.get("SlurmUser", "root").partition("(")[0]
@@ -145,12 +145,12 @@ def _include(conf: Path) -> Change:
 
 
 def _remove_include(text: bytes, ours: bytes) -> bytes:
-    """Return slurm.conf without the include line and the newline added before it."""
+    """Return slurm.conf without the pool's include line and the newline added before it."""
     return text.replace(b"\n# (no newline)\n" + ours, b"").replace(ours, b"")
 
 
 def _end(text: bytes) -> bytes:
-    """Return a marked newline if the last line lacks one, so that it can be removed again."""
+    """Return a marked newline if the last line has no newline. The mark allows its removal."""
     return b"" if not text or text.endswith(b"\n") else b"\n# (no newline)\n"
 
 
@@ -166,7 +166,7 @@ def _bytes(conf: Path) -> bytes:
 
 
 def _iter_values(conf: Path, depth: int, *, but: str) -> Iterator[tuple[str, str]]:
-    """Yield the keys and values of a file and its includes, except the include ``but``."""
+    """Yield the keys and values of a slurm.conf and its includes, except the file ``but``."""
     for line in _bytes(conf).decode("utf-8", "surrogateescape").splitlines():
         include = re.match(r"\s*include\s+(\S+)", line, re.IGNORECASE)
         if include and depth and include[1] != but:

@@ -22,6 +22,6 @@ WantedBy=multi-user.target
 
 
 def steps(place: Installation, user: str) -> list[ReplacedFile]:
-    """Return the step that writes the unit; none if systemd does not run."""
+    """Return the step that writes the unit, or an empty list if systemd does not run."""
     serve = unit_line((*place.command, "pool", "serve", "--config", str(place.config)))
     return systemd_unit("vtorque-pool.service", _TEXT.format(user=user, serve=serve))

@@ -1,1 +1,1 @@
-"""The pool's own drivers. Each imports its libraries when it is created."""
+"""The built-in cloud drivers. Each imports its libraries when it is created."""

@@ -1,8 +1,8 @@
-"""Driver for EC2. boto3 finds the credentials: the host's role, or its own files.
+"""Driver for EC2. boto3 finds the credentials: the host's role, or boto3's files.
 
 Options: ``region``; ``endpoint`` (of another cloud with the EC2 API), ``profile``, ``subnet``,
-``security_groups`` (comma-separated), ``key``, ``role`` (an instance profile: processes on the
-machine can get that role's credentials), ``timeout`` (seconds, 60).
+``security_groups`` (comma-separated), ``key``, ``role`` (an instance profile, whose credentials
+processes on the machine can get), ``timeout`` (seconds, 60).
 
 The pool lists machines by tag before and after it creates one, instead of using ClientToken, which
 some clouds with the EC2 API do not support (moto 5.2).
@@ -78,7 +78,7 @@ def driver(options: Mapping[str, str]) -> Driver:
 
 @functools.cache
 def _session(boto3: Any, profile: str | None) -> Any:
-    """Return a profile's session. Cached, because reading its EC2 data takes a second."""
+    """Return a profile's session. It is cached, because loading boto3's EC2 data takes a second."""
     return boto3.Session(profile_name=profile)
 
 
@@ -90,7 +90,7 @@ class Ec2:
         self._options = options
 
     def create(self, order: MachineOrder) -> Machine:
-        """Run one instance, tagged in the same call."""
+        """Start an instance, and tag it in the same call."""
         tags = {CLUSTER: order.cluster, NODE: order.node, SHAPE: order.shape, "Name": order.node}
         listed = [{"Key": key, "Value": value} for key, value in tags.items()]
         wanted: dict[str, Any] = {
@@ -99,7 +99,7 @@ class Ec2:
             "MinCount": 1,
             "MaxCount": 1,
             "InstanceInitiatedShutdownBehavior": "terminate",
-            # Hide the instance's credentials from URL forgery and from guests that it routes for.
+            # Keep the instance's credentials from forged requests (SSRF) and from its guests.
             "MetadataOptions": {"HttpTokens": "required", "HttpPutResponseHopLimit": 1},
             "TagSpecifications": [
                 {"ResourceType": kind, "Tags": listed} for kind in ("instance", "volume")
@@ -132,7 +132,7 @@ class Ec2:
             return [_machine(each) for each in found if each["State"]["Name"] != "terminated"]
 
     def destroy(self, machine: str) -> None:
-        """Terminate an instance, and its volumes if the image says so."""
+        """Terminate an instance. Volumes with DeleteOnTermination are also deleted."""
         with _faults():
             try:
                 self._client.terminate_instances(InstanceIds=[machine])
@@ -141,7 +141,7 @@ class Ec2:
                     raise
 
     def quota(self) -> int | None:
-        """Return None, because EC2 keeps quotas in another service and counts vCPUs."""
+        """Return None: EC2's quotas are in another service, and limit vCPUs, not instances."""
         return None
 
 

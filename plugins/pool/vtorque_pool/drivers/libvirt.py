@@ -1,15 +1,19 @@
 """Driver for the site's own hosts: virsh on this host, or on others with ``qemu+ssh``.
 
-Options: ``uri`` (``qemu:///system``), ``network`` (libvirt's, ``default``), ``images`` (directory
-of the images and the machines' files, on that host), ``pool`` (use vTorque's image pool in this
-directory instead, on both hosts), ``secrets`` (cloud-init file that only its owner can read),
-``most`` (maximum number of machines), ``accel`` (``kvm``, or ``qemu`` for emulation), ``timeout``
-(seconds, 60).
+Options:
 
-A machine is a transient domain, which disappears when it ends. Its disk is an overlay of the image
-in the storage pool ``vtorque-pool``, with the machine's other files. Files of a domain belong to
-QEMU's user, but vTorque's images must stay root's. The domain's metadata has the tags. Names
-contain cluster and time, so that a disk without a domain can be identified too.
+- ``uri`` (default ``qemu:///system``) and ``network`` (``default``) of libvirt.
+- ``images``: directory of images and machines' files, on libvirt's host.
+- ``pool``: directory of vTorque's image pool, on both hosts, to use its images instead.
+- ``secrets``: cloud-init file that only its owner can read.
+- ``most``: maximum number of machines.
+- ``accel``: ``kvm``, or ``qemu`` for emulation.
+- ``timeout``: seconds (60).
+
+A machine is a transient domain, which disappears when it ends. Its disk is an overlay in the
+storage pool ``vtorque-pool``, with the machine's other files. libvirt gives these files to QEMU's
+user, but the images must stay root's. The domain's metadata has the tags. Names contain cluster and
+time, which identify a disk without a domain.
 """
 
 from __future__ import annotations
@@ -39,7 +43,7 @@ _NS = "https://vtorque.org/xmlns/pool/1"
 _POOL = "vtorque-pool"
 _NAME = re.compile(r"vtorque-pool-[0-9a-f]{8}-([0-9a-f]{8})-[0-9a-f]{8}")
 _START = 600.0  # seconds after which a disk without a domain is a leftover
-_SYSTEM = 256  # MiB besides the jobs' memory: Slurm rejects nodes with less than RealMemory
+_SYSTEM = 256  # MiB in addition to jobs' memory: Slurm rejects nodes below RealMemory
 _FILES = (".qcow2", "-seed.iso", "-kernel", "-initrd")
 
 
@@ -63,10 +67,7 @@ class Libvirt:
         self._most = most
 
     def create(self, order: MachineOrder) -> Machine:
-        """Create the disk, then the domain.
-
-        :meth:`machines` finds the disk of an interrupted call.
-        """
+        """Create the disk, then the domain. :meth:`machines` lists a disk without a domain."""
         if self.quota() == 0:
             raise StockOut(f"{self._uri} has {self._most} machines, the maximum")
         image = self._image(order.image)
@@ -84,7 +85,7 @@ class Libvirt:
         return Machine(name, order.node, order.shape, created, "running")
 
     def machines(self, cluster: str) -> list[Machine]:
-        """Return the cluster's domains, and disks without a domain as ended machines."""
+        """Return the cluster's domains. Disks without a domain are ended machines."""
         self._prepare()
         disks = [word for word in self._virsh("vol-list", _POOL).split() if "/" not in word]
         names = [n for n in self._virsh("list", "--name").split() if _NAME.fullmatch(n)]
@@ -112,7 +113,7 @@ class Libvirt:
             self._unless_gone("vol-delete", f"{machine}{end}", "--pool", _POOL, gone=gone)
 
     def quota(self) -> int | None:
-        """Return how many machines the option ``most`` still allows."""
+        """Return how many more machines the option ``most`` allows."""
         if self._most is None:
             return None
         names = self._virsh("list", "--name").split()
@@ -140,7 +141,7 @@ class Libvirt:
         return Image(name, "", "", "", "", disk=Path(self._images, name))
 
     def _disks(self, name: str, order: MachineOrder, image: Image) -> str:
-        """Create the machine's disk, and its seed if it has content; return their XML."""
+        """Create the machine's disk, and its seed if there is user data; return their XML."""
         if image.disk is None:
             raise CloudFault(f"the image {image.name} has no root disk")
         base, form = escape(str(image.disk)), f"<format type='{image.disk_format}'/>"
@@ -169,10 +170,7 @@ class Libvirt:
         )
 
     def _boot(self, name: str, image: Image) -> str:
-        """Return the XML of the boot.
-
-        The kernel is a copy, because libvirt gives it to QEMU's user.
-        """
+        """Return the XML of the boot. The kernel is a copy, because libvirt changes its owner."""
         if image.kernel is None:
             return "<boot dev='hd'/>"
         found = f"<cmdline>{escape(image.cmdline)}</cmdline>"
@@ -208,7 +206,7 @@ class Libvirt:
         )
 
     def _tags(self, name: str) -> Mapping[str, str] | None:
-        """Return the domain's tags; None if the domain is gone or untagged."""
+        """Return the domain's tags; None if the domain has ended or has no tags."""
         try:
             text = self._virsh("metadata", name, _NS)
             found = ElementTree.fromstring(text)  # noqa: S314 - from libvirt
@@ -242,7 +240,7 @@ def read_private(path: Path) -> bytes:
     """Return the content of a file that only root or this user can read.
 
     Raises:
-        CloudFault: If others can read it.
+        CloudFault: If other users can read it.
     """
     try:
         with path.open("rb") as file:
@@ -260,8 +258,8 @@ def seed(order: MachineOrder, secrets: bytes = b"", *, local: bool = False) -> b
     """Return a NoCloud image for cloud-init (label ``cidata``).
 
     Args:
-        order: The machine.
-        secrets: Vendor data.
+        order: The machine to create.
+        secrets: cloud-init's vendor data.
         local: Do everything in cloud-init's first stage, as vTorque's own images require.
 
     Raises:
@@ -287,9 +285,9 @@ def seed(order: MachineOrder, secrets: bytes = b"", *, local: bool = False) -> b
 
 
 def _mac(order: MachineOrder) -> str:
-    """Return the MAC address of a node and all its machines, so that DHCP recognizes it.
+    """Return the MAC address of all machines of a node, so that DHCP gives them one address.
 
-    It is locally administered (IEEE 802, the second bit of the first octet).
+    The MAC is locally administered (IEEE 802, the second bit of the first octet).
     """
     found = hashlib.sha256(f"{order.cluster}/{order.node}".encode()).hexdigest()
     return ":".join(["02", *(found[n : n + 2] for n in range(0, 10, 2))])

@@ -35,7 +35,7 @@ except ImportError:
     openstack = None  # type: ignore[assignment]
 
 # https://docs.openstack.org/api-guide/compute/server_concepts.html
-# A server with any other status runs or will run again: MIGRATING, REBOOT, UNKNOWN, ...
+# A server with any other status (MIGRATING, REBOOT, UNKNOWN, ...) runs or will run again.
 _STATES: dict[str, State] = {
     "BUILD": "building", "REBUILD": "building", "DELETED": "deleting", "SOFT_DELETED": "deleting",
     "ERROR": "ended", "SHUTOFF": "ended", "SHELVED": "ended", "SHELVED_OFFLOADED": "ended",
@@ -87,7 +87,7 @@ class OpenStack:
             return Machine(made.id, order.node, order.shape, time.time(), "building")
 
     def machines(self, cluster: str) -> list[Machine]:
-        """Return the cluster's servers, including those in error."""
+        """Return the cluster's servers, including those with the status ERROR."""
         with _faults():
             found = list(self._cloud.compute.servers(details=True))
             ours = [each for each in found if (each.metadata or {}).get(CLUSTER) == cluster]
@@ -99,7 +99,7 @@ class OpenStack:
             self._cloud.compute.delete_server(machine, ignore_missing=True)
 
     def quota(self) -> int | None:
-        """Return what Nova's absolute limits still allow."""
+        """Return how many more servers Nova's absolute limits allow."""
         with _faults():
             absolute = self._cloud.compute.get_limits().absolute
             most, used = absolute.instances, absolute.instances_used

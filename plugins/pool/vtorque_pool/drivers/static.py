@@ -1,7 +1,7 @@
-"""Driver for existing machines: it only adds their nodes to the batch system or removes them.
+"""Driver for existing machines, whose nodes join and leave the batch system.
 
-Options: ``machines``, their nodes (``big[1-4]``). The driver's only state is one file below
-``state`` for each machine in use.
+Options: ``machines``, the names of their nodes (``big[1-4]``). The driver's only state is one file
+below ``state`` for each machine in use.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Static:
         self._place = place
 
     def create(self, order: MachineOrder) -> Machine:
-        """Mark the node's own machine as in use."""
+        """Mark the machine with the node's name as in use."""
         if order.node not in self._names:
             raise StockOut(f"{order.node} is not one of the static machines")
         now = time.time()
