@@ -241,7 +241,7 @@ class _Ext:
             return ""
 
     def data(self, path: str) -> bytes:
-        """Return the first bytes of a program. Symbolic links of directories are followed."""
+        """Return the first 64 bytes of a file. Symbolic links to directories are followed."""
         return self.text(path)[:64].encode("utf-8", "surrogateescape")
 
     def exists(self, path: str) -> bool:
@@ -254,7 +254,7 @@ class _Ext:
             return ""
 
     def names(self, path: str) -> list[str]:
-        """Return the names in a directory; debugfs prints /inode/mode/uid/gid/name/size/."""
+        """Return the names in a directory (debugfs prints ``/inode/mode/uid/gid/name/size/``)."""
         try:
             rows = self._ask(f"ls -p {path}").splitlines()
         except Refused:

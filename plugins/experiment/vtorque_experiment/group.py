@@ -19,6 +19,6 @@ def experiment() -> None:
     A TOML file names job scripts, a matrix of values, repetitions, and the numbers to extract from
     each job: see doc/experiment.md.
 
-    Exit codes: 0 done, 1 failed, 2 wrong usage or refused, 3 a --fail-if holds, 4 done with failed
-    points, 5 stopped before the end.
+    Exit codes: 0 done, 1 failed, 2 wrong usage or refused, 3 a condition of --fail-if is true, 4
+    done with failed points, 5 stopped before the end.
     """

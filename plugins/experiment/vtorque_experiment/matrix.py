@@ -17,7 +17,7 @@ Cell = Mapping[str, Scalar]
 
 @dataclass(frozen=True, slots=True)
 class MatrixPoint:
-    """A job: repetition number ``repetition`` (from 0) of combination number ``cell``."""
+    """A point: repetition number ``repetition`` (from 0) of combination number ``cell``."""
 
     number: int
     cell: int

@@ -43,7 +43,10 @@ class Pbs:
         self._open = settings.batch == "openpbs"
 
     def nodes(self) -> dict[str, PoolNode]:
-        """Return the pool's nodes in the batch system, by name; on Torque without nodes off."""
+        """Return the pool's nodes in the batch system, by name.
+
+        On Torque, without the nodes that :meth:`delete` has set offline.
+        """
         there = {name: _node(name, each) for name, each in self._query_nodes().items()}
         return {name: node for name, node in there.items() if not _is_off(node)}
 

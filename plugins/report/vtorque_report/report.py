@@ -111,14 +111,14 @@ class Report:
 
     @property
     def owner_text(self) -> str:
-        """The owner and nodes as text."""
+        """The owner, nodes, batch system and attempt as text."""
         nodes = ", ".join(a.node for a in self.attempts)
         again = f", attempt {self.first_attempt.attempt + 1}" if self.first_attempt.attempt else ""
         return f"of {self.first_attempt.owner} on {nodes} ({self.first_attempt.batch}{again})"
 
     @property
     def request_text(self) -> str:
-        """The request as text."""
+        """The image, and number and size of the guests, as text."""
         kinds = {(g.vcpus, g.ram_mib) for g, _ in self.guests}
         each = [f"{v} vCPU{'s' * (v != 1)} and {size(m << 20)}" for v, m in sorted(kinds)]
         number = len(self.guests)

@@ -14,7 +14,7 @@ _LABEL = 200  # characters
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """Name, labels and kind of a series. ``text`` is its name in series.jsonl."""
+    """A series without its values. ``text`` is its name in series.jsonl."""
 
     name: str
     labels: Mapping[str, str]

@@ -41,7 +41,7 @@ class ProcessUsage:
 
 
 class QemuProcess:
-    """A QEMU process, given by its directory in /proc."""
+    """The open files in /proc of a QEMU process, whose directory is ``directory``."""
 
     def __init__(self, directory: Path) -> None:
         """Open the process's files. Raises OSError if the process has ended."""
