@@ -7,6 +7,7 @@ import os
 import subprocess
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -277,6 +278,16 @@ def test_pull_by_two_submissions_converts_once(
         each.join()
     assert len(set(found)) == 1 and len(found) == 2
     assert calls == ["copy", "convert"]
+
+
+def test_references_of_many_submissions_at_once_are_all_recorded(images: Cache) -> None:
+    names = [f"oci:{number}" for number in range(20)]
+    images.use("a" * 64, "oci:first")
+    images.file("a" * 64).touch()
+    with ThreadPoolExecutor(20) as threads:
+        list(threads.map(lambda name: images.use("a" * 64, name), names))
+    (found,) = images.entries()
+    assert sorted(found.references) == sorted(["oci:first", *names])
 
 
 def test_removed_image_is_pulled_again(layout: Path, images: Cache, site: Any) -> None:

@@ -27,6 +27,8 @@ FORMAT = 1
 """Version of the conversion. Images of another version are converted again."""
 _HEX = re.compile(r"[0-9a-f]{64}", re.ASCII)
 _WORK = ".work-"
+_NOTICE = "vsub: another command converts this image: waiting for it\n"
+_WAIT_FOR_RECORD = 60.0  # seconds to wait for another submission that writes its record
 _WAIT = 24 * 3600.0  # seconds to wait for another submission that converts the same image
 _KEEP_WORK = 24 * 3600.0  # seconds after which an interrupted conversion is removed
 _MAX_FACTS = 65536  # bytes
@@ -96,11 +98,13 @@ class Cache:
         return next((each for each in self.entries() if name in each.references), None)
 
     def use(self, digest: str, reference: str) -> None:
-        """Record that a submission uses an image under this reference."""
-        found = self.entry(digest)
-        known = found.references if found else ()
-        facts = {"format": FORMAT, "references": [reference, *(r for r in known if r != reference)]}
-        replace_file(str(self._facts(digest)), json.dumps(facts).encode(), mode=0o600)
+        """Record that a submission uses an image under this reference. Raises HostFault."""
+        with self._hold_lock("references", _WAIT_FOR_RECORD):
+            found = self.entry(digest)
+            known = found.references if found else ()
+            references = [reference, *(r for r in known if r != reference)]
+            facts = json.dumps({"format": FORMAT, "references": references})
+            replace_file(str(self._facts(digest)), facts.encode(), mode=0o600)
 
     @contextmanager
     def hold_conversion(self, digest: str) -> Iterator[Path]:
@@ -111,7 +115,7 @@ class Cache:
         """
         self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._sweep()
-        with self._hold_lock(digest, _WAIT):
+        with self._hold_lock(digest, _WAIT, _NOTICE):
             work = self.root / f"{_WORK}{digest}"
             work.mkdir(mode=0o700, exist_ok=True)
             try:
@@ -122,14 +126,14 @@ class Cache:
             shutil.rmtree(work, ignore_errors=True)
 
     @contextmanager
-    def _hold_lock(self, digest: str, wait: float) -> Iterator[None]:
-        path = self.root / f".lock-{digest}"
+    def _hold_lock(self, name: str, wait: float, notice: str = "") -> Iterator[None]:
+        path = self.root / f".lock-{name}"
         try:
             lock = take_lock(path, 0.0)
         except Busy:
             if not wait:
                 raise
-            sys.stderr.write("vsub: another command converts this image: waiting for it\n")
+            sys.stderr.write(notice)
             lock = take_lock(path, wait)
         try:
             yield
