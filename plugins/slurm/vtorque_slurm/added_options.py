@@ -16,9 +16,9 @@ _OPEN, _CLOSE = "([", ")]"
 
 
 def additions(given: SlurmRequest, needs: Needs, word: str, settings: Settings) -> list[str]:
-    """Return the options that vsub appends for a VM job, in order.
+    """Return the sbatch options that vsub adds for a VM job, in order.
 
-    ``word`` is the encoded request, for the job's comment.
+    ``word`` is the encoded ``-vm`` request, which is passed in the job's comment.
     """
     found = [f"--comment={request_channel.merge(given.last_value('comment'), word)}"]
     feature = settings.feature
@@ -38,7 +38,8 @@ def bare_components(
 ) -> list[str]:
     """Return the arguments for the bare-metal components of a heterogeneous job.
 
-    Each gets its own ``--comment``. Otherwise sbatch would copy the preceding one with the request.
+    Each component gets a ``--comment``. Otherwise sbatch would copy the comment of the preceding
+    component, which contains the request.
 
     Raises:
         UsageError: A component other than the first requests the site's node feature.
@@ -74,14 +75,15 @@ def _extend_time(given: SlurmRequest, needs: Needs) -> list[str]:
 
 
 def names(own: str | None, feature: str) -> bool:
-    """Return whether a ``--constraint`` expression requests the feature; see sbatch(1)."""
+    """Return whether the ``--constraint`` expression ``own`` requests the feature: sbatch(1)."""
     return feature in re.split(r"[^\w.-]+", own or "", flags=re.ASCII)
 
 
 def constraint(own: str | None, feature: str) -> str:
     """Combine the user's constraint with the site's node feature.
 
-    Slurm supports one level of parentheses, so they are added only around a plain choice (``a|b``).
+    Slurm supports one level of parentheses. Therefore only an alternative without parentheses
+    (``a|b``) is enclosed in them.
     """
     if not own:
         return feature

@@ -1,6 +1,7 @@
-"""Edit slurm.conf so that edits can be reverted byte for byte: slurm.conf(5).
+"""Set a line of slurm.conf(5), and restore the file byte for byte.
 
-A replaced line is kept as a comment directly below ours, so later edits elsewhere survive.
+The administrator's line becomes a comment directly below the new line. Undo changes only these two
+lines, so edits made in between to other lines are kept.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ def unset_line(text: str, key: str) -> str:
 
 
 def conf_line(conf: Path, key: str, ours: str) -> Change:
-    """Return the setup step that makes ``key=ours`` the only line for that key."""
+    """Return the setup step that makes ``key=ours`` the only active line for that key."""
 
     def edit(change: Callable[[str], str]) -> None:
         edit_file(conf, lambda text: _encode(change(_decode(text))))

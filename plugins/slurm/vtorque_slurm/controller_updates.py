@@ -15,12 +15,12 @@ from vtorque_slurm.batch_commands import SlurmClient
 from vtorque_slurm.job_records import JobRecord
 from vtorque_slurm.settings import Settings
 
-OURS = "vTorque"  # prefix of our notes
+OURS = "vTorque"  # prefix of the comments and reasons that vTorque writes
 _WAITED = " waited too long for free resources on "
 _MAX_NOTE = 300  # characters
 _MAX_SHOWN = 2000  # characters that squeue shows; a comment has at most 1024 bytes
 _PROLOG_ERROR = "Reason=Prolog error"  # slurmctld's text
-# Since 24.11 the reason stays when the node is no longer drained: it may be that of an earlier job.
+# Since 24.11 a node keeps its reason after it is undrained, so this may be an earlier job's reason.
 _UNDRAIN = """
 for i in $(seq 300); do
   now=$(scontrol show node "$1")
@@ -36,7 +36,8 @@ _STARTED = ("RUNNING", "CONFIGURING")
 def record(client: SlurmClient, job_id: str, account: str | None = None) -> JobRecord:
     """Return the controller's record of a job.
 
-    With ``account``, it includes the QOS. See :func:`vtorque_slurm.job_records.parse_job`.
+    The record includes the QOS only if ``account`` is given: see
+    :func:`vtorque_slurm.job_records.parse_job`.
     """
     return job_records.parse_job(show_job(client.ask, job_id), job_id, account)
 
@@ -68,8 +69,9 @@ def bare_nodes(client: SlurmClient, job_id: str) -> tuple[BareNode, ...]:
 def host_fault(client: SlurmClient, settings: Settings, job: BatchJob, reason: str) -> None:
     """Requeue the job and exclude this node. Hold the job once the retry limit is reached.
 
-    If several nodes fail at once, the job is requeued once and all of them are excluded. A job that
-    cannot be requeued (``--no-requeue``, salloc) ends with the job shell's message.
+    If several nodes fail at once, the job is requeued once and all of them are excluded. If Slurm
+    refuses the requeue (``--no-requeue``, salloc), the job shell prints the reason and the job
+    ends.
     """
     note = f"{OURS}: job {job.id} did not start on {job.node}: {reason}"
     found = record(client, job.id)
@@ -101,7 +103,7 @@ def requeue_in_use(client: SlurmClient, job: BatchJob, reason: str) -> None:
 
 
 def _whole_job_id(found: JobRecord) -> str:
-    """Return the id of the whole job: Slurm requeues no single component of a heterogeneous one."""
+    """Return the job id to requeue: of a heterogeneous job, Slurm requeues only the whole job."""
     return found.name.partition("+")[0]
 
 
@@ -112,7 +114,10 @@ def note_job(client: SlurmClient, found: JobRecord, line: str) -> None:
 
 
 def _note_of(client: SlurmClient, name: str) -> str:
-    """Return a job's AdminComment. A separate query keeps user text from imitating it."""
+    """Return a job's AdminComment.
+
+    The query prints only this field, so user text cannot imitate it.
+    """
     field = f"--Format=admin_comment:{_MAX_SHOWN}"
     said = client.ask("squeue", "--noheader", "--states=all", f"--jobs={name}", field).strip()
     said = said.partition("\n")[0].strip()  # a heterogeneous job's other components follow
@@ -122,9 +127,9 @@ def _note_of(client: SlurmClient, name: str) -> str:
 def add_to_accounting(client: SlurmClient, job_id: str, line: str) -> bool:
     """Append a line to a job's AdminComment in slurmdbd. Return True if it was already present.
 
-    Only texts can be modified, in lower case (sacctmgr(1), "SPECIFICATIONS FOR JOB"). This needs
-    administrator rights in slurmdbd, which a node's root has. Both commands take the first job id
-    of an array for the whole array (measured on 22.05).
+    sacctmgr can modify only text fields, and in lower case ("SPECIFICATIONS FOR JOB"). It needs
+    administrator rights in slurmdbd, which root on a node has. Both sacct and sacctmgr take the id
+    of an array's first job for the whole array (measured on 22.05).
     """
     fields = ("--noheader", "--parsable2", "--allocations", "--format=JobIDRaw,JobID,AdminComment")
     rows = [
@@ -161,7 +166,7 @@ def mark(client: SlurmClient, feature: str, healthy: bool, reason: str) -> None:
 
 
 def is_marked(client: SlurmClient, feature: str) -> bool:
-    """Return whether this node has the feature, or vTorque's note on why it was removed."""
+    """Return whether this node has the feature, or vTorque's comment on why it was removed."""
     text = client.ask("scontrol", "show", "node", this_node(client))
     there = job_records.node_comment(text)
     doctors = there.startswith(OURS) and not there.startswith(f"{OURS}: job ")
@@ -192,10 +197,10 @@ def undrain(client: SlurmClient) -> None:
 
 
 def undrain_after_prolog(client: SlurmClient, node: str) -> None:
-    """Undrain this node after Prolog has failed for one job. Returns at once.
+    """Start a background process that undrains this node after Prolog has failed for one job.
 
-    Slurm drains the node when Prolog has ended. A node that was already drained stays so, unless
-    the reason is the same.
+    Slurm drains the node only when Prolog has ended. A node that was already drained for another
+    reason stays drained.
     """
     text = client.ask("scontrol", "show", "node", node)
     if not job_records.is_drained(text) or _PROLOG_ERROR in text:

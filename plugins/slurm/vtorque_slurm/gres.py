@@ -53,10 +53,10 @@ def requested_gres(given: SlurmRequest) -> dict[str, int]:
 
 
 def additions(given: SlurmRequest, needs: Needs) -> list[str]:
-    """Return the options for needs that the user has not requested.
+    """Return ``--gres`` and ``--licenses`` for the needs that the user has not requested.
 
-    They repeat the user's items, because a later ``--gres`` or ``--licenses`` replaces an earlier
-    one.
+    The options repeat the user's items, because sbatch uses only the last ``--gres`` and
+    ``--licenses``.
 
     Raises:
         UsageError: A resource is not a GRES, or the user requested it without its type.

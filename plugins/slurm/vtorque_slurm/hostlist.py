@@ -29,7 +29,7 @@ def expand(text: str) -> tuple[str, ...]:
 def numbers(text: str, most: int) -> tuple[int, ...]:
     """Expand ``0-2,7`` to (0, 1, 2, 7).
 
-    Users can write such lists, so their size is checked before the expansion.
+    Users can write such lists, so this function checks the size before it expands them.
 
     Raises:
         ValueError: The text is invalid, or has more than ``most`` numbers.

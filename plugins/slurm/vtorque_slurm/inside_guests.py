@@ -1,4 +1,4 @@
-"""Slurm inside guests: variables of the job, ``srun``, and commands that only report an error."""
+"""Slurm inside guests: job variables, ``srun``, and other commands that only print an error."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from vtorque_core.api.guest_context import ContextItem, EnvVar, GuestFile
 from vtorque_slurm import hostlist
 
 BIN = "/usr/bin"
-"""Directory on every PATH. An image's own Slurm commands in it, useless in guests, are replaced."""
+"""Directory for the commands, on every PATH. They replace an image's own Slurm commands."""
 
 GUESTS = "/etc/vtorque/slurm/guests"
 """Input of ``srun``: a line per guest by rank (host name, CPUs, component), then bare nodes."""
@@ -25,7 +25,7 @@ REFUSED = (
 
 
 def items(job: BatchJob, guests: Sequence[PeerGuest]) -> Iterator[ContextItem]:
-    """Yield the variables and programs for guests. Variables: sbatch(1), OUTPUT ENVIRONMENT."""
+    """Yield the variables (sbatch(1), OUTPUT ENVIRONMENT), files and programs for guests."""
     names = ",".join(guest.hostname for guest in guests)
     slots = hostlist.show_counts([guest.slots for guest in guests])
     variables = {
@@ -59,9 +59,9 @@ def items(job: BatchJob, guests: Sequence[PeerGuest]) -> Iterator[ContextItem]:
 def tasks(environ: Mapping[str, str], guests: Mapping[str, str]) -> dict[str, str]:
     """Adjust the variables for tasks and memory per CPU to the guests.
 
-    Each guest gets at least one task, and the first guests are filled first, as by ``srun`` inside.
-    Variables unset on the host stay unset, except SLURM_TASKS_PER_NODE for mpirun. Without ``-n``,
-    all CPUs are used.
+    As ``srun`` in guests does, this gives each guest one task and then fills the first guests
+    first. Without ``-n``, there is one task per CPU. Variables unset on the host stay unset, except
+    SLURM_TASKS_PER_NODE, which mpirun needs.
 
     Args:
         environ: The job's environment on the host.
@@ -87,7 +87,7 @@ def tasks(environ: Mapping[str, str], guests: Mapping[str, str]) -> dict[str, st
     }
     found = {name: value for name, value in found.items() if name in environ}
     found["SLURM_TASKS_PER_NODE"] = hostlist.show_counts(on)
-    # In a heterogeneous job, variables of the first component, with the names of host nodes.
+    # Slurm sets these for the first component of a heterogeneous job; they name host nodes.
     again = {
         f"{name}_{kind}_GROUP_0": value
         for name, value in {**guests, **found}.items()

@@ -31,11 +31,11 @@ class JobRecord:
             ``22+0``.
         restarts: Number of requeues.
         excluded: Nodes in Slurm's notation.
-        sharing: Who may share the nodes: NO (nobody), USER (jobs of the same user), OK, YES, ...
+        sharing: Which jobs may share the nodes: NO (none), USER (of the same user), OK, YES, ...
         cpus: Slurm's CPU ids by node.
         mib: Memory by node; 0 means unlimited.
         granted: Generic resources by node; see :func:`vtorque_slurm.gres.parse_granted`.
-        qos: Empty if the job has none or it was not queried.
+        qos: Empty if the job has no QOS or ``account`` was not given to :func:`parse_job`.
         limit: Time limit as a PBS walltime; empty if unknown or unlimited.
     """
 
@@ -96,15 +96,15 @@ def launch_failure(text: str, job_id: str) -> str:
 
 
 def _limit(record: str) -> str:
-    """Return a job's time limit; empty if the user forged a second one."""
+    """Return a job's time limit; empty if the record has a second, forged line with one."""
     found = re.findall(r"^   RunTime=\S+ TimeLimit=([0-9:-]+) .*$", record, re.MULTILINE | re.ASCII)
     return str(found[0]).replace("-", ":") if len(found) == 1 else ""
 
 
 def _qos(record: str, account: str) -> str:
-    """Return a job's QOS, from a line that also contains the known account.
+    """Return a job's QOS from the line that also contains the known account.
 
-    Without slurmdbd an account can be any text, so another account may be a forgery.
+    Without slurmdbd the account can be any text, so a line with another account may be forged.
     """
     of = re.escape(account or "(null)")
     qos = _find_line(rf"   Priority=\d+ Nice=-?\d+ Account={of} QOS=(\S+)(?: WCKey=.*)?", record)
@@ -141,11 +141,11 @@ def _is_leader(text: str, job_id: str) -> bool:
 
 
 def first_record_id(text: str, job_id: str) -> str:
-    """Return the id of one record if ``job_id`` shows several records, otherwise an empty string.
+    """Return the id of the first record if ``text`` has several, otherwise an empty string.
 
-    The record is that of an array's first element or a heterogeneous job's first component. A user
-    can forge lines of the text. A forged id is harmless, because the controller then shows no job,
-    or the job ``job_id``.
+    ``scontrol show job`` prints several records for an array or a heterogeneous job; the first one
+    is its first task or component. A user can forge lines of the text. A forged id is harmless,
+    because the controller then shows no job, or the job ``job_id``.
     """
     if _is_leader(text, job_id):
         return f"{job_id}+0"
@@ -156,7 +156,7 @@ def first_record_id(text: str, job_id: str) -> str:
 
 
 def features(text: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return a node's available and active features from ``scontrol show node``."""
+    """Return a node's available features and active features from ``scontrol show node``."""
     fields = (_find_line(rf"   {kind}Features=(.*)", text) for kind in ("Available", "Active"))
     available, active = (_names(field) for field in fields)
     return available, active

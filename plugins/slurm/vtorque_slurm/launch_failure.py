@@ -1,4 +1,4 @@
-"""Record why Slurm did not start a job's script. No process of that job can report it."""
+"""Record why Slurm did not start a job's script. The job itself has no process to report it."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from vtorque_core.api.kept_records import LOG
 from vtorque_slurm import controller_updates, job_records
 from vtorque_slurm.batch_commands import SlurmClient
 
-_SHORT = 10.0  # seconds: such jobs end at once; do not query the controller about longer ones
+_SHORT = 10.0  # seconds: a script that ran longer was started, so the controller is not queried
 
 
 def keep(client: SlurmClient, paths: Paths, job_id: str) -> None:
-    """Add the reason to the facts and the log of an ended job. Errors are ignored.
+    """Add the reason to the kept facts and the log of an ended job. Errors are ignored.
 
     Privileges: root. Called: in Epilog.
     """

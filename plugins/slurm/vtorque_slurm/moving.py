@@ -1,8 +1,9 @@
 """Hold resources for a migrated guest on a node outside the job's allocation.
 
-A placeholder job of root holds the guest's resources. Growing the job's allocation instead would
-leave its CPUs there free for other jobs, and Slurm 24.11 drains the node (both observed). The
-placeholder is named after the job and the node, and is canceled when the guest has left.
+Root submits a placeholder job that holds the guest's resources on that node. Adding the node to the
+job's allocation does not work: Slurm gives its CPUs to other jobs, and 24.11 drains the node (both
+observed). The placeholder is named after the job and the node. It is canceled when the guest ends
+or migrates to another node.
 """
 
 from __future__ import annotations
@@ -79,12 +80,12 @@ def receive(
 
 
 def let_go(client: SlurmClient, job_id: str, node: str) -> None:
-    """Cancel the placeholder job, if there is one."""
+    """Cancel the job's placeholder on a node, if there is one."""
     client.run("scancel", "--user=root", f"--name={_name(job_id, node)}")
 
 
 def has_placeholder(client: SlurmClient, job_id: str, node: str) -> bool:
-    """Return whether there is a placeholder job."""
+    """Return whether the job has a placeholder on the node."""
     return bool(_placeholder_id(client, job_id, node))
 
 
@@ -159,16 +160,17 @@ def _placeholder_id(client: SlurmClient, job_id: str, node: str) -> str:
 
 
 def _text(client: SlurmClient, job_id: str, field: str) -> str:
-    """Return user text of a job. A separate query keeps it from imitating other fields.
+    """Return one field of a job that may contain any text of the user.
 
-    Without slurmdbd, an account can be any text, too.
+    The query prints only this field, so its text cannot imitate other fields. The account is such a
+    field, because it can be any text without slurmdbd.
     """
     said = client.ask("squeue", "--noheader", f"--jobs={job_id}", f"--Format={field}:2000")
     return said.removesuffix("\n").rstrip()
 
 
 def _fields(client: SlurmClient, job_id: str, fields: str, count: int) -> list[str]:
-    """Return fields that the job's user cannot change. They are empty for an unknown job."""
+    """Return ``count`` fields that the job's user cannot change; empty ones if it is unknown."""
     rows = client.ask(
         "squeue", "--all", "--noheader", "--array", "--states=all", f"--format=%A|{fields}"
     ).split("\n")

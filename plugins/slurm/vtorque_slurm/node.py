@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 # Compact states (squeue(1), JOB STATE CODES) of jobs that may still use resources on a node.
 _ALIVE = "PD,R,S,CF,CG,ST,RD,RF,RH,RQ,RS,SI,SE,SO"
-_TRIES = 3  # because other nodes may change the comment at the same time
+_TRIES = 3  # retries, because another node may overwrite the comment at the same time
 
 
 class SlurmNode(NodeAdapter):
@@ -58,7 +58,7 @@ class SlurmNode(NodeAdapter):
         self._no_job_shell = False  # slurmd would start the job's script on the host
 
     def job(self, argv: Sequence[str], environ: Mapping[str, str]) -> BatchJob:
-        """Read Prolog's environment. For a VM job, also query its CPUs and memory."""
+        """Return the job in Prolog's environment. For a VM job, also query its CPUs and memory."""
         try:
             job_id, node = environ["SLURM_JOB_ID"], environ["SLURMD_NODENAME"]
             owner, uid = environ["SLURM_JOB_USER"], int(environ["SLURM_JOB_UID"])
@@ -126,10 +126,11 @@ class SlurmNode(NodeAdapter):
         return inside_guests.items(job, guests)
 
     def finish(self, job: BatchJob, outcome_: Outcome, reason: str, *, hook_waits: bool) -> int:
-        """Report the outcome to Slurm. Return 0, because a failed Prolog drains the node.
+        """Report the outcome to Slurm, and return Prolog's exit status.
 
-        Return 1 only if slurmd would otherwise start the job without the job shell. A process that
-        outlives the hook then undrains the node.
+        The status is 0 even after a failure, because Slurm drains the node of a failed Prolog. It
+        is 1 only if slurmd would otherwise start the job without the job shell. A background
+        process then undrains the node.
         """
         if outcome_.may_run_elsewhere:
             try:
@@ -145,7 +146,7 @@ class SlurmNode(NodeAdapter):
         return int(self._no_job_shell)
 
     def job_states(self, ids: Sequence[str]) -> Mapping[str, JobState]:
-        """Query squeue for all jobs that have not ended."""
+        """Return the states of these jobs; one squeue query covers all jobs that have not ended."""
         argv = ("squeue", "--all", "--noheader", "--array", f"--states={_ALIVE}", "--format=%A %T")
         try:
             words = self._client.run(*argv).split()
@@ -172,7 +173,7 @@ class SlurmNode(NodeAdapter):
         moving.remove_node(self._client, job_id, node)
 
     def has_ended(self, job_id: str, attempt: int) -> bool:
-        """Query the job's state with squeue, and the number of requeues with scontrol."""
+        """Return whether this attempt of the job has ended or its Epilog is running."""
         return moving.has_ended(self._client, job_id, attempt)
 
     def setup_steps(self, place: Installation) -> Sequence[SetupStep]:
@@ -190,7 +191,7 @@ class SlurmNode(NodeAdapter):
         controller_updates.drain(self._client, reason)
 
     def drained(self) -> tuple[str, Mapping[str, str]]:
-        """Query sinfo for the nodes that vTorque has drained."""
+        """Return this node's name, and the reason of each node that vTorque has drained."""
         return controller_updates.drained_nodes(self._client)
 
     def undrain(self) -> None:
@@ -204,9 +205,10 @@ class SlurmNode(NodeAdapter):
     def account(self, job_id: str, usage: Usage) -> None:
         """Append this node's usage to the job's AdminComment in slurmdbd, if the site uses it.
 
-        Also record why Slurm did not start the script. The controller accepts no comment on an
-        ended job (measured on 22.05). QEMU is not adopted into the job's extern step. That needs
-        Slurm's library, and libvirt would lose the control group in which it pins the guest.
+        Also record why Slurm did not start the script, if so. slurmdbd is updated because the
+        controller accepts no comment on an ended job (measured on 22.05). Slurm itself does not
+        account for QEMU: adding QEMU to the job's extern step needs Slurm's library, and libvirt
+        would lose the control group in which it pins the guest.
         """
         launch_failure.keep(self._client, self._paths, job_id)
         if "slurmdbd" not in slurm_conf.value(Path(self._settings.conf), "AccountingStorageType"):
@@ -216,7 +218,7 @@ class SlurmNode(NodeAdapter):
         for left in reversed(range(_TRIES)):
             if controller_updates.add_to_accounting(self._client, job_id, line):
                 return
-            if left:  # another node may have overwritten the line
+            if left:  # another node may have overwritten the line, so read it again
                 time.sleep(random.uniform(0.1, 0.5))  # noqa: S311
 
     def _require_spank_plugin(self) -> None:

@@ -46,7 +46,7 @@ def fits_comment(own: str | None, word: str) -> bool:
 
 
 def find(comment: str) -> str | None:
-    """Return the last request word in a comment, even if damaged; None if it is not a VM job."""
+    """Return the last request word in a comment, even if invalid; None for a bare-metal job."""
     places = [match.end() for match in _OURS.finditer(comment)]
     return comment[places[-1] :].rstrip(" ") if places else None
 
@@ -64,7 +64,7 @@ def strip(script: bytes) -> bytes:
 
 
 def trusted_owner(name: str, uid: int) -> str:
-    """Return the job user's name, after checking that this node has the same name for the uid."""
+    """Return the job owner's name. Check first that this node has the same name for the uid."""
     try:
         found = pwd.getpwuid(uid).pw_name
     except KeyError:

@@ -64,7 +64,7 @@ class SlurmRequest:
 
 
 def facts(given: SlurmRequest) -> dict[str, str]:
-    """Return the job's partition, account and QOS, except those with a list of values.
+    """Return the job's partition, account and QOS, without options that list several values.
 
     Accounts are converted to lower case, as in Slurm.
     """
@@ -76,8 +76,8 @@ def facts(given: SlurmRequest) -> dict[str, str]:
 def cpus_per_node(given: SlurmRequest) -> int | None:
     """Return the minimum number of CPUs per node, or None if the request does not determine it.
 
-    Without ``-N``, only a job with one task (``-n 1``) has such a number, because Slurm distributes
-    tasks freely over nodes.
+    Slurm distributes tasks freely over nodes. Without ``-N``, the number is therefore known only
+    for a job with one task (``-n 1``).
     """
     if not given.has_option("cpus-per-task", "ntasks", "ntasks-per-node", "mincpus"):
         return None
@@ -108,7 +108,7 @@ def asks_memory(given: SlurmRequest) -> bool:
 
 
 def mib_per_node(given: SlurmRequest) -> int | None:
-    """Return the requested memory per node; None if undetermined or all (``--mem=0``)."""
+    """Return the requested MiB per node; None if unknown or all memory (``--mem=0``)."""
     for place in (given.line, None, given.script):
         view = SlurmRequest(place or _NOTHING, {} if place else given.environ, prefix=given.prefix)
         if view.has_option(*_MEMORY):

@@ -24,7 +24,7 @@ from vtorque_slurm.settings import Settings
 from vtorque_slurm.spank import installed
 
 OURS = "50-vtorque"
-_SITES = {"Prolog": "90-site", "Epilog": "10-site"}  # the site's program runs first, and ends last
+_SITES = {"Prolog": "90-site", "Epilog": "10-site"}  # first in Prolog, last in Epilog
 _UNLIMITED = 65534  # default of PrologEpilogTimeout, slurm.conf(5)
 
 
@@ -69,10 +69,10 @@ def _hook(path: Path, key: str, content: bytes) -> Iterator[SetupStep]:
 
 
 def _find_name(directory: Path, pattern: str) -> str | None:
-    """Return the name of our file in the directory, or an unused name that matches the pattern.
+    """Return the name of vTorque's file in the directory, or an unused one that fits the pattern.
 
-    Setup never replaces a file of the site. If setup renamed that file to a backup, Slurm would run
-    the backup, too, or no longer run the file, depending on the pattern.
+    Setup never replaces a file of the site. If it renamed the file to a backup, Slurm would run
+    both, or no longer run the site's file, depending on the pattern.
     """
     names = (f"{n}-vtorque{end}" for n in range(50, 60) for end in ("", ".sh"))
     fitting = [name for name in names if fnmatch.fnmatchcase(name, pattern)]
@@ -123,8 +123,8 @@ def _link(path: Path, target: Path) -> Change:
 def feature_step(name: str, client: SlurmClient) -> Mark:
     """Return the step that adds the site's feature to this node.
 
-    Slurm drops it when it rereads slurm.conf, unless ``Feature=`` is set there. The step also
-    counts as done if doctor has removed the feature.
+    Slurm drops the feature when it rereads slurm.conf, unless ``Feature=`` is set there. The step
+    also counts as done if ``vtorque doctor`` has removed the feature.
     """
     return Mark(
         f"set the feature {name} on this node (to make it permanent: NodeName=... Feature={name})",

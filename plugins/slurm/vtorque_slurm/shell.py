@@ -35,7 +35,7 @@ class SlurmJobShell(JobShell):
     login = False  # slurmstepd runs the script with the environment of the submission
 
     def __init__(self) -> None:
-        self._is_vsubs = True  # vsub has inserted lines into the script
+        self._is_vsubs = True  # True if vsub has inserted lines into the script
 
     def read_start(
         self, argv: Sequence[str], environ: Mapping[str, str], stdin: int | None
@@ -44,7 +44,8 @@ class SlurmJobShell(JobShell):
 
         The script's first line names the job shell, so the kernel passes the script's path and
         arguments (execve(2)). Without a script, stdin is the terminal of an interactive job. The
-        SPANK plugin replaces only the name of a task's program, and passes it in a variable.
+        SPANK plugin starts the job shell instead of a task's program, and passes the program's name
+        in a variable.
         """
         job_id = environ.get("SLURM_JOB_ID", "")
         if not job_id.isdecimal():
@@ -76,8 +77,8 @@ class SlurmJobShell(JobShell):
     ) -> list[str]:
         """Return an srun command that overlaps other steps and runs one task per node (srun(1)).
 
-        In a heterogeneous job, it runs only on the nodes of the first component, which has the
-        guests. Options are explicit because the environment would override defaults.
+        In a heterogeneous job, the command runs only on the nodes of the first component, which has
+        the guests. All options are given, because SLURM_ variables would change their defaults.
         """
         count = environ.get("SLURM_JOB_NUM_NODES", "1")
         each = ("--ntasks-per-node=1", "--overlap", "--kill-on-bad-exit=1", "--mpi=none")

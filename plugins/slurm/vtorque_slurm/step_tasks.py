@@ -1,4 +1,4 @@
-"""Script that runs a step's tasks of one node in a guest: ``srun --vm=`` and its job steps."""
+"""Generate the script that runs one node's tasks of a job step (``srun --vm=``) in its guest."""
 
 from __future__ import annotations
 

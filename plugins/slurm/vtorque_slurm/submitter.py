@@ -61,7 +61,7 @@ class SlurmSubmitter:
     def split(self, argv: Sequence[str]) -> SubmitArgs:
         """Parse sbatch's command line, and read the script that sbatch would use.
 
-        ``--request`` is called by the SPANK plugin, followed by ``-vm`` options. Later values
+        The SPANK plugin calls this with ``--request``, followed by ``-vm`` options. Later values
         override earlier ones.
         """
         if list(argv[:1]) == [REQUEST]:
@@ -103,7 +103,8 @@ class SlurmSubmitter:
     def submit(self, args: SubmitArgs, blob: bytes | None, needs: Needs | None) -> int:
         """Replace this process with sbatch or salloc.
 
-        With ``--request``, print the request, and the CPUs and MiB (0: Slurm's default) per node.
+        With ``--request``, instead print the request, and the CPUs and MiB per node (0 means
+        Slurm's default).
         """
         if args.rest == (REQUEST,):
             if blob is not None and needs is not None:
@@ -118,7 +119,7 @@ class SlurmSubmitter:
             self._exec_command(["salloc" if args.interactive else "sbatch", *args.rest])
         if args.interactive:
             if blob is not None and not line.has_option("x11"):
-                os.environ["DISPLAY"] = ""  # the job shell must use only that of --x11
+                os.environ["DISPLAY"] = ""  # the job shell must use only the display of --x11
             self._exec_command(self.interactive(line, blob, needs))
         content = args.content or b""
         self._exec_command(*self.batch(line, content, blob, needs))
@@ -201,7 +202,7 @@ class SlurmSubmitter:
     def step(self, job_id: str, node: str, command: Sequence[str], terminal: bool) -> list[str]:
         """Return an srun command that runs in a job beside its other steps (srun(1), --overlap).
 
-        Options are explicit because the environment would override defaults.
+        All options are given, because SLURM_ variables would change their defaults.
         """
         group = ("--het-group=0",) if self._is_heterogeneous(job_id) else ()
         which = (f"--jobid={job_id}", f"--nodelist={node}", "--nodes=1", "--ntasks=1", "--overlap")
@@ -216,7 +217,7 @@ class SlurmSubmitter:
         return [self.program("srun"), *which, *group, *plain, *pty, *command]
 
     def _is_heterogeneous(self, job_id: str) -> bool:
-        """Return whether squeue lists the job as ID+0. Then srun needs ``--het-group``."""
+        """Return whether the job is heterogeneous (squeue: ID+0), so srun needs ``--het-group``."""
         argv = [self.program("squeue"), "--noheader", f"--jobs={job_id}", "--format=%i"]
         done = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, check=False)
         return b"+" in done.stdout
@@ -252,9 +253,10 @@ class SlurmSubmitter:
 
 
 def merge_vm(values: Sequence[str]) -> str:
-    """Return one ``-vm`` value of several, in ascending priority: each pair replaces the key's.
+    """Merge ``-vm`` values into one, in ascending priority.
 
-    ``none`` replaces all before it.
+    A later ``key=value`` replaces an earlier one for that key. ``none`` replaces all values before
+    it.
     """
     pairs: dict[str, str] = {}
     for word in (word.strip() for value in values for word in value.split(",")):
@@ -359,5 +361,5 @@ def create_submitter(site: Site) -> Submitter:
 
 
 def step(site: Site) -> StepOf:
-    """Return the function that runs a command on a job's node with srun."""
+    """Return the function that builds an srun command for a job's node."""
     return SlurmSubmitter(site[Settings], site.paths.jobshell).step

@@ -12,7 +12,7 @@ from vtorque_core.api import HostFault
 
 SOURCE = Path(__file__).with_name("plugin.c")
 FLAGS = ("-std=c11", "-Wall", "-Wextra", "-Werror", "-O2", "-fPIC", "-shared", "-s")
-"""Compiler flags. The same source and headers give the same bytes."""
+"""Compiler flags, for a reproducible build."""
 
 _LAZY = ("-Wl,-z,lazy", "-Wl,--build-id=none")
 _BUILT_FOR = re.compile(rb"vtorque-spank for Slurm (0x[0-9a-f]{6})\0")
@@ -44,7 +44,7 @@ def build(cc: str = "gcc") -> bytes:
 
 
 def release(plugin: bytes) -> str:
-    """Return the Slurm release, such as ``22.05``, that a plugin was built for; empty: unknown."""
+    """Return the Slurm release that a plugin was built for, such as ``22.05``; empty if unknown."""
     found = _BUILT_FOR.search(plugin)
     if found is None:
         return ""

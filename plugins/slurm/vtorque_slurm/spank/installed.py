@@ -1,6 +1,6 @@
 """Install the SPANK plugin on a node, and check that Slurm loads it: spank(8).
 
-Slurm continues without a plugin that it cannot load, and would run a VM job's script on the host.
+If Slurm cannot load the plugin, it continues and would run a VM job's script on the host.
 """
 
 from __future__ import annotations
@@ -107,7 +107,8 @@ def _plugins(stack: Path, depth: int) -> Iterator[Path]:
 def check(site: Site) -> Iterator[HealthResult]:
     """Check for ``vtorque doctor`` that no node runs scripts of VM jobs on the host.
 
-    On this node Slurm must load the plugin. Other nodes have vTorque if they have its feature.
+    Slurm on this node must load the plugin. Other nodes count as safe if they have the site's
+    feature.
     """
     settings = site[Settings]
     if not settings.spank or service.batch_system(site.path)[1].name != "slurm":
@@ -134,7 +135,7 @@ def check(site: Site) -> Iterator[HealthResult]:
 
 
 def _unmarked(settings: Settings, client: SlurmClient) -> str:
-    """Return which nodes may lack vTorque and can get --vm= jobs; empty if there are none."""
+    """Return a message about nodes that lack vTorque but can get --vm= jobs; empty if none do."""
     conf = Path(settings.conf)
     script = conf.with_name("cli_filter.lua")
     filters = slurm_conf.value(conf, "CliFilterPlugins").split(",")
