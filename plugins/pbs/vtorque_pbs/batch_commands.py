@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from vtorque_core.api.node_job import Site
     from vtorque_core.api.strategies import StepOf
 
-RERUN_TIME = 3.0  # seconds to wait for the server to refuse a requeue
-REQUEUE_TIME = 120.0  # seconds to wait if the job shell has to report the refusal
+RERUN_TIME = 3.0  # seconds to wait for the server's refusal of a requeue
+REQUEUE_TIME = 120.0  # seconds to wait for it if the job shell has to report the refusal
 # sh(1): qrerun JOB, then retry qalter -l WHAT JOB for 300 s, until the job has ended.
 _RERUN = """
 "$1" "$2" || exit
@@ -33,9 +33,10 @@ _ENVIRON = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C", "HOME": "/ro
 
 
 def user_command(settings: Settings, program: str, programs: Sequence[str]) -> str:
-    """Return the path of a command for the user.
+    """Return the path of a command that this process runs as the user.
 
-    ``programs`` is searched as well, because processes on a job's node lack the user's PATH.
+    ``programs`` are directories to search besides PATH, because processes on a job's node lack the
+    user's PATH.
     """
     places = [os.environ.get("PATH", os.defpath), *programs]
     found = shutil.which(program, path=settings.bindir or ":".join(places))
@@ -72,7 +73,7 @@ def ssh_command(job_id: str, node: str, command: Sequence[str], terminal: bool) 
 
 
 def step(site: Site) -> StepOf | None:
-    """Return the function that runs a command on a job's node by ssh, if the site enables it."""
+    """Return the function that builds an ssh command for a job's node; None if it is disabled."""
     return ssh_command if site[Settings].ssh else None
 
 
@@ -98,7 +99,7 @@ class CommandResult:
 
     @property
     def words(self) -> str:
-        """Standard error or, if empty, standard output, shortened to one line."""
+        """Standard error, or standard output if that is empty, as one short line."""
         return " ".join((self.err.strip() or self.out.strip()).split())[:500]
 
 

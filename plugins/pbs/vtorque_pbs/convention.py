@@ -32,7 +32,7 @@ STATUS_DELETED = STATUS_SIGNAL + 15  # qdel sends SIGTERM
 _KEY = re.compile(r"[A-Za-z][A-Za-z0-9_.]*=", re.ASCII)
 _MEM = re.compile(r"([0-9]{1,15})([kmgt]?)(b|w)?", re.IGNORECASE | re.ASCII)
 _MEM_BYTES = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
-# Parts of a word, as in shlex's POSIX mode.
+# Parts of a word, quoted as in the POSIX mode of Python's shlex.
 _PIECE = (
     r"(?P<blanks>[{blanks}]+)|(?P<plain>[^{blanks}'\"\\]+)|(?P<single>'[^']*')"
     r"|(?P<double>\"(?:[^\"\\]|\\.)*+\")|(?P<escaped>\\.)|(?P<open>['\"\\])"
@@ -96,7 +96,11 @@ class EpilogueArgs:
     def from_prologue(
         cls, job: PrologueArgs, session: int, seconds: float, status: int
     ) -> EpilogueArgs:
-        """Return the arguments after a job's end, with session leader, run time and exit status."""
+        """Return the epilogue's arguments, from the prologue's and from how the job ended.
+
+        ``session`` is the pid of the session leader, ``seconds`` is the run time, and ``status`` is
+        Torque's exit_status.
+        """
         used = f"walltime={show_walltime(seconds)}"
         first = (job.job_id, job.user, job.group, job.job_name, str(session), job.resources, used)
         return cls(*first, job.queue, job.account, str(status), job.script)
@@ -181,9 +185,9 @@ def show_walltime(seconds: float) -> str:
 def prologue_exit(outcome: Outcome, *, elsewhere: bool) -> int:
     """Return the exit status of a Torque prologue.
 
-    After a refused request the job still starts: its job shell only prints the reason, and the job
-    is not requeued endlessly. A host fault requeues the job if ``elsewhere``. The caller must limit
-    such requeues (``qhold -h s``).
+    A job with a refused request still starts, because Torque would otherwise requeue it endlessly.
+    Its job shell only prints the reason. A host fault requeues the job if ``elsewhere`` is true.
+    The caller must limit such requeues (``qhold -h s``).
     """
     if outcome is Outcome.HOST_FAULT and elsewhere:
         return PROLOGUE_REQUEUE
@@ -288,7 +292,7 @@ def _cluster(
 
 
 class MissingValue(UsageError):
-    """The last option lacks its value."""
+    """Error for a command line whose last option lacks its value."""
 
 
 def _value(option: str, words: Iterable[str]) -> str:
@@ -298,7 +302,7 @@ def _value(option: str, words: Iterable[str]) -> str:
 
 
 def split_words(text: str, blanks: str = " \t\r\n") -> list[str]:
-    """Split at ``blanks`` like :func:`shlex.split`, but in linear time: root parses user text."""
+    """Split at ``blanks`` like ``shlex.split``, but in linear time: root parses user text."""
     words: list[str] = []
     word: list[str] | None = None
     piece = re.compile(_PIECE.format(blanks=re.escape(blanks)), re.DOTALL)
@@ -352,9 +356,10 @@ def variable_list(text: str, environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def is_job_name(name: str) -> bool:
-    """Return whether a job may have this name. File names start with it, too.
+    """Return whether a job may have this name, with which the names of its output files start.
 
-    Default names, from the script's name, may start with any character.
+    A default name (from the script's name) may start with any character; for ``-N``, see
+    :func:`check_job_name`.
     """
     return _NAME.fullmatch(name) is not None and len(name) <= MAX_JOB_NAME
 
@@ -379,7 +384,7 @@ _WIDE = (b"\xff\xfe", b"\xfe\xff", b"\0\0\xfe\xff", b"#\0", b"\0#", b"\0\0\0#")
 
 
 def check_script(content: bytes) -> None:
-    """Raise Refused if the directives or the interpreter line of a script are unreadable.
+    """Raise Refused if Torque cannot read a script's directives or interpreter line.
 
     Torque's qsub accepts such a script, but ignores its directives, and the job fails.
     """

@@ -20,7 +20,7 @@ _MODES = re.compile(r"(?<![^:+])(exclusive\w*|shared|default)(?=[:+#]|$)", re.AS
 
 
 def torque_counts(resources: Mapping[str, str]) -> dict[str, int]:
-    """Return the smallest number of GPUs requested in ``nodes=``, and the ``gres=`` request."""
+    """Return the smallest number of GPUs that a part of ``nodes=`` requests, and ``gres=``."""
     found = dict(_gres(resources))
     gpus = [int(n) for n in _GPUS.findall(resources.get("nodes", ""))]
     if gpus or resources.get(GPUS, "").isdecimal():
@@ -29,7 +29,7 @@ def torque_counts(resources: Mapping[str, str]) -> dict[str, int]:
 
 
 def torque_chunk(chunk: str, needs: Needs) -> str:
-    """Add GPUs to a part of ``nodes=``, in exclusive mode: otherwise a server may share them."""
+    """Add GPUs to a part of ``nodes=``, in exclusive mode, so that jobs do not share them."""
     if needs.resources.get(GPUS) and not _GPUS.search(chunk):
         chunk += f":gpus={needs.resources[GPUS]}"
     if needs.resources.get(GPUS) and not _MODES.search(chunk):
@@ -41,8 +41,8 @@ def torque_licenses(resources: Mapping[str, str], needs: Needs) -> dict[str, str
     """Return ``gres`` for a license that the user has not requested.
 
     Raises:
-        UsageError: Needs include a node resource other than GPUs, or several licenses for one
-            ``gres``, whose syntax depends on the scheduler.
+        UsageError: The needs include a node resource other than GPUs. Or they would put several
+            licenses into one ``gres``, whose syntax depends on the scheduler.
     """
     if others := set(needs.resources) - {GPUS}:
         raise UsageError(f"{min(others)}: Torque counts no resources of nodes except gpus")
@@ -79,7 +79,7 @@ def torque_granted(exec_gpus: str, nodes: str, node: str) -> dict[str, Grant]:
 
 
 def openpbs_counts(resources: Mapping[str, str]) -> dict[str, int]:
-    """Return, for each resource, the smallest request of a chunk, or the job's request if none."""
+    """Return for each resource the smallest request of a chunk, otherwise the job's request."""
     found = {name: int(n) for name, n in resources.items() if n.isdecimal()}
     for chunk in resources.get("select", "").split("+"):
         for name, count in _counts(chunk):

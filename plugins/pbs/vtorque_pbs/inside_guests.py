@@ -8,9 +8,9 @@ from vtorque_core.api.batch_system import BatchJob, PeerGuest
 from vtorque_core.api.guest_context import ContextItem, GuestFile
 from vtorque_pbs import nodefile
 
-# pbsdsh(1B): -o and -v have no effect, and output is printed as it arrives. Tasks get the caller's
-# environment on every guest (in Torque, the job's). As on the host the exit status is 0 if all
-# tasks could be started, and the exit status of a failed task is printed.
+# pbsdsh(1B) in guests: -o and -v have no effect, and output is printed as it arrives. A task gets
+# the caller's environment (on the host, Torque gives it the job's). As on the host, the exit status
+# is 0 if all tasks could be started, and the exit status of a failed task is printed.
 PBSDSH = rb"""#!/bin/sh
 # pbsdsh(1B) among the guests of this job, by ssh; written by vTorque. Variables begin with _vt_,
 # because any other name could be a variable that the caller has exported.

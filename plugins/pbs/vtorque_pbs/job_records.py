@@ -77,7 +77,11 @@ def parse_nodes(text: str) -> Mapping[str, Attributes]:
 
 
 def job_infos(dialect: PbsDialect, qstat: str) -> list[JobInfo]:
-    """Run qstat as the user and return all jobs that it lists. Raise UsageError if it fails."""
+    """Run the command ``qstat`` as the user and return all jobs that it lists.
+
+    Raises:
+        UsageError: The command fails.
+    """
     argv = [qstat, dialect.all_jobs]
     try:
         done = subprocess.run(
@@ -104,7 +108,7 @@ def _infos(jobs: list[Attributes]) -> Iterator[JobInfo]:
             node=nodes[0] if nodes else "",
             seconds=walltime_seconds(job.get("resources_used.walltime", "")) or 0.0,
             reason=_reason(job, nodes, code),
-            nodes=nodes if state in ("R", "S") else (),  # the server keeps those of an ended job
+            nodes=nodes if state in ("R", "S") else (),  # an ended job still has its nodes
             ended=state in _ENDED,
             exit_code=code,
         )

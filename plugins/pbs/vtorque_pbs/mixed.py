@@ -28,7 +28,10 @@ class JobPart:
 
 
 def select_guest_parts(parts: Sequence[str], feature: str) -> list[bool]:
-    """Return, for each part of a request, whether it gets guests. ``feature`` may be ""."""
+    """Return, for each part of a request, whether it gets guests.
+
+    ``feature`` is the site's property for VM jobs; if it is empty, all parts get guests.
+    """
     marked = [bool(feature) and any(_marks(w, feature) for w in part.split(":")) for part in parts]
     return marked if any(marked) else [True] * len(parts)
 
@@ -39,7 +42,7 @@ def _marks(word: str, feature: str) -> bool:
 
 
 def require_guests_first(guests: Sequence[bool]) -> None:
-    """Raise Refused unless parts with guests come first: the script runs in the first part."""
+    """Raise Refused unless parts with guests come first, because the first part runs the script."""
     if list(guests) != sorted(guests, reverse=True):
         raise Refused(
             "a part on bare metal precedes a part with virtual machines",
@@ -80,7 +83,7 @@ def torque_places(
     taken: dict[int, int] = {}  # index of a place: index of its part
 
     def take(part: int, seen: set[int]) -> bool:
-        """Assign a part to a free place, or to a place whose part can be moved to another one."""
+        """Assign a part to a free place, or to a place whose part can get another place."""
         ppn, words, _ = wanted[part]
         fitting = [
             at
@@ -113,8 +116,8 @@ def torque_places(
 def openpbs_places(select: str, placed: Sequence[tuple[str, int]], feature: str) -> list[JobPart]:
     """Return the chunks of a running job, in the order of both exec_host and the request.
 
-    The scheduler sorts them (23.06, node_info.cpp, ``seq_num``). As in OpenPBS's node file, a
-    bare-metal chunk has ``mpiprocs`` processes.
+    The scheduler restores the order of the request (23.06, node_info.cpp, ``seq_num``). As in
+    OpenPBS's node file, a bare-metal chunk has ``mpiprocs`` processes.
 
     Raises:
         Refused: The numbers of chunks differ, or guests do not come first.

@@ -25,10 +25,10 @@ from vtorque_pbs.resources import hosts
 from vtorque_pbs.settings import Settings
 
 ALIVE_TIME = 30.0  # seconds
-NOTE = "vtorque: "  # prefix of our notes on nodes, and of comments on jobs
+NOTE = "vtorque: "  # prefix of vTorque's notes on nodes and comments on jobs
 _DRAINED = "drained: "  # follows NOTE if the node is drained
 PATIENCE = 15.0  # seconds that a start waits for an ending job
-PAUSE, LONGEST = 30, 900  # seconds until a job is restarted: first, longest; doubles each time
+PAUSE, LONGEST = 30, 900  # seconds until a job is restarted: first delay (doubles), longest delay
 
 _JOB_ID = re.compile(r"[0-9]{1,12}(?:\[[0-9]{0,9}\])?(?:\.[A-Za-z0-9][A-Za-z0-9._-]*)?", re.ASCII)
 
@@ -91,16 +91,17 @@ class PbsNode(abc.ABC):
         return inside_guests.items(job, guests, str(self.home / "aux"))
 
     def job_states(self, ids: Sequence[str]) -> Mapping[str, JobState]:
-        """Query the server. A job that runs only on other nodes counts as gone.
+        """Return the states of these jobs. A job that runs only on other nodes counts as gone.
 
-        All queries share a limit of :data:`ALIVE_TIME`, because a start waits for the result.
+        All queries together take at most :data:`ALIVE_TIME`, because the start of a job waits for
+        the result.
         """
         return self.alive_and_held(ids)[0]
 
     def alive_and_held(
         self, ids: Collection[str]
     ) -> tuple[Mapping[str, JobState], Collection[str]]:
-        """Return the result of :meth:`job_states`, and the running held jobs (``qhold``)."""
+        """Return the result of :meth:`job_states`, and which running jobs are held (``qhold``)."""
         found, held = dict.fromkeys(ids, JobState.UNKNOWN), set()
         deadline = time.monotonic() + ALIVE_TIME
         for each in filter(is_job_id, ids):
@@ -155,7 +156,7 @@ class PbsNode(abc.ABC):
         return [name for name, node in nodes.items() if name != here and self.is_marked(node)]
 
     def be_last(self) -> None:
-        """Raise HostFault if other nodes still need what uninstall would remove from the server."""
+        """Raise HostFault while other nodes accept VM jobs: these need the server's settings."""
         if names := self.other_vm_nodes():
             raise HostFault(
                 f"still needed by {', '.join(names[:5])}{(', ...' if len(names) > 5 else '')}: "
@@ -182,7 +183,7 @@ class PbsNode(abc.ABC):
         """Return this node's name, and the reasons of the nodes that vTorque set offline, by name.
 
         Raises:
-            Refused: This node has a note of the site, so a drain could not be recorded.
+            Refused: This node has a note of the site, so vTorque cannot record a drain as its note.
         """
         name, here = self.this_node()
         note, offline = here.get(self.note[0], ""), "offline" in here.get("state", "").split(",")
@@ -239,7 +240,8 @@ class PbsNode(abc.ABC):
     def restrict_to_node(self, job: Attributes, node: str) -> str:
         """Return the job's request as a value of ``-l``, restricted to one node.
 
-        Raise Refused if the request cannot name a node.
+        Raises:
+            Refused: The request cannot name a node.
         """
 
     def unmark(self) -> None:
@@ -258,8 +260,9 @@ class PbsNode(abc.ABC):
     def finish(self, job: BatchJob, outcome: Outcome, reason: str, *, hook_waits: bool) -> int:
         """Requeue a failed job with a delay or hold it, and keep other VM jobs off a faulty node.
 
-        Returns 0 if the job is not requeued. After a failure, its job shell then reports the
-        reason.
+        Returns:
+            The hook's exit status. It is 0 if the job is not requeued; after a failure, its job
+            shell then reports the reason.
         """
         if not outcome.may_run_elsewhere:
             return 0
@@ -278,12 +281,12 @@ class PbsNode(abc.ABC):
 
     @abc.abstractmethod
     def requeue_now(self, job: BatchJob, hook_waits: bool) -> int:
-        """Requeue the job now. Return the hook's exit status, which is not 0."""
+        """Requeue the job now, and return the hook's exit status (not 0)."""
 
     def _keeps_off(self, job: BatchJob, outcome: Outcome, reason: str) -> bool:
-        """Keep VM jobs off the node if it is faulty. Return whether the job may be requeued.
+        """After a host fault, keep VM jobs off this node. Return whether the job may be requeued.
 
-        If the node is not faulty, it stays available and the job may return to it.
+        After other failures this node stays available, and the job may be started on it again.
         """
         if not self._settings.property:
             return False
@@ -298,9 +301,9 @@ class PbsNode(abc.ABC):
     def _requeue_later(self, job: BatchJob, outcome: Outcome, reason: str) -> None:
         """Delay the job's next start, or hold the job after its last attempt. Set its comment.
 
-        A job that waits for a resource of another job is never held, but the server counts its
-        starts. Both servers accept -a and a comment for a running job from a manager, and keep them
-        after a requeue (tested).
+        A job that needs a resource in use by another job is never held here, but the server counts
+        its starts. Both servers accept ``-a`` and a comment for a running job from a manager, and
+        keep them after a requeue (tested).
         """
         if outcome is not Outcome.IN_USE and job.attempt + 1 >= self._settings.attempts:
             self.commands.run_checked("qhold", "-h", "s", job.id)

@@ -1,4 +1,4 @@
-"""Node file of a PBS job inside guests: one line per process, in rank order. Public."""
+"""Node file of a PBS job inside guests: one line per process, in rank order. Public API."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def items(
     directory: str = DIRECTORY,
     bare: Sequence[BareNode] = (),
 ) -> Iterator[ContextItem]:
-    """Yield the node file, at its path on the host, and its variables.
+    """Yield the node file, at the path that it has on the host, and the variables that name it.
 
     ``bare`` are the bare-metal nodes of a mixed request.
     """

@@ -12,8 +12,8 @@ from vtorque_pbs.shell import PbsJobShell
 # "pbsdsh: task 1 exit status 120" or "error N on spawn". OpenPBS prints on stdout
 # "pbsdsh: task 0x00000001 exit status 120" (source code of both). Output of tasks does not pass
 # through pbsdsh: pbs_mom writes it to the job's output.
-# pbs_mom's PATH may lack pbsdsh (Torque sets /bin:/usr/bin in jobs). The PATH of qsub has it.
-# The first argument contains pbsdsh's options, once for each call.
+# pbs_mom's PATH may lack pbsdsh (Torque sets /bin:/usr/bin in jobs), but qsub's PATH contains it.
+# The script's first argument lists pbsdsh's options, one word for each call.
 _EVERYWHERE = """
 PATH=$PATH:/usr/bin:/usr/local/bin:/opt/torque/bin:/opt/pbs/bin:$PBS_O_PATH
 calls=$1 code=0
@@ -66,7 +66,8 @@ def _pbsdsh_command(
 ) -> list[str]:
     """Return a pbsdsh command for all of a job's nodes, or for the given ``nodes`` one by one.
 
-    ``one`` is the option that takes a line number of the node file (source code of both).
+    ``everywhere`` are the options for all nodes. ``one`` is the option that selects a line of the
+    node file by its number (source code of both).
     """
     try:
         lines = Path(environ.get("PBS_NODEFILE", "")).read_text().split()

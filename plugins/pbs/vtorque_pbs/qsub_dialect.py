@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from vtorque_pbs import convention as pbs
 
 VARIABLE = "VTORQUE_REQUEST"
-"""Job variable with the request: always on OpenPBS, on Torque if ``other`` has no room."""
+"""Job variable with the request: on OpenPBS always, on Torque if it is too long for ``other``."""
 
 MAX_VARIABLE = 120_000
 """Bytes of a ``-v`` value. An argument is limited to 128 KiB (MAX_ARG_STRLEN, execve(2))."""
@@ -24,8 +24,8 @@ class PbsDialect:
         long: Options that only print something.
         command: True if ``-- command args`` runs a command instead of a script.
         permutes: True if options may follow the script.
-        find_script: Returns the index of the script's path in a command line without ``-vm``, or
-            None if there is none.
+        find_script: Function that returns the index of the script's path in a command line without
+            ``-vm``, or None for a command line without a script.
         prefix_variable: Environment variable with the directive prefix, or "".
         home: PBS_HOME of a node.
         programs: Default directories of the commands on a node.

@@ -20,7 +20,7 @@ from vtorque_pbs import counted, mixed
 _PPN = re.compile(r"ppn=([0-9]{1,6})", re.ASCII)
 _COUNT = re.compile(r"[0-9]{1,6}", re.ASCII)
 _NCPUS = re.compile(r"(^|,|^-[A-Za-z]*l)ncpus=([0-9]{1,6})(?=,|$)", re.ASCII)
-# Torque: these request processors in another way, so nodes= cannot be added.
+# Torque: other ways to request processors, with which nodes= cannot be combined.
 _OTHER_SHAPE = frozenset({"procs", "size"})
 _SHARING = frozenset({"excl", "exclhost", "shared"})  # of place=, pbs_resources(7B)
 _MEMORY = ("mem", "pmem", "vmem", "pvmem")
@@ -115,7 +115,7 @@ def nodes_for_ncpus(words: Sequence[str]) -> list[str]:
 
 
 def _chunks(nodes: str) -> tuple[list[str], str]:
-    """Split ``2:ppn=4:x+host:ppn=1#shared`` into its parts and the common modifiers."""
+    """Split ``2:ppn=4:x+host:ppn=1#shared`` into the parts between ``+``, and ``#shared``."""
     parts, mark, tail = nodes.partition("#")
     return [part for part in parts.split("+") if part], mark + tail
 

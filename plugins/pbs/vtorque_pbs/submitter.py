@@ -59,7 +59,8 @@ class PbsArgs(SubmitArgs):
     Attributes:
         counts: Effective options of directives and command line.
         place: Index of the script's path in ``rest``, or None.
-        at: Index in ``rest`` for the additions: before ``--``, on OpenPBS before the script.
+        at: Index in ``rest`` at which options are added: before ``--``, on OpenPBS before the
+            script.
         unused: Indexes in ``rest`` of words that are omitted for a VM job.
         stripped: The script without ``#PBS -vm`` lines, if it has any.
         command: True for OpenPBS's ``-- command``; ``content`` is then a generated script.
@@ -67,7 +68,7 @@ class PbsArgs(SubmitArgs):
             instead.
         text: The script to submit, which a VM job may change further.
         prefix: Directive prefix in ``text``.
-        filtered: Options of qsub's command line if its submit filter calls, otherwise None.
+        filtered: Options of qsub's command line if qsub's submit filter calls, otherwise None.
     """
 
     counts: QsubOptions | None = None
@@ -91,7 +92,7 @@ class PbsSubmitter:
         self._dialect, self._settings, self._jobshell = dialect, settings, jobshell
 
     def split(self, argv: Sequence[str]) -> PbsArgs:
-        """Parse the command line and read the script. Leave it to qsub to report its own errors."""
+        """Parse the command line and read the script. Errors that qsub reports are left to qsub."""
         if internal := self._internal(argv):
             return internal
         try:
@@ -118,9 +119,10 @@ class PbsSubmitter:
         return self._describe_job(args, place, content, command)
 
     def _internal(self, argv: Sequence[str]) -> PbsArgs | None:
-        """Parse the arguments of Torque's submit filter, or of setup for OpenPBS's queuejob hook.
+        """Parse the arguments of an internal call of ``vsub``; return None for a user's call.
 
-        ``--filter`` precedes qsub's arguments; ``--request`` at most one ``-vm``.
+        Torque's submit filter passes ``--filter`` and then qsub's arguments. Setup passes
+        ``--request`` and at most one ``-vm`` option, for OpenPBS's queuejob hook.
         """
         if list(argv[:1]) == [REQUEST]:
             return PbsArgs(vm=tuple(argv[2:3]), rest=(REQUEST,))
@@ -217,7 +219,7 @@ class PbsSubmitter:
         if blob is not None:
             self._make_known()
             if args.interactive and not (args.counts and args.counts.display):
-                os.environ["DISPLAY"] = ""  # the job shell must use that of -X, not that of -V
+                os.environ["DISPLAY"] = ""  # the job shell must use -X's display, not -V's
         if changed is not None and place is not None:
             return _submit_copy(qsub, words, place, changed)
         return exec_command([qsub, *words], content)
@@ -302,8 +304,9 @@ class PbsSubmitter:
     def _rejected_command(self, argv: Sequence[str], lacks_value: bool = False) -> PbsArgs:
         """Return a command line that qsub should reject.
 
-        It names the job shell, in case qsub accepts it. If the last option ``lacks_value``, nothing
-        may follow it. Raises UsageError for ``-- command``, which qsub would run without any shell.
+        In case qsub accepts it, the command line names the job shell. If the last option
+        ``lacks_value``, no word is appended to it. Raises UsageError for ``-- command``, which qsub
+        would run without any shell.
         """
         words = list(argv)
         while "-vm" in words:

@@ -14,7 +14,7 @@ from vtorque_core.api.setup_steps import Installation
 from vtorque_pbs.qsub_dialect import VARIABLE
 
 ALARM = 60
-"""Limit in seconds for a hook. It returns about 0.5 s after it has begun to start the guests."""
+"""Limit in seconds for a hook. ``execjob_begin`` needs about 0.5 s to begin the guests' start."""
 
 ORDER = 200
 """Order of the hooks: after pbs_cgroups (100 in pbs_cgroups.HK), which records the job's GPUs."""
@@ -211,8 +211,9 @@ def queue(found: Mapping[str, Mapping[str, object]], feature: str, jobshell: Pat
     """Return the ``queuejob`` hook.
 
     Args:
-        found: By queue or resource: the JSON text ``request``, and ``cpus``, ``mib`` and
-            ``seconds`` of :class:`vtorque_core.api.batch_system.Needs`.
+        found: What the site's ``vm_queues`` request, by queue or resource: the JSON text
+            ``request``, and ``cpus``, ``mib`` and ``seconds`` of
+            :class:`vtorque_core.api.batch_system.Needs`.
         feature: Boolean resource of nodes that run VM jobs, or "".
         jobshell: The shell of VM jobs.
     """

@@ -25,7 +25,7 @@ from vtorque_pbs.settings import Settings
 if TYPE_CHECKING:
     from vtorque_core.api.setup_steps import Installation, SetupStep
 
-_MANY = 10  # starts after which the server must not count further
+_MANY = 10  # starts after which the server's counter is reset
 _OMPTHREADS = re.compile(r"[^+]*:ompthreads=([1-9][0-9]{0,5})(?=[:+]|$)", re.ASCII)
 
 
@@ -102,10 +102,10 @@ class OpenPbsNode(PbsNode):
         )
 
     def context(self, job: BatchJob, guests: Sequence[PeerGuest]) -> Iterable[ContextItem]:
-        """Add pbs_mom's OpenMP variables: the first chunk's ompthreads, or the number of CPUs.
+        """Yield the common items, and the OpenMP variables that pbs_mom sets.
 
-        As in OpenPBS, both variables get this value even if the user sets them
-        (src/resmom/start_exec.c).
+        The variables' value is the first chunk's ``ompthreads``, or the number of CPUs. As in
+        OpenPBS, it overrides the user's values (src/resmom/start_exec.c).
         """
         yield from super().context(job, guests)
         threads, most = _OMPTHREADS.match(job.resource_list.get("select", "")), guests[0].slots
@@ -126,7 +126,10 @@ class OpenPbsNode(PbsNode):
         return 1
 
     def reset_arguments(self, job: BatchJob, outcome: Outcome) -> Sequence[str]:
-        """Reset the start counter of a job that waits, because the server holds it at 21 starts."""
+        """Return qalter arguments that reset the start counter of a job that waits for a resource.
+
+        The server holds a job after 21 starts.
+        """
         many = outcome is Outcome.IN_USE and job.attempt >= _MANY
         return ("-W", f"run_count={_MANY}") if many else ()
 
@@ -163,7 +166,8 @@ class OpenPbsNode(PbsNode):
 def share(vnodes: str, exec_host: str, node: str) -> tuple[int | None, int | None]:
     """Return a job's CPUs and MiB on one node; None for values that are unknown.
 
-    ``vnodes`` is ``(vm:ncpus=2:mem=1048576kb)+(vmb:ncpus=1)``, with the chunks of ``exec_host``.
+    ``vnodes`` is ``exec_vnode``, such as ``(vm:ncpus=2:mem=1048576kb)+(vmb:ncpus=1)``. Its chunks
+    are in the order of ``exec_host``.
     """
     cpus = mib = 0
     for pairs in node_chunks(vnodes, exec_host, node):
@@ -184,7 +188,7 @@ def node_chunks(vnodes: str, exec_host: str, node: str) -> Iterator[dict[str, st
 
 
 def _is_exclusive(place: str, vnodes: str) -> bool:
-    """Return whether the job has its hosts exclusively (pbs_resources(7B)).
+    """Return whether no other job may use the job's hosts (pbs_resources(7B)).
 
     ``exclhost`` applies to hosts, ``excl`` to vnodes. A host may have several vnodes (``host[0]``).
     """

@@ -1,9 +1,9 @@
 """Setup steps and checks for OpenPBS. Privileges: root.
 
 The server sends its hooks to all nodes, and only root on the server's host can see and change them
-(req_manager.c, is_local_root). Setup on that host creates the hooks, even if the host is not a
-node. Uninstall on that host removes them, unless a node still has vTorque's resource. Other nodes
-only check for them.
+(req_manager.c, is_local_root). Setup on the server's host creates the hooks, even if the host is
+not a node. Uninstall on the server's host removes the hooks, unless a node still has vTorque's
+resource. Setup on other nodes only checks that the hooks exist.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def _queue_steps(node: PbsNode, settings: Settings, place: Installation) -> Iter
 
 
 def _place(node: PbsNode) -> tuple[bool, bool]:
-    """Return whether this host is the server and whether it is a node; both True if unknown."""
+    """Return whether this host runs the server, and whether it is a node; True if unknown."""
     try:
         answer = node.commands.ask("qmgr", "-c", f"list hook {BEGIN}")
         at_server = "unauthorized to access hooks" not in answer.err
@@ -189,7 +189,8 @@ def _resource(node: PbsNode, name: str) -> Change:
     """Return the step that creates the boolean resource, which marks nodes for VM jobs.
 
     Deletion affects all nodes at once (mgr_resource_delete), so undo is refused while another node
-    has the resource. The server keeps it while a job requests it, even an ended job in its history.
+    has the resource. The server also refuses to delete it while a job requests it, even an ended
+    job in its history.
     """
     commands = node.commands
 

@@ -27,7 +27,7 @@ from vtorque_pbs.settings import Settings
 if TYPE_CHECKING:
     from vtorque_core.api.setup_steps import Installation, SetupStep
 
-FIRST, SISTER = "first", "sister"  # the hooks insert one before Torque's arguments
+FIRST, SISTER = "first", "sister"  # first argument of the hooks' calls, before Torque's arguments
 RETRY = 75  # EX_TEMPFAIL (sysexits.h): the hook exits with Torque's 2; for all other codes with 0
 
 TRIES, PAUSE = 3, 2.0  # queries to a busy server; seconds between them
@@ -55,8 +55,8 @@ class TorqueNode(PbsNode):
         """Parse a prologue's arguments. For a VM job, also query the server.
 
         Raises:
-            HostFault: The hook then lets the job start, and its job shell finds no proof of a
-                start.
+            HostFault: The arguments or the server's answer are invalid. The hook then lets the job
+                start, and the job shell finds no proof file.
         """
         kind, *rest = argv or ("",)
         try:
@@ -179,10 +179,10 @@ class TorqueNode(PbsNode):
         return RETRY
 
     def set_mark(self, name: str, node: Attributes, healthy: bool) -> None:
-        """Add the property to the node, or replace it with its opposite.
+        """Add the property to a healthy node; on another node, replace it with ``no<property>``.
 
         The last node with the property keeps it, because pbs_sched deletes queued jobs that no node
-        could run ("would never run"). So jobs wait there until the fault is fixed.
+        could run ("would never run"). Jobs then stay queued until the fault is fixed.
         """
         words = self._settings.property, f"no{self._settings.property}"
         if healthy:
@@ -221,7 +221,7 @@ class TorqueNode(PbsNode):
 
     @property
     def _has_policies(self) -> bool:
-        """True if the site's scheduler applies access policies; pbs_sched does not."""
+        """True if the site's scheduler applies node access policies, which pbs_sched does not."""
         return self._settings.exclusive.startswith("naccesspolicy=")
 
     def _is_filled(self, node: str, given: Mapping[str, str], count: int) -> bool:

@@ -1,7 +1,8 @@
 """Torque's submit filter: plain ``qsub`` submits scripts with ``#VSUB -vm`` lines as VM jobs.
 
-qsub passes the script through this program, as the user, with its own arguments. Lines that the
-program adds have less precedence than the command line (qsub(1B), SUBMITFILTER).
+qsub runs this program as the user, with qsub's arguments, and submits its output instead of the
+script. Directives that the program adds have lower precedence than the command line (qsub(1B),
+SUBMITFILTER).
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ _CREATED = b"# Created by " + MARK + b"\n"
 _FILTER = re.compile(rb"^[ \t]*SUBMITFILTER[ \t]+(\S+)[^\n]*\n?", re.MULTILINE)
 
 # read(1) reads the script up to its first command, where directives end; cat(1) copies the rest.
-_NOT_NEEDED = {"-l walltime"}  # more time, for the start of the guests
+_NOT_NEEDED = {"-l walltime"}  # options that the command line may override: time to start guests
 _SCRIPT = r"""#!/bin/sh
 # {mark}: submits scripts with #VSUB lines as VM jobs.
 tab='	'
@@ -84,7 +85,7 @@ def script(place: Installation, site: Path | None) -> bytes:
 def steps(home: Path, place: Installation, bindir: str = "") -> list[SetupStep]:
     """Return the steps that install the filter and name it in torque.cfg.
 
-    ``bindir`` has qsub; empty: PATH.
+    ``bindir`` is the directory of qsub; if it is empty, PATH is searched.
     """
     config = home / "torque.cfg"
     path = place.jobshell.with_name(NAME)
