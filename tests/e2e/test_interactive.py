@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from terminal import PROMPT, STARTED, Terminal, on_a_node
+from terminal import PROMPT, STARTED, CommandTerminal, on_a_node
 
 pytestmark = pytest.mark.e2e
 
@@ -84,7 +84,7 @@ def test_commands_that_follow_a_job_end_on_ctrl_c_and_without_input(clean):
             argv = ("/usr/bin/setpriv", f"--reuid={user}", "--init-groups", "sh", "-c")
             done = clean.root(*argv, f"{command} <&-", check=False)
             assert (done.returncode, done.stderr) == (124, b"")
-    root = Terminal(clean.command("vmgr", "console", job_id))
+    root = CommandTerminal(clean.command("vmgr", "console", job_id))
     root.read(rb"leave with Ctrl-\]\r\n")
     assert ends(root, b"\x03\x04\x1d") == 0
     assert ends(vmgr(clean, "ssh", job_id), b"") == 2
@@ -93,7 +93,7 @@ def test_commands_that_follow_a_job_end_on_ctrl_c_and_without_input(clean):
 
 def vmgr(node, *words):
     become = ["setpriv", f"--reuid={node.user}", f"--regid={node.user}", "--init-groups"]
-    return Terminal([*become, "env", "-i", "TERM=xterm", *node.command("vmgr", *words)])
+    return CommandTerminal([*become, "env", "-i", "TERM=xterm", *node.command("vmgr", *words)])
 
 
 def ends(terminal, typed):
