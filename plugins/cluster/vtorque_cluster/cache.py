@@ -104,10 +104,7 @@ def take(places: ImagePlaces, sent: Path, names: Iterable[str]) -> list[str]:
 
 
 def keep_only(places: ImagePlaces, names: Iterable[str]) -> list[str]:
-    """Remove all images but ``names`` from the cache, and return the names of the removed images.
-
-    Files in use stay until no job uses them.
-    """
+    """Remove all images except ``names``; return the removed names. Files in use stay for now."""
     check_pool(places.cache)
     others = sorted({*names_in(places.cache)} - {*names})
     for name in others:

@@ -29,7 +29,7 @@ class NodesAnswer:
         nodes: The nodes' names as a node set: ``n[1-3],m7``.
         count: The number of nodes.
         code: The exit status; None after a timeout.
-        text: The last lines of standard error if the command failed, otherwise of standard output.
+        text: The end of standard error if the command failed, otherwise of standard output.
     """
 
     nodes: str

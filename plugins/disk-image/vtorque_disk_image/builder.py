@@ -138,10 +138,7 @@ class _Build:
         return self._complete(built)
 
     def _complete(self, built: BuiltImage) -> BuiltImage:
-        """Return the image with unknown values taken from its previous version.
-
-        Raises Refused if the guest type, distribution or architecture remains unknown.
-        """
+        """Return the image with unknown values of its previous version. Raises Refused."""
         before = self.progress.before
         facts = {key: getattr(built, key) for key in ("guest_type", "distro", "arch")}
         if before is not None:

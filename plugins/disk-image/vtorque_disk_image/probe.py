@@ -129,10 +129,7 @@ def _gpt(descriptor: int) -> Iterator[Partition]:
 
 
 def _firmware(parts: list[Partition]) -> str:
-    """Return the firmware for a disk: ``efi`` with an EFI system partition, otherwise ``bios``.
-
-    A disk that also has GRUB's BIOS boot partition gets ``bios``.
-    """
+    """Return ``efi`` for an EFI system partition without GRUB's BIOS partition, or ``bios``."""
     kinds = {part.kind for part in parts}
     return "efi" if _ESP in kinds and _BIOS_BOOT not in kinds else "bios"
 

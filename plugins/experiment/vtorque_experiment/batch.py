@@ -72,10 +72,9 @@ def site_batch(config: Path, interval: float) -> BatchCommands:
 
 @contextlib.contextmanager
 def hold_lock(path: Path, wait: bool) -> Iterator[int]:
-    """Hold the lock of a lock file (flock(2)), and yield the descriptor that holds it.
+    """Hold the lock of a lock file (flock(2)), and yield its descriptor for child processes.
 
-    A child process that inherits the descriptor also holds the lock. Raises HostFault if another
-    process holds the lock and ``wait`` is false.
+    Raises HostFault if another process holds the lock and ``wait`` is false.
     """
     flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
@@ -214,10 +213,7 @@ class JobQueries:
         return time.monotonic() >= self._next
 
     def ask_early(self) -> None:
-        """Allow the next query ``least`` seconds after the last, because a job seems to have ended.
-
-        Has no effect if it was already called since the last query.
-        """
+        """Allow the next query ``least`` seconds after the last: a job seems to have ended."""
         early = self._next - max(0.0, self._batch.interval - self._batch.least)
         self._is_early, self._next = True, self._next if self._is_early else early
 

@@ -14,11 +14,7 @@ _NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]") 
 class TestResult:
     """A test case.
 
-    Attributes:
-        name: name of the combination.
-        seconds: duration of the test case.
-        failure: the conditions of ``--fail-if`` that are true, or empty.
-        error: why a condition cannot be evaluated, or empty.
+    ``failure`` has the true conditions; ``error`` says why a condition cannot be evaluated.
     """
 
     name: str

@@ -314,10 +314,7 @@ def _in_use_refusal(name: str, users: tuple[str, ...]) -> Refused:
 
 
 def _prepare(name: str, source: Path, built: BuiltImage, builder: str, told: Hashed) -> Sidecar:
-    """Hash an image's files and move them to a version directory in ``source``; return the sidecar.
-
-    Owner, mode and files are synced to disk.
-    """
+    """Hash and sync an image's files, and move them to a version directory in ``source``."""
     files = file_names(built)
     for path in (source / file for file in files):
         os.chown(path, os.geteuid(), os.getegid())

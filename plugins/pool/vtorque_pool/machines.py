@@ -42,10 +42,7 @@ class CloudState:
 
 
 def failures(answers: Mapping[str, Machine | HostFault]) -> dict[str, str]:
-    """Return the errors in a result of :meth:`Machines.make`, by node.
-
-    Nodes that another process has locked are omitted.
-    """
+    """Return the errors of :meth:`Machines.make` by node, without nodes that are locked."""
     return {
         node: str(answer)
         for node, answer in answers.items()

@@ -140,10 +140,7 @@ def _nodes_in_state(slurm: Slurm, state: State) -> set[str]:
 def _end_needless(
     machines: Machines, slurm: Slurm, found: CloudState, nodes: Mapping[str, PoolNode]
 ) -> int:
-    """Delete machines that have ended, belong to no node, or whose node is off.
-
-    Returns the number of machines.
-    """
+    """Delete machines that have ended or whose node is off or unknown; return their number."""
     held = machines.memory.read().held
     done = 0
     for machine in found.machines:
@@ -169,10 +166,7 @@ def _end_needless(
 def _mend_nodes(
     machines: Machines, slurm: Slurm, found: CloudState, nodes: Mapping[str, PoolNode]
 ) -> int:
-    """Create missing machines of starting nodes, and abandon nodes whose machine is gone.
-
-    Returns the number of nodes.
-    """
+    """Create machines of starting nodes, and abandon nodes without one; return their number."""
     held = machines.memory.read().held
     again, lost = [], {}
     for name, node in nodes.items():

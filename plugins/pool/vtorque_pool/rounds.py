@@ -47,7 +47,7 @@ class NodeTimes:
     unusable: dict[str, float] = field(default_factory=dict)
 
     def look(self, nodes: Mapping[str, PoolNode], now: float) -> None:
-        """Update the times from the current state of the nodes; ``now`` is a Unix time."""
+        """Update the times from the current state of the nodes."""
         for table, state in ((self.idle, "free"), (self.unusable, "unusable")):
             there = {node.name for node in nodes.values() if node.state == state}
             for name in set(table) - there:

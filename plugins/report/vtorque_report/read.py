@@ -194,10 +194,7 @@ def _approximate_phases(whole: Sequence[Line]) -> Iterator[Phase]:
 
 
 def _series(kept: Path | Place, max_lines: int) -> tuple[dict[int, list[Line]], list[Line]]:
-    """Return the lines of each guest, by index, and the lines of the whole job.
-
-    If there are too many, lines are omitted evenly, but never the last.
-    """
+    """Return each guest's lines, evenly thinned except the last, and the whole job's lines."""
     raw: dict[int | None, list[bytes]] = {}
     with contextlib.suppress(OSError):
         for line in _read(kept, SERIES, MAX_SERIES).splitlines()[1:]:

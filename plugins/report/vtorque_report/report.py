@@ -25,10 +25,7 @@ _SAID = {
 
 @dataclass(frozen=True)
 class Report:
-    """The report of one job attempt, with a record of each node in ``attempts``.
-
-    ``now`` is in Unix seconds.
-    """
+    """The report of one job attempt, with a record of each node in ``attempts``."""
 
     attempts: tuple[Attempt, ...]
     now: float
@@ -56,10 +53,7 @@ class Report:
 
     @property
     def end(self) -> float:
-        """Time when the job ended on its last node, or ``now`` if it runs, in Unix seconds.
-
-        Never before the last sample.
-        """
+        """Unix time of the job's end on its last node; ``now`` or later while it runs."""
         ends = [self.now if a.ended is None else a.ended for a in self.attempts]
         samples = [g.lines[-1].time for a in self.attempts for g in a.guests if g.lines]
         return max([self.start, *ends, *samples])

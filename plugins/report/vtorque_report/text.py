@@ -23,7 +23,7 @@ _GOOD, _FAIR, _BAR = "green", "yellow", "cyan"
 
 
 def show(report: Report | JobArray, file: TextIO) -> None:
-    """Print the summary of a job or an array to a file."""
+    """Print the summary to a file."""
     console = Console(file=file, markup=False, emoji=False, highlight=False, soft_wrap=False)
     console.width = min(WIDTH, console.width) if console.is_terminal else PIPED
     parts = _array(report) if isinstance(report, JobArray) else _parts(report)

@@ -43,10 +43,7 @@ def _has_lines(guest: GuestPlan, site: Site) -> bool:
 
 
 def check(site: Site) -> Iterator[HealthResult]:
-    """Warn if a user could listen at the address of the Prometheus endpoint or of InfluxDB.
-
-    The user could do so while the service is down, and would get its token.
-    """
+    """Warn if users could listen at the address of the Prometheus endpoint or of InfluxDB."""
     settings = site[Settings]
     if "influxdb" in settings.exporters and settings.influx_url.startswith("http:"):
         yield HealthResult(

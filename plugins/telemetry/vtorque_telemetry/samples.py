@@ -135,10 +135,7 @@ class Samples:
         self.jobs: dict[str, JobSamples] = {}
 
     def take(self, tick: Tick, files: Sequence[int]) -> None:
-        """Process a tick: pass samples to the outlets, and confirm a job's last sample.
-
-        ``files`` are the tick's files, and optionally the pipe that is closed as confirmation.
-        """
+        """Process a tick: pass samples to the outlets, and confirm a job's last sample."""
         ended = self._keep(tick)
         for name, file in zip(tick.files, files, strict=False):
             self._take(tick, name, file)

@@ -56,10 +56,7 @@ class SeriesFile:
         return at >= self._next.get(guest, 0.0) - self.interval / 10
 
     def add(self, guest: int | None, at: float, values: Mapping[str, float]) -> None:
-        """Add a line of a guest or of the whole job (None). If the file is full, thin it.
-
-        Raises OSError if the file remains too large.
-        """
+        """Add a line of a guest or of the whole job (None). If the file is full, thin it."""
         entry = {"t": round(at, 3), "g": guest, "v": values}
         line = json.dumps(entry, separators=(",", ":")).encode() + b"\n"
         if self._size() + len(line) > MAX_BYTES:
@@ -75,7 +72,7 @@ class SeriesFile:
             self._thin()
 
     def _append(self, data: bytes) -> None:
-        """Append all data or none. Raises OSError if the disk is full."""
+        """Append all data or none."""
         before = self._size()
         if os.pwrite(self._descriptor, data, before) < len(data):
             os.ftruncate(self._descriptor, before)

@@ -27,9 +27,9 @@ LOOK_AGAIN = 15  # number of samplings after which threads are searched again
 
 @dataclass(frozen=True)
 class ProcessUsage:
-    """Usage of a QEMU process: CPU seconds and page faults since its start, and memory in bytes.
+    """CPU seconds and page faults (``minor``, ``major``) of a QEMU process, and memory in bytes.
 
-    ``process`` is without iothreads and vhost threads; ``minor`` and ``major`` are page faults.
+    ``process`` is without iothreads and vhost threads.
     """
 
     process: float
