@@ -102,7 +102,7 @@ def defect(_order):
         (refuse, Refused, "line 3 needs a shell"),
         (fault, HostFault, "libvirtd is down"),
         (defect, HostFault, "KeyError: 'oops'"),
-        (lambda order: os._exit(3), HostFault, "without an answer"),
+        (lambda order: os._exit(3), HostFault, "ended without answer"),
     ],
 )
 def test_failed_boot_is_reported_with_its_reason(run_dir, starter, boot, kind, words):

@@ -50,7 +50,7 @@ def test_daemon_that_does_not_answer_in_time_is_killed(
 ) -> None:
     monkeypatch.setattr(stopped_daemons, "HANDSHAKE", 0.1)
     with (
-        pytest.raises(HostFault, match=r"\(fs-home\) has not answered within 0.1 s"),
+        pytest.raises(HostFault, match=r"\(fs-home\) did not answer within 0.1 s"),
         stopped_daemons.kill_stopped([str(lock)]),
     ):
         assert daemon.wait(LONG) == -signal.SIGKILL
