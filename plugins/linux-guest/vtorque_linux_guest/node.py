@@ -73,7 +73,7 @@ def vtorque_guest_context(guest: GuestPlan, site: Site) -> Iterator[ContextItem]
             yield CancelCommand((path,))
 
 
-vtorque_resources = hookimpl(deferred("vtorque_linux_guest.job.site_epilogue:resources"))
+vtorque_resources = hookimpl(deferred("vtorque_linux_guest.resources:resources"))
 
 
 def _clean_command(guest: GuestPlan, place: str) -> RootCommand:

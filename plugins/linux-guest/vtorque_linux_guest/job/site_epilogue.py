@@ -19,7 +19,6 @@ from pathlib import Path
 from vtorque_core.api import HostFault
 from vtorque_core.api.acquired import Resource
 from vtorque_core.api.read_apart import parse_unprivileged
-from vtorque_linux_guest.boot.seed import Seed
 from vtorque_linux_guest.guest.contract import EPILOGUE_CLIENT, RUN_SOCKET
 from vtorque_linux_guest.job.frames import printable_text
 from vtorque_linux_guest.job.start_request import StartRequest
@@ -95,8 +94,3 @@ def _ask(hello: float, port: int) -> Iterator[bytes]:
         said = (said + part)[-_TOLD:]
     yield str(status.code).encode()
     yield said.strip()
-
-
-def resources() -> list[type[Resource]]:
-    """Return the classes of this plugin's resources, with which a teardown releases them."""
-    return [Seed, SiteEpilogue]
