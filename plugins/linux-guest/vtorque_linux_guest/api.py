@@ -1,7 +1,7 @@
 """Public API for guest types that use vtorque-agent: the host side of its protocol.
 
-The guest type defines its guests and how the agent gets into them. :class:`AgentDriver` waits for a
-guest as root and runs its job. For the protocol, see doc/stream.md.
+A guest type defines its guests and installs the agent in them. :class:`AgentDriver` waits as root
+for a guest, and runs the guest's job as the user. For the protocol, see doc/stream.md.
 """
 
 from vtorque_linux_guest.boot.seed import seed_disk, seed_file

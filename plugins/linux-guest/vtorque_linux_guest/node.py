@@ -34,9 +34,9 @@ _LEAST_FILES = 100_000  # that a share's daemon wants
 _CAP_SYS_RESOURCE = 1 << 24  # linux/capability.h
 vtorque_settings = constant_hook(Settings)
 
-# Delete what root in a guest owns, and give its directories that hold the user's files to the user.
-# Each find gets 20 s, because the start waits for it. The job of vmgr clean reports what is left.
-# No -xdev, because file systems below the share are mounts in the guest, too.
+# Delete files of guest root, and give the user its directories that contain the user's files. Each
+# find gets 20 s, because the start waits for it. The job of vmgr clean reports what remains. No
+# -xdev, because file systems below the share are mounts in the guest, too.
 _CLEAN = """t="timeout 20 find"
 $t "$1" -depth -user 0 ! -type d -exec rm -f {} +
 $t "$1" -depth -user 0 -type d -exec rmdir {} + 2>/dev/null
@@ -125,7 +125,7 @@ def agent_check(site: Site) -> Iterator[HealthResult]:
 
 
 def acl_check(_: Site) -> Iterator[HealthResult]:
-    """Report which extended attributes and access control lists work in shares."""
+    """Report whether extended attributes and access control lists work in shares."""
     yield HealthResult(
         "ok",
         "user.* attributes work in shares; access control lists are not evaluated in guests, "
@@ -134,7 +134,7 @@ def acl_check(_: Site) -> Iterator[HealthResult]:
 
 
 def descriptors_check(_: Site) -> Iterator[HealthResult]:
-    """Check whether the virtiofs daemons get enough descriptors, and could exhaust the node's."""
+    """Check that virtiofs daemons get enough descriptors, but cannot exhaust the node's."""
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     if 0 <= hard < _LEAST_FILES and not _may_raise_limits():
         yield HealthResult(

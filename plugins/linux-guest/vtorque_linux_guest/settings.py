@@ -62,9 +62,10 @@ class Settings:
     )
 
     def for_image(self, image: Image) -> Settings:
-        """Return the settings for guests of an image: for a user's own image without site scripts.
+        """Return the settings for guests of an image.
 
-        Programs of a user's image could read these scripts, and may run as root in the same guest.
+        For a user's own image, they exclude the site's scripts: its programs could read them, and
+        may run as root in the same guest.
         """
         if not image.source:
             return self
@@ -78,7 +79,7 @@ def agent_path(settings: Settings, arch: str) -> Path:
 
 @dataclass(frozen=True)
 class SiteScript:
-    """A site script, as read on the node."""
+    """A site script: its name and content."""
 
     name: str
     content: bytes

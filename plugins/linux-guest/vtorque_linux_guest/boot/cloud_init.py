@@ -17,8 +17,8 @@ from vtorque_linux_guest.guest.agent_start import START, UNIT, agent_unit, start
 from vtorque_linux_guest.guest.linux_family import DEBIAN, family, has_agent
 
 APPEND = "list(append)+dict(no_replace,recurse_list)+str()"
-"""How cloud-init merges our additions (its documentation, "Merging user data sections"): lists are
-appended, and other values of the image and the site take precedence."""
+"""cloud-init's rule for merging vTorque's keys (cloud-init docs, "Merging user data sections"):
+lists are appended, and other values of the image and the site take precedence."""
 
 STAGES = {
     "cloud_init_modules": [
@@ -33,9 +33,9 @@ STAGES = {
         "final-message",
     ],
 }
-"""cloud-init modules of images that vTorque builds; by default these enable only what the seed
-needs. The lists omit set-passwords, which restarts the sshd that multi-guest jobs use, and locale,
-which fails without Debian's package locales."""
+"""cloud-init modules to run, by stage, if an image built by vTorque gets more cloud-config. By
+default such an image runs only the modules that the seed needs. The lists omit set-passwords, which
+restarts the sshd that multi-guest jobs use, and locale, which needs Debian's package locales."""
 
 SSHD = "/etc/ssh/sshd_config.d/00-vtorque.conf"
 
@@ -43,9 +43,10 @@ SSHD = "/etc/ssh/sshd_config.d/00-vtorque.conf"
 def user_data(guest: GuestPlan, fragments: Sequence[str] = ()) -> bytes:
     """Return the cloud-config: host name, host key, time servers, and how the agent starts.
 
-    With ``fragments``, return a MIME archive (cloud-init's documentation, "User data formats") of
-    the fragments, our additions, and the keys that no fragment may override. setup.sh creates the
-    job's user, because cloud-init cannot set a gid and rejects some valid user names.
+    With ``fragments``, return a MIME archive (cloud-init docs, "User data formats") of the
+    fragments, vTorque's additions, and the keys that no fragment may override. The job's user is
+    not included: setup.sh creates the user, because cloud-init cannot set a gid and rejects some
+    valid user names.
     """
     added, fixed = _merged_keys(guest), _fixed_keys(guest)
     if not fragments:
@@ -59,7 +60,7 @@ def user_data(guest: GuestPlan, fragments: Sequence[str] = ()) -> bytes:
 
 
 def _merged_keys(guest: GuestPlan) -> dict[str, Any]:
-    """Return the keys that are merged with those of the fragments."""
+    """Return vTorque's keys that cloud-init merges with the fragments' keys."""
     data: dict[str, Any] = {
         # An explicit list without "default": cloud-init does not create the image's default user,
         # who has sudo.
@@ -120,9 +121,9 @@ def _archive(parts: Iterable[tuple[str, str]]) -> bytes:
 def meta_data(guest: GuestPlan) -> bytes:
     """Return meta-data with an instance-id that is unique to this guest.
 
-    If an instance-id is reused with another MAC address, the guest stays offline. In our own images
-    only cloud-init's first stage runs before READY, so ``dsmode: local`` makes that stage do
-    everything (cloud-init's documentation, "NoCloud").
+    If an instance-id is reused with another MAC address, the guest stays offline. In images with a
+    built-in agent, only cloud-init's first stage runs before READY. ``dsmode: local`` makes that
+    stage do everything (cloud-init docs, "NoCloud").
     """
     data = {"instance-id": f"{guest.name}-{guest.job.attempt}", "local-hostname": guest.hostname}
     if has_agent(guest.image):

@@ -22,7 +22,7 @@ def passwd_line(user: JobUser, home: str, shell: str) -> str:
 
 
 def shadow_line(user: JobUser) -> str:
-    """Return the user's line of shadow(5): ``*`` disables passwords but not keys (sshd(8))."""
+    """Return the user's line of shadow(5): ``*`` disables passwords but not ssh keys (sshd(8))."""
     return f"{field_text(user.name)}:*:::::::\n"
 
 
@@ -105,7 +105,7 @@ def ssh_text(guest: GuestPlan) -> str:
 
 
 def ssh_files(guest: GuestPlan) -> Iterable[tuple[str, str, int, bool]]:
-    """Yield (path, text, mode, whether the job's user owns it) of each ssh file."""
+    """Yield each ssh file as (path, text, mode, True if the job's user owns the file)."""
     own = keys_directory(guest.user.name)
     known = keys.known_hosts(guest.secret, _peers(guest), guest.aliases)
     yield f"{own}/authorized_keys", keys.authorized_keys(guest.secret), 0o644, False

@@ -40,7 +40,7 @@ _TAG_BYTES = 35  # virtio-fs: 36 bytes with its end (virtio specification 1.2, 5
 
 
 def elements(guest: GuestPlan) -> Iterator[Element]:
-    """Yield the virtual hardware: ports, seed, shares, disks and, with a kernel, direct boot."""
+    """Yield the virtual hardware: ports, seed, shares, disks, and direct boot if possible."""
     yield from ports(guest)
     # Only the first guest uses this port, but all have it: a warm guest does not know its rank yet.
     yield Channel("cancel", CANCEL_PORT, str(guest.run_dir / CANCEL_SOCKET), owner="job")
@@ -92,14 +92,17 @@ def resources(
 
 
 def find_aliases(guest: GuestPlan) -> dict[str, str]:
-    """Map other paths of shared directories on the node to their targets in the guest.
+    """Map the other paths that shared directories have on the node to their targets in the guest.
 
-    These other paths are the home's path in the user database, and the paths without symbolic links
-    (as returned by getcwd(3)) of the home and of shares with the same path in the guest.
+    Other paths are:
+
+    - the home's path in the user database,
+    - the home's path without symbolic links, as returned by getcwd(3),
+    - the same for shares whose path is equal on node and guest.
 
     realpath(1) runs as the user, because an NFS server may answer only that user. If it fails, no
-    path is resolved. The user can choose the result by replacing a directory with a link, so a
-    result in a system directory is dropped.
+    links are resolved. Users can control the result by replacing a directory with a link, so paths
+    in system directories are dropped.
     """
     aliases = {
         s.source: s.target for s in guest.shares if s.source == s.target and s.name != "home"
@@ -124,7 +127,7 @@ def cmdline(image: Image) -> str:
 
     ``quiet`` and the skipped cipher self-tests save 0.3 s of an emulated boot. ``panic=-1`` ends a
     guest whose kernel panics (kernel-parameters.txt). ``ds=nocloud`` is omitted, because cloud-init
-    would take it for a seed without a disk.
+    would then not look for a seed disk.
     """
     console = _CONSOLES.get(image.arch, "ttyS0")
     words = [f"console={console}", "quiet", "panic=-1", "cryptomgr.notests=1"]

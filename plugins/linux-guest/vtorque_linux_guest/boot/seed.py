@@ -89,8 +89,8 @@ def seed_file(guest: GuestPlan, files: Mapping[str, bytes]) -> File:
 class Seed(Resource):
     """The seed of one guest on the node's disk.
 
-    It contains the guest's keys, so only root and ``owner``, the uid of QEMU, can read it. If the
-    guest has a site epilogue, the empty file ``marker`` tells the job shell about it.
+    The seed contains the guest's keys, so only root and ``owner``, the uid of QEMU, can read it. If
+    the guest has a site epilogue, the empty file at ``marker`` reports that to the job shell.
     """
 
     kind = "linux-seed"
@@ -117,7 +117,7 @@ class Seed(Resource):
 
 
 def _write(path: Path, content: bytes, mode: int, owner: int) -> None:
-    """Write a new file. Replace one from an interrupted attempt, and never follow a link."""
+    """Write a new file. Replace a file left by an interrupted attempt, and follow no link."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
         path.unlink(missing_ok=True)

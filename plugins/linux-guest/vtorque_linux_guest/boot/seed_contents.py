@@ -22,7 +22,7 @@ def seed_files(
     settings: Settings,
     links: Mapping[str, str] = MappingProxyType({}),
 ) -> dict[str, bytes]:
-    """Map each path on the seed to its content. Raises Refused and HostFault."""
+    """Return the seed's files: path to content. Raises Refused and HostFault."""
     fragments = cloud_config.fragments(guest.image, settings)
     setup = setup_script.build(
         guest,
@@ -54,8 +54,8 @@ def seed_files(
 def agent_conf(guest: GuestPlan, items: Sequence[ContextItem]) -> bytes:
     """Return the agent's configuration (doc/stream.md).
 
-    Before the agent reports the end of a job, it syncs only if a file system needs it: virtiofs
-    needs no flush after a close, and the root disk is discarded.
+    The configuration includes whether the agent syncs before it reports the end of a job. Only some
+    file systems need that: virtiofs needs no flush after a close, and the root disk is discarded.
     """
     own = any(isinstance(item, Mount) and item.kind != "virtiofs" for item in items)
     values = {"setup": "/run/vtorque/setup.sh", "sync": str(int(own))}

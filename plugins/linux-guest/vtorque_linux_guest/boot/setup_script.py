@@ -343,7 +343,7 @@ def _mounts(script: _Script, guest: GuestPlan, items: Sequence[Mount]) -> None:
 def _links(
     script: _Script, guest: GuestPlan, links: Mapping[str, str], mounts: Sequence[Mount]
 ) -> None:
-    """Create the links, except inside mounts, where they would remain on the user's disk."""
+    """Create the links, except below mount points, because there they would outlive the guest."""
     targets = [PurePosixPath(mount.target) for mount in mounts]
     for link, leads_to in links.items():
         path = PurePosixPath(link)
@@ -404,7 +404,7 @@ def _site_scripts(
 
 
 def cancel_commands(guest: GuestPlan, items: Sequence[ContextItem]) -> list[tuple[str, ...]]:
-    """Return the commands for cancellation, which only the job's first guest has."""
+    """Return the commands to run when the job is canceled; empty except in the first guest."""
     return [item.argv for item in _items_of_kind(items, CancelCommand) if guest.rank == 0]
 
 

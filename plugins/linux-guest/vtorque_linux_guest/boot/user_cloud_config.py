@@ -38,7 +38,7 @@ _P, _W, _A, _S, _C = b"p", b"w", b"a", b"s", b"c"  # package, file (new, longer)
 
 @dataclass(frozen=True)
 class UserFile:
-    """A file to write. ``mode``: permission bits; ``append``: append to an existing file."""
+    """A file to write. ``mode`` has the permission bits; ``append`` extends an existing file."""
 
     path: str
     content: bytes
@@ -56,7 +56,7 @@ class UserConfig:
 
     @property
     def modules(self) -> tuple[str, ...]:
-        """The modules, of :data:`MODULES`, that this configuration uses."""
+        """Those of :data:`MODULES` that this configuration uses."""
         used = zip(MODULES, (self.packages, self.files, self.commands), strict=True)
         return tuple(name for name, items in used if items)
 
@@ -174,7 +174,7 @@ def _refuse(said: str, **more: str) -> NoReturn:
 
 
 def parse(content: bytes) -> Iterator[bytes]:
-    """Yield one value for each package, file and command of a cloud-config.
+    """Yield one byte string for each package, file and command of a cloud-config.
 
     Privileges: nobody. Raises ValueError with the reason.
     """

@@ -9,7 +9,8 @@ CANCEL_PORT = "org.vtorque.cancel"
 STATUS_SOCKET = "status.sock"
 RUN_SOCKET = "run.sock"
 CANCEL_SOCKET = "cancel.sock"
-"""A Unix socket in the guest's run_dir on the node, like the two above: the host end of a port."""
+"""Name of a Unix socket in the guest's run_dir on the node, like the two above. It is the host end
+of a virtio-serial port."""
 
 SSH_CONFIG = "ssh_config"
 """File in the run_dir: the ssh_config(5) for the user's logins to a guest that has an sshd."""
@@ -31,7 +32,7 @@ CANCEL_MARKER = "on-cancel"
 """Empty file in the run_dir. If it exists, the guest has commands for cancellation."""
 
 BREAK_MARKER = "break-expected"
-"""Root's file in the run_dir. It contains the time.time() until which the ports may disconnect."""
+"""File of root in the run_dir. It contains the Unix time until which the ports may disconnect."""
 
 DATA = "/data"
 """Mount point of the user's own disk in the job's first guest."""

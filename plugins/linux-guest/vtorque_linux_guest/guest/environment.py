@@ -10,7 +10,7 @@ from vtorque_core.api import HostFault
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
 
-# Names that belong to a login session or to the shell itself, not to the job.
+# Variables that belong to a login session or to the shell itself, not to the job.
 _SESSION = frozenset(
     {
         *("HOME", "USER", "LOGNAME", "SHELL", "MAIL", "PATH", "PWD", "OLDPWD", "TERM", "TMOUT"),

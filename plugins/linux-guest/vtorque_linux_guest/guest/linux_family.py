@@ -18,8 +18,8 @@ _MEMBERS = {
 def family(image: Image) -> str | None:
     """Return ``debian``, ``redhat``, ``micro``, or None if unknown.
 
-    The label ``family`` takes precedence over the distro. Derivatives that are not listed here need
-    it.
+    The label ``family`` takes precedence over the distribution's name. Images of derivatives that
+    this module does not list need the label.
     """
     return _MEMBERS.get(image.labels.get("family", image.distro).lower())
 
@@ -32,7 +32,7 @@ def boots_micro(image: Image) -> bool:
 def script_is_root(image: Image) -> bool:
     """Return whether the script runs as root (label ``script=root`` of a user's own image).
 
-    Root of such a guest has the user's ids in shares.
+    In shares, root of such a guest has the user's ids.
     """
     return bool(image.source) and image.labels.get("script") == "root"
 

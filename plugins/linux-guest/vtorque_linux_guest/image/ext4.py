@@ -44,7 +44,7 @@ _FILE_TYPES = {stat.S_IFREG: 1, stat.S_IFDIR: 2, stat.S_IFIFO: 5, stat.S_IFLNK: 
 
 @dataclass(frozen=True)
 class _Extent:
-    """``count`` blocks of a file from block ``logical`` are stored from block ``physical``."""
+    """A run of ``count`` blocks: from block ``logical`` of the file, at ``physical`` on disk."""
 
     logical: int
     physical: int
@@ -53,7 +53,10 @@ class _Extent:
 
 @dataclass
 class _Disk:
-    """Geometry and allocation. Each group is allocated from its start up to ``taken``."""
+    """A file system's geometry, and which blocks are allocated.
+
+    Each group is allocated from its first block up to ``taken``.
+    """
 
     descriptor: int
     blocks: int
@@ -112,7 +115,7 @@ class _Disk:
 
 
 def _has_copy(group: int) -> bool:
-    """Return whether a group has a copy of the superblock: 0, 1, powers of 3, 5, 7."""
+    """Return whether a group has a copy of the superblock: groups 0, 1, powers of 3, 5 and 7."""
     if group <= 1:
         return True
     for base in (3, 5, 7):
@@ -366,7 +369,7 @@ def _write_groups(
 
 
 def _bitmap(used: int, length: int) -> bytes:
-    """Return a bitmap block: the first ``used`` bits are set, and those beyond ``length``."""
+    """Return a bitmap block in which the first ``used`` bits and all beyond ``length`` are set."""
     bits = (1 << used) - 1 | ((1 << 8 * BLOCK) - (1 << length))
     return bits.to_bytes(BLOCK, "little")
 

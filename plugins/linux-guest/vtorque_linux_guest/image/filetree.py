@@ -19,12 +19,12 @@ MAX_STEPS = 50_000_000  # path components that are resolved for one image: takes
 
 
 class _NoPath(Refused):
-    """A path cannot be resolved in the image."""
+    """Error for a path that cannot be resolved in the image."""
 
 
 @dataclass(frozen=True, slots=True)
 class Slice:
-    """A part of an open file: the content of a member of a tar file."""
+    """A part of an open file, such as the content of a member of a tar file."""
 
     file: IO[bytes]
     offset: int
@@ -179,7 +179,7 @@ class FileTree:
                 waiting.append((f"{base}{name}/", iter(sorted(node.children.items()))))
 
     def _count(self) -> None:
-        """Count a new name. If there may be too many, count all names again."""
+        """Count a new name, because the number of names is limited. Recount all at the limit."""
         self._names += 1
         if self._names > 2 * MAX_ENTRIES:
             self._names = sum(1 for _ in self.walk())

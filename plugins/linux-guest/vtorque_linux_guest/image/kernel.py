@@ -72,7 +72,7 @@ class KernelPackage:
 
 
 def need_tools(*tools: str) -> None:
-    """Check that tools are installed. Raises HostFault naming the missing Debian packages."""
+    """Check that tools are installed. Raises HostFault with the missing Debian packages."""
     path = "/usr/sbin:/usr/bin:/sbin:/bin"
     missing = [tool for tool in tools if shutil.which(tool, path=path) is None]
     if missing:

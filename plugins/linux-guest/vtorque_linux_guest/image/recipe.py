@@ -73,7 +73,7 @@ class LinuxRecipe:
 
 
 class _RecipeReader:
-    """Checks one recipe's tables. Every error names the file, the line and the key."""
+    """A checker of one recipe's tables. Every error names the file, the line and the key."""
 
     def __init__(self, path: Path, text: str) -> None:
         self.path = path
@@ -88,7 +88,7 @@ class _RecipeReader:
         return Refused(f"{self.path}, line {self._line(key, nth)}: {key}{shown}: {what}")
 
     def _line(self, key: str, nth: int) -> int:
-        """Return the line number of a key; if not found, of its table; if that is missing, 1."""
+        """Return the line number of a key, otherwise of its table, otherwise 1."""
         table, _, last = key.rpartition(".")
         start = 0
         if table:

@@ -53,7 +53,7 @@ class Member:
 
 @dataclass
 class _ExtendedHeader:
-    """Values of extended headers for the next member."""
+    """The values that extended headers set for the next member."""
 
     fields: dict[bytes, bytes] = field(default_factory=dict)
     xattrs: dict[str, bytes] = field(default_factory=dict)
@@ -61,7 +61,7 @@ class _ExtendedHeader:
 
 @dataclass
 class Budget:
-    """Limits that all tar files of one image share, and how much of them is used.
+    """Limits for all tar files of one image together, and how much of them is used.
 
     Attributes:
         entries: maximum number of members.
@@ -167,7 +167,7 @@ def _members(reader: _TarReader) -> Iterator[Member]:
 
 
 def _checked_size(head: bytes) -> int:
-    """Verify the checksum, of unsigned or (historic) signed bytes, and return the size field."""
+    """Verify the checksum, which old programs computed from signed bytes; return the size field."""
     given = head[148:156]
     sums = head[:148] + b" " * 8 + head[156:]
     total = sum(sums)
@@ -260,7 +260,7 @@ def _name(head: bytes) -> bytes:
 
 
 def _field(text: bytes, more: _ExtendedHeader, key: bytes) -> int:
-    """Return a numeric field, from the extended header or the member's own."""
+    """Return a numeric field, from the extended header or otherwise from the member's header."""
     if not (given := more.fields.get(key)):
         return _octal(text)
     found = _NUMBER.fullmatch(given)

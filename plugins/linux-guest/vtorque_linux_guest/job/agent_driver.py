@@ -22,14 +22,14 @@ from vtorque_linux_guest.guest.contract import BREAK_MARKER, STATUS_SOCKET
 
 
 class AgentDriver:
-    """The driver methods that use the ports of :func:`vtorque_linux_guest.api.ports`.
+    """Base class of drivers that use the ports of :func:`vtorque_linux_guest.api.ports`.
 
-    Stateless. It is also a ``ClockDriver`` and a ``DetachableDriver``, so its guests can be
+    It has no state. It is also a ``ClockDriver`` and a ``DetachableDriver``, so its guests can be
     suspended, checkpointed and migrated.
     """
 
     def __init__(self) -> None:
-        """In the job shell, import the code of ``run`` while its guests are still starting."""
+        """In the job shell, import the code of ``run`` early, while the guests are starting."""
         if os.geteuid() != 0:
             from vtorque_linux_guest.job import run_job  # noqa: F401 - root's hooks need none of it
 
@@ -54,10 +54,10 @@ class AgentDriver:
             ready.set_clock(connection, deadline)
 
     def allow_disconnect(self, run_dir: Path, seconds: int, deadline: float) -> None:
-        """Make a guest and its job shell keep waiting if their connection breaks. As root.
+        """Make a guest and its job shell wait for a new connection if theirs breaks. As root.
 
-        Both wait until this many seconds from now; 0 ends the waiting. Raises HostFault if the
-        guest does not confirm before ``deadline``.
+        Both wait for at most ``seconds`` from now; 0 makes a break end the job again. Raises
+        HostFault if the guest does not confirm before ``deadline``.
         """
         from vtorque_linux_guest.job import ready
 
@@ -87,7 +87,7 @@ def status_port(run_dir: Path, deadline: float) -> socket.socket:
 
 
 def _let_watch(console: Path, uid: int) -> None:
-    """Let the job's owner read a guest's console log, which is in root's directory. Best effort."""
+    """Let the job's owner read a guest's console log. Errors are ignored."""
     with contextlib.suppress(OSError):
         descriptor = os.open(console, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
         try:

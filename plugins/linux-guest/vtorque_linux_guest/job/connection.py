@@ -34,8 +34,8 @@ WINDOW = 1 << 20
 RESYNC = b"\0" * (HEADER.size + PAYLOAD_MAX + HEADER.size)
 RESYNC_FIRST = 0.5
 RESYNCED = b"unknown frame type"
-"""Text of the agent's ERROR if a RESYNC reaches it although it was only slow. It sends this error
-between its answers to the two HELLOs."""
+"""Text of the agent's ERROR for an unneeded RESYNC. RESYNC precedes a repeated HELLO; if the agent
+was only slow, it answers the first HELLO, sends this error, and answers the second HELLO."""
 DISCARD_MAX = 64 << 20
 ACK_EVERY = 262144
 """Send an ACK after receiving this many bytes. The guest keeps at most 512 KiB of unacknowledged
@@ -51,11 +51,11 @@ Tell = Callable[[Callable[[], SessionState]], bool]
 
 
 class FramesDropped(Exception):
-    """The guest has dropped received frames, so the session must be resumed."""
+    """Raised if the guest has dropped received frames, so the session must be resumed."""
 
 
 class GuestConnection:
-    """The frames of a session. The session can outlive a broken connection."""
+    """A session's connection, which sends and receives frames. A session can outlive it."""
 
     def __init__(
         self,
@@ -127,7 +127,7 @@ class GuestConnection:
                 and end <= len(seen)
                 and _session_flags(seen[at:end]) != _session_flags(hello)
             ):
-                at = seen.find(prefix, at + 1)  # this HELLO answers an older RESUME
+                at = seen.find(prefix, at + 1)  # skip an answer to an earlier RESUME
                 end = at + HEADER.size + HELLO.size
             if at >= 0 and end <= len(seen):
                 self._hellos -= 1
@@ -140,10 +140,10 @@ class GuestConnection:
                 raise StreamError(f"the guest sent {skipped} bytes without a HELLO")
 
     def resume_session(self, broken: ConnectionEnded | None, stopped: Callable[[], str]) -> None:
-        """Resume the session, over another connection if this one is broken.
+        """Resume the session, over a new connection if `broken` is the error of this one.
 
-        Raises `broken` if no other connection is expected; RunAbandoned, GuestDied, GuestSilent,
-        StreamError.
+        Raises `broken` if no new connection is expected. Otherwise raises RunAbandoned, GuestDied,
+        GuestSilent or StreamError.
         """
         deadline = time.monotonic() + RESUME_SECONDS
         while True:
@@ -192,7 +192,7 @@ class GuestConnection:
         self._acked += more
 
     def handle_ack(self, item: Frame) -> None:
-        """Handle an ACK. On stream 1 it also means that the guest dropped all later frames."""
+        """Handle an ACK. Raises FramesDropped for stream 1: the guest dropped all later frames."""
         if not self._resumes:
             raise StreamError("the guest sent an ACK out of order")
         self._forget(int.from_bytes(item.payload, "little"))
@@ -200,7 +200,7 @@ class GuestConnection:
             raise FramesDropped
 
     def acknowledge(self) -> None:
-        """Acknowledge received bytes if there are enough of them."""
+        """Send an ACK if at least ACK_EVERY bytes were received since the last one."""
         if self._resumes and self._decoder.taken - self._told >= ACK_EVERY:
             self._told = self._decoder.taken
             self._out += ack_frame(self._told)

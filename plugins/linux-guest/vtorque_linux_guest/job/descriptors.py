@@ -74,7 +74,7 @@ class OutputQueue:
         return written
 
     def close(self) -> None:
-        """Close what this object opened. The caller's descriptor stays open."""
+        """Close the descriptor that this object opened. The caller's descriptor stays open."""
         if self._close is not None:
             self._close()
             self._close = None

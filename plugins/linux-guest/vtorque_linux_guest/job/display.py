@@ -39,7 +39,7 @@ _MAX_SAID = 1 << 16  # bytes that the user's profile in the guest may print befo
 
 
 class NoDisplay(Exception):
-    """The guest cannot use the display; the message is the reason."""
+    """Error if the guest cannot use the display; the message is the reason."""
 
 
 @dataclass(frozen=True)

@@ -33,7 +33,7 @@ class StreamError(Exception):
 
 
 class ConnectionEnded(StreamError):
-    """The connection ended: the guest or its QEMU is gone."""
+    """The connection ended, because the guest or its QEMU has ended."""
 
 
 class GuestSilent(StreamError):
@@ -57,7 +57,7 @@ class StartFailed(StreamError):
 
 
 class AgentError(StreamError):
-    """The agent rejected a request, or does not run jobs; it has ended the session."""
+    """The agent rejected a request or does not run jobs, and has ended the session."""
 
 
 class BadStart(StreamError):
@@ -68,7 +68,7 @@ class RunAbandoned(StreamError):
     """Raised after a call of `Events.stop`. Closing the socket makes the agent kill the job.
 
     If the guest holds the session (HOLD), the job survives. Another job shell can then resume the
-    session: pass it the ``state`` of this exception.
+    session from the ``state`` of this exception.
     """
 
     state: SessionState | None = None
@@ -141,7 +141,7 @@ def hello_frame(nonce: bytes, window: int, flags: int = 0) -> bytes:
 
 
 def ack_frame(taken: int) -> bytes:
-    """Return an ACK of all frames up to a position (bytes since the session began)."""
+    """Return an ACK of all frames up to position ``taken`` (bytes since the session began)."""
     return frame(FrameKind.ACK, 0, struct.pack("<I", taken & POSITION_MASK))
 
 

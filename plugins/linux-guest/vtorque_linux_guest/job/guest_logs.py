@@ -1,4 +1,4 @@
-"""Fetch the logs of a guest that failed to get ready, through its agent.
+"""Fetch the logs of a guest whose setup failed, through its agent.
 
 The guest is hostile: bytes and time are limited, and the stored logs are untrusted.
 """
@@ -25,7 +25,7 @@ FILES = ("/run/vtorque/setup.log", "/var/log/cloud-init-output.log", "/var/log/c
 
 MAX = len(FILES) * (LOG_MAX + 100)  # bytes of all logs
 SECONDS = 2.0
-_SHARE = 10  # at most a tenth of the time left is kept for the logs
+_SHARE = 10  # at most a tenth of the time left is reserved for fetching the logs
 _log = logging.getLogger(__name__)
 
 

@@ -1,8 +1,8 @@
-"""Hand over a running script to another job shell when its guest is checkpointed.
+"""Send root the session's state when a guest is checkpointed, for the job shell that restores it.
 
-This job shell detaches, or only sends its state and continues. Root creates a FIFO in the guest's
-run directory to request the state, and removes it after reading. The state belongs to the user, so
-it is untrusted.
+Afterwards this job shell detaches or continues. Root requests the state by creating a FIFO in the
+guest's run directory, and removes the FIFO after reading. The state is untrusted, because the
+user's process writes it.
 
 Privileges: the job's user.
 """
@@ -24,7 +24,7 @@ _AGAIN = 2.0  # seconds after which root is considered killed, and the state is 
 
 
 def is_detach_requested(guest: ReadyGuest) -> bool:
-    """Return whether root has asked the job shell to detach when its guest is gone."""
+    """Return whether root has requested that the job shell detaches when its guest has ended."""
     return (guest.run_dir / LEAVE).exists()
 
 
@@ -43,7 +43,7 @@ def send_state(guest: ReadyGuest, state: SessionState) -> None:
 
 
 class StateSender:
-    """Sends root the state for another job shell while the script continues to run."""
+    """A sender of the state for another job shell, while the script continues to run."""
 
     def __init__(self, guest: ReadyGuest, runs: Callable[[], bool]) -> None:
         self._path, self._runs, self._again = guest.run_dir / TELL, runs, 0.0
@@ -51,7 +51,7 @@ class StateSender:
     def __call__(self, state: Callable[[], SessionState]) -> bool:
         """Send the state if root is reading; return whether root still requests it.
 
-        The state is empty if something other than the script runs.
+        The state is empty while a prologue or epilogue runs instead of the script.
         """
         if time.monotonic() >= self._again:
             with suppress(OSError):  # no reader, or no request
@@ -64,7 +64,7 @@ class StateSender:
 
 
 def _write(path: Path, text: Callable[[], str]) -> None:
-    """Write a text to a FIFO, computed when the reader is there. Raises OSError."""
+    """Write a text to a FIFO; compute it once the FIFO has a reader. Raises OSError."""
     flags = os.O_WRONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
     descriptor = os.open(path, flags)
     os.set_blocking(descriptor, True)
@@ -75,7 +75,7 @@ def _write(path: Path, text: Callable[[], str]) -> None:
 
 
 def received_state(guest: ReadyGuest) -> SessionState | None:
-    """Return the state from the job shell whose script this one continues, if any.
+    """Return the state of the session that this job shell must resume, or None for a new job.
 
     Raises HostFault.
     """

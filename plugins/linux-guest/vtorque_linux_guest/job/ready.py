@@ -1,6 +1,6 @@
-"""Wait until a guest is READY. An unprivileged process parses its messages.
+"""Wait until a guest is READY. An unprivileged process parses the guest's messages.
 
-That process reports steps, logs and a verdict to root, each as bytes that begin with a type letter.
+That process reports steps, logs and the result to root, as bytes that begin with a type letter.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def set_clock(port: socket.socket, deadline: float) -> None:
 
 
 def hold(port: socket.socket, seconds: int, deadline: float) -> None:
-    """Make a guest's session wait if its job shell disconnects (StatusReader.hold).
+    """Make a guest's session wait if its job shell disconnects: see ``StatusReader.hold``.
 
     Raises HostFault.
     """

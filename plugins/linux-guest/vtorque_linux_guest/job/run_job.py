@@ -82,7 +82,7 @@ def run(guest: ReadyGuest, script: Script, streams: Streams) -> int:
     Returns:
         The script's exit code (128+n for signal n), or 126 or 127 if it cannot be run. If the
         user's prologue fails, the script does not run and the prologue's code is returned. If the
-        script succeeds but an epilogue fails, the epilogue's code.
+        script succeeds but an epilogue fails, the epilogue's code is returned.
 
     Raises:
         GuestDied: the guest is gone or violated the protocol.
@@ -160,7 +160,7 @@ class _SignalForwarder:
             self._cancelling.start()
 
     def _cancel(self, number: int) -> None:
-        """Run the commands for cancellation, then forward TERM. In a thread."""
+        """Run the commands for cancellation, then forward TERM. Runs in a thread."""
         signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         if self.on_cancel is not None:
             self.on_cancel(self._grace / 2)
@@ -168,7 +168,7 @@ class _SignalForwarder:
             self.events.signal(number)
 
     def main_ended(self) -> None:
-        """Wait for the commands for cancellation; forward no TERM after them."""
+        """After the script's end, wait for running cancellation commands, and forward no TERM."""
         self.on_cancel = None
         if self._cancelling is not None:
             self._cancelling.join()
@@ -208,7 +208,7 @@ class _JobRun:
         return self._rest(self._main())
 
     def continue_script(self, state: SessionState) -> int:
-        """Continue a running script of another job shell, then run the epilogues."""
+        """Continue a script that another job shell started, then run the epilogues."""
         return self._rest(self._main(state))
 
     def _rest(self, code: int) -> int:
@@ -264,7 +264,7 @@ class _JobRun:
         return replace(start, env={**start.env, **found.environ}, files=(*start.files, found.file))
 
     def _script_start(self, pty: Pty | None) -> StartRequest:
-        """Run the script by a login shell, ``-S`` shell, its ``#!`` line or the user's shell."""
+        """Return how to run the script: by a login, ``-S`` or user's shell, or its ``#!`` line."""
         script = self.script
         file = GuestFileData(script.name, script.content)
         words: tuple[str | FileArg, ...] = (FileArg(script.name), *script.args)
@@ -310,7 +310,7 @@ class _JobRun:
         return code or own
 
     def _start(self, start: StartRequest | SessionState, stdin: int | None) -> int:
-        """Run one part; print why it cannot be started or why output was lost."""
+        """Run one part and return its exit code. Print start errors and lost output."""
         streams = self.streams
         try:
             status = self.session.run(
@@ -382,7 +382,7 @@ class _JobRun:
 
 
 def _program_of_env(start: StartRequest | SessionState) -> str:
-    """Return the program that env(1) looks up in PATH, if a script's first line runs env."""
+    """Return the program that a script's ``#!`` line starts through env(1); empty if none."""
     if isinstance(start, SessionState) or not start.files:
         return ""
     found = ENV_LINE.match(start.files[0].data)
@@ -408,8 +408,8 @@ def _reconnect(
 ) -> tuple[socket.socket, float] | None:
     """Reconnect; return the connection and its deadline, or None if the guest is gone.
 
-    Unless root has announced a break (BREAK_MARKER), a broken connection means that the guest has
-    ended. If the guest is being checkpointed, set ``ending.leaves``.
+    If root has announced a break (BREAK_MARKER), retry until the announced time. Otherwise a broken
+    connection means that the guest has ended. If the guest is checkpointed, set ``ending.leaves``.
     """
     while (left := _break_until(guest) - time.time()) > 0 and not stopped():
         time.sleep(RETRY)

@@ -20,9 +20,9 @@ class SessionState:
     taken: int
     acknowledged: int
     unacknowledged: bytes
-    """Bytes that the guest may lack, from position ``acknowledged`` on."""
+    """Sent bytes from position ``acknowledged`` on, which the guest may not have received."""
     stdin_read: int
-    """Bytes read from stdin. Those that the guest may lack are in ``unacknowledged``."""
+    """Number of bytes read from stdin, including those in ``unacknowledged``."""
     stdin_credit: int
     stdin_open: bool
     granted: tuple[int, int]

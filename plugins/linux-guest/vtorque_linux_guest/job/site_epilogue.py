@@ -1,7 +1,7 @@
 """Run the site's epilogue in each guest before the guest ends. As root, on each node.
 
-It runs only once per guest: if the script ended by itself, the job shell has already run it in the
-first guest. An unprivileged process parses the guest's answers.
+The epilogue runs only once per guest: if the script ended by itself, the job shell has already run
+the epilogue in the first guest. An unprivileged process parses the guest's answers.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ _log = logging.getLogger(__name__)
 class SiteEpilogue(Resource):
     """A guest whose site epilogue must still run. Releasing the resource runs the epilogue.
 
-    It is acquired when the guest is ready, so it is released before the guest ends. ``seconds`` is
-    the time limit of the scripts.
+    The resource is acquired when the guest is ready. Resources are released in reverse order, so
+    the epilogue runs before the guest ends. ``seconds`` is the time limit of the scripts.
     """
 
     kind = "linux-epilogue"
@@ -49,7 +49,7 @@ class SiteEpilogue(Resource):
     seconds: float
 
     def create(self) -> None:
-        """Do nothing: the guest already has the scripts and waits for the request."""
+        """Do nothing: the guest already has the scripts, and release() requests their run."""
 
     def release(self) -> None:
         """Run the epilogue. A failure is only logged."""

@@ -23,9 +23,9 @@ FILE_BYTES_MAX = 16 << 20
 
 
 class StartMode(IntEnum):
-    """Run the command directly, or by the user's shell (from the guest's configuration).
+    """How to run a command: directly, or by the user's shell in the guest's passwd(5).
 
-    LOGIN uses a login shell: the first argument, or the user's shell if that is empty.
+    LOGIN uses a login shell: the first argument or, if that is empty, the user's shell.
     """
 
     DIRECT = 0

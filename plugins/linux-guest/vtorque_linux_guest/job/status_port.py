@@ -25,7 +25,7 @@ LOG_MAX = 65536
 
 
 class StatusReader:
-    """The lines of one connection to the status port (`sock`, a connected Unix socket)."""
+    """A client of the status port; `sock` is a connected Unix socket."""
 
     def __init__(self, sock: socket.socket) -> None:
         sock.setblocking(False)
@@ -37,9 +37,9 @@ class StatusReader:
     def steps(self, deadline: float) -> Iterator[str]:
         """Yield each new step's name, printable, until the guest reports READY.
 
-        The first step also sets the guest's clock. A clock read from the RTC (rtc(4)) is up to a
-        second late, after a pause even more. make(1) and rsync(1) compare it with the times of
-        files from the node.
+        On the first step, the guest's clock is set, because make(1) and rsync(1) compare it with
+        the times of files from the node. A clock read from the RTC (rtc(4)) is up to a second late,
+        and even more after a pause.
 
         `deadline` is in time.monotonic() seconds. Raises GuestFailed (with the guest's reason),
         GuestDied, GuestSilent (with the last step), or StreamError for invalid or excessive output.
@@ -76,9 +76,9 @@ class StatusReader:
     def hold(self, seconds: int, deadline: float) -> None:
         """Make the guest's session wait if the connection to its job shell breaks from now on.
 
-        It waits for this many seconds of the guest's time; 0 stops it. Raises StreamError if there
-        is no session to resume, or if the agent is too old. An old agent does not answer HOLD, so a
-        LOG request follows it. Otherwise raises as :meth:`steps`.
+        The session waits for this many seconds of the guest's time; 0 disables that. A LOG request
+        follows HOLD, because an old agent answers only LOG. Raises StreamError if there is no
+        session to resume or the agent is too old, otherwise as :meth:`steps`.
         """
         self._ask(b"HOLD %d\nLOG /\n" % seconds, deadline)
         said = ""

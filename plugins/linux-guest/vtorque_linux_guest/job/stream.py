@@ -30,12 +30,12 @@ from vtorque_linux_guest.job.start_request import StartRequest
 
 LAST_WORDS = 5.0
 """Time limit for writing output that was received before the guest died."""
-_TELLS = 0.05  # seconds between two checks whether root reads the session's state
+_TELLS = 0.05  # seconds between two checks whether root requests the session's state
 
 
 @dataclass(frozen=True)
 class ExitStatus:
-    """How the program ended: `exit_code` or `signal`. `lost`: why output could not be written."""
+    """A program's end, by `exit_code` or `signal`. `lost` is why output could not be written."""
 
     exit_code: int | None
     signal: int | None
@@ -58,9 +58,9 @@ class Session(GuestConnection):
         again: Called if the connection breaks during a run. Its argument is a function that returns
             a reason to stop waiting, or "". Returns a new connection and its deadline
             (time.monotonic() seconds), or None if the guest has ended.
-        tell: Called repeatedly after an ACK of the guest, which precedes a possible break, until it
-            returns False. Its argument is a function that returns the session's state, with which
-            another job shell can resume the session.
+        tell: Called repeatedly after an ACK of the guest, until it returns False. (The guest sends
+            an ACK before an announced break.) Its argument is a function that returns the session's
+            state, with which another job shell can resume the session.
     """
 
     def resume(self, state: SessionState, deadline: float) -> None:
@@ -265,7 +265,7 @@ class _Run:
             self._source = None
 
     def _flush(self, index: int) -> None:
-        """Write pending output; grant the guest the written bytes, a quarter window at a time."""
+        """Write pending output. For each quarter window written, let the guest send as much."""
         sink = self._sinks[index]
         written = sink.flush()
         self._owed[index] += written
@@ -325,9 +325,9 @@ class _Run:
             self._ended[stream - 1] = True
 
     def _old_hello(self, payload: bytes) -> None:
-        """Ignore the second answer if HELLO was sent twice.
+        """Ignore the second answer to a HELLO that was sent twice.
 
-        Both answers precede any frame of a run.
+        The agent sends both answers before any frame of a run.
         """
         if self._s._hellos <= 0 or payload[8:16] != self._s._nonce:
             raise StreamError("the guest sent a HELLO out of order")
