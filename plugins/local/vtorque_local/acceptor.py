@@ -1,10 +1,10 @@
 """Accept the service's clients and start a process with the user's uid for each.
 
 ``python -I -m vtorque_local.acceptor LISTENER CHANNEL``, started by the service as root. It is
-single-threaded and has no secrets in memory. It reads nothing from clients, and closes only
-connections that another process also has. Otherwise a client could block the close by sending
-descriptors of a FUSE file system, or with SO_LINGER. The client's process
-(:mod:`vtorque_local.client`) reads and closes instead.
+single-threaded and has no secrets in memory. It reads nothing from clients, and closes a connection
+only while another process also has it open. Otherwise a client could block close(2), by sending
+descriptors of a FUSE file system or with SO_LINGER. The client's process
+(:mod:`vtorque_local.client`) reads from the connection and closes it last.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ MAX_STUCK = 4  # processes of one user that survive SIGKILL
 READ_TIME = 30.0  # seconds that a client's process may take to read its request
 KILL_TIME = 2.0  # seconds until a killed process counts as stuck
 LEAVE_TIME = 2.0  # seconds for a process to report the service's end to its client
-MAX_TRAY = 256  # refused connections that one process closes together
+MAX_TRAY = 256  # maximum number of refused connections that one process closes
 TRAY_TIME = 1.0  # seconds until refused connections are closed, at most
-LIMITS = {  # limits of a process that parses input
+LIMITS = {  # limits of a client's process, which parses input
     resource.RLIMIT_AS: 256 << 20,  # bytes of address space
     resource.RLIMIT_CPU: 10,  # seconds
     resource.RLIMIT_FSIZE: 9 << 20,  # bytes of one file: script, environment
@@ -50,7 +50,7 @@ class ClientProcess:
 
     Attributes:
         reading: Pipe that the process closes after reading its request, or -1.
-        until: Monotonic time at which it is killed or, once killed, counts as stuck.
+        until: Monotonic time at which the process is killed or, if it was killed, counts as stuck.
     """
 
     pid: int
@@ -61,7 +61,7 @@ class ClientProcess:
 
 
 class Acceptor:
-    """Accepts connections. Keeps the client processes by pidfd, and refused connections by uid."""
+    """The acceptor's loop, with the client processes by pidfd and refused connections by uid."""
 
     def __init__(self, listener: socket.socket, channel: socket.socket) -> None:
         self._listener, self._channel = listener, channel
@@ -112,7 +112,7 @@ class Acceptor:
         return max(0, int((min(ends) - time.monotonic()) * 1000) + 1) if ends else None
 
     def _accept(self) -> None:
-        """Accept all pending connections, so that a user with many does not delay others."""
+        """Accept all pending connections, so that a user with many of them delays nobody else."""
         with contextlib.suppress(OSError):  # none is left, or the client has disconnected
             for _ in range(MAX_TRAY):
                 connection, _ = self._listener.accept()
@@ -189,9 +189,9 @@ class Acceptor:
     def _fork(self, uid: int, connections: list[socket.socket], its: tuple[int, ...]) -> int:
         """Start a process of the user with the connections, close them here, and return its pid.
 
-        ``its`` are further descriptors for that process. The parent closes the connections once the
-        child has closed all other descriptors, and then the child closes them. The last close may
-        block, so each side can only block itself.
+        ``its`` are further descriptors for the child. The child first closes all other descriptors,
+        then this process closes the connections, and the child closes them last. Only the last
+        close(2) of a connection can block, so a client can block only its own process.
         """
         reading, read, ready, say_ready, go, say_go = pipes = _pipes(3)
         try:
@@ -270,7 +270,7 @@ def _be_the_users(
         if its:
             client.serve(connections[0], client.ServiceChannel(*its), read, before)
     finally:
-        if os.geteuid() == 0:  # _switch_user failed: close as the user nevertheless
+        if os.geteuid() == 0:  # _switch_user failed: switch at least before close(2)
             os.setgroups([])
             os.setresgid(uid, uid, uid)
             os.setresuid(uid, uid, uid)

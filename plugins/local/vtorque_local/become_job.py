@@ -1,9 +1,9 @@
 """First program in a job's process: open the output files and execute the job.
 
 ``python -I -S become_job.py ORDER REST``, as the user. Both arguments are descriptors: root's data
-(``LocalJob.order``) and the client's data (:mod:`vtorque_local.client`). An error is one line on
-stderr and exit status 1. If the parent has ended, the program exits, because no process would end
-the job. Imports delay every job.
+(``LocalJob.order``) and the client's data (:mod:`vtorque_local.client`). After an error, it prints
+one line on stderr and exits with status 1. If the parent has ended, it exits, because no process
+could end the job. This module imports little, because imports delay every job.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def start(
     files = [open_output(*output, os.O_TRUNC) for output in outputs]
     for target, source in enumerate(files, 1):
         os.dup2(source, target)
-    # Reset signals that Python or the caller (nohup) ignores, because exec keeps that.
+    # Restore signals that Python or the caller (nohup) ignores: execve(2) would keep that.
     for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
         signal.signal(number, signal.SIG_DFL)
     os.execve(argv[0], [name or argv[0], *argv[1:]], environ)  # noqa: S606
@@ -84,7 +84,7 @@ def note(path: str, name: str, text: str) -> None:
 def main(argv: Sequence[str]) -> None:
     """Execute the job. If root's data contains a ``text``, only append it to the job's stderr."""
     files = [int(number) for number in argv]
-    # pread(2), because other readers share the offset.
+    # Use pread(2), because other processes share the file offset.
     order, rest = (json.loads(os.pread(file, os.fstat(file).st_size, 0)) for file in files)
     if os.getppid() != order["starter"]:
         sys.exit("its starter has ended")

@@ -38,7 +38,7 @@ from vtorque_local.order import LocalSubmission, pack
 from vtorque_pbs import convention as pbs
 
 MAX_MESSAGE = 8 << 20  # bytes of a request, mostly the script
-MAX_TIME = 10.0  # seconds that a client may be silent
+MAX_TIME = 10.0  # seconds to wait for a client's next bytes
 MAX_ARGS = 10_000  # characters of -F: the wrapper's line must fit into a pipe, pipe(7)
 GUARD = ("/usr/bin/setpriv", "--pdeathsig", "KILL", "--")  # ``become_job`` checks its parent
 Limits = Mapping[int, tuple[int, int]]
@@ -157,9 +157,9 @@ class _JobFollower:
                 return
 
     def _resize(self) -> bool:
-        """Notify the job of a new window size. Return False if the client has disconnected.
+        """Send the job SIGWINCH for a new window size. Return False if the client has disconnected.
 
-        The kernel notifies (SIGWINCH) only the client, whose session owns the terminal.
+        The kernel sends SIGWINCH only to the client, whose session owns the terminal.
         """
         with contextlib.suppress(OSError):
             if self._connection.recv(64, socket.MSG_DONTWAIT):
@@ -171,8 +171,9 @@ class _JobFollower:
     def _end_without_client(self) -> None:
         """Kill an interactive job, and restore the terminal if the job shell changed it last.
 
-        The job shell leaves the terminal without echo, or raw. Other settings come from another
-        program: a shell's line editor disables canonical input but not output processing.
+        A killed job shell leaves the terminal without echo, or raw. Other settings come from
+        another program: for example, a shell's line editor disables canonical input but not output
+        processing.
         """
         if not self._process:
             return

@@ -72,8 +72,8 @@ def stop(config: Path | None) -> None:
 
 
 def _detach(log: Path) -> None:
-    # Only the caller's descriptors are inheritable (PEP 446). If they stayed open, the service
-    # would keep the caller's flock(2) locks and pipes.
+    # Close inheritable descriptors, which all come from the caller (PEP 446). Otherwise the service
+    # would keep the caller's flock(2) locks and pipes open.
     for number in [int(name) for name in os.listdir("/proc/self/fd")]:  # noqa: PTH208 - numbers
         with contextlib.suppress(OSError):  # the descriptor of the listing
             if number > 2 and os.get_inheritable(number):

@@ -18,7 +18,7 @@ from vtorque_core.api.job_files import File
 from vtorque_local import job_processes, mom
 from vtorque_local.job import MAX_REST, MAX_SCRIPT, sealed_size
 
-GIVEN = 5  # descriptors that come with a client: pipes, its pidfd, two files
+GIVEN = 5  # descriptors that the acceptor sends for a client: two pipes, its pidfd, two files
 _PIPE = 65536  # bytes that fit into a pipe, pipe(7)
 
 
@@ -49,22 +49,26 @@ class LocalClient:
                 os.write(self._tell, line)
 
     def files(self) -> tuple[int, int, int]:
-        """Return descriptors of script and rest (environment and options), and their total size.
+        """Return the descriptors of the script and of environment and options, and the total size.
 
-        Raise UsageError if they are too large.
+        Raises:
+            UsageError: The files are too large.
         """
         script, rest = self._files
         size = sealed_size(script, MAX_SCRIPT) + sealed_size(rest, MAX_REST)
         return script, rest, size
 
     def close_files(self) -> None:
-        """Close the descriptors of script and rest."""
+        """Close the descriptors that :meth:`files` returns."""
         with self._lock:
             while self._files:
                 os.close(self._files.pop())
 
     def tell_end(self, entry: QueueEntry, code: int, reason: str) -> None:
-        """Report a job's end. For an array, report the greatest exit status after the last task."""
+        """Report a job's end to the client. For an array, wait for the last task.
+
+        The result of an array is that of the task with the greatest exit status.
+        """
         self.entries.remove(entry)
         self.results.append((code, reason))
         if not self.entries:
@@ -92,7 +96,7 @@ class LocalClient:
 
 
 class JobTerminal(mom.Leader):
-    """First process of an interactive job: a child of the client's process."""
+    """The first process of an interactive job, which is a child of the client's process."""
 
     def __init__(self, client: LocalClient) -> None:
         self._client, self.session = client, client.pid
@@ -100,7 +104,7 @@ class JobTerminal(mom.Leader):
         self._lock, self._told = threading.Lock(), False
 
     def fileno(self) -> int:
-        """Return an eventfd(2), readable after the job's end."""
+        """Return an eventfd(2) that is readable after the job's end."""
         return self._ended
 
     def tell_end(self, code: int | None) -> None:
@@ -126,14 +130,14 @@ class JobTerminal(mom.Leader):
         self._client.send({"terminate": True})
 
     def kill(self) -> None:
-        """Do nothing: the client's process is untrusted.
+        """Do nothing, because the client's process is untrusted.
 
-        The cgroup or cookie identifies the processes to kill.
+        The service kills the job's processes by their cgroup or cookie instead.
         """
 
 
 class QueueEntry(mom.JobTask):
-    """A queued or running job. ``number`` orders the queue, see :func:`number_of`."""
+    """A queued or running job. ``number`` orders the queue: see :func:`number_of`."""
 
     def __init__(self, client: LocalClient | None, *args: Any) -> None:
         super().__init__(*args)
@@ -155,7 +159,10 @@ class QueueEntry(mom.JobTask):
         replace_file(self.directory / "job", self.job.encode())
 
     def spared_process(self) -> int:
-        """Return the client's process, which must survive to report the job's end."""
+        """Return the pid of an interactive job's client process, otherwise 0.
+
+        It is in the job's cgroup, but must survive to report the job's end.
+        """
         return self.client.pid if self.client and self.terminal and self.client.is_alive() else 0
 
     def start(self) -> mom.Leader:

@@ -42,7 +42,7 @@ class LocalJob:
         at_once: Limit of concurrent tasks of its array; 0 means none.
         state: Q (queued), P (prologue), R (running) or E (epilogue).
         status: Torque's exit_status, or None if unknown.
-        reason: Why the job ended or waits, for the owner.
+        reason: Why the job ended or is waiting, shown to the owner.
         started: Unix time.
         cgroup: Directory of the cgroup, or "".
     """
@@ -102,7 +102,7 @@ class LocalJob:
 def make_job(
     job_id: str, want: LocalSubmission, uid: int, host: str, directory: Path, size: int
 ) -> LocalJob:
-    """Create the job that Torque's qsub and pbs_mom would create.
+    """Return a new job, with the attributes and variables that Torque's qsub and pbs_mom would set.
 
     ``job_id`` is ``number.host``, or ``number[task].host`` for an array task. ``directory`` is the
     job's directory in the spool. ``size`` counts the bytes of script and environment.
@@ -127,7 +127,7 @@ def array_of(job_id: str) -> str:
 
 
 def is_meant(wanted: str, job_id: str) -> bool:
-    """Return whether ``wanted`` names the job or its array."""
+    """Return whether the user's job id ``wanted`` names the job or its array."""
     ids = (job_id, array_of(job_id))
     return wanted in (*ids, *(each.partition(".")[0] for each in ids))
 
@@ -166,7 +166,7 @@ def sealed_size(descriptor: int, most: int) -> int:
     """Seal a memfd against changes and return its size.
 
     Raises:
-        UsageError: It is larger than ``most`` or cannot be sealed.
+        UsageError: The memfd is larger than ``most`` bytes or cannot be sealed.
     """
     try:
         fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _SEALS)
@@ -179,7 +179,7 @@ def sealed_size(descriptor: int, most: int) -> int:
 
 
 def put_files(directory: Path, job: LocalJob, script: int, rest: int, host: str, ppn: int) -> None:
-    """Create the job's directory: script, input of its process ``become_job``, node file.
+    """Create the job's directory with the script, the input of ``become_job`` and the node file.
 
     Root owns all files, so the job's owner can read but not enlarge them.
     """

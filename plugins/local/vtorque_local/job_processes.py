@@ -1,8 +1,8 @@
-"""Kill the processes that a job has left on the machine: those in its cgroup.
+"""Kill the processes that a job has left on the machine.
 
-Without a cgroup, they are the user's processes with the job's ``PBS_JOBCOOKIE``. A process of the
-same user finds and kills them. Root never reads their ``/proc/PID``, because that can block forever
-if their memory belongs to a FUSE file system.
+These are the processes in the job's cgroup. Without a cgroup, they are the user's processes with
+the job's ``PBS_JOBCOOKIE``, and a process of the same user finds and kills them. Root never reads
+their ``/proc/PID``, because that can block forever if their memory belongs to a FUSE file system.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ _POLL = 0.02  # seconds; cgroup v1 has no event for an empty cgroup
 def make_cgroup(name: str, pids: int) -> str:
     """Create a cgroup below this process's own. Return its directory, or "" if impossible.
 
-    It uses cgroups version 2 if mounted (cgroups(7)), otherwise the controller ``pids`` or
-    ``systemd``. It prefers a hierarchy that can limit the number of processes and threads to
-    ``pids`` (0 means no limit). ``name`` must be unique.
+    The cgroup is in version 2 if that is mounted (cgroups(7)), otherwise in the hierarchy of
+    ``pids`` or ``systemd``. A hierarchy that can limit the number of processes and threads to
+    ``pids`` (0 means no limit) is preferred. ``name`` must be unique.
     """
     without = ""
     for top in _own_cgroups():
@@ -108,8 +108,8 @@ def members(cgroup: str) -> set[int]:
 def end_members(cgroup: str, grace: float, spared: int = 0) -> bool:
     """Wait ``grace`` seconds for the cgroup's processes, kill the rest, and remove the cgroup.
 
-    The process ``spared`` is moved to the parent cgroup instead. Returns whether all ended within
-    KILL_TIME after SIGKILL.
+    The process ``spared`` is not killed, but moved to the parent cgroup. Returns whether all
+    others ended within KILL_TIME after SIGKILL.
     """
     kill_at = time.monotonic() + grace
     while left := members(cgroup) - {spared}:

@@ -37,7 +37,7 @@ HOOK_ENVIRON = {"PATH": "/usr/sbin:/sbin:/usr/local/bin:/usr/bin:/bin", "LC_ALL"
 LOST = "lost: the batch system was restarted while this job was running"
 NOTE_TIME = 5.0  # seconds to append the reason to the user's output
 STUCK_TIME = 2.0  # seconds after SIGKILL until a process counts as unkillable
-MAX_SAID = 8192  # bytes of a hook's output; an epilogue's is appended to the user's
+MAX_SAID = 8192  # bytes of a hook's output; an epilogue's output is appended to the user's file
 MAX_WORD = 300  # characters of a line of that output
 
 
@@ -60,7 +60,7 @@ class JobPrograms:
 
 
 class Leader(abc.ABC):
-    """First of a job's processes that run as the user. ``session`` is its pid or its parent's."""
+    """The first process of a job that runs as the user. ``session`` is its pid or its parent's."""
 
     session: int
 
@@ -70,7 +70,7 @@ class Leader(abc.ABC):
 
     @abc.abstractmethod
     def result(self) -> tuple[int, str]:
-        """Return the exit code (or minus the signal) and the error at the start. Call it once."""
+        """Return the exit code (or minus the signal) and any start error. Call this only once."""
 
     @abc.abstractmethod
     def terminate(self) -> None:
@@ -109,7 +109,7 @@ class JobTask(abc.ABC):
         """
 
     def spared_process(self) -> int:
-        """Return a process in the job's cgroup that does not belong to the job, or 0."""
+        """Return the pid of a process in the job's cgroup that must not be killed, or 0."""
         return 0
 
     def work(self) -> bool:
@@ -136,7 +136,10 @@ class JobTask(abc.ABC):
         return self.tear_down()
 
     def tear_down(self) -> bool:
-        """Run the epilogue and report why the job ended. A lost job needs only this. Blocks."""
+        """Run the epilogue and report why the job ended. Blocks.
+
+        This is all that remains for a lost job, whose service was killed.
+        """
         job = self.job
         if job.status is None:
             job.status, job.reason = pbs.STATUS_LOST, LOST
@@ -183,7 +186,7 @@ class JobTask(abc.ABC):
             return self.job.status is None
 
     def _run_prologue(self) -> bool:
-        """Run the prologue. Return whether the job must wait for others (cause in ``reason``)."""
+        """Run the prologue. Return whether the job must wait for others; ``reason`` says why."""
         early = self.job.in_guest and not self.job.interactive
         prologue = [*self._programs.prologue, *self.job.hook]
         code, lines = self._hook(prologue, self._start_early if early else None)
@@ -205,7 +208,7 @@ class JobTask(abc.ABC):
         return UserProcess.start(self.job, self.directory, self._programs.wrapper)
 
     def _start_early(self) -> None:
-        """Start the job shell beside the prologue: it imports its code while the guests boot."""
+        """Start the job shell while the prologue runs, so that it imports code meanwhile."""
         with contextlib.suppress(OSError, ValueError, LookupError, VtorqueError):
             if self._enter("R"):
                 self._leader = self.start()
@@ -282,7 +285,10 @@ class JobTask(abc.ABC):
     def _hook(
         self, argv: Sequence[str], placed: Callable[[], None] | None = None
     ) -> tuple[int, list[str]]:
-        """Run a hook, and call ``placed`` if the hook reports that with :data:`PLACED`."""
+        """Run a hook; return its exit code and its lines of output.
+
+        If ``placed`` is given, call it when the hook signals the eventfd in :data:`PLACED`.
+        """
         environ = hook_environ() | {"PBS_JOBID": self.job.id, "PBS_QUEUE": self.job.hook[5]}
         until = time.monotonic() + self._programs.hook_timeout
         come = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -346,7 +352,7 @@ class UserProcess(Leader):
         return one
 
     def fileno(self) -> int:
-        """Return the pidfd, which is readable after the end."""
+        """Return the pidfd, which is readable after the process has ended."""
         return self._handle
 
     def wait_end(self, seconds: float) -> bool:
@@ -356,7 +362,7 @@ class UserProcess(Leader):
         return _wait_readable(poll, self._handle, time.monotonic() + seconds)
 
     def result(self) -> tuple[int, str]:
-        """Wait for the process, kill the rest of its group, and return code and messages."""
+        """Wait for the process and kill the rest of its group. Return exit code and start error."""
         os.waitid(os.P_PIDFD, self._handle, os.WEXITED | os.WNOWAIT)
         self.kill()  # before reaping, while the pid is not reused
         words = b""
@@ -381,7 +387,7 @@ def hook_environ() -> dict[str, str]:
 
 
 def run_root(argv: Sequence[str]) -> None:
-    """Run a program like a hook, but without a job."""
+    """Run a program in the same way as a hook, but without a job."""
     with contextlib.suppress(OSError):
         UserProcess(guard_command(*argv), hook_environ(), stdout=2, stderr=2, umask=0o022).result()
 

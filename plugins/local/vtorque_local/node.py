@@ -19,7 +19,7 @@ from vtorque_pbs import nodefile
 
 WAITS = 75  # prologue's exit code (EX_TEMPFAIL, sysexits.h) that requeues the job
 PLACED = "VTORQUE_PLACED"
-"""Variable with the descriptor of an eventfd(2) by which a prologue lets the job shell start."""
+"""Variable with the number of an eventfd(2), with which a prologue lets the job shell start."""
 
 
 class LocalNode(NodeAdapter):
@@ -83,7 +83,7 @@ class LocalNode(NodeAdapter):
         return unit.steps(place)
 
     def job_states(self, ids: Sequence[str]) -> Mapping[str, JobState]:
-        """Look for the jobs in the spool, which is also valid while the service is down."""
+        """Return the states of these jobs from the spool, even if the service is not running."""
         jobs = self._spool / "jobs"
         if not os.access(jobs, os.R_OK | os.X_OK):
             return dict.fromkeys(ids, JobState.UNKNOWN)

@@ -1,6 +1,6 @@
 """Messages from a client's process to the service: records of limited size in a fixed format.
 
-That process belongs to the user, so the service validates every record.
+The client's process belongs to the user, so the service validates every record.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class LocalSubmission:
         return cls(words[1], ppn, walltime, words[5], bool(interactive), *words[6:])
 
     def tasks(self) -> tuple[Sequence[int], int]:
-        """Return the result of :func:`array_tasks`; without ``-t``, there are no tasks."""
+        """Return the result of :func:`array_tasks` for ``-t``; no tasks if it is not given."""
         return array_tasks(self.array) if self.array else ((), 0)
 
     def resources(self) -> dict[str, str]:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def step(_: Site) -> StepOf:
-    """Return the function that runs a command on a job's node. Here it is the command itself."""
+    """Return the function that builds a command for a job's node: the command itself."""
     return lambda job_id, node, argv, terminal: list(argv)
 
 

@@ -114,10 +114,10 @@ def describe(args: pbs.QsubArgs, script: bytes) -> QsubJob:
 
 
 def output_paths(job: QsubJob, host: str, workdir: str) -> list[tuple[str, int]]:
-    """Return the path and number (0, 1) of the files for stdout and stderr; with ``-j``, one twice.
+    """Return (path, number) of the files for stdout and stderr. With ``-j``, both are the same.
 
-    Relative paths start at ``workdir``. If a path is a directory, the number selects the default
-    name (:func:`vtorque_pbs.convention.output_names`).
+    Relative paths start at ``workdir``. If a path is a directory, the number (0 or 1) selects the
+    default name in it (:func:`vtorque_pbs.convention.output_names`).
 
     Raises:
         UsageError: A path is on another host.
@@ -233,7 +233,7 @@ def working_directory() -> str:
 
 @contextlib.contextmanager
 def terminal_kept() -> Iterator[None]:
-    """Restore the terminal's settings after an interactive job."""
+    """Return a context that restores the terminal's settings after an interactive job."""
     import termios  # noqa: PLC0415 (other jobs do not need it)
 
     saved = termios.tcgetattr(0)

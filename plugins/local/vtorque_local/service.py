@@ -50,7 +50,7 @@ class Setup:
         spool: Directory of the queue.
         reap: Command to run first.
         slots: Maximum number of running jobs.
-        root_jobs: Accept jobs of root, unlike Torque.
+        root_jobs: True to accept jobs of root, unlike Torque.
         lock_wait: Seconds to wait for another service to stop.
         idle: Exit after this many seconds without jobs and clients.
         acceptor: Command of the acceptor; it gets a listening socket and a channel.
@@ -68,7 +68,7 @@ class Setup:
 
 
 class LocalService:
-    """The batch system."""
+    """The service: its queue, its clients and its running jobs."""
 
     def __init__(self, setup: Setup) -> None:
         self.setup, self.spool, self.host = setup, setup.spool / "jobs", socket.gethostname()
@@ -406,7 +406,7 @@ class LocalService:
 
 
 def _mode(ours: int) -> int:
-    """Return the mode for root's service, or only its owner bits for a personal one."""
+    """Return a file mode: ``ours`` for root's service, only its owner bits for a personal one."""
     return ours if os.geteuid() == 0 else ours & 0o700
 
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from vtorque_core.api.node_job import Site
 
 EXIT_INTERRUPTED = 130  # a shell's exit status after SIGINT
-_AWAY = 0  # instead of an inode, if there is no socket
+_AWAY = 0  # returned instead of an inode if the socket does not exist
 
 
 class LocalSubmitter:
@@ -73,7 +73,7 @@ class LocalSubmitter:
         qsub.check_surroundings(wanted, here, bare=blob is None)
         environ = dict(os.environ)
         if token and args.interactive and not wanted.display:
-            environ["DISPLAY"] = ""  # the job shell must use that of -X, not that of -V
+            environ["DISPLAY"] = ""  # the job shell must use -X's display, not -V's
         message |= {"environ": environ, "cwd": here, "token": token}
         if args.interactive:
             return self._interactive(message)
