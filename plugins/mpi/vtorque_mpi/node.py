@@ -21,7 +21,7 @@ from vtorque_core.api.guest_plan import GuestPlan
 
 DIRECTORY = "/etc/vtorque/mpi"
 
-# Our variable: a user's variable with the same meaning, which takes precedence.
+# Variables set here: for each, the user's variable with the same meaning, which takes precedence.
 _OTHER_NAMES = {
     "PRTE_MCA_prte_default_hostfile": "OMPI_MCA_orte_default_hostfile",
     "PRTE_MCA_plm": "OMPI_MCA_plm",
@@ -82,7 +82,7 @@ def _variables(guest: GuestPlan) -> dict[str, str]:
 
 
 def _subnets(guest: GuestPlan) -> list[str]:
-    """Return the subnets of NICs with known addresses; none if the first NIC's is unknown."""
+    """Return the subnets of NICs with known addresses; none if the first NIC has no known one."""
     known = [f"{a.ip}/{a.prefix}" for a in guest.addresses if a.ip is not None]
     if not known or guest.addresses[0].ip is None:
         return []

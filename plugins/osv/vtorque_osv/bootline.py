@@ -17,7 +17,7 @@ from vtorque_osv.disk import BOOT_LINE, MAX_BOOT_LINE
 class BootLine(Resource):
     """OSv's command line on the job's qcow2 overlay. Removing the overlay removes the line.
 
-    qemu-io(1) writes the line, because it supports qcow2. It parses the untrusted image, so it runs
+    qemu-io(1) writes the line, because it supports qcow2. As it parses the untrusted image, it runs
     as the user of the guest's QEMU, and reads the line from a file.
     """
 
@@ -36,9 +36,9 @@ class BootLine(Resource):
             run_tool("qemu-io", "-f", "qcow2", "-c", write, self.overlay, uid=owner)
 
     def release(self) -> None:
-        """Do nothing: the overlay is another resource, released after this one."""
+        """Do nothing: the overlay contains the line, and is released as a separate resource."""
 
 
 def resources() -> list[type[Resource]]:
-    """Return the class of this plugin's resource, with which a teardown releases it."""
+    """Return this plugin's resource class, which teardown needs to release its resources."""
     return [BootLine]

@@ -17,7 +17,7 @@ from vtorque_osv.recipe import OsvRecipe
 DISK = "disk.raw"
 KERNEL = "loader.elf"
 _LIB = "/usr/lib"
-# OSv mounts these as listed in its own images (static/etc/fstab_rofs). Only /tmp is writable.
+# File systems that OSv mounts, as in its own images (static/etc/fstab_rofs). Only /tmp is writable.
 _ROOT = b"/dev/vblk0.1 /          rofs      defaults 0 0\n"
 _FSTAB = b"""\
 none         /dev       devfs     defaults 0 0

@@ -31,7 +31,7 @@ def named_commands(image: Image) -> Mapping[str, str]:
 
 
 def has(image: Image, label: str) -> bool:
-    """Return whether the image contains a part of OSv, according to its label."""
+    """Return whether the image contains an optional part of OSv, according to ``label``."""
     return image.labels.get(label) == "true"
 
 

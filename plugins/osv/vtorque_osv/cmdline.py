@@ -2,9 +2,9 @@ r"""Build OSv's kernel command line, and the script disk that it names. Pure.
 
 The command line has options (OSv's loader.cc), split at white space, with ``\`` as escape character
 (libc/string/stresep.c), and then ``runscript /dev/vblkN``. The script disk is plain text: one line
-with the environment as ``--env=`` and all commands, in the syntax of core/commands.cc. So QEMU's
-arguments, which all users of a node can read, contain nothing of the job, and a command line of a
-few KiB suffices.
+with the environment as ``--env=`` and all commands, in the syntax of core/commands.cc. With a
+script disk, a command line of a few KiB suffices. All users of a node can read QEMU's arguments,
+but these contain nothing of the job.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ OUTPUT_BEGINS = ("VTORQUE_OUTPUT", "begins")
 REST_SERVER = "/libhttpserver-api.so"
 CLOUD_INIT = "/usr/mgmt/cloud-init.so"
 
-# Variables of the host's system or shell, or of OSv, which would mislead a program in the guest.
+# Variables of the host's system or shell, or of OSv, whose values are wrong in the guest.
 _NOT_FOR_OSV = frozenset({
     "PATH", "SHELL", "PWD", "OLDPWD", "SHLVL", "MAIL", "TERM", "LS_COLORS", "LESSOPEN",
     "LESSCLOSE", "MANPATH", "INFOPATH", "TMPDIR", "LD_LIBRARY_PATH", "LD_PRELOAD", "ENV",
@@ -95,7 +95,7 @@ def mount_options(targets: Iterable[str], first: int = 0) -> list[str]:
 
 
 def boot_line(options: Iterable[str], environ: Mapping[str, str], command: str) -> str:
-    """Return the command line. It contains only those variables that a script disk would change.
+    """Return the command line. It includes only variables whose values a script disk would change.
 
     Raises Refused if it is too long.
     """
@@ -127,9 +127,9 @@ def script_disk(environ: Mapping[str, str], commands: Sequence[ProgramCall]) -> 
 
 
 def escape_word(word: str) -> str:
-    """Return an option as one word.
+    """Return an option as one escaped word.
 
-    It cannot contain backslashes, because OSv removes all of them.
+    The option cannot contain backslashes, because OSv removes all of them.
     """
     return re.sub(r"([ \t\n])", r"\\\1", word)
 

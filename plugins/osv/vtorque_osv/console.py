@@ -30,7 +30,7 @@ BEGIN = "Setting in environment: VTORQUE_OUTPUT=begins"
 BEGIN_REST = "Rest API server running on port "
 BEGIN_SEED = "cloud-init: copied file "
 TAIL = 40  # lines
-_MAX_LINE = 65536  # bytes of a line held back at most
+_MAX_LINE = 65536  # maximum bytes of an incomplete line that are buffered
 _MAX_TAIL = 1000  # bytes of a line of the tail; 200 characters are shown
 _MAX_HELD = 256  # lines; a shutdown prints about a dozen
 _KNOWN = (
@@ -67,7 +67,7 @@ class ProgramResult:
 
 
 class OsvConsole:
-    """Reads the console's bytes and returns the program's output."""
+    """A parser of the console's bytes, which returns the program's output."""
 
     def __init__(self, programs: Collection[str], begin: str = BEGIN) -> None:
         """Start reading a console.
@@ -93,7 +93,7 @@ class OsvConsole:
         return self._booted
 
     def feed(self, data: bytes) -> bytes:
-        """Return the output in ``data`` and in bytes that were held back."""
+        """Return the output in ``data`` and in bytes that were buffered before."""
         out = []
         *lines, rest = (self._line + data).split(b"\n")
         for line in lines:
@@ -197,7 +197,7 @@ class OsvConsole:
         return b"".join(line + b"\n" for line in held)
 
     def _may_go(self, line: bytes) -> bool:
-        """Return whether an incomplete line cannot be a message of OSv, so it can be output now."""
+        """Return whether an incomplete line can be output now: it cannot become OSv's message."""
         if not line or not self._booted or self._crash is not None or self._ended:
             return False
         if self._held and not line.strip(b"\r"):

@@ -1,4 +1,4 @@
-"""The driver of OSv guests: their devices, their command line, and its delivery.
+"""The driver of OSv guests: their devices and their command line.
 
 Privileges: root on the node, except for :meth:`OsvDriver.run`.
 """
@@ -41,7 +41,7 @@ _TMP = "/tmp"  # noqa: S108 - OSv's own, in the memory of one job's guest
 
 
 class OsvDriver(LateDriver):
-    """Drives OSv guests, see :class:`vtorque_core.api.guest_driver.LateDriver`."""
+    """The driver of OSv guests; see :class:`vtorque_core.api.guest_driver.LateDriver`."""
 
     def elements(self, guest: GuestPlan, site: Site) -> Iterator[Element]:
         """Yield console, HPET, shares, seed and direct boot, with virtio devices only."""
@@ -63,7 +63,7 @@ class OsvDriver(LateDriver):
             )
 
     def context(self, guest: GuestPlan, site: Site) -> Iterator[ContextItem]:
-        """Yield ``DISTRO``. Raises Refused for a job on several nodes."""
+        """Yield the variable ``DISTRO``. Raises Refused for a job on several nodes."""
         if len(guest.peers) > guest.guests_per_node:
             raise Refused(
                 f"image {guest.image.name}: an OSv job can have only one node, not "
@@ -97,7 +97,7 @@ class OsvDriver(LateDriver):
     def late_items(
         self, guest: GuestPlan, items: Sequence[ContextItem], order: bytes, site: Site
     ) -> Iterator[Single | Resource]:
-        """Yield the script's command line, as the resource or device where this guest reads it."""
+        """Yield the resource or device from which this guest reads the script's command line."""
         asked = BootOrder.decode(order)
         commands = script.parse(asked.script, check.named_commands(guest.image))
         environ = environment(guest, items, asked)
@@ -119,7 +119,7 @@ class OsvDriver(LateDriver):
             yield BootLine(str(root_disk(guest)), line)
 
     def await_ready(self, guest: GuestPlan, deadline: float, step: Callable[[str], None]) -> None:
-        """Do nothing: an OSv guest runs the job from its start."""
+        """Do nothing: an OSv guest runs the job as soon as it has booted."""
 
     def run(self, guest: ReadyGuest, script: Script, streams: Streams) -> int:
         """Run the job in all guests of this node; see :func:`vtorque_osv.jobs.run`."""
@@ -157,7 +157,7 @@ def command_line(guest: GuestPlan, environ: Mapping[str, str], cwd: str) -> str:
 
 
 def _commands_before(guest: GuestPlan) -> Iterator[script.ProgramCall]:
-    """Yield the commands to run before the job: cloud-init, which reads the seed; NFS mounts."""
+    """Yield the commands to run before the job: cloud-init (with the seed) and NFS mounts."""
     if _has_cloud_init(guest):
         yield script.ProgramCall(0, (cmdline.CLOUD_INIT,))
     for share in mounted_shares(guest, "nfs"):

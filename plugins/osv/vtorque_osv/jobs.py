@@ -36,7 +36,7 @@ _CHUNK = 65536
 
 
 class _JobSignaled(Exception):
-    """The batch system ended the job with this signal."""
+    """Raised if the batch system ended the job with a signal."""
 
     def __init__(self, number: int) -> None:
         self.number = number

@@ -1,6 +1,7 @@
-"""Two messages: the order, from the job shell (user) to root, and the word, from root to the shell.
+"""Two messages: from the job shell (user) to root, and from root to the job shell.
 
-Both are JSON objects (RFC 8259). The order is untrusted input, and root only validates its types.
+The job shell sends :class:`BootOrder` and root sends :class:`GuestWord`. Both are JSON objects
+(RFC 8259). The order is untrusted input, and root only validates its types.
 """
 
 from __future__ import annotations
@@ -13,13 +14,13 @@ from typing import Any
 from vtorque_core.api import Refused
 
 WORD = "osv.json"
-"""Name of the word's file in a guest's run directory. Root owns it, and the job's user can read
-it."""
+"""Name of the file with the :class:`GuestWord` in a guest's run directory. Root owns the file, and
+the job's user can read it."""
 
 
 @dataclass(frozen=True)
 class BootOrder:
-    """The order, from the job shell to root: script, environment and working directory."""
+    """Message from the job shell to root: script, environment and working directory."""
 
     script: bytes
     environ: Mapping[str, str]
@@ -46,7 +47,7 @@ class BootOrder:
 
 @dataclass(frozen=True)
 class GuestWord:
-    """The word, from root to the job shell: properties of a guest.
+    """Message from root to the job shell: properties of a guest.
 
     Attributes:
         begin: the beginning of the last console line before the job's output.

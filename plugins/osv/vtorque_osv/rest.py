@@ -48,9 +48,10 @@ class Rest:
         self._ask("POST", f"/env/{quote(name, safe='')}?val={quote(value, safe='')}")
 
     def upload(self, path: str, content: bytes) -> None:
-        """Write a file below /tmp, which is writable: on a read-only file system the server hangs.
+        """Write a file below /tmp. On a read-only file system the server would hang.
 
-        The body is a form (RFC 7578). With another body the server writes nothing, but answers 200.
+        The request's body is a form (RFC 7578). For another body the server would write nothing,
+        but answer 200.
         """
         boundary = uuid.uuid4().hex
         head = (

@@ -16,7 +16,7 @@ from vtorque_osv.script import ProgramCall
 
 
 class RestJob:
-    """Sets the guest up, runs the commands one after another, and shuts it down."""
+    """A job in one guest: its setup, its commands one after another, and its shutdown."""
 
     def __init__(
         self,

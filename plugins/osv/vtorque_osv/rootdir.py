@@ -1,8 +1,8 @@
 """Write an image's tree to a host directory, which is a guest's root file system by virtiofs.
 
-OSv mounts it read-only and sees the host's owners and modes. Everything is world-readable, because
-the job's user reads it. The directory never changes, because running guests have it open: new
-content needs a new directory. It is not in the image pool.
+OSv mounts the directory read-only and sees the host's owners and modes. All files are
+world-readable, because the job's user reads them. The directory never changes, because running
+guests have it open: new content needs a new directory. It is not in the image pool.
 """
 
 from __future__ import annotations

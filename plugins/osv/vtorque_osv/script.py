@@ -67,8 +67,8 @@ def command_line(commands: Sequence[ProgramCall]) -> str:
 def parse(content: bytes, named: Mapping[str, str]) -> tuple[ProgramCall, ...]:
     """Return the script's commands. Raises Refused with every unsupported line.
 
-    ``named`` has the image's named command lines. Such a name at the start of a line is replaced by
-    its command line, and the line's other words are appended.
+    ``named`` has the image's named command lines. If a line starts with such a name, its command
+    line replaces the name, and the line's other words follow.
     """
     commands: list[ProgramCall] = []
     refusals: list[Refusal] = []

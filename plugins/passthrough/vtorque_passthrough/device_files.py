@@ -13,7 +13,7 @@ from pathlib import Path
 from vtorque_passthrough.pci_functions import ADDRESS, SYSFS, functions, group_of
 
 NVIDIA = Path("/proc/driver/nvidia/gpus")
-"""A directory per card of NVIDIA's driver, by address, because sysfs lacks its devices."""
+"""Directory in which NVIDIA's driver lists its cards by address. Sysfs lacks their devices."""
 
 _NVIDIA_MAJOR = 195  # Documentation/admin-guide/devices.txt of the kernel
 
@@ -28,7 +28,7 @@ def function_of_file(file: str, sysfs: str = SYSFS) -> str:
 
 
 def function_of_number(major: int, minor: int, sysfs: str = SYSFS, nvidia: Path = NVIDIA) -> str:
-    """Return the address of the PCI function with this character device number, or an empty string.
+    """Return the address of the PCI function behind a character device, or an empty string.
 
     For /dev/vfio/<group> the result is the first function of the group.
     """

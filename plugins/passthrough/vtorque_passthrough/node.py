@@ -38,7 +38,7 @@ def is_in_class(of: CardClass, function: PciFunction) -> bool:
 
 @dataclass(frozen=True)
 class CardGroup:
-    """All functions of one IOMMU group except bridges, leased by the address of the first.
+    """All functions of one IOMMU group except bridges. A lease names the first one's address.
 
     ``classes`` lists all classes of its functions, in the site's order. Users can request the card
     only by the first class. Otherwise they could get a GPU through the class of its sound function.
@@ -174,8 +174,8 @@ def _cards_of(
 def _fault(message: str, broken: str = "") -> HostFault:
     """Return a HostFault that blames the node only if cards are broken.
 
-    Otherwise the batch system may count several classes as one resource, or the user requested too
-    few cards.
+    There are other reasons for too few cards: the batch system may count several classes as one
+    resource, or the user requested too few of them.
     """
     fault = HostFault(message)
     fault.blames_node = bool(broken)

@@ -136,7 +136,7 @@ def virtual_functions(cards: Iterable[str], sysfs: str = SYSFS) -> dict[str, Vir
 
 
 def why_no_vfio(sysfs: str = SYSFS) -> str:
-    """Return what this node lacks for assigning functions to guests, or an empty string."""
+    """Return why this node cannot assign functions to guests, or an empty string."""
     groups = Path(sysfs, "kernel/iommu_groups")
     if not groups.is_dir() or not any(groups.iterdir()):
         return "an active IOMMU (firmware setup; with Intel also intel_iommu=on for the kernel)"

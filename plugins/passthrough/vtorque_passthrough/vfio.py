@@ -57,8 +57,8 @@ class PciDevice(ListElement):
 class Vfio(Resource):
     """A function bound to vfio-pci. QEMU's user ``uid`` can open its IOMMU group.
 
-    On release it is reset, which erases the guest's data, and rebound to its former ``driver``
-    (empty: none). A card that fails to reset remains leased to the job.
+    On release the function is reset, which erases the guest's data, and rebound to its former
+    ``driver`` (empty: none). A card that cannot be reset remains leased to the job.
     """
 
     kind = "vfio"

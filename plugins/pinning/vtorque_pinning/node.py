@@ -1,6 +1,6 @@
 """Pinning on the node: claim CPUs, huge pages and NUMA binding.
 
-vTorque's ledger chooses the CPUs and memory. From them, the core derives vcpupin, emulatorpin,
+The core chooses the CPUs and memory for these claims. From them, it derives vcpupin, emulatorpin,
 numatune, huge pages and the guest's CPU topology. So this plugin acquires and renders nothing.
 """
 
@@ -58,7 +58,7 @@ def _cores(guest: GuestPlan, settings: Settings) -> Iterator[Claim | Notice]:
 
 
 def _advice(guest: GuestPlan) -> Claim | Notice:
-    """Ask numad for NUMA nodes. If numad fails, only the ledger chooses them."""
+    """Return a claim for the NUMA nodes that numad advises, or a notice if numad fails."""
     try:
         said = run_tool(
             "numad", "-w", f"{guest.vcpus}:{guest.ram_mib}", timeout=NUMAD_SECONDS

@@ -120,7 +120,7 @@ def vtorque_render_domain(guest: GuestPlan, site: Site) -> Iterator[Element]:
 
 
 def steps_of(bank: CacheBank, percent: int) -> int:
-    """Round a cache share in percent up to the processor's steps and its minimum."""
+    """Round a share of memory bandwidth in percent up to the processor's steps and minimum."""
     whole = -(-percent // bank.bandwidth_step) * bank.bandwidth_step
     return min(100, max(whole, bank.bandwidth_least))
 

@@ -37,7 +37,7 @@ _ID = re.compile(r"[0-9A-Za-z-]{1,64}", re.ASCII)  # a UUID; it becomes a part o
 
 
 class NotRunning(HostFault):
-    """Nothing listens at snapteld's address."""
+    """Error if no process listens at snapteld's address."""
 
 
 @dataclass(frozen=True)
@@ -120,7 +120,7 @@ class SnapClient:
     def remove(self, names: Collection[str]) -> bool:
         """Stop and delete all tasks with these names; return whether there were any.
 
-        Concurrent changes by others are harmless, because this repeats until the list has no such
+        Other clients may change tasks at the same time, so this repeats until the list has no such
         task. Raises HostFault.
         """
         found = self._tasks_named(names)
@@ -169,7 +169,7 @@ class SnapClient:
         return value
 
     def _request(self, method: str, path: str, body: bytes | None = None) -> tuple[int, Any]:
-        """Send a request; return status and value of the answer. Remember an error message.
+        """Send a request; return the answer's HTTP status and value. Store an error message.
 
         Raises HostFault.
         """

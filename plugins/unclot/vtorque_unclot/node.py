@@ -77,7 +77,7 @@ def vtorque_plan(guest: GuestPlan) -> Iterator[MemoryClaim | Notice]:
 
 @hookimpl
 def vtorque_pre_boot(job: NodeJob) -> None:
-    """Create the file before QEMU would, so that only the guests' QEMU users can open it."""
+    """Create the file before QEMU would, with access only for the users of the guests' QEMU."""
     guest = job.guests[0]
     if guest[UNCLOT]:
         size, spare = guest[SHMEM] << 20, job.site[Settings].shm_reserve << 20

@@ -15,8 +15,8 @@ from vtorque_core.api.acquired import Resource, unjournalled
 class Shm(Resource):
     """Shared memory ``/dev/shm/<name>`` of ``size`` bytes (shm_overview(7)).
 
-    The memory is allocated at creation. Otherwise a process that maps it would be killed (SIGBUS)
-    when /dev/shm is full.
+    The memory is allocated at creation. Otherwise a process that maps the file would be killed
+    (SIGBUS) if /dev/shm were full.
 
     Attributes:
         others: Users besides ``uid`` who may map it.

@@ -43,7 +43,7 @@ class Fence(Resource):
         roce = f"ip daddr {IPv4Address(self.ip)} udp dport {ROCE}"
         drops = (
             f"ether daddr {self.mac} {roce} ip saddr != {{ {peers} }} drop; "
-            f"ether daddr & {GROUP} == {GROUP} {roce} drop"  # Linux accepts these, too
+            f"ether daddr & {GROUP} == {GROUP} {roce} drop"  # Linux also accepts multicast
         )
         chain = f"type filter hook postrouting priority 0; policy accept; {drops}"
         script = f"{self._removal}{table} {{ chain guest {{ {chain}; }}; }}\n"

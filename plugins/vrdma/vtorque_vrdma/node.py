@@ -40,8 +40,9 @@ from vtorque_vrdma.fence import Fence
 from vtorque_vrdma.guid import VfGuid
 from vtorque_vrdma.plugin import VRDMA
 
-# The pool in which a guest holds a lease identifies its backend. For sriov the item is a PCI
-# function; the "pci" pools of all plugins lease each function once. Otherwise it is a mere mark.
+# The pool in which a guest holds a lease identifies its backend. For sriov the leased item is a PCI
+# function; all plugins lease functions in pools named "pci" or "pci/...", so none is leased twice.
+# For other backends the item has no meaning.
 POOLS = {"rxe": "vrdma/rxe", "sriov": "pci/vrdma", "hyv": "vrdma/hyv"}
 TOOL = "/usr/lib/vtorque/vtorque-rdma"
 DEBIAN = ("rdma-core", "ibverbs-providers", "ibverbs-utils", "iproute2")
@@ -97,7 +98,7 @@ class Fabric(MetadataEntry):
 
 
 def missing_support(settings: Settings, kind: str) -> tuple[str, str]:
-    """Return what the node lacks for a backend, and how to fix it; two empty strings if nothing."""
+    """Return what the node lacks for a backend, and the fix; empty strings if it lacks nothing."""
     if kind == "sriov" and why_no_vfio(settings.sysfs):
         return why_no_vfio(settings.sysfs), "see vtorque doctor"
     if kind == "sriov" and not virtual_functions(settings.cards, settings.sysfs):
