@@ -61,7 +61,7 @@ _LONGEST = (
 # CPU seconds of the files that take longest in the quick run; the others by their size.
 _SECONDS = {
     "plugins/survive/tests/test_checkpoint.py": 24,
-    "plugins/survive/tests/test_move.py": 12,
+    "plugins/survive/tests/test_migration.py": 12,
     "plugins/experiment/tests/test_experiment_runner.py": 12,
     "plugins/oci/tests/test_oci.py": 12,
     "tests/unit/cli/test_cli.py": 11,

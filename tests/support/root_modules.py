@@ -15,7 +15,7 @@ LATE = (
     "vtorque_linux_guest.boot.hardware",
     "vtorque_linux_guest.boot.seed_contents",
     "vtorque_linux_guest.job.driver",
-    "vtorque_linux_guest.job.ready",
+    "vtorque_linux_guest.job.readiness",
     "vtorque_slurm.node",
 )
 

@@ -37,7 +37,7 @@ def from_token(token: str) -> bytes:
 
     Raises Refused if it is invalid, HostFault.
     """
-    from vtorque_core.api.read_apart import Unreadable, parse_unprivileged  # noqa: PLC0415 - not by vsub
+    from vtorque_core.api.unprivileged_parser import Unreadable, parse_unprivileged  # noqa: PLC0415 - not by vsub
 
     try:
         return b"".join(parse_unprivileged(unpack_token, token[: _MAX_TOKEN + 1]))

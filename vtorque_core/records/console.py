@@ -16,7 +16,7 @@ from itertools import islice
 from pathlib import Path
 
 from vtorque_core.api.kept_records import Place
-from vtorque_core.api.read_apart import parse_unprivileged
+from vtorque_core.api.unprivileged_parser import parse_unprivileged
 from vtorque_core.base.errors import HostFault, printable
 from vtorque_core.records.reading import DOMAIN, JournalState
 

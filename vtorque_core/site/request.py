@@ -210,7 +210,7 @@ def _split(word: str) -> tuple[str, str]:
 
 def read(blob: bytes) -> Request:
     """Return the request in an untrusted ``blob``, parsed by an unprivileged process. As root."""
-    from vtorque_core.api.read_apart import Unreadable, parse_unprivileged  # noqa: PLC0415 - not by vsub
+    from vtorque_core.api.unprivileged_parser import Unreadable, parse_unprivileged  # noqa: PLC0415 - not by vsub
 
     _check_size(blob)
     try:

@@ -21,7 +21,7 @@ from vtorque_archive import node, pack, plugin, read, send, write
 from vtorque_archive.plugin import Settings, directory_of
 from vtorque_core.api import JobAttempt, Paths, kept_records
 from vtorque_core.cli.vmgr import main
-from vtorque_core.live import kept
+from vtorque_core.live import kept_jobs
 from vtorque_report import load
 from vtorque_testing import vmgr
 
@@ -417,7 +417,7 @@ def test_records_of_the_node_come_before_its_archive(site, monkeypatch):
     )
     site.config.write_text(text)
     monkeypatch.setattr(os, "geteuid", lambda: ME.pw_uid or 4321)
-    (job,) = kept.jobs(site.config, "42.srv")
+    (job,) = kept_jobs.jobs(site.config, "42.srv")
     assert [each.directory for each in job.places] == [place.directory]
     assert job.places[0].facts()["status"] == "2"
 

@@ -24,7 +24,7 @@ from vtorque_core.live import service
 from vtorque_experiment import (
     batch,
     definition,
-    ended,
+    end_collector,
     files,
     page,
     plan,
@@ -194,7 +194,7 @@ def test_claim_that_names_an_option_is_ignored(tmp_path):
     assert experiments.run(tmp_path).finished
     (row,) = experiments.rows(tmp_path)
     assert not row.job.startswith("-")
-    assert ended.reporter(tmp_path)("--config=/x", place.point(1)) == "the point has no job"
+    assert end_collector.reporter(tmp_path)("--config=/x", place.point(1)) == "the point has no job"
     await_jobs(tmp_path)
 
 

@@ -6,7 +6,7 @@ import pytest
 from click.testing import CliRunner
 
 import experiments
-from vtorque_experiment import batch, check, definition, matrix, running
+from vtorque_experiment import batch, check, definition, matrix, run_session
 from vtorque_experiment.book import Book
 from vtorque_experiment.group import experiment
 
@@ -84,7 +84,7 @@ def test_building_an_image_is_reported_once_before_it_starts(tmp_path):
 def test_try_run_has_fewer_repetitions(tmp_path, run, monkeypatch):
     done = run(GUESTS % "vcpus", "--dry-run", "--repetitions", "1")
     assert done.stdout.startswith("9 points: 9 combinations, once\n")
-    monkeypatch.setattr(running, "run", lambda *argv, **more: ended(tmp_path))
+    monkeypatch.setattr(run_session, "run", lambda *argv, **more: ended(tmp_path))
     monkeypatch.setattr("vtorque_experiment.versions.collect_versions", lambda config: {})
     run(GUESTS % "vcpus", "--repetitions", "1")
     book = Book(tmp_path / "e.results" / "results.sqlite")
@@ -114,7 +114,9 @@ def test_json_lists_refused_combinations(run):
 
 def test_partly_refused_experiment_runs_and_names_refusals(tmp_path, run, monkeypatch):
     ran = []
-    monkeypatch.setattr(running, "run", lambda *argv, **more: ran.append(argv) or ended(tmp_path))
+    monkeypatch.setattr(
+        run_session, "run", lambda *argv, **more: ran.append(argv) or ended(tmp_path)
+    )
     monkeypatch.setattr("vtorque_experiment.versions.collect_versions", lambda config: {})
     done = run('script = "job.sh"\nmatrix.vm.vcpu = ["", 1]\n')
     assert done.exit_code == 0 and "would reject vcpu=1: vsub: there is no" in done.stderr
@@ -122,11 +124,11 @@ def test_partly_refused_experiment_runs_and_names_refusals(tmp_path, run, monkey
 
 
 def ended(top, *failed):
-    return running.RunResult(True, "", top, {"state": "1 point", "failed": failed})
+    return run_session.RunResult(True, "", top, {"state": "1 point", "failed": failed})
 
 
 def test_failed_points_are_reported_with_the_next_commands(tmp_path, run, monkeypatch):
-    monkeypatch.setattr(running, "run", lambda *argv, **more: ended(tmp_path, {"point": 1}))
+    monkeypatch.setattr(run_session, "run", lambda *argv, **more: ended(tmp_path, {"point": 1}))
     monkeypatch.setattr("vtorque_experiment.versions.collect_versions", lambda config: {})
     done = run('script = "job.sh"\n')
     assert done.exit_code == 4
@@ -144,7 +146,7 @@ def test_only_some_of_very_many_combinations_are_checked(tmp_path, run, monkeypa
 
 
 def test_remaining_time_is_estimated_from_the_second_point_on():
-    pace = running.Pace(20)
+    pace = run_session.Pace(20)
     assert pace.estimate(10, 100.0) == (0.0, None)  # a resume
     assert pace.estimate(11, 160.0) == (60.0, None)
     assert pace.estimate(12, 200.0) == (100.0, 400.0)
@@ -154,13 +156,13 @@ def test_remaining_time_is_estimated_from_the_second_point_on():
 @pytest.mark.parametrize("terminal", [False, True])
 def test_progress_shows_elapsed_and_remaining_time(monkeypatch, capsys, terminal):
     times = iter([0.0, 1.0, 21.0, 41.0])
-    monkeypatch.setattr(running.os, "isatty", lambda descriptor: terminal)
+    monkeypatch.setattr(run_session.os, "isatty", lambda descriptor: terminal)
     monkeypatch.setenv("COLUMNS", "200")
     now = type("Clock", (), {"monotonic": staticmethod(lambda: next(times))})
-    monkeypatch.setattr(running, "time", now)
+    monkeypatch.setattr(run_session, "time", now)
     if terminal:
         next(times)  # when the last line was shown
-    with running._progress(10) as seen:
+    with run_session._progress(10) as seen:
         for done in (0, 1, 2):
             seen({"waiting": 10 - done, "submitting": 0, "submitted": 0, "done": done, "failed": 0})
     last = capsys.readouterr().err.rstrip().split("\n")[-1]

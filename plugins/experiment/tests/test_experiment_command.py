@@ -13,7 +13,7 @@ from click.testing import CliRunner
 import experiments
 import kept_experiments
 from vtorque_core.api import Refused
-from vtorque_experiment import compare, running, versions
+from vtorque_experiment import compare, run_session, versions
 from vtorque_experiment.book import Book
 from vtorque_experiment.group import experiment
 from vtorque_experiment.place import find_existing, validate_place
@@ -210,7 +210,7 @@ def test_failed_points_are_rerun_and_old_output_is_kept(tmp_path):
     place.point(2).mkdir(parents=True)
     (place.point(2) / "stdout").write_text("old")
     book = Book(place.database)
-    running._forget(book, place)
+    run_session._forget(book, place)
     (row,) = book.rows("waiting")
     book.close()
     assert row.number == 2 and row.tries == 0

@@ -7,7 +7,7 @@ import pytest
 from vtorque_experiment import definition, take
 from vtorque_experiment.book import PointRow
 from vtorque_experiment.definition import NumberSource
-from vtorque_experiment.ended import Collector
+from vtorque_experiment.end_collector import Collector
 
 
 def number(point, **what):

@@ -14,7 +14,7 @@ import click
 from vtorque_core.api import Refused, UsageError, printable
 from vtorque_core.api import tables as shown
 from vtorque_experiment import compare as comparing
-from vtorque_experiment import create, judge, running, tables, versions
+from vtorque_experiment import create, judge, run_session, tables, versions
 from vtorque_experiment.export import export_content
 from vtorque_experiment.junit import xml
 from vtorque_experiment.matrix import count_text
@@ -79,7 +79,7 @@ def run(
     if not file.name:
         raise UsageError(f"{file}: is not a file")
     place = validate_place(directory or file.with_suffix(".results"))
-    planned = running.plan_experiment(config, file, _report_progress, repetitions)
+    planned = run_session.plan_experiment(config, file, _report_progress, repetitions)
     if dry_run:
         click.echo(json.dumps(planned.data(), indent=2) if as_json else "\n".join(planned.lines()))
     for line in planned.reasons():
@@ -92,7 +92,7 @@ def run(
         file, place, functools.partial(versions.collect_versions, config), repetitions
     )
     click.echo(f"results are in {place.top}", err=True)
-    _end(running.run(config, place, hours, _report_progress, new_plan=plan), as_json)
+    _end(run_session.run(config, place, hours, _report_progress, new_plan=plan), as_json)
 
 
 @click.command(short_help="Continue a stopped experiment.")
@@ -116,7 +116,7 @@ def resume(
     The numbers of failed points whose jobs have ended are read again, because you may have
     corrected experiment.toml in DIR.
     """
-    ended = running.run(
+    ended = run_session.run(
         config, find_existing(directory), hours, _report_progress, failed=failed, accept=accept
     )  # fmt: skip
     _end(ended, as_json)
@@ -127,7 +127,7 @@ def resume(
 @_json
 def status(directory: Path, as_json: bool) -> None:
     """Show the progress of an experiment, and which points have failed, with reasons."""
-    found = running.status(directory)
+    found = run_session.status(directory)
     if as_json:
         click.echo(json.dumps(found, indent=2))
         return
@@ -167,7 +167,7 @@ def results(
 
         _page(page.results_page(found), html, page.plots_hint())
     elif as_json:
-        click.echo(json.dumps(running.data(found, names or found.names), indent=2))
+        click.echo(json.dumps(run_session.data(found, names or found.names), indent=2))
     elif str(junit) != "-":
         heads, rows = tables.summary_table(found, names or [n for n in found.names if n != "code"])
         shown.show(_upper_case(heads), rows, (tables.state(found), *tables.warnings(found)))

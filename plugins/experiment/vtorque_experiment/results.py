@@ -11,7 +11,7 @@ from vtorque_core.api import Refused, printable
 from vtorque_experiment import definition
 from vtorque_experiment.book import DONE, FAILED, Book, PointRow
 from vtorque_experiment.definition import BUILT_IN, Definition, Scalar
-from vtorque_experiment.ended import EMULATED
+from vtorque_experiment.end_collector import EMULATED
 from vtorque_experiment.matrix import Cell, label
 from vtorque_experiment.place import ResultsDirectory, find_existing
 

@@ -30,7 +30,7 @@ from vtorque_experiment.batch import BatchCommands, JobQueries
 from vtorque_experiment.book import Book, PointRow
 from vtorque_experiment.create import disk
 from vtorque_experiment.definition import Definition
-from vtorque_experiment.ended import Collector
+from vtorque_experiment.end_collector import Collector
 from vtorque_experiment.matrix import count_text
 from vtorque_experiment.place import ResultsDirectory
 from vtorque_experiment.plan import ExperimentPlan, missing_seal, read_plan

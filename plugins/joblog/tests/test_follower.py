@@ -20,7 +20,7 @@ from vtorque_joblog.follower import FollowerLoop, serve
 from vtorque_joblog.node import Follower
 from vtorque_joblog.outlets import JobLog, SinkThread
 from vtorque_joblog.plugin import Settings
-from vtorque_joblog.told import SavedOffsets
+from vtorque_joblog.saved_offsets import SavedOffsets
 
 pytestmark = pytest.mark.e2e
 

@@ -15,13 +15,13 @@ import pytest
 
 from patience import LONG, eventually
 from thread_statuses import thread_statuses
-from vtorque_joblog import outside
+from vtorque_joblog import unprivileged_sinks
 from vtorque_joblog.api import GROUP
 from vtorque_joblog.outlets import JobLog
-from vtorque_joblog.outside import RECORD, UnprivilegedSinks
 from vtorque_joblog.plugin import Settings
+from vtorque_joblog.saved_offsets import SavedOffsets
 from vtorque_joblog.sinks_process import RemoteOffsets
-from vtorque_joblog.told import SavedOffsets
+from vtorque_joblog.unprivileged_sinks import RECORD, UnprivilegedSinks
 
 pytestmark = pytest.mark.e2e  # slow: processes are started, stopped and abandoned
 
@@ -188,7 +188,7 @@ def good_config(top):
 @pytest.fixture
 def open_sinks(top, monkeypatch):
     """Return a function that starts root's side of the sinks; ``tolds`` are the sinks."""
-    monkeypatch.setattr(outside, "_AGAIN", 0.1)
+    monkeypatch.setattr(unprivileged_sinks, "_AGAIN", 0.1)
     config, all_of_them = top / "v.toml", []
 
     def start(*names):
@@ -359,7 +359,9 @@ def test_misbehaving_sink_does_not_affect_another_sink(top, open_sinks, good_con
 
 
 def test_stopped_process_is_killed_and_restarted(top, open_sinks, good_config, monkeypatch, caplog):
-    monkeypatch.setattr(outside, "_PATIENCE", 10.0)  # more than a start takes beside load
+    monkeypatch.setattr(
+        unprivileged_sinks, "_PATIENCE", 10.0
+    )  # more than a start takes beside load
     found, log = open_sinks("good", "stops"), JobLogDouble(top)
     for number in range(2):
         found.give(log.say(str(number)))
@@ -421,13 +423,13 @@ def test_killed_process_is_restarted(top, open_sinks, good_config):
 def test_restarts_are_limited(top, open_sinks, monkeypatch):
     started = []
 
-    class Counted(outside._SinksProcess):
+    class Counted(unprivileged_sinks._SinksProcess):
         def __init__(self, argv):
             started.append(argv)
             super().__init__(argv)
 
-    monkeypatch.setattr(outside, "_SinksProcess", Counted)
-    monkeypatch.setattr(outside, "_AGAIN", 10_000)
+    monkeypatch.setattr(unprivileged_sinks, "_SinksProcess", Counted)
+    monkeypatch.setattr(unprivileged_sinks, "_AGAIN", 10_000)
     found, log = open_sinks("kills"), JobLogDouble(top)
     found.give(log.say("one"))
     eventually(lambda: started and found._life is None)

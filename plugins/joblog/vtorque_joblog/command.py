@@ -16,8 +16,8 @@ import click
 from vtorque_core.api import Paths, Refused, UsageError, job_log, kept_records, printable
 from vtorque_core.api.kept_records import Place
 from vtorque_core.api.log_levels import LEVELS, TRACE
-from vtorque_core.live import jobs, kept, service
-from vtorque_core.live.kept import KeptJob
+from vtorque_core.live import jobs, kept_jobs, service
+from vtorque_core.live.kept_jobs import KeptJob
 
 _MAX_LINE = 4096  # characters of a line that are shown
 _DROPPED = 1 << 20  # bytes that the core removes from the beginning of a console log of 2 MiB
@@ -87,7 +87,7 @@ def logs(  # noqa: PLR0913 - one for each option
 
 def _find_job(config: Path, job_id: str) -> KeptJob:
     """Return the job. Raises Refused if there are several, because their logs are separate."""
-    found = kept.jobs(config, job_id)
+    found = kept_jobs.jobs(config, job_id)
     if len(found) > 1:
         some = ", ".join(printable(job.id) for job in found[:8]) + " ..." * (len(found) > 8)
         raise Refused(
@@ -111,7 +111,7 @@ def _has_ended(place: Place) -> bool:
 def _places(config: Path, job_id: str) -> Sequence[Place]:
     """Return the kept records of the job; empty if the job has just started."""
     try:
-        found = kept.jobs(config, job_id)
+        found = kept_jobs.jobs(config, job_id)
     except Refused:
         return ()
     return found[-1].places

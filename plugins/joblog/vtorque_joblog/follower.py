@@ -32,10 +32,10 @@ from vtorque_core.live.node_process import initialize
 from vtorque_joblog.api import GROUP
 from vtorque_joblog.file import JsonFile
 from vtorque_joblog.outlets import JobLog, SinkThread
-from vtorque_joblog.outside import UnprivilegedSinks
 from vtorque_joblog.plugin import Settings
+from vtorque_joblog.saved_offsets import SavedOffsets
 from vtorque_joblog.sinks import entry_filter
-from vtorque_joblog.told import SavedOffsets
+from vtorque_joblog.unprivileged_sinks import UnprivilegedSinks
 
 DIRECTORY = "joblog"
 END = 3.0  # seconds for all sinks together after the last job

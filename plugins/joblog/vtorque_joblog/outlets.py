@@ -36,7 +36,7 @@ class JobLog:
 
     @property
     def name(self) -> str:
-        """Its name in :class:`vtorque_joblog.told.SavedOffsets`."""
+        """Its name in :class:`vtorque_joblog.saved_offsets.SavedOffsets`."""
         return f"{self.uid}/{self.key}"
 
     @property
@@ -53,7 +53,7 @@ class JobLog:
 
 
 class Offsets(Protocol):
-    """A sink's progress in each log: :class:`vtorque_joblog.told.SavedOffsets` or a proxy of it."""
+    """A sink's progress in each log: ``saved_offsets.SavedOffsets`` or a proxy of it."""
 
     def offset_of(self, name: str) -> int:
         """Return the offset of the first byte that was not delivered."""

@@ -1,9 +1,9 @@
 """The unprivileged sink process, which runs network sinks and code of other distributions.
 
-Root's follower starts it with the first line and sends it logs (:mod:`vtorque_joblog.outside`).
-Their descriptors are its only access to root's files. It opens the sinks as root, and then becomes
-a user without account, privileges or files, who reads the logs and feeds the sinks. Usage: ``python
--I -m vtorque_joblog.sinks_process CONFIG NAME...``.
+Root's follower starts it with the first line and sends it logs
+(:mod:`vtorque_joblog.unprivileged_sinks`). Their descriptors are its only access to root's files.
+It opens the sinks as root, and then becomes a user without account, privileges or files, who reads
+the logs and feeds the sinks. Usage: ``python -I -m vtorque_joblog.sinks_process CONFIG NAME...``.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from vtorque_core.live import extensions
 from vtorque_core.live.node_process import switch_user
 from vtorque_joblog.api import GROUP
 from vtorque_joblog.outlets import JobLog, SinkThread
-from vtorque_joblog.outside import MAX_WORD, RECORD
 from vtorque_joblog.plugin import Settings
 from vtorque_joblog.sinks import entry_filter, open_sink
+from vtorque_joblog.unprivileged_sinks import MAX_WORD, RECORD
 
 _OPENING = 10.0  # seconds in which all sinks must be open
 _AGAIN = 60.0  # seconds until another process tries to open failed sinks
@@ -67,7 +67,7 @@ class ReceivedLog(JobLog):
 
 
 class RemoteOffsets:
-    """The progress of one sink, in place of :class:`vtorque_joblog.told.SavedOffsets`."""
+    """The progress of one sink, in place of :class:`vtorque_joblog.saved_offsets.SavedOffsets`."""
 
     def __init__(self, answers: int, sink: int) -> None:
         self._answers = answers

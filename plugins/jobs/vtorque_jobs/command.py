@@ -76,7 +76,7 @@ def ps(
 
 
 def _is_meant(wanted: str, job: JobInfo) -> bool:
-    from vtorque_core.live.kept import is_meant  # noqa: PLC0415 - not by every ps
+    from vtorque_core.live.kept_jobs import is_meant  # noqa: PLC0415 - not by every ps
 
     names = {"job": job.id, "known_as": job.known_as}
     return wanted in (job.id, job.id.partition(".")[0]) or is_meant(wanted, names)
@@ -150,10 +150,10 @@ def by_number(job_id: str) -> tuple[tuple[int, int | str], ...]:
 
 def _ended_jobs(config: Path) -> Iterator[JobInfo]:
     """Yield ended jobs from kept records, which are untrusted input."""
-    from vtorque_core.live import kept  # noqa: PLC0415 - not by every ps
+    from vtorque_core.live import kept_jobs  # noqa: PLC0415 - not by every ps
 
     with contextlib.suppress(Refused):  # no kept records
-        for job in kept.jobs(config, None):
+        for job in kept_jobs.jobs(config, None):
             known = job.facts
             begun, ends = (_values(known, key, (int, float)) for key in ("started", "ended"))
             times = [*begun, *ends]

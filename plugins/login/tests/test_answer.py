@@ -16,7 +16,7 @@ import pytest
 from login_homes import a_request, python
 from terminal import CommandTerminal
 from vtorque_core.api import HostFault
-from vtorque_login import answer, channel, requests, state, waiting
+from vtorque_login import answer, await_answer, channel, requests, state
 from vtorque_login.settings import Settings
 from vtorque_testing.harness import PluginSite
 
@@ -33,7 +33,7 @@ def site():
 @pytest.fixture
 def job(home, monkeypatch):
     """Return a double of the job that answers the next request; ``runs(code)`` stands for vmgr."""
-    monkeypatch.setattr(waiting, "_own_address", lambda _: "127.0.0.1")
+    monkeypatch.setattr(await_answer, "_own_address", lambda _: "127.0.0.1")
 
     class Job:
         asked, code = None, None
@@ -78,7 +78,7 @@ def test_streams_and_exit_code_are_passed(job, site, home, capfdbinary):
     thread = job.answers()
     try:
         words = ["ssh", "--", JOB, "0", "cat"]
-        assert waiting.ask(words, JOB, "n1", site, on_first=True, terminal=False) == 7
+        assert await_answer.ask(words, JOB, "n1", site, on_first=True, terminal=False) == 7
     finally:
         os.dup2(saved, 0)
         os.close(saved)
@@ -92,7 +92,9 @@ def test_streams_and_exit_code_are_passed(job, site, home, capfdbinary):
 def test_large_output_passes_both_ways(job, site, capfd):
     job.runs("import sys; sys.stdout.write('x' * 3_000_000)")
     thread = job.answers()
-    assert waiting.ask(["logs", "--", JOB], JOB, "n1", site, on_first=True, terminal=False) == 0
+    assert (
+        await_answer.ask(["logs", "--", JOB], JOB, "n1", site, on_first=True, terminal=False) == 0
+    )
     thread.join()
     assert len(capfd.readouterr().out) == 3_000_000
 
@@ -104,14 +106,16 @@ def test_end_of_the_script_ends_the_command(job, site, capfd, monkeypatch):
     monkeypatch.setattr(answer.signal, "signal", lambda _number, handler: ends.append(handler))
     monkeypatch.setattr(answer, "_JOB_ENDED", threading.Event())
     job.runs("import sys, time; print('said', flush=True); time.sleep(100)")
-    write = waiting._write
+    write = await_answer._write
 
     def written(descriptor, data, *, terminal):
         write(descriptor, data, terminal=terminal)
         ends[0]()
 
-    monkeypatch.setattr(waiting, "_write", written)
-    assert waiting.ask(["logs", "--", JOB], JOB, "n1", site, on_first=True, terminal=False) == 143
+    monkeypatch.setattr(await_answer, "_write", written)
+    assert (
+        await_answer.ask(["logs", "--", JOB], JOB, "n1", site, on_first=True, terminal=False) == 143
+    )
     thread.join()
     assert capfd.readouterr() == ("said\n", "vmgr: the job's script has ended\n")
 
@@ -124,9 +128,9 @@ def test_command_with_a_closed_output_prints_no_error(job, site, monkeypatch):
     def written(*_, **__):
         raise BrokenPipeError
 
-    monkeypatch.setattr(waiting, "_write", written)
+    monkeypatch.setattr(await_answer, "_write", written)
     with pytest.raises(BrokenPipeError):
-        waiting.ask(["logs", "--", JOB], JOB, "n1", site, on_first=True, terminal=False)
+        await_answer.ask(["logs", "--", JOB], JOB, "n1", site, on_first=True, terminal=False)
     thread.join()
 
 
@@ -156,7 +160,7 @@ def test_timeout_names_the_last_step(job, home, who, capfd):
         thread.start()
     try:
         with pytest.raises(HostFault) as raised:
-            waiting.ask(["logs", "--", JOB], JOB, "n1", site, on_first=True, terminal=False)
+            await_answer.ask(["logs", "--", JOB], JOB, "n1", site, on_first=True, terminal=False)
     finally:
         stop.set()
         if who != "nobody":
@@ -173,7 +177,7 @@ def test_timeout_names_the_last_step(job, home, who, capfd):
 @pytest.mark.parametrize(("left", "given"), [(60.0, channel.HANDSHAKE), (0.5, 0.5)])
 def test_handshake_of_a_client_is_limited_in_time(monkeypatch, left, given):
     """It does not exceed that of the command."""
-    monkeypatch.setattr(waiting, "time", types.SimpleNamespace(monotonic=lambda: 100.0))
+    monkeypatch.setattr(await_answer, "time", types.SimpleNamespace(monotonic=lambda: 100.0))
     found, answers = [], SimpleQueue()
 
     def greet(_connection, _key, until):
@@ -183,7 +187,7 @@ def test_handshake_of_a_client_is_limited_in_time(monkeypatch, left, given):
     monkeypatch.setattr(channel, "greet", greet)
     ours, theirs = socket.socketpair()
     with theirs:
-        waiting._greet(ours, ("10.0.0.9", 1), b"k" * 32, 100.0 + left, answers)
+        await_answer._greet(ours, ("10.0.0.9", 1), b"k" * 32, 100.0 + left, answers)
         assert theirs.recv(1) == b"", "it was left open"
     assert (answers.get(), found) == ("10.0.0.9: timed out", [100.0 + given])
 
@@ -204,7 +208,7 @@ def test_silent_clients_do_not_block_the_job(job, site, monkeypatch, capfd):
 
     monkeypatch.setattr(channel, "HANDSHAKE", 60.0)
     monkeypatch.setattr(channel, "greet", greet)
-    monkeypatch.setattr(waiting.socket, "create_server", listening)
+    monkeypatch.setattr(await_answer.socket, "create_server", listening)
     job.runs("print('here')")
 
     def last():
@@ -215,7 +219,9 @@ def test_silent_clients_do_not_block_the_job(job, site, monkeypatch, capfd):
     thread = []
     waits = threading.Thread(target=last)
     waits.start()
-    assert waiting.ask(["logs", "--", JOB], JOB, "n1", site, on_first=True, terminal=False) == 0
+    assert (
+        await_answer.ask(["logs", "--", JOB], JOB, "n1", site, on_first=True, terminal=False) == 0
+    )
     waits.join()
     thread[0].join()
     for each in strangers:

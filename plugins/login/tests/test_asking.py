@@ -8,7 +8,7 @@ import pytest
 from click.testing import CliRunner
 
 from vtorque_core.api import Remote
-from vtorque_login import elsewhere
+from vtorque_login import remote_command
 from vtorque_login.asking import wrap_command
 
 CONFIG = Path("/etc/acme.toml")
@@ -40,7 +40,7 @@ def call(monkeypatch):
             asked.append({**dataclasses.asdict(what), "config": config})
             return code
 
-        monkeypatch.setattr(elsewhere, "run", run)
+        monkeypatch.setattr(remote_command, "run", run)
         done = CliRunner().invoke(wrap_command(look, of_job, CONFIG), argv, obj="cfg")
         return done, asked
 

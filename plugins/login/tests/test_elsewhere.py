@@ -25,8 +25,8 @@ from vtorque_core.api import (
 )
 from vtorque_core.api.batch_system import JobInfo
 from vtorque_core.live import service
-from vtorque_login import elsewhere, gathered, state, waiting
-from vtorque_login.elsewhere import RemoteCommand
+from vtorque_login import await_answer, gathered, remote_command, state
+from vtorque_login.remote_command import RemoteCommand
 from vtorque_login.settings import Settings
 from vtorque_login.state import NodeState
 from vtorque_testing.harness import PluginSite
@@ -84,7 +84,7 @@ def keep(site, uid=None, **facts):
 def test_batch_system_runs_the_command_on_the_first_node(site):
     site.code = "raise SystemExit(5)"
     words = {"level": ["--level=info"], "follow": ["--follow"]}
-    assert elsewhere.run(make_request(command="logs", **words), CONFIG) == 5
+    assert remote_command.run(make_request(command="logs", **words), CONFIG) == 5
     line = ["logs", "--here", "--level=info", "--follow", "--", "7.srv"]
     assert site.steps == [("7.srv", "n1", line, False)]
 
@@ -99,14 +99,14 @@ def test_command_that_reads_no_input_leaves_standard_input_unread(site, tmp_path
 
         def run():
             os.dup2(ids.fileno(), 0)
-            return elsewhere.run(replace(make_request(command="logs"), reads=reads), CONFIG)
+            return remote_command.run(replace(make_request(command="logs"), reads=reads), CONFIG)
 
         assert run_in_child(run, b"", {"PATH": "/usr/bin:/bin"}, tmp_path).code == 0
         assert ids.read() == left
 
 
 def test_job_number_is_enough_and_operands_follow_the_job(site):
-    elsewhere.run(
+    remote_command.run(
         make_request("7", command="ssh", terminal=True, rank=["0"], command_=["ls", "-l"]), CONFIG
     )
     line = ["ssh", "--here", "--", "7.srv", "0", "ls", "-l"]
@@ -119,18 +119,18 @@ def test_job_number_is_enough_and_operands_follow_the_job(site):
 )
 def test_records_of_a_running_job_on_this_node_are_used(site, facts, node, here):
     keep(site, **facts)
-    assert (elsewhere.run(make_request(node=node), CONFIG) is None) == here
+    assert (remote_command.run(make_request(node=node), CONFIG) is None) == here
     assert bool(site.steps) != here
 
 
 def test_unknown_job_is_passed_to_the_command(site, capsys):
     site.jobs = []
-    assert elsewhere.run(make_request(), CONFIG) is None
+    assert remote_command.run(make_request(), CONFIG) is None
     site.error = VtorqueError("no server")
-    assert elsewhere.run(make_request(), CONFIG) is None
+    assert remote_command.run(make_request(), CONFIG) is None
     assert capsys.readouterr().err == "vmgr: no server\n"
     keep(site, ended=1.0)
-    assert elsewhere.run(make_request(), CONFIG) is None
+    assert remote_command.run(make_request(), CONFIG) is None
     assert capsys.readouterr().err == "", "what is kept will do"
 
 
@@ -139,39 +139,39 @@ def test_records_of_another_node_are_not_looked_for_locally(site):
     keep(site)
     site.error = VtorqueError("no server")
     with pytest.raises(VtorqueError, match="no server"):
-        elsewhere.run(make_request(node="n2"), CONFIG)
-    assert elsewhere.run(make_request(node="n1"), CONFIG) is None
+        remote_command.run(make_request(node="n2"), CONFIG)
+    assert remote_command.run(make_request(node="n1"), CONFIG) is None
 
 
 def test_job_on_this_host_runs_locally(site):
     site.jobs = [JobInfo("7.srv", "n", ME, "R", nodes=(HOST.partition(".")[0],))]
-    assert elsewhere.run(make_request(), CONFIG) is None
+    assert remote_command.run(make_request(), CONFIG) is None
 
 
 def test_reason_of_a_pending_job_is_reported(site):
     site.jobs = [JobInfo("7.srv", "n", ME, "Q", reason="no \x1b room")]
     with pytest.raises(Refused, match=r"its state is Q, reason: no \\x1b room"):
-        elsewhere.run(make_request(), CONFIG)
+        remote_command.run(make_request(), CONFIG)
 
 
 @pytest.mark.parametrize("state", ["C", "E", "CG"])
 def test_ended_job_is_passed_to_the_command(site, state):
     site.jobs = [JobInfo("7.srv", "n", ME, state, node="n1")]
-    assert elsewhere.run(make_request(), CONFIG) is None
+    assert remote_command.run(make_request(), CONFIG) is None
 
 
 def test_node_outside_the_job_is_refused_with_the_nodes(site):
     with pytest.raises(UsageError, match=r"job 7\.srv runs on n1, n2"):
-        elsewhere.run(make_request(node="n3"), CONFIG)
+        remote_command.run(make_request(node="n3"), CONFIG)
 
 
 def test_rank_is_looked_up_on_the_nodes_of_the_job(site, monkeypatch):
     there = {"n1": NodeState("run", ((0, "v0"),)), "n2": NodeState("run", ((1, "v1"),))}
     monkeypatch.setattr(state, "query_node", lambda _job, node, *_: there[node])
-    elsewhere.run(make_request(command="ssh", rank=["1"]), CONFIG)
+    remote_command.run(make_request(command="ssh", rank=["1"]), CONFIG)
     assert [step[1] for step in site.steps] == ["n2"]
     with pytest.raises(Refused, match="no guest of rank 9"):
-        elsewhere.run(make_request(command="ssh", rank=["9"]), CONFIG)
+        remote_command.run(make_request(command="ssh", rank=["9"]), CONFIG)
 
 
 def test_migrated_guest_is_reached_from_the_first_node(site, monkeypatch):
@@ -181,7 +181,7 @@ def test_migrated_guest_is_reached_from_the_first_node(site, monkeypatch):
         "n2": NodeState("run", ((1, "v1"),)),
     }
     monkeypatch.setattr(state, "query_node", lambda _job, node, *_: there[node])
-    elsewhere.run(make_request(command="ssh", rank=["1"]), CONFIG)
+    remote_command.run(make_request(command="ssh", rank=["1"]), CONFIG)
     assert [step[1] for step in site.steps] == ["n1"]
 
 
@@ -194,8 +194,8 @@ def test_job_is_contacted_without_steps_of_the_batch_system(site, monkeypatch, n
         found.append((words, job_id, where, on_first, terminal))
         return 4
 
-    monkeypatch.setattr(waiting, "ask", ask)
-    assert elsewhere.run(make_request(node=node), CONFIG) == 4
+    monkeypatch.setattr(await_answer, "ask", ask)
+    assert remote_command.run(make_request(node=node), CONFIG) == 4
     assert found == [(["console", "--", "7.srv"], "7.srv", node or "n1", first, False)]
 
 
@@ -205,16 +205,16 @@ def test_output_is_written_to_the_file(site, tmp_path, monkeypatch):
     saved = os.dup(1)
     page = tmp_path / "page.html"
     try:
-        elsewhere.run(make_request(command="report", output=page, html=["--html=-"]), CONFIG)
+        remote_command.run(make_request(command="report", output=page, html=["--html=-"]), CONFIG)
     finally:
         os.dup2(saved, 1)
         os.close(saved)
     assert page.read_text() == "<html>\n"
     monkeypatch.chdir(tmp_path)
-    elsewhere.run(make_request(command="report", output=Path("-"), html=["--html=-"]), CONFIG)
+    remote_command.run(make_request(command="report", output=Path("-"), html=["--html=-"]), CONFIG)
     assert not Path("-").exists(), "that is the standard output"
     with pytest.raises(UsageError, match="No such file"):
-        elsewhere.run(make_request(command="report", output=tmp_path / "a/b"), CONFIG)
+        remote_command.run(make_request(command="report", output=tmp_path / "a/b"), CONFIG)
 
 
 @pytest.mark.parametrize(
@@ -240,7 +240,7 @@ def test_records_of_all_nodes_are_fetched_for_commands_that_read_them(
     brought = []
     monkeypatch.setattr(os, "geteuid", lambda: 1)  # root does not read fetched records
     monkeypatch.setattr(gathered, "fetch_records", lambda pairs, *_: brought.extend(pairs))
-    assert elsewhere.run(make_request(wanted, command="report"), CONFIG) is None
+    assert remote_command.run(make_request(wanted, command="report"), CONFIG) is None
     assert [" ".join(pair) for pair in brought] == nodes
     assert site.steps == [], "the command itself runs here"
 
@@ -251,7 +251,7 @@ def test_array_task_is_found_by_job_id_and_array_index(site, wanted, job):
         JobInfo("9", "n", ME, "R", nodes=("n1",), known_as="8_1"),
         JobInfo("8", "n", ME, "R", nodes=("n1",), known_as="8_2"),
     ]
-    elsewhere.run(make_request(wanted), CONFIG)
+    remote_command.run(make_request(wanted), CONFIG)
     assert [step[0] for step in site.steps] == [job]
 
 
@@ -261,7 +261,7 @@ def runuser(site, monkeypatch, tmp_path):
     site.jobs = [JobInfo("7.srv", "n", "nobody", "R", nodes=("n1",))]
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     path = tmp_path / "runuser"
-    monkeypatch.setattr(elsewhere, "RUNUSER", str(path))
+    monkeypatch.setattr(remote_command, "RUNUSER", str(path))
 
     def runs(script):
         path.write_text(f"#!/bin/sh\n{script}\n")
@@ -288,7 +288,7 @@ def test_command_of_an_admin_runs_as_the_owner_without_a_terminal(
         )
         monkeypatch.setattr(sys, "stdout", out)
         monkeypatch.setattr(sys, "stderr", out)
-        assert elsewhere.run(make_request(node="n1", level=["--level=info"]), CONFIG) == 6
+        assert remote_command.run(make_request(node="n1", level=["--level=info"]), CONFIG) == 6
     assert sorted(shown) == ["a\\x1b[2Jb\n", "not a tty\n"]
     assert (tmp_path / "open").read_text().count("pipe:") == 2
     called = (tmp_path / "called").read_text().split()
@@ -315,7 +315,7 @@ def test_file_of_an_admin_gets_unchanged_bytes(runuser, tmp_path):
     runuser(f"exec 3>&1; readlink /proc/self/fd/3 > {opened}; printf 'a\\033\\377\\nb'")
     saved = os.dup(1)
     try:
-        elsewhere.run(make_request(command="report", output=page), CONFIG)
+        remote_command.run(make_request(command="report", output=page), CONFIG)
     finally:
         os.dup2(saved, 1)
         os.close(saved)
@@ -330,7 +330,7 @@ def test_file_of_an_admin_gets_unchanged_bytes(runuser, tmp_path):
 def test_admin_on_the_node_uses_the_key_of_the_owner(site, runuser, tmp_path, command, uid, owners):
     runuser(f'echo "$@" > {tmp_path}/called')
     keep(site, uid, owner="nobody")
-    assert elsewhere.run(make_request(command=command), CONFIG) == (0 if owners else None)
+    assert remote_command.run(make_request(command=command), CONFIG) == (0 if owners else None)
     assert (tmp_path / "called").exists() == owners
 
 
@@ -342,4 +342,4 @@ def test_closed_output_of_an_admin_ends_the_command(runuser, monkeypatch):
 
     monkeypatch.setattr(sys, "stdout", types.SimpleNamespace(write=gone))
     with pytest.raises(BrokenPipeError):
-        elsewhere.run(make_request(), CONFIG)
+        remote_command.run(make_request(), CONFIG)

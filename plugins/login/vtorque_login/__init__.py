@@ -1,1 +1,1 @@
-"""Run commands about a job from any host; see :mod:`vtorque_login.elsewhere`."""
+"""Run commands about a job from any host; see :mod:`vtorque_login.remote_command`."""

@@ -31,7 +31,7 @@ def wrap_command(command: click.Command, of_job: Remote, config: Path) -> click.
     assert there is not None  # noqa: S101 - only click's groups have no callback
 
     def callback(job_id: str, node: str, here: bool, **values: Any) -> Any:
-        from vtorque_login.elsewhere import RemoteCommand, run  # noqa: PLC0415 - rarely needed
+        from vtorque_login.remote_command import RemoteCommand, run  # noqa: PLC0415 - rarely needed
 
         options, operands = _given_words(click.get_current_context(), values)
         output = values[of_job.output] if of_job.output in options else None

@@ -20,7 +20,7 @@ import pytest
 import oci_images as made
 import sparing
 from vtorque_core.api import Refused
-from vtorque_core.api.read_apart import parse_unprivileged
+from vtorque_core.api.unprivileged_parser import parse_unprivileged
 from vtorque_linux_guest.image import filetree
 from vtorque_linux_guest.image.ext4_xattr import can_store
 from vtorque_linux_guest.image.filetree import FileTree

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import IO
 
 from vtorque_core.api import HostFault, Refused, guard_command, isolate_command
-from vtorque_core.api.read_apart import Unreadable, parse_unprivileged
+from vtorque_core.api.unprivileged_parser import Unreadable, parse_unprivileged
 
 CHUNK = 1 << 20
 MOST_TEXTS = 2 << 20  # bytes: more than the agent accepts (container.MAX_SETTINGS)
@@ -69,7 +69,7 @@ def run_parser(
     """Run a parser without privileges; return the values that it yields. Raises Refused.
 
     Args:
-        parse: see :func:`vtorque_core.api.read_apart.parse_unprivileged`.
+        parse: see :func:`vtorque_core.api.unprivileged_parser.parse_unprivileged`.
         args: its arguments, before the descriptors.
         files: descriptors, its last arguments.
         most: limit of all values in bytes.

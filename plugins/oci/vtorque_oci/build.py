@@ -21,7 +21,7 @@ from pathlib import Path
 
 from vtorque_core.api import Refused, run_tool, size_mib
 from vtorque_core.api.image_builder import BuiltImage
-from vtorque_core.api.read_apart import helper_process
+from vtorque_core.api.unprivileged_parser import helper_process
 from vtorque_linux_guest.agent.build import built_agent
 from vtorque_linux_guest.guest.agent_start import AGENT
 from vtorque_linux_guest.image.disk_initramfs import (

@@ -1,9 +1,9 @@
 """Parse the JSON documents of an image (OCI image-spec 1.1).
 
 A hostile document may need much memory or time. Therefore each function runs in an unprivileged
-process (:mod:`vtorque_core.api.read_apart`). ``document`` is a descriptor of the file. Root gets
-the texts that a function yields, and validates them. If a function raises Refused, root gets the
-message.
+process (:mod:`vtorque_core.api.unprivileged_parser`). ``document`` is a descriptor of the file.
+Root gets the texts that a function yields, and validates them. If a function raises Refused, root
+gets the message.
 """
 
 from __future__ import annotations

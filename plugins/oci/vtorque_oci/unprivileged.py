@@ -20,7 +20,7 @@ from typing import NoReturn
 
 from vtorque_core.api import HostFault, Refused, printable
 from vtorque_core.api.children import wait_readable
-from vtorque_core.api.read_apart import close_files, drop_privileges
+from vtorque_core.api.unprivileged_parser import close_files, drop_privileges
 
 MEMORY = 1 << 30  # bytes in addition to those of root's process
 CPU = 900  # seconds of CPU time

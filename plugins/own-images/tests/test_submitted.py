@@ -13,7 +13,7 @@ from vtorque_core.api import Image, JobRequest, Refused
 from vtorque_core.api.libvirt_domain import Disk
 from vtorque_own_images.node import tools_check, vtorque_render_domain
 from vtorque_own_images.plugin import ROOT, vtorque_parse_args
-from vtorque_own_images.submitted import image
+from vtorque_own_images.submitted_image import image
 from vtorque_testing.planned import guest_plan
 
 BASE = Image(

@@ -21,7 +21,7 @@ from pathlib import Path
 from vtorque_core.api import Busy, HostFault, Refused, replace_file, take_lock
 from vtorque_core.api.node_job import Site
 from vtorque_own_images.plugin import Settings
-from vtorque_own_images.submitted import SUFFIX
+from vtorque_own_images.submitted_image import SUFFIX
 
 FORMAT = 1
 """Version of the conversion. Images of another version are converted again."""

@@ -11,7 +11,7 @@ from vtorque_core.api.health import HealthCheck, HealthResult, ok, warning
 from vtorque_core.api.libvirt_domain import Disk
 from vtorque_core.api.node_job import Site
 from vtorque_core.api.values import is_personal
-from vtorque_own_images.submitted import SERIAL
+from vtorque_own_images.submitted_image import SERIAL
 
 
 @hookimpl

@@ -117,7 +117,7 @@ vtorque_image_sources = constant_hook(
     ImageSource(
         BASE,
         resolve=deferred("vtorque_own_images.pull:resolve_request"),
-        image=deferred("vtorque_own_images.submitted:image"),
+        image=deferred("vtorque_own_images.submitted_image:image"),
         shares=deferred("vtorque_own_images.work:request_shares"),
         mine=deferred("vtorque_own_images.cache:list_images"),
         remove=deferred("vtorque_own_images.cache:remove_image"),

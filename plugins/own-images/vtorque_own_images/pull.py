@@ -21,7 +21,7 @@ from vtorque_core.api.vm_options import IMG
 from vtorque_own_images import cache, convert, skopeo, work
 from vtorque_own_images.plugin import WORK, Settings
 from vtorque_own_images.reference import Reference, parse
-from vtorque_own_images.submitted import require_possible
+from vtorque_own_images.submitted_image import require_possible
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _LIMIT = "-o size=", "[plugin.own-images] max_size"  # names of the limit: image builder, here

@@ -10,7 +10,7 @@ from torque_node import adapter_at
 from vtorque_core.api import UsageError
 from vtorque_core.api.batch_system import Grant, Needs
 from vtorque_core.api.submission import to_token
-from vtorque_pbs import counted
+from vtorque_pbs import countable_resources
 from vtorque_pbs.resources import openpbs_additions, torque_additions
 from vtorque_testing.submit import run_vsub
 
@@ -35,7 +35,7 @@ LICENCE = Needs(4, None, 0, {}, {"matlab": 1})
     ],
 )
 def test_resources_requested_from_torque_are_parsed(resources, found):
-    assert counted.torque_counts(resources) == found
+    assert countable_resources.torque_counts(resources) == found
 
 
 @pytest.mark.parametrize(
@@ -86,7 +86,7 @@ def test_licenses_of_torque_schedulers_are_requested():
 )
 def test_resources_granted_by_torque_are_parsed(exec_gpus, nodes, found):
     """The format of pbs_server 6.1.3; GPUs that other jobs may share are not the job's."""
-    assert counted.torque_granted(exec_gpus, nodes, "n1") == found
+    assert countable_resources.torque_granted(exec_gpus, nodes, "n1") == found
 
 
 def test_grant_is_read_from_the_torque_server(tmp_path):
@@ -125,7 +125,7 @@ def test_qsub_of_torque_gets_additional_resources(tmp_path):
     ],
 )
 def test_resources_requested_from_openpbs_are_parsed(resources, found):
-    assert counted.openpbs_counts(resources) == found
+    assert countable_resources.openpbs_counts(resources) == found
 
 
 @pytest.mark.parametrize(
@@ -176,7 +176,7 @@ def assigned(*names):
 )
 def test_resources_granted_by_openpbs_are_parsed(noted, ngpus):
     """Only pbs_cgroups knows which GPUs are assigned; parts of one (MIG) are not cards."""
-    assert counted.openpbs_granted(CHUNKS, noted) == COUNTS | {"ngpus": ngpus}
+    assert countable_resources.openpbs_granted(CHUNKS, noted) == COUNTS | {"ngpus": ngpus}
 
 
 def test_grant_is_read_from_the_openpbs_hook_and_pbs_cgroups(tmp_path):

@@ -11,7 +11,7 @@ from vtorque_core.api import Refused
 from vtorque_core.api.batch_system import BareNode, Needs, PeerGuest
 from vtorque_core.api.guest_context import GuestFile
 from vtorque_core.api.submission import to_token
-from vtorque_pbs.mixed import (
+from vtorque_pbs.mixed_requests import (
     openpbs_places,
     require_guests_first,
     select_guest_parts,

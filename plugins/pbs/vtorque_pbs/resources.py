@@ -15,7 +15,7 @@ from itertools import compress
 from vtorque_core.api import UsageError, walltime
 from vtorque_core.api.batch_system import Needs
 from vtorque_pbs import convention as pbs
-from vtorque_pbs import counted, mixed
+from vtorque_pbs import countable_resources, mixed_requests
 
 _PPN = re.compile(r"ppn=([0-9]{1,6})", re.ASCII)
 _COUNT = re.compile(r"[0-9]{1,6}", re.ASCII)
@@ -43,7 +43,7 @@ def torque_given(resources: Mapping[str, str], feature: str = "") -> PbsRequest:
     ``feature`` is the property of VM jobs. In a mixed request, only parts with it count.
     """
     parts = _chunks(resources.get("nodes", ""))[0]
-    chunks = list(compress(parts, mixed.select_guest_parts(parts, feature)))
+    chunks = list(compress(parts, mixed_requests.select_guest_parts(parts, feature)))
     ppns = [int(match[1]) for chunk in chunks if (match := _PPN.search(chunk))]
     cpus = min(ppns) if ppns and len(ppns) == len(chunks) else None
     if not chunks and resources.get("ncpus", "").isdecimal():
@@ -86,9 +86,11 @@ def torque_additions(resources: Mapping[str, str], needs: Needs, feature: str) -
         nodes, is_mixed = _mend_chunks(chunks, cpus, feature, needs)
         if nodes + tail != resources.get("nodes"):
             found["nodes"] = nodes + tail
-    elif needs.resources and counted.GPUS not in resources:
-        raise UsageError(f"guests need {counted.GPUS} on each node: request -l nodes=N:ppn=M")
-    found |= counted.torque_licenses(resources, needs)
+    elif needs.resources and countable_resources.GPUS not in resources:
+        raise UsageError(
+            f"guests need {countable_resources.GPUS} on each node: request -l nodes=N:ppn=M"
+        )
+    found |= countable_resources.torque_licenses(resources, needs)
     if needs.mib is not None and not is_mixed and not {*_MEMORY} & set(resources):
         found["mem"] = f"{needs.mib * _node_count(chunks)}mb"
     return found | _extend_walltime(resources, needs)
@@ -121,8 +123,8 @@ def _chunks(nodes: str) -> tuple[list[str], str]:
 
 
 def _mend_chunks(chunks: Sequence[str], cpus: int, feature: str, needs: Needs) -> tuple[str, bool]:
-    guests = mixed.select_guest_parts(chunks, feature)
-    mixed.require_guests_first(guests)
+    guests = mixed_requests.select_guest_parts(chunks, feature)
+    mixed_requests.require_guests_first(guests)
     mended = (
         _chunk(chunk, cpus, feature, needs) if its else chunk
         for chunk, its in zip(chunks, guests, strict=True)
@@ -134,7 +136,7 @@ def _chunk(chunk: str, cpus: int, feature: str, needs: Needs) -> str:
     if not _PPN.search(chunk):
         first, *rest = chunk.split(":")
         chunk = ":".join([first, f"ppn={cpus}", *rest])
-    chunk = counted.torque_chunk(chunk, needs)
+    chunk = countable_resources.torque_chunk(chunk, needs)
     return f"{chunk}:{feature}" if feature and feature not in chunk.split(":") else chunk
 
 
@@ -156,7 +158,7 @@ def openpbs_given(resources: Mapping[str, str], feature: str = "") -> PbsRequest
         return torque_given(resources, feature)
     if "select" in resources:
         parts = resources["select"].split("+")
-        its = compress(parts, mixed.select_guest_parts(parts, feature))
+        its = compress(parts, mixed_requests.select_guest_parts(parts, feature))
         chunks = [_pairs(chunk) for chunk in its]
         cpus = [int(c["ncpus"]) for c in chunks if c.get("ncpus", "").isdecimal()]
         mibs = [mib for c in chunks if (mib := _mib(c.get("mem"))) is not None]
@@ -182,7 +184,7 @@ def openpbs_additions(resources: Mapping[str, str], needs: Needs, feature: str) 
     found: dict[str, str] = {}
     if "nodes" in resources and "select" not in resources:
         chunks, tail = _chunks(resources["nodes"])
-        counted.openpbs_job(resources, needs)
+        countable_resources.openpbs_job(resources, needs)
         nodes, is_mixed = _mend_chunks(chunks, needs.cpus, feature, needs)
         found = {"nodes": nodes + tail} if nodes + tail != resources["nodes"] else {}
         if needs.mib is not None and not is_mixed and "mem" not in resources:
@@ -192,24 +194,28 @@ def openpbs_additions(resources: Mapping[str, str], needs: Needs, feature: str) 
         wanted |= {"mem": f"{needs.mib}mb"} if needs.mib is not None else {}
         wanted |= {feature: "True"} if feature else {}
         found = {name: value for name, value in wanted.items() if name not in resources}
-        found |= counted.openpbs_job(resources, needs)
+        found |= countable_resources.openpbs_job(resources, needs)
     else:
         chunks = resources.get("select", "1").split("+")
-        guests = mixed.select_guest_parts(chunks, feature)
-        mixed.require_guests_first(guests)
+        guests = mixed_requests.select_guest_parts(chunks, feature)
+        mixed_requests.require_guests_first(guests)
         select = "+".join(
             _select(chunk, needs, feature) if its else chunk
             for chunk, its in zip(chunks, guests, strict=True)
         )
         found = {"select": select} if select != resources.get("select") else {}
-    return found | counted.openpbs_licenses(resources, needs) | _extend_walltime(resources, needs)
+    return (
+        found
+        | countable_resources.openpbs_licenses(resources, needs)
+        | _extend_walltime(resources, needs)
+    )
 
 
 def _select(chunk: str, needs: Needs, feature: str) -> str:
     pairs = _pairs(chunk)
     more = [f"ncpus={needs.cpus}"] * ("ncpus" not in pairs)
     more += [f"mem={needs.mib}mb"] * (needs.mib is not None and "mem" not in pairs)
-    more += counted.openpbs_chunk(chunk, needs)
+    more += countable_resources.openpbs_chunk(chunk, needs)
     more += [f"{feature}=True"] * bool(feature and feature not in pairs)
     return ":".join([chunk, *more])
 

@@ -27,7 +27,7 @@ from vtorque_core.api.directives import (
     vm_directives,
 )
 from vtorque_core.api.submission import exec_command, to_token
-from vtorque_pbs import batch_commands, counted, request_channel, resources
+from vtorque_pbs import batch_commands, countable_resources, request_channel, resources
 from vtorque_pbs import convention as pbs
 from vtorque_pbs.job_records import job_infos
 from vtorque_pbs.qsub_dialect import (
@@ -290,7 +290,11 @@ class PbsSubmitter:
         return resources.openpbs_given(asked, self._settings.property)
 
     def _count_resources(self, asked: Mapping[str, str]) -> dict[str, int]:
-        return (counted.torque_counts if self._dialect is TORQUE else counted.openpbs_counts)(asked)
+        return (
+            countable_resources.torque_counts
+            if self._dialect is TORQUE
+            else countable_resources.openpbs_counts
+        )(asked)
 
     def _prefix(self) -> str:
         name = self._dialect.prefix_variable

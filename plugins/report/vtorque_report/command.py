@@ -12,8 +12,8 @@ import click
 
 from vtorque_core.api import Refused, UsageError, printable
 from vtorque_core.api.kept_records import Place
-from vtorque_core.live import kept
-from vtorque_core.live.kept import KeptJob
+from vtorque_core.live import kept_jobs
+from vtorque_core.live.kept_jobs import KeptJob
 from vtorque_report import load
 from vtorque_report.report import JobArray, Report
 
@@ -48,7 +48,7 @@ def report(
     """
     if bool(job_id) == last:
         raise UsageError("vmgr report: name a job, or use --last")
-    jobs = kept.jobs(config, job_id or None)
+    jobs = kept_jobs.jobs(config, job_id or None)
     found = _find_report(jobs[-1:] if last else jobs, more)
     if html is not None:
         from vtorque_report import drawing, page  # noqa: PLC0415 - jinja2, Vega's runtime

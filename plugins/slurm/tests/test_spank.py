@@ -19,7 +19,7 @@ from vtorque_slurm.batch_commands import SlurmClient
 from vtorque_slurm.node import SlurmNode
 from vtorque_slurm.settings import Settings
 from vtorque_slurm.shell import SlurmJobShell
-from vtorque_slurm.spank import build, installed
+from vtorque_slurm.spank import build, installation
 from vtorque_slurm.submitter import SlurmSubmitter, merge_vm
 
 BUILT = b"\x7fELF vtorque-spank for Slurm 0x160508\0"
@@ -62,7 +62,7 @@ def place(tmp_path, monkeypatch):
             (tmp_path / "plugstack.conf").write_bytes(stack)
         where = Installation(tmp_path / "bin/vtorque", tmp_path / "v.toml", tmp_path / "shell")
         given = Settings(conf=str(tmp_path / "slurm.conf"), **{"spank": True, **settings})
-        return list(installed.steps(given, where, tmp_path / "proof"))
+        return list(installation.steps(given, where, tmp_path / "proof"))
 
     return steps_with
 
@@ -76,16 +76,16 @@ def test_uninstall_restores_plugstack_byte_for_byte(place, tmp_path, before):
                 step.apply()
     *mark, line, rest = stack.read_bytes().split(b"\n", 2 if before is None else 1)
     assert line.decode().split() == [
-        "optional", str(tmp_path / installed.NAME), f"jobshell={tmp_path}/shell",
+        "optional", str(tmp_path / installation.NAME), f"jobshell={tmp_path}/shell",
         f"proofs={tmp_path}/proof", f"vsub={tmp_path}/bin/vsub",
     ]  # fmt: skip
     assert (rest, bool(mark)) == (before or b"", before is None)
-    assert (tmp_path / installed.NAME).read_bytes().startswith(BUILT)
+    assert (tmp_path / installation.NAME).read_bytes().startswith(BUILT)
     for step in reversed(place()):
         if not isinstance(step, Check):
             step.undo()
     assert (stack.read_bytes() if stack.exists() else None) == before
-    assert not (tmp_path / installed.NAME).exists()
+    assert not (tmp_path / installation.NAME).exists()
 
 
 def test_uninstall_works_without_compiler(place, tmp_path, monkeypatch):
@@ -135,12 +135,12 @@ def settings(slurm, tmp_path):
 
 @pytest.mark.parametrize("stack", ["optional {}\n", "required {} a=1\n", "include more.d/*.conf\n"])
 def test_plugin_in_plugstack_is_found(settings, tmp_path, stack):
-    path = tmp_path / installed.NAME
+    path = tmp_path / installation.NAME
     path.write_bytes(BUILT)
     (tmp_path / "plugstack.conf").write_text(f"# a comment\n{stack.format(path)}")
     (tmp_path / "more.d").mkdir()
     (tmp_path / "more.d/a.conf").write_text(f"optional {path}\n")
-    assert installed.problem(settings, SlurmClient(settings)) == ""
+    assert installation.problem(settings, SlurmClient(settings)) == ""
 
 
 @pytest.mark.parametrize(
@@ -154,17 +154,17 @@ def test_plugin_in_plugstack_is_found(settings, tmp_path, stack):
     ],
 )
 def test_plugin_that_slurm_would_skip_is_a_problem(settings, tmp_path, stack, content, said):
-    path = tmp_path / installed.NAME
+    path = tmp_path / installation.NAME
     if content is not None:
         path.write_bytes(content)
     if stack is not None:
         (tmp_path / "plugstack.conf").write_text(stack.format(path))
-    assert said in installed.problem(settings, SlurmClient(settings))
+    assert said in installation.problem(settings, SlurmClient(settings))
 
 
 def test_doctor_reports_a_missing_plugin(settings, tmp_path, monkeypatch):
     batch = SimpleNamespace(name="slurm")
-    monkeypatch.setattr(installed.service, "batch_system", lambda _: (None, batch))
+    monkeypatch.setattr(installation.service, "batch_system", lambda _: (None, batch))
     check = plugin.vtorque_health_checks()[-1].check
 
     def look(given):
@@ -177,8 +177,8 @@ def test_doctor_reports_a_missing_plugin(settings, tmp_path, monkeypatch):
     found, _ = look(settings)
     assert found.status == "failed"
     assert "jobs with --vm= are refused on this node" in found.message
-    (tmp_path / installed.NAME).write_bytes(BUILT)
-    (tmp_path / "plugstack.conf").write_text(f"optional {tmp_path / installed.NAME}\n")
+    (tmp_path / installation.NAME).write_bytes(BUILT)
+    (tmp_path / "plugstack.conf").write_text(f"optional {tmp_path / installation.NAME}\n")
     found, feature = look(settings)
     assert (found.status, feature.status) == ("ok", "warning")
     assert "feature is not set, so --vm= jobs can start on any node: without" in feature.message
@@ -187,7 +187,7 @@ def test_doctor_reports_a_missing_plugin(settings, tmp_path, monkeypatch):
 
 def test_doctor_names_nodes_without_the_feature(slurm, settings, tmp_path):
     def found():
-        return installed._unmarked(replace(settings, feature="vm"), SlurmClient(settings))
+        return installation._unmarked(replace(settings, feature="vm"), SlurmClient(settings))
 
     slurm.node(features={"n1": "a,vm", "n2": "(null)", "n3": "vmx"})
     assert found() == "nodes without the feature vm: n2, n3"
@@ -219,8 +219,8 @@ def node(settings, tmp_path, monkeypatch):
 
 
 def load_plugin(tmp_path):
-    (tmp_path / installed.NAME).write_bytes(BUILT)
-    (tmp_path / "plugstack.conf").write_text(f"optional {tmp_path / installed.NAME}\n")
+    (tmp_path / installation.NAME).write_bytes(BUILT)
+    (tmp_path / "plugstack.conf").write_text(f"optional {tmp_path / installation.NAME}\n")
 
 
 def test_prolog_reads_request_from_job_control_environment(node, tmp_path):

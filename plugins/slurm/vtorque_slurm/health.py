@@ -12,14 +12,14 @@ from vtorque_slurm import job_records
 from vtorque_slurm.batch_commands import SlurmClient
 from vtorque_slurm.controller_updates import this_node
 from vtorque_slurm.settings import Settings
-from vtorque_slurm.spank import installed
+from vtorque_slurm.spank import installation
 
 
 def checks() -> list[HealthCheck]:
     """Return the health checks for ``vtorque doctor`` on a node."""
     return [
         HealthCheck("slurm: memory of waiting guests", check_warm_memory),
-        HealthCheck("slurm: SPANK plugin", installed.check),
+        HealthCheck("slurm: SPANK plugin", installation.check),
     ]
 
 

@@ -31,7 +31,7 @@ from vtorque_slurm import (
     hostlist,
     inside_guests,
     launch_failure,
-    moving,
+    migration_adapter,
     request_channel,
     slurm_conf,
 )
@@ -158,23 +158,23 @@ class SlurmNode(NodeAdapter):
 
     def reserve_node(self, job_id: str, nodes: Sequence[str], left: str, node: str) -> BatchJob:
         """Reserve resources for a migrating guest on this node, with a placeholder job of root."""
-        return moving.receive(self, self._client, job_id, nodes, left, node)
+        return migration_adapter.receive(self, self._client, job_id, nodes, left, node)
 
     def release_node(self, job_id: str, node: str) -> None:
         """Cancel the placeholder job."""
-        moving.let_go(self._client, job_id, node)
+        migration_adapter.let_go(self._client, job_id, node)
 
     def is_reserved(self, job_id: str, node: str) -> bool:
         """Return whether the placeholder job exists."""
-        return moving.has_placeholder(self._client, job_id, node)
+        return migration_adapter.has_placeholder(self._client, job_id, node)
 
     def remove_node(self, job_id: str, node: str) -> None:
         """Remove the node from the job's allocation."""
-        moving.remove_node(self._client, job_id, node)
+        migration_adapter.remove_node(self._client, job_id, node)
 
     def has_ended(self, job_id: str, attempt: int) -> bool:
         """Return whether this attempt of the job has ended or its Epilog is running."""
-        return moving.has_ended(self._client, job_id, attempt)
+        return migration_adapter.has_ended(self._client, job_id, attempt)
 
     def setup_steps(self, place: Installation) -> Sequence[SetupStep]:
         """Return the steps that install the hooks and check slurm.conf."""
@@ -222,9 +222,9 @@ class SlurmNode(NodeAdapter):
                 time.sleep(random.uniform(0.1, 0.5))  # noqa: S311
 
     def _require_spank_plugin(self) -> None:
-        from vtorque_slurm.spank import installed  # noqa: PLC0415 - only for jobs with --vm=
+        from vtorque_slurm.spank import installation  # noqa: PLC0415 - only for jobs with --vm=
 
-        if why := installed.problem(self._settings, self._client):
+        if why := installation.problem(self._settings, self._client):
             self._no_job_shell = True
             raise HostFault(f"Slurm does not start the job shell of --vm= jobs: {why}")
 

@@ -21,7 +21,7 @@ from vtorque_slurm import controller_updates, hooks, slurm_conf
 from vtorque_slurm.batch_commands import SlurmClient
 from vtorque_slurm.conf_line import conf_line
 from vtorque_slurm.settings import Settings
-from vtorque_slurm.spank import installed
+from vtorque_slurm.spank import installation
 
 OURS = "50-vtorque"
 _SITES = {"Prolog": "90-site", "Epilog": "10-site"}  # first in Prolog, last in Epilog
@@ -35,7 +35,7 @@ def steps(settings: Settings, place: Installation, journal: Path, proofs: Path) 
     found: list[SetupStep] = []
     for key, content in texts.items():
         found += _hook(path, key, content)
-    found += installed.steps(settings, place, proofs)
+    found += installation.steps(settings, place, proofs)
     limit = settings.prolog_time
     found.append(check_timeout("[plugin.slurm] prolog_time", limit, place.start_time, "a start"))
     found += _checks(settings, path)

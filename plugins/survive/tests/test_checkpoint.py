@@ -31,25 +31,25 @@ from vtorque_core.resources.disk import Overlay
 from vtorque_survive import (
     checkpoint,
     domains,
+    node_parts,
     periodic,
     request,
     restore,
     room,
     saving,
     session,
-    shared,
+    shared_store,
     stored,
-    together,
     tools,
     watcher,
 )
-from vtorque_survive.asked import CHECKPOINT
 from vtorque_survive.checkpoint import CheckpointWatcher
+from vtorque_survive.node_parts import WHY, NodePart
+from vtorque_survive.resume_options import CHECKPOINT
 from vtorque_survive.saving import GuestData
 from vtorque_survive.settings import Settings
 from vtorque_survive.sparse import copy_data
 from vtorque_survive.stored import MANIFEST, Manifest, Store
-from vtorque_survive.together import WHY, NodePart
 from vtorque_survive.watcher import WatcherLoop
 
 HOLDS = """
@@ -114,7 +114,7 @@ def recorded_actions(tmp_path, monkeypatch):
     monkeypatch.setattr(checkpoint, "_GONE", 0.0)  # the requester is this process
     monkeypatch.setattr(checkpoint, "_TELLS", 0.0)
     monkeypatch.setattr(watcher, "_PAUSE", 0.01)
-    for each in (request, session, together):
+    for each in (request, session, node_parts):
         monkeypatch.setattr(each, "_LOOK", 0.01)
 
     def expect_break(_paths, _job, seconds, _deadline):
@@ -176,7 +176,7 @@ def started(paths, guests=2, job_id="42.srv", disk_of=overlay, where=("n1", 0), 
 
 
 class JobShellDouble(threading.Thread):
-    """A double of a job shell that leaves and reports (vtorque_linux_guest.job.leaving)."""
+    """A double of a job shell that leaves and reports (vtorque_linux_guest.job.handover)."""
 
     def __init__(self, job, done, tells):
         super().__init__(daemon=True)
@@ -1133,7 +1133,7 @@ class Both:
 
 @pytest.fixture
 def both(tmp_path, recorded_actions, top):
-    (top / shared.SEEN).touch()
+    (top / shared_store.SEEN).touch()
     found = Both(tmp_path, top)
     yield found
     for loop in found.loops:
@@ -1337,7 +1337,7 @@ def test_request_file_that_others_can_write_is_ignored(both, recorded_actions):
     part = Store(both.top, both.job.uid).make(both.job.key)
     (part / "asks.json").write_text('{"ends": true, "tools": {}}')
     part.chmod(0o777)
-    lookout = together.RequestReader(both.settings)
+    lookout = node_parts.RequestReader(both.settings)
     looks = []
 
     def wanted():

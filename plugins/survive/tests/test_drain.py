@@ -13,8 +13,8 @@ from click.testing import CliRunner
 import running_journal
 from vtorque_core.api import HostFault, Refused, take_lock
 from vtorque_survive import drain, drain_command, periodic
-from vtorque_survive.asked import CHECKPOINT, NEVER, RESUME
 from vtorque_survive.drain import LEFT, MOVED, REQUEUED, Drain, DrainResult, LastDrain
+from vtorque_survive.resume_options import CHECKPOINT, NEVER, RESUME
 from vtorque_survive.settings import Settings
 
 VMGR = """#!/bin/sh

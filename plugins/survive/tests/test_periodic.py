@@ -10,7 +10,7 @@ import running_journal
 from finished import finish, saved_guest
 from vtorque_core.live.jobs import RunningJobs
 from vtorque_survive import periodic
-from vtorque_survive.asked import CHECKPOINT
+from vtorque_survive.resume_options import CHECKPOINT
 from vtorque_survive.settings import Settings
 from vtorque_survive.stored import OVER, Manifest, Store
 

@@ -9,7 +9,7 @@ import pytest
 
 from quick_python import shebang
 from vtorque_core.api import HostFault, Refused
-from vtorque_survive import move, moving, reach
+from vtorque_survive import migration, migration_adapter, reach
 from vtorque_survive.settings import Settings
 
 CONFIG = Path("/etc/vtorque/vtorque.toml")
@@ -77,14 +77,16 @@ def test_unsupported_libvirt_uri_is_refused(tmp_path, uri):
 def receiver(way, monkeypatch):
     """Return a function that lets another node receive, like a program does."""
     place = SimpleNamespace(hook=lambda word: ("vtorque", "hook", word))
-    monkeypatch.setattr(move.service, "installation_of", lambda _: place)
-    monkeypatch.setattr(move, "_READY", 30.0)
+    monkeypatch.setattr(migration.service, "installation_of", lambda _: place)
+    monkeypatch.setattr(migration, "_READY", 30.0)
 
     def receives(body):
         site = {Settings: way(f"told = json.loads(sys.stdin.readline())\n{body}")}
         over, _ = os.pipe()
-        here = move.ThisNode(CONFIG, site, None, moving.MigrationNode("test:///default", 1.0))
-        return move._receiver(here, "n3", {"job": "42", "guests": [{"uuid": "a"}]}, over)
+        here = migration.ThisNode(
+            CONFIG, site, None, migration_adapter.MigrationNode("test:///default", 1.0)
+        )
+        return migration._receiver(here, "n3", {"job": "42", "guests": [{"uuid": "a"}]}, over)
 
     return receives
 

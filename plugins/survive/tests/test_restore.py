@@ -15,7 +15,7 @@ from vtorque_core.api.batch_system import BatchJob
 from vtorque_core.api.libvirt_domain import CpuModel
 from vtorque_core.api.vm_options import DISK, FS_TYPE
 from vtorque_survive import node, restore, tools
-from vtorque_survive.asked import BEGINNING, CHECKPOINT, NEVER, RESUME
+from vtorque_survive.resume_options import BEGINNING, CHECKPOINT, NEVER, RESUME
 from vtorque_survive.settings import Settings
 from vtorque_survive.stored import Manifest, Store
 from vtorque_testing import planned

@@ -12,7 +12,7 @@ from vtorque_core.api.health import HealthResult, ok, warning
 from vtorque_core.api.node_job import Site
 from vtorque_core.live.node_setup import VIRTIOFSD
 from vtorque_survive.settings import Settings
-from vtorque_survive.shared import require_private
+from vtorque_survive.shared_store import require_private
 
 _OPTION = "--migration-verify-handles"
 _QEMU = (8, 2)  # first version that saves vhost-user-fs (its changelog)

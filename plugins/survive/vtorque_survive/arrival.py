@@ -16,14 +16,14 @@ from functools import partial
 from typing import IO, Any
 
 from vtorque_core.api import Busy, HostFault, UsageError
-from vtorque_core.api.read_apart import helper_process
-from vtorque_core.live import kept, libvirt, suspend
+from vtorque_core.api.unprivileged_parser import helper_process
+from vtorque_core.live import kept_jobs, libvirt, suspend
 from vtorque_core.live.jobs import RunningJob
 from vtorque_core.live.locked_job import LockedJob, locked_job
-from vtorque_survive import domains, move_disk, move_record, moving, request
+from vtorque_survive import domains, migrate_disk, migration_adapter, migration_record, request
 from vtorque_survive.clocks import set_clocks
-from vtorque_survive.move import ThisNode
-from vtorque_survive.move_record import ELSEWHERE, outside_nodes
+from vtorque_survive.migration import ThisNode
+from vtorque_survive.migration_record import ELSEWHERE, outside_nodes
 
 MOST = 1 << 16  # bytes of a request line
 _WAIT = 45.0  # seconds for this node's watcher; the requester waits longer
@@ -54,7 +54,7 @@ def answer(here: ThisNode, question: bytes, more: IO[bytes], first: IO[bytes]) -
             said: Any = settle_guests(here, job_id, key, str(asked["node"]), theirs)
         elif what == "disk":
             uuid, awaited = str(asked["guest"]), partial(_is_awaited, here, key)
-            said = move_disk.receive(here.paths, here.node.uri, key, uuid, awaited, more, first)
+            said = migrate_disk.receive(here.paths, here.node.uri, key, uuid, awaited, more, first)
         elif what == "gone":
             said = record_departure(here, key, str(asked["node"]), str(asked["to"]), _guests(asked))
         elif what == "phase":
@@ -96,7 +96,7 @@ def settle_guests(
     """
     try:
         with locked_job(here.paths, key) as locked:
-            disks, come = moving.disks(here.paths, key), locked.domains if locked else {}
+            disks, come = migration_adapter.disks(here.paths, key), locked.domains if locked else {}
             said = {
                 uuid: _guest_state(here, uuid, does, come, with_disk=uuid in disks)
                 for uuid, does in theirs.items()
@@ -123,7 +123,7 @@ def _guest_state(
         return "here"
     if with_disk and state == "still":
         try:
-            moving.await_state(here.node.uri, uuid, 0.0)  # libvirt has finished
+            migration_adapter.await_state(here.node.uri, uuid, 0.0)  # libvirt has finished
         except HostFault:
             return "comes"
         if not theirs:
@@ -142,10 +142,12 @@ def _complete_arrival(
     if job is None or job.job.key != key or suspend.phase(job) == "":
         for uuid in [uuid for uuid, where in said.items() if where == "none"]:
             libvirt.destroy_domain(here.node.uri, uuid)
-        moving.complete_arrival(locked, [uuid for uuid, where in said.items() if where == "here"])
-        move_record.forget(here.paths, key)  # a record of an earlier migration from here
+        migration_adapter.complete_arrival(
+            locked, [uuid for uuid, where in said.items() if where == "here"]
+        )
+        migration_record.forget(here.paths, key)  # a record of an earlier migration from here
         if (now := here.job(job_id)) is not None:
-            with kept.logging_for(here.paths, now.job):
+            with kept_jobs.logging_for(here.paths, now.job):
                 log.warning(
                     "the start on this node was interrupted: the plugins' actions after a "
                     "boot are skipped"

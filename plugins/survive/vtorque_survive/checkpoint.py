@@ -12,7 +12,7 @@ A file in the job's state directory names the requested checkpoint, so a new wat
 after a killed one. Each step is idempotent, and memory that libvirt has saved in the meantime is
 used. A failed checkpoint is not retried: the job continues, or ends if a guest has ended.
 
-A multi-node job is saved by the watchers of all nodes (:mod:`vtorque_survive.together`). No node
+A multi-node job is saved by the watchers of all nodes (:mod:`vtorque_survive.node_parts`). No node
 saves memory before all guests are paused.
 """
 
@@ -37,12 +37,12 @@ from vtorque_core.live import libvirt, service, suspend
 from vtorque_core.live.jobs import RunningGuest, RunningJob
 from vtorque_survive import domains, listing, periodic, room, saving, session, tools
 from vtorque_survive.clocks import set_clocks
+from vtorque_survive.node_parts import DONE, STILL, NodePart, RequestReader, is_leader, nodes_of
 from vtorque_survive.saving import GuestData
 from vtorque_survive.settings import Settings
-from vtorque_survive.shared import require_private
+from vtorque_survive.shared_store import require_private
 from vtorque_survive.sparse import copy_data
 from vtorque_survive.stored import SESSION, Manifest, Store, manifest_of
-from vtorque_survive.together import DONE, STILL, NodePart, RequestReader, is_leader, nodes_of
 
 ASKED, HELD = "checkpoint-asked", "checkpoint-held"  # files in the job's state directory
 _LOOKS = 10.0  # seconds to examine the user's disk files

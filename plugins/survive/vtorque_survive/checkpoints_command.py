@@ -15,8 +15,8 @@ import click
 from vtorque_core.api import HostFault, Paths, Refused, UsageError, printable, show_mib, tables
 from vtorque_core.live import service
 from vtorque_survive import listing
-from vtorque_survive.asked import checkpoint_id
 from vtorque_survive.listing import ListedCheckpoint
+from vtorque_survive.resume_options import checkpoint_id
 from vtorque_survive.settings import Settings
 from vtorque_survive.stored import Store
 

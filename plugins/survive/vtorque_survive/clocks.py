@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 def set_clocks(paths: Paths, job: RunningJob) -> Child:
     """Set the clocks of guests that were paused, in a new process. Errors go to the job's log.
 
-    Call this within :func:`vtorque_core.api.read_apart.helper_process`.
+    Call this within :func:`vtorque_core.api.unprivileged_parser.helper_process`.
     """
     return Child(lambda: _set_clocks(paths, job), 2 * _CLOCK)
 

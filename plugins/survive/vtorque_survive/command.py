@@ -12,7 +12,7 @@ import click
 from vtorque_core.api import HostFault, Refused, kept_records, printable
 from vtorque_core.live import service
 from vtorque_survive import request
-from vtorque_survive.move_record import ELSEWHERE
+from vtorque_survive.migration_record import ELSEWHERE
 from vtorque_survive.process import WatcherProcess
 
 _WAIT = 60.0  # seconds for the watcher's answer

@@ -30,9 +30,9 @@ from vtorque_core.api import (
     take_lock,
 )
 from vtorque_core.api.batch_system import DrainingAdapter
-from vtorque_core.live import kept, service, suspend
+from vtorque_core.live import kept_jobs, service, suspend
 from vtorque_core.live.jobs import RunningJob, RunningJobs
-from vtorque_survive import move, periodic, turn
+from vtorque_survive import migration, periodic, turn
 from vtorque_survive.checkpoint import CheckpointWatcher
 from vtorque_survive.settings import Settings
 
@@ -90,7 +90,7 @@ class Drain:
 
     def _is_movable(self, job: RunningJob, node: str) -> bool:
         try:
-            move.require(self.settings, self.paths, job, node)
+            migration.require(self.settings, self.paths, job, node)
         except Refused:
             return False
         return True
@@ -164,7 +164,7 @@ class Drain:
     def _log_result(self, job: RunningJob, done: DrainResult) -> None:
         level = logging.WARNING if done.done == LEFT else logging.INFO
         what = "left running" if done.done == LEFT else done.done
-        with suppress(OSError), kept.logging_for(self.paths, job.job):
+        with suppress(OSError), kept_jobs.logging_for(self.paths, job.job):
             why = f"{what}: {done.why}" if done.why else what
             log.log(level, "node drained (%s); the job is %s", self.reason, why)
 

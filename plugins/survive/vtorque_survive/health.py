@@ -32,9 +32,9 @@ from vtorque_core.api.health import HealthCheck, HealthResult, failure, ok, warn
 from vtorque_core.api.node_job import Site
 from vtorque_core.live import service, suspend
 from vtorque_core.live.jobs import RunningJobs
-from vtorque_survive import abilities, move_record, turn
+from vtorque_survive import abilities, migration_record, turn
 from vtorque_survive.drain import LOCK, LastDrain, read_record
-from vtorque_survive.move_watch import UNHELD, WHY_UNHELD
+from vtorque_survive.migration_watch import UNHELD, WHY_UNHELD
 from vtorque_survive.process import NAME, WatcherProcess
 from vtorque_survive.settings import DOCTOR, Settings
 
@@ -243,8 +243,8 @@ def check_suspended(site: Site) -> Iterator[HealthResult]:
             yield warning(
                 f"a guest of job {job.job.id} runs on this node, but {WHY_UNHELD}", "cancel the job"
             )
-    for move in move_record.all_moves(site.paths):
-        if move.phase != move_record.AWAY:
+    for move in migration_record.all_moves(site.paths):
+        if move.phase != migration_record.AWAY:
             fix = f"run vmgr migrate {move.job} --to {move.to} as root to complete the migration"
             yield warning(f"the migration of job {move.job} to {move.to} is unfinished", fix)
 

@@ -20,7 +20,7 @@ from typing import Any
 from vtorque_core.api import HostFault, Paths, Refused, let_users, replace_file
 from vtorque_core.api.children import Child
 from vtorque_survive import request
-from vtorque_survive.asked import checkpoint_id
+from vtorque_survive.resume_options import checkpoint_id
 from vtorque_survive.stored import GONE, Store
 
 LIST, FIFO = "list.json", "remove.fifo"

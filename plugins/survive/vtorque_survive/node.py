@@ -13,7 +13,7 @@ from vtorque_core.api.guest_plan import GuestPlan, JobUser
 from vtorque_core.api.kept_records import Place
 from vtorque_core.api.libvirt_domain import CpuModel, Element
 from vtorque_core.api.node_job import NodeJob, ReceivingNode, Site
-from vtorque_survive.asked import CHECKPOINT, NEVER, RESUME
+from vtorque_survive.resume_options import CHECKPOINT, NEVER, RESUME
 from vtorque_survive.settings import Settings, moves_directory
 
 _prepare_job = deferred("vtorque_survive.start:prepare_job")
@@ -39,14 +39,14 @@ def vtorque_boot_sources(
 def vtorque_reserved_items(guests: Sequence[GuestPlan], site: Site) -> Iterator[PoolClaim]:
     """Yield the addresses of guests that are saved or have migrated to other nodes."""
     if site[Settings].checkpoints:
-        from vtorque_survive import shared  # noqa: PLC0415 - few sites keep checkpoints
+        from vtorque_survive import shared_store  # noqa: PLC0415 - few sites keep checkpoints
 
-        yield from shared.reserved_addresses(guests, site)
+        yield from shared_store.reserved_addresses(guests, site)
     if any(moves_directory(site.paths).glob("*.json")):
-        from vtorque_survive import move_record  # noqa: PLC0415 - few guests migrate
+        from vtorque_survive import migration_record  # noqa: PLC0415 - few guests migrate
 
-        move_record.forget_ended(site)
-        yield from move_record.migrated_addresses(guests, site.paths)
+        migration_record.forget_ended(site)
+        yield from migration_record.migrated_addresses(guests, site.paths)
 
 
 @hookimpl

@@ -19,7 +19,7 @@ from vtorque_core.api.node_job import NodeJob
 from vtorque_core.live import suspend
 from vtorque_core.live.jobs import RunningJob
 from vtorque_survive import listing
-from vtorque_survive.asked import BEFORE_WALLTIME, BEGINNING, CHECKPOINT, NEVER, RESUME
+from vtorque_survive.resume_options import BEFORE_WALLTIME, BEGINNING, CHECKPOINT, NEVER, RESUME
 from vtorque_survive.settings import Settings
 from vtorque_survive.stored import Store
 

@@ -5,7 +5,7 @@ answers with each guest's XML for this node. It answers again when all guests ru
 
 If the sender disconnects before the first answer, no guest was sent and all resources are released.
 If it disconnects later, this process ends without releasing anything, because only the sender can
-determine which node owns a guest (:mod:`vtorque_survive.move`).
+determine which node owns a guest (:mod:`vtorque_survive.migration`).
 """
 
 from __future__ import annotations

@@ -25,8 +25,8 @@ from vtorque_core.api.node_job import NodeJob, Site
 from vtorque_core.api.vm_options import DISK
 from vtorque_core.live import changes
 from vtorque_core.live.jobs import RunningJobs
-from vtorque_survive import shared, tools
-from vtorque_survive.asked import BEGINNING, CHECKPOINT, NEVER, RESUME
+from vtorque_survive import shared_store, tools
+from vtorque_survive.resume_options import BEGINNING, CHECKPOINT, NEVER, RESUME
 from vtorque_survive.settings import Settings
 from vtorque_survive.sparse import copy_data
 from vtorque_survive.stored import SESSION, Manifest, SavedGuest, Store
@@ -41,7 +41,7 @@ log = logging.getLogger(__name__)
 class RestoredDisk(Resource):
     """A guest's own disk, copied from a checkpoint.
 
-    Without a ``source`` it starts empty, and :mod:`vtorque_survive.move_disk` writes its content.
+    Without a ``source`` it starts empty, and :mod:`vtorque_survive.migrate_disk` writes it.
     """
 
     kind = "survive-disk"
@@ -97,7 +97,7 @@ class CheckpointSource(BootSource):
     """A guest in a checkpoint. It resumes when all guests of the job, on all nodes, can resume."""
 
     saved: SavedGuest
-    gate: shared.Gate | None = None
+    gate: shared_store.Gate | None = None
 
     name = "checkpoint"
     brings_disk = True
@@ -133,7 +133,7 @@ def boot_sources(
     """Yield the saved guests if the job is restored from a checkpoint."""
     settings = site[Settings]
     if settings.checkpoints_shared:
-        shared.require_mounted(Path(settings.checkpoints))
+        shared_store.require_mounted(Path(settings.checkpoints))
     store = Store(Path(settings.checkpoints), user.uid)
     found = _last_checkpoint(job, request, store) if settings.checkpoints else None
     others = list(_find_differences(job, image, found, user, site)) if found is not None else []
@@ -159,9 +159,9 @@ def boot_sources(
     _await_released(site.paths, found)
     here = found.node_part(job.node_index)
     attempt = JobAttempt(job.id, job.attempt, user.name, user.uid, job.node)
-    if shared.is_shared_by_nodes(site):
-        shared.acquire_mark(store, here, attempt, site)
-    gate = shared.Gate(store, found, job.nodes, attempt, site) if found.nodes > 1 else None
+    if shared_store.is_shared_by_nodes(site):
+        shared_store.acquire_mark(store, here, attempt, site)
+    gate = shared_store.Gate(store, found, job.nodes, attempt, site) if found.nodes > 1 else None
     yield from (CheckpointSource(guest, gate) for guest in here.guests)
 
 
@@ -216,14 +216,14 @@ def _find_differences(
     version = tools.tools(tools.cpu_model(found.tools))
     here = {"node": job.node, "image": f"{image.name} {image.sha256}", **version}
     then = {"node": found.node, "image": f"{found.image} {found.sha256}", **found.tools}
-    if shared.is_shared_by_nodes(site):
+    if shared_store.is_shared_by_nodes(site):
         del then["node"]
     if found.nodes != len(job.nodes):
         what = (
             f"the checkpoint is of a job on {found.nodes} nodes, but this job has {len(job.nodes)}"
         )
         yield Refusal(what, RESUME.key, found.id)
-    elif found.nodes > 1 and not shared.is_shared_by_nodes(site):
+    elif found.nodes > 1 and not shared_store.is_shared_by_nodes(site):
         what = (
             "a checkpoint of a job on several nodes can only be restored if all nodes share "
             "the checkpoints' directory"
@@ -264,8 +264,8 @@ def acquire_saved(job: NodeJob) -> None:
         found = found.node_part(first.rank // len(job.guests))
         cpu = tools.cpu_model(found.tools)
         _require_disks(job, found)
-        if shared.is_shared_by_nodes(job.site):
-            job.acquire(shared.acquire_mark(store, found, first.job, job.site), guest=first)
+        if shared_store.is_shared_by_nodes(job.site):
+            job.acquire(shared_store.acquire_mark(store, found, first.job, job.site), guest=first)
         if not first.rank:
             with (
                 suppress(OSError),
@@ -344,7 +344,7 @@ def _await_released(paths: Paths, found: Manifest) -> None:
                 return
             if left <= 0:
                 job = having[0].job.id
-                raise shared.in_use_fault(f"checkpoint {found.id} is in use by job {job}")
+                raise shared_store.in_use_fault(f"checkpoint {found.id} is in use by job {job}")
             select.select([events], [], [], min(left, 1.0))
             with suppress(BlockingIOError):
                 os.read(events, 1 << 16)

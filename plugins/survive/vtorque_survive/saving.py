@@ -103,9 +103,9 @@ def has_domain(guest: RunningGuest) -> bool:
 def allow_disconnect(paths: Paths, job: RunningJob, seconds: int, deadline: float) -> None:
     """Make the script's guest and the job shell wait ``seconds`` when their connection breaks.
 
-    Call this within :func:`vtorque_core.api.read_apart.helper_process`. Raises HostFault if the
-    guest does not confirm before ``deadline`` (``time.monotonic()``), Refused if guests of this
-    type cannot be saved.
+    Call this within ``helper_process`` of :mod:`vtorque_core.api.unprivileged_parser`. Raises
+    HostFault if the guest does not confirm before ``deadline`` (``time.monotonic()``), Refused if
+    guests of this type cannot be saved.
     """
     kind, driver = suspend.driver_of(paths, job)
     first = min(job.guests, key=lambda guest: guest.rank)

@@ -7,10 +7,10 @@ from vtorque_core.api.acquired import Resource
 from vtorque_core.api.job_files import File
 from vtorque_core.api.kept_records import place
 from vtorque_core.api.node_job import NodeJob
-from vtorque_survive import move_record, periodic, placeholder, restore, shared
-from vtorque_survive.asked import CHECKPOINT, NEVER
+from vtorque_survive import migration_record, periodic, placeholder, restore, shared_store
 from vtorque_survive.process import WatcherProcess
 from vtorque_survive.request import Fifo, path_of
+from vtorque_survive.resume_options import CHECKPOINT, NEVER
 
 
 def resources() -> list[type[Resource]]:
@@ -20,7 +20,7 @@ def resources() -> list[type[Resource]]:
         Fifo,
         restore.RestoredDisk,
         restore.Link,
-        shared.UseMark,
+        shared_store.UseMark,
         placeholder.Placeholder,
     ]
 
@@ -36,7 +36,7 @@ def prepare_job(job: NodeJob) -> None:
     job.acquire(Fifo(str(path_of(paths, key)), job.user.uid))
     placeholder.acquire_placeholder(job)
     if placeholder.is_migrating(job):
-        move_record.keep_for_return(paths, key)
+        migration_record.keep_for_return(paths, key)
         restore.await_disks(job)
     else:
         periodic.plan(job)
@@ -57,6 +57,6 @@ def _require_saveable(job: NodeJob) -> None:
 def record_start(job: NodeJob) -> None:
     """Record that the job was restored successfully."""
     if placeholder.is_migrating(job):  # a record of an earlier migration from here
-        move_record.forget(job.site.paths, job.guests[0].job.key)
+        migration_record.forget(job.site.paths, job.guests[0].job.key)
     else:
         restore.reset_failures(job)

@@ -23,7 +23,7 @@ from pathlib import Path
 from vtorque_core.api import Paths
 from vtorque_core.api.batch_system import JobState
 from vtorque_core.api.children import Child
-from vtorque_core.api.read_apart import helper_process
+from vtorque_core.api.unprivileged_parser import helper_process
 from vtorque_core.live import changes, service, suspend
 from vtorque_core.live.jobs import RunningJob, RunningJobs
 from vtorque_core.live.node_process import initialize
@@ -31,10 +31,10 @@ from vtorque_survive import request
 from vtorque_survive.checkpoint import ENDS, HOLDS, SAVED, SAVES, CheckpointWatcher
 from vtorque_survive.clocks import set_clocks
 from vtorque_survive.health import HealthWatcher
-from vtorque_survive.held import HoldAdapter, HoldWatcher
+from vtorque_survive.hold_jobs import HoldAdapter, HoldWatcher
 from vtorque_survive.lines import LineReader
 from vtorque_survive.listing import RemovalWatcher
-from vtorque_survive.move_watch import MigrationWatcher
+from vtorque_survive.migration_watch import MigrationWatcher
 from vtorque_survive.process import NAME
 from vtorque_survive.settings import Settings
 

@@ -18,10 +18,10 @@ import pytest
 from monitoring import free_port
 from patience import LONG, eventually
 from thread_statuses import thread_statuses
-from vtorque_telemetry import outside as module
-from vtorque_telemetry.outside import UnprivilegedExporters
+from vtorque_telemetry import unprivileged_sampler as module
 from vtorque_telemetry.settings import Settings
 from vtorque_telemetry.tick import GuestFigures, JobFigures, Tick
+from vtorque_telemetry.unprivileged_sampler import UnprivilegedExporters
 
 pytestmark = pytest.mark.e2e  # processes are started and killed
 
@@ -148,7 +148,7 @@ def test_stopped_process_does_not_block_root(
 STARTS = """
 import os, sys, time
 from pathlib import Path
-from vtorque_telemetry.outside import UnprivilegedExporters
+from vtorque_telemetry.unprivileged_sampler import UnprivilegedExporters
 from vtorque_telemetry.tick import Tick
 outside, (waits, told) = UnprivilegedExporters(Path(sys.argv[1])), os.pipe()
 outside.send(Tick(1000.0, {}), {}, told)

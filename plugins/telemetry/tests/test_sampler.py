@@ -22,7 +22,7 @@ from counting import calls
 from vtorque_core.api import HostFault, kept_records
 from vtorque_core.live import extensions
 from vtorque_core.site import plugins
-from vtorque_telemetry import app, influx, node, outside, sampler, series
+from vtorque_telemetry import app, influx, node, sampler, series, unprivileged_sampler
 from vtorque_telemetry.api import GROUP
 from vtorque_telemetry.process import CHANNEL, Sampler, last_sample
 from vtorque_telemetry.settings import Settings
@@ -429,7 +429,7 @@ def test_exporters_are_found_by_name_and_a_broken_one_is_reported(monkeypatch, t
     config = tmp_path / "v.toml"
     wanted = ["acme", "prometheus", "nowhere", "odd", "gone", "acme"]
     config.write_text(f"[plugin.telemetry]\nexporters = {json.dumps(wanted)}\n")
-    settings, sinks = outside._openings(config)
+    settings, sinks = unprivileged_sampler._openings(config)
     assert [*sinks] == ["acme", "prometheus"] and settings.interval == 2.0
     for said in (
         "exporter nowhere: no installed distribution provides 'nowhere' in vtorque1.telemetry; "

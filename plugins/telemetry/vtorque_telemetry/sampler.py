@@ -2,8 +2,8 @@
 
 The resource ``process.Sampler`` starts this process before the first job's guests boot, and ends it
 with the last job. The process reads journals and counters of libvirt and the kernel, connects to
-guests' ports and opens files. Only the unprivileged process :mod:`vtorque_telemetry.outside` reads
-data of guests and users. Both processes may be killed at any time: the next job restarts them, and
+guests' ports and opens files. Only the unprivileged process ``unprivileged_sampler`` reads data of
+guests and users. Both processes may be killed at any time: the next job restarts them, and
 they continue with the existing files.
 
 The sampler waits for the next interval or, while no guest runs, for journal changes. An epilogue
@@ -32,11 +32,11 @@ from vtorque_core.live.node_process import initialize
 from vtorque_telemetry.api import GROUP
 from vtorque_telemetry.domain_stats import domain_stats
 from vtorque_telemetry.figures import GuestMeter
-from vtorque_telemetry.outside import UnprivilegedExporters
 from vtorque_telemetry.process import CHANNEL, LAST, listen
 from vtorque_telemetry.series import NAME
 from vtorque_telemetry.settings import Settings
 from vtorque_telemetry.tick import GuestFigures, JobFigures, Name, Tick
+from vtorque_telemetry.unprivileged_sampler import UnprivilegedExporters
 
 _IDLE = 60.0  # seconds between two checks whether the node still needs the sampler
 log = logging.getLogger("telemetry")

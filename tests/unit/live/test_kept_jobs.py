@@ -11,7 +11,7 @@ from vtorque_core.api.batch_system import JobInfo
 from vtorque_core.api.values import hookimpl
 from vtorque_core.base.errors import Refused
 from vtorque_core.base.names import JobAttempt, Paths
-from vtorque_core.live import kept
+from vtorque_core.live import kept_jobs
 from vtorque_core.site.plugins import Plugins
 from vtorque_jobs import command as commands
 
@@ -53,7 +53,7 @@ def keep(config, job, at="state", attempt=0, uid=4321, node="n1", **facts):
 
 
 def found(config, wanted):
-    return sorted(job.id for job in kept.jobs(config, wanted))
+    return sorted(job.id for job in kept_jobs.jobs(config, wanted))
 
 
 @pytest.mark.parametrize(
@@ -74,7 +74,7 @@ def test_word_selects_matching_jobs(node, wanted, jobs):
         assert found(config, wanted) == jobs
     else:
         with pytest.raises(Refused, match=r"this node has no records of a job .* of yours"):
-            kept.jobs(config, wanted)
+            kept_jobs.jobs(config, wanted)
 
 
 def test_last_attempt_has_a_place_for_each_node(node):
@@ -85,19 +85,19 @@ def test_last_attempt_has_a_place_for_each_node(node):
     os.utime(old.directory, (1, 1))
     for each in there.places:
         os.utime(each.directory, (5, 5))
-    (job,) = kept.jobs(config, "5.srv")
+    (job,) = kept_jobs.jobs(config, "5.srv")
     assert [place.facts()["node"] for place in job.places] == ["n1", "n2"]
     assert job.places[0].directory == old.directory, "a node's own comes before a copy"
     again = keep(config, "5.srv", attempt=1)
     os.utime(again.directory, (9, 9))
-    (job,) = kept.jobs(config, None)
+    (job,) = kept_jobs.jobs(config, None)
     assert [place.key for place in job.places] == ["5.srv.1"] and job.changed == 9
 
 
 def test_job_with_damaged_facts_is_found_by_its_file_name(node):
     config, _ = node
     (keep(config, "5.srv").directory / "job.json").write_text("{")
-    (job,) = kept.jobs(config, "5.srv")
+    (job,) = kept_jobs.jobs(config, "5.srv")
     assert (job.id, job.places[0].facts()) == ("5.srv", {})
 
 
@@ -109,7 +109,7 @@ def test_failing_plugin_loses_only_its_own_places(node, capsys):
     assert "plugin there, vtorque_kept_records: no \\x1b" in capsys.readouterr().err
     there.places, there.error = ["5.srv"], None
     with pytest.raises(Refused):
-        kept.jobs(config, "5.srv")
+        kept_jobs.jobs(config, "5.srv")
     assert "returned str" in capsys.readouterr().err
 
 
@@ -118,12 +118,12 @@ def test_users_find_their_own_jobs_and_root_all_jobs_of_the_node(node, monkeypat
     there.places = [keep(config, "7.srv", "there")]
     keep(config, "5.srv", uid=1)
     with pytest.raises(Refused, match="of yours"):
-        kept.jobs(config, "5.srv")
+        kept_jobs.jobs(config, "5.srv")
     monkeypatch.setattr(os, "geteuid", lambda: 0)
-    monkeypatch.setattr(kept, "load", lambda *_, **__: (KeptSite(config), None))
+    monkeypatch.setattr(kept_jobs, "load", lambda *_, **__: (KeptSite(config), None))
     assert found(config, "5.srv") == ["5.srv"]
     with pytest.raises(Refused, match="sudo -u OWNER"):
-        kept.jobs(config, "7.srv")
+        kept_jobs.jobs(config, "7.srv")
 
 
 class KeptSite:

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from vtorque_core.base.errors import Refused
-from vtorque_core.plan.domain.saved import adapt_xml
+from vtorque_core.plan.domain.saved_domain import adapt_xml
 from vtorque_testing import planned
 
 PLACES = Path("/s/1.srv.0/g0"), Path("/r/1.srv.0/g0")

@@ -33,7 +33,7 @@ from vtorque_core.node.start.attempt import StartAttempt
 from vtorque_core.node.start.guest_resources import daemons, domain_spec, root_disks
 from vtorque_core.plan.domain.merge import Contributed, merge
 from vtorque_core.plan.domain.render import NAMESPACE, metadata, render, render_devices, tap_name
-from vtorque_core.plan.domain.saved import adapt_xml
+from vtorque_core.plan.domain.saved_domain import adapt_xml
 from vtorque_core.plan.guests import GuestSpec
 from vtorque_core.records import console, log
 from vtorque_core.records.journal import Journal

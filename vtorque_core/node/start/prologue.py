@@ -26,8 +26,8 @@ from pathlib import Path
 from vtorque_core.api.batch_system import BatchJob, Detach, NodeAdapter, Outcome
 from vtorque_core.api.kept_records import keep_facts
 from vtorque_core.api.log_levels import parse
-from vtorque_core.api.read_apart import helper_process
 from vtorque_core.api.strategies import deferred
+from vtorque_core.api.unprivileged_parser import helper_process
 from vtorque_core.base.detach import run_detached
 from vtorque_core.base.errors import HostFault, InUse, Refused, VtorqueError, printable
 from vtorque_core.base.locks import Busy, job_lock

@@ -12,7 +12,7 @@ from vtorque_core.api import hooks
 from vtorque_core.api.batch_system import MigrationAdapter, NodeAdapter
 from vtorque_core.api.boot_source import BootSource
 from vtorque_core.api.log_levels import parse
-from vtorque_core.api.read_apart import helper_process
+from vtorque_core.api.unprivileged_parser import helper_process
 from vtorque_core.base import hypervisor
 from vtorque_core.base.errors import EXIT_FAILED, EXIT_OK, Refused, VtorqueError, printable
 from vtorque_core.base.locks import job_lock

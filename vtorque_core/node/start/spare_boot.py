@@ -24,7 +24,7 @@ from vtorque_core.api.claims import CoreClaim, MemoryClaim, PoolClaim, RamClaim
 from vtorque_core.api.guest_driver import WarmDriver
 from vtorque_core.api.guest_plan import GuestPlan, JobUser
 from vtorque_core.api.job_files import File
-from vtorque_core.api.read_apart import helper_process
+from vtorque_core.api.unprivileged_parser import helper_process
 from vtorque_core.api.vcpu_threads import process_of, threads
 from vtorque_core.base import hypervisor, kvm
 from vtorque_core.base.errors import Refused, VtorqueError

@@ -10,7 +10,7 @@ import batch_double
 from vtorque_experiment import create, definition
 from vtorque_experiment.batch import BatchCommands
 from vtorque_experiment.book import Book
-from vtorque_experiment.ended import Collector
+from vtorque_experiment.end_collector import Collector
 from vtorque_experiment.place import validate_place
 from vtorque_experiment.runner import Runner
 

@@ -9,7 +9,7 @@ import pytest
 
 from vtorque_core.api import HostFault
 from vtorque_core.api.guest_driver import LEAVE, LEFT, TELL, ReadyGuest
-from vtorque_linux_guest.job import leaving
+from vtorque_linux_guest.job import handover
 from vtorque_linux_guest.job.session_state import SessionState
 
 STATE = SessionState(
@@ -24,10 +24,10 @@ LONG = SessionState(
 
 def test_session_state_is_written_until_the_fifo_is_removed(tmp_path: Path) -> None:
     guest = SimpleNamespace(run_dir=tmp_path)
-    assert leaving.received_state(guest) is None
+    assert handover.received_state(guest) is None
     fifo = tmp_path / LEAVE
     os.mkfifo(fifo)
-    thread = threading.Thread(target=leaving.send_state, args=(guest, STATE))
+    thread = threading.Thread(target=handover.send_state, args=(guest, STATE))
     thread.start()
     said = fifo.read_bytes()
     assert thread.is_alive()
@@ -35,14 +35,14 @@ def test_session_state_is_written_until_the_fifo_is_removed(tmp_path: Path) -> N
     thread.join()
     assert said[:1] + said[-1:] == b"\n\n" and said.count(b"\n") == 2
     (tmp_path / LEFT).write_bytes(said[1:-1])
-    assert leaving.received_state(guest) == STATE
+    assert handover.received_state(guest) == STATE
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", "null", '{"nonce": 1}'])
 def test_invalid_session_state_is_reported_in_one_line(tmp_path: Path, text: str) -> None:
     (tmp_path / LEFT).write_text(text)
     with pytest.raises(HostFault, match="cannot read the session state"):
-        leaving.received_state(SimpleNamespace(run_dir=tmp_path))
+        handover.received_state(SimpleNamespace(run_dir=tmp_path))
 
 
 @pytest.fixture
@@ -56,13 +56,13 @@ def read(path: Path) -> str:
 
 
 def test_no_state_is_written_without_a_request(guest: ReadyGuest) -> None:
-    assert not leaving.StateSender(guest, lambda: True)(lambda: LONG)
+    assert not handover.StateSender(guest, lambda: True)(lambda: LONG)
 
 
 def test_state_is_read_when_the_reader_is_ready(guest: ReadyGuest) -> None:
     os.mkfifo(guest.run_dir / TELL)
     asked = []
-    telling = leaving.StateSender(guest, lambda: True)
+    telling = handover.StateSender(guest, lambda: True)
     for _ in range(3):
         assert telling(lambda: asked.append(1) or LONG)
     assert not asked, "the state is that of when it is read"
@@ -71,9 +71,9 @@ def test_state_is_read_when_the_reader_is_ready(guest: ReadyGuest) -> None:
 def test_state_is_written_once_per_reader(
     guest: ReadyGuest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path, telling = guest.run_dir / TELL, leaving.StateSender(guest, lambda: True)
+    path, telling = guest.run_dir / TELL, handover.StateSender(guest, lambda: True)
     os.mkfifo(path)
-    monkeypatch.setattr(leaving, "_AGAIN", 600.0)
+    monkeypatch.setattr(handover, "_AGAIN", 600.0)
     for how in ("first", "the first one was killed", "the first one has taken it"):
         if how == "the first one was killed":
             telling._again = 0.0
@@ -98,7 +98,7 @@ def test_request_without_a_running_script_gets_an_empty_line(guest: ReadyGuest) 
     said: list[str] = []
     reads = threading.Thread(target=lambda: said.append(read(path)))
     reads.start()
-    telling = leaving.StateSender(guest, lambda: False)
+    telling = handover.StateSender(guest, lambda: False)
     while not said:
         assert telling(lambda: LONG)
     reads.join()
@@ -111,5 +111,5 @@ def test_killed_reader_does_not_block_the_writer(guest: ReadyGuest) -> None:
     reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     closes = threading.Timer(0.2, os.close, (reader,))  # a pipe holds less than the state
     closes.start()
-    assert leaving.StateSender(guest, lambda: True)(lambda: LONG)
+    assert handover.StateSender(guest, lambda: True)(lambda: LONG)
     closes.join()

@@ -7,7 +7,7 @@ import time
 import pytest
 
 from vtorque_core.api import HostFault
-from vtorque_linux_guest.job import ready
+from vtorque_linux_guest.job import readiness
 from vtorque_linux_guest.job.frames import StreamError
 from vtorque_linux_guest.job.status_port import StatusReader
 
@@ -72,7 +72,7 @@ def waits(plan, *lines):
         for line in lines:
             guest.sendall(f"{line}\n".encode())
         guest.shutdown(socket.SHUT_WR)
-        ready.await_seed(plan(), host, time.monotonic() + 10)
+        readiness.await_seed(plan(), host, time.monotonic() + 10)
 
 
 def test_spare_guest_waits_for_its_seed(plan):

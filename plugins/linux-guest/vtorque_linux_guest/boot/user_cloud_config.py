@@ -18,7 +18,7 @@ from typing import Any, NoReturn
 from vtorque_core.api import FileData, Refusal, Refused
 from vtorque_core.api.guest_context import ContextItem, GuestFile, Package, RootCommand
 from vtorque_core.api.guest_plan import JobUser
-from vtorque_core.api.read_apart import Unreadable, parse_unprivileged
+from vtorque_core.api.unprivileged_parser import Unreadable, parse_unprivileged
 from vtorque_linux_guest.guest.contract import AS_USER, SITE
 from vtorque_linux_guest.guest.linux_family import DEBIAN, REDHAT
 

@@ -40,18 +40,18 @@ class AgentDriver:
         time.monotonic() seconds. Raises HostFault if the setup fails, or the guest died or timed
         out.
         """
-        from vtorque_linux_guest.job import ready
+        from vtorque_linux_guest.job import readiness
 
         _let_watch(guest.state_dir / "console.log", guest.user.uid)
         with status_port(guest.run_dir, deadline) as connection:
-            ready.await_ready(guest, connection, deadline, step)
+            readiness.await_ready(guest, connection, deadline, step)
 
     def set_clock(self, run_dir: Path, deadline: float) -> None:
         """Set the clock of a guest that was paused. As root. Raises HostFault."""
-        from vtorque_linux_guest.job import ready
+        from vtorque_linux_guest.job import readiness
 
         with status_port(run_dir, deadline) as connection:
-            ready.set_clock(connection, deadline)
+            readiness.set_clock(connection, deadline)
 
     def allow_disconnect(self, run_dir: Path, seconds: int, deadline: float) -> None:
         """Make a guest and its job shell wait for a new connection if theirs breaks. As root.
@@ -59,10 +59,10 @@ class AgentDriver:
         Both wait for at most ``seconds`` from now; 0 makes a break end the job again. Raises
         HostFault if the guest does not confirm before ``deadline``.
         """
-        from vtorque_linux_guest.job import ready
+        from vtorque_linux_guest.job import readiness
 
         with status_port(run_dir, deadline) as connection:
-            ready.hold(connection, seconds, deadline)
+            readiness.hold(connection, seconds, deadline)
         marker = str(run_dir / BREAK_MARKER)
         replace_file(marker, b"%d\n" % (time.time() + seconds), mode=0o444)
 

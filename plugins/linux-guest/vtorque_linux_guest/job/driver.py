@@ -45,7 +45,7 @@ class LinuxDriver(AgentDriver):
 
     def await_warm(self, guest: GuestPlan, deadline: float) -> None:
         """Wait until a warm guest reports that it waits for its seed. Raises HostFault."""
-        from vtorque_linux_guest.job import ready
+        from vtorque_linux_guest.job import readiness
 
         if not has_agent(guest.image):  # it would wait only briefly for a seed
             raise HostFault(
@@ -53,4 +53,4 @@ class LinuxDriver(AgentDriver):
                 "started before their job"
             )
         with status_port(guest.run_dir, deadline) as connection:
-            ready.await_seed(guest, connection, deadline)
+            readiness.await_seed(guest, connection, deadline)

@@ -31,7 +31,7 @@ from vtorque_linux_guest.guest.contract import (
     RUN_SOCKET,
 )
 from vtorque_linux_guest.guest.environment import job_environment_text
-from vtorque_linux_guest.job import default_acl, leaving, on_cancel
+from vtorque_linux_guest.job import default_acl, handover, on_cancel
 from vtorque_linux_guest.job.events import Events
 from vtorque_linux_guest.job.frames import BadStart, RunAbandoned, StartFailed, StreamError
 from vtorque_linux_guest.job.session_state import SessionState
@@ -93,7 +93,7 @@ def run(guest: ReadyGuest, script: Script, streams: Streams) -> int:
             contextlib.closing(_session(guest, ending)) as session,
         ):
             job = _JobRun(guest, script, streams, session, ending)
-            state = leaving.received_state(guest)
+            state = handover.received_state(guest)
             if state is None:
                 session.hello(time.monotonic() + HELLO_SECONDS)
                 return job.run()
@@ -103,7 +103,7 @@ def run(guest: ReadyGuest, script: Script, streams: Streams) -> int:
         if error.state is None or not ending.leaves:
             raise GuestDied(f"{guest.hostname}: {error}") from None
         job._print_message("the job was saved and ends now; restore it with vsub -vm resume=ID")
-        leaving.send_state(guest, error.state)  # then the batch system may end this process
+        handover.send_state(guest, error.state)  # then the batch system may end this process
         return 128 + signal.SIGTERM
     except StreamError as error:
         raise GuestDied(f"{guest.hostname}: {error}") from None
@@ -399,7 +399,7 @@ def _limits(script: Script) -> dict[int, tuple[int, int]]:
 
 
 def _session(guest: ReadyGuest, ending: _SignalForwarder) -> Session:
-    telling = leaving.StateSender(guest, lambda: ending.in_script)
+    telling = handover.StateSender(guest, lambda: ending.in_script)
     return Session(_connect(guest), partial(_reconnect, guest, ending), telling)
 
 
@@ -415,7 +415,7 @@ def _reconnect(
         time.sleep(RETRY)
         with contextlib.suppress(GuestDied):
             return _connect(guest), time.monotonic() + left
-        if ending.in_script and leaving.is_detach_requested(guest):
+        if ending.in_script and handover.is_detach_requested(guest):
             ending.leaves = True
             ending.events.stop("the guest was saved")
     return None

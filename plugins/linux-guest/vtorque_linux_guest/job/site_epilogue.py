@@ -18,7 +18,7 @@ from pathlib import Path
 
 from vtorque_core.api import HostFault
 from vtorque_core.api.acquired import Resource
-from vtorque_core.api.read_apart import parse_unprivileged
+from vtorque_core.api.unprivileged_parser import parse_unprivileged
 from vtorque_linux_guest.guest.contract import EPILOGUE_CLIENT, RUN_SOCKET
 from vtorque_linux_guest.job.frames import printable_text
 from vtorque_linux_guest.job.start_request import StartRequest

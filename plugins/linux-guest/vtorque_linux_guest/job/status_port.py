@@ -1,7 +1,7 @@
 """The host side of the status port: setup steps, READY, clock and logs.
 
 Messages are lines of UTF-8, at most 4096 bytes. The guest is hostile, so this runs in an
-unprivileged process on the node (:mod:`vtorque_linux_guest.job.ready`).
+unprivileged process on the node (:mod:`vtorque_linux_guest.job.readiness`).
 """
 
 import base64

@@ -13,10 +13,10 @@ from vtorque_core.api.guest_context import ContextItem, EnvVar
 from vtorque_core.api.node_job import Site
 from vtorque_core.api.submission import from_token
 from vtorque_pbs import convention as pbs
-from vtorque_pbs import counted
+from vtorque_pbs import countable_resources
 from vtorque_pbs.batch_commands import REQUEUE_TIME
 from vtorque_pbs.job_records import Attributes
-from vtorque_pbs.mixed import JobPart, bare_nodes, openpbs_places, per_node
+from vtorque_pbs.mixed_requests import JobPart, bare_nodes, openpbs_places, per_node
 from vtorque_pbs.node import PATIENCE, PbsNode, is_job_id, is_one_part
 from vtorque_pbs.qsub_dialect import OPENPBS
 from vtorque_pbs.resources import hosts, parse_exec_host
@@ -96,7 +96,7 @@ class OpenPbsNode(PbsNode):
             whole_node=_is_exclusive(given.get("place", ""), vnodes),
             queue=given.get("queue", ""),
             account=given.get("account", ""),
-            granted=counted.openpbs_granted(
+            granted=countable_resources.openpbs_granted(
                 node_chunks(vnodes, where, node), self._read_hook_data(given["id"])
             ),
         )

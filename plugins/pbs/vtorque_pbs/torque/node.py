@@ -15,10 +15,16 @@ from vtorque_core.api import HostFault, Refused
 from vtorque_core.api.batch_system import BatchJob, Detach, Outcome
 from vtorque_core.api.node_job import Site
 from vtorque_pbs import convention as pbs
-from vtorque_pbs import counted, request_channel
+from vtorque_pbs import countable_resources, request_channel
 from vtorque_pbs.batch_commands import REQUEUE_TIME
 from vtorque_pbs.job_records import Attributes, parse_nodes
-from vtorque_pbs.mixed import JobPart, bare_nodes, per_node, select_guest_parts, torque_places
+from vtorque_pbs.mixed_requests import (
+    JobPart,
+    bare_nodes,
+    per_node,
+    select_guest_parts,
+    torque_places,
+)
 from vtorque_pbs.node import PATIENCE, PbsNode, is_one_part
 from vtorque_pbs.qsub_dialect import TORQUE
 from vtorque_pbs.resources import hosts, parse_exec_host, torque_memory, walltime_seconds
@@ -124,7 +130,7 @@ class TorqueNode(PbsNode):
             patience=0.0 if known.get("Rerunable") == "False" else PATIENCE,
             queue=args.queue,
             account=args.account,
-            granted=counted.torque_granted(
+            granted=countable_resources.torque_granted(
                 "" if node in {each.name for each in bare} else known.get("exec_gpus", ""),
                 known.get("Resource_List.nodes", ""),
                 node,

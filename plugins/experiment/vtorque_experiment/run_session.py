@@ -20,7 +20,7 @@ from vtorque_experiment import (
     book,
     check,
     definition,
-    ended,
+    end_collector,
     figures,
     files,
     matrix,
@@ -79,8 +79,8 @@ def run(
             with _progress(sum(there.counts().values())) as seen:
                 runner = Runner(
                     place, found, there, batch.site_batch(config, found.limits.poll),
-                    ended.Collector(found, ended.reporter(config)), told=told, stop=stop,
-                    hours=hours or found.limits.hours, seen=seen, plan=new_plan,
+                    end_collector.Collector(found, end_collector.reporter(config)), told=told,
+                    stop=stop, hours=hours or found.limits.hours, seen=seen, plan=new_plan,
                     is_accepted=functools.partial(_is_accepted, accept=accept),
                 )  # fmt: skip
                 runner.retake_numbers()

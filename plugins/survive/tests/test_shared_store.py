@@ -18,7 +18,7 @@ from vtorque_core.api import HostFault, InUse, JobAttempt, Paths, Refused
 from vtorque_core.api.batch_system import JobState
 from vtorque_core.api.claims import PoolClaim
 from vtorque_core.resources.lease import Lease
-from vtorque_survive import listing, restore, shared, stored
+from vtorque_survive import listing, restore, shared_store, stored
 from vtorque_survive.settings import Settings
 from vtorque_survive.stored import Manifest, Store
 from vtorque_testing import planned
@@ -40,7 +40,7 @@ def manifest(store, key="42.srv.0", leased=LEASED, uuid=UUID):
 def store(tmp_path):
     top = tmp_path / "checkpoints"
     top.mkdir(mode=0o700)
-    (top / shared.SEEN).touch()
+    (top / shared_store.SEEN).touch()
     return Store(top, os.getuid())
 
 
@@ -68,15 +68,15 @@ def alive(monkeypatch):
     moves["has_ended"] = lambda job_id, _attempt: f"{job_id} over" in lives
     adapter = SimpleNamespace(job_states=answer, **moves)
     batch = SimpleNamespace(node=lambda _: adapter, knows_all_nodes=True)
-    monkeypatch.setattr(shared.service, "batch_system", lambda _: (None, batch))
-    monkeypatch.setattr(shared, "_OVER", 0.0)
+    monkeypatch.setattr(shared_store.service, "batch_system", lambda _: (None, batch))
+    monkeypatch.setattr(shared_store, "_OVER", 0.0)
     lives["asked"] = asked
     return lives
 
 
 def test_job_acquires_the_guests_of_an_ended_job(store, site, alive):
     found = manifest(store)
-    mine = shared.acquire_mark(store, found, HERE, site)
+    mine = shared_store.acquire_mark(store, found, HERE, site)
     mine.create()
     said = json.loads(Path(mine.path).read_text())
     assert said.pop("leased") == [list(each) for each in LEASED]
@@ -94,23 +94,23 @@ def test_guests_of_a_job_that_may_still_run_are_a_host_fault(store, site, alive,
     found = manifest(store)
     alive["42.srv"] = life
     with pytest.raises(HostFault, match=r"in use by job 42.srv on n1") as raised:
-        shared.acquire_mark(store, found, HERE, site)
+        shared_store.acquire_mark(store, found, HERE, site)
     assert not raised.value.blames_node
 
 
 def test_second_job_that_restores_the_same_guests_is_refused(store, site, alive):
     found = manifest(store)
     other = JobAttempt("10.srv", 0, "ada", os.getuid(), "n3")
-    mine, theirs = (shared.acquire_mark(store, found, job, site) for job in (HERE, other))
+    mine, theirs = (shared_store.acquire_mark(store, found, job, site) for job in (HERE, other))
     theirs.create()
     with pytest.raises(HostFault, match=r"in use by job 10.srv on node n3"):
         mine.create()
     mine.release()
     alive["10.srv"] = JobState.ALIVE
     with pytest.raises(HostFault, match=r"in use by job 10.srv on n3"):
-        shared.acquire_mark(store, found, HERE, site)
+        shared_store.acquire_mark(store, found, HERE, site)
     del alive["10.srv"]
-    mine = shared.acquire_mark(store, found, HERE, site)
+    mine = shared_store.acquire_mark(store, found, HERE, site)
     mine.create()
     theirs.release()
     assert json.loads(Path(mine.path).read_text())["job"] == "9.srv"
@@ -121,7 +121,7 @@ def test_requeued_job_acquires_its_guests_again(store, site, alive):
     found = manifest(store)
     alive["42.srv"] = JobState.ALIVE
     jobs = [JobAttempt("42.srv", n, "ada", os.getuid(), f"n{n + 1}") for n in (1, 2)]
-    first, second = (shared.acquire_mark(store, found, job, site) for job in jobs)
+    first, second = (shared_store.acquire_mark(store, found, job, site) for job in jobs)
     first.create()
     second.create()
     first.release()
@@ -139,12 +139,13 @@ def gates(store, site, alive):
     found = dataclasses.replace(manifest(store), guests=guests, nodes=2)
     jobs = [JobAttempt("9.srv", 0, "ada", os.getuid(), node) for node in NODES]
     files = [
-        shared.acquire_mark(store, found.node_part(n), job, site) for n, job in enumerate(jobs)
+        shared_store.acquire_mark(store, found.node_part(n), job, site)
+        for n, job in enumerate(jobs)
     ]
     for file in files:
         file.create()
     assert len({file.path for file in files}) == 2
-    both = [shared.Gate(store, found, NODES, job, site) for job in jobs]
+    both = [shared_store.Gate(store, found, NODES, job, site) for job in jobs]
     return SimpleNamespace(both=both, files=files, failed=threading.Event())
 
 
@@ -178,14 +179,14 @@ def test_no_guest_runs_before_all_nodes_are_ready(gates):
 
 def test_nodes_are_checked_again_before_the_guests_run(gates, monkeypatch):
     """One node may have given up before another one arrived."""
-    missing, looks = shared.Gate._missing_nodes, []
+    missing, looks = shared_store.Gate._missing_nodes, []
 
     def at_first_none(gate, seen):
         looks.append(gate)
         return [] if len(looks) < 3 else missing(gate, seen)
 
-    monkeypatch.setattr(shared.Gate, "_missing_nodes", at_first_none)
-    monkeypatch.setattr(shared.Gate, "_recheck_missing", lambda gate: missing(gate, set()))
+    monkeypatch.setattr(shared_store.Gate, "_missing_nodes", at_first_none)
+    monkeypatch.setattr(shared_store.Gate, "_recheck_missing", lambda gate: missing(gate, set()))
     begun = [waiting(gates, 1, 0.5) for _ in range(2)]
     for thread, said in begun:
         thread.join(LONG)
@@ -213,7 +214,7 @@ def test_node_that_gave_up_is_not_awaited(gates):
 
 
 def test_failed_start_of_another_node_or_guest_is_reported(gates, alive, monkeypatch):
-    monkeypatch.setattr(shared, "_LOOK", 0.2)
+    monkeypatch.setattr(shared_store, "_LOOK", 0.2)
     first = [waiting(gates, 0) for _ in range(2)]
     time.sleep(0.3)
     gates.files[1].release()
@@ -235,10 +236,10 @@ def test_hanging_shared_directory_times_out_with_its_name(
 ):
     """The start holds no lock of the node in the meantime."""
     site.paths = running_journal.paths_below(tmp_path)
-    monkeypatch.setattr(shared, "_READ", 0.2)
-    monkeypatch.setattr(shared, "_write_addresses", lambda *_: time.sleep(600))
+    monkeypatch.setattr(shared_store, "_READ", 0.2)
+    monkeypatch.setattr(shared_store, "_write_addresses", lambda *_: time.sleep(600))
     with pytest.raises(HostFault, match=r"all nodes share: timed out after 0.2 s") as raised:
-        list(shared.reserved_addresses([planned.guest_plan()], site))
+        list(shared_store.reserved_addresses([planned.guest_plan()], site))
     assert raised.value.stage == "checkpoints' directory"
 
 
@@ -248,7 +249,7 @@ def test_address_of_a_local_guest_is_reserved_for_its_checkpoint(store, site, al
     job = running_journal.JournalledJob(site.paths, "42.srv")
     leases = [(Lease("address", "10.86.0.20"), 0), (Lease("core", "3"), 0)]
     job.journal.acquire_leases(leases, phase="plan")
-    found = list(shared.reserved_addresses([planned.guest_plan()], site))
+    found = list(shared_store.reserved_addresses([planned.guest_plan()], site))
     assert found == [PoolClaim("address", ("10.86.0.20",))]
 
 
@@ -259,7 +260,9 @@ def test_addresses_of_checkpoints_are_reserved(store, site, alive, tmp_path):
     (store.top / "lost+found").mkdir()
 
     def away(guests, site):
-        return [(claim.pool, *claim.items) for claim in shared.reserved_addresses(guests, site)]
+        return [
+            (claim.pool, *claim.items) for claim in shared_store.reserved_addresses(guests, site)
+        ]
 
     booted = planned.guest_plan()
     site.paths = running_journal.paths_below(tmp_path)
@@ -275,12 +278,12 @@ def test_addresses_of_checkpoints_are_reserved(store, site, alive, tmp_path):
 
 
 def reserved(site):
-    return [(claim.pool, *claim.items) for claim in shared.reserved_addresses([], site)]
+    return [(claim.pool, *claim.items) for claim in shared_store.reserved_addresses([], site)]
 
 
 def test_restored_guest_keeps_its_address_when_its_checkpoint_is_removed(store, site, alive):
     found = manifest(store)
-    mine = shared.acquire_mark(store, found, HERE, site)
+    mine = shared_store.acquire_mark(store, found, HERE, site)
     mine.create()
     listing.remove(store, found.id)
     assert {*reserved(site)} == {*LEASED}
@@ -301,16 +304,16 @@ def test_unreadable_checkpoint_is_not_taken_as_missing(store, site, alive, monke
 
 
 def test_unmounted_directory_is_not_taken_as_empty(store, site, alive):
-    (store.top / shared.SEEN).unlink()
-    for looks in (reserved, lambda _: shared.require_private(site[Settings])):
+    (store.top / shared_store.SEEN).unlink()
+    for looks in (reserved, lambda _: shared_store.require_private(site[Settings])):
         with pytest.raises(HostFault, match="is not mounted on this node, or this file is missing"):
             looks(site)
 
 
 def test_restore_on_other_nodes_needs_a_batch_system_that_knows_all_nodes(store, site, alive):
-    assert shared.is_shared_by_nodes(site)
-    shared.service.batch_system("")[1].knows_all_nodes = False
-    assert not shared.is_shared_by_nodes(site) and reserved(site) == []
+    assert shared_store.is_shared_by_nodes(site)
+    shared_store.service.batch_system("")[1].knows_all_nodes = False
+    assert not shared_store.is_shared_by_nodes(site) and reserved(site) == []
 
 
 MOUNTS = """\
@@ -326,15 +329,15 @@ def test_file_system_type_is_detected(tmp_path):
     on = {"ext4": "/", "nfs4": "/srv", "tmpfs": "/srv/my own", "fuse.sshfs": "/home"}
     for kind, point in on.items():
         text = MOUNTS.replace(f" {point.replace(' ', chr(92) + '040')} ", f" {real} ", 1)
-        assert shared.file_system(tmp_path, text) == kind
-    assert shared.file_system(Path("/proc/self")) == "proc"
+        assert shared_store.file_system(tmp_path, text) == kind
+    assert shared_store.file_system(Path("/proc/self")) == "proc"
     with pytest.raises(HostFault, match="No such file"):
-        shared.file_system(tmp_path / "none")
+        shared_store.file_system(tmp_path / "none")
 
 
 def test_file_system_visible_to_other_hosts_needs_checkpoints_shared(tmp_path, monkeypatch):
-    shared.require_private(Settings(checkpoints=str(tmp_path)))
+    shared_store.require_private(Settings(checkpoints=str(tmp_path)))
     with pytest.raises(Refused, match=r"type proc.*in plain text.*checkpoints_shared = true"):
-        shared.require_private(Settings(checkpoints="/proc"))
-    monkeypatch.setattr(shared, "require_mounted", lambda _: None)
-    shared.require_private(Settings(checkpoints="/proc", checkpoints_shared=True))
+        shared_store.require_private(Settings(checkpoints="/proc"))
+    monkeypatch.setattr(shared_store, "require_mounted", lambda _: None)
+    shared_store.require_private(Settings(checkpoints="/proc", checkpoints_shared=True))

@@ -11,7 +11,7 @@ from vtorque_core.live import service
 from vtorque_iocm import plugin as iocm
 from vtorque_passthrough import plugin as passthrough
 from vtorque_survive import plugin
-from vtorque_survive.asked import BEFORE_WALLTIME, CHECKPOINT, NEVER
+from vtorque_survive.resume_options import BEFORE_WALLTIME, CHECKPOINT, NEVER
 from vtorque_testing import planned
 from vtorque_unclot import plugin as unclot
 from vtorque_vrdma import plugin as vrdma

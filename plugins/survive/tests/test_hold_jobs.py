@@ -12,8 +12,8 @@ import running_journal
 from patience import eventually
 from vtorque_core.api import HostFault
 from vtorque_core.api.batch_system import JobState
-from vtorque_survive import drain, held, watcher
-from vtorque_survive.held import HoldWatcher
+from vtorque_survive import drain, hold_jobs, watcher
+from vtorque_survive.hold_jobs import HoldWatcher
 from vtorque_survive.settings import Settings
 from vtorque_survive.stored import Store
 
@@ -48,7 +48,7 @@ def node(tmp_path, monkeypatch):
     site = {Settings: Settings(checkpoints=str(store.top))}
     site = type("Site", (dict,), {"paths": paths})(site)
     batch = SimpleNamespace(node=lambda _site: its)
-    monkeypatch.setattr(held.service, "batch_system", lambda _config: (site, batch))
+    monkeypatch.setattr(hold_jobs.service, "batch_system", lambda _config: (site, batch))
     job = running_journal.JournalledJob(paths, "42.srv")
     job.kept.add_facts(nodes=["n1"])
     found = SimpleNamespace(

@@ -112,6 +112,6 @@ def vtorque_parse_args(request: JobRequest, site: Site) -> Iterator[Refusal]:
 
 
 def _can_restore_anywhere(site: Site) -> bool:
-    from vtorque_survive import shared  # noqa: PLC0415 - few jobs ask for this
+    from vtorque_survive import shared_store  # noqa: PLC0415 - few jobs ask for this
 
-    return shared.is_shared_by_nodes(site)
+    return shared_store.is_shared_by_nodes(site)

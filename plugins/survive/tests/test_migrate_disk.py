@@ -10,7 +10,7 @@ import threading
 import pytest
 
 from vtorque_core.api import HostFault
-from vtorque_survive import move_disk
+from vtorque_survive import migrate_disk
 
 MIB = 1 << 20
 
@@ -29,17 +29,17 @@ def receive(disk, monkeypatch):
     """Return a function that receives a disk over an existing one; ``does``: the guest's state."""
     disk.touch()
     resumed = []
-    monkeypatch.setattr(move_disk.moving, "disks", lambda *_: {"7": disk})
+    monkeypatch.setattr(migrate_disk.moving, "disks", lambda *_: {"7": disk})
     monkeypatch.setattr(
-        move_disk.libvirt, "resume_domain", lambda *_: resumed.append(disk.read_bytes())
+        migrate_disk.libvirt, "resume_domain", lambda *_: resumed.append(disk.read_bytes())
     )
 
     def received(*parts, uuid="7", does="", awaits=3):
         asked = itertools.chain([True] * awaits, itertools.repeat(False))
-        monkeypatch.setattr(move_disk.domains, "domain_state", lambda *_: does)
+        monkeypatch.setattr(migrate_disk.domains, "domain_state", lambda *_: does)
         first = io.BytesIO()
         try:
-            said = move_disk.receive(
+            said = migrate_disk.receive(
                 None, "", "42.0", uuid, lambda: next(asked), io.BytesIO(b"".join(parts)), first
             )
         except HostFault as error:
@@ -96,7 +96,7 @@ def test_disk_that_is_a_link_is_refused(receive, disk, tmp_path):
 
 
 def changed(file, had):
-    return b"".join(move_disk._missing_parts(file.fileno(), had))
+    return b"".join(migrate_disk._missing_parts(file.fileno(), had))
 
 
 def test_only_changed_parts_and_new_holes_are_sent_again(disk):
@@ -109,7 +109,7 @@ def test_only_changed_parts_and_new_holes_are_sent_again(disk):
         every = part(0, b"a" * MIB) + part(3 * MIB, b"b" * MIB) + part(4 * MIB, b"c")
         assert changed(file, had) == every + part(4 * MIB + 1)
         assert changed(file, had) == part(4 * MIB, b"c") + part(4 * MIB + 1)  # its last block
-        said = list(move_disk._missing_parts(file.fileno(), had))
+        said = list(migrate_disk._missing_parts(file.fileno(), had))
         assert said.count(b"") == 3, "that it is at work is seen also where nothing has changed"
         os.pwrite(file.fileno(), b"d", 4 * MIB)
         os.truncate(file.fileno(), 3 * MIB)
@@ -138,7 +138,7 @@ def test_transfer_of_an_ending_job_does_not_wait_for_an_answer(disk, answers, st
 
     with (
         pytest.raises(HostFault, match="cannot copy the guest's disk: no answer in time"),
-        move_disk.send_disk(argv, {}, disk, stood.set, stop) as rest,
+        migrate_disk.send_disk(argv, {}, disk, stood.set, stop) as rest,
     ):
         rest()
         raise AssertionError
@@ -150,7 +150,7 @@ def test_error_of_the_receiver_is_reported(disk):
     argv = [sys.executable, "-c", "raise SystemExit('noise\\nno room')"]
     with (
         pytest.raises(HostFault, match="cannot copy the guest's disk: no room"),
-        move_disk.send_disk(argv, {}, disk, lambda: None, lambda: False),
+        migrate_disk.send_disk(argv, {}, disk, lambda: None, lambda: False),
     ):
         raise AssertionError
 
@@ -159,7 +159,7 @@ def test_remote_script_is_killed_with_its_children(disk):
     disk.write_bytes(b"a")
     with (
         pytest.raises(HostFault, match="no answer in time"),
-        move_disk.send_disk(["sh", "-c", "sleep 600; :"], {}, disk, lambda: None, lambda: True),
+        migrate_disk.send_disk(["sh", "-c", "sleep 600; :"], {}, disk, lambda: None, lambda: True),
     ):
         raise AssertionError
 

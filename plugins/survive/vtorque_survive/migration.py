@@ -12,7 +12,7 @@ then asks the destination:
   that is still here is resumed, whatever the destination answers. The destination resumes its copy
   only once the source has none.
 
-Each step is recorded on disk first (:mod:`vtorque_survive.move_record`), so the watcher can
+Each step is recorded on disk first (:mod:`vtorque_survive.migration_record`), so the watcher can
 continue after a killed process.
 """
 
@@ -38,12 +38,19 @@ from vtorque_core.api import Busy, HostFault, Paths, Refused, VtorqueError, prin
 from vtorque_core.api.batch_system import JobState, MigrationAdapter
 from vtorque_core.api.children import wait_readable
 from vtorque_core.api.node_job import Site
-from vtorque_core.api.read_apart import helper_process
-from vtorque_core.live import kept, libvirt, service, suspend
+from vtorque_core.api.unprivileged_parser import helper_process
+from vtorque_core.live import kept_jobs, libvirt, service, suspend
 from vtorque_core.live.jobs import RunningJob, RunningJobs
-from vtorque_survive import domains, move_disk, move_record, moving, reach, saving
+from vtorque_survive import (
+    domains,
+    migrate_disk,
+    migration_adapter,
+    migration_record,
+    reach,
+    saving,
+)
 from vtorque_survive.clocks import set_clocks
-from vtorque_survive.move_record import AWAY, GONE, Move
+from vtorque_survive.migration_record import AWAY, GONE, Move
 from vtorque_survive.saving import GuestData
 from vtorque_survive.settings import Settings
 
@@ -67,7 +74,7 @@ class ThisNode:
     config: Path
     site: Site
     adapter: MigrationAdapter
-    node: moving.MigrationNode
+    node: migration_adapter.MigrationNode
 
     @classmethod
     def from_config(cls, config: Path) -> ThisNode:
@@ -83,7 +90,7 @@ class ThisNode:
                 "guests cannot be migrated on this batch system, because it cannot reserve another "
                 f"node for a running job ({CHECKPOINT})"
             )
-        return cls(config, site, adapter, moving.MigrationNode.from_config(config))
+        return cls(config, site, adapter, migration_adapter.MigrationNode.from_config(config))
 
     @property
     def paths(self) -> Paths:
@@ -121,14 +128,14 @@ def migrate(here: ThisNode, job_id: str, to: str) -> None:
         Refused: If the job or the site does not support it.
         HostFault: If some guests have not migrated.
     """
-    for before in move_record.all_moves(here.paths):
+    for before in migration_record.all_moves(here.paths):
         if before.job == job_id and before.phase != AWAY and _has_migrated(here, before, to):
             return
     job = here.job(job_id)
     if job is None or not job.guests:
         raise Refused(f"job {printable(job_id)} has no guest on this node: {_hint(here, job_id)}")
     nodes = require(here.settings, here.paths, job, to)
-    with move_record.lock_migration(here.paths, job.job.key):
+    with migration_record.lock_migration(here.paths, job.job.key):
         why = _attempt(here, job, to, nodes)
         move = Move.read(here.paths, job.job.key)
         if move is None or move.phase == AWAY:
@@ -188,11 +195,11 @@ def _attempt(here: ThisNode, job: RunningJob, to: str, nodes: tuple[str, ...]) -
         with saving.hold(here.paths, job, suspend.RUNS) as (locked, guests):
             if any(saving.has_user_disk(each.guest.run_dir) for each in guests):
                 raise Refused("the job uses a disk file (disk=), which cannot be migrated")
-            told = moving.describe_guests(job, guests, nodes, to)
+            told = migration_adapter.describe_guests(job, guests, nodes, to)
             on_step("before record")
             _record(job, guests, to, nodes).write(here.paths)
             on_step("after record")
-            locked.enter(moving.MOVES)
+            locked.enter(migration_adapter.MOVES)
             log.info("migrating the guests to %s", to)
             on_step("after mark")
             with (
@@ -228,7 +235,7 @@ def _send_all(
             failed.set()
 
     def send(each: GuestData) -> None:
-        guest, limit = each.guest, seconds + (move_disk.REST if each.disk else 0.0)
+        guest, limit = each.guest, seconds + (migrate_disk.REST if each.disk else 0.0)
         try:
             with (
                 _send_disk(here, job, to, each, stop) as rest_of_disk,
@@ -238,7 +245,7 @@ def _send_all(
                     raise HostFault("another guest of the job cannot be migrated")
                 try:
                     rest_of_disk()
-                    moving.migrate_guest(each, uri, xml[guest.uuid], seconds)
+                    migration_adapter.migrate_guest(each, uri, xml[guest.uuid], seconds)
                     if each.disk and domains.domain_state(guest.uri, guest.uuid):
                         raise HostFault("libvirt has not removed the migrated guest from this node")
                 except HostFault as error:
@@ -267,7 +274,9 @@ def _send_disk(
     """Send a guest's own disk, then let the destination resume the guest; see move_disk."""
     argv = reach.argv(here.settings, to, service.vmgr(here.config, "arrival"))
     asked = {"ask": "disk", "job": job.job.id, "key": job.job.key, "guest": each.guest.uuid}
-    return move_disk.send_disk(argv, asked, each.disk, partial(moving.pause, each.guest), stop)
+    return migrate_disk.send_disk(
+        argv, asked, each.disk, partial(migration_adapter.pause, each.guest), stop
+    )
 
 
 def _abort_sending(job: RunningJob) -> None:
@@ -385,7 +394,7 @@ def _answer(
 
 def settle_all(here: ThisNode, job_id: str) -> None:
     """Finish or undo a job's interrupted migrations, except those that a process works on."""
-    for move in move_record.all_moves(here.paths):
+    for move in migration_record.all_moves(here.paths):
         if move.job == job_id and move.phase != AWAY:
             with suppress(Busy):
                 settle(here, move)
@@ -398,7 +407,9 @@ def settle(here: ThisNode, move: Move) -> None:
         Busy: If another process works on the migration.
         HostFault: If guests are still on this node, or the owner is unknown.
     """
-    with move_record.lock_migration(here.paths, move.key, _LOOK):  # the watcher briefly locks it
+    with migration_record.lock_migration(
+        here.paths, move.key, _LOOK
+    ):  # the watcher briefly locks it
         found = Move.read(here.paths, move.key)
         if found is not None:
             _settle(here, found, "the migration was interrupted")
@@ -406,7 +417,7 @@ def settle(here: ThisNode, move: Move) -> None:
 
 def _settle(here: ThisNode, move: Move, why: str) -> None:
     shutil.rmtree(_find_bridge(here, move.key), ignore_errors=True)  # of a killed process
-    if move.phase == move_record.EITHER:
+    if move.phase == migration_record.EITHER:
         job = here.job(move.job)
         stays = f"the guests are still on {move.node}: {why or 'they did not arrive there'}"
         if job is None or job.job.key != move.key:  # an epilogue has released it
@@ -415,7 +426,7 @@ def _settle(here: ThisNode, move: Move, why: str) -> None:
         else:
             gone = _migrated_guests(here, move, job, why)
         if not gone:
-            move_record.forget(here.paths, move.key)
+            migration_record.forget(here.paths, move.key)
             raise HostFault(stays)
         guests = {uuid: leased for uuid, leased in move.guests.items() if uuid in gone}
         part = job is not None and len(guests) < len(move.guests)
@@ -439,19 +450,19 @@ def _migrated_guests(here: ThisNode, move: Move, job: RunningJob, why: str) -> s
         if _parse_guests(_ask_peer(here, move, dict.fromkeys(move.guests, "runs"))):
             raise HostFault(both)
         return set()
-    if [mark for mark, _ in job.phases][-1:] != [moving.MOVES]:
+    if [mark for mark, _ in job.phases][-1:] != [migration_adapter.MOVES]:
         raise HostFault("the job's resources on this node are being released")
     # Without the job's lock, which an epilogue may need. No other process migrates these guests.
-    mine = {uuid: moving.await_state(move.uri, uuid, _TIME) for uuid in move.guests}
+    mine = {uuid: migration_adapter.await_state(move.uri, uuid, _TIME) for uuid in move.guests}
     on_step("settled")
-    if why and moving.disks(here.paths, move.key):
+    if why and migration_adapter.disks(here.paths, move.key):
         _resume_guests(here, job, mine)
     try:
         # If no error occurred, the destination has just reported that they run there.
         gone = _parse_guests(_ask_peer(here, move, mine)) if why else set(move.guests)
     except HostFault as error:
         stay = "PAUSED on this node" if "still" in mine.values() else "as they are"
-        with kept.logging_for(here.paths, job.job):
+        with kept_jobs.logging_for(here.paths, job.job):
             log.error("%s; the guests stay %s until %s answers", error, stay, move.to)
         raise HostFault(f"{error}: the guests stay {stay} until {move.to} answers") from None
     on_step("asked")
@@ -459,7 +470,7 @@ def _migrated_guests(here: ThisNode, move: Move, job: RunningJob, why: str) -> s
         raise HostFault(both)
     if gone and not any(mine[uuid] for uuid in mine.keys() - gone):
         gone = set(mine)  # the others have ended, so nothing stays here
-    with saving.hold(here.paths, job, moving.MOVES) as (locked, guests):
+    with saving.hold(here.paths, job, migration_adapter.MOVES) as (locked, guests):
         for each in guests:
             if each.guest.uuid not in gone and mine[each.guest.uuid]:  # otherwise it has ended
                 libvirt.resume_domain(each.guest.uri, each.guest.uuid)
@@ -476,7 +487,7 @@ def _resume_guests(here: ThisNode, job: RunningJob, mine: dict[str, domains.Stat
 
     The destination resumes its copy only if told that the guest has left this node.
     """
-    with saving.hold(here.paths, job, moving.MOVES) as (_, guests):
+    with saving.hold(here.paths, job, migration_adapter.MOVES) as (_, guests):
         stand = [each.guest for each in guests if each.disk and mine[each.guest.uuid] == "still"]
         with ExitStack() as each_goes_on:  # resumes all, even if one fails
             for guest in stand:
@@ -505,8 +516,8 @@ def _split_job(here: ThisNode, move: Move) -> None:
     """Let the job continue with the guests that have not migrated. Idempotent."""
     job = here.job(move.job)
     if job is not None and job.job.key == move.key and not suspend.phase(job):
-        with saving.hold(here.paths, job, moving.MOVES) as (locked, _):
-            moving.release_guests(locked, move.guests)
+        with saving.hold(here.paths, job, migration_adapter.MOVES) as (locked, _):
+            migration_adapter.release_guests(locked, move.guests)
         _notify(here, move, move.nodes[0], job)
     on_step("after part")
 
@@ -519,7 +530,7 @@ def _notify(here: ThisNode, move: Move, node: str, job: RunningJob | None) -> No
     what: dict[str, Any] = {"ask": "gone", "job": move.job, "key": move.key, "to": move.to}
     gone = [each for each in job.guests if each.uuid in move.guests] if job else []
     what["node"] = "" if move.part else move.node
-    what["guests"] = move_record.describe_guests(gone if node == move.nodes[0] else [])
+    what["guests"] = migration_record.describe_guests(gone if node == move.nodes[0] else [])
     with suppress(HostFault, Refused):
         reach.ask(here.config, here.settings, node, what)
 
@@ -531,7 +542,7 @@ def _release_source(here: ThisNode, move: Move) -> None:
     """
     job = here.job(move.job)
     ours = job is not None and job.job.key == move.key
-    if job is not None and ours and moving.MOVES not in dict(job.phases):
+    if job is not None and ours and migration_adapter.MOVES not in dict(job.phases):
         return
     with ThreadPoolExecutor(len(move.nodes)) as threads:
         others = [node for node in move.nodes if node != move.to]

@@ -2,8 +2,8 @@
 
 Root's part (:mod:`vtorque_telemetry.sampler`) starts it and sends it measurements. It sends back
 only log lines. The process opens the sinks as root (a port below 1024, secrets, keys), then
-switches to a uid without account or privileges. Usage: ``python -I -m vtorque_telemetry.outside
-CONFIG``.
+switches to a uid without account or privileges. Usage:
+``python -I -m vtorque_telemetry.unprivileged_sampler CONFIG``.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 
 from vtorque_core.api import HostFault, Refused
 from vtorque_core.api.guest_plan import GuestPlan
-from vtorque_core.api.read_apart import Unreadable, parse_unprivileged
+from vtorque_core.api.unprivileged_parser import Unreadable, parse_unprivileged
 from vtorque_linux_guest.guest.contract import AS_USER, DATA
 from vtorque_linux_guest.guest.linux_family import boots_micro
 from vtorque_linux_guest.job import guest_logs

@@ -18,10 +18,10 @@ from pathlib import Path
 from vtorque_core.api import HostFault, Paths, VtorqueError, printable
 from vtorque_core.api.batch_system import JobState
 from vtorque_core.api.children import Child
-from vtorque_core.live import kept, service, suspend
+from vtorque_core.live import kept_jobs, service, suspend
 from vtorque_core.live.jobs import RunningJob
-from vtorque_survive import move, move_record, reach
-from vtorque_survive.move_record import AWAY, all_moves, is_locked, outside_nodes
+from vtorque_survive import migration, migration_record, reach
+from vtorque_survive.migration_record import AWAY, all_moves, is_locked, outside_nodes
 
 _EVERY, _TIME = 5.0, 600.0  # seconds between two rounds, and for one process
 _PASSES = 55.0  # seconds for other nodes to act; the owner waits 60
@@ -79,7 +79,7 @@ class MigrationWatcher:
         return Child(lambda: _forward(self.config, job, nodes, word), _PASSES) if nodes else None
 
 
-def settle_detached(config: Path, found: move_record.Move) -> None:
+def settle_detached(config: Path, found: migration_record.Move) -> None:
     """Settle a migration in its own process, because releasing the job may end the watcher.
 
     Raises:
@@ -103,7 +103,7 @@ def release_ended(config: Path, keys: Mapping[str, tuple[str, int]], *, seldom: 
     Raises:
         HostFault: If some guests could not be released.
     """
-    here, wrong = move.ThisNode.from_config(config), ""
+    here, wrong = migration.ThisNode.from_config(config), ""
     lives = here.job_states(sorted({job_id for job_id, _ in keys.values()}))
     for key, (job_id, attempt) in keys.items():
         life = lives.get(job_id, JobState.UNKNOWN)
@@ -120,7 +120,7 @@ def release_ended(config: Path, keys: Mapping[str, tuple[str, int]], *, seldom: 
         raise HostFault(wrong)
 
 
-def _check_job(here: move.ThisNode, key: str, job_id: str, *, seldom: bool) -> None:
+def _check_job(here: migration.ThisNode, key: str, job_id: str, *, seldom: bool) -> None:
     job = here.job(job_id)
     if job is None or job.job.key != key or not is_migrated(job):
         return
@@ -129,22 +129,22 @@ def _check_job(here: move.ThisNode, key: str, job_id: str, *, seldom: bool) -> N
     _notify_first(here, job, again=seldom)
 
 
-def _check_placeholder(here: move.ThisNode, job: RunningJob) -> None:
+def _check_placeholder(here: migration.ThisNode, job: RunningJob) -> None:
     """Warn in the job's log if the placeholder job that reserves this node has ended."""
     held = here.adapter.is_reserved(job.job.id, job.job.node)
     if held == bool(job.kept.facts().get(UNHELD)):
         job.kept.add_facts(**{UNHELD: not held})
         if not held:
-            with kept.logging_for(here.paths, job.job):
+            with kept_jobs.logging_for(here.paths, job.job):
                 logging.getLogger(__name__).warning(WHY_UNHELD)  # "survive": the watcher's
 
 
-def _notify_first(here: move.ThisNode, job: RunningJob, *, again: bool) -> None:
+def _notify_first(here: migration.ThisNode, job: RunningJob, *, again: bool) -> None:
     """Report the phase on this node to the job's first node, which gets the owner's commands."""
     facts, phase = job.kept.facts(), job.phases[-1][0]
     if not job.guests or (not again and facts.get(_TOLD, suspend.RUNS) == phase):
         return  # the sender has reported that they run here
-    guests = move_record.describe_guests(job.guests)
+    guests = migration_record.describe_guests(job.guests)
     what = {"ask": "phase", "job": job.job.id, "key": job.job.key, "node": job.job.node}
     with suppress(HostFault):  # informative only, and repeated
         reach.ask(
@@ -157,7 +157,7 @@ def _notify_first(here: move.ThisNode, job: RunningJob, *, again: bool) -> None:
 
 
 def _forward(config: Path, job: RunningJob, nodes: Sequence[str], word: str) -> None:
-    here, wrong = move.ThisNode.from_config(config), []
+    here, wrong = migration.ThisNode.from_config(config), []
     what = {"ask": word, "job": job.job.id, "key": job.job.key}
     for node in nodes:
         try:
@@ -170,12 +170,12 @@ def _forward(config: Path, job: RunningJob, nodes: Sequence[str], word: str) -> 
         raise HostFault("; ".join(wrong))
 
 
-def _end(here: move.ThisNode, key: str, job_id: str) -> None:
+def _end(here: migration.ThisNode, key: str, job_id: str) -> None:
     job = here.job(job_id)
     if job is not None and job.job.key == key and is_migrated(job):
         log.info("%s has ended: releasing its guest on this node", job_id)
         here.release(job_id)
-    move_record.forget(here.paths, key)
+    migration_record.forget(here.paths, key)
 
 
 def is_migrated(job: RunningJob) -> bool:

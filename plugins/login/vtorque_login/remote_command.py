@@ -24,8 +24,7 @@ from vtorque_core.api import (
 )
 from vtorque_core.api.batch_system import JobInfo
 from vtorque_core.api.node_job import Site
-from vtorque_core.live import kept as kept_jobs
-from vtorque_core.live import service
+from vtorque_core.live import kept_jobs, service
 from vtorque_login import gathered, state
 from vtorque_login.settings import Settings
 
@@ -148,10 +147,12 @@ def _run_on_node(
     if step is not None:
         argv = service.vmgr(config, *asked.line("--here"))
         return _call(step(job.id, node, argv, asked.terminal))
-    from vtorque_login import waiting  # noqa: PLC0415 - rarely needed
+    from vtorque_login import await_answer  # noqa: PLC0415 - rarely needed
 
     first = node == job.nodes[0]
-    return waiting.ask(asked.line(), job.id, node, site, on_first=first, terminal=asked.terminal)
+    return await_answer.ask(
+        asked.line(), job.id, node, site, on_first=first, terminal=asked.terminal
+    )
 
 
 def _has_records(config: Path, job_id: str) -> bool:

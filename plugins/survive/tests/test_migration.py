@@ -35,19 +35,19 @@ from vtorque_survive import (
     arrival,
     domains,
     health,
-    move,
-    move_disk,
-    move_record,
-    move_watch,
-    moving,
+    migrate_disk,
+    migration,
+    migration_adapter,
+    migration_record,
+    migration_watch,
     node,
     reach,
     restore,
     saving,
     tools,
 )
-from vtorque_survive.move import ThisNode
-from vtorque_survive.move_record import Move
+from vtorque_survive.migration import ThisNode
+from vtorque_survive.migration_record import Move
 from vtorque_survive.settings import Settings
 
 JOB, KEY = "42", "42.0"
@@ -68,7 +68,10 @@ class NodeDouble:
         site = type("Site", (), {"__getitem__": lambda *_: world.settings, **vars(site)})()
         self.uri = f"test:///{name}"
         self.here = ThisNode(
-            Path("/etc/x"), site, ReservingBatch(world), moving.MigrationNode(self.uri, 30.0)
+            Path("/etc/x"),
+            site,
+            ReservingBatch(world),
+            migration_adapter.MigrationNode(self.uri, 30.0),
         )
 
     @property
@@ -322,7 +325,7 @@ def arrives(node, told):
 
 def complete_arrival(node, uuids):
     with locked_job(node.paths, KEY) as locked:
-        moving.complete_arrival(locked, uuids)
+        migration_adapter.complete_arrival(locked, uuids)
 
 
 @pytest.fixture
@@ -354,26 +357,26 @@ def a_world(made, monkeypatch):
     monkeypatch.setattr(libvirt, "versions", lambda _: {"QEMU": "10.0.13"})
     monkeypatch.setattr(libvirt, "resume_domain", made.resume)
     monkeypatch.setattr(libvirt, "suspend_domain", made.suspend)
-    monkeypatch.setattr(move_disk, "_start_receiver", lambda argv, _: Way(made, argv))
+    monkeypatch.setattr(migrate_disk, "_start_receiver", lambda argv, _: Way(made, argv))
     monkeypatch.setattr(ThisNode, "job_states", lambda _, ids: dict.fromkeys(ids, made.life()))
-    monkeypatch.setattr(move, "on_step", made.step)
-    monkeypatch.setattr(move, "_receiver", made.receiver)
-    monkeypatch.setattr(move, "_bridge", lambda *_: contextlib.nullcontext("test:///bridge"))
-    monkeypatch.setattr(move, "_COMES", 0.0)
+    monkeypatch.setattr(migration, "on_step", made.step)
+    monkeypatch.setattr(migration, "_receiver", made.receiver)
+    monkeypatch.setattr(migration, "_bridge", lambda *_: contextlib.nullcontext("test:///bridge"))
+    monkeypatch.setattr(migration, "_COMES", 0.0)
     monkeypatch.setattr(reach, "ask", made.ask)
     monkeypatch.setattr(ThisNode, "release", lambda here, of: made.release(here, job_id=of))
     clocks = SimpleNamespace(wait=lambda: None)
-    for module in (arrival, move):
+    for module in (arrival, migration):
         monkeypatch.setattr(module, "set_clocks", lambda *_: clocks)
     monkeypatch.setattr(ThisNode, "from_config", classmethod(lambda *_: made.n2.here))
-    apart = lambda _, found: move.settle_all(ThisNode.from_config(Path()), found.job)  # noqa: E731
-    monkeypatch.setattr(move_watch, "settle_detached", apart)
+    apart = lambda _, found: migration.settle_all(ThisNode.from_config(Path()), found.job)  # noqa: E731
+    monkeypatch.setattr(migration_watch, "settle_detached", apart)
     return made
 
 
 def migrate(world, to="n3"):
     """Move the guest in a separate process; return the error."""
-    return run_in_child(lambda: move.migrate(world.n2.here, JOB, to), 60.0)
+    return run_in_child(lambda: migration.migrate(world.n2.here, JOB, to), 60.0)
 
 
 def watch(world, at="n2"):
@@ -381,7 +384,7 @@ def watch(world, at="n2"):
     there = world.nodes[at]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ThisNode, "from_config", classmethod(lambda *_: there.here))
-        moves = move_watch.MigrationWatcher(Path("/etc/x"), every=0.0)
+        moves = migration_watch.MigrationWatcher(Path("/etc/x"), every=0.0)
         moves.look(there.paths, RunningJobs(there.paths).jobs())
         return "; ".join(filter(None, [child.wait() for child in moves._work.values()]))
 
@@ -398,8 +401,8 @@ def assert_on_target(world):
     assert (world.n2.state(), world.n2.journal()) == ("", None)
     assert (world.n3.state(), world.n3.phase()) == ("runs", "run")
     assert len(RunningJobs(world.n3.paths).jobs()[0].guests) == 1
-    assert record.phase == move_record.AWAY
-    (claim,) = move_record.migrated_addresses([], world.n2.paths)
+    assert record.phase == migration_record.AWAY
+    (claim,) = migration_record.migrated_addresses([], world.n2.paths)
     assert (claim.pool, claim.items) == ("address", ("10.0.0.9",))
     did = world.did()[world.did().index("release n2") :]
     assert f"leave {JOB} n2" in did and f"let go {JOB} n3" not in did
@@ -460,7 +463,7 @@ def test_guest_that_does_not_arrive_resumes_on_the_source(world, ends):
 
 def test_job_that_ends_during_the_transfer_cancels_it(world, monkeypatch):
     """Its epilogue cancels it, to get the job's lock."""
-    monkeypatch.setattr(move, "_ENDS", 0.01)
+    monkeypatch.setattr(migration, "_ENDS", 0.01)
     monkeypatch.setattr(domains, "abort_operation", lambda *_: (world.top / "broken-off").touch())
     world.ends = "broken off"
     assert migrate(world).startswith("the guests are still on n2")
@@ -469,15 +472,15 @@ def test_job_that_ends_during_the_transfer_cancels_it(world, monkeypatch):
 
 def test_job_that_ends_during_the_preparation_cancels_it(world, monkeypatch):
     """Otherwise it would wait for the start of guests there, for minutes."""
-    monkeypatch.setattr(move, "_ENDS", 0.01)
+    monkeypatch.setattr(migration, "_ENDS", 0.01)
     answers, says = os.pipe()
 
     @contextlib.contextmanager
     def receiver(_here, to, _told, over):
         with os.fdopen(answers, "rb", 0) as file:
-            yield move._answer(file, bytearray(), over, 60.0, to, file)
+            yield migration._answer(file, bytearray(), over, 60.0, to, file)
 
-    monkeypatch.setattr(move, "_receiver", receiver)
+    monkeypatch.setattr(migration, "_receiver", receiver)
     (world.top / "over").touch()
     assert migrate(world) == "the guests are still on n2: the job is ending"
     os.close(says)
@@ -495,12 +498,12 @@ def test_daemons_of_a_guest_survive_a_canceled_transfer(world, monkeypatch):
         raise HostFault("no answer within 0.1 s")
 
     monkeypatch.setattr(domains, "migrate_domain", late)
-    monkeypatch.setattr(move, "_TIME", 0.1)
+    monkeypatch.setattr(migration, "_TIME", 0.1)
     with holding(lock) as daemon:
         held = saving.hold(world.n2.paths, job, suspend.RUNS)
         with held as (_, guests), pytest.raises(HostFault, match="no answer"):
             xml = {world.uuid: "<domain/>"}
-            move._send_all(world.n2.here, job, guests, "n3", "", xml, os.pipe()[0])
+            migration._send_all(world.n2.here, job, guests, "n3", "", xml, os.pipe()[0])
         assert daemon.poll() is None
 
 
@@ -583,9 +586,9 @@ def test_guest_with_a_disk_resumes_on_the_source_if_the_destination_is_lost(
     migrates = guest_with_disk.migrate
     lost = guest_with_disk.top / "lost-n3"
     guest_with_disk.ends = ends
-    set_clocks = move.set_clocks
+    set_clocks = migration.set_clocks
     monkeypatch.setattr(
-        move, "set_clocks", lambda *them: guest_with_disk.note("clocks") or set_clocks(*them)
+        migration, "set_clocks", lambda *them: guest_with_disk.note("clocks") or set_clocks(*them)
     )
 
     def loses(*args, **how):
@@ -671,7 +674,7 @@ def test_all_guests_of_a_node_migrate_together(two_guests):
     assert two_guests.n2.states() == ["", ""] and two_guests.n2.journal() is None
     assert two_guests.n3.states() == ["runs", "runs"] and two_guests.n3.phase() == "run"
     assert len(RunningJobs(two_guests.n3.paths).jobs()[0].guests) == 2
-    claims = [claim.items for claim in move_record.migrated_addresses([], two_guests.n2.paths)]
+    claims = [claim.items for claim in migration_record.migrated_addresses([], two_guests.n2.paths)]
     assert claims == [("10.0.0.9",), ("10.0.0.8",)]
 
 
@@ -682,8 +685,8 @@ def assert_split(two):
     assert (two.n3.states(), two.n3.phase()) == (["runs", ""], "run")
     for has, uuid in zip((two.n3, two.n2), two.job.uuids, strict=True):
         assert [guest.uuid for guest in RunningJobs(has.paths).jobs()[0].guests] == [uuid]
-    assert (record.phase, record.part) == (move_record.AWAY, True)
-    (claim,) = move_record.migrated_addresses([], two.n2.paths)
+    assert (record.phase, record.part) == (migration_record.AWAY, True)
+    (claim,) = migration_record.migrated_addresses([], two.n2.paths)
     assert claim.items == ("10.0.0.9",)
     assert not [line for line in two.did() if not line.startswith("died")], "neither is given back"
     return True
@@ -699,7 +702,7 @@ def test_guest_whose_migration_fails_keeps_running_if_another_migrated(two_guest
     part = "some of the job's guests have migrated before: the others cannot follow"
     assert migrate(two_guests) == part
     with pytest.raises(Refused, match=part):
-        move.migrate(two_guests.n3.here, JOB, "n4")
+        migration.migrate(two_guests.n3.here, JOB, "n4")
     with pytest.raises(Refused, match="some of the job's guests have migrated"):
         tools.require_saveable(RunningJobs(two_guests.n2.paths).jobs()[0], ends=True)
     end_job(two_guests)
@@ -849,7 +852,7 @@ def test_guest_running_on_both_nodes_is_reported_and_kept(world):
 def test_unfinished_release_does_not_end_a_returned_guest(world):
     world.dies = "after release"
     migrate(world)
-    assert Move.read(world.n2.paths, KEY).phase == move_record.GONE
+    assert Move.read(world.n2.paths, KEY).phase == migration_record.GONE
     arrives(world.n2, {"nodes": ["n1", "n2"]})
     world.n3.domain.rename(world.n2.domain)
     did = world.did()
@@ -863,11 +866,11 @@ def test_returning_guest_waits_for_the_lock_of_its_last_migration(world):
     migrate(world)
     lock = take_lock(world.n2.paths.state / f"moves/{KEY}.lock", 0.0)
     with pytest.raises(HostFault, match="is held by another process"):
-        move_record.keep_for_return(world.n2.paths, KEY)
+        migration_record.keep_for_return(world.n2.paths, KEY)
     os.close(lock)
-    move_record.keep_for_return(world.n2.paths, KEY)
-    assert Move.read(world.n2.paths, KEY).phase == move_record.AWAY
-    (claim,) = move_record.migrated_addresses([], world.n2.paths)
+    migration_record.keep_for_return(world.n2.paths, KEY)
+    assert Move.read(world.n2.paths, KEY).phase == migration_record.AWAY
+    (claim,) = migration_record.migrated_addresses([], world.n2.paths)
     assert claim.items == ("10.0.0.9",), "until it is here"
 
 
@@ -906,14 +909,14 @@ def test_migration_record_is_kept_while_the_destination_does_not_answer(world):
     end_job(world)
     world.lost.add("n3")
     assert "n3 did not answer" in watch(world)
-    assert Move.read(world.n2.paths, KEY).phase == move_record.EITHER
+    assert Move.read(world.n2.paths, KEY).phase == migration_record.EITHER
 
 
 def test_requeued_job_can_use_the_reserved_address(world):
     assert migrate(world) == ""
     again, other = (SimpleNamespace(job=SimpleNamespace(id=of)) for of in (JOB, "43"))
-    assert [*move_record.migrated_addresses([again], world.n2.paths)] == []
-    assert len([*move_record.migrated_addresses([other], world.n2.paths)]) == 1
+    assert [*migration_record.migrated_addresses([again], world.n2.paths)] == []
+    assert len([*migration_record.migrated_addresses([other], world.n2.paths)]) == 1
 
 
 @pytest.mark.parametrize("life", JobState)
@@ -922,7 +925,7 @@ def test_start_removes_records_of_migrated_guests_of_ended_jobs(world, monkeypat
     assert migrate(world) == ""
     adapter = SimpleNamespace(job_states=lambda ids: dict.fromkeys(ids, life))
     batch = SimpleNamespace(node=lambda _: adapter)
-    monkeypatch.setattr(move_record.service, "batch_system", lambda _: (None, batch))
+    monkeypatch.setattr(migration_record.service, "batch_system", lambda _: (None, batch))
     found = [*node.vtorque_reserved_items(guests=[], site=world.n2.here.site)]
     assert len(found) == (life is not JobState.GONE)
 
@@ -966,7 +969,7 @@ def test_arrived_guest_is_released_when_its_job_has_ended(world):
     assert watch(world, "n3") == ""
     assert world.n3.journal() is None
     assert watch(world) == ""
-    assert [*move_record.migrated_addresses([], world.n2.paths)] == []
+    assert [*migration_record.migrated_addresses([], world.n2.paths)] == []
 
 
 def test_expected_guest_is_released_when_its_job_has_ended(world):
@@ -991,9 +994,9 @@ def test_batch_system_is_queried_once_and_a_failing_job_does_not_stop_others(wor
     monkeypatch.setattr(ReservingBatch, "has_ended", over)
     monkeypatch.setattr(ThisNode, "from_config", classmethod(lambda *_: world.n3.here))
     keys = {"41.0": ("41", 0), KEY: (JOB, 0)}
-    move_watch.release_ended(Path("/etc/x"), {"41.0": ("41", 0)}, seldom=False)
+    migration_watch.release_ended(Path("/etc/x"), {"41.0": ("41", 0)}, seldom=False)
     with pytest.raises(HostFault, match=r"41\.0: the name of job 41 has line ends"):
-        move_watch.release_ended(Path("/etc/x"), keys, seldom=True)
+        migration_watch.release_ended(Path("/etc/x"), keys, seldom=True)
     assert asked == [["41"], ["41", "42"]]
     assert world.n3.journal() is None
 
@@ -1008,7 +1011,7 @@ def test_finished_attempt_is_released_although_its_job_was_requeued(world, monke
 def test_watcher_starts_a_pending_step_once(world):
     world.dies = "after send"
     migrate(world)
-    moves = move_watch.MigrationWatcher(Path("/etc/x"), every=0.0)
+    moves = migration_watch.MigrationWatcher(Path("/etc/x"), every=0.0)
     moves.look(world.n2.paths, RunningJobs(world.n2.paths).jobs())
     (child,) = moves._work.values()
     moves.look(world.n2.paths, RunningJobs(world.n2.paths).jobs())
@@ -1020,8 +1023,8 @@ def test_watcher_starts_a_pending_step_once(world):
 def test_watcher_starts_nothing_while_the_migration_is_locked(world):
     world.dies = "after send"
     migrate(world)
-    moves = move_watch.MigrationWatcher(Path("/etc/x"), every=0.0)
-    with move_record.lock_migration(world.n2.paths, KEY):
+    moves = migration_watch.MigrationWatcher(Path("/etc/x"), every=0.0)
+    with migration_record.lock_migration(world.n2.paths, KEY):
         moves.look(world.n2.paths, RunningJobs(world.n2.paths).jobs())
     assert not moves._work
 
@@ -1058,7 +1061,7 @@ def test_first_node_records_guests_on_nodes_outside_the_allocation(world, monkey
     assert first.kept.facts()["elsewhere"] == there, "also if who sent it was killed before"
     told = []
     monkeypatch.setattr(reach, "ask", lambda *words: told.append(words))
-    move_watch._check_job(world.n3.here, KEY, JOB, seldom=False)
+    migration_watch._check_job(world.n3.here, KEY, JOB, seldom=False)
     assert not told, "it knows that"
     arrival.record_state(world.nodes["n1"].here, KEY, "n4", there["n3"])
     assert first.kept.facts()["elsewhere"] == {"n4": there["n3"]}
@@ -1084,7 +1087,7 @@ def test_guest_on_another_node_follows_requests_of_the_owner(world, monkeypatch)
     monkeypatch.setattr(ThisNode, "from_config", classmethod(lambda *_: world.nodes["n1"].here))
     job = RunningJobs(first.paths).jobs()[0]
     with pytest.raises(HostFault, match=r"^n4: n4 did not answer the request: no route to host$"):
-        move_watch._forward(Path(), job, ["n3", "n4"], "suspend")
+        migration_watch._forward(Path(), job, ["n3", "n4"], "suspend")
     assert asked == ["suspend"]
     assert "the job has no guest" in run_in_child(
         lambda: arrival.suspend_or_resume(world.n2.here, "9.0", "resume"), 60
@@ -1105,7 +1108,7 @@ def test_guest_on_another_node_follows_requests_of_the_owner(world, monkeypatch)
 def test_migration_that_is_not_supported_is_refused(world, facts, to, why):
     world.job.kept.add_facts(**facts)
     with pytest.raises(Refused, match=why):
-        move.migrate(world.n2.here, JOB, to)
+        migration.migrate(world.n2.here, JOB, to)
     assert assert_on_source(world)
 
 
@@ -1113,7 +1116,7 @@ def test_refused_migration_leaves_no_file(world, monkeypatch):
     def refuses(*_):
         raise Refused("its guest has a disk")
 
-    monkeypatch.setattr(move.saving, "hold", refuses)
+    monkeypatch.setattr(migration.saving, "hold", refuses)
     assert migrate(world) == "its guest has a disk"
     assert not list((world.n2.paths.state / "moves").iterdir())
 
@@ -1123,7 +1126,7 @@ def test_migration_needs_remote_command(world):
     with pytest.raises(
         Refused, match=r"migration .* is disabled .*\(\[plugin.survive\] remote_command is empty\)"
     ):
-        move.migrate(world.n2.here, JOB, "n3")
+        migration.migrate(world.n2.here, JOB, "n3")
 
 
 def test_remote_command_without_the_node_placeholder_is_refused():
@@ -1134,17 +1137,17 @@ def test_remote_command_without_the_node_placeholder_is_refused():
 def test_suspended_job_is_refused(world):
     world.job.journal.phase("paused")
     with pytest.raises(Refused, match="the job is suspended"):
-        move.migrate(world.n2.here, JOB, "n3")
+        migration.migrate(world.n2.here, JOB, "n3")
 
 
 def test_command_on_another_node_names_the_right_nodes(world, monkeypatch):
     known = SimpleNamespace(jobs=lambda: [SimpleNamespace(id=JOB, nodes=("n1", "n2"))])
     batch = SimpleNamespace(submitter=lambda _: known)
-    monkeypatch.setattr(move.service, "batch_system", lambda _: (None, batch))
+    monkeypatch.setattr(migration.service, "batch_system", lambda _: (None, batch))
     with pytest.raises(
         Refused, match=r"no guest on this node: run the command on .* one of n1, n2"
     ):
-        move.migrate(world.n3.here, JOB, "n1")
+        migration.migrate(world.n3.here, JOB, "n1")
 
 
 @pytest.mark.parametrize(

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from patience import LONG
-from vtorque_core.api import read_apart as module
-from vtorque_core.api.read_apart import (
+from vtorque_core.api import unprivileged_parser as module
+from vtorque_core.api.unprivileged_parser import (
     MAX_VALUE,
     HelperDied,
     Unreadable,
@@ -235,7 +235,7 @@ def test_unfinished_parser_is_killed_with_the_reader():
 KILLED = """
 import sys, time
 sys.path[:0] = [{here!r}]
-import test_read_apart as t
+import test_unprivileged_parser as t
 with t.helper_process():
     answers = t.parse_unprivileged(t.sleeps, until=t.later(), files=[{held}])
     print(next(answers), flush=True)

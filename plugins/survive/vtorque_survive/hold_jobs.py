@@ -16,10 +16,10 @@ from typing import Protocol, cast, runtime_checkable
 from vtorque_core.api import Refused, VtorqueError
 from vtorque_core.api.batch_system import JobState
 from vtorque_core.api.children import Child
-from vtorque_core.live import kept, service
+from vtorque_core.live import kept_jobs, service
 from vtorque_core.live.jobs import RunningJob
 from vtorque_survive import drain, periodic
-from vtorque_survive.asked import BEGINNING, RESUME
+from vtorque_survive.resume_options import BEGINNING, RESUME
 from vtorque_survive.settings import Settings
 from vtorque_survive.stored import Store
 
@@ -68,7 +68,7 @@ class HoldWatcher:
 def start_again(config: Path, job: RunningJob) -> None:
     """Save a job and requeue it; log the result in the job's log."""
     site, batch = service.batch_system(config)
-    with kept.logging_for(site.paths, job.job):
+    with kept_jobs.logging_for(site.paths, job.job):
         try:
             if periodic.starts_fresh(job):
                 raise Refused(

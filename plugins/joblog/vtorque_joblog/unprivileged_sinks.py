@@ -26,7 +26,7 @@ from pathlib import Path
 
 from vtorque_core.api import HostFault, guard_command, printable
 from vtorque_joblog.outlets import JobLog
-from vtorque_joblog.told import SavedOffsets
+from vtorque_joblog.saved_offsets import SavedOffsets
 
 RECORD = struct.Struct("=HIQ")
 """Format of a sink's progress: the sink's number, the log's number, the delivered offset.

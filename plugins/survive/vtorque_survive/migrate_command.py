@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 
 from vtorque_core.api import EXIT_FAILED, UsageError, VtorqueError, printable
-from vtorque_survive import arrival, move
+from vtorque_survive import arrival, migration
 
 
 @click.command(short_help="Migrate a job's running guests to another node; root only.")
@@ -28,11 +28,11 @@ def migrate(config: Path, job_id: str, to: str, settle: bool) -> None:
     if os.geteuid() != 0:
         raise UsageError("vmgr migrate needs root's privileges")
     try:
-        here = move.ThisNode.from_config(config)
+        here = migration.ThisNode.from_config(config)
         if settle:
-            move.settle_all(here, job_id)
+            migration.settle_all(here, job_id)
         else:
-            move.migrate(here, job_id, to)
+            migration.migrate(here, job_id, to)
     except VtorqueError as error:
         click.echo(f"vmgr: job {printable(job_id)}: {error}", err=True)
         sys.exit(EXIT_FAILED)
@@ -46,5 +46,7 @@ def answer_source(config: Path) -> None:
         raise UsageError("only root of another node runs this command")
     asked, said = sys.stdin.buffer, sys.stdout.buffer
     said.write(
-        arrival.answer(move.ThisNode.from_config(config), asked.readline(arrival.MOST), asked, said)
+        arrival.answer(
+            migration.ThisNode.from_config(config), asked.readline(arrival.MOST), asked, said
+        )
     )
