@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import pytest
 
 from vtorque_core.api.batch_system import ShellStart
-from vtorque_core.site.request import Request
+from vtorque_core.config.request import Request
 from vtorque_testing.harness import BatchHarness, HookCall, ProgramResult, StartedJob, Submission
 from vtorque_testing.submit import run_vsub
 

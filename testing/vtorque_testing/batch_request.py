@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from vtorque_core.api.submission import MAX_REQUEST, to_token
 from vtorque_core.base.errors import Refused
-from vtorque_core.site.request import Request
+from vtorque_core.config.request import Request
 from vtorque_testing.batch_base import VM, ContractBase, attempt, request_of, script, submit
 from vtorque_testing.harness import BatchHarness, Submission
 

@@ -33,7 +33,7 @@ pytest.register_assert_rewrite(
 if TYPE_CHECKING:
     from vtorque_core.api.guest_plan import GuestPlan
     from vtorque_core.api.libvirt_domain import Element
-    from vtorque_core.site.plugins import Plugins
+    from vtorque_core.config.plugins import Plugins
     from vtorque_testing.planned import PlannedNode
     from vtorque_testing.recorded import RecordedJob, RecordedNode
 

@@ -23,7 +23,7 @@ from typing import Literal, Protocol
 import pytest
 
 from vtorque_core.base.errors import EXIT_REFUSED
-from vtorque_core.site.request import Request
+from vtorque_core.config.request import Request
 from vtorque_testing.harness import ProgramResult
 
 Phase = Literal["queued", "starting", "running", "gone"]

@@ -28,6 +28,10 @@ from vtorque_core.api.values import FileData, Image, JobRequest
 from vtorque_core.api.vm_options import RAM, VCPUS, VMS_PER_NODE
 from vtorque_core.base.errors import Refusal
 from vtorque_core.base.names import CONFIG_PATH, JobAttempt, Paths
+from vtorque_core.config.plugins import Plugins
+from vtorque_core.config.policy import check_share, decide, needs, resolve
+from vtorque_core.config.request import Request, make_request, parse_vm
+from vtorque_core.config.site_config import Raw, Site, build, parse_toml, problems
 from vtorque_core.plan.domain.merge import Contributed, merge
 from vtorque_core.plan.domain.render import DomainSpec, render
 from vtorque_core.plan.guests import PlannedGuest, distance_notices
@@ -40,10 +44,6 @@ from vtorque_core.plan.placement.topology import parse
 from vtorque_core.plan.placement.topology import with_default_group as with_default_group
 from vtorque_core.records.journal import Journal
 from vtorque_core.records.reading import JobHeader
-from vtorque_core.site.config import Raw, Site, build, parse_toml, problems
-from vtorque_core.site.plugins import Plugins
-from vtorque_core.site.policy import check_share, decide, needs, resolve
-from vtorque_core.site.request import Request, make_request, parse_vm
 from vtorque_testing.sysfs_tree import DATA
 
 ADA = JobUser("ada", 1000, 1000, (("ada", 1000),), "/home/ada", "/bin/bash")

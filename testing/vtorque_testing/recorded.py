@@ -38,6 +38,9 @@ from vtorque_core.api.values import FileData
 from vtorque_core.base import hypervisor
 from vtorque_core.base.errors import HostFault
 from vtorque_core.base.locks import job_lock, node_lock
+from vtorque_core.config import site_config
+from vtorque_core.config.plugins import BUILTIN, Plugins, installed_plugins, owner
+from vtorque_core.config.request import Request
 from vtorque_core.node.end.reap import release_job
 from vtorque_core.node.start import start_order as start
 from vtorque_core.plan.placement import node_hardware
@@ -46,9 +49,6 @@ from vtorque_core.records.reading import LEASE, SPARE, journals, read, reconstru
 from vtorque_core.resources.disk import MountResource
 from vtorque_core.resources.domain import Domain
 from vtorque_core.resources.kinds import CORE_KINDS
-from vtorque_core.site import config
-from vtorque_core.site.plugins import BUILTIN, Plugins, installed_plugins, owner
-from vtorque_core.site.request import Request
 from vtorque_testing import recorded_root
 from vtorque_testing.faults import ChildResult, NamedObjects, around_create, run_in_child, survive
 from vtorque_testing.planned import PlannedNode
@@ -227,7 +227,7 @@ class RecordedNode:
     top: Path
     machine: str
     plugins: Plugins
-    site: config.Site
+    site: site_config.Site
     covers: Mapping[Path, Path] = field(default_factory=dict)
     share: Mapping[str, Any] = field(default_factory=dict)
     doubles: Sequence[tuple[type, str, Callable[..., Any]]] = ()
@@ -259,7 +259,9 @@ class RecordedNode:
         data = _tables(top)
         for name, table in (tables or {}).items():
             data[name] = {**data.get(name, {}), **table}
-        site = config.build(config.Raw(top / "vtorque.toml", "", data), plugins, node=True)
+        site = site_config.build(
+            site_config.Raw(top / "vtorque.toml", "", data), plugins, node=True
+        )
         covers = {Path("/dev/shm"): top / "shm"}  # noqa: S108 - its fixed path
         node = cls(top, machine, plugins, site, covers, share or {})
         for path in (

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from vtorque_core.api.batch_system import Needs
 from vtorque_core.base.errors import VtorqueError
-from vtorque_core.site.request import make_request, merge_pairs
+from vtorque_core.config.request import make_request, merge_pairs
 from vtorque_testing.harness import OPTIONS, BatchHarness, ProgramResult
 
 CHILD_TIME = 60  # seconds until a submission that hangs is killed

@@ -13,10 +13,10 @@ import hooks_by_hand
 from mounts import unmount
 from vtorque_core.api.submission import to_token
 from vtorque_core.base.errors import EXIT_GUEST_DIED, EXIT_HOST_FAULT, EXIT_REFUSED, EXIT_USAGE
+from vtorque_core.config.request import Request
 from vtorque_core.images import store
 from vtorque_core.images.pool import describe
 from vtorque_core.records.reading import read
-from vtorque_core.site.request import Request
 from vtorque_images import change
 
 pytestmark = pytest.mark.e2e

@@ -37,6 +37,8 @@ from vtorque_core.api.values import Image, JobRequest
 from vtorque_core.api.vm_options import FS_TYPE
 from vtorque_core.base import errors, hypervisor, kvm, locks
 from vtorque_core.base.names import JobAttempt, Paths
+from vtorque_core.config.plugins import Plugins
+from vtorque_core.config.schema import Node
 from vtorque_core.node.start import boot
 from vtorque_core.node.start.attempt import StartAttempt
 from vtorque_core.plan.domain import render as render_module
@@ -49,8 +51,6 @@ from vtorque_core.resources import netfilter, stopped_daemons
 from vtorque_core.resources.domain import Domain
 from vtorque_core.resources.netfilter import Netfilter
 from vtorque_core.resources.user_disk import ServedDisk, UserDisk
-from vtorque_core.site.plugins import Plugins
-from vtorque_core.site.schema import Node
 from vtorque_survive import domains
 
 pytestmark = pytest.mark.e2e

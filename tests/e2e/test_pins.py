@@ -19,6 +19,7 @@ from vtorque_core.api.libvirt_domain import Disk, IoThreads
 from vtorque_core.api.values import Image, JobRequest
 from vtorque_core.base import hypervisor, names
 from vtorque_core.base.names import JobAttempt, Paths
+from vtorque_core.config.plugins import Plugins
 from vtorque_core.live import cores
 from vtorque_core.node.end.teardown import teardown
 from vtorque_core.plan.domain.merge import Contributed, merge
@@ -27,7 +28,6 @@ from vtorque_core.plan.placement.ledger import place
 from vtorque_core.records.journal import Journal
 from vtorque_core.records.reading import JobHeader
 from vtorque_core.resources.domain import Domain
-from vtorque_core.site.plugins import Plugins
 
 pytestmark = pytest.mark.e2e
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from vtorque_core.config.schema import Node
 from vtorque_core.plan import host_ids
-from vtorque_core.site.schema import Node
 
 pytestmark = pytest.mark.e2e
 

@@ -17,9 +17,9 @@ from device_cases import CASES, DEVICES, MORE, NEEDED, VALUES, load
 from vtorque_core.api.values import FileData
 from vtorque_core.base import hypervisor
 from vtorque_core.cli.vsub import disk_in_memory, visible_image
+from vtorque_core.config.policy import decide, needs
+from vtorque_core.config.request import Request
 from vtorque_core.plan.placement.topology import cpu_list, parse
-from vtorque_core.site.policy import decide, needs
-from vtorque_core.site.request import Request
 from vtorque_testing.faults import orphans
 
 pytestmark = [pytest.mark.integration, pytest.mark.e2e]

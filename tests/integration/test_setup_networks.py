@@ -8,9 +8,9 @@ import pytest
 
 from vtorque_admin import networks, setup
 from vtorque_core.base import hypervisor
-from vtorque_core.site import directories
-from vtorque_core.site.config import build, parse_toml
-from vtorque_core.site.plugins import Plugins
+from vtorque_core.config import directories
+from vtorque_core.config.plugins import Plugins
+from vtorque_core.config.site_config import build, parse_toml
 
 pytestmark = pytest.mark.integration
 

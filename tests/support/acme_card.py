@@ -12,9 +12,9 @@ from vtorque_core.api.acquired import Resource
 from vtorque_core.api.values import hookimpl
 from vtorque_core.base.errors import HostFault
 from vtorque_core.base.names import JobAttempt
+from vtorque_core.config.plugins import Plugins
 from vtorque_core.records.journal import Journal
 from vtorque_core.records.reading import JobHeader
-from vtorque_core.site.plugins import Plugins
 
 
 @dataclasses.dataclass(frozen=True)

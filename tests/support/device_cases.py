@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from vtorque_core.site.plugins import Plugins
+from vtorque_core.config.plugins import Plugins
 from vtorque_passthrough.pci_functions import PciFunction
 from vtorque_passthrough.vfio import DRIVER, Vfio
 from vtorque_testing import recorded, sysfs_tree

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from markdown_it import MarkdownIt
 
-from vtorque_core.site.schema import OTHER_TABLES, TABLES
+from vtorque_core.config.schema import OTHER_TABLES, TABLES
 
 REPO = Path(__file__).resolve().parents[2]
 PAGES = [

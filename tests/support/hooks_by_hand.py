@@ -18,7 +18,7 @@ from slurm_cluster import REPO
 from users import TIMEOUT
 from vtorque_core.api.submission import to_token
 from vtorque_core.base import hypervisor
-from vtorque_core.site.request import Request
+from vtorque_core.config.request import Request
 from vtorque_pbs import convention as pbs
 
 # Runs ``vtorque`` with the journal's test seam counting steps. argv: the mode, then vtorque's.

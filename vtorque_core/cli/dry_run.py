@@ -14,18 +14,18 @@ from vtorque_core.api.claims import Placement, PoolClaim
 from vtorque_core.api.guest_plan import GuestPlan
 from vtorque_core.api.libvirt_domain import Disk, Filesystem, Interface
 from vtorque_core.base import kvm, names
+from vtorque_core.config import personal
+from vtorque_core.config.job_limits import Facts
+from vtorque_core.config.job_size import JobGrant
+from vtorque_core.config.load import load
+from vtorque_core.config.policy import check_options, for_job
+from vtorque_core.config.request import Request
+from vtorque_core.config.site_config import Site
 from vtorque_core.live.site_config import site_templates
 from vtorque_core.plan import guests as plan
 from vtorque_core.plan.domain.merge import MergedDomain
 from vtorque_core.plan.domain.render import DomainSpec, render
 from vtorque_core.plan.job_context import JobContext, job_user
-from vtorque_core.site import personal
-from vtorque_core.site.config import Site
-from vtorque_core.site.job_limits import Facts
-from vtorque_core.site.job_size import JobGrant
-from vtorque_core.site.load import load
-from vtorque_core.site.policy import check_options, for_job
-from vtorque_core.site.request import Request
 
 
 def show(request: Request, config: Path, granted: JobGrant, facts: Facts) -> int:

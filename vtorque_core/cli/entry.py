@@ -152,7 +152,7 @@ def forget_coerced_locale() -> None:
 
 def fixed_environ(kept: Iterable[str] = _KEPT) -> dict[str, str]:
     if os.geteuid() != 0:
-        from vtorque_core.site.personal import VARIABLES  # noqa: PLC0415 - not root's
+        from vtorque_core.config.personal import VARIABLES  # noqa: PLC0415 - not root's
 
         kept = (*kept, *VARIABLES)
     own = {name: os.environ[name] for name in kept if name in os.environ}

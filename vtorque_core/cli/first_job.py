@@ -8,8 +8,8 @@ import sys
 from vtorque_core.base import kvm
 from vtorque_core.base.errors import HostFault
 from vtorque_core.base.locks import take_lock
-from vtorque_core.site import directories
-from vtorque_core.site.config import Site
+from vtorque_core.config import directories
+from vtorque_core.config.site_config import Site
 
 IMAGES = ("micro", "own")
 """Images that a personal site builds at the first use, each with the builder of its name."""

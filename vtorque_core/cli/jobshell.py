@@ -10,10 +10,10 @@ from pathlib import Path
 
 from vtorque_core.base.errors import EXIT_NO_PROOF, VtorqueError
 from vtorque_core.cli.entry import forget_coerced_locale
+from vtorque_core.config.load import load
+from vtorque_core.config.plugins import Plugins
 from vtorque_core.node.shell import around_script
 from vtorque_core.node.shell import jobshell as in_guest
-from vtorque_core.site.load import load
-from vtorque_core.site.plugins import Plugins
 
 
 def jobshell(config: Path, argv: Sequence[str]) -> int:

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING
 import click
 
 from vtorque_core.base.errors import EXIT_FAILED, UsageError, VtorqueError
+from vtorque_core.config.load import load
 from vtorque_core.live.command_groups import config_option, json_option
-from vtorque_core.site.load import load
 
 if TYPE_CHECKING:
-    from vtorque_core.site.config import Site
+    from vtorque_core.config.site_config import Site
 
 
 @click.command(short_help="Release the resources of jobs that have ended.")

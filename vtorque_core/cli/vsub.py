@@ -15,15 +15,22 @@ from vtorque_core.api.vm_options import FS_TYPE, IMG, RAM, is_own_image
 from vtorque_core.base.errors import Refused, UsageError
 from vtorque_core.base.names import CONFIG_PATH
 from vtorque_core.cli.entry import forget_coerced_locale, report_errors
+from vtorque_core.config.job_limits import facts_of_user
+from vtorque_core.config.job_size import JobGrant
+from vtorque_core.config.load import load
+from vtorque_core.config.option_limits import Limits, effective_default, show_limits
+from vtorque_core.config.plugins import Plugins
+from vtorque_core.config.policy import (
+    check_options,
+    check_share,
+    for_job,
+    needs,
+    own_images,
+    resolve,
+)
+from vtorque_core.config.request import make_request, merge_pairs
+from vtorque_core.config.site_config import Site
 from vtorque_core.images.pool import ramdisk_mib, select_image
-from vtorque_core.site.config import Site
-from vtorque_core.site.job_limits import facts_of_user
-from vtorque_core.site.job_size import JobGrant
-from vtorque_core.site.load import load
-from vtorque_core.site.option_limits import Limits, effective_default, show_limits
-from vtorque_core.site.plugins import Plugins
-from vtorque_core.site.policy import check_options, check_share, for_job, needs, own_images, resolve
-from vtorque_core.site.request import make_request, merge_pairs
 
 DRY_RUN = "--dry-run"
 CONFIG = "--config"

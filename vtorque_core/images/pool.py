@@ -18,6 +18,9 @@ from vtorque_core.base.errors import ConfigError, HostFault, Refused, printable
 from vtorque_core.base.safefs import closing
 from vtorque_core.base.suggest import closest_names
 from vtorque_core.base.trust import require_root_owned
+from vtorque_core.config.plugins import Plugins
+from vtorque_core.config.policy import own_images
+from vtorque_core.config.site_config import Site
 from vtorque_core.images.sidecar import (
     MAX_SIDECAR,
     NAME,
@@ -27,9 +30,6 @@ from vtorque_core.images.sidecar import (
     names,
     parse_sidecar,
 )
-from vtorque_core.site.config import Site
-from vtorque_core.site.plugins import Plugins
-from vtorque_core.site.policy import own_images
 
 Accept = Callable[[Sidecar], None]
 """A function that raises Refused for an image that the site does not accept."""

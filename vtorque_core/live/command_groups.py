@@ -16,8 +16,8 @@ from vtorque_core.api.strategies import Command, import_object
 from vtorque_core.base.distributions import how_to_install
 from vtorque_core.base.errors import UsageError, VtorqueError
 from vtorque_core.base.names import CONFIG_PATH
-from vtorque_core.site.load import load
-from vtorque_core.site.plugins import Plugins
+from vtorque_core.config.load import load
+from vtorque_core.config.plugins import Plugins
 
 _CONFIG, _BAD = "vtorque.config", "vtorque.config_error"  # in click's Context.meta
 _Load = Callable[[], click.Command | None]

@@ -10,9 +10,9 @@ from typing import Any
 from importlib_metadata import EntryPoint
 
 from vtorque_core.base.errors import ConfigError
-from vtorque_core.site import load as site_load
-from vtorque_core.site import plugins
-from vtorque_core.site.config import Site
+from vtorque_core.config import load as site_load
+from vtorque_core.config import plugins
+from vtorque_core.config.site_config import Site
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,9 @@ from vtorque_core.base import safefs
 from vtorque_core.base.errors import UsageError
 from vtorque_core.base.safefs import fsync as fsync
 from vtorque_core.base.trust import effective_root as effective_root
+from vtorque_core.config.load import load
+from vtorque_core.config.plugins import Plugins as Plugins
+from vtorque_core.config.site_config import Site as Site
 from vtorque_core.images import signature as signature
 from vtorque_core.images import store as store
 from vtorque_core.images.pool import BrokenImage as BrokenImage
@@ -40,9 +43,6 @@ from vtorque_core.images.sidecar import version_of as version_of
 from vtorque_core.images.signature import acceptor as acceptor
 from vtorque_core.images.signature import signed_bytes as signed_bytes
 from vtorque_core.images.signature import signer_of as signer_of
-from vtorque_core.site.config import Site as Site
-from vtorque_core.site.load import load
-from vtorque_core.site.plugins import Plugins as Plugins
 
 
 def site_of(config: Path) -> Site:

@@ -18,10 +18,10 @@ from vtorque_core.api import hooks
 from vtorque_core.api.kept_records import Place, find
 from vtorque_core.base.errors import Refused, printable
 from vtorque_core.base.names import CONFIG_PATH, JobAttempt, Paths, safe_name
+from vtorque_core.config.load import load
+from vtorque_core.config.plugins import Plugins
+from vtorque_core.config.site_config import Site
 from vtorque_core.records import log
-from vtorque_core.site.config import Site
-from vtorque_core.site.load import load
-from vtorque_core.site.plugins import Plugins
 
 
 @dataclass(frozen=True)

@@ -16,9 +16,9 @@ from vtorque_core.api.node_job import Site
 from vtorque_core.api.setup_steps import Installation
 from vtorque_core.api.strategies import BatchSystem
 from vtorque_core.base.names import CONFIG_PATH, Paths
-from vtorque_core.site.config import Site as SiteConfig
-from vtorque_core.site.load import load, load_paths
-from vtorque_core.site.personal import VARIABLES
+from vtorque_core.config.load import load, load_paths
+from vtorque_core.config.personal import VARIABLES
+from vtorque_core.config.site_config import Site as SiteConfig
 
 
 def site_and_installation(config: Path | None) -> tuple[Site, Installation]:

@@ -15,9 +15,9 @@ from pathlib import Path
 from vtorque_core.base import hypervisor
 from vtorque_core.base.names import Paths
 from vtorque_core.base.run_tool import run_tool
+from vtorque_core.config.load import load
 from vtorque_core.records.reading import DOMAIN, SPARE, JournalState, walk
 from vtorque_core.records.reading import SPARE_XML as SPARE_XML
-from vtorque_core.site.load import load
 
 _BOOT, _END = "vtorque_core.node.start.spare_boot", "vtorque_core.node.start.spare"
 _MORE = 60.0  # seconds in addition to [node] start_timeout

@@ -22,13 +22,13 @@ from vtorque_core.base import hypervisor, safefs
 from vtorque_core.base.errors import HostFault
 from vtorque_core.base.locks import holder_of, libvirt_worker
 from vtorque_core.base.names import Paths
+from vtorque_core.config.plugins import Plugins
 from vtorque_core.live.jobs import RunningGuest, RunningJob
 from vtorque_core.live.locked_job import LockedJob, journal_of, locked_job
 from vtorque_core.records import log, reading
 from vtorque_core.resources import stopped_daemons
 from vtorque_core.resources.stopped_daemons import is_stopped
 from vtorque_core.resources.user_disk import served_file as served_file
-from vtorque_core.site.plugins import Plugins
 
 STOPS = 20.0
 """Seconds in which libvirt must pause all guests of a job: less than stopped_daemons.HANDSHAKE."""

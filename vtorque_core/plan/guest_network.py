@@ -15,12 +15,12 @@ from vtorque_core.api.libvirt_domain import Interface
 from vtorque_core.base import names
 from vtorque_core.base.errors import HostFault, Refused
 from vtorque_core.base.run_tool import run_tool
-from vtorque_core.site.network_config import assigns
-from vtorque_core.site.schema import ExtraNetwork, Network
+from vtorque_core.config.network_config import assigns
+from vtorque_core.config.schema import ExtraNetwork, Network
 
 if TYPE_CHECKING:
     from vtorque_core.api.batch_system import BatchJob
-    from vtorque_core.site.config import Site
+    from vtorque_core.config.site_config import Site
 
 POOL = "address"
 """Ledger pool of addresses in ``[network]``; ``address-<name>`` for ``[networks.<name>]``."""

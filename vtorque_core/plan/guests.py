@@ -29,6 +29,9 @@ from vtorque_core.api.values import Image, JobRequest
 from vtorque_core.api.vm_options import FS_TYPE, RAM, VCPUS, VMS_PER_NODE
 from vtorque_core.base import names
 from vtorque_core.base.errors import HostFault, Refusal, Refused
+from vtorque_core.config import policy
+from vtorque_core.config.plugins import Plugins
+from vtorque_core.config.site_config import Site
 from vtorque_core.images import signature
 from vtorque_core.images.pool import ramdisk_mib, select_image
 from vtorque_core.plan import guest_network, host_ids
@@ -36,9 +39,6 @@ from vtorque_core.plan.domain.merge import Contributed, MergedDomain, merge
 from vtorque_core.plan.job_context import JobContext, attempt_of
 from vtorque_core.plan.placement.model import RAM_USE
 from vtorque_core.plan.placement.topology import show_cpus
-from vtorque_core.site import policy
-from vtorque_core.site.config import Site
-from vtorque_core.site.plugins import Plugins
 
 SAVED = "saved-guest"
 """Ledger pool of restored guests' UUIDs, so that no two jobs run the same guest."""

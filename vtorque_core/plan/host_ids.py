@@ -20,7 +20,7 @@ from vtorque_core.api.claims import PoolClaim
 from vtorque_core.api.guest_plan import GuestPlan
 from vtorque_core.base import hypervisor
 from vtorque_core.base.errors import HostFault
-from vtorque_core.site.config import Site
+from vtorque_core.config.site_config import Site
 
 COUNT = 1000  # guests of a node at the same time
 POOL = "qemu-uid"

@@ -13,12 +13,12 @@ from vtorque_core.api.host_topology import Topology
 from vtorque_core.base import names
 from vtorque_core.base.errors import ConfigError, HostFault, Refused
 from vtorque_core.base.trust import require_secret
+from vtorque_core.config.job_limits import groups_of
+from vtorque_core.config.job_size import JobGrant
+from vtorque_core.config.plugins import Plugins
+from vtorque_core.config.site_config import Site
 from vtorque_core.plan import host_ids
 from vtorque_core.plan.placement import model, node_hardware
-from vtorque_core.site.config import Site
-from vtorque_core.site.job_limits import groups_of
-from vtorque_core.site.job_size import JobGrant
-from vtorque_core.site.plugins import Plugins
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class JobContext:
     """A job, with the site, plugins and hardware that its guests are planned for.
 
     Attributes:
-        site: config with the limits of this job (:func:`vtorque_core.site.policy.for_job`).
+        site: config with the limits of this job (:func:`vtorque_core.config.policy.for_job`).
         plugins: those that the job may use.
         machine: the node's hardware; None on a submit host.
         granted: resources that the batch system granted on this node.

@@ -25,7 +25,7 @@ from vtorque_core.api.acquired import CoreResource, unjournalled
 from vtorque_core.base import hypervisor
 from vtorque_core.base.errors import HostFault
 from vtorque_core.base.run_tool import run_tool
-from vtorque_core.site.schema import ExtraNetwork, Network
+from vtorque_core.config.schema import ExtraNetwork, Network
 
 _TAP = re.compile(r"[a-z][a-z0-9]{1,14}")
 _MAC = re.compile(r"([0-9a-f]{2}:){5}[0-9a-f]{2}")

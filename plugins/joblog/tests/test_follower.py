@@ -13,7 +13,7 @@ import pytest
 
 from patience import eventually
 from vtorque_core.api import JobAttempt, Paths, kept_records
-from vtorque_core.site import plugins as site_plugins
+from vtorque_core.config import plugins as site_plugins
 from vtorque_joblog import follower, outlets
 from vtorque_joblog.api import GROUP
 from vtorque_joblog.follower import FollowerLoop, serve

@@ -116,7 +116,7 @@ import os, sys
 sys.path.insert(0, {top!r})
 if os.geteuid() == 0:
     os.setgroups([4, 27])  # as a service may have some
-from vtorque_core.site import plugins
+from vtorque_core.config import plugins
 from vtorque_joblog import sinks_process
 plugins.require_trusted = lambda *_: None  # pytest's directory
 sinks_process._AGAIN = 1.0

@@ -16,7 +16,7 @@ from local_site import HOST, SUBMIT, fresh_site
 from patience import LONG, eventually, with_more_time
 from terminal import CommandTerminal
 from vtorque_core.api import UsageError, job_log, kept_records
-from vtorque_core.site.request import Request
+from vtorque_core.config.request import Request
 from vtorque_local.node import LocalNode
 from vtorque_pbs import convention as pbs
 from vtorque_testing.submit import run_in_child

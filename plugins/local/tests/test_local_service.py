@@ -20,7 +20,7 @@ from patience import LONG, eventually
 from processes import open_files
 from vtorque_core.api import Busy, Paths, UsageError, VtorqueError, take_lock
 from vtorque_core.api.batch_system import JobState
-from vtorque_core.site.request import Request
+from vtorque_core.config.request import Request
 from vtorque_local.mom import JobPrograms
 from vtorque_local.node import LocalNode
 from vtorque_local.service import LocalService, Setup

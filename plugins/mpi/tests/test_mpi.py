@@ -7,7 +7,7 @@ import pytest
 from vtorque_core.api.batch_system import BareNode
 from vtorque_core.api.guest_context import EnvVar, GuestFile
 from vtorque_core.api.guest_plan import Address
-from vtorque_core.site.plugins import Plugins
+from vtorque_core.config.plugins import Plugins
 from vtorque_mpi import node
 from vtorque_testing.planned import guest_plan
 

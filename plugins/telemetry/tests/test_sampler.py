@@ -20,8 +20,8 @@ import measured
 import running_journal
 from counting import calls
 from vtorque_core.api import HostFault, kept_records
+from vtorque_core.config import plugins
 from vtorque_core.live import extensions
-from vtorque_core.site import plugins
 from vtorque_telemetry import app, influx, node, sampler, series, unprivileged_sampler
 from vtorque_telemetry.api import GROUP
 from vtorque_telemetry.process import CHANNEL, Sampler, last_sample

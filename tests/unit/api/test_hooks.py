@@ -8,7 +8,7 @@ import types
 import pytest
 
 from vtorque_core.api import hooks
-from vtorque_core.site.plugins import Plugins
+from vtorque_core.config.plugins import Plugins
 
 HOOKS = [name for name in vars(hooks) if name.startswith("vtorque_")]
 

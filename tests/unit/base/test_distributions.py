@@ -9,7 +9,7 @@ import pytest
 
 from vtorque_core.base.distributions import BATCH_SYSTEMS, CORE, PLUGINS, how_to_get, how_to_install
 from vtorque_core.base.errors import Refused
-from vtorque_core.site.plugins import Plugins
+from vtorque_core.config.plugins import Plugins
 
 ROOT = Path(__file__).parents[3]
 

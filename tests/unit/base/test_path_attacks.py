@@ -16,10 +16,10 @@ from path_attacks import Attack, all_of, between, flags, plain, statement
 from vtorque_core.api import kept_records
 from vtorque_core.base import errors, locks, safefs, trust
 from vtorque_core.base.names import JobAttempt, Paths
+from vtorque_core.config import directories
 from vtorque_core.node.shell import proof
 from vtorque_core.plan import job_context
 from vtorque_core.records import reading
-from vtorque_core.site import directories
 from vtorque_iocm import irqs
 from vtorque_unclot import shm as shared_memory
 from vtorque_unclot.shm import Shm

@@ -4,7 +4,7 @@ import pytest
 
 from vtorque_core.api.vm_options import DISTRO, IMG, RAM, VCPUS
 from vtorque_core.base.suggest import closest_names
-from vtorque_core.site.request import unknown_key
+from vtorque_core.config.request import unknown_key
 
 KEYS = (DISTRO.key, "disk", IMG.key, RAM.key, VCPUS.key, "vrdma")
 

@@ -12,8 +12,8 @@ from click.testing import CliRunner
 import sparing
 from vtorque_core.api import Command, Remote, constant_hook, hookimpl
 from vtorque_core.cli.vmgr import vmgr
+from vtorque_core.config.plugins import Plugins
 from vtorque_core.live import command_groups
-from vtorque_core.site.plugins import Plugins
 
 BIN = Path(sys.executable).parent
 # Like the commands, which take no PYTHONPATH (test_vsub.py, test_entry.py).

@@ -7,7 +7,7 @@ import pytest
 from click.testing import CliRunner
 
 from vtorque_admin.config_command import config as cli
-from vtorque_core.site import config as site_config
+from vtorque_core.config import site_config
 
 
 @pytest.fixture

@@ -21,8 +21,8 @@ import sparing
 from vtorque_core.cli import admin, vsub
 from vtorque_core.cli.run_click import run
 from vtorque_core.cli.vmgr import vmgr
+from vtorque_core.config import load
 from vtorque_core.live import command_groups
-from vtorque_core.site import load
 from vtorque_testing.harness import ProgramResult
 from vtorque_testing.submit import run_in_child
 

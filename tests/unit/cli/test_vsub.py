@@ -17,9 +17,9 @@ from vtorque_core.base.names import CONFIG_PATH
 from vtorque_core.cli import dry_run
 from vtorque_core.cli import vsub as vsub_module
 from vtorque_core.cli.vsub import main, split_config
+from vtorque_core.config.plugins import Plugins
+from vtorque_core.config.site_config import Raw, build
 from vtorque_core.images import store
-from vtorque_core.site.config import Raw, build
-from vtorque_core.site.plugins import Plugins
 from vtorque_images import change
 
 HEAVY = (

@@ -11,8 +11,8 @@ from vtorque_core.api.batch_system import JobInfo
 from vtorque_core.api.values import hookimpl
 from vtorque_core.base.errors import Refused
 from vtorque_core.base.names import JobAttempt, Paths
+from vtorque_core.config.plugins import Plugins
 from vtorque_core.live import kept_jobs
-from vtorque_core.site.plugins import Plugins
 from vtorque_jobs import command as commands
 
 

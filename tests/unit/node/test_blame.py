@@ -12,12 +12,12 @@ from vtorque_core.api.claims import PoolClaim
 from vtorque_core.base.errors import HostFault, Refused
 from vtorque_core.base.locks import Busy
 from vtorque_core.base.names import JobAttempt
+from vtorque_core.config.plugins import Plugins
+from vtorque_core.config.site_config import Site
 from vtorque_core.node.start import prologue, start_order
 from vtorque_core.node.start.attempt import StartAttempt
 from vtorque_core.node.start.start_order import excuse_node, start_job
 from vtorque_core.plan.placement import ledger
-from vtorque_core.site.config import Site
-from vtorque_core.site.plugins import Plugins
 
 JOB = BatchJob("7.srv", "nobody-of-this-name", "n1", ("n1",), b"")
 

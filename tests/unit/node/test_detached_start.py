@@ -15,14 +15,14 @@ from vtorque_core.api.batch_system import BatchJob, Detach, Outcome
 from vtorque_core.api.job_files import File
 from vtorque_core.base.errors import HostFault, Refused
 from vtorque_core.base.names import JobAttempt, Paths
+from vtorque_core.config.plugins import Plugins
+from vtorque_core.config.site_config import Site
 from vtorque_core.node.end import reap
 from vtorque_core.node.shell import proof
 from vtorque_core.node.shell.proof import Proof
 from vtorque_core.node.start import cleanup, prologue, start_order
 from vtorque_core.records.journal import Journal
 from vtorque_core.records.reading import JobHeader
-from vtorque_core.site.config import Site
-from vtorque_core.site.plugins import Plugins
 
 ME = pwd.getpwuid(os.getuid()).pw_name if os.getuid() else "nobody"  # root runs no jobs
 EXIT = 75  # the adapter's exit code for a job that it has requeued

@@ -14,8 +14,8 @@ from vtorque_admin import doctor
 from vtorque_core.base.errors import ConfigError, HostFault
 from vtorque_core.base.names import Paths
 from vtorque_core.cli.admin import vtorque
-from vtorque_core.site.config import Raw, build
-from vtorque_core.site.plugins import Plugins
+from vtorque_core.config.plugins import Plugins
+from vtorque_core.config.site_config import Raw, build
 
 FULL = {"apparmor": "", "dac": "+64055:+64055"}
 CAPABILITIES = """<capabilities><host>

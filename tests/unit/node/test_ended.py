@@ -6,11 +6,11 @@ import pytest
 
 from vtorque_core.api.values import hookimpl
 from vtorque_core.base.names import JobAttempt, Paths
+from vtorque_core.config.plugins import Plugins
+from vtorque_core.config.site_config import Site
 from vtorque_core.node.end import reap
 from vtorque_core.node.end.teardown import TeardownReport
 from vtorque_core.records.reading import JobHeader
-from vtorque_core.site.config import Site
-from vtorque_core.site.plugins import Plugins
 
 
 class Hears:

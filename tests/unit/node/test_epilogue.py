@@ -21,12 +21,12 @@ from vtorque_core.api.values import hookimpl
 from vtorque_core.base.errors import EXIT_GUEST_DIED, HostFault
 from vtorque_core.base.locks import job_lock
 from vtorque_core.base.names import JobAttempt, Paths
+from vtorque_core.config.plugins import Plugins
 from vtorque_core.node.end import epilogue, leftovers, reap, teardown
 from vtorque_core.node.end.reap import release_job
 from vtorque_core.node.shell import proof
 from vtorque_core.node.shell.proof import Proof
 from vtorque_core.records.reading import JobHeader
-from vtorque_core.site.plugins import Plugins
 
 UUID = "5e1f6a3e-0000-4000-8000-00000000abcd"
 BUSY = """

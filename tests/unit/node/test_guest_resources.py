@@ -4,9 +4,9 @@ from types import SimpleNamespace
 
 from vtorque_core.api.boot_source import ColdBoot
 from vtorque_core.api.libvirt_domain import Filesystem, Interface
+from vtorque_core.config.site_config import Site
 from vtorque_core.node.start import guest_resources
 from vtorque_core.resources.netfilter import Netfilter
-from vtorque_core.site.config import Site
 
 GUARD = "table inet guard {}\n"
 

@@ -476,7 +476,7 @@ from vtorque_core.base.names import JobAttempt, Paths
 from vtorque_pbs.shell import PbsJobShell
 from vtorque_core.node.shell import jobshell, proof
 from vtorque_core.node.shell.proof import Proof
-from vtorque_core.site.plugins import Plugins
+from vtorque_core.config.plugins import Plugins
 paths, ready = Paths(Path({str(job.root)!r}), Path({str(job.root)!r})), {ready!r}
 plugins, before = Plugins.load(node=False), []
 def meanwhile():
@@ -503,7 +503,7 @@ def test_no_job_waits_for_rarely_used_imports():
 import sys
 from pathlib import Path
 import vtorque_core.cli.vtorque, vtorque_core.cli.hook, vtorque_core.node.shell.jobshell
-from vtorque_core.site.load import load
+from vtorque_core.config.load import load
 _, plugins = load(Path("/nonexistent"), node=False, new=True)
 plugins.batch_system("local").shell()
 plugins.guest_type("linux").driver()

@@ -18,12 +18,12 @@ from vtorque_core.base import trust
 from vtorque_core.base.errors import UsageError
 from vtorque_core.base.locks import job_lock
 from vtorque_core.cli.reap import reap as command
+from vtorque_core.config import site_config
+from vtorque_core.config.plugins import Plugins
 from vtorque_core.node.end import reap as reap_module
 from vtorque_core.node.end import teardown
 from vtorque_core.node.end.reap import reap, reap_until_clean, release_job
 from vtorque_core.records.reading import journals
-from vtorque_core.site import config as site_config
-from vtorque_core.site.plugins import Plugins
 
 
 def reaped(paths, lives, batch="local", **more):

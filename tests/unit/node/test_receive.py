@@ -14,9 +14,9 @@ from vtorque_core import __version__
 from vtorque_core.api.batch_system import BatchJob, Outcome
 from vtorque_core.base import hypervisor
 from vtorque_core.base.errors import HostFault
+from vtorque_core.config.plugins import Plugins
 from vtorque_core.node.start import cleanup, prologue, receive
 from vtorque_core.records.reading import ARRIVES
-from vtorque_core.site.plugins import Plugins
 from vtorque_survive import domains
 from vtorque_survive import node as survive
 from vtorque_survive import receive as survive_receive

@@ -21,12 +21,12 @@ from vtorque_core.api.job_files import File
 from vtorque_core.base import names, safefs, trust
 from vtorque_core.base.errors import EXIT_NO_PROOF, ConfigError, HostFault
 from vtorque_core.base.names import JobAttempt, Paths
+from vtorque_core.config import plugins
 from vtorque_core.node.end import epilogue
 from vtorque_core.node.shell import proof
 from vtorque_core.node.shell.proof import Proof
 from vtorque_core.records.journal import Journal
 from vtorque_core.records.reading import JobHeader
-from vtorque_core.site import plugins
 from vtorque_local.submitter import LocalSubmitter
 
 ME = os.getuid()
@@ -163,7 +163,7 @@ def test_no_hook_waits_for_rarely_used_imports():
     code = """
 import sys
 import vtorque_core.node.start.prologue, vtorque_core.node.end.epilogue
-from vtorque_core.site.plugins import entry_points, owner
+from vtorque_core.config.plugins import entry_points, owner
 points = [point for point in entry_points("vtorque1.node") if "vtorque-" in owner(point)]
 for point in points:
     point.load()

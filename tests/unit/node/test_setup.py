@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 from vtorque_admin import setup, setup_batch
 from vtorque_core.base.errors import HostFault
+from vtorque_core.config import edit
+from vtorque_core.config.site_config import Site
 from vtorque_core.live.service import installation
 from vtorque_core.plan.placement import node_hardware
-from vtorque_core.site import edit
-from vtorque_core.site.config import Site
 
 
 def test_environment_of_the_user_does_not_change_the_jobshell_program(tmp_path):

@@ -19,8 +19,8 @@ from vtorque_admin.steps import MARK, Check, Mark, ReplacedFile, edit_file
 from vtorque_core.api.strategies import BatchSystem
 from vtorque_core.api.values import hookimpl
 from vtorque_core.base.errors import HostFault
-from vtorque_core.site.config import Site, build, read_toml
-from vtorque_core.site.plugins import Plugins
+from vtorque_core.config.plugins import Plugins
+from vtorque_core.config.site_config import Site, build, read_toml
 from vtorque_local.node import LocalNode
 
 OURS = b"#!/bin/sh\n# " + MARK + b".\nexit 0\n"

@@ -22,6 +22,8 @@ from vtorque_core.base import hypervisor
 from vtorque_core.base.errors import HostFault, Refused
 from vtorque_core.base.locks import Busy, job_lock
 from vtorque_core.base.names import JobAttempt
+from vtorque_core.config.plugins import Plugins
+from vtorque_core.config.site_config import Site
 from vtorque_core.node.end.reap import reap, release_job
 from vtorque_core.node.end.teardown import ENDS
 from vtorque_core.node.start import boot, spare_boot
@@ -36,8 +38,6 @@ from vtorque_core.records.journal import Journal
 from vtorque_core.records.reading import JobHeader, read
 from vtorque_core.resources.domain import Domain
 from vtorque_core.resources.lease import Lease, SpareUse
-from vtorque_core.site.config import Site
-from vtorque_core.site.plugins import Plugins
 from vtorque_testing import planned
 
 

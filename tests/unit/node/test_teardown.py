@@ -20,13 +20,13 @@ from vtorque_core.api.values import hookimpl
 from vtorque_core.base import hypervisor
 from vtorque_core.base.errors import HostFault
 from vtorque_core.base.names import JobAttempt, Paths
+from vtorque_core.config.plugins import Plugins
 from vtorque_core.node.end import teardown as module_under_test
 from vtorque_core.node.end.teardown import teardown
 from vtorque_core.records.journal import Journal
 from vtorque_core.records.reading import JobHeader, journals, read
 from vtorque_core.resources.domain import Domain
 from vtorque_core.resources.lease import Lease, SpareUse
-from vtorque_core.site.plugins import Plugins
 
 
 def numbers(outcomes):

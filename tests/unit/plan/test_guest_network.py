@@ -12,9 +12,9 @@ from vtorque_core.api.guest_plan import GuestPlan, JobUser
 from vtorque_core.api.values import Image, JobRequest
 from vtorque_core.base import names
 from vtorque_core.base.errors import HostFault, Refused
+from vtorque_core.config.schema import ExtraNetwork, Network
+from vtorque_core.config.site_config import Site
 from vtorque_core.plan import guest_network
-from vtorque_core.site.config import Site
-from vtorque_core.site.schema import ExtraNetwork, Network
 
 PLAN = Network(subnet="10.0.0.0/24", first=10, per_node=4)
 

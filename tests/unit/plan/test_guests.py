@@ -21,17 +21,17 @@ from vtorque_core.api.values import Image, JobRequest, hookimpl
 from vtorque_core.api.vm_options import RAM, VCPUS
 from vtorque_core.base import hypervisor, names
 from vtorque_core.base.errors import Conflict, HostFault, Refusal, Refused
+from vtorque_core.config.job_size import JobGrant
+from vtorque_core.config.option_limits import Limits
+from vtorque_core.config.plugins import Plugins
+from vtorque_core.config.schema import Images, Network
+from vtorque_core.config.site_config import Site
 from vtorque_core.images import pool
 from vtorque_core.plan import guests as plan
 from vtorque_core.plan import host_ids
 from vtorque_core.plan.job_context import JobContext, job_user
 from vtorque_core.plan.placement.model import FreeResources, Leases, NodeShare, NoFit, demand
 from vtorque_core.plan.placement.refusals import check_memory
-from vtorque_core.site.config import Site
-from vtorque_core.site.job_size import JobGrant
-from vtorque_core.site.option_limits import Limits
-from vtorque_core.site.plugins import Plugins
-from vtorque_core.site.schema import Images, Network
 
 USER = JobUser("u", 1000, 1000, (("u", 1000),), "/nfs/home/u", "/bin/bash")
 IMAGE = Image("tiny", "double", "tiny", "x86_64", "0" * 64, min_ram_mib=128)

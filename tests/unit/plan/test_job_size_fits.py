@@ -9,13 +9,13 @@ from hypothesis import strategies as st
 from vtorque_core.api.claims import CoreClaim, MemoryClaim
 from vtorque_core.api.host_topology import flat
 from vtorque_core.api.vm_options import RAM, VCPUS
+from vtorque_core.config.job_size import JobGrant
+from vtorque_core.config.policy import check_options, needs, resolve
+from vtorque_core.config.request import Request
+from vtorque_core.config.site_config import build, parse_toml
 from vtorque_core.plan.placement.divide_cores import divide
 from vtorque_core.plan.placement.model import Leases, NodeShare
 from vtorque_core.plan.placement.topology import parse
-from vtorque_core.site.config import build, parse_toml
-from vtorque_core.site.job_size import JobGrant
-from vtorque_core.site.policy import check_options, needs, resolve
-from vtorque_core.site.request import Request
 from vtorque_iocm import plugin as iocm
 from vtorque_iocm.node import Settings as IocmSettings
 from vtorque_pinning import plugin as pinning

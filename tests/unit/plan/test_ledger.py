@@ -11,6 +11,7 @@ from vtorque_core.api.host_topology import flat
 from vtorque_core.base.errors import HostFault, Refused
 from vtorque_core.base.names import JobAttempt
 from vtorque_core.base.sizes import show_mib
+from vtorque_core.config.site_config import Site
 from vtorque_core.live import cores as live_cores
 from vtorque_core.live.cores import ResizeResult, resize
 from vtorque_core.plan.job_context import node_share
@@ -20,7 +21,6 @@ from vtorque_core.plan.placement.ledger import InUse, leased_resources
 from vtorque_core.plan.placement.model import Leases, NodeShare, NoFit
 from vtorque_core.records.journal import Journal
 from vtorque_core.records.reading import JobHeader, JournalError, read, walk
-from vtorque_core.site.config import Site
 
 NODE = NodeShare(flat((0, 1, 2, 3), 8192))
 SHARED = dataclasses.replace(NODE, exclusive=False)

@@ -11,11 +11,11 @@ from vtorque_core.api.daemon_process import DaemonProcess
 from vtorque_core.api.values import hookimpl
 from vtorque_core.base.locks import lock_holder
 from vtorque_core.base.names import JobAttempt
+from vtorque_core.config.plugins import Plugins
 from vtorque_core.live import changes
 from vtorque_core.node.end.teardown import teardown
 from vtorque_core.records.journal import Journal
 from vtorque_core.records.reading import JobHeader
-from vtorque_core.site.plugins import Plugins
 
 
 @dataclass(frozen=True)

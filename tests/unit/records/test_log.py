@@ -19,15 +19,15 @@ from vtorque_core.api.log_levels import DEBUG, ERROR, NOTHING, QUIET, TRACE, WAR
 from vtorque_core.api.vm_options import LOG
 from vtorque_core.base.errors import ConfigError, Refused
 from vtorque_core.base.names import JobAttempt, Paths
+from vtorque_core.config.plugins import Plugins
+from vtorque_core.config.policy import decide
+from vtorque_core.config.request import Request
+from vtorque_core.config.site_config import build, parse_toml
 from vtorque_core.node.end.teardown import teardown
 from vtorque_core.node.shell.jobshell import ShownLog, _say
 from vtorque_core.node.shell.proof import Proof
 from vtorque_core.records import console, log, timeline
 from vtorque_core.records.reading import PhaseMark
-from vtorque_core.site.config import build, parse_toml
-from vtorque_core.site.plugins import Plugins
-from vtorque_core.site.policy import decide
-from vtorque_core.site.request import Request
 
 boot = logging.getLogger("vtorque_core.node.start.boot")
 acme = logging.getLogger("vtorque_acme_fpga.cards")

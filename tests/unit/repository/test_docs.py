@@ -25,6 +25,10 @@ from vtorque_core.base.errors import Refused
 from vtorque_core.base.names import JobAttempt, Paths
 from vtorque_core.cli.admin import vtorque
 from vtorque_core.cli.vmgr import vmgr
+from vtorque_core.config.plugins import Plugins
+from vtorque_core.config.policy import decide
+from vtorque_core.config.request import Request
+from vtorque_core.config.site_config import build, parse_toml
 from vtorque_core.live.command_groups import PluginGroup
 from vtorque_core.node.end.teardown import teardown
 from vtorque_core.plan.domain.merge import Contributed, merge
@@ -33,10 +37,6 @@ from vtorque_core.plan.placement.divide_cores import divide
 from vtorque_core.plan.placement.model import Leases, NodeShare
 from vtorque_core.records.journal import Journal
 from vtorque_core.records.reading import JobHeader
-from vtorque_core.site.config import build, parse_toml
-from vtorque_core.site.plugins import Plugins
-from vtorque_core.site.policy import decide
-from vtorque_core.site.request import Request
 from vtorque_testing import fixtures
 from vtorque_testing.planned import guest_plan
 

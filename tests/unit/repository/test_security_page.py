@@ -13,8 +13,8 @@ from types import ModuleType
 import grimp
 
 import hostile_requests
-from vtorque_core.site.config import parse_toml, problems
-from vtorque_core.site.plugins import Plugins
+from vtorque_core.config.plugins import Plugins
+from vtorque_core.config.site_config import parse_toml, problems
 
 REPO = Path(__file__).resolve().parents[3]
 PAGE = (REPO / "doc/security.md").read_text(encoding="utf-8")
@@ -102,7 +102,7 @@ def test_size_of_a_prologue_matches_the_page():
 
 
 def test_appendix_has_every_attack():
-    channels = load("site/test_hostile_channels.py")
+    channels = load("config/test_hostile_channels.py")
     by_root = load("base/test_path_attacks.py")
     by_user = load("resources/test_path_attacks_users.py")
     requests = [*hostile_requests.BLOBS, *hostile_requests.TOKENS]

@@ -3,9 +3,9 @@
 import pytest
 
 from vtorque_core.base.errors import HostFault
+from vtorque_core.config.schema import Network
 from vtorque_core.resources import netfilter
 from vtorque_core.resources.netfilter import guard, guard_table, rules
-from vtorque_core.site.schema import Network
 
 MAC = "52:54:00:01:02:03"
 

@@ -18,9 +18,9 @@ import pytest
 from path_attacks import Attack, all_of, between, flags, plain, statement
 from vtorque_core.base.names import JobAttempt, Paths
 from vtorque_core.base.run_tool import NOBODY
+from vtorque_core.config import request
 from vtorque_core.node.shell import proof
 from vtorque_core.resources import _user_daemon_exec
-from vtorque_core.site import request
 from vtorque_local import become_job, qsub
 from vtorque_pbs import convention as pbs
 

@@ -27,14 +27,14 @@ from vtorque_core.api.values import hookimpl
 from vtorque_core.base import errors, locks
 from vtorque_core.base.locks import job_lock
 from vtorque_core.base.names import JobAttempt, Paths
+from vtorque_core.config.plugins import Plugins
+from vtorque_core.config.site_config import Site
 from vtorque_core.node.end.reap import reap, release_job
 from vtorque_core.plan.placement.ledger import place
 from vtorque_core.plan.placement.model import NodeShare
 from vtorque_core.records.journal import Journal, step
 from vtorque_core.records.reading import JobHeader, journals
 from vtorque_core.resources.disk import DiskCopy, Overlay
-from vtorque_core.site.config import Site
-from vtorque_core.site.plugins import Plugins
 from vtorque_testing.faults import run_in_child
 
 pytestmark = pytest.mark.e2e

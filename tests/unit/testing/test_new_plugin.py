@@ -20,7 +20,7 @@ from vtorque_testing.new_plugin import KINDS, write
 ROOT = Path(__file__).parents[3]
 FOUND = """
 from vtorque_admin import author_errors
-from vtorque_core.site.plugins import Plugins
+from vtorque_core.config.plugins import Plugins
 
 plugins = Plugins.load(node=True)
 assert not plugins.broken, plugins.broken

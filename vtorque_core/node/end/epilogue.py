@@ -30,14 +30,14 @@ from vtorque_core.base.errors import (
 )
 from vtorque_core.base.locks import Busy, job_lock_holder
 from vtorque_core.base.names import Paths
+from vtorque_core.config.load import load, load_for_teardown
+from vtorque_core.config.schema import Node
 from vtorque_core.node.end import leftovers
 from vtorque_core.node.end.reap import AFTER, notify, reap_until_clean, release_job
 from vtorque_core.node.end.teardown import TeardownReport, total_usage
 from vtorque_core.node.shell import proof
 from vtorque_core.records import console
 from vtorque_core.records.reading import DOMAIN, JobHeader, JournalError, JournalState, find
-from vtorque_core.site.load import load, load_for_teardown
-from vtorque_core.site.schema import Node
 
 _KILLED = "the process that started the guests was killed"
 _DYING = 1.5  # seconds that libvirt may take to see that a QEMU has ended

@@ -20,6 +20,8 @@ from vtorque_core.base.detach import run_detached
 from vtorque_core.base.errors import UsageError
 from vtorque_core.base.locks import Busy, job_lock, take_lock, try_flock
 from vtorque_core.base.names import Paths, safe_name
+from vtorque_core.config.plugins import Plugins
+from vtorque_core.config.site_config import Site
 from vtorque_core.node.end.teardown import (
     DEADLINE,
     RELEASE_TIMEOUT,
@@ -39,8 +41,6 @@ from vtorque_core.records.reading import (
     try_read,
     walk,
 )
-from vtorque_core.site.config import Site
-from vtorque_core.site.plugins import Plugins
 
 _FIRST_PAUSE, _LONGEST_PAUSE, _A_DAY = 10.0, 600.0, 86400.0  # seconds
 _LOCK = 3.0  # seconds to wait for a process that still changes the ended job, such as a checkpoint

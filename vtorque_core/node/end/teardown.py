@@ -31,6 +31,7 @@ from vtorque_core.base.distributions import how_to_get, how_to_install
 from vtorque_core.base.errors import HostFault, VtorqueError
 from vtorque_core.base.locks import job_lock, node_lock
 from vtorque_core.base.names import Paths, boot_id
+from vtorque_core.config.plugins import Plugins
 from vtorque_core.records import console, log, timeline
 from vtorque_core.records import journal as journal_module
 from vtorque_core.records.journal import Journal, shared_records
@@ -51,7 +52,6 @@ from vtorque_core.records.reading import (
     walk,
 )
 from vtorque_core.resources.kinds import CORE_KINDS
-from vtorque_core.site.plugins import Plugins
 
 RELEASE_TIMEOUT = 30.0  # seconds for one record; the default of [node] release_timeout
 DEADLINE = 60.0  # seconds for all; the default of [node] teardown_timeout

@@ -13,9 +13,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from vtorque_core.api import kept_records
+from vtorque_core.config.plugins import Plugins
+from vtorque_core.config.site_config import Site
 from vtorque_core.node.shell.proof import Proof
-from vtorque_core.site.config import Site
-from vtorque_core.site.plugins import Plugins
 
 if TYPE_CHECKING:
     from subprocess import Popen

@@ -32,7 +32,7 @@ from vtorque_core.node.shell import proof as proofs
 from vtorque_core.node.shell.proof import Proof
 
 if TYPE_CHECKING:
-    from vtorque_core.site.plugins import Plugins
+    from vtorque_core.config.plugins import Plugins
 
 AWAIT = "--await-job"  # the job shell's own option
 

@@ -24,7 +24,7 @@ from vtorque_core.base import safefs
 from vtorque_core.base.errors import HostFault
 from vtorque_core.base.locks import try_flock
 from vtorque_core.base.names import JobAttempt, Paths
-from vtorque_core.site.values import convert
+from vtorque_core.config.values import convert
 
 SCHEMA = 4
 POLL = 0.02  # seconds between two reads of a proof, or two tests of its lock

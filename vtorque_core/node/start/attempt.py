@@ -13,11 +13,11 @@ from vtorque_core.api.acquired import Resource
 from vtorque_core.api.guest_plan import GuestPlan, JobUser
 from vtorque_core.base.errors import HostFault, Refused, printable
 from vtorque_core.base.names import JobAttempt
+from vtorque_core.config.plugins import Plugins
+from vtorque_core.config.policy import WITHOUT_ROOT
+from vtorque_core.config.site_config import Site
 from vtorque_core.records import log
 from vtorque_core.records.journal import Journal
-from vtorque_core.site.config import Site
-from vtorque_core.site.plugins import Plugins
-from vtorque_core.site.policy import WITHOUT_ROOT
 
 _log = logging.getLogger(__name__)
 

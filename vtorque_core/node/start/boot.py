@@ -29,6 +29,7 @@ from vtorque_core.base import hypervisor, kvm, safefs
 from vtorque_core.base.errors import HostFault, VtorqueError
 from vtorque_core.base.hypervisor import Overdue, run_bounded
 from vtorque_core.base.locks import job_lock, libvirt_worker
+from vtorque_core.config.site_config import Site
 from vtorque_core.node.start.attempt import StartAttempt
 from vtorque_core.node.start.guest_resources import daemons, domain_spec, root_disks
 from vtorque_core.plan.domain.merge import Contributed, merge
@@ -41,7 +42,6 @@ from vtorque_core.records.reading import ARRIVES, DOMAIN, read
 from vtorque_core.resources import netfilter, stopped_daemons
 from vtorque_core.resources.domain import Domain
 from vtorque_core.resources.starter import BootStarter
-from vtorque_core.site.config import Site
 
 T = TypeVar("T")
 ARRIVAL_TIME = 3700.0

@@ -11,6 +11,10 @@ from collections.abc import Iterable
 from vtorque_core.api.batch_system import BatchJob, JobState, NodeAdapter
 from vtorque_core.api.guest_plan import JobUser
 from vtorque_core.base.errors import VtorqueError
+from vtorque_core.config.job_limits import facts_of_job
+from vtorque_core.config.plugins import Plugins
+from vtorque_core.config.policy import for_job
+from vtorque_core.config.site_config import Site
 from vtorque_core.node.end.reap import notify, reap, release_job
 from vtorque_core.node.end.teardown import TeardownReport, teardown
 from vtorque_core.node.shell import proof
@@ -18,10 +22,6 @@ from vtorque_core.node.shell.proof import Proof
 from vtorque_core.node.start.start_order import header, proof_file
 from vtorque_core.records import log
 from vtorque_core.records.journal import Journal
-from vtorque_core.site.config import Site
-from vtorque_core.site.job_limits import facts_of_job
-from vtorque_core.site.plugins import Plugins
-from vtorque_core.site.policy import for_job
 
 _log = logging.getLogger(__name__)
 

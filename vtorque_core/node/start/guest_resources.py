@@ -9,6 +9,7 @@ from vtorque_core.api.acquired import Resource
 from vtorque_core.api.guest_plan import GuestPlan, ramdisk_dir, root_disk
 from vtorque_core.api.job_files import Tree
 from vtorque_core.api.libvirt_domain import Disk, Filesystem, Interface
+from vtorque_core.config.site_config import Site
 from vtorque_core.images.pool import ramdisk_mib
 from vtorque_core.node.start.attempt import StartAttempt
 from vtorque_core.plan import guests as plan
@@ -22,7 +23,6 @@ from vtorque_core.resources.lease import ImageUse
 from vtorque_core.resources.netfilter import Netfilter
 from vtorque_core.resources.user_disk import ServedDisk, UserDisk
 from vtorque_core.resources.virtiofs_daemon import ServedDirectory, Virtiofsd, file_limit
-from vtorque_core.site.config import Site
 
 
 def domain_spec(

@@ -16,15 +16,15 @@ from vtorque_core.api.unprivileged_parser import helper_process
 from vtorque_core.base import hypervisor
 from vtorque_core.base.errors import EXIT_FAILED, EXIT_OK, Refused, VtorqueError, printable
 from vtorque_core.base.locks import job_lock
+from vtorque_core.config.load import load_node
+from vtorque_core.config.plugins import PluginError, Plugins
+from vtorque_core.config.site_config import Site
 from vtorque_core.node.end.reap import notify, release_job
 from vtorque_core.node.start.start_order import start_job
 from vtorque_core.plan import job_context
 from vtorque_core.records import log
 from vtorque_core.records.reading import find
 from vtorque_core.resources import virtiofs_daemon
-from vtorque_core.site.config import Site
-from vtorque_core.site.load import load_node
-from vtorque_core.site.plugins import PluginError, Plugins
 
 _log = logging.getLogger(__name__)
 

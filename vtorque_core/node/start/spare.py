@@ -23,6 +23,7 @@ from vtorque_core.base import hypervisor, kvm
 from vtorque_core.base.errors import HostFault, InUse, VtorqueError
 from vtorque_core.base.locks import Busy, job_lock, node_lock
 from vtorque_core.base.names import Paths
+from vtorque_core.config.site_config import Site
 from vtorque_core.node.end.teardown import end_spare, retire_spare
 from vtorque_core.node.start.attempt import StartAttempt
 from vtorque_core.node.start.guest_resources import domain_spec
@@ -32,7 +33,6 @@ from vtorque_core.plan.guests import GuestSpec, require_possible
 from vtorque_core.records.journal import Journal
 from vtorque_core.records.reading import DOMAIN, SPARE, JournalState, idle_spares, lock_name, walk
 from vtorque_core.resources.lease import SpareUse
-from vtorque_core.site.config import Site
 
 WAITS, TAKEN = SPARE, "taken"
 """Journal phases of a warm guest: jobs can claim it; a job has claimed it."""

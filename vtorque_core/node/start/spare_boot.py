@@ -29,6 +29,11 @@ from vtorque_core.api.vcpu_threads import process_of, threads
 from vtorque_core.base import hypervisor, kvm
 from vtorque_core.base.errors import Refused, VtorqueError
 from vtorque_core.base.locks import job_lock
+from vtorque_core.config import policy
+from vtorque_core.config.load import load
+from vtorque_core.config.plugins import Plugins
+from vtorque_core.config.request import Request
+from vtorque_core.config.site_config import Site
 from vtorque_core.node.end.teardown import end_spare, retire_spare
 from vtorque_core.node.start import spare
 from vtorque_core.node.start.attempt import StartAttempt
@@ -43,11 +48,6 @@ from vtorque_core.plan.placement import ledger, node_hardware
 from vtorque_core.plan.placement.model import NodeShare
 from vtorque_core.records.journal import Journal
 from vtorque_core.records.reading import SPARE_PREFIX, SPARE_XML, JobHeader
-from vtorque_core.site import policy
-from vtorque_core.site.config import Site
-from vtorque_core.site.load import load
-from vtorque_core.site.plugins import Plugins
-from vtorque_core.site.request import Request
 
 _LOW = 19  # the nice value of a guest that nobody waits for (setpriority(2))
 _SHARE = 64  # divisor of its CPU shares: the ratio of the weights of nice 0 and 19 (sched(7))

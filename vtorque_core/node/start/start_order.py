@@ -22,6 +22,11 @@ from vtorque_core.api.libvirt_domain import Filesystem, find_forbidding
 from vtorque_core.api.values import Act, JobRequest
 from vtorque_core.api.vm_options import KEEP, LOG, SHOW_LOG, VM_EPILOGUE, VM_PROLOGUE
 from vtorque_core.base.errors import HostFault, InUse, Refused
+from vtorque_core.config import policy
+from vtorque_core.config.job_limits import facts_of_job
+from vtorque_core.config.plugins import Plugins
+from vtorque_core.config.request import read as read_request
+from vtorque_core.config.site_config import Site
 from vtorque_core.node.shell import proof
 from vtorque_core.node.shell.proof import Proof
 from vtorque_core.node.start.attempt import StartAttempt
@@ -33,11 +38,6 @@ from vtorque_core.plan.placement.model import NodeShare
 from vtorque_core.records import log, timeline
 from vtorque_core.records.journal import Journal
 from vtorque_core.records.reading import JobHeader, JournalError, read
-from vtorque_core.site import policy
-from vtorque_core.site.config import Site
-from vtorque_core.site.job_limits import facts_of_job
-from vtorque_core.site.plugins import Plugins
-from vtorque_core.site.request import read as read_request
 
 # Phases that the user cannot disturb. Later on, the user can break a disk, kill the daemons of
 # shares or make the guest hang.

@@ -19,7 +19,7 @@ from vtorque_core.api.claims import (
 from vtorque_core.api.host_topology import NumaNode, Topology
 from vtorque_core.base.errors import Refusal, Refused
 from vtorque_core.base.sizes import show_mib
-from vtorque_core.site.job_size import JobGrant
+from vtorque_core.config.job_size import JobGrant
 
 
 class NoFit(Exception):

@@ -13,8 +13,8 @@ import sys
 from pathlib import Path
 
 from vtorque_core.api import JobAttempt
+from vtorque_core.config.load import load
 from vtorque_core.node.shell import around_script
-from vtorque_core.site.load import load
 
 PLAN = json.loads(Path(sys.argv[1]).read_text())
 

@@ -1,0 +1,63 @@
+"""Set one key of the site config without changing the rest, including comments. As root."""
+
+from __future__ import annotations
+
+import json
+import re
+import tomllib
+from pathlib import Path
+
+from vtorque_core.base import safefs
+from vtorque_core.base.errors import HostFault
+from vtorque_core.config.site_config import MAX_BYTES, line_of
+
+_HEADER = re.compile(r"[ \t]*\[[^\[\]]+\][ \t\r]*(?:#.*)?")
+_NEW = "# vTorque site config. All keys with their defaults: vtorque config example\n"
+
+
+def set_value(text: str, table: str, key: str, value: str) -> str:
+    """Return a TOML text with ``key`` of ``table`` (``options.img``) set to ``value``.
+
+    Raises HostFault if the present notation is too complex to edit.
+    """
+    line = re.compile(
+        rf"""((?:^|[\s{{,.])["']?{re.escape(key)}["']?[ \t]*=[ \t]*)"""
+        r"""(?:"(?:[^"\\\n]|\\.)*"|'[^'\n]*')"""
+    )
+    lines = text.split("\n")
+    shown = json.dumps(value)
+    try:
+        wanted = tomllib.loads(text)
+        inner = wanted
+        for part in table.split("."):
+            inner = inner.setdefault(part, {})
+        at = line_of(text, f"{table}.{key}")
+        if key in inner and at is not None:
+            lines[at - 1] = line.sub(lambda m: m[1] + shown, lines[at - 1], count=1)
+        elif at is not None and _HEADER.fullmatch(lines[at - 1]):
+            lines.insert(at, f"{key} = {shown}")
+        else:
+            lines += [f"[{table}]", f"{key} = {shown}", ""]
+        inner[key] = value
+        new = "\n".join(lines)
+        if tomllib.loads(new) == wanted:
+            return new
+    except (ValueError, AttributeError, TypeError):
+        pass
+    raise HostFault(f"[{table}] is too complex to edit: write {key} = {shown} yourself")
+
+
+def read(config: Path) -> str:
+    try:
+        with config.open("rb") as file:
+            return file.read(MAX_BYTES).decode()
+    except FileNotFoundError:
+        return _NEW
+    except (OSError, ValueError) as error:
+        raise HostFault(f"{config}: {error}") from None
+
+
+def write(config: Path, text: str) -> None:
+    if not config.exists():
+        safefs.make_directories(config.resolve().parent)
+    safefs.rewrite(config, text.encode())

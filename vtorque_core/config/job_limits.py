@@ -1,0 +1,120 @@
+"""Limits for jobs of a queue, group and so on: ``[[limits]]``.
+
+Each matching entry overrides earlier ones, ``[options]`` and ``[plugins]``.
+"""
+
+from __future__ import annotations
+
+import grp
+import os
+import pwd
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING, Any
+
+from vtorque_core.base.errors import printable
+from vtorque_core.config import personal
+from vtorque_core.config.option_limits import Limits
+from vtorque_core.config.values import show, unknown
+
+if TYPE_CHECKING:
+    from vtorque_core.api.batch_system import BatchJob
+    from vtorque_core.api.guest_plan import JobUser
+
+OF_BATCH = ("queue", "partition", "account", "qos")
+"""Facts of a job that a batch system may report (``BatchSystem.facts``)."""
+
+SELECTORS = (*OF_BATCH, "group", "user")
+_BELOW = ("options", "plugins")
+ALWAYS_THERE = ("queue", "partition")
+
+Facts = Mapping[str, tuple[str, ...]]
+"""Facts of a job by selector; missing facts are unknown."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One ``[[limits]]`` entry, with its ``number`` in the file from 1.
+
+    Attributes:
+        jobs: names or globs by selector; for each selector, one of them must match the job.
+        plugins: False disables a plugin, True enables it again.
+    """
+
+    number: int
+    jobs: Mapping[str, tuple[str, ...]]
+    options: Mapping[str, Limits]
+    plugins: Mapping[str, bool]
+
+    def __str__(self) -> str:
+        jobs = (f"{n} = {show(of[0] if len(of) == 1 else of)}" for n, of in self.jobs.items())
+        return f"[[limits]] {self.number} ({printable(', '.join(jobs))})"
+
+    def applies(self, facts: Facts) -> bool | None:
+        """Return True if the entry applies to a job; None if this is unknown."""
+        found = [_matches(facts.get(name), wanted) for name, wanted in self.jobs.items()]
+        return False if False in found else None if None in found else True
+
+
+def _matches(has: tuple[str, ...] | None, wanted: Iterable[str]) -> bool | None:
+    if has is None:
+        return None
+    return any(fnmatchcase(name, each) for name in has for each in wanted)
+
+
+def read_jobs(
+    table: Mapping[str, Any], told: Collection[str], system: str
+) -> tuple[dict[str, tuple[str, ...]], dict[str, str]]:
+    """Return the selectors of an entry, and problems by key.
+
+    ``told``: facts that ``system`` reports.
+    """
+    found: dict[str, tuple[str, ...]] = {}
+    problems: dict[str, str] = {}
+    for key, value in table.items():
+        names = value if isinstance(value, list) else [value]
+        if key in _BELOW:
+            continue
+        if key not in SELECTORS:
+            problems[key] = unknown(key, (*SELECTORS, *_BELOW))
+        elif key in OF_BATCH and key not in told:
+            knows = ", ".join(sorted(told)) or "neither account nor queue"
+            problems[key] = f"{system} does not report this about jobs; it reports {knows}"
+        elif not names or not all(isinstance(name, str) for name in names):
+            problems[key] = "must be a name, a glob, or a list of them"
+        else:
+            found[key] = tuple(names)
+    if not found and not problems:
+        problems[""] = (
+            f"does not select jobs: set {', '.join(SELECTORS)}; "
+            "limits for all jobs belong in [options] and [plugins]"
+        )
+    return found, problems
+
+
+def facts_of_job(job: BatchJob, user: JobUser) -> Facts:
+    told = {name: (str(getattr(job, name)),) for name in OF_BATCH}
+    return {**told, "user": (user.name,), "group": tuple(name for name, _ in user.groups)}
+
+
+def facts_of_user(name: str = "") -> dict[str, tuple[str, ...]]:
+    """Return a user's name and groups, the facts known before submission.
+
+    Empty ``name``: the caller.
+    """
+    account = pwd.getpwnam(name) if name else personal.account()
+    groups = groups_of(account.pw_name, account.pw_gid)
+    return {"user": (account.pw_name,), "group": tuple(name for name, _ in groups)}
+
+
+def groups_of(user: str, gid: int) -> tuple[tuple[str, int], ...]:
+    gids = [gid, *(other for other in os.getgrouplist(user, gid) if other != gid)]
+    return tuple((_group_name(each), each) for each in gids)
+
+
+def _group_name(gid: int) -> str:
+    try:
+        return grp.getgrgid(gid).gr_name
+    except KeyError:
+        return f"g{gid}"

@@ -1,0 +1,133 @@
+"""Compute the size of guests whose vCPUs or RAM follow the job's grant.
+
+QEMU's memory, RAM disks and the needs of plugins are subtracted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+from vtorque_core.api.values import Extra, Image, JobRequest, Option
+from vtorque_core.api.vm_options import JOB, MAX_VCPUS, RAM, UNLIMITED, VCPUS, VMS_PER_NODE
+from vtorque_core.base.errors import Refusal
+from vtorque_core.base.sizes import show_mib
+from vtorque_core.config.option_limits import Limits, nearest, refusal
+
+if TYPE_CHECKING:
+    from vtorque_core.config.site_config import Site
+
+Extras = Callable[[JobRequest], list[Extra]]
+
+
+@dataclass(frozen=True)
+class JobGrant:
+    """Resources that the batch system granted to a job on a node; None: unlimited or unknown.
+
+    ``mib`` includes QEMU's memory. ``reserved`` CPUs cannot be exclusive.
+    """
+
+    cpus: int | None = None
+    mib: int | None = None
+    reserved: int = 0
+
+
+def resolve(
+    asked: JobRequest, site: Site, extras: Extras, granted: JobGrant, disk: int = 0
+) -> tuple[JobRequest, list[str], list[Refusal]]:
+    """Return the request with numbers in place of JOB, notes for the user, and refusals.
+
+    ``extras`` returns the needs of plugins. ``disk`` is a RAM disk in MiB.
+    """
+    of_job = [option for option in (VCPUS, RAM) if asked.values.get(option.key) == JOB]
+    found = _set_sizes(asked, {option.key: _unlimited(option, site) for option in of_job})
+    found = replace(found, of_job=asked.of_job | {option.key for option in of_job})
+    notes, refusals = [], []
+    for option in of_job:
+        if option is VCPUS:
+            whole = _vcpus(found, extras, granted)
+        else:
+            whole = _ram(found, site, extras, granted, disk)
+        if whole is None:  # unlimited
+            whole = found[option]
+        limits = site.options.get(option.key, Limits())
+        number = nearest(option, limits, whole)
+        problem = refusal(option, limits, number, option.show(number), site.place)
+        if problem is not None:
+            refusals.append(problem)
+        elif number != whole:
+            by = [site.place(key) for name, key in limits.set_by.items() if name != "default"]
+            notes.append(
+                f"{option.key}={option.show(number)}, by {' and '.join(by)}: a guest's part of the "
+                f"job is {option.show(whole)}"
+            )
+        found = _set_sizes(found, {option.key: number})
+    return found, notes, refusals
+
+
+def vcpus_on(settled: JobRequest, site: Site, extras: Extras, cpus: int) -> int:
+    whole = _vcpus(settled, extras, JobGrant(cpus))
+    assert whole is not None  # noqa: S101 - a number is given
+    return nearest(VCPUS, site.options.get(VCPUS.key, Limits()), whole)
+
+
+def check_ram(
+    settled: JobRequest, site: Site, extras: Extras, granted: JobGrant, image: Image, disk: int
+) -> list[Refusal]:
+    least = image.min_ram_mib
+    if settled[RAM] >= least:
+        return []
+    fix = f"ask for -vm ram={least}M or more"
+    if RAM.key in settled.of_job and granted.mib is not None:
+        need = total_memory(_set_sizes(settled, {RAM.key: least}), site, extras, disk)
+        fix = f"ask the batch system for {show_mib(need)} of memory on each node, or for more"
+    return [
+        Refusal(
+            f"image {image.name} needs more RAM",
+            key=RAM.key,
+            value=RAM.show(settled[RAM]),
+            limit=f"at least {least}M",
+            where=f"image {image.name}",
+            fix=fix,
+        )
+    ]
+
+
+def total_memory(settled: JobRequest, site: Site, extras: Extras, disk: int) -> int:
+    """Return the MiB that all guests of a node need, with QEMU and plugins."""
+    each = settled[RAM] + site.node.qemu_overhead + disk
+    return settled[VMS_PER_NODE] * each + sum(e.mib for e in extras(settled))
+
+
+def _unlimited(option: Option[Any], site: Site) -> int:
+    limits = site.options.get(option.key, Limits())
+    default = UNLIMITED[option.key] if limits.default in (None, JOB) else limits.default
+    return nearest(option, limits, default)
+
+
+def _vcpus(found: JobRequest, extras: Extras, granted: JobGrant) -> int | None:
+    """Return the largest number of vCPUs per guest that fits; at least one."""
+    if granted.cpus is None:
+        return None
+    count = found[VMS_PER_NODE]
+    for number in range(min(granted.cpus // count, MAX_VCPUS), 1, -1):
+        more = extras(_set_sizes(found, {VCPUS.key: number}))
+        spare = sum(e.cpus for e in more) + granted.reserved * any(e.own for e in more)
+        if count * number + spare <= granted.cpus:
+            return number
+    return 1
+
+
+def _ram(found: JobRequest, site: Site, extras: Extras, granted: JobGrant, disk: int) -> int | None:
+    """Return the largest RAM per guest that fits, in multiples of 2 MiB."""
+    if granted.mib is None:
+        return None
+    count = found[VMS_PER_NODE]
+    rest = granted.mib - total_memory(found, site, extras, disk) + count * found[RAM]
+    return max(1, rest // count // 2 * 2)
+
+
+def _set_sizes(request: JobRequest, numbers: dict[str, int]) -> JobRequest:
+    return replace(request, values=MappingProxyType({**request.values, **numbers}))
