@@ -79,7 +79,7 @@ from pathlib import Path
 sys.modules["libvirt"] = types.ModuleType("libvirt")
 sys.modules["libvirt"].libvirtError = OSError
 sys.path.append("/mnt")
-from vtorque_passthrough.pci_functions import function, functions, together, why_no_vfio
+from vtorque_passthrough.pci_functions import function, functions, group_of, why_no_vfio
 from vtorque_passthrough.vfio import PciDevice, Vfio
 
 found = functions()
@@ -94,7 +94,7 @@ def state():
     owner = group.stat().st_uid if group.exists() else None
     return function(card.address).driver, owner, (at / "driver_override").read_text().strip()
 
-said = {"lacks": why_no_vfio(), "together": len(together(found.values(), card.group))}
+said = {"lacks": why_no_vfio(), "together": len(group_of(found.values(), card.group))}
 said["disk"] = [f.used for f in found.values() if f.used and not f.bridge]
 said["before"] = state()
 first = of(1234)

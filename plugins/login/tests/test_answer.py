@@ -247,16 +247,17 @@ _WAIT = """
 import os, sys
 sys.path[:0] = {path!r}
 os.environ["TERM"] = "xterm"
-from vtorque_login import requests, waiting
+from vtorque_login import requests, await_answer
 from vtorque_login.settings import Settings
 from vtorque_testing.harness import PluginSite
 import pwd
 *account, _, shell = pwd.getpwuid(os.getuid())
 mine = pwd.struct_passwd((*account, {home!r}, shell))
 pwd.getpwuid = lambda _: mine
-waiting._own_address = lambda _: "127.0.0.1"
+await_answer._own_address = lambda _: "127.0.0.1"
 site = PluginSite(settings=(Settings(poll_interval=0.1, answer_timeout=20.0),))
-sys.exit(waiting.ask(["ssh", "--", "42.srv"], "42.srv", "n1", site, on_first=True, terminal=True))
+words = ["ssh", "--", "42.srv"]
+sys.exit(await_answer.ask(words, "42.srv", "n1", site, on_first=True, terminal=True))
 """
 
 

@@ -7,8 +7,8 @@ import sys
 
 CODE = """
 import os
-from vtorque_login import waiting
-with waiting._set_raw_mode(None):
+from vtorque_login import await_answer
+with await_answer._set_raw_mode(None):
     os.write(1, os.read(0, 100))
 """
 

@@ -31,7 +31,7 @@ from vtorque_slurm import (
     hostlist,
     inside_guests,
     launch_failure,
-    migration_adapter,
+    placeholder_job,
     request_channel,
     slurm_conf,
 )
@@ -158,23 +158,23 @@ class SlurmNode(NodeAdapter):
 
     def reserve_node(self, job_id: str, nodes: Sequence[str], left: str, node: str) -> BatchJob:
         """Reserve resources for a migrating guest on this node, with a placeholder job of root."""
-        return migration_adapter.receive(self, self._client, job_id, nodes, left, node)
+        return placeholder_job.receive(self, self._client, job_id, nodes, left, node)
 
     def release_node(self, job_id: str, node: str) -> None:
         """Cancel the placeholder job."""
-        migration_adapter.let_go(self._client, job_id, node)
+        placeholder_job.let_go(self._client, job_id, node)
 
     def is_reserved(self, job_id: str, node: str) -> bool:
         """Return whether the placeholder job exists."""
-        return migration_adapter.has_placeholder(self._client, job_id, node)
+        return placeholder_job.has_placeholder(self._client, job_id, node)
 
     def remove_node(self, job_id: str, node: str) -> None:
         """Remove the node from the job's allocation."""
-        migration_adapter.remove_node(self._client, job_id, node)
+        placeholder_job.remove_node(self._client, job_id, node)
 
     def has_ended(self, job_id: str, attempt: int) -> bool:
         """Return whether this attempt of the job has ended or its Epilog is running."""
-        return migration_adapter.has_ended(self._client, job_id, attempt)
+        return placeholder_job.has_ended(self._client, job_id, attempt)
 
     def setup_steps(self, place: Installation) -> Sequence[SetupStep]:
         """Return the steps that install the hooks and check slurm.conf."""

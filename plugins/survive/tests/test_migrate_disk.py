@@ -29,7 +29,7 @@ def receive(disk, monkeypatch):
     """Return a function that receives a disk over an existing one; ``does``: the guest's state."""
     disk.touch()
     resumed = []
-    monkeypatch.setattr(migrate_disk.moving, "disks", lambda *_: {"7": disk})
+    monkeypatch.setattr(migrate_disk.guest_migration, "disks", lambda *_: {"7": disk})
     monkeypatch.setattr(
         migrate_disk.libvirt, "resume_domain", lambda *_: resumed.append(disk.read_bytes())
     )

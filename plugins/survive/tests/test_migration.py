@@ -34,10 +34,10 @@ from vtorque_core.resources.lease import Lease
 from vtorque_survive import (
     arrival,
     domains,
+    guest_migration,
     health,
     migrate_disk,
     migration,
-    migration_adapter,
     migration_record,
     migration_watch,
     node,
@@ -71,7 +71,7 @@ class NodeDouble:
             Path("/etc/x"),
             site,
             ReservingBatch(world),
-            migration_adapter.MigrationNode(self.uri, 30.0),
+            guest_migration.MigrationNode(self.uri, 30.0),
         )
 
     @property
@@ -325,7 +325,7 @@ def arrives(node, told):
 
 def complete_arrival(node, uuids):
     with locked_job(node.paths, KEY) as locked:
-        migration_adapter.complete_arrival(locked, uuids)
+        guest_migration.complete_arrival(locked, uuids)
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import pytest
 
 from quick_python import shebang
 from vtorque_core.api import HostFault, Refused
-from vtorque_survive import migration, migration_adapter, reach
+from vtorque_survive import guest_migration, migration, reach
 from vtorque_survive.settings import Settings
 
 CONFIG = Path("/etc/vtorque/vtorque.toml")
@@ -84,7 +84,7 @@ def receiver(way, monkeypatch):
         site = {Settings: way(f"told = json.loads(sys.stdin.readline())\n{body}")}
         over, _ = os.pipe()
         here = migration.ThisNode(
-            CONFIG, site, None, migration_adapter.MigrationNode("test:///default", 1.0)
+            CONFIG, site, None, guest_migration.MigrationNode("test:///default", 1.0)
         )
         return migration._receiver(here, "n3", {"job": "42", "guests": [{"uuid": "a"}]}, over)
 

@@ -107,8 +107,8 @@ def test_each_node_restores_its_guests_of_a_multi_node_checkpoint(
     job = BatchJob("9.srv", "ada", node_, ("n1", "n2"), b"")
     with pytest.raises(Refused, match=r"of a job on several nodes.*checkpoints_shared"):
         boot_sources(store, paths, name=name, job=job)
-    monkeypatch.setattr(restore.shared, "is_shared_by_nodes", lambda _: True)
-    monkeypatch.setattr(restore.shared, "acquire_mark", lambda *_: None)
+    monkeypatch.setattr(restore.shared_store, "is_shared_by_nodes", lambda _: True)
+    monkeypatch.setattr(restore.shared_store, "acquire_mark", lambda *_: None)
     mine = boot_sources(store, paths, name=name, job=job)
     assert [source.saved.uuid for source in mine] == [f"{2 * number}", f"{2 * number + 1}"]
     assert mine[0].gate is mine[1].gate is not None

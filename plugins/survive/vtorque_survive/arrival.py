@@ -20,7 +20,7 @@ from vtorque_core.api.unprivileged_parser import helper_process
 from vtorque_core.live import kept_jobs, libvirt, suspend
 from vtorque_core.live.jobs import RunningJob
 from vtorque_core.live.locked_job import LockedJob, locked_job
-from vtorque_survive import domains, migrate_disk, migration_adapter, migration_record, request
+from vtorque_survive import domains, guest_migration, migrate_disk, migration_record, request
 from vtorque_survive.clocks import set_clocks
 from vtorque_survive.migration import ThisNode
 from vtorque_survive.migration_record import ELSEWHERE, outside_nodes
@@ -96,7 +96,7 @@ def settle_guests(
     """
     try:
         with locked_job(here.paths, key) as locked:
-            disks, come = migration_adapter.disks(here.paths, key), locked.domains if locked else {}
+            disks, come = guest_migration.disks(here.paths, key), locked.domains if locked else {}
             said = {
                 uuid: _guest_state(here, uuid, does, come, with_disk=uuid in disks)
                 for uuid, does in theirs.items()
@@ -123,7 +123,7 @@ def _guest_state(
         return "here"
     if with_disk and state == "still":
         try:
-            migration_adapter.await_state(here.node.uri, uuid, 0.0)  # libvirt has finished
+            guest_migration.await_state(here.node.uri, uuid, 0.0)  # libvirt has finished
         except HostFault:
             return "comes"
         if not theirs:
@@ -142,7 +142,7 @@ def _complete_arrival(
     if job is None or job.job.key != key or suspend.phase(job) == "":
         for uuid in [uuid for uuid, where in said.items() if where == "none"]:
             libvirt.destroy_domain(here.node.uri, uuid)
-        migration_adapter.complete_arrival(
+        guest_migration.complete_arrival(
             locked, [uuid for uuid, where in said.items() if where == "here"]
         )
         migration_record.forget(here.paths, key)  # a record of an earlier migration from here

@@ -28,7 +28,7 @@ from typing import IO
 
 from vtorque_core.api import HostFault, Paths, printable
 from vtorque_core.live import libvirt
-from vtorque_survive import domains, migration_adapter, sparse
+from vtorque_survive import domains, guest_migration, sparse
 
 _PART = struct.Struct(">QQ")
 _ALL, _GO_ON = b"\n", b"!"
@@ -179,7 +179,7 @@ def receive(
     Raises:
         HostFault: If the disk is incomplete or the guest is not expected.
     """
-    disk = migration_adapter.disks(paths, key).get(uuid)
+    disk = guest_migration.disks(paths, key).get(uuid)
     if disk is None or not awaited() or domains.domain_state(uri, uuid):
         raise HostFault("no guest on this node waits for this disk")
     with _open_disk(disk, os.O_RDWR) as file:

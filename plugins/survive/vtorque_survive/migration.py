@@ -41,14 +41,7 @@ from vtorque_core.api.node_job import Site
 from vtorque_core.api.unprivileged_parser import helper_process
 from vtorque_core.live import kept_jobs, libvirt, service, suspend
 from vtorque_core.live.jobs import RunningJob, RunningJobs
-from vtorque_survive import (
-    domains,
-    migrate_disk,
-    migration_adapter,
-    migration_record,
-    reach,
-    saving,
-)
+from vtorque_survive import domains, guest_migration, migrate_disk, migration_record, reach, saving
 from vtorque_survive.clocks import set_clocks
 from vtorque_survive.migration_record import AWAY, GONE, Move
 from vtorque_survive.saving import GuestData
@@ -74,7 +67,7 @@ class ThisNode:
     config: Path
     site: Site
     adapter: MigrationAdapter
-    node: migration_adapter.MigrationNode
+    node: guest_migration.MigrationNode
 
     @classmethod
     def from_config(cls, config: Path) -> ThisNode:
@@ -90,7 +83,7 @@ class ThisNode:
                 "guests cannot be migrated on this batch system, because it cannot reserve another "
                 f"node for a running job ({CHECKPOINT})"
             )
-        return cls(config, site, adapter, migration_adapter.MigrationNode.from_config(config))
+        return cls(config, site, adapter, guest_migration.MigrationNode.from_config(config))
 
     @property
     def paths(self) -> Paths:
@@ -195,11 +188,11 @@ def _attempt(here: ThisNode, job: RunningJob, to: str, nodes: tuple[str, ...]) -
         with saving.hold(here.paths, job, suspend.RUNS) as (locked, guests):
             if any(saving.has_user_disk(each.guest.run_dir) for each in guests):
                 raise Refused("the job uses a disk file (disk=), which cannot be migrated")
-            told = migration_adapter.describe_guests(job, guests, nodes, to)
+            told = guest_migration.describe_guests(job, guests, nodes, to)
             on_step("before record")
             _record(job, guests, to, nodes).write(here.paths)
             on_step("after record")
-            locked.enter(migration_adapter.MOVES)
+            locked.enter(guest_migration.MOVES)
             log.info("migrating the guests to %s", to)
             on_step("after mark")
             with (
@@ -245,7 +238,7 @@ def _send_all(
                     raise HostFault("another guest of the job cannot be migrated")
                 try:
                     rest_of_disk()
-                    migration_adapter.migrate_guest(each, uri, xml[guest.uuid], seconds)
+                    guest_migration.migrate_guest(each, uri, xml[guest.uuid], seconds)
                     if each.disk and domains.domain_state(guest.uri, guest.uuid):
                         raise HostFault("libvirt has not removed the migrated guest from this node")
                 except HostFault as error:
@@ -256,9 +249,8 @@ def _send_all(
             raise
 
     with ThreadPoolExecutor(min(_AT_ONCE, len(job.guests))) as threads:
-        done, left = wait(
-            [threads.submit(send, each) for each in guests], return_when=FIRST_EXCEPTION
-        )
+        sends = [threads.submit(send, each) for each in guests]
+        done, left = wait(sends, return_when=FIRST_EXCEPTION)
         while left:  # repeat: canceling has no effect before libvirt sends
             _abort_sending(job)
             left = wait(left, _LOOK).not_done
@@ -271,12 +263,11 @@ def _send_all(
 def _send_disk(
     here: ThisNode, job: RunningJob, to: str, each: GuestData, stop: Callable[[], bool]
 ) -> AbstractContextManager[Callable[[], None]]:
-    """Send a guest's own disk, then let the destination resume the guest; see move_disk."""
+    """Send a guest's own disk, then let the destination resume the guest; see migrate_disk."""
     argv = reach.argv(here.settings, to, service.vmgr(here.config, "arrival"))
     asked = {"ask": "disk", "job": job.job.id, "key": job.job.key, "guest": each.guest.uuid}
-    return migrate_disk.send_disk(
-        argv, asked, each.disk, partial(migration_adapter.pause, each.guest), stop
-    )
+    pause = partial(guest_migration.pause, each.guest)
+    return migrate_disk.send_disk(argv, asked, each.disk, pause, stop)
 
 
 def _abort_sending(job: RunningJob) -> None:
@@ -407,9 +398,8 @@ def settle(here: ThisNode, move: Move) -> None:
         Busy: If another process works on the migration.
         HostFault: If guests are still on this node, or the owner is unknown.
     """
-    with migration_record.lock_migration(
-        here.paths, move.key, _LOOK
-    ):  # the watcher briefly locks it
+    # The watcher briefly locks it.
+    with migration_record.lock_migration(here.paths, move.key, _LOOK):
         found = Move.read(here.paths, move.key)
         if found is not None:
             _settle(here, found, "the migration was interrupted")
@@ -450,12 +440,12 @@ def _migrated_guests(here: ThisNode, move: Move, job: RunningJob, why: str) -> s
         if _parse_guests(_ask_peer(here, move, dict.fromkeys(move.guests, "runs"))):
             raise HostFault(both)
         return set()
-    if [mark for mark, _ in job.phases][-1:] != [migration_adapter.MOVES]:
+    if [mark for mark, _ in job.phases][-1:] != [guest_migration.MOVES]:
         raise HostFault("the job's resources on this node are being released")
     # Without the job's lock, which an epilogue may need. No other process migrates these guests.
-    mine = {uuid: migration_adapter.await_state(move.uri, uuid, _TIME) for uuid in move.guests}
+    mine = {uuid: guest_migration.await_state(move.uri, uuid, _TIME) for uuid in move.guests}
     on_step("settled")
-    if why and migration_adapter.disks(here.paths, move.key):
+    if why and guest_migration.disks(here.paths, move.key):
         _resume_guests(here, job, mine)
     try:
         # If no error occurred, the destination has just reported that they run there.
@@ -470,7 +460,7 @@ def _migrated_guests(here: ThisNode, move: Move, job: RunningJob, why: str) -> s
         raise HostFault(both)
     if gone and not any(mine[uuid] for uuid in mine.keys() - gone):
         gone = set(mine)  # the others have ended, so nothing stays here
-    with saving.hold(here.paths, job, migration_adapter.MOVES) as (locked, guests):
+    with saving.hold(here.paths, job, guest_migration.MOVES) as (locked, guests):
         for each in guests:
             if each.guest.uuid not in gone and mine[each.guest.uuid]:  # otherwise it has ended
                 libvirt.resume_domain(each.guest.uri, each.guest.uuid)
@@ -487,7 +477,7 @@ def _resume_guests(here: ThisNode, job: RunningJob, mine: dict[str, domains.Stat
 
     The destination resumes its copy only if told that the guest has left this node.
     """
-    with saving.hold(here.paths, job, migration_adapter.MOVES) as (_, guests):
+    with saving.hold(here.paths, job, guest_migration.MOVES) as (_, guests):
         stand = [each.guest for each in guests if each.disk and mine[each.guest.uuid] == "still"]
         with ExitStack() as each_goes_on:  # resumes all, even if one fails
             for guest in stand:
@@ -516,8 +506,8 @@ def _split_job(here: ThisNode, move: Move) -> None:
     """Let the job continue with the guests that have not migrated. Idempotent."""
     job = here.job(move.job)
     if job is not None and job.job.key == move.key and not suspend.phase(job):
-        with saving.hold(here.paths, job, migration_adapter.MOVES) as (locked, _):
-            migration_adapter.release_guests(locked, move.guests)
+        with saving.hold(here.paths, job, guest_migration.MOVES) as (locked, _):
+            guest_migration.release_guests(locked, move.guests)
         _notify(here, move, move.nodes[0], job)
     on_step("after part")
 
@@ -542,7 +532,7 @@ def _release_source(here: ThisNode, move: Move) -> None:
     """
     job = here.job(move.job)
     ours = job is not None and job.job.key == move.key
-    if job is not None and ours and migration_adapter.MOVES not in dict(job.phases):
+    if job is not None and ours and guest_migration.MOVES not in dict(job.phases):
         return
     with ThreadPoolExecutor(len(move.nodes)) as threads:
         others = [node for node in move.nodes if node != move.to]

@@ -125,10 +125,10 @@ def test_submission_imports_no_heavy_module(vsub):
     assert not [m for m in modules if m.startswith(HEAVY)]
 
 
-def test_submission_imports_base_api_site_and_the_reading_half_of_images(vsub):
+def test_submission_imports_base_api_config_and_the_reading_half_of_images(vsub):
     """One sentence; and no module of the standard library that only other commands use."""
     _, _, modules, _ = vsub("-vm", "vcpus=1", "job.sh")
-    floors = ("base", "api", "site", "images.pool", "images.sidecar", "local")
+    floors = ("base", "api", "config", "images.pool", "images.sidecar", "local")
     floors += ("batch", "cli.vsub", "cli.entry")
     core = {m.removeprefix("vtorque_core.") for m in modules if m.startswith("vtorque_core.")}
     packages = {"cli", "images"}

@@ -38,7 +38,7 @@ class SpareRig(RecordedJob):
         assert not run.error, run
 
     @contextlib.contextmanager
-    def stood_in(self):
+    def install_doubles(self):
         quiet = mock.patch.object(hypervisor, "suspend_domain", lambda *_: None)
         alone = mock.patch.object(hypervisor, "cpu_shares", lambda *_: 0)
         with self.node.install_doubles(), quiet, alone:

@@ -90,11 +90,11 @@ CORES_OWN = {
     "images.sidecar.MAX_CMDLINE": {"images"},
     "images.sidecar.parse_sidecar": {"images"},
     "plan.guests": {"images"},
-    "site.request.Request": {"local"},
+    "config.request.Request": {"local"},
     # Discovery of installed plugins.
-    "site.load.load": {"login"},
-    "site.plugins": {"joblog", "telemetry"},
-    "site.plugins.Plugins": {"mpi"},
+    "config.load.load": {"login"},
+    "config.plugins": {"joblog", "telemetry"},
+    "config.plugins.Plugins": {"mpi"},
     # Tests with doubles of libvirt, ssh, holders of locks and root.
     "base.hypervisor": {"survive"},
     "base.locks.job_lock": {"images"},

@@ -29,7 +29,7 @@ class CorrectBuilder:
     """Without a defect."""
 
     def __init__(self):
-        self.good, self.bad = {"text": "boot"}, ({"text": ""},)
+        self.valid_arguments, self.invalid_arguments = {"text": "boot"}, ({"text": ""},)
 
     @property
     def builder(self):

@@ -7,7 +7,7 @@ import pytest
 
 from vtorque_core.api import HostFault, Refused
 from vtorque_core.api.batch_system import MigrationAdapter
-from vtorque_slurm import migration_adapter
+from vtorque_slurm import placeholder_job
 from vtorque_slurm.batch_commands import SlurmClient
 from vtorque_slurm.node import SlurmNode
 from vtorque_slurm.settings import Settings
@@ -81,9 +81,9 @@ class SlurmState:
 def slurm(monkeypatch):
     made = SlurmState()
     monkeypatch.setattr(SlurmClient, "run", made.run)
-    monkeypatch.setattr(migration_adapter.controller_updates, "this_node", lambda _: "n3")
-    monkeypatch.setattr(migration_adapter, "_LOOK", 0.0)
-    monkeypatch.setattr(migration_adapter.cpus, "kernel_ids", tuple)
+    monkeypatch.setattr(placeholder_job.controller_updates, "this_node", lambda _: "n3")
+    monkeypatch.setattr(placeholder_job, "_LOOK", 0.0)
+    monkeypatch.setattr(placeholder_job.cpus, "kernel_ids", tuple)
     return made
 
 
@@ -120,7 +120,7 @@ def test_resources_on_a_held_node_are_found(slurm, adapter, monkeypatch):
     adapter.reserve_node("7", ("n1", "n3"), "n2", "n3")
     adapter.remove_node("7", "n2")
     assert slurm.nodes == ["n1"]
-    monkeypatch.setattr(migration_adapter.controller_updates, "this_node", lambda _: "n2")
+    monkeypatch.setattr(placeholder_job.controller_updates, "this_node", lambda _: "n2")
     assert adapter.reserve_node("7", ("n1", "n2"), "n3", "n2").cpus == (2, 3)
     adapter.release_node("7", "n3")
     adapter.remove_node("7", "n3")
@@ -142,7 +142,7 @@ def test_node_that_cannot_be_held_is_refused(slurm, adapter, monkeypatch):
     with pytest.raises(Refused, match="reached n3"):
         adapter.reserve_node("7", ("n1", "n4"), "n2", "n4")
     slurm.gres, slurm.room = "", False
-    monkeypatch.setattr(migration_adapter, "_WAIT", 0.0)
+    monkeypatch.setattr(placeholder_job, "_WAIT", 0.0)
     with pytest.raises(
         Refused,
         match="n3 has no free resources for the job's guests: the placeholder job is pending",

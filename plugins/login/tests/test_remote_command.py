@@ -303,7 +303,8 @@ def test_ended_command_of_an_admin_leaves_no_root_process(tmp_path):
     told = tmp_path / "pid"
     script = f"echo $$ >{told}.new; mv {told}.new {told}; kill -STOP $$"
     words = ["/bin/sh", "-c", script], {"PATH": "/usr/bin:/bin"}
-    code = f"from vtorque_login import elsewhere\nelsewhere._run_sanitized(*{words!r}, print)"
+    code = "from vtorque_login.remote_command import _run_sanitized\n"
+    code += f"_run_sanitized(*{words!r}, print)"
     with subprocess.Popen(python(code)) as asking:
         eventually(told.exists)
         asking.kill()
