@@ -25,10 +25,10 @@ def attach(path: Path) -> None:
             console.connect(str(path))
         except OSError as error:
             raise Refused(f"the guest's console {path}: {error.strerror}") from None
-        sys.stderr.write("attached to the console: leave with Ctrl-]\n")
         before = termios.tcgetattr(0)
         tty.setraw(0, termios.TCSADRAIN)
         try:
+            sys.stderr.write("attached to the console: leave with Ctrl-]\r\n")
             left = _copy(console)
         finally:
             termios.tcsetattr(0, termios.TCSAFLUSH, before)
