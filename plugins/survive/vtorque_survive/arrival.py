@@ -78,11 +78,11 @@ def _guests(asked: Mapping[str, Any]) -> list[dict[str, Any]]:
 def settle_guests(
     here: ThisNode, job_id: str, key: str, node: str, theirs: Mapping[str, str]
 ) -> dict[str, str]:
-    """Tell the source node which guests of a migration this node owns.
+    """Return which guests of a migration this node owns, in answer to the source node.
 
     The source asks after its libvirt has finished. ``theirs`` maps each UUID to the guest's state
-    on the source. The answer maps it to ``here`` (on this node), ``none`` (not on this node), or
-    ``comes`` (undecided: ask again).
+    on the source. The answer maps each UUID to ``here`` (on this node), ``none`` (not on this
+    node), or ``comes`` (undecided: ask again).
 
     - A guest that has run on this node belongs to it, even if the guest has ended: a paused copy on
       the source is older.
@@ -137,7 +137,10 @@ def _guest_state(
 def _complete_arrival(
     here: ThisNode, job_id: str, locked: LockedJob, said: dict[str, str]
 ) -> dict[str, str]:
-    """Finish the start of the arrived guests if its process was killed or some did not arrive."""
+    """Complete the job's start on this node, if its process was killed or guests did not arrive.
+
+    ``said`` maps each UUID to the answer for the source node. Returns it.
+    """
     job, key = here.job(job_id), locked.state.key
     if job is None or job.job.key != key or suspend.phase(job) == "":
         for uuid in [uuid for uuid, where in said.items() if where == "none"]:

@@ -2,15 +2,16 @@
 
 The steps of a checkpoint:
 
-1. Tell the guests that their job shell may disconnect (:func:`_hold`).
+1. Prepare the script's guest and the job shell for a disconnect (:func:`_hold`).
 2. One process pauses the guests, gets the session state from the job shell, copies the disks,
    saves the memory, resumes the guests, and syncs all files.
 3. If the job must end: end the first guest, which runs the script, once all guests are saved. The
-   job shell notices and writes its session state. Notify the requester, then end the job.
+   job shell detects that and writes its session state. Notify the requester, then end the job.
 
 A file in the job's state directory names the requested checkpoint, so a new watcher can continue
-after a killed one. Each step is idempotent, and memory that libvirt has saved in the meantime is
-used. A failed checkpoint is not retried: the job continues, or ends if a guest has ended.
+after a killed one. Each step is idempotent. Memory that libvirt saved before a process was killed
+is not saved again. A failed checkpoint is not retried: the job continues, or ends if a guest has
+ended.
 
 A multi-node job is saved by the watchers of all nodes (:mod:`vtorque_survive.node_parts`). No node
 saves memory before all guests are paused.
@@ -48,7 +49,7 @@ ASKED, HELD = "checkpoint-asked", "checkpoint-held"  # files in the job's state 
 _LOOKS = 10.0  # seconds to examine the user's disk files
 _HELD = 20.0  # seconds for a guest to confirm that its job shell may disconnect
 _TIME = 3600.0  # seconds for a whole checkpoint
-_SAYS = 20.0  # seconds for the first node to name the late nodes
+_SAYS = 20.0  # seconds for the first node to report which nodes are late
 _GONE, _TELLS = 10.0, 1.0  # seconds for the requester to exit, then for the batch system to notice
 _ENDS = 120.0  # seconds for the batch system to end the job
 _FIRST, _SLOWEST = 60.0, 10.0  # memory may take this many seconds, plus its MiB at this rate
@@ -122,7 +123,7 @@ class CheckpointWatcher:
     def begin(self, paths: Paths, job: RunningJob, asker: int) -> tuple[str, Child] | None:
         """Start the next step for a job, like ``live.suspend.begin``. Return None if there is none.
 
-        ``asker`` is the pid of the requester, who is notified when the job is saved; 0 for nobody.
+        ``asker`` is the pid of the requester, which must exit before a saved job ends; 0 for none.
         """
         asked, phase = SaveTask.read(paths, job), suspend.phase(job)
         settings, config = self.settings, self.config
@@ -132,7 +133,7 @@ class CheckpointWatcher:
         if phase not in (suspend.RUNS, suspend.PAUSED) or not (asked and waits):
             return None
         if asked.saved and not is_leader(job) and time.time() < _deadline(paths, job) + _ENDS:
-            return None  # the first node ends it, unless its watcher was killed
+            return None  # the first node ends the job, unless its watcher was killed
         if asked.saved:
             return ENDS, Child(lambda: _end(config, job, asker), _ENDS)
         return SAVES, Child(lambda: _save(paths, config, job, asked, settings), _TIME)
@@ -197,13 +198,13 @@ def _is_ready(paths: Paths, job: RunningJob, asked: SaveTask) -> bool:
 
 
 class _RetryLater(HostFault):
-    """A checkpoint that lacks the session state, because the job shell is stopped. Retry later."""
+    """Error if the job shell is stopped and cannot write the session state. Retry later."""
 
 
 def _hold(
     paths: Paths, config: Path, job: RunningJob, asked: SaveTask | None, settings: Settings
 ) -> None:
-    """Make the guest and the job shell tolerate a disconnect; with ``asked`` None, undo that."""
+    """Make the script's guest and the job shell tolerate a disconnect; if no ``asked``, undo it."""
     until = time.monotonic() + _HELD
     tell = _first_guest(job).run_dir / TELL
     with _cleanup(paths, job):
@@ -236,7 +237,8 @@ def _keep_tools(paths: Paths, job: RunningJob) -> None:
 def _free_id(store: Store, job: RunningJob, asked: SaveTask) -> str:
     """Return an unused id for the next checkpoint.
 
-    If the job continues, the id ends with the job's number of phases so far, which only grows.
+    If the job continues after the checkpoint, the id ends with the number of phases that the job
+    has had, which only grows.
     """
     number = len(job.phases)
     name = job.job.key if asked.ends else f"{job.job.key}-{number}"
@@ -427,7 +429,7 @@ def _finish(of: _Saving, until: float) -> None:
 
 
 def _prepare(of: _Saving) -> Manifest:
-    """Do everything that can fail or be done early, before the guests are paused.
+    """Check that the job can be saved, and create the checkpoint's directory, before the pause.
 
     Return the manifest. If an earlier process paused the guests and was killed, keep its files.
     """
@@ -490,7 +492,7 @@ def _ask_session(of: _Saving) -> None:
 
 
 def _inspect_disks(guests: list[GuestData], then: Callable[[dict[str, list[int]]], None]) -> None:
-    """Pass the state of the user's disk files to ``then``, in a child process.
+    """Call ``then`` with the state of the user's disk files, which a child process reads.
 
     The user's file system may hang or fail. A hanging child holds no lock of the job.
     """
@@ -532,7 +534,7 @@ def _script_state(paths: Paths, job: RunningJob, fifo: Path) -> bytes:
 
 
 def _require_time(paths: Paths, job: RunningJob) -> None:
-    """Raise HostFault after the time limit, so that retries end."""
+    """Raise HostFault after the time limit of the checkpoint, so that retries end."""
     if not _has_time(paths, job):
         raise HostFault(f"the job could not be saved within {_TIME:g} s")
 

@@ -70,7 +70,7 @@ def migrate_domain(
 
     The migration continues if the caller is killed, but not after ``timeout`` seconds. After
     HostFault, ask both nodes which one has the domain. With ``paused``, its disks must exist on the
-    destination.
+    destination before the call.
     """
     module = library()
     flags = module.VIR_MIGRATE_LIVE | module.VIR_MIGRATE_PEER2PEER | module.VIR_MIGRATE_TUNNELLED

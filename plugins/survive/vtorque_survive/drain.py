@@ -80,7 +80,7 @@ class Drain:
         return name in names | {each.partition(".")[0] for each in names}
 
     def plan(self) -> Iterator[DrainResult]:
-        """Yield what would be done with each job, without doing it."""
+        """Yield the planned action for each job, without performing it."""
         for job in self._jobs():
             why_not = self._why_not_requeued(job)
             why = why_not or "saved first"
@@ -96,7 +96,7 @@ class Drain:
         return True
 
     def run(self) -> Iterator[DrainResult]:
-        """Drain the node; yield what was done with each job.
+        """Drain the node; yield the result for each job.
 
         Raises:
             HostFault: If the batch system could not drain the node. Nothing was done.
@@ -138,7 +138,7 @@ class Drain:
         return DrainResult(job.job.id, job.job.owner, LEFT, "; ".join([*why, wrong]))
 
     def _requeue(self, job: RunningJob) -> tuple[str, str]:
-        """Save and requeue a job. Return the checkpoint's id, and why it failed; one is empty."""
+        """Save and requeue a job. Return the checkpoint's id and an error; one of them is empty."""
         if why_not := self._why_not_requeued(job):
             return "", why_not
         saved = save(self.config, job)
@@ -220,7 +220,7 @@ def start_again(requeue: Callable[[str], None], job: RunningJob, saved: str) -> 
 
 
 def _vmgr(config: Path, *words: str) -> tuple[str, str]:
-    """Run ``vmgr``. Return its output and its error message; one is empty."""
+    """Run ``vmgr``. Return its output and its error message; one of them is empty."""
     try:
         done = subprocess.run(
             service.vmgr(config, *words), stdin=subprocess.DEVNULL, timeout=_TIME,

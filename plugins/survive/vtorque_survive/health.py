@@ -40,10 +40,10 @@ from vtorque_survive.settings import DOCTOR, Settings
 
 TIME = 120.0  # seconds for the command; a timeout is a failure, too
 IN_A_ROW = 2  # failures until the node is drained
-AGAIN = 3600.0  # seconds after a drain until there may be another one
-_MOST = 300  # characters of its message
+AGAIN = 3600.0  # seconds between two drains, at least
+_MOST = 300  # characters of the health command's message
 _LINE = 1000  # characters of a line of a drain
-_READ = 1 << 20  # bytes of its output
+_READ = 1 << 20  # bytes of the health command's output
 _ENVIRON = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C", "HOME": "/root"}
 log = logging.getLogger(NAME)
 
@@ -117,7 +117,7 @@ class HealthWatcher:
         self._said.write(self._paths)
 
     def _begin_drain(self) -> None:
-        """Start a process that drains the node. It may outlive the watcher."""
+        """Start a process that drains the node. The process may outlive the watcher."""
         if self._drain is not None or self._back is not None:
             return
         log.warning("draining the node")

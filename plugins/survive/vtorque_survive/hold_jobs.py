@@ -1,8 +1,8 @@
 """Save a running job that is held (``qhold``), and requeue it in the held state. Runs as root.
 
 If a running job is held, Torque and OpenPBS only record the hold. The node's watcher therefore
-starts a process that saves the job, and then makes the batch system requeue and hold it. If either
-fails, the job continues to run and its log has the reason.
+starts a process that saves the job and then makes the batch system requeue and hold the job. If one
+of these steps fails, the job continues to run and its log has the reason.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ log = logging.getLogger(__name__)
 
 @runtime_checkable
 class HoldAdapter(Protocol):
-    """Methods that a node adapter has if held jobs of its batch system keep running."""
+    """Methods of the node adapters for batch systems in which held jobs continue to run."""
 
     def alive_and_held(
         self, ids: Collection[str]
     ) -> tuple[Mapping[str, JobState], Collection[str]]:
-        """Return :meth:`NodeAdapter.job_states`, and the running jobs that are held."""
+        """Return the result of :meth:`NodeAdapter.job_states`, and which running jobs are held."""
         ...
 
     def requeue_here(self, job_id: str) -> None:
@@ -43,7 +43,7 @@ class HoldAdapter(Protocol):
 
 
 class HoldWatcher:
-    """Saves and requeues jobs that the batch system holds, once for each hold."""
+    """The watcher's part for held jobs: save and requeue each job once per hold."""
 
     def __init__(self, config: Path) -> None:
         self._config = config
@@ -80,7 +80,7 @@ def start_again(config: Path, job: RunningJob) -> None:
             store.hold(saved)
             try:
                 drain.start_again(node.requeue_here, job, saved)
-            except Exception:  # the job runs on after any error
+            except Exception:  # the job continues after any error
                 store.release_hold(saved)
                 raise
             log.info("held by the batch system: saved as checkpoint %s, and requeued", saved)

@@ -10,7 +10,7 @@ from vtorque_core.api.children import Child
 
 
 class LineReader:
-    """Runs one process at a time, with a timeout in seconds."""
+    """A runner of one process at a time, with a timeout in seconds."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds

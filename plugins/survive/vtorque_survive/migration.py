@@ -8,9 +8,9 @@ then asks the destination:
   there. While the destination does not answer, the guest stays paused.
 - If one guest fails to migrate, the remaining ones are not sent. Guests that have already migrated
   stay on the destination, and the job keeps both nodes.
-- A guest with its own disk is paused before libvirt sends it, so it is paused on both nodes. A copy
-  that is still here is resumed, whatever the destination answers. The destination resumes its copy
-  only once the source has none.
+- A guest with its own disk is paused before libvirt sends it, so it is paused on both nodes. If its
+  copy on the source still exists, that copy is resumed, whatever the destination answers. The
+  destination resumes its copy only once the source has none.
 
 Each step is recorded on disk first (:mod:`vtorque_survive.migration_record`), so the watcher can
 continue after a killed process.
@@ -183,7 +183,10 @@ def require(settings: Settings, paths: Paths, job: RunningJob, to: str) -> tuple
 
 
 def _attempt(here: ThisNode, job: RunningJob, to: str, nodes: tuple[str, ...]) -> str:
-    """Try to migrate; return an error message. The caller determines which node owns the guests."""
+    """Try to migrate the guests; return an error message, or an empty string.
+
+    The caller determines which node owns the guests then.
+    """
     try:
         with saving.hold(here.paths, job, suspend.RUNS) as (locked, guests):
             if any(saving.has_user_disk(each.guest.run_dir) for each in guests):
@@ -277,7 +280,7 @@ def _abort_sending(job: RunningJob) -> None:
 
 @contextmanager
 def _abort_on_job_end(here: ThisNode, job: RunningJob) -> Iterator[int]:
-    """Stop sending guests when their job ends, because the job's epilogue waits for that.
+    """Abort sending guests when their job ends, because the job's epilogue waits for the migration.
 
     Yields a descriptor that becomes readable when the job ends.
     """
@@ -448,7 +451,7 @@ def _migrated_guests(here: ThisNode, move: Move, job: RunningJob, why: str) -> s
     if why and guest_migration.disks(here.paths, move.key):
         _resume_guests(here, job, mine)
     try:
-        # If no error occurred, the destination has just reported that they run there.
+        # Without an error (why), the destination has just reported that it runs all guests.
         gone = _parse_guests(_ask_peer(here, move, mine)) if why else set(move.guests)
     except HostFault as error:
         stay = "PAUSED on this node" if "still" in mine.values() else "as they are"

@@ -1,4 +1,4 @@
-"""The watcher's part in migrations: finish or undo those whose process was killed.
+"""The watcher's part in migrations: finish or undo migrations whose process was killed.
 
 When a job has ended, the watcher also releases the guests that migrated to this node. No epilogue
 of the job runs on this node, because the node is not in the job's allocation.
@@ -140,7 +140,7 @@ def _check_placeholder(here: migration.ThisNode, job: RunningJob) -> None:
 
 
 def _notify_first(here: migration.ThisNode, job: RunningJob, *, again: bool) -> None:
-    """Report the phase on this node to the job's first node, which gets the owner's commands."""
+    """Report the job's phase on this node to its first node, which gets the owner's commands."""
     facts, phase = job.kept.facts(), job.phases[-1][0]
     if not job.guests or (not again and facts.get(_TOLD, suspend.RUNS) == phase):
         return  # the sender has reported that they run here
@@ -179,5 +179,5 @@ def _end(here: migration.ThisNode, key: str, job_id: str) -> None:
 
 
 def is_migrated(job: RunningJob) -> bool:
-    """Return whether the job's guest migrated to this node, or is about to."""
+    """Return whether the job's guest has migrated to this node, or is migrating to it."""
     return any(phase == "arrives" for phase, _ in job.phases)

@@ -82,7 +82,7 @@ class NodePart:
         return self.store.begun_path(self.name)
 
     def begin(self, tools: Mapping[str, str], *, ends: bool) -> None:
-        """On the first node, publish the request. On others, compare the versions of tools.
+        """Publish the request on the first node; on other nodes, compare the versions of tools.
 
         Raises:
             HostFault: If the versions differ.
@@ -133,7 +133,8 @@ class NodePart:
     def end(self) -> None:
         """Record that the job's first guest ends. Other nodes can no longer abandon the checkpoint.
 
-        A node that abandons it at the same moment sees this record, or this node sees the rename.
+        If a node abandons the checkpoint at the same moment, either that node sees this record, or
+        this node sees the renamed directory.
         """
         if self.has_other_nodes:
             self._touch(self._part / ENDS)

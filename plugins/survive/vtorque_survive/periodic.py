@@ -84,7 +84,10 @@ def trim(paths: Paths, job: RunningJob, store: Store, keep: int) -> None:
 
 
 def _before_end(job: RunningJob, before: float) -> float:
-    """Return when to save the job (Unix time), at the earliest after half of its script's time."""
+    """Return the Unix time at which to save the job: ``before`` seconds before its walltime ends.
+
+    The time is not before half of the script's time has passed.
+    """
     facts = job.kept.facts()
     seconds = _seconds(facts)
     if not seconds:

@@ -13,7 +13,7 @@ from vtorque_core.live import service
 
 @dataclass(frozen=True)
 class Placeholder(Resource):
-    """The placeholder job as a resource of the migrated guest. Both end together."""
+    """The placeholder job as a resource of the migrated guest: released when the guest ends."""
 
     kind = "survive-placeholder"
     volatile = False
@@ -22,7 +22,7 @@ class Placeholder(Resource):
     config: str
 
     def create(self) -> None:
-        """Do nothing: the batch system has created it."""
+        """Do nothing: the batch system's adapter has already submitted the placeholder job."""
 
     def release(self) -> None:
         """End the placeholder. Idempotent."""

@@ -35,7 +35,7 @@ log = logging.getLogger(__name__)
 
 
 class SenderGone(BaseException):
-    """The sender has disconnected. Do not release anything: the sender determines the owner."""
+    """Error if the sender has disconnected. Release nothing: the sender determines the owner."""
 
 
 @dataclass(frozen=True)

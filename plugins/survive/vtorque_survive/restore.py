@@ -94,7 +94,10 @@ def _unlink(path: str) -> None:
 
 @dataclass(frozen=True)
 class CheckpointSource(BootSource):
-    """A guest in a checkpoint. It resumes when all guests of the job, on all nodes, can resume."""
+    """A guest in a checkpoint, as a boot source.
+
+    The guest resumes only when all guests of the job, on all nodes, can resume.
+    """
 
     saved: SavedGuest
     gate: shared_store.Gate | None = None
@@ -197,7 +200,7 @@ def saved_guest(guest: GuestPlan) -> SavedGuest | None:
 
 
 def reset_failures(job: NodeJob) -> None:
-    """Reset the count of failed starts, because the guests run."""
+    """Reset the checkpoint's count of failed starts, because the restored guests run."""
     saved = saved_guest(job.guests[0])
     if saved is not None:
         store = Store(Path(job.site[Settings].checkpoints), job.user.uid)

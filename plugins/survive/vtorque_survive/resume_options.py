@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from vtorque_core.api.node_job import Site
 
 BEFORE_WALLTIME, NEVER = 1 << 40, 1 << 41
-"""Values of CHECKPOINT other than seconds. They are larger, so a site's minimum allows them."""
+"""Special values of CHECKPOINT, which otherwise is in seconds. They exceed any site's minimum."""
 
 BEGINNING = "none"
 """Value of RESUME for a job that always starts from the beginning, even when requeued."""

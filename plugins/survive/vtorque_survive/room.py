@@ -29,7 +29,7 @@ def require_few(store: Store, job_id: str, settings: Settings) -> None:
 
 
 def require_room(store: Store, part: Path, guests: list[GuestData], settings: Settings) -> None:
-    """Reserve disk space for the checkpoint, so that concurrent ones cannot use it.
+    """Reserve disk space for the checkpoint, so that concurrent checkpoints cannot use it.
 
     Raises:
         Refused: If the user's quota is too small.

@@ -45,7 +45,7 @@ def read_state(fifo: Path) -> bytes:
 
 
 def _line(fifo: Path) -> bytes:
-    """Return the last complete line. A timeout applies, whatever the user does with the FIFO."""
+    """Return the last complete line. The user controls the FIFO, so a timeout applies."""
     descriptor = os.open(fifo, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
     until, said = time.monotonic() + _LEAVES, bytearray()
     try:

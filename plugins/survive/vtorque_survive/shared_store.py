@@ -95,8 +95,8 @@ def file_system(path: Path, mounts: str | None = None) -> str:
 class UseMark(Resource):
     """A file in the shared directory that reserves a checkpoint's guests for one job.
 
-    It names the job and the node of the job. ``over`` lists jobs that used the guests earlier and
-    have ended, according to the batch system.
+    The file names the job and its node. ``over`` lists jobs that used the guests earlier and have
+    ended, according to the batch system.
     """
 
     kind = "survive-held"

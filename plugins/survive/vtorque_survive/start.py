@@ -1,4 +1,4 @@
-"""What a job's start does on its node after the batch system has its answer."""
+"""Actions at a job's start on a node, after the batch system's hook has returned."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ SCHEMA = 1
 
 
 class Unreachable(HostFault):
-    """The checkpoint directory cannot be read, and the node is not to blame."""
+    """Error if the checkpoint directory cannot be read, for which the node is not to blame."""
 
     blames_node = False
 
@@ -311,11 +311,11 @@ class Store:
         (self.directory / name / HELD).touch(mode=0o600)
 
     def release_hold(self, name: str) -> None:
-        """Remove the mark of :meth:`hold`."""
+        """Remove the mark that :meth:`hold` sets."""
         (self.directory / name / HELD).unlink(missing_ok=True)
 
     def is_held(self, name: str) -> bool:
-        """Return whether the checkpoint has the mark of :meth:`hold`."""
+        """Return whether the checkpoint has the mark that :meth:`hold` sets."""
         return (self.directory / name / HELD).exists()
 
     def failure_file(self, name: str) -> Path:

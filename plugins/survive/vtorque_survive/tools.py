@@ -61,7 +61,7 @@ def is_whole(file: Path) -> bool:
 def tools(cpu: str = "") -> Mapping[str, str]:
     """Return the versions that must be the same for a restore, by name.
 
-    They include the processor, or the libvirt CPU model ``cpu``, which libvirt checks itself.
+    One entry is the processor, or the libvirt CPU model ``cpu``, which libvirt itself checks.
     """
     from importlib import metadata  # noqa: PLC0415 - a reader of mail, and each job's start waits
 

@@ -1,9 +1,10 @@
 """Limit how many nodes are drained by their health checks at the same time.
 
-A node first requests the drain with a mark in the batch system, then counts the other marked nodes.
-It drains only if there are fewer than the limit, requests included. The last node to set its mark
-sees all others, so no clock is needed. If too many nodes request a drain, each compares the
-names: those that sort first count again, and the others remove their mark. So at least one drains.
+A node first requests its drain with a mark in the batch system, then counts the other marked nodes,
+which are drained or request a drain. It drains only if their number is below the limit. The last
+node to set its mark sees all others, so no clock is needed. If too many nodes request a drain, each
+compares the names: those that sort first count again, and the others remove their mark. So at least
+one drains.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ _LOOK, _TIME = 2.0, 60.0  # seconds between two counts, and in total
 
 @runtime_checkable
 class CountingAdapter(Protocol):
-    """Methods that a node adapter has if its batch system can count drained nodes.
+    """Methods of the node adapters for batch systems that can count drained nodes.
 
     All raise HostFault if the batch system does not respond.
     """
@@ -36,7 +37,8 @@ class CountingAdapter(Protocol):
         Nodes with a note by the site are not included.
 
         Raises:
-            Refused: If this node has such a note and gets jobs, so that its drain would not count.
+            Refused: If this node has a note by the site and accepts jobs, because its drain could
+                then not be counted.
         """
         ...
 
@@ -69,7 +71,7 @@ def take_turn(batch: object, most: int, reason: str) -> None:
 
 
 def withdraw(batch: object) -> None:
-    """Withdraw this node's request if the process that made it was killed."""
+    """Withdraw this node's request for a drain after its process was killed."""
     if isinstance(batch, CountingAdapter):
         me, nodes = batch.drained()
         if nodes.get(me, "").startswith(ASKS):

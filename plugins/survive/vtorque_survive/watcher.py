@@ -43,7 +43,7 @@ _SELDOM = 60.0  # seconds between two queries to the batch system without a reas
 _PAUSE, _LONGEST_PAUSE = 2.0, 60.0  # seconds until a failed change is retried: first, longest
 _BATCH_TIME = 60.0  # seconds for an answer of the batch system
 _MOST_PHASES = 1000  # of a job; after that, only the batch system can suspend it
-_HELD = "held"  # of a job, reported in addition to its Life
+_HELD = "held"  # reported for a held job in addition to its JobState
 _NO_MORE = (
     f"the job was suspended or saved too often ({_MOST_PHASES} phases): further requests are "
     "ignored"
@@ -246,7 +246,7 @@ class WatcherLoop:
             watched.answer = None
 
     def _change_phase(self, watched: WatchedJob, life: JobState | None) -> None:
-        """Pause, resume or save the guests, as the job's state or its owner's request demands."""
+        """Pause, resume or save the guests if the job's state or a request requires that."""
         if self._is_saving(watched) and (found := request.take_request(watched.fifo)):
             request.answer(watched.job.kept, found[1], f"{SAVED}: wait until this is finished")
         if watched.change is not None or watched.passed is not None or watched.to == ENDS:
@@ -329,12 +329,12 @@ class WatcherLoop:
 
 
 def _ignores_owner(watched: WatchedJob) -> bool:
-    """Return whether the job had too many phases, so that its owner's requests are ignored."""
+    """Return whether to ignore the owner's requests, because the job has had too many phases."""
     return len(watched.job.phases) >= _MOST_PHASES
 
 
 def _may_change(watched: WatchedJob) -> bool:
-    """Return whether to query the batch system often: the job may be suspended or resumed."""
+    """Return whether the job may soon be suspended or resumed, so often query the batch system."""
     if watched.stopped is None:
         return len(watched.job.kept.facts().get("nodes", ())) > 1
     return watched.stopped or suspend.phase(watched.job) == suspend.SUSPENDED
