@@ -99,7 +99,7 @@ class LocalAgent:
         return self._next(self.status_listener)
 
     def connect(self) -> socket.socket:
-        """Return the agent's next connection to the run port, as the host sees it."""
+        """Wait for the agent's next connection to the run port, and return the host's socket."""
         return self._next(self.run_listener)
 
     def _next(self, listener: socket.socket) -> socket.socket:

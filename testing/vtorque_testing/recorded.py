@@ -218,8 +218,8 @@ class RecordedNode:
         machine: output of ``virsh capabilities`` on the recorded machine.
         plugins: the node's plugins.
         site: the node's site config.
-        covers: maps paths of this host to the files that the job's processes see there: at least
-            nft, a double, and /dev/shm.
+        covers: maps paths of this host to the files that the job's processes see there. It must
+            map /dev/shm and the path of nft, which gets a double.
         share: the batch system's grant for a job: fields of BatchJob.
         doubles: class, method and replacement of each double of plugins' resources.
     """
@@ -474,7 +474,7 @@ def _tool_path(tool: str) -> Path:
 
 
 def _method(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap a bound method in a function, because a class binds only functions."""
+    """Return a function that calls a bound method. As a class attribute it gets ``self`` first."""
     return lambda *arguments: function(*arguments)  # noqa: PLW0108
 
 

@@ -291,7 +291,7 @@ class NodeAdapter(Protocol):
         """
 
     def context(self, job: BatchJob, guests: Sequence[PeerGuest]) -> Iterable[ContextItem]:
-        """Return context items for each guest that list the job's guests, such as a node file.
+        """Return the context items of each guest that list all guests of the job (a node file).
 
         ``guests`` are the guests of all nodes, in rank order.
         """

@@ -99,7 +99,7 @@ class ReceivingNode(Protocol):
         node, ``name`` this node. If the start fails, resources are kept only if ``keeps()`` returns
         True.
 
-        Raises Refused if this node may not run the guests, HostFault.
+        Raises Refused if this node may not run the guests, and HostFault if the start fails.
         """
 
 

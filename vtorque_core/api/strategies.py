@@ -150,7 +150,7 @@ class Command:
 
     def __post_init__(self) -> None:
         if len(self.words.split()) < 2:
-            raise ValueError(f'{self.words!r} has no program: write it, as in "vmgr cards"')
+            raise ValueError(f'{self.words!r} does not begin with a program, as "vmgr cards" does')
 
     def import_command(self) -> click.Command:
         """Import or create the command."""

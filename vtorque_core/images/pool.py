@@ -250,10 +250,10 @@ def invalid(name: str, reason: str) -> Refused:
 
 
 def ramdisk_mib(image: Path) -> int:
-    """Return the maximum size in MiB of an overlay over a disk image.
+    """Return the largest size in MiB of the overlay that a RAM disk holds for a disk image.
 
-    Tables take 10 bytes per 64 KiB (QEMU, docs/interop/qcow2.txt), header and first-level table
-    less than 2 MiB.
+    This is the size of the disk, 10 bytes of tables for each of its 64 KiB clusters, and less than
+    2 MiB for the header and the first-level table (QEMU, docs/interop/qcow2.txt).
     """
     with image.open("rb") as file:
         header = file.read(32)

@@ -161,7 +161,7 @@ def _restore_config(config: Path, record: dict[str, Any]) -> str:
 
 
 def _remove_edits(config: Path, known: dict[str, Any] | None) -> str | None:
-    """Return the config without the installation's change but with later edits; None: no config."""
+    """Return the config without the installation's change; None if no config existed before."""
     now = edit.read(config) if config.exists() else None
     if known is None or now in (None, known["before"]):
         return now

@@ -1,4 +1,4 @@
-"""Numbers of an ended job, from the files in its point's directory."""
+"""Read the numbers of an ended job from the files of its point, one run of a combination."""
 
 from __future__ import annotations
 

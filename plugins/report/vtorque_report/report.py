@@ -25,7 +25,7 @@ _SAID = {
 
 @dataclass(frozen=True)
 class Report:
-    """The report of one job attempt, with a record of each node in ``attempts``."""
+    """The report of one attempt to run a job. ``attempts`` has one record for each of its nodes."""
 
     attempts: tuple[Attempt, ...]
     now: float
@@ -213,7 +213,7 @@ class JobArray:
 
     @property
     def parts(self) -> Sequence[tuple[str, Report]]:
-        """The elements with the job ids that users see, by number."""
+        """The reports of the array's tasks by number, each with the job id that users see."""
         found = [(element.display_name, element) for element in self.elements]
         return sorted(found, key=lambda each: (len(each[0]), each[0]))
 

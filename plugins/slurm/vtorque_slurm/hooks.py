@@ -14,11 +14,11 @@ from vtorque_slurm import request_channel
 
 
 def prolog(place: Installation) -> bytes:
-    """Return the Prolog script. It exits with 0 because Slurm drains the node otherwise.
+    """Return the Prolog script. For jobs of vsub it exits with 0: Slurm would drain the node.
 
     If the prologue fails, the script releases the job's resources at once. The job shell then finds
-    no proof file and ends the job. For a request from the SPANK plugin, the script exits with an
-    error: slurmd might start the job without that plugin, and thus without the job shell.
+    no proof file and ends the job. For a request from the SPANK plugin, the script then exits
+    with an error: slurmd might start the job without that plugin, and thus without the job shell.
     """
     request = f"${request_channel.FROM_SPANK}"
     guard = f"case $SLURM_JOB_COMMENT{request} in *vt1:*) ;; *) exit 0 ;; esac"

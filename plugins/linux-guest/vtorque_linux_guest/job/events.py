@@ -21,7 +21,7 @@ class Events:
         self._told: int | None = None
 
     def signal(self, number: int) -> None:
-        """Send a signal (the guest's Linux number) to all processes of the job's session."""
+        """Send a signal, by its number in Linux, to all processes of the job's session."""
         self._put(frame(FrameKind.SIGNAL, 0, struct.pack("<I", number)))
 
     def winsize(self, rows: int, columns: int) -> None:
