@@ -121,9 +121,7 @@ def _grow(state: JournalState, mine: Sequence[Record], count: int, others: Lease
 def _growing(state: JournalState, guest: int, use: str) -> list[Record]:
     mine = _leases(state, guest, use)
     if not mine or not mine[0].args["most"]:
-        raise Refused(
-            f"guest {guest} of job {state.header.job.id} has no {use} cores that can be extended"
-        )
+        raise Refused(f"no {use} cores can be added to guest {guest} of job {state.header.job.id}")
     return mine
 
 

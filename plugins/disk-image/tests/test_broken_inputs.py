@@ -410,13 +410,13 @@ def test_bad_name_is_refused_before_the_file_is_read(pool: Path, name: str) -> N
 @pytest.mark.parametrize(
     ("wishes", "words"),
     [
-        (said(guest_type="linux"), "use --distro, --arch"),
-        (said(), "use --guest-type, --distro, --arch"),
+        (said(guest_type="linux"), "add --distro, --arch"),
+        (said(), "add --guest-type, --distro, --arch"),
         (said("linux", "a b", "x86_64"), "bad distro"),
         (said("linux", "d", "x86_64", cmdline="a\nb"), "cmdline"),
         (said("linux", "d", "x86_64", labels={"a\n": "b"}), "labels"),
         (said("linux", "d", "x86_64", min_ram=-1), "min_ram"),
-        (said("linux", "d", "x86_64", boot="kernel"), "use --kernel or --boot disk"),
+        (said("linux", "d", "x86_64", boot="kernel"), "add --kernel or --boot disk"),
         (said("linux", "d", "x86_64", initrd=Path("/etc/hostname")), "--initrd needs --kernel"),
         (said("linux", "d", "x86_64", kernel=Path("/etc/passwd")), "is not a kernel"),
         (said("linux", "d", "x86_64", kernel=Path("/dev/zero")), "is a device"),

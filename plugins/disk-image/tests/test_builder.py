@@ -272,7 +272,7 @@ def test_unreadable_partition_is_named(pool: Path, tmp_path: Path, what: str) ->
     )
     with pytest.raises(Refused) as refused:
         put(pool, disk, said())
-    assert str(refused.value).endswith(f"{found}: use --guest-type, --distro, --arch")
+    assert str(refused.value).endswith(f"{found}: add --guest-type, --distro, --arch")
     assert put(pool, disk)[1] == [found]
 
 

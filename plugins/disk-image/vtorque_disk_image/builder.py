@@ -149,7 +149,7 @@ class _Build:
         missing = [f"--{key.replace('_', '-')}" for key, value in facts.items() if not value]
         if missing:
             notes = "; ".join(self.found.notes) or "the operating system is unknown"
-            raise Refused(f"{notes}: use {', '.join(missing)}")
+            raise Refused(f"{notes}: add {', '.join(missing)}")
         family = probe.FAMILIES.get(facts["distro"].lower())  # if the disk was not inspected
         if family and facts["guest_type"] == "linux":
             built = replace(built, labels={"family": family, **built.labels})
@@ -209,7 +209,7 @@ class _Build:
     def _extract_kernel(self, raw: int, start: int | None) -> None:
         if start is None or not self.found.kernel:
             if self.wishes.boot == "kernel":
-                raise Refused("; ".join(self.found.notes) + ": use --kernel or --boot disk")
+                raise Refused("; ".join(self.found.notes) + ": add --kernel or --boot disk")
             return
         probe.extract(raw, start, self.found.kernel, self.stage / _KERNEL)
         try:

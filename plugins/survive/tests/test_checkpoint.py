@@ -776,9 +776,8 @@ def test_job_whose_script_is_not_running_is_not_saved(
     """Its prologue or an epilogue runs: another job shell could not continue that."""
     job = started(paths)
     shell(job, tells=b"")
-    assert (
-        "the job's script is not running: it has not started yet (vm_prologue)"
-        in request_answer(loop, job, word)
+    assert "the job's script is not running: vm_prologue has not ended yet" in request_answer(
+        loop, job, word
     )
     assert assert_resumed(loop, job) and "cancelled" not in recorded_actions.did()
     assert list((top / str(job.uid)).iterdir()) == []

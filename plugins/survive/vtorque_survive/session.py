@@ -39,8 +39,8 @@ def read_state(fifo: Path) -> bytes:
     if line := _line(fifo):
         return line
     raise Refused(
-        "the job's script is not running: it has not started yet (vm_prologue), or has ended "
-        "(vm_epilogue, the site's epilogue). Retry while the script runs"
+        "the job's script is not running: vm_prologue has not ended yet, or an epilogue "
+        "(vm_epilogue, the site's) already runs. Retry while the script runs"
     )
 
 
