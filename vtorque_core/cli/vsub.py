@@ -15,19 +15,13 @@ from vtorque_core.api.vm_options import FS_TYPE, IMG, RAM, is_own_image
 from vtorque_core.base.errors import Refused, UsageError
 from vtorque_core.base.names import CONFIG_PATH
 from vtorque_core.cli.entry import forget_coerced_locale, report_errors
+from vtorque_core.config import policy
 from vtorque_core.config.job_limits import facts_of_user
 from vtorque_core.config.job_size import JobGrant
 from vtorque_core.config.load import load
 from vtorque_core.config.option_limits import Limits, effective_default, show_limits
 from vtorque_core.config.plugins import Plugins
-from vtorque_core.config.policy import (
-    check_options,
-    check_share,
-    for_job,
-    needs,
-    own_images,
-    resolve,
-)
+from vtorque_core.config.policy import check_options
 from vtorque_core.config.request import make_request, merge_pairs
 from vtorque_core.config.site_config import Site
 from vtorque_core.images.pool import ramdisk_mib, select_image
@@ -80,11 +74,11 @@ def submit(argv: Sequence[str]) -> int:
     request = make_request(pairs, plugins.options(), args.shell)
     facts = facts_of_user() if site.limits else {}
     facts |= {name: (value,) for name, value in args.facts.items()}
-    site, plugins = for_job(site, plugins, facts)
+    site, plugins = policy.for_job(site, plugins, facts)
     wanted = check_options(request, site, plugins)
     base = wanted[IMG]
     if is_own_image(base):
-        own = own_images(base, plugins)
+        own = policy.own_images(base, plugins)
         base, changed = own.base, own.resolve(wanted, site, NO_PULL not in argv)
         kept = [pair for pair in request.pairs if pair[0] not in changed]
         request = replace(request, pairs=(*kept, *changed.items()))
@@ -99,9 +93,9 @@ def submit(argv: Sequence[str]) -> int:
         check_script(plugins.guest_type(image.guest_type), args.content, image)
     granted = JobGrant(args.vcpus_given, args.mib_given)
     disk = disk_in_memory(wanted, image)
-    wanted, _ = resolve(wanted, site, plugins, granted, image, disk)
-    needed = needs(wanted, site, plugins, disk)
-    check_share(needed, args.vcpus_given, args.mib_given, args.resources_given)
+    wanted, _ = policy.resolve(wanted, site, plugins, granted, image, disk)
+    needed = policy.needs(wanted, site, plugins, disk)
+    policy.check_share(needed, args.vcpus_given, args.mib_given, args.resources_given)
     if DRY_RUN in argv:
         for name, number in (*needed.resources.items(), *needed.licenses.items()):
             sys.stdout.write(f"<!-- asks the batch system for {name} = {number} -->\n")

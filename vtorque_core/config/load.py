@@ -10,30 +10,24 @@ from pathlib import Path
 
 from vtorque_core.api.batch_system import NodeAdapter
 from vtorque_core.base.names import Paths
+from vtorque_core.config import site_config
 from vtorque_core.config.plugins import Plugins
 from vtorque_core.config.schema import Node
-from vtorque_core.config.site_config import (
-    Raw,
-    Site,
-    build,
-    node_of,
-    paths_of,
-    plugins_config,
-    read_toml,
-)
 
 
-def load(path: Path, *, node: bool | Collection[str], new: bool = False) -> tuple[Site, Plugins]:
+def load(
+    path: Path, *, node: bool | Collection[str], new: bool = False
+) -> tuple[site_config.Site, Plugins]:
     """Return the site config at ``path`` and the plugins that it enables.
 
     ``node``: also load acting modules, of all plugins (True) or of these. ``new``: the file may be
     missing.
     """
     raw, plugins = open_config(path, node=node, new=new)
-    return build(raw, plugins, node=node is True), plugins
+    return site_config.build(raw, plugins, node=node is True), plugins
 
 
-def load_node(path: Path) -> tuple[NodeAdapter, Site, Plugins]:
+def load_node(path: Path) -> tuple[NodeAdapter, site_config.Site, Plugins]:
     """Return the batch system's adapter, config and plugins, for a hook that starts guests.
 
     Creates directories that a reboot removed. Privileges: root.
@@ -47,17 +41,17 @@ def load_node(path: Path) -> tuple[NodeAdapter, Site, Plugins]:
 
 def open_config(
     path: Path, *, node: bool | Collection[str], new: bool = False
-) -> tuple[Raw, Plugins]:
-    raw = read_toml(path, new=new)
-    wanted = plugins_config(raw)
+) -> tuple[site_config.Raw, Plugins]:
+    raw = site_config.read_toml(path, new=new)
+    wanted = site_config.plugins_config(raw)
     return raw, Plugins.load(node=node, enable=wanted.enable, disable=wanted.disable)
 
 
 def load_paths(path: Path) -> Paths:
-    return paths_of(read_toml(path))
+    return site_config.paths_of(site_config.read_toml(path))
 
 
 def load_for_teardown(path: Path) -> tuple[Paths, Node]:
     """Return ``[paths]`` and ``[node]``, even if other tables are invalid. Raises ConfigError."""
-    raw = read_toml(path)
-    return paths_of(raw), node_of(raw)
+    raw = site_config.read_toml(path)
+    return site_config.paths_of(raw), site_config.node_of(raw)
