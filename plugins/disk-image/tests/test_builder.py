@@ -238,7 +238,7 @@ def test_links_in_a_disk_do_not_lead_outside(pool: Path, tmp_path: Path) -> None
     (root / "usr/lib/os-release").unlink()
     (root / "usr/lib/os-release").symlink_to("/etc/shadow")
     (root / "etc/os-release").symlink_to("../../../../etc/passwd")
-    with pytest.raises(Refused, match="use --guest-type, --distro, --arch"):
+    with pytest.raises(Refused, match="add --guest-type, --distro, --arch"):
         put(pool, ext4(tmp_path / "d", root, 16 * MIB), said())
 
 
@@ -279,11 +279,11 @@ def test_unreadable_partition_is_named(pool: Path, tmp_path: Path, what: str) ->
 def test_disk_without_a_known_system_is_refused(pool: Path, tmp_path: Path) -> None:
     (tmp_path / "d").write_bytes(bytes(MIB))
     with pytest.raises(
-        Refused, match="no known operating system was found: no known file system: use"
+        Refused, match="no known operating system was found: no known file system: add"
     ):
         put(pool, tmp_path / "d", said(format="raw"))
     subprocess.run(["mkswap", "-q", "-L", "away", tmp_path / "d"], check=True, timeout=180)
-    with pytest.raises(Refused, match="no known operating system was found: swap 'away': use"):
+    with pytest.raises(Refused, match="no known operating system was found: swap 'away': add"):
         put(pool, tmp_path / "d", said(format="raw"))
 
 
