@@ -40,7 +40,7 @@ class NodeContract(ContractBase):
     """Tests of the node adapter, which runs as root."""
 
     def test_job_is_read_alike_each_time(self, harness: BatchHarness) -> None:
-        """``job()`` must return the same job each time, with its owner and this node."""
+        """``job()`` must return an equal job each time, which names its owner and this node."""
         for vm in ((), VM):
             call = harness.start(submit(harness, *vm, script(harness))).hooks[0]
             job = call.job()
@@ -59,7 +59,7 @@ class NodeContract(ContractBase):
         assert honest.detach == forged.detach
 
     def test_call_of_another_program_gives_no_vm_job(self, harness: BatchHarness) -> None:
-        """A call from another program must raise HostFault, or return no valid VM job."""
+        """For unknown arguments, ``job()`` must raise HostFault or return no valid request."""
         call = submit_and_start(harness)
         for argv in ((), ("x",), ("", ""), ("a",) * 40):
             try:
@@ -118,7 +118,7 @@ class NodeContract(ContractBase):
             harness.serve(True)
 
     def test_alive_answers_for_invalid_ids(self, harness: BatchHarness) -> None:
-        """The answer must contain every given id, and invalid ids must not be ``ALIVE``."""
+        """``job_states()`` must return a state for every id, never ``ALIVE`` for an invalid one."""
         call = submit_and_start(harness)
         job_id = call.job().id
         found = call.adapter.job_states([*ODD_IDS, job_id])
@@ -130,7 +130,7 @@ class NodeContract(ContractBase):
     def test_mark_and_account_are_idempotent(self, harness: BatchHarness) -> None:
         """``mark()`` and ``account()`` must be idempotent.
 
-        If the server is down, they must raise HostFault with a printable message, or return.
+        If the server is down, they may raise HostFault with a printable message.
         """
         call = submit_and_start(harness)
         job_id = call.job().id
@@ -151,9 +151,9 @@ class NodeContract(ContractBase):
             harness.serve(True)
 
     def test_drain_and_requeue_report_failures(self, harness: BatchHarness) -> None:
-        """``drain()`` must be idempotent. It and ``requeue()`` must report failures.
+        """``drain()`` must be idempotent, and ``drain()`` and ``requeue()`` must report failures.
 
-        They may raise Refused at any time, and HostFault only if the server is down.
+        Both may raise Refused at any time, and HostFault only if the server is down.
         """
         call = submit_and_start(harness)
         if not isinstance(call.adapter, DrainingAdapter):

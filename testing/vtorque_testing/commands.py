@@ -47,7 +47,7 @@ class Call:
         argv: arguments without the program's name.
         stdin: standard input.
         environ: environment variables.
-        files: contents of the arguments that are paths of files, by index in ``argv``.
+        files: for each argument that is a file's path, its index in ``argv`` and the content.
     """
 
     argv: tuple[str, ...]

@@ -2,8 +2,8 @@
 
 The steps come from :func:`vtorque_core.records.journal.step`, which ``job.acquire()`` calls, so the
 tests cover all installed plugins. A :class:`Rig` is a job that can be started and released
-repeatedly. :func:`survive` kills its start around the ``create()`` of each record, releases the job
-in another process, and compares the surroundings with those before the start.
+repeatedly. :func:`survive` kills the start before and after the ``create()`` of each record,
+releases the job in another process, and checks that the surroundings are as before the start.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ class ChildResult:
     """Result of work in a child process.
 
     Args:
-        steps: steps of the journal that the process reached, in order. A killed process ends at the
-            last one.
+        steps: steps of the journal that the process reached, in order. If the process was killed,
+            it was killed at the last step.
         killed: True if the process was killed.
         error: message of the VtorqueError that ended the work.
         kind: class name of that error.
-        noted: notes taken at the steps, in order.
+        noted: results of the argument ``note`` of :func:`run_in_child`, in order.
     """
 
     steps: tuple[str, ...]
@@ -61,9 +61,9 @@ class Rig(Surroundings, Protocol):
     """A job and its surroundings, real or recorded."""
 
     def start(self, last: int | None = None) -> ChildResult:
-        """Start the job in a process that is killed at step ``last``; None: never.
+        """Start the job in a process that is killed at step ``last``, or never if it is None.
 
-        Steps count from 1. ``noted`` of the result may contain a :class:`NamedObjects` for each
+        Steps count from 1. :attr:`ChildResult.noted` may contain a :class:`NamedObjects` for each
         record.
         """
         ...
@@ -81,7 +81,8 @@ class NamedObjects:
         kind: kind of the record.
         names: kind and name of each object, and its state before the record was written; see
             :mod:`vtorque_testing.watched`.
-        blind: fields of the record, if it names no observable object; otherwise empty.
+        blind: names of the record's fields if none of them names an observable object, otherwise
+            empty.
     """
 
     kind: str
@@ -91,7 +92,7 @@ class NamedObjects:
 
 @dataclass(frozen=True)
 class _WatchedRig:
-    """A rig's surroundings, and the objects that its records name."""
+    """A rig whose observable state includes the objects that its journal records name."""
 
     rig: Surroundings
     names: tuple[tuple[str, str, object], ...]
@@ -110,7 +111,7 @@ def around_create(step: str) -> bool:
 
 
 def around_all(step: str) -> bool:
-    """Return True for all steps of a start: around each record's line and its ``create()``."""
+    """Return True for all steps: before and after each record is written or created."""
     return step.startswith(("before ", "after "))
 
 
@@ -189,16 +190,16 @@ def run_in_child(
     """Run ``work`` in a forked process, with a fault at its step ``last``.
 
     Only the calling thread may be running. Raises AssertionError with the traceback if the process
-    ends for any reason other than its kill, its normal end or a VtorqueError.
+    raises an error other than VtorqueError, or is killed by anything other than the fault.
 
     Args:
         work: function to run.
-        last: step of the fault, counted from 1; None: no fault.
+        last: number of the step at which the fault occurs, from 1. None means no fault.
         act: the fault, called in the process. Unless it is ``die``, the process then continues.
         meanwhile: an alternative fault, called in the parent with the child's pid while the child
             is stopped.
-        note: called in the process with the name of each step. ``noted`` of the result has what it
-            returns, except None.
+        note: called in the process with the name of each step. Its results other than None are in
+            :attr:`ChildResult.noted`.
     """
     reader, writer = os.pipe()
     pid = os.fork()
@@ -277,8 +278,8 @@ def _be_child(
 def orphans() -> Iterator[Callable[[], Sequence[str]]]:
     """Adopt processes that a killed child leaves; yield a function that lists them.
 
-    The list contains the command lines of all children of this process, except those that already
-    existed. It therefore includes any daemon, whatever its name (prctl(2), PR_SET_CHILD_SUBREAPER).
+    Orphans become children of this process (prctl(2), PR_SET_CHILD_SUBREAPER). The list contains
+    the command lines of all children that started in the context, including daemons.
     """
     libc = ctypes.CDLL(None)
     libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)

@@ -59,10 +59,9 @@ def vtorque_guest() -> Callable[..., GuestPlan]:
 def vtorque_plugin(tmp_path: Path) -> Iterator[Callable[..., Plugins]]:
     """Return a function that registers a plugin: ``vtorque_plugin(module, ...)``.
 
-    Further arguments are ``name="acme"`` and ``only=()``. A module may also be source text, which
-    is written to a file and imported. The result has the core's options and the installed plugins
-    named in ``only``; None stands for all of them. Raises the errors of imports and registrations,
-    as a node would report them.
+    A module may also be source text, which is written to a file and imported. ``name="acme"`` sets
+    the plugin's name. ``only=()`` names the installed plugins to load too; ``only=None`` loads all
+    of them. Raises the errors of imports and registrations, as a node would report them.
     """
     from vtorque_testing.recorded import load  # noqa: PLC0415
 
@@ -121,8 +120,8 @@ def vtorque_node(tmp_path: Path) -> Callable[..., RecordedNode]:
 def vtorque_domain() -> Callable[..., ElementTree.Element]:
     """Return a function that renders a guest's domain XML and returns its root element.
 
-    Call it as ``vtorque_domain(guest, *elements)`` or ``vtorque_domain(guest, node)``. The plugins
-    of ``node``, a PlannedNode, then provide the guest's hardware. The XML is validated against
+    ``vtorque_domain(guest, *elements)`` renders these elements. ``vtorque_domain(guest, node)``
+    renders the hardware that the plugins of a PlannedNode provide. Both validate the XML against
     libvirt's schema, which requires xmllint(1).
     """
     from vtorque_testing import planned  # noqa: PLC0415
@@ -142,8 +141,8 @@ def vtorque_job() -> Iterator[Callable[..., RecordedJob]]:
     """Return a factory of jobs on a recorded node: ``vtorque_job(node, acme="2", vcpus="1")``.
 
     ``start()`` and ``release()`` run the job. ``survive()`` kills its start at every step, releases
-    the job, and checks that everything is as before. The test fails if a process of the job is left
-    when it ends.
+    the job, and checks that everything is as before. The test fails if a process of the job still
+    runs at the end of the test.
     """
     from vtorque_testing.faults import orphans  # noqa: PLC0415
     from vtorque_testing.recorded import RecordedJob  # noqa: PLC0415

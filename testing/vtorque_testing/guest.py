@@ -322,7 +322,7 @@ class GuestContract:
         assert ran.code == 128 + signal.SIGKILL
 
     def test_terminal_has_the_size_of_the_users(self, harness: GuestHarness) -> None:
-        """The script's terminal must have the size of the user's, also after a change."""
+        """The script's terminal must have the size of the user's terminal, even after a resize."""
         _needs(harness, "terminal")
         ran = _run_on_terminal(harness, harness.scripts.tells_size(), (33, 101), (40, 120))
         assert (ran.code, ran.out.split(b"\r\n")[:2]) == (5, [b"33 101", b"40 120"])
@@ -335,7 +335,7 @@ class GuestContract:
 
     @pytest.mark.parametrize("garbage", range(len(_GARBAGE)))
     def test_garbage_gives_no_exit_code(self, harness: GuestHarness, garbage: int) -> None:
-        """Invalid data instead of a job must raise GuestDied."""
+        """If the guest sends invalid data instead of running the job, GuestDied must be raised."""
         with harness.boot(), _wires(harness) as wires:
             wires.instead[harness.run_port] = send_data(_GARBAGE[garbage](), stays=False)
             ran = _run(harness, harness.scripts.exit_with(0))
@@ -581,7 +581,7 @@ class _Feeder(threading.Thread):
         self.start()
 
     def run(self) -> None:
-        """Write all data, or until the read end is closed."""
+        """Write the data; stop early if the read end is closed."""
         left = memoryview(self._data)
         with contextlib.suppress(BrokenPipeError):
             while left:

@@ -114,7 +114,7 @@ class OwnValue:
 
     Attributes:
         argv: the user's arguments: ``("--comment=mine",)``.
-        kept: returns True if the batch system has the value for a submission.
+        kept: returns True if a submission contains the user's value.
     """
 
     argv: tuple[str, ...]
@@ -189,9 +189,9 @@ class BatchHarness(Protocol):
         ...
 
     def answer(self, ended: ProgramResult) -> bool:
-        """Make the next submit command print this and exit with this status.
+        """Set the output and exit status of the next submit command.
 
-        Return False if the adapter has no submit command, because it is the batch system itself.
+        Return False if there is no submit command, because the plugin itself is the batch system.
         """
         ...
 
@@ -217,9 +217,9 @@ class BatchHarness(Protocol):
         ...
 
     def setup_root(self) -> Path | None:
-        """Return a directory in which the adapter's setup steps act instead of on the real node.
+        """Return a directory in which the adapter's setup steps install their files.
 
-        Put files into it that a step replaces, as on a site with its own hooks. Return None if the
-        steps can run only on a real node.
+        For each file that a step replaces, create a previous version there, as on a site with its
+        own hooks. Return None if the steps can run only on a real node.
         """
         ...

@@ -1,4 +1,4 @@
-"""Double of root's starter process, which boots guests on the job shell's order."""
+"""Double of root's starter process, which boots guests when the job shell requests it."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from vtorque_core.resources.starter import BootStarter
 
 @contextlib.contextmanager
 def booting(run_dir: Path, boot: Callable[[bytes], Sequence[BootedGuest]]) -> Iterator[None]:
-    """Serve one boot order in this run directory, in a thread.
+    """Answer one request of a job shell to boot its guests, in a thread.
 
-    ``boot`` receives the order and returns the guests that it has booted. Its exception becomes the
-    answer to the job shell, as with root's process.
+    ``run_dir`` contains the socket. ``boot`` receives the request and returns the booted guests.
+    As with root's process, an exception of ``boot`` is sent to the job shell.
     """
     path = str(run_dir / ORDER_SOCKET)
     listens = threading.Event()

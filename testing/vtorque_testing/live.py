@@ -38,9 +38,10 @@ class LiveDialect:
     Args:
         busy: options of a bare-metal job that occupies the node, so that other jobs are queued.
         walltime: returns options that limit a job to this number of seconds.
-        cancelled: exit statuses of a job that its user canceled while it ran.
-        late: exit statuses of a job that exceeded its time limit. In both cases, a script that
-            handles SIGTERM may set its own status.
+        cancelled: exit statuses of a job that its user canceled while it ran, unless its script
+            handles SIGTERM.
+        late: exit statuses of a job that exceeded its time limit, unless its script handles
+            SIGTERM.
         environ: variables of every job inside the guest, with regular expressions for their values.
     """
 
@@ -73,7 +74,7 @@ class LiveHarness(Protocol):
         ...
 
     def phase(self, job_id: str) -> Phase:
-        """Return the phase of a job; ``starting`` while root's prologue boots its guests."""
+        """Return the phase of a job. It is ``starting`` while root's prologue boots the guests."""
         ...
 
     def wait(self, job_id: str) -> ProgramResult:

@@ -78,7 +78,7 @@ KINDS = {
 
 
 def write(name: str, kind: Kind, top: Path) -> Path:
-    """Write the distribution into a new directory below ``top``; return it. Raises Refused."""
+    """Create the distribution's directory below ``top``; return its path. Raises Refused."""
     if not _NAME.fullmatch(name) or len(name) > _LONGEST:
         shown = printable(name, 40)
         raise Refused(f"{shown!r} is not a name for a plugin: use lower-case letters, digits and -")

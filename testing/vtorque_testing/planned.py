@@ -53,7 +53,7 @@ SCHEMA = "/usr/share/libvirt/schemas/domain.rng"
 
 @dataclass(frozen=True)
 class PlannedMachine:
-    """A recorded machine, as names of files in ``machines``: capabilities and PCI functions."""
+    """A recorded machine: names of files in ``machines`` with capabilities and PCI functions."""
 
     capabilities: str
     sysfs: str = ""
@@ -89,7 +89,7 @@ def host(name: str) -> Topology:
 
 
 def guest_plan(**changes: Any) -> GuestPlan:
-    """Return the plan of a guest with defaults; ``changes`` are fields with other values."""
+    """Return a guest's plan with default values; ``changes`` replaces some of its fields."""
     values: dict[str, Any] = {
         "job": JobAttempt("42.srv", 0, "ada", 1000, "n1"), "index": 0, "rank": 0,
         "guests_per_node": 1, "name": "vt-42.srv.0-n1-0",
@@ -161,9 +161,9 @@ class PlannedNode:
         return found
 
     def guests(self, request: JobRequest, **changes: Any) -> list[GuestPlan]:
-        """Return a job's guests on this node before placement.
+        """Return the plans of a job's guests on this node before placement.
 
-        ``changes`` are fields with other values.
+        ``changes`` replaces fields of the plans.
         """
         first = guest_plan(**{
             "vcpus": request[VCPUS], "ram_mib": request[RAM], "host": self.host,
@@ -275,7 +275,7 @@ def site(**tables: Mapping[str, Any]) -> Site:
 def lease(paths: Paths, job: JobAttempt, claims: Sequence[Sequence[Claim]], on: NodeShare) -> None:
     """Lease these claims to a job's guests in the ledger of ``paths``. Raises NoFit, HostFault.
 
-    ``on`` is the node, with the batch system's grant.
+    ``on`` describes the node and the resources that the batch system granted the job on it.
     """
     with Journal.start(paths, JobHeader(job, "local")) as journal:
         place(journal, claims, on, paths)

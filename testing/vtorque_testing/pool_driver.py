@@ -53,7 +53,7 @@ class DriverHarness(Protocol):
         ...
 
     def user_data(self, machine: str) -> bytes | None:
-        """Return the user data that a machine reads at boot; None: this cloud has no user data."""
+        """Return a machine's user data, or None if the cloud does not support user data."""
         ...
 
 
@@ -96,7 +96,7 @@ class PoolDriverContract:
     def test_machines_of_other_clusters_are_not_listed(
         self, cloud: DriverHarness, driver: Driver
     ) -> None:
-        """``machines()`` must list only its cluster, because listed machines may be destroyed."""
+        """``machines()`` must list only one cluster's machines, because callers destroy them."""
         stranger = cloud.stranger()
         other = driver.create(cloud.order("n2", "another"))
         mine = driver.create(cloud.order("n1"))

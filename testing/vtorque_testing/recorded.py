@@ -116,9 +116,9 @@ _destroy_domain = hypervisor.destroy_domain
 class NodeDoubles:
     """Doubles of a hypervisor and of root's privileges, in their own directories.
 
-    A domain is a file with its XML, and files instead of QEMU's channel sockets. If the site uses
-    another ``test://`` URI than :data:`URI`, a domain of libvirt's test driver is created as well.
-    An nftables table and a mount are files.
+    Files replace domains, QEMU's channel sockets, nftables tables and mounts. The file of a domain
+    contains the domain XML. If the site uses another ``test://`` URI than :data:`URI`, a domain of
+    libvirt's test driver is created as well.
     """
 
     domains: Path
@@ -160,7 +160,7 @@ class NodeDoubles:
             raise HostFault("libvirtd does not answer")
 
     def mount(self, mount: MountResource) -> None:
-        """Create a marker file; a real mount would end with the process's mount namespace."""
+        """Create a marker file. A real mount would disappear with the process's mount namespace."""
         Path(mount.target, _MOUNTED).write_text(
             f"{mount.fstype} {mount.source}\n", encoding="utf-8"
         )
@@ -218,8 +218,8 @@ class RecordedNode:
         machine: output of ``virsh capabilities`` on the recorded machine.
         plugins: the node's plugins.
         site: the node's site config.
-        covers: maps paths of this host to the files that the job's processes see there. It must
-            map /dev/shm and the path of nft, which gets a double.
+        covers: maps paths of this host to the files that the job's processes see instead. The
+            paths must include /dev/shm and the program nft.
         share: the batch system's grant for a job: fields of BatchJob.
         doubles: class, method and replacement of each double of plugins' resources.
     """
@@ -318,9 +318,9 @@ class RecordedNode:
         return [path.read_text() for path in sorted((self.top / "domains").iterdir())]
 
     def named_objects(self, step: str) -> NamedObjects | None:
-        """Return the objects outside this node that the newest record names, before they exist.
+        """Return the objects outside this node that the newest record names.
 
-        Returns None unless ``step`` is ``after record KIND``.
+        Returns None unless ``step`` is ``after record KIND``, when the objects do not exist yet.
         """
         before, _, kind = step.partition("after record ")
         if before or not kind or kind in _NOT_MADE:
@@ -430,7 +430,7 @@ class RecordedJob:
     processes: Callable[[], Sequence[str]]
 
     def start(self, last: int | None = None) -> ChildResult:
-        """Start the job. If it is not killed, ``noted`` has the objects outside the node."""
+        """Start the job. Without ``last``, ``noted`` contains the objects outside the node."""
         if last is not None:
             return self.node.start(self.job, last)
         return self.node.start(self.job, note=self.node.named_objects)
@@ -449,7 +449,7 @@ class RecordedJob:
 
 
 def _file(path: str, told: bool) -> tuple[str, str, bytes, int]:
-    """Return mode, link target and content of a file; ``told`` ignores its content."""
+    """Return mode, link target and content of a file; if ``told``, use empty content."""
     mode = os.lstat(path).st_mode
     content = Path(path).read_bytes() if stat.S_ISREG(mode) and not told else b""
     link = str(Path(path).readlink()) if stat.S_ISLNK(mode) else ""
@@ -474,11 +474,11 @@ def _tool_path(tool: str) -> Path:
 
 
 def _method(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function that calls a bound method. As a class attribute it gets ``self`` first."""
+    """Wrap a bound method so that, as a class attribute, it gets ``self`` as its first argument."""
     return lambda *arguments: function(*arguments)  # noqa: PLW0108
 
 
 def _owner() -> str:
-    """Return a user whose jobs may run: the current user, or for root any other."""
+    """Return a user whose jobs may run: the current user, or any other user if that is root."""
     ids = [os.getuid()] if os.getuid() else [e.pw_uid for e in pwd.getpwall() if e.pw_uid]
     return pwd.getpwuid(ids[0]).pw_name

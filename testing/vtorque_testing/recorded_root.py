@@ -18,7 +18,7 @@ Double = tuple[object, str, Callable[..., Any]]
 
 
 def doubles() -> Iterator[Double]:
-    """Yield object, attribute and replacement of each double; nothing if the caller is root."""
+    """Yield object, attribute and replacement of each double; for root, yield nothing."""
     if os.geteuid() == 0:
         return
     strangers = int(Path("/proc/sys/kernel/overflowuid").read_text(encoding="ascii"))

@@ -6,9 +6,9 @@ Each line of a table describes a function: ``address vendor:device class`` and f
 - ``group=17``: IOMMU group.
 - ``driver=x``: bound driver.
 - ``reset``: the function can be reset.
-- ``net=eth0``: a network interface that is down; ``net=eth0:up``: that is up.
-- ``ib=ib0``: the same for InfiniBand.
-- ``rdma=mlx5_0``: an RDMA device whose port is down; ``rdma=mlx5_0:up``: is up.
+- ``net=eth0``: a network interface, down; ``net=eth0:up``: up.
+- ``ib=ib0``: an InfiniBand interface, down; ``ib=ib0:up``: up.
+- ``rdma=mlx5_0``: an RDMA device, its port down; ``rdma=mlx5_0:up``: its port up.
 - ``disk=nvme0n1``: an NVMe disk.
 - ``vf=0@0000:5e:00.0``: virtual function 0 of this physical function.
 

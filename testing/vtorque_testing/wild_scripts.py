@@ -5,11 +5,10 @@ starts each script. Scripts with bytes that an editor or a diff would damage are
 :mod:`vtorque_testing.wild_bytes`. All are newly written in the style of public scripts, and reduced
 to their characteristic parts.
 
-The last word of the line names the smallest guest in which the script works: every guest (``micro``
-has busybox and bash), or a guest with the image of ``doc/recipes/hpc.toml``. The script then has
-the same output, exit status and files as on a Debian host with the same packages. A script without
-this word requires other software or a feature that the batch system ``local`` lacks, or it requests
-too little memory for a guest.
+The last word of the line names the smallest image with which the script works: ``micro`` (busybox
+and bash), or ``hpc`` (``doc/recipes/hpc.toml``). The script then has the same output, exit status
+and files as on a Debian host with the same packages. A script without this word requires other
+software or a feature that the batch system ``local`` lacks, or it requests too little memory.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ _MARK = "%%%% "
 
 @dataclass(frozen=True)
 class WildScript:
-    """A job script. ``runs`` names the smallest guest in which it works; empty: no guest."""
+    """A job script. ``runs`` names the smallest image with which it works; empty if none."""
 
     name: str
     content: bytes
