@@ -36,7 +36,7 @@ def attach(path: Path) -> None:
 
 
 def _copy(console: socket.socket) -> bool:
-    """Return True if the user left, and False if the console has ended."""
+    """Copy in both directions. Return True if the user typed Ctrl-], False if the console ended."""
     while True:
         ready = select.select([0, console.fileno()], [], [])[0]
         if console.fileno() in ready:

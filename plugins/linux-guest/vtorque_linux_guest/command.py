@@ -27,9 +27,10 @@ _HOSTNAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9.-]*", re.ASCII)
 @click.option("--guest", default=0, show_default=True, help="Index of the guest on this node.")
 @click.pass_obj
 def console(config: Path, job_id: str, guest: int) -> None:
-    """As root on the job's node, attach a terminal; leave with Ctrl-].
+    """Attach a terminal to a guest's console, as root on the job's node. Leave with Ctrl-].
 
-    As the job's owner, or without a terminal, watch the console, as vmgr logs --console -f does.
+    For the job's owner, or without a terminal, it only prints the console's output, as vmgr logs
+    --console -f does.
     """
     if os.geteuid() != 0 or not os.isatty(0):
         watch = ["logs", "--console", "--follow", f"--guest={guest}", "--", job_id]
@@ -111,8 +112,9 @@ exit 1
 def clean(config: Path, directory: Path, vsub: tuple[str, ...]) -> None:
     """Remove files below DIR that root in your guests left and that you cannot remove.
 
-    It submits a small job, in whose guest root removes them. The job's output lists what remains.
-    Options of vsub follow --: vmgr clean DIR -- -vm img=debian-12. The exit code is vsub's.
+    It submits a small job. Root in the job's guest removes the files, and the job's output lists
+    files that remain. Options of vsub follow --: vmgr clean DIR -- -vm img=debian-12. The exit code
+    is vsub's.
     """
     place = os.path.normpath(directory.absolute())
     if not Path(place).is_dir():

@@ -48,8 +48,8 @@ exit 0"""
 def vtorque_guest_context(guest: GuestPlan, site: Site) -> Iterator[ContextItem]:
     """Yield the context items of cloud-config, ``vmgr clean`` and commands for cancellation.
 
-    All guests get the cloud-config, only the first guest the rest. Raises Refused for an invalid
-    cloud-config, or if no writable share has the directory to clean.
+    All guests get the user's cloud-config. The other items are only for the first guest. Raises
+    Refused for an invalid cloud-config, or if the directory to clean is not in a writable share.
     """
     if guest.request[CLEAN] and not guest.rank:  # before any program of the user runs there
         yield _clean_command(guest, guest.request[CLEAN])
@@ -134,7 +134,7 @@ def acl_check(_: Site) -> Iterator[HealthResult]:
 
 
 def descriptors_check(_: Site) -> Iterator[HealthResult]:
-    """Check that virtiofs daemons get enough descriptors, but cannot exhaust the node's."""
+    """Check that virtiofs daemons can open enough files without exhausting the node's limit."""
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     if 0 <= hard < _LEAST_FILES and not _may_raise_limits():
         yield HealthResult(

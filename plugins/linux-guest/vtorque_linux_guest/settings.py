@@ -16,7 +16,7 @@ SCRIPT_BYTES = 1024 * 1024
 
 @dataclass(frozen=True)
 class Settings:
-    """How every Linux guest of this site is set up."""
+    """Settings for the setup of every Linux guest of this site."""
 
     prologue: str = setting(
         "/etc/vtorque/guest/prologue",
@@ -64,8 +64,8 @@ class Settings:
     def for_image(self, image: Image) -> Settings:
         """Return the settings for guests of an image.
 
-        For a user's own image, they exclude the site's scripts: its programs could read them, and
-        may run as root in the same guest.
+        For a user's own image, they exclude the site's scripts and cloud-config, because programs
+        in the image could read them.
         """
         if not image.source:
             return self

@@ -1,7 +1,7 @@
 """The cloud-config fragments of an image and of the site.
 
-vTorque does not parse them. cloud-init in the guest merges them (``merge_how``; otherwise later
-keys replace earlier ones) and validates the result.
+vTorque does not parse them. cloud-init in the guest merges them and validates the result. A later
+fragment replaces the keys of earlier ones unless it sets ``merge_how``.
 """
 
 from __future__ import annotations

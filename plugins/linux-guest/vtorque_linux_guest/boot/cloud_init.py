@@ -134,8 +134,8 @@ def meta_data(guest: GuestPlan) -> bytes:
 def network_config(guest: GuestPlan) -> bytes:
     """Return network-config: one interface per NIC, matched by its MAC address.
 
-    It uses version 1, which all renderers support, unless a network other than the first uses DHCP:
-    only version 2 can ignore that network's routes.
+    If a network other than the first uses DHCP, the format is version 2, because only version 2 can
+    ignore the routes of that network. Otherwise it is version 1, which all renderers support.
     """
     if any(address.network and not address.ip and address.dhcp for address in guest.addresses):
         return _json({"version": 2, "ethernets": dict(_ethernets(guest))})

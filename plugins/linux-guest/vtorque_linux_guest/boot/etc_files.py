@@ -35,7 +35,7 @@ def group_lines(user: JobUser) -> str:
 
 
 def field_text(value: str) -> str:
-    """Return a field of a colon-separated file. Raises HostFault if it is invalid."""
+    """Return a value of passwd(5) or group(5) unchanged. Raises HostFault if it is invalid."""
     if any(c in value for c in ":\n\r\0"):
         raise HostFault(
             f"user database: {value!r} is not allowed in a guest's passwd or group file"

@@ -92,13 +92,13 @@ def resources(
 
 
 def find_aliases(guest: GuestPlan) -> dict[str, str]:
-    """Map the other paths that shared directories have on the node to their targets in the guest.
+    """Map further paths of shared directories on the node to the directories' paths in the guest.
 
-    Other paths are:
+    The guest gets links at these paths:
 
     - the home's path in the user database,
     - the home's path without symbolic links, as returned by getcwd(3),
-    - the same for shares whose path is equal on node and guest.
+    - the path without symbolic links of each share whose path is equal on node and guest.
 
     realpath(1) runs as the user, because an NFS server may answer only that user. If it fails, no
     links are resolved. Users can control the result by replacing a directory with a link, so paths

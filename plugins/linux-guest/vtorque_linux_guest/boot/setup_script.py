@@ -343,7 +343,7 @@ def _mounts(script: _Script, guest: GuestPlan, items: Sequence[Mount]) -> None:
 def _links(
     script: _Script, guest: GuestPlan, links: Mapping[str, str], mounts: Sequence[Mount]
 ) -> None:
-    """Create the links, except below mount points, because there they would outlive the guest."""
+    """Create the links, except in shares and disks, because these would keep the links."""
     targets = [PurePosixPath(mount.target) for mount in mounts]
     for link, leads_to in links.items():
         path = PurePosixPath(link)

@@ -56,7 +56,7 @@ class UserConfig:
 
     @property
     def modules(self) -> tuple[str, ...]:
-        """Those of :data:`MODULES` that this configuration uses."""
+        """Names of the :data:`MODULES` that this configuration uses."""
         used = zip(MODULES, (self.packages, self.files, self.commands), strict=True)
         return tuple(name for name, items in used if items)
 

@@ -1,8 +1,8 @@
 """Run a program as root of a new user namespace, without privileges on the machine.
 
-:mod:`vtorque_linux_guest.image.sandbox` runs this script as root; the script dies with its parent:
-``python -I -S _sandbox_exec.py BASE WORK PROGRAM ARGUMENT...``. It uses only the standard library.
-WORK, the program's own directory, is mounted at :data:`PLACE`. See user_namespaces(7),
+:mod:`vtorque_linux_guest.image.sandbox` runs this script as root: ``python -I -S _sandbox_exec.py
+BASE WORK PROGRAM ARGUMENT...``. WORK, the program's own directory, is mounted at :data:`PLACE`. The
+script is killed when its parent ends, and uses only the standard library. See user_namespaces(7),
 mount_namespaces(7).
 """
 

@@ -5,8 +5,7 @@ times of the build machine. It also needs root for the owners of files.
 
 The layout follows the kernel's Documentation/filesystems/ext4. e2fsck(8) checks each image. Every
 block group has its own bitmaps and inode table. There is no journal, because the root disk is
-discarded with its guest. There are no checksums or htrees; the guest's kernel adds those that it
-wants.
+discarded with its guest. There are no checksums or htrees; the guest's kernel adds htrees itself.
 """
 
 from __future__ import annotations
@@ -79,7 +78,7 @@ class _Disk:
         return -(-self.groups * _DESCRIPTOR // BLOCK)
 
     def head(self, group: int) -> int:
-        """Return the number of blocks of a group's copy of superblock and descriptors."""
+        """Return how many blocks a group uses for copies of superblock and group descriptors."""
         return 1 + self.descriptors if _has_copy(group) else 0
 
     def overhead(self, group: int) -> int:

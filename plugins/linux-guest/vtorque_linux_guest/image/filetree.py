@@ -108,9 +108,10 @@ class FileTree:
         return None
 
     def put(self, path: str, node: TreeNode) -> None:
-        """Add a node and its missing parents. A replaced directory keeps its entries.
+        """Add a node and its missing parents.
 
-        Raises Refused if a parent is not a directory.
+        A directory that replaces another one takes over the entries. Raises Refused if a parent is
+        not a directory.
         """
         parent, name = self._locate(path, make=True)
         if name == "":
@@ -179,7 +180,7 @@ class FileTree:
                 waiting.append((f"{base}{name}/", iter(sorted(node.children.items()))))
 
     def _count(self) -> None:
-        """Count a new name, because the number of names is limited. Recount all at the limit."""
+        """Count a new name. Raises Refused if the image has too many names."""
         self._names += 1
         if self._names > 2 * MAX_ENTRIES:
             self._names = sum(1 for _ in self.walk())
@@ -237,7 +238,7 @@ class FileTree:
     def _words(self, path: str) -> list[str]:
         """Return the components of a path, last first.
 
-        Raises Refused beyond the image's MAX_STEPS.
+        Raises Refused if all lookups together have taken more than MAX_STEPS steps.
         """
         words = [word for word in reversed(path.split("/")) if word not in ("", ".")]
         self._steps += 1 + len(path) // 32 + len(words)

@@ -120,7 +120,7 @@ def _module_path(kernel: KernelPackage, path: Path) -> str:
 
 
 def _closure(name: str, needs: Mapping[str, tuple[str, ...]]) -> list[str]:
-    """Return all dependencies of ``name``, last loaded first, as in modules.dep(5)."""
+    """Return all dependencies of ``name`` in reverse load order, as in modules.dep(5)."""
     found: dict[str, None] = {}
 
     def visit(module: str) -> None:

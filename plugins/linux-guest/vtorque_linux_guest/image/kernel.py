@@ -123,8 +123,8 @@ def _only_deb(name: str, directory: Path) -> Path:
 def kernel_package(debian_arch: str, debs: Path | None = None, flavour: str = "cloud") -> str:
     """Return the package name of the newest kernel, e.g. linux-image-6.1.0-1-cloud-amd64.
 
-    The ``cloud`` kernel has virtio and few other drivers, ``generic`` has all of Debian's. Raises
-    HostFault and Refused.
+    The ``cloud`` kernel has virtio and few other drivers, the ``generic`` kernel has all drivers of
+    Debian. Raises HostFault and Refused.
     """
     suffix = f"cloud-{debian_arch}" if flavour == "cloud" else debian_arch
     number = "[0-9][A-Za-z0-9.+~-]*" if flavour == "cloud" else "[0-9][0-9.+~-]*"

@@ -43,9 +43,9 @@ _APPLICATION = {"source": str, "target": str}
 
 @dataclass(frozen=True)
 class AddedFile:
-    """A file for the image: ``content``, or ``source``, relative to the recipe's directory.
+    """A file for the image: a text ``content``, or the path ``source`` in the recipe's directory.
 
-    A directory is copied recursively. ``mode`` None keeps the source's mode.
+    A directory is copied recursively. If ``mode`` is None, the source's mode is kept.
     """
 
     target: str
@@ -80,15 +80,12 @@ class _RecipeReader:
         self.lines = text.splitlines()
 
     def key_error(self, key: str, what: str, value: object = None, nth: int = 0) -> Refused:
-        """Return the error for a key.
-
-        ``nth`` is the index of its table among the tables of that name.
-        """
+        """Return the error for a key. ``nth`` selects one of several tables with the same name."""
         shown = "" if value is None else f" {str(value)[:200]!r}"
         return Refused(f"{self.path}, line {self._line(key, nth)}: {key}{shown}: {what}")
 
     def _line(self, key: str, nth: int) -> int:
-        """Return the line number of a key, otherwise of its table, otherwise 1."""
+        """Return the line number of a key. If it is missing, return its table's line, or 1."""
         table, _, last = key.rpartition(".")
         start = 0
         if table:

@@ -1,9 +1,9 @@
 """Read the headers of untrusted tar files with limits on time and memory.
 
 Python's tarfile is unsuitable: a few bytes of a sparse map, a global header or a list of records
-make it use unlimited memory. Supported are ustar and pax (POSIX.1-2017, pax(1)), GNU's long names
-and large numbers ("Basic Tar Format", info tar), and v7. Global headers are ignored, as in
-container tools.
+make it use unlimited memory. This reader supports v7, ustar and pax (POSIX.1-2017, pax(1)), and
+GNU's long names and large numbers ("Basic Tar Format", info tar). It ignores global headers, as
+container tools do.
 """
 
 from __future__ import annotations

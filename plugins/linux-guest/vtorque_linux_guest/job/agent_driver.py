@@ -54,10 +54,10 @@ class AgentDriver:
             readiness.set_clock(connection, deadline)
 
     def allow_disconnect(self, run_dir: Path, seconds: int, deadline: float) -> None:
-        """Make a guest and its job shell wait for a new connection if theirs breaks. As root.
+        """Let a guest and its job shell reconnect if their connection breaks. As root.
 
-        Both wait for at most ``seconds`` from now; 0 makes a break end the job again. Raises
-        HostFault if the guest does not confirm before ``deadline``.
+        They may reconnect for ``seconds`` from now. With 0, a broken connection ends the job, as it
+        normally does. Raises HostFault if the guest does not confirm before ``deadline``.
         """
         from vtorque_linux_guest.job import readiness
 

@@ -140,9 +140,9 @@ class GuestConnection:
                 raise StreamError(f"the guest sent {skipped} bytes without a HELLO")
 
     def resume_session(self, broken: ConnectionEnded | None, stopped: Callable[[], str]) -> None:
-        """Resume the session, over a new connection if `broken` is the error of this one.
+        """Resume the session. If `broken` is set, the connection has ended: open a new one first.
 
-        Raises `broken` if no new connection is expected. Otherwise raises RunAbandoned, GuestDied,
+        Raises `broken` if the guest cannot be reached again. Also raises RunAbandoned, GuestDied,
         GuestSilent or StreamError.
         """
         deadline = time.monotonic() + RESUME_SECONDS
@@ -192,7 +192,7 @@ class GuestConnection:
         self._acked += more
 
     def handle_ack(self, item: Frame) -> None:
-        """Handle an ACK. Raises FramesDropped for stream 1: the guest dropped all later frames."""
+        """Handle an ACK. Raises FramesDropped if the ACK says that the guest drops later frames."""
         if not self._resumes:
             raise StreamError("the guest sent an ACK out of order")
         self._forget(int.from_bytes(item.payload, "little"))

@@ -56,9 +56,9 @@ class Display:
 
     @property
     def environ(self) -> dict[str, str]:
-        """The variables of programs in the guest.
+        """The X variables of programs in the guest.
 
-        They use TCP, because host and guest share no memory.
+        With a host name in DISPLAY, X clients use TCP and no shared memory.
         """
         return {
             "DISPLAY": f"localhost:{self.number}{self.screen}",
@@ -67,7 +67,7 @@ class Display:
 
     @property
     def file(self) -> GuestFileData:
-        """The guest's authority file, with the cookie for any host name."""
+        """The guest's Xauthority file. Its cookie is valid for any host name."""
         parts = (b"", b"%d" % self.number, _COOKIE, self.cookie)
         data = b"".join(len(part).to_bytes(2, "big") + part for part in parts)
         return GuestFileData(_FILE, _WILD.to_bytes(2, "big") + data)

@@ -1,8 +1,8 @@
-"""Send root the session's state when a guest is checkpointed, for the job shell that restores it.
+"""Send root the session's state when a guest is checkpointed.
 
-Afterwards this job shell detaches or continues. Root requests the state by creating a FIFO in the
-guest's run directory, and removes the FIFO after reading. The state is untrusted, because the
-user's process writes it.
+The job shell of a restored job resumes the session from this state. After sending, this job shell
+detaches or continues. Root requests the state by creating a FIFO in the guest's run directory, and
+removes the FIFO after reading. The state is untrusted, because the user's process writes it.
 
 Privileges: the job's user.
 """

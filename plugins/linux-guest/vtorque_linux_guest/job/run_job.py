@@ -1,4 +1,4 @@
-"""Run a job in a ready guest: prologue, script, epilogues, and their signals.
+"""Run a job's prologue, script and epilogues in a ready guest, and forward signals to them.
 
 Runs as the job's user, in the main thread of the job shell because it sets signal handlers.
 :mod:`vtorque_linux_guest.job.stream` validates everything from the guest.
@@ -264,7 +264,11 @@ class _JobRun:
         return replace(start, env={**start.env, **found.environ}, files=(*start.files, found.file))
 
     def _script_start(self, pty: Pty | None) -> StartRequest:
-        """Return how to run the script: by a login, ``-S`` or user's shell, or its ``#!`` line."""
+        """Return the request that runs the script.
+
+        If the job sets no shell, a script with a ``#!`` line runs directly, and the user's shell
+        runs any other script.
+        """
         script = self.script
         file = GuestFileData(script.name, script.content)
         words: tuple[str | FileArg, ...] = (FileArg(script.name), *script.args)
@@ -382,7 +386,7 @@ class _JobRun:
 
 
 def _program_of_env(start: StartRequest | SessionState) -> str:
-    """Return the program that a script's ``#!`` line starts through env(1); empty if none."""
+    """Return the program that a script's ``#!`` line starts through env(1), or ""."""
     if isinstance(start, SessionState) or not start.files:
         return ""
     found = ENV_LINE.match(start.files[0].data)
@@ -409,7 +413,8 @@ def _reconnect(
     """Reconnect; return the connection and its deadline, or None if the guest is gone.
 
     If root has announced a break (BREAK_MARKER), retry until the announced time. Otherwise a broken
-    connection means that the guest has ended. If the guest is checkpointed, set ``ending.leaves``.
+    connection means that the guest has ended. If root requests that this job shell detaches, set
+    ``ending.leaves``.
     """
     while (left := _break_until(guest) - time.time()) > 0 and not stopped():
         time.sleep(RETRY)

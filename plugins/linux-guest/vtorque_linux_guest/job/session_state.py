@@ -9,10 +9,11 @@ from typing import Any, Self
 
 @dataclass(frozen=True)
 class SessionState:
-    """State of a session and its program, taken between two frames. Pairs are (stdout, stderr).
+    """State of a session and its program, taken between two frames.
 
-    It is valid while the guest keeps all later bytes, that is, while the guest is paused or held
-    (``HOLD``). Positions count the bytes of all frames in one direction.
+    The state is valid while the guest keeps all later bytes, that is, while the guest is paused or
+    held (``HOLD``). Positions count the bytes of all frames in one direction. The pairs ``granted``
+    to ``pending`` have a value for stdout and one for stderr.
     """
 
     nonce: bytes

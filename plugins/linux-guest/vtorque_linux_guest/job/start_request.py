@@ -58,8 +58,8 @@ class Pty(NamedTuple):
 class StartRequest:
     """One program to run. Strings use the file system encoding (PEP 383), so any bytes pass.
 
-    An empty `cwd` is the user's home. `limits` maps RLIMIT numbers to (soft, hard), -1 is
-    unlimited; they can only lower the guest's limits. `merge` sends stderr to stdout, as a pty
+    An empty `cwd` is the user's home. `limits` maps RLIMIT numbers to (soft, hard), where -1 means
+    unlimited; the guest's limits can only be lowered. `merge` sends stderr to stdout, as a pty
     always does.
     """
 

@@ -76,9 +76,9 @@ class StatusReader:
     def hold(self, seconds: int, deadline: float) -> None:
         """Make the guest's session wait if the connection to its job shell breaks from now on.
 
-        The session waits for this many seconds of the guest's time; 0 disables that. A LOG request
-        follows HOLD, because an old agent answers only LOG. Raises StreamError if there is no
-        session to resume or the agent is too old, otherwise as :meth:`steps`.
+        The session waits for this many seconds on the guest's clock, or not at all with 0. A LOG
+        request follows HOLD, because an old agent answers only LOG. Raises StreamError if the agent
+        is too old or no session can be resumed, otherwise as :meth:`steps`.
         """
         self._ask(b"HOLD %d\nLOG /\n" % seconds, deadline)
         said = ""

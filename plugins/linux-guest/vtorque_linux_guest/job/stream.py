@@ -35,7 +35,7 @@ _TELLS = 0.05  # seconds between two checks whether root requests the session's 
 
 @dataclass(frozen=True)
 class ExitStatus:
-    """A program's end, by `exit_code` or `signal`. `lost` is why output could not be written."""
+    """How a program ended: `exit_code` or `signal` is set. `lost` has the errors of its output."""
 
     exit_code: int | None
     signal: int | None
@@ -55,12 +55,12 @@ class Session(GuestConnection):
 
     Args:
         sock: The run port's Unix socket.
-        again: Called if the connection breaks during a run. Its argument is a function that returns
-            a reason to stop waiting, or "". Returns a new connection and its deadline
-            (time.monotonic() seconds), or None if the guest has ended.
-        tell: Called repeatedly after an ACK of the guest, until it returns False. (The guest sends
-            an ACK before an announced break.) Its argument is a function that returns the session's
-            state, with which another job shell can resume the session.
+        again: Called as ``again(stopped)`` if the connection breaks during a run. It returns a new
+            connection and its deadline (time.monotonic() seconds), or None if the guest has ended.
+            It waits until ``stopped()`` returns a reason to stop instead of "".
+        tell: Called as ``tell(state)`` after the ACK that the guest sends before an announced
+            break, repeatedly until it returns False. ``state()`` returns the session's state, with
+            which another job shell can resume the session.
     """
 
     def resume(self, state: SessionState, deadline: float) -> None:
@@ -87,8 +87,8 @@ class Session(GuestConnection):
 
         If `start` is the state of a resumed session, continue its program. If `stdin` is None, the
         input is empty. The descriptors stay open and unchanged. If output cannot be written (a
-        closed pipe, a full disk), the stream is closed in the guest, so the program gets SIGPIPE,
-        and `ExitStatus.lost` names it.
+        closed pipe, a full disk), the stream is closed in the guest, so the program gets SIGPIPE.
+        `ExitStatus.lost` then contains the error.
 
         Raises StartFailed, BadStart, RunAbandoned, AgentError, ConnectionEnded, GuestSilent, or
         StreamError if the guest violates the protocol.
@@ -265,7 +265,7 @@ class _Run:
             self._source = None
 
     def _flush(self, index: int) -> None:
-        """Write pending output. For each quarter window written, let the guest send as much."""
+        """Write pending output. After each quarter window, grant the guest as much new credit."""
         sink = self._sinks[index]
         written = sink.flush()
         self._owed[index] += written
