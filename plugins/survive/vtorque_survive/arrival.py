@@ -137,9 +137,9 @@ def _guest_state(
 def _complete_arrival(
     here: ThisNode, job_id: str, locked: LockedJob, said: dict[str, str]
 ) -> dict[str, str]:
-    """Complete the job's start on this node, if its process was killed or guests did not arrive.
+    """Complete the job's start on this node after an interrupted arrival of guests.
 
-    ``said`` maps each UUID to the answer for the source node. Returns it.
+    ``said``, which is also returned, maps each UUID to the answer for the source node.
     """
     job, key = here.job(job_id), locked.state.key
     if job is None or job.job.key != key or suspend.phase(job) == "":
@@ -165,8 +165,8 @@ def record_departure(
 ) -> str:
     """Record that guests of a job have migrated from ``node`` to the node ``to``.
 
-    ``node`` is empty if the job keeps other guests on it. ``guests`` lists the migrated guests on
-    the job's first node; on other nodes it is empty.
+    ``node`` is empty if the job keeps other guests on the source node. ``guests`` describes the
+    migrated guests if this is the job's first node, otherwise it is empty.
     """
     if job := _job(here, key):
         nodes = [to if each == node else each for each in job.kept.facts().get("nodes", ())]
@@ -179,7 +179,7 @@ def record_departure(
 
 
 def record_state(here: ThisNode, key: str, node: str, state: dict[str, Any]) -> str:
-    """Record, on a job's first node, the job's state on a node outside its allocation."""
+    """Record the job's state on a node outside its allocation. Runs on the job's first node."""
     if job := _job(here, key):
         others = outside_nodes(job).items()  # drop earlier places of these guests
         there = {other: each for other, each in others if each["guests"] != state["guests"]}

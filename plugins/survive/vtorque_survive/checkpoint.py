@@ -5,11 +5,12 @@ The steps of a checkpoint:
 1. Prepare the script's guest and the job shell for a disconnect (:func:`_hold`).
 2. One process pauses the guests, gets the session state from the job shell, copies the disks,
    saves the memory, resumes the guests, and syncs all files.
-3. If the job must end: end the first guest, which runs the script, once all guests are saved. The
-   job shell detects that and writes its session state. Notify the requester, then end the job.
+3. If the job must end, wait until all guests are saved, then end the first guest, which runs the
+   script. The job shell detects the guest's end and writes its session state. Notify the requester,
+   then end the job.
 
-A file in the job's state directory names the requested checkpoint, so a new watcher can continue
-after a killed one. Each step is idempotent. Memory that libvirt saved before a process was killed
+A file in the job's state directory names the requested checkpoint, so a new watcher can continue if
+a watcher was killed. Each step is idempotent. Memory that libvirt saved before a process was killed
 is not saved again. A failed checkpoint is not retried: the job continues, or ends if a guest has
 ended.
 
@@ -121,9 +122,9 @@ class CheckpointWatcher:
         return still and asked is not None and _is_ready(paths, job, asked)
 
     def begin(self, paths: Paths, job: RunningJob, asker: int) -> tuple[str, Child] | None:
-        """Start the next step for a job, like ``live.suspend.begin``. Return None if there is none.
+        """Start the next step for a job; return its name and process, or None if no step is due.
 
-        ``asker`` is the pid of the requester, which must exit before a saved job ends; 0 for none.
+        ``asker`` is the pid of the requester, which must exit before a saved job ends, or 0.
         """
         asked, phase = SaveTask.read(paths, job), suspend.phase(job)
         settings, config = self.settings, self.config
@@ -204,7 +205,7 @@ class _RetryLater(HostFault):
 def _hold(
     paths: Paths, config: Path, job: RunningJob, asked: SaveTask | None, settings: Settings
 ) -> None:
-    """Make the script's guest and the job shell tolerate a disconnect; if no ``asked``, undo it."""
+    """Prepare the script's guest and the job shell for a disconnect; without ``asked``, undo it."""
     until = time.monotonic() + _HELD
     tell = _first_guest(job).run_dir / TELL
     with _cleanup(paths, job):
@@ -237,8 +238,7 @@ def _keep_tools(paths: Paths, job: RunningJob) -> None:
 def _free_id(store: Store, job: RunningJob, asked: SaveTask) -> str:
     """Return an unused id for the next checkpoint.
 
-    If the job continues after the checkpoint, the id ends with the number of phases that the job
-    has had, which only grows.
+    If the job continues after the checkpoint, the id ends with the job's number of phases so far.
     """
     number = len(job.phases)
     name = job.job.key if asked.ends else f"{job.job.key}-{number}"

@@ -52,7 +52,8 @@ def checkpoints(context: click.Context, as_json: bool) -> None:
 def remove(config: Path, name: str, uid: int | None) -> None:
     """Remove one of your checkpoints on this node; as root, of any user.
 
-    Root's watcher process removes it. It runs while a job with guests is on the node.
+    Without root, this works only while a job with guests is on the node: root's watcher process
+    then removes the checkpoint.
     """
     try:
         checkpoint_id(name)

@@ -45,7 +45,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class DrainResult:
-    """The result of a drain, or of a dry run, for one job, and the reason."""
+    """The action of a drain or a dry run for one job, and the reason for the action."""
 
     job: str
     owner: str

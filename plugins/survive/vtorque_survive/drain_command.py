@@ -36,10 +36,11 @@ def drain(
     """Drain this node: accept no new jobs, and migrate or requeue the present ones. Root only.
 
     Run it on the node itself. Each job is migrated to a spare node, saved and requeued, or left
-    running; a line per job says which. To undo the drain, use the batch system's own command.
+    running. A line per job reports the action. To undo the drain, use the batch system's own
+    command.
 
-    Exit codes: 0 no job with guests stays on the node, 1 some were left running, 2 it was refused,
-    122 the batch system did not respond. With 2 and 122 nothing was done.
+    The exit code is 0 if no job with guests stays on the node, or 1 if some were left running. If
+    nothing was done, it is 2 for a refused drain and 122 if the batch system did not respond.
     """
     if os.geteuid() != 0:
         raise UsageError("only root can drain a node: ask your administrator")

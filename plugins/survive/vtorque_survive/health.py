@@ -52,7 +52,10 @@ log = logging.getLogger(NAME)
 class HealthRecord:
     """The last result of the health command.
 
-    It has the Unix time, the number of failures in a row, and the command's message.
+    Attributes:
+        asked: Unix time of the run.
+        failed: Number of failures in a row.
+        said: The command's message.
     """
 
     asked: float = 0.0
@@ -156,7 +159,8 @@ class HealthWatcher:
 def check(site: Site) -> Iterator[HealthResult]:
     """Report the last health result and the last drain to ``vtorque doctor``.
 
-    A failed health command is only a warning here, because that command may be doctor itself.
+    A failed health command is only a warning. Otherwise, if doctor itself is the health command,
+    one failure would make all later runs fail.
     """
     settings, last, said = site[Settings], LastDrain.read(site.paths), HealthRecord.read(site.paths)
     try:

@@ -10,7 +10,7 @@ from vtorque_core.api.children import Child
 
 
 class LineReader:
-    """A runner of one process at a time, with a timeout in seconds."""
+    """Runs a process at intervals, one at a time, with a timeout in seconds."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds

@@ -50,9 +50,10 @@ def send_disk(
     stand_still: Callable[[], None],
     stop: Callable[[], bool],
 ) -> Iterator[Callable[[], None]]:
-    """Send a disk, if there is one. On a clean exit, the destination resumes the guest.
+    """Send a disk, if there is one. When the context ends, the destination resumes the guest.
 
-    Yields a function that pauses the guest (``stand_still``) and sends the remaining changes.
+    Yields a function that pauses the guest (``stand_still``) and sends the remaining changes. After
+    an error in the context, the destination does not resume the guest.
 
     Args:
         argv: Command that runs the receiver on the destination.

@@ -326,8 +326,8 @@ def _find_bridge(here: ThisNode, key: str) -> Path:
 def _receiver(here: ThisNode, to: str, told: Mapping[str, Any], over: int) -> Any:
     """Start the receiver on the destination; yield each guest's XML for that node, by UUID.
 
-    On a clean exit, wait until the destination has finished too. ``over`` becomes readable when the
-    job ends, and ends the wait.
+    When the context ends without an error, wait until the destination has finished too. The wait
+    ends early if ``over`` becomes readable, because the job has then ended.
     """
     place = service.installation_of(here.config)
     argv = reach.argv(here.settings, to, place.hook("receive"))
@@ -478,7 +478,7 @@ def _migrated_guests(here: ThisNode, move: Move, job: RunningJob, why: str) -> s
 def _resume_guests(here: ThisNode, job: RunningJob, mine: dict[str, domains.State]) -> None:
     """Resume guests with their own disk that have not migrated.
 
-    The destination resumes its copy only if told that the guest has left this node.
+    The destination does not resume its copy before this node reports that the guest has left.
     """
     with saving.hold(here.paths, job, guest_migration.MOVES) as (_, guests):
         stand = [each.guest for each in guests if each.disk and mine[each.guest.uuid] == "still"]
@@ -516,7 +516,7 @@ def _split_job(here: ThisNode, move: Move) -> None:
 
 
 def _notify(here: ThisNode, move: Move, node: str, job: RunningJob | None) -> None:
-    """Tell another node of the job that guests have migrated; tell the first node also which.
+    """Notify another node of the job that guests have migrated. The first node also gets a list.
 
     Best effort: the destination's watcher notifies the first node again.
     """

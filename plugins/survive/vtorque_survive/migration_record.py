@@ -1,8 +1,8 @@
 """A node's record of guests that are migrating, or have migrated, to another node.
 
-Root writes ``<state>/moves/<job key>.json`` before each step. The holder of the lock beside it
-works on the migration. The record stays until the job has ended, because the guests keep their
-addresses, which no other job may get.
+Root writes ``<state>/moves/<job key>.json`` before each step. The process that works on the
+migration holds ``<job key>.lock``. The record stays until the job has ended, because the guests
+keep their addresses, which no other job may get.
 """
 
 from __future__ import annotations
@@ -136,7 +136,7 @@ def lock_migration(paths: Paths, key: str, seconds: float = 0.0) -> Iterator[Non
 def is_locked(paths: Paths, key: str) -> bool:
     """Return whether another process holds the lock on a migration. Needs root.
 
-    Acquires the lock for a moment. Any other error of the lock counts as False: the caller then
+    Acquires the lock for a moment. Returns False if an error prevents this: the caller then
     settles the migration, which reports the error.
     """
     try:

@@ -39,7 +39,8 @@ log = logging.getLogger("survive")
 class MigrationWatcher:
     """The processes that work on migrations of this node's guests.
 
-    At most one process works on each unfinished migration, and one on all finished ones.
+    At most one process works on each unfinished migration. Another one works on all finished
+    migrations.
     """
 
     config: Path
@@ -98,7 +99,7 @@ def settle_detached(config: Path, found: migration_record.Move) -> None:
 def release_ended(config: Path, keys: Mapping[str, tuple[str, int]], *, seldom: bool) -> None:
     """Release arrived guests, and remove records of departed guests, if their attempts have ended.
 
-    With ``seldom``, also check whether a job in the queue has started a new attempt.
+    With ``seldom``, also detect that an attempt has ended because its job was requeued.
 
     Raises:
         HostFault: If some guests could not be released.
@@ -140,7 +141,7 @@ def _check_placeholder(here: migration.ThisNode, job: RunningJob) -> None:
 
 
 def _notify_first(here: migration.ThisNode, job: RunningJob, *, again: bool) -> None:
-    """Report the job's phase on this node to its first node, which gets the owner's commands."""
+    """Report the job's phase on this node to its first node, where the owner runs ``vmgr``."""
     facts, phase = job.kept.facts(), job.phases[-1][0]
     if not job.guests or (not again and facts.get(_TOLD, suspend.RUNS) == phase):
         return  # the sender has reported that they run here

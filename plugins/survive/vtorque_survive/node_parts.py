@@ -1,9 +1,10 @@
 """Save a multi-node job: the parts of all nodes become one checkpoint, or none.
 
 Runs as root, in the watcher. Nodes communicate only through files in the unfinished checkpoint,
-which all nodes can see. The job's first node begins and completes it; the others follow. A node
-that fails or times out renames the directory. Completing the checkpoint renames it too, and only
-one of the two can succeed. So either all nodes have saved the job, or it continues on all.
+which all nodes can see. The job's first node begins and completes the checkpoint. To abandon the
+checkpoint, a node that fails or times out renames the directory. To complete it, the first node
+renames the directory as well. Only one of these renames can succeed, so either all nodes have saved
+the job, or the job continues on all nodes.
 """
 
 from __future__ import annotations
@@ -141,10 +142,10 @@ class NodePart:
             self._require_directory()
 
     def wait_complete(self, until: float, longest: float) -> None:
-        """Wait until the first node has completed the checkpoint. ``until`` is a time.time().
+        """Wait until the first node has completed the checkpoint.
 
-        ``longest`` is the deadline once the job's first guest ends, because the job shell may be
-        stopped, or the first node's watcher killed.
+        The deadline (time.time()) is ``until`` or, once the job's first guest ends, ``longest``. A
+        stopped job shell or a killed watcher can delay the first node after that.
 
         Raises:
             HostFault: If the first node is late.

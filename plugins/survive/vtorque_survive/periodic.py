@@ -1,7 +1,7 @@
 """Save jobs automatically, as requested with ``-vm checkpoint=``. Runs as root, in the watcher.
 
 The request is a file in the job's state directory. Its modification time is the time of the last
-attempt to save the job, so a new watcher can continue after a killed one.
+attempt to save the job, so a new watcher can continue if a watcher was killed.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def starts_fresh(job: RunningJob) -> bool:
 
 
 def is_due(paths: Paths, job: RunningJob, settings: Settings) -> bool | None:
-    """Return None if no checkpoint is due, otherwise whether the job must end after it."""
+    """Return whether the job must end after the checkpoint that is due, or None if none is due."""
     if suspend.phase(job) != suspend.RUNS:
         return None
     file = _file(paths, job.job.key)
@@ -86,7 +86,7 @@ def trim(paths: Paths, job: RunningJob, store: Store, keep: int) -> None:
 def _before_end(job: RunningJob, before: float) -> float:
     """Return the Unix time at which to save the job: ``before`` seconds before its walltime ends.
 
-    The time is not before half of the script's time has passed.
+    The result is never before the middle of the script's time.
     """
     facts = job.kept.facts()
     seconds = _seconds(facts)

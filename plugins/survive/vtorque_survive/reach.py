@@ -71,7 +71,7 @@ class Bridge:
     """A context manager for a local socket that connects to another node's libvirtd.
 
     For each connection, the site's command runs libvirt's ``virt-ssh-helper`` on that node. If this
-    process is killed, these processes and libvirtd, which migrates a guest through them, continue.
+    process is killed, these commands and a migration over the connections continue.
     """
 
     def __init__(self, settings: Settings, node: str, uri: str, directory: Path) -> None:

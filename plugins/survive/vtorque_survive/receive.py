@@ -159,7 +159,7 @@ class _Sender:
 
 @dataclass(frozen=True)
 class Migration(BootSource):
-    """A guest that migrates from another node, once all guests of the job are ready."""
+    """A guest that migrates from another node. It is sent once all guests of the job are ready."""
 
     guest: ArrivingGuest
     arrive: Callable[[str, str, threading.Event], None]

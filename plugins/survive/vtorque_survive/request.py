@@ -86,7 +86,7 @@ def take_request(descriptor: int) -> tuple[str, str, int] | None:
 
 
 def answer(place: Place, token: str, text: str, made: str = "") -> None:
-    """Answer a request if possible. ``made`` is the id of the new checkpoint, if any."""
+    """Answer a request if possible. ``made`` is the id of the checkpoint that it created."""
     with suppress(OSError, HostFault):
         place.write(ANSWER, json.dumps({"token": token, "said": text, "made": made}).encode())
 

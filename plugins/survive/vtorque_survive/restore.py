@@ -195,7 +195,7 @@ def _count_failed(store: Store, found: Manifest, job: BatchJob) -> int:
 
 
 def saved_guest(guest: GuestPlan) -> SavedGuest | None:
-    """Return the saved guest that this guest is restored from, if any."""
+    """Return the saved guest from which this guest is restored, or None."""
     return guest.source.saved if isinstance(guest.source, CheckpointSource) else None
 
 

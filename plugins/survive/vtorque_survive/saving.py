@@ -42,7 +42,7 @@ class GuestData:
 
 @contextmanager
 def hold(paths: Paths, job: RunningJob, phase: str) -> Iterator[tuple[LockedJob, list[GuestData]]]:
-    """Hold the lock of a job in ``phase``, and yield it with the job's guests in order.
+    """Hold the lock of a job in ``phase``; yield the locked job and its guests in order.
 
     Log messages go only to the job's log. Raises HostFault if the job has ended or is in another
     phase, Busy if the lock is held, Refused if the job uses warm guests.
@@ -122,10 +122,11 @@ def libvirt_operation(
     failed: threading.Event,
     patience: float,
 ) -> AbstractContextManager[None]:
-    """Hold a libvirt worker for a long operation, and kill daemons that the user stops meanwhile.
+    """Reserve one of libvirtd's worker threads for a long operation on a guest.
 
-    If the operation lasts longer than ``seconds``, all daemons of the guest are killed. Raises
-    HostFault if no worker is free within ``patience`` seconds, or if ``failed`` is set.
+    A daemon of the guest that the user stops meanwhile is killed. If the operation lasts longer
+    than ``seconds``, all daemons of the guest are killed. Raises HostFault if no worker is free
+    within ``patience`` seconds, or if ``failed`` is set.
     """
     until = time.monotonic() + patience
     return suspend.worker(paths, job, guest, until, failed, seconds + _BREAKS_OFF)

@@ -1,8 +1,8 @@
-"""Checkpoints in a directory that all nodes mount: their users and their addresses.
+"""Checkpoints in a directory that all nodes mount: the jobs that use them, and their addresses.
 
-Nodes do not communicate directly, but through files in that directory. A checkpoint keeps the
-network addresses of its guests while it exists. A file beside the checkpoint names the job that was
-restored from it (:class:`UseMark`). The batch system knows whether that job has ended.
+A checkpoint keeps the network addresses of its guests while it exists. A file beside the checkpoint
+names the job that was restored from it (:class:`UseMark`). The batch system knows whether that job
+has ended.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _LOCK = 10.0  # seconds for another job of the user to release the lock
 
 
 def require_private(settings: Settings) -> None:
-    """Raise Refused if other hosts may read the checkpoints and the site has not accepted it."""
+    """Raise Refused if other hosts may read the checkpoints, unless ``checkpoints_shared``."""
     kind = file_system(Path(settings.checkpoints))
     if kind not in _OWN and not settings.checkpoints_shared:
         raise Refused(
@@ -71,7 +71,7 @@ def require_mounted(top: Path) -> None:
 def is_shared_by_nodes(site: Site) -> bool:
     """Return whether any node can restore a checkpoint, not only the node that saved it.
 
-    This requires a batch system that knows whether the saved job has ended on that node.
+    The batch system must be able to report whether a job on another node has ended.
     """
     return site[Settings].checkpoints_shared and service.batch_system(site.path)[1].knows_all_nodes
 
@@ -268,7 +268,7 @@ def _await_job_end(found: Manifest, job_id: str, node: str, site: Site) -> None:
 
 
 def in_use_fault(text: str, stage: str | None = None) -> HostFault:
-    """Return a HostFault for which the node is not to blame."""
+    """Return a HostFault that does not mark the node as faulty."""
     fault = HostFault(text, stage)
     fault.blames_node = False
     return fault
@@ -277,7 +277,7 @@ def in_use_fault(text: str, stage: str | None = None) -> HostFault:
 def reserved_addresses(guests: Sequence[GuestPlan], site: Site) -> Iterator[PoolClaim]:
     """Yield the addresses of checkpoints, except those that ``guests`` restore.
 
-    Addresses of guests that run on this node count too, because their next checkpoint keeps them.
+    The result includes addresses of guests on this node, because their next checkpoint keeps them.
 
     Raises:
         HostFault: If the directory is missing or hangs.
@@ -296,7 +296,7 @@ def reserved_addresses(guests: Sequence[GuestPlan], site: Site) -> Iterator[Pool
 
 
 def _read_addresses(top: Path, seconds: float) -> set[tuple[str, str]]:
-    """Return the addresses of all checkpoints. A child process reads them because it may hang."""
+    """Return the addresses of all checkpoints, from a child process, because reading may hang."""
     answer, told = os.pipe()
     said, until = b"", time.monotonic() + seconds
     with os.fdopen(answer, "rb", buffering=0) as reads:
@@ -324,7 +324,7 @@ def _write_addresses(top: Path, to: BinaryIO) -> None:
 
 
 def _user_addresses(directory: Path) -> Iterator[tuple[str, str]]:
-    """Yield the addresses of a user's checkpoints, and of guests from removed checkpoints."""
+    """Yield the addresses of a user's checkpoints and of the guests in use (:class:`UseMark`)."""
     for found in Store(directory.parent, int(directory.name)).manifests():
         for guest in found.guests:
             yield from guest.leased

@@ -1,4 +1,4 @@
-"""Actions at a job's start on a node, after the batch system's hook has returned."""
+"""This plugin's actions at a job's start on a node."""
 
 from __future__ import annotations
 

@@ -3,7 +3,7 @@
 ``<checkpoints>/<uid>/<job key>/`` contains each guest's memory in libvirt's format (``g0.memory``,
 by rank) and own disk (``g0.disk``). It also contains the job shell's session state (``session``),
 and ``manifest.json``, which is written last. An unfinished directory has another name and is never
-used. Only root may read them, because memory contains users' secrets.
+used. Only root may read the files, because memory contains users' secrets.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ SCHEMA = 1
 
 
 class Unreachable(HostFault):
-    """Error if the checkpoint directory cannot be read, for which the node is not to blame."""
+    """Error if the checkpoint directory cannot be read. It does not mark the node as faulty."""
 
     blames_node = False
 
@@ -195,7 +195,7 @@ class Store:
         """Return the directory of a checkpoint that another node has begun.
 
         Raises:
-            ConfigError: If another user created it, as is possible below a directory like /tmp.
+            ConfigError: If another user created it in a world-writable directory such as /tmp.
         """
         require_root_owned(self.part(name), uid=os.geteuid())
         return self.part(name)
@@ -294,7 +294,7 @@ class Store:
         yield from sorted(found, key=lambda manifest: manifest.made)
 
     def list_for_job(self, job_id: str) -> list[Manifest]:
-        """Return a job's manifests, oldest attempt first, because clocks differ between nodes."""
+        """Return a job's manifests in the order of attempts, because the nodes' clocks differ."""
         named = sorted((found for found in self.manifests() if found.job == job_id), key=_age_key)
         return [found for found in named if not (self.directory / found.id / OVER).exists()]
 
@@ -307,7 +307,7 @@ class Store:
             (self.directory / found.id / OVER).touch(mode=0o600)
 
     def hold(self, name: str) -> None:
-        """Mark a checkpoint: its held job is restored from it by default."""
+        """Mark the checkpoint from which a held job is restored by default."""
         (self.directory / name / HELD).touch(mode=0o600)
 
     def release_hold(self, name: str) -> None:

@@ -40,7 +40,7 @@ def require_saveable(job: RunningJob, *, ends: bool) -> None:
 def disks(run_dirs: Iterable[Path]) -> dict[str, list[int]]:
     """Return the state of the users' disk files, by guest and name; see user_disks.
 
-    A state is the inode number, which is the same on all nodes, size, and modification time (ns).
+    A state is inode number, size and modification time (ns), which are the same on all nodes.
     """
     return {
         f"{run_dir.name}/{name}": [file.st_ino, file.st_size, file.st_mtime_ns]
@@ -61,7 +61,7 @@ def is_whole(file: Path) -> bool:
 def tools(cpu: str = "") -> Mapping[str, str]:
     """Return the versions that must be the same for a restore, by name.
 
-    One entry is the processor, or the libvirt CPU model ``cpu``, which libvirt itself checks.
+    The entry ``processor`` is the node's processor or, if set, libvirt's CPU model ``cpu``.
     """
     from importlib import metadata  # noqa: PLC0415 - a reader of mail, and each job's start waits
 

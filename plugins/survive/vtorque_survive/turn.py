@@ -2,9 +2,8 @@
 
 A node first requests its drain with a mark in the batch system, then counts the other marked nodes,
 which are drained or request a drain. It drains only if their number is below the limit. The last
-node to set its mark sees all others, so no clock is needed. If too many nodes request a drain, each
-compares the names: those that sort first count again, and the others remove their mark. So at least
-one drains.
+node to set its mark sees all others, so no clock is needed. If too many nodes request a drain, the
+nodes whose names sort first keep their marks and count again. The others remove their marks.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """The node's watcher: pause a job's guests while the job is suspended. Runs as root.
 
-The batch system decides whether a job is suspended. The watcher queries it often only for a reason:
-the job shell is stopped or runs on another node, or the job was suspended. Guests are paused at
-once when their job shell is stopped or their owner requests it (``request``). Batch systems run no
-hook when they suspend a job, and the job shell cannot catch SIGSTOP.
+The batch system decides whether a job is suspended. The watcher queries the batch system often only
+if the job shell is stopped or runs on another node, or if the job was suspended. Guests are paused
+at once when their job shell is stopped or their owner requests it (``request``). Batch systems run
+no hook when they suspend a job, and the job shell cannot catch SIGSTOP.
 
 The watcher may be killed at any time, because it keeps no state of its own: the owner's requests
 are files, and completed actions are in the job's journal.
@@ -104,7 +104,7 @@ class WatchedJob:
         to: The job's phase after that process.
         token: The request to answer after that process.
         made: The checkpoint's id for that answer.
-        asker: The pid that made the request.
+        asker: The pid of the requester.
         again: When to retry after failures; ``pause`` is the next delay.
         clocks: The process that sets the guests' clocks; ``late`` if it still has to run.
         passed: The process that forwards the request to nodes outside the allocation.
@@ -173,7 +173,10 @@ class WatcherLoop:
             self.holds.look(here, self.batch.held)
 
     def pause(self, look: float) -> float:
-        """Return the seconds until the next look: no event reports the start of a job's script."""
+        """Return the seconds until the next call of :meth:`look`.
+
+        Polling is needed because no event reports the start of a job's script.
+        """
         return look if self._running is None or self._running.jobs() else _IDLE
 
     def wait_descriptors(self) -> list[int]:
@@ -334,7 +337,7 @@ def _ignores_owner(watched: WatchedJob) -> bool:
 
 
 def _may_change(watched: WatchedJob) -> bool:
-    """Return whether the job may soon be suspended or resumed, so often query the batch system."""
+    """Return whether a suspension or its end is likely, so that frequent queries are needed."""
     if watched.stopped is None:
         return len(watched.job.kept.facts().get("nodes", ())) > 1
     return watched.stopped or suspend.phase(watched.job) == suspend.SUSPENDED
