@@ -74,7 +74,7 @@ class PrologueArgs:
 
 @dataclass(frozen=True)
 class EpilogueArgs:
-    """Arguments of a Torque epilogue; ``exit_status`` as in ``STATUS_*``."""
+    """Arguments of a Torque epilogue. The constants ``STATUS_*`` are values of ``exit_status``."""
 
     job_id: str
     user: str
@@ -356,10 +356,10 @@ def variable_list(text: str, environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def is_job_name(name: str) -> bool:
-    """Return whether a job may have this name, with which the names of its output files start.
+    """Return whether a job may have this name. The names of its output files start with it.
 
-    A default name (from the script's name) may start with any character; for ``-N``, see
-    :func:`check_job_name`.
+    A default name (from the script's name) may start with any character. The rules for ``-N`` are
+    stricter, see :func:`check_job_name`.
     """
     return _NAME.fullmatch(name) is not None and len(name) <= MAX_JOB_NAME
 
@@ -415,7 +415,7 @@ def check_script(content: bytes) -> None:
 
 
 def check_script_args(text: str) -> str:
-    """Return ``-F`` if the job shell can split it. Raise UsageError otherwise."""
+    """Return the value of ``-F``. Raise UsageError if the job shell cannot split it into words."""
     import shlex  # noqa: PLC0415 (few jobs have arguments)
 
     try:

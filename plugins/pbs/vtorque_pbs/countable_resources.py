@@ -1,7 +1,7 @@
 """Countable resources in PBS: requests of a job and allocations on a node. No I/O.
 
-Torque has ``gpus`` of nodes (pbs_resources(7B)) and schedulers' ``gres`` for licenses. OpenPBS has
-resources of chunks and, for licenses, of the job.
+Torque counts only GPUs per node (``gpus``, pbs_resources(7B)); its schedulers count licenses
+(``gres``). OpenPBS counts any resource per chunk, and licenses per job.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _MODES = re.compile(r"(?<![^:+])(exclusive\w*|shared|default)(?=[:+#]|$)", re.AS
 
 
 def torque_counts(resources: Mapping[str, str]) -> dict[str, int]:
-    """Return the smallest number of GPUs that a part of ``nodes=`` requests, and ``gres=``."""
+    """Return the counts in ``gres=``, and the smallest number of GPUs in a part of ``nodes=``."""
     found = dict(_gres(resources))
     gpus = [int(n) for n in _GPUS.findall(resources.get("nodes", ""))]
     if gpus or resources.get(GPUS, "").isdecimal():
@@ -41,8 +41,8 @@ def torque_licenses(resources: Mapping[str, str], needs: Needs) -> dict[str, str
     """Return ``gres`` for a license that the user has not requested.
 
     Raises:
-        UsageError: The needs include a node resource other than GPUs. Or they would put several
-            licenses into one ``gres``, whose syntax depends on the scheduler.
+        UsageError: A node resource other than GPUs is needed. Or several licenses would have to be
+            in one ``gres``, whose syntax depends on the scheduler.
     """
     if others := set(needs.resources) - {GPUS}:
         raise UsageError(f"{min(others)}: Torque counts no resources of nodes except gpus")
@@ -79,7 +79,7 @@ def torque_granted(exec_gpus: str, nodes: str, node: str) -> dict[str, Grant]:
 
 
 def openpbs_counts(resources: Mapping[str, str]) -> dict[str, int]:
-    """Return for each resource the smallest request of a chunk, otherwise the job's request."""
+    """Return the smallest count of each resource in the job's request and in its chunks."""
     found = {name: int(n) for name, n in resources.items() if n.isdecimal()}
     for chunk in resources.get("select", "").split("+"):
         for name, count in _counts(chunk):

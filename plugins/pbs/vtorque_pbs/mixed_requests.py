@@ -83,7 +83,7 @@ def torque_places(
     taken: dict[int, int] = {}  # index of a place: index of its part
 
     def take(part: int, seen: set[int]) -> bool:
-        """Assign a part to a free place, or to a place whose part can get another place."""
+        """Assign a part to a free place. If none fits, move another part to make one free."""
         ppn, words, _ = wanted[part]
         fitting = [
             at

@@ -156,7 +156,7 @@ class PbsNode(abc.ABC):
         return [name for name, node in nodes.items() if name != here and self.is_marked(node)]
 
     def be_last(self) -> None:
-        """Raise HostFault while other nodes accept VM jobs: these need the server's settings."""
+        """Raise HostFault while other nodes accept VM jobs, which need the server's settings."""
         if names := self.other_vm_nodes():
             raise HostFault(
                 f"still needed by {', '.join(names[:5])}{(', ...' if len(names) > 5 else '')}: "
@@ -261,8 +261,8 @@ class PbsNode(abc.ABC):
         """Requeue a failed job with a delay or hold it, and keep other VM jobs off a faulty node.
 
         Returns:
-            The hook's exit status. It is 0 if the job is not requeued; after a failure, its job
-            shell then reports the reason.
+            The hook's exit status. It is 0 if the job is not requeued. The job shell of a failed
+            job then reports the reason.
         """
         if not outcome.may_run_elsewhere:
             return 0

@@ -16,7 +16,7 @@ def items(
     directory: str = DIRECTORY,
     bare: Sequence[BareNode] = (),
 ) -> Iterator[ContextItem]:
-    """Yield the node file, at the path that it has on the host, and the variables that name it.
+    """Yield the node file, which has the same path as on the host, and the variables about it.
 
     ``bare`` are the bare-metal nodes of a mixed request.
     """

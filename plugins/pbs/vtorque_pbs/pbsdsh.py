@@ -67,7 +67,7 @@ def _pbsdsh_command(
     """Return a pbsdsh command for all of a job's nodes, or for the given ``nodes`` one by one.
 
     ``everywhere`` are the options for all nodes. ``one`` is the option that selects a line of the
-    node file by its number (source code of both).
+    node file by its number.
     """
     try:
         lines = Path(environ.get("PBS_NODEFILE", "")).read_text().split()

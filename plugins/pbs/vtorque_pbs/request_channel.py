@@ -35,7 +35,7 @@ def add_other_token(resources: Mapping[str, str], token: str) -> tuple[str, bool
     """Return the job's ``other=`` value, and whether the token must go into a variable.
 
     Args:
-        resources: All ``-l`` values of the job. Its own ``other`` is kept, separated by ``+``.
+        resources: All ``-l`` values of the job. The user's ``other`` is kept, separated by ``+``.
         token: The request.
     """
     mine = resources.get("other", "")

@@ -68,9 +68,10 @@ def torque_memory(resources: Mapping[str, str], cpus: int, nodes: int) -> int | 
 def torque_additions(resources: Mapping[str, str], needs: Needs, feature: str) -> dict[str, str]:
     """Return the ``-l`` values that vsub adds to qsub for a VM job.
 
-    ``nodes`` is repeated with the property and with missing ``ppn`` and ``gpus``. ``mem``, a limit
-    for all nodes together, is added unless the user limits memory. In a mixed request, bare-metal
-    parts do not change and ``mem`` is not added, because it would limit them too.
+    They contain the user's ``nodes`` with the property, and with ``ppn`` and ``gpus`` where
+    missing. ``mem``, a limit for all nodes together, is added unless the user limits memory. In a
+    mixed request, bare-metal parts do not change. ``mem`` is not added, because it would limit
+    them.
 
     Raises:
         Refused: A part without guests precedes one with guests.
@@ -173,8 +174,8 @@ def openpbs_given(resources: Mapping[str, str], feature: str = "") -> PbsRequest
 def openpbs_additions(resources: Mapping[str, str], needs: Needs, feature: str) -> dict[str, str]:
     """Return the ``-l`` values that vsub adds to qsub for a VM job.
 
-    ``select`` is repeated, with additions to each chunk with guests. A job in the old style
-    (``nodes=``, or ``ncpus=`` without ``select``) stays in that style, because qsub rejects a
+    They contain the user's ``select`` with additions to each chunk with guests. A job in the old
+    style (``nodes=``, or ``ncpus=`` without ``select``) stays in that style, because qsub rejects a
     mixture of both.
 
     Raises:

@@ -1,8 +1,9 @@
 """Job shell adapter of Torque, OpenPBS and ``vtorque-local`` for ``qsub -S PROGRAM``.
 
-PROGRAM gets one line on stdin, a pipe: the script's path and the ``-F`` arguments, after ``cd
-DIRECTORY;`` in an OpenPBS sandbox. In an interactive job, stdin is the terminal, and Torque's ``-x
-COMMAND`` sets the arguments ``-c COMMAND``. Observed on Torque 6.1.3 and OpenPBS 23.06.
+PROGRAM reads one line from stdin, a pipe. The line contains the script's path and the ``-F``
+arguments. In an OpenPBS sandbox, it starts with ``cd DIRECTORY;``. In an interactive job, stdin is
+the terminal, and Torque's ``-x COMMAND`` sets the arguments ``-c COMMAND``. Observed on Torque
+6.1.3 and OpenPBS 23.06.
 """
 
 from __future__ import annotations

@@ -59,8 +59,8 @@ class PbsArgs(SubmitArgs):
     Attributes:
         counts: Effective options of directives and command line.
         place: Index of the script's path in ``rest``, or None.
-        at: Index in ``rest`` at which options are added: before ``--``, on OpenPBS before the
-            script.
+        at: Index in ``rest`` at which options are added. It is before ``--`` and, on OpenPBS,
+            before the script.
         unused: Indexes in ``rest`` of words that are omitted for a VM job.
         stripped: The script without ``#PBS -vm`` lines, if it has any.
         command: True for OpenPBS's ``-- command``; ``content`` is then a generated script.
@@ -68,7 +68,7 @@ class PbsArgs(SubmitArgs):
             instead.
         text: The script to submit, which a VM job may change further.
         prefix: Directive prefix in ``text``.
-        filtered: Options of qsub's command line if qsub's submit filter calls, otherwise None.
+        filtered: Options of qsub's command line if the submit filter runs ``vsub``, otherwise None.
     """
 
     counts: QsubOptions | None = None
@@ -308,8 +308,8 @@ class PbsSubmitter:
     def _rejected_command(self, argv: Sequence[str], lacks_value: bool = False) -> PbsArgs:
         """Return a command line that qsub should reject.
 
-        In case qsub accepts it, the command line names the job shell. If the last option
-        ``lacks_value``, no word is appended to it. Raises UsageError for ``-- command``, which qsub
+        It names the job shell, in case qsub accepts it. If the last option ``lacks_value``, the
+        command line must end with that option. Raises UsageError for ``-- command``, which qsub
         would run without any shell.
         """
         words = list(argv)

@@ -211,7 +211,7 @@ def queue(found: Mapping[str, Mapping[str, object]], feature: str, jobshell: Pat
     """Return the ``queuejob`` hook.
 
     Args:
-        found: What the site's ``vm_queues`` request, by queue or resource: the JSON text
+        found: Requests of the site's ``vm_queues``, by queue or resource. Each has the JSON text
             ``request``, and ``cpus``, ``mib`` and ``seconds`` of
             :class:`vtorque_core.api.batch_system.Needs`.
         feature: Boolean resource of nodes that run VM jobs, or "".

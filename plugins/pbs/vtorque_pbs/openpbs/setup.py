@@ -91,7 +91,7 @@ def _queue_steps(node: PbsNode, settings: Settings, place: Installation) -> Iter
 
 
 def _place(node: PbsNode) -> tuple[bool, bool]:
-    """Return whether this host runs the server, and whether it is a node; True if unknown."""
+    """Return whether this host runs the server and whether it is a node; assume both if unknown."""
     try:
         answer = node.commands.ask("qmgr", "-c", f"list hook {BEGIN}")
         at_server = "unauthorized to access hooks" not in answer.err

@@ -1,6 +1,6 @@
 """Generate the four scripts that Torque's pbs_mom runs as root on the nodes.
 
-A bare-metal job costs one shell with a few built-in tests. Tests check this.
+For bare-metal jobs, each script runs only one shell with built-in commands, and the site's script.
 """
 
 from __future__ import annotations

@@ -185,7 +185,7 @@ class TorqueNode(PbsNode):
         return RETRY
 
     def set_mark(self, name: str, node: Attributes, healthy: bool) -> None:
-        """Add the property to a healthy node; on another node, replace it with ``no<property>``.
+        """Add the property to a healthy node; on a faulty node, replace it with ``no<property>``.
 
         The last node with the property keeps it, because pbs_sched deletes queued jobs that no node
         could run ("would never run"). Jobs then stay queued until the fault is fixed.

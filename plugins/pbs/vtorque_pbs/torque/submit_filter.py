@@ -136,10 +136,10 @@ def _config_line(config: Path, path: Path) -> Change:
 
 
 def add_directives(content: bytes, prefix: str, words: Sequence[str], line: Options) -> bytes:
-    """Return the script with directives for the words, which are pairs of option and value.
+    """Return the script with added directives. ``words`` are pairs of option and value.
 
     Raises:
-        UsageError: qsub's command line has an option that would replace one of them.
+        UsageError: qsub's command line has an option that would override a directive.
     """
     given = {_name(f"-{letter}", part) for letter, value in line for part in value.split(",")}
     pairs = list(zip(words[::2], words[1::2], strict=True))
