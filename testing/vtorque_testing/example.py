@@ -124,7 +124,7 @@ class AcmeNode(NodeAdapter):
             job_id, owner, node = (environ[f"ACME_{name}"] for name in ("JOB", "USER", "NODE"))
             nodes = tuple(environ["ACME_NODES"].split(","))
         except KeyError as error:
-            raise HostFault(f"{error.args[0]} is not set: not a hook of acme's") from None
+            raise HostFault(f"{error.args[0]} is not set: acme did not start this hook") from None
         blob, bad = None, ""
         token = environ.get("ACME_NOTE", "").rpartition(" ")[2]
         if token.startswith("vt1:"):

@@ -39,7 +39,7 @@ from vtorque_testing.wires import Wires, flood, send_data, send_nothing
 PROPERTIES = {
     "ready": "root waits for a message of the guest before its job runs",
     "signals": "the script gets the signals that the job shell gets",
-    "terminal": "an interactive job has a terminal of the size of its user's",
+    "terminal": "an interactive job has a terminal of the size of the user's terminal",
     "stdin": "the script can read the job's input",
     "stderr": "stderr of the script is separate from its stdout",
     "killed": "a script that a signal ended returns 128 plus its number",
@@ -491,7 +491,7 @@ def _call_run(
                 died = error
         left = [n.name for n in _OURS if signal.getsignal(n) is not _ignore_signal]
         assert not left, f"signal handlers that the driver has left: {left}"
-        assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0), "a timer that it has left"
+        assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0), "the driver left a timer"
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

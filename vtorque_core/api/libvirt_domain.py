@@ -74,7 +74,7 @@ class Disk(ListElement):
 
     def __post_init__(self) -> None:
         if self.base is not None and self.format != "qcow2":
-            raise ValueError(f"disk {self.name}: only a qcow2 file has a base, not {self.format}")
+            raise ValueError(f"disk {self.name}: a {self.format} file cannot have a base file")
         if self.user_owned and self.format != "raw":
             raise ValueError(
                 f"disk {self.name}: a user's file must be raw: any other format can name "

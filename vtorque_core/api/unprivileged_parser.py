@@ -112,14 +112,14 @@ def _ask(call: bytes, files: Sequence[int], stack: contextlib.ExitStack) -> sock
             socket.send_fds(_asking[1], [call], files)
         except OSError as error:
             if _asking[0] == os.getpid():
-                raise HelperDied(f"the process that parses: {error.strerror}") from None
+                raise HelperDied(f"no connection to the parser: {error.strerror}") from None
         else:
             return _asking[1]
     asked = stack.enter_context(_start_helper())
     try:
         socket.send_fds(asked, [call], files)
     except OSError as error:
-        raise HelperDied(f"the process that parses: {error.strerror}") from None
+        raise HelperDied(f"no connection to the parser: {error.strerror}") from None
     return asked
 
 
@@ -134,7 +134,7 @@ def _exactly(answers: int, count: int, until: float, asked: socket.socket) -> by
         part = os.read(answers, count - len(data))
         if not part:
             if _has_ended(asked):
-                raise HelperDied("the process that parses was killed")
+                raise HelperDied("the parser was killed")
             raise Unreadable("the parser crashed")
         data += part
     return data

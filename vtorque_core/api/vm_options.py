@@ -116,7 +116,7 @@ def show_boolean(value: bool) -> str:
 
 def no_parse(value: str) -> FileData | None:
     """Raise ValueError, because ``vsub`` submits the contents of a file and not its name."""
-    raise ValueError("names a file, whose contents vsub must submit")
+    raise ValueError("names a file that was not submitted with the job: submit the job with vsub")
 
 
 def show_file(value: FileData | None) -> str:

@@ -60,8 +60,8 @@ def resolve(
         elif number != whole:
             by = [site.place(key) for name, key in limits.set_by.items() if name != "default"]
             notes.append(
-                f"{option.key}={option.show(number)}, by {' and '.join(by)}: a guest's part of the "
-                f"job is {option.show(whole)}"
+                f"each guest gets {option.key}={option.show(number)} instead of "
+                f"{option.show(whole)}, its share of the job (limit set by {' and '.join(by)})"
             )
         found = _set_sizes(found, {option.key: number})
     return found, notes, refusals

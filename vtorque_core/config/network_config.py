@@ -25,7 +25,7 @@ def network_problems(
         if first.kind not in {"user", "none"}:
             yield "network", "kind", f'"{first.kind}" {needs}'
     elif first.kind == "user":
-        message = "is user, for sites without root only: guests would reach the node's services"
+        message = "can be user only without root: guests would reach the node's services"
         yield "network", "kind", message
     tables: dict[str, Network | ExtraNetwork] = {"network": first}
     tables |= {f"networks.{name}": network for name, network in others.items()}
@@ -34,7 +34,7 @@ def network_problems(
     for name, network in others.items():
         yield from _problems_of_extra(f"networks.{name}", name, network)
     if others and first.kind == "none":
-        message = "must not be none beside [networks]: guests are known by their first interface"
+        message = "must not be none with [networks]: guests' names need the first interface"
         yield "network", "kind", message
     yield from _overlaps(tables)
 

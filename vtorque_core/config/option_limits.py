@@ -153,7 +153,7 @@ def _bound(option: Option[Any], key: str, value: Any) -> Any:
     if key != "default" and (isinstance(typed, bool) or not isinstance(typed, int | float)):
         raise ValueError("makes no sense for a key that is not a number: use allow or deny")
     if key != "default" and is_job(option, typed):
-        raise ValueError("must be a number; job (the job's allocation) can only be the default")
+        raise ValueError("must be a number; only default can be job (the job's allocation)")
     return typed
 
 

@@ -240,7 +240,7 @@ def _plugin_failure(
     option: Option[Any], shown: str, error: BaseException, plugins: Plugins
 ) -> Refusal:
     owners = [c.plugin for c in plugins.each(hooks.vtorque_options) if c.item is option]
-    failed = _failure(f"plugin {', '.join(owners)} failed on it", error)
+    failed = _failure(f"plugin {', '.join(owners)} failed to parse it", error)
     return Refusal(failed.message, key=option.key, value=shown)
 
 

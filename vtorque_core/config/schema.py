@@ -84,7 +84,7 @@ def _node_number(value: str) -> None:
 def _mtu(value: int) -> None:
     # RFC 791, 3.1 (the least that every network carries); ip-link(8): the kernel's greatest.
     if value and not 68 <= value <= 65535:
-        raise ValueError(f"is {value}: write 68 to 65535, or 0 for the network's own")
+        raise ValueError(f"is {value}: write 68 to 65535, or 0 for the default of the network")
 
 
 def _share_source(value: str) -> None:
@@ -147,8 +147,8 @@ class Node:
     )
     exclusive: bool = setting(
         True,
-        "a job whose CPU ids are unknown waits for jobs of other users, unless the "
-        "batch system keeps them off its nodes",
+        "a job without granted CPU ids does not share its node with VM jobs of other "
+        "users: it waits until they end",
     )
     subordinate_ids: int = setting(
         2147000000,
@@ -177,8 +177,8 @@ class Images:
     )
     keep: float = setting(
         604800.0,
-        "how long unnamed image versions are kept for jobs of other nodes: the "
-        "longest walltime; 0: no other node uses this pool",
+        "how long replaced image versions are kept for jobs of other nodes; set the "
+        "longest walltime, or 0 if no other node uses this pool",
         "s",
     )
     signers: str = setting(
@@ -295,7 +295,7 @@ class ExtraNetwork:
     node_ports: tuple[str, ...] = setting(
         (), "ports of the node that guests can reach by a libvirt network", None, _ports
     )
-    mtu: int = setting(0, "MTU in bytes; 0: the network's own", None, _mtu)
+    mtu: int = setting(0, "MTU in bytes; 0: the default of the network", None, _mtu)
     ipv6: bool = setting(False, "as in [network]")
     filter: bool = setting(True, "drop packets with a forged MAC or IP address")
     opt_in_unfiltered: bool = setting(False, "accept that guests can forge addresses")
@@ -312,15 +312,15 @@ class ShareTable:
     target: str = setting(doc="mount point in guests; same placeholders", check=_share_target)
     kind: Literal["virtiofs", "nfs"] = setting("virtiofs", "nfs: the guest mounts it itself")
     readonly: bool = setting(False, "guests cannot write")
-    user_owned: bool = setting(False, "the user owns it: root does not look into it")
+    user_owned: bool = setting(False, "the user must own the source; root does not look into it")
 
 
 @dataclass(frozen=True)
 class PluginsTable:
     """``[plugins]``: which of the installed plugins new jobs use."""
 
-    enable: tuple[str, ...] | None = setting(None, "only these; absent: all installed plugins")
-    disable: tuple[str, ...] = setting((), "not these; teardown of running jobs still uses them")
+    enable: tuple[str, ...] | None = setting(None, "use only these; absent: all installed plugins")
+    disable: tuple[str, ...] = setting((), "do not use these; teardown of running jobs still does")
 
 
 DEFAULT_SHARES = {"home": ShareTable("{home}", "/home/{user}", user_owned=True)}

@@ -84,7 +84,7 @@ class NodeProcess(DaemonProcess):
         end = time.monotonic() + RELEASE_TIME
         while self._is_locked(descriptor):
             if time.monotonic() > end:
-                raise HostFault(f"lock {self.lock}: held by a process that cannot be found")
+                raise HostFault(f"lock {self.lock} is held by a process that cannot be found")
             for process in Path("/proc").glob("[0-9]*"):
                 with contextlib.suppress(OSError):
                     if f" {device}:{file.st_ino} " in (process / "fdinfo/0").read_text():

@@ -118,7 +118,7 @@ def _require_distinct(found: Sequence[tuple[str, str]], network: AnyNetwork, nam
         other = owner.setdefault(ip, hostname) if ip else hostname
         if other != hostname:
             how = (
-                f"{table(name)} command {network.command} gives both the same"
+                f"{table(name)} command {network.command} prints the same address for both"
                 if network.addressing == "command"
                 else f"node_number {network.node_number!r} finds the same number in both nodes' "
                 f"names; set {table(name)} node_number, or addressing and command"
@@ -187,7 +187,7 @@ def address_of(
     if not seats:
         raise HostFault(
             f"{guests} guests per node of a job on several nodes need {2 * guests} addresses; "
-            f"{table(name)} per_node is {network.per_node}"
+            f"{table(name)} per_node is {network.per_node}: increase it, or request fewer guests"
         )
     return upper[_number(job.id) % seats * guests + index]
 

@@ -241,7 +241,7 @@ def read(path: Path) -> JournalState:
     for number, line in enumerate(lines, start=1):
         try:
             if (header is None) != (line["op"] == "job"):
-                raise ValueError("the header must be the first line, once")
+                raise ValueError("the header must be the first line, and no other")
             if header is None:
                 header = _parse_header(line)
             else:
@@ -285,7 +285,7 @@ def _add_line(
     if op == "acquire":
         record = _parse_record(line)
         if record.seq in records or any(n not in records for n in record.needs):
-            raise ValueError("bad seq, or needs an unknown record")
+            raise ValueError("seq is not unique, or needs names an unknown record")
         records[record.seq] = record
     elif op == "phase":
         used = Usage(float(line["cpu"]), int(line["mib"])) if "cpu" in line else None
@@ -305,7 +305,7 @@ def _add_line(
 def _parse_record(line: dict[str, Any]) -> Record:
     seq, args, guest = line["seq"], line["args"], line["guest"]
     if type(seq) is not int or line["scope"] not in ("job", "node") or not isinstance(args, dict):
-        raise ValueError("bad seq, scope or args")
+        raise ValueError("seq, scope or args is invalid")
     return Record(
         seq=seq,
         plugin=str(line["plugin"]),

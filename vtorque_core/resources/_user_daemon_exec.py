@@ -231,7 +231,7 @@ def _open_disk(plan: DaemonPlan) -> int:
     if plan.disk == "qcow2":
         _check_qcow2(os.pread(source, 104, 0))
     elif facts.st_size == 0 or facts.st_size % _SECTOR:
-        raise _Denied(f"has {facts.st_size} bytes: a raw disk has a multiple of {_SECTOR}, not 0")
+        raise _Denied(f"has {facts.st_size} bytes; a raw disk must have a multiple of {_SECTOR}")
     try:
         kind = fcntl.F_RDLCK if plan.readonly else fcntl.F_WRLCK
         fcntl.fcntl(source, fcntl.F_OFD_SETLK, struct.pack("hhqqi4x", kind, os.SEEK_SET, 0, 0, 0))

@@ -113,7 +113,7 @@ class UserDaemon(CoreResource):
 
     def create(self) -> None:
         if self.service is None:
-            raise ValueError("a user's daemon is created from what it serves")
+            raise ValueError("the field service is required to create a user's daemon")
         self.service.start()
 
     def release(self) -> None:
@@ -142,7 +142,7 @@ def id_map(subordinate_id: int | None, ids: Iterable[int], root: int | None = No
     lines += [f"{run[0][1]} {run[0][1]} {len(run)}" for run in runs]
     if len(lines) > MAX_MAP_LINES:
         raise HostFault(
-            f"{len(wanted)} group ids need {len(lines)} lines in gid_map, at most {MAX_MAP_LINES}"
+            f"{len(wanted)} ids need {len(lines)} lines in gid_map, the limit is {MAX_MAP_LINES}"
         )
     return "\n".join(lines) + "\n"
 
@@ -207,7 +207,7 @@ def stop(lock_path: str, deadline: float) -> None:
         while not try_flock(lock_fd, fcntl.LOCK_EX, 0):
             killed = _killlock_holder(lock_fd, deadline, record.get("log"))
             if not killed and time.monotonic() >= deadline:
-                raise HostFault(f"{lock_path}: held by a process that cannot be found")
+                raise HostFault(f"{lock_path} is held by a process that cannot be found")
             if not killed:
                 time.sleep(0.005)  # a start in progress: its daemon takes the lock soon
         if "socket" in record:

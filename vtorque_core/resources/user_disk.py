@@ -100,7 +100,7 @@ def served_file(lock: Path) -> os.stat_result:
 
     Call it in a child, because a file system can hang.
     """
-    with safefs.name_errors(f"cannot look at the file of {lock.stem}"):
+    with safefs.name_errors(f"cannot read the status of the file of {lock.stem}"):
         proc = Path(f"/proc/{holder_of(lock)}")
         source = re.search(rb"filename=/proc/self/fd/(\d+)", (proc / "cmdline").read_bytes())
         return (proc / "fd" / (source[1].decode() if source else "none")).stat()

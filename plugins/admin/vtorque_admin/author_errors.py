@@ -59,9 +59,7 @@ def _find_private_import(node: ast.AST) -> str:
         names = [f"{node.module}.{each.name}" for each in node.names]
     for name in names:
         if name.startswith("vtorque_core.") and not _PUBLIC.match(name):
-            return (
-                f"imports {name}, which is not public: take vtorque_core.api or vtorque_core.live"
-            )
+            return f"imports {name}, which is not public: use vtorque_core.api or vtorque_core.live"
     return ""
 
 

@@ -256,7 +256,7 @@ def check_namespaces(_: Site) -> Iterator[HealthResult]:
 def check_network(site: Site) -> Iterator[HealthResult]:
     """Check the guests' networks and the packet filter that protects this node."""
     if site.network.kind == "user":
-        yield ok("each guest has QEMU's own network, alone")
+        yield ok("each guest has a separate user network of QEMU")
         return
     if site.network.kind == "none":
         yield ok("guests have no network ([network] kind)")
@@ -284,7 +284,7 @@ def _check_one_network(site: Site, network: AnyNetwork, make: str) -> Iterator[H
 def _check_guard(site: Site, network: AnyNetwork) -> Iterator[HealthResult]:
     source = network.source
     if not netfilter.node_guard(network, site.node.libvirt_uri):
-        yield ok(f"libvirt network {source} uses a bridge of the site: not protected by vTorque")
+        yield ok(f"libvirt network {source} uses a bridge of the site: the node is not protected")
     elif netfilter.has_guard(source):
         open_ports = ", ".join(network.node_ports) or "no port"
         yield ok(f"guests of {source} reach {open_ports} of this node")
@@ -305,20 +305,20 @@ def check_shares(site: Site) -> Iterator[HealthResult]:
                 'kind = "virtiofs", or Kerberos on the server',
             )
         else:
-            yield ok(f"[shares.{name}] {share.source} is served as the job's user alone")
+            yield ok(f"[shares.{name}] {share.source} is served with the job owner's privileges")
     base, first = site.node.subordinate_ids, site.node.guest_uids
     if first and base and first + host_ids.COUNT > base:
         yield failure(
-            f"[node] guest_uids {first} to {first + host_ids.COUNT - 1} are ids of roots in "
-            f"guests, [node] subordinate_ids {base} and above",
+            f"[node] guest_uids {first} to {first + host_ids.COUNT - 1} overlap the ids of guest "
+            f"root, [node] subordinate_ids {base} and above",
             f"set guest_uids to {base - host_ids.COUNT} or less",
         )
     for table in host_ids.TABLES if base else ():
         for owner, first, count in host_ids.ranges(table):
             if first + count > base:
                 yield failure(
-                    f"{owner}'s range of {table} reaches beyond [node] subordinate_ids {base}",
-                    "choose a number above all ids there",
+                    f"{table} gives {owner} ids above [node] subordinate_ids {base}",
+                    "set subordinate_ids to a number above all ids in that file",
                 )
 
 
@@ -414,7 +414,7 @@ def _enter_home(user: pwd.struct_passwd) -> None:
         os.setuid(user.pw_uid)
     os.chdir(user.pw_dir)
     if os.stat(".").st_uid != user.pw_uid:  # noqa: PTH116 - after chdir
-        raise HostFault("it is somebody else's")
+        raise HostFault("it belongs to another user")
 
 
 def subordinate_id_rule(base: int, tables: Sequence[Path] = host_ids.TABLES) -> str:

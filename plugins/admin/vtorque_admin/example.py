@@ -21,9 +21,9 @@ from vtorque_core.live.site_config import (
 )
 
 _HEAD = """\
-# vTorque's site config. Root's alone to write; users read it, so secrets are only named here, as
-# the paths of files that only root can read. Every key is shown with its default; remove the '#'
-# in front of a key to change it. Sizes are text like "512M" or "2G", a plain number is MiB.
+# vTorque's site config. Only root may write this file. Users can read it: for a secret, write the
+# path of a file that only root can read. Every key is shown with its default; remove the '#' in
+# front of a key to change it. Sizes are text like "512M" or "2G", a plain number is MiB.
 # Durations are text like "500ms", "90s" or "5m", a plain number is seconds.
 """
 

@@ -34,7 +34,7 @@ def install(site: Site, say: Say, *, secret: bytes | None = None, dry_run: bool 
     for directory, mode in directories.node_directories(site):
         if not directories.is_correct(directory, mode):
             make = functools.partial(directories.make, directory, mode)
-            steps.append((f"make {directory} root's, mode {mode:o}", make))
+            steps.append((f"make {directory}, owned by root, mode {mode:o}", make))
     place = site.paths.secret
     if secret is not None and not (place.exists() and place.read_bytes() == secret):
         steps.append((f"write {place}, as on the other nodes", lambda: _take_secret(site, secret)))
@@ -49,8 +49,8 @@ def install(site: Site, say: Say, *, secret: bytes | None = None, dry_run: bool 
         steps.append((f"make {_MACS}", lambda: directories.make(_MACS, 0o755)))
     if networks:
         steps.append(("keep guests from the node's own services", lambda: _guard(site)))
-    steps.append(("look for KVM (once per boot)", lambda: _probe(site)))
-    steps.append(("let libvirt look at QEMU", lambda: _probe_libvirt(site, say)))
+    steps.append(("test KVM (once per boot)", lambda: _probe(site)))
+    steps.append(("let libvirt query QEMU's capabilities", lambda: _probe_libvirt(site, say)))
     for text, action in steps:
         say(f"would {text}" if dry_run else text)
         if not dry_run:

@@ -78,7 +78,7 @@ def install(
             elif isinstance(step, Check):
                 say(f"  by hand: {step.problem}")
         except (VtorqueError, OSError) as error:
-            raise HostFault(f"{error}. What was done before stays: {again}") from None
+            raise HostFault(f"{error}. The earlier steps remain in effect: {again}") from None
     if not _is_system(config, batch):
         text = f'set [batch] system = "{batch}" in {config}'
         say(f"would {text}" if dry_run else text)
@@ -108,7 +108,9 @@ def uninstall(site: Site, plugins: Plugins, config: Path, say: Say) -> None:
             continue
         troubles += sum(not _undo(step, say) for step in reversed(steps))
     if troubles:
-        raise HostFault(f"{troubles} steps could not be undone, see above; then run this again")
+        raise HostFault(
+            f"{troubles} steps could not be undone, see above: fix that, run this again"
+        )
     memory.unlink(missing_ok=True)
 
 

@@ -381,7 +381,7 @@ def test_array_tasks_have_one_report(site):
     assert run_vmgr(site, "report", "22[]", "--html", str(page)).returncode == 0
     assert all(job in page.read_text() for job in ids)
     assert "Job 22[2].srv: ended, exit code 1" in run_vmgr(site, "report", "22[2]").stdout
-    assert "jobs with separate logs, name one: 22[0].srv" in run_vmgr(site, "logs", "22[]").stderr
+    assert "jobs with separate logs: name one of 22[0].srv" in run_vmgr(site, "logs", "22[]").stderr
 
 
 def test_forged_archive_causes_no_traceback(site, tmp_path):

@@ -212,7 +212,7 @@ def test_other_architectures_are_detected(
     shutil.rmtree(root / "boot")
     image, notes = put(pool, ext4(tmp_path / "d", root, 8 * MIB), said())
     assert image.arch == arch
-    assert notes == ["no kernel with an initramfs in /boot: it boots with its boot loader"]
+    assert notes == ["no kernel with an initramfs in /boot: the image boots with its boot loader"]
 
 
 def test_invalid_kernel_in_the_disk_is_not_extracted(pool: Path, tmp_path: Path) -> None:

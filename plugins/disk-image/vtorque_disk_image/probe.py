@@ -201,7 +201,7 @@ def _facts(found: DiskFacts, disk: _Ext, release: str) -> None:
             found.kernel, found.initrd = f"/boot/{kernels[version]}", f"/boot/{initrd}"
             found.cmdline = f"root=UUID={disk.uuid} rw"  # /etc/fstab may not name the root
             return
-    found.notes.append("no kernel with an initramfs in /boot: it boots with its boot loader")
+    found.notes.append("no kernel with an initramfs in /boot: the image boots with its boot loader")
 
 
 def extract(descriptor: int, start: int, path: str, target: Path) -> None:

@@ -134,7 +134,7 @@ def test_failed_points_are_reported_with_the_next_commands(tmp_path, run, monkey
     assert done.exit_code == 4
     assert done.stderr.splitlines()[-1] == (
         f"vmgr experiment: 1 failed point: vmgr experiment status {tmp_path} says why; "
-        "vmgr experiment resume takes numbers again, with --failed it runs them again"
+        "vmgr experiment resume reads their numbers again, with --failed it reruns them"
     )
 
 

@@ -245,7 +245,7 @@ def _end(ended: Any, as_json: bool) -> None:
     if failed:
         _report_progress(
             f"{count_text(failed, 'failed point')}: vmgr experiment status {ended.directory} says "
-            "why; vmgr experiment resume takes numbers again, with --failed it runs them again"
+            "why; vmgr experiment resume reads their numbers again, with --failed it reruns them"
         )
         sys.exit(EXIT_POINTS)
 

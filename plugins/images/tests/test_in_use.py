@@ -205,11 +205,11 @@ def test_reaper_removes_unused_versions(
     for making in (pool / ".staging-x", pool / "m" / "v0"):
         making.mkdir()  # another host is making it now
     reap._sweep(site)
-    tables = "nftables inet vt-br9: its network is not active: removed\n"
+    tables = "removed nftables inet vt-br9: its network is not active\n"
     assert capsys.readouterr().err == tables
     expire(pool)
     reap._sweep(site)
-    gone = f"image m/{old.kernel.parent.name}: no image name refers to it: removed\n"
+    gone = f"removed image m/{old.kernel.parent.name}: no image name refers to it\n"
     assert capsys.readouterr().err == gone + tables
     assert not old.kernel.exists()
     assert (pool / ".staging-x").is_dir()

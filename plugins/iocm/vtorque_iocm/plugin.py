@@ -23,9 +23,9 @@ IOCM = Option(
     show_boolean,
     needs_root=bool,
 )
-MIN_CORES = Option("iocm_min_cores", count, 1, "minimum of I/O cores of a guest", "N")
+MIN_CORES = Option("iocm_min_cores", count, 1, "minimum number of I/O cores of a guest", "N")
 MAX_CORES = Option(
-    "iocm_max_cores", count, 0, "maximum of I/O cores, under load; 0: the site's", "N"
+    "iocm_max_cores", count, 0, "maximum number, under load; 0: the site's maximum", "N"
 )
 
 vtorque_options = constant_hook(IOCM, MIN_CORES, MAX_CORES)

@@ -91,7 +91,7 @@ def _find_job(config: Path, job_id: str) -> KeptJob:
     if len(found) > 1:
         some = ", ".join(printable(job.id) for job in found[:8]) + " ..." * (len(found) > 8)
         raise Refused(
-            f"{printable(job_id)} is {len(found)} jobs with separate logs, name one: {some}"
+            f"{printable(job_id)} matches {len(found)} jobs with separate logs: name one of {some}"
         )
     return found[0]
 
@@ -148,8 +148,8 @@ def _show_console(paths: Paths, job_id: str, guest: int, follow: bool) -> None:
         raise Refused(f"job {printable(job_id)} has no running guest {guest} on this node")
     if not os.access(found[-1], os.R_OK):
         raise Refused(
-            f"only root can read the console of guest {guest}: the guest was started before its "
-            "owner's access was possible, or is not of type linux"
+            f"only root can read the console of guest {guest}: its owner gets access when the "
+            "phase ready begins, and only if the guest is of type linux"
         )
     for line in _lines(_console(found[-1], follow)):
         text = line.decode("utf-8", "replace").rstrip("\r")

@@ -252,7 +252,7 @@ def test_output_that_the_user_may_not_write_is_refused(site):
             return site.submit(*words, job)
 
         ended = run_in_child(submit, b"", {}, site.root)
-        assert ended.code == 2 and b"is not yours to write" in ended.stderr, (words, ended)
+        assert ended.code == 2 and b"is not writable by you" in ended.stderr, (words, ended)
     assert (
         run_in_child(
             lambda: site.submit("-j", "oe", "-o", "/dev/null", job), b"", {}, site.root

@@ -140,12 +140,12 @@ class Acceptor:
     def _refusal(self, uid: int) -> str:
         mine = [child for child in self._children.values() if child.uid == uid]
         if os.geteuid() not in (0, uid):
-            return f"this batch system runs as uid {os.geteuid()} and for it only"
+            return f"this batch system accepts jobs of uid {os.geteuid()} only"
         stuck = [str(child.pid) for child in mine if child.killed and not child.until]
         if len(stuck) > MAX_STUCK:
             return (
-                f"your processes {', '.join(stuck)} cannot be ended: they wait for a file system "
-                "or a socket of yours; end that first"
+                f"your processes {', '.join(stuck)} survive SIGKILL: they wait for a file "
+                "system or a socket; unmount or close it first"
             )
         if len(mine) + len(self._waiting.get(uid, ())) >= MAX_CLIENTS:
             return f"you have {MAX_CLIENTS} connections: wait for some to end"

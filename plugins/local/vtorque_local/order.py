@@ -71,7 +71,7 @@ class LocalSubmission:
     def parse(cls, words: list[str]) -> LocalSubmission:
         """Parse and validate the result of :meth:`words`. Raise UsageError if invalid."""
         if len(words) != 8 or not all(_COUNT.fullmatch(word) for word in words[2:5]):
-            raise UsageError("bad request: not a submission")
+            raise UsageError("bad request: invalid submission")
         ppn, walltime, interactive = map(int, words[2:5])
         return cls(words[1], ppn, walltime, words[5], bool(interactive), *words[6:])
 
@@ -110,7 +110,7 @@ def exit_status(words: list[str]) -> int:
     Raise UsageError if invalid.
     """
     if len(words) != 2 or not _STATUS.fullmatch(words[1]):
-        raise UsageError("bad request: not an end")
+        raise UsageError("bad request: invalid exit status")
     return int(words[1])
 
 

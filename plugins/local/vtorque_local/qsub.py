@@ -175,7 +175,7 @@ def _why_not_created(path: str) -> str:
         return f"cannot be created: {error.strerror}"
     if not os.path.exists(place):  # noqa: PTH110
         return f"{printable(place)} does not exist"
-    return "" if os.access(place, mode) else f"{printable(place)} is not yours to write"
+    return "" if os.access(place, mode) else f"{printable(place)} is not writable by you"
 
 
 def variables(job: QsubJob, environ: Mapping[str, str], host: str, workdir: str) -> dict[str, str]:

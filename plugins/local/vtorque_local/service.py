@@ -171,7 +171,7 @@ class LocalService:
             )
         if left := self._stuck_processes(uid):
             pids = ", ".join(str(process.session) for process in left)
-            raise UsageError(f"your jobs' processes {pids} cannot be ended: end what they wait for")
+            raise UsageError(f"your processes {pids} survive SIGKILL: end what blocks them")
 
     def _stuck_processes(self, uid: int) -> list[mom.UserProcess]:
         """Return the user's processes that survived SIGKILL, if they exceed the limit."""
@@ -258,7 +258,7 @@ class LocalService:
     def _accept_client(self) -> None:
         message, found, *_ = socket.recv_fds(self._channel, acceptor.HEAD.size, GIVEN)
         if not message:
-            sys.stderr.write("vtorque: what accepts clients has ended; another one starts\n")
+            sys.stderr.write("vtorque: the process that accepts clients ended; starting another\n")
             self._selector.unregister(self._channel)
             self._channel.close()
             self._listen()

@@ -113,7 +113,7 @@ def test_existing_root_share_is_used(src):
     ("options", "message"),
     [
         ({"root_share": "../x"}, "must be the name of a share"),
-        ({"root_share": "s", "file:/p": "/bin/true"}, "root_directory is missing"),
+        ({"root_share": "s", "file:/p": "/bin/true"}, "needs root_directory"),
         ({"root_directory": "/x/y"}, "root_directory: must be a path, and"),
     ],
 )

@@ -40,7 +40,7 @@ def choose_directory(value: str, home: Path | None = None, cwd: Path | None = No
         why = f"is not below your home {home}, so guests of your own image cannot get it"
         raise Refused(why, key=WORK.key, value=str(place), fix=_FIX) from None
     if below == Path():
-        why = "is your home, which guests of your own image get only if you say so"
+        why = "is your home, which guests of your own image get only with work=home"
         raise Refused(why, key=WORK.key, value=str(place), fix=_FIX)
     if not place.is_dir():
         raise Refused("is not a directory", key=WORK.key, value=str(place), fix=_FIX)

@@ -136,15 +136,15 @@ def test_cards_without_known_numbers_are_refused(site):
     [
         (
             '["/dev/null"]',
-            "number 1 in the files of class gpu has no card in a class",
+            "number 1 in the files of class gpu is in no card class",
         ),
         (
             '["/dev/null", "/dev/missing"]',
-            "number 1 in the files of class gpu has no card in a class",
+            "number 1 in the files of class gpu is in no card class",
         ),
         (
             '["/dev/null", "/dev/random"]',
-            "number 1 in the files of class gpu has no card in a class",
+            "number 1 in the files of class gpu is in no card class",
         ),
         ('["/dev/null", "/dev/full"]', "has no 1 PCI cards of class gpu.*been granted gres/gpu"),
     ],

@@ -164,7 +164,7 @@ def _cards_of(
     mine = []
     for number in grant.devices:
         if (card := next((c for c in found if at.get(number) in c.addresses), None)) is None:
-            raise _fault(f"{where} {number} in the files of class {of.name} has no card in a class")
+            raise _fault(f"{where} {number} in the files of class {of.name} is in no card class")
         if others := {numbers[a] for a in card.addresses & numbers.keys()} - set(grant.devices):
             raise _fault(f"{where} {number} shares its IOMMU group with {min(others)}")
         mine.append(card)

@@ -145,10 +145,10 @@ def metrics(listed: list[NodeRow], found: CloudState, remembered: PoolState, now
 
 
 _COUNTERS = (
-    ("vtorque_pool_starts_total", "starts", "machines made"),
-    ("vtorque_pool_failures_total", "failures", "machines not made, or never registered"),
+    ("vtorque_pool_starts_total", "starts", "created machines"),
+    ("vtorque_pool_failures_total", "failures", "machines that failed or never registered"),
     ("vtorque_pool_registered_total", "registered", "machines whose node has registered"),
-    ("vtorque_pool_ready_seconds_total", "seconds", "from machine made to node registered"),
+    ("vtorque_pool_ready_seconds_total", "seconds", "time from creation to registration"),
 )
 
 

@@ -6,7 +6,7 @@ from vtorque_admin.steps import ReplacedFile, systemd_unit, unit_line
 from vtorque_core.api.setup_steps import Installation
 
 _TEXT = """[Unit]
-Description=vTorque's worker nodes that come and go
+Description=vTorque worker nodes on demand
 After=network-online.target
 
 [Service]

@@ -124,7 +124,7 @@ class Report:
     def time_text(self) -> str:
         """The start time and durations as text."""
         ran = [p for p in self.first_attempt.phases if p.guest is None and p.name == "run"]
-        script = f", of it the script {duration(sum(p.end - p.start for p in ran))}" if ran else ""
+        script = f" (script: {duration(sum(p.end - p.start for p in ran))})" if ran else ""
         began = clock(self.start)
         return f"{f'started {began}, ' if began else ''}{self.length}{script}"
 

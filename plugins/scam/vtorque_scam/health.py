@@ -36,8 +36,8 @@ def caches(site: Site) -> Iterator[HealthResult]:
             "warning",
             "resctrl's default group has a whole L3 cache, so libvirt cannot allocate cache to "
             "guests",
-            fix=f"shrink the group, such as: echo 'L3:0={full >> ways // 2:x}' > "
-            f"{RESCTRL}/schemata, with each cache in it, at each boot",
+            fix=f"shrink the group at each boot, for each cache, such as: echo "
+            f"'L3:0={full >> ways // 2:x}' > {RESCTRL}/schemata",
         )
         return
     most = max(mask.bit_count() for mask in kept)

@@ -393,7 +393,7 @@ def test_unreadable_user_disk_is_reported_before_guests_are_paused(
     """For example one on a FUSE mount of its user, which denies root."""
 
     def denied(_):
-        raise HostFault("cannot look at the file of disk-data: Permission denied")
+        raise HostFault("cannot read the status of the file of disk-data: Permission denied")
 
     job = started(paths)
     shell(job)

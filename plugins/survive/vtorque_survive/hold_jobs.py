@@ -55,7 +55,7 @@ class HoldWatcher:
             if child is not None and child.check():
                 self._begun[key] = None
                 if child.error:
-                    log.error("%s, which the batch system holds: %s", key, child.error)
+                    log.error("cannot requeue the held job %s: %s", key, child.error)
         wanted = {job.job.key: job for job in jobs if job.job.id in held}
         for key in [key for key, child in self._begun.items() if child is None]:
             if key not in wanted:

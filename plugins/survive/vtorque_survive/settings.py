@@ -21,8 +21,8 @@ class Settings:
     )
     query_interval: float = setting(
         1.0,
-        doc="how often a node without a process of a multi-node job queries the batch "
-        "system about it, and checks whether its first node has saved it",
+        doc="how often the other nodes of a multi-node job query the batch system about "
+        "it, and check whether its first node has saved it",
         unit="s",
     )
 

@@ -38,7 +38,7 @@ UNCLOT = Option(
     "unclot", boolean, False, "memory shared by the job's guests on a node", "BOOL", show_boolean,
     forbids=frozenset({"save", "migrate"}),
 )  # fmt: skip
-SHMEM = Option("unclot_shmem", power_of_two_mib, 64, "how much (a power of two)", "SIZE", show_mib)
+SHMEM = Option("unclot_shmem", power_of_two_mib, 64, "its size (a power of two)", "SIZE", show_mib)
 
 vtorque_options = constant_hook(UNCLOT, SHMEM)
 

@@ -11,7 +11,7 @@ from vtorque_warm.process import WarmService, end_all, ensure
 
 # Oneshot: the service outlives this unit, and a job may start the service, too.
 _UNIT = """[Unit]
-Description=vTorque's guests that are ready before their job
+Description=vTorque warm guests
 After=libvirtd.service network.target
 
 [Service]

@@ -197,7 +197,7 @@ ERRORS = [
     (
         "[network]\nkind = 'none'\n[networks.hpc]\nsource = 'e'\naddressing = 'none'",
         2,
-        "must not be none beside [networks]",
+        "must not be none with [networks]",
     ),
     ("[network]\nsubnet = '10.0.0.1/8'", 2, "is not a subnet"),
     ("[network]\ndns = ['dns']", 2, "is not an address"),

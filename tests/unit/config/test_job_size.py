@@ -103,12 +103,12 @@ def test_hooks_get_numbers_instead_of_job():
 @pytest.mark.parametrize(
     ("limits", "number", "note"),
     [
-        ("max = 4", 4, "vcpus=4, by [options.vcpus] max in /etc/vtorque/vtorque.toml: a guest's "
-         "part of the job is 7"),
-        ("min = 8", 8, "vcpus=8, by"),
+        ("max = 4", 4, "each guest gets vcpus=4 instead of 7, its share of the job (limit set by "
+         "[options.vcpus] max in /etc/vtorque/vtorque.toml)"),
+        ("min = 8", 8, "each guest gets vcpus=8 instead of 7"),
         ("max = 16", 7, ""),
-        ("allow = [1, 2, 4, 8]", 4, "vcpus=4, by"),
-        ("allow = [8]", 8, "vcpus=8, by"),
+        ("allow = [1, 2, 4, 8]", 4, "each guest gets vcpus=4 instead of 7"),
+        ("allow = [8]", 8, "each guest gets vcpus=8 instead of 7"),
         ("deny = ['64']", 7, ""),
     ],
 )  # fmt: skip
@@ -128,7 +128,7 @@ def test_size_that_the_site_denies_is_refused_with_the_reason():
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ("max = 'job'", "must be a number; job (the job's allocation) can only be the default"),
+        ("max = 'job'", "must be a number; only default can be job (the job's allocation)"),
         ("min = 'job'", "must be a number"),
         ("deny = ['job']", "excludes job, the default of vcpus: set default here too"),
         ("deny = [1]", "excludes 1, the default of vcpus: set default here too"),

@@ -263,14 +263,14 @@ def test_failing_parser_refuses_the_job_and_is_named(plugins, parse):
     option = Option("odd", parse, None, "odd")
     plugins.register("b", module(vtorque_options=lambda: [option]), "vtorque-b 1")
     (refusal,) = refusals(plugins, "odd=1")
-    assert refusal.key == "odd" and "plugin b failed on it" in refusal.message
+    assert refusal.key == "odd" and "plugin b failed to parse it" in refusal.message
 
 
 def test_failing_show_refuses_the_job(plugins):
     option = Option("odd", str, None, "odd", show=lambda v: 1 / 0)
     plugins.register("b", module(vtorque_options=lambda: [option]), "vtorque-b 1")
     (refusal,) = refusals(plugins, "odd=1", site='[options.odd]\nallow = ["*"]')
-    assert "plugin b failed on it: ZeroDivisionError" in refusal.message
+    assert "plugin b failed to parse it: ZeroDivisionError" in refusal.message
 
 
 def test_request_hooks_get_settings_of_declaring_modules(plugins):

@@ -61,7 +61,7 @@ def test_outcome_is_refused_or_host_fault_by_error_type(outcome):
 
 def test_silent_batch_system_is_a_host_fault_and_a_damaged_request_refused():
     """A problem that would end the job in the job shell is not the user's mistake."""
-    with pytest.raises(HostFault, match="does not report all of the job: no answer"):
+    with pytest.raises(HostFault, match="does not report all data of the job: no answer"):
         start_job(replace(JOB, unknown="no answer"), None, None, None)
     with pytest.raises(Refused, match="is damaged"):
         start_job(replace(JOB, bad_request="is damaged", unknown="no answer"), None, None, None)

@@ -241,8 +241,8 @@ def test_user_is_notified_when_limits_make_guests_smaller(plan_guests):
     )
     assert [one.plan.vcpus for one in guests] == [4, 4]
     (notice,) = {notice for one in guests for notice in one.notices}
-    assert notice.text.startswith("vcpus=4, by [options.vcpus] max in ")
-    assert notice.text.endswith("a guest's part of the job is 8")
+    assert notice.text.startswith("each guest gets vcpus=4 instead of 8, its share of the job ")
+    assert "(limit set by [options.vcpus] max in " in notice.text
 
 
 def test_slots_of_other_nodes_are_computed_alike_on_all_nodes(plan_guests, monkeypatch):

@@ -158,7 +158,7 @@ REPLACED = statement(_user_daemon_exec, "_open_source", "was replaced")
 LINKS = statement(_user_daemon_exec, "_resolve", "users other than root can change")
 REGULAR = statement(_user_daemon_exec, "_open_disk", "is not a regular file")
 WHOSE = statement(_user_daemon_exec, "_open_disk", "not to you")
-SIZE = statement(_user_daemon_exec, "_open_disk", "a raw disk has")
+SIZE = statement(_user_daemon_exec, "_open_disk", "a raw disk must have")
 LOCK = plain(
     _user_daemon_exec, "fcntl", types.SimpleNamespace(**{**vars(fcntl), "fcntl": lambda *_: 0})
 )

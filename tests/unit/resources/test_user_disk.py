@@ -247,7 +247,7 @@ def test_record_contains_only_the_lock(tmp_path: Path, monkeypatch: pytest.Monke
     again = CORE_KINDS["userdisk"](lock=disk.lock)  # type: ignore[call-arg]
     again.release()
     assert calls == [("start", disk), ("stop", disk.lock)]
-    with pytest.raises(ValueError, match="from what it serves"):
+    with pytest.raises(ValueError, match="the field service is required"):
         again.create()
 
 
@@ -328,5 +328,5 @@ def test_served_file_is_identified_and_a_dead_daemon_is_a_host_fault(tmp_path: P
         found = user_disk.served_file(lock)
         assert (found.st_ino, found.st_size) == ((tmp_path / "elsewhere").stat().st_ino, 5)
         held.communicate(b"")
-    with pytest.raises(HostFault, match="cannot look at the file of disk-data"):
+    with pytest.raises(HostFault, match="cannot read the status of the file of disk-data"):
         user_disk.served_file(lock)

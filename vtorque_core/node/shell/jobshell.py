@@ -266,7 +266,7 @@ def make_script(
         account = pwd.getpwuid(os.getuid())
         here = job.cwd or os.getcwd()  # noqa: PTH109
     except (KeyError, OSError) as error:
-        message = f"no login or working directory on this node: {error}"
+        message = f"the login name or the working directory is missing on this node: {error}"
         raise _Stop(errors.EXIT_HOST_FAULT, message) from None
     home = ready.environ.get("HOME", account.pw_dir)
     homes = (account.pw_dir, os.path.realpath(account.pw_dir))

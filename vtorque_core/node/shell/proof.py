@@ -111,7 +111,7 @@ class Proof:
             if min(*whose, proof.grace, proof.deadline, *(g.rank for g in proof.guests)) < 0:
                 raise ValueError("it has a negative number")
             if set(proof.files) - set(USER_FILES):
-                raise ValueError("files has an unknown name")
+                raise ValueError("its files have an unknown name")
         except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
             raise ValueError(f"not a proof: {error}") from None
         return proof

@@ -55,7 +55,9 @@ class StartAttempt:
         self, resource: Resource, guest: GuestPlan | None = None, needs: Iterable[int] = ()
     ) -> int:
         if time.monotonic() > self.deadline:
-            raise HostFault(f"[node] start_timeout ended before {resource.kind}", stage=self.phase)
+            raise HostFault(
+                f"[node] start_timeout ended before {resource.kind} was acquired", stage=self.phase
+            )
         if resource.needs_root and self.site.owner:
             who = f"{resource.kind} ({self.acting})"
             raise Refused(f"{who} needs root{WITHOUT_ROOT}")

@@ -82,7 +82,7 @@ def boot_on_order(start: StartAttempt, prepared: Sequence[GuestSpec]) -> None:
 
 def _add_late_items(each: GuestSpec, order: bytes, site: Site) -> GuestSpec:
     if not isinstance(each.driver, LateDriver):
-        raise TypeError(f"{each.plan.name} takes no order")
+        raise TypeError(f"{each.plan.name} does not boot on the job shell's order")
     added = list(each.driver.late_items(each.plan, each.items, order, site))
     elements = [one for one in added if not isinstance(one, Resource)]
     more = [Contributed(each.owner, each.owner, element) for element in elements]

@@ -80,7 +80,7 @@ def start_job(
     if job.bad_request:
         raise Refused(job.bad_request)
     if job.unknown:
-        raise HostFault(f"the batch system does not report all of the job: {job.unknown}")
+        raise HostFault(f"the batch system does not report all data of the job: {job.unknown}")
     request = read_request(job.blob)
     user = job_user(job.owner, site)
     facts = facts_of_job(job, user)

@@ -91,7 +91,7 @@ def _check_exclusive(journal: Journal, share: NodeShare, held: Sequence[JournalS
             whose = "that job" if theirs else "this job"
             raise InUse(
                 f"job {state.header.job.id} of another user runs guests on this node, and "
-                f"{whose} needs a node of its own, as its CPU ids are unknown ([node] exclusive)",
+                f"{whose} must not share the node, as its CPU ids are unknown ([node] exclusive)",
                 stage="plan",
             )
 

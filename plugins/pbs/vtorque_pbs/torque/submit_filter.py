@@ -147,8 +147,8 @@ def add_directives(content: bytes, prefix: str, words: Sequence[str], line: Opti
     if clash := [pair for pair in pairs if _name(*pair) in given]:
         shown = " ".join(shlex.join(pair) for pair in clash)
         raise UsageError(
-            f"qsub's command line replaces what the VM job needs. Write it into #PBS lines of the "
-            f"script, submit with vsub, or give {shown}"
+            f"the VM job needs {shown}, but qsub's command line has other values. Use these, move "
+            "yours into #PBS lines of the script, or submit with vsub"
         )
     added = "".join(f"{prefix} {shlex.join(pair)}\n" for pair in pairs)
     at = _end_of_directives(content)
