@@ -130,7 +130,7 @@ class NodeContract(ContractBase):
     def test_mark_and_account_are_idempotent(self, harness: BatchHarness) -> None:
         """``mark()`` and ``account()`` must be idempotent.
 
-        If the server is down, they may raise HostFault with a printable message.
+        If the server is down, each may raise HostFault with a printable message.
         """
         call = submit_and_start(harness)
         job_id = call.job().id

@@ -146,7 +146,7 @@ def _named_files(built: BuiltImage) -> list[str]:
 
 
 def _all_below(top: Path, but: Path) -> dict[str, object]:
-    """Return mode, size and time of all files, except those in one directory."""
+    """Return mode, size and time of all files below ``top``, except those in ``but``."""
     found: dict[str, object] = {}
     for path in sorted(top.rglob("*")):
         if path == but or but in path.parents or path == but.parent:

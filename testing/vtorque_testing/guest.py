@@ -92,7 +92,7 @@ class GuestHarness(Protocol):
         ...
 
     def connect(self, port: str) -> socket.socket:
-        """Return the guest's end of a port, as QEMU connects it to the host's socket."""
+        """Return a socket that the guest reads and writes as this port."""
         ...
 
 
@@ -116,7 +116,7 @@ class ShellScripts:
         return b"#!/bin/sh\necho up\nexec sleep 1000\n"
 
     def die_of_signal(self, number: int) -> bytes:
-        """Return a script that ends by this signal."""
+        """Return a script that kills itself with this signal."""
         return b"#!/bin/sh\nkill -%d $$\n" % number
 
     def copies(self) -> bytes:
@@ -197,7 +197,7 @@ class GuestContract:
         assert all(step and step.isprintable() for step in steps), steps
 
     def test_ready_message_may_arrive_byte_by_byte(self, harness: GuestHarness) -> None:
-        """The guest's message must be understood if it arrives byte by byte."""
+        """``await_ready()`` must accept a message that arrives byte by byte."""
         _needs(harness, "ready")
         with harness.boot(), _wires(harness) as wires:
             wires.watch(harness.ready_port, chunk=1)

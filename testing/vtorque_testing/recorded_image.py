@@ -17,8 +17,8 @@ from vtorque_images import change
 def put_image(pool: Path) -> None:
     """Put the image ``recorded`` into an empty pool.
 
-    The image is built once per process and linked into each pool, because nodes only read it. A
-    pool identifies its files by inode.
+    The image is built once per process and hard-linked into each pool, because nodes only read it.
+    A pool on another file system gets a new build, because pools identify files by inode.
     """
     made = _make_pool()
     if made.stat().st_dev == pool.stat().st_dev:

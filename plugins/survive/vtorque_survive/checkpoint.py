@@ -67,7 +67,7 @@ on_step: Callable[[str], None] = lambda _step: None  # noqa: E731
 
 @dataclass(frozen=True)
 class CheckpointWatcher:
-    """The watcher's work on checkpoints, with the site's settings."""
+    """The part of the watcher that requests and writes checkpoints."""
 
     config: Path = Path()
     settings: Settings = field(default_factory=Settings)

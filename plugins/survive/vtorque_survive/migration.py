@@ -13,7 +13,7 @@ then asks the destination:
   destination resumes its copy only once the source has none.
 
 Each step is recorded on disk first (:mod:`vtorque_survive.migration_record`), so the watcher can
-continue after a killed process.
+continue if the process is killed.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Save jobs automatically, as requested with ``-vm checkpoint=``. Runs as root, in the watcher.
 
 The request is a file in the job's state directory. Its modification time is the time of the last
-attempt to save the job, so a new watcher can continue if a watcher was killed.
+attempt to save the job, so a new watcher can continue if the previous one was killed.
 """
 
 from __future__ import annotations

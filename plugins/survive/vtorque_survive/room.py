@@ -1,4 +1,7 @@
-"""Disk space and limits for a checkpoint. Runs as root, under ``Store.locked``."""
+"""Check limits and reserve disk space for a checkpoint. Runs as root.
+
+Reserve only under :meth:`Store.hold_lock`, because other jobs reserve space too.
+"""
 
 from __future__ import annotations
 

@@ -56,7 +56,8 @@ log = logging.getLogger(NAME)
 class BatchView:
     """The batch system's view of the jobs on this node.
 
-    A child process queries it, so the watcher never blocks. Meanwhile the last answer is used.
+    A child process queries the batch system, so the watcher never blocks. The last answer is used
+    until the next one arrives.
     """
 
     def __init__(self, config: Path, seconds: float) -> None:

@@ -126,8 +126,8 @@ def cmdline(image: Image) -> str:
     """Return the kernel command line: vTorque's parameters, then the image's.
 
     ``quiet`` and the skipped cipher self-tests save 0.3 s of an emulated boot. ``panic=-1`` ends a
-    guest whose kernel panics (kernel-parameters.txt). ``ds=nocloud`` is omitted, because cloud-init
-    would then not look for a seed disk.
+    guest whose kernel panics (kernel-parameters.txt). ``ds=nocloud`` is omitted, because it would
+    keep cloud-init from looking for a seed disk.
     """
     console = _CONSOLES.get(image.arch, "ttyS0")
     words = [f"console={console}", "quiet", "panic=-1", "cryptomgr.notests=1"]

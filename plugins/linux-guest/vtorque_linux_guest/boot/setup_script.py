@@ -156,7 +156,7 @@ def _owner(guest: GuestPlan, owner: str) -> str:
 
 
 def _base(script: _Script, guest: GuestPlan) -> None:
-    """Configure what cloud-init configures in other images: host name, network, time."""
+    """Configure host name, network and time, as cloud-init does in other images."""
     script.step("host name")
     script.write("/proc/sys/kernel/hostname", guest.hostname)
     script.write("/etc/hostname", guest.hostname + "\n")

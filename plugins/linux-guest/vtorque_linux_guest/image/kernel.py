@@ -156,7 +156,7 @@ def unpack(deb: Path, into: Path) -> None:
 def program(unpacked: Path, name: str) -> Path:
     """Return the path of a program of ``/bin`` in unpacked packages. Raises HostFault.
 
-    Packages may install it in ``/usr/bin``, because ``/bin`` is a link to it.
+    Packages may install the program in ``/usr/bin``, because ``/bin`` is a link to ``/usr/bin``.
     """
     for base in ("bin", "usr/bin"):
         if (unpacked / base / name).is_file():
@@ -192,7 +192,7 @@ def extract_vmlinux(image: bytes) -> bytes:
 
     The setup header contains the payload's offset (Documentation/arch/x86/boot.rst of the kernel,
     payload_offset). After lz4 and zstd data the kernel build appends the uncompressed size
-    (scripts/Makefile.lib, size_append), which those tools do not accept.
+    (scripts/Makefile.lib, size_append), which lz4(1) and zstd(1) do not accept.
     """
     if len(image) < _PAYLOAD + 8 or image[_HEADER_MAGIC : _HEADER_MAGIC + 4] != b"HdrS":
         raise HostFault("the kernel is not a bzImage: no HdrS magic")
