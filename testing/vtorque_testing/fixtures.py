@@ -1,7 +1,7 @@
 """Pytest fixtures for plugin tests, available wherever vtorque-testing is installed.
 
 None of them needs root, libvirtd or a configured node. Each fixture is a factory function that
-creates its files in ``tmp_path``. Imports are deferred until a fixture is used.
+creates its files in ``tmp_path``.
 """
 
 from __future__ import annotations

@@ -261,10 +261,7 @@ def _render(guest: GuestPlan, found: list[Contributed], spec: Mapping[str, Any])
 
 
 def site(**tables: Mapping[str, Any]) -> Site:
-    """Return a site config with these tables and without plugins. Raises ConfigError.
-
-    Paths in the tables are converted to strings.
-    """
+    """Return a site config with these tables and without plugins. Raises ConfigError."""
     found = {
         name: {key: str(v) if isinstance(v, Path) else v for key, v in table.items()}
         for name, table in tables.items()

@@ -2,8 +2,7 @@
 
 Most of them are in the files ``wild/*.txt``, one file per kind. A line ``%%%% NAME [micro|hpc]``
 starts each script. Scripts with bytes that an editor or a diff would damage are in
-:mod:`vtorque_testing.wild_bytes`. All are newly written in the style of public scripts, and reduced
-to their characteristic parts.
+:mod:`vtorque_testing.wild_bytes`.
 
 The last word of the line names the smallest image with which the script works: ``micro`` (busybox
 and bash), or ``hpc`` (``doc/recipes/hpc.toml``). The script then has the same output, exit status

@@ -135,7 +135,7 @@ def merge_options(directives: Sequence[Options], line: Options) -> QsubOptions:
     """Merge the options of the directive lines, in order, and the command line.
 
     The last option wins, but ``-l`` resources are merged by name. ``-I`` counts only on the command
-    line. Observed on both systems.
+    line.
     """
     below = [option for options in directives for option in options if option[0] not in "Ix"]
     found = [*below, *line]

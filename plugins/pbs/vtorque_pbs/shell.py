@@ -2,8 +2,7 @@
 
 PROGRAM reads one line from stdin, a pipe. The line contains the script's path and the ``-F``
 arguments. In an OpenPBS sandbox, it starts with ``cd DIRECTORY;``. In an interactive job, stdin is
-the terminal, and Torque's ``-x COMMAND`` sets the arguments ``-c COMMAND``. Observed on Torque
-6.1.3 and OpenPBS 23.06.
+the terminal, and Torque's ``-x COMMAND`` sets the arguments ``-c COMMAND``.
 """
 
 from __future__ import annotations

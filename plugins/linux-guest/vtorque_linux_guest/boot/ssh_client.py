@@ -1,7 +1,6 @@
 """Client files for ``vmgr ssh`` in the guest's run directory: the job's key and host keys.
 
-``vmgr ssh`` runs ``ssh -F`` with ``ssh_config`` (ssh_config(5)) and needs no other knowledge of the
-guest type.
+``vmgr ssh`` runs ``ssh -F`` with ``ssh_config`` (ssh_config(5)).
 """
 
 from __future__ import annotations

@@ -2,8 +2,7 @@
 
 Python's tarfile is unsuitable: a few bytes of a sparse map, a global header or a list of records
 make it use unlimited memory. This reader supports v7, ustar and pax (POSIX.1-2017, pax(1)), and
-GNU's long names and large numbers ("Basic Tar Format", info tar). It ignores global headers, as
-container tools do.
+GNU's long names and large numbers ("Basic Tar Format", info tar). It ignores global headers.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""The driver of Linux guests: their devices, context and resources. As root, on the node.
-
-The job shell calls only ``run``, so the other methods contain their own imports.
-"""
+"""The driver of Linux guests: their devices, context and resources. As root, on the node."""
 
 # ruff: noqa: PLC0415
 

@@ -32,7 +32,7 @@ _log = logging.getLogger(__name__)
 def ready_deadline(guest: GuestPlan, deadline: float) -> float:
     """Return the deadline for READY that leaves time to fetch logs before ``deadline``.
 
-    Both are in time.monotonic() seconds. A micro guest has no logs.
+    Both are in time.monotonic() seconds. They are equal for a micro guest, which has no logs.
     """
     if boots_micro(guest.image):
         return deadline

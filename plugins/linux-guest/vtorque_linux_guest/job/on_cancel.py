@@ -27,7 +27,7 @@ def run(
 ) -> None:
     """Run the commands for at most this many seconds; report errors with ``say``.
 
-    After that time, the guest sends TERM to what still runs, and KILL 5 s later.
+    After that time, the guest sends TERM to commands that still run, and KILL 5 s later.
     """
     with Events() as events, socket.socket(socket.AF_UNIX) as connection:
         late = threading.Timer(

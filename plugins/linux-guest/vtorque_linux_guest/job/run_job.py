@@ -339,7 +339,7 @@ class _JobRun:
         return status.code
 
     def _explain_signal(self, number: int | None) -> None:
-        """Print which signal killed the script, as the login shell of a plain job does."""
+        """Print which signal killed the script, as the login shell of a bare-metal job does."""
         ending, script = self.ending, self.script
         if number is None or number in _SILENT or script.interactive or not script.login:
             return

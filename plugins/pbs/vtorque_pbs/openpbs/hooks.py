@@ -1,7 +1,7 @@
 """Generate the hooks that OpenPBS runs as root: two in pbs_mom on the nodes, one in pbs_server.
 
 For bare-metal jobs, they import only modules that the interpreter has already loaded (re and glob
-would take 9 ms). Tests check this.
+would take 9 ms).
 """
 
 from __future__ import annotations
