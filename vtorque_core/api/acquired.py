@@ -49,9 +49,10 @@ class Resource:
         raise NotImplementedError
 
     def is_lost(self) -> bool:
-        """Return True if a resource of scope ``node`` no longer exists (a killed daemon).
+        """Return True if a resource of scope ``node`` no longer exists, such as a killed daemon.
 
-        Called when another job acquires the resource. If lost, it is released and created again.
+        Called when another job acquires the resource. The core then releases a lost resource and
+        creates it again.
         """
         return False
 

@@ -20,8 +20,9 @@ class Outcome(enum.Enum):
 
     Attributes:
         HOST_FAULT: the node is faulty. Requeue the job, and keep VM jobs off the node.
-        NOT_HERE: the start failed, perhaps because of the user. Requeue the job only.
-        IN_USE: other jobs hold the resources. Requeue the job, and never hold it.
+        NOT_HERE: the start failed, but the node may be healthy. Requeue the job, and keep the node
+            in use.
+        IN_USE: other jobs hold the resources. Requeue the job without putting it on hold.
         NOT_OURS: vTorque starts no guests for this job.
     """
 
@@ -48,7 +49,10 @@ class JobState(enum.Enum):
 
 
 class Detach(enum.Enum):
-    """Time at which the start hook returns. A detached process completes an unfinished start."""
+    """The moment at which the start hook returns to the batch system.
+
+    If the guests are not ready by then, a detached process completes the start.
+    """
 
     #: The hook returns when the guests are ready.
     NEVER = "never"
@@ -229,7 +233,7 @@ class BatchJob:
             start_timeout``.
         queue, partition, account, qos: only those in ``BatchSystem.facts``.
         known_as: the job id that users write, if it differs from ``id``.
-        granted: other resources on this node, named as in :class:`Needs`; None: not counted.
+        granted: other resources on this node, named as in :class:`Needs`; None: unknown.
         bare: nodes without guests in a mixed request. Their ranks follow those of ``nodes``.
         placed: descriptor of an eventfd(2), or None. The start adds 1 when the job shell may start:
             the proof exists and the resources are leased, but the guests have not booted.
@@ -291,7 +295,7 @@ class NodeAdapter(Protocol):
         """
 
     def context(self, job: BatchJob, guests: Sequence[PeerGuest]) -> Iterable[ContextItem]:
-        """Return the context items of each guest that list all guests of the job (a node file).
+        """Return the batch system's context items for each guest, such as a node file.
 
         ``guests`` are the guests of all nodes, in rank order.
         """
@@ -302,8 +306,8 @@ class NodeAdapter(Protocol):
         The call may block. ``reason`` is one line for the user.
 
         If ``hook_waits`` is False, the batch system does not see the exit status. In this case, ask
-        the server to requeue a failed job. Return 0 only if the server refuses; the job shell then
-        reports the failure.
+        the server to requeue a failed job, and return 1 if the server agrees. If this method
+        returns 0, the job shell reports the failure.
         """
 
     def job_states(self, ids: Sequence[str]) -> Mapping[str, JobState]:
@@ -363,7 +367,7 @@ class MigrationAdapter(Protocol):
     """
 
     def reserve_node(self, job_id: str, nodes: Sequence[str], left: str, node: str) -> BatchJob:
-        """Reserve the resources on this ``node`` that the job has on the source node ``left``.
+        """Reserve resources on this ``node``, as many as the job has on the source node ``left``.
 
         ``nodes`` are the job's nodes after the migration, in rank order. Returns the job on this
         node. Raises Refused.
@@ -387,7 +391,7 @@ class ShellStart:
     """How the batch system started the job shell.
 
     Attributes:
-        script: path on this node; None: ``command``, or an interactive shell. Both read the job
+        script: path on this node; None: run ``command``, or an interactive shell, on the job
             shell's standard input, which may be a terminal.
         command: text to run as the script; empty: an interactive shell.
     """
@@ -410,7 +414,7 @@ class JobShell(Protocol):
     """True if a job shell that got SIGTERM ends by this signal, not with the script's status."""
 
     def guest_env(self, environ: Mapping[str, str], guests: Mapping[str, str]) -> Mapping[str, str]:
-        """Return environment variables of the script that must have other values in guests.
+        """Return those variables of the script that need new values in guests, with these values.
 
         ``environ`` has the script's variables, ``guests`` the variables from context items.
         """
@@ -432,5 +436,6 @@ class JobShell(Protocol):
     ) -> list[str]:
         """Return a command line that runs ``command`` on each of the job's nodes, as the user.
 
-        It must fail if ``command`` fails on any node. ``nodes`` limits it to these nodes.
+        The command line must fail if ``command`` fails on any node. If ``nodes`` is not empty, run
+        ``command`` only on these nodes.
         """

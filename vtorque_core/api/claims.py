@@ -54,7 +54,8 @@ class RamClaim:
         page_kib: use reserved huge pages of this size.
         numa: ``"preferred"``: use the NUMA node of the guest's CPUs if the RAM fits there.
             ``"strict"``: refuse a guest that does not fit one node. None: ``[node] numa``.
-        near: preferred NUMA nodes. If the ledger chooses others, a Notice names the ``advisor``.
+        near: preferred NUMA nodes. If the ledger chooses other nodes, the user gets a Notice.
+        advisor: name of the program that proposed ``near``, for the Notice.
     """
 
     page_kib: int | None = None
@@ -145,9 +146,9 @@ class Placement:
         threads: SMT threads per core that the guest sees.
         caches: (level, bank, KiB) of each allocated part of a cache.
         idle: SMT siblings that stay idle (``whole_cores``).
-        most: maximum number of cores per use, if larger than now.
+        most: maximum number of cores of each use that can grow.
         growing: CPUs of the job that the guest may get later.
-        cells: (node, vCPUs, MiB) of each NUMA cell of a guest on several nodes.
+        cells: (host NUMA node, vCPUs, MiB) of each virtual NUMA node; empty: only one.
     """
 
     cores: Mapping[str, tuple[int, ...]] = field(default_factory=dict)

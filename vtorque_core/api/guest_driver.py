@@ -160,15 +160,16 @@ class ClockDriver(GuestDriver, Protocol):
 class DetachableDriver(GuestDriver, Protocol):
     """A driver whose job shells can detach from a running script and attach to it again.
 
-    Root requests the state of ``run``, which is one line of text, with FIFOs:
+    The state of ``run`` is one line of text. Root creates a FIFO to request the state:
 
-    - :data:`LEAVE`: if the connection to the guest breaks, ``run`` writes its state to the FIFO
-      until root removes the FIFO. ``run`` then ends.
-    - :data:`TELL`: if the FIFO exists before :meth:`allow_disconnect`, ``run`` writes its state to
-      it, and continues. An empty state means that ``run`` cannot detach.
+    - :data:`LEAVE`: when the connection to the guest breaks, ``run`` writes its state to the FIFO
+      until root removes the FIFO. Then ``run`` ends.
+    - :data:`TELL`: ``run`` writes its state to the FIFO after :meth:`allow_disconnect`, and
+      continues. An empty state means that ``run`` cannot detach.
 
-    A newline precedes the line, so that root can detect a partial line. The line is untrusted. With
-    the state in the file :data:`LEFT`, another ``run`` attaches to the script.
+    ``run`` writes a newline before the state, so that root can detect a partial line. The state is
+    untrusted. Root stores it in the file :data:`LEFT`, with which another ``run`` attaches to the
+    script.
     """
 
     def allow_disconnect(self, run_dir: Path, seconds: int, deadline: float) -> None:

@@ -25,7 +25,7 @@ class JobUser:
 
     Attributes:
         groups: (name, gid), primary group first.
-        subordinate_id: uid and gid on the host that root has in this user's guests.
+        subordinate_id: uid and gid with which root in this user's guests accesses host files.
     """
 
     name: str
@@ -208,7 +208,7 @@ class GuestPlan:
         placement: resources that the ledger has assigned; empty in ``vtorque_plan``.
         qemu_uid: uid of the guest's QEMU on the host. It needs access to files for QEMU.
         aliases: (``<hostname>-<network>``, hostname, ip) of all guests in other networks.
-        host: hardware of this node; without NUMA ``nodes`` on a submit host.
+        host: hardware of this node. On a submit host, ``host.nodes`` is empty.
         supports: names of the supported context items.
         hostnames, slots: host names and vCPUs of all guests in rank order; empty before
             ``vtorque_guest_context``.

@@ -5,8 +5,8 @@ its result is constant. The implementation may omit arguments. A hook that retur
 side effects. Other hooks run as root, in one thread, in the sorted order of plugin names. An error
 is reported with the plugin's name, and does not stop other plugins' hooks.
 
-``Module`` is the plugin's module that implements the hook, with its entry point. Every ``vsub``
-imports declaring modules; only programs on nodes and ``vsub --dry-run`` import acting modules. In a
+``Module`` says which of the plugin's modules must implement the hook. Every ``vsub`` imports
+declaring modules; only programs on nodes and ``vsub --dry-run`` import acting modules. In a
 declaring module, ``site`` has only the settings of declaring modules.
 
 "The job does not start" means: ``Refused`` ends the job with exit status 121. Other exceptions are
@@ -178,7 +178,7 @@ def vtorque_remote_command(
     """Return a command that replaces ``command`` and can run it on the job's node.
 
     Module: declaring (``vtorque1``).
-    Called: by ``vmgr`` for each used command that has ``of_job``, as the calling user.
+    Called: by ``vmgr`` when a user runs a command with ``Command.of_job``, as this user.
     Errors: the command is disabled.
 
     Example::
@@ -250,8 +250,8 @@ def vtorque_health_checks() -> Iterable[HealthCheck]:
 def vtorque_setup_steps(site: Site, place: Installation) -> Iterable[SetupStep]:
     r"""Return this plugin's steps for ``vtorque setup install`` and ``uninstall``.
 
-    ``install`` applies them after the steps of the batch system, and ``uninstall`` reverts them
-    before those. The node has no jobs then. ``vtorque doctor`` does not check them.
+    ``install`` applies these steps after the batch system's steps. ``uninstall`` reverts these
+    steps first, when the node has no jobs. ``vtorque doctor`` does not check them.
 
     Module: acting (``vtorque1.node``).
     Called: by ``vtorque setup``, as root.
@@ -465,7 +465,8 @@ def vtorque_render_domain(guest: GuestPlan, site: Site) -> Iterable[Element]:
 def vtorque_rendered_sources(guests: Sequence[RenderedGuest], site: Site) -> Iterable[Offer]:
     """Return boot sources for guests that would boot cold, based on their rendered domains.
 
-    Of several offers for a guest, the core uses the first with a ``warm_key`` that it can claim.
+    If a guest has several offers, the core uses the first usable one. An offer with a ``warm_key``
+    is usable if the core can claim that warm guest.
 
     Module: acting (``vtorque1.node``).
     Called: once, on the node, as root.
@@ -533,7 +534,7 @@ def vtorque_post_boot(job: NodeJob) -> None:
 
 @hookspec
 def vtorque_receive(node: ReceivingNode) -> None:
-    """Receive guests from another node: call ``node.start(...)`` with a boot source for each.
+    """Receive guests from another node: call ``node.start(...)`` with their boot sources.
 
     Module: acting (``vtorque1.node``).
     Called: by ``vtorque hook receive``, as root, on the destination node.

@@ -91,7 +91,7 @@ class Interface(ListElement):
         source: libvirt network, bridge, or host device (macvtap).
         filtered: drop frames with another source MAC and, if ``ip`` is set, with another IPv4 or
             ARP source address. Not with ``direct``.
-        ipv6: pass IPv6, only without ``ip``.
+        ipv6: the filter passes IPv6, too; ignored if ``ip`` is set.
     """
 
     template: ClassVar[str] = "vtorque_core.plan.domain:templates/interface.xml.j2"

@@ -13,10 +13,10 @@ make_directories = safefs.make_directories
 
 @dataclass(frozen=True)
 class Installation:
-    """This installation of vTorque, as hooks call it.
+    """Programs and time limits of this installation of vTorque, for steps that install hooks.
 
     Attributes:
-        jobshell: started by the batch system as the job's shell.
+        jobshell: the program that the batch system starts as the job's shell.
         start_time: maximum seconds for a start, including the release after a failure.
         end_time: maximum seconds for the release of a job's guests.
         python: the interpreter of ``program``; None: hooks call ``program`` itself.

@@ -67,11 +67,11 @@ class BatchSystem:
     """One batch system.
 
     Attributes:
-        facts: fields that its BatchJob sets and ``[[limits]]`` can use, of ``queue``,
-            ``partition``, ``account`` and ``qos``.
+        facts: which of ``queue``, ``partition``, ``account`` and ``qos`` its BatchJob sets.
+            ``[[limits]]`` can select jobs by these fields.
         step: returns a function that wraps a command, or None. The wrapped command runs on a node
             of a running job, as the job's owner, and keeps streams and exit status.
-        knows_all_nodes: True if a job that ``node`` reports as gone is gone on all nodes.
+        knows_all_nodes: True if ``node`` reports a job as gone only when it is gone on all nodes.
     """
 
     name: str
@@ -96,8 +96,8 @@ class ImageSource:
     """Images of users, for values of ``-vm img=`` with a slash or a colon.
 
     Attributes:
-        base: the pool's image with kernel and initrd of such guests. A personal site builds it with
-            the builder of the same name.
+        base: the pool's image whose kernel and initrd boot these images. A personal site builds the
+            pool's image with the builder of this name.
         resolve: called by ``vsub`` as the user, with the request and False for ``--no-pull``.
             Returns ``-vm`` pairs that replace those of the request.
         image: returns the image of a submitted request, which is untrusted. Opens no file. Its last
@@ -118,14 +118,14 @@ class ImageSource:
 
 @dataclass(frozen=True)
 class Remote:
-    """A mark of commands that read data on the node of the job in their argument ``job_id``.
+    """Declares that a command reads data on the node of a job, its argument ``job_id``.
 
     On other hosts, a plugin can forward the command to that node (``vtorque_remote_command``).
 
     Attributes:
-        travels: other parameters that may be forwarded. Code in guests can forge requests. With
-            these parameters, the command must write no files, read no files that they name, and run
-            programs only in the guest.
+        travels: other parameters that may be forwarded. Code in guests can forge the forwarded
+            values. They must not make the command write files, read files that they name, or run
+            programs outside the guest.
         terminal: the command uses the terminal if it has no trailing arguments.
         output: the parameter for an output file, which the calling host writes.
     """

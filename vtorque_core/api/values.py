@@ -1,4 +1,4 @@
-"""Types of options, requests and images, for declaring modules."""
+"""Types of options, requests and images, for declaring modules (entry points ``vtorque1``)."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ class JobRequest:
         values: by key; use ``request[OPTION]``.
         given: keys that the user wrote.
         of_job: keys whose values are computed from the job's allocation.
-        forbids: for each key that forbids operations, these operations.
+        forbids: operations that are impossible with the job's guests, by the key that forbids them.
         needs: operations that must be possible with the job's guests.
         nodes: requested minimum number of nodes.
     """
@@ -115,7 +115,7 @@ class Extra:
     """Resources per node in addition to the guests' vCPUs, RAM and QEMU's memory.
 
     Attributes:
-        own: the vCPUs claim exclusive CPUs, which cannot be those reserved for the host.
+        own: the vCPUs claim exclusive CPUs. CPUs reserved for the host cannot be claimed.
         resources: counts by the batch system's names (Slurm: ``gres/gpu``, OpenPBS: ``ngpus``).
         licenses: counts per job, not per node.
     """
