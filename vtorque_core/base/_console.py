@@ -88,7 +88,11 @@ def _copy(qemu: socket.socket, listener: socket.socket, file: FileIO) -> None:
 
 
 def _append(file: FileIO, data: bytes) -> None:
-    """Append in place, to keep the second hard link of a warm guest and the owner's ACL entry."""
+    """Append to the log. If it becomes too large, first remove its oldest part.
+
+    The file is changed in place, because a new file would lack the second hard link of a warm guest
+    and the owner's ACL entry.
+    """
     with contextlib.suppress(OSError):  # a full disk must not stop the guest
         if file.tell() + len(data) > LARGEST:
             file.seek(DROPPED)

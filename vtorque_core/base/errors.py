@@ -53,7 +53,7 @@ class VtorqueError(Exception):
 class Refused(VtorqueError):
     """The request is invalid or violates the site's policy. Never the node's fault, never retried.
 
-    ``parts`` sets further fields of refusals that are given as text. ``detail`` has further
+    ``parts`` are the other fields of each refusal that is given as a text. ``detail`` has further
     printable lines for the user.
     """
 

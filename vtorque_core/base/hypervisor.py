@@ -158,7 +158,7 @@ def on_domain(
 
 
 def if_exists(work: Callable[[], T]) -> T | None:
-    """Return the result of ``work()``, or None if its domain or network does not exist."""
+    """Return the result of ``work()``, or None if libvirt reports a missing domain or network."""
     module = library()
     try:
         return work()
@@ -221,7 +221,7 @@ def suspend_domain(uri: str, uuid: str, timeout: float = CALL_TIMEOUT) -> None:
 
 
 def cpu_shares(uri: str, uuid: str, shares: int = 0) -> int:
-    """Return a domain's present ``cpu_shares``, then set them to ``shares`` unless it is 0.
+    """Return a domain's current ``cpu_shares``. If ``shares`` is not 0, then set it as new value.
 
     Returns 0 if the domain has ended or there are no CPU control groups.
     """

@@ -1,7 +1,7 @@
 """File locks of this node (flock(2)), which end with their holder.
 
 Acquire the job's lock before the node's lock. A process that holds a job's lock may acquire it
-again. Between threads of a process, only the node's lock excludes.
+again. Only the node's lock also excludes other threads of the process.
 """
 
 from __future__ import annotations

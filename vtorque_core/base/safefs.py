@@ -153,9 +153,10 @@ def replace(
 
 
 def set_acl(descriptor: int, uids: Iterable[int], own: int, theirs: int) -> None:
-    """Set an ACL that gives permissions to some users and nobody else (linux/posix_acl_xattr.h).
+    """Give ``uids`` access to a file, and other users none, by an ACL (linux/posix_acl_xattr.h).
 
-    Permissions are 4 read, 2 write, 1 execute. Sets nothing if the only user is the caller.
+    ``own`` are the permissions of the file's owner, ``theirs`` those of ``uids``: 4 read, 2 write,
+    1 execute. Sets nothing if the only user is the caller.
     """
     nobody = 0xFFFFFFFF
     others = sorted(set(uids) - {os.geteuid()})

@@ -61,7 +61,8 @@ def is_batch_call() -> bool:
 def report_errors(program: str) -> Iterator[None]:
     """Report deliberate errors and interrupts as one line, and exit with vTorque's exit status.
 
-    The launchers block SIGINT, because it would cause a traceback while Python starts or exits.
+    The script that starts the command blocks SIGINT, because it would cause a traceback while
+    Python starts or exits. This context accepts SIGINT again.
     """
     open_streams()
     blocked = signal.pthread_sigmask(signal.SIG_BLOCK, ())
@@ -94,9 +95,10 @@ def report_errors(program: str) -> Iterator[None]:
 
 
 class _Stream(io.TextIOWrapper):
-    """Standard output that raises only OutputError, or standard error that raises nothing.
+    """Standard output or standard error that handles failed writes.
 
-    In hooks, standard output raises nothing, either.
+    A failed write to standard output raises OutputError, except in hooks and job shells. A failed
+    write to standard error is ignored.
     """
 
     def write(self, text: str) -> int:
@@ -122,7 +124,7 @@ class _Stream(io.TextIOWrapper):
 
 
 def open_streams() -> None:
-    """Open closed standard streams for this process and its children, and guard outputs.
+    """Open closed standard streams for this process and its children, and use :class:`_Stream`.
 
     Otherwise the next opened file would become a standard stream. Writing to a closed output is an
     error, except in hooks, which Torque may run without outputs.

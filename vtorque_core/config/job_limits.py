@@ -38,7 +38,7 @@ class Entry:
     """One ``[[limits]]`` entry, with its ``number`` in the file from 1.
 
     Attributes:
-        jobs: names or globs by selector; for each selector, one of them must match the job.
+        jobs: names or globs by selector. For each selector, the job must match at least one name.
         plugins: False disables a plugin, True enables it again.
     """
 

@@ -20,8 +20,8 @@ def load(
 ) -> tuple[site_config.Site, Plugins]:
     """Return the site config at ``path`` and the plugins that it enables.
 
-    ``node``: also load acting modules, of all plugins (True) or of these. ``new``: the file may be
-    missing.
+    ``node``: True to load the acting modules, too, or the names of plugins whose acting modules to
+    load. ``new``: the file may be missing.
     """
     raw, plugins = open_config(path, node=node, new=new)
     return site_config.build(raw, plugins, node=node is True), plugins

@@ -46,8 +46,8 @@ class Limits:
     def override(self, over: Limits, *, surely: bool = True) -> Limits:
         """Return these limits overridden by ``over``.
 
-        If not ``surely``, it is unknown whether ``over`` applies to the job. The result then lacks
-        all limits that ``over`` would override, so that it refuses nothing by mistake.
+        ``surely`` is False if ``over`` perhaps applies to the job. The result then has no limit
+        where ``over`` sets one, so that no job is refused by mistake.
         """
         found = over if surely else Limits(self.default)
         changed = {name: getattr(found, name) for name in over.set_by}

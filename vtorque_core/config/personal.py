@@ -47,7 +47,7 @@ def config() -> Path:
 def require_own_directories() -> None:
     """Check that nobody else can change config, state and libvirt's files.
 
-    The variables can name another user's directories, for example after ``su``.
+    Variables such as XDG_CONFIG_HOME can name another user's directories, for example after ``su``.
     """
     libvirt = ("XDG_CONFIG_HOME", "XDG_CACHE_HOME")  # libvirtd of a session uses both
     places = [(each, config() if each == libvirt[0] else _home(each)) for each in _DEFAULTS]
@@ -101,10 +101,10 @@ def _home(variable: str) -> Path:
 
 
 def _runtime(link: Path) -> Path:
-    """Return a private runtime directory: the session's, otherwise one in /tmp.
+    """Return a private runtime directory: that of the login session, otherwise one in /tmp.
 
-    ``link`` points to the directory in /tmp. That directory has a random name, because another user
-    could create a predictable name first.
+    ``link`` points to the directory in /tmp, which has a random name, because another user could
+    create a predictable name first.
     """
     for given in (os.environ.get("XDG_RUNTIME_DIR", ""), f"/run/user/{os.geteuid()}"):
         if given.startswith("/") and _is_own(Path(given)):

@@ -174,8 +174,8 @@ class Plugins:
     ) -> Plugins:
         """Import and register plugins; as root only those that nobody else can write.
 
-        ``node``: also load acting modules, of all plugins (True) or of these. ``only`` overrides
-        ``enable`` and ``disable``.
+        ``node``: True to load the acting modules, too, or the names of plugins whose acting modules
+        to load. ``only`` overrides ``enable`` and ``disable``.
         """
         self = cls()
         self.register(
@@ -369,7 +369,7 @@ class Plugins:
         raise KeyError(name)
 
     def why_withheld(self, hook: str, name: str) -> str:
-        """Return which disabled plugin of the job would define ``name``, or an empty string."""
+        """Return a message if the plugin of ``name`` is disabled for the job; otherwise empty."""
         for each in self.withhold({}).each(hook) if self.withheld else ():
             named = getattr(each.item, "key", None) or getattr(each.item, "name", None)
             if named == name and each.plugin in self.withheld:
@@ -445,7 +445,7 @@ def _order(name: str) -> tuple[bool, str]:
 
 
 def _find_unmarked(module: object) -> str:
-    """Return the location of a function with a hook's name but without ``@hookimpl``, if any."""
+    """Return the location of a function with a hook's name but no ``@hookimpl``; empty: none."""
     if not isinstance(module, ModuleType):
         return ""
     for name, found in vars(module).items():

@@ -81,7 +81,7 @@ def resolve(
     image: Image | None = None,
     disk: int = 0,
 ) -> tuple[JobRequest, list[str]]:
-    """Return the request with numbers for the batch system's grant, and notes for the user.
+    """Replace ``vcpus=job`` and ``ram=job`` by numbers; return the request, and the user's notes.
 
     ``granted`` is for one node. ``disk`` is a RAM disk in MiB.
     """
@@ -116,7 +116,7 @@ def _unloaded_hint(site: Site, plugins: Plugins) -> str:
 def check_options(request: Request, site: Site, plugins: Plugins) -> JobRequest:
     """Return the request with a typed value for every option, within the site's limits.
 
-    ``ram`` and ``vcpus`` may be JOB. Raises Refused with all refusals.
+    ``ram`` and ``vcpus`` may still be JOB (``job``). Raises Refused with all refusals.
     """
     try:
         options = plugins.options()

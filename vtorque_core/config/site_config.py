@@ -38,7 +38,7 @@ S = TypeVar("S")
 class Raw:
     """The parsed file before validation.
 
-    ``data`` is empty if the file does not exist, and includes the defaults of a ``personal`` site.
+    If the file does not exist, ``data`` is empty or has only the defaults of a ``personal`` site.
     """
 
     path: Path
@@ -68,7 +68,7 @@ class Site:
 
     Attributes:
         options: limits of every registered ``-vm`` key.
-        limits: limits for some jobs.
+        limits: the ``[[limits]]`` entries, in the order of the file.
         settings: settings objects by plugin name.
     """
 
