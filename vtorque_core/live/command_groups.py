@@ -35,8 +35,8 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON."
 class PluginGroup(click.Group):
     """A click group with commands of plugins, which are imported when they are used.
 
-    ``elsewhere`` maps distributions, which may be missing, to their commands. The plugins
-    ``always`` are loaded even if the site config is unreadable or does not enable them.
+    ``elsewhere``: commands by distribution, for the error message if the distribution is missing.
+    ``always``: plugins to load even if the site config is unreadable or does not enable them.
     """
 
     def __init__(
@@ -102,7 +102,7 @@ class PluginGroup(click.Group):
 class LazyGroup(click.Group):
     """Group of a plugin whose commands are imported when one is used or all are listed.
 
-    ``module`` has the commands, by their names.
+    ``module`` defines the commands, and ``words`` lists their names.
     """
 
     def __init__(self, *args: Any, module: str, words: str, **kwargs: Any) -> None:

@@ -48,7 +48,11 @@ class GuestCores:
 
 @dataclass(frozen=True)
 class ResizeResult:
-    """CPUs of a use after a resize, and ``floating``, the job's CPUs for threads without claims."""
+    """Result of a resize.
+
+    ``cores``: CPUs of the resized use. ``floating``: the job's CPUs for threads without exclusive
+    CPUs.
+    """
 
     cores: tuple[int, ...]
     floating: tuple[int, ...]
@@ -182,7 +186,7 @@ def _pin_domain(
 ) -> None:
     """Pin threads of a running guest, unless it has ended. Raises HostFault.
 
-    Threads without CPUs are not changed. ``iothreads`` are the CPUs of all I/O threads.
+    Empty CPUs leave the pinning of a thread unchanged. ``iothreads``: CPUs of all I/O threads.
     """
 
     def work(domain: Any) -> None:

@@ -56,7 +56,7 @@ class RunningJob:
     """A job attempt with resources on this node, including starting and ending ones.
 
     Attributes:
-        job: its node is empty if unknown.
+        job: the attempt. ``job.node`` is empty if unknown.
         phases: (name, Unix time) of each phase, the current one last.
     """
 

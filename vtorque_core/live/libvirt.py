@@ -33,8 +33,8 @@ _STUCK = 1000  # milliseconds without answer after which QEMU counts as hanging
 def ask_qemu(uri: str, uuid: str, what: str, work: Callable[[Any], T]) -> T | None:
     """Return ``work(domain)``, or None if the domain has ended. Raises HostFault if QEMU hangs.
 
-    With :func:`call`, the first call would wait forever, and each later one for 30 s. QEMU hangs if
-    guest root makes it wait for a daemon that the user has stopped.
+    QEMU hangs if guest root makes it wait for a daemon that the user has stopped. Other functions
+    of this module would occupy one of libvirtd's workers until QEMU answers.
     """
 
     def unless_stuck(domain: Any) -> tuple[T] | tuple[()]:

@@ -29,14 +29,14 @@ WAIT = 2.0
 
 @dataclass(frozen=True)
 class LockedJob:
-    """A job whose lock this process holds. ``state`` is the journal when it was acquired."""
+    """A job whose lock this process holds. ``state``: the journal's contents when it was locked."""
 
     paths: Paths
     state: JournalState
 
     @property
     def domains(self) -> dict[str, bool]:
-        """Domains that the job has had on this node: UUID, and True if it was created."""
+        """UUID of each domain in the journal, and True if the domain was created."""
         records = self.state.records.values()
         return {str(r.args["uuid"]): r.created for r in records if r.kind == DOMAIN}
 

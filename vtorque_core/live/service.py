@@ -77,7 +77,7 @@ def query_nodes(
 
 
 def vmgr(config: Path, *words: str) -> list[str]:
-    """Return a command line of this installation's ``vmgr``, as its launcher runs it."""
+    """Return the command line that runs this installation's ``vmgr`` with ``words``."""
     launcher = "/usr/bin/env", "--block-signal=INT", sys.executable
     argv = [*launcher, "-I", "-m", "vtorque_core.cli.vmgr"]
     return [*argv, "--config", str(config.absolute()), *words]

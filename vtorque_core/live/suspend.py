@@ -70,11 +70,11 @@ def is_incomplete(paths: Paths, job: RunningJob) -> bool:
 
 
 def begin(paths: Paths, job: RunningJob, to: str, why: str) -> Child:
-    """Change the phase of a job on this node, for all guests at once, and return the process.
+    """Change the phase of a job on this node in a child process, and return the child.
 
     ``to`` is ``RUNS``, ``PAUSED`` or ``SUSPENDED``, ``why`` a reason for the job's log. Idempotent.
-    Call this without other threads, and :meth:`Child.check` when the process has ended. Raises
-    OSError.
+    The calling process must have no other threads. It must call :meth:`Child.check` when the child
+    has ended. Raises OSError.
     """
 
     def work() -> None:
@@ -146,7 +146,7 @@ def log_to_job(paths: Paths, job: RunningJob, phase: str) -> Iterator[None]:
 
 
 def watched(guest: RunningGuest, seconds: float | None = None) -> AbstractContextManager[None]:
-    """In this context, kill daemons of the guest that the user stops, because QEMU waits for them.
+    """Kill daemons of the guest in this context if the user stops them: QEMU would wait for them.
 
     After ``seconds`` (default: 30), all daemons of the guest are killed.
     """
@@ -162,7 +162,7 @@ def worker(
     failed: threading.Event,
     seconds: float | None = None,
 ) -> Iterator[None]:
-    """Reserve one of libvirtd's worker threads for an operation on a guest, :func:`watched`.
+    """Reserve a libvirtd worker thread for an operation on a guest, with :func:`watched` active.
 
     Raises HostFault if no worker is free by ``deadline`` (monotonic), or if ``failed`` is set.
     """
@@ -191,7 +191,7 @@ def _run_for_guests(
 def driver_of(paths: Paths, job: RunningJob) -> tuple[str, GuestDriver]:
     """Return name and driver of the job's guest type. Loads only plugins that the journal names.
 
-    Raises HostFault if the job has ended, OSError, VtorqueError.
+    Raises OSError, VtorqueError, and HostFault if the job has ended.
     """
     kind = str(job.kept.facts().get("guest_type", ""))
     if (state := journal_of(paths, job.job.key)) is None:
