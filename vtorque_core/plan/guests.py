@@ -70,7 +70,7 @@ class GuestSpec:
 
     @property
     def unless(self) -> Mapping[str, tuple[str, ...]]:
-        """The user's variables that replace a variable in ``environ``, by its name."""
+        """For each variable of ``environ``, the user's variables that suppress it."""
         found = [item for item in self.items if isinstance(item, EnvVar)]
         return {item.name: item.unless for item in found if item.unless}
 
@@ -137,8 +137,8 @@ def require_possible(
 ) -> None:
     """Raise HostFault for a boot source that a plugin may not offer at this point.
 
-    ``adopts``: sources may claim warm guests. ``remote``: sources must be remote; otherwise none
-    may be.
+    ``adopts``: sources may claim warm guests. ``remote``: True: all sources must be remote; False:
+    all must be local.
     """
     for source in sources:
         what = ""

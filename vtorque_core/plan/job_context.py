@@ -23,7 +23,7 @@ from vtorque_core.plan.placement import model, node_hardware
 
 @dataclass(frozen=True)
 class JobContext:
-    """A job, with the site, plugins and hardware that its guests are planned for.
+    """The planner's information about a job, the site and the node.
 
     Attributes:
         site: config with the limits of this job (:func:`vtorque_core.config.policy.for_job`).

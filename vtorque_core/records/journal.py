@@ -155,8 +155,8 @@ class Journal:
         """Write and sync the record, call ``resource.create()``, and return the record's number.
 
         If ``create()`` raises, the record stays open, and teardown releases the resource. ``needs``
-        are numbers of records that teardown releases only after this one. Directories and leases of
-        the guest and of the job are added to them.
+        are numbers of records that teardown releases only after this one. The directories and
+        leases of the guest and of the job always belong to ``needs``.
         """
         if resource.scope != "node":
             seq = self._record([(resource, guest)], plugin, phase, needs)[0]
@@ -176,7 +176,7 @@ class Journal:
     def acquire_leases(
         self, leases: Sequence[tuple[Resource, int | None]], *, phase: str
     ) -> list[int]:
-        """Write the records of all (lease, guest index) at once. Leases need no ``create()``."""
+        """Write all leases at once, each with a guest index. Leases need no ``create()``."""
         return self._record(leases, CORE, phase, ())
 
     def _record(

@@ -53,7 +53,7 @@ class JobHeader:
     Attributes:
         plugins: ``"distribution version"`` of participating plugins by name.
         off: plugins that ``[[limits]]`` disable for the job.
-        spare: service that keeps this warm guest; empty for a job.
+        spare: name of the process that keeps this warm guest; empty for a job.
     """
 
     job: JobAttempt

@@ -106,7 +106,7 @@ class DaemonPlan(NamedTuple):
 
 
 class _Step(Exception):
-    """An error with a complete message."""
+    """A failed step in the start of the daemon; the message says what failed."""
 
 
 class _Denied(_Step):
@@ -338,9 +338,10 @@ def _open_source_as_user(plan: DaemonPlan) -> int:
 
 
 def _copy_mounts(plan: DaemonPlan, host_source: int) -> int:
-    """Copy the source's mounts, mount the copy on :data:`MOUNTED` if needed, and return it open.
+    """Copy the source's mounts, and return an open descriptor of the copy.
 
-    A read-only copy does not show later mounts of the host, because they would be writable.
+    If ``user_is_root``, mount the copy on :data:`MOUNTED`. A read-only copy does not show later
+    mounts of the host, because they would be writable.
     """
     source = _open_source(plan._replace(owner_check=False))  # ids differ here, and it was checked
     if not os.path.samestat(os.fstat(source), os.fstat(host_source)):

@@ -1,7 +1,4 @@
-"""All resource kinds of the core, which the teardown can release without any plugin.
-
-Only the teardown needs all kinds, so ``__init__`` does not import them.
-"""
+"""All resource kinds of the core, which the teardown can release without any plugin."""
 
 from __future__ import annotations
 

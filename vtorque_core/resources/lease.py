@@ -81,8 +81,8 @@ class ImageUse(CoreResource):
     def create(self) -> None:
         """Check that the version still exists.
 
-        Versions are removed under the pool's lock after reading the journals. So the remover sees
-        this record, or this check sees the removal.
+        A process that removes versions reads the journals under the pool's lock. It therefore sees
+        this record, or it has already removed the version.
         """
         version = Path(self.path)
         pool = version.parent.parent

@@ -96,7 +96,7 @@ def filter_reserved_macs(tap: str) -> None:
     """Make the bridge pass a guest's frames to the MACs 01:80:C2:00:00:00 to 0F through nftables.
 
     By default, a bridge delivers these frames to the node, past nftables, and learns their source
-    MACs (IEEE 802.1Q, 8.6.3). The mask has a bit for each MAC. The bridge does not accept bit 1,
+    MACs (IEEE 802.1Q, 8.6.3). ``group_fwd_mask`` has a bit for each MAC. The kernel rejects bit 1,
     because it drops pause frames itself. The NIC must already be on its bridge.
     """
     with contextlib.suppress(FileNotFoundError):  # not a port of a bridge

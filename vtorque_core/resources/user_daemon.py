@@ -49,7 +49,7 @@ class ServedData:
         socket, lock, log: in directories that only root can write.
         uid, gid, groups: ids of the job's owner.
         socket_owner: uid of QEMU.
-        subordinate_id: id of guest root in the daemon's user namespace, if any.
+        subordinate_id: id of guest root in the daemon's user namespace, or None.
         owner_check: the source must belong to ``uid``.
     """
 
@@ -218,8 +218,8 @@ def stop(lock_path: str, deadline: float) -> None:
 def _take_lock(service: ServedData) -> int:
     """Return a read-only descriptor of the lock file, with a flock that the daemon inherits.
 
-    The flock shows that the daemon is alive, from before its first step. The daemon's own POSIX
-    lock shows its pid. ``stop`` reads the record in the file.
+    The flock shows that the daemon is starting or alive. The daemon's own POSIX lock shows its pid.
+    The file contains the paths of socket and log for ``stop``.
     """
     flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
     with safefs.name_errors(f"a daemon's lock {service.lock}"):

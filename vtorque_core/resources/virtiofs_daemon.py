@@ -87,8 +87,8 @@ def file_limit(ram_mib: int) -> int:
 def _c_arguments(share: ServedDirectory, socket_fd: int) -> tuple[str, ...]:
     """Return the arguments of QEMU's virtiofsd (in C); ``{source}`` is the directory's descriptor.
 
-    This daemon does not follow links, so ``/.`` turns the link in /proc into a directory. It
-    requires the rule for security.capability.
+    This daemon does not follow links, so ``/.`` turns the link in /proc into a directory. It needs
+    a rule for the extended attribute security.capability.
     """
     options = (
         "source=/proc/self/fd/{source}/.,sandbox=chroot,modcaps=-mknod:-setfcap,announce_submounts,"

@@ -52,7 +52,7 @@ class Proof:
         grace: seconds between SIGTERM and SIGKILL.
         shell: the user's ``-S``.
         files: SHA-256 of each of the job's :data:`USER_FILES`.
-        unless: by variable of ``environ``, the user's variables that replace it.
+        unless: for each variable of ``environ``, the user's variables that suppress it.
     """
 
     job: JobAttempt

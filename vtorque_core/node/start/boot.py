@@ -232,7 +232,7 @@ class GuestBoot:
             hypervisor.adopt_domain(self.uri, guest.uuid, devices, owner, cpus)
 
     def resume(self) -> None:
-        """Resume the restored domain. QEMU contacts the user's daemons first, as in a boot."""
+        """Resume the restored domain. QEMU first does a handshake with the user's daemons."""
         with self.worker(), self.watch_daemons():
             hypervisor.resume_domain(self.uri, self.guest.uuid)
 

@@ -67,8 +67,8 @@ class DomainSpec:
     """The core's decisions about a guest's domain.
 
     Attributes:
-        qemu_user: the group of QEMU, and its user if the plan has no uid. If set, libvirt does not
-            change owners of files, so root keeps shared images. Empty: libvirt's defaults.
+        qemu_user: QEMU's group, and also QEMU's user if the plan has no uid. libvirt then does not
+            change the owners of files, such as images. Empty: libvirt's defaults.
         uefi: firmware of x86 guests whose image requires UEFI.
         ports: free device slots of a warm guest.
     """

@@ -7,7 +7,7 @@ items in the pools that plugins claim, and in these pools of the core::
             SMT sibling). A resizable use also has ``least``, ``most`` and the candidates ``cpus``.
     memory  MiB of one guest on a NUMA node, in ordinary or huge pages
     share   all CPUs of the job (``cpus``); ``least`` of them must stay for shared threads
-    cache   a step of a cache, or an allocation of the processor
+    cache   a step of a cache, or a resctrl group
     node    the whole node, for one user
 """
 
@@ -99,8 +99,8 @@ def _check_exclusive(journal: Journal, share: NodeShare, held: Sequence[JournalS
 def leased_resources(held: Sequence[JournalState], without: Sequence[JournalState] = ()) -> Leases:
     """Return the resources that these journals' leases hold.
 
-    Omits the CPUs of suspended jobs, and the memory of warm guests that are in ``without`` or
-    claimed: the job's own lease includes that memory.
+    Omits the CPUs of suspended jobs, and the memory of warm guests in ``without``. Also omits the
+    memory of claimed warm guests, because their jobs' leases include it.
     """
     taken = claimed_spares(held) | {state.key for state in without}
     items: dict[str, set[str]] = {}

@@ -32,7 +32,7 @@ class Room:
         groups: CPUs that a guest can get exclusively.
         mib: ordinary memory.
         pages: MiB of huge pages by size in KiB.
-        floating: shared CPUs minus the vCPUs placed on them.
+        floating: number of shared CPUs, minus the number of vCPUs that already use them.
     """
 
     id: int
@@ -100,7 +100,7 @@ class Search:
     dead: set[object] = field(default_factory=set)
 
     def homes(self, rooms: Sequence[Room]) -> dict[int, int] | None:
-        """Return the node of each guest that fits on one, or None if a strict guest does not."""
+        """Return the node of each guest that fits on one; None if a strict guest fits on none."""
         order = sorted(range(len(self.demands)), key=self._rank)
         must = sum(len(nodes) > 1 for nodes in self.fixed_nodes)
         for crossing in range(must, len(order) + 1):

@@ -81,10 +81,10 @@ def amounts(demands: Sequence[Demand], free: FreeResources) -> list[dict[str, in
 def caches(
     d: Demand, vcpus: tuple[int, ...], free: FreeResources, used: set[str]
 ) -> tuple[tuple[tuple[int, int, int], ...], dict[str, tuple[str, ...]]]:
-    """Return (level, bank, KiB) of each cache part of the guest, and their items.
+    """Return (level, bank, KiB) of each cache part of the guest, and its items of ``cache``.
 
-    An item is a step of a cache (``L3-0/7``) or an allocation of the processor (``group-2``).
-    ``used`` has the items that the job's earlier guests got; this guest's items are added.
+    An item of the pool ``cache`` is a step of a cache (``L3-0/7``) or a resctrl group
+    (``group-2``). ``used`` has the items of the job's earlier guests; this guest's are added.
     """
     parts = []
     items: list[str] = []

@@ -20,7 +20,7 @@ def require_fit(demands: Sequence[Demand], free: FreeResources) -> None:
 def check_memory(demands: Sequence[Demand], free: FreeResources, exact: bool = False) -> None:
     """Raise NoFit if the guests need more memory or huge pages than available.
 
-    ``exact``: always raise. The total suffices then, but the memory of the NUMA nodes does not.
+    ``exact``: raise even if the total suffices, because no distribution over NUMA nodes fits.
     """
     need = sum(d.memory_mib for d in demands)
     plain = sum(d.mib for d in demands)
