@@ -418,7 +418,7 @@ def _enter_home(user: pwd.struct_passwd) -> None:
 
 
 def subordinate_id_rule(base: int, tables: Sequence[Path] = host_ids.TABLES) -> str:
-    """Describe how this node chooses subordinate ids: nodes with the same text choose the same."""
+    """Describe how this node chooses subordinate ids. Nodes with equal texts choose equal ids."""
     if base:
         return f"{base} + uid"
     lines = sorted(

@@ -1,4 +1,4 @@
-"""Steps of ``vtorque setup``: one file each, edits of the site's files, systemd units. As root."""
+"""Steps of ``vtorque setup``: install a file, edit a site's file, write a systemd unit. As root."""
 
 from __future__ import annotations
 
@@ -217,7 +217,7 @@ def _add_seal(content: bytes) -> bytes:
 
 
 def hook_script(*lines: str) -> bytes:
-    """Return a POSIX sh hook script of these lines, with vTorque's mark.
+    """Return a POSIX sh hook script of these lines, with a comment that vTorque wrote it.
 
     The first line should exit if the job is not a VM job.
     """
