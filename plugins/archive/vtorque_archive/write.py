@@ -37,7 +37,7 @@ def write(
 
     Missing directories are created with mode 0700. ``now`` is in Unix seconds.
 
-    Raises OSError, also if the directory belongs to another user, who may have prepared it.
+    Raises OSError if writing fails, or if the directory belongs to another user.
     """
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     at = os.open(directory, _DIRECTORY)
