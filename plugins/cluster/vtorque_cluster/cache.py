@@ -31,7 +31,7 @@ from vtorque_images import change
 
 @dataclass(frozen=True)
 class ImagePlaces:
-    """The image pool, this node's cache, and the node's directories, whose journals show use."""
+    """The image pool, this node's cache, and this node's directories with the job journals."""
 
     pool: Path
     cache: Path

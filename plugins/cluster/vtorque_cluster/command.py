@@ -130,7 +130,7 @@ def send_images(
 
 
 def _program(name: str) -> str:
-    """Return the path of a command of this installation, which is the same on the nodes."""
+    """Return the path of a command. Nodes must have the installation at the same path."""
     return str(Path(sys.prefix, "bin", name))
 
 

@@ -19,7 +19,7 @@ from vtorque_core.live.command_groups import LazyGroup
 def cluster() -> None:
     """Run vtorque setup, or doctor, on many nodes at once, by ssh.
 
-    Exit code 0 when all nodes are done: call it again for the rest.
+    The exit code is 0 if all nodes succeeded. Otherwise fix the problems and repeat the command.
     """
     if os.geteuid() != 0:
         raise UsageError("vtorque cluster changes the nodes: run it as root")
