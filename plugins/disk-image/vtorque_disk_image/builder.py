@@ -37,7 +37,7 @@ _CHOICES = {"format": FORMATS, "boot": BOOT, "firmware": FIRMWARE}
 class ImageDescription:
     """The user's description of an image.
 
-    The builder detects the value of an empty or None field, or keeps that of the previous version.
+    The builder detects the value of an empty or None field, or keeps the previous version's value.
 
     Args:
         file: a disk in one of ``FORMATS``, or an ELF kernel that needs no disk.
@@ -138,7 +138,10 @@ class _Build:
         return self._complete(built)
 
     def _complete(self, built: BuiltImage) -> BuiltImage:
-        """Return the image with unknown values of its previous version. Raises Refused."""
+        """Return the image. Values that are unknown are taken from the image's previous version.
+
+        Raises Refused if a value remains unknown.
+        """
         before = self.progress.before
         facts = {key: getattr(built, key) for key in ("guest_type", "distro", "arch")}
         if before is not None:

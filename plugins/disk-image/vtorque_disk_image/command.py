@@ -62,8 +62,8 @@ def add(ctx: click.Context, /, file: Path, name: str | None, **said: Any) -> Non
     """Put FILE into the pool as image NAME (default: the file's name without its last suffix).
 
     FILE is a disk in qcow2, vmdk, vhdx or raw format, or an ELF kernel that needs no disk. A disk
-    becomes a standalone qcow2. Distribution, architecture and kernel are found in an ext4 file
-    system; otherwise use the options.
+    becomes a standalone qcow2. Distribution, architecture and kernel are detected in an ext4 file
+    system. For other file systems, use the options.
     """
     _build(ctx, file.stem if name is None else name, file, said, new=True)
 

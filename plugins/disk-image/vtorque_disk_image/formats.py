@@ -84,7 +84,8 @@ def _looks_raw(head: bytes) -> bool:
 def check(descriptor: int, kind: str, most: int) -> None:
     """Check that a disk is complete, refers to no other file, and has at most ``most`` bytes.
 
-    Only headers are checked, and none of a vhdx: qemu-img must check its size. Raises Refused.
+    Checks only headers. A vhdx is not checked at all: its size must be checked with qemu-img.
+    Raises Refused.
     """
     size = os.fstat(descriptor).st_size
     if kind == "qcow2":
@@ -114,7 +115,7 @@ def _check_vmdk(descriptor: int, file_size: int, most: int) -> None:
 
 
 def _check_vmdk_header(descriptor: int, offset: int, file_size: int, most: int) -> bool:
-    """Check a header and its descriptor; return True if the valid header is at the file's end."""
+    """Check a header and its descriptor; return True if QEMU uses the footer instead."""
     data = os.pread(descriptor, _VMDK.size, offset)
     if len(data) < _VMDK.size:
         raise Refused("is a truncated vmdk")
