@@ -41,7 +41,7 @@ class BatchCommands:
         vsub: the program and its first arguments.
         jobs: returns the ids of the jobs that the batch system lists for the user, by job name.
         interval: seconds between two calls of ``jobs``.
-        least: minimum seconds between two calls if a job seems to have ended.
+        least: minimum seconds between two calls of ``jobs`` when a job seems to have ended.
         naming: the option that sets a job's name.
     """
 
@@ -152,7 +152,9 @@ def submit(
     vsub reads no file that a guest can write. It inherits ``lock``: if the runner is killed, the
     lock remains held until vsub ends. vsub runs in a new session, so Ctrl-C does not reach it.
 
-    Raises HostFault if vsub cannot be started, OSError.
+    Raises:
+        HostFault: vsub cannot be started.
+        OSError: the point's directory or a temporary file cannot be opened.
     """
     names = place.point(number).relative_to(place.top).parts
     with (
@@ -177,7 +179,7 @@ def _read_stream(stream: IO[bytes]) -> bytes:
 
 
 def is_job_id(word: str) -> bool:
-    """Return True if a word has the form of a job id. Commands cannot mistake it for an option."""
+    """Return True if a word looks like a job id: it begins with a digit, so it is no option."""
     return bool(_ID.fullmatch(word))
 
 
@@ -196,8 +198,8 @@ def _join_lines(text: str, most: int) -> str:
 class JobQueries:
     """The queries for the batch system's list of jobs, at most one per interval.
 
-    ``last`` is the Unix time of the last query. ``note`` saves this time for a resume, which must
-    also respect the interval.
+    ``note`` saves the Unix time of each query. After a resume, ``last`` is the saved time, so that
+    the first query also waits for the interval.
     """
 
     def __init__(self, batch: BatchCommands, last: float, note: Callable[[float], None]) -> None:

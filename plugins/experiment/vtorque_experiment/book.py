@@ -6,9 +6,9 @@ together, at the latest when it is closed. If they are lost, a resume finds the 
 batch system's list and by their files.
 
 SQLite works in memory and opens no file in the results directory, because guests can write there.
-If a guest wrote a rollback journal beside the database, this could name any file as its
-super-journal, which SQLite deletes (https://www.sqlite.org/fileformat2.html, "The Rollback
-Journal").
+A guest could write a rollback journal beside the database. Such a journal can name any file as its
+super-journal, and SQLite deletes the super-journal (https://www.sqlite.org/fileformat2.html, "The
+Rollback Journal").
 """
 
 from __future__ import annotations
@@ -74,7 +74,12 @@ class Book:
     """An open book. SQLite errors are raised as HostFault with advice."""
 
     def __init__(self, path: Path) -> None:
-        """Open a book. Raises Refused if it is damaged or has another schema version, HostFault."""
+        """Open a book.
+
+        Raises:
+            Refused: the book is damaged, too large, or has another schema version.
+            HostFault: the book cannot be read.
+        """
         self._path = path
         self._is_saved, self._next_save = True, 0.0
         try:
@@ -208,7 +213,7 @@ class Book:
         self._set("state='waiting', reason=?", (reason,), number)
 
     def note_reason(self, number: int, reason: str) -> None:
-        """Record the message of a submission that may have failed."""
+        """Record vsub's error message. vsub may still have submitted the point's job."""
         self._set("reason=?", (reason,), number)
 
     def record_missing(self, numbers: Iterable[int]) -> None:

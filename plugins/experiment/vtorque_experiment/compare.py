@@ -66,11 +66,11 @@ def experiments(base: Results, other: Results, names: Sequence[str] = ()) -> lis
 def compare_within(
     results: Results, baseline: Sequence[str], names: Sequence[str] = ()
 ) -> list[Pair]:
-    """Pair each combination with the baseline combination that is otherwise the same.
+    """Pair each combination with the baseline combination that has the same values.
 
-    ``baseline`` has ``AXIS=VALUE`` words such as ``bare=true``. The axes in ``baseline``, and axes
-    that only one of the two combinations has (such as -vm options), are not compared. Raises
-    Refused.
+    ``baseline`` has ``AXIS=VALUE`` words such as ``bare=true``, which select the baseline
+    combinations. Values of these axes may differ. An axis that only one combination has (such as a
+    -vm option) is also ignored. Raises Refused.
     """
     chosen = matching(results.cells, baseline, str(results.place.definition))
     fixed = {pair.partition("=")[0] for pair in baseline}

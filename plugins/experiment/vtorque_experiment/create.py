@@ -20,10 +20,10 @@ def create(
     file: Path, place: ResultsDirectory, versions: Callable[[], Mapping[str, Any]],
     repetitions: int | None = None,
 ) -> ExperimentPlan:  # fmt: skip
-    """Create the results directory of an experiment; return its plan, which no guest can change.
+    """Create the results directory of an experiment, and return the experiment's plan.
 
-    ``repetitions`` overrides the file's value. The book is written last: without a book, no point
-    has run, and a repeated call may overwrite the directory.
+    ``repetitions`` overrides the file's value. The book is written last. A directory without a book
+    is incomplete, and a repeated call may overwrite it.
 
     Raises:
         Refused: the file is invalid, or the directory is not empty.

@@ -81,7 +81,10 @@ def write(top: Path, *names: str, content: bytes, mode: int = 0o644, sync: bool 
 
 
 def _sync_directory(directory: int) -> None:
-    """Write a directory's entries to disk; fsync(2) rejects descriptors opened with ``O_PATH``."""
+    """Write a directory's entries to disk.
+
+    Opens the directory again, because fsync(2) rejects descriptors opened with ``O_PATH``.
+    """
     descriptor = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=directory)
     try:
         os.fsync(descriptor)

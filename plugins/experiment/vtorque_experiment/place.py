@@ -21,7 +21,7 @@ class ResultsDirectory:
 
     @property
     def database(self) -> Path:
-        """The book: the points and the journal of their states."""
+        """The path of the book, a database of all points and their states."""
         return self.top / "results.sqlite"
 
     @property

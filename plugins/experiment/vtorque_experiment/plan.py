@@ -154,15 +154,15 @@ def has_seal(plan: ExperimentPlan) -> bool:
 
 
 def drop_seal(plan: ExperimentPlan) -> None:
-    """Delete a plan's seal and the copy for the user, after all points are done."""
+    """Delete a plan's seal and the copy from :func:`missing_seal`, after all points are done."""
     (_seals_dir() / plan.seal).unlink(missing_ok=True)
     shutil.rmtree(_readable_copy(plan), ignore_errors=True)
 
 
 def missing_seal(plan: ExperimentPlan, place: ResultsDirectory) -> Refused:
-    """Return the error for a plan without a seal, which names a copy of the plan to read.
+    """Copy a plan without a seal for the user to check; return an error that names the copy.
 
-    No guest can change this copy while the user decides. Raises HostFault.
+    No guest can change the copy. Raises HostFault.
     """
     directory = _readable_copy(plan)
     try:

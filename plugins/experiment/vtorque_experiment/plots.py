@@ -22,7 +22,10 @@ _NUMBER = ".5~g"  # https://d3js.org/d3-format; 1e+9 fits where 1,000,000,000 is
 
 @dataclass(frozen=True)
 class PlotSeries:
-    """The values of a plot's row, by side of a comparison. ``label`` is untrusted user text."""
+    """A row of a plot, with the values of each side of a comparison.
+
+    ``label`` is untrusted user text.
+    """
 
     label: str
     sides: Sequence[Sequence[float]]
@@ -127,5 +130,5 @@ def _jitter(place: int, count: int) -> float:
 
 
 def _extent(labels: Sequence[str]) -> int:
-    """Return the width for labels in pixels: browser fonts are wider than Vega assumes."""
+    """Return the width for labels in pixels. Vega's own estimate is too small for browsers."""
     return min(210, 12 + 7 * max(len(label) for label in labels))

@@ -61,7 +61,7 @@ class Results:
         return found
 
     def label(self, cell: int) -> str:
-        """Return a combination as printable text, because a guest may have changed the book."""
+        """Return a combination as printable text. The book may contain any text of a guest."""
         return printable(label(self.cell(cell)), 200)
 
     def cell(self, number: int) -> Cell:

@@ -39,7 +39,14 @@ EVERY = 30.0  # seconds between two progress lines without a terminal
 
 @dataclass(frozen=True)
 class RunResult:
-    """The result of a run. ``status`` is the result of :func:`status`, ``why`` as in ``End``."""
+    """The result of a run.
+
+    Attributes:
+        finished: true if no point waits for its submission.
+        why: the reason if the run stopped early, or empty.
+        directory: the results directory.
+        status: the result of :func:`status`.
+    """
 
     finished: bool
     why: str
@@ -152,7 +159,10 @@ class DryRun:
 
     @property
     def is_hopeless(self) -> bool:
-        """True if vsub refuses a combination, and every combination that would run in a guest."""
+        """True if vsub refuses all combinations that run in guests.
+
+        If all combinations run on bare metal, true if vsub refuses any of them.
+        """
         guests = [n for n, cell in enumerate(self.cells) if cell.get("bare") is not True]
         return bool(self.refused) and all(n in self.refused for n in guests)
 

@@ -44,7 +44,12 @@ MISSES = 2  # lists of jobs in which a job must be missing before it counts as l
 
 @dataclass(frozen=True)
 class End:
-    """The end of a run: ``finished`` if no point waits; ``why`` is the reason of an early stop."""
+    """The end of a run.
+
+    Attributes:
+        finished: true if no point waits for its submission.
+        why: the reason if the run stopped early, or empty.
+    """
 
     finished: bool
     why: str = ""
