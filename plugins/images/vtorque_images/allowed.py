@@ -43,8 +43,11 @@ def default_image(site: Site) -> str | None:
 def set_default(config: Path, name: str) -> None:
     """Set the default image in the config.
 
-    Raises Refused if the image is unusable, ConfigError if the site's policy excludes it,
-    UsageError without privileges, HostFault.
+    Raises:
+        Refused: the image is unusable.
+        ConfigError: the site's policy excludes the image.
+        UsageError: the caller may not change the config.
+        HostFault: the config cannot be written.
     """
     site, plugins = root_site(config)
     lookup(site.images.pool, name)

@@ -64,8 +64,8 @@ class CommitOptions:
 def verify(pool: Path, name: str, told: Hashed = lambda _done, _all: None) -> Image:
     """Verify an image: the hashes of its files, its disk, and whether QEMU's user can read it.
 
-    For the pool's owner, also record the files' current inodes and times in the sidecar: they
-    change when a pool is copied.
+    If the caller owns the pool, also record the files' inodes and times in the sidecar, because a
+    copy of a pool has other inodes and times.
 
     Raises:
         Refused: a check failed; the message names the file and the problem.

@@ -27,7 +27,7 @@ as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def signer_of_image(site: Site, sidecar: Sidecar) -> str | None:
     """Return the signer of an image, or None if this site requires no signatures.
 
-    Raises Refused if no configured signer signed the image, HostFault.
+    Raises Refused if no configured signer signed the image, HostFault if this cannot be checked.
     """
     if not site.images.signers:
         return None

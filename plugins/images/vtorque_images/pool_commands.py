@@ -90,8 +90,8 @@ def show(ctx: click.Context, name: str, as_json: bool) -> None:
 def verify(ctx: click.Context, names: tuple[str, ...], as_json: bool) -> None:
     """Check images (default: all): file hashes, disks, and whether QEMU's user can read them.
 
-    As root, record the time, and accept the inodes of a copied pool. Exit code 1 if a check fails,
-    or if jobs cannot use an image because it lacks a signature.
+    As root, also record the time of the check, and the new inodes if the pool was copied. Exit code
+    1 if a check fails, or if jobs cannot use an image because it lacks a signature.
     """
     site = site_of(ctx.obj)
     pool = site.images.pool
@@ -212,7 +212,7 @@ def label(ctx: click.Context, name: str, labels: tuple[str, ...], as_json: bool)
 def default(ctx: click.Context, name: str | None, as_json: bool) -> None:
     """Show or set the image of jobs that name no image: [options.img] default in the config.
 
-    NAME changes only this host's config. If the nodes have separate configs, copy the config there.
+    NAME changes only this host's config. Copy it to nodes that have a config of their own.
     """
     if name is not None:
         set_default(ctx.obj, name)
