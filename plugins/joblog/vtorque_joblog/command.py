@@ -57,7 +57,7 @@ def logs(  # noqa: PLR0913 - one for each option
     console: bool,
     cloud_init: bool,
 ) -> None:
-    """Show the log of a running or ended job on this node: your own, or as root of any user.
+    """Show the log of your running or ended job on this node. Root can name any user's job.
 
     With the plugin archive, the logs of your ended jobs are also shown on other hosts, from all
     nodes of the job. Control characters are shown as text.

@@ -1,9 +1,9 @@
 """The node's log follower: passes new lines of job logs to the sinks.
 
 The resource ``joblog-follower`` starts this process before the first job's boot and ends it with
-the last job. No job waits for it: it has a few more seconds to finish, while the next follower
-waits for its lock. Each sink's progress is in a file below ``<state>/joblog``, from which the next
-follower continues, also after a kill.
+the last job. Jobs do not wait for the follower. After its release, the follower has a few seconds
+to finish, and the next follower waits for the lock. Each sink's progress is in a file below
+``<state>/joblog``, from which the next follower continues, also after a kill.
 
 The sink ``file`` runs here; all others run in an unprivileged process. The follower waits for
 changes of the kept logs and of the journal directory, for sinks that have finished, and for its
@@ -98,7 +98,7 @@ class FollowerLoop:
                         yield job
 
     def _is_incomplete(self, job: JobLog) -> bool:
-        """Return whether a log has undelivered lines, as after a time without a follower."""
+        """Return whether a log has undelivered lines, for example because no follower ran."""
         return any(outlet.is_behind(job) for outlet in self.outlets)
 
 

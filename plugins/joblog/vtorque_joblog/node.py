@@ -23,9 +23,9 @@ class Follower(NodeProcess):
     module = "vtorque_joblog.follower"
 
     def release(self) -> None:
-        """Remove the follower's lock file, which makes it end, even while it starts.
+        """Remove the follower's lock file. The follower then ends, even if it is still starting.
 
-        The follower of another job may start immediately; it waits until this one has ended.
+        The next follower may start at once; it waits until this follower has ended.
         """
         Path(self.lock).unlink(missing_ok=True)
 

@@ -28,7 +28,7 @@ log = logging.getLogger("joblog")
 
 @dataclass(frozen=True)
 class JobLog:
-    """The log of one job attempt on this node: ``<uid>/<job key>`` and its file."""
+    """The log of one job attempt on this node. ``key`` is the job key."""
 
     uid: int
     key: str
@@ -36,7 +36,7 @@ class JobLog:
 
     @property
     def name(self) -> str:
-        """Its name in :class:`vtorque_joblog.saved_offsets.SavedOffsets`."""
+        """The name in :class:`vtorque_joblog.saved_offsets.SavedOffsets`: ``<uid>/<job key>``."""
         return f"{self.uid}/{self.key}"
 
     @property

@@ -15,7 +15,7 @@ log = logging.getLogger("joblog")
 
 
 class SavedOffsets:
-    """A file of offsets by log name. Of each name, the last line ``<offset> <name>`` is valid.
+    """A file of lines ``<offset> <name>``. If a log has several lines, the last one is valid.
 
     If the disk is full, progress is kept only in memory, and each further line retries the write.
     """

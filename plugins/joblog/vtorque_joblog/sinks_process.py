@@ -1,9 +1,10 @@
 """The unprivileged sink process, which runs network sinks and code of other distributions.
 
-Root's follower starts it with the first line and sends it logs
-(:mod:`vtorque_joblog.unprivileged_sinks`). Their descriptors are its only access to root's files.
-It opens the sinks as root, and then becomes a user without account, privileges or files, who reads
-the logs and feeds the sinks. Usage: ``python -I -m vtorque_joblog.sinks_process CONFIG NAME...``.
+Root's follower starts this process when the first line is due, and sends it logs as descriptors
+(:mod:`vtorque_joblog.unprivileged_sinks`). The process has no other access to root's files. It
+opens the sinks as root. Then it drops all privileges, runs under a uid without account or files,
+reads the logs and feeds the sinks.
+Usage: ``python -I -m vtorque_joblog.sinks_process CONFIG NAME...``.
 """
 
 from __future__ import annotations
@@ -93,9 +94,9 @@ class RemoteOffsets:
 
 
 def answer(answers: int, sink: int, number: int, offset: int) -> None:
-    """Send a record.
+    """Report to root the offset up to which a sink has delivered a log.
 
-    If root's process is gone, exit, because further lines would be delivered twice.
+    If root's process has ended, exit, because further lines would be delivered twice.
     """
     try:
         os.write(answers, RECORD.pack(sink, number, offset))

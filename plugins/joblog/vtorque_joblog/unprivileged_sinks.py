@@ -85,7 +85,7 @@ class _SinksProcess:
         self.said: set[str] = set()
 
     def send(self, job: JobLog, descriptor: int, end: int, told: list[int]) -> None:
-        """Send a log up to an offset. Raises BlockingIOError if the socket is full, OSError."""
+        """Send a log up to an offset. Raises OSError: BlockingIOError if the socket is full."""
         number = self.numbers.get(job.name, len(self.numbers))
         word = {"number": number, "uid": job.uid, "key": job.key, "end": end, "told": told}
         socket.send_fds(self.socket, [json.dumps(word).encode()], [descriptor])
@@ -96,7 +96,13 @@ class _SinksProcess:
         self.sent += 1
 
     def record(self) -> tuple[int, int, int]:
-        """Return the next answer. Raises BlockingIOError without one, OSError, _ProcessEnded."""
+        """Return the next answer.
+
+        Raises:
+            BlockingIOError: there is no answer yet.
+            OSError: the pipe cannot be read.
+            _ProcessEnded: the process has ended, or has sent an invalid answer.
+        """
         record = os.read(self.answers, RECORD.size + 1)
         if not record:
             raise _ProcessEnded("")
@@ -226,7 +232,7 @@ class UnprivilegedSinks:
             self._life.end()
 
     def _send(self, life: _SinksProcess, job: JobLog) -> None:
-        """Send a log, if it still exists. Raises BlockingIOError if the socket is full, OSError."""
+        """Send a log if it still exists. Raises OSError: BlockingIOError if the socket is full."""
         try:
             descriptor = job.open()
         except OSError:
