@@ -56,7 +56,7 @@ def report(site: Site, plugins: Plugins, facts: Facts) -> dict[str, Any]:
     """Return the limits for a job with these facts (user, queue and others), as for ``--json``.
 
     ``counts`` says whether a ``[[limits]]`` entry applies to the job. It is null, and the entry is
-    ignored, if this depends on an unknown fact. ``line`` of a built-in default is null.
+    ignored, if this depends on an unknown fact. ``line`` is null for a built-in default.
     """
     known: Facts = {**dict.fromkeys(OF_BATCH, ()), **facts}
     of_job, its = for_job(site, plugins, known)

@@ -1,4 +1,4 @@
-"""``vmgr ps --placement``: which jobs hold this node's cores, memory and pool items."""
+"""``vmgr ps --placement``: which jobs hold this node's cores, memory and devices."""
 
 from __future__ import annotations
 
