@@ -50,7 +50,8 @@ class ClientProcess:
 
     Attributes:
         reading: Pipe that the process closes after reading its request, or -1.
-        until: Monotonic time at which the process is killed or, if it was killed, counts as stuck.
+        until: Monotonic time at which the process is killed. After the kill, the time at which the
+            process counts as stuck.
     """
 
     pid: int

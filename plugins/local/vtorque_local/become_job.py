@@ -34,7 +34,7 @@ def start(
         environ: The complete environment.
         wrapper: The job shell; empty on bare metal, where the user's shell runs the job.
         directory: Working directory; empty for the home directory. It may exist only in the guest.
-        line: Standard input, as from Torque's pbs_mom; empty for a terminal.
+        line: Content of standard input, as Torque's pbs_mom sends it; empty to keep a terminal.
         outputs: Arguments of :func:`open_output` for stdout and stderr; empty to keep both.
     """
     argv, name = wrapper, ""

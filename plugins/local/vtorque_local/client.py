@@ -169,10 +169,10 @@ class _JobFollower:
         return False
 
     def _end_without_client(self) -> None:
-        """Kill an interactive job, and restore the terminal if the job shell changed it last.
+        """Kill an interactive job, and restore the terminal if the job shell left it changed.
 
-        A killed job shell leaves the terminal without echo, or raw. Other settings come from
-        another program: for example, a shell's line editor disables canonical input but not output
+        A killed job shell leaves the terminal without echo or in raw mode. Settings of other
+        programs stay: for example, a shell's line editor disables canonical input but not output
         processing.
         """
         if not self._process:

@@ -27,8 +27,8 @@ _POLL = 0.02  # seconds; cgroup v1 has no event for an empty cgroup
 def make_cgroup(name: str, pids: int) -> str:
     """Create a cgroup below this process's own. Return its directory, or "" if impossible.
 
-    The cgroup is in version 2 if that is mounted (cgroups(7)), otherwise in the hierarchy of
-    ``pids`` or ``systemd``. A hierarchy that can limit the number of processes and threads to
+    Uses cgroups version 2 if mounted, otherwise the version 1 hierarchy of the controller ``pids``
+    or ``systemd`` (cgroups(7)). A hierarchy that can limit the number of processes and threads to
     ``pids`` (0 means no limit) is preferred. ``name`` must be unique.
     """
     without = ""

@@ -60,7 +60,10 @@ class JobPrograms:
 
 
 class Leader(abc.ABC):
-    """The first process of a job that runs as the user. ``session`` is its pid or its parent's."""
+    """The first process of a job that runs as the user.
+
+    ``session`` is the pid of this process, or the pid of its parent in an interactive job.
+    """
 
     session: int
 
@@ -138,7 +141,7 @@ class JobTask(abc.ABC):
     def tear_down(self) -> bool:
         """Run the epilogue and report why the job ended. Blocks.
 
-        This is all that remains for a lost job, whose service was killed.
+        If a service was killed, the next service calls this for each lost job.
         """
         job = self.job
         if job.status is None:
@@ -186,7 +189,10 @@ class JobTask(abc.ABC):
             return self.job.status is None
 
     def _run_prologue(self) -> bool:
-        """Run the prologue. Return whether the job must wait for others; ``reason`` says why."""
+        """Run the prologue. Return whether the job must wait for other jobs.
+
+        The job's ``reason`` then says why.
+        """
         early = self.job.in_guest and not self.job.interactive
         prologue = [*self._programs.prologue, *self.job.hook]
         code, lines = self._hook(prologue, self._start_early if early else None)

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def step(_: Site) -> StepOf:
-    """Return the function that builds a command for a job's node: the command itself."""
+    """Return a function that returns commands unchanged, because jobs run on this machine."""
     return lambda job_id, node, argv, terminal: list(argv)
 
 

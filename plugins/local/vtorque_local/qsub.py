@@ -146,7 +146,7 @@ def check_outputs(paths: Iterable[str]) -> None:
 
 
 def check_surroundings(job: QsubJob, workdir: str, *, bare: bool) -> None:
-    """Raise UsageError if the caller cannot enter the directory of ``-d``, as Torque's qsub does.
+    """Raise UsageError, like Torque's qsub, if the caller cannot enter the directory of ``-d``.
 
     Without a guest (``bare``), the shell of ``-S`` must be a program of this host.
     """

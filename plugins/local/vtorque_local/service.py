@@ -406,7 +406,7 @@ class LocalService:
 
 
 def _mode(ours: int) -> int:
-    """Return a file mode: ``ours`` for root's service, only its owner bits for a personal one."""
+    """Return ``ours``, a file mode; in a personal service, only the owner's bits of the mode."""
     return ours if os.geteuid() == 0 else ours & 0o700
 
 
