@@ -93,7 +93,7 @@ def greet(connection: socket.socket, key: bytes, until: float) -> Stream:
 
 
 def answer(connection: socket.socket, key: bytes, until: float) -> Stream:
-    """Authenticate as the job, after the other side. Raise ChannelBroken if that fails.
+    """Authenticate the waiting side, then authenticate as the job. Raise ChannelBroken on failure.
 
     ``until`` is the deadline by the monotonic clock.
     """

@@ -18,7 +18,7 @@ from vtorque_login import gathered
 @click.option("--files", is_flag=True, help="Also print the records of the job on this node.")
 @click.pass_obj
 def state(config: Path, job_id: str, files: bool) -> None:
-    """Print node, phase and guests of a job as JSON: your own, or as root any job."""
+    """Print node, phase and guests of your job as JSON. Root can name any job."""
     uid = None if os.geteuid() == 0 else os.getuid()
     places = kept_records.find(service.paths(config), job_id, uid)
     if not places:

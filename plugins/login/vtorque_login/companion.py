@@ -26,7 +26,10 @@ _LAST_WORDS = 0.2  # seconds for answers to report that the script has ended
 
 
 class Companion:
-    """The running answers to requests of one job. The batch system's pbsdsh needs ``environ``."""
+    """The running answers to requests of one job.
+
+    ``environ`` is the job's environment, which the batch system's pbsdsh needs.
+    """
 
     def __init__(self, config: Path, job_id: str, node: str, environ: Mapping[str, str]) -> None:
         self._config, self._job_id, self._node = config, job_id, node

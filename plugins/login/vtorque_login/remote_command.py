@@ -75,7 +75,7 @@ def run(asked: RemoteCommand, config: Path) -> int | None:
 
     Raises:
         Refused: The job has not started.
-        UsageError: The node is not one of the job's.
+        UsageError: The node does not belong to the job.
         HostFault: The node is unreachable.
     """
     whose = None if os.geteuid() == 0 else os.getuid()
@@ -127,7 +127,10 @@ def _run_for_running(
 
 
 def _check_ended(meant: Sequence[JobInfo], wanted: str, config: Path) -> None:
-    """Raise Refused unless the job has ended or, for an array, ended tasks have records here."""
+    """Raise Refused if a job has not ended.
+
+    An array is also accepted if this host has records of its ended tasks.
+    """
     for job in meant:
         one = _is_named(job, wanted) and "[]" not in wanted
         if job.state not in _ENDED and (one or not _has_records(config, wanted)):
@@ -230,9 +233,9 @@ def _call(argv: Sequence[str]) -> int:
 def _run_as_owner(asked: RemoteCommand, owner: str, config: Path) -> int:
     """Run the command as the job's owner, because only the owner may reach into the job.
 
-    The user fully controls the process, so it inherits no descriptor from root. runuser creates a
-    terminal if needed; otherwise it gets pipes. Control sequences from these pipes never reach a
-    terminal. Privileges: root.
+    The user fully controls the process, so it inherits no descriptor from root. If the command
+    needs a terminal, runuser creates a new one. Otherwise the process gets pipes, and control
+    sequences from these pipes never reach a terminal. Privileges: root.
     """
     try:
         account = pwd.getpwnam(owner)
@@ -257,7 +260,10 @@ def _run_as_owner(asked: RemoteCommand, owner: str, config: Path) -> int:
 def _run_sanitized(
     argv: Sequence[str], environ: Mapping[str, str], out: Callable[[bytes], object]
 ) -> int:
-    """Run the command on pipes, and pass its output to ``out``. It ends when this process ends."""
+    """Run the command on pipes, and pass its output to ``out``.
+
+    The kernel kills the command when this process ends.
+    """
     failed: list[OSError] = []
     argv = [*_DIES_WITH_US, *argv]
     with subprocess.Popen(
