@@ -70,8 +70,8 @@ def run_parser(
 
     Args:
         parse: see :func:`vtorque_core.api.unprivileged_parser.parse_unprivileged`.
-        args: its arguments, before the descriptors.
-        files: descriptors, its last arguments.
+        args: the first arguments of ``parse``.
+        files: descriptors, which are the last arguments of ``parse``.
         most: limit of all values in bytes.
     """
     try:

@@ -212,7 +212,7 @@ def read_container(
 def room(work: Path) -> int:
     """Return the maximum size of the layers in bytes: a third of the free disk space.
 
-    During the build their content exists three times: as layers, on the raw disk and in the image.
+    During the build, the content exists three times: as layers, on the raw disk and in the image.
     """
     status = os.statvfs(work)
     return status.f_bavail * status.f_frsize // 3

@@ -50,8 +50,8 @@ def parse_index(tag: str, arch: str, document: int) -> Iterator[bytes]:
 def parse_manifest(kind: str, arch: str, document: int) -> Iterator[bytes]:
     """Yield the contents of a manifest of this media type.
 
-    For an index, yield INDEX, then as :func:`parse_index`. For a manifest, yield MANIFEST, digest
-    and size of the configuration and of each layer.
+    For an index, yield INDEX and the values of :func:`parse_index`. For a manifest, yield MANIFEST,
+    then digest and size of the configuration and of each layer.
     """
     found = _object(document, "the manifest")
     kind = kind or str(found.get("mediaType", ""))
@@ -129,7 +129,10 @@ def _object(document: int, what: str) -> dict[str, Any]:
 
 
 def _choose(found: Mapping[str, Any], tag: str, arch: str) -> tuple[str, str, str, str]:
-    """Return digest, size, media type and title of the only image, or the only one of ``arch``."""
+    """Return digest, size, media type and title of one image.
+
+    If several images have the tag, exactly one of them must be for ``arch``.
+    """
     listed = found.get("manifests")
     if type(listed) is not list or not all(type(d) is dict for d in listed):
         raise Refused("the index lists no manifests")

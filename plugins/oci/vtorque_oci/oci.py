@@ -116,7 +116,8 @@ def files_of(descriptor: int) -> Iterator[Files]:
 def list_members(descriptor: int) -> Iterator[bytes]:
     """Yield offset, size, kind, path and target of each member of a tar file.
 
-    Runs without privileges. A blank separates the numbers, a NUL the texts. Raises Refused.
+    Runs without privileges. Path and target each follow a NUL; offset, size and kind are separated
+    by blanks. Raises Refused.
     """
     with os.fdopen(os.dup(descriptor), "rb") as file:
         for each in members(file, file.seek(0, 2), Budget(*_ARCHIVE)):

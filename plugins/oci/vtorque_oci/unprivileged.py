@@ -64,7 +64,7 @@ def run(
     """Run ``work`` in an unprivileged process, and wait for its end.
 
     Args:
-        work: calls ``wait`` of its argument once.
+        work: the function to run, which must call :meth:`RootConnection.wait` once.
         keep: descriptors to keep open.
         most: maximum size of a written file in bytes.
         progress: called with each reported step.
@@ -126,7 +126,7 @@ def _exit_reason(code: int) -> str:
 
 
 def _lines(descriptor: int) -> Iterator[bytes]:
-    """Yield the lines of a pipe. Raises Refused for too many, or if they do not end in time."""
+    """Yield the lines of a pipe. Raises Refused for too many lines, or after a timeout."""
     until, data = time.monotonic() + _WALL, b""
     waiting = select.poll()
     waiting.register(descriptor, select.POLLIN)
