@@ -1,12 +1,13 @@
-"""The labels of an OSv image, and whether a script can run in it. Pure.
+"""The labels of an OSv image, and whether a script can run in it. No I/O.
 
 Labels:
 
 - ``command.<name>``: a named command line.
 - ``mounts``: the mount points for shares, separated by ``,``.
 - ``root``: the site's share that is the root file system.
-- ``rest``, ``cloud-init``, ``nfs``: ``true`` if the image has ``/libhttpserver-api.so``,
-  ``/usr/mgmt/cloud-init.so``, or ``/tools/mount-fs.so`` with NFS.
+- ``rest``: ``true`` if the image has ``/libhttpserver-api.so``.
+- ``cloud-init``: ``true`` if the image has ``/usr/mgmt/cloud-init.so``.
+- ``nfs``: ``true`` if the image has ``/tools/mount-fs.so`` with NFS.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ def mount_points(image: Image) -> tuple[str, ...]:
 
 
 def check_script(content: bytes, image: Image) -> Iterable[Refusal]:
-    """Return the reasons why the script cannot run in a guest of this image, if any."""
+    """Return the reasons why the script cannot run in a guest of this image; empty if it can."""
     try:
         script.parse(content, named_commands(image))
     except Refused as error:

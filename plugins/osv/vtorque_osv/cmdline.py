@@ -1,10 +1,11 @@
-r"""Build OSv's kernel command line, and the script disk that it names. Pure.
+r"""Build OSv's kernel command line, and the script disk that it names. No I/O.
 
 The command line has options (OSv's loader.cc), split at white space, with ``\`` as escape character
 (libc/string/stresep.c), and then ``runscript /dev/vblkN``. The script disk is plain text: one line
 with the environment as ``--env=`` and all commands, in the syntax of core/commands.cc. With a
 script disk, a command line of a few KiB suffices. All users of a node can read QEMU's arguments,
-but these contain nothing of the job.
+which may include the command line. It contains the job's working directory and the variables that
+:func:`boot_line` includes, but no other data of the job.
 """
 
 from __future__ import annotations
@@ -95,9 +96,9 @@ def mount_options(targets: Iterable[str], first: int = 0) -> list[str]:
 
 
 def boot_line(options: Iterable[str], environ: Mapping[str, str], command: str) -> str:
-    """Return the command line. It includes only variables whose values a script disk would change.
+    """Return the command line. It includes the variables whose values a script disk would change.
 
-    Raises Refused if it is too long.
+    All other variables are on the script disk. Raises Refused if the line is too long.
     """
     special = [f"--env={name}={value}" for name, value in environ.items() if _is_expanded(value)]
     line = " ".join([*(escape_word(word) for word in (*options, *special)), command])

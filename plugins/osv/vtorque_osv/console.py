@@ -1,4 +1,4 @@
-"""Extract a job's output and exit status from OSv's console. Pure.
+"""Extract a job's output and exit status from OSv's console. No I/O.
 
 QEMU always exits with 0, so the console is the only source. With ``--verbose`` OSv prints
 (core/app.cc, runtime.cc, core/shutdown.cc)::
@@ -189,7 +189,7 @@ class OsvConsole:
         return None
 
     def _note(self, code: int) -> None:
-        """Keep the first exit status other than 0, as a parent process sees it (wait(2))."""
+        """Keep the lowest 8 bits of the first exit status other than 0, as wait(2) does."""
         self._code = self._code or code & 0xFF
 
     def _release(self) -> bytes:
@@ -197,7 +197,10 @@ class OsvConsole:
         return b"".join(line + b"\n" for line in held)
 
     def _may_go(self, line: bytes) -> bool:
-        """Return whether an incomplete line can be output now: it cannot become OSv's message."""
+        """Return whether an incomplete line can be output now.
+
+        A line that may become a message of OSv has to wait.
+        """
         if not line or not self._booted or self._crash is not None or self._ended:
             return False
         if self._held and not line.strip(b"\r"):

@@ -76,7 +76,7 @@ class OsvDriver(LateDriver):
     def resources(
         self, guest: GuestPlan, items: Sequence[ContextItem], site: Site
     ) -> Iterator[Resource]:
-        """Yield the file for the job shell (:class:`GuestWord`), and the seed, if any."""
+        """Yield the file for the job shell (:class:`GuestWord`), and the seed for cloud-init."""
         rest = guest[OSV_MODE] == "rest"
         files = referenced_files(guest, items)
         word = GuestWord(
@@ -131,7 +131,7 @@ class OsvDriver(LateDriver):
 def environment(
     guest: GuestPlan, items: Sequence[ContextItem], order: BootOrder
 ) -> Mapping[str, str]:
-    """Return the job's variables in this guest; the guest's own override those of the order."""
+    """Return the job's variables in this guest. The guest's own override variables in ``order``."""
     told = {item.name for item in items if isinstance(item, EnvVar)}
     of_user = {name: value for name, value in order.environ.items() if name not in told}
     return cmdline.guest_variables({**of_user, **variables(guest, items)})

@@ -93,7 +93,7 @@ def _text(tag: DynamicTag, name: str) -> str:
 
 
 def check_program(elf: Elf, arch: str) -> None:
-    """Raise Refused for a program for another architecture or at fixed addresses that OSv uses."""
+    """Raise Refused if a program is for another architecture, or overlaps OSv's addresses."""
     if elf.arch != arch:
         raise Refused(f"{elf.path}: is built for {elf.arch}, but the loader for {arch}")
     if not elf.pie and elf.end > KERNEL_BASE:

@@ -59,9 +59,9 @@ class OsvRecipe:
 def from_arguments(arguments: Mapping[str, str]) -> OsvRecipe:
     """Return the recipe from the options of ``vmgr images build``.
 
-    Options, which override the file's values: ``recipe=FILE``, and each key of the file as
-    ``loader=``, ``min_ram=``, ``mounts=A,B``, ``libdirs=A,B``, ``file:/in/image=PATH``,
-    ``command:NAME=LINE``, ``env:NAME=VALUE``. Raises Refused.
+    ``recipe=FILE`` names a TOML file. The other options override the file's values: ``loader=``,
+    ``min_ram=``, ``root_share=``, ``root_directory=``, ``mounts=A,B``, ``libdirs=A,B``,
+    ``file:/in/image=PATH``, ``command:NAME=LINE``, ``env:NAME=VALUE``. Raises Refused.
     """
     base, data = Path(), dict[str, Any]()
     if "recipe" in arguments:

@@ -1,4 +1,4 @@
-"""Parse a job script as OSv command lines, or report why that is impossible. Pure.
+"""Parse a job script as OSv command lines, or report why that is impossible. No I/O.
 
 OSv has no shell, and ``fork`` fails. A line is accepted if it has the same meaning in OSv
 (core/commands.cc) and in a POSIX shell. Other lines are rejected, with their number.
@@ -67,8 +67,8 @@ def command_line(commands: Sequence[ProgramCall]) -> str:
 def parse(content: bytes, named: Mapping[str, str]) -> tuple[ProgramCall, ...]:
     """Return the script's commands. Raises Refused with every unsupported line.
 
-    ``named`` has the image's named command lines. If a line starts with such a name, its command
-    line replaces the name, and the line's other words follow.
+    ``named`` maps names to the image's command lines. If a line of the script starts with such a
+    name, the name is replaced by the command line.
     """
     commands: list[ProgramCall] = []
     refusals: list[Refusal] = []
