@@ -64,7 +64,7 @@ def _is_kept(attribute: str) -> bool:
 
 
 def write(tree: FileTree, made: Path) -> None:
-    """Write the tree as a squashfs. Raises Refused if the disk is full, HostFault."""
+    """Write the tree as a squashfs. Raises Refused if the disk is full, HostFault otherwise."""
     program = shutil.which("sqfstar")
     if program is None:
         raise HostFault(

@@ -37,8 +37,11 @@ def resolve_request(request: JobRequest, site: Site, pull: bool) -> dict[str, st
 def resolve(value: str, site: Site, pull: bool) -> str:
     """Return the path of an image's squashfs in the cache. Converts the image if necessary.
 
-    If ``pull`` is False, uses neither the network nor skopeo, and raises Refused if the cache lacks
-    the image. Raises Refused, HostFault.
+    If ``pull`` is False, uses neither the network nor skopeo.
+
+    Raises:
+        Refused: the image is invalid, or ``pull`` is False and the cache lacks the image.
+        HostFault: a program for the conversion is missing or fails.
     """
     require_possible(value, site)
     images, reference = cache.cache_of(site), parse(value, Path.cwd())
