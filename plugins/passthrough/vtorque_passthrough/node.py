@@ -38,7 +38,7 @@ def is_in_class(of: CardClass, function: PciFunction) -> bool:
 
 @dataclass(frozen=True)
 class CardGroup:
-    """All functions of one IOMMU group except bridges. A lease names the first one's address.
+    """All functions of one IOMMU group except bridges. A lease names the first function's address.
 
     ``classes`` lists all classes of its functions, in the site's order. Users can request the card
     only by the first class. Otherwise they could get a GPU through the class of its sound function.
@@ -90,7 +90,7 @@ class CardGroup:
 
 
 def find_cards(settings: Settings) -> dict[str, CardGroup]:
-    """Return cards by lease name. One function of each belongs to a class of the settings."""
+    """Return the cards with a function in one of the site's classes, by their names in leases."""
     everything = functions(settings.sysfs).values()
     found = {}
     for function in everything:
@@ -213,7 +213,7 @@ def vtorque_guest_context(guest: GuestPlan, site: Site) -> Iterator[GuestDevice]
 
 
 def check(site: Site) -> Iterator[HealthResult]:
-    """Report which cards of the node guests can have, and why they cannot have the others."""
+    """Report which cards of the node are available to guests, and why other cards are not."""
     settings = site[Settings]
     found = find_cards(settings)
     missing = why_no_vfio(settings.sysfs)
