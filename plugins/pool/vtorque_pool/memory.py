@@ -1,7 +1,7 @@
 """The pool's own state: held nodes, paused shapes (kinds of nodes) and counters.
 
 The state is one file in ``[plugin.pool] state``, changed under a lock and replaced atomically. The
-pool also works without the file: it does not contain the state of machines and nodes.
+pool also works without the file, because clouds and batch system report all machines and nodes.
 """
 
 from __future__ import annotations

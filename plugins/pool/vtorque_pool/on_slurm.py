@@ -100,7 +100,7 @@ def record_start_times(
 ) -> None:
     """Record how long machines took until their node was up, at ``now``.
 
-    For batch systems that do not report when a node's daemon started.
+    Used for batch systems that do not report when a node's daemon started.
     """
     up = {n.name: now for n in nodes.values() if n.state in {"free", "busy", "draining"}}
     _note(machines, found, up)
@@ -166,7 +166,10 @@ def _end_needless(
 def _mend_nodes(
     machines: Machines, slurm: Slurm, found: CloudState, nodes: Mapping[str, PoolNode]
 ) -> int:
-    """Create machines of starting nodes, and abandon nodes without one; return their number."""
+    """Create missing machines of starting nodes, and reset nodes whose machine failed or is gone.
+
+    Returns the number of repaired nodes.
+    """
     held = machines.memory.read().held
     again, lost = [], {}
     for name, node in nodes.items():

@@ -45,7 +45,7 @@ class Pbs:
     def nodes(self) -> dict[str, PoolNode]:
         """Return the pool's nodes in the batch system, by name.
 
-        On Torque, without the nodes that :meth:`delete` has set offline.
+        The result omits nodes that :meth:`delete` has set offline on Torque.
         """
         there = {name: _node(name, each) for name, each in self._query_nodes().items()}
         return {name: node for name, node in there.items() if not _is_off(node)}

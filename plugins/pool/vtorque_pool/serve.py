@@ -165,10 +165,11 @@ def _perform_step(machines: Machines, batch: Pbs, step: rounds.Step) -> bool:
 
 
 def _delete_node(batch: Pbs, step: rounds.Step) -> set[str]:
-    """Delete a node from the batch system before its machine is deleted, so that it gets no job.
+    """Delete a node from the batch system, so that the node gets no job before its machine ends.
 
-    Returns the node; empty if it has changed since the decision and was not deleted. Torque would
-    delete a node with jobs, and requeue or delete the jobs (req_manager.c).
+    Returns the node. If the node has changed since the decision, deletes nothing and returns an
+    empty set: Torque would also delete a node with jobs, and requeue or delete the jobs
+    (req_manager.c).
     """
     if step.was is not None and batch.nodes().get(step.node) != step.was:
         return set()

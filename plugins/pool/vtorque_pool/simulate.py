@@ -1,10 +1,11 @@
 """Simulate pools of several sizes for a trace of jobs: wait times and machine hours.
 
 Traces have the Standard Workload Format, SWF 2.2
-(https://www.cs.huji.ac.il/labs/parallel/workload/swf.html): fields 2 submit time, 4 run time, 5
-processors used, 8 processors requested; in seconds. Each job gets whole nodes. Jobs start in order
-of submission, but if a job does not fit, up to a hundred later jobs may start before it. Nodes are
-created for queued jobs and deleted when idle.
+(https://www.cs.huji.ac.il/labs/parallel/workload/swf.html). The simulation uses field 2 (submit
+time), 4 (run time), 5 (processors used) and 8 (processors requested). Times are in seconds.
+
+Each job gets whole nodes. Jobs start in order of submission, but if a job does not fit, up to a
+hundred later jobs may start before it. Nodes are created for queued jobs and deleted when idle.
 """
 
 from __future__ import annotations

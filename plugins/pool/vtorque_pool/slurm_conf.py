@@ -150,7 +150,10 @@ def _remove_include(text: bytes, ours: bytes) -> bytes:
 
 
 def _end(text: bytes) -> bytes:
-    """Return a marked newline if the last line has no newline. The mark allows its removal."""
+    """Return a newline and a comment if the last line has no newline, otherwise nothing.
+
+    The removal of the pool's lines finds the added newline by this comment.
+    """
     return b"" if not text or text.endswith(b"\n") else b"\n# (no newline)\n"
 
 

@@ -1,8 +1,12 @@
 """Driver for EC2. boto3 finds the credentials: the host's role, or boto3's files.
 
-Options: ``region``; ``endpoint`` (of another cloud with the EC2 API), ``profile``, ``subnet``,
-``security_groups`` (comma-separated), ``key``, ``role`` (an instance profile, whose credentials
-processes on the machine can get), ``timeout`` (seconds, 60).
+Options:
+
+- ``region``, ``profile``, ``subnet``, ``key``.
+- ``endpoint``: URL of another cloud with the EC2 API.
+- ``security_groups``: comma-separated.
+- ``role``: instance profile. Processes on the machine can get its credentials.
+- ``timeout``: seconds (60).
 
 The pool lists machines by tag before and after it creates one, instead of using ClientToken, which
 some clouds with the EC2 API do not support (moto 5.2).

@@ -4,16 +4,17 @@ Options:
 
 - ``uri`` (default ``qemu:///system``) and ``network`` (``default``) of libvirt.
 - ``images``: directory of images and machines' files, on libvirt's host.
-- ``pool``: directory of vTorque's image pool, on both hosts, to use its images instead.
+- ``pool``: directory of vTorque's image pool, to boot machines from the pool's images. The path
+  must be the same on this host and on libvirt's host.
 - ``secrets``: cloud-init file that only its owner can read.
 - ``most``: maximum number of machines.
 - ``accel``: ``kvm``, or ``qemu`` for emulation.
 - ``timeout``: seconds (60).
 
 A machine is a transient domain, which disappears when it ends. Its disk is an overlay in the
-storage pool ``vtorque-pool``, with the machine's other files. libvirt gives these files to QEMU's
-user, but the images must stay root's. The domain's metadata has the tags. Names contain cluster and
-time, which identify a disk without a domain.
+storage pool ``vtorque-pool``, with the machine's other files. libvirt makes QEMU's user the owner
+of these files, but not of the images. The domain's metadata has the tags. The names of the files
+contain the cluster's hash and the creation time, because a disk without a domain has no tags.
 """
 
 from __future__ import annotations
@@ -170,7 +171,10 @@ class Libvirt:
         )
 
     def _boot(self, name: str, image: Image) -> str:
-        """Return the XML of the boot. The kernel is a copy, because libvirt changes its owner."""
+        """Return the XML of the boot.
+
+        The machine gets copies of kernel and initrd, because libvirt changes the files' owner.
+        """
         if image.kernel is None:
             return "<boot dev='hd'/>"
         found = f"<cmdline>{escape(image.cmdline)}</cmdline>"

@@ -1,7 +1,12 @@
 """Driver for OpenStack Nova. openstacksdk finds the credentials (``clouds.yaml``).
 
-Options: ``cloud`` (its name in clouds.yaml), ``clouds`` (path of clouds.yaml), ``network``,
-``key``, ``security_groups`` (comma-separated), ``timeout`` (seconds, 60).
+Options:
+
+- ``cloud``: name of the cloud in clouds.yaml.
+- ``clouds``: path of clouds.yaml.
+- ``network``, ``key``.
+- ``security_groups``: comma-separated.
+- ``timeout``: seconds (60).
 """
 
 from __future__ import annotations
