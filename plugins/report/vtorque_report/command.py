@@ -40,7 +40,7 @@ def report(
     html: Path | None,
     more: tuple[Path, ...],
 ) -> None:
-    """Report how a running or ended job used what it requested. As root: for any job.
+    """Report how your running or ended job used what it requested. Root can name any job.
 
     Shows CPU, memory, disk, network, phases, and what to request next time. A job on several nodes
     has one report with a row for each node. An array (22[], 22[].server, 22) has a row for each

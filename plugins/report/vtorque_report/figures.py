@@ -39,7 +39,8 @@ class Figures:
         steal: time in which vCPUs were ready to run but had no host CPU.
         overhead: CPU time of QEMU, iothreads and vhost threads, without the vCPUs.
         memory: maximum host memory that QEMU used.
-        disk, network: (read, written), (received, sent) since the boot.
+        disk: bytes read and written since the boot.
+        network: bytes received and sent since the boot.
         drops: packets dropped by the guests' network cards.
         boot: time from the start of the boot to READY.
         measured: True if there are samples.
@@ -173,7 +174,7 @@ def _growth(lines: Sequence[Line], *names: str) -> tuple[float | None, float]:
 
 
 def _end_lines(lines: Sequence[Line]) -> Sequence[Line]:
-    """Return the first and the last ten lines: some of them may lack libvirt's values."""
+    """Return the first ten and the last ten lines, because a line may lack libvirt's values."""
     return [*lines[:10], *lines[10:][-10:]]
 
 

@@ -53,7 +53,10 @@ class Report:
 
     @property
     def end(self) -> float:
-        """Unix time of the job's end on its last node; ``now`` or later while it runs."""
+        """Unix time of the job's end on its last node.
+
+        While the job runs, this is ``now``, or the time of a later sample.
+        """
         ends = [self.now if a.ended is None else a.ended for a in self.attempts]
         samples = [g.lines[-1].time for a in self.attempts for g in a.guests if g.lines]
         return max([self.start, *ends, *samples])
