@@ -75,15 +75,15 @@ def _extend_time(given: SlurmRequest, needs: Needs) -> list[str]:
 
 
 def names(own: str | None, feature: str) -> bool:
-    """Return whether the ``--constraint`` expression ``own`` requests the feature: sbatch(1)."""
+    """Return whether ``own``, an expression for ``--constraint``, contains the feature."""
     return feature in re.split(r"[^\w.-]+", own or "", flags=re.ASCII)
 
 
 def constraint(own: str | None, feature: str) -> str:
     """Combine the user's constraint with the site's node feature.
 
-    Slurm supports one level of parentheses. Therefore only an alternative without parentheses
-    (``a|b``) is enclosed in them.
+    The user's constraint is enclosed in parentheses only if it contains ``|`` outside of
+    parentheses, because Slurm supports only one level of parentheses.
     """
     if not own:
         return feature

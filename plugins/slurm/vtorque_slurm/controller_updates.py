@@ -103,7 +103,10 @@ def requeue_in_use(client: SlurmClient, job: BatchJob, reason: str) -> None:
 
 
 def _whole_job_id(found: JobRecord) -> str:
-    """Return the job id to requeue: of a heterogeneous job, Slurm requeues only the whole job."""
+    """Return the id for a requeue of the job.
+
+    Slurm requeues a heterogeneous job only as a whole, not its components.
+    """
     return found.name.partition("+")[0]
 
 
@@ -127,9 +130,10 @@ def _note_of(client: SlurmClient, name: str) -> str:
 def add_to_accounting(client: SlurmClient, job_id: str, line: str) -> bool:
     """Append a line to a job's AdminComment in slurmdbd. Return True if it was already present.
 
-    sacctmgr can modify only text fields, and in lower case ("SPECIFICATIONS FOR JOB"). It needs
-    administrator rights in slurmdbd, which root on a node has. Both sacct and sacctmgr take the id
-    of an array's first job for the whole array (measured on 22.05).
+    sacctmgr can modify only text fields of a job, and converts them to lower case (sacctmgr(1),
+    SPECIFICATIONS FOR JOB). It needs administrator rights in slurmdbd, which root on a node has.
+    Both sacct and sacctmgr take the id of an array's first job for the whole array (measured on
+    22.05).
     """
     fields = ("--noheader", "--parsable2", "--allocations", "--format=JobIDRaw,JobID,AdminComment")
     rows = [
@@ -166,7 +170,10 @@ def mark(client: SlurmClient, feature: str, healthy: bool, reason: str) -> None:
 
 
 def is_marked(client: SlurmClient, feature: str) -> bool:
-    """Return whether this node has the feature, or vTorque's comment on why it was removed."""
+    """Return whether the feature was set on this node, even if doctor has removed it since.
+
+    ``vtorque doctor`` records the removal in the node's comment.
+    """
     text = client.ask("scontrol", "show", "node", this_node(client))
     there = job_records.node_comment(text)
     doctors = there.startswith(OURS) and not there.startswith(f"{OURS}: job ")

@@ -12,7 +12,7 @@ def kernel_ids(ids: Sequence[int], sysfs: Path = SYSFS) -> tuple[int, ...]:
     """Return the kernel's numbers for Slurm's CPU ``ids``, or an empty tuple if unknown.
 
     A Slurm id is an index in the order of socket, core and thread (slurm.conf(5), CpuSpecList). The
-    numbers are unknown if slurm.conf gives the node more CPUs than it has.
+    numbers are unknown if slurm.conf configures more CPUs for the node than the node has.
     """
     order = _order(sysfs)
     if not ids or max(ids) >= len(order):

@@ -14,11 +14,12 @@ from vtorque_slurm import request_channel
 
 
 def prolog(place: Installation) -> bytes:
-    """Return the Prolog script. For jobs of vsub it exits with 0: Slurm would drain the node.
+    """Return the Prolog script.
 
-    If the prologue fails, the script releases the job's resources at once. The job shell then finds
-    no proof file and ends the job. For a request from the SPANK plugin, the script then exits
-    with an error: slurmd might start the job without that plugin, and thus without the job shell.
+    If the prologue fails, the script releases the job's resources at once. For jobs of vsub, it
+    still exits with 0, because Slurm drains a node whose Prolog fails. The job shell then finds no
+    proof file and ends the job. If the request came from the SPANK plugin, the script exits with an
+    error. Otherwise slurmd might start the job without this plugin, and thus without the job shell.
     """
     request = f"${request_channel.FROM_SPANK}"
     guard = f"case $SLURM_JOB_COMMENT{request} in *vt1:*) ;; *) exit 0 ;; esac"

@@ -59,8 +59,8 @@ def items(job: BatchJob, guests: Sequence[PeerGuest]) -> Iterator[ContextItem]:
 def tasks(environ: Mapping[str, str], guests: Mapping[str, str]) -> dict[str, str]:
     """Adjust the variables for tasks and memory per CPU to the guests.
 
-    As ``srun`` in guests does, this gives each guest one task and then fills the first guests
-    first. Without ``-n``, there is one task per CPU. Variables unset on the host stay unset, except
+    Each guest gets one task. Further tasks fill the guests in order, as ``srun`` in guests does.
+    Without ``-n``, there is one task per CPU. Variables unset on the host stay unset, except
     SLURM_TASKS_PER_NODE, which mpirun needs.
 
     Args:

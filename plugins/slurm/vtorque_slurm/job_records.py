@@ -81,7 +81,10 @@ def parse_job(text: str, job_id: str, account: str | None = None) -> JobRecord:
 
 
 def launch_failure(text: str, job_id: str) -> str:
-    """Return why Slurm did not start a job's script; empty if it did or the reason is unknown."""
+    """Return why Slurm could not start a job's script.
+
+    The result is empty if Slurm has started the script, or if the reason is unknown.
+    """
     found = _records(text)
     if not found[0].startswith(f"JobId={job_id} ") or len(found) > 1:
         return ""
@@ -96,7 +99,7 @@ def launch_failure(text: str, job_id: str) -> str:
 
 
 def _limit(record: str) -> str:
-    """Return a job's time limit; empty if the record has a second, forged line with one."""
+    """Return a job's time limit; empty if several lines contain a limit, as in a forged record."""
     found = re.findall(r"^   RunTime=\S+ TimeLimit=([0-9:-]+) .*$", record, re.MULTILINE | re.ASCII)
     return str(found[0]).replace("-", ":") if len(found) == 1 else ""
 
@@ -144,8 +147,8 @@ def first_record_id(text: str, job_id: str) -> str:
     """Return the id of the first record if ``text`` has several, otherwise an empty string.
 
     ``scontrol show job`` prints several records for an array or a heterogeneous job; the first one
-    is its first task or component. A user can forge lines of the text. A forged id is harmless,
-    because the controller then shows no job, or the job ``job_id``.
+    is its first task or component. A user can forge lines of the text. This is harmless, because
+    the returned id always begins with ``job_id``.
     """
     if _is_leader(text, job_id):
         return f"{job_id}+0"

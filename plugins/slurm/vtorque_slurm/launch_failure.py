@@ -18,9 +18,9 @@ _SHORT = 10.0  # seconds: a script that ran longer was started, so the controlle
 
 
 def keep(client: SlurmClient, paths: Paths, job_id: str) -> None:
-    """Add the reason to the kept facts and the log of an ended job. Errors are ignored.
+    """Add the reason why Slurm did not start an ended job's script to its kept facts and log.
 
-    Privileges: root. Called: in Epilog.
+    Errors are ignored. Privileges: root. Called: in Epilog.
     """
     places = kept_records.find(paths, job_id)
     facts = places[-1].facts() if places else {}

@@ -205,7 +205,7 @@ class SlurmNode(NodeAdapter):
     def account(self, job_id: str, usage: Usage) -> None:
         """Append this node's usage to the job's AdminComment in slurmdbd, if the site uses it.
 
-        Also record why Slurm did not start the script, if so. slurmdbd is updated because the
+        If Slurm did not start the script, also record the reason. slurmdbd is updated because the
         controller accepts no comment on an ended job (measured on 22.05). Slurm itself does not
         account for QEMU: adding QEMU to the job's extern step needs Slurm's library, and libvirt
         would lose the control group in which it pins the guest.

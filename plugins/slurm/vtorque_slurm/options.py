@@ -49,7 +49,7 @@ class OptionTable:
     """The options of sbatch or salloc.
 
     Attributes:
-        kinds: NONE, REQUIRED or OPTIONAL (the value), by long name.
+        kinds: Whether the option has a value (NONE, REQUIRED or OPTIONAL), by long name.
         short: Long name by letter.
         exact: Long names that cannot be abbreviated.
     """

@@ -1,6 +1,6 @@
 """Detect PBS options that sbatch would misinterpret, before submission.
 
-Rejects only what no Slurm user can intend: ``-q`` and ``-t`` are useful Slurm options, too.
+Options that are also useful in Slurm, such as ``-q`` and ``-t``, are not rejected.
 """
 
 from __future__ import annotations

@@ -162,8 +162,8 @@ def _placeholder_id(client: SlurmClient, job_id: str, node: str) -> str:
 def _text(client: SlurmClient, job_id: str, field: str) -> str:
     """Return one field of a job that may contain any text of the user.
 
-    The query prints only this field, so its text cannot imitate other fields. The account is such a
-    field, because it can be any text without slurmdbd.
+    The query prints only this field, so its text cannot imitate other fields. Without slurmdbd,
+    users can also set the account to any text.
     """
     said = client.ask("squeue", "--noheader", f"--jobs={job_id}", f"--Format={field}:2000")
     return said.removesuffix("\n").rstrip()

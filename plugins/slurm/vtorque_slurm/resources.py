@@ -64,7 +64,7 @@ class SlurmRequest:
 
 
 def facts(given: SlurmRequest) -> dict[str, str]:
-    """Return the job's partition, account and QOS, without options that list several values.
+    """Return the job's partition, account and QOS. Omit an option with several values.
 
     Accounts are converted to lower case, as in Slurm.
     """

@@ -1,8 +1,8 @@
 """Install Prolog and Epilog for ``vtorque setup install --batch slurm``.
 
-If slurm.conf names a glob, the hook is added to the glob's directory. Otherwise the value is
-replaced by the glob of a new directory, with the hook and a link to the site's program. Slurm runs
-such programs in reverse alphabetical order: slurm.conf(5), Prolog.
+If the value in slurm.conf is a glob, setup adds the hook to the glob's directory. Otherwise setup
+creates a directory with the hook and a link to the site's program, and sets the value to a glob of
+this directory. Slurm runs the programs of a glob in reverse alphabetical order (slurm.conf(5)).
 """
 
 from __future__ import annotations
@@ -71,8 +71,8 @@ def _hook(path: Path, key: str, content: bytes) -> Iterator[SetupStep]:
 def _find_name(directory: Path, pattern: str) -> str | None:
     """Return the name of vTorque's file in the directory, or an unused one that fits the pattern.
 
-    Setup never replaces a file of the site. If it renamed the file to a backup, Slurm would run
-    both, or no longer run the site's file, depending on the pattern.
+    Setup never renames a file of the site to a backup. If the pattern matched the backup's name,
+    Slurm would run both files. Otherwise Slurm would no longer run the site's file.
     """
     names = (f"{n}-vtorque{end}" for n in range(50, 60) for end in ("", ".sh"))
     fitting = [name for name in names if fnmatch.fnmatchcase(name, pattern)]

@@ -129,7 +129,8 @@ class SlurmSubmitter:
     ) -> tuple[list[str], bytes | None]:
         """Return the sbatch command and its standard input.
 
-        A bare-metal job keeps the user's command, without ``#PBS -vm`` lines, which sbatch rejects.
+        For a bare-metal job, this is the user's command. ``#PBS -vm`` lines are removed from the
+        script, because sbatch rejects them.
         """
         body = strip_pbs_vm(content)
         given, *others = self._components(line, content)

@@ -1,6 +1,6 @@
 """Install the SPANK plugin on a node, and check that Slurm loads it: spank(8).
 
-If Slurm cannot load the plugin, it continues and would run a VM job's script on the host.
+If Slurm cannot load the plugin, Slurm ignores the error and runs a VM job's script on the host.
 """
 
 from __future__ import annotations
