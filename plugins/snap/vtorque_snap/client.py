@@ -169,9 +169,9 @@ class SnapClient:
         return value
 
     def _request(self, method: str, path: str, body: bytes | None = None) -> tuple[int, Any]:
-        """Send a request; return the answer's HTTP status and value. Store an error message.
+        """Send a request; return the answer's HTTP status and value. Raises HostFault.
 
-        Raises HostFault.
+        After an error status, ``_refusal`` has the error message.
         """
         status, data = self._exchange(method, f"/{self.access.version}{path}", body)
         if status == 401:
