@@ -38,8 +38,8 @@ class Sample:
     Args:
         name: matches ``[a-z_][a-z0-9_]*``, with the base unit last, and ``_total`` for counters.
         value: in the base unit: seconds, bytes, cores.
-        labels: ``job``, ``user``, ``node``, for a guest ``guest`` (its rank), then the labels of
-            this metric. Values are printable and have at most 200 characters.
+        labels: ``job``, ``user`` and ``node``, then the labels of this metric. Samples of a guest
+            also have ``guest``, its rank. Values are printable and have at most 200 characters.
         kind: a counter only grows while its guest lives.
         time: time of the measurement, Unix seconds.
         help: description in one line.

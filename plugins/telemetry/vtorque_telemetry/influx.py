@@ -71,7 +71,7 @@ class Influx:
         self._connection: http.client.HTTPConnection | None = None
 
     def write(self, samples: Sequence[Sample], deadline: float) -> None:
-        """Send samples. Raises HostFault for an HTTP error, OSError."""
+        """Send samples. Raises HostFault for an HTTP error, OSError if the connection fails."""
         if not samples:
             return
         try:

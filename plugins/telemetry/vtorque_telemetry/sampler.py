@@ -243,7 +243,10 @@ def serve(
 
 
 def _answer(loop: SamplerLoop, control: socket.socket) -> None:
-    """Measure an ending job for the last time. The process that writes the sample confirms it."""
+    """Measure an ending job for the last time.
+
+    The epilogue then waits until the unprivileged process has written the sample.
+    """
     with contextlib.suppress(OSError):
         connection, _ = control.accept()
         with connection:

@@ -96,7 +96,7 @@ class SeriesFile:
                 self._lines[guest] = self._lines.get(guest, 0) + 1
 
     def _thin(self) -> None:
-        """Remove every second line of each guest; the job's own metrics move to the next line."""
+        """Remove every second line of each guest; copy the job's own metrics to the next line."""
         head = {**self._head, "interval": self.interval * 2}
         kept = [json.dumps(head).encode()]
         seen: dict[int, int] = {}

@@ -29,7 +29,7 @@ LOOK_AGAIN = 15  # number of samplings after which threads are searched again
 class ProcessUsage:
     """CPU seconds and page faults (``minor``, ``major``) of a QEMU process, and memory in bytes.
 
-    ``process`` is without iothreads and vhost threads.
+    ``process`` is the CPU time without that of iothreads and vhost threads.
     """
 
     process: float

@@ -30,7 +30,7 @@ class GuestFigures:
 
 @dataclass(frozen=True, slots=True)
 class JobFigures:
-    """The measured values of one job on this node, with those of its guests by index.
+    """The measured values of one job on this node. ``guests`` maps guest indexes to values.
 
     ``labels`` are job, user and node. ``phases`` are names and start times (Unix); the last phase
     is still active.

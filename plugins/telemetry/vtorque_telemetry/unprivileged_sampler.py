@@ -1,8 +1,8 @@
 """The sampler's unprivileged process: reads guests' lines, writes series, runs the sinks.
 
-Root's part (:mod:`vtorque_telemetry.sampler`) starts it and sends it measurements. It sends back
-only log lines. The process opens the sinks as root (a port below 1024, secrets, keys), then
-switches to a uid without account or privileges. Usage:
+Root's part (:mod:`vtorque_telemetry.sampler`) starts this process and sends it measurements. This
+process sends back only log lines. It opens the sinks as root (a port below 1024, secrets, keys),
+then switches to a uid without account or privileges. Usage:
 ``python -I -m vtorque_telemetry.unprivileged_sampler CONFIG``.
 """
 
