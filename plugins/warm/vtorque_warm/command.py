@@ -94,5 +94,5 @@ def start(config: Path | None) -> None:
 @warm.command(short_help="End the service and all warm guests.")
 @click.pass_obj
 def stop(config: Path | None) -> None:
-    """End the service and all warm guests that no job uses. The next job starts it again."""
+    """End the service and all warm guests that no job uses. The next job restarts the service."""
     end_all(service.paths(config))

@@ -1,4 +1,4 @@
-"""Start the service for warm guests at setup, and when a job starts and it is not running."""
+"""Start the service for warm guests at setup, and at each job if the service is not running."""
 
 from __future__ import annotations
 

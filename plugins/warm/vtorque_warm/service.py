@@ -1,9 +1,9 @@
 """The node's service that keeps warm guests. Runs as root, with ``python -m`` of this module.
 
-Every few seconds, and when a journal changes, it ends guests that are too old, surplus, incomplete,
-or of another config, image or version. Then it boots one missing guest, unless a job is starting.
-It may be killed at any time: the next job, or the init system, starts it again, and it finds its
-guests by their journals. It exits once the site wants no warm guests.
+Every few seconds, and when a journal changes, the service ends guests that are too old, surplus or
+incomplete, or whose config, image or version has changed. Then it boots one missing guest, unless a
+job is starting. The service may be killed at any time. The next job or the init system restarts it,
+and it finds its guests by their journals. It exits once the site wants no warm guests.
 """
 
 from __future__ import annotations
@@ -129,8 +129,8 @@ class Keeper:
     def _yield_memory(self, there: Sequence[WarmGuest], settings: Settings) -> None:
         """Boot no guests for some time after an eviction, and for longer after each further one.
 
-        Otherwise each job on a full node would have to evict new guests, and share the CPUs with
-        their boot.
+        Otherwise each job on a full node would have to evict new guests, and booting guests would
+        take CPU time from the job.
         """
         taken = {each.key for each in there if each.job}
         if taken & self._waited:
@@ -254,8 +254,7 @@ class Keeper:
 def version(config: Path, image: str) -> str:
     """Return a string that changes when the config, a distribution, QEMU or this image changes.
 
-    For QEMU, this covers the programs and libvirt's configuration file, including which of them
-    exist.
+    QEMU is identified by its programs and libvirt's configuration file, as far as they exist.
     """
     site, plugins = images.root_site(config)
     files = [config, site.images.pool / image / images.SIDECAR]
