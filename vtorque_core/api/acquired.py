@@ -41,7 +41,7 @@ class Resource:
         raise NotImplementedError
 
     def release(self) -> None:
-        """Release the resource, using only journaled fields. Must work twice.
+        """Release the resource, using only journaled fields. A second call must not fail.
 
         Called in another process, also after an incomplete ``create()``. After HostFault the reaper
         retries.

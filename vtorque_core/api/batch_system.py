@@ -20,8 +20,8 @@ class Outcome(enum.Enum):
 
     Attributes:
         HOST_FAULT: the node is faulty. Requeue the job, and keep VM jobs off the node.
-        NOT_HERE: the start failed, but the node may be healthy. Requeue the job, and keep the node
-            in use.
+        NOT_HERE: the start failed, but the node may be healthy. Requeue the job, and let the node
+            run other VM jobs.
         IN_USE: other jobs hold the resources. Requeue the job without putting it on hold.
         NOT_OURS: vTorque starts no guests for this job.
     """
@@ -98,8 +98,8 @@ class Needs:
     """Resources per node that ``vsub`` requests unless the user has requested them.
 
     Attributes:
-        cpus, mib: for guests, QEMU, plugins and host reserve. ``mib`` None: the batch system's
-            default.
+        cpus, mib: total for guests, QEMU, plugins and host reserve. ``mib`` None: request no
+            memory.
         seconds: added to the walltime for the start of the guests.
         resources, licenses: see :class:`vtorque_core.api.values.Extra`. The submitter refuses
             unknown names.
@@ -163,8 +163,8 @@ class Usage:
     """Resources that a job's guests used on one node.
 
     Attributes:
-        cpu_seconds: of all QEMU processes (proc_pid_stat(5)).
-        peak_mib: sum of their peak resident sizes (VmHWM of proc_pid_status(5)).
+        cpu_seconds: CPU time of all QEMU processes (proc_pid_stat(5)).
+        peak_mib: sum of the processes' peak resident sizes (VmHWM of proc_pid_status(5)).
     """
 
     cpu_seconds: float
@@ -222,13 +222,14 @@ class BatchJob:
         blob: the encoded request; None: vTorque starts no guests for this job.
         attempt: number of restarts of this id.
         cpus: ids of the job's CPUs on this node, if assigned.
-        cpu_count, cpu_counts: number of the job's CPUs on this node, and on each of ``nodes``, if
-            known.
+        cpu_count: number of the job's CPUs on this node, if known.
+        cpu_counts: number of the job's CPUs on each of ``nodes``, if known.
         mem_mib: the job's memory on this node, if limited.
         resource_list: the requested resources, for messages.
         bad_request: why the request is unreadable. The job is then refused.
         unknown: why the request or the allocation is unknown. This is a host fault.
-        whole_node, whole_user: no other job, or no other user's job, shares this node.
+        whole_node: the batch system runs no other job on this node.
+        whole_user: the batch system runs no other user's job on this node.
         patience: seconds to wait for resources in use by other jobs; None: half of ``[node]
             start_timeout``.
         queue, partition, account, qos: only those in ``BatchSystem.facts``.
@@ -314,7 +315,7 @@ class NodeAdapter(Protocol):
         """Return the state of each job. Never raises."""
 
     def setup_steps(self, place: Installation) -> Sequence[SetupStep]:
-        """Return the steps, in order, after which the batch system calls vTorque on this node."""
+        """Return the steps, in order, that make the batch system call vTorque on this node."""
         return ()
 
     def mark(self, healthy: bool, reason: str) -> None:

@@ -48,10 +48,10 @@ class MemoryClaim:
 
 @dataclass(frozen=True)
 class RamClaim:
-    """Conditions for the placement of the guest's RAM. None means no condition.
+    """Conditions for the placement of the guest's RAM.
 
     Attributes:
-        page_kib: use reserved huge pages of this size.
+        page_kib: use reserved huge pages of this size; None: ordinary pages.
         numa: ``"preferred"``: use the NUMA node of the guest's CPUs if the RAM fits there.
             ``"strict"``: refuse a guest that does not fit one node. None: ``[node] numa``.
         near: preferred NUMA nodes. If the ledger chooses other nodes, the user gets a Notice.
@@ -140,7 +140,8 @@ class Placement:
         share: host CPU ids of the job's allocation; empty: the whole node.
         leased, amounts: the leased items and amounts by pool.
         nodes: NUMA nodes of the guest's CPUs; empty: any.
-        memory, paged: MiB of ordinary memory and of huge pages per NUMA node.
+        memory: MiB of ordinary memory by NUMA node.
+        paged: MiB of huge pages by NUMA node.
         numa: how RAM is bound to ``nodes``; None: not bound.
         page_kib: huge page size; None: ordinary pages.
         threads: SMT threads per core that the guest sees.

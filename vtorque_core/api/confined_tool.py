@@ -53,7 +53,7 @@ def run(
         files: descriptors that the tool inherits.
         most: maximum size in bytes of a file that the tool writes.
         told: called with the percentage that ``qemu-img -p`` prints.
-        seconds: time limit. With ``told``, each printed percentage restarts the time.
+        seconds: time limit. With ``told``, each printed percentage restarts it.
         good: exit statuses that mean success.
 
     Raises Refused if the tool fails, HostFault if it is missing or the disk is full.

@@ -119,7 +119,7 @@ class PciMemory(ContextItem):
 
 @dataclass(frozen=True)
 class LinePort(ContextItem):
-    """A new file in the guest whose appended lines are copied to the ``Channel`` element ``port``.
+    """A new file in the guest. Lines appended to it are copied to the ``Channel`` element ``port``.
 
     The job's owner owns the file, and root its directory. At most one per guest. Writers never
     block.

@@ -203,12 +203,13 @@ class GuestPlan:
         index, rank: number of the guest on this node and in the job, from 0.
         request: the job's options; read them with ``guest[OPTION]``.
         peers: (hostname, ip) of all guests in rank order, in the first network.
-        state_dir, run_dir: root-owned directories, on disk and in memory.
+        state_dir: root-owned directory on disk.
+        run_dir: root-owned directory in memory.
         secret: derived for this job attempt, equal on all its nodes.
         placement: resources that the ledger has assigned; empty in ``vtorque_plan``.
         qemu_uid: uid of the guest's QEMU on the host. It needs access to files for QEMU.
         aliases: (``<hostname>-<network>``, hostname, ip) of all guests in other networks.
-        host: hardware of this node. On a submit host, ``host.nodes`` is empty.
+        host: hardware of this node; unknown on a submit host.
         supports: names of the supported context items.
         hostnames, slots: host names and vCPUs of all guests in rank order; empty before
             ``vtorque_guest_context``.

@@ -44,7 +44,7 @@ class ListElement(Element):
 
 
 class Single(Element):
-    """An element that a domain has once. Several are merged by field; None sets nothing."""
+    """An element that a domain has once. The core merges the fields that plugins set (not None)."""
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ class Interface(ListElement):
         kind: ``user`` is QEMU's user network, without a source.
         source: libvirt network, bridge, or host device (macvtap).
         filtered: drop frames with another source MAC and, if ``ip`` is set, with another IPv4 or
-            ARP source address. Not with ``direct``.
+            ARP source address. Must be False with ``direct``.
         ipv6: the filter passes IPv6, too; ignored if ``ip`` is set.
     """
 

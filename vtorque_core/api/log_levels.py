@@ -19,8 +19,8 @@ _MAX_TEXT = 1024
 class Levels(int):
     """A minimum log level for each component, which is a plugin or a phase.
 
-    As an int, it is the highest verbosity, for the site's limit of ``-vm log``: 0 logs nothing, 60
-    errors, 70 warnings, 80 information, 90 debugging, 95 everything.
+    As an int, it is the highest verbosity, from 0 (no messages) to 95 (all messages). The site's
+    limit of ``-vm log`` restricts this number.
     """
 
     of: Mapping[str, int]

@@ -98,8 +98,8 @@ class ImageSource:
     Attributes:
         base: the pool's image whose kernel and initrd boot these images. A personal site builds the
             pool's image with the builder of this name.
-        resolve: called by ``vsub`` as the user, with the request and False for ``--no-pull``.
-            Returns ``-vm`` pairs that replace those of the request.
+        resolve: called by ``vsub`` as the user. Returns ``-vm`` pairs that replace those of the
+            request. Its last argument is False with ``--no-pull``.
         image: returns the image of a submitted request, which is untrusted. Opens no file. Its last
             argument is a function that returns the pool's image of a name.
         shares: returns the shares of a submitted request, which is untrusted. Its other arguments
@@ -118,7 +118,7 @@ class ImageSource:
 
 @dataclass(frozen=True)
 class Remote:
-    """Declares that a command reads data on the node of a job, its argument ``job_id``.
+    """Marks a command that reads data on a job's node. The job is the argument ``job_id``.
 
     On other hosts, a plugin can forward the command to that node (``vtorque_remote_command``).
 

@@ -35,7 +35,7 @@ def to_token(blob: bytes) -> str:
 def from_token(token: str) -> bytes:
     """Decode an untrusted token in an unprivileged process. On the node, as root.
 
-    Raises Refused if it is invalid, HostFault.
+    Raises HostFault, and Refused if the token is invalid.
     """
     from vtorque_core.api.unprivileged_parser import Unreadable, parse_unprivileged  # noqa: PLC0415 - not by vsub
 

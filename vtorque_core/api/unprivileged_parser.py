@@ -51,7 +51,7 @@ class HelperDied(HostFault):
 def helper_process() -> Iterator[None]:
     """Start the unprivileged helper process for this context.
 
-    Enter before threads and secrets exist. Raises HostFault.
+    Enter the context before the process has threads or secrets. Raises HostFault.
     """
     global _asking  # noqa: PLW0603 - one helper per process
     before = _asking
@@ -80,7 +80,7 @@ def parse_unprivileged(
         args: picklable arguments, at most 192 KiB.
         until: deadline in ``time.monotonic()`` seconds; None: 20 s from now.
         files: descriptors that ``work`` gets copies of.
-        most: limit of all values in bytes, with 5 bytes of overhead each.
+        most: limit of the sum of all values in bytes; add 5 bytes for each value.
 
     Raises:
         Unreadable: the parser raises, exceeds a limit or the deadline, or crashes.

@@ -51,7 +51,7 @@ class VtorqueError(Exception):
 
 
 class Refused(VtorqueError):
-    """The request is invalid or violates the site's policy. Never the node's fault, never retried.
+    """The request is invalid or violates the site's policy. The job is never retried.
 
     ``parts`` are the other fields of each refusal that is given as a text. ``detail`` has further
     printable lines for the user.

@@ -221,7 +221,7 @@ def suspend_domain(uri: str, uuid: str, timeout: float = CALL_TIMEOUT) -> None:
 
 
 def cpu_shares(uri: str, uuid: str, shares: int = 0) -> int:
-    """Return a domain's current ``cpu_shares``. If ``shares`` is not 0, then set it as new value.
+    """Return a domain's current ``cpu_shares``. A nonzero ``shares`` becomes the new value.
 
     Returns 0 if the domain has ended or there are no CPU control groups.
     """

@@ -153,7 +153,7 @@ def replace(
 
 
 def set_acl(descriptor: int, uids: Iterable[int], own: int, theirs: int) -> None:
-    """Give ``uids`` access to a file, and other users none, by an ACL (linux/posix_acl_xattr.h).
+    """Set an ACL that gives only the owner and ``uids`` access (linux/posix_acl_xattr.h).
 
     ``own`` are the permissions of the file's owner, ``theirs`` those of ``uids``: 4 read, 2 write,
     1 execute. Sets nothing if the only user is the caller.

@@ -42,7 +42,7 @@ _CLASSES = frozenset({"vtorque_settings", "vtorque_resources"})  # their items a
 
 
 def item_types(hook: str) -> tuple[type[Any], ...]:
-    """Return the allowed types of a hook's items; empty for an action hook."""
+    """Return the allowed types of a hook's items; empty for a hook without result."""
     if hook == "vtorque_plan":
         from vtorque_core.api import claims  # noqa: PLC0415 - root only
 

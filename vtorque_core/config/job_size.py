@@ -37,7 +37,7 @@ class JobGrant:
 def resolve(
     asked: JobRequest, site: Site, extras: Extras, granted: JobGrant, disk: int = 0
 ) -> tuple[JobRequest, list[str], list[Refusal]]:
-    """Replace ``vcpus=job`` and ``ram=job`` by numbers; return request, user's notes, refusals.
+    """Replace ``vcpus=job`` and ``ram=job`` by numbers; return request, notes and refusals.
 
     ``extras`` returns the needs of plugins. ``disk`` is a RAM disk in MiB.
     """

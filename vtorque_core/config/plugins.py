@@ -149,7 +149,7 @@ class Plugins:
         broken: import errors by plugin name.
         costs: CPU seconds of the import of each declaring module.
         off: installed plugins that the site disables.
-        withheld: plugins that are disabled for this job, each with the setting that does so.
+        withheld: plugins that are disabled for this job, with the setting that disables each.
     """
 
     def __init__(self) -> None:
@@ -273,8 +273,8 @@ class Plugins:
     ) -> Iterator[Contribution[Any]]:
         """Call a hook of each plugin in sorted order, and yield every item or error.
 
-        An action hook yields one contribution with the item None. An item of a wrong type is an
-        error and ends the items of that plugin. ``args`` is for mypy only.
+        A hook without result yields one contribution with the item None. An item of a wrong type is
+        an error, and the plugin's further items are skipped. ``args`` is for mypy only.
         """
         if args:
             raise TypeError("a hook is called with keyword arguments")
@@ -369,7 +369,7 @@ class Plugins:
         raise KeyError(name)
 
     def why_withheld(self, hook: str, name: str) -> str:
-        """Return a message if the plugin of ``name`` is disabled for the job; otherwise empty."""
+        """Return a message if a plugin disabled for the job defines ``name``; otherwise empty."""
         for each in self.withhold({}).each(hook) if self.withheld else ():
             named = getattr(each.item, "key", None) or getattr(each.item, "name", None)
             if named == name and each.plugin in self.withheld:

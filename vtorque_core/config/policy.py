@@ -81,7 +81,7 @@ def resolve(
     image: Image | None = None,
     disk: int = 0,
 ) -> tuple[JobRequest, list[str]]:
-    """Replace ``vcpus=job`` and ``ram=job`` by numbers; return the request, and the user's notes.
+    """Replace ``vcpus=job`` and ``ram=job`` by numbers; return the request and notes for the user.
 
     ``granted`` is for one node. ``disk`` is a RAM disk in MiB.
     """

@@ -68,7 +68,7 @@ class Site:
 
     Attributes:
         options: limits of every registered ``-vm`` key.
-        limits: the ``[[limits]]`` entries, in the order of the file.
+        limits: the ``[[limits]]`` entries.
         settings: settings objects by plugin name.
     """
 
@@ -433,7 +433,7 @@ _ENDS = ("]", '"""', "'''")  # of values in several lines
 def line_of(text: str, key: str) -> int | None:
     """Return the line (from 1) of a dotted key such as ``options.ram.max``.
 
-    If the text lacks the key, return the line of the nearest table around it, or None without one.
+    If the text lacks the key, return the line of the nearest table around it; None: no such table.
     ``limits.1`` is the first table of the list ``limits``.
     """
     lines = _lines(text)

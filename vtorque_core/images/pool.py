@@ -252,8 +252,8 @@ def invalid(name: str, reason: str) -> Refused:
 def ramdisk_mib(image: Path) -> int:
     """Return the largest size in MiB of the overlay that a RAM disk holds for a disk image.
 
-    This is the size of the disk, 10 bytes of tables for each of its 64 KiB clusters, and less than
-    2 MiB for the header and the first-level table (QEMU, docs/interop/qcow2.txt).
+    The overlay can contain the whole disk. Its tables need 10 bytes for each cluster of 64 KiB, and
+    less than 2 MiB in addition (QEMU, docs/interop/qcow2.txt).
     """
     with image.open("rb") as file:
         header = file.read(32)

@@ -33,5 +33,5 @@ def watch(descriptor: int, directory: Path, *, content: bool = True) -> int:
 
 
 def unwatch(descriptor: int, number: int) -> None:
-    """Stop watching a directory. Not needed if it was removed."""
+    """Stop watching a directory. Not needed for a removed directory."""
     ctypes.CDLL(None).inotify_rm_watch(descriptor, number)

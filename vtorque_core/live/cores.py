@@ -87,11 +87,13 @@ def resize(
     Waits ``wait`` seconds for the job's lock. If the calling process was killed, repeat the call to
     repair the pinning.
 
-    The journal gets additional cores before the threads are pinned, and loses cores afterwards. If
-    pinning fails, the journal therefore has the larger number.
+    The journal gets additional cores before the threads are pinned, and loses cores afterwards.
 
-    Raises FileNotFoundError if the job has ended, Busy if a lock is held, Refused if the guest has
-    no such claim, HostFault.
+    Raises:
+        FileNotFoundError: the job has ended.
+        Busy: another process holds a lock.
+        Refused: the guest's cores are not resizable.
+        HostFault: pinning fails.
     """
     path = paths.journal / f"{job}.jsonl"
     with job_lock(paths, lock_name(path), wait), node_lock(paths), Journal.open(paths, path) as j:

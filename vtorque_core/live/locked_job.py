@@ -36,7 +36,7 @@ class LockedJob:
 
     @property
     def domains(self) -> dict[str, bool]:
-        """UUID of each domain in the journal, and True if the domain was created."""
+        """Domains in the journal, by UUID. The value is True if the domain was created."""
         records = self.state.records.values()
         return {str(r.args["uuid"]): r.created for r in records if r.kind == DOMAIN}
 

@@ -90,7 +90,8 @@ def peers(
 ) -> tuple[tuple[str, str], ...]:
     """Return (hostname, ip) of the job's guests in one network, by rank.
 
-    If the site assigns no addresses, each ip is empty; a single-node job then has no entries.
+    If the site assigns no addresses, a single-node job has no entries, and the entries of other
+    jobs have an empty ip.
     """
     network = all_networks(site).get(name)
     if network is None:
@@ -176,8 +177,8 @@ def address_of(
 ) -> str:
     """Compute the address of a guest, with the same result on every node of the job.
 
-    A static address is derived from the job id, in the upper half of the node's addresses;
-    single-node jobs start at the lower end.
+    A static address is derived from the job id. It is in the upper half of the node's addresses,
+    because single-node jobs use the lower half first.
     """
     if network.addressing == "command":
         return _from_command(network, node, guests, index, name)

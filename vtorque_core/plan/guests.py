@@ -54,7 +54,7 @@ class PlannedGuest:
 
 @dataclass(frozen=True)
 class GuestSpec:
-    """A placed guest with its domain elements. ``owner`` is the plugin that defines its type."""
+    """A placed guest with its domain elements. ``owner``: plugin of the guest type."""
 
     plan: GuestPlan
     driver: GuestDriver

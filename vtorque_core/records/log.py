@@ -152,7 +152,7 @@ _handler = _JobLogHandler()
 
 @contextlib.contextmanager
 def open_log(log: Log) -> Iterator[Log]:
-    """Direct log messages to ``log``, or to the same job attempt's log if that is open already."""
+    """Direct log messages to ``log``. If this attempt's log is already open, use the open log."""
     if _open and _open[-1].job.key == log.job.key:
         yield _open[-1]
         return

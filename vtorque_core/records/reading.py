@@ -51,7 +51,7 @@ class JobHeader:
     """First line of a journal.
 
     Attributes:
-        plugins: ``"distribution version"`` of participating plugins by name.
+        plugins: distribution and version of each participating plugin (``"vtorque-warm 2.0"``).
         off: plugins that ``[[limits]]`` disable for the job.
         spare: name of the process that keeps this warm guest; empty for a job.
     """

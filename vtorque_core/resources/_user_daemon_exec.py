@@ -261,7 +261,7 @@ def _check_qcow2(header: bytes) -> None:
 def _resolve(path: str) -> tuple[str, bool]:
     """Resolve symbolic links; return the path, and True if only root can change its target.
 
-    Refuses links that users can change, because such a user could choose the shared directory.
+    Refuses links that users can change, because a user could then choose the shared directory.
     """
     above, _, name = path.rstrip("/").rpartition("/")
     if not name:

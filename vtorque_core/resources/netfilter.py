@@ -44,9 +44,9 @@ _OF_DHCP = ("udp/53", "tcp/53", "udp/67", "udp/547")  # libvirt's dnsmasq: DNS, 
 def rules(tap: str, mac: str, ip: str | None, connections: int = 0, *, ipv6: bool = False) -> str:
     """Return the nft script that filters one guest's NIC, and replaces earlier tables.
 
-    The guest may send only from ``mac`` and, unless None, from ``ip``. Without an ``ip``, ``ipv6``
-    also allows IPv6, but never as a router. ``connections`` limits the tracked connections; 0: the
-    node tracks none.
+    The guest may send only from ``mac`` and ``ip``. If ``ip`` is None, any IPv4 address may be the
+    source, and ``ipv6`` also allows IPv6, but not as a router. ``connections`` limits the tracked
+    connections; 0: the node tracks none.
     """
     if not _TAP.fullmatch(tap) or not _MAC.fullmatch(mac):
         raise ValueError(f"tap {tap!r}, MAC {mac!r}: not the names of a guest's NIC")
@@ -96,8 +96,8 @@ def filter_reserved_macs(tap: str) -> None:
     """Make the bridge pass a guest's frames to the MACs 01:80:C2:00:00:00 to 0F through nftables.
 
     By default, a bridge delivers these frames to the node, past nftables, and learns their source
-    MACs (IEEE 802.1Q, 8.6.3). ``group_fwd_mask`` has a bit for each MAC. The kernel rejects bit 1,
-    because it drops pause frames itself. The NIC must already be on its bridge.
+    MACs (IEEE 802.1Q, 8.6.3). The kernel rejects bit 1 of ``group_fwd_mask``, because it drops
+    pause frames itself. The NIC must already be on its bridge.
     """
     with contextlib.suppress(FileNotFoundError):  # not a port of a bridge
         Path(f"/sys/class/net/{tap}/brport/group_fwd_mask").write_bytes(b"0xfffd")

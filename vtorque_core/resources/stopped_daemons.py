@@ -29,8 +29,8 @@ def locks_of(run_dir: Path) -> list[str]:
 def kill_stopped(locks: Sequence[str], seconds: float | None = None) -> Iterator[None]:
     """Kill daemons that hold these lock files as soon as they are stopped, within this context.
 
-    After ``seconds`` (HANDSHAKE), kill all of them, because one may wait for a user's file system.
-    Raises a HostFault that explains this.
+    After ``seconds`` (default: HANDSHAKE), kill all of them, because a daemon may wait for a user's
+    file system. Raises HostFault if a daemon was killed.
     """
     over = threading.Event()
     found: dict[str, bool] = {}  # True: it was stopped

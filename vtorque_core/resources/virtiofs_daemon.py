@@ -7,8 +7,7 @@ With QEMU's C daemon (up to QEMU 7.2), guest root has id 0 in the namespace. The
 and later) can confine itself only as id 0. Therefore the owner has id 0 in its namespace, and the
 daemon translates ids.
 
-libvirt gets the socket: ``<filesystem><driver type='virtiofs'/><source socket=PATH/>...`` with
-shared memfd memory (https://libvirt.org/kbase/virtiofs.html, "Externally-launched").
+libvirt gets the daemon's socket (https://libvirt.org/kbase/virtiofs.html, "Externally-launched").
 """
 
 from __future__ import annotations

@@ -387,7 +387,7 @@ def _age(record: Record) -> float:
 
 
 def _retry_release(release: Callable[[], None], seconds: float) -> None:
-    """Release repeatedly, because a killed creator's request to libvirtd may take effect later."""
+    """Release repeatedly: libvirtd may still create the resource for a process that was killed."""
     end = time.monotonic() + seconds
     release()
     while time.monotonic() < end:

@@ -46,8 +46,8 @@ def apply_offers(
 ) -> list[GuestSpec]:
     """Return the guests with the boot sources that plugins offer, including claimed warm guests.
 
-    Ends the warm guests in ``gone``, because the job needs their memory, unless the job claims
-    them.
+    Ends the warm guests in ``gone`` that the job does not claim, because the job needs their
+    memory.
     """
     paths, site = start.site.paths, start.site
     cold = [each for each in prepared if isinstance(each.plan.source, ColdBoot)]

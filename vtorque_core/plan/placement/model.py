@@ -137,7 +137,7 @@ class Leases:
 
 @dataclass(frozen=True)
 class FreeResources:
-    """Resources of the job's share that no other job holds. All demands must fit into them."""
+    """Resources of the job's share that no other job holds."""
 
     share: NodeShare
     taken: Leases

@@ -13,7 +13,7 @@ _FIX = {True: "request less: this never fits this node", False: _WAIT}  # key: T
 
 
 def misfits(d: Demand, free: FreeResources) -> dict[int, int]:
-    """Count a guest's unmet preferences (items, nodes) on each NUMA node."""
+    """Return, by NUMA node, how many of a guest's preferences for items and nodes are not met."""
     result: Counter[int] = Counter()
     nodes = free.share.machine.nodes
     for node in nodes if d.near else ():
@@ -81,10 +81,10 @@ def amounts(demands: Sequence[Demand], free: FreeResources) -> list[dict[str, in
 def caches(
     d: Demand, vcpus: tuple[int, ...], free: FreeResources, used: set[str]
 ) -> tuple[tuple[tuple[int, int, int], ...], dict[str, tuple[str, ...]]]:
-    """Return (level, bank, KiB) of each cache part of the guest, and its items of ``cache``.
+    """Return the guest's cache parts (level, bank, KiB), and its items in the pool ``cache``.
 
-    An item of the pool ``cache`` is a step of a cache (``L3-0/7``) or a resctrl group
-    (``group-2``). ``used`` has the items of the job's earlier guests; this guest's are added.
+    An item is a step of a cache (``L3-0/7``) or a resctrl group (``group-2``). ``used`` has the
+    items of the job's earlier guests; this guest's items are added.
     """
     parts = []
     items: list[str] = []
