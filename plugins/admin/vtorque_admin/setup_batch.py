@@ -55,8 +55,8 @@ def install(
 ) -> None:
     """Apply all missing steps, and set ``batch`` in the config.
 
-    Raises HostFault, without a change, if the admin must do a step first. Can be repeated after a
-    failure.
+    Raises HostFault before any change if the admin must do a step first. After a failure, call this
+    function again.
     """
     steps = [*steps_of(site, plugins, batch, config), *_plugin_steps(site, plugins, config)]
     again = f"after fixing this, run vtorque setup install --batch {batch} again"
