@@ -1,8 +1,8 @@
 """The image builder ``disk``: make an image from an untrusted disk. Privileges: root.
 
-The builder copies the file first: its owner could change the file after the checks. Confined tools
-then work on the copy (:mod:`vtorque_core.api.confined_tool`). The result is a standalone qcow2,
-because converting and hashing a sparse disk then takes time only for its data.
+The builder first copies the file, because its owner could change it after the checks. Confined
+tools then work on the copy (:mod:`vtorque_core.api.confined_tool`). The result is a standalone
+qcow2, because converting and hashing a sparse disk then takes time only for its data.
 """
 
 from __future__ import annotations
@@ -227,7 +227,6 @@ class _Build:
         probe.extract(raw, start, self.found.initrd, self.stage / _INITRD)
 
     def _info(self, disk: int, kind: str) -> int:
-        """Return the virtual size of the disk in bytes (qemu-img info)."""
         argv = ("qemu-img", "info", "--output=json", "-f", kind, path_of(disk))
         info = _json(run(*argv, files=(disk,), most=0))
         if any("backing" in key for key in info) or info.get("encrypted"):

@@ -83,7 +83,6 @@ def update(ctx: click.Context, /, name: str, file: Path, **said: Any) -> None:
 
 
 def _build(ctx: click.Context, name: str, file: Path, said: dict[str, Any], **how: bool) -> None:
-    """Add or update an image with the command ``vmgr images build``."""
     sign_key, as_json = said.pop("sign_key"), said.pop("as_json")
     labels = said.pop("labels")
     for label in labels:
