@@ -2,8 +2,8 @@
 
 A point is *waiting*, then *submitting*, then *submitted*, then *done* or *failed* with a reason.
 :meth:`Book.begin` returns when *submitting* is on disk. Other changes of a large book are saved
-together, at the latest when it is closed. If they are lost, a resume finds the jobs again in the
-batch system's list and by their files.
+together, at the latest when the book is closed. If these changes are lost, a resume finds the jobs
+again in the batch system's list and by their files.
 
 SQLite works in memory and opens no file in the results directory, because guests can write there.
 A guest could write a rollback journal beside the database. Such a journal can name any file as its

@@ -189,9 +189,9 @@ def compare(  # noqa: PLR0913 - one for each option
 ) -> None:  # fmt: skip
     """Compare the second experiment with the first, combination by combination.
 
-    With --baseline, compare combinations of one experiment. Each is compared with the combination
-    that has the baseline's values and is otherwise the same. The ratio of the medians has a 95 %
-    confidence interval.
+    With --baseline, compare combinations of one experiment: each combination with the one that
+    differs from it only in the baseline's values. The ratio of the medians has a 95 % confidence
+    interval.
     """
     if (other is None) == (not baseline):
         raise UsageError("vmgr experiment compare: name two experiments, or one and --baseline")
@@ -274,7 +274,6 @@ def _write(content: bytes, path: Path) -> None:
 
 
 def _exit_by_conditions(judged: Any, title: str, junit: Path | None) -> None:
-    """Print the conditions that are true, and exit with the corresponding exit status."""
     if junit is not None:
         _write(xml(title, judged.cases), junit)
     if not judged.asked:

@@ -40,7 +40,7 @@ def directory(top: Path, *names: str, make: bool = False) -> Iterator[int]:
 
 
 def read(top: Path, *names: str, most: int, end: bool = False) -> bytes:
-    """Return the first ``most`` bytes of a file below ``top``, or the last bytes with ``end``.
+    """Return the first (with ``end``, the last) ``most`` bytes of a file below ``top``.
 
     Raises OSError if the file is not a regular file. Does not block on a FIFO.
     """

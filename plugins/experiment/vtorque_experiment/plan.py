@@ -144,7 +144,7 @@ def keep_seal(plan: ExperimentPlan) -> None:
 
 
 def has_seal(plan: ExperimentPlan) -> bool:
-    """Return True if this host has a seal of exactly this plan by this user."""
+    """Return True if this user has stored the seal of exactly this plan on this host."""
     try:
         # A new date keeps systemd-tmpfiles from removing the seal.
         os.utime(_seals_dir() / plan.seal, follow_symlinks=False)

@@ -125,7 +125,7 @@ def _describe_values(values: Sequence[float]) -> str:
 
 
 def _jitter(place: int, count: int) -> float:
-    """Return a point's offset in its row: a single point is centered, others are spread evenly."""
+    """Return a point's offset in its row. Points are spread evenly; a single point is centered."""
     return 0.5 if count < 3 else 0.15 + 0.7 * ((place * 0.618034) % 1)
 
 

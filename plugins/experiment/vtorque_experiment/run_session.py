@@ -44,7 +44,6 @@ class RunResult:
     Attributes:
         finished: true if no point waits for its submission.
         why: the reason if the run stopped early, or empty.
-        directory: the results directory.
         status: the result of :func:`status`.
     """
 
