@@ -112,7 +112,7 @@ def build(
     there: bool | None = None,
     options: CommitOptions = CommitOptions(),
 ) -> Image:
-    """Build an image and commit it. Privileges: root.
+    """Build an image and commit it.
 
     Args:
         pool: the pool.
@@ -163,7 +163,7 @@ def commit(
     """Check the builder's files in ``source`` and make them the current version of an image.
 
     The files move to a directory named after their contents. The sidecar, which names this
-    directory, is renamed last. Running guests keep the previous version. Privileges: root.
+    directory, is renamed last. Running guests keep the previous version.
 
     Args:
         pool: the pool.
@@ -213,7 +213,7 @@ def remove(
     keep: float = 0.0,
     when_free: bool = False,
 ) -> RemoveResult:
-    """Remove an image: its name at once, its files when no job uses them. Privileges: root.
+    """Remove an image: its name at once, its files when no job uses them.
 
     Args:
         pool: the pool.
@@ -254,8 +254,6 @@ def label(
 ) -> Sidecar:
     """Set labels of an image, or remove those with the value None; return the new sidecar.
 
-    Privileges: root.
-
     Raises:
         Refused: the image does not exist, or a label is invalid.
     """
@@ -278,9 +276,9 @@ def label(
 
 
 def attach(pool: Path, seen: Sidecar, signature: str) -> None:
-    """Add a signature to an image. Raises Refused if its sidecar is no longer ``seen``.
+    """Add a signature to an image.
 
-    Privileges: root.
+    ``seen`` is the signed sidecar. Raises Refused if the sidecar was changed since.
     """
 
     def signed(now: Sidecar) -> Sidecar:
@@ -294,7 +292,7 @@ def attach(pool: Path, seen: Sidecar, signature: str) -> None:
 def rewrite(pool: Path, name: str, stage: str, make: Callable[[Sidecar], Sidecar]) -> Sidecar:
     """Replace an image's sidecar by the result of ``make``, under the pool's lock; return it.
 
-    ``stage`` names the action in a HostFault. Privileges: root.
+    ``stage`` names the action in a HostFault.
     """
     try:
         with store.locked(pool):
@@ -364,7 +362,7 @@ def _switch(pool: Path, source: Path, sidecar: Sidecar, keep: float) -> Sidecar:
 
 
 def _keep_signature(pool: Path, new: Sidecar) -> Sidecar:
-    """Return the new sidecar, with the old sidecar's signature if this covers the same contents."""
+    """Return the new sidecar, with the old signature if it is also valid for the new sidecar."""
     try:
         old = read_sidecar(pool, new.name)
     except Refused:

@@ -80,7 +80,7 @@ def _split_listing(pool: Path) -> tuple[list[Sidecar], list[BrokenImage]]:
 
 
 def _check_signed(found: Iterable[Sidecar], site: Site) -> Iterator[HealthResult]:
-    """Check that the configured signers are usable, and report images without their signature."""
+    """Check that the configured signers are usable, and report images that no signer signed."""
     accept = acceptor(site.images.signers)
     good = 0
     for sidecar in found:

@@ -35,7 +35,7 @@ from vtorque_images.common import as_json, bars, pairs, signer_of_image, size, w
 @as_json
 @click.pass_context
 def list_command(ctx: click.Context, labels: tuple[str, ...], mine: bool, as_json: bool) -> None:
-    """List the images that you may use. Exit code 1 if one of them is broken."""
+    """List the images that you may use. The exit code is 1 if an image is broken."""
     if mine:
         _list_own(ctx.obj, as_json)
         return

@@ -11,7 +11,7 @@ from vtorque_core.live.images import MAX_SIGNATURE, Sidecar, signature, signed_b
 
 
 def check_well_made(sidecar: Sidecar, text: str) -> None:
-    """Check that ``text`` is a valid signature of this image, by any key.
+    """Check that ``text`` is a valid signature of this image. The key need not be trusted.
 
     Raises Refused, HostFault.
     """
