@@ -78,7 +78,6 @@ def vtorque_plan(guest: GuestPlan, site: Site) -> Iterator[Claim | Refusal | Not
 
 
 def _missing_support(guest: GuestPlan, settings: Settings) -> str:
-    """Return what this node lacks for I/O cores, or an empty string."""
     if not settings.enabled:
         return "I/O cores ([plugin.iocm] enabled = false)"
     if not re.fullmatch(settings.nodes, guest.job.node):
