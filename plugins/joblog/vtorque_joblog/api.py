@@ -12,10 +12,11 @@ Life cycle:
    Another thread, one per sink, calls the handler's methods.
 3. At the end ``close`` has less than half a second.
 
-The handler gets one record at a time and may block without delaying others. After OSError or
-HostFault it gets the same record again later; after any other exception the record is skipped.
-After a kill of the process it may get its last records again. Records have the attributes ``job``,
-``node``, ``guest``, ``phase``, ``plugin``, ``uid`` (of the job's owner) and ``entry``.
+The handler gets one record at a time and may block without delaying other handlers. If it raises
+OSError or HostFault, it gets the record again later. After any other exception, the record is
+skipped. If the process was killed, the handler may get the last records again. Records have the
+attributes ``job``, ``node``, ``guest``, ``phase``, ``plugin``, ``uid`` (of the job's owner) and
+``entry``.
 """
 
 from __future__ import annotations

@@ -81,7 +81,6 @@ class FollowerLoop:
         return (self._paths.journal / f"{job.key}.jsonl").exists()
 
     def _find_new(self) -> Iterator[JobLog]:
-        """Yield newly found logs to follow, only from directories that have changed."""
         for owner in _directories(self._paths.kept):
             with contextlib.suppress(OSError):
                 if owner not in self._owners:
@@ -98,7 +97,6 @@ class FollowerLoop:
                         yield job
 
     def _is_incomplete(self, job: JobLog) -> bool:
-        """Return whether a log has undelivered lines, for example because no follower ran."""
         return any(outlet.is_behind(job) for outlet in self.outlets)
 
 
@@ -167,7 +165,6 @@ def _read_progress(paths: Paths, name: str) -> SavedOffsets:
 
 
 def _lock_follower(state: Path) -> None:
-    """Wait for the lock that only one follower holds. Raises OSError."""
     flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
     fcntl.flock(os.open(state / DIRECTORY / "lock", flags, 0o600), fcntl.LOCK_EX)
 

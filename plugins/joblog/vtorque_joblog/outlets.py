@@ -200,7 +200,6 @@ class SinkThread:
             self._log_once(f"{type(error).__name__}: {error}")
 
     def _log_once(self, trouble: str) -> None:
-        """Log a problem once, until the sink works again."""
         if not self._trouble:
             log.warning("sink %s: %s", self.name, printable(trouble, 500))
         self._trouble = trouble
@@ -209,7 +208,8 @@ class SinkThread:
 def read_lines(descriptor: int, offset: int, end: int) -> Iterator[bytes]:
     """Yield the lines of a file between two offsets; the last may lack its newline.
 
-    The position of the descriptor does not change, because others may share it. Raises OSError.
+    The file position does not change, because other threads may share the descriptor. Raises
+    OSError.
     """
     rest = b""
     while block := os.pread(descriptor, min(_BLOCK, max(0, end - offset)), offset):

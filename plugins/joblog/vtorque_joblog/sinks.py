@@ -28,7 +28,7 @@ def open_sink(name: str, site: Site, found: Extensions) -> logging.Handler:
 
 
 def entry_filter(settings: Settings, logged: str) -> Callable[[Entry], bool]:
-    """Return a filter for log entries. It drops entries of levels that only the job's user enabled.
+    """Return a filter that drops log entries of levels that only the job's user enabled.
 
     ``logged`` is ``[log] level``.
     """

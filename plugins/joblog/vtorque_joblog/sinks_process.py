@@ -41,7 +41,7 @@ _PR_CAPBSET_DROP = 24  # prctl(2)
 
 
 class _File:
-    """A descriptor that is closed with its last reference."""
+    """A descriptor, which is closed when this object is deleted."""
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -171,7 +171,10 @@ def _claim_descriptor(number: int, flags: int) -> int:
 
 
 def _result(handler: Future[logging.Handler]) -> logging.Handler:
-    """Return a handler that was opened as root. Raises its exception, or HostFault if it hangs."""
+    """Return the handler that a sink's function opened as root.
+
+    Raises the function's exception, or HostFault if the function hangs.
+    """
     if not handler.done():
         raise HostFault(f"not ready within {_OPENING:g} s")
     return handler.result()

@@ -1,8 +1,9 @@
 """Root's side of the unprivileged sink process: starts it and validates its answers.
 
-Root sends each log as a read-only descriptor, with the end to read up to and each sink's offset. It
-receives fixed-size records through a pipe and checks each. It also receives lines for its own log.
-It parses neither these lines nor the logs. The other side is :mod:`vtorque_joblog.sinks_process`.
+Root sends each log as a read-only descriptor, with each sink's offset and the offset of the end to
+deliver. Root receives fixed-size records through a pipe and checks each record. It also receives
+lines for its own log. It parses neither these lines nor the logs. The other side is
+:mod:`vtorque_joblog.sinks_process`.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ class _ProcessEnded(Exception):
 
 
 class _SinksProcess:
-    """The process from one start to its end, and the logs sent to it."""
+    """One run of the unprivileged process, and the logs that were sent to it."""
 
     def __init__(self, argv: tuple[str, ...]) -> None:
         """Start the process; the kernel kills it when the calling thread ends. Raises OSError."""
@@ -331,7 +332,6 @@ class UnprivilegedSinks:
                 self._log_new_line(line.decode("utf-8", "replace").rstrip(), life.said)
 
     def _log_new_line(self, line: str, said: set[str]) -> None:
-        """Log a line, unless the previous process has logged the same."""
         if line not in self._said:
             log.warning("%s", printable(line, _MAX_SAID))
         if len(said) < _MAX_LINES:
