@@ -1,8 +1,8 @@
 """Kill the processes that a job has left on the machine.
 
-These are the processes in the job's cgroup. Without a cgroup, they are the user's processes with
-the job's ``PBS_JOBCOOKIE``, and a process of the same user finds and kills them. Root never reads
-their ``/proc/PID``, because that can block forever if their memory belongs to a FUSE file system.
+These are the processes in the job's cgroup. Without a cgroup, they are the processes with the job's
+``PBS_JOBCOOKIE``. A process of the job's user finds and kills them, because reading ``/proc/PID``
+can block forever if the memory of process PID belongs to a FUSE file system.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Run a job like pbs_mom: prologue, user process and epilogue, by Torque's conventions.
 
 Runs as root, or as a user for that user's jobs. The kernel kills hooks and jobs when this process
-ends (PR_SET_PDEATHSIG of prctl(2), by setpriv(1)). The next process must then call
+ends (PR_SET_PDEATHSIG of prctl(2), by setpriv(1)). The next service must then call
 :meth:`JobTask.tear_down`. All waits for user processes have a limit: a process that survives
 SIGKILL is abandoned, and counted.
 """
@@ -106,9 +106,9 @@ class JobTask(abc.ABC):
 
     @abc.abstractmethod
     def save(self) -> None:
-        """Write the job to disk. Called before a process of the new state starts.
+        """Write the job to disk. Called before a process of the job's new state starts.
 
-        If this raises OSError or VtorqueError, that process is not started.
+        The process is not started if this method raises OSError or VtorqueError.
         """
 
     def spared_process(self) -> int:

@@ -276,7 +276,6 @@ class LocalService:
         )
 
     def _handle_input(self, client: LocalClient) -> None:
-        """Handle input from a client's process, which is untrusted."""
         try:
             data = os.read(client.asked, order.MAX_RECORD)
         except OSError:
