@@ -166,7 +166,7 @@ def _code(status: int) -> int:
 
 
 def _is_recorded(config: Path, job_id: str, node: str) -> bool:
-    """Return whether root's records of the job on this node have this node name."""
+    """Return whether the job's records on this node, written by root, name ``node``."""
     places = kept_records.find(service.paths(config), job_id, os.getuid())
     return bool(places) and places[-1].facts().get("node") == node
 

@@ -57,7 +57,6 @@ def wrap_command(command: click.Command, of_job: Remote, config: Path) -> click.
 
 
 def _check_parameters(given: set[str], of_job: Remote, output: object) -> None:
-    """Raise UsageError for parameters that are not allowed from another host."""
     allowed = {*of_job.travels, of_job.output} if str(output) == "-" else set(of_job.travels)
     if other := given - allowed:
         raise UsageError(f"{', '.join(sorted(other))}: only supported on the job's node")

@@ -48,7 +48,7 @@ class RemoteCommand:
         terminal: True if the command uses the user's terminal, and there is one.
         output: File for the command's output.
         reads: True if the command reads standard input. Otherwise srun(1) and the connection must
-            not read it, because a loop such as ``while read id`` needs it for later commands.
+            not read it, because it may be the input of a loop such as ``while read id``.
     """
 
     command: str
@@ -107,7 +107,6 @@ def run(asked: RemoteCommand, config: Path) -> int | None:
 def _run_for_running(
     asked: RemoteCommand, jobs: Sequence[JobInfo], site: Site, batch: BatchSystem, config: Path
 ) -> int | None:
-    """Run the command for running jobs, or collect their records on this host."""
     job = jobs[0]
     several = len(jobs) > 1 or len(job.nodes) > 1 or not _is_named(job, asked.job_id)
     of_all = several and not asked.node and gathered.reads_all_nodes(asked.command, asked.options)
@@ -176,7 +175,6 @@ def _print_to(path: Path | None) -> None:
 
 
 def _can_run_here(places: Sequence[kept_records.Place], asked: RemoteCommand) -> bool:
-    """Return whether this node has everything that the command needs."""
     facts = places[-1].facts() if places else {}
     if not facts or "ended" in facts or asked.node not in ("", facts.get("node")):
         return False

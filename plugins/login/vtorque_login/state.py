@@ -43,7 +43,7 @@ class NodeState:
     elsewhere: tuple[tuple[str, NodeState], ...] = ()
 
     def on_node(self, job_id: str, node: str) -> Iterator[JobOnNode]:
-        """Yield the state of a node and of the nodes that it reports on."""
+        """Yield the state of this node, then of the nodes in ``elsewhere``."""
         for each, state in ((node, self), *self.elsewhere):
             yield JobOnNode(job_id, each, state.phase, tuple(name for _, name in state.guests))
 
