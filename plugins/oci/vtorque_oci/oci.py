@@ -187,7 +187,6 @@ def _blob(reading: _Reading, digest: str, size: str) -> bytes:
 
 
 def _check_size(said: str, size: int) -> None:
-    """Raise Refused if a blob's size differs from its descriptor (descriptor.md)."""
     if said and said != str(size):
         raise Refused(f"a blob has {size} bytes, but its descriptor says {said}")
 
