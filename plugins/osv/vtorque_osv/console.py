@@ -137,7 +137,6 @@ class OsvConsole:
         return ProgramResult(self._code, True)
 
     def _process_line(self, line: bytes) -> bytes:
-        """Process a complete line; return output."""
         self._tail.append(line[:_MAX_TAIL])
         if self._crash is not None:
             self._crash += [line[:_MAX_TAIL]] if len(self._crash) < TAIL else []
@@ -151,7 +150,6 @@ class OsvConsole:
         return b""
 
     def _output(self, line: bytes) -> bytes:
-        """Process a complete line after the boot; return output."""
         said, down = self._record_status(line), _WAY_DOWN.fullmatch(line)
         if line == b"[backtrace]":
             self._crash, self._held = [each for each in self._held if each], []

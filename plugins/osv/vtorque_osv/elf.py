@@ -151,7 +151,6 @@ def _has_arch(path: Path, arch: str) -> bool:
 
 @cache
 def _cache() -> Mapping[str, tuple[Path, ...]]:
-    """Return the system's libraries by name (ldconfig(8))."""
     known: dict[str, tuple[Path, ...]] = {}
     for line in run_tool("ldconfig", "-p").splitlines():
         match = _CACHED.match(line)

@@ -36,8 +36,6 @@ _CHUNK = 65536
 
 
 class _JobSignaled(Exception):
-    """Raised if the batch system ended the job with a signal."""
-
     def __init__(self, number: int) -> None:
         self.number = number
 
@@ -139,7 +137,6 @@ class _OsvJob:
         return _Output(booted, OsvConsole(programs, self.word.begin), prefix, rest)
 
     def _pump(self, output: _Output) -> bool:
-        """Copy available console data; return whether more can follow."""
         try:
             data = os.read(output.guest.console, _CHUNK)
         except ConnectionResetError:

@@ -72,7 +72,7 @@ class Rest:
         return bool(json.loads(self._ask("GET", f"/app/finished?tid={quote(tid)}")) == "1")
 
     def power_off(self) -> None:
-        """Shut OSv down. It neither answers nor closes the connection."""
+        """Shut OSv down. OSv then sends no answer and does not close the connection."""
         connection = http.client.HTTPConnection(self.host, self.port, timeout=self.timeout)
         try:
             connection.request("POST", "/os/shutdown")

@@ -130,7 +130,6 @@ def _commands(number: int, line: str, named: Mapping[str, str]) -> Iterator[Prog
 
 
 def _word(line: str, at: int, words: list[str]) -> int:
-    """Append the word at position ``at``; return its end. Raises ValueError."""
     found = _WORD.match(line, at)
     if found is None:
         raise ValueError(f"{_problem(line[at:])}")
