@@ -65,7 +65,6 @@ def resolve(value: str, site: Site, pull: bool) -> str:
 
 @contextmanager
 def _errors(reference: Reference, images: cache.Cache) -> Iterator[None]:
-    """Convert OSError to Refused."""
     try:
         yield
     except OSError as error:
