@@ -174,8 +174,8 @@ def _cards_of(
 def _fault(message: str, broken: str = "") -> HostFault:
     """Return a HostFault that blames the node only if cards are broken.
 
-    There are other reasons for too few cards: the batch system may count several classes as one
-    resource, or the user requested too few of them.
+    A lack of cards may have other reasons: the batch system may count several classes as one
+    resource, or the user may have requested too little of the batch system's resource.
     """
     fault = HostFault(message)
     fault.blames_node = bool(broken)

@@ -130,7 +130,7 @@ def vtorque_parse_args(request: JobRequest, site: Site) -> Iterator[Refusal]:
 
 @hookimpl
 def vtorque_needs(request: JobRequest, site: Site) -> Iterator[Extra]:
-    """Yield the batch system's resources for those requested cards that it counts."""
+    """Request the cards from the batch system, if it counts them as a resource."""
     wanted = cards(request[PCI])
     for of in site[Settings].classes if wanted else ():
         if of.resource and of.name in wanted:
