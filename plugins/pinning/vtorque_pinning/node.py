@@ -101,7 +101,6 @@ def _pages(guest: GuestPlan, settings: Settings) -> Iterator[Claim | Refusal | N
 
 
 def _free_memory(kib: int) -> int:
-    """Return the memory in free huge pages of one size, in MiB."""
     file = SYSFS / f"hugepages-{kib}kB/free_hugepages"
     return kib * int(file.read_text("ascii")) // 1024 if file.exists() else 0
 
