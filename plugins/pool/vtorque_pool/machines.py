@@ -186,10 +186,10 @@ class Machines:
         even_held: bool = False,
         still: Callable[[], Collection[str]] | None = None,
     ) -> dict[str, str]:
-        """Delete all machines of these nodes, except of held nodes; return the errors by node.
+        """Delete all machines of these nodes; return the errors by node.
 
-        ``still`` is called after the nodes are locked, and returns the nodes whose machines must
-        still be deleted.
+        Machines of held nodes are deleted only with ``even_held``. ``still`` is called after the
+        nodes are locked, and returns the nodes whose machines must still be deleted.
         """
         wanted = list(dict.fromkeys(nodes))
         failed: dict[str, str] = {}

@@ -251,7 +251,6 @@ def _open_jobs(text: str) -> list[dict[str, str]]:
 
 
 def _torque_waiting(job: Mapping[str, str]) -> QueuedJob:
-    """Parse a Torque job's request. Raises ValueError if it is invalid."""
     nodes, cpus, features = 0, 1, set()
     for part in (job["asked"] or "1").partition("#")[0].split("+"):
         first, *words = part.split(":")
@@ -267,7 +266,6 @@ def _torque_waiting(job: Mapping[str, str]) -> QueuedJob:
 
 
 def _open_waiting(job: Mapping[str, str]) -> QueuedJob:
-    """Parse an OpenPBS job's request. Raises ValueError if it is invalid."""
     nodes, cpus = 0, 1
     for part in job.get("Resource_List.select", "1:ncpus=1").split("+"):
         words = part.split(":")

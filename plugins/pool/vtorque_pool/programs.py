@@ -54,14 +54,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _open_streams() -> None:
-    """Open closed output streams, so that no file opened later gets their output."""
+    """Open closed output streams to /dev/null. Otherwise a later file could get the output."""
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:
             setattr(sys, name, Path(os.devnull).open("w"))  # noqa: SIM115
 
 
 def _flush() -> None:
-    """Flush the output streams now: a failure at Python's exit would print a traceback."""
+    """Flush the output streams now, because an error at Python's exit would print a traceback."""
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()

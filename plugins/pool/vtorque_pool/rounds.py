@@ -1,7 +1,7 @@
 """Decide what one round on Torque or OpenPBS does. No side effects.
 
 Each round reads the state anew. Between rounds, the service only keeps the times at which nodes
-became idle or unusable. It loses them at a restart.
+became idle or unusable. At a restart, these times are lost.
 """
 
 from __future__ import annotations
@@ -107,7 +107,6 @@ def _end_unknown(view: View) -> Iterator[Step]:
 
 
 def _mend(view: View, shape: MachineShape) -> Iterator[Step]:
-    """Yield repairs of a shape's nodes."""
     for name in shape.names:
         if name in view.held:
             continue
@@ -138,7 +137,6 @@ def _mend(view: View, shape: MachineShape) -> Iterator[Step]:
 
 
 def _is_drained_by_pool(node: PoolNode) -> bool:
-    """Return True if the pool, not an administrator, has drained a node."""
     return node.reason.startswith(REASON)
 
 

@@ -1,9 +1,8 @@
 """Nodes and jobs of Slurm, read and changed with its commands.
 
-The nodes have ``State=CLOUD``: slurm.conf(5), scontrol(1),
-https://slurm.schedmd.com/power_save.html. To recover a node whose start failed, set it DOWN, which
-requeues its job, then POWER_DOWN (22.05.8). This needs ``idle_on_node_suspend`` in
-SlurmctldParameters.
+The nodes have ``State=CLOUD`` (slurm.conf(5), https://slurm.schedmd.com/power_save.html). To
+recover a node whose start failed, set it DOWN, which requeues its job, then POWER_DOWN (22.05.8).
+This needs ``idle_on_node_suspend`` in SlurmctldParameters.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ class PoolNode:
 
     @property
     def is_down_by_hand(self) -> bool:
-        """True if the node has a reason that is not from Slurm or the pool, but from an admin."""
+        """True if an admin set the node's reason, instead of Slurm or the pool."""
         ours = (REASON, _OF_TIMEOUT, _SILENT)
         return bool(self.reason) and not self.reason.startswith(ours)
 
@@ -72,7 +71,6 @@ class Slurm:
         return found
 
     def _jobs(self) -> dict[str, list[str]]:
-        """Return the jobs of each node from squeue(1)."""
         found: dict[str, list[str]] = {}
         for line in self._run(*_SQUEUE).splitlines():
             job, _, nodes = line.strip().partition(" ")

@@ -109,8 +109,6 @@ def _checks(said: dict[str, str], conf: Path) -> Iterator[Check]:
 
 
 def _owner_step(path: Path, user: str, flags: int) -> Change:
-    """Return the step that creates a directory or file and changes its owner."""
-
     def done() -> bool:
         return path.exists() and path.stat().st_uid == _uid(user)
 

@@ -163,7 +163,6 @@ def _machine(found: Mapping[str, Any]) -> Machine:
 
 @contextlib.contextmanager
 def _faults() -> Iterator[None]:
-    """Convert boto3's exceptions to CloudFault."""
     try:
         yield
     except ClientError as error:

@@ -129,7 +129,6 @@ def _machine(found: Any) -> Machine:
 
 @contextlib.contextmanager
 def _faults() -> Iterator[None]:
-    """Convert the SDK's exceptions to CloudFault."""
     try:
         yield
     except HttpException as error:
