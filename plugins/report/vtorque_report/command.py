@@ -88,6 +88,5 @@ def _find_report(jobs: Sequence[KeptJob], more: Sequence[Path]) -> Report | JobA
 
 
 def _places(job: KeptJob) -> Sequence[Place]:
-    """Return the places of readable records; if there are none, the first place."""
     readable = [place for place, facts in zip(job.places, job.facts, strict=True) if facts]
     return readable or job.places[:1]

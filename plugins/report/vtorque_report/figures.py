@@ -35,7 +35,7 @@ class Figures:
 
     Args:
         core_seconds: vCPUs times the period over which ``cpu`` was measured.
-        cpu: CPU time of the vCPUs; without telemetry, of the whole QEMU since its start.
+        cpu: CPU time of the vCPUs. Without telemetry, it is that of the whole QEMU since its start.
         steal: time in which vCPUs were ready to run but had no host CPU.
         overhead: CPU time of QEMU, iothreads and vhost threads, without the vCPUs.
         memory: maximum host memory that QEMU used.

@@ -103,7 +103,7 @@ def shares(total: Figures) -> Iterator[tuple[str, float, str]]:
 
 
 def amounts(total: Figures) -> Iterator[tuple[str, str]]:
-    """Yield the other figures: name, and amount as text."""
+    """Yield the figures that are not fractions: name, and amount as text."""
     if total.disk is not None:
         amount = f"read {size(total.disk[0])}, written {size(total.disk[1])}"
         yield "disk", f"{amount}, without shared directories"

@@ -14,7 +14,7 @@ def size(amount: float) -> str:
 
 
 def byte_unit(most: float) -> tuple[float, str]:
-    """Return a unit for amounts up to ``most`` bytes: its bytes, and its name."""
+    """Return the unit for amounts up to ``most`` bytes: the bytes per unit, and the unit's name."""
     step = 0
     while most >= 1000 * 1024**step and step < len(_BINARY) - 1:
         step += 1
