@@ -149,7 +149,6 @@ def split(argv: Sequence[str], extra: Collection[str] = ()) -> CommandLine:
 
 
 def _components(line: CommandLine, table: OptionTable) -> Iterator[CommandLine]:
-    """Yield the components of a heterogeneous job, which colons separate."""
     if line.operands[:1] != (COLON,):
         yield line
         return

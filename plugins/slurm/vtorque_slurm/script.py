@@ -1,8 +1,8 @@
 """Parse the options in a job script as sbatch 22.05 does.
 
-Option lines start in the first column. The first line that is neither empty nor a comment ends
-them. Quotes and backslashes are removed; a word that starts with ``#`` ends the line. ``#SBATCH``
-lines override ``#PBS`` and ``#BSUB`` lines.
+Option lines start in the first column, and precede the first command of the script. Quotes and
+backslashes are removed; a word that starts with ``#`` ends the line. ``#SBATCH`` lines override
+``#PBS`` and ``#BSUB`` lines.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Read slurm.conf: slurm.conf(5)."""
+"""Read slurm.conf(5)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Install the SPANK plugin on a node, and check that Slurm loads it: spank(8).
+"""Install the SPANK plugin (spank(8)) on a node, and check that Slurm loads the plugin.
 
 If Slurm cannot load the plugin, Slurm ignores the error and runs a VM job's script on the host.
 """
@@ -46,7 +46,7 @@ def steps(settings: Settings, place: Installation, proofs: Path) -> Iterator[Set
 
 
 def plugstack(conf: Path) -> Path:
-    """Return the path of plugstack.conf: slurm.conf(5), PlugStackConfig."""
+    """Return the path of plugstack.conf, set by PlugStackConfig in slurm.conf(5)."""
     given = slurm_conf.value(conf, "PlugStackConfig")
     return Path(given) if given else conf.with_name("plugstack.conf")
 
