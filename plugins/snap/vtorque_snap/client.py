@@ -120,8 +120,8 @@ class SnapClient:
     def remove(self, names: Collection[str]) -> bool:
         """Stop and delete all tasks with these names; return whether there were any.
 
-        Other clients may change tasks at the same time, so this repeats until the list has no such
-        task. Raises HostFault.
+        Other clients may change tasks at the same time. Therefore this method repeats the deletion
+        until the list has no task with these names. Raises HostFault.
         """
         found = self._tasks_named(names)
         were = bool(found)
@@ -161,7 +161,6 @@ class SnapClient:
         return f"/tasks/{task}" + (f"/{word}" if self.access.version == "v1" else f"?action={word}")
 
     def _ask(self, code: int, method: str, path: str, body: bytes | None = None) -> Any:
-        """Send a request that must succeed, and return its answer."""
         status, value = self._request(method, path, body)
         # 204: a change has an empty answer in v2.
         if status != code and not (method == "PUT" and status == 204):
@@ -169,10 +168,7 @@ class SnapClient:
         return value
 
     def _request(self, method: str, path: str, body: bytes | None = None) -> tuple[int, Any]:
-        """Send a request; return the answer's HTTP status and value. Raises HostFault.
-
-        After an error status, ``_refusal`` has the error message.
-        """
+        """Send a request; return the answer's HTTP status and value. Raises HostFault."""
         status, data = self._exchange(method, f"/{self.access.version}{path}", body)
         if status == 401:
             user = f"user {self.access.user!r}" if self.access.password else "without a password"

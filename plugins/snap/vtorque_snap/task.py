@@ -133,7 +133,6 @@ class SnapTask(Resource):
         return None
 
     def _note(self, why: str) -> None:
-        """Note the task for a later release, and log a warning."""
         said = f"task {self.name} stays in snapteld until the next job ends: {why}"
         sys.stderr.write(f"vtorque: warning: snap: {said}\n")
         syslog.syslog(syslog.LOG_WARNING, f"vtorque: snap: {said}")
