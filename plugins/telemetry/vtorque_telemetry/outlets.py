@@ -75,7 +75,6 @@ class ExporterThread:
                 return
 
     def _log_once(self, trouble: str) -> None:
-        """Log a problem, unless one was logged since the sink last worked."""
         if not self._trouble:
             log.warning("exporter %s: %s", self.name, trouble[:500])
         self._trouble = trouble

@@ -61,9 +61,9 @@ class JobSamples:
         self.series = SeriesFile(file, self.id, job.labels["node"], self._settings.interval)
 
     def measure(self, job: JobFigures, at: float, *, last: bool = False) -> list[Sample]:
-        """Return all current samples of the job, and write those that are due to its file.
+        """Return all current samples of the job, and append due lines to series.jsonl.
 
-        ``at`` is in Unix seconds. With ``last``, all samples are written.
+        ``at`` is in Unix seconds. With ``last``, all samples are appended.
         """
         samples: list[Sample] = []
         rejected = 0
