@@ -152,7 +152,6 @@ class Keeper:
         wanted: Sequence[tuple[WarmShape, int]],
         versions: dict[str, str],
     ) -> list[WarmGuest]:
-        """End unwanted guests; return the remaining ones that no job uses."""
         room = Counter({str(shape): number for shape, number in wanted})
         ages = {str(shape): shape.age for shape, _ in wanted}
         left = []
@@ -178,7 +177,6 @@ class Keeper:
         wanted: Sequence[tuple[WarmShape, int]],
         settings: Settings,
     ) -> WarmShape | None:
-        """Return the shape to boot next, or None."""
         have = Counter(str(note(each).get("shape")) for each in there)
         held = sum(each.mib for each in there)
         budget = settings.budget
@@ -209,7 +207,6 @@ class Keeper:
         return frozenset(each.job.key for each in RunningJobs(self.paths).jobs())
 
     def _is_job_starting(self) -> bool:
-        """Return whether a job's guests are starting. No warm guest boots meanwhile."""
         now = time.time()
         phases = [job.phases[-1] for job in RunningJobs(self.paths).jobs() if job.phases]
         return any(name in _STARTS and now - since < _LONGEST_START for name, since in phases)
