@@ -543,3 +543,29 @@ def test_interactive_job_has_the_display_of_the_job_shell(guest, tmp_path, monke
     assert guest.run(none, **on_terminal) == (0, b"none\r\n", b"")
     os.close(ours)
     os.close(theirs)
+
+
+@contextmanager
+def _other_program(guest: ForwardingGuest) -> Iterator[socket.socket]:
+    with socket.socket(socket.AF_UNIX) as other:
+        other.connect(str(guest.run_dir / "run.sock"))
+        while not run_job._is_busy(ReadyGuest("vt", "vn1", 0, guest.run_dir)):
+            time.sleep(0.01)
+        yield other
+
+
+def test_program_waits_for_the_end_of_another_one(guest: ForwardingGuest) -> None:
+    """The guest has one port for programs: ``srun --jobid=`` beside the job's script waits."""
+    with _other_program(guest) as other:
+        threading.Timer(run_job.BUSY_SECONDS + 2, other.shutdown, (socket.SHUT_RDWR,)).start()
+        code, out, err = guest.run(b"#!/bin/sh\necho ran\n")
+    assert (code, out) == (0, b"ran\n")
+    assert b"waiting until another program of this job in vn1 has ended" in err
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_signal_ends_the_wait_and_nothing_is_run(guest: ForwardingGuest, number: int) -> None:
+    with _other_program(guest):
+        threading.Timer(0.5, os.kill, (os.getpid(), number)).start()
+        code, out, _ = guest.run(b"#!/bin/sh\necho ran\n")
+    assert (code, out) == (128 + number, b"")

@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from types import FrameType
 
 from vtorque_core.api.guest_driver import GuestDied, ReadyGuest, Script, Streams
@@ -55,6 +56,11 @@ ENV_LINE = re.compile(rb"#![ \t]*/\S*/env[ \t]+(?:-\S+[ \t]+|\w+=\S*[ \t]+)*([^\
 OTHER_IMAGES = "Choose an image that has it (-vm img=); vmgr images list shows the images"
 HELLO_SECONDS = 60.0
 RETRY = 0.05  # seconds between two attempts to reconnect
+BUSY_SECONDS = 1.0  # before the message: QEMU closes a program's connection some time after its end
+BUSY_MESSAGE = (
+    "vtorque: waiting until another program of this job in {} has ended. vmgr ssh enters the "
+    "virtual machine beside that program\n"
+)
 KILL_SECONDS = 10.0
 """Time limit for a killed job to end, before its guest is abandoned."""
 
@@ -88,10 +94,11 @@ def run(guest: ReadyGuest, script: Script, streams: Streams) -> int:
         GuestDied: the guest is gone or violated the protocol.
     """
     try:
-        with (
-            _SignalForwarder(script.grace) as ending,
-            contextlib.closing(_session(guest, ending)) as session,
-        ):
+        with contextlib.ExitStack() as around:
+            ending = around.enter_context(_SignalForwarder(script.grace))
+            if number := _await_turn(guest, ending, streams):
+                return 128 + number
+            session = around.enter_context(contextlib.closing(_session(guest, ending)))
             job = _JobRun(guest, script, streams, session, ending)
             state = handover.received_state(guest)
             if state is None:
@@ -166,6 +173,12 @@ class _SignalForwarder:
             self.on_cancel(self._grace / 2)
         if self.on_cancel is not None:
             self.events.signal(number)
+
+    def end_signal(self) -> int:
+        """Return the number of a received signal that ends a program which has not started."""
+        if self.terminated:
+            return signal.SIGTERM
+        return next((n for n in (signal.SIGINT, signal.SIGHUP) if n in self._last), 0)
 
     def main_ended(self) -> None:
         """After the script's end, wait for running cancellation commands, and forward no TERM."""
@@ -400,6 +413,37 @@ def _limits(script: Script) -> dict[int, tuple[int, int]]:
         for name, limit in script.limits.items()
         if hasattr(resource, f"RLIMIT_{name}")
     }
+
+
+def _await_turn(guest: ReadyGuest, ending: _SignalForwarder, streams: Streams) -> int:
+    """Wait until no other program of the job is connected to the guest, for example a Slurm step.
+
+    Returns the number of the signal that ended the wait, otherwise 0.
+    """
+    message = BUSY_MESSAGE.format(guest.hostname).encode()
+    begun = time.monotonic()
+    while _is_busy(guest):
+        if number := ending.end_signal():
+            return number
+        if message and time.monotonic() >= begun + BUSY_SECONDS:
+            with contextlib.suppress(OSError):
+                os.write(streams.stderr, message)
+            message = b""
+        time.sleep(RETRY)
+    return 0
+
+
+def _is_busy(guest: ReadyGuest) -> bool:
+    """Return whether QEMU has accepted a connection to the guest's socket (proc_net_unix(5)).
+
+    QEMU accepts one connection at a time. Others wait in the socket's queue, in another state.
+    """
+    path = f" {guest.run_dir / RUN_SOCKET}"
+    try:
+        with Path("/proc/net/unix").open(encoding="utf-8", errors="replace") as file:
+            return any(line.rstrip("\n").endswith(path) and " 03 " in line for line in file)
+    except OSError:
+        return False
 
 
 def _session(guest: ReadyGuest, ending: _SignalForwarder) -> Session:
