@@ -333,6 +333,16 @@ def test_task_of_a_step_is_a_command(tmp_path):
         SlurmJobShell().read_start([], {"VTORQUE_TASK_PROGRAM": "x"}, None)
 
 
+@pytest.mark.parametrize("name", ["PMI_FD", "PMIX_NAMESPACE"])
+def test_step_with_mpi_plugin_is_refused_with_mpirun(name):
+    """Each task would otherwise become an MPI program of its own."""
+    start, mpi = SlurmJobShell().read_start, {name: "9", "VTORQUE_TASK": "step"}
+    with pytest.raises(UsageError, match=r"Start MPI programs with mpirun .* srun --mpi=none"):
+        start([], environ(SLURM_STEP_NUM_TASKS="2", **mpi), None)
+    assert start([], environ(SLURM_STEP_NUM_TASKS="1", **mpi), None).command
+    assert name in SlurmJobShell.host_only
+
+
 def run(words, ids, stdin=b"", **more):
     text = step_tasks.command(words, ids)
     return subprocess.run(["sh", "-c", text], input=stdin, capture_output=True, check=False, **more)

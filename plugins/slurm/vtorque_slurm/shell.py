@@ -25,7 +25,11 @@ SBATCH_MEM_BIND_TYPE SBATCH_MEM_BIND_VERBOSE SBATCH_MEM_BIND_PREFER SBATCH_MEM_B
 SLURM_SPANK_VTORQUE_REQUEST SLURM_SPANK__SLURM_SPANK_OPTION_vtorque_vm
 VTORQUE_TASK VTORQUE_TASKS VTORQUE_TASK_PROGRAM
 SLURM_MEM_BIND SLURM_MEM_BIND_LIST SLURM_MEM_BIND_TYPE SLURM_JOB_GPUS SLURM_STEP_GPUS
+SLURM_MPI_TYPE PMI_FD PMI_JOBID PMI_RANK PMI_SIZE PMIX_NAMESPACE PMIX_RANK PMIX_SERVER_URI2
+PMIX_SERVER_URI21 PMIX_SERVER_URI3 PMIX_SERVER_URI4 PMIX_SERVER_URI41
 """
+# By these, MPI programs find the server of Slurm's plugins pmi2 and pmix, which only listens locally.
+_PMI = ("PMI_FD", "PMIX_NAMESPACE")
 
 
 class SlurmJobShell(JobShell):
@@ -54,6 +58,11 @@ class SlurmJobShell(JobShell):
             if environ.get("VTORQUE_TASK") == "batch":
                 self._is_vsubs = False
                 return ShellStart(job_id, Path(program), tuple(argv))
+            if environ.get("SLURM_STEP_NUM_TASKS", "1") != "1" and any(map(environ.get, _PMI)):
+                raise UsageError(
+                    "srun --mpi= does not work with virtual machines. Start MPI programs with "
+                    "mpirun in the job's script, and other tasks with srun --mpi=none"
+                )
             if stdin is not None and os.isatty(stdin):
                 _disable_echo(stdin)
             ids = environ.get("VTORQUE_TASKS", "0").split(",")

@@ -111,6 +111,9 @@ def test_several_tasks_run_in_the_guests_of_two_nodes(clean):
     code, out, err = ended(clean, "srun", *SHARE, VM, "--multi-prog", clean.script("0 /bin/true\n"))
     assert code == 120
     assert "--multi-prog does not work with virtual machines; nothing was run" in err
+    code, out, err = ended(clean, "srun", *share, VM, "--mpi=pmi2", "hostname")
+    assert (code, out) == (2, "")
+    assert "Start MPI programs with mpirun in the job's script" in err
 
 
 def test_variables_and_none(clean):
