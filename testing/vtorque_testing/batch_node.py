@@ -94,7 +94,7 @@ class NodeContract(ContractBase):
             code = finish(job, outcome, "unreachable")
             assert 0 <= code <= 255
             if not outcome.may_run_elsewhere:
-                assert code == harness.dialect.exits[outcome], "a dead server changes nothing here"
+                assert code == harness.dialect.exits[outcome], "the exit code depends on the server"
         finally:
             harness.serve(True)
 
@@ -194,7 +194,7 @@ class NodeContract(ContractBase):
                 assert Path(item.path).is_absolute()
                 assert ".." not in Path(item.path).parts
         text = repr(items)
-        assert text.index("vn1-0") < text.index("vn1-1"), "the guests are not named"
+        assert text.index("vn1-0") < text.index("vn1-1"), "the guests are not in order"
 
     def test_array_jobs_have_distinct_ids(self, harness: BatchHarness) -> None:
         """Each job of an array must have its own id, and therefore its own guests."""
@@ -249,7 +249,7 @@ class NodeContract(ContractBase):
             for step in (*steps, *steps):
                 step.apply()
                 assert step.text
-                assert os.geteuid() != 0 or step.is_applied(), f"{step.text}: applied and not done"
+                assert os.geteuid() != 0 or step.is_applied(), f"{step.text}: applied, but not done"
             for step in (*reversed(steps), *steps):
                 step.undo()
             assert tree(root) == before

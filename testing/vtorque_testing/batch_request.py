@@ -93,7 +93,7 @@ class RequestContract(ContractBase):
             assert got is not None
             assert harness.start(got).hooks[0].job().blob == blob
         else:
-            assert got is None, "a job was made without its request"
+            assert got is None, "a job was created without its request"
             assert size > harness.dialect.carries
             assert b"limit" in ended.stderr
             assert any(chr(c).isdigit() for c in ended.stderr), ended.stderr
@@ -131,7 +131,7 @@ class RequestContract(ContractBase):
             if not text.startswith("vt1:"):
                 continue
             if job.blob is None:
-                faults[text] = "a VM job with a damaged request is no bare-metal job"
+                faults[text] = "a damaged request must not become a bare-metal job"
             elif not is_bad(job.blob, job.bad_request):
                 faults[text] = "is no bad request"
         assert faults == {}

@@ -49,7 +49,7 @@ class Settings:
     """Settings of acme: ``[plugin.acme]``."""
 
     acmesub: str = setting("/usr/bin/acmesub", doc="the submit command")
-    acmestat: str = setting("/usr/bin/acmestat", doc="lists the jobs there are")
+    acmestat: str = setting("/usr/bin/acmestat", doc="the command that lists jobs")
     hooks: str = setting("/etc/acme/prolog.d", doc="directory of root's hooks")
 
 

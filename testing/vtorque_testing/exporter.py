@@ -125,7 +125,7 @@ class ExporterContract:
             )
             assert error is None or isinstance(error, OSError | HostFault), repr(error)
             told = [value for _, value, _ in harness.received_samples()]
-            assert error is not None or 7.0 in told, "nothing arrived and nothing was raised"
+            assert error is not None or 7.0 in told, "no sample arrived, and no error was raised"
         one = sample(value=8.0)
         _write(sink, one)
         _wait_for_samples(harness, one)

@@ -113,7 +113,7 @@ def parse_vm(values: Iterable[str]) -> Pairs | None:
         key, value = _split(word)
         if any(key == other for other, _ in pairs):
             shown = printable(key, 64)
-            raise Refused("is given twice", key=shown, value=value, fix="drop one of them")
+            raise Refused("is given twice", key=shown, value=value, fix="write the key once")
         pairs.append((key, value))
     return pairs
 

@@ -82,7 +82,7 @@ def _missing_support(guest: GuestPlan, settings: Settings) -> str:
         return "I/O cores ([plugin.iocm] enabled = false)"
     if not re.fullmatch(settings.nodes, guest.job.node):
         return f"I/O cores (its name does not match [plugin.iocm] nodes = {settings.nodes!r})"
-    return "second CPU, so I/O cannot have its own" if len(guest.host.cpus) < 2 else ""
+    return "second CPU for I/O" if len(guest.host.cpus) < 2 else ""
 
 
 @hookimpl

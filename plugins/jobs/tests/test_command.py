@@ -44,9 +44,9 @@ def test_ps_shows_ended_jobs_with_exit_codes_only_with_all(monkeypatch, tmp_path
     shown = json.loads(vmgr.run(config, "ps", "--json").stdout)
     assert [job["id"] for job in shown] == ["9.srv", "10.srv"]
     done = vmgr.run(config, "ps", "8")
-    assert "no job 8 is listed; --all also lists ended ones" in str(done.exception)
+    assert "no job 8 is listed; --all also lists ended jobs" in str(done.exception)
     done = vmgr.run(config, "ps", "--all", "0", "abc")
-    assert "no job abc is listed or kept here" in str(done.exception)
+    assert "no job abc is listed or has records" in str(done.exception)
 
 
 def test_ps_shows_the_answer_of_each_node(monkeypatch, tmp_path):
@@ -95,9 +95,9 @@ def test_ps_shows_the_answer_of_each_node(monkeypatch, tmp_path):
     done = vmgr.run(config, "ps", "7", "9999.vm", "a\033c")
     assert [row.split()[0] for row in done.stdout.splitlines()[1:]] == ["7.srv"]
     assert isinstance(done.exception, Refused) and done.exception.exit_code == 2
-    assert str(done.exception) == ("no job 9999.vm, a\\x1bc is listed; --all also lists ended ones")
+    assert str(done.exception) == ("no job 9999.vm, a\\x1bc is listed; --all also lists ended jobs")
     done = vmgr.run(config, "ps", "")
-    assert str(done.exception) == "no job '' is listed; --all also lists ended ones"
+    assert str(done.exception) == "no job '' is listed; --all also lists ended jobs"
     for array in ("70[]", "70[].srv", "70"):
         assert [job["id"] for job in json.loads(ps("--json", array).stdout)] == [
             "70[1].srv",

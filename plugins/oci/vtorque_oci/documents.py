@@ -143,7 +143,7 @@ def _choose(found: Mapping[str, Any], tag: str, arch: str) -> tuple[str, str, st
     images = listed if len(listed) == 1 else fitting
     if len(images) != 1:
         names = sorted(_title(d) for d in listed)
-        shown = ", ".join(name for name in names if name) or "none of them has a name"
+        shown = ", ".join(name for name in names if name) or "without names"
         raise Refused(
             f"contains {len(listed)} images ({shown[:300]}), {len(fitting)} of them for "
             f"{wanted}: choose one with -o tag=NAME"

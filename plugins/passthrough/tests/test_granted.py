@@ -110,13 +110,13 @@ def test_guests_of_a_node_share_granted_cards(site):
 def test_missing_grant_is_refused_with_a_fix(site, granted):
     (answer,) = answers_of(site, "gpu", granted)
     assert isinstance(answer, Refusal)
-    assert "need 1 gres/gpu, the batch system has granted the job 0" in str(answer)
+    assert "need 1 gres/gpu, but the batch system granted the job 0" in str(answer)
     assert "submit with vsub" in str(answer)
 
 
 def test_cards_of_all_guests_of_a_node_are_counted(site):
     (answer,) = answers_of(site, "gpu", gpus(1), count=2)
-    assert "need 2 gres/gpu, the batch system has granted the job 1" in str(answer)
+    assert "need 2 gres/gpu, but the batch system granted the job 1" in str(answer)
 
 
 def test_batch_system_without_grants_leaves_cards_to_the_ledger(site):
@@ -126,7 +126,7 @@ def test_batch_system_without_grants_leaves_cards_to_the_ledger(site):
 def test_cards_without_known_numbers_are_refused(site):
     with pytest.raises(
         Refused,
-        match="the batch system does not report which gres/gpu of node n1 belong to the job",
+        match="the batch system does not report which gres/gpu of node n1 belong to this job",
     ):
         answers_of(site, "gpu", gpus(count=1))
 

@@ -70,7 +70,7 @@ def test_card_in_use_by_the_previous_job_is_awaited(tmp_path):
 def test_two_guests_of_a_job_get_two_granted_cards(tmp_path):
     node = device_cases.node(tmp_path, device_cases.load(["passthrough"]), CASE, sysfs=machine)
     few = started(node, "1", 1, vms_per_node="2")
-    assert "need 2 ngpus, the batch system has granted the job 1" in few.error
+    assert "need 2 ngpus, but the batch system granted the job 1" in few.error
     node.release()
     assert not started(node, "2", 0, 1, vms_per_node="2").error
     assert cards_of(node) == {("3b",), ("5e",)}

@@ -142,9 +142,9 @@ def _grant_refusals(guest: GuestPlan, site: Site) -> Iterator[Refusal]:
     for resource, need in needed.items():
         given = need if guest.granted is None else guest.granted.get(resource, Grant(0)).count
         if given < need:
-            said = f"the guests of node {guest.job.node} need {need} {resource}, the batch system"
-            fix = "submit with vsub, which requests unshared ones, and do not change that later"
-            yield Refusal(f"{said} has granted the job {given}", PCI.key, guest[PCI], fix=fix)
+            said = f"guests of node {guest.job.node} need {need} {resource}, but the batch system"
+            fix = "submit with vsub, which requests unshared cards, and do not change the request"
+            yield Refusal(f"{said} granted the job {given}", PCI.key, guest[PCI], fix=fix)
 
 
 def _cards_of(
@@ -156,7 +156,7 @@ def _cards_of(
     if len(grant.devices) < grant.count:
         raise Refused(
             f"the batch system does not report which {of.resource} of node {guest.job.node} "
-            "belong to the job only: request unshared ones, or tell the admin"
+            "belong to this job only: request unshared cards, or tell the admin"
         )
     numbers = {function_of_file(file, sysfs): n for n, file in reversed([*enumerate(of.files)])}
     at = {number: address for address, number in numbers.items() if address}

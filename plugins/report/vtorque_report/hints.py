@@ -64,7 +64,7 @@ def _wait(total: Figures) -> Iterator[str]:
     if (total.steal_share or 0) >= STEAL and (total.steal or 0) >= STEAL_SECONDS:
         yield (
             f"steal {percent(total.steal_share or 0)}: the guests had to wait for CPUs, because "
-            "the node is overcommitted; tell the admin, or request cores of your own"
+            "the node is overcommitted; tell the admin, or request exclusive cores"
         )
 
 

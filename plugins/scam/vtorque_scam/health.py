@@ -23,7 +23,7 @@ def caches(site: Site) -> Iterator[HealthResult]:
     except OSError:
         yield HealthResult(
             "warning",
-            f"{RESCTRL}/info/L3 is missing: guests with scam=true get no cache of their own",
+            f"{RESCTRL}/info/L3 is missing: guests with scam=true get no exclusive cache",
             fix="with Intel RDT or AMD QoS: mount -t resctrl resctrl /sys/fs/resctrl, without "
             "its option cdp, and restart libvirtd",
         )

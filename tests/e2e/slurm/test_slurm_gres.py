@@ -139,7 +139,7 @@ def test_request_that_bypasses_vsub_gets_no_card(cards, gres):
         check=False, env=lies.items(),
     )  # fmt: skip
     said = cards.read("forged").decode()
-    assert (done.returncode, "need 1 gres/gpu, the batch system has granted the job 0" in said) == (
+    assert (done.returncode, "need 1 gres/gpu, but the batch system granted the job 0" in said) == (
         121, True,
     ), said  # fmt: skip
     assert json.dumps("ran") not in said

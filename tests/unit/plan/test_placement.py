@@ -106,7 +106,7 @@ def test_whole_cores_leave_no_sibling_to_other_guests():
     assert 65 not in got.cores["emulator"]
     with pytest.raises(NoFit, match="in whole cores"):
         placed(XEON, guest(2, whole_cores=True), cpus=(0, 1, 2))
-    with pytest.raises(NoFit, match="with the SMT siblings that stay idle: more than the job has"):
+    with pytest.raises(NoFit, match="CPUs with idle siblings: more than the job has"):
         placed(XEON, guest(3, whole_cores=True), cpu_count=3)
 
 
@@ -124,7 +124,7 @@ def test_whole_cores_of_a_mapping_leave_no_sibling_to_other_guests():
     assert 104 not in got.cores["emulator"]
     with pytest.raises(NoFit, match=r"SMT sibling, CPU 104 is not granted to the job"):
         placed(XEON, guest(3, cpus=(33, 97, 40), more=whole), cpus=(33, 97, 40, 41))
-    with pytest.raises(NoFit, match="with the SMT siblings that stay idle: more than the job has"):
+    with pytest.raises(NoFit, match="CPUs with idle siblings: more than the job has"):
         placed(XEON, guest(3, cpus=(33, 97, 40), more=whole), cpu_count=3)
     with pytest.raises(NoFit, match="SMT sibling, CPU 104 is named for 2 guests"):
         placed(XEON, guest(3, cpus=(33, 97, 40), more=whole), guest(1, cpus=(104,)))

@@ -102,16 +102,16 @@ class Proof:
         try:
             document = json.loads(data)
             if document.pop("schema") != SCHEMA:
-                raise ValueError(f"its schema is not {SCHEMA}")
+                raise ValueError(f"the schema is not {SCHEMA}")
             missing = {f.name for f in fields(cls)} - set(document)
             if missing:
-                raise ValueError(f"it lacks {', '.join(sorted(missing))}")
+                raise ValueError(f"missing: {', '.join(sorted(missing))}")
             proof: Proof = convert(cls, document)
             whose = (proof.job.uid, proof.job.attempt, proof.starter, proof.namespace)
             if min(*whose, proof.grace, proof.deadline, *(g.rank for g in proof.guests)) < 0:
-                raise ValueError("it has a negative number")
+                raise ValueError("a number is negative")
             if set(proof.files) - set(USER_FILES):
-                raise ValueError("its files have an unknown name")
+                raise ValueError("a file has an unknown name")
         except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
             raise ValueError(f"not a proof: {error}") from None
         return proof

@@ -103,7 +103,7 @@ def caches(
         for bank in banks:
             need = -(-max(claim.kib, bank.least_kib) // bank.granularity_kib)
             steps = [f"L{bank.level}-{bank.id}/{n}" for n in range(bank.steps)]
-            what = f"steps of {bank.granularity_kib} KiB are free of cache {bank.id}"
+            what = f"steps of {bank.granularity_kib} KiB are free in cache {bank.id}"
             items += _free(claim, steps, held, need, what)
             parts.append((bank.level, bank.id, need * bank.granularity_kib))
     used.update(items)
@@ -115,7 +115,7 @@ def _free(
 ) -> list[str]:
     free = [name for name in names if name not in held]
     if len(free) < need:
-        raise _no_cache(claim, "more than the cache has", f"{len(free)} {what}")
+        raise _no_cache(claim, "not enough is free", f"{len(free)} {what}")
     return free[:need]
 
 
