@@ -218,7 +218,8 @@ class BatchJob:
 
     Attributes:
         owner: login name, authenticated by the batch system.
-        node, nodes: this node, and all nodes with guests in rank order.
+        node: this node.
+        nodes: all nodes with guests, in rank order.
         blob: the encoded request; None: vTorque starts no guests for this job.
         attempt: number of restarts of this id.
         cpus: ids of the job's CPUs on this node, if assigned.

@@ -24,7 +24,7 @@ class CoreClaim:
     Attributes:
         exclusive: no threads of other guests run on these CPUs, and each vCPU has its own CPU.
         at_most: maximum for a later :func:`vtorque_core.live.cores.resize`.
-        cpus: exactly these CPUs, the n-th for the n-th vCPU. Implies ``exclusive``.
+        cpus: exactly these CPUs, one for each vCPU in order. Implies ``exclusive``.
         whole_cores: no other guest uses the SMT siblings. Implies ``exclusive``.
     """
 
@@ -85,7 +85,7 @@ class PoolClaim:
     all ``pci`` pools. Items of ``pci/<plugin>`` are PCI addresses (``0000:3b:00.0``).
 
     Attributes:
-        items: all items of the node, preferred ones first.
+        items: all items of the node, preferred items first.
         near: NUMA node of each item (``/sys/bus/pci/devices/*/numa_node``), preferred for the
             guest.
     """
@@ -138,7 +138,8 @@ class Placement:
             allocation.
         own: uses with exclusive cores; ``cores["vcpu"][n]`` is then the CPU of vCPU n.
         share: host CPU ids of the job's allocation; empty: the whole node.
-        leased, amounts: the leased items and amounts by pool.
+        leased: the leased items by pool.
+        amounts: the leased amounts by pool.
         nodes: NUMA nodes of the guest's CPUs; empty: any.
         memory: MiB of ordinary memory by NUMA node.
         paged: MiB of huge pages by NUMA node.

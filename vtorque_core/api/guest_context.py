@@ -121,7 +121,7 @@ class PciMemory(ContextItem):
 class LinePort(ContextItem):
     """A new file in the guest. Lines appended to it are copied to the ``Channel`` element ``port``.
 
-    The job's owner owns the file, and root its directory. At most one per guest. Writers never
+    The job's owner owns the file, and root owns the directory. At most one per guest. Writers never
     block.
     """
 

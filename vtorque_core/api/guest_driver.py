@@ -44,8 +44,8 @@ class Script:
     """The job script, and the settings with which the batch system would start it. Untrusted.
 
     Attributes:
-        interpreter: the shell of ``-S``; None: the program of the ``#!`` line. Without this line,
-            it is the login shell.
+        interpreter: the shell of ``-S``. None: the program of the ``#!`` line; if the script has no
+            such line, the login shell.
         login: the batch system feeds the script to a login shell.
         limits: (soft, hard) by RLIMIT name (``"NOFILE"``); -1 is unlimited.
         merge: stdout and stderr are one stream (``-j oe``).

@@ -45,7 +45,7 @@ class Address:
         ip: None with DHCP, or if the NIC has no address (``dhcp`` is then False).
         network: empty for ``[network]``, otherwise the name of ``[networks.<name>]``. Only the NIC
             in ``[network]`` takes default route and name servers from DHCP.
-        mtu, metric: None: the default.
+        mtu, metric: None means the default.
         filtered: the node drops frames with another source MAC or source address.
     """
 
@@ -200,19 +200,20 @@ class GuestPlan:
     """One guest of the job on this node.
 
     Attributes:
-        index, rank: number of the guest on this node and in the job, from 0.
+        index: number of the guest on this node, from 0.
+        rank: number of the guest in the job, from 0.
         request: the job's options; read them with ``guest[OPTION]``.
         peers: (hostname, ip) of all guests in rank order, in the first network.
         state_dir: root-owned directory on disk.
         run_dir: root-owned directory in memory.
-        secret: derived for this job attempt, equal on all its nodes.
+        secret: bytes derived for this job attempt, equal on all nodes of the job.
         placement: resources that the ledger has assigned; empty in ``vtorque_plan``.
-        qemu_uid: uid of the guest's QEMU on the host. It needs access to files for QEMU.
+        qemu_uid: uid of the guest's QEMU on the host. Give this uid access to files for QEMU.
         aliases: (``<hostname>-<network>``, hostname, ip) of all guests in other networks.
         host: hardware of this node; unknown on a submit host.
         supports: names of the supported context items.
-        hostnames, slots: host names and vCPUs of all guests in rank order; empty before
-            ``vtorque_guest_context``.
+        hostnames: host names of all guests in rank order; empty before ``vtorque_guest_context``.
+        slots: vCPUs of the guests in ``hostnames``.
         granted, bare: see :class:`vtorque_core.api.batch_system.BatchJob`.
         source: the boot source. Warm guests are chosen only after the phase ``render domain``.
     """
@@ -270,8 +271,8 @@ def report_missing(
 ) -> Refusal | Notice:
     """Return the result of ``vtorque_plan`` for a node without the hardware of ``option``.
 
-    The job is refused if ``required``; otherwise the user is notified. ``what`` is the missing
-    hardware, and completes "node n1 has no ...". ``where`` is the setting of ``required``
+    The job is refused if ``required``; otherwise the user is notified. ``what`` names the
+    missing hardware, as in "node n1 has no WHAT". ``where`` is the setting of ``required``
     (``"[plugin.acme-fpga] required"``), and ``fix`` what the admin or user can do.
     """
     key, value = option.key, option.show(guest[option])

@@ -34,7 +34,8 @@ class CacheBank:
         granularity_kib: size of one way, the smallest step of an allocation; 0: not partitionable.
         least_kib: minimum size of an allocation.
         most: maximum number of allocations, including resctrl's default group.
-        bandwidth_step, bandwidth_least: step and minimum of the memory bandwidth limit in percent.
+        bandwidth_step: step of the memory bandwidth limit in percent.
+        bandwidth_least: minimum of the memory bandwidth limit in percent.
         kept: steps that remain in the default group, at least 1.
     """
 

@@ -1,4 +1,4 @@
-"""Parse log levels: ``debug``, or by phase and plugin ``ALL:WARN,boot:DEBUG,iocm:TRACE``."""
+"""Parse log levels: ``debug``, or ``ALL:WARN,boot:DEBUG,iocm:TRACE`` by phase and plugin."""
 
 from __future__ import annotations
 
@@ -36,7 +36,8 @@ class Levels(int):
     def minimum(self, plugin: str, phase: str) -> int:
         """Return the minimum level for a plugin (or ``core``) in a phase of the job.
 
-        If both have a level, the more verbose one applies; if neither has, the level of ALL.
+        If both plugin and phase have a level, the more verbose level applies. If neither has a
+        level, the level of ALL applies.
         """
         named = [self.of[name] for name in (plugin, phase.replace(" ", "-")) if name in self.of]
         return min(named, default=self.of.get(ALL, QUIET))

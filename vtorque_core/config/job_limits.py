@@ -1,6 +1,6 @@
 """Limits for jobs of a queue, group and so on: ``[[limits]]``.
 
-Each matching entry overrides earlier ones, ``[options]`` and ``[plugins]``.
+Each matching entry overrides earlier entries, ``[options]`` and ``[plugins]``.
 """
 
 from __future__ import annotations

@@ -20,8 +20,7 @@ def load(
 ) -> tuple[site_config.Site, Plugins]:
     """Return the site config at ``path`` and the plugins that it enables.
 
-    ``node``: True to load the acting modules, too, or the names of plugins whose acting modules to
-    load. ``new``: the file may be missing.
+    ``node``: see :meth:`Plugins.load`. ``new``: the file may be missing.
     """
     raw, plugins = open_config(path, node=node, new=new)
     return site_config.build(raw, plugins, node=node is True), plugins

@@ -109,7 +109,7 @@ def refusal(
 
 
 def nearest(option: Option[Any], limits: Limits, number: int) -> int:
-    """Return the largest allowed value up to ``number``, otherwise the smallest allowed one."""
+    """Return the largest allowed value up to ``number``, otherwise the smallest allowed value."""
     rules = (rule.value for rule in limits.allow or () if not rule.is_glob)
     named = [*rules, *(each for each in (limits.min, limits.max) if each is not None)]
     granted = [

@@ -245,7 +245,7 @@ class Plugins:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Names of the loaded plugins, the core first, without disabled ones."""
+        """Names of the loaded plugins, the core first, without disabled plugins."""
         found = {name for name, _ in self._modules.values()} - self.withheld.keys()
         return tuple(sorted(found, key=_order))
 

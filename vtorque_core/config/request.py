@@ -98,7 +98,7 @@ class Request:
 def parse_vm(values: Iterable[str]) -> Pairs | None:
     """Return the pairs of all ``-vm`` values of one source; None for ``-vm none`` (bare metal).
 
-    A comma always separates pairs, so no value can contain one.
+    A comma always separates pairs, so no value can contain a comma.
     """
     values = list(values)
     words = [word.strip() for value in values for word in value.split(",")]

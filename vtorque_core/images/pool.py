@@ -124,7 +124,7 @@ def select(
     cache: Path | None = None,
     accept: Accept | None = None,
 ) -> Image:
-    """Return the image with this name or, without a name, the only one that fits the rest.
+    """Return the image with this name. Without a name, return the only image that fits.
 
     ``distro`` may be a family (``redhat`` for Rocky Linux).
     """

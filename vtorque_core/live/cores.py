@@ -87,8 +87,6 @@ def resize(
     Waits ``wait`` seconds for the job's lock. If the calling process was killed, repeat the call to
     repair the pinning.
 
-    The journal gets additional cores before the threads are pinned, and loses cores afterwards.
-
     Raises:
         FileNotFoundError: the job has ended.
         Busy: another process holds a lock.

@@ -29,7 +29,8 @@ class RunningGuest:
     """A guest with a started domain.
 
     Attributes:
-        index, rank: on this node and in the job, from 0.
+        index: number on this node, from 0.
+        rank: number in the job, from 0.
         vcpus, ram_mib: 0 if unknown.
         io_cores: number of exclusive host cores for I/O.
         started: Unix time of its boot.
@@ -57,7 +58,7 @@ class RunningJob:
 
     Attributes:
         job: the attempt. ``job.node`` is empty if unknown.
-        phases: (name, Unix time) of each phase, the current one last.
+        phases: (name, Unix time) of each phase, the current phase last.
     """
 
     job: JobAttempt

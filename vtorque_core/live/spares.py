@@ -29,7 +29,7 @@ class WarmGuest:
 
     Attributes:
         key: name of its journal.
-        name, uuid, uri: of its libvirt domain; empty: none yet.
+        name, uuid, uri: identify the libvirt domain; empty before it exists.
         waits: True if it is paused and a job may claim it.
         since: Unix time at which its current phase began.
         mib: leased memory.

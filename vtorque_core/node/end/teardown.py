@@ -123,10 +123,10 @@ def teardown(
 
     Acquires the job's lock unless this process holds it. Forks, so no other thread may run.
 
-    ``plugins`` are those that the journal names, also disabled ones. ``release_timeout`` and
-    ``deadline`` are seconds for one record and for all records. ``abandon`` has numbers of records
-    that are only marked as released. ``keep`` is the path of a file that is not removed; the
-    journal then stays, too.
+    ``plugins`` are those that the journal names, even if disabled. ``release_timeout``: seconds for
+    one record. ``deadline``: seconds for all records. ``abandon`` has numbers of records that are
+    only marked as released. ``keep`` is the path of a file that is not removed; the journal then
+    stays, too.
     """
     end = time.monotonic() + deadline
     with job_lock(paths, lock_name(journal_path), deadline):

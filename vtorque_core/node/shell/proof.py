@@ -47,7 +47,8 @@ class Proof:
         starter: pid of the process that starts the guests; 0: unknown.
         namespace: the starter's pid namespace, as inode of ``/proc/self/ns/pid`` (namespaces(7)).
         nodes: names of the job's nodes with guests, by rank.
-        guest_type, plugin: guest type whose driver runs the script, and the plugin that defines it.
+        guest_type: guest type whose driver runs the script.
+        plugin: the plugin that defines the guest type.
         off: plugins that are disabled for this job.
         grace: seconds between SIGTERM and SIGKILL.
         shell: the user's ``-S``.

@@ -206,7 +206,8 @@ class Demand:
         paged_mib: memory in huge pages of ``page_kib``.
         ram_mib: the guest's own RAM, which is part of ``mib`` or ``paged_mib``.
         numa: binding to NUMA nodes; None: the node's default.
-        ram_key, numa_key: ``-vm`` keys that request huge pages and NUMA placement.
+        ram_key: ``-vm`` key that requests huge pages.
+        numa_key: ``-vm`` key that requests NUMA placement.
         largest: MiB and key of the largest memory claim except QEMU's.
         near: preferred NUMA nodes.
     """
