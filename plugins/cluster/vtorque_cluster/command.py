@@ -157,7 +157,7 @@ def _run(
 
 
 def _conclude(answers: Sequence[NodesAnswer], *, show_all: bool = False) -> None:
-    """Print failures, or with ``show_all`` all output, and a summary; exit with 1 on failure."""
+    """Print the failures (or all output) and a summary; exit with 1 if there are failures."""
     for answer in answers:
         if not answer.ok or show_all:
             click.echo(f"{answer.nodes}:")

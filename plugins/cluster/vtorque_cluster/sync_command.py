@@ -30,7 +30,7 @@ def fanout_option(default: int) -> Callable[..., Any]:
 def sync(
     config: Path, names: tuple[str, ...], nodes: str | None, fanout: int, received: bool, only: bool
 ) -> None:
-    """Copy images (default: all) to [images] cache of the nodes.
+    """Copy images (default: all) to the nodes' own caches ([images] cache).
 
     An interrupted copy continues. A copy whose hash differs from the pool's sidecar is deleted.
     Without names, unused images that are no longer in the pool are removed.
