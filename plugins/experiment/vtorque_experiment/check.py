@@ -25,12 +25,12 @@ def find_refused(
 ) -> Mapping[int, str]:  # fmt: skip
     """Return the numbers of the combinations that vsub would refuse, with vsub's messages.
 
-    vsub is called once for all combinations that differ only in variables of the script, and at
-    most :data:`MOST` times.
+    One call of vsub checks all combinations that differ only in variables of the script. vsub is
+    called at most :data:`MOST` times.
 
-    ``told`` is called at once with vsub's warnings and with the message about the build of the
-    first image, which takes some ten seconds. If combinations remain unchecked, it is finally
-    called with the number of checked combinations.
+    ``told`` is called with vsub's warnings and with the message about the build of the first image
+    (which takes some ten seconds). If combinations remain unchecked, the last call of ``told`` has
+    the number of checked combinations.
 
     Privileges: the user.
 

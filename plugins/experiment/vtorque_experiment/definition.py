@@ -41,7 +41,7 @@ class RunLimits:
     """Limits of a run.
 
     Attributes:
-        jobs: jobs in the batch system at the same time.
+        jobs: maximum number of jobs in the batch system.
         hours: time limit; None: no limit.
         poll: seconds between two queries of the batch system.
         failures: failed points in a row after which the run stops.

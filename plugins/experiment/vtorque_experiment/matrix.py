@@ -17,7 +17,7 @@ Cell = Mapping[str, Scalar]
 
 @dataclass(frozen=True, slots=True)
 class MatrixPoint:
-    """A point: repetition number ``repetition`` (from 0) of combination number ``cell``."""
+    """A run of combination number ``cell``. ``repetition`` counts its runs from 0."""
 
     number: int
     cell: int
