@@ -1,4 +1,4 @@
-"""The progress of a sink in each job's log, which survives restarts and kills."""
+"""Save a sink's progress in each job's log, so that it survives restarts and kills."""
 
 from __future__ import annotations
 
