@@ -62,7 +62,7 @@ class ClientProcess:
 
 
 class Acceptor:
-    """The acceptor's loop, with the client processes by pidfd and refused connections by uid."""
+    """The acceptor's loop. It maps pidfds to client processes, and uids to refused connections."""
 
     def __init__(self, listener: socket.socket, channel: socket.socket) -> None:
         self._listener, self._channel = listener, channel

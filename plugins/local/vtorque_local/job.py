@@ -36,7 +36,7 @@ class LocalJob:
         hook: Arguments of the prologue.
         environ: Variables that the owner cannot change.
         interactive: True if the job has a terminal and no output files.
-        in_guest: True if the wrapper runs the job; False on bare metal, in the owner's shell.
+        in_guest: True if the job shell runs the script in a guest; False on bare metal.
         walltime: Seconds; 0 means unlimited.
         size: Bytes of script and environment.
         at_once: Limit of concurrent tasks of its array; 0 means none.
