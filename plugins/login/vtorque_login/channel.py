@@ -114,8 +114,8 @@ def answer(connection: socket.socket, key: bytes, until: float) -> Stream:
 def read_exactly(connection: socket.socket, count: int, until: float | None = None) -> bytes:
     """Return exactly ``count`` bytes. Raise ChannelBroken if the connection is closed before.
 
-    ``until`` is the deadline for all bytes by the monotonic clock; a socket's timeout restarts with
-    each byte.
+    ``until`` is the deadline for all bytes by the monotonic clock, because a socket's timeout would
+    restart with each byte.
     """
     data = b""
     while len(data) < count:
