@@ -123,8 +123,8 @@ def copy(descriptor: int, offset: int, size: int, target: Path, expect: str | No
 def unpack_layer(packed: Path, target: Path, most: int, seconds: float = TIMEOUT) -> Path:
     """Return a layer as a plain tar file: the layer itself, or a decompressed copy in ``target``.
 
-    ``most`` limits its size in bytes, ``seconds`` the time. Raises Refused if a limit is exceeded,
-    if the layer is damaged, or for an unknown compression.
+    ``most`` is the size limit in bytes, ``seconds`` the time limit. Raises Refused if a limit is
+    exceeded, if the layer is damaged, or for an unknown compression.
     """
     if seconds <= 0:
         raise _timeout_error()
