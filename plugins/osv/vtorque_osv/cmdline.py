@@ -58,7 +58,7 @@ def _is_expanded(value: str) -> bool:
 def base_options(*, run_init: bool = False) -> list[str]:
     """Return the options of every guest.
 
-    ``run_init`` lets the image's ``/init`` run its programs; otherwise only the job runs.
+    With ``run_init``, OSv also starts the programs in the image's ``/init``.
     """
     options = ["--verbose", "--power-off-on-abort", "--console=serial"]
     return options if run_init else [*options, "--noinit"]

@@ -44,7 +44,7 @@ class OsvDriver(LateDriver):
     """The driver of OSv guests; see :class:`vtorque_core.api.guest_driver.LateDriver`."""
 
     def elements(self, guest: GuestPlan, site: Site) -> Iterator[Element]:
-        """Yield the HPET, the console, direct kernel boot, the seed, script disk and shares."""
+        """Yield the elements for HPET, console, kernel boot, seed, script disk and shares."""
         yield Clock(hpet=True)  # without an HPET, OSv halts under emulation
         yield Console(str(guest.run_dir / CONSOLE_SOCKET))
         if guest.image.kernel is not None:
