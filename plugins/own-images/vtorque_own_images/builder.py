@@ -1,7 +1,8 @@
 """The image builder ``own``: kernel, initramfs and disk of the base image for users' own images.
 
-The disk contains the directory ``equipment`` (init, agent, busybox, kernel modules), which the
-initramfs mounts over the user's squashfs, and the directories of the guest's writable layer.
+The disk contains the directory ``equipment`` (init, agent, busybox, kernel modules) and the
+directories of the guest's writable layer. The initramfs mounts ``equipment`` over the user's
+squashfs.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ _OTHERS = (b"BZh", b"\xfd7zXZ", b"PK")
 
 
 class LayerStream:
-    """A stream of one layer (gzip, zstd or uncompressed) of at most ``2 * most`` bytes.
+    """A stream of one layer (gzip, zstd or uncompressed), limited to ``2 * most`` bytes.
 
     It has the file methods that :mod:`vtorque_linux_guest.image.tar_reader` needs.
     """
