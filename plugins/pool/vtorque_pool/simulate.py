@@ -48,7 +48,7 @@ class SimulationResult:
     """The result of a simulation.
 
     Wait times are in seconds. ``busy`` is the fraction of the machine hours in which jobs ran.
-    ``starts`` counts created machines, and ``too_large`` jobs that can never run.
+    ``starts`` is the number of created machines, ``too_large`` that of jobs that can never run.
     """
 
     sizes: Sizes
