@@ -30,7 +30,7 @@ _FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 class Phase:
     """A phase of the job on this node, in Unix seconds.
 
-    For a guest, ``name`` is the boot step that it had completed at ``end``.
+    In a guest's phases, ``name`` is the boot step that was completed at ``end``.
     """
 
     name: str
