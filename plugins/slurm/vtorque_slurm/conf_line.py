@@ -1,7 +1,7 @@
 """Set a line of slurm.conf(5), and restore the file byte for byte.
 
 The administrator's line becomes a comment directly below the new line. Undo changes only these two
-lines, so edits made in between to other lines are kept.
+lines, and keeps later edits of other lines.
 """
 
 from __future__ import annotations

@@ -170,7 +170,7 @@ def _text(client: SlurmClient, job_id: str, field: str) -> str:
 
 
 def _fields(client: SlurmClient, job_id: str, fields: str, count: int) -> list[str]:
-    """Return fields that the job's user cannot change; empty ones if Slurm forgot the job."""
+    """Return fields that the user cannot change; empty fields if Slurm has deleted the job."""
     rows = client.ask(
         "squeue", "--all", "--noheader", "--array", "--states=all", f"--format=%A|{fields}"
     ).split("\n")

@@ -274,7 +274,7 @@ def _further_components(line: CommandLine) -> list[str]:
 def _has_files(blob: bytes) -> bool:
     """Return whether a request contains files of the user, which other users must not read.
 
-    The request is JSON without blanks. Quotes in strings are escaped.
+    Searches the JSON text, which has no blanks and no unescaped quotes in strings.
     """
     return b'"files":{}' not in blob
 
