@@ -1,6 +1,6 @@
 """The sampler as a resource of jobs, and its socket.
 
-Hooks import this module instead of the sampler's. Privileges: root.
+Hooks import this small module instead of the sampler. Privileges: root.
 """
 
 from __future__ import annotations

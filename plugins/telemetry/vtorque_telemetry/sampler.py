@@ -119,7 +119,7 @@ class JobMeter:
                 self._guests[guest.index] = GuestMeter(guest), Port(guest.run_dir / CHANNEL)
 
     def measure(self, stats_of: StatsOf) -> JobFigures:
-        """Return the current values, without guests while the job is suspended."""
+        """Return the current values. Guests are omitted while the job is suspended."""
         guests = {}
         still = suspend.is_suspended(self.job)
         for index, (meter, _) in () if still else self._guests.items():

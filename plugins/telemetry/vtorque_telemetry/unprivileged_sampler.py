@@ -55,7 +55,8 @@ class _ExportersProcess:
 class UnprivilegedExporters:
     """Root's handle of the unprivileged process. ``send`` starts the process if it does not run.
 
-    ``send`` never waits. While the process is busy, its socket holds about 40 ticks; more are lost.
+    ``send`` never waits. While the process is busy, the socket holds about 40 ticks; further ticks
+    are lost.
     """
 
     def __init__(self, config: Path) -> None:
