@@ -1,7 +1,8 @@
 """The boot source "warm": give a job a pre-booted guest.
 
-A guest fits if its domain and the job's differ only in devices that can be hot-plugged. Neither may
-have dedicated cores, and the job may not request features that a warm guest lacks.
+A warm guest fits if its domain and that of the job's guest differ only in devices that can be
+hot-plugged. Neither guest may have dedicated cores, and the job may not request features that a
+warm guest lacks.
 """
 
 from __future__ import annotations
