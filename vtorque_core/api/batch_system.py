@@ -365,7 +365,7 @@ class MigrationAdapter(Protocol):
     """A node adapter that lets a job's guest migrate to a node outside the job. As root.
 
     A separate job, which root submits, reserves the resources on that node until the guest leaves
-    it. All methods are idempotent, and raise HostFault if the batch system does not answer.
+    that node. All methods are idempotent, and raise HostFault if the batch system does not answer.
     """
 
     def reserve_node(self, job_id: str, nodes: Sequence[str], left: str, node: str) -> BatchJob:

@@ -86,8 +86,8 @@ class PoolClaim:
 
     Attributes:
         items: all items of the node, preferred items first.
-        near: NUMA node of each item (``/sys/bus/pci/devices/*/numa_node``), preferred for the
-            guest.
+        near: NUMA node of each item (``/sys/bus/pci/devices/*/numa_node``). The ledger prefers
+            these nodes for the guest.
     """
 
     pool: str

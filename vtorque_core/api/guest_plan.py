@@ -84,7 +84,7 @@ class Identity:
     """Properties that a guest keeps from the job or node that it was booted for.
 
     Attributes:
-        name, uuid: of the libvirt domain.
+        name, uuid: name and UUID of the libvirt domain.
         job_id, attempt: the job attempt from which the guest's secrets derive.
         leased: (pool, item) of each address. The new job must lease these addresses, too.
     """
@@ -121,7 +121,7 @@ class Boot(Protocol):
         """Domain XML for a cold boot."""
 
     def create(self) -> None:
-        """Start the domain as rendered."""
+        """Start the domain of :attr:`rendered`."""
 
     def adapt_xml(self, xml: str, state_dir: Path, run_dir: Path) -> str:
         """Return the XML of an earlier domain, adapted to this guest's files, owner and CPUs.

@@ -27,7 +27,7 @@ class Levels(int):
     text: str
 
     def __new__(cls, of: Mapping[str, int], text: str = "") -> Levels:
-        """Create levels from the level of each component, or of ALL."""
+        """Create levels from a map of components (or ALL) to levels."""
         self = super().__new__(cls, QUIET - min(of.values(), default=QUIET))
         self.of = dict(of)
         self.text = text
@@ -59,7 +59,7 @@ def plugin_of(logger: str) -> str:
 
 
 def parse(text: str) -> Levels:
-    """Parse ``debug`` or ``ALL:WARN,boot:DEBUG``; ``+`` also separates. Raises ValueError."""
+    """Parse ``debug`` or ``ALL:WARN,boot:DEBUG``; ``+`` can replace commas. Raises ValueError."""
     found: dict[str, int] = {}
     words = [word.strip() for word in re.split(r"[,+]", text[: _MAX_TEXT + 1]) if word.strip()]
     if not words or len(text) > _MAX_TEXT or len(words) > _MOST:

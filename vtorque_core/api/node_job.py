@@ -96,8 +96,8 @@ class ReceivingNode(Protocol):
         """Start the guests of ``sources`` on this node, as the prologue starts a job.
 
         ``nodes`` are the job's nodes after the migration, in rank order. ``left`` is the source
-        node, ``name`` this node. If the start fails, resources are kept only if ``keeps()`` returns
-        True.
+        node, ``name`` this node. After a failed start, resources are kept only if ``keeps()``
+        returns True.
 
         Raises Refused if this node may not run the guests, and HostFault if the start fails.
         """

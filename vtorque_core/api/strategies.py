@@ -123,9 +123,9 @@ class Remote:
     On other hosts, a plugin can forward the command to that node (``vtorque_remote_command``).
 
     Attributes:
-        travels: other parameters that may be forwarded. Code in guests can forge the forwarded
-            values. They must not make the command write files, read files that they name, or run
-            programs outside the guest.
+        travels: other parameters that may be forwarded. Code in guests can forge their values.
+            A value must not make the command write a file, read a file that it names, or run a
+            program outside the guest.
         terminal: the command uses the terminal if it has no trailing arguments.
         output: the parameter for an output file, which the calling host writes.
     """

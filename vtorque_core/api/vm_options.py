@@ -100,12 +100,12 @@ def disk_path(value: str) -> str:
 
 
 def show_count(value: int) -> str:
-    """Return a number of vCPUs as text; JOB is ``job``."""
+    """Return a number of vCPUs as text, or ``job`` for JOB."""
     return "job" if value == JOB else str(value)
 
 
 def show_ram(value: int) -> str:
-    """Return MiB as text, such as ``2G``; JOB is ``job``."""
+    """Return MiB as text, such as ``2G``, or ``job`` for JOB."""
     return "job" if value == JOB else show_mib(value)
 
 

@@ -46,7 +46,7 @@ def count(text: str) -> int:
 def boolean(text: str) -> bool:
     """Return True for enabled/true/yes/on and False for disabled/false/no/off, in any case.
 
-    0 and 1 are invalid: 0 meant enabled in the vTorque of 2017.
+    0 and 1 are invalid.
     """
     word = text.strip().lower()
     if word in _TRUE:

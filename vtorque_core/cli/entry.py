@@ -62,7 +62,7 @@ def report_errors(program: str) -> Iterator[None]:
     """Report deliberate errors and interrupts as one line, and exit with vTorque's exit status.
 
     The script that starts the command blocks SIGINT, because it would cause a traceback while
-    Python starts or exits. This context accepts SIGINT again.
+    Python starts or exits.
     """
     open_streams()
     blocked = signal.pthread_sigmask(signal.SIG_BLOCK, ())

@@ -233,7 +233,7 @@ class Plugins:
         """Return a view of the plugins for a job, in which ``withheld`` plugins are disabled.
 
         Acquire resources with the same view that wrote the journal header. Teardown loads only the
-        plugins named there.
+        plugins that the header names.
         """
         view = copy.copy(self)
         view.withheld = dict(withheld)

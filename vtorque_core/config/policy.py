@@ -30,7 +30,7 @@ _MAX_MESSAGE = 500  # characters of a plugin's message
 def for_job(site: Site, plugins: Plugins, facts: Facts) -> tuple[Site, Plugins]:
     """Return the site config and the plugins for one job.
 
-    If a fact is unknown, an entry of ``[[limits]]`` that uses it refuses nothing.
+    If a fact is unknown, an entry of ``[[limits]]`` that uses the fact refuses nothing.
     """
     off: dict[str, str] = {}
     for entry, surely in _applicable(site, facts):

@@ -120,7 +120,7 @@ def _expiry(home: Path, version: str) -> float:
 
 @contextmanager
 def staging(pool: Path, paths: Paths | None = None) -> Iterator[Path]:
-    """Sweep the pool, and yield an empty root-only directory in it, which is then removed.
+    """Sweep the pool, and yield an empty root-only directory in it, which is removed later.
 
     ``paths`` are the node's paths; None: no jobs of this node use the pool.
     """

@@ -100,7 +100,7 @@ class PluginGroup(click.Group):
 
 
 class LazyGroup(click.Group):
-    """Group of a plugin whose commands are imported when one is used or all are listed.
+    """Group of a plugin's commands, which are imported when they are used or listed.
 
     ``module`` defines the commands, and ``words`` lists their names.
     """

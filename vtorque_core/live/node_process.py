@@ -1,4 +1,4 @@
-"""Run a plugin's process for all jobs of a node, and drop privileges in children of it."""
+"""Run a plugin's process for all jobs of a node, and drop privileges in its children."""
 
 from __future__ import annotations
 

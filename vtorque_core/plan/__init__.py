@@ -1,1 +1,1 @@
-"""From a validated request to placed guests."""
+"""Plan and place the guests of a validated request."""

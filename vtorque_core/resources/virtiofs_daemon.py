@@ -3,8 +3,8 @@
 virtiofsd runs as the job's owner in a user namespace that maps only the owner's ids and a
 subordinate id for guest root.
 
-With QEMU's C daemon (up to QEMU 7.2), guest root has id 0 in the namespace. The Rust daemon (1.13
-and later) can confine itself only as id 0. Therefore the owner has id 0 in its namespace, and the
+With QEMU's C daemon (up to QEMU 7.2), guest root has id 0 in the namespace. With the Rust daemon
+(1.13 and later), the owner has id 0, because this daemon can confine itself only as id 0. The Rust
 daemon translates ids.
 
 libvirt gets the daemon's socket (https://libvirt.org/kbase/virtiofs.html, "Externally-launched").
@@ -77,7 +77,8 @@ class ServedDirectory(user_daemon.ServedData):
 def file_limit(ram_mib: int) -> int:
     """Return the limit of a daemon's descriptors, one for each file that its guest caches.
 
-    ``ram_mib`` is the guest's memory per share. One descriptor per KiB suffices.
+    A cached file needs guest memory, so one descriptor per KiB suffices. ``ram_mib`` is the guest's
+    memory per share.
     """
     of_node = int(_FILE_MAX.read_text(encoding="ascii"))  # of unprivileged processes (proc(5))
     return max(_LEAST_FILES, min(_MOST_FILES, ram_mib * 1024, of_node // 8))

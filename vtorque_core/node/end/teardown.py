@@ -64,7 +64,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class ReleaseResult:
-    """Result of releasing one record. ``message`` says why it is still open and how to fix that."""
+    """Result of releasing one record. ``message``: why the record is still open, and what to do."""
 
     seq: int
     kind: str

@@ -237,8 +237,7 @@ def _await_other_nodes(
 def await_local_proof(paths: Paths, job_id: str, *, stderr: int = 2, owner_uid: int = 0) -> int:
     """Wait until this node's guests are ready, and return 0.
 
-    If they cannot become ready, prints the reason and returns an ``errors.EXIT_*``. The job shell
-    on the first node runs this on each node.
+    If they cannot become ready, prints the reason and returns an ``errors.EXIT_*``.
     """
     try:
         ready = _await_proof(paths, job_id, owner_uid)

@@ -26,7 +26,7 @@ _log = logging.getLogger(__name__)
 class StartAttempt:
     """One start of a job on this node.
 
-    Action hooks receive it as :class:`vtorque_core.api.node_job.NodeJob`.
+    Hooks receive it as :class:`vtorque_core.api.node_job.NodeJob`.
     """
 
     job: JobAttempt
@@ -77,7 +77,7 @@ class StartAttempt:
         _log.debug("begins")
 
     def call_hook(self, hook: str) -> None:
-        """Run an action hook of each plugin, and journal its resources under the plugin's name."""
+        """Call a hook of each plugin, and journal acquired resources under the plugin's name."""
         for name in self.plugins.names:
             self.acting = name
             begun = time.monotonic()

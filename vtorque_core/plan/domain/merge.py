@@ -32,7 +32,7 @@ class Contributed:
 class Merged:
     """One element of a merged domain. ``alias`` is empty for a :class:`Single`.
 
-    ``number`` is the index of a list element among those of its class.
+    ``number`` is the index of a list element among the elements of its class.
     """
 
     element: Element

@@ -1,7 +1,7 @@
 """Ledger: grants all claims of a job on this node in one transaction, or none.
 
-The ledger is the open lease records of all journals, read under the node's lock. Leases are of
-items in the pools that plugins claim, and in these pools of the core::
+The ledger consists of the open lease records of all journals, read under the node's lock. A lease
+holds an item of a pool that plugins claim, or of one of these pools of the core::
 
     core    an exclusive host CPU. ``item`` is its id and ``use`` its purpose (``idle``: an unused
             SMT sibling). A resizable use also has ``least``, ``most`` and the candidates ``cpus``.
