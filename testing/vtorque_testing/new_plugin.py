@@ -149,4 +149,4 @@ def new(name: str, kind: str | None, directory: Path) -> None:
     if kind is None:
         raise click.UsageError(f"choose the kind: {', '.join(f'--{each}' for each in KINDS)}")
     made = write(name, KINDS[kind], directory)
-    click.echo(f"{made}: see {made}/README.md")
+    click.echo(f"created {made}: see {made}/README.md")

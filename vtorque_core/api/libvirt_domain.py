@@ -77,8 +77,8 @@ class Disk(ListElement):
             raise ValueError(f"disk {self.name}: a {self.format} file cannot have a base file")
         if self.user_owned and self.format != "raw":
             raise ValueError(
-                f"disk {self.name}: a user's file must be raw: any other format can name "
-                "further files for QEMU to open"
+                f"disk {self.name}: a user's file must be raw: other formats can name "
+                "more files that QEMU opens"
             )
 
 

@@ -194,7 +194,7 @@ def _split(word: str) -> tuple[str, str]:
     if not equals:
         raise Refused(
             f"-vm {printable(word, 80)} has no '='",
-            fix="write key=value; a comma separates pairs, so no value can have one",
+            fix="write key=value; a comma separates pairs, so a value cannot contain a comma",
         )
     if not key or not value:
         missing = "key" if not key else "value"

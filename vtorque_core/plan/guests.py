@@ -125,7 +125,7 @@ def _offered_sources(context: JobContext, request: JobRequest, image: Image) -> 
     if sources and len(sources) != request[VMS_PER_NODE]:
         count = len(sources)
         raise Refused(
-            f"does not match the boot sources, which are for {count} guests per node",
+            f"does not match the boot sources, which have {count} guests per node",
             key=VMS_PER_NODE.key,
             value=str(request[VMS_PER_NODE]),
         )

@@ -109,7 +109,7 @@ def uninstall(site: Site, plugins: Plugins, config: Path, say: Say) -> None:
         troubles += sum(not _undo(step, say) for step in reversed(steps))
     if troubles:
         raise HostFault(
-            f"{troubles} steps could not be undone, see above: fix that, run this again"
+            f"{troubles} steps could not be undone (see above): fix the causes and retry"
         )
     memory.unlink(missing_ok=True)
 

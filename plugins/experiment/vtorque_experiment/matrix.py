@@ -52,7 +52,7 @@ def cells(definition: Definition, where: str = "the file") -> list[Cell]:
             key="exclude",
             value=str(len(definition.exclude)),
             where=where,
-            fix="remove one of its entries",
+            fix="remove an entry of exclude",
         )
     return list(found.values())
 

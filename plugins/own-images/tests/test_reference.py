@@ -46,10 +46,10 @@ def test_reference_to_sif_is_a_path() -> None:
         ("docker://-x", "not the name of an image in a registry"),
         ("docker://r/a --all", "not the name of an image in a registry"),
         ("./disk.qcow2", "own kernel are not supported"),
-        ("docker-daemon:app", "neither an image"),
-        ("containers-storage:app", "neither an image"),
-        ("./app", "neither an image"),
-        ("oci:", "neither an image"),
+        ("docker-daemon:app", "neither the name"),
+        ("containers-storage:app", "neither the name"),
+        ("./app", "neither the name"),
+        ("oci:", "neither the name"),
     ],
 )
 def test_reference_of_other_kind_is_refused_with_the_supported_kinds(

@@ -73,7 +73,7 @@ def parse(written: str, cwd: Path) -> Reference:
         return Reference(written, "sif", _path(written, cwd))
     if written.endswith((".qcow2", ".raw", ".img")):
         raise _refusal(written, "is a disk: disks with their own kernel are not supported")
-    raise _refusal(written, "is neither an image's name nor of a supported type")
+    raise _refusal(written, "is neither the name of an image nor a supported file")
 
 
 def _path(text: str, cwd: Path) -> str:

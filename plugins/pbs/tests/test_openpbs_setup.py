@@ -103,7 +103,9 @@ def test_resource_used_by_finished_jobs_is_kept_with_a_fix(harness):
     resource = next(step for step in steps(harness) if "create the resource" in step.text)
     resource.apply()
     harness.pbs.change(busy=True)
-    with pytest.raises(HostFault, match=r"history \(qselect -x\): delete them \(qdel -x\)"):
+    with pytest.raises(
+        HostFault, match=r"history \(qselect -x\), request vtorque: delete them \(qdel -x\)"
+    ):
         resource.undo()
     harness.pbs.change(busy=False)
     resource.undo()

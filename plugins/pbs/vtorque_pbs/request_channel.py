@@ -47,7 +47,7 @@ def add_other_token(resources: Mapping[str, str], token: str) -> tuple[str, bool
             return value, word != token
     raise Refused(
         f"the resources (-l) of this job have {rest + len(mine)} bytes",
-        limit=f"{BUFFER - SPARE - 64} bytes; Torque silently drops longer ones",
+        limit=f"{BUFFER - SPARE - 64} bytes; Torque silently drops longer lists",
         fix="request fewer resources, or shorter values",
     )
 

@@ -75,7 +75,7 @@ def _find_report(jobs: Sequence[KeptJob], more: Sequence[Path]) -> Report | JobA
     if len(jobs) == 1:
         return load.report([*_places(jobs[0]), *more], now)
     if more:
-        raise UsageError("--from adds to the report of one job, but there are several")
+        raise UsageError("--from needs exactly one job, but several are named")
     elements = []
     for job in jobs:
         try:

@@ -699,7 +699,7 @@ def test_guest_whose_migration_fails_keeps_running_if_another_migrated(two_guest
     said = "only 1 of the guests have migrated to n3: migrate domain: the connection is broken"
     assert migrate(two_guests) == said
     assert assert_split(two_guests)
-    part = "some of the job's guests have migrated before: the others cannot follow"
+    part = "some of the job's guests have migrated before: the rest cannot migrate"
     assert migrate(two_guests) == part
     with pytest.raises(Refused, match=part):
         migration.migrate(two_guests.n3.here, JOB, "n4")

@@ -176,7 +176,7 @@ def require(settings: Settings, paths: Paths, job: RunningJob, to: str) -> tuple
     if lacking:
         raise Refused(f"the guests use resources that cannot be migrated: {', '.join(lacking)}")
     if len(job.guests) < len(facts.get("guests", ())):
-        raise Refused("some of the job's guests have migrated before: the others cannot follow")
+        raise Refused("some of the job's guests have migrated before: the rest cannot migrate")
     if suspend.phase(job) != suspend.RUNS or suspend.is_incomplete(paths, job):
         raise Refused("the job is suspended, starting or ending: resume it, or migrate it later")
     return tuple(to if each == node else each for each in nodes)

@@ -62,7 +62,7 @@ class SeriesFile:
         if self._size() + len(line) > MAX_BYTES:
             self._thin()
             if self._size() + len(line) > MAX_BYTES:
-                raise OSError(errno.EFBIG, f"{NAME} has {MAX_BYTES >> 20} MiB")
+                raise OSError(errno.EFBIG, f"{NAME} has reached {MAX_BYTES >> 20} MiB")
         self._append(line)
         if guest is None:
             return

@@ -63,8 +63,8 @@ def _create_directory(directory: Path, uid: int, gid: int) -> None:
         owner = os.fstat(descriptor).st_uid
         if owner != uid:
             raise ConfigError(
-                f"{directory} belongs to uid {owner}, but must belong to {uid} ('uid' in "
-                "[plugin.telemetry]), who replaces the file in it: name a new directory, which "
+                f"{directory} belongs to uid {owner}, but must belong to uid {uid} "
+                "([plugin.telemetry] uid), which writes the file: name a new directory, which "
                 "vTorque then creates"
             )
         os.fchown(descriptor, -1, gid)

@@ -43,7 +43,7 @@ def test_vm_none_is_bare_metal_and_cannot_be_combined():
     ("value", "message"),
     [
         ("ram=1G,ram=2G", "ram=2G: is given twice"),
-        ("ram", "has no '='.*a comma separates pairs, so no value can have one"),
+        ("ram", "has no '='.*a comma separates pairs, so a value cannot contain"),
         ("img=a,b", "-vm b has no '='"),
         ("=x", "has no key"),
         ("ram=", "has no value"),

@@ -103,7 +103,7 @@ def test_conflict_names_plugins_distributions_field_and_values() -> None:
         merge([by("b", Clock(hpet=True)), by("a", Clock(hpet=False))])
     assert str(caught.value) == (
         "Clock.hpet: plugin a (vtorque-a 1.0) wants False, plugin b (vtorque-b 1.0) wants True; "
-        "a job can have only one of them"
+        "a job can have only one value"
     )
 
 

@@ -173,7 +173,7 @@ def test_whole_cores_of_a_mapping_leave_no_sibling_to_other_guests():
                 ],
             ),
             {},
-            r"numa=strict: .* 64 exclusive CPUs or 160G \(32G in huge pages\) on the node",
+            r"numa=strict: .* 64 exclusive CPUs or 160G \(32G in huge pages\) on a node",
         ),
         (
             guest(1, 2048, more=[RamClaim(page_kib=1048576, key="hugepages")]),

@@ -138,6 +138,6 @@ def _merge_field(kind: type, field: str, members: list[Contributed]) -> Any:
         if (type(one), one) != (type(other), other):
             raise Conflict(
                 f"{kind.__name__}.{field}: {first} wants {one!r}, {second} wants {other!r}; "
-                "a job can have only one of them"
+                "a job can have only one value"
             )
     return opinions[0][1] if opinions else None

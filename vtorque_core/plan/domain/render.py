@@ -273,7 +273,7 @@ def _tap(nic: Interface, alias: str, taps: Mapping[str, str]) -> str | None:
     if nic.filtered and nic.kind == "direct":
         raise ConfigError(
             f"{alias}: macvtap on {nic.source} cannot be filtered; set [network] filter = false "
-            "if guests may use any MAC and address there"
+            "if guests may use any MAC and IP address"
         )
     if nic.filtered and alias not in taps:
         raise HostFault(f"{alias} must be filtered, but has no packet filter", stage=STAGE)

@@ -283,7 +283,7 @@ def demand(claims: Sequence[Claim]) -> Demand:
             key="ram",
             value=show_mib(ram),
             limit=f"a multiple of {show_mib(max(1, page // 1024))}",
-            fix="ask for more or less, or for no huge pages",
+            fix="ask for a multiple of the page size, or for no huge pages",
         )
     return Demand(
         cores={u: _cores([c for c in cores if c.use == u]) for u in USES if _has_use(cores, u)},
@@ -343,6 +343,6 @@ def _agree_on(what: str, opinions: Iterable[tuple[T | None, str]]) -> T | None:
                 f"{what}: {found[0][1]} wants {found[0][0]}, {key} wants {value}",
                 key=key,
                 value=str(value),
-                fix="request only one of them",
+                fix="request only one of these values",
             )
     return found[0][0] if found else None

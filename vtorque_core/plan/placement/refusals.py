@@ -139,7 +139,7 @@ def check_numa(demands: Sequence[Demand], strict: Sequence[bool], rooms: Sequenc
         "no node has enough free resources",
         key=d.numa_key,
         value="strict",
-        limit=f"{cores} exclusive CPUs or {show_mib(mib)}{pages} on the node with most",
+        limit=f"at most {cores} exclusive CPUs or {show_mib(mib)}{pages} on a node",
         where="[node] numa, or the request's numa",
         fix="ask for smaller guests, or for numa=preferred",
     )

@@ -206,8 +206,8 @@ def _resource(node: PbsNode, name: str) -> Change:
             answer = commands.ask("qmgr", "-c", f"delete resource {name}")
             if "Resource busy on job" in answer.err:
                 raise HostFault(
-                    f"jobs request {name}, perhaps ended ones in the server's history (qselect "
-                    "-x): delete them (qdel -x), or wait for job_history_duration"
+                    f"jobs, or ended jobs in the server's history (qselect -x), request {name}: "
+                    "delete them (qdel -x), or wait for job_history_duration"
                 )
             if answer.code:
                 raise HostFault(f"qmgr ended with exit code {answer.code}: {answer.words}")
