@@ -79,7 +79,7 @@ def receive_directory(places: ImagePlaces, name: str) -> Path:
 def take(places: ImagePlaces, sent: Path, names: Iterable[str]) -> list[str]:
     """Move received images into the cache; return the names of the new ones.
 
-    If the cache already has a version, its labels and signature are replaced by the received ones.
+    If the cache already has an image's version, only the labels and the signature are replaced.
     After an interruption, a repeated call continues.
 
     Raises:

@@ -71,7 +71,7 @@ def run(
     *,
     whole: bool = False,
 ) -> list[NodesAnswer]:
-    """Run a command on each node; return the results, with equal ones merged, failures first.
+    """Run a command on each node. Return the results, failures first; equal results are merged.
 
     Args:
         nodes: Host names for ssh.
