@@ -191,7 +191,7 @@ def put_files(directory: Path, job: LocalJob, script: int, rest: int, host: str,
 
 
 def keep_end(job: LocalJob, paths: Paths, host: str) -> None:
-    """Record in facts and log why a job in guests ended. Errors are ignored.
+    """Record why a job with guests ended, in its facts and log. Errors are ignored.
 
     A job that was canceled in the queue has no other record.
     """
