@@ -85,7 +85,7 @@ class Companion:
     def _job_environ(self) -> dict[str, str]:
         """Return the job's variables that the batch system's commands need.
 
-        Directories in PATH that the user, or code in a guest, could write to are removed.
+        PBS_O_PATH is reduced to directories that only root can change.
         """
         kept = {k: v for k, v in self._environ.items() if k.startswith(("PBS_", "SLURM_"))}
         places = kept.get("PBS_O_PATH", "").split(":")
