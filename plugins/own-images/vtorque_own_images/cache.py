@@ -1,7 +1,8 @@
 """The cache of a user's converted images: a squashfs and a JSON file with facts for each digest.
 
 The directory belongs to the user, and only the user's processes access it. Finished files are
-renamed into it. A killed conversion leaves only ``.work-*``, from which the next one continues.
+moved into it. A killed conversion leaves only ``.work-*``, from which the next conversion
+continues.
 """
 
 from __future__ import annotations
