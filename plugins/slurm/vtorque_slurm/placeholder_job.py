@@ -1,9 +1,9 @@
 """Hold resources for a migrated guest on a node outside the job's allocation.
 
 Root submits a placeholder job that holds the guest's resources on that node. Adding the node to the
-job's allocation does not work: Slurm gives its CPUs to other jobs, and 24.11 drains the node (both
-observed). The placeholder is named after the job and the node. It is canceled when the guest ends
-or migrates to another node.
+job's allocation does not work: Slurm gives the node's CPUs to other jobs, and 24.11 drains the node
+(both observed). The placeholder is named after the job and the node. It is canceled when the guest
+ends or migrates to another node.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ SLURM_MEM_BIND SLURM_MEM_BIND_LIST SLURM_MEM_BIND_TYPE SLURM_JOB_GPUS SLURM_STEP
 SLURM_MPI_TYPE PMI_FD PMI_JOBID PMI_RANK PMI_SIZE PMIX_NAMESPACE PMIX_RANK PMIX_SERVER_URI2
 PMIX_SERVER_URI21 PMIX_SERVER_URI3 PMIX_SERVER_URI4 PMIX_SERVER_URI41
 """
-# By these, MPI programs find the server of Slurm's plugins pmi2 and pmix, which only listens locally.
+# MPI programs find the server of the plugins pmi2 and pmix by these. It listens only locally.
 _PMI = ("PMI_FD", "PMIX_NAMESPACE")
 
 
