@@ -1,7 +1,7 @@
 """InfluxDB exporter: line protocol over HTTP, version 1 (/write) or 2 (/api/v2/write).
 
-https://docs.influxdata.com/influxdb/v2/reference/syntax/line-protocol/. Measurements have
-Prometheus' names and one field, ``value``; labels are tags, times are in milliseconds.
+Measurements have Prometheus' names and one field, ``value``. Labels are tags, and times are in
+milliseconds (https://docs.influxdata.com/influxdb/v2/reference/syntax/line-protocol/).
 """
 
 from __future__ import annotations

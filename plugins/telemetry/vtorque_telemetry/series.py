@@ -122,7 +122,8 @@ class SeriesFile:
     def _replace(self, data: bytes) -> None:
         """Overwrite the file with shorter content, in place, because root owns the directory.
 
-        A concurrent reader may see empty lines at the end, and a kill may leave them.
+        A concurrent reader may see empty lines at the end. They may remain if this process is
+        killed.
         """
         padded = data.ljust(self._size(), b"\n")
         if os.pwrite(self._descriptor, padded, 0) < len(padded):
