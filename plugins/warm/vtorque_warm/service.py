@@ -127,7 +127,7 @@ class Keeper:
         return known
 
     def _yield_memory(self, there: Sequence[WarmGuest], settings: Settings) -> None:
-        """Boot no guests for some time after an eviction, and for longer after each further one.
+        """Boot no guests for some time after an eviction, and longer after each further eviction.
 
         Otherwise each job on a full node would have to evict new guests, and booting guests would
         take CPU time from the job.
@@ -190,10 +190,10 @@ class Keeper:
     def _shorten_pauses(
         self, wanted: Sequence[tuple[WarmShape, int]], settings: Settings, versions: dict[str, str]
     ) -> None:
-        """Shorten the retry delay of failed shapes if the reason may be gone.
+        """Shorten the retry delay of failed shapes if the reason for the failure may be gone.
 
-        The reason may be gone after a change of config, image or version, or after a job has
-        released memory.
+        It may be gone after a change of config, image or version, or after a job has released
+        memory.
         """
         for shape, _ in wanted:
             failure = self.failures.get(str(shape))
