@@ -1,4 +1,4 @@
-"""Read the numbers of an ended job from the files of its point, one run of a combination."""
+"""Read the numbers of an ended job from the files in the directory of the job's point."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def _machine(point: Path, bare: bool) -> str:
 
 
 def reporter(config: Path) -> Callable[[str, Path], str]:
-    """Return the function ``report`` for a :class:`Collector`, which calls ``vmgr report``."""
+    """Return the function ``report`` for a :class:`Collector`. It calls ``vmgr report``."""
 
     def keep(job: str, point: Path) -> str:
         if not batch.is_job_id(job):

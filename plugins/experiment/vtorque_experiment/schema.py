@@ -68,7 +68,6 @@ def suggest_name(name: str, known: Mapping[str, Any]) -> str:
 
 
 def _suggest_table(schema: Schema, at: str, name: str) -> str:
-    """Return a hint if the key belongs to a table of the file, or an empty string."""
     known = schema["properties"]
     for table in ("matrix", "limits"):
         if not at and name in known[table]["properties"]:

@@ -73,7 +73,6 @@ def _metrics(name: str, text: str) -> Iterator[float]:
 
 
 def _text(point: Path, name: str) -> str:
-    """Return the end of a file that the user's job wrote. Raises MissingNumber."""
     try:
         return read_tail(point, name, MAX_READ)
     except OSError as error:
