@@ -50,7 +50,7 @@ class Datagrams(logging.Handler):
 
 
 class Syslog(Datagrams):
-    """Sends RFC 3164 messages as glibc's syslog(3), without the time, which the receiver adds."""
+    """Sends RFC 3164 messages like glibc's syslog(3). The receiver adds the time."""
 
     def __init__(self, facility: int, tag: str, path: str = SYSLOG) -> None:
         super().__init__(path)
