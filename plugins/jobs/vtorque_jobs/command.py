@@ -149,7 +149,6 @@ def by_number(job_id: str) -> tuple[tuple[int, int | str], ...]:
 
 
 def _ended_jobs(config: Path) -> Iterator[JobInfo]:
-    """Yield ended jobs from kept records, which are untrusted input."""
     from vtorque_core.live import kept_jobs  # noqa: PLC0415 - not by every ps
 
     with contextlib.suppress(Refused):  # no kept records
