@@ -159,7 +159,6 @@ def _blob(described: Any) -> tuple[str, str]:
 
 
 def _table(described: Mapping[str, Any], key: str) -> dict[str, Any]:
-    """Return a nested object, or an empty one if it is missing or invalid."""
     found = described.get(key)
     return found if type(found) is dict else {}
 

@@ -264,7 +264,6 @@ def _layer(
 
 
 def _read_saved(reading: _Reading, tag: str) -> Container:
-    """Read docker save's manifest.json, a list of images with the paths of layers."""
     title, config, *paths = _texts_of(documents.parse_saved, _json(reading, "manifest.json"), tag)
     layers, left = [], reading.most
     for number, path in enumerate(paths):
