@@ -131,7 +131,7 @@ class OsvDriver(LateDriver):
 def environment(
     guest: GuestPlan, items: Sequence[ContextItem], order: BootOrder
 ) -> Mapping[str, str]:
-    """Return the job's variables in this guest. The guest's own override variables in ``order``."""
+    """Return the job's variables in this guest: those in ``order``, then the guest's own."""
     told = {item.name for item in items if isinstance(item, EnvVar)}
     of_user = {name: value for name, value in order.environ.items() if name not in told}
     return cmdline.guest_variables({**of_user, **variables(guest, items)})
