@@ -37,7 +37,7 @@ class Reference:
 
     @property
     def name(self) -> str:
-        """The reference with an absolute path; a registry's image as the user wrote it."""
+        """The reference with an absolute path, or unchanged if the image is in a registry."""
         if self.kind == "docker":
             return self.written
         return self.place if self.kind == "sif" else self.skopeo_name
