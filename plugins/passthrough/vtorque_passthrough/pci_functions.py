@@ -113,7 +113,7 @@ def functions(sysfs: str = SYSFS) -> dict[str, PciFunction]:
 
 
 def group_of(all_: Iterable[PciFunction], group: str) -> tuple[PciFunction, ...]:
-    """Return the functions of an IOMMU group except bridges. Only one guest can have them."""
+    """Return the functions of an IOMMU group except bridges. A guest gets all or none of them."""
     return tuple(f for f in all_ if f.group == group and not f.bridge)
 
 
