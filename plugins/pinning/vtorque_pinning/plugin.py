@@ -29,7 +29,7 @@ Numa = Literal["", "preferred", "strict"]  # "": the site's [node] numa
 
 
 def page_size(value: str) -> bool | int:
-    """Parse a huge page size and return KiB. True lets the node choose the size.
+    """Parse a huge page size and return it in KiB, or True if the node chooses the size.
 
     Raises ValueError.
     """
