@@ -224,7 +224,6 @@ def _state(view: View, name: str) -> str:
 
 
 def _shrink(view: View, shape: MachineShape, wanted: int, touched: set[str]) -> Iterator[Step]:
-    """Yield actions that drain nodes which were idle for too long."""
     there = [n for n in shape.names if _state(view, n) in {"free", "busy", "unusable"}]
     idle = [
         name

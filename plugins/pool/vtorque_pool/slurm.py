@@ -46,7 +46,7 @@ class PoolNode:
 
     @property
     def is_down_by_hand(self) -> bool:
-        """True if an admin set the node's reason, instead of Slurm or the pool."""
+        """True if the node's reason was set by an admin, not by Slurm or the pool."""
         ours = (REASON, _OF_TIMEOUT, _SILENT)
         return bool(self.reason) and not self.reason.startswith(ours)
 
