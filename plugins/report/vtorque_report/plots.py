@@ -234,7 +234,6 @@ def _rows(
 
 
 def _labels(names: Sequence[str]) -> str:
-    """Return a Vega expression that labels the bars with fixed words of :func:`_rows`."""
     return "[" + ",".join(f"'{name}'" for name in names) + "][datum.value]"
 
 
