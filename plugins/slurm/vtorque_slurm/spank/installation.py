@@ -91,7 +91,6 @@ def problem(settings: Settings, client: SlurmClient) -> str:
 
 
 def _plugins(stack: Path, depth: int) -> Iterator[Path]:
-    """Yield the plugins of plugstack.conf and the files that it includes."""
     try:
         text = stack.read_text("utf-8", "surrogateescape")
     except OSError:
