@@ -1,4 +1,4 @@
-"""Start and query the service, for hooks and commands, which do not import its code. Needs root."""
+"""Start and query the service without importing its code, in hooks and commands. Needs root."""
 
 from __future__ import annotations
 
