@@ -113,7 +113,10 @@ class Filesystem(ListElement):
     """A host directory shared by virtiofs as ``tag``. The core runs its daemon as the job's owner.
 
     ``user_owned``: the job's owner must own the source, and may be able to replace its path.
-    ``root_is_user``: guest root has the owner's ids, and no other user of the guest has access.
+    ``guest_root``: ``other``: guest root has ids of its own. ``user``: guest root has the owner's
+    ids, and no other user of the guest has access. ``both``: guest root has the owner's ids, and
+    the owner has access, too. With ``both``, a virtiofsd that does not translate ids gives access
+    to root only.
     """
 
     template: ClassVar[str] = "vtorque_core.plan.domain:templates/filesystem.xml.j2"
@@ -124,7 +127,7 @@ class Filesystem(ListElement):
     tag: str
     readonly: bool = False
     user_owned: bool = False
-    root_is_user: bool = False
+    guest_root: Literal["other", "user", "both"] = "other"
 
 
 @dataclass(frozen=True)

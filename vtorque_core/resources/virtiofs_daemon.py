@@ -42,13 +42,13 @@ class ServedDirectory(user_daemon.ServedData):
 
     Attributes:
         comes: the guest migrates to this node.
-        root_is_user: guest root has the owner's ids, and no other user of the guest has access.
+        guest_root: ids of guest root, as in :class:`~vtorque_core.api.libvirt_domain.Filesystem`.
     """
 
     nofile: int = _LEAST_FILES
     program: str = VIRTIOFSD
     comes: bool = False
-    root_is_user: bool = False
+    guest_root: str = "other"
 
     @property
     def translates(self) -> bool:
@@ -57,7 +57,7 @@ class ServedDirectory(user_daemon.ServedData):
 
     @property
     def user_is_root(self) -> bool:
-        return self.root_is_user or self.translates
+        return self.guest_root != "other" or self.translates
 
     @property
     def label(self) -> str:
@@ -102,21 +102,21 @@ def _rust_arguments(share: ServedDirectory, socket_fd: int) -> tuple[str, ...]:
 
     This daemon would resolve the link and use the resulting path, which the user can change.
     """
-    root = share.subordinate_id
-    uid, gid = (0, 0) if share.root_is_user else (share.uid, share.gid)
+    uid, gid = (0, 0) if share.guest_root == "user" else (share.uid, share.gid)
     return (
         share.program, f"--fd={socket_fd}", "--rlimit-nofile=0",
         f"--shared-dir={MOUNTED}", "--sandbox=chroot", "--modcaps=-mknod:-setfcap",
         "--announce-submounts", f"--xattrmap={_ATTRIBUTES.format('')}",
-        *_id_maps("uid", root, uid), *_id_maps("gid", root, gid),
+        *_id_maps("uid", share, uid), *_id_maps("gid", share, gid),
         *((_OTHERS_STOP_IT if share.comes else _OTHERS_ARE_ERRORS)
           if can_save(share.program) else ()),
     )  # fmt: skip
 
 
-def _id_maps(kind: str, root: int | None, own: int) -> tuple[str, ...]:
-    of_root = () if root is None else (f"--translate-{kind}=map:0:{root}:1",)
-    return (*of_root, f"--translate-{kind}=map:{own}:0:1")
+def _id_maps(kind: str, share: ServedDirectory, own: int) -> tuple[str, ...]:
+    root, both = share.subordinate_id, share.guest_root == "both"
+    of_root = ["guest:0:0:1"] * both + [f"map:0:{root}:1"] * (root is not None)
+    return tuple(f"--translate-{kind}={each}" for each in (*of_root, f"map:{own}:0:1"))
 
 
 def can_save(program: str = VIRTIOFSD) -> bool:

@@ -156,11 +156,21 @@ def test_rust_virtiofsd_maps_its_root_to_the_user(tmp_path: Path) -> None:
 def test_guest_root_can_be_the_user(tmp_path: Path, kind: str) -> None:
     share = a_share(tmp_path, program=a_daemon(tmp_path, kind), subordinate_id=None)
     assert share.user_is_root == share.translates
-    share = replace(share, root_is_user=True)
+    share = replace(share, guest_root="user")
     assert share.user_is_root
     words = [word for word in share.argv(7) if word.startswith("--translate")]
     assert words == ["--translate-uid=map:0:0:1", "--translate-gid=map:0:0:1"] * share.translates
     assert user_daemon.id_map(None, [share.uid], share.uid) == f"0 {share.uid} 1\n"
+
+
+def test_user_and_root_of_guest_can_both_be_the_owner(tmp_path: Path) -> None:
+    program = a_daemon(tmp_path, "    --translate-uid <UID>")
+    share = a_share(tmp_path, program=program, subordinate_id=None, guest_root="both", gid=1007)
+    words = [word for word in share.argv(7) if word.startswith("--translate")]
+    assert words == [
+        "--translate-uid=guest:0:0:1", "--translate-uid=map:1000:0:1",
+        "--translate-gid=guest:0:0:1", "--translate-gid=map:1007:0:1",
+    ]  # fmt: skip
 
 
 def test_virtiofsd_that_fails_to_print_help_does_not_map_root(tmp_path: Path) -> None:

@@ -66,10 +66,10 @@ def daemons(each: GuestSpec) -> Iterable[Resource]:
     most = file_limit(each.plan.ram_mib // max(1, len(shares)))
     for share in shares:
         stem = run_dir / f"fs-{share.name}"
-        root = None if share.root_is_user else user.subordinate_id or None
-        of_share = {"subordinate_id": root, "readonly": share.readonly}
+        root = user.subordinate_id or None if share.guest_root == "other" else None
+        of_share: dict[str, object] = {"subordinate_id": root, "readonly": share.readonly}
         of_share |= {"owner_check": share.user_owned, "nofile": most}
-        of_share |= {"comes": each.plan.source.remote, "root_is_user": share.root_is_user}
+        of_share |= {"comes": each.plan.source.remote, "guest_root": share.guest_root}
         yield Virtiofsd(ServedDirectory.at_stem(stem, share.source, user, qemu, **of_share))
     for disk in each.merged.lists(Disk):
         if disk.user_owned:

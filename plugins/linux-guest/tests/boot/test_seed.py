@@ -101,13 +101,23 @@ def test_seed_of_own_image_has_nothing_of_the_site(plan, tmp_path: Path) -> None
     assert settings.for_image(MICRO) is settings
 
 
-def test_script_is_root_only_in_own_image_with_the_label(plan) -> None:
-    labels = {**MICRO.labels, "script": "root"}
-    for source, label, root in (("", labels, 0), ("/f", MICRO.labels, 0), ("/f", labels, 1)):
-        guest = plan(image=replace(MICRO, source=source, labels=label))
-        assert seed_contents.agent_conf(guest, []).count(b"\nroot=1\n") == root
-        shares = [each for each in elements(guest) if isinstance(each, Filesystem)]
-        assert [each.root_is_user for each in shares] == [bool(root)]
+@pytest.mark.parametrize(
+    ("source", "script", "root"),
+    [
+        ("", "root", "other"), ("", "sudo", "other"), ("/f", "", "other"), ("/f", "x", "other"),
+        ("/f", "root", "user"), ("/f", "sudo", "both"),
+    ],
+)  # fmt: skip
+def test_only_own_image_with_the_label_gives_root(plan, source, script, root) -> None:
+    guest = plan(image=replace(MICRO, source=source, labels={**MICRO.labels, "script": script}))
+    assert seed_contents.agent_conf(guest, []).count(b"\nroot=1\n") == (root == "user")
+    shares = [each for each in elements(guest) if isinstance(each, Filesystem)]
+    assert [each.guest_root for each in shares] == [root]
+    rules = [
+        text for text in seed_contents.seed_files(guest, [], Settings()).values() if b"ALL" in text
+    ]
+    assert any(b"NOPASSWD: ALL" in text for text in rules) == (root == "both")
+    assert any(b"!ALL" in text for text in rules) == (root != "both")
 
 
 def test_missing_agent_names_image_path_and_key(plan) -> None:

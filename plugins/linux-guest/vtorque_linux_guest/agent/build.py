@@ -12,11 +12,16 @@ STATIC = ("-Os", "-static", "-s", "-Wl,--build-id=none")
 """Compiler flags for a reproducible binary: static, no build id, debug paths or timestamps."""
 
 
-def build_agent(out: Path, cc: str = "musl-gcc", flags: tuple[str, ...] = STATIC) -> None:
+def build_agent(
+    out: Path,
+    cc: str = "musl-gcc",
+    flags: tuple[str, ...] = STATIC,
+    sources: tuple[str, ...] = (),
+) -> None:
     """Compile the agent to `out` (mode 0755), by default static, stripped and reproducible.
 
-    `cc` is a compiler; ``gcc`` needs a static C library. Raises HostFault with the compiler's
-    output.
+    `cc` is a compiler; ``gcc`` needs a static C library. `sources` are the C files of another
+    program, which may use those of the agent. Raises HostFault with the compiler's output.
     """
     found = shutil.which(cc)
     if found is None:
@@ -26,8 +31,8 @@ def build_agent(out: Path, cc: str = "musl-gcc", flags: tuple[str, ...] = STATIC
             stage="agent",
         )
     source = Path(__file__).parent
-    names = sorted(path.name for path in source.glob("*.c"))
-    command = [found, *FLAGS, *flags, "-o", str(out.absolute()), *names]
+    names = sources or sorted(path.name for path in source.glob("*.c"))
+    command = [found, *FLAGS, *flags, "-I.", "-o", str(out.absolute()), *names]
     result = subprocess.run(
         command, cwd=source, capture_output=True, text=True, timeout=300, check=False
     )
@@ -37,10 +42,10 @@ def build_agent(out: Path, cc: str = "musl-gcc", flags: tuple[str, ...] = STATIC
     out.chmod(0o755)
 
 
-def built_agent(scratch: Path) -> bytes:
-    """Compile the agent in ``scratch`` and return its content. Raises HostFault."""
+def built_agent(scratch: Path, sources: tuple[str, ...] = ()) -> bytes:
+    """Compile the agent, or ``sources``, in ``scratch``. Return the program. Raises HostFault."""
     binary = scratch / "vtorque-agent"
-    build_agent(binary)
+    build_agent(binary, sources=sources)
     return binary.read_bytes()
 
 

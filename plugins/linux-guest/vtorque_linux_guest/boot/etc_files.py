@@ -74,9 +74,9 @@ def profile_text(uid: int, variables: Mapping[str, str]) -> str:
     )
 
 
-def sudoers_text(uid: int) -> str:
-    """Return a sudoers(5) rule that denies sudo to the job's user, even if a group grants it."""
-    return f"#{uid} ALL=(ALL:ALL) !ALL\n"
+def sudoers_text(uid: int, *, allow: bool = False) -> str:
+    """Return a sudoers(5) rule for the job's user that overrides earlier ones, also of a group."""
+    return f"#{uid} ALL=(ALL:ALL) {'NOPASSWD: ALL' if allow else '!ALL'}\n"
 
 
 def sshd_text() -> str:

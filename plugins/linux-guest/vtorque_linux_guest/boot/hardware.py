@@ -26,7 +26,7 @@ from vtorque_linux_guest.guest.contract import (
     DATA,
     EPILOGUE_MARKER,
 )
-from vtorque_linux_guest.guest.linux_family import script_is_root
+from vtorque_linux_guest.guest.linux_family import guest_root
 from vtorque_linux_guest.settings import Settings, site_scripts
 
 DATA_SERIAL = "vtdata"
@@ -58,7 +58,7 @@ def elements(guest: GuestPlan) -> Iterator[Element]:
             tag=tag(share),
             readonly=share.readonly,
             user_owned=share.user_owned,
-            root_is_user=script_is_root(guest.image),
+            guest_root=guest_root(guest.image),
         )
 
 

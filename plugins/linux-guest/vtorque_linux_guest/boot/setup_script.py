@@ -38,6 +38,7 @@ from vtorque_linux_guest.guest.linux_family import (
     REDHAT,
     boots_micro,
     family,
+    guest_root,
     has_agent,
 )
 from vtorque_linux_guest.settings import Settings, SiteScript
@@ -223,7 +224,8 @@ def _identity(script: _Script, guest: GuestPlan) -> None:
     script.call('ids "$D/ids/group"', guest_path("/etc/group"), "022")
     _passwd(script, user.shell)
     script.call('ids "$D/ids/shadow"', guest_path("/etc/shadow"), "077")
-    sudoers = script.file(etc_files.sudoers_text(user.uid).encode())
+    allow = guest_root(guest.image) == "both"
+    sudoers = script.file(etc_files.sudoers_text(user.uid, allow=allow).encode())
     script.call(
         f"if [ -d {guest_path('/etc/sudoers.d')} ];",
         f"then put {sudoers} {guest_path('/etc/sudoers.d/zz-vtorque')} 0440 0:0; fi",

@@ -14,7 +14,7 @@ from vtorque_linux_guest.guest.contract import (
     STATUS_PORT,
     STATUS_SOCKET,
 )
-from vtorque_linux_guest.guest.linux_family import script_is_root
+from vtorque_linux_guest.guest.linux_family import guest_root
 
 
 def ports(guest: GuestPlan) -> Iterator[Channel]:
@@ -46,7 +46,7 @@ def common_keys(guest: GuestPlan) -> dict[str, str]:
     }
     if "container" in guest.image.labels:  # of an image made from a container
         values["container"] = guest.image.labels["container"]
-    if script_is_root(guest.image):
+    if guest_root(guest.image) == "user":
         values["root"] = "1"
     return values
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from vtorque_core.api import Image
 
 DEBIAN = "debian"
@@ -29,12 +31,17 @@ def boots_micro(image: Image) -> bool:
     return image.labels.get("init") == "micro"
 
 
-def script_is_root(image: Image) -> bool:
-    """Return whether the script runs as root (label ``script=root`` of a user's own image).
+def guest_root(image: Image) -> Literal["other", "user", "both"]:
+    """Return the ids of guest root in shares (label ``script`` of a user's own image).
 
-    In shares, root of such a guest has the user's ids.
+    ``user`` (``script=root``): the script runs as root, and root has the user's ids. ``both``
+    (``script=sudo``): the script runs as the user, who can become root, and both have the user's
+    ids. Otherwise ``other``.
     """
-    return bool(image.source) and image.labels.get("script") == "root"
+    script = image.labels.get("script") if image.source else None
+    if script == "root":
+        return "user"
+    return "both" if script == "sudo" else "other"
 
 
 def has_agent(image: Image) -> bool:
