@@ -71,6 +71,14 @@ def test_untrusted_directory_outside_home_is_refused(value: str) -> None:
         shares(value, "/home/ada", [HOME])
 
 
+@pytest.mark.parametrize("value", ["home", "/home/ada/project"])
+@pytest.mark.parametrize("name", ["home", "data"])
+def test_share_that_the_guest_mounts_by_nfs_is_refused(value: str, name: str) -> None:
+    share = Share(name, "server:/export", "/data", kind="nfs")
+    with pytest.raises(Refused, match=f"share {name} uses NFS"):
+        shares(value, "/home/ada", [HOME, share])
+
+
 @pytest.mark.parametrize("value", ["a\nb", "x" * 1025])
 def test_unprintable_directory_is_refused(value: str) -> None:
     with pytest.raises(ValueError, match="control character or more than 1024 bytes"):

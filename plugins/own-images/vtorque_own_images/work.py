@@ -56,8 +56,11 @@ def shares(value: str, home: str, of_site: Sequence[Share]) -> list[Share]:
     """Return the shares of a guest: the site's shares, with ``home`` reduced to the directory.
 
     ``value`` is untrusted. A user process opens the directory, and follows no link that the user
-    can change. Raises Refused if the directory is not below the home.
+    can change. Raises Refused if the directory is not below the home, or if a share uses NFS.
     """
+    if nfs := next((each for each in of_site if each.kind == "nfs"), None):
+        # The guest itself mounts such a share, and its root would have the access of any user.
+        raise Refused(f"share {nfs.name} uses NFS, which guests of an own image may not mount")
     if value == HOME:
         return list(of_site)
     place = PurePosixPath(value)
@@ -67,7 +70,7 @@ def shares(value: str, home: str, of_site: Sequence[Share]) -> list[Share]:
     path = str(place)
     return [
         Share(NAME, path, path, each.kind, each.readonly, each.user_owned)
-        if each.name == "home" and each.kind == "virtiofs"
+        if each.name == "home"
         else each
         for each in of_site
     ]
