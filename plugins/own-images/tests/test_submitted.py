@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from personal_site import PersonalSite
-from vtorque_core.api import Image, JobRequest, Refused
+from vtorque_core.api import Image, JobRequest, Refused, vm_options
+from vtorque_core.api.guest_context import RootCommand
 from vtorque_core.api.libvirt_domain import Disk
-from vtorque_own_images.node import tools_check, vtorque_render_domain
-from vtorque_own_images.plugin import ROOT, vtorque_parse_args
+from vtorque_own_images import pull, submitted_image
+from vtorque_own_images.node import (
+    tools_check,
+    vtorque_guest_context,
+    vtorque_plan,
+    vtorque_render_domain,
+)
+from vtorque_own_images.plugin import ALLOWED, ROOT, vtorque_parse_args
 from vtorque_own_images.submitted_image import image
 from vtorque_testing.planned import guest_plan
 
@@ -26,13 +34,13 @@ BASE = Image(
     kernel=Path("/pool/own/vmlinux"),
     initrd=Path("/pool/own/initrd"),
     cmdline="quiet",
-    labels={"init": "micro"},
+    labels={"init": "micro", "sudo": "yes"},
 )
 FILE = f"/home/ada/.cache/vtorque/images/{'a' * 64}.squashfs"
 PERSONAL: Any = PersonalSite()
 
 
-def request(value: str, *, root: bool = False) -> JobRequest:
+def request(value: str, *, root: str = "") -> JobRequest:
     return JobRequest({"img": value, "root": root, "work": ""})
 
 
@@ -87,23 +95,61 @@ def test_image_of_pool_is_not_refused() -> None:
 
 
 def test_root_of_own_image_is_label_and_word_of_command_line() -> None:
-    found = image(request(FILE, root=True), PERSONAL, pool)
-    assert found.labels == {"init": "micro", "script": "root"}
+    found = image(request(FILE, root="script"), PERSONAL, pool)
+    assert found.labels == {**BASE.labels, "script": "root"}
     assert found.cmdline == "quiet vtorque.suid=1"
+    assert list(vtorque_guest_context(guest_plan(image=found))) == []
+
+
+def test_sudo_in_own_image_is_label_and_command_of_guest() -> None:
+    found = image(request(FILE, root="true"), PERSONAL, pool)
+    assert found.labels == {**BASE.labels, "script": "sudo"}
+    assert found.cmdline == "quiet vtorque.suid=1"
+    (command,) = vtorque_guest_context(guest_plan(image=found))
+    assert command == RootCommand(("/usr/lib/vtorque/install-sudo",), "boot")
+    of_pool = replace(found, source="")
+    assert list(vtorque_guest_context(guest_plan(image=of_pool))) == []
+
+
+@pytest.mark.parametrize(
+    ("words", "root", "count"),
+    [("--translate-uid", "true", 0), ("-o sandbox", "true", 1), ("-o sandbox", "script", 0)],
+)
+def test_sudo_needs_virtiofsd_that_translates_ids(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: str, root: str, count: int
+) -> None:
+    program = tmp_path / "virtiofsd"
+    program.write_text(f"#!/bin/sh\necho '{words}'\n")
+    program.chmod(0o755)
+    monkeypatch.setattr(submitted_image, "VIRTIOFSD", str(program))
+    wanted = request(FILE, root=root)
+    guest = guest_plan(image=image(wanted, PERSONAL, pool), request=wanted)
+    refused = list(vtorque_plan(guest))
+    assert len(refused) == count
+    assert all("virtiofsd 1.13" in each.message and "root=script" in each.fix for each in refused)
+    if count:
+        with pytest.raises(Refused, match="root=script"):
+            pull.resolve_request(wanted, PERSONAL, True)
+
+
+def test_sudo_with_older_base_image_is_refused() -> None:
+    with pytest.raises(Refused, match="vmgr images build own own"):
+        image(request(FILE, root="true"), PERSONAL, lambda _: replace(BASE, labels={}))
 
 
 def test_root_without_own_image_is_refused_unless_it_is_the_default() -> None:
-    wanted = request("micro", root=True)
+    wanted = request("micro", root="script")
     assert list(vtorque_parse_args(wanted, PERSONAL)) == []
     (refused,) = vtorque_parse_args(replace(wanted, given=frozenset({"root"})), PERSONAL)
     assert "only to your own image" in refused.message
 
 
-@pytest.mark.parametrize(("value", "why"), [("true", "not supported yet"), ("yes", "unknown")])
-def test_other_value_of_root_is_refused(value: str, why: str) -> None:
-    with pytest.raises(ValueError, match=why):
+@pytest.mark.parametrize("value", ["yes", "", "True", "sudo"])
+def test_other_value_of_root_is_refused(value: str) -> None:
+    with pytest.raises(ValueError, match="unknown"):
         ROOT.parse(value)
-    assert ROOT.show(ROOT.parse("script")) == "script"
+    for known in ("none", "script", "true"):
+        assert ROOT.show(ROOT.parse(known)) == known
 
 
 def test_doctor_names_packages_of_missing_tools(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -119,3 +165,29 @@ def test_doctor_reports_that_a_site_of_an_administrator_refuses_own_images(
     monkeypatch.setattr(PersonalSite, "owner", 0)
     (found,) = tools_check(PERSONAL)
     assert found.status == "ok" and "refused" in found.message
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("pci", "gpu:1"), ("vrdma", True), ("unclot", True), ("unclot_shmem", 64), ("of_site", "")],
+)
+def test_own_image_gets_no_device_and_no_unknown_option(key: str, value: object) -> None:
+    own = request(FILE)
+    wanted = replace(own, values={**own.values, key: value}, given=frozenset({key}))
+    (refused,) = vtorque_parse_args(wanted, PERSONAL)
+    assert refused.key == key and "not available for your own image" in refused.message
+    enabled_by_site = replace(wanted, given=frozenset())
+    assert len(list(vtorque_parse_args(enabled_by_site, PERSONAL))) == (value is True)
+    of_pool = replace(wanted, values={**wanted.values, "img": "micro"})
+    assert list(vtorque_parse_args(of_pool, PERSONAL)) == []
+
+
+def test_each_option_is_either_allowed_or_refused_for_own_images() -> None:
+    modules = [vm_options, *(each.load() for each in entry_points(group="vtorque1"))]
+    hooks = [each.vtorque_options for each in modules if hasattr(each, "vtorque_options")]
+    known = {option.key for hook in hooks for option in hook()}
+    assert known >= ALLOWED
+    assert known - ALLOWED == {
+        "cloud_config", "iocm", "iocm_max_cores", "iocm_min_cores", "osv_mode", "pci", "snap",
+        "unclot", "unclot_shmem", "vrdma",
+    }  # fmt: skip

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Mapping
-from importlib.resources import files
+from importlib.resources import as_file, files
 from pathlib import Path
 
 from vtorque_core.api import Refused, size_mib
 from vtorque_core.api.image_builder import BuiltImage
+from vtorque_linux_guest.agent.build import built_agent
 from vtorque_linux_guest.image.disk_initramfs import CMDLINE, INITRD_MODULES, disk_initramfs
 from vtorque_linux_guest.image.filetree import FileTree, directory
 from vtorque_linux_guest.image.kernel import (
@@ -26,6 +27,7 @@ from vtorque_linux_guest.image.kernel import (
 from vtorque_linux_guest.image.micro_builder import BOOT_MODULES
 from vtorque_linux_guest.image.root_disk import write_disk
 from vtorque_oci import build
+from vtorque_own_images.submitted_image import INSTALL_SUDO, SUDO_LABEL
 
 SIZE_MIB = 8192
 _EQUIPMENT, _UPPER, _WORK = "equipment", "upper", "work"
@@ -82,7 +84,12 @@ class BaseBuilder:
             tree.file(f"{_EQUIPMENT}/{name}", b"")
         for path, node in build.guest_files(kernel, work, options):
             tree.put(f"{_EQUIPMENT}/{_place(path)}", node)
-        tree.file(f"{_EQUIPMENT}{build.INIT}", of_package.joinpath("own_start").read_bytes(), 0o755)
+        for path, content in (
+            (build.INIT, of_package.joinpath("own_start").read_bytes()),
+            (INSTALL_SUDO, of_package.joinpath("install_sudo").read_bytes()),
+            (f"/{build.HOME}/sudo", _built_sudo(work)),
+        ):
+            tree.file(f"{_EQUIPMENT}{path}", content, 0o755)
         write_disk(tree, work, staging / "root.qcow2", size)
         shutil.rmtree(work)
         return BuiltImage(
@@ -100,8 +107,15 @@ class BaseBuilder:
                 "family": "container",
                 "container": f"/{build.HOME}",
                 "kernel": f"{kernel.package} {kernel.version}",
+                SUDO_LABEL: "yes",
             },
         )
+
+
+def _built_sudo(work: Path) -> bytes:
+    """Compile the program sudo, with the agent's parser of its configuration."""
+    with as_file(files("vtorque_own_images").joinpath("sudo.c")) as source:
+        return built_agent(work, ("conf.c", str(source)))
 
 
 def _place(path: str) -> str:

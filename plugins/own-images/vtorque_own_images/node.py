@@ -5,13 +5,14 @@ from __future__ import annotations
 import shutil
 from collections.abc import Iterator
 
-from vtorque_core.api import constant_hook, hookimpl
+from vtorque_core.api import Refusal, constant_hook, hookimpl
+from vtorque_core.api.guest_context import RootCommand
 from vtorque_core.api.guest_plan import GuestPlan
 from vtorque_core.api.health import HealthCheck, HealthResult, ok, warning
 from vtorque_core.api.libvirt_domain import Disk
 from vtorque_core.api.node_job import Site
 from vtorque_core.api.values import is_personal
-from vtorque_own_images.submitted_image import SERIAL
+from vtorque_own_images.submitted_image import ALLOWED, INSTALL_SUDO, LABEL, SERIAL, refuse_sudo
 
 
 @hookimpl
@@ -19,6 +20,20 @@ def vtorque_render_domain(guest: GuestPlan) -> Iterator[Disk]:
     """Yield the read-only disk with the user's image. A user process serves it to QEMU."""
     if path := guest.image.source:
         yield Disk("image", path, "raw", readonly=True, serial=SERIAL, user_owned=True)
+
+
+@hookimpl
+def vtorque_plan(guest: GuestPlan) -> Iterator[Refusal]:
+    """Refuse ``root=true`` if this node's virtiofsd does not support it."""
+    if guest.image.source and (refused := refuse_sudo(guest.request)):
+        yield refused
+
+
+@hookimpl
+def vtorque_guest_context(guest: GuestPlan) -> Iterator[RootCommand]:
+    """Yield the command that lets the job's user become root, with ``root=true``."""
+    if guest.image.source and guest.image.labels.get(LABEL) == ALLOWED:
+        yield RootCommand((INSTALL_SUDO,), "boot")
 
 
 _PACKAGES = {"skopeo": "skopeo", "sqfstar": "squashfs-tools", "sqfs2tar": "squashfs-tools-ng"}

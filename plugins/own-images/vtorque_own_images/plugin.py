@@ -28,25 +28,28 @@ BASE = "own"
 """Name of the base image in the pool, which has the kernel and initrd, and of its builder."""
 
 
-def runs_as_root(value: str) -> bool:
-    """Parse the option ``root``: True for ``script``, False for ``none``. Raises ValueError."""
-    if value in ("none", "script"):
-        return value == "script"
-    if value == "true":
-        raise ValueError("is not supported yet: write root=script, which runs the script as root")
-    raise ValueError("is unknown: write none or script")
+def root_of(value: str) -> str:
+    """Parse the option ``root``: :data:`SCRIPT`, :data:`SUDO` or "" for ``none``.
+
+    Raises ValueError.
+    """
+    if value not in ("none", SCRIPT, SUDO):
+        raise ValueError(f"is unknown: write none, {SCRIPT} or {SUDO}")
+    return "" if value == "none" else value
 
 
-def show_root(value: bool) -> str:
+def show_root(value: str) -> str:
     """Format the option ``root`` as the user writes it."""
-    return "script" if value else "none"
+    return value or "none"
 
 
+SCRIPT, SUDO = "script", "true"
+"""Values of the option ``root``: the script runs as root, or as the user, who may use sudo."""
 ROOT = Option(
     "root",
-    runs_as_root,
-    False,
-    "run the script of your own image as root (script)",
+    root_of,
+    "",
+    "root inside your own image: sudo works (true), or the script runs as root (script)",
     "WHO",
     show_root,
 )
@@ -70,6 +73,12 @@ WORK = Option(
     "with your own image: the directory of your home that guests get (home: all of it)", "DIR",
 )  # fmt: skip
 _MAX_PATH = 1024
+ALLOWED = frozenset({
+    "arch", "checkpoint", "clean", "disk", "distro", "fs_type", "hugepages", "img", "keep",
+    "log", "numa", "ram", "resume", "root", "scam", "show_log", "vcpu_pinning", "vcpus",
+    "vm_epilogue", "vm_precancel", "vm_prologue", "vms_per_node", "work",
+})  # fmt: skip
+"""Options that jobs with an own image may have. New options are refused until they are here."""
 
 
 @dataclass(frozen=True)
@@ -100,15 +109,31 @@ def refusal(value: str) -> Refusal:
 def vtorque_parse_args(request: JobRequest, site: Site) -> Iterator[Refusal]:
     """Refuse own images on a site with an administrator, where they are not supported yet.
 
-    Also refuse the options ``root`` and ``work`` for other images.
+    Also refuse the options ``root`` and ``work`` for other images, and options that are not in
+    ``ALLOWED`` for own images.
     """
     if is_own_image(request[IMG]) and not is_personal(site):
         yield refusal(request[IMG])
     options: tuple[Option[Any], ...] = () if is_own_image(request[IMG]) else (ROOT, WORK)
+    if not options:
+        yield from refused_options(request)
     for option in options:
         if request[option] and option.key in request.given:  # ignore defaults of the site
             value, fix = option.show(request[option]), f"name your own image, or omit {option.key}"
             yield Refusal("applies only to your own image", key=option.key, value=value, fix=fix)
+
+
+def refused_options(request: JobRequest) -> Iterator[Refusal]:
+    """Yield a refusal for each option that an own image may not have, also one of another plugin.
+
+    With root inside, a guest could damage a device, or attack the host or other guests through it.
+    """
+    for key in sorted(set(request.values) - ALLOWED):
+        value = request.values[key]
+        if key in request.given or value is True:  # a site's default may enable it
+            why = "is not available for your own image"
+            fix = f"omit {key}, or ask for an image of the pool (vmgr images list)"
+            yield Refusal(why, key=key, value=str(value), fix=fix)
 
 
 vtorque_settings = constant_hook(Settings)

@@ -21,7 +21,7 @@ from vtorque_core.api.vm_options import IMG
 from vtorque_own_images import cache, convert, skopeo, work
 from vtorque_own_images.plugin import WORK, Settings
 from vtorque_own_images.reference import Reference, parse
-from vtorque_own_images.submitted_image import require_possible
+from vtorque_own_images.submitted_image import refuse_sudo, require_possible
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _LIMIT = "-o size=", "[plugin.own-images] max_size"  # names of the limit: image builder, here
@@ -30,6 +30,8 @@ _LIMIT = "-o size=", "[plugin.own-images] max_size"  # names of the limit: image
 def resolve_request(request: JobRequest, site: Site, pull: bool) -> dict[str, str]:
     """Return the values of ``img`` and ``work`` to submit. Raises Refused, HostFault."""
     require_possible(request[IMG], site)
+    if refused := refuse_sudo(request):
+        raise Refused(refused)
     directory = work.choose_directory(request[WORK])
     return {IMG.key: resolve(request[IMG], site, pull), WORK.key: directory}
 

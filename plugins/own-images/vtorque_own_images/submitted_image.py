@@ -9,24 +9,31 @@ import re
 from collections.abc import Callable
 from dataclasses import replace
 
-from vtorque_core.api import Image, JobRequest, Refused
+from vtorque_core.api import Image, JobRequest, Refusal, Refused, run_tool
 from vtorque_core.api.node_job import Site
 from vtorque_core.api.values import is_personal
 from vtorque_core.api.vm_options import IMG, disk_path
-from vtorque_own_images.plugin import BASE, ROOT, refusal
+from vtorque_core.live.node_setup import VIRTIOFSD
+from vtorque_own_images.plugin import BASE, ROOT, SCRIPT, SUDO, refusal
 
 SUFFIX = ".squashfs"
 SERIAL = "vtown"
 """Serial number by which the base image's initramfs finds the disk with the user's squashfs."""
 SUID = "vtorque.suid=1"
 """Word of the kernel command line that enables setuid programs of the image."""
+LABEL, ALLOWED = "script", "sudo"
+"""Label of the image, and its value if the job's user may become root."""
+INSTALL_SUDO = "/usr/lib/vtorque/install-sudo"
+"""Program of the base image that provides sudo in the guest."""
+SUDO_LABEL = "sudo"
+"""Label of a base image that has this program."""
 _FILE = re.compile(rf".*/([0-9a-f]{{64}}){re.escape(SUFFIX)}", re.ASCII)
 
 
 def image(request: JobRequest, site: Site, pool: Callable[[str], Image]) -> Image:
     """Return the image for a request that :func:`vtorque_own_images.pull.resolve` has resolved.
 
-    Kernel, initrd, command line and labels are those of the base image. With ``root=script``, the
+    Kernel, initrd, command line and labels are those of the base image. With root inside, the
     command line enables setuid programs, and the label ``script`` is set. Raises Refused.
     """
     value = request[IMG]
@@ -45,8 +52,27 @@ def image(request: JobRequest, site: Site, pool: Callable[[str], Image]) -> Imag
     base = replace(pool(BASE), name=f"own:{found[1][:12]}", source=value)
     if not request[ROOT]:
         return base
-    labels = {**base.labels, "script": "root"}
+    if request[ROOT] == SUDO and SUDO_LABEL not in base.labels:
+        fix = f"rebuild it with: vmgr images build {BASE} {BASE}"
+        raise Refused(f"the base image {BASE} is too old", key=ROOT.key, value=SUDO, fix=fix)
+    labels = {**base.labels, LABEL: {SCRIPT: "root", SUDO: ALLOWED}[request[ROOT]]}
     return replace(base, cmdline=f"{base.cmdline} {SUID}".strip(), labels=labels)
+
+
+def refuse_sudo(request: JobRequest) -> Refusal | None:
+    """Return the refusal of ``root=true`` if virtiofsd cannot map two users of a guest to one.
+
+    Called on the submit host and on the node, which are one machine for own images.
+    """
+    if request[ROOT] != SUDO or "--translate-uid" in run_tool(VIRTIOFSD, "--help", timeout=10):
+        return None
+    return Refusal(
+        "needs virtiofsd 1.13 or later, because both you and root of the guest use your files. "
+        "This machine has an older version (Debian 12 has no other)",
+        key=ROOT.key,
+        value=SUDO,
+        fix=f"write {ROOT.key}={SCRIPT}, or use Debian 13",
+    )
 
 
 def require_possible(value: str, site: Site) -> None:

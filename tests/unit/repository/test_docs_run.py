@@ -395,6 +395,7 @@ NOT_RUN = {
         "plugins/own-images/README.md": (
             "vsub -vm img=docker://registry",
             "vsub -vm img=docker://debian",
+            "mkdir -p ~/first",
         ),
     },
     "shows what jobs and nodes of one time were": {
