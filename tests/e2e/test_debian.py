@@ -10,7 +10,7 @@ import time
 import pytest
 
 import x_display
-from terminal import PROMPT, STARTED, on_a_node
+from terminal import PROMPT, STARTED, CommandTerminal, on_a_node
 from vtorque_core.base.errors import EXIT_HOST_FAULT, EXIT_REFUSED
 from warm_guests import TELLS, kept_warm, took
 
@@ -44,8 +44,11 @@ def test_job_runs_in_a_debian_guest(debian, clean):
     started, stop = clean.home / "started", clean.home / "stop"
     clean.wait_for(started.exists, what="the job's start")
     ssh = clean.command("vmgr", "ssh", job, "0", "--", "id -un; hostname")
-    done = _on_a_terminal(clean, ssh)
-    stop.touch()
+    try:
+        done = _on_a_terminal(clean, ssh)
+        _check_ssh_sessions(clean, job)
+    finally:
+        stop.touch()
     clean.wait_for(lambda: clean.state_of(job) in (None, "C"), what="the job's end")
     started.unlink()
     stop.unlink()
@@ -277,6 +280,37 @@ def test_no_display_is_forwarded_without_the_option(debian, clean, display):
     )
     terminal.read(rb"none--\r\n0\r")
     assert terminal.code() == 1
+
+
+def _check_ssh_sessions(node, job):
+    """Window size, Ctrl-C, end of input and the exit code of ``vmgr ssh`` on a terminal."""
+
+    def ssh(*command):
+        become = ["setpriv", f"--reuid={node.user}", f"--regid={node.user}", "--init-groups"]
+        argv = node.command("vmgr", "ssh", job, *command)
+        return CommandTerminal([*become, "env", "-i", "TERM=xterm", "PATH=/usr/bin:/bin", *argv])
+
+    def ends(terminal, keys, code):
+        terminal.write(keys)
+        assert terminal.code() == code, terminal.seen
+
+    shell = ssh()
+    shell.read(PROMPT)
+    shell.write(b"echo at $(hostname) $TERM $(stty size)\r")
+    shell.read(rf"at v{platform.node()} xterm 33 101\r".encode())
+    shell.resize(41, 121)
+    shell.write(b"until stty size | grep '41 121'; do sleep 0.1; done\r")
+    shell.read(rb"\n41 121\r|\r41 121\r")
+    shell.read(PROMPT)
+    shell.interrupt()
+    shell.write(b"(exit 9)\r")
+    shell.read(PROMPT)
+    ends(shell, b"\x04", 9)  # bash ends with the exit code of its last command
+    command = ssh("0", "--", "echo running; cat; sleep 86400")
+    command.read(rb"running\r\n")
+    ends(command, b"\x03", 255)  # as ssh ends at a signal
+    # Without a terminal in the guest, the local one edits the line and ends the input.
+    ends(ssh("0", "--", "cat; exit 5"), b"last\r\x04", 5)
 
 
 def _on_a_terminal(node, argv):
