@@ -52,7 +52,7 @@ class ChildResult:
 class Surroundings(Protocol):
     """The surroundings of a job, whose state can be observed."""
 
-    def look(self) -> Mapping[str, object]:
+    def observe(self) -> Mapping[str, object]:
         """Return the observable state, which must be the same before and after the job."""
         ...
 
@@ -75,7 +75,7 @@ class Rig(Surroundings, Protocol):
 
 @dataclass(frozen=True)
 class NamedObjects:
-    """Objects that a journal record names and that :meth:`Surroundings.look` does not show.
+    """Objects that a journal record names and that :meth:`Surroundings.observe` does not show.
 
     Args:
         kind: kind of the record.
@@ -100,9 +100,9 @@ class _WatchedRig:
     def before(self, seen: Mapping[str, object]) -> dict[str, object]:
         return {**seen, **{f"{what} {name}": state for what, name, state in self.names}}
 
-    def look(self) -> Mapping[str, object]:
+    def observe(self) -> Mapping[str, object]:
         now = {f"{what} {name}": state_of(what, name) for what, name, _ in self.names}
-        return {**self.rig.look(), **now}
+        return {**self.rig.observe(), **now}
 
 
 def around_create(step: str) -> bool:
@@ -136,7 +136,7 @@ def survive(
     Raises:
         AssertionError: something is left. The message names the step.
     """
-    before = rig.look()
+    before = rig.observe()
     whole = rig.start()
     assert not whole.error, f"a start without a fault failed: {whole.kind}: {whole.error}"
     noted = [each for each in whole.noted if isinstance(each, NamedObjects)]
@@ -165,7 +165,7 @@ def assert_unchanged(
 ) -> None:
     """Raise AssertionError with ``where`` unless the surroundings are as before."""
     end = time.monotonic() + patience
-    while (after := rig.look()) != before and time.monotonic() < end:
+    while (after := rig.observe()) != before and time.monotonic() < end:
         time.sleep(0.1)
     kinds = before.keys() | after.keys()
     changed = {k: (before.get(k), after.get(k)) for k in kinds if before.get(k) != after.get(k)}

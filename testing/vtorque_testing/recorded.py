@@ -339,7 +339,7 @@ class RecordedNode:
         ]
         return NamedObjects(kind, tuple(outside), blind)
 
-    def look(self) -> dict[str, object]:
+    def observe(self) -> dict[str, object]:
         """Return the type, link target and content of each file of the node."""
         paths = self.site.paths
         lock, state = str(paths.node_lock), str(paths.state)
@@ -403,10 +403,10 @@ class RecordedNode:
                 (hypervisor, "adopt_domain", doubles.adopt_domain),
                 (hypervisor, "destroy_domain", doubles.destroy_domain),
                 (Domain, "release", _method(doubles.end_domain)),
-                (Domain, "settle", 0.0),  # no other process creates the domain
+                (Domain, "retry_seconds", 0.0),  # no other process creates the domain
                 (MountResource, "create", _method(doubles.mount)),
                 (MountResource, "release", _method(doubles.unmount)),
-                (MountResource, "settle", 0.0),
+                (MountResource, "retry_seconds", 0.0),
                 (node_hardware, "topology", lambda _uri: known),
                 (hypervisor, "qemu_uid", lambda _user: os.geteuid()),
                 (os, "sched_setaffinity", lambda *_: None),
@@ -439,9 +439,9 @@ class RecordedJob:
         """Release the job."""
         self.node.release(self.job.id)
 
-    def look(self) -> dict[str, object]:
+    def observe(self) -> dict[str, object]:
         """Return the node's files and the job's processes."""
-        return {**self.node.look(), "processes": self.processes()}
+        return {**self.node.observe(), "processes": self.processes()}
 
     def survive(self, wanted: Callable[[str], bool] = around_create) -> list[str]:
         """Kill the job's start at each wanted step: :func:`vtorque_testing.faults.survive`."""

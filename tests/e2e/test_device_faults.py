@@ -61,8 +61,8 @@ class HookedJob:
     def release(self):
         self.hooks.release("epilogue")
 
-    def look(self):
-        return {**hooks_by_hand.look(self.hooks.node), "started": started_by(self.hooks.node)}
+    def observe(self):
+        return {**hooks_by_hand.observe(self.hooks.node), "started": started_by(self.hooks.node)}
 
 
 def started_by(node):

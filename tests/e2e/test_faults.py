@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 import hooks_by_hand
-from hooks_by_hand import Hooks, as_before, look
+from hooks_by_hand import Hooks, as_before, observe
 
 pytestmark = pytest.mark.e2e
 
@@ -32,7 +32,7 @@ MORE_ENDS = ["before release domain", "before delete journal"]
 @pytest.fixture
 def node_again(node):
     """Return the node with the state that must be the same after the test."""
-    yield node, look(node)
+    yield node, observe(node)
     hooks_by_hand.start_libvirtd(node)
 
 

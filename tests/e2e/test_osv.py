@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from hooks_by_hand import Hooks, as_before, look
+from hooks_by_hand import Hooks, as_before, observe
 from vtorque_core.base.locks import lock_holder
 
 LOADER = os.environ.get("VTORQUE_OSV_LOADER")
@@ -184,7 +184,7 @@ def _starter(node, job):
 
 @pytest.mark.parametrize("how", ["epilogue", "reap"])
 def test_starter_killed_before_the_order_is_released(osv, how):
-    before = look(osv)
+    before = observe(osv)
     job = Hooks(osv, f"osv-{how}.faults", pairs=(("img", IMAGE), ("ram", "64M")))
     try:
         assert job.run("prologue")[0] == 0
@@ -205,7 +205,7 @@ def test_starter_killed_before_the_order_is_released(osv, how):
 )
 def test_starter_killed_during_boot_is_released(osv, step):
     """It is a fork of the prologue, and kills itself there: the job ends, nothing of it is left."""
-    before = look(osv)
+    before = observe(osv)
     job = Hooks(osv, f"osv-{step.replace(' ', '-')}.faults", pairs=(("img", IMAGE), ("ram", "64M")))
     try:
         code, _, err = job.run("prologue", step)

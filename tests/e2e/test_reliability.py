@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 import flatness
-from hooks_by_hand import Hooks, as_before, look
+from hooks_by_hand import Hooks, as_before, observe
 from vtorque_core.base._console import LARGEST
 from vtorque_core.records.reading import read
 
@@ -28,7 +28,7 @@ CYCLES = int(os.environ.get("VTORQUE_CYCLES", "100"))
 @pytest.fixture
 def host(node):
     """Return the node with the state that must be the same afterwards."""
-    yield node, look(node)
+    yield node, observe(node)
 
 
 def next_job_runs(node):

@@ -104,11 +104,11 @@ def test_thousand_life_cycles_leak_nothing(libvirtd, tmp_path, count):
     pairs = {**case.pairs, "vcpus": "2"}
     answer = tmp_path / "rows"
     with orphans() as left:
-        first = node.look()
+        first = node.observe()
         done = run_in_child(lambda: run(node, pairs, pid, count + count // 10, answer))
         assert not done.error, done
         eventually(lambda: not left())
-    assert node.look() == first
+    assert node.observe() == first
     assert domains(uri) == ["test"]
     rows = [json.loads(line) for line in answer.read_text().splitlines()]
     assert len(rows) == count + count // 10

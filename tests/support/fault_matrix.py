@@ -80,7 +80,7 @@ class FaultBench:
         self.fresh = self.node.top.with_name(f"{self.node.top.name}-fresh")
         shutil.copytree(self.node.top, self.fresh, symlinks=True)
         self.known = set(children())
-        self.bare = self.look()
+        self.bare = self.observe()
         self.start_others()
 
     def start_others(self) -> None:
@@ -89,7 +89,7 @@ class FaultBench:
             assert not (run := node.start(job)).error, run
         if self.other is not None:
             assert not (run := self.node.start(self.other)).error, run
-        self.before = self.look()
+        self.before = self.observe()
 
     def end_others(self) -> None:
         """End them; then nothing may be left. Raises AssertionError."""
@@ -99,11 +99,11 @@ class FaultBench:
             self.node.release(self.other.id)
         assert_unchanged(self, self.bare, "with no job left", self.patience)
 
-    def look(self) -> dict[str, object]:
+    def observe(self) -> dict[str, object]:
         """Return the state of all nodes."""
         found: dict[str, object] = {"processes": self.processes()}
         for number, node in enumerate(self.nodes, start=1):
-            found |= {f"node {number}: {name}": value for name, value in node.look().items()}
+            found |= {f"node {number}: {name}": value for name, value in node.observe().items()}
         return found
 
     @property

@@ -157,7 +157,7 @@ class Hooks:
         return None
 
 
-def look(node):
+def observe(node):
     """Return everything that a job could leave on the host."""
     return node.footprint()
 
@@ -165,7 +165,7 @@ def look(node):
 def as_before(node, before, where, seconds=120):
     """Fail unless the host's state is as before; a tap and a QEMU may exist a moment longer."""
     deadline = time.monotonic() + seconds
-    while (after := look(node)) != before and time.monotonic() < deadline:
+    while (after := observe(node)) != before and time.monotonic() < deadline:
         time.sleep(0.1)
     left = {kind: after[kind] ^ before[kind] for kind in before if after[kind] != before[kind]}
     assert not left, f"{where}: {left}"

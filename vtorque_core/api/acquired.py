@@ -62,8 +62,8 @@ class CoreResource(Resource):
 
     Attributes:
         blocking: ``release()`` can hang, so a child process must run it.
-        settle: seconds for which teardown repeats the release after an incomplete ``create()``.
+        retry_seconds: how long teardown repeats the release after an incomplete ``create()``.
     """
 
     blocking: ClassVar[bool] = False
-    settle: ClassVar[float] = 0.0
+    retry_seconds: ClassVar[float] = 0.0

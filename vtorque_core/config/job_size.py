@@ -67,27 +67,27 @@ def resolve(
     return found, notes, refusals
 
 
-def vcpus_on(settled: JobRequest, site: Site, extras: Extras, cpus: int) -> int:
-    whole = _vcpus(settled, extras, JobGrant(cpus))
+def vcpus_on(request: JobRequest, site: Site, extras: Extras, cpus: int) -> int:
+    whole = _vcpus(request, extras, JobGrant(cpus))
     assert whole is not None  # noqa: S101 - a number is given
     return nearest(VCPUS, site.options.get(VCPUS.key, Limits()), whole)
 
 
 def check_ram(
-    settled: JobRequest, site: Site, extras: Extras, granted: JobGrant, image: Image, disk: int
+    request: JobRequest, site: Site, extras: Extras, granted: JobGrant, image: Image, disk: int
 ) -> list[Refusal]:
     least = image.min_ram_mib
-    if settled[RAM] >= least:
+    if request[RAM] >= least:
         return []
     fix = f"ask for -vm ram={least}M or more"
-    if RAM.key in settled.of_job and granted.mib is not None:
-        need = total_memory(_set_sizes(settled, {RAM.key: least}), site, extras, disk)
+    if RAM.key in request.of_job and granted.mib is not None:
+        need = total_memory(_set_sizes(request, {RAM.key: least}), site, extras, disk)
         fix = f"ask the batch system for {show_mib(need)} of memory on each node, or for more"
     return [
         Refusal(
             f"image {image.name} needs more RAM",
             key=RAM.key,
-            value=RAM.show(settled[RAM]),
+            value=RAM.show(request[RAM]),
             limit=f"at least {least}M",
             where=f"image {image.name}",
             fix=fix,
@@ -95,10 +95,10 @@ def check_ram(
     ]
 
 
-def total_memory(settled: JobRequest, site: Site, extras: Extras, disk: int) -> int:
+def total_memory(request: JobRequest, site: Site, extras: Extras, disk: int) -> int:
     """Return the MiB that all guests of a node need, with QEMU and plugins."""
-    each = settled[RAM] + site.node.qemu_overhead + disk
-    return settled[VMS_PER_NODE] * each + sum(e.mib for e in extras(settled))
+    each = request[RAM] + site.node.qemu_overhead + disk
+    return request[VMS_PER_NODE] * each + sum(e.mib for e in extras(request))
 
 
 def _unlimited(option: Option[Any], site: Site) -> int:

@@ -98,8 +98,8 @@ def resolve(
     return job, notes
 
 
-def vcpus_on(settled: JobRequest, site: Site, plugins: Plugins, cpus: int) -> int:
-    return job_size.vcpus_on(settled, site, lambda job: extras(job, site, plugins), cpus)
+def vcpus_on(request: JobRequest, site: Site, plugins: Plugins, cpus: int) -> int:
+    return job_size.vcpus_on(request, site, lambda job: extras(job, site, plugins), cpus)
 
 
 WITHOUT_ROOT = ", but you use a site of your own, which runs without root (doc/laptop.md)"

@@ -30,7 +30,7 @@ PANIC = 50  # lines: a panic's reason precedes registers and a trace
 WIDTH = 200  # characters of one line
 _BYTES = 16384  # read from the end
 _MOST = 2 << 20  # bytes: LINES_KEPT lines of WIDTH characters in UTF-8
-_SETTLE = 0.5  # seconds to record the last output of QEMU
+_WAIT = 0.5  # seconds to record the last output of QEMU
 _POLL = 0.1
 _log = logging.getLogger(__name__)
 # ECMA-48 control sequences, and the two-character escapes: a firmware's screen is full of them.
@@ -38,17 +38,17 @@ _ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|[ -/]*[0-~])")
 
 
 def tail(
-    path: Path, lines: int = LINES, most: int = _BYTES, settle: float = _SETTLE
+    path: Path, lines: int = LINES, most: int = _BYTES, wait: float = _WAIT
 ) -> tuple[str, ...]:
     """Return the last ``lines`` nonblank lines of a log, without control sequences.
 
-    Reads at most ``most`` bytes, and waits at most ``settle`` seconds while the log grows.
+    Reads at most ``most`` bytes, and waits at most ``wait`` seconds while the log grows.
     """
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     with contextlib.suppress(OSError, HostFault), os.fdopen(os.open(path, flags), "rb") as file:
         status = os.fstat(file.fileno())
         if stat.S_ISREG(status.st_mode):
-            size = _await_quiet(file.fileno(), status.st_size, settle)
+            size = _await_quiet(file.fileno(), status.st_size, wait)
             said = parse_unprivileged(
                 _last_lines, lines, most, size, files=[file.fileno()], most=_MOST
             )
@@ -93,7 +93,7 @@ def collect(place: Place, state: JournalState, dead: set[int | None]) -> None:
             continue
         directory = place.paths.job_state(state.key) / f"g{record.guest}"
         for source, name in COLLECTED.items():
-            if lines := tail(directory / source, LINES_KEPT, MAX_KEPT, settle=0.0):
+            if lines := tail(directory / source, LINES_KEPT, MAX_KEPT, wait=0.0):
                 kept = "".join(f"{line}\n" for line in lines).encode()
                 with contextlib.suppress(OSError, HostFault):
                     place.write(f"{name}-g{record.guest}.log", kept)

@@ -119,7 +119,7 @@ class MountResource(CoreResource):
     kind = "mount"
     needs_root = True
     blocking = True
-    settle = 2.0
+    retry_seconds = 2.0
     source: str
     target: str
     fstype: str = ""

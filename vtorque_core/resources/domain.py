@@ -20,7 +20,7 @@ class Domain(CoreResource):
 
     kind = "domain"
     blocking = True
-    settle = 5.0
+    retry_seconds = 5.0
     name: str
     uuid: str
     uri: str

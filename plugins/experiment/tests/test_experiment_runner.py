@@ -33,7 +33,7 @@ def ran(top):
     return Counter((top / "ran").read_text().split())
 
 
-def settled(top):
+def await_no_jobs(top):
     """Wait until no job is left: it would write into a directory that is removed."""
     jobs = top / "batch" / "jobs"
     eventually(lambda: not list(jobs.iterdir()))
@@ -53,7 +53,7 @@ def test_each_point_is_run_and_its_results_are_recorded(tmp_path):
         assert values["wall"] >= 0 and values["wait"] >= 0
         assert row.job.endswith(".double") and os.uname().release in row.machine
     assert sorted(ran(tmp_path)) == ["1", "2", "3", "4"]
-    settled(tmp_path)
+    await_no_jobs(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -79,7 +79,7 @@ def test_runner_killed_at_random_runs_each_point_once(tmp_path, points, kills, m
     assert experiments.run(tmp_path).finished
     assert {row.state for row in experiments.rows(tmp_path)} == {DONE}
     assert ran(tmp_path) == Counter(str(number) for number in range(1, points + 1))
-    settled(tmp_path)
+    await_no_jobs(tmp_path)
     assert len((tmp_path / "batch" / "submissions").read_text().splitlines()) == points
 
 
@@ -91,7 +91,7 @@ def test_rejected_points_fail_with_the_reason_and_the_others_run(tmp_path):
     assert [found[n].state for n in (1, 2, 3, 4)] == [FAILED, DONE, FAILED, DONE]
     assert found[1].reason == "rejected: vsub: ram=1T: is more than allowed (limit: 64G)"
     assert sorted(ran(tmp_path)) == ["2", "4"]
-    settled(tmp_path)
+    await_no_jobs(tmp_path)
 
 
 def test_submission_to_a_full_queue_is_retried(tmp_path):
@@ -100,7 +100,7 @@ def test_submission_to_a_full_queue_is_retried(tmp_path):
     assert experiments.run(tmp_path).finished
     assert [(row.state, row.tries) for row in experiments.rows(tmp_path)] == [(DONE, 2)] * 4
     assert sorted(ran(tmp_path).values()) == [1, 1, 1, 1]
-    settled(tmp_path)
+    await_no_jobs(tmp_path)
 
 
 def test_lost_job_fails_with_its_last_output(tmp_path):
@@ -110,7 +110,7 @@ def test_lost_job_fails_with_its_last_output(tmp_path):
     for row in experiments.rows(tmp_path):
         assert row.state == FAILED and "did not start" in row.reason
         assert "the node was lost" in row.reason
-    settled(tmp_path)
+    await_no_jobs(tmp_path)
 
 
 def test_consecutive_failures_stop_the_run(tmp_path):
@@ -120,7 +120,7 @@ def test_consecutive_failures_stop_the_run(tmp_path):
     assert not end.finished and "limits.failures" in end.why
     found = [row for row in experiments.rows(tmp_path) if row.state == FAILED]
     assert len(found) == 3 and found[0].reason == "exit code 7: broken"
-    settled(tmp_path)
+    await_no_jobs(tmp_path)
 
 
 def test_pattern_that_never_matches_fails_the_point(tmp_path):
@@ -130,7 +130,7 @@ def test_pattern_that_never_matches_fails_the_point(tmp_path):
         assert row.state == FAILED
         missing = "rate: missing: the pattern 'Rate: (.*)' in stdout; its last line: rate "
         assert re.fullmatch(re.escape(missing) + r"\d+", row.reason)
-    settled(tmp_path)
+    await_no_jobs(tmp_path)
 
 
 def corrected(top, wrong, right):
@@ -158,7 +158,7 @@ def test_results_are_read_again_without_rerunning_points(tmp_path):
     assert sorted(numbers[row.number]["rate"] for row in found) == [1, 1, 2, 2]
     assert all({"wall", "wait", "code"} < numbers[row.number].keys() for row in found)
     assert sorted(ran(tmp_path)) == ["1", "2", "3", "4"]
-    settled(tmp_path)
+    await_no_jobs(tmp_path)
 
 
 def test_points_that_still_fail_do_not_stop_the_run(tmp_path):
@@ -167,7 +167,7 @@ def test_points_that_still_fail_do_not_stop_the_run(tmp_path):
     assert not experiments.run(tmp_path).finished
     assert experiments.run(tmp_path).finished
     assert [row.state for row in experiments.rows(tmp_path)] == [FAILED] * 3 + [DONE] * 6
-    settled(tmp_path)
+    await_no_jobs(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -177,7 +177,7 @@ def test_runner_killed_while_results_are_read_again_loses_nothing(tmp_path, poin
     text = f'script = "job.sh"\nrepetitions = {points}\ntake.rate.pattern = "Rate (.*)"\n'
     experiments.made(tmp_path, text + "limits = {jobs = 8, failures = 999}\n")
     assert experiments.run(tmp_path).finished
-    settled(tmp_path)
+    await_no_jobs(tmp_path)
     corrected(tmp_path, "Rate", "rate")
     draw = random.Random(kills)  # noqa: S311
     for _ in range(kills):
@@ -208,7 +208,7 @@ def test_failure_reason_is_printed_only_once(tmp_path):
         f"point 1 failed: {missing} ({place.point(1)})",
         f"point 3 failed: exit code 1; {missing} ({place.point(3)})",
     ]
-    settled(tmp_path)
+    await_no_jobs(tmp_path)
 
 
 def test_time_limit_of_zero_submits_nothing(tmp_path):
@@ -239,7 +239,7 @@ def test_full_disk_loses_no_results(tmp_path, monkeypatch):
             book.record_failure(number, "x" * 5000)
     book.close()
     assert experiments.run(tmp_path).finished
-    settled(tmp_path)
+    await_no_jobs(tmp_path)
 
 
 def test_script_claimed_by_another_job_is_not_run(tmp_path):
@@ -312,7 +312,7 @@ def test_unresponsive_batch_system_is_reported_and_polled_again(tmp_path):
     batch = type(good)(good.vsub, jobs, good.interval)
     assert experiments.run(tmp_path, batch=batch, told=said.append).finished
     assert said == ["the batch system does not answer: no answer"]
-    settled(tmp_path)
+    await_no_jobs(tmp_path)
 
 
 def test_batch_double_assigns_distinct_job_ids(tmp_path):

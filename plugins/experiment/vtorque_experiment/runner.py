@@ -211,7 +211,7 @@ class Runner:
             return
         self._refused = 0
         for row in self._book.rows(k.SUBMITTING):
-            self._settle_submission(row, names.get(self.token(row.number), ""))
+            self._resolve_submission(row, names.get(self.token(row.number), ""))
         missing = [r for r in self._book.rows(k.SUBMITTED) if self.token(r.number) not in names]
         for row in missing:
             self._misses[row.number] += 1
@@ -219,7 +219,7 @@ class Runner:
                 self._fail(row, self._loss_reason(row))
         self._book.record_missing([row.number for row in missing])
 
-    def _settle_submission(self, row: PointRow, job: str) -> None:
+    def _resolve_submission(self, row: PointRow, job: str) -> None:
         job = job or _claimed_job(self._place.point(row.number))
         if job:
             self._book.record_submission(row.number, job, time.time())

@@ -72,7 +72,7 @@ class LedgerDouble:
         for _ in range(seconds):
             self.now += 1
             self.spent += load
-            loop.look()
+            loop.poll()
             loop.tick()
 
 
@@ -138,7 +138,7 @@ def test_fault_of_one_guest_does_not_stop_the_manager(host, loop, fault):
 def test_unreadable_journal_changes_nothing(host, loop):
     host.run(loop, 3, 0.1)
     host.fault = ValueError("line 7")
-    loop.look()
+    loop.poll()
     assert list(loop.watched) == [("1.0", 0)]
 
 

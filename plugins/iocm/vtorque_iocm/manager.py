@@ -123,7 +123,7 @@ class ManagerLoop:
     watched: dict[tuple[str, int], WatchedGuest] = field(default_factory=dict)
     cpus: tuple[int, ...] = ()
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Update the list of guests from the journals."""
         try:
             found = {(g.job, g.guest): g for g in cores.guests_with_cores(self.paths, "io")}
@@ -154,11 +154,11 @@ class ManagerLoop:
         """Manage the guests until the process is killed."""
         events = changes.events()
         changes.watch(events, self.paths.journal)
-        self.look()
+        self.poll()
         while True:
             with contextlib.suppress(BlockingIOError):
                 os.read(events, 65536)
-                self.look()
+                self.poll()
             self.tick()
             if self.watched:
                 time.sleep(self.interval)

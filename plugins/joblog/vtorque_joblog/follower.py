@@ -57,7 +57,7 @@ class FollowerLoop:
         changes.watch(self.events, paths.kept, content=False)
         changes.watch(self.events, paths.journal, content=False)
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Find new logs, pass on new lines, and forget logs that are complete."""
         for job in self._find_new():
             with contextlib.suppress(OSError):  # deleted as too old
@@ -74,7 +74,7 @@ class FollowerLoop:
         """Return whether no job is left and all lines were delivered."""
         if any(self._has_journal(job) for job, _ in self._growing.values()):
             return False
-        self.look()  # a job's last lines are written before its journal is removed
+        self.poll()  # a job's last lines are written before its journal is removed
         return not any(outlet.is_busy for outlet in self.outlets)
 
     def _has_journal(self, job: JobLog) -> bool:
@@ -124,7 +124,7 @@ def serve(loop: FollowerLoop, wake: int, released: Callable[[], bool]) -> None:
     waiting.register(loop.events, select.POLLIN)
     waiting.register(wake, select.POLLIN)
     while True:
-        loop.look()
+        loop.poll()
         if end is None and released():
             end = time.monotonic() + END
         if end is not None and (time.monotonic() >= end or loop.is_done()):

@@ -59,18 +59,18 @@ def test_forwarded_requests_are_started_in_turn(recording_companion):
     """In any order of the directory's entries."""
     asked = {leave(number, node="n2") for number in range(3 * companion.MOST)}
     for _ in range(3):
-        recording_companion.look()
+        recording_companion.poll()
     assert {argv[-2] for argv in recording_companion.started} == asked
     assert len(recording_companion.started) == len(asked)
 
 
 def test_expired_forwarded_request_is_removed(recording_companion, monkeypatch):
     leave(1, node="n2")
-    recording_companion.look()
+    recording_companion.poll()
     assert left() and len(recording_companion.started) == 1
     later = types.SimpleNamespace(time=lambda: a_request()["expires"] + 60)
     monkeypatch.setattr(companion, "time", later)
-    recording_companion.look()
+    recording_companion.poll()
     assert not left()
     assert (len(recording_companion.started), recording_companion._passed_on) == (1, {})
 
@@ -83,7 +83,7 @@ def test_request_that_cannot_be_started_does_not_stop_the_companion(
 
     monkeypatch.setattr(recording_companion, "_start", start)
     leave(1)
-    recording_companion.look()
+    recording_companion.poll()
 
 
 def test_remaining_processes_are_killed_at_the_end(home, monkeypatch):

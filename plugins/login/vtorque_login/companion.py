@@ -37,7 +37,7 @@ class Companion:
         self._running: list[subprocess.Popen[bytes]] = []
         self._passed_on: dict[str, float] = {}  # expiry of each request, Unix seconds
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Start answers to new requests. Never raises because of files from a user or guest."""
         self._running = [child for child in self._running if child.poll() is None]
         with contextlib.suppress(OSError, VtorqueError), requests.directory(self._job_id) as place:
@@ -128,7 +128,7 @@ def main() -> NoReturn:
     signal.signal(signal.SIGTERM, _end)
     companion = Companion(Path(config), job_id, node, dict(os.environ))
     while os.getppid() == int(jobshell):
-        companion.look()
+        companion.poll()
         time.sleep(float(seconds))
     _end()
 

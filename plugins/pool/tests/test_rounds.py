@@ -23,7 +23,7 @@ def machine(node, age=60.0, state="running", name=""):
 def view(machines=(), nodes=(), waiting=(), settings=SETTINGS, idle=None, down=0.0, **more):
     since = NodeTimes()
     known = {node.name: node for node in nodes}
-    since.look(known, NOW)
+    since.update(known, NOW)
     since.idle.update(idle or {})
     since.unusable.update({name: at - down for name, at in since.unusable.items()})
     given = {"held": {}, "paused": frozenset(), "silent": {}, "seen": (), **more}

@@ -46,7 +46,7 @@ class NodeTimes:
     idle: dict[str, float] = field(default_factory=dict)
     unusable: dict[str, float] = field(default_factory=dict)
 
-    def look(self, nodes: Mapping[str, PoolNode], now: float) -> None:
+    def update(self, nodes: Mapping[str, PoolNode], now: float) -> None:
         """Update the times from the current state of the nodes."""
         for table, state in ((self.idle, "free"), (self.unusable, "unusable")):
             there = {node.name for node in nodes.values() if node.state == state}

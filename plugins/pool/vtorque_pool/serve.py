@@ -95,7 +95,7 @@ def _round(settings: Settings, machines: Machines, batch: Pbs, since: rounds.Nod
     found, nodes, now = machines.list_machines(), batch.nodes(), time.time()
     for cloud, problem in found.silent.items():
         machines.log(f"{cloud} does not answer: {problem}")
-    since.look(nodes, now)
+    since.update(nodes, now)
     remembered = machines.memory.read()
     paused = frozenset(name for name in remembered.paused if remembered.is_paused(name, now))
     view = rounds.View(

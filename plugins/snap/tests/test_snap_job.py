@@ -110,20 +110,20 @@ def closed_url():
 def test_job_without_snapteld_runs_with_one_warning(tmp_path, closed_url):
     url = closed_url
     node = recorded(tmp_path / "lax", url)
-    before = node.look()
+    before = node.observe()
     assert not node.start(node.job(ASKED)).error
     assert len(node.domains()) == 2
     (line,) = detail_of(node)
     wanted = f"the job runs without snap=true on node n1: snapteld at {url}: not running"
     assert line == wanted
     node.release()
-    assert node.look() == before
+    assert node.observe() == before
     strict = recorded(tmp_path / "strict", url, required=True)
-    before = strict.look()
+    before = strict.observe()
     run = strict.start(strict.job(ASKED))
     assert (run.kind, "not running" in run.error) == ("NotRunning", True)
     strict.release()
-    assert strict.look() == before
+    assert strict.observe() == before
 
 
 def test_template_that_others_can_write_is_not_read(tmp_path):
@@ -182,10 +182,10 @@ class SnapJob(RecordedJob):
 
     url: str = ""
 
-    def look(self):
+    def observe(self):
         now = state_of(self.url)
         tasks = [(task["name"], task["task_state"]) for task in now["tasks"]]
-        return {**super().look(), "tasks": tasks, "twice": now["twice"]}
+        return {**super().observe(), "tasks": tasks, "twice": now["twice"]}
 
 
 @pytest.mark.parametrize("documented", [False, pytest.param(True, marks=pytest.mark.full)])
@@ -204,7 +204,7 @@ def test_start_killed_before_the_answer_leaves_no_task(tmp_path):
     with double(slow=1000) as url, orphans() as left:
         node = recorded(tmp_path / "node", url, timeout=20.0)
         job = SnapJob(node, node.job(ASKED), left, url)
-        before = job.look()
+        before = job.observe()
         pid = os.fork()
         if pid == 0:
             with contextlib.suppress(BaseException):
@@ -220,4 +220,4 @@ def test_start_killed_before_the_answer_leaves_no_task(tmp_path):
             os.waitpid(pid, 0)
         assert [task["task_state"] for task in state_of(url)["tasks"]] == ["Stopped"]
         job.release()
-        assert job.look() == before
+        assert job.observe() == before

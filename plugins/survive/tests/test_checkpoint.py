@@ -115,7 +115,7 @@ def recorded_actions(tmp_path, monkeypatch):
     monkeypatch.setattr(checkpoint, "_TELLS", 0.0)
     monkeypatch.setattr(watcher, "_PAUSE", 0.01)
     for each in (request, session, node_parts):
-        monkeypatch.setattr(each, "_LOOK", 0.01)
+        monkeypatch.setattr(each, "_POLL", 0.01)
 
     def expect_break(_paths, _job, seconds, _deadline):
         on_step(f"wait {seconds}")
@@ -226,14 +226,14 @@ def request_answer(loop, job, word="checkpoint"):
     said = []
     path = request.path_of(loop.paths, job.key)
     thread = threading.Thread(target=lambda: said.append(request.ask(path, job.kept, word, 60.0)))
-    loop.look()
+    loop.poll()
     thread.start()
-    eventually(lambda: loop.look() or said)
+    eventually(lambda: loop.poll() or said)
     thread.join()
     if word == "checkpoint" and not said[0]:
         leave = job.run_dir(0) / "leave.fifo"
         eventually(
-            lambda: loop.look() or (actions_of(loop)[-1] == "cancelled" and not leave.exists())
+            lambda: loop.poll() or (actions_of(loop)[-1] == "cancelled" and not leave.exists())
         )
     return said[0]
 
@@ -250,7 +250,7 @@ def phase(job):
 
 
 def assert_resumed(loop, job):
-    eventually(lambda: loop.look() or (phase(job) == "run" and "wait 0" in actions_of(loop)))
+    eventually(lambda: loop.poll() or (phase(job) == "run" and "wait 0" in actions_of(loop)))
     return True
 
 
@@ -277,7 +277,7 @@ def test_all_guests_of_a_job_are_saved_and_the_job_ends(loop, paths, recorded_ac
     assert [g.uuid for g in found.guests] == job.uuids and found.tools == {"QEMU": "10.0.13"}
     assert "saved as checkpoint 42.srv.0" in job.kept.read("log.jsonl").decode()
     for _ in range(3):
-        loop.look()
+        loop.poll()
     assert recorded_actions.did() == did, "once is enough"
 
 
@@ -297,7 +297,7 @@ def test_watcher_killed_at_each_step_still_makes_the_checkpoint(
     recorded_actions.dies = step
     assert request_answer(loop, job) == "", "who has asked waits for another try"
     eventually(lambda: f"died {step}" in recorded_actions.did())  # the last step: after the answer
-    eventually(lambda: loop.look() or recorded_actions.did()[-1] == "cancelled")
+    eventually(lambda: loop.poll() or recorded_actions.did()[-1] == "cancelled")
     saved = {line for line in recorded_actions.did() if line.startswith("saved")}
     assert saved == {f"saved {uuid}" for uuid in job.uuids}
     assert [path.name for path in (top / str(job.uid)).iterdir()] == [job.key]
@@ -312,13 +312,13 @@ def test_another_watcher_continues_a_checkpoint_of_a_killed_one(
     job = started(paths)
     shell(job)
     recorded_actions.dies = step
-    loop.look()
+    loop.poll()
     send_line(paths, job, b"checkpoint 0123456789abcdef 0\n")
-    eventually(lambda: loop.look() or f"died {step}" in recorded_actions.did())
+    eventually(lambda: loop.poll() or f"died {step}" in recorded_actions.did())
     shut(loop)
     loop.jobs.clear()
     later = made(paths, loop.checkpoints.settings)
-    eventually(lambda: later.look() or "cancelled" in recorded_actions.did())
+    eventually(lambda: later.poll() or "cancelled" in recorded_actions.did())
     assert Store(top, job.uid).has(job.key)
     shut(later)
 
@@ -351,7 +351,7 @@ def test_job_is_saved_and_resumed(loop, paths, recorded_actions, top, shell, mon
     assert not (job.run_dir(0) / "tell.fifo").exists()
     assert "saved as checkpoint 42.srv.0-3; the job continues" in log_of(job)
     for _ in range(3):
-        loop.look()
+        loop.poll()
     assert recorded_actions.did() == did, "once is enough"
 
 
@@ -426,7 +426,7 @@ def test_job_suspended_during_a_checkpoint_stays_paused(
     monkeypatch.setattr(suspend, "is_shell_stopped", lambda *_: stopped.exists())
     assert request_answer(loop, job, "save") == "" and Store(top, job.uid).has(FIRST)
     for _ in range(3):
-        loop.look()
+        loop.poll()
     assert phase(job) == "paused" and "resume" not in recorded_actions.did()
     stopped.unlink()
     monkeypatch.setattr(checkpoint, "on_step", on_step)
@@ -454,9 +454,9 @@ def test_another_watcher_resumes_a_job_that_was_saved(
     job = started(paths)
     shell(job, FIRST)
     recorded_actions.dies = step
-    loop.look()
+    loop.poll()
     send_line(paths, job, b"save 0123456789abcdef 0\n")
-    eventually(lambda: loop.look() or f"died {step}" in recorded_actions.did())
+    eventually(lambda: loop.poll() or f"died {step}" in recorded_actions.did())
     shut(loop)
     loop.jobs.clear()
     later = made(paths, loop.checkpoints.settings)
@@ -503,10 +503,10 @@ def test_periodic_checkpoint_is_made_and_the_job_resumed(
     shell(job, FIRST)
     assert assert_resumed(loop, job)
     assert not step or f"died {step}" in recorded_actions.did()
-    eventually(lambda: loop.look() or plan.stat().st_mtime > 0)
+    eventually(lambda: loop.poll() or plan.stat().st_mtime > 0)
     assert [each.id for each in old.manifests()] == ["42.srv.0-1", FIRST], "the last two stay"
     for _ in range(3):
-        loop.look()
+        loop.poll()
     assert recorded_actions.did().count("wait 0") == 1, "once in that time"
 
 
@@ -516,14 +516,14 @@ def test_checkpoint_before_walltime_is_made_and_the_job_ends(
     job = started(paths)
     request_periodic(job, paths, "before-walltime")
     shell(job)
-    eventually(lambda: loop.look() or "cancelled" in recorded_actions.did())
+    eventually(lambda: loop.poll() or "cancelled" in recorded_actions.did())
     assert Store(top, job.uid).has(job.key)
 
 
 def test_job_that_cannot_be_saved_periodically_continues(loop, paths, recorded_actions):
     job = started(paths, unsaveable=["PciDevice"])
     plan = request_periodic(job, paths, "every:1h")
-    eventually(lambda: loop.look() or plan.stat().st_mtime > 0)
+    eventually(lambda: loop.poll() or plan.stat().st_mtime > 0)
     assert recorded_actions.did() == [] and phase(job) == "run"
 
 
@@ -672,15 +672,15 @@ def test_job_suspended_by_its_batch_system_during_a_save_is_saved(
     thread = threading.Thread(
         target=lambda: said.append(request.ask(path, job.kept, "checkpoint", 60.0))
     )
-    loop.look()
+    loop.poll()
     thread.start()
     says = "has not sent its session state in time: the job shell was stopped"
-    eventually(lambda: loop.look() or (job.key in loop.jobs and says in loop.jobs[job.key].said))
+    eventually(lambda: loop.poll() or (job.key in loop.jobs and says in loop.jobs[job.key].said))
     assert phase(job) == "paused" and "cancelled" not in recorded_actions.did()
     goes_on.set()
     monkeypatch.setattr(session, "_LEAVES", LONG)
     left.leaves = True
-    eventually(lambda: loop.look() or said)
+    eventually(lambda: loop.poll() or said)
     thread.join()
     assert said == [""] and Store(top, job.uid).has(job.key)
 
@@ -697,15 +697,15 @@ def test_concurrent_request_is_refused_and_does_not_get_the_answer(
     thread = threading.Thread(
         target=lambda: said.append(request.ask(path, job.kept, "checkpoint", 60.0))
     )
-    loop.look()
+    loop.poll()
     thread.start()
-    eventually(lambda: loop.look() or phase(job) == "paused")
+    eventually(lambda: loop.poll() or phase(job) == "paused")
     assert "the job is being saved: wait until this is finished" in request_answer(loop, job, word)
     shell(job)
-    eventually(lambda: loop.look() or said)
+    eventually(lambda: loop.poll() or said)
     thread.join()
     assert said == [""]
-    eventually(lambda: loop.look() or recorded_actions.did()[-1] == "cancelled")
+    eventually(lambda: loop.poll() or recorded_actions.did()[-1] == "cancelled")
 
 
 def test_job_with_too_many_requests_is_not_saved(loop, paths, recorded_actions, monkeypatch):
@@ -713,7 +713,7 @@ def test_job_with_too_many_requests_is_not_saved(loop, paths, recorded_actions, 
     job = started(paths)
     monkeypatch.setattr(watcher, "_MOST_PHASES", 3)
     assert "further requests are ignored" in request_answer(loop, job)
-    loop.look()
+    loop.poll()
     assert recorded_actions.did() == [] and phase(job) == "run"
 
 
@@ -801,18 +801,18 @@ def test_requester_may_end_before_the_job(loop, paths, recorded_actions, top, sh
     shell(job)
     program = (sys.executable, "-c", "input()")
     with subprocess.Popen(program, stdin=subprocess.PIPE) as asks:
-        loop.look()
+        loop.poll()
         line = f"checkpoint 0123456789abcdef {asks.pid}\n".encode()
         send_line(paths, job, line)
-        eventually(lambda: loop.look() or request._read_answer(job.kept, "0123456789abcdef") == "")
+        eventually(lambda: loop.poll() or request._read_answer(job.kept, "0123456789abcdef") == "")
         assert request.last_checkpoint(job.kept) == job.key and Store(top, job.uid).has(job.key)
         for _ in range(3):
-            loop.look()
+            loop.poll()
         assert (
             "cancelled" not in recorded_actions.did() and (job.run_dir(0) / "leave.fifo").exists()
         )
         asks.communicate(b"\n")
-    eventually(lambda: loop.look() or "cancelled" in recorded_actions.did())
+    eventually(lambda: loop.poll() or "cancelled" in recorded_actions.did())
 
 
 def writes(fifo, *parts):
@@ -1001,7 +1001,7 @@ def test_job_that_cannot_be_saved_continues_with_a_reason(
 ):
     job = started(paths, **facts)
     assert said in request_answer(loop, job)
-    loop.look()
+    loop.poll()
     assert recorded_actions.did() == [] and phase(job) == "run"
 
 
@@ -1097,11 +1097,11 @@ class Both:
     def jobs(self):
         return (self.job, self.other)
 
-    def look(self):
+    def poll(self):
         for number, loop in enumerate(self.loops):
             LOOKS[0] = f"n{number + 1}"
             if LOOKS[0] not in self.dead:
-                loop.look()
+                loop.poll()
         LOOKS[0] = ""
 
     def ask(self, word="checkpoint"):
@@ -1110,9 +1110,9 @@ class Both:
         asks = threading.Thread(
             target=lambda: said.append(request.ask(path, self.job.kept, word, 60.0))
         )
-        self.look()
+        self.poll()
         asks.start()
-        eventually(lambda: self.look() or said)
+        eventually(lambda: self.poll() or said)
         asks.join()
         return said[0]
 
@@ -1126,7 +1126,7 @@ class Both:
         self.loops[number] = made(self.places[number], self.settings)
 
     def all_run(self):
-        eventually(lambda: self.look() or [phase(job) for job in self.jobs] == ["run", "run"])
+        eventually(lambda: self.poll() or [phase(job) for job in self.jobs] == ["run", "run"])
         return True
 
 
@@ -1146,7 +1146,7 @@ def of(did, *words):
 def test_two_nodes_save_a_job_together_and_the_job_ends(both, recorded_actions, top, shell):
     shell(both.job)
     assert both.ask() == ""
-    eventually(lambda: both.look() or "cancelled" in recorded_actions.did())
+    eventually(lambda: both.poll() or "cancelled" in recorded_actions.did())
     did = recorded_actions.did()
     assert len(of(did, "suspend")) == len(of(did, "saved")) == 4
     assert max(of(did, "suspend")) < min(of(did, "saved")), "none before all stand still"
@@ -1161,14 +1161,14 @@ def test_two_nodes_save_a_job_together_and_the_job_ends(both, recorded_actions, 
     assert (place / "session").read_bytes() == b"session"
     assert not list(place.glob("reserved*")) and place.stat().st_mode & 0o077 == 0
     for _ in range(3):
-        both.look()
+        both.poll()
     assert phase(both.other) == "paused" and recorded_actions.did() == did, "once is enough"
 
 
 def test_two_nodes_save_a_job_together_and_the_job_resumes(both, recorded_actions, top, shell):
     shell(both.job, FIRST)
     assert both.ask("save") == "" and both.all_run()
-    eventually(lambda: both.look() or "wait 0" in recorded_actions.did())
+    eventually(lambda: both.poll() or "wait 0" in recorded_actions.did())
     did = recorded_actions.did()
     assert max(of(did, "suspend")) < min(of(did, "saved"))
     assert len(of(did, "resume")) == 4 and not of(did, "ended", "cancelled")
@@ -1184,7 +1184,7 @@ def test_two_nodes_save_a_job_together_periodically(both, recorded_actions, shel
         for job, paths in zip(both.jobs, both.places, strict=True)
     ]
     store = Store(both.top, both.job.uid)
-    eventually(lambda: both.look() or store.has(FIRST))
+    eventually(lambda: both.poll() or store.has(FIRST))
     assert both.all_run() and len(of(recorded_actions.did(), "saved")) == 4
     assert plans[0].stat().st_mtime > 0 == plans[1].stat().st_mtime
 
@@ -1207,7 +1207,7 @@ def test_watcher_killed_at_each_step_on_either_node_still_saves_the_job(
     shell(both.job)
     recorded_actions.dies, recorded_actions.on = step, node
     assert both.ask() == ""
-    eventually(lambda: both.look() or "cancelled" in recorded_actions.did())
+    eventually(lambda: both.poll() or "cancelled" in recorded_actions.did())
     assert f"died {step}" in recorded_actions.did()
     found = Store(top, both.job.uid).read(both.job.key)
     assert len(found.guests) == 4 and all(tools.is_whole(guest.memory) for guest in found.guests)
@@ -1235,15 +1235,15 @@ def test_dead_node_leaves_no_checkpoint_and_no_paused_guest(
     shell(both.job)
     recorded_actions.dies, recorded_actions.on = step, node
     number = int(node[1]) - 1
-    both.look()
+    both.poll()
     send_line(both.paths, both.job, b"checkpoint 0123456789abcdef 0\n")
-    eventually(lambda: both.look() or f"died {step}" in recorded_actions.did())
+    eventually(lambda: both.poll() or f"died {step}" in recorded_actions.did())
     both.kill(number)
     both.dead = (node,)
-    eventually(lambda: both.look() or phase(both.jobs[1 - number]) == "run")
+    eventually(lambda: both.poll() or phase(both.jobs[1 - number]) == "run")
     both.dead = ()
     assert both.all_run()
-    eventually(lambda: both.look() or "wait 0" in recorded_actions.did())
+    eventually(lambda: both.poll() or "wait 0" in recorded_actions.did())
     assert "cancelled" not in recorded_actions.did() and not of(recorded_actions.did(), "ended")
     store = Store(top, both.job.uid)
     assert list(store.manifests()) == []
@@ -1260,17 +1260,17 @@ def test_killed_first_node_is_awaited_after_its_guest_has_ended(
     monkeypatch.setattr(checkpoint, "_SAYS", 0.5)
     shell(both.job)
     recorded_actions.dies, recorded_actions.on = "after end", "n1"
-    both.look()
+    both.poll()
     send_line(both.paths, both.job, b"checkpoint 0123456789abcdef 0\n")
-    eventually(lambda: both.look() or "died after end" in recorded_actions.did())
+    eventually(lambda: both.poll() or "died after end" in recorded_actions.did())
     both.kill(0)
     both.dead = ("n1",)
     over = time.monotonic() + 4.0
-    eventually(lambda: both.look() or time.monotonic() > over)
+    eventually(lambda: both.poll() or time.monotonic() > over)
     store = Store(top, both.job.uid)
     assert not (store.part(both.job.key) / WHY).exists(), "the other one has given up"
     both.dead = ()
-    eventually(lambda: both.look() or "cancelled" in recorded_actions.did())
+    eventually(lambda: both.poll() or "cancelled" in recorded_actions.did())
     assert len(store.read(both.job.key).guests) == 4
 
 
@@ -1356,9 +1356,9 @@ def test_checkpoint_must_be_requested_on_the_first_node(both, recorded_actions):
     asks = threading.Thread(
         target=lambda: said.append(request.ask(path, both.other.kept, "save", 60.0))
     )
-    both.look()
+    both.poll()
     asks.start()
-    eventually(lambda: both.look() or said)
+    eventually(lambda: both.poll() or said)
     asks.join()
     assert said == ["the job can only be saved from its first node, or from a submit host"]
 

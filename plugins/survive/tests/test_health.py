@@ -55,22 +55,22 @@ def run_check(node, times=1):
     for _ in range(times):
         node.its._said = HealthRecord(0.0, node.its._said.failed, node.its._said.said)
         start_check(node)
-        eventually(lambda: node.its.look() or node.its._child is None)
+        eventually(lambda: node.its.poll() or node.its._child is None)
 
 
 def await_undrain(node):
-    eventually(lambda: node.its.look() or (node.its._back is None and not node.its._ended))
+    eventually(lambda: node.its.poll() or (node.its._back is None and not node.its._ended))
 
 
 def start_check(node):
     """Run the health command, after the removal of the node's marks has ended."""
-    eventually(lambda: node.its.look() or node.its._child is not None)
+    eventually(lambda: node.its.poll() or node.its._child is not None)
 
 
 def drained(node, times):
     eventually(lambda: len(node.drained()) >= times)
     assert len(node.drained()) == times
-    eventually(lambda: node.its.look() or node.its._drain is None)
+    eventually(lambda: node.its.poll() or node.its._drain is None)
 
 
 def test_two_consecutive_failures_drain_the_node_with_the_last_output(node, caplog):
@@ -105,15 +105,15 @@ def test_killed_drain_request_is_withdrawn(node):
     node.drains.write_text(f'#!/bin/sh\nprintf "{ASKS}ill" > {node.asks}\nkill -9 $$\n')
     node.says(1)
     run_check(node, 2)
-    eventually(lambda: node.its.look() or node.its._drain is None)
-    eventually(lambda: node.its.look() or not node.asks.exists())
+    eventually(lambda: node.its.poll() or node.its._drain is None)
+    eventually(lambda: node.its.poll() or not node.asks.exists())
     node.asks.write_text("ill")
     again = HealthWatcher(node.paths, Path("/etc/x"), node.settings)
-    eventually(lambda: again.look() or (again._back is None and not again._ended))
+    eventually(lambda: again.poll() or (again._back is None and not again._ended))
     assert node.asks.exists(), "it is drained, not one that asks"
     node.asks.write_text(f"{ASKS}ill")  # the watcher was killed, too
     again = HealthWatcher(node.paths, Path("/etc/x"), node.settings)
-    eventually(lambda: again.look() or not node.asks.exists())
+    eventually(lambda: again.poll() or not node.asks.exists())
 
 
 def test_failures_are_counted_across_watchers(node):
@@ -133,7 +133,7 @@ def test_health_command_runs_at_most_once_per_interval(node):
     assert node.its._child is None
     node.its._said = HealthRecord(time.time() + 1000, 0, "")  # the clock was set
     start_check(node)
-    eventually(lambda: node.its.look() or node.its._child is None)
+    eventually(lambda: node.its.poll() or node.its._child is None)
 
 
 def test_hanging_command_is_a_failure_and_is_killed(node, monkeypatch):
@@ -153,7 +153,7 @@ def test_command_that_others_can_write_is_not_run(node, monkeypatch):
     await_undrain(node)
     for _ in range(3):
         node.its._said = HealthRecord()
-        node.its.look()
+        node.its.poll()
     assert node.drained() == [] and HealthRecord.read(node.paths).failed == 0
     (result,) = health.check(_Site(node))
     assert result.status == "failed" and "written by others" in result.message

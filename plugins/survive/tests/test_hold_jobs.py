@@ -63,7 +63,7 @@ def node(tmp_path, monkeypatch):
 def await_idle(node, *held_ids):
     """Run the watcher until nothing is in progress."""
     jobs = node.running.jobs()
-    eventually(lambda: node.holds.look(jobs, held_ids) or not any(node.holds._begun.values()))
+    eventually(lambda: node.holds.poll(jobs, held_ids) or not any(node.holds._begun.values()))
 
 
 def logged(node):

@@ -68,8 +68,8 @@ def test_user_lists_only_own_checkpoints(paths, store):
 
 def request_answer(paths, wishes, name):
     """Send a request as the user, while the watcher runs."""
-    wishes.look()
-    eventually(lambda: wishes.look() or wishes._fifos)
+    wishes.poll()
+    eventually(lambda: wishes.poll() or wishes._fifos)
     said = []
 
     def ask():
@@ -81,9 +81,9 @@ def request_answer(paths, wishes, name):
 
     thread = threading.Thread(target=ask)
     thread.start()
-    eventually(lambda: wishes.look() or said)
+    eventually(lambda: wishes.poll() or said)
     thread.join()
-    eventually(lambda: wishes.look() or wishes._child is None)  # removed first
+    eventually(lambda: wishes.poll() or wishes._child is None)  # removed first
     return said[0]
 
 
@@ -120,13 +120,13 @@ def test_invalid_removal_request_removes_nothing(paths, store, wishes, said):
     made(store, "42.srv.0")
     made(dataclasses.replace(store, uid=UID + 1), "43.srv.0")
     made(store, "42.srv.0-7")
-    eventually(lambda: wishes.look() or wishes._fifos)
+    eventually(lambda: wishes.poll() or wishes._fifos)
     descriptor = os.open(listing.place(paths, UID) / listing.FIFO, os.O_WRONLY | os.O_NONBLOCK)
     os.write(descriptor, said)
     for _ in range(20):
-        wishes.look()
+        wishes.poll()
     os.close(descriptor)
-    eventually(lambda: wishes.look() or wishes._child is None)
+    eventually(lambda: wishes.poll() or wishes._child is None)
     assert (
         store.has("42.srv.0")
         and store.has("42.srv.0-7")

@@ -54,7 +54,7 @@ JOB, KEY = "42", "42.0"
 NOTHING = (io.BytesIO(), io.BytesIO())  # that follows a question, or is sent before its answer
 STEPS = [
     "before record", "after record", "after mark", "ready", "before send", "in send", "sent",
-    "after send", "settled", "asked", "before release", "after release", "after leave",
+    "after send", "resolved", "asked", "before release", "after release", "after leave",
 ]  # fmt: skip
 
 
@@ -369,8 +369,8 @@ def a_world(made, monkeypatch):
     for module in (arrival, migration):
         monkeypatch.setattr(module, "set_clocks", lambda *_: clocks)
     monkeypatch.setattr(ThisNode, "from_config", classmethod(lambda *_: made.n2.here))
-    apart = lambda _, found: migration.settle_all(ThisNode.from_config(Path()), found.job)  # noqa: E731
-    monkeypatch.setattr(migration_watch, "settle_detached", apart)
+    apart = lambda _, found: migration.resolve_all(ThisNode.from_config(Path()), found.job)  # noqa: E731
+    monkeypatch.setattr(migration_watch, "run_resolve", apart)
     return made
 
 
@@ -385,7 +385,7 @@ def watch(world, at="n2"):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ThisNode, "from_config", classmethod(lambda *_: there.here))
         moves = migration_watch.MigrationWatcher(Path("/etc/x"), every=0.0)
-        moves.look(there.paths, RunningJobs(there.paths).jobs())
+        moves.poll(there.paths, RunningJobs(there.paths).jobs())
         return "; ".join(filter(None, [child.wait() for child in moves._work.values()]))
 
 
@@ -711,7 +711,7 @@ def test_guest_whose_migration_fails_keeps_running_if_another_migrated(two_guest
     assert two_guests.n3.journal() is None and Move.read(two_guests.n2.paths, KEY) is None
 
 
-@pytest.mark.parametrize("step", ["settled", "asked", "after part"])
+@pytest.mark.parametrize("step", ["resolved", "asked", "after part"])
 def test_watcher_killed_while_two_guests_are_split_continues(two_guests, step):
     two_guests.dies, two_guests.ends = step, ("well", "stands still")
     migrate(two_guests)
@@ -930,22 +930,22 @@ def test_start_removes_records_of_migrated_guests_of_ended_jobs(world, monkeypat
     assert len(found) == (life is not JobState.GONE)
 
 
-def settled(world, uuid, key=KEY):
-    return arrival.settle_guests(world.n3.here, JOB, key, "n3", {uuid: ""})[uuid]
+def resolved(world, uuid, key=KEY):
+    return arrival.resolve_guests(world.n3.here, JOB, key, "n3", {uuid: ""})[uuid]
 
 
 def test_arrived_sister_guest_is_not_mistaken_for_another_guest(world):
     """Two nodes of a job drain at once, to one spare node: the second asks for its own guest."""
     arrives(world.n3, {"nodes": ["n1", "n3", "n4"]})
-    assert settled(world, "of n4's guest") == "none"
+    assert resolved(world, "of n4's guest") == "none"
     assert world.n3.journal() is not None and world.did() == []
     world.n2.domain.rename(world.n3.domain)
     complete_arrival(world.n3, [world.uuid])
     states = {world.uuid: "runs"}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(domains, "domain_state", lambda _, uuid: states.get(uuid, ""))
-        assert settled(world, "of n4's guest") == "none"
-        assert settled(world, world.uuid) == "here"
+        assert resolved(world, "of n4's guest") == "none"
+        assert resolved(world, world.uuid) == "here"
     assert world.n3.phase() == "run" and world.did() == []
 
 
@@ -953,11 +953,11 @@ def test_destination_reports_none_only_after_its_start_has_ended(world):
     """It may hold the node before any journal records that."""
     lock = take_lock(world.n3.paths.job_lock(JOB), 0.0)
     try:
-        assert settled(world, world.uuid) == "comes"
+        assert resolved(world, world.uuid) == "comes"
         assert world.did() == []
     finally:
         os.close(lock)
-    assert settled(world, world.uuid) == "none"
+    assert resolved(world, world.uuid) == "none"
     assert world.did() == [f"let go {JOB} n3"]
 
 
@@ -1012,9 +1012,9 @@ def test_watcher_starts_a_pending_step_once(world):
     world.dies = "after send"
     migrate(world)
     moves = migration_watch.MigrationWatcher(Path("/etc/x"), every=0.0)
-    moves.look(world.n2.paths, RunningJobs(world.n2.paths).jobs())
+    moves.poll(world.n2.paths, RunningJobs(world.n2.paths).jobs())
     (child,) = moves._work.values()
-    moves.look(world.n2.paths, RunningJobs(world.n2.paths).jobs())
+    moves.poll(world.n2.paths, RunningJobs(world.n2.paths).jobs())
     assert list(moves._work.values()) == [child]
     assert child.wait() == ""
     assert assert_on_target(world)
@@ -1025,7 +1025,7 @@ def test_watcher_starts_nothing_while_the_migration_is_locked(world):
     migrate(world)
     moves = migration_watch.MigrationWatcher(Path("/etc/x"), every=0.0)
     with migration_record.lock_migration(world.n2.paths, KEY):
-        moves.look(world.n2.paths, RunningJobs(world.n2.paths).jobs())
+        moves.poll(world.n2.paths, RunningJobs(world.n2.paths).jobs())
     assert not moves._work
 
 
@@ -1151,7 +1151,7 @@ def test_command_on_another_node_names_the_right_nodes(world, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "question", [b"", b"[]", b'{"ask": "x", "job": "4", "key": "4.0"}', b'{"ask": "settle"}',
+    "question", [b"", b"[]", b'{"ask": "x", "job": "4", "key": "4.0"}', b'{"ask": "resolve"}',
                  b'{"ask": "gone", "job": "4", "key": "../4", "node": "n2", "to": "n3"}',
                  b'{"ask": "gone", "job": "4", "key": "42.0", "node": "n2", "to": "n3"}']
 )  # fmt: skip

@@ -30,8 +30,8 @@ def way(tmp_path):
 
 def test_answer_of_another_node_is_parsed(way):
     echo = way("print(json.dumps({'answer': [sys.argv[1:3], json.load(sys.stdin)]}))")
-    (node, _), what = reach.ask(CONFIG, echo, "n3", {"ask": "settle"})
-    assert (node, what) == ("n3", {"ask": "settle"})
+    (node, _), what = reach.ask(CONFIG, echo, "n3", {"ask": "resolve"})
+    assert (node, what) == ("n3", {"ask": "resolve"})
 
 
 @pytest.mark.parametrize(

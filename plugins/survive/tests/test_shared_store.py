@@ -214,7 +214,7 @@ def test_node_that_gave_up_is_not_awaited(gates):
 
 
 def test_failed_start_of_another_node_or_guest_is_reported(gates, alive, monkeypatch):
-    monkeypatch.setattr(shared_store, "_LOOK", 0.2)
+    monkeypatch.setattr(shared_store, "_POLL", 0.2)
     first = [waiting(gates, 0) for _ in range(2)]
     time.sleep(0.3)
     gates.files[1].release()

@@ -38,7 +38,7 @@ class BatchNodeDouble:
 
 @pytest.fixture(autouse=True)
 def _short_waits(monkeypatch):
-    monkeypatch.setattr(turn, "_LOOK", 0.001)
+    monkeypatch.setattr(turn, "_POLL", 0.001)
 
 
 def gets_turn(node, most):

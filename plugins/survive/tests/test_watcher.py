@@ -93,10 +93,10 @@ def phases(job):
     return [mark.name for mark in read(job.journal.path).phases if mark.guest is None]
 
 
-def settle(loop):
+def poll_until_idle(loop):
     """Run the watcher until nothing is being changed."""
-    loop.look()
-    eventually(lambda: loop.look() or all(w.change is None for w in loop.jobs.values()))
+    loop.poll()
+    eventually(lambda: loop.poll() or all(w.change is None for w in loop.jobs.values()))
 
 
 def request_answer(loop, job, word):
@@ -104,9 +104,9 @@ def request_answer(loop, job, word):
     said = []
     path = request.path_of(loop.paths, job.key)
     thread = threading.Thread(target=lambda: said.append(request.ask(path, job.kept, word, 60.0)))
-    loop.look()
+    loop.poll()
     thread.start()
-    eventually(lambda: loop.look() or said)
+    eventually(lambda: loop.poll() or said)
     thread.join()
     return said[0]
 
@@ -114,7 +114,7 @@ def request_answer(loop, job, word):
 def by(loop):
     """Run another watcher, as after a kill; return it."""
     later = WatcherLoop(loop.paths, loop.batch)
-    settle(later)
+    poll_until_idle(later)
     return later
 
 
@@ -152,16 +152,16 @@ def test_request_is_answered_after_guests_on_other_nodes_have_followed(loop, pat
         words.append((of.job.key, word))
         return Child(passes, 60.0)
 
-    loop.moves = SimpleNamespace(forward_request=pass_on, look=lambda *_: None)
+    loop.moves = SimpleNamespace(forward_request=pass_on, poll=lambda *_: None)
     path, said = request.path_of(paths, job.key), []
-    loop.look()
+    loop.poll()
     asks = lambda: said.append(request.ask(path, job.kept, "suspend", 60.0))  # noqa: E731
     thread = threading.Thread(target=asks)
     thread.start()
-    eventually(lambda: loop.look() or phases(job)[-1] == "paused")
+    eventually(lambda: loop.poll() or phases(job)[-1] == "paused")
     assert not said, "its own guests stand still meanwhile"
     over.touch()
-    eventually(lambda: loop.look() or said)
+    eventually(lambda: loop.poll() or said)
     thread.join()
     assert said == [wrong] and words == [(job.key, "suspend")]
     loop.moves = None
@@ -191,8 +191,8 @@ def test_change_interrupted_by_a_kill_is_repeated(loop, paths, domains, dies):
     domains.dies = ""
     before = len(domains.did())
     later = by(loop)
-    eventually(lambda: later.look() or len(domains.did()) > before)
-    settle(later)
+    eventually(lambda: later.poll() or len(domains.did()) > before)
+    poll_until_idle(later)
     assert domains.did()[-1] == dies
     assert phases(job)[-1] == ("paused" if dies == "suspend" else "run")
     shut(later)
@@ -204,8 +204,8 @@ def test_failed_resume_is_retried(loop, paths, domains):
     domains.fails = "resume"
     assert request_answer(loop, job, "resume") == "resume: QEMU hangs"
     domains.fails = ""
-    eventually(lambda: loop.look() or domains.did()[-2:] == ["resume"] * 2)
-    settle(loop)
+    eventually(lambda: loop.poll() or domains.did()[-2:] == ["resume"] * 2)
+    poll_until_idle(loop)
 
 
 def test_guests_are_paused_with_the_job_shell_and_keep_their_cpus(loop, paths, domains):
@@ -215,22 +215,22 @@ def test_guests_are_paused_with_the_job_shell_and_keep_their_cpus(loop, paths, d
     lock.touch(mode=0o400)
     with subprocess.Popen([sys.executable, "-c", HOLDS, lock], stdout=subprocess.PIPE) as shell:
         assert shell.stdout.readline() == b"locked\n"
-        settle(loop)
+        poll_until_idle(loop)
         assert domains.did() == [] and not any(loop.reasons)
         shell.send_signal(signal.SIGSTOP)
-        eventually(lambda: loop.look() or phases(job)[-1] == "paused")
+        eventually(lambda: loop.poll() or phases(job)[-1] == "paused")
         assert not read(job.journal.path).is_suspended and loop.reasons[-1]
-        settle(loop)
+        poll_until_idle(loop)
         loop.lives[job.id] = JobState.SUSPENDED  # the batch system's suspend is independent
-        settle(loop)
+        poll_until_idle(loop)
         assert read(job.journal.path).is_suspended
         assert "suspended by the batch system" in request_answer(loop, job, "resume")
         shell.send_signal(signal.SIGCONT)
-        settle(loop)
+        poll_until_idle(loop)
         assert phases(job)[-1] == "suspended" and loop.reasons[-1]
         loop.lives[job.id] = JobState.ALIVE
-        eventually(lambda: loop.look() or phases(job)[-1] == "run")
-        settle(loop)
+        eventually(lambda: loop.poll() or phases(job)[-1] == "run")
+        poll_until_idle(loop)
         shell.kill()
 
 
@@ -238,12 +238,12 @@ def test_hold_applies_to_the_node_that_runs_the_script(loop, paths, domains):
     here, other = started(paths), started(paths, nodes=("n2", "n1"), job_id="43.srv")
     seen = []
     loop.batch.held = {here.id, other.id}
-    loop.holds = SimpleNamespace(look=lambda jobs, held: seen.append((jobs, held)))
+    loop.holds = SimpleNamespace(poll=lambda jobs, held: seen.append((jobs, held)))
     lock = paths.job_shell(here.key)
     lock.touch(mode=0o400)
     with subprocess.Popen([sys.executable, "-c", HOLDS, lock], stdout=subprocess.PIPE) as shell:
         assert shell.stdout.readline() == b"locked\n"
-        settle(loop)
+        poll_until_idle(loop)
         shell.kill()
     jobs, held = seen[-1]
     assert [job.job.id for job in jobs] == [here.id] and held == {here.id, other.id}
@@ -257,27 +257,27 @@ def test_lock_held_by_another_process_does_not_keep_guests_running(loop, paths, 
     with subprocess.Popen([sys.executable, "-c", HOLDS, lock], stdout=subprocess.PIPE) as other:
         assert other.stdout.readline() == b"locked\n"
         loop.lives[job.id] = JobState.SUSPENDED
-        settle(loop)
+        poll_until_idle(loop)
         assert phases(job)[-1] == "suspended"
         other.kill()
 
 
 def test_other_nodes_follow_the_state_of_the_batch_system(loop, paths, domains):
     job = started(paths, nodes=("n1", "n2"))
-    settle(loop)
+    poll_until_idle(loop)
     assert loop.reasons[-1] and phases(job)[-1] == "run"
     loop.lives[job.id] = JobState.SUSPENDED
-    settle(loop)
+    poll_until_idle(loop)
     assert phases(job)[-1] == "suspended"
     loop.lives[job.id] = JobState.ALIVE
-    settle(loop)
+    poll_until_idle(loop)
     assert phases(job)[-1] == "run"
 
 
 def test_unknown_state_after_a_restart_changes_nothing(loop, paths, domains):
     job = started(paths, nodes=("n1", "n2"))
     loop.lives[job.id] = JobState.SUSPENDED
-    settle(loop)
+    poll_until_idle(loop)
     shut(loop)
     loop.lives.clear()
     later = by(loop)
@@ -290,10 +290,10 @@ def test_state_of_the_batch_system_overrides_the_owner(loop, paths, domains):
     assert request_answer(loop, job, "suspend") == ""
     assert not read(job.journal.path).is_suspended
     loop.lives[job.id] = JobState.SUSPENDED
-    settle(loop)
+    poll_until_idle(loop)
     assert read(job.journal.path).is_suspended
     loop.lives[job.id] = JobState.ALIVE
-    settle(loop)
+    poll_until_idle(loop)
     assert phases(job)[-1] == "paused"
     assert set(domains.did()) == {"suspend"}
 
@@ -304,8 +304,8 @@ def test_failed_suspend_is_reported_and_all_guests_resume(loop, paths, domains):
     assert request_answer(loop, job, "suspend") == "suspend: QEMU hangs"
     assert phases(job)[-1] == "run" and set(domains.did()) == {"resume"}
     domains.fails = ""
-    eventually(lambda: loop.look() or phases(job)[-1] == "paused")
-    settle(loop)
+    eventually(lambda: loop.poll() or phases(job)[-1] == "paused")
+    poll_until_idle(loop)
 
 
 def test_hanging_job_does_not_delay_others(loop, paths, domains, monkeypatch):
@@ -321,11 +321,11 @@ def test_hanging_job_does_not_delay_others(loop, paths, domains, monkeypatch):
 
     monkeypatch.setattr(hypervisor, "suspend_domain", suspend)
     (paths.job_state(hangs.key) / watcher.ASKED).touch()
-    loop.look()
+    loop.poll()
     assert request_answer(loop, other, "suspend") == ""
     assert (phases(hangs)[-1], phases(other)[-1]) == ("run", "paused")
     os.write(told, b"xx")
-    settle(loop)
+    poll_until_idle(loop)
     assert phases(hangs)[-1] == "paused"
 
 
@@ -353,7 +353,7 @@ def test_journal_entries_per_user_requests_are_limited(loop, paths, domains, mon
     assert request_answer(loop, job, "resume") == ""
     assert "further requests are ignored" in request_answer(loop, job, "suspend")
     loop.lives[job.id] = JobState.SUSPENDED  # its batch system may
-    settle(loop)
+    poll_until_idle(loop)
     assert phases(job)[-1] == "suspended"
 
 
@@ -361,17 +361,17 @@ def test_starting_or_ending_job_is_skipped(loop, paths, domains):
     job = started(paths)
     job.journal.phase("teardown")
     (paths.job_state(job.key) / watcher.ASKED).touch()
-    settle(loop)
+    poll_until_idle(loop)
     assert loop.jobs == {} and domains.did() == []
 
 
 def test_watcher_polls_often_once_a_job_starts(loop, paths):
     """Also while its guests boot: entries in the journal do not wake the watcher."""
-    loop.look()
+    loop.poll()
     assert loop.pause(0.5) == watcher._IDLE
     job = started(paths)
     job.journal.phase("boot")
-    loop.look()
+    loop.poll()
     assert loop.jobs == {} and loop.pause(0.5) == 0.5
     job.end()
     assert loop.pause(0.5) == watcher._IDLE

@@ -49,9 +49,9 @@ def answer(here: ThisNode, question: bytes, more: IO[bytes], first: IO[bytes]) -
         what, job_id, key = str(asked["ask"]), str(asked["job"]), str(asked["key"])
         if not _KEY.fullmatch(key) or key.rpartition(".")[0] != job_id:
             raise ValueError(key)
-        if what == "settle":
+        if what == "resolve":
             theirs = {str(uuid): str(does) for uuid, does in asked["guests"].items()}
-            said: Any = settle_guests(here, job_id, key, str(asked["node"]), theirs)
+            said: Any = resolve_guests(here, job_id, key, str(asked["node"]), theirs)
         elif what == "disk":
             uuid, awaited = str(asked["guest"]), partial(_is_awaited, here, key)
             said = migrate_disk.receive(here.paths, here.node.uri, key, uuid, awaited, more, first)
@@ -75,7 +75,7 @@ def _guests(asked: Mapping[str, Any]) -> list[dict[str, Any]]:
     return [{"rank": int(g["rank"]), "hostname": str(g["hostname"])} for g in asked["guests"]]
 
 
-def settle_guests(
+def resolve_guests(
     here: ThisNode, job_id: str, key: str, node: str, theirs: Mapping[str, str]
 ) -> dict[str, str]:
     """Return which guests of a migration this node owns, in answer to the source node.

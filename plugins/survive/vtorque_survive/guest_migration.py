@@ -23,7 +23,7 @@ from vtorque_survive.saving import GuestData, own_disks
 MOVES = "moves"
 """The phase of a job while its guests migrate to another node."""
 
-_LOOK = 0.1  # seconds; libvirt sends no event when it has migrated a guest
+_POLL = 0.1  # seconds; libvirt sends no event when it has migrated a guest
 
 
 @dataclass(frozen=True)
@@ -104,7 +104,7 @@ def await_state(uri: str, uuid: str, seconds: float) -> State:
     while domains.is_busy(uri, uuid):
         if time.monotonic() >= until:
             raise HostFault("libvirt is still migrating the guest")
-        time.sleep(_LOOK)
+        time.sleep(_POLL)
     return domains.domain_state(uri, uuid)
 
 

@@ -87,7 +87,7 @@ class HealthWatcher:
         self._back: Child | None = None
         self._ended = True  # a drain of an earlier watcher may have been killed
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Run the health command when due, and drain an unhealthy node."""
         if not self._settings.health_command:
             return

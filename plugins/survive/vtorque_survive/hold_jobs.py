@@ -49,7 +49,7 @@ class HoldWatcher:
         self._config = config
         self._begun: dict[str, Child | None] = {}
 
-    def look(self, jobs: Collection[RunningJob], held: Collection[str]) -> None:
+    def poll(self, jobs: Collection[RunningJob], held: Collection[str]) -> None:
         """Start a process for each newly held job."""
         for key, child in self._begun.items():
             if child is not None and child.check():

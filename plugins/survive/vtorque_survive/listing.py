@@ -28,7 +28,7 @@ _MOST = 4096  # bytes of a user's requests that are read at a time
 _BEGINS = 10.0  # seconds for a new job's watcher to open the FIFO
 _REMOVES = 300.0  # seconds to remove a checkpoint
 _AGAIN = 60.0  # seconds between two updates of lists, if other nodes save to the directory
-_LOOK = 0.1  # seconds between two checks
+_POLL = 0.1  # seconds between two checks
 
 
 @dataclass(frozen=True)
@@ -126,7 +126,7 @@ def ask(paths: Paths, uid: int, name: str, seconds: float) -> None:
                 f"no vTorque process reads {fifo}. It runs only while a job with guests is "
                 "on this node: retry then, or ask your administrator to remove the checkpoint"
             )
-        time.sleep(_LOOK)  # no event reports a new reader of a FIFO
+        time.sleep(_POLL)  # no event reports a new reader of a FIFO
     until = time.monotonic() + seconds
     while any(each.id == name for each in read_list(paths, uid)):
         if time.monotonic() >= until:
@@ -134,7 +134,7 @@ def ask(paths: Paths, uid: int, name: str, seconds: float) -> None:
                 f"the removal of checkpoint {name} is not finished yet; vmgr checkpoints "
                 "shows when it is"
             )
-        time.sleep(_LOOK)  # only root can read, and so watch, the directory
+        time.sleep(_POLL)  # only root can read, and so watch, the directory
 
 
 def _write_line(fifo: Path, line: str) -> bool:
@@ -184,7 +184,7 @@ class RemovalWatcher:
         self._again, self._pause = 0.0, _AGAIN if shared else float("inf")
         self._child: Child | None = None
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Read new requests, and start the next removal."""
         if self._top is None:
             return

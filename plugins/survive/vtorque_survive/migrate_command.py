@@ -15,9 +15,9 @@ from vtorque_survive import arrival, migration
 @click.command(short_help="Migrate a job's running guests to another node; root only.")
 @click.argument("job_id", metavar="JOB")
 @click.option("--to", required=True, metavar="NODE", help="The destination node.")
-@click.option("--settle", is_flag=True, hidden=True)
+@click.option("--resolve", is_flag=True, hidden=True)
 @click.pass_obj
-def migrate(config: Path, job_id: str, to: str, settle: bool) -> None:
+def migrate(config: Path, job_id: str, to: str, resolve: bool) -> None:
     """Migrate the guests that a job has on this node to another node. Root only.
 
     Guests on the job's first node cannot be migrated, because the job shell runs there. Needs
@@ -29,8 +29,8 @@ def migrate(config: Path, job_id: str, to: str, settle: bool) -> None:
         raise UsageError("vmgr migrate needs root's privileges")
     try:
         here = migration.ThisNode.from_config(config)
-        if settle:
-            migration.settle_all(here, job_id)
+        if resolve:
+            migration.resolve_all(here, job_id)
         else:
             migration.migrate(here, job_id, to)
     except VtorqueError as error:

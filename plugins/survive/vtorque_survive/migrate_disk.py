@@ -39,7 +39,7 @@ _LINE = 1 << 16  # bytes of an answer
 REST = 300.0
 """Seconds for the changes, which are sent while the guest is paused."""
 _WAIT = 60.0  # seconds for each part to be accepted, and for an answer
-_LOOK = 0.5  # seconds
+_POLL = 0.5  # seconds
 
 
 @contextmanager
@@ -117,7 +117,7 @@ def _exchange(
     answered, at = threading.Event(), time.monotonic()
 
     def watch_answer() -> None:
-        while not answered.wait(_LOOK):
+        while not answered.wait(_POLL):
             if stop() or time.monotonic() >= at + _WAIT:
                 _end(there)
 

@@ -1,7 +1,7 @@
 """``vmgr migrate``: live-migrate a job's guests to another node. Runs as root, on the source node.
 
 Exactly one node owns a guest: the destination once the guest runs there, otherwise the source. To
-recover from an interrupted migration, :func:`settle` waits until the local libvirt has finished,
+recover from an interrupted migration, :func:`resolve` waits until the local libvirt has finished,
 then asks the destination:
 
 - A paused guest here is ended if it runs on the destination, and resumed if it does not exist
@@ -50,7 +50,7 @@ from vtorque_survive.settings import Settings
 _READY = 90.0  # seconds besides start_timeout, for the placeholder job
 _TIME, _FIRST, _SLOWEST = 3600.0, 60.0, 10.0  # seconds; then MiB a second
 _DISK = 1800.0  # seconds for a guest's own disk; the receiver waits longer
-_COMES, _LOOK = 60.0, 1.0  # seconds until an undecided guest has arrived or not; and between polls
+_COMES, _POLL = 60.0, 1.0  # seconds for an undecided guest to arrive; between polls
 _AT_ONCE = 4  # libvirtd allows 5 calls per connection (max_client_requests); one must cancel
 _ENDS = 5.0  # seconds between two checks whether the job ends
 CHECKPOINT = "to restart the job on another node, use vmgr checkpoint --stop and vsub -vm resume=ID"
@@ -133,13 +133,13 @@ def migrate(here: ThisNode, job_id: str, to: str) -> None:
         move = Move.read(here.paths, job.job.key)
         if move is None or move.phase == AWAY:
             raise HostFault(why)
-        _settle(here, move, why)
+        _resolve(here, move, why)
 
 
 def _has_migrated(here: ThisNode, before: Move, to: str) -> bool:
     """Finish or undo an interrupted migration. Return whether all guests are on the node ``to``."""
     try:
-        settle(here, before)
+        resolve(here, before)
     except HostFault:
         if Move.read(here.paths, before.key) is not None:  # the owner is unknown
             raise
@@ -256,7 +256,7 @@ def _send_all(
         done, left = wait(sends, return_when=FIRST_EXCEPTION)
         while left:  # repeat: canceling has no effect before libvirt sends
             _abort_sending(job)
-            left = wait(left, _LOOK).not_done
+            left = wait(left, _POLL).not_done
     for error in errors:
         raise error
     for each in done:
@@ -386,15 +386,15 @@ def _answer(
     return found
 
 
-def settle_all(here: ThisNode, job_id: str) -> None:
+def resolve_all(here: ThisNode, job_id: str) -> None:
     """Finish or undo a job's interrupted migrations, except those that a process works on."""
     for move in migration_record.all_moves(here.paths):
         if move.job == job_id and move.phase != AWAY:
             with suppress(Busy):
-                settle(here, move)
+                resolve(here, move)
 
 
-def settle(here: ThisNode, move: Move) -> None:
+def resolve(here: ThisNode, move: Move) -> None:
     """Determine which node owns the guests of an unfinished migration, and finish or undo it.
 
     Raises:
@@ -402,13 +402,13 @@ def settle(here: ThisNode, move: Move) -> None:
         HostFault: If guests are still on this node, or the owner is unknown.
     """
     # The watcher briefly locks it.
-    with migration_record.lock_migration(here.paths, move.key, _LOOK):
+    with migration_record.lock_migration(here.paths, move.key, _POLL):
         found = Move.read(here.paths, move.key)
         if found is not None:
-            _settle(here, found, "the migration was interrupted")
+            _resolve(here, found, "the migration was interrupted")
 
 
-def _settle(here: ThisNode, move: Move, why: str) -> None:
+def _resolve(here: ThisNode, move: Move, why: str) -> None:
     shutil.rmtree(_find_bridge(here, move.key), ignore_errors=True)  # of a killed process
     if move.phase == migration_record.EITHER:
         job = here.job(move.job)
@@ -447,7 +447,7 @@ def _migrated_guests(here: ThisNode, move: Move, job: RunningJob, why: str) -> s
         raise HostFault("the job's resources on this node are being released")
     # Without the job's lock, which an epilogue may need. No other process migrates these guests.
     mine = {uuid: guest_migration.await_state(move.uri, uuid, _TIME) for uuid in move.guests}
-    on_step("settled")
+    on_step("resolved")
     if why and guest_migration.disks(here.paths, move.key):
         _resume_guests(here, job, mine)
     try:
@@ -494,7 +494,7 @@ def _resume_guests(here: ThisNode, job: RunningJob, mine: dict[str, domains.Stat
 def _ask_peer(here: ThisNode, move: Move, mine: Mapping[str, str]) -> dict[str, str]:
     """Ask the destination where each guest is. ``mine`` are their states on this node, by UUID."""
     until = time.monotonic() + _COMES
-    what: dict[str, Any] = {"ask": "settle", "job": move.job, "key": move.key, "node": move.to}
+    what: dict[str, Any] = {"ask": "resolve", "job": move.job, "key": move.key, "node": move.to}
     what["guests"] = dict.fromkeys(move.guests, "") | dict(mine)
     while True:
         said = dict(reach.ask(here.config, here.settings, move.to, what))
@@ -502,7 +502,7 @@ def _ask_peer(here: ThisNode, move: Move, mine: Mapping[str, str]) -> dict[str, 
             return said
         if time.monotonic() >= until:
             raise HostFault(f"{move.to} does not know yet whether the guests have arrived")
-        time.sleep(_LOOK)
+        time.sleep(_POLL)
 
 
 def _split_job(here: ThisNode, move: Move) -> None:

@@ -137,7 +137,7 @@ def is_locked(paths: Paths, key: str) -> bool:
     """Return whether another process holds the lock on a migration. Needs root.
 
     Acquires the lock for a moment. Returns False if an error prevents this: the caller then
-    settles the migration, which reports the error.
+    resolves the migration, which reports the error.
     """
     try:
         with lock_migration(paths, key):

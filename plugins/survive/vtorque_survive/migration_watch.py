@@ -49,7 +49,7 @@ class MigrationWatcher:
     _at: float = float("-inf")
     _asked: float = float("-inf")
 
-    def look(self, paths: Paths, jobs: Iterable[RunningJob]) -> None:
+    def poll(self, paths: Paths, jobs: Iterable[RunningJob]) -> None:
         """Reap ended processes and start the next ones."""
         for key in [key for key, child in self._work.items() if child.check()]:
             if error := self._work.pop(key).error:
@@ -65,7 +65,7 @@ class MigrationWatcher:
             if each.phase != AWAY:
                 del here[each.key]
                 if each.key not in self._work and not is_locked(paths, each.key):
-                    self._work[each.key] = Child(partial(settle_detached, self.config, each), _TIME)
+                    self._work[each.key] = Child(partial(run_resolve, self.config, each), _TIME)
         if here and "" not in self._work:
             seldom = now - self._asked >= _SELDOM
             self._asked = now if seldom else self._asked
@@ -80,13 +80,13 @@ class MigrationWatcher:
         return Child(lambda: _forward(self.config, job, nodes, word), _PASSES) if nodes else None
 
 
-def settle_detached(config: Path, found: migration_record.Move) -> None:
-    """Settle a migration in its own process, because releasing the job may end the watcher.
+def run_resolve(config: Path, found: migration_record.Move) -> None:
+    """Resolve a migration in its own process, because releasing the job may end the watcher.
 
     Raises:
-        HostFault: If the migration cannot be settled now.
+        HostFault: If the migration cannot be resolved now.
     """
-    argv = service.vmgr(config, "migrate", "--settle", "--to", found.to, "--", found.job)
+    argv = service.vmgr(config, "migrate", "--resolve", "--to", found.to, "--", found.job)
     done = subprocess.run(
         argv, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
         start_new_session=True, check=False,

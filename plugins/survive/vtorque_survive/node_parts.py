@@ -26,7 +26,7 @@ from vtorque_survive.stored import Manifest, Store, sync
 
 ASKS, WHY, ENDS = "asks.json", "why", "ends"
 STILL, DONE, _HAS = "still", "done", "json"  # suffixes of a node's files
-_LOOK = 0.1  # seconds; other nodes send no events
+_POLL = 0.1  # seconds; other nodes send no events
 _TIME = 60.0  # seconds for one read of other nodes' requests
 
 
@@ -129,7 +129,7 @@ class NodePart:
                 return
             if time.time() >= until:
                 raise HostFault(f"{', '.join(missing)}: {why}")
-            time.sleep(_LOOK)
+            time.sleep(_POLL)
 
     def end(self) -> None:
         """Record that the job's first guest ends. Other nodes can no longer abandon the checkpoint.
@@ -155,7 +155,7 @@ class NodePart:
                 raise self._abandon_error()
             if time.time() >= (longest if (self._part / ENDS).exists() else until):
                 raise HostFault(f"{self.nodes[0]} did not complete the checkpoint in time")
-            time.sleep(_LOOK)
+            time.sleep(_POLL)
 
     def is_written(self) -> bool:
         """Return whether this node's part is complete, but perhaps not yet synced."""

@@ -30,7 +30,7 @@ from vtorque_survive import domains
 
 _MOST, _TELLS = 1 << 20, 30.0  # bytes of the sender's line, and seconds for it
 _ARRIVES = 3660.0  # seconds for a guest: more than for the sender, less than for the core
-_LOOK = 0.05  # seconds; libvirt's events would need its event loop
+_POLL = 0.05  # seconds; libvirt's events would need its event loop
 log = logging.getLogger(__name__)
 
 
@@ -146,7 +146,7 @@ class _Sender:
                 self.send_answer(xml=self._ready)
         ready, until = time.monotonic() + node.start_timeout, time.monotonic() + _ARRIVES
         while not self.awaits or domains.domain_state(node.uri, uuid) != "runs":
-            self._require_sender(_LOOK)
+            self._require_sender(_POLL)
             if not self.awaits and (failed.is_set() or time.monotonic() >= ready):
                 raise HostFault("another guest of the job is not ready to arrive")
             if time.monotonic() >= until:

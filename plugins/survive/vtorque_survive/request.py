@@ -31,7 +31,7 @@ _LINE = re.compile(rb"(suspend|resume|checkpoint|save) ([0-9a-f]{16}) ([0-9]{1,9
 _MOST = 4096  # bytes that are read at a time; the rest is dropped
 _LAST = 5.0  # seconds for the answer once the job has ended
 _BEGINS = 60.0  # seconds until a watcher listens for a new job
-_LOOK = 0.05  # seconds between two checks for a new job's FIFO
+_POLL = 0.05  # seconds between two checks for a new job's FIFO
 
 
 def path_of(paths: Paths, key: str) -> Path:
@@ -135,7 +135,7 @@ def _open_fifo(path: Path, place: Place, events: int, until: float) -> int:
                 number = os.open(path, flags)
             except OSError as error:
                 number = -(error.errno or errno.EIO)
-                time.sleep(_LOOK)  # only root can watch the directory
+                time.sleep(_POLL)  # only root can watch the directory
         if number != -errno.ENOENT:
             os.write(told, b"%d" % number)
 

@@ -22,7 +22,7 @@ from vtorque_core.live.locked_job import SPARE, JournalState, LockedJob
 from vtorque_survive import domains
 
 _BREAKS_OFF = 5.0  # seconds for libvirt to abort: half of what domains.abort_operation waits
-_LOOK = 0.1  # seconds; libvirt sends no event when it has saved a guest
+_POLL = 0.1  # seconds; libvirt sends no event when it has saved a guest
 
 
 @dataclass(frozen=True)
@@ -139,7 +139,7 @@ def save(paths: Paths, job: RunningJob, guest: RunningGuest, file: Path, seconds
     """
     until = time.monotonic() + seconds
     while domains.is_busy(guest.uri, guest.uuid) and time.monotonic() < until:
-        time.sleep(_LOOK)
+        time.sleep(_POLL)
     if not has_domain(guest):
         return
     with libvirt_operation(paths, job, guest, seconds, threading.Event(), seconds):

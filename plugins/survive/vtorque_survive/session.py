@@ -15,7 +15,7 @@ from vtorque_core.api import HostFault, Refused
 from vtorque_core.api.children import wait_readable
 
 _LEAVES = 20.0  # seconds for the job shell to write its state
-_LOOK = 0.05  # seconds between two reads of a FIFO without a writer
+_POLL = 0.05  # seconds between two reads of a FIFO without a writer
 _MOST = 96 << 20  # bytes of the state: twice what a session may have in flight
 
 
@@ -59,7 +59,7 @@ def _line(fifo: Path) -> bytes:
                 if begins and said.endswith(b"\n"):
                     return line
                 said.clear()  # the rest of a killed writer or reader
-                time.sleep(_LOOK)
+                time.sleep(_POLL)
             if len(said) > _MOST:
                 raise HostFault("the job shell's answer is too long")
     finally:

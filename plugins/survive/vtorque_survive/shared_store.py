@@ -38,7 +38,7 @@ _OWN = {
 SEEN = ".vtorque-checkpoints"
 """A marker file in the shared directory. It is missing if the directory is not mounted."""
 
-_OVER, _LOOK = 60.0, 5.0  # seconds for a job on another node to end, and between two queries
+_OVER, _POLL = 60.0, 5.0  # seconds for another node's job to end; between polls
 _READ = 30.0  # seconds to read the addresses of all checkpoints
 _GATE = 0.1  # seconds; other nodes send no events
 _LOCK = 10.0  # seconds for another job of the user to release the lock
@@ -179,7 +179,7 @@ class Gate:
                 with _lock_file(self._mine, "write"):
                     self._write(ready=True)
         seen: set[str] = set()
-        asks = time.monotonic() + _LOOK
+        asks = time.monotonic() + _POLL
         while self._missing_nodes(seen) or self._recheck_missing():
             if failed.wait(_GATE):
                 raise HostFault("another guest of the job has failed")
@@ -189,7 +189,7 @@ class Gate:
                 )
             if time.monotonic() >= asks:
                 self._require_active()
-                asks = time.monotonic() + _LOOK
+                asks = time.monotonic() + _POLL
 
     def _require_active(self) -> None:
         config, batch = service.batch_system(self._config)
@@ -264,7 +264,7 @@ def _await_job_end(found: Manifest, job_id: str, node: str, site: Site) -> None:
     while batch.node(config).job_states([job_id])[job_id] is not JobState.GONE:
         if time.monotonic() >= until:
             raise in_use_fault(f"checkpoint {found.id} is in use by job {job_id} on {node}")
-        time.sleep(_LOOK)
+        time.sleep(_POLL)
 
 
 def in_use_fault(text: str, stage: str | None = None) -> HostFault:

@@ -16,7 +16,7 @@ from typing import Protocol, runtime_checkable
 from vtorque_core.api import Refused, VtorqueError
 
 ASKS = "requests a drain: "
-_LOOK, _TIME = 2.0, 60.0  # seconds between two counts, and in total
+_POLL, _TIME = 2.0, 60.0  # seconds between two counts, and in total
 
 
 @runtime_checkable
@@ -88,7 +88,7 @@ def _await_turn(batch: CountingAdapter, most: int) -> None:
         room = max(0, most - (len(nodes) - len(ask)))
         if me not in ask[:room] or time.monotonic() >= until:
             raise _refusal(others)
-        time.sleep(_LOOK)
+        time.sleep(_POLL)
 
 
 def _refusal(others: list[str]) -> Refused:

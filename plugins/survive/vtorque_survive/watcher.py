@@ -38,7 +38,7 @@ from vtorque_survive.migration_watch import MigrationWatcher
 from vtorque_survive.process import NAME
 from vtorque_survive.settings import Settings
 
-_IDLE = 60.0  # seconds between two looks without a job on the node
+_IDLE = 60.0  # seconds between two polls without a job on the node
 _SELDOM = 60.0  # seconds between two queries to the batch system without a reason
 _PAUSE, _LONGEST_PAUSE = 2.0, 60.0  # seconds until a failed change is retried: first, longest
 _BATCH_TIME = 60.0  # seconds for an answer of the batch system
@@ -150,7 +150,7 @@ class WatcherLoop:
     jobs: dict[str, WatchedJob] = field(default_factory=dict)
     _running: RunningJobs | None = None
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Do everything that is due, for each job."""
         for watched in self.jobs.values():
             self._collect(watched)
@@ -164,21 +164,21 @@ class WatcherLoop:
             except Exception as error:  # e.g. a full disk, or a bug
                 self._note_failure(watched, f"{type(error).__name__}: {error}")
         if self.wishes is not None:
-            self.wishes.look()
+            self.wishes.poll()
         if self.health is not None:
-            self.health.look()
+            self.health.poll()
         if self.moves is not None and self._running is not None:
-            self.moves.look(self.paths, self._running.jobs())
+            self.moves.poll(self.paths, self._running.jobs())
         if self.holds is not None:
             here = [watched.job for watched in self.jobs.values() if watched.stopped is not None]
-            self.holds.look(here, self.batch.held)
+            self.holds.poll(here, self.batch.held)
 
-    def pause(self, look: float) -> float:
-        """Return the seconds until the next call of :meth:`look`.
+    def pause(self, interval: float) -> float:
+        """Return the seconds until the next call of :meth:`poll`.
 
         Polling is needed because no event reports the start of a job's script.
         """
-        return look if self._running is None or self._running.jobs() else _IDLE
+        return interval if self._running is None or self._running.jobs() else _IDLE
 
     def wait_descriptors(self) -> list[int]:
         """Return descriptors that become readable when a process for a job ends."""
@@ -344,17 +344,17 @@ def _may_change(watched: WatchedJob) -> bool:
     return watched.stopped or suspend.phase(watched.job) == suspend.SUSPENDED
 
 
-def serve(loop: WatcherLoop, events: int, look: float, needed: Callable[[], bool]) -> None:
+def serve(loop: WatcherLoop, events: int, interval: float, needed: Callable[[], bool]) -> None:
     """Run the loop until the watcher is no longer needed."""
     while needed():
         try:
-            loop.look()
+            loop.poll()
         except Exception:  # a bug must not leave jobs suspended forever
-            log.exception("look")
+            log.exception("poll")
         waiting = select.poll()
         for descriptor in (events, *loop.wait_descriptors()):
             waiting.register(descriptor, select.POLLIN)
-        waiting.poll(loop.pause(look) * 1000)
+        waiting.poll(loop.pause(interval) * 1000)
         with contextlib.suppress(BlockingIOError):
             os.read(events, 1 << 16)
 

@@ -109,7 +109,7 @@ class JobMeter:
             os.close(self._series)
             self._series = -1
 
-    def look(self, job: RunningJob) -> None:
+    def update(self, job: RunningJob) -> None:
         """Update the guests from the journal."""
         self.job = job
         for guest in job.guests:
@@ -214,7 +214,7 @@ class SamplerLoop:
         for key, job in found.items():
             if key not in self.jobs:
                 self.jobs[key] = JobMeter(job)
-            self.jobs[key].look(job)
+            self.jobs[key].update(job)
 
 
 def serve(

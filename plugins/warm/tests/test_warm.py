@@ -164,7 +164,7 @@ def made_keeper(tmp_path, monkeypatch):
 
 def test_service_boots_guests_one_by_one_and_then_pauses(made_keeper):
     for expected in (1, 2, 2):
-        assert made_keeper.keeper.look()
+        assert made_keeper.keeper.poll()
         assert len(made_keeper.there) == expected
     noted = json.loads((made_keeper.there[0].directory / NOTE).read_text())
     assert noted["shape"] == SHAPE
@@ -173,28 +173,28 @@ def test_service_boots_guests_one_by_one_and_then_pauses(made_keeper):
 
 def test_no_guest_is_booted_during_the_start_of_a_job(made_keeper):
     made_keeper.jobs = [SimpleNamespace(phases=(("plan", 1.0), ("boot", service.time.time())))]
-    made_keeper.keeper.look()
+    made_keeper.keeper.poll()
     assert made_keeper.there == []
     made_keeper.jobs = [
         SimpleNamespace(phases=(("run", 1.0),)),
         SimpleNamespace(phases=(("boot", 1.0),)),  # killed long ago
     ]
-    made_keeper.keeper.look()
+    made_keeper.keeper.poll()
     assert len(made_keeper.there) == 1
 
 
 def test_memory_reclaimed_by_jobs_is_left_to_them_for_growing_times(made_keeper):
     def starts(*, takes=False):
-        made_keeper.keeper.look(), made_keeper.keeper.look(), made_keeper.keeper.look()
+        made_keeper.keeper.poll(), made_keeper.keeper.poll(), made_keeper.keeper.poll()
         assert len([each for each in made_keeper.there if each.waits]) == 2
         mine = made_keeper.there.pop()
         made_keeper.ended.append(mine.key)
         if takes:
             made_keeper.there.append(WarmGuest(**{**vars_of(mine), "job": "7", "waits": False}))
         made_keeper.jobs = [SimpleNamespace(phases=(("pre-boot", service.time.time()),))]
-        made_keeper.keeper.look()
+        made_keeper.keeper.poll()
         made_keeper.jobs = []
-        made_keeper.keeper.look()
+        made_keeper.keeper.poll()
         return made_keeper.keeper.rests - made_keeper.clock[0]
 
     for rest in (60.0, 120.0, 240.0):
@@ -208,9 +208,9 @@ def test_memory_reclaimed_by_jobs_is_left_to_them_for_growing_times(made_keeper)
 
 
 def test_guest_lost_without_a_starting_job_is_replaced(made_keeper):
-    made_keeper.keeper.look(), made_keeper.keeper.look()
+    made_keeper.keeper.poll(), made_keeper.keeper.poll()
     made_keeper.ended.append(made_keeper.there.pop().key)
-    made_keeper.keeper.look()
+    made_keeper.keeper.poll()
     assert len(made_keeper.there) == 2
 
 
@@ -221,11 +221,11 @@ def test_old_dead_outdated_or_unknown_guest_is_replaced(made_keeper):
         lambda: setattr(made_keeper, "version", "2"),
         lambda: [(each.directory / NOTE).unlink() for each in made_keeper.there],
     ):
-        made_keeper.keeper.look(), made_keeper.keeper.look()
+        made_keeper.keeper.poll(), made_keeper.keeper.poll()
         before = {each.key for each in made_keeper.there}
         assert len(before) == 2
         change()
-        made_keeper.keeper.look()
+        made_keeper.keeper.poll()
         assert not before & {each.key for each in made_keeper.there}
         made_keeper.clock[0] += 1
 
@@ -252,10 +252,10 @@ def test_version_changes_with_qemu_and_its_libvirt_config(tmp_path, monkeypatch,
 
 
 def test_claimed_guest_is_kept(made_keeper):
-    made_keeper.keeper.look()
+    made_keeper.keeper.poll()
     mine = made_keeper.there[0]
     made_keeper.there[0] = WarmGuest(**{**vars_of(mine), "job": "7", "waits": False})
-    made_keeper.keeper.look(), made_keeper.keeper.look(), made_keeper.keeper.look()
+    made_keeper.keeper.poll(), made_keeper.keeper.poll(), made_keeper.keeper.poll()
     assert made_keeper.ended == []
     assert len(made_keeper.there) == 3
 
@@ -269,7 +269,7 @@ def vars_of(spare):
 def test_max_memory_includes_the_qemu_overhead(made_keeper, memory, number):
     made_keeper.settings = Settings(shapes=(f"{SHAPE} min=5 max=5",), max_memory=memory)
     for _ in range(4):
-        made_keeper.keeper.look()
+        made_keeper.keeper.poll()
     assert len(made_keeper.there) == number
     assert sum(each.mib for each in made_keeper.there) <= made_keeper.settings.budget
 
@@ -278,17 +278,17 @@ def test_failed_boot_is_retried_with_growing_pauses_and_reported_by_doctor(made_
     made_keeper.fail = "no image"
     pauses = []
     for _ in range(3):
-        made_keeper.keeper.look()
+        made_keeper.keeper.poll()
         failure = made_keeper.keeper.failures[SHAPE]
         pauses.append(failure.again - made_keeper.clock[0])
-        made_keeper.keeper.look()  # too early
+        made_keeper.keeper.poll()  # too early
         assert made_keeper.keeper.failures[SHAPE].times == failure.times
         made_keeper.clock[0] = failure.again
     assert pauses == [10.0, 20.0, 40.0]
     times, _, why = process.read_status(made_keeper.keeper.paths)["failures"][SHAPE]
     assert (times, why) == (3, "no image")
     made_keeper.fail = ""
-    made_keeper.keeper.look()
+    made_keeper.keeper.poll()
     assert not made_keeper.keeper.failures and len(made_keeper.there) == 1
 
 
@@ -299,7 +299,7 @@ def test_missing_image_is_retried_with_growing_pauses(made_keeper, monkeypatch):
     monkeypatch.setattr(service, "version", gone)
     for times in (1, 2, 3):
         for _ in range(3):
-            assert made_keeper.keeper.look()  # and waits for its return
+            assert made_keeper.keeper.poll()  # and waits for its return
         failure = made_keeper.keeper.failures[SHAPE]
         assert (failure.times, failure.why) == (times, "image micro: No such file or directory")
         made_keeper.clock[0] = failure.again
@@ -308,15 +308,15 @@ def test_missing_image_is_retried_with_growing_pauses(made_keeper, monkeypatch):
 @pytest.mark.parametrize("left", [(), ("img=micro vcpus=2 ram=1G",), (f"{SHAPE} min=0",)])
 def test_failure_of_an_unwanted_shape_is_forgotten(made_keeper, left):
     made_keeper.fail = "no image"
-    made_keeper.keeper.look()
+    made_keeper.keeper.poll()
     assert SHAPE in process.read_status(made_keeper.keeper.paths)["failures"]
     made_keeper.settings, made_keeper.fail = Settings(shapes=left), ""
-    made_keeper.keeper.look()
+    made_keeper.keeper.poll()
     assert process.read_status(made_keeper.keeper.paths)["failures"] == {}
 
 
 def pause_of(made):
-    made.keeper.look()
+    made.keeper.poll()
     return made.keeper.failures[SHAPE].again - made.clock[0]
 
 
@@ -325,7 +325,7 @@ def test_end_of_a_job_that_used_the_memory_shortens_the_pause(made_keeper, why, 
     made_keeper.fail = why
     made_keeper.jobs = [running("7.0"), running("8.0")]
     for _ in range(4):
-        made_keeper.keeper.look()
+        made_keeper.keeper.poll()
         made_keeper.clock[0] = made_keeper.keeper.failures[SHAPE].again
     made_keeper.clock[0] = made_keeper.keeper.failures[SHAPE].at
     made_keeper.jobs += [running("9.0")]
@@ -337,12 +337,12 @@ def test_end_of_a_job_that_used_the_memory_shortens_the_pause(made_keeper, why, 
 def test_changed_config_or_image_ends_the_pause(made_keeper):
     made_keeper.fail = "no"
     for _ in range(4):
-        made_keeper.keeper.look()
+        made_keeper.keeper.poll()
         made_keeper.clock[0] = made_keeper.keeper.failures[SHAPE].again
     made_keeper.clock[0] = made_keeper.keeper.failures[SHAPE].at + 60.0
     assert pause_of(made_keeper) == 20.0
     made_keeper.fail, made_keeper.version = "", "2"
-    made_keeper.keeper.look()
+    made_keeper.keeper.poll()
     assert len(made_keeper.there) == 1 and not made_keeper.keeper.failures
 
 
@@ -351,16 +351,16 @@ def running(key):
 
 
 def test_service_ends_without_wanted_and_running_guests(made_keeper):
-    made_keeper.keeper.look()
+    made_keeper.keeper.poll()
     made_keeper.settings = Settings()
-    assert made_keeper.keeper.look() is False
+    assert made_keeper.keeper.poll() is False
     assert made_keeper.there == []
 
 
 def test_policy_of_a_plugin_selects_the_shapes(made_keeper):
     made_keeper.settings = Settings(max_memory="1G", policy="mine")
     made_keeper.policy = lambda settings, history, now: [(WarmShape("micro", 3, 512), 1)]
-    made_keeper.keeper.look()
+    made_keeper.keeper.poll()
     assert process.read_status(made_keeper.keeper.paths)["wanted"] == {
         "img=micro vcpus=3 ram=512M": 1
     }

@@ -36,7 +36,7 @@ _STARTS = frozenset({"plan", "render domain", "pre-boot", "boot", "ready", "post
 _LONGEST_START = 600.0  # seconds; an older start was killed
 _LONGEST_PAUSE = 600.0
 _HISTORY = 500  # kept jobs that are read
-_LOOK = 5.0  # seconds between two rounds without events
+_POLL = 5.0  # seconds between two rounds without events
 _HISTORY_AGAIN = 60.0  # seconds between two reads of kept jobs
 _IN_USE = "in use by other jobs"  # part of the ledger's message if the node is full
 log = logging.getLogger(NAME)
@@ -79,7 +79,7 @@ class Keeper:
     _history: tuple[float, list[dict[str, Any]]] = (0.0, [])
     _overhead: int = 0  # MiB that QEMU needs besides a guest's RAM
 
-    def look(self) -> bool:
+    def poll(self) -> bool:
         """Do everything that is due; return whether the service is still needed."""
         wanted, settings, versions = self._wanted_guests()
         there = spares.warm_guests(self.paths)
@@ -273,11 +273,11 @@ def serve(keeper: Keeper, events: int, needed: Callable[[], bool]) -> None:
     """Run until no warm guests are wanted or the service is no longer needed."""
     while needed():
         try:
-            if not keeper.look():
+            if not keeper.poll():
                 return
         except VtorqueError as error:  # e.g. an incomplete config, libvirtd restarting
             log.warning("%s", error)
-        select.select([events], [], [], _LOOK)
+        select.select([events], [], [], _POLL)
         time.sleep(0.2)  # events come in bursts
         with contextlib.suppress(BlockingIOError):
             os.read(events, 1 << 16)

@@ -109,11 +109,11 @@ def test_bad_input_is_refused_with_the_limit(tables, stride, tmp_path, monkeypat
     for name, content in FILES.items():
         (tmp_path / name).write_bytes(content)
     monkeypatch.chdir(tmp_path)
-    before = node.look()
+    before = node.observe()
     for text, _, by, says in [row for row in BAD if row[1] == tables][::stride]:
         pairs = [tuple(pair.split("=", 1)) for pair in text.split(",")]
         assert_refused(node, pairs, by, says)
-        assert node.look() == before, text
+        assert node.observe() == before, text
 
 
 def assert_refused(node, pairs, by, says):

@@ -82,23 +82,23 @@ def rig(tmp_path):
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("error", [HostFault("no memory file"), KeyError("a defect")])
 def test_source_that_raises_is_replaced_by_a_cold_boot(rig, method, error):
-    before = rig.look()
+    before = rig.observe()
     faulty = dataclasses.replace(rig, source=Faulty(method, error))
     run = faulty.start()
     assert not run.error, run
     assert len(rig.node.domains()) == 1
     faulty.release()
-    eventually(lambda: rig.look() == before)
+    eventually(lambda: rig.observe() == before)
 
 
 @pytest.mark.parametrize("method", METHODS)
 def test_source_that_raises_without_a_fallback_fails_the_start(rig, method):
-    before = rig.look()
+    before = rig.observe()
     faulty = dataclasses.replace(rig, source=Faulty(method, KeyError("a defect"), fallback=False))
     run = faulty.start()
     assert "boot source faulty: KeyError: 'a defect'" in run.error
     faulty.release()
-    eventually(lambda: rig.look() == before)
+    eventually(lambda: rig.observe() == before)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -122,12 +122,12 @@ def test_source_that_hangs_is_replaced_by_a_cold_boot(tmp_path, monkeypatch, met
         rig = SourceRig(
             node, node.job({"vcpus": "1", "ram": "256M"}), processes, source=HangingSource(method)
         )
-        before = rig.look()
+        before = rig.observe()
         run = rig.start()
         assert not run.error, run
         assert len(node.domains()) == 1
         rig.release()
-        eventually(lambda: rig.look() == before)
+        eventually(lambda: rig.observe() == before)
 
 
 @pytest.mark.parametrize("method", ["", "ready"])
@@ -154,22 +154,22 @@ class OwnDisk(Faulty):
 def test_cold_boot_replaces_the_memory_disk_of_a_failed_source(rig):
     node = rig.node
     wanted = node.job({"vcpus": "1", "ram": "256M", "fs_type": "ramdisk"})
-    before = rig.look()
+    before = rig.observe()
     own = dataclasses.replace(rig, job=wanted, source=OwnDisk())
     run = own.start()
     assert not run.error, run
     assert len(node.domains()) == 1
     own.release()
-    eventually(lambda: rig.look() == before)
+    eventually(lambda: rig.observe() == before)
 
 
 def test_source_is_not_offered_for_a_guest_that_already_has_one(rig):
     """Otherwise a warm guest or a cold boot could replace a restore."""
-    before = rig.look()
+    before = rig.observe()
     restored = SimpleNamespace(vtorque_boot_sources=hookimpl(lambda: [Faulty()]))
     rig.node.plugins.register("other", restored, "vtorque-other 1.0")
     run = dataclasses.replace(rig, source=Faulty("start", HostFault("not this one"))).start()
     rig.node.plugins.unregister("other")
     assert not run.error, run
     rig.release()
-    eventually(lambda: rig.look() == before)
+    eventually(lambda: rig.observe() == before)

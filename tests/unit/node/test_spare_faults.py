@@ -74,18 +74,18 @@ def claimed_spares(rig):
 
 
 def test_start_claims_a_spare_guest_and_the_end_releases_it(rig):
-    before = rig.look()
+    before = rig.observe()
     run = rig.start()
     assert not run.error, run
     (key,) = claimed_spares(rig)
     (domain,) = (rig.node.top / "domains").iterdir()
     assert key in domain.name
     rig.release()
-    eventually(lambda: rig.look() == before)  # forked processes end without a signal
+    eventually(lambda: rig.observe() == before)  # forked processes end without a signal
 
 
 def test_spare_guest_that_ended_during_the_claim_is_replaced_by_a_boot(rig):
-    before = rig.look()
+    before = rig.observe()
     rig.boot()
     for domain in (rig.node.top / "domains").iterdir():
         domain.unlink()
@@ -94,7 +94,7 @@ def test_spare_guest_that_ended_during_the_claim_is_replaced_by_a_boot(rig):
     (domain,) = (rig.node.top / "domains").iterdir()
     assert "pcie-root-port" not in domain.read_text()
     rig.release()
-    eventually(lambda: rig.look() == before)  # forked processes end without a signal
+    eventually(lambda: rig.observe() == before)  # forked processes end without a signal
 
 
 @pytest.mark.parametrize(

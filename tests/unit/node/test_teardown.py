@@ -301,7 +301,7 @@ def test_domain_that_appears_after_its_creator_was_killed_is_destroyed(
     monkeypatch.setattr(hypervisor, "create_domain", lambda uri, xml, **_: 1 / 0)
 
     def attempt(settle):
-        monkeypatch.setattr(Domain, "settle", settle)
+        monkeypatch.setattr(Domain, "retry_seconds", settle)
         journal = start()
         with pytest.raises(ZeroDivisionError):
             journal.take(domain(0), guest=0)
@@ -321,7 +321,7 @@ def test_clock_set_back_does_not_delay_a_release(
 ):
     """Otherwise it would wait until the day on which a killed create() must have ended."""
     monkeypatch.setattr(hypervisor, "create_domain", lambda uri, xml, **_: 1 / 0)
-    monkeypatch.setattr(Domain, "settle", 0.1)
+    monkeypatch.setattr(Domain, "retry_seconds", 0.1)
     journal = start()
     with monkeypatch.context() as tomorrow, pytest.raises(ZeroDivisionError):
         real = time.time

@@ -95,12 +95,12 @@ def test_other_job_with_all_plugins_is_untouched_by_a_kill(tmp_path, processes, 
     case = together()
     case = Case(case.pairs, {**case.settings, "iocm": {"interval": "60s"}})
     job = job_of(tmp_path, load(), processes, case, vms_per_node="1")
-    before = job.look()
+    before = job.observe()
     other = dataclasses.replace(job, job=dataclasses.replace(job.job, id="2"))
     assert not (run := other.start()).error, run
     assert survive(job, part=slice(None, None, stride))
     other.release()
-    assert job.look() == before
+    assert job.observe() == before
 
 
 # -- The harness finds each defect -----------------------------------------------------------------

@@ -124,7 +124,7 @@ class DirectoryNode:
         for report in release_job(self.paths, job_id, plugins_for=loaded, deadline=20):
             assert report.clean, report.lines()
 
-    def look(self):
+    def observe(self):
         """Return all existing files except those kept of ended jobs: names, types, contents."""
         found = {}
         for path in sorted(self.top.rglob("*")):
@@ -181,7 +181,7 @@ def in_another_process(work):
 
 
 def same(node, before, where):
-    after = node.look()
+    after = node.observe()
     for tree in (before, after):  # the lock's content is the last holder's pid
         tree.pop("run/node.lock", None)
     assert after == before, where
@@ -194,7 +194,7 @@ STRIDES = [17, pytest.param(1, marks=pytest.mark.full)]
 
 @pytest.mark.parametrize("stride", STRIDES)
 def test_start_killed_at_any_step_is_released(node, stride):
-    before = node.look()
+    before = node.observe()
     steps = run_in_child(node.job).steps
     in_another_process(node.release)
     same(node, before, "not killed")
@@ -212,7 +212,7 @@ def test_start_killed_at_any_step_is_released(node, stride):
 
 @pytest.mark.parametrize("stride", STRIDES)
 def test_teardown_killed_at_any_step_is_completed(node, stride):
-    before = node.look()
+    before = node.observe()
     steps = 1 - stride
     while True:
         in_another_process(node.job)
@@ -230,15 +230,15 @@ def test_teardown_killed_at_any_step_is_completed(node, stride):
 @pytest.mark.parametrize("stride", [17, pytest.param(1, marks=pytest.mark.full)])
 def test_other_job_is_untouched_by_a_kill_at_any_step(node, stride):
     """Both use the node-wide manager."""
-    before = node.look()
+    before = node.observe()
     in_another_process(lambda: node.job("2"))
-    with_other = node.look()
+    with_other = node.observe()
     number = 0
     while True:
         number += stride
         name = killed_at(node.job, number)
         in_another_process(node.release)
-        after = node.look()
+        after = node.observe()
         for tree in (with_other, after):
             tree.pop("run/node.lock", None)
         assert after == with_other, name
@@ -251,17 +251,17 @@ def test_other_job_is_untouched_by_a_kill_at_any_step(node, stride):
 
 def test_torn_record_is_released(node):
     """Killed during a write: the last record, cut at any byte, never had an effect."""
-    before = node.look()
+    before = node.observe()
     assert killed_at(node.job, 26) is not None
     path = journals(node.paths)[0]
     whole = path.read_bytes()
-    state = node.look()
+    state = node.observe()
     record = Shell(str(node.top / "torn"))
     with Journal.open(node.paths, path) as journal:
         journal.acquire(record, plugin="acme", phase="x")
     full = path.read_bytes().rpartition(b'{"op": "created"')[0]
     record.release()
-    assert {k: v for k, v in node.look().items() if "jsonl" not in k} == {
+    assert {k: v for k, v in node.observe().items() if "jsonl" not in k} == {
         k: v for k, v in state.items() if "jsonl" not in k
     }
     for cut in (len(whole) + 1, len(whole) + 40, len(full) - 1):
@@ -274,7 +274,7 @@ def test_torn_record_is_released(node):
 
 
 def test_reaper_releases_a_killed_job(node):
-    before = node.look()
+    before = node.observe()
     for number in (5, 20, 35):
         assert killed_at(node.job, number) is not None
         results = reap(
@@ -288,7 +288,7 @@ def test_reaper_releases_a_killed_job(node):
 
 def test_teardown_on_a_full_disk_is_completed(node, monkeypatch):
     """Nothing can be recorded, yet everything is released."""
-    before = node.look()
+    before = node.observe()
     in_another_process(node.job)
 
     def full(self, lines, *, sync):
@@ -303,7 +303,7 @@ def test_teardown_on_a_full_disk_is_completed(node, monkeypatch):
 def test_job_killed_at_random_moments_is_released(node, moments):
     """The same without the seam: at random moments, at any point of the process."""
     node.guests = 2
-    before = node.look()
+    before = node.observe()
     begun = time.monotonic()
     in_another_process(node.job)
     length = time.monotonic() - begun

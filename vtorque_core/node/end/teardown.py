@@ -313,7 +313,9 @@ class _Teardown:
             key = str(record.args["key"])
             release = functools.partial(end_spare, self.paths, key, self.release_timeout)
         elif isinstance(resource, CoreResource) and not record.created:
-            release = functools.partial(_retry_release, release, resource.settle - _age(record))
+            release = functools.partial(
+                _retry_release, release, resource.retry_seconds - _age(record)
+            )
         try:
             self.running[record.seq] = Child(release, self.time_left())
         except OSError as error:

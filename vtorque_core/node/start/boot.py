@@ -216,7 +216,7 @@ class GuestBoot:
     def restore(self, memory: Path, state_dir: Path, run_dir: Path) -> None:
         xml = self.adapt_xml(hypervisor.saved_xml(self.uri, str(memory)), state_dir, run_dir)
         # QEMU reads all memory between its first and its last message to the daemons.
-        with self.watch_daemons(seconds := self.time_left(Domain.settle)):
+        with self.watch_daemons(seconds := self.time_left(Domain.retry_seconds)):
             hypervisor.restore_domain(self.uri, str(memory), xml, seconds)
 
     def adopt_guest(self) -> None:
