@@ -366,6 +366,8 @@ def test_disk_without_a_file_system_is_described_by_its_first_bytes(fake_root, c
     ("offset", "magic", "name"),
     [
         (0x10040, b"_BHRfS_M", "btrfs"),
+        (0x10034, b"ReIsEr2Fs", "ReiserFS"),
+        (0x8000, b"JFS1", "JFS"),
         (0x8001, b"CD001\1", "ISO 9660 or UDF"),
         (0, b"XFSB\0\0", "XFS"),
         (0, b"hsqs", "squashfs"),
@@ -387,11 +389,20 @@ def test_unsupported_file_system_is_named(fake_root, offset, magic, name):
     )
 
 
-def test_damaged_file_system_is_reported_with_the_mount_error(fake_root):
+@pytest.mark.parametrize(
+    ("offset", "content"),
+    [
+        (1080, b"\x53\xef"),
+        (4096, b"\xfc\x4e\x2b\xa9"),  # of a Linux RAID (md_p.h), after zeros
+        (0x10000, b"\x01\x16\x19\x70"),  # GFS2
+        (0, b"\x1f\x8b\x08\0"),  # no printable byte
+    ],
+)
+def test_disk_with_unknown_content_is_not_reported_as_empty(fake_root, offset, content):
     fake_root.stub("mount", "#!/bin/sh\necho 'Structure needs cleaning' >&2\nexit 32\n")
     fake_root.write("/sys/block/vdb/serial", "vtdata")
     fake_root.write("/dev/vdb", "")
-    (fake_root.path / "dev/vdb").write_bytes(at(1080, b"\x53\xef"))
+    (fake_root.path / "dev/vdb").write_bytes(at(offset, content) + bytes(1 << 17))
     ran = fake_root.setup(PLAN, [Mount("disk", "vtdata", "/data")])
     assert ran.output == (
         "the disk cannot be mounted: Structure needs cleaning; check the file, as with e2fsck -f\n"

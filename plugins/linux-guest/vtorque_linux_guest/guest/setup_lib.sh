@@ -156,7 +156,9 @@ disk_text() {
 # Prints which file system DISK has, if it is one that Linux often lacks; magic(5) has the offsets.
 disk_file_system() {
     case $(disk_text 65600 8) in _BHRfS_M) echo btrfs ;; esac
+    case $(disk_text 65588 6) in ReIsEr) echo ReiserFS ;; esac
     case $(disk_text 32769 5) in CD001 | BEA01 | NSR0[23]) echo 'ISO 9660 or UDF' ;; esac
+    case $(disk_text 32768 4) in JFS1) echo JFS ;; esac
     case $(disk_text 0 4) in XFSB) echo XFS ;; hsqs) echo squashfs ;; esac
     case $(disk_text 3 8) in 'NTFS    ') echo NTFS ;; 'EXFAT   ') echo exFAT ;; esac
     case $(disk_text 54 5)$(disk_text 82 5) in FAT* | ?????FAT32) echo FAT ;; esac
@@ -188,11 +190,13 @@ mount_disk() {
         if [ "$(printf %.512s "$begins" | tail -c 2)" = U. ]; then like='a partition table'; fi
         ;;
     esac
-    case $like:$begins in
-    ?*:*) ;;
-    *[!:.]*) fail "the disk cannot be mounted: $said; check the file, as with e2fsck -f" ;;
-    *) like='an empty disk: make a file system in it, as with mkfs.ext4' ;;
-    esac
+    # Some file systems and RAID members begin with up to 64 KiB of zeros.
+    if [ -n "$like" ]; then :
+    elif [ "$(dd if="$DISK" bs=4096 count=32 2>/dev/null | tr -d '\000' | wc -c)" -ne 0 ]; then
+        fail "the disk cannot be mounted: $said; check the file, as with e2fsck -f"
+    else
+        like='an empty disk: make a file system in it, as with mkfs.ext4'
+    fi
     fail "no file system found; the file begins like $like"
 }
 
