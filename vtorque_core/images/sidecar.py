@@ -162,7 +162,7 @@ def check_facts(built: BuiltImage) -> None:
         raise ValueError("has an initrd without a kernel")
     names = file_names(built)
     if len(set(names)) < len(names) or not all(FILE_NAME.fullmatch(n) for n in names):
-        raise ValueError("has a bad file name, or the same for two files")
+        raise ValueError("has an invalid or a repeated file name")
     if len(built.cmdline) > MAX_CMDLINE or not (built.cmdline + " ").isprintable():
         raise ValueError(f"has a cmdline that is unprintable or has over {MAX_CMDLINE} characters")
     _check_labels(built.labels)

@@ -452,7 +452,7 @@ def test_commit_takes_plain_files_only(pool: Path, tmp_path: Path, kind: str) ->
 @pytest.mark.parametrize("file", ["../x", "/etc/passwd", ".hidden", "a/b", ""])
 def test_commit_takes_files_of_the_staging_directory_only(pool: Path, file: str) -> None:
     built = BuiltImage("linux", "micro", "x86_64", 64, kernel=file)
-    with pytest.raises(Refused, match="bad file name"), store.staging(pool) as staging:
+    with pytest.raises(Refused, match="a repeated file name"), store.staging(pool) as staging:
         images.commit(pool, "m", staging, built, "test")
 
 

@@ -83,10 +83,10 @@ def _check(request: LoginRequest, job_id: str) -> None:
             raise ValueError(f"{name} is not a {kind}")
     words = request.words
     if len(words) > MAX_WORDS or any(type(word) is not str or "\0" in word for word in words):
-        raise ValueError("words is not a command line")
+        raise ValueError("the field words is not a command line")
     middle = words.index("--")
     if not _COMMAND.fullmatch(words[0]) or words[middle + 1 : middle + 2] != (job_id,):
-        raise ValueError("words is not a command about this job")
+        raise ValueError("the field words is not a command for this job")
     for word in words[1:middle]:
         match = _OPTION.fullmatch(word)
         if match is None or match[1] == "config":

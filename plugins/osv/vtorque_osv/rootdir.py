@@ -30,7 +30,7 @@ def write(tree: RofsTree, target: Path) -> None:
     target = target.absolute()
     if os.path.lexists(target):
         raise Refused(
-            f"root_directory {target}: exists, and guests may be using it: name a new one"
+            f"root_directory {target}: exists, and guests may be using it: name a new directory"
         )
     for above in target.parents:
         status = above.lstat()
