@@ -156,7 +156,7 @@ def set_acl(descriptor: int, uids: Iterable[int], own: int, theirs: int) -> None
     """Set an ACL that gives only the owner and ``uids`` access (linux/posix_acl_xattr.h).
 
     ``own`` are the permissions of the file's owner, ``theirs`` those of ``uids``: 4 read, 2 write,
-    1 execute. Sets nothing if the only user is the caller.
+    1 execute. Sets nothing if ``uids`` has only the caller.
     """
     nobody = 0xFFFFFFFF
     others = sorted(set(uids) - {os.geteuid()})

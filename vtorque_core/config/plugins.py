@@ -218,7 +218,7 @@ class Plugins:
         if forgotten := _find_unmarked(module):
             raise PluginError(
                 f"plugin {name} ({distribution}): {forgotten} has no @hookimpl, so it would "
-                f"never be called: add @hookimpl, or a name that does not begin with {PREFIX}"
+                f"never be called: add @hookimpl, or rename it without {PREFIX}"
             )
         self._manager.register(module, f"{name}:{id(module)}")
         self._modules[id(module)] = name, module

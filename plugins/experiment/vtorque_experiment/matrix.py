@@ -1,4 +1,4 @@
-"""Expand a definition to all combinations, and to points in the order of submission."""
+"""Compute a definition's combinations, and its points (their runs) in the order of submission."""
 
 from __future__ import annotations
 

@@ -32,8 +32,8 @@ class JsonFile(WatchedFileHandler):
     """Appends one JSON object per line.
 
     A killed follower may have written a line without recording this, so the next follower sends it
-    again. Therefore a job's first line is skipped if it equals the last line of the file. Lines of
-    other jobs may come before it.
+    again. Therefore, if the last line that this object found in the file is of the same job as an
+    entry, and equal, the entry is skipped. Entries of other jobs do not change this.
     """
 
     def __init__(self, path: str) -> None:

@@ -186,7 +186,7 @@ class UnprivilegedSinks:
             return bool(self._due or self._out)
 
     def close(self, until: float) -> None:
-        """Let the process deliver the remaining entries and end, until a monotonic deadline."""
+        """Wait until the process has delivered all entries and ended, at most until ``until``."""
         self._until = until
         os.eventfd_write(self._wake, 1)
         self._thread.join(max(0.0, until - time.monotonic()))

@@ -47,9 +47,9 @@ class SlurmJobShell(JobShell):
         """Return the job's id and script.
 
         The script's first line names the job shell, so the kernel passes the script's path and
-        arguments (execve(2)). Without a script, stdin is the terminal of an interactive job. The
-        SPANK plugin starts the job shell instead of a task's program, and passes the program's name
-        in a variable.
+        arguments (execve(2)). Without a script, stdin is the terminal of an interactive
+        job. For a task of srun, the SPANK plugin starts the job shell instead of the
+        program, and passes the program's name in a variable.
         """
         job_id = environ.get("SLURM_JOB_ID", "")
         if not job_id.isdecimal():

@@ -12,8 +12,8 @@ class SessionState:
     """State of a session and its program, taken between two frames.
 
     The state is valid while the guest keeps all later bytes, that is, while the guest is paused or
-    held (``HOLD``). Positions count the bytes of all frames in one direction. The pairs ``granted``
-    to ``pending`` have a value for stdout and one for stderr.
+    held (``HOLD``). Positions count the bytes of all frames in one direction. Each field
+    from ``granted`` through ``pending`` is a pair: the value for stdout, then that for stderr.
     """
 
     nonce: bytes
