@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from vtorque_core.api.qcow2 import HEADER, MAGIC, check_qcow2
 from vtorque_core.api.values import Image, JobRequest
 from vtorque_core.api.vm_options import ARCH, DISTRO, IMG, is_own_image
 from vtorque_core.base.errors import ConfigError, HostFault, Refused, printable
@@ -256,9 +257,13 @@ def ramdisk_mib(image: Path) -> int:
     less than 2 MiB in addition (QEMU, docs/interop/qcow2.txt).
     """
     with image.open("rb") as file:
-        header = file.read(32)
-    qcow2 = header.startswith(b"QFI\xfb")
-    size = int.from_bytes(header[24:32], "big") if qcow2 else image.stat().st_size
+        header = file.read(HEADER)
+    size = image.stat().st_size
+    if header.startswith(MAGIC):
+        try:
+            size = check_qcow2(header, size)
+        except Refused as error:
+            raise Refused(f"image {image} {error}") from None
     mib = -(-size // (1 << 20))
     return mib + mib // 4096 + 2
 

@@ -25,6 +25,8 @@ import sys
 from collections.abc import Iterable
 from typing import Any, NamedTuple, NoReturn
 
+from vtorque_core.base.qcow2_header import HEADER, parse_header
+
 # linux/sched.h
 CLONE_NEWNS, CLONE_NEWIPC, CLONE_NEWUSER = 0x00020000, 0x08000000, 0x10000000
 CLONE_NEWPID, CLONE_NEWNET, CLONE_THREAD = 0x20000000, 0x40000000, 0x00010000
@@ -61,7 +63,6 @@ MOUNT_ATTR_RDONLY, MOUNT_ATTR_NOSUID, MOUNT_ATTR_NODEV, MS_PRIVATE = 1, 2, 4, 1 
 MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_REC, MS_SLAVE = 2, 4, 8, 1 << 14, 1 << 19
 DENIED = "!"
 MOUNTED = "/mnt"  # exists on every system; only the daemon sees the mount
-_V2, _V3, _EXTERNAL_DATA = b"\0\0\0\2", b"\0\0\0\3", 1 << 2  # of a qcow2's header
 _NO_LINK = "name the directory that it leads to as the source in [shares]"
 _MEMORY = 256 << 20  # bytes of a daemon of a directory, beside those for its files
 _SECTOR = 512  # bytes; the unit of virtio-blk (virtio specification 1.2, 5.2.4)
@@ -229,7 +230,7 @@ def _open_disk(plan: DaemonPlan) -> int:
     if facts.st_uid != plan.uid:
         raise _Denied(f"belongs to uid {facts.st_uid}, not to you (uid {plan.uid})")
     if plan.disk == "qcow2":
-        _check_qcow2(os.pread(source, 104, 0))
+        _check_qcow2(os.pread(source, HEADER, 0))
     elif facts.st_size == 0 or facts.st_size % _SECTOR:
         raise _Denied(f"has {facts.st_size} bytes; a raw disk must have a multiple of {_SECTOR}")
     try:
@@ -243,18 +244,17 @@ def _open_disk(plan: DaemonPlan) -> int:
 
 
 def _check_qcow2(header: bytes) -> None:
-    """Refuse a disk that names other files (docs/interop/qcow2.txt of QEMU).
+    """Refuse a disk that names other files.
 
     This is not for security: the daemon has only the user's permissions.
     """
-    if len(header) < 104 or header[:4] != b"QFI\xfb" or header[4:8] not in (_V2, _V3):
-        raise _Denied("is not a qcow2 file of version 2 or 3, although its name ends with .qcow2")
-    (backing,) = struct.unpack_from(">Q", header, 8)
-    (incompatible,) = struct.unpack_from(">Q", header, 72)
-    if backing or (header[4:8] == _V3 and incompatible & _EXTERNAL_DATA):
-        what = "a backing file" if backing else "an external data file"
-        raise _Denied(f"has {what}; convert it to a single file: qemu-img convert")
-    if struct.unpack_from(">I", header, 32) != (0,):
+    try:
+        disk = parse_header(header)
+    except ValueError as error:
+        raise _Denied(f"{error}, although its name ends with .qcow2") from None
+    if disk.referred:
+        raise _Denied(f"has {disk.referred}; convert it to a single file: qemu-img convert")
+    if disk.encryption:
         raise _Denied("is encrypted")
 
 

@@ -13,7 +13,7 @@ from typing import Literal
 from vtorque_core.api import confined_tool
 from vtorque_core.api.acquired import RELEASE_TIME, CoreResource, unjournalled
 from vtorque_core.api.job_files import FileResource
-from vtorque_core.api.qcow2 import HEADER, MAGIC, check_qcow2
+from vtorque_core.api.qcow2 import HEADER, check_qcow2
 from vtorque_core.base import safefs
 from vtorque_core.base.errors import HostFault, Refused
 from vtorque_core.base.run_tool import NOBODY, run_tool
@@ -41,10 +41,7 @@ def _image(path: str) -> Iterator[int]:
 def _size(image: int, declared: str) -> int:
     length = os.fstat(image).st_size
     if declared == "qcow2":
-        header = os.pread(image, HEADER, 0)
-        if not header.startswith(MAGIC):
-            raise Refused("is not in qcow2 format")
-        length = check_qcow2(header, length)
+        length = check_qcow2(os.pread(image, HEADER, 0), length)
     return -(-length // 512) * 512
 
 

@@ -36,7 +36,8 @@ MAX_SOCKET_PATH = 107  # unix(7): sun_path has 108 bytes with its end
 _MAX_ID = 2**32 - 2  # chown(2) treats -1 as "do not change"
 # Imported, because Python would compile a script again for every guest.
 _HELPER = (
-    "import sys; sys.path.append(sys.argv[1]); import _user_daemon_exec; _user_daemon_exec.main()"
+    "import sys; sys.path.append(sys.argv[1]); "
+    "from vtorque_core.resources import _user_daemon_exec; _user_daemon_exec.main()"
 )
 _SEALS = fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL
 
@@ -277,7 +278,7 @@ def _save_log(log_fd: int, path: str) -> None:
 
 
 def _launch(plan: _user_daemon_exec.DaemonPlan, label: str, report: int, deadline: float) -> None:
-    argv = [sys.executable, "-I", "-S", "-c", _HELPER, str(Path(__file__).parent)]
+    argv = [sys.executable, "-I", "-S", "-c", _HELPER, str(Path(__file__).parents[2])]
     argv.append(json.dumps(plan._asdict()))
     descriptors = (plan.socket_fd, plan.lock_fd, plan.log_fd, plan.report_fd)
     null = subprocess.DEVNULL

@@ -69,8 +69,8 @@ def test_valid_file_is_opened_for_writing(disk: Path, opened_disk: list[int]) ->
     [
         ({}, None),
         ({4: b"\0\0\0\2", 72: b"\xff" * 8}, None),  # version 2 has no features
-        ({0: b"QFI\xfa"}, "is not a qcow2 file of version 2 or 3"),
-        ({4: b"\0\0\0\4"}, "is not a qcow2 file of version 2 or 3"),
+        ({0: b"QFI\xfa"}, "is not in qcow2 format, although its name"),
+        ({4: b"\0\0\0\4"}, "is a qcow of version 4; versions 2 and 3"),
         ({8: b"\0\0\0\0\0\0\2\0"}, "has a backing file"),
         ({79: b"\4"}, "has an external data file"),
         ({35: b"\1"}, "is encrypted"),

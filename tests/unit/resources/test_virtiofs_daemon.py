@@ -292,7 +292,7 @@ def test_limit_of_files_depends_on_memory_and_node(
 LIMITS = """
 import json, resource, sys
 sys.path.append(sys.argv[1])
-import _user_daemon_exec as program
+from vtorque_core.resources import _user_daemon_exec as program
 hard, nofile, disk = int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
 resource.setrlimit(resource.RLIMIT_NOFILE, (64, hard))
 fields = dict.fromkeys(program.DaemonPlan._fields, 0)
@@ -316,7 +316,7 @@ def test_daemon_gets_as_many_descriptors_as_the_hard_limit_allows(
 ) -> None:
     """With a soft limit of 1024, as systemd gives, a guest could not keep 1,000 files open."""
     no_rights = ["setpriv", "--inh-caps=-all", "--bounding-set=-all", "--"]
-    where = str(Path(_user_daemon_exec.__file__).parent)
+    where = str(Path(_user_daemon_exec.__file__).parents[2])
     argv = [*(no_rights if os.getuid() == 0 else []), sys.executable, "-c", LIMITS, where]
     argv += [str(hard), str(nofile), disk]
     out = subprocess.run(argv, capture_output=True, check=True, text=True, timeout=180).stdout
