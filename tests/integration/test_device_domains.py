@@ -14,12 +14,13 @@ import pytest
 import device_cases
 import pairwise
 from device_cases import CASES, DEVICES, MORE, NEEDED, VALUES, load
+from vtorque_core.api.host_topology import parse_cpus
 from vtorque_core.api.values import FileData
 from vtorque_core.base import hypervisor
 from vtorque_core.cli.vsub import disk_in_memory, visible_image
 from vtorque_core.config.policy import decide, needs
 from vtorque_core.config.request import Request
-from vtorque_core.plan.placement.topology import cpu_list, parse
+from vtorque_core.plan.placement.topology import parse
 from vtorque_testing.faults import orphans
 
 pytestmark = [pytest.mark.integration, pytest.mark.e2e]
@@ -169,7 +170,7 @@ def check_pins(domains, row, cpus, count, spare):
     own, used = [], []  # of each guest
     for xml in domains:
         tune = ElementTree.fromstring(xml).find("cputune")  # noqa: S314 - our own
-        pins = {k: [cpu_list(e.get("cpuset")) for e in tune.iter(f"{k}pin")] for k in KINDS}
+        pins = {k: [parse_cpus(e.get("cpuset")) for e in tune.iter(f"{k}pin")] for k in KINDS}
         assert len(pins["vcpu"]) == int(row["vcpus"])
         if alone["vcpu"]:
             assert all(len(each) == 1 for each in pins["vcpu"]), pins

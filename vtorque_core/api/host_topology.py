@@ -5,9 +5,10 @@ Source: libvirt's capabilities (https://libvirt.org/formatcaps.html).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import groupby
 
 
 @dataclass(frozen=True)
@@ -100,3 +101,21 @@ def flat(cpus: Sequence[int], mem_mib: int) -> Topology:
     """Return a topology with one NUMA node and without SMT."""
     ids = tuple(sorted(cpus))
     return Topology((NumaNode(0, ids, mem_mib),), tuple((cpu,) for cpu in ids))
+
+
+def parse_cpus(text: str) -> tuple[int, ...]:
+    """Return the CPUs of a list such as ``0-3,8`` (cpuset(7), "List format")."""
+    cpus: list[int] = []
+    for part in text.split(",") if text else ():
+        first, _, last = part.strip().partition("-")
+        cpus += range(int(first), int(last or first) + 1)
+    return tuple(sorted(set(cpus)))
+
+
+def show_cpus(cpus: Iterable[int]) -> str:
+    """Format CPUs as a list such as ``0-3,8``."""
+    parts = []
+    for _, run in groupby(enumerate(sorted(set(cpus))), lambda pair: pair[1] - pair[0]):
+        ids = [cpu for _, cpu in run]
+        parts.append(str(ids[0]) if len(ids) == 1 else f"{ids[0]}-{ids[-1]}")
+    return ",".join(parts)

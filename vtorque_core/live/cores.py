@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from vtorque_core.api.host_topology import Topology
+from vtorque_core.api.host_topology import Topology, parse_cpus
 from vtorque_core.base import hypervisor
 from vtorque_core.base.errors import Refused
 from vtorque_core.base.locks import job_lock, node_lock
@@ -19,7 +19,6 @@ from vtorque_core.live import libvirt
 from vtorque_core.plan.placement import node_hardware
 from vtorque_core.plan.placement.ledger import CORE, SHARE, leased_resources
 from vtorque_core.plan.placement.model import Leases
-from vtorque_core.plan.placement.topology import cpu_list
 from vtorque_core.records.journal import Journal
 from vtorque_core.records.reading import DOMAIN, JournalState, Record, lock_name, read, walk
 from vtorque_core.resources.lease import Lease
@@ -118,7 +117,7 @@ def _grow(state: JournalState, mine: Sequence[Record], count: int, others: Lease
     most = int(mine[0].args["most"])
     floating, keep = _floating(state)
     busy = {cpu for cpu, jobs in others.shares.items() if jobs}
-    room = [c for c in cpu_list(str(mine[0].args["cpus"])) if c in floating and c not in busy]
+    room = [c for c in parse_cpus(str(mine[0].args["cpus"])) if c in floating and c not in busy]
     return room[: max(0, min(count, most) - len(mine))][: max(0, len(floating) - keep)]
 
 
@@ -133,7 +132,7 @@ def _floating(state: JournalState) -> tuple[tuple[int, ...], int]:
     own = {int(r.args["item"]) for r in state.leases if r.args["pool"] == CORE}
     for lease in state.leases:
         if lease.args["pool"] == SHARE:
-            cpus = cpu_list(str(lease.args["cpus"]))
+            cpus = parse_cpus(str(lease.args["cpus"]))
             return tuple(c for c in cpus if c not in own), int(lease.args["least"])
     return (), 0
 

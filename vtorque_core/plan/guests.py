@@ -23,7 +23,7 @@ from vtorque_core.api.claims import (
 from vtorque_core.api.guest_context import ContextItem, EnvVar
 from vtorque_core.api.guest_driver import GuestDriver
 from vtorque_core.api.guest_plan import GuestPlan, Share, root_disk
-from vtorque_core.api.host_topology import Topology
+from vtorque_core.api.host_topology import Topology, show_cpus
 from vtorque_core.api.libvirt_domain import Disk, Element, MemoryBacking
 from vtorque_core.api.values import Image, JobRequest
 from vtorque_core.api.vm_options import FS_TYPE, RAM, VCPUS, VMS_PER_NODE
@@ -38,7 +38,6 @@ from vtorque_core.plan import guest_network, host_ids
 from vtorque_core.plan.domain.merge import Contributed, MergedDomain, merge
 from vtorque_core.plan.job_context import JobContext, attempt_of
 from vtorque_core.plan.placement.model import RAM_USE
-from vtorque_core.plan.placement.topology import show_cpus
 
 SAVED = "saved-guest"
 """Ledger pool of restored guests' UUIDs, so that no two jobs run the same guest."""

@@ -8,7 +8,7 @@ import pytest
 from vtorque_core.api import JobAttempt, Paths, UsageError
 from vtorque_core.api.claims import CoreClaim, MemoryClaim, PoolClaim, RamClaim
 from vtorque_core.api.host_topology import NumaNode, Topology
-from vtorque_core.live.placement import walk
+from vtorque_core.live.placement import read_leases
 from vtorque_jobs import placement
 from vtorque_testing import vmgr
 from vtorque_testing.planned import NodeShare, lease
@@ -41,7 +41,7 @@ def found_table(tmp_path):
     ]  # fmt: skip
     for job, owner, claims, count in (("41.srv", "ada", pinned, 2), ("42.srv", "eve", io, 4)):
         lease(paths, JobAttempt(job, 0, owner, 1000), [claims], replace(NODE, cpu_count=count))
-    return placement.describe(list(walk(paths)), NODE)
+    return placement.describe(read_leases(paths, NODE))
 
 
 def test_tables_show_the_placement(found_table, capsys):
@@ -53,7 +53,7 @@ def test_jobs_are_sorted_by_number(tmp_path):
     paths = Paths(tmp_path / "state", tmp_path / "run")
     for job in ("10.srv", "9.srv"):
         lease(paths, JobAttempt(job, 0, "ada", 1000), [[MemoryClaim(256, use="guest")]], NODE)
-    found = placement.describe(list(walk(paths)), NODE)
+    found = placement.describe(read_leases(paths, NODE))
     assert [job["id"] for job in found["jobs"]] == ["9.srv", "10.srv"]
 
 
@@ -68,8 +68,8 @@ def test_json_has_all_fields(found_table):
     assert found_table["nodes"][0]["huge_pages"] == [{"kib": 2048, "mib": 2048, "taken_mib": 1024}]
 
 
-def test_empty_node_is_shown(capsys):
-    placement.show_tables(placement.describe([], NODE))
+def test_empty_node_is_shown(capsys, tmp_path):
+    placement.show_tables(placement.describe(read_leases(Paths(tmp_path, tmp_path), NODE)))
     nodes = capsys.readouterr().out.splitlines()
     assert nodes[1].split()[1:4] == ["0-1,4-5", "0,4", "1,5"]
     assert nodes[-1] == "no guests on this node"

@@ -26,7 +26,7 @@ from vtorque_core.api.claims import PoolClaim
 from vtorque_core.api.guest_plan import GuestPlan
 from vtorque_core.api.node_job import Site
 from vtorque_core.live import service
-from vtorque_core.live.placement import walk
+from vtorque_core.live.placement import job_leases
 from vtorque_survive.settings import Settings
 from vtorque_survive.stored import Manifest, Store
 
@@ -284,9 +284,8 @@ def reserved_addresses(guests: Sequence[GuestPlan], site: Site) -> Iterator[Pool
     """
     if not (site[Settings].checkpoints and is_shared_by_nodes(site)):
         return
-    held = walk(site.paths, troubled=lambda *_: None)
-    leases = [lease.args for state in held for lease in state.leases]
-    taken = {(str(at["pool"]), str(at["item"])) for at in leases}
+    leased = [guest.items.items() for job in job_leases(site.paths) for guest in job.guests]
+    taken = {(pool, item) for pools in leased for pool, items in pools for item in items}
     taken |= _read_addresses(Path(site[Settings].checkpoints), _READ)
     known = [guest.source.identity for guest in guests]
     mine = {lease for each in known if each is not None for lease in each.leased}

@@ -16,13 +16,14 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from vtorque_core.api.claims import CacheClaim, CoreClaim, MemoryClaim, PoolClaim, RamClaim
+from vtorque_core.api.host_topology import parse_cpus
 from vtorque_core.base.errors import Refused
 from vtorque_core.base.locks import job_lock, node_lock
 from vtorque_core.base.names import JobAttempt, Paths
 from vtorque_core.live.cores import resize
 from vtorque_core.plan.placement.ledger import InUse, leased_resources, place
 from vtorque_core.plan.placement.model import NodeShare
-from vtorque_core.plan.placement.topology import cpu_list, parse
+from vtorque_core.plan.placement.topology import parse
 from vtorque_core.records.journal import Journal
 from vtorque_core.records.reading import JobHeader, read, walk
 
@@ -72,7 +73,7 @@ def check(paths, share):
     assert not set(cores) & set(share.reserved)
     for state, args in leases:  # no other thread floats over a core that a guest has exclusively
         if args["pool"] == "share":
-            floats = set(cpu_list(args["cpus"]))
+            floats = set(parse_cpus(args["cpus"]))
             assert not [c for c in floats if cores.get(c, state.key) != state.key]
             assert not floats & set(share.reserved)
     taken = leased_resources(held)

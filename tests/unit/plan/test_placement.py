@@ -9,11 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vtorque_core.api.claims import CacheClaim, CoreClaim, MemoryClaim, PoolClaim, RamClaim
-from vtorque_core.api.host_topology import NumaNode, Topology, flat
+from vtorque_core.api.host_topology import NumaNode, Topology, flat, parse_cpus, show_cpus
 from vtorque_core.base.errors import HostFault, Refused
 from vtorque_core.plan.placement.divide_cores import divide
 from vtorque_core.plan.placement.model import Leases, NodeShare, NoFit
-from vtorque_core.plan.placement.topology import cpu_list, parse, show_cpus, with_default_group
+from vtorque_core.plan.placement.topology import parse, with_default_group
 
 DATA = Path(__file__).parents[3] / "testing/vtorque_testing/machines"
 MACHINES = {path.stem: parse(path.read_text()) for path in sorted(DATA.glob("*.xml"))}
@@ -72,7 +72,7 @@ def test_invalid_capabilities_are_a_host_fault():
 
 @given(st.sets(st.integers(0, 300), min_size=1))
 def test_cpu_lists_are_read_back(cpus):
-    assert cpu_list(show_cpus(tuple(cpus))) == tuple(sorted(cpus))
+    assert parse_cpus(show_cpus(tuple(cpus))) == tuple(sorted(cpus))
 
 
 # -- one guest --------------------------------------------------------------------------------

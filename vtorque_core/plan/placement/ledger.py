@@ -18,12 +18,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from vtorque_core.api.claims import Claim, Placement, PoolClaim
+from vtorque_core.api.host_topology import parse_cpus, show_cpus
 from vtorque_core.base.errors import InUse, Refused
 from vtorque_core.base.locks import node_lock
 from vtorque_core.base.names import Paths
 from vtorque_core.plan.placement.divide_cores import divide
 from vtorque_core.plan.placement.model import Leases, NodeShare, NoFit, demand
-from vtorque_core.plan.placement.topology import cpu_list, show_cpus
 from vtorque_core.records.journal import Journal
 from vtorque_core.records.reading import CORES, JournalState, claimed_spares, idle_spares, walk
 from vtorque_core.resources.lease import Lease
@@ -131,7 +131,7 @@ def leased_resources(held: Sequence[JournalState], without: Sequence[JournalStat
             if pool == CORE:
                 cpus.add(int(item))
             elif pool == SHARE:
-                cpus |= set(cpu_list(str(args["cpus"])))
+                cpus |= set(parse_cpus(str(args["cpus"])))
         shares.update(cpus)
     del mib_on[-1]
     held_items = {p: frozenset(i) for p, i in items.items()}

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import itertools
 import re
 from dataclasses import replace
 from xml.etree import ElementTree
 
-from vtorque_core.api.host_topology import CacheBank, NumaNode, Topology
+from vtorque_core.api.host_topology import CacheBank, NumaNode, Topology, parse_cpus
 from vtorque_core.base.errors import HostFault
 
 _KIB = {"B": 1 / 1024, "KiB": 1, "MiB": 1024, "GiB": 1024 * 1024}
@@ -49,23 +48,6 @@ def with_default_group(known: Topology, schemata: str) -> Topology:
     return replace(known, caches=tuple(banks))
 
 
-def cpu_list(text: str) -> tuple[int, ...]:
-    """Return the CPUs of a list such as ``0-3,8`` (cpuset(7), "List format")."""
-    cpus: list[int] = []
-    for part in text.split(",") if text else ():
-        first, _, last = part.strip().partition("-")
-        cpus += range(int(first), int(last or first) + 1)
-    return tuple(sorted(set(cpus)))
-
-
-def show_cpus(cpus: tuple[int, ...]) -> str:
-    parts = []
-    for _, run in itertools.groupby(enumerate(sorted(set(cpus))), lambda pair: pair[1] - pair[0]):
-        ids = [cpu for _, cpu in run]
-        parts.append(str(ids[0]) if len(ids) == 1 else f"{ids[0]}-{ids[-1]}")
-    return ",".join(parts)
-
-
 def _node(cell: ElementTree.Element) -> NumaNode:
     sizes = {int(p.attrib["size"]): int(p.text or 0) for p in cell.findall("pages")}
     memory = cell.find("memory")
@@ -89,7 +71,7 @@ def _online(cell: ElementTree.Element) -> list[ElementTree.Element]:
 def _cores(cells: list[ElementTree.Element]) -> tuple[tuple[int, ...], ...]:
     online = {int(cpu.attrib["id"]): cpu for cell in cells for cpu in _online(cell)}
     groups = {
-        tuple(c for c in cpu_list(cpu.get("siblings") or str(number)) if c in online)
+        tuple(c for c in parse_cpus(cpu.get("siblings") or str(number)) if c in online)
         for number, cpu in online.items()
     }
     return tuple(sorted(groups))
@@ -110,7 +92,7 @@ def _bank(bank: ElementTree.Element, memory: ElementTree.Element | None) -> Cach
         id=int(bank.attrib["id"]),
         level=int(bank.attrib["level"]),
         kib=int(int(bank.attrib["size"]) * _KIB[bank.get("unit", "KiB")]),
-        cpus=cpu_list(bank.attrib["cpus"]),
+        cpus=parse_cpus(bank.attrib["cpus"]),
         granularity_kib=step,
         least_kib=least,
         most=most,

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from vtorque_core.api import HostFault, Refused
 from vtorque_core.api.batch_system import BatchJob, Detach, Outcome
+from vtorque_core.api.host_topology import parse_cpus
 from vtorque_core.api.node_job import Site
 from vtorque_pbs import convention as pbs
 from vtorque_pbs import countable_resources, request_channel
@@ -272,13 +273,8 @@ def _cpuset(job_id: str) -> tuple[int, ...]:
     for place in _CPUSETS:
         path = Path(place.format(job_id))
         if "/" not in job_id and os.access(path, os.R_OK):
-            return _cpu_list(path.read_text())
+            return parse_cpus(path.read_text().strip())
     return ()
-
-
-def _cpu_list(text: str) -> tuple[int, ...]:
-    spans = [span.partition("-") for span in text.strip().split(",") if span]
-    return tuple(n for low, _, high in spans for n in range(int(low), int(high or low) + 1))
 
 
 def _number(text: str | None) -> int:
