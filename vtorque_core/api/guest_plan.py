@@ -158,7 +158,7 @@ class BootSource:
         fallback: boot the guest cold if the source raises HostFault, or if the guest is not ready
             after half of the remaining time.
         brings_disk: :meth:`start` or ``vtorque_pre_boot`` creates the guest's disk
-            (:func:`root_disk`).
+            (``GuestPlan.root_disk``).
         remote: the guest runs on another node until :meth:`start` returns. The time limit of the
             start then begins again. A failed start destroys no domain.
     """
@@ -193,6 +193,10 @@ class BootSource:
 
 class ColdBoot(BootSource):
     """The default source: a boot of the guest's operating system."""
+
+
+ROOT_DISK = "root.qcow2"
+"""File name of each guest's writable disk."""
 
 
 @dataclass(frozen=True)
@@ -254,6 +258,19 @@ class GuestPlan:
         shared = (share.target for share in self.shares if share.name == "home")
         return next(shared, f"/home/{self.user.name}")
 
+    @property
+    def ramdisk_dir(self) -> Path | None:
+        """Mount point of the guest's tmpfs; None without fs_type=ramdisk."""
+        return self.run_dir / "ram" if self[FS_TYPE] == "ramdisk" else None
+
+    @property
+    def root_disk(self) -> Path:
+        """Path of the guest's writable qcow2 file, in memory with fs_type=ramdisk.
+
+        It is an overlay over the image, or a copy (``[images] ramdisk``).
+        """
+        return (self.ramdisk_dir or self.state_dir) / ROOT_DISK
+
     def __getitem__(self, option: Option[T]) -> T:
         return self.request[option]
 
@@ -280,20 +297,3 @@ def report_missing(
         message = f"node {guest.job.node} has no {what}"
         return Refusal(message, key=key, value=value, where=f"{where} = true", fix=fix)
     return Notice(f"runs without {key}={value}: node {guest.job.node} has no {what}; {fix}")
-
-
-ROOT_DISK = "root.qcow2"
-"""File name of each guest's writable disk."""
-
-
-def ramdisk_dir(guest: GuestPlan) -> Path | None:
-    """Return the mount point of the guest's tmpfs; None without fs_type=ramdisk."""
-    return guest.run_dir / "ram" if guest[FS_TYPE] == "ramdisk" else None
-
-
-def root_disk(guest: GuestPlan) -> Path:
-    """Return the path of the guest's writable qcow2 file, in memory with fs_type=ramdisk.
-
-    It is an overlay over the image, or a copy (``[images] ramdisk``).
-    """
-    return (ramdisk_dir(guest) or guest.state_dir) / ROOT_DISK

@@ -35,11 +35,17 @@ class JobGrant:
 
 
 def resolve(
-    asked: JobRequest, site: Site, extras: Extras, granted: JobGrant, disk: int = 0
+    asked: JobRequest,
+    site: Site,
+    extras: Extras,
+    granted: JobGrant,
+    image: Image | None = None,
+    disk: int = 0,
 ) -> tuple[JobRequest, list[str], list[Refusal]]:
     """Replace ``vcpus=job`` and ``ram=job`` by numbers; return request, notes and refusals.
 
-    ``extras`` returns the needs of plugins. ``disk`` is a RAM disk in MiB.
+    Refusals include RAM that is too small for ``image``. ``extras`` returns the needs of plugins.
+    ``disk`` is a RAM disk in MiB.
     """
     of_job = [option for option in (VCPUS, RAM) if asked.values.get(option.key) == JOB]
     found = _set_sizes(asked, {option.key: _unlimited(option, site) for option in of_job})
@@ -64,6 +70,8 @@ def resolve(
                 f"{option.show(whole)}, its share of the job (limit set by {' and '.join(by)})"
             )
         found = _set_sizes(found, {option.key: number})
+    if image is not None and not refusals:
+        refusals = _check_ram(found, site, extras, granted, image, disk)
     return found, notes, refusals
 
 
@@ -73,7 +81,7 @@ def vcpus_on(request: JobRequest, site: Site, extras: Extras, cpus: int) -> int:
     return nearest(VCPUS, site.options.get(VCPUS.key, Limits()), whole)
 
 
-def check_ram(
+def _check_ram(
     request: JobRequest, site: Site, extras: Extras, granted: JobGrant, image: Image, disk: int
 ) -> list[Refusal]:
     least = image.min_ram_mib

@@ -89,9 +89,7 @@ def resolve(
     def more_extras(job: JobRequest) -> list[Extra]:
         return extras(job, site, plugins)
 
-    job, notes, refusals = job_size.resolve(wanted, site, more_extras, granted, disk)
-    if image is not None and not refusals:
-        refusals = job_size.check_ram(job, site, more_extras, granted, image, disk)
+    job, notes, refusals = job_size.resolve(wanted, site, more_extras, granted, image, disk)
     refusals = refusals or _parse_args(job, site, plugins)
     if refusals:
         raise Refused(*refusals)

@@ -7,6 +7,7 @@ import ipaddress
 import re
 import socket
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from vtorque_core.api.claims import PoolClaim
@@ -65,6 +66,17 @@ def can_assign(site: Site, claimed: PoolClaim, item: str) -> bool:
     subnet = ipaddress.IPv4Network(network.subnet)
     number = int(ipaddress.IPv4Address(item)) - int(subnet.network_address)
     return network.first <= number < subnet.num_addresses - 1
+
+
+def assign_addresses(
+    site: Site, job: BatchJob, site_secret: bytes, guests: Sequence[GuestPlan]
+) -> Iterator[GuestPlan]:
+    """Yield the placed guests with their addresses, and those of the job's other guests."""
+    named = peers(site, job, guests), aliases(site, job, guests)
+    bare = tuple(replace(node, address=node_address(node.name)) for node in job.bare)
+    for guest in guests:
+        own = tuple(addresses(site, site_secret, guest))
+        yield replace(guest, addresses=own, peers=named[0], aliases=named[1], bare=bare)
 
 
 def addresses(site: Site, site_secret: bytes, guest: GuestPlan) -> Iterator[Address]:

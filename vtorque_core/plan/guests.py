@@ -22,7 +22,7 @@ from vtorque_core.api.claims import (
 )
 from vtorque_core.api.guest_context import ContextItem, EnvVar
 from vtorque_core.api.guest_driver import GuestDriver
-from vtorque_core.api.guest_plan import GuestPlan, Share, root_disk
+from vtorque_core.api.guest_plan import GuestPlan, Share
 from vtorque_core.api.host_topology import Topology, show_cpus
 from vtorque_core.api.libvirt_domain import Disk, Element, MemoryBacking
 from vtorque_core.api.values import Image, JobRequest
@@ -36,7 +36,7 @@ from vtorque_core.images import signature
 from vtorque_core.images.pool import ramdisk_mib, select_image
 from vtorque_core.plan import guest_network, host_ids
 from vtorque_core.plan.domain.merge import Contributed, MergedDomain, merge
-from vtorque_core.plan.job_context import JobContext, attempt_of
+from vtorque_core.plan.job_context import JobContext
 from vtorque_core.plan.placement.model import RAM_USE
 
 SAVED = "saved-guest"
@@ -167,7 +167,7 @@ def _set_source(plan: GuestPlan, source: BootSource, site_secret: bytes) -> Gues
 def _guest(context: JobContext, request: JobRequest, image: Image, index: int) -> GuestPlan:
     job, site = context.job, context.site
     count = request[VMS_PER_NODE]
-    attempt = attempt_of(job, context.user)
+    attempt = context.attempt
     name = names.guest_name(job.id, job.attempt, job.node, index)
     return GuestPlan(
         job=attempt,
@@ -280,27 +280,14 @@ def distance_notices(planned: PlannedGuest, placement: Placement) -> list[Notice
 def place_guests(
     context: JobContext, planned: Sequence[PlannedGuest], placements: Sequence[Placement]
 ) -> list[GuestPlan]:
-    job, site = context.job, context.site
+    site = context.site
     guests = [
         dataclasses.replace(one.plan, placement=at)
         for one, at in zip(planned, placements, strict=True)
     ]
-    peers = guest_network.peers(site, job, guests)
-    aliases = guest_network.aliases(site, job, guests)
-    bare = tuple(
-        dataclasses.replace(node, address=guest_network.node_address(node.name))
-        for node in job.bare
-    )
+    addressed = guest_network.assign_addresses(site, context.job, context.secret, guests)
     return [
-        dataclasses.replace(
-            guest,
-            addresses=tuple(guest_network.addresses(site, context.secret, guest)),
-            qemu_uid=host_ids.guest_uid(guest, site),
-            peers=peers,
-            aliases=aliases,
-            bare=bare,
-        )
-        for guest in guests
+        dataclasses.replace(guest, qemu_uid=host_ids.guest_uid(guest, site)) for guest in addressed
     ]
 
 
@@ -395,7 +382,7 @@ def _core_elements(guest: GuestPlan, site: Site) -> Iterator[Element]:
     if image.disk is not None:
         yield Disk(
             "root",
-            path=str(root_disk(guest)),
+            path=str(guest.root_disk),
             format="qcow2",
             serial="vtroot",
             boot=None if image.kernel else 1,

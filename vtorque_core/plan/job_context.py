@@ -40,6 +40,10 @@ class JobContext:
     machine: Topology | None = None
     granted: JobGrant = JobGrant()
 
+    @property
+    def attempt(self) -> names.JobAttempt:
+        return attempt_of(self.job, self.user)
+
 
 def load_secret(path: Path) -> bytes:
     try:

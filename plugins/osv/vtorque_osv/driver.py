@@ -14,7 +14,7 @@ from vtorque_core.api import Refused
 from vtorque_core.api.acquired import Resource
 from vtorque_core.api.guest_context import ContextItem, EnvVar, GuestFile
 from vtorque_core.api.guest_driver import LateDriver, ReadyGuest, Script, Streams
-from vtorque_core.api.guest_plan import GuestPlan, Share, root_disk
+from vtorque_core.api.guest_plan import GuestPlan, Share
 from vtorque_core.api.job_files import File
 from vtorque_core.api.libvirt_domain import (
     Clock,
@@ -116,7 +116,7 @@ class OsvDriver(LateDriver):
                 fix="ask an admin for an image with a kernel",
             )
         else:
-            yield BootLine(str(root_disk(guest)), line)
+            yield BootLine(str(guest.root_disk), line)
 
     def await_ready(self, guest: GuestPlan, deadline: float, step: Callable[[str], None]) -> None:
         """Do nothing: an OSv guest runs the job as soon as it has booted."""

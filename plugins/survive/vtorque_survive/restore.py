@@ -18,7 +18,7 @@ from vtorque_core.api.batch_system import BatchJob
 from vtorque_core.api.boot_source import Boot, BootSource, Identity
 from vtorque_core.api.children import run_in_child
 from vtorque_core.api.guest_driver import LEFT
-from vtorque_core.api.guest_plan import GuestPlan, JobUser, root_disk
+from vtorque_core.api.guest_plan import GuestPlan, JobUser
 from vtorque_core.api.job_files import File
 from vtorque_core.api.kept_records import place
 from vtorque_core.api.node_job import NodeJob, Site
@@ -251,7 +251,7 @@ def await_disks(job: NodeJob) -> None:
     """Create empty disks for guests that migrate from another node."""
     for guest in job.guests:
         if guest.image.disk is not None:
-            job.acquire(RestoredDisk(str(root_disk(guest)), guest.qemu_uid), guest=guest)
+            job.acquire(RestoredDisk(str(guest.root_disk), guest.qemu_uid), guest=guest)
 
 
 def acquire_saved(job: NodeJob) -> None:
@@ -283,7 +283,7 @@ def acquire_saved(job: NodeJob) -> None:
                 _acquire_session(job, guest, saved.memory.with_name(SESSION))
             disk = saved.memory.with_suffix(".disk")
             if disk.exists():
-                made = RestoredDisk(str(root_disk(guest)), guest.qemu_uid, str(disk))
+                made = RestoredDisk(str(guest.root_disk), guest.qemu_uid, str(disk))
                 job.acquire(made, guest=guest)
 
 

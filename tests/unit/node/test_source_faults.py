@@ -14,7 +14,6 @@ import device_cases
 from patience import LONG, eventually
 from vtorque_core.api import HostFault
 from vtorque_core.api.boot_source import BootSource, Offer
-from vtorque_core.api.guest_plan import root_disk
 from vtorque_core.api.values import hookimpl
 from vtorque_core.base import locks
 from vtorque_core.node.start import boot
@@ -147,7 +146,7 @@ class OwnDisk(Faulty):
     brings_disk = True
 
     def start(self, boot):
-        root_disk(boot.guest).write_bytes(b"a disk of this source")
+        boot.guest.root_disk.write_bytes(b"a disk of this source")
         raise HostFault("its memory does not fit this disk")
 
 

@@ -351,7 +351,7 @@ def test_spare_guest_with_dedicated_cores_is_not_booted(paths, monkeypatch):
         qemu_user="q",
     )  # fmt: skip
     monkeypatch.setattr(spare_boot.policy, "check_options", lambda *_: None)
-    monkeypatch.setattr(spare_boot.node_hardware, "topology", lambda _: flat((0, 1, 2, 3), 4096))
+    monkeypatch.setattr(job_context.node_hardware, "topology", lambda _: flat((0, 1, 2, 3), 4096))
     monkeypatch.setattr(spare_boot, "replace", lambda each, **_: each)
     monkeypatch.setattr(spare_boot.plan, "plan_guests", lambda *_: [planned_one])
     site = SimpleNamespace(paths=paths, node=node)

@@ -13,7 +13,7 @@ from vtorque_core.api.batch_system import BareNode, BatchJob
 from vtorque_core.api.boot_source import BootSource, Identity
 from vtorque_core.api.claims import MemoryClaim, Notice, Placement, PoolClaim, RamClaim
 from vtorque_core.api.guest_context import EnvVar, RootCommand
-from vtorque_core.api.guest_plan import JobUser, report_missing, root_disk
+from vtorque_core.api.guest_plan import JobUser, report_missing
 from vtorque_core.api.host_topology import flat
 from vtorque_core.api.libvirt_domain import Disk, MemoryBacking
 from vtorque_core.api.strategies import GuestType
@@ -350,8 +350,8 @@ def test_memory_root_disk_that_does_not_fit_is_refused_with_limit_and_key(plan_g
 def test_memory_overlays_are_below_run(plan_guests):
     on_disk = plan_guests()[0][0].plan
     in_memory = plan_guests(fs_type="ramdisk")[0][0].plan
-    assert root_disk(on_disk).is_relative_to(on_disk.state_dir)
-    assert root_disk(in_memory).is_relative_to(in_memory.run_dir)
+    assert on_disk.root_disk.is_relative_to(on_disk.state_dir)
+    assert in_memory.root_disk.is_relative_to(in_memory.run_dir)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -394,7 +394,7 @@ def test_sources_of_two_plugins_are_a_conflict_that_names_both(plan_guests, plug
 
 def test_job_with_more_guests_than_were_saved_is_refused(plan_guests, plugin):
     plugin.saved = [saved_guest("vt-5.srv.2-n7-0")]
-    with pytest.raises(Refused, match=r"vms_per_node=.*which are for 1 guests per node"):
+    with pytest.raises(Refused, match=r"vms_per_node=.*which have 1 guests per node"):
         plan_guests(machine=flat(range(4), 4096), vms_per_node=2)
 
 

@@ -70,6 +70,15 @@ class StartAttempt:
         _log.debug("%s (%d): %.1f ms", resource.kind, seq, millis, extra={"guest": index})
         return seq
 
+    def acquire_all(
+        self, resources: Iterable[Resource], guest: GuestPlan, acting: str = "core"
+    ) -> None:
+        """Acquire the resources of a guest, and journal them under the plugin ``acting``."""
+        self.acting = acting
+        for resource in resources:
+            self.acquire(resource, guest)
+        self.acting = "core"
+
     def enter(self, phase: str) -> None:
         self.phase = phase
         self.journal.phase(phase)

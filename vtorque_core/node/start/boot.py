@@ -64,10 +64,7 @@ def boot_on_order(start: StartAttempt, prepared: Sequence[GuestSpec]) -> None:
             now = replace(start, journal=journal, deadline=deadline)
             told = [_add_late_items(each, order, now.site) for each in prepared]
             for each in told:
-                now.acting = each.owner
-                for resource in each.resources:
-                    now.acquire(resource, guest=each.plan)
-            now.acting = "core"
+                now.acquire_all(each.resources, guest=each.plan, acting=each.owner)
             consoles = boot_all(now, told)
             now.enter("run")
         return [
@@ -332,8 +329,7 @@ def _fall_back(boot: GuestBoot, error: HostFault) -> GuestBoot:
     resources = [*root_disks(cold, start.site), *daemons(cold)]
     for resource in reversed(resources):  # the disk before the tmpfs that contains it
         resource.release()
-    for resource in resources:
-        start.acquire(resource, guest=cold.plan)
+    start.acquire_all(resources, guest=cold.plan)
     return GuestBoot(start, cold, boot.accel, boot.failed)
 
 

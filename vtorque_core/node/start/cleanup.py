@@ -54,7 +54,7 @@ def abort_start(job: BatchJob, site: Site, plugins: Plugins, user: JobUser, told
                 teardown(path, site.paths, plugins, release_timeout=seconds, keep=keep)
             return
         _, its = for_job(site, plugins, facts_of_job(job, user))
-        with Journal.start(site.paths, header(job, user, site, its)) as journal:
+        with Journal.start(site.paths, header(told.job, job, site, its)) as journal:
             journal.acquire(proof_file(told, user, site), plugin="core", phase=told.state)
     except VtorqueError:  # mostly a full disk: report to the user anyway. The epilogue
         # removes the proof even if it is not journaled.

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import chain
 from typing import Literal
 
 from vtorque_core.api.acquired import Resource
-from vtorque_core.api.guest_plan import GuestPlan, ramdisk_dir, root_disk
+from vtorque_core.api.guest_plan import GuestPlan
 from vtorque_core.api.job_files import Tree
 from vtorque_core.api.libvirt_domain import Disk, Filesystem, Interface
 from vtorque_core.config.site_config import Site
@@ -40,7 +41,7 @@ def root_disks(each: GuestSpec, site: Site) -> Iterable[Resource]:
     If the boot source provides the disk, returns only the tmpfs of a RAM disk.
     """
     image = each.plan.image
-    ram = ramdisk_dir(each.plan)
+    ram = each.plan.ramdisk_dir
     if image.disk is None or each.plan.source.warm_key:
         return
     if ram is not None:
@@ -50,7 +51,7 @@ def root_disks(each: GuestSpec, site: Site) -> Iterable[Resource]:
         yield MountResource("tmpfs", str(ram), "tmpfs", limits)
     if each.plan.source.brings_disk:
         return
-    made = str(root_disk(each.plan)), str(image.disk), image.disk_format
+    made = str(each.plan.root_disk), str(image.disk), image.disk_format
     if plan.has_copied_disk(each.plan, site):
         yield DiskCopy(*made, uid=each.plan.qemu_uid, seconds=site.node.start_timeout)
     else:
@@ -95,14 +96,10 @@ def acquire_all(start: StartAttempt, prepared: Sequence[GuestSpec], *, guard: bo
         if script and not network.filter:
             netfilter.load(script)  # otherwise the filters of the NICs load it
     for each in prepared:
-        for directory in (each.plan.state_dir, each.plan.run_dir):
-            start.acquire(Tree(str(directory), mode=0o711), guest=each.plan)
-        for resource in _guest_resources(each, start.site, guards):
-            start.acquire(resource, guest=each.plan)
-        start.acting = each.owner
-        for resource in each.resources:
-            start.acquire(resource, guest=each.plan)
-        start.acting = "core"
+        tops = (Tree(str(top), mode=0o711) for top in (each.plan.state_dir, each.plan.run_dir))
+        own = chain(tops, _guest_resources(each, start.site, guards))
+        start.acquire_all(own, guest=each.plan)
+        start.acquire_all(each.resources, guest=each.plan, acting=each.owner)
 
 
 def _guest_resources(each: GuestSpec, site: Site, guards: str) -> Iterable[Resource]:

@@ -22,6 +22,7 @@ from vtorque_core.api.libvirt_domain import Filesystem, find_forbidding
 from vtorque_core.api.values import Act, JobRequest
 from vtorque_core.api.vm_options import KEEP, LOG, SHOW_LOG, VM_EPILOGUE, VM_PROLOGUE
 from vtorque_core.base.errors import HostFault, InUse, Refused
+from vtorque_core.base.names import JobAttempt
 from vtorque_core.config import policy
 from vtorque_core.config.job_limits import facts_of_job
 from vtorque_core.config.plugins import Plugins
@@ -52,9 +53,9 @@ def proof_file(told: Proof, user: JobUser, site: Site) -> File:
     return File(path, mode=0o640, gid=user.gid, replace=True, content=told.encode())
 
 
-def header(job: BatchJob, user: JobUser, site: Site, plugins: Plugins) -> JobHeader:
+def header(attempt: JobAttempt, job: BatchJob, site: Site, plugins: Plugins) -> JobHeader:
     return JobHeader(
-        job=attempt_of(job, user),
+        job=attempt,
         batch=site.batch.system,
         plugins={name: plugins.distributions[name] for name in plugins.names},
         whole_node=job.whole_node,
@@ -89,9 +90,10 @@ def start_job(
     wanted = replace(policy.check_options(request, site, plugins), nodes=len(job.nodes))
     log.apply_request(wanted[LOG])
     _log.debug("requested: %s", " ".join(sorted(wanted.given)) or "nothing")
-    with Journal.start(site.paths, header(job, user, site, plugins)) as journal:
+    attempt = attempt_of(job, user)
+    with Journal.start(site.paths, header(attempt, job, site, plugins)) as journal:
         deadline = time.monotonic() + site.node.start_timeout
-        start = StartAttempt(attempt_of(job, user), user, site, deadline, journal, plugins)
+        start = StartAttempt(attempt, user, site, deadline, journal, plugins)
         with excuse_node(start):
             _start(start, job, wanted, adapter, reap_gone, let_hook_return, arriving)
 

@@ -21,7 +21,7 @@ from vtorque_core.api.guest_context import EnvVar, Mount, RootCommand
 from vtorque_core.api.guest_plan import Share
 from vtorque_core.api.libvirt_domain import Channel, Disk, Filesystem, KernelBoot
 from vtorque_core.api.values import JobRequest
-from vtorque_linux_guest.boot import hardware, seed_contents
+from vtorque_linux_guest.boot import seed_contents
 from vtorque_linux_guest.boot.hardware import cmdline
 from vtorque_linux_guest.boot.seed import Seed
 from vtorque_linux_guest.job.driver import LinuxDriver
@@ -267,7 +267,7 @@ def test_alias_is_never_in_a_system_directory(plan, leads_to: str, is_alias: boo
         Path(name).chmod(0o755)
         work = f"{name}/work"
         Path(work).symlink_to(leads_to)
-        found = hardware.find_aliases(replace(plan(), shares=(Share("work", work, work),)))
+        found = seed_contents.find_aliases(replace(plan(), shares=(Share("work", work, work),)))
     real = os.path.realpath(leads_to)
     assert (real in found) == is_alias
 
@@ -289,9 +289,9 @@ def test_aliases_of_home_and_shares_resolve_to_their_targets(plan) -> None:
             Share("far", "server:/far", "/far", kind="nfs"),
         )
         user = replace(plan().user, home=home)
-        assert hardware.find_aliases(replace(plan(), user=user, shares=shares)) == {
+        assert seed_contents.find_aliases(replace(plan(), user=user, shares=shares)) == {
             home: "/home/alice", f"{top}/data": "/home/alice", f"{top}/scratch": work,
         }  # fmt: skip
     plain = replace(plan().user, home="/home/alice")
     same = (Share("home", "/home/alice", "/home/alice", user_owned=True),)
-    assert hardware.find_aliases(replace(plan(), user=plain, shares=same)) == {}
+    assert seed_contents.find_aliases(replace(plan(), user=plain, shares=same)) == {}

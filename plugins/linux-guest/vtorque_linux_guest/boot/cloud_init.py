@@ -40,6 +40,15 @@ restarts the sshd that multi-guest jobs use, and locale, which needs Debian's pa
 SSHD = "/etc/ssh/sshd_config.d/00-vtorque.conf"
 
 
+def config_files(guest: GuestPlan, fragments: Sequence[str]) -> dict[str, bytes]:
+    """Return the files of the NoCloud data source (cloud-init docs, "NoCloud")."""
+    return {
+        "user-data": user_data(guest, fragments),
+        "meta-data": meta_data(guest),
+        "network-config": network_config(guest),
+    }
+
+
 def user_data(guest: GuestPlan, fragments: Sequence[str] = ()) -> bytes:
     """Return the cloud-config: host name, host key, time servers, and how the agent starts.
 

@@ -2,40 +2,26 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
-import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator
 
-from vtorque_core.api import HostFault, Image, run_tool
-from vtorque_core.api.acquired import Resource
+from vtorque_core.api import HostFault, Image
 from vtorque_core.api.guest_context import ContextItem, EnvVar, Mount, RootCommand
 from vtorque_core.api.guest_plan import GuestPlan, Share
-from vtorque_core.api.job_files import File
 from vtorque_core.api.libvirt_domain import Channel, Disk, Element, Filesystem, KernelBoot
 from vtorque_core.api.vm_options import DISK
-from vtorque_linux_guest.boot.seed import SEED_NAME, Seed, iso, seed_disk
-from vtorque_linux_guest.boot.seed_contents import seed_files
-from vtorque_linux_guest.boot.setup_script import cancel_commands
-from vtorque_linux_guest.boot.ssh_client import client_files
+from vtorque_linux_guest.boot.seed import seed_disk
 from vtorque_linux_guest.guest.agent_side import ports
 from vtorque_linux_guest.guest.contract import (
-    CANCEL_MARKER,
     CANCEL_PORT,
     CANCEL_SOCKET,
     DATA,
-    EPILOGUE_MARKER,
 )
 from vtorque_linux_guest.guest.linux_family import guest_root
-from vtorque_linux_guest.settings import Settings, site_scripts
 
 DATA_SERIAL = "vtdata"
 """Serial number of the user's disk. The core opens the disk's file as the user."""
 
 _CONSOLES = {"aarch64": "ttyAMA0", "ppc64le": "hvc0", "s390x": "ttysclp0"}
-_RESOLVE = 5.0  # seconds for realpath(1); if a file system hangs, the start continues
-# In these directories a link to a user's directory would give that user root in the guest.
-_SYSTEM = re.compile(r"/(bin|boot|dev|etc|lib[^/]*|proc|root|run|sbin|sys|usr|var(?!/home/))(/|$)")
 _TAG_BYTES = 35  # virtio-fs: 36 bytes with its end (virtio specification 1.2, 5.11.4)
 
 
@@ -72,49 +58,6 @@ def context(guest: GuestPlan) -> Iterator[ContextItem]:
         yield Mount("disk", DATA_SERIAL, DATA)
         owner = f"{guest.user.uid}:{guest.user.gid}"
         yield RootCommand(("chown", owner, DATA))
-
-
-def resources(
-    guest: GuestPlan, items: Sequence[ContextItem], settings: Settings
-) -> Iterable[Resource]:
-    """Return the seed and the files of ``vmgr ssh``.
-
-    Raises Refused or HostFault for unsupported context items.
-    """
-    content = iso(seed_files(guest, items, settings, find_aliases(guest)))
-    has_epilogue = bool(site_scripts(settings.epilogue))
-    marker = str(guest.run_dir / EPILOGUE_MARKER) if has_epilogue else ""
-    path = str(guest.state_dir / SEED_NAME)
-    found = [Seed(path, guest.qemu_uid, marker, content), *client_files(guest)]
-    if cancel_commands(guest, items):
-        found.append(File(str(guest.run_dir / CANCEL_MARKER), mode=0o444))
-    return found
-
-
-def find_aliases(guest: GuestPlan) -> dict[str, str]:
-    """Map further paths of shared directories on the node to the directories' paths in the guest.
-
-    The guest gets links at these paths:
-
-    - the home's path in the user database,
-    - the home's path without symbolic links, as returned by getcwd(3),
-    - the path without symbolic links of each share whose path is equal on node and guest.
-
-    realpath(1) runs as the user, because an NFS server may answer only that user. If it fails, no
-    links are resolved. Users can control the result by replacing a directory with a link, so paths
-    in system directories are dropped.
-    """
-    aliases = {
-        s.source: s.target for s in guest.shares if s.source == s.target and s.name != "home"
-    }
-    homes = [s for s in guest.shares if s.name == "home" and s.kind == "virtiofs"]
-    aliases |= {path: s.target for s in homes for path in (guest.user.home, s.source)}
-    uid = guest.user.uid if os.geteuid() == 0 else None
-    with contextlib.suppress(HostFault):
-        output = run_tool("realpath", "-mz", "--", *aliases, timeout=_RESOLVE, uid=uid)
-        resolved = zip(output.split("\0"), aliases.values(), strict=False)
-        aliases |= {path: target for path, target in resolved if not _SYSTEM.match(path)}
-    return {path: target for path, target in aliases.items() if path != target}
 
 
 def has_data(guest: GuestPlan) -> bool:

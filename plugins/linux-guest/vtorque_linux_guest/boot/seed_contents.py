@@ -1,19 +1,73 @@
-"""The contents of a guest's seed (doc/guests.md). As root, on the node."""
+"""A guest's seed with its contents (doc/guests.md), and its files on the node. As root."""
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 
-from vtorque_core.api import HostFault
+from vtorque_core.api import HostFault, run_tool
+from vtorque_core.api.acquired import Resource
 from vtorque_core.api.guest_context import ContextItem, LinePort, Mount
 from vtorque_core.api.guest_plan import GuestPlan
+from vtorque_core.api.job_files import File
 from vtorque_linux_guest.boot import cloud_config, cloud_init, setup_script
+from vtorque_linux_guest.boot.seed import SEED_NAME, Seed, iso
+from vtorque_linux_guest.boot.ssh_client import client_files
 from vtorque_linux_guest.guest import agent_side
-from vtorque_linux_guest.guest.contract import CANCEL_PORT
+from vtorque_linux_guest.guest.contract import CANCEL_MARKER, CANCEL_PORT, EPILOGUE_MARKER
 from vtorque_linux_guest.guest.linux_family import boots_micro, has_agent
 from vtorque_linux_guest.settings import Settings, agent_path, site_scripts
+
+_RESOLVE = 5.0  # seconds for realpath(1); if a file system hangs, the start continues
+# In these directories a link to a user's directory would give that user root in the guest.
+_SYSTEM = re.compile(r"/(bin|boot|dev|etc|lib[^/]*|proc|root|run|sbin|sys|usr|var(?!/home/))(/|$)")
+_CANCEL = "vtorque/cancel.conf"
+
+
+def resources(
+    guest: GuestPlan, items: Sequence[ContextItem], settings: Settings
+) -> Iterable[Resource]:
+    """Return the seed and the files of ``vmgr ssh``.
+
+    Raises Refused or HostFault for unsupported context items.
+    """
+    files = seed_files(guest, items, settings, find_aliases(guest))
+    has_epilogue = bool(site_scripts(settings.epilogue))
+    marker = str(guest.run_dir / EPILOGUE_MARKER) if has_epilogue else ""
+    path = str(guest.state_dir / SEED_NAME)
+    found = [Seed(path, guest.qemu_uid, marker, iso(files)), *client_files(guest)]
+    if _CANCEL in files:
+        found.append(File(str(guest.run_dir / CANCEL_MARKER), mode=0o444))
+    return found
+
+
+def find_aliases(guest: GuestPlan) -> dict[str, str]:
+    """Map further paths of shared directories on the node to the directories' paths in the guest.
+
+    The guest gets links at these paths:
+
+    - the home's path in the user database,
+    - the home's path without symbolic links, as returned by getcwd(3),
+    - the path without symbolic links of each share whose path is equal on node and guest.
+
+    realpath(1) runs as the user, because an NFS server may answer only that user. If it fails, no
+    links are resolved. Users can control the result by replacing a directory with a link, so paths
+    in system directories are dropped.
+    """
+    aliases = {
+        s.source: s.target for s in guest.shares if s.source == s.target and s.name != "home"
+    }
+    homes = [s for s in guest.shares if s.name == "home" and s.kind == "virtiofs"]
+    aliases |= {path: s.target for s in homes for path in (guest.user.home, s.source)}
+    uid = guest.user.uid if os.geteuid() == 0 else None
+    with contextlib.suppress(HostFault):
+        output = run_tool("realpath", "-mz", "--", *aliases, timeout=_RESOLVE, uid=uid)
+        resolved = zip(output.split("\0"), aliases.values(), strict=False)
+        aliases |= {path: target for path, target in resolved if not _SYSTEM.match(path)}
+    return {path: target for path, target in aliases.items() if path != target}
 
 
 def seed_files(
@@ -35,17 +89,13 @@ def seed_files(
     )
     found = {f"vtorque/{path}": content for path, content in setup.items()}
     found["vtorque/agent.conf"] = agent_conf(guest, items)
-    if (
-        guest.source.warm_key
-    ):  # otherwise its keys would derive from random bytes from before the job
+    if guest.source.warm_key:  # so that no key derives from random bytes from before the job
         found["vtorque/random"] = os.urandom(64)
     if setup_script.cancel_commands(guest, items):
-        found["vtorque/cancel.conf"] = cancel_conf(guest)
+        found[_CANCEL] = cancel_conf(guest)
     if boots_micro(guest.image):
         return found
-    found["user-data"] = cloud_init.user_data(guest, fragments)
-    found["meta-data"] = cloud_init.meta_data(guest)
-    found["network-config"] = cloud_init.network_config(guest)
+    found |= cloud_init.config_files(guest, fragments)
     if not has_agent(guest.image):
         found["vtorque/vtorque-agent"] = _agent_binary(guest, settings)
     return found

@@ -112,8 +112,8 @@ def build(
     """Return the seed's files for the setup: path below ``vtorque/`` to content.
 
     ``cloud_config`` is true if the image or the site has cloud-config. ``links`` maps symbolic
-    links to their targets (``find_aliases`` of :mod:`vtorque_linux_guest.boot.hardware`). Raises
-    Refused for an item that the image's family does not support, HostFault for an invalid value.
+    links to their targets (``seed_contents.find_aliases``). Raises Refused for an item that the
+    image's family does not support, HostFault for an invalid value.
     """
     script = _Script()
     micro = boots_micro(guest.image)

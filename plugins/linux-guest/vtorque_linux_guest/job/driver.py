@@ -36,9 +36,9 @@ class LinuxDriver(AgentDriver):
         self, guest: GuestPlan, items: Sequence[ContextItem], site: Site
     ) -> Iterable[Resource]:
         """Return the seed and the files of ``vmgr ssh``. Raises Refused and HostFault."""
-        from vtorque_linux_guest.boot import hardware
+        from vtorque_linux_guest.boot import seed_contents
 
-        return hardware.resources(guest, items, site[Settings].for_image(guest.image))
+        return seed_contents.resources(guest, items, site[Settings].for_image(guest.image))
 
     def await_warm(self, guest: GuestPlan, deadline: float) -> None:
         """Wait until a warm guest reports that it waits for its seed. Raises HostFault."""
