@@ -1,4 +1,4 @@
-"""Parse the header of a qcow2 file (docs/interop/qcow2.txt of QEMU).
+"""Check the header of a qcow2 file (docs/interop/qcow2.txt of QEMU).
 
 Imports nothing of vTorque, because the program that starts a user's daemon needs it quickly.
 """
@@ -6,48 +6,38 @@ Imports nothing of vTorque, because the program that starts a user's daemon need
 from __future__ import annotations
 
 import struct
-from typing import NamedTuple
 
 MAGIC = b"QFI\xfb"
 HEADER = 104  # bytes of version 3; version 2 has 72
 _CORRUPT, _EXTERNAL_DATA = 1 << 1, 1 << 2  # incompatible_features
+_ALONE = "make it self-contained: qemu-img convert"
 
 
-class Qcow2Header(NamedTuple):
-    """Header fields. ``table`` is the offset of the first-level table, in bytes."""
+def check_header(header: bytes) -> tuple[int, int]:
+    """Return the virtual size in bytes and the offset at which the first-level table ends.
 
-    version: int
-    backing: int
-    cluster_bits: int
-    size: int
-    encryption: int
-    entries: int
-    table: int
-    features: int = 0
-
-    @property
-    def referred(self) -> str:
-        """The kind of other file that the image needs; empty: none."""
-        if self.backing:
-            return "a backing file"
-        return "an external data file" if self.features & _EXTERNAL_DATA else ""
-
-    @property
-    def is_corrupt(self) -> bool:
-        return bool(self.features & _CORRUPT)
-
-
-def parse_header(header: bytes) -> Qcow2Header:
-    """Parse the first ``HEADER`` bytes of a file. Raises ValueError if they are not valid."""
+    Raises ValueError if the image refers to another file, or is encrypted, corrupt or truncated.
+    """
     if not header.startswith(MAGIC):
         raise ValueError("is not in qcow2 format")
     if len(header) < 72:
         raise ValueError("is a truncated qcow2")
-    version, backing, _length, *fields = struct.unpack_from(">IQIIQIIQ", header, 4)
+    version, backing = struct.unpack_from(">IQ", header, 4)
+    bits, size, encryption, entries, table = struct.unpack_from(">IQIIQ", header, 20)
     if version not in (2, 3):
         raise ValueError(f"is a qcow of version {version}; versions 2 and 3 are supported")
+    if backing:
+        raise ValueError(f"has a backing file; {_ALONE}")
+    if encryption:
+        raise ValueError("is encrypted")
     if version == 3:
         if len(header) < HEADER:
             raise ValueError("is a truncated qcow2")
-        fields += struct.unpack_from(">Q", header, 72)
-    return Qcow2Header(version, backing, *fields)
+        (incompatible,) = struct.unpack_from(">Q", header, 72)
+        if incompatible & _EXTERNAL_DATA:
+            raise ValueError(f"has an external data file; {_ALONE}")
+        if incompatible & _CORRUPT:
+            raise ValueError("is marked as corrupt; try qemu-img check -r all")
+    if not 9 <= bits <= 21:
+        raise ValueError(f"is an invalid qcow2: cluster_bits is {bits}")
+    return int(size), table + entries * 8

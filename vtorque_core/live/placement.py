@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from vtorque_core.api.host_topology import Topology, parse_cpus
+from vtorque_core.api.host_topology import parse_cpus
 from vtorque_core.base.names import Paths
 from vtorque_core.config.site_config import Site
 from vtorque_core.plan.placement import ledger, node_hardware
-from vtorque_core.plan.placement.model import NodeShare
+from vtorque_core.plan.placement.model import Leases, NodeShare
 from vtorque_core.records.reading import JournalState, walk
 
 
@@ -45,34 +44,30 @@ class NodeLeases:
     """Leases of all jobs on this node, and its hardware.
 
     Attributes:
-        host_cpus, host_mib: reserved for the host.
-        mib_on: leased MiB by NUMA node.
-        pages: leased MiB in huge pages, by NUMA node and page size in KiB.
+        share: the hardware, and the part that is reserved for the host.
+        taken: sums of all leases.
     """
 
-    machine: Topology
-    host_cpus: tuple[int, ...]
-    host_mib: int
-    mib_on: Mapping[int, int]
-    pages: Mapping[tuple[int, int], int]
-    jobs: tuple[JobLeases, ...]
+    share: NodeShare
+    taken: Leases
+    jobs: list[JobLeases]
 
 
 def node_leases(site: Site) -> NodeLeases:
     """Return this node's leases. Raises JournalError; HostFault if libvirt does not answer."""
-    reserved = site.node.host_reserve_cores, site.node.host_reserve_ram
-    machine = node_hardware.topology(site.node.libvirt_uri)
-    share = NodeShare(machine, reserve_cores=reserved[0], reserve_mib=reserved[1])
+    share = NodeShare(
+        node_hardware.topology(site.node.libvirt_uri),
+        reserve_cores=site.node.host_reserve_cores,
+        reserve_mib=site.node.host_reserve_ram,
+    )
     return read_leases(site.paths, share)
 
 
 def read_leases(paths: Paths, share: NodeShare) -> NodeLeases:
     """Return the leases of a node with this hardware. Raises JournalError."""
     held = list(walk(paths))
-    taken = ledger.leased_resources(held)
-    jobs = tuple(_job(state) for state in held if state.leases)
-    host = share.reserved, share.reserve_mib
-    return NodeLeases(share.machine, *host, taken.mib_on, taken.pages, jobs)
+    jobs = [_job(state) for state in held if state.leases]
+    return NodeLeases(share, ledger.leased_resources(held), jobs)
 
 
 def job_leases(paths: Paths) -> list[JobLeases]:

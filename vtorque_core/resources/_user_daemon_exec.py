@@ -25,7 +25,7 @@ import sys
 from collections.abc import Iterable
 from typing import Any, NamedTuple, NoReturn
 
-from vtorque_core.base.qcow2_header import HEADER, parse_header
+from vtorque_core.base.qcow2_header import HEADER, check_header
 
 # linux/sched.h
 CLONE_NEWNS, CLONE_NEWIPC, CLONE_NEWUSER = 0x00020000, 0x08000000, 0x10000000
@@ -230,7 +230,10 @@ def _open_disk(plan: DaemonPlan) -> int:
     if facts.st_uid != plan.uid:
         raise _Denied(f"belongs to uid {facts.st_uid}, not to you (uid {plan.uid})")
     if plan.disk == "qcow2":
-        _check_qcow2(os.pread(source, HEADER, 0))
+        try:  # not for security: the daemon has only the user's permissions
+            check_header(os.pread(source, HEADER, 0))
+        except ValueError as error:
+            raise _Denied(f"{error} (its name ends with .qcow2)") from None
     elif facts.st_size == 0 or facts.st_size % _SECTOR:
         raise _Denied(f"has {facts.st_size} bytes; a raw disk must have a multiple of {_SECTOR}")
     try:
@@ -241,21 +244,6 @@ def _open_disk(plan: DaemonPlan) -> int:
             raise _Denied("is in use by another job or program") from None
         raise _Step(f"its file system cannot lock it: {error.strerror}") from None
     return source
-
-
-def _check_qcow2(header: bytes) -> None:
-    """Refuse a disk that names other files.
-
-    This is not for security: the daemon has only the user's permissions.
-    """
-    try:
-        disk = parse_header(header)
-    except ValueError as error:
-        raise _Denied(f"{error}, although its name ends with .qcow2") from None
-    if disk.referred:
-        raise _Denied(f"has {disk.referred}; convert it to a single file: qemu-img convert")
-    if disk.encryption:
-        raise _Denied("is encrypted")
 
 
 def _resolve(path: str) -> tuple[str, bool]:

@@ -43,25 +43,28 @@ def show_tables(found: dict[str, Any]) -> None:
 
 def describe(node: NodeLeases) -> dict[str, Any]:
     """Return the leases of all jobs on this node, as for ``--json``."""
+    machine = node.share.machine
     return {
         "nodes": [
             {
                 "id": each.id,
-                "cores": [list(core) for core in node.machine.cores if set(core) & set(each.cpus)],
+                "cores": [
+                    list(core) for core in machine.cores if set(core) & set(each.cpus)
+                ],
                 "mib": each.mem_mib,
-                "taken_mib": node.mib_on.get(each.id, 0),
+                "taken_mib": node.taken.mib_on.get(each.id, 0),
                 "huge_pages": _pages(each, node),
             }
-            for each in node.machine.nodes
+            for each in machine.nodes
         ],
-        "host": {"cpus": list(node.host_cpus), "mib": node.host_mib},
+        "host": {"cpus": list(node.share.reserved), "mib": node.share.reserve_mib},
         "jobs": [asdict(job) for job in sorted(node.jobs, key=lambda job: by_number(job.id))],
     }
 
 
 def _pages(each: NumaNode, node: NodeLeases) -> list[dict[str, int]]:
     return [
-        {"kib": kib, "mib": kib * n // 1024, "taken_mib": node.pages.get((each.id, kib), 0)}
+        {"kib": kib, "mib": kib * n // 1024, "taken_mib": node.taken.pages.get((each.id, kib), 0)}
         for kib, n in sorted(each.pages.items())
     ]
 
