@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 
 from vtorque_core.api.strategies import GuestType
 from vtorque_core.api.values import Image, JobRequest, Option
-from vtorque_core.api.vm_options import FS_TYPE, IMG, RAM, is_own_image
+from vtorque_core.api.vm_options import IMG, RAM, is_own_image
 from vtorque_core.base.errors import Refused, UsageError
 from vtorque_core.base.names import CONFIG_PATH
 from vtorque_core.cli.entry import forget_coerced_locale, report_errors
@@ -132,8 +132,9 @@ def check_script(guest_type: GuestType, script: bytes | None, image: Image) -> N
 
 def disk_in_memory(wanted: JobRequest, image: Image | None) -> int:
     """Return the MiB of a guest's RAM disk; 0 without RAM disk or if the image is unreadable."""
-    disk = image.disk if image is not None and wanted[FS_TYPE] == "ramdisk" else None
-    return ramdisk_mib(disk) if disk is not None and os.access(disk, os.R_OK) else 0
+    if image is None or image.disk is None or not os.access(image.disk, os.R_OK):
+        return 0
+    return ramdisk_mib(wanted, image)
 
 
 def help_text(site: Site, plugins: Plugins) -> str:

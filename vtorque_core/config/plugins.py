@@ -360,7 +360,8 @@ class Plugins:
         return _find_one(self.guest_types(), name, "guest type", self.broken, why and f"; {why}")
 
     def batch_system(self, name: str) -> BatchSystem:
-        return _find_one(self.batch_systems(), name, "batch system", self.broken, _how_to_get(name))
+        how = f": {how_to_get(BATCH_SYSTEMS[name])}" if name in BATCH_SYSTEMS else ""
+        return _find_one(self.batch_systems(), name, "batch system", self.broken, how)
 
     def plugin_of(self, hook: str, name: str) -> str:
         for contribution in self.each(hook):
@@ -411,10 +412,6 @@ def raise_error(contribution: Contribution[Any], hook: str) -> None:
         f"plugin {contribution.plugin} ({contribution.distribution}) failed in "
         f"{contribution.message(hook)}"
     ) from error
-
-
-def _how_to_get(system: str) -> str:
-    return f": {how_to_get(BATCH_SYSTEMS[system])}" if system in BATCH_SYSTEMS else ""
 
 
 def _find_one(

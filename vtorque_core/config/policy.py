@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import fields, replace
+from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -85,11 +86,8 @@ def resolve(
 
     ``granted`` is for one node. ``disk`` is a RAM disk in MiB.
     """
-
-    def more_extras(job: JobRequest) -> list[Extra]:
-        return extras(job, site, plugins)
-
-    job, notes, refusals = job_size.resolve(wanted, site, more_extras, granted, image, disk)
+    more = partial(extras, site=site, plugins=plugins)
+    job, notes, refusals = job_size.resolve(wanted, site, more, granted, image, disk)
     refusals = refusals or _parse_args(job, site, plugins)
     if refusals:
         raise Refused(*refusals)

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from vtorque_core.api.qcow2 import HEADER, MAGIC, check_qcow2
 from vtorque_core.api.values import Image, JobRequest
-from vtorque_core.api.vm_options import ARCH, DISTRO, IMG, is_own_image
+from vtorque_core.api.vm_options import ARCH, DISTRO, FS_TYPE, IMG, is_own_image
 from vtorque_core.base.errors import ConfigError, HostFault, Refused, printable
 from vtorque_core.base.safefs import closing
 from vtorque_core.base.suggest import closest_names
@@ -250,20 +250,22 @@ def invalid(name: str, reason: str) -> Refused:
     return Refused(f"the image is broken: {printable(reason)}", key="img", value=name)
 
 
-def ramdisk_mib(image: Path) -> int:
-    """Return the largest size in MiB of the overlay that a RAM disk holds for a disk image.
+def ramdisk_mib(request: JobRequest, image: Image) -> int:
+    """Return the largest size in MiB of the overlay that a RAM disk holds; 0 without RAM disk.
 
     The overlay can contain the whole disk. Its tables need 10 bytes for each cluster of 64 KiB, and
     less than 2 MiB in addition (QEMU, docs/interop/qcow2.txt).
     """
-    with image.open("rb") as file:
+    if image.disk is None or request[FS_TYPE] != "ramdisk":
+        return 0
+    with image.disk.open("rb") as file:
         header = file.read(HEADER)
-    size = image.stat().st_size
+    size = image.disk.stat().st_size
     if header.startswith(MAGIC):
         try:
             size = check_qcow2(header, size)
         except Refused as error:
-            raise Refused(f"image {image} {error}") from None
+            raise Refused(f"image {image.name} {error}") from None
     mib = -(-size // (1 << 20))
     return mib + mib // 4096 + 2
 

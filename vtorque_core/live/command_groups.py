@@ -12,7 +12,7 @@ import click
 from click.core import ParameterSource
 
 from vtorque_core.api import hooks
-from vtorque_core.api.strategies import Command, import_object
+from vtorque_core.api.strategies import Command
 from vtorque_core.base.distributions import how_to_install
 from vtorque_core.base.errors import UsageError, VtorqueError
 from vtorque_core.base.names import CONFIG_PATH
@@ -97,26 +97,6 @@ class PluginGroup(click.Group):
                 f"is not installed or is disabled: {how_to_install(brings)}"
             )
         return found
-
-
-class LazyGroup(click.Group):
-    """Group of a plugin's commands, which are imported when they are used or listed.
-
-    ``module`` defines the commands, and ``words`` lists their names.
-    """
-
-    def __init__(self, *args: Any, module: str, words: str, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.commands: dict[str, Any] = dict.fromkeys(words.split())
-        self._module = module
-
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Return a command."""
-        if cmd_name not in self.commands:
-            return None
-        command: click.Command = import_object(f"{self._module}:{cmd_name}")
-        _require_words(command)
-        return command
 
 
 def _loaded(item: Command, plugin: str, plugins: Plugins, config: Path) -> click.Command | None:

@@ -79,7 +79,9 @@ def _remote_places(site: Site, plugins: Plugins) -> Iterator[Place]:
 
 def _select(places: list[Place], wanted: str) -> list[Place]:
     exact = [place for place in places if place.key.rpartition(".")[0] == safe_name(wanted)]
-    if exact and not any(_display_name(place.facts()) != wanted for place in exact):
+    known = (place.facts() for place in exact)
+    shown = {_text(each.get("known_as")) or _text(each.get("job")) for each in known}
+    if shown == {wanted}:
         return exact
     return [place for place in places if is_meant(wanted, place.facts())] or exact
 
@@ -93,10 +95,6 @@ def is_meant(wanted: str, facts: Mapping[str, Any]) -> bool:
     pattern = re.escape(number.removesuffix("[]")) + element + tail
     names = (_text(facts.get("job")), _text(facts.get("known_as")))
     return any(name and re.fullmatch(pattern, name, re.ASCII) for name in names)
-
-
-def _display_name(facts: Mapping[str, Any]) -> str:
-    return _text(facts.get("known_as")) or _text(facts.get("job"))
 
 
 def _text(value: object) -> str:

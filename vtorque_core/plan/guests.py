@@ -83,7 +83,7 @@ def plan_guests(
     """
     site = context.site
     image = _image(request, site, context.plugins)
-    disk = _ram_disk_mib(request, image)
+    disk = ramdisk_mib(request, image)
     request, notes = policy.resolve(request, site, context.plugins, context.granted, image, disk)
     uids = host_ids.free_uids(site)
     sources = list(arriving)
@@ -107,11 +107,6 @@ def _image(request: JobRequest, site: Site, plugins: Plugins) -> Image:
     cache = Path(site.images.cache) if site.images.cache else None
     accept = signature.acceptor(site.images.signers)
     return select_image(request, site, plugins, cache, accept)
-
-
-def _ram_disk_mib(request: JobRequest, image: Image) -> int:
-    on_disk = image.disk is None or request[FS_TYPE] != "ramdisk"
-    return 0 if on_disk or image.disk is None else ramdisk_mib(image.disk)
 
 
 def _offered_sources(context: JobContext, request: JobRequest, image: Image) -> list[BootSource]:
@@ -229,7 +224,7 @@ def _claims(
         MemoryClaim(guest.ram_mib, use=RAM_USE),
         MemoryClaim(site.node.qemu_overhead, use="emulator"),
     ]
-    if disk := _ram_disk_mib(guest.request, guest.image):
+    if disk := ramdisk_mib(guest.request, guest.image):
         claims.append(MemoryClaim(disk, use="ramdisk", key=FS_TYPE.key))
     if (known := guest.source.identity) is None:
         claims += guest_network.claims(site, job, guest.guests_per_node, guest.index)

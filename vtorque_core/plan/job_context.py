@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import pwd
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from vtorque_core.api.batch_system import BatchJob
@@ -82,14 +82,21 @@ def attempt_of(job: BatchJob, user: JobUser) -> names.JobAttempt:
     return names.JobAttempt(job.id, job.attempt, user.name, user.uid, job.node)
 
 
-def node_share(job: BatchJob, site: Site) -> model.NodeShare:
+def whole_node(site: Site) -> model.NodeShare:
+    """Return a share without a job: the node's hardware, and the part reserved for the host."""
     return model.NodeShare(
         machine=node_hardware.topology(site.node.libvirt_uri),
+        reserve_cores=site.node.host_reserve_cores,
+        reserve_mib=site.node.host_reserve_ram,
+    )
+
+
+def node_share(job: BatchJob, site: Site) -> model.NodeShare:
+    return replace(
+        whole_node(site),
         cpus=job.cpus,
         cpu_count=job.cpu_count,
         mem_mib=job.mem_mib,
-        reserve_cores=site.node.host_reserve_cores,
-        reserve_mib=site.node.host_reserve_ram,
         exclusive=site.node.exclusive and not (job.whole_node or job.whole_user),
         whole_node=job.whole_node,
         numa=None if site.node.numa == "none" else site.node.numa,

@@ -279,7 +279,9 @@ def shared_records(
         (state.header, record)
         for state in walk(paths)
         for record in state.open
-        if record.scope == "node" and record.is_for(kind, args) and (state.path, record.seq) != but
+        if record.scope == "node"
+        and (record.kind, record.args) == (kind, args)
+        and (state.path, record.seq) != but
     ]
 
 

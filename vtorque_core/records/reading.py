@@ -110,9 +110,6 @@ class Record:
             del line[later]
         return line
 
-    def is_for(self, kind: str, args: Mapping[str, Any]) -> bool:
-        return self.kind == kind and self.args == args
-
 
 @dataclass(frozen=True)
 class PhaseMark:

@@ -24,11 +24,6 @@ def keep_phases(paths: Paths, state: JournalState) -> None:
     kept_records.keep_facts(paths, state.header.job, batch=state.header.batch, ended=now, **phases)
 
 
-def keep_start(paths: Paths, state: JournalState) -> None:
-    """Copy a started job's phases to its kept records; its owner cannot read the journal."""
-    kept_records.keep_facts(paths, state.header.job, phases=spans(state, time.time()))
-
-
 def spans(state: JournalState, until: float) -> list[dict[str, Any]]:
     """Return the phases: ``name``, ``guest`` (None: the job), ``start`` (Unix time), ``seconds``.
 

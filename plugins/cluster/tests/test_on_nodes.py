@@ -92,7 +92,7 @@ def test_invalid_node_set_is_refused(text):
 CLI = """
 import os, sys
 os.geteuid = lambda: 0
-from vtorque_cluster.group import cluster
+from vtorque_cluster.command import cluster
 from vtorque_core.cli.run_click import run
 run(cluster, "vtorque cluster")
 """

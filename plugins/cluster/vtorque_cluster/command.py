@@ -23,6 +23,7 @@ from vtorque_core.api import (
     HostFault,
     Paths,
     Refused,
+    UsageError,
     printable,
     replace_file,
     require_secret,
@@ -36,7 +37,17 @@ _CONFIG = click.option(
 )
 
 
-@click.command()
+@click.group(short_help="Set up, check or uninstall many nodes by ssh.")
+def cluster() -> None:
+    """Run vtorque setup, or doctor, on many nodes at once, by ssh.
+
+    The exit code is 0 if all nodes succeeded. Otherwise fix the problems and repeat the command.
+    """
+    if os.geteuid() != 0:
+        raise UsageError("vtorque cluster changes the nodes: run it as root")
+
+
+@cluster.command()
 @_NODES
 @_CONFIG
 @fanout_option(64)
@@ -50,7 +61,7 @@ def install(nodes: str, config: Path | None, fanout: int, batch: str, dry_run: b
     _setup(nodes, words, config, secret, fanout, show_all=dry_run)
 
 
-@click.command()
+@cluster.command()
 @_NODES
 @_CONFIG
 @fanout_option(64)
@@ -61,7 +72,7 @@ def uninstall(nodes: str, config: Path | None, fanout: int, purge: bool) -> None
     _setup(nodes, words, config, b"", fanout, show_all=False)
 
 
-@click.command()
+@cluster.command()
 @_NODES
 @_CONFIG
 @fanout_option(64)

@@ -35,8 +35,8 @@ from vtorque_experiment import (
 )
 from vtorque_experiment.batch import BatchCommands
 from vtorque_experiment.book import DONE, FAILED, Book
+from vtorque_experiment.command import experiment
 from vtorque_experiment.definition import NumberSource
-from vtorque_experiment.group import experiment
 from vtorque_experiment.place import validate_place
 
 TWO = 'script = "job.sh"\nrepetitions = 2\nlimits.jobs = 1\n'

@@ -8,7 +8,7 @@ from click.testing import CliRunner
 import experiments
 from vtorque_experiment import batch, check, definition, matrix, run_session
 from vtorque_experiment.book import Book
-from vtorque_experiment.group import experiment
+from vtorque_experiment.command import experiment
 
 GUESTS = """
 script = "job.sh"

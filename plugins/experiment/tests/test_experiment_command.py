@@ -15,7 +15,7 @@ import kept_experiments
 from vtorque_core.api import Refused
 from vtorque_experiment import compare, run_session, versions
 from vtorque_experiment.book import Book
-from vtorque_experiment.group import experiment
+from vtorque_experiment.command import experiment
 from vtorque_experiment.place import find_existing, validate_place
 from vtorque_experiment.results import read
 

@@ -54,7 +54,19 @@ _junit = click.option(
 )  # fmt: skip
 
 
-@click.command(short_help="Run an experiment.")
+@click.group(short_help="Run a script with many values, and compare the numbers.")
+def experiment() -> None:
+    """Run job scripts with many values, record numbers of each job, and compare them.
+
+    A TOML file names job scripts, a matrix of values, repetitions, and the numbers to extract from
+    each job: see doc/experiment.md.
+
+    Exit codes: 0 done, 1 failed, 2 wrong usage or refused, 3 a condition of --fail-if is true, 4
+    done with failed points, 5 stopped before the end.
+    """
+
+
+@experiment.command(short_help="Run an experiment.")
 @click.argument("file", type=click.Path(path_type=Path), metavar="FILE")
 @click.option(
     "--dir", "directory", type=click.Path(path_type=Path), metavar="DIR",
@@ -95,7 +107,7 @@ def run(
     _end(run_session.run(config, place, hours, _report_progress, new_plan=plan), as_json)
 
 
-@click.command(short_help="Continue a stopped experiment.")
+@experiment.command(short_help="Continue a stopped experiment.")
 @_directory
 @click.option("--failed", is_flag=True, help="Also run the failed points again.")
 @click.option(
@@ -122,7 +134,7 @@ def resume(
     _end(ended, as_json)
 
 
-@click.command(short_help="Show the progress of an experiment, and failed points.")
+@experiment.command(short_help="Show the progress of an experiment, and failed points.")
 @_directory
 @_json
 def status(directory: Path, as_json: bool) -> None:
@@ -139,7 +151,7 @@ def status(directory: Path, as_json: bool) -> None:
         click.echo(f"and {more} more: use --json to list all")
 
 
-@click.command(short_help="Show statistics of each combination's numbers.")
+@experiment.command(short_help="Show statistics of each combination's numbers.")
 @_directory
 @_numbers
 @_html
@@ -174,7 +186,7 @@ def results(
     _exit_by_conditions(judged, found.title, junit)
 
 
-@click.command(short_help="Compare two experiments, or combinations within one.")
+@experiment.command(short_help="Compare two experiments, or combinations within one.")
 @_directory
 @click.argument("other", type=click.Path(path_type=Path), metavar="[DIR]", required=False)
 @_baseline
@@ -217,7 +229,7 @@ def compare(  # noqa: PLR0913 - one for each option
     _exit_by_conditions(judged, title, junit)
 
 
-@click.command(short_help="Write all points as CSV, JSON or Parquet.")
+@experiment.command(short_help="Write all points as CSV, JSON or Parquet.")
 @_directory
 @click.option("--format", "kind", type=click.Choice(["csv", "json", "parquet"]), default="csv")
 @click.option(

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import click
 
 from vtorque_core.api import UsageError, printable, show_mib, tables
-from vtorque_core.api.host_topology import NumaNode, show_cpus
-from vtorque_core.live.placement import NodeLeases, node_leases
+from vtorque_core.api.host_topology import NumaNode, parse_cpus, show_cpus
+from vtorque_core.live.placement import CORE, CPUS, MEMORY, JobLeases, NodeLeases, node_leases
 from vtorque_core.live.site_config import load
 from vtorque_jobs.command import by_number
 
@@ -48,9 +47,7 @@ def describe(node: NodeLeases) -> dict[str, Any]:
         "nodes": [
             {
                 "id": each.id,
-                "cores": [
-                    list(core) for core in machine.cores if set(core) & set(each.cpus)
-                ],
+                "cores": [list(core) for core in machine.cores if set(core) & set(each.cpus)],
                 "mib": each.mem_mib,
                 "taken_mib": node.taken.mib_on.get(each.id, 0),
                 "huge_pages": _pages(each, node),
@@ -58,7 +55,9 @@ def describe(node: NodeLeases) -> dict[str, Any]:
             for each in machine.nodes
         ],
         "host": {"cpus": list(node.share.reserved), "mib": node.share.reserve_mib},
-        "jobs": [asdict(job) for job in sorted(node.jobs, key=lambda job: by_number(job.id))],
+        "jobs": [
+            _job(job) for job in sorted(node.jobs, key=lambda job: by_number(job.id)) if job.leases
+        ],
     }
 
 
@@ -67,6 +66,27 @@ def _pages(each: NumaNode, node: NodeLeases) -> list[dict[str, int]]:
         {"kib": kib, "mib": kib * n // 1024, "taken_mib": node.taken.pages.get((each.id, kib), 0)}
         for kib, n in sorted(each.pages.items())
     ]
+
+
+def _job(job: JobLeases) -> dict[str, Any]:
+    guests: dict[int, dict[str, Any]] = {}
+    cpus: tuple[int, ...] = ()
+    for index, lease in job.leases:
+        if lease.pool == CPUS:
+            cpus = parse_cpus(lease.cpus)
+        if index is None:
+            continue
+        fresh = {"index": index, "cores": {}, "mib": 0, "nodes": [], "items": {}}
+        guest = guests.setdefault(index, fresh)
+        if lease.pool == CORE:
+            guest["cores"].setdefault(lease.use or "own", []).append(int(lease.item))
+        elif lease.pool == MEMORY:
+            guest["mib"] += lease.mib
+            guest["nodes"] = sorted({*guest["nodes"], lease.node} - {-1})
+        else:
+            guest["items"].setdefault(lease.pool, []).append(lease.item)
+    each = [guests[index] for index in sorted(guests)]
+    return {"id": job.id, "owner": job.owner, "cpus": list(cpus), "guests": each}
 
 
 def _node(node: dict[str, Any], found: dict[str, Any]) -> tuple[str, ...]:

@@ -27,7 +27,12 @@ CONFIG = click.option(
 )
 
 
-@click.command()
+@click.group(short_help="The batch system of one machine.")
+def local() -> None:
+    """Run the batch system `local`: one machine, one queue."""
+
+
+@local.command()
 @click.option("--foreground", is_flag=True, help="Stay in the foreground, log to stderr.")
 @click.option("--slots", type=click.IntRange(1, 1024), help="Jobs at once; default: site config.")
 @CONFIG
@@ -57,7 +62,7 @@ def serve(foreground: bool, slots: int | None, config: Path | None) -> None:
     service.serve()
 
 
-@click.command()
+@local.command()
 @CONFIG
 def stop(config: Path | None) -> None:
     """Stop the service and wait for its end: running jobs are ended, queued ones stay queued."""

@@ -27,4 +27,4 @@ vtorque_batch_systems = constant_hook(
         step=step,
     )
 )
-vtorque_commands = constant_hook(Command("vtorque local", "vtorque_local.group:local"))
+vtorque_commands = constant_hook(Command("vtorque local", "vtorque_local.command:local"))

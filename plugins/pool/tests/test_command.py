@@ -11,7 +11,7 @@ from click.testing import CliRunner
 from recorded_command import RecordedCommand
 from vtorque_core.api import HostFault, Refused
 from vtorque_pool import programs
-from vtorque_pool.group import pool
+from vtorque_pool.command import pool
 
 CONFIG = """
 [paths]

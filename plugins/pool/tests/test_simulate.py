@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from vtorque_core.api import Refused, UsageError
 from vtorque_pool import plot
-from vtorque_pool.group import pool
+from vtorque_pool.command import pool
 from vtorque_pool.simulate import Sizes, TraceJob, read, run, table
 
 LINE = "{number} {submit} -1 {run} {used} -1 -1 {asked} -1 -1 1 1 1 1 1 1 -1 -1\n"

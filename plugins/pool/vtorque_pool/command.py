@@ -18,7 +18,6 @@ from vtorque_core.live.service import site_and_installation
 from vtorque_pool import on_slurm, plot, show, slurm_conf, unit
 from vtorque_pool import serve as service
 from vtorque_pool import simulate as model
-from vtorque_pool.group import CONFIG
 from vtorque_pool.hostlist import expand
 from vtorque_pool.machines import Machines
 from vtorque_pool.opening import become_owner, open_pool, require_state
@@ -26,6 +25,10 @@ from vtorque_pool.pbs import Pbs
 from vtorque_pool.programs import begin
 from vtorque_pool.settings import MachineShape, Settings
 from vtorque_pool.slurm import Slurm
+
+CONFIG = click.option(
+    "--config", type=click.Path(readable=False, path_type=Path), help="Other config file."
+)
 
 
 def _open_pool(config: Path | None) -> tuple[Machines, Slurm | Pbs]:
@@ -46,8 +49,19 @@ def _pass_pool(command: Callable[..., None]) -> Callable[..., None]:
     return CONFIG(click.pass_context(run))
 
 
-def show_nodes(config: Path | None, as_json: bool, metrics: bool) -> None:
-    """Print the nodes, as ``vtorque pool`` does without a command."""
+@click.group(invoke_without_command=True, short_help="Create and delete worker nodes on demand.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@click.option("--metrics", is_flag=True, help="Print metrics for Prometheus.")
+@CONFIG
+@click.pass_context
+def pool(context: click.Context, as_json: bool, metrics: bool, config: Path | None) -> None:
+    """List nodes: state, age, idle time, cost per hour, jobs. As root or Slurm's user."""
+    if context.invoked_subcommand is None:
+        _show_nodes(config, as_json, metrics)
+    context.obj = config
+
+
+def _show_nodes(config: Path | None, as_json: bool, metrics: bool) -> None:
     machines, batch = _open_pool(config)
     found, remembered, now = machines.list_machines(), machines.memory.read(), time.time()
     listed = show.rows(machines.settings, found, batch.nodes(), remembered.held, now)
@@ -62,7 +76,7 @@ def show_nodes(config: Path | None, as_json: bool, metrics: bool) -> None:
         sys.exit(EXIT_FAILED)
 
 
-@click.command()
+@pool.command()
 @CONFIG
 @click.pass_context
 def config(context: click.Context, config: Path | None) -> None:
@@ -74,7 +88,7 @@ def config(context: click.Context, config: Path | None) -> None:
         click.echo(line)
 
 
-@click.command()
+@pool.command()
 @CONFIG
 @click.option("--undo", is_flag=True, help="Undo the setup.")
 @click.option("--dry-run", is_flag=True, help="Print what would be done, without doing it.")
@@ -98,7 +112,7 @@ def setup(context: click.Context, config: Path | None, undo: bool, dry_run: bool
         click.echo(f"to do by hand: {problem}")
 
 
-@click.command()
+@pool.command()
 @click.argument("nodes")
 @click.option("--why", default="held by an administrator", help="Reason, shown by vtorque pool.")
 @click.option("--end", is_flag=True, help="End the hold.")
@@ -117,7 +131,7 @@ def hold(machines: Machines, batch: Slurm | Pbs, nodes: str, why: str, end: bool
         batch.undrain(name) if end else batch.drain(name, f"held: {why}")
 
 
-@click.command()
+@pool.command()
 @click.argument("nodes")
 @_pass_pool
 def drain(machines: Machines, batch: Slurm | Pbs, nodes: str) -> None:
@@ -128,7 +142,7 @@ def drain(machines: Machines, batch: Slurm | Pbs, nodes: str) -> None:
     batch.power_down(names, at_once=False)
 
 
-@click.command()
+@pool.command()
 @click.argument("nodes")
 @_pass_pool
 def destroy(machines: Machines, batch: Slurm | Pbs, nodes: str) -> None:
@@ -143,7 +157,7 @@ def destroy(machines: Machines, batch: Slurm | Pbs, nodes: str) -> None:
         raise Refused(*(f"{name}: {problem}" for name, problem in failed.items()))
 
 
-@click.command()
+@pool.command()
 @click.argument("shape")
 @_pass_pool
 def release(machines: Machines, batch: Slurm | Pbs, shape: str) -> None:
@@ -164,14 +178,14 @@ def batch_release(machines: Machines, batch: Slurm | Pbs, shape: MachineShape) -
     machines.log(f"{shape.name}: retried by an administrator")
 
 
-@click.command()
+@pool.command()
 @_pass_pool
 def tidy(machines: Machines, batch: Slurm | Pbs) -> None:
     """Compare clouds and batch system once and repair differences, as vtorque pool serve does."""
     click.echo(f"{service.tidy(machines.settings, machines, batch)} differences repaired")
 
 
-@click.command()
+@pool.command()
 @_pass_pool
 def serve(machines: Machines, batch: Slurm | Pbs) -> None:
     """Repair the pool in rounds until SIGTERM. On Torque and OpenPBS, also grow and shrink it."""
@@ -179,7 +193,7 @@ def serve(machines: Machines, batch: Slurm | Pbs) -> None:
     service.serve(machines.settings, machines, batch)
 
 
-@click.command()
+@pool.command()
 @click.argument("trace", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.option("--nodes", default="8", help="Maximum number of nodes; several values with commas.")
 @click.option(

@@ -284,8 +284,8 @@ def reserved_addresses(guests: Sequence[GuestPlan], site: Site) -> Iterator[Pool
     """
     if not (site[Settings].checkpoints and is_shared_by_nodes(site)):
         return
-    leased = [guest.items.items() for job in job_leases(site.paths) for guest in job.guests]
-    taken = {(pool, item) for pools in leased for pool, items in pools for item in items}
+    leases = [lease for job in job_leases(site.paths) for _, lease in job.leases]
+    taken = {(lease.pool, lease.item) for lease in leases}
     taken |= _read_addresses(Path(site[Settings].checkpoints), _READ)
     known = [guest.source.identity for guest in guests]
     mine = {lease for each in known if each is not None for lease in each.leased}

@@ -315,7 +315,9 @@ def test_groups_of_a_user_come_from_the_node():
 def test_memory_root_disk_is_an_overlay_or_copy_by_site_config(plan_guests, monkeypatch):
     image = dataclasses.replace(IMAGE, disk=Path("/pool/tiny/v1/disk.raw"), disk_format="raw")
     monkeypatch.setattr(pool, "select", lambda *_: image)
-    monkeypatch.setattr(plan, "ramdisk_mib", lambda _: 80)
+    monkeypatch.setattr(
+        plan, "ramdisk_mib", lambda request, _: 80 * (request.values["fs_type"] == "ramdisk")
+    )
     for way, fs_type, base in (
         ("overlay", "ramdisk", str(image.disk)),
         ("copy", "ramdisk", None),
@@ -336,7 +338,7 @@ def test_memory_root_disk_is_an_overlay_or_copy_by_site_config(plan_guests, monk
 def test_memory_root_disk_that_does_not_fit_is_refused_with_limit_and_key(plan_guests, monkeypatch):
     image = dataclasses.replace(IMAGE, disk=Path("/pool/tiny/v1/disk.raw"), disk_format="raw")
     monkeypatch.setattr(pool, "select", lambda *_: image)
-    monkeypatch.setattr(plan, "ramdisk_mib", lambda _: 900)
+    monkeypatch.setattr(plan, "ramdisk_mib", lambda *_: 900)
     share = NodeShare(flat((0, 1), 8192), cpus=(0, 1), mem_mib=1024)
     (guest, _), _, _ = plan_guests(fs_type="ramdisk")
     with pytest.raises(NoFit) as caught:

@@ -46,7 +46,13 @@ def root_disks(each: GuestSpec, site: Site) -> Iterable[Resource]:
         return
     if ram is not None:
         # A separate tmpfs limits the guest's writes to its claim, so they cannot fill /run.
-        limits = (f"size={ramdisk_mib(image.disk)}M", "mode=0711", "nosuid", "nodev", "noexec")
+        limits = (
+            f"size={ramdisk_mib(each.plan.request, image)}M",
+            "mode=0711",
+            "nosuid",
+            "nodev",
+            "noexec",
+        )
         yield Tree(str(ram), mode=0o711)
         yield MountResource("tmpfs", str(ram), "tmpfs", limits)
     if each.plan.source.brings_disk:

@@ -63,9 +63,11 @@ def apply_offers(
             free = {s.key: s for s in idle_spares(list(walk(paths))) if _is_waiting(s)}
             chosen = [_apply_offer(start, each, offers, free) for each in prepared]
     adopted = {each.plan.source.warm_key for each in chosen}
-    for key in gone:
-        if key not in adopted:
-            _end_or_wait(paths, key)
+    for key in (key for key in gone if key not in adopted):
+        try:
+            end_unclaimed(paths, key)
+        except HostFault as error:
+            raise InUse(f"spare guest {key} has not ended: {error}", stage="plan") from None
     return chosen
 
 
@@ -99,13 +101,6 @@ def _apply_offer(
         _log.info("was booted before: %s", warm.key, extra={"guest": guest.index})
         return _adopt_identity(replace(each, plan=replace(guest, source=source)), warm, start.site)
     return each
-
-
-def _end_or_wait(paths: Paths, key: str) -> None:
-    try:
-        end_unclaimed(paths, key)
-    except HostFault as error:
-        raise InUse(f"spare guest {key} has not ended: {error}", stage="plan") from None
 
 
 def end_unclaimed(paths: Paths, key: str) -> bool:

@@ -43,9 +43,8 @@ from vtorque_core.plan import guests as plan
 from vtorque_core.plan import host_ids
 from vtorque_core.plan.domain.merge import merge
 from vtorque_core.plan.domain.render import drop_pluggable, render_base
-from vtorque_core.plan.job_context import JobContext, attempt_of
-from vtorque_core.plan.placement import ledger, node_hardware
-from vtorque_core.plan.placement.model import NodeShare
+from vtorque_core.plan.job_context import JobContext, attempt_of, whole_node
+from vtorque_core.plan.placement import ledger
 from vtorque_core.records.journal import Journal
 from vtorque_core.records.reading import SPARE_PREFIX, SPARE_XML, JobHeader
 
@@ -75,18 +74,21 @@ def _boot(start: StartAttempt, job: BatchJob, wanted: Mapping[str, str], ports: 
     site, plugins = start.site, start.plugins
     start.enter("plan")
     request = policy.check_options(Request(tuple(wanted.items())), site, plugins)
-    machine = node_hardware.topology(site.node.libvirt_uri)
+    share = replace(whole_node(site), exclusive=False)
     unshared = replace(site, shares={})
-    context = JobContext(job, start.user, unshared, plugins, b"-" * 32, machine)
+    context = JobContext(job, start.user, unshared, plugins, b"-" * 32, share.machine)
     (planned,) = plan.plan_guests(context, request)
     driver = planned.driver
     if not isinstance(driver, WarmDriver):
         kind = planned.plan.image.guest_type
         raise Refused(f"guests of type {kind} cannot be warm guests")
     kinds = (CoreClaim, MemoryClaim, RamClaim)
-    claims = [c for c in planned.claims if isinstance(c, kinds) or _is_uid(c)]
-    reserve = site.node.host_reserve_cores, site.node.host_reserve_ram
-    share = NodeShare(machine, (), None, None, *reserve, exclusive=False)
+    claims = [
+        claim
+        for claim in planned.claims
+        if isinstance(claim, kinds)
+        or (isinstance(claim, PoolClaim) and claim.pool == host_ids.POOL)
+    ]
     (placement,), _ = ledger.place(start.journal, [claims], share, site.paths)
     if placement.own:  # no job's guest could have the same cores
         raise Refused("warm guests cannot have dedicated cores")
@@ -129,10 +131,6 @@ def _schedule(guest: GuestPlan, nice: int) -> None:
     for thread in threads(process) if process else ():
         with contextlib.suppress(ProcessLookupError):
             os.setpriority(os.PRIO_PROCESS, int(thread.name), nice)
-
-
-def _is_uid(claim: object) -> bool:
-    return isinstance(claim, PoolClaim) and claim.pool == host_ids.POOL
 
 
 def main(config: str, keeper: str, ports: str, *words: str) -> int:

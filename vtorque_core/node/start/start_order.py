@@ -171,8 +171,9 @@ def _start(
         boot.boot_all(start, prepared)  # phases boot, ready, post-boot
     _prove_ready(start, told, prepared[0], notices)
     start.enter("await the script" if on_order else "run")
-    with contextlib.suppress(JournalError, OSError):
-        timeline.keep_start(site.paths, read(start.journal.path))
+    with contextlib.suppress(JournalError, OSError):  # the owner cannot read the journal
+        phases = timeline.spans(read(start.journal.path), time.time())
+        keep_facts(site.paths, start.job, phases=phases)
 
 
 def _place_guests(

@@ -285,8 +285,9 @@ def demand(claims: Sequence[Claim]) -> Demand:
             limit=f"a multiple of {show_mib(max(1, page // 1024))}",
             fix="ask for a multiple of the page size, or for no huge pages",
         )
+    uses = [use for use in USES if any(c.use == use for c in cores)]
     return Demand(
-        cores={u: _cores([c for c in cores if c.use == u]) for u in USES if _has_use(cores, u)},
+        cores={u: _cores([c for c in cores if c.use == u]) for u in uses},
         whole=any(c.whole_cores for c in cores),
         mib=rest if page is not None else rest + ram,
         paged_mib=0 if page is None else ram,
@@ -301,10 +302,6 @@ def demand(claims: Sequence[Claim]) -> Demand:
         near=frozenset(node for r in rams for node in r.near),
         amounts=amounts,
     )
-
-
-def _has_use(claims: Iterable[CoreClaim], use: str) -> bool:
-    return any(c.use == use for c in claims)
 
 
 def _cores(claims: Sequence[CoreClaim]) -> Cores:
