@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Protocol, TypeVar
 
 from vtorque_core.api.acquired import Resource
-from vtorque_core.api.boot_source import BootSource
-from vtorque_core.api.guest_plan import GuestPlan, JobUser
+from vtorque_core.api.guest_plan import BootSource, GuestPlan, JobUser
 from vtorque_core.base.names import JobAttempt, Paths
 
 S = TypeVar("S")

@@ -9,6 +9,7 @@ from typing import Protocol, runtime_checkable
 from vtorque_core.base import safefs as safefs
 
 make_directories = safefs.make_directories
+rewrite_file = safefs.rewrite
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,6 @@ import importlib.resources
 from pathlib import Path
 
 from vtorque_core.base.names import CONFIG_PATH as CONFIG_PATH
-from vtorque_core.config import edit as edit
 from vtorque_core.config import schema as schema
 from vtorque_core.config.job_limits import OF_BATCH as OF_BATCH
 from vtorque_core.config.job_limits import Facts as Facts
@@ -23,9 +22,11 @@ from vtorque_core.config.plugins import installed_plugins as installed_plugins
 from vtorque_core.config.plugins import owner as owner
 from vtorque_core.config.policy import for_job as for_job
 from vtorque_core.config.policy import options_for as options_for
+from vtorque_core.config.site_config import MAX_BYTES as MAX_BYTES
 from vtorque_core.config.site_config import Raw as Raw
 from vtorque_core.config.site_config import Site as Site
 from vtorque_core.config.site_config import build as build
+from vtorque_core.config.site_config import line_of as line_of
 from vtorque_core.config.site_config import parse_toml as parse_toml
 from vtorque_core.config.site_config import plugins_config as plugins_config
 from vtorque_core.config.site_config import problems as problems

@@ -13,11 +13,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from vtorque_admin import edit_config
 from vtorque_admin.steps import Check, ReplacedFile, hook_script
 from vtorque_core.api import HostFault, VtorqueError, hooks, replace_file
 from vtorque_core.api.setup_steps import Installation, SetupStep
 from vtorque_core.live.service import installation
-from vtorque_core.live.site_config import Plugins, Site, edit
+from vtorque_core.live.site_config import Plugins, Site
 
 Say = Callable[[str], None]
 
@@ -131,7 +132,7 @@ def _undo(step: SetupStep, say: Say) -> bool:
 
 
 def _is_system(config: Path, batch: str) -> bool:
-    return config.exists() and _system(edit.read(config)) == batch
+    return config.exists() and _system(edit_config.read(config)) == batch
 
 
 def _system(text: str) -> str:
@@ -140,10 +141,10 @@ def _system(text: str) -> str:
 
 def _edit_config(config: Path, batch: str, memory: Path) -> None:
     record = _load(memory)
-    new = edit.set_value(edit.read(config), "batch", "system", batch)
+    new = edit_config.set_value(edit_config.read(config), "batch", "system", batch)
     record["config"] = {"before": _remove_edits(config, record["config"]), "after": _sum(new)}
     _save(memory, record)
-    edit.write(config, new)
+    edit_config.write(config, new)
 
 
 def _restore_config(config: Path, record: dict[str, Any]) -> str:
@@ -154,9 +155,9 @@ def _restore_config(config: Path, record: dict[str, Any]) -> str:
     if back is None:
         config.unlink()
         return f"removed {config}"
-    if back == edit.read(config):
+    if back == edit_config.read(config):
         return ""
-    edit.write(config, back)
+    edit_config.write(config, back)
     if back == known["before"]:
         return f"restored {config}"
     return f"{config} was edited: only [batch] system is restored to {_system(back)}"
@@ -164,13 +165,13 @@ def _restore_config(config: Path, record: dict[str, Any]) -> str:
 
 def _remove_edits(config: Path, known: dict[str, Any] | None) -> str | None:
     """Return the config without the installation's change; None if no config existed before."""
-    now = edit.read(config) if config.exists() else None
+    now = edit_config.read(config) if config.exists() else None
     if known is None or now in (None, known["before"]):
         return now
     if _sum(now) == known["after"]:
         return str(known["before"]) if known["before"] is not None else None
     system = _system(known["before"] or "")
-    return now if _system(now) == system else edit.set_value(now, "batch", "system", system)
+    return now if _system(now) == system else edit_config.set_value(now, "batch", "system", system)
 
 
 def _sum(text: str) -> str:

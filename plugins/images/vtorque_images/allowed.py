@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from vtorque_admin import edit_config
 from vtorque_core.api import Refusal, Refused
 from vtorque_core.api.vm_options import IMG
 from vtorque_core.live.images import Site, effective_root, lookup, root_site
 from vtorque_core.live.site_config import (
     Limits,
     build,
-    edit,
     facts_of_user,
     options_for,
     parse_toml,
@@ -51,6 +51,6 @@ def set_default(config: Path, name: str) -> None:
     """
     site, plugins = root_site(config)
     lookup(site.images.pool, name)
-    new = edit.set_value(edit.read(site.path), f"options.{IMG.key}", "default", name)
+    new = edit_config.set_value(edit_config.read(site.path), f"options.{IMG.key}", "default", name)
     build(parse_toml(new.encode(), site.path), plugins, node=True)  # validates the new config
-    edit.write(site.path, new)
+    edit_config.write(site.path, new)

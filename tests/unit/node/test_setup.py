@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from vtorque_admin import edit_config as edit
 from vtorque_admin import setup, setup_batch
 from vtorque_core.base.errors import HostFault
-from vtorque_core.config import edit
 from vtorque_core.config.site_config import Site
 from vtorque_core.live.service import installation
 from vtorque_core.plan.placement import node_hardware

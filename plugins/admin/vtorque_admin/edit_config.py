@@ -7,9 +7,9 @@ import re
 import tomllib
 from pathlib import Path
 
-from vtorque_core.base import safefs
-from vtorque_core.base.errors import HostFault
-from vtorque_core.config.site_config import MAX_BYTES, line_of
+from vtorque_core.api import HostFault
+from vtorque_core.api.setup_steps import make_directories, rewrite_file
+from vtorque_core.live.site_config import MAX_BYTES, line_of
 
 _HEADER = re.compile(r"[ \t]*\[[^\[\]]+\][ \t\r]*(?:#.*)?")
 _NEW = "# vTorque site config. All keys with their defaults: vtorque config example\n"
@@ -48,6 +48,7 @@ def set_value(text: str, table: str, key: str, value: str) -> str:
 
 
 def read(config: Path) -> str:
+    """Return the text of the config, or a comment if there is no config. Raises HostFault."""
     try:
         with config.open("rb") as file:
             return file.read(MAX_BYTES).decode()
@@ -58,6 +59,7 @@ def read(config: Path) -> str:
 
 
 def write(config: Path, text: str) -> None:
+    """Replace the config, and keep its owner and mode. Raises HostFault."""
     if not config.exists():
-        safefs.make_directories(config.resolve().parent)
-    safefs.rewrite(config, text.encode())
+        make_directories(config.resolve().parent)
+    rewrite_file(config, text.encode())

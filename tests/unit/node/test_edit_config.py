@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from vtorque_admin import edit_config as edit
 from vtorque_core.base.errors import HostFault
-from vtorque_core.config import edit
 
 
 @pytest.mark.parametrize(
