@@ -30,7 +30,7 @@ from vtorque_core.node.start import boot, spare_boot
 from vtorque_core.node.start import spare as module
 from vtorque_core.node.start.attempt import StartAttempt
 from vtorque_core.node.start.spare import WAITS, apply_offers, end_unclaimed, main
-from vtorque_core.plan import host_ids
+from vtorque_core.plan import host_ids, job_context
 from vtorque_core.plan.domain.merge import MergedDomain
 from vtorque_core.plan.guests import GuestSpec
 from vtorque_core.plan.placement.ledger import InUse
