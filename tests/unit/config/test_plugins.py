@@ -101,7 +101,7 @@ def test_unmarked_hook_breaks_its_plugin_and_is_named(dists):
     plugins = Plugins.load(node=False)
     said = plugins.broken["bad"]
     assert f"plugin bad (acme-bad 1.0): {module}.vtorque_options (line 5) has no @hookimpl" in said
-    assert "add @hookimpl, or a name that does not begin with vtorque_" in said
+    assert "add @hookimpl, or rename it without vtorque_" in said
     assert "good" in plugins.names and "bad" not in plugins.names
 
 
