@@ -3,8 +3,8 @@
 A user's directory may hang (FUSE, unreachable server), be full, or consist of links. The hook
 therefore forks a process of root, which closes all descriptors, reads root's records, and forks
 again. The second process permanently switches to the user and then accesses the directory. Other
-processes of the user cannot inspect it (prctl(2), PR_SET_DUMPABLE). The first process kills it
-after a timeout.
+processes of the user cannot inspect the second process (prctl(2), PR_SET_DUMPABLE). The first
+process kills the second one after a timeout.
 """
 
 from __future__ import annotations
