@@ -1,7 +1,7 @@
 """Detect and check the format of a disk by its first bytes, without tools.
 
 A disk can refer to other files (a backing file, extents, a data file), which QEMU's tools then
-open. A disk could name /etc/shadow to get that file's content. Therefore this module checks headers
+open. A user could read /etc/shadow by naming it in a disk. Therefore this module checks headers
 before QEMU's tools run, and refuses disks that refer to other files.
 """
 
