@@ -32,8 +32,8 @@ class JsonFile(WatchedFileHandler):
     """Appends one JSON object per line.
 
     A killed follower may have written a line without recording this, so the next follower sends it
-    again. Therefore, if the last line that this object found in the file is of the same job as an
-    entry, and equal, the entry is skipped. Entries of other jobs do not change this.
+    again. Therefore this object remembers the last line of the file that it opens. The first entry
+    of that line's job is skipped if the entry equals the line.
     """
 
     def __init__(self, path: str) -> None:

@@ -113,7 +113,10 @@ class SinkThread:
             return bool(self._logs) or self._working
 
     def close(self, until: float) -> None:
-        """Deliver the remaining entries until a monotonic deadline, and close the sink."""
+        """Let the thread deliver the remaining entries and close the sink; wait for its end.
+
+        The wait ends at the monotonic time ``until`` at the latest.
+        """
         with self._changed:
             self._closing = True
             self._changed.notify()

@@ -60,7 +60,7 @@ class SavedOffsets:
         self._at[name] = offset
 
     def keep(self, names: Collection[str]) -> None:
-        """Forget all other logs, and rewrite the file."""
+        """Forget all logs except ``names``, and rewrite the file."""
         with self._lock:
             self._at = {name: at for name, at in self._at.items() if name in names}
             try:
