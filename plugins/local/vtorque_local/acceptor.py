@@ -188,7 +188,7 @@ class Acceptor:
                 os.close(descriptor)
 
     def _fork(self, uid: int, connections: list[socket.socket], its: tuple[int, ...]) -> int:
-        """Start a process of the user with the connections, close them here, and return its pid.
+        """Start a process of the user that takes over the connections; return its pid.
 
         ``its`` are further descriptors for the child. The child first closes all other descriptors,
         then this process closes the connections, and the child closes them last. Only the last

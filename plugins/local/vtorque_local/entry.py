@@ -49,7 +49,7 @@ class LocalClient:
                 os.write(self._tell, line)
 
     def files(self) -> tuple[int, int, int]:
-        """Return the descriptors of the script and of environment and options, and the total size.
+        """Return two descriptors (script; environment and options), and both files' total size.
 
         Raises:
             UsageError: The files are too large.

@@ -174,7 +174,7 @@ class LocalService:
             raise UsageError(f"your processes {pids} survive SIGKILL: end what blocks them")
 
     def _stuck_processes(self, uid: int) -> list[mom.UserProcess]:
-        """Return the user's processes that survived SIGKILL, if they exceed the limit."""
+        """Return the user's processes that survived SIGKILL; empty up to MAX_STUCK processes."""
         left = []
         for process in self.stuck.pop(uid, []):
             if process.wait_end(0):
@@ -405,7 +405,7 @@ class LocalService:
 
 
 def _mode(ours: int) -> int:
-    """Return ``ours``, a file mode; in a personal service, only the owner's bits of the mode."""
+    """Return the file mode ``ours``, reduced to the owner's bits in a personal service."""
     return ours if os.geteuid() == 0 else ours & 0o700
 
 
