@@ -158,8 +158,8 @@ def _script_has_ended() -> int:
 def _write(descriptor: int, data: bytes, *, terminal: bool) -> None:
     """Write the command's output.
 
-    Code in a guest can forge the output, so control sequences are escaped on a terminal, unless it
-    is the guest's own terminal.
+    Code in a guest can forge the output. Therefore control sequences are escaped on a terminal,
+    unless the command needs the user's ``terminal``, as ``vmgr ssh`` does.
     """
     if not terminal and os.isatty(descriptor):
         lines = data.decode("utf-8", "replace").split("\n")

@@ -61,7 +61,7 @@ class RemoteCommand:
     reads: bool = False
 
     def line(self, *more: str) -> list[str]:
-        """Return vmgr's arguments: command, ``more`` and its own options, ``--``, operands."""
+        """Return vmgr's arguments: command, ``more``, options, ``--``, job id, operands."""
         options = [word for given in self.options.values() for word in given]
         operands = [word for given in self.operands.values() for word in given]
         return [self.command, *more, *options, "--", self.job_id, *operands]
