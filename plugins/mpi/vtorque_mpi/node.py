@@ -82,7 +82,7 @@ def _variables(guest: GuestPlan) -> dict[str, str]:
 
 
 def _subnets(guest: GuestPlan) -> list[str]:
-    """Return the subnets of NICs with known addresses; none if the first NIC's is unknown."""
+    """Return the subnets of NICs with known addresses; none if the first address is unknown."""
     known = [f"{a.ip}/{a.prefix}" for a in guest.addresses if a.ip is not None]
     if not known or guest.addresses[0].ip is None:
         return []
