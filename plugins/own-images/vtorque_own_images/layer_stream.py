@@ -66,7 +66,7 @@ class LayerStream:
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
         """Skip to a later position, and return it.
 
-        With SEEK_END, do not move, and return a position beyond any content within the limit.
+        With SEEK_END, return the limit ``2 * most`` without moving: no content is longer.
         Raises ValueError for an earlier position.
         """
         if whence == os.SEEK_END:

@@ -124,9 +124,10 @@ def vtorque_parse_args(request: JobRequest, site: Site) -> Iterator[Refusal]:
 
 
 def refused_options(request: JobRequest) -> Iterator[Refusal]:
-    """Yield a refusal for each option that an own image may not have, also one of another plugin.
+    """Yield a refusal for each option of any plugin that an own image may not have.
 
-    With root inside, a guest could damage a device, or attack the host or other guests through it.
+    Options can add devices. A user who is root in the guest could damage a device, or use it to
+    attack the host or other guests.
     """
     for key in sorted(set(request.values) - ALLOWED):
         value = request.values[key]

@@ -33,8 +33,9 @@ _FILE = re.compile(rf".*/([0-9a-f]{{64}}){re.escape(SUFFIX)}", re.ASCII)
 def image(request: JobRequest, site: Site, pool: Callable[[str], Image]) -> Image:
     """Return the image for a request that :func:`vtorque_own_images.pull.resolve` has resolved.
 
-    Kernel, initrd, command line and labels are those of the base image. With root inside, the
-    command line enables setuid programs, and the label ``script`` is set. Raises Refused.
+    Kernel, initrd, command line and labels are those of the base image. If the request sets
+    ``root``, the command line enables setuid programs, and the label ``script`` is set. Raises
+    Refused.
     """
     value = request[IMG]
     require_possible(value, site)
