@@ -156,7 +156,7 @@ class PbsNode(abc.ABC):
         return [name for name, node in nodes.items() if name != here and self.is_marked(node)]
 
     def be_last(self) -> None:
-        """Raise HostFault while other nodes accept VM jobs, which need the server's settings."""
+        """Raise HostFault while other nodes that accept VM jobs need the server's settings."""
         if names := self.other_vm_nodes():
             raise HostFault(
                 f"still needed by {', '.join(names[:5])}{(', ...' if len(names) > 5 else '')}: "
@@ -228,7 +228,7 @@ class PbsNode(abc.ABC):
         """Requeue a single-node job on this node, because its checkpoint is on this node.
 
         Raises:
-            Refused: The job is not held, or its request cannot name a node.
+            Refused: The job is not held, or :meth:`restrict_to_node` refuses its request.
         """
         job = self.ask(job_id) or {}
         if not _is_held(job):
@@ -241,7 +241,7 @@ class PbsNode(abc.ABC):
         """Return the job's request as a value of ``-l``, restricted to one node.
 
         Raises:
-            Refused: The request cannot name a node.
+            Refused: The request cannot be restricted, for example because it has several chunks.
         """
 
     def unmark(self) -> None:

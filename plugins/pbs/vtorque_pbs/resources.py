@@ -70,8 +70,8 @@ def torque_additions(resources: Mapping[str, str], needs: Needs, feature: str) -
 
     They contain the user's ``nodes`` with the property, and with ``ppn`` and ``gpus`` where
     missing. ``mem``, a limit for all nodes together, is added unless the user limits memory. In a
-    mixed request, bare-metal parts do not change. ``mem`` is not added, because it would limit
-    them.
+    mixed request, bare-metal parts do not change. Such a request never gets ``mem``, because
+    ``mem`` would limit these parts, too.
 
     Raises:
         Refused: A part without guests precedes one with guests.

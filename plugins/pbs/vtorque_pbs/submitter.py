@@ -308,9 +308,9 @@ class PbsSubmitter:
     def _rejected_command(self, argv: Sequence[str], lacks_value: bool = False) -> PbsArgs:
         """Return a command line that qsub should reject.
 
-        It names the job shell, in case qsub accepts it. If the last option ``lacks_value``, the
-        command line must end with that option. Raises UsageError for ``-- command``, which qsub
-        would run without any shell.
+        The command line names the job shell, in case qsub does not reject it. If the last option
+        ``lacks_value``, the command line must end with that option. Raises UsageError for
+        ``-- command``, which qsub would run without any shell.
         """
         words = list(argv)
         while "-vm" in words:
