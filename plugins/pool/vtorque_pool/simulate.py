@@ -48,7 +48,8 @@ class SimulationResult:
     """The result of a simulation.
 
     Wait times are in seconds. ``busy`` is the fraction of the machine hours in which jobs ran.
-    ``starts`` is the number of created machines, ``too_large`` that of jobs that can never run.
+    ``starts`` is the number of created machines. ``too_large`` is the number of jobs that can never
+    run.
     """
 
     sizes: Sizes
