@@ -35,7 +35,7 @@ class Figures:
 
     Args:
         core_seconds: vCPUs times the period over which ``cpu`` was measured.
-        cpu: CPU time of the vCPUs. Without telemetry, it is that of the whole QEMU since its start.
+        cpu: CPU time of the vCPUs; without telemetry, CPU time of the QEMU process since its start.
         steal: time in which vCPUs were ready to run but had no host CPU.
         overhead: CPU time of QEMU, iothreads and vhost threads, without the vCPUs.
         memory: maximum host memory that QEMU used.
@@ -73,7 +73,7 @@ class Figures:
 
     @property
     def steal_share(self) -> float | None:
-        """The fraction of their runnable time in which vCPUs waited for a host CPU, 0 to 1."""
+        """The fraction of the vCPUs' runnable time spent waiting for a host CPU, 0 to 1."""
         if self.steal is None or self.cpu is None:
             return None
         return self.steal / (self.cpu + self.steal) if self.cpu + self.steal > 0 else 0.0
