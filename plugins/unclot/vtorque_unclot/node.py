@@ -77,7 +77,7 @@ def vtorque_plan(guest: GuestPlan) -> Iterator[MemoryClaim | Notice]:
 
 @hookimpl
 def vtorque_pre_boot(job: NodeJob) -> None:
-    """Create the file before QEMU would, with access only for the users of the guests' QEMU."""
+    """Create the file before QEMU does, with access only for the uids that run the guests."""
     guest = job.guests[0]
     if guest[UNCLOT]:
         size, spare = guest[SHMEM] << 20, job.site[Settings].shm_reserve << 20
