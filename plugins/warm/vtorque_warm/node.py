@@ -40,7 +40,10 @@ def vtorque_post_boot(job: NodeJob) -> None:
 
 @hookimpl
 def vtorque_setup_steps(site: Site, place: Installation) -> Iterator[SetupStep]:
-    """Start the service, now and at boot. To undo, end the service and all unused warm guests."""
+    """Yield the steps that start the service now and at boot.
+
+    Undoing them ends the service and all unused warm guests.
+    """
     if _is_wanted(site) or not WarmService.for_node(site.paths).is_lost():
         yield from _steps(site, place)
 
