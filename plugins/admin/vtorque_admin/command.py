@@ -30,10 +30,10 @@ def setup() -> None:
 
 @setup.command()
 @config_option
-@click.option("--batch", default="local", show_default=True, help="Batch system of the site.")
+@click.option("--batch", help="Batch system of the site.  [default: that of the config]")
 @click.option("--dry-run", is_flag=True, help="Print what would be done, without doing it.")
 @click.option("--secret-from-stdin", is_flag=True, hidden=True)
-def install(config: Path, batch: str, dry_run: bool, secret_from_stdin: bool) -> None:
+def install(config: Path, batch: str | None, dry_run: bool, secret_from_stdin: bool) -> None:
     """Create directories, site secret, network, commands and the batch system's hooks.
 
     Also sets the batch system in the config.
@@ -42,6 +42,7 @@ def install(config: Path, batch: str, dry_run: bool, secret_from_stdin: bool) ->
     run the command again. Exit code 0 when the node is ready.
     """
     site, plugins = load(config, node=True, new=True)
+    batch = site.batch.system if batch is None else batch
     plugins.batch_system(batch)
     given = sys.stdin.buffer.read(1 << 16) if secret_from_stdin else None
     steps.install(site, click.echo, secret=given, dry_run=dry_run)

@@ -12,9 +12,10 @@ import types
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 import sparing
-from vtorque_admin import setup_batch
+from vtorque_admin import command, setup_batch
 from vtorque_admin.steps import MARK, Check, Mark, ReplacedFile, edit_file
 from vtorque_core.api.strategies import BatchSystem
 from vtorque_core.api.values import hookimpl
@@ -489,3 +490,17 @@ def test_plugin_without_steps_does_not_stop_the_uninstall(node):
         node.uninstall()
     assert "udev: no udev here" in node.said
     assert not (node.cluster.top / "prologue").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "batch"), [((), "torque"), (("--batch", "local"), "local"), (("--batch", ""), None)]
+)
+def test_setup_install_keeps_the_batch_system_of_the_config(monkeypatch, tmp_path, words, batch):
+    """An admin who repeats it without --batch does not switch the site to ``local``."""
+    config, installed = tmp_path / "vtorque.toml", []
+    config.write_text('[batch]\nsystem = "torque"\n')
+    monkeypatch.setattr(command.steps, "install", lambda *_, **__: None)
+    monkeypatch.setattr(command.setup_batch, "install", lambda *a, **_: installed.append(a[3]))
+    done = CliRunner().invoke(command.install, ["--config", str(config), *words])
+    assert installed == [batch] * (batch is not None), done.output
+    assert bool(done.exception) is (batch is None)
