@@ -179,7 +179,7 @@ def _read_stream(stream: IO[bytes]) -> bytes:
 
 
 def is_job_id(word: str) -> bool:
-    """Return True if a word looks like a job id: it begins with a digit, so it is no option."""
+    """Return True if a word looks like a job id, which begins with a digit, not with a dash."""
     return bool(_ID.fullmatch(word))
 
 

@@ -69,8 +69,8 @@ def compare_within(
     """Pair each combination with the baseline combination that has the same values.
 
     ``baseline`` has ``AXIS=VALUE`` words such as ``bare=true``, which select the baseline
-    combinations. Values of these axes may differ. An axis that only one combination has (such as a
-    -vm option) is also ignored. Raises Refused.
+    combinations. The comparison of values ignores the axes in ``baseline``. It also ignores an axis
+    that only one combination has, such as a -vm option. Raises Refused.
     """
     chosen = matching(results.cells, baseline, str(results.place.definition))
     fixed = {pair.partition("=")[0] for pair in baseline}
