@@ -76,7 +76,7 @@ def ssh(config: Path, job_id: str, rank: int, command: tuple[str, ...]) -> None:
 
 
 def _migrated_guests(facts: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yield the known guests that were migrated to nodes outside the job's allocation."""
+    """Yield the recorded guests that were migrated to nodes outside the job's allocation."""
     nodes = facts.get("elsewhere")
     for node in nodes.values() if isinstance(nodes, dict) else ():
         known = node.get("guests") if isinstance(node, dict) else None

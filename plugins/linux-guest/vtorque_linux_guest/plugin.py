@@ -1,6 +1,6 @@
 """Declarations of the Linux guest plugin: guest type, image builders and commands.
 
-``vsub`` imports this module, which therefore imports most other modules only when it needs them.
+``vsub`` imports this module. To keep ``vsub`` fast, most other modules are imported when needed.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ def build_agent(
     """Compile the agent to `out` (mode 0755), by default static, stripped and reproducible.
 
     `cc` is a compiler; ``gcc`` needs a static C library. `sources` are the C files of another
-    program, which may use those of the agent. Raises HostFault with the compiler's output.
+    program, which may include the agent's files. Raises HostFault with the compiler's output.
     """
     found = shutil.which(cc)
     if found is None:

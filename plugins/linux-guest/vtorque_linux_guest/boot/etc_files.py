@@ -75,7 +75,7 @@ def profile_text(uid: int, variables: Mapping[str, str]) -> str:
 
 
 def sudoers_text(uid: int, *, allow: bool = False) -> str:
-    """Return a sudoers(5) rule for the job's user that overrides earlier ones, also of a group."""
+    """Return a sudoers(5) rule for the job's user that overrides all earlier rules."""
     return f"#{uid} ALL=(ALL:ALL) {'NOPASSWD: ALL' if allow else '!ALL'}\n"
 
 

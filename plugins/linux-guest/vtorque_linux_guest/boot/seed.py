@@ -33,7 +33,7 @@ _DIRECTORY = 0o040700
 
 
 def iso(files: Mapping[str, bytes]) -> bytes:
-    """Return an ISO image with these files: path (``vtorque/setup.sh``) to content.
+    """Return an ISO image. ``files`` maps paths (``vtorque/setup.sh``) to contents.
 
     Raises HostFault for a path component with more than 64 characters (Joliet).
     """

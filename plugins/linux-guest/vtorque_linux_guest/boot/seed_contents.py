@@ -45,7 +45,7 @@ def resources(
 
 
 def find_aliases(guest: GuestPlan) -> dict[str, str]:
-    """Map further paths of shared directories on the node to the directories' paths in the guest.
+    """Map the path of each link in the guest to the shared directory that the link leads to.
 
     The guest gets links at these paths:
 
@@ -76,7 +76,7 @@ def seed_files(
     settings: Settings,
     links: Mapping[str, str] = MappingProxyType({}),
 ) -> dict[str, bytes]:
-    """Return the seed's files: path to content. Raises Refused and HostFault."""
+    """Return the contents of the seed's files, by path. Raises Refused and HostFault."""
     fragments = cloud_config.fragments(guest.image, settings)
     setup = setup_script.build(
         guest,
@@ -104,8 +104,8 @@ def seed_files(
 def agent_conf(guest: GuestPlan, items: Sequence[ContextItem]) -> bytes:
     """Return the agent's configuration (doc/stream.md).
 
-    The configuration includes whether the agent syncs before it reports the end of a job. Only some
-    file systems need that: virtiofs needs no flush after a close, and the root disk is discarded.
+    The agent syncs before it reports a job's end, unless the job uses only virtiofs and the root
+    disk: virtiofs needs no flush after a close, and the root disk is discarded.
     """
     own = any(isinstance(item, Mount) and item.kind != "virtiofs" for item in items)
     values = {"setup": "/run/vtorque/setup.sh", "sync": str(int(own))}

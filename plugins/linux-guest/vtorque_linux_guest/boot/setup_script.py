@@ -109,7 +109,7 @@ def build(
     cloud_config: bool = False,
     links: Mapping[str, str] = MappingProxyType({}),
 ) -> dict[str, bytes]:
-    """Return the seed's files for the setup: path below ``vtorque/`` to content.
+    """Return the contents of the setup's files on the seed, by path below ``vtorque/``.
 
     ``cloud_config`` is true if the image or the site has cloud-config. ``links`` maps symbolic
     links to their targets (``seed_contents.find_aliases``). Raises Refused for an item that the
@@ -345,7 +345,7 @@ def _mounts(script: _Script, guest: GuestPlan, items: Sequence[Mount]) -> None:
 def _links(
     script: _Script, guest: GuestPlan, links: Mapping[str, str], mounts: Sequence[Mount]
 ) -> None:
-    """Create the links, except in shares and disks, because these would keep the links."""
+    """Create the symbolic links, except in shares and disks, where they would outlive the job."""
     targets = [PurePosixPath(mount.target) for mount in mounts]
     for link, leads_to in links.items():
         path = PurePosixPath(link)
@@ -411,7 +411,7 @@ def cancel_commands(guest: GuestPlan, items: Sequence[ContextItem]) -> list[tupl
 
 
 def _add_cancel_agent(script: _Script, commands: Sequence[tuple[str, ...]]) -> None:
-    """Set up a second agent for these commands, because the first one runs the script."""
+    """Set up a second agent for the cancellation commands, because the first runs the script."""
     if commands:
         script.step("script for a canceled job")
         lines = ["#!/bin/sh", *(" ".join(quote(word) for word in argv) for argv in commands)]

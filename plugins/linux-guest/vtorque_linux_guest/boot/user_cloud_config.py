@@ -1,6 +1,6 @@
 """Validate the user's cloud-config and convert it to context items.
 
-An unprivileged process parses the YAML. This module checks the values that it returns. The guest
+An unprivileged process parses the YAML, and this module checks the parsed values. The guest
 writes the files and runs the commands as the user.
 """
 

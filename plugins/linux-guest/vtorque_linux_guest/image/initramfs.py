@@ -23,7 +23,7 @@ _MODULE_SUFFIXES = (".ko", ".ko.xz")
 
 @dataclass
 class InitramfsTree:
-    """The files of an initramfs: relative path to mode (with file type) and content."""
+    """The files of an initramfs. ``entries`` maps a path to mode (with file type) and content."""
 
     entries: dict[str, tuple[int, bytes]] = field(
         default_factory=lambda: {".": (stat.S_IFDIR | 0o755, b"")}  # the kernel's default is 1777

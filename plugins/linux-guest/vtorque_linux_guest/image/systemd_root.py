@@ -248,7 +248,7 @@ def _name_servers(tree: FileTree, family: str) -> None:
 def _times(tree: FileTree, started: int) -> None:
     """Give files from the build the time of the newest packaged file.
 
-    Packaged files keep their times, which Python's compiled files contain.
+    Packaged files keep their times, because a compiled Python file contains its source's time.
     """
     nodes = [node for _, node in tree.walk()]
     packaged = [n.mtime for n in nodes if n.mtime < started and stat.S_ISREG(n.mode)]

@@ -48,7 +48,7 @@ def keep(guest: GuestPlan, content: bytes) -> None:
 
 
 def fetch_logs(reader: StatusReader, deadline: float) -> Iterator[bytes]:
-    """Yield a guest's logs, for at most SECONDS and until ``deadline``."""
+    """Yield a guest's logs. Stop after SECONDS, or at ``deadline`` if that is earlier."""
     end = min(deadline, time.monotonic() + SECONDS)
     for path in FILES:
         head = f"==> {path} <==\n".encode()

@@ -175,7 +175,7 @@ class _SignalForwarder:
             self.events.signal(number)
 
     def end_signal(self) -> int:
-        """Return the number of a received signal that ends a program which has not started."""
+        """Return the number of a received signal that ends the wait for the guest, or 0."""
         if self.terminated:
             return signal.SIGTERM
         return next((n for n in (signal.SIGINT, signal.SIGHUP) if n in self._last), 0)

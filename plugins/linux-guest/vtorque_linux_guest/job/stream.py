@@ -57,7 +57,7 @@ class Session(GuestConnection):
         sock: The run port's Unix socket.
         again: Called as ``again(stopped)`` if the connection breaks during a run. It returns a new
             connection and its deadline (time.monotonic() seconds), or None if the guest has ended.
-            It waits until ``stopped()`` returns a reason to stop instead of "".
+            It gives up when ``stopped()`` returns a reason instead of "".
         tell: Called as ``tell(state)`` after the ACK that the guest sends before an announced
             break, repeatedly until it returns False. ``state()`` returns the session's state, with
             which another job shell can resume the session.
