@@ -69,8 +69,8 @@ def migrate_domain(
     """Migrate a domain to the libvirtd at the URI ``to``, with new domain XML.
 
     The migration continues if the caller is killed, but not after ``timeout`` seconds. After
-    HostFault, ask both nodes which one has the domain. With ``paused``, its disks must exist on the
-    destination before the call.
+    HostFault, ask both nodes which one has the domain. With ``paused``, the domain's disks must
+    exist on the destination before the call.
     """
     module = library()
     flags = module.VIR_MIGRATE_LIVE | module.VIR_MIGRATE_PEER2PEER | module.VIR_MIGRATE_TUNNELLED

@@ -1,7 +1,7 @@
 """Check a node's health while it runs jobs with guests, and drain an unhealthy node. Runs as root.
 
 The watcher runs the health command and the drain as separate processes and never waits for them.
-The last result is a file, because the watcher ends with the node's last job.
+The last result is stored in a file, because the watcher ends with the node's last job.
 """
 
 from __future__ import annotations

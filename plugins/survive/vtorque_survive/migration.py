@@ -92,7 +92,7 @@ class ThisNode:
 
     @property
     def settings(self) -> Settings:
-        """``[plugin.survive]``."""
+        """The settings in ``[plugin.survive]``."""
         return self.site[Settings]
 
     def job_states(self, ids: Sequence[str]) -> Mapping[str, JobState]:
@@ -185,7 +185,7 @@ def require(settings: Settings, paths: Paths, job: RunningJob, to: str) -> tuple
 def _attempt(here: ThisNode, job: RunningJob, to: str, nodes: tuple[str, ...]) -> str:
     """Try to migrate the guests; return an error message, or an empty string.
 
-    The caller determines which node owns the guests then.
+    After this call, the caller determines which node owns the guests.
     """
     try:
         with saving.hold(here.paths, job, suspend.RUNS) as (locked, guests):

@@ -170,7 +170,7 @@ def migrated_addresses(guests: Sequence[GuestPlan], paths: Paths) -> Iterator[Po
 
 
 def forget_ended(site: Site) -> None:
-    """Remove the records of ended jobs. Usually a watcher does this, but none may be running.
+    """Remove the records of ended jobs. Usually the watcher does this, but it may have ended.
 
     Records of jobs in an unknown state stay.
     """

@@ -97,7 +97,7 @@ def run_resolve(config: Path, found: migration_record.Move) -> None:
 
 
 def release_ended(config: Path, keys: Mapping[str, tuple[str, int]], *, seldom: bool) -> None:
-    """Release arrived guests, and remove records of departed guests, if their attempts have ended.
+    """For ended job attempts, release arrived guests and remove records of departed guests.
 
     With ``seldom``, also detect that an attempt has ended because its job was requeued.
 

@@ -144,8 +144,8 @@ class NodePart:
     def wait_complete(self, until: float, longest: float) -> None:
         """Wait until the first node has completed the checkpoint.
 
-        The deadline (time.time()) is ``until`` or, once the job's first guest ends, ``longest``. A
-        stopped job shell or a killed watcher can delay the first node after that.
+        The deadline (time.time()) is ``until`` or, once the job's first guest ends, ``longest``. In
+        that phase, a stopped job shell or a killed watcher can delay the first node.
 
         Raises:
             HostFault: If the first node is late.

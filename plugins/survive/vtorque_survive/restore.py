@@ -331,9 +331,9 @@ def _acquire_session(job: NodeJob, guest: GuestPlan, source: Path) -> None:
 
 
 def _await_released(paths: Paths, found: Manifest) -> None:
-    """Wait until the job that was saved is released.
+    """Wait until the saved job's resources are released.
 
-    Its teardown ends domains by UUID, and the restored guests have the same UUIDs.
+    The saved job's teardown ends domains by UUID, and the restored guests have the same UUIDs.
     """
     uuids = {guest.uuid for guest in found.guests}
     until = time.monotonic() + _RELEASED

@@ -299,7 +299,7 @@ class Store:
         return [found for found in named if not (self.directory / found.id / OVER).exists()]
 
     def disown(self, job_id: str) -> None:
-        """Mark all checkpoints with this job id as those of an ended job.
+        """Mark all checkpoints with this job id, because the job that wrote them has ended.
 
         A batch system that is reinstalled or runs out of numbers assigns job ids again.
         """
@@ -334,9 +334,9 @@ class Store:
 
 
 def _age_key(manifest: Manifest) -> tuple[int, int]:
-    """Return the attempt and its number of phases as a sort key.
+    """Return the attempt's number and the number of its phases as a sort key.
 
-    The last checkpoint of an attempt has no number.
+    The id of an attempt's last checkpoint has no number of phases. That checkpoint sorts last.
     """
     key = re.sub(r"-\d+$", "", manifest.id, flags=re.ASCII)  # of the attempt
     phases = manifest.id.removeprefix(key).removeprefix("-")
