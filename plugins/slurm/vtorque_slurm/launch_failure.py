@@ -18,7 +18,7 @@ _SHORT = 10.0  # seconds: a script that ran longer was started, so the controlle
 
 
 def keep(client: SlurmClient, paths: Paths, job_id: str) -> None:
-    """Add the reason why Slurm did not start an ended job's script to its kept facts and log.
+    """Record in an ended job's kept facts and log why Slurm did not start the job's script.
 
     Errors are ignored. Privileges: root. Called: in Epilog.
     """

@@ -64,7 +64,7 @@ def strip(script: bytes) -> bytes:
 
 
 def trusted_owner(name: str, uid: int) -> str:
-    """Return the job owner's name. Check first that this node has the same name for the uid."""
+    """Return the owner's ``name``. Raises HostFault if the uid has another name on this node."""
     try:
         found = pwd.getpwuid(uid).pw_name
     except KeyError:

@@ -41,7 +41,7 @@ pids="$pids $!"
 def command(words: Sequence[str], ids: Sequence[str]) -> str:
     """Return a POSIX sh script that runs the words once for each global task id.
 
-    Its exit status is the largest of all tasks.
+    The script's exit status is the largest exit status of a task.
     """
     line = shlex.join(words)
     if len(ids) < 2:
