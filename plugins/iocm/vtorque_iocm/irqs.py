@@ -36,8 +36,8 @@ def memo(paths: Paths) -> str:
 class IrqAffinity(Resource):
     """The original IRQ affinities, saved for the node's first IOcm job and restored after the last.
 
-    Between the two, the manager changes the affinities. All jobs of the node share this resource.
-    Its only journaled field is ``memo``, the path of the file with the saved affinities.
+    While IOcm jobs run, the manager changes the affinities. All jobs of the node share this
+    resource. Its only journaled field is ``memo``, the path of the file with the saved affinities.
     """
 
     kind = "iocm-irqs"
