@@ -26,7 +26,7 @@ _LAST_WORDS = 0.2  # seconds for answers to report that the script has ended
 
 
 class Companion:
-    """The running answers to requests of one job.
+    """The processes that answer requests about one job.
 
     ``environ`` is the job's environment, which the batch system's pbsdsh needs.
     """

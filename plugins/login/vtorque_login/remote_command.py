@@ -128,7 +128,7 @@ def _run_for_running(
 def _check_ended(meant: Sequence[JobInfo], wanted: str, config: Path) -> None:
     """Raise Refused if a job has not ended.
 
-    An array is also accepted if this host has records of its ended tasks.
+    For an array, it is enough if this host has records of ended tasks.
     """
     for job in meant:
         one = _is_named(job, wanted) and "[]" not in wanted
