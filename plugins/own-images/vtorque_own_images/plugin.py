@@ -83,7 +83,7 @@ ALLOWED = frozenset({
 
 @dataclass(frozen=True)
 class Settings:
-    """Users' own images."""
+    """Settings in ``[plugin.own-images]``."""
 
     cache: str = setting(
         "", doc="directory of the users' images, below which each user has one; empty: "
