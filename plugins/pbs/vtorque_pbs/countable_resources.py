@@ -41,8 +41,8 @@ def torque_licenses(resources: Mapping[str, str], needs: Needs) -> dict[str, str
     """Return ``gres`` for a license that the user has not requested.
 
     Raises:
-        UsageError: A node resource other than GPUs is needed. Or several licenses would have to be
-            in one ``gres``, whose syntax depends on the scheduler.
+        UsageError: The job needs a node resource other than GPUs, or several licenses. The syntax
+            of ``gres`` for several licenses depends on the scheduler.
     """
     if others := set(needs.resources) - {GPUS}:
         raise UsageError(f"{min(others)}: Torque counts no resources of nodes except gpus")
