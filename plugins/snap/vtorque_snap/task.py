@@ -78,8 +78,8 @@ class SnapTask(Resource):
     """A running task, identified by its name, because its id is unknown until it exists.
 
     A release never fails, because a failure would keep the job's CPUs and memory leased. If
-    snapteld did not delete a task, the task is noted in ``notes``, and the release of a later job's
-    task retries.
+    snapteld did not delete a task, the task is noted in ``notes``. The release of a later job's
+    task also deletes the noted tasks.
 
     Args:
         name: the task's name, unique in this snapteld.
