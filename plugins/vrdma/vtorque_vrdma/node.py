@@ -91,7 +91,7 @@ class Settings:
 class Fabric(MetadataEntry):
     """The RDMA backend of a guest, recorded in the domain's metadata.
 
-    It forbids suspend, because peers treat a pause of half a second as a broken connection.
+    The entry forbids suspend, because peers treat a pause of half a second as a broken connection.
     """
 
     forbids: ClassVar[frozenset[Act]] = VRDMA.forbids
