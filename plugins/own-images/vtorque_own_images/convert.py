@@ -21,7 +21,7 @@ from vtorque_linux_guest.image.filetree import FileTree, Slice, TreeNode
 from vtorque_linux_guest.image.kernel import architecture
 from vtorque_linux_guest.image.tar_reader import Budget
 from vtorque_oci import build, layers, sif
-from vtorque_own_images.layer_stream import LayerStream
+from vtorque_own_images.layer_stream import LayerStream, enlarge_pipe
 from vtorque_own_images.skopeo import FULL, full_disk_error
 
 # sqfstar 4.5.1 of Debian 12 accepts no level of zstd. By default, it uses a quarter of the memory.
@@ -76,6 +76,7 @@ def write(tree: FileTree, made: Path) -> None:
         argv, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
     ) as tool:
         assert tool.stdin is not None and tool.stderr is not None  # noqa: S101 - pipes
+        enlarge_pipe(tool.stdin)
         try:
             _stream(tree, tool.stdin)
             tool.stdin.close()
@@ -90,25 +91,32 @@ def write(tree: FileTree, made: Path) -> None:
 
 
 def _stream(tree: FileTree, out: IO[bytes]) -> None:
-    """Write the tree as a tar file. A node that has several names becomes hard links."""
+    """Write the tree as a tar file. A node that has several names becomes hard links.
+
+    :mod:`tarfile` would copy the content several times, which takes as long as decompressing it.
+    """
     first: dict[int, str] = {}
     later = []
-    with tarfile.open(
-        fileobj=out, mode="w|", format=tarfile.PAX_FORMAT, errors="surrogateescape",
-        bufsize=1 << 20,
-    ) as archive:  # fmt: skip
-        for path, node in tree.walk():
-            if not node.is_file:
-                archive.addfile(_info(path, node))
-            elif first.setdefault(id(node), path) == path:
-                later.append((path, node))
-        for path, node in sorted(later, key=_place):
-            archive.addfile(_info(path, node), _Content(node))
-        for path, node in tree.walk():
-            if node.is_file and first[id(node)] != path:
-                info = _info(path, node)
-                info.type, info.linkname, info.size = tarfile.LNKTYPE, first[id(node)], 0
-                archive.addfile(info)
+    for path, node in tree.walk():
+        if not node.is_file:
+            out.write(_header(_info(path, node)))
+        elif first.setdefault(id(node), path) == path:
+            later.append((path, node))
+    for path, node in sorted(later, key=_place):
+        out.write(_header(_info(path, node)))
+        for part in _parts(node):
+            out.write(part)
+        out.write(bytes(-node.size % tarfile.BLOCKSIZE))
+    for path, node in tree.walk():
+        if node.is_file and first[id(node)] != path:
+            info = _info(path, node)
+            info.type, info.linkname, info.size = tarfile.LNKTYPE, first[id(node)], 0
+            out.write(_header(info))
+    out.write(bytes(2 * tarfile.BLOCKSIZE))
+
+
+def _header(info: tarfile.TarInfo) -> bytes:
+    return info.tobuf(tarfile.PAX_FORMAT, "utf-8", "surrogateescape")
 
 
 def _place(found: tuple[str, TreeNode]) -> tuple[int, int]:
@@ -129,21 +137,6 @@ def _info(path: str, node: TreeNode) -> tarfile.TarInfo:
         for name, value in node.xattrs.items()
     }
     return info
-
-
-class _Content:
-    """A file's content as a stream that reads the layer in parts."""
-
-    def __init__(self, node: TreeNode) -> None:
-        self._parts = _parts(node)
-        self._left = b""
-
-    def read(self, size: int = 1 << 20, /) -> bytes:
-        """Return exactly ``size`` bytes, unless the content ends."""
-        while len(self._left) < size and (part := next(self._parts, b"")):
-            self._left += part
-        data, self._left = self._left[:size], self._left[size:]
-        return data
 
 
 def _parts(node: TreeNode) -> Iterator[bytes]:

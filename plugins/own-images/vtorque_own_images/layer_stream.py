@@ -5,6 +5,8 @@ Writing a 1 GB layer to a disk and reading it again would double the time of a c
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import hashlib
 import os
 import subprocess
@@ -22,6 +24,15 @@ _COMPRESSED = {
     b"\x28\xb5\x2f\xfd": ("zstd", "-d", "-q", "-c", "--memory=256MB"),
 }
 _OTHERS = (b"BZh", b"\xfd7zXZ", b"PK")
+
+
+def enlarge_pipe(pipe: IO[bytes]) -> None:
+    """Enlarge a pipe if the system permits it: on a busy host, each change of processes takes long.
+
+    An unprivileged user's pipes may hold 1 MiB each, and 64 MiB together (pipe(7)).
+    """
+    with contextlib.suppress(OSError):
+        fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, _CHUNK)
 
 
 class LayerStream:
@@ -62,6 +73,8 @@ class LayerStream:
             except OSError as error:
                 raise HostFault(f"{found[0][0]}: {error.strerror}") from None
         self._file = self._process.stdout
+        assert self._file is not None  # noqa: S101 - a pipe
+        enlarge_pipe(self._file)
 
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
         """Skip to a later position, and return it.
