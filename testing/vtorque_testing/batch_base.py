@@ -43,7 +43,10 @@ def submit_and_start(harness: BatchHarness) -> HookCall:
 def attempt(
     harness: BatchHarness, *argv: str, stdin: bytes = b"", blob: bytes | None = None
 ) -> tuple[ProgramResult, Submission | None]:
-    """Submit a job; return the result, and the submit command's input or None if it did not run."""
+    """Submit a job; return vsub's result and the submit command's input.
+
+    The input is None if vsub did not call the submit command.
+    """
     harness.last_input()
     ended = run_vsub(harness, argv, stdin=stdin, blob=blob)
     return ended, harness.last_input()

@@ -111,7 +111,7 @@ def around_create(step: str) -> bool:
 
 
 def around_all(step: str) -> bool:
-    """Return True for all steps: before and after a record is written, or its resource created."""
+    """Return True for the steps before and after each record and each ``create()``."""
     return step.startswith(("before ", "after "))
 
 

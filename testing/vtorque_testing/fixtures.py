@@ -60,8 +60,8 @@ def vtorque_plugin(tmp_path: Path) -> Iterator[Callable[..., Plugins]]:
     """Return a function that registers a plugin: ``vtorque_plugin(module, ...)``.
 
     A module may also be source text, which is written to a file and imported. ``name="acme"`` sets
-    the plugin's name. ``only=()`` names the installed plugins to load too; ``only=None`` loads all
-    of them. Raises the errors of imports and registrations, as a node would report them.
+    the plugin's name. ``only`` has the names of installed plugins to load as well; ``only=None``
+    loads all. Raises the errors of imports and registrations, as a node would report them.
     """
     from vtorque_testing.recorded import load  # noqa: PLC0415
 

@@ -143,7 +143,7 @@ class ShellScripts:
     def tells_size(self) -> bytes:
         """Return a script that prints ``ROWS COLUMNS`` of the terminal at its start.
 
-        When the size changes, the script prints it again and exits with 5.
+        When the size changes, the script prints the new size and exits with 5.
         """
         more = b"stty size\nwhile :; do sleep 1000 & wait; done\n"
         return b"#!/bin/sh\ntrap 'stty size; exit 5' WINCH\n" + more
@@ -433,7 +433,7 @@ def _job(
 def _run_killed_guest(
     harness: GuestHarness, content: bytes, cut: int, last: bytes = b""
 ) -> tuple[JobResult, bytes]:
-    """Run a job whose guest dies after ``cut`` bytes; return the result and the bytes it sent."""
+    """Run a job whose guest dies after ``cut`` bytes; return result and sent bytes."""
     with harness.boot(), _wires(harness) as wires:
         _await_ready(harness)
         wires.watch(harness.run_port, cut=cut, last=last)
@@ -505,7 +505,7 @@ def _ignore_signal(_number: int, _frame: FrameType | None) -> None:
 def _run_on_terminal(
     harness: GuestHarness, content: bytes, size: tuple[int, int], then: tuple[int, int]
 ) -> JobResult:
-    """Run a script on a terminal of ``size``, and resize it to ``then`` after its first output."""
+    """Run a script on a terminal of ``size``, which becomes ``then`` after the first output."""
     master, terminal = os.openpty()
     resize = _signal_sender(signal.SIGWINCH)
 

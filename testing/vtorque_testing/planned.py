@@ -272,7 +272,7 @@ def site(**tables: Mapping[str, Any]) -> Site:
 def lease(paths: Paths, job: JobAttempt, claims: Sequence[Sequence[Claim]], on: NodeShare) -> None:
     """Lease these claims to a job's guests in the ledger of ``paths``. Raises NoFit, HostFault.
 
-    ``on`` describes the node and the resources that the batch system granted the job on it.
+    ``on`` describes the node and the job's allocation.
     """
     with Journal.start(paths, JobHeader(job, "local")) as journal:
         place(journal, claims, on, paths)

@@ -58,7 +58,7 @@ from vtorque_testing.watched import named_objects, state
 
 
 class ReadyPlugins(Plugins):
-    """Plugins whose guests are ready immediately, because no guest exists."""
+    """Plugins whose drivers report a guest as ready at once, because recorded nodes boot none."""
 
     def guest_type(self, name: str) -> GuestType:
         """Return the real guest type, with a driver that does not wait."""
@@ -320,7 +320,8 @@ class RecordedNode:
     def named_objects(self, step: str) -> NamedObjects | None:
         """Return the objects outside this node that the newest record names.
 
-        Returns None unless ``step`` is ``after record KIND``, when the objects do not exist yet.
+        Returns None unless ``step`` is ``after record KIND``. At this step, the objects do not
+        exist yet.
         """
         before, _, kind = step.partition("after record ")
         if before or not kind or kind in _NOT_MADE:
@@ -479,6 +480,6 @@ def _method(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _owner() -> str:
-    """Return a user whose jobs may run: the current user, or any other user if that is root."""
+    """Return the name of the current user or, for root, of another user, whose jobs may run."""
     ids = [os.getuid()] if os.getuid() else [e.pw_uid for e in pwd.getpwall() if e.pw_uid]
     return pwd.getpwuid(ids[0]).pw_name

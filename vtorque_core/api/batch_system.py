@@ -237,8 +237,8 @@ class BatchJob:
         known_as: the job id that users write, if it differs from ``id``.
         granted: other resources on this node, named as in :class:`Needs`; None: unknown.
         bare: nodes without guests in a mixed request. Their ranks follow those of ``nodes``.
-        placed: descriptor of an eventfd(2), or None. The start adds 1 when the job shell may start:
-            the proof exists and the resources are leased, but the guests have not booted.
+        placed: descriptor of an eventfd(2), or None. The start adds 1 before the guests boot, when
+            the proof exists and the resources are leased. The job shell may start from then on.
     """
 
     id: str
@@ -416,7 +416,7 @@ class JobShell(Protocol):
     """True if a job shell that got SIGTERM ends by this signal, not with the script's status."""
 
     def guest_env(self, environ: Mapping[str, str], guests: Mapping[str, str]) -> Mapping[str, str]:
-        """Return those variables of the script that need new values in guests, with these values.
+        """Return new values for the script's variables that must differ in the guest.
 
         ``environ`` has the script's variables, ``guests`` the variables from context items.
         """

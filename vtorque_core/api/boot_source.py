@@ -1,4 +1,4 @@
-"""Boot sources, from which guests start. For acting modules (entry points ``vtorque1.node``)."""
+"""Boot sources, from which guests start. For modules with an entry point ``vtorque1.node``."""
 
 from __future__ import annotations
 

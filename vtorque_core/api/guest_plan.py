@@ -290,7 +290,7 @@ def report_missing(
 
     The job is refused if ``required``; otherwise the user is notified. ``what`` names the
     missing hardware, as in "node n1 has no WHAT". ``where`` is the setting of ``required``
-    (``"[plugin.acme-fpga] required"``), and ``fix`` what the admin or user can do.
+    (``"[plugin.acme-fpga] required"``), and ``fix`` says what the admin or user can do.
     """
     key, value = option.key, option.show(guest[option])
     if required:

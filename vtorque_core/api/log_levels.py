@@ -19,8 +19,8 @@ _MAX_TEXT = 1024
 class Levels(int):
     """A minimum log level for each component, which is a plugin or a phase.
 
-    As an int, it is the highest verbosity, from 0 (no messages) to 95 (all messages). The site's
-    limit of ``-vm log`` restricts this number.
+    The int is the verbosity of the most verbose component, from 0 (no messages) to 95 (all
+    messages). The site's limit of ``-vm log`` restricts the int.
     """
 
     of: Mapping[str, int]

@@ -97,7 +97,7 @@ class ImageSource:
 
     Attributes:
         base: the pool's image whose kernel and initrd boot these images. A personal site builds the
-            pool's image with the builder of this name.
+            pool's image with the builder of the same name.
         resolve: called by ``vsub`` as the user. Returns ``-vm`` pairs that replace those of the
             request. Its last argument is False with ``--no-pull``.
         image: returns the image of a submitted request, which is untrusted. Opens no file. Its last

@@ -162,8 +162,8 @@ def libvirt_worker(
 ) -> Iterator[None]:
     """Reserve one of libvirtd's worker threads for an operation, within the user's limit.
 
-    Of libvirtd's 20 workers (libvirtd.conf, max_workers), any user can reserve several of the first
-    eight. Each user can reserve only one of ten others. Works in any thread.
+    libvirtd has 20 workers (libvirtd.conf, max_workers). A user can reserve any number of the first
+    eight workers, but only one of the next ten. Works in any thread.
 
     Raises HostFault at the ``deadline`` (monotonic), or if ``failed`` is set.
     """

@@ -1,4 +1,4 @@
-"""Apply the site's policy to a request: in ``vsub`` as early feedback, on the node as decision."""
+"""Apply the site's policy to a request: in ``vsub`` for early feedback, on the node to decide."""
 
 from __future__ import annotations
 

@@ -125,7 +125,7 @@ def select(
     cache: Path | None = None,
     accept: Accept | None = None,
 ) -> Image:
-    """Return the image with this name. Without a name, return the only image that fits.
+    """Return the image with this name; without a name, the only image of ``distro`` and ``arch``.
 
     ``distro`` may be a family (``redhat`` for Rocky Linux).
     """

@@ -407,7 +407,7 @@ def _report(plan: DaemonPlan, error: BaseException) -> NoReturn:
 
 
 def set_limits(plan: DaemonPlan) -> None:
-    """Limit the daemon's descriptors and, for a directory, its memory: a guest can use up both.
+    """Limit the daemon's descriptors, and the memory of a daemon that serves a directory.
 
     Without CAP_SYS_RESOURCE the daemon gets as many descriptors as its hard limit allows. QEMU's
     virtiofsd needs 32 KiB for each directory that the guest keeps open, and less than 1 KiB for a

@@ -1,8 +1,7 @@
 """Packet filter of a guest's NIC.
 
 The rules and their reasons are templates in ``filter``. Each NIC has one nftables table of the
-bridge family (nft(8)), which loads in 0.02 s; libvirt's ``clean-traffic`` takes 1.7 s (libvirt
-9.0). An inet table limits the guest's tracked connections.
+bridge family (nft(8)). An inet table limits the guest's tracked connections.
 
 One inet table per guest network closes the node's own services to guests. Each start loads it
 again, because a reboot or ``nft flush ruleset`` removes it.
@@ -45,8 +44,8 @@ def rules(tap: str, mac: str, ip: str | None, connections: int = 0, *, ipv6: boo
     """Return the nft script that filters one guest's NIC, and replaces earlier tables.
 
     The guest may send only from ``mac`` and ``ip``. If ``ip`` is None, any IPv4 address may be the
-    source, and ``ipv6`` also allows IPv6, but not as a router. ``connections`` limits the tracked
-    connections; 0: the node tracks none.
+    source, and ``ipv6`` also allows IPv6, except router messages. ``connections`` limits the
+    tracked connections; 0: the node tracks no connections.
     """
     if not _TAP.fullmatch(tap) or not _MAC.fullmatch(mac):
         raise ValueError(f"tap {tap!r}, MAC {mac!r}: not the names of a guest's NIC")
@@ -125,7 +124,7 @@ def node_guard(network: Network | ExtraNetwork, uri: str) -> str:
 
 
 def guest_bridge(xml: str) -> str | None:
-    """Return the bridge of a libvirt network if only guests are behind it."""
+    """Return the bridge of a libvirt network, or None if libvirt did not create it."""
     root = ElementTree.fromstring(xml)  # noqa: S314 - from libvirt, written by root
     forward, bridge = root.find("forward"), root.find("bridge")
     mode = None if forward is None else forward.get("mode", "nat")

@@ -2,7 +2,8 @@
 
 After SIGTERM, libvirt polls for the end of QEMU every 0.2 s, even if QEMU ends by itself
 (virProcessKillPainfullyDelay of libvirt 9.0). It does not poll if the process is gone when the
-monitor's connection closes. Copies of QEMU's sockets keep that connection open until then.
+monitor's connection closes. This module therefore copies QEMU's sockets: the copies keep the
+connection open until the process is gone.
 """
 
 import contextlib

@@ -4,8 +4,7 @@ virtiofsd runs as the job's owner in a user namespace that maps only the owner's
 subordinate id for guest root.
 
 With QEMU's C daemon (up to QEMU 7.2), guest root has id 0 in the namespace. With the Rust daemon
-(1.13 and later), the owner has id 0, because this daemon can confine itself only as id 0. The Rust
-daemon translates ids.
+(1.13 and later), the owner has id 0, because this daemon can confine itself only as id 0.
 
 libvirt gets the daemon's socket (https://libvirt.org/kbase/virtiofs.html, "Externally-launched").
 """
@@ -69,7 +68,7 @@ class ServedDirectory(user_daemon.ServedData):
     def start(self, *, timeout: float = 10.0) -> None:
         """Start the daemon, detached, and wait until it listens for QEMU on ``socket``. As root.
 
-        It ends with QEMU.
+        The daemon ends with QEMU.
         """
         user_daemon.start(self, lambda log: _READY in log, timeout)
 

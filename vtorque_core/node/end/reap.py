@@ -55,7 +55,7 @@ class ReapResult:
     Attributes:
         action: ``partial``: some records stay open; ``unknown``: the batch system does not know if
             the job exists; ``busy``: the job's prologue or epilogue runs.
-        open: numbers of the records that were open before.
+        open: numbers of the records that were open before the release.
     """
 
     job: str

@@ -1,8 +1,8 @@
 """Claim a warm guest for a job, or end it to make room. As root.
 
 A warm ("spare") guest is booted and paused before its job exists, and has its own journal. It has
-free device slots, but no user, share, address or secret. A claim marks its journal under the node's
-lock, so only one job gets it.
+free device slots, but no user, share, address or secret. A claim marks the guest's journal under
+the node's lock, so only one job gets the guest.
 """
 
 from __future__ import annotations

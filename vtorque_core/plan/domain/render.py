@@ -67,8 +67,8 @@ class DomainSpec:
     """The core's decisions about a guest's domain.
 
     Attributes:
-        qemu_user: QEMU's group, and also QEMU's user if the plan has no uid. libvirt then does not
-            change the owners of files, such as images. Empty: libvirt's defaults.
+        qemu_user: QEMU's group, and its user if ``guest.qemu_uid`` is 0. libvirt does not change
+            the owners of files, such as images. Empty: libvirt's defaults.
         uefi: firmware of x86 guests whose image requires UEFI.
         ports: free device slots of a warm guest.
     """
@@ -173,7 +173,7 @@ def render_devices(
 ) -> tuple[str, ...]:
     """Return the XML of each device to plug in.
 
-    Disks come last. Among them, disks that belong to the user come first.
+    Disks come last, and the user's own disks before other disks.
     """
     environment = _environment(overrides)
     items = [item for item in merged.items if is_pluggable(item.element)]

@@ -100,7 +100,10 @@ class Search:
     dead: set[object] = field(default_factory=set)
 
     def homes(self, rooms: Sequence[Room]) -> dict[int, int] | None:
-        """Return the node of each guest that fits on one; None if a strict guest fits on none."""
+        """Return the NUMA node of each guest that fits on a single node.
+
+        Returns None if a strict guest does not fit on a single node.
+        """
         order = sorted(range(len(self.demands)), key=self._rank)
         must = sum(len(nodes) > 1 for nodes in self.fixed_nodes)
         for crossing in range(must, len(order) + 1):
