@@ -5,6 +5,42 @@ import pytest
 import slurm_cluster
 
 CONFIG = "/etc/vtorque/vtorque.toml"
+DATABASE = """
+rm -rf /var/lib/mysql
+mkdir -p /var/lib/mysql /run/mysqld
+chown mysql: /var/lib/mysql /run/mysqld
+mariadb-install-db --user=mysql --datadir=/var/lib/mysql --skip-test-db >/var/log/mariadb.log 2>&1
+setsid tini -s -- mariadbd --user=mysql --skip-networking --socket=/run/mysqld/mysqld.sock \
+  >>/var/log/mariadb.log 2>&1 </dev/null &
+until mariadb -e 'create database slurm_acct_db' 2>/dev/null; do sleep 0.1; done
+cat > /etc/slurm/slurmdbd.conf <<CONF
+AuthType=auth/munge
+DbdHost=head
+SlurmUser=root
+StorageType=accounting_storage/mysql
+StorageUser=root
+StorageLoc=slurm_acct_db
+LogFile=/var/log/slurmdbd.log
+PidFile=/run/slurmdbd.pid
+CONF
+chmod 600 /etc/slurm/slurmdbd.conf
+slurmdbd
+until grep -q 'slurmdbd version .* started' /var/log/slurmdbd.log; do sleep 0.1; done
+"""
+RESTART = """
+kill $(cat /run/slurmctld.pid)
+while pgrep -x slurmctld >/dev/null; do sleep 0.1; done
+slurmctld
+until sinfo >/dev/null 2>&1; do sleep 0.1; done
+"""
+STOP = """
+for name in slurmdbd mariadbd; do
+  pkill -x $name
+  while pgrep -x $name >/dev/null; do sleep 0.1; done
+done
+"""
+ADDED = "AccountingStorageType=accounting_storage/slurmdbd\nAccountingStorageHost=head\n"
+SLURM_CONF = "/etc/slurm/slurm.conf"
 TABLE = b'\n[plugin.archive]\ndirectory = "{home}/.vtorque/jobs"\n'
 
 
@@ -19,6 +55,24 @@ def clean(cluster):
     """Fail the test if a job leaves anything on the cluster; replaces the single node's."""
     with slurm_cluster.nothing_left(cluster):
         yield cluster
+
+
+@pytest.fixture(scope="module")
+def slurmdbd(cluster):
+    """Return the cluster with accounting for the tests of a module."""
+    machines = slurm_cluster.MACHINES
+    cluster.root("head", "timeout", "100", "sh", "-ec", DATABASE)
+    for machine in machines:
+        cluster.root(machine, "cp", SLURM_CONF, f"{SLURM_CONF}.before")
+        cluster.root(machine, "sh", "-c", f"cat >> {SLURM_CONF}", stdin=ADDED.encode())
+    cluster.root("head", "timeout", "100", "sh", "-ec", RESTART)
+    known = ("sacctmgr", "--parsable2", "--noheader", "show", "cluster", "format=ControlHost")
+    cluster.wait(lambda: cluster.root("head", *known).strip(), what="the cluster is registered")
+    yield cluster
+    for machine in machines:
+        cluster.root(machine, "mv", f"{SLURM_CONF}.before", SLURM_CONF)
+    cluster.root("head", "timeout", "100", "sh", "-ec", RESTART)
+    cluster.root("head", "timeout", "100", "sh", "-ec", STOP)
 
 
 @pytest.fixture

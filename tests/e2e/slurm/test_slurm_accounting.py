@@ -8,35 +8,6 @@ import slurm_cluster as slurm
 
 pytestmark = [pytest.mark.e2e, pytest.mark.full]
 
-DATABASE = """
-mkdir -p /var/lib/mysql /run/mysqld
-chown mysql: /var/lib/mysql /run/mysqld
-mariadb-install-db --user=mysql --datadir=/var/lib/mysql --skip-test-db >/var/log/mariadb.log 2>&1
-setsid tini -s -- mariadbd --user=mysql --skip-networking --socket=/run/mysqld/mysqld.sock \
-  >>/var/log/mariadb.log 2>&1 </dev/null &
-until mariadb -e 'create database slurm_acct_db' 2>/dev/null; do sleep 0.1; done
-cat > /etc/slurm/slurmdbd.conf <<CONF
-AuthType=auth/munge
-DbdHost=head
-SlurmUser=root
-StorageType=accounting_storage/mysql
-StorageUser=root
-StorageLoc=slurm_acct_db
-LogFile=/var/log/slurmdbd.log
-PidFile=/run/slurmdbd.pid
-CONF
-chmod 600 /etc/slurm/slurmdbd.conf
-slurmdbd
-until grep -q 'slurmdbd version .* started' /var/log/slurmdbd.log; do sleep 0.1; done
-"""
-RESTART = """
-kill $(cat /run/slurmctld.pid)
-while pgrep -x slurmctld >/dev/null; do sleep 0.1; done
-slurmctld
-until sinfo >/dev/null 2>&1; do sleep 0.1; done
-"""
-ADDED = "AccountingStorageType=accounting_storage/slurmdbd\nAccountingStorageHost=head\n"
-CONF = "/etc/slurm/slurm.conf"
 LIMITS = """
 [[limits]]
 qos = "gold"
@@ -53,29 +24,18 @@ SCRIPT = (
 
 
 @pytest.fixture(scope="module")
-def accounting_cluster(cluster):
-    """Return the cluster with slurmdbd, an account and a qos, and limits on the nodes by these."""
-    machines = ("head", *slurm.NODES)
-    cluster.root("head", "timeout", "100", "sh", "-ec", DATABASE)
-    for machine in machines:
-        cluster.root(machine, "cp", CONF, f"{CONF}.before")
-        cluster.root(machine, "cp", CONFIG, f"{CONFIG}.before")
-        cluster.root(machine, "sh", "-c", f"cat >> {CONF}", stdin=ADDED.encode())
+def accounting_cluster(slurmdbd):
+    """Return the cluster with an account and a qos, and limits on the nodes by these."""
+    cluster = slurmdbd
     for node in slurm.NODES:
+        cluster.root(node, "cp", CONFIG, f"{CONFIG}.before")
         cluster.root(node, "sh", "-c", f"cat >> {CONFIG}", stdin=LIMITS.encode())
-    cluster.root("head", "timeout", "100", "sh", "-ec", RESTART)
-    known = ("sacctmgr", "--parsable2", "--noheader", "show", "cluster", "format=ControlHost")
-    cluster.wait(lambda: cluster.root("head", *known).strip(), what="the cluster is registered")
     user = f"user {slurm.USER} account=chem qos=normal,gold defaultaccount=chem"
     for words in ("qos gold", "account chem", user):
         cluster.root("head", "sacctmgr", "-i", "add", *words.split())
     yield cluster
-    for machine in machines:
-        cluster.root(machine, "mv", f"{CONF}.before", CONF)
-        cluster.root(machine, "mv", f"{CONFIG}.before", CONFIG)
-    cluster.root("head", "timeout", "100", "sh", "-ec", RESTART)
-    cluster.root("head", "pkill", "-x", "slurmdbd")
-    cluster.root("head", "pkill", "-x", "mariadbd")
+    for node in slurm.NODES:
+        cluster.root(node, "mv", f"{CONFIG}.before", CONFIG)
 
 
 def used(cluster, job_id, nodes):

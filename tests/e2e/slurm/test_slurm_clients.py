@@ -1,136 +1,301 @@
-"""Tools that submit jobs, unchanged from PyPI, with ``--vm=``: their jobs run in guests."""
+"""Tools that submit jobs, unchanged from PyPI, with ``--vm=``: their jobs run in guests.
 
+They run on the submit host ``login``, poll Slurm as they always do, and use a Python in the user's
+home, as users install it. Guests find that Python there, so that the image needs none.
+"""
+
+import json
+import os
 import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 import slurm_cluster as slurm
 
-pytestmark = [pytest.mark.e2e, pytest.mark.full]
+pytestmark = pytest.mark.e2e
 
 REPO = Path(__file__).resolve().parents[3]
 PINS = REPO / "tests/data/clients.txt"
-
-PSIJ = """
-import datetime, sys
-from psij import Job, JobAttributes, JobExecutor, JobSpec, JobState
-def job(code):
-    vm = "img=debian-python,ram=700M"
-    more = {"slurm.vm": vm, "slurm.mem": "1000M", "slurm.constraint": "vtorque"}
-    limit = datetime.timedelta(minutes=10)
-    return Job(JobSpec(
-        executable="/bin/sh", arguments=["-c", f"hostname; exit {code}"],
-        stdout_path=f"/home/vtslurm1/psij.{code}", launcher="single",
-        attributes=JobAttributes(duration=limit, custom_attributes=more),
-    ))
-executor = JobExecutor.get_instance("slurm")
-jobs = [job(code) for code in (0, 3)]
-for each in jobs:
-    executor.submit(each)
-for each in jobs:
-    status = each.wait(datetime.timedelta(minutes=9))
-    print(each.native_id, status.state.name, status.exit_code)
-last = job(9)
-last.spec.arguments = ["-c", "sleep 1000"]
-executor.submit(last)
-last.wait(datetime.timedelta(minutes=9), target_states=[JobState.ACTIVE])
-last.cancel()
-print(last.native_id, last.wait(datetime.timedelta(minutes=9)).state.name)
+QUICK = """
+submitit cloudpickle typing_extensions dask distributed dask-jobqueue click fsspec packaging partd
+PyYAML toolz importlib_metadata zipp Jinja2 MarkupSafe locket msgpack psutil sortedcontainers tblib
+tornado urllib3 zict lazy-importer
 """
-REFRAME_SITE = """
-site_configuration = {"systems": [{"name": "site", "hostnames": ["head"], "partitions": [{
-    "name": "vm", "scheduler": "squeue", "launcher": "local", "environs": ["builtin"],
-    "access": ["--vm=ram=300M", "--mem=600M", "--constraint=vtorque"],
-}]}]}
-"""
-REFRAME_TEST = """
-import reframe as rfm
-import reframe.utility.sanity as sn
-@rfm.simple_test
-class Guest(rfm.RunOnlyRegressionTest):
-    valid_systems = valid_prog_environs = ["*"]
-    executable = "hostname"
-    @sanity_function
-    def runs_in_a_guest(self):
-        return sn.assert_found(r"^vn\\d$", self.stdout)
+HOME = f"/home/{slurm.USER}"
+PYTHON = f"{HOME}/python/bin/python3"
+SUBMIT_HOST = "10.89.0.2"
+# Of wheels' own libraries, and of sys.executable, which the loader's name would replace.
+LIBRARIES = (
+    "libgcc_s.so.1", "libstdc++.so.6", "librt.so.1", "libpthread.so.0", "libdl.so.2",
+    "libutil.so.1",
+)  # fmt: skip
+START = f"""#!/bin/sh
+export PYTHONHOME={HOME}/python
+exec $PYTHONHOME/lib/ld.so --argv0 "$0" --library-path $PYTHONHOME/lib $PYTHONHOME/lib/python "$@"
 """
 
 
-SUBMITIT = """
-import socket, time
-import submitit
-def square(number):
-    if number == 3:
-        raise ValueError("three")
-    return socket.gethostname(), number * number
-vm = {"vm": "img=debian-python,ram=700M", "constraint": "vtorque"}
-executor = submitit.AutoExecutor(folder="submitit", cluster="slurm")
-executor.update_parameters(
-    timeout_min=10, mem_gb=1, slurm_array_parallelism=2, slurm_additional_parameters=vm
-)
-jobs = executor.map_array(square, [1, 2, 3])
-for job in jobs[:2]:
-    print(*job.result())
-print(type(jobs[2].exception()).__name__)
-last = executor.submit(time.sleep, 1000)
-last.cancel()
-print(last.job_id)
-"""
+def copy_python(top):
+    """Copy Debian's Python with all its libraries: it runs in a guest without any of them."""
+    name = f"python3.{sys.version_info.minor}"
+    standard, lib = Path("/usr/lib", name), top / "lib"
+    unwanted = shutil.ignore_patterns("test", "idlelib", "config-*", "sitecustomize.py")
+    shutil.copytree(standard, lib / name, ignore=unwanted, ignore_dangling_symlinks=True)
+    program = Path("/usr/bin", name)
+    shutil.copy(program, lib / "python")
+    argv = ["ldd", program, *standard.glob("lib-dynload/*.so")]
+    found = subprocess.run(argv, capture_output=True, text=True, check=True).stdout
+    libraries = {Path(path) for path in re.findall(r"(/\S+) \(0x", found)}
+    (where,) = {path.parent for path in libraries if path.name == "libc.so.6"}
+    for path in libraries | {where / each for each in LIBRARIES}:
+        shutil.copy(path, lib / path.name)
+    next(lib.glob("ld-linux*")).rename(lib / "ld.so")
+    (top / "bin").mkdir()
+    (top / "bin/python3").write_text(START)
+    (top / "bin/python3").chmod(0o755)
+
+
+def install(names):
+    """Install the pinned packages with these names, or all, once; return their directory."""
+    pins = PINS.read_text()
+    if names:
+        rows, wanted = pins.splitlines(), names.split()
+        pins = "\n".join(row for row in rows if row.partition("==")[0] in wanted)
+    kept = REPO / (".venv/clients-quick" if names else ".venv/clients")
+    if not (kept / "pins").exists() or (kept / "pins").read_text() != pins:
+        shutil.rmtree(kept, ignore_errors=True)
+        kept.mkdir()
+        (kept / "wanted").write_text(pins)
+        pip = ["pip", "install", "-q", "--no-deps", "--target", kept, "-r", kept / "wanted"]
+        # scripts/test may have set pip's constraints, which are those of vTorque.
+        environ = {name: value for name, value in os.environ.items() if "CONSTRAINT" not in name}
+        subprocess.run([sys.executable, "-m", *pip], check=True, timeout=900, env=environ)
+        (kept / "wanted").rename(kept / "pins")
+    return kept
 
 
 @pytest.fixture(scope="module")
-def clients(cluster):
-    """Return the environment of the tools, which are in the user's home, as users install them."""
-    kept = REPO / ".venv/clients"
-    if not (kept / "pins").exists() or (kept / "pins").read_text() != PINS.read_text():
-        shutil.rmtree(kept, ignore_errors=True)
-        pip = ["pip", "install", "-q", "--target", kept, "-r", PINS]
-        subprocess.run(["/usr/bin/python3", "-m", *pip], check=True, timeout=900)
-        shutil.copy(PINS, kept / "pins")
+def clients(slurmdbd, request):
+    """Install the tools; return a function that runs a command with them on the submit host."""
+    cluster = slurmdbd
+    in_full = any(item.get_closest_marker("full") for item in request.session.items)
+    kept = install("" if in_full else QUICK)
     subprocess.run(["cp", "-a", kept, cluster.home / "clients"], check=True)
-    home = f"/home/{slurm.USER}"
-    path = f"{home}/clients/bin:{slurm.PREFIX}:/usr/local/bin:/usr/bin:/bin"
-    yield {"PYTHONPATH": f"{home}/clients", "PATH": path}.items()
-    for name in (".psij", ".cache", ".parsl", ".dask", ".config", "clients"):
-        shutil.rmtree(cluster.home / name, ignore_errors=True)
+    programs = [each for each in (cluster.home / "clients/bin").iterdir() if each.is_file()]
+    subprocess.run(["sed", "-i", f"1s|^#!/usr/bin/python3|#!{PYTHON}|", *programs], check=True)
+    copy_python(cluster.home / "python")
+    path = f"{HOME}/python/bin:{HOME}/clients/bin:{slurm.PREFIX}:/usr/local/bin:/usr/bin:/bin"
+    env = {"PYTHONPATH": f"{HOME}/clients", "PATH": path}
 
+    def run(*argv, check=True):
+        return cluster.user(*argv, env=env.items(), machine="login", check=check, timeout=1200)
 
-@pytest.fixture
-def image(cluster):
-    """Add an image with bash and Python."""
-    return cluster.image("debian-python", "-o", "packages=python3")
-
-
-def test_psij_submits_polls_and_cancels(clean, clients, image):
-    script = clean.script(PSIJ, "tool.py")
-    done = clean.user("python3", script, env=clients)
-    rows = [line.split() for line in done.stdout.decode().splitlines()]
-    assert [row[1:] for row in rows] == [["COMPLETED", "0"], ["FAILED", "3"], ["CANCELED"]]
-    for code in (0, 3):
-        assert re.fullmatch(rb"vn\d\n", clean.read(f"psij.{code}"))
-    assert clean.state(rows[2][0]) == "CANCELLED"
-
-
-def test_reframe_runs_its_tests_in_guests(clean, clients):
-    clean.script(REFRAME_SITE, "site.py")
-    clean.script(REFRAME_TEST, "guest.py")
-    argv = ("clients/bin/reframe", "-C", "site.py", "-c", "guest.py", "-r", "--system=site")
-    done = clean.user("python3", *argv, env=clients)
-    assert b"PASSED" in done.stdout
-    assert b"Ran 1/1 test case(s)" in done.stdout
+    yield run
+    cluster.user("sh", "-c", "rm -rf .psij .cache .parsl .dask .config .reframe .snakemake")
+    for name in ("clients", "python"):
+        shutil.rmtree(cluster.home / name)
 
 
 def rows_of(done):
     return [line.split() for line in done.stdout.decode().splitlines()]
 
 
-def test_submitit_runs_an_array_and_cancels(clean, clients, image):
-    done = clean.user("/usr/bin/python3", clean.script(SUBMITIT, "tool.py"), env=clients)
-    *rows, (failure,), (last,) = rows_of(done)
-    assert [number for _, number in rows] == ["1", "4"]
-    assert all(re.fullmatch(r"vn\d", name) for name, _ in rows)
-    assert failure == "FailedJobError"
-    clean.wait_state(last, "CANCELLED")
+def in_guest(name):
+    return re.fullmatch(r"vn\d", name) is not None
+
+
+PSIJ = """
+import datetime, sys
+from psij import Job, JobAttributes, JobExecutor, JobSpec, JobState
+def job(name, command, minutes=10):
+    more = {"slurm.vm": "ram=300M", "slurm.mem": "600M", "slurm.constraint": "vtorque"}
+    limit = datetime.timedelta(minutes=minutes)
+    return Job(JobSpec(
+        executable="/bin/sh", arguments=["-c", command], stdout_path=f"HOME/psij.{name}",
+        launcher="single", attributes=JobAttributes(duration=limit, custom_attributes=more),
+    ))
+executor = JobExecutor.get_instance("slurm")
+jobs = [job(number, f"hostname; exit {3 * (number == 1)}") for number in range(int(sys.argv[1]))]
+for each in jobs:
+    executor.submit(each)
+last = job("last", "sleep 1000")
+late = job("late", "sleep 1000", minutes=1)
+for each in (last, late):
+    executor.submit(each)
+last.wait(target_states=[JobState.ACTIVE])
+last.cancel()
+for each in (*jobs, last, late):
+    status = each.wait(datetime.timedelta(minutes=15))
+    print(each.native_id, status.state.name, status.exit_code)
+"""
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("number", [2, 50])
+def test_psij_submits_polls_and_cancels(clean, clients, number):
+    """One job fails, one is canceled, one exceeds its time limit."""
+    done = clients("python3", clean.script(PSIJ.replace("HOME", HOME), "tool.py"), str(number))
+    *rows, last, late = rows_of(done)
+    wanted = [["FAILED", "3"] if each == 1 else ["COMPLETED", "0"] for each in range(number)]
+    assert [row[1:] for row in rows] == wanted
+    assert len({row[0] for row in rows}) == number
+    for each in range(number):
+        assert in_guest(clean.read(f"psij.{each}").decode().strip())
+    assert last[1] == "CANCELED"
+    clean.wait_state(last[0], "CANCELLED")
+    assert late[1] == "FAILED"
+    clean.wait_state(late[0], "TIMEOUT")
+
+
+REFRAME_SITE = """
+site_configuration = {"systems": [{"name": "site", "hostnames": ["login"], "partitions": [{
+    "name": "vm", "scheduler": "slurm", "launcher": "local", "environs": ["builtin"],
+    "access": ["--vm=ram=300M", "--mem=600M", "--constraint=vtorque"],
+}]}]}
+"""
+REFRAME_TEST = """
+import reframe as rfm
+import reframe.utility.sanity as sn
+class Base(rfm.RunOnlyRegressionTest):
+    valid_systems = valid_prog_environs = ["*"]
+    @sanity_function
+    def runs_in_a_guest(self):
+        found = sn.assert_found(r"^vn\\d$", self.stdout)
+        return sn.all([found, sn.assert_eq(self.job.exitcode, 0)])
+@rfm.simple_test
+class Good(Base):
+    executable = "hostname"
+@rfm.simple_test
+class Bad(Base):
+    executable = "sh -c 'hostname; exit 3'"
+@rfm.simple_test
+class Late(Base):
+    executable = "sleep 1000"
+    time_limit = "1m"
+"""
+
+
+@pytest.mark.full
+def test_reframe_runs_its_tests_in_guests(clean, clients):
+    """Failed tests are repeated."""
+    clean.script(REFRAME_SITE, "site.py")
+    clean.script(REFRAME_TEST, "guest.py")
+    done = clients(
+        "reframe", "-C", "site.py", "-c", "guest.py", "-r", "--system=site:vm", "--max-retries=1",
+        "--report-file=report.json", check=False,
+    )  # fmt: skip
+    assert done.returncode == 1, done
+    runs = json.loads(clean.read("report.json"))["runs"]
+    found = [[(case["name"], case["result"]) for case in run["testcases"]] for run in runs]
+    again = [("Bad", "fail"), ("Late", "fail")]
+    assert list(map(sorted, found)) == [sorted([*again, ("Good", "pass")]), again]
+    states = {"Good": "COMPLETED", "Bad": "FAILED", "Late": "TIMEOUT"}
+    for case in (case for run in runs for case in run["testcases"]):
+        clean.wait_state(case["jobid"], states[case["name"]])
+
+
+SUBMITIT = """
+import socket, sys, time
+import submitit
+def square(number):
+    if number == 3:
+        raise ValueError("three")
+    return socket.gethostname(), number * number
+vm = {"vm": "ram=400M", "mem": "700M", "constraint": "vtorque"}
+executor = submitit.AutoExecutor(folder="submitit", cluster="slurm")
+executor.update_parameters(
+    timeout_min=10, slurm_array_parallelism=2, slurm_additional_parameters=vm
+)
+jobs = executor.map_array(square, [2, 3])
+last = executor.submit(time.sleep, 1000)
+def state(job):  # at once, not only once a minute
+    return job.watcher.get_state(job.job_id, mode="force")
+print(*jobs[0].result())
+failure = jobs[1].exception()
+while state(jobs[1]) != "FAILED":
+    time.sleep(1)
+print(type(failure).__name__, "three" in failure.args[0])
+while state(last) != "RUNNING":
+    time.sleep(1)
+last.cancel()
+while state(last) == "RUNNING":
+    time.sleep(1)
+print(state(last))
+"""
+
+
+def test_submitit_runs_an_array_and_cancels(clean, clients):
+    done = clients("python3", clean.script(SUBMITIT, "tool.py"))
+    (name, number), failed, last = rows_of(done)
+    assert in_guest(name)
+    assert number == "4"
+    assert failed == ["FailedJobError", "True"]
+    assert last == ["CANCELLED", "by", str(slurm.UID)]
+
+
+DASK = """
+import socket
+from dask.distributed import Client
+from dask_jobqueue import SLURMCluster
+def where(number):
+    return socket.gethostname(), number * number
+def bad():
+    raise ValueError("bad")
+with SLURMCluster(
+    cores=1, memory="800MiB", walltime="00:20:00", death_timeout=600, nanny=False,
+    job_extra_directives=["--vm=ram=512M", "--constraint=vtorque"],
+    scheduler_options={"host": "SUBMIT_HOST"}, log_directory="dask",
+) as cluster, Client(cluster) as client:
+    cluster.scale(jobs=1)
+    client.wait_for_workers(1)
+    for row in client.gather(client.map(where, range(3))):
+        print(*row)
+    try:
+        client.submit(bad, retries=1).result()
+    except ValueError as error:
+        print(error)
+"""
+PARSL = """
+import parsl
+from parsl.config import Config
+from parsl.executors import HighThroughputExecutor
+from parsl.launchers import SrunLauncher
+from parsl.providers import SlurmProvider
+vm = "#SBATCH --vm=ram=512M\\n#SBATCH --constraint=vtorque"
+provider = SlurmProvider(
+    "main", init_blocks=1, max_blocks=1, cores_per_node=1, mem_per_node=1, walltime="00:20:00",
+    exclusive=False, scheduler_options=vm, launcher=SrunLauncher(),
+)
+executor = HighThroughputExecutor(
+    address="SUBMIT_HOST", max_workers_per_node=1, provider=provider, encrypted=False,
+)
+@parsl.python_app
+def where(number):
+    import socket
+    if number == 3:
+        raise ValueError("bad")
+    return socket.gethostname(), number * number
+with parsl.load(Config(executors=[executor], retries=1)):
+    for each in [where(number) for number in range(4)]:
+        try:
+            print(*each.result())
+        except ValueError as error:
+            print(error)
+"""
+
+
+@pytest.mark.parametrize(
+    "program",
+    [pytest.param(DASK, id="dask"), pytest.param(PARSL, id="parsl", marks=pytest.mark.full)],
+)
+def test_workers_in_guests_call_back_to_the_submit_host(clean, clients, program):
+    """The tool cancels its workers at the end."""
+    script = clean.script(program.replace("SUBMIT_HOST", SUBMIT_HOST), "tool.py")
+    *rows, failure = rows_of(clients("python3", script))
+    assert [number for _, number in rows] == ["0", "1", "4"]
+    assert all(in_guest(name) for name, _ in rows)
+    assert failure == ["bad"]
