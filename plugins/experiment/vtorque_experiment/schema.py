@@ -62,7 +62,7 @@ def _refusals(
 
 
 def suggest_name(name: str, known: Mapping[str, Any]) -> str:
-    """Return a hint for an unknown name, with similar known names."""
+    """Return a hint for an unknown name: the most similar known name, or all known names."""
     close = get_close_matches(name, known, 1)
     return f"did you mean {close[0]}?" if close else f"known: {', '.join(sorted(known))}"
 
