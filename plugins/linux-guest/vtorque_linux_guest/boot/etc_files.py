@@ -80,7 +80,7 @@ def sudoers_text(uid: int, *, allow: bool = False) -> str:
 
 
 def sshd_text() -> str:
-    """Return sshd_config(5) lines that precede and therefore override the image's."""
+    """Return sshd_config(5) lines that precede and therefore override the image's own lines."""
     return (
         "# vTorque: the job's user with the job's key, nobody else, nothing else\n"
         f"AuthorizedKeysFile {keys_directory('%u')}/authorized_keys\n"

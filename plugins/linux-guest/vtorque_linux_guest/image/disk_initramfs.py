@@ -28,8 +28,8 @@ def disk_initramfs(
 ) -> bytes:
     """Return an initramfs that mounts the root disk and runs ``init``, a path on it.
 
-    It contains only busybox, the modules and a script. ``script`` replaces the default script; it
-    may contain ``@MODULES@`` and ``@INIT@``. Raises HostFault.
+    The initramfs contains only busybox, the modules and a script. ``script`` replaces the default
+    script and may contain ``@MODULES@`` and ``@INIT@``. Raises HostFault.
     """
     tree = InitramfsTree()
     for path in ("dev", "proc", "sys", "root"):

@@ -368,7 +368,7 @@ def _write_groups(
 
 
 def _bitmap(used: int, length: int) -> bytes:
-    """Return a bitmap block in which the first ``used`` bits and all beyond ``length`` are set."""
+    """Return a bitmap block. Set its first ``used`` bits, and all bits from ``length`` on."""
     bits = (1 << used) - 1 | ((1 << 8 * BLOCK) - (1 << length))
     return bits.to_bytes(BLOCK, "little")
 

@@ -48,9 +48,10 @@ def attribute_block(attributes: Mapping[str, bytes], block: int) -> bytes:
 
 
 def _pack_entries(attributes: Mapping[str, bytes], room: int, base: int) -> tuple[bytes, list[int]]:
-    """Return ``room`` bytes, which begin with entries and end with values, and the entries' hashes.
+    """Return the attributes as ``room`` bytes, and the hashes of the attributes' entries.
 
-    Each entry contains the offset of its value, counted from ``base`` bytes before the entries.
+    The bytes begin with the entries and end with the values. Each entry contains the offset of its
+    value, counted from ``base`` bytes before the entries.
     """
     entries, values, hashes = b"", b"", []
     for index, name, value in sorted(_parts(attributes), key=lambda p: (p[0], len(p[1]), p[1])):
