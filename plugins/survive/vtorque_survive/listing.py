@@ -1,8 +1,8 @@
 """The list of a user's checkpoints on this node, and requests to remove one.
 
 ``<state>/survive/<uid>/`` has a list, which root writes and the user may read. It also has a FIFO
-that only the user may write to. Each line is the id of a checkpoint to remove. Root's watcher reads
-the FIFO and ignores unknown ids.
+that only the user may write to. Each line in the FIFO is the id of a checkpoint to remove. Root's
+watcher reads the FIFO and ignores unknown ids.
 """
 
 from __future__ import annotations

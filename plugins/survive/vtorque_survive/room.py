@@ -69,7 +69,7 @@ def _need(guests: list[GuestData]) -> int:
 
 
 def require_no_more(part: Path) -> None:
-    """Raise Refused if the checkpoint is larger than reserved, for example with many open files."""
+    """Raise Refused if the checkpoint is larger than its reserved disk space."""
     had, reserved = disk_usage(part)
     if had > reserved:
         most = show_mib(reserved // _MIB)

@@ -20,7 +20,7 @@ _MOST = 96 << 20  # bytes of the state: twice what a session may have in flight
 
 
 def make(fifo: Path, uid: int) -> None:
-    """Create a FIFO to a job shell. Only the job shell's user may write to it."""
+    """Create a FIFO for a job shell's answer. Only the job shell's user may write to the FIFO."""
     try:
         if not fifo.exists():
             os.mkfifo(fifo, 0o200)

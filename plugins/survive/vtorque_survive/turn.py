@@ -1,9 +1,9 @@
 """Limit how many nodes are drained by their health checks at the same time.
 
-A node first requests its drain with a mark in the batch system, then counts the other marked nodes,
-which are drained or request a drain. It drains only if their number is below the limit. The last
-node to set its mark sees all others, so no clock is needed. If too many nodes request a drain, the
-nodes whose names sort first keep their marks and count again. The others remove their marks.
+A node first drains itself with a reason that marks the drain as a request. It then counts the other
+drained nodes, and confirms its drain only if their number is below the limit. The last node to
+request a drain sees all other requests, so no clock is needed. If too many nodes request a drain,
+the nodes whose names sort first wait and count again. The others withdraw their requests.
 """
 
 from __future__ import annotations
