@@ -72,7 +72,7 @@ def _find_name(directory: Path, pattern: str) -> str | None:
     """Return the name of vTorque's file in the directory, or an unused one that fits the pattern.
 
     Setup never renames a file of the site to a backup. If the pattern matched the backup's name,
-    Slurm would run both files. Otherwise Slurm would no longer run the site's file.
+    Slurm would run both files. If it did not match, Slurm would no longer run the site's file.
     """
     names = (f"{n}-vtorque{end}" for n in range(50, 60) for end in ("", ".sh"))
     fitting = [name for name in names if fnmatch.fnmatchcase(name, pattern)]
