@@ -3,8 +3,8 @@ r"""Build OSv's kernel command line, and the script disk that it names. No I/O.
 The command line has options (OSv's loader.cc), split at white space, with ``\`` as escape character
 (libc/string/stresep.c), and then ``runscript /dev/vblkN``. The script disk is plain text: one line
 with the environment as ``--env=`` and all commands, in the syntax of core/commands.cc. All users of
-a node can read QEMU's arguments, which may include the command line. It contains the job's working
-directory and the variables that :func:`boot_line` includes, but no other data of the job.
+a node can read QEMU's arguments, which may include the command line. The command line contains the
+job's working directory and the variables that :func:`boot_line` includes, but no other job data.
 """
 
 from __future__ import annotations

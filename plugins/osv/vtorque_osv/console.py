@@ -4,7 +4,7 @@ QEMU always exits with 0, so the console is the only source. With ``--verbose`` 
 (core/app.cc, runtime.cc, core/shutdown.cc)::
 
     Cmdline: runscript /dev/vblk1
-    Setting in environment: ...     the last one is ours, and ends the boot messages
+    Setting in environment: ...     the last such line ends the boot messages
     will return 42                  the program's output
     program /hello returned 42      its exit status, unless 0
     program exited with status 7    it has called exit()
