@@ -301,9 +301,9 @@ class PbsNode(abc.ABC):
     def _requeue_later(self, job: BatchJob, outcome: Outcome, reason: str) -> None:
         """Delay the job's next start, or hold the job after its last attempt. Set its comment.
 
-        A job that needs a resource in use by another job is never held here, but the server counts
-        its starts. Both servers accept ``-a`` and a comment for a running job from a manager, and
-        keep them after a requeue (tested).
+        This method never holds a job that waits for a resource. :meth:`reset_arguments` is for
+        servers that count such starts. Both servers accept ``-a`` and a comment for a running job
+        from a manager, and keep them after a requeue (tested).
         """
         if outcome is not Outcome.IN_USE and job.attempt + 1 >= self._settings.attempts:
             self.commands.run_checked("qhold", "-h", "s", job.id)
