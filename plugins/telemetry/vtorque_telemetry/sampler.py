@@ -1,10 +1,10 @@
 """Root's part of the node's sampler: measures all guests of all jobs at each interval.
 
 The resource ``process.Sampler`` starts this process before the first job's guests boot, and ends it
-with the last job. The process reads journals and counters of libvirt and the kernel, connects to
-guests' ports and opens files. Only the unprivileged process ``unprivileged_sampler`` reads data of
-guests and users. Both processes may be killed at any time: the next job restarts them, and
-they continue with the existing files.
+with the last job. The process reads job journals. It reads counters of libvirt and the kernel,
+connects to guests' ports and opens files. Only the unprivileged process ``unprivileged_sampler``
+reads data of guests and users. Both processes may be killed at any time: the next job restarts
+them, and they continue with the existing files.
 
 The sampler waits for the next interval or, while no guest runs, for journal changes. An epilogue
 can request a job's last sample (``process.last_sample``).
