@@ -18,12 +18,13 @@ def wanted_guests(
 ) -> list[tuple[WarmShape, int]]:
     """Return the number of guests to keep of each shape, most important first.
 
-    A shape of the site gets as many guests as jobs requested in its busiest recent hour, from
-    ``least`` to ``most``. If the site sets only ``max_memory``, use the most requested shapes.
+    A shape of the site gets as many guests as jobs requested in its busiest recent hour, within
+    its limits ``least`` and ``most``. If the site sets only ``max_memory``, use the most requested
+    shapes.
 
     Args:
         settings: The site's settings.
-        history: Facts of kept jobs: image, guests with vcpus and ram_mib, started.
+        history: Facts of kept jobs, with ``image``, ``guests`` and ``started``.
         now: Unix time.
     """
     asked = _count_requests(history, now)
