@@ -58,38 +58,41 @@ _LONGEST = (
     "tests/e2e/test_telemetry.py",
 )  # each longer than what follows; the other files fill up the machines in the end
 
-# CPU seconds of the files that take longest in the quick run; the others by their size.
+# Seconds of the files that take longest in the quick run; those of the others follow from the size.
 _SECONDS = {
-    "plugins/survive/tests/test_checkpoint.py": 24,
-    "plugins/survive/tests/test_migration.py": 12,
-    "plugins/experiment/tests/test_experiment_runner.py": 12,
-    "plugins/oci/tests/test_oci.py": 12,
-    "tests/unit/cli/test_cli.py": 11,
-    "plugins/linux-guest/tests/job/test_guest_contract.py": 6,
-    "tests/unit/cli/test_surroundings.py": 6,
-    "plugins/images/tests/test_commands.py": 6,
-    "plugins/linux-guest/tests/boot/test_setup_script.py": 6,
-    "tests/unit/cli/test_entry.py": 6,
-    "tests/unit/node/test_epilogue.py": 6,
-    "plugins/experiment/tests/test_experiment_attacks.py": 6,
-    "plugins/linux-guest/tests/job/test_run_job.py": 5,
-    "tests/unit/cli/test_vsub.py": 5,
-    "plugins/report/tests/test_report_text.py": 5,
-    "tests/unit/repository/test_layout.py": 5,
-    "plugins/archive/tests/test_archive.py": 4,
-    "plugins/linux-guest/tests/agent/test_setup.py": 4,
-    "plugins/oci/tests/test_pool.py": 4,
-    "plugins/linux-guest/tests/image/test_filetree.py": 4,
-    "plugins/linux-guest/tests/agent/test_run.py": 4,
-    "tests/unit/testing/test_fixtures.py": 4,
-    "plugins/pbs/tests/test_submitter.py": 4,
-    "plugins/images/tests/test_signed.py": 3,
-    "tests/unit/node/test_root_side.py": 3,
-    "plugins/osv/tests/test_console.py": 3,
+    "plugins/survive/tests/test_checkpoint.py": 54,
+    "plugins/experiment/tests/test_experiment_attacks.py": 22,
+    "plugins/experiment/tests/test_experiment_runner.py": 17,
+    "plugins/own-images/tests/test_pull.py": 14,
+    "tests/unit/cli/test_surroundings.py": 12,
+    "plugins/survive/tests/test_migration.py": 11,
+    "plugins/linux-guest/tests/job/test_guest_contract.py": 8,
+    "plugins/oci/tests/test_oci.py": 7,
+    "plugins/linux-guest/tests/job/test_run_job.py": 6,
+    "tests/unit/cli/test_cli.py": 6,
+    "tests/unit/node/test_epilogue.py": 5,
+    "plugins/survive/tests/test_watcher.py": 4,
+    "plugins/linux-guest/tests/boot/test_setup_script.py": 4,
+    "plugins/report/tests/test_report_text.py": 4,
+    "plugins/slurm/tests/test_spank.py": 4,
+    "tests/unit/cli/test_vsub.py": 3,
+    "plugins/oci/tests/test_unprivileged.py": 3,
+    "plugins/pbs/tests/test_batch_commands.py": 3,
+    "tests/unit/repository/test_words.py": 3,
+    "plugins/survive/tests/test_shared_store.py": 3,
+    "plugins/images/tests/test_commands.py": 3,
+    "plugins/linux-guest/tests/agent/test_setup.py": 3,
+    "tests/unit/cli/test_entry.py": 3,
+    "tests/unit/repository/test_contributing.py": 3,
+    "tests/unit/node/test_teardown.py": 3,
+    "plugins/archive/tests/test_archive.py": 3,
+    "plugins/linux-guest/tests/job/test_stream.py": 3,
+    "plugins/oci/tests/test_pool.py": 3,
+    "plugins/pbs/tests/test_held.py": 3,
+    "plugins/slurm/tests/test_srun.py": 3,
     "tests/unit/repository/test_supply.py": 3,
-    "plugins/passthrough/tests/test_granted_start.py": 3,
 }
-_BYTES = 11_000  # of other test files, in a CPU second
+_BYTES = 12_000  # of other test files, in a second
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -193,8 +196,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
-    """Return the number of processes of ``-n auto``: 0 (this process only) if e2e tests may run."""
-    return (os.cpu_count() or 1) + 1 if "not e2e" in (config.option.markexpr or "") else 0
+    """Return the number of processes of ``-n auto``: 0 (this process only) if e2e tests may run.
+
+    Two for each core, because more than half of the time of a quick test is a wait.
+    """
+    return 2 * (os.cpu_count() or 1) if "not e2e" in (config.option.markexpr or "") else 0
 
 
 def pytest_configure(config: pytest.Config) -> None:
