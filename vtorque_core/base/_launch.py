@@ -1,8 +1,7 @@
 """Program that starts a daemon which holds a lock: ``_launch.py PARENT LOCK LOG ARGV...``.
 
 Exits with 0 after execve(2) of the daemon, otherwise with 1. The daemon's own process acquires the
-lock, because children do not inherit POSIX locks. The caller has threads and therefore does not
-fork, but starts this program.
+lock, because children do not inherit POSIX locks.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Check the header of a qcow2 file (docs/interop/qcow2.txt of QEMU).
 
-Imports nothing of vTorque, because the program that starts a user's daemon needs it quickly.
+Imports nothing of vTorque, so that the program that starts a user's daemon starts fast.
 """
 
 from __future__ import annotations

@@ -126,8 +126,7 @@ class _Stream(io.TextIOWrapper):
 def open_streams() -> None:
     """Open closed standard streams for this process and its children, and use :class:`_Stream`.
 
-    Otherwise the next opened file would become a standard stream. Writing to a closed output is an
-    error, except in hooks, which Torque may run without outputs.
+    Otherwise the next opened file would become a standard stream.
     """
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         try:

@@ -1,7 +1,4 @@
-"""Types of the items that plugins may return from each hook, checked at run time.
-
-Reading the annotations of the hooks instead would slow down ``vsub``.
-"""
+"""Types of the items that plugins may return from each hook, checked at run time."""
 
 from __future__ import annotations
 

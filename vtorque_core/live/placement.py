@@ -18,7 +18,7 @@ CORE, MEMORY, CPUS = ledger.CORE, ledger.MEMORY, ledger.SHARE
 
 @dataclass(frozen=True)
 class JobLeases:
-    """Leases of one job, each with the index of its guest (None: of the whole job)."""
+    """Leases of one job, each with the index of its guest (None: the whole job)."""
 
     id: str
     owner: str
@@ -45,7 +45,7 @@ def node_leases(site: Site) -> NodeLeases:
 
 
 def read_leases(paths: Paths, share: NodeShare) -> NodeLeases:
-    """Return the leases of a node with this hardware. Raises JournalError."""
+    """Return the leases of the node with the hardware ``share``. Raises JournalError."""
     held = list(walk(paths))
     return NodeLeases(share, ledger.leased_resources(held), [_job(each) for each in held])
 

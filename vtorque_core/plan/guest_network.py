@@ -71,7 +71,7 @@ def can_assign(site: Site, claimed: PoolClaim, item: str) -> bool:
 def assign_addresses(
     site: Site, job: BatchJob, site_secret: bytes, guests: Sequence[GuestPlan]
 ) -> Iterator[GuestPlan]:
-    """Yield the placed guests with their addresses, and those of the job's other guests."""
+    """Yield the placed guests with their addresses and the addresses of the job's other guests."""
     named = peers(site, job, guests), aliases(site, job, guests)
     bare = tuple(replace(node, address=node_address(node.name)) for node in job.bare)
     for guest in guests:

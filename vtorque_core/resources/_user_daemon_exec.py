@@ -1,9 +1,8 @@
 """Program that enters a user namespace, becomes the job's owner, and executes a daemon.
 
 :mod:`vtorque_core.resources.user_daemon` runs this program as host root, because fork is unsafe in
-a process with threads. The last argument is the JSON of :class:`DaemonPlan`. The program has few
-imports, because every start of a guest waits for them. It reports an error on ``report_fd``, with
-the prefix :data:`DENIED` if the user caused it.
+a process with threads. The last argument is the JSON of :class:`DaemonPlan`. The program reports an
+error on ``report_fd``, with the prefix :data:`DENIED` if the user caused it.
 
 Root owns the namespace, so the user has no power over the daemon (user_namespaces(7)). The daemon
 keeps its capabilities at setresuid(2) by SECBIT_NO_SETUID_FIXUP, and at execve(2) because they are

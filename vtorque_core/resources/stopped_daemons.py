@@ -86,8 +86,7 @@ def is_stopped(pid: int, proc: Path = _PROC, groups: Path = _GROUPS) -> bool:
     """Return True if the kernel reports the process as stopped or frozen.
 
     State T in /proc/PID/stat (proc(5)) means SIGSTOP. A batch system may freeze the control group
-    instead (cgroup-v2.rst and freezer-subsystem.rst of the kernel). Names in these files are
-    untrusted bytes.
+    instead (cgroup-v2.rst and freezer-subsystem.rst of the kernel).
     """
     try:
         stat = (proc / str(pid) / "stat").read_bytes()

@@ -1,8 +1,7 @@
 """Run daemons that serve data of a job's owner to QEMU over a Unix socket, as that owner.
 
 A daemon runs in a user namespace that root owns, so the user can neither trace nor change it. The
-daemon is process 1 of a pid namespace, so killing it ends all its processes. The lock on the lock
-file identifies the daemon.
+daemon is process 1 of a pid namespace, so killing it ends all its processes.
 """
 
 from __future__ import annotations

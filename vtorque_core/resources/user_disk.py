@@ -1,8 +1,7 @@
 """Serve a user's own disk file, raw or qcow2, to a guest, as the user.
 
 The daemon is qemu-storage-daemon (QEMU 7.2) in a :mod:`vtorque_core.resources.user_daemon`. It uses
-NBD; doc/design.md says why. libvirt gets the socket: ``<disk type='network'><source
-protocol='nbd'><host transport='unix' socket=PATH/>`` (https://libvirt.org/formatdomain.html).
+NBD; doc/design.md says why.
 
 The whole file is locked, also against ``qemu-img``. QEMU's own locks do not stop a second writer,
 because an NBD export shares the write permission.

@@ -167,10 +167,7 @@ def reap_until_clean(
     job_id: str,
     alive: Callable[[Sequence[str]], Mapping[str, JobState]],
 ) -> None:
-    """Reap in a separate process until the job holds no resources, for at most a day.
-
-    One process per node does this for all jobs.
-    """
+    """Reap in a separate process until the job holds no resources, for at most a day."""
 
     def reap_loop(begun: Callable[[], None]) -> int:
         try:

@@ -211,7 +211,7 @@ def lock(paths: Paths, job_id: str) -> bool:
 
 
 def await_lock(paths: Paths, proof: Proof, seconds: float) -> bool:
-    """Return True when a job shell has locked this proof, False on timeout or if root replaced it.
+    """Return True if a job shell locks this proof within ``seconds``, before root replaces it.
 
     The job's owner controls the lock, so treat the result as untrusted input.
     """
