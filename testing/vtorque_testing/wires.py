@@ -1,4 +1,4 @@
-"""Relay between a driver and its guest's ports, which can cut, split or forge data.
+"""Relay that can cut, split or forge data between a driver and its guest's ports.
 
 A port is a Unix socket in the guest's run directory, as QEMU creates it.
 """

@@ -233,7 +233,7 @@ class BatchJob:
         whole_user: the batch system runs no other user's job on this node.
         patience: seconds to wait for resources in use by other jobs; None: half of ``[node]
             start_timeout``.
-        queue, partition, account, qos: only those in ``BatchSystem.facts``.
+        queue, partition, account, qos: set only if named in ``BatchSystem.facts``.
         known_as: the job id that users write, if it differs from ``id``.
         granted: other resources on this node, named as in :class:`Needs`; None: unknown.
         bare: nodes without guests in a mixed request. Their ranks follow those of ``nodes``.
@@ -379,7 +379,7 @@ class MigrationAdapter(Protocol):
         """Release the reservation for the job on ``node``."""
 
     def is_reserved(self, job_id: str, node: str) -> bool:
-        """Return True if the reservation still exists. Others can cancel it."""
+        """Return True if the reservation still exists. An admin can cancel it."""
 
     def remove_node(self, job_id: str, node: str) -> None:
         """Remove the node from the job after its guest has left."""

@@ -168,8 +168,8 @@ class DetachableDriver(GuestDriver, Protocol):
       continues. An empty state means that ``run`` cannot detach.
 
     ``run`` writes a newline before the state, so that root can detect a partial line. The state is
-    untrusted. Root stores it in the file :data:`LEFT`, with which another ``run`` attaches to the
-    script.
+    untrusted. Root stores the state in the file :data:`LEFT`, with which another ``run`` attaches
+    to the script.
     """
 
     def allow_disconnect(self, run_dir: Path, seconds: int, deadline: float) -> None:

@@ -514,7 +514,7 @@ def vtorque_pre_boot(job: NodeJob) -> None:
 
 @hookspec
 def vtorque_post_boot(job: NodeJob) -> None:
-    """Act on this node when all guests of the job on it are ready, before the script runs.
+    """Act when all guests of the job on this node are ready, before the script runs.
 
     ``job.acquire`` fails after ``job.deadline``, which limits the whole start.
 

@@ -100,9 +100,9 @@ class ImageSource:
             pool's image with the builder of the same name.
         resolve: called by ``vsub`` as the user. Returns ``-vm`` pairs that replace those of the
             request. Its last argument is False with ``--no-pull``.
-        image: returns the image of a submitted request, which is untrusted. Opens no file. Its last
+        image: returns the image of a submitted, untrusted request. Opens no file. Its last
             argument is a function that returns the pool's image of a name.
-        shares: returns the shares of a submitted request, which is untrusted. Its other arguments
+        shares: returns the shares of a submitted, untrusted request. Its other arguments
             are the owner's home and the site's shares.
         mine: returns the caller's images, for ``vmgr images list --mine``.
         remove: removes an image of the caller; False if it does not exist.
@@ -124,8 +124,8 @@ class Remote:
 
     Attributes:
         travels: other parameters that may be forwarded. Code in guests can forge their values.
-            A value must not make the command write a file, read a file that it names, or run a
-            program outside the guest.
+            A value must not make the command write a file, read a file that the value names, or run
+            a program outside the guest.
         terminal: the command uses the terminal if it has no trailing arguments.
         output: the parameter for an output file, which the calling host writes.
     """

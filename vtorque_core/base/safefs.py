@@ -1,9 +1,9 @@
 """Create and remove files as root without following paths that others control.
 
-A directory is trusted if other users cannot replace entries of root or of the calling user in it or
-in its parents. A sticky directory such as /tmp is therefore trusted. All operations are relative to
-a descriptor of a trusted directory. They never follow a link in the last component of a path. In
-other components they follow only links of root or of the calling user.
+A directory is trusted if other users cannot replace entries of root or of the calling user in
+this directory or its parents. A sticky directory such as /tmp is therefore trusted. All operations
+are relative to a descriptor of a trusted directory. They never follow a link in the last component
+of a path. In other components they follow only links of root or of the calling user.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON."
 
 
 class PluginGroup(click.Group):
-    """A click group with commands of plugins, which are imported when they are used.
+    """A click group that imports a command of a plugin when the command is used.
 
     ``elsewhere``: commands by distribution, for the error message if the distribution is missing.
     ``always``: plugins to load even if the site config is unreadable or does not enable them.

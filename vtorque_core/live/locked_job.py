@@ -43,8 +43,7 @@ class LockedJob:
     def enter(self, phase: str) -> bool:
         """Record a phase of the job. Return False if it is already the current phase.
 
-        Acquires the node's lock. Raises HostFault if it cannot be acquired or the journal cannot be
-        written.
+        Acquires the node's lock. Raises HostFault if the lock is held or the journal is unwritable.
         """
         with node_lock(self.paths), Journal.open(self.paths, self.state.path) as journal:
             if read(self.state.path).phase == phase:

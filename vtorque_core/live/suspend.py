@@ -113,7 +113,7 @@ def _resume(paths: Paths, job: RunningJob, to: str, why: str) -> None:
 
 @contextmanager
 def locked(paths: Paths, job: RunningJob) -> Iterator[LockedJob]:
-    """Hold the lock of a job. Raises HostFault if it has ended, Busy if the lock is held."""
+    """Hold the lock of a job. Raises HostFault if the job has ended, Busy if the lock is held."""
     with locked_job(paths, job.job.key) as held:
         if held is None:
             raise HostFault("the job has ended")

@@ -6,7 +6,7 @@ Needs only the journal: no plan, site config or batch system.
 2. Records are released in reverse order, in parallel for several guests. A record waits for later
    records of its guest and of the whole job. Plugin code and blocking releases run in a child with
    a time limit.
-3. If a release fails, its record and the records that it needs stay open.
+3. If the release of a record fails, the record and the records that it needs stay open.
 4. When no record is open, the journal is deleted.
 """
 
