@@ -141,7 +141,7 @@ class PoolDriverContract:
     def test_full_cloud_raises_stock_out_and_leaves_nothing(
         self, cloud: DriverHarness, driver: Driver
     ) -> None:
-        """The driver must raise StockOut if the cloud has no capacity, and leave no machine.
+        """If the cloud has no capacity, the driver must raise StockOut and leave no machine.
 
         vTorque then pauses the shape: it creates no machines of this kind for some time.
         """

@@ -29,8 +29,8 @@ def script_directives(content: bytes, prefix: str = PBS_PREFIX) -> tuple[str, ..
 def vm_directives(content: bytes, pbs_prefix: str = PBS_PREFIX) -> tuple[str, ...]:
     """Return all ``-vm`` values in ``#VSUB`` and ``#PBS`` lines, in order.
 
-    Raises Refused if a ``#VSUB`` line is not ``-vm VALUE``, or if ``-vm`` is not alone in a
-    ``#PBS`` line, where qsub would read it as ``-v m``.
+    Raises Refused for a ``#VSUB`` line that is not ``-vm VALUE``, and for a ``#PBS`` line with
+    ``-vm`` and other options: qsub would read ``-vm`` as ``-v m``.
     """
     values: list[str] = []
     for number, line in _header(content):

@@ -128,9 +128,9 @@ class LateDriver(GuestDriver, Protocol):
     def late_items(
         self, guest: GuestPlan, items: Sequence[ContextItem], order: bytes, site: Site
     ) -> Iterable[Single | Resource]:
-        """Return elements and resources that the boot order adds. As root, without side effects.
+        """Return the elements and resources that ``order`` adds. As root, without side effects.
 
-        ``order`` is untrusted input from the job's owner. Raises Refused if it is invalid.
+        ``order`` is the job shell's order to boot, and untrusted. Raises Refused if it is invalid.
         """
 
 

@@ -606,8 +606,7 @@ def vtorque_beside_script(
 
     Each command starts when root starts the guests, in its own session, without input or output.
     Its environment has only the batch system's variables (``PBS_*``, ``SLURM_*``). After the script
-    or a failed start, the command gets SIGTERM, and SIGKILL 0.2 s later, unless the job shell was
-    killed.
+    or a failed start, the job shell sends SIGTERM to the command, and SIGKILL 0.2 s later.
 
     Module: declaring (``vtorque1``).
     Called: in the job shell, as the job's owner, also for interactive jobs.

@@ -71,7 +71,7 @@ class BatchSystem:
             ``[[limits]]`` can select jobs by these fields.
         step: returns a function that wraps a command, or None. The wrapped command runs on a node
             of a running job, as the job's owner, and keeps streams and exit status.
-        knows_all_nodes: True if ``node`` reports a job as gone only when it is gone on all nodes.
+        knows_all_nodes: True if ``node`` reports a job as gone only after its end on all nodes.
     """
 
     name: str

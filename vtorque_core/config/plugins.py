@@ -172,7 +172,7 @@ class Plugins:
         disable: Collection[str] = (),
         only: Collection[str] | None = None,
     ) -> Plugins:
-        """Import and register plugins; as root only those that nobody else can write.
+        """Import and register plugins. As root, load only plugins that no other user can write.
 
         ``node``: True to load the acting modules, too, or the names of plugins whose acting modules
         to load. ``only`` overrides ``enable`` and ``disable``.
@@ -274,7 +274,7 @@ class Plugins:
         """Call a hook of each plugin in sorted order, and yield every item or error.
 
         A hook without result yields one contribution with the item None. An item of a wrong type is
-        an error, and the plugin's further items are skipped. ``args`` is for mypy only.
+        an error, and the plugin's further items are skipped.
         """
         if args:
             raise TypeError("a hook is called with keyword arguments")

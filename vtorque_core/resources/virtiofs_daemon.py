@@ -76,8 +76,8 @@ class ServedDirectory(user_daemon.ServedData):
 def file_limit(ram_mib: int) -> int:
     """Return the limit of a daemon's descriptors, one for each file that its guest caches.
 
-    A cached file needs guest memory, so one descriptor per KiB suffices. ``ram_mib`` is the guest's
-    memory per share.
+    Each cached file uses at least 1 KiB of guest memory, so one descriptor per KiB suffices.
+    ``ram_mib`` is the guest's memory per share.
     """
     of_node = int(_FILE_MAX.read_text(encoding="ascii"))  # of unprivileged processes (proc(5))
     return max(_LEAST_FILES, min(_MOST_FILES, ram_mib * 1024, of_node // 8))
@@ -86,8 +86,7 @@ def file_limit(ram_mib: int) -> int:
 def _c_arguments(share: ServedDirectory, socket_fd: int) -> tuple[str, ...]:
     """Return the arguments of QEMU's virtiofsd (in C); ``{source}`` is the directory's descriptor.
 
-    This daemon does not follow links, so ``/.`` turns the link in /proc into a directory. It needs
-    a rule for the extended attribute security.capability.
+    This daemon does not follow the link in /proc to the directory, unless ``/.`` is appended.
     """
     options = (
         "source=/proc/self/fd/{source}/.,sandbox=chroot,modcaps=-mknod:-setfcap,announce_submounts,"

@@ -142,8 +142,8 @@ def remove(paths: Paths, job_id: str) -> None:
 def read(paths: Paths, job_id: str, uid: int, owner_uid: int = 0) -> Proof | None:
     """Return the proof of the caller's job, or None if it does not exist. As the job's owner.
 
-    Raises HostFault if the proof is invalid or of another job or user, or if ``owner_uid`` (0
-    except in tests) does not own the file and its directories.
+    ``owner_uid`` (0 except in tests) must own the file and its directories. Raises HostFault, also
+    if the proof is invalid or of another job or user.
     """
     target = paths.proof(job_id)
     try:

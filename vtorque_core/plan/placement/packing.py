@@ -1,7 +1,7 @@
 """Choose the NUMA node and the cores of each guest.
 
 The search minimizes the number of guests that cross NUMA nodes, and distributes guests over nodes.
-If it takes too long, each guest gets the first fitting node.
+If the search takes too long, each guest gets the first node on which it fits.
 """
 
 from __future__ import annotations
