@@ -181,12 +181,21 @@ def test_bad_job_names_are_rejected(name):
     ("content", "why"),
     [
         (b"\xef\xbb\xbf#!/bin/sh\n#PBS -l walltime=1\n", "byte order mark"),
+        (b"\xe2\x80\x8b#!/bin/sh\n", "invisible character"),  # U+200B, from a web page
+        (b"\xc2\xa0 #!/bin/sh\n", "invisible character"),
+        (b"\xa0#!/bin/sh\n", "invisible character"),  # Latin-1
         (b"#!/bin/sh\r\n#PBS -vm ram=1G\r\ntrue\r\n", "DOS"),
         (b"#!/bin/sh\rtrue\r", "CR line ends"),
     ],
 )
 def test_script_that_hides_its_directives_is_refused(content, why):
     with pytest.raises(Refused, match=f"{why}.*(sed -i|tr )"):
+        pbs.check_script(content)
+
+
+@pytest.mark.parametrize("content", [b"\x1f\x8b\x08\x08abc", b"\x7fELF\x02\x01\x01\0\n"])
+def test_binary_file_is_refused_as_script(content):
+    with pytest.raises(Refused, match="binary file"):
         pbs.check_script(content)
 
 

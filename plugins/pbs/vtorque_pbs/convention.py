@@ -381,6 +381,14 @@ def check_job_name(name: str) -> str:
 _UTF8_MARK = b"\xef\xbb\xbf"
 # Byte order marks of UTF-16 and UTF-32, and "#" in these encodings without a mark.
 _WIDE = (b"\xff\xfe", b"\xfe\xff", b"\0\0\xfe\xff", b"#\0", b"\0#", b"\0\0\0#")
+# Not in text: all control characters but tabs, line ends, form feeds and escapes.
+_CONTROL = re.compile(rb"[\0-\x08\x0e-\x1a\x1c-\x1f]")
+
+
+def _is_invisible(text: bytes) -> bool:
+    """Return whether text has characters that are not ASCII, and none that is seen."""
+    found = text.decode("utf-8", "ignore")
+    return not text.isascii() and not any(c.isprintable() and not c.isspace() for c in found)
 
 
 def check_script(content: bytes) -> None:
@@ -393,13 +401,15 @@ def check_script(content: bytes) -> None:
             "the script is in UTF-16 or UTF-32, which interpreters cannot read",
             fix="convert it: iconv -f UTF-16 -t UTF-8 SCRIPT (or -f UTF-32)",
         )
-    if content.startswith(_UTF8_MARK):
-        raise Refused(
-            "the script begins with a byte order mark, which hides its directives and interpreter",
-            fix="save it as UTF-8 without this mark: sed -i '1s/^\\xEF\\xBB\\xBF//' SCRIPT",
-        )
     first, newline, _ = content.partition(b"\n")
-    if b"\0" in first:
+    before, interpreter, _ = first.partition(b"#!")
+    if content.startswith(_UTF8_MARK) or (interpreter and _is_invisible(before)):
+        raise Refused(
+            "the script begins with a byte order mark or another invisible character, which hides "
+            "its directives and interpreter",
+            fix="save it as UTF-8 without this character: LC_ALL=C sed -i '1s/^[^#]*//' SCRIPT",
+        )
+    if _CONTROL.search(first):
         raise Refused(
             "the script is a program or another binary file",
             fix="submit a shell script that runs it",
