@@ -182,6 +182,8 @@ def test_failed_parse_raises_unreadable_with_the_reason(work, said):
 def test_killed_reader_is_not_reported_as_unreadable_input(when):
     with helper_process():
         if when == "before":
+            # Its processes die together only once the inner one has started.
+            assert list(parse_unprivileged(encoded, "x", until=later())) == [b"x"]
             kill_reader()
             with pytest.raises(HelperDied) as caught:
                 list(parse_unprivileged(encoded, "x", until=later()))
