@@ -73,7 +73,7 @@ def ssh_command(job_id: str, node: str, command: Sequence[str], terminal: bool) 
 
 
 def step(site: Site) -> StepOf | None:
-    """Return the function that builds ssh commands for a job's nodes, or None if ``ssh`` is off."""
+    """Return :func:`ssh_command`, or None if ``[plugin.pbs] ssh`` is off."""
     return ssh_command if site[Settings].ssh else None
 
 

@@ -156,7 +156,7 @@ class PbsNode(abc.ABC):
         return [name for name, node in nodes.items() if name != here and self.is_marked(node)]
 
     def be_last(self) -> None:
-        """Raise HostFault while other nodes that accept VM jobs need the server's settings."""
+        """Raise HostFault if other nodes accept VM jobs, which need the server's settings."""
         if names := self.other_vm_nodes():
             raise HostFault(
                 f"still needed by {', '.join(names[:5])}{(', ...' if len(names) > 5 else '')}: "
@@ -301,9 +301,9 @@ class PbsNode(abc.ABC):
     def _requeue_later(self, job: BatchJob, outcome: Outcome, reason: str) -> None:
         """Delay the job's next start, or hold the job after its last attempt. Set its comment.
 
-        This method never holds a job that waits for a resource. :meth:`reset_arguments` is for
-        servers that count such starts. Both servers accept ``-a`` and a comment for a running job
-        from a manager, and keep them after a requeue (tested).
+        This method never holds a job that waits for a resource. If the server itself holds a job
+        after many starts, :meth:`reset_arguments` prevents this. Both servers accept ``-a`` and a
+        comment for a running job from a manager, and keep them after a requeue (tested).
         """
         if outcome is not Outcome.IN_USE and job.attempt + 1 >= self._settings.attempts:
             self.commands.run_checked("qhold", "-h", "s", job.id)

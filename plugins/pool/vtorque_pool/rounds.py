@@ -29,7 +29,7 @@ class Step:
         kind: The action. ``join`` creates the node of a machine, and ``end`` deletes a machine.
             ``leave`` deletes the node and its machine. ``fail`` does the same, and counts a failure
             of the node's shape.
-        was: The node at the decision. If the node has changed, the action is skipped.
+        was: The node's state at the decision. If it has changed, the action is skipped.
     """
 
     kind: Kind

@@ -102,7 +102,7 @@ class OpenPbsNode(PbsNode):
         )
 
     def context(self, job: BatchJob, guests: Sequence[PeerGuest]) -> Iterable[ContextItem]:
-        """Yield the common items, and the OpenMP variables that pbs_mom sets.
+        """Yield the node file, commands, and the OpenMP variables that pbs_mom sets.
 
         The variables' value is the first chunk's ``ompthreads``, or the number of CPUs. As in
         OpenPBS, it overrides the user's values (src/resmom/start_exec.c).

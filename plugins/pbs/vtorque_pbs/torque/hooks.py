@@ -62,7 +62,7 @@ exit 0
 
 
 def prologue(place: Installation, path: Path, kind: str, proof: Path) -> bytes:
-    """Return ``prologue`` or ``prologue.parallel``; :class:`TorqueNode` parses ``kind``."""
+    """Return the script ``prologue`` or ``prologue.parallel``, which passes ``kind`` to vTorque."""
     return _PROLOGUE.format(
         mark=f"Written by {MARK.decode()}",
         name=path.name,
@@ -77,7 +77,7 @@ def prologue(place: Installation, path: Path, kind: str, proof: Path) -> bytes:
 
 
 def epilogue(place: Installation, path: Path, journal: Path, proof: Path) -> bytes:
-    """Return ``epilogue`` or ``epilogue.parallel``."""
+    """Return the script ``epilogue`` or ``epilogue.parallel``."""
     return _EPILOGUE.format(
         mark=f"Written by {MARK.decode()}",
         name=path.name,

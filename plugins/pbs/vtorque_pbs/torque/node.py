@@ -146,7 +146,7 @@ class TorqueNode(PbsNode):
         return torque_places(asked, [(p.node, p.slots) for p in placed], feature, has)
 
     def finish(self, job: BatchJob, outcome: Outcome, reason: str, *, hook_waits: bool) -> int:
-        """Report the outcome. If the guests are ready, first add the boot time to the walltime."""
+        """Add the boot time to the walltime if the guests are ready, then call the base method."""
         if outcome is Outcome.READY and not hook_waits and job.node_index == 0:
             try:
                 self._extend_walltime(job)

@@ -171,9 +171,9 @@ class Libvirt:
         )
 
     def _boot(self, name: str, image: Image) -> str:
-        """Return the XML of the boot.
+        """Return the domain XML to boot from the disk, or to boot the image's kernel directly.
 
-        The machine gets copies of kernel and initrd, because libvirt changes the files' owner.
+        The domain gets copies of kernel and initrd, because libvirt changes the files' owner.
         """
         if image.kernel is None:
             return "<boot dev='hd'/>"
