@@ -1,7 +1,7 @@
-"""Answer one request on the job's node: run ``vmgr`` and send its output to the waiting command.
+"""Answer a request on the job's node: run ``vmgr`` and send its output to the requesting host.
 
-``python -I -m vtorque_login.answer CONFIG JOB NAME [NODE]``, as the job's owner. Does nothing if
-NODE is another node.
+``python -I -m vtorque_login.answer CONFIG JOB NAME [NODE]``, as the job's owner. NAME is the name
+of the request. Does nothing if NODE is another node.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ _JOB_ENDED = threading.Event()
 def answer(
     config: Path, job_id: str, name: str, is_allowed: Callable[[str], bool] = requests.is_other_host
 ) -> int:
-    """Answer the named request and return the exit code of its command.
+    """Answer the request ``name``, and return the exit code of the command that it contains.
 
     ``is_allowed`` returns whether an address may be connected to.
 
     Raises:
         Refused: The request is invalid.
-        channel.ChannelBroken: The other side lacks the request's key.
-        OSError: The home or the waiting command is unreachable.
+        channel.ChannelBroken: The requesting host does not have the key in the request.
+        OSError: The home or the requesting host is unreachable.
     """
     with requests.directory(job_id) as place:
         request = requests.parse_request(requests.read(place, name), job_id)
@@ -172,7 +172,7 @@ def _is_recorded(config: Path, job_id: str, node: str) -> bool:
 
 
 def main() -> None:
-    """Answer without reporting errors; only the waiting command reports them."""
+    """Answer a request without reporting errors: the command that sent the request reports them."""
     config, job_id, name, *node = sys.argv[1:]
     if node and not _is_recorded(Path(config), job_id, node[0]):
         return

@@ -1,9 +1,10 @@
-"""Connection between a waiting command and its job: mutual authentication, then framed streams.
+"""Connection between a job and a command that waits on another host for the job's answer.
 
 Both sides have a 256-bit key made for this connection. The waiting side first proves that it has
 the key (HMAC-SHA256, RFC 2104), so the job's side sends nothing to a host named by a forged
-request. Then each side authenticates the other's random bytes. Each later frame has a tag, so that
-nobody can add, drop or change frames. Frames are not encrypted, as with ``qsub -I``.
+request. Then each side authenticates the other's random bytes. Input, output and exit code follow
+in frames. Each frame has an HMAC, so that nobody can add, drop or change frames. Frames are not
+encrypted, as with ``qsub -I``.
 """
 
 from __future__ import annotations
@@ -76,7 +77,7 @@ class Stream:
 
 
 def greet(connection: socket.socket, key: bytes, until: float) -> Stream:
-    """Authenticate as the waiting side. Raise ChannelBroken if the other side is not the job.
+    """Authenticate as the requesting host. Raise ChannelBroken if the other side is not the job.
 
     ``until`` is the deadline by the monotonic clock.
     """
@@ -93,7 +94,7 @@ def greet(connection: socket.socket, key: bytes, until: float) -> Stream:
 
 
 def answer(connection: socket.socket, key: bytes, until: float) -> Stream:
-    """Authenticate the waiting side, then authenticate as the job. Raise ChannelBroken on failure.
+    """Authenticate the requesting host, then authenticate as the job. Raise ChannelBroken on error.
 
     ``until`` is the deadline by the monotonic clock.
     """

@@ -126,9 +126,9 @@ def _run_for_running(
 
 
 def _check_ended(meant: Sequence[JobInfo], wanted: str, config: Path) -> None:
-    """Raise Refused if a job has not ended.
+    """Raise Refused if one of the jobs has not ended.
 
-    For an array, it is enough if this host has records of ended tasks.
+    Tasks of an array may still wait, if this host has records of its ended tasks.
     """
     for job in meant:
         one = _is_named(job, wanted) and "[]" not in wanted
@@ -183,7 +183,7 @@ def _can_run_here(places: Sequence[kept_records.Place], asked: RemoteCommand) ->
 
 
 def _is_named(job: JobInfo, wanted: str) -> bool:
-    """Return whether the user's text names this single job; for PBS, its number is enough."""
+    """Return whether the user's text names this single job; for PBS, the job's number is enough."""
     name = job.known_as or job.id
     return wanted in (name, name.partition(".")[0])
 

@@ -37,13 +37,13 @@ _NAME = re.compile(r"[0-9a-f]{32}\.json")
 
 @dataclass(frozen=True)
 class LoginRequest:
-    """A waiting command's request to its job.
+    """A request to a job, from a command that waits on another host for the answer.
 
     Attributes:
         words: Command line of vmgr: command, options, ``--``, the job, operands.
         node: Node of the job; empty for the first.
         term: TERM of the user's terminal; empty without one.
-        host: IP address where the command waits.
+        host: IP address of the host on which the command waits.
         key: Key of the connection, hexadecimal.
         expires: Unix seconds by the clock of the waiting host.
     """
