@@ -29,7 +29,7 @@ GROUP = "vtorque1.joblog"
 
 
 def entry_of(record: logging.LogRecord) -> Mapping[str, Any]:
-    """Return a sink's record as the sanitized object in ``log.jsonl``, with JSON values.
+    """Return the sanitized entry of ``log.jsonl`` for which a sink gets this record.
 
     Keys: ``t`` (Unix seconds), ``level``, ``logger``, ``plugin``, ``phase``, ``guest`` (index on
     this node, or None), ``node``, ``job``, ``message``, and optionally ``detail``, a list of lines.

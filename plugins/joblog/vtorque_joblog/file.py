@@ -31,9 +31,9 @@ _MAX_LINE = 1 << 20
 class JsonFile(WatchedFileHandler):
     """Appends one JSON object per line.
 
-    A killed follower may have written a line without recording this, so the next follower sends it
-    again. Therefore this object remembers the last line of the file that it opens. The first entry
-    of that line's job is skipped if the entry equals the line.
+    A follower may be killed after it has written a line and before it has saved its progress. The
+    next follower then gets this line's entry again, before other entries of the job. Therefore this
+    object reads the last line of the file at the start, and skips a first entry that equals it.
     """
 
     def __init__(self, path: str) -> None:

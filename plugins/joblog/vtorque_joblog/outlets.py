@@ -95,7 +95,7 @@ class SinkThread:
         self._thread.start()
 
     def give(self, job: JobLog) -> None:
-        """Report that a log may have more lines. Never blocks."""
+        """Notify the sink's thread that a log may have more lines. Never blocks."""
         if not self.is_behind(job) or self._torn.get(job.name) == job.size:
             return
         with self._changed:

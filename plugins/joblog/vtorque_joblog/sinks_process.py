@@ -76,9 +76,9 @@ class RemoteOffsets:
         self._at: dict[str, tuple[int, int]] = {}  # the log's number, offset
 
     def begin(self, name: str, number: int, offset: int) -> None:
-        """Accept root's offset for a new log.
+        """Use root's offset for a new log.
 
-        For a known log, the offset in this process is newer.
+        A known log keeps its offset in this process, which is newer.
         """
         self._at.setdefault(name, (number, offset))
 

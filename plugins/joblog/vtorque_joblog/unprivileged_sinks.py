@@ -86,7 +86,10 @@ class _SinksProcess:
         self.said: set[str] = set()
 
     def send(self, job: JobLog, descriptor: int, end: int, told: list[int]) -> None:
-        """Send a log up to an offset. Raises OSError: BlockingIOError if the socket is full."""
+        """Send a log up to the offset ``end``. ``told`` has the start offset for each sink.
+
+        Raises OSError: BlockingIOError if the socket is full.
+        """
         number = self.numbers.get(job.name, len(self.numbers))
         word = {"number": number, "uid": job.uid, "key": job.key, "end": end, "told": told}
         socket.send_fds(self.socket, [json.dumps(word).encode()], [descriptor])
@@ -97,7 +100,7 @@ class _SinksProcess:
         self.sent += 1
 
     def record(self) -> tuple[int, int, int]:
-        """Return the next answer.
+        """Return the process's next answer: numbers of sink and log, and delivered offset.
 
         Raises:
             BlockingIOError: there is no answer yet.
@@ -166,7 +169,7 @@ class UnprivilegedSinks:
         self._thread.start()
 
     def give(self, job: JobLog) -> None:
-        """Report that a log may have more lines. Never waits for a sink."""
+        """Notify the thread that a log may have more lines. Never waits for a sink."""
         size = job.size
         with self._lock:
             if self._given.get(job.name) == size or not self.is_behind(job):
