@@ -2,7 +2,7 @@
 
 A hostile document may need much memory or time. Therefore each function runs in an unprivileged
 process (:mod:`vtorque_core.api.unprivileged_parser`). ``document`` is a descriptor of the file.
-Root gets the texts that a function yields, and validates them. If a function raises Refused, root
+Root gets the values that a function yields, and validates them. If a function raises Refused, root
 gets the message.
 """
 
@@ -48,7 +48,7 @@ def parse_index(tag: str, arch: str, document: int) -> Iterator[bytes]:
 
 
 def parse_manifest(kind: str, arch: str, document: int) -> Iterator[bytes]:
-    """Yield the contents of a manifest of this media type.
+    """Yield the contents of a manifest of the media type ``kind``.
 
     For an index, yield INDEX and the values of :func:`parse_index`. For a manifest, yield MANIFEST,
     then digest and size of the configuration and of each layer.
@@ -86,8 +86,8 @@ def parse_saved(tag: str, document: int) -> Iterator[bytes]:
 def parse_configuration(layers: int, arch: str, document: int) -> Iterator[bytes]:
     """Yield an image's layer digests, variables, entry point and command.
 
-    The first character of each text is its kind. ``arch`` is the guests' architecture, as the
-    kernel names it.
+    Each value begins with LAYER, VARIABLE, ENTRYPOINT or COMMAND. ``arch`` is the guests'
+    architecture, as the kernel names it.
     """
     config = _object(document, "the configuration")
     wanted = _ARCHITECTURES.get(arch, arch)
@@ -152,7 +152,7 @@ def _choose(found: Mapping[str, Any], tag: str, arch: str) -> tuple[str, str, st
 
 
 def _blob(described: Any) -> tuple[str, str]:
-    """Return digest and size of a descriptor (descriptor.md); the size may be empty."""
+    """Return the digest and size in an OCI descriptor (descriptor.md); a missing size is empty."""
     if type(described) is not dict:
         raise Refused("a descriptor is not a JSON object")
     return f"sha256:{digest_of(described.get('digest'))}", str(described.get("size", ""))[:30]

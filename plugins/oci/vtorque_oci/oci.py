@@ -47,7 +47,7 @@ class Files(Protocol):
 
 @dataclass(frozen=True)
 class _Directory:
-    """A layout as a directory; path components are opened without following links."""
+    """An image layout in a directory; path components are opened without following links."""
 
     descriptor: int
     stack: ExitStack
@@ -192,7 +192,7 @@ def _check_size(said: str, size: int) -> None:
 
 
 def _texts_of(parse: Callable[..., Iterator[bytes]], data: bytes, *args: object) -> list[str]:
-    """Return the texts of a function in :mod:`vtorque_oci.documents`, run without privileges."""
+    """Run a parser of :mod:`vtorque_oci.documents` without privileges; return its values."""
     with tempfile.TemporaryFile() as file:
         file.write(data)
         file.flush()

@@ -2,8 +2,8 @@
 
 The process is forked from root's process, which has loaded the modules and opened the files. The
 new process changes to the user nobody, closes all other files, and limits its memory, CPU time and
-file size. Root reads from it a limited number of lines of limited length. Runs as root, in tests
-also as an ordinary user.
+file size. Root reads from it a limited number of lines of limited length. Privileges: the caller is
+root, in tests also an ordinary user.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class RootConnection:
         self.send_line(_STEP, text)
 
     def wait(self) -> None:
-        """Wait until root has done its part; exit if root has failed."""
+        """Wait until ``meanwhile`` of :func:`run` has returned; exit if it has failed."""
         self.send_line(_READY, "")
         if not os.read(self.go, 1):
             os._exit(0)
@@ -68,7 +68,7 @@ def run(
         keep: descriptors to keep open.
         most: maximum size of a written file in bytes.
         progress: called with each reported step.
-        meanwhile: root's part, which runs while ``work`` waits.
+        meanwhile: function that runs as root while ``work`` waits.
 
     Raises:
         Refused: the process refuses the source, or exceeds a limit.

@@ -27,7 +27,7 @@ _OTHERS = (b"BZh", b"\xfd7zXZ", b"PK")
 
 
 def enlarge_pipe(pipe: IO[bytes]) -> None:
-    """Enlarge a pipe if the system permits it: on a busy host, each change of processes takes long.
+    """Enlarge a pipe if the system permits it, because context switches take long on a busy host.
 
     An unprivileged user's pipes may hold 1 MiB each, and 64 MiB together (pipe(7)).
     """

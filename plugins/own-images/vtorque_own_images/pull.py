@@ -28,7 +28,10 @@ _LIMIT = "-o size=", "[plugin.own-images] max_size"  # names of the limit: image
 
 
 def resolve_request(request: JobRequest, site: Site, pull: bool) -> dict[str, str]:
-    """Return the values of ``img`` and ``work`` to submit. Raises Refused, HostFault."""
+    """Return the values of ``img`` and ``work`` to submit; for ``pull`` see :func:`resolve`.
+
+    Raises Refused, HostFault.
+    """
     require_possible(request[IMG], site)
     if refused := refuse_sudo(request):
         raise Refused(refused)
