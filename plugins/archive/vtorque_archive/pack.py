@@ -26,7 +26,7 @@ UNFINISHED = ".vtorque-unfinished-"
 
 
 def note_of(key: str, node: str) -> str:
-    """Return the name of the file that holds a script's exit code until its archive is written."""
+    """Return the name of the file that holds a script's exit code until the job is archived."""
     return f"{UNFINISHED}{name_of(key, node)}"
 
 

@@ -113,7 +113,7 @@ def keep_only(places: ImagePlaces, names: Iterable[str]) -> list[str]:
 
 
 def _gather(cache: Path, sent: Path, copy: Sidecar) -> None:
-    """Collect all files of a copy in one directory.
+    """Collect all files of a received image in one directory.
 
     An interrupted commit may have moved files one directory down or into the cache. Files that the
     cache already had were not sent.

@@ -138,6 +138,6 @@ def _copy_some(source: int, target: int, at: int, count: int) -> int:
 
 
 def free_bytes(pool: Path) -> int:
-    """Return how many bytes may be written to the pool: all but 2 % of its file system."""
+    """Return how many bytes may be written to the pool if 2 % of its file system must stay free."""
     there = os.statvfs(pool)
     return max(0, there.f_bavail - there.f_blocks // 50) * there.f_frsize

@@ -115,7 +115,7 @@ def _check_vmdk(descriptor: int, file_size: int, most: int) -> None:
 
 
 def _check_vmdk_header(descriptor: int, offset: int, file_size: int, most: int) -> bool:
-    """Check a header and its descriptor; return True if QEMU uses the footer instead."""
+    """Check a vmdk's header and description; return True if QEMU uses the footer instead."""
     data = os.pread(descriptor, _VMDK.size, offset)
     if len(data) < _VMDK.size:
         raise Refused("is a truncated vmdk")

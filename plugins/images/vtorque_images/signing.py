@@ -1,4 +1,4 @@
-"""Sign images, and check signatures. Only jobs check whether the site trusts the key."""
+"""Sign images, and verify signatures by any key, whether or not the site trusts the key."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ def affinity_files(nics: Iterable[str], root: Path = Path("/")) -> tuple[str, ..
 
 
 def memo(paths: Paths) -> str:
-    """Return the path of the file with the original affinities. A reboot also deletes this file."""
+    """Return the path of the file with the original IRQ affinities, which a reboot deletes."""
     return str(paths.run / "iocm-irqs.json")
 
 

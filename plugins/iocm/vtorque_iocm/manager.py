@@ -70,7 +70,7 @@ class WatchedGuest:
         return 0.0 if moved is not None and moved == had else threads.load(before, spent, seconds)
 
     def tick(self, paths: Paths, busy: float) -> None:
-        """Measure the load once, and change the cores if the rule requires it.
+        """Measure the load once, and change the number of cores if :func:`decide` requires it.
 
         Raises the exceptions of :meth:`resize`.
         """
@@ -137,7 +137,7 @@ class ManagerLoop:
             each.guest = guest
 
     def tick(self) -> None:
-        """Adjust each guest, then move interrupts and this process to the I/O cores."""
+        """Adjust each guest's I/O cores, then move interrupts and this process to these cores."""
         for each in self.watched.values():
             try:
                 each.tick(self.paths, self.busy)

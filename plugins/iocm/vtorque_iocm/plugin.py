@@ -35,7 +35,7 @@ vtorque_options = constant_hook(IOCM, MIN_CORES, MAX_CORES)
 def vtorque_needs(request: JobRequest) -> Iterator[Extra]:
     """Request the guests' maximum of I/O cores, or their minimum if the user gave no maximum.
 
-    In the latter case, guests may also get idle cores of the job, up to the site's maximum.
+    Without a maximum, guests may also get idle cores of the job, up to the site's maximum.
     """
     if request[IOCM]:
         yield Extra(cpus=request[VMS_PER_NODE] * (request[MAX_CORES] or request[MIN_CORES]))

@@ -91,9 +91,10 @@ class _Output:
     line: bytes = field(default=b"")
 
     def lines(self, data: bytes, *, last: bool = False) -> bytes:
-        """Return the data to write.
+        """Return the part of a guest's output that can be written now.
 
-        With several guests, these are whole lines with the guest's name.
+        With several guests, this is whole lines that begin with the guest's name. With ``last``, an
+        incomplete line is included.
         """
         if not self.prefix:
             return data

@@ -1,7 +1,7 @@
 """Two messages: from the job shell (user) to root, and from root to the job shell.
 
 The job shell sends :class:`BootOrder` and root sends :class:`GuestWord`. Both are JSON objects
-(RFC 8259). The order is untrusted input, and root only validates its types.
+(RFC 8259). A BootOrder is untrusted input, and root only validates the types of its values.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class BootOrder:
 
     @classmethod
     def decode(cls, data: bytes) -> BootOrder:
-        """Parse an order, as root. Raises Refused for invalid input."""
+        """Parse a boot order, as root. Raises Refused for invalid input."""
         try:
             found: dict[str, Any] = json.loads(data)
             script, environ, cwd = found["script"], found["environ"], found["cwd"]
@@ -54,7 +54,7 @@ class GuestWord:
         named: the image's command lines.
         files: files to upload to the guest by REST.
         environ: this guest's own variables.
-        seconds: time limit of its REST server.
+        seconds: how long to wait for the guest's REST server.
     """
 
     mode: str

@@ -53,7 +53,7 @@ def _is_wanted(site: Site) -> bool:
 
 
 def check(site: Site) -> Iterator[HealthResult]:
-    """Report shapes that failed to boot, and whether the service runs."""
+    """Report the shapes of warm guests that failed to boot, and whether the service runs."""
     if not _is_wanted(site):
         yield HealthResult("ok", "warm guests are disabled")
         return

@@ -127,7 +127,7 @@ class Keeper:
         return known
 
     def _yield_memory(self, there: Sequence[WarmGuest], settings: Settings) -> None:
-        """Boot no guests for some time after an eviction, and longer after each further eviction.
+        """Boot no guests for some time after a job has evicted warm guests, longer each time.
 
         Otherwise each job on a full node would have to evict new guests, and booting guests would
         take CPU time from the job.
