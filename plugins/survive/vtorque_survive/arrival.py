@@ -80,9 +80,9 @@ def resolve_guests(
 ) -> dict[str, str]:
     """Return which guests of a migration this node owns, in answer to the source node.
 
-    The source asks after its libvirt has finished. ``theirs`` maps each UUID to the guest's state
-    on the source. The answer maps each UUID to ``here`` (on this node), ``none`` (not on this
-    node), or ``comes`` (undecided: ask again).
+    The source asks once its libvirt no longer migrates the guests. ``theirs`` maps each UUID to the
+    guest's state on the source. The answer maps each UUID to ``here`` (on this node), ``none`` (not
+    on this node), or ``comes`` (undecided: ask again).
 
     - A guest that has run on this node belongs to it, even if the guest has ended: a paused copy on
       the source is older.

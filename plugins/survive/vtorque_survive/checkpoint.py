@@ -101,7 +101,7 @@ class CheckpointWatcher:
         SaveTask("", ends).write(paths, job)
 
     def withdraw(self, paths: Paths, job: RunningJob) -> None:
-        """Withdraw the request."""
+        """Withdraw the request for a checkpoint of a job."""
         _request_file(paths, job).unlink(missing_ok=True)
 
     def refusal(self, job: RunningJob, *, ends: bool) -> str:
@@ -122,7 +122,7 @@ class CheckpointWatcher:
         return still and asked is not None and _is_ready(paths, job, asked)
 
     def begin(self, paths: Paths, job: RunningJob, asker: int) -> tuple[str, Child] | None:
-        """Start the next step for a job; return its name and process, or None if no step is due.
+        """Start the next step of a checkpoint; return the step's name and process, or None.
 
         ``asker`` is the pid of the requester, which must exit before a saved job ends, or 0.
         """
@@ -205,7 +205,10 @@ class _RetryLater(HostFault):
 def _hold(
     paths: Paths, config: Path, job: RunningJob, asked: SaveTask | None, settings: Settings
 ) -> None:
-    """Prepare the script's guest and the job shell for a disconnect; without ``asked``, undo it."""
+    """Prepare the script's guest and the job shell for a disconnect.
+
+    Without ``asked``, undo the preparation.
+    """
     until = time.monotonic() + _HELD
     tell = _first_guest(job).run_dir / TELL
     with _cleanup(paths, job):
@@ -249,9 +252,9 @@ def _free_id(store: Store, job: RunningJob, asked: SaveTask) -> str:
 
 @contextmanager
 def _cleanup(paths: Paths, job: RunningJob, nodes: NodePart | None = None) -> Iterator[None]:
-    """Withdraw the request if the job cannot be saved.
+    """Withdraw the request for a checkpoint if the context raises an error.
 
-    If this process is killed, the request stays and is retried.
+    The request stays after :class:`_RetryLater`, and if this process is killed.
     """
     try:
         yield
@@ -356,7 +359,7 @@ class _Saving:
         return max(_write_states(each.guest) for each in self.guests)
 
     def pause_deadline(self) -> float:
-        """Return the deadline (time.time()) for other nodes: guests stay paused until then."""
+        """Return the Unix time until which this node's paused guests wait for other nodes."""
         still = suspend.phase(self.job) == suspend.PAUSED
         since = self.job.phases[-1][1] if still else time.time()
         return since + _ANSWERS + self.settings.query_interval + self.save_timeout
@@ -429,9 +432,9 @@ def _finish(of: _Saving, until: float) -> None:
 
 
 def _prepare(of: _Saving) -> Manifest:
-    """Check that the job can be saved, and create the checkpoint's directory, before the pause.
+    """Check that the job can be saved, create the checkpoint's directory, and return the manifest.
 
-    Return the manifest. If an earlier process paused the guests and was killed, keep its files.
+    Called before the guests are paused. Files that a killed process has written are kept.
     """
     paths, nodes, job, asked = of.paths, of.nodes, of.job, of.asked
     store = nodes.store
@@ -454,7 +457,7 @@ def _prepare(of: _Saving) -> Manifest:
 
 
 def _write(of: _Saving, manifest: Manifest) -> None:
-    """Write the files that are missing, while the guests are paused."""
+    """Write the missing files of the checkpoint, while the guests are paused."""
     guests, part = of.guests, of.part
     for each in guests:
         if each.disk is not None:
@@ -565,7 +568,7 @@ def _copy(disk: Path, to: Path) -> None:
 
 
 def _memory(of: _Saving, each: GuestData) -> None:
-    """Save a guest's memory, unless libvirt has saved it in the meantime."""
+    """Save a guest's memory, unless its file is already complete."""
     file = of.part / f"g{each.guest.rank}.memory"
     if saving.has_domain(each.guest) and not tools.is_whole(file):
         on_step("before memory")

@@ -68,7 +68,7 @@ class Drain:
     def from_config(cls, config: Path, reason: str, *, in_turn: bool = False) -> Drain:
         """Return a drain of this node.
 
-        With ``in_turn``, it is refused if ``max_drained_nodes`` nodes are drained.
+        With ``in_turn``, :meth:`run` refuses the drain if ``max_drained_nodes`` nodes are drained.
         """
         site, batch = service.batch_system(config)
         reason = printable(reason, _MOST)

@@ -50,10 +50,9 @@ def send_disk(
     stand_still: Callable[[], None],
     stop: Callable[[], bool],
 ) -> Iterator[Callable[[], None]]:
-    """Send a disk, if there is one. When the context ends, the destination resumes the guest.
+    """Send a disk, if there is one. Yield a function that pauses the guest and sends the changes.
 
-    Yields a function that pauses the guest (``stand_still``) and sends the remaining changes. After
-    an error in the context, the destination does not resume the guest.
+    When the context ends without an error, the destination resumes the guest.
 
     Args:
         argv: Command that runs the receiver on the destination.
@@ -136,9 +135,9 @@ def _exchange(
 
 
 def _missing_parts(file: int, had: dict[int, bytes]) -> Iterator[bytes]:
-    """Yield the parts that the destination lacks.
+    """Yield the parts of a disk that were never sent, or have changed since.
 
-    ``had`` maps the offset of each sent part to a digest.
+    ``had`` maps the offset of each sent part to the part's digest.
     """
     stretches = (range(at - at % _BLOCK, end, _BLOCK) for at, end in sparse.data(file))
     for at in sorted({*itertools.chain.from_iterable(stretches), *had}):

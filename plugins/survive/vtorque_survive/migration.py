@@ -148,7 +148,7 @@ def _has_migrated(here: ThisNode, before: Move, to: str) -> bool:
 
 
 def _hint(here: ThisNode, job_id: str) -> str:
-    """Return a hint on which node to run the command."""
+    """Return a hint that names the node on which to run ``vmgr migrate``."""
     _, batch = service.batch_system(here.config)
     with suppress(VtorqueError, OSError):
         for each in batch.submitter(here.site).jobs():
@@ -516,7 +516,9 @@ def _split_job(here: ThisNode, move: Move) -> None:
 
 
 def _notify(here: ThisNode, move: Move, node: str, job: RunningJob | None) -> None:
-    """Notify another node of the job that guests have migrated. The first node also gets a list.
+    """Notify ``node``, a node of the job, that guests have migrated.
+
+    If ``node`` is the job's first node, also send a description of the guests.
 
     Best effort: the destination's watcher notifies the first node again.
     """

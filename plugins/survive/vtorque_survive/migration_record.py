@@ -42,7 +42,7 @@ class Move:
     Attributes:
         uri: The source node's libvirt.
         nodes: The job's nodes after the migration.
-        guests: Each guest's addresses, as (pool, item), by UUID.
+        guests: Each guest's addresses by UUID, as pairs of claim pool and address.
         part: Whether other guests of the job stay on the source.
     """
 
@@ -82,7 +82,7 @@ class Move:
             raise HostFault(f"{path}: {error.strerror}") from None
 
     def enter_phase(self, paths: Paths, phase: Literal["either", "gone", "away"]) -> Self:
-        """Enter another phase, and write the record."""
+        """Enter another phase of the migration, and write the record."""
         changed = replace(self, phase=phase)
         changed.write(paths)
         return changed

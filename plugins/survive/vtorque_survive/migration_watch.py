@@ -39,7 +39,7 @@ log = logging.getLogger("survive")
 class MigrationWatcher:
     """The processes that work on migrations of this node's guests.
 
-    At most one process works on each unfinished migration. Another one works on all finished
+    At most one process works on each unfinished migration. One more process works on all finished
     migrations.
     """
 

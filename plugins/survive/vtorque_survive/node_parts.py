@@ -170,7 +170,7 @@ class NodePart:
         replace_file(str(self._file(_HAS)), manifest.encode(), mode=0o600)
 
     def sync(self, files: Sequence[Path]) -> None:
-        """Sync this node's files to disk, and record that."""
+        """Sync this node's files to disk, and record that they are synced."""
         if self.has(DONE):
             return
         try:

@@ -51,7 +51,7 @@ def starts_fresh(job: RunningJob) -> bool:
 
 
 def is_due(paths: Paths, job: RunningJob, settings: Settings) -> bool | None:
-    """Return whether the job must end after the checkpoint that is due, or None if none is due."""
+    """Return None if no checkpoint is due, otherwise whether the job must end afterwards."""
     if suspend.phase(job) != suspend.RUNS:
         return None
     file = _file(paths, job.job.key)

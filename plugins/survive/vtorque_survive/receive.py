@@ -130,7 +130,7 @@ class _Sender:
     def request_guest(
         self, of: Collection[str], node: ReceivingNode, uuid: str, xml: str, failed: threading.Event
     ) -> None:
-        """Request a guest from the sender once all guests are ready.
+        """Request a guest from the sender once this node is ready for all guests in ``of``.
 
         Return when the guest runs here. Runs in one thread per guest.
 
@@ -159,7 +159,7 @@ class _Sender:
 
 @dataclass(frozen=True)
 class Migration(BootSource):
-    """A guest that migrates from another node. It is sent once all guests of the job are ready."""
+    """A guest that migrates from another node once this node is ready for all the job's guests."""
 
     guest: ArrivingGuest
     arrive: Callable[[str, str, threading.Event], None]

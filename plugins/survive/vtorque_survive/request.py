@@ -76,7 +76,7 @@ def listen(path: Path) -> int:
 
 
 def take_request(descriptor: int) -> tuple[str, str, int] | None:
-    """Return the last request: word, token, and the pid that the requester claims. Never blocks."""
+    """Return the last request: word, token, and the pid that the requester states. Never blocks."""
     try:
         said = os.read(descriptor, _MOST)
     except OSError:
@@ -92,7 +92,7 @@ def answer(place: Place, token: str, text: str, made: str = "") -> None:
 
 
 def last_checkpoint(place: Place) -> str:
-    """Return the checkpoint's id from the last answer."""
+    """Return the checkpoint's id from the watcher's last answer to the job's owner."""
     try:
         return str(json.loads(place.read(ANSWER, _MOST))["made"])
     except (OSError, ValueError, TypeError, KeyError):

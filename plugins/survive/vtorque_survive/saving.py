@@ -30,7 +30,7 @@ class GuestData:
     """A guest with the data that must be saved.
 
     Attributes:
-        leased: (pool, item) of leases that the restored guest needs again.
+        leased: claim pool and item of each lease that the restored guest needs again.
         disk: the guest's own disk, an overlay or a copy of its image.
     """
 
@@ -124,7 +124,7 @@ def libvirt_operation(
 ) -> AbstractContextManager[None]:
     """Reserve one of libvirtd's worker threads for a long operation on a guest.
 
-    If the user stops a daemon of the guest meanwhile, that daemon is killed. If the operation lasts
+    If the user stops a daemon of the guest (SIGSTOP), that daemon is killed. If the operation lasts
     longer than ``seconds``, all daemons of the guest are killed. Raises HostFault if no worker is
     free within ``patience`` seconds, or if ``failed`` is set.
     """

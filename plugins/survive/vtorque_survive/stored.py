@@ -346,7 +346,8 @@ def _age_key(manifest: Manifest) -> tuple[int, int]:
 def _is_left(place: Path) -> bool:
     """Return whether a dead node left this unfinished checkpoint or removal behind.
 
-    The node removes it when it is back. Until then, it does not count against the user's quota.
+    The node removes the directory when it is back. Until then, the directory does not
+    count against the user's quota.
     """
     if place.suffix not in (_PART, _LOST, GONE):
         return False

@@ -47,10 +47,12 @@ class CountingAdapter(Protocol):
 
 
 def take_turn(batch: object, most: int, reason: str) -> None:
-    """Drain this node if the limit allows it. Do nothing if vTorque has drained it already.
+    """Drain this node if fewer than ``most`` nodes are drained.
+
+    Do nothing if vTorque has already drained this node.
 
     Raises:
-        Refused: If the limit is reached. Nothing is changed.
+        Refused: If ``most`` nodes are drained. This node is not changed.
     """
     if not isinstance(batch, CountingAdapter):
         raise Refused("this site's batch system does not report which nodes are drained")
@@ -70,7 +72,7 @@ def take_turn(batch: object, most: int, reason: str) -> None:
 
 
 def withdraw(batch: object) -> None:
-    """Withdraw this node's request for a drain after its process was killed."""
+    """Withdraw a drain request of this node that a killed process has left."""
     if isinstance(batch, CountingAdapter):
         me, nodes = batch.drained()
         if nodes.get(me, "").startswith(ASKS):

@@ -107,7 +107,7 @@ class WatchedJob:
         made: The checkpoint's id for that answer.
         asker: The pid of the requester.
         again: When to retry after failures; ``pause`` is the next delay.
-        clocks: The process that sets the guests' clocks; ``late`` if it still has to run.
+        clocks: The process that sets the guests' clocks. ``late``: it must still start.
         passed: The process that forwards the request to nodes outside the allocation.
         wrong: The error of ``passed``.
         answer: The answer to the owner, sent after ``passed``.
