@@ -46,7 +46,7 @@ exit 0"""
 
 @hookimpl
 def vtorque_guest_context(guest: GuestPlan, site: Site) -> Iterator[ContextItem]:
-    """Yield the context items of cloud-config, ``vmgr clean`` and commands for cancellation.
+    """Yield the context items of cloud-config, ``vmgr clean`` and the precancel scripts.
 
     All guests get the user's cloud-config. The other items are only for the first guest. Raises
     Refused for an invalid cloud-config, or if the directory to clean is not in a writable share.

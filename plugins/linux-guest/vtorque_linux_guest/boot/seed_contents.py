@@ -118,7 +118,7 @@ def agent_conf(guest: GuestPlan, items: Sequence[ContextItem]) -> bytes:
 
 
 def cancel_conf(guest: GuestPlan) -> bytes:
-    """Return the configuration of the agent that runs the cancellation commands."""
+    """Return the configuration of the agent that runs the commands for a canceled job."""
     return agent_side.conf(agent_side.common_keys(guest) | {"run": f"port:{CANCEL_PORT}"})
 
 

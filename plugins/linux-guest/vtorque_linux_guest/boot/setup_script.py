@@ -157,7 +157,7 @@ def _owner(guest: GuestPlan, owner: str) -> str:
 
 
 def _base(script: _Script, guest: GuestPlan) -> None:
-    """Configure host name, network and time, as cloud-init does in other images."""
+    """Configure host name, network and time in an image without cloud-init."""
     script.step("host name")
     script.write("/proc/sys/kernel/hostname", guest.hostname)
     script.write("/etc/hostname", guest.hostname + "\n")
@@ -411,7 +411,7 @@ def cancel_commands(guest: GuestPlan, items: Sequence[ContextItem]) -> list[tupl
 
 
 def _add_cancel_agent(script: _Script, commands: Sequence[tuple[str, ...]]) -> None:
-    """Set up a second agent for the cancellation commands, because the first runs the script."""
+    """Set up a second agent for :func:`cancel_commands`, because the first runs the script."""
     if commands:
         script.step("script for a canceled job")
         lines = ["#!/bin/sh", *(" ".join(quote(word) for word in argv) for argv in commands)]

@@ -110,7 +110,7 @@ class FileTree:
     def put(self, path: str, node: TreeNode) -> None:
         """Add a node and its missing parents.
 
-        A directory that replaces another one takes over the entries. Raises Refused if a parent is
+        A directory that replaces a directory takes over its entries. Raises Refused if a parent is
         not a directory.
         """
         parent, name = self._locate(path, make=True)

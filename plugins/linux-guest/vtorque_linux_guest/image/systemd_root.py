@@ -169,7 +169,7 @@ def _always_cloud_init(tree: FileTree) -> None:
 def _late_cloud_init(tree: FileTree) -> None:
     """Let only the network and its dependents wait for cloud-init.
 
-    In Debian the whole system waits for it (Before=sysinit.target), even without a seed.
+    Debian's whole system waits for cloud-init (Before=sysinit.target), even without a seed.
     """
     for unit in (FIRST_STAGE, NETWORK_STAGE):
         found = _unit(tree, unit)

@@ -64,7 +64,7 @@ class Budget:
 
     Attributes:
         entries: maximum number of members.
-        headers: maximum bytes of extended headers, including one block for each.
+        headers: maximum bytes of extended headers, including one block for each header.
     """
 
     entries: int = 2 * MAX_ENTRIES

@@ -118,7 +118,7 @@ def forward_display(guest: ReadyGuest, environ: Mapping[str, str]) -> Iterator[D
     """Forward the job shell's display into the guest while the context is active.
 
     ssh runs in its own session, so the job's signals do not reach it. If the job shell is killed,
-    the command in the guest reads the end of its input and exits. Raises NoDisplay.
+    cat(1), which ssh runs in the guest, reads the end of its input and exits. Raises NoDisplay.
     """
     config = guest.run_dir / SSH_CONFIG
     if not config.exists():
@@ -147,7 +147,7 @@ def forward_display(guest: ReadyGuest, environ: Mapping[str, str]) -> Iterator[D
 
 
 def _await(output: int) -> None:
-    """Wait until the command in the guest runs, which means that sshd listens."""
+    """Wait until ssh's command runs in the guest: sshd then listens on the display's port."""
     said, until = b"", time.monotonic() + SECONDS
     while _UP not in said:
         left = until - time.monotonic()

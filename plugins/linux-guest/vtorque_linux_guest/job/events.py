@@ -55,7 +55,7 @@ class Events:
         self._told = signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
 
     def take(self) -> bytes:
-        """Return the queued frames."""
+        """Return the queued events as frames."""
         self._drain_signals()
         parts = [self._queue.popleft() for _ in range(len(self._queue))]
         return b"".join(parts)

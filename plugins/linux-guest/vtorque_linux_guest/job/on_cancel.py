@@ -1,4 +1,4 @@
-"""Run the commands for cancellation in the guest while the script still runs.
+"""Run the commands for a canceled job (``CancelCommand``) while the script still runs.
 
 They run through a second agent in the guest, in a thread of the job shell, as the job's user.
 """
@@ -25,9 +25,9 @@ def run(
     say: Callable[[str], None],
     seconds: float,
 ) -> None:
-    """Run the commands for at most this many seconds; report errors with ``say``.
+    """Run the commands for a canceled job; report errors with ``say``.
 
-    After that time, the guest sends TERM to commands that still run, and KILL 5 s later.
+    After ``seconds``, the guest sends TERM to commands that still run, and KILL 5 s later.
     """
     with Events() as events, socket.socket(socket.AF_UNIX) as connection:
         late = threading.Timer(

@@ -167,7 +167,7 @@ class _SignalForwarder:
             self._cancelling.start()
 
     def _cancel(self, number: int) -> None:
-        """Run the commands for cancellation, then forward TERM. Runs in a thread."""
+        """Run the commands for a canceled job, then forward TERM. Runs in a thread."""
         signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         if self.on_cancel is not None:
             self.on_cancel(self._grace / 2)
@@ -181,7 +181,7 @@ class _SignalForwarder:
         return next((n for n in (signal.SIGINT, signal.SIGHUP) if n in self._last), 0)
 
     def main_ended(self) -> None:
-        """After the script's end, wait for running cancellation commands, and forward no TERM."""
+        """After the script's end, wait for running ``on_cancel`` commands, and forward no TERM."""
         self.on_cancel = None
         if self._cancelling is not None:
             self._cancelling.join()
@@ -327,7 +327,7 @@ class _JobRun:
         return code or own
 
     def _start(self, start: StartRequest | SessionState, stdin: int | None) -> int:
-        """Run one part and return its exit code. Print start errors and lost output."""
+        """Run one part of the job; return its exit code. Print errors of its start and output."""
         streams = self.streams
         try:
             status = self.session.run(

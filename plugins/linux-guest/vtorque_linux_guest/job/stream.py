@@ -35,7 +35,7 @@ _TELLS = 0.05  # seconds between two checks whether root requests the session's 
 
 @dataclass(frozen=True)
 class ExitStatus:
-    """How a program ended: `exit_code` or `signal` is set. `lost` has the errors of its output."""
+    """How a program ended: `exit_code` or `signal` is set. `lost` has output errors."""
 
     exit_code: int | None
     signal: int | None
@@ -58,8 +58,8 @@ class Session(GuestConnection):
         again: Called as ``again(stopped)`` if the connection breaks during a run. It returns a new
             connection and its deadline (time.monotonic() seconds), or None if the guest has ended.
             It gives up when ``stopped()`` returns a reason instead of "".
-        tell: Called as ``tell(state)`` after the ACK that the guest sends before an announced
-            break, repeatedly until it returns False. ``state()`` returns the session's state, with
+        tell: Called as ``tell(state)``, repeatedly until ``tell`` returns False, after the ACK that
+            the guest sends before an announced break. ``state()`` returns the session's state, with
             which another job shell can resume the session.
     """
 
@@ -265,7 +265,7 @@ class _Run:
             self._source = None
 
     def _flush(self, index: int) -> None:
-        """Write pending output. After each quarter window, grant the guest as much new credit."""
+        """Write pending output. Grant the guest new credit after each quarter of the window."""
         sink = self._sinks[index]
         written = sink.flush()
         self._owed[index] += written
