@@ -198,8 +198,8 @@ def _join_lines(text: str, most: int) -> str:
 class JobQueries:
     """The queries for the batch system's list of jobs, at most one per interval.
 
-    ``note`` saves the Unix time of each query. After a resume, ``last`` is the saved time, so that
-    the first query also waits for the interval.
+    ``note`` saves the Unix time of each query. ``last`` is the time of the last query of an earlier
+    run, so that the first query also waits for the interval.
     """
 
     def __init__(self, batch: BatchCommands, last: float, note: Callable[[float], None]) -> None:
