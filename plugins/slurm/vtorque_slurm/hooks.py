@@ -1,6 +1,6 @@
 """Generate the Prolog and Epilog scripts, which slurmd runs as root on the nodes.
 
-For a bare-metal job, a script starts one shell, which runs one built-in test.
+For a bare-metal job, each script starts no program except its shell.
 """
 
 from __future__ import annotations

@@ -69,7 +69,7 @@ def _hook(path: Path, key: str, content: bytes) -> Iterator[SetupStep]:
 
 
 def _find_name(directory: Path, pattern: str) -> str | None:
-    """Return the name of vTorque's file in the directory, or an unused one that fits the pattern.
+    """Return the name of vTorque's file in the directory, or an unused name that fits the pattern.
 
     Setup never renames a file of the site to a backup. If the pattern matched the backup's name,
     Slurm would run both files. If it did not match, Slurm would no longer run the site's file.

@@ -134,7 +134,7 @@ def check(site: Site) -> Iterator[HealthResult]:
 
 
 def _unmarked(settings: Settings, client: SlurmClient) -> str:
-    """Return a message about nodes that lack vTorque but can get --vm= jobs; empty if none do."""
+    """Return a message about nodes that lack vTorque but can get --vm= jobs, or an empty string."""
     conf = Path(settings.conf)
     script = conf.with_name("cli_filter.lua")
     filters = slurm_conf.value(conf, "CliFilterPlugins").split(",")
