@@ -161,7 +161,7 @@ class QueueEntry(mom.JobTask):
     def spared_process(self) -> int:
         """Return the pid of an interactive job's client process, otherwise 0.
 
-        It is in the job's cgroup, but must survive to report the job's end.
+        The client process is in the job's cgroup, but must survive to report the job's end.
         """
         return self.client.pid if self.client and self.terminal and self.client.is_alive() else 0
 

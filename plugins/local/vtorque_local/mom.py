@@ -116,7 +116,10 @@ class JobTask(abc.ABC):
         return 0
 
     def work(self) -> bool:
-        """Run a queued job or tear down a lost one. Return False if it must wait for other jobs."""
+        """Run a queued job, or tear down a job whose service was killed.
+
+        Return False if the job must wait for other jobs.
+        """
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         try:
             return self.run() if self.job.state == "Q" else self.tear_down()
@@ -141,7 +144,7 @@ class JobTask(abc.ABC):
     def tear_down(self) -> bool:
         """Run the epilogue and report why the job ended. Blocks.
 
-        If a service was killed, the next service calls this for each lost job.
+        If a service was killed, the next service calls this for each job that was running.
         """
         job = self.job
         if job.status is None:
@@ -191,7 +194,7 @@ class JobTask(abc.ABC):
     def _run_prologue(self) -> bool:
         """Run the prologue. Return whether the job must wait for other jobs.
 
-        The job's ``reason`` then says why.
+        If it must wait, the job's ``reason`` says why.
         """
         early = self.job.in_guest and not self.job.interactive
         prologue = [*self._programs.prologue, *self.job.hook]

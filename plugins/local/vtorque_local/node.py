@@ -67,8 +67,8 @@ class LocalNode(NodeAdapter):
         """Return the prologue's exit status.
 
         If another job uses a needed resource, the status is :data:`WAITS`, and the reason is on
-        stdout. Otherwise the status is 0: there is no other node to try, and the wrapper reports
-        the reason to the user.
+        stdout. Otherwise the status is 0: there is no other node to try, and the job shell
+        reports the reason to the user.
         """
         if outcome is Outcome.IN_USE:
             sys.stdout.write(f"{printable(reason, 500)}\n")

@@ -174,7 +174,7 @@ class LocalService:
             raise UsageError(f"your processes {pids} survive SIGKILL: end what blocks them")
 
     def _stuck_processes(self, uid: int) -> list[mom.UserProcess]:
-        """Return the user's processes that survived SIGKILL; empty up to MAX_STUCK processes."""
+        """Return the user's processes that survived SIGKILL, if there are more than MAX_STUCK."""
         left = []
         for process in self.stuck.pop(uid, []):
             if process.wait_end(0):

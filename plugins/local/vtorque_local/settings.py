@@ -1,4 +1,4 @@
-"""``[plugin.local]``."""
+"""``[plugin.local]``: site settings of ``local``."""
 
 from dataclasses import dataclass
 
@@ -9,7 +9,7 @@ LEAST_PIDS = 64  # a job shell and its helpers need up to 20
 
 @dataclass(frozen=True)
 class Settings:
-    """``[plugin.local]``."""
+    """Settings in ``[plugin.local]``."""
 
     slots: int = setting(1, doc="maximum number of running jobs")
     pids: int = setting(
