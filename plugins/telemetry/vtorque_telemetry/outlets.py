@@ -81,7 +81,7 @@ class ExporterThread:
 
 
 def close_all(outlets: Collection[ExporterThread]) -> None:
-    """Close all outlets within :data:`_FLUSH` seconds."""
+    """Close all exporters within :data:`_FLUSH` seconds."""
     until = time.monotonic() + _FLUSH
     for outlet in outlets:
         outlet.close(until)

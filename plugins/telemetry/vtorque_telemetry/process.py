@@ -48,7 +48,8 @@ class Sampler(NodeProcess):
 def last_sample(paths: Paths, key: str) -> None:
     """Request a job's last sample, while its guests still exist.
 
-    Waits at most :data:`LAST` seconds for each answer. Without an answer, this sample is lost.
+    Waits at most :data:`LAST` seconds for each answer. If the sampler does not answer, the sample
+    is lost.
 
     Privileges: root.
     """

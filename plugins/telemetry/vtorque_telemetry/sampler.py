@@ -44,7 +44,7 @@ StatsOf = Callable[[str], Mapping[str, Mapping[str, Any]]]
 
 
 class TickReceiver(Protocol):
-    """A receiver of measurements. The caller keeps the files open."""
+    """A receiver of ticks (:mod:`vtorque_telemetry.tick`). The caller keeps the files open."""
 
     def send(self, tick: Tick, files: Mapping[Name, int], answer: int = -1) -> None:
         """Accept a tick. Close the pipe ``answer`` once the tick is processed. Never blocks."""
@@ -59,7 +59,7 @@ class Port:
         self._socket: socket.socket | None = None
 
     def close(self) -> None:
-        """Close this end."""
+        """Close root's end of the connection."""
         if self._socket is not None:
             self._socket.close()
             self._socket = None

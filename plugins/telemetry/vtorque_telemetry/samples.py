@@ -23,7 +23,7 @@ log = logging.getLogger("telemetry")
 
 
 class GuestSamples:
-    """The port and the labels of one guest."""
+    """A reader of one guest's own metrics, and the labels of the guest's samples."""
 
     def __init__(self, labels: Mapping[str, str], guest: GuestFigures) -> None:
         self.app = AppMeter()
@@ -101,7 +101,7 @@ class JobSamples:
         return self._guests[index]
 
     def _write(self, guest: int | None, at: float, values: dict[str, float], *, must: bool) -> bool:
-        """Write a line if it is due or ``must`` is true; return whether it was written."""
+        """Write a line of series.jsonl if it is due or ``must`` is true; return True if written."""
         if self.series is None:  # root could not open the file, and has logged the error
             return False
         try:
@@ -135,7 +135,7 @@ class Samples:
         self.jobs: dict[str, JobSamples] = {}
 
     def take(self, tick: Tick, files: Sequence[int]) -> None:
-        """Process a tick: pass samples to the outlets, and confirm a job's last sample."""
+        """Process a tick: pass samples to the exporters, and confirm a job's last sample."""
         ended = self._keep(tick)
         for name, file in zip(tick.files, files, strict=False):
             self._take(tick, name, file)

@@ -18,7 +18,7 @@ class Textfile:
     """The text file sink, see :class:`vtorque_telemetry.api.SampleSink`."""
 
     def __init__(self, settings: Settings) -> None:
-        """Prepare the file's directory, which must belong to ``uid``. Privileges: root.
+        """Prepare the file's directory. Its owner must be ``uid`` in the settings. Needs root.
 
         Raises:
             ConfigError: another user owns or could replace the directory.

@@ -41,7 +41,7 @@ class ProcessUsage:
 
 
 class QemuProcess:
-    """The open files in /proc of a QEMU process, whose directory is ``directory``."""
+    """The open files of a QEMU process in ``directory``, which is ``/proc/PID``."""
 
     def __init__(self, directory: Path) -> None:
         """Open the process's files. Raises OSError if the process has ended."""
