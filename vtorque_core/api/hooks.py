@@ -5,9 +5,9 @@ its result is constant. The implementation may omit arguments. A hook that retur
 side effects. Other hooks run as root, in one thread, in the sorted order of plugin names. An error
 is reported with the plugin's name, and does not stop other plugins' hooks.
 
-``Module`` says which of the plugin's modules must implement the hook. Every ``vsub`` imports
-declaring modules; only programs on nodes and ``vsub --dry-run`` import acting modules. In a
-declaring module, ``site`` has only the settings of declaring modules.
+A plugin has at most one module in each entry-point group. Every ``vsub`` imports ``vtorque1``
+modules; only programs on nodes and ``vsub --dry-run`` import ``vtorque1.node`` modules. In a
+``vtorque1`` module, ``site`` has only the settings of ``vtorque1`` modules.
 
 "The job does not start" means: ``Refused`` ends the job with exit status 121. Other exceptions are
 faults of the node (122), and the job may run on another node.
@@ -55,7 +55,7 @@ if TYPE_CHECKING:
 def vtorque_settings() -> Iterable[type[Any]]:
     """Return the frozen dataclass of this plugin's table ``[plugin.<name>]``.
 
-    Module: either.
+    Entry-point group: either.
     Called: whenever the site config is read, by any user.
     Errors: the plugin is reported as broken.
 
@@ -77,7 +77,7 @@ def vtorque_settings() -> Iterable[type[Any]]:
 def vtorque_guest_types() -> Iterable[GuestType]:
     """Return this plugin's guest types, with unique names.
 
-    Module: declaring (``vtorque1``).
+    Entry-point group: ``vtorque1``.
     Called: by every command, as any user.
     Errors: the plugin is disabled.
 
@@ -95,7 +95,7 @@ def vtorque_guest_types() -> Iterable[GuestType]:
 def vtorque_batch_systems() -> Iterable[BatchSystem]:
     """Return this plugin's batch systems. The site selects one with ``[batch] system``.
 
-    Module: declaring (``vtorque1``).
+    Entry-point group: ``vtorque1``.
     Called: by every command, as any user.
     Errors: the plugin is disabled.
 
@@ -113,7 +113,7 @@ def vtorque_batch_systems() -> Iterable[BatchSystem]:
 def vtorque_image_builders() -> Iterable[ImageBuilder]:
     """Return this plugin's image builders.
 
-    Module: declaring (``vtorque1``).
+    Entry-point group: ``vtorque1``.
     Called: by ``vmgr images build``, as root.
     Errors: the plugin is disabled.
 
@@ -131,7 +131,7 @@ def vtorque_image_builders() -> Iterable[ImageBuilder]:
 def vtorque_image_sources() -> Iterable[ImageSource]:
     """Return this plugin's source of users' own images. A site has at most one source.
 
-    Module: declaring (``vtorque1``).
+    Entry-point group: ``vtorque1``.
     Called: if ``-vm img=`` has a slash or a colon: by ``vsub`` as the user, on the node as root.
     Errors: the plugin is disabled.
 
@@ -154,7 +154,7 @@ def vtorque_commands() -> Iterable[Command]:
     The core's commands take precedence. With ``@click.pass_obj`` a command of ``vmgr`` gets the
     path of the site config.
 
-    Module: declaring (``vtorque1``).
+    Entry-point group: ``vtorque1``.
     Called: by ``vmgr`` and ``vtorque``, as any user; never by ``vsub``.
     Errors: the plugin is disabled.
 
@@ -177,7 +177,7 @@ def vtorque_remote_command(
 ) -> Iterable[click.Command]:
     """Return a command that replaces ``command`` and can run it on the job's node.
 
-    Module: declaring (``vtorque1``).
+    Entry-point group: ``vtorque1``.
     Called: by ``vmgr`` when a user runs a command with ``Command.of_job``, as this user.
     Errors: the command is disabled.
 
@@ -200,7 +200,7 @@ def vtorque_remote_command(
 def vtorque_resources() -> Iterable[type[Resource]]:
     """Return the classes of resources that this plugin acquires and teardown must release.
 
-    Module: acting (``vtorque1.node``).
+    Entry-point group: ``vtorque1.node``.
     Called: at start and teardown, on the node, as root.
     Errors: jobs that need this plugin are refused, and its resources are not released.
 
@@ -229,7 +229,7 @@ def vtorque_resources() -> Iterable[type[Resource]]:
 def vtorque_health_checks() -> Iterable[HealthCheck]:
     """Return the checks that ``vtorque doctor`` runs.
 
-    Module: acting (``vtorque1.node``).
+    Entry-point group: ``vtorque1.node``.
     Called: by ``vtorque doctor``, as its caller.
     Errors: shown as a failed check.
 
@@ -253,7 +253,7 @@ def vtorque_setup_steps(site: Site, place: Installation) -> Iterable[SetupStep]:
     ``install`` applies these steps after the batch system's steps. ``uninstall`` reverts these
     steps first, when the node has no jobs. ``vtorque doctor`` does not check them.
 
-    Module: acting (``vtorque1.node``).
+    Entry-point group: ``vtorque1.node``.
     Called: by ``vtorque setup``, as root.
     Errors: an installation stops; an uninstallation continues.
 
@@ -278,7 +278,7 @@ def vtorque_setup_steps(site: Site, place: Installation) -> Iterable[SetupStep]:
 def vtorque_options() -> Iterable[Option[Any]]:
     """Return this plugin's options: its ``-vm`` keys. ``[options.<key>]`` sets their limits.
 
-    Module: declaring (``vtorque1``).
+    Entry-point group: ``vtorque1``.
     Called: at submission as the user and on the node as root.
     Errors: the plugin is disabled.
 
@@ -299,7 +299,7 @@ def vtorque_parse_args(request: JobRequest, site: Site) -> Iterable[Refusal]:
 
     Each value is already within the site's limits.
 
-    Module: declaring (``vtorque1``).
+    Entry-point group: ``vtorque1``.
     Called: at submission as the user and on the node as root.
     Errors: the job is refused.
 
@@ -325,7 +325,7 @@ def vtorque_needs(request: JobRequest, site: Site) -> Iterable[Extra]:
     ``vsub`` requests them from the batch system; claim them in ``vtorque_plan``. ``vsub`` may call
     the hook repeatedly, with different numbers of vCPUs.
 
-    Module: declaring (``vtorque1``).
+    Entry-point group: ``vtorque1``.
     Called: at submission as the user and on the node as root.
     Errors: the job is refused.
 
@@ -353,7 +353,7 @@ def vtorque_boot_sources(
     Implement this hook for sources, such as checkpoints, that determine names, addresses or number
     of the guests. It is not called for guests that migrate to this node.
 
-    Module: acting (``vtorque1.node``).
+    Entry-point group: ``vtorque1.node``.
     Called: before the claims, on the node, as root.
     Errors: the job does not start.
 
@@ -379,7 +379,7 @@ def vtorque_plan(guest: GuestPlan, site: Site) -> Iterable[Claim | Refusal | Not
     On a node (``guest.host`` has NUMA nodes), the hook may read sysfs or call a tool with a short
     time limit. A Notice is shown to the user.
 
-    Module: acting (``vtorque1.node``).
+    Entry-point group: ``vtorque1.node``.
     Called: on the node, as root, and by ``vsub --dry-run``, as the user.
     Errors: the job does not start.
 
@@ -402,7 +402,7 @@ def vtorque_reserved_items(guests: Sequence[GuestPlan], site: Site) -> Iterable[
     An example is the address of a guest that migrates, or has migrated, to another node. The hook
     is called even if the plugin is disabled for the job.
 
-    Module: acting (``vtorque1.node``).
+    Entry-point group: ``vtorque1.node``.
     Called: on the node, as root, before the claims, and whenever a waiting start retries.
     Errors: the job does not start.
 
@@ -425,7 +425,7 @@ def vtorque_reserved_items(guests: Sequence[GuestPlan], site: Site) -> Iterable[
 def vtorque_guest_context(guest: GuestPlan, site: Site) -> Iterable[ContextItem]:
     """Return context items: settings, files and commands inside the guest.
 
-    Module: acting (``vtorque1.node``).
+    Entry-point group: ``vtorque1.node``.
     Called: on the node, as root, and by ``vsub --dry-run``, as the user.
     Errors: the job does not start.
 
@@ -445,7 +445,7 @@ def vtorque_guest_context(guest: GuestPlan, site: Site) -> Iterable[ContextItem]
 def vtorque_render_domain(guest: GuestPlan, site: Site) -> Iterable[Element]:
     """Return virtual hardware for this guest.
 
-    Module: acting (``vtorque1.node``).
+    Entry-point group: ``vtorque1.node``.
     Called: on the node, as root, and by ``vsub --dry-run``, as the user.
     Errors: the job does not start.
 
@@ -468,7 +468,7 @@ def vtorque_rendered_sources(guests: Sequence[RenderedGuest], site: Site) -> Ite
     If a guest has several offers, the core uses the first usable one. An offer with a ``warm_key``
     is usable if the core can claim that warm guest.
 
-    Module: acting (``vtorque1.node``).
+    Entry-point group: ``vtorque1.node``.
     Called: once, on the node, as root.
     Errors: the job does not start.
 
@@ -496,7 +496,7 @@ def vtorque_pre_boot(job: NodeJob) -> None:
 
     The resources of the core and of the guest type already exist.
 
-    Module: acting (``vtorque1.node``).
+    Entry-point group: ``vtorque1.node``.
     Called: once per job and node, as root.
     Errors: the job does not start.
 
@@ -518,7 +518,7 @@ def vtorque_post_boot(job: NodeJob) -> None:
 
     ``job.acquire`` fails after ``job.deadline``, which limits the whole start.
 
-    Module: acting (``vtorque1.node``).
+    Entry-point group: ``vtorque1.node``.
     Called: once per job and node, as root.
     Errors: the job does not start.
 
@@ -536,7 +536,7 @@ def vtorque_post_boot(job: NodeJob) -> None:
 def vtorque_receive(node: ReceivingNode) -> None:
     """Receive guests from another node: call ``node.start(...)`` with their boot sources.
 
-    Module: acting (``vtorque1.node``).
+    Entry-point group: ``vtorque1.node``.
     Called: by ``vtorque hook receive``, as root, on the destination node.
     Errors: the exit status is 1; the plugin must inform the source node.
 
@@ -559,7 +559,7 @@ def vtorque_teardown(job: EndedJob) -> None:
 
     Only the journal is available, not the config.
 
-    Module: acting (``vtorque1.node``).
+    Entry-point group: ``vtorque1.node``.
     Called: once per job and node, as root, also after a failed start, in a child process with a
     time limit.
     Errors: logged.
@@ -581,7 +581,7 @@ def vtorque_job_ended(place: Place, site: Site) -> None:
     ``place`` has the records. Also called after failed and refused starts, and again if a later
     teardown released something.
 
-    Module: acting (``vtorque1.node``).
+    Entry-point group: ``vtorque1.node``.
     Called: by the epilogue, the reaper or another job's start, as root, for at most 30 s.
     Errors: logged.
 
@@ -608,7 +608,7 @@ def vtorque_beside_script(
     Its environment has only the batch system's variables (``PBS_*``, ``SLURM_*``). After the script
     or a failed start, the job shell sends SIGTERM to the command, and SIGKILL 0.2 s later.
 
-    Module: declaring (``vtorque1``).
+    Entry-point group: ``vtorque1``.
     Called: in the job shell, as the job's owner, also for interactive jobs.
     Errors: ignored.
 
@@ -632,7 +632,7 @@ def vtorque_jobs_on_nodes(jobs: Sequence[JobInfo], site: Site, config: Path) -> 
 
     The returned text is untrusted.
 
-    Module: declaring (``vtorque1``).
+    Entry-point group: ``vtorque1``.
     Called: by ``vmgr ps --phase``, as its caller.
     Errors: shown to the caller.
 
@@ -652,7 +652,7 @@ def vtorque_jobs_on_nodes(jobs: Sequence[JobInfo], site: Site, config: Path) -> 
 def vtorque_kept_records(site: Site) -> Iterable[Place]:
     """Return directories outside this node that contain records of the caller's ended jobs.
 
-    Module: declaring (``vtorque1``).
+    Entry-point group: ``vtorque1``.
     Called: by ``vmgr report``, ``logs`` and ``ps --all``, as the caller, never as root.
     Errors: shown to the caller.
 
@@ -679,7 +679,7 @@ def vtorque_after_script(place: Place, code: int, site: Site) -> Iterable[Sequen
     command has no input and a fixed environment; its standard error is discarded. All commands are
     killed after one second.
 
-    Module: declaring (``vtorque1``).
+    Entry-point group: ``vtorque1``.
     Called: in the job shell, as the job's owner, not for interactive jobs.
     Errors: ignored.
 

@@ -47,8 +47,8 @@ def test_docstring_example_runs(name):
 def test_docstring_has_module_time_of_call_and_effect_of_an_error():
     for name in HOOKS:
         doc = inspect.getdoc(getattr(hooks, name))
-        module = r"(declaring \(``vtorque1``\)|acting \(``vtorque1\.node``\)|either)"
-        fields = rf"Module: {module}\.\nCalled: .+?\.\nErrors: .+?\.\n\nExample"
+        group = r"(``vtorque1``|``vtorque1\.node``|either)"
+        fields = rf"Entry-point group: {group}\.\nCalled: .+?\.\nErrors: .+?\.\n\nExample"
         assert re.search(fields, doc, re.DOTALL), name
 
 
