@@ -1,4 +1,4 @@
-"""Contract that every batch adapter passes, including the built-in one.
+"""Contract that every batch adapter passes, including vTorque's own.
 
 Example::
 

@@ -199,7 +199,7 @@ class SubmissionContract(ContractBase):
         assert not self.split(harness, script(harness)).interactive
 
     def test_realistic_scripts_arrive_unchanged(self, harness: BatchHarness) -> None:
-        """The guest must run each of the realistic scripts byte for byte.
+        """The guest must run each script in :attr:`wild` byte for byte.
 
         If the submit command refuses a script, the message must be the same as without vTorque.
         """

@@ -69,7 +69,7 @@ class BuilderContract:
     def test_named_files_exist(
         self, harness: BuilderHarness, staging: Path, progress: Building
     ) -> None:
-        """The named files must exist in the staging directory and must not be empty.
+        """The files that the builder names must exist in the staging directory, and be nonempty.
 
         Their names must be plain file names, and the files must not be symbolic links.
         """

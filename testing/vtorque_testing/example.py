@@ -92,7 +92,7 @@ class AcmeSubmitter:
         )
 
     def submit(self, args: SubmitArgs, blob: bytes | None, needs: Needs | None) -> int:
-        """Submit with the job shell, and with the request at the end of the user's note."""
+        """Submit with ``-S`` for the job shell, and append the request to the value of ``-k``."""
         extra: list[str] = []
         if blob is not None:
             note = f"{options_of(args.rest)[0].get('-k', '')} {to_token(blob)}".lstrip()

@@ -69,7 +69,7 @@ class AcmeHarness:
         return Submission(str(number), call.argv, call.environ, content)
 
     def answer(self, ended: ProgramResult) -> bool:
-        """Set the answer of the next call of acmesub."""
+        """Set the output and exit status of the next call of acmesub."""
         self._acmesub.answer(ended)
         return True
 

@@ -163,7 +163,10 @@ def survive(
 def assert_unchanged(
     rig: Surroundings, before: Mapping[str, object], where: str, patience: float = 0.0
 ) -> None:
-    """Raise AssertionError with ``where`` unless the surroundings are as before."""
+    """Raise AssertionError with ``where`` unless ``rig.observe()`` returns ``before``.
+
+    Retries for ``patience`` seconds.
+    """
     end = time.monotonic() + patience
     while (after := rig.observe()) != before and time.monotonic() < end:
         time.sleep(0.1)

@@ -184,7 +184,7 @@ class GuestContract:
     # -- before the guest is ready -------------------------------------------------------------
 
     def test_guest_is_ready_after_its_message(self, harness: GuestHarness) -> None:
-        """``await_ready()`` must return after the guest's message, not before.
+        """``await_ready()`` must return after the guest has sent READY, not before.
 
         The names of the reported steps must be printable.
         """
@@ -197,7 +197,7 @@ class GuestContract:
         assert all(step and step.isprintable() for step in steps), steps
 
     def test_ready_message_may_arrive_byte_by_byte(self, harness: GuestHarness) -> None:
-        """``await_ready()`` must accept a message that arrives byte by byte."""
+        """``await_ready()`` must accept a READY message that arrives byte by byte."""
         _needs(harness, "ready")
         with harness.boot(), _wires(harness) as wires:
             wires.watch(harness.ready_port, chunk=1)
@@ -433,7 +433,7 @@ def _job(
 def _run_killed_guest(
     harness: GuestHarness, content: bytes, cut: int, last: bytes = b""
 ) -> tuple[JobResult, bytes]:
-    """Run a job whose guest dies after ``cut`` bytes; return result and sent bytes."""
+    """Run a job whose guest dies after sending ``cut`` bytes; return result and all sent bytes."""
     with harness.boot(), _wires(harness) as wires:
         _await_ready(harness)
         wires.watch(harness.run_port, cut=cut, last=last)

@@ -154,7 +154,7 @@ class PoolDriverContract:
     def test_concurrently_created_machines_are_all_listed(
         self, cloud: DriverHarness, driver: Driver
     ) -> None:
-        """A driver must be thread-safe, and ``machines()`` must read all pages."""
+        """A driver must be thread-safe, and ``machines()`` must read all pages of a list."""
         names = [f"n{number}" for number in range(1, 7)]
         with ThreadPoolExecutor(6) as threads:
             list(threads.map(lambda name: driver.create(cloud.order(name)), names))

@@ -1,4 +1,4 @@
-"""A node in a directory, with the topology of a recorded machine: a job's real start without root.
+"""Start jobs without root, on a node in a directory that has the topology of a recorded machine.
 
 Planning, ledger, placement, rendering, journal, seed, plugins' daemons and teardown are real.
 :class:`NodeDoubles` replace the parts that need root or a hypervisor:

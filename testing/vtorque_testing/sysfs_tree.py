@@ -13,7 +13,7 @@ Each line of a table describes a function: ``address vendor:device class`` and f
 - ``vf=0@0000:5e:00.0``: virtual function 0 of this physical function.
 
 A line ``path = text`` adds another file. The tables were derived from ``lspci -nnk`` and from sysfs
-of such machines.
+of machines with this hardware.
 """
 
 from __future__ import annotations
