@@ -84,7 +84,7 @@ class GuestDied(Exception):
 
 
 class GuestDriver(Protocol):
-    """Driver of a guest type. Stateless. All methods except :meth:`run` run as root."""
+    """Driver of a guest type. Stateless. Root calls all methods except :meth:`run`."""
 
     def elements(self, guest: GuestPlan, site: Site) -> Iterable[Element]:
         """Return the virtual hardware that this guest type needs, without side effects.

@@ -11,7 +11,7 @@ from typing import Literal, Protocol
 
 @dataclass(frozen=True)
 class BuiltImage:
-    """Result of a builder: file names in ``staging``, and facts as in :class:`Image`."""
+    """Result of a builder: file names in the staging directory, and facts as in :class:`Image`."""
 
     guest_type: str
     distro: str

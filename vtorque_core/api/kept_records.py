@@ -104,7 +104,7 @@ class Place:
 
 
 def place(paths: Paths, job: JobAttempt) -> Place:
-    """Return the directory of an attempt's files."""
+    """Return the directory of a job attempt's kept records."""
     return Place(paths, job.uid, job.key)
 
 

@@ -112,11 +112,11 @@ class Interface(ListElement):
 class Filesystem(ListElement):
     """A host directory shared by virtiofs as ``tag``. The core runs its daemon as the job's owner.
 
-    ``user_owned``: the job's owner must own the source, and may be able to replace its path.
-    ``guest_root``: ``other``: guest root has ids of its own. ``user``: guest root has the owner's
-    ids, and no other user of the guest has access. ``both``: guest root has the owner's ids, and
-    the owner has access, too. With ``both``, a virtiofsd that does not translate ids gives access
-    to root only.
+    Attributes:
+        user_owned: the job's owner must own the source, and may be able to replace its path.
+        guest_root: with ``"other"``, guest root has its own ids. With ``"user"``, guest root has
+            the owner's ids, and only guest root has access. With ``"both"``, guest root has the
+            owner's ids, and the owner has access, too, if virtiofsd translates ids.
     """
 
     template: ClassVar[str] = "vtorque_core.plan.domain:templates/filesystem.xml.j2"
@@ -147,7 +147,7 @@ class Channel(ListElement):
 
 @dataclass(frozen=True)
 class KernelBoot(Single):
-    """Direct kernel boot with root-owned files of the pool; None: boot from disk."""
+    """Direct kernel boot with root-owned files of the pool; without ``kernel``, boot from disk."""
 
     section: ClassVar[str] = "os"
     template: ClassVar[str] = "vtorque_core.plan.domain:templates/kernel.xml.j2"
@@ -196,7 +196,7 @@ class IoThreads(Single):
 
 @dataclass(frozen=True)
 class NetQueues(Single):
-    """Number of queue pairs of each NIC; None: one."""
+    """Number of queue pairs of each NIC; one if ``count`` is None."""
 
     template: ClassVar[str] = ""
     count: int | None = None
@@ -204,7 +204,7 @@ class NetQueues(Single):
 
 @dataclass(frozen=True)
 class Clock(Single):
-    """Timers that a guest type requires; None: libvirt's default."""
+    """Timers that a guest type requires; None means libvirt's default."""
 
     section: ClassVar[str] = "clock"
     template: ClassVar[str] = "vtorque_core.plan.domain:templates/clock.xml.j2"

@@ -1,4 +1,4 @@
-"""Types that hooks of declaring modules return, such as guest types and commands."""
+"""Types that hooks of the entry point group ``vtorque1`` return, such as guest types."""
 
 from __future__ import annotations
 

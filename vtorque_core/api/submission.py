@@ -33,7 +33,7 @@ def to_token(blob: bytes) -> str:
 
 
 def from_token(token: str) -> bytes:
-    """Decode an untrusted token in an unprivileged process. On the node, as root.
+    """Decode an untrusted token. The caller is root; an unprivileged process does the decoding.
 
     Raises HostFault, and Refused if the token is invalid.
     """

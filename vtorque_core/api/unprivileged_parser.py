@@ -1,4 +1,4 @@
-"""Parse data of users or guests in an unprivileged helper process. On the node, as root."""
+"""Parse data of users or guests in an unprivileged helper process. The caller is root."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ _libc = ctypes.CDLL(None)  # loaded here: in a forked child, this could block on
 def die_with(parent: int) -> None:
     """Make the kernel kill this process when its parent ends (PR_SET_PDEATHSIG of prctl(2)).
 
-    A later change of ids cancels this. Exits if ``parent`` has already ended.
+    A later change of user ids cancels this. Exits if ``parent`` has already ended.
     """
     _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:
@@ -51,7 +51,7 @@ def _execute(argv: list[str], _: int) -> None:
 def main(run: Callable[[list[str], int], None] = _execute) -> str | None:
     """Start the daemon. Return an error message for :func:`sys.exit`, or None.
 
-    ``run`` gets ARGV, and a descriptor to close when the daemon has started.
+    ``run`` gets the daemon's command line, and a descriptor to close when the daemon has started.
     """
     parent, lock, log, *argv = sys.argv[1:]
     die_with(int(parent))

@@ -53,8 +53,8 @@ class VtorqueError(Exception):
 class Refused(VtorqueError):
     """The request is invalid or violates the site's policy. The job is never retried.
 
-    A text in ``refusals`` becomes a :class:`Refusal` with the fields ``parts``. ``detail`` has
-    further printable lines for the user.
+    A text in ``refusals`` becomes a :class:`Refusal` whose other fields are ``parts``. ``detail``
+    has further printable lines for the user.
     """
 
     exit_code = EXIT_USAGE

@@ -99,10 +99,7 @@ def _bounded(work: Callable[[], T], what: str, timeout: float) -> T:
 
 
 def call(uri: str, what: str, work: Callable[[Any], T], timeout: float = CALL_TIMEOUT) -> T:
-    """Return the result of ``work(connection)``. Error messages begin with ``what``.
-
-    Raises HostFault after ``timeout`` seconds.
-    """
+    """Return the result of ``work(connection)``. Error messages begin with ``what``."""
     module = library()
     deadline = time.monotonic() + timeout
     connection = _bounded(lambda: _connect(uri), what, timeout)
@@ -257,7 +254,7 @@ def adopt_domain(
 
     The last device is attached after the resume. It signals to the guest that the other devices
     are present. ``metadata`` is XML, its prefix and its namespace. ``cpus`` is True for each host
-    CPU that the threads may use; empty: any.
+    CPU that vCPUs and emulator may use; empty: any.
     """
     live = library().VIR_DOMAIN_AFFECT_LIVE
 

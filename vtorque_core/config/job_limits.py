@@ -38,7 +38,7 @@ class Entry:
     """One ``[[limits]]`` entry, with its ``number`` in the file from 1.
 
     Attributes:
-        jobs: names or globs by selector. For each selector, the job must match at least one name.
+        jobs: names or globs by selector (``queue``). For each selector, a name must match the job.
         plugins: False disables a plugin, True enables it again.
     """
 

@@ -147,7 +147,7 @@ class Plugins:
 
     Attributes:
         broken: import errors by plugin name.
-        costs: CPU seconds of the import of each declaring module.
+        costs: CPU seconds of the import of each ``vtorque1`` module.
         off: installed plugins that the site disables.
         withheld: plugins that are disabled for this job, with the setting that disables each.
     """
@@ -174,8 +174,8 @@ class Plugins:
     ) -> Plugins:
         """Import and register plugins. As root, load only plugins that no other user can write.
 
-        ``node``: True to load the acting modules, too, or the names of plugins whose acting modules
-        to load. ``only`` overrides ``enable`` and ``disable``.
+        ``node``: True to load modules of ``vtorque1.node``, too, or the names of the plugins for
+        which to load them. ``only`` overrides ``enable`` and ``disable``.
         """
         self = cls()
         self.register(

@@ -60,7 +60,7 @@ def _applicable(site: Site, facts: Facts) -> Iterator[tuple[Entry, bool]]:
 
 
 def require_facts(site: Site, facts: Facts) -> None:
-    """Raise HostFault if an entry uses a fact that the hook should report but did not."""
+    """Raise HostFault if an entry uses a fact that the batch system's hook did not report."""
     for entry in site.limits:
         for name in ALWAYS_THERE:
             if name in entry.jobs and facts[name] == ("",):

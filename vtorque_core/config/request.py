@@ -209,7 +209,10 @@ def _split(word: str) -> tuple[str, str]:
 
 
 def read(blob: bytes) -> Request:
-    """Return the request in an untrusted ``blob``, parsed by an unprivileged process. As root."""
+    """Return the request in an untrusted ``blob``.
+
+    The caller is root; an unprivileged process parses the blob.
+    """
     from vtorque_core.api.unprivileged_parser import Unreadable, parse_unprivileged  # noqa: PLC0415 - not by vsub
 
     _check_size(blob)

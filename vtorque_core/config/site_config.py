@@ -173,7 +173,7 @@ def plugins_config(raw: Raw) -> schema.PluginsTable:
 
 
 def build(raw: Raw, plugins: Plugins, *, node: bool = False) -> Site:
-    """Return the validated site config. With ``node`` the acting modules must be loaded.
+    """Return the validated site config. With ``node``, ``vtorque1.node`` modules must be loaded.
 
     Raises ConfigError with the first problem.
     """

@@ -76,7 +76,8 @@ def lookup(pool: Path, name: str, cache: Path | None = None, accept: Accept | No
     """Return one image after checking its files.
 
     ``cache`` is the directory of the node's copies. A copy that is identical to the pool's image is
-    preferred. If the pool is missing, any copy is used.
+    preferred. If the pool is missing, any copy is used. ``accept`` raises Refused for an image that
+    the site forbids.
     """
     check_name(name)
     if cache is not None and not pool.is_dir() and cache.is_dir():

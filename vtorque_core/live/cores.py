@@ -185,7 +185,7 @@ def _pin_domain(
 ) -> None:
     """Pin threads of a running guest, unless it has ended. Raises HostFault.
 
-    Empty CPUs leave the pinning of a thread unchanged. ``iothreads``: CPUs of all I/O threads.
+    An empty tuple leaves the pinning of a thread unchanged. ``iothreads``: CPUs of all I/O threads.
     """
 
     def work(domain: Any) -> None:

@@ -122,7 +122,7 @@ def _group(places: list[Place]) -> list[KeptJob]:
 def logging_for(paths: Paths, job: JobAttempt) -> Iterator[None]:
     """Write log messages in this context to a job's log on this node.
 
-    Privileges: root. Not for threads.
+    Privileges: root. Not thread-safe.
     """
     with log.open_log(log.teardown_log(paths, job)):
         yield

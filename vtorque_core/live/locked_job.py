@@ -83,7 +83,7 @@ def journal_of(paths: Paths, key: str) -> JournalState | None:
 def locked_job(paths: Paths, key: str) -> Iterator[LockedJob | None]:
     """Hold the lock of a job. Yield None if this node has no journal of the attempt ``key``.
 
-    A process that holds the lock may acquire it again. Not for threads. Raises JournalError, and
+    A process that holds the lock may acquire it again. Not thread-safe. Raises JournalError, and
     Busy if another process holds the lock for ``WAIT`` seconds.
     """
     with job_lock(paths, lock_name(paths.journal / f"{key}.jsonl"), WAIT):

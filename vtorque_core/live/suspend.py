@@ -146,9 +146,9 @@ def log_to_job(paths: Paths, job: RunningJob, phase: str) -> Iterator[None]:
 
 
 def watched(guest: RunningGuest, seconds: float | None = None) -> AbstractContextManager[None]:
-    """Kill daemons of the guest in this context if the user stops them: QEMU would wait for them.
+    """Kill daemons that serve a guest if the user stops them in this context: QEMU would wait.
 
-    After ``seconds`` (default: 30), all daemons of the guest are killed.
+    After ``seconds`` (default: 30), all these daemons are killed.
     """
     return stopped_daemons.kill_stopped(stopped_daemons.locks_of(guest.run_dir), seconds)
 

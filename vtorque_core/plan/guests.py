@@ -69,7 +69,7 @@ class GuestSpec:
 
     @property
     def unless(self) -> Mapping[str, tuple[str, ...]]:
-        """For each variable of ``environ``, the user's variables that suppress it."""
+        """For each variable of the context, the user's variables that suppress the variable."""
         found = [item for item in self.items if isinstance(item, EnvVar)]
         return {item.name: item.unless for item in found if item.unless}
 
@@ -129,10 +129,10 @@ def _offered_sources(context: JobContext, request: JobRequest, image: Image) -> 
 def require_possible(
     sources: Iterable[BootSource], *, adopts: bool = False, remote: bool = False
 ) -> None:
-    """Raise HostFault for a boot source that a plugin may not offer at this point.
+    """Raise HostFault for a boot source that violates these conditions.
 
-    ``adopts``: sources may claim warm guests. ``remote``: True: all sources must be remote; False:
-    all must be local.
+    ``adopts``: sources may claim warm guests. ``remote``: all sources must be remote; otherwise all
+    must be local.
     """
     for source in sources:
         what = ""

@@ -40,9 +40,9 @@ def free_uids(site: Site) -> tuple[str, ...]:
 
 
 def claims(guest: GuestPlan, uids: tuple[str, ...]) -> Iterator[PoolClaim]:
-    """Yield the claim for the guest's uid, if the site has a range.
+    """Yield the claim for the uid of the guest's QEMU, if the site has a range of uids.
 
-    Omits aarch64 guests that boot a disk: libvirt creates their UEFI variables for the user in
+    Omits aarch64 guests that boot from a disk: libvirt creates their UEFI variables for the user in
     qemu.conf.
     """
     if uids and (guest.image.arch == "x86_64" or guest.image.kernel is not None):
@@ -64,7 +64,7 @@ _KEY = "[node] subordinate_ids"
 
 
 def ranges(table: Path) -> Iterator[tuple[str, int, int]]:
-    """Yield the lines of a table: owner (name or uid), first id, count."""
+    """Yield the entries of a subuid(5) file: owner (name or uid), first id, count."""
     if not table.exists():
         return
     for line in table.read_text(encoding="utf-8", errors="replace").splitlines():
@@ -95,7 +95,7 @@ def root_id(name: str, uid: int, base: int, tables: Sequence[Path] = TABLES) -> 
 
 
 def require_unused(found: int, said: str, tables: Sequence[Path] = TABLES) -> None:
-    """Raise HostFault, with the prefix ``said``, if the id belongs to a user or table entry."""
+    """Raise HostFault, with the prefix ``said``, if a user or a range of subuid(5) has the id."""
     for owner, first, count in (line for table in tables for line in ranges(table)):
         if first <= found < first + count:
             raise HostFault(f"{said}, which belongs to {owner} ({TABLES[0]})")

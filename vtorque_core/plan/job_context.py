@@ -83,7 +83,7 @@ def attempt_of(job: BatchJob, user: JobUser) -> names.JobAttempt:
 
 
 def whole_node(site: Site) -> model.NodeShare:
-    """Return a share without a job: the node's hardware, and the part reserved for the host."""
+    """Return the node's hardware, and the part that is reserved for the host."""
     return model.NodeShare(
         machine=node_hardware.topology(site.node.libvirt_uri),
         reserve_cores=site.node.host_reserve_cores,

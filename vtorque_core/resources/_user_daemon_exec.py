@@ -408,15 +408,13 @@ def _report(plan: DaemonPlan, error: BaseException) -> NoReturn:
 def set_limits(plan: DaemonPlan) -> None:
     """Limit the daemon's descriptors, and the memory of a daemon that serves a directory.
 
-    Without CAP_SYS_RESOURCE the daemon gets as many descriptors as its hard limit allows. QEMU's
-    virtiofsd needs 32 KiB for each directory that the guest keeps open, and less than 1 KiB for a
-    file.
+    Without CAP_SYS_RESOURCE the daemon gets as many descriptors as its hard limit allows.
     """
     for most in (min(plan.nofile, resource.getrlimit(resource.RLIMIT_NOFILE)[1]), plan.nofile):
         with contextlib.suppress(ValueError, OSError):
             resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a core would hold the user's data
-    if not plan.disk:
+    if not plan.disk:  # QEMU's virtiofsd: 32 KiB for an open directory, less than 1 KiB for a file
         resource.setrlimit(resource.RLIMIT_DATA, (_MEMORY + plan.nofile * 1024,) * 2)
 
 

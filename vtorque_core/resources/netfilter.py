@@ -1,7 +1,7 @@
 """Packet filter of a guest's NIC.
 
-The rules and their reasons are templates in ``filter``. Each NIC has one nftables table of the
-bridge family (nft(8)). An inet table limits the guest's tracked connections.
+The templates in the directory ``filter`` contain the rules and their reasons. Each NIC has one
+nftables table of the bridge family (nft(8)). An inet table limits the guest's tracked connections.
 
 One inet table per guest network closes the node's own services to guests. Each start loads it
 again, because a reboot or ``nft flush ruleset`` removes it.
@@ -77,8 +77,8 @@ def _mark(mac: str) -> int:
 def forget_connections(mac: str) -> None:
     """Delete a guest's entries in the node's connection tracking table.
 
-    Sends one netlink message (linux/netfilter/nfnetlink_conntrack.h) with the guest's mark. If that
-    fails, the entries expire later.
+    Sends one netlink message (linux/netfilter/nfnetlink_conntrack.h) with the connection mark that
+    the filter sets for this guest. If that fails, the entries expire later.
     """
     # A header, IPCTNL_MSG_CT_DELETE with an acknowledgment, then CTA_MARK and CTA_MARK_MASK.
     message = struct.pack("=IHHIIBBH", 36, 0x102, 5, 0, 0, 0, 0, 0)
@@ -95,9 +95,9 @@ def filter_reserved_macs(tap: str) -> None:
     """Make the bridge pass a guest's frames to the MACs 01:80:C2:00:00:00 to 0F through nftables.
 
     By default, a bridge delivers these frames to the node, past nftables, and learns their source
-    MACs (IEEE 802.1Q, 8.6.3). The kernel rejects bit 1 of ``group_fwd_mask``, because it drops
-    pause frames itself. The NIC must already be on its bridge.
+    MACs (IEEE 802.1Q, 8.6.3). The NIC must already be on its bridge.
     """
+    # The kernel rejects bit 1, because it drops pause frames itself.
     with contextlib.suppress(FileNotFoundError):  # not a port of a bridge
         Path(f"/sys/class/net/{tap}/brport/group_fwd_mask").write_bytes(b"0xfffd")
 

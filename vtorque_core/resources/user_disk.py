@@ -51,7 +51,7 @@ class ServedDisk(user_daemon.ServedData):
     def argv(self, socket_fd: int) -> tuple[str, ...]:
         """Return the daemon's arguments, with ``{source}`` for the file's descriptor.
 
-        The arguments contain no path. A guest's discards make holes in the file.
+        A guest's discards make holes in the file.
         """
         access = ",read-only=on" if self.readonly else ",discard=unmap"
         writable = "off" if self.readonly else "on"

@@ -114,7 +114,7 @@ def reap(
 
     ``alive`` asks the site's batch system for the states of jobs. Jobs of other batch systems are
     not released. ``only``: reap only the job with this id. ``abandon`` has records to mark as
-    released, such as ``"42.srv:7"`` (job id) or ``"42.srv.0:7"`` (job key).
+    released: job id or key, and number of the record, such as ``"42.srv:7"`` or ``"42.srv.0:7"``.
     """
     paths = site.paths
     results: list[ReapResult] = []

@@ -64,7 +64,7 @@ class PluginCalls:
     """Functions through which the job shell calls plugins.
 
     Attributes:
-        load: loads the plugin with this name, which is in the proof.
+        load: loads the plugin that the proof names.
         beside: returns a context that is active from the first proof to the end of the job.
         after: called with the exit status of a started script.
         meanwhile: called once to import modules, if the guests are not ready yet.

@@ -41,7 +41,7 @@ def _notify_plugins(site: Site, plugins: Plugins, reports: Iterable[TeardownRepo
 
 
 def abort_start(job: BatchJob, site: Site, plugins: Plugins, user: JobUser, told: Proof) -> None:
-    """Release a failed start's resources, and write the reason into the proof.
+    """Release a failed start's resources, and write the proof ``told``, which has the reason.
 
     Without a proof, the job shell would report a skipped prologue (exit status 120).
     """

@@ -67,8 +67,8 @@ class DomainSpec:
     """The core's decisions about a guest's domain.
 
     Attributes:
-        qemu_user: QEMU's group, and its user if ``guest.qemu_uid`` is 0. libvirt does not change
-            the owners of files, such as images. Empty: libvirt's defaults.
+        qemu_user: name of the group of QEMU, and of its user if ``guest.qemu_uid`` is 0; empty:
+            libvirt's defaults. libvirt does not change the owners of files, such as images.
         uefi: firmware of x86 guests whose image requires UEFI.
         ports: free device slots of a warm guest.
     """
@@ -103,8 +103,8 @@ def render(
     """Return the domain XML of one guest.
 
     Args:
-        spec: the core's decisions.
-        merged: the elements.
+        spec: the core's decisions about the domain.
+        merged: the domain's elements.
         sockets: Unix sockets of Filesystems and ``user_owned`` Disks, by alias.
         taps: tap devices of filtered Interfaces, by alias.
         overrides: directory of site templates. ``disk.xml.j2`` in it replaces the core's template,

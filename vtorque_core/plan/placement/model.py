@@ -93,7 +93,7 @@ class NodeShare:
         return room * min(self.cpu_count or cpus, there) // there
 
     def capacity(self, mib: int) -> int:
-        """Return a NUMA node's memory, without its part of the memory reserved for the host."""
+        """Return the part of a NUMA node's ``mib`` that is not reserved for the host."""
         whole = self.machine.mem_mib
         return mib - -(-self.reserve_mib * mib // whole) if whole else 0
 
