@@ -138,7 +138,7 @@ class _Build:
         return self._complete(built)
 
     def _complete(self, built: BuiltImage) -> BuiltImage:
-        """Return the image. Values that are unknown are taken from the image's previous version.
+        """Return ``built``, with unknown values taken from the image's previous version.
 
         Raises Refused if a value remains unknown.
         """

@@ -48,7 +48,7 @@ class CommitOptions:
     """How an image is committed.
 
     Attributes:
-        paths: this node's directories, if its jobs use the pool.
+        paths: this node's directories, if this node's jobs use the pool.
         keep: seconds to keep the previous version for jobs of other nodes.
         told: called with the progress of the hashing.
         sign: returns the signature, or raises Refused. None: keep the previous version's signature
@@ -218,7 +218,7 @@ def remove(
     Args:
         pool: the pool.
         name: the image's name.
-        paths: this node's directories, if its jobs use the pool.
+        paths: this node's directories, if this node's jobs use the pool.
         keep: seconds to keep the files for jobs of other nodes.
         when_free: also remove an image in use on this node; its files remain until the last job
             ends.

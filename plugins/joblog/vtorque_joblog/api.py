@@ -7,7 +7,7 @@ sinks``.
 Life cycle:
 
 1. The sink process calls the function as root, in a thread. It has ten seconds to open what needs
-   root (a secret, a socket). An error is logged once. The call is repeated as root a minute later.
+   root (a secret, a socket). If the call fails, it is repeated as root a minute later.
 2. The process drops all privileges and runs as ``[plugin.joblog] uid``; it cannot write files.
    Another thread, one per sink, calls the handler's methods.
 3. At the end ``close`` has less than half a second.

@@ -86,7 +86,7 @@ def logs(  # noqa: PLR0913 - one for each option
 
 
 def _find_job(config: Path, job_id: str) -> KeptJob:
-    """Return the job. Raises Refused if several jobs match, because each job has its own log."""
+    """Return the job with this id. Raises Refused if several jobs match: each has its own log."""
     found = kept_jobs.jobs(config, job_id)
     if len(found) > 1:
         some = ", ".join(printable(job.id) for job in found[:8]) + " ..." * (len(found) > 8)

@@ -1,8 +1,8 @@
 """A file of JSON lines for all jobs of the node. logrotate(8) rotates it.
 
-Only root can write the directory, and only a root process has the file open: any process with its
-descriptor could truncate or overwrite it, because fcntl(2) can clear O_APPEND. The root process
-reads only logs that root has written.
+Only root can write the directory, and only a root process has the file open: any process with the
+file's descriptor could truncate or overwrite it, because fcntl(2) can clear O_APPEND. The root
+process reads only logs that root has written.
 
 A line is one write(2). After the file was renamed or removed, the next line starts a new file
 (``logging.handlers.WatchedFileHandler``).

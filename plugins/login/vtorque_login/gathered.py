@@ -46,7 +46,7 @@ class FetchedRecord(Place):
         return time.time()
 
     def open(self, name: str) -> int:
-        """Return a descriptor of an unnamed file with the content."""
+        """Return a descriptor of an unnamed file with the content of the file ``name``."""
         content = self.read(name)
         with os.fdopen(os.memfd_create("kept"), "wb") as file:
             file.write(content)
@@ -54,7 +54,7 @@ class FetchedRecord(Place):
             return os.dup(file.fileno())
 
     def read(self, name: str, limit: int = _MOST) -> bytes:
-        """Return at most ``limit`` bytes of a file. Raise OSError if it was not sent."""
+        """Return at most ``limit`` bytes of a file. Raise OSError if the node did not send it."""
         try:
             return self.files[name][:limit]
         except KeyError:

@@ -34,8 +34,8 @@ class NodeState:
     Attributes:
         phase: The job's phase.
         guests: Rank and name of each guest.
-        elsewhere: Node and state for nodes outside the job's allocation, which its owner cannot
-            query.
+        elsewhere: Name and state of each node outside the job's allocation to which its guests
+            migrated. The job's owner cannot query these nodes.
     """
 
     phase: str

@@ -67,7 +67,10 @@ _OTHERS = {"tmp": 0o1777, "var/tmp": 0o1777, "root": 0o700, "etc": 0o755, "home"
 
 @dataclass(frozen=True)
 class BuildOptions:
-    """The ``-o`` options. ``run``: the entry point starts the job's script; ``size`` is in MiB."""
+    """The ``-o`` options of the builder; ``size`` is in MiB.
+
+    With ``run``, the container's entry point starts the job's script.
+    """
 
     source: str
     tag: str = ""

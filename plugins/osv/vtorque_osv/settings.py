@@ -10,7 +10,7 @@ MODES = ("cmdline", "rest")
 
 
 def mode(text: str) -> str:
-    """Parse a run mode. Raises ValueError."""
+    """Parse the value of ``-vm osv_mode``. Raises ValueError."""
     if text not in MODES:
         raise ValueError(f"must be {' or '.join(MODES)}")
     return text

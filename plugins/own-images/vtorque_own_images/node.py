@@ -31,7 +31,7 @@ def vtorque_plan(guest: GuestPlan) -> Iterator[Refusal]:
 
 @hookimpl
 def vtorque_guest_context(guest: GuestPlan) -> Iterator[RootCommand]:
-    """Yield the command that lets the job's user become root, with ``root=true``."""
+    """Yield the command that lets the job's user become root, if the job has ``root=true``."""
     if guest.image.source and guest.image.labels.get(LABEL) == ALLOWED:
         yield RootCommand((INSTALL_SUDO,), "boot")
 

@@ -118,7 +118,7 @@ def group_of(all_: Iterable[PciFunction], group: str) -> tuple[PciFunction, ...]
 
 
 def virtual_functions(cards: Iterable[str], sysfs: str = SYSFS) -> dict[str, VirtualFunction]:
-    """Return the virtual functions of these interfaces that guests can have, by address.
+    """Return the virtual functions of network interfaces that guests can have, by address.
 
     Functions that the node uses, or that share an IOMMU group, are left out.
     """

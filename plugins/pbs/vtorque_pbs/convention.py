@@ -186,8 +186,8 @@ def prologue_exit(outcome: Outcome, *, elsewhere: bool) -> int:
     """Return the exit status of a Torque prologue.
 
     A job with a refused request still starts, because Torque would otherwise requeue it endlessly.
-    Its job shell only prints the reason. A host fault requeues the job if ``elsewhere`` is true.
-    The caller must limit such requeues (``qhold -h s``).
+    Its job shell only prints the reason. A host fault requeues the job if another node may run it
+    (``elsewhere``). The caller must limit these requeues (``qhold -h s``).
     """
     if outcome is Outcome.HOST_FAULT and elsewhere:
         return PROLOGUE_REQUEUE

@@ -14,7 +14,7 @@ NAME = "warm"
 
 
 class WarmService(NodeProcess):
-    """The node's service process. It belongs to no job, so it is in no job's journal."""
+    """The service that keeps warm guests. It belongs to no job, so it is in no job's journal."""
 
     kind = "warm-service"
     name = NAME

@@ -190,10 +190,10 @@ class Keeper:
     def _shorten_pauses(
         self, wanted: Sequence[tuple[WarmShape, int]], settings: Settings, versions: dict[str, str]
     ) -> None:
-        """Shorten the retry delay of failed shapes if the reason for the failure may be gone.
+        """Shorten the retry delay of shapes that failed to boot, if the reason may be gone.
 
-        It may be gone after a change of config, image or version, or after a job has released
-        memory.
+        The reason may be gone after a change of config, image or version, or after a job has
+        released memory.
         """
         for shape, _ in wanted:
             failure = self.failures.get(str(shape))
@@ -270,7 +270,7 @@ def note(spare: WarmGuest) -> dict[str, Any]:
 
 
 def serve(keeper: Keeper, events: int, needed: Callable[[], bool]) -> None:
-    """Run until no warm guests are wanted or the service is no longer needed."""
+    """Run until ``needed`` returns False, or no warm guests are wanted and none exist."""
     while needed():
         try:
             if not keeper.poll():

@@ -134,16 +134,16 @@ class OpenPbsNode(PbsNode):
         return ("-W", f"run_count={_MANY}") if many else ()
 
     def set_mark(self, name: str, node: Attributes, healthy: bool) -> None:
-        """Set the node's resource."""
+        """Set the node's mark, a boolean resource."""
         self.commands.run_checked("qmgr", "-c", f"set node {name} {self._resource} = {healthy}")
 
     def clear_mark(self, name: str, node: Attributes) -> None:
-        """Unset the node's resource."""
+        """Unset the node's mark, a boolean resource."""
         if self._resource in node:
             self.commands.run_checked("qmgr", "-c", f"unset node {name} {self._resource}")
 
     def is_marked(self, node: Attributes) -> bool:
-        """Return whether the node's resource is true."""
+        """Return whether the node's mark, a boolean resource, is true."""
         return node.get(self._resource) == "True"
 
     def restrict_to_node(self, job: Attributes, node: str) -> str:

@@ -1,6 +1,6 @@
 """Generate the four scripts that Torque's pbs_mom runs as root on the nodes.
 
-For bare-metal jobs, each script runs only one shell with built-in commands, and the site's script.
+For bare-metal jobs, each script runs only one shell with built-in commands, and the site's hook.
 """
 
 from __future__ import annotations

@@ -186,9 +186,9 @@ class TorqueNode(PbsNode):
         return RETRY
 
     def set_mark(self, name: str, node: Attributes, healthy: bool) -> None:
-        """Add the property to a healthy node; on a faulty node, replace it with ``no<property>``.
+        """Add the mark (a property) to a healthy node; on a faulty one, replace it with ``no<mark>``.
 
-        The last node with the property keeps it, because pbs_sched deletes queued jobs that no node
+        The last node with the mark keeps it, because pbs_sched deletes queued jobs that no node
         could run ("would never run"). Jobs then stay queued until the fault is fixed.
         """
         words = self._settings.property, f"no{self._settings.property}"
@@ -200,14 +200,14 @@ class TorqueNode(PbsNode):
                 self._swap(name, self.nodes()[name], *words)
 
     def clear_mark(self, name: str, node: Attributes) -> None:
-        """Remove the property."""
+        """Remove the mark, a property of the node."""
         feature = self._settings.property
         if self.is_marked(node):
             others = set(_properties(node)) - {feature, f"no{feature}"}
             self._swap(name, node, "" if others else f"no{feature}", feature)
 
     def is_marked(self, node: Attributes) -> bool:
-        """Return whether the node has the property."""
+        """Return whether the node has the mark, a property."""
         return self._settings.property in _properties(node)
 
     def restrict_to_node(self, job: Attributes, node: str) -> str:
@@ -241,7 +241,7 @@ class TorqueNode(PbsNode):
         return 0 < _number(shown.get(node, {}).get("np")) <= count
 
     def _swap(self, name: str, node: Attributes, new: str, old: str) -> None:
-        """Add one property to the node and then remove another, so that one always remains.
+        """Add the property ``new`` to a node, then remove ``old``, so that one always remains.
 
         After a node loses its last property, Torque 6.1.3 refuses all changes to the node with
         "System error: Bad file descriptor" until pbs_server is restarted.
