@@ -186,7 +186,7 @@ class TorqueNode(PbsNode):
         return RETRY
 
     def set_mark(self, name: str, node: Attributes, healthy: bool) -> None:
-        """Add the mark (a property) to a healthy node; on a faulty one, replace it with ``no<mark>``.
+        """Add the mark, a property, to a healthy node; on a faulty node replace it by ``no<mark>``.
 
         The last node with the mark keeps it, because pbs_sched deletes queued jobs that no node
         could run ("would never run"). Jobs then stay queued until the fault is fixed.
