@@ -104,7 +104,7 @@ def take(places: ImagePlaces, sent: Path, names: Iterable[str]) -> list[str]:
 
 
 def keep_only(places: ImagePlaces, names: Iterable[str]) -> list[str]:
-    """Remove all images except ``names``; return the removed names. Files in use stay for now."""
+    """Remove all images except ``names``; return the removed names. Files stay while in use."""
     check_pool(places.cache)
     others = sorted({*names_in(places.cache)} - {*names})
     for name in others:

@@ -58,7 +58,7 @@ class FollowerLoop:
         changes.watch(self.events, paths.journal, content=False)
 
     def poll(self) -> None:
-        """Find new logs, pass on new lines, and forget logs that are complete."""
+        """Find new logs, pass new lines to the sinks, and forget logs that are complete."""
         for job in self._find_new():
             with contextlib.suppress(OSError):  # deleted as too old
                 self._growing[job.name] = job, changes.watch(self.events, job.path.parent)

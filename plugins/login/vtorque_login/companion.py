@@ -123,7 +123,7 @@ def _end(*_: object) -> NoReturn:
 
 
 def main() -> NoReturn:
-    """Poll until the job ends or the job shell is killed."""
+    """Poll for requests until the job ends or the job shell is killed."""
     _, config, job_id, node, seconds, jobshell = sys.argv
     signal.signal(signal.SIGTERM, _end)
     companion = Companion(Path(config), job_id, node, dict(os.environ))

@@ -33,7 +33,7 @@ _OTHER_NAMES = {
 
 @hookimpl
 def vtorque_guest_context(guest: GuestPlan) -> Iterator[ContextItem]:
-    """Yield host files and variables, unless the guest type does not support them (OSv)."""
+    """Yield host files and variables for mpirun, except for guest types without support (OSv)."""
     if not {"GuestFile", "EnvVar"} <= guest.supports:
         return
     for name, text in _files(guest).items():

@@ -161,7 +161,7 @@ class ServerHook:
         self._run_qmgr(f"set hook {self.name} enabled = true")
 
     def undo(self) -> None:
-        """Delete the hook. Raise HostFault while other nodes run VM jobs."""
+        """Delete the hook. Raise HostFault if other nodes accept VM jobs."""
         if self._list_hook():
             self.node.be_last()
             self._run_qmgr(f"delete hook {self.name}")
