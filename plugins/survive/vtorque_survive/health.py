@@ -1,6 +1,6 @@
 """Check a node's health while it runs jobs with guests, and drain an unhealthy node. Runs as root.
 
-The watcher runs the health command and the drain as separate processes and never waits for them.
+The watcher runs the site's ``health_command`` and the drain as processes and never waits for them.
 The last result is stored in a file, because the watcher ends with the node's last job.
 """
 

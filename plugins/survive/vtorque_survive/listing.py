@@ -61,12 +61,12 @@ def stores(top: Path) -> Iterator[Store]:
 
 
 def place(paths: Paths, uid: int) -> Path:
-    """Return the directory of a user's list and FIFO."""
+    """Return the directory of a user's checkpoint list and request FIFO."""
     return paths.state / "survive" / str(uid)
 
 
 def publish(paths: Paths, store: Store) -> None:
-    """Write a user's list and create the FIFO. If there are no checkpoints, remove both.
+    """Write a user's checkpoint list and create the FIFO; without checkpoints, remove both.
 
     Needs root.
     """
@@ -92,7 +92,7 @@ def publish(paths: Paths, store: Store) -> None:
 
 
 def read_list(paths: Paths, uid: int) -> list[ListedCheckpoint]:
-    """Return a user's list. Runs as that user."""
+    """Return the checkpoints in a user's list. Runs as that user."""
     file = place(paths, uid) / LIST
     try:
         found: list[dict[str, Any]] = json.loads(file.read_bytes())
@@ -104,7 +104,7 @@ def read_list(paths: Paths, uid: int) -> list[ListedCheckpoint]:
 
 
 def age(paths: Paths, uid: int) -> float:
-    """Return the age of a user's list in seconds; 0 if there is none."""
+    """Return the age of a user's checkpoint list in seconds; 0 without a list."""
     with suppress(OSError):
         return max(0.0, time.time() - (place(paths, uid) / LIST).stat().st_mtime)
     return 0.0

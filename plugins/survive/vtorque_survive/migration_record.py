@@ -59,7 +59,7 @@ class Move:
 
     @classmethod
     def read(cls, paths: Paths, key: str) -> Self | None:
-        """Return the record of a job attempt, if there is one."""
+        """Return the record of a job attempt's migration, or None."""
         try:
             found = json.loads(_file(paths, key).read_bytes())
             guests = {
@@ -100,7 +100,7 @@ def describe_guests(guests: Sequence[RunningGuest]) -> list[dict[str, Any]]:
 
 
 def all_moves(paths: Paths) -> Iterator[Move]:
-    """Yield all readable records of this node."""
+    """Yield all readable migration records of this node."""
     for path in sorted(moves_directory(paths).glob("*.json")):
         with suppress(HostFault):
             if found := Move.read(paths, path.name.removesuffix(".json")):
@@ -108,7 +108,7 @@ def all_moves(paths: Paths) -> Iterator[Move]:
 
 
 def forget(paths: Paths, key: str) -> None:
-    """Remove a record. Idempotent."""
+    """Remove a migration's record. Idempotent."""
     path = _file(paths, key)
     try:
         path.unlink(missing_ok=True)

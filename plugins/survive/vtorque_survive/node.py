@@ -59,7 +59,7 @@ def vtorque_render_domain(guest: GuestPlan, site: Site) -> Iterator[Element]:
 
 @hookimpl
 def vtorque_pre_boot(job: NodeJob) -> None:
-    """Create the job shell's lock file and the owner's FIFO, and start the node's watcher."""
+    """Create the job shell's lock file and the FIFO for requests, and start the node's watcher."""
     _prepare_job(job)
 
 

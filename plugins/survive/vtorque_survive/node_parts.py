@@ -242,7 +242,7 @@ class NodePart:
 
 
 class RequestReader:
-    """Reads requests of jobs' first nodes, in a child process because the directory may hang."""
+    """Reads first nodes' requests for checkpoints, in a child process: the directory may hang."""
 
     def __init__(self, settings: Settings) -> None:
         self._top = settings.checkpoints if settings.checkpoints_shared else ""

@@ -35,7 +35,7 @@ log = logging.getLogger(__name__)
 
 
 class SenderGone(BaseException):
-    """Error if the sender has disconnected. Release nothing: the sender determines the owner."""
+    """Error if the sender has disconnected. Release nothing: a guest may already be here."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class JobDescription:
 
     @classmethod
     def read(cls, line: bytes) -> JobDescription:
-        """Parse the sender's line."""
+        """Parse the line in which the sender describes the job."""
         try:
             told: dict[str, Any] = json.loads(line)
             guests = tuple(_parse_guest(guest) for guest in told.pop("guests"))
@@ -104,7 +104,7 @@ class _Sender:
         self.awaits = False
 
     def read_description(self) -> bytes:
-        """Return the sender's line."""
+        """Return the line in which the sender describes the job."""
         said, until = bytearray(), time.monotonic() + _TELLS
         while not said.endswith(b"\n"):
             left = until - time.monotonic()

@@ -25,14 +25,14 @@ _ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,80}", re.ASCII)
 
 
 def checkpoint_id(value: str) -> str:
-    """Validate and return a checkpoint's id, or BEGINNING."""
+    """Validate and return a value of ``resume``: a checkpoint's id, or BEGINNING."""
     if value and not _ID.fullmatch(value):
         raise ValueError("is not a checkpoint's id: write the id that vmgr checkpoint has printed")
     return value
 
 
 def times(value: str) -> int:
-    """Parse a value of CHECKPOINT: an interval in seconds, BEFORE_WALLTIME or NEVER."""
+    """Parse a value of ``checkpoint``: an interval in seconds, BEFORE_WALLTIME or NEVER."""
     word = value.strip().lower()
     if word in _WORDS:
         return _WORDS[word]
@@ -48,7 +48,7 @@ def times(value: str) -> int:
 
 
 def show_times(value: int) -> str:
-    """Return a value of CHECKPOINT as users write it."""
+    """Return a value of ``checkpoint`` as users write it."""
     words = {seconds: word for word, seconds in _WORDS.items()}
     return words.get(value) or f"{_EVERY}{value}s"
 

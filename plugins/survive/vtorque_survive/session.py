@@ -20,7 +20,7 @@ _MOST = 96 << 20  # bytes of the state: twice what a session may have in flight
 
 
 def make(fifo: Path, uid: int) -> None:
-    """Create a FIFO for a job shell's answer. Only the job shell's user may write to the FIFO."""
+    """Create a FIFO to which a job shell writes its state. Only the shell's user may write."""
     try:
         if not fifo.exists():
             os.mkfifo(fifo, 0o200)

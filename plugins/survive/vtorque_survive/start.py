@@ -26,7 +26,7 @@ def resources() -> list[type[Resource]]:
 
 
 def prepare_job(job: NodeJob) -> None:
-    """Create the job shell's lock file and the owner's FIFO, and start the node's watcher.
+    """Create the job shell's lock file and the FIFO for requests, and start the node's watcher.
 
     The watcher starts while the guests boot, so it does not delay the job.
     """
