@@ -94,7 +94,7 @@ def _merged_keys(guest: GuestPlan) -> dict[str, Any]:
 
 
 def _fixed_keys(guest: GuestPlan) -> dict[str, Any]:
-    """Return the keys that no fragment may override."""
+    """Return vTorque's keys that no fragment may override."""
     key = keys.host_key(guest.secret, guest.hostname)
     return {
         "hostname": guest.hostname,

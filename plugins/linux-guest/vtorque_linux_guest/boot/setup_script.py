@@ -67,11 +67,11 @@ class _Script:
         self.lines.append(" ".join(words))
 
     def write(self, path: str, text: str) -> None:
-        """Write a small text without starting a process."""
+        """Add a line that writes a small file without starting a process."""
         self.call("printf %s", quote(text), f">{guest_path(path)}")
 
     def put(self, path: str, content: bytes, mode: int = 0o644, owner: str = "0:0") -> None:
-        """Write a file whose content is stored on the seed."""
+        """Add a line that writes a file, and store the file's content on the seed."""
         number = self.file(content)
         self.call("put", number, guest_path(path), f"{mode & 0o7777:04o}", owner)
 

@@ -250,14 +250,14 @@ class FileTree:
 
 
 def is_device(member: Member) -> bool:
-    """Return whether a member is a device or in /dev, which the guest's kernel fills."""
+    """Return whether a tar file's member is a device or in /dev, which the guest's kernel fills."""
     return member.path.startswith("dev/") or member.kind == "device"
 
 
 def add_member(
     tree: FileTree, file: IO[bytes], member: Member, keep: Callable[[str], bool]
 ) -> None:
-    """Add a member to the tree. ``keep`` selects the extended attributes to keep.
+    """Add a tar file's member to the tree. ``keep`` selects the extended attributes to keep.
 
     Raises Refused for a hard link to a missing file or a directory.
     """
