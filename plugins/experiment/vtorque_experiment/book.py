@@ -71,14 +71,14 @@ class PointRow:
 
 
 class Book:
-    """An open book. SQLite errors are raised as HostFault with advice."""
+    """The open database of an experiment. SQLite errors are raised as HostFault with advice."""
 
     def __init__(self, path: Path) -> None:
-        """Open a book.
+        """Open an experiment's database.
 
         Raises:
-            Refused: the book is damaged, too large, or has another schema version.
-            HostFault: the book cannot be read.
+            Refused: the file is damaged, too large, or has another schema version.
+            HostFault: the file cannot be read.
         """
         self._path = path
         self._is_saved, self._next_save = True, 0.0
@@ -106,7 +106,7 @@ class Book:
             )
 
     def close(self) -> None:
-        """Save and close the book. Raises HostFault."""
+        """Save and close the database. Raises HostFault."""
         with contextlib.closing(self._db):
             self.save()
 
@@ -134,7 +134,7 @@ class Book:
         self.save_if_due()
 
     def save(self) -> None:
-        """Write the book to its file if it has changed. Raises HostFault."""
+        """Write the database to its file if it has changed. Raises HostFault."""
         if self._is_saved:
             return
         began = time.monotonic()
@@ -147,7 +147,7 @@ class Book:
         self._is_saved, self._next_save = True, ended + (ended - began) / _SHARE
 
     def save_if_due(self) -> None:
-        """Save the book, unless the last save was a short time ago. Raises HostFault."""
+        """Save the database, unless the last save was a short time ago. Raises HostFault."""
         if time.monotonic() >= self._next_save:
             self.save()
 
@@ -200,7 +200,7 @@ class Book:
         return found
 
     def begin(self, number: int) -> None:
-        """Record that a point is about to be submitted, and save the book."""
+        """Record that a point is about to be submitted, and save the database."""
         self._set("state='submitting', tries=tries+1, missed=0, reason=''", (), number)
         self.save()
 
@@ -264,7 +264,7 @@ class Book:
 def make(
     path: Path, about: Mapping[str, str], cells: Sequence[Cell], points: Iterable[MatrixPoint]
 ) -> None:
-    """Create a book with all points, atomically. Raises HostFault, OSError."""
+    """Create an experiment's database with all points, atomically. Raises HostFault, OSError."""
     with tempfile.TemporaryDirectory(prefix="vtorque-experiment-") as scratch:
         fresh = Path(scratch, path.name)
         try:

@@ -1,4 +1,4 @@
-"""Create the directory of an experiment: its file, scripts, versions and book."""
+"""Create the directory of an experiment: its file, scripts, versions and database."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def create(
 ) -> ExperimentPlan:  # fmt: skip
     """Create the results directory of an experiment, and return the experiment's plan.
 
-    ``repetitions`` overrides the file's value. The book is written last. A directory without a book
+    ``repetitions`` overrides the file's value. The database is written last. A directory without it
     is incomplete, and a repeated call may overwrite it.
 
     Raises:

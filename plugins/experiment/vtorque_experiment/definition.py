@@ -81,7 +81,7 @@ def read(path: Path, repetitions: int | None = None) -> Definition:
 
 
 def read_copy(path: Path) -> Definition:
-    """Parse the copy in the results directory. Raises Refused, also if it is a symbolic link."""
+    """Parse the file's copy in the results directory. Raises Refused, also for a symbolic link."""
     return _parse(path, lambda: files.read(path.parent, path.name, most=MAX_FILE + 1))
 
 

@@ -112,8 +112,8 @@ def read_plan(
 ) -> ExperimentPlan:
     """Read the plan from a directory of results, where a guest may have changed it.
 
-    ``about`` and ``points`` are the book's notes and number of points. Raises Refused if the plan
-    is damaged or incomplete.
+    ``about`` has the notes in the database, and ``points`` is its number of points. Raises Refused
+    if the plan is damaged or incomplete.
     """
     try:
         scripts = {
@@ -136,7 +136,7 @@ def read_plan(
 
 
 def keep_seal(plan: ExperimentPlan) -> None:
-    """Store the seal of a plan on this host. Raises HostFault."""
+    """Store the seal of a plan (its hash) on this host. Raises HostFault."""
     try:
         (_seals_dir() / plan.seal).touch(mode=0o600)
     except OSError as error:
@@ -160,7 +160,7 @@ def drop_seal(plan: ExperimentPlan) -> None:
 
 
 def missing_seal(plan: ExperimentPlan, place: ResultsDirectory) -> Refused:
-    """Copy a plan without a seal for the user to check; return an error that names the copy.
+    """Copy a plan whose seal is not on this host; return an error that names the copy to check.
 
     No guest can change the copy. Raises HostFault.
     """

@@ -61,11 +61,11 @@ class Results:
         return found
 
     def label(self, cell: int) -> str:
-        """Return a combination as printable text. The book may contain any text of a guest."""
+        """Return a combination as printable text. The database may contain any text of a guest."""
         return printable(label(self.cell(cell)), 200)
 
     def cell(self, number: int) -> Cell:
-        """Return a combination by its number; empty if the book lacks it."""
+        """Return a combination by its number; empty if the database lacks it."""
         return self.cells[number] if 0 <= number < len(self.cells) else {}
 
     def count_emulated(self) -> Mapping[int, int]:

@@ -66,8 +66,8 @@ def run(
         told: called with progress messages.
         failed: run failed points again.
         new_plan: the plan of a new experiment; None to resume one.
-        accept: a plan's seal. The plan with this seal is submitted even if this host did not
-            store the seal.
+        accept: a plan's seal (its hash). The plan with this seal is submitted even if this host
+            did not store the seal.
 
     Raises:
         HostFault: another vmgr runs the experiment, or the disk fails.

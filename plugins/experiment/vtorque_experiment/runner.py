@@ -5,7 +5,7 @@ no vsub of the killed runner is left. It then looks for the point's job: by the 
 (:mod:`vtorque_experiment.wrapper`), and by the job's name in the batch system's list. If there is
 no job, it submits the point again.
 
-Guests can write in the results directory and its book. Therefore the runner submits only the
+Guests can write in the results directory. Therefore the runner submits only the
 ``ExperimentPlan``, and a job counts as ended when the batch system no longer lists it. A guest can
 falsify numbers or make points fail, but no more.
 """
