@@ -161,11 +161,11 @@ class SlurmNode(NodeAdapter):
         return placeholder_job.receive(self, self._client, job_id, nodes, left, node)
 
     def release_node(self, job_id: str, node: str) -> None:
-        """Cancel the placeholder job."""
+        """Cancel the placeholder job that holds resources for a migrated guest."""
         placeholder_job.let_go(self._client, job_id, node)
 
     def is_reserved(self, job_id: str, node: str) -> bool:
-        """Return whether the placeholder job exists."""
+        """Return whether the job has a placeholder job on the node."""
         return placeholder_job.has_placeholder(self._client, job_id, node)
 
     def remove_node(self, job_id: str, node: str) -> None:

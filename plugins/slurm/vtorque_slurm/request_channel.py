@@ -26,7 +26,7 @@ _LINE = re.compile(rb"#![^\n]*\n#VTORQUE-REQUEST (vt1:[A-Za-z0-9_-]+)\n")
 
 
 def merge(own: str | None, word: str) -> str:
-    """Append the request word to the user's comment."""
+    """Append the encoded request to the user's comment."""
     merged = f"{own.rstrip()} {word}" if own and own.strip() else word
     if len(merged.encode("utf-8", "surrogateescape")) > MAX_COMMENT:
         raise UsageError(
@@ -37,7 +37,7 @@ def merge(own: str | None, word: str) -> str:
 
 
 def fits_comment(own: str | None, word: str) -> bool:
-    """Return whether the request fits into the comment."""
+    """Return whether the encoded request fits into the user's comment."""
     try:
         merge(own, word)
     except UsageError:
@@ -46,7 +46,7 @@ def fits_comment(own: str | None, word: str) -> bool:
 
 
 def find(comment: str) -> str | None:
-    """Return the last request word in a comment, even if invalid; None for a bare-metal job."""
+    """Return the last encoded request in a comment, even if invalid; None for a bare-metal job."""
     places = [match.end() for match in _OURS.finditer(comment)]
     return comment[places[-1] :].rstrip(" ") if places else None
 
