@@ -48,7 +48,7 @@ class Setup:
     Attributes:
         run: Directory of the socket.
         spool: Directory of the queue.
-        reap: Command to run first.
+        reap: Command that releases resources of ended jobs. Runs first.
         slots: Maximum number of running jobs.
         root_jobs: True to accept jobs of root, unlike Torque.
         lock_wait: Seconds to wait for another service to stop.
