@@ -119,7 +119,7 @@ class PciMemory(ContextItem):
 
 @dataclass(frozen=True)
 class LinePort(ContextItem):
-    """A new file in the guest. Lines appended to it are copied to the ``Channel`` element ``port``.
+    """A new file in the guest. Appended lines are copied to the ``Channel`` with this ``port``.
 
     The job's owner owns the file, and root owns the directory. At most one per guest. Writers never
     block.

@@ -137,7 +137,7 @@ class Boot(Protocol):
         """
 
     def adopt_guest(self) -> None:
-        """Attach this guest's devices to the warm guest, and resume it."""
+        """Attach this guest's devices to the warm guest, and resume the warm guest."""
 
     def resume(self) -> None:
         """Resume the restored domain."""

@@ -1,4 +1,4 @@
-"""Types that hooks of the entry point group ``vtorque1`` return, such as guest types."""
+"""Types that hooks of the entry-point group ``vtorque1`` return, such as guest types."""
 
 from __future__ import annotations
 

@@ -102,8 +102,8 @@ def peers(
 ) -> tuple[tuple[str, str], ...]:
     """Return (hostname, ip) of the job's guests in one network, by rank.
 
-    If the site assigns no addresses, a single-node job has no entries, and the entries of other
-    jobs have an empty ip.
+    If the site assigns no addresses, a single-node job has no entries, and every ``ip`` of a
+    multi-node job is empty.
     """
     network = all_networks(site).get(name)
     if network is None:
@@ -125,7 +125,7 @@ def peers(
 
 
 def _require_distinct(found: Sequence[tuple[str, str]], network: AnyNetwork, name: str) -> None:
-    """Refuse equal addresses, which come from node names without distinct numbers."""
+    """Raise Refused if two guests have the same address."""
     owner: dict[str, str] = {}
     for hostname, ip in found:
         other = owner.setdefault(ip, hostname) if ip else hostname

@@ -271,7 +271,7 @@ class Journal:
 def shared_records(
     paths: Paths, kind: str, args: Mapping[str, Any], but: tuple[Path, int] | None = None
 ) -> list[tuple[JobHeader, Record]]:
-    """Return the open records of one node-wide resource in all journals, except ``but``.
+    """Return the open records of one node-wide resource in all journals, except the record ``but``.
 
     The caller holds the node's lock.
     """

@@ -186,8 +186,8 @@ def _place_guests(
 ) -> tuple[list[Placement], list[str]]:
     """Place the guests. If resources are in use, reap ended jobs and retry for ``seconds``.
 
-    Also returns the keys of warm guests that must end. Calls ``let_hook_return`` before it waits,
-    because the batch system must not be blocked.
+    Also returns the keys of warm guests whose memory the job needs. Calls ``let_hook_return``
+    before it waits, because the batch system must not be blocked.
     """
     claims = [one.claims for one in planned]
     guests = [one.plan for one in planned]

@@ -88,7 +88,7 @@ def console_socket(guest: GuestPlan, merged: MergedDomain) -> str:
 
 
 def tap_name(mac: str) -> str:
-    """Return the tap device name for a MAC: 14 characters (IFNAMSIZ allows 15)."""
+    """Return the tap device name for a MAC: 14 characters."""
     return "vt" + mac.lower().replace(":", "")
 
 

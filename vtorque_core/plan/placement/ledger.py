@@ -40,9 +40,9 @@ def place(
 ) -> tuple[list[Placement], list[str]]:
     """Place all guests of a job or none, and write the leases to ``journal``. As root.
 
-    Returns the placements, and the keys of warm guests that must end first. The placement of a warm
-    guest never ends other warm guests. Call this before the job acquires other resources. Items in
-    ``away`` count as in use although no journal names them.
+    Returns the placements, and the keys of warm guests whose memory the job needs. The placement of
+    a warm guest never ends other warm guests. Call this before the job acquires other resources.
+    Items in ``away`` count as in use although no journal names them.
     """
     try:
         divide(claims, share, Leases())
