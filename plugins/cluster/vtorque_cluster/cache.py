@@ -115,8 +115,7 @@ def keep_only(places: ImagePlaces, names: Iterable[str]) -> list[str]:
 def _gather(cache: Path, sent: Path, copy: Sidecar) -> None:
     """Collect all files of a received image in one directory.
 
-    An interrupted commit may have moved files one directory down or into the cache. Files that the
-    cache already had were not sent.
+    An interrupted commit may have moved files one directory down or into the cache.
     """
     part, there = sent / copy.name / copy.version, cache / copy.name / copy.version
     part.mkdir(mode=0o755, exist_ok=True)

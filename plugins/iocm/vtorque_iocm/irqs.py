@@ -68,7 +68,7 @@ def saved_affinities(memo: str) -> dict[str, str]:
 
 
 def direct(memo: str, cpus: Iterable[int]) -> None:
-    """Move the interrupts listed in the file ``memo`` to these CPUs, as far as they can be moved."""
+    """Move the interrupts listed in the file ``memo`` to these CPUs, as far as this is possible."""
     for file in saved_affinities(memo):
         with contextlib.suppress(HostFault):
             _set(file, ",".join(map(str, cpus)))

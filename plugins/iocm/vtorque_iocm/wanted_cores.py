@@ -3,8 +3,7 @@
 The load is the CPU time per second that the I/O threads used or waited for, in cores. A guest needs
 ``load / busy`` cores. The load is measured once per interval, called a tick. The guest gets more
 cores after ``up`` consecutive ticks in which it needs more. It gets fewer after ``down``
-consecutive ticks in which fewer cores would be enough, with ``slack`` cores to spare. This
-hysteresis prevents oscillation at a constant load.
+consecutive ticks in which fewer cores would be enough, with ``slack`` cores to spare.
 """
 
 import math

@@ -167,10 +167,7 @@ class Cache:
         return removed
 
     def remove(self, name: str) -> bool:
-        """Remove an image by its name, digest or reference; return False if there is none.
-
-        Running jobs keep the file open.
-        """
+        """Remove an image by its name, digest or reference; return False if there is none."""
         for each in self.entries():
             if name in (each.name, each.digest, f"sha256:{each.digest}", *each.references):
                 self.file(each.digest).unlink(missing_ok=True)

@@ -27,19 +27,13 @@ _OTHERS = (b"BZh", b"\xfd7zXZ", b"PK")
 
 
 def enlarge_pipe(pipe: IO[bytes]) -> None:
-    """Enlarge a pipe if the system permits it, because context switches take long on a busy host.
-
-    An unprivileged user's pipes may hold 1 MiB each, and 64 MiB together (pipe(7)).
-    """
+    """Enlarge a pipe if the system permits it, because context switches take long on busy hosts."""
     with contextlib.suppress(OSError):
         fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, _CHUNK)
 
 
 class LayerStream:
-    """A stream of one layer (gzip, zstd or uncompressed), limited to ``2 * most`` bytes.
-
-    It has the file methods that :mod:`vtorque_linux_guest.image.tar_reader` needs.
-    """
+    """A stream of one layer (gzip, zstd or uncompressed), limited to ``2 * most`` bytes."""
 
     def __init__(self, path: Path, most: int) -> None:
         self._path, self._most = path, most

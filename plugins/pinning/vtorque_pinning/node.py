@@ -1,7 +1,7 @@
 """Pinning on the node: claim CPUs, huge pages and NUMA binding.
 
 The core chooses the CPUs and memory for these claims. From them, it derives vcpupin, emulatorpin,
-numatune, huge pages and the guest's CPU topology. So this plugin acquires and renders nothing.
+numatune, huge pages and the guest's CPU topology.
 """
 
 from __future__ import annotations

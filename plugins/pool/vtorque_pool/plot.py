@@ -1,7 +1,4 @@
-"""The HTML page of ``vtorque pool simulate --html``: wait time against machine hours.
-
-It is one self-contained file with an SVG drawing.
-"""
+"""The HTML page of ``vtorque pool simulate --html``: wait time against machine hours."""
 
 from __future__ import annotations
 

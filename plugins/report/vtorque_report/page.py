@@ -21,10 +21,7 @@ class GuestSection:
 
 
 def render(report: Report | JobArray) -> str:
-    """Return the HTML page. If plots cannot be drawn, the page shows their tables instead.
-
-    For an array, the page has a table of its elements.
-    """
+    """Return the HTML page. If plots cannot be drawn, the page shows their tables instead."""
     common = {
         "report": report,
         "parts": [(name, *text.row(part)) for name, part in report.parts],

@@ -74,7 +74,7 @@ class Shm(Resource):
             raise HostFault(f"cannot create {self.path}: {error.strerror or error}") from error
 
     def release(self) -> None:
-        """Remove the file. Processes that have it open keep its memory until they end."""
+        """Remove the file."""
         try:
             Path(self.path).unlink(missing_ok=True)
         except OSError as error:

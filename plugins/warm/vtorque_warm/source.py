@@ -39,8 +39,7 @@ class WarmSource(BootSource):
     def start(self, boot: Boot) -> None:
         """Move the guest's files to the job's paths, and plug in the job's devices.
 
-        QEMU does not notice that its listening sockets are renamed. The console log gets a second
-        name, because the warm guest's process continues to record it.
+        The console log gets a second name, because the warm guest's process continues to record it.
         """
         guest, paths = boot.guest, boot.paths
         run, state = paths.job_run(self.key) / "g0", paths.job_state(self.key) / "g0"

@@ -189,7 +189,7 @@ class TorqueNode(PbsNode):
         """Add the mark, a property, to a healthy node; on a faulty node replace it by ``no<mark>``.
 
         The last node with the mark keeps it, because pbs_sched deletes queued jobs that no node
-        could run ("would never run"). Jobs then stay queued until the fault is fixed.
+        could run ("would never run").
         """
         words = self._settings.property, f"no{self._settings.property}"
         if healthy:

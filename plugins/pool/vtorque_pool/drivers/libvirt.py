@@ -289,10 +289,7 @@ def seed(order: MachineOrder, secrets: bytes = b"", *, local: bool = False) -> b
 
 
 def _mac(order: MachineOrder) -> str:
-    """Return the MAC address of all machines of a node, so that DHCP gives them one address.
-
-    The MAC is locally administered (IEEE 802, the second bit of the first octet).
-    """
+    """Return the MAC address of all machines of a node, so that DHCP gives them one address."""
     found = hashlib.sha256(f"{order.cluster}/{order.node}".encode()).hexdigest()
     return ":".join(["02", *(found[n : n + 2] for n in range(0, 10, 2))])
 
