@@ -136,7 +136,7 @@ class LateDriver(GuestDriver, Protocol):
 
 @runtime_checkable
 class WarmDriver(GuestDriver, Protocol):
-    """A driver whose guests can boot before a job exists and wait for its devices."""
+    """A driver whose guests can boot before a job exists and wait for the job's devices."""
 
     def await_warm(self, guest: GuestPlan, deadline: float) -> None:
         """Wait until the guest has booted and lacks only its last device, the job's seed. As root.

@@ -90,7 +90,7 @@ class Interface(ListElement):
         kind: ``user`` is QEMU's user network, without a source.
         source: libvirt network, bridge, or host device (macvtap).
         filtered: drop frames with another source MAC and, if ``ip`` is set, with another IPv4 or
-            ARP source address. Must be False with ``direct``.
+            ARP source address. Must be False if ``kind`` is ``direct``.
         ipv6: the filter passes IPv6, too; ignored if ``ip`` is set.
     """
 
@@ -134,7 +134,7 @@ class Filesystem(ListElement):
 class Channel(ListElement):
     """A virtio-serial port, connected to the Unix socket ``path`` on the host.
 
-    ``owner``: ``"root"``: only root may connect. ``"job"``: the job's owner may connect, too.
+    If ``owner`` is ``"root"``, only root may connect; if ``"job"``, the job's owner, too.
     """
 
     template: ClassVar[str] = "vtorque_core.plan.domain:templates/channel.xml.j2"

@@ -1,6 +1,6 @@
 """Names of vTorque's distributions. Messages recommend to install only these.
 
-An attacker could register any other name with a package index, and would run code as root.
+An attacker could register any other name with a package index.
 """
 
 from __future__ import annotations

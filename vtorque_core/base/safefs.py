@@ -40,7 +40,7 @@ def closing(descriptor: int) -> Iterator[int]:
 
 @contextlib.contextmanager
 def parent_of(path: str) -> Iterator[tuple[int, str]]:
-    """Open the trusted directory that contains ``path``; yield it and the last component."""
+    """Open the trusted directory that contains ``path``; yield its descriptor and the base name."""
     pure = Path(path)
     if not pure.is_absolute() or ".." in pure.parts or not pure.name:
         raise HostFault(f"{path!r} is not an absolute path without ..")

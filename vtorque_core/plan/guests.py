@@ -129,7 +129,7 @@ def _offered_sources(context: JobContext, request: JobRequest, image: Image) -> 
 def require_possible(
     sources: Iterable[BootSource], *, adopts: bool = False, remote: bool = False
 ) -> None:
-    """Raise HostFault for a boot source that violates these conditions.
+    """Raise HostFault for an unusable boot source.
 
     ``adopts``: sources may claim warm guests. ``remote``: all sources must be remote; otherwise all
     must be local.
@@ -333,7 +333,7 @@ def prepare_guests(
 def context_of(
     context: JobContext, guest: GuestPlan, driver: GuestDriver, batch: Sequence[ContextItem] = ()
 ) -> list[ContextItem]:
-    """Return all context items of a guest, including ``batch``.
+    """Return all context items of a guest, including those of the batch system (``batch``).
 
     Raises Refused if the guest type does not support an item.
     """

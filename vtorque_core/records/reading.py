@@ -87,7 +87,7 @@ class Record:
         guest: index on this node; None: the whole job.
         tries: number of failed releases.
         error: message of the last failed release.
-        clock: ``time`` in seconds of CLOCK_MONOTONIC.
+        clock: time of the record in seconds of CLOCK_MONOTONIC.
     """
 
     seq: int

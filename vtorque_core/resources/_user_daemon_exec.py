@@ -348,7 +348,7 @@ def _copy_mounts(plan: DaemonPlan, host_source: int) -> int:
 
 
 def _mount_proc() -> None:
-    """Mount a /proc for the new pid namespace, still as root.
+    """Mount a /proc for the new pid namespace.
 
     libcap-ng reads /proc/PID/status, which the host's /proc does not show for this pid.
     """

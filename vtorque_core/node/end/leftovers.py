@@ -1,6 +1,6 @@
 """Kill processes that a job's owner leaves on a node after a whole-node job. As root.
 
-The uid is from the journal, which users cannot write.
+The owner's uid is from the journal, which users cannot write.
 """
 
 from __future__ import annotations

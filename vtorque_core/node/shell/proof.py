@@ -53,7 +53,7 @@ class Proof:
         grace: seconds between SIGTERM and SIGKILL.
         shell: the user's ``-S``.
         files: SHA-256 of each of the job's :data:`USER_FILES`.
-        unless: for each variable of ``environ``, the user's variables that suppress it.
+        unless: for each variable of plugins, the user's variables that suppress the variable.
     """
 
     job: JobAttempt

@@ -2,9 +2,8 @@
 
     python -m vtorque_core.node.start.spare_boot CONFIG KEEPER PORTS KEY=VALUE ...
 
-A process must hold the lock ``<run>/KEEPER.lock``. When this process has ended, the reaper
-ends the guest. PORTS is the number of hotplug slots, KEY=VALUE a ``-vm`` option. Prints the guest's
-key.
+A process must hold the lock ``<run>/KEEPER.lock``. When the holder has ended, the reaper ends
+the guest. PORTS is the number of hotplug slots, KEY=VALUE a ``-vm`` option. Prints the guest's key.
 """
 
 from __future__ import annotations

@@ -36,8 +36,8 @@ class NodeShare:
 
     Attributes:
         cpus: host CPU ids of the job; empty: unknown.
-        reserve_cores, reserve_mib: reserved for the host. If ``cpus`` is known, shared threads of
-            guests may run on reserved CPUs; no guest gets them exclusively.
+        reserve_cores, reserve_mib: reserved for the host. If ``cpus`` is known, guests may
+            share the reserved CPUs, but no guest gets them exclusively.
         exclusive: if ``cpus`` is unknown, only one user at a time gets the node.
         whole_node: the batch system runs no other job on the node.
         numa: default for binding RAM to NUMA nodes; None: not bound.
