@@ -96,7 +96,7 @@ def _request_on_all(
 
 
 def _request_on_node(config: Path, word: str, job_id: str, node: str) -> str:
-    """Send the request through ``vmgr`` on another node.
+    """Send the request ``word`` through ``vmgr`` on another node.
 
     Return an error message, empty on success.
     """

@@ -2,9 +2,9 @@
 
 Runs as root, in the watcher. Nodes communicate only through files in the unfinished checkpoint,
 which all nodes can see. The job's first node begins and completes the checkpoint. To abandon the
-checkpoint, a node that fails or times out renames the directory. To complete it, the first node
-renames the directory as well. Only one of these renames can succeed, so either all nodes have saved
-the job, or the job continues on all nodes.
+checkpoint, a node that fails or times out renames the checkpoint's directory. To complete it, the
+first node renames the directory as well. Only one of these renames can succeed, so either all nodes
+have saved the job, or the job continues on all nodes.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class NodePart:
         return self.store.begun_path(self.name)
 
     def begin(self, tools: Mapping[str, str], *, ends: bool) -> None:
-        """Publish the request on the first node; on other nodes, compare the versions of tools.
+        """On the first node, request the checkpoint; on others, compare the versions of tools.
 
         Raises:
             HostFault: If the versions differ.
@@ -242,7 +242,7 @@ class NodePart:
 
 
 class RequestReader:
-    """Reads first nodes' requests for checkpoints, in a child process: the directory may hang."""
+    """Reads first nodes' requests in a child process: the checkpoint directory may hang."""
 
     def __init__(self, settings: Settings) -> None:
         self._top = settings.checkpoints if settings.checkpoints_shared else ""

@@ -13,7 +13,7 @@ from vtorque_core.live import service
 
 @dataclass(frozen=True)
 class Placeholder(Resource):
-    """The placeholder job as a resource of the migrated guest: released when the guest ends."""
+    """The placeholder job as a resource, released when the migrated guest ends."""
 
     kind = "survive-placeholder"
     volatile = False

@@ -35,7 +35,7 @@ log = logging.getLogger(__name__)
 
 
 class SenderGone(BaseException):
-    """Error if the sender has disconnected. Release nothing: a guest may already be here."""
+    """Error if the sender has disconnected. Release nothing: a guest may be on this node."""
 
 
 @dataclass(frozen=True)

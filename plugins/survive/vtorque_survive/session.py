@@ -30,7 +30,7 @@ def make(fifo: Path, uid: int) -> None:
 
 
 def read_state(fifo: Path) -> bytes:
-    """Return the job shell's state of the running script.
+    """Return the state of the session in which the job shell runs the script.
 
     Raises:
         Refused: If the script does not run.
