@@ -24,7 +24,7 @@ def ports(guest: GuestPlan) -> Iterator[Channel]:
 
 
 def agent_conf(guest: GuestPlan, more: Mapping[str, str]) -> bytes:
-    """Return the agent's configuration, with the keys in ``more``.
+    """Return the agent's configuration, including the values in ``more``.
 
     Raises HostFault for a value that contains a newline or a NUL.
     """
@@ -33,7 +33,7 @@ def agent_conf(guest: GuestPlan, more: Mapping[str, str]) -> bytes:
 
 
 def common_keys(guest: GuestPlan) -> dict[str, str]:
-    """Return the keys that all agents of the guest share: the job's user and directories."""
+    """Return the configuration that the guest's agents share: the job's user and directories."""
     user = guest.user
     values = {
         "user": user.name,

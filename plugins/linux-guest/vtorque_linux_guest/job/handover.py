@@ -31,7 +31,7 @@ def is_detach_requested(guest: ReadyGuest) -> bool:
 def send_state(guest: ReadyGuest, state: SessionState) -> None:
     """Send root the state for another job shell.
 
-    Returns when root has read it or withdrawn the request.
+    Returns when root has read the state or withdrawn its request.
     """
     while is_detach_requested(guest):
         with suppress(OSError):  # no reader

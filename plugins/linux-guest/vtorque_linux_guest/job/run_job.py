@@ -197,7 +197,7 @@ class _SignalForwarder:
 
 @dataclass(frozen=True)
 class _JobRun:
-    """One job in its guest. All its parts run in one session, one after another."""
+    """One job in its guest. Prologue, script and epilogues run in one session, in order."""
 
     guest: ReadyGuest
     script: Script

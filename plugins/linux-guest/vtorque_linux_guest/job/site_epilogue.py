@@ -79,7 +79,7 @@ class SiteEpilogue(Resource):
 
 
 def _ask(hello: float, port: int) -> Iterator[bytes]:
-    """Run the epilogue as the job's user; yield its exit code and the end of its output."""
+    """Run the epilogue through a client in the guest; yield its exit code and end of output."""
     reading, writing = os.pipe()
     with contextlib.suppress(OSError):
         fcntl.fcntl(writing, fcntl.F_SETPIPE_SZ, _PIPE)
