@@ -64,7 +64,7 @@ class ExperimentPlan:
         return {point.number: point for point in ordered}
 
     def copy_path(self, place: ResultsDirectory, script: str) -> Path:
-        """Return the path of a script's copy in the results, which the jobs read."""
+        """Return the path of a script's copy in the results directory, which the jobs read."""
         return place.scripts / copy_name(self.definition, script)
 
     def job_script(self, place: ResultsDirectory, number: int) -> bytes:
