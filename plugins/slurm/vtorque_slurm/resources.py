@@ -46,7 +46,7 @@ class SlurmRequest:
     others: frozenset[str] = frozenset()  # options set by #PBS and #BSUB lines
 
     def last_value(self, name: str) -> str | None:
-        """Return the effective value, or None if the option is not given."""
+        """Return an option's effective value, or None if the option is not given."""
         value = self.line.last_value(name)
         variable = f"{self.prefix}_{_VARIABLES[name]}" if name in _VARIABLES else ""
         if value is None and variable:
@@ -54,7 +54,7 @@ class SlurmRequest:
         return self.script.last_value(name) if value is None else value
 
     def has_option(self, *names: str) -> bool:
-        """Return whether any of the options is given anywhere."""
+        """Return whether command line, environment or script contain any of these options."""
         return any(self.last_value(name) is not None for name in names)
 
     def number(self, name: str) -> int | None:
