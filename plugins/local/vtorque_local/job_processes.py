@@ -140,7 +140,7 @@ def _kill(pids: set[int], cgroup: str) -> None:
 
 
 def ending_marked(cookie: str, grace: float) -> list[str]:
-    """Return a command that ends processes with the cookie, like :func:`end_members`.
+    """Return a command that ends the processes with this PBS_JOBCOOKIE, like :func:`end_members`.
 
     Privileges: the processes' user.
     """

@@ -223,7 +223,7 @@ def read_script(args: pbs.QsubArgs) -> bytes:
 
 
 def working_directory() -> str:
-    """Return the directory of submission: PWD if it is valid, otherwise the kernel's path."""
+    """Return the directory of submission: PWD if it is valid, otherwise as from getcwd(3)."""
     here = os.environ.get("PWD", "")
     with contextlib.suppress(OSError):  # missing, or in an unreadable directory
         if here.startswith("/") and Path(here).samefile("."):
