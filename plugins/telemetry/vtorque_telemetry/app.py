@@ -46,7 +46,7 @@ def parse(line: bytes) -> tuple[str, Own, float] | None:
 
 
 class AppMeter:
-    """A reader of a guest's lines.
+    """A reader of the metrics that a guest writes.
 
     ``values`` has the last value of each series. ``rejected`` counts invalid and excess lines.
     """

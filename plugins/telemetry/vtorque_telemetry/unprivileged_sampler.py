@@ -1,4 +1,4 @@
-"""The sampler's unprivileged process: reads guests' lines, writes series, runs the sinks.
+"""The sampler's unprivileged process: reads guests' metrics, writes series, runs the sinks.
 
 Root's part (:mod:`vtorque_telemetry.sampler`) starts this process and sends it measurements. This
 process sends back only log lines. It opens the sinks as root (a port below 1024, secrets, keys),
