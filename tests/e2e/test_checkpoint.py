@@ -122,7 +122,7 @@ def test_checkpointed_job_is_restored_as_another_job(writer, guest, place, disk)
     """Its disk file must be unchanged: otherwise the restore is refused, and can be repeated."""
     writer.submit().await_more()
     said = guest.as_user("vmgr", "checkpoint", writer.id, check=False)
-    assert said.returncode != 0 and b"a job with disk= cannot be saved and" in said.stderr
+    assert said.returncode != 0 and b"a job with disk= can only be saved with" in said.stderr
     resume = ("-vm", f"resume={writer.saved()}")
     assert all(path.stat().st_uid == 0 for path in place.rglob("*"))
     denied = guest.as_user("/bin/ls", str(place / str(place.stat().st_uid)), check=False)

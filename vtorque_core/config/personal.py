@@ -57,7 +57,7 @@ def require_own_directories() -> None:
         try:
             require_root_owned(existing, os.geteuid())
             if existing != path and existing.stat().st_mode & stat.S_ISVTX:
-                raise ConfigError(f"{path}: does not exist, and others can create it")
+                raise ConfigError(f"{path}: does not exist, and other users could create it")
         except ConfigError as error:
             raise ConfigError(f"{error}; or set {variable} to a directory of your own") from None
 

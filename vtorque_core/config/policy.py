@@ -65,8 +65,8 @@ def require_facts(site: Site, facts: Facts) -> None:
         for name in ALWAYS_THERE:
             if name in entry.jobs and facts[name] == ("",):
                 raise HostFault(
-                    f"the hook does not report the job's {name}, which {entry} in {site.path} "
-                    "uses: run vtorque setup install"
+                    f"the batch system's hook does not report the job's {name}, which {entry} in "
+                    f"{site.path} uses: run vtorque setup install"
                 )
 
 
@@ -276,7 +276,7 @@ def extras(wanted: JobRequest, site: Site, plugins: Plugins) -> list[Extra]:
             raise Refused(_failure(f"{who} failed in vtorque_needs", error))
         if min(item.cpus, item.mib, *item.resources.values(), *item.licenses.values()) < 0:
             said = printable(repr(item), 80)
-            raise Refused(f"{who} returned {said} instead of an Extra of 0 or more")
+            raise Refused(f"{who} returned a negative value in vtorque_needs: {said}")
         found.append(item)
     return found
 

@@ -151,9 +151,9 @@ def file_names(built: BuiltImage) -> list[str]:
 def check_facts(built: BuiltImage) -> None:
     for key in ("guest_type", "distro", "arch"):
         if not _WORD.fullmatch(getattr(built, key)):
-            raise ValueError(f"has a bad {key}: letters, digits and ._+- are allowed")
+            raise ValueError(f"has an invalid {key}: use letters, digits and ._+-")
     if not 1 <= built.min_ram_mib <= 1 << 40:
-        raise ValueError("has a bad min_ram_mib")
+        raise ValueError(f"has min_ram_mib={built.min_ram_mib}, but needs 1 to {1 << 40}")
     if built.disk_format not in DISK_FORMATS:
         raise ValueError(f"has a disk_format other than {' and '.join(DISK_FORMATS)}")
     if built.disk is None and built.kernel is None:
@@ -175,7 +175,7 @@ def _check_labels(labels: Mapping[Any, Any]) -> None:
     ):
         raise ValueError(f"has over {MAX_LABELS} labels, or one that is too long or unprintable")
     if labels.get(FIRMWARE, "bios") not in ("bios", "efi"):
-        raise ValueError(f"has the label {FIRMWARE}={labels[FIRMWARE]}: it is bios or efi")
+        raise ValueError(f"has the label {FIRMWARE}={labels[FIRMWARE]}: write bios or efi")
 
 
 def boots_by_uefi(image: Image | BuiltImage) -> bool:

@@ -86,7 +86,7 @@ def root_id(name: str, uid: int, base: int, tables: Sequence[Path] = TABLES) -> 
         if both := set.intersection(*own):
             return min(both)
         where = " and ".join(map(str, tables))
-        raise HostFault(f"{where} must have ranges for {name} with the same first id ({_KEY} = 0)")
+        raise HostFault(f"{where} have no ranges for {name} with the same first id: see {_KEY}")
     found = base + uid
     if found > MAX_ID:
         raise HostFault(f"{_KEY} + uid {uid} is {found}: more than {MAX_ID}, the largest id")

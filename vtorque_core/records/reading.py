@@ -227,9 +227,9 @@ def read(path: Path) -> JournalState:
         raise EmptyJournal(f"{path}: empty: the process died before it acquired anything")
     if (schema := lines[0].get("schema")) != SCHEMA:
         raise JournalError(
-            f"{path}: schema {printable(str(schema))} of vtorque-core "
-            f"{printable(str(lines[0].get('core')))}; this is {__version__} and reads schema "
-            f"{SCHEMA}: install the version that wrote it, then vtorque reap"
+            f"{path}: has schema {printable(str(schema))} of vtorque-core "
+            f"{printable(str(lines[0].get('core')))}, but vtorque-core {__version__} reads schema "
+            f"{SCHEMA}: install the version that wrote the journal, then run vtorque reap"
         )
     records: dict[int, Record] = {}
     released: set[int] = set()
@@ -238,7 +238,7 @@ def read(path: Path) -> JournalState:
     for number, line in enumerate(lines, start=1):
         try:
             if (header is None) != (line["op"] == "job"):
-                raise ValueError("the header must be the first line, and no other")
+                raise ValueError("the first line, and no other line, must be the header")
             if header is None:
                 header = _parse_header(line)
             else:
@@ -282,7 +282,7 @@ def _add_line(
     if op == "acquire":
         record = _parse_record(line)
         if record.seq in records or any(n not in records for n in record.needs):
-            raise ValueError("seq is not unique, or needs names an unknown record")
+            raise ValueError("seq is not unique, or an item of needs is not the seq of a record")
         records[record.seq] = record
     elif op == "phase":
         used = Usage(float(line["cpu"]), int(line["mib"])) if "cpu" in line else None

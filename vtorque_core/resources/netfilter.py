@@ -48,7 +48,7 @@ def rules(tap: str, mac: str, ip: str | None, connections: int = 0, *, ipv6: boo
     tracked connections; 0: the node tracks no connections.
     """
     if not _TAP.fullmatch(tap) or not _MAC.fullmatch(mac):
-        raise ValueError(f"tap {tap!r}, MAC {mac!r}: not the names of a guest's NIC")
+        raise ValueError(f"tap {tap!r} or MAC {mac!r} is not valid for a guest's NIC")
     parts = ["removal", "common", "unassigned" if ip is None else "static"]
     parts += ["ipv6"] * (ipv6 and ip is None) + ["connections"] * bool(connections)
     return _script(

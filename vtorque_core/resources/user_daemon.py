@@ -244,7 +244,7 @@ def _read_record(lock_fd: int) -> dict[str, str]:
 
 def _listen(service: ServedData) -> socket.socket:
     if len(os.fsencode(service.socket)) > MAX_SOCKET_PATH:
-        raise HostFault(f"{service.socket}: a socket's path has at most {MAX_SOCKET_PATH} bytes")
+        raise HostFault(f"{service.socket}: has more than {MAX_SOCKET_PATH} bytes, the limit")
     with (
         safefs.name_errors(f"cannot create the socket {service.socket}"),
         socket.socket(socket.AF_UNIX) as listener,

@@ -63,7 +63,7 @@ def install(
     again = f"after fixing this, run vtorque setup install --batch {batch} again"
     by_hand = [step.problem for step in steps if isinstance(step, Check) and not step.is_applied()]
     if by_hand and not dry_run:
-        raise HostFault(f"{'. Also: '.join(by_hand)}. Nothing of {batch} was changed: {again}")
+        raise HostFault(f"{'. Also: '.join(by_hand)}. {batch} was not changed: {again}")
     memory = site.paths.state / "setup.json"
     if steps and not dry_run:
         record = _load(memory)

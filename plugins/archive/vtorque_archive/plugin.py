@@ -50,7 +50,8 @@ class Settings:
             raise ValueError(f"directory must differ between users: use one or more of {known}")
         if not 1 <= self.file_mib <= min(self.mib, 256):
             raise ValueError(
-                f"file_mib={self.file_mib} is invalid: it must be 1 to 256, and at most mib"
+                f"file_mib={self.file_mib} is invalid: it must be 1 to 256, and at most "
+                f"mib={self.mib}"
             )
         if not self.days > 0:
             raise ValueError(f"days={self.days} is invalid: it must be more than 0")

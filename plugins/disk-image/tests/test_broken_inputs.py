@@ -412,7 +412,7 @@ def test_bad_name_is_refused_before_the_file_is_read(pool: Path, name: str) -> N
     [
         (said(guest_type="linux"), "add --distro, --arch"),
         (said(), "add --guest-type, --distro, --arch"),
-        (said("linux", "a b", "x86_64"), "bad distro"),
+        (said("linux", "a b", "x86_64"), "invalid distro"),
         (said("linux", "d", "x86_64", cmdline="a\nb"), "cmdline"),
         (said("linux", "d", "x86_64", labels={"a\n": "b"}), "labels"),
         (said("linux", "d", "x86_64", min_ram=-1), "min_ram"),

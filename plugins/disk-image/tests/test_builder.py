@@ -363,7 +363,7 @@ def test_unknown_firmware_is_refused(pool: Path, tmp_path: Path) -> None:
     disk = gpt_of(tmp_path / "d.raw", ESP)
     with pytest.raises(Refused, match="firmware=uefi: must be one of bios, efi"):
         put(pool, disk, said("linux", "tiny", "x86_64", firmware="uefi"))
-    with pytest.raises(Refused, match="the label firmware=uefi: it is bios or efi"):
+    with pytest.raises(Refused, match="the label firmware=uefi: write bios or efi"):
         put(pool, disk, said("linux", "tiny", "x86_64", {"firmware": "uefi"}))
 
 

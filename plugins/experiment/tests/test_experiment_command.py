@@ -179,7 +179,7 @@ def test_missing_pyarrow_is_named_for_parquet(sweep, monkeypatch):
         ),
         (["compare", "{sweep}", "--baseline", "x=1"], "known: bare, env.SIZE, vm.vcpus"),
         (["compare", "{sweep}", "{sweep}", "--number", "x"], "known: rate, wall, wait"),
-        (["results", "{sweep}", "--number", "x"], "not a number of this experiment; known"),
+        (["results", "{sweep}", "--number", "x"], "not recorded in this experiment; known"),
         (["results", "{sweep}", "--fail-if", "median(wall) > baseline"], "there is no baseline"),
     ],
 )

@@ -171,7 +171,7 @@ def results(
     for name in names:
         if name not in found.names:
             raise Refused(
-                f"{name}: not a number of this experiment; known: "
+                f"{name}: not recorded in this experiment; known: "
                 f"{', '.join(found.names) or 'none'}"
             )
     judged = judge.judge_results(found, conditions)

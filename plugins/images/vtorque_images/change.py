@@ -98,7 +98,9 @@ def verify(pool: Path, name: str, told: Hashed = lambda _done, _all: None) -> Im
     if owner:
         _record_verification(pool, sidecar, records)
     elif records != sidecar.files:
-        raise invalid(name, "its files were copied: run vmgr images verify as root")
+        raise invalid(
+            name, f"size, time or inode of a file changed: run vmgr images verify {name} as root"
+        )
     return sidecar.image(pool)
 
 

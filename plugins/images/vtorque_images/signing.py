@@ -42,7 +42,7 @@ def sign(sidecar: Sidecar, key: Path) -> str:
             check=False,
         )
     except ValueError:
-        raise Refused(f"{printable(str(key))}: is not a path of a key") from None
+        raise Refused(f"{printable(str(key))}: is not the path of a key") from None
     text = done.stdout.decode("ascii", "replace")
     if done.returncode != 0 or not text:
         raise Refused(

@@ -83,7 +83,7 @@ def test_missing_guest_or_ssh_is_reported(call_vmgr):
     assert "no readable records of your job 42.srv, guest 0" in call_vmgr("42.srv")
     assert "no readable records of your job 43.srv, guest 3" in call_vmgr("43.srv", "3")
     call_vmgr.place.add_facts(ended=1.0)
-    assert "job 42.srv has no ready guest: it is still starting" in call_vmgr("42.srv", "3")
+    assert "job 42.srv has no ready guest: the job is starting" in call_vmgr("42.srv", "3")
 
 
 ATTACH = "import pathlib, sys; from vtorque_linux_guest.attach import attach; "

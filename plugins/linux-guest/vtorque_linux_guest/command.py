@@ -64,7 +64,7 @@ def ssh(config: Path, job_id: str, rank: int, command: tuple[str, ...]) -> None:
             "run this command on the node where that guest runs"
         )
     if "phases" not in facts or "ended" in facts:  # recorded when the guests are ready
-        raise Refused(f"job {printable(job_id)} has no ready guest: it is still starting, or ends")
+        raise Refused(f"job {printable(job_id)} has no ready guest: the job is starting or ending")
     client = paths.job_run(places[-1].key) / f"g{guests[0].get('index')}" / SSH_CONFIG
     if not client.exists():
         raise Refused(f"guest {rank} does not support ssh: {client} is missing")

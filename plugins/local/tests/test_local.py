@@ -500,7 +500,7 @@ def test_interrupted_interactive_job_is_canceled(site, stage):
         (("-t", "0-99999"), "-t 0-99999"),
         (("-t", "1,"), "-t 1,: write it as"),
         (("-t", "1%0"), "-t 1%0"),
-        (("-t", "0-1", "-I"), "-t: an interactive job"),
+        (("-t", "0-1", "-I"), "-t cannot be combined with -I"),
         (("-q", "batch"), "-q"),
         (("-W", "depend=afterok:1"), "-W depend"),
         (("-l", "gres=gpu"), "-l gres"),

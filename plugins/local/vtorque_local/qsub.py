@@ -106,7 +106,7 @@ def describe(args: pbs.QsubArgs, script: bytes) -> QsubJob:
             raise UsageError(f"-{letter} {key}={printable(value)}: is not {wanted}")
     nodes = found["resources"].get("nodes", "")
     if found.get("array") and found.get("interactive"):
-        raise UsageError("-t: an interactive job has no tasks")
+        raise UsageError("-t cannot be combined with -I")
     found["ppn"] = pbs.ppn(nodes) if ":ppn=" in nodes else int(chunk.get("ncpus", "0"))
     if found["walltime"]:
         found["resources"]["walltime"] = pbs.show_walltime(found["walltime"])
@@ -193,7 +193,7 @@ def script_operand(args: pbs.QsubArgs) -> str | None:
     operands = args.operands + (args.command or ())
     if len(operands) > 1:
         raise UsageError(
-            f"{printable(operands[1])}: only one script; its arguments go to -F 'ARGS'"
+            f"{printable(operands[1])}: only one script is allowed; use -F 'ARGS' for its arguments"
         )
     return None if operands in ((), ("-",)) else operands[0]
 
@@ -248,7 +248,7 @@ def _chunk(select: str) -> dict[str, str]:
     found = dict(pair.partition("=")[::2] for pair in pairs)
     if count != "1" or set(found) - {"ncpus", "mem", "mpiprocs", "ompthreads"}:
         raise UsageError(
-            f"-l select={printable(select)}: is not 1 or 1:ncpus=N:mem=SIZE: there is one node"
+            f"-l select={printable(select)}: is not 1 or 1:ncpus=N:mem=SIZE (there is one node)"
         )
     for name in set(found) - {"mem"}:
         if not re.fullmatch(r"[1-9][0-9]{0,3}", found[name], re.ASCII):

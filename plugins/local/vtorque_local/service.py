@@ -163,7 +163,10 @@ class LocalService:
     def _check_budget(self, uid: int, more: int, size: int) -> None:
         mine = [entry.job.size for entry in self.entries.values() if entry.job.uid == uid]
         if len(mine) + more > MAX_JOBS:
-            raise UsageError(f"you have {len(mine)} jobs of {MAX_JOBS}: wait for some to end")
+            raise UsageError(
+                f"you have {len(mine)} jobs and submit {more}, but the limit is {MAX_JOBS}: "
+                "wait for some to end"
+            )
         if (total := sum(mine) + more * size) > MAX_SPOOL:
             raise UsageError(
                 f"scripts and environments of your jobs have {total} bytes "
@@ -171,7 +174,9 @@ class LocalService:
             )
         if left := self._stuck_processes(uid):
             pids = ", ".join(str(process.session) for process in left)
-            raise UsageError(f"your processes {pids} survive SIGKILL: end what blocks them")
+            raise UsageError(
+                f"your processes {pids} survived SIGKILL: submit again after they have ended"
+            )
 
     def _stuck_processes(self, uid: int) -> list[mom.UserProcess]:
         """Return the user's processes that survived SIGKILL, if there are more than MAX_STUCK."""

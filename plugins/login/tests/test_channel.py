@@ -135,7 +135,7 @@ def test_reflected_answer_is_rejected(meeting):
         return connection.recv(1)
 
     waiting, _ = meeting(lambda c: channel.greet(c, KEY, soon()), mirror)
-    assert "does not know the key" in str(waiting)
+    assert "failed authentication: wrong key" in str(waiting)
 
 
 @pytest.mark.parametrize("at", [0, 4, 5, 10, -1])

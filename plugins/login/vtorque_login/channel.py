@@ -86,7 +86,7 @@ def greet(connection: socket.socket, key: bytes, until: float) -> Stream:
     answer = read_exactly(connection, _NONCE + _SUM, until)
     theirs, proof = answer[:_NONCE], answer[_NONCE:]
     if not hmac.compare_digest(proof, _sum(key, b"job", mine, theirs)):
-        raise ChannelBroken("the peer that connected does not know the key of this request")
+        raise ChannelBroken("the peer that connected failed authentication: wrong key")
     connection.sendall(_sum(key, b"waiting too", mine, theirs))
     return Stream(
         connection, _sum(key, b"to job", mine, theirs), _sum(key, b"from job", mine, theirs)
@@ -101,12 +101,12 @@ def answer(connection: socket.socket, key: bytes, until: float) -> Stream:
     first = read_exactly(connection, _NONCE + _SUM, until)
     theirs, proof = first[:_NONCE], first[_NONCE:]
     if not hmac.compare_digest(proof, _sum(key, b"waiting", theirs)):
-        raise ChannelBroken("the peer does not know the key of this request")
+        raise ChannelBroken("the peer failed authentication: wrong key")
     mine = os.urandom(_NONCE)
     connection.sendall(mine + _sum(key, b"job", theirs, mine))
     proof = read_exactly(connection, _SUM, until)
     if not hmac.compare_digest(proof, _sum(key, b"waiting too", theirs, mine)):
-        raise ChannelBroken("the peer sent the proof of another connection")
+        raise ChannelBroken("the peer replayed the authentication of another connection")
     return Stream(
         connection, _sum(key, b"from job", theirs, mine), _sum(key, b"to job", theirs, mine)
     )

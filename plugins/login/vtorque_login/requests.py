@@ -100,7 +100,7 @@ def _check(request: LoginRequest, job_id: str) -> None:
     if not 1024 <= request.port < 1 << 16:
         raise ValueError(f"port {request.port} is invalid: no command listens there")
     if len(bytes.fromhex(request.key)) != KEY:
-        raise ValueError("key does not have 256 bits")
+        raise ValueError("the field key does not have 256 bits")
     now = time.time()
     if not now <= request.expires <= now + _LONGEST:  # also rejects NaN
         raise ValueError(

@@ -52,7 +52,7 @@ def test_sif_is_one_layer_with_a_runscript(root: Path, tmp_path: Path) -> None:
     ("changes", "message"),
     [
         ({"magic": b"SIF_MAGIX\0"}, "is not a SIF"),
-        ({"arch": b"04\0"}, "another architecture"),
+        ({"arch": b"04\0"}, "has the architecture"),
         ({"total": 0}, "header is invalid"),
         ({"total": -1}, "header is invalid"),
         ({"total": 1 << 40}, "header is invalid"),

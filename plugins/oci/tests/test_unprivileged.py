@@ -78,12 +78,12 @@ def close_pipe_and_sleep(root: RootConnection) -> None:
 @pytest.mark.parametrize(
     ("work", "message"),
     [
-        (close_pipe_and_sleep, "the unprivileged process that reads it closed its"),
+        (close_pipe_and_sleep, "the unprivileged parser closed its"),
         (exhaust_memory, "needs more than 256 MiB of memory to parse"),
         (exhaust_time, "takes more than 1 s of CPU time to parse"),
         (talk, "sent too much data"),
         (refuse, r"^no \\x1b\[2J good$"),
-        (end, "the unprivileged process that reads it ended with exit code 7"),
+        (end, "the unprivileged parser ended with exit code 7"),
         (lambda _: None, "has failed"),  # when taken over, it reports its end before root does
     ],
 )

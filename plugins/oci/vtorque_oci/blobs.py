@@ -93,7 +93,7 @@ def numbers(answer: Iterable[bytes], descriptor: int) -> tuple[int, int]:
 
 def invalid_answer() -> Refused:
     """Return the error for an invalid answer from the process that parses the image."""
-    return Refused("the unprivileged process that reads it sent an invalid answer")
+    return Refused("the unprivileged parser sent an invalid answer")
 
 
 def copy(descriptor: int, offset: int, size: int, target: Path, expect: str | None) -> None:

@@ -99,10 +99,12 @@ def parse_configuration(layers: int, arch: str, document: int) -> Iterator[bytes
     rootfs = config.get("rootfs")
     digests = rootfs.get("diff_ids") if type(rootfs) is dict else None
     if type(digests) is not list or len(digests) != layers:
-        raise Refused("the layers in the configuration differ from those of the image")
+        raise Refused(
+            f"the image configuration does not list as many layers as the manifest ({layers})"
+        )
     inner = config.get("config") or {}
     if type(inner) is not dict:
-        raise Refused("the configuration's config is not a JSON object")
+        raise Refused('the key "config" of the image configuration is not a JSON object')
     yield from _encode(*(f"{LAYER}sha256:{digest_of(each)}" for each in digests))
     yield from _encode(*(VARIABLE + each for each in _variables(_texts(inner, "Env"))))
     yield from _encode(*(ENTRYPOINT + each for each in _texts(inner, "Entrypoint")))
@@ -175,10 +177,11 @@ def _tags(image: Mapping[str, Any]) -> list[str]:
 def _texts(table: Mapping[str, Any], key: str) -> list[str]:
     value = table.get(key) or []
     if type(value) is not list or not all(type(t) is str for t in value):
-        raise Refused(f"the configuration's {key} is not a list of strings")
+        raise Refused(f"the key {key} of the image configuration is not a list of strings")
     if any("\0" in t or not 0 <= _length(t) < _MAX_TEXT for t in value):
         raise Refused(
-            f"the configuration's {key} contains a string that cannot be passed to a program"
+            f"the key {key} of the image configuration contains a string that cannot be "
+            "passed to a program"
         )
     return list(value)
 
@@ -196,7 +199,7 @@ def _variables(entries: list[str]) -> Iterator[str]:
         name, equals, _ = entry.partition("=")
         if not equals or not _NAME.fullmatch(name):
             raise Refused(
-                f"the configuration's Env contains {entry[:100]!r}, which is not a variable"
+                f"the key Env of the image configuration has {entry[:100]!r}, not NAME=VALUE"
             )
         if name not in _JOBS and not name.startswith(_JOBS_PREFIXES):
             yield entry

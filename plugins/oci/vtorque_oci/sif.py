@@ -51,7 +51,9 @@ def partition(arch: str, descriptor: int) -> Iterator[bytes]:
         raise Refused("is not a SIF file")
     _, _, _, made_for, _, _, _, _, total, table, *_ = _HEADER.unpack(head)
     if made_for not in (_ARCHITECTURES.get(arch), b"00\0"):
-        raise Refused(f"the SIF is for another architecture (number {made_for[:2]!r}) than {arch}")
+        raise Refused(
+            f"the SIF's header has the architecture {made_for[:2]!r}, but guests have {arch}"
+        )
     if not 0 < total <= _MAX_DESCRIPTORS or table < 0 or table + total * _DESCRIPTOR.size > size:
         raise Refused("the SIF is truncated, or its header is invalid")
     data = os.pread(descriptor, total * _DESCRIPTOR.size, table)

@@ -28,7 +28,7 @@ _WALL = 4 * CPU  # seconds: a disk can be slow
 _END = 60.0  # seconds to end after the last line
 _LINE, _LINES = 4096, 1000  # bytes of a line, lines
 _STEP, _READY, _DONE, _REFUSED, _FAULT = b"+", b"?", b".", b"-", b"!"
-_BROKEN = "the unprivileged process that reads it has failed"
+_BROKEN = "the unprivileged parser has failed"
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,7 @@ def run(
             else:
                 raise HostFault(text) if kind == _FAULT else Refused(text or _BROKEN)
         if not _wait_for_end(pid):
-            raise Refused("the unprivileged process that reads it closed its pipe but did not end")
+            raise Refused("the unprivileged parser closed its pipe but did not end")
         _, status = os.waitpid(pid, 0)
         raise Refused(_exit_reason(os.waitstatus_to_exitcode(status)))
     finally:
@@ -122,7 +122,7 @@ def _wait_for_end(pid: int) -> bool:
 def _exit_reason(code: int) -> str:
     if code in (-signal.SIGXCPU, -signal.SIGKILL):
         return f"takes more than {CPU} s of CPU time to parse"
-    return f"the unprivileged process that reads it ended with exit code {code}"
+    return f"the unprivileged parser ended with exit code {code}"
 
 
 def _lines(descriptor: int) -> Iterator[bytes]:
@@ -140,7 +140,7 @@ def _lines(descriptor: int) -> Iterator[bytes]:
             data += part
         line, _, data = data.partition(b"\n")
         yield line
-    raise Refused("the unprivileged process that reads it sent too much data")
+    raise Refused("the unprivileged parser sent too much data")
 
 
 def _run_as_nobody(

@@ -183,7 +183,7 @@ BAD = [
     ('loader = "l"\n[files]\n"/a\\nb" = "x"', "must be an absolute path"),
     ('loader = "l"\nfiles = 3', "files: must be a table of strings"),
     ('loader = "l"\nmounts = "x"', "mounts: must be a list of strings"),
-    ('loader = "l"\nmounts = ["/a,b"]', "mounts: paths must not contain ',' and"),
+    ('loader = "l"\nmounts = ["/a,b"]', "mounts: a path contains ',', or"),
     ('loader = "l"\nmin_ram = "lots"', "min_ram=lots"),
     ('loader = "l"\n[commands]\n"a b" = "/x"', "a name may have letters, digits, '_',"),
     ('loader = "l"\n[commands]\nx = "cd /"', "commands.x: line 1"),
@@ -191,11 +191,11 @@ BAD = [
     ('loader = "l"\n[commands]\nx = "/a ' + "y" * 300 + '"', "is longer than 255 characters"),
     (
         'loader = "l"\n[env]\nX = "a\\nb"',
-        "env: OSv does not support X with this value, or in a recipe",
+        "env: X is reserved, or has a value that OSv does not support",
     ),
     (
         'loader = "l"\n[env]\nPATH = "/bin"',
-        "env: OSv does not support PATH with this value, or in a recipe",
+        "env: PATH is reserved, or has a value that OSv does not support",
     ),
 ]
 

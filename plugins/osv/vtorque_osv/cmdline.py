@@ -77,7 +77,9 @@ def network_options(addresses: Sequence[Address]) -> list[str]:
     static = [(f"eth{i}", address) for i, address in enumerate(addresses) if address.ip is not None]
     if len(static) not in (0, len(addresses)):
         raise Refused(
-            "OSv takes either all of its addresses from DHCP or none", fix="choose fewer networks"
+            f"{len(static)} of the job's {len(addresses)} networks have fixed addresses and the "
+            "others use DHCP, which OSv does not support together",
+            fix="choose fewer networks",
         )
     options = [f"--ip={nic},{a.ip},{_mask(a.prefix)}" for nic, a in static]
     gateway = next((a.gateway for _, a in static if a.gateway), "")
@@ -103,8 +105,8 @@ def boot_line(options: Iterable[str], environ: Mapping[str, str], command: str) 
     line = " ".join([*(escape_word(word) for word in (*options, *special)), command])
     if len(line) > MAX_CMDLINE:
         raise Refused(
-            f"OSv's command line is too long ({len(line)} bytes), because it has the "
-            "variables that contain '$' or '?='",
+            f"OSv's command line is too long ({len(line)} bytes), because it includes "
+            "each variable whose value contains '$' or '?='",
             limit=f"{MAX_CMDLINE} bytes",
             fix="submit with fewer variables (-v NAME instead of -V)",
         )

@@ -119,11 +119,11 @@ def _validate(data: Mapping[str, Any], base: Path) -> OsvRecipe:
     fit = {name for name, value in env.items() if not {"\\", "\n"} & set(value)}
     dropped = sorted(set(env) - (fit & set(cmdline.guest_variables(env))))
     if dropped:
-        raise _refusal(f"env: OSv does not support {dropped[0]} with this value, or in a recipe")
+        raise _refusal(f"env: {dropped[0]} is reserved, or has a value that OSv does not support")
     mounts = tuple(_guest_path(path) for path in _list(data, "mounts"))
     if any("," in path or len(",".join(mounts)) > _MAX_LABEL for path in mounts):
         raise _refusal(
-            f"mounts: paths must not contain ',' and may have {_MAX_LABEL} characters in all"
+            f"mounts: a path contains ',', or the paths exceed {_MAX_LABEL} characters in all"
         )
     root_share, root_directory = _root(data, base, bool(files))
     return OsvRecipe(

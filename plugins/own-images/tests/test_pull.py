@@ -240,7 +240,7 @@ def test_pull_without_skopeo_names_package(
     images: Cache, site: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", "/nonexistent")
-    with pytest.raises(HostFault, match=r"skopeo is not installed.*package skopeo"):
+    with pytest.raises(HostFault, match=r"needs skopeo, which is not installed.*package skopeo"):
         resolve("docker://debian:12", site, True)
 
 

@@ -76,7 +76,7 @@ def program() -> str:
     found = shutil.which(PROGRAM)
     if found is None:
         raise HostFault(
-            f"{PROGRAM} is not installed on this host, and copies images for -vm {IMG.key}=: "
+            f"-vm {IMG.key}= needs {PROGRAM}, which is not installed on this host: "
             "ask the administrator to install the package skopeo"
         )
     return found

@@ -55,7 +55,12 @@ def image(request: JobRequest, site: Site, pool: Callable[[str], Image]) -> Imag
         return base
     if request[ROOT] == SUDO and SUDO_LABEL not in base.labels:
         fix = f"rebuild it with: vmgr images build {BASE} {BASE}"
-        raise Refused(f"the base image {BASE} is too old", key=ROOT.key, value=SUDO, fix=fix)
+        raise Refused(
+            f"the base image {BASE} has no sudo (label {SUDO_LABEL} is missing)",
+            key=ROOT.key,
+            value=SUDO,
+            fix=fix,
+        )
     labels = {**base.labels, LABEL: {SCRIPT: "root", SUDO: ALLOWED}[request[ROOT]]}
     return replace(base, cmdline=f"{base.cmdline} {SUID}".strip(), labels=labels)
 

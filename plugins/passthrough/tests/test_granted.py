@@ -126,7 +126,7 @@ def test_batch_system_without_grants_leaves_cards_to_the_ledger(site):
 def test_cards_without_known_numbers_are_refused(site):
     with pytest.raises(
         Refused,
-        match="the batch system does not report which gres/gpu of node n1 belong to this job",
+        match="the batch system does not report which gres/gpu of node n1 only this job may use",
     ):
         answers_of(site, "gpu", gpus(count=1))
 
@@ -136,15 +136,15 @@ def test_cards_without_known_numbers_are_refused(site):
     [
         (
             '["/dev/null"]',
-            "number 1 in the files of class gpu is in no card class",
+            "number 1 in the files of class gpu is not a known card",
         ),
         (
             '["/dev/null", "/dev/missing"]',
-            "number 1 in the files of class gpu is in no card class",
+            "number 1 in the files of class gpu is not a known card",
         ),
         (
             '["/dev/null", "/dev/random"]',
-            "number 1 in the files of class gpu is in no card class",
+            "number 1 in the files of class gpu is not a known card",
         ),
         ('["/dev/null", "/dev/full"]', "has no 1 PCI cards of class gpu.*been granted gres/gpu"),
     ],
@@ -253,7 +253,7 @@ def test_nvidia_driver_maps_numbers_to_cards(tmp_path):
         ('resource = "gres/gpu 1"', "is not in the form gres/gpu or ngpus"),
         ('resource = "--exclusive"', "is not in the form gres/gpu or ngpus"),
         ('resource = "gres/gpu,x"', "is not in the form gres/gpu or ngpus"),
-        ('files = ["/dev/null"]', "files requires resource"),
+        ('files = ["/dev/null"]', "the key files requires the key resource"),
     ],
 )
 def test_invalid_class_is_a_config_error(tmp_path, more, message):

@@ -156,7 +156,7 @@ def _cards_of(
     if len(grant.devices) < grant.count:
         raise Refused(
             f"the batch system does not report which {of.resource} of node {guest.job.node} "
-            "belong to this job only: request unshared cards, or tell the admin"
+            "only this job may use: request cards without sharing, or ask the administrator"
         )
     numbers = {function_of_file(file, sysfs): n for n, file in reversed([*enumerate(of.files)])}
     at = {number: address for address, number in numbers.items() if address}
@@ -164,7 +164,7 @@ def _cards_of(
     mine = []
     for number in grant.devices:
         if (card := next((c for c in found if at.get(number) in c.addresses), None)) is None:
-            raise _fault(f"{where} {number} in the files of class {of.name} is in no card class")
+            raise _fault(f"{where} {number} in the files of class {of.name} is not a known card")
         if others := {numbers[a] for a in card.addresses & numbers.keys()} - set(grant.devices):
             raise _fault(f"{where} {number} shares its IOMMU group with {min(others)}")
         mine.append(card)

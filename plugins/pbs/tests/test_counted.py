@@ -63,7 +63,7 @@ def test_licenses_of_torque_schedulers_are_requested():
         UsageError, match="the job needs matlab:1: request all of them in one -l gres="
     ):
         torque_additions({"gres": "ansys"}, LICENCE, "vt")
-    with pytest.raises(UsageError, match="ngpus: Torque counts no resources of nodes except gpus"):
+    with pytest.raises(UsageError, match="ngpus: not supported on Torque, which only counts gpus"):
         torque_additions({}, NGPUS, "vt")
     with pytest.raises(UsageError, match="guests need gpus on each node: request -l nodes=N:ppn=M"):
         torque_additions({"procs": "8"}, GPUS, "vt")

@@ -90,7 +90,7 @@ def test_server_that_is_not_a_node_gets_hooks_and_no_mark(harness):
     for step in shared:  # after one node's uninstall no job would start on any node
         with pytest.raises(
             HostFault,
-            match="still needed by n1: run vtorque setup uninstall on these nodes first, and on",
+            match="nodes still use this server: n1; run vtorque setup uninstall on these nodes",
         ):
             step.undo()
     marked.undo()

@@ -45,7 +45,7 @@ def torque_licenses(resources: Mapping[str, str], needs: Needs) -> dict[str, str
             of ``gres`` for several licenses depends on the scheduler.
     """
     if others := set(needs.resources) - {GPUS}:
-        raise UsageError(f"{min(others)}: Torque counts no resources of nodes except gpus")
+        raise UsageError(f"{min(others)}: not supported on Torque, which only counts gpus of nodes")
     there = dict(_gres(resources))
     missing = [f"{name}:{n}" for name, n in needs.licenses.items() if name not in there]
     if missing and (there or len(missing) > 1):

@@ -101,7 +101,7 @@ def torque_places(
 
     if len(placed) > _MOST_PARTS:
         raise Refused(
-            f"a request with parts on bare metal has {len(placed)} parts, and the limit is "
+            f"the request has {len(placed)} parts, and with parts on bare metal the limit is "
             f"{_MOST_PARTS}"
         )
     if len(wanted) != len(placed) or not all(take(part, set()) for part in range(len(wanted))):

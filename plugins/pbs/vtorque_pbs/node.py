@@ -159,7 +159,7 @@ class PbsNode(abc.ABC):
         """Raise HostFault if other nodes accept VM jobs, which need the server's settings."""
         if names := self.other_vm_nodes():
             raise HostFault(
-                f"still needed by {', '.join(names[:5])}{(', ...' if len(names) > 5 else '')}: "
+                f"nodes still use this server: {', '.join(names[:5])}{', ...' * (len(names) > 5)}; "
                 "run vtorque setup uninstall on these nodes first, and on the server's host last"
             )
 

@@ -329,7 +329,10 @@ class PbsSubmitter:
 
 def _show_request(blob: bytes, needs: Needs) -> None:
     if needs.resources or needs.licenses:
-        raise UsageError("a queue's jobs cannot request devices or licenses: submit with vsub")
+        raise UsageError(
+            "the -vm options of the queue request devices or licenses, which qsub cannot request: "
+            "submit with vsub"
+        )
     values = {"cpus": needs.cpus, "mib": needs.mib or 0, "seconds": needs.seconds}
     sys.stdout.write(json.dumps({"request": blob.decode(), **values}))
 

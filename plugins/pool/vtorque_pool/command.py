@@ -83,7 +83,9 @@ def config(context: click.Context, config: Path | None) -> None:
     """Print the lines for slurm.conf. vtorque pool setup writes them."""
     settings = site_and_installation(config or context.obj)[0][Settings]
     if settings.batch != "slurm":
-        raise UsageError(f"[plugin.pool] batch is {settings.batch}: these lines are only for Slurm")
+        raise UsageError(
+            f"[plugin.pool] batch is {settings.batch}, but only slurm needs lines in slurm.conf"
+        )
     for line in slurm_conf.lines(settings, Path(settings.slurm_conf)):
         click.echo(line)
 

@@ -272,7 +272,7 @@ def _open_waiting(job: Mapping[str, str]) -> QueuedJob:
         nodes += _count(words[0]) if words[0].isdecimal() else 1
         for word in words:
             if word.startswith(("host=", "vnode=")):
-                raise ValueError("it waits for a node of this name")
+                raise ValueError("the job requests a node by name (host= or vnode=)")
             if word.startswith("ncpus="):
                 cpus = max(cpus, _count(word[6:]))
     account = job.get("Account_Name", "")

@@ -51,7 +51,8 @@ class MachineShape:
             )
         if self.cpus < 1 or self.memory < 1 or self.price < 0:
             raise ValueError(
-                f"shape {self.name}: cpus and memory must be at least 1, price at least 0"
+                f"shape {self.name}: cpus={self.cpus} and memory={self.memory} must be at "
+                f"least 1, and price={self.price:g} at least 0"
             )
 
     @property
@@ -135,7 +136,10 @@ class Settings:
             if not cloud.get("driver"):
                 raise ValueError(f"[plugin.pool.clouds.{name}] has no driver")
         if self.max_creating < 1 or self.max_failures < 1:
-            raise ValueError("max_creating and max_failures must be at least 1")
+            raise ValueError(
+                f"max_creating={self.max_creating} and max_failures={self.max_failures} must be at "
+                "least 1"
+            )
         if (
             min(
                 self.idle_timeout,
@@ -147,7 +151,10 @@ class Settings:
             )
             <= 0
         ):
-            raise ValueError("times must be more than 0 s")
+            raise ValueError(
+                "idle_timeout, boot_timeout, delete_timeout, failure_backoff, interval and timeout "
+                "must be more than 0 s"
+            )
 
     def shape_of(self, node: str) -> MachineShape | None:
         """Return the shape that lists a node, or None if the node is not in the pool."""

@@ -201,9 +201,9 @@ NONSENSE = {
     "deep": (reply(b"[" * 100000), "invalid JSON"),
     "long number": (reply(b"9" * 100000), "invalid JSON"),
     "not utf-8": (reply(b'{"tasks": "\xff"}'), "invalid JSON"),
-    "empty": (reply(b""), "no list in tasks"),
-    "a list": (reply(b"[1, 2]"), "no list in tasks"),
-    "no tasks": (reply(b'{"tasks": null}'), "no list in tasks"),
+    "empty": (reply(b""), "the field tasks is not a list"),
+    "a list": (reply(b"[1, 2]"), "the field tasks is not a list"),
+    "no tasks": (reply(b'{"tasks": null}'), "the field tasks is not a list"),
     "words": (reply(b'{"tasks": ["a"]}'), "'a' is not a task"),
     "id is a number": (
         reply(b'{"tasks": [{"id": 1, "name": "a", "task_state": ""}]}'),

@@ -105,7 +105,7 @@ class SnapClient:
         path = "body.ScheduledTasks" if self.access.version == "v1" else "tasks"
         entries = value_at(self._ask(200, "GET", "/tasks"), path)
         if not isinstance(entries, list):
-            raise self._unexpected_answer(f"no list in {path}")
+            raise self._unexpected_answer(f"the field {path} is not a list")
         return [self._task(entry) for entry in entries]
 
     def create(self, manifest: bytes) -> str:

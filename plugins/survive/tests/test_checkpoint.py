@@ -378,7 +378,8 @@ def test_job_with_a_user_disk_is_saved_only_if_it_ends(loop, paths, recorded_act
         shell(job)
         said = request_answer(loop, job, "save")
         assert (
-            "a job with disk= cannot be saved and continue" in said and recorded_actions.did() == []
+            "a job with disk= can only be saved with --stop" in said
+            and recorded_actions.did() == []
         )
         assert request_answer(loop, job) == ""
         served.kill()

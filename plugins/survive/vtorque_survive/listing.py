@@ -123,8 +123,8 @@ def ask(paths: Paths, uid: int, name: str, seconds: float) -> None:
     while not _write_line(fifo, f"{name}\n"):
         if time.monotonic() >= begins:
             raise HostFault(
-                f"no vTorque process reads {fifo}. It runs only while a job with guests is "
-                "on this node: retry then, or ask your administrator to remove the checkpoint"
+                f"no vTorque process reads {fifo}. The process runs only while a job with guests "
+                "is on this node: retry then, or ask your administrator to remove the checkpoint"
             )
         time.sleep(_POLL)  # no event reports a new reader of a FIFO
     until = time.monotonic() + seconds

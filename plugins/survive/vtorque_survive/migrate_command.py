@@ -43,7 +43,9 @@ def migrate(config: Path, job_id: str, to: str, resolve: bool) -> None:
 def answer_source(config: Path) -> None:
     """Answer a request from another node about a guest that migrates between the nodes."""
     if os.geteuid() != 0:
-        raise UsageError("only root of another node runs this command")
+        raise UsageError(
+            "this command is internal: only root of another node runs it for a migration"
+        )
     asked, said = sys.stdin.buffer, sys.stdout.buffer
     said.write(
         arrival.answer(

@@ -37,7 +37,7 @@ def plan(job: NodeJob) -> None:
         facts = place(job.site.paths, first.job).facts()
         if wanted == BEFORE_WALLTIME and not _seconds(facts):
             asked = f"{CHECKPOINT.key}={CHECKPOINT.show(wanted)}"
-            job.warn(f"{asked}: the job's walltime is unknown, so it will not be saved")
+            job.warn(f"{asked}: the job's walltime is unknown, so the job will not be saved")
 
 
 def restores_last(paths: Paths, job: RunningJob) -> bool:

@@ -49,7 +49,7 @@ def hold(paths: Paths, job: RunningJob, phase: str) -> Iterator[tuple[LockedJob,
     """
     with suspend.locked(paths, job) as locked, suspend.log_to_job(paths, job, phase):
         if locked.state.phase != phase:
-            raise HostFault("the job is being ended, or was resumed")
+            raise HostFault(f"the job is ending, or is no longer in the phase {phase}")
         yield locked, _saveable(paths, job, locked.state)
 
 

@@ -32,8 +32,8 @@ def require_saveable(job: RunningJob, *, ends: bool) -> None:
         )
     if not ends and any(saving.has_user_disk(guest.run_dir) for guest in job.guests):
         raise Refused(
-            "a job with disk= cannot be saved and continue, because it would change its disk "
-            "file afterwards: use --stop"
+            "a job with disk= can only be saved with --stop: otherwise the job would continue and "
+            "change its disk file"
         )
 
 

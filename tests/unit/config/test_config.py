@@ -244,7 +244,7 @@ ERRORS = [
     ("[options.keep]\nmin = true", 2, "makes no sense for a key that is not a number"),
     ("[options.keep]\nallow = [1]", 2, "'1' is ambiguous"),
     ("[options.fs_type]\nallow = ['ramdisk']", 2, "excludes sharedfs, the default of fs_type"),
-    ("[options.vm_prologue]\ndefault = '/x'", 2, "makes no sense for a file"),
+    ("[options.vm_prologue]\ndefault = '/x'", 2, "does not apply to a user's file"),
     ("[options.vm_prologue]\nallow = ['*.sh']", 2, "can only be [] or ['*']"),
     (
         "[plugin.acme]\ncard = []",

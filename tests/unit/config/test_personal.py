@@ -170,7 +170,9 @@ def test_missing_directory_that_others_can_create_is_refused(user, monkeypatch, 
     (user / "shared").mkdir()
     (user / "shared").chmod(0o1777)
     monkeypatch.setenv(f"XDG_{variable}_HOME", str(user / "shared/own"))
-    with pytest.raises(ConfigError, match=rf"others can create it; or set XDG_{variable}_HOME"):
+    with pytest.raises(
+        ConfigError, match=rf"other users could create it; or set XDG_{variable}_HOME"
+    ):
         load(personal.CONFIG_PATH, node=False)
     (user / "shared/own").mkdir(mode=0o700)
     load(personal.CONFIG_PATH, node=False)

@@ -399,8 +399,11 @@ def test_needs_of_several_plugins_for_one_resource_are_summed(plugins):
             lambda: [3],
             r"\(vtorque-a 1\) failed in vtorque_needs: TypeError: returned int instead of an Ex",
         ),
-        (lambda: [Extra(cpus=-1)], r"returned Extra\(cpus=-1, mib=0, own=False, resources=\{"),
-        (lambda: [Extra(licenses={"matlab": -1})], "instead of an Extra of 0 or more"),
+        (lambda: [Extra(cpus=-1)], r"in vtorque_needs: Extra\(cpus=-1, mib=0, own=False, resource"),
+        (
+            lambda: [Extra(licenses={"matlab": -1})],
+            "returned a negative value in vtorque_needs: Extra",
+        ),
     ],
 )
 def test_failed_or_invalid_needs_hook_refuses_the_job(plugins, answer, message):

@@ -85,5 +85,5 @@ def test_refused_job_names_the_entry_and_is_released(node):
 def test_job_without_a_reported_queue_is_a_host_fault(node):
     proof, _ = start(node, "")
     assert proof.state == "host_fault"
-    assert "the hook does not report the job's queue, which [[limits]] 1" in proof.reason
+    assert "batch system's hook does not report the job's queue, which [[limits]] 1" in proof.reason
     node.release("7.srv")

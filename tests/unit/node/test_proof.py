@@ -95,7 +95,7 @@ def test_links_and_fifos_are_rejected(paths):
 def test_proof_of_another_job_or_user_is_rejected(paths):
     proofs.write(paths, READY)
     paths.proof(JOB).rename(paths.proof("43.srv"))
-    with pytest.raises(HostFault, match=r"is of job '42\.srv'"):
+    with pytest.raises(HostFault, match=r"belongs to job '42\.srv'"):
         proofs.read(paths, "43.srv", ME, owner_uid=ME)
     proofs.write(paths, replace(READY, job=replace(READY.job, uid=ME + 7)))
     with pytest.raises(HostFault, match=f"of uid {ME + 7}"):

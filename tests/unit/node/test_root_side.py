@@ -43,9 +43,9 @@ def paths(tmp_path):
 @pytest.mark.parametrize(
     ("uid", "job", "words"),
     [
-        (ME + 1, "42.srv", "is of job '42.srv' of uid"),  # copied from another user
-        (ME, "43.srv", "is of job '43.srv' of uid"),  # of another own job
-        (ME, "42.srv\n", "is of job '42.srv\\n' of uid"),
+        (ME + 1, "42.srv", "belongs to job '42.srv' of uid"),  # copied from another user
+        (ME, "43.srv", "belongs to job '43.srv' of uid"),  # of another own job
+        (ME, "42.srv\n", "belongs to job '42.srv\\n' of uid"),
     ],
 )
 def test_proof_of_another_job_or_user_is_refused(paths, uid, job, words):

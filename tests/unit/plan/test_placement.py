@@ -106,7 +106,7 @@ def test_whole_cores_leave_no_sibling_to_other_guests():
     assert 65 not in got.cores["emulator"]
     with pytest.raises(NoFit, match="in whole cores"):
         placed(XEON, guest(2, whole_cores=True), cpus=(0, 1, 2))
-    with pytest.raises(NoFit, match="CPUs with idle siblings: more than the job has"):
+    with pytest.raises(NoFit, match="CPUs with SMT siblings: more than the job has"):
         placed(XEON, guest(3, whole_cores=True), cpu_count=3)
 
 
@@ -124,7 +124,7 @@ def test_whole_cores_of_a_mapping_leave_no_sibling_to_other_guests():
     assert 104 not in got.cores["emulator"]
     with pytest.raises(NoFit, match=r"SMT sibling, CPU 104 is not granted to the job"):
         placed(XEON, guest(3, cpus=(33, 97, 40), more=whole), cpus=(33, 97, 40, 41))
-    with pytest.raises(NoFit, match="CPUs with idle siblings: more than the job has"):
+    with pytest.raises(NoFit, match="CPUs with SMT siblings: more than the job has"):
         placed(XEON, guest(3, cpus=(33, 97, 40), more=whole), cpu_count=3)
     with pytest.raises(NoFit, match="SMT sibling, CPU 104 is named for 2 guests"):
         placed(XEON, guest(3, cpus=(33, 97, 40), more=whole), guest(1, cpus=(104,)))
@@ -173,7 +173,7 @@ def test_whole_cores_of_a_mapping_leave_no_sibling_to_other_guests():
                 ],
             ),
             {},
-            r"numa=strict: .* 64 exclusive CPUs or 160G \(32G in huge pages\) on a node",
+            r"numa=strict: .* 64 exclusive CPUs or 160G \(32G in huge pages\) on a NUMA node",
         ),
         (
             guest(1, 2048, more=[RamClaim(page_kib=1048576, key="hugepages")]),
@@ -201,8 +201,14 @@ def test_claim_that_does_not_fit_names_value_and_limit(claims, share, why):
             r"iocm=3: the minimum of 3 .* maximum of 2 .limit: 1 to 2",
         ),
         ([CoreClaim("io", 0, key="iocm")], "iocm=0: a guest needs at least one core"),
-        ([CoreClaim("vcpu", 4, cpus=(1, 2), key="pins")], "pins=1,2: .*must name 4 different CPUs"),
-        ([CoreClaim("vcpu", 4, cpus=(1, 2, 2, 3), key="pins")], "must name 4 different CPUs"),
+        (
+            [CoreClaim("vcpu", 4, cpus=(1, 2), key="pins")],
+            r"pins=1,2: .*has 2 CPUs \(2 different\)",
+        ),
+        (
+            [CoreClaim("vcpu", 4, cpus=(1, 2, 2, 3), key="pins")],
+            r"has 4 CPUs \(3 different\) for 4 vCPUs",
+        ),
         ([RamClaim(numa="strict"), RamClaim(numa="preferred", key="numa")], "numa=preferred: numa"),
         ([RamClaim(page_kib=1048576)], "ram=4097M: .*not a whole number of huge pages"),
     ],

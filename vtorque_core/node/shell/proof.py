@@ -168,8 +168,8 @@ def read(paths: Paths, job_id: str, uid: int, owner_uid: int = 0) -> Proof | Non
     whose = proof.job
     if whose.id != job_id or whose.uid != uid:
         raise HostFault(
-            f"{target} is of job {whose.id!r} of uid {whose.uid}, "
-            f"not of job {job_id!r} of uid {uid}",
+            f"{target} belongs to job {whose.id!r} of uid {whose.uid}, "
+            f"not to job {job_id!r} of uid {uid}",
             stage="proof",
         )
     return proof

@@ -56,7 +56,7 @@ class StartAttempt:
     ) -> int:
         if time.monotonic() > self.deadline:
             raise HostFault(
-                f"[node] start_timeout ended before {resource.kind} was acquired", stage=self.phase
+                f"[node] start_timeout passed before {resource.kind} was acquired", stage=self.phase
             )
         if resource.needs_root and self.site.owner:
             who = f"{resource.kind} ({self.acting})"

@@ -79,7 +79,7 @@ def boot_on_order(start: StartAttempt, prepared: Sequence[GuestSpec]) -> None:
 
 def _add_late_items(each: GuestSpec, order: bytes, site: Site) -> GuestSpec:
     if not isinstance(each.driver, LateDriver):
-        raise TypeError(f"{each.plan.name} does not boot on the job shell's order")
+        raise TypeError(f"the guest driver of {each.plan.name} is not a LateDriver")
     added = list(each.driver.late_items(each.plan, each.items, order, site))
     elements = [one for one in added if not isinstance(one, Resource)]
     more = [Contributed(each.owner, each.owner, element) for element in elements]
@@ -189,7 +189,7 @@ class GuestBoot:
     def time_left(self, least: float = 0.0) -> float:
         left = self.deadline - time.monotonic()
         if left <= least:
-            raise HostFault("the time limit of the start is exceeded", stage=self.start.phase)
+            raise HostFault("[node] start_timeout is exceeded", stage=self.start.phase)
         return left
 
     def watch_daemons(self, seconds: float | None = None) -> AbstractContextManager[None]:

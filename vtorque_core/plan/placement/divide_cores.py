@@ -96,7 +96,7 @@ def _cuts(
         cut = pick_cpus(joined, d.open_own, d.whole, free.is_whole)
         if cut is None:
             raise NoFit(
-                f"a guest needs {d.own} CPUs in whole cores, with all SMT siblings",
+                f"the job has too few free cores for a guest of {d.own} CPUs in whole cores",
                 key=d.own_key,
                 value=str(d.own),
                 limit=f"{sum(len(g) for g in joined if free.is_whole(g))} CPUs in free whole cores",
@@ -150,7 +150,7 @@ class _Division:
         if self.share.cpu_count is not None and len(self.own) > self.share.limit:
             d = next(d for d in self.demands if d.whole)
             raise NoFit(
-                f"the guests need {len(self.own)} CPUs with idle siblings: more than the job has",
+                f"the guests need {len(self.own)} CPUs with SMT siblings: more than the job has",
                 key=d.own_key,
                 value=str(d.own),
                 limit=f"{self.share.limit} CPUs",

@@ -322,7 +322,7 @@ def _cores(claims: Sequence[CoreClaim]) -> Cores:
     cpus = _agree_on("a mapping of CPUs", ((c.cpus or None, c.key) for c in claims)) or ()
     if cpus and (len(cpus) != count or len(set(cpus)) != count):
         raise Refused(
-            f"the mapping must name {count} different CPUs",
+            f"the mapping has {len(cpus)} CPUs ({len(set(cpus))} different) for {count} vCPUs",
             key=key,
             value=",".join(map(str, cpus)),
             limit=f"{count} CPUs",

@@ -135,11 +135,11 @@ def check_numa(demands: Sequence[Demand], strict: Sequence[bool], rooms: Sequenc
     size = d.page_kib or 0
     pages = f" ({show_mib(max(r.pages.get(size, 0) for r in rooms))} in huge pages)" if size else ""
     raise NoFit(
-        f"a guest of {need} CPUs and {show_mib(d.memory_mib)} must fit on one NUMA node, and "
-        "no node has enough free resources",
+        f"a guest of {need} CPUs and {show_mib(d.memory_mib)} must fit on one NUMA node, but "
+        "no NUMA node has enough free CPUs and memory",
         key=d.numa_key,
         value="strict",
-        limit=f"at most {cores} exclusive CPUs or {show_mib(mib)}{pages} on a node",
+        limit=f"at most {cores} exclusive CPUs or {show_mib(mib)}{pages} on a NUMA node",
         where="[node] numa, or the request's numa",
         fix="ask for smaller guests, or for numa=preferred",
     )

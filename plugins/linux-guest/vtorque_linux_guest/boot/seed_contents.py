@@ -111,7 +111,8 @@ def agent_conf(guest: GuestPlan, items: Sequence[ContextItem]) -> bytes:
     values = {"setup": "/run/vtorque/setup.sh", "sync": str(int(own))}
     lines = [item for item in items if isinstance(item, LinePort)]
     if len(lines) > 1:
-        raise HostFault(f"two plugins request a line port: {lines[0].path} and {lines[1].path}")
+        both = f"{lines[0].path} and {lines[1].path}"
+        raise HostFault(f"two plugins request a line port, but a guest has only one: {both}")
     for item in lines:
         values |= {"lines": item.path, "lines_port": f"port:{item.port}"}
     return agent_side.agent_conf(guest, values)

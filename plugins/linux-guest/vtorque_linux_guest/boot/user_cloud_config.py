@@ -262,7 +262,7 @@ def _file(file: object) -> bytes:
     if not isinstance(file, Mapping) or not {"path", "content"} <= set(file) <= _FILE_KEYS:
         keys = ", ".join(sorted(_FILE_KEYS))
         raise ValueError(
-            f"write_files: an item needs path and content, and may otherwise only have {keys}"
+            f"write_files: an item lacks path or content, or has a key other than {keys}"
         )
     encoded = _ENCODINGS.get(str(file.get("encoding", "text/plain")))
     if encoded is None:

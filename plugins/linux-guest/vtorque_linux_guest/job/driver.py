@@ -46,8 +46,8 @@ class LinuxDriver(AgentDriver):
 
         if not has_agent(guest.image):  # it would wait only briefly for a seed
             raise HostFault(
-                "guests without vTorque's agent (images without agent=builtin) cannot be "
-                "started before their job"
+                f"image {guest.image.name} has no vTorque agent (label agent=builtin), so it "
+                "cannot be used for warm guests"
             )
         with status_port(guest.run_dir, deadline) as connection:
             readiness.await_seed(guest, connection, deadline)

@@ -147,8 +147,8 @@ def add_directives(content: bytes, prefix: str, words: Sequence[str], line: Opti
     if clash := [pair for pair in pairs if _name(*pair) in given]:
         shown = " ".join(shlex.join(pair) for pair in clash)
         raise UsageError(
-            f"the VM job needs {shown}, but qsub's command line has other values. Use these, move "
-            "yours into #PBS lines of the script, or submit with vsub"
+            f"the VM job needs {shown}, but qsub's command line has other values. Use these "
+            "values, move your options into #PBS lines of the script, or submit with vsub"
         )
     added = "".join(f"{prefix} {shlex.join(pair)}\n" for pair in pairs)
     at = _end_of_directives(content)
