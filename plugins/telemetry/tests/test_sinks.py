@@ -267,7 +267,8 @@ def test_textfile_directory_owned_or_replaceable_by_others_is_refused(tmp_path, 
         Textfile(Settings(textfile=str(tmp_path / "new/x.prom")))
     assert not (tmp_path / "new").exists()
     monkeypatch.setattr(textfile, "require_root_owned", lambda _path: None)
-    with pytest.raises(ConfigError, match=r"belongs to uid 0, but must belong to \d+ \('uid' in"):
+    message = r"belongs to uid 0, but must belong to uid \d+ \(\[plugin.telemetry\] uid\)"
+    with pytest.raises(ConfigError, match=message):
         Textfile(Settings(textfile=str(tmp_path / "x.prom")))
     (tmp_path / "link").symlink_to("/etc")
     with pytest.raises(OSError, match="Not a directory"):
