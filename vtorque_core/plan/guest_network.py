@@ -199,7 +199,7 @@ def address_of(
     seats = len(upper) // guests
     if not seats:
         raise HostFault(
-            f"{guests} guests per node of a job on several nodes need {2 * guests} addresses; "
+            f"a job on several nodes with {guests} guests each needs {2 * guests} addresses; "
             f"{table(name)} per_node is {network.per_node}: increase it, or request fewer guests"
         )
     return upper[_number(job.id) % seats * guests + index]

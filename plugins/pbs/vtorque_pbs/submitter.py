@@ -320,7 +320,7 @@ class PbsSubmitter:
             del words[at : at + 2]
         if self._dialect.command and "--" in words:
             pbs.split_qsub(argv, self._dialect.getopt)
-            raise UsageError("-- COMMAND: needs a command, and cannot be combined with a script")
+            raise UsageError("the command after -- is missing, or a script precedes the --")
         shell = str(self._jobshell)
         # qsub uses the last -S. As one word, -S and its value cannot be taken for the script.
         last = () if lacks_value else (f"-S{shell}",)

@@ -48,8 +48,8 @@ def bare_components(
         return []
     if not feature:
         raise UsageError(
-            "a heterogeneous job can only have virtual machines if the site has a node feature "
-            "for them ([plugin.slurm] feature): use -vm none"
+            "a heterogeneous job cannot have virtual machines on this site, because "
+            "[plugin.slurm] feature is empty: use -vm none"
         )
     marked = [names(given.last_value("constraint"), feature) for given in (first, *others)]
     if marked != [True, *(False for _ in others)]:

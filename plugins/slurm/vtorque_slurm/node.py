@@ -64,7 +64,7 @@ class SlurmNode(NodeAdapter):
             owner, uid = environ["SLURM_JOB_USER"], int(environ["SLURM_JOB_UID"])
             nodes = hostlist.expand(environ["SLURM_NODELIST"])
             if not job_id.isdecimal() or node not in nodes:
-                raise ValueError(f"job {job_id!r}, node {node!r}")
+                raise ValueError(f"invalid job {job_id!r}, or unknown node {node!r}")
             attempt = int(environ.get("SLURM_JOB_RESTART_COUNT") or 0)
         except (KeyError, ValueError) as error:
             raise HostFault(f"this is not the environment of Slurm's Prolog: {error}") from None

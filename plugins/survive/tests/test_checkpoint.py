@@ -993,7 +993,7 @@ def shut(loop):
     ("facts", "said"),
     [
         ({"unsaveable": ["PciDevice", "Filesystem"]}, "on this node: PciDevice, Filesystem"),
-        ({"nodes": ["n1", "n2"]}, "only be saved if all nodes share"),
+        ({"nodes": ["n1", "n2"]}, "nodes do not share the checkpoints"),
         ({"unsaveable": None}, "cannot save jobs"),
     ],
 )
@@ -1361,7 +1361,7 @@ def test_checkpoint_must_be_requested_on_the_first_node(both, recorded_actions):
     asks.start()
     eventually(lambda: both.poll() or said)
     asks.join()
-    assert said == ["the job can only be saved from its first node, or from a submit host"]
+    assert said == ["this is not the job's first node: save the job there, or on a submit host"]
 
 
 def test_several_nodes_are_not_saved_if_the_batch_system_sees_only_one(

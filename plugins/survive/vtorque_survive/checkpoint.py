@@ -271,11 +271,11 @@ def _require(job: RunningJob, settings: Settings, *, ends: bool) -> None:
     if suspend.phase(job) != suspend.RUNS:
         raise Refused("the job is suspended: resume it first")
     if not is_leader(job):
-        raise Refused("the job can only be saved from its first node, or from a submit host")
+        raise Refused("this is not the job's first node: save the job there, or on a submit host")
     if len(nodes_of(job)) > 1 and not settings.checkpoints_shared:
         raise Refused(
-            "a job on several nodes can only be saved if all nodes share the checkpoints' "
-            "directory ([plugin.survive] checkpoints_shared)"
+            "the job's nodes do not share the checkpoints' directory ([plugin.survive] "
+            "checkpoints_shared = false), so the job cannot be saved"
         )
     tools.require_saveable(job, ends=ends)
 

@@ -222,7 +222,7 @@ def test_disconnected_source_before_arrival_is_released(receiving_node):
 
 def test_other_version_is_refused_before_anything_is_held(receiving_node, monkeypatch):
     monkeypatch.setattr(hypervisor, "versions", lambda _: {"vTorque": __version__, "QEMU": "11"})
-    assert receiving_node.run()[1] == [{"failed": "n3 has QEMU 11 instead of 10"}]
+    assert receiving_node.run()[1] == [{"failed": "n3 has QEMU 11, but the source node has 10"}]
     monkeypatch.setattr(receive.virtiofs_daemon, "can_save", lambda: False)
     assert "cannot save its state" in receiving_node.run()[1][0]["failed"]
     assert receiving_node.adapter.held == []

@@ -57,7 +57,9 @@ class ReceivingJob:
         here = hypervisor.versions(self.uri)
         for what, there in versions.items():
             if here.get(what) != there:
-                raise Refused(f"{name} has {what} {here.get(what)} instead of {there}")
+                raise Refused(
+                    f"{name} has {what} {here.get(what)}, but the source node has {there}"
+                )
 
     def start(
         self, job_id: str, nodes: Sequence[str], left: str, name: str,

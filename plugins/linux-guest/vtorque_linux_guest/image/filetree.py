@@ -244,7 +244,7 @@ class FileTree:
         self._steps += 1 + len(path) // 32 + len(words)
         if self._steps > MAX_STEPS:
             raise Refused(
-                f"resolving its names and symbolic links takes more than {MAX_STEPS} steps"
+                f"resolving the image's names and symbolic links takes more than {MAX_STEPS} steps"
             )
         return words
 
