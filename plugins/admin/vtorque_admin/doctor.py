@@ -414,7 +414,7 @@ def _enter_home(user: pwd.struct_passwd) -> None:
         os.setuid(user.pw_uid)
     os.chdir(user.pw_dir)
     if os.stat(".").st_uid != user.pw_uid:  # noqa: PTH116 - after chdir
-        raise HostFault("it belongs to another user")
+        raise HostFault("the directory belongs to another user")
 
 
 def subordinate_id_rule(base: int, tables: Sequence[Path] = host_ids.TABLES) -> str:

@@ -162,7 +162,7 @@ def test_group_with_an_ungranted_card_is_a_fault_without_blame(tmp_path):
     second = Path(site.site[plugin.Settings].sysfs, "devices", SECOND, "iommu_group")
     second.unlink()
     second.symlink_to(second.parents[2] / "kernel/iommu_groups/17")
-    with pytest.raises(HostFault, match="number 0 shares its IOMMU group with 1"):
+    with pytest.raises(HostFault, match="number 0 shares its IOMMU group with number 1"):
         answers_of(site, "gpu", gpus(0))
     assert items(site, "gpu", gpus(0, 1)) == (FIRST,)
     with pytest.raises(HostFault, match="has no 2 PCI cards") as raised:

@@ -189,7 +189,7 @@ class GuestBoot:
     def time_left(self, least: float = 0.0) -> float:
         left = self.deadline - time.monotonic()
         if left <= least:
-            raise HostFault("[node] start_timeout is exceeded", stage=self.start.phase)
+            raise HostFault("start took too long ([node] start_timeout)", stage=self.start.phase)
         return left
 
     def watch_daemons(self, seconds: float | None = None) -> AbstractContextManager[None]:
