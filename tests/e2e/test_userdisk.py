@@ -348,3 +348,14 @@ def test_killed_start_leaves_nothing(disk_of_unknown_user, delay):
     user_daemon.stop(disk_of_unknown_user.lock, time.monotonic() + 30)
     assert holders(disk_of_unknown_user.source) == holders(disk_of_unknown_user.lock) == set()
     assert {path.suffix for path in Path(disk_of_unknown_user.lock).parent.iterdir()} <= {".log"}
+
+
+def test_hung_file_system_of_a_user_does_not_keep_the_lock_of_the_daemon():
+    """Otherwise the job's cores and memory stayed claimed as long as the user wants."""
+    program = Path(__file__).parents[1] / "support/hung_fuse.py"
+    argv = ["unshare", "--mount", sys.executable, program]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=300, check=False)
+    assert done.stderr == ""
+    start, stop = done.stdout.splitlines()
+    assert start.endswith("the daemon does not answer")
+    assert stop == "stopped"

@@ -109,8 +109,9 @@ def _runtime(link: Path) -> Path:
     for given in (os.environ.get("XDG_RUNTIME_DIR", ""), f"/run/user/{os.geteuid()}"):
         if given.startswith("/") and _is_own(Path(given)):
             return Path(given)
+    mask = os.umask(0o077)  # mkdir's mode is not that of parents
     try:
-        link.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        link.parent.mkdir(parents=True, exist_ok=True)
         for _ in range(2):  # after a reboot, another user can create the name, which was visible
             with contextlib.suppress(FileExistsError):
                 link.symlink_to(f"/tmp/vtorque-{os.geteuid()}-{os.urandom(8).hex()}")  # noqa: S108
@@ -122,6 +123,8 @@ def _runtime(link: Path) -> Path:
             link.unlink()
     except OSError as error:
         raise ConfigError(f"{error.filename}: {error.strerror}") from None
+    finally:
+        os.umask(mask)
     raise ConfigError(f"{place}: is not a directory that only you can access (mode 0700)")
 
 

@@ -304,6 +304,7 @@ def _open_source_as_user(plan: DaemonPlan) -> int:
     if child == 0:
         try:
             os.close(hold)
+            os.close(plan.lock_fd)  # a user's file system can make this process hang for ever
             os.setgroups(plan.groups)
             os.setresgid(plan.gid, plan.gid, plan.gid)
             os.setresuid(plan.uid, plan.uid, plan.uid)  # not dumpable: the user cannot trace it
@@ -316,7 +317,7 @@ def _open_source_as_user(plan: DaemonPlan) -> int:
     os.close(child_hold)
     number = os.read(answer, 20)
     if not number:
-        os.waitpid(child, 0)  # it has reported, and holds the lock until it ends
+        os.waitpid(child, 0)  # it has reported
         os._exit(1)
     source = descriptor_of(os.pidfd_open(child), int(number))
     os.close(hold)

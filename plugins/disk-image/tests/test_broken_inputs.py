@@ -131,7 +131,7 @@ def encrypted(d: Path) -> Path:
 
 
 def huge(d: Path) -> Path:
-    return edit(make(d / "f"), 24, struct.pack(">Q", 10 << 50))
+    return make(d / "f", "qcow2", "10P", "-o", "cluster_size=2M")
 
 
 def huge_tables(d: Path) -> Path:

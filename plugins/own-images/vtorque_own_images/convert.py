@@ -10,6 +10,7 @@ from __future__ import annotations
 import shutil
 import stat
 import subprocess
+import sys
 import tarfile
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -27,6 +28,7 @@ from vtorque_own_images.skopeo import FULL, full_disk_error
 # sqfstar 4.5.1 of Debian 12 accepts no level of zstd. By default, it uses a quarter of the memory.
 _OPTIONS = ("-comp", "lz4", "-mem", "128M", "-quiet", "-no-progress")
 _LIMITS = ("prlimit", "--as=2147483648", "--core=0", "--")  # virtual memory, in bytes
+_PATHS = 512 << 20  # bytes of all paths in memory
 _KINDS = {stat.S_IFDIR: tarfile.DIRTYPE, stat.S_IFLNK: tarfile.SYMTYPE}
 _KINDS |= {stat.S_IFREG: tarfile.REGTYPE, stat.S_IFIFO: tarfile.FIFOTYPE}
 
@@ -60,7 +62,9 @@ def convert(source: Path, work: Path, made: Path, most: int) -> None:
 
 
 def _is_kept(attribute: str) -> bool:
-    return attribute == "security.capability" or attribute.startswith("user.")
+    return attribute == "security.capability" or (
+        attribute.startswith("user.") and attribute.isprintable()  # also: it is valid UTF-8
+    )
 
 
 def write(tree: FileTree, made: Path) -> None:
@@ -96,8 +100,11 @@ def _stream(tree: FileTree, out: IO[bytes]) -> None:
     :mod:`tarfile` would copy the content several times, which takes as long as decompressing it.
     """
     first: dict[int, str] = {}
-    later = []
+    later, most = [], _PATHS
     for path, node in tree.walk():
+        most -= sys.getsizeof(path)
+        if most < 0:
+            raise Refused("the image's paths need more than 512 MiB of memory")
         if not node.is_file:
             out.write(_header(_info(path, node)))
         elif first.setdefault(id(node), path) == path:

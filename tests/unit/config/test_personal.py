@@ -142,6 +142,18 @@ def test_runtime_directory_in_tmp_has_an_unpredictable_name(user, monkeypatch):
     assert personal.defaults()["paths"]["run"] != first
 
 
+def test_directories_of_the_user_are_private_whatever_the_umask(user, monkeypatch):
+    monkeypatch.delenv("XDG_RUNTIME_DIR")
+    before = os.umask(0)
+    try:
+        personal._runtime(user / "home/new/state/run")
+        assert os.umask(0) == 0
+    finally:
+        os.umask(before)
+    for name in ("new", "new/state"):
+        assert (user / "home" / name).stat().st_mode & 0o777 == 0o700, name
+
+
 def test_unwritable_state_directory_is_reported_in_one_line(user, monkeypatch):
     monkeypatch.delenv("XDG_RUNTIME_DIR")
     monkeypatch.setattr(personal, "_is_own", lambda _: False)

@@ -74,6 +74,14 @@ def test_valid_file_is_opened_for_writing(disk: Path, opened_disk: list[int]) ->
         ({8: b"\0\0\0\0\0\0\2\0"}, "has a backing file"),
         ({79: b"\4"}, "has an external data file"),
         ({35: b"\1"}, "is encrypted"),
+        ({100: b"\0\0\0\0"}, "features that QEMU does not support"),  # header_length
+        ({96: b"\0\0\0\7"}, "features that QEMU does not support"),  # refcount_order
+        ({74: b"\1"}, "features that QEMU does not support"),
+        ({24: b"\x7f"}, "tables do not fit its size of 9"),  # nearly 8 EiB
+        ({31: b"\1"}, "tables do not fit its size of 1 bytes"),  # without a table
+        ({36: b"\xff"}, "tables do not fit its size"),
+        ({56: b"\xff"}, "tables do not fit its size"),
+        ({60: b"\xff"}, "tables do not fit its size"),  # snapshots
     ],
 )
 def test_qcow2_that_refers_to_another_file_is_refused(
@@ -81,7 +89,7 @@ def test_qcow2_that_refers_to_another_file_is_refused(
 ) -> None:
     """By its header: docs/interop/qcow2.txt of QEMU."""
     with disk.open("r+b") as file:
-        for at, content in {0: b"QFI\xfb\0\0\0\3", 23: b"\x10", **changes}.items():
+        for at, content in {0: b"QFI\xfb\0\0\0\3", 23: b"\x10", 103: b"h", **changes}.items():
             file.seek(at)
             file.write(content)
     if why is None:
