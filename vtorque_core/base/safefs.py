@@ -43,7 +43,7 @@ def parent_of(path: str) -> Iterator[tuple[int, str]]:
     """Open the trusted directory that contains ``path``; yield its descriptor and the base name."""
     pure = Path(path)
     if not pure.is_absolute() or ".." in pure.parts or not pure.name:
-        raise HostFault(f"{path!r} is not an absolute path without ..")
+        raise HostFault(f"{path!r} is not an absolute path, or contains ..")
     descriptor = os.open("/", _WALK)
     try:
         pending = list(reversed(pure.parent.parts[1:]))

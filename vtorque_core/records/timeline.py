@@ -27,7 +27,7 @@ def keep_phases(paths: Paths, state: JournalState) -> None:
 def spans(state: JournalState, until: float) -> list[dict[str, Any]]:
     """Return the phases: ``name``, ``guest`` (None: the job), ``start`` (Unix time), ``seconds``.
 
-    The seconds of a guest's phase count from the start of the job's latest phase before it. The
+    A guest's phase is measured from the start of the job's phase that precedes it. The
     phase ``used`` has ``cpu_seconds`` and ``peak_mib``.
     """
     marks = state.phases

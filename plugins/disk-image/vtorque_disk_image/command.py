@@ -94,6 +94,6 @@ def _build(ctx: click.Context, name: str, file: Path, said: dict[str, Any], **ho
     group = ctx.parent.command if ctx.parent is not None else None
     build = group.get_command(ctx, "build") if isinstance(group, click.Group) else None
     if build is None:
-        raise UsageError("is a command of vmgr images")
+        raise UsageError("cannot be an image's name: it is a command of vmgr images")
     more = {"sign_key": sign_key, "as_json": as_json, **how}
     ctx.invoke(build, name=name, builder=NAME, options=tuple(options), **more)

@@ -167,7 +167,7 @@ class Runner:
                 self._book.record_submission(row.number, job, time.time())
 
     def _collect(self) -> bool:
-        """Read the numbers of jobs that have ended and that the batch system no longer lists.
+        """Read the results of jobs that have ended and that the batch system no longer lists.
 
         Returns True if a job has written the file ``ended`` but may still be listed.
         """

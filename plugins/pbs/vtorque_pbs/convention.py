@@ -147,7 +147,7 @@ def build_resources(resources: Mapping[str, str]) -> str:
 
 
 def request_token(resources: Mapping[str, str]) -> str | None:
-    """Return the first ``vt1:...`` word of ``other``, or None for a bare-metal job.
+    """Return the first ``vt1:...`` word of the resource ``other``, or None for a bare-metal job.
 
     The word is untrusted user text; decode it with ``request.from_token``.
     """

@@ -98,7 +98,7 @@ def note_registered(machines: Machines, found: CloudState, nodes: Mapping[str, P
 def record_start_times(
     machines: Machines, found: CloudState, nodes: Mapping[str, PoolNode], now: float
 ) -> None:
-    """Record how long machines took until their node was up, at ``now``.
+    """For each machine whose node is up at ``now``, record how long its start took.
 
     Used for batch systems that do not report when a node's daemon started.
     """

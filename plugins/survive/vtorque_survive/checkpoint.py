@@ -350,7 +350,7 @@ class _Saving:
 
     @property
     def run_dir(self) -> Path:
-        """The run directory of this node's first guest, which runs the script on the first node."""
+        """The run directory of this node's first guest, which on the first node runs the script."""
         return self.guests[0].guest.run_dir
 
     @property

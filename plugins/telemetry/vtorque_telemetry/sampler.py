@@ -91,7 +91,7 @@ def _connect_agent(path: Path) -> socket.socket | None:
 
 
 class JobMeter:
-    """Root's measurements and open files of one job on this node."""
+    """What root measures of one job on this node, with the files that it holds open for this."""
 
     def __init__(self, job: RunningJob) -> None:
         self.job = job

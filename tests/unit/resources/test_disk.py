@@ -46,8 +46,8 @@ def test_overlay_gets_the_size_of_its_image_without_qemu_img(tmp_path):
         ["qemu-img", "create", "-q", "-f", "qcow2", image, "3G"], check=True, timeout=180
     )
     with image.open("r+b") as file:
-        file.seek(96)  # refcount_order (QEMU, docs/interop/qcow2.txt): no tool accepts this one
-        file.write(b"\xff" * 4)
+        file.seek(48)  # refcount_table_offset (docs/interop/qcow2.txt): no tool accepts this one
+        file.write(b"\xff" * 8)
     path = tmp_path / "o"
     Overlay(str(path), str(image), "qcow2").create()
     assert int.from_bytes(path.read_bytes()[24:32], "big") == 3 << 30
