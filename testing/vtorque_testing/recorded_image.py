@@ -1,4 +1,4 @@
-"""Provide the image of recorded nodes."""
+"""Provide the image that tests use on the simulated nodes of :mod:`vtorque_testing.recorded`."""
 
 from __future__ import annotations
 

@@ -102,7 +102,7 @@ def _request(
 def submission(
     message: dict[str, Any], terminal: Sequence[int], service: ServiceChannel
 ) -> LocalSubmission:
-    """Return what root must know about a job. Write the rest to the service's two files."""
+    """Return what root must know about a job; write script, environment and paths to files."""
     content = base64.b64decode(message["script"], validate=True)
     want = qsub.describe(pbs.split_qsub([str(word) for word in message["argv"]]), content)
     environ = {str(name): str(value) for name, value in message["environ"].items()}

@@ -78,7 +78,7 @@ def network_options(addresses: Sequence[Address]) -> list[str]:
     if len(static) not in (0, len(addresses)):
         raise Refused(
             f"{len(static)} of the job's {len(addresses)} networks have fixed addresses and the "
-            "others use DHCP, which OSv does not support together",
+            "others use DHCP; OSv does not support both together",
             fix="choose fewer networks",
         )
     options = [f"--ip={nic},{a.ip},{_mask(a.prefix)}" for nic, a in static]

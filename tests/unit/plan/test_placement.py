@@ -122,11 +122,13 @@ def test_whole_cores_of_a_mapping_leave_no_sibling_to_other_guests():
     (got,) = placed(XEON, guest(3, cpus=(33, 97, 40), more=whole))
     assert (got.cores["vcpu"], got.idle) == ((33, 97, 40), (104,))
     assert 104 not in got.cores["emulator"]
-    with pytest.raises(NoFit, match=r"SMT sibling, CPU 104 is not granted to the job"):
+    with pytest.raises(
+        NoFit, match=r"CPU 104, SMT sibling of a named CPU, is not granted to the job"
+    ):
         placed(XEON, guest(3, cpus=(33, 97, 40), more=whole), cpus=(33, 97, 40, 41))
     with pytest.raises(NoFit, match="CPUs with SMT siblings: more than the job has"):
         placed(XEON, guest(3, cpus=(33, 97, 40), more=whole), cpu_count=3)
-    with pytest.raises(NoFit, match="SMT sibling, CPU 104 is named for 2 guests"):
+    with pytest.raises(NoFit, match="CPU 104, SMT sibling of a named CPU, is named for 2 guests"):
         placed(XEON, guest(3, cpus=(33, 97, 40), more=whole), guest(1, cpus=(104,)))
 
 

@@ -96,7 +96,7 @@ def _check_fixed(demands: Sequence[Demand], free: FreeResources) -> None:
                 why, limit, where = _why_unusable(cpu, named[cpu], free)
                 if why:
                     raise NoFit(
-                        f"{'SMT sibling, ' if cpu in idle else ''}CPU {cpu} {why}",
+                        f"CPU {cpu}{', SMT sibling of a named CPU,' if cpu in idle else ''} {why}",
                         key=cores.key,
                         value=",".join(map(str, cores.cpus)),
                         limit=limit,
