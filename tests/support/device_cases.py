@@ -103,12 +103,15 @@ def load(only: Iterable[str] | None = None) -> Plugins:
     return recorded.load(None if only is None else {"linux-guest", *only})
 
 
+ONLY_REFUSE = {"vtorque_guest_types", "vtorque_image_sources"}
+"""Hooks of plugins whose vtorque_plan makes no claim."""
+
+
 def devices(plugins: Plugins) -> list[str]:
     """Return the names of the plugins that require resources of a node for any type of guest."""
     hooks = {name: plugins.hooks_of(name) for name in plugins.names}
-    only_refuse = {"vtorque_guest_types", "vtorque_image_sources"}
     return [
-        name for name, has in hooks.items() if "vtorque_plan" in has and only_refuse.isdisjoint(has)
+        name for name, has in hooks.items() if "vtorque_plan" in has and ONLY_REFUSE.isdisjoint(has)
     ]
 
 

@@ -211,7 +211,7 @@ NONSENSE = {
     ),
     "id is a path": (reply(V2_TASK % b"../plugins"), "is not a task"),
     "id has a line": (reply(V2_TASK % b"a\\r\\nb"), "is not a task"),
-    "cut": (b"HTTP/1.1 200 OK\r\nContent-Length: 99\r\n\r\n{}", "IncompleteRead|no list"),
+    "cut": (b"HTTP/1.1 200 OK\r\nContent-Length: 99\r\n\r\n{}", "IncompleteRead|is not a list"),
     "error": (reply(b'{"message": "\\u001b[2Jno"}', "503 Busy"), r"503 '\\x1b\[2Jno'"),
     "headers": (b"HTTP/1.1 200 OK\r\n" + b"a: b\r\n" * 200 + b"\r\n", "more than 100 headers"),
 }
