@@ -1,4 +1,4 @@
-"""What of an image is written into the user's cache."""
+"""The conversion of an image for the cache of its user: attributes and limits."""
 
 import io
 

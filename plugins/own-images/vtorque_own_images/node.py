@@ -12,7 +12,13 @@ from vtorque_core.api.health import HealthCheck, HealthResult, ok, warning
 from vtorque_core.api.libvirt_domain import Disk
 from vtorque_core.api.node_job import Site
 from vtorque_core.api.values import is_personal
-from vtorque_own_images.submitted_image import ALLOWED, INSTALL_SUDO, LABEL, SERIAL, refuse_sudo
+from vtorque_own_images.submitted_image import (
+    INSTALL_SUDO,
+    LABEL,
+    SERIAL,
+    SUDO_ALLOWED,
+    refuse_sudo,
+)
 
 
 @hookimpl
@@ -32,7 +38,7 @@ def vtorque_plan(guest: GuestPlan) -> Iterator[Refusal]:
 @hookimpl
 def vtorque_guest_context(guest: GuestPlan) -> Iterator[RootCommand]:
     """Yield the command that lets the job's user become root, if the job has ``root=true``."""
-    if guest.image.source and guest.image.labels.get(LABEL) == ALLOWED:
+    if guest.image.source and guest.image.labels.get(LABEL) == SUDO_ALLOWED:
         yield RootCommand((INSTALL_SUDO,), "boot")
 
 

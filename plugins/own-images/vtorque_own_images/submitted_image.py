@@ -21,7 +21,7 @@ SERIAL = "vtown"
 """Serial number by which the base image's initramfs finds the disk with the user's squashfs."""
 SUID = "vtorque.suid=1"
 """Word of the kernel command line that enables setuid programs of the image."""
-LABEL, ALLOWED = "script", "sudo"
+LABEL, SUDO_ALLOWED = "script", "sudo"
 """Label of the image, and its value if the job's user may become root."""
 INSTALL_SUDO = "/usr/lib/vtorque/install-sudo"
 """Program of the base image that provides sudo in the guest."""
@@ -61,7 +61,7 @@ def image(request: JobRequest, site: Site, pool: Callable[[str], Image]) -> Imag
             value=SUDO,
             fix=fix,
         )
-    labels = {**base.labels, LABEL: {SCRIPT: "root", SUDO: ALLOWED}[request[ROOT]]}
+    labels = {**base.labels, LABEL: {SCRIPT: "root", SUDO: SUDO_ALLOWED}[request[ROOT]]}
     return replace(base, cmdline=f"{base.cmdline} {SUID}".strip(), labels=labels)
 
 

@@ -82,7 +82,7 @@ def slurm(monkeypatch):
     made = SlurmState()
     monkeypatch.setattr(SlurmClient, "run", made.run)
     monkeypatch.setattr(placeholder_job.controller_updates, "this_node", lambda _: "n3")
-    monkeypatch.setattr(placeholder_job, "_LOOK", 0.0)
+    monkeypatch.setattr(placeholder_job, "_POLL", 0.0)
     monkeypatch.setattr(placeholder_job.cpus, "kernel_ids", tuple)
     return made
 

@@ -19,7 +19,7 @@ from vtorque_slurm.batch_commands import SlurmClient
 from vtorque_slurm.job_records import JobRecord
 
 _WAIT = 60.0  # seconds for the placeholder to run
-_FIRST_LOOK, _LOOK = 0.05, 0.5  # seconds between two queries; mostly the first suffices
+_FIRST_POLL, _POLL = 0.05, 0.5  # seconds between two queries; mostly the first suffices
 _ENDED = ("", "PENDING", "COMPLETING", "COMPLETED", "CANCELLED", "FAILED", "TIMEOUT", "NODE_FAIL",
           "PREEMPTED", "BOOT_FAIL", "DEADLINE", "OUT_OF_MEMORY", "REQUEUED", "REQUEUE_HOLD",
           "SPECIAL_EXIT")  # fmt: skip
@@ -136,14 +136,14 @@ def _hold(
 
 
 def _await(client: SlurmClient, job_id: str, node: str) -> JobRecord:
-    until, pause = time.monotonic() + _WAIT, _FIRST_LOOK
+    until, pause = time.monotonic() + _WAIT, _FIRST_POLL
     while (found := _placeholder(client, job_id, node)) is None or found.state != "RUNNING":
         if time.monotonic() >= until:
             raise Refused(
                 f"{node} has no free resources for the job's guests: the placeholder job is pending"
             )
         time.sleep(pause)
-        pause = min(1.5 * pause, _LOOK)
+        pause = min(1.5 * pause, _POLL)
     return found
 
 

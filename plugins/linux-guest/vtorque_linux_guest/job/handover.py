@@ -19,7 +19,7 @@ from vtorque_core.api import HostFault
 from vtorque_core.api.guest_driver import LEAVE, LEFT, TELL, ReadyGuest
 from vtorque_linux_guest.job.session_state import SessionState
 
-_LOOK = 0.05  # seconds between two checks whether root has read the state
+_POLL = 0.05  # seconds between two checks whether root has read the state
 _AGAIN = 2.0  # seconds after which root is considered killed, and the state is sent again
 
 
@@ -38,8 +38,8 @@ def send_state(guest: ReadyGuest, state: SessionState) -> None:
             _write(guest.run_dir / LEAVE, state.to_json)
             again = time.monotonic() + _AGAIN
             while is_detach_requested(guest) and time.monotonic() < again:
-                time.sleep(_LOOK)
-        time.sleep(_LOOK)
+                time.sleep(_POLL)
+        time.sleep(_POLL)
 
 
 class StateSender:
