@@ -37,7 +37,7 @@ def vtorque_boot_sources(
 
 @hookimpl
 def vtorque_reserved_items(guests: Sequence[GuestPlan], site: Site) -> Iterator[PoolClaim]:
-    """Yield the addresses of guests that are saved or have migrated to other nodes."""
+    """Yield network addresses of guests in checkpoints and of guests that migrated away."""
     if site[Settings].checkpoints:
         from vtorque_survive import shared_store  # noqa: PLC0415 - few sites keep checkpoints
 
@@ -59,13 +59,13 @@ def vtorque_render_domain(guest: GuestPlan, site: Site) -> Iterator[Element]:
 
 @hookimpl
 def vtorque_pre_boot(job: NodeJob) -> None:
-    """Create the job shell's lock file and the FIFO for requests, and start the node's watcher."""
+    """Create the job's lock file and its FIFO to the node's watcher, and start the watcher."""
     _prepare_job(job)
 
 
 @hookimpl
 def vtorque_post_boot(job: NodeJob) -> None:
-    """Record that the job was restored successfully."""
+    """Remove records of failed restores or an earlier migration, because the guests run."""
     _record_start(job)
 
 

@@ -1,4 +1,4 @@
-"""Save a multi-node job: the parts of all nodes become one checkpoint, or none.
+"""Save a multi-node job: all of its nodes write to one checkpoint.
 
 Runs as root, in the watcher. Nodes communicate only through files in the unfinished checkpoint,
 which all nodes can see. The job's first node begins and completes the checkpoint. To abandon the
@@ -42,7 +42,7 @@ def nodes_of(job: RunningJob) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class NodePart:
-    """This node's part in a checkpoint. For a job on one node, it does nothing.
+    """This node's manifest and state files in a job's checkpoint.
 
     Attributes:
         number: This node's index among the job's nodes.
@@ -83,10 +83,10 @@ class NodePart:
         return self.store.begun_path(self.name)
 
     def begin(self, tools: Mapping[str, str], *, ends: bool) -> None:
-        """On the first node, request the checkpoint; on others, compare the versions of tools.
+        """On the first node, write the request (``ends``, ``tools``). On others, compare ``tools``.
 
         Raises:
-            HostFault: If the versions differ.
+            HostFault: If ``tools`` differ from those in the request.
         """
         if not self.has_other_nodes:
             return
@@ -117,7 +117,7 @@ class NodePart:
         """Wait until all nodes have reached a state. ``until`` is a time.time().
 
         Raises:
-            HostFault: If nodes are late; the message names them.
+            HostFault: If nodes are late. The message is their names and ``why``.
         """
         if not self.has_other_nodes:
             return
@@ -132,10 +132,10 @@ class NodePart:
             time.sleep(_POLL)
 
     def end(self) -> None:
-        """Record that the job's first guest ends. Other nodes can no longer abandon the checkpoint.
+        """Forbid other nodes to abandon the checkpoint, before the job's first guest ends.
 
-        If a node abandons the checkpoint at the same moment, either that node sees this record, or
-        this node sees the renamed directory.
+        Raises:
+            HostFault: If another node has abandoned the checkpoint.
         """
         if self.has_other_nodes:
             self._touch(self._part / ENDS)
@@ -144,8 +144,8 @@ class NodePart:
     def wait_complete(self, until: float, longest: float) -> None:
         """Wait until the first node has completed the checkpoint.
 
-        The deadline (time.time()) is ``until`` or, once the job's first guest ends, ``longest``. In
-        that phase, a stopped job shell or a killed watcher can delay the first node.
+        The deadline (time.time()) is ``until``. After the first node calls :meth:`end`, the
+        deadline is ``longest``, because a stopped job shell can delay the first node.
 
         Raises:
             HostFault: If the first node is late.
@@ -158,7 +158,7 @@ class NodePart:
             time.sleep(_POLL)
 
     def is_written(self) -> bool:
-        """Return whether this node's part is complete, but perhaps not yet synced."""
+        """Return whether this node's manifest is written. Its files may not be synced yet."""
         return self.has(_HAS) if self.has_other_nodes else self.store.is_written(self.name)
 
     def write(self, manifest: Manifest) -> None:
@@ -193,7 +193,7 @@ class NodePart:
     def abandon(self, error: Exception) -> Exception:
         """Abandon the checkpoint after an error. Return the error of the node that failed first.
 
-        If the job's first guest ends at this moment (:meth:`end`), the checkpoint stays.
+        After the first node calls :meth:`end`, other nodes cannot abandon the checkpoint.
         """
         if not self.has_other_nodes:
             return error
@@ -242,7 +242,7 @@ class NodePart:
 
 
 class RequestReader:
-    """Reads first nodes' requests in a child process: the checkpoint directory may hang."""
+    """Reads first nodes' requests to save jobs, in a child process because reading may hang."""
 
     def __init__(self, settings: Settings) -> None:
         self._top = settings.checkpoints if settings.checkpoints_shared else ""

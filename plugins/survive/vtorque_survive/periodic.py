@@ -86,7 +86,7 @@ def trim(paths: Paths, job: RunningJob, store: Store, keep: int) -> None:
 def _before_end(job: RunningJob, before: float) -> float:
     """Return the Unix time at which to save the job: ``before`` seconds before its walltime ends.
 
-    The result is at the earliest halfway between the script's start and the end of the walltime.
+    At the earliest, this is halfway between the script's start and the end of the walltime.
     """
     facts = job.kept.facts()
     seconds = _seconds(facts)

@@ -38,7 +38,7 @@ def is_migrating(job: NodeJob) -> bool:
 
 
 def acquire_placeholder(job: NodeJob) -> None:
-    """If the guests migrate from another node, make the placeholder job end with the guests."""
+    """Acquire the placeholder job if the guests migrate from another node."""
     first = job.guests[0]
     if is_migrating(job):
         job.acquire(Placeholder(job.id, first.job.node, str(job.site.path)), guest=first)

@@ -1,7 +1,7 @@
 """Run commands as root on another node, with ``[plugin.survive] remote_command``.
 
-The command runs without a shell. The request goes to its standard input, so that a remote shell
-(ssh(1)) sees only fixed words.
+``remote_command`` runs without a local shell. Requests are sent to its standard input, so that a
+remote shell (ssh(1)) sees only fixed words.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def ask(config: Path, settings: Settings, node: str, what: Mapping[str, Any]) ->
 class Bridge:
     """A context manager for a local socket that connects to another node's libvirtd.
 
-    For each connection, the site's command runs libvirt's ``virt-ssh-helper`` on that node. If this
+    For each connection, ``remote_command`` runs libvirt's ``virt-ssh-helper`` on that node. If this
     process is killed, these commands and a migration over the connections continue.
     """
 

@@ -130,9 +130,9 @@ class _Sender:
     def request_guest(
         self, of: Collection[str], node: ReceivingNode, uuid: str, xml: str, failed: threading.Event
     ) -> None:
-        """Request a guest from the sender once this node is ready for all guests in ``of``.
+        """Request the guest ``uuid`` from the sender, and return when the guest runs here.
 
-        Return when the guest runs here. Runs in one thread per guest.
+        The last of the threads for the guests ``of`` (UUIDs) sends the request for all of them.
 
         Raises:
             SenderGone: If the sender has disconnected, or after an hour, because a node that lost
@@ -159,7 +159,7 @@ class _Sender:
 
 @dataclass(frozen=True)
 class Migration(BootSource):
-    """A guest that migrates from another node once this node is ready for all the job's guests."""
+    """A guest that migrates from another node, as a boot source."""
 
     guest: ArrivingGuest
     arrive: Callable[[str, str, threading.Event], None]

@@ -76,7 +76,7 @@ def listen(path: Path) -> int:
 
 
 def take_request(descriptor: int) -> tuple[str, str, int] | None:
-    """Return the last request: word, token, and the pid that the requester states. Never blocks."""
+    """Return word, token and pid from the last line, as :func:`ask` wrote it. Never blocks."""
     try:
         said = os.read(descriptor, _MOST)
     except OSError:
@@ -86,7 +86,7 @@ def take_request(descriptor: int) -> tuple[str, str, int] | None:
 
 
 def answer(place: Place, token: str, text: str, made: str = "") -> None:
-    """Answer a request if possible. ``made`` is the id of the checkpoint that it created."""
+    """Write the answer to a request; ignore errors. ``made`` is the id of a created checkpoint."""
     with suppress(OSError, HostFault):
         place.write(ANSWER, json.dumps({"token": token, "said": text, "made": made}).encode())
 
@@ -104,8 +104,8 @@ def last_checkpoint(place: Place) -> str:
 def ask(path: Path, place: Place, word: str, seconds: float, patience: float = _BEGINS) -> str:
     """Send a request, as the job's owner or root. Return an error message, empty on success.
 
-    Wait up to ``patience`` seconds for a watcher to listen, which it does once the guests are
-    ready, and up to ``seconds`` for its answer.
+    Wait up to ``patience`` seconds until the guests are ready and a watcher listens. Wait up to
+    ``seconds`` for the answer.
 
     Raises:
         HostFault: If no watcher listens, the job has ended, or there is no answer in time.

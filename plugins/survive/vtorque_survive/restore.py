@@ -39,9 +39,9 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class RestoredDisk(Resource):
-    """A guest's own disk, copied from a checkpoint.
+    """A guest's own disk: a copy of ``source`` in a checkpoint, or an empty file.
 
-    Without a ``source`` it starts empty, and :mod:`vtorque_survive.migrate_disk` writes it.
+    :mod:`vtorque_survive.migrate_disk` writes the content of a migrating guest to the empty file.
     """
 
     kind = "survive-disk"
@@ -255,7 +255,7 @@ def await_disks(job: NodeJob) -> None:
 
 
 def acquire_saved(job: NodeJob) -> None:
-    """Acquire the guests' disks and the previous job shell's session state."""
+    """Acquire what the checkpoint contains: the guests' disks and the job shell's session state."""
     first, settings = job.guests[0], job.site[Settings]
     asks = first[CHECKPOINT] != NEVER
     cpu = settings.cpu_model if asks else ""

@@ -25,7 +25,7 @@ _ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,80}", re.ASCII)
 
 
 def checkpoint_id(value: str) -> str:
-    """Validate and return a value of ``resume``: a checkpoint's id, or BEGINNING."""
+    """Validate and return a value of ``resume``: a checkpoint's id, or ``none``."""
     if value and not _ID.fullmatch(value):
         raise ValueError("is not a checkpoint's id: write the id that vmgr checkpoint has printed")
     return value
@@ -74,7 +74,7 @@ CHECKPOINT = Option(
 
 @hookimpl
 def vtorque_parse_args(request: JobRequest, site: Site) -> Iterator[Refusal]:
-    """Reject a request for checkpoints or a restore that the site or the job does not support."""
+    """Reject ``checkpoint=`` or ``resume=`` if this site or job does not support it."""
     asked: list[Option[Any]] = [RESUME] * (request[RESUME] not in ("", BEGINNING))
     every, least = request[CHECKPOINT], site[Settings].min_checkpoint_interval
     asked += [CHECKPOINT] * (every != NEVER)

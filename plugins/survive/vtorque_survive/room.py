@@ -1,6 +1,6 @@
 """Check limits and reserve disk space for a checkpoint. Runs as root.
 
-Reserve only under :meth:`Store.hold_lock`, because other jobs reserve space too.
+Callers hold :meth:`Store.hold_lock`, because other jobs also reserve space.
 """
 
 from __future__ import annotations

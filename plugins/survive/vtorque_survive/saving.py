@@ -30,7 +30,7 @@ class GuestData:
     """A guest with the data that must be saved.
 
     Attributes:
-        leased: claim pool and item of each lease that the restored guest needs again.
+        leased: pool and item of each network address that the guest leases.
         disk: the guest's own disk, an overlay or a copy of its image.
     """
 
@@ -42,10 +42,10 @@ class GuestData:
 
 @contextmanager
 def hold(paths: Paths, job: RunningJob, phase: str) -> Iterator[tuple[LockedJob, list[GuestData]]]:
-    """Hold the lock of a job in ``phase``; yield the locked job and its guests in order.
+    """Hold the lock of a job. Yield the locked job, and its guests by index.
 
-    Log messages go only to the job's log. Raises HostFault if the job has ended or is in another
-    phase, Busy if the lock is held, Refused if the job uses warm guests.
+    Log messages go only to the job's log. Raises HostFault if the job has ended or is not in
+    ``phase``, Busy if the lock is held, Refused if the job uses warm guests.
     """
     with suspend.locked(paths, job) as locked, suspend.log_to_job(paths, job, phase):
         if locked.state.phase != phase:

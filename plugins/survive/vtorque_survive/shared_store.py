@@ -1,4 +1,4 @@
-"""Checkpoints in a directory that all nodes mount: the jobs that use them, and their addresses.
+"""Reserve checkpoints in a directory that all nodes mount, and their guests' network addresses.
 
 A checkpoint keeps the network addresses of its guests while it exists. A file beside the checkpoint
 names the job that was restored from it (:class:`UseMark`). The batch system knows whether that job
@@ -95,8 +95,8 @@ def file_system(path: Path, mounts: str | None = None) -> str:
 class UseMark(Resource):
     """A file in the shared directory that reserves a checkpoint's guests for one job.
 
-    The file names the job and its node. ``over`` lists jobs that used the guests earlier and have
-    ended, according to the batch system.
+    The file names the job and its node. ``over`` lists jobs that have ended, according to the batch
+    system. The mark of such a job is overwritten.
     """
 
     kind = "survive-held"
@@ -151,8 +151,8 @@ def _lock_file(path: str, verb: str) -> Iterator[None]:
 class Gate:
     """A barrier: no guest of a restored multi-node job resumes before all are restored.
 
-    Each node records in its use mark that its guests are ready. A node that times out withdraws
-    its record, under the lock that protects writes to it. So either all guests resume, or none.
+    Each node records in its use mark that its guests are ready. A node that times out removes this
+    record. A lock ensures that either all guests resume, or none.
     """
 
     def __init__(
@@ -213,9 +213,9 @@ class Gate:
         return [node for node in said if node not in ours or not said[node].get("ready")]
 
     def _recheck_missing(self) -> list[str]:
-        """Check again under the lock.
+        """Return the nodes whose guests are not ready, read under the lock.
 
-        Without the lock, this node could time out while the last node becomes ready.
+        Without the lock, another node could time out while this node reads the records.
         """
         with _lock_file(self._mine, "read"):
             return self._missing_nodes(set())
@@ -275,9 +275,7 @@ def in_use_fault(text: str, stage: str | None = None) -> HostFault:
 
 
 def reserved_addresses(guests: Sequence[GuestPlan], site: Site) -> Iterator[PoolClaim]:
-    """Yield the addresses of checkpoints, except those that ``guests`` restore.
-
-    The result includes addresses of guests on this node, because their next checkpoint keeps them.
+    """Yield the addresses of checkpoints and of this node's leases, except those of ``guests``.
 
     Raises:
         HostFault: If the directory is missing or hangs.
@@ -323,7 +321,7 @@ def _write_addresses(top: Path, to: BinaryIO) -> None:
 
 
 def _user_addresses(directory: Path) -> Iterator[tuple[str, str]]:
-    """Yield the addresses of a user's checkpoints and of the guests in use (:class:`UseMark`)."""
+    """Yield the addresses in a user's checkpoints and use marks."""
     for found in Store(directory.parent, int(directory.name)).manifests():
         for guest in found.guests:
             yield from guest.leased

@@ -26,7 +26,7 @@ def resources() -> list[type[Resource]]:
 
 
 def prepare_job(job: NodeJob) -> None:
-    """Create the job shell's lock file and the FIFO for requests, and start the node's watcher.
+    """Create the job's lock file and its FIFO to the node's watcher, and start the watcher.
 
     The watcher starts while the guests boot, so it does not delay the job.
     """
@@ -55,7 +55,7 @@ def _require_saveable(job: NodeJob) -> None:
 
 
 def record_start(job: NodeJob) -> None:
-    """Record that the job was restored successfully."""
+    """Remove records of failed restores or an earlier migration, because the guests run."""
     if placeholder.is_migrating(job):  # a record of an earlier migration from here
         migration_record.forget(job.site.paths, job.guests[0].job.key)
     else:

@@ -220,7 +220,7 @@ class Store:
         return (self.part(name) / MANIFEST).exists()
 
     def finish(self, name: str) -> None:
-        """Sync all files of an unfinished checkpoint, which then becomes a finished one."""
+        """Sync all files of an unfinished checkpoint, and rename its directory to its id."""
         part = self.part(name)
         with _name_errors("finish", part):
             sync(*part.iterdir(), part)
@@ -299,23 +299,23 @@ class Store:
         return [found for found in named if not (self.directory / found.id / OVER).exists()]
 
     def disown(self, job_id: str) -> None:
-        """Mark all checkpoints with this job id, because the job that wrote them has ended.
+        """Exclude all present checkpoints with this job id from :meth:`list_for_job`.
 
-        A batch system that is reinstalled or runs out of numbers assigns job ids again.
+        A new job can have the id of an ended job if the batch system was reinstalled.
         """
         for found in self.list_for_job(job_id):
             (self.directory / found.id / OVER).touch(mode=0o600)
 
     def hold(self, name: str) -> None:
-        """Mark the checkpoint from which a held job is restored by default."""
+        """Create the mark file of the checkpoint from which a held job is restored by default."""
         (self.directory / name / HELD).touch(mode=0o600)
 
     def release_hold(self, name: str) -> None:
-        """Remove the mark that :meth:`hold` sets."""
+        """Remove the mark file that :meth:`hold` creates."""
         (self.directory / name / HELD).unlink(missing_ok=True)
 
     def is_held(self, name: str) -> bool:
-        """Return whether the checkpoint has the mark that :meth:`hold` sets."""
+        """Return whether the mark file exists that :meth:`hold` creates."""
         return (self.directory / name / HELD).exists()
 
     def failure_file(self, name: str) -> Path:
@@ -334,9 +334,9 @@ class Store:
 
 
 def _age_key(manifest: Manifest) -> tuple[int, int]:
-    """Return the attempt's number and the number of its phases as a sort key.
+    """Return a sort key from the checkpoint's id: the attempt and its number of phases.
 
-    The id of an attempt's last checkpoint has no number of phases. That checkpoint sorts last.
+    If the job ended with the checkpoint, the id has no number of phases, and sorts last.
     """
     key = re.sub(r"-\d+$", "", manifest.id, flags=re.ASCII)  # of the attempt
     phases = manifest.id.removeprefix(key).removeprefix("-")
@@ -344,10 +344,9 @@ def _age_key(manifest: Manifest) -> tuple[int, int]:
 
 
 def _is_left(place: Path) -> bool:
-    """Return whether a dead node left this unfinished checkpoint or removal behind.
+    """Return whether a dead node left this unfinished or partly removed checkpoint behind.
 
-    The node removes the directory when it is back. Until then, the directory does not
-    count against the user's quota.
+    Such a directory does not count against the user's quota.
     """
     if place.suffix not in (_PART, _LOST, GONE):
         return False
@@ -358,7 +357,7 @@ def _is_left(place: Path) -> bool:
 
 
 def disk_usage(place: Path) -> tuple[int, int]:
-    """Return the bytes that a directory's files use on disk, and their reserved bytes."""
+    """Return the bytes that a checkpoint's files use on disk, and the bytes reserved for them."""
     had = reserved = 0
     with contextlib.suppress(FileNotFoundError):  # finished or dropped meanwhile
         for file in place.iterdir():

@@ -38,9 +38,9 @@ def require_saveable(job: RunningJob, *, ends: bool) -> None:
 
 
 def disks(run_dirs: Iterable[Path]) -> dict[str, list[int]]:
-    """Return the state of the users' disk files, by guest and name; see user_disks.
+    """Return inode number, size and modification time (ns) of the users' disk files.
 
-    A state is inode number, size and modification time (ns), which are the same on all nodes.
+    The keys are guest and file name. Errors: see :func:`saving.user_disks`.
     """
     return {
         f"{run_dir.name}/{name}": [file.st_ino, file.st_size, file.st_mtime_ns]
@@ -59,7 +59,7 @@ def is_whole(file: Path) -> bool:
 
 
 def tools(cpu: str = "") -> Mapping[str, str]:
-    """Return the versions that must be the same for a restore, by name.
+    """Return the versions of vTorque, QEMU, libvirt and the processor, which a restore compares.
 
     The entry ``processor`` is the node's processor or, if set, libvirt's CPU model ``cpu``.
     """

@@ -1,7 +1,7 @@
 """Limit how many nodes are drained by their health checks at the same time.
 
-A node first drains itself with a reason that marks the drain as a request. It then counts the other
-drained nodes, and confirms its drain only if their number is below the limit. The last node to
+A node first drains itself with a reason that starts with "requests a drain". It then counts other
+drained nodes, and sets its final reason only if their number is below the limit. The last node to
 request a drain sees all other requests, so no clock is needed. If too many nodes request a drain,
 the nodes whose names sort first wait and count again. The others withdraw their requests.
 """
@@ -27,17 +27,16 @@ class CountingAdapter(Protocol):
     """
 
     def drain(self, reason: str) -> None:
-        """Drain like :class:`DrainingAdapter`. A new reason replaces vTorque's previous one."""
+        """Drain like :class:`DrainingAdapter`, or replace the reason of vTorque's earlier drain."""
         ...
 
     def drained(self) -> tuple[str, Mapping[str, str]]:
-        """Return this node's name, and the reasons of all nodes drained by :meth:`drain`, by name.
+        """Return this node's name, and each node that :meth:`drain` drained, with its reason.
 
-        Nodes with a note by the site are not included.
+        Nodes with a note of the administrator are not included.
 
         Raises:
-            Refused: If this node has a note by the site and accepts jobs, because its drain could
-                then not be counted.
+            Refused: If this node accepts jobs but has a note of the administrator.
         """
         ...
 

@@ -1,9 +1,9 @@
 """The node's watcher: pause a job's guests while the job is suspended. Runs as root.
 
-The batch system decides whether a job is suspended. The watcher queries the batch system often only
-if the job shell is stopped or runs on another node, or if the job was suspended. Guests are paused
-at once when their job shell is stopped or their owner requests it (``request``). Batch systems run
-no hook when they suspend a job, and the job shell cannot catch SIGSTOP.
+Batch systems run no hook when they suspend a job. The watcher therefore queries the batch system:
+frequently if the job shell is stopped or runs on another node, or if the job was suspended,
+otherwise once per minute. The watcher pauses guests without a query if their job shell is stopped
+(SIGSTOP) or their owner requests it (``request``).
 
 The watcher may be killed at any time, because it keeps no state of its own: the owner's requests
 are files, and completed actions are in the job's journal.
@@ -69,7 +69,7 @@ class BatchView:
     def known_states(self, ids: Sequence[str], *, soon: bool) -> Mapping[str, JobState]:
         """Return the last known states of these jobs.
 
-        With ``soon``, query again without a long delay.
+        The next query starts after a minute or, with ``soon``, after the site's ``query_interval``.
         """
         self._known = {each: self._known[each] for each in ids if each in self._known}
         self.held &= set(ids)  # an earlier attempt's hold does not count
@@ -102,12 +102,14 @@ class WatchedJob:
 
     Attributes:
         change: The process that pauses, resumes or saves the guests.
-        to: The job's phase after that process.
-        token: The request to answer after that process.
-        made: The checkpoint's id for that answer.
-        asker: The pid of the requester.
-        again: When to retry after failures; ``pause`` is the next delay.
-        clocks: The process that sets the guests' clocks. ``late``: it must still start.
+        to: The job's phase after ``change``.
+        token: The token of the owner's request that is not answered yet.
+        made: The id of the checkpoint that ``change`` creates.
+        asker: The pid that sent the request.
+        again: The time of the next attempt after a failure.
+        pause: The delay in seconds after the next failure.
+        clocks: The process that sets the guests' clocks.
+        late: Whether ``clocks`` must still be started.
         passed: The process that forwards the request to nodes outside the allocation.
         wrong: The error of ``passed``.
         answer: The answer to the owner, sent after ``passed``.
@@ -301,7 +303,7 @@ class WatcherLoop:
         return word
 
     def _begin_checkpoint(self, watched: WatchedJob) -> bool:
-        """Start the next step of a checkpoint or of its cleanup; return whether there was one."""
+        """Start the next step of a requested checkpoint; return False if nothing is to be done."""
         if time.monotonic() < watched.again:
             return False
         begun = self.checkpoints.begin(self.paths, watched.job, watched.asker)
@@ -333,7 +335,7 @@ class WatcherLoop:
 
 
 def _ignores_owner(watched: WatchedJob) -> bool:
-    """Return whether to ignore the owner's requests, because the job has had too many phases."""
+    """Return whether the job has had so many phases that its owner's requests are ignored."""
     return len(watched.job.phases) >= _MOST_PHASES
 
 
