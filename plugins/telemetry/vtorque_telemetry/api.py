@@ -7,11 +7,11 @@ exporters``.
 
 Life cycle:
 
-1. A process of the sampler calls the function as root, in a thread. The function has ten seconds to
-   open what needs root (a port, a secret, a directory), and must not exchange data yet. An error is
-   logged. A minute later, a new process calls the function again, as root.
-2. The process drops all privileges and runs as ``uid`` in the settings. One thread per sink calls
-   the sink's methods.
+1. The sampler starts a process that calls the function as root, in a thread. The function opens
+   ports, secrets or directories within ten seconds, but exchanges no data yet. An error is logged.
+   A minute later, a new process calls the function again, as root.
+2. The process drops all privileges and runs as the setting ``uid``. One thread per sink calls the
+   sink's methods.
 
 Names and units follow Prometheus (https://prometheus.io/docs/practices/naming/): base units,
 ``_total`` for counters.

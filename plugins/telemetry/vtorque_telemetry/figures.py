@@ -19,10 +19,7 @@ _G = "vtorque_guest_"
 
 
 class GuestMeter:
-    """A meter of one guest.
-
-    Its counters never decrease while the guest lives, even if a counter of libvirt does.
-    """
+    """A meter of one guest. Its counters never decrease, even if libvirt's counters decrease."""
 
     def __init__(self, guest: RunningGuest) -> None:
         self.guest = guest

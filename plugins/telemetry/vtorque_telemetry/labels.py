@@ -1,4 +1,4 @@
-"""The series of a guest or a job: names, kinds, and labels that are valid in every format."""
+"""The series of a guest or a job: names, kinds and labels."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Series:
 
 
 class Labels:
-    """The series of one guest or of a whole job, which all have the labels ``base``."""
+    """All series of one guest or of a whole job. Each series has the labels ``base``."""
 
     def __init__(self, base: Mapping[str, str]) -> None:
         self.base = {name: label_value(value) for name, value in base.items()}

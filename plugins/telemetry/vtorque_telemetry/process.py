@@ -30,7 +30,7 @@ class Sampler(NodeProcess):
     def create(self) -> None:
         """Start the sampler. Raises HostFault.
 
-        Creates the sampler's socket first, so that no new file appears after this call.
+        The file of the sampler's socket exists when this call returns.
         """
         try:
             listen(Path(self.lock).with_suffix(".sock")).close()
@@ -48,8 +48,7 @@ class Sampler(NodeProcess):
 def last_sample(paths: Paths, key: str) -> None:
     """Request a job's last sample, while its guests still exist.
 
-    Waits at most :data:`LAST` seconds for each answer. If the sampler does not answer, the sample
-    is lost.
+    Waits at most twice :data:`LAST` seconds. If the sampler does not answer, the sample is lost.
 
     Privileges: root.
     """

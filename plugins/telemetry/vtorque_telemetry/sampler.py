@@ -1,10 +1,10 @@
 """Root's part of the node's sampler: measures all guests of all jobs at each interval.
 
 The resource ``process.Sampler`` starts this process before the first job's guests boot, and ends it
-with the last job. The process reads job journals. It reads counters of libvirt and the kernel,
-connects to guests' ports and opens files. Only the unprivileged process ``unprivileged_sampler``
+with the last job. The process reads job journals and counters of libvirt and the kernel. It opens
+series.jsonl and guests' ports for the unprivileged process ``unprivileged_sampler``, which alone
 reads data of guests and users. Both processes may be killed at any time: the next job restarts
-them, and they continue with the existing files.
+them, and they append to series.jsonl.
 
 The sampler waits for the next interval or, while no guest runs, for journal changes. An epilogue
 can request a job's last sample (``process.last_sample``).
@@ -44,7 +44,7 @@ StatsOf = Callable[[str], Mapping[str, Mapping[str, Any]]]
 
 
 class TickReceiver(Protocol):
-    """A receiver of ticks (:mod:`vtorque_telemetry.tick`). The caller keeps the files open."""
+    """A receiver of ticks (:mod:`vtorque_telemetry.tick`). The caller closes the files."""
 
     def send(self, tick: Tick, files: Mapping[Name, int], answer: int = -1) -> None:
         """Accept a tick. Close the pipe ``answer`` once the tick is processed. Never blocks."""
@@ -91,7 +91,7 @@ def _connect_agent(path: Path) -> socket.socket | None:
 
 
 class JobMeter:
-    """What root measures of one job on this node, with the files that it holds open for this."""
+    """A meter of one job on this node. It holds series.jsonl and the guests' ports open."""
 
     def __init__(self, job: RunningJob) -> None:
         self.job = job

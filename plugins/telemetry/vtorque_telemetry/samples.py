@@ -1,6 +1,6 @@
-"""The sampler's unprivileged part: reads jobs' own metrics, makes samples, writes series.jsonl.
+"""The sampler's unprivileged part: reads jobs' own metrics, passes on samples, writes series.jsonl.
 
-It gets root's measurements, ports and files in ticks (:mod:`vtorque_telemetry.tick`).
+Root sends its measurements and open files in ticks (:mod:`vtorque_telemetry.tick`).
 """
 
 from __future__ import annotations
@@ -61,9 +61,9 @@ class JobSamples:
         self.series = SeriesFile(file, self.id, job.labels["node"], self._settings.interval)
 
     def measure(self, job: JobFigures, at: float, *, last: bool = False) -> list[Sample]:
-        """Return all current samples of the job, and append due lines to series.jsonl.
+        """Return all current samples of the job, and append them to series.jsonl if due.
 
-        ``at`` is in Unix seconds. With ``last``, all samples are appended.
+        ``at`` is in Unix seconds. With ``last``, the samples are appended in any case.
         """
         samples: list[Sample] = []
         rejected = 0

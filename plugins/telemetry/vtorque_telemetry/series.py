@@ -2,9 +2,8 @@
 
 The first line is ``{"schema": 1, "job": .., "node": .., "interval": 2.0}``. Each other line has a
 guest's values at one time: ``{"t": unix, "g": index or null, "v": {series: value}}``. When the file
-is full, every second line of each guest is removed, and the interval doubles. Counters remain
-exact. Lines of the whole job (``g`` is null) are kept. A partial line of a killed sampler is
-removed.
+is full, the sampler removes every second line of each guest and doubles the interval. It keeps
+lines of the whole job (``g`` is null). A new sampler removes a partial line of a killed one.
 """
 
 from __future__ import annotations
@@ -56,7 +55,7 @@ class SeriesFile:
         return at >= self._next.get(guest, 0.0) - self.interval / 10
 
     def add(self, guest: int | None, at: float, values: Mapping[str, float]) -> None:
-        """Add a line of a guest or of the whole job (None). If the file is full, thin it."""
+        """Add a line of a guest or of the whole job (None). If the file is full, shorten it."""
         entry = {"t": round(at, 3), "g": guest, "v": values}
         line = json.dumps(entry, separators=(",", ":")).encode() + b"\n"
         if self._size() + len(line) > MAX_BYTES:
@@ -96,7 +95,7 @@ class SeriesFile:
                 self._lines[guest] = self._lines.get(guest, 0) + 1
 
     def _thin(self) -> None:
-        """Remove every second line of each guest; copy the job's own metrics to the next line."""
+        """Remove every second line of each guest. Move the job's own metrics to the next line."""
         head = {**self._head, "interval": self.interval * 2}
         kept = [json.dumps(head).encode()]
         seen: dict[int, int] = {}
@@ -120,10 +119,9 @@ class SeriesFile:
         self._lines = {guest: (count + 1) // 2 for guest, count in seen.items()}
 
     def _replace(self, data: bytes) -> None:
-        """Overwrite the file with shorter content, in place, because root owns the directory.
+        """Overwrite the file with shorter content, because only root may create a new file.
 
-        A concurrent reader may see empty lines at the end. They may remain if this process is
-        killed.
+        Empty lines at the end are possible during the call, and if this process is killed.
         """
         padded = data.ljust(self._size(), b"\n")
         if os.pwrite(self._descriptor, padded, 0) < len(padded):

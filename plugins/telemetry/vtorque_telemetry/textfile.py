@@ -18,7 +18,7 @@ class Textfile:
     """The text file sink, see :class:`vtorque_telemetry.api.SampleSink`."""
 
     def __init__(self, settings: Settings) -> None:
-        """Prepare the file's directory. Its owner must be ``uid`` in the settings. Needs root.
+        """Create the file's directory, owned by ``uid`` of the settings, and set its group.
 
         Raises:
             ConfigError: another user owns or could replace the directory.

@@ -43,10 +43,10 @@ class JobFigures:
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """All measured values of one moment by job key, and the names of files that are sent with it.
+    """All measured values of one moment by job key, and the names of the files sent with the tick.
 
-    ``last`` is the key of an ending job, or empty. The write end of a pipe may follow the files.
-    The receiver closes it to confirm the job's last sample.
+    ``last`` is the key of an ending job, or empty. With ``last``, a pipe is sent after the files.
+    The receiver closes the pipe to confirm the job's last sample.
     """
 
     at: float

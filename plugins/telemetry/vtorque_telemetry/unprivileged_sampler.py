@@ -1,8 +1,8 @@
 """The sampler's unprivileged process: reads guests' metrics, writes series, runs the sinks.
 
 Root's part (:mod:`vtorque_telemetry.sampler`) starts this process and sends it measurements. This
-process sends back only log lines. It opens the sinks as root (a port below 1024, secrets, keys),
-then switches to a uid without account or privileges. Usage:
+process sends back only log lines. It starts as root, to open the sinks' ports and secrets, then
+switches to a uid without account or privileges. Usage:
 ``python -I -m vtorque_telemetry.unprivileged_sampler CONFIG``.
 """
 
@@ -64,7 +64,7 @@ class UnprivilegedExporters:
         self._life: _ExportersProcess | None = None
 
     def send(self, tick: Tick, files: Mapping[Name, int], answer: int = -1) -> None:
-        """Send a tick, the files that the process does not have, and the pipe ``answer``."""
+        """Send a tick, all files that were not sent before, and the pipe ``answer``."""
         if self._life is None or self._life.process.poll() is not None:
             self.close()
             self._life = _start(self._argv)
