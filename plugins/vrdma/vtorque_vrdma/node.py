@@ -1,4 +1,4 @@
-"""RDMA on the node: what the site's backend needs on the host and in a guest.
+"""Set up RDMA on the node and in guests, with the site's backend ``rxe``, ``sriov`` or ``hyv``.
 
 Privileges: root.
 """
@@ -132,7 +132,7 @@ vtorque_resources = constant_hook(
 
 @hookimpl
 def vtorque_plan(guest: GuestPlan, site: Site) -> Iterator[Claim | Refusal | Notice]:
-    """Claim what the node's backend needs, or report what the node lacks."""
+    """Claim a virtual function or the backend's lease, or report what the node lacks."""
     settings, kind = site[Settings], site[Settings].backend(guest.job.node)
     if not guest[VRDMA] or (kind != "rxe" and not guest.host.nodes):  # no nodes: a submit host
         return
@@ -176,7 +176,7 @@ def _card(guest: GuestPlan, settings: Settings) -> Address:
 
 @hookimpl
 def vtorque_guest_context(guest: GuestPlan, site: Site) -> Iterator[ContextItem]:
-    """Yield packages, the device, and a check that fails the start if one of them is missing."""
+    """Yield RDMA packages, the RDMA device, and the command in the guest that checks them."""
     kind = _backend(guest)
     if not kind:
         return
@@ -229,7 +229,7 @@ def vtorque_render_domain(guest: GuestPlan, site: Site) -> Iterator[Element]:
 
 @hookimpl
 def vtorque_pre_boot(job: NodeJob) -> None:
-    """Acquire what the backend needs before the guests boot."""
+    """Acquire the packet filter, the virtual functions or HyV's configuration of each guest."""
     for guest in job.guests:
         kind, settings = _backend(guest), job.site[Settings]
         if kind and (what := missing_support(settings, kind)[0]):
