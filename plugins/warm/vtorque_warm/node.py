@@ -42,7 +42,7 @@ def vtorque_post_boot(job: NodeJob) -> None:
 def vtorque_setup_steps(site: Site, place: Installation) -> Iterator[SetupStep]:
     """Yield the steps that start the service now and at boot.
 
-    Undoing them ends the service and all unused warm guests.
+    ``undo()`` of these steps ends the service and all unused warm guests.
     """
     if _is_wanted(site) or not WarmService.for_node(site.paths).is_lost():
         yield from _steps(site, place)

@@ -16,11 +16,11 @@ _MOST = 64  # guests of a shape that the site does not list
 def wanted_guests(
     settings: Settings, history: Sequence[Mapping[str, Any]], now: float
 ) -> list[tuple[WarmShape, int]]:
-    """Return the number of guests to keep of each shape, most important first.
+    """Return the number of guests to keep of each shape, in the order in which to boot them.
 
-    A shape of the site gets as many guests as jobs requested in its busiest recent hour, within
-    its limits ``least`` and ``most``. If the site sets only ``max_memory``, use the most requested
-    shapes.
+    The number is how many guests of the shape started in its busiest recent hour, within the
+    shape's ``least`` and ``most``. If the site configures ``max_memory`` but no shapes, the result
+    contains the shapes that jobs requested most.
 
     Args:
         settings: The site's settings.
@@ -59,9 +59,10 @@ def _count_requests(history: Iterable[Mapping[str, Any]], now: float) -> dict[_K
 
 
 def _fill_budget(asked: Mapping[_Key, Counter[int]], budget: int) -> list[tuple[WarmShape, int]]:
-    """Add one guest per shape in turn, most requested shape first, while the budget lasts.
+    """Return guests of the requested shapes that fit into ``budget`` (MiB).
 
-    No shape gets more guests than were started in its busiest hour.
+    Add one guest of each shape per round, most requested shape first. No shape gets more guests
+    than were started in its busiest hour.
     """
     order = sorted(asked, key=lambda key: (-asked[key].total(), key))
     most = {key: min(_MOST, max(asked[key].values())) for key in order}

@@ -1,9 +1,9 @@
 """The node's service that keeps warm guests. Runs as root, with ``python -m`` of this module.
 
-Every few seconds, and when a journal changes, the service ends guests that are too old, surplus or
-incomplete, or whose config, image or version has changed. Then it boots one missing guest, unless a
-job is starting. The service may be killed at any time. The next job or the init system restarts it,
-and it finds its guests by their journals. It exits once the site wants no warm guests.
+Every few seconds, and when a journal changes, the service ends guests that are outdated or no
+longer wanted. Then it boots one missing guest, unless a job is starting. The service may be killed
+at any time. The next job or the init system restarts it, and the journals name its guests. It exits
+once the site wants no warm guests.
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ log = logging.getLogger(NAME)
 
 @dataclass
 class Failure:
-    """A shape that failed to boot.
+    """The failed attempts to boot a guest of one shape.
 
     Attributes:
-        times: Failures in a row.
-        again: When to retry.
+        times: Number of consecutive failures.
+        again: Time of the next attempt.
         at: Time of the last attempt.
-        version: Result of :func:`version` at that time.
-        jobs: Jobs that ran at that time.
+        version: Result of :func:`version` at the last attempt.
+        jobs: Jobs that ran at the last attempt.
     """
 
     times: int
@@ -127,7 +127,7 @@ class Keeper:
         return known
 
     def _yield_memory(self, there: Sequence[WarmGuest], settings: Settings) -> None:
-        """Boot no guests for some time after a job has evicted warm guests, longer each time.
+        """Boot no guests for a time after a job evicts warm guests. Each eviction doubles the time.
 
         Otherwise each job on a full node would have to evict new guests, and booting guests would
         take CPU time from the job.
@@ -251,7 +251,7 @@ class Keeper:
 def version(config: Path, image: str) -> str:
     """Return a string that changes when the config, a distribution, QEMU or this image changes.
 
-    QEMU is identified by its programs and libvirt's configuration file, as far as they exist.
+    A change of QEMU is a change of its programs or of libvirt's qemu.conf.
     """
     site, plugins = images.root_site(config)
     files = [config, site.images.pool / image / images.SIDECAR]
@@ -261,7 +261,7 @@ def version(config: Path, image: str) -> str:
 
 
 def note(spare: WarmGuest) -> dict[str, Any]:
-    """Return what the service recorded about a guest; empty if nothing yet."""
+    """Return shape, image and version of a warm guest; empty while the guest boots."""
     with contextlib.suppress(OSError, ValueError):
         found = json.loads((spare.directory / NOTE).read_text(encoding="utf-8"))
         if isinstance(found, dict):

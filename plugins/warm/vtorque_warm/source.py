@@ -39,7 +39,7 @@ class WarmSource(BootSource):
     def start(self, boot: Boot) -> None:
         """Move the guest's files to the job's paths, and plug in the job's devices.
 
-        The console log gets a second name, because the warm guest's process continues to record it.
+        The job's console log is a hard link, because a process still writes to the warm guest's.
         """
         guest, paths = boot.guest, boot.paths
         run, state = paths.job_run(self.key) / "g0", paths.job_state(self.key) / "g0"
