@@ -1,4 +1,4 @@
-"""Test kit for plugins: fixtures, contracts, recorded machines and templates.
+"""Test kit for plugins: fixtures, contracts, recorded hardware of machines, and templates.
 
 Only plugin authors and test modules use it; nodes do not need it. See ``doc/plugins.md``.
 """

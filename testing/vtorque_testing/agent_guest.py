@@ -1,6 +1,6 @@
-"""Double of a guest with vtorque-agent: the real agent, run as a process of this machine.
+"""Replace a guest in tests: run the real vtorque-agent as a process of this machine.
 
-Requires a C compiler and the distribution ``vtorque-linux-guest``, as the guest type itself does.
+Requires a C compiler and the distribution ``vtorque-linux-guest``.
 """
 
 from __future__ import annotations

@@ -53,7 +53,7 @@ def attempt(
 
 
 def script(harness: BatchHarness, content: bytes = SCRIPT, name: str = "job.sh") -> str:
-    """Write a script into the directory of submissions; return its file name."""
+    """Write a script into ``harness.directory``; return its file name."""
     (harness.directory / name).write_bytes(content)
     return name
 

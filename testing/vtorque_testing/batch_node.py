@@ -181,7 +181,7 @@ class NodeContract(ContractBase):
             harness.serve(True)
 
     def test_context_names_all_guests_in_rank_order(self, harness: BatchHarness) -> None:
-        """The context must name all guests in rank order, and be the same each time.
+        """``context()`` must name all guests in rank order, and return equal items each time.
 
         Paths must be absolute and must not contain ``..``.
         """
@@ -275,7 +275,7 @@ class ShellContract(ContractBase):
             harness.system.shell().read_start((), {}, None)
 
     def test_host_only_contains_no_common_variables(self, harness: BatchHarness) -> None:
-        """``host_only`` must not contain variables that every script relies on."""
+        """``JobShell.host_only`` must not contain variables such as HOME or PATH."""
         names = harness.system.shell().host_only
         assert all(isinstance(name, str) and name and "=" not in name for name in names)
         assert not names & {"HOME", "PATH", "USER", "LOGNAME", "SHELL", "PWD", "LANG", "TERM"}

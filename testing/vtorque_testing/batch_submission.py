@@ -79,7 +79,7 @@ class SubmissionContract(ContractBase):
         assert script_in_guest(harness, got) == SCRIPT
 
     def test_options_after_the_script_take_effect(self, harness: BatchHarness) -> None:
-        """Options after the script must take effect if the submit command accepts them there."""
+        """Options after the script must take effect if the submit command accepts such options."""
         options, name = harness.dialect.options, script(harness)
         if not harness.dialect.permutes:
             pytest.skip("this submit command takes what follows the script as its arguments")
@@ -177,7 +177,7 @@ class SubmissionContract(ContractBase):
     ) -> None:
         """``split()`` must return the CPUs and the memory that the user requests per node.
 
-        vsub then refuses contradictions, and does not request the same resource twice.
+        vsub compares them with the ``-vm`` options.
         """
         words, name = harness.dialect.share(cpus, mib), script(harness)
         args = self.split(harness, *words, name)
@@ -221,7 +221,7 @@ class SubmissionContract(ContractBase):
         assert faults == {}
 
     def check_script(self, harness: BatchHarness, wild: WildScript) -> None:
-        """Submit one script. Check that the guest runs it unchanged, or that it is refused."""
+        """Submit one script. Check that the guest runs it unchanged, or that vsub refuses it."""
         name = script(harness, wild.content, wild.name)
         ended, got = attempt(harness, *VM, name)
         assert (ended.code != 0) == (wild.name in self.refused), ended
@@ -235,7 +235,7 @@ class SubmissionContract(ContractBase):
         (harness.directory / name).unlink()
 
     def split(self, harness: BatchHarness, *argv: str) -> SubmitArgs:
-        """Split a command line with the directory of submissions as the working directory."""
+        """Call the submitter's ``split()`` with ``harness.directory`` as the working directory."""
         submitter = harness.system.submitter(harness.site)
         with contextlib.chdir(harness.directory):
             return submitter.split(argv)

@@ -61,7 +61,7 @@ class BuilderContract:
 
     @pytest.fixture
     def staging(self, tmp_path: Path) -> Path:
-        """Return the directory to build in, which is otherwise empty."""
+        """Return the empty directory in which the builder creates the image."""
         path = tmp_path / "pool" / "staging"
         path.mkdir(parents=True)
         return path

@@ -7,7 +7,7 @@ Example::
         def harness(self):
             return MyHarness()
 
-Requires the distribution ``vtorque-telemetry``, as the exporter itself does.
+Requires the distribution ``vtorque-telemetry``.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class ExporterHarness(Protocol):
 
 
 def sample(name: str = "vtorque_cpu_seconds_total", value: float = 1.5, **more: str) -> Sample:
-    """Return a sample in the form that exporters receive; ``more`` are labels."""
+    """Return a sample with the usual labels and those in ``more``."""
     labels = {"job": "42.srv", "user": "ada", "node": "n1", "guest": "0", **more}
     return Sample(name, value, labels, "counter" if "_total" in name else "gauge", 1.7e9, "help")
 

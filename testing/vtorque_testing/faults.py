@@ -1,9 +1,9 @@
 """Kill the start of a job at every step, and check that everything is released.
 
-The steps come from :func:`vtorque_core.records.journal.step`, which ``job.acquire()`` calls, so the
-tests cover all installed plugins. A :class:`Rig` is a job that can be started and released
-repeatedly. :func:`survive` kills the start before and after the ``create()`` of each record,
-releases the job in another process, and checks that the surroundings are as before the start.
+``job.acquire()`` calls :func:`vtorque_core.records.journal.step` at each step, so the tests cover
+resources of all plugins. A :class:`Rig` is a job that can be started and released repeatedly.
+:func:`survive` kills the start before and after the ``create()`` of each resource, releases the job
+in another process, and checks that nothing is left.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class ChildResult:
 
 
 class Surroundings(Protocol):
-    """The surroundings of a job, whose state can be observed."""
+    """The node's files, processes and devices that a job may change."""
 
     def observe(self) -> Mapping[str, object]:
         """Return the observable state, which must be the same before and after the job."""
@@ -75,14 +75,13 @@ class Rig(Surroundings, Protocol):
 
 @dataclass(frozen=True)
 class NamedObjects:
-    """Objects that a journal record names and that :meth:`Surroundings.observe` does not show.
+    """The objects that a journal record names, such as paths and network interfaces.
 
     Args:
         kind: kind of the record.
         names: kind and name of each object, and its state before the record was written; see
             :mod:`vtorque_testing.watched`.
-        blind: names of the record's fields if none of them names an observable object, otherwise
-            empty.
+        blind: the record's fields, if no field names an object; otherwise empty.
     """
 
     kind: str
@@ -124,8 +123,8 @@ def survive(
 ) -> list[str]:
     """Kill a start at each wanted step; return the names of these steps.
 
-    The first start is not killed: it determines the steps, and the objects that the records name.
-    All of these objects are then observed. A record without observable objects is an error.
+    The first start is not killed. Its journal shows the steps, and the objects to compare before
+    and after each later start. A record that names no object is an error.
 
     Args:
         rig: the job.
@@ -198,8 +197,8 @@ def run_in_child(
     Args:
         work: function to run.
         last: number of the step at which the fault occurs, from 1. None means no fault.
-        act: the fault, called in the process. Unless it is ``die``, the process then continues.
-        meanwhile: an alternative fault, called in the parent with the child's pid while the child
+        act: the fault, a function called in the process. If it returns, the process continues.
+        meanwhile: called instead of ``act``, in the parent with the child's pid, while the child
             is stopped.
         note: called in the process with the name of each step. Its results other than None are in
             :attr:`ChildResult.noted`.

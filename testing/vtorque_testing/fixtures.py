@@ -61,7 +61,7 @@ def vtorque_plugin(tmp_path: Path) -> Iterator[Callable[..., Plugins]]:
 
     A module may also be source text, which is written to a file and imported. ``name="acme"`` sets
     the plugin's name. ``only`` has the names of installed plugins to load as well; ``only=None``
-    loads all. Raises the errors of imports and registrations, as a node would report them.
+    loads all. Errors of an import or a registration are those that a node would report.
     """
     from vtorque_testing.recorded import load  # noqa: PLC0415
 
@@ -91,7 +91,7 @@ def vtorque_plugin(tmp_path: Path) -> Iterator[Callable[..., Plugins]]:
 def vtorque_node(tmp_path: Path) -> Callable[..., RecordedNode]:
     """Return a factory of recorded nodes: ``vtorque_node("gpu", plugins, config="[node] ...")``.
 
-    The machine is a key of :data:`vtorque_testing.planned.MACHINES`. By default, all installed
+    ``"gpu"`` is a key of :data:`vtorque_testing.planned.MACHINES`. By default, all installed
     plugins are used. ``config`` is the site config, in TOML. Further arguments are those of
     :meth:`vtorque_testing.recorded.RecordedNode.make`: ``tools``, ``sysfs``, ``share``.
     """

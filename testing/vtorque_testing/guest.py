@@ -221,7 +221,7 @@ class GuestContract:
         assert isinstance(error, HostFault), error
 
     def test_failed_setup_reports_the_reason(self, harness: GuestHarness) -> None:
-        """The error of a failed setup must quote the guest, without control characters."""
+        """The error of a failed setup must contain the guest's text, but no control characters."""
         _needs(harness, "ready")
         with harness.boot(fails="no disk \033[31m here"), _wires(harness):
             error = _await(harness)
@@ -386,7 +386,7 @@ def _wires(harness: GuestHarness) -> Wires:
 
 @contextlib.contextmanager
 def _limit_time(harness: GuestHarness) -> Iterator[None]:
-    """Raise CallTimeout at the time limit in the main thread, where drivers handle signals."""
+    """Raise CallTimeout in the main thread if the context lasts longer than the time limit."""
 
     def hung(_number: int, _frame: FrameType | None) -> None:
         raise CallTimeout(f"timed out after {harness.patience:g} s")
@@ -499,7 +499,7 @@ def _call_run(
 
 
 def _ignore_signal(_number: int, _frame: FrameType | None) -> None:
-    """Ignore a signal that is not meant for this process."""
+    """Do nothing, as a signal handler."""
 
 
 def _run_on_terminal(

@@ -110,7 +110,7 @@ class StartedJob:
 
 @dataclass(frozen=True)
 class OwnValue:
-    """A value that the user sets in or beside the field that carries the request.
+    """A submit option of the user that the adapter must keep when it attaches the request.
 
     Attributes:
         argv: the user's arguments: ``("--comment=mine",)``.
@@ -176,7 +176,7 @@ class BatchHarness(Protocol):
 
     @property
     def directory(self) -> Path:
-        """Directory of submissions: the tests write scripts there and submit them from there."""
+        """Working directory of submissions, which contains the tests' scripts."""
         ...
 
     @property
@@ -219,7 +219,7 @@ class BatchHarness(Protocol):
     def setup_root(self) -> Path | None:
         """Return a directory in which the adapter's setup steps install their files.
 
-        For each file that a step replaces, create a previous version there, as on a site with its
-        own hooks. Return None if the steps can run only on a real node.
+        The directory contains a previous version of each file that a step replaces, such as the
+        site's own hooks. Return None if the steps can run only on a real node.
         """
         ...

@@ -8,7 +8,8 @@ Example::
         def live(self, cluster):
             return MyLiveHarness(cluster)
 
-The subclass sets the mark, and provides the fixture that detects leftovers on the host.
+The subclass sets a pytest mark, and has a fixture that fails if jobs leave files or processes on
+the host.
 """
 
 from __future__ import annotations
@@ -38,10 +39,8 @@ class LiveDialect:
     Args:
         busy: options of a bare-metal job that occupies the node, so that other jobs are queued.
         walltime: returns options that limit a job to this number of seconds.
-        cancelled: exit statuses of a job that its user canceled while it ran, unless its script
-            handles SIGTERM.
-        late: exit statuses of a job that exceeded its time limit, unless its script handles
-            SIGTERM.
+        cancelled: possible exit statuses of a canceled job whose script does not handle SIGTERM.
+        late: the same for a job that exceeded its time limit.
         environ: variables of every job inside the guest, with regular expressions for their values.
     """
 

@@ -1,6 +1,6 @@
 """Implement ``vtorque plugins new``: create a complete distribution from templates.
 
-The files come from the directories of ``templates`` for the kind of plugin, and from ``common``.
+The files are copies of ``templates/common`` and of the directories that :data:`KINDS` lists.
 Words between ``@`` in their paths and texts are replaced by values derived from the plugin's name.
 A batch adapter is a renamed copy of the kit's own example.
 """

@@ -1,4 +1,4 @@
-"""Plan jobs on a recorded machine, without a job, files, processes or root.
+"""Plan jobs on a recorded machine, without root, processes or files of a node.
 
 A :class:`PlannedNode` has a site config, plugins and a recorded machine. It computes what the
 plugin's hooks get on a node: requests, guests, leases from the ledger of the node's resources, and
@@ -53,7 +53,7 @@ SCHEMA = "/usr/share/libvirt/schemas/domain.rng"
 
 @dataclass(frozen=True)
 class PlannedMachine:
-    """A recorded machine: names of files in ``machines`` with capabilities and PCI functions."""
+    """A recorded machine: names of its ``virsh capabilities`` and PCI files in ``machines``."""
 
     capabilities: str
     sysfs: str = ""
@@ -144,7 +144,7 @@ class PlannedNode:
         return decide(request, self.site, self.plugins)
 
     def resolve(self, request: JobRequest) -> JobRequest:
-        """Return the request, completed with numbers from the batch system's grant.
+        """Return the request with numbers in place of ``vcpus=job`` and ``ram=job``.
 
         Raises Refused.
         """

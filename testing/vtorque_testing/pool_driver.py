@@ -7,7 +7,7 @@ Example::
         def cloud(self, tmp_path):
             return MyCloudHarness(tmp_path)
 
-Requires ``vtorque-pool``, as the driver itself does.
+Requires ``vtorque-pool``.
 """
 
 from __future__ import annotations

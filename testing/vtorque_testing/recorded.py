@@ -1,4 +1,4 @@
-"""Start jobs without root, on a node in a directory that has the topology of a recorded machine.
+"""Start jobs without root on a recorded node: a directory and the topology of a recorded machine.
 
 Planning, ledger, placement, rendering, journal, seed, plugins' daemons and teardown are real.
 :class:`NodeDoubles` replace the parts that need root or a hypervisor:
@@ -7,9 +7,8 @@ Planning, ledger, placement, rendering, journal, seed, plugins' daemons and tear
 - Guests are ready immediately.
 - Processes are not bound to CPUs, because the recorded CPUs do not exist on this host.
 
-The node has its own /dev/shm. For plugins' hardware, it has a recorded sysfs and recorded tools.
-They are bind mounts that only the job's processes see; without root, this requires user namespaces
-(user_namespaces(7)).
+Only the job's processes see the node's /dev/shm, recorded sysfs and recorded tools, through bind
+mounts. Without root, bind mounts require user namespaces (user_namespaces(7)).
 """
 
 from __future__ import annotations
@@ -124,7 +123,7 @@ class NodeDoubles:
     domains: Path
 
     def create_domain(self, uri: str, xml: str, *, paused: bool) -> None:
-        """Create the channels' sockets, as regular files, and the domain."""
+        """Create the domain. Create a regular file for each channel's socket."""
         self._ask_libvirtd()
         root = ElementTree.fromstring(xml)  # noqa: S314 - our own
         for source in root.iterfind("./devices/channel/source"):
@@ -218,10 +217,10 @@ class RecordedNode:
         machine: output of ``virsh capabilities`` on the recorded machine.
         plugins: the node's plugins.
         site: the node's site config.
-        covers: maps paths of this host to the files that the job's processes see instead. The
-            paths must include /dev/shm and the program nft.
-        share: the batch system's grant for a job: fields of BatchJob.
-        doubles: class, method and replacement of each double of plugins' resources.
+        covers: bind mounts in the job's processes: path of this host, and file or directory to
+            mount there. Must include /dev/shm and the program nft.
+        share: the batch system's allocation for a job: fields of BatchJob.
+        doubles: class, method and replacement for each method of a resource to replace.
     """
 
     top: Path
@@ -253,7 +252,7 @@ class RecordedNode:
             tables: tables of the site config, in addition to the node's own.
             sysfs: creates a sysfs tree below the given path.
             tools: contents of programs that replace system tools, by name.
-            share: as for the class.
+            share: the batch system's allocation for a job: fields of BatchJob.
         """
         user_namespace()  # before the node's processes are forked
         data = _tables(top)
@@ -318,9 +317,9 @@ class RecordedNode:
         return [path.read_text() for path in sorted((self.top / "domains").iterdir())]
 
     def named_objects(self, step: str) -> NamedObjects | None:
-        """Return the objects outside this node that the newest record names.
+        """Return the paths, links and processes of this host that the newest journal record names.
 
-        Returns None unless ``step`` is ``after record KIND``. At this step, the objects do not
+        Returns None unless ``step`` is ``after record KIND``. At that step, the resource does not
         exist yet.
         """
         before, _, kind = step.partition("after record ")
@@ -431,7 +430,7 @@ class RecordedJob:
     processes: Callable[[], Sequence[str]]
 
     def start(self, last: int | None = None) -> ChildResult:
-        """Start the job. Without ``last``, ``noted`` contains the objects outside the node."""
+        """Start the job. Without ``last``, ``noted`` contains results of :meth:`named_objects`."""
         if last is not None:
             return self.node.start(self.job, last)
         return self.node.start(self.job, note=self.node.named_objects)
@@ -450,7 +449,7 @@ class RecordedJob:
 
 
 def _file(path: str, told: bool) -> tuple[str, str, bytes, int]:
-    """Return mode, link target and content of a file; if ``told``, use empty content."""
+    """Return mode, link target and content of a file; without the content if ``told``."""
     mode = os.lstat(path).st_mode
     content = Path(path).read_bytes() if stat.S_ISREG(mode) and not told else b""
     link = str(Path(path).readlink()) if stat.S_ISLNK(mode) else ""
@@ -475,11 +474,11 @@ def _tool_path(tool: str) -> Path:
 
 
 def _method(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap a bound method so that, as a class attribute, it gets ``self`` as its first argument."""
+    """Return a plain function, which gets ``self`` when it replaces a method of a class."""
     return lambda *arguments: function(*arguments)  # noqa: PLW0108
 
 
 def _owner() -> str:
-    """Return the name of the current user or, for root, of another user, whose jobs may run."""
+    """Return the current user's name, or another user's name instead of root's."""
     ids = [os.getuid()] if os.getuid() else [e.pw_uid for e in pwd.getpwall() if e.pw_uid]
     return pwd.getpwuid(ids[0]).pw_name

@@ -7,7 +7,7 @@ Example::
         def harness(self):
             return MyHarness()
 
-Requires the distribution ``vtorque-joblog``, as the sink itself does.
+Requires the distribution ``vtorque-joblog``.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class SinkHarness(Protocol):
 
 
 def record(message: str, job: str = "42.srv", **more: Any) -> logging.LogRecord:
-    """Return a log record in the form that sinks receive; ``more`` are keys of its entry."""
+    """Return a log record as sinks receive it; ``more`` adds keys to the attribute ``entry``."""
     entry = {
         "t": 1.7e9, "level": "INFO", "logger": "vtorque_core.node", "plugin": "core",
         "phase": "boot", "guest": None, "node": "n1", "job": job, "message": message, **more,

@@ -1,9 +1,8 @@
 """Find the objects that a journal record names, and observe their state.
 
-The fault tests use it to detect leftovers of any resource. The fields of a record, and the
-properties of its class, name paths, network interfaces, processes and PCI functions. MAC addresses,
-UUIDs and the field ``table`` name domains and packet filters, for which a recorded node has
-doubles.
+The fault tests detect leftovers of any resource with this module. Fields of a record and properties
+of its class contain names of paths, network interfaces, processes and PCI functions. MAC addresses,
+UUIDs and the field ``table`` name domains and packet filters, which a recorded node simulates.
 """
 
 from __future__ import annotations

@@ -5,9 +5,9 @@ starts each script. Scripts with bytes that an editor or a diff would damage are
 :mod:`vtorque_testing.wild_bytes`.
 
 The last word of the line names the smallest image with which the script works: ``micro`` (busybox
-and bash), or ``hpc`` (``doc/recipes/hpc.toml``). The script then has the same output, exit status
-and files as on a Debian host with the same packages. A script without this word requires other
-software or a feature that the batch system ``local`` lacks, or it requests too little memory.
+and bash), or ``hpc`` (``doc/recipes/hpc.toml``). In this image, the script has the same output,
+exit status and files as on a Debian host with the same packages. A script without this word works
+with neither image, or not with the batch system ``local``.
 """
 
 from __future__ import annotations
