@@ -39,12 +39,12 @@ def is_job_id(text: str) -> bool:
 
 
 def is_one_part(text: str) -> bool:
-    """Return whether a user's request is a single part that root can safely pass to ``-l``."""
+    """Return whether a ``nodes`` or ``select`` value has no ``+`` and is safe as part of ``-l``."""
     return re.fullmatch(r"[][A-Za-z0-9._:=#-]+", text, re.ASCII) is not None
 
 
 class PbsNode(abc.ABC):
-    """Base class of both :class:`vtorque_core.api.batch_system.NodeAdapter` implementations."""
+    """Base class of the node adapters for Torque and OpenPBS."""
 
     note: ClassVar[tuple[str, str]]
     """Attribute of a node's note in ``pbsnodes``, and the option that sets it."""
@@ -87,7 +87,7 @@ class PbsNode(abc.ABC):
         """Remove the mark from a node."""
 
     def context(self, job: BatchJob, guests: Sequence[PeerGuest]) -> Iterable[ContextItem]:
-        """Return the guests' node file, ``pbsdsh``, and programs that reject batch commands."""
+        """Return the guests' node file, ``pbsdsh``, and substitutes for other PBS commands."""
         return inside_guests.items(job, guests, str(self.home / "aux"))
 
     def job_states(self, ids: Sequence[str]) -> Mapping[str, JobState]:
@@ -156,7 +156,7 @@ class PbsNode(abc.ABC):
         return [name for name, node in nodes.items() if name != here and self.is_marked(node)]
 
     def be_last(self) -> None:
-        """Raise HostFault if other nodes accept VM jobs, which need the server's settings."""
+        """Raise HostFault if other nodes accept VM jobs: these nodes need the server's settings."""
         if names := self.other_vm_nodes():
             raise HostFault(
                 f"nodes still use this server: {', '.join(names[:5])}{', ...' * (len(names) > 5)}; "
@@ -180,10 +180,10 @@ class PbsNode(abc.ABC):
         self.commands.run_checked("pbsnodes", "-o", name)
 
     def drained(self) -> tuple[str, Mapping[str, str]]:
-        """Return this node's name, and the reasons of the nodes that vTorque set offline, by name.
+        """Return this node's name, and the drain reason of each node that vTorque set offline.
 
         Raises:
-            Refused: This node has a note of the site, so vTorque cannot record a drain as its note.
+            Refused: This node has a note of the site, which vTorque does not overwrite.
         """
         name, here = self.this_node()
         note, offline = here.get(self.note[0], ""), "offline" in here.get("state", "").split(",")
@@ -261,8 +261,8 @@ class PbsNode(abc.ABC):
         """Requeue a failed job with a delay or hold it, and keep other VM jobs off a faulty node.
 
         Returns:
-            The hook's exit status. It is 0 if the job is not requeued. The job shell of a failed
-            job then reports the reason.
+            The hook's exit status. If it is 0, the job is not requeued, and the job shell of a
+            failed job reports the reason.
         """
         if not outcome.may_run_elsewhere:
             return 0
@@ -301,8 +301,7 @@ class PbsNode(abc.ABC):
     def _requeue_later(self, job: BatchJob, outcome: Outcome, reason: str) -> None:
         """Delay the job's next start, or hold the job after its last attempt. Set its comment.
 
-        This method never holds a job that waits for a resource. If the server itself holds a job
-        after many starts, :meth:`reset_arguments` prevents this. Both servers accept ``-a`` and a
+        This method never holds a job that waits for a resource. Both servers accept ``-a`` and a
         comment for a running job from a manager, and keep them after a requeue (tested).
         """
         if outcome is not Outcome.IN_USE and job.attempt + 1 >= self._settings.attempts:

@@ -16,7 +16,7 @@ def items(
     directory: str = DIRECTORY,
     bare: Sequence[BareNode] = (),
 ) -> Iterator[ContextItem]:
-    """Yield the node file, which has the same path as on the host, and the variables about it.
+    """Yield the node file, which has the same path as on the host, and variables such as PBS_NP.
 
     ``bare`` are the bare-metal nodes of a mixed request.
     """

@@ -24,8 +24,8 @@ class PbsDialect:
         long: Options that only print something.
         command: True if ``-- command args`` runs a command instead of a script.
         permutes: True if options may follow the script.
-        find_script: Function that returns the index of the script's path in a command line without
-            ``-vm``, or None for a command line without a script.
+        find_script: Function that returns the index of the script's path in qsub's arguments, or
+            None if the arguments contain no script.
         prefix_variable: Environment variable with the directive prefix, or "".
         home: PBS_HOME of a node.
         programs: Default directories of the commands on a node.

@@ -26,7 +26,7 @@ SPARE = 512  # bytes for additions of server and scheduler: neednodes, walltime,
 
 
 def hash_word(token: str) -> str:
-    """Return the word in ``other`` that refers to a token in the job's variables."""
+    """Return the word for ``-l other=`` with the hash of a request that is in a job variable."""
     digest = hashlib.sha256(token.encode()).digest()
     return "vt1v:" + urlsafe_b64encode(digest).decode().rstrip("=")
 
@@ -53,9 +53,9 @@ def add_other_token(resources: Mapping[str, str], token: str) -> tuple[str, bool
 
 
 def add_variable_token(variables: str, token: str) -> str:
-    """Return a ``-v`` list with the token and then the user's variables. Raise Refused if too long.
+    """Return a ``-v`` list of the request and the user's variables. Raise Refused if too long.
 
-    qsub uses only the last ``-v``. The token comes first because Torque drops the first letter
+    qsub uses only the last ``-v``. The request comes first because Torque drops the first letter
     after a quoted value.
     """
     value = ",".join(part for part in (f"{VARIABLE}={token}", variables) if part)
@@ -69,7 +69,7 @@ def add_variable_token(variables: str, token: str) -> str:
 
 
 def torque_word(resources: Mapping[str, str]) -> str | None:
-    """Return the word in ``other`` that marks a VM job, or None."""
+    """Return the request, or its hash, from the value of ``-l other=``; None if not a VM job."""
     words = re.split("[+,;]", resources.get("other", ""))
     return next((word for word in words if word.startswith(("vt1:", "vt1v:"))), None)
 

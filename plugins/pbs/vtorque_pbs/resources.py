@@ -38,9 +38,10 @@ class PbsRequest:
 
 
 def torque_given(resources: Mapping[str, str], feature: str = "") -> PbsRequest:
-    """Return the smallest request of any node, from ``nodes=``, ``ncpus=`` and memory values.
+    """Return the CPUs and MiB that a job requests on the node with the fewest CPUs.
 
-    ``feature`` is the property of VM jobs. In a mixed request, only parts with it count.
+    ``feature`` is the property of VM nodes. In a mixed request, only parts with this property
+    count.
     """
     parts = _chunks(resources.get("nodes", ""))[0]
     chunks = list(compress(parts, mixed_requests.select_guest_parts(parts, feature)))
@@ -68,10 +69,10 @@ def torque_memory(resources: Mapping[str, str], cpus: int, nodes: int) -> int | 
 def torque_additions(resources: Mapping[str, str], needs: Needs, feature: str) -> dict[str, str]:
     """Return the ``-l`` values that vsub adds to qsub for a VM job.
 
-    They contain the user's ``nodes`` with the property, and with ``ppn`` and ``gpus`` where
-    missing. ``mem``, a limit for all nodes together, is added unless the user limits memory. In a
-    mixed request, bare-metal parts do not change. Such a request never gets ``mem``, because
-    ``mem`` would limit these parts, too.
+    ``nodes`` gets ``feature``, the property of VM nodes, and missing values of ``ppn`` and
+    ``gpus``. ``mem``, a limit for all nodes together, is added unless the user limits memory. In
+    a mixed request, bare-metal parts do not change, and ``mem`` is not added because it would
+    limit these parts, too.
 
     Raises:
         Refused: A part without guests precedes one with guests.
@@ -230,9 +231,10 @@ def _pairs(chunk: str) -> dict[str, str]:
 
 
 def exclusive_place(wanted: str, resources: Mapping[str, str]) -> dict[str, str]:
-    """Return the site's ``-l`` value for exclusive nodes, unless the user sets one.
+    """Return the site's ``-l`` value for exclusive nodes, unless the user's values set it.
 
-    OpenPBS accepts ``place`` only with ``select``. Other words in the user's ``place`` are kept.
+    OpenPBS accepts ``place`` only with ``select``. Other words in the user's ``place``, such as
+    ``scatter``, are kept.
 
     Args:
         wanted: The site's ``name=value``, or "".

@@ -48,7 +48,7 @@ class PbsJobShell(JobShell):
         return ShellStart(job_id, Path(words[0]), tuple(words[1:]), here)
 
     def content(self, script: bytes) -> bytes:
-        """Return the script as submitted."""
+        """Return ``script`` unchanged."""
         return script
 
     def node_command(

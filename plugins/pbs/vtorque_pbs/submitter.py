@@ -57,16 +57,16 @@ class PbsArgs(SubmitArgs):
     """A qsub command line, parsed by :class:`PbsSubmitter`.
 
     Attributes:
-        counts: Effective options of directives and command line.
-        place: Index of the script's path in ``rest``, or None.
+        counts: Effective options of the directives and the command line.
+        place: Index of the script's path in ``rest``, the arguments for qsub; or None.
         at: Index in ``rest`` at which options are added. It is before ``--`` and, on OpenPBS,
             before the script.
-        unused: Indexes in ``rest`` of words that are omitted for a VM job.
+        unused: Indexes in ``rest`` of words that a VM job's qsub does not get.
         stripped: The script without ``#PBS -vm`` lines, if it has any.
         command: True for OpenPBS's ``-- command``; ``content`` is then a generated script.
         ncpus: True if Torque's ``-l ncpus=`` sets the number of CPUs. A VM job gets ``nodes=``
             instead.
-        text: The script to submit, which a VM job may change further.
+        text: The script without ``#PBS -vm`` lines.
         prefix: Directive prefix in ``text``.
         filtered: Options of qsub's command line if the submit filter runs ``vsub``, otherwise None.
     """
@@ -121,8 +121,8 @@ class PbsSubmitter:
     def _internal(self, argv: Sequence[str]) -> PbsArgs | None:
         """Parse the arguments of an internal call of ``vsub``; return None for a user's call.
 
-        Torque's submit filter passes ``--filter`` and then qsub's arguments. Setup passes
-        ``--request`` and at most one ``-vm`` option, for OpenPBS's queuejob hook.
+        Torque's submit filter passes ``--filter`` and then qsub's arguments. To write
+        OpenPBS's queuejob hook, setup passes ``--request`` and at most one ``-vm`` option.
         """
         if list(argv[:1]) == [REQUEST]:
             return PbsArgs(vm=tuple(argv[2:3]), rest=(REQUEST,))
@@ -183,7 +183,7 @@ class PbsSubmitter:
         """Replace this process with qsub, or run qsub if files must be removed afterwards.
 
         Raises:
-            UsageError: qsub is missing, or would run another script.
+            UsageError: qsub is missing, or would run a word other than ``args.script`` as script.
             Refused: The request is too long.
         """
         assert isinstance(args, PbsArgs)  # noqa: S101 - from split
@@ -306,11 +306,11 @@ class PbsSubmitter:
                 yield pbs.split_qsub(pbs.directive_words(line), self._dialect.getopt).options
 
     def _rejected_command(self, argv: Sequence[str], lacks_value: bool = False) -> PbsArgs:
-        """Return a command line that qsub should reject.
+        """Return the arguments of an invalid command line, so that qsub reports the error.
 
-        The command line names the job shell, in case qsub does not reject it. If the last option
-        ``lacks_value``, the command line must end with that option. Raises UsageError for
-        ``-- command``, which qsub would run without any shell.
+        ``-S`` with the job shell is added in case qsub accepts the arguments. If the last option
+        ``lacks_value``, nothing may follow it. Raises UsageError for ``-- command``, which qsub
+        would run without any shell.
         """
         words = list(argv)
         while "-vm" in words:

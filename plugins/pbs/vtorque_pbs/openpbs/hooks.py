@@ -211,9 +211,8 @@ def queue(found: Mapping[str, Mapping[str, object]], feature: str, jobshell: Pat
     """Return the ``queuejob`` hook.
 
     Args:
-        found: Requests of the site's ``vm_queues``, by queue or resource. Each maps ``request`` to
-            its JSON text, and ``cpus``, ``mib`` and ``seconds`` to the values of
-            :class:`vtorque_core.api.batch_system.Needs`.
+        found: For each queue or resource in ``vm_queues``, ``request`` (JSON text), and ``cpus``,
+            ``mib`` and ``seconds`` as in :class:`vtorque_core.api.batch_system.Needs`.
         feature: Boolean resource of nodes that run VM jobs, or "".
         jobshell: The shell of VM jobs.
     """

@@ -102,10 +102,10 @@ class OpenPbsNode(PbsNode):
         )
 
     def context(self, job: BatchJob, guests: Sequence[PeerGuest]) -> Iterable[ContextItem]:
-        """Yield the node file, commands, and the OpenMP variables that pbs_mom sets.
+        """Yield the context of :class:`PbsNode`, and the variables OMP_NUM_THREADS and NCPUS.
 
-        The variables' value is the first chunk's ``ompthreads``, or the number of CPUs. As in
-        OpenPBS, it overrides the user's values (src/resmom/start_exec.c).
+        Both variables have the first chunk's ``ompthreads``, or the number of CPUs. As in OpenPBS,
+        they override the user's values (src/resmom/start_exec.c).
         """
         yield from super().context(job, guests)
         threads, most = _OMPTHREADS.match(job.resource_list.get("select", "")), guests[0].slots

@@ -189,8 +189,8 @@ def _resource(node: PbsNode, name: str) -> Change:
     """Return the step that creates the boolean resource, which marks nodes for VM jobs.
 
     Deletion affects all nodes at once (mgr_resource_delete), so undo is refused while another node
-    has the resource. The server also refuses to delete it while a job requests it, even if the
-    job has ended and is only in the history.
+    has the resource. The server also refuses the deletion while a job requests the resource, even
+    an ended job in its history.
     """
     commands = node.commands
 

@@ -228,7 +228,7 @@ class TorqueNode(PbsNode):
 
     @property
     def _has_policies(self) -> bool:
-        """True if the site's scheduler applies node access policies, which pbs_sched does not."""
+        """True if the site gets exclusive nodes with ``naccesspolicy`` of Moab or Maui."""
         return self._settings.exclusive.startswith("naccesspolicy=")
 
     def _is_filled(self, node: str, given: Mapping[str, str], count: int) -> bool:
@@ -241,10 +241,10 @@ class TorqueNode(PbsNode):
         return 0 < _number(shown.get(node, {}).get("np")) <= count
 
     def _swap(self, name: str, node: Attributes, new: str, old: str) -> None:
-        """Add the property ``new`` to a node, then remove ``old``, so that one always remains.
+        """Add the property ``new`` to a node, then remove ``old``.
 
-        After a node loses its last property, Torque 6.1.3 refuses all changes to the node with
-        "System error: Bad file descriptor" until pbs_server is restarted.
+        The order matters: after a node loses its last property, Torque 6.1.3 refuses all changes
+        to the node with "System error: Bad file descriptor" until pbs_server is restarted.
         """
         for sign, word in (("+=", new), ("-=", old)):
             if word and (word in _properties(node)) == (sign == "-="):
