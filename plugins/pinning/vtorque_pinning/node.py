@@ -1,7 +1,7 @@
-"""Pinning on the node: claim CPUs, huge pages and NUMA binding.
+"""Pinning on the node: claim CPUs, and memory with huge pages or on certain NUMA nodes.
 
-The core chooses the CPUs and memory for these claims. From them, it derives vcpupin, emulatorpin,
-numatune, huge pages and the guest's CPU topology.
+The core chooses CPUs and memory for these claims, and writes libvirt's vcpupin, emulatorpin,
+numatune, huge pages and CPU topology accordingly.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ NUMAD_SECONDS = 10.0  # numad(8) -w watches the CPUs for 2 s before it answers
 
 @hookimpl
 def vtorque_plan(guest: GuestPlan, site: Site) -> Iterator[Claim | Refusal | Notice]:
-    """Claim CPUs, huge pages and NUMA binding as requested."""
+    """Claim the requested CPUs, and memory with the requested huge pages and NUMA mode."""
     settings = site[Settings]
     if guest[VCPU_PINNING]:
         yield from _cores(guest, settings)

@@ -1,7 +1,7 @@
 """SCAM on the node: exclusive cores, cache partitions and unmerged memory pages for a guest.
 
 When the guest starts, libvirt creates cache partitions for its vCPU threads through the kernel's
-resctrl (arch/x86/resctrl.rst). It removes them when the guest ends.
+resctrl (arch/x86/resctrl.rst). libvirt removes the partitions when the guest ends.
 
 Privileges: root.
 """
@@ -120,7 +120,7 @@ def vtorque_render_domain(guest: GuestPlan, site: Site) -> Iterator[Element]:
 
 
 def steps_of(bank: CacheBank, percent: int) -> int:
-    """Round a share of memory bandwidth in percent up to the processor's steps and minimum."""
+    """Return the lowest bandwidth limit (percent) of the bank that is at least ``percent``."""
     whole = -(-percent // bank.bandwidth_step) * bank.bandwidth_step
     return min(100, max(whole, bank.bandwidth_least))
 
