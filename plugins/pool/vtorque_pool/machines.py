@@ -241,7 +241,7 @@ class Machines:
         return ""
 
     def count_failures(self, nodes: Mapping[str, str]) -> dict[str, str]:
-        """Count one failure for each shape of the nodes.
+        """Count a failure of these nodes, once for each shape (kind of node).
 
         ``nodes`` maps nodes to reasons. Returns the shapes that are now paused, with the reasons.
         """

@@ -1,7 +1,7 @@
 """The programs that Slurm's power saving calls, and the repair of the pool. Runs as SlurmUser.
 
-Each program may be killed at any point and repeated. The repair creates the missing machine of a
-starting node, or abandons the start. It deletes machines without a node.
+Each program may be killed at any point and repeated. :func:`tidy` creates missing machines of nodes
+that power up, resets nodes whose machine failed, and deletes machines that no node needs.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _YOUNG = 30.0  # seconds in which a new machine may be missing in the cloud's li
 def resume(machines: Machines, slurm: Slurm, nodes: Sequence[str]) -> int:
     """Create the nodes' machines; return the exit status.
 
-    The start of nodes without a machine is abandoned, so that Slurm requeues their jobs.
+    Nodes without a machine are set down, so that Slurm requeues their jobs.
     """
     answers = machines.make(nodes, "Slurm resumes it")
     failed = failures(answers)
@@ -56,7 +56,7 @@ def delete_failed(machines: Machines, slurm: Slurm, nodes: Sequence[str]) -> int
 
 
 def record_failures(machines: Machines, slurm: Slurm, nodes: dict[str, str]) -> None:
-    """Count failures, abandon the nodes' starts, and pause shapes that fail repeatedly.
+    """Count failures, set the nodes down, and pause shapes (kinds of nodes) that fail repeatedly.
 
     ``nodes`` maps nodes to reasons.
     """
@@ -69,7 +69,7 @@ def record_failures(machines: Machines, slurm: Slurm, nodes: dict[str, str]) -> 
 
 
 def pause(machines: Machines, slurm: Slurm, name: str) -> None:
-    """Keep Slurm from starting nodes of a shape for ``failure_backoff``. Running nodes continue."""
+    """Start no more nodes of the shape ``name`` for the time in the setting ``failure_backoff``."""
     shape = next(each for each in machines.settings.shapes if each.name == name)
     nodes = slurm.nodes()
     up = {n for n in shape.names if n in nodes and nodes[n].state in {"free", "busy", "draining"}}
@@ -107,7 +107,7 @@ def record_start_times(
 
 
 def _note(machines: Machines, found: CloudState, when: Mapping[str, float]) -> None:
-    """Record the registration times ``when`` of new machines, by node; forget deleted machines."""
+    """Record when the nodes of new machines registered (``when``), and forget deleted machines."""
     known = machines.memory.read().seen
     new = [m for m in found.machines if m.id not in known and when.get(m.node, 0.0) >= m.created]
     gone = set() if found.silent else set(known) - {m.id for m in found.machines}

@@ -131,7 +131,7 @@ class Pbs:
         """Delete a node; on Torque, set it offline. Idempotent.
 
         For about 20 s after a node's creation, Torque ignores changes of the node: pbsnodes prints
-        an error, but exits with 0. A later round repeats the change.
+        an error, but exits with 0. ``vtorque pool serve`` later repeats the change.
         """
         if self._open:
             self._run("qmgr", "-c", f"delete node {node}", but=_GONE)
@@ -139,7 +139,7 @@ class Pbs:
             self._run("pbsnodes", "-o", node, "-N", _OFF)
 
     def drain(self, node: str, why: str) -> None:
-        """Set a node offline, with a note that marks this as the pool's action."""
+        """Set a node offline. The note contains ``why``, after the pool's prefix."""
         note = f"{REASON}: {why}"
         if self._open:  # pbsnodes -o requires a host name, but the node's mom may be an address
             note = note.replace('"', "'")

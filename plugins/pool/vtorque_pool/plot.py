@@ -65,7 +65,7 @@ def _group(result: SimulationResult) -> str:
 
 
 def _next_round_value(value: float) -> float:
-    """Return the next 1, 2 or 5 times a power of ten."""
+    """Round up to 1, 2 or 5 times a power of ten."""
     if value <= 0:
         return 1.0
     power = 10.0 ** math.floor(math.log10(value))

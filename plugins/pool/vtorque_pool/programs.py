@@ -1,8 +1,7 @@
 """``vtorque-pool resume|suspend|failed NODES``: Slurm's ResumeProgram and related programs.
 
-Slurm calls these programs without PATH, before 22.05 also without SLURM_CONF, and with blocked
-signals. Child processes would inherit the blocked signals: a slurmd started this way ignored
-SIGTERM.
+Slurm calls these programs with blocked signals, without PATH and, before 22.05, without SLURM_CONF.
+Child processes would inherit the blocked signals: a slurmd started this way ignored SIGTERM.
 """
 
 from __future__ import annotations

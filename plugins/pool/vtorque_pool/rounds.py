@@ -1,7 +1,7 @@
-"""Decide what one round on Torque or OpenPBS does. No side effects.
+"""Decide what a round of ``vtorque pool serve`` changes on Torque or OpenPBS. No side effects.
 
-Each round reads the state anew. Between rounds, the service only keeps the times at which nodes
-became idle or unusable. At a restart, these times are lost.
+Each round queries clouds and batch system anew. Between rounds, the process only keeps the times at
+which nodes became idle or unusable.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ STATES = ("building", "free", "busy", "draining", "unusable", "hold", "deleting"
 
 @dataclass(frozen=True)
 class NodeRow:
-    """A row of the table: a node or a machine.
+    """A node or a machine, as a row in the output of ``vtorque pool``.
 
     ``age`` and ``idle`` are in seconds, ``price`` is per hour.
     """

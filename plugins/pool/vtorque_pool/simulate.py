@@ -87,7 +87,7 @@ def read(trace: Path) -> list[TraceJob]:
 
 
 class _Pool:
-    """The simulated pool. An event is (time, sequence number, kind, number of nodes)."""
+    """The simulated pool. ``events`` has tuples of time, sequence number, kind and node count."""
 
     def __init__(self, sizes: Sizes, start: float) -> None:
         self.sizes = sizes

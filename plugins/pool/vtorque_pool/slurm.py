@@ -80,14 +80,14 @@ class Slurm:
         return found
 
     def fail(self, nodes: Mapping[str, str]) -> None:
-        """Abandon the start of nodes: requeue their jobs and allow another start."""
+        """Set nodes down, so that Slurm requeues their jobs, and then power them down."""
         for node, why in nodes.items():
             reason = f"{REASON}: {why}"[:200].replace("\n", " ")
             self._update(f"nodename={node}", "state=DOWN", f"reason={reason}")
             self._update(f"nodename={node}", "state=POWER_DOWN")
 
     def power_down(self, nodes: Iterable[str], *, at_once: bool) -> None:
-        """Power down nodes once their jobs have ended, or at once, which requeues the jobs."""
+        """Power down nodes when their jobs have ended; ``at_once`` requeues the jobs instead."""
         state = "POWER_DOWN_FORCE" if at_once else "POWER_DOWN_ASAP"
         for node in nodes:
             self._update(f"nodename={node}", f"state={state}")

@@ -148,9 +148,9 @@ def _remove_include(text: bytes, ours: bytes) -> bytes:
 
 
 def _end(text: bytes) -> bytes:
-    """Return a newline and a comment if the last line has no newline, otherwise nothing.
+    """Return a newline and a comment if the last line of ``text`` has no newline.
 
-    The removal of the pool's lines finds the added newline by this comment.
+    :func:`_remove_include` finds the added newline by this comment.
     """
     return b"" if not text or text.endswith(b"\n") else b"\n# (no newline)\n"
 

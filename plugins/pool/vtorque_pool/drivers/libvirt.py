@@ -4,8 +4,8 @@ Options:
 
 - ``uri`` (default ``qemu:///system``) and ``network`` (``default``) of libvirt.
 - ``images``: directory of images and machines' files, on libvirt's host.
-- ``pool``: directory of vTorque's image pool, to boot machines from the pool's images. The path
-  must be the same on this host and on libvirt's host.
+- ``pool``: vTorque's image pool, if machines boot from its images. The path must be the same on
+  this host and on libvirt's host.
 - ``secrets``: cloud-init file that only its owner can read.
 - ``most``: maximum number of machines.
 - ``accel``: ``kvm``, or ``qemu`` for emulation.
@@ -13,8 +13,9 @@ Options:
 
 A machine is a transient domain, which disappears when it ends. Its disk is an overlay in the
 storage pool ``vtorque-pool``, with the machine's other files. libvirt makes QEMU's user the owner
-of these files, but not of the images. The domain's metadata has the tags. The names of the files
-contain the cluster's hash and the creation time, because a disk without a domain has no tags.
+of these files, but not of the images. The domain's metadata has the tags. A disk without a domain
+has no tags, so the names of the files also contain the creation time and a hash of the tag
+``cluster``.
 """
 
 from __future__ import annotations
@@ -131,7 +132,7 @@ class Libvirt:
                 raise
 
     def _image(self, name: str) -> Image:
-        """Return a shape's image, from vTorque's image pool or from the directory ``images``."""
+        """Return the image ``name`` from vTorque's image pool or from the directory ``images``."""
         if self._pool:
             try:
                 return lookup(Path(self._pool), name)
@@ -142,7 +143,7 @@ class Libvirt:
         return Image(name, "", "", "", "", disk=Path(self._images, name))
 
     def _disks(self, name: str, order: MachineOrder, image: Image) -> str:
-        """Create the machine's disk, and its seed if there is user data; return their XML."""
+        """Create the machine's disk and, if needed, its seed; return their XML."""
         if image.disk is None:
             raise CloudFault(f"the image {image.name} has no root disk")
         base, form = escape(str(image.disk)), f"<format type='{image.disk_format}'/>"
@@ -264,7 +265,7 @@ def seed(order: MachineOrder, secrets: bytes = b"", *, local: bool = False) -> b
     Args:
         order: The machine to create.
         secrets: cloud-init's vendor data.
-        local: Do everything in cloud-init's first stage, as vTorque's own images require.
+        local: Set ``dsmode: local``, as vTorque's own images require.
 
     Raises:
         HostFault: If pycdlib is missing.

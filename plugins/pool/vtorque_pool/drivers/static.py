@@ -1,7 +1,9 @@
 """Driver for existing machines, whose nodes join and leave the batch system.
 
-Options: ``machines``, the names of their nodes (``big[1-4]``). The driver's only state is one file
-below ``state`` for each machine in use.
+Options:
+
+- ``machines``: names of the machines' nodes (``big[1-4]``).
+- ``state``: directory with one file for each machine in use.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ class Static:
         self._place = place
 
     def create(self, order: MachineOrder) -> Machine:
-        """Mark the machine with the node's name as in use."""
+        """Record that the machine with the name ``order.node`` is in use."""
         if order.node not in self._names:
             raise StockOut(f"{order.node} is not one of the static machines")
         now = time.time()
