@@ -29,8 +29,8 @@ def page(package: str, template: str, /, **values: object) -> str:
     """Render a Jinja template with these values, which are escaped.
 
     ``template`` is a file beside the modules of ``package``. It can import ``macros.html.j2`` of
-    vtorque_report. The filter ``svg`` marks a drawing of :func:`svg` as safe. ``css``, ``css_hash``
-    and ``no_plots`` (why there are no plots, or empty) are also defined.
+    vtorque_report. The filter ``svg`` marks a drawing of :func:`svg` as safe. The template can use
+    ``css``, ``css_hash`` and ``no_plots`` (the reason if plots cannot be drawn, otherwise empty).
     """
     environment = jinja2.Environment(
         autoescape=True,

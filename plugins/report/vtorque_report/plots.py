@@ -65,7 +65,7 @@ class Axis:
 
 
 def guest_plots(guest: ReportGuest, axis: Axis) -> Iterator[Plot]:
-    """Yield a guest's plots: CPU, steal, memory, disk, network, and the job's own metrics."""
+    """Yield a guest's plots: its resources, and the metrics that the job's programs report."""
     lines = thin_lines(guest.lines)
     cpu = rates(lines, axis, f.CPU)
     steal = rates(lines, axis, f.STEAL)
@@ -91,7 +91,7 @@ def guest_plots(guest: ReportGuest, axis: Axis) -> Iterator[Plot]:
 
 
 def thin_lines(lines: Sequence[Line]) -> Sequence[Line]:
-    """Return at most :data:`POINTS` + 1 lines, evenly chosen, including the last."""
+    """Return at most :data:`POINTS` + 1 samples, evenly chosen, with the last sample."""
     step = max(1, math.ceil(len(lines) / POINTS))
     return [*lines[:-1:step], *lines[-1:]]
 
@@ -119,7 +119,7 @@ def _plot(
     top: float = 0.0,
     per: str | None = None,
 ) -> Iterator[Plot]:
-    """Yield a line plot; nothing without data. With ``per`` (such as ``/s``), values are bytes."""
+    """Yield a line plot; nothing without data. If ``per`` is given, the unit is bytes + ``per``."""
     series = {name: values for name, values in series.items() if values}
     if not series:
         return
@@ -220,7 +220,7 @@ def timeline(attempt: Attempt, axis: Axis) -> Plot:
 def _rows(
     phases: Sequence[Phase], ranks: Mapping[int, int]
 ) -> Iterator[tuple[str, float, float, str]]:
-    """Yield the name, start and end (Unix seconds) and kind of each bar."""
+    """Yield the timeline's bars: name, start, end (Unix seconds) and kind."""
     for phase in phases:
         if phase.guest is None:
             known = phase.name in (*f.START, *f.RUN, *f.STILL, *f.MOVED, "teardown", "release")

@@ -182,7 +182,7 @@ def _phases(spans: Sequence[Mapping[str, Any]], ended: float | None, now: float)
 
 
 def _approximate_phases(whole: Sequence[Line]) -> Iterator[Phase]:
-    """Yield phases from the durations in telemetry's last sample, as if each occurred once."""
+    """Yield phases from the durations in the job's last sample, as if no phase occurred twice."""
     if not whole:
         return
     head = 'vtorque_job_phase_seconds{phase="'
@@ -194,7 +194,7 @@ def _approximate_phases(whole: Sequence[Line]) -> Iterator[Phase]:
 
 
 def _series(kept: Path | Place, max_lines: int) -> tuple[dict[int, list[Line]], list[Line]]:
-    """Return each guest's lines, evenly thinned except the last, and the whole job's lines."""
+    """Return each guest's and the whole job's samples, evenly reduced to about ``max_lines``."""
     raw: dict[int | None, list[bytes]] = {}
     with contextlib.suppress(OSError):
         for line in _read(kept, SERIES, MAX_SERIES).splitlines()[1:]:

@@ -25,7 +25,7 @@ _SAID = {
 
 @dataclass(frozen=True)
 class Report:
-    """The report of one attempt to run a job. ``attempts`` has one record for each of its nodes."""
+    """The report of one attempt to run a job. ``attempts`` has one record for each node."""
 
     attempts: tuple[Attempt, ...]
     now: float
@@ -37,7 +37,7 @@ class Report:
 
     @cached_property
     def guests(self) -> Sequence[tuple[ReportGuest, Figures]]:
-        """All guests of these nodes with their figures, by rank."""
+        """All guests of the job with their figures, by rank."""
         found = [(g, guest_figures(g, a, self.now)) for a in self.attempts for g in a.guests]
         return sorted(found, key=lambda each: each[0].rank)
 
