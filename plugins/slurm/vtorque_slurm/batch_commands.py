@@ -17,7 +17,7 @@ _TRIES, _PAUSE = 3, 2.0  # the controller may be busy
 
 @dataclass(frozen=True)
 class SlurmClient:
-    """Client for Slurm's controller. ``environ`` is the hook's environment, for SLURM_CONF."""
+    """Client for Slurm's controller. SLURM_CONF is taken from ``environ``."""
 
     settings: Settings
     environ: Mapping[str, str] = field(default_factory=dict)

@@ -57,11 +57,11 @@ def items(job: BatchJob, guests: Sequence[PeerGuest]) -> Iterator[ContextItem]:
 
 
 def tasks(environ: Mapping[str, str], guests: Mapping[str, str]) -> dict[str, str]:
-    """Adjust the variables for tasks and memory per CPU to the guests.
+    """Return Slurm's variables for tasks and memory per CPU, with the values for guests.
 
-    Each guest gets one task. Further tasks fill the guests in order, as ``srun`` in guests does.
-    Without ``-n``, there is one task per CPU. Variables unset on the host stay unset, except
-    SLURM_TASKS_PER_NODE, which mpirun needs.
+    As with ``srun`` in guests, each guest gets one task, and the remaining tasks fill the guests
+    in order. Without ``-n``, there is one task per CPU. Variables unset on the host stay unset,
+    except SLURM_TASKS_PER_NODE, which mpirun needs.
 
     Args:
         environ: The job's environment on the host.

@@ -146,9 +146,9 @@ def _is_leader(text: str, job_id: str) -> bool:
 def first_record_id(text: str, job_id: str) -> str:
     """Return the id of the first record if ``text`` has several, otherwise an empty string.
 
-    ``scontrol show job`` prints several records for an array or a heterogeneous job; the first one
-    is its first task or component. A user can forge lines of the text. This is harmless, because
-    the returned id always begins with ``job_id``.
+    ``scontrol show job`` prints one record for each task of an array or component of a
+    heterogeneous job. A user can forge lines of the text. This is harmless, because the returned id
+    always begins with ``job_id``.
     """
     if _is_leader(text, job_id):
         return f"{job_id}+0"

@@ -1,4 +1,4 @@
-"""Record why Slurm did not start a job's script. The job itself has no process to report it."""
+"""Record why Slurm did not start a job's script, because no process of the job can report this."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _SHORT = 10.0  # seconds: a script that ran longer was started, so the controlle
 
 
 def keep(client: SlurmClient, paths: Paths, job_id: str) -> None:
-    """Record in an ended job's kept facts and log why Slurm did not start the job's script.
+    """Add the reason why Slurm did not start an ended job's script to the job's kept records.
 
     Errors are ignored. Privileges: root. Called: in Epilog.
     """

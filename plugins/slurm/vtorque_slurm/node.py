@@ -58,7 +58,7 @@ class SlurmNode(NodeAdapter):
         self._no_job_shell = False  # slurmd would start the job's script on the host
 
     def job(self, argv: Sequence[str], environ: Mapping[str, str]) -> BatchJob:
-        """Return the job in Prolog's environment. For a VM job, also query its CPUs and memory."""
+        """Read the job from Prolog's environment. For a VM job, also query its CPUs and memory."""
         try:
             job_id, node = environ["SLURM_JOB_ID"], environ["SLURMD_NODENAME"]
             owner, uid = environ["SLURM_JOB_USER"], int(environ["SLURM_JOB_UID"])
@@ -157,7 +157,7 @@ class SlurmNode(NodeAdapter):
         return {each: lives.get(states.get(each, ""), JobState.ALIVE) for each in ids}
 
     def reserve_node(self, job_id: str, nodes: Sequence[str], left: str, node: str) -> BatchJob:
-        """Reserve resources for a migrating guest on this node, with a placeholder job of root."""
+        """Reserve this node's resources for a migrating guest, with a placeholder job of root."""
         return placeholder_job.receive(self, self._client, job_id, nodes, left, node)
 
     def release_node(self, job_id: str, node: str) -> None:
@@ -203,7 +203,7 @@ class SlurmNode(NodeAdapter):
         controller_updates.requeue(self._client, job_id)
 
     def account(self, job_id: str, usage: Usage) -> None:
-        """Append this node's usage to the job's AdminComment in slurmdbd, if the site uses it.
+        """Append this node's usage to the job's AdminComment, if the site uses slurmdbd.
 
         If Slurm did not start the script, also record the reason. slurmdbd is updated because the
         controller accepts no comment on an ended job (measured on 22.05). Slurm itself does not

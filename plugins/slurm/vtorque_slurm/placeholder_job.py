@@ -160,10 +160,10 @@ def _placeholder_id(client: SlurmClient, job_id: str, node: str) -> str:
 
 
 def _text(client: SlurmClient, job_id: str, field: str) -> str:
-    """Return one field of a job that may contain any text of the user.
+    """Return one field of a job, even if users can set the field to any text.
 
-    The query prints only this field, so its text cannot imitate other fields. Without slurmdbd,
-    users can also set the account to any text.
+    The query prints only this field, so its text cannot imitate other fields. Without slurmdbd, the
+    account is such a field.
     """
     said = client.ask("squeue", "--noheader", f"--jobs={job_id}", f"--Format={field}:2000")
     return said.removesuffix("\n").rstrip()

@@ -37,7 +37,7 @@ class QsubSubmitter:
         self._sbatch = sbatch
 
     def split(self, argv: Sequence[str]) -> SubmitArgs:
-        """Extract the ``-vm`` options. The inner ``vsub`` parses the other options, for sbatch."""
+        """Extract ``-vm`` options. The ``vsub`` that replaces sbatch parses the other options."""
         vm: list[str] = []
         rest: list[str] = []
         found: dict[str, str] = {}

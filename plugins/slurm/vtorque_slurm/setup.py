@@ -1,8 +1,9 @@
 """Install Prolog and Epilog for ``vtorque setup install --batch slurm``.
 
-If the value in slurm.conf is a glob, setup adds the hook to the glob's directory. Otherwise setup
-creates a directory with the hook and a link to the site's program, and sets the value to a glob of
-this directory. Slurm runs the programs of a glob in reverse alphabetical order (slurm.conf(5)).
+If Prolog (or Epilog) in slurm.conf is a glob, setup adds vTorque's hook to the glob's directory.
+Otherwise setup creates a directory with the hook and a link to the site's program, and sets Prolog
+to a glob of this directory. Slurm runs the programs of a glob in reverse alphabetical order
+(slurm.conf(5)).
 """
 
 from __future__ import annotations
@@ -71,8 +72,8 @@ def _hook(path: Path, key: str, content: bytes) -> Iterator[SetupStep]:
 def _find_name(directory: Path, pattern: str) -> str | None:
     """Return the name of vTorque's file in the directory, or an unused name that fits the pattern.
 
-    Setup never renames a file of the site to a backup. If the pattern matched the backup's name,
-    Slurm would run both files. If it did not match, Slurm would no longer run the site's file.
+    Setup never renames a file of the site: if the new name did not fit the pattern, Slurm would no
+    longer run the file.
     """
     names = (f"{n}-vtorque{end}" for n in range(50, 60) for end in ("", ".sh"))
     fitting = [name for name in names if fnmatch.fnmatchcase(name, pattern)]

@@ -78,7 +78,7 @@ class SlurmJobShell(JobShell):
         return request_channel.strip(script) if self._is_vsubs else script
 
     def guest_env(self, environ: Mapping[str, str], guests: Mapping[str, str]) -> Mapping[str, str]:
-        """Return the variables for tasks and memory per CPU, adjusted to the guests."""
+        """Return Slurm's variables for tasks and memory per CPU, with the values for guests."""
         return inside_guests.tasks(environ, guests)
 
     def node_command(
@@ -87,7 +87,8 @@ class SlurmJobShell(JobShell):
         """Return an srun command that overlaps other steps and runs one task per node (srun(1)).
 
         In a heterogeneous job, the command runs only on the nodes of the first component, which has
-        the guests. All options are given, because SLURM_ variables would change their defaults.
+        the guests. Options with default values are included, because SLURM_ variables would
+        override the defaults.
         """
         count = environ.get("SLURM_JOB_NUM_NODES", "1")
         each = ("--ntasks-per-node=1", "--overlap", "--kill-on-bad-exit=1", "--mpi=none")

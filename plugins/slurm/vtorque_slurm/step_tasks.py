@@ -39,7 +39,7 @@ pids="$pids $!"
 
 
 def command(words: Sequence[str], ids: Sequence[str]) -> str:
-    """Return a POSIX sh script that runs the words once for each global task id.
+    """Return a POSIX sh script that runs the command ``words`` once for each global task id.
 
     The script's exit status is the largest exit status of a task.
     """

@@ -61,8 +61,8 @@ class SlurmSubmitter:
     def split(self, argv: Sequence[str]) -> SubmitArgs:
         """Parse sbatch's command line, and read the script that sbatch would use.
 
-        The SPANK plugin calls this with ``--request``, followed by ``-vm`` options. Later values
-        override earlier ones.
+        The SPANK plugin runs vsub with ``--request`` and ``-vm`` options. The last value of a key
+        applies.
         """
         if list(argv[:1]) == [REQUEST]:
             return SubmitArgs((merge_vm(argv[2::2]),), (REQUEST,))
@@ -203,7 +203,7 @@ class SlurmSubmitter:
     def step(self, job_id: str, node: str, command: Sequence[str], terminal: bool) -> list[str]:
         """Return an srun command that runs in a job beside its other steps (srun(1), --overlap).
 
-        All options are given, because SLURM_ variables would change their defaults.
+        Options with default values are included: SLURM_ variables would override the defaults.
         """
         group = ("--het-group=0",) if self._is_heterogeneous(job_id) else ()
         which = (f"--jobid={job_id}", f"--nodelist={node}", "--nodes=1", "--ntasks=1", "--overlap")
@@ -274,7 +274,7 @@ def _further_components(line: CommandLine) -> list[str]:
 def _has_files(blob: bytes) -> bool:
     """Return whether a request contains files of the user, which other users must not read.
 
-    Searches the JSON text, which has no blanks and no unescaped quotes in strings.
+    The request is JSON text without blanks.
     """
     return b'"files":{}' not in blob
 

@@ -1,4 +1,4 @@
-"""The Snap task of a job: its manifest and its resource."""
+"""The Snap task of a job: its manifest, start and deletion."""
 
 from __future__ import annotations
 
