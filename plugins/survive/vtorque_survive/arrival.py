@@ -80,19 +80,19 @@ def resolve_guests(
 ) -> dict[str, str]:
     """Return which guests of a migration this node owns, in answer to the source node.
 
-    The source asks once its libvirt no longer migrates the guests. ``theirs`` maps each UUID to the
+    The source asks when its libvirt has finished the migration. ``theirs`` maps each UUID to the
     guest's state on the source. The answer maps each UUID to ``here`` (on this node), ``none`` (not
     on this node), or ``comes`` (undecided: ask again).
 
-    - A guest that has run on this node belongs to it, even if the guest has ended: a paused copy on
-      the source is older.
+    - This node owns a guest that has run on this node, even if the guest has ended: a paused copy
+      on the source is older.
     - While a guest runs on the source, a paused copy on this node is a leftover of libvirt and is
       ended.
     - A guest with its own disk is paused on both nodes. It is resumed on this node only after the
       source has ended its copy.
 
-    If all answers are ``none``, this node releases the resources of these guests. Other guests of
-    the job on this node keep theirs.
+    If all answers are ``none``, this node releases the resources of these guests, but not of other
+    guests of the job on this node.
     """
     try:
         with locked_job(here.paths, key) as locked:

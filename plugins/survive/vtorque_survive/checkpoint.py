@@ -2,7 +2,7 @@
 
 The steps of a checkpoint:
 
-1. Prepare the script's guest and the job shell for a disconnect (:func:`_hold`).
+1. Let the script's guest and the job shell survive the loss of their connection (:func:`_hold`).
 2. One process pauses the guests, gets the session state from the job shell, copies the disks,
    saves the memory, resumes the guests, and syncs all files.
 3. If the job must end, wait until all guests are saved, then end the first guest, which runs the
@@ -77,7 +77,7 @@ class CheckpointWatcher:
         return SaveTask.read(paths, job)
 
     def request_due(self, paths: Paths, job: RunningJob) -> None:
-        """Request a checkpoint if it is time, or if the job's first node has requested one."""
+        """Request a checkpoint if a periodic one is due, or if the first node has requested one."""
         if not is_leader(job):
             found = self._lookout.find_request(job)
             if found and self.find_request(paths, job) is None:
@@ -145,7 +145,7 @@ class SaveTask:
     """A requested checkpoint.
 
     Attributes:
-        id: The checkpoint's id; empty until one is chosen.
+        id: The checkpoint's id; empty until :func:`_hold` chooses the id.
         ends: Whether the job ends afterwards.
         saved: Whether the job is saved already, and only has to end.
     """
@@ -199,13 +199,13 @@ def _is_ready(paths: Paths, job: RunningJob, asked: SaveTask) -> bool:
 
 
 class _RetryLater(HostFault):
-    """Error if the job shell is stopped and cannot write the session state. Retry later."""
+    """Error if the job shell is stopped by a signal. The watcher retries the checkpoint."""
 
 
 def _hold(
     paths: Paths, config: Path, job: RunningJob, asked: SaveTask | None, settings: Settings
 ) -> None:
-    """Prepare the script's guest and the job shell for a disconnect.
+    """Let the script's guest and the job shell survive the loss of their connection.
 
     Without ``asked``, undo the preparation.
     """
@@ -495,7 +495,7 @@ def _ask_session(of: _Saving) -> None:
 
 
 def _inspect_disks(guests: list[GuestData], then: Callable[[dict[str, list[int]]], None]) -> None:
-    """Call ``then`` with the state of the user's disk files, which a child process reads.
+    """Call ``then`` with the result of :func:`vtorque_survive.tools.disks`, in a child process.
 
     The user's file system may hang or fail. A hanging child holds no lock of the job.
     """

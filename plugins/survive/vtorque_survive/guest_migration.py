@@ -78,8 +78,8 @@ def migrate_guest(each: GuestData, to: str, xml: str, seconds: float) -> None:
     A guest with its own disk stays paused on both nodes. Copy its disk before this call. Call this
     within :func:`vtorque_survive.saving.libvirt_operation`.
 
-    Raises HostFault if the migration fails, or has no known result after ``seconds``. Then use
-    :func:`await_state` and ask the destination to find out which node has the guest.
+    Raises HostFault if the migration fails, or has no known result after ``seconds``. To find out
+    which node has the guest, call :func:`await_state`, then query the destination.
     """
     guest, paused = each.guest, each.disk is not None
     domains.migrate_domain(guest.uri, guest.uuid, to, xml, seconds, paused=paused)

@@ -148,7 +148,7 @@ class HealthWatcher:
         os.close(says)
 
     def _withdraw_drain(self) -> None:
-        """Withdraw this node's drain request if no process works on it any more."""
+        """Withdraw this node's drain request when the process that drains has ended."""
         if self._back is not None:
             self._back = None if self._back.check() else self._back
         elif self._ended and self._drain is None:

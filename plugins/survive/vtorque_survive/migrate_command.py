@@ -22,8 +22,8 @@ def migrate(config: Path, job_id: str, to: str, resolve: bool) -> None:
 
     Guests on the job's first node cannot be migrated, because the job shell runs there. Needs
     Slurm: a placeholder job of root reserves the guests' cores and memory on the destination, and
-    the source node is released. With exit code 1, the last line reports the reason and the nodes on
-    which the guests run.
+    Slurm can give the source node to other jobs. With exit code 1, the last line reports the reason
+    and the nodes on which the guests run.
     """
     if os.geteuid() != 0:
         raise UsageError("vmgr migrate needs root's privileges")

@@ -2,7 +2,7 @@
 
 The first pass sends the disk while the guest runs. The second pass sends the changes once the guest
 is paused. Only then does libvirt migrate the guest, so that the destination's QEMU opens a complete
-file. The guest stays paused until the last message on the connection resumes it on the destination.
+file. The guest stays paused until the source sends the resume message to the destination.
 
 Protocol: the request of :mod:`vtorque_survive.arrival` is followed by parts: offset, length, data.
 A part of length 0 marks the end of a pass and is answered by an empty line. After both passes, the

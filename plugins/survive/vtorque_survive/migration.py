@@ -4,13 +4,13 @@ Exactly one node owns a guest: the destination once the guest runs there, otherw
 recover from an interrupted migration, :func:`resolve` waits until the local libvirt has finished,
 then asks the destination:
 
-- A paused guest here is ended if it runs on the destination, and resumed if it does not exist
-  there. While the destination does not answer, the guest stays paused.
+- The source ends its paused guest if the guest runs on the destination, and resumes it if the
+  destination has no such guest. While the destination does not answer, the guest stays paused.
 - If one guest fails to migrate, the remaining ones are not sent. Guests that have already migrated
   stay on the destination, and the job keeps both nodes.
-- A guest with its own disk is paused before libvirt sends it, so it is paused on both nodes. If its
-  copy on the source still exists, that copy is resumed, whatever the destination answers. The
-  destination resumes its copy only once the source has none.
+- A guest with its own disk is paused on both nodes, because the source pauses it before libvirt
+  sends it. If the source still has the guest, the source resumes it, whatever the destination
+  answers. The destination resumes the guest only when the source has ended its copy.
 
 Each step is recorded on disk first (:mod:`vtorque_survive.migration_record`), so the watcher can
 continue if the process is killed.
@@ -62,7 +62,7 @@ on_step: Callable[[str], None] = lambda _step: None  # noqa: E731
 
 @dataclass(frozen=True)
 class ThisNode:
-    """This node, with everything that a migration needs."""
+    """This node's site config, batch system and libvirt, for migrations."""
 
     config: Path
     site: Site
@@ -399,7 +399,7 @@ def resolve(here: ThisNode, move: Move) -> None:
 
     Raises:
         Busy: If another process works on the migration.
-        HostFault: If guests are still on this node, or the owner is unknown.
+        HostFault: If guests are still on this node, or the node that owns them is unknown.
     """
     # The watcher briefly locks it.
     with migration_record.lock_migration(here.paths, move.key, _POLL):
@@ -437,7 +437,7 @@ def _parse_guests(said: Mapping[str, str]) -> set[str]:
 
 
 def _migrated_guests(here: ThisNode, move: Move, job: RunningJob, why: str) -> set[str]:
-    """Return the guests that the destination owns. If it owns none, all run on this node."""
+    """Return the guests that the destination owns. The other guests stay on this node."""
     both = f"a guest of the job runs on both {move.node} and {move.to}: destroy one with virsh"
     if suspend.phase(job):  # the migration did not begin, or was undone
         if _parse_guests(_ask_peer(here, move, dict.fromkeys(move.guests, "runs"))):
@@ -531,7 +531,7 @@ def _notify(here: ThisNode, move: Move, node: str, job: RunningJob | None) -> No
 
 
 def _release_source(here: ThisNode, move: Move) -> None:
-    """Release the guests' resources and this node, and notify the job's other nodes.
+    """Release the guests' resources, return this node to Slurm, and notify the job's other nodes.
 
     Do nothing if the guests have returned or are about to return.
     """

@@ -150,7 +150,7 @@ def keep_for_return(paths: Paths, key: str) -> None:
     """Keep the resources that a guest left on this node, because the guest migrates back.
 
     Raises:
-        Busy: If its resources are being released now.
+        Busy: If a process is releasing these resources.
     """
     with lock_migration(paths, key):
         if found := Move.read(paths, key):
@@ -158,9 +158,9 @@ def keep_for_return(paths: Paths, key: str) -> None:
 
 
 def migrated_addresses(guests: Sequence[GuestPlan], paths: Paths) -> Iterator[PoolClaim]:
-    """Yield the addresses of guests that migrated away, except those that ``guests`` keep.
+    """Yield the addresses of guests that migrated away, except from the jobs of ``guests``.
 
-    A restarted job may also reuse the addresses of its own previous attempt.
+    A restarted job may reuse the addresses of its own previous attempt.
     """
     mine = {guest.job.id for guest in guests}
     for move in all_moves(paths):
