@@ -21,7 +21,7 @@ class Resource:
 
     A subclass is a frozen dataclass whose fields are JSON values.
 
-    Privileges: root, on the node; the job's owner on a personal site.
+    Privileges: root, on the node; the job's owner on a personal site, which has no root.
     """
 
     kind: ClassVar[str]
@@ -49,10 +49,10 @@ class Resource:
         raise NotImplementedError
 
     def is_lost(self) -> bool:
-        """Return True if a resource of scope ``node`` no longer exists, such as a killed daemon.
+        """Return True if a shared resource no longer exists, such as a daemon that was killed.
 
-        Called when another job acquires the resource. The core then releases a lost resource and
-        creates it again.
+        Called only with :attr:`scope` ``"node"``, when another job acquires the resource. The core
+        then releases a lost resource and creates it again.
         """
         return False
 

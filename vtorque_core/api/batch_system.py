@@ -203,7 +203,7 @@ class BareNode:
     Attributes:
         slots: number of the job's processes on the node.
         part: the node's component of a heterogeneous job, from 1. Component 0 has the guests.
-        address: IPv4 address as known on the guests' node; empty if unknown.
+        address: the node's IPv4 address; empty if unknown.
     """
 
     name: str
@@ -237,8 +237,8 @@ class BatchJob:
         known_as: the job id that users write, if it differs from ``id``.
         granted: other resources on this node, named as in :class:`Needs`; None: unknown.
         bare: nodes without guests in a mixed request. Their ranks follow those of ``nodes``.
-        placed: descriptor of an eventfd(2), or None. The start adds 1 before the guests boot, when
-            the proof exists and the resources are leased. The job shell may start from then on.
+        placed: descriptor of an eventfd(2), or None. The start adds 1 after it has leased the job's
+            resources, before the guests boot. From then on, the job shell may start.
     """
 
     id: str
@@ -305,11 +305,11 @@ class NodeAdapter(Protocol):
     def finish(self, job: BatchJob, outcome: Outcome, reason: str, *, hook_waits: bool) -> int:
         """Report the result of the start to the batch system, and return the hook's exit status.
 
-        The call may block. ``reason`` is one line for the user.
+        If this method returns 0, the job shell reports a failed start. The call may block.
+        ``reason`` is one line for the user.
 
-        If ``hook_waits`` is False, the batch system does not see the exit status. In this case, ask
-        the server to requeue a failed job, and return 1 if the server agrees. If this method
-        returns 0, the job shell reports the failure.
+        If ``hook_waits`` is False, the hook has already returned to the batch system. In this case,
+        ask the server to requeue a failed job, and return 1 if the server agrees.
         """
 
     def job_states(self, ids: Sequence[str]) -> Mapping[str, JobState]:
@@ -335,7 +335,7 @@ class NodeAdapter(Protocol):
         return
 
     def start_again(self, job: JobAttempt, reason: str) -> None:
-        """Requeue a job whose start was killed after the hook had returned.
+        """Requeue a job whose detached start (:class:`Detach`) was killed.
 
         Called by the epilogue after the release. Limit the number of starts. HostFault is only
         logged.
@@ -362,17 +362,17 @@ class DrainingAdapter(Protocol):
 
 @runtime_checkable
 class MigrationAdapter(Protocol):
-    """A node adapter that lets a job's guest migrate to a node outside the job. As root.
+    """A node adapter that can reserve resources outside the job for a migrating guest. As root.
 
-    A separate job, which root submits, reserves the resources on that node until the guest leaves
-    that node. All methods are idempotent, and raise HostFault if the batch system does not answer.
+    The reservation is a separate job that root submits. All methods are idempotent, and raise
+    HostFault if the batch system does not answer.
     """
 
     def reserve_node(self, job_id: str, nodes: Sequence[str], left: str, node: str) -> BatchJob:
-        """Reserve resources on this ``node``, as many as the job has on the source node ``left``.
+        """Reserve on this node, ``node``, what the job has on the source node ``left``.
 
-        ``nodes`` are the job's nodes after the migration, in rank order. Returns the job on this
-        node. Raises Refused.
+        ``nodes`` are the job's nodes after the migration, in rank order. Returns the job with its
+        CPUs and memory on this node. Raises Refused.
         """
 
     def release_node(self, job_id: str, node: str) -> None:
@@ -393,9 +393,9 @@ class ShellStart:
     """How the batch system started the job shell.
 
     Attributes:
-        script: path on this node; None: run ``command``, or an interactive shell, on the job
-            shell's standard input, which may be a terminal.
-        command: text to run as the script; empty: an interactive shell.
+        script: path on this node; None: run ``command`` with the job shell's standard input, which
+            may be a terminal.
+        command: shell commands; empty: an interactive shell.
     """
 
     job_id: str
@@ -431,7 +431,7 @@ class JobShell(Protocol):
         """
 
     def content(self, script: bytes) -> bytes:
-        """Return the user's script, given the batch system's copy, which may have more lines."""
+        """Return the user's script from the batch system's copy, which may have more lines."""
 
     def node_command(
         self, command: Sequence[str], environ: Mapping[str, str], nodes: Sequence[str] = ()

@@ -23,10 +23,10 @@ class Offer:
 
 @dataclass(frozen=True)
 class RenderedGuest:
-    """A placed guest before its start.
+    """A guest, with its placement, before its start.
 
-    ``bare_xml`` returns the XML of its domain without hot-plugged devices, owner and names. A warm
-    guest whose XML is equal can become this guest.
+    ``bare_xml`` returns the guest's domain XML without hot-plugged devices, owner and names. A warm
+    guest with equal XML can become this guest.
     """
 
     plan: GuestPlan

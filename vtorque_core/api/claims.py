@@ -103,7 +103,7 @@ class AmountClaim:
 
     Attributes:
         pool: a name that no PoolClaim uses.
-        unit: for messages. ``"MiB"`` is printed as 1G or 512M.
+        unit: unit in messages; amounts in ``"MiB"`` are shown as 1G or 512M.
         where: the setting that defines the total: ``"[plugin.scratch] size"``.
     """
 
@@ -115,7 +115,7 @@ class AmountClaim:
     where: str = ""
 
     def show(self, amount: int) -> str:
-        """Return an amount for a message."""
+        """Format an amount, with its unit, for a message."""
         return show_mib(amount) if self.unit == "MiB" else f"{amount} {self.unit}".strip()
 
 
@@ -146,9 +146,9 @@ class Placement:
         numa: how RAM is bound to ``nodes``; None: not bound.
         page_kib: huge page size; None: ordinary pages.
         threads: SMT threads per core that the guest sees.
-        caches: (level, bank, KiB) of each allocated part of a cache.
+        caches: (cache level, cache id, KiB) of each allocated part of a cache.
         idle: SMT siblings that stay idle (``whole_cores``).
-        most: maximum number of cores of each use that can grow.
+        most: maximum number of CPUs, for each use with ``at_most``.
         growing: CPUs of the job that the guest may get later.
         cells: (host NUMA node, vCPUs, MiB) of each virtual NUMA node; empty: only one.
     """

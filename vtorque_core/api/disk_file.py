@@ -17,8 +17,8 @@ from vtorque_core.base.run_tool import run_tool
 class DiskFile(FileResource):
     """A new sparse raw disk with an empty file system; attach it with a ``Disk`` element.
 
-    The file must be in a trusted directory (:mod:`vtorque_core.base.safefs`). Claim the file's full
-    size.
+    The file must be in a trusted directory (:mod:`vtorque_core.base.safefs`). ``vtorque_plan`` must
+    claim its full size.
 
     Attributes:
         uid: the file's owner, ``guest.qemu_uid``.

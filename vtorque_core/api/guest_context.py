@@ -38,7 +38,8 @@ class GuestFile(ContextItem):
 class RootCommand(ContextItem):
     """A command that runs as root in the guest before the guest is ready, without a shell.
 
-    Stage ``"boot"`` is before the mounts, ``"ready"`` after mounts and site prologue.
+    Commands of stage ``"boot"`` run before the mounts, those of ``"ready"`` after the mounts and
+    the site's prologue scripts.
     """
 
     argv: tuple[str, ...]

@@ -105,8 +105,8 @@ class GuestDriver(Protocol):
 
         ``deadline`` is in ``time.monotonic()`` seconds. Call ``step`` with the name of each stage.
 
-        Raises HostFault if a stage fails or exceeds the deadline, Refused if the user's part of the
-        context fails.
+        Raises HostFault if a stage fails or exceeds the deadline, Refused if a context item that
+        the user requested fails.
         """
 
     def run(self, guest: ReadyGuest, script: Script, streams: Streams) -> int:
@@ -139,7 +139,7 @@ class WarmDriver(GuestDriver, Protocol):
     """A driver whose guests can boot before a job exists and wait for the job's devices."""
 
     def await_warm(self, guest: GuestPlan, deadline: float) -> None:
-        """Wait until the guest has booted and lacks only its last device, the job's seed. As root.
+        """Wait until the guest has booted and waits for a job's seed. As root.
 
         Raises HostFault at the deadline.
         """
@@ -160,22 +160,23 @@ class ClockDriver(GuestDriver, Protocol):
 class DetachableDriver(GuestDriver, Protocol):
     """A driver whose job shells can detach from a running script and attach to it again.
 
-    The state of ``run`` is one line of text. Root creates a FIFO to request the state:
+    The state of ``run`` is one line of text. Root requests the state by creating one of two FIFOs:
 
-    - :data:`LEAVE`: when the connection to the guest breaks, ``run`` writes its state to the FIFO
+    - :data:`LEAVE`: when the connection to the guest breaks, ``run`` writes its state to this FIFO
       until root removes the FIFO. Then ``run`` ends.
-    - :data:`TELL`: ``run`` writes its state to the FIFO after :meth:`allow_disconnect`, and
+    - :data:`TELL`: after :meth:`allow_disconnect`, ``run`` writes its state to this FIFO, and
       continues. An empty state means that ``run`` cannot detach.
 
     ``run`` writes a newline before the state, so that root can detect a partial line. The state is
-    untrusted. Root stores the state in the file :data:`LEFT`, with which another ``run`` attaches
-    to the script.
+    untrusted. Root writes the state to the file :data:`LEFT`. Another ``run`` reads this file to
+    attach to the script.
     """
 
     def allow_disconnect(self, run_dir: Path, seconds: int, deadline: float) -> None:
-        """Make guest and job shell wait ``seconds`` after their connection breaks. As root.
+        """Let guest and job shell reconnect within ``seconds`` if their connection breaks. As root.
 
-        0 ends the wait. Raises HostFault after ``deadline`` (``time.monotonic()``).
+        With 0, a broken connection ends the job. Raises HostFault after ``deadline``
+        (``time.monotonic()``).
         """
 
 

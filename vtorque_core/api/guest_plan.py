@@ -137,7 +137,7 @@ class Boot(Protocol):
         """
 
     def adopt_guest(self) -> None:
-        """Attach this guest's devices to the warm guest, and resume the warm guest."""
+        """Attach this guest's devices to the claimed warm guest, and resume that guest."""
 
     def resume(self) -> None:
         """Resume the restored domain."""
@@ -153,14 +153,14 @@ class BootSource:
     """A source from which one guest starts. Override the methods that differ from a cold boot.
 
     Attributes:
-        forbids: operations that libvirt cannot do with the guest later. The source is not used for
-            a job whose options need one of these operations.
+        forbids: operations that libvirt cannot do with a guest from this source. The source is not
+            used for a job whose options need one of these operations.
         fallback: boot the guest cold if the source raises HostFault, or if the guest is not ready
             after half of the remaining time.
         brings_disk: :meth:`start` or ``vtorque_pre_boot`` creates the guest's disk
             (``GuestPlan.root_disk``).
-        remote: the guest runs on another node until :meth:`start` returns. The time limit of the
-            start then begins again. A failed start destroys no domain.
+        remote: the guest runs on another node until :meth:`start` returns. After :meth:`start`, the
+            time limit begins again. If :meth:`start` fails, the core destroys no domain.
     """
 
     name: str = "cold"

@@ -178,7 +178,7 @@ def vtorque_remote_command(
     """Return a command that replaces ``command`` and can run it on the job's node.
 
     Entry-point group: ``vtorque1``.
-    Called: by ``vmgr`` when a user runs a command with ``Command.of_job``, as this user.
+    Called: by ``vmgr`` when a user runs a command whose ``Command`` has ``of_job``, as this user.
     Errors: the command is disabled.
 
     Example::
@@ -251,7 +251,7 @@ def vtorque_setup_steps(site: Site, place: Installation) -> Iterable[SetupStep]:
     r"""Return this plugin's steps for ``vtorque setup install`` and ``uninstall``.
 
     ``install`` applies these steps after the batch system's steps. ``uninstall`` reverts these
-    steps first, when the node has no jobs. ``vtorque doctor`` does not check them.
+    steps first, when the node has no jobs. ``vtorque doctor`` does not check these steps.
 
     Entry-point group: ``vtorque1.node``.
     Called: by ``vtorque setup``, as root.
@@ -465,8 +465,8 @@ def vtorque_render_domain(guest: GuestPlan, site: Site) -> Iterable[Element]:
 def vtorque_rendered_sources(guests: Sequence[RenderedGuest], site: Site) -> Iterable[Offer]:
     """Return boot sources for guests that would boot cold, based on their rendered domains.
 
-    If a guest has several offers, the core uses the first usable one. An offer with a ``warm_key``
-    is usable if the core can claim that warm guest.
+    If a guest has several offers, the core uses the first usable one. An offer whose source has a
+    ``warm_key`` is usable if the core can claim the warm guest of this key.
 
     Entry-point group: ``vtorque1.node``.
     Called: once, on the node, as root.

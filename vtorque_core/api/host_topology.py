@@ -53,7 +53,7 @@ class CacheBank:
 
     @property
     def steps(self) -> int:
-        """Number of steps that can be allocated."""
+        """Number of steps of ``granularity_kib`` that can be allocated."""
         if not self.granularity_kib:
             return 0
         return max(0, self.kib // self.granularity_kib - self.kept)

@@ -32,7 +32,7 @@ class Building:
     Attributes:
         told: called with (done, total) of a step.
         max_disk: maximum size of the disk in bytes.
-        before: the image to update; its values are the defaults.
+        before: the image to update. It supplies values that the builder cannot determine.
         notes: lines for the user, which the builder appends.
     """
 

@@ -52,7 +52,7 @@ class Place:
         return 0.0
 
     def append(self, name: str) -> int:
-        """Open a file for appending, and create it if missing."""
+        """Open a file for appending, or create it. Return its descriptor."""
         self._make()
         with safefs.parent_of(str(self.directory / name)) as (parent, last):
             flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | _FLAGS
@@ -68,7 +68,7 @@ class Place:
         safefs.replace(path, content, mode=0o600, ready=lambda d: _grant_read(d, self.uid))
 
     def open(self, name: str) -> int:
-        """Open a file for reading."""
+        """Open a file for reading, and return its descriptor."""
         return os.open(self.directory / name, os.O_RDONLY | _FLAGS)
 
     def read(self, name: str, limit: int = 64 << 20) -> bytes:
@@ -135,8 +135,8 @@ def find(paths: Paths, job_id: str | None, uid: int | None = None) -> list[Place
 def sweep(paths: Paths, days: float, mib: float, now: float) -> None:
     """Remove records that are older than ``days`` or exceed ``mib`` MiB in total.
 
-    Starts with the oldest records of the user who has the most. Keeps attempts that have a journal.
-    Does nothing within an hour of the last sweep. ``now`` is Unix time.
+    Starts with the oldest records of the user whose records are largest. Keeps attempts that have a
+    journal. Does nothing within an hour of the last sweep. ``now`` is Unix time.
     """
     mark = paths.kept / ".swept"
     with contextlib.suppress(OSError):

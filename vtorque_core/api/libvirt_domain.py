@@ -114,9 +114,9 @@ class Filesystem(ListElement):
 
     Attributes:
         user_owned: the job's owner must own the source, and may be able to replace its path.
-        guest_root: with ``"other"``, guest root has its own ids. With ``"user"``, guest root has
-            the owner's ids, and only guest root has access. With ``"both"``, guest root has the
-            owner's ids, and the owner has access, too, if virtiofsd translates ids.
+        guest_root: host ids of guest root. ``"other"``: ids that are not the job owner's.
+            ``"user"``: the owner's ids; the owner has no access in the guest. ``"both"``: guest
+            root and the owner both have the owner's ids, if virtiofsd translates ids.
     """
 
     template: ClassVar[str] = "vtorque_core.plan.domain:templates/filesystem.xml.j2"

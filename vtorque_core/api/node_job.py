@@ -57,7 +57,7 @@ class NodeJob(Protocol):
     ) -> int:
         """Journal ``resource``, create it, and return its record's number.
 
-        ``needs`` are numbers of records that must stay until this one is released.
+        ``needs`` are numbers of other records, which are released after ``resource``.
         """
 
     def warn(self, text: str) -> None:

@@ -71,7 +71,8 @@ class BatchSystem:
             ``[[limits]]`` can select jobs by these fields.
         step: returns a function that wraps a command, or None. The wrapped command runs on a node
             of a running job, as the job's owner, and keeps streams and exit status.
-        knows_all_nodes: True if ``node`` reports a job as gone only after its end on all nodes.
+        knows_all_nodes: True if the NodeAdapter reports a job as gone only after its end on all
+            nodes.
     """
 
     name: str
@@ -140,8 +141,8 @@ class Command:
     """A click command added to ``vmgr`` or ``vtorque``.
 
     ``words`` are program, groups and name (``"vmgr images sync"``). ``load`` is a name for
-    :func:`import_object`, or a function that returns the command. It is imported or called when the
-    command is used or listed.
+    :func:`import_object`, or a function that returns the command. ``load`` is imported or called
+    when the command is used or listed.
     """
 
     words: str

@@ -26,7 +26,7 @@ def malformed(problem: str) -> NoReturn:
 
 
 def to_token(blob: bytes) -> str:
-    """Return a request as ``vt1:`` and unpadded base64url (RFC 4648, 5), compressed if shorter."""
+    """Return a request as ``vt1:`` and unpadded base64url (RFC 4648), compressed if shorter."""
     packed = zlib.compress(blob, 9)
     data = _ZLIB + packed if len(packed) < len(blob) else _PLAIN + blob
     return "vt1:" + urlsafe_b64encode(data).decode().rstrip("=")
@@ -46,7 +46,7 @@ def from_token(token: str) -> bytes:
 
 
 def unpack_token(token: str) -> Iterator[bytes]:
-    """Yield the bytes of a token, at most MAX_REQUEST. Raises Refused only."""
+    """Yield the bytes of a decoded token, at most MAX_REQUEST. Raises Refused only."""
     match = re.fullmatch(_WORD, token, re.ASCII) if len(token) <= _MAX_TOKEN else None
     if match is None:
         malformed("it is not a vt1 token")

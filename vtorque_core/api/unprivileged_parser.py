@@ -49,9 +49,9 @@ class HelperDied(HostFault):
 
 @contextlib.contextmanager
 def helper_process() -> Iterator[None]:
-    """Start the unprivileged helper process for this context.
+    """Start the unprivileged helper process for a ``with`` block.
 
-    Enter the context before the process has threads or secrets. Raises HostFault.
+    Enter the block before this process has threads or secrets. Raises HostFault.
     """
     global _asking  # noqa: PLW0603 - one helper per process
     before = _asking
@@ -80,10 +80,10 @@ def parse_unprivileged(
         args: picklable arguments, at most 192 KiB.
         until: deadline in ``time.monotonic()`` seconds; None: 20 s from now.
         files: descriptors that ``work`` gets copies of.
-        most: limit of the sum of all values in bytes; add 5 bytes for each value.
+        most: maximum sum of all values in bytes; each value counts 5 bytes more.
 
     Raises:
-        Unreadable: the parser raises, exceeds a limit or the deadline, or crashes.
+        Unreadable: ``work`` raises, exceeds a limit or the deadline, or crashes.
         HelperDied: the process of :func:`helper_process` was killed.
         HostFault: fork fails.
     """
@@ -236,8 +236,7 @@ def close_files(keep: Collection[int]) -> None:
 def drop_privileges(memory: int, largest_file: int = 0) -> None:
     """Switch to user nobody without capabilities, and die with the parent process.
 
-    Limits are in bytes: ``memory`` of additional address space, ``largest_file`` of each written
-    file.
+    ``memory`` limits further address space, and ``largest_file`` each written file, in bytes.
     """
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):

@@ -115,7 +115,7 @@ class Extra:
     """Resources per node in addition to the guests' vCPUs, RAM and QEMU's memory.
 
     Attributes:
-        own: the vCPUs claim exclusive CPUs. CPUs reserved for the host cannot be claimed.
+        own: each vCPU claims an exclusive CPU. CPUs reserved for the host cannot be exclusive.
         resources: counts by the batch system's names (Slurm: ``gres/gpu``, OpenPBS: ``ngpus``).
         licenses: counts per job, not per node.
     """
