@@ -90,8 +90,8 @@ def _copy(qemu: socket.socket, listener: socket.socket, file: FileIO) -> None:
 def _append(file: FileIO, data: bytes) -> None:
     """Append to the log. If it becomes too large, first remove its oldest part.
 
-    The file is changed in place, because a new file would lack the owner's ACL entry and, for a
-    warm guest, the second hard link.
+    Changes the file in place, because a new file would lack the owner's ACL entry and other hard
+    links.
     """
     with contextlib.suppress(OSError):  # a full disk must not stop the guest
         if file.tell() + len(data) > LARGEST:

@@ -21,7 +21,7 @@ _NO_TEXT = re.compile(r"\\udc([89a-f][0-9a-f])")  # the error handler surrogatee
 
 @dataclass(frozen=True)
 class Refusal:
-    """Reason why a request is refused: one line for users, fields for ``--json``.
+    """Reason why a request is refused. Users get one line, or with ``--json`` the fields.
 
     ``where`` is the config key or file that sets ``limit``.
     """
@@ -53,8 +53,8 @@ class VtorqueError(Exception):
 class Refused(VtorqueError):
     """The request is invalid or violates the site's policy. The job is never retried.
 
-    A text in ``refusals`` becomes a :class:`Refusal` whose other fields are ``parts``. ``detail``
-    has further printable lines for the user.
+    Each text in ``refusals`` is the message of a :class:`Refusal`, and ``parts`` are its other
+    fields. ``detail`` has further printable lines for the user.
     """
 
     exit_code = EXIT_USAGE

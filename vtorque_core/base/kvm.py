@@ -79,8 +79,8 @@ class Probe:
 def choose(accel: str, run_dir: Path, user: str | None = None) -> Accel:
     """Return whether guests use KVM or TCG, for the setting ``[node] accel``.
 
-    Root caches the result in ``run_dir`` until reboot, and gives QEMU's group access to KVM. The
-    result is KVM only if ``user`` (None: the caller) can use it.
+    Return KVM only if ``user`` (None: the caller) can use KVM. Root caches the result in
+    ``run_dir`` until reboot, and gives QEMU's group access to KVM.
     """
     if accel == "tcg":
         return Accel("tcg")
@@ -147,7 +147,7 @@ def _group_of(user: str) -> int:
 
 
 def _grant_group(gid: int) -> None:
-    """Add QEMU's group to the ACL of /dev/kvm. libvirt copies this ACL."""
+    """Add QEMU's group to the ACL of /dev/kvm."""
     with contextlib.suppress(FileNotFoundError):
         device = Path(_DEVICE).stat()
         if device.st_gid == gid or device.st_mode & stat.S_IWOTH:

@@ -56,7 +56,7 @@ class Paths:
 
     @property
     def journal(self) -> Path:
-        """Journals of all jobs with open records; root only."""
+        """Journals of all jobs that hold resources; root only."""
         return self.state / "journal"
 
     @property

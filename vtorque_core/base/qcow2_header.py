@@ -1,6 +1,6 @@
 """Check the header of a qcow2 file (docs/interop/qcow2.txt of QEMU).
 
-Imports nothing of vTorque, so that the program that starts a user's daemon starts fast.
+Imports nothing of vTorque, so that daemons that run as a user start fast.
 """
 
 from __future__ import annotations

@@ -82,7 +82,7 @@ def _step(directory: int, part: str, path: str) -> int | Path:
 def others_can_write(status: os.stat_result, uid: int, place: str | Path) -> bool:
     """Return True if a user other than root and ``uid`` may write a file or directory.
 
-    A user's private group (umask 002) is accepted, unless there is an ACL (acl(5)).
+    Ignores write permission of the user's private group (umask 002), unless there is an ACL.
     """
     shared = stat.S_IWGRP | stat.S_IWOTH
     if uid and status.st_gid == uid == os.getegid() and not _has_acl(place):

@@ -16,8 +16,8 @@ _MAX_LINKS = 40  # as the kernel, path_resolution(7)
 def require_root_owned(path: Path, uid: int = 0, known: dict[Path, Path] | None = None) -> None:
     """Raise ConfigError if others can change ``path``, or any directory or link on the way to it.
 
-    Accepts sticky directories (``/tmp``), where others cannot replace root's entries, and a user's
-    private group. ``uid`` may own files, too. ``known`` caches checked directories.
+    Accepts sticky directories (``/tmp``), where others cannot replace root's entries. ``uid`` may
+    own files, too. ``known`` caches checked directories.
     """
     _follow(path.absolute(), uid, _MAX_LINKS, {} if known is None else known)
 

@@ -1,1 +1,1 @@
-"""The commands."""
+"""Command-line programs of vTorque."""
