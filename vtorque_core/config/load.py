@@ -1,6 +1,6 @@
 """Load plugins and site config.
 
-Processes of root accept only a config and plugins that nobody else can write. ``vsub`` accepts any.
+Processes of root accept only a config and plugins that nobody else can write.
 """
 
 from __future__ import annotations

@@ -46,8 +46,8 @@ class Limits:
     def override(self, over: Limits, *, surely: bool = True) -> Limits:
         """Return these limits overridden by ``over``.
 
-        ``surely`` is False if ``over`` perhaps applies to the job. The result then has no limit
-        where ``over`` sets one, so that no job is refused by mistake.
+        ``surely`` is False if ``over`` perhaps applies to the job. Every limit that ``over`` sets
+        is then removed, so that no job is refused by mistake.
         """
         found = over if surely else Limits(self.default)
         changed = {name: getattr(found, name) for name in over.set_by}
@@ -80,7 +80,7 @@ def refusal(
 ) -> Refusal | None:
     """Return the refusal of a typed ``value``, or None if it is allowed.
 
-    ``text`` is the value as the user wrote it. ``place`` returns where a dotted key is set.
+    ``text`` is the value as the user wrote it. ``place`` returns table and file of a dotted key.
     """
 
     def refuse(message: str, name: str, limit: str) -> Refusal:

@@ -1,7 +1,7 @@
 """Find, load and call plugins. A broken plugin is reported and does not stop the others.
 
-Entry point groups: ``vtorque1`` (declaring modules) and ``vtorque1.node`` (acting modules, as
-root). The digit is the major version of the API.
+Entry point groups: ``vtorque1``, and ``vtorque1.node`` for modules that act on nodes as root. The
+digit is the major version of the API.
 """
 
 from __future__ import annotations
@@ -174,8 +174,8 @@ class Plugins:
     ) -> Plugins:
         """Import and register plugins. As root, load only plugins that no other user can write.
 
-        ``node``: True to load modules of ``vtorque1.node``, too, or the names of the plugins for
-        which to load them. ``only`` overrides ``enable`` and ``disable``.
+        With ``node`` True, also load all modules of ``vtorque1.node``; with names, only the modules
+        of these plugins. ``only`` overrides ``enable`` and ``disable``.
         """
         self = cls()
         self.register(

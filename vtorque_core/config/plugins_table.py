@@ -1,4 +1,4 @@
-"""Validate ``[plugins]``, also in ``[[limits]]``: plugin names and the required batch system."""
+"""Check plugin names in ``[plugins]`` and ``[[limits]]``, and require the batch system's plugin."""
 
 from __future__ import annotations
 

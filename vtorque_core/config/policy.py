@@ -1,4 +1,4 @@
-"""Apply the site's policy to a request: in ``vsub`` for early feedback, on the node to decide."""
+"""Apply the site's policy to a request, early in ``vsub`` and finally on the node."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def _applicable(site: Site, facts: Facts) -> Iterator[tuple[Entry, bool]]:
 
 
 def require_facts(site: Site, facts: Facts) -> None:
-    """Raise HostFault if an entry uses a fact that the batch system's hook did not report."""
+    """Raise HostFault if ``[[limits]]`` uses a fact that the batch system's hook did not report."""
     for entry in site.limits:
         for name in ALWAYS_THERE:
             if name in entry.jobs and facts[name] == ("",):
@@ -202,7 +202,7 @@ def _refusal(
 
 
 def _bad_default(option: Option[Any], value: Any, site: Site, plugins: Plugins) -> Refusal | None:
-    """Return a refusal if a default value violates several [[limits]] taken together."""
+    """Return a refusal if a default value violates the combined ``[[limits]]``."""
     set_by = site.options.get(option.key, Limits()).set_by
     if not site.limits or not set_by or value is None or value == "":
         return None

@@ -1,4 +1,4 @@
-"""Encode and decode ``-vm`` requests: from text to a :class:`Request`, and as bytes to the node.
+"""Parse ``-vm`` options into a :class:`Request`, and send it to the node as bytes.
 
 On the node the bytes are untrusted, and any error becomes Refused.
 """
