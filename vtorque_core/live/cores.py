@@ -32,7 +32,7 @@ class GuestCores:
         job: job key, for :func:`resize`.
         guest: index on this node.
         cores: host CPU ids.
-        least, most: range of the claim; 0 and 0: not resizable.
+        least, most: allowed number of cores; 0 and 0: not resizable.
     """
 
     job: str
@@ -49,8 +49,8 @@ class GuestCores:
 class ResizeResult:
     """Result of a resize.
 
-    ``cores``: CPUs of the resized use. ``floating``: the job's CPUs for threads without exclusive
-    CPUs.
+    ``cores``: host CPU ids after the resize. ``floating``: the job's CPUs for threads without
+    exclusive CPUs.
     """
 
     cores: tuple[int, ...]

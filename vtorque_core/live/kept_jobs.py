@@ -120,7 +120,7 @@ def _group(places: list[Place]) -> list[KeptJob]:
 
 @contextmanager
 def logging_for(paths: Paths, job: JobAttempt) -> Iterator[None]:
-    """Write log messages in this context to a job's log on this node.
+    """Write log messages of a ``with`` block to a job's log on this node.
 
     Privileges: root. Not thread-safe.
     """

@@ -146,9 +146,9 @@ def log_to_job(paths: Paths, job: RunningJob, phase: str) -> Iterator[None]:
 
 
 def watched(guest: RunningGuest, seconds: float | None = None) -> AbstractContextManager[None]:
-    """Kill daemons that serve a guest if the user stops them in this context: QEMU would wait.
+    """During a ``with`` block, kill a guest's daemons as soon as the user stops them.
 
-    After ``seconds`` (default: 30), all these daemons are killed.
+    QEMU would wait for a stopped daemon. After ``seconds`` (default: 30), kills all daemons.
     """
     return stopped_daemons.kill_stopped(stopped_daemons.locks_of(guest.run_dir), seconds)
 

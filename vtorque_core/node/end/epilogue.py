@@ -1,7 +1,7 @@
 """Epilogue: release everything in the job's journals. As root, on the node.
 
-The batch system may call it several times, also for a job without a prologue. It writes the
-epilogue's standard output into the job's output.
+The batch system may call the epilogue several times, also for a job without a prologue. Standard
+output of the epilogue appears in the job's output.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Kill processes that a job's owner leaves on a node after a whole-node job. As root.
+"""Kill processes that a job's owner leaves on a node that the job did not share. As root.
 
 The owner's uid is from the journal, which users cannot write.
 """

@@ -167,8 +167,8 @@ def end_spare(paths: Paths, key: str, seconds: float = RELEASE_TIMEOUT) -> None:
 def retire_spare(paths: Paths, key: str) -> bool:
     """Make a warm guest unclaimable and return True, or return False if a job has claimed it.
 
-    The caller holds the lock of its journal. Raises JournalError for any unreadable journal,
-    because the job of that journal may have claimed the guest.
+    The caller holds the lock of the guest's journal. Raises JournalError if any job's journal is
+    unreadable, because that job may have claimed the guest.
     """
     path = paths.journal / f"{key}.jsonl"
     with node_lock(paths):

@@ -65,7 +65,7 @@ class PluginCalls:
 
     Attributes:
         load: loads the plugin that the proof names.
-        beside: returns a context that is active from the first proof to the end of the job.
+        beside: context manager that runs plugins' commands beside the script.
         after: called with the exit status of a started script.
         meanwhile: called once to import modules, if the guests are not ready yet.
     """
@@ -258,7 +258,7 @@ def make_script(
 
     - :data:`HOST_ONLY`, and ``host_only`` of the batch system, are removed.
     - SHELL is the login shell instead of the job shell.
-    - The proof's variables are added, unless the user's variables replace them.
+    - Variables of context items (``EnvVar``) are added.
     - In paths (``PBS_O_WORKDIR``), the guest's home replaces the host's.
     """
     try:

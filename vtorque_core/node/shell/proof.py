@@ -43,7 +43,7 @@ class Proof:
             ``requeued`` it locks the proof and waits until the batch system ends the job.
         reason: one line for the user; empty if ready.
         detail: more lines for the user; notices and warnings if ready.
-        deadline: the end of ``starting`` in seconds of CLOCK_MONOTONIC (clock_gettime(2)).
+        deadline: deadline of the start in seconds of CLOCK_MONOTONIC (clock_gettime(2)).
         starter: pid of the process that starts the guests; 0: unknown.
         namespace: the starter's pid namespace, as inode of ``/proc/self/ns/pid`` (namespaces(7)).
         nodes: names of the job's nodes with guests, by rank.

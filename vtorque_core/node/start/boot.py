@@ -193,7 +193,7 @@ class GuestBoot:
         return left
 
     def watch_daemons(self, seconds: float | None = None) -> AbstractContextManager[None]:
-        """Kill the user's stopped daemons in this context, because QEMU would wait for them."""
+        """Kill daemons that the user stops during a ``with`` block: QEMU would wait for them."""
         return stopped_daemons.kill_stopped(self._locks, seconds)
 
     def worker(self) -> AbstractContextManager[None]:

@@ -100,7 +100,7 @@ def start_job(
 
 @contextlib.contextmanager
 def excuse_node(start: StartAttempt) -> Iterator[None]:
-    """Clear ``blames_node`` of a HostFault in phases that the user can disturb.
+    """Clear ``blames_node`` of a HostFault, except in the phases ``plan`` and ``render domain``.
 
     Raises Refused instead if a guest of the user's own image does not become ready.
     """
