@@ -1,4 +1,4 @@
-"""Write a job's log on this node. As root. Nothing raises.
+"""Write a job's log on this node. As root. Functions ignore all errors.
 
 While :func:`open_log` is active, messages of ``vtorque_*`` loggers of this process and its children
 go to ``log.jsonl`` in the job's kept records.

@@ -331,7 +331,10 @@ def _parse_header(line: dict[str, Any]) -> JobHeader:
 
 
 def reconstruct(record: Record, kinds: Mapping[str, type[Resource]]) -> Resource:
-    """Return the resource for ``release()``. Raises OrphanError for an unknown kind or version."""
+    """Return the resource for ``release()``.
+
+    Raises OrphanError if no loaded plugin knows the record's kind or fields.
+    """
     kind = kinds.get(record.kind)
     if kind is None:
         raise OrphanError(f"no loaded plugin knows the kind {record.kind}")

@@ -67,8 +67,8 @@ class DomainSpec:
     """The core's decisions about a guest's domain.
 
     Attributes:
-        qemu_user: name of the group of QEMU, and of its user if ``guest.qemu_uid`` is 0; empty:
-            libvirt's defaults. libvirt does not change the owners of files, such as images.
+        qemu_user: group of the QEMU process, and its user if ``guest.qemu_uid`` is 0; empty:
+            libvirt's defaults.
         uefi: firmware of x86 guests whose image requires UEFI.
         ports: free device slots of a warm guest.
     """

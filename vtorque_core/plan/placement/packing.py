@@ -54,8 +54,8 @@ def pick_cpus(
 ) -> Cut | None:
     """Return ``count`` CPUs with SMT siblings adjacent, or None if there are too few.
 
-    Uses whole cores first, then divided cores. With ``whole``, uses only whole cores and leaves
-    their unused siblings idle.
+    Uses whole cores (``full``) first, then divided cores. With ``whole``, uses only whole cores and
+    leaves their unused siblings idle.
     """
     fulls = [group for group in groups if full(group)]
     parts = [group for group in groups if not full(group)]

@@ -81,7 +81,7 @@ def amounts(demands: Sequence[Demand], free: FreeResources) -> list[dict[str, in
 def caches(
     d: Demand, vcpus: tuple[int, ...], free: FreeResources, used: set[str]
 ) -> tuple[tuple[tuple[int, int, int], ...], dict[str, tuple[str, ...]]]:
-    """Return the guest's cache parts (level, bank, KiB), and its items in the pool ``cache``.
+    """Return the guest's cache parts (level, cache id, KiB), and its items in the pool ``cache``.
 
     An item is a step of a cache (``L3-0/7``) or a resctrl group (``group-2``). ``used`` has the
     items of the job's earlier guests; this guest's items are added.
