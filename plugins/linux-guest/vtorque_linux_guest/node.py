@@ -46,10 +46,10 @@ exit 0"""
 
 @hookimpl
 def vtorque_guest_context(guest: GuestPlan, site: Site) -> Iterator[ContextItem]:
-    """Yield the context items of cloud-config, ``vmgr clean`` and the precancel scripts.
+    """Yield the user's cloud-config, the command of ``vmgr clean`` and the precancel scripts.
 
-    All guests get the user's cloud-config. The other items are only for the first guest. Raises
-    Refused for an invalid cloud-config, or if the directory to clean is not in a writable share.
+    All guests get the cloud-config. Only the first guest gets the rest. Raises Refused for an
+    invalid cloud-config, or if the directory of ``vmgr clean`` is not in a writable share.
     """
     if guest.request[CLEAN] and not guest.rank:  # before any program of the user runs there
         yield _clean_command(guest, guest.request[CLEAN])

@@ -64,8 +64,8 @@ class Settings:
     def for_image(self, image: Image) -> Settings:
         """Return the settings for guests of an image.
 
-        For a user's own image, they exclude the site's scripts and cloud-config, because programs
-        in the image could read them.
+        For a user's own image, omit the site's scripts and cloud-config, because programs in the
+        image could read them.
         """
         if not image.source:
             return self

@@ -110,8 +110,8 @@ class FileTree:
     def put(self, path: str, node: TreeNode) -> None:
         """Add a node and its missing parents.
 
-        A directory that replaces a directory takes over its entries. Raises Refused if a parent is
-        not a directory.
+        A directory that replaces a directory keeps the entries of the old directory. Raises Refused
+        if a parent is not a directory.
         """
         parent, name = self._locate(path, make=True)
         if name == "":
@@ -158,7 +158,7 @@ class FileTree:
     def protect(self, path: str) -> None:
         """Make a directory and all its parents writable only by root.
 
-        A missing directory is created. Raises Refused if that is impossible.
+        Creates a missing directory. Raises Refused if a parent is not a directory.
         """
         way = [self.root]
         self._locate(f"{path}/x", make=True, way=way)
@@ -180,7 +180,7 @@ class FileTree:
                 waiting.append((f"{base}{name}/", iter(sorted(node.children.items()))))
 
     def _count(self) -> None:
-        """Count a new name. Raises Refused if the image has too many names."""
+        """Count a file added to the tree. Raises Refused if the image has too many files."""
         self._names += 1
         if self._names > 2 * MAX_ENTRIES:
             self._names = sum(1 for _ in self.walk())
@@ -196,9 +196,9 @@ class FileTree:
     ) -> tuple[TreeNode, str]:
         """Return the directory that contains a path, and the path's last component.
 
-        Resolves paths as in a chroot: ``..`` of the root is the root. Appends the directories that
-        it traverses to ``way``. Raises LookupError for a missing directory unless ``make`` is true,
-        Refused for a component that is not a directory and for a loop.
+        Resolves paths as in a chroot: ``..`` of the root is the root. Appends each directory on the
+        path to ``way``. Raises LookupError for a missing directory unless ``make`` is true, Refused
+        if a parent is not a directory or the path has too many symbolic links.
         """
         words = self._words(path)
         above: list[tuple[TreeNode, int]] = []
@@ -238,7 +238,7 @@ class FileTree:
     def _words(self, path: str) -> list[str]:
         """Return the components of a path, last first.
 
-        Raises Refused if all lookups together have taken more than MAX_STEPS steps.
+        Raises Refused if more than MAX_STEPS components are resolved for one image.
         """
         words = [word for word in reversed(path.split("/")) if word not in ("", ".")]
         self._steps += 1 + len(path) // 32 + len(words)

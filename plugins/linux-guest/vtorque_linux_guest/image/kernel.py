@@ -1,4 +1,4 @@
-"""Debian packages, their kernel and its modules, for all image builders.
+"""Debian packages, and the kernel and modules in them, for all image builders.
 
 All functions run as root in ``vmgr images build``, in a scratch directory. Packages come from the
 machine's apt sources, so the site's mirror, keys and proxy apply.
@@ -72,7 +72,7 @@ class KernelPackage:
 
 
 def need_tools(*tools: str) -> None:
-    """Check that tools are installed. Raises HostFault with the missing Debian packages."""
+    """Raise HostFault if a tool is not installed. The message names the Debian packages."""
     path = "/usr/sbin:/usr/bin:/sbin:/bin"
     missing = [tool for tool in tools if shutil.which(tool, path=path) is None]
     if missing:
@@ -83,7 +83,10 @@ def need_tools(*tools: str) -> None:
 
 
 def architecture() -> tuple[str, str]:
-    """Return this machine's architecture as named by Debian and by QEMU. Raises Refused."""
+    """Return this machine's architecture as named by Debian and by QEMU.
+
+    Raises Refused for an untested architecture.
+    """
     debian = run_tool("dpkg", "--print-architecture").strip()
     if debian not in ARCHITECTURES:
         raise Refused(f"images can only be built on {', '.join(ARCHITECTURES)}, not on {debian}")
@@ -154,9 +157,9 @@ def unpack(deb: Path, into: Path) -> None:
 
 
 def program(unpacked: Path, name: str) -> Path:
-    """Return the path of a program of ``/bin`` in unpacked packages. Raises HostFault.
+    """Return the path of a program in unpacked packages: ``/bin/NAME`` or ``/usr/bin/NAME``.
 
-    Packages may install the program in ``/usr/bin``, because ``/bin`` is a link to ``/usr/bin``.
+    Raises HostFault if the packages do not contain the program.
     """
     for base in ("bin", "usr/bin"):
         if (unpacked / base / name).is_file():

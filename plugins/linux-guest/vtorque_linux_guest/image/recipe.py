@@ -56,7 +56,7 @@ class AddedFile:
 
 @dataclass(frozen=True)
 class LinuxRecipe:
-    """A validated recipe. ``size`` is in MiB. ``base_packages``: None for the family's default."""
+    """A validated recipe. ``size`` is in MiB. If ``base_packages`` is None, defaults apply."""
 
     family: str
     suite: str
@@ -85,7 +85,7 @@ class _RecipeReader:
         return Refused(f"{self.path}, line {self._line(key, nth)}: {key}{shown}: {what}")
 
     def _line(self, key: str, nth: int) -> int:
-        """Return the line number of a key. If it is missing, return its table's line, or 1."""
+        """Return the line number of a key, or of the key's table if the key is missing."""
         table, _, last = key.rpartition(".")
         start = 0
         if table:

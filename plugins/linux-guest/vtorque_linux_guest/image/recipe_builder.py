@@ -132,7 +132,7 @@ def _distro(tree: FileTree, family: str) -> str:
 
 
 def _extract_kernel(tree: FileTree, staging: Path) -> str:
-    """Copy the newest installed kernel and its initramfs to ``staging``; return its release."""
+    """Copy the newest kernel in ``tree`` and its initramfs to ``staging``; return the release."""
     boot, base = tree.find("boot"), tree.find("usr/lib/modules") or tree.find("lib/modules")
     found: dict[str, bytes] = {}
     for name, node in {} if boot is None else boot.children.items():

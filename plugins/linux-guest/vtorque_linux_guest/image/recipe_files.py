@@ -1,6 +1,7 @@
-"""Pack the files that a recipe adds into one tar file. As root.
+"""Pack the files that a recipe adds into one tar file.
 
-Users other than root may be able to write to the recipe's directory, so no path may leave it.
+Runs as root. Other users may be able to write to the recipe's directory, so no symbolic link is
+followed.
 """
 
 from __future__ import annotations
@@ -79,7 +80,7 @@ def _info(name: str, mode: int, kind: bytes = tarfile.REGTYPE) -> tarfile.TarInf
 def _add(
     archive: tarfile.TarFile, descriptor: int, target: str, each: AddedFile, left: list[int]
 ) -> None:
-    """Add an open file or, recursively, a directory. Links in it stay links."""
+    """Add an open file or directory tree. ``left[0]`` is the number of bytes that may be added."""
     status = os.fstat(descriptor)
     mode = stat.S_IMODE(status.st_mode) & 0o755
     if stat.S_ISREG(status.st_mode):

@@ -36,10 +36,11 @@ def _prepare(work: Path) -> None:
 
 
 def run(work: Path, *argv: str, timeout: float, stage: str) -> str:
-    """Run a program as root of a namespace, with ``work`` at :data:`PLACE`; return its stdout.
+    """Run a program as root of a user namespace; return its stdout.
 
-    Only root may have access to the parent of ``work``. All processes are killed after ``timeout``
-    seconds, or when the caller dies. Raises HostFault with the end of the output.
+    The program sees ``work`` at the path :data:`PLACE`. Only root may have access to the parent of
+    ``work``. All processes are killed after ``timeout`` seconds, or when the caller dies. Raises
+    HostFault if the program fails.
     """
     if not os.path.lexists(work / "tmp"):
         _prepare(work)

@@ -60,7 +60,7 @@ class _ExtendedHeader:
 
 @dataclass
 class Budget:
-    """Limits for all tar files of one image together, and how much of them is used.
+    """Limits and usage counters, shared by all tar files of one image.
 
     Attributes:
         entries: maximum number of members.
@@ -166,7 +166,7 @@ def _members(reader: _TarReader) -> Iterator[Member]:
 
 
 def _checked_size(head: bytes) -> int:
-    """Verify the checksum, which old programs computed from signed bytes; return the size field."""
+    """Return a header's size field. Raises Refused if the header's checksum is wrong."""
     given = head[148:156]
     sums = head[:148] + b" " * 8 + head[156:]
     total = sum(sums)
@@ -259,7 +259,7 @@ def _name(head: bytes) -> bytes:
 
 
 def _field(text: bytes, more: _ExtendedHeader, key: bytes) -> int:
-    """Return a numeric field, from the extended header or otherwise from the member's header."""
+    """Return the number in ``more`` under ``key``, otherwise the number in the field ``text``."""
     if not (given := more.fields.get(key)):
         return _octal(text)
     found = _NUMBER.fullmatch(given)

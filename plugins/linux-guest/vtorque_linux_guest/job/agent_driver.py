@@ -1,7 +1,7 @@
 """Base of drivers for guests with the agent: wait until ready, and run the job.
 
 The job shell calls only ``run``, and root's hooks call only the other methods. Therefore each
-method imports its own code.
+method imports only the modules that it needs.
 """
 
 # ruff: noqa: PLC0415

@@ -51,11 +51,11 @@ Tell = Callable[[Callable[[], SessionState]], bool]
 
 
 class FramesDropped(Exception):
-    """Raised if the guest has dropped received frames, so the session must be resumed."""
+    """Raised if the guest has dropped frames of the job shell, which must resume the session."""
 
 
 class GuestConnection:
-    """A session's connection, which sends and receives frames. A session can outlive it."""
+    """The connection of a session with the agent. A session can continue over a new connection."""
 
     def __init__(
         self,
@@ -140,7 +140,7 @@ class GuestConnection:
                 raise StreamError(f"the guest sent {skipped} bytes without a HELLO")
 
     def resume_session(self, broken: ConnectionEnded | None, stopped: Callable[[], str]) -> None:
-        """Resume the session. If `broken` is set, the connection has ended: open a new one first.
+        """Resume the session; if `broken` is set, open a new connection first.
 
         Raises `broken` if the guest cannot be reached again. Also raises RunAbandoned, GuestDied,
         GuestSilent or StreamError.

@@ -1,8 +1,8 @@
 """Read and write a caller's file descriptors without blocking the event loop.
 
-O_NONBLOCK belongs to the open file description, which the caller shares with others (the batch
-system, the user's shell), so it is never set. A pipe or terminal is reopened through /proc instead.
-If that fails, it is polled and written in pieces that a ready pipe accepts (PIPE_BUF in pipe(7)).
+The caller shares the open file description with other processes (the batch system, the user's
+shell), so this module never sets O_NONBLOCK. It reopens a pipe or terminal through /proc. If that
+open(2) fails, it polls the descriptor and writes pieces of at most PIPE_BUF bytes (pipe(7)).
 """
 
 import array
@@ -18,7 +18,7 @@ _CTRL_D = b"\x04"
 
 
 class OutputQueue:
-    """A queue of output for one descriptor. The caller limits its size."""
+    """A queue of output for one descriptor. The queue itself has no size limit."""
 
     def __init__(self, fd: int) -> None:
         self.fd = fd

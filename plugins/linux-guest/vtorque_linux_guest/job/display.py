@@ -1,7 +1,7 @@
 """Forward the X display of an interactive job (``-I -X``) into its guest.
 
-ssh forwards the display's port in the guest (ssh(1), ``-R``). The guest is hostile, but can only
-reach this one display. Formats: X(7), display names; Xau(3), file of cookies.
+ssh forwards the display's port in the guest (ssh(1), ``-R``). The guest is hostile, but can reach
+only this display. Formats: X(7) for display names, Xau(3) for the Xauthority file.
 
 Privileges: the job's user, in the job shell.
 """

@@ -1,4 +1,4 @@
-"""The driver of Linux guests: their devices, context and resources. As root, on the node."""
+"""The driver of Linux guests. Runs as root on the node."""
 
 # ruff: noqa: PLC0415
 
@@ -35,7 +35,10 @@ class LinuxDriver(AgentDriver):
     def resources(
         self, guest: GuestPlan, items: Sequence[ContextItem], site: Site
     ) -> Iterable[Resource]:
-        """Return the seed and the files of ``vmgr ssh``. Raises Refused and HostFault."""
+        """Return the seed and the ssh files with which ``vmgr ssh`` connects.
+
+        Raises Refused and HostFault.
+        """
         from vtorque_linux_guest.boot import seed_contents
 
         return seed_contents.resources(guest, items, site[Settings].for_image(guest.image))

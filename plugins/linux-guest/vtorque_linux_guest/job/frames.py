@@ -57,7 +57,7 @@ class StartFailed(StreamError):
 
 
 class AgentError(StreamError):
-    """The agent rejected a request or does not run jobs, and has ended the session."""
+    """The agent rejected a request and has ended the session."""
 
 
 class BadStart(StreamError):
@@ -67,7 +67,7 @@ class BadStart(StreamError):
 class RunAbandoned(StreamError):
     """Raised after a call of `Events.stop`. Closing the socket makes the agent kill the job.
 
-    If the guest holds the session (HOLD), the job survives. Another job shell can then resume the
+    If root has sent HOLD to the agent, the job survives. Another job shell can then resume the
     session from the ``state`` of this exception.
     """
 
@@ -151,7 +151,7 @@ def hello_prefix(nonce: bytes) -> bytes:
 
 
 def printable_text(text: bytes) -> str:
-    """Return guest text in printable form, at most 4096 bytes of it."""
+    """Return the first 4096 bytes of a text from the guest in printable form."""
     decoded = text[:TEXT_SHOWN].decode("utf-8", "replace")
     return "".join(c if c.isprintable() else "?" for c in decoded).strip()
 

@@ -32,7 +32,8 @@ _log = logging.getLogger(__name__)
 def ready_deadline(guest: GuestPlan, deadline: float) -> float:
     """Return the deadline for READY that leaves time to fetch logs before ``deadline``.
 
-    Both are in time.monotonic() seconds. They are equal for a micro guest, which has no logs.
+    Deadlines are in time.monotonic() seconds. For a micro guest, which has no logs, the result is
+    ``deadline``.
     """
     if boots_micro(guest.image):
         return deadline
@@ -48,7 +49,7 @@ def keep(guest: GuestPlan, content: bytes) -> None:
 
 
 def fetch_logs(reader: StatusReader, deadline: float) -> Iterator[bytes]:
-    """Yield a guest's logs. Stop after SECONDS, or at ``deadline`` if that is earlier."""
+    """Yield a guest's logs. Stop at ``deadline``, or after SECONDS."""
     end = min(deadline, time.monotonic() + SECONDS)
     for path in FILES:
         head = f"==> {path} <==\n".encode()

@@ -1,8 +1,8 @@
-"""Send root the session's state when a guest is checkpointed.
+"""Send root the state of the agent session when root checkpoints a guest.
 
-The job shell of a restored job resumes the session from this state. After sending, this job shell
-detaches or continues. Root requests the state by creating a FIFO in the guest's run directory, and
-removes the FIFO after reading. The state is untrusted, because the user's process writes it.
+The job shell of a restored job resumes the session from this state. Root requests the state by
+creating a FIFO in the guest's run directory, and removes the FIFO after reading. The state is
+untrusted, because the user's process writes it.
 
 Privileges: the job's user.
 """
@@ -24,15 +24,12 @@ _AGAIN = 2.0  # seconds after which root is considered killed, and the state is 
 
 
 def is_detach_requested(guest: ReadyGuest) -> bool:
-    """Return whether root has requested that the job shell detaches when its guest has ended."""
+    """Return whether root has asked the job shell to send the session state and exit."""
     return (guest.run_dir / LEAVE).exists()
 
 
 def send_state(guest: ReadyGuest, state: SessionState) -> None:
-    """Send root the state for another job shell.
-
-    Returns when root has read the state or withdrawn its request.
-    """
+    """Send root the session state; return when root has removed the FIFO."""
     while is_detach_requested(guest):
         with suppress(OSError):  # no reader
             _write(guest.run_dir / LEAVE, state.to_json)
@@ -43,13 +40,13 @@ def send_state(guest: ReadyGuest, state: SessionState) -> None:
 
 
 class StateSender:
-    """A sender of the state for another job shell, while the script continues to run."""
+    """A sender of the session state to root, while the script continues to run."""
 
     def __init__(self, guest: ReadyGuest, runs: Callable[[], bool]) -> None:
         self._path, self._runs, self._again = guest.run_dir / TELL, runs, 0.0
 
     def __call__(self, state: Callable[[], SessionState]) -> bool:
-        """Send the state if root is reading; return whether root still requests it.
+        """Send the state if root is reading. Return whether root's FIFO still exists.
 
         The state is empty while a prologue or epilogue runs instead of the script.
         """
@@ -64,7 +61,7 @@ class StateSender:
 
 
 def _write(path: Path, text: Callable[[], str]) -> None:
-    """Write a text to a FIFO; compute it once the FIFO has a reader. Raises OSError."""
+    """Call ``text`` once a FIFO has a reader, and write the result. Raises OSError."""
     flags = os.O_WRONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
     descriptor = os.open(path, flags)
     os.set_blocking(descriptor, True)

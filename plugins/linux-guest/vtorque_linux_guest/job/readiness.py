@@ -84,7 +84,7 @@ def set_clock(port: socket.socket, deadline: float) -> None:
 
 
 def hold(port: socket.socket, seconds: int, deadline: float) -> None:
-    """Make a guest's session wait if its job shell disconnects: see ``StatusReader.hold``.
+    """Keep a guest's session if the job shell disconnects; see ``StatusReader.hold``.
 
     Raises HostFault.
     """
@@ -95,7 +95,7 @@ def hold(port: socket.socket, seconds: int, deadline: float) -> None:
 def _run_reader(
     work: Callable[..., Iterator[bytes]], port: socket.socket, deadline: float, *more: int
 ) -> str:
-    """Run ``work`` in an unprivileged process; return its error message, or ""."""
+    """Run ``work`` in an unprivileged process; return the error that ``work`` reports, or ""."""
     until = deadline + _MORE
     said = parse_unprivileged(
         work, deadline, *more, until=until, files=[port.fileno()], most=TOTAL_MAX

@@ -327,7 +327,7 @@ class _JobRun:
         return code or own
 
     def _start(self, start: StartRequest | SessionState, stdin: int | None) -> int:
-        """Run one part of the job; return its exit code. Print errors of its start and output."""
+        """Run one part of the job; return its exit code. Print start errors and output errors."""
         streams = self.streams
         try:
             status = self.session.run(
@@ -416,7 +416,7 @@ def _limits(script: Script) -> dict[int, tuple[int, int]]:
 
 
 def _await_turn(guest: ReadyGuest, ending: _SignalForwarder, streams: Streams) -> int:
-    """Wait until no other program of the job is connected to the guest, for example a Slurm step.
+    """Wait while another program of the job, such as a Slurm step, is connected to the guest.
 
     Returns the number of the signal that ended the wait, otherwise 0.
     """
@@ -436,7 +436,7 @@ def _await_turn(guest: ReadyGuest, ending: _SignalForwarder, streams: Streams) -
 def _is_busy(guest: ReadyGuest) -> bool:
     """Return whether QEMU has accepted a connection to the guest's socket (proc_net_unix(5)).
 
-    QEMU accepts one connection at a time. Others wait in the socket's queue, in another state.
+    QEMU accepts one connection at a time. Other connections stay in the state "connecting".
     """
     path = f" {guest.run_dir / RUN_SOCKET}"
     try:

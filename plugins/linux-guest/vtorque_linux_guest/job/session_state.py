@@ -11,9 +11,9 @@ from typing import Any, Self
 class SessionState:
     """State of a session and its program, taken between two frames.
 
-    The state is valid while the guest keeps all later bytes, that is, while the guest is paused or
-    held (``HOLD``). Positions count the bytes of all frames in one direction. Each field
-    from ``granted`` through ``pending`` is a pair: the value for stdout, then that for stderr.
+    The state is valid while the guest is paused or its agent obeys ``HOLD``, because the guest then
+    keeps all later output. Positions count the bytes of all frames in one direction. Each pair of
+    values is for stdout and stderr, except ``exit``.
     """
 
     nonce: bytes

@@ -1,7 +1,7 @@
 """Run the site's epilogue in each guest before the guest ends. As root, on each node.
 
-The epilogue runs only once per guest: if the script ended by itself, the job shell has already run
-the epilogue in the first guest. An unprivileged process parses the guest's answers.
+If the job shell has already run the epilogue in a guest, the guest does not run it again. An
+unprivileged process parses the guest's answers.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class SiteEpilogue(Resource):
     seconds: float
 
     def create(self) -> None:
-        """Do nothing: the guest already has the scripts, and release() requests their run."""
+        """Do nothing: the guest already has the scripts."""
 
     def release(self) -> None:
         """Run the epilogue. A failure is only logged."""
@@ -79,7 +79,7 @@ class SiteEpilogue(Resource):
 
 
 def _ask(hello: float, port: int) -> Iterator[bytes]:
-    """Run the epilogue through a client in the guest; yield its exit code and end of output."""
+    """Run the epilogue in the guest; yield the epilogue's exit code and the end of its output."""
     reading, writing = os.pipe()
     with contextlib.suppress(OSError):
         fcntl.fcntl(writing, fcntl.F_SETPIPE_SZ, _PIPE)

@@ -25,7 +25,8 @@ FILE_BYTES_MAX = 16 << 20
 class StartMode(IntEnum):
     """How to run a command: directly, or by the user's shell in the guest's passwd(5).
 
-    LOGIN uses a login shell: the first argument or, if that is empty, the user's shell.
+    LOGIN starts the first argument as a login shell. If that argument is empty, LOGIN starts the
+    user's shell.
     """
 
     DIRECT = 0
@@ -56,10 +57,10 @@ class Pty(NamedTuple):
 
 @dataclass(frozen=True)
 class StartRequest:
-    """One program to run. Strings use the file system encoding (PEP 383), so any bytes pass.
+    """One program to run. Strings may contain any bytes (PEP 383), but no NUL.
 
     An empty `cwd` is the user's home. `limits` maps RLIMIT numbers to (soft, hard), where -1 means
-    unlimited; the guest's limits can only be lowered. `merge` sends stderr to stdout, as a pty
+    unlimited; they can only lower the limits of the guest. `merge` sends stderr to stdout, as a pty
     always does.
     """
 

@@ -37,9 +37,9 @@ class StatusReader:
     def steps(self, deadline: float) -> Iterator[str]:
         """Yield each new step's name, printable, until the guest reports READY.
 
-        On the first step, the guest's clock is set, because make(1) and rsync(1) compare it with
-        the times of files from the node. A clock read from the RTC (rtc(4)) is up to a second late,
-        and even more after a pause.
+        Sets the guest's clock on the first step, because make(1) and rsync(1) compare file times
+        from the node with the clock. Before, the clock is up to a second late, because the guest
+        read it from rtc(4).
 
         `deadline` is in time.monotonic() seconds. Raises GuestFailed (with the guest's reason),
         GuestDied, GuestSilent (with the last step), or StreamError for invalid or excessive output.
@@ -74,11 +74,11 @@ class StatusReader:
             pass
 
     def hold(self, seconds: int, deadline: float) -> None:
-        """Make the guest's session wait if the connection to its job shell breaks from now on.
+        """Keep the guest's session for some seconds if the connection to the job shell breaks.
 
-        The session waits for this many seconds on the guest's clock, or not at all with 0. A LOG
-        request follows HOLD, because an old agent answers only LOG. Raises StreamError if the agent
-        is too old or no session can be resumed, otherwise as :meth:`steps`.
+        ``seconds`` count on the guest's clock; 0 turns this off. Also sends LOG, because an old
+        agent ignores HOLD but answers LOG. Raises StreamError if the agent is too old or no job
+        shell is connected, and the errors of :meth:`steps`.
         """
         self._ask(b"HOLD %d\nLOG /\n" % seconds, deadline)
         said = ""
@@ -92,10 +92,10 @@ class StatusReader:
             raise StreamError("no job shell is connected to the guest, so it cannot be saved")
 
     def log(self, path: str, deadline: float) -> Iterator[bytes]:
-        """Yield the last `LOG_MAX` bytes of a file in the guest, or nothing if it is missing.
+        """Yield the last `LOG_MAX` bytes of a file in the guest; yield nothing for a missing file.
 
-        The bytes are untrusted. Raises as :meth:`steps`, after the bytes received so far. An agent
-        that does not support LOG raises GuestSilent.
+        The bytes are untrusted. Raises as :meth:`steps`, after the bytes received so far. Raises
+        GuestSilent if the agent does not support LOG.
         """
         self._ask(f"LOG {path}\n".encode(), deadline)
         left = LOG_MAX

@@ -1,7 +1,7 @@
 """The host side of the run port: a program in the guest, its streams, signals and exit status.
 
-Runs in the job shell, as the job's user. The guest is hostile: whatever it sends, these functions
-return, raise a `StreamError`, or wait as for a silent job.
+Runs in the job shell, as the job's user. The guest is hostile. For any input, these functions
+return, raise a `StreamError`, or wait for more input.
 """
 
 import select
@@ -35,7 +35,7 @@ _TELLS = 0.05  # seconds between two checks whether root requests the session's 
 
 @dataclass(frozen=True)
 class ExitStatus:
-    """How a program ended: `exit_code` or `signal` is set. `lost` has output errors."""
+    """How a program ended: `exit_code` or `signal` is set. `lost` lists output errors."""
 
     exit_code: int | None
     signal: int | None
@@ -58,9 +58,9 @@ class Session(GuestConnection):
         again: Called as ``again(stopped)`` if the connection breaks during a run. It returns a new
             connection and its deadline (time.monotonic() seconds), or None if the guest has ended.
             It gives up when ``stopped()`` returns a reason instead of "".
-        tell: Called as ``tell(state)``, repeatedly until ``tell`` returns False, after the ACK that
-            the guest sends before an announced break. ``state()`` returns the session's state, with
-            which another job shell can resume the session.
+        tell: Called as ``tell(state)`` after each ACK, repeatedly until ``tell`` returns False.
+            ``state()`` returns the session's state, with which another job shell can resume the
+            session.
     """
 
     def resume(self, state: SessionState, deadline: float) -> None:
