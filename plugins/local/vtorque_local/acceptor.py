@@ -77,7 +77,7 @@ class Acceptor:
             self._poll.register(each, select.POLLIN)
 
     def run(self) -> None:
-        """Serve until the service and all client processes that can be killed have ended."""
+        """Serve until the service and all client processes have ended. Ignore stuck processes."""
         while self._listening or any(child.until for child in self._children.values()):
             self._start_next()
             ready = [descriptor for descriptor, _ in self._poll.poll(self._wait())]
@@ -113,7 +113,7 @@ class Acceptor:
         return max(0, int((min(ends) - time.monotonic()) * 1000) + 1) if ends else None
 
     def _accept(self) -> None:
-        """Accept all pending connections, so that a user with many of them delays nobody else."""
+        """Accept all pending connections, so that one user's connections delay no other user."""
         with contextlib.suppress(OSError):  # none is left, or the client has disconnected
             for _ in range(MAX_TRAY):
                 connection, _ = self._listener.accept()
@@ -190,9 +190,9 @@ class Acceptor:
     def _fork(self, uid: int, connections: list[socket.socket], its: tuple[int, ...]) -> int:
         """Start a process of the user that takes over the connections; return its pid.
 
-        ``its`` are further descriptors for the child. The child first closes all other descriptors,
-        then this process closes the connections, and the child closes them last. Only the last
-        close(2) of a connection can block, so a client can block only its own process.
+        The child keeps the descriptors ``its`` and closes all others. Then this process closes the
+        connections, and the child closes them last. Only the last close(2) of a connection can
+        block, so a client can block only its own process.
         """
         reading, read, ready, say_ready, go, say_go = pipes = _pipes(3)
         try:

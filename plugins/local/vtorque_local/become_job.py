@@ -17,7 +17,7 @@ from collections.abc import Sequence
 
 
 def command(order: int, rest: int) -> list[str]:
-    """Return the command that executes the job, or appends a note to the job's stderr."""
+    """Return the command line of this program."""
     return [sys.executable, "-I", "-S", __file__, str(order), str(rest)]
 
 

@@ -54,12 +54,12 @@ class ServiceChannel(NamedTuple):
 
 
 def serve(connection: socket.socket, service: ServiceChannel, reading: int, limits: Limits) -> None:
-    """Answer the client. After a submission, wait for the job as long as the client does.
+    """Answer the client. After a submission, wait until the job ends or the client disconnects.
 
     Args:
         connection: Connection to the client.
         service: Channel to the service.
-        reading: Pipe that is closed once the request has been answered.
+        reading: Pipe to close once the request has been answered.
         limits: Limits of a job for setrlimit(2).
     """
     terminal: list[int] = []
@@ -102,7 +102,7 @@ def _request(
 def submission(
     message: dict[str, Any], terminal: Sequence[int], service: ServiceChannel
 ) -> LocalSubmission:
-    """Return what root must know about a job; write script, environment and paths to files."""
+    """Return the options for the service; write the script and the other options to files."""
     content = base64.b64decode(message["script"], validate=True)
     want = qsub.describe(pbs.split_qsub([str(word) for word in message["argv"]]), content)
     environ = {str(name): str(value) for name, value in message["environ"].items()}
@@ -171,9 +171,8 @@ class _JobFollower:
     def _end_without_client(self) -> None:
         """Kill an interactive job, and restore the terminal if the job shell left it changed.
 
-        A killed job shell leaves the terminal without echo or in raw mode. Settings of other
-        programs stay: for example, a shell's line editor disables canonical input but not output
-        processing.
+        A killed job shell leaves the terminal without echo or in raw mode. Changes by other
+        programs, such as a shell's line editor, are kept.
         """
         if not self._process:
             return

@@ -1,4 +1,4 @@
-"""Queued jobs and client processes, from the service's point of view."""
+"""Queued jobs, and the service's connections to client processes."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class LocalClient:
                 os.write(self._tell, line)
 
     def files(self) -> tuple[int, int, int]:
-        """Return two descriptors (script; environment and options), and both files' total size.
+        """Return two descriptors (script; environment and options), and their total size in bytes.
 
         Raises:
             UsageError: The files are too large.
@@ -67,7 +67,7 @@ class LocalClient:
     def tell_end(self, entry: QueueEntry, code: int, reason: str) -> None:
         """Report a job's end to the client. For an array, wait for the last task.
 
-        The result of an array is that of the task with the greatest exit status.
+        The result of an array is the result of the task with the greatest exit status.
         """
         self.entries.remove(entry)
         self.results.append((code, reason))
@@ -146,7 +146,7 @@ class QueueEntry(mom.JobTask):
         self.terminal: JobTerminal | None = None
 
     def work(self) -> bool:
-        """Work on the job, then close the terminal if the job is interactive."""
+        """Run or tear down the job, then close the terminal of an interactive job."""
         try:
             return super().work()
         finally:

@@ -39,7 +39,7 @@ class LocalJob:
         in_guest: True if the job shell runs the script in a guest; False on bare metal.
         walltime: Seconds; 0 means unlimited.
         size: Bytes of script and environment.
-        at_once: Limit of concurrent tasks of its array; 0 means none.
+        at_once: Limit of concurrent tasks of the job's array; 0 means unlimited.
         state: Q (queued), P (prologue), R (running) or E (epilogue).
         status: Torque's exit_status, or None if unknown.
         reason: Why the job ended or is waiting, shown to the owner.
@@ -87,7 +87,7 @@ class LocalJob:
         return cls(**json.loads(data))
 
     def order(self, wrapper: Sequence[str], text: str = "") -> dict[str, Any]:
-        """Return root's data for :mod:`vtorque_local.become_job`; ``text`` is a note to append."""
+        """Return root's data for ``become_job``, which appends ``text`` to the job's stderr."""
         return {
             "starter": os.getpid(),
             "environ": self.environ,
@@ -193,7 +193,7 @@ def put_files(directory: Path, job: LocalJob, script: int, rest: int, host: str,
 def keep_end(job: LocalJob, paths: Paths, host: str) -> None:
     """Record why a job with guests ended, in its facts and log. Errors are ignored.
 
-    A job that was canceled in the queue has no other record.
+    Nothing else records a job that was canceled in the queue.
     """
     if not job.in_guest or not job.reason:
         return

@@ -108,8 +108,8 @@ def members(cgroup: str) -> set[int]:
 def end_members(cgroup: str, grace: float, spared: int = 0) -> bool:
     """Wait ``grace`` seconds for the cgroup's processes, kill the rest, and remove the cgroup.
 
-    The process ``spared`` is not killed, but moved to the parent cgroup. Returns whether all
-    others ended within KILL_TIME after SIGKILL.
+    The process ``spared`` is not killed, but moved to the parent cgroup. Returns False if another
+    process is still alive KILL_TIME after SIGKILL.
     """
     kill_at = time.monotonic() + grace
     while left := members(cgroup) - {spared}:

@@ -1,9 +1,9 @@
 """Run a job like pbs_mom: prologue, user process and epilogue, by Torque's conventions.
 
-Runs as root, or as a user for that user's jobs. The kernel kills hooks and jobs when this process
+Runs as root, or as a user for that user's jobs. The kernel kills hooks and jobs when the service
 ends (PR_SET_PDEATHSIG of prctl(2), by setpriv(1)). The next service must then call
-:meth:`JobTask.tear_down`. All waits for user processes have a limit: a process that survives
-SIGKILL is abandoned, and counted.
+:meth:`JobTask.tear_down`. The service waits only a limited time for a user's process that survives
+SIGKILL.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ MAX_WORD = 300  # characters of a line of that output
 
 @dataclass(frozen=True)
 class JobPrograms:
-    """Programs of a job: hooks run as root, the wrapper (job shell) as the user.
+    """Programs of a job: the hooks run as root, the job shell (``wrapper``) as the user.
 
     Attributes:
         kill_after: Seconds from SIGTERM to SIGKILL, longer than the wrapper's own grace.
         hook_timeout: Seconds for a hook.
-        pids: Limit of a job's processes and threads on the node; 0 means none.
+        pids: Limit of a job's processes and threads on the node; 0 means unlimited.
     """
 
     prologue: Sequence[str]
@@ -87,8 +87,8 @@ class Leader(abc.ABC):
 class JobTask(abc.ABC):
     """The execution of one job, which updates the job's state.
 
-    ``directory`` has the files of :func:`vtorque_local.job.put_files`. ``stuck`` has the abandoned
-    processes of each uid.
+    ``directory`` is the job's directory in the spool. ``stuck`` lists, for each uid, the processes
+    that survived SIGKILL.
     """
 
     def __init__(
@@ -142,9 +142,10 @@ class JobTask(abc.ABC):
         return self.tear_down()
 
     def tear_down(self) -> bool:
-        """Run the epilogue and report why the job ended. Blocks.
+        """Run the epilogue; append the reason of the job's end to the job's stderr. Blocks.
 
-        If a service was killed, the next service calls this for each job that was running.
+        Always returns True. If a service was killed, the next service calls this for each job that
+        was running.
         """
         job = self.job
         if job.status is None:
@@ -217,7 +218,7 @@ class JobTask(abc.ABC):
         return UserProcess.start(self.job, self.directory, self._programs.wrapper)
 
     def _start_early(self) -> None:
-        """Start the job shell while the prologue runs, so that it imports code meanwhile."""
+        """Start the job shell while the prologue runs, because its imports take time."""
         with contextlib.suppress(OSError, ValueError, LookupError, VtorqueError):
             if self._enter("R"):
                 self._leader = self.start()
@@ -396,7 +397,7 @@ def hook_environ() -> dict[str, str]:
 
 
 def run_root(argv: Sequence[str]) -> None:
-    """Run a program in the same way as a hook, but without a job."""
+    """Run a program with the privileges and environment of a hook; wait for its end."""
     with contextlib.suppress(OSError):
         UserProcess(guard_command(*argv), hook_environ(), stdout=2, stderr=2, umask=0o022).result()
 

@@ -28,7 +28,7 @@ _ARRAY = re.compile(rf"{_RANGE}(,{_RANGE})*(%[1-9][0-9]{{0,3}})?", re.ASCII)
 
 @dataclass(frozen=True)
 class LocalSubmission:
-    """The part of a new job that root must know. The owner's processes use the rest.
+    """The options of a new job that the service needs.
 
     Attributes:
         name: ``-N``, or derived from the script's name.

@@ -114,7 +114,7 @@ def describe(args: pbs.QsubArgs, script: bytes) -> QsubJob:
 
 
 def output_paths(job: QsubJob, host: str, workdir: str) -> list[tuple[str, int]]:
-    """Return (path, number) of the files for stdout and stderr. With ``-j``, both are the same.
+    """Return (path, number) for stdout and for stderr. With ``-j``, both have the same pair.
 
     Relative paths start at ``workdir``. If a path is a directory, the number (0 or 1) selects the
     default name in it (:func:`vtorque_pbs.convention.output_names`).

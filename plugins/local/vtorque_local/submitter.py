@@ -34,7 +34,7 @@ class LocalSubmitter:
     naming = "-N"
 
     def __init__(self, paths: Paths = Paths(), start: Sequence[str] = ()) -> None:  # noqa: B008
-        """Create a submitter. ``start`` starts a personal service; empty if an admin starts it."""
+        """Create a submitter. ``start`` is the command to start a personal service, or empty."""
         self._socket, self._start = paths.run / "local.sock", start
 
     def split(self, argv: Sequence[str]) -> SubmitArgs:
@@ -110,7 +110,7 @@ class LocalSubmitter:
             return 0
 
     def shut_down(self) -> None:
-        """Stop the service. Only its owner may do so."""
+        """Stop the service. Only the service's owner may stop it."""
         with self._ask({"op": "stop"}):
             return
 
@@ -171,9 +171,9 @@ class LocalSubmitter:
         raise VtorqueError(f"the local batch system does not answer at {self._socket}: {why}")
 
     def _socket_inode(self) -> int:
-        """Return the socket's inode, which identifies the service.
+        """Return the inode of the service's socket, or 0 without a socket.
 
-        An idle service unlinks the socket on exit.
+        Each service creates a new socket.
         """
         try:
             return self._socket.lstat().st_ino
@@ -182,7 +182,7 @@ class LocalSubmitter:
 
 
 def create_submitter(site: Site) -> LocalSubmitter:
-    """Return the submitter. On a personal site it starts the service."""
+    """Return the submitter. The submitter of a personal site starts the service when needed."""
     return LocalSubmitter(site.paths, service_command(site.path) if is_personal(site) else ())
 
 
