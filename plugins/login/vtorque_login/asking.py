@@ -26,7 +26,7 @@ _OPTIONS = (
 
 
 def wrap_command(command: click.Command, of_job: Remote, config: Path) -> click.Command:
-    """Return the command, wrapped to run on the job's node if that is another host."""
+    """Return a command that runs ``command`` on the job's node."""
     there = command.callback
     assert there is not None  # noqa: S101 - only click's groups have no callback
 
@@ -68,7 +68,7 @@ _Words = dict[str, Sequence[str]]
 def _given_words(context: click.Context, values: Mapping[str, Any]) -> tuple[_Words, _Words]:
     """Return the options and operands of the command line, by parameter name.
 
-    Options are formatted again, as in ``{"level": ["--level=info"]}``.
+    Each option is a list of words, as in ``{"level": ["--level=info"]}``.
     """
     options: _Words = {}
     operands: _Words = {}

@@ -3,8 +3,8 @@
 Both sides have a 256-bit key made for this connection. The waiting side first proves that it has
 the key (HMAC-SHA256, RFC 2104), so the job's side sends nothing to a host named by a forged
 request. Then each side authenticates the other's random bytes. Input, output and exit code follow
-in frames. Each frame has an HMAC, so that nobody can add, drop or change frames. Frames are not
-encrypted, as with ``qsub -I``.
+in frames. Each frame has an HMAC, so that nobody can add, drop or change frames. As with
+``qsub -I``, nothing is encrypted.
 """
 
 from __future__ import annotations
@@ -57,9 +57,9 @@ class Stream:
             self._sent += 1
 
     def receive(self) -> tuple[int, bytes] | None:
-        """Return the next frame, or None if the other side has closed.
+        """Return the next frame, or None if the other side has closed the connection.
 
-        Raise ChannelBroken if it is invalid.
+        Raise ChannelBroken if the frame is invalid.
         """
         first = self._connection.recv(1)
         if not first:

@@ -2,7 +2,6 @@
 
 If the batch system cannot run commands on nodes, the job shell (pid JOBSHELL) starts ``python -I -m
 vtorque_login.companion CONFIG JOB NODE SECONDS JOBSHELL`` as the owner. The process opens no port.
-Its children end with its process group.
 """
 
 from __future__ import annotations

@@ -42,7 +42,7 @@ class FetchedRecord(Place):
 
     @property
     def changed(self) -> float:
-        """The current time, in Unix seconds, because the job is running."""
+        """The current time in Unix seconds: records of a running job are always new."""
         return time.time()
 
     def open(self, name: str) -> int:

@@ -41,7 +41,10 @@ def vtorque_jobs_on_nodes(jobs: Sequence[JobInfo], site: Site, config: Path) -> 
 def vtorque_beside_script(
     job: JobAttempt, batch: BatchSystem, site: Site
 ) -> Iterator[Sequence[str]]:
-    """Yield the command that answers requests, if the batch system cannot run commands on nodes."""
+    """Yield the companion's command if the batch system cannot run commands on nodes.
+
+    The companion answers requests of vmgr commands from other hosts.
+    """
     if batch.step is None or batch.step(site) is None:
         words = [
             str(site.path),

@@ -45,10 +45,10 @@ class RemoteCommand:
         node: Node of the job; empty for the first.
         options: Given options by parameter name: ``["--level=info"]``.
         operands: Given operands after the job id, by parameter name.
-        terminal: True if the command uses the user's terminal, and there is one.
+        terminal: True if the command needs a terminal and the user has one.
         output: File for the command's output.
-        reads: True if the command reads standard input. Otherwise srun(1) and the connection must
-            not read it, because it may be the input of a loop such as ``while read id``.
+        reads: True if the command reads standard input. Otherwise nothing may read standard input,
+            which may belong to a loop such as ``while read id``.
     """
 
     command: str
@@ -128,7 +128,7 @@ def _run_for_running(
 def _check_ended(meant: Sequence[JobInfo], wanted: str, config: Path) -> None:
     """Raise Refused if one of the jobs has not ended.
 
-    Tasks of an array may still wait, if this host has records of its ended tasks.
+    For an array, queued tasks are no error if this host has records of ended tasks.
     """
     for job in meant:
         one = _is_named(job, wanted) and "[]" not in wanted
@@ -229,7 +229,7 @@ def _call(argv: Sequence[str]) -> int:
 
 
 def _run_as_owner(asked: RemoteCommand, owner: str, config: Path) -> int:
-    """Run the command as the job's owner, because only the owner may reach into the job.
+    """Run the command as the job's owner, because only the owner may run commands in the job.
 
     The user fully controls the process, so it inherits no descriptor from root. If the command
     needs a terminal, runuser creates a new one. Otherwise the process gets pipes, and control

@@ -1,7 +1,8 @@
 """Requests in the owner's home: ``~/.vtorque/requests/<job>/<name>.json``, read by their job.
 
-Guests share the home, so code in a guest can read and write requests. A request may therefore do no
-more than a user in a guest (:func:`parse_request`); see doc/security.md. Root reads no requests.
+Guests share the home, so code in a guest can read and write requests. Therefore a request can only
+run what a user in a guest may run anyway (:func:`parse_request`); see doc/security.md. Root reads
+no requests.
 """
 
 from __future__ import annotations
@@ -149,7 +150,7 @@ def directory(job_id: str) -> Iterator[int]:
 
 
 def remove(job_id: str) -> None:
-    """Remove an ended job's directory with its content."""
+    """Remove the request directory of an ended job with its content."""
     with directory(job_id) as place, os.scandir(place) as entries:
         for entry in entries:
             os.unlink(entry.name, dir_fd=place)
@@ -157,7 +158,7 @@ def remove(job_id: str) -> None:
 
 
 def remove_empty(job_id: str) -> None:
-    """Remove a job's directory if it is empty. Never raises OSError."""
+    """Remove a job's request directory if the directory is empty. Never raises OSError."""
     with contextlib.suppress(OSError):
         Path(pwd.getpwuid(os.getuid()).pw_dir, *_PLACE, _name(job_id)).rmdir()
 
