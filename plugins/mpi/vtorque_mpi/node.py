@@ -33,7 +33,7 @@ _OTHER_NAMES = {
 
 @hookimpl
 def vtorque_guest_context(guest: GuestPlan) -> Iterator[ContextItem]:
-    """Yield host files and variables for mpirun, except for guest types without support (OSv)."""
+    """Yield host files and variables for mpirun, if the guest type supports files and variables."""
     if not {"GuestFile", "EnvVar"} <= guest.supports:
         return
     for name, text in _files(guest).items():
@@ -82,7 +82,7 @@ def _variables(guest: GuestPlan) -> dict[str, str]:
 
 
 def _subnets(guest: GuestPlan) -> list[str]:
-    """Return the subnets of NICs with known addresses; none if the first address is unknown."""
+    """Return the subnets of NICs with known addresses; [] if the first NIC's address is unknown."""
     known = [f"{a.ip}/{a.prefix}" for a in guest.addresses if a.ip is not None]
     if not known or guest.addresses[0].ip is None:
         return []
