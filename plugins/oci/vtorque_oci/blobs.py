@@ -1,7 +1,7 @@
 """Open, copy and verify files of an untrusted container.
 
-The owner of a source can change it at any time. Therefore every used part is copied to root's own
-directory first, and the copy is verified. Privileges: root.
+The owner of a container can change the container's files at any time. Therefore this module first
+copies each needed part to root's own directory, and then verifies the copy. Privileges: root.
 """
 
 from __future__ import annotations
@@ -81,7 +81,10 @@ def run_parser(
 
 
 def numbers(answer: Iterable[bytes], descriptor: int) -> tuple[int, int]:
-    """Return a parser's answer as offset and size of a part of the file. Raises Refused."""
+    """Return a parser's answer as offset and size of a part of the file ``descriptor``.
+
+    Raises Refused if the answer is invalid.
+    """
     try:
         offset, size = map(int, answer)
     except ValueError:
@@ -167,8 +170,8 @@ def run_as_nobody(
 ) -> None:
     """Run a tool on untrusted data without privileges, with its output in a new file.
 
-    Its limits are 1 GiB of memory, ``most`` bytes of output and ``seconds``. Raises Refused with
-    its last message, or HostFault if the tool is missing.
+    The limits of the tool are 1 GiB of memory, ``most`` bytes of output and ``seconds``. Raises
+    Refused if the tool fails, HostFault if ``package`` is not installed.
     """
     limits = (
         "--as=1073741824",

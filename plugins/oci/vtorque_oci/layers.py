@@ -1,7 +1,7 @@
-"""Merge the layers of a container (OCI image-spec 1.1, layer.md).
+"""Merge the layers of a container in memory (OCI image-spec 1.1, layer.md).
 
-This happens in memory (:mod:`vtorque_linux_guest.image.filetree`). No name in a layer is used as a
-path of this machine, so neither ``..`` nor a link can escape from the image.
+No name in a layer is used as a path of this machine, so neither ``..`` nor a link can escape from
+the image.
 """
 
 from __future__ import annotations

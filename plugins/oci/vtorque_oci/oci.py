@@ -131,8 +131,8 @@ class _Reading:
 
     Attributes:
         most: maximum size of all unpacked layers in bytes.
-        until: deadline for unpacking them, by time.monotonic().
-        private: nobody else can change the files, and their digests were verified.
+        until: deadline for unpacking the layers, by time.monotonic().
+        private: True for verified files that only the caller can change.
     """
 
     files: Files
@@ -148,9 +148,8 @@ def read_image(
 ) -> Container:
     """Copy, verify and decompress an image's layers to ``work``; return the container.
 
-    ``tag`` selects one of several images. ``private``: nobody else can change the files, which are
-    on the file system of ``work``, and their digests were verified. The layers then stay
-    compressed. Raises Refused.
+    ``tag`` selects one of several images. With ``private``, the layers stay compressed: the caller
+    has verified the files, and only the caller can change them. Raises Refused.
     """
     reading = _Reading(files, work, most, arch, time.monotonic() + TIMEOUT, private)
     try:

@@ -43,7 +43,7 @@ class RootConnection:
         self.send_line(_STEP, text)
 
     def wait(self) -> None:
-        """Wait until ``meanwhile`` of :func:`run` has returned; exit if it has failed."""
+        """Wait until ``meanwhile`` of :func:`run` has returned. Exit if ``meanwhile`` fails."""
         self.send_line(_READY, "")
         if not os.read(self.go, 1):
             os._exit(0)
