@@ -17,8 +17,8 @@ from vtorque_osv.disk import BOOT_LINE, MAX_BOOT_LINE
 class BootLine(Resource):
     """OSv's command line on the job's qcow2 overlay. Removing the overlay removes the line.
 
-    qemu-io(1) writes the line, because it supports qcow2. As it parses the untrusted image, it runs
-    as the user of the guest's QEMU, and reads the line from a file.
+    qemu-io(1) writes the line, because it supports qcow2. The image is untrusted, so qemu-io runs
+    as the user of the guest's QEMU. It reads the line from a file.
     """
 
     kind: ClassVar[str] = "osv-bootline"

@@ -76,9 +76,9 @@ def _build(wanted: OsvRecipe, staging: Path, progress: Callable[[str], None]) ->
 
 
 def build_tree(wanted: OsvRecipe, arch: str) -> rofs.RofsTree:
-    """Return the image's files: those of the recipe, their libraries, and OSv's own.
+    """Return the image's files: the files of the recipe, their libraries, and OSv's own files.
 
-    Raises Refused if a file is missing or cannot run, or if a command has no program.
+    Raises Refused if a file is missing or cannot run, or if the program of a command is missing.
     """
     tree = rofs.RofsTree()
     for path in (*_DIRECTORIES, *wanted.mounts):

@@ -1,10 +1,11 @@
 r"""Build OSv's kernel command line, and the script disk that it names. No I/O.
 
-The command line has options (OSv's loader.cc), split at white space, with ``\`` as escape character
-(libc/string/stresep.c), and then ``runscript /dev/vblkN``. The script disk is plain text: one line
-with the environment as ``--env=`` and all commands, in the syntax of core/commands.cc. All users of
-a node can read QEMU's arguments, which may include the command line. The command line contains the
-job's working directory and the variables that :func:`boot_line` includes, but no other job data.
+The command line consists of options (OSv's loader.cc) and ``runscript /dev/vblkN``. OSv splits the
+line at white space, with ``\`` as escape character (libc/string/stresep.c). The script disk is
+plain text: one line with the environment as ``--env=`` and all commands, in the syntax of
+core/commands.cc. All users of a node can read QEMU's arguments, which may include the command line.
+The command line contains the job's working directory and the variables that :func:`boot_line`
+includes, but no other job data.
 """
 
 from __future__ import annotations
@@ -129,9 +130,9 @@ def script_disk(environ: Mapping[str, str], commands: Sequence[ProgramCall]) -> 
 
 
 def escape_word(word: str) -> str:
-    """Return an option as one escaped word.
+    """Return an option as one word, with a backslash before white space.
 
-    The option cannot contain backslashes, because OSv removes all of them.
+    The option must not contain backslashes, because OSv removes all of them.
     """
     return re.sub(r"([ \t\n])", r"\\\1", word)
 

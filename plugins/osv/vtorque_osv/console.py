@@ -175,7 +175,10 @@ class OsvConsole:
         return bool(self._held) and self._held[-1] == b"Aborted"
 
     def _record_status(self, line: bytes) -> bytes | None:
-        """Record an exit status in a line; return the text before it, or None."""
+        """Record the exit status that a line reports; return the text before the report.
+
+        Returns None for a line without an exit status.
+        """
         found = _EXITED.match(line)
         if found is not None:
             self._note(int(found[2]))

@@ -131,14 +131,14 @@ class OsvDriver(LateDriver):
 def environment(
     guest: GuestPlan, items: Sequence[ContextItem], order: BootOrder
 ) -> Mapping[str, str]:
-    """Return the job's variables in this guest: those in ``order``, then the guest's own."""
+    """Return the job's variables from ``order``, overridden by the variables of this guest."""
     told = {item.name for item in items if isinstance(item, EnvVar)}
     of_user = {name: value for name, value in order.environ.items() if name not in told}
     return cmdline.guest_variables({**of_user, **variables(guest, items)})
 
 
 def command_line(guest: GuestPlan, environ: Mapping[str, str], cwd: str) -> str:
-    """Return OSv's command line for one guest. It runs the script disk or the REST server."""
+    """Return OSv's command line for one guest, which runs the script disk or the REST server."""
     rest = guest[OSV_MODE] == "rest"
     options = [
         *cmdline.base_options(),
@@ -176,7 +176,7 @@ def mounted_shares(guest: GuestPlan, kind: str) -> list[Share]:
 
 
 def root_share(guest: GuestPlan) -> list[Share]:
-    """Return the share with the guest's root file system; empty if it is on a disk."""
+    """Return the share with the guest's root file system; [] for a root file system on a disk."""
     name = guest.image.labels.get(check.ROOT)
     return [s for s in guest.shares if s.name == name and s.kind == "virtiofs"]
 
@@ -192,9 +192,9 @@ def guest_directory(guest: GuestPlan, cwd: str) -> str:
 
 
 def referenced_files(guest: GuestPlan, items: Sequence[ContextItem]) -> dict[str, str]:
-    """Return the guest's files to which a variable refers, such as the node file, by path.
+    """Return path and text of each file that a variable of the guest names, such as the node file.
 
-    They are placed in /tmp, the only writable directory of OSv. Raises Refused for binary files.
+    All paths are in /tmp, the only writable directory of OSv. Raises Refused for binary files.
     """
     if guest[OSV_MODE] != "rest" and not check.has(guest.image, check.CLOUD_INIT):
         return {}

@@ -1,8 +1,8 @@
 """Run a job in the OSv guests of this node, from the job shell.
 
-Each guest runs the whole script; its environment contains the guest's rank and names. OSv cannot
-receive signals. Therefore TERM, INT and HUP end the job at once, and the batch system's epilogue
-ends the guests. Other signals are ignored.
+Each guest runs the whole script, and has its rank and names in environment variables. OSv cannot
+receive signals. Therefore TERM, INT and HUP end the job at once, and the epilogue deletes the
+guests. Other signals are ignored.
 """
 
 from __future__ import annotations
@@ -93,8 +93,8 @@ class _Output:
     def lines(self, data: bytes, *, last: bool = False) -> bytes:
         """Return the part of a guest's output that can be written now.
 
-        With several guests, this is whole lines that begin with the guest's name. With ``last``, an
-        incomplete line is included.
+        With several guests, return only whole lines, and put the guest's name before each. With
+        ``last``, also return an incomplete line.
         """
         if not self.prefix:
             return data

@@ -21,7 +21,7 @@ _NO_ANSWER = 0.3  # seconds: the machine powers off without closing its connecti
 
 
 class RestError(Exception):
-    """The server rejected a request, or failed; the message is its reason."""
+    """The server rejected a request, or failed. The message gives the reason."""
 
 
 @dataclass(frozen=True)

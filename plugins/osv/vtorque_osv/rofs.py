@@ -182,7 +182,7 @@ def write(tree: RofsTree, out: BinaryIO) -> int:
 
 
 def _number_nodes(root: RofsNode) -> Iterator[RofsNode]:
-    """Yield all nodes, the root first, with the children of a directory in sequence."""
+    """Yield all nodes, the root first. The children of each directory follow one another."""
     waiting = [root]
     yield root
     while waiting:
@@ -193,7 +193,7 @@ def _number_nodes(root: RofsNode) -> Iterator[RofsNode]:
 
 
 def _write_data(out: BinaryIO, nodes: list[RofsNode]) -> Mapping[int, tuple[int, int]]:
-    """Write the files' data; return (first block, size) by node."""
+    """Write the files' data; return first block and size of each file by the ``id`` of its node."""
     block = 1
     found = {}
     for node in nodes:

@@ -1,8 +1,8 @@
-"""Write an image's tree to a host directory, which is a guest's root file system by virtiofs.
+"""Write an image's tree to a host directory, which virtiofs serves as a guest's root file system.
 
 OSv mounts the directory read-only and sees the host's owners and modes. All files are
-world-readable, because the job's user reads them. The directory never changes, because running
-guests have it open: new content needs a new directory. It is not in the image pool.
+world-readable, because the job's user reads them. Guests may be running from a directory, so each
+build writes a new directory. The directory is not in the image pool.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Parse a job script as OSv command lines, or report why that is impossible. No I/O.
+"""Parse a job script as OSv command lines, or report which lines OSv does not support. No I/O.
 
 OSv has no shell, and ``fork`` fails. A line is accepted if it has the same meaning in OSv
 (core/commands.cc) and in a POSIX shell. Other lines are rejected, with their number.
