@@ -1,8 +1,7 @@
-"""The cache of a user's converted images: a squashfs and a JSON file with facts for each digest.
+"""The cache of a user's converted images. Each digest has a squashfs and a JSON file.
 
-The directory belongs to the user, and only the user's processes access it. Finished files are
-moved into it. A killed conversion leaves only ``.work-*``, from which the next conversion
-continues.
+The directory belongs to the user, and only the user's processes access it. Finished files are moved
+into it. A killed conversion leaves only ``.work-*``, from which the next conversion continues.
 """
 
 from __future__ import annotations
@@ -150,12 +149,12 @@ class Cache:
         made.rename(self.file(digest))
 
     def prune(self, keep: float, most: int) -> list[CacheEntry]:
-        """Remove images that are unused for long or exceed the size limit; return them.
+        """Remove old images and images over the size limit; return the removed images.
 
         Args:
             keep: seconds since the last submission after which an image is removed.
-            most: maximum bytes of all images; 0 means no limit. Above it, the least recently used
-                images are removed, but never the most recently used image.
+            most: maximum bytes of all images; 0 means no limit. The least recently used images are
+                removed first. The most recently used image stays.
         """
         removed, total = [], 0
         for number, each in enumerate(self.entries()):
@@ -167,7 +166,7 @@ class Cache:
         return removed
 
     def remove(self, name: str) -> bool:
-        """Remove an image by its name, digest or reference; return False if there is none."""
+        """Remove an image by name, digest or reference; return False if the image is not found."""
         for each in self.entries():
             if name in (each.name, each.digest, f"sha256:{each.digest}", *each.references):
                 self.file(each.digest).unlink(missing_ok=True)

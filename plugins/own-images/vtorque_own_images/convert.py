@@ -68,7 +68,7 @@ def _is_kept(attribute: str) -> bool:
 
 
 def write(tree: FileTree, made: Path) -> None:
-    """Write the tree as a squashfs. Raises Refused if the disk is full, HostFault otherwise."""
+    """Write the tree as a squashfs. Raises Refused for a full disk, HostFault for other errors."""
     program = shutil.which("sqfstar")
     if program is None:
         raise HostFault(
@@ -97,7 +97,7 @@ def write(tree: FileTree, made: Path) -> None:
 def _stream(tree: FileTree, out: IO[bytes]) -> None:
     """Write the tree as a tar file. A node that has several names becomes hard links.
 
-    :mod:`tarfile` would copy the content several times, which takes as long as decompressing it.
+    :mod:`tarfile` would copy the content several times, and take as long as the decompression.
     """
     first: dict[int, str] = {}
     later, most = [], _PATHS

@@ -29,7 +29,7 @@ BASE = "own"
 
 
 def root_of(value: str) -> str:
-    """Parse the option ``root``: :data:`SCRIPT`, :data:`SUDO` or "" for ``none``.
+    """Parse the option ``root``. Return :data:`SCRIPT`, :data:`SUDO`, or "" for ``none``.
 
     Raises ValueError.
     """
@@ -124,7 +124,7 @@ def vtorque_parse_args(request: JobRequest, site: Site) -> Iterator[Refusal]:
 
 
 def refused_options(request: JobRequest) -> Iterator[Refusal]:
-    """Yield a refusal for each option of any plugin that an own image may not have.
+    """Yield a refusal for each option that a job with an own image may not use.
 
     Options can add devices. A user who is root in the guest could damage a device, or use it to
     attack the host or other guests.

@@ -51,7 +51,7 @@ class Reference:
         return f"{prefix}{self.place}" + (f":{self.tag}" if self.tag else "")
 
     def with_digest(self, digest: str) -> Reference:
-        """Return this reference with a manifest digest, or unchanged if it names no registry."""
+        """Return this reference with a manifest digest. A reference to a file stays unchanged."""
         if self.kind != "docker":
             return self
         return Reference(self.written, self.kind, self.place, self.tag, f"sha256:{digest}")

@@ -66,7 +66,7 @@ def image(request: JobRequest, site: Site, pool: Callable[[str], Image]) -> Imag
 
 
 def refuse_sudo(request: JobRequest) -> Refusal | None:
-    """Return the refusal of ``root=true`` if virtiofsd cannot map two users of a guest to one.
+    """Return the refusal of ``root=true`` if virtiofsd has no option ``--translate-uid``.
 
     Called on the submit host and on the node, which are one machine for own images.
     """
