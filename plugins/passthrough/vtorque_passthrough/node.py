@@ -38,10 +38,11 @@ def is_in_class(of: CardClass, function: PciFunction) -> bool:
 
 @dataclass(frozen=True)
 class CardGroup:
-    """All functions of one IOMMU group except bridges. A lease names the first function's address.
+    """A card: all functions of one IOMMU group except bridges.
 
-    ``classes`` lists all classes of its functions, in the site's order. Users can request the card
-    only by the first class. Otherwise they could get a GPU through the class of its sound function.
+    ``classes`` lists the classes of all functions, in the site's order. Users can request the card
+    only by the first class. Otherwise they could get a GPU by the class of the GPU's sound
+    function.
     """
 
     functions: tuple[PciFunction, ...]

@@ -58,11 +58,11 @@ class PciFunction:
     def host_use(self) -> str:
         """How the host uses the function now, for messages; empty if no use is visible.
 
-        A function is in use if it has an active network interface, an active RDMA port or a disk,
-        at any depth below it (virtio0/net, ata1/host0/.../block). sysfs shows only interfaces of
-        the reader's network namespace. Therefore a network card with a driver but without
-        interfaces counts as in use by a container. InfiniBand works without interfaces, so for
-        InfiniBand the port state decides.
+        Uses are an active network interface, an active RDMA port and a disk, at any depth of the
+        sysfs directory (virtio0/net, ata1/host0/.../block). sysfs shows only interfaces of the
+        reader's network namespace. Therefore a network card with a driver but without interfaces
+        counts as in use by a container. An InfiniBand card without interfaces is in use only if a
+        port is active.
         """
         at = self.path.resolve()
         nets = sorted(at.rglob("net/*"))
@@ -118,7 +118,7 @@ def group_of(all_: Iterable[PciFunction], group: str) -> tuple[PciFunction, ...]
 
 
 def virtual_functions(cards: Iterable[str], sysfs: str = SYSFS) -> dict[str, VirtualFunction]:
-    """Return the virtual functions of network interfaces that guests can have, by address.
+    """Return the virtual functions of the network interfaces ``cards``, by PCI address.
 
     Functions that the node uses, or that share an IOMMU group, are left out.
     """

@@ -103,7 +103,7 @@ def cards(text: str) -> dict[str, int]:
 
 
 def card_list(text: str) -> str:
-    """Return the canonical, sorted list of cards. ``[options.pci] allow`` checks its items."""
+    """Return the list of cards in canonical form, ``CLASS:NUMBER+...``, sorted by class."""
     return "+".join(f"{name}:{number}" for name, number in sorted(cards(text).items()))
 
 

@@ -73,7 +73,7 @@ class Vfio(Resource):
     def for_function(cls, device: PciDevice, uid: int, sysfs: str = SYSFS) -> Vfio:
         """Return the resource for a function in its current state.
 
-        Raises HostFault if it is missing.
+        Raises HostFault if the function is missing.
         """
         try:
             driver = function(device.address, sysfs).driver
@@ -99,7 +99,7 @@ class Vfio(Resource):
         os.chown(self._wait(now.group), self.uid, -1)
 
     def release(self) -> None:
-        """Reset the function and rebind the host's driver. Raises HostFault if that fails."""
+        """Reset the function and rebind the host's driver. Raises HostFault if a step fails."""
         now = self._current_function()
         if now is None:
             return
