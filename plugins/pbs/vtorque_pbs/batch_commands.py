@@ -82,7 +82,7 @@ def _hear_ctrl_c() -> None:
 
 
 def login_name() -> str:
-    """Return the calling user's login name, or the uid if there is none."""
+    """Return the calling user's login name, or the uid of a user without a name."""
     try:
         return pwd.getpwuid(os.getuid()).pw_name
     except KeyError:
@@ -99,7 +99,7 @@ class CommandResult:
 
     @property
     def words(self) -> str:
-        """Standard error, or standard output if that is empty, as one short line."""
+        """Standard error as one short line, or standard output if standard error is empty."""
         return " ".join((self.err.strip() or self.out.strip()).split())[:500]
 
 
@@ -139,8 +139,8 @@ class Commands:
         Args:
             job_id: The job.
             then: Value of ``qalter -l`` for the next start; empty for no change.
-            wait: Seconds to wait for the server to refuse. After that, the requeue counts as
-                accepted and the commands continue in the background.
+            wait: Seconds to wait for a refusal of the server. Without a refusal, the requeue counts
+                as accepted, and the commands continue in the background.
 
         Raises:
             HostFault: The server refuses, or qrerun is missing.

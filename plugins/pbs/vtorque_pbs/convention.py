@@ -96,7 +96,7 @@ class EpilogueArgs:
     def from_prologue(
         cls, job: PrologueArgs, session: int, seconds: float, status: int
     ) -> EpilogueArgs:
-        """Return the epilogue's arguments, from the prologue's and from how the job ended.
+        """Return the epilogue's arguments for the job with these prologue arguments.
 
         ``session`` is the pid of the session leader, ``seconds`` is the run time, and ``status`` is
         Torque's exit_status.
@@ -237,8 +237,8 @@ class QsubArgs:
 def split_qsub(argv: Iterable[str], optstring: str = TORQUE_GETOPT) -> QsubArgs:
     """Parse a command line like getopt(3) with permutation, and extract ``-vm``.
 
-    ``-vm`` must be a separate argument where an option is allowed. Users can still write ``-v m``
-    for a variable. ``-vmore`` and ``-vm=1`` remain ``-v`` options, and ``-N -vm`` names the job.
+    ``-vm`` must be a separate argument where an option is allowed. ``-vmore`` and ``-vm=1`` remain
+    ``-v`` options, and ``-N -vm`` names the job. To pass a variable ``m``, users write ``-v m``.
 
     Raises:
         UsageError: An option is unknown or lacks its value.
@@ -356,7 +356,7 @@ def variable_list(text: str, environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def is_job_name(name: str) -> bool:
-    """Return whether a job may have this name. The names of its output files start with it.
+    """Return whether a name is valid for a job and for the job's output files.
 
     A default name (from the script's name) may start with any character. The rules for ``-N`` are
     stricter, see :func:`check_job_name`.
@@ -367,8 +367,8 @@ def is_job_name(name: str) -> bool:
 def check_job_name(name: str) -> str:
     """Return a valid ``-N`` name. Raise UsageError otherwise.
 
-    As in qsub(1B), it starts with a letter and is printable without white space. It also contains
-    no slash and has at most MAX_JOB_NAME characters.
+    As in qsub(1B), the name starts with a letter and is printable without white space. It also
+    contains no slash and has at most MAX_JOB_NAME characters.
     """
     if not is_job_name(name) or not name[0].isalpha():
         raise UsageError(

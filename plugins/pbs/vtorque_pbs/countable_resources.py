@@ -94,10 +94,10 @@ def openpbs_chunk(chunk: str, needs: Needs) -> list[str]:
 
 
 def openpbs_job(resources: Mapping[str, str], needs: Needs) -> dict[str, str]:
-    """Return additions for a job whose request is in the old style, without ``select``.
+    """Return the resources that a job without ``select`` must request in addition.
 
     Raises:
-        UsageError: The job requests ``nodes``, which cannot include the resource.
+        UsageError: The job requests ``nodes``, to which no resource can be added.
     """
     missing = {name: n for name, n in needs.resources.items() if name not in resources}
     if missing and "nodes" in resources:

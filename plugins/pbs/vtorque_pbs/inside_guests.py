@@ -117,7 +117,7 @@ REFUSED = ("qsub", "qdel", "qstat", "qalter", "qhold", "qrls", "qrerun", "qsig",
 
 
 def items(job: BatchJob, guests: Sequence[PeerGuest], directory: str) -> Iterator[ContextItem]:
-    """Yield the node file, ``pbsdsh``, and programs that reject batch commands."""
+    """Yield the node file, ``pbsdsh``, and programs such as ``qsub`` that only print an error."""
     yield from nodefile.items(job.id, guests, directory, job.bare)
     yield GuestFile("/usr/bin/pbsdsh", PBSDSH, 0o755)
     for name in REFUSED:

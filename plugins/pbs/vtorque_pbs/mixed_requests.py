@@ -57,8 +57,8 @@ def torque_places(
 
     Torque does not report which part of ``nodes=`` is on which node. It assigns each node in its
     list to the first part that fits, and reverses the order in exec_host (6.1.3, node_manager.c).
-    This function may assign parts differently. That is harmless, because every assignment that fits
-    is valid, and all nodes of the job compute the same one.
+    This function may assign parts differently. Every assignment that fits is valid, and all nodes
+    of the job compute the same assignment.
 
     Args:
         nodes: The job's ``Resource_List.nodes``.
