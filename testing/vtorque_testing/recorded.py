@@ -479,6 +479,6 @@ def _method(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _owner() -> str:
-    """Return the current user's name, or another user's name instead of root's."""
+    """Return the current user's name, or another user's name if the current user is root."""
     ids = [os.getuid()] if os.getuid() else [e.pw_uid for e in pwd.getpwall() if e.pw_uid]
     return pwd.getpwuid(ids[0]).pw_name
