@@ -154,7 +154,8 @@ def openpbs_given(resources: Mapping[str, str], feature: str = "") -> PbsRequest
     """Return the smallest number of CPUs and MiB that a job requests in one chunk.
 
     A job without ``select=`` requests ``nodes=`` as on Torque, or ``ncpus=`` and ``mem=``.
-    ``feature`` is the boolean resource of VM jobs. In a mixed request, only chunks with it count.
+    ``feature`` is the boolean resource of VM jobs. In a mixed request, only chunks with this
+    resource count.
     """
     if "select" not in resources and "nodes" in resources:
         return torque_given(resources, feature)

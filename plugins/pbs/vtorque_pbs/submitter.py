@@ -62,7 +62,7 @@ class PbsArgs(SubmitArgs):
         at: Index in ``rest`` at which options are added. It is before ``--`` and, on OpenPBS,
             before the script.
         unused: Indexes in ``rest`` of words that a VM job's qsub does not get.
-        stripped: The script without ``#PBS -vm`` lines, if it has any.
+        stripped: ``text`` if the script file has ``#PBS -vm`` lines, otherwise None.
         command: True for OpenPBS's ``-- command``; ``content`` is then a generated script.
         ncpus: True if Torque's ``-l ncpus=`` sets the number of CPUs. A VM job gets ``nodes=``
             instead.
@@ -240,7 +240,7 @@ class PbsSubmitter:
         return batch_commands.user_command(self._settings, program, self._dialect.programs)
 
     def _make_known(self) -> None:
-        """Add the site's bindir to PATH, because the job shell looks for pbsdsh in PBS_O_PATH."""
+        """Add ``bindir`` of the settings to PATH: the job shell looks for pbsdsh in PBS_O_PATH."""
         place, path = self._settings.bindir, os.environ.get("PATH", "")
         if place and place not in path.split(":"):
             os.environ["PATH"] = f"{path}:{place}" if path else place

@@ -63,7 +63,7 @@ class TorqueNode(PbsNode):
 
         Raises:
             HostFault: The arguments or the server's answer are invalid. The hook then lets the job
-                start, and the job shell finds no proof file.
+                start, and the job shell ends the job because the proof is missing.
         """
         kind, *rest = argv or ("",)
         try:
@@ -155,7 +155,7 @@ class TorqueNode(PbsNode):
         return super().finish(job, outcome, reason, hook_waits=hook_waits)
 
     def _extend_walltime(self, job: BatchJob) -> None:
-        """Add the time since this hook began to the job's walltime.
+        """Extend the job's walltime by the time since this hook began.
 
         Root is a manager of the server. Torque 6.1.3.h4 and later change the walltime of a running
         job, but send no answer: validate_jobid_to_socket in issue_request.c reads a wrong field of

@@ -74,7 +74,7 @@ exit "$ours"
 
 
 def script(place: Installation, site: Path | None) -> bytes:
-    """Return the filter. A script without ``#VSUB`` lines costs one shell and one cat(1)."""
+    """Return the filter. For job scripts without ``#VSUB`` lines, it runs only cat(1)."""
     run = _ALONE if site is None else _AFTER_SITE.format(site=shlex.quote(str(site)))
     vsub = shlex.quote(str(place.program.with_name("vsub")))
     mark = f"Written by {MARK.decode()}"
