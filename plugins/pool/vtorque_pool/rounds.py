@@ -73,7 +73,7 @@ class View:
 
 
 def steps(view: View) -> list[Step]:
-    """Return a round's actions in order. Shapes whose cloud does not answer are left unchanged."""
+    """Return a round's actions in order, without nodes of clouds that do not answer."""
     shapes = [s for s in view.settings.shapes if s.cloud not in view.found.silent]
     done = [*_end_unknown(view)]
     for shape in shapes:

@@ -31,7 +31,7 @@ _DEPTH = 8
 
 
 def lines(settings: Settings, conf: Path) -> list[str]:
-    """Return the pool's lines. They omit list options that the site sets in slurm.conf."""
+    """Return the pool's lines, without options such as TreeWidth that the site itself sets."""
     said = dict(_iter_values(conf, _DEPTH, but=NAME))
     programs = conf.parent / "vtorque-pool"
     found = [f"{key}={programs / word}" for key, word in _PROGRAMS.items()]

@@ -92,7 +92,7 @@ class Figures:
 
 
 def sum_metrics(line: Line, *names: str) -> float | None:
-    """Return the sum of the named metrics over all devices; None if the line has none of them."""
+    """Return the sum of the named metrics over all devices; None if the sample has none of them."""
     heads = tuple(f"{name}{{" for name in names)
     found = [v for k, v in line.values.items() if k in names or k.startswith(heads)]
     return sum(found) if found else None

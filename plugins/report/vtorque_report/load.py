@@ -74,6 +74,6 @@ def write(path: Path, content: bytes) -> None:
 
 
 def tolerate(stream: TextIO) -> None:
-    """Make a stream print ``?`` instead of characters that its encoding lacks, such as bars."""
+    """Make a stream print ``?`` instead of characters that its encoding lacks."""
     if isinstance(stream, io.TextIOWrapper):
         stream.reconfigure(errors="replace")
