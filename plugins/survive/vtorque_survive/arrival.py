@@ -179,7 +179,7 @@ def record_departure(
 
 
 def record_state(here: ThisNode, key: str, node: str, state: dict[str, Any]) -> str:
-    """Record the job's state on a node outside its allocation. Runs on the job's first node."""
+    """Record, on the job's first node, the job's state on ``node``, outside the allocation."""
     if job := _job(here, key):
         others = outside_nodes(job).items()  # drop earlier places of these guests
         there = {other: each for other, each in others if each["guests"] != state["guests"]}

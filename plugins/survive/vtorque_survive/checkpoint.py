@@ -207,7 +207,7 @@ def _hold(
 ) -> None:
     """Let the script's guest and the job shell survive the loss of their connection.
 
-    Without ``asked``, undo the preparation.
+    Without ``asked``, undo this.
     """
     until = time.monotonic() + _HELD
     tell = _first_guest(job).run_dir / TELL

@@ -118,7 +118,7 @@ def migrate(here: ThisNode, job_id: str, to: str) -> None:
     """Migrate the guests that a job has on this node.
 
     Raises:
-        Refused: If the job or the site does not support it.
+        Refused: If the job or the site does not support migration.
         HostFault: If some guests have not migrated.
     """
     for before in migration_record.all_moves(here.paths):
