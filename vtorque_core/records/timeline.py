@@ -25,10 +25,10 @@ def keep_phases(paths: Paths, state: JournalState) -> None:
 
 
 def spans(state: JournalState, until: float) -> list[dict[str, Any]]:
-    """Return the phases: ``name``, ``guest`` (None: the job), ``start`` (Unix time), ``seconds``.
+    """Return a dict per phase: ``name``, ``guest`` (None: the job), ``start``, ``seconds``.
 
-    A guest's phase is measured from the start of the job's phase that precedes it. The
-    phase ``used`` has ``cpu_seconds`` and ``peak_mib``.
+    The job's last phase ends at ``until``. For a guest's phase, ``seconds`` counts from the start
+    of the job's current phase. The phase ``used`` has the guest's ``cpu_seconds`` and ``peak_mib``.
     """
     marks = state.phases
     found = []

@@ -76,14 +76,15 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class DaemonPlan(NamedTuple):
-    """Ids, namespace and program of a daemon. The maps are texts for /proc/PID/{uid,gid}_map.
+    """Ids, namespace and program of a daemon.
 
     Attributes:
+        uid_map, gid_map: contents of /proc/PID/uid_map and gid_map.
         disk: ``raw`` or ``qcow2`` if the source is the user's disk file; the daemon then has no
             capabilities. Empty if the source is a directory; the daemon then has the capabilities
             of guest root in the namespace.
-        user_is_root: the user's ids are 0 in the namespace, and :data:`MOUNTED` is the source.
-        launched_by_root: False on a personal site.
+        user_is_root: the user's ids are 0 in the namespace; the source is on :data:`MOUNTED`.
+        launched_by_root: False if the job's owner launches the daemon.
     """
 
     uid: int
@@ -183,7 +184,7 @@ def _number(library: ctypes.CDLL, call: str) -> int:
 def ignore_setgroups() -> None:
     """Make setgroups(2) succeed without effect in this process and its children.
 
-    Otherwise virtiofsd would drop its groups, and with them its access to the groups' directories.
+    Otherwise virtiofsd would drop its supplementary groups, and the access that they give.
     """
     answer_calls([("setgroups", 0, ())])
 
@@ -246,7 +247,7 @@ def _open_disk(plan: DaemonPlan) -> int:
 
 
 def _resolve(path: str) -> tuple[str, bool]:
-    """Resolve symbolic links; return the path, and True if only root can change its target.
+    """Return ``path`` without symbolic links, and True if only root can change its directories.
 
     Refuses links that users can change, because a user could then choose the shared directory.
     """

@@ -63,9 +63,9 @@ class Overlay(FileResource):
     uid: int = -1
 
     def create(self) -> None:
-        """Create the overlay by qemu-img(1), which does not open the image.
+        """Run qemu-img(1) to create the overlay without opening the image.
 
-        Root parses only the image's size.
+        Root reads only the image's size.
         """
         with _image(self.backing) as image:
             seen = _size(image, self.backing_format)

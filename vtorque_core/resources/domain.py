@@ -13,10 +13,7 @@ from vtorque_core.base import hypervisor
 
 @dataclass(frozen=True)
 class Domain(CoreResource):
-    """A transient libvirt domain. Teardown releases it before all earlier resources of its guest.
-
-    ``start`` makes the domain exist: by a boot, by a restore, or by claiming a warm guest.
-    """
+    """A transient libvirt domain. ``start`` boots it, restores it, or claims a warm guest."""
 
     kind = "domain"
     blocking = True

@@ -14,7 +14,7 @@ from vtorque_core.records.reading import SPARE
 
 @dataclass(frozen=True)
 class Lease(CoreResource):
-    """An item of a pool, in use by the job while the record is open.
+    """A job's use of an item of a pool, while the journal entry is open.
 
     Only :mod:`vtorque_core.plan.placement.ledger` creates leases.
 
@@ -40,10 +40,10 @@ class Lease(CoreResource):
     amount: int = 0
 
     def create(self) -> None:
-        """Do nothing: the record is the lease."""
+        """Do nothing: the journal entry is the lease."""
 
     def release(self) -> None:
-        """Do nothing: the record is the lease."""
+        """Do nothing: the journal entry is the lease."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class SpareUse(CoreResource):
     key: str
 
     def create(self) -> None:
-        """Do nothing: the record is the claim."""
+        """Do nothing: the journal entry is the claim."""
 
     def release(self) -> None:
         """Do nothing: :mod:`vtorque_core.node.end.teardown` tears the warm guest down."""
@@ -67,7 +67,7 @@ _WAIT = 20.0  # seconds for a change of the pool to end
 
 @dataclass(frozen=True)
 class ImageUse(CoreResource):
-    """Use of an image version, which stays on disk while a record names it.
+    """Use of an image version, which stays on disk while a journal names it.
 
     ``path`` is the version's directory. A version that no image name refers to any more is removed
     when the last job releases it.
@@ -82,7 +82,7 @@ class ImageUse(CoreResource):
         """Check that the version still exists.
 
         A process that removes versions reads the journals under the pool's lock. It therefore sees
-        this record, or it has already removed the version.
+        this journal entry, or it has already removed the version.
         """
         version = Path(self.path)
         pool = version.parent.parent

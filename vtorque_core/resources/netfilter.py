@@ -3,8 +3,8 @@
 The templates in the directory ``filter`` contain the rules and their reasons. Each NIC has one
 nftables table of the bridge family (nft(8)). An inet table limits the guest's tracked connections.
 
-One inet table per guest network closes the node's own services to guests. Each start loads it
-again, because a reboot or ``nft flush ruleset`` removes it.
+One inet table per guest network closes the node's services to guests. Each start of a guest loads
+this table again, because a reboot or ``nft flush ruleset`` removes it.
 """
 
 from __future__ import annotations
@@ -92,10 +92,10 @@ def forget_connections(mac: str) -> None:
 
 
 def filter_reserved_macs(tap: str) -> None:
-    """Make the bridge pass a guest's frames to the MACs 01:80:C2:00:00:00 to 0F through nftables.
+    """Make the bridge forward a guest's frames to reserved MACs, so that nftables filters them.
 
-    By default, a bridge delivers these frames to the node, past nftables, and learns their source
-    MACs (IEEE 802.1Q, 8.6.3). The NIC must already be on its bridge.
+    By default, a bridge delivers frames to 01:80:C2:00:00:00-0F to the node, past nftables, and
+    learns their source MACs (IEEE 802.1Q, 8.6.3). The NIC must already be on its bridge.
     """
     # The kernel rejects bit 1, because it drops pause frames itself.
     with contextlib.suppress(FileNotFoundError):  # not a port of a bridge
@@ -103,9 +103,9 @@ def filter_reserved_macs(tap: str) -> None:
 
 
 def node_guard(network: Network | ExtraNetwork, uri: str) -> str:
-    """Return the nft script that keeps guests from the node's services, or an empty string.
+    """Return the nft script that closes the node's services to guests of ``network``.
 
-    Guards only bridges that libvirt created, because a site's own bridge also connects hosts.
+    The script is empty for a bridge of the site, because such a bridge also connects hosts.
     """
     if network.kind != "network":
         return ""
@@ -136,11 +136,11 @@ def guard_table(network: str) -> str:
 
 
 def guard(network: str, bridge: str, ports: Sequence[str], *, dhcp: bool) -> str:
-    """Return the nft script that drops packets from guests on ``bridge`` to the node itself.
+    """Return the nft script that drops packets from guests on ``bridge`` to the node.
 
-    The script allows replies, ICMP (ping, path MTU, IPv6 neighbors), ``ports`` (``tcp/2049``) and
-    forwarded packets. With ``dhcp``, it also allows libvirt's dnsmasq. Ports that DNAT forwards to
-    another host count as the node's own.
+    The script allows replies, ICMP (ping, path MTU, IPv6 neighbors) and ``ports`` (``tcp/2049``).
+    With ``dhcp``, it also allows libvirt's dnsmasq. The rules also apply to packets that DNAT
+    redirects from the node to another host.
     """
     if not _BRIDGE.fullmatch(bridge):
         raise ValueError(f"bridge {bridge!r} is not a name that nftables can match")
@@ -170,7 +170,7 @@ def has_guard(network: str) -> bool:
 
 
 def sweep(uri: str) -> list[str]:
-    """Delete the tables of networks that are not up, and return their names.
+    """Delete the :func:`guard` tables of inactive networks, and return the tables' names.
 
     Otherwise an old table would filter another network that gets the same bridge.
     """
@@ -189,9 +189,9 @@ def _guards() -> list[str]:
 
 @dataclass(frozen=True)
 class Netfilter(CoreResource):
-    """The packet filter of one guest NIC, by the name of its tap device.
+    """The packet filter of one guest NIC with the tap device ``tap``.
 
-    ``guard`` is the script of :func:`guard`, which stays loaded after the release.
+    ``guard`` is the script of :func:`node_guard`, which stays loaded after the release.
     """
 
     kind = "netfilter"

@@ -1,6 +1,6 @@
-"""Kill a user's stopped daemon, so that it cannot block libvirtd.
+"""Kill a stopped daemon that serves a user's files, because it would block libvirtd.
 
-QEMU does a handshake with each daemon before its guest runs, and when the guest is paused. Each
+QEMU does a handshake with each daemon before the guest runs, and when the guest is paused. Each
 handshake occupies one of libvirtd's few workers, for ever if the user stops the daemon with
 kill(2).
 """
@@ -27,10 +27,10 @@ def locks_of(run_dir: Path) -> list[str]:
 
 @contextlib.contextmanager
 def kill_stopped(locks: Sequence[str], seconds: float | None = None) -> Iterator[None]:
-    """Kill daemons that hold these lock files as soon as they are stopped, within this context.
+    """Watch the daemons that hold ``locks`` within this context, and kill a daemon that is stopped.
 
-    After ``seconds`` (default: HANDSHAKE), kill all of them, because a daemon may wait for a user's
-    file system. Raises HostFault if a daemon was killed.
+    After ``seconds`` (default: HANDSHAKE), kill all these daemons, because a daemon may wait for a
+    user's file system. Raises HostFault if a daemon was killed.
     """
     over = threading.Event()
     found: dict[str, bool] = {}  # True: it was stopped

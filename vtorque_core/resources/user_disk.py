@@ -95,9 +95,9 @@ class UserDisk(user_daemon.UserDaemon):
 
 
 def served_file(lock: Path) -> os.stat_result:
-    """Return the stat(2) result of the file that a daemon has open, without using its path.
+    """Return the stat(2) result of the disk file that the holder of ``lock`` serves.
 
-    Call it in a child, because a file system can hang.
+    Call this function in a child, because a file system can hang.
     """
     with safefs.name_errors(f"cannot read the status of the file of {lock.stem}"):
         proc = Path(f"/proc/{holder_of(lock)}")
