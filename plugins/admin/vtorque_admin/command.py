@@ -55,8 +55,8 @@ def install(config: Path, batch: str | None, dry_run: bool, secret_from_stdin: b
 def uninstall(config: Path, purge: bool) -> None:
     """Remove hooks, the guests' network, links to the commands and runtime directories.
 
-    Restores earlier files byte for byte. Files that were edited since are kept and reported.
-    Fails while jobs run.
+    Restores the files that the installation changed, byte for byte. Files that were edited
+    afterwards are kept and reported. Fails while jobs run.
     """
     site, plugins = load(config, node=True, new=True)
     steps.require_idle(site, spares=False)

@@ -1,7 +1,7 @@
 """Install the commands ``vsub``, ``vmgr`` and ``vtorque`` for all users.
 
-Creates links in ``[paths] commands``, completion files in ``../share``, and modules for Environment
-Modules and Lmod. ``vsub`` has no completion.
+Creates links in ``[paths] commands``, completion files in ``share`` beside that directory, and
+modules for Environment Modules and Lmod. ``vsub`` has no completion.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The commands ``vtorque cluster``, and sending images to nodes."""
+"""``vtorque cluster``, and a function that sends images to nodes."""
 
 from __future__ import annotations
 
@@ -79,8 +79,8 @@ def uninstall(nodes: str, config: Path | None, fanout: int, purge: bool) -> None
 def doctor(nodes: str, config: Path | None, fanout: int) -> None:
     """Run vtorque doctor on the nodes, and compare their site secrets and subordinate ids.
 
-    Both must be the same on all nodes. Nodes with the same failure are listed together. The exit
-    code is 1 if anything failed.
+    Secrets and ids must be the same on all nodes. Nodes with the same failure are listed together.
+    The exit code is 1 if anything failed.
     """
     place = ["--config", str(config.absolute())] if config else []
     argv, names = [_program("vtorque"), "doctor", "--json", *place], nodes_of(nodes)
@@ -119,7 +119,7 @@ def _setup(
 def send_images(
     config: Path, places: ImagePlaces, names: tuple[str, ...], nodes: str, fanout: int
 ) -> None:
-    """Send images to the nodes and receive them there; exit with 1 if a node failed."""
+    """Copy images (default: all) to the nodes' caches; exit with 1 if a node failed."""
     wanted = nodes_of(nodes)
     argv = [_program("vmgr"), "--config", str(config.absolute()), "images", "sync", "--received"]
     argv += [] if names else ["--only"]

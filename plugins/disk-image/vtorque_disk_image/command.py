@@ -74,7 +74,7 @@ def add(ctx: click.Context, /, file: Path, name: str | None, **said: Any) -> Non
 @_add_description_options
 @click.pass_context
 def update(ctx: click.Context, /, name: str, file: Path, **said: Any) -> None:
-    """Make FILE the new content of image NAME. Settings without an option stay as they are.
+    """Make FILE the new content of image NAME. Settings that no option names keep their values.
 
     Running jobs keep the old content; new jobs get the new content. The old content is deleted
     after [images] keep, if no job of this node uses it. To repeat a build, use vmgr images build.

@@ -202,9 +202,9 @@ def compare(  # noqa: PLR0913 - one for each option
 ) -> None:  # fmt: skip
     """Compare the second experiment with the first, combination by combination.
 
-    With --baseline, compare combinations of one experiment: each combination with the one that
-    differs from it only in the baseline's values. The ratio of the medians has a 95 % confidence
-    interval.
+    With --baseline AXIS=VALUE, compare combinations of one experiment: each combination with the
+    combination that has VALUE on AXIS and is otherwise equal. The ratio of the medians has a 95 %
+    confidence interval.
     """
     if (other is None) == (not baseline):
         raise UsageError("vmgr experiment compare: name two experiments, or one and --baseline")

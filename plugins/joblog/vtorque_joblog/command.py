@@ -158,7 +158,7 @@ def _show_console(paths: Paths, job_id: str, guest: int, follow: bool) -> None:
 
 
 def _console(path: Path, follow: bool) -> Iterator[bytes]:
-    """Yield the content of a console log; ``follow`` it until its directory is removed.
+    """Yield the content of a console log; with ``follow``, also new content until its removal.
 
     ``tail -F`` would warn that the owner cannot list the directory, and would never end.
     """

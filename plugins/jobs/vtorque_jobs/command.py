@@ -109,7 +109,7 @@ def _print_table(
 @click.argument("job_ids", nargs=-1, required=True, metavar="JOB...")
 @click.pass_obj
 def cancel(config: Path, job_ids: tuple[str, ...]) -> None:
-    """Cancel jobs. The exit code is 0 if all were canceled, otherwise that of the batch system."""
+    """Cancel jobs. Exit code 0 if all were canceled, otherwise the batch system's exit code."""
     submitter = _submitter(config)
     codes = [submitter.cancel(job_id) for job_id in job_ids]
     sys.exit(max(codes))

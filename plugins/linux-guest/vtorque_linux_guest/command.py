@@ -29,8 +29,8 @@ _HOSTNAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9.-]*", re.ASCII)
 def console(config: Path, job_id: str, guest: int) -> None:
     """Attach a terminal to a guest's console, as root on the job's node. Leave with Ctrl-].
 
-    For the job's owner, or without a terminal, it only prints the console's output, as vmgr logs
-    --console -f does.
+    For the job's owner, or without a terminal, vmgr console only prints the console's output, as
+    vmgr logs --console -f does.
     """
     if os.geteuid() != 0 or not os.isatty(0):
         watch = ["logs", "--console", "--follow", f"--guest={guest}", "--", job_id]
@@ -112,9 +112,9 @@ exit 1
 def clean(config: Path, directory: Path, vsub: tuple[str, ...]) -> None:
     """Remove files below DIR that root in your guests left and that you cannot remove.
 
-    It submits a small job. Root in the job's guest removes the files, and the job's output lists
-    files that remain. Options of vsub follow --: vmgr clean DIR -- -vm img=debian-12. The exit code
-    is vsub's.
+    The command submits a small job. Root in the job's guest removes the files, and the job's output
+    lists files that remain. Options of vsub follow --: vmgr clean DIR -- -vm img=debian-12. The
+    exit code is vsub's.
     """
     place = os.path.normpath(directory.absolute())
     if not Path(place).is_dir():
