@@ -296,7 +296,7 @@ def _check_guard(site: Site, network: AnyNetwork) -> Iterator[HealthResult]:
 
 
 def check_shares(site: Site) -> Iterator[HealthResult]:
-    """Check the shared directories, and that the ranges of ids do not overlap."""
+    """Check the shared directories, and that guest_uids and subordinate_ids do not overlap."""
     for name, share in site.shares.items():
         if share.kind == "nfs":
             yield warning(
@@ -364,7 +364,7 @@ def check_tools(site: Site) -> Iterator[HealthResult]:
 
 
 def check_batch(site: Site, plugins: Plugins, *, marks: bool = False) -> Iterator[HealthResult]:
-    """Check that the batch system's hooks are installed."""
+    """Check that the batch system's hooks are installed; with ``marks``, skip the node's mark."""
     batch = site.batch.system
     found = setup_batch.steps_of(site, plugins, batch, site.path)
     steps = [step for step in found if not (marks and isinstance(step, Mark))]

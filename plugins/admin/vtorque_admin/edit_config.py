@@ -16,9 +16,9 @@ _NEW = "# vTorque site config. All keys with their defaults: vtorque config exam
 
 
 def set_value(text: str, table: str, key: str, value: str) -> str:
-    """Return a TOML text with ``key`` of ``table`` (``options.img``) set to ``value``.
+    """Return the config ``text`` with ``key`` of ``table`` (``options.img``) set to ``value``.
 
-    Raises HostFault if the present notation is too complex to edit.
+    Raises HostFault if ``text`` writes the table in a form that this function cannot edit.
     """
     line = re.compile(
         rf"""((?:^|[\s{{,.])["']?{re.escape(key)}["']?[ \t]*=[ \t]*)"""
@@ -48,7 +48,10 @@ def set_value(text: str, table: str, key: str, value: str) -> str:
 
 
 def read(config: Path) -> str:
-    """Return the text of the config, or a comment if there is no config. Raises HostFault."""
+    """Return the text of the config; if there is none, the comment that begins a new config.
+
+    Raises HostFault.
+    """
     try:
         with config.open("rb") as file:
             return file.read(MAX_BYTES).decode()

@@ -1,4 +1,4 @@
-"""Generate ``vtorque config example`` and the values of ``show`` from the schema."""
+"""Generate the output of ``vtorque config example`` and ``vtorque config show`` from the schema."""
 
 from __future__ import annotations
 

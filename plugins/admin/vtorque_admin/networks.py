@@ -31,7 +31,7 @@ def is_active(site: Site, name: str) -> bool:
 def start(site: Site, network: AnyNetwork) -> None:
     """Define a network, set it to autostart, and start it unless it is active.
 
-    If libvirt already defines a network of ``[networks.<name>]``, the definition stays unchanged.
+    For ``[networks.<name>]``, an existing definition in libvirt stays unchanged.
     """
     xml, keep = definition(network), network is not site.network
 
@@ -49,7 +49,7 @@ def start(site: Site, network: AnyNetwork) -> None:
 def remove(site: Site, network: AnyNetwork) -> bool:
     """Stop and undefine a network, and return True.
 
-    If vTorque did not create a network of ``[networks.<name>]``, change nothing and return False.
+    Return False, without a change, for a network of ``[networks]`` that vTorque did not create.
     """
     uri, name = site.node.libvirt_uri, network.source
     if network is not site.network and _MADE not in (network_xml(uri, name) or ""):

@@ -75,8 +75,8 @@ class _Owner(enum.Enum):
 class ReplacedFile:
     """A root-owned file that vTorque installs. The previous file is kept as ``NAME.orig``.
 
-    vTorque appends a ``#`` comment with the SHA-256 of the content, and never overwrites or removes
-    a file that was edited since.
+    vTorque appends a ``#`` comment with the SHA-256 of the content. It never overwrites or removes
+    a file that was edited after the installation.
     """
 
     path: Path
@@ -219,6 +219,6 @@ def _add_seal(content: bytes) -> bytes:
 def hook_script(*lines: str) -> bytes:
     """Return a POSIX sh hook script of these lines, with a comment that vTorque wrote it.
 
-    The first line should exit if the job is not a VM job.
+    The first of ``lines`` should exit if the job is not a VM job.
     """
     return "\n".join(("#!/bin/sh", f"# Written by {MARK.decode()}.", *lines, "")).encode()
