@@ -10,7 +10,7 @@ from vtorque_core.api.node_job import Site
 
 @hookimpl
 def vtorque_job_ended(place: Place, site: Site) -> None:
-    """Start writing the archive. Do not wait for the user's directory or process."""
+    """Start a process that writes the archive, and return without waiting for it."""
     settings = site[Settings]
     if settings.directory:
         from vtorque_archive.send import send  # noqa: PLC0415 - starts need no packing

@@ -69,7 +69,7 @@ class ArchivedRecord(Place):
 
 
 def archives(paths: Paths, directory: Path, uid: int) -> Iterator[ArchivedRecord]:
-    """Yield the archives in a user's directory by name; none if it is missing."""
+    """Yield the archives in a directory, sorted by name; none if the directory is missing."""
     names: list[str] = []
     with contextlib.suppress(OSError), os.scandir(directory) as entries:
         names += (entry.name for _, entry in zip(range(_MAX_ENTRIES), entries, strict=False))
