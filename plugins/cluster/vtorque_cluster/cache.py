@@ -77,7 +77,7 @@ def receive_directory(places: ImagePlaces, name: str) -> Path:
 
 
 def take(places: ImagePlaces, sent: Path, names: Iterable[str]) -> list[str]:
-    """Move received images into the cache; return the names of the new ones.
+    """Move received images into the cache; return the names of images that the cache did not have.
 
     If the cache already has an image's version, only the labels and the signature are replaced.
     After an interruption, a repeated call continues.
@@ -115,7 +115,7 @@ def keep_only(places: ImagePlaces, names: Iterable[str]) -> list[str]:
 def _gather(cache: Path, sent: Path, copy: Sidecar) -> None:
     """Collect all files of a received image in one directory.
 
-    An interrupted commit may have moved files one directory down or into the cache.
+    An interrupted :func:`_commit` may have moved files into a subdirectory or into the cache.
     """
     part, there = sent / copy.name / copy.version, cache / copy.name / copy.version
     part.mkdir(mode=0o755, exist_ok=True)

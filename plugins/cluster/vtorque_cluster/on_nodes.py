@@ -23,7 +23,7 @@ _LINES = 20  # lines of one node's output that are shown
 
 @dataclass(frozen=True)
 class NodesAnswer:
-    """Exit status and output of a command that are the same on several nodes.
+    """Several nodes with the same exit status and output of a command.
 
     Attributes:
         nodes: The nodes' names as a node set: ``n[1-3],m7``.
@@ -78,7 +78,7 @@ def run(
         argv: The command, which is quoted for the remote login shell.
         stdin: Standard input, for secrets: it appears in no argument, environment or file.
         fanout: Number of nodes at a time.
-        ended: Called with each node and its exit status (None: timeout) when it ends.
+        ended: Called with a node and an exit status (None: timeout) when the command has ended.
         seconds: Timeout on one node.
         whole: Return all of the output, even if the command fails.
     """
@@ -87,7 +87,7 @@ def run(
     errors: dict[str, list[str]] = {node: [] for node in nodes}
 
     class Handler(EventHandler):  # type: ignore[misc]
-        """A collector of output and exit status. ClusterShell calls it in this thread."""
+        """A collector of output and exit status. ClusterShell calls it in :func:`run`'s thread."""
 
         def ev_read(self, worker: Any, node: str, sname: str, msg: bytes) -> None:
             said = errors if sname == worker.SNAME_STDERR else lines
