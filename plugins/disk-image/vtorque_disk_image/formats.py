@@ -139,8 +139,8 @@ def _check_vmdk_header(descriptor: int, offset: int, file_size: int, most: int) 
 def _last_grain(descriptor: int, directory: int, grains: int) -> int:
     """Return the offset in bytes of a vmdk's last grain of data, or 0 if it has no data.
 
-    The caller thereby detects a truncated last grain, which QEMU reads as zeros. qemu-img check(1)
-    detects truncated tables, and tables and grains beyond the end of the file.
+    From this offset, the caller detects a truncated last grain, which QEMU reads as zeros. qemu-img
+    check(1) detects all other truncations.
     """
     tables = _numbers(descriptor, directory * 512, grains // _VMDK_ENTRIES + 1)
     found = (max(_numbers(descriptor, at * 512, _VMDK_ENTRIES), default=0) for at in tables if at)

@@ -129,7 +129,7 @@ def _gpt(descriptor: int) -> Iterator[Partition]:
 
 
 def _firmware(parts: list[Partition]) -> str:
-    """Return ``efi`` for an EFI system partition without GRUB's BIOS partition, or ``bios``."""
+    """Return ``efi`` if there is an EFI and no BIOS boot partition; otherwise ``bios``."""
     kinds = {part.kind for part in parts}
     return "efi" if _ESP in kinds and _BIOS_BOOT not in kinds else "bios"
 
