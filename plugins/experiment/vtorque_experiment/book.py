@@ -2,11 +2,11 @@
 
 A point is *waiting*, then *submitting*, then *submitted*, then *done* or *failed* with a reason.
 :meth:`Book.begin` returns when *submitting* is on disk. Other changes of a large book are saved
-together, at the latest when the book is closed. If these changes are lost, a resume finds the jobs
-again in the batch system's list and by their files.
+together, at the latest when the book is closed. If these changes are lost, the next run of the
+experiment finds the jobs in the batch system's list and from their files.
 
-SQLite works in memory and opens no file in the results directory, because guests can write there.
-A guest could write a rollback journal beside the database. Such a journal can name any file as its
+SQLite works in memory and opens no file in the results directory, because guests can write there. A
+guest could write a rollback journal beside the database. Such a journal can name any file as its
 super-journal, and SQLite deletes the super-journal (https://www.sqlite.org/fileformat2.html, "The
 Rollback Journal").
 """
@@ -167,7 +167,7 @@ class Book:
             self._db.execute("INSERT OR REPLACE INTO about VALUES (?, ?)", (name, value))
 
     def cells(self) -> list[Cell]:
-        """Return the combinations, by number."""
+        """Return the combinations, sorted by number."""
         rows = self._fetch_all("SELECT CAST(axes AS TEXT) FROM cells ORDER BY cell")
         try:
             found = [json.loads(axes) for (axes,) in rows]
@@ -192,7 +192,7 @@ class Book:
         return [PointRow(*row) for row in self._fetch_all(query, *states, limit)]
 
     def numbers(self) -> dict[int, dict[str, float]]:
-        """Return the numbers of each point, by point and name."""
+        """Map each point to its numbers by name."""
         found: dict[int, dict[str, float]] = {}
         typed = "CAST(point AS INTEGER), CAST(name AS TEXT), CAST(value AS REAL)"
         for point, name, value in self._fetch_all(f"SELECT {typed} FROM numbers"):  # noqa: S608 - ours

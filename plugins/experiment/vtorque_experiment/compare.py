@@ -66,11 +66,11 @@ def experiments(base: Results, other: Results, names: Sequence[str] = ()) -> lis
 def compare_within(
     results: Results, baseline: Sequence[str], names: Sequence[str] = ()
 ) -> list[Pair]:
-    """Pair each combination with the baseline combination that has the same values.
+    """Pair each combination with the baseline combination that is equal on all other axes.
 
     ``baseline`` has ``AXIS=VALUE`` words such as ``bare=true``, which select the baseline
-    combinations. The comparison of values ignores the axes in ``baseline``. It also ignores an axis
-    that only one combination has, such as a -vm option. Raises Refused.
+    combinations. An axis that is missing in one of the two combinations, such as a -vm option, is
+    ignored. Raises Refused.
     """
     chosen = matching(results.cells, baseline, str(results.place.definition))
     fixed = {pair.partition("=")[0] for pair in baseline}

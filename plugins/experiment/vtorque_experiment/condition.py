@@ -3,10 +3,10 @@
     median(wall) > 1.1 * baseline
     p95(rate) < 100 or count(rate) < 6
 
-The language has constants, ``+ - * /``, comparisons, ``and``, ``or``, ``not``, and functions such
-as ``median``, whose argument is the name of a number (``wall``). In a comparison, ``baseline`` is
-the result of the same function for the baseline. Anything else is refused. :func:`ast.parse` parses
-the text without running it.
+The language has constants, ``+ - * /``, ``< <= > >= == !=``, ``and``, ``or``, ``not``, and
+functions such as ``median``, whose argument is the name of a number (``wall``). ``baseline`` is the
+value of the same function for the baseline combination. Anything else is refused. :func:`ast.parse`
+parses the text without running it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Create the directory of an experiment: its file, scripts, versions and database."""
+"""Create the directory of an experiment: its file, scripts, software versions and database."""
 
 from __future__ import annotations
 
@@ -22,8 +22,9 @@ def create(
 ) -> ExperimentPlan:  # fmt: skip
     """Create the results directory of an experiment, and return the experiment's plan.
 
-    ``repetitions`` overrides the file's value. The database is written last. A directory without it
-    is incomplete, and a repeated call may overwrite it.
+    ``versions`` returns the software versions to save. ``repetitions`` overrides the file's value.
+    The database is written last. A directory without it is incomplete; a repeated call may
+    overwrite it.
 
     Raises:
         Refused: the file is invalid, or the directory is not empty.

@@ -81,7 +81,10 @@ def read(path: Path, repetitions: int | None = None) -> Definition:
 
 
 def read_copy(path: Path) -> Definition:
-    """Parse the file's copy in the results directory. Raises Refused, also for a symbolic link."""
+    """Parse the copy of an experiment file in the results directory.
+
+    Raises Refused, also for a symbolic link.
+    """
     return _parse(path, lambda: files.read(path.parent, path.name, most=MAX_FILE + 1))
 
 
@@ -147,7 +150,7 @@ def _convert_values(values: Mapping[str, Any]) -> Definition:
 
 
 def _pattern_problem(pattern: str) -> tuple[str, str] | None:
-    """Return why a pattern cannot find a number, and how to fix it."""
+    """Return a problem of a pattern and its solution; None if the pattern can find a number."""
     try:
         groups = re.compile(pattern).groups
     except (re.error, RecursionError, OverflowError) as error:

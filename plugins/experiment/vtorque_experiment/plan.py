@@ -1,9 +1,9 @@
 """The plan of an experiment: everything that determines what its jobs run.
 
-Guests can write in the results directory, so a run keeps its plan in memory. A resume reads the
-plan from that directory. It submits the plan only if this host has the plan's *seal* (a hash of the
-plan), or if the user accepts the plan. ``vmgr experiment run`` stores the seal in a directory that
-guests do not see.
+Guests can write in the results directory, so a run keeps its plan in memory. ``vmgr experiment
+resume`` reads the plan from the results directory. It submits jobs only if this host has the plan's
+*seal* (a hash of the plan), or if the user accepts the plan. ``vmgr experiment run`` stores the
+seal in a directory that guests do not see.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class ExperimentPlan:
         return {point.number: point for point in ordered}
 
     def copy_path(self, place: ResultsDirectory, script: str) -> Path:
-        """Return the path of a script's copy in the results directory, which the jobs read."""
+        """Return the path of the copy of ``script`` in the results directory."""
         return place.scripts / copy_name(self.definition, script)
 
     def job_script(self, place: ResultsDirectory, number: int) -> bytes:
@@ -154,7 +154,7 @@ def has_seal(plan: ExperimentPlan) -> bool:
 
 
 def drop_seal(plan: ExperimentPlan) -> None:
-    """Delete a plan's seal and the copy from :func:`missing_seal`, after all points are done."""
+    """Delete the seal of a plan whose points are all done, and the copy of :func:`missing_seal`."""
     (_seals_dir() / plan.seal).unlink(missing_ok=True)
     shutil.rmtree(_readable_copy(plan), ignore_errors=True)
 

@@ -202,7 +202,7 @@ class Runner:
             self._told(f"point {row.number} failed: {printable(reason, 400)} ({point})")
 
     def _ask(self) -> None:
-        """Query the job list, resolve interrupted submissions, and fail points with lost jobs."""
+        """Query the job list, resolve interrupted submissions, and fail the points of lost jobs."""
         before = self._questions.problem
         names = self._questions.ask()
         if names is None:

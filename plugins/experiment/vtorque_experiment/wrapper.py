@@ -5,17 +5,17 @@ in files of the point's directory:
 
 - ``claim``: a symbolic link with the job id as its target. Creating a link is atomic, also on NFS.
   A job that finds the claim of another job runs nothing, so no point runs twice.
-- ``begun``: Unix time and seconds since boot of the last start (a batch system may restart a job).
+- ``begun``: the last start (a batch system may restart a job) in Unix time and in uptime.
 - ``machine``: kernel, host name and CPU model. ``stdout``, ``stderr``, ``metrics``: the output.
-- ``ended``: exit status, and seconds since boot at start and end. It is renamed into place last.
+- ``ended``: exit status, and uptime at start and end. It is written last, by a rename.
 
 On bare metal this script runs on the host, in a directory where guests can write. Therefore it
 checks the SHA-256 of a private copy of the user's script, and runs that copy. It enters no
 directory through a symbolic link, and writes only files that it creates (``set -C``). If /tmp is
-mounted noexec, it starts the interpreter of the ``#!`` line itself.
+mounted noexec, the script runs the copy with the interpreter of the ``#!`` line.
 
-The script needs only busybox. It takes times from /proc/uptime (in 0.01 s), which does not change
-when the clock is set.
+The script needs only busybox. It reads the uptime from /proc/uptime (in 0.01 s), which does not
+change when the clock is set.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ def script(
 
 
 def text(value: Scalar) -> str:
-    """Format a value for ``-vm`` and scripts: ``true``, ``2``, ``1.5``, words."""
+    """Format a value for ``-vm`` and scripts; a Boolean becomes ``true`` or ``false``."""
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
