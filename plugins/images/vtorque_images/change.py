@@ -64,8 +64,8 @@ class CommitOptions:
 def verify(pool: Path, name: str, told: Hashed = lambda _done, _all: None) -> Image:
     """Verify an image: the hashes of its files, its disk, and whether QEMU's user can read it.
 
-    If the caller owns the pool, also record the files' inodes and times in the sidecar, because a
-    copy of a pool has other inodes and times.
+    If the caller owns the pool, also update the files' inodes and times in the sidecar, for a pool
+    that was copied.
 
     Raises:
         Refused: a check failed; the message names the file and the problem.
@@ -280,7 +280,7 @@ def label(
 def attach(pool: Path, seen: Sidecar, signature: str) -> None:
     """Add a signature to an image.
 
-    ``seen`` is the signed sidecar. Raises Refused if the sidecar was changed since.
+    ``seen`` is the signed sidecar. Raises Refused if the pool's sidecar differs from ``seen``.
     """
 
     def signed(now: Sidecar) -> Sidecar:
@@ -292,9 +292,9 @@ def attach(pool: Path, seen: Sidecar, signature: str) -> None:
 
 
 def rewrite(pool: Path, name: str, stage: str, make: Callable[[Sidecar], Sidecar]) -> Sidecar:
-    """Replace an image's sidecar by the result of ``make``, under the pool's lock; return it.
+    """Replace an image's sidecar by the result of ``make``, and return it.
 
-    ``stage`` names the action in a HostFault.
+    Holds the pool's lock. ``stage`` names the action in a HostFault.
     """
     try:
         with store.locked(pool):

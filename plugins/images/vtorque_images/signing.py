@@ -1,4 +1,4 @@
-"""Sign images, and verify signatures by any key, whether or not the site trusts the key."""
+"""Sign images, and verify signatures, also of keys that the site does not trust."""
 
 from __future__ import annotations
 
