@@ -28,7 +28,7 @@ def affinity_files(nics: Iterable[str], root: Path = Path("/")) -> tuple[str, ..
 
 
 def memo(paths: Paths) -> str:
-    """Return the path of the file with the original IRQ affinities, which a reboot deletes."""
+    """Return the path of the file with the original IRQ affinities. A reboot deletes the file."""
     return str(paths.run / "iocm-irqs.json")
 
 
@@ -36,8 +36,9 @@ def memo(paths: Paths) -> str:
 class IrqAffinity(Resource):
     """The original IRQ affinities, saved for the node's first IOcm job and restored after the last.
 
-    While IOcm jobs run, the manager changes the affinities. All jobs of the node share this
-    resource. Its only journaled field is ``memo``, the path of the file with the saved affinities.
+    While IOcm jobs (``-vm iocm=true``) run, the process :mod:`vtorque_iocm.manager` changes the
+    affinities. All jobs of the node share this resource. Its only journaled field is ``memo``, the
+    path of the saved file.
     """
 
     kind = "iocm-irqs"
