@@ -6,15 +6,15 @@ sinks``.
 
 Life cycle:
 
-1. The sink process calls the function as root, in a thread. It has ten seconds to open what needs
-   root (a secret, a socket). If the call fails, it is repeated as root a minute later.
+1. The sink process calls the function as root, in a thread. The function must open what needs
+   root (a secret, a socket) within ten seconds. A failed call is repeated as root a minute later.
 2. The process drops all privileges and runs as ``[plugin.joblog] uid``; it cannot write files.
    Another thread, one per sink, calls the handler's methods.
 3. At the end ``close`` has less than half a second.
 
-The handler gets one record at a time and may block without delaying other handlers. If it raises
-OSError or HostFault, it gets the record again later. After any other exception, the record is
-skipped. If the process was killed, the handler may get the last records again. Records have the
+The handler gets one record at a time and may block without delaying other handlers. If a handler
+raises OSError or HostFault, it gets the record again later. After any other exception, the record
+is skipped. If the process was killed, the handler may get the last records again. Records have the
 attributes ``job``, ``node``, ``guest``, ``phase``, ``plugin``, ``uid`` (of the job's owner) and
 ``entry``.
 """
@@ -29,7 +29,7 @@ GROUP = "vtorque1.joblog"
 
 
 def entry_of(record: logging.LogRecord) -> Mapping[str, Any]:
-    """Return the sanitized entry of ``log.jsonl`` for which a sink gets this record.
+    """Return the sanitized entry of ``log.jsonl`` from which ``record`` was made.
 
     Keys: ``t`` (Unix seconds), ``level``, ``logger``, ``plugin``, ``phase``, ``guest`` (index on
     this node, or None), ``node``, ``job``, ``message``, and optionally ``detail``, a list of lines.

@@ -31,9 +31,10 @@ _MAX_LINE = 1 << 20
 class JsonFile(WatchedFileHandler):
     """Appends one JSON object per line.
 
-    A follower may be killed after it has written a line and before it has saved its progress. The
-    next follower then gets this line's entry again, before other entries of the job. Therefore this
-    object reads the last line of the file at the start, and skips a first entry that equals it.
+    The log follower may be killed after it has written a line and before it has saved its progress.
+    The next follower then writes the same entry again, before other entries of the job. Therefore
+    this object reads the last line of the file at the start, and skips a job's first entry that
+    equals it.
     """
 
     def __init__(self, path: str) -> None:

@@ -1,13 +1,11 @@
 """The node's log follower: passes new lines of job logs to the sinks.
 
 The resource ``joblog-follower`` starts this process before the first job's boot and ends it with
-the last job. Jobs do not wait for the follower. After its release, the follower has a few seconds
-to finish, and the next follower waits for the lock. Each sink's progress is in a file below
-``<state>/joblog``, from which the next follower continues, also after a kill.
+the last job. Jobs do not wait for the follower. After the resource's release, the process has a few
+seconds to finish, and a new follower waits until the old one ends. Each sink's progress is in a
+file below ``<state>/joblog``, from which the new follower continues, also after a kill.
 
-The sink ``file`` runs here; all others run in an unprivileged process. The follower waits for
-changes of the kept logs and of the journal directory, for sinks that have finished, and for its
-release.
+The sink ``file`` runs in this process; all others run in an unprivileged process.
 
 Privileges: root.
 """
@@ -170,7 +168,7 @@ def _lock_follower(state: Path) -> None:
 
 
 def main() -> None:
-    """Run the follower. Its argument is a site config (``node.Follower.for_node``)."""
+    """Run the follower. The argument is the path of the site config."""
     paths, (config,) = initialize("joblog")
     (paths.state / DIRECTORY).mkdir(mode=0o700, exist_ok=True)
     wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)

@@ -17,7 +17,8 @@ log = logging.getLogger("joblog")
 class SavedOffsets:
     """A file of lines ``<offset> <name>``. If a log has several lines, the last one is valid.
 
-    If the disk is full, progress is kept only in memory, and each further line retries the write.
+    If the disk is full, progress is only in memory, and each call of :meth:`mark` retries the
+    write.
     """
 
     def __init__(self, path: Path) -> None:

@@ -1,10 +1,10 @@
 """The unprivileged sink process, which runs network sinks and code of other distributions.
 
-Root's follower starts this process when the first line is due, and sends it logs as descriptors
+Root's follower starts this process for the first log line, and sends it logs as descriptors
 (:mod:`vtorque_joblog.unprivileged_sinks`). The process has no other access to root's files. It
 opens the sinks as root. Then it drops all privileges, runs under a uid without account or files,
-reads the logs and feeds the sinks.
-Usage: ``python -I -m vtorque_joblog.sinks_process CONFIG NAME...``.
+reads the logs and feeds the sinks. Usage: ``python -I -m vtorque_joblog.sinks_process CONFIG
+NAME...``.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class RemoteOffsets:
     def begin(self, name: str, number: int, offset: int) -> None:
         """Use root's offset for a new log.
 
-        A known log keeps its offset in this process, which is newer.
+        For a known log, keep the newer offset of this process.
         """
         self._at.setdefault(name, (number, offset))
 
@@ -162,7 +162,7 @@ def main() -> None:
 
 
 def _claim_descriptor(number: int, flags: int) -> int:
-    """Move a descriptor from root to a number that child processes of a sink do not inherit."""
+    """Return a copy of ``number`` that children do not inherit; ``number`` becomes /dev/null."""
     found = os.dup(number)
     null = os.open(os.devnull, flags | os.O_CLOEXEC)
     os.dup2(null, number)

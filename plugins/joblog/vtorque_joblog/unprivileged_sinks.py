@@ -1,8 +1,8 @@
 """Root's side of the unprivileged sink process: starts it and validates its answers.
 
 Root sends each log as a read-only descriptor, with each sink's start offset and one end offset.
-Root receives fixed-size records through a pipe and checks each record. It also receives lines for
-its own log. It parses neither these lines nor the logs. The other side is
+Root receives fixed-size records through a pipe and checks each record. Root also receives the
+process's own log lines, and parses neither these lines nor the job logs. The other side is
 :mod:`vtorque_joblog.sinks_process`.
 """
 
