@@ -53,10 +53,11 @@ def explain(path: Path, user: str, as_json: bool, **told: str | None) -> None:
 
 
 def report(site: Site, plugins: Plugins, facts: Facts) -> dict[str, Any]:
-    """Return the limits for a job with these facts (user, queue and others), as for ``--json``.
+    """Return the limits of a job with ``facts`` (user, queue and others) as data for ``--json``.
 
-    ``counts`` says whether a ``[[limits]]`` entry applies to the job. It is null, and the entry is
-    ignored, if this depends on an unknown fact. ``line`` is null for a built-in default.
+    In ``entries``, ``counts`` says whether a ``[[limits]]`` entry applies to the job. It is null,
+    and the entry is ignored, if this depends on an unknown fact. The ``line`` of a built-in default
+    is null.
     """
     known: Facts = {**dict.fromkeys(OF_BATCH, ()), **facts}
     of_job, its = for_job(site, plugins, known)
