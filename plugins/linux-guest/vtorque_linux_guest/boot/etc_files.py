@@ -65,7 +65,7 @@ def resolv_text(guest: GuestPlan) -> str:
 def profile_text(uid: int, variables: Mapping[str, str]) -> str:
     """Return /etc/profile.d/vtorque.sh: the site's variables, then the running job's.
 
-    The job's variables are in a file that the user owns, so only the user's own shells read it.
+    The job's variables are in a file of the user, which shells of other users must not execute.
     """
     path = f"{SPOOL}/{ENVIRONMENT}"
     return (

@@ -26,7 +26,7 @@ _TAG_BYTES = 35  # virtio-fs: 36 bytes with its end (virtio specification 1.2, 5
 
 
 def elements(guest: GuestPlan) -> Iterator[Element]:
-    """Yield the virtual hardware: ports, seed, shares, disks, and direct boot if possible."""
+    """Yield virtual hardware: virtio ports, seed, shares, disks, and direct boot if possible."""
     yield from ports(guest)
     # Only the first guest uses this port, but all have it: a warm guest does not know its rank yet.
     yield Channel("cancel", CANCEL_PORT, str(guest.run_dir / CANCEL_SOCKET), owner="job")

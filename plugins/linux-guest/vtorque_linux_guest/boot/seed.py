@@ -89,8 +89,8 @@ def seed_file(guest: GuestPlan, files: Mapping[str, bytes]) -> File:
 class Seed(Resource):
     """The seed of one guest on the node's disk.
 
-    The seed contains the guest's keys, so only root and ``owner``, the uid of QEMU, can read it. If
-    the guest has a site epilogue, the empty file at ``marker`` reports that to the job shell.
+    The seed contains the guest's keys, so only root and ``owner``, the uid of QEMU, can read it.
+    The empty file at ``marker`` exists if the guest has a site epilogue.
     """
 
     kind = "linux-seed"

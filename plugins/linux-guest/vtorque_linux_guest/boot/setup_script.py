@@ -1,6 +1,6 @@
 """Generate ``setup.sh``, which the agent runs as root before READY. Pure.
 
-All guest families use the same script. Every value is quoted by :func:`shlex.quote` or stored as a
+All Linux guests use the same script. Every value is quoted by :func:`shlex.quote` or stored as a
 file on the seed. Each part is a named step. The output of a failed step becomes the error message
 of the failed start.
 """

@@ -19,8 +19,8 @@ KEY, KNOWN_HOSTS = "ssh_key", "ssh_known_hosts"
 def client_files(guest: GuestPlan) -> Iterator[Resource]:
     """Yield the files as resources, or nothing if the guest has no sshd or no address.
 
-    Only the job's user can read the key. The files of the job's first guest cover all guests of the
-    job. Otherwise the user could not log in to a guest that was migrated to another node.
+    Only the job's user can read the key. The files of the job's first guest list all guests of the
+    job, so that the user can also log in to guests that were migrated to other nodes.
     """
     address = guest.addresses[0].ip if guest.addresses else None
     if guest.image.labels.get("init") != "cloud-init" or address is None:

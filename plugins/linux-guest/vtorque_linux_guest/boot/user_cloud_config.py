@@ -1,7 +1,7 @@
 """Validate the user's cloud-config and convert it to context items.
 
-An unprivileged process parses the YAML, and this module checks the parsed values. The guest
-writes the files and runs the commands as the user.
+An unprivileged process parses the YAML, and this module checks the parsed values. The guest applies
+``write_files`` and ``runcmd`` as the user.
 """
 
 from __future__ import annotations

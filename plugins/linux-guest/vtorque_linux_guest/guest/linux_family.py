@@ -32,11 +32,11 @@ def boots_micro(image: Image) -> bool:
 
 
 def guest_root(image: Image) -> Literal["other", "user", "both"]:
-    """Return the ids of guest root in shares (label ``script`` of a user's own image).
+    """Return which ids guest root has in shares: ``user``, ``both`` or ``other``.
 
-    ``user`` (``script=root``): the script runs as root, and root has the user's ids. ``both``
-    (``script=sudo``): the script runs as the user, who can become root, and both have the user's
-    ids. Otherwise ``other``.
+    ``user`` (an own image with the label ``script=root``): guest root has the user's ids. ``both``
+    (``script=sudo``): guest root and the user have the user's ids. ``other``: guest root has its
+    own.
     """
     script = image.labels.get("script") if image.source else None
     if script == "root":

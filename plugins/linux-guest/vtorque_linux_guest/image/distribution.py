@@ -127,7 +127,7 @@ def _debian(recipe: LinuxRecipe, work: Path) -> None:
 
 
 def _redhat(recipe: LinuxRecipe, work: Path) -> None:
-    """Install with a separate configuration, without the machine's repositories and plugins."""
+    """Install the packages by dnf, without the machine's repositories and dnf plugins."""
     place = sandbox.PLACE
     urls = []
     for number, key in enumerate(recipe.keys):

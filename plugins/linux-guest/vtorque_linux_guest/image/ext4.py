@@ -368,7 +368,7 @@ def _write_groups(
 
 
 def _bitmap(used: int, length: int) -> bytes:
-    """Return a bitmap block with its first ``used`` bits and all bits from ``length`` on set."""
+    """Return a bitmap block that has 0 only in the bits from ``used`` to ``length`` - 1."""
     bits = (1 << used) - 1 | ((1 << 8 * BLOCK) - (1 << length))
     return bits.to_bytes(BLOCK, "little")
 

@@ -20,7 +20,7 @@ class NoRoom(Exception):
 
 
 def can_store(name: str) -> bool:
-    """Return whether an attribute can be stored unchanged. An ACL cannot."""
+    """Return whether an attribute can be stored unchanged; ``system.*`` (ACLs) cannot."""
     return name.startswith(tuple(_PREFIXES))
 
 
@@ -51,7 +51,7 @@ def _pack_entries(attributes: Mapping[str, bytes], room: int, base: int) -> tupl
     """Return the attributes as ``room`` bytes, and the hashes of the attributes' entries.
 
     The bytes begin with the entries and end with the values. Each entry contains the offset of its
-    value, counted from ``base`` bytes before the entries.
+    value in the bytes, plus ``base``.
     """
     entries, values, hashes = b"", b"", []
     for index, name, value in sorted(_parts(attributes), key=lambda p: (p[0], len(p[1]), p[1])):

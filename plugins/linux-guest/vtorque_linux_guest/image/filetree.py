@@ -82,7 +82,7 @@ def directory(mode: int = 0o755) -> TreeNode:
 
 
 class FileTree:
-    """All files of an image. Paths are relative to its root; links are resolved inside it."""
+    """All files of an image. Paths and links are resolved relative to the image's root."""
 
     def __init__(self) -> None:
         self.root = directory()
