@@ -82,7 +82,7 @@ def vtorque_job_ended(place: Place, site: Site) -> None:
 
 @hookimpl
 def vtorque_receive(node: ReceivingNode) -> None:
-    """Receive guests from another node. Errors are also reported to the sender."""
+    """Receive guests from another node, and send errors to that node."""
     _receive_guests(node)
 
 

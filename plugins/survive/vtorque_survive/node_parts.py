@@ -31,7 +31,7 @@ _TIME = 60.0  # seconds for one read of other nodes' requests
 
 
 def is_leader(job: RunningJob) -> bool:
-    """Return whether this node leads the checkpoint, because it has the job's first guest."""
+    """Return whether this node has the job's first guest, and therefore leads a checkpoint."""
     return min(guest.rank for guest in job.guests) == 0
 
 
@@ -105,16 +105,16 @@ class NodePart:
                 )
 
     def has(self, kind: str) -> bool:
-        """Return whether this node has reached a state (``kind``)."""
+        """Return whether this node's state file ``kind`` exists."""
         return self._file(kind).exists()
 
     def publish(self, kind: str) -> None:
-        """Record that this node has reached a state."""
+        """Create this node's state file ``kind``, such as STILL: the guests are paused."""
         if self.has_other_nodes:
             self._touch(self._file(kind))
 
     def wait(self, kind: str, until: float, why: str) -> None:
-        """Wait until all nodes have reached a state. ``until`` is a time.time().
+        """Wait until the state file ``kind`` of each node exists. ``until`` is a time.time().
 
         Raises:
             HostFault: If nodes are late. The message is their names and ``why``.
@@ -180,7 +180,7 @@ class NodePart:
         self.publish(DONE)
 
     def full_manifest(self) -> Manifest:
-        """Return the manifest of all nodes' parts."""
+        """Return one manifest with the guests of all nodes."""
         place = self.store.directory / self.name
         try:
             files = (self._file(_HAS, number) for number in range(len(self.nodes)))
@@ -242,7 +242,7 @@ class NodePart:
 
 
 class RequestReader:
-    """Reads first nodes' requests to save jobs, in a child process because reading may hang."""
+    """Reads first nodes' requests to save jobs. Reading may hang, so a child process reads."""
 
     def __init__(self, settings: Settings) -> None:
         self._top = settings.checkpoints if settings.checkpoints_shared else ""

@@ -1,11 +1,11 @@
 """The boot source "migration": receive a running guest from another node. Runs as root.
 
-The sender writes one line that describes the guests. This process acquires their resources and
+The source node sends one line that describes the guests. This process acquires their resources and
 answers with each guest's XML for this node. It answers again when all guests run on this node.
 
-If the sender disconnects before the first answer, no guest was sent and all resources are released.
-If it disconnects later, this process ends without releasing anything, because only the sender can
-determine which node owns a guest (:mod:`vtorque_survive.migration`).
+If the source node disconnects before the first answer, no guest was sent, and this process releases
+all resources. If it disconnects later, this process releases nothing, because only the source node
+can determine which node owns a guest (:mod:`vtorque_survive.migration`).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ log = logging.getLogger(__name__)
 
 
 class SenderGone(BaseException):
-    """Error if the sender has disconnected. Release nothing: a guest may be on this node."""
+    """Error if the source node has disconnected. Release nothing: a guest may be on this node."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class ArrivingGuest(Identity):
 
 @dataclass(frozen=True)
 class JobDescription:
-    """The sender's description of the job and its guests.
+    """The source node's description of the job and its guests.
 
     Attributes:
         job: The job's id.
@@ -68,7 +68,7 @@ class JobDescription:
 
     @classmethod
     def read(cls, line: bytes) -> JobDescription:
-        """Parse the line in which the sender describes the job."""
+        """Parse the line in which the source node describes the job."""
         try:
             told: dict[str, Any] = json.loads(line)
             guests = tuple(_parse_guest(guest) for guest in told.pop("guests"))
@@ -95,7 +95,7 @@ def _parse_guest(guest: dict[str, Any]) -> ArrivingGuest:
 
 
 class _Sender:
-    """The connection to the sender."""
+    """The connection to the source node."""
 
     def __init__(self, requests: int, answers: int) -> None:
         self._requests, self._answers = requests, answers
@@ -104,7 +104,7 @@ class _Sender:
         self.awaits = False
 
     def read_description(self) -> bytes:
-        """Return the line in which the sender describes the job."""
+        """Return the line in which the source node describes the job."""
         said, until = bytearray(), time.monotonic() + _TELLS
         while not said.endswith(b"\n"):
             left = until - time.monotonic()
@@ -117,10 +117,10 @@ class _Sender:
         return bytes(said)
 
     def send_answer(self, **what: Any) -> None:
-        """Send an answer.
+        """Send an answer to the source node.
 
         Raises:
-            SenderGone: If the sender has disconnected.
+            SenderGone: If the source node has disconnected.
         """
         try:
             os.write(self._answers, json.dumps(what).encode() + b"\n")
@@ -130,12 +130,12 @@ class _Sender:
     def request_guest(
         self, of: Collection[str], node: ReceivingNode, uuid: str, xml: str, failed: threading.Event
     ) -> None:
-        """Request the guest ``uuid`` from the sender, and return when the guest runs here.
+        """Request the guest ``uuid`` from the source node. Return when the guest runs here.
 
         The last of the threads for the guests ``of`` (UUIDs) sends the request for all of them.
 
         Raises:
-            SenderGone: If the sender has disconnected, or after an hour, because a node that lost
+            SenderGone: If the source node disconnects, or after an hour, because a node that lost
                 power never closes its connection.
         """
         self._require_sender(0.0)
@@ -174,7 +174,7 @@ class Migration(BootSource):
         return self.guest
 
     def start(self, boot: Boot) -> None:
-        """Send the guest's XML for this node to the sender. Return when the guest runs here."""
+        """Send the guest's XML for this node to the source node. Wait until the guest runs."""
         xml = boot.adapt_xml(self.guest.xml, self.guest.state_dir, self.guest.run_dir)
         self.arrive(self.guest.uuid, xml, boot.failed)
 
@@ -185,7 +185,7 @@ class Migration(BootSource):
 
 
 def receive_guests(node: ReceivingNode) -> None:
-    """Receive guests from another node. Errors are also reported to the sender."""
+    """Receive guests from another node, and send errors to that node."""
     sender = _Sender(node.requests, node.answers)
     try:
         told = JobDescription.read(sender.read_description())

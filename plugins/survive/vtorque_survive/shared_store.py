@@ -1,4 +1,4 @@
-"""Reserve checkpoints in a directory that all nodes mount, and their guests' network addresses.
+"""Reserve checkpoints, and their guests' network addresses, in a directory that all nodes mount.
 
 A checkpoint keeps the network addresses of its guests while it exists. A file beside the checkpoint
 names the job that was restored from it (:class:`UseMark`). The batch system knows whether that job
@@ -167,7 +167,7 @@ class Gate:
         self._lock = threading.Lock()
 
     def __call__(self, until: float, failed: threading.Event) -> None:
-        """Wait for all other guests. Runs in one thread per guest on this node.
+        """Wait until all other guests are restored. Runs in one thread per guest on this node.
 
         Raises:
             HostFault: If another guest on this node has failed.
@@ -321,7 +321,7 @@ def _write_addresses(top: Path, to: BinaryIO) -> None:
 
 
 def _user_addresses(directory: Path) -> Iterator[tuple[str, str]]:
-    """Yield the addresses in a user's checkpoints and use marks."""
+    """Yield the addresses in a user's checkpoints and use marks (:class:`UseMark`)."""
     for found in Store(directory.parent, int(directory.name)).manifests():
         for guest in found.guests:
             yield from guest.leased

@@ -73,7 +73,7 @@ _OLDER = ("xml", "arrive", "gate")  # always empty, in manifests of the first ve
 
 @dataclass(frozen=True)
 class Manifest:
-    """The description of a checkpoint, and the tools' versions that a restore requires."""
+    """The description of a checkpoint, with the versions of programs that a restore requires."""
 
     id: str
     uid: int
@@ -89,7 +89,7 @@ class Manifest:
     nodes: int = 1  # of the job; guests are in rank order
 
     def node_part(self, index: int) -> Self:
-        """Return one node's part, by its index from 0. Part 0 includes the user's disks."""
+        """Return the manifest with the guests of node ``index``. Node 0 has the user's disks."""
         count = len(self.guests) // self.nodes
         disks = {} if index else self.disks
         return replace(self, guests=self.guests[index * count :][:count], disks=disks)
@@ -122,7 +122,7 @@ class Manifest:
 def manifest_of(
     place: Path, job: RunningJob, guests: Sequence[GuestData], tools: Mapping[str, str]
 ) -> Manifest:
-    """Return the manifest of a job's guests on this node. ``place`` is the final directory."""
+    """Return the manifest of a job's guests on this node. The checkpoint will be at ``place``."""
     facts = job.kept.facts()
     return Manifest(
         id=place.name,
@@ -183,7 +183,7 @@ class Store:
 
         Raises:
             HostFault: If there is no space.
-            ConfigError: If others than root can write to it.
+            ConfigError: If a user other than root can write to it.
         """
         require_root_owned(self.top, uid=os.geteuid())
         with _name_errors("make", self.part(name)):
@@ -251,7 +251,7 @@ class Store:
         """Return a checkpoint's manifest.
 
         Raises:
-            Refused: If it does not exist, or others than root could have created it.
+            Refused: If it does not exist, or a user other than root could have created it.
             Unreachable: If it cannot be read.
         """
         path = self.directory / name / MANIFEST
@@ -294,7 +294,7 @@ class Store:
         yield from sorted(found, key=lambda manifest: manifest.made)
 
     def list_for_job(self, job_id: str) -> list[Manifest]:
-        """Return a job's manifests in the order of attempts, because the nodes' clocks differ."""
+        """Return a job's manifests in the order of attempts. The clocks of nodes may differ."""
         named = sorted((found for found in self.manifests() if found.job == job_id), key=_age_key)
         return [found for found in named if not (self.directory / found.id / OVER).exists()]
 

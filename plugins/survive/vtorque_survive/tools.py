@@ -1,4 +1,4 @@
-"""Check which jobs this node can save, and find the tools' versions that a restore requires."""
+"""Check which jobs this node can save, and find the versions that a restore requires."""
 
 from __future__ import annotations
 

@@ -21,13 +21,13 @@ _POLL, _TIME = 2.0, 60.0  # seconds between two counts, and in total
 
 @runtime_checkable
 class CountingAdapter(Protocol):
-    """Methods of the node adapters for batch systems that can count drained nodes.
+    """A node adapter that can count drained nodes.
 
-    All raise HostFault if the batch system does not respond.
+    All methods raise HostFault if the batch system does not respond.
     """
 
     def drain(self, reason: str) -> None:
-        """Drain like :class:`DrainingAdapter`, or replace the reason of vTorque's earlier drain."""
+        """Drain this node, or replace the reason if vTorque has already drained it."""
         ...
 
     def drained(self) -> tuple[str, Mapping[str, str]]:

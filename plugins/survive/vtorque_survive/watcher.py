@@ -140,7 +140,7 @@ class WatchedJob:
 
 @dataclass
 class WatcherLoop:
-    """All jobs of the node. An error of one job does not delay the others."""
+    """The watcher's loop over all jobs of the node. An error of one job does not delay others."""
 
     paths: Paths
     batch: BatchView
@@ -153,7 +153,7 @@ class WatcherLoop:
     _running: RunningJobs | None = None
 
     def poll(self) -> None:
-        """Do everything that is due, for each job."""
+        """Reap processes, answer requests and start due actions of each job."""
         for watched in self.jobs.values():
             self._collect(watched)
         self._find()
@@ -281,7 +281,7 @@ class WatcherLoop:
             watched.clocks = set_clocks(self.paths, watched.job)
 
     def _read_request(self, watched: WatchedJob) -> str:
-        """Read and record a request of the owner."""
+        """Record the owner's request, if any, and return its word."""
         word, token, asker = request.take_request(watched.fifo) or ("", "", 0)
         if token:
             watched.token, watched.asker = token, asker
@@ -340,7 +340,7 @@ def _ignores_owner(watched: WatchedJob) -> bool:
 
 
 def _may_change(watched: WatchedJob) -> bool:
-    """Return whether a suspension or its end is likely, so that frequent queries are needed."""
+    """Return whether to query the batch system frequently: the job may be suspended or resumed."""
     if watched.stopped is None:
         return len(watched.job.kept.facts().get("nodes", ())) > 1
     return watched.stopped or suspend.phase(watched.job) == suspend.SUSPENDED
