@@ -158,7 +158,7 @@ def _sink(name: str, opened: Future[SampleSink]) -> SampleSink | None:
 
 
 def _openings(config: Path) -> tuple[Settings, dict[str, Callable[[], SampleSink]]]:
-    """Return the settings, and functions that open the site's exporters; log invalid names."""
+    """Return the settings, and functions that open exporters. Log exporters that fail to load."""
     site, found = extensions.load(config, GROUP)
     settings = site[Settings]
     openings: dict[str, Callable[[], SampleSink]] = {}
