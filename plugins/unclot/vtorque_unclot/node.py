@@ -1,4 +1,4 @@
-"""UNCLOT on the node: one file in /dev/shm per job, and a PCI device in each guest.
+"""Shared memory of a job on the node: one file in /dev/shm, and a PCI device in each guest.
 
 The device is QEMU's ivshmem-plain (docs/specs/ivshmem-spec.txt). Its BAR 2 maps the shared memory.
 
@@ -77,7 +77,7 @@ def vtorque_plan(guest: GuestPlan) -> Iterator[MemoryClaim | Notice]:
 
 @hookimpl
 def vtorque_pre_boot(job: NodeJob) -> None:
-    """Create the file before QEMU does, with access only for the uids that run the guests."""
+    """Create the file in /dev/shm before QEMU does. Only the uids of the guests get access."""
     guest = job.guests[0]
     if guest[UNCLOT]:
         size, spare = guest[SHMEM] << 20, job.site[Settings].shm_reserve << 20
@@ -97,7 +97,7 @@ def vtorque_render_domain(guest: GuestPlan) -> Iterator[Element]:
 
 @hookimpl
 def vtorque_guest_context(guest: GuestPlan) -> Iterator[ContextItem]:
-    """Give the job's user access to the device. Linux guests also get a path and variables."""
+    """Set VTORQUE_SHMEM to the shared memory's path in the guest. The job's owner may open it."""
     if guest[UNCLOT] and "PciMemory" in guest.supports:
         yield PciMemory(DEVICE, BAR, LINK)
         yield EnvVar("VTORQUE_SHMEM", LINK)

@@ -45,7 +45,7 @@ vtorque_options = constant_hook(UNCLOT, SHMEM)
 
 @hookimpl
 def vtorque_parse_args(request: JobRequest) -> Iterator[Refusal]:
-    """Refuse a size without ``unclot=true``."""
+    """Refuse ``unclot_shmem=`` without ``unclot=true``."""
     if SHMEM.key in request.given and not request[UNCLOT]:
         size = SHMEM.show(request[SHMEM])
         fix = "add unclot=true, or leave out the size"
