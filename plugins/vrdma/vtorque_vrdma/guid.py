@@ -44,7 +44,7 @@ class VfGuid(Resource):
         self._set(self.guid, self.guid, "auto")
 
     def release(self) -> None:
-        """Restore the old values, if the card still exists. Raises HostFault."""
+        """Restore the values in ``old``, if the card still exists. Raises HostFault."""
         if Path("/sys/class/net", self.card).exists():
             self._set(*self.old)
 
