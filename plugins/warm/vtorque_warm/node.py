@@ -29,7 +29,7 @@ def vtorque_rendered_sources(guests: Sequence[RenderedGuest], site: Site) -> Ite
 
 @hookimpl
 def vtorque_post_boot(job: NodeJob) -> None:
-    """Start the service if it is needed and not running. Does not wait for it."""
+    """Start the service of warm guests if the site wants warm guests. Does not wait for it."""
     if not _is_wanted(job.site):
         return
     try:
@@ -40,7 +40,7 @@ def vtorque_post_boot(job: NodeJob) -> None:
 
 @hookimpl
 def vtorque_setup_steps(site: Site, place: Installation) -> Iterator[SetupStep]:
-    """Yield the steps that start the service now and at boot.
+    """Yield the steps that start the service of warm guests now and at boot.
 
     ``undo()`` of these steps ends the service and all unused warm guests.
     """

@@ -1,4 +1,4 @@
-"""Start and query the service without importing its code, in hooks and commands. Needs root."""
+"""Start and query the service of warm guests without importing its code. Needs root."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class WarmService(NodeProcess):
 
 
 def ensure(paths: Paths, config: Path) -> bool:
-    """Start the service if it is not running; return whether it was started."""
+    """Start the service if it is not running. Return whether this call has started it."""
     service = WarmService.for_node(paths, config)
     if not service.is_lost():
         return False
@@ -36,7 +36,7 @@ def ensure(paths: Paths, config: Path) -> bool:
 
 
 def end_all(paths: Paths) -> None:
-    """End the service, then all guests that no job uses.
+    """End the service, then all warm guests that no job uses.
 
     The reaper retries guests that do not end.
     """

@@ -1,4 +1,4 @@
-"""Start the service at setup and at boot of a node."""
+"""Start the service of warm guests at setup and at boot of a node."""
 
 from __future__ import annotations
 
