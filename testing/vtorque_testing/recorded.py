@@ -85,7 +85,7 @@ _LATE = (
 
 
 def load(only: Collection[str] | None = None) -> Plugins:
-    """Return the installed plugins, including their node parts.
+    """Return the installed plugins, with the modules that only nodes load.
 
     Unlike a node, this does not check who can write the plugins' files. Raises the errors of
     imports.
