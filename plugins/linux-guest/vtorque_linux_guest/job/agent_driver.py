@@ -56,8 +56,8 @@ class AgentDriver:
     def allow_disconnect(self, run_dir: Path, seconds: int, deadline: float) -> None:
         """Let a guest and its job shell reconnect if their connection breaks. As root.
 
-        They may reconnect for ``seconds`` from now. With 0, a broken connection ends the job, as it
-        normally does. Raises HostFault if the guest does not confirm before ``deadline``.
+        They may reconnect for ``seconds`` from now. With 0, a broken connection ends the job.
+        Raises HostFault if the guest does not confirm before ``deadline``.
         """
         from vtorque_linux_guest.job import readiness
 

@@ -81,7 +81,8 @@ class GuestConnection:
         """Begin a session. Wait for the agent until `deadline` (time.monotonic() seconds).
 
         Bytes that the guest sent before its answer are skipped. The agent ends the programs of an
-        older session. Raises GuestSilent, GuestDied, or StreamError for another protocol version.
+        older session. Raises GuestSilent, ConnectionEnded, or StreamError for another protocol
+        version.
         """
         self._nonce = os.urandom(8)
         self._stdin_window = 0
@@ -142,8 +143,8 @@ class GuestConnection:
     def resume_session(self, broken: ConnectionEnded | None, stopped: Callable[[], str]) -> None:
         """Resume the session; if `broken` is set, open a new connection first.
 
-        Raises `broken` if the guest cannot be reached again. Also raises RunAbandoned, GuestDied,
-        GuestSilent or StreamError.
+        Raises `broken` if the guest cannot be reached again, ConnectionEnded if the guest has ended
+        the job, RunAbandoned, GuestSilent or StreamError.
         """
         deadline = time.monotonic() + RESUME_SECONDS
         while True:

@@ -1,4 +1,4 @@
-"""The frames of the run port and the errors of both ports (`doc/stream.md`). Pure.
+"""The frames of the run port, and the errors of the run and status ports (`doc/stream.md`). Pure.
 
 The guest is hostile. Any invalid input raises `StreamError` and no other exception.
 """

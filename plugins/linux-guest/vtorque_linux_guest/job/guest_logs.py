@@ -32,7 +32,7 @@ _log = logging.getLogger(__name__)
 def ready_deadline(guest: GuestPlan, deadline: float) -> float:
     """Return the deadline for READY that leaves time to fetch logs before ``deadline``.
 
-    Deadlines are in time.monotonic() seconds. For a micro guest, which has no logs, the result is
+    Deadlines are in time.monotonic() seconds. For a micro guest, which has no logs, return
     ``deadline``.
     """
     if boots_micro(guest.image):

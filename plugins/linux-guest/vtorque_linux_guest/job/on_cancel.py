@@ -1,6 +1,7 @@
 """Run the commands for a canceled job (``CancelCommand``) while the script still runs.
 
-They run through a second agent in the guest, in a thread of the job shell, as the job's user.
+A second agent in the guest runs the commands as the job's user. A thread of the job shell waits for
+them.
 """
 
 from __future__ import annotations

@@ -83,7 +83,7 @@ _SILENT = (signal.SIGINT, signal.SIGPIPE)
 def run(guest: ReadyGuest, script: Script, streams: Streams) -> int:
     """Run the user's prologue, the script, the user's epilogue and the site's epilogue.
 
-    After TERM and ``script.grace`` seconds the whole job is killed, including epilogues.
+    ``script.grace`` seconds after TERM, the whole job is killed, including epilogues.
 
     Returns:
         The script's exit code (128+n for signal n), or 126 or 127 if it cannot be run. If the

@@ -38,7 +38,7 @@ class SiteEpilogue(Resource):
     """A guest whose site epilogue must still run. Releasing the resource runs the epilogue.
 
     The resource is acquired when the guest is ready. Resources are released in reverse order, so
-    the epilogue runs before the guest ends. ``seconds`` is the time limit of the scripts.
+    the epilogue runs before the guest ends. ``seconds`` is the time limit of the epilogue.
     """
 
     kind = "linux-epilogue"

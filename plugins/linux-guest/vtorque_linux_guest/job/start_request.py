@@ -60,8 +60,8 @@ class StartRequest:
     """One program to run. Strings may contain any bytes (PEP 383), but no NUL.
 
     An empty `cwd` is the user's home. `limits` maps RLIMIT numbers to (soft, hard), where -1 means
-    unlimited; they can only lower the limits of the guest. `merge` sends stderr to stdout, as a pty
-    always does.
+    unlimited; `limits` can only lower the limits of the guest. `merge` sends stderr to stdout, as a
+    pty always does.
     """
 
     argv: tuple[str | FileArg, ...]

@@ -35,14 +35,15 @@ class StatusReader:
         self.step = ""
 
     def steps(self, deadline: float) -> Iterator[str]:
-        """Yield each new step's name, printable, until the guest reports READY.
+        """Yield the printable name of each new setup step, until the guest reports READY.
 
         Sets the guest's clock on the first step, because make(1) and rsync(1) compare file times
         from the node with the clock. Before, the clock is up to a second late, because the guest
         read it from rtc(4).
 
         `deadline` is in time.monotonic() seconds. Raises GuestFailed (with the guest's reason),
-        GuestDied, GuestSilent (with the last step), or StreamError for invalid or excessive output.
+        ConnectionEnded, GuestSilent (with the last step), or StreamError for invalid or excessive
+        output.
         """
         self._ask(b"STATUS\n", deadline)
         while True:
