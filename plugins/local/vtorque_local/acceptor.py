@@ -2,8 +2,8 @@
 
 ``python -I -m vtorque_local.acceptor LISTENER CHANNEL``, started by the service as root. It is
 single-threaded and has no secrets in memory. It reads nothing from clients, and closes a connection
-only while another process also has it open. Otherwise a client could block close(2), by sending
-descriptors of a FUSE file system or with SO_LINGER. The client's process
+only while another process has the connection open, too. The last close(2) can block, if a client
+has sent descriptors of a FUSE file system or set SO_LINGER. Therefore the client's process
 (:mod:`vtorque_local.client`) reads from the connection and closes it last.
 """
 

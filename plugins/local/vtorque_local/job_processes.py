@@ -1,8 +1,8 @@
 """Kill the processes that a job has left on the machine.
 
-These are the processes in the job's cgroup. Without a cgroup, they are the processes with the job's
-``PBS_JOBCOOKIE``. A process of the job's user finds and kills them, because reading ``/proc/PID``
-can block forever if the memory of process PID belongs to a FUSE file system.
+Kills the processes in the job's cgroup, or without a cgroup those with the job's ``PBS_JOBCOOKIE``.
+A process of the job's user finds and kills them, because reading ``/proc/PID`` can block forever if
+the memory of process PID belongs to a FUSE file system.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _POLL = 0.02  # seconds; cgroup v1 has no event for an empty cgroup
 
 
 def make_cgroup(name: str, pids: int) -> str:
-    """Create a cgroup below this process's own. Return its directory, or "" if impossible.
+    """Create a cgroup below the cgroup of this process. Return the new directory, or "" on errors.
 
     Uses cgroups version 2 if mounted, otherwise the version 1 hierarchy of the controller ``pids``
     or ``systemd`` (cgroups(7)). A hierarchy that can limit the number of processes and threads to

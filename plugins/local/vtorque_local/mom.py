@@ -85,7 +85,7 @@ class Leader(abc.ABC):
 
 
 class JobTask(abc.ABC):
-    """The execution of one job, which updates the job's state.
+    """The execution of one job.
 
     ``directory`` is the job's directory in the spool. ``stuck`` lists, for each uid, the processes
     that survived SIGKILL.

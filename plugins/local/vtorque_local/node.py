@@ -77,7 +77,7 @@ class LocalNode(NodeAdapter):
         return pbs.prologue_exit(outcome, elsewhere=False)
 
     def setup_steps(self, place: Installation) -> Sequence[SetupStep]:
-        """Return the step for the service's unit, if systemd is running. Hooks need no step."""
+        """Return the setup step for the systemd unit of the service, if systemd is running."""
         from vtorque_local import unit  # noqa: PLC0415 - not for each job
 
         return unit.steps(place)

@@ -48,7 +48,7 @@ class LocalSubmission:
     array: str = ""
 
     def __post_init__(self) -> None:
-        """Validate all fields. Raise UsageError for an invalid one."""
+        """Validate all fields. Raise UsageError for an invalid field."""
         if not pbs.is_job_name(self.name):
             raise UsageError(f"bad request: {printable(self.name, 80)} is not a job name")
         if len(self.token) > MAX_TOKEN:
