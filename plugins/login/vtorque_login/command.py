@@ -1,4 +1,4 @@
-"""``vmgr state``: the state of a job on its node. ``vmgr ps --phase`` runs it."""
+"""``vmgr state``: the state of a job on its node. ``vmgr ps --phase`` runs this command."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ class Companion:
         self._passed_on: dict[str, float] = {}  # expiry of each request, Unix seconds
 
     def poll(self) -> None:
-        """Start answers to new requests. Never raises because of files from a user or guest."""
+        """Start answers to new requests. Ignore invalid files, which users and guests can write."""
         self._running = [child for child in self._running if child.poll() is None]
         with contextlib.suppress(OSError, VtorqueError), requests.directory(self._job_id) as place:
             self._forget_expired(place)

@@ -34,8 +34,8 @@ class NodeState:
     Attributes:
         phase: The job's phase.
         guests: Rank and name of each guest.
-        elsewhere: Name and state of each node outside the job's allocation to which its guests
-            migrated. The job's owner cannot query these nodes.
+        elsewhere: Name and state of each node outside the job's allocation to which guests of the
+            job migrated. The job's owner cannot query these nodes.
     """
 
     phase: str
