@@ -1,7 +1,7 @@
 """Variables and host files with which ``mpirun`` finds a job's guests without options. No I/O.
 
-They make the launchers start their daemons in the guests by ssh, with the job's keys, and ignore
-the batch variables of the host. Sources:
+The variables make each launcher ignore the host's batch variables, and start its daemons in the
+guests by ssh, with the job's keys. Sources:
 
 - Open MPI 4: mpirun(1), "Setting MCA Parameters" (``OMPI_MCA_<key>``), ``ompi_info --all`` for the
   keys, orte_hosts(7) for the file. Open MPI 5: PRRTE 3.0, prte_mca_params.c (``PRTE_MCA_<key>``);
