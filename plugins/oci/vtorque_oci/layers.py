@@ -25,8 +25,8 @@ def apply(
 ) -> None:
     """Apply a layer to the tree. Raises Refused.
 
-    ``keep`` selects extended attributes. ``budget`` is shared by all layers of the image. Whiteouts
-    hide files of lower layers, at any position in the layer.
+    ``keep`` selects extended attributes. ``budget`` is shared by all layers of the image. A
+    whiteout at any position in the layer hides files of lower layers.
     """
     listed = [member for member in members(file, most, budget) if not is_device(member)]
     added = []

@@ -2,7 +2,7 @@
 
 The process is forked from root's process, which has loaded the modules and opened the files. The
 new process changes to the user nobody, closes all other files, and limits its memory, CPU time and
-file size. Root reads from it a limited number of lines of limited length. Privileges: the caller is
+file size. Root reads a limited number of lines of limited length from the new process. Privileges:
 root, in tests also an ordinary user.
 """
 
