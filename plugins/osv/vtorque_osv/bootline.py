@@ -40,5 +40,5 @@ class BootLine(Resource):
 
 
 def resources() -> list[type[Resource]]:
-    """Return this plugin's resource class, which teardown needs to release its resources."""
+    """Return the classes with which a teardown releases this plugin's resources."""
     return [BootLine]

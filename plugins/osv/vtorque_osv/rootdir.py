@@ -2,7 +2,7 @@
 
 OSv mounts the directory read-only and sees the host's owners and modes. All files are
 world-readable, because the job's user reads them. Guests may be running from a directory, so each
-build writes a new directory. The directory is not in the image pool.
+build writes a new directory.
 """
 
 from __future__ import annotations
