@@ -60,7 +60,7 @@ class CardGroup:
 
     @property
     def addresses(self) -> frozenset[str]:
-        """The PCI addresses of its functions."""
+        """The PCI addresses of the card's functions."""
         return frozenset(f.address for f in self.functions)
 
     def must_reset(self, function: PciFunction) -> bool:

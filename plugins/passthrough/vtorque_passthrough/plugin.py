@@ -27,7 +27,7 @@ _RESOURCE = re.compile(rf"[A-Za-z]{_WORD}(?:/{_WORD}(?::{_WORD})?)?", re.ASCII)
 
 @dataclass(frozen=True)
 class CardClass:
-    """One ``[[plugin.passthrough.classes]]``.
+    """A class of cards: one table of ``[[plugin.passthrough.classes]]``.
 
     Args:
         name: the name in requests.
