@@ -83,7 +83,7 @@ def torque_places(
     taken: dict[int, int] = {}  # index of a place: index of its part
 
     def take(part: int, seen: set[int]) -> bool:
-        """Assign a part to a free item of exec_host. If none fits, first move another part."""
+        """Assign a part to a fitting item of exec_host, if necessary by moving other parts."""
         ppn, words, _ = wanted[part]
         fitting = [
             at
