@@ -138,7 +138,7 @@ class NodeDoubles:
         """Check that the domain of a warm guest exists. Raises HostFault otherwise."""
         self._ask_libvirtd()
         if not any(uuid in file.read_text("utf-8") for file in self.domains.glob("*.xml")):
-            raise HostFault("the domain of the spare guest is gone")
+            raise HostFault("the domain of the warm guest is gone")
 
     def end_domain(self, domain: Domain) -> None:
         """Remove the domain."""

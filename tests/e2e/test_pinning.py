@@ -68,7 +68,7 @@ def test_invalid_mapping_is_refused_at_submission(guest):
     guest.script("0\n1\n", "my.map")
     done = guest.job("true\n", "-vm", "vcpu_pinning=my.map,ram=128M").done
     assert done.returncode == EXIT_USAGE
-    assert b"vcpu_pinning=my.map: line 2 has no guest: there are 1 guests" in done.stderr
+    assert b"vcpu_pinning=my.map: line 2 is for no guest: a node has 1 guests" in done.stderr
     done = guest.job("true\n", "-vm", "vcpu_pinning=/etc/shadow,ram=128M").done
     assert done.returncode == EXIT_USAGE
     assert b"vcpu_pinning=/etc/shadow: cannot be read: Permission denied" in done.stderr

@@ -68,9 +68,7 @@ def test_all_nodes_get_the_same_secret_and_a_running_job_keeps_its_old_one(clust
     assert done.returncode == 1, done.stdout + done.stderr
     lines = done.stdout.splitlines()
     assert "n3:" in lines
-    assert any(
-        "1 jobs or waiting guests still hold resources on this node" in line for line in lines
-    )
+    assert any("1 jobs or warm guests still hold resources on this node" in line for line in lines)
     assert lines[-1] == "2 of 3 nodes done; failed: n3"
     assert len({path.read_bytes() for path in secrets[:3]}) == 1
     assert len(secrets[0].read_bytes()) == 64

@@ -196,7 +196,7 @@ class TestARunningJob:
         assert sorted(set(pids.values())) == ["qemu", "virtiofsd"]
         assert probe(node, OTHER, job, key, domain, pids) == []
         for argv, said in (
-            (("vmgr", "cancel", job), b"you have no job of that id"),
+            (("vmgr", "cancel", job), b"you have no job with this id"),
             (("vmgr", "logs", "--console", job), b"has no running guest"),
             (("vmgr", "console", job), b"has no running guest"),
             (("vmgr", "ssh", job), b"this node has no readable records"),

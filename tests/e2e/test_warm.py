@@ -74,7 +74,7 @@ def test_killed_service_finds_its_guests_and_a_dead_guest_is_replaced(warm):
         os.kill(int(Path(f"/run/libvirt/qemu/{name}.pid").read_text()), signal.SIGKILL)
     _, log = warm.job()  # and starts the service
     assert len(took(log)) == 1
-    assert any("booting a cold guest instead" in message for message in log), log
+    assert any("booting the image instead" in message for message in log), log
     after = warm.await_full()
     assert not before & after
     assert warm.command("start") == "the service is already running\n"

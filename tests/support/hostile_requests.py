@@ -45,10 +45,10 @@ BLOBS = {
     "blanks beyond the limit": (b" " * 131_073, "has 131073 bytes (limit: 131072)"),
     "two documents": (document() * 2, "Extra data: line 1 column 47 (char 46)"),
     "NUL at the end": (document() + b"\0", "Extra data: line 1 column 47 (char 46)"),
-    "a key twice": (b'{"v":1,"vm":[],"vm":[["ram","1T"]]}', "an object has a key twice"),
+    "a key twice": (b'{"v":1,"vm":[],"vm":[["ram","1T"]]}', "a JSON object has a key twice"),
     "a key twice, deep": (
         b'{"v":1,"vm":[],"files":{"a":{"name":"x","name":"y","data":""}},"shell":null}',
-        "an object has a key twice",
+        "a JSON object has a key twice",
     ),
     "NaN": (b'{"v":1,"vm":[["ram",NaN]]}', "NaN is not JSON"),
     "infinity by exponent": (b'{"v":1e400,"vm":[],"files":{},"shell":null}', VERSION),

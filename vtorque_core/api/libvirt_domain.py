@@ -74,11 +74,11 @@ class Disk(ListElement):
 
     def __post_init__(self) -> None:
         if self.base is not None and self.format != "qcow2":
-            raise ValueError(f"disk {self.name}: a {self.format} file cannot have a base file")
+            raise ValueError(f"disk {self.name}: a {self.format} file cannot have a backing file")
         if self.user_owned and self.format != "raw":
             raise ValueError(
-                f"disk {self.name}: a user's file must be raw: other formats can name "
-                "more files that QEMU opens"
+                f"disk {self.name}: a user's file must be raw, because a file in another "
+                "format can make QEMU open further files"
             )
 
 

@@ -73,8 +73,8 @@ def parse(text: str) -> Levels:
             raise ValueError(f"has the unknown level {level[:40]!r}: write one of {_names()}")
         if name != ALL and not _COMPONENT.fullmatch(name):
             raise ValueError(
-                f"has the unknown component {name[:40]!r}: write ALL, a phase such as "
-                "boot, core, or a plugin's name such as iocm"
+                f"has the unknown component {name[:40]!r}: write ALL, core, "
+                "a phase such as boot, or a plugin such as iocm"
             )
         if name in found:
             raise ValueError(f"names {name} twice")

@@ -151,7 +151,7 @@ class Command:
 
     def __post_init__(self) -> None:
         if len(self.words.split()) < 2:
-            raise ValueError(f'{self.words!r} does not begin with a program, as "vmgr cards" does')
+            raise ValueError(f'{self.words!r} must be a program and a command, like "vmgr cards"')
 
     def import_command(self) -> click.Command:
         """Import or create the command."""

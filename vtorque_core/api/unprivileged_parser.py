@@ -130,7 +130,7 @@ def _exactly(answers: int, count: int, until: float, asked: socket.socket) -> by
     while len(data) < count:
         left = until - time.monotonic()
         if left <= 0 or not waiting.poll(left * 1000):
-            raise Unreadable("it did not finish in time")
+            raise Unreadable("the time limit was reached")
         part = os.read(answers, count - len(data))
         if not part:
             if _has_ended(asked):

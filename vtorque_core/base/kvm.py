@@ -142,7 +142,7 @@ def _group_of(user: str) -> int:
         return grp.getgrnam(user).gr_gid
     except KeyError:
         raise HostFault(
-            f"the group {user!r} for QEMU does not exist: set [node] qemu_user"
+            f"QEMU's group {user!r} does not exist: create it, or set [node] qemu_user"
         ) from None
 
 

@@ -35,7 +35,7 @@ def run(argv: Sequence[str]) -> int:
         return epilogue(config, words[1:])
     if words == ["receive"]:
         return receive(config)
-    raise UsageError(f"{name} {' '.join(words[:1])}: use hook prologue or hook epilogue")
+    raise UsageError(f"{name} {' '.join(words[:1])}: write hook prologue or hook epilogue")
 
 
 # A process imports only the code that it runs.

@@ -88,4 +88,4 @@ def _sweep(site: Site) -> None:
                 click.echo(f"removed image {version}: no image name refers to it", err=True)
     with contextlib.suppress(VtorqueError):
         for table in netfilter.sweep(site.node.libvirt_uri):
-            click.echo(f"removed nftables inet {table}: its network is not active", err=True)
+            click.echo(f"removed nftables table inet {table}: its network is not active", err=True)

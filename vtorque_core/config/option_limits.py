@@ -148,12 +148,12 @@ def read_limits(
 
 def _bound(option: Option[Any], key: str, value: Any) -> Any:
     if option.is_file and not option.words:
-        raise ValueError("does not apply to a user's file: to forbid the key, use deny = ['*']")
+        raise ValueError("cannot be set for a key that names a file: use deny = ['*'] instead")
     typed = _parse(option, value)
     if key != "default" and (isinstance(typed, bool) or not isinstance(typed, int | float)):
         raise ValueError("makes no sense for a key that is not a number: use allow or deny")
     if key != "default" and is_job(option, typed):
-        raise ValueError("must be a number: only default allows job (the job's allocation)")
+        raise ValueError("must be a number: only default can be 'job' (the job's allocation)")
     return typed
 
 

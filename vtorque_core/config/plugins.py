@@ -277,7 +277,7 @@ class Plugins:
         an error, and the plugin's further items are skipped.
         """
         if args:
-            raise TypeError("a hook is called with keyword arguments")
+            raise TypeError("call a hook with keyword arguments only")
         hook = hook if isinstance(hook, str) else hook.__name__
         caller = getattr(self._manager.hook, hook)
         for impl in sorted(

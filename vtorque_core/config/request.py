@@ -273,7 +273,7 @@ def _json(blob: bytes) -> Any:
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) < len(pairs):
-        raise ValueError("an object has a key twice")
+        raise ValueError("a JSON object has a key twice")
     return found
 
 

@@ -53,7 +53,7 @@ def _domains(values: tuple[str, ...]) -> None:
         if not re.fullmatch(rf"{label}(\.{label})*", value, re.ASCII):
             raise ValueError(f"has {value!r}, which is not a domain such as hpc.example.org")
     if len(values) > 6 or len(" ".join(values)) > 256:
-        raise ValueError(f"has {len(values)} domains: at most 6, of 256 characters together")
+        raise ValueError(f"has {len(values)} domains: the limit is 6, with 256 characters in total")
 
 
 def _mac_prefix(value: str) -> None:

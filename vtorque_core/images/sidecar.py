@@ -97,7 +97,7 @@ def parse_sidecar(text: bytes, name: str) -> Sidecar:
     except (ValueError, RecursionError):
         raise ValueError("is not JSON") from None
     if not isinstance(data, dict) or data.get("schema") != SCHEMA:
-        raise ValueError(f"is not of schema {SCHEMA}")
+        raise ValueError(f"has a schema other than {SCHEMA}")
     if data.get("name") != name:
         raise ValueError(f"describes an image with another name than {name}")
     for key, kind in _KINDS.items():
@@ -153,7 +153,7 @@ def check_facts(built: BuiltImage) -> None:
         if not _WORD.fullmatch(getattr(built, key)):
             raise ValueError(f"has an invalid {key}: use letters, digits and ._+-")
     if not 1 <= built.min_ram_mib <= 1 << 40:
-        raise ValueError(f"has min_ram_mib={built.min_ram_mib}, but needs 1 to {1 << 40}")
+        raise ValueError(f"has min_ram_mib={built.min_ram_mib}: it must be 1 to {1 << 40}")
     if built.disk_format not in DISK_FORMATS:
         raise ValueError(f"has a disk_format other than {' and '.join(DISK_FORMATS)}")
     if built.disk is None and built.kernel is None:

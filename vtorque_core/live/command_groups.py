@@ -103,7 +103,7 @@ def _loaded(item: Command, plugin: str, plugins: Plugins, config: Path) -> click
     try:
         command = item.import_command()
         if command.name != item.words.split()[-1]:  # other hosts find it by its name
-            raise ValueError(f"{item.words!r} loads a command with the name {command.name!r}")
+            raise ValueError(f"{item.words!r} must end with the command's name {command.name!r}")
         if item.of_job is not None:
             found = plugins.collect(
                 hooks.vtorque_remote_command, command=command, of_job=item.of_job, config=config

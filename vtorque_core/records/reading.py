@@ -282,7 +282,7 @@ def _add_line(
     if op == "acquire":
         record = _parse_record(line)
         if record.seq in records or any(n not in records for n in record.needs):
-            raise ValueError("seq is not unique, or an item of needs is not the seq of a record")
+            raise ValueError("seq is not unique, or needs lists a seq that no record has")
         records[record.seq] = record
     elif op == "phase":
         used = Usage(float(line["cpu"]), int(line["mib"])) if "cpu" in line else None
@@ -341,7 +341,7 @@ def reconstruct(record: Record, kinds: Mapping[str, type[Resource]]) -> Resource
     try:
         return kind(**{name: _tuples(value) for name, value in record.args.items()})
     except TypeError as error:
-        raise OrphanError(f"kind {record.kind} of another version: {error}") from None
+        raise OrphanError(f"kind {record.kind} is of another plugin version: {error}") from None
 
 
 def _tuples(value: Any) -> Any:

@@ -124,7 +124,7 @@ class MountResource(CoreResource):
 
     def create(self) -> None:
         if safefs.is_mount_point(self.target):
-            raise HostFault(f"{self.target}: something is mounted there already")
+            raise HostFault(f"{self.target} is already a mount point")
         kind = ("-t", self.fstype) if self.fstype else ()
         options = ("-o", ",".join(self.options)) if self.options else ()
         run_tool("mount", *kind, *options, "--", self.source, self.target)

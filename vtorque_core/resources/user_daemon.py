@@ -228,7 +228,7 @@ def _take_lock(service: ServedData) -> int:
         reader = os.open(service.lock, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
         if not try_flock(reader, fcntl.LOCK_EX, 0):
             os.close(reader)
-            raise HostFault(f"{service.lock}: its daemon already runs; stop it first")
+            raise HostFault(f"the daemon of {service.lock} already runs; stop it first")
         record.truncate(0)
         record.write(json.dumps({"socket": service.socket, "log": service.log}).encode())
         return reader

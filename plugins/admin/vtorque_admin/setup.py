@@ -86,7 +86,7 @@ def require_idle(site: Site, *, spares: bool = True) -> None:
     held = [name for name in names if spares or not name.startswith(SPARE_PREFIX)]
     if held:
         raise HostFault(
-            f"{len(held)} jobs or waiting guests still hold resources on this node (see vmgr ps "
+            f"{len(held)} jobs or warm guests still hold resources on this node (see vmgr ps "
             "--placement): let them end, or run vtorque reap"
         )
 

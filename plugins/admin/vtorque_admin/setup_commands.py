@@ -86,7 +86,7 @@ def _wanted_files(commands: str, modulefiles: str) -> Iterator[tuple[Path, Conte
 def _completion(shell: str, program: str) -> bytes:
     found = get_completion_class(shell)
     if found is None:
-        raise HostFault(f"this click has no completion for {shell}")
+        raise HostFault(f"the installed click has no completion for {shell}")
     complete = found(click.Command(program), {}, program, f"_{program.upper()}_COMPLETE")
     # Not BashComplete.source(), which runs root's bash.
     return ShellComplete.source(complete).encode() + _mark()

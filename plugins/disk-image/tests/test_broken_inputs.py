@@ -321,7 +321,7 @@ BROKEN: dict[str, tuple[Callable[[Path], Path], str]] = {
     "vmdk, parent": (vmdk_parent, "has a backing file"),
     "vmdk, cut": (vmdk_cut, "qemu-img failed"),
     "vmdk, no tables": (vmdk_stream_without_tables, "qemu-img failed"),
-    "vmdk, cut in its data": (vmdk_without_data, "truncated vmdk: it ends before its data"),
+    "vmdk, cut in its data": (vmdk_without_data, "truncated vmdk: its data is beyond the end"),
     "vmdk, stream cut in its data": (vmdk_stream_cut, "qemu-img failed"),
     "vmdk of 8 EiB": (
         lambda d: edit(make(d / "f", "vmdk"), 12, struct.pack("<Q", 1 << 54)),

@@ -132,7 +132,7 @@ def _check_vmdk_header(descriptor: int, offset: int, file_size: int, most: int) 
         _check_vmdk_descriptor(os.pread(descriptor, wanted, where * 512))
     whole = grain and directory * 512 < file_size and not flags & _VMDK_PACKED
     if whole and _last_grain(descriptor, directory, capacity // grain) + grain * 512 > file_size:
-        raise Refused("is a truncated vmdk: it ends before its data")
+        raise Refused("is a truncated vmdk: its data is beyond the end of the file")
     return bool(directory == _AT_END)
 
 

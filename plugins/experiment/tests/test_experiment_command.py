@@ -172,7 +172,7 @@ def test_missing_pyarrow_is_named_for_parquet(sweep, monkeypatch):
     ("argv", "said"),
     [
         (["status", "{none}"], "is not a results directory of an experiment; vmgr"),
-        (["compare", "{sweep}"], "name two experiments, or one and --baseline"),
+        (["compare", "{sweep}"], "name two experiments, or one experiment and --baseline"),
         (
             ["compare", "{sweep}", "--baseline", "bare=maybe"],
             "is not an axis and value of the experiment",

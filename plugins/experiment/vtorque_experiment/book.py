@@ -174,7 +174,7 @@ class Book:
         except (ValueError, RecursionError):
             found = [None]
         if not all(isinstance(cell, dict) for cell in found):
-            raise Refused(f"{printable(str(self._path))}: is damaged: its table cells is invalid")
+            raise Refused(f"{printable(str(self._path))}: is damaged: the table 'cells' is invalid")
         return found
 
     def counts(self) -> dict[str, int]:

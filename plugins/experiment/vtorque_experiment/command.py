@@ -207,7 +207,9 @@ def compare(  # noqa: PLR0913 - one for each option
     confidence interval.
     """
     if (other is None) == (not baseline):
-        raise UsageError("vmgr experiment compare: name two experiments, or one and --baseline")
+        raise UsageError(
+            "vmgr experiment compare: name two experiments, or one experiment and --baseline"
+        )
     base = read(directory)
     if other is not None:
         pairs, title = comparing.experiments(base, read(other), names), f"{other} / {directory}"

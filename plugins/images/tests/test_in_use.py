@@ -205,7 +205,7 @@ def test_reaper_removes_unused_versions(
     for making in (pool / ".staging-x", pool / "m" / "v0"):
         making.mkdir()  # another host is making it now
     reap._sweep(site)
-    tables = "removed nftables inet vt-br9: its network is not active\n"
+    tables = "removed nftables table inet vt-br9: its network is not active\n"
     assert capsys.readouterr().err == tables
     expire(pool)
     reap._sweep(site)

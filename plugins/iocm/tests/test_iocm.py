@@ -117,7 +117,7 @@ def test_more_cores_than_the_node_has_are_refused_by_the_ledger():
     with pytest.raises(NoFit, match=r"iocm_min_cores=.*more than the job can have.*limit: 4 CPUs"):
         placed("iocm=true", "iocm_min_cores=4", machine=machine)
     machine = flat((0, 1), 8192)
-    said = r"iocm_min_cores=2: 2 exclusive and 1 shared CPUs, 3 in total: .*limit: 2 CPUs"
+    said = r"iocm_min_cores=2: 2 exclusive and 1 shared CPUs \(3 in total\).*limit: 2 CPUs"
     with pytest.raises(NoFit, match=said):
         placed("iocm=true", "iocm_min_cores=2", machine=machine)
 

@@ -90,5 +90,7 @@ class SavedOffsets:
 
     def _log_error(self, error: OSError) -> None:
         if not self._said:
-            log.warning("%s: %s; after a restart, lines are sent twice", self._path, error.strerror)
+            log.warning(
+                "%s: %s; after a restart, sent lines are sent again", self._path, error.strerror
+            )
         self._said = str(error)

@@ -285,7 +285,7 @@ class UnprivilegedSinks:
         Raises _ProcessEnded if an earlier message is still unanswered.
         """
         if life.sent > life.taken:
-            raise _ProcessEnded(f"accepted nothing for {_PATIENCE:g} s")
+            raise _ProcessEnded(f"accepted no data for {_PATIENCE:g} s")
         life.since = time.monotonic()
         with self._lock:
             for name, (job, _) in list(self._out.items())[:1]:
@@ -299,7 +299,7 @@ class UnprivilegedSinks:
         name, end = life.logs.get(number, ("", 0))
         if sink >= len(self._tolds) or not self._tolds[sink].offset_of(name) < offset <= end:
             raise _ProcessEnded(
-                f"reports that sink {sink} has received log {number} up to {offset}"
+                f"reports an invalid offset {offset} of log {number} for sink {sink}"
             )
         self._tolds[sink].mark(name, offset)
         if all(told.offset_of(name) >= end for told in self._tolds):

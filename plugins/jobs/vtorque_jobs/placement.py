@@ -23,9 +23,7 @@ def show(config: Path, as_json: bool) -> None:
     """Print the placement of all guests on this node. Raise UsageError unless called by root."""
     site, _ = load(config, node=False)
     if os.geteuid() != site.owner:
-        raise UsageError(
-            "the placement of all jobs needs root's privileges: ask your administrator"
-        )
+        raise UsageError("only root can show the placement of all jobs: ask your administrator")
     found = describe(node_leases(site))
     if as_json:
         click.echo(json.dumps(found, indent=2))

@@ -126,4 +126,4 @@ def _read_script(path: Path) -> bytes:
 
 def _check_owner(path: Path, status: os.stat_result) -> None:
     if status.st_uid not in {0, os.geteuid()} or status.st_mode & 0o022:
-        raise HostFault(f"{path} runs as root in guests, so only root may be able to write it")
+        raise HostFault(f"{path} runs as root in guests, but users other than root can write it")

@@ -91,7 +91,7 @@ def test_request_to_a_killed_service_is_not_repeated(stopped_service):
         listener.listen()
         dying = threading.Thread(target=die)
         dying.start()
-        with pytest.raises(VtorqueError, match="has ended meanwhile"):
+        with pytest.raises(VtorqueError, match="ended before it answered"):
             list(starting(stopped_service, AGAIN).jobs())
         dying.join()
     at.unlink()

@@ -324,7 +324,7 @@ def test_cancel_while_queued_running_and_in_the_prologue(site):
         assert site.hook("epilogue", f"{number}.{HOST}")[9] == "271"
     assert site.hook("epilogue", f"2.{HOST}")[4] == "0", "the cancelled start ran no job"
     assert not (site.root / f"epilogue.3.{HOST}").exists(), "nothing runs for a queued job"
-    with pytest.raises(UsageError, match="no job of that id"):
+    with pytest.raises(UsageError, match="no job with this id"):
         site.submitter.cancel("99")
 
 
@@ -509,7 +509,7 @@ def test_interrupted_interactive_job_is_canceled(site, stage):
         (("-l", "select=1:ngpus=1"), "select=1:ngpus=1"),
         (("-l", "select=1:ncpus=0"), "ncpus=0"),
         (("-l", "select=1:mem=lots"), "mem=lots"),
-        (("-m", "abe"), "-m abe: no mail is sent here"),
+        (("-m", "abe"), "-m abe: this batch system sends no mail"),
         (("-l", "walltime=soon"), "walltime=soon"),
         (("-l", "mem=lots"), "mem=lots"),
         (("-N", "1x"), "-N 1x"),

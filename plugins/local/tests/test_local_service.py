@@ -247,7 +247,7 @@ def test_submission_to_an_ending_service_is_an_error(tmp_path):
 
         thread = threading.Thread(target=end)
         thread.start()
-        with pytest.raises(VtorqueError, match="has ended meanwhile"):
+        with pytest.raises(VtorqueError, match="ended before it answered"):
             list(LocalSubmitter(paths).jobs())
         thread.join()
 

@@ -109,7 +109,7 @@ def submission(
     if len(want.args) > MAX_ARGS:
         raise UsageError(f"-F has {len(want.args)} characters (limit: {MAX_ARGS})")
     if want.interactive != (len(terminal) == 3 and all(map(os.isatty, terminal))):
-        raise UsageError("a terminal is missing for -I, or was sent without -I")
+        raise UsageError("the submission has -I but no terminal, or a terminal but no -I")
     host, here = socket.gethostname(), str(message["cwd"])
     initdir = want.initdir and os.path.join(here, want.initdir)  # noqa: PTH118 (user's text)
     own = {"PATH": "/usr/local/bin:/usr/bin:/bin"} | qsub.variables(want, environ, host, here)

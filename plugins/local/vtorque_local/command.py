@@ -56,7 +56,7 @@ def serve(foreground: bool, slots: int | None, config: Path | None) -> None:
     try:
         service.open()
     except OSError as error:
-        raise HostFault(f"cannot open the batch system: {error}; root must start it") from None
+        raise HostFault(f"cannot start the batch system: {error}; root must start it") from None
     if not foreground:
         _detach(spool / "service.log")
     service.serve()

@@ -37,7 +37,7 @@ class LocalNode(NodeAdapter):
             token = pbs.request_token(resources)
             blob, bad = None if token is None else from_token(token), ""
         except ValueError as error:
-            raise HostFault(f"these are not the local batch system's arguments: {error}") from None
+            raise HostFault(f"the arguments are not from the local batch system: {error}") from None
         except Refused as error:  # maybe forged: report it as any invalid request
             blob, bad = b"", str(error)
         placed = int(environ[PLACED]) if PLACED in environ else None

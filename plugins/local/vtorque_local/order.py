@@ -121,7 +121,7 @@ def pack(*words: str) -> bytes:
     except UnicodeEncodeError:
         raise UsageError(f"{printable(' '.join(words[1:]), 80)}: is not UTF-8") from None
     if data.count(b"\0") != len(words) - 1 or len(data) > MAX_RECORD:
-        raise UsageError("bad request: it is too long or has a NUL")
+        raise UsageError(f"bad request: more than {MAX_RECORD} bytes, or a NUL byte")
     return _LENGTH.pack(len(data)) + data
 
 
@@ -131,7 +131,7 @@ def unpack(data: bytes) -> tuple[list[str] | None, bytes]:
         return None, data
     (length,) = _LENGTH.unpack_from(data)
     if length > MAX_RECORD:
-        raise UsageError("bad request: too long")
+        raise UsageError(f"bad request: more than {MAX_RECORD} bytes")
     end = _LENGTH.size + length
     if len(data) < end:
         return None, data

@@ -248,7 +248,7 @@ def _chunk(select: str) -> dict[str, str]:
     found = dict(pair.partition("=")[::2] for pair in pairs)
     if count != "1" or set(found) - {"ncpus", "mem", "mpiprocs", "ompthreads"}:
         raise UsageError(
-            f"-l select={printable(select)}: is not 1 or 1:ncpus=N:mem=SIZE (there is one node)"
+            f"-l select={printable(select)}: must be 1 or 1:ncpus=N:mem=SIZE (there is one node)"
         )
     for name in set(found) - {"mem"}:
         if not re.fullmatch(r"[1-9][0-9]{0,3}", found[name], re.ASCII):
@@ -293,7 +293,7 @@ _OPTIONS: dict[str, tuple[str, Callable[[str], Any]]] = {
 def _check_mail(value: str) -> None:
     if value != "n":
         raise UsageError(
-            f"-m {printable(value)}: no mail is sent here; write -m n, or leave it out"
+            f"-m {printable(value)}: this batch system sends no mail; write -m n, or omit -m"
         )
 
 

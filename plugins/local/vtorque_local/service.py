@@ -333,7 +333,7 @@ class LocalService:
         if what == "cancel" and len(words) == 2:
             found = [entry for entry in mine if is_meant(words[1], entry.job.id)]
             if not found:
-                raise UsageError(f"{printable(words[1], 80)}: you have no job of that id")
+                raise UsageError(f"{printable(words[1], 80)}: you have no job with this id")
             for entry in found:
                 self.end(entry, "job killed: cancelled")
             return {}

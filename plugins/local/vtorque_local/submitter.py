@@ -148,7 +148,7 @@ class LocalSubmitter:
                     yield answer, lines
                 elif not self._start or asked == self._socket_inode() != _AWAY:  # otherwise retry
                     raise VtorqueError(
-                        "the local batch system has ended meanwhile: try again later"
+                        "the local batch system ended before it answered: try again later"
                     )
 
     def _connect(self) -> socket.socket:

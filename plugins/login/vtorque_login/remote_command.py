@@ -214,7 +214,7 @@ def _node(asked: RemoteCommand, job: JobInfo, site: Site, config: Path) -> str:
         states = (found, *(moved for _, moved in found.elsewhere))
         if any(rank == of for each in states for of, _ in each.guests):
             return node  # the job's first node also reports migrated guests
-    raise Refused(f"job {printable(job.id)} has no guest of rank {rank}")
+    raise Refused(f"job {printable(job.id)} has no guest {rank}")
 
 
 def _call(argv: Sequence[str]) -> int:

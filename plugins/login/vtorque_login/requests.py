@@ -84,24 +84,24 @@ def _check(request: LoginRequest, job_id: str) -> None:
             raise ValueError(f"{name} is not a {kind}")
     words = request.words
     if len(words) > MAX_WORDS or any(type(word) is not str or "\0" in word for word in words):
-        raise ValueError("the field words is not a command line")
+        raise ValueError("the field 'words' is not a command line")
     middle = words.index("--")
     if not _COMMAND.fullmatch(words[0]) or words[middle + 1 : middle + 2] != (job_id,):
-        raise ValueError("the field words is not a command for this job")
+        raise ValueError("the field 'words' is not a command for this job")
     for word in words[1:middle]:
         match = _OPTION.fullmatch(word)
         if match is None or match[1] == "config":
             raise ValueError(f"option {word} is not allowed")
     if not _NODE.fullmatch(request.node):
-        raise ValueError("node is not a valid node name")
+        raise ValueError("the field 'node' is not a valid node name")
     if request.term and not _TERM.fullmatch(request.term):
-        raise ValueError("term is not a valid terminal name")
+        raise ValueError("the field 'term' is not a valid terminal name")
     if not (0 <= request.rows < 1 << 16 and 0 <= request.columns < 1 << 16):
         raise ValueError("invalid terminal size")
     if not 1024 <= request.port < 1 << 16:
         raise ValueError(f"port {request.port} is invalid: no command listens there")
     if len(bytes.fromhex(request.key)) != KEY:
-        raise ValueError("the field key does not have 256 bits")
+        raise ValueError("the field 'key' does not have 256 bits")
     now = time.time()
     if not now <= request.expires <= now + _LONGEST:  # also rejects NaN
         raise ValueError(

@@ -125,7 +125,7 @@ def _run_answer(argv: Sequence[str], node: str, seconds: float, most: int) -> tu
                 if time.monotonic() >= until:
                     raise HostFault(
                         f"{node}: no answer within {seconds:g} s (twice [plugin.login] "
-                        f"answer_timeout, and {_SPARE:g} s). Check the load of {node}, and "
+                        f"answer_timeout, plus {_SPARE:g} s). Check the load of {node}, and "
                         "whether the job still runs"
                     )
         finally:

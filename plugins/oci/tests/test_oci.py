@@ -271,7 +271,7 @@ BOMB = made.layout_files([made.layer(("zeros", bytes(2 << 20), "f"))])
         (changed(GOOD, "config", config={"Env": ["A=\ud800"]}), "contains a string that cannot"),
         (changed(GOOD, "config", config={"Entrypoint": ["\ud800"]}), "contains a string that"),
         (changed(GOOD, "config", config={"Cmd": ["x" * (1 << 17)]}), "contains a string that"),
-        (changed(GOOD, "config", rootfs={"diff_ids": [7]}), "is not a supported digest: only"),
+        (changed(GOOD, "config", rootfs={"diff_ids": [7]}), "is not a supported digest: it must"),
         (changed(GOOD, "config", config=[1]), '"config" of the image configuration is not'),
         ({**GOOD, "index.json": b'{"manifests": [{"annotations": "x", "platform": 7}, {}]}'},
          "contains 2 images"),

@@ -29,7 +29,7 @@ def digest_of(text: object) -> str:
     """Return the hexadecimal part of a sha256 digest. Raises Refused for other digests."""
     found = _DIGEST.fullmatch(text) if isinstance(text, str) else None
     if found is None:
-        raise Refused(f"{str(text)[:100]!r} is not a supported digest: only sha256:... is")
+        raise Refused(f"{str(text)[:100]!r} is not a supported digest: it must begin with sha256:")
     return found[1]
 
 

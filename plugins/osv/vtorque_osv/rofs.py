@@ -153,8 +153,8 @@ def _parts(path: str) -> tuple[bytes, ...]:
     bad = not pure.is_absolute() or b".." in parts or any(b"\0" in part for part in parts)
     if bad or len(os.fsencode(path)) > MAX_PATH or any(len(part) > MAX_NAME for part in parts):
         raise Refused(
-            f"{path!r}: must be an absolute path without '..', of names of up to {MAX_NAME} "
-            f"bytes, {MAX_PATH} in all"
+            f"{path!r}: must be an absolute path without '..', with names of up to {MAX_NAME} "
+            f"bytes, and of {MAX_PATH} bytes at most"
         )
     return parts
 

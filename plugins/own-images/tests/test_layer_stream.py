@@ -32,7 +32,7 @@ def test_stream_reads_forward_and_again_after_restart(
         assert stream.read(3) == DATA[:3]
         assert stream.seek(1_000_000) == 1_000_000
         assert stream.read(2_000_000) == DATA[1_000_000:3_000_000]
-        with pytest.raises(ValueError, match="is before"):
+        with pytest.raises(ValueError, match="cannot seek from"):
             stream.seek(5)
         stream.check(DIGEST if checked else None)
         assert stream.read(1) == b""

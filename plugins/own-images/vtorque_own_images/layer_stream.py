@@ -79,7 +79,7 @@ class LayerStream:
         if whence == os.SEEK_END:
             return 2 * self._most
         if offset < self._at:
-            raise ValueError(f"position {offset} is before {self._at}")
+            raise ValueError(f"cannot seek from {self._at} back to {offset}")
         while self._at < offset and self._read_part(min(_CHUNK, offset - self._at)):
             pass
         return self._at

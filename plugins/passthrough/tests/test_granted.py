@@ -126,7 +126,7 @@ def test_batch_system_without_grants_leaves_cards_to_the_ledger(site):
 def test_cards_without_known_numbers_are_refused(site):
     with pytest.raises(
         Refused,
-        match="the batch system does not report which gres/gpu of node n1 only this job may use",
+        match="the batch system does not report which gres/gpu of node n1 are exclusive",
     ):
         answers_of(site, "gpu", gpus(count=1))
 
@@ -136,15 +136,15 @@ def test_cards_without_known_numbers_are_refused(site):
     [
         (
             '["/dev/null"]',
-            "number 1 in the files of class gpu is not a known card",
+            "number 1, from the key files of class gpu, is not a known card",
         ),
         (
             '["/dev/null", "/dev/missing"]',
-            "number 1 in the files of class gpu is not a known card",
+            "number 1, from the key files of class gpu, is not a known card",
         ),
         (
             '["/dev/null", "/dev/random"]',
-            "number 1 in the files of class gpu is not a known card",
+            "number 1, from the key files of class gpu, is not a known card",
         ),
         ('["/dev/null", "/dev/full"]', "has no 1 PCI cards of class gpu.*been granted gres/gpu"),
     ],

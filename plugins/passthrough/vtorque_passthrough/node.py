@@ -124,7 +124,7 @@ def vtorque_plan(guest: GuestPlan, site: Site) -> Iterator[Claim | Refusal | Not
             why = "".join(f"; {card.problem}" for card in of_class if card.problem)
             what = f"{number} PCI cards of class {of.name} for guests (usable: {len(free)}{why})"
             if of.resource and guest.granted is not None:
-                raise _fault(f"has no {what}, though the job has been granted {of.resource}", why)
+                raise _fault(f"has no {what}, although the job has been granted {of.resource}", why)
             missing = why_no_vfio(settings.sysfs) if of_class else ""
             fix = f"it lacks {missing}" if missing else "request fewer cards, or another node"
             yield report_missing(guest, what, option=PCI, required=settings.required,
@@ -157,7 +157,7 @@ def _cards_of(
     if len(grant.devices) < grant.count:
         raise Refused(
             f"the batch system does not report which {of.resource} of node {guest.job.node} "
-            "only this job may use: request cards without sharing, or ask the administrator"
+            "are exclusive to this job: request unshared cards, or ask the administrator"
         )
     numbers = {function_of_file(file, sysfs): n for n, file in reversed([*enumerate(of.files)])}
     at = {number: address for address, number in numbers.items() if address}
@@ -165,7 +165,9 @@ def _cards_of(
     mine = []
     for number in grant.devices:
         if (card := next((c for c in found if at.get(number) in c.addresses), None)) is None:
-            raise _fault(f"{where} {number} in the files of class {of.name} is not a known card")
+            raise _fault(
+                f"{where} {number}, from the key files of class {of.name}, is not a known card"
+            )
         if others := {numbers[a] for a in card.addresses & numbers.keys()} - set(grant.devices):
             raise _fault(f"{where} {number} shares its IOMMU group with number {min(others)}")
         mine.append(card)

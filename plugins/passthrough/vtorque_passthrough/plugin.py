@@ -54,7 +54,9 @@ class CardClass:
 
     def __post_init__(self) -> None:
         if not re.fullmatch(CLASS, self.name, re.ASCII):
-            raise ValueError(f"name={self.name!r}: write a small letter, then a-z 0-9 _ -")
+            raise ValueError(
+                f"name={self.name!r}: write a lowercase letter, then any of a-z 0-9 _ -"
+            )
         for ident in self.ids:
             if not re.fullmatch("[0-9a-f]{4}:[0-9a-f]{4}", ident, re.ASCII):
                 raise ValueError(f"{self.name}: {ident!r} must be vendor:device, like 10de:20b0")
@@ -95,8 +97,8 @@ def cards(text: str) -> dict[str, int]:
         match = _CARD.fullmatch(word)
         if match is None or match[1] in wanted:
             raise ValueError(
-                "is not a list of cards: write CLASS:NUMBER, NUMBER from 1 to 99, each class once, "
-                "with + between several, like gpu:1+fpga:2"
+                "is not a list of cards: write CLASS:NUMBER with a number from 1 to 99; to request "
+                "several classes, write each class once and join them with +, like gpu:1+fpga:2"
             )
         wanted[match[1]] = int(match[2] or 1)
     return wanted

@@ -38,7 +38,7 @@ def test_drain_on_a_node_with_a_site_note_is_refused(harness):
     harness.pbs.write(state)
     with pytest.raises(
         Refused,
-        match="node n1 has a comment of the site, so vTorque's drain cannot be recorded there",
+        match="node n1 already has a comment, so vTorque cannot record the drain",
     ):
         harness.system.node(harness.site).drained()
 

@@ -144,7 +144,7 @@ class PbsNode(abc.ABC):
         if not name:
             host = self._settings.node or socket.gethostname()
             raise HostFault(
-                f"the batch system has no node {host}; if its name there differs, set "
+                f"the batch system has no node {host}; if this host has another name there, set "
                 "[plugin.pbs] node"
             )
         return name, nodes[name]
@@ -189,8 +189,8 @@ class PbsNode(abc.ABC):
         note, offline = here.get(self.note[0], ""), "offline" in here.get("state", "").split(",")
         if note and not note.startswith(NOTE) and not offline:
             raise Refused(
-                f"node {name} has a comment of the site, so vTorque's drain cannot be recorded "
-                "there"
+                f"node {name} already has a comment, so vTorque cannot record the drain: remove "
+                "the comment"
             )
         found = {name: self._why_drained(node) for name, node in self.nodes().items()}
         return name, {node: why for node, why in found.items() if why is not None}

@@ -24,7 +24,7 @@ def test_comment_may_contain_any_bytes():
         (b"", 1, 1, "has 0 lines, but a node has 1 guests"),
         (b"# 0\n", 1, 1, "has 0 lines"),
         (b"0\n", 2, 1, "has 1 lines, but a node has 2 guests"),
-        (b"0\n\n1\n", 1, 1, "line 3 has no guest: there are 1 guests on a node"),
+        (b"0\n\n1\n", 1, 1, "line 3 is for no guest: a node has 1 guests"),
         (b"#\n0,x\n", 1, 2, "line 2 is not a list of numbers"),
         (b"0,,1\n", 1, 2, "line 1 is not a list"),
         (b"-1\n", 1, 1, "line 1 is not a list"),

@@ -66,7 +66,7 @@ def test_site_decides_on_a_cpu_for_the_emulator():
     (roomy,) = placed(XEON, *pairs, cpus=(0, 64, 3))
     assert (roomy.cores["vcpu"], roomy.cores["emulator"]) == ((0, 64), (3,))
     with pytest.raises(
-        NoFit, match=r"vcpu_pinning=2: 2 exclusive and 1 shared CPUs, 3 in total: .*2 CPUs"
+        NoFit, match=r"vcpu_pinning=2: 2 exclusive and 1 shared CPUs \(3 in total\).*2 CPUs"
     ):
         placed(XEON, *pairs, cpus=(0, 64))
     (tight,) = placed(XEON, *pairs, cpus=(0, 64), config=without)
@@ -228,7 +228,7 @@ def test_invalid_mapping_is_refused_with_file_and_line():
         (
             b"9\n",
             {"cpus": (1, 2)},
-            r"CPU 9 is not granted to the job \(limit: CPUs 1,2, set by the batch",
+            r"CPU 9 is not granted to the job \(limit: CPUs 1,2, set by the job",
         ),
         (
             b"4\n",

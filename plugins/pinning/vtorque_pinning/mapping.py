@@ -34,7 +34,7 @@ def read(content: bytes, guests: int, vcpus: int) -> tuple[tuple[int, ...], ...]
             line_of[cpu] = number
         found.append(cpus)
         if len(found) > guests:
-            raise ValueError(f"line {number} has no guest: there are {guests} guests on a node")
+            raise ValueError(f"line {number} is for no guest: a node has {guests} guests")
     if len(found) < guests:
         raise ValueError(f"has {len(found)} lines, but a node has {guests} guests")
     return tuple(found)

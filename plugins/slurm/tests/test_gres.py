@@ -77,7 +77,7 @@ def test_gres_and_licenses_are_added_to_the_request(argv, lines, resources, lice
 
 def test_unsupported_resource_is_refused():
     with pytest.raises(
-        UsageError, match="ngpus is not a resource of Slurm's nodes, which are called gres/NAME"
+        UsageError, match="ngpus is not a resource of Slurm's nodes: its name must begin with gres/"
     ):
         additions(options_of(), Needs(1, None, 0, {"ngpus": 1}))
     with pytest.raises(UsageError, match="is requested without its type: request gpu:a100:2"):

@@ -111,7 +111,7 @@ def test_placeholder_job_holds_the_resources_of_the_job(slurm, adapter):
 
 def test_job_of_slurms_own_commands_is_not_migrated(slurm, adapter):
     slurm.texts["comment"] = "mine"
-    with pytest.raises(Refused, match="submit jobs that may be migrated with vsub"):
+    with pytest.raises(Refused, match="use vsub to submit jobs that may be migrated"):
         adapter.reserve_node("7", ("n1", "n3"), "n2", "n3")
     assert slurm.did == []
 

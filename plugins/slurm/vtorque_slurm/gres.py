@@ -67,7 +67,7 @@ def additions(given: SlurmRequest, needs: Needs) -> list[str]:
         word = name.removeprefix("gres/")
         if word == name:
             raise UsageError(
-                f"{name} is not a resource of Slurm's nodes, which are called gres/NAME"
+                f"{name} is not a resource of Slurm's nodes: its name must begin with gres/"
             )
         if name not in there and (base := f"gres/{word.partition(':')[0]}") in there:
             raise UsageError(f"{base} is requested without its type: request {word}:{count}")

@@ -48,8 +48,8 @@ def receive(
     account, comment = (_text(client, job_id, field) for field in ("account", "comment"))
     if request_channel.find(comment) is None:
         raise Refused(
-            f"job {job_id} was submitted by --vm= of Slurm's own commands, so other nodes do not "
-            "know its request: submit jobs that may be migrated with vsub"
+            f"job {job_id} was submitted with --vm= of Slurm's own commands, so other nodes do "
+            "not know its request: use vsub to submit jobs that may be migrated"
         )
     _hold(client, job_id, held, left, node, partition, left_of_time)
     mine = _await(client, job_id, node)

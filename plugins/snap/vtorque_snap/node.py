@@ -57,7 +57,7 @@ class Settings:
         if url.scheme == "http" and self.password and not here:
             raise ValueError("password would be sent over the network in plain text: use https")
         if "[jobid]" not in self.name or not (here or "[node]" in self.name):
-            raise ValueError("name must contain [jobid], and [node] if url is another host")
+            raise ValueError("name must contain [jobid], and also [node] if url names another host")
         if not 0.5 <= self.timeout <= 20:  # the release of a record may take 30 s
             raise ValueError(f"timeout={self.timeout:g} (s) is invalid: it must be 0.5 to 20 s")
         if ":" in self.user:

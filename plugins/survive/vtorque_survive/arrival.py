@@ -152,7 +152,7 @@ def _complete_arrival(
         if (now := here.job(job_id)) is not None:
             with kept_jobs.logging_for(here.paths, now.job):
                 log.warning(
-                    "the start on this node was interrupted: the plugins' actions after a "
+                    "the start on this node was interrupted: hooks that plugins run after a "
                     "boot are skipped"
                 )
             with helper_process():

@@ -271,7 +271,7 @@ def _require(job: RunningJob, settings: Settings, *, ends: bool) -> None:
     if suspend.phase(job) != suspend.RUNS:
         raise Refused("the job is suspended: resume it first")
     if not is_leader(job):
-        raise Refused("this is not the job's first node: save the job there, or on a submit host")
+        raise Refused("this is not the job's first node: run this on that node or a submit host")
     if len(nodes_of(job)) > 1 and not settings.checkpoints_shared:
         raise Refused(
             "the job's nodes do not share the checkpoints' directory ([plugin.survive] "
@@ -532,7 +532,7 @@ def _script_state(paths: Paths, job: RunningJob, fifo: Path) -> bytes:
         return session.read_state(fifo)
     except HostFault as error:
         if suspend.is_shell_stopped(paths, job) and _has_time(paths, job):
-            raise _RetryLater(f"{error}: the job shell was stopped") from None
+            raise _RetryLater(f"{error}: the job shell was stopped by a signal") from None
         raise
 
 

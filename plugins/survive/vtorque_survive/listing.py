@@ -130,10 +130,7 @@ def ask(paths: Paths, uid: int, name: str, seconds: float) -> None:
     until = time.monotonic() + seconds
     while any(each.id == name for each in read_list(paths, uid)):
         if time.monotonic() >= until:
-            raise HostFault(
-                f"the removal of checkpoint {name} is not finished yet; vmgr checkpoints "
-                "shows when it is"
-            )
+            raise HostFault(f"checkpoint {name} is not removed yet: check with vmgr checkpoints")
         time.sleep(_POLL)  # only root can read, and so watch, the directory
 
 

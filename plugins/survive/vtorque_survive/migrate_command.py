@@ -26,7 +26,7 @@ def migrate(config: Path, job_id: str, to: str, resolve: bool) -> None:
     and the nodes on which the guests run.
     """
     if os.geteuid() != 0:
-        raise UsageError("vmgr migrate needs root's privileges")
+        raise UsageError("only root can run vmgr migrate: ask your administrator")
     try:
         here = migration.ThisNode.from_config(config)
         if resolve:

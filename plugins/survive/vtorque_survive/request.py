@@ -154,8 +154,8 @@ def _open_fifo(path: Path, place: Place, events: int, until: float) -> int:
             raise HostFault("the job has ended")
     raise HostFault(
         f"{path}: no watcher process of vTorque serves this job, or its guests are not ready "
-        "yet. If they are, ask your administrator to run the same command, which starts the "
-        "watcher"
+        "yet. If the guests are ready, ask your administrator to run the same command, which "
+        "starts the watcher"
     )
 
 

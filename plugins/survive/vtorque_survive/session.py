@@ -39,8 +39,8 @@ def read_state(fifo: Path) -> bytes:
     if line := _line(fifo):
         return line
     raise Refused(
-        "the job's script is not running: vm_prologue has not ended yet, or an epilogue "
-        "(vm_epilogue, the site's) already runs. Retry while the script runs"
+        "the job's script is not running: vm_prologue has not ended yet, or an epilogue already "
+        "runs. Retry while the script runs"
     )
 
 

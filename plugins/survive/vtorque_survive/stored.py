@@ -104,7 +104,7 @@ class Manifest:
         try:
             found: dict[str, Any] = json.loads(data)
             if found.pop("schema") != SCHEMA:
-                raise ValueError("it was written by another version of vTorque")
+                raise ValueError("the schema is of another version of vTorque")
             guests = (
                 SavedGuest(
                     **{name: value for name, value in guest.items() if name not in _OLDER}
@@ -272,8 +272,8 @@ class Store:
             raise Unreachable(f"{path}: {error.strerror}") from None
         if (found.uid, found.id) != (self.uid, name):
             raise HostFault(
-                f"{self.directory / name} contains checkpoint {found.id} of uid {found.uid}: if it "
-                "was renamed or copied, undo that or remove the directory"
+                f"{self.directory / name} contains checkpoint {found.id} of uid {found.uid}: "
+                "rename the directory back, or remove it if it is a copy"
             )
         return found
 

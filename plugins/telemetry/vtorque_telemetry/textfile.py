@@ -64,8 +64,8 @@ def _create_directory(directory: Path, uid: int, gid: int) -> None:
         if owner != uid:
             raise ConfigError(
                 f"{directory} belongs to uid {owner}, but must belong to uid {uid} "
-                "([plugin.telemetry] uid), which writes the file: name a new directory, which "
-                "vTorque then creates"
+                "([plugin.telemetry] uid), which writes the file. Name a directory that does not "
+                "exist, and vTorque creates it"
             )
         os.fchown(descriptor, -1, gid)
         os.fchmod(descriptor, 0o2755)

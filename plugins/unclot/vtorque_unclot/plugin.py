@@ -30,7 +30,7 @@ def power_of_two_mib(value: str) -> int:
     if mib & (mib - 1):
         below = 1 << (mib.bit_length() - 1)
         fits = f"{show_mib(below)} or {show_mib(2 * below)}"
-        raise ValueError(f"is not a power of two, as a device's memory must be: request {fits}")
+        raise ValueError(f"is not a power of two: request {fits}")
     return mib
 
 

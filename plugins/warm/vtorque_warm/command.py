@@ -26,7 +26,7 @@ from vtorque_warm.service import note
 def warm(context: click.Context, config: Path | None, as_json: bool) -> None:
     """Show the warm guests of this node, with age, size and state. Root only."""
     if os.geteuid() != 0:
-        raise UsageError("vtorque warm needs root's privileges: ask your administrator")
+        raise UsageError("only root can run vtorque warm: ask your administrator")
     context.obj = config
     if context.invoked_subcommand is None:
         _show(config, as_json)
@@ -78,7 +78,7 @@ def drop(config: Path | None, keys: tuple[str, ...]) -> None:
     known = [each.key for each in spares.warm_guests(paths)]
     for key in keys:
         if key not in known:
-            raise UsageError(f"unknown warm guest {key}: vtorque warm lists them")
+            raise UsageError(f"unknown warm guest {key}: vtorque warm lists all warm guests")
     for key in keys or known:
         click.echo(f"{key} {'ended' if spares.end(paths, key) else 'is in use by a job'}")
 

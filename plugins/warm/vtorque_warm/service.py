@@ -143,7 +143,8 @@ class Keeper:
             pause = settings.eviction_backoff * 2 ** min(self._dropped - 1, 10)
             self.rests = now + min(_LONGEST_PAUSE, pause)
             log.info(
-                "a job needed the memory of warm guests: booting none for %.0f s", self.rests - now
+                "a job needed the memory of warm guests: no warm guest boots for %.0f s",
+                self.rests - now,
             )
 
     def _end_unwanted(

@@ -66,7 +66,7 @@ def test_probe_is_cached_per_group(tmp_path: Path, answers: list[Probe]) -> None
     answers += [Probe("for one"), Probe("for other")]
     kvm.cached_probe(tmp_path, "daemon")
     assert kvm.cached_probe(tmp_path, "bin") == Probe("for other")
-    with pytest.raises(HostFault, match="the group 'nobody-of-this-name' for QEMU"):
+    with pytest.raises(HostFault, match="QEMU's group 'nobody-of-this-name' does not"):
         kvm.cached_probe(tmp_path, "nobody-of-this-name")
 
 

@@ -318,7 +318,7 @@ def test_unknown_hook_is_refused(monkeypatch):
     from vtorque_core.cli import hook
 
     monkeypatch.setattr(hook, "reset_process", lambda: None)
-    with pytest.raises(UsageError, match="use hook prologue or hook epilogue"):
+    with pytest.raises(UsageError, match="write hook prologue or hook epilogue"):
         hook.run(["hook", "prolog"])
 
 

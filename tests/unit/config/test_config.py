@@ -203,7 +203,7 @@ ERRORS = [
     ("[network]\ndns = ['dns']", 2, "is not an address"),
     ("[network]\nsearch = ['a_b.example']", 2, "which is not a domain"),
     ("[network]\nsearch = ['a\\nnameserver 1.1.1.1']", 2, "which is not a domain"),
-    ("[network]\nsearch = ['a', 'b', 'c', 'd', 'e', 'f', 'g']", 2, "at most 6"),
+    ("[network]\nsearch = ['a', 'b', 'c', 'd', 'e', 'f', 'g']", 2, "the limit is 6"),
     ("[network]\nmac_prefix = '00:16:3e'", 2, "locally administered"),
     ("[network]\nmac_prefix = '03:00:00'", 2, "unicast"),
     ("[network]\ndns = '1.1.1.1'", 2, "must be a list in brackets"),
@@ -244,7 +244,7 @@ ERRORS = [
     ("[options.keep]\nmin = true", 2, "makes no sense for a key that is not a number"),
     ("[options.keep]\nallow = [1]", 2, "'1' is ambiguous"),
     ("[options.fs_type]\nallow = ['ramdisk']", 2, "excludes sharedfs, the default of fs_type"),
-    ("[options.vm_prologue]\ndefault = '/x'", 2, "does not apply to a user's file"),
+    ("[options.vm_prologue]\ndefault = '/x'", 2, "cannot be set for a key that names a file"),
     ("[options.vm_prologue]\nallow = ['*.sh']", 2, "can only be [] or ['*']"),
     (
         "[plugin.acme]\ncard = []",

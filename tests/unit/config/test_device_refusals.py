@@ -46,10 +46,10 @@ BAD = [
     ("iocm=true,iocm_min_cores=3", {"options": {"iocm_min_cores": {"max": 2}}}, AT_VSUB,
      r"iocm_min_cores=3: .*limit: 2, set by \[options.iocm_min_cores\] max in"),
     ("vcpus=200,vcpu_pinning=true", {}, ON_NODE,
-     r"vcpu_pinning=20.: .*exclusive CPUs.*limit: 24 CPUs.*batch system's share"),
+     r"vcpu_pinning=20.: .*exclusive CPUs.*limit: 24 CPUs.*the job's allocation"),
     ("vcpus=200,scam=true", {}, ON_NODE, r"scam=200: 200 exclusive CPUs.*limit: 24 CPUs"),
     ("vcpus=9,vms_per_node=3,vcpu_pinning=true", {}, ON_NODE,
-     r"vcpu_pinning=9: 27 exclusive CPUs.*limit: 24 CPUs, set by the batch system's share"),
+     r"vcpu_pinning=9: 27 exclusive CPUs.*limit: 24 CPUs, set by the job's allocation"),
     # a pin file with the host's cores, without cores, with too few, or with other jobs' cores
     ("vcpus=2,vcpu_pinning=host", RESERVED, ON_NODE,
      r"vcpu_pinning=0,2: CPU 0 is reserved for the host "

@@ -128,7 +128,7 @@ def test_size_that_the_site_denies_is_refused_with_the_reason():
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ("max = 'job'", "must be a number: only default allows job (the job's allocation)"),
+        ("max = 'job'", "must be a number: only default can be 'job' (the job's allocation)"),
         ("min = 'job'", "must be a number"),
         ("deny = ['job']", "excludes job, the default of vcpus: set default here too"),
         ("deny = [1]", "excludes 1, the default of vcpus: set default here too"),

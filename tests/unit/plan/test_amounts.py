@@ -69,7 +69,7 @@ def test_zero_amount_is_no_lease_and_negative_or_memory_raises():
     assert divide([(*VM, scratch(0))], NODE, Leases())[0].amounts == {}
     with pytest.raises(ValueError, match="is negative"):
         divide([(*VM, scratch(-1))], NODE, Leases())
-    with pytest.raises(ValueError, match="memory is reserved for the ledger"):
+    with pytest.raises(ValueError, match="memory is reserved for vTorque"):
         divide([(*VM, AmountClaim("memory", 1, 1))], NODE, Leases())
 
 

@@ -180,5 +180,5 @@ def test_item_that_is_not_an_element_is_refused_with_its_plugin(thing: Any) -> N
 def test_user_file_is_never_qcow2() -> None:
     with pytest.raises(ValueError, match="must be raw"):
         Disk("data", "/home/u/disk", "qcow2", user_owned=True)
-    with pytest.raises(ValueError, match="raw file cannot have a base"):
+    with pytest.raises(ValueError, match="raw file cannot have a backing"):
         Disk("root", "/x", "raw", base="/y")

@@ -374,7 +374,7 @@ def test_unfiltered_nic_is_not_started() -> None:
 
 
 def test_share_without_its_daemon_is_not_started() -> None:
-    with pytest.raises(HostFault, match="no daemon serves ua-linux-guest-home"):
+    with pytest.raises(HostFault, match="the daemon for ua-linux-guest-home is missing"):
         draw(HOME)
 
 

@@ -306,7 +306,7 @@ def test_resize_of_an_unsupported_use_or_job_is_refused(paths):
 
 
 def test_ledger_pools_cannot_be_claimed():
-    with pytest.raises(ValueError, match="memory is reserved for the ledger"):
+    with pytest.raises(ValueError, match="memory is reserved for vTorque"):
         divide([(PoolClaim("memory", ("g0",)),)], NODE, Leases())
 
 

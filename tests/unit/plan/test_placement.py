@@ -94,7 +94,7 @@ def test_emulator_runs_off_the_vcpus():
     (tight,) = placed(XEON, guest(2), cpus=(0, 64))
     assert tight.cores["emulator"] == (0, 64)
     with pytest.raises(
-        NoFit, match=r"vcpu_pinning=2: 2 exclusive and 1 shared CPUs, 3 in total: .*2 CPUs"
+        NoFit, match=r"vcpu_pinning=2: 2 exclusive and 1 shared CPUs \(3 in total\).*2 CPUs"
     ):
         placed(XEON, guest(2, more=[CoreClaim("emulator", 1)]), cpus=(0, 64))
 
@@ -104,9 +104,9 @@ def test_whole_cores_leave_no_sibling_to_other_guests():
     assert got.cores["vcpu"] == (0, 64, 1)
     assert got.idle == (65,)
     assert 65 not in got.cores["emulator"]
-    with pytest.raises(NoFit, match="in whole cores"):
+    with pytest.raises(NoFit, match="too few free whole cores"):
         placed(XEON, guest(2, whole_cores=True), cpus=(0, 1, 2))
-    with pytest.raises(NoFit, match="CPUs with SMT siblings: more than the job has"):
+    with pytest.raises(NoFit, match="CPUs including SMT siblings: the job has fewer"):
         placed(XEON, guest(3, whole_cores=True), cpu_count=3)
 
 
@@ -126,7 +126,7 @@ def test_whole_cores_of_a_mapping_leave_no_sibling_to_other_guests():
         NoFit, match=r"CPU 104, SMT sibling of a named CPU, is not granted to the job"
     ):
         placed(XEON, guest(3, cpus=(33, 97, 40), more=whole), cpus=(33, 97, 40, 41))
-    with pytest.raises(NoFit, match="CPUs with SMT siblings: more than the job has"):
+    with pytest.raises(NoFit, match="CPUs including SMT siblings: the job has fewer"):
         placed(XEON, guest(3, cpus=(33, 97, 40), more=whole), cpu_count=3)
     with pytest.raises(NoFit, match="CPU 104, SMT sibling of a named CPU, is named for 2 guests"):
         placed(XEON, guest(3, cpus=(33, 97, 40), more=whole), guest(1, cpus=(104,)))
@@ -153,7 +153,7 @@ def test_whole_cores_of_a_mapping_leave_no_sibling_to_other_guests():
             r"CPU 9 is not granted to the job \(limit: CPUs 1,2, set",
         ),
         (guest(129), {}, r"vcpu_pinning=129: 129 exclusive CPUs.*limit: 128 CPUs"),
-        (guest(8), {"cpu_count": 4}, r"limit: 4 CPUs, set by the batch system's share"),
+        (guest(8), {"cpu_count": 4}, r"limit: 4 CPUs, set by the job's allocation"),
         (guest(1, 400000), {}, r"ram=400000M: .*limit: 320G"),
         (
             guest(1, more=[MemoryClaim(1 << 20, key="unclot_shmem")]),
@@ -285,7 +285,7 @@ def test_pools_of_a_family_share_their_items():
     assert got.nodes == (1,)
     with pytest.raises(NoFit, match=r"pci=1: .*limit: 2 on this node, 0 free"):
         placed(XEON, guest(more=[vf, vf, card]), taken=Leases({"pci/other": frozenset({"c"})}))
-    with pytest.raises(ValueError, match="reserved for the ledger"):
+    with pytest.raises(ValueError, match="reserved for vTorque"):
         placed(XEON, guest(more=[PoolClaim("core/mine", ("1",))]))
 
 

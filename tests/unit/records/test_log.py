@@ -101,7 +101,7 @@ def test_more_verbose_is_more():
         ("ALL:", "the unknown level ''"),
         (
             "vtorque_core.node:debug",
-            "the unknown component 'vtorque_core.node': write ALL, a phase",
+            "the unknown component 'vtorque_core.node': write ALL, core, a phase",
         ),
         ("boot:debug,boot:info", "boot twice"),
         ("x" * 2000 + ":debug", "is not a log level"),

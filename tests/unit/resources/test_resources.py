@@ -182,7 +182,7 @@ mount.create()
 try:
     mount.create()
 except HostFault as error:
-    assert "mounted there already" in str(error), error
+    assert "is already a mount point" in str(error), error
 else:
     raise SystemExit("mounted twice")
 assert (top / "job" / "mnt" / "precious").exists()

@@ -259,7 +259,7 @@ def _to_abandon(states: Sequence[JournalState], wanted: Collection[str]) -> dict
             if name in (state.header.job.id, state.key) and seq in {r.seq for r in state.open}
         ]
         if not matches:
-            raise UsageError(f"--abandon {text}: job {name} has no open record {seq} on this node")
+            raise UsageError(f"--abandon {text}: job {name} holds no resource {seq} on this node")
         if len(matches) > 1:
             names = ", ".join(f"{state.key}:{seq}" for state in matches)
             raise UsageError(f"--abandon {text}: write one of {names}")

@@ -308,7 +308,7 @@ def _add_user_files(script: Script, paths: Paths, ready: Proof) -> Script:
 def _run(ready: Proof, script: Script, plugins: Callable[[str], Plugins], streams: Streams) -> int:
     guest = min(ready.guests, key=lambda guest: guest.rank, default=None)
     if guest is None or (guest.rank != 0 and streams.stdin is None):  # other nodes only run steps
-        raise _Stop(errors.EXIT_NO_PROOF, "the proof has no guest of rank 0; nothing was run")
+        raise _Stop(errors.EXIT_NO_PROOF, "root's proof does not list guest 0; nothing was run")
     job = replace(streams, terminal=streams.stdin is not None and os.isatty(streams.stdin))
     try:
         driver = plugins(ready.plugin).guest_type(ready.guest_type).driver()

@@ -79,7 +79,7 @@ def boot_on_order(start: StartAttempt, prepared: Sequence[GuestSpec]) -> None:
 
 def _add_late_items(each: GuestSpec, order: bytes, site: Site) -> GuestSpec:
     if not isinstance(each.driver, LateDriver):
-        raise TypeError(f"the guest driver of {each.plan.name} is not a LateDriver")
+        raise TypeError(f"the guest driver of {each.plan.name} must be a LateDriver")
     added = list(each.driver.late_items(each.plan, each.items, order, site))
     elements = [one for one in added if not isinstance(one, Resource)]
     more = [Contributed(each.owner, each.owner, element) for element in elements]
@@ -189,7 +189,7 @@ class GuestBoot:
     def time_left(self, least: float = 0.0) -> float:
         left = self.deadline - time.monotonic()
         if left <= least:
-            raise HostFault("start took too long ([node] start_timeout)", stage=self.start.phase)
+            raise HostFault("guest not ready within [node] start_timeout", stage=self.start.phase)
         return left
 
     def watch_daemons(self, seconds: float | None = None) -> AbstractContextManager[None]:
@@ -318,7 +318,7 @@ def _run_step(boot: GuestBoot, step: Callable[[Boot], None]) -> None:
 
 def _fall_back(boot: GuestBoot, error: HostFault) -> GuestBoot:
     start, source = boot.start, boot.source
-    _log.warning("boot source %s: %s: booting a cold guest instead", source.name, error)
+    _log.warning("boot source %s: %s: booting the image instead", source.name, error)
     boot.until = 0.0  # if the source's step still runs, its next deadline check fails
     hypervisor.destroy_domain(boot.uri, boot.guest.uuid, _DESTROYED)
     for record in read(start.journal.path).open:

@@ -67,7 +67,7 @@ def apply_offers(
         try:
             end_unclaimed(paths, key)
         except HostFault as error:
-            raise InUse(f"spare guest {key} has not ended: {error}", stage="plan") from None
+            raise InUse(f"warm guest {key} has not ended: {error}", stage="plan") from None
     return chosen
 
 

@@ -258,7 +258,7 @@ def _fragment(
         values["iothread"] = item.number % threads + 1 if threads else 0
     if isinstance(element, Filesystem) or (isinstance(element, Disk) and element.user_owned):
         if item.alias not in sockets:
-            raise HostFault(f"no daemon serves {item.alias}", stage=STAGE)
+            raise HostFault(f"the daemon for {item.alias} is missing", stage=STAGE)
         values["socket"] = sockets[item.alias]
     if isinstance(element, Interface):
         values["tap"] = _tap(element, item.alias, taps)

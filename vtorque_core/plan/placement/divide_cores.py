@@ -96,12 +96,12 @@ def _cuts(
         cut = pick_cpus(joined, d.open_own, d.whole, free.is_whole)
         if cut is None:
             raise NoFit(
-                f"the job has too few free cores for a guest of {d.own} CPUs in whole cores",
+                f"the job has too few free whole cores for a guest of {d.own} CPUs",
                 key=d.own_key,
                 value=str(d.own),
                 limit=f"{sum(len(g) for g in joined if free.is_whole(g))} CPUs in free whole cores",
-                where="the batch system's share of the job",
-                fix="ask the batch system for whole cores, or for more of them",
+                where="the job's allocation",
+                fix="ask the batch system for whole cores, or for more cores",
             )
         cuts[guest] = cut
         left = {c for group in cut.rest for c in group}
@@ -150,11 +150,11 @@ class _Division:
         if self.share.cpu_count is not None and len(self.own) > self.share.limit:
             d = next(d for d in self.demands if d.whole)
             raise NoFit(
-                f"the guests need {len(self.own)} CPUs with SMT siblings: more than the job has",
+                f"the guests need {len(self.own)} CPUs including SMT siblings: the job has fewer",
                 key=d.own_key,
                 value=str(d.own),
                 limit=f"{self.share.limit} CPUs",
-                where="the batch system's share of the job",
+                where="the job's allocation",
                 fix="ask the batch system for more CPUs per node",
             )
 

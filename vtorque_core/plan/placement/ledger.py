@@ -90,8 +90,8 @@ def _check_exclusive(journal: Journal, share: NodeShare, held: Sequence[JournalS
         if theirs or share.is_exclusive:
             whose = "that job" if theirs else "this job"
             raise InUse(
-                f"job {state.header.job.id} of another user runs guests on this node, and "
-                f"{whose} must not share the node, as its CPU ids are unknown ([node] exclusive)",
+                f"job {state.header.job.id} of another user runs guests on this node, and the CPU "
+                f"ids of {whose} are unknown: they cannot share the node ([node] exclusive)",
                 stage="plan",
             )
 

@@ -276,7 +276,7 @@ def demand(claims: Sequence[Claim]) -> Demand:
         raise ValueError("the amount of a claim is negative")
     for name in (c.pool for c in claims if isinstance(c, PoolClaim | AmountClaim)):
         if name.partition("/")[0] in OWN_POOLS:
-            raise ValueError(f"pool {name} is reserved for the ledger")
+            raise ValueError(f"the pool name {name} is reserved for vTorque")
     if page is not None and ram * 1024 % page:
         raise Refused(
             "the guest's RAM is not a whole number of huge pages",

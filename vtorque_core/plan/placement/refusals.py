@@ -62,7 +62,7 @@ def _check_cores(demands: Sequence[Demand], free: FreeResources) -> None:
     own = sum(d.own for d in demands)
     shared = max((d.shared for d in demands), default=0)
     one = next((c for d in demands for c in d.cores.values() if c.own), Cores(shared))
-    both = f"{own} exclusive and {shared} shared CPUs, {own + shared} in total"
+    both = f"{own} exclusive and {shared} shared CPUs ({own + shared} in total)"
     for count, most, what, asked in (
         (shared, share.limit, f"{shared} CPUs for one guest", Cores(shared)),
         (own, min(share.limit, ownable), f"{own} exclusive CPUs for all guests together", one),
@@ -70,7 +70,7 @@ def _check_cores(demands: Sequence[Demand], free: FreeResources) -> None:
     ):
         if count > most:
             raise NoFit(
-                f"{what}: more than the job can have on this node",
+                f"{what} are more than the job can have on this node",
                 key=asked.key,
                 value=str(asked.count),
                 limit=f"{most} CPUs",
@@ -81,7 +81,7 @@ def _check_cores(demands: Sequence[Demand], free: FreeResources) -> None:
 
 def _limiting_key(share: NodeShare) -> str | None:
     if share.cpus or (share.cpu_count is not None and share.cpu_count <= len(share.usable)):
-        return "the batch system's share of the job"
+        return "the job's allocation"
     return "[node] host_reserve_cores" if share.reserved else None
 
 
@@ -114,7 +114,7 @@ def _why_unusable(cpu: int, times: int, free: FreeResources) -> tuple[str, str, 
     if cpu in share.reserved:
         return "is reserved for the host", can, "[node] host_reserve_cores"
     if cpu not in usable:
-        return "is not granted to the job", can, "the batch system's share of the job"
+        return "is not granted to the job", can, "the job's allocation"
     if times > 1:
         return f"is named for {times} guests", can, None
     if cpu not in free.ownable:

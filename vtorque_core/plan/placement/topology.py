@@ -28,7 +28,7 @@ def parse(xml: str) -> Topology:
         return Topology(tuple(n for n in nodes if n.cpus or n.mem_mib), _cores(cells), banks)
     except (ElementTree.ParseError, KeyError, ValueError, TypeError) as error:
         raise HostFault(
-            f"libvirt's capabilities cannot be read ({error!r}): look at virsh capabilities",
+            f"libvirt's capabilities cannot be read ({error!r}): run virsh capabilities",
             stage="libvirt",
         ) from None
 

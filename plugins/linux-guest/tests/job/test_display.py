@@ -168,9 +168,9 @@ def test_command_in_the_guest_ends_with_the_job_shell(guest, home, tmp_path):
     ("script", "why"),
     [
         ("echo hi; echo 'Error: remote port forwarding \033[1mfailed' >&2; exit 255",
-         r"ssh to the guest: Error: remote port forwarding \\x1b\[1mfailed"),
-        ("exit 1", "ssh to the guest: it ended"),
-        ("exec yes", "ssh to the guest: y"),
+         r"ssh to the guest failed: Error: remote port forwarding \\x1b\[1mfailed"),
+        ("exit 1", "ssh to the guest failed: no message"),
+        ("exec yes", "ssh to the guest failed: y"),
     ],
 )  # fmt: skip
 def test_failed_forwarding_is_reported_with_the_reason(guest, home, script, why):

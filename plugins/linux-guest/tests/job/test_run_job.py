@@ -243,7 +243,7 @@ def test_site_epilogue_runs_if_the_guest_has_one(
         ("echo why >&2; exit 3", "WARNING site epilogue of vn1 (rank 3): exit code 3: why"),
         (
             "sleep 1000",
-            "WARNING site epilogue of vn1 (rank 3): not completed: it did not finish in time",
+            "WARNING site epilogue of vn1 (rank 3): not completed: the time limit was reached",
         ),
     ],
 )

@@ -112,7 +112,7 @@ def agent_conf(guest: GuestPlan, items: Sequence[ContextItem]) -> bytes:
     lines = [item for item in items if isinstance(item, LinePort)]
     if len(lines) > 1:
         both = f"{lines[0].path} and {lines[1].path}"
-        raise HostFault(f"two plugins request a line port, but a guest has only one: {both}")
+        raise HostFault(f"two plugins request the guest's only port for lines: {both}")
     for item in lines:
         values |= {"lines": item.path, "lines_port": f"port:{item.port}"}
     return agent_side.agent_conf(guest, values)
@@ -129,6 +129,6 @@ def _agent_binary(guest: GuestPlan, settings: Settings) -> bytes:
         return path.read_bytes()
     except OSError as error:
         raise HostFault(
-            f"image {guest.image.name} has no agent (label agent=builtin) and {path} cannot be "
+            f"image {guest.image.name} contains no guest agent, and the agent {path} cannot be "
             f"read: {error.strerror}; set agent in [plugin.linux-guest]"
         ) from None

@@ -374,7 +374,9 @@ def _pci_memory(script: _Script, guest: GuestPlan, items: Iterable[PciMemory]) -
     for item in items:
         script.step(f"device {item.link}")
         if not _PCI.fullmatch(item.device):
-            raise HostFault(f"{item.device!r} is not a PCI device: write it as in 1af4:1110")
+            raise HostFault(
+                f"{item.device!r} is not a PCI device: write VENDOR:DEVICE, such as 1af4:1110"
+            )
         vendor, _, device = item.device.partition(":")
         which = (f"0x{vendor}", f"0x{device}", str(int(item.bar)), str(int(item.nth)))
         script.call("pci_memory", *which, guest_path(item.link), _owner(guest, "job"))

@@ -146,7 +146,9 @@ def kernel_package(debian_arch: str, debs: Path | None = None, flavour: str = "c
         raise HostFault(f"{error}; run: apt-get update", stage="download") from None
     depends = re.search(rf"^Depends:.*?({pattern})", shown, re.MULTILINE)
     if depends is None:
-        raise HostFault(f"{meta} in this machine's apt sources names no kernel package")
+        raise HostFault(
+            f"the package {meta} of this machine's apt sources depends on no kernel package"
+        )
     return depends[1]
 
 

@@ -34,9 +34,7 @@ def convert_disk(raw: Path, disk: Path) -> None:
             argv = ("e2fsck", "-fn", path)
             confined_tool.run(*argv, files=(file.fileno(),), most=0, seconds=DISK_TIMEOUT)
     except (HostFault, Refused) as error:
-        raise HostFault(
-            f"the root disk that was written is invalid, which is a bug: {error}"
-        ) from None
+        raise HostFault(f"vTorque wrote an invalid root disk, which is a bug: {error}") from None
     # Without -W it writes in order: the same blocks give the same file (qemu-img(1)).
     run_tool(
         *("qemu-img", "convert", "-f", "raw", "-O", "qcow2", str(raw), str(disk)),

@@ -138,7 +138,7 @@ class GuestConnection:
             skipped += drop
             del seen[:drop]
             if skipped > DISCARD_MAX:
-                raise StreamError(f"the guest sent {skipped} bytes without a HELLO")
+                raise StreamError(f"the guest sent {skipped} bytes, but no HELLO")
 
     def resume_session(self, broken: ConnectionEnded | None, stopped: Callable[[], str]) -> None:
         """Resume the session; if `broken` is set, open a new connection first.

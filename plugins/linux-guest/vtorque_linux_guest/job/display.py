@@ -157,4 +157,4 @@ def _await(output: int) -> None:
         said += part
         if not part or len(said) > _MAX_SAID:
             last = said.decode("utf-8", "replace").strip().rpartition("\n")[2]
-            raise NoDisplay(f"ssh to the guest: {printable(last, 300) or 'it ended'}")
+            raise NoDisplay(f"ssh to the guest failed: {printable(last, 300) or 'no message'}")

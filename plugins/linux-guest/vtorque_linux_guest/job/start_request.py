@@ -100,7 +100,7 @@ class StartRequest:
         for arg in self.argv:
             if isinstance(arg, FileArg):
                 if arg.name not in sent:
-                    raise BadStart(f"argument refers to the file {arg.name!r}, which is not sent")
+                    raise BadStart(f"an argument names the file {arg.name!r}, which is not sent")
                 parts.append(element(Tag.FILEARG, _text(arg.name)))
             else:
                 parts.append(element(Tag.ARG, _text(arg)))

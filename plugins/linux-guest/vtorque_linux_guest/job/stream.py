@@ -94,7 +94,7 @@ class Session(GuestConnection):
         StreamError if the guest violates the protocol.
         """
         if self._stdin_window == 0:
-            raise StreamError("no session with the guest: call hello() first, also after an error")
+            raise StreamError("no session with the guest: call hello(), also after an error")
         state = start if isinstance(start, SessionState) else None
         if isinstance(start, StartRequest):
             self._out += start.encode()
@@ -291,7 +291,7 @@ class _Run:
             self._telling = True
             self._s.handle_ack(item)
         elif self._exit is not None:
-            raise StreamError("the guest sent more after EXIT")
+            raise StreamError("the guest sent another frame after EXIT")
         elif item.kind is FrameKind.DATA:
             self._data(item)
         elif item.kind is FrameKind.EOF:
@@ -299,7 +299,7 @@ class _Run:
         elif item.kind is FrameKind.CREDIT:
             self._stdin_credit += int.from_bytes(item.payload, "little")
             if self._stdin_credit > self._s._stdin_window:
-                raise StreamError("the guest granted more stdin than its window")
+                raise StreamError("the guest granted more standard input than its window")
         elif item.kind is FrameKind.EXIT:
             self._exit = _exit_status(item.payload)
         elif item.kind is FrameKind.ERROR and self._s._hellos > 0 and item.payload == RESYNCED:
@@ -312,7 +312,7 @@ class _Run:
     def _data(self, item: Frame) -> None:
         index = item.stream - 1
         if index < 0 or self._ended[index] or len(item.payload) > self._granted[index]:
-            raise StreamError(f"the guest sent output (stream {item.stream}) that was not granted")
+            raise StreamError(f"the guest sent output on stream {item.stream} without permission")
         self._granted[index] -= len(item.payload)
         self._sinks[index].add(item.payload)
 

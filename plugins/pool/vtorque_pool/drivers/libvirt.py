@@ -256,7 +256,9 @@ def read_private(path: Path) -> bytes:
                 )
             return file.read()
     except OSError as error:
-        raise CloudFault(f"{path}: {error.strerror}: set the cloud's option secrets") from None
+        raise CloudFault(
+            f"{path}: {error.strerror}: correct the cloud's option 'secrets'"
+        ) from None
 
 
 def seed(order: MachineOrder, secrets: bytes = b"", *, local: bool = False) -> bytes:
