@@ -32,7 +32,7 @@ _FAREWELL = struct.pack("!I8sII", 1, b"IHAVEOPT", 2, 0)  # NBD_FLAG_C_FIXED_NEWS
 
 @dataclass(frozen=True)
 class ServedDisk(user_daemon.ServedData):
-    """A disk file of the job's owner and its daemon.
+    """The daemon for one disk file of the job's owner.
 
     The format follows from the name (``.qcow2``, otherwise raw). Probing would be unsafe: a guest
     could write a qcow2 header into a raw disk.
