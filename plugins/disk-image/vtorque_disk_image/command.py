@@ -77,7 +77,8 @@ def update(ctx: click.Context, /, name: str, file: Path, **said: Any) -> None:
     """Make FILE the new content of image NAME. Settings that no option names keep their values.
 
     Running jobs keep the old content; new jobs get the new content. The old content is deleted
-    after [images] keep, if no job of this node uses it. To repeat a build, use vmgr images build.
+    after the time [images] keep, if no job of this node uses it. To repeat a build, use vmgr images
+    build.
     """
     _build(ctx, name, file, said, update=True)
 

@@ -212,7 +212,7 @@ def label(ctx: click.Context, name: str, labels: tuple[str, ...], as_json: bool)
 def default(ctx: click.Context, name: str | None, as_json: bool) -> None:
     """Show or set the image of jobs that name no image: [options.img] default in the config.
 
-    NAME changes only this host's config. Copy the config to nodes that do not share it.
+    NAME is set only in this host's config. Copy the config to nodes that do not share it.
     """
     if name is not None:
         set_default(ctx.obj, name)
