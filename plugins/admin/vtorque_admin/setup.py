@@ -80,7 +80,7 @@ def _guard(site: Site) -> None:
 def require_idle(site: Site, *, spares: bool = True) -> None:
     """Raise HostFault if a job holds resources on this node.
 
-    With ``spares``, also raise it if a warm guest holds resources.
+    With ``spares``, a warm guest counts as a job.
     """
     names = [path.name for path in site.paths.journal.glob("*.jsonl")]
     held = [name for name in names if spares or not name.startswith(SPARE_PREFIX)]

@@ -24,7 +24,7 @@ Say = Callable[[str], None]
 
 
 def steps_of(site: Site, plugins: Plugins, batch: str, config: Path) -> list[SetupStep]:
-    """Return the steps of a batch system, or an empty list if it needs none."""
+    """Return the setup steps of the batch system ``batch``; empty if it needs none."""
     place = installation(site, config)
     own = plugins.batch_system(batch).node(site).setup_steps(place)
     if not own:

@@ -85,7 +85,7 @@ class ReplacedFile:
 
     @property
     def backup(self) -> Path:
-        """Path of the site's own file while vTorque's is installed."""
+        """Path of the site's own file while vTorque's file is installed."""
         return self.path.with_name(self.path.name + KEPT)
 
     @property
@@ -120,7 +120,7 @@ class ReplacedFile:
             safefs.replace(str(self.path), content, mode=self.mode, ready=os.fsync)
 
     def undo(self) -> None:
-        """Restore the site's own file, or remove vTorque's.
+        """Restore the site's own file, or remove vTorque's file.
 
         Raises HostFault if the file was edited or replaced.
         """
