@@ -1,6 +1,6 @@
 """Pass a job's records to a process of the job's user, without waiting for that process.
 
-A user's directory may hang (FUSE, unreachable server), be full, or consist of links. The hook
+A user's directory may hang (FUSE, unreachable server), be full, or consist of links. :func:`send`
 therefore forks a process of root, which closes all descriptors, reads root's records, and forks
 again. The second process permanently switches to the user and then accesses the directory. Other
 processes of the user cannot inspect the second process (prctl(2), PR_SET_DUMPABLE). The first
