@@ -64,10 +64,10 @@ def files(places: ImagePlaces, names: Sequence[str] = ()) -> dict[str, list[str]
 
 
 def receive_directory(places: ImagePlaces, name: str) -> Path:
-    """Return the cache's directory for received files. Create it and the cache if missing.
+    """Return the cache's directory ``name`` for received files. Create it and the cache if missing.
 
     Raises:
-        Refused: If users other than root can write to the cache. Nothing is received.
+        Refused: If users other than root can write to the cache.
     """
     make_directories(places.cache)
     check_pool(places.cache)
