@@ -1,9 +1,9 @@
 """The book of an experiment: its SQLite database, which is also its journal.
 
 A point is *waiting*, then *submitting*, then *submitted*, then *done* or *failed* with a reason.
-:meth:`Book.begin` returns when *submitting* is on disk. Other changes of a large book are saved
-together, at the latest when the book is closed. If these changes are lost, the next run of the
-experiment finds the jobs in the batch system's list and from their files.
+:meth:`Book.begin` returns when *submitting* is on disk. Other changes may be saved later, at the
+latest when the book is closed. If these changes are lost, the next run of the experiment finds the
+jobs in the batch system's list and from their files.
 
 SQLite works in memory and opens no file in the results directory, because guests can write there. A
 guest could write a rollback journal beside the database. Such a journal can name any file as its

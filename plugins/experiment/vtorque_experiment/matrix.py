@@ -1,4 +1,4 @@
-"""Compute a definition's combinations, and its points (their runs) in the order of submission."""
+"""Compute an experiment's combinations, and its points in the order of submission."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Cell = Mapping[str, Scalar]
 
 @dataclass(frozen=True, slots=True)
 class MatrixPoint:
-    """A run of combination number ``cell``. ``repetition`` counts its runs from 0."""
+    """A run of combination number ``cell``. ``repetition`` counts the combination's runs from 0."""
 
     number: int
     cell: int

@@ -5,7 +5,7 @@ no vsub of the killed runner is left. It then looks for the point's job: by the 
 (:mod:`vtorque_experiment.wrapper`), and by the job's name in the batch system's list. If there is
 no job, it submits the point again.
 
-Guests can write in the results directory. Therefore the runner submits only the
+Guests can write in the results directory. Therefore the runner submits only jobs of the
 ``ExperimentPlan``, and a job counts as ended when the batch system no longer lists it. A guest can
 falsify numbers or make points fail, but no more.
 """
@@ -92,7 +92,7 @@ class Runner:
         self._tries: Counter[int] = Counter()  # submissions of a point, counted without the book
 
     def run(self) -> End:
-        """Submit points and collect results until all points are done or failed, or until stopped.
+        """Submit points and collect results until all points are done or failed, or until ``stop``.
 
         Raises HostFault if the disk or vsub fails, Refused if the plan is not accepted.
         """
