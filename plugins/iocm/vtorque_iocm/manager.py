@@ -1,9 +1,9 @@
 """The node's I/O manager: adjust each guest's number of I/O cores to its load.
 
-The resource ``iocm-manager`` starts this process after the first IOcm job has booted and ends it
-with the last IOcm job. The process may be killed at any time, because its state is in the job
-journals and in the file of original IRQ affinities. The next IOcm job then starts the process
-again, which pins the threads of all guests.
+The resource ``iocm-manager`` starts this process after the first IOcm job (``-vm iocm=true``) has
+booted and ends it with the last IOcm job. The process may be killed at any time, because its state
+is in the job journals and in the file of original IRQ affinities. The next IOcm job then starts the
+process again, which pins the threads of all guests.
 
 The manager waits for journal changes. While guests run, it also measures their load once per
 interval.
