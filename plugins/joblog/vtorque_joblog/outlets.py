@@ -113,9 +113,9 @@ class SinkThread:
             return bool(self._logs) or self._working
 
     def close(self, until: float) -> None:
-        """Let the thread deliver the remaining entries and close the sink; wait for its end.
+        """Let the thread deliver the remaining entries, close the sink and end.
 
-        The wait ends at the monotonic time ``until`` at the latest.
+        Wait for the thread, at the latest until the monotonic time ``until``.
         """
         with self._changed:
             self._closing = True
@@ -228,7 +228,7 @@ def _raise(record: logging.LogRecord) -> None:
 
 
 def record_of(entry: Entry, job: JobLog) -> logging.LogRecord:
-    """Convert an entry to a log record. Raises KeyError or TypeError for a torn line."""
+    """Convert an entry to a log record. Raises KeyError or TypeError for an incomplete entry."""
     own = {k: entry[k] for k in ("job", "node", "guest", "phase", "plugin")}
     own |= {"name": entry["logger"], "levelno": level_of(entry), "levelname": entry["level"]}
     own |= {"msg": entry["message"], "args": None, "created": entry["t"]}

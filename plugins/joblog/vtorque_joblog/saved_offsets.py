@@ -15,7 +15,7 @@ log = logging.getLogger("joblog")
 
 
 class SavedOffsets:
-    """A file of lines ``<offset> <name>``. If a log has several lines, the last one is valid.
+    """A file of lines ``<offset> <name>``. The last line of each ``name`` is valid.
 
     If the disk is full, progress is only in memory, and each call of :meth:`mark` retries the
     write.

@@ -107,9 +107,10 @@ def answer(answers: int, sink: int, number: int, offset: int) -> None:
 def receive_logs(
     root: socket.socket, until: float
 ) -> Iterator[tuple[ReceivedLog, int, Sequence[int]]]:
-    """Yield received logs with number and offsets, until a monotonic deadline or the end of input.
+    """Yield each received log, its number and its start offset for each sink.
 
-    Raises HostFault if the limit of open files is reached.
+    Ends at the monotonic time ``until``, or at the end of input. Raises HostFault if the limit of
+    open files is reached.
     """
     waiting = select.poll()
     waiting.register(root, select.POLLIN)
