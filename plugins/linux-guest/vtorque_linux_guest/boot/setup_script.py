@@ -238,7 +238,7 @@ def _identity(script: _Script, guest: GuestPlan) -> None:
 def _passwd(script: _Script, shell: str) -> None:
     """Write the user's line of passwd(5), with /bin/sh if the guest lacks the login shell.
 
-    All programs read the login shell from that line, including the agent and sshd.
+    All programs, including the agent and sshd, read the login shell from that line.
     """
     script.call(f"passwd=passwd; if [ ! -x {guest_path(shell)} ]; then passwd=passwd.sh; fi")
     script.call('ids "$D/ids/$passwd"', guest_path("/etc/passwd"), "022")

@@ -1,4 +1,4 @@
-"""The initramfs of images with a root disk: it mounts the disk and runs its init."""
+"""The initramfs of images with a root disk: it mounts the disk and runs the disk's init."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Install a distribution into a tar file: mmdebstrap for Debian, dnf for Red Hat.
 
-Both run in :mod:`vtorque_linux_guest.image.sandbox`. The recipe's values are passed as arguments
-and files, never as shell text. A shell runs only the recipe's commands, inside the image.
+Both programs run in :mod:`vtorque_linux_guest.image.sandbox`. The recipe's values are passed as
+arguments and files, never as shell text. A shell runs only the recipe's commands, inside the image.
 """
 
 from __future__ import annotations
