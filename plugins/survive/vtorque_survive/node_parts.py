@@ -42,7 +42,7 @@ def nodes_of(job: RunningJob) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class NodePart:
-    """This node's manifest and state files in a job's checkpoint.
+    """This node's manifest and state files in a job's checkpoint. Other nodes wait for them.
 
     Attributes:
         number: This node's index among the job's nodes.

@@ -132,7 +132,7 @@ class _Sender:
     ) -> None:
         """Request the guest ``uuid`` from the source node. Return when the guest runs here.
 
-        The last of the threads for the guests ``of`` (UUIDs) sends the request for all of them.
+        One thread per guest calls this. The last thread requests all guests in ``of`` (UUIDs).
 
         Raises:
             SenderGone: If the source node disconnects, or after an hour, because a node that lost

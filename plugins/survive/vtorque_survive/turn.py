@@ -1,9 +1,9 @@
 """Limit how many nodes are drained by their health checks at the same time.
 
 A node first drains itself with a reason that starts with "requests a drain". It then counts other
-drained nodes, and sets its final reason only if their number is below the limit. The last node to
-request a drain sees all other requests, so no clock is needed. If too many nodes request a drain,
-the nodes whose names sort first wait and count again. The others withdraw their requests.
+drained nodes, and sets its final reason only if their number is below the limit. If too many nodes
+request a drain, the nodes whose names sort first wait and count again. The others withdraw their
+requests.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class CountingAdapter(Protocol):
         ...
 
     def drained(self) -> tuple[str, Mapping[str, str]]:
-        """Return this node's name, and each node that :meth:`drain` drained, with its reason.
+        """Return this node's name, and the names and reasons of all nodes that vTorque drained.
 
         Nodes with a note of the administrator are not included.
 
