@@ -3,7 +3,7 @@
 The first line is ``{"schema": 1, "job": .., "node": .., "interval": 2.0}``. Each other line has a
 guest's values at one time: ``{"t": unix, "g": index or null, "v": {series: value}}``. When the file
 is full, the sampler removes every second line of each guest and doubles the interval. It keeps
-lines of the whole job (``g`` is null). A new sampler removes a partial line of a killed one.
+lines of the whole job (``g`` is null). It removes a partial line of a killed sampler.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ class SeriesFile:
         self._lines = {guest: (count + 1) // 2 for guest, count in seen.items()}
 
     def _replace(self, data: bytes) -> None:
-        """Overwrite the file with shorter content, because only root may create a new file.
+        """Overwrite the file in place with shorter content. Only root may replace the file.
 
         Empty lines at the end are possible during the call, and if this process is killed.
         """
