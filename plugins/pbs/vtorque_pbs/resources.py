@@ -234,8 +234,7 @@ def _pairs(chunk: str) -> dict[str, str]:
 def exclusive_place(wanted: str, resources: Mapping[str, str]) -> dict[str, str]:
     """Return the site's ``-l`` value for exclusive nodes, unless the user's values set it.
 
-    OpenPBS accepts ``place`` only with ``select``. Other words in the user's ``place``, such as
-    ``scatter``, are kept.
+    OpenPBS accepts ``place`` only with ``select``. Other words in the user's ``place`` are kept.
 
     Args:
         wanted: The site's ``name=value``, or "".

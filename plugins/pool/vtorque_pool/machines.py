@@ -241,7 +241,7 @@ class Machines:
         return ""
 
     def count_failures(self, nodes: Mapping[str, str]) -> dict[str, str]:
-        """Count a failure of these nodes, once for each shape (kind of node).
+        """Count a failure of these nodes, once for each shape.
 
         ``nodes`` maps nodes to reasons. Returns the shapes that are now paused, with the reasons.
         """

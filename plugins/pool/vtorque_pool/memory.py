@@ -22,7 +22,7 @@ _LOCK_TIME = 30.0  # seconds; the lock is held only to read and write a file
 
 @dataclass
 class ShapeCounters:
-    """Counters of the machines of one shape (kind of node).
+    """Counters of the machines of one shape.
 
     ``seconds`` is the total time of all registered machines from creation to registration.
     """

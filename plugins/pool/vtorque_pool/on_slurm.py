@@ -56,7 +56,7 @@ def delete_failed(machines: Machines, slurm: Slurm, nodes: Sequence[str]) -> int
 
 
 def record_failures(machines: Machines, slurm: Slurm, nodes: dict[str, str]) -> None:
-    """Count failures, set the nodes down, and pause shapes (kinds of nodes) that fail repeatedly.
+    """Count failures, set the nodes down, and pause shapes that fail repeatedly.
 
     ``nodes`` maps nodes to reasons.
     """

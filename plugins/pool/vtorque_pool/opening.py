@@ -1,4 +1,4 @@
-"""Prepare a command of the pool: site config, cloud drivers, log and privileges."""
+"""Load the pool's site config and drivers, open its log, and change the user."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ _COLOURS = ("#1b6ca8", "#c0392b", "#2e8b57", "#8e44ad", "#b8860b", "#34495e")
 
 
 def page(name: str, jobs: int, results: Sequence[SimulationResult]) -> str:
-    """Return the HTML page."""
+    """Return the simulated pools as an HTML page."""
     title = escape(f"{name}: {jobs} jobs in {len(results)} pools")
     lines = escape("\n".join(table(results)))
     return (

@@ -1,7 +1,6 @@
 """Decide what a round of ``vtorque pool serve`` changes on Torque or OpenPBS. No side effects.
 
-Each round queries clouds and batch system anew. Between rounds, the process only keeps the times at
-which nodes became idle or unusable.
+Each round queries clouds and batch system anew; only :class:`NodeTimes` is kept between rounds.
 """
 
 from __future__ import annotations

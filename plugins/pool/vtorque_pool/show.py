@@ -79,7 +79,7 @@ def rows(
 def table(
     listed: list[NodeRow], found: CloudState, remembered: PoolState, now: float
 ) -> Iterator[str]:
-    """Yield the lines of the table."""
+    """Yield the lines that ``vtorque pool`` prints."""
     cells = [
         (
             row.node or "-", row.state, row.shape, _age(row.age), _age(row.idle),
@@ -119,7 +119,7 @@ def data(
 
 
 def metrics(listed: list[NodeRow], found: CloudState, remembered: PoolState, now: float) -> str:
-    """Return the metrics (https://prometheus.io/docs/instrumenting/exposition_formats/)."""
+    """Return the pool's metrics in Prometheus' text format."""
     counted = Counter((row.shape, row.state) for row in listed)
     shapes = sorted({row.shape for row in listed} | set(remembered.counted))
     lines = ["# HELP vtorque_pool_nodes nodes by state", "# TYPE vtorque_pool_nodes gauge"]

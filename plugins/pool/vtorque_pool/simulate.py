@@ -184,7 +184,7 @@ def _part(waits: Sequence[float], part: float) -> float:
 
 
 def table(results: Sequence[SimulationResult]) -> Iterator[str]:
-    """Yield the lines of the table."""
+    """Yield a table of the simulated pools, line by line."""
     yield (
         f"{'MOST':>5} {'LEAST':>5} {'IDLE':>7} {'JOBS':>6} {'MEAN WAIT':>10} {'MEDIAN':>8} "
         f"{'95 %':>9} {'HOURS':>10} {'BUSY':>5} {'STARTS':>7}"

@@ -21,7 +21,7 @@ class GuestSection:
 
 
 def render(report: Report | JobArray) -> str:
-    """Return the HTML page. If plots cannot be drawn, the page shows their tables instead."""
+    """Return the report's HTML page, with tables if plots cannot be drawn."""
     common = {
         "report": report,
         "parts": [(name, *text.row(part)) for name, part in report.parts],

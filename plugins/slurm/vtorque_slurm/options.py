@@ -59,7 +59,7 @@ class OptionTable:
     exact: frozenset[str] = frozenset()
 
     def add_options(self, names: Iterable[str], exact: Iterable[str] = ()) -> OptionTable:
-        """Return the table with a site's options added: ``name``, or ``name=`` with a value."""
+        """Return the table plus a site's options. ``name=`` is an option with a value."""
         more = {n.strip("-=").partition("=")[0]: n.endswith("=") for n in names}
         kinds = {name: REQUIRED if value else NONE for name, value in more.items()}
         return replace(self, kinds={**kinds, **self.kinds}, exact=self.exact | frozenset(exact))

@@ -22,7 +22,7 @@ _SETTLE = 0.2  # seconds: snapteld may still process the request of a killed sta
 
 
 def fill(text: str, values: Mapping[str, str]) -> str:
-    """Replace placeholders such as ``[jobid]`` by values; keep unknown words in brackets."""
+    """Replace placeholders such as ``[jobid]`` by values. Unknown ones stay unchanged."""
     return re.sub(r"\[(\w+)\]", lambda found: values.get(found[1], found[0]), text)
 
 

@@ -148,7 +148,7 @@ def _write_line(fifo: Path, line: str) -> bool:
 def remove(store: Store, name: str) -> None:
     """Remove a checkpoint, and leftovers of interrupted removals. Needs root.
 
-    The checkpoint is unusable from the first step on.
+    The first step renames the checkpoint, so that no job can use it.
     """
     if not store.has(name):
         raise Refused(f"uid {store.uid} has no checkpoint {name}")

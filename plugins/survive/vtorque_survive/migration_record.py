@@ -42,7 +42,7 @@ class Move:
     Attributes:
         uri: The source node's libvirt.
         nodes: The job's nodes after the migration.
-        guests: Each guest's addresses by UUID, as pairs of claim pool and address.
+        guests: Each guest's addresses by UUID, as pairs of pool name and address.
         part: Whether other guests of the job stay on the source.
     """
 

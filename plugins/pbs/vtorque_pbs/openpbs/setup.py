@@ -124,7 +124,7 @@ def _check_hook_copy(hook: ServerHook, directory: Path) -> Check:
 
 @dataclass(frozen=True)
 class ServerHook:
-    """A server hook for all nodes, as a setup step."""
+    """Setup step that creates a hook in the OpenPBS server."""
 
     node: PbsNode
     name: str

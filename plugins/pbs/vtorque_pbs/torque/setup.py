@@ -104,7 +104,7 @@ def _add_alarm(text: bytes, seconds: int) -> bytes:
 
 
 def _remove_alarm(text: bytes) -> bytes:
-    """Undo :func:`_add_alarm` byte for byte."""
+    """Remove vTorque's ``$prologalarm`` from pbs_mom's config, byte for byte."""
     found = re.search(
         rb"^" + re.escape(_OURS) + rb"( and its newline before)?\n\$prologalarm [0-9]+\n",
         text,
