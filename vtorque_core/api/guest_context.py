@@ -50,8 +50,8 @@ class RootCommand(ContextItem):
 class CancelCommand(ContextItem):
     """A command that runs as the job's owner when the job is canceled, before the script's SIGTERM.
 
-    It runs in the script's guest, with the script's environment, directory and output. All such
-    commands together get half of ``[node] grace``.
+    It runs in the script's guest, with the script's environment, directory and output. All
+    CancelCommands together get half of ``[node] grace``.
     """
 
     argv: tuple[str, ...]

@@ -650,7 +650,7 @@ def vtorque_jobs_on_nodes(jobs: Sequence[JobInfo], site: Site, config: Path) -> 
 
 @hookspec
 def vtorque_kept_records(site: Site) -> Iterable[Place]:
-    """Return directories outside this node that contain records of the caller's ended jobs.
+    """Return directories with copies of the records of the caller's ended jobs.
 
     Entry-point group: ``vtorque1``.
     Called: by ``vmgr report``, ``logs`` and ``ps --all``, as the caller, never as root.

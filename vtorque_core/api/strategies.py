@@ -127,7 +127,7 @@ class Remote:
         travels: other parameters that may be forwarded. Code in guests can forge their values.
             A value must not make the command write a file, read a file that the value names, or run
             a program outside the guest.
-        terminal: the command uses the terminal if it has no trailing arguments.
+        terminal: without variadic arguments, the command uses the caller's terminal.
         output: the parameter for an output file, which the calling host writes.
     """
 

@@ -58,9 +58,9 @@ class Option(Generic[T]):
             :class:`FileData` or None, and ``parse`` is not called.
         words: with ``is_file``: texts (case ignored) that are parsed and not read as a file.
         separator: separates items of a list. The site's ``allow`` and ``deny`` apply to each item.
-        forbids: operations that are impossible with the job's guests unless the value is empty, 0
-            or false.
-        needs: operations that must be possible with the job's guests unless the value is
+        forbids: operations that are impossible with the job's guests if the value is set (not
+            empty, 0 or false).
+        needs: operations that must be possible with the job's guests if the value is not
             ``default``.
         needs_root: returns True if root must act on the node for a value. Personal sites refuse
             such a value.
