@@ -20,7 +20,7 @@ _libc = ctypes.CDLL(None)  # loaded here: in a forked child, this could block on
 def die_with(parent: int) -> None:
     """Make the kernel kill this process when its parent ends (PR_SET_PDEATHSIG of prctl(2)).
 
-    A later change of user ids cancels this. Exits if ``parent`` has already ended.
+    A later change of user ids cancels PR_SET_PDEATHSIG. Exits if ``parent`` has already ended.
     """
     _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:

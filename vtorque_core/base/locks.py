@@ -163,7 +163,7 @@ def libvirt_worker(
     """Reserve one of libvirtd's worker threads for an operation, within the user's limit.
 
     libvirtd has 20 workers (libvirtd.conf, max_workers). A user can reserve any number of the first
-    eight workers, but only one of the next ten. Works in any thread.
+    eight workers, but only one of the next ten. Thread-safe.
 
     Raises HostFault at the ``deadline`` (monotonic), or if ``failed`` is set.
     """

@@ -18,8 +18,8 @@ def guard_command(*argv: str, rights: Iterable[str] = ()) -> list[str]:
     """Return a command that runs ``argv``. The kernel kills it when the calling thread ends.
 
     Children of the command are not killed. Set-user-ID programs do not work (PR_SET_NO_NEW_PRIVS).
-    The shell in the command drops variables whose names are not identifiers. ``rights`` are options
-    of setpriv(1).
+    Environment variables whose names are not identifiers are dropped. ``rights`` are options of
+    setpriv(1).
     """
     check = ("/bin/sh", "-c", _UNLESS_ORPHAN, str(os.getpid()))
     return [_SETPRIV, *rights, "--no-new-privs", "--pdeathsig", "KILL", "--", *check, *argv]

@@ -85,7 +85,7 @@ def require_own_code(uid: int = 0) -> None:
 
 
 def require_tree(top: Path, uid: int = 0) -> None:
-    """Check all contents of a directory that is itself already checked."""
+    """Raise ConfigError if others can change anything below ``top``."""
     for directory, below, files in os.walk(top):
         for name in (*below, *files):
             _check(f"{directory}/{name}", uid)  # not a Path: each hook checks 500 files
