@@ -1,4 +1,4 @@
-"""Limits for jobs of a queue, group and so on: ``[[limits]]``.
+"""Limits for selected jobs, such as those of one queue or group: ``[[limits]]``.
 
 Each matching entry overrides earlier entries, ``[options]`` and ``[plugins]``.
 """

@@ -1,6 +1,6 @@
 """Compute the size of guests whose vCPUs or RAM follow the job's grant.
 
-QEMU's memory, RAM disks and the needs of plugins are subtracted.
+QEMU's memory, RAM disks and the needs of plugins are subtracted from the grant.
 """
 
 from __future__ import annotations

@@ -315,7 +315,8 @@ class Plugins:
     ) -> list[Contribution[Any]]:
         """Call a hook of each plugin, as :meth:`each` does, and return all contributions.
 
-        Raises a plugin's VtorqueError as it is; for any other exception, raises PluginError.
+        If a plugin raises VtorqueError, raises it again; for any other exception, raises
+        PluginError.
         """
         hook = hook if isinstance(hook, str) else hook.__name__
         found = []

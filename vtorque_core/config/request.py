@@ -1,4 +1,4 @@
-"""Parse ``-vm`` options into a :class:`Request`, and send it to the node as bytes.
+"""Parse ``-vm`` options into a :class:`Request`, which ``vsub`` sends to the node as bytes.
 
 On the node the bytes are untrusted, and any error becomes Refused.
 """

@@ -303,7 +303,7 @@ class ExtraNetwork:
 
 @dataclass(frozen=True)
 class ShareTable:
-    """``[shares.<name>]``: a host directory in every guest. The default is the user's home."""
+    """``[shares.<name>]``: a host directory in every guest; by default, the user's home."""
 
     source: str = setting(
         doc="host directory, or server:/export; {user} {home} {uid} {job} are replaced",

@@ -120,7 +120,7 @@ def _expiry(home: Path, version: str) -> float:
 
 @contextmanager
 def staging(pool: Path, paths: Paths | None = None) -> Iterator[Path]:
-    """Sweep the pool, and yield an empty root-only directory in it, which is removed later.
+    """Sweep the pool, and yield an empty root-only directory in it for one ``with`` block.
 
     ``paths`` are the node's paths; None: no jobs of this node use the pool.
     """
@@ -167,7 +167,7 @@ def _collect(pool: Path, uses: Uses, over_only: bool) -> list[str]:
 
 
 def collect(home: Path, uses: Uses, over_only: bool = False) -> list[str]:
-    """Move unused files of an image to the trash, under the pool's lock; return the versions."""
+    """Move unused versions of an image to the trash, under the pool's lock, and return them."""
     gone = []
     now = time.time()
     for version, until in old_versions(home):
