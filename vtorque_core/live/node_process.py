@@ -36,7 +36,7 @@ class NodeProcess(DaemonProcess):
     """A root process that the first job on a node starts, and that ends with the last job.
 
     A subclass sets ``name``, and ``module`` with a ``main`` that calls :func:`initialize`. Define
-    the subclass outside ``module``, because hooks import it.
+    the subclass outside ``module``, because hooks import the subclass.
 
     A node has one such process, with the lock ``<run>/<name>.lock``. Changed settings apply to the
     next process.

@@ -3,7 +3,7 @@
 Needs only the journal: no plan, site config or batch system.
 
 1. Plugins in the journal run ``vtorque_teardown``.
-2. Records are released in reverse order, in parallel for several guests. A record waits for later
+2. Records are released in reverse order, in parallel for several guests: each one after all later
    records of its guest and of the whole job. Plugin code and blocking releases run in a child with
    a time limit.
 3. If the release of a record fails, the record and the records that it needs stay open.
@@ -389,7 +389,7 @@ def _age(record: Record) -> float:
 
 
 def _retry_release(release: Callable[[], None], seconds: float) -> None:
-    """Release repeatedly: libvirtd may still create the resource for a process that was killed."""
+    """Repeat a release: libvirtd may create the resource after the start was killed."""
     end = time.monotonic() + seconds
     release()
     while time.monotonic() < end:
