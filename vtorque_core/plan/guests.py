@@ -79,7 +79,7 @@ def plan_guests(
 ) -> list[PlannedGuest]:
     """Return this node's guests with all claims, before placement. Acquires nothing.
 
-    ``arriving`` are boot sources of guests that migrate to this node, in order.
+    ``arriving`` are boot sources of guests that migrate to this node, in the guests' order.
     """
     site = context.site
     image = _image(request, site, context.plugins)

@@ -35,7 +35,7 @@ class JournalError(VtorqueError):
 
 
 class EmptyJournal(JournalError):
-    """A journal without a first line: its process died before it acquired anything."""
+    """A journal without a first line: the process that created it died at once."""
 
 
 class OrphanError(VtorqueError):
