@@ -74,9 +74,10 @@ def add(ctx: click.Context, /, file: Path, name: str | None, **said: Any) -> Non
 @_add_description_options
 @click.pass_context
 def update(ctx: click.Context, /, name: str, file: Path, **said: Any) -> None:
-    """Make FILE the new content of image NAME. Settings that no option names keep their values.
+    """Make FILE the new content of image NAME.
 
-    Running jobs keep the old content; new jobs get the new content. The old content is deleted
+    The image keeps the old value of a property that is not detected in FILE and that you do not
+    set. Running jobs keep the old content; new jobs get the new content. The old content is deleted
     after the time [images] keep, if no job of this node uses it. To repeat a build, use vmgr images
     build.
     """
