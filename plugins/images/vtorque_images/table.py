@@ -41,7 +41,7 @@ def users(known: store.Uses | None, home: Path) -> tuple[str, ...] | None:
 
 
 def row(item: ListedImage | BrokenImage, site: Site, known: store.Uses | None) -> dict[str, Any]:
-    """Return one image in the format of ``--json``."""
+    """Return one image in the format of ``vmgr images list --json``."""
     if isinstance(item, BrokenImage):
         return {"name": item.name, "broken": item.reason}
     sidecar, built = item.sidecar, item.sidecar.built

@@ -174,7 +174,7 @@ def _base(script: _Script, guest: GuestPlan) -> None:
 
 
 def _addresses(script: _Script, guest: GuestPlan) -> None:
-    """Wait until cloud-init has configured the network."""
+    """Add commands that wait until cloud-init has configured the network."""
     for address in guest.addresses:
         if address.ip or address.dhcp:
             script.step(f"network {address.network} {_address_text(address)}".replace("  ", " "))
