@@ -91,7 +91,7 @@ class InputSource:
         self._typed = _typed_ahead(fd) if terminal else 0
 
     def read(self, limit: int) -> bytes | None:
-        """Return up to `limit` bytes, b"" at the end or on an error, None if none are ready."""
+        """Return up to `limit` bytes, b"" at the end or on an error, None if no bytes are ready."""
         try:
             data = os.read(self.fd, min(limit, CHUNK))
         except (BlockingIOError, InterruptedError):

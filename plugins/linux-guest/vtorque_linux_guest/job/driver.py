@@ -27,7 +27,7 @@ class LinuxDriver(AgentDriver):
         return hardware.elements(guest)
 
     def context(self, guest: GuestPlan, site: Site) -> Iterator[ContextItem]:
-        """Return the environment and the mounts of shares and the user's disk."""
+        """Return the variable ``DISTRO``, and the mounts of the shares and of the user's disk."""
         from vtorque_linux_guest.boot import hardware
 
         return hardware.context(guest)

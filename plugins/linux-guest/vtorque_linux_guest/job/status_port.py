@@ -1,6 +1,6 @@
 """The host side of the status port: setup steps, READY, clock and logs.
 
-Messages are lines of UTF-8, at most 4096 bytes. The guest is hostile, so this runs in an
+Messages are lines of UTF-8, at most 4096 bytes. The guest is hostile, so this module runs in an
 unprivileged process on the node (:mod:`vtorque_linux_guest.job.readiness`).
 """
 
@@ -38,8 +38,7 @@ class StatusReader:
         """Yield the printable name of each new setup step, until the guest reports READY.
 
         Sets the guest's clock on the first step, because make(1) and rsync(1) compare file times
-        from the node with the clock. Before, the clock is up to a second late, because the guest
-        read it from rtc(4).
+        from the node with the clock. Before, the clock is up to a second late (rtc(4)).
 
         `deadline` is in time.monotonic() seconds. Raises GuestFailed (with the guest's reason),
         ConnectionEnded, GuestSilent (with the last step), or StreamError for invalid or excessive
