@@ -87,7 +87,7 @@ class LocalClient:
             return self._open and not ended.poll(0)
 
     def close(self) -> None:
-        """Close all descriptors. The process ends after informing its client."""
+        """Close all descriptors. The client's process then informs the client and ends."""
         with self._lock:
             self._open = False
             for descriptor in (self.asked, self._tell, self._handle):

@@ -1,4 +1,4 @@
-"""A job of the service: root's record, and the files in the spool."""
+"""The record of a job, and the job's files in the spool."""
 
 from __future__ import annotations
 
@@ -191,10 +191,7 @@ def put_files(directory: Path, job: LocalJob, script: int, rest: int, host: str,
 
 
 def keep_end(job: LocalJob, paths: Paths, host: str) -> None:
-    """Record why a job with guests ended, in its facts and log. Errors are ignored.
-
-    Nothing else records a job that was canceled in the queue.
-    """
+    """Record in the facts and log of a job with guests why the job ended. Errors are ignored."""
     if not job.in_guest or not job.reason:
         return
     whose = JobAttempt(job.id, 0, job.hook[1], job.uid, host)

@@ -60,7 +60,7 @@ class JobPrograms:
 
 
 class Leader(abc.ABC):
-    """The first process of a job that runs as the user.
+    """The first of a job's processes that run as the user.
 
     ``session`` is the pid of this process, or the pid of its parent in an interactive job.
     """
@@ -218,7 +218,7 @@ class JobTask(abc.ABC):
         return UserProcess.start(self.job, self.directory, self._programs.wrapper)
 
     def _start_early(self) -> None:
-        """Start the job shell while the prologue runs, because its imports take time."""
+        """Start the job shell, whose imports take time, while the prologue runs."""
         with contextlib.suppress(OSError, ValueError, LookupError, VtorqueError):
             if self._enter("R"):
                 self._leader = self.start()

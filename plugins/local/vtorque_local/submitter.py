@@ -171,10 +171,7 @@ class LocalSubmitter:
         raise VtorqueError(f"the local batch system does not answer at {self._socket}: {why}")
 
     def _socket_inode(self) -> int:
-        """Return the inode of the service's socket, or 0 without a socket.
-
-        Each service creates a new socket.
-        """
+        """Return the socket's inode, which identifies the service, or 0 without a socket."""
         try:
             return self._socket.lstat().st_ino
         except FileNotFoundError:

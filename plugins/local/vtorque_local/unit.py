@@ -37,7 +37,7 @@ WantedBy=multi-user.target
 
 
 def steps(place: Installation) -> Sequence[SetupStep]:
-    """Return the step that writes the unit, if systemd is running."""
+    """Return the setup step that writes the systemd unit, if systemd is running."""
     return systemd_unit(NAME, text(place))
 
 
