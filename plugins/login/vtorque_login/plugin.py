@@ -41,9 +41,9 @@ def vtorque_jobs_on_nodes(jobs: Sequence[JobInfo], site: Site, config: Path) -> 
 def vtorque_beside_script(
     job: JobAttempt, batch: BatchSystem, site: Site
 ) -> Iterator[Sequence[str]]:
-    """Yield the companion's command if the batch system cannot run commands on nodes.
+    """Yield the command of a process that answers vmgr commands from other hosts.
 
-    The companion answers requests of vmgr commands from other hosts.
+    Yields nothing if the batch system can run commands on nodes.
     """
     if batch.step is None or batch.step(site) is None:
         words = [
