@@ -33,9 +33,8 @@ _FILE = re.compile(rf".*/([0-9a-f]{{64}}){re.escape(SUFFIX)}", re.ASCII)
 def image(request: JobRequest, site: Site, pool: Callable[[str], Image]) -> Image:
     """Return the image for a request that :func:`vtorque_own_images.pull.resolve` has resolved.
 
-    Kernel, initrd, command line and labels are those of the base image. If the request sets
-    ``root``, the command line enables setuid programs, and the label ``script`` is set. Raises
-    Refused.
+    The base image provides kernel, initrd, command line and labels. If the request sets ``root``,
+    the command line enables setuid programs, and the label ``script`` is set. Raises Refused.
     """
     value = request[IMG]
     require_possible(value, site)
@@ -68,7 +67,7 @@ def image(request: JobRequest, site: Site, pool: Callable[[str], Image]) -> Imag
 def refuse_sudo(request: JobRequest) -> Refusal | None:
     """Return the refusal of ``root=true`` if virtiofsd has no option ``--translate-uid``.
 
-    Called on the submit host and on the node, which are one machine for own images.
+    Called on the submit host and on the node.
     """
     if request[ROOT] != SUDO or "--translate-uid" in run_tool(VIRTIOFSD, "--help", timeout=10):
         return None
