@@ -12,7 +12,7 @@ def run_detached(work: Callable[[Callable[[], None]], int]) -> int:
     """Run ``work`` in a child that outlives this process.
 
     Returns 0 when ``work`` calls the function that it gets as argument. If the child ends without
-    this call, returns its exit status.
+    this call, returns the child's exit status.
     """
     reader, writer = os.pipe()
     if child := os.fork():

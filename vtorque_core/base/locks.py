@@ -101,7 +101,7 @@ def _is_file(descriptor: int, path: Path) -> bool:
 
 @contextlib.contextmanager
 def job_lock(paths: Paths, job_id: str, wait: float = 60.0) -> Iterator[None]:
-    """Hold the lock of a job (of all attempts), and remove its file afterwards. Raises Busy."""
+    """Hold the lock of a job (of all attempts), then remove the lock file. Raises Busy."""
     path = paths.job_lock(job_id)
     if str(path) in _held:
         yield
