@@ -29,7 +29,7 @@ WAIT = 2.0
 
 @dataclass(frozen=True)
 class LockedJob:
-    """A job whose lock this process holds. ``state``: the journal's contents when it was locked."""
+    """A job whose lock this process holds. ``state``: journal when the lock was acquired."""
 
     paths: Paths
     state: JournalState

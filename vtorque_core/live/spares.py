@@ -1,7 +1,7 @@
 """Boot and end warm guests.
 
-The core ends a warm guest if a job needs its memory, or when the process of the guest's plugin has
-ended.
+The core ends a warm guest if a job needs the guest's memory, or when the process of the guest's
+plugin has ended.
 
 Privileges: root.
 """

@@ -119,7 +119,7 @@ class Log:
 
 
 def teardown_log(paths: Paths, job: JobAttempt) -> Log:
-    """Return the log for the teardown of a job, with the log levels of its start if known."""
+    """Return the log for the teardown of a job, with the log levels of the job if known."""
     log = Log(paths, job, parse("INFO"))
     known = log.place.facts()
     log.job = replace(job, node=str(known.get("node") or socket.gethostname()))

@@ -166,8 +166,8 @@ def walk(
 ) -> Iterator[JournalState]:
     """Yield the state of each journal of this node, or of ``job_id`` only.
 
-    ``troubled`` is called for unreadable and empty journals. If it is None, an unreadable journal
-    raises JournalError, and an empty journal is skipped.
+    ``troubled`` is called for unreadable and empty journals. Without ``troubled``, an unreadable
+    journal raises JournalError, and an empty journal is skipped.
     """
     for path in journals(paths):
         if job_id is not None and lock_name(path) != safe_name(job_id):
