@@ -22,7 +22,7 @@ from vtorque_linux_guest.guest.contract import BREAK_MARKER, STATUS_SOCKET
 
 
 class AgentDriver:
-    """Base class of drivers that use the ports of :func:`vtorque_linux_guest.api.ports`.
+    """Base class of drivers that talk to the agent (:func:`vtorque_linux_guest.api.ports`).
 
     It has no state. It is also a ``ClockDriver`` and a ``DetachableDriver``, so its guests can be
     suspended, checkpointed and migrated.

@@ -11,9 +11,9 @@ from typing import Any, Self
 class SessionState:
     """State of a session and its program, taken between two frames.
 
-    The state is valid while the guest is paused or its agent obeys ``HOLD``, because the guest then
-    keeps all later output. Positions count the bytes of all frames in one direction. Each pair of
-    values is for stdout and stderr, except ``exit``.
+    The state is valid while the guest is paused or holds the session (``HOLD`` in `doc/stream.md`),
+    because the guest then keeps all later output. Positions count the bytes of all frames in one
+    direction. Each pair of values is for stdout and stderr, except ``exit``.
     """
 
     nonce: bytes
