@@ -52,7 +52,7 @@ def guest_variables(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def _is_expanded(value: str) -> bool:
-    """Return whether a script disk would change a value: ``$NAME`` and ``?=`` are special."""
+    """Return whether OSv would expand ``$NAME`` or ``?=`` in a value on the script disk."""
     return "$" in value or "?=" in value
 
 
@@ -98,7 +98,7 @@ def mount_options(targets: Iterable[str], first: int = 0) -> list[str]:
 
 
 def boot_line(options: Iterable[str], environ: Mapping[str, str], command: str) -> str:
-    """Return the command line. It includes the variables whose values a script disk would change.
+    """Return OSv's command line, with the variables that OSv would expand on the script disk.
 
     All other variables are on the script disk. Raises Refused if the line is too long.
     """
