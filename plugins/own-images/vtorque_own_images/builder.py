@@ -119,7 +119,7 @@ def _built_sudo(work: Path) -> bytes:
 
 
 def _place(path: str) -> str:
-    """Return an equipment file's path in the guest. Files of ``/lib`` are in another directory.
+    """Return a file's path below ``equipment``. Files of ``/lib`` are in another directory.
 
     ``/lib`` is a link in most containers, and a directory ``lib`` of the equipment would hide it.
     """

@@ -95,7 +95,7 @@ class Settings:
 
 
 def refusal(value: str) -> Refusal:
-    """Return the refusal of an own image on a site with an administrator."""
+    """Return the refusal of a user's own image on a site with an administrator."""
     return Refusal(
         "is your own image. This version runs own images only on your own machine, where vTorque "
         "runs without root (doc/laptop.md)",
@@ -107,7 +107,7 @@ def refusal(value: str) -> Refusal:
 
 @hookimpl
 def vtorque_parse_args(request: JobRequest, site: Site) -> Iterator[Refusal]:
-    """Refuse own images on a site with an administrator, where they are not supported yet.
+    """Refuse users' own images on a site with an administrator, where they are not supported yet.
 
     Also refuse the options ``root`` and ``work`` for other images, and options that are not in
     ``ALLOWED`` for own images.

@@ -1,4 +1,4 @@
-"""Parse an own image in ``-vm img=``: an image in a registry, a file or a directory."""
+"""Parse a user's own image in ``-vm img=``: an image in a registry, a file or a directory."""
 
 from __future__ import annotations
 

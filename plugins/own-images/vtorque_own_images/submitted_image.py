@@ -81,6 +81,6 @@ def refuse_sudo(request: JobRequest) -> Refusal | None:
 
 
 def require_possible(value: str, site: Site) -> None:
-    """Raise Refused on a site with an administrator, where own images are not supported yet."""
+    """Refuse a user's own image on a site with an administrator. Raises Refused."""
     if not is_personal(site):
         raise Refused(refusal(value))
