@@ -1,4 +1,4 @@
-"""The resources of this plugin. Only a teardown imports this module."""
+"""The resources of this plugin."""
 
 from __future__ import annotations
 

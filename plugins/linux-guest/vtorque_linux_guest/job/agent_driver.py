@@ -24,8 +24,8 @@ from vtorque_linux_guest.guest.contract import BREAK_MARKER, STATUS_SOCKET
 class AgentDriver:
     """Base class of drivers that talk to the agent (:func:`vtorque_linux_guest.api.ports`).
 
-    It has no state. It is also a ``ClockDriver`` and a ``DetachableDriver``, so its guests can be
-    suspended, checkpointed and migrated.
+    It is also a ``ClockDriver`` and a ``DetachableDriver``, so its guests can be suspended,
+    checkpointed and migrated.
     """
 
     def __init__(self) -> None:
@@ -34,9 +34,9 @@ class AgentDriver:
             from vtorque_linux_guest.job import run_job  # noqa: F401 - root's hooks need none of it
 
     def await_ready(self, guest: GuestPlan, deadline: float, step: Callable[[str], None]) -> None:
-        """Wait until the guest's agent reports READY. If the guest fails, keep its logs. As root.
+        """Wait until the guest's agent reports READY. If the guest fails, keep its logs.
 
-        The job's owner may read the guest's console from now on. ``deadline`` is in
+        Runs as root. The job's owner may read the guest's console from now on. ``deadline`` is in
         time.monotonic() seconds. Raises HostFault if the setup fails, or the guest died or timed
         out.
         """
@@ -47,14 +47,14 @@ class AgentDriver:
             readiness.await_ready(guest, connection, deadline, step)
 
     def set_clock(self, run_dir: Path, deadline: float) -> None:
-        """Set the clock of a guest that was paused. As root. Raises HostFault."""
+        """Set the clock of a guest that was paused. Runs as root. Raises HostFault."""
         from vtorque_linux_guest.job import readiness
 
         with status_port(run_dir, deadline) as connection:
             readiness.set_clock(connection, deadline)
 
     def allow_disconnect(self, run_dir: Path, seconds: int, deadline: float) -> None:
-        """Let a guest and its job shell reconnect if their connection breaks. As root.
+        """Let a guest and its job shell reconnect if their connection breaks. Runs as root.
 
         They may reconnect for ``seconds`` from now. With 0, a broken connection ends the job.
         Raises HostFault if the guest does not confirm before ``deadline``.

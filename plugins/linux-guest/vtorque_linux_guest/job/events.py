@@ -46,11 +46,11 @@ class Events:
         return self._read
 
     def wake_by_signals(self) -> None:
-        """Make each signal wake poll(2), even before its handler runs. Main thread only.
+        """Make each signal wake poll(2), even before its handler runs.
 
-        Python runs handlers between bytecode instructions, so the handler of a signal that arrives
-        just before poll(2) would run only when poll(2) returns. A previous descriptor of
-        signal.set_wakeup_fd still gets the signals.
+        Call it only in the main thread. Python runs handlers between bytecode instructions, so the
+        handler of a signal that arrives just before poll(2) would run only when poll(2) returns. A
+        previous descriptor of signal.set_wakeup_fd still gets the signals.
         """
         self._told = signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
 

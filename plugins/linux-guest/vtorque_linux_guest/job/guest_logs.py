@@ -41,7 +41,7 @@ def ready_deadline(guest: GuestPlan, deadline: float) -> float:
 
 
 def keep(guest: GuestPlan, content: bytes) -> None:
-    """Write a guest's logs to its state directory, mode 0600. As root. Never raises."""
+    """Write a guest's logs to its state directory, mode 0600. Runs as root. Never raises."""
     try:
         _write(guest.state_dir / NAME, content)
     except OSError as error:

@@ -30,7 +30,7 @@ _MORE = 2.0  # seconds that the reader has after the guest's deadline, to report
 def await_ready(
     guest: GuestPlan, port: socket.socket, deadline: float, step: Callable[[str], None]
 ) -> None:
-    """Return when the guest is ready. If it fails, keep its logs. As root.
+    """Return when the guest is ready. If it fails, keep its logs. Runs as root.
 
     ``port`` is the status port; ``deadline`` is in time.monotonic() seconds. Raises HostFault if
     the setup fails, or the guest died or timed out. Raises Refused if the user's cloud-config or
@@ -72,13 +72,13 @@ def await_ready(
 
 
 def await_seed(guest: GuestPlan, port: socket.socket, deadline: float) -> None:
-    """Return when a warm guest waits for its seed. As root. Raises HostFault."""
+    """Return when a warm guest waits for its seed. Runs as root. Raises HostFault."""
     if wrong := _run_reader(_await_steps, port, deadline):
         raise HostFault(wrong, stage=f"guest {guest.hostname}")
 
 
 def set_clock(port: socket.socket, deadline: float) -> None:
-    """Set a guest's clock to the current time. As root. Raises HostFault."""
+    """Set a guest's clock to the current time. Runs as root. Raises HostFault."""
     if wrong := _run_reader(_sets, port, deadline):
         raise HostFault(wrong)
 

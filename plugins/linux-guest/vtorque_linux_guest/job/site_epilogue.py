@@ -1,4 +1,4 @@
-"""Run the site's epilogue in each guest before the guest ends. As root, on each node.
+"""Run the site's epilogue in each guest before the guest ends. Runs as root on each node.
 
 If the job shell has already run the epilogue in a guest, the guest does not run it again. An
 unprivileged process parses the guest's answers.

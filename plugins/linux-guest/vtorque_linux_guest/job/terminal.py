@@ -1,4 +1,4 @@
-"""Put the user's terminal into raw mode while the job uses it. In the job shell."""
+"""Put the user's terminal into raw mode while the job uses it. Runs in the job shell."""
 
 from __future__ import annotations
 
