@@ -136,15 +136,15 @@ def test_cards_without_known_numbers_are_refused(site):
     [
         (
             '["/dev/null"]',
-            "number 1, from the key files of class gpu, is not a known card",
+            r"number 1 \(key files of class gpu\) is not a known card",
         ),
         (
             '["/dev/null", "/dev/missing"]',
-            "number 1, from the key files of class gpu, is not a known card",
+            r"number 1 \(key files of class gpu\) is not a known card",
         ),
         (
             '["/dev/null", "/dev/random"]',
-            "number 1, from the key files of class gpu, is not a known card",
+            r"number 1 \(key files of class gpu\) is not a known card",
         ),
         ('["/dev/null", "/dev/full"]', "has no 1 PCI cards of class gpu.*been granted gres/gpu"),
     ],

@@ -54,9 +54,7 @@ class CardClass:
 
     def __post_init__(self) -> None:
         if not re.fullmatch(CLASS, self.name, re.ASCII):
-            raise ValueError(
-                f"name={self.name!r}: write a lowercase letter, then any of a-z 0-9 _ -"
-            )
+            raise ValueError(f"name={self.name!r}: write a lowercase letter, then a-z 0-9 _ -")
         for ident in self.ids:
             if not re.fullmatch("[0-9a-f]{4}:[0-9a-f]{4}", ident, re.ASCII):
                 raise ValueError(f"{self.name}: {ident!r} must be vendor:device, like 10de:20b0")

@@ -1097,7 +1097,7 @@ def test_guest_on_another_node_follows_requests_of_the_owner(world, monkeypatch)
 @pytest.mark.parametrize(
     ("facts", "to", "why"),
     [
-        ({"nodes": ["n2"]}, "n3", "n2 runs the job shell, so guests on n2 cannot migrate"),
+        ({"nodes": ["n2"]}, "n3", "n2 runs the job shell: guests on n2 cannot migrate"),
         ({"nodes": ["n2", "n1"]}, "n3", "vsub -vm resume=ID"),
         ({}, "n1", "n1 already runs a guest of the job"),
         ({}, "-oProxyCommand=x", "is not a valid node name"),

@@ -168,9 +168,7 @@ def require(settings: Settings, paths: Paths, job: RunningJob, to: str) -> tuple
     node, lacking = job.job.node, facts.get("immovable")
     reach.argv(settings, to, ())
     if node not in nodes[1:]:
-        raise Refused(
-            f"{node} runs the job shell, so guests on {node} cannot migrate; {CHECKPOINT}"
-        )
+        raise Refused(f"{node} runs the job shell: guests on {node} cannot migrate; {CHECKPOINT}")
     if to in nodes:
         raise Refused(f"{to} already runs a guest of the job: choose another node")
     if lacking is None:
