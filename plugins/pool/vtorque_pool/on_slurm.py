@@ -1,7 +1,7 @@
 """The programs that Slurm's power saving calls, and the repair of the pool. Runs as SlurmUser.
 
-Each program may be killed at any point and repeated. :func:`tidy` creates missing machines of nodes
-that power up, resets nodes whose machine failed, and deletes machines that no node needs.
+Each program may be killed at any point and repeated. :func:`tidy` creates missing machines, resets
+nodes whose machine failed, and deletes machines that no node needs.
 """
 
 from __future__ import annotations
