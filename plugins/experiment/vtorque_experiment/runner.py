@@ -274,7 +274,6 @@ class Runner:
             self._book.note_reason(row.number, message)
 
     def _submit_point(self, plan: ExperimentPlan, number: int) -> b.SubmitResult:
-        """Submit a point, and save vsub's output in its directory. Raises OSError, HostFault."""
         place, point = self._place, self._place.point(number)
         with files.directory(place.top, *point.relative_to(place.top).parts, make=True):
             pass
@@ -290,7 +289,6 @@ class Runner:
         return done
 
     def _read_plan(self) -> ExperimentPlan:
-        """Return the plan in the results directory. Raises Refused if it is not accepted."""
         points = sum(self._book.counts().values())
         found = read_plan(self._place, self._definition, self._book.notes(), points)
         if not self._is_accepted(found):

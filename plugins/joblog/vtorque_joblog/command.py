@@ -175,7 +175,6 @@ def _console(path: Path, follow: bool) -> Iterator[bytes]:
 
 
 def _lines(parts: Iterable[bytes]) -> Iterator[bytes]:
-    """Yield lines; discard most of a line that is longer than ``_MAX_LINE``."""
     left = b""
     for part in parts:
         *lines, left = (left + part).split(b"\n")

@@ -236,7 +236,6 @@ class UnprivilegedSinks:
             self._life.end()
 
     def _send(self, life: _SinksProcess, job: JobLog) -> None:
-        """Send a log if it still exists. Raises OSError: BlockingIOError if the socket is full."""
         try:
             descriptor = job.open()
         except OSError:
