@@ -64,7 +64,7 @@ def parse(text: str) -> Levels:
     words = [word.strip() for word in re.split(r"[,+]", text[: _MAX_TEXT + 1]) if word.strip()]
     if not words or len(text) > _MAX_TEXT or len(words) > _MOST:
         raise ValueError(
-            f"is not a log level: write one of {_names()}, or up to {_MOST} of COMPONENT:LEVEL"
+            f"is not a log level: write one of {_names()}, or up to {_MOST} pairs COMPONENT:LEVEL"
         )
     for word in words:
         component, colon, level = word.rpartition(":")

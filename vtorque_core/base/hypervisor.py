@@ -338,7 +338,7 @@ def qemu_uid(user: str) -> int:
         return pwd.getpwnam(user).pw_uid
     except KeyError:
         raise HostFault(
-            f"user {user!r}, as which QEMU must run, does not exist; install "
+            f"QEMU must run as user {user!r}, who does not exist; install "
             "libvirt's QEMU driver or set [node] qemu_user",
             stage=STAGE,
         ) from None

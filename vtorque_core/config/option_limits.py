@@ -161,7 +161,7 @@ def _rules(option: Option[Any], value: Any) -> tuple[Rule, ...]:
     if not isinstance(value, list):
         raise ValueError(f"is {printable(repr(value), 80)}, but must be a list in brackets")
     if option.is_file and not option.words and value not in ([], ["*"]):
-        raise ValueError("can only be [] or ['*']: users choose the names of their files")
+        raise ValueError("must be [] or ['*'], because users choose the names of their files")
     return tuple(_rule(option, item) for item in value)
 
 

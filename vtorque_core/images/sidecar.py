@@ -102,7 +102,7 @@ def parse_sidecar(text: bytes, name: str) -> Sidecar:
         raise ValueError(f"describes an image with another name than {name}")
     for key, kind in _KINDS.items():
         if type(data.get(key)) is not kind:
-            raise ValueError(f"has no {key} of type {kind.__name__}")
+            raise ValueError(f"lacks the key {key} of type {kind.__name__}")
     for key in _ROLES:
         if data.get(key) is not None and type(data[key]) is not str:
             raise ValueError(f"has a {key} that is not a file name")
@@ -185,7 +185,7 @@ def boots_by_uefi(image: Image | BuiltImage) -> bool:
 
 def _record(value: Any) -> FileRecord:
     if type(value) is not dict:
-        raise ValueError("has a file record that is not a table")
+        raise ValueError("has a file record that is not a JSON object")
     sha256 = value.get("sha256")
     numbers: list[Any] = [value.get(key) for key in ("size", "mtime_ns", "inode")]
     if type(sha256) is not str or not _SHA256.fullmatch(sha256):

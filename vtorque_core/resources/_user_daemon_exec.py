@@ -242,7 +242,7 @@ def _open_disk(plan: DaemonPlan) -> int:
     except OSError as error:
         if error.errno in (errno.EAGAIN, errno.EACCES):
             raise _Denied("is in use by another job or program") from None
-        raise _Step(f"its file system cannot lock it: {error.strerror}") from None
+        raise _Step(f"the file system cannot lock the file: {error.strerror}") from None
     return source
 
 

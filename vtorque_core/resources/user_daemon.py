@@ -133,7 +133,7 @@ def id_map(subordinate_id: int | None, ids: Iterable[int], root: int | None = No
             raise HostFault(f"a daemon cannot have the id {number}: it must be 1 to {_MAX_ID}")
     if subordinate_id in wanted:
         raise HostFault(
-            f"the subordinate id {subordinate_id} belongs to the job's user: use another"
+            f"the subordinate id {subordinate_id} belongs to the job's user: use another id"
         )
     root = subordinate_id if root is None else root
     numbered = enumerate(sorted((wanted | subordinate) - {root}))

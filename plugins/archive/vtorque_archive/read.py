@@ -89,7 +89,9 @@ def _open_archive(path: Path) -> Iterator[zipfile.ZipFile]:
         except OSError:
             raise
         except Exception as error:  # zipfile raises many types for invalid files
-            raise OSError(errno.EIO, f"is not a file of vTorque: {type(error).__name__}") from None
+            raise OSError(
+                errno.EIO, f"is not an archive of vTorque: {type(error).__name__}"
+            ) from None
 
 
 def _check(file: BinaryIO) -> None:

@@ -337,7 +337,7 @@ BROKEN: dict[str, tuple[Callable[[Path], Path], str]] = {
     "zip bomb": (zipped, "is a zip file"),
     "gzip": (gzipped, "is a gzip file"),
     "script": (text, "is a script"),
-    "noise": (noise, "is not a known disk format: neither qcow2,"),
+    "noise": (noise, "is not a known disk format: qcow2,"),
     "empty file": (empty, "is empty"),
     "symbolic link": (link, "is a symbolic link"),
     "directory": (directory, "is a directory"),

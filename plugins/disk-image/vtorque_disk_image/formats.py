@@ -63,8 +63,8 @@ def detect(descriptor: int) -> Format | Literal["elf"]:
     if _looks_raw(head):
         return "raw"
     raise Refused(
-        "is not a known disk format: neither qcow2, vmdk or vhdx, nor a raw disk with a "
-        "partition table or file system; for a raw disk use --format raw"
+        "is not a known disk format: qcow2, vmdk, vhdx, or a raw disk with a partition table "
+        "or file system; for any other raw disk use --format raw"
     )
 
 
@@ -167,4 +167,4 @@ def check_kernel(head: bytes) -> None:
     Supported are bzImage (Documentation/arch/x86/boot.rst), ELF and arm64 Image.
     """
     if not (head[0x202:0x206] == b"HdrS" or head[:4] == b"\x7fELF" or head[56:60] == b"ARM\x64"):
-        raise Refused("is not a kernel: neither a bzImage nor ELF nor an arm64 Image")
+        raise Refused("is not a kernel: it must be a bzImage, an ELF file or an arm64 Image")

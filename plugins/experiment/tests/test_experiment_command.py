@@ -178,7 +178,7 @@ def test_missing_pyarrow_is_named_for_parquet(sweep, monkeypatch):
             "is not an axis and value of the experiment",
         ),
         (["compare", "{sweep}", "--baseline", "x=1"], "known: bare, env.SIZE, vm.vcpus"),
-        (["compare", "{sweep}", "{sweep}", "--number", "x"], "known: rate, wall, wait"),
+        (["compare", "{sweep}", "{sweep}", "--number", "x"], "both record: rate, wall, wait"),
         (["results", "{sweep}", "--number", "x"], "not recorded in this experiment; known"),
         (["results", "{sweep}", "--fail-if", "median(wall) > baseline"], "there is no baseline"),
     ],
@@ -191,7 +191,9 @@ def test_invalid_arguments_are_refused(sweep, tmp_path, argv, said):
 
 def test_results_are_never_overwritten(tmp_path):
     experiments.made(tmp_path, 'script = "job.sh"\n')
-    with pytest.raises(Refused, match="already contains results; vmgr experiment resume"):
+    with pytest.raises(
+        Refused, match="already contains results; continue it with vmgr experiment resume"
+    ):
         experiments.made(tmp_path, 'script = "job.sh"\n')
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "file").touch()

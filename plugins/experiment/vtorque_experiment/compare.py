@@ -99,7 +99,7 @@ def _make_pairs(
     unknown = [name for name in names if name not in known]
     if unknown:
         raise Refused(
-            f"{unknown[0]}: not recorded in both experiments; known: {', '.join(known) or 'none'}"
+            f"{unknown[0]}: not in both experiments; both record: {', '.join(known) or 'none'}"
         )
     found = [*_pairs(base, other, pairs, names or known)]
     if not found:

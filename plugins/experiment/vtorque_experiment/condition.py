@@ -76,7 +76,7 @@ class Condition:
             key="--fail-if",
             value=printable(self.text, 120),
             limit=limit,
-            fix="see doc/experiment.md, In CI",
+            fix='see section "In CI" of doc/experiment.md',
         )
 
     def _check(self, node: ast.AST, *, logical: bool) -> None:

@@ -38,7 +38,7 @@ def create(
             "already contains results",
             key="directory",
             value=str(place.top),
-            fix="vmgr experiment resume continues it; --dir DIR uses another directory",
+            fix="continue it with vmgr experiment resume, or use another directory (--dir DIR)",
         )
     if place.top.is_dir() and any(place.top.iterdir()) and not place.definition.exists():
         raise Refused(

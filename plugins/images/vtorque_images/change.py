@@ -285,7 +285,7 @@ def attach(pool: Path, seen: Sidecar, signature: str) -> None:
 
     def signed(now: Sidecar) -> Sidecar:
         if signed_bytes(now) != signed_bytes(seen):
-            raise Refused(f"image {seen.name} was changed at the same time: check it and try again")
+            raise Refused(f"another command changed image {seen.name} at the same time: try again")
         return replace(now, signature=signature)
 
     rewrite(pool, seen.name, "sign", signed)

@@ -39,7 +39,7 @@ class Settings:
     def __post_init__(self) -> None:
         if not 0 < self.busy_threshold <= 1 or self.interval <= 0:
             raise ValueError(
-                "busy_threshold must be more than 0 and at most 1, and interval more than 0"
+                "busy_threshold must be more than 0 and at most 1; interval must be more than 0"
             )
         try:
             re.compile(self.nodes)

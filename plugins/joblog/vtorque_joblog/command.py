@@ -148,8 +148,8 @@ def _show_console(paths: Paths, job_id: str, guest: int, follow: bool) -> None:
         raise Refused(f"job {printable(job_id)} has no running guest {guest} on this node")
     if not os.access(found[-1], os.R_OK):
         raise Refused(
-            f"only root can read the console of guest {guest}: the job's owner gets access only "
-            "to consoles of linux guests, when their phase ready begins"
+            f"only root can read the console of guest {guest}: a job's owner can read consoles "
+            "of linux guests that have reached the phase ready"
         )
     for line in _lines(_console(found[-1], follow)):
         text = line.decode("utf-8", "replace").rstrip("\r")

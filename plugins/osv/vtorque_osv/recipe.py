@@ -123,7 +123,7 @@ def _validate(data: Mapping[str, Any], base: Path) -> OsvRecipe:
     mounts = tuple(_guest_path(path) for path in _list(data, "mounts"))
     if any("," in path or len(",".join(mounts)) > _MAX_LABEL for path in mounts):
         raise _refusal(
-            f"mounts: a path contains ',', or the paths exceed {_MAX_LABEL} characters in all"
+            f"mounts: a path contains ',', or the paths exceed {_MAX_LABEL} characters in total"
         )
     root_share, root_directory = _root(data, base, bool(files))
     return OsvRecipe(

@@ -253,7 +253,7 @@ def test_nvidia_driver_maps_numbers_to_cards(tmp_path):
         ('resource = "gres/gpu 1"', "is not in the form gres/gpu or ngpus"),
         ('resource = "--exclusive"', "is not in the form gres/gpu or ngpus"),
         ('resource = "gres/gpu,x"', "is not in the form gres/gpu or ngpus"),
-        ('files = ["/dev/null"]', "the key files requires the key resource"),
+        ('files = ["/dev/null"]', "the key 'files' requires the key 'resource'"),
     ],
 )
 def test_invalid_class_is_a_config_error(tmp_path, more, message):

@@ -61,7 +61,7 @@ class CardClass:
         if self.resource and not _RESOURCE.fullmatch(self.resource):
             raise ValueError(f"{self.name}: {self.resource!r} is not in the form gres/gpu or ngpus")
         if self.files and not self.resource:
-            raise ValueError(f"{self.name}: the key files requires the key resource")
+            raise ValueError(f"{self.name}: the key 'files' requires the key 'resource'")
 
 
 @dataclass(frozen=True)

@@ -77,7 +77,9 @@ def test_idle_siblings_are_requested_from_the_batch_system():
 
 
 def test_more_cache_than_the_node_has_is_refused():
-    with pytest.raises(NoFit, match=r"scam=.*not enough is free .*limit: 11 steps of 4096 KiB"):
+    with pytest.raises(
+        NoFit, match=r"scam=.*not enough cache is free .*limit: 11 steps of 4096 KiB"
+    ):
         placed(XEON, cache=64)
 
 

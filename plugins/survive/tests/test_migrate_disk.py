@@ -86,7 +86,7 @@ def test_guest_that_is_no_longer_awaited_is_not_resumed(receive):
 
 @pytest.mark.parametrize("wrong", [struct.pack(">QQ", 0, MIB + 1), struct.pack(">QQ", 1 << 45, 0)])
 def test_invalid_part_of_a_disk_is_refused(receive, wrong):
-    assert receive(wrong)[0] == "invalid data instead of a disk"
+    assert receive(wrong)[0] == "received invalid data instead of a disk"
 
 
 def test_disk_that_is_a_link_is_refused(receive, disk, tmp_path):

@@ -103,9 +103,9 @@ def test_several_nodes_need_a_shared_directory_and_slurm(plugins, asked, monkeyp
     [
         ("checkpoint=hourly", "write every:TIME, as in every:1h, or before-walltime or never"),
         ("checkpoint=every:", "is not a duration"),
-        ("checkpoint=every:0", "must be at least 1 s"),
+        ("checkpoint=every:0", "write at least 1 s"),
         ("checkpoint=every:90s", "checkpoints more often than every 600 s are not allowed"),
-        ("checkpoint=every:99999999d", "shorter than any job"),
+        ("checkpoint=every:99999999d", "less than the job's walltime"),
         ("resume=../43.srv.0", "is not a checkpoint's id: write the id that"),
         ("resume=a/b", "is not a checkpoint"),
     ],

@@ -82,8 +82,8 @@ def _find_checkpoints(config: Path) -> Iterator[ListedCheckpoint]:
         if site[Settings].checkpoints_shared and old > _STALE:
             click.echo(
                 f"vmgr: this list is {timedelta(seconds=int(old))} old. Other nodes may have "
-                "saved or removed checkpoints since. It is updated while a job with guests runs "
-                "on this node.",
+                "saved or removed checkpoints since. The list is updated while a job with guests "
+                "runs on this node.",
                 err=True,
             )
         return

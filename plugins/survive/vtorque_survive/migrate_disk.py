@@ -197,7 +197,7 @@ def _read(parts: IO[bytes], file: int) -> None:
     while True:
         at, count = _PART.unpack(_read_exactly(parts, _PART.size))
         if at > _MOST or count > _BLOCK:
-            raise HostFault("invalid data instead of a disk")
+            raise HostFault("received invalid data instead of a disk")
         if not count:
             os.ftruncate(file, at)
             return

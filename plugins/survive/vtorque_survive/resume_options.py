@@ -42,7 +42,7 @@ def times(value: str) -> int:
     seconds = duration(word.removeprefix(_EVERY))
     if not _LEAST <= seconds < BEFORE_WALLTIME:
         raise ValueError(
-            f"is out of range: the interval must be at least {_LEAST} s, and shorter than any job"
+            f"is out of range: write at least {_LEAST} s, and less than the job's walltime"
         )
     return int(seconds)
 

@@ -169,7 +169,7 @@ class Keeper:
                 continue
             with contextlib.suppress(HostFault):  # retried by the next round or the reaper
                 if self.end(self.paths, each.key):
-                    log.info("ended %s of %s: no longer needed", each.key, shape)
+                    log.info("ended warm guest %s of shape %s: no longer needed", each.key, shape)
         return left
 
     def _next_shape(
@@ -223,7 +223,9 @@ class Keeper:
             self._note_failure(shape, str(error), settings, version)
             return
         self.failures.pop(str(shape), None)
-        log.info("%s of %s is ready after %.1f s", key, shape, time.monotonic() - begun)
+        log.info(
+            "warm guest %s of shape %s is ready after %.1f s", key, shape, time.monotonic() - begun
+        )
 
     def _is_paused(self, shape: WarmShape) -> bool:
         failure = self.failures.get(str(shape))

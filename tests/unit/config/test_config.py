@@ -245,7 +245,7 @@ ERRORS = [
     ("[options.keep]\nallow = [1]", 2, "'1' is ambiguous"),
     ("[options.fs_type]\nallow = ['ramdisk']", 2, "excludes sharedfs, the default of fs_type"),
     ("[options.vm_prologue]\ndefault = '/x'", 2, "cannot be set for a key that names a file"),
-    ("[options.vm_prologue]\nallow = ['*.sh']", 2, "can only be [] or ['*']"),
+    ("[options.vm_prologue]\nallow = ['*.sh']", 2, "must be [] or ['*']"),
     (
         "[plugin.acme]\ncard = []",
         2,

@@ -115,7 +115,7 @@ def _free(
 ) -> list[str]:
     free = [name for name in names if name not in held]
     if len(free) < need:
-        raise _no_cache(claim, "not enough is free", f"{len(free)} {what}")
+        raise _no_cache(claim, "not enough cache is free", f"{len(free)} {what}")
     return free[:need]
 
 
