@@ -24,7 +24,7 @@ from node import USER, BenchNode, wait
 
 from vtorque_core.api.guest_plan import JobUser
 from vtorque_core.resources.virtiofs_daemon import ServedDirectory, Virtiofsd
-from vtorque_linux_guest.job.start_request import FileArg, GuestFileData, StartRequest
+from vtorque_linux_guest.job.start_request import FileArg, GuestFileData, StartMode, StartRequest
 from vtorque_linux_guest.job.status_port import StatusReader
 from vtorque_linux_guest.job.stream import Session
 
@@ -216,9 +216,10 @@ def first_lines(guests: Sequence[BareGuest], scratch: Path) -> float:
 
 
 def script(content: bytes) -> StartRequest:
-    """Return a job script in the form that the job wrapper sends."""
+    """Return a job script for a login shell, as the job shell sends it."""
     environ = {"PATH": "/usr/local/bin:/usr/bin:/bin"}
-    return StartRequest((FileArg("job"),), environ, files=(GuestFileData("job", content),))
+    files = (GuestFileData("job", content),)
+    return StartRequest(("", FileArg("job")), environ, files=files, mode=StartMode.LOGIN)
 
 
 @dataclass(frozen=True)
