@@ -62,16 +62,14 @@ def resolv_text(guest: GuestPlan) -> str:
     return search + "".join(f"nameserver {s}\n" for s in servers)
 
 
-def profile_text(uid: int, variables: Mapping[str, str]) -> str:
+def profile_text(variables: Mapping[str, str]) -> str:
     """Return /etc/profile.d/vtorque.sh: the site's variables, then the running job's.
 
-    The job's variables are in a file of the user, which shells of other users must not execute.
+    The user owns the file with the job's variables, so only the user's own shells read it
+    (``test -O``, because ``id -u`` would start a process).
     """
     path = f"{SPOOL}/{ENVIRONMENT}"
-    return (
-        environment_text(variables)
-        + f'if [ "$(id -u)" = {uid} ] && [ -r {path} ]; then . {path}; fi\n'
-    )
+    return environment_text(variables) + f"if [ -O {path} ] && [ -r {path} ]; then . {path}; fi\n"
 
 
 def sudoers_text(uid: int, *, allow: bool = False) -> str:

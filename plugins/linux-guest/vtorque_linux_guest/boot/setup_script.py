@@ -123,7 +123,7 @@ def build(
         _addresses(script, guest)
     _identity(script, guest)
     _files(script, guest, _items_of_kind(items, GuestFile))
-    _environment(script, guest, _items_of_kind(items, EnvVar))
+    _environment(script, _items_of_kind(items, EnvVar))
     if not micro:
         _ssh(script, guest)
     _packages(script, guest, _items_of_kind(items, Package), settings)
@@ -263,10 +263,10 @@ def _is_small_text(content: bytes) -> bool:
     return len(content) <= _SMALL and content.isascii() and b"\0" not in content
 
 
-def _environment(script: _Script, guest: GuestPlan, items: Iterable[EnvVar]) -> None:
+def _environment(script: _Script, items: Iterable[EnvVar]) -> None:
     script.step("environment")
     script.call("folder", guest_path("/etc/profile.d"))
-    text = etc_files.profile_text(guest.user.uid, {item.name: item.value for item in items})
+    text = etc_files.profile_text({item.name: item.value for item in items})
     script.write("/etc/profile.d/vtorque.sh", text)
 
 

@@ -64,7 +64,7 @@ _ETC = {
     ),
     "profile": (
         "export PATH=/usr/local/bin:/usr/bin:/bin\n"
-        '[ "$(id -u)" != 0 ] || PATH=/usr/local/sbin:/usr/sbin:/sbin:$PATH\n'
+        "[ ! -O / ] || PATH=/usr/local/sbin:/usr/sbin:/sbin:$PATH\n"  # root; id is a process
         "for file in /etc/profile.d/*.sh; do\n"
         '    [ ! -r "$file" ] || . "$file"\n'
         "done\n"
