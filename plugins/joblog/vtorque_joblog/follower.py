@@ -169,7 +169,7 @@ def _lock_follower(state: Path) -> None:
 
 def main() -> None:
     """Run the follower. The argument is the path of the site config."""
-    paths, (config,) = initialize("joblog")
+    paths, (config,) = initialize("joblog", nice=10)
     (paths.state / DIRECTORY).mkdir(mode=0o700, exist_ok=True)
     wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
     idle = partial(os.eventfd_write, wake, 1)

@@ -363,7 +363,7 @@ def serve(loop: WatcherLoop, events: int, interval: float, needed: Callable[[], 
 
 def main() -> None:
     """Run the watcher; the argument is a site config."""
-    paths, (config,) = initialize(NAME)
+    paths, (config,) = initialize(NAME, nice=10)
     site, _ = service.batch_system(Path(config))
     settings = site[Settings]
     events = changes.events()

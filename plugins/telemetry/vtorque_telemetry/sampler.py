@@ -262,7 +262,7 @@ def _answer(loop: SamplerLoop, control: socket.socket) -> None:
 
 def main() -> None:
     """Run the sampler. Argument: the path of the site config."""
-    paths, (config,) = initialize("telemetry")
+    paths, (config,) = initialize("telemetry", nice=10)
     control = listen(paths.run / "telemetry.sock")
     try:
         site, _ = extensions.load(Path(config), GROUP)
