@@ -81,7 +81,8 @@ def _entry_points(groups: tuple[str, ...], _path: tuple[str, ...]) -> list[Entry
         with contextlib.suppress(Exception):
             points = [point for point in distribution.entry_points if point.group in groups]
             if points:  # of two distributions with one name (PEP 503) the first counts
-                found.setdefault(re.sub(r"[-_.]+", "-", distribution.name).lower(), points)
+                name = _name_version(distribution).split()[0]
+                found.setdefault(re.sub(r"[-_.]+", "-", name).lower(), points)
     return [point for points in found.values() for point in points]
 
 
@@ -91,13 +92,13 @@ def owner(point: EntryPoint) -> str:
 
 @functools.cache
 def _name_version(distribution: Distribution) -> str:
-    return f"{distribution.name} {distribution.version}"
+    found: Any = distribution.metadata  # each access parses the file
+    return f"{found['Name']} {found['Version']}"
 
 
 def installed_plugins() -> dict[str, list[EntryPoint]]:
     found: dict[str, list[EntryPoint]] = {}
-    points = entry_points(GROUP, NODE_GROUP)
-    for point in sorted(points, key=lambda p: (p.group != GROUP, p.name)):
+    for point in sorted(entry_points(GROUP, NODE_GROUP), key=lambda p: (p.group != GROUP, p.name)):
         found.setdefault(point.name, []).append(point)
     return dict(sorted(found.items()))
 

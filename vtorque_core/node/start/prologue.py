@@ -211,8 +211,7 @@ def _attempt(
     try:
         user = job_user(job.owner, site)
         mine = attempt_of(job, user)
-        logged = log.facts()
-        logged |= {"name": job.name, "known_as": job.known_as}
+        logged = log.facts() | {"name": job.name, "known_as": job.known_as}
         keep_facts(site.paths, mine, outcome=_WORDS[outcome], reason=reason, **logged)
         deadline = time.monotonic() + 2 * _REQUEUE
         failed = Proof(mine, state, reason, deadline=deadline, detail=detail)
