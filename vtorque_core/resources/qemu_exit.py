@@ -15,7 +15,7 @@ from itertools import islice
 
 from vtorque_core.api.children import wait_readable
 from vtorque_core.api.vcpu_threads import process_of
-from vtorque_core.base import safefs
+from vtorque_core.base import hypervisor, safefs
 from vtorque_core.resources._user_daemon_exec import descriptor_of
 
 PATIENCE = 0.5  # seconds for QEMU to end; libvirt then ends it
@@ -49,6 +49,7 @@ def end(name: str, uuid: str) -> None:
         has_monitor = any(str(copy.getsockname()).endswith(_MONITOR) for copy in copies)
         if has_monitor and process_of(name, uuid) is not None:
             signal.pidfd_send_signal(qemu, signal.SIGTERM)
+            hypervisor.library()  # imported while QEMU ends, because the caller needs it
             wait_readable([qemu], PATIENCE)
             while process.exists() and time.monotonic() < until:  # init has not reaped it yet
                 time.sleep(0.002)

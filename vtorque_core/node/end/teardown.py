@@ -235,8 +235,7 @@ class _Teardown:
             if name not in header.plugins or "vtorque_teardown" not in self.plugins.hooks_of(name):
                 continue
             look = functools.partial(self._call_plugin, name, ended)
-            error = run_in_child(look, self.time_left())
-            if error:
+            if error := run_in_child(look, self.time_left()):
                 self.report.notes.append(f"plugin {name}, vtorque_teardown: {error}")
         self.enter("release")
 
