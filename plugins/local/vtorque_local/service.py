@@ -164,8 +164,8 @@ class LocalService:
         mine = [entry.job.size for entry in self.entries.values() if entry.job.uid == uid]
         if len(mine) + more > MAX_JOBS:
             raise UsageError(
-                f"you have {len(mine)} jobs and submit {more}, but the limit is {MAX_JOBS}: "
-                "wait for some to end"
+                f"you have {len(mine)} jobs and submit {more} more, but the limit is {MAX_JOBS}: "
+                "wait until some of them end"
             )
         if (total := sum(mine) + more * size) > MAX_SPOOL:
             raise UsageError(

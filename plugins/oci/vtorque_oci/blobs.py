@@ -119,7 +119,7 @@ def copy(descriptor: int, offset: int, size: int, target: Path, expect: str | No
         raise HostFault(f"{target.name}: {error.strerror or error}", stage="copy") from None
     if expect is not None and digest.hexdigest() != expect:
         raise Refused(
-            f"sha256:{expect[:16]}... is damaged: the content has {digest.hexdigest()[:16]}..."
+            f"sha256:{expect[:16]}... is damaged: its hash is {digest.hexdigest()[:16]}..."
         )
 
 

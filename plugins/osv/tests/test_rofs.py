@@ -120,7 +120,7 @@ def test_file_and_directory_do_not_replace_each_other():
     tree = rofs.RofsTree()
     tree.file("/a", b"1")
     tree.file("/a", b"2")
-    with pytest.raises(Refused, match="the image has a file or link at a"):
+    with pytest.raises(Refused, match="a parent of this path is a file or link"):
         tree.file("/a/b", b"")
     tree.directory("/d")
     with pytest.raises(Refused, match="is already a directory"):

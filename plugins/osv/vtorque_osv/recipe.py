@@ -146,7 +146,7 @@ def _root(data: Mapping[str, Any], base: Path, files: bool) -> tuple[str, Path |
         raise _refusal(f"root_share={share!r}: must be the name of a share of the site's config")
     if directory is None:
         if share and files:
-            raise _refusal("files: needs root_directory, the directory of the share's files")
+            raise _refusal("files: needs root_directory, the directory for the share's files")
         return share, None
     if not isinstance(directory, str) or not share:
         raise _refusal("root_directory: must be a path, and needs root_share")

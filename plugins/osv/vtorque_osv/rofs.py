@@ -75,7 +75,7 @@ class RofsTree:
             if found is None:
                 found = self._put(node, part, RofsNode(DIRECTORY))
             if found.mode != DIRECTORY:
-                raise Refused(f"{path}: the image has a file or link at a parent of this path")
+                raise Refused(f"{path}: a parent of this path is a file or link in the image")
             node = found
         return node
 
@@ -153,8 +153,8 @@ def _parts(path: str) -> tuple[bytes, ...]:
     bad = not pure.is_absolute() or b".." in parts or any(b"\0" in part for part in parts)
     if bad or len(os.fsencode(path)) > MAX_PATH or any(len(part) > MAX_NAME for part in parts):
         raise Refused(
-            f"{path!r}: must be an absolute path without '..', with names of up to {MAX_NAME} "
-            f"bytes, and of {MAX_PATH} bytes at most"
+            f"{path!r}: must be an absolute path without '..', of at most {MAX_PATH} bytes, with "
+            f"names of at most {MAX_NAME} bytes"
         )
     return parts
 

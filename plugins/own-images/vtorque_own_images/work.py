@@ -60,7 +60,7 @@ def shares(value: str, home: str, of_site: Sequence[Share]) -> list[Share]:
     """
     if nfs := next((each for each in of_site if each.kind == "nfs"), None):
         # The guest itself mounts such a share, and its root would have the access of any user.
-        raise Refused(f"share {nfs.name} uses NFS, which guests of an own image may not mount")
+        raise Refused(f"share {nfs.name} uses NFS, which guests of your own image may not mount")
     if value == HOME:
         return list(of_site)
     place = PurePosixPath(value)

@@ -62,7 +62,7 @@ class Settings:
             value = getattr(self, name)
             if value and not Path(value).is_absolute():
                 raise ValueError(
-                    f"{name}={value!r} is not an absolute path: write one, or leave it empty"
+                    f"{name}={value!r} is invalid: write an absolute path, or leave it empty"
                 )
         if self.property and not (self.property.isascii() and self.property.isidentifier()):
             raise ValueError(f"property={self.property!r} is invalid: use letters, digits and _")

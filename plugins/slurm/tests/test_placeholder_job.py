@@ -145,7 +145,7 @@ def test_node_that_cannot_be_held_is_refused(slurm, adapter, monkeypatch):
     monkeypatch.setattr(placeholder_job, "_WAIT", 0.0)
     with pytest.raises(
         Refused,
-        match="n3 has no free resources for the job's guests: the placeholder job is pending",
+        match="n3 has no free resources for the job's guests: the job that would reserve",
     ):
         adapter.reserve_node("7", ("n1", "n3"), "n2", "n3")
     adapter.release_node("7", "n3")

@@ -66,7 +66,7 @@ def receive(
     }
     job = adapter.job((), {**client.environ, **environ})
     if job.blob is None or found.name.endswith("+0"):
-        raise Refused(f"job {job_id} also has nodes without guests")
+        raise Refused(f"job {job_id} has nodes without guests, so it cannot be migrated")
     ids = mine.cpus.get(node, ())
     return dataclasses.replace(
         job,
@@ -140,7 +140,8 @@ def _await(client: SlurmClient, job_id: str, node: str) -> JobRecord:
     while (found := _placeholder(client, job_id, node)) is None or found.state != "RUNNING":
         if time.monotonic() >= until:
             raise Refused(
-                f"{node} has no free resources for the job's guests: the placeholder job is pending"
+                f"{node} has no free resources for the job's guests: the job that would reserve "
+                "them is pending"
             )
         time.sleep(pause)
         pause = min(1.5 * pause, _POLL)

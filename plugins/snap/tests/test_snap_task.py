@@ -108,7 +108,7 @@ def test_template_that_is_not_utf8_is_a_host_fault():
         ({"url": "http://localhost:8181/v2"}, "write http://"),
         ({"url": "http://me:pw@localhost"}, "write http://"),
         ({"url": "http://localhost:99999"}, "ort"),
-        ({"url": "https://localhost"}, "ca must be set"),
+        ({"url": "https://localhost"}, "https requires ca"),
         ({"url": "http://far:1", "password": "/x", "name": "[jobid][node]"}, "plain text"),
         ({"url": "http://far:1"}, r"name must contain \[jobid\], and also \[node\]"),
         ({"name": "snap"}, r"name must contain \[jobid\], and also \[node\]"),

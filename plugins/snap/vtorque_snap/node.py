@@ -53,7 +53,7 @@ class Settings:
             )
         _ = url.port  # raises ValueError itself
         if url.scheme == "https" and not self.ca:
-            raise ValueError("ca must be set for https: the CA certificates to verify the server")
+            raise ValueError("https requires ca, the CA certificates that verify the server")
         if url.scheme == "http" and self.password and not here:
             raise ValueError("password would be sent over the network in plain text: use https")
         if "[jobid]" not in self.name or not (here or "[node]" in self.name):

@@ -94,7 +94,7 @@ class Session(GuestConnection):
         StreamError if the guest violates the protocol.
         """
         if self._stdin_window == 0:
-            raise StreamError("no session with the guest: call hello(), also after an error")
+            raise StreamError("no session with the guest: call hello() first")
         state = start if isinstance(start, SessionState) else None
         if isinstance(start, StartRequest):
             self._out += start.encode()
