@@ -238,7 +238,7 @@ def read(path: Path) -> JournalState:
     for number, line in enumerate(lines, start=1):
         try:
             if (header is None) != (line["op"] == "job"):
-                raise ValueError("the first line, and no other line, must be the header")
+                raise ValueError("the header must be the first line, and only the first")
             if header is None:
                 header = _parse_header(line)
             else:

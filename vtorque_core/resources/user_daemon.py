@@ -244,7 +244,7 @@ def _read_record(lock_fd: int) -> dict[str, str]:
 
 def _listen(service: ServedData) -> socket.socket:
     if len(os.fsencode(service.socket)) > MAX_SOCKET_PATH:
-        raise HostFault(f"{service.socket}: has more than {MAX_SOCKET_PATH} bytes, the limit")
+        raise HostFault(f"{service.socket}: is longer than the limit of {MAX_SOCKET_PATH} bytes")
     with (
         safefs.name_errors(f"cannot create the socket {service.socket}"),
         socket.socket(socket.AF_UNIX) as listener,

@@ -498,7 +498,7 @@ def test_interrupted_interactive_job_is_canceled(site, stage):
     [
         (("-t", "3-1"), "-t 3-1: an array has 1 to 200 tasks"),
         (("-t", "0-99999"), "-t 0-99999"),
-        (("-t", "1,"), "-t 1,: write it as"),
+        (("-t", "1,"), "-t 1,: write a list"),
         (("-t", "1%0"), "-t 1%0"),
         (("-t", "0-1", "-I"), "-t cannot be combined with -I"),
         (("-q", "batch"), "-q"),

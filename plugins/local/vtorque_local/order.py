@@ -95,7 +95,7 @@ def array_tasks(text: str) -> tuple[Sequence[int], int]:
     The limit is 0 if not given. Raises UsageError if the text is invalid.
     """
     if not _ARRAY.fullmatch(text):
-        raise UsageError(f"-t {printable(text, 80)}: write it as 0-9, 1,3,5 or 1-10%2")
+        raise UsageError(f"-t {printable(text, 80)}: write a list like 0-9 or 1,3,5 or 1-10%2")
     numbers, _, most = text.partition("%")
     bounds = [part.partition("-")[::2] for part in numbers.split(",")]
     ranges = [range(int(first), int(last or first) + 1) for first, last in bounds]

@@ -81,7 +81,7 @@ def _check(request: LoginRequest, job_id: str) -> None:
         wanted: Any = {"str": str, "int": int, "float": (int, float)}.get(kind, tuple)
         value = getattr(request, name)
         if not isinstance(value, wanted) or isinstance(value, bool):
-            raise ValueError(f"{name} is not a {kind}")
+            raise ValueError(f"the field {name!r} is not a {kind}")
     words = request.words
     if len(words) > MAX_WORDS or any(type(word) is not str or "\0" in word for word in words):
         raise ValueError("the field 'words' is not a command line")

@@ -114,7 +114,7 @@ class EpilogueArgs:
 def _parse(cls: type[A], argv: Sequence[str], least: int) -> A:
     most = len(fields(cls))
     if not least <= len(argv) <= most:
-        raise ValueError(f"{len(argv)} arguments, but Torque passes {least} to {most}")
+        raise ValueError(f"got {len(argv)} arguments, but Torque passes {least} to {most}")
     if not argv[0] or not argv[1]:
         raise ValueError("the first two arguments must be the job id and the user")
     return cls(*argv)

@@ -112,7 +112,7 @@ class Proof:
             if min(*whose, proof.grace, proof.deadline, *(g.rank for g in proof.guests)) < 0:
                 raise ValueError("a number is negative")
             if set(proof.files) - set(USER_FILES):
-                raise ValueError("a file has an unknown name")
+                raise ValueError("a listed file has an unknown name")
         except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
             raise ValueError(f"not a proof: {error}") from None
         return proof

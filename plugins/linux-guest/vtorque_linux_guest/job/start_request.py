@@ -143,5 +143,5 @@ class StartRequest:
 def _text(value: str) -> bytes:
     data = os.fsencode(value)
     if b"\0" in data:
-        raise BadStart(f"a NUL byte in {value[:80]!r}")
+        raise BadStart(f"{value[:80]!r} contains a NUL byte")
     return data + b"\0"
