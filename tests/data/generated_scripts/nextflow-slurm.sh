@@ -14,11 +14,13 @@ NXF_DEBUG=${NXF_DEBUG:=0}; [[ $NXF_DEBUG > 1 ]] && set -x
 entry=${1:-run_task}
 
 now_in_milliseconds() {
-  local time=$(date +%s%3N)
-  if [[ ${#time} == 10 ]]; then echo ${time}000
-  elif [[ $time == *%3N ]]; then echo ${time/\%3N/000}
-  elif [[ ${#time} == 13 ]]; then echo $time
-  else echo "unexpected time: $time"; exit 1
+  local seconds nano
+  read seconds nano < <(date '+%s %N')
+  if [[ $nano =~ ^[0-9]+$ ]]; then
+    nano=$(printf '%09d' "$((10#$nano))")
+    echo "$((seconds * 1000 + 10#${nano:0:3}))"
+  else
+    echo "$((seconds * 1000))"
   fi
 }
 
@@ -41,7 +43,9 @@ make_scratch() {
 }
 
 when_it_exits() {
-  local status=${task_status:=$?}
+  local last=$? status=${task_status:=0}
+  [[ $status -eq 0 && ${copy_status:=0} -ne 0 ]] && status=$copy_status
+  [[ $status -eq 0 && $last -ne 0 ]] && status=$last
   printf -- $status > @HOME@/work/3f/9ac1d2/.exitcode
   set +u
   rm -rf $NXF_SCRATCH || true
@@ -64,15 +68,21 @@ stage_in() {
   ln -s @HOME@/reads.txt reads.txt
 }
 
-stage_out() {
+copy_results() {
   true
-  [[ ${task_status:=0} != 0 ]] && return
   IFS=$'\n'
   for name in $(eval "ls -1d counts.txt" | sort | uniq); do
     mkdir -p @HOME@/work/3f/9ac1d2/$(dirname $name)
     cp -fRL $name @HOME@/work/3f/9ac1d2/
-  done || true
+  done
   unset IFS
+}
+
+stage_out() {
+  if [[ ${task_status:=0} == 0 ]]; then
+    (set -e -o pipefail; (copy_results | tee -a .command.out) 3>&1 1>&2 2>&3 | tee -a .command.err) 3>&1 1>&2 2>&3
+    copy_status=$?
+  fi
 }
 
 run_task() {
@@ -91,7 +101,7 @@ run_task() {
   stage_in
 
   set +e
-  (set -o pipefail; (launch | tee .command.out) 3>&1 1>&2 2>&3 | tee .command.err) &
+  (set -o pipefail; (launch | tee .command.out) 3>&1 1>&2 2>&3 | tee .command.err) 3>&1 1>&2 2>&3 &
   pid=$!
   wait $pid || task_status=$?
   stage_out
