@@ -102,7 +102,7 @@ def parse_sidecar(text: bytes, name: str) -> Sidecar:
         raise ValueError(f"describes an image with another name than {name}")
     for key, kind in _KINDS.items():
         if type(data.get(key)) is not kind:
-            raise ValueError(f"lacks the key {key} of type {kind.__name__}")
+            raise ValueError(f"lacks the key {key} ({kind.__name__})")
     for key in _ROLES:
         if data.get(key) is not None and type(data[key]) is not str:
             raise ValueError(f"has a {key} that is not a file name")

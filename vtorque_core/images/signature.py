@@ -57,7 +57,7 @@ def signer_of(sidecar: Sidecar, signers: Path) -> str:
             code, _, words = keygen("verify", *asked, files=files, stdin=signed_bytes(sidecar))
             if code == 0:
                 return name
-    raise _refusal(sidecar, f"its signature is not valid ({words})", signers)
+    raise _refusal(sidecar, f"the signature is not valid ({words})", signers)
 
 
 def _refusal(sidecar: Sidecar, reason: str, signers: Path) -> Refused:

@@ -113,7 +113,7 @@ def test_changed_sidecar_is_refused(
     assert looked_up(pool, "m", signers).name == "m"
     rewrite(pool, "m", change)
     assert lookup(pool, "m").name == "m", "nothing but the signature tells"
-    with pytest.raises(Refused, match=r"img=m: its signature is not valid .*incorrect"):
+    with pytest.raises(Refused, match=r"img=m: the signature is not valid .*incorrect"):
         looked_up(pool, "m", signers)
 
 
@@ -163,7 +163,7 @@ def test_signed_image_under_another_name_is_refused(
     shutil.copytree(pool / "m", pool / "n")
     rewrite(pool, "n", lambda data: data.update(name="n"))
     images.verify(pool, "n")
-    with pytest.raises(Refused, match=r"img=n: its signature is not valid .*incorrect"):
+    with pytest.raises(Refused, match=r"img=n: the signature is not valid .*incorrect"):
         looked_up(pool, "n", signers)
 
 

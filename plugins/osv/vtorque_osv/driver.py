@@ -68,7 +68,7 @@ class OsvDriver(LateDriver):
             raise Refused(
                 f"image {guest.image.name}: an OSv job can have only one node, not "
                 f"{len(guest.peers) // guest.guests_per_node}",
-                fix="request one node; -vm vms_per_node=N starts N guests there",
+                fix="request one node; -vm vms_per_node=N starts N guests on it",
             )
         cmdline.network_options(guest.addresses)
         yield EnvVar("DISTRO", "OSV")

@@ -144,7 +144,7 @@ class PbsNode(abc.ABC):
         if not name:
             host = self._settings.node or socket.gethostname()
             raise HostFault(
-                f"the batch system has no node {host}; if this host has another name there, set "
+                f"the batch system has no node {host}; if it lists this host by another name, set "
                 "[plugin.pbs] node"
             )
         return name, nodes[name]

@@ -94,5 +94,5 @@ def test_missing_tool_is_named(tools):
 
 def test_unusable_file_system_for_checkpoints_is_named(tools):
     saves, _ = tools(place="/proc/self", **NEW)
-    assert "file system of type proc. Other hosts may read" in saves
+    assert "file system of type proc. Other hosts that mount it may read" in saves
     assert "No such file" in tools(place="/none", **NEW)[0]

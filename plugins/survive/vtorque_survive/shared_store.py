@@ -49,8 +49,8 @@ def require_private(settings: Settings) -> None:
     kind = file_system(Path(settings.checkpoints))
     if kind not in _OWN and not settings.checkpoints_shared:
         raise Refused(
-            f"the checkpoints' directory is on a file system of type {kind}. Other hosts may "
-            "read it, with the guests' memory in plain text. Set another directory "
+            f"the checkpoints' directory is on a file system of type {kind}. Other hosts that "
+            "mount it may read the guests' memory in plain text. Set another directory "
             "([plugin.survive] checkpoints), or accept that (checkpoints_shared = true)"
         )
     if settings.checkpoints_shared:

@@ -52,7 +52,7 @@ def _require_same(old: Element, new: Element) -> None:
     if other:
         what, before, now = other[0], was.get(other[0], "none"), wanted.get(other[0], "none")
         raise Refused(
-            f"the checkpoint does not match this job: its {what} is {before}, not {now}",
+            f"the checkpoint does not match this job: the saved {what} is {before}, not {now}",
             fix="request what the saved job requested",
         )
 

@@ -91,7 +91,7 @@ def _check_exclusive(journal: Journal, share: NodeShare, held: Sequence[JournalS
             whose = "that job" if theirs else "this job"
             raise InUse(
                 f"job {state.header.job.id} of another user runs guests on this node, and the CPU "
-                f"ids of {whose} are unknown: they cannot share the node ([node] exclusive)",
+                f"ids of {whose} are unknown: the jobs cannot share the node ([node] exclusive)",
                 stage="plan",
             )
 
