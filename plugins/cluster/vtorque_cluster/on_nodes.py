@@ -87,7 +87,7 @@ def run(
     errors: dict[str, list[str]] = {node: [] for node in nodes}
 
     class Handler(EventHandler):  # type: ignore[misc]
-        """A collector of output and exit status. ClusterShell calls it in :func:`run`'s thread."""
+        """A collector of output and exit status, called by ClusterShell in :func:`run`'s thread."""
 
         def ev_read(self, worker: Any, node: str, sname: str, msg: bytes) -> None:
             said = errors if sname == worker.SNAME_STDERR else lines

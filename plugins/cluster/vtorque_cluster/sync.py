@@ -1,8 +1,7 @@
 """Fill the nodes' image caches: push from the pool's host, receive on the node. Runs as root.
 
 rsync(1) writes a copy to ``<cache>/.partial/<name>/<version>/`` and continues there after an
-interruption. If the copy's hash matches the pool's sidecar, a rename makes it an image of the
-cache.
+interruption. :func:`receive` moves the copy into the cache if its hash matches the sidecar.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ class SyncResult:
 
 
 def push(places: ImagePlaces, wanted: Sequence[str], node: str, ssh: str = "ssh") -> None:
-    """Send images (default: all) to a node with rsync(1), without files that its cache has.
+    """Send images (default: all) to a node with rsync(1). Skip files that the node's cache has.
 
     Continues an interrupted transfer. Afterwards :func:`receive` must run on the node.
     """

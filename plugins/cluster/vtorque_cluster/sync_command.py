@@ -32,8 +32,8 @@ def sync(
 ) -> None:
     """Copy images (default: all) to the nodes' own caches ([images] cache).
 
-    An interrupted copy continues. A copy whose hash differs from the pool's sidecar is deleted. If
-    you name no image, unused images that are no longer in the pool are removed.
+    A second call continues an interrupted copy. A copy whose hash differs from the pool's sidecar
+    is deleted. If you name no image, unused images that are no longer in the pool are removed.
     """
     places = cache.places(config)
     if nodes is not None:
