@@ -37,7 +37,7 @@ _CHOICES = {"format": FORMATS, "boot": BOOT, "firmware": FIRMWARE}
 class ImageDescription:
     """The user's description of an image.
 
-    The builder detects the value of an empty or None field, or keeps the previous version's value.
+    For an empty or None field, the builder detects the value, or keeps the image's previous value.
 
     Args:
         file: a disk in one of ``FORMATS``, or an ELF kernel that needs no disk.

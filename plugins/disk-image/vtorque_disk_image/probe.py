@@ -129,7 +129,7 @@ def _gpt(descriptor: int) -> Iterator[Partition]:
 
 
 def _firmware(parts: list[Partition]) -> str:
-    """Return ``efi`` if there is an EFI and no BIOS boot partition; otherwise ``bios``."""
+    """Return ``efi`` if an EFI partition exists but no BIOS boot partition; otherwise ``bios``."""
     kinds = {part.kind for part in parts}
     return "efi" if _ESP in kinds and _BIOS_BOOT not in kinds else "bios"
 
