@@ -149,8 +149,8 @@ def submit(
 ) -> SubmitResult:  # fmt: skip
     """Run vsub in a point's directory, with the job script on its standard input.
 
-    vsub reads no file that a guest can write. It inherits ``lock``: if the runner is killed, the
-    lock remains held until vsub ends. vsub runs in a new session, so Ctrl-C does not reach it.
+    vsub inherits ``lock``: if this process is killed, the lock remains held until vsub ends. vsub
+    runs in a new session, so Ctrl-C does not reach it.
 
     Raises:
         HostFault: vsub cannot be started.

@@ -3,7 +3,7 @@
 A point is *waiting*, then *submitting*, then *submitted*, then *done* or *failed* with a reason.
 :meth:`Book.begin` returns when *submitting* is on disk. Other changes may be saved later, at the
 latest when the book is closed. If these changes are lost, the next run of the experiment finds the
-jobs in the batch system's list and from their files.
+jobs by their files and by the batch system's list.
 
 SQLite works in memory and opens no file in the results directory, because guests can write there. A
 guest could write a rollback journal beside the database. Such a journal can name any file as its

@@ -69,7 +69,7 @@ def compare_within(
     """Pair each combination with the baseline combination that is equal on all other axes.
 
     ``baseline`` has ``AXIS=VALUE`` words such as ``bare=true``, which select the baseline
-    combinations. An axis that is missing in one of the two combinations, such as a -vm option, is
+    combinations. If a combination lacks an axis (bare metal has no -vm options), the axis is
     ignored. Raises Refused.
     """
     chosen = matching(results.cells, baseline, str(results.place.definition))

@@ -23,8 +23,7 @@ def create(
     """Create the results directory of an experiment, and return the experiment's plan.
 
     ``versions`` returns the software versions to save. ``repetitions`` overrides the file's value.
-    The database is written last. A directory without it is incomplete; a repeated call may
-    overwrite it.
+    The database is written last. A repeated call may overwrite a directory without a database.
 
     Raises:
         Refused: the file is invalid, or the directory is not empty.

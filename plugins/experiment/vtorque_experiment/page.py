@@ -107,5 +107,5 @@ def _versions(results: Results) -> Iterator[str]:
 
 
 def plots_hint() -> str:
-    """Return why a page has no plots, and what to do. Empty if pages have them."""
+    """Return why a page has no plots, and what to do. Empty if pages have plots."""
     return "" if drawing.can_draw() else drawing.CANNOT_DRAW

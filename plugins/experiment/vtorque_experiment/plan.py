@@ -112,8 +112,8 @@ def read_plan(
 ) -> ExperimentPlan:
     """Read the plan from a directory of results, where a guest may have changed it.
 
-    ``about`` has the notes in the database, and ``points`` is its number of points. Raises Refused
-    if the plan is damaged or incomplete.
+    ``about`` has the database's notes, ``points`` the number of points in the database. Raises
+    Refused if the plan is damaged or incomplete.
     """
     try:
         scripts = {
@@ -154,7 +154,7 @@ def has_seal(plan: ExperimentPlan) -> bool:
 
 
 def drop_seal(plan: ExperimentPlan) -> None:
-    """Delete the seal of a plan whose points are all done, and the copy of :func:`missing_seal`."""
+    """Delete a plan's seal once all points are done, and the copy made by :func:`missing_seal`."""
     (_seals_dir() / plan.seal).unlink(missing_ok=True)
     shutil.rmtree(_readable_copy(plan), ignore_errors=True)
 

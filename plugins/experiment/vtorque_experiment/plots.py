@@ -42,7 +42,7 @@ class ResultPlot:
 
 
 def rows(title: str, unit: str, series: Sequence[PlotSeries], sides: Sequence[str]) -> ResultPlot:
-    """Plot each value as a point and each median as a stroke, one row per combination."""
+    """Plot each value as a dot and each median as a stroke, one row per combination."""
     shown = series[:MOST_ROWS]
     total = sum(len(values) for each in shown for values in each.sides)
     step = max(1, math.ceil(total / MOST_POINTS))
@@ -125,7 +125,7 @@ def _describe_values(values: Sequence[float]) -> str:
 
 
 def _jitter(place: int, count: int) -> float:
-    """Return a point's offset in its row. Points are spread evenly; a single point is centered."""
+    """Return a dot's offset in its row. Dots are spread evenly; up to two dots are centered."""
     return 0.5 if count < 3 else 0.15 + 0.7 * ((place * 0.618034) % 1)
 
 

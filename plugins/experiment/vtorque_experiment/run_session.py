@@ -158,7 +158,7 @@ class DryRun:
 
     @property
     def is_hopeless(self) -> bool:
-        """True if vsub refuses at least one combination, and all that run in guests."""
+        """True if vsub refuses all combinations that run in guests, and at least one in total."""
         guests = [n for n, cell in enumerate(self.cells) if cell.get("bare") is not True]
         return bool(self.refused) and all(n in self.refused for n in guests)
 

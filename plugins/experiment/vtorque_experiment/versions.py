@@ -52,7 +52,7 @@ def collect_versions(config: Path) -> Mapping[str, Any]:
 def note_end(config: Path, path: Path) -> None:
     """Add the versions that changed during a run to a versions file, as ``at_end``.
 
-    For example, the first job has built a new image. Raises OSError, ConfigError.
+    Raises OSError, ConfigError.
     """
     begun = read(path)
     now = json.loads(json.dumps(collect_versions(config)))
