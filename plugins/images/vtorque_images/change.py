@@ -64,8 +64,8 @@ class CommitOptions:
 def verify(pool: Path, name: str, told: Hashed = lambda _done, _all: None) -> Image:
     """Verify an image: the hashes of its files, its disk, and whether QEMU's user can read it.
 
-    If the caller owns the pool, also update the files' inodes and times in the sidecar, for a pool
-    that was copied.
+    If the caller owns the pool, also update the files' inodes and times in the sidecar, because a
+    copied pool has new inodes.
 
     Raises:
         Refused: a check failed; the message names the file and the problem.

@@ -47,8 +47,8 @@ def build(  # noqa: PLR0913 - one for each option
 ) -> None:
     """Build an image and put it into the pool as NAME, replacing an existing image.
 
-    Running jobs keep the old content; new jobs get the new content. With --oci, omit BUILDER. NAME
-    is then by default the name of the container's file or directory without its last suffix.
+    Running jobs keep the old content; new jobs get the new content. With --oci, omit BUILDER, and
+    NAME defaults to the name of the container's file or directory without its last suffix.
     """
     arguments = dict(pairs(options, "-o"))
     if oci is not None:

@@ -37,7 +37,7 @@ def sign(
     payload: bool,
     as_json: bool,
 ) -> None:
-    """Sign an image: its name, the hashes of its files, its kernel's command line and labels.
+    """Sign an image: its name, its labels, the hashes of its files and its kernel's command line.
 
     The files are hashed first. If the config has [images] signers, the key must belong to a signer.
     After a change of content or labels, sign the image again.
