@@ -2,8 +2,8 @@
 
 The resource ``iocm-manager`` starts this process after the first IOcm job (``-vm iocm=true``) has
 booted and ends it with the last IOcm job. The process may be killed at any time, because its state
-is in the job journals and in the file of original IRQ affinities. The next IOcm job then starts the
-process again, which pins the threads of all guests.
+is in the job journals and in the file of original IRQ affinities. The next IOcm job then starts a
+new process, which pins the threads of all guests.
 
 The manager waits for journal changes. While guests run, it also measures their load once per
 interval.
