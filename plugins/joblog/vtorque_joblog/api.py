@@ -10,7 +10,7 @@ Life cycle:
    root (a secret, a socket) within ten seconds. A failed call is repeated as root a minute later.
 2. The process drops all privileges and runs as ``[plugin.joblog] uid``; it cannot write files.
    Another thread, one per sink, calls the handler's methods.
-3. At the end ``close`` has less than half a second.
+3. At the process's end, ``close`` has less than half a second.
 
 The handler gets one record at a time and may block without delaying other handlers. If a handler
 raises OSError or HostFault, it gets the record again later. After any other exception, the record

@@ -163,7 +163,7 @@ def main() -> None:
 
 
 def _claim_descriptor(number: int, flags: int) -> int:
-    """Return a copy of ``number`` that children do not inherit; ``number`` becomes /dev/null."""
+    """Return a close-on-exec copy of descriptor ``number``; redirect ``number`` to /dev/null."""
     found = os.dup(number)
     null = os.open(os.devnull, flags | os.O_CLOEXEC)
     os.dup2(null, number)

@@ -267,7 +267,7 @@ class UnprivilegedSinks:
             os.eventfd_read(self._wake)
 
     def _read_answers(self) -> None:
-        """Process the answers. Raises _ProcessEnded or OSError if the process must be ended."""
+        """Apply the answers. Raises _ProcessEnded or OSError if the process must be ended."""
         if (life := self._life) is None:
             return
         with contextlib.suppress(BlockingIOError):
