@@ -48,8 +48,9 @@ exit 0"""
 def vtorque_guest_context(guest: GuestPlan, site: Site) -> Iterator[ContextItem]:
     """Yield the user's cloud-config, the command of ``vmgr clean`` and the precancel scripts.
 
-    All guests get the cloud-config. Only the first guest gets the rest. Raises Refused for an
-    invalid cloud-config, or if the directory of ``vmgr clean`` is not in a writable share.
+    All guests get the cloud-config. Only the first guest gets the command and the scripts. Raises
+    Refused for an invalid cloud-config, or if the directory of ``vmgr clean`` is not in a writable
+    share.
     """
     if guest.request[CLEAN] and not guest.rank:  # before any program of the user runs there
         yield _clean_command(guest, guest.request[CLEAN])

@@ -65,7 +65,7 @@ def resolv_text(guest: GuestPlan) -> str:
 def profile_text(variables: Mapping[str, str]) -> str:
     """Return /etc/profile.d/vtorque.sh: the site's variables, then the running job's.
 
-    The user owns the file with the job's variables, so only the user's own shells read it
+    The user can change the file of the job's variables, so only the user's own shells read it
     (``test -O``, because ``id -u`` would start a process).
     """
     path = f"{SPOOL}/{ENVIRONMENT}"

@@ -413,7 +413,7 @@ def cancel_commands(guest: GuestPlan, items: Sequence[ContextItem]) -> list[tupl
 
 
 def _add_cancel_agent(script: _Script, commands: Sequence[tuple[str, ...]]) -> None:
-    """Set up a second agent for :func:`cancel_commands`, because the first runs the script."""
+    """Set up a second agent for :func:`cancel_commands`, because the first runs the job."""
     if commands:
         script.step("script for a canceled job")
         lines = ["#!/bin/sh", *(" ".join(quote(word) for word in argv) for argv in commands)]

@@ -32,11 +32,11 @@ def boots_micro(image: Image) -> bool:
 
 
 def guest_root(image: Image) -> Literal["other", "user", "both"]:
-    """Return which ids guest root has in shares: ``user``, ``both`` or ``other``.
+    """Return the host ids of guest root in shares: ``user``, ``both`` or ``other``.
 
-    ``user`` (an own image with the label ``script=root``): guest root has the user's ids. ``both``
-    (``script=sudo``): guest root and the user have the user's ids. ``other``: guest root has its
-    own.
+    ``user`` (the label ``script=root`` of a user's image): the user's ids. ``both``
+    (``script=sudo``): the user's ids, for guest root and for the user. ``other``: other ids than
+    the user's.
     """
     script = image.labels.get("script") if image.source else None
     if script == "root":

@@ -456,8 +456,8 @@ def _reconnect(
 ) -> tuple[socket.socket, float] | None:
     """Reconnect; return the connection and its deadline, or None if the guest is gone.
 
-    If root has announced a break (BREAK_MARKER), retry until the announced time. Otherwise a broken
-    connection means that the guest has ended. If root requests that this job shell detaches, set
+    If root has announced a lost connection (BREAK_MARKER), retry until the announced time. If not,
+    a lost connection means that the guest has ended. If root requests this job shell's exit, set
     ``ending.leaves``.
     """
     while (left := _break_until(guest) - time.time()) > 0 and not stopped():
