@@ -49,7 +49,7 @@ class ClientProcess:
     """A client's process.
 
     Attributes:
-        reading: Pipe that the process closes after reading its request, or -1.
+        reading: Pipe that the process closes after its answer; -1 once it is closed.
         until: Monotonic time at which the process is killed. After the kill, the time at which the
             process counts as stuck.
     """

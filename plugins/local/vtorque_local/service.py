@@ -1,8 +1,8 @@
 """The service of ``local``: a queue with slots. Client input is parsed in other processes.
 
 One thread waits for the client processes, and each running job has its own thread. If the service
-dies, the kernel kills hooks and jobs. The next service tears them down and continues the queue. For
-the protocol, see :mod:`vtorque_local.client`.
+dies, the kernel kills hooks and jobs. The next service tears these jobs down and continues the
+queue. For the protocol, see :mod:`vtorque_local.client`.
 """
 
 from __future__ import annotations
