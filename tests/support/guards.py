@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from types import CodeType, FunctionType, ModuleType
 
-_REFUSING = frozenset({"malformed", "refused", "Refusal", "unknown_key"})
+_REFUSING = frozenset({"refuse", "refused", "Refusal", "unknown_key"})
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ _PLAIN, _ZLIB = b"\x00", b"\x01"  # first byte inside a token
 _MAX_TOKEN = 4 + (MAX_REQUEST + 1) * 4 // 3 + 4
 
 
-def malformed(problem: str) -> NoReturn:
+def refuse(problem: str) -> NoReturn:
     """Raise Refused for a request that ``vsub`` cannot have written."""
     raise Refused(f"the job's request is invalid: {problem}")
 
@@ -49,23 +49,23 @@ def unpack_token(token: str) -> Iterator[bytes]:
     """Yield the bytes of a decoded token, at most MAX_REQUEST. Raises Refused only."""
     match = re.fullmatch(_WORD, token, re.ASCII) if len(token) <= _MAX_TOKEN else None
     if match is None:
-        malformed("it is not a vt1 token")
+        refuse("it is not a vt1 token")
     try:
         data = b64decode(match[1] + "=" * (-len(match[1]) % 4), altchars=b"-_", validate=True)
     except ValueError:
-        malformed("the token is not base64")
+        refuse("the token is not base64")
     if data[:1] == _PLAIN:
         yield data[1:]
         return
     if data[:1] != _ZLIB:
-        malformed("the token's type is unknown")
+        refuse("the token's type is unknown")
     unpacker = zlib.decompressobj()
     try:
         blob = unpacker.decompress(data[1:], MAX_REQUEST + 1)
     except zlib.error:
-        malformed("the token cannot be decompressed")
+        refuse("the token cannot be decompressed")
     if len(blob) > MAX_REQUEST or not unpacker.eof or unpacker.unused_data:
-        malformed(f"the decompressed token is larger than {MAX_REQUEST} bytes")
+        refuse(f"the decompressed token is larger than {MAX_REQUEST} bytes")
     yield blob
 
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
 
-from vtorque_core.api.submission import MAX_REQUEST, malformed
+from vtorque_core.api.submission import MAX_REQUEST, refuse
 from vtorque_core.api.values import FileData, Option
 from vtorque_core.base.errors import Refusal, Refused, printable
 from vtorque_core.base.suggest import hint
@@ -74,21 +74,21 @@ class Request:
             kind, key, content = part[:1], *_split_pair(part[1:], b"=")
             if kind == _SHELL:
                 if shell is not None:
-                    malformed("shell is given twice")
+                    refuse("shell is given twice")
                 shell = _text(content, "shell", MAX_VALUE)
                 if not shell.isprintable():
-                    malformed("shell has control characters")
+                    refuse("shell has control characters")
                 continue
             name = _key(key).decode("ascii")
             if name in seen:
-                malformed(f"key {name} is given twice")
+                refuse(f"key {name} is given twice")
             seen.add(name)
             if kind == _FILE:
                 files[name] = _file(*_split_pair(content, b"\0"))
             else:
                 pairs.append((name, _text(content, "a -vm value", MAX_VALUE)))
             if len(pairs) > MAX_PAIRS or len(files) > MAX_FILES:
-                malformed(f"it has over {MAX_PAIRS} values or {MAX_FILES} files")
+                refuse(f"it has over {MAX_PAIRS} values or {MAX_FILES} files")
         return Request(tuple(pairs), files, shell)
 
 
@@ -231,22 +231,22 @@ def unpack(blob: bytes) -> Iterator[bytes]:
     document = _object(_json(blob), "the document", ("v", "vm", "files", "shell"))
     version = document["v"]
     if type(version) is not int or version != VERSION:
-        malformed(f"it is not of version {VERSION}: submit the job again")
+        refuse(f"it is not of version {VERSION}: submit the job again")
     for item in _list(document["vm"], "vm", MAX_PAIRS):
         if not isinstance(item, list) or len(item) != 2:
-            malformed("a -vm pair is not a list of two")
+            refuse("a -vm pair is not a list of two")
         yield _VALUE + _key(item[0]) + b"=" + _bytes(item[1], "a -vm value")
     if not isinstance(document["files"], dict) or len(document["files"]) > MAX_FILES:
-        malformed(f"files is not an object of at most {MAX_FILES}")
+        refuse(f"files is not an object of at most {MAX_FILES}")
     for key, item in document["files"].items():
         entry = _object(item, "a file", ("name", "data"))
         try:
             content = b64decode(_bytes(entry["data"], "a file"), validate=True)
         except ValueError:
-            malformed("a file is not base64")
+            refuse("a file is not base64")
         name = _bytes(entry["name"], "a file's name")
         if b"\0" in name:
-            malformed("a file's name has a NUL character")
+            refuse("a file's name has a NUL character")
         yield _FILE + _key(key) + b"=" + name + b"\0" + content
     if document["shell"] is not None:
         yield _SHELL + b"=" + _bytes(document["shell"], "shell")
@@ -254,7 +254,7 @@ def unpack(blob: bytes) -> Iterator[bytes]:
 
 def _check_size(blob: bytes) -> None:
     if len(blob) > MAX_REQUEST:
-        malformed(f"has {len(blob)} bytes (limit: {MAX_REQUEST})")
+        refuse(f"has {len(blob)} bytes (limit: {MAX_REQUEST})")
 
 
 def _json(blob: bytes) -> Any:
@@ -263,11 +263,11 @@ def _json(blob: bytes) -> Any:
             blob.decode("utf-8"), object_pairs_hook=_unique, parse_constant=_no_constant
         )
     except UnicodeDecodeError:
-        malformed("it is not UTF-8")
+        refuse("it is not UTF-8")
     except RecursionError:
-        malformed("it is nested too deep")
+        refuse("it is nested too deep")
     except ValueError as error:
-        malformed(printable(str(error)))
+        refuse(printable(str(error)))
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -283,19 +283,19 @@ def _no_constant(word: str) -> NoReturn:
 
 def _object(value: Any, what: str, fields: tuple[str, ...]) -> dict[str, Any]:
     if not isinstance(value, dict) or set(value) != set(fields):
-        malformed(f"{what} is not an object with exactly {', '.join(fields)}")
+        refuse(f"{what} is not an object with exactly {', '.join(fields)}")
     return value
 
 
 def _list(value: Any, what: str, most: int) -> list[Any]:
     if not isinstance(value, list) or len(value) > most:
-        malformed(f"{what} is not a list of at most {most}")
+        refuse(f"{what} is not a list of at most {most}")
     return value
 
 
 def _bytes(value: Any, what: str) -> bytes:
     if not isinstance(value, str):
-        malformed(f"{what} is not text")
+        refuse(f"{what} is not text")
     return value.encode("utf-8", "surrogatepass")  # invalid UTF-8: _text refuses it
 
 
@@ -320,21 +320,21 @@ def _text(value: bytes, what: str, most: int) -> str:
     text = value.decode("utf-8", "surrogateescape")
     problem = _text_problem(text, most)
     if problem:
-        malformed(f"{what} {problem}")
+        refuse(f"{what} {problem}")
     return text
 
 
 def _key(value: Any) -> bytes:
     key = value.encode("utf-8", "replace") if isinstance(value, str) else value
     if not isinstance(key, bytes) or not _KEY.fullmatch(key):
-        malformed("a -vm key is not a short lower-case word")
+        refuse("a -vm key is not a short lower-case word")
     return key
 
 
 def _file(name: bytes, content: bytes) -> FileData:
     text = _text(name, "a file's name", MAX_FILE_NAME)
     if not text.isprintable() or "/" in text:
-        malformed("a file's name has a slash or control characters")
+        refuse("a file's name has a slash or control characters")
     if len(content) > MAX_FILE:
-        malformed(f"a file has {len(content)} bytes (limit: {MAX_FILE})")
+        refuse(f"a file has {len(content)} bytes (limit: {MAX_FILE})")
     return FileData(text, content)

@@ -96,7 +96,7 @@ def resize(
     with job_lock(paths, lock_name(path), wait), node_lock(paths), Journal.open(paths, path) as j:
         held = list(walk(paths))
         (state,) = (s for s in held if s.path == path)
-        mine = _growing(state, guest, use)
+        mine = _growable_leases(state, guest, use)
         new = _grow(state, mine, count, leased_resources([s for s in held if s.path != path]))
         if new:
             fields = {k: mine[0].args[k] for k in ("use", "least", "most", "cpus")}
@@ -121,7 +121,7 @@ def _grow(state: JournalState, mine: Sequence[Record], count: int, others: Lease
     return room[: max(0, min(count, most) - len(mine))][: max(0, len(floating) - keep)]
 
 
-def _growing(state: JournalState, guest: int, use: str) -> list[Record]:
+def _growable_leases(state: JournalState, guest: int, use: str) -> list[Record]:
     mine = _leases(state, guest, use)
     if not mine or not mine[0].args["most"]:
         raise Refused(f"no {use} cores can be added to guest {guest} of job {state.header.job.id}")

@@ -145,7 +145,7 @@ def log_to_job(paths: Paths, job: RunningJob, phase: str) -> Iterator[None]:
         yield
 
 
-def watched(guest: RunningGuest, seconds: float | None = None) -> AbstractContextManager[None]:
+def kill_stopped(guest: RunningGuest, seconds: float | None = None) -> AbstractContextManager[None]:
     """During a ``with`` block, kill a guest's daemons as soon as the user stops them.
 
     QEMU would wait for a stopped daemon. After ``seconds`` (default: 30), kills all daemons.
@@ -166,7 +166,7 @@ def worker(
 
     Raises HostFault if no worker is free by ``deadline`` (monotonic), or if ``failed`` is set.
     """
-    with libvirt_worker(paths, job.job.uid, deadline, failed), watched(guest, seconds):
+    with libvirt_worker(paths, job.job.uid, deadline, failed), kill_stopped(guest, seconds):
         yield
 
 

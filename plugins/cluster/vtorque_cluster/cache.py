@@ -129,7 +129,7 @@ def _gather(cache: Path, sent: Path, copy: Sidecar) -> None:
 
 
 def _commit(places: ImagePlaces, sent: Path, copy: Sidecar) -> None:
-    def signed(new: Sidecar) -> str:
+    def sign(new: Sidecar) -> str:
         if new.version != copy.version:
             raise Refused(
                 f"image {copy.name}: the copy is version {new.version}, not {copy.version}"
@@ -138,7 +138,7 @@ def _commit(places: ImagePlaces, sent: Path, copy: Sidecar) -> None:
 
     made = copy.name, sent / copy.name / copy.version, copy.built, copy.builder
     try:
-        options = change.CommitOptions(places.paths, sign=signed)
+        options = change.CommitOptions(places.paths, sign=sign)
         change.commit(places.cache, *made, options=options)
     except Refused:
         shutil.rmtree(sent / copy.name, ignore_errors=True)
@@ -148,8 +148,8 @@ def _commit(places: ImagePlaces, sent: Path, copy: Sidecar) -> None:
 def _adopt(cache: Path, copy: Sidecar) -> None:
     """Give the cache's image the labels and signature of a received copy of the same version."""
 
-    def adopted(now: Sidecar) -> Sidecar:
+    def adopt(now: Sidecar) -> Sidecar:
         same = now.version == copy.version
         return replace(now, built=copy.built, signature=copy.signature) if same else now
 
-    change.rewrite(cache, copy.name, "sync", adopted)
+    change.rewrite(cache, copy.name, "sync", adopt)

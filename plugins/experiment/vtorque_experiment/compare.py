@@ -10,7 +10,7 @@ from vtorque_core.api import Refused
 from vtorque_experiment import figures
 from vtorque_experiment.figures import Ratio, Statistics
 from vtorque_experiment.matrix import Cell, label
-from vtorque_experiment.results import Results, matching
+from vtorque_experiment.results import Results, select_numbers
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ def compare_within(
     combinations. If a combination lacks an axis (bare metal has no -vm options), the axis is
     ignored. Raises Refused.
     """
-    chosen = matching(results.cells, baseline, str(results.place.definition))
+    chosen = select_numbers(results.cells, baseline, str(results.place.definition))
     fixed = {pair.partition("=")[0] for pair in baseline}
     pairs = []
     for number, cell in enumerate(results.cells):

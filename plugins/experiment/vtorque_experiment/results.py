@@ -94,7 +94,7 @@ def read(directory: Path) -> Results:
         book.close()
 
 
-def matching(cells: Sequence[Cell], wanted: Sequence[str], where: str) -> list[int]:
+def select_numbers(cells: Sequence[Cell], wanted: Sequence[str], where: str) -> list[int]:
     """Return the numbers of the combinations that all ``AXIS=VALUE`` pairs select.
 
     Raises Refused if none match.

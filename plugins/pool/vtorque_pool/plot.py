@@ -19,23 +19,23 @@ def page(name: str, jobs: int, results: Sequence[SimulationResult]) -> str:
     return (
         f"<!DOCTYPE html><html lang='en'><head><meta charset='utf-8'><title>{title}</title>"
         "<style>body{font-family:sans-serif;margin:2em}text{font-size:12px}</style></head>"
-        f"<body><h1>{title}</h1>{_drawing(results)}<pre>{lines}</pre></body></html>\n"
+        f"<body><h1>{title}</h1>{_svg(results)}<pre>{lines}</pre></body></html>\n"
     )
 
 
-def _drawing(results: Sequence[SimulationResult]) -> str:
+def _svg(results: Sequence[SimulationResult]) -> str:
     most_hours = _next_round_value(max(each.machine_hours for each in results))
     most_wait = _next_round_value(max(each.mean_wait for each in results))
     wide, high = _WIDTH - _LEFT - 20, _HEIGHT - _TOP - _BOTTOM
     groups = {key: i for i, key in enumerate(dict.fromkeys(_group(each) for each in results))}
 
-    def at(hours: float, wait: float) -> tuple[float, float]:
+    def position(hours: float, wait: float) -> tuple[float, float]:
         return _LEFT + wide * hours / most_hours, _TOP + high * (1 - wait / most_wait)
 
     parts = []
     for step in range(5):
-        x, _ = at(most_hours * step / 4, 0)
-        _, y = at(0, most_wait * step / 4)
+        x, _ = position(most_hours * step / 4, 0)
+        _, y = position(0, most_wait * step / 4)
         parts.append(_text(x, _HEIGHT - _BOTTOM + 18, f"{most_hours * step / 4:g}", "middle"))
         parts.append(_text(_LEFT - 8, y + 4, f"{most_wait * step / 4:g}", "end"))
         parts.append(f"<path d='M{_LEFT} {y:.1f}H{_LEFT + wide}' stroke='#ddd'/>")
@@ -44,7 +44,7 @@ def _drawing(results: Sequence[SimulationResult]) -> str:
     for key, index in groups.items():
         colour = _COLOURS[index % len(_COLOURS)]
         mine = sorted((r for r in results if _group(r) == key), key=lambda r: r.machine_hours)
-        points = [at(each.machine_hours, each.mean_wait) for each in mine]
+        points = [position(each.machine_hours, each.mean_wait) for each in mine]
         line = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
         parts.append(f"<polyline points='{line}' fill='none' stroke='{colour}'/>")
         for each, (x, y) in zip(mine, points, strict=True):

@@ -79,7 +79,7 @@ def steps(view: View) -> list[Step]:
         done += _mend(view, shape)
     touched = {step.node for step in done}
     wanted = _count_needed(view, shapes)
-    starts = view.settings.max_creating - sum(len(_building(view, shape)) for shape in shapes)
+    starts = view.settings.max_creating - sum(len(_new_nodes(view, shape)) for shape in shapes)
     for shape in shapes:
         grown = list(_grow(view, shape, wanted[shape.name], starts, touched))
         starts -= sum(step.kind == "start" for step in grown)
@@ -170,7 +170,7 @@ def _can_run(job: QueuedJob, shape: MachineShape) -> bool:
     )
 
 
-def _building(view: View, shape: MachineShape) -> list[str]:
+def _new_nodes(view: View, shape: MachineShape) -> list[str]:
     """Return the nodes of a shape that have a machine but are not up."""
     return [
         name
@@ -185,7 +185,7 @@ def _grow(
 ) -> Iterator[Step]:
     """Yield actions that add nodes: return drained nodes to service, then create machines."""
     free = sum(_state(view, name) == "free" for name in shape.names)
-    building = len(_building(view, shape))
+    building = len(_new_nodes(view, shape))
     lacking = wanted - free - building
     for name in shape.names:
         node = view.nodes.get(name)

@@ -187,7 +187,7 @@ def test_doctor_reports_a_missing_plugin(settings, tmp_path, monkeypatch):
 
 def test_doctor_names_nodes_without_the_feature(slurm, settings, tmp_path):
     def found():
-        return installation._unmarked(replace(settings, feature="vm"), SlurmClient(settings))
+        return installation._unmarked_nodes(replace(settings, feature="vm"), SlurmClient(settings))
 
     slurm.node(features={"n1": "a,vm", "n2": "(null)", "n3": "vmx"})
     assert found() == "nodes without the feature vm: n2, n3"

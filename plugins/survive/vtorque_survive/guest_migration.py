@@ -110,7 +110,7 @@ def await_state(uri: str, uuid: str, seconds: float) -> State:
 
 def pause(guest: RunningGuest) -> None:
     """Pause a guest before its migration."""
-    with suspend.watched(guest):
+    with suspend.kill_stopped(guest):
         libvirt.suspend_domain(guest.uri, guest.uuid, suspend.STOPS)
 
 

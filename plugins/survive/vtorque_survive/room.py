@@ -40,7 +40,7 @@ def require_room(store: Store, part: Path, guests: list[GuestData], settings: Se
     """
     if (reserved := _reserve_file(part, guests)).exists():
         return
-    need = _need(guests)
+    need = _required_bytes(guests)
     had, _ = disk_usage(part)
     used = store.used_bytes() - had
     if settings.checkpoint_quota and used + need > settings.checkpoint_quota * _MIB:
@@ -63,7 +63,7 @@ def _reserve_file(part: Path, guests: list[GuestData]) -> Path:
     return part / f"{RESERVED}{guests[0].guest.rank}"
 
 
-def _need(guests: list[GuestData]) -> int:
+def _required_bytes(guests: list[GuestData]) -> int:
     need = sum((each.guest.ram_mib + _OVERHEAD) * _MIB for each in guests)
     return need + sum(each.disk.stat().st_blocks * 512 for each in guests if each.disk is not None)
 

@@ -114,7 +114,7 @@ def check(site: Site) -> Iterator[HealthResult]:
         return
     client = SlurmClient(settings)
     try:
-        found, others = problem(settings, client), _unmarked(settings, client)
+        found, others = problem(settings, client), _unmarked_nodes(settings, client)
     except HostFault as error:
         found, others = str(error), ""
     if found:
@@ -133,7 +133,7 @@ def check(site: Site) -> Iterator[HealthResult]:
         )
 
 
-def _unmarked(settings: Settings, client: SlurmClient) -> str:
+def _unmarked_nodes(settings: Settings, client: SlurmClient) -> str:
     """Return a message about nodes that lack vTorque but can get --vm= jobs, or an empty string."""
     conf = Path(settings.conf)
     script = conf.with_name("cli_filter.lua")
