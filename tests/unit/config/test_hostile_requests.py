@@ -78,9 +78,9 @@ def test_file_in_place_of_text_and_text_in_place_of_file_are_refused(site, loade
 @pytest.mark.parametrize(
     ("argv", "words"),
     [
-        ([], "0 arguments, but Torque passes 6 to 8"),
-        (["1.x"], "1 arguments, but Torque passes 6 to 8"),
-        (["x"] * 12, "12 arguments, but Torque passes 6 to 8"),
+        ([], "got 0 arguments, but Torque passes 6 to 8"),
+        (["1.x"], "got 1 arguments, but Torque passes 6 to 8"),
+        (["x"] * 12, "got 12 arguments, but Torque passes 6 to 8"),
         (["", "u", "g", "n", "r", "q"], "the first two arguments must be the job id and the user"),
         (
             ["1.x", "", "g", "n", "r", "q"],
