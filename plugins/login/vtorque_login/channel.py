@@ -77,9 +77,10 @@ class Stream:
 
 
 def greet(connection: socket.socket, key: bytes, until: float) -> Stream:
-    """Authenticate as the requesting host. Raise ChannelBroken if the other side is not the job.
+    """Authenticate this host to the job, and the job to this host; return the stream.
 
-    ``until`` is the deadline by the monotonic clock.
+    Raise ChannelBroken if the other side is not the job. ``until`` is the deadline by the
+    monotonic clock.
     """
     mine = os.urandom(_NONCE)
     connection.sendall(mine + _sum(key, b"waiting", mine))
@@ -94,9 +95,9 @@ def greet(connection: socket.socket, key: bytes, until: float) -> Stream:
 
 
 def answer(connection: socket.socket, key: bytes, until: float) -> Stream:
-    """Authenticate the requesting host, then authenticate as the job. Raise ChannelBroken on error.
+    """Authenticate the host of a request, then this job to that host; return the stream.
 
-    ``until`` is the deadline by the monotonic clock.
+    Raise ChannelBroken on error. ``until`` is the deadline by the monotonic clock.
     """
     first = read_exactly(connection, _NONCE + _SUM, until)
     theirs, proof = first[:_NONCE], first[_NONCE:]
@@ -113,7 +114,7 @@ def answer(connection: socket.socket, key: bytes, until: float) -> Stream:
 
 
 def read_exactly(connection: socket.socket, count: int, until: float | None = None) -> bytes:
-    """Return exactly ``count`` bytes. Raise ChannelBroken if the connection is closed before.
+    """Return exactly ``count`` bytes. Raise ChannelBroken if the connection ends first.
 
     ``until`` is the deadline for all bytes by the monotonic clock, because a socket's timeout would
     restart with each byte.

@@ -1,4 +1,4 @@
-"""Process beside a job's script that polls the owner's home for requests and answers them.
+"""Process that polls the owner's home for requests and answers them, beside the job's script.
 
 If the batch system cannot run commands on nodes, the job shell (pid JOBSHELL) starts ``python -I -m
 vtorque_login.companion CONFIG JOB NODE SECONDS JOBSHELL`` as the owner. The process opens no port.
@@ -37,7 +37,7 @@ class Companion:
         self._passed_on: dict[str, float] = {}  # expiry of each request, Unix seconds
 
     def poll(self) -> None:
-        """Start answers to new requests. Ignore invalid files, which users and guests can write."""
+        """Start a process for each new request. Ignore invalid files of users and guests."""
         self._running = [child for child in self._running if child.poll() is None]
         with contextlib.suppress(OSError, VtorqueError), requests.directory(self._job_id) as place:
             self._forget_expired(place)
@@ -92,7 +92,7 @@ class Companion:
 
 
 def answer_environ() -> dict[str, str]:
-    """Return the environment of answering commands, without the job's variables."""
+    """Return the environment for answering a request, without the job's variables."""
     account = pwd.getpwuid(os.getuid())
     return {
         "PATH": "/usr/bin:/bin", "LC_ALL": "C.UTF-8", "HOME": account.pw_dir,
@@ -101,7 +101,7 @@ def answer_environ() -> dict[str, str]:
 
 
 def _is_root_only(place: str) -> bool:
-    """Return whether only root can change an absolute path without links."""
+    """Return whether ``place`` is an absolute path without links that only root can change."""
     path = Path(place)
     if not path.is_absolute() or os.path.realpath(place) != place:
         return False

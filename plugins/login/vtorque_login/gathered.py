@@ -1,4 +1,4 @@
-"""Collect the records of running jobs from their nodes, for commands that only read them.
+"""Collect the records of running jobs from their nodes, for commands that only read records.
 
 Records may come from code in a guest, so sizes and names are limited. Readers treat the content as
 untrusted, like all kept records.
@@ -122,7 +122,7 @@ class _Unpacking:
         self._lock = threading.Lock()
 
     def place(self, said: Any) -> Place:
-        """Return the record sent by a node. Raise ValueError, TypeError or KeyError if invalid."""
+        """Return the record in ``said``. Raise ValueError, TypeError or KeyError if invalid."""
         key = str(said["key"])
         if not _KEY.fullmatch(key):
             raise ValueError(key)

@@ -70,8 +70,8 @@ class RemoteCommand:
 def run(asked: RemoteCommand, config: Path) -> int | None:
     """Run the command on the job's node.
 
-    Return its exit code, or None if the command must run on this host, because the job is here or
-    has ended.
+    Return its exit code, or None if the command must run on this host, for example because the
+    job has ended.
 
     Raises:
         Refused: The job has not started.

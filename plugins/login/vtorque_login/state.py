@@ -34,8 +34,8 @@ class NodeState:
     Attributes:
         phase: The job's phase.
         guests: Rank and name of each guest.
-        elsewhere: Name and state of each node outside the job's allocation to which guests of the
-            job migrated. The job's owner cannot query these nodes.
+        elsewhere: Name of each node outside the job's allocation to which guests of the job
+            migrated, and the job's state there. The job's owner cannot query these nodes.
     """
 
     phase: str
@@ -43,7 +43,7 @@ class NodeState:
     elsewhere: tuple[tuple[str, NodeState], ...] = ()
 
     def on_node(self, job_id: str, node: str) -> Iterator[JobOnNode]:
-        """Yield the state of this node, then of the nodes in ``elsewhere``."""
+        """Yield the job's state on this node, then on the nodes in ``elsewhere``."""
         for each, state in ((node, self), *self.elsewhere):
             yield JobOnNode(job_id, each, state.phase, tuple(name for _, name in state.guests))
 
