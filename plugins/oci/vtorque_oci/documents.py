@@ -48,7 +48,7 @@ def parse_index(tag: str, arch: str, document: int) -> Iterator[bytes]:
 
 
 def parse_manifest(kind: str, arch: str, document: int) -> Iterator[bytes]:
-    """Yield the contents of a manifest of the media type ``kind``.
+    """Yield the contents of a manifest or index of the media type ``kind``.
 
     For an index, yield INDEX and the values of :func:`parse_index`. For a manifest, yield MANIFEST,
     then digest and size of the configuration and of each layer.

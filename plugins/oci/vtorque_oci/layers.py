@@ -25,7 +25,7 @@ def apply(
 ) -> None:
     """Apply a layer to the tree. Raises Refused.
 
-    ``keep`` selects extended attributes. ``budget`` is shared by all layers of the image. A
+    ``keep`` selects extended attributes. ``budget`` limits all layers of the image together. A
     whiteout at any position in the layer hides files of lower layers.
     """
     listed = [member for member in members(file, most, budget) if not is_device(member)]
@@ -46,7 +46,7 @@ def apply(
 
 
 def check_digest(file: BufferedReader, expect: str | None) -> None:
-    """Raise Refused if a layer's digest differs from the configuration."""
+    """Raise Refused unless a layer's SHA-256 is ``expect``. None accepts every layer."""
     if expect is None:
         return
     file.seek(0)
