@@ -1,4 +1,4 @@
-"""The command line of a guest that boots from its disk. It is written to the job's overlay."""
+"""Write OSv's command line to the overlay of a guest that boots from its disk."""
 
 from __future__ import annotations
 

@@ -98,7 +98,7 @@ def mount_options(targets: Iterable[str], first: int = 0) -> list[str]:
 
 
 def boot_line(options: Iterable[str], environ: Mapping[str, str], command: str) -> str:
-    """Return OSv's command line, with the variables that OSv would expand on the script disk.
+    """Return OSv's command line. It includes variables that OSv would expand on the script disk.
 
     All other variables are on the script disk. Raises Refused if the line is too long.
     """

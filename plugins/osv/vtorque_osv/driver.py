@@ -97,7 +97,7 @@ class OsvDriver(LateDriver):
     def late_items(
         self, guest: GuestPlan, items: Sequence[ContextItem], order: bytes, site: Site
     ) -> Iterator[Single | Resource]:
-        """Yield the resource or device from which this guest reads the script's command line."""
+        """Yield OSv's command line and, unless the mode is ``rest``, the script disk."""
         asked = BootOrder.decode(order)
         commands = script.parse(asked.script, check.named_commands(guest.image))
         environ = environment(guest, items, asked)
