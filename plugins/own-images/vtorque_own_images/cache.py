@@ -1,4 +1,4 @@
-"""The cache of a user's converted images. Each digest has a squashfs and a JSON file.
+"""The cache of a user's converted images. An image has a squashfs and a JSON file.
 
 The directory belongs to the user, and only the user's processes access it. Finished files are moved
 into it. A killed conversion leaves only ``.work-*``, from which the next conversion continues.
@@ -108,7 +108,7 @@ class Cache:
 
     @contextmanager
     def hold_conversion(self, digest: str) -> Iterator[Path]:
-        """Hold the lock of a digest, and yield a directory for its conversion.
+        """Hold the lock of an image's digest, and yield a directory for converting the image.
 
         The directory stays after an exception other than Refused: the next pull of the digest
         continues with the layers that are complete.

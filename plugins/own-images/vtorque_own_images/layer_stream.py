@@ -95,7 +95,7 @@ class LayerStream:
     def check(self, digest: str | None) -> None:
         """Read the rest of the layer; raise Refused if it is damaged or has another SHA-256.
 
-        ``digest`` is the expected SHA-256 in hexadecimal; None: any.
+        ``digest`` is the expected SHA-256 in hexadecimal, or None for any.
         """
         while self._read_part(_CHUNK):
             pass

@@ -1,6 +1,6 @@
 """The image of a submitted ``-vm img=`` value: the base image's kernel and the user's squashfs.
 
-The value is untrusted. This module does not open the file: a user process serves it to QEMU.
+The value is untrusted. This module does not open the squashfs: a user process serves it to QEMU.
 """
 
 from __future__ import annotations

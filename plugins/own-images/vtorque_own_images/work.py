@@ -1,8 +1,8 @@
 """Choose the directory of the home that guests of a user's own image can access.
 
 By default, this is the directory of the submission. Code in a container can be hostile. With access
-to the whole home, it could change ``~/.bashrc``, ``~/.ssh`` and, on a user's own machine, vTorque's
-files, and thus take over the account.
+to the whole home, the code could change ``~/.bashrc``, ``~/.ssh`` and, on a user's own machine,
+vTorque's files, and thus take over the account.
 """
 
 from __future__ import annotations
