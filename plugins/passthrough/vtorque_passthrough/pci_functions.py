@@ -1,7 +1,7 @@
 """Read this node's PCI functions from sysfs, and find those that a guest can have.
 
-For plugins that lease cards. This module changes nothing; :mod:`vtorque_passthrough.vfio` assigns a
-function to a guest. Sources: sysfs-bus-pci and sysfs-kernel-iommu_groups of the kernel's
+Plugins that lease cards import this module. It changes nothing; :mod:`vtorque_passthrough.vfio`
+assigns a function to a guest. Sources: sysfs-bus-pci and sysfs-kernel-iommu_groups of the kernel's
 Documentation/ABI/testing.
 """
 
@@ -120,7 +120,7 @@ def group_of(all_: Iterable[PciFunction], group: str) -> tuple[PciFunction, ...]
 def virtual_functions(cards: Iterable[str], sysfs: str = SYSFS) -> dict[str, VirtualFunction]:
     """Return the virtual functions of the network interfaces ``cards``, by PCI address.
 
-    Functions that the node uses, or that share an IOMMU group, are left out.
+    Omits functions that the node uses, and functions that share an IOMMU group or have none.
     """
     everything = functions(sysfs)
     found = {}

@@ -3,8 +3,8 @@
 A plugin that yields a :class:`PciDevice` must acquire its :class:`Vfio` in ``vtorque_pre_boot``.
 libvirt's managed mode is not enough for two reasons. First, with ``relabel='no'`` libvirt does not
 change the owner of the IOMMU group, so QEMU could not open it. Second, libvirt rebinds the host's
-driver before the card is reset. ``managed='yes'`` has no effect on a function that is already
-bound. Source: sysfs-bus-pci of the kernel's ABI documentation.
+driver before the card is reset. The element's ``managed='yes'`` has no effect, because the function
+is already bound. Source: sysfs-bus-pci of the kernel's ABI documentation.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _APPEAR = 5.0  # seconds until devtmpfs has created /dev/vfio/<group>
 class PciDevice(ListElement):
     """A PCI function of the host, assigned to the guest by VFIO.
 
-    Claim ``address`` (``0000:3b:00.0``) first, with all functions of its IOMMU group
+    Before you yield this element, claim all functions of the IOMMU group of ``address``
     (:mod:`vtorque_passthrough.pci_functions`). libvirt raises QEMU's memory lock limit to the
     guest's RAM plus 1 GiB.
 
