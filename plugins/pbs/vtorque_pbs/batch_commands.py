@@ -139,8 +139,8 @@ class Commands:
         Args:
             job_id: The job.
             then: Value of ``qalter -l`` for the next start; empty for no change.
-            wait: Seconds to wait for a refusal of the server. Without a refusal, the requeue counts
-                as accepted, and the commands continue in the background.
+            wait: Seconds to wait for the commands. After that time, the requeue counts as
+                accepted, and the commands continue in the background.
 
         Raises:
             HostFault: The server refuses, or qrerun is missing.

@@ -156,7 +156,7 @@ def request_token(resources: Mapping[str, str]) -> str | None:
 
 
 def ppn(nodes: str) -> int:
-    """Return the processors per node (``ppn``) in the first part of ``nodes=``; 1 if not given."""
+    """Return the processors per node (``ppn``) before the first ``+``; 1 if not given."""
     match = re.search(r":ppn=([0-9]{1,6})(?=[:+]|$)", nodes.split("+", maxsplit=1)[0], re.ASCII)
     return int(match[1]) if match else 1
 

@@ -20,7 +20,7 @@ _MODES = re.compile(r"(?<![^:+])(exclusive\w*|shared|default)(?=[:+#]|$)", re.AS
 
 
 def torque_counts(resources: Mapping[str, str]) -> dict[str, int]:
-    """Return the counts in ``gres=``, and the smallest number of GPUs in a part of ``nodes=``."""
+    """Return the counts in ``gres=``, and the smallest ``gpus=`` in ``nodes=``."""
     found = dict(_gres(resources))
     gpus = [int(n) for n in _GPUS.findall(resources.get("nodes", ""))]
     if gpus or resources.get(GPUS, "").isdecimal():
@@ -29,7 +29,7 @@ def torque_counts(resources: Mapping[str, str]) -> dict[str, int]:
 
 
 def torque_chunk(chunk: str, needs: Needs) -> str:
-    """Add GPUs to a part of ``nodes=``, in exclusive mode, so that jobs do not share them."""
+    """Add GPUs to a chunk of ``nodes=``, in exclusive mode, so that jobs do not share the GPUs."""
     if needs.resources.get(GPUS) and not _GPUS.search(chunk):
         chunk += f":gpus={needs.resources[GPUS]}"
     if needs.resources.get(GPUS) and not _MODES.search(chunk):
@@ -67,7 +67,7 @@ def torque_granted(exec_gpus: str, nodes: str, node: str) -> dict[str, Grant]:
 
     Args:
         exec_gpus: From the server: ``n1-gpu/0+n1-gpu/1`` (node_manager.c).
-        nodes: The request. GPUs that other jobs may share are omitted from the result.
+        nodes: ``Resource_List.nodes``. GPUs that other jobs may share are omitted from the result.
         node: The node's name.
     """
     parts = [part.strip().rpartition("/") for part in exec_gpus.split("+")]
@@ -79,7 +79,7 @@ def torque_granted(exec_gpus: str, nodes: str, node: str) -> dict[str, Grant]:
 
 
 def openpbs_counts(resources: Mapping[str, str]) -> dict[str, int]:
-    """Return the smallest count of each resource in the job's request and in its chunks."""
+    """Return the smallest count of each resource, over the job's ``-l`` values and its chunks."""
     found = {name: int(n) for name, n in resources.items() if n.isdecimal()}
     for chunk in resources.get("select", "").split("+"):
         for name, count in _counts(chunk):

@@ -1,7 +1,7 @@
 """Mixed requests: jobs with guests on some nodes and bare metal on others. No I/O.
 
-Parts of ``nodes=`` or ``select=`` with the site's property get guests, and the others are bare
-metal. If no part has the property, vsub adds it to all of them.
+``+`` separates the parts of ``nodes=`` and ``select=``. Parts with the site's property get guests;
+other parts are bare metal. If no part has the property, vsub adds the property to all parts.
 """
 
 from __future__ import annotations

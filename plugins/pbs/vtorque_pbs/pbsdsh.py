@@ -40,7 +40,7 @@ class TorqueShell(PbsJobShell):
     def node_command(
         self, command: Sequence[str], environ: Mapping[str, str], nodes: Sequence[str] = ()
     ) -> list[str]:
-        """Return a pbsdsh(1B) command that runs once per host."""
+        """Return a pbsdsh(1B) command that runs ``command`` once per host."""
         return _pbsdsh_command(["-u"], "-n {}", command, environ, nodes)
 
 
@@ -53,7 +53,7 @@ class OpenPbsShell(PbsJobShell):
     def node_command(
         self, command: Sequence[str], environ: Mapping[str, str], nodes: Sequence[str] = ()
     ) -> list[str]:
-        """Return a pbsdsh(1B) command that runs once per chunk."""
+        """Return a pbsdsh(1B) command that runs ``command`` once per chunk."""
         return _pbsdsh_command(["--"], "-n {} --", command, environ, nodes)
 
 

@@ -40,8 +40,8 @@ class PbsRequest:
 def torque_given(resources: Mapping[str, str], feature: str = "") -> PbsRequest:
     """Return the CPUs and MiB that a job requests on the node with the fewest CPUs.
 
-    ``feature`` is the property of VM nodes. In a mixed request, only parts with this property
-    count.
+    ``feature`` is the property of VM nodes. In a mixed request, only parts of ``nodes=`` with
+    this property count.
     """
     parts = _chunks(resources.get("nodes", ""))[0]
     chunks = list(compress(parts, mixed_requests.select_guest_parts(parts, feature)))
@@ -75,7 +75,7 @@ def torque_additions(resources: Mapping[str, str], needs: Needs, feature: str) -
     limit these parts, too.
 
     Raises:
-        Refused: A part without guests precedes one with guests.
+        Refused: A bare-metal part precedes a part with guests.
         UsageError: The additions conflict with the user's request.
     """
     found: dict[str, str] = {}
@@ -234,7 +234,7 @@ def _pairs(chunk: str) -> dict[str, str]:
 def exclusive_place(wanted: str, resources: Mapping[str, str]) -> dict[str, str]:
     """Return the site's ``-l`` value for exclusive nodes, unless the user's values set it.
 
-    OpenPBS accepts ``place`` only with ``select``. Other words in the user's ``place`` are kept.
+    OpenPBS accepts ``place`` only with ``select``. Other words of ``place`` (``pack``) are kept.
 
     Args:
         wanted: The site's ``name=value``, or "".

@@ -54,7 +54,7 @@ class PbsJobShell(JobShell):
     def node_command(
         self, command: Sequence[str], environ: Mapping[str, str], nodes: Sequence[str] = ()
     ) -> list[str]:
-        """Return a pbsdsh(1B) command that runs once per host."""
+        """Return a pbsdsh(1B) command that runs ``command`` once per host."""
         return ["pbsdsh", "-u", *command]
 
 

@@ -180,7 +180,7 @@ class PbsSubmitter:
         )
 
     def submit(self, args: SubmitArgs, blob: bytes | None, needs: Needs | None) -> int:
-        """Replace this process with qsub, or run qsub if files must be removed afterwards.
+        """Submit with qsub, or print the result for the submit filter or setup.
 
         Raises:
             UsageError: qsub is missing, or would run a word other than ``args.script`` as script.
@@ -240,7 +240,7 @@ class PbsSubmitter:
         return batch_commands.user_command(self._settings, program, self._dialect.programs)
 
     def _make_known(self) -> None:
-        """Add ``bindir`` of the settings to PATH: the job shell looks for pbsdsh in PBS_O_PATH."""
+        """Add the setting ``bindir`` to PATH, which qsub copies to PBS_O_PATH for the job shell."""
         place, path = self._settings.bindir, os.environ.get("PATH", "")
         if place and place not in path.split(":"):
             os.environ["PATH"] = f"{path}:{place}" if path else place

@@ -173,7 +173,6 @@ class TorqueNode(PbsNode):
                 raise
 
     def _walltime(self, job: BatchJob) -> float | None:
-        """Query the job's walltime in seconds."""
         return walltime_seconds((self.ask(job.id) or {}).get("Resource_List.walltime", ""))
 
     def requeue_now(self, job: BatchJob, hook_waits: bool) -> int:
@@ -211,7 +210,7 @@ class TorqueNode(PbsNode):
         return self._settings.property in _properties(node)
 
     def restrict_to_node(self, job: Attributes, node: str) -> str:
-        """Add the node's name to ``nodes``, which has one part in a single-node job."""
+        """Replace the node count 1 in ``nodes`` by the name ``node``."""
         asked = job.get("Resource_List.nodes", "")
         count, colon, rest = asked.partition(":")
         if count not in ("1", node) or not is_one_part(asked):
