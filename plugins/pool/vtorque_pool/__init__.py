@@ -1,1 +1,1 @@
-"""Create and delete machines as nodes of the batch system, as jobs need them."""
+"""Create machines for waiting jobs as nodes of the batch system, and delete idle machines."""

@@ -1,4 +1,4 @@
-"""``python -I -m vtorque_pool``, as called by the programs in slurm.conf."""
+"""Run :mod:`vtorque_pool.programs` with ``python -I -m vtorque_pool``."""
 
 import sys
 

@@ -40,8 +40,6 @@ def _open_pool(config: Path | None) -> tuple[Machines, Slurm | Pbs]:
 
 
 def _pass_pool(command: Callable[..., None]) -> Callable[..., None]:
-    """Pass the result of ``_open_pool`` to a command."""
-
     def run(context: click.Context, /, config: Path | None, **given: Any) -> None:
         command(*_open_pool(config or context.obj), **given)
 
@@ -96,7 +94,7 @@ def config(context: click.Context, config: Path | None) -> None:
 @click.option("--dry-run", is_flag=True, help="Print what would be done, without doing it.")
 @click.pass_context
 def setup(context: click.Context, config: Path | None, undo: bool, dry_run: bool) -> None:
-    """Prepare the server's host: slurm.conf, programs, directory, unit. Root only."""
+    """Set up the pool on the host of slurmctld or pbs_server. Root only."""
     site, place = site_and_installation(config or context.obj)
     settings = site[Settings]
     slurm = settings.batch == "slurm"

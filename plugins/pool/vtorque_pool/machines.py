@@ -261,7 +261,7 @@ class Machines:
 
     @contextlib.contextmanager
     def _lock_nodes(self, nodes: list[str]) -> Iterator[tuple[list[str], list[str]]]:
-        """Lock the nodes; yield the nodes locked by this process, and by other processes."""
+        """Lock the nodes; yield the locked nodes, and the nodes that other processes hold."""
         held: list[int] = []
         mine, theirs = [], []
         end = time.monotonic() + self.settings.timeout

@@ -1,4 +1,4 @@
-"""Load the pool's site config and drivers, open its log, and change the user."""
+"""Load the pool's site config and drivers, open its log, and switch from root to its user."""
 
 from __future__ import annotations
 

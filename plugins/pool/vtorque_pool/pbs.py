@@ -237,8 +237,8 @@ def _torque_job(part: str) -> dict[str, str]:
 def _open_jobs(text: str) -> list[dict[str, str]]:
     r"""Return the attributes of each job in the output of OpenPBS's ``qstat -f -w``.
 
-    Each attribute is one line. A newline in a value appears as ``\n`` (qstat.c,
-    convert_feed_chars), so user text cannot forge a line. Without ``-w``, it could.
+    With ``-w``, each attribute is one line. A newline in a value appears as ``\n`` (qstat.c,
+    convert_feed_chars), so user text cannot forge a line.
     """
     found: list[dict[str, str]] = []
     for line in text.split("\n"):

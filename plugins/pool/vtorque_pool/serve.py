@@ -40,7 +40,7 @@ def serve(settings: Settings, machines: Machines, batch: Slurm | Pbs) -> None:
 
 
 def tidy(settings: Settings, machines: Machines, batch: Slurm | Pbs) -> int:
-    """Run one round; return its number of actions. Raises Refused if another process runs one."""
+    """Run a round; return its number of actions. Raises Refused if another process runs rounds."""
     with _hold_service_lock(machines):
         return make_round(settings, machines, batch)()
 

@@ -173,7 +173,7 @@ _STATES: tuple[tuple[set[str], State], ...] = (
 
 
 def _time(text: str) -> float:
-    """Parse a local time printed by Slurm into a Unix time; 0 if there is none."""
+    """Return the Unix time of a local time that Slurm printed, or 0 for other text."""
     try:
         return time.mktime(time.strptime(text, "%Y-%m-%dT%H:%M:%S"))
     except (ValueError, OverflowError):

@@ -1,4 +1,4 @@
-"""Driver for the site's own hosts: virsh on this host, or on others with ``qemu+ssh``.
+"""Driver for the site's own hosts: libvirt on this or, with ``qemu+ssh``, another host.
 
 Options:
 
@@ -69,7 +69,7 @@ class Libvirt:
         self._most = most
 
     def create(self, order: MachineOrder) -> Machine:
-        """Create the disk, then the domain. :meth:`machines` lists disks of killed processes."""
+        """Create the disk, then the domain. :meth:`machines` also lists a disk without a domain."""
         if self.quota() == 0:
             raise StockOut(f"{self._uri} has {self._most} machines, the maximum")
         image = self._image(order.image)
@@ -292,7 +292,7 @@ def seed(order: MachineOrder, secrets: bytes = b"", *, local: bool = False) -> b
 
 
 def _mac(order: MachineOrder) -> str:
-    """Return the MAC address of all machines of a node, so that DHCP gives them one address."""
+    """Return the MAC address of all machines of a node, so that all get the same IP address."""
     found = hashlib.sha256(f"{order.cluster}/{order.node}".encode()).hexdigest()
     return ":".join(["02", *(found[n : n + 2] for n in range(0, 10, 2))])
 
