@@ -80,7 +80,7 @@ class Figures:
 
     @property
     def overhead_share(self) -> float | None:
-        """The CPU time of ``overhead`` divided by that of the vCPUs."""
+        """The CPU time ``overhead`` divided by the CPU time of the vCPUs."""
         if self.overhead is None or not self.cpu:
             return None
         return self.overhead / self.cpu

@@ -119,7 +119,10 @@ def _plot(
     top: float = 0.0,
     per: str | None = None,
 ) -> Iterator[Plot]:
-    """Yield a line plot; nothing without data. If ``per`` is given, the unit is bytes + ``per``."""
+    """Yield a line plot; nothing without data.
+
+    With ``per``, the values are bytes, and the unit is, for example, ``MiB`` followed by ``per``.
+    """
     series = {name: values for name, values in series.items() if values}
     if not series:
         return
