@@ -1,4 +1,4 @@
-"""Health checks of SCAM for ``vtorque doctor``."""
+"""Health checks of the plugin scam for ``vtorque doctor``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""SCAM on the node: exclusive cores, cache partitions and unmerged memory pages for a guest.
+"""The plugin scam on the node: exclusive cores, cache partitions and unmerged memory for a guest.
 
 When the guest starts, libvirt creates cache partitions for its vCPU threads through the kernel's
 resctrl (arch/x86/resctrl.rst). libvirt removes the partitions when the guest ends.
@@ -120,7 +120,7 @@ def vtorque_render_domain(guest: GuestPlan, site: Site) -> Iterator[Element]:
 
 
 def steps_of(bank: CacheBank, percent: int) -> int:
-    """Return the lowest bandwidth limit (percent) of the bank that is at least ``percent``."""
+    """Return the bank's lowest possible bandwidth limit not below ``percent``."""
     whole = -(-percent // bank.bandwidth_step) * bank.bandwidth_step
     return min(100, max(whole, bank.bandwidth_least))
 
