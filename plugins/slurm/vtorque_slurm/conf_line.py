@@ -1,4 +1,4 @@
-"""Set a line of slurm.conf(5), and later undo this byte for byte.
+"""Set a line of slurm.conf(5), and later restore the old line byte for byte.
 
 The administrator's line becomes a comment directly below the new line. Undo changes only these two
 lines, and keeps later edits of other lines.

@@ -152,7 +152,7 @@ def add_to_accounting(client: SlurmClient, job_id: str, line: str) -> bool:
 
 
 def mark(client: SlurmClient, feature: str, healthy: bool, reason: str) -> None:
-    """Add the feature to this node if it is healthy, otherwise remove it."""
+    """Add the feature to this node if ``healthy``, otherwise remove the feature."""
     if not feature:
         return
     node = this_node(client)

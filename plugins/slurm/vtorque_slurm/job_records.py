@@ -124,7 +124,7 @@ def components(text: str, job_id: str) -> tuple[str, ...]:
 
 
 def bare_nodes(text: str, job_id: str, number: int) -> list[BareNode]:
-    """Return the nodes of a component, each with the number of tasks that fit on its CPUs.
+    """Return a component's nodes, each with the number of tasks that fit on its CPUs.
 
     ``text`` is the output of ``scontrol show job -d ID+N``, where N is ``number``.
     """

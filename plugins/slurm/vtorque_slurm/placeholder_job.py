@@ -2,8 +2,8 @@
 
 Root submits a placeholder job that holds the guest's resources on that node. Adding the node to the
 job's allocation does not work: Slurm gives the node's CPUs to other jobs, and 24.11 drains the node
-(both observed). The placeholder is named after the job and the node. It is canceled when the guest
-ends or migrates to another node.
+(both observed). The placeholder is named after the job and the node. vTorque cancels it when the
+guest ends or migrates to another node.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def receive(
 
 
 def let_go(client: SlurmClient, job_id: str, node: str) -> None:
-    """Cancel the job's placeholder on a node, if there is one."""
+    """Cancel the job's placeholder on a node. Idempotent."""
     client.run("scancel", "--user=root", f"--name={_name(job_id, node)}")
 
 
@@ -161,10 +161,10 @@ def _placeholder_id(client: SlurmClient, job_id: str, node: str) -> str:
 
 
 def _text(client: SlurmClient, job_id: str, field: str) -> str:
-    """Return one field of a job, even if users can set the field to any text.
+    """Return one field of a job, which may contain any text of the user.
 
-    The query prints only this field, so its text cannot imitate other fields. Without slurmdbd, the
-    account is such a field.
+    The query prints only this field, so the text cannot imitate other fields. Without slurmdbd,
+    users can choose any account.
     """
     said = client.ask("squeue", "--noheader", f"--jobs={job_id}", f"--Format={field}:2000")
     return said.removesuffix("\n").rstrip()

@@ -37,7 +37,7 @@ def merge(own: str | None, word: str) -> str:
 
 
 def fits_comment(own: str | None, word: str) -> bool:
-    """Return whether the encoded request fits into the user's comment."""
+    """Return whether the comment with the encoded request has at most MAX_COMMENT bytes."""
     try:
         merge(own, word)
     except UsageError:

@@ -274,7 +274,7 @@ def _further_components(line: CommandLine) -> list[str]:
 def _has_files(blob: bytes) -> bool:
     """Return whether a request contains files of the user, which other users must not read.
 
-    The request is JSON text without blanks.
+    ``blob`` is JSON text without blanks.
     """
     return b'"files":{}' not in blob
 
