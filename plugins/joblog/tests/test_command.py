@@ -103,7 +103,7 @@ def test_console_of_a_running_guest_is_shown(paths, tmp_path, monkeypatch):
     mine.add_facts(job="42.srv")
     assert cli(paths, tmp_path, "--console", "42.srv").output == "login:\\x1b[2J\n"
     monkeypatch.setattr(os, "access", lambda path, *_: not str(path).endswith("console.log"))
-    assert "only root can read the console" in str(
+    assert "you cannot read the console" in str(
         cli(paths, tmp_path, "--console", "42.srv").exception
     )
     mine.add_facts(ended=1.0)

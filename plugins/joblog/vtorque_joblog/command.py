@@ -148,7 +148,7 @@ def _show_console(paths: Paths, job_id: str, guest: int, follow: bool) -> None:
         raise Refused(f"job {printable(job_id)} has no running guest {guest} on this node")
     if not os.access(found[-1], os.R_OK):
         raise Refused(
-            f"only root can read the console of guest {guest}: a job's owner can read consoles "
+            f"you cannot read the console of guest {guest}: a job's owner can only read consoles "
             "of linux guests that have reached the phase ready"
         )
     for line in _lines(_console(found[-1], follow)):

@@ -82,8 +82,8 @@ def describe(args: pbs.QsubArgs, script: bytes) -> QsubJob:
         for key in given or ("",):
             if f"{option} {key}".rstrip() not in SUPPORTED:
                 raise UsageError(
-                    f"{printable(f'{option} {key}'.rstrip(), 80)}: is not supported here; "
-                    f"supported: {', '.join(sorted(SUPPORTED))}"
+                    f"{printable(f'{option} {key}'.rstrip(), 80)}: is not supported by the "
+                    f"local batch system; supported: {', '.join(sorted(SUPPORTED))}"
                 )
         if letter in tables:
             tables[letter].update(given)
