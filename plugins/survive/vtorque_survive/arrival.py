@@ -38,7 +38,7 @@ def answer(here: ThisNode, question: bytes, more: IO[bytes], first: IO[bytes]) -
         here: This node.
         question: The line with the request.
         more: The input stream after that line.
-        first: The output stream, for anything that must be sent before the answer.
+        first: The output stream, for the acknowledgements of :func:`.migrate_disk.receive`.
 
     Raises:
         UsageError: If the request is invalid.
@@ -163,10 +163,11 @@ def _complete_arrival(
 def record_departure(
     here: ThisNode, key: str, node: str, to: str, guests: list[dict[str, Any]]
 ) -> str:
-    """Record that guests of a job have migrated from ``node`` to the node ``to``.
+    """Record that guests of a job have migrated to the node ``to``.
 
-    ``node`` is empty if the job keeps other guests on the source node. ``guests`` describes the
-    migrated guests if this is the job's first node, otherwise it is empty.
+    In the job's list of nodes, ``to`` replaces ``node``. ``node`` is empty if the source keeps
+    other guests of the job. ``guests`` describes the migrated guests if this is the job's first
+    node, otherwise it is empty.
     """
     if job := _job(here, key):
         nodes = [to if each == node else each for each in job.kept.facts().get("nodes", ())]
@@ -179,7 +180,10 @@ def record_departure(
 
 
 def record_state(here: ThisNode, key: str, node: str, state: dict[str, Any]) -> str:
-    """Record, on the job's first node, the job's state on ``node``, outside the allocation."""
+    """Record a job's state on ``node``, which is outside the job's allocation.
+
+    Runs on the job's first node.
+    """
     if job := _job(here, key):
         others = outside_nodes(job).items()  # drop earlier places of these guests
         there = {other: each for other, each in others if each["guests"] != state["guests"]}

@@ -3,11 +3,11 @@
 The steps of a checkpoint:
 
 1. Let the script's guest and the job shell survive the loss of their connection (:func:`_hold`).
-2. One process pauses the guests, gets the session state from the job shell, copies the disks,
-   saves the memory, resumes the guests, and syncs all files.
+2. One process pauses the guests, gets the state of the job shell's session with the guest, copies
+   the disks, saves the memory, resumes the guests, and syncs all files.
 3. If the job must end, wait until all guests are saved, then end the first guest, which runs the
-   script. The job shell detects the guest's end and writes its session state. Notify the requester,
-   then end the job.
+   script. The job shell detects the guest's end and writes the session's state. Notify the
+   requester, then end the job.
 
 A file in the job's state directory names the requested checkpoint, so a new watcher can continue if
 a watcher was killed. Each step is idempotent. Memory that libvirt saved before a process was killed
@@ -124,7 +124,7 @@ class CheckpointWatcher:
     def begin(self, paths: Paths, job: RunningJob, asker: int) -> tuple[str, Child] | None:
         """Start the next step of a checkpoint; return the step's name and process, or None.
 
-        ``asker`` is the pid of the requester, which must exit before a saved job ends, or 0.
+        ``asker`` is the requester's pid, or 0. A saved job is ended after the requester has exited.
         """
         asked, phase = SaveTask.read(paths, job), suspend.phase(job)
         settings, config = self.settings, self.config
@@ -241,7 +241,7 @@ def _keep_tools(paths: Paths, job: RunningJob) -> None:
 def _free_id(store: Store, job: RunningJob, asked: SaveTask) -> str:
     """Return an unused id for the next checkpoint.
 
-    If the job continues after the checkpoint, the id ends with the job's number of phases so far.
+    The id is the job key, followed by a number if the job continues or the key is in use.
     """
     number = len(job.phases)
     name = job.job.key if asked.ends else f"{job.job.key}-{number}"
@@ -497,7 +497,7 @@ def _ask_session(of: _Saving) -> None:
 def _inspect_disks(guests: list[GuestData], then: Callable[[dict[str, list[int]]], None]) -> None:
     """Call ``then`` with the result of :func:`vtorque_survive.tools.disks`, in a child process.
 
-    The user's file system may hang or fail. A hanging child holds no lock of the job.
+    If the user's file system hangs, only the child hangs.
     """
     if not any(saving.has_user_disk(each.guest.run_dir) for each in guests):
         then({})

@@ -68,7 +68,7 @@ def _request_on_all(
 ) -> kept_records.Place:
     """Send a request to the watchers of all the job's nodes. Return the job's kept records.
 
-    The request to this node is the last, because the others may take seconds.
+    The request to this node is sent last.
     """
     paths = service.paths(config)
     places = kept_records.find(paths, job_id, None if os.geteuid() == 0 else os.getuid())

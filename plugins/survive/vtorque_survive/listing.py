@@ -1,4 +1,4 @@
-"""The list of a user's checkpoints on this node, and requests to remove one.
+"""The list of a user's checkpoints on this node, and requests to remove a checkpoint.
 
 ``<state>/survive/<uid>/`` has a list, which root writes and the user may read. It also has a FIFO
 that only the user may write to. Each line in the FIFO is the id of a checkpoint to remove. Root's

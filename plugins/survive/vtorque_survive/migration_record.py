@@ -158,9 +158,9 @@ def keep_for_return(paths: Paths, key: str) -> None:
 
 
 def migrated_addresses(guests: Sequence[GuestPlan], paths: Paths) -> Iterator[PoolClaim]:
-    """Yield the addresses of migrated guests, except guests of the same job as ``guests``.
+    """Yield the addresses of other jobs' migrated guests.
 
-    A restarted job may reuse the addresses of its previous attempt.
+    The job of ``guests`` may reuse the addresses of its previous attempt.
     """
     mine = {guest.job.id for guest in guests}
     for move in all_moves(paths):

@@ -141,7 +141,7 @@ def _check_placeholder(here: migration.ThisNode, job: RunningJob) -> None:
 
 
 def _notify_first(here: migration.ThisNode, job: RunningJob, *, again: bool) -> None:
-    """Report the phase on this node to the job's first node, where the owner runs ``vmgr``."""
+    """Report the job's phase on this node to the job's first node."""
     facts, phase = job.kept.facts(), job.phases[-1][0]
     if not job.guests or (not again and facts.get(_TOLD, suspend.RUNS) == phase):
         return  # the sender has reported that they run here

@@ -65,7 +65,7 @@ def vtorque_pre_boot(job: NodeJob) -> None:
 
 @hookimpl
 def vtorque_post_boot(job: NodeJob) -> None:
-    """Remove records of failed restores or an earlier migration, because the guests run."""
+    """Remove the job's records of failed restores or of an earlier migration."""
     _record_start(job)
 
 

@@ -72,10 +72,10 @@ class NodePart:
         return self._part / f"node{self.number if number is None else number}.{kind}"
 
     def make(self) -> Path:
-        """Return the directory of the unfinished checkpoint.
+        """Return the directory of the unfinished checkpoint. The first node creates it.
 
         Raises:
-            HostFault: If another node has abandoned it.
+            HostFault: If another node has abandoned the checkpoint.
         """
         if self.number == 0 and not self.store.lost_path(self.name).exists():
             return self.store.make(self.name)
@@ -83,10 +83,12 @@ class NodePart:
         return self.store.begun_path(self.name)
 
     def begin(self, tools: Mapping[str, str], *, ends: bool) -> None:
-        """On the first node, write the request (``ends``, ``tools``). On others, compare ``tools``.
+        """On the first node, write the request. On other nodes, compare ``tools`` with the request.
+
+        ``tools`` maps the names of programs to versions.
 
         Raises:
-            HostFault: If ``tools`` differ from those in the request.
+            HostFault: If the versions differ.
         """
         if not self.has_other_nodes:
             return
@@ -132,7 +134,7 @@ class NodePart:
             time.sleep(_POLL)
 
     def end(self) -> None:
-        """Forbid other nodes to abandon the checkpoint, before the job's first guest ends.
+        """Forbid other nodes to abandon the checkpoint. The first guest may then end.
 
         Raises:
             HostFault: If another node has abandoned the checkpoint.
@@ -242,7 +244,7 @@ class NodePart:
 
 
 class RequestReader:
-    """Reads first nodes' requests to save jobs. Reading may hang, so a child process reads."""
+    """Reads requests to save a job from the job's first node. A child process does the reading."""
 
     def __init__(self, settings: Settings) -> None:
         self._top = settings.checkpoints if settings.checkpoints_shared else ""

@@ -1,7 +1,7 @@
 """Requests from a job's owner to root's watcher, and the answers.
 
-The owner writes a line to a FIFO (fifo(7)) in root's directory for the job. Only the owner may
-write to it. A FIFO passes no file descriptors, and root never blocks on it. Root writes the answer
+The owner writes a line to a FIFO (fifo(7)) in root's directory for the job. No other user may write
+to the FIFO. A FIFO passes no file descriptors, and root never blocks on it. Root writes the answer
 to a file among the job's kept records.
 """
 
@@ -76,7 +76,7 @@ def listen(path: Path) -> int:
 
 
 def take_request(descriptor: int) -> tuple[str, str, int] | None:
-    """Return word, token and pid from the last line, as :func:`ask` wrote it. Never blocks."""
+    """Return word, token and pid from the last line that :func:`ask` wrote. Never blocks."""
     try:
         said = os.read(descriptor, _MOST)
     except OSError:

@@ -41,7 +41,7 @@ log = logging.getLogger(__name__)
 class RestoredDisk(Resource):
     """A guest's own disk: a copy of ``source`` in a checkpoint, or an empty file.
 
-    :mod:`vtorque_survive.migrate_disk` writes the content of a migrating guest to the empty file.
+    If the guest migrates, :mod:`vtorque_survive.migrate_disk` fills the empty file.
     """
 
     kind = "survive-disk"

@@ -71,7 +71,7 @@ def require_mounted(top: Path) -> None:
 def is_shared_by_nodes(site: Site) -> bool:
     """Return whether any node can restore a checkpoint, not only the node that saved it.
 
-    The batch system must be able to report whether a job on another node has ended.
+    Return False if the batch system cannot report whether a job on another node has ended.
     """
     return site[Settings].checkpoints_shared and service.batch_system(site.path)[1].knows_all_nodes
 
@@ -151,8 +151,8 @@ def _lock_file(path: str, verb: str) -> Iterator[None]:
 class Gate:
     """A barrier: no guest of a restored multi-node job resumes before all are restored.
 
-    Each node records in its use mark that its guests are ready. A node that times out removes this
-    record. A lock ensures that either all guests resume, or none.
+    Each node records in its :class:`UseMark` file that its guests are ready. A node that times out
+    removes this record. A lock ensures that either all guests resume, or none.
     """
 
     def __init__(
@@ -233,13 +233,13 @@ class Gate:
 
 
 def acquire_mark(store: Store, found: Manifest, job: JobAttempt, site: Site) -> UseMark:
-    """Return the use mark for a job, after waiting until no other job uses the checkpoint.
+    """Wait until no other job uses the checkpoint, then return the job's :class:`UseMark`.
 
     Asks the batch system only about jobs on other nodes. For a job on this node, the journals show
     whether it has ended.
 
     Raises:
-        HostFault: If another job uses the checkpoint.
+        HostFault: If another job still uses the checkpoint.
     """
     path = _mark_of(store, found)
     others = [(found.job, found.node)]
@@ -275,10 +275,12 @@ def in_use_fault(text: str, stage: str | None = None) -> HostFault:
 
 
 def reserved_addresses(guests: Sequence[GuestPlan], site: Site) -> Iterator[PoolClaim]:
-    """Yield the addresses of checkpoints and of this node's leases, except those of ``guests``.
+    """Yield the network addresses in all checkpoints and in this node's leases.
+
+    A restored guest keeps its addresses. Those of ``guests`` are therefore not included.
 
     Raises:
-        HostFault: If the directory is missing or hangs.
+        HostFault: If the checkpoint directory is missing or hangs.
     """
     if not (site[Settings].checkpoints and is_shared_by_nodes(site)):
         return
@@ -321,7 +323,7 @@ def _write_addresses(top: Path, to: BinaryIO) -> None:
 
 
 def _user_addresses(directory: Path) -> Iterator[tuple[str, str]]:
-    """Yield the addresses in a user's checkpoints and use marks (:class:`UseMark`)."""
+    """Yield the addresses in a user's checkpoints, and in the files of :class:`UseMark`."""
     for found in Store(directory.parent, int(directory.name)).manifests():
         for guest in found.guests:
             yield from guest.leased
@@ -330,7 +332,7 @@ def _user_addresses(directory: Path) -> Iterator[tuple[str, str]]:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    """Return the content of a use mark; empty if it is missing or invalid."""
+    """Return the content of a :class:`UseMark` file; empty if it is missing or invalid."""
     try:
         found = json.loads(path.read_bytes())
     except (FileNotFoundError, ValueError):

@@ -55,7 +55,7 @@ def _require_saveable(job: NodeJob) -> None:
 
 
 def record_start(job: NodeJob) -> None:
-    """Remove records of failed restores or an earlier migration, because the guests run."""
+    """Remove the job's records of failed restores or of an earlier migration."""
     if placeholder.is_migrating(job):  # a record of an earlier migration from here
         migration_record.forget(job.site.paths, job.guests[0].job.key)
     else:

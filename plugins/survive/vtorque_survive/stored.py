@@ -37,7 +37,7 @@ SCHEMA = 1
 
 
 class Unreachable(HostFault):
-    """Error if the checkpoint directory cannot be read. It does not mark the node as faulty."""
+    """Error if the checkpoint directory cannot be read. The node is not marked as faulty."""
 
     blames_node = False
 
@@ -89,7 +89,7 @@ class Manifest:
     nodes: int = 1  # of the job; guests are in rank order
 
     def node_part(self, index: int) -> Self:
-        """Return the manifest with the guests of node ``index``. Node 0 has the user's disks."""
+        """Return the manifest with the guests of node ``index``. Only node 0 has ``disks``."""
         count = len(self.guests) // self.nodes
         disks = {} if index else self.disks
         return replace(self, guests=self.guests[index * count :][:count], disks=disks)
@@ -216,7 +216,7 @@ class Store:
             replace_file(str(part / MANIFEST), manifest.encode(), mode=0o600)
 
     def is_written(self, name: str) -> bool:
-        """Return whether an unfinished checkpoint is complete."""
+        """Return whether the manifest of an unfinished checkpoint is written."""
         return (self.part(name) / MANIFEST).exists()
 
     def finish(self, name: str) -> None:
@@ -307,15 +307,15 @@ class Store:
             (self.directory / found.id / OVER).touch(mode=0o600)
 
     def hold(self, name: str) -> None:
-        """Create the mark file of the checkpoint from which a held job is restored by default."""
+        """Create a file that makes a held job restore this checkpoint by default."""
         (self.directory / name / HELD).touch(mode=0o600)
 
     def release_hold(self, name: str) -> None:
-        """Remove the mark file that :meth:`hold` creates."""
+        """Remove the file that :meth:`hold` creates."""
         (self.directory / name / HELD).unlink(missing_ok=True)
 
     def is_held(self, name: str) -> bool:
-        """Return whether the mark file exists that :meth:`hold` creates."""
+        """Return whether the file of :meth:`hold` exists."""
         return (self.directory / name / HELD).exists()
 
     def failure_file(self, name: str) -> Path:
@@ -334,9 +334,9 @@ class Store:
 
 
 def _age_key(manifest: Manifest) -> tuple[int, int]:
-    """Return a sort key from the checkpoint's id: the attempt and its number of phases.
+    """Return a sort key: the attempt, and the number at the end of the checkpoint's id.
 
-    If the job ended with the checkpoint, the id has no number of phases, and sorts last.
+    An id without that number sorts last.
     """
     key = re.sub(r"-\d+$", "", manifest.id, flags=re.ASCII)  # of the attempt
     phases = manifest.id.removeprefix(key).removeprefix("-")

@@ -1,8 +1,8 @@
 """The node's watcher: pause a job's guests while the job is suspended. Runs as root.
 
-Batch systems run no hook when they suspend a job. The watcher therefore queries the batch system:
-frequently if the job shell is stopped or runs on another node, or if the job was suspended,
-otherwise once per minute. The watcher pauses guests without a query if their job shell is stopped
+Batch systems run no hook when they suspend a job. The watcher therefore queries the batch system
+once per minute. It queries more often if the job shell is stopped or runs on another node, or if
+the job was suspended. The watcher pauses guests without a query if their job shell is stopped
 (SIGSTOP) or their owner requests it (``request``).
 
 The watcher may be killed at any time, because it keeps no state of its own: the owner's requests
