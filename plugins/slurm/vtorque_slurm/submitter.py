@@ -218,7 +218,7 @@ class SlurmSubmitter:
         return [self.program("srun"), *which, *group, *plain, *pty, *command]
 
     def _is_heterogeneous(self, job_id: str) -> bool:
-        """Return whether the job is heterogeneous (squeue: ID+0), so srun needs ``--het-group``."""
+        """Return whether the job is heterogeneous: its id in squeue contains ``+``."""
         argv = [self.program("squeue"), "--noheader", f"--jobs={job_id}", "--format=%i"]
         done = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, check=False)
         return b"+" in done.stdout

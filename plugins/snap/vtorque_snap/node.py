@@ -108,7 +108,7 @@ def _notes(site: Site) -> str:
 
 
 def check(site: Site) -> Iterator[HealthResult]:
-    """Check that snapteld answers and that the template is valid."""
+    """Check that snapteld answers and that the template of the tasks is valid."""
     from vtorque_snap.client import read_trusted, run_with_client  # noqa: PLC0415 - as above
 
     settings = site[Settings]

@@ -1,4 +1,4 @@
-"""``-vm snap=true``: collect metrics with Snap while the job runs, as the site configures."""
+"""``-vm snap=true``: collect metrics with Snap while the job runs."""
 
 from __future__ import annotations
 

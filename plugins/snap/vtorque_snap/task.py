@@ -75,7 +75,7 @@ def _fill_templates(value: Any, values: Mapping[str, str], guests: Sequence[str]
 
 @dataclass(frozen=True)
 class SnapTask(Resource):
-    """A running task, identified by its name, because its id is unknown until it exists.
+    """A running task of snapteld, identified by its name.
 
     A release never fails, because a failure would keep the job's CPUs and memory leased. If
     snapteld did not delete a task, the task is noted in ``notes``. The release of a later job's

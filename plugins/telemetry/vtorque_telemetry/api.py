@@ -8,8 +8,8 @@ exporters``.
 Life cycle:
 
 1. The sampler starts a process that calls the function as root, in a thread. The function opens
-   ports, secrets or directories within ten seconds, but exchanges no data yet. An error is logged.
-   A minute later, a new process calls the function again, as root.
+   ports, secrets or directories within ten seconds, but exchanges no data yet. An error is logged,
+   and a new process calls the function again a minute later, as root.
 2. The process drops all privileges and runs as the setting ``uid``. One thread per sink calls the
    sink's methods.
 

@@ -44,7 +44,7 @@ StatsOf = Callable[[str], Mapping[str, Mapping[str, Any]]]
 
 
 class TickReceiver(Protocol):
-    """A receiver of ticks (:mod:`vtorque_telemetry.tick`). The caller closes the files."""
+    """A receiver of ticks (:mod:`vtorque_telemetry.tick`)."""
 
     def send(self, tick: Tick, files: Mapping[Name, int], answer: int = -1) -> None:
         """Accept a tick. Close the pipe ``answer`` once the tick is processed. Never blocks."""
@@ -80,7 +80,7 @@ def _is_closed(connection: socket.socket) -> bool:
 
 
 def _connect_agent(path: Path) -> socket.socket | None:
-    """Connect to QEMU's root-only socket; None if the channel or guest does not exist."""
+    """Connect to the socket of a guest's port. Return None if this fails."""
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
     try:
         connection.connect(os.fspath(path))

@@ -95,7 +95,10 @@ class SeriesFile:
                 self._lines[guest] = self._lines.get(guest, 0) + 1
 
     def _thin(self) -> None:
-        """Remove every second line of each guest. Move the job's own metrics to the next line."""
+        """Remove every second line of each guest.
+
+        The job's own metrics of a removed line move to the guest's next line.
+        """
         head = {**self._head, "interval": self.interval * 2}
         kept = [json.dumps(head).encode()]
         seen: dict[int, int] = {}

@@ -132,7 +132,7 @@ vtorque_resources = constant_hook(
 
 @hookimpl
 def vtorque_plan(guest: GuestPlan, site: Site) -> Iterator[Claim | Refusal | Notice]:
-    """Claim a virtual function or the backend's lease, or report what the node lacks."""
+    """Claim the guest's resource of the backend, or report what the node lacks."""
     settings, kind = site[Settings], site[Settings].backend(guest.job.node)
     if not guest[VRDMA] or (kind != "rxe" and not guest.host.nodes):  # no nodes: a submit host
         return
@@ -176,7 +176,7 @@ def _card(guest: GuestPlan, settings: Settings) -> Address:
 
 @hookimpl
 def vtorque_guest_context(guest: GuestPlan, site: Site) -> Iterator[ContextItem]:
-    """Yield RDMA packages, the RDMA device, and the command in the guest that checks them."""
+    """Yield the guest's RDMA packages, RDMA device and the commands that check the device."""
     kind = _backend(guest)
     if not kind:
         return

@@ -191,9 +191,9 @@ class Keeper:
     def _shorten_pauses(
         self, wanted: Sequence[tuple[WarmShape, int]], settings: Settings, versions: dict[str, str]
     ) -> None:
-        """Shorten the retry delay of shapes that failed to boot, if the reason may be gone.
+        """Shorten the retry delay of shapes that failed to boot, if a retry may now succeed.
 
-        The reason may be gone after a change of config, image or version, or after a job has
+        A retry may succeed after a change of config, image or version, or after a job has
         released memory.
         """
         for shape, _ in wanted:
