@@ -40,7 +40,7 @@ class NodeContract(ContractBase):
     """Tests of the node adapter, which runs as root."""
 
     def test_job_is_read_alike_each_time(self, harness: BatchHarness) -> None:
-        """``job()`` must return an equal job each time, which names its owner and this node."""
+        """``job()`` must return an equal job each time, with the job's owner and this node."""
         for vm in ((), VM):
             call = harness.start(submit(harness, *vm, script(harness))).hooks[0]
             job = call.job()

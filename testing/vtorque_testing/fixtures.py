@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Register the mark ``full``, which some tests of the contracts have."""
+    """Register the pytest marker ``full``, which some tests of the contracts have."""
     config.addinivalue_line("markers", "full: long: leave it out with -m 'not full'")
 
 

@@ -1,6 +1,6 @@
 """Contract that every guest type passes: wait until a guest is ready, and run a job in it.
 
-A test module subclasses it and provides a double of the guest::
+A test module subclasses :class:`GuestContract` and provides a double of the guest::
 
     class TestMine(GuestContract):
         @pytest.fixture
@@ -92,7 +92,7 @@ class GuestHarness(Protocol):
         ...
 
     def connect(self, port: str) -> socket.socket:
-        """Return a socket that the guest reads and writes as this port."""
+        """Return a socket that is connected to this port of the guest."""
         ...
 
 
@@ -531,10 +531,7 @@ def _set_size(terminal: int, size: tuple[int, int]) -> None:
 
 
 class _Reader(threading.Thread):
-    """Reads from a pipe, and runs an action after each expected text.
-
-    ``write`` is the pipe's write end.
-    """
+    """Reads what a job writes to the pipe ``write``. Runs an action after each expected text."""
 
     def __init__(
         self, then: Sequence[Then], ends: tuple[int, int] | None = None, *, late: bool = False
@@ -572,7 +569,7 @@ class _Reader(threading.Thread):
 
 
 class _Feeder(threading.Thread):
-    """Writes data to a pipe whose read end is ``read``."""
+    """Writes data to a pipe, which a job reads from ``read``."""
 
     def __init__(self, data: bytes) -> None:
         super().__init__(daemon=True)

@@ -53,7 +53,7 @@ SCHEMA = "/usr/share/libvirt/schemas/domain.rng"
 
 @dataclass(frozen=True)
 class PlannedMachine:
-    """A recorded machine: names of its ``virsh capabilities`` and PCI files in ``machines``."""
+    """A recorded machine: names of the files with its capabilities and its PCI functions."""
 
     capabilities: str
     sysfs: str = ""
