@@ -186,7 +186,7 @@ def _first_guest(job: RunningJob) -> RunningGuest:
 
 
 def _is_ready(paths: Paths, job: RunningJob, asked: SaveTask) -> bool:
-    """Return whether the guest and the job shell are ready for saving; see :func:`_hold`.
+    """Return whether the script's guest and the job shell are ready; see :func:`_hold`.
 
     Always true on nodes without the job shell.
     """
@@ -481,9 +481,9 @@ def _write(of: _Saving, manifest: Manifest) -> None:
 
 
 def _ask_session(of: _Saving) -> None:
-    """Save the session state.
+    """Save the job shell's session state.
 
-    If the job must end, only check that its job shell can write the state later.
+    If the job must end, only check that the job shell can write the state later.
     """
     tell, leave = of.run_dir / TELL, of.run_dir / LEAVE
     if not of.asked.ends:

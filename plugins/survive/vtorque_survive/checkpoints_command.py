@@ -50,7 +50,7 @@ def checkpoints(context: click.Context, as_json: bool) -> None:
 )
 @click.pass_obj
 def remove(config: Path, name: str, uid: int | None) -> None:
-    """Remove one of your checkpoints on this node; as root, of any user.
+    """Remove one of your checkpoints on this node; as root, a checkpoint of any user.
 
     Without root, this works only while a job with guests is on the node: root's watcher process
     then removes the checkpoint.

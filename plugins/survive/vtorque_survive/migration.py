@@ -2,7 +2,7 @@
 
 Exactly one node owns a guest: the destination once the guest runs there, otherwise the source. To
 recover from an interrupted migration, :func:`resolve` waits until the local libvirt has finished,
-then asks the destination:
+then asks the destination. These rules apply:
 
 - The source ends its paused guest if the guest runs on the destination, and resumes it if the
   destination has no such guest. While the destination does not answer, the guest stays paused.
@@ -478,7 +478,7 @@ def _migrated_guests(here: ThisNode, move: Move, job: RunningJob, why: str) -> s
 def _resume_guests(here: ThisNode, job: RunningJob, mine: dict[str, domains.State]) -> None:
     """Resume guests with their own disk that have not migrated.
 
-    The destination does not resume its copy before this node reports that the guest has left.
+    The destination resumes its copy of a guest only after this node reports the guest's departure.
     """
     with saving.hold(here.paths, job, guest_migration.MOVES) as (_, guests):
         stand = [each.guest for each in guests if each.disk and mine[each.guest.uuid] == "still"]

@@ -117,7 +117,7 @@ class Settings:
 
 
 def is_plain(path: str) -> bool:
-    """Return whether this is a printable absolute path without ``..``."""
+    """Return whether a path is printable, absolute and without ``..``."""
     return path.startswith("/") and ".." not in path.split("/") and path.isprintable()
 
 

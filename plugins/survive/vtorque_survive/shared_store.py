@@ -96,7 +96,7 @@ class UseMark(Resource):
     """A file in the shared directory that reserves a checkpoint's guests for one job.
 
     The file names the job and its node. ``over`` lists jobs that have ended, according to the batch
-    system. The mark of such a job is overwritten.
+    system. The file of such a job is overwritten.
     """
 
     kind = "survive-held"
@@ -295,7 +295,7 @@ def reserved_addresses(guests: Sequence[GuestPlan], site: Site) -> Iterator[Pool
 
 
 def _read_addresses(top: Path, seconds: float) -> set[tuple[str, str]]:
-    """Return the addresses of all checkpoints, from a child process, because reading may hang."""
+    """Read the addresses of all checkpoints in a child process, because reading may hang."""
     answer, told = os.pipe()
     said, until = b"", time.monotonic() + seconds
     with os.fdopen(answer, "rb", buffering=0) as reads:

@@ -1,9 +1,9 @@
 """A user's checkpoints on disk: root's directories in the site's checkpoint directory.
 
-``<checkpoints>/<uid>/<job key>/`` contains each guest's memory in libvirt's format (``g0.memory``,
-by rank) and own disk (``g0.disk``). It also contains the job shell's session state (``session``),
-and ``manifest.json``, which is written last. An unfinished directory has another name and is never
-used. Only root may read the files, because memory contains users' secrets.
+``<checkpoints>/<uid>/<job key>/`` contains each guest's memory in libvirt's format (``g0.memory``
+for rank 0) and own disk (``g0.disk``). It also contains the job shell's session state
+(``session``), and ``manifest.json``, which is written last. An unfinished directory has another
+name and is never used. Only root may read the files, because memory contains users' secrets.
 """
 
 from __future__ import annotations
