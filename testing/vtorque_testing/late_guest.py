@@ -17,8 +17,8 @@ from vtorque_core.resources.starter import BootStarter
 def booting(run_dir: Path, boot: Callable[[bytes], Sequence[BootedGuest]]) -> Iterator[None]:
     """Answer one request of a job shell to boot its guests, in a thread.
 
-    ``run_dir`` contains the socket. ``boot`` receives the request and returns the booted guests.
-    As with root's process, an exception of ``boot`` is sent to the job shell.
+    The socket for the request is in ``run_dir``. ``boot`` receives the request and returns the
+    booted guests. An exception of ``boot`` is sent to the job shell.
     """
     path = str(run_dir / ORDER_SOCKET)
     listens = threading.Event()

@@ -2,7 +2,7 @@
 
 The files are copies of ``templates/common`` and of the directories that :data:`KINDS` lists.
 Words between ``@`` in their paths and texts are replaced by values derived from the plugin's name.
-A batch adapter is a renamed copy of the kit's own example.
+A batch adapter is a renamed copy of :mod:`vtorque_testing.example`.
 """
 
 from __future__ import annotations
