@@ -52,7 +52,7 @@ def receive(places: ImagePlaces, wanted: Sequence[str], *, only: bool = False) -
     Args:
         places: The image directories; a missing cache is created.
         wanted: The images that were sent.
-        only: Remove all other images from the cache once they are unused.
+        only: Remove all other images from the cache. Files in use stay.
 
     Raises:
         Refused: If a copy does not match the pool's sidecar.
