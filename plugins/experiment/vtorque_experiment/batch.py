@@ -55,7 +55,7 @@ class BatchCommands:
 def site_batch(config: Path, interval: float) -> BatchCommands:
     """Return the commands of the site's batch system. Privileges: the user.
 
-    ``interval`` is in seconds, and at least :data:`LEAST`. Raises ConfigError, Refused.
+    ``interval`` is in seconds; :data:`LEAST` replaces a smaller value. Raises ConfigError, Refused.
     """
     site, batch = service.batch_system(config)
     submitter = batch.submitter(site)

@@ -29,7 +29,7 @@ def rows(results: Results) -> list[dict[str, Any]]:
 
 
 def export_content(results: Results, kind: str) -> bytes:
-    """Return the exported file's content. Raises UsageError if Parquet's pyarrow is missing."""
+    """Return the exported file's content. Raises UsageError for Parquet without pyarrow."""
     found = rows(results)
     if kind == "json":
         return (json.dumps(found, indent=1) + "\n").encode()

@@ -248,7 +248,7 @@ def _stop_event() -> Iterator[threading.Event]:
 
 @contextlib.contextmanager
 def _progress(total: int) -> Iterator[Callable[[dict[str, int]], None]]:
-    """Yield a function that shows how many points are in each state: a bar, or lines."""
+    """Yield a function that shows how many points are in each state, as a bar or in lines."""
     pace = Pace(total)
     if os.isatty(2):
         from rich.console import Console  # noqa: PLC0415 - 60 ms, for a terminal only
