@@ -3,7 +3,7 @@
 The resource ``iocm-manager`` starts this process after the first IOcm job (``-vm iocm=true``) has
 booted and ends it with the last IOcm job. The process may be killed at any time, because its state
 is in the job journals and in the file of original IRQ affinities. The next IOcm job then starts a
-new process, which pins the threads of all guests.
+new process, which pins the vhost threads of all guests.
 
 The manager waits for journal changes. While guests run, it also measures their load once per
 interval.
@@ -37,7 +37,7 @@ class WatchedGuest:
 
     ``guest.cores`` are the I/O cores in the journal. ``state.cores`` is the number of I/O cores at
     the last decision. If the numbers differ, another process has changed the journal. ``pinned`` is
-    true after the I/O threads were pinned to ``guest.cores``.
+    true after the vhost threads were pinned to ``guest.cores``.
     """
 
     guest: GuestCores
