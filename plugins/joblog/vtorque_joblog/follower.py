@@ -46,7 +46,7 @@ class FollowerLoop:
     """Follows all growing logs of the node. An error of one log does not stop the loop."""
 
     def __init__(self, paths: Paths, outlets: Sequence[SinkThread | UnprivilegedSinks]) -> None:
-        """Start watching the directories. Raises OSError."""
+        """Watch the directories of journals and kept records. Raises OSError."""
         self._paths = paths
         self.outlets = outlets
         self._growing: dict[str, tuple[JobLog, int]] = {}
