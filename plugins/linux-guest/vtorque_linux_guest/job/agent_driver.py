@@ -37,8 +37,8 @@ class AgentDriver:
         """Wait until the guest's agent reports READY. If the guest fails, keep its logs.
 
         Runs as root. The job's owner may read the guest's console from now on. ``deadline`` is in
-        time.monotonic() seconds. Raises HostFault if the setup fails, or the guest died or timed
-        out.
+        time.monotonic() seconds. Raises HostFault if the guest fails, Refused if the user's
+        cloud-config or disk is the reason.
         """
         from vtorque_linux_guest.job import readiness
 
