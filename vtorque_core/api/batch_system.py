@@ -305,8 +305,8 @@ class NodeAdapter(Protocol):
     def finish(self, job: BatchJob, outcome: Outcome, reason: str, *, hook_waits: bool) -> int:
         """Report the result of the start to the batch system, and return the hook's exit status.
 
-        If this method returns 0, the job shell reports a failed start. The call may block.
-        ``reason`` is one line for the user.
+        With exit status 0, the batch system starts the job shell, which reports a failed start.
+        The call may block. ``reason`` is one line for the user.
 
         If ``hook_waits`` is False, the hook has already returned to the batch system. In this case,
         ask the server to requeue a failed job, and return 1 if the server agrees.
@@ -369,7 +369,7 @@ class MigrationAdapter(Protocol):
     """
 
     def reserve_node(self, job_id: str, nodes: Sequence[str], left: str, node: str) -> BatchJob:
-        """Reserve on this node, ``node``, what the job has on the source node ``left``.
+        """Reserve on this node, ``node``, the same resources as on the source node, ``left``.
 
         ``nodes`` are the job's nodes after the migration, in rank order. Returns the job with its
         CPUs and memory on this node. Raises Refused.
@@ -382,7 +382,7 @@ class MigrationAdapter(Protocol):
         """Return True if the reservation still exists. An admin can cancel it."""
 
     def remove_node(self, job_id: str, node: str) -> None:
-        """Remove the node from the job after its guest has left."""
+        """Remove ``node`` from the job after the job's guests have left ``node``."""
 
     def has_ended(self, job_id: str, attempt: int) -> bool:
         """Return True if this attempt of a job has ended or is ending."""
@@ -431,7 +431,7 @@ class JobShell(Protocol):
         """
 
     def content(self, script: bytes) -> bytes:
-        """Return the user's script from the batch system's copy, which may have more lines."""
+        """Return the batch system's copy of the script without lines that ``submit`` inserted."""
 
     def node_command(
         self, command: Sequence[str], environ: Mapping[str, str], nodes: Sequence[str] = ()

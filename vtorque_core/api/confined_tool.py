@@ -1,6 +1,6 @@
 """Run tools on untrusted disk images: as nobody, with resource limits, on open descriptors.
 
-If a tool writes a file, the caller must validate it.
+The caller must validate files that a tool writes.
 """
 
 from __future__ import annotations

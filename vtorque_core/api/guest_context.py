@@ -16,7 +16,7 @@ class ContextItem:
 class EnvVar(ContextItem):
     """An environment variable of the job and of login shells.
 
-    The script does not get the variable if the job's owner has set a variable in ``unless``.
+    The script does not get the variable if the job's owner has set a variable named in ``unless``.
     """
 
     name: str

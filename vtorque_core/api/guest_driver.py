@@ -30,7 +30,7 @@ _MAX_GUESTS = 250  # descriptors in one message: below SCM_MAX_FD (unix(7))
 
 @dataclass(frozen=True)
 class ReadyGuest:
-    """A ready guest, from the proof file that root wrote."""
+    """A ready guest, as the proof describes it."""
 
     name: str
     hostname: str

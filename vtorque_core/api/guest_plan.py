@@ -81,12 +81,12 @@ class Share:
 
 @dataclass(frozen=True)
 class Identity:
-    """Properties that a guest keeps from the job or node that it was booted for.
+    """Properties that a restored or migrated guest keeps.
 
     Attributes:
         name, uuid: name and UUID of the libvirt domain.
         job_id, attempt: the job attempt from which the guest's secrets derive.
-        leased: (pool, item) of each address. The new job must lease these addresses, too.
+        leased: (pool, item) of each address, which the job must lease on this node, too.
     """
 
     name: str
@@ -159,8 +159,8 @@ class BootSource:
             after half of the remaining time.
         brings_disk: :meth:`start` or ``vtorque_pre_boot`` creates the guest's disk
             (``GuestPlan.root_disk``).
-        remote: the guest runs on another node until :meth:`start` returns. After :meth:`start`, the
-            time limit begins again. If :meth:`start` fails, the core destroys no domain.
+        remote: the guest runs on another node until :meth:`start` returns. ``[node] start_timeout``
+            begins after :meth:`start`. If :meth:`start` fails, the core destroys no domain.
     """
 
     name: str = "cold"

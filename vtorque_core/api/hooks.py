@@ -400,7 +400,7 @@ def vtorque_reserved_items(guests: Sequence[GuestPlan], site: Site) -> Iterable[
     """Return free items of pools that this node must not assign to these guests.
 
     An example is the address of a guest that migrates, or has migrated, to another node. The hook
-    is called even if the plugin is disabled for the job.
+    is called even if ``[[limits]]`` disables the plugin for the job.
 
     Entry-point group: ``vtorque1.node``.
     Called: on the node, as root, before the claims, and whenever a waiting start retries.

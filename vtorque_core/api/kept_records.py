@@ -118,7 +118,7 @@ def keep_facts(paths: Paths, job: JobAttempt, **facts: Any) -> None:
 
 
 def find(paths: Paths, job_id: str | None, uid: int | None = None) -> list[Place]:
-    """Return the kept attempts of a job, or of all jobs (None), sorted by time of change.
+    """Return the records of a job's attempts, or of all jobs (None), sorted by time of change.
 
     ``uid`` selects one user's jobs.
     """

@@ -110,7 +110,7 @@ class Interface(ListElement):
 
 @dataclass(frozen=True)
 class Filesystem(ListElement):
-    """A host directory shared by virtiofs as ``tag``. The core runs its daemon as the job's owner.
+    """A host directory shared by virtiofs as ``tag``. The core runs virtiofsd as the job's owner.
 
     Attributes:
         user_owned: the job's owner must own the source, so its path is untrusted.

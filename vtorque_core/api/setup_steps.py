@@ -17,6 +17,7 @@ class Installation:
     """Programs and time limits of this installation of vTorque, for steps that install hooks.
 
     Attributes:
+        program: path of ``vtorque``.
         jobshell: the program that the batch system starts as the job's shell.
         start_time: maximum seconds for a start, including the release after a failure.
         end_time: maximum seconds for the release of a job's guests.
@@ -63,4 +64,4 @@ class SetupStep(Protocol):
         """Apply the step."""
 
     def undo(self) -> None:
-        """Restore the previous state; do nothing if not applied."""
+        """Restore the state before :meth:`apply`. Do nothing if the step is not applied."""

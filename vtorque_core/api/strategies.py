@@ -102,7 +102,7 @@ class ImageSource:
         resolve: called by ``vsub`` as the user. Returns ``-vm`` pairs that replace those of the
             request. Its last argument is False with ``--no-pull``.
         image: returns the image of a submitted, untrusted request. Opens no file. Its last
-            argument is a function that returns the pool's image of a name.
+            argument is a function that returns the pool's image with a name.
         shares: returns the shares of a submitted, untrusted request. Its other arguments
             are the owner's home and the site's shares.
         mine: returns the caller's images, for ``vmgr images list --mine``.

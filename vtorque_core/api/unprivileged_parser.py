@@ -70,7 +70,7 @@ def parse_unprivileged(
     files: Sequence[int] = (),
     most: int = _MOST,
 ) -> Iterator[bytes]:
-    """Run ``work(*args, *files)`` unprivileged, and yield the values that it yields.
+    """Run ``work(*args, *files)`` unprivileged, and yield the values that ``work`` yields.
 
     The caller must validate the values.
 
@@ -80,7 +80,7 @@ def parse_unprivileged(
         args: picklable arguments, at most 192 KiB.
         until: deadline in ``time.monotonic()`` seconds; None: 20 s from now.
         files: descriptors that ``work`` gets copies of.
-        most: maximum sum of all values in bytes; each value counts 5 bytes more.
+        most: maximum sum of all values in bytes, plus 5 bytes for each value.
 
     Raises:
         Unreadable: ``work`` raises, exceeds a limit or the deadline, or crashes.

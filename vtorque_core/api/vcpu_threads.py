@@ -50,7 +50,7 @@ RUNNING = Path("/run/libvirt/qemu")
 
 
 def process_of(name: str, uuid: str) -> Path | None:
-    """Return ``/proc/<pid>`` of the guest's QEMU without libvirt, or None if it has ended."""
+    """Return ``/proc/<pid>`` of a guest's QEMU, None if QEMU has ended. Does not call libvirt."""
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     with contextlib.suppress(OSError, ValueError):
         with os.fdopen(os.open(RUNNING / f"{name}.pid", flags), "rb") as file:
