@@ -2,7 +2,7 @@
 
 QEMU, which runs as UID, connects to SOCKET first. The program enters QEMU's control groups, so that
 a guest that floods its console is charged for the recording. One further client gets the output,
-too, and its input goes to the guest. The program ends with QEMU's connection. If the program ends
+too, and its input goes to the guest. The program ends when QEMU disconnects. If the program ends
 earlier, QEMU discards the output.
 """
 
@@ -90,8 +90,7 @@ def _copy(qemu: socket.socket, listener: socket.socket, file: FileIO) -> None:
 def _append(file: FileIO, data: bytes) -> None:
     """Append to the log. If it becomes too large, first remove its oldest part.
 
-    Changes the file in place, because a new file would lack the owner's ACL entry and other hard
-    links.
+    Changes the file in place, because a new file would lack the ACL entry for the job's owner.
     """
     with contextlib.suppress(OSError):  # a full disk must not stop the guest
         if file.tell() + len(data) > LARGEST:

@@ -53,8 +53,8 @@ class VtorqueError(Exception):
 class Refused(VtorqueError):
     """The request is invalid or violates the site's policy. The job is never retried.
 
-    Each text in ``refusals`` is the message of a :class:`Refusal`, and ``parts`` are its other
-    fields. ``detail`` has further printable lines for the user.
+    Each text in ``refusals`` becomes a :class:`Refusal` with this message and the fields ``parts``.
+    ``detail`` has further printable lines for the user.
     """
 
     exit_code = EXIT_USAGE
@@ -87,7 +87,7 @@ class HostFault(VtorqueError):
 
 
 class InUse(HostFault):
-    """A resource is in use by another job, or another node is not ready."""
+    """A resource is in use by another job, or the job's start on another node has failed."""
 
     blames_node = False
 

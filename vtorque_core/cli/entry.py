@@ -61,8 +61,8 @@ def is_batch_call() -> bool:
 def report_errors(program: str) -> Iterator[None]:
     """Report deliberate errors and interrupts as one line, and exit with vTorque's exit status.
 
-    The shell script that starts Python (``launchers``) blocks SIGINT, because an interrupt while
-    Python starts or exits would cause a traceback.
+    The shell script that starts Python blocks SIGINT, because an interrupt while Python starts or
+    exits would cause a traceback.
     """
     open_streams()
     blocked = signal.pthread_sigmask(signal.SIG_BLOCK, ())

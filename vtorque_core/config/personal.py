@@ -101,7 +101,7 @@ def _home(variable: str) -> Path:
 
 
 def _runtime(link: Path) -> Path:
-    """Return a private runtime directory: that of the login session, otherwise one in /tmp.
+    """Return the login session's runtime directory, otherwise a private directory in /tmp.
 
     ``link`` points to the directory in /tmp, which has a random name, because another user could
     create a predictable name first.

@@ -372,7 +372,7 @@ class Plugins:
         raise KeyError(name)
 
     def why_withheld(self, hook: str, name: str) -> str:
-        """Return a message if a plugin disabled for the job defines ``name``; otherwise empty."""
+        """Return why the plugin that defines ``name`` is disabled for this job; empty: enabled."""
         for each in self.withhold({}).each(hook) if self.withheld else ():
             named = getattr(each.item, "key", None) or getattr(each.item, "name", None)
             if named == name and each.plugin in self.withheld:

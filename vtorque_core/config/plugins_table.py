@@ -17,7 +17,7 @@ def plugin_problems(
 ) -> Iterator[tuple[str, str]]:
     """Yield (key of ``[plugins]``, problem). ``origin`` returns where a key is set.
 
-    vTorque's own plugins may be disabled where they are not installed, so that hosts can share a
+    ``disable`` may name plugins of vTorque that are not installed, so that hosts can share a
     config.
     """
     installed = {*plugins.distributions, *plugins.off}

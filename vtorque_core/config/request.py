@@ -96,7 +96,7 @@ class Request:
 
 
 def parse_vm(values: Iterable[str]) -> Pairs | None:
-    """Return the pairs of all ``-vm`` values of one source; None for ``-vm none`` (bare metal).
+    """Return the (key, value) pairs of these ``-vm`` values; None for ``-vm none`` (bare metal).
 
     A comma always separates pairs, so no value can contain a comma.
     """
