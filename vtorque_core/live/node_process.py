@@ -95,8 +95,7 @@ class NodeProcess(DaemonProcess):
     def start(cls, job: NodeJob, without: str) -> None:
         """Start the process with the site's config, unless it already runs. Does not wait for it.
 
-        If the start fails, the job continues with the warning ``without``, which names what the job
-        lacks.
+        If the start fails, warns the user and the admin: ``without`` names what the job lacks.
         """
         try:
             job.acquire(cls.for_node(job.site.paths, job.site.path))

@@ -1,4 +1,4 @@
-"""Kill processes that a job's owner leaves on a node that the job did not share. As root.
+"""Kill processes that a job's owner leaves on a node that ran no other jobs. As root.
 
 The owner's uid is from the journal, which users cannot write.
 """
@@ -26,8 +26,8 @@ _SECONDS = 5.0  # limit against a user who forks faster than this kills
 def kill(paths: Paths, job: JobHeader) -> str:
     """Kill the processes of the job's owner, and return a line for the log (empty: nothing to do).
 
-    Does nothing if the job shared the node, or if the node was rebooted. If the owner is logged in
-    or has another job on this node, kills nothing and returns a line that says so.
+    Does nothing if the node could run other jobs, or was rebooted. If the owner is logged in or has
+    another job on this node, kills nothing and returns a line that says so.
     """
     if not job.whole_node or job.job.uid < LEAST_UID or job.boot != boot_id():
         return ""

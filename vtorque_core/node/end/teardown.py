@@ -3,9 +3,9 @@
 Needs only the journal: no plan, site config or batch system.
 
 1. Plugins in the journal run ``vtorque_teardown``.
-2. Records are released in reverse order, in parallel for several guests: each one after all later
-   records of its guest and of the whole job. Plugin code and blocking releases run in a child with
-   a time limit.
+2. Records are released in reverse order, in parallel for several guests: each record after all
+   later records of its guest and of the whole job. Plugin code and blocking releases run in a child
+   with a time limit.
 3. If the release of a record fails, the record and the records that it needs stay open.
 4. When no record is open, the journal is deleted.
 """

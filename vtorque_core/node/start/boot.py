@@ -90,7 +90,7 @@ def _add_late_items(each: GuestSpec, order: bytes, site: Site) -> GuestSpec:
 def boot_all(start: StartAttempt, prepared: Sequence[GuestSpec]) -> list[int | None]:
     """Boot all guests in parallel, wait until they are ready, and call ``vtorque_post_boot``.
 
-    Returns a descriptor for each guest with a :class:`Console`, None for other guests.
+    Returns the descriptor of each guest's :class:`Console`; None for a guest without Console.
     """
     start.enter("boot")
     site = start.site

@@ -3,7 +3,7 @@
 Runs as root with the job's lock, once per job attempt and node. If the start fails, the prologue
 releases its resources, writes the reason into the proof, and reports to the batch system.
 
-:class:`Detach` says when the hook may return. If the start fails after that, the job is requeued:
+:class:`Detach` says when the hook may return. If the start fails later, the job is requeued:
 
 1. Release all resources, write the proof ``requeued``, and release the job's lock.
 2. Wait until the job shell locks the proof.
@@ -138,10 +138,10 @@ def _run(job: BatchJob, site: Site, plugins: Plugins, adapter: NodeAdapter, hook
 def _requeue(
     job: BatchJob, outcome: Outcome, failed: Proof, site: Site, adapter: NodeAdapter
 ) -> int:
-    """Requeue a job whose hook has returned, or let its job shell report the failure.
+    """Requeue a job after the start hook has returned, or write the failure into the proof.
 
-    Waits for the job shell: Torque and OpenPBS lose track of a job that is requeued before it has
-    processes, and Torque's qrerun requeues even ended jobs.
+    Requeues only a job whose job shell runs: Torque and OpenPBS lose track of a requeued job
+    without processes, and Torque's qrerun would requeue a job that has ended.
     """
     runs = proof.await_lock(site.paths, failed, _REQUEUE)
     if runs and adapter.finish(job, outcome, failed.reason, hook_waits=False):
