@@ -289,7 +289,7 @@ def place_guests(
 def peer_guests(context: JobContext, guests: Sequence[GuestPlan]) -> list[PeerGuest]:
     """Return all guests of the job in rank order.
 
-    With ``vcpus=job``, sizes follow each node's number of CPUs.
+    With ``vcpus=job``, the vCPUs of a guest follow the job's number of CPUs on the guest's node.
     """
     job, site, plugins = context.job, context.site, context.plugins
     first = guests[0]

@@ -42,8 +42,8 @@ def free_uids(site: Site) -> tuple[str, ...]:
 def claims(guest: GuestPlan, uids: tuple[str, ...]) -> Iterator[PoolClaim]:
     """Yield the claim for the uid of the guest's QEMU, if the site has a range of uids.
 
-    Omits aarch64 guests that boot from a disk: libvirt creates their UEFI variables for the user in
-    qemu.conf.
+    Yields nothing for an aarch64 guest that boots from a disk: libvirt creates the guest's UEFI
+    variables for the user in qemu.conf.
     """
     if uids and (guest.image.arch == "x86_64" or guest.image.kernel is not None):
         yield PoolClaim(POOL, uids)

@@ -155,7 +155,7 @@ class Journal:
         """Write and sync the record, call ``resource.create()``, and return the record's number.
 
         If ``create()`` raises, the record stays open, and teardown releases the resource. ``needs``
-        are numbers of records that teardown releases only after this one. The directories and
+        are numbers of records that teardown releases only after this record. The directories and
         leases of the guest and of the job always belong to ``needs``.
         """
         if resource.scope != "node":

@@ -108,7 +108,7 @@ def render(
         sockets: Unix sockets of Filesystems and ``user_owned`` Disks, by alias.
         taps: tap devices of filtered Interfaces, by alias.
         overrides: directory of site templates. ``disk.xml.j2`` in it replaces the core's template,
-            and ``vtorque_acme/x.xml.j2`` replaces that of the package vtorque_acme.
+            and ``vtorque_acme/x.xml.j2`` replaces ``x.xml.j2`` of the package vtorque_acme.
     """
     environment = _environment(overrides)
     sections: dict[str, list[str]] = {name: [] for name in _SECTIONS}
@@ -171,10 +171,7 @@ def render_devices(
     taps: Mapping[str, str],
     overrides: Path | None,
 ) -> tuple[str, ...]:
-    """Return the XML of each device to plug in.
-
-    Disks come last, and the user's own disks before other disks.
-    """
+    """Return the XML of each device to plug in: shares and NICs, the user's disks, other disks."""
     environment = _environment(overrides)
     items = [item for item in merged.items if is_pluggable(item.element)]
     items.sort(key=lambda item: _turn(item.element))

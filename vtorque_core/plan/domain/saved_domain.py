@@ -1,7 +1,7 @@
 """Adapt the domain XML of a saved or migrating guest to its new node.
 
-This module checks that the job requests the same guest; libvirt refuses other changes that the
-guest would see (virDomainDefCheckABIStability).
+This module checks that the job requests the same virtual hardware; libvirt refuses other changes
+that the guest would see (virDomainDefCheckABIStability).
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ _PLACED = ("cputune", "numatune", "metadata", "seclabel")  # taken from the new 
 def adapt_xml(was: str, wanted: str, places: tuple[Path, Path], guest: GuestPlan) -> str:
     """Return the XML with which libvirt restores an earlier domain on this node.
 
-    Raises Refused if the job requests a different guest. ``was`` is libvirt's XML of the earlier
-    domain, which only root can write. ``wanted`` is the XML that was rendered for this job.
+    Raises Refused if the job requests other virtual hardware. ``was`` is libvirt's XML of the
+    earlier domain, which only root can write. ``wanted`` is the XML that was rendered for this job.
     ``places`` are the earlier state and run directories.
     """
     old, new = (ElementTree.fromstring(text) for text in (was, wanted))  # noqa: S314 - root's

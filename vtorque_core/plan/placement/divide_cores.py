@@ -284,7 +284,7 @@ class _Division:
 
 
 def _spread(need: int, free: Mapping[int, int], near: Sequence[int], step: int) -> dict[int, int]:
-    """Divide MiB among NUMA nodes: equal parts on near nodes, the rest where most is free.
+    """Divide MiB among NUMA nodes: equally on near nodes, the rest on nodes with most free MiB.
 
     The sum may be less than ``need``.
     """
