@@ -85,7 +85,8 @@ def _add_known_uuid(connection: Any, xml: str) -> str:
 def definition(network: AnyNetwork) -> str:
     """Return the libvirt XML of a guest network, without DHCP and DNS.
 
-    ``[network]`` and networks with a gateway use NAT. All others connect only the node's guests.
+    ``[network]`` and networks with a gateway use NAT. Other networks connect only this node's
+    guests.
     Format: https://libvirt.org/formatnetwork.html.
     """
     extra = isinstance(network, ExtraNetwork)

@@ -51,7 +51,7 @@ class Change:
 
 
 class Mark(Change):
-    """The last step, after which the batch system sends VM jobs to this node."""
+    """The last step: set this node's mark, which VM jobs request."""
 
 
 def check_timeout(key: str, now: float, least: float, why: str) -> Check:
@@ -174,7 +174,7 @@ _UNITS = Path("/etc/systemd/system")
 def systemd_unit(
     name: str, text: str, *, units: Path = _UNITS, booted: Path = _BOOTED
 ) -> list[ReplacedFile]:
-    """Return the step that writes a systemd unit, or an empty list if systemd does not run.
+    """Return one step, which writes a systemd unit, or no step if systemd does not run.
 
     The admin enables the unit. Build command lines in ``text`` with :func:`unit_line`.
     """

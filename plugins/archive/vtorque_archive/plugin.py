@@ -37,7 +37,7 @@ class Settings:
     days: float = setting(90.0, doc="files older than this are removed")
 
     def __post_init__(self) -> None:
-        """Validate the values. Raise ValueError for an invalid one."""
+        """Validate the values. Raise ValueError if a value is invalid."""
         words = set(re.findall(r"\{([^{}]*)\}", self.directory))
         if self.directory and not self.directory.startswith(("/", "{home}/")):
             raise ValueError(
