@@ -387,7 +387,7 @@ def _answer(
 
 
 def resolve_all(here: ThisNode, job_id: str) -> None:
-    """Finish or undo a job's interrupted migrations; skip those of another process."""
+    """Finish or undo a job's interrupted migrations, unless another process works on them."""
     for move in migration_record.all_moves(here.paths):
         if move.job == job_id and move.phase != AWAY:
             with suppress(Busy):

@@ -244,7 +244,7 @@ class NodePart:
 
 
 class RequestReader:
-    """Reads requests to save a job from the job's first node. A child process does the reading."""
+    """Reads, in a child process, the request of a job's first node to save the job."""
 
     def __init__(self, settings: Settings) -> None:
         self._top = settings.checkpoints if settings.checkpoints_shared else ""
