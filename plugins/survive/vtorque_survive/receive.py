@@ -95,8 +95,6 @@ def _parse_guest(guest: dict[str, Any]) -> ArrivingGuest:
 
 
 class _Sender:
-    """The connection to the source node."""
-
     def __init__(self, requests: int, answers: int) -> None:
         self._requests, self._answers = requests, answers
         self._ready: dict[str, str] = {}
