@@ -914,6 +914,16 @@ def test_checkpoint_of_too_many_jobs_of_a_user_is_refused(paths, recorded_action
     shut(loop)
 
 
+def test_as_many_jobs_as_the_limit_may_have_checkpoints(paths, top):
+    store, name = Store(top, started(paths).uid), "40.srv.0"
+    store.make(name)
+    finish(store, Manifest(name, store.uid, "ada", "n1", 1.0, "micro", "00", {}, (), "40.srv"))
+    room.require_few(store, "42.srv", Settings(max_checkpointed_jobs=2))
+    room.require_few(store, "42.srv", Settings(max_checkpointed_jobs=0))  # no limit
+    with pytest.raises(Refused, match="1 jobs of yours"):
+        room.require_few(store, "42.srv", Settings(max_checkpointed_jobs=1))
+
+
 def test_space_reserved_for_other_users_is_not_used(paths, recorded_actions, monkeypatch, top):
     """Two are saved at once, of two users: each would fit alone."""
     free = SimpleNamespace(free=1000 << 20)
