@@ -1,4 +1,4 @@
-"""Process that polls the owner's home for requests and answers them, beside the job's script.
+"""Poll the owner's home for requests about a running job, and answer them.
 
 If the batch system cannot run commands on nodes, the job shell (pid JOBSHELL) starts ``python -I -m
 vtorque_login.companion CONFIG JOB NODE SECONDS JOBSHELL`` as the owner. The process opens no port.

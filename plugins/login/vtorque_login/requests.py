@@ -124,8 +124,8 @@ def is_other_host(address: str) -> bool:
 def directory(job_id: str) -> Iterator[int]:
     """Yield a descriptor of a job's request directory, created if missing. Privileges: the user.
 
-    NFS caches directories for up to a minute. This function calls chmod, because that makes the
-    kernel query the server again.
+    NFS caches directories for up to a minute. The chmod in this function makes the kernel query the
+    server again.
 
     Raises:
         Refused: The directory belongs to another user.

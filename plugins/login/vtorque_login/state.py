@@ -1,4 +1,4 @@
-"""Query the nodes of a job for its current state with ``vmgr state``.
+"""Query the current state of a job on its nodes with ``vmgr state``.
 
 Code in a guest may answer for its node, so answers are untrusted and limited in time and size.
 """
