@@ -148,8 +148,8 @@ def read_image(
 ) -> Container:
     """Copy, verify and decompress an image's layers to ``work``; return the container.
 
-    ``tag`` selects one of several images. With ``private``, the layers stay compressed: the caller
-    has verified the files, and only the caller can change them. Raises Refused.
+    ``tag`` selects one of several images. With ``private``, the layers are hard links to the
+    compressed files, which the caller has verified and only the caller can change. Raises Refused.
     """
     reading = _Reading(files, work, most, arch, time.monotonic() + TIMEOUT, private)
     try:
