@@ -40,7 +40,7 @@ _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
 
 
 def guest_variables(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables that OSv supports: plain names, ASCII values, no shell variables."""
+    """Return the variables for OSv: plain names, ASCII values, no host settings such as PATH."""
     return {
         name: value
         for name, value in sorted(environ.items())
@@ -98,9 +98,10 @@ def mount_options(targets: Iterable[str], first: int = 0) -> list[str]:
 
 
 def boot_line(options: Iterable[str], environ: Mapping[str, str], command: str) -> str:
-    """Return OSv's command line. It includes variables that OSv would expand on the script disk.
+    """Return OSv's command line. It includes each variable whose value has ``$`` or ``?=``.
 
-    All other variables are on the script disk. Raises Refused if the line is too long.
+    OSv would expand such a value on the script disk, which has all other variables. Raises Refused
+    if the line is too long.
     """
     special = [f"--env={name}={value}" for name, value in environ.items() if _is_expanded(value)]
     line = " ".join([*(escape_word(word) for word in (*options, *special)), command])

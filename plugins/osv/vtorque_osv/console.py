@@ -12,7 +12,7 @@ QEMU always exits with 0, so the console is the only source. With ``--verbose`` 
     Powering off.                   the end; anything else was a crash
 
 Every line ends with CR LF. Output after a program's last newline may be lost, because OSv does not
-flush stdio then.
+flush stdio when the program ends.
 """
 
 from __future__ import annotations

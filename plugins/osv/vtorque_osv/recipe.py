@@ -140,7 +140,7 @@ def _validate(data: Mapping[str, Any], base: Path) -> OsvRecipe:
 
 
 def _root(data: Mapping[str, Any], base: Path, files: bool) -> tuple[str, Path | None]:
-    """Return ``root_share``, or an empty string, and the path of ``root_directory``, or None."""
+    """Return ``root_share`` and the path of ``root_directory``; "" or None if missing."""
     share, directory = data.get("root_share", ""), data.get("root_directory")
     if not isinstance(share, str) or (share and not _SHARE.fullmatch(share)):
         raise _refusal(f"root_share={share!r}: must be the name of a share of the site's config")
