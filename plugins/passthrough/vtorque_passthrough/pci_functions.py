@@ -60,7 +60,7 @@ class PciFunction:
 
         Uses are an active network interface, an active RDMA port and a disk, at any depth of the
         sysfs directory (virtio0/net, ata1/host0/.../block). sysfs shows only interfaces of the
-        reader's network namespace. Therefore a network card with a driver but without interfaces
+        caller's network namespace. Therefore a network card with a driver but without interfaces
         counts as in use by a container. An InfiniBand card without interfaces is in use only if a
         port is active.
         """
@@ -91,7 +91,7 @@ class VirtualFunction:
 
 
 def function(address: str, sysfs: str = SYSFS) -> PciFunction:
-    """Return the function at an address. Raises FileNotFoundError if there is none."""
+    """Return the function at an address. Raises FileNotFoundError if it is missing."""
     at = Path(sysfs, "bus/pci/devices", address)
     return PciFunction(
         address=address,

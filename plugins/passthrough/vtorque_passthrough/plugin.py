@@ -1,6 +1,6 @@
 """``-vm pci=gpu:1+fpga:2``: PCI cards of the site's classes for each guest.
 
-The classes are defined here, because ``vsub`` requests their cards from the batch system.
+This module defines the classes, because ``vsub`` requests their cards from the batch system.
 ``[options.pci]`` limits what users may request.
 """
 
@@ -37,7 +37,7 @@ class CardClass:
         allow_no_reset: also allow cards that the kernel cannot reset between two jobs.
         device: glob of the device nodes below /dev that the guest's driver creates. The job's user
             owns them, and the n-th is also /dev/vtorque/<name><n>.
-        resource: the batch system's name of this resource: Slurm ``gres/gpu`` or ``gres/gpu:a100``,
+        resource: the batch system's name of these cards: Slurm ``gres/gpu`` or ``gres/gpu:a100``,
             OpenPBS ``ngpus``, Torque ``gpus``; empty if the batch system does not count the cards.
         files: with ``resource``: the host's device file of each card, in the order of the batch
             system's numbers. Without ``files``, guests get only cards that no host driver uses.
