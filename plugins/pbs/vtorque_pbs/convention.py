@@ -1,7 +1,7 @@
 """Torque's conventions: hook arguments, resource list, exit codes, qsub's getopt.
 
-Used for Torque, OpenPBS and ``vtorque-local``. Standard library only, because ``vsub`` imports this
-module. Observed on Torque 6.1.3 and OpenPBS 23.06 unless a man page is named.
+Torque, OpenPBS and ``vtorque-local`` use this module. It imports only the standard library, because
+``vsub`` imports it. Facts without a man page were observed on Torque 6.1.3 and OpenPBS 23.06.
 """
 
 from __future__ import annotations
@@ -156,7 +156,7 @@ def request_token(resources: Mapping[str, str]) -> str | None:
 
 
 def ppn(nodes: str) -> int:
-    """Return the processors per node (``ppn``) before the first ``+``; 1 if not given."""
+    """Return ``ppn`` (processors per node) before the first ``+`` of ``nodes``; 1 if missing."""
     match = re.search(r":ppn=([0-9]{1,6})(?=[:+]|$)", nodes.split("+", maxsplit=1)[0], re.ASCII)
     return int(match[1]) if match else 1
 
@@ -186,8 +186,8 @@ def prologue_exit(outcome: Outcome, *, elsewhere: bool) -> int:
     """Return the exit status of a Torque prologue.
 
     A job with a refused request still starts, because Torque would otherwise requeue it endlessly.
-    Its job shell only prints the reason. A host fault requeues the job if another node may run it
-    (``elsewhere``). The caller must limit these requeues (``qhold -h s``).
+    Its job shell only prints the reason. After a host fault, Torque requeues the job if another
+    node may run it (``elsewhere``). The caller must limit these requeues (``qhold -h s``).
     """
     if outcome is Outcome.HOST_FAULT and elsewhere:
         return PROLOGUE_REQUEUE

@@ -176,12 +176,12 @@ def openpbs_given(resources: Mapping[str, str], feature: str = "") -> PbsRequest
 def openpbs_additions(resources: Mapping[str, str], needs: Needs, feature: str) -> dict[str, str]:
     """Return the ``-l`` values that vsub adds to qsub for a VM job.
 
-    They contain the user's ``select`` with additions to each chunk with guests. A job in the old
-    style (``nodes=``, or ``ncpus=`` without ``select``) stays in that style, because qsub rejects a
-    mixture of both.
+    They contain the user's ``select``, in which each chunk with guests has additions. A job in the
+    old style (``nodes=``, or ``ncpus=`` without ``select``) stays in that style, because qsub
+    rejects a mixture of both.
 
     Raises:
-        Refused: A chunk without guests precedes one with guests.
+        Refused: A bare-metal chunk precedes a chunk with guests.
         UsageError: The additions conflict with the user's request.
     """
     found: dict[str, str] = {}
@@ -234,7 +234,7 @@ def _pairs(chunk: str) -> dict[str, str]:
 def exclusive_place(wanted: str, resources: Mapping[str, str]) -> dict[str, str]:
     """Return the site's ``-l`` value for exclusive nodes, unless the user's values set it.
 
-    OpenPBS accepts ``place`` only with ``select``. Other words of ``place`` (``pack``) are kept.
+    OpenPBS accepts ``place`` only with ``select``. Words such as ``pack`` in ``place`` are kept.
 
     Args:
         wanted: The site's ``name=value``, or "".

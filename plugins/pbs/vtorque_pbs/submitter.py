@@ -180,7 +180,7 @@ class PbsSubmitter:
         )
 
     def submit(self, args: SubmitArgs, blob: bytes | None, needs: Needs | None) -> int:
-        """Submit with qsub, or print the result for the submit filter or setup.
+        """Submit with qsub. For the submit filter, print the script; for setup, print the request.
 
         Raises:
             UsageError: qsub is missing, or would run a word other than ``args.script`` as script.

@@ -1,6 +1,6 @@
 """Setup steps and checks for OpenPBS. Privileges: root.
 
-The server sends its hooks to all nodes, and only root on the server's host can see and change them
+The server sends its hooks to all nodes, and only root on the server's host can see and change hooks
 (req_manager.c, is_local_root). Setup on the server's host creates the hooks, even if the host is
 not a node. Uninstall on the server's host removes the hooks, unless a node still has vTorque's
 resource. Setup on other nodes only checks that the hooks exist.
@@ -62,7 +62,7 @@ def steps(
 
 
 def _queue_steps(node: PbsNode, settings: Settings, place: Installation) -> Iterator[SetupStep]:
-    """Yield the steps for the ``queuejob`` hook. Without ``vm_queues``, they delete it."""
+    """Yield the steps that create the ``queuejob`` hook or, without ``vm_queues``, delete it."""
     if not settings.vm_queues:
         hook = ServerHook(node, QUEUE, "queuejob", b"", hooks.ALARM, hooks.ORDER)
         if hook.exists():
@@ -190,7 +190,7 @@ def _resource(node: PbsNode, name: str) -> Change:
 
     Deletion affects all nodes at once (mgr_resource_delete), so undo is refused while another node
     has the resource. The server also refuses the deletion while a job requests the resource, even
-    an ended job in its history.
+    an ended job in the server's history.
     """
     commands = node.commands
 

@@ -199,7 +199,7 @@ class TorqueNode(PbsNode):
                 self._swap(name, self.nodes()[name], *words)
 
     def clear_mark(self, name: str, node: Attributes) -> None:
-        """Remove the mark, a property of the node."""
+        """Remove the mark, a property."""
         feature = self._settings.property
         if self.is_marked(node):
             others = set(_properties(node)) - {feature, f"no{feature}"}
