@@ -1,7 +1,7 @@
 """Create and delete the pool's machines, in all its clouds.
 
-A process holds a node's lock while it creates or deletes the node's machine, and lists the tagged
-machines each time. Therefore a repeated call creates no second machine, and a killed process leaves
+A process holds a node's lock while it creates or deletes the node's machine, and first lists the
+tagged machines. Therefore a repeated call creates no second machine, and a killed process leaves
 no unknown machine.
 """
 

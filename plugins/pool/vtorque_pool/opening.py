@@ -1,4 +1,4 @@
-"""Load the pool's site config and drivers, open its log, and switch from root to its user."""
+"""Load the pool's site config and drivers, open its log, and switch from root to SlurmUser."""
 
 from __future__ import annotations
 

@@ -69,7 +69,7 @@ class Libvirt:
         self._most = most
 
     def create(self, order: MachineOrder) -> Machine:
-        """Create the disk, then the domain. :meth:`machines` also lists a disk without a domain."""
+        """Create the disk, then the domain."""
         if self.quota() == 0:
             raise StockOut(f"{self._uri} has {self._most} machines, the maximum")
         image = self._image(order.image)
