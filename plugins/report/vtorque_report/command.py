@@ -44,7 +44,7 @@ def report(
 
     Shows CPU, memory, disk, network, phases, and what to request next time. A job on several nodes
     has one report with a row for each node. An array (22[], 22[].server, 22) has a row for each
-    element.
+    task.
     """
     if bool(job_id) == last:
         raise UsageError("vmgr report: name a job, or use --last")

@@ -196,7 +196,7 @@ class Report:
 
 @dataclass(frozen=True)
 class JobArray:
-    """A report of one or more elements of a job array."""
+    """A report of one or more tasks of a job array."""
 
     elements: tuple[Report, ...]
 
@@ -208,7 +208,7 @@ class JobArray:
 
     @property
     def state(self) -> str:
-        """The number of elements in each state, as text."""
+        """The number of tasks in each state, as text."""
         states = Counter(element.state for element in self.elements)
         said = [f"{number} {state}" for state, number in states.most_common(4)]
         rest = len(states) - len(said)
@@ -221,7 +221,7 @@ class JobArray:
         return sorted(found, key=lambda each: (len(each[0]), each[0]))
 
     def data(self) -> dict[str, Any]:
-        """Return the reports of all elements for ``--json``."""
+        """Return the reports of all tasks for ``--json``."""
         elements = [element.data() for _, element in self.parts]
         return {"schema": 1, "array": self.display_name, "elements": elements}
 

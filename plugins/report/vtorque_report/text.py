@@ -133,7 +133,7 @@ ROW_HEADS = ("time", "CPU", "QEMU memory", "state")
 
 
 def row(report: Report) -> Sequence[str]:
-    """Return the cells of an array element or a node for the columns :data:`ROW_HEADS`."""
+    """Return the cells of an array's task or a node for the columns :data:`ROW_HEADS`."""
     busy, _, memory, *_ = cells(report.total)
     return report.length, busy, memory, report.state
 

@@ -184,7 +184,7 @@ class SlurmSubmitter:
         return ["salloc", *line.plain, *added, "--", *srun, str(self._jobshell)]
 
     def jobs(self) -> Iterable[JobInfo]:
-        """Return the jobs that squeue lists, with separate array elements.
+        """Return the jobs that squeue lists, one for each task of an array.
 
         Job names may contain line ends, so each record starts with a random word.
         """
