@@ -41,7 +41,7 @@ def read(content: bytes, guests: int, vcpus: int) -> tuple[tuple[int, ...], ...]
 
 
 def numbers(text: str, most: int) -> tuple[int, ...]:
-    """Return the numbers of a list such as ``0-3,8``. Raises ValueError for over ``most`` numbers."""
+    """Return a list such as ``0-3,8`` as numbers. Raises ValueError for over ``most`` numbers."""
     found: list[int] = []
     for part in text.split(","):
         match = _PART.fullmatch(part.strip())
