@@ -150,7 +150,7 @@ class Placement:
         idle: SMT siblings that stay idle (``whole_cores``).
         most: maximum number of CPUs, for each use with ``at_most``.
         growing: CPUs of the job that the guest may get later.
-        cells: (host NUMA node, vCPUs, MiB) of each virtual NUMA node; empty: only one.
+        cells: (host NUMA node, vCPUs, MiB) of each virtual NUMA node; empty: the guest has one.
     """
 
     cores: Mapping[str, tuple[int, ...]] = field(default_factory=dict)

@@ -132,7 +132,7 @@ def vtorque_image_sources() -> Iterable[ImageSource]:
     """Return this plugin's source of users' own images. A site has at most one source.
 
     Entry-point group: ``vtorque1``.
-    Called: if ``-vm img=`` has a slash or a colon: by ``vsub`` as the user, on the node as root.
+    Called: for ``-vm img=`` with a slash or colon, by ``vsub`` as the user, on the node as root.
     Errors: the plugin is disabled.
 
     Example::
@@ -465,7 +465,7 @@ def vtorque_render_domain(guest: GuestPlan, site: Site) -> Iterable[Element]:
 def vtorque_rendered_sources(guests: Sequence[RenderedGuest], site: Site) -> Iterable[Offer]:
     """Return boot sources for guests that would boot cold, based on their rendered domains.
 
-    If a guest has several offers, the core uses the first usable one. An offer whose source has a
+    If a guest has several offers, the core uses the first usable offer. An offer whose source has a
     ``warm_key`` is usable if the core can claim the warm guest of this key.
 
     Entry-point group: ``vtorque1.node``.

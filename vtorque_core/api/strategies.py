@@ -69,8 +69,9 @@ class BatchSystem:
     Attributes:
         facts: which of ``queue``, ``partition``, ``account`` and ``qos`` its BatchJob sets.
             ``[[limits]]`` can select jobs by these fields.
-        step: returns a function that wraps a command, or None. The wrapped command runs on a node
-            of a running job, as the job's owner, and keeps streams and exit status.
+        step: returns a function that wraps a command; None if users cannot run commands on nodes.
+            The wrapped command runs on a node of a running job, as the job's owner, and keeps
+            streams and exit status.
         knows_all_nodes: True if the NodeAdapter reports a job as gone only after its end on all
             nodes.
     """

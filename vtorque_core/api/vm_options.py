@@ -36,7 +36,7 @@ def image_name(value: str) -> str:
 
 
 def is_own_image(value: str) -> bool:
-    """Return True if a value of ``img`` names the user's own image, not one of the pool."""
+    """Return True if a value of ``img`` names the user's own image, not an image of the pool."""
     return "/" in value or ":" in value
 
 

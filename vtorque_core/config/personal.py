@@ -63,7 +63,7 @@ def require_own_directories() -> None:
 
 
 def account() -> pwd.struct_passwd:
-    """Return the caller's account. Raises ConfigError without one, as in some containers."""
+    """Return the caller's account. Raises ConfigError if it does not exist (some containers)."""
     uid = os.geteuid()
     try:
         return pwd.getpwuid(uid)

@@ -1,4 +1,4 @@
-"""Tables of the site config. ``vtorque config example`` prints their texts."""
+"""Tables of the site config, and the texts that ``vtorque config example`` prints."""
 
 from __future__ import annotations
 

@@ -125,7 +125,6 @@ def peers(
 
 
 def _require_distinct(found: Sequence[tuple[str, str]], network: AnyNetwork, name: str) -> None:
-    """Raise Refused if two guests have the same address."""
     owner: dict[str, str] = {}
     for hostname, ip in found:
         other = owner.setdefault(ip, hostname) if ip else hostname

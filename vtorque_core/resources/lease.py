@@ -22,7 +22,7 @@ class Lease(CoreResource):
         node: NUMA node of the memory; -1: unknown.
         page_kib: size of huge pages; 0: ordinary pages.
         use: purpose of a core: ``vcpu``, ``io``, ``emulator`` or ``idle``.
-        least, most: range of a resizable number of cores.
+        least, most: range of a resizable number of cores. For ``share``: CPUs that stay shared.
         cpus: list as in cpuset(7).
         amount: leased amount of a countable pool.
     """
