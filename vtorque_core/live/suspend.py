@@ -162,7 +162,7 @@ def worker(
     failed: threading.Event,
     seconds: float | None = None,
 ) -> Iterator[None]:
-    """Reserve a libvirtd worker thread for an operation on a guest, with :func:`watched` active.
+    """Reserve a libvirtd worker thread for an operation on a guest, within :func:`kill_stopped`.
 
     Raises HostFault if no worker is free by ``deadline`` (monotonic), or if ``failed`` is set.
     """

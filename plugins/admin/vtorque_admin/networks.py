@@ -86,8 +86,7 @@ def definition(network: AnyNetwork) -> str:
     """Return the libvirt XML of a guest network, without DHCP and DNS.
 
     ``[network]`` and networks with a gateway use NAT. Other networks connect only this node's
-    guests.
-    Format: https://libvirt.org/formatnetwork.html.
+    guests. Format: https://libvirt.org/formatnetwork.html.
     """
     extra = isinstance(network, ExtraNetwork)
     forward = "" if extra and not network.gateway else "<forward mode='nat'/>"
