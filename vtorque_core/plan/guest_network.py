@@ -153,7 +153,7 @@ def aliases(
 def node_address(node: str) -> str:
     """Return a node's IPv4 address from the name service; empty if none or loopback.
 
-    Can take the resolver's timeout (resolv.conf(5)).
+    Can block for the resolver's timeout (resolv.conf(5)).
     """
     try:
         found = socket.gethostbyname(node)

@@ -245,7 +245,7 @@ def entry(record: logging.LogRecord, log: Log) -> dict[str, Any]:
 
 
 def shorten(text: str, limit: int) -> str:
-    """Return the text like :func:`vtorque_core.base.errors.printable`, but fast for long text."""
+    """Return about ``limit`` characters of a text, printable, and its length if it is longer."""
     whole = printable(text[:limit], limit)
     return whole if len(text) <= limit else f"{whole}... ({len(text)} characters)"
 

@@ -229,7 +229,6 @@ class GuestBoot:
             hypervisor.adopt_domain(self.uri, guest.uuid, devices, owner, cpus)
 
     def resume(self) -> None:
-        """Resume the restored domain."""
         with self.worker(), self.watch_daemons():
             hypervisor.resume_domain(self.uri, self.guest.uuid)
 
