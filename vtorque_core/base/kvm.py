@@ -147,7 +147,6 @@ def _group_of(user: str) -> int:
 
 
 def _grant_group(gid: int) -> None:
-    """Add QEMU's group to the ACL of /dev/kvm."""
     with contextlib.suppress(FileNotFoundError):
         device = Path(_DEVICE).stat()
         if device.st_gid == gid or device.st_mode & stat.S_IWOTH:
