@@ -164,7 +164,7 @@ class PbsNode(abc.ABC):
             )
 
     def mark(self, healthy: bool, reason: str) -> None:
-        """Enable or disable this node for VM jobs, and set the reason as its note."""
+        """Enable or disable this node for VM jobs. A disabled node gets the reason as its note."""
         if not self._settings.property:
             raise HostFault("[plugin.pbs] property is empty, so nodes cannot be marked")
         name, node = self.this_node()
@@ -183,7 +183,7 @@ class PbsNode(abc.ABC):
         """Return this node's name, and the drain reason of each node that vTorque set offline.
 
         Raises:
-            Refused: This node has a note of the site, which vTorque does not overwrite.
+            Refused: This online node has a note of the site, which vTorque does not overwrite.
         """
         name, here = self.this_node()
         note, offline = here.get(self.note[0], ""), "offline" in here.get("state", "").split(",")

@@ -104,8 +104,8 @@ class OpenPbsNode(PbsNode):
     def context(self, job: BatchJob, guests: Sequence[PeerGuest]) -> Iterable[ContextItem]:
         """Yield the context of :class:`PbsNode`, and the variables OMP_NUM_THREADS and NCPUS.
 
-        Both variables have the first chunk's ``ompthreads``, or the number of CPUs. As in OpenPBS,
-        they override the user's values (src/resmom/start_exec.c).
+        Their value is the number of CPUs or, if smaller, the first chunk's ``ompthreads``. As in
+        OpenPBS, they override the user's values (src/resmom/start_exec.c).
         """
         yield from super().context(job, guests)
         threads, most = _OMPTHREADS.match(job.resource_list.get("select", "")), guests[0].slots
@@ -126,7 +126,7 @@ class OpenPbsNode(PbsNode):
         return 1
 
     def reset_arguments(self, job: BatchJob, outcome: Outcome) -> Sequence[str]:
-        """Return qalter arguments that reset the start counter of a job that waits for a resource.
+        """Return qalter arguments that limit the start counter of a job that waits for a resource.
 
         The server holds a job after 21 starts.
         """
