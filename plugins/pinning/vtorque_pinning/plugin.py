@@ -141,6 +141,6 @@ def vtorque_parse_args(request: JobRequest, site: Site) -> Iterator[Refusal]:
 
 @hookimpl
 def vtorque_needs(request: JobRequest, site: Site) -> Iterator[Extra]:
-    """Request a CPU for QEMU's emulator threads if ``emulator_cpu`` is set."""
+    """Request a CPU for the emulator threads of pinned guests if ``emulator_cpu`` is set."""
     if request[VCPU_PINNING]:
         yield Extra(cpus=int(site[Settings].emulator_cpu), own=True)
