@@ -243,7 +243,7 @@ class Machines:
     def count_failures(self, nodes: Mapping[str, str]) -> dict[str, str]:
         """Count a failure of these nodes, once for each shape.
 
-        ``nodes`` maps nodes to reasons. Returns the shapes that are now paused, with the reasons.
+        ``nodes`` maps nodes to reasons. Returns the newly paused shapes with the reasons.
         """
         paused = {}
         shapes = {self.settings.shape_of(node): why for node, why in nodes.items()}

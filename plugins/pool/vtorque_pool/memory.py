@@ -59,7 +59,7 @@ class PoolState:
         return self.paused.get(shape, 0.0) > now
 
     def fail(self, shape: str, why: str, now: float, most: int, pause: float) -> bool:
-        """Record a failure of a shape; return True if the shape is now paused.
+        """Record a failure of a shape; return True if this failure pauses the shape.
 
         After ``most`` failures within ``pause`` seconds, a shape is paused for ``pause`` seconds.
         """

@@ -132,7 +132,6 @@ class Libvirt:
                 raise
 
     def _image(self, name: str) -> Image:
-        """Return the image ``name`` from vTorque's image pool or from the directory ``images``."""
         if self._pool:
             try:
                 return lookup(Path(self._pool), name)
