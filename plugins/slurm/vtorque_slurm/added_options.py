@@ -42,7 +42,7 @@ def bare_components(
     component, which contains the request.
 
     Raises:
-        UsageError: A component other than the first requests the site's node feature.
+        UsageError: The first component lacks the site's node feature, or a later one has it.
     """
     if not others:
         return []

@@ -10,7 +10,7 @@ from vtorque_core.api import setting
 
 @dataclass(frozen=True)
 class Settings:
-    """The settings in ``[plugin.slurm]``."""
+    """Settings in ``[plugin.slurm]``."""
 
     feature: str = setting("", doc="node feature that VM jobs request; empty: none")
     command: str = setting(
