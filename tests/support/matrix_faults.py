@@ -209,7 +209,7 @@ def _next_hangs() -> None:
 
     fakes: Mapping[str, Any] = {
         "Child": functools.partial(hangs, children.Child),
-        "in_child": functools.partial(hangs, children.run_in_child),
+        "run_in_child": functools.partial(hangs, children.run_in_child),
         "_error_of": busy,
     }
     patches += [mock.patch.object(teardown, name, fake) for name, fake in fakes.items()]
