@@ -56,7 +56,7 @@ def checkpoint(config: Path, job_id: str, stop: bool, this_node: bool) -> None:
 
     For the job's owner and root. The guests are paused while they are saved. Then they continue,
     or end with --stop. When the job has ended, restore it with vsub -vm resume=ID and the job's
-    other options. The new job must run on the same node or, if the site shares checkpoints, on a
+    other options. The new job must run on the same node or, on Slurm with checkpoints_shared, on a
     node of the same kind.
     """
     word = request.CHECKPOINT if stop else request.SAVE

@@ -53,7 +53,6 @@ _DISK = 1800.0  # seconds for a guest's own disk; the receiver waits longer
 _COMES, _POLL = 60.0, 1.0  # seconds for an undecided guest to arrive; between polls
 _AT_ONCE = 4  # libvirtd allows 5 calls per connection (max_client_requests); one must cancel
 _ENDS = 5.0  # seconds between two checks whether the job ends
-CHECKPOINT = "to restart the job on another node, use vmgr checkpoint --stop and vsub -vm resume=ID"
 log = logging.getLogger(__name__)
 
 on_step: Callable[[str], None] = lambda _step: None  # noqa: E731
@@ -81,7 +80,7 @@ class ThisNode:
         if not isinstance(adapter, MigrationAdapter):
             raise Refused(
                 "guests cannot be migrated on this batch system, because it cannot reserve another "
-                f"node for a running job ({CHECKPOINT})"
+                "node for a running job"
             )
         return cls(config, site, adapter, guest_migration.MigrationNode.from_config(config))
 
@@ -168,7 +167,8 @@ def require(settings: Settings, paths: Paths, job: RunningJob, to: str) -> tuple
     node, lacking = job.job.node, facts.get("immovable")
     reach.argv(settings, to, ())
     if node not in nodes[1:]:
-        raise Refused(f"{node} runs the job shell: guests on {node} cannot migrate; {CHECKPOINT}")
+        instead = "with checkpoints_shared, use vmgr checkpoint --stop and vsub -vm resume=ID"
+        raise Refused(f"{node} runs the job shell: guests on {node} cannot migrate; {instead}")
     if to in nodes:
         raise Refused(f"{to} already runs a guest of the job: choose another node")
     if lacking is None:
