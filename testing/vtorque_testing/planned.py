@@ -23,7 +23,7 @@ from vtorque_core.api.guest_context import ContextItem
 from vtorque_core.api.guest_driver import GuestDriver
 from vtorque_core.api.guest_plan import GuestPlan, JobUser
 from vtorque_core.api.host_topology import Topology
-from vtorque_core.api.libvirt_domain import Element, Filesystem
+from vtorque_core.api.libvirt_domain import Disk, Element, Filesystem
 from vtorque_core.api.values import FileData, Image, JobRequest
 from vtorque_core.api.vm_options import RAM, VCPUS, VMS_PER_NODE
 from vtorque_core.base.errors import Refusal
@@ -257,6 +257,8 @@ def domain(guest: GuestPlan, elements: Iterable[Element], **spec: Any) -> str:
 def _render(guest: GuestPlan, found: list[Contributed], spec: Mapping[str, Any]) -> str:
     merged = merge(found)
     sockets = dict.fromkeys(merged.aliases(Filesystem), "/r/fs.sock")
+    disks = merged.aliases(Disk).items()
+    sockets |= {alias: "/r/disk.sock" for alias, each in disks if each.user_owned}
     return render(DomainSpec(guest, **{"accel": "tcg", **spec}), merged, sockets=sockets)
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from bios_disk import debian_disk
 from doc_blocks import block
 from oci_images import as_directory, layer, layout_files
 from patience import eventually
@@ -456,3 +457,78 @@ def test_own_image_that_does_not_boot_fails_its_job(clean, layout):
     assert "did not become ready" in said
     assert "no squashfs that can be mounted" in said
     file.unlink()
+
+
+# A boot sector for BIOS: it writes itself to sector 2 with INT 13h, prints the text that follows it
+# on the serial port if that succeeded, and reports a panic to QEMU (docs/specs/pvpanic.rst).
+BOOT_SECTOR = bytes.fromhex(
+    "31c08ed88ec0b80103b9020030f6bb007ccd13721abe387cac84c0741288c4bafd03eca82074fb88e0baf803ee"
+    "ebe9ba0505b001eef4ebfd"
+)
+
+
+def test_own_disk_is_booted_by_firmware_and_not_changed(clean):
+    """The guest writes to its disk, and never becomes ready: the job's failure."""
+    raw = clean.home / "disk"
+    text = b"vtorque-test: booted and wrote\r\n"
+    raw.write_bytes((BOOT_SECTOR + text).ljust(510, b"\0") + b"\x55\xaa" + bytes(1 << 20))
+    for kind in ("raw", "qcow2"):
+        run("qemu-img", "convert", "-f", "raw", "-O", kind, raw, clean.home / f"own.{kind}")
+        disk = clean.home / f"own.{kind}"
+        run("chown", f"{ONE}:", disk)
+        before = disk.read_bytes()
+        code, said, told = clean.job("exit 0\n", "-vm", f"img=./{disk.name},work=home")
+        assert code == 121, (said, told)
+        assert "the guest with your own image did not become ready" in said
+        assert text.decode().strip() in said
+        assert disk.read_bytes() == before
+
+
+OWN_KERNEL = """#!/bin/sh
+echo "$(id -u) $HOME $(cat /etc/debian_version)"
+uname -r
+modprobe dummy && grep -c ^dummy /proc/modules
+findmnt -no FSTYPE,LABEL /
+cd $HOME/app
+touch made
+chown 1:1 made || echo no chown
+head -c 50000000 /dev/urandom >/var/tmp/big && sync
+exit 11
+"""
+
+
+@pytest.fixture
+def own_debian(clean, scratch):
+    """Return Debian's own kernel and system on a disk of the user."""
+    disk = clean.home / "debian.qcow2"
+    shutil.move(debian_disk(scratch), disk)
+    run("chown", f"{ONE}:", disk)
+    yield disk
+    disk.unlink()
+
+
+@pytest.mark.full
+def test_own_disk_boots_its_own_kernel_with_root(clean, own_debian):
+    """As root, then as the user in two guests at a time, from one unchanged file."""
+    (clean.home / "app").mkdir()
+    run("chown", f"{ONE}:", clean.home / "app")
+    before = own_debian.stat()
+    code, said, told = clean.job(
+        OWN_KERNEL, "-vm", f"img=./{own_debian.name},root=script,work=app,ram=768M,vcpus=2"
+    )
+    assert code == 11, (said, told)
+    lines = [line for line in said.splitlines() if ": " not in line]
+    who, kernel, module, root, chown = lines
+    assert who.startswith(f"0 {clean.home} 12.")
+    assert kernel.endswith("-cloud-amd64")
+    assert (module, root.split(), chown) == ("1", ["ext4", "ownroot"], "no chown")
+    status = (clean.home / "app/made").stat()
+    assert (status.st_uid, status.st_gid) == (clean.entry.pw_uid, clean.entry.pw_gid)
+    text = "id -un; ls ~/app; test -e /var/tmp/big && echo kept; exit 12\n"
+    code, said, told = clean.job(
+        text, "-vm", f"img=./{own_debian.name},work=home,ram=512M,vms_per_node=2"
+    )
+    assert (code, said) == (12, f"{ONE}\nmade\n"), told
+    after = own_debian.stat()
+    assert (after.st_size, after.st_mtime_ns) == (before.st_size, before.st_mtime_ns)
+    shutil.rmtree(clean.home / "app")

@@ -45,7 +45,7 @@ def test_reference_to_sif_is_a_path() -> None:
         ("docker://", "not the name of an image in a registry"),
         ("docker://-x", "not the name of an image in a registry"),
         ("docker://r/a --all", "not the name of an image in a registry"),
-        ("./disk.qcow2", "own kernel are not supported"),
+        ("./disk.img", "neither the name"),
         ("docker-daemon:app", "neither the name"),
         ("containers-storage:app", "neither the name"),
         ("./app", "neither the name"),
@@ -58,3 +58,8 @@ def test_reference_of_other_kind_is_refused_with_the_supported_kinds(
     with pytest.raises(Refused, match=why) as refused:
         parse(written, Path("/"))
     assert "docker-archive:FILE" in str(refused.value)
+
+
+def test_reference_to_disk_is_refused_because_it_is_not_copied() -> None:
+    with pytest.raises(Refused, match="is a disk, which vsub does not copy"):
+        parse("./disk.qcow2", Path("/"))

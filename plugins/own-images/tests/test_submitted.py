@@ -124,7 +124,7 @@ def test_sudo_needs_virtiofsd_that_translates_ids(
     monkeypatch.setattr(submitted_image, "VIRTIOFSD", str(program))
     wanted = request(FILE, root=root)
     guest = guest_plan(image=image(wanted, PERSONAL, pool), request=wanted)
-    refused = list(vtorque_plan(guest))
+    refused = list(vtorque_plan(guest, PERSONAL))
     assert len(refused) == count
     assert all("virtiofsd 1.13" in each.message and "root=script" in each.fix for each in refused)
     if count:

@@ -3,42 +3,76 @@
 from __future__ import annotations
 
 import shutil
+import sys
 from collections.abc import Iterator
 
-from vtorque_core.api import Refusal, constant_hook, hookimpl
+from vtorque_core.api import Refusal, constant_hook, deferred, hookimpl
 from vtorque_core.api.guest_context import RootCommand
 from vtorque_core.api.guest_plan import GuestPlan
 from vtorque_core.api.health import HealthCheck, HealthResult, ok, warning
 from vtorque_core.api.libvirt_domain import Disk
-from vtorque_core.api.node_job import Site
+from vtorque_core.api.node_job import NodeJob, Site
 from vtorque_core.api.values import is_personal
+from vtorque_core.api.vm_options import FS_TYPE, IMG
+from vtorque_linux_guest.settings import Settings as LinuxSettings
+from vtorque_linux_guest.settings import agent_path
+from vtorque_own_images.plugin import Settings
 from vtorque_own_images.submitted_image import (
     INSTALL_SUDO,
     LABEL,
     SERIAL,
     SUDO_ALLOWED,
+    boots_own_kernel,
     refuse_sudo,
 )
 
 
 @hookimpl
 def vtorque_render_domain(guest: GuestPlan) -> Iterator[Disk]:
-    """Yield the read-only disk with the user's image. A user process serves it to QEMU."""
-    if path := guest.image.source:
+    """Yield the disk with the user's image. A user process serves it read-only to QEMU."""
+    if boots_own_kernel(guest.image):
+        from vtorque_own_images import own_disk  # noqa: PLC0415 - few jobs need it
+
+        yield own_disk.element(guest)
+    elif path := guest.image.source:
         yield Disk("image", path, "raw", readonly=True, serial=SERIAL, user_owned=True)
 
 
 @hookimpl
-def vtorque_plan(guest: GuestPlan) -> Iterator[Refusal]:
-    """Refuse ``root=true`` if this node's virtiofsd does not support it."""
+def vtorque_plan(guest: GuestPlan, site: Site) -> Iterator[Refusal]:
+    """Refuse ``root=true`` if virtiofsd does not support it, and own disks without the agent."""
     if guest.image.source and (refused := refuse_sudo(guest.request)):
         yield refused
+    if not boots_own_kernel(guest.image):
+        return
+    if guest[FS_TYPE] == "ramdisk":
+        why = "is not available for your own disk"
+        yield Refusal(why, key=FS_TYPE.key, value=guest[FS_TYPE], fix=f"omit {FS_TYPE.key}")
+    agent = agent_path(site[LinuxSettings], guest.image.arch)
+    if not agent.exists():
+        fix = f"run {sys.executable} -I -m vtorque_linux_guest.agent.build {agent}"
+        yield Refusal("needs the agent", key=IMG.key, value=guest.image.source, fix=fix)
+
+
+@hookimpl
+def vtorque_pre_boot(job: NodeJob) -> None:
+    """Create the writable disks of guests that boot the user's own disk."""
+    for guest in job.guests:
+        if boots_own_kernel(guest.image):
+            from vtorque_own_images import own_disk  # noqa: PLC0415 - few jobs need it
+
+            most = job.site[Settings].max_size
+            job.acquire(own_disk.overlay(guest, most), guest=guest)
 
 
 @hookimpl
 def vtorque_guest_context(guest: GuestPlan) -> Iterator[RootCommand]:
     """Yield the command that lets the job's user become root, if the job has ``root=true``."""
-    if guest.image.source and guest.image.labels.get(LABEL) == SUDO_ALLOWED:
+    if not guest.image.source or guest.image.labels.get(LABEL) != SUDO_ALLOWED:
+        return
+    if boots_own_kernel(guest.image):  # fail early if the disk has no sudo that obeys the rule
+        yield RootCommand(("sudo", "-nu", guest.user.name, "sudo", "-n", "true"))
+    else:
         yield RootCommand((INSTALL_SUDO,), "boot")
 
 
@@ -61,4 +95,5 @@ def tools_check(site: Site) -> Iterator[HealthResult]:
     yield warning(what, fix=f"apt-get install {packages}")
 
 
+vtorque_resources = hookimpl(deferred("vtorque_own_images.own_disk:resources"))
 vtorque_health_checks = constant_hook(HealthCheck("own images", tools_check))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -68,14 +69,34 @@ def work_directory(value: str) -> str:
     return value
 
 
+# A disk's suffix is its format, which is never probed.
+_DISK = re.compile(r"(?!docker:|oci:|docker-archive:).*\.(qcow2|raw)(#[0-9:-]*)?", re.ASCII)
+
+
+def is_disk(value: str) -> bool:
+    """Return True if a value of ``img``, written or submitted, is a disk with its own kernel."""
+    return _DISK.fullmatch(value) is not None
+
+
+def firmware_of(value: str) -> str:
+    """Parse the option ``firmware``. Raises ValueError."""
+    if value not in ("bios", "efi"):
+        raise ValueError("is unknown: write bios or efi")
+    return value
+
+
+FIRMWARE = Option(
+    "firmware", firmware_of, "bios",
+    "firmware that boots your own disk: bios, or efi (UEFI without stored variables)", "KIND",
+)  # fmt: skip
 WORK = Option(
     "work", work_directory, "",
     "with your own image: the directory of your home that guests get (home: all of it)", "DIR",
 )  # fmt: skip
 _MAX_PATH = 1024
 ALLOWED = frozenset({
-    "arch", "checkpoint", "clean", "disk", "distro", "fs_type", "hugepages", "img", "keep",
-    "log", "numa", "ram", "resume", "root", "scam", "show_log", "vcpu_pinning", "vcpus",
+    "arch", "checkpoint", "clean", "disk", "distro", "firmware", "fs_type", "hugepages", "img",
+    "keep", "log", "numa", "ram", "resume", "root", "scam", "show_log", "vcpu_pinning", "vcpus",
     "vm_epilogue", "vm_precancel", "vm_prologue", "vms_per_node", "work",
 })  # fmt: skip
 """Options that jobs with an own image may have. New options are refused until they are here."""
@@ -109,18 +130,22 @@ def refusal(value: str) -> Refusal:
 def vtorque_parse_args(request: JobRequest, site: Site) -> Iterator[Refusal]:
     """Refuse users' own images on a site with an administrator, where they are not supported yet.
 
-    Also refuse the options ``root`` and ``work`` for other images, and options that are not in
-    ``ALLOWED`` for own images.
+    Also refuse the options ``root``, ``work`` and ``firmware`` for images to which they do not
+    apply, and options that are not in ``ALLOWED`` for own images.
     """
     if is_own_image(request[IMG]) and not is_personal(site):
         yield refusal(request[IMG])
-    options: tuple[Option[Any], ...] = () if is_own_image(request[IMG]) else (ROOT, WORK)
-    if not options:
+    options: list[tuple[Option[Any], str]] = []
+    if is_own_image(request[IMG]):
         yield from refused_options(request)
-    for option in options:
-        if request[option] and option.key in request.given:  # ignore defaults of the site
-            value, fix = option.show(request[option]), f"name your own image, or omit {option.key}"
-            yield Refusal("applies only to your own image", key=option.key, value=value, fix=fix)
+    else:
+        options += [(ROOT, "image"), (WORK, "image")]
+    if not is_own_image(request[IMG]) or not is_disk(request[IMG]):
+        options.append((FIRMWARE, "disk (.qcow2 or .raw)"))
+    for option, what in options:
+        if option.key in request.given and request[option]:  # ignore defaults of the site
+            value, fix = option.show(request[option]), f"name your own {what}, or omit {option.key}"
+            yield Refusal(f"applies only to your own {what}", key=option.key, value=value, fix=fix)
 
 
 def refused_options(request: JobRequest) -> Iterator[Refusal]:
@@ -138,7 +163,7 @@ def refused_options(request: JobRequest) -> Iterator[Refusal]:
 
 
 vtorque_settings = constant_hook(Settings)
-vtorque_options = constant_hook(ROOT, WORK)
+vtorque_options = constant_hook(ROOT, WORK, FIRMWARE)
 vtorque_image_sources = constant_hook(
     ImageSource(
         BASE,

@@ -19,8 +19,9 @@ from vtorque_core.api import JobRequest, Refused, VtorqueError
 from vtorque_core.api.node_job import Site
 from vtorque_core.api.vm_options import IMG
 from vtorque_own_images import cache, convert, skopeo, work
-from vtorque_own_images.plugin import WORK, Settings
+from vtorque_own_images.plugin import WORK, Settings, is_disk
 from vtorque_own_images.reference import Reference, parse
+from vtorque_own_images.submitted_disk import examine
 from vtorque_own_images.submitted_image import refuse_sudo, require_possible
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -36,7 +37,11 @@ def resolve_request(request: JobRequest, site: Site, pull: bool) -> dict[str, st
     if refused := refuse_sudo(request):
         raise Refused(refused)
     directory = work.choose_directory(request[WORK])
-    return {IMG.key: resolve(request[IMG], site, pull), WORK.key: directory}
+    if is_disk(request[IMG]):
+        value = examine(request[IMG], site[Settings].max_size).value
+    else:
+        value = resolve(request[IMG], site, pull)
+    return {IMG.key: value, WORK.key: directory}
 
 
 def resolve(value: str, site: Site, pull: bool) -> str:

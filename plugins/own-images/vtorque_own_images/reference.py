@@ -8,8 +8,11 @@ from pathlib import Path
 
 from vtorque_core.api import Refused
 from vtorque_core.api.vm_options import IMG
+from vtorque_own_images.plugin import is_disk
 
-KINDS = "docker://IMAGE, oci:DIR[:TAG], docker-archive:FILE, or the path of a .sif file"
+KINDS = (
+    "docker://IMAGE, oci:DIR[:TAG], docker-archive:FILE, or the path of a .sif, .qcow2 or .raw file"
+)
 _REGISTRY = re.compile(
     r"(?P<name>[A-Za-z0-9][A-Za-z0-9.-]*(:[0-9]+)?(/[A-Za-z0-9][A-Za-z0-9._-]*)+"
     r"|[a-z0-9][a-z0-9._-]*)"
@@ -71,8 +74,8 @@ def parse(written: str, cwd: Path) -> Reference:
         return Reference(written, scheme, _path(place, cwd), tag)
     if written.endswith(".sif"):
         return Reference(written, "sif", _path(written, cwd))
-    if written.endswith((".qcow2", ".raw", ".img")):
-        raise _refusal(written, "is a disk: disks with their own kernel are not supported")
+    if is_disk(written):
+        raise Refused("is a disk, which vsub does not copy", key=IMG.key, value=written)
     raise _refusal(written, "is neither the name of an image nor a supported file")
 
 

@@ -1,20 +1,25 @@
-"""The image of a submitted ``-vm img=`` value: the base image's kernel and the user's squashfs.
+"""The image of a submitted ``-vm img=`` value.
 
-The value is untrusted. This module does not open the squashfs: a user process serves it to QEMU.
+It is either the base image's kernel with the user's squashfs, or the user's disk with its own
+kernel. The value is untrusted. This module does not open the file: a user process serves it to
+QEMU.
 """
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import PurePath
 
 from vtorque_core.api import Image, JobRequest, Refusal, Refused, run_tool
 from vtorque_core.api.node_job import Site
 from vtorque_core.api.values import is_personal
 from vtorque_core.api.vm_options import IMG, disk_path
 from vtorque_core.live.node_setup import VIRTIOFSD
-from vtorque_own_images.plugin import BASE, ROOT, SCRIPT, SUDO, refusal
+from vtorque_own_images.plugin import BASE, FIRMWARE, ROOT, SCRIPT, SUDO, is_disk, refusal
+from vtorque_own_images.submitted_disk import SubmittedDisk, parse_value
 
 SUFFIX = ".squashfs"
 SERIAL = "vtown"
@@ -25,6 +30,8 @@ LABEL, SUDO_ALLOWED = "script", "sudo"
 """Label of the image, and its value if the job's user may become root."""
 INSTALL_SUDO = "/usr/lib/vtorque/install-sudo"
 """Program of the base image that provides sudo in the guest."""
+_SCRIPTS = {SCRIPT: "root", SUDO: SUDO_ALLOWED}
+_DISK_RAM = 256  # MiB
 SUDO_LABEL = "sudo"
 """Label of a base image that has this program."""
 _FILE = re.compile(rf".*/([0-9a-f]{{64}}){re.escape(SUFFIX)}", re.ASCII)
@@ -33,11 +40,14 @@ _FILE = re.compile(rf".*/([0-9a-f]{{64}}){re.escape(SUFFIX)}", re.ASCII)
 def image(request: JobRequest, site: Site, pool: Callable[[str], Image]) -> Image:
     """Return the image for a request that :func:`vtorque_own_images.pull.resolve` has resolved.
 
-    The base image provides kernel, initrd, command line and labels. If the request sets ``root``,
-    the command line enables setuid programs, and the label ``script`` is set. Raises Refused.
+    Kernel, initrd, command line and labels are those of the base image. If the request sets
+    ``root``, the command line enables setuid programs, and the label ``script`` is set. A disk with
+    its own kernel has only the labels of :func:`_disk_image`. Raises Refused.
     """
     value = request[IMG]
     require_possible(value, site)
+    if is_disk(value):
+        return _disk_image(parse_value(value), request)
     found = _FILE.fullmatch(value)
     if found is None:
         raise Refused(
@@ -60,8 +70,25 @@ def image(request: JobRequest, site: Site, pool: Callable[[str], Image]) -> Imag
             value=SUDO,
             fix=fix,
         )
-    labels = {**base.labels, LABEL: {SCRIPT: "root", SUDO: SUDO_ALLOWED}[request[ROOT]]}
+    labels = {**base.labels, LABEL: _SCRIPTS[request[ROOT]]}
     return replace(base, cmdline=f"{base.cmdline} {SUID}".strip(), labels=labels)
+
+
+def boots_own_kernel(image: Image) -> bool:
+    """Return True for a user's own disk, which firmware boots."""
+    return bool(image.source) and image.kernel is None
+
+
+def _disk_image(file: SubmittedDisk, request: JobRequest) -> Image:
+    """Return the image of a disk. Its labels depend only on the options ``firmware`` and ``root``.
+
+    The disk can contain any system that cloud-init configures, so ``distro`` names none.
+    """
+    labels = {"init": "cloud-init", "firmware": request[FIRMWARE]}
+    if request[ROOT]:
+        labels[LABEL] = _SCRIPTS[request[ROOT]]
+    name, arch = f"own:{PurePath(file.path).name}", os.uname().machine
+    return Image(name, "linux", "disk", arch, "", _DISK_RAM, labels=labels, source=file.path)
 
 
 def refuse_sudo(request: JobRequest) -> Refusal | None:

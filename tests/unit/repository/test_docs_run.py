@@ -396,6 +396,7 @@ NOT_RUN = {
             "vsub -vm img=docker://registry",
             "vsub -vm img=docker://debian",
             "mkdir -p ~/first",
+            "vsub -vm img=./debian",
         ),
     },
     "shows what jobs and nodes of one time were": {

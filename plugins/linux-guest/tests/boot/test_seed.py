@@ -87,7 +87,13 @@ def test_seed_of_own_image_has_nothing_of_the_site(plan, tmp_path: Path) -> None
     (tmp_path / "cloud/10.cfg").write_text("#cloud-config\nruncmd: [SECRET OF THE SITE]\n")
     settings = Settings(cloud_config=str(tmp_path / "cloud"), **site)
     own = plan(image=replace(MICRO, name="own:0123", source="/home/alice/image"))
-    found = seed_contents.seed_files(own, [], settings.for_image(own.image))
+    disk = plan(image=replace(own.image, kernel=None, labels={"init": "cloud-init"}))
+    (tmp_path / "agent").touch()
+    of_image = replace(settings.for_image(own.image), agent=str(tmp_path / "agent"))
+    found, of_disk = (seed_contents.seed_files(each, [], of_image) for each in (own, disk))
+    assert sorted(name for name in of_disk.keys() - found if "/files/" not in name) == [
+        "meta-data", "network-config", "user-data", "vtorque/vtorque-agent",
+    ]  # fmt: skip
     assert sorted(found) == [
         "vtorque/agent.conf",
         "vtorque/files/0000",  # what sudo refuses the user
@@ -97,7 +103,7 @@ def test_seed_of_own_image_has_nothing_of_the_site(plan, tmp_path: Path) -> None
         "vtorque/ids/shadow",
         "vtorque/setup.sh",
     ]
-    assert not any(b"SECRET" in content for content in found.values())
+    assert not any(b"SECRET" in content for content in [*found.values(), *of_disk.values()])
     assert settings.for_image(MICRO) is settings
 
 

@@ -17,5 +17,5 @@ class PersonalSite:
     def __init__(self, **settings: Any) -> None:
         self._settings = Settings(**settings)
 
-    def __getitem__(self, _: type[Settings]) -> Settings:
-        return self._settings
+    def __getitem__(self, table: type[Any]) -> Any:
+        return self._settings if table is Settings else table()

@@ -1,0 +1,128 @@
+"""The root disk of a guest that boots a user's own disk by firmware. As root, on the node.
+
+A process of the user serves the file read-only over NBD (:mod:`vtorque_core.resources.user_disk`).
+Root opens nothing of the file: it creates an empty overlay as large as the export, and QEMU gets
+the export as the overlay's backing disk.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+from vtorque_core.api import Act, Refused, run_tool
+from vtorque_core.api.acquired import unjournalled
+from vtorque_core.api.children import run_in_child
+from vtorque_core.api.guest_plan import GuestPlan
+from vtorque_core.api.job_files import File, FileResource
+from vtorque_core.api.libvirt_domain import Disk
+from vtorque_core.api.vm_options import IMG
+from vtorque_own_images.submitted_disk import SubmittedDisk, parse_value, size_problem
+
+NAME = "root"
+_SECONDS = 10.0  # for each answer of the user's process or file system
+# The NBD protocol (https://github.com/NetworkBlockDevice/nbd, doc/proto.md): the server's greeting
+# with its flags, and the client's flags FIXED_NEWSTYLE and NO_ZEROES with the option EXPORT_NAME
+# of the default export. The server answers with the size in bytes and its flags.
+_GREETING = struct.Struct("!8s8sH")
+_OPEN = struct.pack("!I8sII", 3, b"IHAVEOPT", 1, 0)
+_EXPORT = struct.Struct("!QH")
+
+
+@dataclass(frozen=True)
+class OwnDisk(Disk):
+    """A disk whose writable qcow2 file ``overlay`` has the user's file ``path`` as backing disk."""
+
+    template: ClassVar[str] = "vtorque_own_images:domain/own_disk.xml.j2"
+    forbids: ClassVar[frozenset[Act]] = frozenset({"save", "migrate"})  # survive saves no OwnDisk
+    overlay: str = ""
+
+
+@dataclass(frozen=True)
+class OwnOverlay(FileResource):
+    """The empty qcow2 file of an :class:`OwnDisk`.
+
+    Attributes:
+        uid: QEMU's user.
+        run_dir: directory of the user's process, which already serves the file.
+        disk: the file at the submission.
+        most: limit of the disk's size in MiB.
+    """
+
+    kind = "own-overlay"
+    path: str
+    uid: int = unjournalled(-1)
+    run_dir: str = unjournalled("")
+    disk: SubmittedDisk | None = unjournalled(None)
+    most: int = unjournalled(0)
+
+    def create(self) -> None:
+        """Check the served file, and create the overlay. Raises Refused for the user's faults."""
+        assert self.disk is not None  # noqa: S101 - unjournalled
+        stem = f"{self.run_dir}/disk-{NAME}"
+        # In a child, because the user's file system can hang.
+        wrong = run_in_child(lambda: self._require_unchanged(Path(f"{stem}.lock")), _SECONDS)
+        try:
+            size = 0 if wrong else export_size(f"{stem}.sock")
+        except OSError as error:
+            wrong = f"the process that serves it: {error.strerror or error}"
+        wrong = wrong or size_problem(size, self.most)
+        if wrong:
+            raise Refused(wrong, key=IMG.key, value=self.disk.path)
+        File(self.path, uid=self.uid).create()
+        run_tool("qemu-img", "create", "-q", "-f", "qcow2", self.path, str(size))
+
+    def _require_unchanged(self, lock: Path) -> None:
+        from vtorque_core.live.suspend import served_file  # noqa: PLC0415 - few jobs need it
+
+        assert self.disk is not None  # noqa: S101 - unjournalled
+        if SubmittedDisk.from_status(self.disk.path, served_file(lock)) != self.disk:
+            raise Refused("was changed or replaced after the submission: submit the job again")
+
+
+def element(guest: GuestPlan) -> OwnDisk:
+    """Return the root disk of a guest that boots the user's own disk."""
+    return OwnDisk(
+        NAME, guest.image.source, "raw", readonly=True, serial="vtroot", boot=1, user_owned=True,
+        overlay=str(guest.root_disk),
+    )  # fmt: skip
+
+
+def overlay(guest: GuestPlan, most: int) -> OwnOverlay:
+    """Return the overlay of :func:`element`; ``most`` is the limit of the disk's size in MiB."""
+    path, run_dir = str(guest.root_disk), str(guest.run_dir)
+    return OwnOverlay(path, guest.qemu_uid, run_dir, parse_value(guest[IMG]), most)
+
+
+def export_size(path: str) -> int:
+    """Return the size in bytes of the disk that an NBD server exports on a Unix socket.
+
+    Raises OSError if the server does not answer in time, or not in the protocol.
+    """
+    with contextlib.closing(socket.socket(socket.AF_UNIX)) as server:
+        server.settimeout(_SECONDS)
+        server.connect(path)
+        magic, option, _ = _GREETING.unpack(_receive(server, _GREETING.size))
+        if magic + option != b"NBDMAGICIHAVEOPT":
+            raise OSError("no NBD server")
+        server.sendall(_OPEN)
+        size, _ = _EXPORT.unpack(_receive(server, _EXPORT.size))
+        return int(size)
+
+
+def _receive(server: socket.socket, count: int) -> bytes:
+    found = b""
+    while len(found) < count:
+        if not (part := server.recv(count - len(found))):
+            raise OSError("the server closed the connection")
+        found += part
+    return found
+
+
+def resources() -> tuple[type[OwnOverlay]]:
+    """Return the kinds of resources, for the hook ``vtorque_resources``."""
+    return (OwnOverlay,)
