@@ -482,6 +482,7 @@ def test_own_disk_is_booted_by_firmware_and_not_changed(clean):
         assert "the guest with your own image did not become ready" in said
         assert text.decode().strip() in said
         assert disk.read_bytes() == before
+        assert "building the image" not in told
 
 
 OWN_KERNEL = """#!/bin/sh

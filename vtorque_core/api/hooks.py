@@ -140,7 +140,7 @@ def vtorque_image_sources() -> Iterable[ImageSource]:
         from vtorque_core.api import ImageSource, constant_hook
 
         ACME = ImageSource(
-            "acme", resolve=..., image=..., shares=..., mine=..., remove=...
+            base=..., resolve=..., image=..., shares=..., mine=..., remove=...
         )
         vtorque_image_sources = constant_hook(ACME)
     """

@@ -98,8 +98,8 @@ class ImageSource:
     """Images of users, for values of ``-vm img=`` with a slash or a colon.
 
     Attributes:
-        base: the pool's image whose kernel and initrd boot these images. A personal site builds the
-            pool's image with the builder of the same name.
+        base: returns the pool's image whose kernel and initrd boot the image of a value, or an
+            empty string. A personal site builds the pool's image with the builder of its name.
         resolve: called by ``vsub`` as the user. Returns ``-vm`` pairs that replace those of the
             request. Its last argument is False with ``--no-pull``.
         image: returns the image of a submitted, untrusted request. Opens no file. Its last
@@ -110,7 +110,7 @@ class ImageSource:
         remove: removes an image of the caller; False if it does not exist.
     """
 
-    base: str
+    base: Callable[[str], str]
     resolve: Callable[[JobRequest, Site, bool], Mapping[str, str]]
     image: Callable[[JobRequest, Site, Callable[[str], Image]], Image]
     shares: Callable[[JobRequest, str, Sequence[Share]], Sequence[Share]]

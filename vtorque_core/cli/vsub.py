@@ -79,7 +79,7 @@ def submit(argv: Sequence[str]) -> int:
     base = wanted[IMG]
     if is_own_image(base):
         own = policy.own_images(base, plugins)
-        base, changed = own.base, own.resolve(wanted, site, NO_PULL not in argv)
+        base, changed = own.base(base), own.resolve(wanted, site, NO_PULL not in argv)
         kept = [pair for pair in request.pairs if pair[0] not in changed]
         request = replace(request, pairs=(*kept, *changed.items()))
         wanted = check_options(request, site, plugins)

@@ -166,7 +166,7 @@ vtorque_settings = constant_hook(Settings)
 vtorque_options = constant_hook(ROOT, WORK, FIRMWARE)
 vtorque_image_sources = constant_hook(
     ImageSource(
-        BASE,
+        base=lambda value: "" if is_disk(value) else BASE,
         resolve=deferred("vtorque_own_images.pull:resolve_request"),
         image=deferred("vtorque_own_images.submitted_image:image"),
         shares=deferred("vtorque_own_images.work:request_shares"),
