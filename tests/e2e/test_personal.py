@@ -493,43 +493,60 @@ findmnt -no FSTYPE,LABEL /
 cd $HOME/app
 touch made
 chown 1:1 made || echo no chown
-head -c 50000000 /dev/urandom >/var/tmp/big && sync
-exit 11
+echo saved >/etc/marker && chmod 644 /etc/marker
+sync
+touch ready
+while ! [ -e go ]; do sleep 0.2; done
 """
 
 
 @pytest.fixture
 def own_debian(clean, scratch):
     """Return Debian's own kernel and system on a disk of the user."""
-    disk = clean.home / "debian.qcow2"
+    disk, app = clean.home / "debian.qcow2", clean.home / "app"
     shutil.move(debian_disk(scratch), disk)
-    run("chown", f"{ONE}:", disk)
+    app.mkdir()
+    run("chown", f"{ONE}:", disk, app)
     yield disk
+    shutil.rmtree(app)
     disk.unlink()
 
 
 @pytest.mark.full
-def test_own_disk_boots_its_own_kernel_with_root(clean, own_debian):
-    """As root, then as the user in two guests at a time, from one unchanged file."""
-    (clean.home / "app").mkdir()
-    run("chown", f"{ONE}:", clean.home / "app")
+def test_own_disk_boots_its_own_kernel_and_is_saved(clean, own_debian):
+    """The script is root. The file does not change; the saved disk has the guest's changes."""
     before = own_debian.stat()
-    code, said, told = clean.job(
-        OWN_KERNEL, "-vm", f"img=./{own_debian.name},root=script,work=app,ram=768M,vcpus=2"
-    )
-    assert code == 11, (said, told)
-    lines = [line for line in said.splitlines() if ": " not in line]
-    who, kernel, module, root, chown = lines
+    app, text = clean.home / "app", clean.script(OWN_KERNEL)
+    options = f"img=./{own_debian.name},root=script,work=app,ram=768M,vcpus=2"
+    job = clean.call("vsub", "-j", "oe", "-o", "out", "-vm", options, text).stdout.decode().strip()
+
+    def ended():
+        return job not in clean.call("vmgr", "ps", "--json").stdout.decode()
+
+    eventually(lambda: (app / "ready").exists() or ended(), 900)
+    assert (app / "ready").exists(), (clean.home / "out").read_text()
+    saved = clean.home / "saved.qcow2"
+    clean.call("vmgr", "images", "save", job, str(saved))
+    refused = clean.call("vmgr", "images", "save", job, str(saved), check=False)
+    assert refused.returncode == 2 and b"exists" in refused.stderr
+    (app / "go").touch()
+    eventually(ended)
+    said = (clean.home / "out").read_text()
+    (clean.home / "out").unlink()
+    who, kernel, module, root, chown = [line for line in said.splitlines() if ": " not in line]
     assert who.startswith(f"0 {clean.home} 12.")
     assert kernel.endswith("-cloud-amd64")
     assert (module, root.split(), chown) == ("1", ["ext4", "ownroot"], "no chown")
-    status = (clean.home / "app/made").stat()
-    assert (status.st_uid, status.st_gid) == (clean.entry.pw_uid, clean.entry.pw_gid)
-    text = "id -un; ls ~/app; test -e /var/tmp/big && echo kept; exit 12\n"
-    code, said, told = clean.job(
-        text, "-vm", f"img=./{own_debian.name},work=home,ram=512M,vms_per_node=2"
-    )
-    assert (code, said) == (12, f"{ONE}\nmade\n"), told
+    for file in (app / "made", saved):
+        assert (file.stat().st_uid, file.stat().st_gid) == (
+            clean.entry.pw_uid, clean.entry.pw_gid,
+        )  # fmt: skip
+    assert b"backing" not in run("qemu-img", "info", saved).stdout
+
+    again = "id -un; cat /etc/marker; findmnt -no LABEL /; exit 12\n"
+    options = ("-vm", f"img=./{saved.name},work=app,ram=512M,vms_per_node=2")
+    code, said, told = clean.job(again, *options)
+    assert (code, said) == (12, f"{ONE}\nsaved\nownroot\n"), told
+    saved.unlink()
     after = own_debian.stat()
     assert (after.st_size, after.st_mtime_ns) == (before.st_size, before.st_mtime_ns)
-    shutil.rmtree(clean.home / "app")

@@ -1,14 +1,31 @@
-"""``vmgr images pull``."""
+"""``vmgr images pull`` and ``vmgr images save``.
+
+``save`` copies the disk of a running guest that boots the user's own disk. QEMU, which runs as the
+user, writes the copy with the content of overlay and backing disk. No other program reads the disk.
+"""
 
 from __future__ import annotations
 
+import os
+import time
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
+from xml.sax.saxutils import quoteattr
 
 import click
 
+from vtorque_core.api import HostFault, Refused, kept_records, printable
+from vtorque_core.api.values import is_personal
+from vtorque_core.live import libvirt
 from vtorque_core.live.images import site_of
+from vtorque_core.live.jobs import RunningGuest, RunningJobs
 from vtorque_own_images import cache
+from vtorque_own_images.own_disk import NAME, TARGET
 from vtorque_own_images.pull import resolve
+
+_POLL = 0.2  # seconds
+_TRANSIENT = 4  # VIR_DOMAIN_BLOCK_COPY_TRANSIENT_JOB of libvirt/libvirt-domain.h
 
 
 @click.command()
@@ -23,3 +40,63 @@ def pull(config: Path, image: str) -> None:
     path = Path(resolve(image, site, True))
     found = cache.cache_of(site).entry(path.stem)
     click.echo(f"{found.name if found else path}: {path}")
+
+
+@click.command()
+@click.argument("job_id", metavar="JOB")
+@click.argument("file", type=click.Path(path_type=Path))
+@click.pass_obj
+def save(config: Path, job_id: str, file: Path) -> None:
+    """Save the disk of a running job that boots your own disk, as the new image FILE.
+
+    FILE ends in .qcow2 and is for -vm img=. It has the state of the job's first guest at the end of
+    the copy, as after a loss of power: run sync in the job before. The job continues.
+    """
+    site = site_of(config)
+    if not is_personal(site):
+        raise Refused("vmgr images save is supported only on your own machine (doc/laptop.md)")
+    if file.suffix != ".qcow2":
+        raise Refused(f"{printable(str(file))}: the name of the new image must end in .qcow2")
+    if os.path.lexists(file):
+        raise Refused(f"{printable(str(file))} already exists: name another file")
+    keys = [each.key for each in kept_records.find(site.paths, job_id, os.geteuid())]
+    running = [job for job in RunningJobs(site.paths).jobs() if job.job.key in keys]
+    guests = [g for job in running for g in job.guests if g.rank == 0 and g.ready is not None]
+    if not guests:
+        raise Refused(f"job {printable(job_id)} has no guest that is ready on this machine")
+    copy_disk(guests[-1], file.absolute())
+    click.echo(file)
+
+
+def copy_disk(guest: RunningGuest, file: Path) -> None:
+    """Copy a guest's disk to a new file. Raises Refused for a guest without own disk, HostFault."""
+    part = file.with_name(f".{file.name}.{os.getpid()}.part")
+
+    def ask(what: str, work: Any) -> Any:
+        found = libvirt.on_domain(guest.uri, guest.uuid, what, lambda domain: [work(domain)])
+        if found is None:
+            raise HostFault(f"guest {guest.hostname} has ended")
+        return found[0]
+
+    if f'name="ua-own-images-{NAME}"' not in ask("disks", lambda d: d.XMLDesc(0)).replace("'", '"'):
+        raise Refused(f"guest {guest.hostname} does not boot your own disk")
+    to = f"<disk type='file'><driver type='qcow2'/><source file={quoteattr(str(part))}/></disk>"
+    try:
+        ask("copy disk", lambda d: d.blockCopy(TARGET, to, None, _TRANSIENT))
+        try:
+            while (state := ask("copy disk", lambda d: d.blockJobInfo(TARGET, 0))) and (
+                state["cur"] < state["end"] or not state["end"]
+            ):
+                time.sleep(_POLL)
+            if not state:
+                raise HostFault(f"QEMU could not write the copy: is there enough space for {file}?")
+        except BaseException:
+            with suppress(HostFault):  # the copy may have ended
+                ask("cancel copy", lambda d: d.blockJobAbort(TARGET, 0))
+            raise
+        ask("end copy", lambda d: d.blockJobAbort(TARGET, 0))  # complete; the guest keeps its disk
+        os.link(part, file)  # unlike rename(2), never replaces a file
+    except OSError as error:
+        raise HostFault(f"{file}: {error.strerror}") from None
+    finally:
+        part.unlink(missing_ok=True)

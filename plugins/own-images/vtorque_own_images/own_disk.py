@@ -23,7 +23,8 @@ from vtorque_core.api.libvirt_domain import Disk
 from vtorque_core.api.vm_options import IMG
 from vtorque_own_images.submitted_disk import SubmittedDisk, parse_value, size_problem
 
-NAME = "root"
+NAME, TARGET = "root", "vdz"
+"""Name of the domain element, and libvirt's name of the disk."""
 _SECONDS = 10.0  # for each answer of the user's process or file system
 # The NBD protocol (https://github.com/NetworkBlockDevice/nbd, doc/proto.md): the server's greeting
 # with its flags, and the client's flags FIXED_NEWSTYLE and NO_ZEROES with the option EXPORT_NAME

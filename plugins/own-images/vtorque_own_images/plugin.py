@@ -177,4 +177,7 @@ vtorque_image_sources = constant_hook(
 vtorque_image_builders = constant_hook(
     ImageBuilder(BASE, deferred("vtorque_own_images.builder:BaseBuilder"))
 )
-vtorque_commands = constant_hook(Command("vmgr images pull", "vtorque_own_images.command:pull"))
+vtorque_commands = constant_hook(
+    Command("vmgr images pull", "vtorque_own_images.command:pull"),
+    Command("vmgr images save", "vtorque_own_images.command:save"),
+)

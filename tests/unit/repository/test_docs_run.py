@@ -397,6 +397,7 @@ NOT_RUN = {
             "vsub -vm img=docker://debian",
             "mkdir -p ~/first",
             "vsub -vm img=./debian",
+            "vmgr images save",
         ),
     },
     "shows what jobs and nodes of one time were": {
