@@ -87,7 +87,7 @@ class HostFault(VtorqueError):
 
 
 class InUse(HostFault):
-    """A resource is in use by another job, or the job's start on another node has failed."""
+    """The start can be retried: a resource is in use, or the start on another node has failed."""
 
     blames_node = False
 

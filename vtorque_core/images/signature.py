@@ -78,7 +78,7 @@ def _read(signers: Path) -> bytes:
             "(ssh-keygen(1), ALLOWED SIGNERS)"
         ) from None
     if len(text) > _MAX_SIGNERS:
-        raise HostFault(f"[images] signers = {signers}: is longer than {_MAX_SIGNERS} bytes")
+        raise HostFault(f"[images] signers: {signers} is longer than {_MAX_SIGNERS} bytes")
     return text
 
 

@@ -147,7 +147,7 @@ class _Sender:
         while not self.awaits or domains.domain_state(node.uri, uuid) != "runs":
             self._require_sender(_POLL)
             if not self.awaits and (failed.is_set() or time.monotonic() >= ready):
-                raise HostFault("another guest of the job is not ready to arrive")
+                raise HostFault("another guest of the job was not prepared in time")
             if time.monotonic() >= until:
                 raise SenderGone
 

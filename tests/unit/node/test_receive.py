@@ -152,7 +152,7 @@ def test_guests_of_a_job_are_sent_only_when_all_are_ready(receiving_node, monkey
     receiving_node.adapter.held.clear()
     assert receiving_node.run(both) == (
         1,
-        [{"failed": "another guest of the job is not ready to arrive"}],
+        [{"failed": "another guest of the job was not prepared in time"}],
     )
     receiving_node.site.node.start_timeout = 3600.0
     failed = threading.Event()
@@ -161,7 +161,7 @@ def test_guests_of_a_job_are_sent_only_when_all_are_ready(receiving_node, monkey
     receiving_node.released.clear()
     assert receiving_node.run(both) == (
         1,
-        [{"failed": "another guest of the job is not ready to arrive"}],
+        [{"failed": "another guest of the job was not prepared in time"}],
     )
     assert receiving_node.adapter.held == [] and receiving_node.released == ["42"]
 
