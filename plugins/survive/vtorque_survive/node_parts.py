@@ -83,12 +83,12 @@ class NodePart:
         return self.store.begun_path(self.name)
 
     def begin(self, tools: Mapping[str, str], *, ends: bool) -> None:
-        """On the first node, write the request. On other nodes, compare ``tools`` with the request.
+        """Request the other nodes to save the job, and compare program versions (``tools``).
 
-        ``tools`` maps the names of programs to versions.
+        Only the first node writes the request. ``ends``: the job ends afterwards.
 
         Raises:
-            HostFault: If the versions differ.
+            HostFault: If this node's versions differ from the first node's.
         """
         if not self.has_other_nodes:
             return
@@ -134,7 +134,7 @@ class NodePart:
             time.sleep(_POLL)
 
     def end(self) -> None:
-        """Forbid other nodes to abandon the checkpoint. The first guest may then end.
+        """Forbid other nodes to abandon the checkpoint.
 
         Raises:
             HostFault: If another node has abandoned the checkpoint.
@@ -147,7 +147,7 @@ class NodePart:
         """Wait until the first node has completed the checkpoint.
 
         The deadline (time.time()) is ``until``. After the first node calls :meth:`end`, the
-        deadline is ``longest``, because a stopped job shell can delay the first node.
+        deadline is ``longest``, because the job shell's answer to that node may be late.
 
         Raises:
             HostFault: If the first node is late.
@@ -160,7 +160,7 @@ class NodePart:
             time.sleep(_POLL)
 
     def is_written(self) -> bool:
-        """Return whether this node's manifest is written. Its files may not be synced yet."""
+        """Return whether this node's manifest is written. The manifest may not be synced yet."""
         return self.has(_HAS) if self.has_other_nodes else self.store.is_written(self.name)
 
     def write(self, manifest: Manifest) -> None:

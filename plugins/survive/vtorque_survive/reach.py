@@ -28,10 +28,10 @@ _ENDS = 5.0  # seconds for the helper of a closed connection to end
 
 
 def argv(settings: Settings, node: str, words: Sequence[str]) -> list[str]:
-    """Return the command line that runs ``words`` on another node.
+    """Return the command line that runs the command ``words`` on another node.
 
     Raises:
-        Refused: If the site has no ``remote_command``, or a word is unsafe for a shell.
+        Refused: If ``remote_command`` is empty, or ``node`` or a word is unsafe for a shell.
     """
     if not settings.remote_command:
         raise Refused(
@@ -49,7 +49,7 @@ def argv(settings: Settings, node: str, words: Sequence[str]) -> list[str]:
 
 
 def ask(config: Path, settings: Settings, node: str, what: Mapping[str, Any]) -> Any:
-    """Send a request to :mod:`vtorque_survive.arrival` on another node, and return the answer."""
+    """Send ``what`` to :mod:`vtorque_survive.arrival` on another node, and return the answer."""
     command = argv(settings, node, service.vmgr(config, "arrival"))
     try:
         done = subprocess.run(

@@ -76,7 +76,7 @@ def listen(path: Path) -> int:
 
 
 def take_request(descriptor: int) -> tuple[str, str, int] | None:
-    """Return word, token and pid from the last line that :func:`ask` wrote. Never blocks."""
+    """Return word, token and the caller's pid from the last :func:`ask`. Never blocks."""
     try:
         said = os.read(descriptor, _MOST)
     except OSError:

@@ -119,7 +119,7 @@ class CheckpointSource(BootSource):
         boot.restore(self.saved.memory, self.saved.state_dir, self.saved.run_dir)
 
     def run(self, boot: Boot) -> None:
-        """Wait for the other nodes, then resume the guest."""
+        """Wait until all guests of the job are restored, then resume this guest."""
         if self.gate is not None:
             self.gate(boot.deadline, boot.failed)
         boot.resume()
@@ -290,7 +290,7 @@ def acquire_saved(job: NodeJob) -> None:
 def _require_disks(job: NodeJob, found: Manifest) -> None:
     """Refuse disk files of the user that have changed since the job was saved.
 
-    The files are open, and therefore locked, so no other job can change them now.
+    The guests already hold locks on the files, so no other job can change the files now.
     """
 
     def compare() -> None:

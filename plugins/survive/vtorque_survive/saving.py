@@ -101,7 +101,7 @@ def has_domain(guest: RunningGuest) -> bool:
 
 
 def allow_disconnect(paths: Paths, job: RunningJob, seconds: int, deadline: float) -> None:
-    """Make the script's guest and the job shell wait ``seconds`` when their connection breaks.
+    """Make the first guest and the job shell wait ``seconds`` when their connection breaks.
 
     Call this within ``helper_process`` of :mod:`vtorque_core.api.unprivileged_parser`. Raises
     HostFault if the guest does not confirm before ``deadline`` (``time.monotonic()``), Refused if

@@ -1,7 +1,7 @@
 """Read the state of a job shell's session with the guest. Runs as root, in the watcher.
 
 The job shell of the restored job resumes the session with this state. The state comes through a
-FIFO in the guest's run directory. It is the user's data, so root stores it without parsing it.
+FIFO in the guest's run directory. Root does not parse the state, because the user controls it.
 """
 
 from __future__ import annotations

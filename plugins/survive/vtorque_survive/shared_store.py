@@ -45,7 +45,7 @@ _LOCK = 10.0  # seconds for another job of the user to release the lock
 
 
 def require_private(settings: Settings) -> None:
-    """Raise Refused if other hosts may read the checkpoints, unless ``checkpoints_shared``."""
+    """Unless ``checkpoints_shared`` is set, raise Refused if other hosts may read checkpoints."""
     kind = file_system(Path(settings.checkpoints))
     if kind not in _OWN and not settings.checkpoints_shared:
         raise Refused(

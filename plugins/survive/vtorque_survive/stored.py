@@ -89,7 +89,7 @@ class Manifest:
     nodes: int = 1  # of the job; guests are in rank order
 
     def node_part(self, index: int) -> Self:
-        """Return the manifest with the guests of node ``index``. Only node 0 has ``disks``."""
+        """Return a manifest of node ``index`` alone. Only the manifest of node 0 has ``disks``."""
         count = len(self.guests) // self.nodes
         disks = {} if index else self.disks
         return replace(self, guests=self.guests[index * count :][:count], disks=disks)
@@ -294,7 +294,7 @@ class Store:
         yield from sorted(found, key=lambda manifest: manifest.made)
 
     def list_for_job(self, job_id: str) -> list[Manifest]:
-        """Return a job's manifests in the order of attempts. The clocks of nodes may differ."""
+        """Return a job's manifests, sorted by attempt, because the nodes' clocks may differ."""
         named = sorted((found for found in self.manifests() if found.job == job_id), key=_age_key)
         return [found for found in named if not (self.directory / found.id / OVER).exists()]
 

@@ -211,7 +211,6 @@ class WatcherLoop:
             return {}
 
     def _collect(self, watched: WatchedJob) -> None:
-        """Reap ended processes, and answer requests."""
         if watched.clocks is not None and watched.clocks.check():
             watched.clocks = None
         if watched.passed is not None and watched.passed.check():
@@ -252,7 +251,7 @@ class WatcherLoop:
             watched.answer = None
 
     def _change_phase(self, watched: WatchedJob, life: JobState | None) -> None:
-        """Pause, resume or save the guests if the job's state or a request requires that."""
+        """Pause, resume or save the guests, as the job's state or a request requires."""
         if self._is_saving(watched) and (found := request.take_request(watched.fifo)):
             request.answer(watched.job.kept, found[1], f"{SAVED}: wait until this is finished")
         if watched.change is not None or watched.passed is not None or watched.to == ENDS:
@@ -340,7 +339,7 @@ def _ignores_owner(watched: WatchedJob) -> bool:
 
 
 def _may_change(watched: WatchedJob) -> bool:
-    """Return whether to query the batch system frequently: the job may be suspended or resumed."""
+    """Return whether the job may be suspended or resumed soon, and needs frequent queries."""
     if watched.stopped is None:
         return len(watched.job.kept.facts().get("nodes", ())) > 1
     return watched.stopped or suspend.phase(watched.job) == suspend.SUSPENDED
