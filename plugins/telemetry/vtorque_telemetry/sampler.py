@@ -80,7 +80,6 @@ def _is_closed(connection: socket.socket) -> bool:
 
 
 def _connect_agent(path: Path) -> socket.socket | None:
-    """Connect to the socket of a guest's port. Return None if this fails."""
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
     try:
         connection.connect(os.fspath(path))

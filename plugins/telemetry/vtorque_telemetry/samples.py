@@ -118,7 +118,7 @@ class JobSamples:
 
 
 def _spans(phases: Sequence[tuple[str, float]], now: float) -> dict[str, float]:
-    """Return the seconds of each phase, the last one until ``now`` (Unix time)."""
+    """Return the seconds of each phase. The last phase lasts until ``now`` (Unix time)."""
     ends = [*(at for _, at in phases[1:]), now]
     found: dict[str, float] = {}
     for (name, at), end in zip(phases, ends, strict=True):

@@ -122,7 +122,7 @@ class SeriesFile:
         self._lines = {guest: (count + 1) // 2 for guest, count in seen.items()}
 
     def _replace(self, data: bytes) -> None:
-        """Overwrite the file in place with shorter content. Only root may replace the file.
+        """Overwrite the file in place with shorter content, because only root may replace it.
 
         Empty lines at the end are possible during the call, and if this process is killed.
         """
