@@ -91,7 +91,8 @@ class Settings:
 class Fabric(MetadataEntry):
     """The RDMA backend of a guest, recorded in the domain's metadata.
 
-    The entry forbids suspend, because peers treat a pause of half a second as a broken connection.
+    The entry forbids suspending the guest, because other guests treat a pause of half a second as a
+    broken connection.
     """
 
     forbids: ClassVar[frozenset[Act]] = VRDMA.forbids
@@ -132,7 +133,7 @@ vtorque_resources = constant_hook(
 
 @hookimpl
 def vtorque_plan(guest: GuestPlan, site: Site) -> Iterator[Claim | Refusal | Notice]:
-    """Claim the guest's resource of the backend, or report what the node lacks."""
+    """Claim what the guest needs for the site's RDMA backend, or report what the node lacks."""
     settings, kind = site[Settings], site[Settings].backend(guest.job.node)
     if not guest[VRDMA] or (kind != "rxe" and not guest.host.nodes):  # no nodes: a submit host
         return
@@ -176,7 +177,7 @@ def _card(guest: GuestPlan, settings: Settings) -> Address:
 
 @hookimpl
 def vtorque_guest_context(guest: GuestPlan, site: Site) -> Iterator[ContextItem]:
-    """Yield the guest's RDMA packages, RDMA device and the commands that check the device."""
+    """Yield the guest's RDMA packages and device, and commands that set up and check the device."""
     kind = _backend(guest)
     if not kind:
         return
