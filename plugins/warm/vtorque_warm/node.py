@@ -29,7 +29,7 @@ def vtorque_rendered_sources(guests: Sequence[RenderedGuest], site: Site) -> Ite
 
 @hookimpl
 def vtorque_post_boot(job: NodeJob) -> None:
-    """Start the service of warm guests if the site wants warm guests. Does not wait for it."""
+    """Start the service of warm guests if the site wants any. Do not wait for the service."""
     if not _is_wanted(job.site):
         return
     try:

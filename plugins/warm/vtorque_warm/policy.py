@@ -59,7 +59,7 @@ def _count_requests(history: Iterable[Mapping[str, Any]], now: float) -> dict[_K
 
 
 def _fill_budget(asked: Mapping[_Key, Counter[int]], budget: int) -> list[tuple[WarmShape, int]]:
-    """Return guests of the requested shapes that fit into ``budget`` (MiB).
+    """Return how many guests of each requested shape to keep within ``budget`` (MiB).
 
     Add one guest of each shape per round, most requested shape first. No shape gets more guests
     than were started in its busiest hour.

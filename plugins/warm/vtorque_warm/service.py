@@ -80,7 +80,7 @@ class Keeper:
     _overhead: int = 0  # MiB that QEMU needs besides a guest's RAM
 
     def poll(self) -> bool:
-        """Do everything that is due; return whether the service is still needed."""
+        """End outdated guests, boot a missing one; return whether the service is still needed."""
         wanted, settings, versions = self._wanted_guests()
         there = spares.warm_guests(self.paths)
         self._yield_memory(there, settings)
