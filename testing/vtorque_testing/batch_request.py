@@ -65,7 +65,7 @@ class RequestContract(ContractBase):
         assert (found.files["script"].name, found.files["script"].content) == ("pro'logue", content)
 
     def test_request_of_the_declared_length_arrives(self, harness: BatchHarness) -> None:
-        """A request of ``Dialect.carries`` incompressible bytes must arrive."""
+        """An incompressible request with the maximum size, ``Dialect.carries``, must arrive."""
         blob = noise(harness.dialect.carries)
         got = submit(harness, script(harness), blob=blob)
         assert harness.start(got).hooks[0].job().blob == blob
@@ -83,7 +83,7 @@ class RequestContract(ContractBase):
     def test_request_arrives_completely_or_is_refused(
         self, harness: BatchHarness, size: int
     ) -> None:
-        """A request that is too long must be refused at submission, with the limit.
+        """A request that is too long must be refused at submission. The error names the limit.
 
         A job must never be created without its request, or with only a part of it.
         """
@@ -139,7 +139,7 @@ class RequestContract(ContractBase):
     @EXAMPLES
     @given(text=st.text(st.characters(exclude_categories=["Cs"]), max_size=300))
     def test_any_text_as_a_request_raises_nothing(self, harness: BatchHarness, text: str) -> None:
-        """``job()`` must not raise for any text, because the job's owner controls it."""
+        """``job()`` must not raise for any request text, because the job's owner controls it."""
         got = self.submitted_job(harness)
         harness.start(got, forged=text.replace("\0", "")).hooks[0].job()
         harness.start(got, forged="vt1:" + text.replace("\0", "")).hooks[0].job()
@@ -149,7 +149,7 @@ class RequestContract(ContractBase):
     def test_truncated_request_is_reported_as_bad(
         self, harness: BatchHarness, cut: int, at: float
     ) -> None:
-        """A request that is truncated or lacks bytes must be reported as bad."""
+        """A request that lacks bytes, at its end or elsewhere, must be reported as bad."""
         token = to_token(Request((("ram", "1G"), ("note", "x" * 30))).encode())
         place = 4 + int(at * (len(token) - 5))
         forged = token[:place] + token[place + cut :]
@@ -170,7 +170,7 @@ def noise(size: int) -> bytes:
 
 
 def is_bad(blob: bytes, bad_request: str) -> bool:
-    """Return True if the core will refuse the job."""
+    """Return True if the node would refuse a job with this request."""
     try:
         Request.decode(blob)
     except Refused:

@@ -211,7 +211,7 @@ class SubmissionContract(ContractBase):
         self.all_go_through(harness, self.rarely)
 
     def all_go_through(self, harness: BatchHarness, scripts: Sequence[WildScript]) -> None:
-        """Submit all scripts. Raise AssertionError with the name of each one that fails."""
+        """Submit all scripts. Raise AssertionError with the names of scripts that fail."""
         faults = {}
         for wild in scripts:
             try:

@@ -113,7 +113,7 @@ class BuilderContract:
     def test_unknown_option_is_refused(
         self, harness: BuilderHarness, staging: Path, progress: Building
     ) -> None:
-        """An unknown option must be refused by name, because it may be misspelled."""
+        """An unknown option must be refused, and the error must name the option."""
         with pytest.raises(Refused, match="no-such-option"):
             harness.builder.build(
                 {**harness.valid_arguments, "no-such-option": "1"}, staging, progress

@@ -121,8 +121,8 @@ def vtorque_domain() -> Callable[..., ElementTree.Element]:
     """Return a function that renders a guest's domain XML and returns its root element.
 
     ``vtorque_domain(guest, *elements)`` renders these elements. ``vtorque_domain(guest, node)``
-    renders the hardware that the plugins of a PlannedNode provide. Both validate the XML against
-    libvirt's schema, which requires xmllint(1).
+    renders the hardware that the plugins of a PlannedNode provide. Both calls validate the XML
+    against libvirt's schema, which requires xmllint(1).
     """
     from vtorque_testing import planned  # noqa: PLC0415
 

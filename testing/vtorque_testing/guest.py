@@ -235,7 +235,7 @@ class GuestContract:
         assert isinstance(error, HostFault), error
 
     def test_guest_killed_during_boot_is_a_host_fault(self, harness: GuestHarness) -> None:
-        """If the guest is killed during its boot, after any byte, HostFault must be raised.
+        """If the guest is killed after any byte of its READY message, HostFault must be raised.
 
         Success is allowed only if the guest has already sent the complete message.
         """
@@ -356,7 +356,7 @@ class GuestContract:
     def test_guest_killed_during_the_script_gives_no_success(
         self, harness: GuestHarness, at: int
     ) -> None:
-        """If the guest is killed during the job, after any byte, ``run()`` must not report success.
+        """If the guest is killed after any byte that it sends, ``run()`` must not report success.
 
         Exit status 0 is allowed only with the complete output.
         """
@@ -407,7 +407,6 @@ def _limit_time(harness: GuestHarness) -> Iterator[None]:
 def _await(
     harness: GuestHarness, seconds: float | None = None, steps: list[str] | None = None
 ) -> Exception | None:
-    """Wait until the guest is ready; return the driver's exception or None."""
     told = [] if steps is None else steps
     limit = harness.patience if seconds is None else seconds
     with _limit_time(harness):
@@ -505,7 +504,7 @@ def _ignore_signal(_number: int, _frame: FrameType | None) -> None:
 def _run_on_terminal(
     harness: GuestHarness, content: bytes, size: tuple[int, int], then: tuple[int, int]
 ) -> JobResult:
-    """Run a script on a terminal of ``size``, which becomes ``then`` after the first output."""
+    """Run a script on a terminal of ``size`` that is resized to ``then`` after the first output."""
     master, terminal = os.openpty()
     resize = _signal_sender(signal.SIGWINCH)
 
@@ -569,7 +568,7 @@ class _Reader(threading.Thread):
 
 
 class _Feeder(threading.Thread):
-    """Writes data to a pipe, which a job reads from ``read``."""
+    """Writes data to a pipe. A job reads the data from the pipe's end ``read``."""
 
     def __init__(self, data: bytes) -> None:
         super().__init__(daemon=True)

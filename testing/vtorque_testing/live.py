@@ -40,7 +40,7 @@ class LiveDialect:
         busy: options of a bare-metal job that occupies the node, so that other jobs are queued.
         walltime: returns options that limit a job to this number of seconds.
         cancelled: possible exit statuses of a canceled job whose script does not handle SIGTERM.
-        late: possible exit statuses of such a job that exceeded its time limit.
+        late: possible exit statuses after the time limit, if the script does not handle SIGTERM.
         environ: variables of every job inside the guest, with regular expressions for their values.
     """
 

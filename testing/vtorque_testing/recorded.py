@@ -217,10 +217,10 @@ class RecordedNode:
         machine: output of ``virsh capabilities`` on the recorded machine.
         plugins: the node's plugins.
         site: the node's site config.
-        covers: bind mounts in the job's processes: path of this host, and file or directory to
-            mount there. Must include /dev/shm and the program nft.
+        covers: bind mounts in the job's processes, as target and source. The targets must
+            include /dev/shm and the program nft.
         share: the batch system's allocation for a job: fields of BatchJob.
-        doubles: class, method and replacement for each method of a resource to replace.
+        doubles: class, method name and replacement of each method to replace.
     """
 
     top: Path
@@ -449,7 +449,7 @@ class RecordedJob:
 
 
 def _file(path: str, told: bool) -> tuple[str, str, bytes, int]:
-    """Return mode, link target and content of a file; without the content if ``told``."""
+    """Return mode, link target and content of a file. If ``told``, omit the content."""
     mode = os.lstat(path).st_mode
     content = Path(path).read_bytes() if stat.S_ISREG(mode) and not told else b""
     link = str(Path(path).readlink()) if stat.S_ISLNK(mode) else ""
@@ -474,7 +474,7 @@ def _tool_path(tool: str) -> Path:
 
 
 def _method(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a plain function, which gets ``self`` when it replaces a method of a class."""
+    """Return a plain function for a bound method. In a class, the function also gets ``self``."""
     return lambda *arguments: function(*arguments)  # noqa: PLW0108
 
 

@@ -52,7 +52,7 @@ def user_namespace() -> int | None:
 def cover(covers: Mapping[Path, Path]) -> None:
     """Bind-mount each source over its target, only for this process and its children.
 
-    Without root, it uses :func:`user_namespace`. Raises OSError.
+    Without root, the mounts are in :func:`user_namespace`. Raises OSError.
     """
     libc = ctypes.CDLL(None, use_errno=True)
     namespace = user_namespace()

@@ -82,8 +82,8 @@ class SinkContract:
     def test_any_text_arrives_unchanged_as_one_record(self, harness: SinkHarness) -> None:
         """Any message must arrive unchanged as one record.
 
-        The lines in the record's key ``detail`` must not become separate records. The message
-        contains quotes, percent signs and braces, and is more than 3,000 characters long.
+        The test's message contains quotes, percent signs and braces, and has more than 3,000
+        characters. The lines in the record's key ``detail`` must not become separate records.
         """
         handler = harness.open()
         awkward = 'a "b" %s %(name)s {c} <d> \\n é ' + "x" * 3000

@@ -4,7 +4,7 @@ Most of them are in the files ``wild/*.txt``, one file per kind. A line ``%%%% N
 starts each script. Scripts with bytes that an editor or a diff would damage are in
 :mod:`vtorque_testing.wild_bytes`.
 
-The last word of the line names the smallest image with which the script works: ``micro`` (busybox
+The word after NAME is the smallest image with which the script works: ``micro`` (busybox
 and bash), or ``hpc`` (``doc/recipes/hpc.toml``). In this image, the script has the same output,
 exit status and files as on a Debian host with the same packages. A script without this word works
 with neither image, or not with the batch system ``local``.
