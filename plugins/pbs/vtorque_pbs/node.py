@@ -156,7 +156,7 @@ class PbsNode(abc.ABC):
         return [name for name, node in nodes.items() if name != here and self.is_marked(node)]
 
     def be_last(self) -> None:
-        """Raise HostFault if other nodes accept VM jobs: these nodes need the server's settings."""
+        """Raise HostFault if other nodes accept VM jobs, and thus need the server's hooks."""
         if names := self.other_vm_nodes():
             raise HostFault(
                 f"nodes still use this server: {', '.join(names[:5])}{', ...' * (len(names) > 5)}; "
@@ -183,7 +183,7 @@ class PbsNode(abc.ABC):
         """Return this node's name, and the drain reason of each node that vTorque set offline.
 
         Raises:
-            Refused: This online node has a note of the site, which vTorque does not overwrite.
+            Refused: This node is online and has the site's note, which vTorque does not overwrite.
         """
         name, here = self.this_node()
         note, offline = here.get(self.note[0], ""), "offline" in here.get("state", "").split(",")

@@ -56,7 +56,7 @@ def add_variable_token(variables: str, token: str) -> str:
     """Return a ``-v`` list of the request and the user's variables. Raise Refused if too long.
 
     qsub uses only the last ``-v``. The request comes first because Torque drops the first letter
-    after a quoted value.
+    after a quoted value, and the user's values may be quoted.
     """
     value = ",".join(part for part in (f"{VARIABLE}={token}", variables) if part)
     if len(value.encode("utf-8", "surrogateescape")) > MAX_VARIABLE:

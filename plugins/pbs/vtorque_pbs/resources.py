@@ -238,7 +238,7 @@ def exclusive_place(wanted: str, resources: Mapping[str, str]) -> dict[str, str]
 
     Args:
         wanted: The site's ``name=value``, or "".
-        resources: The user's values and the other additions.
+        resources: The user's ``-l`` values and those that vsub adds.
     """
     name, _, value = wanted.partition("=")
     own = resources.get(name, "")

@@ -59,7 +59,7 @@ class PbsJobShell(JobShell):
 
 
 def _disable_echo(terminal: int) -> None:
-    """Disable echo until the guest is ready, because the guest's terminal echoes the input."""
+    """Disable the terminal's echo: the guest echoes all input, even input from before its boot."""
     import termios  # noqa: PLC0415 - interactive jobs only
 
     with contextlib.suppress(termios.error):

@@ -147,7 +147,7 @@ class OpenPbsNode(PbsNode):
         return node.get(self._resource) == "True"
 
     def restrict_to_node(self, job: Attributes, node: str) -> str:
-        """Set ``host=`` in ``select``, which must have one chunk."""
+        """Add ``host=NODE`` to the job's ``select``, which must have one chunk."""
         asked = job.get("Resource_List.select", "")
         if not re.match("(1:)?[a-z_]+=", asked) or not is_one_part(asked):
             raise Refused(

@@ -1,8 +1,8 @@
 """Torque's submit filter: plain ``qsub`` submits scripts with ``#VSUB -vm`` lines as VM jobs.
 
-qsub runs this program as the user, with qsub's arguments, and submits its output instead of the
-script. Directives that the program adds have lower precedence than the command line (qsub(1B),
-SUBMITFILTER).
+qsub runs this program as the user, with qsub's arguments, and submits the program's output
+instead of the script. Directives that the program adds have lower precedence than the command line
+(qsub(1B), SUBMITFILTER).
 """
 
 from __future__ import annotations
