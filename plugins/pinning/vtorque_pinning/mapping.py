@@ -41,7 +41,7 @@ def read(content: bytes, guests: int, vcpus: int) -> tuple[tuple[int, ...], ...]
 
 
 def numbers(text: str, most: int) -> tuple[int, ...]:
-    """Return a list such as ``0-3,8`` as numbers. Raises ValueError for over ``most`` numbers."""
+    """Expand ``0-3,8`` to numbers. Raises ValueError if there are more than ``most``."""
     found: list[int] = []
     for part in text.split(","):
         match = _PART.fullmatch(part.strip())

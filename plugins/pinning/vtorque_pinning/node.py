@@ -73,7 +73,7 @@ def _pages(guest: GuestPlan, settings: Settings) -> Iterator[Claim | Refusal | N
     """Claim huge pages of the requested size, or of the largest size with enough free pages.
 
     If no size has enough free pages now, claim the largest size with enough pages in total, because
-    other jobs will end.
+    other jobs will free pages when they end.
     """
     wanted = guest[HUGEPAGES]
     if not guest.host.nodes:  # on a submit host
