@@ -62,8 +62,8 @@ class Machines:
     def list_machines(self, clouds: Collection[str] | None = None) -> CloudState:
         """List the machines of these clouds (default: all).
 
-        Each machine is listed once, even if two clouds share an account, or if a cloud repeats the
-        machine on two pages.
+        Each machine is listed once, even if two clouds share an account, or if a cloud's answer
+        repeats the machine.
         """
         machines: dict[str, tuple[Machine, str]] = {}
         silent = {}
@@ -112,7 +112,7 @@ class Machines:
     ) -> dict[str, Machine | HostFault]:
         """Create the nodes' missing machines in a cloud, and delete surplus machines.
 
-        Lists the cloud's machines before and after.
+        Lists the cloud's machines before and after these changes.
         """
         driver = self._drivers[cloud]
         before = self.list_machines([cloud])

@@ -69,7 +69,7 @@ def record_failures(machines: Machines, slurm: Slurm, nodes: dict[str, str]) -> 
 
 
 def pause(machines: Machines, slurm: Slurm, name: str) -> None:
-    """Start no more nodes of the shape ``name`` for the time in the setting ``failure_backoff``."""
+    """Keep Slurm from starting nodes of the shape ``name`` for ``failure_backoff`` seconds."""
     shape = next(each for each in machines.settings.shapes if each.name == name)
     nodes = slurm.nodes()
     up = {n for n in shape.names if n in nodes and nodes[n].state in {"free", "busy", "draining"}}

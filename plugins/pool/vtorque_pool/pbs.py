@@ -106,7 +106,7 @@ class Pbs:
         return found
 
     def create(self, node: str, cpus: int, features: Iterable[str], address: str) -> None:
-        """Create a node that accepts jobs once it is up. The server must resolve its name.
+        """Create a node that accepts jobs once it is up. The server must resolve the node's name.
 
         If the node's previous machine was up, Torque would consider the node up for
         ``node_check_rate``, and send jobs to a booting machine. Therefore the node is set ``down``

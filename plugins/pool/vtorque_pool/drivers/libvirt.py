@@ -1,4 +1,4 @@
-"""Driver for the site's own hosts: libvirt on this or, with ``qemu+ssh``, another host.
+"""Driver for the site's own hosts: libvirt on this host or, with ``qemu+ssh``, on another.
 
 Options:
 
@@ -173,7 +173,7 @@ class Libvirt:
     def _boot(self, name: str, image: Image) -> str:
         """Return the domain XML to boot from the disk, or to boot the image's kernel directly.
 
-        The domain gets copies of kernel and initrd, because libvirt changes the files' owner.
+        The domain gets copies of kernel and initrd, because libvirt would change the image's owner.
         """
         if image.kernel is None:
             return "<boot dev='hd'/>"
