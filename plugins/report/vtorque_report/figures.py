@@ -174,7 +174,7 @@ def _growth(lines: Sequence[Line], *names: str) -> tuple[float | None, float]:
 
 
 def _end_lines(lines: Sequence[Line]) -> Sequence[Line]:
-    """Return the first ten and the last ten samples. A single sample may lack libvirt's values."""
+    """Return the first and last ten samples, because a single one may lack libvirt's values."""
     return [*lines[:10], *lines[10:][-10:]]
 
 

@@ -144,7 +144,7 @@ class SnapTask(Resource):
 
 
 def parse_notes(notes: str, url: str) -> Iterator[tuple[Path, str]]:
-    """Yield (file, task name) of each task that must still be deleted from snapteld at a URL.
+    """Yield (note path, task name) of each task that must still be deleted from snapteld at a URL.
 
     Privileges: root.
     """
