@@ -42,7 +42,7 @@ def bare_components(
     component, which contains the request.
 
     Raises:
-        UsageError: The first component lacks the site's node feature, or a later one has it.
+        UsageError: The first component lacks the site's node feature, or a later component has it.
     """
     if not others:
         return []

@@ -59,7 +59,7 @@ def additions(given: SlurmRequest, needs: Needs) -> list[str]:
     ``--licenses``.
 
     Raises:
-        UsageError: A resource is not a GRES, or the user requested a GRES without its type.
+        UsageError: A needed resource is not a GRES, or the user requested a GRES without its type.
     """
     there = requested_gres(given)
     gres: list[str] = []

@@ -102,5 +102,5 @@ def _number(environ: Mapping[str, str], name: str) -> int | None:
 
 
 def program(name: str) -> bytes:
-    """Return one of the POSIX sh programs that run in guests."""
+    """Return the POSIX sh program of this name for guests."""
     return (importlib.resources.files("vtorque_slurm") / "guest" / name).read_bytes()

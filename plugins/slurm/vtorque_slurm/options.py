@@ -164,7 +164,7 @@ def _until_script(argv: Sequence[str], table: OptionTable) -> Sequence[str]:
 
 
 def read(argv: Sequence[str], table: OptionTable, *, ours: bool = True) -> CommandLine:
-    """Parse words with a table of options. ``ours``: remove vsub's ``-I`` from the words."""
+    """Parse words with a table of options. With ``ours``, also remove vsub's ``-I``."""
     vm: list[str] = []
     kept: list[str] = []
     plain: list[str] = []

@@ -163,8 +163,7 @@ def _placeholder_id(client: SlurmClient, job_id: str, node: str) -> str:
 def _text(client: SlurmClient, job_id: str, field: str) -> str:
     """Return one field of a job, which may contain any text of the user.
 
-    The query prints only this field, so the text cannot imitate other fields. Without slurmdbd,
-    users can choose any account.
+    The query prints only this field, so the text cannot imitate other fields.
     """
     said = client.ask("squeue", "--noheader", f"--jobs={job_id}", f"--Format={field}:2000")
     return said.removesuffix("\n").rstrip()

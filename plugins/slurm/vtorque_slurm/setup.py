@@ -72,8 +72,7 @@ def _hook(path: Path, key: str, content: bytes) -> Iterator[SetupStep]:
 def _find_name(directory: Path, pattern: str) -> str | None:
     """Return the name of vTorque's file in the directory, or an unused name that fits the pattern.
 
-    Setup never renames a file of the site: if the new name did not fit the pattern, Slurm would no
-    longer run the file.
+    Setup never renames the site's files, because Slurm runs only files that fit the site's pattern.
     """
     names = (f"{n}-vtorque{end}" for n in range(50, 60) for end in ("", ".sh"))
     fitting = [name for name in names if fnmatch.fnmatchcase(name, pattern)]

@@ -87,7 +87,7 @@ class SlurmJobShell(JobShell):
         """Return an srun command that overlaps other steps and runs one task per node (srun(1)).
 
         In a heterogeneous job, the command runs only on the nodes of the first component, which has
-        the guests. Options with default values are included, because SLURM_ variables would
+        the guests. The command repeats srun's defaults as options, because SLURM_ variables would
         override the defaults.
         """
         count = environ.get("SLURM_JOB_NUM_NODES", "1")
@@ -97,7 +97,7 @@ class SlurmJobShell(JobShell):
 
 
 def _disable_echo(terminal: int) -> None:
-    """Disable echo until the guest is ready, because the guest's terminal echoes the input."""
+    """Disable the terminal's echo: the guest echoes all input, even input from before its boot."""
     import termios  # noqa: PLC0415 - interactive jobs only
 
     with contextlib.suppress(termios.error):

@@ -1,4 +1,4 @@
-"""Generate the script that runs one node's tasks of a job step (``srun --vm=``) in its guest."""
+"""Generate the script that runs one node's tasks of a job step (``srun --vm=``) in a guest."""
 
 from __future__ import annotations
 

@@ -203,7 +203,7 @@ class SlurmSubmitter:
     def step(self, job_id: str, node: str, command: Sequence[str], terminal: bool) -> list[str]:
         """Return an srun command that runs in a job beside its other steps (srun(1), --overlap).
 
-        Options with default values are included: SLURM_ variables would override the defaults.
+        The command repeats defaults as options, because SLURM_ variables would override them.
         """
         group = ("--het-group=0",) if self._is_heterogeneous(job_id) else ()
         which = (f"--jobid={job_id}", f"--nodelist={node}", "--nodes=1", "--ntasks=1", "--overlap")

@@ -75,7 +75,7 @@ def _stack_line(stack: Path, line: str) -> Change:
 
 
 def problem(settings: Settings, client: SlurmClient) -> str:
-    """Return why Slurm on this node does not load the plugin; empty if it does."""
+    """Return why Slurm on this node does not load the plugin, or an empty string."""
     stack = plugstack(Path(settings.conf))
     path = next((p for p in _plugins(stack, _MAX_DEPTH) if p.name == NAME), None)
     if path is None:
