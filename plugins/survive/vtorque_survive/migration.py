@@ -492,7 +492,7 @@ def _resume_guests(here: ThisNode, job: RunningJob, mine: dict[str, domains.Stat
 
 
 def _ask_peer(here: ThisNode, move: Move, mine: Mapping[str, str]) -> dict[str, str]:
-    """Ask the destination where each guest is. ``mine`` are their states on this node, by UUID."""
+    """Ask the destination where each guest is. ``mine`` has the guests' states on this node."""
     until = time.monotonic() + _COMES
     what: dict[str, Any] = {"ask": "resolve", "job": move.job, "key": move.key, "node": move.to}
     what["guests"] = dict.fromkeys(move.guests, "") | dict(mine)

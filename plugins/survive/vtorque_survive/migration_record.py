@@ -1,8 +1,8 @@
 """A node's record of guests that are migrating, or have migrated, to another node.
 
 Root writes ``<state>/moves/<job key>.json`` before each step. The process that works on the
-migration holds ``<job key>.lock``. The record stays until the job has ended, because the guests
-keep their addresses, which no other job may get.
+migration holds ``<job key>.lock``. The record stays until the job has ended, because it keeps
+other jobs from getting the guests' addresses.
 """
 
 from __future__ import annotations

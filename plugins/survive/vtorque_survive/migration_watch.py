@@ -81,7 +81,7 @@ class MigrationWatcher:
 
 
 def run_resolve(config: Path, found: migration_record.Move) -> None:
-    """Resolve a migration in its own process, because releasing the job may end the watcher.
+    """Resolve a migration in a process that outlives the watcher, which the release may end.
 
     Raises:
         HostFault: If the migration cannot be resolved now.
@@ -141,7 +141,7 @@ def _check_placeholder(here: migration.ThisNode, job: RunningJob) -> None:
 
 
 def _notify_first(here: migration.ThisNode, job: RunningJob, *, again: bool) -> None:
-    """Report the job's phase on this node to the job's first node."""
+    """Report a job's phase on this node to the first node. Skip known phases without ``again``."""
     facts, phase = job.kept.facts(), job.phases[-1][0]
     if not job.guests or (not again and facts.get(_TOLD, suspend.RUNS) == phase):
         return  # the sender has reported that they run here
