@@ -27,8 +27,8 @@ def keep_phases(paths: Paths, state: JournalState) -> None:
 def spans(state: JournalState, until: float) -> list[dict[str, Any]]:
     """Return a dict per phase: ``name``, ``guest`` (None: the job), ``start``, ``seconds``.
 
-    The job's last phase ends at ``until``. For a guest's phase, ``seconds`` counts from the start
-    of the job's current phase. The phase ``used`` has the guest's ``cpu_seconds`` and ``peak_mib``.
+    The job's last phase ends at ``until``. A guest's phase has no end: its ``seconds`` are the time
+    since the start of the job's phase. The phase ``used`` has ``cpu_seconds`` and ``peak_mib``.
     """
     marks = state.phases
     found = []

@@ -1,8 +1,8 @@
 """Program that enters a user namespace, becomes the job's owner, and executes a daemon.
 
-:mod:`vtorque_core.resources.user_daemon` runs this program as host root, because fork is unsafe in
-a process with threads. The last argument is the JSON of :class:`DaemonPlan`. The program reports an
-error on ``report_fd``, with the prefix :data:`DENIED` if the user caused it.
+:mod:`vtorque_core.resources.user_daemon` executes this program as host root, because a fork without
+exec is unsafe with threads. The last argument is the JSON of :class:`DaemonPlan`. The program
+reports an error on ``report_fd``, with the prefix :data:`DENIED` if the user caused it.
 
 Root owns the namespace, so the user has no power over the daemon (user_namespaces(7)). The daemon
 keeps its capabilities at setresuid(2) by SECBIT_NO_SETUID_FIXUP, and at execve(2) because they are
@@ -80,10 +80,11 @@ class DaemonPlan(NamedTuple):
 
     Attributes:
         uid_map, gid_map: contents of /proc/PID/uid_map and gid_map.
-        disk: ``raw`` or ``qcow2`` if the source is the user's disk file; the daemon then has no
-            capabilities. Empty if the source is a directory; the daemon then has the capabilities
+        disk: ``raw`` or ``qcow2`` if ``source`` is the user's disk file; the daemon then has no
+            capabilities. Empty if ``source`` is a directory; the daemon then has the capabilities
             of guest root in the namespace.
-        user_is_root: the user's ids are 0 in the namespace; the source is on :data:`MOUNTED`.
+        user_is_root: the user's ids are 0 in the namespace; ``source`` is mounted on
+            :data:`MOUNTED`.
         launched_by_root: False if the job's owner launches the daemon.
     """
 
@@ -249,7 +250,7 @@ def _open_disk(plan: DaemonPlan) -> int:
 def _resolve(path: str) -> tuple[str, bool]:
     """Return ``path`` without symbolic links, and True if only root can change its directories.
 
-    Refuses links that users can change, because a user could then choose the shared directory.
+    Refuses links that users can change, because such a link could lead to any directory.
     """
     above, _, name = path.rstrip("/").rpartition("/")
     if not name:

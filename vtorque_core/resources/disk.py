@@ -63,10 +63,7 @@ class Overlay(FileResource):
     uid: int = -1
 
     def create(self) -> None:
-        """Run qemu-img(1) to create the overlay without opening the image.
-
-        Root reads only the image's size.
-        """
+        """Create the overlay by qemu-img(1), which does not open the image (``-u``)."""
         with _image(self.backing) as image:
             seen = _size(image, self.backing_format)
         with safefs.name_errors(f"cannot create {self.path}"):

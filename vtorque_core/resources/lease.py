@@ -14,15 +14,16 @@ from vtorque_core.records.reading import SPARE
 
 @dataclass(frozen=True)
 class Lease(CoreResource):
-    """A job's use of an item of a pool, while the journal entry is open.
+    """A job's use of ``item`` of ``pool``, while the journal entry is open.
 
-    Only :mod:`vtorque_core.plan.placement.ledger` creates leases.
+    Only :mod:`vtorque_core.plan.placement.ledger`, which describes the pools, creates leases.
 
     Attributes:
         node: NUMA node of the memory; -1: unknown.
         page_kib: size of huge pages; 0: ordinary pages.
         use: purpose of a core: ``vcpu``, ``io``, ``emulator`` or ``idle``.
-        least, most: range of a resizable number of cores. For ``share``: CPUs that stay shared.
+        least, most: range of a resizable number of cores. In ``share``, ``least``
+            is how many CPUs stay shared.
         cpus: list as in cpuset(7).
         amount: leased amount of a countable pool.
     """
@@ -69,8 +70,8 @@ _WAIT = 20.0  # seconds for a change of the pool to end
 class ImageUse(CoreResource):
     """Use of an image version, which stays on disk while a journal names it.
 
-    ``path`` is the version's directory. A version that no image name refers to any more is removed
-    when the last job releases it.
+    ``path`` is the version's directory. The last job's release removes a version that no image
+    name refers to.
     """
 
     kind = store.KIND

@@ -1,4 +1,4 @@
-"""Resource: the process that boots guests when the job shell orders it.
+"""Resource: the process that boots guests at the request of the job shell.
 
 The prologue forks the process and returns. Only the job's owner may connect to the process's
 socket, and only once. The process then boots the guests, sends the descriptors of their consoles,

@@ -29,8 +29,8 @@ def locks_of(run_dir: Path) -> list[str]:
 def kill_stopped(locks: Sequence[str], seconds: float | None = None) -> Iterator[None]:
     """Watch the daemons that hold ``locks`` within this context, and kill a daemon that is stopped.
 
-    After ``seconds`` (default: HANDSHAKE), kill all these daemons, because a daemon may wait for a
-    user's file system. Raises HostFault if a daemon was killed.
+    After ``seconds`` (default: HANDSHAKE), kill all these daemons, because a daemon that waits for
+    a file system also blocks libvirtd. Raises HostFault if a daemon was killed.
     """
     over = threading.Event()
     found: dict[str, bool] = {}  # True: it was stopped

@@ -197,8 +197,8 @@ def start(service: ServedData, ready: Callable[[bytes], bool], timeout: float) -
 def stop(lock_path: str, deadline: float) -> None:
     """Kill the daemon that holds ``lock_path``; remove its socket and lock file. As root.
 
-    Idempotent, also after an incomplete ``start``. Saves the daemon's log. Removes nothing if the
-    daemon survives ``deadline`` (monotonic).
+    Idempotent, also after an incomplete ``start``. Saves the daemon's log to disk. Removes nothing
+    if the daemon survives ``deadline`` (monotonic).
     """
     if (lock_fd := open_daemon_lock(lock_path)) is None:
         return
