@@ -91,7 +91,7 @@ class Finding:
 def set_mark(site: Site, plugins: Plugins, findings: Sequence[Finding]) -> Iterator[Finding]:
     """Mark this node as fit for VM jobs in the batch system, or as unfit if a check failed.
 
-    ``findings`` must have the results of all checks when the iteration starts.
+    The caller may add results to ``findings`` until the iteration starts.
     """
     failures = (f"{each.check}: {each.message}" for each in findings if each.status == "failed")
     reason = printable(next(failures, ""))

@@ -60,7 +60,7 @@ def install(site: Site, say: Say, *, secret: bytes | None = None, dry_run: bool 
 
 
 def _probe(site: Site) -> None:
-    """Probe KVM before the first job: on nodes with a broken KVM, the probe takes 3 s."""
+    """Probe KVM and cache the result, so that no job waits for the probe (up to 3 s)."""
     kvm.choose("auto", site.paths.run, site.node.qemu_user)
 
 

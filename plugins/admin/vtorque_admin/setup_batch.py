@@ -45,8 +45,9 @@ def _plugin_steps(site: Site, plugins: Plugins, config: Path) -> list[SetupStep]
 def jobshell_script(place: Installation) -> bytes:
     """Return the program that the batch system starts as the user, instead of the user's shell.
 
-    The user's PYTHON* variables and site-packages have no effect (``python -I``). For scripts, sh
-    ignores ENV and BASH_ENV (POSIX sh, 2.5.3; bash(1), INVOCATION).
+    The program is a script, so sh ignores the user's ENV and BASH_ENV (POSIX sh, 2.5.3; bash(1),
+    INVOCATION). The script runs ``python -I``, which ignores PYTHON* variables and the user's
+    site-packages.
     """
     return hook_script(f'exec {shlex.join(place.call("jobshell"))} "$@"')
 
@@ -164,7 +165,7 @@ def _restore_config(config: Path, record: dict[str, Any]) -> str:
 
 
 def _remove_edits(config: Path, known: dict[str, Any] | None) -> str | None:
-    """Return the config without the installation's change; None if the installation created it."""
+    """Return the config without the installation's change; None if no config existed before."""
     now = edit_config.read(config) if config.exists() else None
     if known is None or now in (None, known["before"]):
         return now

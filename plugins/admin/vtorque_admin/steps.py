@@ -29,7 +29,7 @@ class Check:
     """The problem and its solution; empty if there is no problem."""
 
     def is_applied(self) -> bool:
-        """Return True if there is no problem."""
+        """Return True if ``problem`` is empty."""
         return not self.problem
 
     def apply(self) -> None:
@@ -219,6 +219,6 @@ def _add_seal(content: bytes) -> bytes:
 def hook_script(*lines: str) -> bytes:
     """Return a POSIX sh hook script of these lines, with a comment that vTorque wrote it.
 
-    The first of ``lines`` should exit if the job is not a VM job.
+    The first of ``lines`` should end the script if the job is not a VM job.
     """
     return "\n".join(("#!/bin/sh", f"# Written by {MARK.decode()}.", *lines, "")).encode()
