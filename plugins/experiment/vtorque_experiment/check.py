@@ -28,7 +28,7 @@ def find_refused(
     One call of vsub checks all combinations that differ only in variables of the script. vsub is
     called at most :data:`MOST` times.
 
-    ``told`` is called with vsub's warnings, and when vsub builds the image ``micro``. If
+    ``told`` is called with vsub's warnings and its message that it builds the image ``micro``. If
     combinations remain unchecked, the last call of ``told`` has the number of checked combinations.
 
     Privileges: the user.

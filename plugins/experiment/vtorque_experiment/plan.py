@@ -154,7 +154,7 @@ def has_seal(plan: ExperimentPlan) -> bool:
 
 
 def drop_seal(plan: ExperimentPlan) -> None:
-    """Delete a plan's seal once all points are done, and the copy made by :func:`missing_seal`."""
+    """Delete a plan's seal, and the copy made by :func:`missing_seal`."""
     (_seals_dir() / plan.seal).unlink(missing_ok=True)
     shutil.rmtree(_readable_copy(plan), ignore_errors=True)
 
