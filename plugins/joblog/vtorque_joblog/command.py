@@ -160,7 +160,7 @@ def _show_console(paths: Paths, job_id: str, guest: int, follow: bool) -> None:
 def _console(path: Path, follow: bool) -> Iterator[bytes]:
     """Yield the content of a console log; with ``follow``, also new content until its removal.
 
-    ``tail -F`` would warn that the owner cannot list the directory, and would never end.
+    ``tail -F`` would warn a user who cannot list the log's directory, and would never end.
     """
     with path.open("rb") as file:
         while path.parent.is_dir():

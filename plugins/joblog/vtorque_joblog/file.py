@@ -33,8 +33,8 @@ class JsonFile(WatchedFileHandler):
 
     The log follower may be killed after it has written a line and before it has saved its progress.
     The next follower then writes the same entry again, before other entries of the job. Therefore
-    this object reads the last line of the file at the start. It skips the first entry of that
-    line's job if the entry equals the line.
+    this object first reads the last line of the file. It skips the first entry of that line's job
+    if the entry equals the line.
     """
 
     def __init__(self, path: str) -> None:

@@ -67,7 +67,7 @@ class Offsets(Protocol):
 class SinkThread:
     """One sink and its thread.
 
-    ``wants`` selects the entries for the sink. The thread calls ``idle`` when all is delivered.
+    ``wants`` selects the entries for the sink. The thread calls ``idle`` when no entry is left.
     """
 
     def __init__(

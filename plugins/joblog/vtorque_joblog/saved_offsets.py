@@ -57,7 +57,7 @@ class SavedOffsets:
                 self._log_error(error)
 
     def start_at(self, name: str, offset: int) -> None:
-        """Set the offset of a log that is older than this sink; :meth:`keep` saves it."""
+        """Set the offset of a log that is older than this sink; :meth:`keep` saves the offset."""
         self._at[name] = offset
 
     def keep(self, names: Collection[str]) -> None:

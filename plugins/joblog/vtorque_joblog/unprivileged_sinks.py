@@ -139,7 +139,7 @@ class UnprivilegedSinks:
 
     A thread starts the process, waits for it and kills it; the follower and jobs never wait.
     ``tolds`` maps names of sinks to their progress, which only this object writes. The thread calls
-    ``idle`` when all is delivered.
+    ``idle`` when no entry is left.
     """
 
     def __init__(
