@@ -49,7 +49,7 @@ def elements(guest: GuestPlan) -> Iterator[Element]:
 
 
 def context(guest: GuestPlan) -> Iterator[ContextItem]:
-    """Yield the environment and the mounts of the shares and of the user's disk."""
+    """Yield the variable DISTRO, and the mounts of the shares and of the user's disk."""
     yield EnvVar("DISTRO", "SLG")
     for share in guest.shares:
         source = tag(share) if share.kind == "virtiofs" else share.source

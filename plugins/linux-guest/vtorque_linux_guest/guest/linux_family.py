@@ -32,11 +32,10 @@ def boots_micro(image: Image) -> bool:
 
 
 def guest_root(image: Image) -> Literal["other", "user", "both"]:
-    """Return the host ids of guest root in shares: ``user``, ``both`` or ``other``.
+    """Return the value of :attr:`vtorque_core.api.libvirt_domain.Filesystem.guest_root`.
 
-    ``user`` (the label ``script=root`` of a user's image): the user's ids. ``both``
-    (``script=sudo``): the user's ids, for guest root and for the user. ``other``: other ids than
-    the user's.
+    For a user's image, the label ``script=root`` means ``user``, and ``script=sudo`` means
+    ``both``. Otherwise the value is ``other``.
     """
     script = image.labels.get("script") if image.source else None
     if script == "root":
