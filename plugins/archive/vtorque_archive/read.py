@@ -48,8 +48,8 @@ class ArchivedRecord(Place):
     def open(self, name: str) -> int:
         """Return a descriptor of an unnamed file with the content of an archived file.
 
-        Raises OSError like :meth:`read`. One process can open at most
-        :data:`~vtorque_archive.pack.MAX_BYTES` in total.
+        Raises OSError like :meth:`read`. All files that a process opens have at most
+        :data:`~vtorque_archive.pack.MAX_BYTES` bytes together.
         """
         global _left  # noqa: PLW0603 - a user can have forged as many archives as they like
         content = self.read(name, _left)

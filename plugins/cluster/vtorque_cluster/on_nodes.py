@@ -76,7 +76,7 @@ def run(
     Args:
         nodes: Host names for ssh.
         argv: The command, which is quoted for the remote login shell.
-        stdin: Standard input, for secrets: it appears in no argument, environment or file.
+        stdin: Standard input. Pass secrets here, not in ``argv``, which other users can list.
         fanout: Number of nodes at a time.
         ended: Called with a node and an exit status (None: timeout) when the command has ended.
         seconds: Timeout on one node.

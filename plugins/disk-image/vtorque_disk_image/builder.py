@@ -2,7 +2,7 @@
 
 The builder first copies the file, because its owner could change it after the checks. Confined
 tools then work on the copy (:mod:`vtorque_core.api.confined_tool`). The result is a standalone
-qcow2, because converting and hashing a sparse disk then takes time only for its data.
+qcow2, because tools convert and hash only the data of such a disk, not its holes.
 """
 
 from __future__ import annotations
@@ -42,7 +42,8 @@ class ImageDescription:
     Args:
         file: a disk in one of ``FORMATS``, or an ELF kernel that needs no disk.
         boot: ``kernel``: extract the disk's kernel and boot it directly; ``disk``: use the disk's
-            boot loader; ``auto``: as ``kernel`` if the disk has one, otherwise as ``disk``.
+            boot loader; ``auto``: as ``kernel`` if the disk has a kernel, otherwise as
+            ``disk``.
         kernel, initrd: files to boot instead of those on the disk.
         labels: labels of the image. ``firmware`` (``bios`` or ``efi``) is the firmware for guests
             that use the disk's boot loader.

@@ -2,8 +2,8 @@
 
 The load is the CPU time per second that the I/O threads used or waited for, in cores. A guest needs
 ``load / busy`` cores. The load is measured once per interval, called a tick. The guest gets more
-cores after ``up`` consecutive ticks in which it needs more. It gets fewer after ``down``
-consecutive ticks in which fewer cores would be enough, with ``slack`` cores to spare.
+cores after ``up`` consecutive ticks in which it needs more than it has. The guest gets fewer cores
+after ``down`` consecutive ticks in which it needs fewer, even with ``slack`` cores added.
 """
 
 import math
@@ -28,7 +28,7 @@ class CoresState:
 
     Attributes:
         cores: current number of cores.
-        wish: number of cores that the last ``ticks`` ticks required; 0 if no change is needed.
+        wish: number of cores that the recent ticks required; 0 if no change is needed.
         ticks: number of consecutive ticks that required a change in the same direction.
         pause: remaining ticks without a decision, after a change failed.
     """

@@ -55,9 +55,9 @@ def explain(path: Path, user: str, as_json: bool, **told: str | None) -> None:
 def report(site: Site, plugins: Plugins, facts: Facts) -> dict[str, Any]:
     """Return the limits of a job with ``facts`` (user, queue and others) as data for ``--json``.
 
-    In ``entries``, ``counts`` says whether a ``[[limits]]`` entry applies to the job. It is null,
-    and the entry is ignored, if this depends on an unknown fact. The ``line`` of a built-in default
-    is null.
+    In ``entries``, ``counts`` is true if a ``[[limits]]`` entry applies to the job, false if not,
+    and null if an unknown fact decides. Entries with null are ignored. The ``line`` of a built-in
+    default is null.
     """
     known: Facts = {**dict.fromkeys(OF_BATCH, ()), **facts}
     of_job, its = for_job(site, plugins, known)
