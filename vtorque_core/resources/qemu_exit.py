@@ -1,9 +1,8 @@
 """End a guest's QEMU so that libvirt notices at once.
 
-After SIGTERM, libvirt polls for the end of QEMU every 0.2 s, even if QEMU ends by itself
-(virProcessKillPainfullyDelay of libvirt 9.0). It does not poll if the process is gone when the
-monitor's connection closes. This module therefore copies QEMU's sockets: the copies keep the
-connection open until the process is gone.
+When the connection to QEMU's monitor closes, libvirt polls for the end of QEMU every 0.2 s
+(virProcessKillPainfullyDelay of libvirt 9.0), unless QEMU is already gone. This
+module therefore copies QEMU's sockets: the copies keep the connection open until QEMU is gone.
 """
 
 import contextlib
