@@ -87,7 +87,7 @@ def _migrated_guests(facts: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
 def _is_guest(found: object, rank: int) -> bool:
     """Return whether an entry of the recorded facts is a guest of this rank.
 
-    On a user's own site, guests can write these facts. A forged host name must not become an ssh
+    On a personal site, guests can write these facts. A forged host name must not become an ssh
     option, and a forged index must not become part of a path.
     """
     if not isinstance(found, dict) or not isinstance(found.get("index"), int):
