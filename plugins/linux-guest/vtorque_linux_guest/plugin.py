@@ -75,7 +75,7 @@ CLOUD_CONFIG: Option[FileData | None] = Option(
 
 @hookimpl
 def vtorque_parse_args(request: JobRequest) -> Iterator[Refusal]:
-    """Reject an invalid cloud-config. The node rejects modules that the site forbids."""
+    """Reject an invalid cloud-config. The node rejects cloud-init modules that the site forbids."""
     if (file := request[CLOUD_CONFIG]) is not None:
         from vtorque_linux_guest.boot import user_cloud_config  # noqa: PLC0415 - few jobs have one
 

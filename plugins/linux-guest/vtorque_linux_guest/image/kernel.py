@@ -1,4 +1,4 @@
-"""Debian packages, and the kernel and modules in them, for all image builders.
+"""Fetch Debian packages, and find the kernel and modules in them, for all image builders.
 
 All functions run as root in ``vmgr images build``, in a scratch directory. Packages come from the
 machine's apt sources, so the site's mirror, keys and proxy apply.
@@ -85,7 +85,7 @@ def need_tools(*tools: str) -> None:
 def architecture() -> tuple[str, str]:
     """Return this machine's architecture as named by Debian and by QEMU.
 
-    Raises Refused for an untested architecture.
+    Raises Refused if the architecture is not in :data:`ARCHITECTURES`.
     """
     debian = run_tool("dpkg", "--print-architecture").strip()
     if debian not in ARCHITECTURES:

@@ -222,7 +222,6 @@ def _size(reader: _RecipeReader, table: Mapping[str, Any]) -> int:
 
 
 def _commands(reader: _RecipeReader, table: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the shell commands, which may contain newlines and tabs."""
     for command in table.get("commands", ()):
         good = type(command) is str and command.strip() and len(command) <= MAX_COMMAND
         if not good or not command.replace("\n", " ").replace("\t", " ").isprintable():

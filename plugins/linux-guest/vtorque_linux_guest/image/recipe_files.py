@@ -40,7 +40,10 @@ def pack(directory: Path, added: Iterable[AddedFile], into: Path, most: int) -> 
 
 
 def read_below(directory: Path, source: str, most: int = 1 << 20) -> bytes:
-    """Return the content of a small file below the recipe's directory. Raises Refused."""
+    """Return the content of a file below ``directory``.
+
+    Raises Refused, for example if the file is larger than ``most`` bytes.
+    """
     with _open_below(directory, source) as descriptor:
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode) or status.st_size > most:

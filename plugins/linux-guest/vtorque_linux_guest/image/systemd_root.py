@@ -157,7 +157,10 @@ def finish(tree: FileTree, family: str, agent: bytes, started: int) -> None:
 
 
 def _always_cloud_init(tree: FileTree) -> None:
-    """Enable cloud-init without its generator, because each guest has a seed."""
+    """Enable cloud-init, and mask its generator.
+
+    The generator looks for a seed at each boot, but every guest has a seed.
+    """
     found = _unit(tree, CLOUD_INIT_TARGET)
     if found is None:
         return
@@ -169,7 +172,7 @@ def _always_cloud_init(tree: FileTree) -> None:
 def _late_cloud_init(tree: FileTree) -> None:
     """Let only the network and its dependents wait for cloud-init.
 
-    Debian's whole system waits for cloud-init (Before=sysinit.target), even without a seed.
+    In Debian, the whole system waits for cloud-init (Before=sysinit.target).
     """
     for unit in (FIRST_STAGE, NETWORK_STAGE):
         found = _unit(tree, unit)

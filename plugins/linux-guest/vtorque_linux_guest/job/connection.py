@@ -144,7 +144,7 @@ class GuestConnection:
         """Resume the session; if `broken` is set, open a new connection first.
 
         Raises `broken` if the guest cannot be reached again, ConnectionEnded if the guest has ended
-        the job, RunAbandoned, GuestSilent or StreamError.
+        the job, RunAbandoned if ``stopped()`` returns a reason, GuestSilent or StreamError.
         """
         deadline = time.monotonic() + RESUME_SECONDS
         while True:
@@ -201,7 +201,7 @@ class GuestConnection:
             raise FramesDropped
 
     def acknowledge(self) -> None:
-        """Send an ACK if at least ACK_EVERY bytes were received since the last one."""
+        """Send an ACK if at least ACK_EVERY bytes were received since the last ACK."""
         if self._resumes and self._decoder.taken - self._told >= ACK_EVERY:
             self._told = self._decoder.taken
             self._out += ack_frame(self._told)

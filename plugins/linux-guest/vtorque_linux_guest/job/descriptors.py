@@ -18,7 +18,7 @@ _CTRL_D = b"\x04"
 
 
 class OutputQueue:
-    """A queue of output for one descriptor. The queue itself has no size limit."""
+    """A queue of output for one descriptor, without a size limit."""
 
     def __init__(self, fd: int) -> None:
         self.fd = fd
@@ -105,9 +105,8 @@ class InputSource:
 def _typed_ahead(terminal: int) -> int:
     """Return the number of bytes that were typed before a terminal became raw.
 
-    The kernel stores each Ctrl-D among them as a NUL (n_tty.c, ``__DISABLED_CHAR``). Unless the
-    Ctrl-D is restored, the guest's shell waits forever for the end of input, for example under
-    script(1) in a service.
+    The kernel stores each Ctrl-D among them as a NUL (n_tty.c, ``__DISABLED_CHAR``), which
+    :meth:`InputSource.read` replaces by a Ctrl-D. Otherwise the guest's shell waits forever.
     """
     import termios  # noqa: PLC0415 - few jobs have a terminal
 

@@ -118,7 +118,7 @@ def forward_display(guest: ReadyGuest, environ: Mapping[str, str]) -> Iterator[D
     """Forward the job shell's display into the guest while the context is active.
 
     ssh runs in its own session, so the job's signals do not reach it. If the job shell is killed,
-    cat(1), which ssh runs in the guest, reads the end of its input and exits. Raises NoDisplay.
+    ssh's command in the guest, cat(1), reads the end of its input, and ssh exits. Raises NoDisplay.
     """
     config = guest.run_dir / SSH_CONFIG
     if not config.exists():

@@ -25,7 +25,7 @@ class Events:
         self._put(frame(FrameKind.SIGNAL, 0, struct.pack("<I", number)))
 
     def winsize(self, rows: int, columns: int) -> None:
-        """Send a new window size."""
+        """Send the job a new window size."""
         self._put(frame(FrameKind.WINSIZE, 0, winsize(rows, columns)))
 
     def stop(self, reason: str) -> None:

@@ -1,4 +1,4 @@
-"""The frames of the run port, and the errors of the run and status ports (`doc/stream.md`). Pure.
+"""The frames of the run port, and the errors of the run and status ports (doc/stream.md). No I/O.
 
 The guest is hostile. Any invalid input raises `StreamError` and no other exception.
 """
@@ -65,10 +65,10 @@ class BadStart(StreamError):
 
 
 class RunAbandoned(StreamError):
-    """Raised after a call of `Events.stop`. Closing the socket makes the agent kill the job.
+    """Raised after a call of `Events.stop`.
 
-    If root has sent HOLD to the agent, the job survives. Another job shell can then resume the
-    session from the ``state`` of this exception.
+    Closing the socket makes the agent kill the job, unless root has sent HOLD to the agent. After a
+    HOLD, another job shell can resume the session from the ``state`` of this exception.
     """
 
     state: SessionState | None = None
@@ -177,7 +177,7 @@ class Decoder:
         self.taken = 0
 
     def reset(self, data: bytes) -> None:
-        """Replace the buffered bytes."""
+        """Replace the buffered bytes by ``data``."""
         self._buffer = bytearray(data)
 
     def frames(self, data: bytes) -> Iterator[Frame]:

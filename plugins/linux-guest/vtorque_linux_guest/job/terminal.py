@@ -23,7 +23,7 @@ def terminal_size(fd: int) -> tuple[int, int]:
 
 @contextlib.contextmanager
 def raw_terminal(fd: int, events: Events) -> Iterator[None]:
-    """Make the terminal raw, because the guest's terminal echoes; forward size changes."""
+    """Make the terminal raw, so that only the guest's terminal echoes. Forward size changes."""
     before = termios.tcgetattr(fd)
     resized = signal.signal(signal.SIGWINCH, lambda *_: events.winsize(*terminal_size(fd)))
     try:
