@@ -62,7 +62,7 @@ class ClientProcess:
 
 
 class Acceptor:
-    """The acceptor's loop. It maps pidfds to client processes, and uids to refused connections."""
+    """The acceptor, with its client processes by pidfd, and refused connections by uid."""
 
     def __init__(self, listener: socket.socket, channel: socket.socket) -> None:
         self._listener, self._channel = listener, channel
@@ -113,7 +113,7 @@ class Acceptor:
         return max(0, int((min(ends) - time.monotonic()) * 1000) + 1) if ends else None
 
     def _accept(self) -> None:
-        """Accept all pending connections, so that one user's connections delay no other user."""
+        """Accept up to MAX_TRAY pending connections; `_start_next` serves the users in turn."""
         with contextlib.suppress(OSError):  # none is left, or the client has disconnected
             for _ in range(MAX_TRAY):
                 connection, _ = self._listener.accept()

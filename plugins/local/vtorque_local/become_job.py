@@ -3,8 +3,7 @@
 ``python -I -S become_job.py ORDER REST``, as the user. Both arguments are descriptors: root's data
 (``LocalJob.order``) and the client's data (:mod:`vtorque_local.client`). After an error, the
 program prints one line on stderr and exits with status 1. If its parent has ended, the program
-exits, because no process could end the job. This module imports little, because imports delay every
-job.
+exits. This module imports little, because imports delay every job.
 """
 
 from __future__ import annotations

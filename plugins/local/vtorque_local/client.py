@@ -130,7 +130,7 @@ def submission(
 
 
 class _JobFollower:
-    """Waits for the job, and runs it if it is interactive. Messages: see ``entry.LocalClient``."""
+    """Waits for the job, and runs it if it is interactive; see ``entry.LocalClient``."""
 
     def __init__(
         self, connection: socket.socket, say: Any, told: Any, terminal: list[int], rest: int

@@ -132,7 +132,7 @@ class JobTerminal(mom.Leader):
     def kill(self) -> None:
         """Do nothing, because the client's process is untrusted.
 
-        The service kills the job's processes by their cgroup or cookie instead.
+        The service kills the job's processes by cgroup or PBS_JOBCOOKIE instead.
         """
 
 

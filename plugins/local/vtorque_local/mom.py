@@ -46,7 +46,7 @@ class JobPrograms:
     """Programs of a job: the hooks run as root, the job shell (``wrapper``) as the user.
 
     Attributes:
-        kill_after: Seconds from SIGTERM to SIGKILL, longer than the wrapper's own grace.
+        kill_after: Seconds from SIGTERM to SIGKILL, longer than ``[node] grace``.
         hook_timeout: Seconds for a hook.
         pids: Limit of a job's processes and threads on the node; 0 means unlimited.
     """
@@ -106,9 +106,9 @@ class JobTask(abc.ABC):
 
     @abc.abstractmethod
     def save(self) -> None:
-        """Write the job to disk. Called before a process of the job's new state starts.
+        """Write the job to disk. Called before prologue, script and epilogue start.
 
-        The process is not started if this method raises OSError or VtorqueError.
+        If this method raises OSError or VtorqueError, only the epilogue is still started.
         """
 
     def spared_process(self) -> int:
@@ -297,7 +297,7 @@ class JobTask(abc.ABC):
     ) -> tuple[int, list[str]]:
         """Run a hook; return its exit code and its lines of output.
 
-        If ``placed`` is given, call it when the hook signals the eventfd in :data:`PLACED`.
+        If ``placed`` is given, call it when the hook signals the eventfd in VTORQUE_PLACED.
         """
         environ = hook_environ() | {"PBS_JOBID": self.job.id, "PBS_QUEUE": self.job.hook[5]}
         until = time.monotonic() + self._programs.hook_timeout

@@ -41,7 +41,7 @@ class QsubJob:
         interactive: ``-I``, only from the command line.
         display: ``-X``.
         walltime: Seconds; 0 means unlimited.
-        mib: From ``-l``; 0 if not given.
+        mib: MiB of memory from ``-l mem``; 0 if not given.
         ppn: From ``-l``; 0 if not given.
     """
 
@@ -223,7 +223,7 @@ def read_script(args: pbs.QsubArgs) -> bytes:
 
 
 def working_directory() -> str:
-    """Return the directory of submission: PWD if it is valid, otherwise as from getcwd(3)."""
+    """Return the directory of submission: PWD if it is valid, otherwise the result of getcwd(3)."""
     here = os.environ.get("PWD", "")
     with contextlib.suppress(OSError):  # missing, or in an unreadable directory
         if here.startswith("/") and Path(here).samefile("."):

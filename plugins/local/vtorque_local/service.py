@@ -48,7 +48,7 @@ class Setup:
     Attributes:
         run: Directory of the socket.
         spool: Directory of the queue.
-        reap: Command that releases resources of ended jobs. Runs first.
+        reap: Command that releases resources of ended jobs. Runs before any job.
         slots: Maximum number of running jobs.
         root_jobs: True to accept jobs of root, unlike Torque.
         lock_wait: Seconds to wait for another service to stop.
@@ -353,7 +353,7 @@ class LocalService:
         return f"all slots are in use ([plugin.local] slots = {self.setup.slots})" if full else ""
 
     def _begin_jobs(self) -> None:
-        """Fill the slots: the least recently served user first, then the oldest job."""
+        """Fill the slots, each with the oldest job of the least recently served user."""
         now = time.monotonic()
         ready = [e for e in self.entries.values() if e not in self._working and e.again <= now]
         for entry in ready:
