@@ -158,8 +158,8 @@ def _script_has_ended() -> int:
 def _write(descriptor: int, data: bytes, *, terminal: bool) -> None:
     """Write the command's output.
 
-    Code in a guest can forge the output. Therefore control sequences are escaped on a terminal.
-    With ``terminal``, they are not escaped, because a command such as ``vmgr ssh`` needs them.
+    Without ``terminal``, escape control sequences for a terminal, because code in a guest can
+    forge the output. A command with ``terminal``, such as ``vmgr ssh``, needs the sequences.
     """
     if not terminal and os.isatty(descriptor):
         lines = data.decode("utf-8", "replace").split("\n")

@@ -40,7 +40,7 @@ class RemoteCommand:
     """A vmgr command about a job.
 
     Attributes:
-        command: Its name, as in ``vmgr ssh``.
+        command: The command's name, such as ``ssh``.
         job_id: As the user wrote it.
         node: Node of the job; empty for the first.
         options: Given options by parameter name: ``["--level=info"]``.
@@ -128,7 +128,7 @@ def _run_for_running(
 def _check_ended(meant: Sequence[JobInfo], wanted: str, config: Path) -> None:
     """Raise Refused if one of the jobs has not ended.
 
-    For an array, queued tasks are no error if this host has records of ended tasks.
+    An array may have queued tasks if this host has records of ended tasks.
     """
     for job in meant:
         one = _is_named(job, wanted) and "[]" not in wanted
