@@ -170,8 +170,8 @@ def run_as_nobody(
 ) -> None:
     """Run a tool on untrusted data without privileges, with its output in a new file.
 
-    The limits of the tool are 1 GiB of memory, ``most`` bytes of output and ``seconds``. Raises
-    Refused if the tool fails, HostFault if ``package`` is not installed.
+    The limits of the tool are 1 GiB of memory, ``most`` bytes of output and ``seconds`` of time.
+    Raises Refused if the tool fails, HostFault if ``package`` is not installed.
     """
     limits = (
         "--as=1073741824",

@@ -148,8 +148,9 @@ def read_image(
 ) -> Container:
     """Copy, verify and decompress an image's layers to ``work``; return the container.
 
-    ``tag`` selects one of several images. With ``private``, the layers are hard links to the
-    compressed files, which the caller has verified and only the caller can change. Raises Refused.
+    ``tag`` selects one of several images. With ``private``, the compressed layers are only
+    hard-linked: the caller has verified the files, and no other user can change them.
+    Raises Refused.
     """
     reading = _Reading(files, work, most, arch, time.monotonic() + TIMEOUT, private)
     try:
