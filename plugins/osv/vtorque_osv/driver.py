@@ -138,7 +138,7 @@ def environment(
 
 
 def command_line(guest: GuestPlan, environ: Mapping[str, str], cwd: str) -> str:
-    """Return OSv's command line for one guest, which runs the script disk or the REST server."""
+    """Return one guest's OSv command line, which runs the script disk or the REST server."""
     rest = guest[OSV_MODE] == "rest"
     options = [
         *cmdline.base_options(),
@@ -238,8 +238,8 @@ def variables(guest: GuestPlan, items: Sequence[ContextItem]) -> Mapping[str, st
 def seed(files: Mapping[str, str]) -> bytes:
     """Return an ISO image with ``/user-data`` for OSv's cloud-init (as JSON, which is also YAML).
 
-    It contains no host name, because OSv would then wait for DHCP. It ends with zeros, because
-    OSv's iso-read reads beyond the end of the data.
+    It contains no host name, because a host name makes OSv wait for DHCP. It ends with zeros,
+    because OSv's iso-read reads beyond the end of the data.
     """
     content = json.dumps({"files": dict(files)}).encode() + b"\n"
     import pycdlib  # noqa: PLC0415 - takes 25 ms, and no job shell needs it

@@ -41,7 +41,9 @@ class _JobSignaled(Exception):
 
 
 def run(guest: ReadyGuest, script: Script, streams: Streams) -> int:
-    """Run the script. Return the first exit status other than 0, by rank, or 128+n for signal n.
+    """Run the script in each guest; return the job's exit status, 128+n for signal n.
+
+    If guests fail, the exit status of the failed guest with the lowest rank is returned.
 
     Raises:
         Refused: OSv cannot run the script.
@@ -113,7 +115,7 @@ class _OsvJob:
     order: BootOrder
 
     def run(self, booted: Sequence[BootedGuest]) -> int:
-        """Copy the consoles until all guests have ended; return the job's exit status."""
+        """Write the guests' output until all guests have ended; return the job's exit status."""
         outputs = [self._output(each, several=len(booted) > 1) for each in booted]
         with selectors.DefaultSelector() as selector:
             for each in outputs:

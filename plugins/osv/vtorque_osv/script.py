@@ -43,7 +43,7 @@ _SHELL = {
 
 @dataclass(frozen=True)
 class ProgramCall:
-    """One program run: its unquoted words, and how OSv continues.
+    """One call of a program: its unquoted words, and how OSv continues.
 
     ``end`` is ``;`` (wait for the program), ``&`` (run it in the background and wait at the end) or
     ``&!`` (run it in the background and end it with the job).
