@@ -43,7 +43,7 @@ class LayerStream:
         self._start()
 
     def restart(self) -> None:
-        """Return to the beginning, after :meth:`check`. The content is not hashed again."""
+        """Start again at the beginning, after :meth:`check`. The content is not hashed again."""
         self.close()
         self._hash = None
         self._start()

@@ -2,9 +2,10 @@
 
 A plugin that yields a :class:`PciDevice` must acquire its :class:`Vfio` in ``vtorque_pre_boot``.
 libvirt's managed mode is not enough for two reasons. First, with ``relabel='no'`` libvirt does not
-change the owner of the IOMMU group, so QEMU could not open it. Second, libvirt rebinds the host's
-driver before the card is reset. The element's ``managed='yes'`` has no effect, because the function
-is already bound. Source: sysfs-bus-pci of the kernel's ABI documentation.
+change the owner of ``/dev/vfio/<group>``, so QEMU could not open this file. Second, libvirt rebinds
+the host's driver before the card is reset. The element has ``managed='yes'``, but libvirt changes
+no driver, because :class:`Vfio` has already bound the function to vfio-pci. Source: sysfs-bus-pci
+of the kernel's ABI documentation.
 """
 
 from __future__ import annotations

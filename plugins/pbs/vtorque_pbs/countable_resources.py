@@ -117,7 +117,7 @@ def openpbs_granted(chunks: Iterable[Mapping[str, str]], assigned: bytes) -> dic
     Args:
         chunks: This node's chunks in ``exec_vnode``.
         assigned: The record of the hook pbs_cgroups for the job, or empty. Only this record
-            identifies the GPUs, by number of the device file (``device_names`` in pbs_cgroups.PY).
+            identifies the GPUs: its ``device_names``, such as ``nvidia0`` (pbs_cgroups.PY).
     """
     counts: dict[str, int] = {}
     for chunk in chunks:
