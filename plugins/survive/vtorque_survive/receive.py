@@ -35,7 +35,10 @@ log = logging.getLogger(__name__)
 
 
 class SenderGone(BaseException):
-    """Error if the source node has disconnected. Release nothing: a guest may be on this node."""
+    """Error if the source node has disconnected.
+
+    This process then releases nothing, because a guest may be on this node.
+    """
 
 
 @dataclass(frozen=True)

@@ -76,7 +76,7 @@ def listen(path: Path) -> int:
 
 
 def take_request(descriptor: int) -> tuple[str, str, int] | None:
-    """Return word, token and the caller's pid from the last :func:`ask`. Never blocks."""
+    """Return ``word``, token and the caller's pid from the last :func:`ask`. Never blocks."""
     try:
         said = os.read(descriptor, _MOST)
     except OSError:
@@ -102,7 +102,7 @@ def last_checkpoint(place: Place) -> str:
 
 
 def ask(path: Path, place: Place, word: str, seconds: float, patience: float = _BEGINS) -> str:
-    """Send a request, as the job's owner or root. Return an error message, empty on success.
+    """Send the request ``word`` as the job's owner or root. Return an error message, or "".
 
     Wait up to ``patience`` seconds until the guests are ready and a watcher listens. Wait up to
     ``seconds`` for the answer.

@@ -333,7 +333,7 @@ def _acquire_session(job: NodeJob, guest: GuestPlan, source: Path) -> None:
 def _await_released(paths: Paths, found: Manifest) -> None:
     """Wait until the saved job's resources are released.
 
-    The saved job's teardown ends domains by UUID, and the restored guests have the same UUIDs.
+    Otherwise the saved job's teardown would end the restored guests, which have the same UUIDs.
     """
     uuids = {guest.uuid for guest in found.guests}
     until = time.monotonic() + _RELEASED

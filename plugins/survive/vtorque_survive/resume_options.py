@@ -1,4 +1,4 @@
-"""The options ``resume`` and ``checkpoint``, and their validation. ``vsub`` imports this module."""
+"""The options ``resume`` and ``checkpoint``, and their validation."""
 
 from __future__ import annotations
 

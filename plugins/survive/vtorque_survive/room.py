@@ -36,7 +36,7 @@ def require_room(store: Store, part: Path, guests: list[GuestData], settings: Se
 
     Raises:
         Refused: If the user's quota is too small.
-        HostFault: If the disk is too small.
+        HostFault: If the disk has too little free space.
     """
     if (reserved := _reserve_file(part, guests)).exists():
         return

@@ -280,7 +280,7 @@ class WatcherLoop:
             watched.clocks = set_clocks(self.paths, watched.job)
 
     def _read_request(self, watched: WatchedJob) -> str:
-        """Record the owner's request, if any, and return its word."""
+        """Record and return the owner's request, such as SUSPEND; empty if none or refused."""
         word, token, asker = request.take_request(watched.fifo) or ("", "", 0)
         if token:
             watched.token, watched.asker = token, asker
