@@ -64,7 +64,7 @@ vtorque_resources = constant_hook(Shm)
 
 @hookimpl
 def vtorque_plan(guest: GuestPlan) -> Iterator[MemoryClaim | Notice]:
-    """Claim the shared memory, once for all guests of the node."""
+    """Claim the job's shared memory once per node."""
     if not guest[UNCLOT] or guest.index:
         return
     yield MemoryClaim(guest[SHMEM], use="unclot", key=SHMEM.key)
