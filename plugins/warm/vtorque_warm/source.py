@@ -39,8 +39,8 @@ class WarmSource(BootSource):
     def start(self, boot: Boot) -> None:
         """Move the guest's files to the job's paths, and plug in the job's devices.
 
-        The job's console log is a hard link to the warm guest's log, because the recorder of the
-        console keeps that file open.
+        The job's console log is a hard link to the warm guest's log, to which the guest's console
+        recorder still writes.
         """
         guest, paths = boot.guest, boot.paths
         run, state = paths.job_run(self.key) / "g0", paths.job_state(self.key) / "g0"
