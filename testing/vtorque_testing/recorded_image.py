@@ -18,7 +18,8 @@ def put_image(pool: Path) -> None:
     """Put the image ``recorded`` into an empty pool.
 
     The image is built once per process and hard-linked into each pool, because nodes only read it.
-    A pool on another file system gets a new build, because pools identify files by inode.
+    On another file system, the image is built again: a copy would have other inodes, by which
+    pools identify files.
     """
     made = _make_pool()
     if made.stat().st_dev == pool.stat().st_dev:
