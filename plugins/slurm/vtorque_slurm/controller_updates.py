@@ -132,8 +132,8 @@ def add_to_accounting(client: SlurmClient, job_id: str, line: str) -> bool:
 
     sacctmgr can modify only text fields of a job, and converts them to lower case (sacctmgr(1),
     SPECIFICATIONS FOR JOB). It needs administrator rights in slurmdbd, which root on a node has.
-    For the id of an array's first job, sacct and sacctmgr select the whole array (measured on
-    22.05).
+    A task whose id is also its array's is selected by name (``7_1``), because sacctmgr would
+    otherwise select the whole array (measured on 22.05).
     """
     fields = ("--noheader", "--parsable2", "--allocations", "--format=JobIDRaw,JobID,AdminComment")
     rows = [

@@ -104,8 +104,8 @@ class OpenPbsNode(PbsNode):
     def context(self, job: BatchJob, guests: Sequence[PeerGuest]) -> Iterable[ContextItem]:
         """Yield the context of :class:`PbsNode`, and the variables OMP_NUM_THREADS and NCPUS.
 
-        Their value is the number of CPUs or, if smaller, the first chunk's ``ompthreads``. As in
-        OpenPBS, they override the user's values (src/resmom/start_exec.c).
+        Their value is the first guest's number of vCPUs or, if smaller, the first chunk's
+        ``ompthreads``. As in OpenPBS, they override the user's values (src/resmom/start_exec.c).
         """
         yield from super().context(job, guests)
         threads, most = _OMPTHREADS.match(job.resource_list.get("select", "")), guests[0].slots
