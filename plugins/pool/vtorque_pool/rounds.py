@@ -26,7 +26,7 @@ class Step:
 
     Attributes:
         kind: The action. ``join`` creates the node of a machine, and ``end`` deletes a machine.
-            ``leave`` deletes the node and its machine. ``fail`` does the same, and counts a failure
+            ``leave`` and ``fail`` delete the node and its machine. ``fail`` also counts a failure
             of the node's shape.
         was: The node's state at the decision. If it has changed, the action is skipped.
     """
