@@ -186,7 +186,7 @@ def _first_guest(job: RunningJob) -> RunningGuest:
 
 
 def _is_ready(paths: Paths, job: RunningJob, asked: SaveTask) -> bool:
-    """Return whether the script's guest and the job shell are ready; see :func:`_hold`.
+    """Return whether the script's guest and the job shell survive a disconnect (:func:`_hold`).
 
     Always true on nodes without the job shell.
     """

@@ -171,7 +171,7 @@ class Drain:
 
 @dataclass(frozen=True)
 class LastDrain:
-    """The last completed drain of this node; ``at`` is 0 if there was none."""
+    """The last completed drain of this node; ``at`` (Unix time) is 0 if there was none."""
 
     at: float = 0.0
     reason: str = ""

@@ -326,7 +326,7 @@ def _find_bridge(here: ThisNode, key: str) -> Path:
 def _receiver(here: ThisNode, to: str, told: Mapping[str, Any], over: int) -> Any:
     """Start the receiver on the destination; yield each guest's XML for that node, by UUID.
 
-    When the context ends without an error, wait until the destination has finished too. The wait
+    When the context ends without an error, wait until the destination has finished. The wait
     ends early if ``over`` becomes readable, because the job has then ended.
     """
     place = service.installation_of(here.config)

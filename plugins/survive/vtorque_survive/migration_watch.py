@@ -81,7 +81,7 @@ class MigrationWatcher:
 
 
 def run_resolve(config: Path, found: migration_record.Move) -> None:
-    """Resolve a migration in a process that outlives the watcher, which the release may end.
+    """Resolve a migration in a process that survives if releasing the job ends the watcher.
 
     Raises:
         HostFault: If the migration cannot be resolved now.
