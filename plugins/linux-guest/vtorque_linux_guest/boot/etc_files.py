@@ -113,7 +113,7 @@ def ssh_files(guest: GuestPlan) -> Iterable[tuple[str, str, int, bool]]:
 
 
 def keys_directory(user: str) -> str:
-    """Return the directory of a user's job keys. It is not ~/.ssh, because the home is shared."""
+    """Return the directory of a user's job keys. It is not ~/.ssh, which the user's jobs share."""
     return str(PurePosixPath("/etc/vtorque/ssh") / user)
 
 

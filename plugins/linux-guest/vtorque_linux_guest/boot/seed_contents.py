@@ -51,7 +51,7 @@ def find_aliases(guest: GuestPlan) -> dict[str, str]:
 
     - the home's path in the user database,
     - the home's path without symbolic links, as returned by getcwd(3),
-    - the path without symbolic links of each share whose path is equal on node and guest.
+    - for each share whose path is equal on node and guest, this path without symbolic links.
 
     realpath(1) runs as the user, because an NFS server may answer only that user. If it fails, no
     links are resolved. Users can control the result by replacing a directory with a link, so paths
