@@ -48,7 +48,7 @@ def set_value(text: str, table: str, key: str, value: str) -> str:
 
 
 def read(config: Path) -> str:
-    """Return the text of the config; if there is none, the comment that begins a new config.
+    """Return the text of the config; if it is missing, the comment that begins a new config.
 
     Raises HostFault.
     """

@@ -1,6 +1,6 @@
 """Read a user's archives as that user. Archives may be forged, so no size in them is trusted.
 
-Nothing is unpacked into a directory, because a command that is killed would leave it behind.
+Nothing is unpacked into a directory, because a killed command would leave files behind.
 """
 
 from __future__ import annotations

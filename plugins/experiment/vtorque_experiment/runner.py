@@ -145,7 +145,7 @@ class Runner:
         return self._plan
 
     def token(self, number: int) -> str:
-        """Return the name of a point's job: at most 15 characters, because PBS may reject more."""
+        """Return a point's job name: at most 15 characters, because PBS may reject longer names."""
         return f"x{self._id}-{number}"
 
     def _why_not_more(self) -> str:

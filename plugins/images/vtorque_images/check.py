@@ -54,7 +54,8 @@ def check_disk(path: Path, declared: str) -> None:
     """Check that a disk has the declared format and refers to no other file.
 
     With a backing or data file, an image could make QEMU read any file of the node. A qcow2's
-    header is checked before qemu-img runs, because qemu-img opens its data file (CVE-2024-4467).
+    header is checked before qemu-img runs, because qemu-img opens the data file that the
+    header names (CVE-2024-4467).
 
     Raises Refused; HostFault if qemu-img is missing or fails.
     """

@@ -135,7 +135,7 @@ def _is_same_in(pool: Path, copy: Sidecar) -> bool:
 
 
 def _check_readable(found: Iterable[Sidecar], pool: Path) -> Iterator[HealthResult]:
-    """Check that all users can read images, because each guest's QEMU may run as its own uid."""
+    """Check that all users can read images, because QEMU may have another uid for each guest."""
     for sidecar in found:
         for path in (pool / sidecar.name / sidecar.version / file for file in sidecar.files):
             for part in (*reversed(path.parents), path):

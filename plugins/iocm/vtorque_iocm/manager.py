@@ -98,7 +98,7 @@ class WatchedGuest:
         """Lease ``count`` I/O cores, and pin the vhost threads to them. Return the number leased.
 
         The vhost threads are listed again on each call, because thread ids are reused. With an
-        unchanged number, only the pinning is repeated. Raises the exceptions of
+        unchanged ``count``, only the pinning is repeated. Raises the exceptions of
         ``live.cores.resize``.
         """
         guest = self.guest

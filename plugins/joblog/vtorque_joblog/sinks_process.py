@@ -96,7 +96,7 @@ class RemoteOffsets:
 def answer(answers: int, sink: int, number: int, offset: int) -> None:
     """Report to root the offset up to which a sink has delivered a log.
 
-    If root's process has ended, exit, because further lines would be delivered twice.
+    If root's process has ended, exit, because a new process will deliver further lines.
     """
     try:
         os.write(answers, RECORD.pack(sink, number, offset))
