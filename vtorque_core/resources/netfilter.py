@@ -105,7 +105,7 @@ def filter_reserved_macs(tap: str) -> None:
 def node_guard(network: Network | ExtraNetwork, uri: str) -> str:
     """Return the nft script that closes the node's services to guests of ``network``.
 
-    The script is empty for a bridge of the site, because rules would affect its hosts.
+    The script is empty for a bridge of the site, because rules would affect other hosts.
     """
     if network.kind != "network":
         return ""

@@ -49,7 +49,7 @@ class ServedData:
         socket, lock, log: in directories that only root can write.
         uid, gid, groups: ids of the job's owner.
         socket_owner: uid of QEMU.
-        subordinate_id: id of guest root in the daemon's user namespace, or None.
+        subordinate_id: host id that the namespace maps for guest root, or None.
         owner_check: the source must belong to ``uid``.
     """
 
