@@ -83,8 +83,8 @@ def take(places: ImagePlaces, sent: Path, names: Iterable[str]) -> list[str]:
     After an interruption, a repeated call continues.
 
     Raises:
-        Refused: If users other than root can write to the directories, or if the hash in a copy's
-            sidecar is wrong. Such a copy is deleted.
+        Refused: If users other than root can write to the directories, or if a copy does not match
+            its sidecar. Such a copy is deleted.
         HostFault: If the disk is full.
     """
     for directory in (places.cache, sent):
