@@ -67,10 +67,7 @@ def checkpoint(config: Path, job_id: str, stop: bool, this_node: bool) -> None:
 def _request_on_all(
     config: Path, word: str, job_id: str, *, this_node: bool, seconds: float = _WAIT
 ) -> kept_records.Place:
-    """Send a request to the watchers of all the job's nodes. Return the job's kept records.
-
-    The request to this node is sent last.
-    """
+    """Send a request to the watchers of all the job's nodes. Return the job's kept records."""
     paths = service.paths(config)
     places = kept_records.find(paths, job_id, None if os.geteuid() == 0 else os.getuid())
     facts = places[-1].facts() if places else {}

@@ -437,7 +437,7 @@ def _parse_guests(said: Mapping[str, str]) -> set[str]:
 
 
 def _migrated_guests(here: ThisNode, move: Move, job: RunningJob, why: str) -> set[str]:
-    """Return the guests that the destination owns. The other guests stay on this node."""
+    """Return the guests that the destination owns."""
     both = f"a guest of the job runs on both {move.node} and {move.to}: destroy one with virsh"
     if suspend.phase(job):  # the migration did not begin, or was undone
         if _parse_guests(_ask_peer(here, move, dict.fromkeys(move.guests, "runs"))):
