@@ -27,9 +27,9 @@ _POLL = 0.02  # seconds; cgroup v1 has no event for an empty cgroup
 def make_cgroup(name: str, pids: int) -> str:
     """Create a cgroup below the cgroup of this process. Return the new directory, or "" on errors.
 
-    Uses cgroups version 2 if mounted, otherwise the version 1 hierarchy of the controller ``pids``
-    or ``systemd`` (cgroups(7)). A hierarchy that can limit the number of processes and threads to
-    ``pids`` (0 means no limit) is preferred. ``name`` must be unique.
+    Tries cgroups version 2, then the version 1 hierarchies "pids" and "systemd" (cgroups(7)). Uses
+    the first that can limit the number of processes and threads to the parameter ``pids`` (0 means
+    no limit), otherwise the first that is writable. ``name`` must be unique.
     """
     without = ""
     for top in _own_cgroups():
