@@ -36,7 +36,7 @@ def answer(
 ) -> int:
     """Answer the request ``name``, and return the exit code of the command that it contains.
 
-    ``is_allowed`` returns whether an address may be connected to.
+    ``is_allowed`` checks the IP address of the requesting host.
 
     Raises:
         Refused: The request is invalid.
