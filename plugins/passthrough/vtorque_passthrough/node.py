@@ -1,8 +1,8 @@
 """PCIe passthrough on the node: find the site's cards, lease them, and assign them to guests.
 
 A card is an IOMMU group. Hardware cannot isolate the functions of a group from each other, so one
-guest gets all of them. They are bound to VFIO before the domain starts and reset after it has
-ended.
+guest gets all of them. The functions are bound to vfio-pci before the domain starts, and reset
+after its end.
 """
 
 from __future__ import annotations
