@@ -49,8 +49,8 @@ def pull(config: Path, image: str) -> None:
 def save(config: Path, job_id: str, file: Path) -> None:
     """Save the disk of a running job that boots your own disk, as the new image FILE.
 
-    FILE ends in .qcow2 and is for -vm img=. It has the state of the job's first guest at the end of
-    the copy, as after a loss of power: run sync in the job before. The job continues.
+    FILE must end in .qcow2. It has the state of the first guest's disk at the end of the copy, as
+    after a loss of power. Therefore first run sync in the job. The job continues.
     """
     site = site_of(config)
     if not is_personal(site):
@@ -69,7 +69,10 @@ def save(config: Path, job_id: str, file: Path) -> None:
 
 
 def copy_disk(guest: RunningGuest, file: Path) -> None:
-    """Copy a guest's disk to a new file. Raises Refused for a guest without own disk, HostFault."""
+    """Copy a guest's own disk to a new file.
+
+    Raises Refused if the guest boots another disk, HostFault if the copy fails.
+    """
     part = file.with_name(f".{file.name}.{os.getpid()}.part")
 
     def ask(what: str, work: Any) -> Any:

@@ -40,7 +40,10 @@ def vtorque_render_domain(guest: GuestPlan) -> Iterator[Disk]:
 
 @hookimpl
 def vtorque_plan(guest: GuestPlan, site: Site) -> Iterator[Refusal]:
-    """Refuse ``root=true`` if virtiofsd does not support it, and own disks without the agent."""
+    """Refuse ``root=true`` if this node's virtiofsd does not support it.
+
+    Refuse an own disk with ``fs_type=ramdisk``, or if the agent is not on this node.
+    """
     if guest.image.source and (refused := refuse_sudo(guest.request)):
         yield refused
     if not boots_own_kernel(guest.image):

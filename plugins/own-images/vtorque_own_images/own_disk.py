@@ -1,7 +1,7 @@
-"""The root disk of a guest that boots a user's own disk by firmware. As root, on the node.
+"""The root disk of a guest that boots a user's own disk by firmware. Runs as root.
 
 A process of the user serves the file read-only over NBD (:mod:`vtorque_core.resources.user_disk`).
-Root opens nothing of the file: it creates an empty overlay as large as the export, and QEMU gets
+Root does not open the file. Root creates an empty overlay as large as the export, and QEMU gets
 the export as the overlay's backing disk.
 """
 
@@ -50,7 +50,7 @@ class OwnOverlay(FileResource):
     Attributes:
         uid: QEMU's user.
         run_dir: directory of the user's process, which already serves the file.
-        disk: the file at the submission.
+        disk: the file's state at the submission.
         most: limit of the disk's size in MiB.
     """
 
@@ -62,7 +62,7 @@ class OwnOverlay(FileResource):
     most: int = unjournalled(0)
 
     def create(self) -> None:
-        """Check the served file, and create the overlay. Raises Refused for the user's faults."""
+        """Check the served file, and create the overlay. Raises Refused if the file is invalid."""
         assert self.disk is not None  # noqa: S101 - unjournalled
         stem = f"{self.run_dir}/disk-{NAME}"
         # In a child, because the user's file system can hang.
@@ -102,7 +102,7 @@ def overlay(guest: GuestPlan, most: int) -> OwnOverlay:
 def export_size(path: str) -> int:
     """Return the size in bytes of the disk that an NBD server exports on a Unix socket.
 
-    Raises OSError if the server does not answer in time, or not in the protocol.
+    Raises OSError if the server does not answer in time, or is no NBD server.
     """
     with contextlib.closing(socket.socket(socket.AF_UNIX)) as server:
         server.settimeout(_SECONDS)

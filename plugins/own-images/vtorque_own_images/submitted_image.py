@@ -82,7 +82,7 @@ def boots_own_kernel(image: Image) -> bool:
 def _disk_image(file: SubmittedDisk, request: JobRequest) -> Image:
     """Return the image of a disk. Its labels depend only on the options ``firmware`` and ``root``.
 
-    The disk can contain any system that cloud-init configures, so ``distro`` names none.
+    The disk can contain any system that cloud-init configures, so ``distro`` is ``disk``.
     """
     labels = {"init": "cloud-init", "firmware": request[FIRMWARE]}
     if request[ROOT]:
