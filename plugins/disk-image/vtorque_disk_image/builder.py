@@ -161,7 +161,7 @@ class _Build:
         return replace(built, min_ram_mib=least, **facts)
 
     def _take(self, file: Path) -> str | None:
-        """Copy, check, inspect and convert the file; return the new disk's name, or None for a kernel."""
+        """Copy, check and convert the file; return the new disk's name, or None for a kernel."""
         self.progress(f"copying {file.name!r}")
         with open_source(file) as source:
             kind = self.wishes.format or detect(source.descriptor)

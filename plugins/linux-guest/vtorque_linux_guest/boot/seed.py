@@ -72,7 +72,7 @@ def _make_folders(image: PyCdlib, folder: str, made: dict[str, str]) -> None:
 
 
 def seed_disk(guest: GuestPlan) -> Disk:
-    """Return the seed's disk. The guest finds it by its serial number (doc/guests.md)."""
+    """Return the seed as a libvirt disk. Guests find it by its serial number (doc/guests.md)."""
     path = str(guest.state_dir / SEED_NAME)
     return Disk("seed", path=path, format="raw", readonly=True, serial=SERIAL)
 

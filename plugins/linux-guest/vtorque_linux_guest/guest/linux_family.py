@@ -1,4 +1,4 @@
-"""The Linux family of an image, which decides how it boots and installs packages."""
+"""The Linux family of an image, which decides how the image boots and installs packages."""
 
 from __future__ import annotations
 
