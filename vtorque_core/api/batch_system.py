@@ -180,7 +180,7 @@ class Submitter(Protocol):
     def split(self, argv: Sequence[str]) -> SubmitArgs:
         """Split the command line as the site's own submit command does.
 
-        Raises UsageError for an unknown option, which the message names.
+        Raises UsageError with the name of an unknown option.
         """
 
     def submit(self, args: SubmitArgs, blob: bytes | None, needs: Needs | None) -> int:
@@ -237,7 +237,7 @@ class BatchJob:
         known_as: the job id that users write, if it differs from ``id``.
         granted: other resources on this node, named as in :class:`Needs`; None: unknown.
         bare: nodes without guests in a mixed request. Their ranks follow those of ``nodes``.
-        placed: descriptor of an eventfd(2), or None. The start adds 1 after it has leased the job's
+        placed: descriptor of an eventfd(2), or None. vTorque adds 1 when it has leased the job's
             resources, before the guests boot. From then on, the job shell may start.
     """
 
@@ -337,8 +337,8 @@ class NodeAdapter(Protocol):
     def start_again(self, job: JobAttempt, reason: str) -> None:
         """Requeue a job whose detached start (:class:`Detach`) was killed.
 
-        Called by the epilogue after the release. Limit the number of starts. HostFault is only
-        logged.
+        Called by the epilogue after the release. The adapter must limit the number of starts of a
+        job. HostFault is only logged.
         """
         return
 

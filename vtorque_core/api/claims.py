@@ -104,7 +104,7 @@ class AmountClaim:
     Attributes:
         pool: a name that no PoolClaim uses.
         unit: unit in messages; amounts in ``"MiB"`` are shown as 1G or 512M.
-        where: the setting that defines the total: ``"[plugin.scratch] size"``.
+        where: the setting that defines ``total``, such as ``"[plugin.scratch] size"``.
     """
 
     pool: str
@@ -134,9 +134,10 @@ class Placement:
     """The resources that the ledger assigns to one guest.
 
     Attributes:
-        cores: host CPU ids per use (``"vcpu"``, ``"emulator"``, ``"io"``); empty: all CPUs of the
-            allocation.
-        own: uses with exclusive cores; ``cores["vcpu"][n]`` is then the CPU of vCPU n.
+        cores: host CPU ids by purpose: ``"vcpu"``, ``"emulator"`` and ``"io"``; empty: all CPUs of
+            the allocation.
+        own: keys of ``cores`` whose CPUs are exclusive. If the vCPUs have exclusive CPUs,
+            ``cores["vcpu"][n]`` is the CPU of vCPU n.
         share: host CPU ids of the job's allocation; empty: the whole node.
         leased: the leased items by pool.
         amounts: the leased amounts by pool.
@@ -148,7 +149,7 @@ class Placement:
         threads: SMT threads per core that the guest sees.
         caches: (cache level, cache id, KiB) of each allocated part of a cache.
         idle: SMT siblings that stay idle (``whole_cores``).
-        most: maximum number of CPUs, for each use with ``at_most``.
+        most: maximum number of CPUs by purpose, for claims with ``at_most``.
         growing: CPUs of the job that the guest may get later.
         cells: (host NUMA node, vCPUs, MiB) of each virtual NUMA node; empty: the guest has one.
     """

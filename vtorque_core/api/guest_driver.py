@@ -162,14 +162,14 @@ class DetachableDriver(GuestDriver, Protocol):
 
     The state of ``run`` is one line of text. Root requests the state by creating one of two FIFOs:
 
-    - :data:`LEAVE`: when the connection to the guest breaks, ``run`` writes its state to this FIFO
-      until root removes the FIFO. Then ``run`` ends.
+    - :data:`LEAVE`: when the connection to the guest breaks, ``run`` writes its state to this FIFO,
+      repeatedly until root removes the FIFO. Then ``run`` ends.
     - :data:`TELL`: after :meth:`allow_disconnect`, ``run`` writes its state to this FIFO, and
       continues. An empty state means that ``run`` cannot detach.
 
-    ``run`` writes a newline before the state, so that root can detect a partial line. The state is
-    untrusted. Root writes the state to the file :data:`LEFT`. Another ``run`` reads this file to
-    attach to the script.
+    ``run`` writes a newline before and after the state. Root can therefore ignore the rest of an
+    interrupted write. The state is untrusted. Root writes the state to the file :data:`LEFT`.
+    Another ``run`` reads this file to attach to the script.
     """
 
     def allow_disconnect(self, run_dir: Path, seconds: int, deadline: float) -> None:
@@ -190,7 +190,7 @@ class BootedGuest:
 
 
 def boot_guests(guest: ReadyGuest, order: bytes) -> list[BootedGuest]:
-    """Boot the job's guests on this node, and return them in rank order. For the job shell.
+    """Boot the job's guests on this node, and return them in rank order. As the user.
 
     Raises Refused, HostFault.
     """

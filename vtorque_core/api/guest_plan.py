@@ -42,11 +42,11 @@ class Address:
     """One guest NIC.
 
     Attributes:
-        ip: None with DHCP, or if the NIC has no address (``dhcp`` is then False).
+        ip: None if DHCP assigns the address. If ``dhcp`` is False, None means no address.
         network: empty for ``[network]``, otherwise the name of ``[networks.<name>]``. Only the NIC
             in ``[network]`` takes default route and name servers from DHCP.
         mtu, metric: None means the default.
-        filtered: the node drops frames with another source MAC or source address.
+        filtered: the node drops frames with a forged source MAC or source address.
     """
 
     mac: str
@@ -86,7 +86,7 @@ class Identity:
     Attributes:
         name, uuid: name and UUID of the libvirt domain.
         job_id, attempt: the job attempt from which the guest's secrets derive.
-        leased: (pool, item) of each address, which the job must lease on this node, too.
+        leased: (pool, item) of each address. The job must lease these items on this node, too.
     """
 
     name: str

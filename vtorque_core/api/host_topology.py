@@ -37,7 +37,7 @@ class CacheBank:
         most: maximum number of allocations, including resctrl's default group.
         bandwidth_step: step of the memory bandwidth limit in percent.
         bandwidth_least: minimum of the memory bandwidth limit in percent.
-        kept: steps that remain in the default group, at least 1.
+        kept: number of cache steps that remain in resctrl's default group, at least 1.
     """
 
     id: int

@@ -133,10 +133,10 @@ def find(paths: Paths, job_id: str | None, uid: int | None = None) -> list[Place
 
 
 def sweep(paths: Paths, days: float, mib: float, now: float) -> None:
-    """Remove records that are older than ``days`` or exceed ``mib`` MiB in total.
+    """Remove kept records older than ``days``, then reduce the rest to ``mib`` MiB in total.
 
-    Starts with the oldest records of the user whose records are largest. Keeps attempts that have a
-    journal. Does nothing within an hour of the last sweep. ``now`` is Unix time.
+    To reduce the total, removes the oldest attempt of the user with the most data. Keeps attempts
+    that have a journal. Does nothing within an hour of the last sweep. ``now`` is Unix time.
     """
     mark = paths.kept / ".swept"
     with contextlib.suppress(OSError):

@@ -36,7 +36,7 @@ class ListElement(Element):
 
     Attributes:
         name: consists of ``[A-Za-z0-9_-]``.
-        unique: fields in which all elements of the class must differ, unless their value is None.
+        unique: fields in which all elements of the class must differ, unless the value is None.
     """
 
     unique: ClassVar[tuple[str, ...]] = ()
@@ -89,7 +89,7 @@ class Interface(ListElement):
     Attributes:
         kind: ``user`` is QEMU's user network, without a source.
         source: libvirt network, bridge, or host device (macvtap).
-        filtered: drop frames with another source MAC and, if ``ip`` is set, with another IPv4 or
+        filtered: drop frames with a forged source MAC and, if ``ip`` is set, with a forged IPv4 or
             ARP source address. Must be False if ``kind`` is ``direct``.
         ipv6: the filter passes IPv6, too; ignored if ``ip`` is set.
     """
@@ -147,7 +147,7 @@ class Channel(ListElement):
 
 @dataclass(frozen=True)
 class KernelBoot(Single):
-    """Direct kernel boot with root-owned files of the pool; without ``kernel``, boot from disk."""
+    """Direct kernel boot from root-owned files; without ``kernel``, boot from disk."""
 
     section: ClassVar[str] = "os"
     template: ClassVar[str] = "vtorque_core.plan.domain:templates/kernel.xml.j2"
@@ -179,7 +179,7 @@ class Console(Single):
 
 @dataclass(frozen=True)
 class CpuModel(Single):
-    """A CPU model of libvirt (``virsh cpu-models``) instead of the node's own."""
+    """A CPU model of libvirt (``virsh cpu-models``) instead of the node's CPU model."""
 
     template: ClassVar[str] = ""
     name: str | None = None

@@ -87,7 +87,10 @@ class ReceivingNode(Protocol):
         """Time limit of a start in seconds."""
 
     def require_versions(self, name: str, versions: Mapping[str, str]) -> None:
-        """Raise Refused unless this node (``name``) can run guests of a node with ``versions``."""
+        """Raise Refused unless this node, ``name``, can run the source node's guests.
+
+        ``versions``: software versions of the source node, by component.
+        """
 
     def start(
         self, job_id: str, nodes: Sequence[str], left: str, name: str,

@@ -236,7 +236,7 @@ def close_files(keep: Collection[int]) -> None:
 def drop_privileges(memory: int, largest_file: int = 0) -> None:
     """Switch to user nobody without capabilities, and die with the parent process.
 
-    ``memory`` limits further address space, and ``largest_file`` each written file, in bytes.
+    ``memory`` limits additional address space, ``largest_file`` each written file, in bytes.
     """
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):

@@ -55,8 +55,8 @@ class Option(Generic[T]):
         parse: text to value; raises ValueError ("is not a size: ...").
         show: value to text, as a user would write it.
         is_file: the text is a path that ``vsub`` reads as the user. The value is a
-            :class:`FileData` or None, and ``parse`` is not called.
-        words: with ``is_file``: texts (case ignored) that are parsed and not read as a file.
+            :class:`FileData` or None. ``parse`` is called only for ``words``.
+        words: texts (case ignored) that ``parse`` converts although ``is_file`` is set.
         separator: separates items of a list. The site's ``allow`` and ``deny`` apply to each item.
         forbids: operations that are impossible with the job's guests if the value is set (not
             empty, 0 or false).

@@ -115,7 +115,7 @@ def show_boolean(value: bool) -> str:
 
 
 def no_parse(value: str) -> FileData | None:
-    """Raise ValueError, because ``vsub`` submits the contents of a file and not its name."""
+    """Raise ValueError, because the value of a file key is never parsed from text."""
     raise ValueError("names a file that was not submitted with the job: submit the job with vsub")
 
 
