@@ -53,7 +53,7 @@ class VtorqueError(Exception):
 class Refused(VtorqueError):
     """The request is invalid or violates the site's policy. The job is never retried.
 
-    Each text in ``refusals`` becomes a :class:`Refusal` with this message and the fields ``parts``.
+    A text in ``refusals`` becomes the message of a :class:`Refusal` with the fields ``parts``.
     ``detail`` has further printable lines for the user.
     """
 
@@ -72,7 +72,7 @@ class HostFault(VtorqueError):
 
     Attributes:
         detail: further printable lines for the user.
-        blames_node: False if users can cause the fault, so that the node must not be drained.
+        blames_node: False if users can cause the fault. The node then still gets VM jobs.
     """
 
     exit_code = EXIT_HOST_FAULT

@@ -1,4 +1,4 @@
-"""File locks of this node (flock(2)), which end with their holder.
+"""File locks of this node (flock(2)).
 
 Acquire the job's lock before the node's lock. A process that holds a job's lock may acquire it
 again. Only the node's lock also excludes other threads of the process.
@@ -145,7 +145,7 @@ def node_lock(paths: Paths, wait: float = 60.0) -> Iterator[None]:
 
 
 def close_inherited() -> None:
-    """Close inherited locks in a forked child, so that they end with the parent."""
+    """Close inherited lock files in a forked child, so that only the parent holds the locks."""
     for descriptor in _held.values():
         with contextlib.suppress(OSError):
             os.close(descriptor)

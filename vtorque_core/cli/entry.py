@@ -61,7 +61,7 @@ def is_batch_call() -> bool:
 def report_errors(program: str) -> Iterator[None]:
     """Report deliberate errors and interrupts as one line, and exit with vTorque's exit status.
 
-    The shell script that starts Python blocks SIGINT, because an interrupt while Python starts or
+    SIGINT is unblocked only in the ``with`` block, because an interrupt while Python starts or
     exits would cause a traceback.
     """
     open_streams()
