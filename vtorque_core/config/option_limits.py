@@ -1,4 +1,4 @@
-"""Limits of one ``-vm`` key: ``[options.<key>]``, of the site and in ``[[limits]]``."""
+"""Limits of a ``-vm`` key: ``[options.<key>]``, in the site config or a ``[[limits]]`` entry."""
 
 from __future__ import annotations
 

@@ -103,8 +103,8 @@ def _home(variable: str) -> Path:
 def _runtime(link: Path) -> Path:
     """Return the login session's runtime directory, otherwise a private directory in /tmp.
 
-    ``link`` points to the directory in /tmp, which has a random name, because another user could
-    create a predictable name first.
+    ``link`` points to the directory in /tmp. The directory's name is random, because another user
+    could create a predictable name first.
     """
     for given in (os.environ.get("XDG_RUNTIME_DIR", ""), f"/run/user/{os.geteuid()}"):
         if given.startswith("/") and _is_own(Path(given)):

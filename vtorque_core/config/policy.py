@@ -174,7 +174,6 @@ def own_images(value: str, plugins: Plugins) -> ImageSource:
 def _value(
     option: Option[Any], asked: str | FileData, shown: str, site: Site, plugins: Plugins
 ) -> tuple[Any, Refusal | None]:
-    """Return (typed value, refusal) of one key; the value is None with a refusal."""
     key = option.key
     is_file = option.is_file if isinstance(asked, FileData) else option.names_file(asked)
     if is_file != isinstance(asked, FileData):
@@ -202,7 +201,6 @@ def _refusal(
 
 
 def _bad_default(option: Option[Any], value: Any, site: Site, plugins: Plugins) -> Refusal | None:
-    """Return a refusal if a default value violates the combined ``[[limits]]``."""
     set_by = site.options.get(option.key, Limits()).set_by
     if not site.limits or not set_by or value is None or value == "":
         return None

@@ -433,7 +433,7 @@ _ENDS = ("]", '"""', "'''")  # of values in several lines
 def line_of(text: str, key: str) -> int | None:
     """Return the line (from 1) of a dotted key such as ``options.ram.max``.
 
-    If the text lacks the key, return the line of the nearest table around it; None: no such table.
+    If the text lacks the key, return the line of the innermost table for the key; None: no table.
     ``limits.1`` is the first table of the list ``limits``.
     """
     lines = _lines(text)
