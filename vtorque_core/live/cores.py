@@ -26,7 +26,7 @@ from vtorque_core.resources.lease import Lease
 
 @dataclass(frozen=True)
 class GuestCores:
-    """A running guest with exclusive cores for one use (``CoreClaim.use``).
+    """A running guest with exclusive cores for one purpose, ``CoreClaim.use``.
 
     Attributes:
         job: job key, for :func:`resize`.
@@ -58,7 +58,10 @@ class ResizeResult:
 
 
 def guests_with_cores(paths: Paths, use: str) -> list[GuestCores]:
-    """Return this node's guests with exclusive cores for a use. Raises JournalError."""
+    """Return this node's guests with exclusive cores for the purpose ``use``.
+
+    Raises JournalError.
+    """
     found = []
     for state in walk(paths):
         for guest, domain in _domains(state).items():
@@ -81,7 +84,7 @@ def _ids(leases: Iterable[Record]) -> tuple[int, ...]:
 def resize(
     paths: Paths, job: str, guest: int, use: str, count: int, *, wait: float = 5.0
 ) -> ResizeResult:
-    """Change the number of a running guest's cores for a use (doc/plugins.md).
+    """Change the number of a guest's exclusive cores for the purpose ``use`` (doc/plugins.md).
 
     Waits ``wait`` seconds for the job's lock. If the calling process was killed, repeat the call to
     repair the pinning.

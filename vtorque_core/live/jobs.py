@@ -54,7 +54,7 @@ class RunningGuest:
 
 @dataclass(frozen=True)
 class RunningJob:
-    """A job attempt with resources on this node, including starting and ending ones.
+    """A job attempt that holds resources on this node, also while it starts or ends.
 
     Attributes:
         job: the attempt. ``job.node`` is empty if unknown.
@@ -68,7 +68,7 @@ class RunningJob:
 
 
 class RunningJobs:
-    """A list of this node's jobs, which parses a journal again only after a change."""
+    """A reader of this node's journals, which parses a journal again only after a change."""
 
     def __init__(self, paths: Paths) -> None:
         self._paths = paths

@@ -45,10 +45,10 @@ class KeptJob:
 
 
 def jobs(config: Path | None, wanted: str | None) -> list[KeptJob]:
-    """Return the kept records of a job, of an array's elements, or of all jobs; oldest first.
+    """Return the kept records of a job, of an array's tasks, or of all jobs; oldest first.
 
-    ``wanted`` is a job id, with or without the server's name. An array is ``22[]`` or ``22``, an
-    element ``22[3]`` or ``22_3``. None: all jobs that the user may see. Raises Refused if nothing
+    ``wanted`` is a job id, with or without the server's name. An array is ``22[]`` or ``22``, a
+    task ``22[3]`` or ``22_3``. None: all jobs that the user may see. Raises Refused if nothing
     is found, ConfigError if the config is invalid.
     """
     site, plugins = load(config or CONFIG_PATH, node=False)
