@@ -3,9 +3,9 @@
 Needs only the journal: no plan, site config or batch system.
 
 1. Plugins in the journal run ``vtorque_teardown``.
-2. Records are released in reverse order, in parallel for several guests: each record after all
-   later records of its guest and of the whole job. Plugin code and blocking releases run in a child
-   with a time limit.
+2. A record is released after all later records of its guest and of the whole job. Leases are
+   released last. Records of different guests are released in parallel. Plugin code and blocking
+   releases run in a child with a time limit.
 3. If the release of a record fails, the record and the records that it needs stay open.
 4. When no record is open, the journal is deleted.
 """
@@ -375,7 +375,8 @@ def _result(record: Record, message: str = "") -> ReleaseResult:
 def _drop_connections() -> None:
     """Close libvirt connections before a fork, and wait for the threads that used them.
 
-    A finished Python thread may still hold a lock of a C library, which stays locked in the child.
+    A finished Python thread may still hold a lock of a C library. The child could never acquire
+    this lock.
     """
     hypervisor.close()
     end = time.monotonic() + _THREADS_END

@@ -39,8 +39,9 @@ class Proof:
     """Status file from the prologue (root) to the job shell (user).
 
     Args:
-        state: the job shell waits on ``starting`` and runs the script on ``ready`` only. On
-            ``requeued`` it locks the proof and waits until the batch system ends the job.
+        state: ``starting``: the job shell waits. ``ready``: the job shell runs the script.
+            ``requeued``: the job shell locks the proof, and waits until the batch system ends the
+            job.
         reason: one line for the user; empty if ready.
         detail: more lines for the user; notices and warnings if ready.
         deadline: deadline of the start in seconds of CLOCK_MONOTONIC (clock_gettime(2)).
@@ -53,7 +54,7 @@ class Proof:
         grace: seconds between SIGTERM and SIGKILL.
         shell: the user's ``-S``.
         files: SHA-256 of each of the job's :data:`USER_FILES`.
-        unless: for each variable of plugins, the user's variables that suppress the variable.
+        unless: ``EnvVar.unless`` of each variable that plugins set, by the variable's name.
     """
 
     job: JobAttempt

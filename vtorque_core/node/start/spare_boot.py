@@ -114,7 +114,6 @@ def _boot(start: StartAttempt, job: BatchJob, wanted: Mapping[str, str], ports: 
 
 @contextlib.contextmanager
 def _low_priority(guest: GuestPlan, uri: str) -> Iterator[None]:
-    """Run the guest with few CPU shares and a high nice value."""
     had = hypervisor.cpu_shares(uri, guest.uuid)
     hypervisor.cpu_shares(uri, guest.uuid, max(2, had // _SHARE))  # 2: the minimum of cgroup v1
     _schedule(guest, _LOW)
