@@ -42,8 +42,8 @@ def free_uids(site: Site) -> tuple[str, ...]:
 def claims(guest: GuestPlan, uids: tuple[str, ...]) -> Iterator[PoolClaim]:
     """Yield the claim for the uid of the guest's QEMU, if the site has a range of uids.
 
-    Yields nothing for an aarch64 guest that boots from a disk: libvirt creates the guest's UEFI
-    variables for the user in qemu.conf.
+    Yields nothing for an aarch64 guest that boots from a disk: libvirt gives the guest's UEFI
+    variables to the user in qemu.conf, so QEMU must run as this user.
     """
     if uids and (guest.image.arch == "x86_64" or guest.image.kernel is not None):
         yield PoolClaim(POOL, uids)

@@ -169,7 +169,6 @@ class _Division:
         return tuple(sorted(chosen))
 
     def _cost(self, cpu: int, home: int | None) -> tuple[int, bool, int, tuple[int, ...], int]:
-        """Return a sort key: few other jobs first, then NUMA node ``home``, then idle cores."""
         away = home is not None and self.machine.nodes_of((cpu,)) != (home,)
         core = self.machine.siblings(cpu)
         crowd = self.taken.shares.get(cpu, 0)
