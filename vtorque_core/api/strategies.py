@@ -98,9 +98,8 @@ class ImageSource:
     """Images of users, for values of ``-vm img=`` with a slash or a colon.
 
     Attributes:
-        base: returns the name of the pool's image whose kernel and initrd boot the image of a value,
-            or an empty string. A personal site builds the pool's image with the builder of this
-            name.
+        base: returns the name of the pool's image whose kernel and initrd boot a value's image, or
+            an empty string. A personal site builds the pool's image with the builder of this name.
         resolve: called by ``vsub`` as the user. Returns ``-vm`` pairs that replace those of the
             request. Its last argument is False with ``--no-pull``.
         image: returns the image of a submitted, untrusted request. Opens no file. Its last
