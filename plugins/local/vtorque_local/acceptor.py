@@ -164,7 +164,6 @@ class Acceptor:
             self._start_closer(uid)
 
     def _start_closer(self, uid: int) -> None:
-        """Start a process of the user to close the user's refused connections."""
         tray = self._trays.pop(uid)
         try:
             self._fork(uid, tray, ())
@@ -191,8 +190,7 @@ class Acceptor:
         """Start a process of the user that takes over the connections; return its pid.
 
         The child keeps the descriptors ``its`` and closes all others. Then this process closes the
-        connections, and the child closes them last. Only the last close(2) of a connection can
-        block, so a client can block only its own process.
+        connections, and the child closes them last, because the last close(2) can block.
         """
         reading, read, ready, say_ready, go, say_go = pipes = _pipes(3)
         try:

@@ -4,8 +4,7 @@ A plugin that yields a :class:`PciDevice` must acquire its :class:`Vfio` in ``vt
 libvirt's managed mode is not enough for two reasons. First, with ``relabel='no'`` libvirt does not
 change the owner of ``/dev/vfio/<group>``, so QEMU could not open this file. Second, libvirt rebinds
 the host's driver before the card is reset. The element has ``managed='yes'``, but libvirt changes
-no driver, because :class:`Vfio` has already bound the function to vfio-pci. Source: sysfs-bus-pci
-of the kernel's ABI documentation.
+no driver, because :class:`Vfio` has already bound the function to vfio-pci.
 """
 
 from __future__ import annotations
