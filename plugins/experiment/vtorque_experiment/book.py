@@ -53,7 +53,7 @@ CREATE TABLE numbers (
 class PointRow:
     """A point and its state.
 
-    ``cell`` is the number of its combination. ``submitted`` and ``begun`` are Unix times.
+    ``cell`` is the index of its combination. ``submitted`` and ``begun`` are Unix times.
     ``missed`` counts the batch system's job lists that did not contain the point's job.
     """
 
@@ -167,7 +167,7 @@ class Book:
             self._db.execute("INSERT OR REPLACE INTO about VALUES (?, ?)", (name, value))
 
     def cells(self) -> list[Cell]:
-        """Return the combinations, sorted by number."""
+        """Return the combinations, sorted by index."""
         rows = self._fetch_all("SELECT CAST(axes AS TEXT) FROM cells ORDER BY cell")
         try:
             found = [json.loads(axes) for (axes,) in rows]

@@ -23,7 +23,7 @@ def find_refused(
     file: Path, definition: Definition, cells: Sequence[Cell], batch: b.BatchCommands,
     told: Callable[[str], None],
 ) -> Mapping[int, str]:  # fmt: skip
-    """Return the numbers of the combinations that vsub would refuse, with vsub's messages.
+    """Map the index of each combination that vsub would refuse to vsub's message.
 
     One call of vsub checks all combinations that differ only in variables of the script. vsub is
     called at most :data:`MOST` times.

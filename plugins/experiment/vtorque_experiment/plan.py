@@ -54,7 +54,7 @@ class ExperimentPlan:
 
     @cached_property
     def cells(self) -> Sequence[Cell]:
-        """The combinations, by their numbers."""
+        """The combinations of the experiment."""
         return matrix.cells(self.definition)
 
     @cached_property

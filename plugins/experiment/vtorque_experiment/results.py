@@ -65,7 +65,7 @@ class Results:
         return printable(label(self.cell(cell)), 200)
 
     def cell(self, number: int) -> Cell:
-        """Return a combination by its number; empty if the database lacks it."""
+        """Return a combination by its index; empty if the database lacks it."""
         return self.cells[number] if 0 <= number < len(self.cells) else {}
 
     def count_emulated(self) -> Mapping[int, int]:
@@ -95,7 +95,7 @@ def read(directory: Path) -> Results:
 
 
 def select_numbers(cells: Sequence[Cell], wanted: Sequence[str], where: str) -> list[int]:
-    """Return the numbers of the combinations that all ``AXIS=VALUE`` pairs select.
+    """Return the indexes of the combinations that all ``AXIS=VALUE`` pairs select.
 
     Raises Refused if none match.
     """
