@@ -1,8 +1,8 @@
 """Program that records a guest's console; :mod:`_launch` runs it with SOCKET FILE UID as ARGV.
 
 QEMU, which runs as UID, connects to SOCKET first. The program enters QEMU's control groups, so that
-a guest that floods its console is charged for the recording. One further client gets the output,
-too, and its input goes to the guest. The program ends when QEMU disconnects. If the program ends
+a guest that floods its console is charged for the recording. One other client can read the
+output and send input to the guest. The program ends when QEMU disconnects. If the program ends
 earlier, QEMU discards the output.
 """
 

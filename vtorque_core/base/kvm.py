@@ -1,7 +1,7 @@
 """Test if KVM works on this node, by executing guest instructions.
 
-With some nested hypervisors, KVM works but emulates every instruction, slower than TCG. The probe
-therefore times a loop in 64-bit mode with paging (Linux, Documentation/virt/kvm/api.rst).
+With some nested hypervisors, KVM works but emulates every instruction and is slower than TCG. The
+probe therefore times a loop in 64-bit mode with paging (Linux, Documentation/virt/kvm/api.rst).
 """
 
 from __future__ import annotations
