@@ -95,7 +95,7 @@ def root_id(name: str, uid: int, base: int, tables: Sequence[Path] = TABLES) -> 
 
 
 def require_unused(found: int, said: str, tables: Sequence[Path] = TABLES) -> None:
-    """Raise HostFault, with the prefix ``said``, if a user or a range of subuid(5) has ``found``."""
+    """Raise HostFault with the prefix ``said`` if a user or a range of subuid(5) has ``found``."""
     for owner, first, count in (line for table in tables for line in ranges(table)):
         if first <= found < first + count:
             raise HostFault(f"{said}, which belongs to {owner} ({TABLES[0]})")
