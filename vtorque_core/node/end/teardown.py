@@ -3,8 +3,8 @@
 Needs only the journal: no plan, site config or batch system.
 
 1. Plugins in the journal run ``vtorque_teardown``.
-2. A record is released after all later records of its guest and of the whole job. Leases are
-   released last. Records of different guests are released in parallel. Plugin code and blocking
+2. A record is released after all later records of its guest and of the whole job. A guest's leases
+   are released last. Records of different guests are released in parallel. Plugin code and blocking
    releases run in a child with a time limit.
 3. If the release of a record fails, the record and the records that it needs stay open.
 4. When no record is open, the journal is deleted.
