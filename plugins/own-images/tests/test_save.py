@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -90,6 +91,26 @@ def test_file_that_appeared_meanwhile_is_kept(copy_of: Callable[..., Path], tmp_
     with pytest.raises(HostFault, match="File exists"):
         copy_of(CopiedDomain((10, 10)))
     assert [each.read_text() for each in tmp_path.iterdir()] == ["other"]
+
+
+def test_guest_that_shares_the_directory_cannot_redirect_the_copy(
+    copy_of: Callable[..., Path], tmp_path: Path
+) -> None:
+    secret = tmp_path / "authorized_keys"
+    secret.write_text("secret")
+
+    class HostileDomain(CopiedDomain):
+        def blockCopy(self, disk: str, xml: str, _: None, flags: int) -> None:
+            for part in tmp_path.glob(".*.part"):
+                part.rename(tmp_path / "kept")
+                part.symlink_to(secret)
+            if not (tmp_path / "kept").exists():  # it knows the name before the copy begins
+                (tmp_path / f".new.qcow2.{os.getpid()}.part").symlink_to(secret)
+            super().blockCopy(disk, xml, _, flags)
+
+    made = copy_of(HostileDomain((10, 10)))
+    assert secret.read_text() == "secret"
+    assert not made.is_symlink() and made.read_bytes() == b"copy"
 
 
 def test_guest_without_own_disk_is_refused(copy_of: Callable[..., Path]) -> None:

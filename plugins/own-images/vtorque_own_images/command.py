@@ -11,7 +11,6 @@ import time
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
-from xml.sax.saxutils import quoteattr
 
 import click
 
@@ -83,7 +82,14 @@ def copy_disk(guest: RunningGuest, file: Path) -> None:
 
     if f'name="ua-own-images-{NAME}"' not in ask("disks", lambda d: d.XMLDesc(0)).replace("'", '"'):
         raise Refused(f"guest {guest.hostname} does not boot your own disk")
-    to = f"<disk type='file'><driver type='qcow2'/><source file={quoteattr(str(part))}/></disk>"
+    try:
+        target = os.open(part, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise HostFault(f"{file}: {error.strerror}") from None
+    # libvirt and QEMU open the file several times. If the guest shares the directory, it could
+    # replace the name by a link to another file of the user, but not a descriptor.
+    place = f"/proc/{os.getpid()}/fd/{target}"
+    to = f"<disk type='file'><driver type='qcow2'/><source file='{place}'/></disk>"
     try:
         ask("copy disk", lambda d: d.blockCopy(TARGET, to, None, _TRANSIENT))
         try:
@@ -98,8 +104,10 @@ def copy_disk(guest: RunningGuest, file: Path) -> None:
                 ask("cancel copy", lambda d: d.blockJobAbort(TARGET, 0))
             raise
         ask("end copy", lambda d: d.blockJobAbort(TARGET, 0))  # complete; the guest keeps its disk
-        os.link(part, file)  # unlike rename(2), never replaces a file
+        # Unlike rename(2), this never replaces a file. src_dir_fd selects linkat(2), which follows.
+        os.link(place, file, src_dir_fd=target)
     except OSError as error:
         raise HostFault(f"{file}: {error.strerror}") from None
     finally:
+        os.close(target)
         part.unlink(missing_ok=True)
