@@ -1,7 +1,8 @@
 """A user's own disk with its own kernel: its file, and the value of ``img`` that ``vsub`` submits.
 
-The value names the file and its size, modification time and inode number, so that a node detects a
-file that was changed or replaced after the submission.
+The value names the file and its size, ctime and inode number, so that a node detects a file that
+was changed or replaced after the submission. Code in a guest that shares the file's directory could
+reset the mtime, but not the ctime (inode(7)).
 """
 
 from __future__ import annotations
@@ -22,22 +23,22 @@ _RENAME = "rename the file, so that its name ends with .qcow2"
 
 @dataclass(frozen=True)
 class SubmittedDisk:
-    """A disk file as it was at the submission: absolute path, bytes, ns since 1970, inode."""
+    """A disk file as it was at the submission: absolute path, bytes, ctime in ns, inode."""
 
     path: str
     size: int
-    mtime_ns: int
+    ctime_ns: int
     inode: int
 
     @classmethod
     def from_status(cls, path: str, status: os.stat_result) -> SubmittedDisk:
         """Return the file at ``path``, which has this status."""
-        return cls(path, status.st_size, status.st_mtime_ns, status.st_ino)
+        return cls(path, status.st_size, status.st_ctime_ns, status.st_ino)
 
     @property
     def value(self) -> str:
         """The value of ``img`` to submit."""
-        return f"{self.path}#{self.size}:{self.mtime_ns}:{self.inode}"
+        return f"{self.path}#{self.size}:{self.ctime_ns}:{self.inode}"
 
 
 def parse_value(value: str) -> SubmittedDisk:
