@@ -20,6 +20,7 @@ from vtorque_core.api import HostFault, Refused
 from vtorque_own_images import convert, pull, skopeo
 from vtorque_own_images.cache import Cache, cache_of
 from vtorque_own_images.pull import resolve
+from vtorque_own_images.reference import parse
 
 GZIP = b"\x1f\x8b"
 
@@ -146,6 +147,16 @@ def test_pull_of_missing_tag_is_refused(
     registry.push(layout, "app:1")
     with pytest.raises(Refused, match="there is no such image"):
         resolve(f"docker://{registry.name}/app:2", site, True)
+
+
+def test_local_image_never_takes_the_place_of_an_image_in_a_registry(
+    layout: Path, images: Cache, site: Any
+) -> None:
+    """Code that shares the layout could replace it between the hash and the conversion."""
+    name = f"oci:{layout}"
+    file = Path(resolve(name, site, True))
+    assert file.exists()
+    assert images.entry(skopeo.digest_of(skopeo.manifest(parse(name, layout)))) is None
 
 
 def test_pull_of_truncated_layer_leaves_nothing(

@@ -110,17 +110,24 @@ def _use_image(images: cache.Cache, digest: str, reference: Reference) -> str:
 
 
 def _digest(reference: Reference) -> str:
-    """Return the digest of the image's manifest. For a file, return the hash of file and tag."""
+    """Return the digest of the manifest of an image in a registry.
+
+    For files, return the hash of manifest or file, and of path and tag. They can change before the
+    conversion: without the path, the result could then take the place of a registry's image.
+    """
     if reference.digest:
         return reference.digest.removeprefix("sha256:")
-    if reference.kind in ("docker", "oci"):
+    if reference.kind == "docker":
         return skopeo.digest_of(skopeo.manifest(reference))
+    name = os.fsencode(reference.name)
+    if reference.kind == "oci":
+        return skopeo.digest_of(skopeo.manifest(reference) + name)
     handle = os.open(reference.place, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     with os.fdopen(handle, "rb") as file:
         if not stat.S_ISREG(os.fstat(handle).st_mode):
             raise Refused("is not a regular file", key=IMG.key, value=reference.written)
         found = hashlib.file_digest(file, "sha256")
-    found.update(reference.tag.encode())
+    found.update(name)
     return found.hexdigest()
 
 
