@@ -229,11 +229,13 @@ def test_output_in_a_missing_directory_is_refused(site, words):
         ("loop", "cannot be created: Too many levels of symbolic links"),
         ("y" * 300, "cannot be created: File name too long"),
         ("new/", "/new does not exist"),
+        ("link", "is a symbolic link, which is not followed because a guest could have made it"),
     ],
 )
 def test_output_that_cannot_be_created_is_refused(site, name, why):
     (site.root / "dangling").symlink_to("/nonexistent/x")
     (site.root / "loop").symlink_to("loop")
+    (site.root / "link").symlink_to("/dev/null")
     with pytest.raises(UsageError, match=f"output file .*{why}; give another place"):
         site.submit("-o", name, site.script("exit 0\n"))
     assert list(site.submitter.jobs()) == []

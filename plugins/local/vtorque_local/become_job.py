@@ -66,11 +66,13 @@ def _give_line(line: str) -> None:
 def open_output(path: str, name: str, flags: int = 0) -> int:
     """Open an output file for appending. If ``path`` is a directory, open ``name`` in it.
 
-    Never blocks: a FIFO without a reader raises OSError.
+    Never blocks: a FIFO without a reader raises OSError. Never follows a link to a file: an earlier
+    guest that shares the directory could have made a link to any file of the user.
     """
     if os.path.isdir(path):  # noqa: PTH112 (the user's text, kept as it is)
         path = os.path.join(path, name)  # noqa: PTH118
     flags |= os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NONBLOCK | os.O_NOCTTY
+    flags |= os.O_NOFOLLOW
     descriptor = os.open(path, flags, 0o666)
     os.set_blocking(descriptor, True)
     return descriptor

@@ -175,6 +175,8 @@ def _why_not_created(path: str) -> str:
         return f"cannot be created: {error.strerror}"
     if not os.path.exists(place):  # noqa: PTH110
         return f"{printable(place)} does not exist"
+    if os.path.islink(path) and not is_directory:  # noqa: PTH114
+        return "is a symbolic link, which is not followed because a guest could have made it"
     return "" if os.access(place, mode) else f"{printable(place)} is not writable by you"
 
 

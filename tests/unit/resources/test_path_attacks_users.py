@@ -330,7 +330,12 @@ def sparse(top: Path) -> None:
 
 
 def output(top: Path) -> None:
-    os.close(become_job.open_output(str(top / "out"), "x"))
+    os.close(become_job.open_output(str(top / "out"), "x", os.O_TRUNC))
+
+
+def linked_output(top: Path) -> None:
+    victims_disk(top)
+    (top / "out").symlink_to(top / "victim/file")
 
 
 def read_job_script(name: str):
@@ -363,6 +368,9 @@ FILES = {
     "an endless device for a script": endless(read_job_script("/dev/zero"), qsub, "read_script"),
     "a FIFO for the output": Attack(
         fifo("out"), output, flags(become_job, "O_NONBLOCK"), hangs=True
+    ),
+    "a link for the output": Attack(
+        linked_output, output, flags(become_job, "O_NOFOLLOW"), written
     ),
 }  # fmt: skip
 
