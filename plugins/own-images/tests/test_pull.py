@@ -274,6 +274,28 @@ def test_pull_of_image_larger_than_limit_names_setting(layout: Path, images: Cac
         resolve(f"oci:{big}", site, True)
 
 
+@pytest.mark.parametrize(("name", "why"), [("{}", "max_size"), ("same", None)])
+def test_limit_applies_to_all_layers_together(
+    name: str, why: str | None, images: Cache, tmp_path: Path
+) -> None:
+    """A file of a hidden layer counts only toward the time of the conversion."""
+    parts = [layer((name.format(number), bytes(700 << 10), "f")) for number in range(2)]
+    made = as_directory(layout_files(parts), tmp_path / "made")
+    site: Any = PersonalSite(max_size=1)
+    if why is None:
+        assert resolve(f"oci:{made}", site, True)
+        return
+    with pytest.raises(Refused, match=why):
+        resolve(f"oci:{made}", site, True)
+
+
+def test_layers_of_a_bomb_are_not_unpacked_to_the_end(images: Cache, tmp_path: Path) -> None:
+    parts = [layer(("same", bytes((900 << 10) + number), "f")) for number in range(9)]
+    made = as_directory(layout_files(parts), tmp_path / "made")
+    with pytest.raises(Refused, match=r"limit of all layers is twice.*max_size"):
+        resolve(f"oci:{made}", PersonalSite(max_size=1), True)
+
+
 def test_pull_by_two_submissions_converts_once(
     layout: Path, images: Cache, site: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

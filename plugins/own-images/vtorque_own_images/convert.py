@@ -49,16 +49,24 @@ def convert(source: Path, work: Path, made: Path, most: int) -> None:
     container, from_sif = build.read_container(options, unpacked, arch, private=private)
     with ExitStack() as stack:
         tree, budget = FileTree(), Budget()
+        room = most << 21  # bytes of all layers: headers, padding, and files that other layers hide
         for path, digest in container.layers:
-            stream = LayerStream(path, most << 20)
+            stream = LayerStream(path, room)
             stack.callback(stream.close)
             layers.apply(tree, cast(IO[bytes], stream), most << 20, _is_kept, budget)
-            stream.check(digest)
+            room -= stream.check(digest)
             stream.restart()
+        _require_size(tree, most)
         tree.remove(build.HOME)
         prefix = sif.add_environment(tree) if from_sif else ()
         build.prepare(tree, container, options, prefix)
         write(tree, made)
+
+
+def _require_size(tree: FileTree, most: int) -> None:
+    sizes = {id(node): node.size for _, node in tree.walk() if node.is_file}
+    if sum(sizes.values()) > most << 20:
+        raise Refused(f"has more than {most} MiB of files (the limit is -o size=)")
 
 
 def _is_kept(attribute: str) -> bool:

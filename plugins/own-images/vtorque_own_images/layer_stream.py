@@ -33,7 +33,7 @@ def enlarge_pipe(pipe: IO[bytes]) -> None:
 
 
 class LayerStream:
-    """A stream of one layer (gzip, zstd or uncompressed), limited to ``2 * most`` bytes."""
+    """A stream of one layer (gzip, zstd or uncompressed), limited to ``most`` bytes."""
 
     def __init__(self, path: Path, most: int) -> None:
         self._path, self._most = path, most
@@ -73,11 +73,11 @@ class LayerStream:
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
         """Skip to a later position, and return it.
 
-        With SEEK_END, return the limit ``2 * most`` without moving: no content is longer.
-        Raises ValueError for an earlier position.
+        With SEEK_END, return a number that no layer reaches, without moving. Raises ValueError for
+        an earlier position.
         """
         if whence == os.SEEK_END:
-            return 2 * self._most
+            return 1 << 62
         if offset < self._at:
             raise ValueError(f"cannot seek from {self._at} back to {offset}")
         while self._at < offset and self._read_part(min(_CHUNK, offset - self._at)):
@@ -92,10 +92,11 @@ class LayerStream:
             size -= len(part)
         return b"".join(parts)
 
-    def check(self, digest: str | None) -> None:
-        """Read the rest of the layer; raise Refused if it is damaged or has another SHA-256.
+    def check(self, digest: str | None) -> int:
+        """Read the rest of the layer, and return the layer's size in bytes.
 
-        ``digest`` is the expected SHA-256 in hexadecimal, or None for any.
+        ``digest`` is the expected SHA-256 in hexadecimal, or None for any. Raises Refused if the
+        layer is damaged or has another SHA-256.
         """
         while self._read_part(_CHUNK):
             pass
@@ -106,6 +107,7 @@ class LayerStream:
                 f"a layer has sha256 {found[:16]}..., but the configuration requires "
                 f"{digest[:16]}..."
             )
+        return self._at
 
     def close(self) -> None:
         """Close the layer, and kill the program that decompresses it."""
@@ -122,6 +124,9 @@ class LayerStream:
         if self._hash is not None:
             self._hash.update(part)
         self._at += len(part)
-        if self._at > 2 * self._most:  # headers and padding besides the files
-            raise Refused(f"a layer unpacks to more than {2 * self._most >> 20} MiB")
+        if self._at > self._most:
+            raise Refused(
+                f"a layer unpacks to more than {self._most >> 20} MiB (the limit of all layers is "
+                "twice -o size=)"
+            )
         return part
