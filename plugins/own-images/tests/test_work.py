@@ -57,6 +57,23 @@ def test_other_directory_is_refused_with_the_fix(home: Path, value: str, why: st
     assert "-vm work=home" in str(refused.value)
 
 
+@pytest.mark.parametrize("value", ["project/data", "", "data", "project/../project/data/.", "~"])
+def test_directory_that_an_earlier_guest_replaced_by_a_link_is_refused(
+    home: Path, value: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (home / ".ssh").mkdir()
+    (home / "project/data").symlink_to("../.ssh")
+    shown = {"": "project/data", "data": "project"}.get(value, ".")
+    monkeypatch.chdir(home / shown)
+    monkeypatch.setenv("PWD", str(home / shown))  # as a shell sets it
+    monkeypatch.setenv("HOME", str(home / "project/data"))
+    with pytest.raises(Refused, match=r"contains a symbolic link to .*/\.ssh: name the directory"):
+        choose_directory(value, home)
+    monkeypatch.chdir(home / ".ssh")
+    monkeypatch.setenv("PWD", str(home / "project"))  # of a program that did not change it
+    assert choose_directory("", home) == str(home / ".ssh")
+
+
 def test_directory_replaces_only_the_home() -> None:
     found = shares("/home/ada/project", "/home/ada", [HOME, DATA])
     work = Share("own-work", "/home/ada/project", "/home/ada/project", user_owned=True)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import pwd
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path, PurePosixPath
 
 from vtorque_core.api import JobRequest, Refused
@@ -26,13 +27,16 @@ NAME = "own-work"
 def choose_directory(value: str, home: Path | None = None, cwd: Path | None = None) -> str:
     """Return the value of ``work`` to submit: HOME, or an absolute path below the home.
 
-    An empty ``value`` means the current directory. Privileges: the user. Raises Refused.
+    An empty ``value`` means the current directory. Refuses links below the home, because code in an
+    earlier guest could have replaced a directory by a link, for example to ``~/.ssh``. Privileges:
+    the user. Raises Refused.
     """
     if value == HOME:
         return value
     home = home or Path(pwd.getpwuid(os.geteuid()).pw_dir)
     try:
-        place = ((cwd or Path.cwd()) / Path(value).expanduser()).resolve(strict=True)
+        written = (cwd or _current_directory()) / Path(value).expanduser()
+        place = written.resolve(strict=True)
         below = place.relative_to(home.resolve())
     except (OSError, RuntimeError):
         raise Refused("does not exist", key=WORK.key, value=value, fix=_FIX) from None
@@ -42,9 +46,23 @@ def choose_directory(value: str, home: Path | None = None, cwd: Path | None = No
     if below == Path():
         why = "is your home, which guests of your own image get only with work=home"
         raise Refused(why, key=WORK.key, value=str(place), fix=_FIX)
+    plain = Path(os.path.normpath(written))
+    for top in (home, home.resolve()):
+        if plain.is_relative_to(top) and plain.relative_to(top) != below:
+            why = f"contains a symbolic link to {place}: name the directory that you mean"
+            raise Refused(why, key=WORK.key, value=str(plain), fix=_FIX)
     if not place.is_dir():
         raise Refused("is not a directory", key=WORK.key, value=str(place), fix=_FIX)
     return str(home / below)
+
+
+def _current_directory() -> Path:
+    """Return the current directory as the user's shell shows it, which may contain links."""
+    shown = os.environ.get("PWD", "")
+    with suppress(OSError):
+        if shown.startswith("/") and os.path.samefile(shown, "."):  # noqa: PTH121 - as it is
+            return Path(shown)
+    return Path.cwd()
 
 
 def request_shares(request: JobRequest, home: str, of_site: Sequence[Share]) -> list[Share]:
