@@ -93,7 +93,7 @@ class ServedData:
         return False
 
     def argv(self, socket_fd: int) -> tuple[str, ...]:
-        """Return the daemon's arguments, with ``{source}`` for the source's descriptor."""
+        """Return the daemon's arguments. ``{source}`` is replaced by ``source``'s descriptor."""
         raise NotImplementedError
 
     def start(self, *, timeout: float = 10.0) -> None:
