@@ -25,19 +25,35 @@ def split(tmp_path, monkeypatch):
     [
         (
             ["-W", "block=true", "job.sh"],
-            "-W block=true: on Slurm -W is --wait",
+            "-W block=true is PBS syntax: on Slurm -W is --wait",
             "to wait for the job's end use --wait,",
         ),
         (
             ["-Jx", "-Wblock=true", "job.sh"],
-            "-W block=true: on Slurm -W",
+            "-W block=true is PBS syntax: on Slurm -W",
             "to wait for the job's end use --wait,",
         ),
-        (["-W", "depend=afterok:1", "job.sh"], "-W depend=afterok:1: ", "--dependency="),
-        (["-v", "A=1,B", "job.sh"], "-v A=1,B: on Slurm -v is --verbose", "--export=ALL,A=1,B"),
-        (["-V", "job.sh"], "-V job.sh: on Slurm -V prints sbatch's version", "leave it out"),
-        (["-N", "hello", "job.sh"], "-N hello: on Slurm -N is --nodes", "--job-name=hello"),
-        (["-S", "/bin/bash", "job.sh"], "-S /bin/bash: on Slurm -S is --core", "first line"),
+        (["-W", "depend=afterok:1", "job.sh"], "-W depend=afterok:1 is PBS", "--dependency="),
+        (
+            ["-v", "A=1,B", "job.sh"],
+            "-v A=1,B is PBS syntax: on Slurm -v is --verbose",
+            "--export=ALL,A=1,B",
+        ),
+        (
+            ["-V", "job.sh"],
+            "-V job.sh is PBS syntax: on Slurm -V prints sbatch's version",
+            "leave it out",
+        ),
+        (
+            ["-N", "hello", "job.sh"],
+            "-N hello is PBS syntax: on Slurm -N is --nodes",
+            "--job-name=hello",
+        ),
+        (
+            ["-S", "/bin/bash", "job.sh"],
+            "-S /bin/bash is PBS syntax: on Slurm -S is --core",
+            "first line",
+        ),
         (["-l", "nodes=1", "job.sh"], "option -l is unknown", "-N, -n, -c, --mem and --time"),
     ],
 )

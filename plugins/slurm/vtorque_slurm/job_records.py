@@ -54,7 +54,8 @@ class JobRecord:
 def parse_job(text: str, job_id: str, account: str | None = None) -> JobRecord:
     """Parse the output of ``scontrol show job -d`` for one job.
 
-    ``account`` is the job's account from slurmd ("" if the job has none), or None to skip the QOS.
+    ``account`` is the job's account from slurmd ("" if the job has none). It identifies the line
+    with the QOS; if ``account`` is None, the result's ``qos`` is empty.
     """
     found = _records(text)
     if not found[0].startswith(f"JobId={job_id} "):

@@ -50,4 +50,6 @@ def refuse(line: CommandLine) -> None:
 
 
 def _refuse(given: str, meaning: str, fix: str) -> None:
-    raise UsageError(f"{printable(given, 80)}: on Slurm {meaning}: {printable(fix, 120)}")
+    raise UsageError(
+        f"{printable(given, 80)} is PBS syntax: on Slurm {meaning}; {printable(fix, 120)}"
+    )

@@ -104,7 +104,7 @@ def _plugins(stack: Path, depth: int) -> Iterator[Path]:
 
 
 def check(site: Site) -> Iterator[HealthResult]:
-    """Check for ``vtorque doctor`` that no node runs scripts of VM jobs on bare metal.
+    """Report to ``vtorque doctor`` whether a node can run scripts of VM jobs on bare metal.
 
     Slurm on this node must load the plugin. Other nodes count as safe if they have the site's
     feature.
