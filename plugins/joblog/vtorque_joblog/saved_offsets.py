@@ -91,6 +91,8 @@ class SavedOffsets:
     def _log_error(self, error: OSError) -> None:
         if not self._said:
             log.warning(
-                "%s: %s; after a restart, sent lines are sent again", self._path, error.strerror
+                "cannot write %s: %s; if the follower restarts, the sink gets lines a second time",
+                self._path,
+                error.strerror,
             )
         self._said = str(error)
