@@ -474,7 +474,10 @@ def _tool_path(tool: str) -> Path:
 
 
 def _method(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a plain function for a bound method. In a class, the function also gets ``self``."""
+    """Return ``function``, a bound method, as a function that can replace a method of a class.
+
+    ``function`` then gets the instance of that class as its first argument.
+    """
     return lambda *arguments: function(*arguments)  # noqa: PLW0108
 
 

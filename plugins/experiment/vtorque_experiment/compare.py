@@ -53,7 +53,7 @@ class Pair:
 
 
 def experiments(base: Results, other: Results, names: Sequence[str] = ()) -> list[Pair]:
-    """Pair the combinations that both experiments have. Raises Refused if no pair has values."""
+    """Pair the combinations that both experiments have. Raises Refused if no pair has results."""
     there = {_key(cell): number for number, cell in enumerate(base.cells)}
     pairs = [
         (there[_key(cell)], number, label(cell))

@@ -241,7 +241,8 @@ def _keep_tools(paths: Paths, job: RunningJob) -> None:
 def _free_id(store: Store, job: RunningJob, asked: SaveTask) -> str:
     """Return an unused id for the next checkpoint.
 
-    The id is the job key, followed by a number if the job continues or the key is in use.
+    The id is the job key. A number follows if the job does not end after the checkpoint, or if the
+    key is in use.
     """
     number = len(job.phases)
     name = job.job.key if asked.ends else f"{job.job.key}-{number}"

@@ -220,7 +220,7 @@ class TorqueNode(PbsNode):
         return f"nodes={node}{colon}{rest}"
 
     def setup_steps(self, place: Installation) -> Sequence[SetupStep]:
-        """Return the steps for hooks, pbs_mom's alarm, the property and root's rights."""
+        """Return steps that write hooks, set pbs_mom's alarm, check rights and add the property."""
         from vtorque_pbs.torque.setup import steps  # noqa: PLC0415 (not for every job)
 
         return steps(self, self._site, self._settings, place)
