@@ -112,8 +112,7 @@ class Proof:
             whose = (proof.job.uid, proof.job.attempt, proof.starter, proof.namespace)
             if min(*whose, proof.grace, proof.deadline, *(g.rank for g in proof.guests)) < 0:
                 raise ValueError("a number is negative")
-            unknown = set(proof.files) - set(USER_FILES)
-            if unknown:
+            if unknown := set(proof.files) - set(USER_FILES):
                 raise ValueError(f"unknown name in files: {min(unknown)!r}")
         except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
             raise ValueError(f"not a proof: {error}") from None
