@@ -21,7 +21,7 @@ NOBODY = 65534
 @pytest.mark.skipif(ME != 0, reason="only root can become another user")
 @pytest.mark.parametrize("target", ["file", "new"])
 def test_output_file_is_written_as_the_user(tmp_path, target):
-    """A link as the output's name: root would write to its target."""
+    """Through a linked directory root would write. A link to a file is never followed."""
     top = Path(tempfile.mkdtemp())  # reachable for the user
     try:
         top.chmod(0o755)
@@ -31,6 +31,7 @@ def test_output_file_is_written_as_the_user(tmp_path, target):
         (victim / "file").write_bytes(b"root's own")
         theirs.mkdir()
         os.chown(theirs, NOBODY, NOBODY)
+        (theirs / "link").symlink_to(victim)
         (theirs / "out").symlink_to(victim / target)
 
         def note(name: str, rights: list[str]) -> bool:
@@ -38,12 +39,13 @@ def test_output_file_is_written_as_the_user(tmp_path, target):
             argv = ["/usr/bin/python3", "-I", str(program), *map(str, files)]
             run = subprocess.run([*rights, *argv], check=False, timeout=180, pass_fds=files)
             assert run.returncode in (0, 1)
-            found = victim / target if name == "out" else theirs / name
+            found = theirs / name if name == "own" else victim / target
             return found.exists() and b"evil" in found.read_bytes()
 
         assert note("own", mom._switch_user_command(NOBODY)), "it can write where it may"
-        assert not note("out", mom._switch_user_command(NOBODY))
-        assert note("out", []), "root would have written"
+        assert not note(f"link/{target}", mom._switch_user_command(NOBODY))
+        assert not note("out", []), "also as root"
+        assert note(f"link/{target}", []), "root would have written"
     finally:
         shutil.rmtree(top)
 
