@@ -16,6 +16,7 @@ from vtorque_core.api.guest_plan import GuestPlan
 from vtorque_core.api.health import HealthCheck, HealthResult
 from vtorque_core.api.node_job import NodeJob, Site
 from vtorque_core.api.values import is_personal
+from vtorque_core.api.vm_options import DISK
 from vtorque_linux_guest.guest.contract import EPILOGUE_MARKER, SITE
 from vtorque_linux_guest.guest.linux_family import family
 from vtorque_linux_guest.plugin import CLEAN, CLOUD_CONFIG, VM_PRECANCEL
@@ -89,6 +90,16 @@ def _clean_command(guest: GuestPlan, place: str) -> RootCommand:
         raise Refused("is not in a writable share", key=CLEAN.key, value=place, fix=fix)
     owner = f"{guest.user.uid}:{guest.user.gid}"
     return RootCommand(("/bin/sh", "-c", _CLEAN, "sh", place, owner))
+
+
+@hookimpl
+def vtorque_pre_boot(job: NodeJob) -> None:
+    """Refuse a qcow2 file of the user (``disk=``) that refers to another file."""
+    for guest in job.guests:
+        if guest[DISK].endswith(".qcow2"):
+            from vtorque_linux_guest.boot import served_disk  # noqa: PLC0415 - few jobs need it
+
+            served_disk.require_one_file(guest)
 
 
 @hookimpl

@@ -13,7 +13,7 @@ from vtorque_core.api.health import HealthCheck, HealthResult, ok, warning
 from vtorque_core.api.libvirt_domain import Disk
 from vtorque_core.api.node_job import NodeJob, Site
 from vtorque_core.api.values import is_personal
-from vtorque_core.api.vm_options import DISK, FS_TYPE, IMG
+from vtorque_core.api.vm_options import FS_TYPE, IMG
 from vtorque_linux_guest.settings import Settings as LinuxSettings
 from vtorque_linux_guest.settings import agent_path
 from vtorque_own_images.plugin import Settings
@@ -59,12 +59,8 @@ def vtorque_plan(guest: GuestPlan, site: Site) -> Iterator[Refusal]:
 
 @hookimpl
 def vtorque_pre_boot(job: NodeJob) -> None:
-    """Create the writable disks of guests that boot the user's own disk, and check all disks."""
+    """Create the writable disks of guests that boot the user's own disk."""
     for guest in job.guests:
-        if guest.image.source and guest[DISK].endswith(".qcow2"):
-            from vtorque_own_images import own_disk  # noqa: PLC0415 - few jobs need it
-
-            own_disk.require_one_file(guest)
         if boots_own_kernel(guest.image):
             from vtorque_own_images import own_disk  # noqa: PLC0415 - few jobs need it
 

@@ -8,21 +8,19 @@ the export as the overlay's backing disk.
 from __future__ import annotations
 
 import contextlib
-import fcntl
-import os
 import socket
 import struct
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-from vtorque_core.api import Act, HostFault, Refused, run_tool
+from vtorque_core.api import Act, Refused, run_tool
 from vtorque_core.api.acquired import unjournalled
 from vtorque_core.api.children import run_in_child
 from vtorque_core.api.guest_plan import GuestPlan
 from vtorque_core.api.job_files import File, FileResource
 from vtorque_core.api.libvirt_domain import Disk
-from vtorque_core.api.vm_options import DISK, IMG
+from vtorque_core.api.vm_options import IMG
 from vtorque_own_images.submitted_disk import SubmittedDisk, parse_value, size_problem
 
 NAME, TARGET = "root", "vdz"
@@ -34,7 +32,6 @@ _SECONDS = 10.0  # for each answer of the user's process or file system
 _GREETING = struct.Struct("!8s8sH")
 _OPEN = struct.pack("!I8sII", 3, b"IHAVEOPT", 1, 0)
 _EXPORT = struct.Struct("!QH")
-_FLOCK = struct.Struct("hhqqi4x")  # struct flock of fcntl(2)
 
 
 @dataclass(frozen=True)
@@ -125,41 +122,6 @@ def _receive(server: socket.socket, count: int) -> bytes:
             raise OSError("the server closed the connection")
         found += part
     return found
-
-
-def require_one_file(guest: GuestPlan) -> None:
-    """Refuse a guest whose ``disk`` refers to another file. The daemon already serves the disk.
-
-    Code in a guest that shares the file's directory can change a qcow2 header after its check and
-    before the daemon opens it. The header could then name any file of the user as data file, and a
-    guest could write to that file. Does not access the user's file systems, which can hang. Raises
-    Refused, HostFault.
-    """
-    lock = guest.run_dir / "disk-data.lock"
-    if not lock.exists():  # only the first guest has the disk
-        return
-    try:
-        with lock.open("rb") as file:
-            held = fcntl.fcntl(file, fcntl.F_GETLK, _FLOCK.pack(fcntl.F_WRLCK, 0, 0, 0, 0))
-        *_, pid = _FLOCK.unpack(held)
-        opened = {_target(each) for each in Path(f"/proc/{pid}/fd").iterdir()}
-    except OSError as error:
-        raise HostFault(f"cannot check the process that serves {guest[DISK]}: {error}") from None
-    if len({each for each in opened if _is_file(each, lock)}) != 1:
-        why = "was changed during the start, so that it refers to another file"
-        raise Refused(why, key=DISK.key, value=guest[DISK])
-
-
-def _target(link: Path) -> str:
-    try:
-        return str(link.readlink())
-    except FileNotFoundError:  # closed meanwhile
-        return ""
-
-
-def _is_file(target: str, lock: Path) -> bool:
-    own = (os.path.realpath(lock), os.devnull, "/memfd:vtorque-daemon-log (deleted)")
-    return target.startswith("/") and target not in own
 
 
 def resources() -> tuple[type[OwnOverlay]]:

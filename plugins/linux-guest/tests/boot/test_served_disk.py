@@ -14,7 +14,7 @@ import pytest
 from patience import eventually
 from vtorque_core.api import HostFault, JobRequest, Refused
 from vtorque_core.api.guest_plan import GuestPlan
-from vtorque_own_images.own_disk import require_one_file
+from vtorque_linux_guest.boot.served_disk import require_one_file
 from vtorque_testing import planned
 
 

@@ -1,0 +1,49 @@
+"""Check the process that serves a user's disk (``disk=``) to QEMU. As root, before the boot."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import struct
+from pathlib import Path
+
+from vtorque_core.api import HostFault, Refused
+from vtorque_core.api.guest_plan import GuestPlan
+from vtorque_core.api.vm_options import DISK
+
+_FLOCK = struct.Struct("hhqqi4x")  # struct flock of fcntl(2)
+
+
+def require_one_file(guest: GuestPlan) -> None:
+    """Refuse a guest whose ``disk`` refers to another file. The daemon already serves the disk.
+
+    Code in a guest that shares the file's directory can change a qcow2 header after its check and
+    before the daemon opens it. The header could then name any file of the user as data file, and a
+    guest could write to that file. Does not access the user's file systems, which can hang. Raises
+    Refused, HostFault.
+    """
+    lock = guest.run_dir / "disk-data.lock"
+    if not lock.exists():  # only the first guest has the disk
+        return
+    try:
+        with lock.open("rb") as file:
+            held = fcntl.fcntl(file, fcntl.F_GETLK, _FLOCK.pack(fcntl.F_WRLCK, 0, 0, 0, 0))
+        *_, pid = _FLOCK.unpack(held)
+        opened = {_target(each) for each in Path(f"/proc/{pid}/fd").iterdir()}
+    except OSError as error:
+        raise HostFault(f"cannot check the process that serves {guest[DISK]}: {error}") from None
+    if len({each for each in opened if _is_file(each, lock)}) != 1:
+        why = "was changed during the start, so that it refers to another file"
+        raise Refused(why, key=DISK.key, value=guest[DISK])
+
+
+def _target(link: Path) -> str:
+    try:
+        return str(link.readlink())
+    except FileNotFoundError:  # closed meanwhile
+        return ""
+
+
+def _is_file(target: str, lock: Path) -> bool:
+    own = (os.path.realpath(lock), os.devnull, "/memfd:vtorque-daemon-log (deleted)")
+    return target.startswith("/") and target not in own
