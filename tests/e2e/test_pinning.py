@@ -49,7 +49,7 @@ def test_emulator_runs_on_a_separate_cpu(guest):
     end(guest, job)
     full = guest.job("true\n", "-vm", "vcpu_pinning=true,vcpus=2,ram=128M")
     assert full.code == EXIT_REFUSED
-    assert b"2 exclusive and 1 shared CPUs, 3 in total: more than the job can have" in full.err
+    assert b"2 exclusive and 1 shared CPUs (3 in total) are more than the job can have" in full.err
 
 
 def test_mapping_to_a_reserved_cpu_is_refused(two_cpus, guest, config):

@@ -323,7 +323,7 @@ def test_sampler_is_started_killed_and_restarted(paths, process):
     process.create()
     eventually((job.kept.directory / series.NAME).exists)
     eventually(lambda: len(lines(job)) > 3)
-    assert os.getpriority(os.PRIO_PROCESS, pid_of(process)) == 0
+    assert os.getpriority(os.PRIO_PROCESS, pid_of(process)) == 10
     os.kill(pid_of(process), signal.SIGKILL)
     eventually(process.is_lost)
     process.release()
