@@ -27,7 +27,7 @@ def kill(paths: Paths, job: JobHeader) -> str:
     """Kill the processes of the job's owner, and return a line for the log (empty: nothing to do).
 
     Does nothing if the node could run other jobs, or was rebooted. If the owner is logged in or has
-    another job on this node, kills nothing and returns a line that says so.
+    another job on this node, kills nothing and returns a message.
     """
     if not job.whole_node or job.job.uid < LEAST_UID or job.boot != boot_id():
         return ""
