@@ -20,14 +20,14 @@ from vtorque_core.api.children import Child
 from vtorque_core.api.guest_driver import GuestDriver
 from vtorque_core.base import hypervisor, safefs
 from vtorque_core.base.errors import HostFault
-from vtorque_core.base.locks import holder_of, libvirt_worker
+from vtorque_core.base.locks import holder_of as holder_of
+from vtorque_core.base.locks import libvirt_worker
 from vtorque_core.base.names import Paths
 from vtorque_core.config.plugins import Plugins
 from vtorque_core.live.jobs import RunningGuest, RunningJob
 from vtorque_core.live.locked_job import LockedJob, journal_of, locked_job
 from vtorque_core.records import log, reading
 from vtorque_core.resources import stopped_daemons
-from vtorque_core.resources.stopped_daemons import is_stopped
 from vtorque_core.resources.user_disk import served_file as served_file
 
 STOPS = 20.0
@@ -49,7 +49,7 @@ def is_shell_stopped(paths: Paths, job: RunningJob) -> bool | None:
     """
     with suppress(OSError):
         pid = holder_of(paths.job_shell(job.job.key))
-        return None if pid is None else is_stopped(pid)
+        return None if pid is None else stopped_daemons.is_stopped(pid)
     return None
 
 

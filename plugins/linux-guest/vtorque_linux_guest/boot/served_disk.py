@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
-import struct
 from pathlib import Path
 
 from vtorque_core.api import HostFault, Refused
 from vtorque_core.api.guest_plan import GuestPlan
 from vtorque_core.api.vm_options import DISK
-
-_FLOCK = struct.Struct("hhqqi4x")  # struct flock of fcntl(2)
+from vtorque_core.live.suspend import holder_of
 
 
 def require_one_file(guest: GuestPlan) -> None:
@@ -26,10 +23,7 @@ def require_one_file(guest: GuestPlan) -> None:
     if not lock.exists():  # only the first guest has the disk
         return
     try:
-        with lock.open("rb") as file:
-            held = fcntl.fcntl(file, fcntl.F_GETLK, _FLOCK.pack(fcntl.F_WRLCK, 0, 0, 0, 0))
-        *_, pid = _FLOCK.unpack(held)
-        opened = {_target(each) for each in Path(f"/proc/{pid}/fd").iterdir()}
+        opened = {_target(each) for each in Path(f"/proc/{holder_of(lock)}/fd").iterdir()}
     except OSError as error:
         raise HostFault(f"cannot check the process that serves {guest[DISK]}: {error}") from None
     if len({each for each in opened if _is_file(each, lock)}) != 1:
