@@ -385,7 +385,7 @@ WRONG = {
         RECORD.pack(1, 0, 0),
         "reports an invalid offset 0 of log 0 for sink 1",
     ),
-    "a sink that is none": (
+    "an object that is not a sink": (
         RECORD.pack(7, 0, 1),
         "reports an invalid offset 1 of log 0 for sink 7",
     ),
