@@ -179,7 +179,7 @@ def _read_stream(stream: IO[bytes]) -> bytes:
 
 
 def is_job_id(word: str) -> bool:
-    """Return True if a word looks like a job id, which begins with a digit, not with a dash."""
+    """Return True if a word begins with a digit and has only characters of job ids."""
     return bool(_ID.fullmatch(word))
 
 
@@ -198,8 +198,8 @@ def _join_lines(text: str, most: int) -> str:
 class JobQueries:
     """The queries for the batch system's list of jobs, at most one per interval.
 
-    ``note`` saves the Unix time of each query. ``last`` is the time of the last query of an earlier
-    run, so that the first query also waits for the interval.
+    ``note`` saves the Unix time of each query. ``last`` is the time of the last query in an earlier
+    run of the experiment, so that the first query of this run also waits for the interval.
     """
 
     def __init__(self, batch: BatchCommands, last: float, note: Callable[[float], None]) -> None:

@@ -28,8 +28,8 @@ def find_refused(
     One call of vsub checks all combinations that differ only in variables of the script. vsub is
     called at most :data:`MOST` times.
 
-    ``told`` is called with vsub's warnings and its message that it builds the image ``micro``. If
-    combinations remain unchecked, the last call of ``told`` has the number of checked combinations.
+    ``told`` is called with vsub's warnings and the message that vsub builds the image ``micro``. If
+    vsub did not check all combinations, the last call of ``told`` says how many it checked.
 
     Privileges: the user.
 

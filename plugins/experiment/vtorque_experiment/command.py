@@ -122,9 +122,9 @@ def resume(
 ) -> None:
     """Continue an experiment, however it was stopped. No point is run twice.
 
-    Jobs in guests can write in DIR. If the plan in DIR (the jobs to submit) has changed
-    since vmgr experiment run, or you call resume on another host, resume submits jobs only with
-    --accept.
+    DIR contains the plan (the jobs to submit), which jobs in guests can change. If the plan
+    has changed since vmgr experiment run, or you call resume on another host, resume submits jobs
+    only with --accept.
 
     The numbers of failed points whose jobs have ended are read again, because you may have
     corrected experiment.toml in DIR.

@@ -23,7 +23,7 @@ def create(
     """Create the results directory of an experiment, and return the experiment's plan.
 
     ``versions`` returns the software versions to save. ``repetitions`` overrides the file's value.
-    The database is written last. A repeated call may overwrite a directory without a database.
+    The database is written last. A later call overwrites the files of an interrupted call.
 
     Raises:
         Refused: the file is invalid, or the directory is not empty.

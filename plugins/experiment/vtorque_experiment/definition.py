@@ -150,7 +150,7 @@ def _convert_values(values: Mapping[str, Any]) -> Definition:
 
 
 def _pattern_problem(pattern: str) -> tuple[str, str] | None:
-    """Return a problem of a pattern and its solution; None if the pattern can find a number."""
+    """Return an error in a pattern, and what to do; None if the pattern can find a number."""
     try:
         groups = re.compile(pattern).groups
     except (re.error, RecursionError, OverflowError) as error:

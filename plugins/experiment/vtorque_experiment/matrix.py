@@ -65,7 +65,7 @@ def order_points(cells: int, repetitions: int, seed: int) -> Iterator[MatrixPoin
     """Yield the points in the order of submission, numbered from 1.
 
     This is a randomized block design: each repetition has every combination once, in a new random
-    order. A drift of the machine then affects all combinations equally.
+    order. If the machine becomes slower, for example, this affects all combinations equally.
     """
     draw = random.Random(seed)  # noqa: S311 - reproducible order
     numbers = itertools.count(1)

@@ -189,9 +189,9 @@ def _seal_error(error: OSError) -> HostFault:
 
 
 def _seals_dir() -> Path:
-    """Return the directory of this user's seals, created if missing. Raises OSError.
+    """Find or create the directory of this user's seals. Raises OSError.
 
-    The name ends in random characters, so no other user can create the directory first.
+    A new directory's name ends in random characters, so no other user can create it first.
     """
     uid = os.geteuid()
     prefix = f"vtorque-experiment-{uid}"

@@ -91,9 +91,10 @@ def rows(title: str, unit: str, series: Sequence[PlotSeries], sides: Sequence[st
 
 
 def order(title: str, unit: str, values: Sequence[tuple[float, float]], hours: bool) -> ResultPlot:
-    """Plot a number over the time since the first value, to show a drift.
+    """Plot the values of a number over time, to show a drift.
 
-    ``values`` are pairs of seconds and value. The time axis is in hours if ``hours`` is true.
+    ``values`` are pairs: seconds since the first value, and value. The time axis is in hours if
+    ``hours`` is true, otherwise in minutes.
     """
     step = max(1, math.ceil(len(values) / MOST_POINTS))
     by = 3600.0 if hours else 60.0
@@ -125,7 +126,7 @@ def _describe_values(values: Sequence[float]) -> str:
 
 
 def _jitter(place: int, count: int) -> float:
-    """Return a dot's offset in its row. Dots are spread evenly; up to two dots are centered."""
+    """Return a dot's offset in its row. Three or more dots are spread; fewer are centered."""
     return 0.5 if count < 3 else 0.15 + 0.7 * ((place * 0.618034) % 1)
 
 

@@ -118,7 +118,7 @@ def text(value: Scalar) -> str:
 
 
 def directives(content: bytes) -> bytes:
-    """Return the lines at the head of a script with directives for the batch system and vsub."""
+    """Return the directives for the batch system and for vsub at the head of a script."""
     found = []
     for line in content.splitlines():
         bare = line.strip()
