@@ -12,7 +12,7 @@ import click
 
 @contextlib.contextmanager
 def progress() -> Iterator[Callable[[str], None]]:
-    """Yield a function that prints a step with the elapsed seconds, on standard error."""
+    """Yield a function that prints the elapsed seconds and a text on standard error."""
     start = time.monotonic()
 
     def line(text: str) -> str:

@@ -1,7 +1,7 @@
 """Fill the nodes' image caches: push from the pool's host, receive on the node. Runs as root.
 
-rsync(1) writes a copy to ``<cache>/.partial/<name>/<version>/`` and continues there after an
-interruption. :func:`receive` moves the copy into the cache if its hash matches the sidecar.
+rsync(1) writes a copy of an image to ``<cache>/.partial/<name>/<version>/``. After an interruption,
+rsync continues this copy. :func:`receive` moves the copy into the cache if the hashes match.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The image builder ``disk``: make an image from an untrusted disk. Privileges: root.
 
-The builder first copies the file, because its owner could change it after the checks. Confined
-tools then work on the copy (:mod:`vtorque_core.api.confined_tool`). The result is a standalone
-qcow2, because tools convert and hash only the data of such a disk, not its holes.
+The builder first copies the user's file, because the user could change it after the checks.
+Confined tools then work on the copy (:mod:`vtorque_core.api.confined_tool`). The result is a
+standalone qcow2. Unlike a raw disk, a qcow2 has no holes that tools would have to read and hash.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class ImageDescription:
             boot loader; ``auto``: as ``kernel`` if the disk has a kernel, otherwise as
             ``disk``.
         kernel, initrd: files to boot instead of those on the disk.
-        labels: labels of the image. ``firmware`` (``bios`` or ``efi``) is the firmware for guests
+        labels: labels of the image. The label ``firmware`` (``bios`` or ``efi``) is for guests
             that use the disk's boot loader.
     """
 
@@ -183,7 +183,7 @@ class _Build:
         return _DISK
 
     def _convert_disk(self, disk: int, kind: str) -> None:
-        """Convert the disk to raw, because only a raw disk can be inspected, then to qcow2."""
+        """Convert the disk to raw, inspect the raw disk, and convert the raw disk to qcow2."""
         size = self._info(disk, kind)
         self.progress(f"checking the {kind}")
         argv = ("qemu-img", "check", "-q", "-f", kind, path_of(disk))
@@ -237,7 +237,7 @@ class _Build:
         return size
 
     def _measure(self, disk: int, kind: str) -> int:
-        """Return the size in bytes of this disk as qcow2, to detect decompression bombs."""
+        """Return how many bytes this disk would occupy as a qcow2."""
         argv = ("qemu-img", "measure", "--output=json", "-O", "qcow2", "-f", kind, path_of(disk))
         return int(_json(run(*argv, files=(disk,), most=0))["required"])
 

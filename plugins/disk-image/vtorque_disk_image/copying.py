@@ -1,7 +1,6 @@
 """Copy an untrusted file to the staging directory, with its holes.
 
-Only the copy is checked and used, because the file may change at any time. Privileges: root; in
-tests the caller.
+Only the copy is checked and used, because the file may change at any time. Privileges: root.
 """
 
 from __future__ import annotations
@@ -81,7 +80,7 @@ def _kind(mode: int) -> str:
 
 @contextmanager
 def create_file(path: Path) -> Iterator[int]:
-    """Create a file that a confined tool may read and write through its descriptor."""
+    """Create a file, and yield its descriptor. If called by root, ``nobody`` owns the file."""
     flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     descriptor = os.open(path, flags, 0o600)
     try:

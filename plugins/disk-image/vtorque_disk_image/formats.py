@@ -44,7 +44,7 @@ _OTHER = {
 def detect(descriptor: int) -> Format | Literal["elf"]:
     """Detect a file's format by its first bytes. ``elf`` is a kernel that needs no disk.
 
-    Raises Refused for any other type.
+    Raises Refused for an unknown format.
     """
     head = os.pread(descriptor, 70000, 0)
     if head.startswith(MAGIC):
@@ -115,7 +115,7 @@ def _check_vmdk(descriptor: int, file_size: int, most: int) -> None:
 
 
 def _check_vmdk_header(descriptor: int, offset: int, file_size: int, most: int) -> bool:
-    """Check a vmdk's header and description; return True if QEMU uses the footer instead."""
+    """Check a vmdk's header and description; return True if QEMU reads the footer instead."""
     data = os.pread(descriptor, _VMDK.size, offset)
     if len(data) < _VMDK.size:
         raise Refused("is a truncated vmdk")

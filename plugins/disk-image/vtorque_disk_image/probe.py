@@ -163,9 +163,9 @@ def inspect_disk(descriptor: int, size: int) -> tuple[DiskFacts, int | None]:
 
 
 def _content(descriptor: int, start: int) -> str:
-    """Return the type (by its magic number) and label of a partition's content; empty if unknown.
+    """Return the type and label of a partition's content, such as a file system; empty if unknown.
 
-    Magic numbers and labels are those of blkid(8) (util-linux, libblkid/src/superblocks).
+    Magic numbers and labels are as in blkid(8) (util-linux, libblkid/src/superblocks).
     """
     if _ext(descriptor, start) is not None:
         return "ext4 without os-release" + _label(descriptor, start + 1024 + 120, 16)

@@ -62,7 +62,7 @@ class CommitOptions:
 
 
 def verify(pool: Path, name: str, told: Hashed = lambda _done, _all: None) -> Image:
-    """Verify an image: the hashes of its files, its disk, and whether QEMU's user can read it.
+    """Verify an image: file hashes, the disk, and whether QEMU's user can read the files.
 
     If the caller owns the pool, also update the files' inodes and times in the sidecar, because a
     copied pool has new inodes.
@@ -294,7 +294,7 @@ def attach(pool: Path, seen: Sidecar, signature: str) -> None:
 def rewrite(pool: Path, name: str, stage: str, make: Callable[[Sidecar], Sidecar]) -> Sidecar:
     """Replace an image's sidecar by the result of ``make``, and return it.
 
-    Holds the pool's lock. ``stage`` names the action in a HostFault.
+    Holds the pool's lock. ``stage`` begins the message of a HostFault.
     """
     try:
         with store.locked(pool):

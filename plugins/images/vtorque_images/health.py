@@ -98,7 +98,7 @@ def _check_signed(found: Iterable[Sidecar], site: Site) -> Iterator[HealthResult
 def check_cache(site: Site) -> Iterator[HealthResult]:
     """Check this node's copies of images: owned by root, complete, and equal to the pool.
 
-    A bad copy is a warning while the pool is available, because jobs then read the pool.
+    If the pool is available, a bad copy is only reported as a warning: jobs can use the pool.
     """
     if not site.images.cache:
         yield ok("this node has no cache of images ([images] cache is empty)")

@@ -1,4 +1,4 @@
-"""The plugin's commands below ``vmgr images``. Other plugins add more, such as ``add``."""
+"""The plugin's commands below ``vmgr images``."""
 
 from __future__ import annotations
 
