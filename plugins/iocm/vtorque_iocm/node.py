@@ -87,7 +87,7 @@ def _missing_support(guest: GuestPlan, settings: Settings) -> str:
 
 @hookimpl
 def vtorque_render_domain(guest: GuestPlan, site: Site) -> Iterator[Element]:
-    """Give the guest an iothread per possible I/O core, and up to QUEUES queue pairs per NIC."""
+    """Give the guest one iothread per possible I/O core, and NICs with several queue pairs."""
     if _has_io_cores(guest):
         yield IoThreads(guest.placement.most.get("io", len(guest.placement.cores["io"])))
         if guest.vcpus > 1:

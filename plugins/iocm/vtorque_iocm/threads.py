@@ -1,6 +1,6 @@
-"""Find, measure and pin the threads that do a guest's I/O (/proc).
+"""Find, measure and pin the threads that do a guest's I/O.
 
-These are the vhost workers, which are QEMU threads or kernel threads, and all other QEMU threads
+These threads are the vhost workers (QEMU threads or kernel threads), and all other QEMU threads
 except the vCPUs.
 """
 

@@ -158,7 +158,7 @@ def _show_console(paths: Paths, job_id: str, guest: int, follow: bool) -> None:
 
 
 def _console(path: Path, follow: bool) -> Iterator[bytes]:
-    """Yield the content of a console log; with ``follow``, also new content until its removal.
+    """Yield a console log's content; with ``follow``, also new content until the log is removed.
 
     ``tail -F`` would warn a user who cannot list the log's directory, and would never end.
     """

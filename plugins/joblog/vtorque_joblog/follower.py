@@ -2,7 +2,7 @@
 
 The resource ``joblog-follower`` starts this process before the first job's boot and ends it with
 the last job. Jobs do not wait for the follower. After the resource's release, the process has a few
-seconds to finish, and a new follower waits until the old one ends. Each sink's progress is in a
+seconds to finish; a new follower waits for the end of the old process. Each sink's progress is in a
 file below ``<state>/joblog``, from which the new follower continues, also after a kill.
 
 The sink ``file`` runs in this process; all others run in an unprivileged process.

@@ -113,9 +113,9 @@ class SinkThread:
             return bool(self._logs) or self._working
 
     def close(self, until: float) -> None:
-        """Let the thread deliver the remaining entries, close the sink and end.
+        """Tell the thread to deliver the remaining entries and to close the sink.
 
-        Wait for the thread, at the latest until the monotonic time ``until``.
+        Wait for the end of the thread, at most until the monotonic time ``until``.
         """
         with self._changed:
             self._closing = True

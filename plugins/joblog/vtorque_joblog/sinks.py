@@ -30,7 +30,8 @@ def open_sink(name: str, site: Site, found: Extensions) -> logging.Handler:
 def entry_filter(settings: Settings, logged: str) -> Callable[[Entry], bool]:
     """Return a function that is true for entries whose level is at least the site's minimum.
 
-    ``logged`` is ``[log] level``. A job's log has more entries if its user has enabled them.
+    ``logged`` is ``[log] level``. Entries below that level, which users can enable for their jobs,
+    reach no sink.
     """
     least, levels = LEVELS[settings.level.upper()], parse(logged)
 

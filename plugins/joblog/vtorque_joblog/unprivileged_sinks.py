@@ -279,9 +279,9 @@ class UnprivilegedSinks:
             self._ask(life)
 
     def _ask(self, life: _SinksProcess) -> None:
-        """Send a log again after a long silence, to find out whether the whole process hangs.
+        """Send a log again after a long time without answers, to detect a process that hangs.
 
-        Raises _ProcessEnded if an earlier message is still unanswered.
+        Raises _ProcessEnded if the process has not received all earlier logs.
         """
         if life.sent > life.taken:
             raise _ProcessEnded(f"accepted no data for {_PATIENCE:g} s")
@@ -306,7 +306,7 @@ class UnprivilegedSinks:
                 self._out.pop(name, None)
 
     def _end_process(self, error: Exception) -> None:
-        """Kill the process and read its last answers; its successor gets the undelivered logs."""
+        """Kill the process and read its last answers; the next process gets undelivered logs."""
         life, self._life = self._life, None
         if life is None:
             self._log_new_line(f"the sinks' process: {error}", self._said)
