@@ -47,7 +47,7 @@ exit 0"""
 
 @hookimpl
 def vtorque_guest_context(guest: GuestPlan, site: Site) -> Iterator[ContextItem]:
-    """Yield the user's cloud-config, the command of ``vmgr clean`` and the precancel scripts.
+    """Yield the user's cloud-config, the command of ``vmgr clean``, and scripts for a canceled job.
 
     All guests get the cloud-config. Only the first guest gets the command and the scripts. Raises
     Refused for an invalid cloud-config, or if the directory of ``vmgr clean`` is not in a writable

@@ -1,7 +1,7 @@
 """The cloud-config fragments of an image and of the site.
 
-vTorque does not parse them. cloud-init in the guest merges them and validates the result. Unless
-it sets ``merge_how``, a fragment replaces the keys of earlier fragments.
+vTorque does not parse them. cloud-init in the guest merges them and validates the result. A
+fragment without ``merge_how`` replaces the keys of earlier fragments.
 """
 
 from __future__ import annotations

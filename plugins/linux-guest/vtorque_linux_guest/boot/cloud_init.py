@@ -1,6 +1,6 @@
-"""The seed's user-data, meta-data and network-config for cloud-init (NoCloud). Pure.
+"""The seed's user-data, meta-data and network-config for cloud-init (NoCloud).
 
-They are written as JSON, a subset of YAML (YAML 1.2, 1.3), so no value needs manual quoting. A test
+The files contain JSON, a subset of YAML (YAML 1.2, 1.3), so no value needs manual quoting. A test
 checks the keys against cloud-init's schema-cloud-config-v1.json (22.4).
 """
 

@@ -1,4 +1,4 @@
-"""Contents of the files that every guest gets: users, hosts, ssh and login shells. Pure.
+"""Contents of the files that every guest gets: users, hosts, ssh and login shells.
 
 No shell in the guest interprets these texts, except the lines quoted by ``environment_text``.
 """

@@ -1,4 +1,4 @@
-"""Virtual hardware, shares and disks of a Linux guest, and its files on the node. As root."""
+"""Virtual hardware, shares and disks of a Linux guest. Privileges: root."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A guest's seed with its contents (doc/guests.md), and its files on the node. As root."""
+"""A guest's seed with its contents (doc/guests.md), and the files of ``vmgr ssh``. As root."""
 
 from __future__ import annotations
 

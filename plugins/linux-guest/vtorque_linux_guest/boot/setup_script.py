@@ -1,4 +1,4 @@
-"""Generate ``setup.sh``, which the agent runs as root before READY. Pure.
+"""Generate ``setup.sh``, which the agent runs as root before READY.
 
 All Linux guests use the same script. Every value is quoted by :func:`shlex.quote` or stored as a
 file on the seed. Each part is a named step. If a step fails, its output becomes the error
@@ -90,7 +90,7 @@ def quote(value: str) -> str:
 
 
 def guest_path(path: str) -> str:
-    """Return an absolute guest path as shell text. The script's variable ``R`` is its prefix.
+    """Return an absolute guest path as shell text, with the script's variable ``R`` as prefix.
 
     Raises HostFault for a relative path or ``..``.
     """

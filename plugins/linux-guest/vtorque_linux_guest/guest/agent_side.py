@@ -1,4 +1,4 @@
-"""The configuration and the ports of a guest's agent. Pure."""
+"""The configuration and the ports of a guest's agent."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Shell text that exports environment variables in a guest. Pure."""
+"""Shell text that exports environment variables in a guest."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Run a program as root of a new user namespace, without privileges on the machine.
 
 :mod:`vtorque_linux_guest.image.sandbox` runs this script as root: ``python -I -S _sandbox_exec.py
-BASE WORK PROGRAM ARGUMENT...``. BASE is the machine's uid and gid for root of the namespace. WORK,
-the program's own directory, is mounted at :data:`PLACE`. The script is killed when its parent ends.
+BASE WORK PROGRAM ARGUMENT...``. BASE is the namespace root's uid and gid on the machine. WORK, the
+program's own directory, is mounted at :data:`PLACE`. The script is killed when its parent ends.
 See user_namespaces(7), mount_namespaces(7).
 """
 

@@ -26,10 +26,10 @@ def disk_initramfs(
     debs: Path | None = None,
     script: str = "",
 ) -> bytes:
-    """Return an initramfs that mounts the root disk and runs ``init``, a path on it.
+    """Return an initramfs that mounts the root disk and runs ``init``, a path on this disk.
 
     The initramfs contains only busybox, the modules and a script. ``script`` replaces the default
-    script and may contain ``@MODULES@`` and ``@INIT@``. Raises HostFault.
+    script and may contain the placeholders ``@MODULES@`` and ``@INIT@``. Raises HostFault.
     """
     tree = InitramfsTree()
     for path in ("dev", "proc", "sys", "root"):

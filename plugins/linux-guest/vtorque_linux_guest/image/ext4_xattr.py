@@ -1,4 +1,4 @@
-"""Extended attributes of ext4, stored in the inode or in a separate block. Pure.
+"""Extended attributes of ext4, stored in the inode or in a separate block.
 
 Format: the kernel's Documentation/filesystems/ext4/attributes.rst.
 """

@@ -1,7 +1,6 @@
 """The file tree of an image under construction, in memory. File contents stay on disk.
 
-Paths of tar files and recipes are resolved only in this tree, never on the build machine. Pure
-except for reading tar files.
+Paths of tar files and recipes are resolved only in this tree, never on the build machine.
 """
 
 from __future__ import annotations

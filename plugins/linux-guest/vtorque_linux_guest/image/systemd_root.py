@@ -170,7 +170,7 @@ def _always_cloud_init(tree: FileTree) -> None:
 
 
 def _late_cloud_init(tree: FileTree) -> None:
-    """Let only the network and its dependents wait for cloud-init.
+    """Let only the network, and the units that depend on it, wait for cloud-init.
 
     In Debian, the whole system waits for cloud-init (Before=sysinit.target).
     """
@@ -249,7 +249,7 @@ def _name_servers(tree: FileTree, family: str) -> None:
 
 
 def _times(tree: FileTree, started: int) -> None:
-    """Give files from the build the time of the newest packaged file.
+    """Give files that the build created the time of the newest packaged file.
 
     Packaged files keep their times, because a compiled Python file contains its source's time.
     """

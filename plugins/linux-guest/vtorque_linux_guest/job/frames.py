@@ -181,7 +181,7 @@ class Decoder:
         self._buffer = bytearray(data)
 
     def frames(self, data: bytes) -> Iterator[Frame]:
-        """Yield the frames that `data` completes. Raises StreamError at the first invalid one."""
+        """Yield the frames that `data` completes. Raises StreamError at an invalid frame."""
         buffer = self._buffer
         buffer += data
         at = 0

@@ -49,7 +49,7 @@ def keep(guest: GuestPlan, content: bytes) -> None:
 
 
 def fetch_logs(reader: StatusReader, deadline: float) -> Iterator[bytes]:
-    """Yield a guest's logs. Stop at ``deadline``, or after SECONDS."""
+    """Yield a guest's logs. Stop at ``deadline``, or after ``SECONDS`` seconds."""
     end = min(deadline, time.monotonic() + SECONDS)
     for path in FILES:
         head = f"==> {path} <==\n".encode()

@@ -62,7 +62,7 @@ class StateSender:
 
 
 def _write(path: Path, text: Callable[[], str]) -> None:
-    """Call ``text`` once a FIFO has a reader, and write the result. Raises OSError."""
+    """Call ``text``, and write the result to a FIFO. Raises OSError if the FIFO has no reader."""
     flags = os.O_WRONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
     descriptor = os.open(path, flags)
     os.set_blocking(descriptor, True)

@@ -181,7 +181,7 @@ class _SignalForwarder:
         return next((n for n in (signal.SIGINT, signal.SIGHUP) if n in self._last), 0)
 
     def main_ended(self) -> None:
-        """After the script's end, wait for running ``on_cancel`` commands, and forward no TERM."""
+        """Wait for the commands of ``on_cancel`` after the script's end, and forward no TERM."""
         self.on_cancel = None
         if self._cancelling is not None:
             self._cancelling.join()
@@ -454,10 +454,10 @@ def _session(guest: ReadyGuest, ending: _SignalForwarder) -> Session:
 def _reconnect(
     guest: ReadyGuest, ending: _SignalForwarder, stopped: Callable[[], str]
 ) -> tuple[socket.socket, float] | None:
-    """Reconnect; return the connection and its deadline, or None if the guest is gone.
+    """Reconnect to a guest; return the connection and its deadline, or None if the guest is gone.
 
-    If root has announced a lost connection (BREAK_MARKER), retry until the announced time. If not,
-    a lost connection means that the guest has ended. If root requests this job shell's exit, set
+    Retries until the time that root has announced in the file BREAK_MARKER. Without this file, a
+    lost connection means that the guest has ended. If root requests this job shell's exit, set
     ``ending.leaves``.
     """
     while (left := _break_until(guest) - time.time()) > 0 and not stopped():

@@ -76,9 +76,9 @@ class StatusReader:
     def hold(self, seconds: int, deadline: float) -> None:
         """Keep the guest's session for some seconds if the connection to the job shell breaks.
 
-        ``seconds`` count on the guest's clock; 0 turns this off. Also sends LOG, whose answer
-        shows that an old agent has ignored HOLD. Raises StreamError if the agent is too old or no
-        job shell is connected, and the errors of :meth:`steps`.
+        ``seconds`` count on the guest's clock; 0 turns this off. Sends HOLD and LOG: an agent that
+        is too old answers only LOG. Raises StreamError if the agent is too old or no job shell is
+        connected, and the errors of :meth:`steps`.
         """
         self._ask(b"HOLD %d\nLOG /\n" % seconds, deadline)
         said = ""
