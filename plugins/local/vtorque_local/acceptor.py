@@ -62,7 +62,7 @@ class ClientProcess:
 
 
 class Acceptor:
-    """The acceptor, with its client processes by pidfd, and refused connections by uid."""
+    """The state of the acceptor: client processes, and connections that wait or were refused."""
 
     def __init__(self, listener: socket.socket, channel: socket.socket) -> None:
         self._listener, self._channel = listener, channel
@@ -113,7 +113,7 @@ class Acceptor:
         return max(0, int((min(ends) - time.monotonic()) * 1000) + 1) if ends else None
 
     def _accept(self) -> None:
-        """Accept up to MAX_TRAY pending connections; `_start_next` serves the users in turn."""
+        """Accept or refuse pending connections; `_start_next` serves the users in turn."""
         with contextlib.suppress(OSError):  # none is left, or the client has disconnected
             for _ in range(MAX_TRAY):
                 connection, _ = self._listener.accept()
@@ -189,7 +189,7 @@ class Acceptor:
     def _fork(self, uid: int, connections: list[socket.socket], its: tuple[int, ...]) -> int:
         """Start a process of the user that takes over the connections; return its pid.
 
-        The child keeps the descriptors ``its`` and closes all others. Then this process closes the
+        The child closes all other descriptors except ``its``. Then this process closes the
         connections, and the child closes them last, because the last close(2) can block.
         """
         reading, read, ready, say_ready, go, say_go = pipes = _pipes(3)

@@ -37,7 +37,7 @@ def local() -> None:
 @click.option("--slots", type=click.IntRange(1, 1024), help="Jobs at once; default: site config.")
 @CONFIG
 def serve(foreground: bool, slots: int | None, config: Path | None) -> None:
-    """Start the service. Without --foreground it returns when jobs can be submitted."""
+    """Start the service. Without --foreground, return when jobs can be submitted."""
     site, vtorque = site_and_installation(config)
     slots = slots or site[Settings].slots
     if slots < 1:
@@ -65,7 +65,7 @@ def serve(foreground: bool, slots: int | None, config: Path | None) -> None:
 @local.command()
 @CONFIG
 def stop(config: Path | None) -> None:
-    """Stop the service and wait for its end: running jobs are ended, queued ones stay queued."""
+    """Stop the service and wait for its end. Running jobs are killed; queued jobs stay queued."""
     where = paths(config)
     LocalSubmitter(where).shut_down()
     lock = where.state / "local" / "lock"

@@ -28,8 +28,8 @@ def make_cgroup(name: str, pids: int) -> str:
     """Create a cgroup below the cgroup of this process. Return the new directory, or "" on errors.
 
     Tries cgroups version 2, then the version 1 hierarchies "pids" and "systemd" (cgroups(7)). Uses
-    the first that can limit the number of processes and threads to the parameter ``pids`` (0 means
-    no limit), otherwise the first that is writable. ``name`` must be unique.
+    the first hierarchy that can limit the number of processes and threads to the parameter ``pids``
+    (0 means no limit), otherwise the first writable hierarchy. ``name`` must be unique.
     """
     without = ""
     for top in _own_cgroups():
@@ -109,7 +109,7 @@ def end_members(cgroup: str, grace: float, spared: int = 0) -> bool:
     """Wait ``grace`` seconds for the cgroup's processes, kill the rest, and remove the cgroup.
 
     The process ``spared`` is not killed, but moved to the parent cgroup. Returns False if another
-    process is still alive KILL_TIME after SIGKILL.
+    process is still alive ``KILL_TIME`` seconds after SIGKILL.
     """
     kill_at = time.monotonic() + grace
     while left := members(cgroup) - {spared}:

@@ -144,8 +144,8 @@ class JobTask(abc.ABC):
     def tear_down(self) -> bool:
         """Run the epilogue; append the reason of the job's end to the job's stderr. Blocks.
 
-        Always returns True. If a service was killed, the next service calls this for each job that
-        was running.
+        Always returns True. If a service was killed, the next service calls this method for each
+        job that was running.
         """
         job = self.job
         if job.status is None:
@@ -387,7 +387,7 @@ class UserProcess(Leader):
         os.killpg(self.session, signal.SIGTERM)
 
     def kill(self) -> None:
-        """Send SIGKILL to the process group. Invalid after :meth:`result`."""
+        """Send SIGKILL to the process group. Do not call this after :meth:`result`."""
         os.killpg(self.session, signal.SIGKILL)
 
 

@@ -69,7 +69,7 @@ class LocalSubmission:
 
     @classmethod
     def parse(cls, words: list[str]) -> LocalSubmission:
-        """Parse and validate the result of :meth:`words`. Raise UsageError if invalid."""
+        """Parse the result of :meth:`words`. Raise UsageError for an invalid field."""
         if len(words) != 8 or not all(_COUNT.fullmatch(word) for word in words[2:5]):
             raise UsageError("bad request: invalid submission")
         ppn, walltime, interactive = map(int, words[2:5])
@@ -107,7 +107,7 @@ def array_tasks(text: str) -> tuple[Sequence[int], int]:
 def exit_status(words: list[str]) -> int:
     """Return the exit code (or minus the signal) in an ``ended`` record.
 
-    Raise UsageError if invalid.
+    Raise UsageError if the record is invalid.
     """
     if len(words) != 2 or not _STATUS.fullmatch(words[1]):
         raise UsageError("bad request: invalid exit status")

@@ -401,7 +401,7 @@ class LocalService:
             each.again = 0.0
 
     def _remove(self, directory: Path) -> None:
-        """Remove a job's files. Truncate them first, so that open descriptors keep no content."""
+        """Truncate a job's files, because other processes may have them open, and remove them."""
         for path in directory.glob("*"):
             with contextlib.suppress(OSError):
                 os.truncate(path, 0)

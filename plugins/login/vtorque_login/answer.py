@@ -166,7 +166,7 @@ def _code(status: int) -> int:
 
 
 def _is_recorded(config: Path, job_id: str, node: str) -> bool:
-    """Return whether the job's records on this node, written by root, name ``node``."""
+    """Return whether ``node`` is in the job's records on this node, which root has written."""
     places = kept_records.find(service.paths(config), job_id, os.getuid())
     return bool(places) and places[-1].facts().get("node") == node
 
