@@ -165,9 +165,9 @@ def record_departure(
 ) -> str:
     """Record that guests of a job have migrated to the node ``to``.
 
-    In the job's list of nodes, ``to`` replaces ``node``. ``node`` is empty if the source keeps
-    other guests of the job. ``guests`` describes the migrated guests if this node is the job's
-    first, otherwise it is empty.
+    In the job's list of nodes, ``to`` replaces the source ``node``. If the source keeps other
+    guests of the job, ``node`` is empty. ``guests`` describes the migrated guests if this node is
+    the job's first, otherwise ``guests`` is empty.
     """
     if job := _job(here, key):
         nodes = [to if each == node else each for each in job.kept.facts().get("nodes", ())]

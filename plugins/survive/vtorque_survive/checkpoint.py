@@ -360,7 +360,7 @@ class _Saving:
         return max(_write_states(each.guest) for each in self.guests)
 
     def pause_deadline(self) -> float:
-        """Return the Unix time until which this node's paused guests wait for other nodes."""
+        """Return the Unix time until which this node keeps its guests paused for other nodes."""
         still = suspend.phase(self.job) == suspend.PAUSED
         since = self.job.phases[-1][1] if still else time.time()
         return since + _ANSWERS + self.settings.query_interval + self.save_timeout

@@ -56,8 +56,8 @@ def checkpoint(config: Path, job_id: str, stop: bool, this_node: bool) -> None:
 
     For the job's owner and root. The guests are paused while they are saved. Then they continue,
     or end with --stop. When the job has ended, restore it with vsub -vm resume=ID and the job's
-    other options. The new job must run on the same node or, on Slurm with checkpoints_shared, on a
-    node of the same kind.
+    other options. The new job must run on the same node or, if the site sets
+    checkpoints_shared (Slurm only), on a node with equal software and a suitable processor.
     """
     word = request.CHECKPOINT if stop else request.SAVE
     place = _request_on_all(config, word, job_id, this_node=this_node, seconds=_SAVES)
@@ -67,7 +67,7 @@ def checkpoint(config: Path, job_id: str, stop: bool, this_node: bool) -> None:
 def _request_on_all(
     config: Path, word: str, job_id: str, *, this_node: bool, seconds: float = _WAIT
 ) -> kept_records.Place:
-    """Send a request to the watchers of all the job's nodes. Return the job's kept records."""
+    """Send the request ``word`` to all the job's nodes. Return the job's kept records."""
     paths = service.paths(config)
     places = kept_records.find(paths, job_id, None if os.geteuid() == 0 else os.getuid())
     facts = places[-1].facts() if places else {}

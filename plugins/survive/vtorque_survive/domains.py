@@ -48,7 +48,7 @@ def abort_operation(uri: str, uuid: str) -> None:
 
 
 def _memory_snapshot(domain: str, path: str) -> str:
-    """Return snapshot XML for the memory without disks (formatsnapshot.html, "memory")."""
+    """Return the XML for a snapshot of only the memory (libvirt's formatsnapshot.html)."""
     snapshot = ElementTree.Element("domainsnapshot")
     ElementTree.SubElement(snapshot, "memory", snapshot="external", file=path)
     disks = ElementTree.SubElement(snapshot, "disks")
@@ -84,7 +84,7 @@ def migrate_domain(
 
 
 def migratable_xml(uri: str, uuid: str) -> str:
-    """Return a domain's XML for another node, with its secrets."""
+    """Return the XML with which to migrate a domain, including the domain's passwords."""
     flags = library().VIR_DOMAIN_XML_MIGRATABLE | library().VIR_DOMAIN_XML_SECURE
     found = on_domain(uri, uuid, "look at domain", lambda d: str(d.XMLDesc(flags)), LOOKUP)
     if found is None:

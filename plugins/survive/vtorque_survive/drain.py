@@ -1,8 +1,8 @@
 """Drain this node: accept no new jobs, and migrate or requeue the present ones. Runs as root.
 
 The batch system drains the node first, so that it starts no more jobs on the node. Then each job is
-migrated to a spare node, saved and requeued, or left running. A job runs on while it is saved. It
-is requeued only after its checkpoint is on disk, so a refused requeue loses nothing.
+migrated to a spare node, saved and requeued, or left running. A saved job continues until it is
+requeued, so a refused requeue loses nothing.
 """
 
 from __future__ import annotations

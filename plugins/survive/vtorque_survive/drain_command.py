@@ -1,4 +1,4 @@
-"""``vtorque drain``: stop new jobs on a node, and migrate or requeue the present ones."""
+"""``vtorque drain``: accept no new jobs on this node, and migrate or requeue the present ones."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def drain(
     command.
 
     The exit code is 0 if no job with guests stays on the node, or 1 if some were left running. If
-    nothing was done, it is 2 for a refused drain and 122 if the batch system did not respond.
+    nothing was done, the exit code is 2 (drain refused) or 122 (no answer from the batch system).
     """
     if os.geteuid() != 0:
         raise UsageError("only root can drain a node: ask your administrator")

@@ -28,7 +28,7 @@ _POLL = 0.1  # seconds; libvirt sends no event when it has migrated a guest
 
 @dataclass(frozen=True)
 class MigrationNode:
-    """Settings of this node: libvirt's URI, and the time limit for a start in seconds."""
+    """Settings of this node: libvirt's URI, and the time limit in seconds for a guest's start."""
 
     uri: str
     start_timeout: float

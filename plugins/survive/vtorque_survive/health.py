@@ -159,8 +159,8 @@ class HealthWatcher:
 def check(site: Site) -> Iterator[HealthResult]:
     """Report the last health result and the last drain to ``vtorque doctor``.
 
-    A failed health command is only a warning, because doctor itself can be the health command: an
-    error would make all later runs fail.
+    A failed health command is only a warning. If the command is doctor itself, an error for its
+    last failure would make the next run fail, too.
     """
     settings, last, said = site[Settings], LastDrain.read(site.paths), HealthRecord.read(site.paths)
     try:

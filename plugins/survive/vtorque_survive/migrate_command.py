@@ -21,9 +21,9 @@ def migrate(config: Path, job_id: str, to: str, resolve: bool) -> None:
     """Migrate the guests that a job has on this node to another node. Root only.
 
     Guests on the job's first node cannot be migrated, because the job shell runs there. Needs
-    Slurm: a placeholder job of root reserves the guests' cores and memory on the destination. Slurm
-    can then give the source node to other jobs. With exit code 1, the last line reports the reason
-    and the nodes on which the guests run.
+    Slurm: a placeholder job of root reserves the guests' cores and memory on the destination. After
+    the migration, Slurm can give the source node to other jobs. With exit code 1, the last line
+    reports the reason and the nodes on which the guests run.
     """
     if os.geteuid() != 0:
         raise UsageError("only root can run vmgr migrate: ask your administrator")

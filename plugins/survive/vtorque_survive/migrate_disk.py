@@ -103,7 +103,7 @@ def _start_receiver(argv: list[str], errors: IO[bytes]) -> subprocess.Popen[byte
 
 
 def _end(there: subprocess.Popen[bytes]) -> None:
-    """Kill the command and its children, such as the ssh of a script in ``remote_command``."""
+    """Kill the process and its children, such as an ssh that the process started."""
     with suppress(ProcessLookupError):
         os.killpg(there.pid, signal.SIGKILL)
 

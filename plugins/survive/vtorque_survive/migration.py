@@ -437,7 +437,6 @@ def _parse_guests(said: Mapping[str, str]) -> set[str]:
 
 
 def _migrated_guests(here: ThisNode, move: Move, job: RunningJob, why: str) -> set[str]:
-    """Return the guests that the destination owns."""
     both = f"a guest of the job runs on both {move.node} and {move.to}: destroy one with virsh"
     if suspend.phase(job):  # the migration did not begin, or was undone
         if _parse_guests(_ask_peer(here, move, dict.fromkeys(move.guests, "runs"))):
@@ -478,7 +477,7 @@ def _migrated_guests(here: ThisNode, move: Move, job: RunningJob, why: str) -> s
 def _resume_guests(here: ThisNode, job: RunningJob, mine: dict[str, domains.State]) -> None:
     """Resume guests with their own disk that have not migrated.
 
-    The destination resumes its copy of a guest only after this node reports the guest's departure.
+    This is safe: the destination resumes its copy only after this node reports the departure.
     """
     with saving.hold(here.paths, job, guest_migration.MOVES) as (_, guests):
         stand = [each.guest for each in guests if each.disk and mine[each.guest.uuid] == "still"]

@@ -39,8 +39,8 @@ log = logging.getLogger("survive")
 class MigrationWatcher:
     """The processes that work on migrations of this node's guests.
 
-    At most one process works on each unfinished migration. One more process works on all finished
-    migrations.
+    One process for each unfinished migration runs :func:`run_resolve`. One more process runs
+    :func:`release_ended`.
     """
 
     config: Path
@@ -72,7 +72,7 @@ class MigrationWatcher:
             self._work[""] = Child(lambda: release_ended(self.config, here, seldom=seldom), _TIME)
 
     def forward_request(self, job: RunningJob, word: str) -> Child | None:
-        """Start a process that forwards the owner's request to nodes outside the allocation.
+        """Start a process that forwards the request ``word`` to nodes outside the allocation.
 
         Returns None if the job has no guests on such nodes.
         """
@@ -81,7 +81,9 @@ class MigrationWatcher:
 
 
 def run_resolve(config: Path, found: migration_record.Move) -> None:
-    """Resolve a migration in a process that survives if releasing the job ends the watcher.
+    """Run ``vmgr migrate --resolve`` for a migration, in a session of its own.
+
+    Releasing the job may end the watcher, but not ``vmgr``.
 
     Raises:
         HostFault: If the migration cannot be resolved now.
@@ -141,7 +143,10 @@ def _check_placeholder(here: migration.ThisNode, job: RunningJob) -> None:
 
 
 def _notify_first(here: migration.ThisNode, job: RunningJob, *, again: bool) -> None:
-    """Report a job's phase on this node to the first node. Skip known phases without ``again``."""
+    """Report a job's phase on this node to the job's first node.
+
+    Without ``again``, skip a phase that has been reported already.
+    """
     facts, phase = job.kept.facts(), job.phases[-1][0]
     if not job.guests or (not again and facts.get(_TOLD, suspend.RUNS) == phase):
         return  # the sender has reported that they run here

@@ -51,7 +51,7 @@ def vtorque_reserved_items(guests: Sequence[GuestPlan], site: Site) -> Iterator[
 
 @hookimpl
 def vtorque_render_domain(guest: GuestPlan, site: Site) -> Iterator[Element]:
-    """Yield the site's CPU model for a guest that may be saved. A restored guest keeps its own."""
+    """Yield the site's CPU model for a guest that may be saved, unless the guest is restored."""
     model = site[Settings].cpu_model
     if model and guest[CHECKPOINT] != NEVER and guest.source.identity is None:
         yield CpuModel(model)

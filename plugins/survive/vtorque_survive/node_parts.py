@@ -83,9 +83,9 @@ class NodePart:
         return self.store.begun_path(self.name)
 
     def begin(self, tools: Mapping[str, str], *, ends: bool) -> None:
-        """Request the other nodes to save the job, and compare program versions (``tools``).
+        """Begin the checkpoint: the first node requests it, and each node compares ``tools``.
 
-        Only the first node writes the request. ``ends``: the job ends afterwards.
+        ``tools`` are program versions. ``ends``: the job ends afterwards.
 
         Raises:
             HostFault: If this node's versions differ from the first node's.

@@ -4,8 +4,8 @@ The source node sends one line that describes the guests. This process acquires 
 answers with each guest's XML for this node. It answers again when all guests run on this node.
 
 If the source node disconnects before the first answer, no guest was sent, and this process releases
-all resources. If it disconnects later, this process releases nothing, because only the source node
-can determine which node owns a guest (:mod:`vtorque_survive.migration`).
+all resources. If the source node disconnects later, this process releases nothing, because only the
+source node can determine which node owns a guest (:mod:`vtorque_survive.migration`).
 """
 
 from __future__ import annotations

@@ -76,7 +76,7 @@ def listen(path: Path) -> int:
 
 
 def take_request(descriptor: int) -> tuple[str, str, int] | None:
-    """Return ``word``, token and the caller's pid from the last :func:`ask`. Never blocks."""
+    """Return the last request: its word and token, and the sender's pid. Never blocks."""
     try:
         said = os.read(descriptor, _MOST)
     except OSError:

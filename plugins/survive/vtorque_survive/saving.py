@@ -30,7 +30,7 @@ class GuestData:
     """A guest with the data that must be saved.
 
     Attributes:
-        leased: pool and item of each network address that the guest leases.
+        leased: pool name and address of each network address that the guest leases.
         disk: the guest's own disk, an overlay or a copy of its image.
     """
 

@@ -1,8 +1,8 @@
 """Reserve checkpoints, and their guests' network addresses, in a directory that all nodes mount.
 
 A checkpoint keeps the network addresses of its guests while it exists. A file beside the checkpoint
-names the job that was restored from it (:class:`UseMark`). The batch system knows whether that job
-has ended.
+names the job that was restored from it (:class:`UseMark`). Until that job has ended, no other job
+can use the checkpoint.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _LOCK = 10.0  # seconds for another job of the user to release the lock
 
 
 def require_private(settings: Settings) -> None:
-    """Unless ``checkpoints_shared`` is set, raise Refused if other hosts may read checkpoints."""
+    """Raise Refused if other hosts may read checkpoints, and ``checkpoints_shared`` is false."""
     kind = file_system(Path(settings.checkpoints))
     if kind not in _OWN and not settings.checkpoints_shared:
         raise Refused(
@@ -95,8 +95,7 @@ def file_system(path: Path, mounts: str | None = None) -> str:
 class UseMark(Resource):
     """A file in the shared directory that reserves a checkpoint's guests for one job.
 
-    The file names the job and its node. ``over`` lists jobs that have ended, according to the batch
-    system. The file of such a job is overwritten.
+    The file names the job and its node. ``over`` lists ended jobs, whose files are overwritten.
     """
 
     kind = "survive-held"
@@ -277,7 +276,7 @@ def in_use_fault(text: str, stage: str | None = None) -> HostFault:
 def reserved_addresses(guests: Sequence[GuestPlan], site: Site) -> Iterator[PoolClaim]:
     """Yield the network addresses in all checkpoints and in this node's leases.
 
-    A restored guest keeps its addresses. Those of ``guests`` are therefore not included.
+    The addresses of ``guests`` are not included, because a restored guest keeps its addresses.
 
     Raises:
         HostFault: If the checkpoint directory is missing or hangs.

@@ -195,7 +195,7 @@ class Store:
         """Return the directory of a checkpoint that another node has begun.
 
         Raises:
-            ConfigError: If another user created it in a world-writable directory such as /tmp.
+            ConfigError: If another user created the directory, for example in /tmp.
         """
         require_root_owned(self.part(name), uid=os.geteuid())
         return self.part(name)
