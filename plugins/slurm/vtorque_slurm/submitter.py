@@ -61,8 +61,8 @@ class SlurmSubmitter:
     def split(self, argv: Sequence[str]) -> SubmitArgs:
         """Parse sbatch's command line, and read the script that sbatch would use.
 
-        The SPANK plugin runs vsub with ``--request`` and ``-vm`` options. The last value of a key
-        applies.
+        With ``--request`` (from the SPANK plugin), parse ``-vm`` options instead. If a key is
+        repeated, its last value applies.
         """
         if list(argv[:1]) == [REQUEST]:
             return SubmitArgs((merge_vm(argv[2::2]),), (REQUEST,))
@@ -129,8 +129,8 @@ class SlurmSubmitter:
     ) -> tuple[list[str], bytes | None]:
         """Return the sbatch command and its standard input.
 
-        For a bare-metal job, this is the user's command. ``#PBS -vm`` lines are removed from the
-        script, because sbatch rejects them.
+        For a bare-metal job, the command is the user's. For any job, ``#PBS -vm`` lines are removed
+        from the script, because sbatch rejects them.
         """
         body = strip_pbs_vm(content)
         given, *others = self._components(line, content)
@@ -186,7 +186,7 @@ class SlurmSubmitter:
     def jobs(self) -> Iterable[JobInfo]:
         """Return the jobs that squeue lists, one for each task of an array.
 
-        Job names may contain line ends, so each record starts with a random word.
+        A random word separates squeue's records, because job names may contain line ends.
         """
         word = secrets.token_hex(16)
         argv = [self.program("squeue"), "--noheader", "--array", f"--format={word}{_FIELDS}"]
@@ -201,9 +201,9 @@ class SlurmSubmitter:
         return subprocess.run(argv, stdin=subprocess.DEVNULL, check=False).returncode
 
     def step(self, job_id: str, node: str, command: Sequence[str], terminal: bool) -> list[str]:
-        """Return an srun command that runs in a job beside its other steps (srun(1), --overlap).
+        """Return an srun command line that runs ``command`` beside the job's other steps.
 
-        The command repeats defaults as options, because SLURM_ variables would override them.
+        The command line states defaults that SLURM_ variables would otherwise override.
         """
         group = ("--het-group=0",) if self._is_heterogeneous(job_id) else ()
         which = (f"--jobid={job_id}", f"--nodelist={node}", "--nodes=1", "--ntasks=1", "--overlap")
@@ -218,7 +218,6 @@ class SlurmSubmitter:
         return [self.program("srun"), *which, *group, *plain, *pty, *command]
 
     def _is_heterogeneous(self, job_id: str) -> bool:
-        """Return whether the job is heterogeneous: its id in squeue contains ``+``."""
         argv = [self.program("squeue"), "--noheader", f"--jobs={job_id}", "--format=%i"]
         done = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, check=False)
         return b"+" in done.stdout

@@ -52,7 +52,7 @@ class TaskEntry:
 def run_with_client(access: Access, seconds: float, work: Callable[[SnapClient], T]) -> T:
     """Run ``work`` with a client, and fail after ``seconds``. Raises HostFault.
 
-    A thread does the work, because name resolution has no timeout of its own.
+    ``work`` runs in a thread, which is abandoned if name resolution hangs.
     """
     client = SnapClient(access, seconds)
     done: Future[T] = Future()
@@ -77,7 +77,10 @@ def run_with_client(access: Access, seconds: float, work: Callable[[SnapClient],
 
 
 def read_trusted(path: str | Path, *, secret: bool = False) -> bytes:
-    """Read a file that only root can write (with ``secret``: read or write). Raises HostFault."""
+    """Return the content of a file. Raises HostFault if users other than root may write the file.
+
+    With ``secret``, other users may not read the file either.
+    """
     try:
         (require_secret if secret else require_root_owned)(Path(path), uid=os.geteuid())
         with Path(path).open("rb") as file:

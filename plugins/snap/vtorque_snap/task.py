@@ -22,7 +22,7 @@ _SETTLE = 0.2  # seconds: snapteld may still process the request of a killed sta
 
 
 def fill(text: str, values: Mapping[str, str]) -> str:
-    """Replace placeholders such as ``[jobid]`` by values. Unknown ones stay unchanged."""
+    """Replace placeholders such as ``[jobid]`` by values. Unknown placeholders stay unchanged."""
     return re.sub(r"\[(\w+)\]", lambda found: values.get(found[1], found[0]), text)
 
 
@@ -144,7 +144,7 @@ class SnapTask(Resource):
 
 
 def parse_notes(notes: str, url: str) -> Iterator[tuple[Path, str]]:
-    """Yield (note path, task name) of each task that must still be deleted from snapteld at a URL.
+    """Yield (note path, task name) for each note about a task of the snapteld at ``url``.
 
     Privileges: root.
     """
