@@ -72,8 +72,8 @@ class AppMeter:
     def read(self, room: int) -> Values:
         """Read available lines, and return their values.
 
-        ``room`` is the number of series that may be added. Never blocks. At most :data:`MAX_READ`
-        bytes are read; the rest waits for the next call.
+        ``room`` is the number of new series that are accepted. Never blocks. At most
+        :data:`MAX_READ` bytes are read; the rest waits for the next call.
         """
         fresh: Values = {}
         for line in self._lines():

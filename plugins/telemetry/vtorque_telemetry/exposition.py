@@ -14,7 +14,7 @@ _KEPT = 20_000  # maximum number of cached label texts
 
 
 class LabelTexts:
-    """A cache of the text of labels, by the identity of the mapping."""
+    """A cache of the texts of label mappings. Its keys are the mappings' ``id()``."""
 
     def __init__(self, render: Callable[[Mapping[str, str]], str]) -> None:
         self._render = render

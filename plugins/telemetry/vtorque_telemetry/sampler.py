@@ -47,7 +47,10 @@ class TickReceiver(Protocol):
     """A receiver of ticks (:mod:`vtorque_telemetry.tick`)."""
 
     def send(self, tick: Tick, files: Mapping[Name, int], answer: int = -1) -> None:
-        """Accept a tick. Close the pipe ``answer`` once the tick is processed. Never blocks."""
+        """Send a tick. Never blocks.
+
+        The receiver closes the pipe ``answer`` once the tick is processed.
+        """
         ...
 
 

@@ -122,7 +122,7 @@ class SeriesFile:
         self._lines = {guest: (count + 1) // 2 for guest, count in seen.items()}
 
     def _replace(self, data: bytes) -> None:
-        """Overwrite the file in place with shorter content, because only root may replace it.
+        """Overwrite the file with shorter content, because this process may not replace the file.
 
         Empty lines at the end are possible during the call, and if this process is killed.
         """

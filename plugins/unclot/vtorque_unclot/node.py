@@ -105,7 +105,7 @@ def vtorque_guest_context(guest: GuestPlan) -> Iterator[ContextItem]:
 
 
 def check(site: Site) -> Iterator[HealthResult]:
-    """Report how much of /dev/shm jobs can use; warn if it is less than one job's default."""
+    """Report how much of /dev/shm is free for jobs; warn if the default size does not fit."""
     left = Shm.room(site[Settings].shm_reserve << 20) >> 20
     said = f"{show_mib(left)} of /dev/shm for all jobs (limit of one: [options.unclot_shmem] max)"
     little = left < SHMEM.default

@@ -116,7 +116,7 @@ def missing_support(settings: Settings, kind: str) -> tuple[str, str]:
 
 
 def _guids(settings: Settings) -> str:
-    """Return the GUIDs of the node's cards in HyV's format: XXXX:XXXX:XXXX:XXXX, one per line."""
+    """Return the GUIDs of the node's RDMA cards (XXXX:XXXX:XXXX:XXXX), one per line."""
     cards = sorted(Path(settings.sysfs).glob("class/infiniband/*/node_guid"))
     return "".join(card.read_text().strip() + "\n" for card in cards)
 
@@ -216,7 +216,7 @@ def _device(vf: VirtualFunction, guest: GuestPlan) -> PciDevice:
 
 @hookimpl
 def vtorque_render_domain(guest: GuestPlan, site: Site) -> Iterator[Element]:
-    """Yield the RDMA device: a virtual function, or HyV's device."""
+    """Yield the RDMA device: a virtual function, or the device of the backend ``hyv``."""
     kind = _backend(guest)
     if kind:
         yield Fabric("rdma", kind)
@@ -230,7 +230,7 @@ def vtorque_render_domain(guest: GuestPlan, site: Site) -> Iterator[Element]:
 
 @hookimpl
 def vtorque_pre_boot(job: NodeJob) -> None:
-    """Acquire the packet filter, the virtual functions or HyV's configuration of each guest."""
+    """Acquire each guest's packet filter (rxe), virtual function (sriov) or configuration (hyv)."""
     for guest in job.guests:
         kind, settings = _backend(guest), job.site[Settings]
         if kind and (what := missing_support(settings, kind)[0]):

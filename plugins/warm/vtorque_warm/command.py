@@ -73,7 +73,7 @@ def _age(seconds: float) -> str:
 @click.argument("keys", metavar="[GUEST]...", nargs=-1)
 @click.pass_obj
 def drop(config: Path | None, keys: tuple[str, ...]) -> None:
-    """End warm guests (default: all) that no job uses. The service boots new ones."""
+    """End warm guests (default: all) that no job uses. The warm service boots new guests."""
     paths = service.paths(config)
     known = [each.key for each in spares.warm_guests(paths)]
     for key in keys:
