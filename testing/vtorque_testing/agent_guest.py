@@ -137,7 +137,7 @@ class AgentHarness:
 
     Args:
         driver: the driver under test.
-        directory: where the agent is built, once.
+        directory: a directory in which to build the agent.
         binary: an existing agent to use instead.
     """
 

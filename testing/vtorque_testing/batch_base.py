@@ -28,7 +28,7 @@ class ContractBase:
 def submit(
     harness: BatchHarness, *argv: str, stdin: bytes = b"", blob: bytes | None = None
 ) -> Submission:
-    """Submit a job that must be accepted; return the input of the submit command."""
+    """Submit a job that must be accepted; return what the batch system receives."""
     ended, got = attempt(harness, *argv, stdin=stdin, blob=blob)
     assert ended.code == 0, ended
     assert got is not None, f"the submit command was not started: {ended}"
@@ -43,9 +43,9 @@ def submit_and_start(harness: BatchHarness) -> HookCall:
 def attempt(
     harness: BatchHarness, *argv: str, stdin: bytes = b"", blob: bytes | None = None
 ) -> tuple[ProgramResult, Submission | None]:
-    """Submit a job; return vsub's result and the submit command's input.
+    """Submit a job; return vsub's result, and the input of the batch system's submit command.
 
-    The input is None if vsub did not call the submit command.
+    The input is None if vsub did not call this command.
     """
     harness.last_input()
     ended = run_vsub(harness, argv, stdin=stdin, blob=blob)

@@ -79,7 +79,7 @@ class SubmissionContract(ContractBase):
         assert script_in_guest(harness, got) == SCRIPT
 
     def test_options_after_the_script_take_effect(self, harness: BatchHarness) -> None:
-        """Options after the script must take effect if the submit command accepts such options."""
+        """Options after the script must take effect if the batch system accepts such options."""
         options, name = harness.dialect.options, script(harness)
         if not harness.dialect.permutes:
             pytest.skip("this submit command takes what follows the script as its arguments")
@@ -139,7 +139,7 @@ class SubmissionContract(ContractBase):
         assert script_in_guest(harness, got) == text
 
     def test_unknown_option_is_passed_on_or_refused(self, harness: BatchHarness) -> None:
-        """An unknown option must reach the submit command, or be refused without a submission.
+        """An unknown option must reach the batch system, or be refused without a submission.
 
         The error message must name the option.
         """
@@ -156,7 +156,7 @@ class SubmissionContract(ContractBase):
         assert unknown.lstrip("-").encode() in ended.stderr
 
     def test_submit_command_output_is_shown_unchanged(self, harness: BatchHarness) -> None:
-        """Output, errors and exit status of the submit command must reach the user unchanged."""
+        """The user must get the batch system's output, errors and exit status unchanged."""
         said = ProgramResult(17, b"42.server\n\xff", b"qsub: warning: \xe9\n")
         for vm in ((), VM):
             if not harness.answer(said):

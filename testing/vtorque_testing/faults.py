@@ -61,7 +61,7 @@ class Rig(Surroundings, Protocol):
     """A job and its surroundings, real or recorded."""
 
     def start(self, last: int | None = None) -> ChildResult:
-        """Start the job in a process that is killed at step ``last``, or never if it is None.
+        """Start the job in a process that is killed at step ``last`` (None: never).
 
         Steps count from 1. :attr:`ChildResult.noted` may contain a :class:`NamedObjects` for each
         record.
@@ -105,12 +105,12 @@ class _WatchedRig:
 
 
 def around_create(step: str) -> bool:
-    """Return True for the steps just before and just after the ``create()`` of a record."""
+    """Return True for the steps just before and just after the ``create()`` of a resource."""
     return step.startswith(("before create ", "after create "))
 
 
 def around_all(step: str) -> bool:
-    """Return True for the steps before and after each record and each ``create()``."""
+    """Return True for all steps, except those that record a phase of the job."""
     return step.startswith(("before ", "after "))
 
 

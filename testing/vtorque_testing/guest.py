@@ -293,7 +293,7 @@ class GuestContract:
     def test_script_ended_by_a_signal_returns_128_plus_its_number(
         self, harness: GuestHarness, number: int
     ) -> None:
-        """If a signal ends the script, ``run()`` must return 128 plus its number."""
+        """If a signal ends the script, ``run()`` must return 128 plus the signal's number."""
         _needs(harness, "killed")
         assert _job(harness, harness.scripts.die_of_signal(number)).code == 128 + number
 

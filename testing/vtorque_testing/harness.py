@@ -1,7 +1,7 @@
 """Interface of the harness that authors of a batch adapter write for the contract.
 
-A harness simulates the batch system around the real adapter. Its submit command records its input,
-and :meth:`BatchHarness.start` returns what the real system would start on the nodes.
+A harness simulates the batch system around the real adapter. A simulated submit command records its
+input, and :meth:`BatchHarness.start` returns what the real system would start on the nodes.
 """
 
 from __future__ import annotations

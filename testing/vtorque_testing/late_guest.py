@@ -15,7 +15,7 @@ from vtorque_core.resources.starter import BootStarter
 
 @contextlib.contextmanager
 def booting(run_dir: Path, boot: Callable[[bytes], Sequence[BootedGuest]]) -> Iterator[None]:
-    """In a thread, answer one request of a job shell to boot its guests.
+    """Run a thread that boots the guests when the job shell requests it.
 
     The socket for the request is in ``run_dir``. ``boot`` receives the request and returns the
     booted guests. An exception of ``boot`` is sent to the job shell.

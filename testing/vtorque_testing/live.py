@@ -73,7 +73,7 @@ class LiveHarness(Protocol):
         ...
 
     def phase(self, job_id: str) -> Phase:
-        """Return the phase of a job. It is ``starting`` while root's prologue boots the guests."""
+        """Return a job's phase, which is ``starting`` while root's prologue boots the guests."""
         ...
 
     def wait(self, job_id: str) -> ProgramResult:
@@ -164,7 +164,7 @@ class LiveBatchContract:
         assert ended.stdout == b"got TERM\n"
 
     def test_canceled_job_that_ignores_sigterm_is_killed(self, live: LiveHarness) -> None:
-        """A canceled script that ignores SIGTERM must be killed."""
+        """After a job is canceled, its script must be killed even if it ignores SIGTERM."""
         job = self.start_job(live, b"trap '' TERM\n")
         live.cancel(job)
         assert live.wait(job).code in live.dialect.cancelled

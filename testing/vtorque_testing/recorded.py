@@ -57,7 +57,7 @@ from vtorque_testing.watched import named_objects, state
 
 
 class ReadyPlugins(Plugins):
-    """Plugins whose drivers report a guest as ready at once, because recorded nodes boot none."""
+    """Plugins whose drivers report a guest as ready at once: recorded nodes boot no guests."""
 
     def guest_type(self, name: str) -> GuestType:
         """Return the real guest type, with a driver that does not wait."""
@@ -430,7 +430,7 @@ class RecordedJob:
     processes: Callable[[], Sequence[str]]
 
     def start(self, last: int | None = None) -> ChildResult:
-        """Start the job. Without ``last``, ``noted`` contains results of :meth:`named_objects`."""
+        """Start the job. Without ``last``, the result's ``noted`` is from :meth:`named_objects`."""
         if last is not None:
             return self.node.start(self.job, last)
         return self.node.start(self.job, note=self.node.named_objects)

@@ -71,7 +71,6 @@ def make_scripts() -> dict[str, bytes]:
 
 
 def _generate_sweep() -> bytes:
-    """Return a parameter sweep of 5,000 lines, as a user's script generator writes it."""
     lines = ["#!/bin/sh", "#PBS -N sweep", "n=0"]
     for i in range(4994):
         lines.append(f"n=$((n + {i * 7919 % 97}))  # alpha={i % 10}.{i % 7} beta={i // 100}")

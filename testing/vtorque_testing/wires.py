@@ -136,7 +136,7 @@ def send_nothing(connection: socket.socket) -> None:
 
 
 def send_data(data: Iterable[bytes], *, stays: bool = True) -> Callable[[socket.socket], None]:
-    """Return a fake guest that sends this data. Unless ``stays``, it then disconnects."""
+    """Return a fake guest that sends this data and, if ``stays`` is false, then disconnects."""
 
     def guest(connection: socket.socket) -> None:
         for piece in data:
