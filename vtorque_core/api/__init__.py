@@ -1,4 +1,4 @@
-"""Public API for plugins. This module imports few others, because every ``vsub`` imports it."""
+"""Public API for plugins. It imports few modules, because every ``vsub`` imports it."""
 
 from vtorque_core.api.strategies import BatchSystem as BatchSystem
 from vtorque_core.api.strategies import Command as Command

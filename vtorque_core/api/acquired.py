@@ -1,4 +1,4 @@
-"""Base class of resources that are acquired on a node and released after any crash."""
+"""Base class of resources that are acquired on a node and released even after a crash."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ RELEASE_TIME = 25.0  # seconds for one release; below the 30 that teardown gives
 def unjournalled(default: Any = None) -> Any:
     """Declare a resource field that only ``create()`` needs, such as a secret.
 
-    The journal does not contain the field, so ``release()`` sees its default.
+    ``release()`` runs on a copy from the journal, in which the field has its default.
     """
     return field(default=default, repr=False, metadata={"journal": False})
 
@@ -51,7 +51,7 @@ class Resource:
     def is_lost(self) -> bool:
         """Return True if a shared resource no longer exists, such as a daemon that was killed.
 
-        Called only with :attr:`scope` ``"node"``, when another job acquires the resource. The core
+        Called only if :attr:`scope` is ``"node"``, when another job acquires the resource. The core
         then releases a lost resource and creates it again.
         """
         return False
@@ -62,7 +62,7 @@ class CoreResource(Resource):
 
     Attributes:
         blocking: ``release()`` can hang, so a child process must run it.
-        retry_seconds: how long teardown repeats the release after an incomplete ``create()``.
+        retry_seconds: for how long ``release()`` is repeated after an incomplete ``create()``.
     """
 
     blocking: ClassVar[bool] = False

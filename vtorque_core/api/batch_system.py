@@ -49,7 +49,7 @@ class JobState(enum.Enum):
 
 
 class Detach(enum.Enum):
-    """The moment at which the start hook returns to the batch system.
+    """The moment at which the prologue returns to the batch system.
 
     If the guests are not ready by then, a detached process completes the start.
     """
@@ -98,8 +98,8 @@ class Needs:
     """Resources per node that ``vsub`` requests unless the user has requested them.
 
     Attributes:
-        cpus, mib: total for guests, QEMU, plugins and host reserve. ``mib`` None: request no
-            memory.
+        cpus, mib: total for guests, QEMU, plugins and ``[node] host_reserve_*``. ``mib`` None:
+            request no memory.
         seconds: added to the walltime for the start of the guests.
         resources, licenses: see :class:`vtorque_core.api.values.Extra`. The submitter refuses
             unknown names.
@@ -290,7 +290,7 @@ class NodeAdapter(Protocol):
     """
 
     def job(self, argv: Sequence[str], environ: Mapping[str, str]) -> BatchJob:
-        """Read the job from the hook's arguments.
+        """Read the job from the arguments of the batch system's hook.
 
         Set ``bad_request`` if the request is unreadable, ``unknown`` if the server is unreachable.
         Raises HostFault for arguments of another batch system.
@@ -305,7 +305,7 @@ class NodeAdapter(Protocol):
     def finish(self, job: BatchJob, outcome: Outcome, reason: str, *, hook_waits: bool) -> int:
         """Report the result of the start to the batch system, and return the hook's exit status.
 
-        With exit status 0, the batch system starts the job shell, which reports a failed start.
+        After exit status 0, the batch system starts the job shell, which reports any failure.
         The call may block. ``reason`` is one line for the user.
 
         If ``hook_waits`` is False, the hook has already returned to the batch system. In this case,
@@ -330,15 +330,15 @@ class NodeAdapter(Protocol):
     def account(self, job_id: str, usage: Usage) -> None:
         """Record the guests' usage in the batch system's accounting, if possible.
 
-        Called by the epilogues of all nodes after the release. HostFault is only logged.
+        Called by each node's epilogue, after the release of resources. HostFault is only logged.
         """
         return
 
     def start_again(self, job: JobAttempt, reason: str) -> None:
         """Requeue a job whose detached start (:class:`Detach`) was killed.
 
-        Called by the epilogue after the release. The adapter must limit the number of starts of a
-        job. HostFault is only logged.
+        Called by the epilogue, after the release of resources. The adapter must limit the number
+        of starts of a job. HostFault is only logged.
         """
         return
 
@@ -347,7 +347,8 @@ class NodeAdapter(Protocol):
 class DrainingAdapter(Protocol):
     """A node adapter that can drain a node and requeue a running job. As root.
 
-    Both methods raise HostFault if the batch system does not answer, Refused if it refuses.
+    Both methods raise HostFault if the batch system does not answer, and Refused if the
+    batch system refuses.
     """
 
     def drain(self, reason: str) -> None:
@@ -369,7 +370,7 @@ class MigrationAdapter(Protocol):
     """
 
     def reserve_node(self, job_id: str, nodes: Sequence[str], left: str, node: str) -> BatchJob:
-        """Reserve on this node, ``node``, the same resources as on the source node, ``left``.
+        """Reserve on this node, ``node``, what the job has on the source node, ``left``.
 
         ``nodes`` are the job's nodes after the migration, in rank order. Returns the job with its
         CPUs and memory on this node. Raises Refused.
@@ -418,7 +419,7 @@ class JobShell(Protocol):
     def guest_env(self, environ: Mapping[str, str], guests: Mapping[str, str]) -> Mapping[str, str]:
         """Return new values for the script's variables that must differ in the guest.
 
-        ``environ`` has the script's variables, ``guests`` the variables from context items.
+        ``environ`` is the script's environment. ``guests`` has the variables of context items.
         """
         return {}
 

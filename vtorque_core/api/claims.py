@@ -17,9 +17,9 @@ Use = Literal["vcpu", "emulator", "io"]
 
 @dataclass(frozen=True)
 class CoreClaim:
-    """A claim on ``count`` logical CPUs for one use: vCPUs, or QEMU's emulator or I/O threads.
+    """A claim on ``count`` logical CPUs for the purpose ``use``: vCPUs, emulator or I/O threads.
 
-    Without a claim for the use ``"emulator"``, the emulator threads run on the CPUs of ``"io"``.
+    Without a claim for ``"emulator"``, QEMU's emulator threads run on the CPUs of ``"io"``.
 
     Attributes:
         exclusive: no threads of other guests run on these CPUs, and each vCPU has its own CPU.
@@ -54,7 +54,7 @@ class RamClaim:
         page_kib: use reserved huge pages of this size; None: ordinary pages.
         numa: ``"preferred"``: use the NUMA node of the guest's CPUs if the RAM fits there.
             ``"strict"``: refuse a guest that does not fit one node. None: ``[node] numa``.
-        near: preferred NUMA nodes. If the ledger chooses other nodes, the user gets a Notice.
+        near: preferred NUMA nodes. If the guest gets other nodes, the user gets a Notice.
         advisor: name of the program that proposed ``near``, for the Notice.
     """
 
@@ -86,8 +86,8 @@ class PoolClaim:
 
     Attributes:
         items: all items of the node, preferred items first.
-        near: NUMA node of each item (``/sys/bus/pci/devices/*/numa_node``). The ledger prefers
-            these nodes for the guest.
+        near: NUMA node of each item (``/sys/bus/pci/devices/*/numa_node``). The guest
+            gets CPUs of these nodes if possible.
     """
 
     pool: str
@@ -131,7 +131,7 @@ class Notice:
 
 @dataclass(frozen=True)
 class Placement:
-    """The resources that the ledger assigns to one guest.
+    """The resources that one guest gets on this node.
 
     Attributes:
         cores: host CPU ids by purpose: ``"vcpu"``, ``"emulator"`` and ``"io"``; empty: all CPUs of

@@ -49,7 +49,7 @@ def run(
     """Run a tool on open files and return its standard output.
 
     Args:
-        argv: program and arguments. Pass descriptors as the result of :func:`path_of`.
+        argv: program and arguments. Name an open file by the result of :func:`path_of`.
         files: descriptors that the tool inherits.
         most: maximum size in bytes of a file that the tool writes.
         told: called with the percentage that ``qemu-img -p`` prints.

@@ -18,10 +18,10 @@ class DiskFile(FileResource):
     """A new sparse raw disk with an empty file system; attach it with a ``Disk`` element.
 
     The file must be in a trusted directory (:mod:`vtorque_core.base.safefs`). ``vtorque_plan`` must
-    claim its full size.
+    claim the disk's full size.
 
     Attributes:
-        uid: the file's owner, ``guest.qemu_uid``.
+        uid: the file's owner: ``qemu_uid`` of the guest.
         owner: uid and gid of the file system's top directory.
         label: at most 16 characters.
     """

@@ -9,7 +9,7 @@ Stage = Literal["boot", "ready"]
 
 
 class ContextItem:
-    """Base of all context items, which are frozen dataclasses. The driver escapes all values."""
+    """Base of all context items: frozen dataclasses whose values the guest driver escapes."""
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class EnvVar(ContextItem):
 
 @dataclass(frozen=True)
 class GuestFile(ContextItem):
-    """A file that is written before any command runs."""
+    """A file in the guest, written before any RootCommand runs."""
 
     path: str
     content: bytes
@@ -59,7 +59,7 @@ class CancelCommand(ContextItem):
 
 @dataclass(frozen=True)
 class KernelModule(ContextItem):
-    """A kernel module that must be loadable (``modprobe name parameters``)."""
+    """A kernel module that the guest loads with ``modprobe name parameters``."""
 
     name: str
     parameters: tuple[str, ...] = ()

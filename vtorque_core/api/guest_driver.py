@@ -50,7 +50,8 @@ class Script:
         limits: (soft, hard) by RLIMIT name (``"NOFILE"``); -1 is unlimited.
         merge: stdout and stderr are one stream (``-j oe``).
         grace: seconds between SIGTERM and SIGKILL.
-        prologue, epilogue: ``vm_prologue`` and ``vm_epilogue``. If one fails, the job fails.
+        prologue, epilogue: scripts of the ``-vm`` keys ``vm_prologue`` and ``vm_epilogue``. If a
+            script fails, the job fails.
     """
 
     name: str

@@ -86,7 +86,7 @@ class Identity:
     Attributes:
         name, uuid: name and UUID of the libvirt domain.
         job_id, attempt: the job attempt from which the guest's secrets derive.
-        leased: (pool, item) of each address. The job must lease these items on this node, too.
+        leased: (pool, item) of each network address, which the job must lease on this node, too.
     """
 
     name: str
@@ -211,7 +211,7 @@ class GuestPlan:
         state_dir: root-owned directory on disk.
         run_dir: root-owned directory in memory.
         secret: bytes derived for this job attempt, equal on all nodes of the job.
-        placement: resources that the ledger has assigned; empty in ``vtorque_plan``.
+        placement: resources that the guest gets; empty in ``vtorque_plan``.
         qemu_uid: uid of the guest's QEMU on the host. Give this uid access to files for QEMU.
         aliases: (``<hostname>-<network>``, hostname, ip) of all guests in other networks.
         host: hardware of this node; unknown on a submit host.

@@ -5,9 +5,9 @@ its result is constant. The implementation may omit arguments. A hook that retur
 side effects. Other hooks run as root, in one thread, in the sorted order of plugin names. An error
 is reported with the plugin's name, and does not stop other plugins' hooks.
 
-A plugin has at most one module in each entry-point group. Every ``vsub`` imports ``vtorque1``
-modules; only programs on nodes and ``vsub --dry-run`` import ``vtorque1.node`` modules. In a
-``vtorque1`` module, ``site`` has only the settings of ``vtorque1`` modules.
+A plugin has at most one module in each entry-point group, ``vtorque1`` and ``vtorque1.node``.
+Only programs on nodes and ``vsub --dry-run`` import ``vtorque1.node`` modules. In a ``vtorque1``
+module, which every ``vsub`` imports, ``site`` has only the settings of ``vtorque1`` modules.
 
 "The job does not start" means: ``Refused`` ends the job with exit status 121. Other exceptions are
 faults of the node (122), and the job may run on another node.
@@ -250,8 +250,8 @@ def vtorque_health_checks() -> Iterable[HealthCheck]:
 def vtorque_setup_steps(site: Site, place: Installation) -> Iterable[SetupStep]:
     r"""Return this plugin's steps for ``vtorque setup install`` and ``uninstall``.
 
-    ``install`` applies these steps after the batch system's steps. ``uninstall`` reverts these
-    steps first, when the node has no jobs. ``vtorque doctor`` does not check these steps.
+    ``install`` applies these steps after the batch system's steps. ``uninstall`` requires a node
+    without jobs, and reverts these steps first. ``vtorque doctor`` does not check these steps.
 
     Entry-point group: ``vtorque1.node``.
     Called: by ``vtorque setup``, as root.

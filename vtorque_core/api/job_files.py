@@ -25,7 +25,7 @@ class File(FileResource):
     """A new file in a trusted directory (:mod:`vtorque_core.base.safefs`).
 
     Attributes:
-        uid, gid: -1 means unchanged.
+        uid, gid: owner and group; -1: those of this process.
         reader: uid of a user who may read the file, and execute it if the owner may.
         replace: the file may exist, and is replaced atomically.
     """

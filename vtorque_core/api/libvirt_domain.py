@@ -56,7 +56,7 @@ class Disk(ListElement):
         serial: at most 20 characters; visible as ``/dev/disk/by-id/virtio-*``.
         boot: position in the boot order, from 1; None: not bootable.
         base: backing file of a qcow2 overlay, possibly shared.
-        user_owned: the job's owner owns the file (raw only), and a daemon of the owner serves it.
+        user_owned: the job's owner owns the file (raw only). The owner's daemon gives QEMU access.
     """
 
     template: ClassVar[str] = "vtorque_core.plan.domain:templates/disk.xml.j2"
@@ -134,7 +134,7 @@ class Filesystem(ListElement):
 class Channel(ListElement):
     """A virtio-serial port, connected to the Unix socket ``path`` on the host.
 
-    If ``owner`` is ``"root"``, only root may connect; if ``"job"``, the job's owner, too.
+    If ``owner`` is ``"root"``, only root may connect; if ``"job"``, root and the job's owner.
     """
 
     template: ClassVar[str] = "vtorque_core.plan.domain:templates/channel.xml.j2"

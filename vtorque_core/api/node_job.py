@@ -61,7 +61,7 @@ class NodeJob(Protocol):
         """
 
     def warn(self, text: str) -> None:
-        """Notify the user (before the job's standard error) and the admin (in syslog) once.
+        """Print ``text`` once, before the job's standard error, and log it to syslog.
 
         ``text`` is one line about a missing capability, without secrets.
         """
@@ -76,7 +76,7 @@ class ReceivingNode(Protocol):
 
     @property
     def answers(self) -> int:
-        """Descriptor for writing answers."""
+        """Descriptor for writing answers to the source node."""
 
     @property
     def uri(self) -> str:
@@ -84,7 +84,7 @@ class ReceivingNode(Protocol):
 
     @property
     def start_timeout(self) -> float:
-        """Time limit of a start in seconds."""
+        """Time limit of a job's start in seconds."""
 
     def require_versions(self, name: str, versions: Mapping[str, str]) -> None:
         """Raise Refused unless this node, ``name``, can run the source node's guests.

@@ -98,8 +98,8 @@ class ImageSource:
     """Images of users, for values of ``-vm img=`` with a slash or a colon.
 
     Attributes:
-        base: returns the name of the pool's image whose kernel and initrd boot a value's image, or
-            an empty string. A personal site builds the pool's image with the builder of this name.
+        base: returns the name of the pool's image that provides kernel and initrd for a value, or
+            an empty string. A personal site builds that image with the builder of the same name.
         resolve: called by ``vsub`` as the user. Returns ``-vm`` pairs that replace those of the
             request. Its last argument is False with ``--no-pull``.
         image: returns the image of a submitted, untrusted request. Opens no file. Its last
@@ -128,7 +128,7 @@ class Remote:
         travels: other parameters that may be forwarded. Code in guests can forge their values.
             A value must not make the command write a file, read a file that the value names, or run
             a program outside the guest.
-        terminal: the command uses the caller's terminal, unless it has variadic arguments.
+        terminal: the command uses the caller's terminal if its variadic argument is not given.
         output: the parameter for an output file. The calling host writes the file.
     """
 

@@ -80,7 +80,7 @@ def parse_unprivileged(
         args: picklable arguments, at most 192 KiB.
         until: deadline in ``time.monotonic()`` seconds; None: 20 s from now.
         files: descriptors that ``work`` gets copies of.
-        most: maximum sum of all values in bytes, plus 5 bytes for each value.
+        most: maximum size of all values together in bytes. Each value counts 5 bytes more.
 
     Raises:
         Unreadable: ``work`` raises, exceeds a limit or the deadline, or crashes.
@@ -236,7 +236,7 @@ def close_files(keep: Collection[int]) -> None:
 def drop_privileges(memory: int, largest_file: int = 0) -> None:
     """Switch to user nobody without capabilities, and die with the parent process.
 
-    ``memory`` limits additional address space, ``largest_file`` each written file, in bytes.
+    Limits in bytes: ``memory`` for additional address space, ``largest_file`` for a written file.
     """
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):

@@ -115,7 +115,7 @@ def show_boolean(value: bool) -> str:
 
 
 def no_parse(value: str) -> FileData | None:
-    """Raise ValueError, because the value of a file key is never parsed from text."""
+    """Raise ValueError, because a key with ``is_file`` never gets its value from text."""
     raise ValueError("names a file that was not submitted with the job: submit the job with vsub")
 
 
