@@ -53,8 +53,8 @@ class VtorqueError(Exception):
 class Refused(VtorqueError):
     """The request is invalid or violates the site's policy. The job is never retried.
 
-    A text in ``refusals`` becomes the message of a :class:`Refusal` with the fields ``parts``.
-    ``detail`` has further printable lines for the user.
+    A text in ``refusals`` becomes the message of a :class:`Refusal`. ``parts`` are the Refusal's
+    other fields. ``detail`` has further printable lines for the user.
     """
 
     exit_code = EXIT_USAGE

@@ -1,7 +1,7 @@
 """File locks of this node (flock(2)).
 
 Acquire the job's lock before the node's lock. A process that holds a job's lock may acquire it
-again. Only the node's lock also excludes other threads of the process.
+again. The node's lock excludes other threads of the process, too.
 """
 
 from __future__ import annotations

@@ -116,7 +116,7 @@ def boot_id() -> str:
 
 
 def safe_name(text: str) -> str:
-    """Return a unique file name for ``text``: the text itself if safe, otherwise with a hash.
+    """Return ``text`` if it is a safe file name, otherwise a unique safe name with a hash.
 
     The hash distinguishes ``22[0].server`` from ``22_0_.server``.
     """

@@ -15,7 +15,7 @@ _ALONE = "make it self-contained: qemu-img convert"
 
 
 def check_header(header: bytes) -> tuple[int, int]:
-    """Return the virtual size in bytes and the offset at which the first-level table ends.
+    """Return the virtual size in bytes and the offset at which the L1 table ends.
 
     Raises ValueError if the image refers to another file, or is encrypted, corrupt or truncated.
     """

@@ -15,7 +15,7 @@ _UNLESS_ORPHAN = '[ "$PPID" = "$0" ] || exit 126; exec "$@"'
 
 
 def guard_command(*argv: str, rights: Iterable[str] = ()) -> list[str]:
-    """Return a command that runs ``argv``. The kernel kills it when the calling thread ends.
+    """Return a command that runs ``argv``. The kernel kills ``argv`` when the calling thread ends.
 
     Children of the command are not killed. Set-user-ID programs do not work (PR_SET_NO_NEW_PRIVS).
     Environment variables whose names are not identifiers are dropped. ``rights`` are options of

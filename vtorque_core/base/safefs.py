@@ -68,7 +68,6 @@ def parent_of(path: str) -> Iterator[tuple[int, str]]:
 
 
 def _step(directory: int, part: str, path: str) -> int | Path:
-    """Open the component ``part``. If it is a link of root (/var/run), return the link's target."""
     with closing(os.open(part, _LOOK, dir_fd=directory)) as below:
         status = os.fstat(below)
         _check(status, path, part, below)
@@ -125,7 +124,7 @@ def fsync(path: Path, flags: int = os.O_NOFOLLOW) -> None:
 def write_new(
     path: str, content: bytes, *, mode: int, uid: int = -1, gid: int = -1, ready: Ready = None
 ) -> None:
-    """Create a new file with exactly this owner and mode (-1: unchanged).
+    """Create a new file with exactly this mode, owner and group (-1: those of this process).
 
     ``ready`` is called last with the open descriptor, for example os.fsync.
     """

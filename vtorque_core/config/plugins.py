@@ -233,8 +233,8 @@ class Plugins:
     def withhold(self, withheld: Mapping[str, str]) -> Plugins:
         """Return a view of the plugins for a job, in which ``withheld`` plugins are disabled.
 
-        Acquire resources with the same view that wrote the journal header. Teardown loads only the
-        plugins that the header names.
+        Acquire resources only with the view whose plugins are in the journal header, because
+        teardown loads no other plugins.
         """
         view = copy.copy(self)
         view.withheld = dict(withheld)
@@ -330,7 +330,7 @@ class Plugins:
     def collect_from_one(
         self, hook: Callable[P, Iterable[T]], *args: P.args, **kwargs: P.kwargs
     ) -> list[T]:
-        """Return the items of a hook that at most one plugin may answer for a job."""
+        """Return the items of a hook. Raises Conflict if more than one plugin provides items."""
         found = self.collect(hook, *args, **kwargs)
         owners = sorted({each.distribution for each in found})
         if len(owners) > 1:

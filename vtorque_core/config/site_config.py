@@ -94,7 +94,7 @@ class Site:
 
     @property
     def owner(self) -> int:
-        """Uid that does root's work: root, or the owner of a personal site."""
+        """Uid that runs root's programs: 0, or the owner of a personal site."""
         return os.geteuid() if self.raw.personal else 0
 
     @property

@@ -188,7 +188,7 @@ def collect(home: Path, uses: Uses, over_only: bool = False) -> list[str]:
 
 
 def collect_version(path: Path) -> None:
-    """Remove an image version if it has expired and no name refers to it. No job may use it."""
+    """Remove an image version, which no job uses, if it has expired and no name refers to it."""
     home = path.parent
     with contextlib.suppress(OSError, ValueError, HostFault):
         if (

@@ -110,7 +110,6 @@ def _image(request: JobRequest, site: Site, plugins: Plugins) -> Image:
 
 
 def _offered_sources(context: JobContext, request: JobRequest, image: Image) -> list[BootSource]:
-    """Return the boot sources that a plugin offers before placement: none, or one per guest."""
     sources = context.plugins.collect_from_one(
         hooks.vtorque_boot_sources,
         job=context.job, request=request, image=image, user=context.user, site=context.site,

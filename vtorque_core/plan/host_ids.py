@@ -75,7 +75,7 @@ def ranges(table: Path) -> Iterator[tuple[str, int, int]]:
 
 
 def root_id(name: str, uid: int, base: int, tables: Sequence[Path] = TABLES) -> int:
-    """Return the uid and gid of root in this user's guests: ``base`` plus the uid.
+    """Return the uid and gid of root in this user's guests: ``base`` plus ``uid``.
 
     If ``base`` is 0, return the first id that subuid(5) and subgid(5) both assign to the user.
     """
@@ -95,7 +95,7 @@ def root_id(name: str, uid: int, base: int, tables: Sequence[Path] = TABLES) -> 
 
 
 def require_unused(found: int, said: str, tables: Sequence[Path] = TABLES) -> None:
-    """Raise HostFault with the prefix ``said`` if a user or a range of subuid(5) has ``found``."""
+    """Raise HostFault (``said``, ...) if ``found`` is a user's uid or in a range of subuid(5)."""
     for owner, first, count in (line for table in tables for line in ranges(table)):
         if first <= found < first + count:
             raise HostFault(f"{said}, which belongs to {owner} ({TABLES[0]})")

@@ -245,7 +245,7 @@ def entry(record: logging.LogRecord, log: Log) -> dict[str, Any]:
 
 
 def shorten(text: str, limit: int) -> str:
-    """Return about ``limit`` characters of a text, printable, and its length if it is longer."""
+    """Return a printable text, shortened to about ``limit`` characters and then with its length."""
     whole = printable(text[:limit], limit)
     return whole if len(text) <= limit else f"{whole}... ({len(text)} characters)"
 

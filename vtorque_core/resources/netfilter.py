@@ -41,7 +41,7 @@ _OF_DHCP = ("udp/53", "tcp/53", "udp/67", "udp/547")  # libvirt's dnsmasq: DNS, 
 
 
 def rules(tap: str, mac: str, ip: str | None, connections: int = 0, *, ipv6: bool = False) -> str:
-    """Return the nft script that filters one guest's NIC, and replaces earlier tables.
+    """Return the nft script that filters one guest's NIC, and replaces the NIC's earlier tables.
 
     The guest may send only from ``mac`` and ``ip``. If ``ip`` is None, any IPv4 address may be the
     source, and ``ipv6`` also allows IPv6, except router messages. ``connections`` limits the

@@ -118,7 +118,7 @@ def _id_maps(kind: str, share: ServedDirectory, own: int) -> tuple[str, ...]:
 
 
 def can_save(program: str = VIRTIOFSD) -> bool:
-    """Return True if this virtiofsd can pass its state to QEMU, so that its guests can be saved."""
+    """Return True if this virtiofsd can pass its state to QEMU, so that guests can be saved."""
     return _OTHERS_ARE_ERRORS[0] in _help(program)
 
 

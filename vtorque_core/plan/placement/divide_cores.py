@@ -143,7 +143,6 @@ class _Division:
         return [replace(at, amounts=mine) for at, mine in zip(found, counted, strict=True)]
 
     def _check_count(self) -> None:
-        """Raise NoFit if guests need more CPUs, with idle SMT siblings, than the job has."""
         if self.share.cpu_count is not None and len(self.own) > self.share.limit:
             d = next(d for d in self.demands if d.whole)
             raise NoFit(

@@ -4,7 +4,7 @@ The ledger consists of the open lease records of all journals, read under the no
 holds an item of a pool that plugins claim, or of one of these pools of the core::
 
     core    an exclusive host CPU. ``item`` is its id and ``use`` its purpose (``idle``: an unused
-            SMT sibling). A resizable use also has ``least``, ``most`` and the candidates ``cpus``.
+            SMT sibling). ``least``, ``most`` and ``cpus`` limit a resize.
     memory  MiB of one guest on a NUMA node, in ordinary or huge pages
     share   all CPUs of the job (``cpus``), and how many of these stay shared (``least``)
     cache   a step of a cache, or a resctrl group

@@ -55,7 +55,7 @@ class NodeShare:
 
     @cached_property
     def reserved(self) -> tuple[int, ...]:
-        """Reserved CPUs: the lowest ones with their SMT siblings."""
+        """Reserved CPUs: those with the lowest ids, and their SMT siblings."""
         ordered: dict[int, None] = {}
         for cpu in self.machine.cpus:
             ordered.update(dict.fromkeys(self.machine.siblings(cpu)))
@@ -68,7 +68,7 @@ class NodeShare:
 
     @property
     def is_count_only(self) -> bool:
-        """True if the batch system grants only a number of CPUs; vTorque's ledger chooses them."""
+        """True if the batch system grants only a number of CPUs; vTorque chooses them."""
         return not self.cpus and self.cpu_count is not None and not self.whole_node
 
     @property
