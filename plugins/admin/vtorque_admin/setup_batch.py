@@ -45,9 +45,9 @@ def _plugin_steps(site: Site, plugins: Plugins, config: Path) -> list[SetupStep]
 def jobshell_script(place: Installation) -> bytes:
     """Return the program that the batch system starts as the user, instead of the user's shell.
 
-    The program is a script, so sh ignores the user's ENV and BASH_ENV (POSIX sh, 2.5.3; bash(1),
-    INVOCATION). The script runs ``python -I``, which ignores PYTHON* variables and the user's
-    site-packages.
+    The program is an sh script. For scripts, sh ignores the user's ENV and BASH_ENV (POSIX sh,
+    2.5.3; bash(1), INVOCATION). The script runs ``python -I``, which ignores PYTHON* variables
+    and the user's site-packages.
     """
     return hook_script(f'exec {shlex.join(place.call("jobshell"))} "$@"')
 
