@@ -37,7 +37,7 @@ class Companion:
         self._passed_on: dict[str, float] = {}  # expiry of each request, Unix seconds
 
     def poll(self) -> None:
-        """Start a process for each new request. Ignore invalid files of users and guests."""
+        """Start a process for each new request file. Ignore invalid files."""
         self._running = [child for child in self._running if child.poll() is None]
         with contextlib.suppress(OSError, VtorqueError), requests.directory(self._job_id) as place:
             self._forget_expired(place)
@@ -92,7 +92,7 @@ class Companion:
 
 
 def answer_environ() -> dict[str, str]:
-    """Return the environment for answering a request, without the job's variables."""
+    """Return the environment of a process that answers a request, without the job's variables."""
     account = pwd.getpwuid(os.getuid())
     return {
         "PATH": "/usr/bin:/bin", "LC_ALL": "C.UTF-8", "HOME": account.pw_dir,
@@ -122,7 +122,7 @@ def _end(*_: object) -> NoReturn:
 
 
 def main() -> NoReturn:
-    """Poll for requests until the job ends or the job shell is killed."""
+    """Poll for request files until the job ends or the job shell is killed."""
     _, config, job_id, node, seconds, jobshell = sys.argv
     signal.signal(signal.SIGTERM, _end)
     companion = Companion(Path(config), job_id, node, dict(os.environ))

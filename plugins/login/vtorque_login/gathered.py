@@ -46,7 +46,7 @@ class FetchedRecord(Place):
         return time.time()
 
     def open(self, name: str) -> int:
-        """Return a descriptor of an unnamed file with the content of the file ``name``."""
+        """Return a descriptor of a file in memory (memfd) with the content of the file ``name``."""
         content = self.read(name)
         with os.fdopen(os.memfd_create("kept"), "wb") as file:
             file.write(content)
@@ -67,7 +67,7 @@ def reads_all_nodes(command: str, options: Collection[str]) -> bool:
 
 
 def pack_files(place: Place) -> dict[str, str]:
-    """Return a job's files on this node by name, zlib-compressed in base64."""
+    """Return the files of a job's kept record by name, zlib-compressed in base64."""
     found, left = {}, _MOST_SENT
     names = [each.name for each in place.directory.iterdir() if _FILE.fullmatch(each.name)]
     for name in sorted(names, key=lambda name: (name != JOB, name != LOG, name)):
@@ -81,8 +81,8 @@ def pack_files(place: Place) -> dict[str, str]:
 def fetch_records(nodes: Sequence[tuple[str, str]], config: Path, wait: float) -> None:
     """Query nodes for their records as the calling user. :func:`places` then yields the records.
 
-    Prints the names of nodes that do not answer. ``nodes`` are pairs of a job id and a node; for
-    ``wait``, see :func:`state.answer`.
+    Prints the names of nodes that do not answer. ``nodes`` are pairs of a job id and a node;
+    ``wait`` is ``[plugin.login] answer_timeout`` in seconds.
     """
     unpacking = _Unpacking()
 
@@ -122,7 +122,10 @@ class _Unpacking:
         self._lock = threading.Lock()
 
     def place(self, said: Any) -> Place:
-        """Return the record in ``said``. Raise ValueError, TypeError or KeyError if invalid."""
+        """Return the record in ``said``, a node's answer.
+
+        Raise ValueError, TypeError or KeyError if the answer is invalid.
+        """
         key = str(said["key"])
         if not _KEY.fullmatch(key):
             raise ValueError(key)

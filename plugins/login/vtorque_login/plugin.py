@@ -1,4 +1,4 @@
-"""Register remote execution of commands about a job, and ``vmgr state``."""
+"""Run vmgr commands about a job on the job's node, and query nodes for a job's state."""
 
 from __future__ import annotations
 

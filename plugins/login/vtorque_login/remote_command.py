@@ -128,7 +128,7 @@ def _run_for_running(
 def _check_ended(meant: Sequence[JobInfo], wanted: str, config: Path) -> None:
     """Raise Refused if one of the jobs has not ended.
 
-    An array may have queued tasks if this host has records of ended tasks.
+    Queued tasks of an array are ignored if this host has records of the array's ended tasks.
     """
     for job in meant:
         one = _is_named(job, wanted) and "[]" not in wanted
@@ -183,7 +183,7 @@ def _can_run_here(places: Sequence[kept_records.Place], asked: RemoteCommand) ->
 
 
 def _is_named(job: JobInfo, wanted: str) -> bool:
-    """Return whether the user's text names this single job; for PBS, the job's number is enough."""
+    """Return whether ``wanted`` is this job's id, or the part of the id before the first dot."""
     name = job.known_as or job.id
     return wanted in (name, name.partition(".")[0])
 

@@ -1,6 +1,6 @@
-"""Requests in the owner's home: ``~/.vtorque/requests/<job>/<name>.json``, read by their job.
+"""Request files ``~/.vtorque/requests/<job>/<name>.json``, which a process of the job reads.
 
-Guests share the home, so code in a guest can read and write requests. Therefore a request can only
+Guests share the owner's home, so code in a guest can write requests. Therefore a request can only
 run what a user in a guest may run anyway (:func:`parse_request`); see doc/security.md. Root reads
 no requests.
 """
@@ -45,7 +45,7 @@ class LoginRequest:
         node: Node of the job; empty for the first.
         term: TERM of the user's terminal; empty without one.
         host: IP address of the host on which the command waits.
-        key: Key of the connection, hexadecimal.
+        key: Key that authenticates both sides of the connection, hexadecimal.
         expires: Unix seconds by the clock of the waiting host.
     """
 
@@ -150,7 +150,7 @@ def directory(job_id: str) -> Iterator[int]:
 
 
 def remove(job_id: str) -> None:
-    """Remove the request directory of an ended job with its content."""
+    """Remove an ended job's request directory and the files in it."""
     with directory(job_id) as place, os.scandir(place) as entries:
         for entry in entries:
             os.unlink(entry.name, dir_fd=place)
@@ -179,7 +179,7 @@ def write_request(place: int, request: LoginRequest) -> str:
 
 
 def names(place: int, most: int, known: Container[str] = ()) -> list[str]:
-    """Return the names of at most ``most`` requests in a directory, without those in ``known``."""
+    """Return names of requests in a directory, without ``known``; ``most`` limits their number."""
     found: list[str] = []
     with os.scandir(place) as entries:
         for entry in entries:

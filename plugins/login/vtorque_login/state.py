@@ -34,8 +34,8 @@ class NodeState:
     Attributes:
         phase: The job's phase.
         guests: Rank and name of each guest.
-        elsewhere: Name of each node outside the job's allocation to which guests of the job
-            migrated, and the job's state there. The job's owner cannot query these nodes.
+        elsewhere: Nodes outside the job's allocation to which guests of the job migrated: each
+            node's name, and the job's state on it. The owner cannot query these nodes.
     """
 
     phase: str
@@ -51,7 +51,7 @@ class NodeState:
 def query_jobs(jobs: Sequence[JobInfo], config: Path, wait: float) -> Iterator[JobOnNode]:
     """Yield the state of each job on each of its nodes, as the calling user.
 
-    ``wait`` is passed to :func:`query_node`. Several nodes are queried in parallel.
+    ``wait`` is as in :func:`answer`. Several nodes are queried in parallel.
     """
 
     def ask(job_id: str, node: str) -> list[JobOnNode]:
