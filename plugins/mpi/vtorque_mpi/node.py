@@ -4,7 +4,7 @@ The variables make each launcher ignore the host's batch variables, and start it
 guests by ssh, with the job's keys. Sources:
 
 - Open MPI 4: mpirun(1), "Setting MCA Parameters" (``OMPI_MCA_<key>``), ``ompi_info --all`` for the
-  keys, orte_hosts(7) for the file. Open MPI 5: PRRTE 3.0, prte_mca_params.c (``PRTE_MCA_<key>``);
+  keys, orte_hosts(7) for host files. Open MPI 5: PRRTE 3.0, prte_mca_params.c (``PRTE_MCA_<key>``);
   its mpirun uses ``OMPI_MCA_<key>`` if ``PRTE_MCA_<key>`` is unset (schizo_ompi.c).
 - MPICH, MVAPICH: "Using the Hydra Process Manager", Environment Settings; mpiexec.hydra -rmk -help.
 - Intel MPI: Developer Reference for Linux, Hydra Environment Variables, Global Hydra Options.

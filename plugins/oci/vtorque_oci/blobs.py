@@ -37,7 +37,7 @@ def digest_of(text: object) -> str:
 def open_source(name: str, directory: int | None = None) -> Iterator[int]:
     """Open a directory or a regular file, but no symbolic link. Raises Refused.
 
-    Other types are not opened, because opening a FIFO blocks and opening a device may have effects.
+    Opening a FIFO would block, and opening a device may have side effects.
     """
     try:
         handle = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory)
@@ -72,7 +72,7 @@ def run_parser(
         parse: see :func:`vtorque_core.api.unprivileged_parser.parse_unprivileged`.
         args: the first arguments of ``parse``.
         files: descriptors, which are the last arguments of ``parse``.
-        most: limit of all values in bytes.
+        most: maximum size of all values together in bytes.
     """
     try:
         return list(parse_unprivileged(parse, *args, files=files, most=most))
@@ -127,7 +127,7 @@ def unpack_layer(packed: Path, target: Path, most: int, seconds: float = TIMEOUT
     """Return a layer as a plain tar file: the layer itself, or a decompressed copy in ``target``.
 
     ``most`` is the size limit in bytes, ``seconds`` the time limit. Raises Refused if a limit is
-    exceeded, if the layer is damaged, or for an unknown compression.
+    exceeded, the layer is damaged, or its compression is unknown.
     """
     if seconds <= 0:
         raise _timeout_error()
@@ -170,8 +170,8 @@ def run_as_nobody(
 ) -> None:
     """Run a tool on untrusted data without privileges, with its output in a new file.
 
-    The limits of the tool are 1 GiB of memory, ``most`` bytes of output and ``seconds`` of time.
-    Raises Refused if the tool fails, HostFault if ``package`` is not installed.
+    ``most`` limits the output in bytes, ``seconds`` the time; the memory limit is 1 GiB. Raises
+    Refused if the tool fails, HostFault if its Debian package ``package`` is not installed.
     """
     limits = (
         "--as=1073741824",

@@ -1,4 +1,4 @@
-"""The image builder ``oci``: combine a container with the site's kernel and the agent.
+"""The image builder ``oci``: combine a container with the site's kernel and the guest agent.
 
 ``vmgr images build NAME oci -o source=...`` runs it as root. No program of the container is run,
 and its files are not unpacked on this machine: an unprivileged process reads the layers into a tree
@@ -272,7 +272,7 @@ def _boot_files(kernel: KernelPackage, work: Path, staging: Path, options: Build
 def guest_files(
     kernel: KernelPackage, work: Path, options: BuildOptions
 ) -> Iterator[tuple[str, TreeNode]]:
-    """Yield paths and nodes of init, agent, busybox, and the kernel modules that a job may need."""
+    """Yield init, agent, busybox, and the kernel modules that a job may need, with their paths."""
 
     def program(content: bytes) -> TreeNode:
         return TreeNode(stat.S_IFREG | 0o755, content)

@@ -19,7 +19,7 @@ class Container:
         layers: plain tar files, lowest first, with their expected sha256, if known.
         environment: variables of the container's programs.
         entrypoint: the container's own program.
-        command: its default arguments, which a user's arguments replace.
+        command: default arguments of ``entrypoint``, which a user's arguments replace.
     """
 
     layers: tuple[tuple[Path, str | None], ...]

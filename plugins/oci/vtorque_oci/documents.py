@@ -1,7 +1,7 @@
 """Parse the JSON documents of an image (OCI image-spec 1.1).
 
 A hostile document may need much memory or time. Therefore each function runs in an unprivileged
-process (:mod:`vtorque_core.api.unprivileged_parser`). ``document`` is a descriptor of the file.
+process (:mod:`vtorque_core.api.unprivileged_parser`). ``document`` is a JSON file's descriptor.
 Root gets the values that a function yields, and validates them. If a function raises Refused, root
 gets the message.
 """
@@ -154,7 +154,7 @@ def _choose(found: Mapping[str, Any], tag: str, arch: str) -> tuple[str, str, st
 
 
 def _blob(described: Any) -> tuple[str, str]:
-    """Return the digest and size in an OCI descriptor (descriptor.md); a missing size is empty."""
+    """Return the digest and size in an OCI descriptor (descriptor.md); "" for a missing size."""
     if type(described) is not dict:
         raise Refused("a descriptor is not a JSON object")
     return f"sha256:{digest_of(described.get('digest'))}", str(described.get("size", ""))[:30]

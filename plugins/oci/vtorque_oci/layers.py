@@ -25,8 +25,8 @@ def apply(
 ) -> None:
     """Apply a layer to the tree. Raises Refused.
 
-    ``keep`` selects extended attributes. ``budget`` limits all layers of the image together. A
-    whiteout at any position in the layer hides files of lower layers.
+    ``keep`` selects the extended attributes to keep. ``budget`` limits all layers of the image
+    together. A whiteout at any position in the layer hides files of lower layers.
     """
     listed = [member for member in members(file, most, budget) if not is_device(member)]
     added = []

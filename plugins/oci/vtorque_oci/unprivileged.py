@@ -61,7 +61,7 @@ def run(
     progress: Callable[[str], None],
     meanwhile: Callable[[], None],
 ) -> None:
-    """Run ``work`` in an unprivileged process, and wait for its end.
+    """Run ``work`` in an unprivileged process, and wait for the end of the process.
 
     Args:
         work: the function to run, which must call :meth:`RootConnection.wait` once.
@@ -71,7 +71,7 @@ def run(
         meanwhile: function that runs as root while ``work`` waits.
 
     Raises:
-        Refused: the process refuses the source, or exceeds a limit.
+        Refused: the process refuses the image, or exceeds a limit.
         HostFault: the process cannot be started, or fails.
     """
     (answers, say), (go, start) = os.pipe(), os.pipe()
@@ -111,7 +111,6 @@ def run(
 
 
 def _wait_for_end(pid: int) -> bool:
-    """Wait for a child that closed its pipe; return whether it ended in time."""
     ended = os.pidfd_open(pid)
     try:
         return wait_readable([ended], _END)
@@ -126,7 +125,6 @@ def _exit_reason(code: int) -> str:
 
 
 def _lines(descriptor: int) -> Iterator[bytes]:
-    """Yield the lines of a pipe. Raises Refused for too many lines, or after a timeout."""
     until, data = time.monotonic() + _WALL, b""
     waiting = select.poll()
     waiting.register(descriptor, select.POLLIN)
