@@ -18,7 +18,7 @@ class BootLine(Resource):
     """OSv's command line on the job's qcow2 overlay. Removing the overlay removes the line.
 
     qemu-io(1) writes the line, because it supports qcow2. The image is untrusted, so qemu-io runs
-    as the user of the guest's QEMU. It reads the line from a file.
+    as the user of the guest's QEMU.
     """
 
     kind: ClassVar[str] = "osv-bootline"

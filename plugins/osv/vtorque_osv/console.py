@@ -9,7 +9,7 @@ QEMU always exits with 0, so the console is the only source. With ``--verbose`` 
     program /hello returned 42      its exit status, unless 0
     program exited with status 7    it has called exit()
     VFS: unmounting /dev            shutdown
-    Powering off.                   the end; anything else was a crash
+    Powering off.                   the end; without this line, OSv has crashed
 
 Every line ends with CR LF. Output after a program's last newline may be lost, because OSv does not
 flush stdio when the program ends.
@@ -190,7 +190,6 @@ class OsvConsole:
         return None
 
     def _note(self, code: int) -> None:
-        """Keep the lowest 8 bits of the first exit status other than 0, as wait(2) does."""
         self._code = self._code or code & 0xFF
 
     def _release(self) -> bytes:
@@ -200,7 +199,7 @@ class OsvConsole:
     def _may_go(self, line: bytes) -> bool:
         """Return whether an incomplete line can be output now.
 
-        A line that may become a message of OSv has to wait.
+        Return False while the line may still become a message of OSv.
         """
         if not line or not self._booted or self._crash is not None or self._ended:
             return False

@@ -44,7 +44,7 @@ class OsvDriver(LateDriver):
     """The driver of OSv guests; see :class:`vtorque_core.api.guest_driver.LateDriver`."""
 
     def elements(self, guest: GuestPlan, site: Site) -> Iterator[Element]:
-        """Yield the elements for HPET, console, kernel boot, seed, script disk and shares."""
+        """Yield the domain's HPET, console, kernel boot, seed, script disk and shares."""
         yield Clock(hpet=True)  # without an HPET, OSv halts under emulation
         yield Console(str(guest.run_dir / CONSOLE_SOCKET))
         if guest.image.kernel is not None:
@@ -97,7 +97,7 @@ class OsvDriver(LateDriver):
     def late_items(
         self, guest: GuestPlan, items: Sequence[ContextItem], order: bytes, site: Site
     ) -> Iterator[Single | Resource]:
-        """Yield OSv's command line and, unless the mode is ``rest``, the script disk."""
+        """Yield OSv's command line and, unless ``-vm osv_mode`` is ``rest``, the script disk."""
         asked = BootOrder.decode(order)
         commands = script.parse(asked.script, check.named_commands(guest.image))
         environ = environment(guest, items, asked)
@@ -138,7 +138,7 @@ def environment(
 
 
 def command_line(guest: GuestPlan, environ: Mapping[str, str], cwd: str) -> str:
-    """Return one guest's OSv command line, which runs the script disk or the REST server."""
+    """Return a guest's OSv command line: it runs the script disk's commands, or the REST server."""
     rest = guest[OSV_MODE] == "rest"
     options = [
         *cmdline.base_options(),

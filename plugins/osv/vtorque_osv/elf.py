@@ -51,7 +51,7 @@ class Elf:
 
 
 def read(path: Path) -> Elf | None:
-    """Parse an ELF file; None for another file. Raises Refused if it is broken."""
+    """Parse an ELF file; None for another file. Raises Refused for a broken ELF file."""
     with path.open("rb") as file:
         if file.read(4) != b"\x7fELF":
             return None

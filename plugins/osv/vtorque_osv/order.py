@@ -33,7 +33,7 @@ class BootOrder:
 
     @classmethod
     def decode(cls, data: bytes) -> BootOrder:
-        """Parse a boot order. Runs as root. Raises Refused for invalid input."""
+        """Parse a job shell's message. Runs as root. Raises Refused for invalid input."""
         try:
             found: dict[str, Any] = json.loads(data)
             script, environ, cwd = found["script"], found["environ"], found["cwd"]

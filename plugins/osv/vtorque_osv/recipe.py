@@ -5,9 +5,9 @@
     libdirs = ["lib"]                  # searched first for libraries
     min_ram = "64M"
     root_share = "sim"                 # the site's share with the root file system
-    root_directory = "/srv/osv/sim"    # where to write its files; omit if they exist
+    root_directory = "/srv/osv/sim"    # where the build writes that file system; omit if it exists
 
-    [files]                            # path in the image = path here (file or directory)
+    [files]                            # path in the image = path on this machine
     "/hello" = "hello"
 
     [commands]                         # by name, for job scripts
@@ -140,7 +140,6 @@ def _validate(data: Mapping[str, Any], base: Path) -> OsvRecipe:
 
 
 def _root(data: Mapping[str, Any], base: Path, files: bool) -> tuple[str, Path | None]:
-    """Return ``root_share`` and the path of ``root_directory``; "" or None if missing."""
     share, directory = data.get("root_share", ""), data.get("root_directory")
     if not isinstance(share, str) or (share and not _SHARE.fullmatch(share)):
         raise _refusal(f"root_share={share!r}: must be the name of a share of the site's config")

@@ -33,7 +33,10 @@ class Rest:
     timeout: float = _ASK
 
     def wait(self, deadline: float, stop: Callable[[], bool] = lambda: False) -> str:
-        """Wait for the server; return OSv's version. Raises RestError at ``deadline``."""
+        """Wait for the server; return OSv's version.
+
+        Raises RestError after ``deadline`` (time.monotonic()), or if ``stop`` returns True.
+        """
         while not stop():
             try:
                 return str(json.loads(self._ask("GET", "/os/version")))
@@ -48,7 +51,7 @@ class Rest:
         self._ask("POST", f"/env/{quote(name, safe='')}?val={quote(value, safe='')}")
 
     def upload(self, path: str, content: bytes) -> None:
-        """Write a file below /tmp. On a read-only file system the server would hang.
+        """Write a file below /tmp. In a read-only directory, the server would hang.
 
         The request's body is a form (RFC 7578). For another body the server would write nothing,
         but answer 200.
