@@ -103,7 +103,7 @@ def write(tree: FileTree, made: Path) -> None:
 
 
 def _stream(tree: FileTree, out: IO[bytes]) -> None:
-    """Write the tree as a tar file. A node that has several names becomes hard links.
+    """Write the tree as a tar file. A file with several names becomes one file with hard links.
 
     :mod:`tarfile` would copy the content several times, and take as long as the decompression.
     """

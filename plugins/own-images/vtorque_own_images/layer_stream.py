@@ -27,7 +27,7 @@ _OTHERS = (b"BZh", b"\xfd7zXZ", b"PK")
 
 
 def enlarge_pipe(pipe: IO[bytes]) -> None:
-    """Enlarge a pipe if the system permits it, because context switches take long on busy hosts."""
+    """Enlarge a pipe if the system permits it: a larger pipe needs fewer context switches."""
     with contextlib.suppress(OSError):
         fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, _CHUNK)
 
@@ -43,7 +43,7 @@ class LayerStream:
         self._start()
 
     def restart(self) -> None:
-        """Start again at the beginning, after :meth:`check`. The content is not hashed again."""
+        """Return to the beginning. The content is not hashed again: call :meth:`check` first."""
         self.close()
         self._hash = None
         self._start()

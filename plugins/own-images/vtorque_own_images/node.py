@@ -42,7 +42,7 @@ def vtorque_render_domain(guest: GuestPlan) -> Iterator[Disk]:
 def vtorque_plan(guest: GuestPlan, site: Site) -> Iterator[Refusal]:
     """Refuse ``root=true`` if this node's virtiofsd does not support it.
 
-    Refuse an own disk with ``fs_type=ramdisk``, or if the agent is not on this node.
+    Refuse a user's own disk with ``fs_type=ramdisk``, or if this node lacks the guest agent.
     """
     if guest.image.source and (refused := refuse_sudo(guest.request)):
         yield refused

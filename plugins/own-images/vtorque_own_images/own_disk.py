@@ -1,7 +1,7 @@
 """The root disk of a guest that boots a user's own disk by firmware. Runs as root.
 
-A process of the user serves the file read-only over NBD (:mod:`vtorque_core.resources.user_disk`).
-Root does not open the file. Root creates an empty overlay as large as the export, and QEMU gets
+A user process serves the disk's file read-only over NBD (:mod:`vtorque_core.resources.user_disk`).
+Root does not open the file. Root creates an empty overlay as large as the NBD export, and QEMU gets
 the export as the overlay's backing disk.
 """
 
@@ -49,8 +49,8 @@ class OwnOverlay(FileResource):
 
     Attributes:
         uid: QEMU's user.
-        run_dir: directory of the user's process, which already serves the file.
-        disk: the file's state at the submission.
+        run_dir: directory of the user's process, which already serves the disk's file.
+        disk: the disk's file as it was at the submission.
         most: limit of the disk's size in MiB.
     """
 

@@ -74,7 +74,7 @@ _DISK = re.compile(r"(?!docker:|oci:|docker-archive:).*\.(qcow2|raw)(#[0-9:-]*)?
 
 
 def is_disk(value: str) -> bool:
-    """Return True if a value of ``img``, written or submitted, is a disk with its own kernel."""
+    """Return True if a value of ``img``, as written or as submitted, is a disk with a kernel."""
     return _DISK.fullmatch(value) is not None
 
 
@@ -131,7 +131,7 @@ def vtorque_parse_args(request: JobRequest, site: Site) -> Iterator[Refusal]:
     """Refuse users' own images on a site with an administrator, where they are not supported yet.
 
     Also refuse the options ``root``, ``work`` and ``firmware`` for images to which they do not
-    apply, and options that are not in ``ALLOWED`` for own images.
+    apply. For users' own images, refuse all options except ``ALLOWED``.
     """
     if is_own_image(request[IMG]) and not is_personal(site):
         yield refusal(request[IMG])

@@ -84,7 +84,7 @@ def _errors(reference: Reference, images: cache.Cache) -> Iterator[None]:
 
 
 def _prune(images: cache.Cache, site: Site) -> None:
-    """Remove unused images if the user has no jobs, because a queued job may need an image."""
+    """Remove unused images from the cache, unless the user has jobs, which may need them."""
     settings = site[Settings]
     if not has_jobs(site):
         for each in images.prune(settings.keep, settings.cache_size << 20):
@@ -112,8 +112,8 @@ def _use_image(images: cache.Cache, digest: str, reference: Reference) -> str:
 def _digest(reference: Reference) -> str:
     """Return the digest of the manifest of an image in a registry.
 
-    For files, return the hash of manifest or file, and of path and tag. They can change before the
-    conversion: without the path, the result could then take the place of a registry's image.
+    For an image in a file or directory, return a hash of its content, path and tag. The content can
+    change before it is converted. The path keeps this hash different from a registry's digest.
     """
     if reference.digest:
         return reference.digest.removeprefix("sha256:")

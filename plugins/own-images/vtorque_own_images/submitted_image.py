@@ -80,7 +80,7 @@ def boots_own_kernel(image: Image) -> bool:
 
 
 def _disk_image(file: SubmittedDisk, request: JobRequest) -> Image:
-    """Return the image of a disk. Its labels depend only on the options ``firmware`` and ``root``.
+    """Return the image of a user's disk; the options ``firmware`` and ``root`` set its labels.
 
     The disk can contain any system that cloud-init configures, so ``distro`` is ``disk``.
     """

@@ -71,7 +71,7 @@ def request_shares(request: JobRequest, home: str, of_site: Sequence[Share]) -> 
 
 
 def shares(value: str, home: str, of_site: Sequence[Share]) -> list[Share]:
-    """Return a guest's shares: the site's shares, but only ``value`` of the share ``home``.
+    """Return a guest's shares: the site's shares, with the directory ``value`` instead of ``home``.
 
     ``value`` is untrusted. A user process opens the directory, and follows no link that the user
     can change. Raises Refused if the directory is not below the home, or if a share uses NFS.
