@@ -1,8 +1,8 @@
 """PCIe passthrough on the node: find the site's cards, lease them, and assign them to guests.
 
-A card is an IOMMU group. Hardware cannot isolate the functions of a group from each other, so one
-guest gets all of them. The functions are bound to vfio-pci before the domain starts, and reset
-after its end.
+A card is an IOMMU group. Hardware cannot isolate the PCI functions of a group from each other, so
+one guest gets all of them. The functions are bound to vfio-pci before the domain starts, and reset
+after the domain has ended.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ WHERE = "[plugin.passthrough] required"
 
 
 def is_in_class(of: CardClass, function: PciFunction) -> bool:
-    """Return whether a function belongs to a card class."""
+    """Return whether a PCI function belongs to a card class."""
     places = (fnmatchcase(function.address, glob) for glob in of.addresses)
     return function.ident in of.ids and any(places)
 
@@ -64,7 +64,7 @@ class CardGroup:
         return frozenset(f.address for f in self.functions)
 
     def must_reset(self, function: PciFunction) -> bool:
-        """Return whether the site requires a reset of this function between two jobs."""
+        """Return whether the site requires a reset of this PCI function between two jobs."""
         return not any(c.allow_no_reset for c in self.classes if is_in_class(c, function))
 
     @property
@@ -91,7 +91,7 @@ class CardGroup:
 
 
 def find_cards(settings: Settings) -> dict[str, CardGroup]:
-    """Return the cards with a function in one of the site's classes, by their names in leases."""
+    """Return the cards with a PCI function in one of the site's classes, by name in leases."""
     everything = functions(settings.sysfs).values()
     found = {}
     for function in everything:
@@ -185,7 +185,7 @@ def _fault(message: str, broken: str = "") -> HostFault:
 
 @hookimpl
 def vtorque_render_domain(guest: GuestPlan, site: Site) -> Iterator[PciDevice]:
-    """Yield all functions of the leased cards."""
+    """Yield all PCI functions of the leased cards."""
     found = find_cards(site[Settings]) if guest.leased_items(POOL) else {}
     for item in guest.leased_items(POOL):
         card = found.get(item)
@@ -198,7 +198,7 @@ def vtorque_render_domain(guest: GuestPlan, site: Site) -> Iterator[PciDevice]:
 
 @hookimpl
 def vtorque_pre_boot(job: NodeJob) -> None:
-    """Bind all functions of the leased cards to VFIO, and give QEMU's user access."""
+    """Bind all PCI functions of the leased cards to VFIO, and give QEMU's user access."""
     for guest in job.guests:
         for device in list(vtorque_render_domain(guest, job.site)):
             job.acquire(Vfio.for_function(device, guest.qemu_uid, job.site[Settings].sysfs), guest)

@@ -1,6 +1,6 @@
 """Read this node's PCI functions from sysfs, and find those that a guest can have.
 
-Plugins that lease cards import this module. It changes nothing; :mod:`vtorque_passthrough.vfio`
+Plugins that lease cards import this module, which changes nothing. :mod:`vtorque_passthrough.vfio`
 assigns a function to a guest. Sources: sysfs-bus-pci and sysfs-kernel-iommu_groups of the kernel's
 Documentation/ABI/testing.
 """
@@ -35,7 +35,7 @@ class PciFunction:
         bridge: true for a bridge, which no guest gets.
         numa: NUMA node, -1 if unknown.
         group: IOMMU group; empty without an active IOMMU.
-        driver: the driver it is bound to, or empty.
+        driver: the driver to which the function is bound, or empty.
         resets: true if the kernel can reset this function alone.
         path: its directory in sysfs.
     """
@@ -51,12 +51,12 @@ class PciFunction:
 
     @property
     def host_driver(self) -> str:
-        """The driver through which the host can use the function, or an empty string."""
+        """The driver through which the host can use the PCI function, or an empty string."""
         return "" if _NOBODYS.fullmatch(self.driver) else self.driver
 
     @property
     def host_use(self) -> str:
-        """How the host uses the function now, for messages; empty if no use is visible.
+        """How the host uses the PCI function now, for messages; empty if no use is visible.
 
         Uses are an active network interface, an active RDMA port and a disk, at any depth of the
         sysfs directory (virtio0/net, ata1/host0/.../block). sysfs shows only interfaces of the
@@ -91,7 +91,7 @@ class VirtualFunction:
 
 
 def function(address: str, sysfs: str = SYSFS) -> PciFunction:
-    """Return the function at an address. Raises FileNotFoundError if it is missing."""
+    """Return the PCI function at an address. Raises FileNotFoundError if it is missing."""
     at = Path(sysfs, "bus/pci/devices", address)
     return PciFunction(
         address=address,
@@ -106,21 +106,21 @@ def function(address: str, sysfs: str = SYSFS) -> PciFunction:
 
 
 def functions(sysfs: str = SYSFS) -> dict[str, PciFunction]:
-    """Return all functions of this node by address, sorted."""
+    """Return all PCI functions of this node by address, sorted."""
     top = Path(sysfs, "bus/pci/devices")
     names = sorted(p.name for p in top.iterdir()) if top.is_dir() else []
     return {name: function(name, sysfs) for name in names}
 
 
 def group_of(all_: Iterable[PciFunction], group: str) -> tuple[PciFunction, ...]:
-    """Return the functions of an IOMMU group except bridges. A guest gets all or none of them."""
+    """Return the PCI functions of an IOMMU group except bridges. A guest gets all or none."""
     return tuple(f for f in all_ if f.group == group and not f.bridge)
 
 
 def virtual_functions(cards: Iterable[str], sysfs: str = SYSFS) -> dict[str, VirtualFunction]:
     """Return the virtual functions of the network interfaces ``cards``, by PCI address.
 
-    Omits functions that the node uses, and functions that share an IOMMU group or have none.
+    Omits functions that the node uses, that share an IOMMU group, or that have no IOMMU group.
     """
     everything = functions(sysfs)
     found = {}
@@ -136,7 +136,7 @@ def virtual_functions(cards: Iterable[str], sysfs: str = SYSFS) -> dict[str, Vir
 
 
 def why_no_vfio(sysfs: str = SYSFS) -> str:
-    """Return why this node cannot assign functions to guests, or an empty string."""
+    """Return why this node cannot assign PCI functions to guests, or an empty string."""
     groups = Path(sysfs, "kernel/iommu_groups")
     if not groups.is_dir() or not any(groups.iterdir()):
         return "an active IOMMU (firmware setup; with Intel also intel_iommu=on for the kernel)"

@@ -1,6 +1,6 @@
 """``-vm pci=gpu:1+fpga:2``: PCI cards of the site's classes for each guest.
 
-This module defines the classes, because ``vsub`` requests their cards from the batch system.
+``vsub`` imports this module to request the cards from the batch system.
 ``[options.pci]`` limits what users may request.
 """
 

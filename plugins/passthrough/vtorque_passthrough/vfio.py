@@ -55,10 +55,10 @@ class PciDevice(ListElement):
 
 @dataclass(frozen=True)
 class Vfio(Resource):
-    """A function bound to vfio-pci. QEMU's user ``uid`` can open its IOMMU group.
+    """A PCI function bound to vfio-pci. QEMU's user ``uid`` can open the function's IOMMU group.
 
-    On release the function is reset, which erases the guest's data, and rebound to its former
-    ``driver`` (empty: none). A card that cannot be reset remains leased to the job.
+    On release the kernel resets the function, if it can, which erases the guest's data. Then the
+    former ``driver`` (empty: none) is bound again. If the reset fails, the card remains leased.
     """
 
     kind = "vfio"
@@ -71,7 +71,7 @@ class Vfio(Resource):
 
     @classmethod
     def for_function(cls, device: PciDevice, uid: int, sysfs: str = SYSFS) -> Vfio:
-        """Return the resource for a function in its current state.
+        """Return the resource for a PCI function with its current driver.
 
         Raises HostFault if the function is missing.
         """
@@ -82,7 +82,7 @@ class Vfio(Resource):
         return cls(device.address, driver, uid, device.must_reset, sysfs)
 
     def create(self) -> None:
-        """Bind the function to vfio-pci.
+        """Bind the PCI function to vfio-pci.
 
         Raises:
             HostFault: the function is in use or cannot be reset, or IOMMU or vfio-pci is missing.
@@ -99,7 +99,7 @@ class Vfio(Resource):
         os.chown(self._wait(now.group), self.uid, -1)
 
     def release(self) -> None:
-        """Reset the function and rebind the host's driver. Raises HostFault if a step fails."""
+        """Reset the PCI function and rebind its former driver. Raises HostFault on failure."""
         now = self._current_function()
         if now is None:
             return
@@ -121,7 +121,6 @@ class Vfio(Resource):
         return None
 
     def _bind(self, driver: str, now: PciFunction) -> None:
-        """Bind the function to this driver only; unbind it if ``driver`` is empty. Idempotent."""
         override = DRIVER if driver == DRIVER else ""
         self._write(f"devices/{self.address}/driver_override", f"{override}\n")
         if now.driver == driver:
