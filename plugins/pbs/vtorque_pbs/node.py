@@ -58,7 +58,7 @@ class PbsNode(abc.ABC):
         self.commands = batch_commands.Commands(settings, dialect.programs)
 
     def ask(self, job_id: str, timeout: float = 30.0) -> Attributes | None:
-        """Return the server's attributes of a job, or None if it is unknown.
+        """Return the server's attributes of a job, or None for an unknown job.
 
         ``timeout`` is in seconds.
         """

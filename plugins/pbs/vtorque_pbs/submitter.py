@@ -308,9 +308,9 @@ class PbsSubmitter:
     def _rejected_command(self, argv: Sequence[str], lacks_value: bool = False) -> PbsArgs:
         """Return the arguments of an invalid command line, so that qsub reports the error.
 
-        ``-S`` with the job shell is added in case qsub accepts the arguments. If the last option
-        ``lacks_value``, nothing may follow it. Raises UsageError for ``-- command``, which qsub
-        would run without any shell.
+        ``-S`` with the job shell is added in case qsub accepts the arguments. With ``lacks_value``,
+        the last option has no value, so nothing is added after it. Raises UsageError for
+        ``-- command``, which qsub would run without any shell.
         """
         words = list(argv)
         while "-vm" in words:

@@ -33,7 +33,7 @@ BEGIN, END, QUEUE = "vtorque_begin", "vtorque_end", "vtorque_queue"
 def steps(
     node: PbsNode, site: Site, settings: Settings, place: Installation
 ) -> Sequence[SetupStep]:
-    """Return the steps in order. The last one makes the node accept VM jobs."""
+    """Return the steps in order. The last step makes the node accept VM jobs."""
     seconds = math.ceil(settings.epilogue_alarm)
     end = hooks.end(place, site.paths.journal, site.paths.run / "proof", seconds - 10)
     own = (

@@ -1,6 +1,6 @@
 """Generate the four scripts that Torque's pbs_mom runs as root on the nodes.
 
-For bare-metal jobs, each script runs only one shell with built-in commands, and the site's hook.
+For bare-metal jobs, each script uses only shell built-ins, and runs the site's own script.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ _OURS = b"# Written by " + MARK + b"; with the next line"
 def steps(
     node: PbsNode, site: Site, settings: Settings, place: Installation
 ) -> Sequence[SetupStep]:
-    """Return the steps in order. The last one makes the node accept VM jobs."""
+    """Return the steps in order. The last step makes the node accept VM jobs."""
     priv = node.home / "mom_priv"
     journal, proof = site.paths.journal, site.paths.run / "proof"
     names = ("prologue", "prologue.parallel", "epilogue", "epilogue.parallel")
