@@ -41,7 +41,7 @@ def read(content: bytes, guests: int, vcpus: int) -> tuple[tuple[int, ...], ...]
 
 
 def numbers(text: str, most: int) -> tuple[int, ...]:
-    """Expand ``0-3,8`` to numbers. Raises ValueError if there are more than ``most``."""
+    """Expand ``0-3,8``. Raises ValueError for invalid text, duplicates or too many numbers."""
     found: list[int] = []
     for part in text.split(","):
         match = _PART.fullmatch(part.strip())

@@ -66,7 +66,7 @@ def logger(path: Path) -> Callable[[str], None]:
 
 
 def become_owner(config: Path | None) -> None:
-    """If root, switch to the owner of the state directory (SlurmUser)."""
+    """Switch from root to the owner of the state directory (SlurmUser)."""
     place = Path(site_and_installation(config)[0][Settings].state)
     if os.geteuid() != 0 or not place.is_dir() or place.stat().st_uid == 0:
         return

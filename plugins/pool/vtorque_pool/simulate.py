@@ -110,7 +110,7 @@ class _Pool:
         heapq.heappush(self.events, (when, self.order, what, number))
 
     def advance(self, when: float) -> None:
-        """Advance the time to ``when``, and count the machine time until then."""
+        """Advance the time to ``when``, and add up the machine time until ``when``."""
         self.seconds += self.nodes * (when - self.now)
         self.busy_seconds += self.busy * (when - self.now)
         self.now = when

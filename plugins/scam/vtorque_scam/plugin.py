@@ -16,6 +16,6 @@ vtorque_options = constant_hook(SCAM)
 
 @hookimpl
 def vtorque_needs(request: JobRequest) -> Iterator[Extra]:
-    """Request whole cores: with SMT, an odd number of vCPUs leaves one sibling thread idle."""
+    """Request one more CPU per guest with an odd number of vCPUs, to complete an SMT core."""
     if request[SCAM]:
         yield Extra(cpus=request[VMS_PER_NODE] * (request[VCPUS] % 2), own=True)
