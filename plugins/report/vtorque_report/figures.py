@@ -99,7 +99,7 @@ def sum_metrics(line: Line, *names: str) -> float | None:
 
 
 def guest_figures(guest: ReportGuest, attempt: Attempt, now: float) -> Figures:
-    """Return a guest's figures. While the job runs, its end is ``now`` (Unix seconds)."""
+    """Return a guest's figures; for a running job, until ``now`` (Unix seconds)."""
     while_run = [line for line in guest.lines if line.time >= run_start(attempt) - 0.5]
     lines = while_run if len(while_run) > 1 else guest.lines
     resident = [line.values[RESIDENT] for line in guest.lines if RESIDENT in line.values]
@@ -174,7 +174,7 @@ def _growth(lines: Sequence[Line], *names: str) -> tuple[float | None, float]:
 
 
 def _end_lines(lines: Sequence[Line]) -> Sequence[Line]:
-    """Return the first and last ten samples, because a single one may lack libvirt's values."""
+    """Return the first and last ten samples, because a single sample may lack libvirt's values."""
     return [*lines[:10], *lines[10:][-10:]]
 
 

@@ -27,8 +27,8 @@ def report(
     """Return the report of one job from the records of one or more nodes.
 
     ``kept`` are the nodes' records, or directories with copies. ``status`` replaces the script's
-    exit status in the first record. Raises Refused if a record is unreadable, or if the records
-    belong to several jobs, or if two belong to the same node.
+    exit status in the first record. Raises Refused if a record is unreadable, if the records
+    belong to several jobs, or if two records belong to the same node.
     """
     found: list[Attempt] = []
     for each in kept:

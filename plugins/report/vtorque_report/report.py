@@ -55,7 +55,7 @@ class Report:
     def end(self) -> float:
         """Unix time of the job's end on its last node.
 
-        While the job runs, this is ``now``, or the time of a later sample.
+        While the job runs, this is ``now``, or the time of the last sample if that is later.
         """
         ends = [self.now if a.ended is None else a.ended for a in self.attempts]
         samples = [g.lines[-1].time for a in self.attempts for g in a.guests if g.lines]
