@@ -132,8 +132,8 @@ def add_to_accounting(client: SlurmClient, job_id: str, line: str) -> bool:
 
     sacctmgr can modify only text fields of a job, and converts them to lower case (sacctmgr(1),
     SPECIFICATIONS FOR JOB). It needs administrator rights in slurmdbd, which root on a node has.
-    A task whose id is also its array's is selected by name (``7_1``), because sacctmgr would
-    otherwise select the whole array (measured on 22.05).
+    One task of an array has the array's id. This task is selected by name (``7_1``), because the id
+    would select the whole array (measured on 22.05).
     """
     fields = ("--noheader", "--parsable2", "--allocations", "--format=JobIDRaw,JobID,AdminComment")
     rows = [

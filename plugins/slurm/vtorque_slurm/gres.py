@@ -28,7 +28,7 @@ def requested_gres(given: SlurmRequest) -> dict[str, int]:
     """Return the requested GRES per node and the requested licenses, by name.
 
     For ``--gpus``, the number per node is only an average, because Slurm may distribute GPUs
-    unevenly. The node checks its actual allocation.
+    unevenly. The prologue checks the actual allocation.
     """
     found: dict[str, int] = {}
 

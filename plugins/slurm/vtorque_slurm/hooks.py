@@ -33,9 +33,9 @@ def prolog(place: Installation) -> bytes:
 
 
 def epilog(place: Installation, journal: Path, proofs: Path) -> bytes:
-    """Return the Epilog script, which runs the epilogue if the job has files on this node.
+    """Return the Epilog script, which runs the epilogue if the job has a journal or a proof.
 
-    The script does not read the job's comment. It always exits with 0. The reaper retries failed
+    The script does not read the job's comment, and always exits with 0. The reaper retries failed
     releases.
     """
     journals = f'{shlex.quote(str(journal))}/"$SLURM_JOB_ID".*.jsonl'

@@ -105,7 +105,7 @@ class CommandLine:
         plain: ``words`` without ``--wrap`` and a closing ``--``.
         options: (long name, value) in order; the value may be "".
         operands: The script and its arguments.
-        more: Further components of a heterogeneous job. The last one has the operands.
+        more: Further components of a heterogeneous job. The last component has the operands.
     """
 
     vm: tuple[str, ...] = ()

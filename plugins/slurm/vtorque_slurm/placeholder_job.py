@@ -33,7 +33,10 @@ def receive(
     left: str,
     node: str,
 ) -> BatchJob:
-    """Implement :meth:`vtorque_core.api.batch_system.MigrationAdapter.reserve_node`."""
+    """Reserve this node's resources for a migrating guest, with a placeholder job.
+
+    See :meth:`vtorque_core.api.batch_system.MigrationAdapter.reserve_node`.
+    """
     if (here := controller_updates.this_node(client)) != node:
         raise Refused(
             f"a request for {node} reached {here}: correct [plugin.survive] remote_command"

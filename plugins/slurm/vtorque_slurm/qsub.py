@@ -1,8 +1,8 @@
 """``vsub`` for Slurm's ``qsub`` wrapper (slurm-wlm-torque), which runs sbatch or salloc.
 
-The wrapper looks up both commands in its own directory. vsub therefore starts it through a link in
-a temporary directory, where sbatch and salloc are scripts that run an inner ``vsub`` with the
-``-vm`` options.
+The wrapper searches its own directory for both commands. vsub therefore starts the wrapper through
+a link in a temporary directory. In this directory, sbatch and salloc are scripts that run an inner
+``vsub`` with the ``-vm`` options.
 """
 
 from __future__ import annotations

@@ -97,7 +97,7 @@ class SlurmJobShell(JobShell):
 
 
 def _disable_echo(terminal: int) -> None:
-    """Disable the terminal's echo: the guest echoes all input, even input from before its boot."""
+    """Disable the terminal's echo, because the guest's terminal echoes all input."""
     import termios  # noqa: PLC0415 - interactive jobs only
 
     with contextlib.suppress(termios.error):

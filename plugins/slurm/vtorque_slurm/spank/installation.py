@@ -104,9 +104,9 @@ def _plugins(stack: Path, depth: int) -> Iterator[Path]:
 
 
 def check(site: Site) -> Iterator[HealthResult]:
-    """Report to ``vtorque doctor`` whether a node can run scripts of VM jobs on bare metal.
+    """Report to ``vtorque doctor`` any node that would run a VM job's script on bare metal.
 
-    Slurm on this node must load the plugin. Other nodes count as safe if they have the site's
+    This node must load the plugin. Every other node that can get such jobs must have the site's
     feature.
     """
     settings = site[Settings]
