@@ -512,7 +512,6 @@ def _inspect_disks(guests: list[GuestData], then: Callable[[dict[str, list[int]]
 
 
 def _save_session(of: _Saving, fifo: Path) -> None:
-    """Save the session state from the job shell, unless it is saved already."""
     to = of.part / SESSION
     if to.exists():
         return

@@ -124,9 +124,9 @@ def libvirt_operation(
 ) -> AbstractContextManager[None]:
     """Reserve one of libvirtd's worker threads for a long operation on a guest.
 
-    Until the operation ends, kill daemons of the guest that the user stops (SIGSTOP), because QEMU
-    would wait for them. After ``seconds``, kill all daemons of the guest. Raises HostFault if no
-    thread is free within ``patience`` seconds, or if ``failed`` is set.
+    Until the operation ends, kill the guest's daemons if the user stops them (SIGSTOP), because
+    QEMU would wait for them. After ``seconds``, kill all daemons of the guest. Raises HostFault if
+    no thread is free within ``patience`` seconds, or if ``failed`` is set.
     """
     until = time.monotonic() + patience
     return suspend.worker(paths, job, guest, until, failed, seconds + _BREAKS_OFF)

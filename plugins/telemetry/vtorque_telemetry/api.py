@@ -10,8 +10,8 @@ Life cycle:
 1. The sampler starts a process that calls the function as root, in a thread. The function opens
    ports, secrets or directories within ten seconds, but exchanges no data yet. An error is logged,
    and a new process calls the function again a minute later, as root.
-2. The process drops all privileges and runs as the setting ``uid``. One thread per sink calls the
-   sink's methods.
+2. The process drops all privileges and runs as the user id ``uid`` of the settings. One thread per
+   sink calls the sink's methods.
 
 Names and units follow Prometheus (https://prometheus.io/docs/practices/naming/): base units,
 ``_total`` for counters.
@@ -40,7 +40,7 @@ class Sample:
         value: in the base unit: seconds, bytes, cores.
         labels: ``job``, ``user`` and ``node``, then the labels of this metric. Samples of a guest
             also have ``guest``, its rank. Values are printable and have at most 200 characters.
-        kind: a counter only grows while its guest lives.
+        kind: ``counter`` or ``gauge``. A counter only grows while its guest lives.
         time: time of the measurement, Unix seconds.
         help: description in one line.
     """
@@ -73,7 +73,7 @@ class SampleSink(Protocol):
         ...
 
     def close(self) -> None:
-        """Close the sink, because no job is left. The process ends within half a second."""
+        """Close the sink, because no job is left. The sinks' process ends within half a second."""
         ...
 
 

@@ -1,4 +1,4 @@
-"""Write series.jsonl: a job's samples for the report's plots, with bounded size.
+"""Write series.jsonl: a job's samples for ``vmgr report``, with bounded size.
 
 The first line is ``{"schema": 1, "job": .., "node": .., "interval": 2.0}``. Each other line has a
 guest's values at one time: ``{"t": unix, "g": index or null, "v": {series: value}}``. When the file

@@ -1,4 +1,4 @@
-"""Write a file for node_exporter's textfile collector. Each write replaces it atomically."""
+"""Write a file for node_exporter's textfile collector. Each write replaces the file atomically."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The tick: measured values, sent from the sampler's root part to its unprivileged part.
 
-A tick is one byte on a SOCK_SEQPACKET socket (unix(7)), so it arrives completely or not at all. Its
-descriptors are a memfd with the pickled :class:`Tick`, then the open files named in ``files``.
+A tick is a message on a SOCK_SEQPACKET socket (unix(7)), so it arrives completely or not at all.
+The message passes descriptors: a memfd with the pickled :class:`Tick`, then the files in ``files``.
 """
 
 from __future__ import annotations

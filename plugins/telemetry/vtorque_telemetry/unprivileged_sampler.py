@@ -121,7 +121,7 @@ def _start(argv: tuple[str, ...]) -> _ExportersProcess:
 
 
 def _log(said: int) -> None:
-    """Log at most :data:`_SAID` bytes of the process's messages; the rest waits in the pipe."""
+    """Log at most :data:`_SAID` bytes from the pipe ``said``; the rest waits in the pipe."""
     with contextlib.suppress(BlockingIOError):
         for line in os.read(said, _SAID).decode("utf-8", "replace").splitlines():
             log.warning("%s", printable(line, _SAID))

@@ -73,7 +73,10 @@ def _age(seconds: float) -> str:
 @click.argument("keys", metavar="[GUEST]...", nargs=-1)
 @click.pass_obj
 def drop(config: Path | None, keys: tuple[str, ...]) -> None:
-    """End warm guests (default: all) that no job uses. The warm service boots new guests."""
+    """End warm guests (default: all) that no job uses.
+
+    The service of warm guests then boots new ones.
+    """
     paths = service.paths(config)
     known = [each.key for each in spares.warm_guests(paths)]
     for key in keys:
@@ -94,5 +97,8 @@ def start(config: Path | None) -> None:
 @warm.command(short_help="End the service and all warm guests.")
 @click.pass_obj
 def stop(config: Path | None) -> None:
-    """End the service and all warm guests that no job uses. The next job restarts the service."""
+    """End the service of warm guests, and all warm guests that no job uses.
+
+    The next job restarts the service.
+    """
     end_all(service.paths(config))

@@ -191,7 +191,7 @@ class Keeper:
     def _shorten_pauses(
         self, wanted: Sequence[tuple[WarmShape, int]], settings: Settings, versions: dict[str, str]
     ) -> None:
-        """Shorten the retry delay of shapes that failed to boot, if a retry may now succeed.
+        """Shorten the retry delay of shapes whose guests failed to boot, if a retry may succeed.
 
         A retry may succeed after a change of config, image or version, or after a job has
         released memory.

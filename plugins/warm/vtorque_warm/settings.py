@@ -11,7 +11,7 @@ _KEYS = ("img", "vcpus", "ram")
 
 @dataclass(frozen=True)
 class WarmShape:
-    """A guest size to keep, with the values of ``-vm`` options.
+    """A size of warm guests, as values of ``-vm`` options.
 
     Attributes:
         least: Number of guests that are always kept.
