@@ -59,7 +59,7 @@ def script(harness: BatchHarness, content: bytes = SCRIPT, name: str = "job.sh")
 
 
 def shell_started(harness: BatchHarness, job: StartedJob) -> ShellStart:
-    """Call the adapter as the batch system does when it starts the job shell."""
+    """Return what the adapter reads when the batch system starts the job shell."""
     call = job.shell
     shell = harness.system.shell()
     if call.stdin is None:

@@ -201,7 +201,7 @@ class SubmissionContract(ContractBase):
     def test_realistic_scripts_arrive_unchanged(self, harness: BatchHarness) -> None:
         """The guest must run each script in :attr:`wild` byte for byte.
 
-        If the submit command refuses a script, the message must be the same as without vTorque.
+        If the batch system refuses a script, the message must be the same as without vTorque.
         """
         self.all_go_through(harness, self.wild)
 

@@ -449,7 +449,10 @@ class RecordedJob:
 
 
 def _file(path: str, told: bool) -> tuple[str, str, bytes, int]:
-    """Return mode, link target and content of a file. If ``told``, omit the content."""
+    """Return mode, link target and content of a file.
+
+    ``told``: omit the content, because sysfs does not store values written to the file.
+    """
     mode = os.lstat(path).st_mode
     content = Path(path).read_bytes() if stat.S_ISREG(mode) and not told else b""
     link = str(Path(path).readlink()) if stat.S_ISLNK(mode) else ""
