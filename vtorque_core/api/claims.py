@@ -1,7 +1,7 @@
 """Claims of a plugin on a node's resources (``vtorque_plan``), and the resulting placement.
 
-All resources come from the job's allocation. A claim that can never fit is refused. A resource in
-use by another job is a host fault. In all claims, ``key`` is the ``-vm`` key that a refusal names.
+All resources come from the job's allocation. A claim that can never fit is refused. If another job
+uses the resource, the start fails with a host fault. ``key`` is the ``-vm`` key that refusals name.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class RamClaim:
     Attributes:
         page_kib: use reserved huge pages of this size; None: ordinary pages.
         numa: ``"preferred"``: use the NUMA node of the guest's CPUs if the RAM fits there.
-            ``"strict"``: refuse a guest that does not fit one node. None: ``[node] numa``.
+            ``"strict"``: refuse a guest that does not fit one NUMA node. None: ``[node] numa``.
         near: preferred NUMA nodes. If the guest gets other nodes, the user gets a Notice.
         advisor: name of the program that proposed ``near``, for the Notice.
     """

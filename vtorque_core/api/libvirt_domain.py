@@ -113,7 +113,7 @@ class Filesystem(ListElement):
     """A host directory shared by virtiofs as ``tag``. The core runs virtiofsd as the job's owner.
 
     Attributes:
-        user_owned: the job's owner must own the source, so its path is untrusted.
+        user_owned: the job's owner must own the source, and can change its path.
         guest_root: host ids of guest root. ``"other"``: ids that are not the job owner's.
             ``"user"``: the owner's ids; the owner has no access in the guest. ``"both"``: guest
             root and the owner both have the owner's ids, if virtiofsd translates ids.

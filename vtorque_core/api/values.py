@@ -131,7 +131,7 @@ class Image:
     """An image, as described in its sidecar. All files except ``source`` are owned by root.
 
     Attributes:
-        distro: the distribution, such as ``debian`` or ``micro``.
+        distro: the Linux distribution, such as ``debian``.
         disk: None for a guest that runs from its initrd.
         source: the user's own file (:class:`vtorque_core.api.ImageSource`), which only a process of
             the user may open. Empty: the image is from the pool.

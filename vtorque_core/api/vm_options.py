@@ -50,7 +50,7 @@ def plain_name(value: str) -> str:
 
 
 def distro_name(value: str) -> str:
-    """Return the name of a distribution or family in lower case."""
+    """Return the name of a Linux distribution or family in lower case."""
     return plain_name(value).lower()
 
 
@@ -86,7 +86,7 @@ def fs_type(value: str) -> str:
 
 
 def disk_path(value: str) -> str:
-    """Parse ``disk``: an absolute path without ``..``. The job's owner opens the file later."""
+    """Parse ``disk``: an absolute path without ``..``, which only the job's owner opens."""
     if not value.startswith("/"):
         raise ValueError("is not an absolute path: start it with /")
     if not value.isprintable() or len(value.encode("utf-8", "replace")) > _MAX_PATH:

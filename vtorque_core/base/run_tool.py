@@ -28,7 +28,7 @@ def guard_command(*argv: str, rights: Iterable[str] = ()) -> list[str]:
 def isolate_command() -> tuple[str, ...]:
     """Return a command prefix that runs a tool as nobody in a new pid namespace.
 
-    All processes of the tool end together, so that none can change a file after its validation.
+    All processes of the tool end with it, so that none can change a file after its validation.
     The prefix is empty without root.
     """
     if not effective_root():

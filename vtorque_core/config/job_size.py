@@ -129,7 +129,6 @@ def _vcpus(found: JobRequest, extras: Extras, granted: JobGrant) -> int | None:
 
 
 def _ram(found: JobRequest, site: Site, extras: Extras, granted: JobGrant, disk: int) -> int | None:
-    """Return the largest RAM per guest that fits, in multiples of 2 MiB."""
     if granted.mib is None:
         return None
     count = found[VMS_PER_NODE]

@@ -52,7 +52,7 @@ class LockedJob:
         return True
 
     def release_domains(self, uuids: Collection[str]) -> None:
-        """Destroy domains of migrated guests on this node, and journal their release."""
+        """Destroy the domains of guests that have left this node, and journal the release."""
         with Journal.open(self.paths, self.state.path) as journal:
             for record in self._domains(uuids):
                 hypervisor.destroy_domain(str(record.args["uri"]), str(record.args["uuid"]))

@@ -146,7 +146,7 @@ def log_to_job(paths: Paths, job: RunningJob, phase: str) -> Iterator[None]:
 
 
 def kill_stopped(guest: RunningGuest, seconds: float | None = None) -> AbstractContextManager[None]:
-    """During a ``with`` block, kill any daemon of a guest that the user stops (SIGSTOP).
+    """During a ``with`` block, kill a guest's daemon if the user stops the daemon (SIGSTOP).
 
     QEMU would wait for a stopped daemon. After ``seconds`` (default: 30), kills all daemons.
     """

@@ -3,8 +3,8 @@
 Each guest's QEMU runs with its own uid, leased from the site's range. A guest that breaks out of
 QEMU then cannot open files of other guests, even without AppArmor or SELinux.
 
-Guest root has one id per user, equal on all nodes. With a common id, root in one user's guest could
-create a setuid program that accesses root's files in other users' guests, and quotas would count
+Guest root has one id per user, equal on all nodes. With one id for all users, a setuid program that
+guest root creates in a share could access files of other users' guest root, and quotas would count
 all users together.
 """
 
@@ -27,7 +27,7 @@ POOL = "qemu-uid"
 
 
 def free_uids(site: Site) -> tuple[str, ...]:
-    """Return the unused uids of the site's range, in random order to avoid reuse."""
+    """Return the unused uids of the site's range, in random order, so that reuse is rare."""
     first = site.node.guest_uids
     if not first:
         return ()

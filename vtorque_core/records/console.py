@@ -40,7 +40,7 @@ _ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|[ -/]*[0-~])")
 def tail(
     path: Path, lines: int = LINES, most: int = _BYTES, wait: float = _WAIT
 ) -> tuple[str, ...]:
-    """Return the last ``lines`` nonblank lines of a log, without control sequences.
+    """Return the last ``lines`` nonblank lines of a console log, without control sequences.
 
     Reads at most ``most`` bytes, and waits at most ``wait`` seconds while the log grows.
     """

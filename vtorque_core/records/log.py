@@ -245,7 +245,7 @@ def entry(record: logging.LogRecord, log: Log) -> dict[str, Any]:
 
 
 def shorten(text: str, limit: int) -> str:
-    """Return a printable text, shortened to about ``limit`` characters and then with its length."""
+    """Make a text printable. Replace a text above ``limit`` characters by its start and length."""
     whole = printable(text[:limit], limit)
     return whole if len(text) <= limit else f"{whole}... ({len(text)} characters)"
 

@@ -70,8 +70,8 @@ _WAIT = 20.0  # seconds for a change of the pool to end
 class ImageUse(CoreResource):
     """Use of an image version, which stays on disk while a journal names it.
 
-    ``path`` is the version's directory. The last job's release removes a version that no image
-    name refers to.
+    ``path`` is the version's directory. The epilogue of the last job that uses the version removes
+    it, unless an image name refers to it.
     """
 
     kind = store.KIND

@@ -105,7 +105,7 @@ def filter_reserved_macs(tap: str) -> None:
 def node_guard(network: Network | ExtraNetwork, uri: str) -> str:
     """Return the nft script that closes the node's services to guests of ``network``.
 
-    The script is empty for a bridge of the site, because rules would affect other hosts.
+    The script is empty for a bridge that libvirt did not create: other hosts may use it.
     """
     if network.kind != "network":
         return ""
@@ -172,7 +172,7 @@ def has_guard(network: str) -> bool:
 def sweep(uri: str) -> list[str]:
     """Delete the :func:`guard` tables of inactive networks, and return the tables' names.
 
-    Otherwise an old table would filter another network that gets the same bridge.
+    Otherwise an old table would filter another network whose bridge gets the same name.
     """
     tables = _guards()
     up = {guard_table(name) for name in hypervisor.network_names(uri)} if tables else set()

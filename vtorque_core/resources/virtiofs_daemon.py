@@ -86,7 +86,7 @@ def file_limit(ram_mib: int) -> int:
 def _c_arguments(share: ServedDirectory, socket_fd: int) -> tuple[str, ...]:
     """Return the arguments of QEMU's virtiofsd (in C); ``{source}`` is the directory's descriptor.
 
-    This daemon does not follow the link in /proc to the directory, unless ``/.`` is appended.
+    This daemon follows the link ``/proc/self/fd/N`` only with ``/.`` at the end.
     """
     options = (
         "source=/proc/self/fd/{source}/.,sandbox=chroot,modcaps=-mknod:-setfcap,announce_submounts,"
@@ -96,9 +96,9 @@ def _c_arguments(share: ServedDirectory, socket_fd: int) -> tuple[str, ...]:
 
 
 def _rust_arguments(share: ServedDirectory, socket_fd: int) -> tuple[str, ...]:
-    """Return the arguments of the Rust virtiofsd, without a link in /proc to the directory.
+    """Return the arguments of the Rust virtiofsd, which serves :data:`MOUNTED`.
 
-    This daemon would resolve the link and use the resulting path, which the user can change.
+    It would resolve ``/proc/self/fd/N`` to a path, which the user can change.
     """
     uid, gid = (0, 0) if share.guest_root == "user" else (share.uid, share.gid)
     return (

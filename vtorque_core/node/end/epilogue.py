@@ -57,7 +57,7 @@ def run(config: Path, job_id: str, status: str = "") -> int:
     """Release everything that the job holds on this node, and return the hook's exit status.
 
     If a guest died, first print the end of its console. If the site config is invalid or untrusted,
-    use the default directories, because a user could have forged journals in other directories.
+    use the default directories, because the config could name directories with forged journals.
     ``status`` is the job's exit status, or empty if it is unknown.
     """
     paths, node = _settings(config)

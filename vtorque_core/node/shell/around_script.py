@@ -37,7 +37,7 @@ def run_beside(
 
 
 def run_after(proof: Proof, code: int, site: Site, plugins: Plugins) -> None:
-    """Block all signals, and run the plugins' commands after the script.
+    """Run the plugins' commands after the script, with all signals blocked.
 
     Otherwise a signal at the end of the walltime could change the job's exit status.
     """

@@ -102,7 +102,7 @@ def start_job(
 def excuse_node(start: StartAttempt) -> Iterator[None]:
     """Clear ``blames_node`` of a HostFault, except in the phases ``plan`` and ``render domain``.
 
-    Raises Refused instead if a guest of the user's own image does not become ready.
+    Raises Refused instead if a guest with the user's own image does not become ready.
     """
     try:
         yield

@@ -137,7 +137,7 @@ class Leases:
 
 @dataclass(frozen=True)
 class FreeResources:
-    """Resources of the job's share that no other job holds."""
+    """Resources granted to the job on this node that no other job holds."""
 
     share: NodeShare
     taken: Leases

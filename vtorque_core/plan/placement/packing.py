@@ -1,7 +1,7 @@
 """Choose the NUMA node and the cores of each guest.
 
-The search minimizes the number of guests that cross NUMA nodes, and distributes guests over nodes.
-If the search takes too long, each guest gets the first node on which it fits.
+The search minimizes the number of guests that cross NUMA nodes, and distributes guests over them.
+If the search takes too long, each guest gets the first NUMA node on which it fits.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Room:
     """Free resources of a NUMA node during placement.
 
     Attributes:
-        groups: CPUs that a guest can get exclusively.
+        groups: CPUs that a guest can get exclusively, by physical core.
         mib: ordinary memory.
         pages: MiB of huge pages by size in KiB.
         floating: number of shared CPUs, minus the number of vCPUs that already use them.
@@ -44,7 +44,7 @@ class Room:
 
     @property
     def shape(self) -> tuple[object, ...]:
-        """Key that is equal for nodes with equal free resources."""
+        """Key that is equal for NUMA nodes with equal free resources."""
         sizes = tuple(sorted(len(group) for group in self.groups))
         return sizes, self.mib, tuple(sorted(self.pages.items())), self.floating
 
@@ -86,9 +86,9 @@ class Search:
     """Search for a NUMA node for each guest.
 
     Attributes:
-        fixed_nodes: nodes of the CPUs that each guest requests by id.
-        misfits: for each guest, the number of unmet preferences by node.
-        strict: for each guest, True if it must not cross nodes.
+        fixed_nodes: NUMA nodes of the CPUs that each guest requests by id.
+        misfits: for each guest, the number of unmet preferences by NUMA node.
+        strict: for each guest, True if it must not cross NUMA nodes.
     """
 
     demands: Sequence[Demand]
