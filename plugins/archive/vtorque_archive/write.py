@@ -33,7 +33,7 @@ def write(
     settings: Settings,
     now: float,
 ) -> None:
-    """Pack the files and write them atomically as ``name``, mode 0600.
+    """Write an archive of the files atomically as ``name``, mode 0600.
 
     Missing directories are created with mode 0700. ``now`` is in Unix seconds.
 
