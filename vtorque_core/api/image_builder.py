@@ -30,7 +30,7 @@ class Building:
     """Progress and limits of one build. Call the object with a text to report a new step.
 
     Attributes:
-        told: called to report progress: completed and total work of the current step.
+        told: called with the completed and the total work of the current step.
         max_disk: maximum size of the disk in bytes.
         before: the image to update. It supplies values that the builder cannot determine.
         notes: lines for the user, which the builder appends.

@@ -27,7 +27,7 @@ def own_vhost_threads(process: Path) -> list[Path]:
 
 
 def kernel_vhost_threads(process: Path) -> list[Path]:
-    """Return QEMU's vhost workers that are kernel threads (always before 6.4)."""
+    """Return QEMU's vhost workers that are kernel threads (always before Linux 6.4)."""
     name = f"vhost-{process.name}"
     return [p for p in _numbered(process.parent) if thread_name(p) == name and _is_kernel_thread(p)]
 

@@ -1,4 +1,4 @@
-"""Resize the exclusive cores of running guests.
+"""Change the number of exclusive CPUs of running guests.
 
 Privileges: root.
 """
@@ -26,13 +26,13 @@ from vtorque_core.resources.lease import Lease
 
 @dataclass(frozen=True)
 class GuestCores:
-    """A running guest with exclusive cores for one purpose, ``CoreClaim.use``.
+    """A running guest with exclusive CPUs for one purpose, ``CoreClaim.use``.
 
     Attributes:
         job: job key, for :func:`resize`.
         guest: index on this node.
         cores: host CPU ids.
-        least, most: allowed number of cores; 0 and 0: not resizable.
+        least, most: allowed number of CPUs; 0 and 0: not resizable.
     """
 
     job: str
@@ -58,7 +58,7 @@ class ResizeResult:
 
 
 def guests_with_cores(paths: Paths, use: str) -> list[GuestCores]:
-    """Return this node's guests with exclusive cores for the purpose ``use``.
+    """Return this node's guests with exclusive CPUs for the purpose ``use``.
 
     Raises JournalError.
     """
@@ -84,7 +84,7 @@ def _ids(leases: Iterable[Record]) -> tuple[int, ...]:
 def resize(
     paths: Paths, job: str, guest: int, use: str, count: int, *, wait: float = 5.0
 ) -> ResizeResult:
-    """Change the number of a guest's exclusive cores for the purpose ``use`` (doc/plugins.md).
+    """Change the number of a guest's exclusive CPUs for the purpose ``use`` (doc/plugins.md).
 
     Waits ``wait`` seconds for the job's lock. If the calling process was killed, repeat the call to
     repair the pinning.
@@ -92,7 +92,7 @@ def resize(
     Raises:
         FileNotFoundError: the job has ended.
         Busy: another process holds a lock.
-        Refused: the guest's cores are not resizable.
+        Refused: the number of CPUs is fixed.
         HostFault: pinning fails.
     """
     path = paths.journal / f"{job}.jsonl"

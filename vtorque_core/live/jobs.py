@@ -32,7 +32,7 @@ class RunningGuest:
         index: number on this node, from 0.
         rank: number in the job, from 0.
         vcpus, ram_mib: 0 if unknown.
-        io_cores: number of exclusive host cores for I/O.
+        io_cores: number of exclusive host CPUs for I/O.
         started: Unix time of its boot.
         ready: Unix time of READY; None: not ready yet.
         run_dir: root-owned directory in memory with its sockets.

@@ -95,7 +95,10 @@ def root_id(name: str, uid: int, base: int, tables: Sequence[Path] = TABLES) -> 
 
 
 def require_unused(found: int, said: str, tables: Sequence[Path] = TABLES) -> None:
-    """Raise HostFault (``said``, ...) if ``found`` is a user's uid or in a range of subuid(5)."""
+    """Raise HostFault if ``found`` is a user's uid or in a range of subuid(5).
+
+    The message begins with ``said``.
+    """
     for owner, first, count in (line for table in tables for line in ranges(table)):
         if first <= found < first + count:
             raise HostFault(f"{said}, which belongs to {owner} ({TABLES[0]})")

@@ -21,8 +21,8 @@ class Lease(CoreResource):
     Attributes:
         node: NUMA node of the memory; -1: unknown.
         page_kib: size of huge pages; 0: ordinary pages.
-        use: purpose of a core: ``vcpu``, ``io``, ``emulator`` or ``idle``.
-        least, most: range of a resizable number of cores. In the pool ``share``,
+        use: purpose of a CPU: ``vcpu``, ``emulator``, ``io`` or ``idle``.
+        least, most: range of a resizable number of CPUs. In the pool ``share``,
             ``least`` is how many CPUs stay shared.
         cpus: CPUs that a resize can add, or the CPUs of ``share``; a list as in cpuset(7).
         amount: leased amount of a countable pool.

@@ -98,7 +98,7 @@ def _c_arguments(share: ServedDirectory, socket_fd: int) -> tuple[str, ...]:
 def _rust_arguments(share: ServedDirectory, socket_fd: int) -> tuple[str, ...]:
     """Return the arguments of the Rust virtiofsd, which serves :data:`MOUNTED`.
 
-    It would resolve ``/proc/self/fd/N`` to a path, which the user can change.
+    This daemon would resolve ``/proc/self/fd/N`` to a path, which the user can change.
     """
     uid, gid = (0, 0) if share.guest_root == "user" else (share.uid, share.gid)
     return (

@@ -137,7 +137,7 @@ class Leases:
 
 @dataclass(frozen=True)
 class FreeResources:
-    """Resources granted to the job on this node that no other job holds."""
+    """Resources that the job may use on this node and that no other job holds."""
 
     share: NodeShare
     taken: Leases
@@ -201,7 +201,7 @@ class Demand:
     """Merged claims of one guest.
 
     Attributes:
-        whole: exclusive cores include their SMT siblings.
+        whole: exclusive CPUs include their SMT siblings.
         mib: memory outside huge pages.
         paged_mib: memory in huge pages of ``page_kib``.
         ram_mib: the guest's own RAM, which is part of ``mib`` or ``paged_mib``.
