@@ -54,7 +54,7 @@ class RamClaim:
         page_kib: use reserved huge pages of this size; None: ordinary pages.
         numa: ``"preferred"``: use the NUMA node of the guest's CPUs if the RAM fits there.
             ``"strict"``: refuse a guest that does not fit one NUMA node. None: ``[node] numa``.
-        near: preferred NUMA nodes. If the guest gets others, the user gets a Notice.
+        near: preferred NUMA nodes. If the guest gets other NUMA nodes, the user gets a Notice.
         advisor: name of the program that proposed ``near``, for the Notice.
     """
 

@@ -116,7 +116,6 @@ def _unlimited(option: Option[Any], site: Site) -> int:
 
 
 def _vcpus(found: JobRequest, extras: Extras, granted: JobGrant) -> int | None:
-    """Return the largest number of vCPUs per guest that fits, at least 1. None: unknown."""
     if granted.cpus is None:
         return None
     count = found[VMS_PER_NODE]
