@@ -1,7 +1,7 @@
 """Fill the nodes' image caches: push from the pool's host, receive on the node. Runs as root.
 
 rsync(1) writes a copy of an image to ``<cache>/.partial/<name>/<version>/``. After an interruption,
-rsync continues this copy. :func:`receive` moves the copy into the cache if the hashes match.
+rsync continues this copy. :func:`receive` moves it into the cache if it matches the sidecar.
 """
 
 from __future__ import annotations

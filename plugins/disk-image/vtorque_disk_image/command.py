@@ -76,10 +76,9 @@ def add(ctx: click.Context, /, file: Path, name: str | None, **said: Any) -> Non
 def update(ctx: click.Context, /, name: str, file: Path, **said: Any) -> None:
     """Make FILE the new content of image NAME.
 
-    The image keeps the old value of a property that is not detected in FILE and that you do not
-    set. Running jobs keep the old content; new jobs get the new content. The old content is deleted
-    after the time [images] keep, if no job of this node uses it. To repeat a build, use vmgr images
-    build.
+    A property that you do not set is detected in FILE, or else keeps its old value. Running jobs
+    keep the old content; new jobs get the new content. The old content is deleted after the time
+    [images] keep, if no job of this node uses it. To repeat a build, use vmgr images build.
     """
     _build(ctx, name, file, said, update=True)
 

@@ -181,7 +181,7 @@ def _bad_take(take: NumberSource, found: Definition, name: str) -> Iterator[Refu
 def _find_inconsistencies(
     found: Definition, values: Mapping[str, Any], name: str
 ) -> Iterator[Refusal]:
-    """Yield errors that the JSON schema cannot express."""
+    """Yield errors that the JSON schema cannot detect."""
     if not found.scripts:
         yield Refusal("the job script is missing", where=name, fix='add script = "job.sh"')
     if "script" in values and "script" in found.matrix:

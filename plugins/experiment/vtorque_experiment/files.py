@@ -60,7 +60,7 @@ def read(top: Path, *names: str, most: int, end: bool = False) -> bytes:
 def write(top: Path, *names: str, content: bytes, mode: int = 0o644, sync: bool = False) -> None:
     """Create or replace a file below ``top`` atomically. Raises OSError.
 
-    With ``sync``, content and directory are on disk (fsync(2)) at return.
+    With ``sync``, content and directory entry are on disk (fsync(2)) at return.
     """
     fresh = f".{names[-1]}.{secrets.token_hex(4)}"
     with directory(top, *names[:-1]) as parent:

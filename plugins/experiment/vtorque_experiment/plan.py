@@ -103,7 +103,7 @@ class ExperimentPlan:
 
 
 def copy_name(definition: Definition, script: str) -> str:
-    """Return the name of the copy of a job script, without its directory."""
+    """Return the file name of the copy of a job script."""
     return f"{definition.scripts.index(script)}-{Path(script).name}"
 
 

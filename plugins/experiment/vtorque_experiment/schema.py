@@ -1,4 +1,4 @@
-"""Validate a file's values against the experiment's JSON schema, with readable errors."""
+"""Validate an experiment's file by its JSON schema, with readable errors."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ def pairs(options: tuple[str, ...], flag: str) -> dict[str, str]:
 
 
 def age(when: str, now: datetime | None = None) -> str:
-    """Return the time since an ISO 8601 time, such as ``5m``, ``3h`` or ``12d``."""
+    """Return the time since ``when`` (ISO 8601) in one unit: ``5m``, ``3h`` or ``12d``."""
     try:
         seconds = ((now or datetime.now(UTC)) - datetime.fromisoformat(when)).total_seconds()
     except (ValueError, TypeError):
