@@ -1,1 +1,1 @@
-"""Dedicated CPU cores for the I/O threads of a guest; their number follows the load."""
+"""Dedicated CPU cores for the I/O threads of a guest; the number of cores follows the load."""

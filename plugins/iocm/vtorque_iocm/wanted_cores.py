@@ -1,4 +1,4 @@
-"""Decide from a guest's load how many I/O cores it should have. Pure: no clock, no host access.
+"""Decide from a guest's load how many I/O cores the guest should have.
 
 The load is the CPU time per second that the I/O threads used or waited for, in cores. A guest needs
 ``load / busy`` cores. The load is measured once per interval, called a tick. The guest gets more

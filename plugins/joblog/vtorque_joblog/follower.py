@@ -113,7 +113,7 @@ def _is_quiet(path: Path) -> bool:
 
 
 def serve(loop: FollowerLoop, wake: int, released: Callable[[], bool]) -> None:
-    """Follow logs until ``released`` is True, then deliver the last lines in at most END seconds.
+    """Follow logs until ``released`` is True, then deliver the last lines within ``END`` seconds.
 
     ``wake`` is an eventfd(2) to which a sink's thread writes when no line is left to deliver.
     """

@@ -1,6 +1,6 @@
 """One thread per sink, which reads the logs from the sink's last position.
 
-Therefore no line waits in memory, and a sink that hangs or fails does not delay other sinks.
+Undelivered lines wait only in the logs, and a sink that hangs or fails does not delay other sinks.
 """
 
 from __future__ import annotations

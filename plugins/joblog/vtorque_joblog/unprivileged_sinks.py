@@ -189,7 +189,7 @@ class UnprivilegedSinks:
             return bool(self._due or self._out)
 
     def close(self, until: float) -> None:
-        """Wait until the process has delivered all entries and ended, at most to ``until``."""
+        """End the process after it has delivered all entries, at the latest at ``until``."""
         self._until = until
         os.eventfd_write(self._wake, 1)
         self._thread.join(max(0.0, until - time.monotonic()))

@@ -94,7 +94,7 @@ def _clean_command(guest: GuestPlan, place: str) -> RootCommand:
 
 @hookimpl
 def vtorque_pre_boot(job: NodeJob) -> None:
-    """Refuse a qcow2 file of the user (``disk=``) that refers to another file."""
+    """Refuse a user's qcow2 file (``disk=``) if the process that serves it opened another file."""
     for guest in job.guests:
         if guest[DISK].endswith(".qcow2"):
             from vtorque_linux_guest.boot import served_disk  # noqa: PLC0415 - few jobs need it

@@ -117,7 +117,7 @@ def output_paths(job: QsubJob, host: str, workdir: str) -> list[tuple[str, int]]
     """Return (path, number) for stdout and for stderr. With ``-j``, both have the same pair.
 
     Relative paths start at ``workdir``. If a path is a directory, the number (0 or 1) selects the
-    default name in it (:func:`vtorque_pbs.convention.output_names`).
+    default name there (:func:`vtorque_pbs.convention.output_names`).
 
     Raises:
         UsageError: A path is on another host.

@@ -410,7 +410,7 @@ class LocalService:
 
 
 def _mode(ours: int) -> int:
-    """Return the file mode ``ours``, without bits of group and others in a personal service."""
+    """Return the file mode ``ours``; for a personal service, without bits of group and others."""
     return ours if os.geteuid() == 0 else ours & 0o700
 
 

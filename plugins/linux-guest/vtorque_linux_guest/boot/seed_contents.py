@@ -1,4 +1,4 @@
-"""A guest's seed with its contents (doc/guests.md), and the files of ``vmgr ssh``. As root."""
+"""A guest's seed (doc/guests.md), and the files of ``vmgr ssh``. Privileges: root."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Generate ``setup.sh``, which the agent runs as root before READY.
 
 All Linux guests use the same script. Every value is quoted by :func:`shlex.quote` or stored as a
-file on the seed. Each part is a named step. If a step fails, its output becomes the error
-message of the boot.
+file on the seed. The script consists of named steps. If a step fails, its output becomes the
+error message of the boot.
 """
 
 from __future__ import annotations

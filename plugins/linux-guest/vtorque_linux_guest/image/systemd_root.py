@@ -159,7 +159,7 @@ def finish(tree: FileTree, family: str, agent: bytes, started: int) -> None:
 def _always_cloud_init(tree: FileTree) -> None:
     """Enable cloud-init, and mask its generator.
 
-    The generator looks for a seed at each boot, but every guest has a seed.
+    The generator is not needed: it only looks for a seed, and every guest has a seed.
     """
     found = _unit(tree, CLOUD_INIT_TARGET)
     if found is None:

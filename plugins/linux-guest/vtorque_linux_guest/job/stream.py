@@ -335,7 +335,7 @@ class _Run:
         self._s._decoder.taken = 0
 
     def _last_words(self) -> None:
-        """Write what the guest had sent before it died, for at most LAST_WORDS seconds."""
+        """Write output that the guest sent before it died, for at most ``LAST_WORDS`` seconds."""
         self._exit = ExitStatus(None, None)
         deadline = time.monotonic() + LAST_WORDS
         while any(sink.pending for sink in self._sinks):
