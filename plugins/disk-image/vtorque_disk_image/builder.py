@@ -41,9 +41,8 @@ class ImageDescription:
 
     Args:
         file: a disk in one of ``FORMATS``, or an ELF kernel that needs no disk.
-        boot: ``kernel``: extract the disk's kernel and boot it directly; ``disk``: use the disk's
-            boot loader; ``auto``: as ``kernel`` if the disk has a kernel, otherwise as
-            ``disk``.
+        boot: how guests boot. ``kernel`` boots the disk's kernel directly. ``disk`` uses the disk's
+            boot loader. ``auto`` is ``kernel`` if the disk has a kernel, otherwise ``disk``.
         kernel, initrd: files to boot instead of those on the disk.
         labels: labels of the image. The label ``firmware`` (``bios`` or ``efi``) is for guests
             that use the disk's boot loader.

@@ -1,4 +1,4 @@
-"""Copy an untrusted file to the staging directory, with its holes.
+"""Copy an untrusted file, with its holes, to the staging directory.
 
 Only the copy is checked and used, because the file may change at any time. Privileges: root.
 """

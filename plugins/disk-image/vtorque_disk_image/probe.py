@@ -205,7 +205,7 @@ def _facts(found: DiskFacts, disk: _Ext, release: str) -> None:
 
 
 def extract(descriptor: int, start: int, path: str, target: Path) -> None:
-    """Extract a file of the ext4 file system at ``start`` to ``target``. Raises Refused."""
+    """Write a file of the ext4 file system at offset ``start`` to ``target``. Raises Refused."""
     with create_file(target) as out:
         _Ext(descriptor, start).dump(path, out)
         if os.fstat(out).st_size == 0:

@@ -39,7 +39,7 @@ class BatchCommands:
 
     Args:
         vsub: the program and its first arguments.
-        jobs: returns the ids of the jobs that the batch system lists for the user, by job name.
+        jobs: returns job names and ids of the jobs that the batch system lists for the user.
         interval: seconds between two calls of ``jobs``.
         least: minimum seconds between two calls of ``jobs`` when a job seems to have ended.
         naming: the option that sets a job's name.

@@ -23,7 +23,7 @@ def find_refused(
     file: Path, definition: Definition, cells: Sequence[Cell], batch: b.BatchCommands,
     told: Callable[[str], None],
 ) -> Mapping[int, str]:  # fmt: skip
-    """Map the index of each combination that vsub would refuse to vsub's message.
+    """Return vsub's message for each combination that vsub would refuse, by combination index.
 
     One call of vsub checks all combinations that differ only in variables of the script. vsub is
     called at most :data:`MOST` times.

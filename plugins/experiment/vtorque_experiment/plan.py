@@ -1,9 +1,9 @@
 """The plan of an experiment: everything that determines what its jobs run.
 
 Guests can write in the results directory, so a run keeps its plan in memory. ``vmgr experiment
-resume`` reads the plan from the results directory. It submits jobs only if this host has the plan's
-*seal* (a hash of the plan), or if the user accepts the plan. ``vmgr experiment run`` stores the
-seal in a directory that guests do not see.
+resume`` reads the plan from the results directory, and submits jobs only if this host has the
+plan's *seal* (a hash of the plan), or if the user accepts the plan. ``vmgr experiment run`` stores
+the seal in a directory that guests do not see.
 """
 
 from __future__ import annotations
@@ -160,7 +160,7 @@ def drop_seal(plan: ExperimentPlan) -> None:
 
 
 def missing_seal(plan: ExperimentPlan, place: ResultsDirectory) -> Refused:
-    """Copy a plan whose seal is not on this host; return an error that names the copy to check.
+    """Copy a plan whose seal is not on this host; return an error that asks to check the copy.
 
     No guest can change the copy. Raises HostFault.
     """

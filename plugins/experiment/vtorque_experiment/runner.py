@@ -160,7 +160,7 @@ class Runner:
         return ""
 
     def _adopt(self) -> None:
-        """Find the jobs of points whose submission was interrupted, by the file ``claim``."""
+        """Use the file ``claim`` to find the jobs of points whose submission was interrupted."""
         for row in self._book.rows(k.SUBMITTING):
             job = _claimed_job(self._place.point(row.number))
             if job:

@@ -50,7 +50,7 @@ def collect_versions(config: Path) -> Mapping[str, Any]:
 
 
 def note_end(config: Path, path: Path) -> None:
-    """Add the versions that changed during a run to a versions file, as ``at_end``.
+    """Save, as ``at_end`` in a versions file, the versions that changed during a run.
 
     Raises OSError, ConfigError.
     """
