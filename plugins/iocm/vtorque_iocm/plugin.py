@@ -33,7 +33,7 @@ vtorque_options = constant_hook(IOCM, MIN_CORES, MAX_CORES)
 
 @hookimpl
 def vtorque_needs(request: JobRequest) -> Iterator[Extra]:
-    """Request the guests' I/O cores from the batch system: the maximum if given, or the minimum.
+    """Request the guests' I/O cores from the batch system: the maximum, or else the minimum.
 
     Without a maximum, guests may also get idle cores of the job, up to the site's maximum.
     """

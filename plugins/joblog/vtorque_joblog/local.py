@@ -68,7 +68,7 @@ class Syslog(Datagrams):
 class SystemdJournal(Datagrams):
     """Sends the native protocol of systemd's journal (systemd.io/JOURNAL_NATIVE_PROTOCOL).
 
-    Each field is a line ``NAME=value``, because no value contains a newline.
+    Each field is a line ``NAME=value``. No value contains a newline.
     """
 
     def __init__(self, tag: str, path: str = JOURNAL) -> None:

@@ -63,10 +63,10 @@ def answer(
 
 
 def _await_close(connection: socket.socket) -> None:
-    """Wait until the other side has received everything.
+    """Read and ignore input until the other side closes the connection.
 
-    Unread input would make the kernel reset the connection and discard the data (RFC 1122,
-    4.2.2.13).
+    If this side closed it with unread input, the kernel would discard output that the other side
+    has not received (RFC 1122, 4.2.2.13).
     """
     connection.settimeout(CONNECT)
     with contextlib.suppress(OSError):

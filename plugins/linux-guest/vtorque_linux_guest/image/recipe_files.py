@@ -1,4 +1,4 @@
-"""Pack the files that a recipe adds into one tar file.
+"""Write one tar file with all files that a recipe adds to an image.
 
 Runs as root. Other users may be able to write to the recipe's directory, so no symbolic link is
 followed.

@@ -1,4 +1,4 @@
-"""Write the root disk of an image: a file tree to a qcow2, without mounting it."""
+"""Write a file tree to the root disk of an image, a qcow2, without mounting the disk."""
 
 from __future__ import annotations
 

@@ -26,8 +26,8 @@ _LAST_WORDS = 1500  # characters of a failed program's output
 def _prepare(work: Path) -> None:
     """Make the files in ``work`` readable for the sandbox, whatever the umask.
 
-    Call it only before the first run. Later, ``work`` may contain links, created by a program in
-    the sandbox, to files outside.
+    Call it only before the first run: later, programs in the sandbox may have created links in
+    ``work`` to files outside.
     """
     for path in work.iterdir():
         if path.is_file():

@@ -1,4 +1,4 @@
-"""Configure an installed systemd system to boot fast for one job, reproducibly.
+"""Configure an installed systemd system reproducibly, to boot fast for one job.
 
 This code runs no program of the image.
 """
@@ -157,7 +157,7 @@ def finish(tree: FileTree, family: str, agent: bytes, started: int) -> None:
 
 
 def _always_cloud_init(tree: FileTree) -> None:
-    """Enable cloud-init, and mask its generator.
+    """Enable cloud-init, and mask its systemd generator.
 
     The generator is not needed: it only looks for a seed, and every guest has a seed.
     """
@@ -249,7 +249,7 @@ def _name_servers(tree: FileTree, family: str) -> None:
 
 
 def _times(tree: FileTree, started: int) -> None:
-    """Give files that the build created the time of the newest packaged file.
+    """Set the times of files that the build created to the time of the newest packaged file.
 
     Packaged files keep their times, because a compiled Python file contains its source's time.
     """

@@ -1,4 +1,4 @@
-"""Base of drivers for guests with the agent: wait until ready, and run the job.
+"""Base class of drivers for guests with the agent: wait until a guest is ready, run its job.
 
 The job shell calls only ``run``, and root's hooks call only the other methods. Therefore each
 method imports only the modules that it needs.
