@@ -101,7 +101,7 @@ def answer_environ() -> dict[str, str]:
 
 
 def _is_root_only(place: str) -> bool:
-    """Return whether ``place`` is an absolute path without links that only root can change."""
+    """Return whether ``place`` is absolute, contains no link, and can be changed only by root."""
     path = Path(place)
     if not path.is_absolute() or os.path.realpath(place) != place:
         return False

@@ -1,4 +1,4 @@
-"""Find a job's node and run a command there, through the batch system or the job itself."""
+"""Run a command on a job's node, through the batch system or through the job itself."""
 
 from __future__ import annotations
 

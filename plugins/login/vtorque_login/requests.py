@@ -43,7 +43,7 @@ class LoginRequest:
     Attributes:
         words: Command line of vmgr: command, options, ``--``, the job, operands.
         node: Node of the job; empty for the first.
-        term: TERM of the user's terminal; empty without one.
+        term: TERM of the user's terminal; empty without a terminal.
         host: IP address of the host on which the command waits.
         key: Key that authenticates both sides of the connection, hexadecimal.
         expires: Unix seconds by the clock of the waiting host.
@@ -191,7 +191,7 @@ def names(place: int, most: int, known: Container[str] = ()) -> list[str]:
 def read(place: int, name: str) -> bytes:
     """Return a request's content.
 
-    Raise Refused if it is too long or not a regular file of the user.
+    Raise Refused if the file is too long, or is not a regular file of the user.
     """
     with os.fdopen(os.open(name, os.O_RDONLY | _FLAGS, dir_fd=place), "rb") as file:
         status = os.fstat(file.fileno())

@@ -25,7 +25,6 @@ class Settings:
     )
 
     def __post_init__(self) -> None:
-        """Validate the values. Raise ValueError for an invalid value."""
         if not 0.1 <= self.poll_interval <= 60:
             raise ValueError(
                 f"poll_interval={self.poll_interval:g} is invalid: write 0.1 to 60 (s)"
