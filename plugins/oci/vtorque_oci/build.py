@@ -1,8 +1,8 @@
 """The image builder ``oci``: combine a container with the site's kernel and the guest agent.
 
-``vmgr images build NAME oci -o source=...`` runs it as root. No program of the container is run,
-and its files are not unpacked on this machine: an unprivileged process reads the layers into a tree
-in memory, and writes the tree to a disk (:mod:`vtorque_oci.unprivileged`).
+``vmgr images build NAME oci -o source=...`` runs the builder as root. No program of the container
+is run, and no file is unpacked on this machine: an unprivileged process reads the layers into a
+tree in memory, and writes the tree to a disk (:mod:`vtorque_oci.unprivileged`).
 """
 
 from __future__ import annotations

@@ -30,10 +30,10 @@ class Container:
 
 
 def settings(container: Container, prefix: tuple[str, ...]) -> bytes:
-    """Return the agent's settings file (agent/container.c): environment, then command prefix.
+    """Return the agent's settings file (agent/container.c): environment, then ``prefix``.
 
-    The job's variables override this environment, except for PATH, because the host's PATH is wrong
-    in a container.
+    The agent puts the words ``prefix`` before the job's command. The job's variables override this
+    environment, except for PATH, because the host's PATH is wrong in a container.
     """
     entries = [
         f"{'!' if name == 'PATH' else ''}{name}={value}"

@@ -1,7 +1,7 @@
 """Compose a disk for OSv: a boot record, optionally a loader, and one ROFS partition.
 
 OSv finds its file system in the second entry of the boot record (drivers/blk-common.cc,
-scripts/imgedit.py). The BIOS boot reads the NUL-terminated command line at byte 512
+scripts/imgedit.py). Its boot code for the BIOS reads the NUL-terminated command line at byte 512
 (arch/x64/boot16.S).
 """
 

@@ -167,7 +167,7 @@ def _commands_before(guest: GuestPlan) -> Iterator[script.ProgramCall]:
 
 
 def mounted_shares(guest: GuestPlan, kind: str) -> list[Share]:
-    """Return the shares of a kind for which the image has a mount point."""
+    """Return the shares of this kind that have a mount point in the image."""
     points = check.mount_points(guest.image)
     able = kind != "nfs" or check.has(guest.image, check.NFS)
     root = guest.image.labels.get(check.ROOT)

@@ -7,7 +7,7 @@
     root_share = "sim"                 # the site's share with the root file system
     root_directory = "/srv/osv/sim"    # where the build writes that file system; omit if it exists
 
-    [files]                            # path in the image = path on this machine
+    [files]                            # path in the image = file or directory on this machine
     "/hello" = "hello"
 
     [commands]                         # by name, for job scripts
