@@ -39,7 +39,7 @@ class CacheEntry:
     """A converted image in the cache.
 
     Attributes:
-        digest: SHA-256 of the image's manifest or file, in hexadecimal.
+        digest: SHA-256 in hexadecimal: of the manifest, or of a local image with path and tag.
         references: names by which the user pulled the image, last used first.
         size: size of the squashfs in bytes.
         used: Unix time of the last submission.

@@ -1,4 +1,4 @@
-"""The root disk of a guest that boots a user's own disk by firmware. Runs as root.
+"""The root disk of a guest whose firmware boots a user's own disk. Runs as root.
 
 A user process serves the disk's file read-only over NBD (:mod:`vtorque_core.resources.user_disk`).
 Root does not open the file. Root creates an empty overlay as large as the NBD export, and QEMU gets

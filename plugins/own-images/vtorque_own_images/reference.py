@@ -54,7 +54,7 @@ class Reference:
         return f"{prefix}{self.place}" + (f":{self.tag}" if self.tag else "")
 
     def with_digest(self, digest: str) -> Reference:
-        """Return this reference with a manifest digest. A reference to a file stays unchanged."""
+        """Return this reference with a manifest digest. A reference to a path stays unchanged."""
         if self.kind != "docker":
             return self
         return Reference(self.written, self.kind, self.place, self.tag, f"sha256:{digest}")

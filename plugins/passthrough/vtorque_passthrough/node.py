@@ -91,7 +91,7 @@ class CardGroup:
 
 
 def find_cards(settings: Settings) -> dict[str, CardGroup]:
-    """Return the cards with a PCI function in one of the site's classes, by name in leases."""
+    """Return the cards with a PCI function in a class of the site, by their names in leases."""
     everything = functions(settings.sysfs).values()
     found = {}
     for function in everything:
