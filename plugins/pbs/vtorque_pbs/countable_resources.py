@@ -38,7 +38,7 @@ def torque_chunk(chunk: str, needs: Needs) -> str:
 
 
 def torque_licenses(resources: Mapping[str, str], needs: Needs) -> dict[str, str]:
-    """Return ``gres`` for a license that the user has not requested.
+    """Return ``gres`` for a needed license that the user has not requested.
 
     Raises:
         UsageError: The job needs a node resource other than GPUs, or several licenses. The syntax
@@ -107,7 +107,7 @@ def openpbs_job(resources: Mapping[str, str], needs: Needs) -> dict[str, str]:
 
 
 def openpbs_licenses(resources: Mapping[str, str], needs: Needs) -> dict[str, str]:
-    """Return the licenses that the user has not requested."""
+    """Return the needed licenses that the user has not requested."""
     return {name: str(n) for name, n in needs.licenses.items() if name not in resources}
 
 

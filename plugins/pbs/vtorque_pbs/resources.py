@@ -232,7 +232,7 @@ def _pairs(chunk: str) -> dict[str, str]:
 
 
 def exclusive_place(wanted: str, resources: Mapping[str, str]) -> dict[str, str]:
-    """Return the site's ``-l`` value for exclusive nodes; {} if the user chose a value for sharing.
+    """Return the site's ``-l`` value for exclusive nodes; {} if the user has set a sharing mode.
 
     OpenPBS accepts ``place`` only with ``select``. Words such as ``pack`` in ``place`` are kept.
 

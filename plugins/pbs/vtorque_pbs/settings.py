@@ -57,7 +57,6 @@ class Settings:
     attempts: int = setting(3, doc="number of failed starts after which a job is held")
 
     def __post_init__(self) -> None:
-        """Validate the values. Raise ValueError for an invalid one."""
         for name in ("bindir", "home"):
             value = getattr(self, name)
             if value and not Path(value).is_absolute():
