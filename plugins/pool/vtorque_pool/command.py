@@ -53,7 +53,7 @@ def _pass_pool(command: Callable[..., None]) -> Callable[..., None]:
 @CONFIG
 @click.pass_context
 def pool(context: click.Context, as_json: bool, metrics: bool, config: Path | None) -> None:
-    """List nodes: state, age, idle time, cost per hour, jobs. As root or Slurm's user."""
+    """List nodes: state, age, idle time, cost per hour, jobs. Root and Slurm's user only."""
     if context.invoked_subcommand is None:
         _show_nodes(config, as_json, metrics)
     context.obj = config

@@ -132,7 +132,6 @@ class StateFile:
 
 
 def _parse_state(data: Any) -> PoolState:
-    """Parse the content of the state file; raises various exceptions if it is invalid."""
     return PoolState(
         **{
             name: {key: value(each) for key, each in data.get(name, {}).items()}

@@ -8,8 +8,8 @@ Options:
 - ``role``: instance profile. Processes on the machine can get its credentials.
 - ``timeout``: seconds (60).
 
-The pool lists machines by tag before and after it creates one, instead of using ClientToken, which
-some clouds with the EC2 API do not support (moto 5.2).
+To find duplicates, the pool lists machines by tag before and after it creates a machine. It does
+not use ClientToken, which some clouds with the EC2 API do not support (moto 5.2).
 """
 
 from __future__ import annotations

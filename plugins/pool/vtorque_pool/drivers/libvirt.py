@@ -87,7 +87,7 @@ class Libvirt:
         return Machine(name, order.node, order.shape, created, "running")
 
     def machines(self, cluster: str) -> list[Machine]:
-        """Return the cluster's domains. A disk without a domain counts as an ended machine."""
+        """Return the cluster's domains. An old disk without a domain counts as an ended machine."""
         self._prepare()
         disks = [word for word in self._virsh("vol-list", _POOL).split() if "/" not in word]
         names = [n for n in self._virsh("list", "--name").split() if _NAME.fullmatch(n)]
