@@ -28,7 +28,7 @@ def report(
 
     ``kept`` are the nodes' records, or directories with copies. ``status`` replaces the script's
     exit status in the first record. Raises Refused if a record is unreadable, if the records
-    belong to several jobs, or if two records belong to the same node.
+    belong to several job attempts, or if two records belong to the same node.
     """
     found: list[Attempt] = []
     for each in kept:
