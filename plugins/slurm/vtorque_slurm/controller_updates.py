@@ -103,10 +103,7 @@ def requeue_in_use(client: SlurmClient, job: BatchJob, reason: str) -> None:
 
 
 def _whole_job_id(found: JobRecord) -> str:
-    """Return the id for a requeue of the job.
-
-    Slurm requeues a heterogeneous job only as a whole, not its components.
-    """
+    """Return the id to requeue: Slurm requeues a heterogeneous job only as a whole."""
     return found.name.partition("+")[0]
 
 
