@@ -198,10 +198,10 @@ def vtorque_remote_command(
 
 @hookspec
 def vtorque_resources() -> Iterable[type[Resource]]:
-    """Return the classes of resources that this plugin acquires and teardown must release.
+    """Return the classes of resources that this plugin acquires and the epilogue must release.
 
     Entry-point group: ``vtorque1.node``.
-    Called: at start and teardown, on the node, as root.
+    Called: when a job's resources are acquired or released, on the node, as root.
     Errors: jobs that need this plugin are refused, and its resources are not released.
 
     Example::
@@ -403,7 +403,7 @@ def vtorque_reserved_items(guests: Sequence[GuestPlan], site: Site) -> Iterable[
     is called even if ``[[limits]]`` disables the plugin for the job.
 
     Entry-point group: ``vtorque1.node``.
-    Called: on the node, as root, before the claims, and whenever a waiting start retries.
+    Called: on the node, as root, before the claims, and again while the job waits for resources.
     Errors: the job does not start.
 
     Example::
@@ -582,7 +582,7 @@ def vtorque_job_ended(place: Place, site: Site) -> None:
     teardown released something.
 
     Entry-point group: ``vtorque1.node``.
-    Called: by the epilogue, the reaper or another job's start, as root, for at most 30 s.
+    Called: by the epilogue, the reaper or another job's prologue, as root, for at most 30 s.
     Errors: logged.
 
     Example::

@@ -245,7 +245,7 @@ def entry(record: logging.LogRecord, log: Log) -> dict[str, Any]:
 
 
 def shorten(text: str, limit: int) -> str:
-    """Make a text printable. Replace more than ``limit`` characters by the start and the length."""
+    """Make a text printable. Shorten a text above ``limit`` characters, and append its length."""
     whole = printable(text[:limit], limit)
     return whole if len(text) <= limit else f"{whole}... ({len(text)} characters)"
 
