@@ -52,6 +52,8 @@ from vtorque_survive.sparse import copy_data
 from vtorque_survive.stored import MANIFEST, Manifest, Store
 from vtorque_survive.watcher import WatcherLoop
 
+pytestmark = pytest.mark.e2e  # starts many processes
+
 HOLDS = """
 import fcntl, sys, time
 file = open(sys.argv[1], "r+")

@@ -50,6 +50,8 @@ from vtorque_survive.migration import ThisNode
 from vtorque_survive.migration_record import Move
 from vtorque_survive.settings import Settings
 
+pytestmark = pytest.mark.e2e  # starts many processes
+
 JOB, KEY = "42", "42.0"
 NOTHING = (io.BytesIO(), io.BytesIO())  # that follows a question, or is sent before its answer
 STEPS = [
