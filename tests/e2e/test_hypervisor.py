@@ -36,14 +36,14 @@ from vtorque_core.api.libvirt_domain import Channel, Disk, Element, Interface
 from vtorque_core.api.values import Image, JobRequest
 from vtorque_core.api.vm_options import FS_TYPE
 from vtorque_core.base import errors, hypervisor, kvm, locks
-from vtorque_core.base.names import JobAttempt, Paths
+from vtorque_core.base.names import JobAttempt, Paths, tap_name
 from vtorque_core.config.plugins import Plugins
 from vtorque_core.config.schema import Node
 from vtorque_core.node.start import boot
 from vtorque_core.node.start.attempt import StartAttempt
 from vtorque_core.plan.domain import render as render_module
 from vtorque_core.plan.domain.merge import Contributed, merge
-from vtorque_core.plan.domain.render import DomainSpec, render, tap_name
+from vtorque_core.plan.domain.render import DomainSpec, render
 from vtorque_core.plan.guests import GuestSpec
 from vtorque_core.records.journal import Journal
 from vtorque_core.records.reading import JobHeader, read

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from vtorque_core.plan.domain.render import tap_name
+from vtorque_core.base.names import tap_name
 from vtorque_core.resources.netfilter import Netfilter, guard, remove_guard
 
 pytestmark = pytest.mark.e2e

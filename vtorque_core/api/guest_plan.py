@@ -14,7 +14,7 @@ from vtorque_core.api.host_topology import Topology
 from vtorque_core.api.values import Act, Image, JobRequest, Option
 from vtorque_core.api.vm_options import FS_TYPE
 from vtorque_core.base.errors import Refusal
-from vtorque_core.base.names import JobAttempt, Paths
+from vtorque_core.base.names import JobAttempt, Paths, tap_name
 
 T = TypeVar("T")
 
@@ -60,6 +60,11 @@ class Address:
     metric: int | None = None
     dhcp: bool = True
     filtered: bool = True
+
+    @property
+    def tap(self) -> str:
+        """Name of the tap device on the node, if the NIC is filtered."""
+        return tap_name(self.mac)
 
 
 @dataclass(frozen=True)

@@ -173,3 +173,8 @@ def derive(secret: bytes, purpose: str, *parts: str | int, length: int = 32) -> 
 
 def guest_mac(secret: bytes, guest: str, nic: int, prefix: str) -> str:
     return f"{prefix}:{derive(secret, 'mac', guest, nic, length=3).hex(':')}"
+
+
+def tap_name(mac: str) -> str:
+    """Return the tap device name for a MAC: 14 characters."""
+    return "vt" + mac.lower().replace(":", "")

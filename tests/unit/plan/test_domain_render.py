@@ -31,9 +31,9 @@ from vtorque_core.api.libvirt_domain import (
     QemuArgs,
 )
 from vtorque_core.base.errors import ConfigError, HostFault, Refused
-from vtorque_core.base.names import JobAttempt
+from vtorque_core.base.names import JobAttempt, tap_name
 from vtorque_core.plan.domain.merge import Contributed, MergedDomain, merge
-from vtorque_core.plan.domain.render import DomainSpec, disk_target, render, tap_name
+from vtorque_core.plan.domain.render import DomainSpec, disk_target, render
 from vtorque_core.plan.placement.divide_cores import divide
 from vtorque_core.plan.placement.model import Leases, NodeShare
 from vtorque_core.plan.placement.topology import parse

@@ -29,11 +29,12 @@ from vtorque_core.base import hypervisor, kvm, safefs
 from vtorque_core.base.errors import HostFault, VtorqueError
 from vtorque_core.base.hypervisor import Overdue, run_bounded
 from vtorque_core.base.locks import job_lock, libvirt_worker
+from vtorque_core.base.names import tap_name
 from vtorque_core.config.site_config import Site
 from vtorque_core.node.start.attempt import StartAttempt
 from vtorque_core.node.start.guest_resources import daemons, domain_spec, root_disks
 from vtorque_core.plan.domain.merge import Contributed, merge
-from vtorque_core.plan.domain.render import NAMESPACE, metadata, render, render_devices, tap_name
+from vtorque_core.plan.domain.render import NAMESPACE, metadata, render, render_devices
 from vtorque_core.plan.domain.saved_domain import adapt_xml
 from vtorque_core.plan.guests import GuestSpec
 from vtorque_core.records import console, log

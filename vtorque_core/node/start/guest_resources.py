@@ -10,11 +10,12 @@ from vtorque_core.api.acquired import Resource
 from vtorque_core.api.guest_plan import GuestPlan
 from vtorque_core.api.job_files import Tree
 from vtorque_core.api.libvirt_domain import Disk, Filesystem, Interface
+from vtorque_core.base.names import tap_name
 from vtorque_core.config.site_config import Site
 from vtorque_core.images.pool import ramdisk_mib
 from vtorque_core.node.start.attempt import StartAttempt
 from vtorque_core.plan import guests as plan
-from vtorque_core.plan.domain.render import DomainSpec, console_socket, tap_name
+from vtorque_core.plan.domain.render import DomainSpec, console_socket
 from vtorque_core.plan.guest_network import all_networks
 from vtorque_core.plan.guests import GuestSpec
 from vtorque_core.resources import netfilter

@@ -87,11 +87,6 @@ def console_socket(guest: GuestPlan, merged: MergedDomain) -> str:
     return asked.path if asked and asked.path else str(guest.run_dir / "console.sock")
 
 
-def tap_name(mac: str) -> str:
-    """Return the tap device name for a MAC: 14 characters."""
-    return "vt" + mac.lower().replace(":", "")
-
-
 def render(
     spec: DomainSpec,
     merged: MergedDomain,

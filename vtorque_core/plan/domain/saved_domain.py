@@ -13,7 +13,8 @@ from xml.etree.ElementTree import Element
 
 from vtorque_core.api.guest_plan import GuestPlan
 from vtorque_core.base.errors import Refused
-from vtorque_core.plan.domain.render import NAMESPACE, tap_name
+from vtorque_core.base.names import tap_name
+from vtorque_core.plan.domain.render import NAMESPACE
 
 _PLACED = ("cputune", "numatune", "metadata", "seclabel")  # taken from the new job's XML
 
