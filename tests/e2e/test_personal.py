@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from bios_disk import debian_disk
+from busybox_layout import busybox_layout
 from doc_blocks import block
-from oci_images import as_directory, layer, layout_files
 from patience import eventually
 from terminal import PROMPT, STARTED, on_a_node
 from users import remove_user, run
@@ -319,35 +319,10 @@ exit 7
 """
 
 
-APPLETS = (
-    "sh",
-    "id",
-    "cat",
-    "mkdir",
-    "ls",
-    "grep",
-    "cut",
-    "touch",
-    "chown",
-    "mknod",
-    "chmod",
-    "stat",
-)
-
-
 @pytest.fixture
 def layout(clean):
     """Return an OCI layout with busybox, in the user's home."""
-    busybox = Path(shutil.which("busybox")).read_bytes()
-    entries = [("bin/", "", "d"), ("bin/busybox", busybox, "f"), ("etc/", "", "d")]
-    entries += [(f"bin/{name}", "busybox", "l") for name in APPLETS]
-    entries += [("lib", "usr/lib", "l"), ("etc/os-release", b"ID=mine\n", "f")]
-    entries += [("etc/passwd", b"nobody:x:65534:65534::/:/bin/sh\n", "f")]
-    place = as_directory(
-        layout_files([layer(*entries)], Env=["GREETING=hello"]), clean.home / "app"
-    )
-    run("chown", "-R", f"{ONE}:", place)
-    return place
+    return busybox_layout(clean.home / "app", ONE)
 
 
 def test_job_runs_in_own_image(clean, layout):

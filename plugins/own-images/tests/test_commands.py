@@ -44,6 +44,6 @@ def test_pulled_image_is_listed_and_removed(
 def test_pull_on_site_with_administrator_is_refused(
     config: Path, layout: Path, images: Cache
 ) -> None:
-    with pytest.raises(Refused, match="only on your own machine"):
+    with pytest.raises(Refused, match="which this site does not accept"):
         raise vmgr.run(config, "images", "pull", f"oci:{layout}").exception or AssertionError
     assert not images.root.exists()

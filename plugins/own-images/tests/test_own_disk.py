@@ -202,10 +202,10 @@ def test_disk_on_site_with_administrator_is_refused_on_both_sides(
     monkeypatch.setattr(PersonalSite, "owner", 0)
     for value in ("./d.qcow2", VALUE):
         (refused,) = vtorque_parse_args(request(value), SITE)
-        assert "only on your own machine" in refused.message
-    with pytest.raises(Refused, match="only on your own machine"):
+        assert "which this site does not accept" in refused.message
+    with pytest.raises(Refused, match="which this site does not accept"):
         image(request(VALUE), SITE, pool)
-    with pytest.raises(Refused, match="only on your own machine"):
+    with pytest.raises(Refused, match="which this site does not accept"):
         pull.resolve_request(request("./d.qcow2"), SITE, True)
 
 
@@ -241,7 +241,7 @@ def guest(tmp_path: Path = Path("/s"), **changes: Any) -> GuestPlan:
 def domain(plan: GuestPlan) -> str:
     more = Disk("seed", "/s/seed.iso", "raw", readonly=True, serial="vtseed")
     uefi = "/usr/share/OVMF/OVMF_CODE.fd"
-    return planned.domain(plan, [more, *vtorque_render_domain(plan)], uefi=uefi)
+    return planned.domain(plan, [more, *vtorque_render_domain(plan, SITE)], uefi=uefi)
 
 
 def test_domain_names_the_overlay_and_the_users_process_but_not_the_file() -> None:
@@ -258,13 +258,13 @@ def test_domain_names_the_overlay_and_the_users_process_but_not_the_file() -> No
 
 
 def test_users_process_serves_the_file_read_only() -> None:
-    (element,) = vtorque_render_domain(guest())
+    (element,) = vtorque_render_domain(guest(), SITE)
     assert (element.path, element.format) == ("/home/ada/d.qcow2", "raw")
     assert element.user_owned and element.readonly
 
 
 def test_guest_of_disk_cannot_be_saved_or_migrated() -> None:
-    found = list(vtorque_render_domain(guest()))
+    found = list(vtorque_render_domain(guest(), SITE))
     assert find_forbidding("save", found) == find_forbidding("migrate", found) == ["OwnDisk"]
 
 

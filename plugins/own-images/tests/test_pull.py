@@ -346,7 +346,7 @@ def test_pull_on_site_with_administrator_is_refused_before_any_transfer(
 ) -> None:
     monkeypatch.setattr(type(site), "owner", 0)
     calls = counted(monkeypatch)
-    with pytest.raises(Refused, match="only on your own machine"):
+    with pytest.raises(Refused, match="which this site does not accept"):
         resolve(f"oci:{layout}", site, True)
     assert calls == []
 

@@ -74,10 +74,10 @@ def test_other_value_on_node_is_refused(value: str) -> None:
 
 def test_own_image_is_read_only_disk_that_a_daemon_of_the_user_serves() -> None:
     guest = guest_plan(image=image(request(FILE), PERSONAL, pool))
-    assert list(vtorque_render_domain(guest)) == [
+    assert list(vtorque_render_domain(guest, PERSONAL)) == [
         Disk("image", FILE, "raw", readonly=True, serial="vtown", user_owned=True)
     ]
-    assert list(vtorque_render_domain(guest_plan(image=BASE))) == []
+    assert list(vtorque_render_domain(guest_plan(image=BASE), PERSONAL)) == []
 
 
 def test_own_image_on_site_with_administrator_is_refused_on_both_sides(
@@ -85,8 +85,8 @@ def test_own_image_on_site_with_administrator_is_refused_on_both_sides(
 ) -> None:
     monkeypatch.setattr(PersonalSite, "owner", 0)
     (refused,) = vtorque_parse_args(request(FILE), PERSONAL)
-    assert "only on your own machine" in refused.message
-    with pytest.raises(Refused, match="only on your own machine"):
+    assert "which this site does not accept" in refused.message
+    with pytest.raises(Refused, match="which this site does not accept"):
         image(request(FILE), PERSONAL, pool)
 
 
@@ -177,7 +177,8 @@ def test_own_image_gets_no_device_and_no_unknown_option(key: str, value: object)
     (refused,) = vtorque_parse_args(wanted, PERSONAL)
     assert refused.key == key and "not available for your own image" in refused.message
     enabled_by_site = replace(wanted, given=frozenset())
-    assert len(list(vtorque_parse_args(enabled_by_site, PERSONAL))) == (value is True)
+    refusals = list(vtorque_parse_args(enabled_by_site, PERSONAL))
+    assert len(refusals) == (key in ("pci", "vrdma", "unclot"))
     of_pool = replace(wanted, values={**wanted.values, "img": "micro"})
     assert list(vtorque_parse_args(of_pool, PERSONAL)) == []
 

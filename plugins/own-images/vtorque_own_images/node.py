@@ -5,12 +5,13 @@ from __future__ import annotations
 import shutil
 import sys
 from collections.abc import Iterator
+from typing import ClassVar
 
-from vtorque_core.api import Refusal, constant_hook, deferred, hookimpl
+from vtorque_core.api import Act, Refusal, constant_hook, deferred, hookimpl
 from vtorque_core.api.guest_context import RootCommand
 from vtorque_core.api.guest_plan import GuestPlan
 from vtorque_core.api.health import HealthCheck, HealthResult, ok, warning
-from vtorque_core.api.libvirt_domain import Disk
+from vtorque_core.api.libvirt_domain import Disk, Element, MetadataEntry
 from vtorque_core.api.node_job import NodeJob, Site
 from vtorque_core.api.values import is_personal
 from vtorque_core.api.vm_options import FS_TYPE, IMG
@@ -21,21 +22,30 @@ from vtorque_own_images.submitted_image import (
     INSTALL_SUDO,
     LABEL,
     SERIAL,
+    SQUASHFS,
     SUDO_ALLOWED,
     boots_own_kernel,
     refuse_sudo,
 )
 
 
+class OwnImage(MetadataEntry):
+    """Marks a guest of an own image on a site with an administrator, which stays on its node."""
+
+    forbids: ClassVar[frozenset[Act]] = frozenset({"save", "migrate"})
+
+
 @hookimpl
-def vtorque_render_domain(guest: GuestPlan) -> Iterator[Disk]:
+def vtorque_render_domain(guest: GuestPlan, site: Site) -> Iterator[Element]:
     """Yield the disk with the user's image. A user process serves it read-only to QEMU."""
     if boots_own_kernel(guest.image):
         from vtorque_own_images import own_disk  # noqa: PLC0415 - few jobs need it
 
         yield own_disk.element(guest)
     elif path := guest.image.source:
-        yield Disk("image", path, "raw", readonly=True, serial=SERIAL, user_owned=True)
+        yield Disk(SQUASHFS, path, "raw", readonly=True, serial=SERIAL, user_owned=True)
+    if guest.image.source and not is_personal(site):
+        yield OwnImage("own-image", "yes")
 
 
 @hookimpl
@@ -43,7 +53,12 @@ def vtorque_plan(guest: GuestPlan, site: Site) -> Iterator[Refusal]:
     """Refuse ``root=true`` if this node's virtiofsd does not support it.
 
     Refuse a user's own disk with ``fs_type=ramdisk``, or if this node lacks the guest agent.
+    On a site with an administrator, refuse own images unless the node confines them.
     """
+    if guest.image.source and not is_personal(site):
+        from vtorque_own_images import site_rules  # noqa: PLC0415 - few jobs need it
+
+        yield from site_rules.refuse_guest(guest, site)
     if guest.image.source and (refused := refuse_sudo(guest.request)):
         yield refused
     if not boots_own_kernel(guest.image):
@@ -59,7 +74,11 @@ def vtorque_plan(guest: GuestPlan, site: Site) -> Iterator[Refusal]:
 
 @hookimpl
 def vtorque_pre_boot(job: NodeJob) -> None:
-    """Create the writable disks of guests that boot the user's own disk."""
+    """Create the writable disks of guests that boot the user's own disk, and packet filters."""
+    if not is_personal(job.site) and any(guest.image.source for guest in job.guests):
+        from vtorque_own_images import site_rules  # noqa: PLC0415 - few jobs need it
+
+        site_rules.protect_job(job)
     for guest in job.guests:
         if boots_own_kernel(guest.image):
             from vtorque_own_images import own_disk  # noqa: PLC0415 - few jobs need it
@@ -83,12 +102,14 @@ _PACKAGES = {"skopeo": "skopeo", "sqfstar": "squashfs-tools", "sqfs2tar": "squas
 
 
 def tools_check(site: Site) -> Iterator[HealthResult]:
-    """Check the tools that copy and convert images."""
+    """Check the tools that copy and convert images, and what a site needs to run own images."""
     if not is_personal(site):
-        yield ok(
-            "users' own images are refused: this version supports them only on a user's own machine"
-        )
-        return
+        if not site[Settings].allow:
+            yield ok("users' own images are refused ([plugin.own-images] allow = false)")
+            return
+        from vtorque_own_images import site_rules  # noqa: PLC0415 - few sites need it
+
+        yield from site_rules.check_site(site)
     missing = [tool for tool in _PACKAGES if shutil.which(tool) is None]
     if not missing:
         yield ok("own images can be copied and converted")

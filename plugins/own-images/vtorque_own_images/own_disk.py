@@ -21,6 +21,7 @@ from vtorque_core.api.guest_plan import GuestPlan
 from vtorque_core.api.job_files import File, FileResource
 from vtorque_core.api.libvirt_domain import Disk
 from vtorque_core.api.vm_options import IMG
+from vtorque_own_images.job_filter import JobFilter
 from vtorque_own_images.submitted_disk import SubmittedDisk, parse_value, size_problem
 
 NAME, TARGET = "root", "vdz"
@@ -124,6 +125,6 @@ def _receive(server: socket.socket, count: int) -> bytes:
     return found
 
 
-def resources() -> tuple[type[OwnOverlay]]:
+def resources() -> tuple[type[OwnOverlay], type[JobFilter]]:
     """Return the kinds of resources, for the hook ``vtorque_resources``."""
-    return (OwnOverlay,)
+    return OwnOverlay, JobFilter

@@ -100,6 +100,8 @@ ALLOWED = frozenset({
     "vm_epilogue", "vm_precancel", "vm_prologue", "vms_per_node", "work",
 })  # fmt: skip
 """Options that jobs with an own image may have. New options are refused until they are here."""
+DEVICES = frozenset({"pci", "unclot", "vrdma"})
+"""Options that add devices; refused also if the site sets them by default."""
 
 
 @dataclass(frozen=True)
@@ -113,30 +115,62 @@ class Settings:
     max_size: int = setting(65536, "largest image, unpacked", "MiB")
     keep: float = setting(30 * 86400.0, "time for which an unused image stays in a cache", "s")
     cache_size: int = setting(0, "size above which unused images are removed; 0: no limit", "MiB")
+    allow: bool = setting(False, "users of this site may run jobs in their own images")
+    allow_root: bool = setting(
+        False, doc="users of this site may be root in guests of their own images (root=script, "
+        "root=true), and boot their own disks"
+    )  # fmt: skip
+    opt_in_unconfined_qemu: bool = setting(
+        False, doc="run own images although seccomp, a uid per guest, and AppArmor or SELinux do "
+        "not all confine QEMU: code that breaks out of QEMU can then attack this node"
+    )  # fmt: skip
 
 
-def refusal(value: str) -> Refusal:
-    """Return the refusal of a user's own image on a site with an administrator."""
+def policy_refusal(value: str, root: str, site: Site) -> Refusal | None:
+    """Return the refusal of an own image by the site's settings, or None.
+
+    ``root`` is the value of the option ``root``. A personal site has no such settings.
+    """
+    settings = site[Settings]
+    fix = "write the name of an image in the pool (vmgr images list), or ask your administrator"
+    if is_personal(site):
+        return None
+    if not settings.allow:
+        why, limit = "is your own image, which this site does not accept", "allow"
+        return Refusal(why, key=IMG.key, value=value, where=_WHERE + limit, fix=fix)
+    if settings.allow_root or not (root or is_disk(value)):
+        return None
+    if root:
+        fix = f"omit {ROOT.key}, or ask your administrator"
+        return Refusal(
+            "is not allowed on this site", key=ROOT.key, value=root, where=_WHERE + "allow_root",
+            fix=fix,
+        )  # fmt: skip
     return Refusal(
-        "is your own image. This version runs own images only on your own machine, where vTorque "
-        "runs without root (doc/laptop.md)",
-        key=IMG.key,
-        value=value,
-        fix="write the name of an image in the pool (vmgr images list)",
-    )
+        "is your own disk: its programs run as root of the guest, which this site does not allow",
+        key=IMG.key, value=value, where=_WHERE + "allow_root", fix=fix,
+    )  # fmt: skip
+
+
+_WHERE = "[plugin.own-images] "
 
 
 @hookimpl
 def vtorque_parse_args(request: JobRequest, site: Site) -> Iterator[Refusal]:
-    """Refuse users' own images on a site with an administrator, where they are not supported yet.
+    """Refuse users' own images unless the settings of a site with an administrator allow them.
 
     Also refuse the options ``root``, ``work`` and ``firmware`` for images to which they do not
     apply. For users' own images, refuse all options except ``ALLOWED``.
     """
-    if is_own_image(request[IMG]) and not is_personal(site):
-        yield refusal(request[IMG])
     options: list[tuple[Option[Any], str]] = []
     if is_own_image(request[IMG]):
+        if refused := policy_refusal(request[IMG], request[ROOT], site):
+            yield refused
+        elif request.needs and not is_personal(site):
+            fix = "omit checkpoint and resume (checkpoint=never)"
+            yield Refusal(
+                "cannot be checkpointed on this site", key=IMG.key, value=request[IMG], fix=fix
+            )
         yield from refused_options(request)
     else:
         options += [(ROOT, "image"), (WORK, "image")]
@@ -156,7 +190,8 @@ def refused_options(request: JobRequest) -> Iterator[Refusal]:
     """
     for key in sorted(set(request.values) - ALLOWED):
         value = request.values[key]
-        if key in request.given or value is True:  # a site's default may enable it
+        # A site's default may enable it.
+        if key in request.given or value is True or (value and key in DEVICES):
             why = "is not available for your own image"
             fix = f"omit {key}, or ask for an image of the pool (vmgr images list)"
             yield Refusal(why, key=key, value=str(value), fix=fix)

@@ -19,10 +19,10 @@ from vtorque_core.api import JobRequest, Refused, VtorqueError
 from vtorque_core.api.node_job import Site
 from vtorque_core.api.vm_options import IMG
 from vtorque_own_images import cache, convert, skopeo, work
-from vtorque_own_images.plugin import WORK, Settings, is_disk
+from vtorque_own_images.plugin import ROOT, WORK, Settings, is_disk
 from vtorque_own_images.reference import Reference, parse
 from vtorque_own_images.submitted_disk import examine
-from vtorque_own_images.submitted_image import refuse_sudo, require_possible
+from vtorque_own_images.submitted_image import refuse_sudo, require_allowed
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _LIMIT = "-o size=", "[plugin.own-images] max_size"  # names of the limit: image builder, here
@@ -33,7 +33,7 @@ def resolve_request(request: JobRequest, site: Site, pull: bool) -> dict[str, st
 
     Raises Refused, HostFault.
     """
-    require_possible(request[IMG], site)
+    require_allowed(request[IMG], request[ROOT], site)
     if refused := refuse_sudo(request):
         raise Refused(refused)
     directory = work.choose_directory(request[WORK])
@@ -53,7 +53,7 @@ def resolve(value: str, site: Site, pull: bool) -> str:
         Refused: the image is invalid, or ``pull`` is False and the cache lacks the image.
         HostFault: a program for the conversion is missing or fails.
     """
-    require_possible(value, site)
+    require_allowed(value, "", site)
     images, reference = cache.cache_of(site), parse(value, Path.cwd())
     if not pull:
         found = images.find_by_reference(reference.name)

@@ -15,13 +15,22 @@ from pathlib import PurePath
 
 from vtorque_core.api import Image, JobRequest, Refusal, Refused, run_tool
 from vtorque_core.api.node_job import Site
-from vtorque_core.api.values import is_personal
 from vtorque_core.api.vm_options import IMG, disk_path
 from vtorque_core.live.node_setup import VIRTIOFSD
-from vtorque_own_images.plugin import BASE, FIRMWARE, ROOT, SCRIPT, SUDO, is_disk, refusal
+from vtorque_own_images.plugin import (
+    BASE,
+    FIRMWARE,
+    ROOT,
+    SCRIPT,
+    SUDO,
+    is_disk,
+    policy_refusal,
+)
 from vtorque_own_images.submitted_disk import SubmittedDisk, parse_value
 
 SUFFIX = ".squashfs"
+SQUASHFS = "image"
+"""Name of the domain element of the disk with the user's squashfs."""
 SERIAL = "vtown"
 """Serial number by which the base image's initramfs finds the disk with the user's squashfs."""
 SUID = "vtorque.suid=1"
@@ -45,7 +54,7 @@ def image(request: JobRequest, site: Site, pool: Callable[[str], Image]) -> Imag
     its own kernel has only the labels of :func:`_disk_image`. Raises Refused.
     """
     value = request[IMG]
-    require_possible(value, site)
+    require_allowed(value, request[ROOT], site)
     if is_disk(value):
         return _disk_image(parse_value(value), request)
     found = _FILE.fullmatch(value)
@@ -59,7 +68,7 @@ def image(request: JobRequest, site: Site, pool: Callable[[str], Image]) -> Imag
         disk_path(value)
     except ValueError as error:
         raise Refused(str(error), key=IMG.key, value=value) from None
-    base = replace(pool(BASE), name=f"own:{found[1][:12]}", source=value)
+    base = replace(_base_image(pool), name=f"own:{found[1][:12]}", source=value)
     if not request[ROOT]:
         return base
     if request[ROOT] == SUDO and SUDO_LABEL not in base.labels:
@@ -72,6 +81,14 @@ def image(request: JobRequest, site: Site, pool: Callable[[str], Image]) -> Imag
         )
     labels = {**base.labels, LABEL: _SCRIPTS[request[ROOT]]}
     return replace(base, cmdline=f"{base.cmdline} {SUID}".strip(), labels=labels)
+
+
+def _base_image(pool: Callable[[str], Image]) -> Image:
+    try:
+        return pool(BASE)
+    except Refused as error:
+        fix = f"ask your administrator to run: vmgr images build {BASE} {BASE}"
+        raise Refused(f"the site's base image for users' own images: {error}", fix=fix) from None
 
 
 def boots_own_kernel(image: Image) -> bool:
@@ -107,7 +124,7 @@ def refuse_sudo(request: JobRequest) -> Refusal | None:
     )
 
 
-def require_possible(value: str, site: Site) -> None:
-    """Refuse a user's own image on a site with an administrator. Raises Refused."""
-    if not is_personal(site):
-        raise Refused(refusal(value))
+def require_allowed(value: str, root: str, site: Site) -> None:
+    """Raise Refused if the site's settings do not allow this image with this option ``root``."""
+    if refused := policy_refusal(value, root, site):
+        raise Refused(refused)
