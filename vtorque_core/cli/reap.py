@@ -85,7 +85,7 @@ def _sweep(site: Site) -> None:
     for place in (site.images.pool, Path(site.images.cache or site.images.pool)):
         with contextlib.suppress(VtorqueError, OSError):
             for version in store.sweep(place, site.paths, over_only=True):
-                click.echo(f"removed image {version}: no image name refers to it", err=True)
+                click.echo(f"removed image version {version}: no sidecar refers to it", err=True)
     with contextlib.suppress(VtorqueError):
         for table in netfilter.sweep(site.node.libvirt_uri):
             click.echo(f"removed nftables table inet {table}: its network is not active", err=True)

@@ -198,7 +198,7 @@ def address_of(
     seats = len(upper) // guests
     if not seats:
         raise HostFault(
-            f"a job on several nodes with {guests} guests each needs {2 * guests} addresses; "
+            f"a multi-node job with {guests} guests per node needs {2 * guests} addresses on each; "
             f"{table(name)} per_node is {network.per_node}: increase it, or request fewer guests"
         )
     return upper[_number(job.id) % seats * guests + index]

@@ -282,7 +282,7 @@ def _add_line(
     if op == "acquire":
         record = _parse_record(line)
         if record.seq in records or any(n not in records for n in record.needs):
-            raise ValueError("seq is not unique, or needs lists a seq that no record has")
+            raise ValueError("seq is not unique, or 'needs' contains a seq that no record has")
         records[record.seq] = record
     elif op == "phase":
         used = Usage(float(line["cpu"]), int(line["mib"])) if "cpu" in line else None

@@ -113,7 +113,7 @@ class UserDaemon(CoreResource):
 
     def create(self) -> None:
         if self.service is None:
-            raise ValueError("the field service is required to create a user's daemon")
+            raise ValueError("the field 'service' is required to create a user's daemon")
         self.service.start()
 
     def release(self) -> None:

@@ -209,7 +209,7 @@ def test_reaper_removes_unused_versions(
     assert capsys.readouterr().err == tables
     expire(pool)
     reap._sweep(site)
-    gone = f"removed image m/{old.kernel.parent.name}: no image name refers to it\n"
+    gone = f"removed image version m/{old.kernel.parent.name}: no sidecar refers to it\n"
     assert capsys.readouterr().err == gone + tables
     assert not old.kernel.exists()
     assert (pool / ".staging-x").is_dir()

@@ -254,7 +254,9 @@ def _chunk(select: str) -> dict[str, str]:
         )
     for name in set(found) - {"mem"}:
         if not re.fullmatch(r"[1-9][0-9]{0,3}", found[name], re.ASCII):
-            raise UsageError(f"-l select=: {name}={printable(found[name])}: is not 1 to 9999")
+            raise UsageError(
+                f"-l select=: {name}={printable(found[name])}: is not between 1 and 9999"
+            )
     return found
 
 
@@ -301,7 +303,7 @@ def _check_mail(value: str) -> None:
 
 def _priority(value: str) -> None:
     if not re.fullmatch(r"[+-]?[0-9]{1,4}", value, re.ASCII) or not -1024 <= int(value) <= 1023:
-        raise UsageError(f"-p {printable(value)}: is not -1024 to 1023")
+        raise UsageError(f"-p {printable(value)}: is not between -1024 and 1023")
 
 
 def _rerun(value: str) -> None:

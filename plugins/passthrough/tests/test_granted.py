@@ -136,15 +136,15 @@ def test_cards_without_known_numbers_are_refused(site):
     [
         (
             '["/dev/null"]',
-            r"number 1 \(key files of class gpu\) is not a known card",
+            r"number 1 \(see 'files' of class gpu\) is not a known card",
         ),
         (
             '["/dev/null", "/dev/missing"]',
-            r"number 1 \(key files of class gpu\) is not a known card",
+            r"number 1 \(see 'files' of class gpu\) is not a known card",
         ),
         (
             '["/dev/null", "/dev/random"]',
-            r"number 1 \(key files of class gpu\) is not a known card",
+            r"number 1 \(see 'files' of class gpu\) is not a known card",
         ),
         ('["/dev/null", "/dev/full"]', "has no 1 PCI cards of class gpu.*been granted gres/gpu"),
     ],

@@ -165,7 +165,7 @@ def _cards_of(
     mine = []
     for number in grant.devices:
         if (card := next((c for c in found if at.get(number) in c.addresses), None)) is None:
-            raise _fault(f"{where} {number} (key files of class {of.name}) is not a known card")
+            raise _fault(f"{where} {number} (see 'files' of class {of.name}) is not a known card")
         if others := {numbers[a] for a in card.addresses & numbers.keys()} - set(grant.devices):
             raise _fault(f"{where} {number} shares its IOMMU group with number {min(others)}")
         mine.append(card)

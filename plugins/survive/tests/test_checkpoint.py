@@ -1373,7 +1373,7 @@ def test_checkpoint_must_be_requested_on_the_first_node(both, recorded_actions):
     asks.start()
     eventually(lambda: both.poll() or said)
     asks.join()
-    assert said == ["this is not the job's first node: run this on that node or a submit host"]
+    assert said == ["this is not the job's first node: use the first node or a submit host"]
 
 
 def test_several_nodes_are_not_saved_if_the_batch_system_sees_only_one(

@@ -536,8 +536,7 @@ def test_start_killed_after_the_arrival_is_completed(world):
     assert assert_on_target(world)
     said = RunningJobs(world.n3.paths).jobs()[0].kept.read("log.jsonl").decode()
     assert (
-        "the start on this node was interrupted: hooks that plugins run after a boot are skipped"
-        in said
+        "the start on this node was interrupted: the plugins' post-boot hooks are skipped" in said
     )
 
 

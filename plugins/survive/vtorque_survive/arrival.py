@@ -152,8 +152,8 @@ def _complete_arrival(
         if (now := here.job(job_id)) is not None:
             with kept_jobs.logging_for(here.paths, now.job):
                 log.warning(
-                    "the start on this node was interrupted: hooks that plugins run after a "
-                    "boot are skipped"
+                    "the start on this node was interrupted: the plugins' post-boot hooks are "
+                    "skipped"
                 )
             with helper_process():
                 set_clocks(here.paths, now).wait()

@@ -272,7 +272,7 @@ def _require(job: RunningJob, settings: Settings, *, ends: bool) -> None:
     if suspend.phase(job) != suspend.RUNS:
         raise Refused("the job is suspended: resume it first")
     if not is_leader(job):
-        raise Refused("this is not the job's first node: run this on that node or a submit host")
+        raise Refused("this is not the job's first node: use the first node or a submit host")
     if len(nodes_of(job)) > 1 and not settings.checkpoints_shared:
         raise Refused(
             "the job's nodes do not share the checkpoints' directory ([plugin.survive] "

@@ -240,7 +240,7 @@ def test_receiving_fails_unless_exactly_one_plugin_receives(receiving_node, numb
         hook = SimpleNamespace(vtorque_receive=survive.vtorque_receive, number=each)
         receiving_node.plugins.register(f"acme{each}", hook, "vtorque-acme 1.0")
     assert receiving_node.run() == (1, [])
-    assert f"{number} of this node's plugins receive guests" in capsys.readouterr().err
+    assert f"{number} of this node's plugins receive migrating guests" in capsys.readouterr().err
 
 
 def test_second_arrival_of_the_same_job_is_refused(receiving_node):

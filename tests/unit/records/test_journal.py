@@ -139,7 +139,7 @@ def test_needs_are_the_leases_and_directories_of_the_guest_and_all_for_a_domain(
     holders = [record.seq for record in read(journal.path).open if tree in record.needs]
     assert holders == [card, file, domain]
     assert read(journal.path).guests == ("vt-0",)
-    with pytest.raises(ValueError, match="needs lists 99"):
+    with pytest.raises(ValueError, match="'needs' contains 99"):
         acquire(journal, CardResource("c"), needs=[99])
 
 

@@ -255,7 +255,7 @@ def test_record_contains_only_the_lock(tmp_path: Path, monkeypatch: pytest.Monke
     again = CORE_KINDS["userdisk"](lock=disk.lock)  # type: ignore[call-arg]
     again.release()
     assert calls == [("start", disk), ("stop", disk.lock)]
-    with pytest.raises(ValueError, match="the field service is required"):
+    with pytest.raises(ValueError, match="the field 'service' is required"):
         again.create()
 
 

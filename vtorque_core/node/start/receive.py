@@ -99,8 +99,8 @@ def run(adapter: NodeAdapter, site: Site, plugins: Plugins, requests: int, answe
             receiving = [n for n in plugins.names if "vtorque_receive" in plugins.hooks_of(n)]
             if len(receiving) != 1:
                 raise Refused(
-                    f"{len(receiving)} of this node's plugins receive guests, and exactly one is "
-                    "required (vtorque-survive): see [plugins] in the site config"
+                    f"{len(receiving)} of this node's plugins receive migrating guests, and "
+                    "exactly one is required (vtorque-survive): see [plugins] in the site config"
                 )
             node = ReceivingJob(adapter, site, plugins, requests, answers)
             plugins.collect(hooks.vtorque_receive, node=node)

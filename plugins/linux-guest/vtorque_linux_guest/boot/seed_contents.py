@@ -112,7 +112,7 @@ def agent_conf(guest: GuestPlan, items: Sequence[ContextItem]) -> bytes:
     lines = [item for item in items if isinstance(item, LinePort)]
     if len(lines) > 1:
         both = f"{lines[0].path} and {lines[1].path}"
-        raise HostFault(f"two plugins request the guest's only port for lines: {both}")
+        raise HostFault(f"two plugins request a LinePort, but a guest has only one: {both}")
     for item in lines:
         values |= {"lines": item.path, "lines_port": f"port:{item.port}"}
     return agent_side.agent_conf(guest, values)
