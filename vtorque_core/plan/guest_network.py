@@ -198,7 +198,7 @@ def address_of(
     seats = len(upper) // guests
     if not seats:
         raise HostFault(
-            f"a multi-node job with {guests} guests per node needs {2 * guests} addresses on each; "
+            f"{guests} guests per node of a multi-node job need {2 * guests} addresses per node; "
             f"{table(name)} per_node is {network.per_node}: increase it, or request fewer guests"
         )
     return upper[_number(job.id) % seats * guests + index]
