@@ -120,7 +120,7 @@ def parse_sidecar(text: bytes, name: str) -> Sidecar:
     records = {file: _record(value) for file, value in files.items()}
     signature = data.get("signature", "")
     if type(signature) is not str or len(signature) > MAX_SIGNATURE or not signature.isascii():
-        raise ValueError(f"has a signature that is not ASCII or longer than {MAX_SIGNATURE} bytes")
+        raise ValueError(f"has a signature that has over {MAX_SIGNATURE} bytes or is not ASCII")
     sidecar = Sidecar(name, built, version, builder, created, records, verified, signature)
     if data.get("sha256") != sidecar.sha256:
         raise ValueError("has a sha256 that does not match the hashes of its files")

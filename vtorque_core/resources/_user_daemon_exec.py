@@ -178,7 +178,7 @@ def answer_calls(answers: Iterable[tuple[str | int, int, tuple[_Comparison, ...]
 def _number(library: ctypes.CDLL, call: str) -> int:
     number = int(library.seccomp_syscall_resolve_name(call.encode()))
     if number == -1:
-        raise OSError(errno.ENOSYS, f"seccomp filter: libseccomp knows no {call}")
+        raise OSError(errno.ENOSYS, f"seccomp filter: libseccomp does not know {call}")
     return number
 
 

@@ -142,7 +142,7 @@ def id_map(subordinate_id: int | None, ids: Iterable[int], root: int | None = No
     lines += [f"{run[0][1]} {run[0][1]} {len(run)}" for run in runs]
     if len(lines) > MAX_MAP_LINES:
         raise HostFault(
-            f"{len(wanted)} ids need {len(lines)} lines in gid_map, the limit is {MAX_MAP_LINES}"
+            f"{len(wanted)} ids need {len(lines)} lines in gid_map; the limit is {MAX_MAP_LINES}"
         )
     return "\n".join(lines) + "\n"
 

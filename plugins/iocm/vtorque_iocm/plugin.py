@@ -53,6 +53,6 @@ def vtorque_parse_args(request: JobRequest) -> Iterator[Refusal]:
     elif least < 1:
         yield Refusal("is too small", MIN_CORES.key, str(least), "1 or more", fix="leave out iocm")
     elif most and least > most:
-        fix = "set the minimum to at most the maximum"
+        fix = "lower the minimum or raise the maximum"
         limit = f"{MAX_CORES.key}={most}"
         yield Refusal(f"is more than {MAX_CORES.key}", MIN_CORES.key, str(least), limit, fix=fix)

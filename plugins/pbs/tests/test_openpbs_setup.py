@@ -104,7 +104,7 @@ def test_resource_used_by_finished_jobs_is_kept_with_a_fix(harness):
     resource.apply()
     harness.pbs.change(busy=True)
     with pytest.raises(
-        HostFault, match=r"history \(qselect -x\), request vtorque: delete them \(qdel -x\)"
+        HostFault, match=r"request vtorque, .*history \(qselect -x\): delete them \(qdel -x\)"
     ):
         resource.undo()
     harness.pbs.change(busy=False)

@@ -317,7 +317,7 @@ def _cores(claims: Sequence[CoreClaim]) -> Cores:
             key=key,
             value=str(count),
             limit=f"1 to {most}" if most >= 1 else None,
-            fix="set the minimum to at most the maximum",
+            fix="lower the minimum or raise the maximum",
         )
     cpus = _agree_on("a mapping of CPUs", ((c.cpus or None, c.key) for c in claims)) or ()
     if cpus and (len(cpus) != count or len(set(cpus)) != count):

@@ -206,7 +206,7 @@ def _resource(node: PbsNode, name: str) -> Change:
             answer = commands.ask("qmgr", "-c", f"delete resource {name}")
             if "Resource busy on job" in answer.err:
                 raise HostFault(
-                    f"jobs, or ended jobs in the server's history (qselect -x), request {name}: "
+                    f"jobs request {name}, perhaps jobs in the server's history (qselect -x): "
                     "delete them (qdel -x), or wait for job_history_duration"
                 )
             if answer.code:
