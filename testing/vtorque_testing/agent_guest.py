@@ -29,8 +29,8 @@ class LocalAgent:
     """A running agent with its own configuration, as a context manager.
 
     ``binary`` is the agent's program, ``setup`` is the text of a setup script, and ``extra`` are
-    further lines of the configuration. If the caller is root, jobs run as nobody (65534) with the
-    given groups; otherwise they run as the caller. At its end, the context raises AssertionError if
+    further lines of the configuration. If the caller is root, jobs run as nobody (65534) with
+    ``groups``; otherwise jobs run as the caller. At its end, the context raises AssertionError if
     the agent has crashed or a sanitizer has reported an error.
     """
 

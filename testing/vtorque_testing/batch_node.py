@@ -59,7 +59,7 @@ class NodeContract(ContractBase):
         assert honest.detach == forged.detach
 
     def test_call_of_another_program_gives_no_vm_job(self, harness: BatchHarness) -> None:
-        """For unknown arguments, ``job()`` must raise HostFault or return no valid request."""
+        """``job()`` must return no valid request for unknown arguments, and may raise HostFault."""
         call = submit_and_start(harness)
         for argv in ((), ("x",), ("", ""), ("a",) * 40):
             try:
@@ -183,7 +183,7 @@ class NodeContract(ContractBase):
     def test_context_names_all_guests_in_rank_order(self, harness: BatchHarness) -> None:
         """``context()`` must name all guests in rank order, and return equal items each time.
 
-        Paths must be absolute and must not contain ``..``.
+        Paths in the items must be absolute and must not contain ``..``.
         """
         call = submit_and_start(harness)
         guests = [PeerGuest("vn1-0", 2), PeerGuest("vn1-1", 2)]

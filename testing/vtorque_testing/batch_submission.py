@@ -199,7 +199,7 @@ class SubmissionContract(ContractBase):
         assert not self.split(harness, script(harness)).interactive
 
     def test_realistic_scripts_arrive_unchanged(self, harness: BatchHarness) -> None:
-        """The guest must run each script in :attr:`wild` byte for byte.
+        """Each script in :attr:`wild` must reach the guest byte for byte.
 
         If the batch system refuses a script, the message must be the same as without vTorque.
         """
@@ -207,7 +207,7 @@ class SubmissionContract(ContractBase):
 
     @pytest.mark.full
     def test_rare_scripts_arrive_unchanged(self, harness: BatchHarness) -> None:
-        """The guest must also run the scripts in :attr:`rarely` byte for byte."""
+        """Each script in :attr:`rarely` must also reach the guest byte for byte."""
         self.all_go_through(harness, self.rarely)
 
     def all_go_through(self, harness: BatchHarness, scripts: Sequence[WildScript]) -> None:

@@ -4,7 +4,7 @@ The batch system "acme" is fictional:
 
 - Users submit with ``acmesub [-n NAME] [-c CPUS] [-m MIB] [-k NOTE] [-a JOBS] [-N NODES] [-i]
   SCRIPT [ARGUMENT...]``.
-- The option ``-S PROGRAM`` starts PROGRAM with the script and its arguments.
+- The option ``-S PROGRAM`` of acmesub starts PROGRAM with the script and its arguments.
 - ``acmestat`` lists the existing jobs.
 - Root's hook gets all its information from environment variables.
 """
@@ -139,7 +139,7 @@ class AcmeNode(NodeAdapter):
         yield EnvVar("ACME_NODES", ",".join(guest.hostname for guest in guests))
 
     def finish(self, job: BatchJob, outcome: Outcome, reason: str, *, hook_waits: bool) -> int:
-        """Fail the hook after a host fault only; acme then starts the job on another node."""
+        """Fail the hook only after a host fault; acme then starts the job on another node."""
         return 1 if outcome is Outcome.HOST_FAULT else 0
 
     def job_states(self, ids: Sequence[str]) -> Mapping[str, JobState]:
@@ -156,7 +156,7 @@ class AcmeNode(NodeAdapter):
         """Do nothing, because acme has no accounting."""
 
     def setup_steps(self, place: Installation) -> Sequence[SetupStep]:
-        """Install one hook, which exits immediately for jobs without a request."""
+        """Return a step that installs the hook, which ignores jobs without a request."""
         guard = "case ${ACME_NOTE-} in *vt1:*) ;; *) exit 0 ;; esac"
         content = hook_script(guard, f'exec {shlex.join(place.hook("prologue"))} "$@"')
         return [ReplacedFile(Path(self._settings.hooks, "vtorque"), content)]

@@ -76,7 +76,7 @@ class AcmeHarness:
     def start(
         self, job: Submission, *, nodes: int = 1, element: int = 0, forged: str | None = None
     ) -> StartedJob:
-        """Start the job as acme does."""
+        """Return what acme starts for the job."""
         options, operands = options_of(job.argv)
         job_id = f"{job.job_id}.{element}" if "-a" in options else job.job_id
         names = [f"n{i}" for i in range(1, nodes + 1)]

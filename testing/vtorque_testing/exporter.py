@@ -97,7 +97,7 @@ class ExporterContract:
         sink.close()
 
     def test_empty_samples_and_unknown_jobs_are_accepted(self, harness: ExporterHarness) -> None:
-        """An empty write and the end of an unknown job must not raise.
+        """``write()`` without samples and ``end()`` of an unknown job must not raise.
 
         A node without jobs has no samples, and a job may end before its first sample.
         """
@@ -115,7 +115,7 @@ class ExporterContract:
     ) -> None:
         """If the receiver does not answer, ``write()`` must return or raise by its deadline.
 
-        It may raise only OSError or HostFault. If it does not raise, the sample must have arrived.
+        ``write()`` may raise only OSError or HostFault. A sample must not be lost without an error.
         The next sample must arrive once the receiver answers again.
         """
         sink = harness.open()

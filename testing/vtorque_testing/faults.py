@@ -1,9 +1,9 @@
 """Kill the start of a job at every step, and check that everything is released.
 
-``job.acquire()`` calls :func:`vtorque_core.records.journal.step` at each step, so the tests cover
-resources of all plugins. A :class:`Rig` is a job that can be started and released repeatedly.
-:func:`survive` kills the start before and after the ``create()`` of each resource, releases the job
-in another process, and checks that nothing is left.
+The core and plugins acquire resources with ``job.acquire()``, which calls
+:func:`vtorque_core.records.journal.step` at each step. A :class:`Rig` is a job that can be started
+and released repeatedly. :func:`survive` kills the start before and after the ``create()`` of each
+resource, releases the job in another process, and checks that nothing is left.
 """
 
 from __future__ import annotations
@@ -123,8 +123,8 @@ def survive(
 ) -> list[str]:
     """Kill a start at each wanted step; return the names of these steps.
 
-    The first start is not killed. Its journal shows the steps, and the objects to compare before
-    and after each later start. A record that names no object is an error.
+    The first start is not killed. The objects that its journal names must be in the same state
+    before and after each later start. A record that names no object is an error.
 
     Args:
         rig: the job.

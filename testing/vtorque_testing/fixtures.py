@@ -47,8 +47,8 @@ def pytest_configure(config: pytest.Config) -> None:
 def vtorque_guest() -> Callable[..., GuestPlan]:
     """Return a factory of guest plans: ``vtorque_guest(vcpus=4, ...)``.
 
-    The arguments are fields of GuestPlan. By default, the plan is the only guest of a job without
-    options, with 1 vCPU and 512 MiB.
+    The arguments are fields of GuestPlan. By default, the guest is the only one of a job
+    without options, with 1 vCPU and 512 MiB.
     """
     from vtorque_testing.planned import guest_plan  # noqa: PLC0415
 
@@ -140,9 +140,9 @@ def vtorque_domain() -> Callable[..., ElementTree.Element]:
 def vtorque_job() -> Iterator[Callable[..., RecordedJob]]:
     """Return a factory of jobs on a recorded node: ``vtorque_job(node, acme="2", vcpus="1")``.
 
-    ``start()`` and ``release()`` run the job. ``survive()`` kills its start at every step, releases
-    the job, and checks that everything is as before. The test fails if a process of the job still
-    runs at the end of the test.
+    The keyword arguments are ``-vm`` keys. The job's method ``survive()`` kills the start before
+    and after the ``create()`` of each resource, releases the job, and checks that nothing is left.
+    The test fails if a process of the job still runs at the end of the test.
     """
     from vtorque_testing.faults import orphans  # noqa: PLC0415
     from vtorque_testing.recorded import RecordedJob  # noqa: PLC0415

@@ -176,7 +176,7 @@ class GuestContract:
         raise NotImplementedError("override the fixture harness() in the subclass")
 
     def test_missing_capabilities_are_declared(self, harness: GuestHarness) -> None:
-        """``lacks`` must contain only names of :data:`PROPERTIES`, each with a reason."""
+        """``harness.lacks`` must contain only names of :data:`PROPERTIES`, each with a reason."""
         assert not harness.lacks.keys() - PROPERTIES.keys()
         assert all(len(why) > 10 for why in harness.lacks.values()), harness.lacks
         assert bool(harness.ready_port) != ("ready" in harness.lacks)
@@ -315,7 +315,7 @@ class GuestContract:
     def test_script_that_ignores_sigterm_is_killed_after_the_grace(
         self, harness: GuestHarness
     ) -> None:
-        """A script that ignores SIGTERM must be killed after ``Script.grace`` seconds."""
+        """A script that ignores SIGTERM must get SIGKILL ``Script.grace`` seconds later."""
         _needs(harness, "signals")
         then = [(b"up", _signal_sender(signal.SIGTERM))]
         ran = _job(harness, harness.scripts.outlives_term(), then=then, grace=0.3)
@@ -475,7 +475,7 @@ def _run(
 def _call_run(
     harness: GuestHarness, content: bytes, streams: Streams, grace: float
 ) -> tuple[int | None, Exception | None]:
-    """Call ``run`` with all signals ignored; check that it restores handlers and timers."""
+    """Call ``run`` with all signals ignored; check that ``run`` restores handlers and timers."""
     plan = harness.plan
     guest = ReadyGuest(plan.name, plan.hostname, plan.rank, plan.run_dir)
     environ = {"PATH": os.environ["PATH"], "TERM": "dumb"}
@@ -504,7 +504,7 @@ def _ignore_signal(_number: int, _frame: FrameType | None) -> None:
 def _run_on_terminal(
     harness: GuestHarness, content: bytes, size: tuple[int, int], then: tuple[int, int]
 ) -> JobResult:
-    """Run a script on a terminal of ``size`` that is resized to ``then`` after the first output."""
+    """Run a script on a terminal of this ``size``. Resize it to ``then`` after the first output."""
     master, terminal = os.openpty()
     resize = _signal_sender(signal.SIGWINCH)
 

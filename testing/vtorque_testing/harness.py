@@ -32,7 +32,7 @@ OPTIONS = {
 
 @dataclass(frozen=True)
 class PluginSite:
-    """A site config for plugins, which implements :class:`vtorque_core.api.node_job.Site`.
+    """Site config that plugins get. Implements :class:`vtorque_core.api.node_job.Site`.
 
     ``settings`` are objects of the plugin's settings classes.
     """
@@ -84,7 +84,7 @@ class HookCall:
     environ: Mapping[str, str]
 
     def job(self) -> BatchJob:
-        """Return the job that the adapter reads from the call."""
+        """Return the job that the adapter reads from ``argv`` and ``environ``."""
         return self.adapter.job(self.argv, self.environ)
 
 
@@ -102,7 +102,7 @@ class ShellCall:
 
 @dataclass(frozen=True)
 class StartedJob:
-    """A started job: root's hook call on each node, in rank order, and the job shell."""
+    """A started job: the prologue's call on each node, first node first, and the job shell."""
 
     hooks: tuple[HookCall, ...]
     shell: ShellCall
@@ -131,7 +131,7 @@ class Dialect:
         unknown: an unknown option: ``"--no-such-option"``.
         arguments: end of a command line with a script and its arguments.
         share: options that request CPUs and MiB of memory on a node.
-        exits: result of ``finish`` for each outcome while the server answers.
+        exits: exit status from ``NodeAdapter.finish`` for each outcome, if the server answers.
         carries: size in bytes of the largest request that the adapter promises to carry.
         permutes: options may follow the script; otherwise they are arguments of the script.
         takes_stdin: the script may come from standard input.

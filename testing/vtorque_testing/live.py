@@ -91,7 +91,7 @@ class LiveHarness(Protocol):
 class LiveBatchContract:
     """Tests of real jobs.
 
-    Subclass as ``Test...``, set a pytest mark, override the fixture ``live``.
+    Subclass as ``Test...``, set a pytest mark, and override the fixture ``live``.
     """
 
     @pytest.fixture
@@ -191,7 +191,7 @@ class LiveBatchContract:
         assert live.wait(live.submit(b"#!/bin/sh\necho ran\n")).stdout == b"ran\n"
 
     def start_job(self, live: LiveHarness, trap: bytes) -> str:
-        """Submit a job; return its id once it runs and has executed ``trap``."""
+        """Submit a job whose script begins with ``trap``; return its id once the script runs."""
         mark = live.home / f"running{time.monotonic_ns()}"
         begun = f': > "$HOME/{mark.name}"\n'.encode()
         job = live.submit(b"#!/bin/sh\n" + trap + begun + LOOP)

@@ -1,8 +1,7 @@
 """Plan jobs on a recorded machine, without root, processes or files of a node.
 
-A :class:`PlannedNode` has a site config, plugins and a recorded machine. It computes what the
-plugin's hooks get on a node: requests, guests, leases from the ledger of the node's resources, and
-domain XML. A test provides only the user's input.
+A :class:`PlannedNode` has a site config, plugins and a recorded machine. From the user's input and
+with the plugins' hooks, it computes what a node would: requests, guests, leases and domain XML.
 """
 
 from __future__ import annotations
@@ -151,9 +150,9 @@ class PlannedNode:
         return resolve(request, self.site, self.plugins)[0]
 
     def needs(self, *vm: str, asked: Mapping[str, int] | None = None) -> Needs:
-        """Return the resources that ``vsub`` requests per node. Raises Refused.
+        """Return the resources that ``vsub`` requests per node.
 
-        ``asked`` are resources that the user requests explicitly, which must meet the needs.
+        Raises Refused, also if ``asked``, the user's own request for resources, is too small.
         """
         found = needs(self.request(*vm), self.site, self.plugins)
         if asked is not None:

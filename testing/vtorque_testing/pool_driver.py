@@ -96,7 +96,7 @@ class PoolDriverContract:
     def test_machines_of_other_clusters_are_not_listed(
         self, cloud: DriverHarness, driver: Driver
     ) -> None:
-        """``machines()`` must list only one cluster's machines, because callers destroy them."""
+        """``machines()`` must list only one cluster's machines: the pool may destroy them."""
         stranger = cloud.stranger()
         other = driver.create(cloud.order("n2", "another"))
         mine = driver.create(cloud.order("n1"))
@@ -126,7 +126,7 @@ class PoolDriverContract:
     def test_silent_cloud_raises_cloud_fault(self, cloud: DriverHarness, driver: Driver) -> None:
         """The driver must raise CloudFault if the cloud does not answer.
 
-        With an empty list instead, vTorque would consider all nodes lost.
+        After an empty list, vTorque would consider all nodes lost.
         """
         made = driver.create(cloud.order("n1"))
         with cloud.silence():
@@ -143,7 +143,7 @@ class PoolDriverContract:
     ) -> None:
         """If the cloud has no capacity, the driver must raise StockOut and leave no machine.
 
-        vTorque then pauses the shape: it creates no machines of this kind for some time.
+        vTorque then pauses the shape: it creates no machines of this shape for some time.
         """
         before = cloud.list_machines()
         with cloud.exhaust(), pytest.raises(StockOut):
@@ -154,7 +154,7 @@ class PoolDriverContract:
     def test_concurrently_created_machines_are_all_listed(
         self, cloud: DriverHarness, driver: Driver
     ) -> None:
-        """A driver must be thread-safe, and ``machines()`` must read all pages of a list."""
+        """A driver must be thread-safe, and ``machines()`` must read all pages of a long list."""
         names = [f"n{number}" for number in range(1, 7)]
         with ThreadPoolExecutor(6) as threads:
             list(threads.map(lambda name: driver.create(cloud.order(name)), names))
@@ -163,7 +163,7 @@ class PoolDriverContract:
         assert left is None or left >= 0
 
     def test_user_data_arrives_unchanged(self, cloud: DriverHarness, driver: Driver) -> None:
-        """User data must arrive byte for byte."""
+        """A machine must get its user data byte for byte."""
         made = driver.create(cloud.order("n1"))
         found = cloud.user_data(made.id)
         assert found is None or found == cloud.order("n1").user_data

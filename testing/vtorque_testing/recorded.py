@@ -1,7 +1,6 @@
 """Start jobs without root on a recorded node: a directory and the topology of a recorded machine.
 
-Planning, ledger, placement, rendering, journal, seed, plugins' daemons and teardown are real.
-:class:`NodeDoubles` replace the parts that need root or a hypervisor:
+Doubles replace only the parts that need root or a hypervisor:
 
 - Domains and packet filters are files.
 - Guests are ready immediately.
@@ -85,10 +84,9 @@ _LATE = (
 
 
 def load(only: Collection[str] | None = None) -> Plugins:
-    """Return the installed plugins, with the modules that only nodes load.
+    """Return the installed plugins, and import the modules that only nodes use.
 
-    Unlike a node, this does not check who can write the plugins' files. Raises the errors of
-    imports.
+    Nodes also check who can write the plugins' files; this function does not.
 
     Args:
         only: names of the plugins to load; None: all.
@@ -113,11 +111,11 @@ _destroy_domain = hypervisor.destroy_domain
 
 @dataclass(frozen=True)
 class NodeDoubles:
-    """Doubles of a hypervisor and of root's privileges, in their own directories.
+    """Doubles of the calls that need a hypervisor or root.
 
-    Files replace domains, QEMU's channel sockets, nftables tables and mounts. The file of a domain
-    contains the domain XML. If the site uses another ``test://`` URI than :data:`URI`, a domain of
-    libvirt's test driver is created as well.
+    Files replace domains, QEMU's channel sockets and mounts. A domain's file is in the directory
+    ``domains`` and contains the domain XML. If the site uses another ``test://`` URI than
+    :data:`URI`, a domain of libvirt's test driver is created as well.
     """
 
     domains: Path
@@ -159,7 +157,7 @@ class NodeDoubles:
             raise HostFault("libvirtd does not answer")
 
     def mount(self, mount: MountResource) -> None:
-        """Create a marker file. A real mount would disappear with the process's mount namespace."""
+        """Create a marker file: a real mount would end with the process that starts the job."""
         Path(mount.target, _MOUNTED).write_text(
             f"{mount.fstype} {mount.source}\n", encoding="utf-8"
         )
@@ -286,7 +284,7 @@ class RecordedNode:
 
     @property
     def planned(self) -> PlannedNode:
-        """The same node as a :class:`vtorque_testing.planned.PlannedNode`, without files."""
+        """This node as a :class:`vtorque_testing.planned.PlannedNode`, which has no files."""
         return PlannedNode(self.plugins, self.site, parse(self.machine))
 
     def job(
@@ -301,14 +299,14 @@ class RecordedNode:
         return BatchJob(id=job_id, owner=_owner(), blob=blob, **values)
 
     def start(self, job: BatchJob, last: int | None = None, **fault: Any) -> ChildResult:
-        """Start the job in a child process, which is killed at its step ``last``.
+        """Start the job in a child process, and kill the process at step number ``last``.
 
         ``fault``: arguments of :func:`vtorque_testing.faults.run_in_child`.
         """
         return run_in_child(lambda: self.start_in_process(job), last, **fault)
 
     def release(self, job_id: str = "1") -> None:
-        """Release the job in another process. Raises AssertionError with the leftovers."""
+        """Release the job in another process. Raises AssertionError if a resource remains."""
         run = run_in_child(lambda: self.release_in_process(job_id))
         assert not run.error, f"{run.kind}: {run.error}"
 
@@ -317,10 +315,10 @@ class RecordedNode:
         return [path.read_text() for path in sorted((self.top / "domains").iterdir())]
 
     def named_objects(self, step: str) -> NamedObjects | None:
-        """Return the paths, links and processes of this host that the newest journal record names.
+        """Return the objects of this host that the newest journal record names.
 
-        Returns None unless ``step`` is ``after record KIND``. At that step, the resource does not
-        exist yet.
+        Returns None unless ``step`` is ``after record KIND``. At this step, the journal names a
+        resource of kind KIND, which does not exist yet.
         """
         before, _, kind = step.partition("after record ")
         if before or not kind or kind in _NOT_MADE:
@@ -374,7 +372,7 @@ class RecordedNode:
             start.start_job(at_once, self.site, self.plugins, NoBatch())
 
     def release_in_process(self, job_id: str, release_timeout: float = 30) -> None:
-        """Release the job in this process. Raises HostFault with the leftovers."""
+        """Release the job in this process. Raises HostFault if a resource remains."""
         with self.install_doubles():
             self.finish(job_id, release_timeout)
 
@@ -430,7 +428,7 @@ class RecordedJob:
     processes: Callable[[], Sequence[str]]
 
     def start(self, last: int | None = None) -> ChildResult:
-        """Start the job. Without ``last``, the result's ``noted`` is from :meth:`named_objects`."""
+        """Start the job. Without ``last``, the result's ``noted`` lists :class:`NamedObjects`."""
         if last is not None:
             return self.node.start(self.job, last)
         return self.node.start(self.job, note=self.node.named_objects)
@@ -449,9 +447,9 @@ class RecordedJob:
 
 
 def _file(path: str, told: bool) -> tuple[str, str, bytes, int]:
-    """Return mode, link target and content of a file.
+    """Return mode, link target, first bytes and content hash of a file.
 
-    ``told``: omit the content, because sysfs does not store values written to the file.
+    If ``told`` is true, ignore the content: sysfs does not store what is written to this file.
     """
     mode = os.lstat(path).st_mode
     content = Path(path).read_bytes() if stat.S_ISREG(mode) and not told else b""
@@ -477,9 +475,9 @@ def _tool_path(tool: str) -> Path:
 
 
 def _method(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return ``function``, a bound method, as a function that can replace a method of a class.
+    """Return a function that can replace a method of a class, and that calls ``function``.
 
-    ``function`` then gets the instance of that class as its first argument.
+    ``function`` gets the instance of that class as its first argument.
     """
     return lambda *arguments: function(*arguments)  # noqa: PLW0108
 

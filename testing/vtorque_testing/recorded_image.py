@@ -18,7 +18,7 @@ def put_image(pool: Path) -> None:
     """Put the image ``recorded`` into an empty pool.
 
     The image is built once per process and hard-linked into each pool, because nodes only read it.
-    On another file system, the image is built again, because a pool records its files' inodes.
+    In a pool on another file system, where hard links are impossible, the image is built again.
     """
     made = _make_pool()
     if made.stat().st_dev == pool.stat().st_dev:

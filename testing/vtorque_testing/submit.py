@@ -27,7 +27,7 @@ def run_vsub(
     blob: bytes | None = None,
     needs: Needs | None = None,
 ) -> ProgramResult:
-    """Submit as vsub does, in a child process. The ``-vm`` keys are :data:`OPTIONS`.
+    """Submit as vsub does, in a child process. The known ``-vm`` keys are :data:`OPTIONS`.
 
     Args:
         harness: the batch system.

@@ -23,8 +23,8 @@ _PCI = re.compile(r"[0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
 def named_objects(resource: Resource) -> Iterator[tuple[str, str]]:
     """Yield kind and name of each object that a resource names.
 
-    The kinds are ``process``, ``path``, ``link`` and ``double``. A ``double`` is an object that a
-    recorded node simulates.
+    The kinds are ``process``, ``path``, ``link`` (a network interface) and ``double`` (an object
+    that a recorded node simulates).
     """
     for key, value in _values(resource):
         if key == "pid" and isinstance(value, int):

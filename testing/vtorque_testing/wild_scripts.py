@@ -5,9 +5,9 @@ starts each script. Scripts with bytes that an editor or a diff would damage are
 :mod:`vtorque_testing.wild_bytes`.
 
 The word after NAME is the smallest image with which the script works: ``micro`` (busybox
-and bash), or ``hpc`` (``doc/recipes/hpc.toml``). In this image, the script has the same output,
-exit status and files as on a Debian host with the same packages. A script without this word works
-with neither image, or not with the batch system ``local``.
+and bash), or ``hpc`` (``doc/recipes/hpc.toml``). In that image, the script has the same output,
+exit status and files as on a Debian host with the same packages. A script without this word
+needs another image, or a batch system other than ``local``.
 """
 
 from __future__ import annotations
