@@ -203,7 +203,7 @@ class SlurmSubmitter:
     def step(self, job_id: str, node: str, command: Sequence[str], terminal: bool) -> list[str]:
         """Return an srun command line that runs ``command`` beside the job's other steps.
 
-        Options with srun's defaults protect the step from the user's SLURM_ variables.
+        The options override the user's SLURM_ variables, which srun reads.
         """
         group = ("--het-group=0",) if self._is_heterogeneous(job_id) else ()
         which = (f"--jobid={job_id}", f"--nodelist={node}", "--nodes=1", "--ntasks=1", "--overlap")
