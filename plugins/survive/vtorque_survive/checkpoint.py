@@ -308,7 +308,7 @@ def _save(paths: Paths, config: Path, job: RunningJob, asked: SaveTask, settings
 
 
 def _end(config: Path, job: RunningJob, asker: int) -> None:
-    """End a saved job after the requester exits, because a requester in the job would be killed."""
+    """End a saved job. Wait first until the requester, which may run in the job, has exited."""
     with suppress(OSError):
         handle = os.pidfd_open(asker)
         wait_readable([handle], _GONE)  # the user chose the pid, so limit the wait

@@ -30,9 +30,9 @@ _HERE = click.option("--this-node", is_flag=True, hidden=True)
 def suspend(config: Path, job_id: str, this_node: bool) -> None:
     """Pause all guests of a job, on every node, until vmgr resume.
 
-    For the job's owner and root. The batch system does not notice, so the walltime continues.
-    To free the job's CPUs for other jobs, use the batch system's own command (scontrol suspend,
-    qsig -s suspend), which also pauses the guests.
+    For the job's owner and root. The batch system does not notice the pause, so the walltime
+    continues. To free the job's CPUs for other jobs, use the batch system's own command (scontrol
+    suspend, qsig -s suspend), which also pauses the guests.
     """
     _request_on_all(config, request.SUSPEND, job_id, this_node=this_node)
 

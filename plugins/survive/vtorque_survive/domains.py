@@ -58,7 +58,7 @@ def _memory_snapshot(domain: str, path: str) -> str:
 
 
 def is_busy(uri: str, uuid: str) -> bool:
-    """Return True while any process saves or migrates a domain."""
+    """Return True while libvirt saves or migrates the domain."""
     nothing = library().VIR_DOMAIN_JOB_NONE
     return bool(on_domain(uri, uuid, "job of domain", lambda d: d.jobInfo()[0] != nothing, LOOKUP))
 

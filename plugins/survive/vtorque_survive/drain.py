@@ -211,7 +211,7 @@ def start_again(requeue: Callable[[str], None], job: RunningJob, saved: str) -> 
     """Requeue a saved job.
 
     Raises:
-        HostFault: If the batch system refused. The job continues to run.
+        HostFault: If the batch system refused the requeue. The job continues to run.
     """
     try:
         requeue(job.job.id)

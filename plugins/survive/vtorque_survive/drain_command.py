@@ -39,7 +39,7 @@ def drain(
     running. A line per job reports the action. To undo the drain, use the batch system's own
     command.
 
-    The exit code is 0 if no job with guests stays on the node, or 1 if some were left running. If
+    The exit code is 0 if no job with guests stays on the node, or 1 if a job was left running. If
     nothing was done, the exit code is 2 (drain refused) or 122 (no answer from the batch system).
     """
     if os.geteuid() != 0:

@@ -121,7 +121,7 @@ def release_guests(job: LockedJob, uuids: Collection[str]) -> None:
 
 
 def complete_arrival(job: LockedJob, uuids: Collection[str]) -> None:
-    """Complete the start of guests that have migrated here, if the starting process was killed.
+    """Complete the start of guests that have migrated here, if the receiver was killed.
 
     Idempotent. ``uuids`` are the domains that have arrived.
     """

@@ -111,7 +111,7 @@ def _end(there: subprocess.Popen[bytes]) -> None:
 def _exchange(
     there: subprocess.Popen[bytes], what: Iterable[bytes], stop: Callable[[], bool]
 ) -> bytes:
-    """Send data; return the answer, or nothing if there is no answer in time."""
+    """Send data; return the answer, or b"" if there is no answer in time."""
     assert there.stdin is not None and there.stdout is not None  # noqa: S101
     answered, at = threading.Event(), time.monotonic()
 

@@ -10,7 +10,7 @@ then asks the destination. These rules apply:
   stay on the destination, and the job keeps both nodes.
 - A guest with its own disk is paused on both nodes, because the source pauses it before libvirt
   sends it. If the source still has the guest, the source resumes it, whatever the destination
-  answers. The destination resumes the guest only when the source has ended its copy.
+  answers. The destination resumes the guest only when the copy on the source has ended.
 
 Each step is recorded on disk first (:mod:`vtorque_survive.migration_record`), so the watcher can
 continue if the process is killed.
@@ -215,7 +215,7 @@ def _send_all(
     here: ThisNode, job: RunningJob, guests: Sequence[GuestData], to: str, uri: str,
     xml: Mapping[str, str], over: int,
 ) -> None:  # fmt: skip
-    """Send all guests in parallel. If one fails, stop the others.
+    """Send all guests in parallel. If one guest fails, stop sending the others.
 
     ``over`` is a descriptor that becomes readable when the job ends.
     """

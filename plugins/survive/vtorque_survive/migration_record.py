@@ -136,8 +136,8 @@ def lock_migration(paths: Paths, key: str, seconds: float = 0.0) -> Iterator[Non
 def is_locked(paths: Paths, key: str) -> bool:
     """Return whether another process holds the lock on a migration. Needs root.
 
-    Acquires the lock for a moment. Returns False if an error prevents this: the caller then
-    resolves the migration, which reports the error.
+    Acquires the lock for a moment. Returns False after an error: the caller then tries to resolve
+    the migration, and gets the same error.
     """
     try:
         with lock_migration(paths, key):
@@ -170,7 +170,7 @@ def migrated_addresses(guests: Sequence[GuestPlan], paths: Paths) -> Iterator[Po
 
 
 def forget_ended(site: Site) -> None:
-    """Remove the records of ended jobs. Usually the watcher does this, but it may have ended.
+    """Remove the records of ended jobs. The watcher, while it runs, does this, too.
 
     Records of jobs in an unknown state stay.
     """

@@ -81,9 +81,9 @@ class MigrationWatcher:
 
 
 def run_resolve(config: Path, found: migration_record.Move) -> None:
-    """Run ``vmgr migrate --resolve`` for a migration, in a session of its own.
+    """Run ``vmgr migrate --resolve`` for a migration, in a new session (setsid(2)).
 
-    Releasing the job may end the watcher, but not ``vmgr``.
+    ``vmgr`` may release the node's last job, which ends the watcher. ``vmgr`` itself must continue.
 
     Raises:
         HostFault: If the migration cannot be resolved now.

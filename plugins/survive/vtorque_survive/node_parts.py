@@ -83,9 +83,9 @@ class NodePart:
         return self.store.begun_path(self.name)
 
     def begin(self, tools: Mapping[str, str], *, ends: bool) -> None:
-        """Begin the checkpoint: the first node requests it, and each node compares ``tools``.
+        """Begin the checkpoint; compare the program versions ``tools`` with the first node's.
 
-        ``tools`` are program versions. ``ends``: the job ends afterwards.
+        ``ends``: the job ends after the checkpoint.
 
         Raises:
             HostFault: If this node's versions differ from the first node's.
@@ -116,7 +116,7 @@ class NodePart:
             self._touch(self._file(kind))
 
     def wait(self, kind: str, until: float, why: str) -> None:
-        """Wait until the state file ``kind`` of each node exists. ``until`` is a time.time().
+        """Wait until the state file ``kind`` of each node exists. ``until``: Unix time.
 
         Raises:
             HostFault: If nodes are late. The message is their names and ``why``.

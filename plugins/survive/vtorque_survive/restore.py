@@ -169,7 +169,7 @@ def boot_sources(
 
 
 def _last_checkpoint(job: BatchJob, request: JobRequest, store: Store) -> Manifest | None:
-    """Return the last checkpoint of a requeued job, which is restored by default."""
+    """Return the checkpoint from which a requeued job is restored by default, or None."""
     if not job.attempt or request[RESUME] == BEGINNING:
         return None
     its = store.list_for_job(job.id)

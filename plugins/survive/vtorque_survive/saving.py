@@ -31,7 +31,7 @@ class GuestData:
 
     Attributes:
         leased: pool name and address of each network address that the guest leases.
-        disk: the guest's own disk, an overlay or a copy of its image.
+        disk: the guest's own disk (an overlay or a copy of its image).
     """
 
     guest: RunningGuest
@@ -86,7 +86,8 @@ def has_user_disk(run_dir: Path) -> bool:
 def user_disks(run_dir: Path) -> dict[str, os.stat_result]:
     """Return the stat(2) results of the owner's disk files that a guest uses, by name.
 
-    Call it in a child with a deadline, because a user's file system can hang. Raises HostFault.
+    Call this in a child process with a deadline, because a user's file system can hang. Raises
+    HostFault.
     """
     return {lock.stem: suspend.served_file(lock) for lock in _disks(run_dir)}
 
@@ -133,7 +134,7 @@ def libvirt_operation(
 
 
 def save(paths: Paths, job: RunningJob, guest: RunningGuest, file: Path, seconds: float) -> None:
-    """Save a paused guest to a file; it stays paused. Call this in one thread per guest.
+    """Save a guest, which stays paused, to a file. Call this in one thread per guest.
 
     Does nothing if the domain no longer exists. Raises HostFault after ``seconds``.
     """

@@ -148,7 +148,7 @@ def _lock_file(path: str, verb: str) -> Iterator[None]:
 
 
 class Gate:
-    """A barrier: no guest of a restored multi-node job resumes before all are restored.
+    """A barrier: guests of a restored multi-node job resume when all of them are restored.
 
     Each node records in its :class:`UseMark` file that its guests are ready. A node that times out
     removes this record. A lock ensures that either all guests resume, or none.

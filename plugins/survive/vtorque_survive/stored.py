@@ -251,8 +251,8 @@ class Store:
         """Return a checkpoint's manifest.
 
         Raises:
-            Refused: If it does not exist, or a user other than root could have created it.
-            Unreachable: If it cannot be read.
+            Refused: If the manifest is missing, or a user other than root could have written it.
+            Unreachable: If the manifest cannot be read.
         """
         path = self.directory / name / MANIFEST
         try:
@@ -294,12 +294,12 @@ class Store:
         yield from sorted(found, key=lambda manifest: manifest.made)
 
     def list_for_job(self, job_id: str) -> list[Manifest]:
-        """Return a job's manifests, sorted by attempt, because the nodes' clocks may differ."""
+        """Return a job's manifests, sorted by attempt: the clocks of nodes may differ."""
         named = sorted((found for found in self.manifests() if found.job == job_id), key=_age_key)
         return [found for found in named if not (self.directory / found.id / OVER).exists()]
 
     def disown(self, job_id: str) -> None:
-        """Exclude all present checkpoints with this job id from :meth:`list_for_job`.
+        """Exclude the checkpoints that now have this job id from :meth:`list_for_job`.
 
         A new job can have the id of an ended job if the batch system was reinstalled.
         """
@@ -307,7 +307,7 @@ class Store:
             (self.directory / found.id / OVER).touch(mode=0o600)
 
     def hold(self, name: str) -> None:
-        """Create a file that makes a held job restore this checkpoint by default."""
+        """Record in a file that the checkpoint's job is held, and will restore the checkpoint."""
         (self.directory / name / HELD).touch(mode=0o600)
 
     def release_hold(self, name: str) -> None:
@@ -323,12 +323,12 @@ class Store:
         return self.directory / f".{name}.tries"
 
     def reserved_bytes(self) -> int:
-        """Return the bytes that all unfinished checkpoints may still need."""
+        """Return how many more bytes all unfinished checkpoints may need."""
         parts = (each for each in self.top.glob("[0-9]*/.*.part") if not _is_left(each))
         return sum(max(0, reserved - had) for had, reserved in map(disk_usage, parts))
 
     def used_bytes(self) -> int:
-        """Return the bytes that the user's checkpoints use or have reserved."""
+        """Return how many bytes the user's checkpoints use or have reserved."""
         places = (Path(place) for place, _, _ in os.walk(self.directory))
         return sum(max(disk_usage(place)) for place in places if not _is_left(place))
 

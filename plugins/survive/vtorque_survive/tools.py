@@ -1,4 +1,4 @@
-"""Check which jobs this node can save, and find the versions that a restore requires."""
+"""Check which jobs this node can save, and find the program versions that a restore requires."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _MODEL = "model "
 
 
 def require_saveable(job: RunningJob, *, ends: bool) -> None:
-    """Raise Refused if this node cannot save the job. With ``ends``, the job ends afterwards."""
+    """Raise Refused if this node cannot save the job. ``ends``: the save will end the job."""
     facts = job.kept.facts()
     lacking = facts.get("unsaveable")
     if lacking is None:

@@ -105,7 +105,7 @@ class WatchedJob:
         to: The job's phase after ``change``.
         token: The token of the owner's request that is not answered yet.
         made: The id of the checkpoint that ``change`` creates.
-        asker: The pid that sent the request.
+        asker: The pid of the process that sent the request.
         again: The time of the next attempt after a failure.
         pause: The delay in seconds after the next failure.
         clocks: The process that sets the guests' clocks.
