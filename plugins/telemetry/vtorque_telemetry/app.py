@@ -1,8 +1,8 @@
 """Parse the metrics that a job reports: lines ``name value [labels]`` from an untrusted guest.
 
 Examples: ``loss 0.25``, ``epoch_seconds 3.1 phase=train,fold=2``. Invalid lines are counted and
-dropped. A name that ends in ``_total`` is a counter, any other a gauge. A series keeps its last
-value.
+dropped. A metric is a counter if its name ends in ``_total``, otherwise a gauge. A series keeps
+its last value.
 """
 
 from __future__ import annotations

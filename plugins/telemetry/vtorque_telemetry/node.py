@@ -43,7 +43,7 @@ def _has_lines(guest: GuestPlan, site: Site) -> bool:
 
 
 def check(site: Site) -> Iterator[HealthResult]:
-    """Warn if users could listen at the address of the Prometheus endpoint or of InfluxDB."""
+    """Warn if a user's program could pose as the Prometheus endpoint or as InfluxDB."""
     settings = site[Settings]
     if "influxdb" in settings.exporters and settings.influx_url.startswith("http:"):
         yield HealthResult(

@@ -68,7 +68,7 @@ class Port:
             self._socket = None
 
     def descriptor(self) -> int | None:
-        """Return the connection, reconnected if QEMU has closed it; None if connecting fails."""
+        """Return the connection's descriptor; connect first if necessary. None if that fails."""
         before, self._socket = self._socket, self._socket or _connect_agent(self._path)
         if before is not None and _is_closed(before):
             self._socket = _connect_agent(self._path)  # before close(): a new number

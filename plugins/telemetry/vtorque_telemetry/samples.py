@@ -1,4 +1,4 @@
-"""The sampler's unprivileged part: reads jobs' own metrics, passes on samples, writes series.jsonl.
+"""The sampler's unprivileged part: reads jobs' metrics, writes series.jsonl, calls exporters.
 
 Root sends its measurements and open files in ticks (:mod:`vtorque_telemetry.tick`).
 """

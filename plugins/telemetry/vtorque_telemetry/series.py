@@ -2,8 +2,8 @@
 
 The first line is ``{"schema": 1, "job": .., "node": .., "interval": 2.0}``. Each other line has a
 guest's values at one time: ``{"t": unix, "g": index or null, "v": {series: value}}``. When the file
-is full, the sampler removes every second line of each guest and doubles the interval. It keeps
-lines of the whole job (``g`` is null). It removes a partial line of a killed sampler.
+is full, the sampler removes every second line of each guest and doubles the interval. Lines of
+the whole job (``g`` is null) stay. A new sampler removes a partial line of a killed sampler.
 """
 
 from __future__ import annotations
@@ -122,9 +122,9 @@ class SeriesFile:
         self._lines = {guest: (count + 1) // 2 for guest, count in seen.items()}
 
     def _replace(self, data: bytes) -> None:
-        """Overwrite the file with shorter content, because this process may not replace the file.
+        """Overwrite the file with shorter content.
 
-        Empty lines at the end are possible during the call, and if this process is killed.
+        If this process is killed during the call, empty lines may remain at the end of the file.
         """
         padded = data.ljust(self._size(), b"\n")
         if os.pwrite(self._descriptor, padded, 0) < len(padded):

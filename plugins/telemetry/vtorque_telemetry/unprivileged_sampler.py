@@ -1,4 +1,4 @@
-"""The sampler's unprivileged process: reads guests' metrics, writes series, runs the sinks.
+"""The sampler's unprivileged process: reads guests' metrics, writes series.jsonl, calls sinks.
 
 Root's part (:mod:`vtorque_telemetry.sampler`) starts this process and sends it measurements. This
 process sends back only log lines. It starts as root, to open the sinks' ports and secrets, then
