@@ -43,7 +43,7 @@ class Shm(Resource):
 
     @staticmethod
     def room(spare: int = 0) -> int:
-        """Return the bytes that can be allocated now if ``spare`` bytes must stay free."""
+        """Return the number of bytes that can be allocated now, with ``spare`` bytes left free."""
         shm = os.statvfs("/dev/shm")  # noqa: S108
         free = shm.f_bavail if shm.f_blocks else sys.maxsize  # tmpfs(5), size=0: no limit
         return max(0, free * shm.f_frsize - spare)

@@ -1,4 +1,4 @@
-"""Isolate the Soft-RoCE traffic of a job with a RoCE v2 packet filter for each guest.
+"""Isolate the Soft-RoCE traffic of a job: each guest gets a packet filter for RoCE v2.
 
 The core's filter lets a guest send only from its own address. This filter lets a guest receive RoCE
 packets only from guests of its job. It is on the node, so root in a guest cannot remove it.

@@ -20,7 +20,7 @@ _steps = deferred("vtorque_warm.setup:steps")
 
 @hookimpl
 def vtorque_rendered_sources(guests: Sequence[RenderedGuest], site: Site) -> Iterator[Offer]:
-    """Offer each guest of the job the warm guests that fit."""
+    """Yield, for each guest of the job, the warm guests that can replace it."""
     if any(site.paths.journal.glob("spare-*")):
         from vtorque_warm import source  # noqa: PLC0415 - few nodes have warm guests
 
@@ -29,7 +29,7 @@ def vtorque_rendered_sources(guests: Sequence[RenderedGuest], site: Site) -> Ite
 
 @hookimpl
 def vtorque_post_boot(job: NodeJob) -> None:
-    """Start the service of warm guests if the site wants any. Do not wait for the service."""
+    """Start the service if the site configures warm guests. Do not wait for the service."""
     if not _is_wanted(job.site):
         return
     try:

@@ -18,9 +18,9 @@ def wanted_guests(
 ) -> list[tuple[WarmShape, int]]:
     """Return the number of guests to keep of each shape, in the order in which to boot them.
 
-    The number is how many guests of the shape started in its busiest recent hour, within the
-    shape's ``least`` and ``most``. If the site configures ``max_memory`` but no shapes, the result
-    contains the shapes that jobs requested most.
+    The number is that of the guests that started in the shape's busiest recent hour, but at least
+    the shape's ``least`` and at most its ``most``. If the site configures ``max_memory`` but no
+    shapes, the result contains the shapes that jobs requested most.
 
     Args:
         settings: The site's settings.

@@ -1,4 +1,4 @@
-"""The node's service that keeps warm guests. Runs as root, with ``python -m`` of this module.
+"""The node's service that keeps warm guests: a process of root that runs this module.
 
 Every few seconds, and when a journal changes, the service ends guests that are outdated or no
 longer wanted. Then it boots one missing guest, unless a job is starting. The service may be killed
@@ -193,7 +193,7 @@ class Keeper:
     ) -> None:
         """Shorten the retry delay of shapes whose guests failed to boot, if a retry may succeed.
 
-        A retry may succeed after a change of config, image or version, or after a job has
+        A retry may succeed after the result of :func:`version` has changed, or after a job has
         released memory.
         """
         for shape, _ in wanted:
@@ -252,9 +252,9 @@ class Keeper:
 
 
 def version(config: Path, image: str) -> str:
-    """Return a string that changes when the config, a distribution, QEMU or this image changes.
+    """Return a string that changes when this image, the site config or the software changes.
 
-    A change of QEMU is a change of its programs or of libvirt's qemu.conf.
+    The software is vTorque's distributions, QEMU's programs and libvirt's qemu.conf.
     """
     site, plugins = images.root_site(config)
     files = [config, site.images.pool / image / images.SIDECAR]

@@ -26,7 +26,7 @@ WantedBy=multi-user.target
 
 
 def steps(site: Site, place: Installation) -> Iterator[SetupStep]:
-    """Return the steps that install the unit and start the service."""
+    """Return the steps that install the systemd unit and start the service."""
     yield from systemd_unit("vtorque-warm.service", unit(place))
     yield Change(
         "start the service of warm guests",
