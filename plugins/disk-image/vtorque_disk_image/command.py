@@ -16,7 +16,6 @@ _PATH = click.Path(path_type=Path)
 
 
 def _add_description_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Add options to a command, most of them with the names of the builder's options."""
     options: list[Callable[..., Any]] = [
         click.option("--guest-type", help="The guest type, such as linux."),
         click.option("--distro", metavar="NAME", help="The distribution, for -vm distro=."),

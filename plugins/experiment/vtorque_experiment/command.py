@@ -122,7 +122,7 @@ def resume(
 ) -> None:
     """Continue an experiment, however it was stopped. No point is run twice.
 
-    DIR contains the plan (the jobs to submit), which jobs in guests can change. If the plan
+    DIR contains the plan (the jobs to submit). Jobs in guests can change the plan. If the plan
     has changed since vmgr experiment run, or you call resume on another host, resume submits jobs
     only with --accept.
 

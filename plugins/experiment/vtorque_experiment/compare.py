@@ -15,7 +15,7 @@ from vtorque_experiment.results import Results, select_numbers
 
 @dataclass(frozen=True)
 class Pair:
-    """One number of one combination on both sides (base and other) of a comparison.
+    """One number (metric) of one combination, with its values on both sides of a comparison.
 
     Attributes:
         better: the better direction, ``less`` or ``more``; empty if unknown.

@@ -1,7 +1,7 @@
 """Read and write files in the results directory, where guests can also write.
 
-Each path begins at a directory that the caller trusts. Below it, these functions follow no symbolic
-link and read only regular files. They write to a new file and rename it into place.
+Each path begins at a directory that the caller trusts. Below this directory, the functions follow
+no symbolic link and read only regular files. They write to a new file and rename it into place.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def directory(top: Path, *names: str, make: bool = False) -> Iterator[int]:
 
 
 def read(top: Path, *names: str, most: int, end: bool = False) -> bytes:
-    """Return the first (with ``end``, the last) ``most`` bytes of a file below ``top``.
+    """Return the beginning (with ``end``, the end) of a file below ``top``: at most ``most`` bytes.
 
     Raises OSError if the file is not a regular file. Does not block on a FIFO.
     """

@@ -17,7 +17,7 @@ Cell = Mapping[str, Scalar]
 
 @dataclass(frozen=True, slots=True)
 class MatrixPoint:
-    """A run of combination number ``cell``. ``repetition`` counts the combination's runs from 0."""
+    """A run of the combination with the index ``cell``. ``repetition`` counts from 0."""
 
     number: int
     cell: int

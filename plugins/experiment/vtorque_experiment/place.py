@@ -49,7 +49,7 @@ class ResultsDirectory:
 
 
 def read_tail(point: Path, name: str, most: int) -> str:
-    """Return the last ``most`` bytes of a file that a job wrote in a point's directory.
+    """Return the end, at most ``most`` bytes, of a file that a job wrote in a point's directory.
 
     Raises OSError for a missing file, a file that is not regular, or a symbolic link.
     """

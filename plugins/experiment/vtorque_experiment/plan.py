@@ -112,8 +112,8 @@ def read_plan(
 ) -> ExperimentPlan:
     """Read the plan from a directory of results, where a guest may have changed it.
 
-    ``about`` has the database's notes, ``points`` the number of points in the database. Raises
-    Refused if the plan is damaged or incomplete.
+    ``about`` is the result of :meth:`Book.notes`, ``points`` the number of points in the database.
+    Raises Refused if the plan is damaged or incomplete.
     """
     try:
         scripts = {

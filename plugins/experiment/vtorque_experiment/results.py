@@ -1,4 +1,4 @@
-"""Results of an experiment: the values of each number, by combination."""
+"""Results of an experiment: the values of each number (metric), by combination."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Results:
 
     @property
     def names(self) -> list[str]:
-        """Names of all numbers with values; the numbers of the experiment's file come first."""
+        """Names of all numbers with values; numbers from the experiment's file come first."""
         own = [take.name for take in self.definition.takes]
         there = {name for values in self.numbers.values() for name in values}
         return [name for name in (*own, *BUILT_IN) if name in there]

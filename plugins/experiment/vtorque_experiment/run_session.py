@@ -42,7 +42,7 @@ class RunResult:
     """The result of a run.
 
     Attributes:
-        finished: true if no point waits for its submission.
+        finished: true if every point is done or failed.
         why: the reason if the run stopped early, or empty.
         status: the result of :func:`status`.
     """
@@ -158,7 +158,7 @@ class DryRun:
 
     @property
     def is_hopeless(self) -> bool:
-        """True if vsub refuses some combinations, among them all that run in guests."""
+        """True if vsub refuses a combination, and accepts none that runs in guests."""
         guests = [n for n, cell in enumerate(self.cells) if cell.get("bare") is not True]
         return bool(self.refused) and all(n in self.refused for n in guests)
 
@@ -231,7 +231,7 @@ def _forget(there: Book, place: ResultsDirectory) -> None:
 
 @contextlib.contextmanager
 def _stop_event() -> Iterator[threading.Event]:
-    """Yield an event that SIGINT, SIGTERM and SIGHUP set. Sent twice, a signal ends vmgr."""
+    """Yield an event that SIGINT, SIGTERM and SIGHUP set. The second such signal ends vmgr."""
     stop = threading.Event()
 
     def handle(number: int, _: object) -> None:

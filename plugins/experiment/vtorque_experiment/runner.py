@@ -47,7 +47,7 @@ class End:
     """The end of a run.
 
     Attributes:
-        finished: true if no point waits for its submission.
+        finished: true if every point is done or failed.
         why: the reason if the run stopped early, or empty.
     """
 

@@ -89,7 +89,7 @@ def summary_table(results: Results, names: Sequence[str]) -> tuple[Sequence[str]
 
 
 def comparison_table(pairs: Sequence[Pair], *, named: bool = True) -> tuple[Sequence[str], Rows]:
-    """Return the head and rows of a comparison's table; ``named`` adds a column of number names."""
+    """Return the head and rows of a comparison's table; ``named`` adds the numbers' names."""
     heads = ("combination", "runs", "base", "spread", "median", "spread", "ratio", "95 %", "")
     return (("number", *heads) if named else heads), [_row(pair, named) for pair in pairs]
 
