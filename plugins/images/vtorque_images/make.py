@@ -102,7 +102,6 @@ def _sign_function(key: Path | None) -> pool_of.Sign | None:
 
 
 def _unsigned_note(site: Site, sidecar: Sidecar) -> tuple[str, ...]:
-    """Return a note if no job can use the new image because it is unsigned."""
     try:
         signer_of_image(site, sidecar)
     except (HostFault, Refused) as error:

@@ -133,7 +133,7 @@ def verify(ctx: click.Context, names: tuple[str, ...], as_json: bool) -> None:
 @as_json
 @click.pass_context
 def remove(ctx: click.Context, name: str, when_free: bool, now: bool, as_json: bool) -> None:
-    """Remove an image. Use --when-free for an image in use by jobs of this node.
+    """Remove an image. Fails if jobs of this node use the image, unless you use --when-free.
 
     No new job gets the image. This node does not know the jobs of other nodes that share the pool.
     Therefore the files stay for the time [images] keep, unless you use --now.

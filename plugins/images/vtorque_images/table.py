@@ -34,7 +34,10 @@ def jobs_by_version(paths: Paths) -> store.Uses | None:
 
 
 def users(known: store.Uses | None, home: Path) -> tuple[str, ...] | None:
-    """Return the jobs that use any version of the image in ``home``; None if unknown."""
+    """Return the jobs that use any version of the image in the directory ``home``.
+
+    Returns None if unknown.
+    """
     if not known:
         return None if known is None else ()
     return store.users_of(home, known)
