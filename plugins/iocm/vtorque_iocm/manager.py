@@ -137,7 +137,7 @@ class ManagerLoop:
             each.guest = guest
 
     def tick(self) -> None:
-        """Adjust each guest's I/O cores, then move interrupts and this process to these cores."""
+        """Adjust each guest's I/O cores, then move interrupts and this process to all I/O cores."""
         for each in self.watched.values():
             try:
                 each.tick(self.paths, self.busy)

@@ -33,9 +33,10 @@ vtorque_options = constant_hook(IOCM, MIN_CORES, MAX_CORES)
 
 @hookimpl
 def vtorque_needs(request: JobRequest) -> Iterator[Extra]:
-    """Request the guests' I/O cores from the batch system: the maximum, or else the minimum.
+    """Request the guests' I/O cores from the batch system: ``iocm_max_cores`` for each guest.
 
-    Without a maximum, guests may also get idle cores of the job, up to the site's maximum.
+    Without ``iocm_max_cores``, request ``iocm_min_cores``. Guests may then also get cores that the
+    job leaves idle, up to the site's maximum.
     """
     if request[IOCM]:
         yield Extra(cpus=request[VMS_PER_NODE] * (request[MAX_CORES] or request[MIN_CORES]))
