@@ -50,7 +50,7 @@ class JsonFile(WatchedFileHandler):
         self._last = _last_line(self._open_raw())
 
     def _open(self) -> Any:
-        """Open the file unbuffered, so that no line is written again after the disk was full."""
+        """Open the file unbuffered: otherwise a retry after a full disk would repeat a line."""
         descriptor = os.open(self.baseFilename, _FLAGS, 0o640)
         with contextlib.ExitStack() as undo:
             undo.callback(os.close, descriptor)

@@ -21,7 +21,7 @@ _OWN = ("syslog", "journald", "file")
 
 @dataclass(frozen=True)
 class Settings:
-    """Settings in ``[plugin.joblog]``. All sinks are off by default."""
+    """Settings in ``[plugin.joblog]``. All sinks (syslog, journald, ...) are off by default."""
 
     syslog: str = setting(
         "", doc="write records to syslog with this facility, such as daemon; empty: do not"
@@ -52,7 +52,6 @@ class Settings:
         return [name for name in dict.fromkeys(self.enabled_sinks) if name != "file"]
 
     def __post_init__(self) -> None:
-        """Validate the values. Raises ValueError."""
         if self.syslog and self.syslog not in FACILITIES:
             raise ValueError(
                 f"syslog={self.syslog!r} is invalid: write one of {', '.join(FACILITIES)}"

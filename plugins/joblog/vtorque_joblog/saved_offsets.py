@@ -22,7 +22,6 @@ class SavedOffsets:
     """
 
     def __init__(self, path: Path) -> None:
-        """Read the file, if it exists. Raises OSError."""
         self._path = path
         self._file = -1
         self._size = 0

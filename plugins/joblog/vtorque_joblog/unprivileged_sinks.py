@@ -267,7 +267,10 @@ class UnprivilegedSinks:
             os.eventfd_read(self._wake)
 
     def _read_answers(self) -> None:
-        """Apply the answers. Raises _ProcessEnded or OSError if the process must be ended."""
+        """Record the offsets up to which the process has delivered logs.
+
+        Raises _ProcessEnded or OSError if the process must be ended.
+        """
         if (life := self._life) is None:
             return
         with contextlib.suppress(BlockingIOError):
