@@ -76,7 +76,7 @@ def ssh(config: Path, job_id: str, rank: int, command: tuple[str, ...]) -> None:
 
 
 def _migrated_guests(facts: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yield the recorded guests that were migrated to nodes outside the job's allocation."""
+    """Yield the guests that were migrated to nodes outside the job's allocation."""
     nodes = facts.get("elsewhere")
     for node in nodes.values() if isinstance(nodes, dict) else ():
         known = node.get("guests") if isinstance(node, dict) else None
@@ -85,9 +85,9 @@ def _migrated_guests(facts: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def _is_guest(found: object, rank: int) -> bool:
-    """Return whether an entry of the recorded facts is a guest of this rank.
+    """Return whether an entry of ``job.json`` is a guest of this rank.
 
-    On a personal site, guests can write these facts. A forged host name must not become an ssh
+    On a personal site, guests can write ``job.json``. A forged host name must not become an ssh
     option, and a forged index must not become part of a path.
     """
     if not isinstance(found, dict) or not isinstance(found.get("index"), int):

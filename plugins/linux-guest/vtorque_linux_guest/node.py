@@ -79,9 +79,10 @@ vtorque_resources = hookimpl(deferred("vtorque_linux_guest.resources:resources")
 
 
 def _clean_command(guest: GuestPlan, place: str) -> RootCommand:
-    """Return the command of ``vmgr clean``.
+    """Return the command with which ``vmgr clean`` removes guest root's files below ``place``.
 
-    Guest root has the user's subordinate id on the host, so it cannot touch other users' files.
+    Guest root runs the command. On the host, guest root is a subordinate id (subuid(5)) of the
+    user, so the command cannot change other users' files.
     """
     shares = [s.target for s in guest.shares if s.kind == "virtiofs" and not s.readonly]
     if not any(Path(place).is_relative_to(target) for target in shares):

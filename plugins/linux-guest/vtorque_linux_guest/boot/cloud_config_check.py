@@ -14,7 +14,7 @@ from vtorque_linux_guest.settings import Settings, site_scripts
 
 
 def check(site: Site) -> Iterator[HealthResult]:
-    """Check that the site's cloud-config files are valid. Only the guest checks their schema."""
+    """Check that the site's cloud-config files are YAML. Only the guest checks their schema."""
     where = site[Settings].cloud_config
     try:
         for file in site_scripts(where):

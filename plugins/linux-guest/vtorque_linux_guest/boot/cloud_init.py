@@ -1,6 +1,6 @@
 """The seed's user-data, meta-data and network-config for cloud-init (NoCloud).
 
-The files contain JSON, a subset of YAML (YAML 1.2, 1.3), so no value needs manual quoting. A test
+The files contain JSON, a subset of YAML 1.2, so no value needs manual quoting. A test
 checks the keys against cloud-init's schema-cloud-config-v1.json (22.4).
 """
 
@@ -69,7 +69,7 @@ def user_data(guest: GuestPlan, fragments: Sequence[str] = ()) -> bytes:
 
 
 def _merged_keys(guest: GuestPlan) -> dict[str, Any]:
-    """Return vTorque's keys that cloud-init merges with the fragments' keys."""
+    """Return vTorque's cloud-config keys, which cloud-init adds to those of image and site."""
     data: dict[str, Any] = {
         # An explicit list without "default": cloud-init does not create the image's default user,
         # who has sudo.
@@ -94,7 +94,7 @@ def _merged_keys(guest: GuestPlan) -> dict[str, Any]:
 
 
 def _fixed_keys(guest: GuestPlan) -> dict[str, Any]:
-    """Return vTorque's keys that no fragment may override."""
+    """Return vTorque's cloud-config keys, which override those of the image and the site."""
     key = keys.host_key(guest.secret, guest.hostname)
     return {
         "hostname": guest.hostname,

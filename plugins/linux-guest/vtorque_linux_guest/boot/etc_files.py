@@ -65,15 +65,14 @@ def resolv_text(guest: GuestPlan) -> str:
 def profile_text(variables: Mapping[str, str]) -> str:
     """Return /etc/profile.d/vtorque.sh: the site's variables, then the running job's.
 
-    The user can change the file of the job's variables, so only the user's own shells read it
-    (``test -O``, because ``id -u`` would start a process).
+    The user can change the file of the job's variables, so only the user's own shells read it.
     """
     path = f"{SPOOL}/{ENVIRONMENT}"
     return environment_text(variables) + f"if [ -O {path} ] && [ -r {path} ]; then . {path}; fi\n"
 
 
 def sudoers_text(uid: int, *, allow: bool = False) -> str:
-    """Return a sudoers(5) rule for the job's user that overrides all earlier rules."""
+    """Return a sudoers(5) rule: ``uid`` may run all commands or, without ``allow``, none."""
     return f"#{uid} ALL=(ALL:ALL) {'NOPASSWD: ALL' if allow else '!ALL'}\n"
 
 

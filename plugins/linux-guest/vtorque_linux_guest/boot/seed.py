@@ -87,7 +87,7 @@ def seed_file(guest: GuestPlan, files: Mapping[str, bytes]) -> File:
 
 @dataclass(frozen=True)
 class Seed(Resource):
-    """The seed of one guest on the node's disk.
+    """The file on the node with the seed of one guest.
 
     The seed contains the guest's keys, so only root and ``owner``, the uid of QEMU, can read it.
     The empty file at ``marker`` exists if the guest has a site epilogue.

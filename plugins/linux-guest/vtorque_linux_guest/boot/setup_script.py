@@ -111,9 +111,9 @@ def build(
 ) -> dict[str, bytes]:
     """Return the contents of the setup's files on the seed, by path below ``vtorque/``.
 
-    ``cloud_config`` is true if the image or the site has cloud-config. ``links`` maps symbolic
-    links to their targets (``seed_contents.find_aliases``). Raises Refused for an item that the
-    image's family does not support, HostFault for an invalid value.
+    ``cloud_config`` is true if the image or the site has a cloud-config file. ``links`` is the
+    result of ``seed_contents.find_aliases``. Raises Refused for an item that the image's family
+    does not support, HostFault for an invalid value.
     """
     script = _Script()
     micro = boots_micro(guest.image)

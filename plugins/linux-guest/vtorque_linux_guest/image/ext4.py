@@ -52,9 +52,9 @@ class _Extent:
 
 @dataclass
 class _Disk:
-    """A file system's geometry, and which blocks are allocated.
+    """The size of a file system and of its block groups, and the allocation of blocks.
 
-    Each group is allocated from its first block up to ``taken``.
+    ``taken`` is the number of allocated blocks in each group; they are the group's first blocks.
     """
 
     descriptor: int

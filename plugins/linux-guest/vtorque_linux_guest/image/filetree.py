@@ -34,7 +34,7 @@ class Slice:
 class TreeNode:
     """A file of the image. ``mode`` includes the file type; ``mtime`` is in seconds since 1970.
 
-    A symbolic link's content is its target. A hard link is one object under two names.
+    A symbolic link's content is its target. All hard links of a file share one object.
     """
 
     mode: int
@@ -179,7 +179,6 @@ class FileTree:
                 waiting.append((f"{base}{name}/", iter(sorted(node.children.items()))))
 
     def _count(self) -> None:
-        """Count a file added to the tree. Raises Refused if the image has too many files."""
         self._names += 1
         if self._names > 2 * MAX_ENTRIES:
             self._names = sum(1 for _ in self.walk())

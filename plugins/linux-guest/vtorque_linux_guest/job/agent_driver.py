@@ -36,9 +36,9 @@ class AgentDriver:
     def await_ready(self, guest: GuestPlan, deadline: float, step: Callable[[str], None]) -> None:
         """Wait until the guest's agent reports READY. If the guest fails, keep its logs.
 
-        Runs as root. The job's owner may read the guest's console from now on. ``deadline`` is in
-        time.monotonic() seconds. Raises HostFault if the guest fails, Refused if the user's
-        cloud-config or disk is the reason.
+        Runs as root. First makes the guest's console log readable for the job's owner.
+        ``deadline`` is in time.monotonic() seconds. Raises HostFault if the guest fails, Refused if
+        the user's cloud-config or disk is the reason.
         """
         from vtorque_linux_guest.job import readiness
 

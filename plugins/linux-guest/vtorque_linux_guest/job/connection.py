@@ -102,7 +102,10 @@ class GuestConnection:
     def _ask(
         self, hello: bytes, deadline: float, pause: float, stopped: Callable[[], str] = str
     ) -> bytes:
-        """Send a HELLO, repeat it at growing intervals, and return the answer."""
+        """Send a HELLO; repeat it after ``pause`` seconds, and double ``pause`` each time.
+
+        Returns the answer. Raises RunAbandoned if ``stopped()`` returns a reason.
+        """
         prefix = hello_prefix(self._nonce)
         seen, skipped = bytearray(), 0
         again = time.monotonic()
@@ -193,7 +196,7 @@ class GuestConnection:
         self._acked += more
 
     def handle_ack(self, item: Frame) -> None:
-        """Handle an ACK. Raises FramesDropped if the ACK says that the guest drops later frames."""
+        """Handle an ACK. Raises FramesDropped if the ACK reports that the guest drops frames."""
         if not self._resumes:
             raise StreamError("the guest sent an ACK out of order")
         self._forget(int.from_bytes(item.payload, "little"))

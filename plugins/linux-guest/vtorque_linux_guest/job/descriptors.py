@@ -105,8 +105,8 @@ class InputSource:
 def _typed_ahead(terminal: int) -> int:
     """Return the number of bytes that were typed before a terminal became raw.
 
-    The kernel stores each Ctrl-D among them as a NUL (n_tty.c, ``__DISABLED_CHAR``), which
-    :meth:`InputSource.read` replaces by a Ctrl-D. Otherwise the guest's shell waits forever.
+    The kernel stores each Ctrl-D (end of input) among these bytes as a NUL (n_tty.c,
+    ``__DISABLED_CHAR``). :meth:`InputSource.read` replaces each such NUL by a Ctrl-D.
     """
     import termios  # noqa: PLC0415 - few jobs have a terminal
 

@@ -130,7 +130,7 @@ def frame(kind: FrameKind, stream: int = 0, payload: bytes = b"") -> bytes:
 
 
 def split_frames(kind: FrameKind, stream: int, payload: bytes) -> bytes:
-    """Split `payload` into as many frames of this kind as it needs."""
+    """Split `payload` into frames of this kind."""
     parts = range(0, len(payload), PAYLOAD_MAX)
     return b"".join(frame(kind, stream, payload[at : at + PAYLOAD_MAX]) for at in parts)
 

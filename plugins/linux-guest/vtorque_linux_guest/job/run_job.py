@@ -181,7 +181,7 @@ class _SignalForwarder:
         return next((n for n in (signal.SIGINT, signal.SIGHUP) if n in self._last), 0)
 
     def main_ended(self) -> None:
-        """Wait for the commands of ``on_cancel`` after the script's end, and forward no TERM."""
+        """Forward no TERM after the script's end, and wait if ``on_cancel`` is still running."""
         self.on_cancel = None
         if self._cancelling is not None:
             self._cancelling.join()

@@ -13,7 +13,7 @@ class SessionState:
 
     The state is valid while the guest is paused or holds the session (``HOLD`` in `doc/stream.md`),
     because the guest then keeps all later output. Positions count the bytes of all frames in one
-    direction. Each pair of values is for stdout and stderr, except ``exit``.
+    direction. Fields with two values, except ``exit``, have one for stdout and one for stderr.
     """
 
     nonce: bytes

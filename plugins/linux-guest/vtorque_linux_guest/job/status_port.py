@@ -1,4 +1,4 @@
-"""The host side of the status port: setup steps, READY, clock and logs.
+"""The host side of the status port, a virtio-serial port: setup steps, READY, clock and logs.
 
 Messages are lines of UTF-8, at most 4096 bytes. The guest is hostile, so this module runs in an
 unprivileged process on the node (:mod:`vtorque_linux_guest.job.readiness`).
@@ -76,9 +76,9 @@ class StatusReader:
     def hold(self, seconds: int, deadline: float) -> None:
         """Keep the guest's session for some seconds if the connection to the job shell breaks.
 
-        ``seconds`` count on the guest's clock; 0 turns this off. Sends HOLD and LOG: an agent that
-        is too old answers only LOG. Raises StreamError if the agent is too old or no job shell is
-        connected, and the errors of :meth:`steps`.
+        ``seconds`` count on the guest's clock; 0 cancels an earlier call. Sends HOLD and LOG: an
+        agent that is too old answers only LOG. Raises StreamError if the agent is too old or no job
+        shell is connected, and the errors of :meth:`steps`.
         """
         self._ask(b"HOLD %d\nLOG /\n" % seconds, deadline)
         said = ""

@@ -1,4 +1,4 @@
-"""The host side of the run port: a program in the guest, its streams, signals and exit status.
+"""The host side of the run port, a virtio-serial port with which the host runs guest programs.
 
 Runs in the job shell, as the job's user. The guest is hostile. For any input, these functions
 return, raise a `StreamError`, or wait for more input.

@@ -23,7 +23,10 @@ def terminal_size(fd: int) -> tuple[int, int]:
 
 @contextlib.contextmanager
 def raw_terminal(fd: int, events: Events) -> Iterator[None]:
-    """Make the terminal raw, so that only the guest's terminal echoes. Forward size changes."""
+    """Return a context with the terminal in raw mode, so that only the guest's terminal echoes.
+
+    Forwards changes of the window size to ``events``.
+    """
     before = termios.tcgetattr(fd)
     resized = signal.signal(signal.SIGWINCH, lambda *_: events.winsize(*terminal_size(fd)))
     try:
