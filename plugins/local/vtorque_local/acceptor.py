@@ -189,8 +189,8 @@ class Acceptor:
     def _fork(self, uid: int, connections: list[socket.socket], its: tuple[int, ...]) -> int:
         """Start a process of the user that takes over the connections; return its pid.
 
-        The child closes all other descriptors except ``its``. Then this process closes the
-        connections, and the child closes them last, because the last close(2) can block.
+        The child also keeps the descriptors ``its``. This process closes the connections before the
+        child does, because the last close(2) can block.
         """
         reading, read, ready, say_ready, go, say_go = pipes = _pipes(3)
         try:

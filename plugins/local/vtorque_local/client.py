@@ -2,8 +2,8 @@
 
 This process reads, parses and stores everything from the client. The service gets only a
 ``LocalSubmission`` and two files that it does not parse: the script and the
-input of :mod:`vtorque_local.become_job`. An interactive job is a child of this process, which holds
-the terminal.
+input of :mod:`vtorque_local.become_job`. This process has the terminal of an interactive job, and
+is the job's parent.
 
 Protocol of ``<paths.run>/local.sock`` (mode 0666; 0600 for a personal service):
 
@@ -145,7 +145,7 @@ class _JobFollower:
         self._settings = termios.tcgetattr(terminal[0]) if terminal else []
 
     def run(self) -> None:
-        """Return when the client has disconnected or has the job's result."""
+        """Run or follow the job until the client has the job's result or disconnects."""
         while True:
             ready = {descriptor for descriptor, _ in self._poll.poll()}
             if self._told.fileno() in ready and not self._listen():

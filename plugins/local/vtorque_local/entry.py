@@ -23,10 +23,11 @@ _PIPE = 65536  # bytes that fit into a pipe, pipe(7)
 
 
 class LocalClient:
-    """A client's process.
+    """The process of one client (:mod:`vtorque_local.client`), as the service sees it.
 
-    The service sends ``id`` or ``error``, then ``start`` and ``terminate`` for an interactive job,
-    and finally ``code`` and ``reason``. The process sends records (:mod:`vtorque_local.order`).
+    The service sends it JSON with ``id`` or ``error``, for an interactive job then ``start`` and
+    ``terminate``, and finally ``code`` and ``reason``. The process sends records
+    (:mod:`vtorque_local.order`).
     """
 
     def __init__(self, uid: int, pid: int, fds: Sequence[int]) -> None:
@@ -49,7 +50,7 @@ class LocalClient:
                 os.write(self._tell, line)
 
     def files(self) -> tuple[int, int, int]:
-        """Return two descriptors (script; environment and options), and their total size in bytes.
+        """Return descriptors of two files (script; environment, options), and the total size.
 
         Raises:
             UsageError: The files are too large.
@@ -76,7 +77,7 @@ class LocalClient:
             self.send({"code": code, "reason": reason})
 
     def terminal(self) -> JobTerminal | None:
-        """Return the terminal of the client's interactive job while the job runs."""
+        """Return the terminal of the client's interactive job, or None unless the job runs."""
         return self.entries[0].terminal if self.entries else None
 
     def is_alive(self) -> bool:
@@ -130,7 +131,7 @@ class JobTerminal(mom.Leader):
         self._client.send({"terminate": True})
 
     def kill(self) -> None:
-        """Do nothing, because the client's process is untrusted.
+        """Do nothing: the untrusted client's process could ignore a message.
 
         The service kills the job's processes by cgroup or PBS_JOBCOOKIE instead.
         """

@@ -191,7 +191,10 @@ def put_files(directory: Path, job: LocalJob, script: int, rest: int, host: str,
 
 
 def keep_end(job: LocalJob, paths: Paths, host: str) -> None:
-    """If the job has guests, record in its facts and log why it ended. Errors are ignored."""
+    """If the job has guests, write the reason of its end to its ``job.json`` and its log.
+
+    Errors are ignored.
+    """
     if not job.in_guest or not job.reason:
         return
     whose = JobAttempt(job.id, 0, job.hook[1], job.uid, host)

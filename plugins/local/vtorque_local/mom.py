@@ -106,7 +106,7 @@ class JobTask(abc.ABC):
 
     @abc.abstractmethod
     def save(self) -> None:
-        """Write the job to disk. Called before prologue, script and epilogue start.
+        """Write the job to disk, before each start of prologue, script and epilogue.
 
         If this method raises OSError or VtorqueError, only the epilogue is still started.
         """
@@ -163,7 +163,7 @@ class JobTask(abc.ABC):
         return True
 
     def end(self, status: int, reason: str) -> None:
-        """End the job with SIGTERM and then SIGKILL.
+        """End the job with SIGTERM and then SIGKILL; record its exit status and the reason.
 
         As in Torque, a running prologue finishes first.
         """
@@ -214,7 +214,7 @@ class JobTask(abc.ABC):
         return False
 
     def start(self) -> Leader:
-        """Start the job's user process. Raise OSError, or LookupError for an unknown user."""
+        """Start the job as its user. Raise OSError, or LookupError for an unknown user."""
         return UserProcess.start(self.job, self.directory, self._programs.wrapper)
 
     def _start_early(self) -> None:
@@ -344,7 +344,10 @@ class UserProcess(Leader):
 
     @classmethod
     def start(cls, job: LocalJob, directory: Path, wrapper: Sequence[str]) -> UserProcess:
-        """Start a job's user process. Raise OSError, or LookupError for an unknown user."""
+        """Start the job as its user. ``wrapper`` is the command of the job shell.
+
+        Raise OSError, or LookupError for an unknown user.
+        """
         said, say = os.pipe()  # start errors; a pipe, because the user could keep a file open
         os.set_blocking(said, False)
         try:

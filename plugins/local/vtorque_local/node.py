@@ -1,4 +1,4 @@
-"""Node adapter of ``local`` with Torque's hook arguments. Privileges: root, in hooks and reaper."""
+"""Node adapter of ``local``; hooks get Torque's arguments. Privileges: root, in hooks, reaper."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class LocalNode(NodeAdapter):
         )
 
     def context(self, job: BatchJob, guests: Sequence[PeerGuest]) -> Iterable[ContextItem]:
-        """Return the guests' node file, at Torque's path."""
+        """Return the node file, which lists the guests, and variables such as PBS_NODEFILE."""
         return nodefile.items(job.id, guests)
 
     def finish(self, job: BatchJob, outcome: Outcome, reason: str, *, hook_waits: bool) -> int:

@@ -1,6 +1,6 @@
-"""Messages from a client's process to the service: records of limited size in a fixed format.
+"""Messages from a user's process to the service: records of limited size in a fixed format.
 
-The client's process belongs to the user, so the service validates every record.
+The service trusts no user, so it validates every record.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ _ARRAY = re.compile(rf"{_RANGE}(,{_RANGE})*(%[1-9][0-9]{{0,3}})?", re.ASCII)
 
 @dataclass(frozen=True)
 class LocalSubmission:
-    """The options of a new job that the service needs.
+    """A new job's options, as the user's process sends them to the service.
 
     Attributes:
         name: ``-N``, or derived from the script's name.
         ppn: From ``-l nodes=1:ppn=N``; 0 if not given.
         walltime: Seconds; 0 means unlimited.
         mem: ``-l mem`` as given.
-        token: The encoded request, as in the resource list; empty on bare metal.
+        token: The job request, encoded for Torque's resource list; empty on bare metal.
         array: ``-t``.
     """
 
@@ -48,7 +48,6 @@ class LocalSubmission:
     array: str = ""
 
     def __post_init__(self) -> None:
-        """Validate all fields. Raise UsageError for an invalid field."""
         if not pbs.is_job_name(self.name):
             raise UsageError(f"bad request: {printable(self.name, 80)} is not a job name")
         if len(self.token) > MAX_TOKEN:

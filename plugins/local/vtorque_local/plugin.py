@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def step(_: Site) -> StepOf:
-    """Return a function that leaves commands unchanged, because all jobs run on this machine."""
+    """Return a function that returns a command unchanged: this machine is the node of all jobs."""
     return lambda job_id, node, argv, terminal: list(argv)
 
 

@@ -23,7 +23,7 @@ _HOST_PATH = re.compile(r"([A-Za-z0-9][A-Za-z0-9.-]*):(/.*)", re.DOTALL | re.ASC
 
 @dataclass(frozen=True)
 class QsubJob:
-    """A job as described by its submitter. Empty values mean not given.
+    """A job as its submitter described it. An empty field means that its option was not given.
 
     Attributes:
         name: ``-N``, or derived from the script's name.

@@ -1,6 +1,7 @@
-"""The service of ``local``: a queue with slots. Client input is parsed in other processes.
+"""The service of ``local``, which queues jobs and runs a limited number of them at a time.
 
-One thread waits for the client processes, and each running job has its own thread. If the service
+For each client (such as ``vsub``), a process with the client's uid parses the client's input. One
+thread of the service waits for these processes. Each running job has its own thread. If the service
 dies, the kernel kills hooks and jobs. The next service tears these jobs down and continues the
 queue. For the protocol, see :mod:`vtorque_local.client`.
 """
@@ -53,7 +54,7 @@ class Setup:
         root_jobs: True to accept jobs of root, unlike Torque.
         lock_wait: Seconds to wait for another service to stop.
         idle: Exit after this many seconds without jobs and clients.
-        acceptor: Command of the acceptor; it gets a listening socket and a channel.
+        acceptor: Command that runs :mod:`vtorque_local.acceptor`, without its arguments.
     """
 
     run: Path
@@ -179,7 +180,7 @@ class LocalService:
             )
 
     def _stuck_processes(self, uid: int) -> list[mom.UserProcess]:
-        """Return the user's processes that survived SIGKILL, if there are more than MAX_STUCK."""
+        """Return the user's processes that survived SIGKILL, or [] if at most MAX_STUCK did."""
         left = []
         for process in self.stuck.pop(uid, []):
             if process.wait_end(0):
@@ -401,7 +402,7 @@ class LocalService:
             each.again = 0.0
 
     def _remove(self, directory: Path) -> None:
-        """Truncate a job's files, because other processes may have them open, and remove them."""
+        """Truncate and remove a job's files. A removed file that is open would keep its blocks."""
         for path in directory.glob("*"):
             with contextlib.suppress(OSError):
                 os.truncate(path, 0)
@@ -410,7 +411,7 @@ class LocalService:
 
 
 def _mode(ours: int) -> int:
-    """Return the file mode ``ours``; for a personal service, without bits of group and others."""
+    """Return mode ``ours``; in a personal service, without permissions of group and others."""
     return ours if os.geteuid() == 0 else ours & 0o700
 
 

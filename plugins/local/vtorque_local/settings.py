@@ -19,6 +19,5 @@ class Settings:
     )
 
     def __post_init__(self) -> None:
-        """Validate the values. Raise ValueError for an invalid value."""
         if self.pids < 0 or 0 < self.pids < LEAST_PIDS:
             raise ValueError(f"pids is {self.pids}: write 0 (no limit), or {LEAST_PIDS} or more")

@@ -61,9 +61,9 @@ class LocalSubmitter:
         )
 
     def submit(self, args: SubmitArgs, blob: bytes | None, needs: Needs | None) -> int:
-        """Submit and print the job id.
+        """Submit a job and print its id.
 
-        With ``-W block=true`` or ``-I``, wait and return the exit code.
+        With ``-W block=true`` or ``-I``, wait for the job and return its exit code.
         """
         content = args.content or b""
         wanted = qsub.describe(pbs.split_qsub(args.rest), content)
