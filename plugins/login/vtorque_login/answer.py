@@ -41,7 +41,7 @@ def answer(
     Raises:
         Refused: The request is invalid.
         channel.ChannelBroken: The requesting host does not have the key in the request.
-        OSError: The home or the requesting host is unreachable.
+        OSError: The home directory or the requesting host is unreachable.
     """
     with requests.directory(job_id) as place:
         request = requests.parse_request(requests.read(place, name), job_id)
@@ -65,8 +65,8 @@ def answer(
 def _await_close(connection: socket.socket) -> None:
     """Read and ignore input until the other side closes the connection.
 
-    If this side closed it with unread input, the kernel would discard output that the other side
-    has not received (RFC 1122, 4.2.2.13).
+    If this side closed the connection first and left input unread, the kernel would discard output
+    that the other side has not received (RFC 1122, 4.2.2.13).
     """
     connection.settimeout(CONNECT)
     with contextlib.suppress(OSError):
@@ -172,7 +172,7 @@ def _is_recorded(config: Path, job_id: str, node: str) -> bool:
 
 
 def main() -> None:
-    """Answer a request without reporting errors: the command that sent the request reports them."""
+    """Answer a request. Ignore errors: the requesting command reports that no answer came."""
     config, job_id, name, *node = sys.argv[1:]
     if node and not _is_recorded(Path(config), job_id, node[0]):
         return

@@ -26,7 +26,7 @@ _OPTIONS = (
 
 
 def wrap_command(command: click.Command, of_job: Remote, config: Path) -> click.Command:
-    """Return a command that runs ``command`` on the job's node."""
+    """Return a command that runs ``command``, which ``of_job`` describes, on the job's node."""
     there = command.callback
     assert there is not None  # noqa: S101 - only click's groups have no callback
 

@@ -31,7 +31,10 @@ _PORT = 9  # discard; nothing is sent, only the route is determined
 def ask(
     words: Sequence[str], job_id: str, node: str, site: Site, *, on_first: bool, terminal: bool
 ) -> int:
-    """Let the job run a vmgr command on a node; return its exit code. Privileges: the job's owner.
+    """Run the vmgr command ``words`` on a job's node, by a request; return the exit code.
+
+    ``on_first`` is true if ``node`` is the job's first node, ``terminal`` if the command uses the
+    caller's terminal. Privileges: the job's owner.
 
     Raises:
         HostFault: The job did not answer. The message names the failed step.
@@ -158,8 +161,8 @@ def _script_has_ended() -> int:
 def _write(descriptor: int, data: bytes, *, terminal: bool) -> None:
     """Write the command's output.
 
-    Without ``terminal``, escape control sequences for a terminal, because code in a guest can
-    forge the output. A command with ``terminal``, such as ``vmgr ssh``, needs the sequences.
+    Without ``terminal``, escape control characters in output to a terminal: code in a guest can
+    forge them. A command with ``terminal``, such as ``vmgr ssh``, needs them.
     """
     if not terminal and os.isatty(descriptor):
         lines = data.decode("utf-8", "replace").split("\n")
@@ -177,7 +180,7 @@ def _send_input(stream: channel.Stream) -> None:
 
 @contextlib.contextmanager
 def _set_raw_mode(stream: channel.Stream) -> Iterator[None]:
-    """Set the terminal to raw mode and report window size changes.
+    """Set the terminal to raw mode, and send changes of its window size to the job.
 
     Raise Refused without a terminal.
     """

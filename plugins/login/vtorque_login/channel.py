@@ -42,11 +42,9 @@ class Stream:
         self._lock = threading.Lock()
 
     def __enter__(self) -> Stream:
-        """Return the stream."""
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Close the connection."""
         self._connection.close()
 
     def send(self, kind: int, data: bytes) -> None:
