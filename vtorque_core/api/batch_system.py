@@ -370,10 +370,10 @@ class MigrationAdapter(Protocol):
     """
 
     def reserve_node(self, job_id: str, nodes: Sequence[str], left: str, node: str) -> BatchJob:
-        """Reserve on this node, ``node``, what the job has on the source node, ``left``.
+        """Reserve on this node, ``node``, the job's resources on its source node, ``left``.
 
         ``nodes`` are the job's nodes after the migration, in rank order. Returns the job with its
-        CPUs and memory on this node. Raises Refused.
+        CPUs and memory on this node. Raises Refused if the job cannot get them.
         """
 
     def release_node(self, job_id: str, node: str) -> None:

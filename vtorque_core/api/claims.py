@@ -124,7 +124,7 @@ Claim = CoreClaim | MemoryClaim | RamClaim | CacheClaim | PoolClaim | AmountClai
 
 @dataclass(frozen=True)
 class Notice:
-    """One line for the user of a running job, printed before the job's standard error."""
+    """One line for the user, printed on the job's standard error before the script runs."""
 
     text: str
 

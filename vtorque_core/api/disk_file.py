@@ -35,7 +35,7 @@ class DiskFile(FileResource):
     label: str = unjournalled("")
 
     def create(self) -> None:
-        """Create and format the file with mke2fs(8). Raises HostFault."""
+        """Create the file, and format it with mke2fs(8). Raises HostFault if a step fails."""
         if self.size_mib < 1:
             raise HostFault(f"{self.path}: invalid disk size {self.size_mib} MiB")
         size = self.size_mib << 20

@@ -48,7 +48,7 @@ class RootCommand(ContextItem):
 
 @dataclass(frozen=True)
 class CancelCommand(ContextItem):
-    """A command that runs as the job's owner when the job is canceled, before the script's SIGTERM.
+    """A command that runs as the job's owner, before a canceled job's script gets SIGTERM.
 
     It runs in the script's guest, with the script's environment, directory and output. All
     CancelCommands together get half of ``[node] grace``.

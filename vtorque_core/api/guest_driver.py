@@ -193,7 +193,7 @@ class BootedGuest:
 def boot_guests(guest: ReadyGuest, order: bytes) -> list[BootedGuest]:
     """Boot the job's guests on this node, and return them in rank order. As the user.
 
-    Raises Refused, HostFault.
+    Raises Refused for an invalid ``order``, HostFault for a failed boot.
     """
     path = guest.run_dir / ORDER_SOCKET
     if len(order) > MAX_ORDER:

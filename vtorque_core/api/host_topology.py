@@ -32,12 +32,12 @@ class CacheBank:
     """One cache that several CPUs share, and how resctrl can partition it.
 
     Attributes:
-        granularity_kib: size of one way, the smallest step of an allocation; 0: not partitionable.
+        granularity_kib: size of one way, the unit of allocation; 0: not partitionable.
         least_kib: minimum size of an allocation.
         most: maximum number of allocations, including resctrl's default group.
         bandwidth_step: step of the memory bandwidth limit in percent.
         bandwidth_least: minimum of the memory bandwidth limit in percent.
-        kept: number of cache steps that remain in resctrl's default group, at least 1.
+        kept: number of ways that remain in resctrl's default group, at least 1.
     """
 
     id: int
@@ -53,7 +53,7 @@ class CacheBank:
 
     @property
     def steps(self) -> int:
-        """Number of steps of ``granularity_kib`` that can be allocated."""
+        """Number of ways that can be allocated."""
         if not self.granularity_kib:
             return 0
         return max(0, self.kib // self.granularity_kib - self.kept)

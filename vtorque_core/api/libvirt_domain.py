@@ -115,8 +115,8 @@ class Filesystem(ListElement):
     Attributes:
         user_owned: the job's owner must own the source, and can change its path.
         guest_root: host ids of guest root. ``"other"``: ids that are not the job owner's.
-            ``"user"``: the owner's ids; the owner has no access in the guest. ``"both"``: guest
-            root and the owner both have the owner's ids, if virtiofsd translates ids.
+            ``"user"``: the owner's ids; the owner has no access in the guest. ``"both"``: the
+            owner's ids; the owner has access, too, if virtiofsd translates ids.
     """
 
     template: ClassVar[str] = "vtorque_core.plan.domain:templates/filesystem.xml.j2"

@@ -61,7 +61,7 @@ class NodeJob(Protocol):
         """
 
     def warn(self, text: str) -> None:
-        """Print ``text`` once, before the job's standard error, and log it to syslog.
+        """Print ``text`` once on the job's standard error, before the script runs, and log it.
 
         ``text`` is one line about a missing capability, without secrets.
         """

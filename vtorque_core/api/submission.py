@@ -35,7 +35,7 @@ def to_token(blob: bytes) -> str:
 def from_token(token: str) -> bytes:
     """Decode an untrusted token. The caller is root; an unprivileged process does the decoding.
 
-    Raises HostFault, and Refused if the token is invalid.
+    Raises Refused if the token is invalid, HostFault if that process fails.
     """
     from vtorque_core.api.unprivileged_parser import Unreadable, parse_unprivileged  # noqa: PLC0415 - not by vsub
 
@@ -72,7 +72,7 @@ def unpack_token(token: str) -> Iterator[bytes]:
 def exec_command(argv: Sequence[str], stdin: bytes | None = None) -> NoReturn:
     """Replace this process by a command, whose program is an absolute path.
 
-    ``stdin`` becomes its standard input. Raises UsageError.
+    ``stdin`` becomes its standard input. Raises UsageError if the program cannot run.
     """
     sys.stdout.flush()
     sys.stderr.flush()

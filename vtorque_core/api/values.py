@@ -58,7 +58,7 @@ class Option(Generic[T]):
             :class:`FileData` or None. ``parse`` is called only for ``words``.
         words: texts (case ignored) that ``parse`` converts although ``is_file`` is set.
         separator: separates items of a list. The site's ``allow`` and ``deny`` apply to each item.
-        forbids: operations that are impossible with the job's guests if ``bool(value)`` is True.
+        forbids: operations (``save``) that are impossible with the guests if the value is true.
         needs: operations that must be possible with the job's guests if the value is not
             ``default``.
         needs_root: returns True if root must act on the node for a value. Personal sites refuse
