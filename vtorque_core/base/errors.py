@@ -45,7 +45,7 @@ class Refusal:
 
 
 class VtorqueError(Exception):
-    """Base of all deliberate errors. ``exit_code`` is the exit status of the command."""
+    """Base of vTorque's exceptions. ``exit_code`` is the exit status of the command."""
 
     exit_code = EXIT_FAILED
 

@@ -36,7 +36,6 @@ _lock = threading.Lock()
 
 
 def _drop_connections() -> None:
-    """Drop the parent's connections in a forked child without closing the shared sockets."""
     for connection in _connections.values():
         connection._o = None  # what virConnect.__del__ would close (libvirt-python, libvirt.py)
     _connections.clear()
@@ -218,7 +217,7 @@ def suspend_domain(uri: str, uuid: str, timeout: float = CALL_TIMEOUT) -> None:
 
 
 def cpu_shares(uri: str, uuid: str, shares: int = 0) -> int:
-    """Return a domain's current ``cpu_shares``. A nonzero ``shares`` becomes the new value.
+    """Set a domain's ``cpu_shares``, unless ``shares`` is 0. Return the previous value.
 
     Returns 0 if the domain has ended or there are no CPU control groups.
     """

@@ -165,7 +165,7 @@ def libvirt_worker(
     libvirtd has 20 workers (libvirtd.conf, max_workers). A user can reserve any number of the first
     eight workers, but only one of the next ten. Thread-safe.
 
-    Raises HostFault at the ``deadline`` (monotonic), or if ``failed`` is set.
+    Raises HostFault if no worker is free by ``deadline`` (monotonic), or if ``failed`` is set.
     """
     flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
     with safefs.name_errors(paths.node_lock, stage="boot"):

@@ -28,8 +28,8 @@ def guard_command(*argv: str, rights: Iterable[str] = ()) -> list[str]:
 def isolate_command() -> tuple[str, ...]:
     """Return a command prefix that runs a tool as nobody in a new pid namespace.
 
-    All processes of the tool end with it, so that none can change a file after its validation.
-    The prefix is empty without root.
+    All processes of the tool end with the tool, so that none can change a validated file. The
+    prefix is empty without root.
     """
     if not effective_root():
         return ()
@@ -48,7 +48,7 @@ def run_tool(
     """Run a system tool without a shell, with a fixed PATH and C locale; return its stdout.
 
     The tool is killed when the calling thread ends. With ``uid``, it runs as this user without
-    groups and privileges. Raises HostFault.
+    groups and privileges. Raises HostFault if the tool fails.
     """
     import shutil  # noqa: PLC0415 - 10 ms with subprocess, and vsub runs no tool
     import subprocess  # noqa: PLC0415 - as above

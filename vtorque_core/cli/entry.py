@@ -59,7 +59,7 @@ def is_batch_call() -> bool:
 
 @contextlib.contextmanager
 def report_errors(program: str) -> Iterator[None]:
-    """Report deliberate errors and interrupts as one line, and exit with vTorque's exit status.
+    """Report VtorqueError, OSError and interrupts in one line; exit with vTorque's exit status.
 
     SIGINT is unblocked only in the ``with`` block, because an interrupt while Python starts or
     exits would cause a traceback.

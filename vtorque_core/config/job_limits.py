@@ -68,7 +68,7 @@ def read_jobs(
 ) -> tuple[dict[str, tuple[str, ...]], dict[str, str]]:
     """Return the selectors of an entry, and problems by key.
 
-    ``told``: facts that ``system`` reports.
+    ``told``: facts that the batch system ``system`` reports.
     """
     found: dict[str, tuple[str, ...]] = {}
     problems: dict[str, str] = {}

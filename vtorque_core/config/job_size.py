@@ -26,7 +26,7 @@ Extras = Callable[[JobRequest], list[Extra]]
 class JobGrant:
     """Resources that the batch system granted to a job on a node; None: unlimited or unknown.
 
-    ``mib`` includes QEMU's memory. ``reserved`` CPUs cannot be exclusive.
+    ``mib`` includes QEMU's memory. ``reserved``: number of CPUs that cannot be exclusive.
     """
 
     cpus: int | None = None
@@ -45,7 +45,7 @@ def resolve(
     """Replace ``vcpus=job`` and ``ram=job`` by numbers; return request, notes and refusals.
 
     Refusals include RAM that is too small for ``image``. ``extras`` returns the needs of plugins.
-    ``disk`` is a RAM disk in MiB.
+    ``disk`` is a RAM disk's size in MiB.
     """
     of_job = [option for option in (VCPUS, RAM) if asked.values.get(option.key) == JOB]
     found = _set_sizes(asked, {option.key: _unlimited(option, site) for option in of_job})

@@ -177,8 +177,8 @@ class Plugins:
     ) -> Plugins:
         """Import and register plugins. As root, load only plugins that no other user can write.
 
-        With ``node`` True, also load all modules of ``vtorque1.node``; with names, only the modules
-        of these plugins. ``only`` overrides ``enable`` and ``disable``.
+        If ``node`` is True, also load all ``vtorque1.node`` modules; if it has plugins' names, only
+        those plugins' modules. ``only`` overrides ``enable`` and ``disable``.
         """
         self = cls()
         self.register(

@@ -84,7 +84,7 @@ def resolve(
 ) -> tuple[JobRequest, list[str]]:
     """Replace ``vcpus=job`` and ``ram=job`` by numbers; return the request and notes for the user.
 
-    ``granted`` is for one node. ``disk`` is a RAM disk in MiB.
+    ``granted`` is for one node. ``disk`` is a RAM disk's size in MiB.
     """
     more = partial(extras, site=site, plugins=plugins)
     job, notes, refusals = job_size.resolve(wanted, site, more, granted, image, disk)

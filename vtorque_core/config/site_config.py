@@ -202,7 +202,7 @@ def _only(raw: Raw, cls: type[S], name: str) -> S:
 
 
 def node_of(raw: Raw) -> schema.Node:
-    """Return only ``[node]``, or its defaults if it is invalid. Used by teardown."""
+    """Return only ``[node]``, or its defaults if it is invalid."""
     builder = _Builder(raw)
     table: schema.Node | None = builder.table(schema.Node, "node")
     return schema.Node() if table is None or builder.problems else table
