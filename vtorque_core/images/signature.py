@@ -1,6 +1,6 @@
 """Signatures of images by keys that the site trusts, made and verified by ssh-keygen.
 
-A signature covers the sidecar's name, file hashes and boot settings (PROTOCOL.sshsig of OpenSSH).
+A signature covers the image's name, file hashes and boot settings (PROTOCOL.sshsig of OpenSSH).
 """
 
 from __future__ import annotations

@@ -45,7 +45,7 @@ Uses = Mapping[str, tuple[str, ...]]
 def locked(pool: Path, *, shared: bool = False, wait: float = _LOCK_WAIT) -> Iterator[None]:
     """Hold the pool's lock on this node. A ``shared`` lock excludes only changes.
 
-    The lock excludes no other nodes. If nodes share the pool, change it on one node at a time.
+    Other nodes ignore the lock. If nodes share the pool, change it on one node at a time.
     """
     with safefs.closing(os.open(pool, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)) as descriptor:
         _lock(descriptor, fcntl.LOCK_SH if shared else fcntl.LOCK_EX, wait, pool)

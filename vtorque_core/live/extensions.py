@@ -50,8 +50,8 @@ class Extensions:
 def load(config: Path, group: str) -> tuple[Site, Extensions]:
     """Return the site config and the extensions of a group. Privileges: root.
 
-    The config has only the settings of the extended plugin and of its extensions. Raises
-    ConfigError and Conflict.
+    The config has only the settings of the plugin in ``group`` and of its extensions. Raises
+    ConfigError or Conflict.
     """
     bring = {plugins.owner(point) for point in plugins.entry_points(group)}
     acting = {

@@ -87,7 +87,7 @@ def _select(places: list[Place], wanted: str) -> list[Place]:
 
 
 def is_meant(wanted: str, facts: Mapping[str, Any]) -> bool:
-    """Return True if ``wanted`` is the id of the job with these facts, or of its array."""
+    """Return True if the job whose job.json is ``facts``, or its array, has the id ``wanted``."""
     number, dot, server = wanted.partition(".")
     array = number.endswith("[]")
     element = r"(\[\d+\]|_\d+)" + ("" if array else "?")

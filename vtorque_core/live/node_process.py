@@ -38,8 +38,8 @@ class NodeProcess(DaemonProcess):
     A subclass sets ``name``, and ``module`` with a ``main`` that calls :func:`initialize`. Define
     the subclass outside ``module``, because hooks import the subclass.
 
-    A node has one such process, with the lock ``<run>/<name>.lock``. Changed settings apply to the
-    next process.
+    A node has one process of each ``name``, with the lock ``<run>/<name>.lock``. A running process
+    ignores changed settings.
     """
 
     scope: ClassVar = "node"
@@ -56,7 +56,7 @@ class NodeProcess(DaemonProcess):
         return cls(argv, lock=str(paths.run / f"{cls.name}.lock"))
 
     def create(self) -> None:
-        """Start the process. Raises HostFault."""
+        """Start the process."""
         flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
         with (
             safefs.name_errors(f"{self.argv[0]}: lock {self.lock}"),

@@ -43,7 +43,7 @@ def installation(site: SiteConfig, config: Path) -> Installation:
 
 
 def installation_of(config: Path) -> Installation:
-    """Return the command lines of hooks, job shell and reaper. Imports no ``vtorque1.node``."""
+    """Return command lines of hooks, job shell and reaper. Loads no ``vtorque1.node`` module."""
     site, _ = load(config, node=False)
     return installation(site, config)
 

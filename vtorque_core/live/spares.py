@@ -35,8 +35,8 @@ class WarmGuest:
         since: Unix time at which its current phase began.
         mib: leased memory.
         job: id of the job that has claimed it; empty: none.
-        directory: root-owned directory for the plugin's notes. Its file ``SPARE_XML`` is compared
-            with ``RenderedGuest.bare_xml``.
+        directory: root-owned directory for the plugin's notes. If its file ``SPARE_XML`` equals
+            ``RenderedGuest.bare_xml``, the warm guest fits the job.
     """
 
     key: str
