@@ -88,7 +88,7 @@ def run_job(
     streams: Streams = Streams(0, 1, 2),  # noqa: B008 (frozen)
     owner_uid: int = 0,
 ) -> int:
-    """Run the job in its guest; return its exit status, or an ``errors.EXIT_*``.
+    """Run the job in its guest; return its exit status, or an ``errors.EXIT_*`` code.
 
     Prints errors instead of raising them. The proof must belong to ``owner_uid``.
     """
@@ -237,7 +237,7 @@ def _await_other_nodes(
 def await_local_proof(paths: Paths, job_id: str, *, stderr: int = 2, owner_uid: int = 0) -> int:
     """Wait until this node's guests are ready, and return 0.
 
-    If they cannot become ready, prints the reason and returns an ``errors.EXIT_*``.
+    If a guest cannot become ready, prints the reason and returns an ``errors.EXIT_*`` code.
     """
     try:
         ready = _await_proof(paths, job_id, owner_uid)
@@ -258,8 +258,8 @@ def make_script(
 
     - :data:`HOST_ONLY`, and ``host_only`` of the batch system, are removed.
     - SHELL is the login shell instead of the job shell.
-    - Variables of context items (``EnvVar``) are added.
-    - In paths (``PBS_O_WORKDIR``), the guest's home replaces the host's.
+    - Variables that plugins define (``EnvVar``) are added.
+    - In paths (``PBS_O_WORKDIR``), the guest's home replaces the host's home.
     """
     try:
         account = pwd.getpwuid(os.getuid())

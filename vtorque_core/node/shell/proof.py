@@ -143,8 +143,8 @@ def remove(paths: Paths, job_id: str) -> None:
 def read(paths: Paths, job_id: str, uid: int, owner_uid: int = 0) -> Proof | None:
     """Return the proof of the caller's job, or None if it does not exist. As the job's owner.
 
-    ``owner_uid`` (0 except in tests) must own the file and its directories. Raises HostFault, also
-    if the proof is invalid or of another job or user.
+    ``owner_uid`` (0 except in tests) must own the file and its directories. Raises HostFault if the
+    proof is unreadable, invalid, or of another job or user.
     """
     target = paths.proof(job_id)
     try:
@@ -212,7 +212,7 @@ def lock(paths: Paths, job_id: str) -> bool:
 
 
 def await_lock(paths: Paths, proof: Proof, seconds: float) -> bool:
-    """Return True if a job shell locks this proof within ``seconds``, before root replaces it.
+    """Return True if a job shell locks this proof within ``seconds`` and before its replacement.
 
     The job's owner controls the lock, so treat the result as untrusted input.
     """

@@ -86,7 +86,7 @@ class StartAttempt:
         _log.debug("begins")
 
     def call_hook(self, hook: str) -> None:
-        """Call a hook of each plugin, and journal acquired resources under the plugin's name."""
+        """Call a hook of each plugin, and journal the hook's resources under the plugin's name."""
         for name in self.plugins.names:
             self.acting = name
             begun = time.monotonic()

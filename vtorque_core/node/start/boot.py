@@ -178,7 +178,7 @@ class GuestBoot:
         return min(self.start.deadline, self.until)
 
     def halve_time(self) -> None:
-        """Limit this boot to half of the remaining time; a cold boot may need the other half."""
+        """Limit this boot to half of the remaining time, because a cold boot may follow."""
         self.until = (time.monotonic() + self.start.deadline) / 2
 
     @property

@@ -74,8 +74,9 @@ def start_job(
 ) -> None:
     """Boot all guests of the job on this node and write the ready proof.
 
-    Calls ``reap_gone`` if resources are in use, and ``let_hook_return`` when the hook may return
-    (:class:`Detach`). ``arriving`` are boot sources of guests that migrate to this node.
+    If resources are in use, calls ``reap_gone``, which releases those of ended jobs. Calls
+    ``let_hook_return`` when the hook may return (:class:`Detach`). ``arriving`` are boot sources of
+    guests that migrate to this node.
     """
     assert job.blob is not None  # noqa: S101 - checked by the caller
     if job.bad_request:
@@ -102,7 +103,7 @@ def start_job(
 def excuse_node(start: StartAttempt) -> Iterator[None]:
     """Clear ``blames_node`` of a HostFault, except in the phases ``plan`` and ``render domain``.
 
-    Raises Refused instead if a guest with the user's own image does not become ready.
+    Replaces the HostFault by Refused if a guest with the user's own image does not become ready.
     """
     try:
         yield
