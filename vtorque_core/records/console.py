@@ -85,8 +85,7 @@ def lines_of(data: bytes, count: int = LINES) -> tuple[str, ...]:
 def collect(place: Place, state: JournalState, dead: set[int | None]) -> None:
     """Copy the end of each failed guest's console and cloud-init log to the kept records.
 
-    ``dead`` are the indexes of guests that have ended. After a failed start, all guests count as
-    failed.
+    A guest has failed if ``dead`` has its index, or if the job's start failed.
     """
     failed = not any(mark.name in ("run", "await the script") for mark in state.phases)
     for record in (r for r in state.open if r.kind == DOMAIN and r.guest is not None):

@@ -9,8 +9,8 @@ The journal is ``<state>/journal/<job key>.jsonl``: JSON lines, owned by root, m
     created   The resource's create() has returned. Fields: seq.
     released  The resource is released. Fields: seq.
     failed    A release of the resource failed. Fields: seq, error, try.
-    phase     A point of the timeline. Fields: name, guest, t; cpu and mib if it records a guest's
-              usage (api.batch_system.Usage).
+    phase     A point of the timeline. Fields: name, guest, t; cpu and mib for a guest's usage
+              (api.batch_system.Usage).
 
 A node-wide resource counts as missing until its line ``created`` is written. The lines ``released``
 and ``failed`` may be missing, because teardown must work on a full disk.

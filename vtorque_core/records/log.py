@@ -47,8 +47,6 @@ logging.addLevelName(TRACE, "TRACE")
 
 @dataclass
 class Log:
-    """Log of one job attempt on this node."""
-
     paths: Paths
     job: JobAttempt
     site: Levels

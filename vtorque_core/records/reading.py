@@ -331,7 +331,7 @@ def _parse_header(line: dict[str, Any]) -> JobHeader:
 
 
 def reconstruct(record: Record, kinds: Mapping[str, type[Resource]]) -> Resource:
-    """Return the resource for ``release()``.
+    """Return the resource of ``record``, for its release.
 
     Raises OrphanError if no loaded plugin knows the record's kind or fields.
     """

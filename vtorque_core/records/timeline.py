@@ -28,7 +28,7 @@ def spans(state: JournalState, until: float) -> list[dict[str, Any]]:
     """Return a dict per phase: ``name``, ``guest`` (None: the job), ``start``, ``seconds``.
 
     The job's last phase ends at ``until``. A guest's phase has no end: its ``seconds`` are the time
-    since the start of the job's phase. The phase ``used`` has ``cpu_seconds`` and ``peak_mib``.
+    since the job's latest phase began. The phase ``used`` has ``cpu_seconds`` and ``peak_mib``.
     """
     marks = state.phases
     found = []

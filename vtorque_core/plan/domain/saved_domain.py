@@ -24,7 +24,7 @@ def adapt_xml(was: str, wanted: str, places: tuple[Path, Path], guest: GuestPlan
 
     Raises Refused if the job requests other virtual hardware. ``was`` is libvirt's XML of the
     earlier domain, which only root can write. ``wanted`` is the XML that was rendered for this job.
-    ``places`` are the earlier state and run directories.
+    ``places`` are the earlier guest's state and run directories.
     """
     old, new = (ElementTree.fromstring(text) for text in (was, wanted))  # noqa: S314 - root's
     _require_same(old, new)

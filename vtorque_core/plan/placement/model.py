@@ -32,13 +32,13 @@ class NoFit(Exception):
 
 @dataclass(frozen=True)
 class NodeShare:
-    """The job's grant on this node, and the node's hardware.
+    """The job's allocation on this node, and the node's hardware.
 
     Attributes:
         cpus: host CPU ids of the job; empty: unknown.
         reserve_cores, reserve_mib: reserved for the host. If ``cpus`` is known, guests may
             share the reserved CPUs, but no guest gets them exclusively.
-        exclusive: if ``cpus`` is unknown, only one user at a time gets the node.
+        exclusive: only one user at a time gets the node, if ``cpus`` is unknown.
         whole_node: the batch system runs no other job on the node.
         numa: default for binding RAM to NUMA nodes; None: not bound.
     """

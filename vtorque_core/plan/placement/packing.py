@@ -1,6 +1,6 @@
 """Choose the NUMA node and the cores of each guest.
 
-The search minimizes the number of guests that cross NUMA nodes, and distributes guests over them.
+The search minimizes the number of guests that cross NUMA nodes, and distributes guests over nodes.
 If the search takes too long, each guest gets the first NUMA node on which it fits.
 """
 

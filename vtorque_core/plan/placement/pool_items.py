@@ -1,4 +1,4 @@
-"""Pure functions that choose pool items and cache parts for placed guests."""
+"""Pure functions that choose pool items and parts of CPU caches for placed guests."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def caches(
 ) -> tuple[tuple[tuple[int, int, int], ...], dict[str, tuple[str, ...]]]:
     """Return the guest's cache parts (level, cache id, KiB), and its items in the pool ``cache``.
 
-    An item is a step of a cache (``L3-0/7``) or a resctrl group (``group-2``). ``used`` has the
+    An item is a way of a cache (``L3-0/7``) or a resctrl group (``group-2``). ``used`` has the
     items of the job's earlier guests; this guest's items are added.
     """
     parts = []

@@ -34,7 +34,7 @@ def parse(xml: str) -> Topology:
 
 
 def with_default_group(known: Topology, schemata: str) -> Topology:
-    """Return the topology with the number of cache steps in resctrl's default group (``kept``).
+    """Return the topology with each cache's number of ways in resctrl's default group (``kept``).
 
     ``schemata`` is /sys/fs/resctrl/schemata, with lines such as ``L3:0=fff;1=fff``
     (arch/x86/resctrl.rst of the kernel).
