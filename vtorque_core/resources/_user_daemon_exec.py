@@ -374,7 +374,6 @@ def _become_user(plan: DaemonPlan) -> None:
 
 
 def _daemon(plan: DaemonPlan, host_source: int, maps_wanted: int, maps_done: int) -> NoReturn:
-    """Execute the daemon as process 1 of a pid namespace: killing it kills all its processes."""
     _hold_lock(plan)
     os.setsid()
     _mount_proc()

@@ -80,7 +80,7 @@ class ImageUse(CoreResource):
     path: str
 
     def create(self) -> None:
-        """Check that the version still exists.
+        """Check that the image version still exists.
 
         A process that removes versions reads the journals under the pool's lock. It therefore sees
         this journal entry, or it has already removed the version.

@@ -45,7 +45,7 @@ def rules(tap: str, mac: str, ip: str | None, connections: int = 0, *, ipv6: boo
 
     The guest may send only from ``mac`` and ``ip``. If ``ip`` is None, any IPv4 address may be the
     source, and ``ipv6`` also allows IPv6, except router messages. ``connections`` limits the
-    tracked connections; 0: the node tracks no connections.
+    guest's tracked connections; 0: the node tracks none of them.
     """
     if not _TAP.fullmatch(tap) or not _MAC.fullmatch(mac):
         raise ValueError(f"tap {tap!r} or MAC {mac!r} is not valid for a guest's NIC")
@@ -105,7 +105,7 @@ def filter_reserved_macs(tap: str) -> None:
 def node_guard(network: Network | ExtraNetwork, uri: str) -> str:
     """Return the nft script that closes the node's services to guests of ``network``.
 
-    The script is empty for a bridge that libvirt did not create: other hosts may use it.
+    The script is empty if libvirt did not create the bridge, which other hosts may then use.
     """
     if network.kind != "network":
         return ""
@@ -124,7 +124,7 @@ def node_guard(network: Network | ExtraNetwork, uri: str) -> str:
 
 
 def guest_bridge(xml: str) -> str | None:
-    """Return the bridge of a libvirt network, or None if libvirt did not create it."""
+    """Return the bridge of a libvirt network, or None if libvirt did not create the bridge."""
     root = ElementTree.fromstring(xml)  # noqa: S314 - from libvirt, written by root
     forward, bridge = root.find("forward"), root.find("bridge")
     mode = None if forward is None else forward.get("mode", "nat")

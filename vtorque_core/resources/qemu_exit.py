@@ -1,8 +1,8 @@
-"""End a guest's QEMU so that libvirt notices at once.
+"""End a guest's QEMU so that libvirt notices the end at once.
 
-When the connection to QEMU's monitor closes, libvirt polls for the end of QEMU every 0.2 s
-(virProcessKillPainfullyDelay of libvirt 9.0), unless QEMU is already gone. This
-module therefore copies QEMU's sockets: the copies keep the connection open until QEMU is gone.
+If the connection to QEMU's monitor closes before QEMU has ended, libvirt polls for the end every
+0.2 s (virProcessKillPainfullyDelay of libvirt 9.0). This module therefore duplicates QEMU's socket
+descriptors. The duplicates keep the connection open until QEMU has ended.
 """
 
 import contextlib
@@ -28,7 +28,7 @@ _PROTOCOL = "system.sockprotoname"
 def end(name: str, uuid: str) -> None:
     """Send SIGTERM to a guest's QEMU, and wait until the process is gone. Best effort.
 
-    Does nothing if this process may not copy QEMU's sockets, or does not find the monitor's socket.
+    Does nothing if this process may not duplicate QEMU's descriptors, or finds no monitor socket.
 
     Privileges: root.
     """

@@ -46,7 +46,7 @@ class ServedData:
     """One daemon and the data that it serves. Paths are absolute, ids are host ids.
 
     Attributes:
-        socket, lock, log: in directories that only root can write.
+        socket, lock, log: paths in directories that only root can write.
         uid, gid, groups: ids of the job's owner.
         socket_owner: uid of QEMU.
         subordinate_id: host id that the namespace maps for guest root, or None.
@@ -71,7 +71,6 @@ class ServedData:
     def at_stem(
         cls, stem: Path, source: str, user: JobUser, socket_owner: int, **more: Any
     ) -> Self:
-        """Return an instance with ``<stem>.sock``, ``<stem>.lock`` and ``<stem>.log``."""
         return cls(
             source=source, socket=f"{stem}.sock", lock=f"{stem}.lock", log=f"{stem}.log",
             uid=user.uid, gid=user.gid, groups=tuple(gid for _, gid in user.groups),

@@ -1,10 +1,10 @@
 """Serve a user's own disk file, raw or qcow2, to a guest, as the user.
 
-The daemon is qemu-storage-daemon (QEMU 7.2) in a :mod:`vtorque_core.resources.user_daemon`. It uses
-NBD; doc/design.md says why.
+:mod:`vtorque_core.resources.user_daemon` runs qemu-storage-daemon (QEMU 7.2), which serves the file
+over NBD; doc/design.md says why.
 
-The whole file is locked, also against ``qemu-img``. QEMU's own locks do not stop a second writer,
-because an NBD export shares the write permission.
+The daemon holds a lock on the whole file, also against ``qemu-img``. QEMU's own locks do not stop a
+second writer, because they let other processes write to a disk that NBD exports.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ class UserDisk(user_daemon.UserDaemon):
 def served_file(lock: Path) -> os.stat_result:
     """Return the stat(2) result of the disk file that the holder of ``lock`` serves.
 
-    Call this function in a child, because a file system can hang.
+    Call this function in a child process, because a file system can hang.
     """
     with safefs.name_errors(f"cannot read the status of the file of {lock.stem}"):
         proc = Path(f"/proc/{holder_of(lock)}")

@@ -51,7 +51,7 @@ class ServedDirectory(user_daemon.ServedData):
 
     @property
     def translates(self) -> bool:
-        """True for the Rust daemon, in whose namespace the user's ids are 0."""
+        """True for the Rust daemon."""
         return "--translate-uid" in _help(self.program)
 
     @property
