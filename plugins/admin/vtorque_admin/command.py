@@ -53,7 +53,7 @@ def install(config: Path, batch: str | None, dry_run: bool, secret_from_stdin: b
 @config_option
 @click.option("--purge", is_flag=True, help="Also remove images, the site secret and the config.")
 def uninstall(config: Path, purge: bool) -> None:
-    """Remove hooks, the guests' network, links to the commands and runtime directories.
+    """Remove hooks, runtime directories, the guests' network and the links to the commands.
 
     Restores the files that the installation changed, byte for byte. Files that were edited
     afterwards are kept and reported. Fails while jobs run.

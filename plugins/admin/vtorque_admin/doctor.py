@@ -89,9 +89,9 @@ class Finding:
 
 
 def set_mark(site: Site, plugins: Plugins, findings: Sequence[Finding]) -> Iterator[Finding]:
-    """Mark this node as fit for VM jobs in the batch system, or as unfit if a check failed.
+    """Mark this node in the batch system as fit for VM jobs, or as unfit if a check failed.
 
-    The caller may add results to ``findings`` until the iteration starts.
+    Yields one finding. Until the iteration starts, the caller may add to ``findings``.
     """
     failures = (f"{each.check}: {each.message}" for each in findings if each.status == "failed")
     reason = printable(next(failures, ""))
@@ -171,7 +171,7 @@ def check_code(site: Site) -> Iterator[HealthResult]:
 
 
 def check_confinement(site: Site) -> Iterator[HealthResult]:
-    """Check that QEMU is confined, in case a guest breaks out of it."""
+    """Check that QEMU is confined, in case a guest takes control of its QEMU."""
     try:
         models = security_models(site.node.libvirt_uri)
         settings = qemu_settings(QEMU_CONF)
@@ -204,7 +204,7 @@ def check_confinement(site: Site) -> Iterator[HealthResult]:
 
 
 def security_models(uri: str) -> dict[str, str]:
-    """Return libvirt's security models by name, with QEMU's label in each.
+    """Map the name of each of libvirt's security models to QEMU's label.
 
     The label of ``dac`` is ``+UID:+GID`` (https://libvirt.org/formatcaps.html, secmodel).
     """

@@ -50,7 +50,7 @@ def set_value(text: str, table: str, key: str, value: str) -> str:
 def read(config: Path) -> str:
     """Return the text of the config; if it is missing, the comment that begins a new config.
 
-    Raises HostFault.
+    Raises HostFault if the config is unreadable.
     """
     try:
         with config.open("rb") as file:
@@ -62,7 +62,7 @@ def read(config: Path) -> str:
 
 
 def write(config: Path, text: str) -> None:
-    """Replace the config, and keep its owner and mode. Raises HostFault."""
+    """Replace the config, and keep its owner and mode. Raises HostFault if writing fails."""
     if not config.exists():
         make_directories(config.resolve().parent)
     rewrite_file(config, text.encode())

@@ -92,7 +92,7 @@ def require_idle(site: Site, *, spares: bool = True) -> None:
 
 
 def uninstall(site: Site, config: Path, say: Say, *, purge: bool = False) -> None:
-    """Undo :func:`install`; ``purge`` also removes images, secret and config."""
+    """Undo :func:`install`; ``purge`` also removes images, site secret and site config."""
     for network in libvirt_networks(site):
         if remove(site, network):
             say(f"removed network {network.source}")

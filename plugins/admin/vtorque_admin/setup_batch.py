@@ -1,6 +1,6 @@
-"""Install the batch system's hooks and the job shell, and apply plugins' steps. As root.
+"""Install the batch system's hooks and the job shell, and apply plugins' setup steps. As root.
 
-``<state>/setup.json`` (0600) records the steps and the previous config, for uninstallation.
+For uninstallation, ``<state>/setup.json`` (0600) records the batch systems and the old site config.
 """
 
 from __future__ import annotations
@@ -55,10 +55,10 @@ def jobshell_script(place: Installation) -> bytes:
 def install(
     site: Site, plugins: Plugins, config: Path, batch: str, say: Say, *, dry_run: bool = False
 ) -> None:
-    """Apply all missing steps, and set ``batch`` in the config.
+    """Apply all setup steps that are not applied yet, and write ``batch`` to the site config.
 
-    Raises HostFault before any change if the admin must do a step first. After a failure, call this
-    function again.
+    Raises HostFault before any change if the admin must do a step by hand. After a failure, call
+    this function again.
     """
     steps = [*steps_of(site, plugins, batch, config), *_plugin_steps(site, plugins, config)]
     again = f"after fixing this, run vtorque setup install --batch {batch} again"
@@ -89,7 +89,7 @@ def install(
 
 
 def uninstall(site: Site, plugins: Plugins, config: Path, say: Say) -> None:
-    """Undo the steps in reverse order, and restore previous files unless they were edited."""
+    """Restore the site config, and undo the setup steps. Files that the admin has edited stay."""
     memory = site.paths.state / "setup.json"
     record = _load(memory)
     if told := _restore_config(config, record):

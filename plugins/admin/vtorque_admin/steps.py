@@ -57,8 +57,8 @@ class Mark(Change):
 def check_timeout(key: str, now: float, least: float, why: str) -> Check:
     """Return a check that a time limit of the site is long enough.
 
-    ``now`` and ``least`` are in seconds. ``key`` is the setting (``"[plugin.acme] alarm"``), and
-    ``why`` says what takes that long.
+    ``key`` is the setting (``"[plugin.acme] alarm"``), ``now`` its value and ``least`` its minimum,
+    in seconds. ``why`` says what takes that long.
     """
     problem = f"{key} is {now:g} s, but {why} may take {least:g} s: set it to {least:g} or more"
     return Check(f"{key} of at least {least:g} s", problem if now < least else "")
@@ -195,7 +195,7 @@ def edit_file(
 ) -> bool:
     """Edit a file of the site atomically; return True if its content changed.
 
-    Keeps owner and mode, and follows links. Raises HostFault.
+    Keeps owner and mode, and follows links. Raises HostFault if the file cannot be read or written.
     """
     with safefs.name_errors(path):
         target = path.resolve()
