@@ -47,7 +47,7 @@ def is_kept(name: str) -> bool:
 
 
 def order(name: str) -> tuple[int, str]:
-    """Return a sort key that puts the most important files first: facts, log, consoles, samples."""
+    """Return a sort key for files by importance: ``job.json``, log, consoles, samples."""
     first = [JOB, LOG]
     large = name.endswith(".jsonl")
     return (first.index(name) if name in first else 2 + large, name)

@@ -29,7 +29,7 @@ _left = MAX_BYTES  # bytes that this process may still open
 
 @dataclasses.dataclass(frozen=True)
 class ArchivedRecord(Place):
-    """One node's records of an attempt, in a user's archive."""
+    """One node's records of a job attempt, in a user's archive."""
 
     path: Path = Path()
 
@@ -46,10 +46,10 @@ class ArchivedRecord(Place):
         return 0.0
 
     def open(self, name: str) -> int:
-        """Return a descriptor of an unnamed file with the content of an archived file.
+        """Copy an archived file to an unnamed file, and return that file's descriptor.
 
-        Raises OSError like :meth:`read`. All files that a process opens have at most
-        :data:`~vtorque_archive.pack.MAX_BYTES` bytes together.
+        Raises OSError like :meth:`read`. Together, the copies that a process makes have at most
+        :data:`~vtorque_archive.pack.MAX_BYTES` bytes; the rest is cut.
         """
         global _left  # noqa: PLW0603 - a user can have forged as many archives as they like
         content = self.read(name, _left)

@@ -1,6 +1,6 @@
 """Receive images into a node's own cache. Runs as root.
 
-Received files are in a directory of root on the cache's file system, with the layout of a pool:
+Files arrive in a directory of root on the cache's file system, with the layout of a pool:
 ``<name>/image.json`` and ``<name>/<version>/<file>``. Files that the cache already has are not
 sent.
 """
@@ -104,7 +104,10 @@ def take(places: ImagePlaces, sent: Path, names: Iterable[str]) -> list[str]:
 
 
 def keep_only(places: ImagePlaces, names: Iterable[str]) -> list[str]:
-    """Remove all images except ``names``; return the removed names. Files stay while in use."""
+    """Remove all images except ``names`` from the cache; return the removed images' names.
+
+    Files of a removed image stay while a job uses them.
+    """
     check_pool(places.cache)
     others = sorted({*names_in(places.cache)} - {*names})
     for name in others:
