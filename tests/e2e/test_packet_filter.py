@@ -19,6 +19,7 @@ import pytest
 
 from vtorque_core.base.names import tap_name
 from vtorque_core.resources.netfilter import Netfilter, guard, remove_guard
+from vtorque_own_images.job_filter import JobFilter
 
 pytestmark = pytest.mark.e2e
 
@@ -824,3 +825,171 @@ def test_release_twice_deletes_only_the_guests_entries(node):
     assert node.tracked() == 1
     table.release()
     assert node.tracked() == 1, "the release deleted an entry of another sender"
+
+
+# -- Guests of users' own images (plugins/own-images) ----------------------------------------------
+
+PEER, PEER_MAC = "10.86.0.18", "52:54:00:76:74:03"
+SECOND = "10.96.0.16"  # a guest of another job in a second network of the site
+METADATA = "169.254.169.254"
+
+
+@pytest.fixture
+def several_guests(node):
+    """Add a second guest of the same job, and hosts that own images must not reach."""
+    node.peer = open_tap(tap_name(PEER_MAC))
+    run("ip", "link", "set", tap_name(PEER_MAC), "address", f"fe{PEER_MAC[2:]}")
+    run("ip", "link", "set", tap_name(PEER_MAC), "master", "vt-br")
+    for ip, mac, device in (
+        (OTHER, OTHER_MAC, "vt-br"), (PEER, PEER_MAC, "vt-br"), (METADATA, ROUTER_MAC, "out"),
+        (SECOND, ROUTER_MAC, "out"), ("100.100.100.200", ROUTER_MAC, "out"),
+    ):  # fmt: skip
+        run("ip", "neighbor", "add", ip, "lladdr", mac, "dev", device)
+        if device == "out" and ip != METADATA:
+            run("ip", "route", "add", ip, "dev", "out")
+    run("ip", "route", "add", METADATA, "dev", "out")
+    with packet_filter(), packet_filter(PEER, mac=PEER_MAC), packet_filter(OTHER, mac=OTHER_MAC):
+        yield node
+
+
+@pytest.fixture
+def own_guest(several_guests):
+    """Filter two guests as those of a job with a user's own image."""
+    taps = tuple(map(tap_name, (MAC, PEER_MAC)))
+    subnets = "10.86.0.0/16", "10.96.0.0/16"
+    made = [JobFilter(tap, GATEWAY, (IP, PEER), taps, subnets) for tap in taps]
+    for each in made:
+        each.create()
+        each.create()  # replaces the first
+    yield several_guests
+    for each in made:
+        each.release()
+        each.release()
+    tables = subprocess.run(["nft", "list", "tables"], check=True, capture_output=True).stdout
+    assert b"-own" not in tables
+
+
+def own_tcp(source, target_port, target=OUTSIDE):
+    return ipv4(tcp(source, target_port, SYN, (IP, target)), TCP, target=target)
+
+
+def own_udp(source, target_port, target=OUTSIDE):
+    return ipv4(udp(source, target_port), UDP, target=target)
+
+
+def arrivals(node, packet, kind=IPV4, **words):
+    """Return where a frame of the guest arrives, other than at the node itself."""
+    places = {"outside": node.outside, "other": node.other, "peer": node.peer}
+    for descriptor in places.values():
+        list(node.drain(descriptor))
+    node.send(packet, kind, **words)
+    received = {name: list(node.drain(descriptor)) for name, descriptor in places.items()}
+    ether = struct.pack("!H", kind)
+    return {name for name, frames in received.items() if any(f[12:14] == ether for f in frames)}
+
+
+OWN_PASSES = {
+    "https": (own_tcp(1024, 443), {"outside"}),
+    "dns": (own_udp(40000, 53), {"outside"}),
+    "ping": (ipv4(echo(1), ICMP), {"outside"}),
+    "ephemeral": (own_tcp(65535, 8080), {"outside"}),
+}
+
+
+@pytest.mark.parametrize("packet, expected", OWN_PASSES.values(), ids=OWN_PASSES)
+def test_guest_of_own_image_reaches_other_hosts(own_guest, packet, expected):
+    assert arrivals(own_guest, packet) == expected
+
+
+OWN_DROPPED = {
+    **{f"{n} from {p}": own(p, 80) for n, own in (("tcp", own_tcp), ("udp", own_udp))
+       for p in (0, 1, 22, 111, 665, 700, 1023)},
+    **{f"{n} to {p}": own(2000, p) for n, own in (("tcp", own_tcp), ("udp", own_udp))
+       for p in (111, 2049, 20048, 20049, 4791)},
+    "metadata": own_tcp(2000, 80, METADATA),
+    "metadata ping": ipv4(echo(1), ICMP, target=METADATA),
+    "other metadata": own_tcp(2000, 80, "100.100.100.200"),
+    "guest of another network": own_tcp(2000, 80, SECOND),
+    "first fragment": ipv4(udp(2000, 80, bytes(8)), UDP, fragment=0x2000),
+    "later fragment": ipv4(bytes(16), UDP, fragment=1),
+    "tiny segment": ipv4(b"\x03", TCP),
+    "sctp from 700": ipv4(struct.pack("!HHII", 700, 80, 0, 0), 132),
+    "dccp": ipv4(bytes(16), 33),
+    "udp-lite": ipv4(udp(2000, 80), 136),
+    "gre": ipv4(b"\0\0\x08\0" + own_tcp(2000, 80), 47),
+    "ipip": ipv4(own_tcp(700, 2049), 4),
+    "options": ipv4(udp(2000, 80), UDP, ihl=7),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("packet", OWN_DROPPED.values(), ids=OWN_DROPPED)
+def test_guest_of_own_image_cannot_send(own_guest, packet):
+    assert arrivals(own_guest, packet) == set()
+
+
+# The node never forwards a fragment whose others are missing.
+PASSING = {name: packet for name, packet in OWN_DROPPED.items() if "fragment" not in name}
+
+
+@pytest.mark.parametrize("packet", PASSING.values(), ids=PASSING)
+def test_guest_of_another_image_can_send_it(several_guests, packet):
+    assert arrivals(several_guests, packet) == {"outside"}
+
+
+OTHER_JOB = {
+    "tcp": (own_tcp(2000, 22, OTHER), OTHER_MAC),
+    "by the node": (own_tcp(2000, 22, OTHER), NODE_MAC),
+    "ping": (ipv4(echo(1), ICMP, target=OTHER), OTHER_MAC),
+    "ping by the node": (ipv4(echo(1), ICMP, target=OTHER), NODE_MAC),
+    "address of the peer": (own_tcp(2000, 22, PEER), OTHER_MAC),
+    "address of the gateway": (own_udp(2000, 9, GATEWAY), OTHER_MAC),
+    "address outside": (own_udp(2000, 9), OTHER_MAC),
+    "port's mac": (own_udp(2000, 9, OTHER), f"fe{OTHER_MAC[2:]}"),
+    "broadcast": (own_udp(2000, 9, EVERYBODY), "ff:ff:ff:ff:ff:ff"),
+    "subnet's broadcast": (own_udp(2000, 9, "10.86.255.255"), "ff:ff:ff:ff:ff:ff"),
+    "mdns": (own_udp(5353, 5353, "224.0.0.251"), "01:00:5e:00:00:fb"),
+    "unknown mac": (own_udp(2000, 9, OTHER), "52:54:00:00:00:09"),
+}
+
+
+@pytest.mark.parametrize("packet, mac", OTHER_JOB.values(), ids=OTHER_JOB)
+def test_guest_of_another_job_gets_nothing_of_an_own_image(own_guest, packet, mac):
+    assert "other" not in arrivals(own_guest, packet, target=mac)
+
+
+# A bridge delivers frames to a port's own MAC to the node.
+REACHING = {name: attack for name, attack in OTHER_JOB.items() if name != "port's mac"}
+
+
+@pytest.mark.parametrize("packet, mac", REACHING.values(), ids=REACHING)
+def test_guest_of_another_job_gets_it_of_another_image(several_guests, packet, mac):
+    assert "other" in arrivals(several_guests, packet, target=mac)
+
+
+@pytest.mark.parametrize("target", [OTHER_MAC, "ff:ff:ff:ff:ff:ff"])
+@pytest.mark.parametrize("operation", [1, 2])
+def test_guest_of_another_job_gets_no_arp_of_an_own_image(own_guest, target, operation):
+    packet = arp(operation, MAC, IP, OTHER, target)
+    assert "other" not in arrivals(own_guest, packet, ARP, target=target)
+
+
+def test_guests_of_the_job_reach_each_other(own_guest):
+    """On any port: they have the same user."""
+    for packet in (own_tcp(700, 2049, PEER), own_udp(111, 111, PEER), own_tcp(2000, 22, PEER)):
+        assert arrivals(own_guest, packet, target=PEER_MAC) == {"peer"}
+    asked = arp(1, MAC, IP, PEER)
+    assert arrivals(own_guest, asked, ARP, target="ff:ff:ff:ff:ff:ff") == {"peer"}
+
+
+def test_guest_of_own_image_gets_nothing_from_another_job(own_guest):
+    for packet, kind, target in (
+        (ipv4(udp(2000, 9), UDP, OTHER, IP), IPV4, MAC),
+        (ipv4(udp(2000, 9), UDP, OTHER, EVERYBODY), IPV4, "ff:ff:ff:ff:ff:ff"),
+        (arp(1, OTHER_MAC, OTHER, IP), ARP, "ff:ff:ff:ff:ff:ff"),
+    ):
+        for descriptor in (own_guest.guest, own_guest.peer):
+            list(own_guest.drain(descriptor))
+        os.write(own_guest.other, frame(kind, packet, OTHER_MAC, target))
+        for descriptor in (own_guest.guest, own_guest.peer):
+            sources = [each[6:12] for each in own_guest.drain(descriptor)]
+            assert mac_bytes(OTHER_MAC) not in sources
