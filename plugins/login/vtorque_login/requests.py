@@ -38,7 +38,7 @@ _NAME = re.compile(r"[0-9a-f]{32}\.json")
 
 @dataclass(frozen=True)
 class LoginRequest:
-    """A request to a job, from a command that waits on another host for the answer.
+    """A request about a job, from a command that waits for the answer on a submit host.
 
     Attributes:
         words: Command line of vmgr: command, options, ``--``, the job, operands.
@@ -125,7 +125,7 @@ def directory(job_id: str) -> Iterator[int]:
     """Yield a descriptor of a job's request directory, created if missing. Privileges: the user.
 
     NFS caches directories for up to a minute. The chmod in this function makes the kernel query the
-    server again.
+    NFS server again.
 
     Raises:
         Refused: The directory belongs to another user.

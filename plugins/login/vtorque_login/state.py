@@ -49,7 +49,7 @@ class NodeState:
 
 
 def query_jobs(jobs: Sequence[JobInfo], config: Path, wait: float) -> Iterator[JobOnNode]:
-    """Yield the state of each job on each of its nodes, as the calling user.
+    """Query, as the calling user, the state of each job on each of its nodes.
 
     ``wait`` is as in :func:`answer`. Several nodes are queried in parallel.
     """
