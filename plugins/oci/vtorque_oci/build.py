@@ -234,7 +234,7 @@ def _check_entrypoint(tree: FileTree, container: Container, options: BuildOption
 def prepare(
     tree: FileTree, container: Container, options: BuildOptions, prefix: tuple[str, ...]
 ) -> None:
-    """Add directories that a guest needs, the agent's settings, and the script ``entrypoint``."""
+    """Add the agent's settings, the script ``entrypoint``, and directories that a guest needs."""
     for name in _MOUNTED:  # the initramfs would follow a link there
         tree.remove(name)
         tree.put(name, directory())

@@ -46,7 +46,7 @@ def apply(
 
 
 def check_digest(file: BufferedReader, expect: str | None) -> None:
-    """Raise Refused unless a layer's SHA-256 is ``expect``. None accepts every layer."""
+    """Raise Refused if a layer has another SHA-256 than ``expect``. With None, do nothing."""
     if expect is None:
         return
     file.seek(0)

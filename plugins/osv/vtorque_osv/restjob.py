@@ -16,7 +16,7 @@ from vtorque_osv.script import ProgramCall
 
 
 class RestJob:
-    """A job in one guest: its setup, its commands one after another, and its shutdown."""
+    """A job in one guest: prepare the guest, run the job's commands, shut down the guest."""
 
     def __init__(
         self,
