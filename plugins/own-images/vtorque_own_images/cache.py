@@ -1,7 +1,7 @@
 """The cache of a user's converted images. An image has a squashfs and a JSON file.
 
-The directory belongs to the user, and only the user's processes access it. Finished files are moved
-into it. A killed conversion leaves only ``.work-*``, from which the next conversion continues.
+The directory belongs to the user, and only the user's processes access it. A killed conversion
+leaves only a directory ``.work-*``, from which the next conversion continues.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class CacheEntry:
     """A converted image in the cache.
 
     Attributes:
-        digest: SHA-256 in hexadecimal: of the manifest, or of a local image with path and tag.
+        digest: SHA-256 of the manifest, or of a local image's content, path and tag; hexadecimal.
         references: names by which the user pulled the image, last used first.
         size: size of the squashfs in bytes.
         used: Unix time of the last submission.

@@ -52,8 +52,8 @@ def vtorque_render_domain(guest: GuestPlan, site: Site) -> Iterator[Element]:
 def vtorque_plan(guest: GuestPlan, site: Site) -> Iterator[Refusal]:
     """Refuse ``root=true`` if this node's virtiofsd does not support it.
 
-    Refuse a user's own disk with ``fs_type=ramdisk``, or if this node lacks the guest agent.
-    On a site with an administrator, refuse own images unless the node confines them.
+    Refuse a user's own disk if the job has ``fs_type=ramdisk``, or if this node lacks the guest
+    agent. On a site with an administrator, refuse own images unless the node confines them.
     """
     if guest.image.source and not is_personal(site):
         from vtorque_own_images import site_rules  # noqa: PLC0415 - few jobs need it
@@ -89,7 +89,7 @@ def vtorque_pre_boot(job: NodeJob) -> None:
 
 @hookimpl
 def vtorque_guest_context(guest: GuestPlan) -> Iterator[RootCommand]:
-    """Yield the command that lets the job's user become root, if the job has ``root=true``."""
+    """For ``root=true``, yield the command that installs sudo; on a user's own disk, tests sudo."""
     if not guest.image.source or guest.image.labels.get(LABEL) != SUDO_ALLOWED:
         return
     if boots_own_kernel(guest.image):  # fail early if the disk has no sudo that obeys the rule

@@ -112,8 +112,9 @@ def _use_image(images: cache.Cache, digest: str, reference: Reference) -> str:
 def _digest(reference: Reference) -> str:
     """Return the digest of the manifest of an image in a registry.
 
-    For an image in a file or directory, return a hash of its content, path and tag. The content can
-    change before it is converted. The path keeps this hash different from a registry's digest.
+    For an image in a file or directory, return a hash of its content, path and tag. The path makes
+    this hash differ from any registry's digest, because the content may change before it is
+    converted.
     """
     if reference.digest:
         return reference.digest.removeprefix("sha256:")

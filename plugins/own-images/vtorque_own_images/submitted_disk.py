@@ -1,8 +1,8 @@
-"""A user's own disk with its own kernel: its file, and the value of ``img`` that ``vsub`` submits.
+"""The value of ``img`` that ``vsub`` submits for a user's own disk, which contains a kernel.
 
-The value names the file and its size, ctime and inode number, so that a node detects a file that
-was changed or replaced after the submission. Code in a guest that shares the file's directory could
-reset the mtime, but not the ctime (inode(7)).
+The value names the disk's file and its size, ctime and inode number, so that a node detects a file
+that was changed or replaced after the submission. Code in a guest that shares the file's directory
+could reset the mtime, but not the ctime (inode(7)).
 """
 
 from __future__ import annotations
