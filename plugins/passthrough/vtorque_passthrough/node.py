@@ -206,7 +206,7 @@ def vtorque_pre_boot(job: NodeJob) -> None:
 
 @hookimpl
 def vtorque_guest_context(guest: GuestPlan, site: Site) -> Iterator[GuestDevice]:
-    """Yield the device nodes of the cards, for the job's user."""
+    """Yield links ``/dev/vtorque/<class><n>`` to the device nodes of the guest's cards."""
     wanted = cards(guest[PCI]) if guest.leased_items(POOL) else {}
     for of in (c for c in site[Settings].classes if c.device):
         for nth in range(wanted.get(of.name, 0)):

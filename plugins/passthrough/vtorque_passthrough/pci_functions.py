@@ -82,7 +82,7 @@ class PciFunction:
 
 @dataclass(frozen=True)
 class VirtualFunction:
-    """The virtual function (SR-IOV) ``number`` of the card with network interface ``card``."""
+    """A virtual function (SR-IOV): its number, and its card's network interface ``card``."""
 
     function: PciFunction
     card: str

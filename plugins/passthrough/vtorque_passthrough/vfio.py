@@ -57,8 +57,8 @@ class PciDevice(ListElement):
 class Vfio(Resource):
     """A PCI function bound to vfio-pci. QEMU's user ``uid`` can open the function's IOMMU group.
 
-    On release the kernel resets the function, if it can, which erases the guest's data. Then the
-    former ``driver`` (empty: none) is bound again. If the reset fails, the card remains leased.
+    :meth:`release` resets the function, if the kernel can, to erase the guest's data. Then it
+    rebinds the former ``driver`` (empty: none). If the reset fails, the card remains leased.
     """
 
     kind = "vfio"
