@@ -186,8 +186,8 @@ def prologue_exit(outcome: Outcome, *, elsewhere: bool) -> int:
     """Return the exit status of a Torque prologue.
 
     A job with a refused request still starts, because Torque would otherwise requeue it endlessly.
-    Its job shell only prints the reason. After a host fault, Torque requeues the job if another
-    node may run it (``elsewhere``). The caller must limit these requeues (``qhold -h s``).
+    The job shell then only prints the reason. After a host fault, Torque requeues the job if
+    another node may run it (``elsewhere``). The caller must limit these requeues (``qhold -h s``).
     """
     if outcome is Outcome.HOST_FAULT and elsewhere:
         return PROLOGUE_REQUEUE
@@ -302,7 +302,7 @@ def _value(option: str, words: Iterable[str]) -> str:
 
 
 def split_words(text: str, blanks: str = " \t\r\n") -> list[str]:
-    """Split at ``blanks`` like ``shlex.split``, but in linear time: root parses user text."""
+    """Split at ``blanks`` like ``shlex.split``, but in linear time, even for hostile text."""
     words: list[str] = []
     word: list[str] | None = None
     piece = re.compile(_PIECE.format(blanks=re.escape(blanks)), re.DOTALL)

@@ -225,7 +225,7 @@ class PbsNode(abc.ABC):
         self.commands.rerun(job_id)
 
     def requeue_here(self, job_id: str) -> None:
-        """Requeue a single-node job on this node, because its checkpoint is on this node.
+        """Requeue a single-node job, and restrict it to this node, which has its checkpoint.
 
         Raises:
             Refused: The job is not held, or :meth:`restrict_to_node` refuses its request.

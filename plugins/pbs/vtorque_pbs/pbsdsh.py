@@ -64,10 +64,10 @@ def _pbsdsh_command(
     environ: Mapping[str, str],
     nodes: Sequence[str],
 ) -> list[str]:
-    """Return a pbsdsh command for all of a job's nodes, or for the given ``nodes`` one by one.
+    """Return a shell command that runs pbsdsh for all of a job's nodes, or for each of ``nodes``.
 
-    ``everywhere`` are the options for all nodes. ``one`` is the option that selects a line of the
-    node file by its number.
+    ``everywhere`` are pbsdsh's options for all nodes. ``one`` is the option that selects a line of
+    the node file by its number.
     """
     try:
         lines = Path(environ.get("PBS_NODEFILE", "")).read_text().split()

@@ -1,8 +1,8 @@
-"""Transport of a request from ``vsub`` to root on the nodes. No I/O.
+"""Pass a job request from ``vsub`` to root on the nodes. No I/O.
 
 Torque passes the value of ``-l other=`` to root's hooks, in argument 5 of prologues and 6 of
 epilogues. Torque's buffer for all resources has 2048 bytes, and the rest is silently lost. A short
-request is in ``other`` itself (``vt1:...``). A longer one is in a variable of the job, and
+request is in ``other`` itself (``vt1:...``). A long request is in a variable of the job, and
 ``other`` contains its hash (``vt1v:...``), so that root detects changes by the owner. On OpenPBS
 the variable always contains the request.
 

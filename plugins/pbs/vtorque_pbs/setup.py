@@ -35,7 +35,7 @@ def _is_manager(commands: Commands, host: str) -> bool:
 
 
 def mark_step(node: PbsNode, feature: str) -> Mark:
-    """Return the step that adds the property for VM jobs to this node."""
+    """Return the step that marks this node for VM jobs with ``feature``."""
     return Mark(
         f"set {feature} on this node, which VM jobs request",
         lambda: node.is_marked(node.this_node()[1]),

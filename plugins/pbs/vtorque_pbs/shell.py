@@ -2,7 +2,7 @@
 
 PROGRAM reads one line from stdin, a pipe. The line contains the script's path and the ``-F``
 arguments. In an OpenPBS sandbox, the line starts with ``cd DIRECTORY;``. In an interactive job,
-stdin is the terminal, and Torque's ``-x COMMAND`` sets the arguments ``-c COMMAND``.
+stdin is the terminal, and for ``-x COMMAND`` Torque passes the arguments ``-c COMMAND``.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class PbsJobShell(JobShell):
 
 
 def _disable_echo(terminal: int) -> None:
-    """Disable the terminal's echo, because the guest's terminal echoes all input."""
+    """Disable the echo of the user's terminal. The guest's terminal echoes all input."""
     import termios  # noqa: PLC0415 - interactive jobs only
 
     with contextlib.suppress(termios.error):

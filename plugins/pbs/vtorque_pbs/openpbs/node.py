@@ -157,7 +157,7 @@ class OpenPbsNode(PbsNode):
         return f"select={':'.join(words)}:host={node}"
 
     def setup_steps(self, place: Installation) -> Sequence[SetupStep]:
-        """Return the steps for the hooks, the boolean resource and root's rights."""
+        """Return steps that create hooks and the boolean resource, and check root's rights."""
         from vtorque_pbs.openpbs.setup import steps  # noqa: PLC0415 (not for every job)
 
         return steps(self, self._site, self._settings, place)

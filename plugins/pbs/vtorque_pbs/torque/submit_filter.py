@@ -74,7 +74,7 @@ exit "$ours"
 
 
 def script(place: Installation, site: Path | None) -> bytes:
-    """Return the filter. For job scripts without ``#VSUB`` lines, it runs only cat(1)."""
+    """Return the filter, which first runs ``site``, and runs vsub only for ``#VSUB`` lines."""
     run = _ALONE if site is None else _AFTER_SITE.format(site=shlex.quote(str(site)))
     vsub = shlex.quote(str(place.program.with_name("vsub")))
     mark = f"Written by {MARK.decode()}"
@@ -139,7 +139,8 @@ def add_directives(content: bytes, prefix: str, words: Sequence[str], line: Opti
     """Return the script with added directives. ``words`` are pairs of option and value.
 
     Raises:
-        UsageError: qsub's command line has an option that would override a directive.
+        UsageError: qsub's command line has an option, other than ``-l walltime``, that would
+            override an added directive.
     """
     given = {_name(f"-{letter}", part) for letter, value in line for part in value.split(",")}
     pairs = list(zip(words[::2], words[1::2], strict=True))
