@@ -1,7 +1,7 @@
 """Pinning on the node: claim CPUs, and memory with huge pages or on certain NUMA nodes.
 
-The core chooses CPUs and memory for these claims, and writes libvirt's vcpupin, emulatorpin,
-numatune, huge pages and CPU topology accordingly.
+For these claims, vtorque_core chooses CPUs and memory, and writes libvirt's vcpupin, emulatorpin,
+numatune, huge pages and CPU topology.
 """
 
 from __future__ import annotations

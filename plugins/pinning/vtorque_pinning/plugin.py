@@ -29,7 +29,7 @@ Numa = Literal["", "preferred", "strict"]  # "": the site's [node] numa
 
 
 def page_size(value: str) -> bool | int:
-    """Parse a huge page size and return it in KiB, or True if the node chooses the size.
+    """Return a huge page size in KiB, True if the node chooses the size, or False for none.
 
     Raises ValueError.
     """
@@ -111,7 +111,7 @@ vtorque_options = constant_hook(VCPU_PINNING, HUGEPAGES, NUMA)
 
 @hookimpl
 def vtorque_parse_args(request: JobRequest, site: Site) -> Iterator[Refusal]:
-    """Refuse an unsuitable vCPU mapping, and RAM that is not a multiple of the page size."""
+    """Refuse an invalid vCPU mapping, and RAM that is not a multiple of the page size."""
     mapping, page = request[VCPU_PINNING], request[HUGEPAGES]
     if isinstance(mapping, FileData):
         if not site[Settings].user_files:
