@@ -79,7 +79,7 @@ class Driver(Protocol):
     def create(self, order: MachineOrder) -> Machine:
         """Create a machine and its tags in one step. It may still be booting on return.
 
-        If the process is killed, no machine without tags may remain.
+        If the process is killed, a machine that remains must have its tags.
 
         Raises:
             StockOut: If there is no capacity. No machine remains.

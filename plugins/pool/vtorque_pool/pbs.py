@@ -118,7 +118,7 @@ class Pbs:
             self.undrain(node)
 
     def _make(self, node: str, cpus: int, features: Iterable[str], address: str = "") -> None:
-        """Create a node with all attributes in one command, so that none is ever missing."""
+        """Create a node with all attributes in one command, so that it never lacks an attribute."""
         if self._open:
             at = f"mom={address}," if address else ""
             has = f"{at}resources_available.ncpus={cpus}"

@@ -72,7 +72,7 @@ class View:
 
 
 def steps(view: View) -> list[Step]:
-    """Return a round's actions in order, without nodes of clouds that do not answer."""
+    """Return a round's actions in order, but none for nodes of clouds that do not answer."""
     shapes = [s for s in view.settings.shapes if s.cloud not in view.found.silent]
     done = [*_end_unknown(view)]
     for shape in shapes:

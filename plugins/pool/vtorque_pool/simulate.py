@@ -34,7 +34,7 @@ class TraceJob:
 
 @dataclass(frozen=True)
 class Sizes:
-    """A pool: maximum and minimum nodes, CPUs per node, idle and boot time in seconds."""
+    """A pool: maximum and minimum nodes, idle time, CPUs per node, boot time. Times in seconds."""
 
     most: int
     least: int

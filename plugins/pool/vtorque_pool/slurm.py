@@ -80,7 +80,10 @@ class Slurm:
         return found
 
     def fail(self, nodes: Mapping[str, str]) -> None:
-        """Set nodes down, so that Slurm requeues their jobs, and then power them down."""
+        """Set nodes down, so that Slurm requeues their jobs, and then power them down.
+
+        ``nodes`` maps nodes to reasons.
+        """
         for node, why in nodes.items():
             reason = f"{REASON}: {why}"[:200].replace("\n", " ")
             self._update(f"nodename={node}", "state=DOWN", f"reason={reason}")

@@ -59,7 +59,7 @@ def lines(settings: Settings, conf: Path) -> list[str]:
 
 
 def _exceptions(settings: Settings, conf: Path) -> str:
-    """Return SuspendExcNodes: ``NODES:min_nodes`` per shape, and nodes outside of the pool."""
+    """Return SuspendExcNodes: ``NODES:min_nodes`` per shape, and the nodes outside the pool."""
     counted = [f"{shape.nodes}:{shape.min_nodes}" for shape in settings.shapes if shape.min_nodes]
     ours = {shape.nodes for shape in settings.shapes}
     others = [

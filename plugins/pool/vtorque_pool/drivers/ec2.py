@@ -5,7 +5,7 @@ Options:
 - ``region``, ``profile``, ``subnet``, ``key``.
 - ``endpoint``: URL of another cloud with the EC2 API.
 - ``security_groups``: comma-separated.
-- ``role``: instance profile. Processes on the machine can get its credentials.
+- ``role``: instance profile. Processes on the machine can get the role's credentials.
 - ``timeout``: seconds (60).
 
 To find duplicates, the pool lists machines by tag before and after it creates a machine. It does

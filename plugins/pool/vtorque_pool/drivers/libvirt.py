@@ -291,7 +291,7 @@ def seed(order: MachineOrder, secrets: bytes = b"", *, local: bool = False) -> b
 
 
 def _mac(order: MachineOrder) -> str:
-    """Return the MAC address of all machines of a node, so that all get the same IP address."""
+    """Return a node's MAC address, so that all its machines get the same IP address."""
     found = hashlib.sha256(f"{order.cluster}/{order.node}".encode()).hexdigest()
     return ":".join(["02", *(found[n : n + 2] for n in range(0, 10, 2))])
 
