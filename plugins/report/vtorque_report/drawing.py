@@ -29,8 +29,8 @@ def page(package: str, template: str, /, **values: object) -> str:
     """Render a Jinja template with these values, which are escaped.
 
     ``template`` is a file beside the modules of ``package``. It can import ``macros.html.j2`` of
-    vtorque_report. The filter ``svg`` marks a drawing of :func:`svg` as safe. The template can use
-    ``css``, ``css_hash`` and ``no_plots`` (the reason if plots cannot be drawn, otherwise empty).
+    vtorque_report. The filter ``svg`` inserts a drawing of :func:`svg` unescaped. The template can
+    use ``css``, ``css_hash`` and ``no_plots`` (why plots cannot be drawn, otherwise empty).
     """
     environment = jinja2.Environment(
         autoescape=True,
@@ -66,7 +66,7 @@ def svg(width: int, height: int, spec: Mapping[str, Any]) -> str:
     Args:
         width: in CSS pixels.
         height: in CSS pixels.
-        spec: ``data``, ``mark``, ``encoding``, ``layer``.
+        spec: the specification, with keys such as ``data``, ``mark``, ``encoding`` or ``layer``.
     """
     if not can_draw():
         return ""
@@ -97,5 +97,5 @@ def _frame(width: int, height: int) -> dict[str, Any]:
 
 
 def _hide_drawing(drawing: str) -> Markup:
-    """Mark a drawing of :func:`svg` as safe, and hide it from screen readers."""
+    """Return a drawing of :func:`svg` as Markup, hidden from screen readers."""
     return Markup(drawing.replace("<svg ", '<svg aria-hidden="true" focusable="false" ', 1))  # noqa: S704

@@ -99,7 +99,7 @@ def sum_metrics(line: Line, *names: str) -> float | None:
 
 
 def guest_figures(guest: ReportGuest, attempt: Attempt, now: float) -> Figures:
-    """Return a guest's figures. ``now`` (Unix seconds) is the end of a job that still runs."""
+    """Return a guest's figures. ``now`` (Unix seconds) counts as a running job's end."""
     while_run = [line for line in guest.lines if line.time >= run_start(attempt) - 0.5]
     lines = while_run if len(while_run) > 1 else guest.lines
     resident = [line.values[RESIDENT] for line in guest.lines if RESIDENT in line.values]

@@ -91,7 +91,7 @@ def guest_plots(guest: ReportGuest, axis: Axis) -> Iterator[Plot]:
 
 
 def thin_lines(lines: Sequence[Line]) -> Sequence[Line]:
-    """Return at most :data:`POINTS` + 1 samples, evenly chosen, with the last sample."""
+    """Return at most :data:`POINTS` + 1 samples at even intervals, including the last sample."""
     step = max(1, math.ceil(len(lines) / POINTS))
     return [*lines[:-1:step], *lines[-1:]]
 
@@ -121,7 +121,7 @@ def _plot(
 ) -> Iterator[Plot]:
     """Yield a line plot; nothing without data.
 
-    With ``per``, the values are bytes, and the unit is, for example, ``MiB`` followed by ``per``.
+    With ``per``, such as ``/s``, the values are bytes, and the unit is, for example, ``MiB/s``.
     """
     series = {name: values for name, values in series.items() if values}
     if not series:

@@ -182,7 +182,7 @@ def _phases(spans: Sequence[Mapping[str, Any]], ended: float | None, now: float)
 
 
 def _approximate_phases(whole: Sequence[Line]) -> Iterator[Phase]:
-    """Yield phases from the durations in the job's last sample, as if no phase occurred twice."""
+    """Yield phases from the durations in the job's last sample, as if each phase occurred once."""
     if not whole:
         return
     head = 'vtorque_job_phase_seconds{phase="'

@@ -63,7 +63,7 @@ class Report:
 
     @property
     def times(self) -> Mapping[str, float]:
-        """Seconds before, during and after the script; empty if the job runs or ran no script."""
+        """Seconds before, during and after the script of an ended job; otherwise empty."""
         ran = [p for a in self.attempts for p in a.phases if p.guest is None and p.name == "run"]
         if not ran or any(a.ended is None for a in self.attempts):
             return {}

@@ -133,7 +133,7 @@ ROW_HEADS = ("time", "CPU", "QEMU memory", "state")
 
 
 def row(report: Report) -> Sequence[str]:
-    """Return the cells of an array's task or a node for the columns :data:`ROW_HEADS`."""
+    """Return a table row for one task or one node, with the columns :data:`ROW_HEADS`."""
     busy, _, memory, *_ = cells(report.total)
     return report.length, busy, memory, report.state
 
@@ -153,7 +153,7 @@ HEADS = ("CPU", "steal", "QEMU memory", "read", "written", "received", "sent")
 
 
 def cells(figures: Figures) -> Sequence[str]:
-    """Return the figures of a guest for the columns :data:`HEADS`."""
+    """Return a table row for one guest, with the columns :data:`HEADS`."""
     disk, network = figures.disk, figures.network
     return (
         "-" if figures.cpu_share is None else percent(figures.cpu_share),
