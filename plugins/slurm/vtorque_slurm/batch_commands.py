@@ -1,4 +1,4 @@
-"""Run Slurm commands as root on a node, with a fixed PATH, a timeout and no shell."""
+"""Run Slurm commands as root on a node, with a fixed PATH and a timeout."""
 
 from __future__ import annotations
 

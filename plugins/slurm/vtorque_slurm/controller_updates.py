@@ -54,9 +54,9 @@ def show_job(ask: Callable[..., str], job_id: str) -> str:
 
 
 def bare_nodes(client: SlurmClient, job_id: str) -> tuple[BareNode, ...]:
-    """Return the nodes of all components of a heterogeneous job except the first.
+    """Return the nodes of a heterogeneous job, without those of its first component.
 
-    Slurm has allocated all of them when the first component's Prolog runs (measured).
+    Slurm has allocated these nodes when the first component's Prolog runs (measured).
     """
     text = client.ask("scontrol", "show", "job", "-d", f"{job_id}+0")
     found: list[BareNode] = []
@@ -128,9 +128,9 @@ def add_to_accounting(client: SlurmClient, job_id: str, line: str) -> bool:
     """Append a line to a job's AdminComment in slurmdbd. Return True if it was already present.
 
     sacctmgr can modify only text fields of a job, and converts them to lower case (sacctmgr(1),
-    SPECIFICATIONS FOR JOB). It needs administrator rights in slurmdbd, which root on a node has.
-    One task of an array has the array's id. This task is selected by name (``7_1``), because the id
-    would select the whole array (measured on 22.05).
+    SPECIFICATIONS FOR JOB). sacctmgr needs administrator rights in slurmdbd, which root on a node
+    has. A task of an array is selected by name (``7_1``), because one of the tasks has the array's
+    id, which would select the whole array (measured on 22.05).
     """
     fields = ("--noheader", "--parsable2", "--allocations", "--format=JobIDRaw,JobID,AdminComment")
     rows = [
@@ -167,9 +167,9 @@ def mark(client: SlurmClient, feature: str, healthy: bool, reason: str) -> None:
 
 
 def is_marked(client: SlurmClient, feature: str) -> bool:
-    """Return whether the feature was set on this node, even if doctor has removed it since.
+    """Return True if this node has the feature, or if ``vtorque doctor`` removed the feature.
 
-    ``vtorque doctor`` records the removal in the node's comment.
+    Doctor records the removal in the node's comment.
     """
     text = client.ask("scontrol", "show", "node", this_node(client))
     there = job_records.node_comment(text)
@@ -187,7 +187,7 @@ def drain(client: SlurmClient, reason: str) -> None:
 
 
 def drained_nodes(client: SlurmClient) -> tuple[str, dict[str, str]]:
-    """Return this node's name and the reason of each node that vTorque drained."""
+    """Return this node's name, and the drain reason of each node that vTorque drained."""
     rows = client.ask("sinfo", "-haN", "--states=drain", "--format=%N|%E").split("\n")
     found = (row.partition(f"|{OURS}: ") for row in rows)
     return this_node(client), {name: reason for name, ours, reason in found if ours}
@@ -203,8 +203,8 @@ def undrain(client: SlurmClient) -> None:
 def undrain_after_prolog(client: SlurmClient, node: str) -> None:
     """Start a background process that undrains this node after Prolog has failed for one job.
 
-    Slurm drains the node only when Prolog has ended. A node that was already drained for another
-    reason stays drained.
+    The process waits until Slurm drains the node, after the end of Prolog. A node that was already
+    drained for another reason stays drained.
     """
     text = client.ask("scontrol", "show", "node", node)
     if not job_records.is_drained(text) or _PROLOG_ERROR in text:

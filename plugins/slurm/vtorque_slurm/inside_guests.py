@@ -1,4 +1,4 @@
-"""Slurm inside guests: job variables, ``srun``, and other commands that only print an error."""
+"""Slurm's variables, srun and scontrol for guests. Slurm's other commands only print an error."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def tasks(environ: Mapping[str, str], guests: Mapping[str, str]) -> dict[str, st
     """Return Slurm's variables for tasks and memory per CPU, with the values for guests.
 
     As with ``srun`` in guests, each guest gets one task, and the remaining tasks fill the guests
-    in order. Without ``-n``, there is one task per CPU. Variables unset on the host stay unset,
+    in order. Without ``-n``, the tasks use all CPUs. Variables unset on the host stay unset,
     except SLURM_TASKS_PER_NODE, which mpirun needs.
 
     Args:

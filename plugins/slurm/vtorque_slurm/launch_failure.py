@@ -18,7 +18,7 @@ _SHORT = 10.0  # seconds: a script that ran longer was started, so the controlle
 
 
 def keep(client: SlurmClient, paths: Paths, job_id: str) -> None:
-    """Add the reason why Slurm did not start an ended job's script to the job's kept records.
+    """Record in an ended job's kept records why Slurm did not start its script.
 
     Errors are ignored. Privileges: root. Called: in Epilog.
     """

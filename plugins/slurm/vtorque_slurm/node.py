@@ -187,11 +187,11 @@ class SlurmNode(NodeAdapter):
         controller_updates.mark(self._client, self._settings.feature, healthy, reason)
 
     def drain(self, reason: str) -> None:
-        """Drain this node. If it is already drained, keep the site's reason."""
+        """Drain this node, unless the site has already drained it."""
         controller_updates.drain(self._client, reason)
 
     def drained(self) -> tuple[str, Mapping[str, str]]:
-        """Return this node's name, and the reason of each node that vTorque has drained."""
+        """Return this node's name, and the drain reason of each node that vTorque drained."""
         return controller_updates.drained_nodes(self._client)
 
     def undrain(self) -> None:
@@ -203,12 +203,12 @@ class SlurmNode(NodeAdapter):
         controller_updates.requeue(self._client, job_id)
 
     def account(self, job_id: str, usage: Usage) -> None:
-        """Append this node's usage to the job's AdminComment, if the site uses slurmdbd.
+        """Append the job's usage of this node to its AdminComment, if the site uses slurmdbd.
 
-        If Slurm did not start the script, also record the reason. slurmdbd is updated because the
-        controller accepts no comment on an ended job (measured on 22.05). Slurm itself does not
-        account for QEMU: adding QEMU to the job's extern step needs Slurm's library, and libvirt
-        would lose the control group in which it pins the guest.
+        If Slurm did not start the script, also record the reason on this node. slurmdbd is updated
+        because the controller accepts no comment on an ended job (22.05). Slurm itself does not
+        account for QEMU, because QEMU runs in a control group of libvirt. Moving QEMU to the
+        job's extern step needs Slurm's library, and libvirt could then no longer pin vCPUs.
         """
         launch_failure.keep(self._client, self._paths, job_id)
         if "slurmdbd" not in slurm_conf.value(Path(self._settings.conf), "AccountingStorageType"):

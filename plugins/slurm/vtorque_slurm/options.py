@@ -49,7 +49,7 @@ class OptionTable:
     """The options of sbatch or salloc.
 
     Attributes:
-        kinds: Whether the option has a value (NONE, REQUIRED or OPTIONAL), by long name.
+        kinds: Kind of an option's value (NONE, REQUIRED or OPTIONAL), by the option's long name.
         short: Long name by letter.
         exact: Long names that cannot be abbreviated.
     """
@@ -59,7 +59,7 @@ class OptionTable:
     exact: frozenset[str] = frozenset()
 
     def add_options(self, names: Iterable[str], exact: Iterable[str] = ()) -> OptionTable:
-        """Return the table plus a site's options. ``name=`` is an option with a value."""
+        """Return the table with more options. ``name=`` is an option with a value."""
         more = {n.strip("-=").partition("=")[0]: n.endswith("=") for n in names}
         kinds = {name: REQUIRED if value else NONE for name, value in more.items()}
         return replace(self, kinds={**kinds, **self.kinds}, exact=self.exact | frozenset(exact))
@@ -128,7 +128,7 @@ class CommandLine:
 def split(argv: Sequence[str], extra: Collection[str] = ()) -> CommandLine:
     """Parse the arguments of vsub.
 
-    ``extra`` are the site's own options; see :meth:`OptionTable.add_options`.
+    ``extra`` are options of the site's SPANK plugins; see :meth:`OptionTable.add_options`.
     """
     interactive = "-I" in _until_script(argv, SALLOC.add_options(extra))
     table = (SALLOC if interactive else SBATCH).add_options(extra)
@@ -164,7 +164,7 @@ def _until_script(argv: Sequence[str], table: OptionTable) -> Sequence[str]:
 
 
 def read(argv: Sequence[str], table: OptionTable, *, ours: bool = True) -> CommandLine:
-    """Parse words with a table of options. With ``ours``, also remove vsub's ``-I``."""
+    """Parse ``argv``. The result's ``words`` contain vsub's ``-I`` only if ``ours`` is False."""
     vm: list[str] = []
     kept: list[str] = []
     plain: list[str] = []

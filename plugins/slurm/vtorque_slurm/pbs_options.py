@@ -1,4 +1,4 @@
-"""Detect PBS options that sbatch would misinterpret, before submission.
+"""Reject PBS options that sbatch would misinterpret.
 
 Options that are also useful in Slurm, such as ``-q`` and ``-t``, are not rejected.
 """

@@ -1,11 +1,11 @@
-"""Transport of the request to root on the nodes, and the job's owner.
+"""Pass the job request to root on the nodes, and check the job's owner.
 
-The request is one word at the end of the job's comment, which Prolog gets in its environment. A
-comment has at most 1024 characters (measured on 22.05). A longer request goes into a comment line
-below the script's first line, and the job's comment contains only a marker. Root then reads the
-script from slurmctld, where nobody can change it. The SPANK plugin passes the word in the job
-control environment (spank(8)), which only Prolog gets. The owner always comes from Slurm, not from
-the request.
+The encoded request is one word at the end of the job's comment, which Prolog gets in its
+environment. A comment has at most 1024 characters (measured on 22.05). A longer request goes into a
+comment line below the script's first line, and the job's comment contains only a marker. Root then
+reads the script from slurmctld, where nobody can change it. The SPANK plugin passes the word in the
+job control environment (spank(8)), which only Prolog gets. The owner always comes from Slurm, not
+from the request.
 """
 
 from __future__ import annotations

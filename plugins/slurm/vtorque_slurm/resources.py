@@ -76,8 +76,8 @@ def facts(given: SlurmRequest) -> dict[str, str]:
 def cpus_per_node(given: SlurmRequest) -> int | None:
     """Return the minimum number of CPUs per node, or None if the request does not determine it.
 
-    Slurm distributes tasks freely over nodes. Several tasks (``-n``) therefore determine the number
-    only together with ``-N`` or ``--ntasks-per-node``.
+    Slurm distributes tasks freely over nodes. For several tasks (``-n``), the number is therefore
+    known only together with ``-N`` or ``--ntasks-per-node``.
     """
     if not given.has_option("cpus-per-task", "ntasks", "ntasks-per-node", "mincpus"):
         return None

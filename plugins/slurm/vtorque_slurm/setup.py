@@ -123,8 +123,8 @@ def _link(path: Path, target: Path) -> Change:
 def feature_step(name: str, client: SlurmClient) -> Mark:
     """Return the step that adds the site's feature to this node.
 
-    Slurm drops the feature when it rereads slurm.conf, unless ``Feature=`` is set there. The step
-    also counts as done if ``vtorque doctor`` has removed the feature.
+    Slurm drops the feature when it rereads slurm.conf, unless the node's ``Feature=`` lists it. The
+    step also counts as done if ``vtorque doctor`` has removed the feature.
     """
     return Mark(
         f"set the feature {name} on this node (to make it permanent: NodeName=... Feature={name})",

@@ -46,9 +46,9 @@ class SlurmJobShell(JobShell):
     ) -> ShellStart:
         """Return the job's id and script.
 
-        The script's first line names the job shell, so the kernel passes the script's path and
-        arguments (execve(2)). Without a script, stdin is the terminal of an interactive
-        job. For a task of srun, the SPANK plugin starts the job shell instead of the
+        The script's first line names the job shell, so the kernel starts the job shell with the
+        script's path and arguments (execve(2)). Without a script, stdin is the terminal of an
+        interactive job. For a task of srun, the SPANK plugin starts the job shell instead of the
         program, and passes the program's name in a variable.
         """
         job_id = environ.get("SLURM_JOB_ID", "")
@@ -97,7 +97,7 @@ class SlurmJobShell(JobShell):
 
 
 def _disable_echo(terminal: int) -> None:
-    """Disable the terminal's echo, because the guest's terminal echoes all input."""
+    """Disable the echo of the user's terminal. The guest's terminal echoes all input."""
     import termios  # noqa: PLC0415 - interactive jobs only
 
     with contextlib.suppress(termios.error):

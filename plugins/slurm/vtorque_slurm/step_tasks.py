@@ -39,9 +39,10 @@ pids="$pids $!"
 
 
 def command(words: Sequence[str], ids: Sequence[str]) -> str:
-    """Return a POSIX sh script that runs the command ``words`` once for each global task id.
+    """Return a POSIX sh script that runs the command ``words`` once per task.
 
-    The script's exit status is the largest exit status of a task.
+    ``ids`` are the tasks' values of SLURM_PROCID. The script's exit status is the largest exit
+    status of a task.
     """
     line = shlex.join(words)
     if len(ids) < 2:

@@ -253,10 +253,10 @@ class SlurmSubmitter:
 
 
 def merge_vm(values: Sequence[str]) -> str:
-    """Merge ``-vm`` values into one, in ascending priority.
+    """Merge several values of ``-vm`` into one.
 
-    A later ``key=value`` replaces an earlier one for that key. ``none`` replaces all values before
-    it.
+    A later pair replaces an earlier pair with that key. ``none`` replaces all earlier pairs, and a
+    later pair replaces ``none``.
     """
     pairs: dict[str, str] = {}
     for word in (word.strip() for value in values for word in value.split(",")):
@@ -361,5 +361,5 @@ def create_submitter(site: Site) -> Submitter:
 
 
 def step(site: Site) -> StepOf:
-    """Return the function that builds an srun command for a job's node."""
+    """Return :meth:`SlurmSubmitter.step`, which returns an srun command for a job's node."""
     return SlurmSubmitter(site[Settings], site.paths.jobshell).step

@@ -104,10 +104,9 @@ def _plugins(stack: Path, depth: int) -> Iterator[Path]:
 
 
 def check(site: Site) -> Iterator[HealthResult]:
-    """Report to ``vtorque doctor`` any node that would run a VM job's script on bare metal.
+    """Check that this node loads the plugin, and that no node without vTorque can get VM jobs.
 
-    This node must load the plugin. Every other node that can get such jobs must have the site's
-    feature.
+    Without vTorque, a node would run the script of a VM job on bare metal.
     """
     settings = site[Settings]
     if not settings.spank or service.batch_system(site.path)[1].name != "slurm":
