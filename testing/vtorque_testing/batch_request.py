@@ -109,7 +109,7 @@ class RequestContract(ContractBase):
             assert request_of(harness, got).pairs == (("ram", "1G"),)
 
     def test_bare_metal_job_has_no_request(self, harness: BatchHarness) -> None:
-        """Root must see no request in a bare-metal job, even if the user sets its request field."""
+        """A bare-metal job must have no request, even if the user sets the field for requests."""
         name = script(harness)
         for argv in ((), *(own.argv for own in harness.dialect.own)):
             job = harness.start(submit(harness, *argv, name)).hooks[0].job()

@@ -386,8 +386,6 @@ def _wires(harness: GuestHarness) -> Wires:
 
 @contextlib.contextmanager
 def _limit_time(harness: GuestHarness) -> Iterator[None]:
-    """Raise CallTimeout in the main thread if the context lasts longer than the time limit."""
-
     def hung(_number: int, _frame: FrameType | None) -> None:
         raise CallTimeout(f"timed out after {harness.patience:g} s")
 
@@ -420,7 +418,6 @@ def _await(
 def _job(
     harness: GuestHarness, content: bytes, *, chunk: int = 1 << 16, **more: object
 ) -> JobResult:
-    """Boot a new guest, wait until it is ready, and run a job in it."""
     with harness.boot(), _wires(harness) as wires:
         _await_ready(harness)
         wires.watch(harness.run_port, chunk=chunk)

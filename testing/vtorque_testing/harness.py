@@ -129,8 +129,8 @@ class Dialect:
         options: options with values: ``("-N", "t", "-j", "oe")``.
         directive: a directive line: ``"#PBS -N named"``.
         unknown: an unknown option: ``"--no-such-option"``.
-        arguments: end of a command line with a script and its arguments.
-        share: options that request CPUs and MiB of memory on a node.
+        arguments: returns the end of a command line: a script and its arguments.
+        share: returns options that request CPUs and MiB of memory on a node.
         exits: exit status from ``NodeAdapter.finish`` for each outcome, if the server answers.
         carries: size in bytes of the largest request that the adapter promises to carry.
         permutes: options may follow the script; otherwise they are arguments of the script.

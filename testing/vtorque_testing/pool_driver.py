@@ -96,7 +96,7 @@ class PoolDriverContract:
     def test_machines_of_other_clusters_are_not_listed(
         self, cloud: DriverHarness, driver: Driver
     ) -> None:
-        """``machines()`` must list only one cluster's machines: the pool may destroy them."""
+        """``machines()`` must not list another cluster's machines: the pool may destroy them."""
         stranger = cloud.stranger()
         other = driver.create(cloud.order("n2", "another"))
         mine = driver.create(cloud.order("n1"))
@@ -126,7 +126,7 @@ class PoolDriverContract:
     def test_silent_cloud_raises_cloud_fault(self, cloud: DriverHarness, driver: Driver) -> None:
         """The driver must raise CloudFault if the cloud does not answer.
 
-        After an empty list, vTorque would consider all nodes lost.
+        If ``machines()`` returned an empty list, vTorque would consider all nodes lost.
         """
         made = driver.create(cloud.order("n1"))
         with cloud.silence():
@@ -143,7 +143,7 @@ class PoolDriverContract:
     ) -> None:
         """If the cloud has no capacity, the driver must raise StockOut and leave no machine.
 
-        vTorque then pauses the shape: it creates no machines of this shape for some time.
+        vTorque then creates no machines of this shape for some time.
         """
         before = cloud.list_machines()
         with cloud.exhaust(), pytest.raises(StockOut):

@@ -468,7 +468,6 @@ def _tables(top: Path) -> dict[str, dict[str, Any]]:
 
 
 def _tool_path(tool: str) -> Path:
-    """Return the path at which root's processes find a tool."""
     path = shutil.which(tool, path="/usr/sbin:/usr/bin:/sbin:/bin")
     assert path is not None, f"{tool} is not installed, so it cannot be replaced"
     return Path(path).resolve()

@@ -1,6 +1,6 @@
 """Build a sysfs tree from a table of PCI functions in the directory ``machines``.
 
-Each line of a table describes a function: ``address vendor:device class`` and further words:
+Each line of a table describes a PCI function: ``address vendor:device class`` and further words:
 
 - ``numa=0``: NUMA node.
 - ``group=17``: IOMMU group.
@@ -45,7 +45,7 @@ def tree(name: str, top: Path) -> str:
 
 
 def add_function(top: Path, address: str, ident: str, kind: str, *words: str) -> None:
-    """Add a PCI function. ``words`` are the further words of its line, such as ``numa=0``."""
+    """Add a PCI function. ``words`` are the further words of a table's line: ``numa=0``."""
     at = top / "devices" / address
     vendor, device = ident.split(":")
     for name, text in (("vendor", vendor), ("device", device), ("class", kind)):

@@ -148,6 +148,6 @@ def send_data(data: Iterable[bytes], *, stays: bool = True) -> Callable[[socket.
 
 
 def flood(piece: bytes, most: int = 5 << 18) -> Iterator[bytes]:
-    """Yield the same data repeatedly, up to ``most`` bytes."""
+    """Yield ``piece`` repeatedly, up to ``most`` bytes in total."""
     for _ in range(most // len(piece)):
         yield piece
