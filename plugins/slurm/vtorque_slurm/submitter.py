@@ -308,7 +308,7 @@ def read_script(name: str | None) -> bytes:
 
 
 def _find(name: str) -> str:
-    """Return the script's path. As in sbatch, a plain name is also searched in PATH."""
+    """Return the script's path. Like sbatch, look up a plain name in PATH, too."""
     if "/" in name or Path(name).exists():
         return name
     return shutil.which(name) or name

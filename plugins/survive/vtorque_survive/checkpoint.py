@@ -113,7 +113,7 @@ class CheckpointWatcher:
         return ""
 
     def must_stay_paused(self, paths: Paths, job: RunningJob) -> bool:
-        """Return whether a killed process of a checkpoint has left the job paused.
+        """Return whether a process of a checkpoint was killed and left the job paused.
 
         The job then stays paused until a new process continues the checkpoint.
         """

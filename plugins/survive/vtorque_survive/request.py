@@ -1,8 +1,8 @@
 """Requests from a job's owner to root's watcher, and the answers.
 
 The owner writes a line to a FIFO (fifo(7)) in root's directory for the job. No other user may write
-to the FIFO. A FIFO passes no file descriptors, and root never blocks on it. Root writes the answer
-to a file among the job's kept records.
+to the FIFO. Unlike a socket, a FIFO passes no file descriptors. Root never blocks on the FIFO, and
+writes the answer to a file among the job's kept records.
 """
 
 from __future__ import annotations

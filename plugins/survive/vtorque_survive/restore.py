@@ -288,7 +288,7 @@ def acquire_saved(job: NodeJob) -> None:
 
 
 def _require_disks(job: NodeJob, found: Manifest) -> None:
-    """Refuse disk files of the user that have changed since the job was saved.
+    """Raise Refused if a disk file of the user has changed since the job was saved.
 
     The guests already hold locks on the files, so no other job can change the files now.
     """

@@ -294,7 +294,7 @@ class Store:
         yield from sorted(found, key=lambda manifest: manifest.made)
 
     def list_for_job(self, job_id: str) -> list[Manifest]:
-        """Return a job's manifests, sorted by attempt: the clocks of nodes may differ."""
+        """Return a job's manifests, sorted by attempt, not by time: nodes' clocks may differ."""
         named = sorted((found for found in self.manifests() if found.job == job_id), key=_age_key)
         return [found for found in named if not (self.directory / found.id / OVER).exists()]
 
@@ -357,7 +357,7 @@ def _is_left(place: Path) -> bool:
 
 
 def disk_usage(place: Path) -> tuple[int, int]:
-    """Return the bytes that a checkpoint's files use on disk, and the bytes reserved for them."""
+    """Return how many bytes a checkpoint's files use on disk, and how many are reserved."""
     had = reserved = 0
     with contextlib.suppress(FileNotFoundError):  # finished or dropped meanwhile
         for file in place.iterdir():

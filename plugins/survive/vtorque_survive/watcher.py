@@ -2,8 +2,8 @@
 
 Batch systems run no hook when they suspend a job. The watcher therefore queries the batch system
 once per minute. It queries more often if the job shell is stopped or runs on another node, or if
-the job was suspended. The watcher pauses guests without a query if their job shell is stopped
-(SIGSTOP) or their owner requests it (``request``).
+the job was suspended. The watcher needs no query to pause the guests if the job shell is stopped
+(SIGSTOP) or the job's owner requests a pause (``request``).
 
 The watcher may be killed at any time, because it keeps no state of its own: the owner's requests
 are files, and completed actions are in the job's journal.
