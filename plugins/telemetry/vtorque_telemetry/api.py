@@ -73,7 +73,7 @@ class SampleSink(Protocol):
         ...
 
     def close(self) -> None:
-        """Close the sink, because no job is left. The sinks' process ends within half a second."""
+        """Close the sink within half a second: no job is left, and the sinks' process ends."""
         ...
 
 

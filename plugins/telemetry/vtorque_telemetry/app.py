@@ -48,7 +48,7 @@ def parse(line: bytes) -> tuple[str, Own, float] | None:
 class AppMeter:
     """A reader of the metrics that a guest writes.
 
-    ``values`` has the last value of each series. ``rejected`` counts invalid and excess lines.
+    ``values`` has the last value of each series. ``rejected`` counts ignored lines.
     """
 
     def __init__(self) -> None:

@@ -36,8 +36,9 @@ class Endpoint:
         """Listen, as root. The server starts with the first :meth:`write`, without privileges.
 
         Raises:
-            HostFault, ConfigError: no authorization is set, a file is invalid, or the address is in
-                use.
+            HostFault: authorization is not configured, the certificate is invalid, or the address
+                is in use.
+            ConfigError: the file with the token or the password is invalid.
         """
         if not (
             settings.token or settings.basic_auth or settings.client_ca or settings.allow_anonymous

@@ -38,7 +38,7 @@ def ensure(paths: Paths, config: Path) -> bool:
 def end_all(paths: Paths) -> None:
     """End the service, then all warm guests that no job uses.
 
-    The reaper retries guests that do not end.
+    The reaper later ends guests that remain.
     """
     from vtorque_core.live import spares  # noqa: PLC0415 - hooks that import this do not need it
 
