@@ -73,9 +73,9 @@ def _find_refusal(
     batch: b.BatchCommands, argv: Sequence[str], script: bytes, top: Path,
     told: Callable[[str], None],
 ) -> str:  # fmt: skip
-    """Return why vsub refuses, or an empty string; pass its other messages to ``told``.
+    """Return why ``vsub --dry-run`` refuses the job, or an empty string.
 
-    vsub runs in the directory ``top``.
+    vsub runs in the directory ``top``. Its other messages are passed to ``told``.
     """
     lines = []
     try:

@@ -231,7 +231,7 @@ def _forget(there: Book, place: ResultsDirectory) -> None:
 
 @contextlib.contextmanager
 def _stop_event() -> Iterator[threading.Event]:
-    """Yield an event that SIGINT, SIGTERM and SIGHUP set. The second such signal ends vmgr."""
+    """Yield an event that SIGINT, SIGTERM and SIGHUP set. A second signal of a kind ends vmgr."""
     stop = threading.Event()
 
     def handle(number: int, _: object) -> None:
