@@ -292,7 +292,7 @@ def attach(pool: Path, seen: Sidecar, signature: str) -> None:
 
 
 def rewrite(pool: Path, name: str, stage: str, make: Callable[[Sidecar], Sidecar]) -> Sidecar:
-    """Replace an image's sidecar by the result of ``make``, and return it.
+    """Replace an image's sidecar by the result of ``make``; return the new sidecar.
 
     Holds the pool's lock. ``stage`` begins the message of a HostFault.
     """

@@ -56,8 +56,8 @@ def report(site: Site, plugins: Plugins, facts: Facts) -> dict[str, Any]:
     """Return the limits of a job with ``facts`` (user, queue and others) as data for ``--json``.
 
     In ``entries``, ``counts`` is true if a ``[[limits]]`` entry applies to the job, false if not,
-    and null if an unknown fact decides. Entries with null are ignored. The ``line`` of a built-in
-    default is null.
+    and null if this depends on a fact that is not given. Entries with null are ignored. The
+    ``line`` of a built-in default is null.
     """
     known: Facts = {**dict.fromkeys(OF_BATCH, ()), **facts}
     of_job, its = for_job(site, plugins, known)
