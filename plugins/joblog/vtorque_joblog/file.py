@@ -38,12 +38,6 @@ class JsonFile(WatchedFileHandler):
     """
 
     def __init__(self, path: str) -> None:
-        """Open the file.
-
-        Raises:
-            ConfigError: others can write the directory.
-            OSError, HostFault: the file cannot be opened.
-        """
         if os.geteuid() == 0:
             require_root_owned(Path(path).parent)
         super().__init__(path)

@@ -26,7 +26,7 @@ _TAG_BYTES = 35  # virtio-fs: 36 bytes with its end (virtio specification 1.2, 5
 
 
 def elements(guest: GuestPlan) -> Iterator[Element]:
-    """Yield virtual hardware: virtio ports, seed, shares, disks, and direct boot if possible."""
+    """Yield virtio ports, seed, shares and disks, and the image's kernel if it has one."""
     yield from ports(guest)
     # Only the first guest uses this port, but all have it: a warm guest does not know its rank yet.
     yield Channel("cancel", CANCEL_PORT, str(guest.run_dir / CANCEL_SOCKET), owner="job")
@@ -79,7 +79,7 @@ def cmdline(image: Image) -> str:
 
 
 def tag(share: Share) -> str:
-    """Return the virtiofs tag of a share. Raises HostFault if its name is too long."""
+    """Return the virtiofs tag of a share. Raises HostFault if the share's name is too long."""
     if len(share.name.encode()) > _TAG_BYTES:
         raise HostFault(f"[shares.{share.name}]: the name is longer than {_TAG_BYTES} bytes")
     return share.name

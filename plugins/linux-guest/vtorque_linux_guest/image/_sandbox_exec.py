@@ -51,7 +51,6 @@ def _proc() -> None:
 
 
 def _run_in_namespaces(argv: list[str], wanted: int, done: int, parent: int) -> NoReturn:
-    """Become root of new namespaces and run the program as process 1 in them."""
     _unshare(CLONE_NEWUSER | CLONE_NEWNS | CLONE_NEWPID | CLONE_NEWIPC | CLONE_NEWUTS)
     os.write(wanted, b"?")
     if os.read(done, 1) != b"!":

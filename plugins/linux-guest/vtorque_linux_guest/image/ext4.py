@@ -3,9 +3,9 @@
 ``mke2fs -d`` before 1.47.1 is not reproducible, because it uses the directory order and change
 times of the build machine. It also needs root for the owners of files.
 
-The layout follows the kernel's Documentation/filesystems/ext4. e2fsck(8) checks each image. Every
-block group has its own bitmaps and inode table. There is no journal, because the root disk is
-discarded with its guest. There are no checksums or htrees; the guest's kernel adds htrees itself.
+The layout follows the kernel's Documentation/filesystems/ext4. Every block group has its own
+bitmaps and inode table. There is no journal, because the root disk is discarded with its guest.
+There are no checksums or htrees; the guest's kernel adds htrees itself.
 """
 
 from __future__ import annotations

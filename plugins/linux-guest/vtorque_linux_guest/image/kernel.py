@@ -197,7 +197,7 @@ def extract_vmlinux(image: bytes) -> bytes:
 
     The setup header contains the payload's offset (Documentation/arch/x86/boot.rst of the kernel,
     payload_offset). To lz4 and zstd data the kernel build appends the uncompressed size
-    (scripts/Makefile.lib, size_append). It is cut off, because lz4(1) and zstd(1) reject it.
+    (scripts/Makefile.lib, size_append). This size is cut off: lz4(1) and zstd(1) reject it.
     """
     if len(image) < _PAYLOAD + 8 or image[_HEADER_MAGIC : _HEADER_MAGIC + 4] != b"HdrS":
         raise HostFault("the kernel is not a bzImage: no HdrS magic")

@@ -137,7 +137,6 @@ def _tree(
 
 
 def _add_programs(tree: InitramfsTree, scratch: Path, debs: Path | None) -> None:
-    """Add static busybox, with a link for each applet, and static bash."""
     unpacked = scratch / "programs"
     unpacked.mkdir()
     for deb in fetch(["busybox-static", "bash-static"], scratch, debs):

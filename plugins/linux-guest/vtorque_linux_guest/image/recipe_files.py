@@ -22,7 +22,7 @@ _BELOW = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 
 
 def pack(directory: Path, added: Iterable[AddedFile], into: Path, most: int) -> None:
-    """Write the files into a new tar file, whose members belong to root and have time 0.
+    """Write the ``added`` files into a new tar file; its members belong to root and have time 0.
 
     ``most`` is the limit of the total size in MiB. Raises Refused naming the file.
     """

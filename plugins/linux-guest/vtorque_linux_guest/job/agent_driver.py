@@ -22,7 +22,7 @@ from vtorque_linux_guest.guest.contract import BREAK_MARKER, STATUS_SOCKET
 
 
 class AgentDriver:
-    """Base class of drivers that talk to the agent (:func:`vtorque_linux_guest.api.ports`).
+    """Base class of drivers for guests with the agent (:mod:`vtorque_linux_guest.api`).
 
     It is also a ``ClockDriver`` and a ``DetachableDriver``, so its guests can be suspended,
     checkpointed and migrated.
@@ -87,7 +87,6 @@ def status_port(run_dir: Path, deadline: float) -> socket.socket:
 
 
 def _let_watch(console: Path, uid: int) -> None:
-    """Let the job's owner read a guest's console log. Errors are ignored."""
     with contextlib.suppress(OSError):
         descriptor = os.open(console, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
         try:

@@ -21,7 +21,7 @@ class LinuxDriver(AgentDriver):
     """The driver of Linux guests; see :class:`vtorque_core.api.guest_driver.GuestDriver`."""
 
     def elements(self, guest: GuestPlan, site: Site) -> Iterator[Element]:
-        """Return the virtual hardware: ports, seed, shares, disk and direct boot."""
+        """Return virtio ports, seed, shares and disks, and the image's kernel if it has one."""
         from vtorque_linux_guest.boot import hardware
 
         return hardware.elements(guest)

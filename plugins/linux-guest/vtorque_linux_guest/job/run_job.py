@@ -1,6 +1,6 @@
 """Run a job's prologue, script and epilogues in a ready guest, and forward signals to them.
 
-Runs as the job's user, in the main thread of the job shell because it sets signal handlers.
+Runs as the job's user, in the job shell's main thread, because signal handlers are set there.
 :mod:`vtorque_linux_guest.job.stream` validates everything from the guest.
 """
 
