@@ -46,7 +46,7 @@ _PR_SET_PDEATHSIG = 1
 
 @dataclass
 class ClientProcess:
-    """A client's process.
+    """A process that serves one client (:mod:`vtorque_local.client`).
 
     Attributes:
         reading: Pipe that the process closes after its answer; -1 once it is closed.

@@ -236,7 +236,7 @@ class JobTask(abc.ABC):
                 self.job.status, self.job.reason = pbs.status_of(code), words
 
     def _watch(self, leader: Leader) -> bool:
-        """Wait for the leader and the job's other processes.
+        """Wait for the leader. At the walltime, or after :meth:`end`, kill the job's processes.
 
         Return False if the leader cannot be killed.
         """

@@ -354,7 +354,10 @@ class LocalService:
         return f"all slots are in use ([plugin.local] slots = {self.setup.slots})" if full else ""
 
     def _begin_jobs(self) -> None:
-        """Fill the slots, each with the oldest job of the least recently served user."""
+        """Tear down jobs of a killed service, and start queued jobs up to the limit ``slots``.
+
+        Each started job is the oldest of the least recently served user.
+        """
         now = time.monotonic()
         ready = [e for e in self.entries.values() if e not in self._working and e.again <= now]
         for entry in ready:
@@ -402,7 +405,7 @@ class LocalService:
             each.again = 0.0
 
     def _remove(self, directory: Path) -> None:
-        """Truncate and remove a job's files. A removed file that is open would keep its blocks."""
+        """Truncate and remove a job's files. An open file would keep its disk blocks otherwise."""
         for path in directory.glob("*"):
             with contextlib.suppress(OSError):
                 os.truncate(path, 0)
