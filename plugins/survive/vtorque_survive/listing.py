@@ -115,7 +115,7 @@ def ask(paths: Paths, uid: int, name: str, seconds: float) -> None:
 
     Raises:
         Refused: If there is no such checkpoint.
-        HostFault: If no watcher runs, or it does not remove the checkpoint in time.
+        HostFault: If no watcher removes the checkpoint in time.
     """
     if all(each.id != name for each in read_list(paths, uid)):
         raise Refused(f"you have no checkpoint {name} on this node; vmgr checkpoints lists yours")
@@ -135,7 +135,7 @@ def ask(paths: Paths, uid: int, name: str, seconds: float) -> None:
 
 
 def _write_line(fifo: Path, line: str) -> bool:
-    """Write a line to the FIFO; return False if no process reads it."""
+    """Write a line to the FIFO; return False if the FIFO has no reader."""
     try:
         descriptor = os.open(fifo, os.O_WRONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
         with os.fdopen(descriptor, "wb", buffering=0) as file:

@@ -50,7 +50,7 @@ def send_disk(
     stand_still: Callable[[], None],
     stop: Callable[[], bool],
 ) -> Iterator[Callable[[], None]]:
-    """Send a disk, if there is one. Yield a function that pauses the guest and sends the changes.
+    """Send ``disk``, if any. Yield a function that pauses the guest and sends the changes.
 
     When the context ends without an error, the destination resumes the guest.
 

@@ -1,8 +1,8 @@
 """A node's record of guests that are migrating, or have migrated, to another node.
 
 Root writes ``<state>/moves/<job key>.json`` before each step. The process that works on the
-migration holds ``<job key>.lock``. The record stays until the job has ended, because it keeps
-other jobs from getting the guests' addresses.
+migration holds ``<job key>.lock``. The record stays until the job has ended, because the
+record keeps other jobs from getting the guests' addresses.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ def lock_migration(paths: Paths, key: str, seconds: float = 0.0) -> Iterator[Non
     """Hold the lock on a migration.
 
     Raises:
-        Busy: If another process holds it.
+        Busy: If another process holds the lock.
     """
     path = moves_directory(paths) / f"{key}.lock"
     lock = take_lock(path, seconds)
@@ -170,7 +170,7 @@ def migrated_addresses(guests: Sequence[GuestPlan], paths: Paths) -> Iterator[Po
 
 
 def forget_ended(site: Site) -> None:
-    """Remove the records of ended jobs. The watcher, while it runs, does this, too.
+    """Remove the records of ended jobs. The watcher does this, too.
 
     Records of jobs in an unknown state stay.
     """

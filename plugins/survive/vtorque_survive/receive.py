@@ -133,8 +133,8 @@ class _Sender:
     ) -> None:
         """Request the guest ``uuid`` from the source node. Return when the guest runs here.
 
-        One thread per guest calls this, and waits for the others. The last thread sends one request
-        for all guests in ``of`` (UUIDs).
+        One thread per guest calls this, and waits for the other threads. The last thread sends one
+        request for all guests in ``of`` (UUIDs).
 
         Raises:
             SenderGone: If the source node disconnects, or after an hour, because a node that lost

@@ -1,7 +1,7 @@
 """Reserve checkpoints, and their guests' network addresses, in a directory that all nodes mount.
 
 A checkpoint keeps the network addresses of its guests while it exists. A file beside the checkpoint
-names the job that was restored from it (:class:`UseMark`). Until that job has ended, no other job
+names the job that uses the checkpoint (:class:`UseMark`). Until that job has ended, no other job
 can use the checkpoint.
 """
 

@@ -183,7 +183,7 @@ class Store:
 
         Raises:
             HostFault: If there is no space.
-            ConfigError: If a user other than root can write to it.
+            ConfigError: If a user other than root can write to the directory.
         """
         require_root_owned(self.top, uid=os.geteuid())
         with _name_errors("make", self.part(name)):

@@ -2,8 +2,8 @@
 
 A node first drains itself with a reason that starts with "requests a drain". It then counts other
 drained nodes, and sets its final reason only if their number is below the limit. If too many nodes
-request a drain, the nodes whose names sort first wait and count again. The others withdraw their
-requests.
+request a drain, the nodes whose names sort first wait and count again. All other nodes
+withdraw their requests.
 """
 
 from __future__ import annotations

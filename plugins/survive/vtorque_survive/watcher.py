@@ -140,7 +140,7 @@ class WatchedJob:
 
 @dataclass
 class WatcherLoop:
-    """The watcher's loop over all jobs of the node. An error of one job does not delay others."""
+    """The watcher's loop over the node's jobs. An error of one job does not delay other jobs."""
 
     paths: Paths
     batch: BatchView

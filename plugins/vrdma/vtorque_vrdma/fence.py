@@ -1,7 +1,7 @@
 """Isolate the Soft-RoCE traffic of a job: each guest gets a packet filter for RoCE v2.
 
 The core's filter lets a guest send only from its own address. This filter lets a guest receive RoCE
-packets only from guests of its job. It is on the node, so root in a guest cannot remove it.
+packets only from guests of its job. The filter is on the node, so guest root cannot remove it.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 Every few seconds, and when a journal changes, the service ends guests that are outdated or no
 longer wanted. Then it boots one missing guest, unless a job is starting. The service may be killed
-at any time. The next job or the init system restarts it, and the journals name its guests. It exits
-once the site wants no warm guests.
+at any time. The next job or the init system restarts the service, and the journals name the guests.
+The service exits once the site wants no warm guests.
 """
 
 from __future__ import annotations
