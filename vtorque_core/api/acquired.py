@@ -37,7 +37,7 @@ class Resource:
     """True if only root can create the resource. Personal sites refuse the job."""
 
     def create(self) -> None:
-        """Acquire the resource. Raises HostFault, or Refused if the job must not have it."""
+        """Acquire the resource. Raises HostFault on failure, Refused if the job may not have it."""
         raise NotImplementedError
 
     def release(self) -> None:

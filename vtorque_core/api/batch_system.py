@@ -221,7 +221,7 @@ class BatchJob:
         node: this node.
         nodes: all nodes with guests, in rank order.
         blob: the encoded request; None: vTorque starts no guests for this job.
-        attempt: number of restarts of this id.
+        attempt: number of restarts of the job.
         cpus: ids of the job's CPUs on this node, if assigned.
         cpu_count: number of the job's CPUs on this node, if known.
         cpu_counts: number of the job's CPUs on each of ``nodes``, if known.

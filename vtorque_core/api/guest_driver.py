@@ -102,7 +102,7 @@ class GuestDriver(Protocol):
         """Return resources that the core acquires before the domain starts."""
 
     def await_ready(self, guest: GuestPlan, deadline: float, step: Callable[[str], None]) -> None:
-        """Wait until the guest reports that its context is applied.
+        """Wait until the guest reports that its context items are applied.
 
         ``deadline`` is in ``time.monotonic()`` seconds. Call ``step`` with the name of each stage.
 

@@ -224,7 +224,7 @@ class GuestPlan:
         hostnames: host names of all guests in rank order; empty before ``vtorque_guest_context``.
         slots: vCPUs of the guests in ``hostnames``.
         granted, bare: see :class:`vtorque_core.api.batch_system.BatchJob`.
-        source: the boot source. Warm guests are chosen only after the phase ``render domain``.
+        source: the boot source. It is a warm guest only after the phase ``render domain``.
     """
 
     job: JobAttempt

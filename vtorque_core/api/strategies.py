@@ -29,7 +29,7 @@ def import_object(name: str) -> Any:
 def deferred(name: str) -> Callable[..., Any]:
     """Return a function that imports another function, calls it and returns its result.
 
-    Use it in declarations for code that ``vsub`` does not run.
+    Use ``deferred`` in declarations for code that ``vsub`` does not run.
 
     Args:
         name: the function or class, as in :func:`import_object`.
