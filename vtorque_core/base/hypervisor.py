@@ -252,7 +252,7 @@ def adopt_domain(
     """Add a job's devices, metadata and CPUs to a warm (paused) domain, and resume it.
 
     The last device is attached after the resume. It signals to the guest that the other devices
-    are present. ``metadata`` is XML, its prefix and its namespace. ``cpus`` is True for each host
+    are present. ``metadata`` is XML, its prefix and its namespace. ``cpus`` has True for each host
     CPU that vCPUs and emulator may use; empty: any.
     """
     live = library().VIR_DOMAIN_AFFECT_LIVE

@@ -124,7 +124,7 @@ class _Stream(io.TextIOWrapper):
 
 
 def open_streams() -> None:
-    """Open closed standard streams for this process and its children, and use :class:`_Stream`.
+    """Open closed standard streams, also for children, and write through :class:`_Stream`.
 
     Otherwise the next opened file would become a standard stream.
     """

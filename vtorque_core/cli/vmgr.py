@@ -1,4 +1,4 @@
-"""``vmgr``: jobs and their guests, and the image pool, for users and admins."""
+"""``vmgr``: show and control jobs and their guests, and manage the image pool."""
 
 from __future__ import annotations
 

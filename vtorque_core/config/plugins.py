@@ -273,7 +273,7 @@ class Plugins:
     def each(
         self, hook: Callable[..., Any] | str, *args: Any, **kwargs: Any
     ) -> Iterator[Contribution[Any]]:
-        """Call a hook of each plugin in sorted order, and yield every item or error.
+        """Call a hook of each plugin, in the order of ``names``, and yield every item or error.
 
         A hook without result yields one contribution with the item None. An item of a wrong type is
         an error, and the plugin's further items are skipped.

@@ -43,7 +43,7 @@ _log = logging.getLogger(__name__)
 
 
 def is_shell_stopped(paths: Paths, job: RunningJob) -> bool | None:
-    """Return True if the job shell on this node is stopped; None if it cannot be found.
+    """Return True if this node's job shell is stopped or frozen; None if it cannot be found.
 
     The job's owner controls the result, so treat it as untrusted input.
     """
