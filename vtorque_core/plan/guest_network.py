@@ -59,7 +59,6 @@ def claims(site: Site, job: BatchJob, guests: int, index: int) -> Iterator[PoolC
 
 
 def can_assign(site: Site, claimed: PoolClaim, item: str) -> bool:
-    """Return True if the site can assign the address ``item`` for this claim."""
     network = next(each for name, each in all_networks(site).items() if pool(name) == claimed.pool)
     if network.kind == "none" or network.addressing != "static":
         return item in claimed.items

@@ -27,7 +27,7 @@ def locks_of(run_dir: Path) -> list[str]:
 
 @contextlib.contextmanager
 def kill_stopped(locks: Sequence[str], seconds: float | None = None) -> Iterator[None]:
-    """Watch the daemons that hold ``locks`` within this context, and kill a daemon that is stopped.
+    """During a ``with`` block, watch the daemons that hold ``locks``, and kill a stopped daemon.
 
     After ``seconds`` (default: HANDSHAKE), kill all these daemons, because a daemon that waits for
     a file system also blocks libvirtd. Raises HostFault if a daemon was killed.

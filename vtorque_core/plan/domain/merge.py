@@ -59,8 +59,8 @@ class MergedDomain:
 def merge(contributions: Iterable[Contributed]) -> MergedDomain:
     """Merge the elements of one guest.
 
-    List elements are ordered by plugin, the core's first. Single elements are merged by field,
-    ignoring None; contradictions raise Conflict.
+    List elements are ordered by plugin, the core's first. Single elements are merged by field. None
+    counts as unset. Contradictions raise Conflict.
     """
     given = list(contributions)
     for one in given:

@@ -82,7 +82,6 @@ class DomainSpec:
 
 
 def console_socket(guest: GuestPlan, merged: MergedDomain) -> str:
-    """Return the path of the socket on which the guest's console is recorded."""
     asked = merged.single(Console)
     return asked.path if asked and asked.path else str(guest.run_dir / "console.sock")
 

@@ -1,7 +1,7 @@
 """Pure functions that place a job's guests on a node.
 
 First :mod:`packing` chooses a NUMA node for each guest. Then the guests get exclusive and shared
-CPUs, then memory, and at last caches and pool items.
+CPUs, then memory, and finally caches and pool items.
 """
 
 from __future__ import annotations

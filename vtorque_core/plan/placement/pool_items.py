@@ -13,7 +13,7 @@ _FIX = {True: "request less: this never fits this node", False: _WAIT}  # key: T
 
 
 def misfits(d: Demand, free: FreeResources) -> dict[int, int]:
-    """Return the number of a guest's unmet preferences (items, NUMA nodes), by NUMA node."""
+    """Count for each NUMA node a guest's preferences that the node does not meet."""
     result: Counter[int] = Counter()
     nodes = free.share.machine.nodes
     for node in nodes if d.near else ():
