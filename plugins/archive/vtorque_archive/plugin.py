@@ -83,7 +83,7 @@ def vtorque_after_script(place: Place, code: int, site: Site) -> Iterator[Sequen
 
 @hookimpl
 def vtorque_kept_records(site: Site) -> Iterator[Place]:
-    """Yield the records in the archives of the user who runs this process."""
+    """Yield the records in the calling user's archives."""
     user = _caller()
     if site[Settings].directory and user is not None:
         from vtorque_archive.read import archives  # noqa: PLC0415 - not by vsub

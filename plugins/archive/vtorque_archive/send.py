@@ -116,7 +116,6 @@ def _be_the_user(
     files: Sequence[tuple[str, bytes]],
     settings: Settings,
 ) -> NoReturn:
-    """Drop root's privileges, then write the archive. Runs in a child process."""
     said = ""
     try:
         signal.alarm(PATIENCE + _OWN)  # in case the waiting process was killed

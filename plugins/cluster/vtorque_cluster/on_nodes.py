@@ -80,7 +80,7 @@ def run(
         fanout: Number of nodes at a time.
         ended: Called with a node and an exit status (None: timeout) when the command has ended.
         seconds: Timeout on one node.
-        whole: Return all of the output, even if the command fails.
+        whole: Return all of standard output, even if the command fails.
     """
     codes: dict[str, int | None] = dict.fromkeys(nodes)
     lines: dict[str, list[str]] = {node: [] for node in nodes}
