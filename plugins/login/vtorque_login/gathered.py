@@ -79,7 +79,7 @@ def pack_files(place: Place) -> dict[str, str]:
 
 
 def fetch_records(nodes: Sequence[tuple[str, str]], config: Path, wait: float) -> None:
-    """Query nodes for their records as the calling user. :func:`places` then yields the records.
+    """As the calling user, get records of jobs from nodes. :func:`places` then yields the records.
 
     Prints the names of nodes that do not answer. ``nodes`` are pairs of a job id and a node;
     ``wait`` is ``[plugin.login] answer_timeout`` in seconds.
