@@ -80,7 +80,7 @@ class RofsTree:
         return node
 
     def link(self, path: str, target: str) -> None:
-        """Add a symbolic link, or replace a file by it. Raises Refused."""
+        """Add a symbolic link, which replaces an existing file. Raises Refused."""
         raw = os.fsencode(target)
         if not raw or len(raw) > MAX_PATH or b"\0" in raw:
             raise Refused(f"{path}: a link's target must have 1 to {MAX_PATH} bytes")

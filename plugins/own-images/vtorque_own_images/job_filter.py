@@ -1,4 +1,4 @@
-"""Packet filter of a guest's NIC that separates own images from NFS, metadata and other jobs.
+"""Packet filter that keeps a guest of an own image from NFS, cloud metadata and other jobs.
 
 Used on sites with an administrator. The rules and their reasons are in ``job_filter.nft``.
 """
@@ -25,7 +25,7 @@ class JobFilter(Resource):
         gateway: the node's address in the network, or empty.
         own: addresses of the job's guests on this node.
         taps: tap devices of the job's guests on this node.
-        subnets: the guests' networks of the site.
+        subnets: the site's networks for guests.
     """
 
     kind: ClassVar[str] = "own-filter"

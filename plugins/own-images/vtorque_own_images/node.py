@@ -30,7 +30,7 @@ from vtorque_own_images.submitted_image import (
 
 
 class OwnImage(MetadataEntry):
-    """Marks a guest of an own image on a site with an administrator, which stays on its node."""
+    """Metadata of a guest that may be neither saved nor migrated."""
 
     forbids: ClassVar[frozenset[Act]] = frozenset({"save", "migrate"})
 
@@ -74,7 +74,7 @@ def vtorque_plan(guest: GuestPlan, site: Site) -> Iterator[Refusal]:
 
 @hookimpl
 def vtorque_pre_boot(job: NodeJob) -> None:
-    """Create the writable disks of guests that boot the user's own disk, and packet filters."""
+    """Create packet filters, and the writable disks of guests that boot the user's own disk."""
     if not is_personal(job.site) and any(guest.image.source for guest in job.guests):
         from vtorque_own_images import site_rules  # noqa: PLC0415 - few jobs need it
 
@@ -89,7 +89,7 @@ def vtorque_pre_boot(job: NodeJob) -> None:
 
 @hookimpl
 def vtorque_guest_context(guest: GuestPlan) -> Iterator[RootCommand]:
-    """For ``root=true``, yield the command that installs sudo; on a user's own disk, tests sudo."""
+    """For ``root=true``, yield a command that installs sudo, or tests sudo on a user's own disk."""
     if not guest.image.source or guest.image.labels.get(LABEL) != SUDO_ALLOWED:
         return
     if boots_own_kernel(guest.image):  # fail early if the disk has no sudo that obeys the rule

@@ -157,7 +157,7 @@ _WHERE = "[plugin.own-images] "
 
 @hookimpl
 def vtorque_parse_args(request: JobRequest, site: Site) -> Iterator[Refusal]:
-    """Refuse users' own images unless the settings of a site with an administrator allow them.
+    """Refuse users' own images that the settings of a site with an administrator do not allow.
 
     Also refuse the options ``root``, ``work`` and ``firmware`` for images to which they do not
     apply. For users' own images, refuse all options except ``ALLOWED``.

@@ -1,4 +1,4 @@
-"""The node's conditions for own images on a site with an administrator. As root.
+"""The node's conditions for own images on a site with an administrator. Privileges: root.
 
 Root decides by the node's config, libvirt and kernel, and by nothing in the request.
 """
@@ -89,7 +89,7 @@ def _forward_mode(network: AnyNetwork, uri: str) -> str | None:
 
 
 def confinement_problems(site: Site) -> Iterator[str]:
-    """Yield the protections that do not confine QEMU on this node."""
+    """Yield each reason why QEMU is not fully confined on this node."""
     try:
         models = doctor.security_models(site.node.libvirt_uri)
         settings = doctor.qemu_settings(doctor.QEMU_CONF)
@@ -108,7 +108,7 @@ def confinement_problems(site: Site) -> Iterator[str]:
 
 
 def protect_job(job: NodeJob) -> None:
-    """Check the files of a job's own image, and acquire its packet filters. Raises Refused."""
+    """Check the user's own images of a job, and acquire packet filters. Raises Refused."""
     networks = all_networks(cast(Site, job.site)).values()
     nics = [nic for guest in job.guests for nic in guest.addresses]
     own, taps = tuple(nic.ip for nic in nics if nic.ip), tuple(nic.tap for nic in nics)

@@ -28,8 +28,8 @@ def choose_directory(value: str, home: Path | None = None, cwd: Path | None = No
     """Return the value of ``work`` to submit: HOME, or an absolute path below the home.
 
     An empty ``value`` means the current directory. Refuses links below the home, because code in an
-    earlier guest could have replaced a directory by a link, for example to ``~/.ssh``. Privileges:
-    the user. Raises Refused.
+    earlier guest could have replaced a directory with a link, for example to ``~/.ssh``.
+    Privileges: the user. Raises Refused.
     """
     if value == HOME:
         return value
