@@ -62,7 +62,7 @@ def torque_places(
 
     Args:
         nodes: The job's ``Resource_List.nodes``.
-        placed: Name and processes of each item in exec_host.
+        placed: Node name and number of processes of each item in exec_host.
         feature: The site's property of nodes with guests.
         has: Properties of each node.
 

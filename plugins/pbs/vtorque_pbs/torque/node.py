@@ -185,7 +185,7 @@ class TorqueNode(PbsNode):
         return RETRY
 
     def set_mark(self, name: str, node: Attributes, healthy: bool) -> None:
-        """Add the mark, a property, to a healthy node; on a faulty node replace it by ``no<mark>``.
+        """Add the mark, a property, to a healthy node. On a faulty node, set ``no<mark>`` instead.
 
         The last node with the mark keeps it, because pbs_sched deletes queued jobs that no node
         could run ("would never run").
@@ -210,7 +210,7 @@ class TorqueNode(PbsNode):
         return self._settings.property in _properties(node)
 
     def restrict_to_node(self, job: Attributes, node: str) -> str:
-        """Replace the node count 1 in ``nodes`` by the name ``node``."""
+        """Replace the node count 1 in the job's ``nodes`` request with the name ``node``."""
         asked = job.get("Resource_List.nodes", "")
         count, colon, rest = asked.partition(":")
         if count not in ("1", node) or not is_one_part(asked):

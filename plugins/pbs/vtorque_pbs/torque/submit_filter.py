@@ -74,7 +74,7 @@ exit "$ours"
 
 
 def script(place: Installation, site: Path | None) -> bytes:
-    """Return the filter, which first runs ``site``, and runs vsub only for ``#VSUB`` lines."""
+    """Return the filter, which runs the site's filter first, and vsub only for ``#VSUB`` lines."""
     run = _ALONE if site is None else _AFTER_SITE.format(site=shlex.quote(str(site)))
     vsub = shlex.quote(str(place.program.with_name("vsub")))
     mark = f"Written by {MARK.decode()}"
