@@ -77,7 +77,7 @@ class Driver(Protocol):
     """
 
     def create(self, order: MachineOrder) -> Machine:
-        """Create a machine and its tags in one step. It may still be booting on return.
+        """Create a machine and its tags in one step. On return, the machine may still be booting.
 
         If the process is killed, a machine that remains must have its tags.
 

@@ -167,8 +167,8 @@ def _perform_step(machines: Machines, batch: Pbs, step: rounds.Step) -> bool:
 def _delete_node(batch: Pbs, step: rounds.Step) -> set[str]:
     """Delete a node from the batch system, so that the node gets no job before its machine ends.
 
-    Returns the node's name. If the node's state is not ``step.was``, deletes nothing and returns an
-    empty set: Torque would also delete a node with jobs, and requeue or delete the jobs
+    Returns a set with the node's name. If the node's state is not ``step.was``, deletes nothing and
+    returns an empty set: Torque would also delete a node with jobs, and requeue or delete the jobs
     (req_manager.c).
     """
     if step.was is not None and batch.nodes().get(step.node) != step.was:

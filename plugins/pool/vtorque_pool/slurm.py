@@ -52,7 +52,7 @@ class PoolNode:
 
 
 class Slurm:
-    """The commands of Slurm, run with PATH and SLURM_CONF, which Slurm may not have set."""
+    """The commands of Slurm, run with the setting ``slurm_conf`` as SLURM_CONF."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings

@@ -1,1 +1,1 @@
-"""The built-in cloud drivers. Each imports its libraries when it is created."""
+"""The built-in cloud drivers. Each module is loaded only if the site uses the driver."""

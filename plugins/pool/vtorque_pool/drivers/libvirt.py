@@ -3,7 +3,7 @@
 Options:
 
 - ``uri`` (default ``qemu:///system``) and ``network`` (``default``) of libvirt.
-- ``images``: directory of images and machines' files, on libvirt's host.
+- ``images``: directory of the images and of the machines' files, on libvirt's host.
 - ``pool``: vTorque's image pool, if machines boot from its images. The path must be the same on
   this host and on libvirt's host.
 - ``secrets``: cloud-init file that only its owner can read.
