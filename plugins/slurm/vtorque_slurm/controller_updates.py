@@ -69,9 +69,9 @@ def bare_nodes(client: SlurmClient, job_id: str) -> tuple[BareNode, ...]:
 def host_fault(client: SlurmClient, settings: Settings, job: BatchJob, reason: str) -> None:
     """Requeue the job and exclude this node. Hold the job once the retry limit is reached.
 
-    If several nodes fail at once, the job is requeued once and all of them are excluded. If Slurm
-    refuses the requeue (``--no-requeue``, salloc), the job shell prints the reason and the job
-    ends.
+    If several nodes fail at once, the job is requeued once, and all these nodes are excluded. If
+    Slurm refuses the requeue (``--no-requeue``, salloc), the job shell prints the reason and the
+    job ends.
     """
     note = f"{OURS}: job {job.id} did not start on {job.node}: {reason}"
     found = record(client, job.id)

@@ -102,7 +102,7 @@ class CommandLine:
         vm: Values of ``-vm``.
         interactive: True with ``-I``.
         words: Option words as given, without ``-vm`` and ``-I``.
-        plain: ``words`` without ``--wrap`` and a closing ``--``.
+        plain: ``words`` without ``--wrap`` and a final ``--``.
         options: (long name, value) in order; the value may be "".
         operands: The script and its arguments.
         more: Further components of a heterogeneous job. The last component has the operands.

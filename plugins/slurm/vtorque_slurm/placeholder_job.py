@@ -164,7 +164,7 @@ def _placeholder_id(client: SlurmClient, job_id: str, node: str) -> str:
 
 
 def _text(client: SlurmClient, job_id: str, field: str) -> str:
-    """Return one field of a job, which may contain any text of the user.
+    """Return one field of a job. The field may contain any user text.
 
     The query prints only this field, so the text cannot imitate other fields.
     """
