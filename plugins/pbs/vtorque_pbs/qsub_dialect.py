@@ -132,7 +132,7 @@ class QsubOptions:
 
 
 def merge_options(directives: Sequence[Options], line: Options) -> QsubOptions:
-    """Merge the options of the directive lines, in order, and the command line.
+    """Merge the options of the directive lines, in order, with those of the command line.
 
     The last option wins, but ``-l`` resources are merged by name. ``-I`` counts only on the command
     line.

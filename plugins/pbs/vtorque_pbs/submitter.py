@@ -338,7 +338,7 @@ def _show_request(blob: bytes, needs: Needs) -> None:
 
 
 def command_script(command: Sequence[str]) -> bytes:
-    """Return a script that executes ``command``, which OpenPBS would run on the host."""
+    """Return a script for the guest that executes ``command``. OpenPBS would run it on the host."""
     return b"#!/bin/sh\nexec " + os.fsencode(shlex.join(command)) + b"\n"
 
 
