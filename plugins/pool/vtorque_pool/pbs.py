@@ -207,7 +207,7 @@ def _is_off(node: PoolNode) -> bool:
 
 
 def _job(word: str) -> str:
-    """Return the job id in ``0/12.server``, ``0-1/12.server`` (Torque) or ``12.server/0``."""
+    """Return the job id in ``0/12.srv``, ``0-1/12.srv`` (Torque) or ``12.srv/0`` (OpenPBS)."""
     first, _, last = word.strip().partition("/")
     return first if not last or last.isdecimal() else last
 

@@ -153,7 +153,7 @@ HEADS = ("CPU", "steal", "QEMU memory", "read", "written", "received", "sent")
 
 
 def cells(figures: Figures) -> Sequence[str]:
-    """Return a table row for one guest, with the columns :data:`HEADS`."""
+    """Return a table row of figures, with the columns :data:`HEADS`."""
     disk, network = figures.disk, figures.network
     return (
         "-" if figures.cpu_share is None else percent(figures.cpu_share),

@@ -1,4 +1,4 @@
-"""The plugin scam on the node: exclusive cores, cache partitions, and no page merging for a guest.
+"""The plugin scam on the node: whole cores, cache partitions, and no page merging for a guest.
 
 When the guest starts, libvirt creates cache partitions for the vCPU threads with the kernel's
 resctrl (arch/x86/resctrl.rst). libvirt removes the partitions when the guest ends.
