@@ -271,7 +271,7 @@ def _further_components(line: CommandLine) -> list[str]:
 
 
 def _has_files(blob: bytes) -> bool:
-    """Return whether a request contains files of the user, which other users must not read.
+    """Return whether a request contains the user's files, and must be hidden from other users.
 
     ``blob`` is JSON text without blanks.
     """
