@@ -36,7 +36,7 @@ class NodeProcess(DaemonProcess):
     """A root process that the first job on a node starts, and that ends with the last job.
 
     A subclass sets ``name``, and ``module`` with a ``main`` that calls :func:`initialize`. Define
-    the subclass outside ``module``, because hooks import the subclass.
+    the subclass outside ``module``, so that hooks need not import ``module``.
 
     A node has one process of each ``name``, with the lock ``<run>/<name>.lock``. A running process
     ignores changed settings.

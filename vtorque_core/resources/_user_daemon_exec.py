@@ -145,7 +145,7 @@ def _system_call(what: str, number: int, *arguments: int | bytes | ctypes.Array[
 
 
 def descriptor_of(pidfd: int, number: int) -> int:
-    """Return a copy of another process's descriptor (pidfd_getfd(2), Linux 5.6)."""
+    """Duplicate a descriptor of another process (pidfd_getfd(2), Linux 5.6)."""
     return _system_call("pidfd_getfd", SYS_PIDFD_GETFD, pidfd, number, 0)
 
 

@@ -258,7 +258,7 @@ def _listen(service: ServedData) -> socket.socket:
 
 
 def _create_log() -> int:
-    """Return a memfd limited to 64 KiB, because a guest can make the daemon log."""
+    """Return a memfd limited to 64 KiB, because a guest can make the daemon write log lines."""
     log_fd = os.memfd_create("vtorque-daemon-log", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     os.ftruncate(log_fd, LOG_BYTES)
     fcntl.fcntl(log_fd, fcntl.F_ADD_SEALS, _SEALS)
