@@ -41,7 +41,7 @@ def _check_whole(
 
 
 def check_pool(site: Site) -> Iterator[HealthResult]:
-    """Check that only root can write to the image pool, and that QEMU can read it."""
+    """Check that only root can write to the image pool, and that QEMU can boot its images."""
     pool, cache = site.images.pool, site.images.cache
     if cache and not pool.is_dir() and Path(cache).is_dir():
         yield ok(

@@ -76,7 +76,7 @@ class SystemdJournal(Datagrams):
         self._tag = tag
 
     def encode(self, record: logging.LogRecord) -> bytes:
-        """Return a field for each key of the record."""
+        """Return the record's fields, such as MESSAGE and VTORQUE_JOB."""
         entry = entry_of(record)
         detail = "".join(f" | {line}" for line in entry.get("detail", ()))
         fields = {

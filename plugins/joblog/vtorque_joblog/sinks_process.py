@@ -1,4 +1,4 @@
-"""The unprivileged sink process, which runs network sinks and code of other distributions.
+"""The unprivileged sink process, which runs all sinks except ``file``.
 
 Root's follower starts this process for the first log line, and sends it logs as descriptors
 (:mod:`vtorque_joblog.unprivileged_sinks`). The process has no other access to root's files. It

@@ -49,7 +49,7 @@ log = logging.getLogger("joblog")
 
 
 class _ProcessEnded(Exception):
-    """The process has ended or must be ended."""
+    """The unprivileged process has ended or must be ended."""
 
 
 class _SinksProcess:
