@@ -63,7 +63,7 @@ def resolv_text(guest: GuestPlan) -> str:
 
 
 def profile_text(variables: Mapping[str, str]) -> str:
-    """Return /etc/profile.d/vtorque.sh: the site's variables, then the running job's.
+    """Return /etc/profile.d/vtorque.sh, which sets ``variables``, then the running job's variables.
 
     The user can change the file of the job's variables, so only the user's own shells read it.
     """

@@ -24,7 +24,7 @@ _LAST_WORDS = 1500  # characters of a failed program's output
 
 
 def _prepare(work: Path) -> None:
-    """Make the files in ``work`` readable for the sandbox, whatever the umask.
+    """Make the files in ``work`` readable for the sandbox, and create ``work``/tmp.
 
     Call it only before the first run: later, programs in the sandbox may have created links in
     ``work`` to files outside.

@@ -181,7 +181,7 @@ class _SignalForwarder:
         return next((n for n in (signal.SIGINT, signal.SIGHUP) if n in self._last), 0)
 
     def main_ended(self) -> None:
-        """Forward no TERM after the script's end, and wait if ``on_cancel`` is still running."""
+        """Wait for a running :meth:`_cancel`, which forwards no TERM after the script's end."""
         self.on_cancel = None
         if self._cancelling is not None:
             self._cancelling.join()
