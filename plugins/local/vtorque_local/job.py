@@ -181,7 +181,7 @@ def sealed_size(descriptor: int, most: int) -> int:
 def put_files(directory: Path, job: LocalJob, script: int, rest: int, host: str, ppn: int) -> None:
     """Create the job's directory with the script, the input of ``become_job`` and the node file.
 
-    Root owns all files, so the job's owner can read but not enlarge them.
+    Root owns all files, so the job's owner cannot enlarge them.
     """
     Tree(str(directory)).create()
     content = _content(script)

@@ -1,8 +1,8 @@
 """Kill the processes that a job has left on the machine.
 
-Kills the processes in the job's cgroup or, without a cgroup, the processes with the job's
-``PBS_JOBCOOKIE``. The service leaves this to a process of the job's user, because reading
-``/proc/PID`` can block forever if the memory of process PID belongs to a FUSE file system.
+The service kills the processes in the job's cgroup. Without a cgroup, a process of the job's user
+finds and kills the processes with the job's ``PBS_JOBCOOKIE``, because reading ``/proc/PID`` can
+block forever if the memory of process PID belongs to a FUSE file system.
 """
 
 from __future__ import annotations

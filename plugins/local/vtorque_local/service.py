@@ -97,7 +97,7 @@ class LocalService:
             signal.signal(number, lambda *_: self.stop())
 
     def serve(self) -> None:
-        """Run until :meth:`stop`. Then end running jobs; queued jobs stay queued."""
+        """Run until the idle time or :meth:`stop`. End running jobs; queued jobs stay queued."""
         most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # each client needs several
         os.ftruncate(self._lock, 0)

@@ -110,7 +110,7 @@ class LocalSubmitter:
             return 0
 
     def shut_down(self) -> None:
-        """Stop the service. Only the service's owner may stop it."""
+        """Stop the service. Only root and the service's owner may stop it."""
         with self._ask({"op": "stop"}):
             return
 
