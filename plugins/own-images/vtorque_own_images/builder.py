@@ -113,7 +113,6 @@ class BaseBuilder:
 
 
 def _built_sudo(work: Path) -> bytes:
-    """Compile vTorque's own sudo with the agent's configuration parser."""
     with as_file(files("vtorque_own_images").joinpath("sudo.c")) as source:
         return built_agent(work, ("conf.c", str(source)))
 

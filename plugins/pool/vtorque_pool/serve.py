@@ -145,7 +145,6 @@ def _join(machines: Machines, batch: Pbs, node: str, machine: Machine) -> None:
 
 
 def _perform_step(machines: Machines, batch: Pbs, step: rounds.Step) -> bool:
-    """Perform an action other than ``start``; return True if it succeeded."""
     if step.kind == "end" and step.machine is not None:
         return not machines.end_machine(step.machine, step.why)
     machines.log(f"{step.node}: {step.kind}: {step.why}")

@@ -104,7 +104,6 @@ def _add_alarm(text: bytes, seconds: int) -> bytes:
 
 
 def _remove_alarm(text: bytes) -> bytes:
-    """Return pbs_mom's config as it was before :func:`_add_alarm`."""
     found = re.search(
         rb"^" + re.escape(_OURS) + rb"( and its newline before)?\n\$prologalarm [0-9]+\n",
         text,

@@ -142,7 +142,6 @@ class Libvirt:
         return Image(name, "", "", "", "", disk=Path(self._images, name))
 
     def _disks(self, name: str, order: MachineOrder, image: Image) -> str:
-        """Create the machine's disk and, if needed, its seed; return their XML."""
         if image.disk is None:
             raise CloudFault(f"the image {image.name} has no root disk")
         base, form = escape(str(image.disk)), f"<format type='{image.disk_format}'/>"
