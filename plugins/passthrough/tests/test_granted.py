@@ -136,17 +136,17 @@ def test_cards_without_known_numbers_are_refused(site):
     [
         (
             '["/dev/null"]',
-            r"number 1 \(see 'files' of class gpu\) is not a known card",
+            r"number 1 \('files' of class gpu\) is not a known card",
         ),
         (
             '["/dev/null", "/dev/missing"]',
-            r"number 1 \(see 'files' of class gpu\) is not a known card",
+            r"number 1 \('files' of class gpu\) is not a known card",
         ),
         (
             '["/dev/null", "/dev/random"]',
-            r"number 1 \(see 'files' of class gpu\) is not a known card",
+            r"number 1 \('files' of class gpu\) is not a known card",
         ),
-        ('["/dev/null", "/dev/full"]', "has no 1 PCI cards of class gpu.*been granted gres/gpu"),
+        ('["/dev/null", "/dev/full"]', "n1 has no 1 PCI cards of class.*the job holds gres/gpu"),
     ],
 )
 def test_device_files_that_do_not_match_the_node_are_a_host_fault(tmp_path, files, message):

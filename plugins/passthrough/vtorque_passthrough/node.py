@@ -116,18 +116,18 @@ def vtorque_plan(guest: GuestPlan, site: Site) -> Iterator[Claim | Refusal | Not
         return
     found = find_cards(settings).values()
     claims = []
-    for of in (c for c in settings.classes if c.name in wanted):
-        number = wanted[of.name]
-        of_class = [c for c in _cards_of(of, guest, found, settings.sysfs) if c.name == of.name]
+    for kind in (c for c in settings.classes if c.name in wanted):
+        number = wanted[kind.name]
+        of_class = [c for c in _cards_of(kind, guest, found, settings.sysfs) if c.name == kind.name]
         free = {card.item: card.functions[0].numa for card in of_class if not card.problem}
         if len(free) < number:
             why = "".join(f"; {card.problem}" for card in of_class if card.problem)
-            what = f"{number} PCI cards of class {of.name} for guests (usable: {len(free)}{why})"
-            if of.resource and guest.granted is not None:
-                raise _fault(f"has no {what}, although the job has been granted {of.resource}", why)
+            lack = f"{number} PCI cards of class {kind.name} for guests (usable: {len(free)}{why})"
+            if kind.resource and guest.granted is not None:
+                raise _fault(f"{guest.job.node} has no {lack}; the job holds {kind.resource}", why)
             missing = why_no_vfio(settings.sysfs) if of_class else ""
             fix = f"it lacks {missing}" if missing else "request fewer cards, or another node"
-            yield report_missing(guest, what, option=PCI, required=settings.required,
+            yield report_missing(guest, lack, option=PCI, required=settings.required,
                                  where=WHERE, fix=fix)  # fmt: skip
             return
         near = {item: node for item, node in free.items() if node >= 0}
@@ -149,25 +149,25 @@ def _grant_refusals(guest: GuestPlan, site: Site) -> Iterator[Refusal]:
 
 
 def _cards_of(
-    of: CardClass, guest: GuestPlan, found: Collection[CardGroup], sysfs: str
+    kind: CardClass, guest: GuestPlan, found: Collection[CardGroup], sysfs: str
 ) -> Collection[CardGroup]:
-    if guest.granted is None or not of.files:
+    if guest.granted is None or not kind.files:
         return found
-    grant = guest.granted.get(of.resource, Grant(0))
+    grant = guest.granted.get(kind.resource, Grant(0))
     if len(grant.devices) < grant.count:
         raise Refused(
-            f"the batch system does not report which {of.resource} of node {guest.job.node} "
-            "are exclusive to this job: request unshared cards, or ask the administrator"
+            f"the batch system does not report which {kind.resource} of node {guest.job.node} "
+            "are exclusive to this job: request whole cards, or ask the administrator"
         )
-    numbers = {function_of_file(file, sysfs): n for n, file in reversed([*enumerate(of.files)])}
+    numbers = {function_of_file(file, sysfs): n for n, file in reversed([*enumerate(kind.files)])}
     at = {number: address for address, number in numbers.items() if address}
-    where = f"{of.resource} of node {guest.job.node}: number"
+    device = f"{kind.resource} of node {guest.job.node}: number"
     mine = []
     for number in grant.devices:
         if (card := next((c for c in found if at.get(number) in c.addresses), None)) is None:
-            raise _fault(f"{where} {number} (see 'files' of class {of.name}) is not a known card")
+            raise _fault(f"{device} {number} ('files' of class {kind.name}) is not a known card")
         if others := {numbers[a] for a in card.addresses & numbers.keys()} - set(grant.devices):
-            raise _fault(f"{where} {number} shares its IOMMU group with number {min(others)}")
+            raise _fault(f"{device} {number} shares its IOMMU group with number {min(others)}")
         mine.append(card)
     return mine
 

@@ -134,15 +134,15 @@ class Vfio(Resource):
             raise HostFault(f"PCI function {self.address} cannot be bound to {driver}")
 
     def _wait(self, group: str) -> Path:
-        node = Path(self.dev, group)
+        device = Path(self.dev, group)
         deadline = time.monotonic() + _APPEAR
-        while not node.exists():
+        while not device.exists():
             if time.monotonic() > deadline:
                 raise HostFault(
-                    f"{node} did not appear: another driver may be in use in IOMMU group {group}"
+                    f"{device} did not appear: another driver may be in use in IOMMU group {group}"
                 )
             time.sleep(0.02)
-        return node
+        return device
 
     def _write(self, name: str, text: str) -> None:
         try:
