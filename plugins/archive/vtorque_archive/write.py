@@ -45,7 +45,7 @@ def write(
         owner = os.fstat(at).st_uid
         if owner != os.geteuid():
             raise PermissionError(
-                errno.EPERM, f"the directory belongs to another user, uid {owner}"
+                errno.EPERM, f"the archive directory belongs to uid {owner}, not to you"
             )
         content = pack_files(_add_exit_code(at, name, files), settings.file_mib << 20)
         _make_room(at, name, len(content), settings, now)

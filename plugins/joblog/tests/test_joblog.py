@@ -84,7 +84,7 @@ def test_follower_that_cannot_start_is_a_warning(plugins):
         ('tag = "a b"', "letters, digits"),
         ('file = "log.jsonl"', "absolute path"),
         ('file = "/var/../etc/x"', "'..'"),
-        ('sinks = ["acme", "file"]', "sinks: file must not be listed: it has its own key"),
+        ('sinks = ["acme", "file"]', "sinks: remove file, which has its own key"),
         ("uid = 0", "is invalid: it must be 1 to 4294967294"),
     ],
 )

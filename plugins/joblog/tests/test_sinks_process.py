@@ -366,13 +366,13 @@ def test_stopped_process_is_killed_and_restarted(top, open_sinks, good_config, m
     for number in range(2):
         found.give(log.say(str(number)))
         eventually(lambda n=number: str(n) in good_config.got)
-    eventually(lambda: "process accepted no data for 10 s" in caplog.text)
+    eventually(lambda: "process has received no logs for 10 s" in caplog.text)
 
 
 SIZE = RECORD.size
 WRONG = {
-    "too short": (b"x", f"sent 1 bytes instead of {SIZE}"),
-    "too long": (b"x" * 4000, f"sent {SIZE + 1} bytes instead of {SIZE}"),
+    "too short": (b"x", f"sent an answer of 1 bytes instead of {SIZE}"),
+    "too long": (b"x" * 4000, f"sent an answer of {SIZE + 1} bytes instead of {SIZE}"),
     "a huge offset": (
         RECORD.pack(1, 0, 1 << 63),
         "reports an invalid offset 9223372036854775808 of log 0 for sink 1",
@@ -393,7 +393,7 @@ WRONG = {
         RECORD.pack(1, 5, 1),
         "reports an invalid offset 1 of log 5 for sink 1",
     ),
-    "more logs than it was sent": (RECORD.pack(2, 0, 99), "accepted 99 of 1 logs"),
+    "more logs than it was sent": (RECORD.pack(2, 0, 99), "reports that it received 99 of 1 logs"),
     "the process as a sink": (
         RECORD.pack(2, 1, 1),
         "reports an invalid offset 1 of log 1 for sink 2",

@@ -64,8 +64,8 @@ class Settings:
             raise ValueError("file is invalid: write an absolute path without '..'")
         if twice := set(_OWN) & set(self.sinks):
             raise ValueError(
-                f"sinks: {', '.join(sorted(twice))} must not be listed: it has its own key"
-                " in [plugin.joblog]"
+                f"sinks: remove {', '.join(sorted(twice))}, which has its own key "
+                "in [plugin.joblog]"
             )
         if not 0 < self.uid < 2**32 - 1:
             raise ValueError(f"uid={self.uid} is invalid: it must be 1 to {2**32 - 2}")

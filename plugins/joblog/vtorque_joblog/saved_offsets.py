@@ -90,7 +90,7 @@ class SavedOffsets:
     def _log_error(self, error: OSError) -> None:
         if not self._said:
             log.warning(
-                "cannot write %s: %s; if the follower restarts, the sink gets lines a second time",
+                "cannot write %s: %s. After a restart, vTorque sends some lines to the sink again",
                 self._path,
                 error.strerror,
             )

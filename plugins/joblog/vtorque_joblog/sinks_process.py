@@ -177,7 +177,7 @@ def _result(handler: Future[logging.Handler]) -> logging.Handler:
     Raises the function's exception, or HostFault if the function hangs.
     """
     if not handler.done():
-        raise HostFault(f"not ready within {_OPENING:g} s")
+        raise HostFault(f"the sink was not ready within {_OPENING:g} s")
     return handler.result()
 
 

@@ -111,7 +111,7 @@ class _SinksProcess:
         if not record:
             raise _ProcessEnded("")
         if len(record) != RECORD.size:
-            raise _ProcessEnded(f"sent {len(record)} bytes instead of {RECORD.size}")
+            raise _ProcessEnded(f"sent an answer of {len(record)} bytes instead of {RECORD.size}")
         sink, number, offset = RECORD.unpack(record)
         return sink, number, offset
 
@@ -121,7 +121,7 @@ class _SinksProcess:
         Raises _ProcessEnded for an impossible number.
         """
         if not self.taken < count <= self.sent:
-            raise _ProcessEnded(f"accepted {count} of {self.sent} logs")
+            raise _ProcessEnded(f"reports that it received {count} of {self.sent} logs")
         self.taken = count
         self.since = time.monotonic()
 
@@ -211,7 +211,7 @@ class UnprivilegedSinks:
         if self._life is None and self.is_busy and self._until == math.inf and now >= self._next:
             self._next = now + _AGAIN
             if self._logs is not None and self._logs.is_alive():
-                raise HostFault("left a child process that keeps its standard error open")
+                raise HostFault("a child process still has its standard error open: no restart yet")
             self._life = life = _SinksProcess(self._argv)
             self._logs = threading.Thread(target=self._log, args=(life,), daemon=True)
             self._logs.start()
@@ -287,7 +287,7 @@ class UnprivilegedSinks:
         Raises _ProcessEnded if the process has not received all earlier logs.
         """
         if life.sent > life.taken:
-            raise _ProcessEnded(f"accepted no data for {_PATIENCE:g} s")
+            raise _ProcessEnded(f"has received no logs for {_PATIENCE:g} s")
         life.since = time.monotonic()
         with self._lock:
             for name, (job, _) in list(self._out.items())[:1]:

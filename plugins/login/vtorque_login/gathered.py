@@ -141,6 +141,6 @@ class _Unpacking:
         except zlib.error as error:
             raise ValueError(name) from error
         if len(content) > self._left:
-            raise ValueError(f"larger than {_MOST} bytes")
+            raise ValueError(f"the files are larger than {_MOST} bytes")
         self._left -= len(content)
         return content

@@ -243,7 +243,7 @@ def test_endless_answer_is_not_kept():
             connection.sendall(b" " * 65536)
 
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    error = f"more than {MAX_BYTES >> 20} MiB"
+    error = f"the answer is larger than {MAX_BYTES >> 20} MiB"
     with answering(talk) as url, pytest.raises(HostFault, match=error):
         run_with_client(Access(url, "v2"), PATIENCE, SnapClient.tasks)
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 64 * 1024  # KiB

@@ -206,7 +206,7 @@ class SnapClient:
             what = str(error) or type(error).__name__
             raise HostFault(f"snapteld at {self.access.url}: {ascii(what)[:200]}") from None
         if len(data) > MAX_BYTES:
-            raise self._unexpected_answer(f"more than {MAX_BYTES >> 20} MiB")
+            raise self._unexpected_answer(f"the answer is larger than {MAX_BYTES >> 20} MiB")
         return response.status, data
 
     def _seconds_left(self) -> float:

@@ -453,10 +453,10 @@ def _migrated_guests(here: ThisNode, move: Move, job: RunningJob, why: str) -> s
         # Without an error (why), the destination has just reported that it runs all guests.
         gone = _parse_guests(_ask_peer(here, move, mine)) if why else set(move.guests)
     except HostFault as error:
-        stay = "PAUSED on this node" if "still" in mine.values() else "as they are"
+        state = "PAUSED on this node" if "still" in mine.values() else "as they are"
         with kept_jobs.logging_for(here.paths, job.job):
-            log.error("%s; the guests stay %s until %s answers", error, stay, move.to)
-        raise HostFault(f"{error}: the guests stay {stay} until {move.to} answers") from None
+            log.error("%s; the guests stay %s until %s answers", error, state, move.to)
+        raise HostFault(f"{error}: the guests stay {state} until {move.to} answers") from None
     on_step("asked")
     if any(mine[uuid] == "runs" for uuid in gone):
         raise HostFault(both)
@@ -555,5 +555,5 @@ def _release_source(here: ThisNode, move: Move) -> None:
         if not here.adapter.has_ended(move.job, move.attempt):
             here.adapter.remove_node(move.job, move.node)
     except VtorqueError as error:  # permanent without slurmdbd, or for unusual job names
-        log.warning("%s stays reserved until job %s ends: %s", move.node, move.job, error)
+        log.warning("node %s stays reserved until job %s ends: %s", move.node, move.job, error)
     on_step("after leave")

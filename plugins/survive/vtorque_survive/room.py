@@ -74,5 +74,5 @@ def require_no_more(part: Path) -> None:
     if had > reserved:
         most = show_mib(reserved // _MIB)
         raise Refused(
-            f"the checkpoint has {show_mib(had // _MIB)}, but only {most} were reserved for it"
+            f"the checkpoint uses {show_mib(had // _MIB)}, but only {most} were reserved for it"
         )

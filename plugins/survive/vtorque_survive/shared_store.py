@@ -118,7 +118,7 @@ class UseMark(Resource):
             found = _read(Path(self.path))
             if found and found["job"] not in (self.job, *self.over):
                 raise in_use_fault(
-                    f"checkpoint in use by job {found['job']} on node {found['node']}"
+                    f"the checkpoint is in use by job {found['job']} on node {found['node']}"
                 )
             said = json.dumps({**self._read_mark(), "leased": self.leased})
             replace_file(self.path, said.encode(), mode=0o600, ready=os.fsync)
@@ -205,7 +205,9 @@ class Gate:
         ours = {node for node, each in said.items() if each.get("key") == self._job.key}
         for node in ours:
             if (other := said[node].get("checkpoint")) != self._id:
-                raise InUse(f"different checkpoints: {self._id} on this node, {other} on {node}")
+                raise InUse(
+                    f"the job has different checkpoints: {self._id} on this node, {other} on {node}"
+                )
         if gone := seen - ours:
             raise InUse(f"the job's start on {', '.join(sorted(gone))} has failed")
         seen |= ours
