@@ -127,7 +127,7 @@ class LocalAgent:
                 sock.close()
             shutil.rmtree(self.path, ignore_errors=True)
         if kind is None and not (alive and code == 0):
-            raise AssertionError(f"the agent ended with {code}: {log}")
+            raise AssertionError(f"the agent ended with exit code {code}: {log}")
 
 
 class AgentHarness:
@@ -166,7 +166,7 @@ class AgentHarness:
     def connect(self, port: str) -> socket.socket:
         """Return the agent's next connection to the port with this name."""
         if self._agent is None:
-            raise OSError("there is no guest")
+            raise OSError("no guest is running: use boot() first")
         return self._agent.status() if port == self.ready_port else self._agent.connect()
 
     def close(self) -> None:

@@ -387,7 +387,7 @@ def _wires(harness: GuestHarness) -> Wires:
 @contextlib.contextmanager
 def _limit_time(harness: GuestHarness) -> Iterator[None]:
     def hung(_number: int, _frame: FrameType | None) -> None:
-        raise CallTimeout(f"timed out after {harness.patience:g} s")
+        raise CallTimeout(f"the call did not return within {harness.patience:g} s")
 
     main = threading.main_thread().ident or 0
     before = signal.signal(signal.SIGPROF, hung)

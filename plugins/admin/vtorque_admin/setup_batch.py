@@ -61,10 +61,10 @@ def install(
     this function again.
     """
     steps = [*steps_of(site, plugins, batch, config), *_plugin_steps(site, plugins, config)]
-    again = f"after fixing this, run vtorque setup install --batch {batch} again"
-    by_hand = [step.problem for step in steps if isinstance(step, Check) and not step.is_applied()]
-    if by_hand and not dry_run:
-        raise HostFault(f"{'. Also: '.join(by_hand)}. {batch} was not changed: {again}")
+    fix = f"after fixing this, run vtorque setup install --batch {batch} again"
+    problems = [step.problem for step in steps if isinstance(step, Check) and not step.is_applied()]
+    if problems and not dry_run:
+        raise HostFault(f"{'. Also: '.join(problems)}. {batch} was not changed: {fix}")
     memory = site.paths.state / "setup.json"
     if steps and not dry_run:
         record = _load(memory)
@@ -80,7 +80,7 @@ def install(
             elif isinstance(step, Check):
                 say(f"  by hand: {step.problem}")
         except (VtorqueError, OSError) as error:
-            raise HostFault(f"{error}. The earlier steps remain in effect: {again}") from None
+            raise HostFault(f"{error}. The earlier steps remain in effect: {fix}") from None
     if not _is_system(config, batch):
         text = f'set [batch] system = "{batch}" in {config}'
         say(f"would {text}" if dry_run else text)

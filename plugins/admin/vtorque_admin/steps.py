@@ -104,12 +104,14 @@ class ReplacedFile:
 
     def apply(self) -> None:
         """Install the file atomically. Raises HostFault if an admin's edits would be lost."""
-        whose = self._owner()
-        if whose is _Owner.EDITED:
-            raise HostFault(f"{self.path} was {whose.value}: move it away and run this again")
+        state = self._owner()
+        if state is _Owner.EDITED:
+            raise HostFault(
+                f"{self.path} was {state.value}: move it away and run this command again"
+            )
         with safefs.name_errors(self.path):
             safefs.make_directories(self.path.parent)
-            if whose is _Owner.SITE and not self._has_backup():
+            if state is _Owner.SITE and not self._has_backup():
                 if os.path.lexists(self.backup):
                     raise HostFault(
                         f"{self.path} was not written by vTorque, and {self.backup} "
@@ -124,10 +126,10 @@ class ReplacedFile:
 
         Raises HostFault if the file was edited or replaced.
         """
-        whose = self._owner()
+        state = self._owner()
         kept = os.path.lexists(self.backup)
-        if whose is _Owner.EDITED or (whose is _Owner.SITE and kept and not self._has_backup()):
-            what = "edited" if whose is _Owner.EDITED else "replaced"
+        if state is _Owner.EDITED or (state is _Owner.SITE and kept and not self._has_backup()):
+            what = "edited" if state is _Owner.EDITED else "replaced"
             before = f" (the file from before vTorque is {self.backup})" if kept else ""
             raise HostFault(
                 f"{self.path} was {what} since vTorque wrote it, so the setup was not "
@@ -135,7 +137,7 @@ class ReplacedFile:
             )
         with safefs.name_errors(self.path):
             safefs.remove_file(safefs.temporary_name(str(self.path)))
-            if whose is _Owner.SITE:  # apply() was interrupted, or never called
+            if state is _Owner.SITE:  # apply() was interrupted, or never called
                 if self._has_backup():
                     self.backup.unlink()
             elif kept:

@@ -19,11 +19,11 @@ def check_well_made(sidecar: Sidecar, text: str) -> None:
         raise Refused(f"is not a signature of ssh-keygen with 1 to {MAX_SIGNATURE} bytes")
     with signature.memory_files(text.encode()) as (file,):
         asked = ("-n", signature.NAMESPACE, "-s", path_of(file))
-        code, _, words = signature.keygen(
+        code, _, reason = signature.keygen(
             "check-novalidate", *asked, files=(file,), stdin=signed_bytes(sidecar)
         )
     if code != 0:
-        raise Refused(f"is not a valid signature of the current image {sidecar.name} ({words})")
+        raise Refused(f"is not a valid signature of the current image {sidecar.name} ({reason})")
 
 
 def sign(sidecar: Sidecar, key: Path) -> str:

@@ -71,8 +71,8 @@ def ps(
     else:
         _print_table(jobs, on_nodes if phases else None)
     if unknown := [printable(each, 60) or "''" for each in job_ids if not meant[each]]:
-        where = "is listed or has records" if ended else "is listed; --all also lists ended jobs"
-        raise Refused(f"no job {', '.join(unknown)} {where}")
+        problem = "is listed or has records" if ended else "is listed; --all also lists ended jobs"
+        raise Refused(f"no job {', '.join(unknown)} {problem}")
 
 
 def _is_meant(wanted: str, job: JobInfo) -> bool:

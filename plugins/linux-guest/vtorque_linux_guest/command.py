@@ -65,12 +65,12 @@ def ssh(config: Path, job_id: str, rank: int, command: tuple[str, ...]) -> None:
         )
     if "phases" not in facts or "ended" in facts:  # recorded when the guests are ready
         raise Refused(f"job {printable(job_id)} has no ready guest: the job is starting or ending")
-    client = paths.job_run(places[-1].key) / f"g{guests[0].get('index')}" / SSH_CONFIG
-    if not client.exists():
-        raise Refused(f"guest {rank} does not support ssh: {client} is missing")
+    ssh_config = paths.job_run(places[-1].key) / f"g{guests[0].get('index')}" / SSH_CONFIG
+    if not ssh_config.exists():
+        raise Refused(f"guest {rank} does not support ssh: {ssh_config} is missing")
     host = str(guests[0].get("hostname"))
     try:
-        os.execvp("ssh", ["ssh", "-F", str(client), host, "--", *command])  # noqa: S606
+        os.execvp("ssh", ["ssh", "-F", str(ssh_config), host, "--", *command])  # noqa: S606
     except FileNotFoundError:
         raise Refused("ssh(1) is not installed on this host") from None
 

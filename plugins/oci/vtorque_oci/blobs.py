@@ -203,5 +203,5 @@ def run_as_nobody(
     if done.returncode != 0:
         if target.stat().st_size >= most:
             raise size_error(most)
-        words = done.stderr.decode("utf-8", "replace").strip()[-300:]
-        raise Refused(f"{argv[0]} failed: {words or f'exit code {done.returncode}'}")
+        output = done.stderr.decode("utf-8", "replace").strip()[-300:]
+        raise Refused(f"{argv[0]} failed: {output or f'exit code {done.returncode}'}")

@@ -71,7 +71,7 @@ def partition(arch: str, descriptor: int) -> Iterator[bytes]:
                 f"the SIF's root file system has type {system}, but only squashfs is supported"
             )
         if offset < 0 or count <= 0 or offset + count > size:
-            raise Refused("the SIF is truncated: its root file system lies beyond its end")
+            raise Refused("the SIF is truncated: its root file system is not complete")
         yield from (b"%d" % offset, b"%d" % count)
         return
     raise Refused("the SIF has no readable root file system; it may be encrypted")

@@ -145,7 +145,7 @@ def _root(data: Mapping[str, Any], base: Path, files: bool) -> tuple[str, Path |
         raise _refusal(f"root_share={share!r}: must be the name of a share of the site's config")
     if directory is None:
         if share and files:
-            raise _refusal("files: needs root_directory, the directory for the share's files")
+            raise _refusal("files: needs root_directory, a directory of the share for these files")
         return share, None
     if not isinstance(directory, str) or not share:
         raise _refusal("root_directory: must be a path, and needs root_share")

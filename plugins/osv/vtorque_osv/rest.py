@@ -99,8 +99,8 @@ class Rest:
             answer = connection.getresponse()
             data = answer.read(1 << 20)
             if answer.status != http.client.OK:
-                said = data.decode("utf-8", "replace")[:300]
-                raise RestError(f"{method} {target}: {answer.status} {said}")
+                reason = data.decode("utf-8", "replace")[:300]
+                raise RestError(f"{method} {target}: {answer.status} {reason}")
             return data
         finally:
             connection.close()

@@ -61,5 +61,5 @@ def test_reference_of_other_kind_is_refused_with_the_supported_kinds(
 
 
 def test_reference_to_disk_is_refused_because_it_is_not_copied() -> None:
-    with pytest.raises(Refused, match="is a disk, which vsub does not copy"):
+    with pytest.raises(Refused, match="is a disk file: jobs use it in place"):
         parse("./disk.qcow2", Path("/"))

@@ -94,12 +94,12 @@ def write(tree: FileTree, made: Path) -> None:
             tool.stdin.close()
         except BrokenPipeError:
             pass  # sqfstar's error output, read below, has the reason
-        words = tool.stderr.read(65536).decode("utf-8", "replace").strip()
+        output = tool.stderr.read(65536).decode("utf-8", "replace").strip()
     if tool.returncode:
         made.unlink(missing_ok=True)
-        if any(word in words.lower() for word in FULL):
+        if any(word in output.lower() for word in FULL):
             raise full_disk_error(made.parent)
-        raise HostFault(f"sqfstar: exit code {tool.returncode}: {words[-300:]}")
+        raise HostFault(f"sqfstar: exit code {tool.returncode}: {output[-300:]}")
 
 
 def _stream(tree: FileTree, out: IO[bytes]) -> None:

@@ -75,7 +75,11 @@ def parse(written: str, cwd: Path) -> Reference:
     if written.endswith(".sif"):
         return Reference(written, "sif", _path(written, cwd))
     if is_disk(written):
-        raise Refused("is a disk, which vsub does not copy", key=IMG.key, value=written)
+        raise Refused(
+            "is a disk file: jobs use it in place, so it is never copied",
+            key=IMG.key,
+            value=written,
+        )
     raise _refusal(written, "is neither the name of an image nor a supported file")
 
 

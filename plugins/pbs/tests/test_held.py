@@ -79,6 +79,6 @@ def test_failed_requeue_restores_the_resources_of_the_job(harness):
 
 def test_job_released_in_between_is_not_requeued(harness):
     harness.pbs.job(JOB, hold="n")
-    with pytest.raises(Refused, match="the job is no longer held"):
+    with pytest.raises(Refused, match="is no longer held"):
         harness.its.requeue_here(JOB)
     assert not harness.pbs.state()["jobs"][JOB].get("rerun")

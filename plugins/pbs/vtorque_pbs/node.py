@@ -232,7 +232,7 @@ class PbsNode(abc.ABC):
         """
         job = self.ask(job_id) or {}
         if not _is_held(job):
-            raise Refused("the job is no longer held")
+            raise Refused(f"job {job_id} is no longer held")
         node = self.own_name(hosts(job.get("exec_host", ""))[0])
         self.commands.rerun(job_id, self.restrict_to_node(job, node))
 

@@ -99,16 +99,16 @@ def setup(context: click.Context, config: Path | None, undo: bool, dry_run: bool
     settings = site[Settings]
     slurm = settings.batch == "slurm"
     steps = slurm_conf.steps(settings, place) if slurm else unit.steps(place, "root")
-    bad = [step.problem for step in steps if isinstance(step, Check) and not step.is_applied()]
-    if bad and not undo and not dry_run:
-        raise Refused("; ".join(bad) + ". Nothing was changed")
+    problems = [step.problem for step in steps if isinstance(step, Check) and not step.is_applied()]
+    if problems and not undo and not dry_run:
+        raise Refused("; ".join(problems) + ". Nothing was changed")
     for step in reversed(steps) if undo else steps:
         if isinstance(step, Check) or step.is_applied() != undo:
             continue
         click.echo(f"{'would ' if dry_run else ''}{'undo: ' if undo else ''}{step.text}")
         if not dry_run:
             step.undo() if undo else step.apply()
-    for problem in bad if dry_run else ():
+    for problem in problems if dry_run else ():
         click.echo(f"to do by hand: {problem}")
 
 

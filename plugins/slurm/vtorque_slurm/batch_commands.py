@@ -53,8 +53,8 @@ class SlurmClient:
         except subprocess.TimeoutExpired:
             raise HostFault(f"{name}: timed out after {self.settings.timeout:g} s") from None
         if done.returncode != 0:
-            said = (done.stderr or done.stdout).decode("utf-8", "replace").strip()
-            raise HostFault(f"{name}: exit code {done.returncode}: {printable(said, 300)}")
+            output = (done.stderr or done.stdout).decode("utf-8", "replace").strip()
+            raise HostFault(f"{name}: exit code {done.returncode}: {printable(output, 300)}")
         return done.stdout.decode("utf-8", "surrogateescape")
 
     def start_detached(self, script: str, *args: str) -> None:

@@ -70,8 +70,10 @@ class OptionTable:
             return word
         found = sorted(n for n in self.kinds if n.startswith(word) and n not in self.exact)
         if len(found) != 1:
-            what = f"is ambiguous: {', '.join('--' + n for n in found)}" if found else "is unknown"
-            raise UsageError(f"option --{printable(word, 60)} {what}")
+            problem = (
+                f"is ambiguous: {', '.join('--' + n for n in found)}" if found else "is unknown"
+            )
+            raise UsageError(f"option --{printable(word, 60)} {problem}")
         return found[0]
 
 

@@ -37,8 +37,8 @@ def build_agent(
         command, cwd=source, capture_output=True, text=True, timeout=300, check=False
     )
     if result.returncode != 0:
-        said = result.stderr[-4000:]
-        raise HostFault(f"{cc} could not compile the guest agent:\n{said}", stage="agent")
+        output = result.stderr[-4000:]
+        raise HostFault(f"{cc} could not compile the guest agent:\n{output}", stage="agent")
     out.chmod(0o755)
 
 

@@ -87,10 +87,10 @@ def architecture() -> tuple[str, str]:
 
     Raises Refused if the architecture is not in :data:`ARCHITECTURES`.
     """
-    debian = run_tool("dpkg", "--print-architecture").strip()
-    if debian not in ARCHITECTURES:
-        raise Refused(f"images can only be built on {', '.join(ARCHITECTURES)}, not on {debian}")
-    return debian, ARCHITECTURES[debian]
+    machine = run_tool("dpkg", "--print-architecture").strip()
+    if machine not in ARCHITECTURES:
+        raise Refused(f"images can only be built on {', '.join(ARCHITECTURES)}, not on {machine}")
+    return machine, ARCHITECTURES[machine]
 
 
 def fetch(names: Sequence[str], into: Path, debs: Path | None = None) -> list[Path]:
@@ -253,8 +253,8 @@ def _decompress_with(tool: str, data: bytes) -> bytes:
             raise HostFault(f"{tool}: timed out after {UNPACK_TIMEOUT:g} s") from None
         _check_size(b"", plain.seek(0, 2))
         if done.returncode != 0:
-            words = done.stderr.decode("utf-8", "replace").strip()[-500:]
-            raise HostFault(f"{tool}: exit code {done.returncode}: {words}")
+            output = done.stderr.decode("utf-8", "replace").strip()[-500:]
+            raise HostFault(f"{tool}: exit code {done.returncode}: {output}")
         plain.seek(0)
         return plain.read()
 

@@ -61,6 +61,6 @@ def run(work: Path, *argv: str, timeout: float, stage: str) -> str:
         raise HostFault(f"{argv[0]}: timed out after {timeout:g} s", stage=stage) from None
     if done.returncode != 0:
         said = (done.stderr.strip() or done.stdout.strip()).decode("utf-8", "replace")
-        words = said[-_LAST_WORDS:] or "no output"
-        raise HostFault(f"{argv[0]}: exit code {done.returncode}: {words}", stage=stage)
+        output = said[-_LAST_WORDS:] or "no output"
+        raise HostFault(f"{argv[0]}: exit code {done.returncode}: {output}", stage=stage)
     return done.stdout.decode("utf-8", "replace")

@@ -235,7 +235,10 @@ class GuestConnection:
             del self._out[:sent]
             self._before -= min(sent, self._before)
             if len(self._kept) > KEPT_MAX:
-                raise StreamError(f"the guest acknowledged none of {len(self._kept)} bytes")
+                raise StreamError(
+                    f"the guest has not acknowledged {len(self._kept)} bytes; the limit is "
+                    f"{KEPT_MAX}"
+                )
 
     def _receive(self) -> bytes:
         try:

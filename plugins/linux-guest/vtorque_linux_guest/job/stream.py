@@ -299,7 +299,7 @@ class _Run:
         elif item.kind is FrameKind.CREDIT:
             self._stdin_credit += int.from_bytes(item.payload, "little")
             if self._stdin_credit > self._s._stdin_window:
-                raise StreamError("the guest granted more standard input than its window")
+                raise StreamError("the guest requested more standard input than its window holds")
         elif item.kind is FrameKind.EXIT:
             self._exit = _exit_status(item.payload)
         elif item.kind is FrameKind.ERROR and self._s._hellos > 0 and item.payload == RESYNCED:
@@ -312,7 +312,7 @@ class _Run:
     def _data(self, item: Frame) -> None:
         index = item.stream - 1
         if index < 0 or self._ended[index] or len(item.payload) > self._granted[index]:
-            raise StreamError(f"the guest sent output on stream {item.stream} without permission")
+            raise StreamError(f"the guest sent more output on stream {item.stream} than allowed")
         self._granted[index] -= len(item.payload)
         self._sinks[index].add(item.payload)
 
