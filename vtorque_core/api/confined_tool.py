@@ -80,12 +80,12 @@ def run(
                 os.killpg(child.pid, signal.SIGKILL)
             raise
     if (code := child.returncode) not in good:
-        words = printable((wrong or said).decode("utf-8", "replace").strip()[-300:], 400)
-        if code == -signal.SIGXFSZ or "File too large" in words:
-            words = f"needs more than the {most >> 20} MiB that are free"
-        elif "No space left" in words:
-            raise HostFault(f"{argv[0]}: {words}")
-        raise Refused(f"{argv[0]} failed: {words or f'exit code {code}'}")
+        output = printable((wrong or said).decode("utf-8", "replace").strip()[-300:], 400)
+        if code == -signal.SIGXFSZ or "File too large" in output:
+            output = f"needs more than the {most >> 20} MiB that are free"
+        elif "No space left" in output:
+            raise HostFault(f"{argv[0]}: {output}")
+        raise Refused(f"{argv[0]} failed: {output or f'exit code {code}'}")
     return said.decode("utf-8", "surrogateescape")
 
 

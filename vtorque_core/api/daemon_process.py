@@ -80,4 +80,7 @@ class DaemonProcess(CoreResource):
             return
         signal.pidfd_send_signal(handle, signal.SIGKILL)
         if not wait_readable([handle], end - time.monotonic()):
-            raise HostFault(f"{self.argv[0]} (pid {pid}) was killed but has not exited")
+            raise HostFault(
+                f"{self.argv[0]} (pid {pid}) does not exit after SIGKILL; if it is in state D, its "
+                "storage or a device hangs"
+            )

@@ -97,7 +97,7 @@ def parse_unprivileged(
             kind, length = _HEAD.unpack(_exactly(answers, _HEAD.size, until, asked))
             most -= _HEAD.size + length
             if length > MAX_VALUE or most < 0:
-                raise Unreadable("the parser's output is too large")
+                raise Unreadable("the unprivileged parser's output is larger than its limit")
             said = _exactly(answers, length, until, asked)
             if kind == _END:
                 return
@@ -112,14 +112,16 @@ def _ask(call: bytes, files: Sequence[int], stack: contextlib.ExitStack) -> sock
             socket.send_fds(_asking[1], [call], files)
         except OSError as error:
             if _asking[0] == os.getpid():
-                raise HelperDied(f"no connection to the parser: {error.strerror}") from None
+                raise HelperDied(
+                    f"no connection to the unprivileged parser: {error.strerror}"
+                ) from None
         else:
             return _asking[1]
     asked = stack.enter_context(_start_helper())
     try:
         socket.send_fds(asked, [call], files)
     except OSError as error:
-        raise HelperDied(f"no connection to the parser: {error.strerror}") from None
+        raise HelperDied(f"no connection to the unprivileged parser: {error.strerror}") from None
     return asked
 
 
@@ -130,12 +132,12 @@ def _exactly(answers: int, count: int, until: float, asked: socket.socket) -> by
     while len(data) < count:
         left = until - time.monotonic()
         if left <= 0 or not waiting.poll(left * 1000):
-            raise Unreadable("the time limit was reached")
+            raise Unreadable("the unprivileged parser did not finish in time")
         part = os.read(answers, count - len(data))
         if not part:
             if _has_ended(asked):
-                raise HelperDied("the parser was killed")
-            raise Unreadable("the parser crashed")
+                raise HelperDied("the unprivileged parser was killed")
+            raise Unreadable("the unprivileged parser crashed")
         data += part
     return data
 

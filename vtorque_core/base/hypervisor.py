@@ -282,23 +282,23 @@ def destroy_domain(uri: str, uuid: str, deadline_s: float = 60.0) -> None:
     A domain with the same UUID that starts meanwhile is not killed.
     """
     deadline = time.monotonic() + deadline_s
-    doomed = call(uri, "find domain", lambda c: _running_id(c, uuid), min(deadline_s, LOOKUP))
-    if doomed is None:
+    domain_id = call(uri, "find domain", lambda c: _running_id(c, uuid), min(deadline_s, LOOKUP))
+    if domain_id is None:
         return
     failure = ""
     while True:
         left = deadline - time.monotonic()
         now = call(uri, "find domain", lambda c: _running_id(c, uuid), max(left, 1.0))
-        if now != doomed:
+        if now != domain_id:
             return
         if left <= 0:
             raise HostFault(
-                f"domain {uuid} (id {doomed}) did not end within {deadline_s:g} "
+                f"domain {uuid} (id {domain_id}) did not end within {deadline_s:g} "
                 f"s{': ' + failure if failure else ''}; if its QEMU is in state D, "
                 "its storage or a device hangs",
                 stage=STAGE,
             )
-        failure = call(uri, "destroy domain", lambda c: _destroy(c, uuid, doomed), left)
+        failure = call(uri, "destroy domain", lambda c: _destroy(c, uuid, domain_id), left)
         if failure:
             time.sleep(_POLL)
 

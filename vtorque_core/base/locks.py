@@ -180,7 +180,11 @@ def libvirt_worker(
             if failed.is_set():
                 raise HostFault("another guest of the job failed to start", stage="boot")
             if time.monotonic() >= deadline:
-                raise HostFault("too many guests are starting at once", stage="boot")
+                raise HostFault(
+                    "no worker of libvirtd became free in time: too many guests of this node are "
+                    "being started or suspended at once",
+                    stage="boot",
+                )
             time.sleep(_POLL)
         yield
 

@@ -44,7 +44,7 @@ def check_header(header: bytes) -> tuple[int, int]:
         if incompatible & ~_KNOWN or order > 6 or length < HEADER:
             raise ValueError("is an invalid qcow2, or has features that QEMU does not support")
     if not 9 <= bits <= 21:
-        raise ValueError(f"is an invalid qcow2: cluster_bits is {bits}")
+        raise ValueError(f"is an invalid qcow2: cluster_bits is {bits}, not 9 to 21")
     needed = -(-size >> (2 * bits - 3))  # entries of the first-level table
     tables = clusters << bits <= _MOST_REFCOUNTS and snapshots <= _MOST_SNAPSHOTS
     if not (tables and needed <= entries <= _MOST_ENTRIES):

@@ -70,6 +70,6 @@ def run_tool(
     except subprocess.TimeoutExpired:
         raise HostFault(f"{argv[0]}: timed out after {timeout:g} s") from None
     if done.returncode != 0:
-        words = (done.stderr or done.stdout).decode("utf-8", "replace").strip()[-500:]
-        raise HostFault(f"{' '.join(argv)}: exit {done.returncode}: {words}")
+        output = (done.stderr or done.stdout).decode("utf-8", "replace").strip()[-500:]
+        raise HostFault(f"{' '.join(argv)}: exit {done.returncode}: {output}")
     return done.stdout.decode("utf-8", "replace")

@@ -216,7 +216,9 @@ class Plugins:
         """
         unknown = [hook for hook in _hook_names(module) if not hasattr(hookspecs, hook)]
         if unknown:
-            raise PluginError(f"plugin {name} ({distribution}): no such hook: {unknown[0]}")
+            raise PluginError(
+                f"plugin {name} ({distribution}): {unknown[0]} is not a hook of vTorque"
+            )
         if forgotten := _find_unmarked(module):
             raise PluginError(
                 f"plugin {name} ({distribution}): {forgotten} has no @hookimpl, so it would "

@@ -268,13 +268,13 @@ def needs(wanted: JobRequest, site: Site, plugins: Plugins, disk: int = 0) -> Ne
 def extras(wanted: JobRequest, site: Site, plugins: Plugins) -> list[Extra]:
     found = []
     for contribution in plugins.each(hooks.vtorque_needs, request=wanted, site=site):
-        who = f"plugin {contribution.plugin} ({contribution.distribution})"
+        plugin = f"plugin {contribution.plugin} ({contribution.distribution})"
         item, error = contribution.item, contribution.error
         if error is not None:
-            raise Refused(_failure(f"{who} failed in vtorque_needs", error))
+            raise Refused(_failure(f"{plugin} failed in vtorque_needs", error))
         if min(item.cpus, item.mib, *item.resources.values(), *item.licenses.values()) < 0:
-            said = printable(repr(item), 80)
-            raise Refused(f"{who} returned a negative value in vtorque_needs: {said}")
+            needs = printable(repr(item), 80)
+            raise Refused(f"{plugin} returned a negative value in vtorque_needs: {needs}")
         found.append(item)
     return found
 

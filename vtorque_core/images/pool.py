@@ -150,7 +150,7 @@ def select(
     asked = " ".join(f"{k}={printable(v)}" for k, v in (("distro", distro), ("arch", arch)) if v)
     found = ", ".join(i.name for i in fit or usable) or "none"
     if not fit:
-        raise Refused(f"no image of the pool has {asked or 'been built'} (available: {found})")
+        raise Refused(f"the image pool has no {asked or 'usable'} image (available: {found})")
     raise Refused(f"several images fit {asked or 'the job'}: choose one with img= ({found})")
 
 

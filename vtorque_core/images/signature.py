@@ -50,14 +50,14 @@ def signer_of(sidecar: Sidecar, signers: Path) -> str:
     with memory_files(text, sidecar.signature.encode()) as (allowed, signature):
         files = (allowed, signature)
         found = ("-s", path_of(signature), "-f", path_of(allowed))
-        code, said, words = keygen("find-principals", *found, files=files)
+        code, said, reason = keygen("find-principals", *found, files=files)
         names = [name for line in said.splitlines() for name in line.split(",") if name]
         for name in names if code == 0 else ():
             asked = ("-I", name, "-n", NAMESPACE, *found)
-            code, _, words = keygen("verify", *asked, files=files, stdin=signed_bytes(sidecar))
+            code, _, reason = keygen("verify", *asked, files=files, stdin=signed_bytes(sidecar))
             if code == 0:
                 return name
-    raise _refusal(sidecar, f"the signature is not valid ({words})", signers)
+    raise _refusal(sidecar, f"the signature is not valid ({reason})", signers)
 
 
 def _refusal(sidecar: Sidecar, reason: str, signers: Path) -> Refused:
@@ -74,7 +74,7 @@ def _read(signers: Path) -> bytes:
     except (OSError, ConfigError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
         raise HostFault(
-            f"[images] signers = {signers}: {reason}; list the allowed signers of images there "
+            f"[images] signers = {signers}: {reason}; list the allowed signers in this file "
             "(ssh-keygen(1), ALLOWED SIGNERS)"
         ) from None
     if len(text) > _MAX_SIGNERS:

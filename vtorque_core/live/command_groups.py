@@ -91,10 +91,10 @@ class PluginGroup(click.Group):
         if found is None and _BAD in ctx.meta:  # the command may exist
             raise ctx.meta[_BAD]
         if found is None and cmd_name in self._elsewhere:
-            brings = self._elsewhere[cmd_name]
+            distribution = self._elsewhere[cmd_name]
             raise UsageError(
-                f"{ctx.command_path} {cmd_name} is a command of {brings}, which "
-                f"is not installed or is disabled: {how_to_install(brings)}"
+                f"{ctx.command_path} {cmd_name} is a command of {distribution}, which "
+                f"is not installed or is disabled: {how_to_install(distribution)}"
             )
         return found
 

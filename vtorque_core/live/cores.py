@@ -127,7 +127,10 @@ def _grow(state: JournalState, mine: Sequence[Record], count: int, others: Lease
 def _growable_leases(state: JournalState, guest: int, use: str) -> list[Record]:
     mine = _leases(state, guest, use)
     if not mine or not mine[0].args["most"]:
-        raise Refused(f"no {use} cores can be added to guest {guest} of job {state.header.job.id}")
+        raise Refused(
+            f"guest {guest} of job {state.header.job.id} has a fixed number of cores for the "
+            f"purpose {use!r}"
+        )
     return mine
 
 

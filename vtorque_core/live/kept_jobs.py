@@ -59,12 +59,12 @@ def jobs(config: Path | None, wanted: str | None) -> list[KeptJob]:
     ]
     found = _group(places if wanted is None else _select(places, wanted))
     if not found:
-        what = "any job" if wanted is None else f"a job {printable(wanted)}"
-        how = "where it runs or has run"
+        sought = "any job" if wanted is None else f"a job {printable(wanted)}"
+        where = "where it runs or has run"
         if uid is None:
-            how += "; for records in its owner's home, run the same command with sudo -u OWNER"
-        whose = "" if uid is None else " of yours"
-        raise Refused(f"this node has no records of {what}{whose}: run this on the node {how}")
+            where += "; for records in its owner's home, run the same command with sudo -u OWNER"
+        sought += "" if uid is None else " of yours"
+        raise Refused(f"this node has no records of {sought}: run this command on the node {where}")
     return found
 
 

@@ -128,13 +128,13 @@ def _require_distinct(found: Sequence[tuple[str, str]], network: AnyNetwork, nam
     for hostname, ip in found:
         other = owner.setdefault(ip, hostname) if ip else hostname
         if other != hostname:
-            how = (
+            cause = (
                 f"{table(name)} command {network.command} prints the same address for both"
                 if network.addressing == "command"
                 else f"node_number {network.node_number!r} finds the same number in both nodes' "
                 f"names; set {table(name)} node_number, or addressing and command"
             )
-            raise Refused(f"the guests {other} and {hostname} would both have {ip}: {how}")
+            raise Refused(f"the guests {other} and {hostname} would both have {ip}: {cause}")
 
 
 def aliases(

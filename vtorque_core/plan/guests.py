@@ -134,15 +134,17 @@ def require_possible(
     must be local.
     """
     for source in sources:
-        what = ""
+        problem = ""
         if source.remote != remote:
-            what = "does not come from another node" if remote else "comes from another node"
+            problem = "does not come from another node" if remote else "comes from another node"
         elif source.remote and source.fallback:
-            what = "comes from another node and has a fallback: the guest could run on both nodes"
+            problem = (
+                "comes from another node and has a fallback: the guest could run on both nodes"
+            )
         elif source.warm_key and not adopts:
-            what = "adopts a warm guest before the guests are rendered"
-        if what:
-            raise HostFault(f"boot source {source.name} {what}", stage="plan")
+            problem = "adopts a warm guest before the guests are rendered"
+        if problem:
+            raise HostFault(f"boot source {source.name} {problem}", stage="plan")
 
 
 def _set_source(plan: GuestPlan, source: BootSource, site_secret: bytes) -> GuestPlan:
@@ -248,14 +250,14 @@ def _keep_addresses(context: JobContext, guest: GuestPlan, known: Identity) -> I
     job, site = context.job, context.site
     had = dict(known.leased)
     now = {c.pool: c for c in guest_network.claims(site, job, guest.guests_per_node, guest.index)}
-    for each in {**now, **had}:
-        both = each in had and each in now
-        if not both or not guest_network.can_assign(site, now[each], had[each]):
+    for pool in {**now, **had}:
+        both = pool in had and pool in now
+        if not both or not guest_network.can_assign(site, now[pool], had[pool]):
             raise Refused(
-                f"the checkpointed guest has the address {had.get(each, 'none')} "
-                f"({each}), which this site no longer assigns to guests"
+                f"the checkpointed guest has the address {had.get(pool, 'none')} "
+                f"({pool}), which this site no longer assigns to guests"
             )
-        yield PoolClaim(each, (had[each],))
+        yield PoolClaim(pool, (had[pool],))
 
 
 def distance_notices(planned: PlannedGuest, placement: Placement) -> list[Notice]:

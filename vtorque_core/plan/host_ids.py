@@ -85,8 +85,10 @@ def root_id(name: str, uid: int, base: int, tables: Sequence[Path] = TABLES) -> 
         own = [{first for owner, first, _ in table if owner in names} for table in given]
         if both := set.intersection(*own):
             return min(both)
-        where = " and ".join(map(str, tables))
-        raise HostFault(f"{where} have no ranges for {name} with the same first id: see {_KEY}")
+        files = " and ".join(map(str, tables))
+        raise HostFault(
+            f"{files} have no ranges of user {name} that begin with the same id: see {_KEY}"
+        )
     found = base + uid
     if found > MAX_ID:
         raise HostFault(f"{_KEY} + uid {uid} is {found}: more than {MAX_ID}, the largest id")
@@ -94,13 +96,13 @@ def root_id(name: str, uid: int, base: int, tables: Sequence[Path] = TABLES) -> 
     return found
 
 
-def require_unused(found: int, said: str, tables: Sequence[Path] = TABLES) -> None:
+def require_unused(found: int, setting: str, tables: Sequence[Path] = TABLES) -> None:
     """Raise HostFault if ``found`` is a user's uid or in a range of subuid(5).
 
-    The message begins with ``said``.
+    The message begins with ``setting``.
     """
     for owner, first, count in (line for table in tables for line in ranges(table)):
         if first <= found < first + count:
-            raise HostFault(f"{said}, which belongs to {owner} ({TABLES[0]})")
+            raise HostFault(f"{setting}, which belongs to {owner} ({TABLES[0]})")
     with contextlib.suppress(KeyError):
-        raise HostFault(f"{said}, which is the uid of {pwd.getpwuid(found).pw_name}")
+        raise HostFault(f"{setting}, which is the uid of {pwd.getpwuid(found).pw_name}")

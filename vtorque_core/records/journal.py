@@ -217,7 +217,7 @@ class Journal:
             return ()
         unknown = [seq for seq in wanted if seq not in self._records]
         if unknown:
-            raise ValueError(f"'needs' contains {unknown[0]}, which is no record's seq")
+            raise ValueError(f"'needs' contains {unknown[0]}, but no record has this seq")
         ours = [
             r
             for r in self._records.values()

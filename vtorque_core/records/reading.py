@@ -282,7 +282,7 @@ def _add_line(
     if op == "acquire":
         record = _parse_record(line)
         if record.seq in records or any(n not in records for n in record.needs):
-            raise ValueError("seq is not unique, or 'needs' contains a seq that no record has")
+            raise ValueError("a record's seq is not unique, or its 'needs' has an unknown seq")
         records[record.seq] = record
     elif op == "phase":
         used = Usage(float(line["cpu"]), int(line["mib"])) if "cpu" in line else None
@@ -302,7 +302,7 @@ def _add_line(
 def _parse_record(line: dict[str, Any]) -> Record:
     seq, args, guest = line["seq"], line["args"], line["guest"]
     if type(seq) is not int or line["scope"] not in ("job", "node") or not isinstance(args, dict):
-        raise ValueError("seq, scope or args is invalid")
+        raise ValueError("a record's seq, scope or args is invalid")
     return Record(
         seq=seq,
         plugin=str(line["plugin"]),
@@ -341,7 +341,9 @@ def reconstruct(record: Record, kinds: Mapping[str, type[Resource]]) -> Resource
     try:
         return kind(**{name: _tuples(value) for name, value in record.args.items()})
     except TypeError as error:
-        raise OrphanError(f"kind {record.kind} is of another plugin version: {error}") from None
+        raise OrphanError(
+            f"the record of kind {record.kind} is from another plugin version: {error}"
+        ) from None
 
 
 def _tuples(value: Any) -> Any:

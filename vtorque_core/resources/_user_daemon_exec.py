@@ -343,7 +343,7 @@ def _copy_mounts(plan: DaemonPlan, host_source: int) -> int:
     arguments = (tree, b"", AT_EMPTY_PATH | AT_RECURSIVE, attributes, ctypes.sizeof(attributes))
     _system_call("mount_setattr (needs Linux 5.12)", SYS_MOUNT_SETATTR, *arguments)
     if plan.readonly and not os.fstatvfs(tree).f_flag & os.ST_RDONLY:
-        raise _Step("did not become read-only")
+        raise _Step("could not be mounted read-only")
     if plan.user_is_root:
         target = (-1, MOUNTED.encode(), MOVE_MOUNT_F_EMPTY_PATH)  # -1: the path is absolute
         _system_call(f"mount on {MOUNTED}", SYS_MOVE_MOUNT, tree, b"", *target)

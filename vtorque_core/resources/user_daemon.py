@@ -129,7 +129,7 @@ def id_map(subordinate_id: int | None, ids: Iterable[int], root: int | None = No
     subordinate = set() if subordinate_id is None else {subordinate_id}
     for number in sorted(wanted) + sorted(subordinate):
         if not 0 < number <= _MAX_ID:
-            raise HostFault(f"a daemon cannot have the id {number}: it must be 1 to {_MAX_ID}")
+            raise HostFault(f"a daemon cannot use uid or gid {number}: it must be 1 to {_MAX_ID}")
     if subordinate_id in wanted:
         raise HostFault(
             f"the subordinate id {subordinate_id} belongs to the job's user: use another id"
@@ -227,7 +227,7 @@ def _take_lock(service: ServedData) -> int:
         reader = os.open(service.lock, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
         if not try_flock(reader, fcntl.LOCK_EX, 0):
             os.close(reader)
-            raise HostFault(f"the daemon of {service.lock} already runs; stop it first")
+            raise HostFault(f"the daemon that holds {service.lock} already runs; end it first")
         record.truncate(0)
         record.write(json.dumps({"socket": service.socket, "log": service.log}).encode())
         return reader
@@ -323,7 +323,7 @@ def _killlock_holder(lock_fd: int, deadline: float, log: str | None = None) -> b
             _save_log_of(pidfd, log)
         signal.pidfd_send_signal(pidfd, signal.SIGKILL)
         if not wait_readable([pidfd], deadline - time.monotonic()):
-            raise HostFault(f"the daemon with pid {pid} was killed but does not end")
+            raise HostFault(f"the daemon with pid {pid} does not exit after SIGKILL")
     return True
 
 

@@ -167,8 +167,8 @@ def test_parser_does_not_see_secrets_loaded_later(monkeypatch):
 
 @pytest.mark.parametrize(
     ("work", "said"),
-    [(refuses, r"^it is \\x1b\[2J damaged$"), (eats, "MemoryError"), (dies, "the parser crashed"),
-     (too_long, "output is too large")],
+    [(refuses, r"^it is \\x1b\[2J damaged$"), (eats, "MemoryError"), (dies, "parser crashed"),
+     (too_long, "output is larger than its limit")],
 )  # fmt: skip
 def test_failed_parse_raises_unreadable_with_the_reason(work, said):
     with helper_process():
@@ -210,9 +210,9 @@ def kill_reader():
 def test_parser_cpu_and_wall_time_are_limited(monkeypatch):
     monkeypatch.setattr(module, "CPU", 1)
     with helper_process():
-        with pytest.raises(Unreadable, match="the parser crashed"):
+        with pytest.raises(Unreadable, match="the unprivileged parser crashed"):
             list(parse_unprivileged(spins, until=later()))
-        with pytest.raises(Unreadable, match="the time limit was reached"):
+        with pytest.raises(Unreadable, match="the unprivileged parser did not finish in time"):
             list(parse_unprivileged(sleeps, until=later(0.1)))
 
 
@@ -271,7 +271,7 @@ def test_compromised_parser_can_neither_fork_nor_signal_nor_send_files():
 
 @pytest.mark.parametrize("work", [floods, empties])
 def test_output_above_the_limit_is_rejected(work):
-    with helper_process(), pytest.raises(Unreadable, match="output is too large"):
+    with helper_process(), pytest.raises(Unreadable, match="output is larger than its limit"):
         list(parse_unprivileged(work, until=later(), most=100_000))
 
 

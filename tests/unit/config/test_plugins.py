@@ -90,7 +90,7 @@ def test_import_error_is_isolated_and_kept(dists, source):
 
 def test_misspelled_hook_breaks_only_its_plugin(dists):
     dists("bad", "bad", GOOD.format(key="bad").replace("vtorque_options", "vtorque_optionz"))
-    assert "no such hook: vtorque_optionz" in Plugins.load(node=False).broken["bad"]
+    assert "vtorque_optionz is not a hook of vTorque" in Plugins.load(node=False).broken["bad"]
 
 
 def test_unmarked_hook_breaks_its_plugin_and_is_named(dists):

@@ -314,7 +314,9 @@ def test_failing_step_names_the_fix_and_the_next_run_continues(node):
     prologue, epilogue = node.cluster.top / "prologue", node.cluster.top / "epilogue"
     epilogue.write_bytes(epilogue.read_bytes() + b"# mine")
     prologue.unlink()
-    with pytest.raises(HostFault, match=r"edited.*run this again\. The earlier steps remain"):
+    with pytest.raises(
+        HostFault, match=r"edited.*run this command again\. The earlier steps remain"
+    ):
         node.install()
     assert prologue.exists()
     assert not node.config.exists(), "not the site's batch system before all is in place"

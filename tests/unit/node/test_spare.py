@@ -315,7 +315,7 @@ def test_spare_guest_that_does_not_end_for_room_does_not_blame_the_node(
     paths, spare, take_guests, monkeypatch, fault
 ):
     monkeypatch.setattr(module, "end_unclaimed", mock.Mock(side_effect=fault))
-    with pytest.raises(InUse, match=f"spare-2.0 has not ended: {fault}") as raised:
+    with pytest.raises(InUse, match=f"cannot end warm guest spare-2.0: {fault}") as raised:
         take_guests(gone=[spare, "spare-2.0"])
     assert not raised.value.blames_node
 

@@ -67,7 +67,7 @@ def test_refusal_names_other_units_and_claims_without_a_key():
 
 def test_zero_amount_is_no_lease_and_negative_or_memory_raises():
     assert divide([(*VM, scratch(0))], NODE, Leases())[0].amounts == {}
-    with pytest.raises(ValueError, match="is negative"):
+    with pytest.raises(ValueError, match="has a negative amount"):
         divide([(*VM, scratch(-1))], NODE, Leases())
     with pytest.raises(ValueError, match="memory is reserved for vTorque"):
         divide([(*VM, AmountClaim("memory", 1, 1))], NODE, Leases())

@@ -299,7 +299,7 @@ def test_pins_change_before_removed_and_after_added_cores_are_journaled(paths, m
 
 def test_resize_of_an_unsupported_use_or_job_is_refused(paths):
     place(start(paths, "1"), [vm(exclusive=True)], SHARED, paths)
-    with pytest.raises(Refused, match="no vcpu cores can be added to guest 0 of job 1"):
+    with pytest.raises(Refused, match=r"guest 0 of job 1 has a fixed number of .* 'vcpu'"):
         resize(paths, "1.0", 0, "vcpu", 2)
     with pytest.raises(FileNotFoundError):
         resize(paths, "9.0", 0, "io", 2)

@@ -27,10 +27,10 @@ def test_users_get_distinct_ids(tables):
 def test_subordinate_tables_of_the_site_are_used(tables):
     assert root_id("ada", 1000, 0, tables) == 100000
     assert root_id("bob", 1007, 0, tables) == 200000, "named by uid"
-    with pytest.raises(HostFault, match="have no ranges for eve"):
+    with pytest.raises(HostFault, match="have no ranges of user eve"):
         root_id("eve", 1008, 0, tables)
     tables[1].write_text("ada:300000:65536\n")
-    with pytest.raises(HostFault, match="have no ranges for ada"):
+    with pytest.raises(HostFault, match="have no ranges of user ada"):
         root_id("ada", 1000, 0, tables)
 
 

@@ -262,7 +262,7 @@ def _to_abandon(states: Sequence[JournalState], wanted: Collection[str]) -> dict
             raise UsageError(f"--abandon {text}: job {name} holds no resource {seq} on this node")
         if len(matches) > 1:
             names = ", ".join(f"{state.key}:{seq}" for state in matches)
-            raise UsageError(f"--abandon {text}: write one of {names}")
+            raise UsageError(f"--abandon {text}: matches several resources: write one of {names}")
         found.setdefault(matches[0].path, set()).add(seq)
     return found
 

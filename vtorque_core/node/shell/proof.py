@@ -244,7 +244,7 @@ def user_file(paths: Paths, proof: Proof, name: str) -> bytes | None:
                 raise HostFault(f"{path} is not a regular file", stage="proof")
             content = file.read(MAX_FILE + 1)
     if digest(content) != proof.files[name]:
-        raise HostFault(f"{path} was changed: it is not the job's {name}", stage="proof")
+        raise HostFault(f"{path} was changed: its hash does not match root's proof", stage="proof")
     return content
 
 

@@ -59,8 +59,8 @@ class StartAttempt:
                 f"[node] start_timeout passed before {resource.kind} was acquired", stage=self.phase
             )
         if resource.needs_root and self.site.owner:
-            who = f"{resource.kind} ({self.acting})"
-            raise Refused(f"{who} needs root{WITHOUT_ROOT}")
+            resource_name = f"{resource.kind} ({self.acting})"
+            raise Refused(f"{resource_name} needs root{WITHOUT_ROOT}")
         index = guest.index if guest is not None else None
         begun = time.monotonic()
         seq = self.journal.acquire(

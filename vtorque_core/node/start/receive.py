@@ -53,12 +53,12 @@ class ReceivingJob:
 
     def require_versions(self, name: str, versions: Mapping[str, str]) -> None:
         if not virtiofs_daemon.can_save():
-            raise Refused(f"the virtiofsd of {name} cannot save its state")
+            raise Refused(f"the virtiofsd of {name} cannot save its state, as migration requires")
         here = hypervisor.versions(self.uri)
-        for what, there in versions.items():
-            if here.get(what) != there:
+        for program, version in versions.items():
+            if here.get(program) != version:
                 raise Refused(
-                    f"{name} has {what} {here.get(what)}, but the source node has {there}"
+                    f"{name} has {program} {here.get(program)}, but the source node has {version}"
                 )
 
     def start(
@@ -67,8 +67,8 @@ class ReceivingJob:
     ) -> None:  # fmt: skip
         """Start the migrating guests. After a failure, release them unless ``keeps()`` is True."""
         if not isinstance(self.adapter, MigrationAdapter):
-            system = self.site.batch.system
-            raise Refused(f"{system} cannot reserve a node for a migrating guest")
+            batch_system = self.site.batch.system
+            raise Refused(f"{batch_system} cannot reserve a node for a migrating guest")
         with job_lock(self.site.paths, job_id, 0):
             if find(self.site.paths, job_id):
                 raise Refused(f"job {job_id} already holds resources on {name}")

@@ -67,7 +67,7 @@ def apply_offers(
         try:
             end_unclaimed(paths, key)
         except HostFault as error:
-            raise InUse(f"warm guest {key} has not ended: {error}", stage="plan") from None
+            raise InUse(f"cannot end warm guest {key}: {error}", stage="plan") from None
     return chosen
 
 
@@ -76,7 +76,7 @@ def _require_possible(offers: Sequence[Offer], indexes: Collection[int]) -> None
         if offer.index not in indexes:
             raise HostFault(
                 f"boot source {offer.source.name} is offered for guest {offer.index}, which does "
-                "not exist or has a source already",
+                "not exist or already has a boot source",
                 stage="plan",
             )
     require_possible([offer.source for offer in offers], adopts=True)

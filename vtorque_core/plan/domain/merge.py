@@ -73,17 +73,18 @@ def merge(contributions: Iterable[Contributed]) -> MergedDomain:
     return MergedDomain((*_singles(given), *_lists(given)))
 
 
-def _check(one: Contributed) -> None:
-    element = one.element
+def _check(contributed: Contributed) -> None:
+    element = contributed.element
     if not isinstance(element, Single | ListElement) or not dataclasses.is_dataclass(element):
         raise Refused(
-            f"{one} returned a {type(element).__name__} for the domain, which is not an Element "
-            "dataclass; report this to the plugin's authors"
+            f"{contributed} returned a {type(element).__name__} for the domain, which is not an "
+            "Element dataclass; report this to the plugin's authors"
         )
     if isinstance(element, ListElement) and not _NAME.fullmatch(element.name):
         raise Refused(
-            f"{one} returned a {type(element).__name__} with the invalid name {element.name!r}: "
-            "use 1 to 80 letters, digits, _ and -; report this to the plugin's authors"
+            f"{contributed} returned a {type(element).__name__} with the invalid name "
+            f"{element.name!r}: use 1 to 80 letters, digits, _ and -; report this to the "
+            "plugin's authors"
         )
 
 
@@ -113,11 +114,11 @@ def _lists(given: list[Contributed]) -> Iterator[Merged]:
         yield Merged(element, alias, number, (one.plugin,))
 
 
-def _claim(claimed: dict[Any, Contributed], key: Any, one: Contributed, what: str) -> None:
+def _claim(claimed: dict[Any, Contributed], key: Any, one: Contributed, element: str) -> None:
     other = claimed.setdefault(key, one)
     if other is not one:
-        both = f"both {other} and {one}" if other.plugin != one.plugin else f"{one} twice"
-        raise Conflict(f"{what} is provided by {both}")
+        providers = f"both {other} and {one}" if other.plugin != one.plugin else f"{one} twice"
+        raise Conflict(f"{element} is provided by {providers}")
 
 
 def _singles(given: list[Contributed]) -> Iterator[Merged]:

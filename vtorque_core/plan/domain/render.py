@@ -249,7 +249,7 @@ def _fragment(
         values["iothread"] = item.number % threads + 1 if threads else 0
     if isinstance(element, Filesystem) or (isinstance(element, Disk) and element.user_owned):
         if item.alias not in sockets:
-            raise HostFault(f"the daemon for {item.alias} is missing", stage=STAGE)
+            raise HostFault(f"no daemon serves {item.alias} of the guest", stage=STAGE)
         values["socket"] = sockets[item.alias]
     if isinstance(element, Interface):
         values["tap"] = _tap(element, item.alias, taps)
@@ -267,7 +267,7 @@ def _tap(nic: Interface, alias: str, taps: Mapping[str, str]) -> str | None:
             "if guests may use any MAC and IP address"
         )
     if nic.filtered and alias not in taps:
-        raise HostFault(f"{alias} must be filtered, but has no packet filter", stage=STAGE)
+        raise HostFault(f"the packet filter of the guest's NIC {alias} is missing", stage=STAGE)
     return taps.get(alias)
 
 

@@ -77,7 +77,7 @@ def _placements(
             return found, [state.key for state in ending[:count]]
         except NoFit as misfit:
             refusal = misfit.refusal
-    raise InUse(f"in use by other jobs: {refusal}", stage="plan")
+    raise InUse(f"resources are in use by other jobs: {refusal}", stage="plan")
 
 
 def _check_exclusive(journal: Journal, share: NodeShare, held: Sequence[JournalState]) -> None:

@@ -266,14 +266,14 @@ def demand(claims: Sequence[Claim]) -> Demand:
     numa: Numa | None = _agree_on("numa", [(r.numa, r.key) for r in rams])
     memory = [c for c in claims if isinstance(c, MemoryClaim)]
     if any(c.mib < 0 for c in memory):
-        raise ValueError("a memory claim is negative")
+        raise ValueError("a claim for memory is negative")
     ram = sum(c.mib for c in memory if c.use == RAM_USE)
     rest = sum(c.mib for c in memory) - ram
     cores = [c for c in claims if isinstance(c, CoreClaim)]
     pools = tuple(c for c in claims if isinstance(c, PoolClaim))
     amounts = tuple(c for c in claims if isinstance(c, AmountClaim))
     if any(c.amount < 0 for c in amounts):
-        raise ValueError("the amount of a claim is negative")
+        raise ValueError("a claim for a pool has a negative amount")
     for name in (c.pool for c in claims if isinstance(c, PoolClaim | AmountClaim)):
         if name.partition("/")[0] in OWN_POOLS:
             raise ValueError(f"the pool name {name} is reserved for vTorque")
@@ -322,7 +322,7 @@ def _cores(claims: Sequence[CoreClaim]) -> Cores:
     cpus = _agree_on("a mapping of CPUs", ((c.cpus or None, c.key) for c in claims)) or ()
     if cpus and (len(cpus) != count or len(set(cpus)) != count):
         raise Refused(
-            f"the mapping has {len(cpus)} CPUs ({len(set(cpus))} different) for {count} vCPUs",
+            f"the CPU mapping has {len(cpus)} CPUs ({len(set(cpus))} different) for {count} vCPUs",
             key=key,
             value=",".join(map(str, cpus)),
             limit=f"{count} CPUs",
@@ -332,12 +332,12 @@ def _cores(claims: Sequence[CoreClaim]) -> Cores:
     return Cores(count, own, most, cpus, key)
 
 
-def _agree_on(what: str, opinions: Iterable[tuple[T | None, str]]) -> T | None:
+def _agree_on(topic: str, opinions: Iterable[tuple[T | None, str]]) -> T | None:
     found = [(value, key) for value, key in opinions if value is not None]
     for value, key in found[1:]:
         if value != found[0][0]:
             raise Refused(
-                f"{what}: {found[0][1]} wants {found[0][0]}, {key} wants {value}",
+                f"{topic}: {found[0][1]} wants {found[0][0]}, {key} wants {value}",
                 key=key,
                 value=str(value),
                 fix="request only one of these values",

@@ -25,16 +25,17 @@ def check_memory(demands: Sequence[Demand], free: FreeResources, exact: bool = F
     need = sum(d.memory_mib for d in demands)
     plain = sum(d.mib for d in demands)
     share = free.share
-    limit, what, where = free.mib, "the node's memory", None
+    limit, memory, where = free.mib, "the node's memory", None
     if share.mem_mib is not None and (share.mem_mib < limit or need > share.mem_mib):
-        limit, what, plain = share.mem_mib, "the job's memory on this node", need
+        limit, memory, plain = share.mem_mib, "the job's memory on this node", need
     elif share.reserve_mib:
         where = "[node] host_reserve_ram"
     if plain > limit or exact:
         most, key = max(d.largest for d in demands)
         instead = "fs_type=sharedfs" if key == "fs_type" else f"less {key}"
         raise NoFit(
-            f"the guests of this node need {show_mib(plain)} with QEMU's memory, more than {what}",
+            f"the guests of this node need {show_mib(plain)} (with QEMU's memory), more than "
+            f"{memory}",
             key=key,
             value=show_mib(most),
             limit=show_mib(limit),
@@ -63,14 +64,14 @@ def _check_cores(demands: Sequence[Demand], free: FreeResources) -> None:
     shared = max((d.shared for d in demands), default=0)
     one = next((c for d in demands for c in d.cores.values() if c.own), Cores(shared))
     both = f"{own} exclusive and {shared} shared CPUs ({own + shared} in total)"
-    for count, most, what, asked in (
+    for count, most, requested, asked in (
         (shared, share.limit, f"{shared} CPUs for one guest", Cores(shared)),
         (own, min(share.limit, ownable), f"{own} exclusive CPUs for all guests together", one),
         (own + shared, min(share.limit, floating), both, one),
     ):
         if count > most:
             raise NoFit(
-                f"{what} are more than the job can have on this node",
+                f"{requested} are more than the job can have on this node",
                 key=asked.key,
                 value=str(asked.count),
                 limit=f"{most} CPUs",
@@ -96,12 +97,12 @@ def _check_fixed(demands: Sequence[Demand], free: FreeResources) -> None:
                 why, limit, where = _why_unusable(cpu, named[cpu], free)
                 if why:
                     raise NoFit(
-                        f"CPU {cpu}{', SMT sibling of a named CPU,' if cpu in idle else ''} {why}",
+                        f"CPU {cpu}{', SMT sibling of a requested CPU,' * (cpu in idle)} {why}",
                         key=cores.key,
                         value=",".join(map(str, cores.cpus)),
                         limit=limit,
                         where=where,
-                        fix="name other CPUs, or none",
+                        fix="request other CPUs, or none",
                     )
 
 
@@ -116,7 +117,7 @@ def _why_unusable(cpu: int, times: int, free: FreeResources) -> tuple[str, str, 
     if cpu not in usable:
         return "is not granted to the job", can, "the job's allocation"
     if times > 1:
-        return f"is named for {times} guests", can, None
+        return f"is requested for {times} guests", can, None
     if cpu not in free.ownable:
         return "is in use by another job", _ids(sorted(free.ownable)), None
     return "", "", None
