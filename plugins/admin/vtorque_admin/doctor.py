@@ -364,7 +364,10 @@ def check_tools(site: Site) -> Iterator[HealthResult]:
 
 
 def check_batch(site: Site, plugins: Plugins, *, marks: bool = False) -> Iterator[HealthResult]:
-    """Check that the batch system's hooks are installed; with ``marks``, skip the node's mark."""
+    """Check that all setup steps of the batch system are done, such as the hooks and the mark.
+
+    If ``marks`` is true, the mark is not checked, because the caller sets it after all checks.
+    """
     batch = site.batch.system
     found = setup_batch.steps_of(site, plugins, batch, site.path)
     steps = [step for step in found if not (marks and isinstance(step, Mark))]

@@ -85,7 +85,7 @@ class ReplacedFile:
 
     @property
     def backup(self) -> Path:
-        """Path of the site's own file while vTorque's file is installed."""
+        """Path of the site's own file after vTorque's file has replaced it."""
         return self.path.with_name(self.path.name + KEPT)
 
     @property

@@ -116,7 +116,7 @@ def keep_only(places: ImagePlaces, names: Iterable[str]) -> list[str]:
 
 
 def _gather(cache: Path, sent: Path, copy: Sidecar) -> None:
-    """Collect all files of a received image in one directory.
+    """Move all files of a received image back to the directory from which ``_commit`` takes them.
 
     An interrupted :func:`_commit` may have moved files into a subdirectory or into the cache.
     """

@@ -135,8 +135,9 @@ def verify(ctx: click.Context, names: tuple[str, ...], as_json: bool) -> None:
 def remove(ctx: click.Context, name: str, when_free: bool, now: bool, as_json: bool) -> None:
     """Remove an image. Fails if jobs of this node use the image, unless you use --when-free.
 
-    No new job gets the image. This node does not know the jobs of other nodes that share the pool.
-    Therefore the files stay for the time [images] keep, unless you use --now.
+    No new job gets the image. The files remain until the last job of this node that uses them has
+    ended. This node does not know the jobs of other nodes that share the pool. Therefore the files
+    also remain for some days (setting keep in [images]), unless you use --now.
 
     NAME can also be an image in your own cache (vmgr images list --mine). Queued jobs that use this
     image will be refused.
