@@ -215,7 +215,10 @@ class JobQueries:
         return time.monotonic() >= self._next
 
     def ask_early(self) -> None:
-        """Allow a query ``least`` seconds after the last, because a job seems to have ended."""
+        """Make the next query due earlier: ``BatchCommands.least`` seconds after the previous one.
+
+        The runner calls this when a job seems to have ended.
+        """
         early = self._next - max(0.0, self._batch.interval - self._batch.least)
         self._is_early, self._next = True, self._next if self._is_early else early
 

@@ -1,14 +1,14 @@
-"""The book of an experiment: its SQLite database, which is also its journal.
+"""The book of an experiment: an SQLite database of its points.
 
 A point is *waiting*, then *submitting*, then *submitted*, then *done* or *failed* with a reason.
 :meth:`Book.begin` returns when *submitting* is on disk. Other changes may be saved later, at the
 latest when the book is closed. If these changes are lost, the next run of the experiment finds the
 jobs by their files and by the batch system's list.
 
-SQLite works in memory and opens no file in the results directory, because guests can write there. A
-guest could write a rollback journal beside the database. Such a journal can name any file as its
-super-journal, and SQLite deletes the super-journal (https://www.sqlite.org/fileformat2.html, "The
-Rollback Journal").
+This module reads the database's file into memory, and replaces the file to save the book. SQLite
+works only in memory, because guests can write beside the file. A guest could write a rollback
+journal there. Such a journal can name any file as its super-journal, and SQLite deletes the
+super-journal (https://www.sqlite.org/fileformat2.html, "The Rollback Journal").
 """
 
 from __future__ import annotations

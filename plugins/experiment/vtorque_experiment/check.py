@@ -28,8 +28,9 @@ def find_refused(
     One call of vsub checks all combinations that differ only in variables of the script. vsub is
     called at most :data:`MOST` times.
 
-    ``told`` is called with vsub's warnings and the message that vsub builds the image ``micro``. If
-    vsub did not check all combinations, the last call of ``told`` says how many it checked.
+    ``told`` is called with messages of vsub that are no refusals: warnings, errors, and the message
+    that vsub builds the missing image ``micro``. If vsub did not check all combinations, the last
+    call of ``told`` says how many combinations vsub checked.
 
     Privileges: the user.
 

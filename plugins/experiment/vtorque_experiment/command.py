@@ -126,8 +126,8 @@ def resume(
     has changed since vmgr experiment run, or you call resume on another host, resume submits jobs
     only with --accept.
 
-    The numbers of failed points whose jobs have ended are read again, because you may have
-    corrected experiment.toml in DIR.
+    resume also extracts the measured numbers of failed points again from the output of their
+    ended jobs, because you may have corrected experiment.toml in DIR.
     """
     ended = run_session.run(
         config, find_existing(directory), hours, _report_progress, failed=failed, accept=accept

@@ -46,7 +46,7 @@ class Pair:
         return ("better" if less == self.better else "worse") if self.better else "differs"
 
     def data(self) -> dict[str, Any]:
-        """Return the pair for JSON."""
+        """Return this comparison for JSON, without the values of single points."""
         found = asdict(self)
         del found["base_values"], found["values"]
         return found | {"verdict": self.verdict}
@@ -66,11 +66,12 @@ def experiments(base: Results, other: Results, names: Sequence[str] = ()) -> lis
 def compare_within(
     results: Results, baseline: Sequence[str], names: Sequence[str] = ()
 ) -> list[Pair]:
-    """Pair each combination with the baseline combination that is equal on all other axes.
+    """Compare each combination with the baseline combination that is otherwise equal.
 
-    ``baseline`` has ``AXIS=VALUE`` words such as ``bare=true``, which select the baseline
-    combinations. If a combination lacks an axis (bare metal has no -vm options), the axis is
-    ignored. Raises Refused.
+    ``baseline`` has ``AXIS=VALUE`` words such as ``bare=true``. The combinations with all these
+    values are the baseline combinations. The two combinations of a pair have equal values on each
+    axis that both have and that ``baseline`` does not name. (On bare metal, combinations have no
+    axes of -vm options.) ``names``: the numbers to compare; if empty, all numbers. Raises Refused.
     """
     chosen = select_numbers(results.cells, baseline, str(results.place.definition))
     fixed = {pair.partition("=")[0] for pair in baseline}

@@ -5,8 +5,9 @@
 
 The language has constants, ``+ - * /``, ``< <= > >= == !=``, ``and``, ``or``, ``not``, and
 functions such as ``median``, whose argument is the name of a number (``wall``). ``baseline`` is the
-value of the same function on the base side of a comparison. Anything else is refused.
-:func:`ast.parse` parses the text without running it.
+value of the same function, here ``median(wall)``, for the baseline combination or for the older
+experiment (``vmgr experiment compare``). Anything else is refused. :func:`ast.parse` parses the
+text without running it.
 """
 
 from __future__ import annotations

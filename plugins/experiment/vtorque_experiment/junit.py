@@ -12,9 +12,10 @@ _NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]") 
 
 @dataclass(frozen=True)
 class TestResult:
-    """A test case.
+    """A test case, which stands for one combination.
 
-    ``failure`` has the true conditions; ``error`` says why a condition cannot be evaluated.
+    ``failure`` lists the conditions of ``--fail-if`` that hold; each makes the test fail. ``error``
+    says why a condition cannot be evaluated, or how many points have failed.
     """
 
     name: str

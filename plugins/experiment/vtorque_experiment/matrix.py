@@ -25,7 +25,10 @@ class MatrixPoint:
 
 
 def cells(definition: Definition, where: str = "the file") -> list[Cell]:
-    """Return the distinct combinations. Raises Refused if there are none, or too many points."""
+    """Return the distinct combinations of the matrix that ``exclude`` does not omit.
+
+    Raises Refused if ``exclude`` omits all, or if the matrix has more than MAX_POINTS points.
+    """
     size = 1
     for values in definition.matrix.values():
         size *= len(values)

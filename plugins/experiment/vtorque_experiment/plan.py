@@ -144,7 +144,11 @@ def keep_seal(plan: ExperimentPlan) -> None:
 
 
 def has_seal(plan: ExperimentPlan) -> bool:
-    """Return True if this user has stored the seal of exactly this plan on this host."""
+    """Return True if this user has stored the plan's seal on this host.
+
+    The seal is the plan's hash: a stored seal shows that the plan was not changed since the user
+    started or accepted it.
+    """
     try:
         # A new date keeps systemd-tmpfiles from removing the seal.
         os.utime(_seals_dir() / plan.seal, follow_symlinks=False)
@@ -154,15 +158,16 @@ def has_seal(plan: ExperimentPlan) -> bool:
 
 
 def drop_seal(plan: ExperimentPlan) -> None:
-    """Delete a plan's seal, and the copy made by :func:`missing_seal`."""
+    """Delete the seal (hash) of a plan, and the copy of the plan that :func:`missing_seal` made."""
     (_seals_dir() / plan.seal).unlink(missing_ok=True)
     shutil.rmtree(_readable_copy(plan), ignore_errors=True)
 
 
 def missing_seal(plan: ExperimentPlan, place: ResultsDirectory) -> Refused:
-    """Copy a plan whose seal is not on this host; return an error that asks to check the copy.
+    """Return the error for a plan whose seal (hash) is not on this host.
 
-    No guest can change the copy. Raises HostFault.
+    A guest may have changed such a plan, so the error asks the user to check a copy of the plan.
+    This function makes the copy, in a directory that guests do not see. Raises HostFault.
     """
     directory = _readable_copy(plan)
     try:
@@ -189,9 +194,10 @@ def _seal_error(error: OSError) -> HostFault:
 
 
 def _seals_dir() -> Path:
-    """Find or create the directory of this user's seals. Raises OSError.
+    """Return the directory of this user's seals (hashes of plans). Create it if it is missing.
 
-    A new directory's name ends in random characters, so no other user can create it first.
+    A new directory's name ends in random characters, so no other user can create it first. Raises
+    OSError.
     """
     uid = os.geteuid()
     prefix = f"vtorque-experiment-{uid}"

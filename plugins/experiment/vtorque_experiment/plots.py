@@ -22,8 +22,9 @@ _NUMBER = ".5~g"  # https://d3js.org/d3-format; 1e+9 fits where 1,000,000,000 is
 
 @dataclass(frozen=True)
 class PlotSeries:
-    """A row of a plot, with the values of each side of a comparison.
+    """The values of one combination, shown as dots in one row of a plot.
 
+    ``sides`` has one list of values, or two in a comparison: those of the base come first.
     ``label`` is untrusted user text.
     """
 

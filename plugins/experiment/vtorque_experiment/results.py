@@ -36,7 +36,7 @@ class Results:
 
     @property
     def names(self) -> list[str]:
-        """Names of all numbers with values; numbers from the experiment's file come first."""
+        """Names of all measured numbers; those from the experiment's file come first."""
         own = [take.name for take in self.definition.takes]
         there = {name for values in self.numbers.values() for name in values}
         return [name for name in (*own, *BUILT_IN) if name in there]
@@ -52,7 +52,10 @@ class Results:
         return said.get(name, "less" if name in ("wall", "wait") else "")
 
     def table(self) -> dict[tuple[int, str], list[float]]:
-        """Return the values of done points, by combination and number."""
+        """Return the values that done points measured.
+
+        A key is the index of a combination and the name of a measured number.
+        """
         found: dict[tuple[int, str], list[float]] = {}
         for row in self.rows:
             if row.state == DONE:

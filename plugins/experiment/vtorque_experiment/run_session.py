@@ -103,7 +103,10 @@ def run(
 
 
 def _is_accepted(found: plan.ExperimentPlan, accept: str) -> bool:
-    """Store the plan's seal if it equals ``accept``; return True if this host has the seal."""
+    """Return True if the plan may be submitted, because this host has the plan's seal (hash).
+
+    If ``accept`` equals the seal, the user accepts the plan, and this host stores the seal.
+    """
     if accept == found.seal:
         plan.keep_seal(found)
     return plan.has_seal(found)
@@ -149,7 +152,8 @@ class DryRun:
     """The result of a dry run.
 
     Attributes:
-        refused: vsub's messages for the combinations that it refuses, by index in ``cells``.
+        cells: the combinations.
+        refused: vsub's message for each refused combination, by the index in ``cells``.
     """
 
     definition: definition.Definition
@@ -158,7 +162,10 @@ class DryRun:
 
     @property
     def is_hopeless(self) -> bool:
-        """True if vsub refuses a combination, and accepts none that runs in guests."""
+        """True if vsub refuses all combinations with guests.
+
+        If there are only combinations on bare metal, true if vsub refuses one of them.
+        """
         guests = [n for n, cell in enumerate(self.cells) if cell.get("bare") is not True]
         return bool(self.refused) and all(n in self.refused for n in guests)
 

@@ -94,7 +94,8 @@ class Runner:
     def run(self) -> End:
         """Submit points and collect results until all points are done or failed, or until ``stop``.
 
-        Raises HostFault if the disk or vsub fails, Refused if the plan is not accepted.
+        Raises HostFault if the disk or vsub fails. Raises Refused if the user must accept the plan
+        first (``--accept``).
         """
         with b.hold_lock(self._place.top / "submit.lock", wait=True):
             pass  # wait until no vsub of a killed runner is left
@@ -121,7 +122,7 @@ class Runner:
         return End(False, "stopped; submitted jobs continue")
 
     def retake_numbers(self) -> None:
-        """Read again the numbers of failed points whose jobs have ended.
+        """Extract the numbers of failed points again from the output of their ended jobs.
 
         A result may have arrived late, or the user may have corrected the experiment's file.
         """

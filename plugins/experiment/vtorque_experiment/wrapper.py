@@ -94,11 +94,12 @@ exit $code
 def script(
     content: bytes, runs: Path, point: Path, environment: Mapping[str, Scalar]
 ) -> bytes:  # fmt: skip
-    """Return the job script.
+    """Return the script to submit for a point. It runs the user's script.
 
     Args:
         content: the user's script.
-        runs: the script's copy in the results directory, which the job compares with ``content``.
+        runs: the copy of the user's script in the results directory. The job runs this copy, but
+            only if the copy still equals ``content``.
         point: the point's directory, see :meth:`vtorque_experiment.place.ResultsDirectory.point`.
         environment: variables of the user's script.
     """
