@@ -137,7 +137,11 @@ class ManagerLoop:
             each.guest = guest
 
     def tick(self) -> None:
-        """Adjust each guest's I/O cores, then move interrupts and this process to all I/O cores."""
+        """Adjust each guest's number of I/O cores, and the affinity of interrupts and this process.
+
+        This process and the interrupts of the configured network interfaces run on the I/O cores of
+        all guests.
+        """
         for each in self.watched.values():
             try:
                 each.tick(self.paths, self.busy)

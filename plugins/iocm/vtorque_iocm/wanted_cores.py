@@ -12,7 +12,16 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class CoresRule:
-    """Limits and thresholds: ``busy`` 0 to 1, ``slack`` in cores, ``up`` and ``down`` in ticks."""
+    """The parameters of :func:`decide` for one guest.
+
+    Attributes:
+        least: minimum number of I/O cores.
+        most: maximum number of I/O cores.
+        busy: intended load of an I/O core, 0 to 1. A guest needs ``load / busy`` cores.
+        slack: cores that a guest keeps beyond its need when it gets fewer cores.
+        up: consecutive ticks with too few cores, after which the guest gets more.
+        down: consecutive ticks with too many cores, after which the guest gets fewer.
+    """
 
     least: int
     most: int

@@ -67,7 +67,8 @@ class Offsets(Protocol):
 class SinkThread:
     """One sink and its thread.
 
-    ``wants`` selects the entries for the sink. The thread calls ``idle`` when no entry is left.
+    ``wants`` selects the entries for the sink. The thread calls ``idle`` after it has
+    delivered all entries.
     """
 
     def __init__(

@@ -1,4 +1,7 @@
-"""Save a sink's progress in each job's log, so that it survives restarts and kills."""
+"""Save the offset in each job's log up to which a sink has received the log.
+
+After a restart or kill, the log follower continues at this offset.
+"""
 
 from __future__ import annotations
 

@@ -63,12 +63,16 @@ class ReceivedLog(JobLog):
         return self.end
 
     def open(self) -> int:
-        """Return a descriptor for reading. Raises OSError."""
+        """Return a copy of the log's descriptor, which the caller closes. Raises OSError."""
         return os.dup(self.file.number)
 
 
 class RemoteOffsets:
-    """The progress of one sink, in place of :class:`vtorque_joblog.saved_offsets.SavedOffsets`."""
+    """The offsets up to which one sink has received the logs.
+
+    Each new offset is reported to root, which saves it
+    (:class:`vtorque_joblog.saved_offsets.SavedOffsets`).
+    """
 
     def __init__(self, answers: int, sink: int) -> None:
         self._answers = answers
@@ -107,8 +111,9 @@ def answer(answers: int, sink: int, number: int, offset: int) -> None:
 def receive_logs(
     root: socket.socket, until: float
 ) -> Iterator[tuple[ReceivedLog, int, Sequence[int]]]:
-    """Yield each received log, its number and its start offset for each sink.
+    """Yield each log that root sends, the log's number, and the start offset for each sink.
 
+    The number identifies the log in :func:`answer`.
     Ends at the monotonic time ``until``, or at the end of input. Raises HostFault if the limit of
     open files is reached.
     """

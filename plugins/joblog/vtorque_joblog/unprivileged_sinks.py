@@ -100,12 +100,12 @@ class _SinksProcess:
         self.sent += 1
 
     def record(self) -> tuple[int, int, int]:
-        """Return the process's next answer: numbers of sink and log, and delivered offset.
+        """Return the three fields of the next record that the process sent; see :data:`RECORD`.
 
         Raises:
-            BlockingIOError: there is no answer yet.
+            BlockingIOError: there is no record yet.
             OSError: the pipe cannot be read.
-            _ProcessEnded: the process has ended, or has sent an invalid answer.
+            _ProcessEnded: the process has ended, or has sent an invalid record.
         """
         record = os.read(self.answers, RECORD.size + 1)
         if not record:
@@ -135,11 +135,15 @@ class _SinksProcess:
 
 
 class UnprivilegedSinks:
-    """All sinks of the unprivileged process, used by the follower like one ``SinkThread``.
+    """All sinks of the unprivileged process. The log follower uses them like one ``SinkThread``.
 
-    A thread starts the process, waits for it and kills it; the follower and jobs never wait.
-    ``tolds`` maps names of sinks to their progress, which only this object writes. The thread calls
-    ``idle`` when no entry is left.
+    A thread starts the process, waits for its answers and kills it. Therefore the log follower
+    never waits for a sink.
+
+    Args:
+        config: path of the site config.
+        tolds: each sink's progress, by the sink's name. Only this object changes the progress.
+        idle: called by the thread after the sinks have received all entries.
     """
 
     def __init__(
@@ -282,9 +286,10 @@ class UnprivilegedSinks:
             self._ask(life)
 
     def _ask(self, life: _SinksProcess) -> None:
-        """Send a log again after a long time without answers, to detect a process that hangs.
+        """Send one log again, because the process has not answered for a long time.
 
-        Raises _ProcessEnded if the process has not received all earlier logs.
+        A process that does not hang answers that it has received the log. Raises _ProcessEnded if
+        the process has not received all earlier logs: it hangs and must be ended.
         """
         if life.sent > life.taken:
             raise _ProcessEnded(f"has received no logs for {_PATIENCE:g} s")
