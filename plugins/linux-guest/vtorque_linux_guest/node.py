@@ -47,11 +47,11 @@ exit 0"""
 
 @hookimpl
 def vtorque_guest_context(guest: GuestPlan, site: Site) -> Iterator[ContextItem]:
-    """Yield the user's cloud-config, the command of ``vmgr clean``, and scripts for a canceled job.
+    """Yield the user's cloud-config, the command for ``clean=DIR``, and scripts for cancellation.
 
-    All guests get the cloud-config. Only the first guest gets the command and the scripts. Raises
-    Refused for an invalid cloud-config, or if the directory of ``vmgr clean`` is not in a writable
-    share.
+    All guests get the cloud-config. Only the first guest gets the rest: a command that removes
+    guest root's files below DIR (``vmgr clean``), and the scripts that run if the job is canceled.
+    Raises Refused for an invalid cloud-config, or if DIR is not in a writable share.
     """
     if guest.request[CLEAN] and not guest.rank:  # before any program of the user runs there
         yield _clean_command(guest, guest.request[CLEAN])
@@ -79,10 +79,10 @@ vtorque_resources = hookimpl(deferred("vtorque_linux_guest.resources:resources")
 
 
 def _clean_command(guest: GuestPlan, place: str) -> RootCommand:
-    """Return the command with which ``vmgr clean`` removes guest root's files below ``place``.
+    """Return the command for ``vmgr clean``: it removes guest root's files below ``place``.
 
-    Guest root runs the command. On the host, guest root is a subordinate id (subuid(5)) of the
-    user, so the command cannot change other users' files.
+    The command runs in the guest, as root. On the host, guest root has a subordinate id (subuid(5))
+    of the user, so the command cannot change other users' files.
     """
     shares = [s.target for s in guest.shares if s.kind == "virtiofs" and not s.readonly]
     if not any(Path(place).is_relative_to(target) for target in shares):
@@ -95,7 +95,7 @@ def _clean_command(guest: GuestPlan, place: str) -> RootCommand:
 
 @hookimpl
 def vtorque_pre_boot(job: NodeJob) -> None:
-    """Refuse a user's qcow2 file (``disk=``) if the process that serves it opened another file."""
+    """Refuse a user's qcow2 file (``disk=``) if the process that serves it opened a second file."""
     for guest in job.guests:
         if guest[DISK].endswith(".qcow2"):
             from vtorque_linux_guest.boot import served_disk  # noqa: PLC0415 - few jobs need it

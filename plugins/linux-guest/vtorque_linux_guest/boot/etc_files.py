@@ -1,6 +1,6 @@
 """Contents of the files that every guest gets: users, hosts, ssh and login shells.
 
-No shell in the guest interprets these texts, except the lines quoted by ``environment_text``.
+The guest's shells interpret only the text of :func:`profile_text`, in which all values are quoted.
 """
 
 from __future__ import annotations

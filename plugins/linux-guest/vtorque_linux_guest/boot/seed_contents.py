@@ -1,4 +1,4 @@
-"""A guest's seed (doc/guests.md), and the files of ``vmgr ssh``. Privileges: root."""
+"""A guest's seed (doc/guests.md), and the files on the node for ``vmgr ssh``. Privileges: root."""
 
 from __future__ import annotations
 
@@ -30,9 +30,10 @@ _CANCEL = "vtorque/cancel.conf"
 def resources(
     guest: GuestPlan, items: Sequence[ContextItem], settings: Settings
 ) -> Iterable[Resource]:
-    """Return the seed and the files of ``vmgr ssh``.
+    """Return the seed, and the files on the node with which ``vmgr ssh`` logs in to the guest.
 
-    Raises Refused or HostFault for unsupported context items.
+    If the guest runs commands when the job is canceled, also return the marker file for this.
+    Raises Refused or HostFault if the guest does not support a context item.
     """
     files = seed_files(guest, items, settings, find_aliases(guest))
     has_epilogue = bool(site_scripts(settings.epilogue))

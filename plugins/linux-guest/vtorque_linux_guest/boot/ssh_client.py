@@ -17,7 +17,9 @@ KEY, KNOWN_HOSTS = "ssh_key", "ssh_known_hosts"
 
 
 def client_files(guest: GuestPlan) -> Iterator[Resource]:
-    """Yield the files of ``vmgr ssh`` as resources; none if the guest has no sshd or no address.
+    """Yield the files on the node with which ``vmgr ssh`` logs in to the guest, as resources.
+
+    Yields nothing if the guest has no sshd or no address.
 
     Only the job's user can read the key. The files of the job's first guest list all guests of the
     job, so that the user can also log in to guests that were migrated to other nodes.

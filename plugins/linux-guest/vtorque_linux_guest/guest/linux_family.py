@@ -32,10 +32,11 @@ def boots_micro(image: Image) -> bool:
 
 
 def guest_root(image: Image) -> Literal["other", "user", "both"]:
-    """Return the value of :attr:`vtorque_core.api.libvirt_domain.Filesystem.guest_root`.
+    """Return which host ids guest root has in the shares.
 
-    For a user's image, the label ``script=root`` means ``user``, and ``script=sudo`` means
-    ``both``. Otherwise the value is ``other``.
+    See :attr:`vtorque_core.api.libvirt_domain.Filesystem.guest_root`. ``user``: the job owner's
+    ids, for a user's image with the label ``script=root``. ``both``: the owner's ids, too, for a
+    user's image with the label ``script=sudo``. ``other``: ids that are not the owner's.
     """
     script = image.labels.get("script") if image.source else None
     if script == "root":

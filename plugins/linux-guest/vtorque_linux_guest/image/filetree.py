@@ -284,7 +284,11 @@ def add_member(
 
 
 def read_tar(file: IO[bytes], most: int, keep: Callable[[str], bool]) -> FileTree:
-    """Return the file tree of a tar file with a root directory, without the contents of /dev."""
+    """Return the file tree of a tar file of a whole system, without devices and contents of /dev.
+
+    ``most`` limits the size of all contents in bytes. ``keep`` selects the extended attributes to
+    keep. Raises Refused.
+    """
     tree = FileTree()
     for member in members(file, most):
         if not is_device(member):

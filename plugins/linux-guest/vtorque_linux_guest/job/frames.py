@@ -130,7 +130,7 @@ def frame(kind: FrameKind, stream: int = 0, payload: bytes = b"") -> bytes:
 
 
 def split_frames(kind: FrameKind, stream: int, payload: bytes) -> bytes:
-    """Split `payload` into frames of this kind."""
+    """Return `payload` as one or more consecutive frames of this kind and stream."""
     parts = range(0, len(payload), PAYLOAD_MAX)
     return b"".join(frame(kind, stream, payload[at : at + PAYLOAD_MAX]) for at in parts)
 
@@ -162,7 +162,7 @@ def element(tag: Tag, value: bytes) -> bytes:
 
 
 def winsize(rows: int, columns: int) -> bytes:
-    """Encode a window size in characters; the two pixel sizes are 0."""
+    """Encode the size of a terminal: rows and columns, then 0 for width and height in pixels."""
     return struct.pack("<HHHH", min(max(rows, 0), 65535), min(max(columns, 0), 65535), 0, 0)
 
 

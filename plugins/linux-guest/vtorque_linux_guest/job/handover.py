@@ -29,7 +29,7 @@ def is_detach_requested(guest: ReadyGuest) -> bool:
 
 
 def send_state(guest: ReadyGuest, state: SessionState) -> None:
-    """Send root the session state; return once root has removed its request."""
+    """Send root the session state until root removes the FIFO ``LEAVE``, which is the request."""
     while is_detach_requested(guest):
         with suppress(OSError):  # no reader
             _write(guest.run_dir / LEAVE, state.to_json)
@@ -46,10 +46,10 @@ class StateSender:
         self._path, self._runs, self._again = guest.run_dir / TELL, runs, 0.0
 
     def __call__(self, state: Callable[[], SessionState]) -> bool:
-        """Send root the state on request; return whether root's request still exists.
+        """Send root the session state if root requests it; return whether the request still exists.
 
-        The request is a FIFO. The state is empty while a prologue or epilogue runs instead of the
-        script.
+        The request is the FIFO ``TELL``. While the user's prologue or an epilogue runs, the sent
+        state is empty: another job shell can continue only the script.
         """
         if time.monotonic() >= self._again:
             with suppress(OSError):  # no reader, or no request

@@ -84,8 +84,9 @@ def set_clock(port: socket.socket, deadline: float) -> None:
 
 
 def hold(port: socket.socket, seconds: int, deadline: float) -> None:
-    """Keep a guest's session if the job shell disconnects; see ``StatusReader.hold``.
+    """Ask a guest's agent to keep the session for ``seconds`` if the job shell disconnects.
 
+    The agent must answer by ``deadline`` (time.monotonic() seconds). See ``StatusReader.hold``.
     Raises HostFault.
     """
     if wrong := _run_reader(_hold_status, port, deadline, seconds):

@@ -1,4 +1,4 @@
-"""Run a job's prologue, script and epilogues in a ready guest, and forward signals to them.
+"""Run the user's prologue, the script and all epilogues in a ready guest; forward signals to them.
 
 Runs as the job's user, in the job shell's main thread, because signal handlers are set there.
 :mod:`vtorque_linux_guest.job.stream` validates everything from the guest.
@@ -181,7 +181,10 @@ class _SignalForwarder:
         return next((n for n in (signal.SIGINT, signal.SIGHUP) if n in self._last), 0)
 
     def main_ended(self) -> None:
-        """Wait for a running :meth:`_cancel`, which forwards no TERM after the script's end."""
+        """Record that the script has ended: from now on, :meth:`_cancel` forwards no TERM.
+
+        If :meth:`_cancel` is running, wait for its end.
+        """
         self.on_cancel = None
         if self._cancelling is not None:
             self._cancelling.join()
@@ -197,7 +200,7 @@ class _SignalForwarder:
 
 @dataclass(frozen=True)
 class _JobRun:
-    """One job in its guest. Prologue, script and epilogues run in one session, in order."""
+    """One job in its guest. The user's prologue, script and all epilogues run in one session."""
 
     guest: ReadyGuest
     script: Script
@@ -327,7 +330,11 @@ class _JobRun:
         return code or own
 
     def _start(self, start: StartRequest | SessionState, stdin: int | None) -> int:
-        """Run one part of the job; return its exit code. Print start errors and output errors."""
+        """Run the user's prologue, the script or an epilogue in the guest; return its exit code.
+
+        If ``start`` is a SessionState, continue the script that another job shell has started.
+        Print start errors and output errors.
+        """
         streams = self.streams
         try:
             status = self.session.run(
@@ -454,11 +461,12 @@ def _session(guest: ReadyGuest, ending: _SignalForwarder) -> Session:
 def _reconnect(
     guest: ReadyGuest, ending: _SignalForwarder, stopped: Callable[[], str]
 ) -> tuple[socket.socket, float] | None:
-    """Reconnect to a guest; return the connection and its deadline, or None if the guest is gone.
+    """Return a new connection to the guest and its deadline, or None if the guest is gone.
 
-    Retries until the time that root has announced in the file BREAK_MARKER. Without this file, a
-    lost connection means that the guest has ended. If root requests this job shell's exit, set
-    ``ending.leaves``.
+    Retries until the time that root has announced in the file BREAK_MARKER. This time is also the
+    deadline for the guest's answer. Without this file, a lost connection means that the guest has
+    ended. If root requests that this job shell exits, this function sets ``ending.leaves`` and
+    returns None.
     """
     while (left := _break_until(guest) - time.time()) > 0 and not stopped():
         time.sleep(RETRY)

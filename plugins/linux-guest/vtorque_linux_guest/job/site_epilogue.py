@@ -52,7 +52,7 @@ class SiteEpilogue(Resource):
         """Do nothing: the guest already has the scripts."""
 
     def release(self) -> None:
-        """Run the epilogue. A failure is only logged."""
+        """Run the site's epilogue in the guest. A failure is only logged."""
         where = f"site epilogue of {self.hostname} (rank {self.rank})"
         try:
             code, said = self._run()

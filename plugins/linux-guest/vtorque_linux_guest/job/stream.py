@@ -58,9 +58,9 @@ class Session(GuestConnection):
         again: Called as ``again(stopped)`` if the connection breaks during a run. It returns a new
             connection and its deadline (time.monotonic() seconds), or None if the guest has ended.
             It gives up when ``stopped()`` returns a reason instead of "".
-        tell: Called as ``tell(state)`` after each ACK, repeatedly until ``tell`` returns False.
-            ``state()`` returns the session's state, with which another job shell can resume the
-            session.
+        tell: Called as ``tell(state)`` after each ACK. While ``tell`` returns True, the session
+            calls it again, at least every 0.05 s. ``state()`` returns the session's state, with
+            which another job shell can resume the session.
     """
 
     def resume(self, state: SessionState, deadline: float) -> None:
