@@ -77,7 +77,10 @@ class Acceptor:
             self._poll.register(each, select.POLLIN)
 
     def run(self) -> None:
-        """Serve until the service and all client processes have ended. Ignore stuck processes."""
+        """Accept clients until the service ends, then wait until all client processes have ended.
+
+        Does not wait for processes that survive SIGKILL.
+        """
         while self._listening or any(child.until for child in self._children.values()):
             self._start_next()
             ready = [descriptor for descriptor, _ in self._poll.poll(self._wait())]
@@ -189,8 +192,8 @@ class Acceptor:
     def _fork(self, uid: int, connections: list[socket.socket], its: tuple[int, ...]) -> int:
         """Start a process of the user that takes over the connections; return its pid.
 
-        The child also keeps the descriptors ``its``. This process closes the connections before the
-        child does, because the last close(2) can block.
+        The child also keeps the descriptors ``its``. The last close(2) of a connection can block.
+        Therefore this process closes the connections first, and the child closes them last.
         """
         reading, read, ready, say_ready, go, say_go = pipes = _pipes(3)
         try:
@@ -288,7 +291,10 @@ def _close_all_but(kept: set[int]) -> None:
 
 
 def _switch_user(uid: int) -> client.Limits:
-    """Switch to the user and set soft limits. Return the previous limits, for the job."""
+    """Switch to the user, and lower this process's soft limits to :data:`LIMITS`.
+
+    Returns the previous limits, which the job gets.
+    """
     if os.geteuid() == 0:
         account = pwd.getpwuid(uid)
         os.setgroups(os.getgrouplist(account.pw_name, account.pw_gid))

@@ -1,9 +1,10 @@
 """First program in a job's process: open the output files and execute the job.
 
-``python -I -S become_job.py ORDER REST``, as the user. Both arguments are descriptors: root's data
-(``LocalJob.order``) and the client's data (:mod:`vtorque_local.client`). After an error, the
-program prints one line on stderr and exits with status 1. If its parent has ended, the program
-exits. This module imports little, because imports delay every job.
+``python -I -S become_job.py ORDER REST``, as the user. Both arguments are descriptors of JSON
+files: ORDER has the service's part of the job's description (``LocalJob.order``), REST the client's
+part (:mod:`vtorque_local.client`). After an error, the program prints one line on stderr and exits
+with status 1. If its parent has ended, the program exits. This module imports little, because
+imports delay every job.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from collections.abc import Sequence
 
 
 def command(order: int, rest: int) -> list[str]:
-    """Return the command line of this program."""
+    """Return a command that starts this program with the two descriptors as arguments."""
     return [sys.executable, "-I", "-S", __file__, str(order), str(rest)]
 
 
@@ -84,7 +85,10 @@ def note(path: str, name: str, text: str) -> None:
 
 
 def main(argv: Sequence[str]) -> None:
-    """Execute the job. If root's data contains a ``text``, only append it to the job's stderr."""
+    """Read the job's description from the descriptors in ``argv``, and execute the job.
+
+    If the service's part has a ``text``, append it to the job's stderr instead.
+    """
     files = [int(number) for number in argv]
     # Use pread(2), because other processes share the file offset.
     order, rest = (json.loads(os.pread(file, os.fstat(file).st_size, 0)) for file in files)

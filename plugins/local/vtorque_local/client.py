@@ -130,7 +130,10 @@ def submission(
 
 
 class _JobFollower:
-    """Waits for the job, and runs it if it is interactive; see ``entry.LocalClient``."""
+    """A submitted job that this process follows until its end; see ``entry.LocalClient``.
+
+    An interactive job runs as a child of this process.
+    """
 
     def __init__(
         self, connection: socket.socket, say: Any, told: Any, terminal: list[int], rest: int

@@ -66,7 +66,7 @@ class LocalClient:
                 os.close(self._files.pop())
 
     def tell_end(self, entry: QueueEntry, code: int, reason: str) -> None:
-        """Report a job's end to the client. For an array, wait for the last task.
+        """Record a job's result; report the result to the client unless tasks of an array remain.
 
         The result of an array is the result of the task with the greatest exit status.
         """
@@ -88,7 +88,7 @@ class LocalClient:
             return self._open and not ended.poll(0)
 
     def close(self) -> None:
-        """Close all descriptors. The client's process then informs the client and ends."""
+        """Close all descriptors. The client's process then disconnects its client and ends."""
         with self._lock:
             self._open = False
             for descriptor in (self.asked, self._tell, self._handle):
@@ -167,7 +167,11 @@ class QueueEntry(mom.JobTask):
         return self.client.pid if self.client and self.terminal and self.client.is_alive() else 0
 
     def start(self) -> mom.Leader:
-        """Start the job's user process; in an interactive job, the client's process starts it."""
+        """Start the job's first process and return it.
+
+        For an interactive job, ask the client's process (``LocalClient``), which has the terminal,
+        to start it. Raises VtorqueError if the client's process has ended.
+        """
         if not self.client or not self.job.interactive:
             return super().start()
         self.terminal = JobTerminal(self.client)

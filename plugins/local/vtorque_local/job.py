@@ -87,7 +87,11 @@ class LocalJob:
         return cls(**json.loads(data))
 
     def order(self, wrapper: Sequence[str], text: str = "") -> dict[str, Any]:
-        """Return root's data for ``become_job``, which appends ``text`` to the job's stderr."""
+        """Return the service's part of the job's description for ``become_job``.
+
+        ``become_job`` executes the job. If ``text`` is not empty, ``become_job`` only appends
+        ``text`` to the job's stderr.
+        """
         return {
             "starter": os.getpid(),
             "environ": self.environ,

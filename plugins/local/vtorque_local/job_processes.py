@@ -1,8 +1,9 @@
 """Kill the processes that a job has left on the machine.
 
-The service kills the processes in the job's cgroup. Without a cgroup, a process of the job's user
-finds and kills the processes with the job's ``PBS_JOBCOOKIE``, because reading ``/proc/PID`` can
-block forever if the memory of process PID belongs to a FUSE file system.
+The service kills the processes in the job's cgroup. If the job has no cgroup, the processes with
+the job's ``PBS_JOBCOOKIE`` must be found in ``/proc``. Reading ``/proc/PID`` can block forever if
+the memory of process PID belongs to a FUSE file system. Therefore not the
+service but a process of the job's user finds and kills these processes.
 """
 
 from __future__ import annotations

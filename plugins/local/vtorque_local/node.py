@@ -1,4 +1,7 @@
-"""Node adapter of ``local``; hooks get Torque's arguments. Privileges: root, in hooks, reaper."""
+"""Node adapter of ``local``. The service calls prologue and epilogue with the arguments of Torque.
+
+Privileges: root, in the prologue, the epilogue and the reaper.
+"""
 
 from __future__ import annotations
 

@@ -62,7 +62,7 @@ class LocalSubmission:
         self.tasks()
 
     def words(self) -> tuple[str, ...]:
-        """Return the words of the record for :meth:`parse`."""
+        """Return these options as the words of a record, which :meth:`parse` reads."""
         numbers = (str(self.ppn), str(self.walltime), str(int(self.interactive)))
         return ("submit", self.name, *numbers, self.mem, self.token, self.array)
 

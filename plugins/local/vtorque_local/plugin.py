@@ -13,7 +13,10 @@ if TYPE_CHECKING:
 
 
 def step(_: Site) -> StepOf:
-    """Return a function that returns a command unchanged: this machine is the node of all jobs."""
+    """Return the function that changes a command so that it runs on a job's node.
+
+    It returns the command unchanged, because this machine is the node of all jobs.
+    """
     return lambda job_id, node, argv, terminal: list(argv)
 
 

@@ -26,7 +26,11 @@ _OPTIONS = (
 
 
 def wrap_command(command: click.Command, of_job: Remote, config: Path) -> click.Command:
-    """Return a command that runs ``command``, which ``of_job`` describes, on the job's node."""
+    """Return a copy of a command that runs on the job's node.
+
+    ``of_job`` says which parameters the copy may send to the node, and whether the command uses a
+    terminal or an output file.
+    """
     there = command.callback
     assert there is not None  # noqa: S101 - only click's groups have no callback
 

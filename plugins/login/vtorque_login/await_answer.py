@@ -161,8 +161,9 @@ def _script_has_ended() -> int:
 def _write(descriptor: int, data: bytes, *, terminal: bool) -> None:
     """Write the command's output.
 
-    Without ``terminal``, escape control characters in output to a terminal: code in a guest can
-    forge them. A command with ``terminal``, such as ``vmgr ssh``, needs them.
+    If ``descriptor`` is a terminal, control characters are escaped, because code in a guest can
+    forge them. ``terminal`` is true for a command that needs control characters, such as ``vmgr
+    ssh``: its output is not escaped.
     """
     if not terminal and os.isatty(descriptor):
         lines = data.decode("utf-8", "replace").split("\n")
