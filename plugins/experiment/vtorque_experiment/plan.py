@@ -158,12 +158,12 @@ def has_seal(plan: ExperimentPlan) -> bool:
 
 
 def drop_seal(plan: ExperimentPlan) -> None:
-    """Delete the seal (hash) of a plan, and the copy of the plan that :func:`missing_seal` made."""
+    """Delete the seal (hash) of a plan, and the copy that :func:`unsealed_plan_error` made."""
     (_seals_dir() / plan.seal).unlink(missing_ok=True)
     shutil.rmtree(_readable_copy(plan), ignore_errors=True)
 
 
-def missing_seal(plan: ExperimentPlan, place: ResultsDirectory) -> Refused:
+def unsealed_plan_error(plan: ExperimentPlan, place: ResultsDirectory) -> Refused:
     """Return the error for a plan whose seal (hash) is not on this host.
 
     A guest may have changed such a plan, so the error asks the user to check a copy of the plan.

@@ -187,14 +187,14 @@ def good_config(top):
 
 @pytest.fixture
 def open_sinks(top, monkeypatch):
-    """Return a function that starts root's side of the sinks; ``tolds`` are the sinks."""
+    """Return a function that starts root's side of the sinks, with ``progress`` per sink."""
     monkeypatch.setattr(unprivileged_sinks, "_AGAIN", 0.1)
     config, all_of_them = top / "v.toml", []
 
     def start(*names):
         config.write_text(f"[plugin.joblog]\nsinks = {json.dumps(names)}\n")
-        start.tolds = {name: SavedOffsets(top / f"told-{name}") for name in names}
-        found = UnprivilegedSinks(config, start.tolds)
+        start.progress = {name: SavedOffsets(top / f"told-{name}") for name in names}
+        found = UnprivilegedSinks(config, start.progress)
         found._argv = (
             sys.executable,
             "-I",
@@ -287,7 +287,7 @@ def test_each_line_is_sent_once_across_restarts(top, open_sinks, good_config):
     for log in logs:
         of_it = [each for each in said if each.startswith(log.job.key)]
         assert [each for each in good_config.got if each.startswith(log.job.key)] == of_it
-        assert open_sinks.tolds["good"].offset_of(log.job.name) == log.path.stat().st_size
+        assert open_sinks.progress["good"].offset_of(log.job.name) == log.path.stat().st_size
 
 
 def test_outdated_position_from_root_does_not_move_a_sink_back():
@@ -309,7 +309,7 @@ def test_remaining_lines_are_sent_at_the_end(top, open_sinks, good_config):
     begun, process = time.monotonic(), life(found).process
     found.close(begun + LONG)  # it ends without a signal, long before
     assert good_config.got == ["one", "two"] and process.returncode == 0
-    assert open_sinks.tolds["hangs"].offset_of("1000/42.srv") == 0, "counts undelivered bytes"
+    assert open_sinks.progress["hangs"].offset_of("1000/42.srv") == 0, "counts undelivered bytes"
 
 
 def test_partial_line_waits_for_its_rest(top, open_sinks, good_config):
@@ -354,8 +354,10 @@ def test_misbehaving_sink_does_not_affect_another_sink(top, open_sinks, good_con
     for each in said:
         found.give(log.say(each))
     eventually(lambda: list(dict.fromkeys(good_config.got)) == said)
-    eventually(lambda: open_sinks.tolds["good"].offset_of(log.job.name) == log.path.stat().st_size)
-    assert bad in ("shouts", "nowhere") or open_sinks.tolds[bad].offset_of(log.job.name) == 0
+    eventually(
+        lambda: open_sinks.progress["good"].offset_of(log.job.name) == log.path.stat().st_size
+    )
+    assert bad in ("shouts", "nowhere") or open_sinks.progress[bad].offset_of(log.job.name) == 0
 
 
 def test_stopped_process_is_killed_and_restarted(top, open_sinks, good_config, monkeypatch, caplog):
@@ -413,7 +415,7 @@ def test_invalid_answer_ends_the_process_but_not_other_sinks(
     eventually(lambda: list(dict.fromkeys(good_config.got)) == ["one", "two"])
     size = log.path.stat().st_size
     assert size < 1000, "the test is for nothing"
-    assert all(told.offset_of(log.job.name) <= size for told in open_sinks.tolds.values())
+    assert all(told.offset_of(log.job.name) <= size for told in open_sinks.progress.values())
     assert set(found._given) == {log.job.name}
 
 

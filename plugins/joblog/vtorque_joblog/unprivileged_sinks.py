@@ -142,20 +142,20 @@ class UnprivilegedSinks:
 
     Args:
         config: path of the site config.
-        tolds: each sink's progress, by the sink's name. Only this object changes the progress.
+        progress: the offsets of each sink, by its name. Only this object changes them.
         idle: called by the thread after the sinks have received all entries.
     """
 
     def __init__(
         self,
         config: Path,
-        tolds: Mapping[str, SavedOffsets],
+        progress: Mapping[str, SavedOffsets],
         idle: Callable[[], None] = lambda: None,
     ) -> None:
         self.name = "outside"
         module = "vtorque_joblog.sinks_process"
-        self._argv = (sys.executable, "-I", "-m", module, str(config), *tolds)
-        self._tolds = list(tolds.values())
+        self._argv = (sys.executable, "-I", "-m", module, str(config), *progress)
+        self._progress = list(progress.values())
         self._idle = idle
         self._lock = threading.Lock()
         self._given: dict[str, int] = {}  # sizes of logs that are completely handled
@@ -184,7 +184,7 @@ class UnprivilegedSinks:
 
     def is_behind(self, job: JobLog) -> bool:
         """Return whether a log has undelivered bytes."""
-        return any(job.size > told.offset_of(job.name) for told in self._tolds)
+        return any(job.size > told.offset_of(job.name) for told in self._progress)
 
     @property
     def is_busy(self) -> bool:
@@ -247,7 +247,7 @@ class UnprivilegedSinks:
             return
         try:
             end = _end_of_lines(descriptor)
-            told = [each.offset_of(job.name) for each in self._tolds]
+            told = [each.offset_of(job.name) for each in self._progress]
             if end > min(told):
                 life.send(job, descriptor, end, told)
                 self._out[job.name] = job, end
@@ -300,16 +300,16 @@ class UnprivilegedSinks:
 
     def _note(self, life: _SinksProcess) -> None:
         sink, number, offset = life.record()
-        if (sink, number) == (len(self._tolds), 0):
+        if (sink, number) == (len(self._progress), 0):
             life.note_received(offset)
             return
         name, end = life.logs.get(number, ("", 0))
-        if sink >= len(self._tolds) or not self._tolds[sink].offset_of(name) < offset <= end:
+        if sink >= len(self._progress) or not self._progress[sink].offset_of(name) < offset <= end:
             raise _ProcessEnded(
                 f"reports an invalid offset {offset} of log {number} for sink {sink}"
             )
-        self._tolds[sink].mark(name, offset)
-        if all(told.offset_of(name) >= end for told in self._tolds):
+        self._progress[sink].mark(name, offset)
+        if all(told.offset_of(name) >= end for told in self._progress):
             with self._lock:
                 self._out.pop(name, None)
 
