@@ -16,7 +16,7 @@ from vtorque_osv import bootline, driver, node
 from vtorque_osv.bootline import BootLine
 from vtorque_osv.check import check_script
 from vtorque_osv.driver import OsvDriver
-from vtorque_osv.order import BootOrder, GuestWord
+from vtorque_osv.order import BootOrder, GuestProperties
 from vtorque_osv.settings import Settings, mode
 
 from vtorque_core.api import Refused
@@ -130,8 +130,8 @@ def test_seed_is_added_if_the_image_reads_one():
     assert element.cmdline.endswith(" runscript /dev/vblk2")
     assert text.endswith(" /usr/mgmt/cloud-init.so; /prog x")
     assert "--env=PBS_NODEFILE=/tmp/42.srv" in text
-    word, seed = OsvDriver().resources(guest, ITEMS, OsvSite())
-    assert GuestWord.decode(word.content).begin == "cloud-init: copied file "
+    properties, seed = OsvDriver().resources(guest, ITEMS, OsvSite())
+    assert GuestProperties.decode(properties.content).begin == "cloud-init: copied file "
     image = pycdlib.PyCdlib()
     image.open_fp(io.BytesIO(seed.content))
     out = io.BytesIO()
@@ -146,9 +146,9 @@ def test_only_the_server_runs_in_rest_mode():
     assert element.cmdline.endswith("/data /libhttpserver-api.so")
     assert (text, "secret" in element.cmdline) == ("", False)
     assert not any(isinstance(e, Disk) for e in OsvDriver().elements(guest, OsvSite()))
-    (word,) = OsvDriver().resources(guest, ITEMS, OsvSite(rest=True, rest_timeout=7.0))
-    assert (word.mode, word.gid) == (0o440, 1001)
-    assert GuestWord.decode(word.content) == GuestWord(
+    (properties,) = OsvDriver().resources(guest, ITEMS, OsvSite(rest=True, rest_timeout=7.0))
+    assert (properties.mode, properties.gid) == (0o440, 1001)
+    assert GuestProperties.decode(properties.content) == GuestProperties(
         mode="rest", address="10.86.0.16", begin="Rest API server running on port ",
         named={"greet": "/prog hello"}, files={"/tmp/42.srv": "vn1\n"},
         environ={"VTORQUE_RANK": "0", "PBS_NODEFILE": "/tmp/42.srv", "DISTRO": "OSV"}, seconds=7.0,

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from vtorque_osv.console import BEGIN
 from vtorque_osv.driver import CONSOLE_SOCKET, OsvDriver
-from vtorque_osv.order import WORD, BootOrder, GuestWord
+from vtorque_osv.order import PROPERTIES, BootOrder, GuestProperties
 
 from vtorque_core.api.guest_driver import BootedGuest
 from vtorque_testing.guest import GuestContract, ShellScripts
@@ -61,8 +61,8 @@ class OsvHarness:
         self.driver, self.scripts = OsvDriver(), ImagePrograms()
         self._top = Path(tempfile.mkdtemp(prefix="vtorque-osv-"))
         self.plan = guest_plan(run_dir=self._top, state_dir=self._top)
-        word = GuestWord(mode="cmdline", address="", begin=BEGIN)
-        (self._top / WORD).write_bytes(word.encode())
+        properties = GuestProperties(mode="cmdline", address="", begin=BEGIN)
+        (self._top / PROPERTIES).write_bytes(properties.encode())
 
     @contextlib.contextmanager
     def boot(self, fails=""):

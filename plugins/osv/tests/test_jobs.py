@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from vtorque_osv import jobs
 from vtorque_osv.console import BEGIN
-from vtorque_osv.order import WORD, BootOrder, GuestWord
+from vtorque_osv.order import PROPERTIES, BootOrder, GuestProperties
 
 from as_root import without_chown
 from vtorque_core.api import Refused
@@ -68,8 +68,10 @@ def run_dir(tmp_path, monkeypatch):
     without_chown(monkeypatch)
     path = tmp_path / "job" / "g0"
     path.mkdir(parents=True)
-    word = GuestWord(mode="cmdline", address="", begin=BEGIN, named={"greet": "/hello hi"})
-    (path / WORD).write_bytes(word.encode())
+    properties = GuestProperties(
+        mode="cmdline", address="", begin=BEGIN, named={"greet": "/hello hi"}
+    )
+    (path / PROPERTIES).write_bytes(properties.encode())
     return path
 
 

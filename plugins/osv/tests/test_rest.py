@@ -5,7 +5,7 @@ import socket
 import time
 
 import pytest
-from vtorque_osv.order import GuestWord
+from vtorque_osv.order import GuestProperties
 from vtorque_osv.rest import Rest, RestError
 from vtorque_osv.restjob import RestJob
 from vtorque_osv.script import ProgramCall
@@ -86,8 +86,10 @@ def test_missing_server_raises_rest_error():
 
 
 def run(osv, commands, environ=(), files=(), seconds=30.0):
-    word = GuestWord(mode="rest", address="127.0.0.1", begin="", files=dict(files), seconds=seconds)
-    job = RestJob(word, dict(environ), commands, osv.server_port)
+    properties = GuestProperties(
+        mode="rest", address="127.0.0.1", begin="", files=dict(files), seconds=seconds
+    )
+    job = RestJob(properties, dict(environ), commands, osv.server_port)
     job.start()
     osv.off.wait(30)
     return job.stop()
@@ -121,7 +123,7 @@ def test_missing_program_is_reported_and_the_guest_ends(osv):
 
 
 def test_guest_that_powers_off_is_not_a_server_failure():
-    word = GuestWord(mode="rest", address="127.0.0.1", begin="", seconds=30.0)
-    job = RestJob(word, {}, (), 1)
+    properties = GuestProperties(mode="rest", address="127.0.0.1", begin="", seconds=30.0)
+    job = RestJob(properties, {}, (), 1)
     job.start()
     assert job.stop() == ""

@@ -30,7 +30,7 @@ from vtorque_osv import check, cmdline, script
 from vtorque_osv.bootline import BootLine
 from vtorque_osv.console import BEGIN, BEGIN_REST, BEGIN_SEED
 from vtorque_osv.disk import MAX_BOOT_LINE
-from vtorque_osv.order import WORD, BootOrder, GuestWord
+from vtorque_osv.order import PROPERTIES, BootOrder, GuestProperties
 from vtorque_osv.settings import OSV_MODE, Settings
 
 CONSOLE_SOCKET = "console.sock"
@@ -76,10 +76,10 @@ class OsvDriver(LateDriver):
     def resources(
         self, guest: GuestPlan, items: Sequence[ContextItem], site: Site
     ) -> Iterator[Resource]:
-        """Yield the file for the job shell (:class:`GuestWord`), and the seed for cloud-init."""
+        """Yield the file for the job shell, and the seed for cloud-init."""
         rest = guest[OSV_MODE] == "rest"
         files = referenced_files(guest, items)
-        word = GuestWord(
+        properties = GuestProperties(
             mode=guest[OSV_MODE],
             address=next((a.ip for a in guest.addresses if a.ip), ""),
             begin=BEGIN_REST if rest else BEGIN_SEED if _has_cloud_init(guest) else BEGIN,
@@ -88,8 +88,8 @@ class OsvDriver(LateDriver):
             environ=variables(guest, items),
             seconds=site[Settings].rest_timeout,
         )
-        path = str(guest.run_dir / WORD)
-        yield File(path, mode=0o440, gid=guest.user.gid, content=word.encode())
+        path = str(guest.run_dir / PROPERTIES)
+        yield File(path, mode=0o440, gid=guest.user.gid, content=properties.encode())
         if _has_cloud_init(guest):
             content = seed(files)
             yield File(str(guest.state_dir / SEED), mode=0o400, uid=guest.qemu_uid, content=content)

@@ -26,7 +26,7 @@ from vtorque_core.api.guest_driver import (
 )
 from vtorque_osv import cmdline
 from vtorque_osv.console import OsvConsole, ProgramResult
-from vtorque_osv.order import WORD, BootOrder, GuestWord
+from vtorque_osv.order import PROPERTIES, BootOrder, GuestProperties
 from vtorque_osv.restjob import RestJob
 from vtorque_osv.script import ProgramCall, parse
 
@@ -50,23 +50,23 @@ def run(guest: ReadyGuest, script: Script, streams: Streams) -> int:
         HostFault: the guests do not start.
         GuestDied: OSv ended before it ran the job.
     """
-    word = GuestWord.decode((guest.run_dir / WORD).read_bytes())
-    commands = _check(script, word)
+    properties = GuestProperties.decode((guest.run_dir / PROPERTIES).read_bytes())
+    commands = _check(script, properties)
     try:
         with _signals():
             order = BootOrder(script.content, cmdline.guest_variables(script.environ), script.cwd)
             booted = boot_guests(guest, order.encode())
-            return _OsvJob(guest, commands, streams, word, order).run(booted)
+            return _OsvJob(guest, commands, streams, properties, order).run(booted)
     except _JobSignaled as ended:
         return 128 + ended.number
 
 
-def _check(script: Script, word: GuestWord) -> tuple[ProgramCall, ...]:
+def _check(script: Script, properties: GuestProperties) -> tuple[ProgramCall, ...]:
     if script.interactive:
         raise Refused("an interactive job needs a shell, which OSv does not have")
     if script.args:
         raise Refused("a job script for OSv cannot have arguments, because these need a shell")
-    return parse(script.content, word.named)
+    return parse(script.content, properties.named)
 
 
 @contextlib.contextmanager
@@ -111,7 +111,7 @@ class _OsvJob:
     guest: ReadyGuest
     commands: Sequence[ProgramCall]
     streams: Streams
-    word: GuestWord
+    properties: GuestProperties
     order: BootOrder
 
     def run(self, booted: Sequence[BootedGuest]) -> int:
@@ -130,14 +130,14 @@ class _OsvJob:
     def _output(self, booted: BootedGuest, *, several: bool) -> _Output:
         programs = {each.words[0] for each in self.commands}
         rest = None
-        if self.word.mode == "rest":
+        if self.properties.mode == "rest":
             directory = self.guest.run_dir.parent / f"g{booted.rank}"
-            word = GuestWord.decode((directory / WORD).read_bytes())
-            environ = {**self.order.environ, **word.environ}
-            rest = RestJob(word, environ, self.commands)
+            properties = GuestProperties.decode((directory / PROPERTIES).read_bytes())
+            environ = {**self.order.environ, **properties.environ}
+            rest = RestJob(properties, environ, self.commands)
             rest.start()
         prefix = f"{booted.hostname}: ".encode() if several else b""
-        return _Output(booted, OsvConsole(programs, self.word.begin), prefix, rest)
+        return _Output(booted, OsvConsole(programs, self.properties.begin), prefix, rest)
 
     def _pump(self, output: _Output) -> bool:
         try:

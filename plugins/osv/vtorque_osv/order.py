@@ -1,7 +1,7 @@
 """Two messages: from the job shell (user) to root, and from root to the job shell.
 
-The job shell sends :class:`BootOrder` and root sends :class:`GuestWord`. Both are JSON objects
-(RFC 8259). A BootOrder is untrusted input, and root only validates the types of its values.
+The job shell sends :class:`BootOrder` and root sends :class:`GuestProperties`. Both are JSON
+objects (RFC 8259). A BootOrder is untrusted input, and root only validates the types of its values.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from typing import Any
 
 from vtorque_core.api import Refused
 
-WORD = "osv.json"
-"""Name of the file with the :class:`GuestWord` in a guest's run directory. Root owns the file, and
-the job's user can read it."""
+PROPERTIES = "osv.json"
+"""Name of the file with the :class:`GuestProperties` in a guest's run directory. Root owns the
+file, and the job's user can read it."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class BootOrder:
 
 
 @dataclass(frozen=True)
-class GuestWord:
+class GuestProperties:
     """Message from root to the job shell: properties of a guest.
 
     Attributes:
@@ -70,6 +70,6 @@ class GuestWord:
         return json.dumps(asdict(self)).encode()
 
     @classmethod
-    def decode(cls, data: bytes) -> GuestWord:
+    def decode(cls, data: bytes) -> GuestProperties:
         """Parse the trusted file that root wrote."""
         return cls(**json.loads(data))

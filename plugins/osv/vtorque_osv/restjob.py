@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 
-from vtorque_osv.order import GuestWord
+from vtorque_osv.order import GuestProperties
 from vtorque_osv.rest import POLL, PORT, Rest, RestError
 from vtorque_osv.script import ProgramCall
 
@@ -20,15 +20,15 @@ class RestJob:
 
     def __init__(
         self,
-        word: GuestWord,
+        properties: GuestProperties,
         environ: Mapping[str, str],
         commands: Sequence[ProgramCall],
         port: int = PORT,
     ) -> None:
-        self._word = word
+        self._properties = properties
         self._environ = environ
         self._commands = commands
-        self._rest = Rest(word.address, port)
+        self._rest = Rest(properties.address, port)
         self._failure = ""
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, name="osv rest", daemon=True)
@@ -45,10 +45,10 @@ class RestJob:
 
     def _run(self) -> None:
         try:
-            self._rest.wait(time.monotonic() + self._word.seconds, self._over.is_set)
+            self._rest.wait(time.monotonic() + self._properties.seconds, self._over.is_set)
             for name, value in self._environ.items():
                 self._rest.set_variable(name, value)
-            for path, text in self._word.files.items():
+            for path, text in self._properties.files.items():
                 self._rest.upload(path, text.encode())
             background: list[str] = []
             for command in self._commands:

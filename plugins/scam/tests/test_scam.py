@@ -174,7 +174,7 @@ def test_guest_on_several_caches_has_a_part_of_each():
     ("percent", "wanted"), [(1, 10), (10, 10), (11, 20), (95, 100), (99, 100), (-5, 10)]
 )
 def test_bandwidth_is_rounded_to_steps_of_the_processor(percent, wanted):
-    assert node.steps_of(XEON.caches[0], percent) == wanted
+    assert node.bandwidth_limit(XEON.caches[0], percent) == wanted
 
 
 @pytest.mark.integration

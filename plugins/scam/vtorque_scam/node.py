@@ -115,11 +115,11 @@ def vtorque_render_domain(guest: GuestPlan, site: Site) -> Iterator[Element]:
         banks = [b for b in _banks(guest) if b.id in granted and b.bandwidth_step and percent < 100]
         yield CacheTune(
             tuple((LEVEL, bank, kib) for bank, kib in granted.items()),
-            tuple((bank.id, steps_of(bank, percent)) for bank in banks),
+            tuple((bank.id, bandwidth_limit(bank, percent)) for bank in banks),
         )
 
 
-def steps_of(bank: CacheBank, percent: int) -> int:
+def bandwidth_limit(bank: CacheBank, percent: int) -> int:
     """Return the bank's lowest possible bandwidth limit not below ``percent``."""
     whole = -(-percent // bank.bandwidth_step) * bank.bandwidth_step
     return min(100, max(whole, bank.bandwidth_least))
