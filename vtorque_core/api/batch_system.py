@@ -309,7 +309,7 @@ class NodeAdapter(Protocol):
         The call may block. ``reason`` is one line for the user.
 
         If ``hook_waits`` is False, the hook has already returned to the batch system. In this case,
-        ask the server to requeue a failed job, and return 1 if the server agrees.
+        ask the server to requeue a failed job, and return a nonzero status if the server agrees.
         """
 
     def job_states(self, ids: Sequence[str]) -> Mapping[str, JobState]:
