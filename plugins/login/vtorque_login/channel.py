@@ -75,9 +75,9 @@ class Stream:
 
 
 def greet(connection: socket.socket, key: bytes, until: float) -> Stream:
-    """Authenticate this host to the job, and the job to this host; return the stream.
+    """Return the stream to the job, after both sides have proved to have ``key``.
 
-    Raise ChannelBroken if the other side is not the job. ``until`` is the deadline by the
+    Raises ChannelBroken if the other side is not the job. ``until`` is the deadline by the
     monotonic clock.
     """
     mine = os.urandom(_NONCE)
@@ -93,9 +93,10 @@ def greet(connection: socket.socket, key: bytes, until: float) -> Stream:
 
 
 def answer(connection: socket.socket, key: bytes, until: float) -> Stream:
-    """Authenticate the host of a request, then this job to that host; return the stream.
+    """Return the stream to the requesting host, after both sides have proved to have ``key``.
 
-    Raise ChannelBroken on error. ``until`` is the deadline by the monotonic clock.
+    The requesting host proves it first. Raises ChannelBroken if a proof is wrong or missing.
+    ``until`` is the deadline by the monotonic clock.
     """
     first = read_exactly(connection, _NONCE + _SUM, until)
     theirs, proof = first[:_NONCE], first[_NONCE:]

@@ -105,7 +105,7 @@ def fetch_records(nodes: Sequence[tuple[str, str]], config: Path, wait: float) -
 
 
 def places() -> Iterator[Place]:
-    """Yield the collected records. They exist only while this process runs."""
+    """Yield the kept records that :func:`fetch_records` has copied into this process's memory."""
     yield from _PLACES
 
 

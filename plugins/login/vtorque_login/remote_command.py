@@ -43,8 +43,8 @@ class RemoteCommand:
         command: The command's name, such as ``ssh``.
         job_id: As the user wrote it.
         node: Node of the job; empty for the first.
-        options: Given options by parameter name: ``["--level=info"]``.
-        operands: Given operands after the job id, by parameter name.
+        options: By parameter name, the words of each given option, such as ``["--level=info"]``.
+        operands: By parameter name, the words that follow the job id.
         terminal: True if the command needs a terminal and the user has one.
         output: File for the command's output.
         reads: True if the command reads standard input. Otherwise nothing may read standard input,
@@ -258,9 +258,10 @@ def _run_as_owner(asked: RemoteCommand, owner: str, config: Path) -> int:
 def _run_sanitized(
     argv: Sequence[str], environ: Mapping[str, str], out: Callable[[bytes], object]
 ) -> int:
-    """Run the command on pipes, and pass its output to ``out``.
+    """Run the command on pipes, and return its exit status.
 
-    The kernel kills the command when this process ends.
+    Pass the command's standard output to ``out``, and print its standard error without control
+    characters. The kernel kills the command when this process ends.
     """
     failed: list[OSError] = []
     argv = [*_DIES_WITH_US, *argv]
