@@ -68,7 +68,11 @@ def parse_manifest(kind: str, arch: str, document: int) -> Iterator[bytes]:
 
 
 def parse_saved(tag: str, document: int) -> Iterator[bytes]:
-    """Yield title, configuration path and layer paths of docker save's ``manifest.json``."""
+    """Yield one image's title (its first tag), configuration path and layer paths.
+
+    ``document`` is the ``manifest.json`` of docker save. If it lists several images, ``tag``
+    selects one; otherwise ``tag`` may be empty.
+    """
     listed = _parse(document, "manifest.json")
     if type(listed) is not list or not all(type(each) is dict for each in listed):
         raise Refused("manifest.json is not a list of images")
@@ -86,8 +90,9 @@ def parse_saved(tag: str, document: int) -> Iterator[bytes]:
 def parse_configuration(layers: int, arch: str, document: int) -> Iterator[bytes]:
     """Yield an image's layer digests, variables, entry point and command.
 
-    Each value begins with LAYER, VARIABLE, ENTRYPOINT or COMMAND. ``arch`` is the guests'
-    architecture, as the kernel names it.
+    Each value begins with LAYER, VARIABLE, ENTRYPOINT or COMMAND. ``document`` is the descriptor of
+    the image's configuration. Refuses an image that is not for ``arch``, the guests' architecture
+    as the kernel names it, or does not have the number ``layers`` of layers.
     """
     config = _object(document, "the configuration")
     wanted = _ARCHITECTURES.get(arch, arch)

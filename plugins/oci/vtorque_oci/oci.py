@@ -132,7 +132,8 @@ class _Reading:
     Attributes:
         most: maximum size of all unpacked layers in bytes.
         until: deadline for unpacking the layers, by time.monotonic().
-        private: True for verified files that only the caller can change.
+        private: True if the caller has verified the image's files, and no other user can change
+            them. The layers are then linked, not copied.
     """
 
     files: Files

@@ -43,7 +43,10 @@ class RootConnection:
         self.send_line(_STEP, text)
 
     def wait(self) -> None:
-        """Wait until ``meanwhile`` of :func:`run` has returned. Exit if ``meanwhile`` fails."""
+        """Let root call ``meanwhile`` (see :func:`run`), and wait until ``meanwhile`` returns.
+
+        If ``meanwhile`` raises an error, this process exits.
+        """
         self.send_line(_READY, "")
         if not os.read(self.go, 1):
             os._exit(0)
