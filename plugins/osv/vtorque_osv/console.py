@@ -93,7 +93,10 @@ class OsvConsole:
         return self._booted
 
     def feed(self, data: bytes) -> bytes:
-        """Return the output in ``data`` and in bytes that were buffered before."""
+        """Parse more bytes of the console, and return the program's output in them.
+
+        Bytes that may belong to a message of OSv are buffered until a later call decides.
+        """
         out = []
         *lines, rest = (self._line + data).split(b"\n")
         for line in lines:

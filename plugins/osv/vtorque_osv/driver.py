@@ -76,7 +76,10 @@ class OsvDriver(LateDriver):
     def resources(
         self, guest: GuestPlan, items: Sequence[ContextItem], site: Site
     ) -> Iterator[Resource]:
-        """Yield the file for the job shell, and the seed for cloud-init."""
+        """Yield the file with :class:`GuestProperties` for the job shell, and cloud-init's seed.
+
+        A guest without cloud-init has no seed.
+        """
         rest = guest[OSV_MODE] == "rest"
         files = referenced_files(guest, items)
         properties = GuestProperties(

@@ -71,5 +71,5 @@ class GuestProperties:
 
     @classmethod
     def decode(cls, data: bytes) -> GuestProperties:
-        """Parse the trusted file that root wrote."""
+        """Parse the file :data:`PROPERTIES`, which is trusted because only root can write it."""
         return cls(**json.loads(data))
