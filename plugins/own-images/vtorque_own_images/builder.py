@@ -118,9 +118,11 @@ def _built_sudo(work: Path) -> bytes:
 
 
 def _place(path: str) -> str:
-    """Return a file's path below ``equipment``. Files of ``/lib`` are in another directory.
+    """Return where a guest's file is below the disk's directory ``equipment``.
 
-    ``/lib`` is a link in most containers, and a directory ``lib`` of the equipment would hide it.
+    Kernel modules are not below ``lib``: ``/lib`` is a link in most containers, and a directory
+    ``lib`` in ``equipment`` would hide this link. The container's init has another name, because
+    this plugin's init runs first.
     """
     if path == build.INIT:
         return f"{build.HOME}/container-init"

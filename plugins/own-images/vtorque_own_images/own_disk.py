@@ -46,13 +46,14 @@ class OwnDisk(Disk):
 
 @dataclass(frozen=True)
 class OwnOverlay(FileResource):
-    """The empty qcow2 file of an :class:`OwnDisk`.
+    """The overlay of a guest that boots the user's own disk: a qcow2 file, empty at first.
 
     Attributes:
-        uid: QEMU's user.
-        run_dir: directory of the user's process, which already serves the disk's file.
-        disk: the disk's file as it was at the submission.
-        most: limit of the disk's size in MiB.
+        uid: owner of the file, which is QEMU's user.
+        run_dir: the guest's run directory. It contains the socket on which a process of the job's
+            owner serves the disk. That process must run before :meth:`create`.
+        disk: the user's disk file as it was at the submission.
+        most: maximum size of the user's disk in MiB.
     """
 
     kind = "own-overlay"
@@ -63,7 +64,11 @@ class OwnOverlay(FileResource):
     most: int = unjournalled(0)
 
     def create(self) -> None:
-        """Check the served file, and create the overlay. Raises Refused if the file is invalid."""
+        """Check the user's disk, and create an overlay of the disk's size.
+
+        Raises:
+            Refused: The disk is too large, was changed after the submission, or is not served.
+        """
         assert self.disk is not None  # noqa: S101 - unjournalled
         stem = f"{self.run_dir}/disk-{NAME}"
         # In a child, because the user's file system can hang.
@@ -95,7 +100,10 @@ def element(guest: GuestPlan) -> OwnDisk:
 
 
 def overlay(guest: GuestPlan, most: int) -> OwnOverlay:
-    """Return the overlay of :func:`element`; ``most`` is the limit of the disk's size in MiB."""
+    """Return the overlay of the disk that :func:`element` returns.
+
+    ``most`` is the maximum size of the user's disk in MiB.
+    """
     path, run_dir = str(guest.root_disk), str(guest.run_dir)
     return OwnOverlay(path, guest.qemu_uid, run_dir, parse_value(guest[IMG]), most)
 

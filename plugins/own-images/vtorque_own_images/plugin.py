@@ -157,10 +157,11 @@ _WHERE = "[plugin.own-images] "
 
 @hookimpl
 def vtorque_parse_args(request: JobRequest, site: Site) -> Iterator[Refusal]:
-    """Refuse users' own images that the settings of a site with an administrator do not allow.
+    """Refuse users' own images that the site does not allow; a personal site allows all.
 
-    Also refuse the options ``root``, ``work`` and ``firmware`` for images to which they do not
-    apply. For users' own images, refuse all options except ``ALLOWED``.
+    For an own image, also refuse options outside ``ALLOWED``, and checkpoints unless the site is
+    personal. For other images, refuse ``root`` and ``work``. Refuse ``firmware`` except for a
+    user's own disk.
     """
     options: list[tuple[Option[Any], str]] = []
     if is_own_image(request[IMG]):

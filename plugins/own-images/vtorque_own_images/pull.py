@@ -110,11 +110,11 @@ def _use_image(images: cache.Cache, digest: str, reference: Reference) -> str:
 
 
 def _digest(reference: Reference) -> str:
-    """Return the digest of the manifest of an image in a registry.
+    """Return the hash by which the cache identifies an image.
 
-    For an image in a file or directory, return a hash of its content, path and tag. The path makes
-    this hash differ from any registry's digest, because the content may change before it is
-    converted.
+    For an image in a registry, this is the digest of its manifest. For a file or directory, this is
+    a hash of content, path and tag. The content may change before its conversion, and is then
+    cached under the wrong hash. With the path, the hash is never the digest of a registry's image.
     """
     if reference.digest:
         return reference.digest.removeprefix("sha256:")

@@ -108,7 +108,12 @@ def confinement_problems(site: Site) -> Iterator[str]:
 
 
 def protect_job(job: NodeJob) -> None:
-    """Check the user's own images of a job, and acquire packet filters. Raises Refused."""
+    """Check the guests of a job with the user's own image, and acquire their packet filters.
+
+    Raises:
+        Refused: A guest's boot source is not its image, the image is too large, or the guest's
+            network has no packet filter or no static addresses.
+    """
     networks = all_networks(cast(Site, job.site)).values()
     nics = [nic for guest in job.guests for nic in guest.addresses]
     own, taps = tuple(nic.ip for nic in nics if nic.ip), tuple(nic.tap for nic in nics)
@@ -124,7 +129,10 @@ def protect_job(job: NodeJob) -> None:
 
 
 def _require_size(guest: GuestPlan, most: int) -> None:
-    """Refuse a user's file that is larger than the limit. A process of the user serves the file."""
+    """Refuse a user's image file of more than ``most`` MiB.
+
+    This checks the file that the user's process has opened, because QEMU gets that file.
+    """
     from vtorque_core.live.suspend import served_file  # noqa: PLC0415 - few jobs need it
 
     lock = guest.run_dir / f"disk-{NAME if boots_own_kernel(guest.image) else SQUASHFS}.lock"

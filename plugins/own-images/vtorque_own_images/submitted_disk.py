@@ -42,7 +42,10 @@ class SubmittedDisk:
 
 
 def parse_value(value: str) -> SubmittedDisk:
-    """Parse the untrusted value of a submitted job; see :class:`SubmittedDisk`. Raises Refused."""
+    """Parse the untrusted value of ``img`` in a job request for a user's own disk.
+
+    The format is that of :attr:`SubmittedDisk.value`. Raises Refused.
+    """
     found = _VALUE.fullmatch(value)
     if found is None:
         raise Refused("is not a disk that vsub has submitted", key=IMG.key, value=value)

@@ -47,11 +47,14 @@ _FILE = re.compile(rf".*/([0-9a-f]{{64}}){re.escape(SUFFIX)}", re.ASCII)
 
 
 def image(request: JobRequest, site: Site, pool: Callable[[str], Image]) -> Image:
-    """Return the image for a request that :func:`vtorque_own_images.pull.resolve` has resolved.
+    """Return the image for a request with the user's own image or disk. Raises Refused.
 
-    Kernel, initrd, command line and labels are those of the base image. If the request sets
-    ``root``, the command line enables setuid programs, and the label ``script`` is set. A disk with
-    its own kernel has only the labels of :func:`_disk_image`. Raises Refused.
+    :func:`vtorque_own_images.pull.resolve_request` has resolved the request's values.
+
+    - The user's image has no kernel. Kernel, initrd, kernel command line and labels are those of
+      the site's base image. If the request has the option ``root``, the kernel command line also
+      enables setuid programs, and the label ``script`` says how the user becomes root.
+    - The user's disk has its own kernel. It has only the labels of :func:`_disk_image`.
     """
     value = request[IMG]
     require_allowed(value, request[ROOT], site)
@@ -92,7 +95,7 @@ def _base_image(pool: Callable[[str], Image]) -> Image:
 
 
 def boots_own_kernel(image: Image) -> bool:
-    """Return True for a user's own disk, which firmware boots."""
+    """Return True if the image is a user's own disk. Firmware boots the kernel on this disk."""
     return bool(image.source) and image.kernel is None
 
 

@@ -25,10 +25,11 @@ NAME = "own-work"
 
 
 def choose_directory(value: str, home: Path | None = None, cwd: Path | None = None) -> str:
-    """Return the value of ``work`` to submit: HOME, or an absolute path below the home.
+    """Return the value of the option ``work`` that vsub submits.
 
-    An empty ``value`` means the current directory. Refuses links below the home, because code in an
-    earlier guest could have replaced a directory with a link, for example to ``~/.ssh``.
+    It is the word ``home`` (:data:`HOME`) or an absolute path below the home directory. An empty
+    ``value`` means the current directory. Refuses links below the home, because code in an earlier
+    guest could have replaced a directory with a link, for example to ``~/.ssh``.
     Privileges: the user. Raises Refused.
     """
     if value == HOME:
