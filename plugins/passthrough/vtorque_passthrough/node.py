@@ -91,7 +91,11 @@ class CardGroup:
 
 
 def find_cards(settings: Settings) -> dict[str, CardGroup]:
-    """Return the cards with a PCI function in a class of the site, by their names in leases."""
+    """Return this node's cards that belong to the site's card classes.
+
+    A card belongs to a class if one of its PCI functions does. The keys are the cards' names in
+    leases.
+    """
     everything = functions(settings.sysfs).values()
     found = {}
     for function in everything:

@@ -1,10 +1,11 @@
 """Assign a PCI function to a guest: the domain's element, and the binding to vfio-pci.
 
-A plugin that yields a :class:`PciDevice` must acquire its :class:`Vfio` in ``vtorque_pre_boot``.
-libvirt's managed mode is not enough for two reasons. First, with ``relabel='no'`` libvirt does not
-change the owner of ``/dev/vfio/<group>``, so QEMU could not open this file. Second, libvirt rebinds
-the host's driver before the card is reset. The element has ``managed='yes'``, but libvirt changes
-no driver, because :class:`Vfio` has already bound the function to vfio-pci.
+A plugin that yields a :class:`PciDevice` must acquire its :class:`Vfio` in ``vtorque_pre_boot``,
+before libvirt starts the domain. :class:`Vfio` binds the function to vfio-pci, because libvirt's
+managed mode is not enough. First, with ``relabel='no'`` libvirt does not change the owner of
+``/dev/vfio/<group>``, so QEMU could not open this file. Second, libvirt rebinds the host's driver
+before the card is reset. The element has ``managed='yes'``, which has no effect on a function that
+is bound to vfio-pci already: libvirt changes no driver.
 """
 
 from __future__ import annotations
