@@ -114,10 +114,15 @@ def torque_places(
 
 
 def openpbs_places(select: str, placed: Sequence[tuple[str, int]], feature: str) -> list[JobPart]:
-    """Return the chunks of a running job, in the order of both exec_host and the request.
+    """Return the chunks of a running job in the order of exec_host.
 
-    The scheduler restores the order of the request (23.06, node_info.cpp, ``seq_num``). As in
-    OpenPBS's node file, a bare-metal chunk has ``mpiprocs`` processes.
+    This is also the order of the request, because the scheduler restores it (23.06, node_info.cpp,
+    ``seq_num``). As in OpenPBS's node file, a bare-metal chunk has ``mpiprocs`` processes.
+
+    Args:
+        select: The job's ``Resource_List.select``.
+        placed: Node name and number of processes of each chunk in exec_host.
+        feature: The site's boolean resource of nodes with guests.
 
     Raises:
         Refused: The numbers of chunks differ, or guests do not come first.

@@ -258,11 +258,14 @@ class PbsNode(abc.ABC):
             self.commands.run_checked("pbsnodes", option, text, name)
 
     def finish(self, job: BatchJob, outcome: Outcome, reason: str, *, hook_waits: bool) -> int:
-        """Requeue a failed job with a delay or hold it, and keep other VM jobs off a faulty node.
+        """Requeue the job if its start failed and may succeed later or on another node.
+
+        The requeued job waits for a delay or, after its last attempt, is held. After a host fault,
+        this node no longer accepts VM jobs.
 
         Returns:
-            The hook's exit status. If it is 0, the job is not requeued, and the job shell of a
-            failed job reports the reason.
+            The hook's exit status, which is not 0 for a requeued job. After status 0, the job shell
+            runs, and reports the reason of a failure.
         """
         if not outcome.may_run_elsewhere:
             return 0
@@ -319,7 +322,7 @@ class PbsNode(abc.ABC):
         self.commands.run_checked("qalter", *words, *self.reset_arguments(job, outcome), job.id)
 
     def reset_arguments(self, job: BatchJob, outcome: Outcome) -> Sequence[str]:
-        """Return qalter arguments that keep the server from counting this start."""
+        """Return qalter arguments that set the server's start counter back, if necessary."""
         return ()
 
     def log(self, job: BatchJob, text: str) -> None:

@@ -64,10 +64,11 @@ def _pbsdsh_command(
     environ: Mapping[str, str],
     nodes: Sequence[str],
 ) -> list[str]:
-    """Return a shell command that runs pbsdsh for all of a job's nodes, or for each of ``nodes``.
+    """Return a shell command that runs ``command`` on a job's nodes with pbsdsh.
 
-    ``everywhere`` are pbsdsh's options for all nodes. ``one`` is the option that selects a line of
-    the node file by its number.
+    pbsdsh runs once for all nodes or, if ``nodes`` names only some of them, once for each of these.
+    ``everywhere`` are pbsdsh's options for all nodes. ``one`` are its options for one node, with
+    ``{}`` for the number of the node's line in the node file. ``environ`` has this file's path.
     """
     try:
         lines = Path(environ.get("PBS_NODEFILE", "")).read_text().split()

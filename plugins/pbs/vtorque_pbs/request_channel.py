@@ -26,16 +26,22 @@ SPARE = 512  # bytes for additions of server and scheduler: neednodes, walltime,
 
 
 def hash_word(token: str) -> str:
-    """Return the word for ``-l other=`` with the hash of a request that is in a job variable."""
+    """Return the hash of ``token``, the request, as a word for ``-l other=``.
+
+    This word replaces a long request, which is then in a job variable.
+    """
     digest = hashlib.sha256(token.encode()).digest()
     return "vt1v:" + urlsafe_b64encode(digest).decode().rstrip("=")
 
 
 def add_other_token(resources: Mapping[str, str], token: str) -> tuple[str, bool]:
-    """Return the job's ``other=`` value, and whether the token must go into a variable.
+    """Return the job's ``other=`` value, and whether the request goes into a job variable.
+
+    The value is the user's ``other``, ``+``, and the request. If that is too long, the value
+    contains the request's hash, and the caller must put the request into the variable.
 
     Args:
-        resources: All ``-l`` values of the job. The user's ``other`` is kept, separated by ``+``.
+        resources: All ``-l`` values of the user and of vsub.
         token: The request.
     """
     mine = resources.get("other", "")
@@ -53,10 +59,11 @@ def add_other_token(resources: Mapping[str, str], token: str) -> tuple[str, bool
 
 
 def add_variable_token(variables: str, token: str) -> str:
-    """Return a ``-v`` list of the request and the user's variables. Raise Refused if too long.
+    """Return the value of ``-v``: ``token``, which is the request, then the user's variables.
 
-    qsub uses only the last ``-v``. The request comes first because Torque drops the first letter
-    after a quoted value, and the user's values may be quoted.
+    qsub uses only the last ``-v``. The request comes first, because after a quoted value Torque
+    drops the first letter of the next variable, and the user's values may be quoted. Raises Refused
+    if the value is too long.
     """
     value = ",".join(part for part in (f"{VARIABLE}={token}", variables) if part)
     if len(value.encode("utf-8", "surrogateescape")) > MAX_VARIABLE:

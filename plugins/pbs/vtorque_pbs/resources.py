@@ -232,9 +232,11 @@ def _pairs(chunk: str) -> dict[str, str]:
 
 
 def exclusive_place(wanted: str, resources: Mapping[str, str]) -> dict[str, str]:
-    """Return the site's ``-l`` value for exclusive nodes; {} if the user has set a sharing mode.
+    """Return the ``-l`` value with which the site requests exclusive nodes, or {}.
 
-    OpenPBS accepts ``place`` only with ``select``. Words such as ``pack`` in ``place`` are kept.
+    The value keeps words such as ``pack`` of the user's ``place``. Returns {} if the site sets
+    nothing, or if the user has set a sharing mode. Also returns {} for ``place`` without
+    ``select``, because OpenPBS rejects that.
 
     Args:
         wanted: The site's ``name=value``, or "".

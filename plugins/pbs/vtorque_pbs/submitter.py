@@ -57,18 +57,21 @@ class PbsArgs(SubmitArgs):
     """A qsub command line, parsed by :class:`PbsSubmitter`.
 
     Attributes:
-        counts: Effective options of the directives and the command line.
+        counts: Options that qsub would use: those of the command line, and those of directives that
+            the command line does not override.
         place: Index of the script's path in ``rest``, the arguments for qsub; or None.
         at: Index in ``rest`` at which options are added. It is before ``--`` and, on OpenPBS,
             before the script.
         unused: Indexes in ``rest`` of words that a VM job's qsub does not get.
-        stripped: ``text`` if the script file has ``#PBS -vm`` lines, otherwise None.
+        text: The script without ``#PBS -vm`` lines.
+        stripped: ``text`` if qsub must get a copy of the script file, because the file has
+            ``#PBS -vm`` lines; otherwise None.
         command: True for OpenPBS's ``-- command``; ``content`` is then a generated script.
         ncpus: True if Torque's ``-l ncpus=`` sets the number of CPUs. A VM job gets ``nodes=``
             instead.
-        text: The script without ``#PBS -vm`` lines.
         prefix: Directive prefix in ``text``.
-        filtered: Options of qsub's command line if the submit filter runs ``vsub``, otherwise None.
+        filtered: Options of qsub's command line if Torque's submit filter runs ``vsub``; None if
+            the user runs ``vsub``.
     """
 
     counts: QsubOptions | None = None
@@ -180,10 +183,13 @@ class PbsSubmitter:
         )
 
     def submit(self, args: SubmitArgs, blob: bytes | None, needs: Needs | None) -> int:
-        """Submit with qsub. For the submit filter, print the script; for setup, print the request.
+        """Submit a job with qsub, and return qsub's exit status.
+
+        Two internal calls submit nothing (see :meth:`_internal`). For Torque's submit filter, print
+        the script with the request. For the setup of OpenPBS's hook, print the request.
 
         Raises:
-            UsageError: qsub is missing, or would run a word other than ``args.script`` as script.
+            UsageError: qsub is missing, or would use a word other than ``args.script`` as script.
             Refused: The request is too long.
         """
         assert isinstance(args, PbsArgs)  # noqa: S101 - from split
@@ -338,7 +344,10 @@ def _show_request(blob: bytes, needs: Needs) -> None:
 
 
 def command_script(command: Sequence[str]) -> bytes:
-    """Return a script for the guest that executes ``command``. OpenPBS would run it on the host."""
+    """Return a script that runs ``command`` in the guest.
+
+    Without a script, OpenPBS would run the command on the host.
+    """
     return b"#!/bin/sh\nexec " + os.fsencode(shlex.join(command)) + b"\n"
 
 

@@ -126,9 +126,10 @@ class OpenPbsNode(PbsNode):
         return 1
 
     def reset_arguments(self, job: BatchJob, outcome: Outcome) -> Sequence[str]:
-        """Return qalter arguments that limit the start counter of a job that waits for a resource.
+        """Return qalter arguments that set the start counter back to 10 if it is higher.
 
-        The server holds a job after 21 starts.
+        This applies only to a job that waits for a resource. Otherwise the server would hold the
+        job after 21 starts.
         """
         many = outcome is Outcome.IN_USE and job.attempt >= _MANY
         return ("-W", f"run_count={_MANY}") if many else ()
@@ -157,7 +158,11 @@ class OpenPbsNode(PbsNode):
         return f"select={':'.join(words)}:host={node}"
 
     def setup_steps(self, place: Installation) -> Sequence[SetupStep]:
-        """Return steps that create hooks and the boolean resource, and check root's rights."""
+        """Return the steps that set up this node.
+
+        They create the hooks and the mark, a boolean resource, and check that root is a manager of
+        the server.
+        """
         from vtorque_pbs.openpbs.setup import steps  # noqa: PLC0415 (not for every job)
 
         return steps(self, self._site, self._settings, place)

@@ -176,9 +176,9 @@ class TorqueNode(PbsNode):
         return walltime_seconds((self.ask(job.id) or {}).get("Resource_List.walltime", ""))
 
     def requeue_now(self, job: BatchJob, hook_waits: bool) -> int:
-        """Return the hook's exit status for a requeue.
+        """Return the exit status with which the hook requeues the job.
 
-        If the hook has already returned, ask the server to requeue the job.
+        If the hook has already returned, also ask the server to requeue the job.
         """
         if not hook_waits:
             self.commands.rerun(job.id, wait=REQUEUE_TIME)
@@ -220,7 +220,11 @@ class TorqueNode(PbsNode):
         return f"nodes={node}{colon}{rest}"
 
     def setup_steps(self, place: Installation) -> Sequence[SetupStep]:
-        """Return steps that write hooks, set pbs_mom's alarm, check rights and add the property."""
+        """Return the steps that set up this node.
+
+        They write the hooks, set pbs_mom's ``$prologalarm``, check that root is a manager of the
+        server, and add the mark, a property.
+        """
         from vtorque_pbs.torque.setup import steps  # noqa: PLC0415 (not for every job)
 
         return steps(self, self._site, self._settings, place)
