@@ -118,7 +118,7 @@ def setup(context: click.Context, config: Path | None, undo: bool, dry_run: bool
 @click.option("--end", is_flag=True, help="End the hold.")
 @_pass_pool
 def hold(machines: Machines, batch: Slurm | Pbs, nodes: str, why: str, end: bool) -> None:
-    """Start no new jobs on nodes, and keep their machines until vtorque pool destroy."""
+    """Drain nodes, and keep their machines until vtorque pool destroy or the end of the hold."""
     names, why = _names(machines, nodes), printable(why)
     with machines.memory.edit() as remembered:
         for name in names:

@@ -26,7 +26,7 @@ _WORDS = {"resume": on_slurm.resume, "suspend": on_slurm.suspend, "failed": on_s
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one of the programs; return the exit status."""
+    """Run the program that ``argv`` names: resume, suspend or failed. Return the exit status."""
     parser = argparse.ArgumentParser(prog="vtorque-pool", description=__doc__.split("\n")[0])
     parser.add_argument("what", choices=sorted(_WORDS))
     parser.add_argument("nodes", help="cloud[1-3]")

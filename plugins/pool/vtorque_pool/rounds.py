@@ -46,7 +46,7 @@ class NodeTimes:
     unusable: dict[str, float] = field(default_factory=dict)
 
     def update(self, nodes: Mapping[str, PoolNode], now: float) -> None:
-        """Update the times from the current state of the nodes."""
+        """Record ``now`` for nodes that became idle or unusable; delete the times of others."""
         for table, state in ((self.idle, "free"), (self.unusable, "unusable")):
             there = {node.name for node in nodes.values() if node.state == state}
             for name in set(table) - there:

@@ -290,7 +290,10 @@ def seed(order: MachineOrder, secrets: bytes = b"", *, local: bool = False) -> b
 
 
 def _mac(order: MachineOrder) -> str:
-    """Return a node's MAC address, so that all its machines get the same IP address."""
+    """Return the MAC address of a node's machine.
+
+    It depends only on cluster and node, so the node's next machine gets the same IP address.
+    """
     found = hashlib.sha256(f"{order.cluster}/{order.node}".encode()).hexdigest()
     return ":".join(["02", *(found[n : n + 2] for n in range(0, 10, 2))])
 
