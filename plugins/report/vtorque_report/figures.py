@@ -174,7 +174,10 @@ def _growth(lines: Sequence[Line], *names: str) -> tuple[float | None, float]:
 
 
 def _end_lines(lines: Sequence[Line]) -> Sequence[Line]:
-    """Return the first and last ten samples, because a single sample may lack libvirt's values."""
+    """Return the first ten and the last ten samples.
+
+    They contain a counter's first and last value, although one sample may lack libvirt's values.
+    """
     return [*lines[:10], *lines[10:][-10:]]
 
 

@@ -121,7 +121,8 @@ def _plot(
 ) -> Iterator[Plot]:
     """Yield a line plot; nothing without data.
 
-    With ``per``, such as ``/s``, the values are bytes, and the unit is, for example, ``MiB/s``.
+    If ``per`` is given, such as ``/s``, the values are bytes. The plot's unit is then, for example,
+    ``MiB/s``, and ``unit`` is ignored.
     """
     series = {name: values for name, values in series.items() if values}
     if not series:

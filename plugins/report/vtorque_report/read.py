@@ -95,7 +95,7 @@ class Attempt:
 
 
 def attempt(kept: Path | Place, now: float, max_lines: int = MAX_LINES) -> Attempt | None:
-    """Read a job attempt from a record, or from a copy of its directory.
+    """Read a job attempt from kept records: a Place, or a directory with a copy of the records.
 
     ``now`` (Unix time) ends the last phase of a running job. Invalid values are dropped. Returns
     None if ``job.json`` has no valid content. Raises OSError if it is missing or unreadable.

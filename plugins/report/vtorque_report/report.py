@@ -32,7 +32,7 @@ class Report:
 
     @property
     def first_attempt(self) -> Attempt:
-        """The record of the first node."""
+        """The attempt as recorded by the job's first node."""
         return self.attempts[0]
 
     @cached_property

@@ -120,7 +120,10 @@ def vtorque_render_domain(guest: GuestPlan, site: Site) -> Iterator[Element]:
 
 
 def bandwidth_limit(bank: CacheBank, percent: int) -> int:
-    """Return the bank's lowest possible bandwidth limit not below ``percent``."""
+    """Return the bank's lowest possible limit of memory bandwidth, not below ``percent``.
+
+    The limit is in percent.
+    """
     whole = -(-percent // bank.bandwidth_step) * bank.bandwidth_step
     return min(100, max(whole, bank.bandwidth_least))
 
