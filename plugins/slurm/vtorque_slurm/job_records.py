@@ -54,8 +54,8 @@ class JobRecord:
 def parse_job(text: str, job_id: str, account: str | None = None) -> JobRecord:
     """Parse the output of ``scontrol show job -d`` for one job.
 
-    ``account`` is the job's account from slurmd ("" if the job has none). It identifies the line
-    with the QOS; if ``account`` is None, the result's ``qos`` is empty.
+    ``account`` is the job's account from slurmd, "" if the job has none. Without the account
+    (None), the result's ``qos`` is empty; see :func:`_qos`.
     """
     found = _records(text)
     if not found[0].startswith(f"JobId={job_id} "):
@@ -106,9 +106,10 @@ def _limit(record: str) -> str:
 
 
 def _qos(record: str, account: str) -> str:
-    """Return a job's QOS from the line that also contains the known account.
+    """Return the job's QOS, from the line that contains the job's ``account`` and the QOS.
 
-    Without slurmdbd the account can be any text, so a line with another account may be forged.
+    Without slurmdbd, users can choose any text as account, even one with ``QOS=``. Because the
+    account is known, no part of its text is taken for the QOS.
     """
     of = re.escape(account or "(null)")
     qos = _find_line(rf"   Priority=\d+ Nice=-?\d+ Account={of} QOS=(\S+)(?: WCKey=.*)?", record)

@@ -205,10 +205,11 @@ class SlurmNode(NodeAdapter):
     def account(self, job_id: str, usage: Usage) -> None:
         """Append the job's usage of this node to its AdminComment, if the site uses slurmdbd.
 
-        If Slurm did not start the script, also record the reason on this node. slurmdbd is updated
-        because the controller accepts no comment on an ended job (22.05). Slurm itself does not
-        account for QEMU, because QEMU runs in a control group of libvirt. Moving QEMU to the
-        job's extern step needs Slurm's library, and libvirt could then no longer pin vCPUs.
+        The comment is changed in slurmdbd, because the controller accepts no comment on an ended
+        job (22.05). If Slurm did not start the script, also record the reason in the job's kept
+        records. Slurm does not account for QEMU, because QEMU runs in a control group of libvirt.
+        Moving QEMU to the job's extern step needs Slurm's library, and libvirt could then no longer
+        pin vCPUs.
         """
         launch_failure.keep(self._client, self._paths, job_id)
         if "slurmdbd" not in slurm_conf.value(Path(self._settings.conf), "AccountingStorageType"):

@@ -59,7 +59,10 @@ class OptionTable:
     exact: frozenset[str] = frozenset()
 
     def add_options(self, names: Iterable[str], exact: Iterable[str] = ()) -> OptionTable:
-        """Return the table with more options. ``name=`` is an option with a value."""
+        """Return this table with the options ``names``; ``name=`` is an option with a value.
+
+        Options in ``exact`` cannot be abbreviated.
+        """
         more = {n.strip("-=").partition("=")[0]: n.endswith("=") for n in names}
         kinds = {name: REQUIRED if value else NONE for name, value in more.items()}
         return replace(self, kinds={**kinds, **self.kinds}, exact=self.exact | frozenset(exact))
@@ -166,7 +169,7 @@ def _until_script(argv: Sequence[str], table: OptionTable) -> Sequence[str]:
 
 
 def read(argv: Sequence[str], table: OptionTable, *, ours: bool = True) -> CommandLine:
-    """Parse ``argv``. The result's ``words`` contain vsub's ``-I`` only if ``ours`` is False."""
+    """Parse ``argv``. If ``ours`` is True, the result's ``words`` omit vsub's option ``-I``."""
     vm: list[str] = []
     kept: list[str] = []
     plain: list[str] = []

@@ -173,7 +173,11 @@ def _text(client: SlurmClient, job_id: str, field: str) -> str:
 
 
 def _fields(client: SlurmClient, job_id: str, fields: str, count: int) -> list[str]:
-    """Return fields that the user cannot change; empty fields if Slurm has deleted the job."""
+    """Return ``count`` fields of a job from squeue; empty fields if Slurm has deleted the job.
+
+    ``fields`` is in the format of squeue, with ``|`` between the fields. It must contain only
+    fields that the user cannot change, because a user's text could imitate other fields.
+    """
     rows = client.ask(
         "squeue", "--all", "--noheader", "--array", "--states=all", f"--format=%A|{fields}"
     ).split("\n")

@@ -37,7 +37,7 @@ class QsubSubmitter:
         self._sbatch = sbatch
 
     def split(self, argv: Sequence[str]) -> SubmitArgs:
-        """Extract ``-vm`` options. The ``vsub`` that replaces sbatch parses the other options."""
+        """Extract the ``-vm`` options; the other arguments are for Slurm's qsub wrapper."""
         vm: list[str] = []
         rest: list[str] = []
         found: dict[str, str] = {}
@@ -71,7 +71,7 @@ class QsubSubmitter:
         )
 
     def submit(self, args: SubmitArgs, blob: bytes | None, needs: Needs | None) -> int:
-        """Run the wrapper and return its exit status."""
+        """Run Slurm's qsub wrapper with ``vsub`` in place of sbatch; return its exit status."""
         qsub = self._sbatch.program("qsub")
         vm = args.vm or (() if blob else ("none",))
         inner = shlex.join([_vsub_path(), *(word for each in vm for word in ("-vm", each))])
@@ -95,7 +95,7 @@ class QsubSubmitter:
 
 
 def is_inner() -> bool:
-    """Return whether this ``vsub`` process stands in for sbatch or salloc."""
+    """Return True if Slurm's qsub wrapper has run this ``vsub`` instead of sbatch or salloc."""
     return INNER in os.environ
 
 

@@ -1,11 +1,14 @@
 """Pass the job request to root on the nodes, and check the job's owner.
 
-The encoded request is one word at the end of the job's comment, which Prolog gets in its
-environment. A comment has at most 1024 characters (measured on 22.05). A longer request goes into a
-comment line below the script's first line, and the job's comment contains only a marker. Root then
-reads the script from slurmctld, where nobody can change it. The SPANK plugin passes the word in the
-job control environment (spank(8)), which only Prolog gets. The owner always comes from Slurm, not
-from the request.
+``vsub`` appends the encoded request, one word, to the job's comment (``--comment``), which Prolog
+gets in its environment. This comment has at most 1024 characters (measured on 22.05). A request
+that is longer or contains files goes into a ``#`` line below the script's first line, and the job's
+comment gets only a marker. Root then reads the script from slurmctld, where nobody can change it.
+
+Slurm's own commands have the option ``--vm=`` of the SPANK plugin. The plugin passes the word in
+the job control environment (spank(8)), which only Prolog gets.
+
+The owner always comes from Slurm, not from the request.
 """
 
 from __future__ import annotations
