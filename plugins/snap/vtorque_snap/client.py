@@ -117,7 +117,7 @@ class SnapClient:
         return self._task(value_at(value, "body") if self.access.version == "v1" else value).id
 
     def start(self, task: str) -> None:
-        """Start a task. Raises HostFault."""
+        """Let snapteld start the task with the id ``task``. Raises HostFault."""
         self._ask(200, "PUT", self._action(task, "start"))
 
     def remove(self, names: Collection[str]) -> bool:

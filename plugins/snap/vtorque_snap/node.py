@@ -80,7 +80,10 @@ vtorque_resources = constant_hook(SnapTask)
 
 @hookimpl
 def vtorque_post_boot(job: NodeJob) -> None:
-    """Start the job's task. If that fails, warn, or fail the job if the site requires the task."""
+    """Start the task of snapteld that collects metrics of the job's guests.
+
+    If that fails, warn, or fail the job if the site requires the task.
+    """
     settings, first = job.site[Settings], job.guests[0]
     if not first[SNAP] or not re.fullmatch(settings.nodes, first.job.node):
         return

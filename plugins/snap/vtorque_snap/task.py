@@ -110,7 +110,10 @@ class SnapTask(Resource):
         run_with_client(Access(*self.access), self.deadline, work)
 
     def release(self) -> None:
-        """Stop and delete this task and the tasks noted by earlier releases. Idempotent."""
+        """Stop and delete this task of snapteld, and tasks that earlier releases could not delete.
+
+        Idempotent. If a task cannot be deleted, its name is recorded in ``notes``.
+        """
         from vtorque_snap.client import NotRunning, SnapClient, run_with_client  # noqa: PLC0415 - as above
 
         url = self.access[0]
