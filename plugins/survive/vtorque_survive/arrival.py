@@ -163,11 +163,11 @@ def _complete_arrival(
 def record_departure(
     here: ThisNode, key: str, node: str, to: str, guests: list[dict[str, Any]]
 ) -> str:
-    """Record that guests of a job have migrated to the node ``to``.
+    """Record that guests of a job have migrated to the node ``to``, when the source node asks.
 
-    In the job's list of nodes, ``to`` replaces the source ``node``. If the source keeps other
-    guests of the job, ``node`` is empty. ``guests`` describes the migrated guests if this node is
-    the job's first, otherwise ``guests`` is empty.
+    In the job's list of nodes, ``to`` replaces the source node ``node``. ``node`` is empty if other
+    guests of the job stay on the source node. ``guests`` contains rank and hostname of each
+    migrated guest; it is empty unless this node is the job's first.
     """
     if job := _job(here, key):
         nodes = [to if each == node else each for each in job.kept.facts().get("nodes", ())]
@@ -180,9 +180,9 @@ def record_departure(
 
 
 def record_state(here: ThisNode, key: str, node: str, state: dict[str, Any]) -> str:
-    """Record a job's state on ``node``, which is outside the job's allocation.
+    """Record the phase and guests of a job on ``node``, to which the guests have migrated.
 
-    Runs on the job's first node.
+    ``node`` is outside the job's allocation. Runs on the job's first node, when ``node`` asks.
     """
     if job := _job(here, key):
         others = outside_nodes(job).items()  # drop earlier places of these guests

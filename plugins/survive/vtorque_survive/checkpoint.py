@@ -1,13 +1,13 @@
 """Save a job's guests to files. Runs as root, in the watcher.
 
-The steps of a checkpoint:
+The steps of a checkpoint, each in a process of its own:
 
 1. Let the script's guest and the job shell survive the loss of their connection (:func:`_hold`).
-2. One process pauses the guests, gets the state of the job shell's session with the guest, copies
-   the disks, saves the memory, resumes the guests, and syncs all files.
-3. If the job must end, wait until all guests are saved, then end the first guest, which runs the
-   script. The job shell detects the guest's end and writes the session's state. Notify the
-   requester, then end the job.
+2. Pause the guests, copy the disks, save the memory, and sync all files (:func:`_save`). If the job
+   continues, also save the state of the job shell's session with the guest, and resume the guests.
+   If the job must end, wait until all guests are saved, then end the first guest, which runs the
+   script. The job shell detects the guest's end and writes the session's state.
+3. If the job must end, notify the requester, then end the job (:func:`_end`).
 
 A file in the job's state directory names the requested checkpoint, so a new watcher can continue if
 a watcher was killed. Each step is idempotent. Memory that libvirt saved before a process was killed
@@ -73,7 +73,7 @@ class CheckpointWatcher:
     settings: Settings = field(default_factory=Settings)
 
     def find_request(self, paths: Paths, job: RunningJob) -> SaveTask | None:
-        """Return the requested checkpoint of a job."""
+        """Return the request for a checkpoint of this job, or None."""
         return SaveTask.read(paths, job)
 
     def request_due(self, paths: Paths, job: RunningJob) -> None:
@@ -113,9 +113,9 @@ class CheckpointWatcher:
         return ""
 
     def must_stay_paused(self, paths: Paths, job: RunningJob) -> bool:
-        """Return whether a process of a checkpoint was killed and left the job paused.
+        """Return whether the job is paused because a process that saved it was killed.
 
-        The job then stays paused until a new process continues the checkpoint.
+        The job then stays paused until a new process continues to save it.
         """
         asked = SaveTask.read(paths, job)
         still = suspend.phase(job) == suspend.PAUSED

@@ -17,9 +17,10 @@ log = logging.getLogger(__name__)
 
 
 def set_clocks(paths: Paths, job: RunningJob) -> Child:
-    """Set the clocks of guests that were paused, in a new process. Errors go to the job's log.
+    """Start a process that sets the clocks of guests that were paused, and return the process.
 
-    Call this within :func:`vtorque_core.api.unprivileged_parser.helper_process`.
+    Errors go to the job's log. Call this function within the context
+    :func:`vtorque_core.api.unprivileged_parser.helper_process`.
     """
     return Child(lambda: _set_clocks(paths, job), 2 * _CLOCK)
 

@@ -75,8 +75,9 @@ def _describe(each: GuestData, job_id: str, attempt: int) -> dict[str, Any]:
 def migrate_guest(each: GuestData, to: str, xml: str, seconds: float) -> None:
     """Migrate a guest to the libvirtd at the URI ``to``, with domain XML for the destination.
 
-    A guest with its own disk stays paused on both nodes. Copy its disk before this call. Call this
-    within :func:`vtorque_survive.saving.libvirt_operation`.
+    Before this call, pause a guest with its own disk, and copy the disk. The guest stays paused on
+    the destination. Call this function within the context
+    :func:`vtorque_survive.saving.libvirt_operation`.
 
     Raises HostFault if the migration fails, or has no known result after ``seconds``. To find out
     which node has the guest, call :func:`await_state`, then query the destination.
