@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from personal_site import PersonalSite
-from vtorque_core.api import Image, JobRequest, Refused, vm_options
+from vtorque_core.api import HostFault, Image, JobRequest, Refused, vm_options
 from vtorque_core.api.guest_context import RootCommand
 from vtorque_core.api.libvirt_domain import Disk
 from vtorque_own_images import pull, submitted_image
@@ -130,6 +130,31 @@ def test_sudo_needs_virtiofsd_that_translates_ids(
     if count:
         with pytest.raises(Refused, match="root=script"):
             pull.resolve_request(wanted, PERSONAL, True)
+
+
+@pytest.mark.parametrize(("uid", "count"), [(0, None), (1000, 1)])
+def test_virtiofsd_that_fails_as_a_user_is_an_old_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, uid: int, count: int | None
+) -> None:
+    """The one of Debian 12 cannot drop the groups of a user."""
+    program = tmp_path / "virtiofsd"
+    program.write_text("#!/bin/sh\necho setgroups failed >&2; exit 1\n")
+    program.chmod(0o755)
+    monkeypatch.setattr(submitted_image, "VIRTIOFSD", str(program))
+    monkeypatch.setattr(submitted_image.os, "geteuid", lambda: uid)
+    wanted = request(FILE, root="true")
+    if count is None:
+        with pytest.raises(HostFault, match="setgroups failed"):
+            submitted_image.refuse_sudo(wanted)
+        return
+    assert submitted_image.refuse_sudo(wanted) is not None
+    program.unlink()  # a submit host may have none
+    assert submitted_image.refuse_sudo(wanted) is None
+
+
+def test_base_image_alone_is_refused() -> None:
+    (refused,) = vtorque_plan(guest_plan(image=BASE, request=request("own")), PERSONAL)
+    assert "only the base of users' own images" in refused.message
 
 
 def test_sudo_with_older_base_image_is_refused() -> None:

@@ -80,6 +80,15 @@ def test_directory_replaces_only_the_home() -> None:
     assert found == [work, DATA]
 
 
+@pytest.mark.parametrize("source", ["/home", "/home/ada", "/"])
+def test_directory_replaces_every_share_that_contains_the_home(source: str) -> None:
+    other = Share("users", source, "/users")
+    work = Share("own-work", "/home/ada/project", "/home/ada/project")
+    assert shares("/home/ada/project", "/home/ada", [other, DATA]) == [work, DATA]
+    found = shares("/home/ada/project", "/home/ada", [HOME, other])
+    assert found == [Share(work.name, work.source, work.target, user_owned=True)]
+
+
 @pytest.mark.parametrize(
     "value", ["", "/home/ada", "/home/ada/", "/home/ada/../eve", "/home/adam", "/etc", "project"]
 )

@@ -17,7 +17,7 @@ from vtorque_core.api.values import is_personal
 from vtorque_core.api.vm_options import FS_TYPE, IMG
 from vtorque_linux_guest.settings import Settings as LinuxSettings
 from vtorque_linux_guest.settings import agent_path
-from vtorque_own_images.plugin import Settings
+from vtorque_own_images.plugin import BASE, Settings
 from vtorque_own_images.submitted_image import (
     INSTALL_SUDO,
     LABEL,
@@ -55,6 +55,9 @@ def vtorque_plan(guest: GuestPlan, site: Site) -> Iterator[Refusal]:
     Refuse a user's own disk if the job has ``fs_type=ramdisk``, or if this node lacks the guest
     agent. On a site with an administrator, refuse own images unless the node confines them.
     """
+    if guest.image.name == BASE and not guest.image.source:
+        why, fix = "is only the base of users' own images", "write the name of another image"
+        yield Refusal(why, key=IMG.key, value=BASE, fix=fix)
     if guest.image.source and not is_personal(site):
         from vtorque_own_images import site_rules  # noqa: PLC0415 - few jobs need it
 

@@ -5,6 +5,7 @@ Root decides by the node's config, libvirt and kernel, and by nothing in the req
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import cast
@@ -41,7 +42,7 @@ def refuse_guest(guest: GuestPlan, site: PluginSite) -> Iterator[Refusal]:
     """
     of_node, value = cast(Site, site), guest.image.source
     require_cold_boot(guest)
-    if not guest.host.nodes or guest.index:
+    if guest.index or (os.geteuid() and not guest.host.nodes):
         return
     for problem in network_problems(of_node):
         yield Refusal(f"is your own image, and {problem}", key=IMG.key, value=value)

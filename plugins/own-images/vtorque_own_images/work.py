@@ -86,10 +86,10 @@ def shares(value: str, home: str, of_site: Sequence[Share]) -> list[Share]:
     inside = place.is_absolute() and ".." not in place.parts and place.is_relative_to(home)
     if not inside or place == PurePosixPath(home):
         raise Refused("is not a directory below your home", key=WORK.key, value=value, fix=_FIX)
-    path = str(place)
-    return [
-        Share(NAME, path, path, each.kind, each.readonly, each.user_owned)
-        if each.name == "home"
-        else each
-        for each in of_site
-    ]
+    path, found = str(place), []
+    for each in of_site:
+        if each.name != "home" and not PurePosixPath(home).is_relative_to(each.source):
+            found.append(each)
+        elif all(other.name != NAME for other in found):
+            found.append(Share(NAME, path, path, each.kind, each.readonly, each.user_owned))
+    return found
