@@ -21,7 +21,7 @@ from users import run
 pytestmark = pytest.mark.e2e
 
 ATTACKER = Path(__file__).resolve().parents[1] / "support/attacker.c"
-BRIDGE, GATEWAY = "vtorque-e2e0", "10.87.0.1"
+BRIDGE = "vtorque-e2e0"
 REPORT = """#!/bin/sh
 echo "$(id -u) in $PWD, $GREETING, $(cat /etc/os-release)"
 touch work/made
@@ -195,6 +195,7 @@ def test_sudo_inside_is_refused_by_debian_12(guest, layout, allowed):
 ATTACKS = """#!/bin/sh
 for nic in /sys/class/net/*; do nic=${nic##*/}; [ $nic = lo ] || break; done
 cat /sys/class/net/$nic/address >work/.nic; ip -4 -o addr show dev $nic >>work/.nic
+nc -ll -p 9000 -e /bin/hostname &
 mv work/.nic work/nic
 while ! [ -e work/frames ]; do sleep 0.1; done
 . work/frames
@@ -213,8 +214,7 @@ OTHERS = """#!/bin/sh
 for nic in /sys/class/net/*; do nic=${nic##*/}; [ $nic = lo ] || break; done
 cat /sys/class/net/$nic/address >.nic; ip -4 -o addr show dev $nic >>.nic; mv .nic nic
 while ! [ -e target ]; do sleep 0.1; done
-ping -c 2 -W 2 GATEWAY >/dev/null && echo reached the node
-ping -c 2 -W 2 $(cat target) >/dev/null && echo REACHED-OWN
+nc -w 5 $(cat target) 9000 </dev/null && echo REACHED-OWN || echo failed
 touch pinged
 sleep 2
 """
@@ -270,7 +270,7 @@ def test_packets_of_root_inside_reach_neither_services_nor_other_jobs(guest, lay
     """Real guests: two of a job with an own image, and one of another user's job."""
     other = Path("/home/vte2e2")
     allowed("node", "exclusive = false")  # so that jobs of two users run at the same time
-    (other / "job.sh").write_text(OTHERS.replace("GATEWAY", GATEWAY))
+    (other / "job.sh").write_text(OTHERS)
     (other / "job.sh").chmod(0o644)
     guest.as_user("vsub", "-o", "out", "-j", "oe", "job.sh", user="vte2e2")
     guest.wait_for((other / "nic").exists, what="the other job")
@@ -293,6 +293,8 @@ def test_packets_of_root_inside_reach_neither_services_nor_other_jobs(guest, lay
         hexed = " ".join(each.hex() for each in frames)
         write(work / "frames", f"OTHER={other_ip}\nFRAMES='{hexed}'\n", guest)
         guest.wait_for((work / "sent").exists, what="the attacks")
+        with socket.create_connection((ip, 9000), 60) as service:
+            assert service.recv(100).startswith(b"v"), "the node does not reach the guest"
         (other / "target").write_text(ip)
         guest.wait_for((other / "pinged").exists, what="the other job's pings")
         write(work / "pinged", "", guest)
@@ -317,7 +319,7 @@ def test_packets_of_root_inside_reach_neither_services_nor_other_jobs(guest, lay
     source = ipaddress.IPv4Address(ip).packed  # of IPv4 and ARP; the node asks for it by ARP
     assert not [f for f in at_other if mac_bytes(mac) in f or source in (f[26:30], f[28:32])]
     told = (other / "out").read_text()
-    assert "reached the node" in told and "REACHED-OWN" not in told
+    assert "failed" in told and "REACHED-OWN" not in told, told
     for name in ("job.sh", "nic", "target", "pinged", "out"):
         (other / name).unlink()
 
@@ -420,7 +422,7 @@ def test_forged_image_file_is_refused_on_the_node(guest, images, make, why):
 
 @pytest.mark.parametrize(
     "value",
-    ["/etc", "/home", "/home/vte2e2", "HOME/../vte2e2", "HOME/work/../..", "", "relative"],
+    ["/etc", "/home", "/home/vte2e2", "HOME/../vte2e2", "HOME/app/../..", "", "relative"],
 )
 def test_forged_directory_is_refused_on_the_node(guest, images, value):
     file = str(squashfs(guest))
