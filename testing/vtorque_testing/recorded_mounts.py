@@ -66,6 +66,6 @@ def cover(covers: Mapping[Path, Path]) -> None:
         _check(done, f"mount --bind {source} {target}")
 
 
-def _check(code: int, what: str) -> None:
+def _check(code: int, system_call: str) -> None:
     if code:
-        raise OSError(ctypes.get_errno(), f"{what}: {os.strerror(ctypes.get_errno())}")
+        raise OSError(ctypes.get_errno(), f"{system_call}: {os.strerror(ctypes.get_errno())}")

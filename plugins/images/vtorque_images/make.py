@@ -116,6 +116,8 @@ def _print_result(sidecar: Sidecar, notes: tuple[str, ...], as_json: bool) -> No
     for note in notes:
         click.echo(f"note: {printable(note, 400)}", err=True)
     built = sidecar.built
-    how = "its kernel" if built.kernel else "its disk"
-    click.echo(f"{sidecar.name} is in the pool: {built.distro} {built.arch}, boots from {how}")
+    boot_source = "its kernel" if built.kernel else "its disk"
+    click.echo(
+        f"{sidecar.name} is in the pool: {built.distro} {built.arch}, boots from {boot_source}"
+    )
     click.echo(f"sha256 {sidecar.sha256}")

@@ -139,9 +139,9 @@ def check_outputs(paths: Iterable[str]) -> None:
     Otherwise the job would boot its guests and then fail.
     """
     for path in paths:
-        if why := _why_not_created(path):
+        if reason := _why_not_created(path):
             raise UsageError(
-                f"output file {printable(path)}: {why}; give another place with -o and -e"
+                f"output file {printable(path)}: {reason}; give another place with -o and -e"
             )
 
 
@@ -152,14 +152,14 @@ def check_surroundings(job: QsubJob, workdir: str, *, bare: bool) -> None:
     """
     directory = job.initdir and os.path.join(workdir, job.initdir)  # noqa: PTH118 (user's text)
     shell = job.shell if bare else ""
-    for option, path, is_kind, what in (
+    for option, path, is_kind, kind in (
         ("-d", directory, os.path.isdir, "directory that you may enter"),
         ("-S", shell, os.path.isfile, "program that you may run"),
     ):
         if path and not os.path.lexists(path):
             raise UsageError(f"{option} {printable(path)}: does not exist on this host")
         if path and not (is_kind(path) and os.access(path, os.X_OK)):
-            raise UsageError(f"{option} {printable(path)}: is not a {what}")
+            raise UsageError(f"{option} {printable(path)}: is not a {kind}")
 
 
 def _why_not_created(path: str) -> str:

@@ -152,7 +152,7 @@ class LocalSubmitter:
                     )
 
     def _connect(self) -> socket.socket:
-        why = ""
+        reason = ""
         for start in (self._start, ()):
             connection = socket.socket(socket.AF_UNIX)
             try:
@@ -160,15 +160,15 @@ class LocalSubmitter:
                 return connection
             except OSError as error:
                 connection.close()
-                why = why or f"{error.strerror}; an admin starts it with: vtorque local serve"
+                reason = reason or f"{error.strerror}; an admin starts it with: vtorque local serve"
             if start:  # of two concurrent starts, one fails and uses the other's service
                 import subprocess  # noqa: PLC0415 - not by each vsub
 
                 done = subprocess.run(
                     start, stdin=subprocess.DEVNULL, capture_output=True, check=False
                 )
-                why = printable(done.stderr.decode("utf-8", "replace").strip(), 500) or why
-        raise VtorqueError(f"the local batch system does not answer at {self._socket}: {why}")
+                reason = printable(done.stderr.decode("utf-8", "replace").strip(), 500) or reason
+        raise VtorqueError(f"the local batch system does not answer at {self._socket}: {reason}")
 
     def _socket_inode(self) -> int:
         """Return the socket's inode, which identifies the service, or 0 without a socket."""

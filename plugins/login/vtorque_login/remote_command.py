@@ -133,9 +133,10 @@ def _check_ended(meant: Sequence[JobInfo], wanted: str, config: Path) -> None:
     for job in meant:
         one = _is_named(job, wanted) and "[]" not in wanted
         if job.state not in _ENDED and (one or not _has_records(config, wanted)):
-            why = f", reason: {printable(job.reason)}" if job.reason else ""
+            reason = f", reason: {printable(job.reason)}" if job.reason else ""
             raise Refused(
-                f"job {printable(job.id)} is not running on a node: its state is {job.state}{why}"
+                f"job {printable(job.id)} is not running on a node: its state is "
+                f"{job.state}{reason}"
             )
 
 

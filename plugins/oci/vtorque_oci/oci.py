@@ -187,9 +187,9 @@ def _blob(reading: _Reading, digest: str, size: str) -> bytes:
     return data
 
 
-def _check_size(said: str, size: int) -> None:
-    if said and said != str(size):
-        raise Refused(f"a blob has {size} bytes, but its descriptor says {said}")
+def _check_size(expected: str, size: int) -> None:
+    if expected and expected != str(size):
+        raise Refused(f"a blob has {size} bytes, but its descriptor says {expected}")
 
 
 def _texts_of(parse: Callable[..., Iterator[bytes]], data: bytes, *args: object) -> list[str]:

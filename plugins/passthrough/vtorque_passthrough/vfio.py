@@ -90,8 +90,8 @@ class Vfio(Resource):
         """
         now = self._current_function()
         if now is None or not now.group or now.host_use:
-            why = "is missing" if now is None else now.host_use or "has no IOMMU group"
-            raise HostFault(f"PCI function {self.address}: {why}")
+            reason = "is missing" if now is None else now.host_use or "has no IOMMU group"
+            raise HostFault(f"PCI function {self.address}: {reason}")
         if self.must_reset and not now.resets:
             raise HostFault(f"PCI function {self.address} cannot be reset")
         if not (self._pci / "drivers" / DRIVER).exists():
@@ -149,5 +149,5 @@ class Vfio(Resource):
         try:
             (self._pci / name).write_text(text, "ascii")
         except OSError as error:
-            where = f"PCI function {self.address}: {name.rpartition('/')[2]}"
-            raise HostFault(f"{where}: {error.strerror or error}") from error
+            file = f"PCI function {self.address}: {name.rpartition('/')[2]}"
+            raise HostFault(f"{file}: {error.strerror or error}") from error

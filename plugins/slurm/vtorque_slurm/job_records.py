@@ -214,7 +214,7 @@ def _shares(
             names = hostlist.expand(nodes)
             numbers = hostlist.numbers(ids, left)
             if len(cpus) + len(names) > hostlist.MAX_HOSTS:
-                raise ValueError(f"more than {hostlist.MAX_HOSTS} nodes")
+                raise ValueError(f"the job has more than {hostlist.MAX_HOSTS} nodes")
         except ValueError as error:
             raise HostFault(f"scontrol show job: {error}") from None
         left -= len(numbers)

@@ -225,9 +225,9 @@ class SlurmNode(NodeAdapter):
     def _require_spank_plugin(self) -> None:
         from vtorque_slurm.spank import installation  # noqa: PLC0415 - only for jobs with --vm=
 
-        if why := installation.problem(self._settings, self._client):
+        if reason := installation.problem(self._settings, self._client):
             self._no_job_shell = True
-            raise HostFault(f"Slurm does not start the job shell of --vm= jobs: {why}")
+            raise HostFault(f"Slurm does not start the job shell of --vm= jobs: {reason}")
 
     def _request(self, job_id: str, word: str) -> bytes:
         if word == request_channel.IN_SCRIPT:

@@ -30,7 +30,7 @@ def receive(
     client: SlurmClient,
     job_id: str,
     nodes: Sequence[str],
-    left: str,
+    source_node: str,
     node: str,
 ) -> BatchJob:
     """Reserve this node's resources for a migrating guest, with a placeholder job.
@@ -43,10 +43,10 @@ def receive(
         )
     found = controller_updates.record(client, job_id)
     owner, uid, partition, left_of_time = _fields(client, job_id, "%u|%U|%P|%L", 4)
-    held = found if left in found.cpus else _placeholder(client, job_id, left)
+    held = found if source_node in found.cpus else _placeholder(client, job_id, source_node)
     if held is None:
-        raise Refused(f"job {job_id} has no resources on {left}")
-    if held.granted.get(left):
+        raise Refused(f"job {job_id} has no resources on {source_node}")
+    if held.granted.get(source_node):
         raise Refused("a job with generic resources (GRES) cannot be migrated")
     account, comment = (_text(client, job_id, field) for field in ("account", "comment"))
     if request_channel.find(comment) is None:
@@ -54,7 +54,7 @@ def receive(
             f"job {job_id} was submitted with --vm= of Slurm's own commands, so other nodes do "
             "not know its request: use vsub to submit jobs that may be migrated"
         )
-    _hold(client, job_id, held, left, node, partition, left_of_time)
+    _hold(client, job_id, held, source_node, node, partition, left_of_time)
     mine = _await(client, job_id, node)
     environ = {
         "SLURM_JOB_ID": job_id,

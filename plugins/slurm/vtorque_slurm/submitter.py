@@ -300,8 +300,8 @@ def read_script(name: str | None) -> bytes:
             with open(_find(name), "rb", opener=_open_at_once) as file:
                 content = file.read(MAX_SCRIPT + 1)
     except (OSError, ValueError) as error:
-        why = getattr(error, "strerror", None) or error
-        raise UsageError(f"Unable to open file {printable(name or 'stdin')}: {why}") from None
+        reason = getattr(error, "strerror", None) or error
+        raise UsageError(f"Unable to open file {printable(name or 'stdin')}: {reason}") from None
     if len(content) > MAX_SCRIPT:
         raise UsageError(f"the script is longer than {MAX_SCRIPT >> 20} MiB")
     return content

@@ -38,9 +38,9 @@ def _set_clocks(paths: Paths, job: RunningJob) -> None:
         def one(guest: RunningGuest) -> None:
             try:
                 driver.set_clock(guest.run_dir, time.monotonic() + _CLOCK)
-                log.info("the clock is set", extra={"guest": guest.index})
+                log.info("the guest's clock is set", extra={"guest": guest.index})
             except HostFault as error:
-                log.warning("cannot set the clock: %s", error, extra={"guest": guest.index})
+                log.warning("cannot set the guest's clock: %s", error, extra={"guest": guest.index})
 
         with ThreadPoolExecutor(max(1, len(job.guests))) as threads:
             list(threads.map(one, job.guests))

@@ -84,12 +84,12 @@ def _request_on_all(
     others = [] if alone else [str(node) for node in nodes if node not in away]
     with ThreadPoolExecutor(_AT_ONCE) as threads:
         asked = [threads.submit(_request_on_node, config, word, job_id, node) for node in others]
-        told = [each.result() for each in asked]
+        problems = [each.result() for each in asked]
     fifo = request.path_of(paths, places[-1].key)
     wrong = request.ask(fifo, places[-1], word, seconds)
-    told.append(wrong and f"{facts.get('node')}: {wrong}")
-    if any(told):
-        raise HostFault(f"job {printable(job_id)}: {'; '.join(filter(None, told))}")
+    problems.append(wrong and f"{facts.get('node')}: {wrong}")
+    if any(problems):
+        raise HostFault(f"job {printable(job_id)}: {'; '.join(filter(None, problems))}")
     return places[-1]
 
 

@@ -167,8 +167,8 @@ def require(settings: Settings, paths: Paths, job: RunningJob, to: str) -> tuple
     node, lacking = job.job.node, facts.get("immovable")
     reach.argv(settings, to, ())
     if node not in nodes[1:]:
-        instead = "with checkpoints_shared, use vmgr checkpoint --stop and vsub -vm resume=ID"
-        raise Refused(f"{node} runs the job shell: guests on {node} cannot migrate; {instead}")
+        advice = "with checkpoints_shared, use vmgr checkpoint --stop and vsub -vm resume=ID"
+        raise Refused(f"{node} runs the job shell: guests on {node} cannot migrate; {advice}")
     if to in nodes:
         raise Refused(f"{to} already runs a guest of the job: choose another node")
     if lacking is None:

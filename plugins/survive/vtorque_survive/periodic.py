@@ -36,8 +36,8 @@ def plan(job: NodeJob) -> None:
         job.acquire(File(str(path), content=str(wanted).encode()))
         facts = place(job.site.paths, first.job).facts()
         if wanted == BEFORE_WALLTIME and not _seconds(facts):
-            asked = f"{CHECKPOINT.key}={CHECKPOINT.show(wanted)}"
-            job.warn(f"{asked}: the job's walltime is unknown, so the job will not be saved")
+            option = f"{CHECKPOINT.key}={CHECKPOINT.show(wanted)}"
+            job.warn(f"{option}: the job's walltime is unknown, so the job will not be saved")
 
 
 def restores_last(paths: Paths, job: RunningJob) -> bool:

@@ -59,12 +59,12 @@ def ask(config: Path, settings: Settings, node: str, what: Mapping[str, Any]) ->
         if done.returncode == 0:
             return json.loads(done.stdout)["answer"]
         said = done.stderr.decode("utf-8", "replace").strip().splitlines()
-        why = said[-1] if said else f"exit code {done.returncode}"
+        reason = said[-1] if said else f"exit code {done.returncode}"
     except subprocess.TimeoutExpired:
-        why = f"no answer within {_ANSWER:g} s"
+        reason = f"no answer within {_ANSWER:g} s"
     except (OSError, ValueError, TypeError, KeyError) as error:
-        why = str(error)
-    raise HostFault(f"{node} did not answer the request: {printable(why, 300)}")
+        reason = str(error)
+    raise HostFault(f"{node} did not answer the request: {printable(reason, 300)}")
 
 
 class Bridge:

@@ -306,9 +306,9 @@ def _read_addresses(top: Path, seconds: float) -> set[tuple[str, str]]:
             if not (part := reads.read(1 << 16)):
                 break
             said += part
-    if wrong := child.wait():
+    if problem := child.wait():
         raise in_use_fault(
-            f"the checkpoints' directory {top}, which all nodes share: {wrong}",
+            f"the checkpoints' directory {top}, which all nodes share: {problem}",
             stage="checkpoints' directory",
         )
     pairs = (line.split(" ") for line in said.decode().splitlines())

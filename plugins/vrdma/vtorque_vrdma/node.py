@@ -233,8 +233,8 @@ def vtorque_pre_boot(job: NodeJob) -> None:
     """Acquire each guest's packet filter (rxe), virtual function (sriov) or configuration (hyv)."""
     for guest in job.guests:
         kind, settings = _backend(guest), job.site[Settings]
-        if kind and (what := missing_support(settings, kind)[0]):
-            raise HostFault(f"node {guest.job.node} no longer has {what}")
+        if kind and (support := missing_support(settings, kind)[0]):
+            raise HostFault(f"node {guest.job.node} no longer has {support}")
         if kind == "rxe":
             card = _card(guest, settings)
             peers = _peers(guest, settings.network) or (str(card.ip),)

@@ -45,11 +45,11 @@ def parse_shape(text: str) -> WarmShape:
     unknown = sorted({*given} - {*_KEYS, "min", "max", "max_age"})
     missing = [key for key in _KEYS if key not in given]
     if unknown or missing:
-        wrong = (
+        problem = (
             f"the key {unknown[0]} is unknown" if unknown else f"the key {missing[0]} is missing"
         )
         raise ValueError(
-            f"shapes: {text!r}: {wrong}; the keys are img, vcpus, ram, min, max, max_age"
+            f"shapes: {text!r}: {problem}; the keys are img, vcpus, ram, min, max, max_age"
         )
     try:
         vcpus, ram = count(given["vcpus"]), size_mib(given["ram"])

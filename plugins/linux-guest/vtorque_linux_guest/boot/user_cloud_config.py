@@ -184,8 +184,8 @@ def parse(content: bytes) -> Iterator[bytes]:
         line = content.count(b"\n", 0, error.start) + 1
         raise ValueError(f"line {line} is not UTF-8") from None
     if text.split("\n", 1)[0].rstrip() != "#cloud-config":
-        but = ", but with a byte order mark" if text.startswith("\ufeff") else ""
-        raise ValueError(f"does not begin with #cloud-config{but}")
+        hint = ", but with a byte order mark" if text.startswith("\ufeff") else ""
+        raise ValueError(f"does not begin with #cloud-config{hint}")
     document = _document(text)
     if not isinstance(document, dict):
         raise ValueError("is not a YAML mapping of modules")
@@ -229,8 +229,8 @@ def _document(text: str) -> Any:
         return yaml.safe_load(text)
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
-        where = f"{_line_text(mark)}: " if mark else ""
-        raise ValueError(f"{where}{getattr(error, 'problem', None) or error}") from None
+        position = f"{_line_text(mark)}: " if mark else ""
+        raise ValueError(f"{position}{getattr(error, 'problem', None) or error}") from None
 
 
 def _refuse_duplicate_keys(node: Any) -> None:

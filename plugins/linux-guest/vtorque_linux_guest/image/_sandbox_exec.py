@@ -28,10 +28,10 @@ PR_SET_PDEATHSIG, SIGKILL = 1, 9
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-def _check_result(result: int, what: str) -> None:
+def _check_result(result: int, system_call: str) -> None:
     if result != 0:
         number = ctypes.get_errno()
-        raise OSError(number, f"{what}: {os.strerror(number)}")
+        raise OSError(number, f"{system_call}: {os.strerror(number)}")
 
 
 def _unshare(flags: int) -> None:

@@ -202,19 +202,19 @@ class FileTree:
         above: list[tuple[TreeNode, int]] = []
         at, links, length = self.root, 0, 0
         while words:
-            word = words.pop()
-            if word == "..":
+            name = words.pop()
+            if name == "..":
                 at, length = above.pop() if above else (self.root, 0)
                 continue
-            node = at.children.get(word)
-            if make and node is None and length + len(word) > MAX_PATH:
+            node = at.children.get(name)
+            if make and node is None and length + len(name) > MAX_PATH:
                 raise _NoPath(f"{path[:200]!r} resolves to a path of more than {MAX_PATH} bytes")
             if not words:
-                return at, word
+                return at, name
             if node is None:
                 if not make:
                     raise LookupError(path)
-                node = at.children[word] = directory()
+                node = at.children[name] = directory()
                 self._count()
             if node.is_link:
                 links += 1
@@ -226,9 +226,9 @@ class FileTree:
                 words += self._words(target)
                 continue
             if not node.is_directory:
-                raise _NoPath(f"{path[:200]!r}: {word!r} is not a directory")
+                raise _NoPath(f"{path[:200]!r}: {name!r} is not a directory")
             above.append((at, length))
-            at, length = node, length + len(word) + 1
+            at, length = node, length + len(name) + 1
             if way is not None:
                 way.append(at)
         return at, ""

@@ -89,7 +89,7 @@ def _add(
     if stat.S_ISREG(status.st_mode):
         left[0] -= status.st_size
         if left[0] < 0:
-            raise Refused(f"{each.source!r} of the recipe: larger than the image's size")
+            raise Refused(f"{each.source!r} of the recipe: is larger than the image's size")
         info = _info(target, each.mode if each.mode is not None else mode)
         info.size = status.st_size
         with os.fdopen(os.dup(descriptor), "rb") as file:
