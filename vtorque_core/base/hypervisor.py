@@ -86,12 +86,12 @@ def run_bounded(work: Callable[[], T], seconds: float, name: str = "") -> T:
     return results[0]
 
 
-def _bounded(work: Callable[[], T], what: str, timeout: float) -> T:
+def _bounded(work: Callable[[], T], action: str, timeout: float) -> T:
     try:
-        return run_bounded(work, timeout, f"libvirt {what}")
+        return run_bounded(work, timeout, f"libvirt {action}")
     except Overdue:
         raise HostFault(
-            f"{what}: no answer from libvirtd within {timeout:g} s. Check its log, "
+            f"{action}: no answer from libvirtd within {timeout:g} s. Check its log, "
             "and restart it; running guests are not affected",
             stage=STAGE,
         ) from None

@@ -51,23 +51,23 @@ def require_secret(path: Path, uid: int = 0) -> None:
         )
 
 
-def _check(here: str | Path, uid: int) -> bool:
-    """Raise ConfigError if others can change ``here``; return True if it is a symbolic link."""
+def _check(part: str | Path, uid: int) -> bool:
+    """Raise ConfigError if others can change ``part``; return True if it is a symbolic link."""
     try:
-        info = os.lstat(here)
+        info = os.lstat(part)
     except OSError as error:
-        raise ConfigError(f"{here}: {error.strerror}") from None
+        raise ConfigError(f"{part}: {error.strerror}") from None
     if info.st_uid not in (0, uid):
         raise ConfigError(
-            f"{here}: is owned by uid {info.st_uid}, who could change it: chown root {here}"
+            f"{part}: is owned by uid {info.st_uid}, who could change it: chown root {part}"
         )
     if stat.S_ISLNK(info.st_mode):
         return True
     sticky = stat.S_ISDIR(info.st_mode) and info.st_mode & stat.S_ISVTX
-    if not sticky and others_can_write(info, uid, here):
+    if not sticky and others_can_write(info, uid, part):
         raise ConfigError(
-            f"{here}: can be written by others than root (mode {info.st_mode & 0o7777:04o}): "
-            f"chmod go-w {here}"
+            f"{part}: can be written by others than root (mode {info.st_mode & 0o7777:04o}): "
+            f"chmod go-w {part}"
         )
     return False
 

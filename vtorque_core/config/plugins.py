@@ -420,14 +420,14 @@ def raise_error(contribution: Contribution[Any], hook: str) -> None:
 
 
 def _find_one(
-    found: Mapping[str, T], name: str, what: str, broken: Mapping[str, str], how: str = ""
+    found: Mapping[str, T], name: str, what: str, broken: Mapping[str, str], advice: str = ""
 ) -> T:
     if name in found:
         return found[name]
     known = ", ".join(sorted(found)) or "none"
     hint = "".join(f"; plugin {n} could not be loaded: {e}" for n, e in sorted(broken.items()))
     raise Refused(
-        f"no installed plugin provides the {what} {name!r} (available: {known}){how}{hint}"
+        f"no installed plugin provides the {what} {name!r} (available: {known}){advice}{hint}"
     )
 
 

@@ -123,10 +123,10 @@ class _Comparison(ctypes.Structure):
     )  # fmt: skip
 
 
-def _check(result: int, what: str) -> int:
+def _check(result: int, system_call: str) -> int:
     if result < 0:
         number = ctypes.get_errno()
-        raise OSError(number, f"{what}: {os.strerror(number)}")
+        raise OSError(number, f"{system_call}: {os.strerror(number)}")
     return result
 
 

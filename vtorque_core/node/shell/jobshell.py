@@ -178,17 +178,17 @@ def _await_proof(
         if found.state == "host_fault":
             raise _Stop(errors.EXIT_HOST_FAULT, printable(found.reason, 2000), detail)
         if ended:  # the starter had ended before this proof was read
-            why = "root's prologue ended while it was starting the guests (was it killed?)"
-            raise _Stop(errors.EXIT_HOST_FAULT, f"{why}; nothing was run")
+            reason = "root's prologue ended while it was starting the guests (was it killed?)"
+            raise _Stop(errors.EXIT_HOST_FAULT, f"{reason}; nothing was run")
         if found.state == "requeued" and not locked:
             locked = proofs.lock(paths, job_id)  # root waits for this lock, then requeues the job
         ended = found.starter_has_ended()
         if time.monotonic() > found.deadline + SLACK:
             if found.state == "requeued":
-                why = f"{printable(found.reason, 2000)}; the job could not be requeued"
-                raise _Stop(errors.EXIT_HOST_FAULT, f"{why}; nothing was run")
-            why = "the guests were not ready before [node] start_timeout; nothing was run"
-            raise _Stop(errors.EXIT_NO_PROOF, why)
+                reason = f"{printable(found.reason, 2000)}; the job could not be requeued"
+                raise _Stop(errors.EXIT_HOST_FAULT, f"{reason}; nothing was run")
+            reason = "the guests were not ready before [node] start_timeout; nothing was run"
+            raise _Stop(errors.EXIT_NO_PROOF, reason)
         if meanwhile is not None:
             meanwhile()
             meanwhile = None
@@ -220,18 +220,18 @@ def _await_other_nodes(
         )  # fmt: skip
         if done.returncode == 0:
             return
-        why = (
+        reason = (
             f"not all of the job's {len(ready.nodes)} nodes have their guests ready "
             f"({Path(command[0]).name} ended with {done.returncode})"
         )
     except FileNotFoundError:
-        why = f"{command[0]}: not found on this node"
+        reason = f"{command[0]}: not found on this node"
     except subprocess.TimeoutExpired:
-        why = (
+        reason = (
             f"the guests of the job's {len(ready.nodes)} nodes were not all ready "
             f"{left:.0f} s after those of this node"
         )
-    raise _Stop(errors.EXIT_HOST_FAULT, f"{why}; nothing was run")
+    raise _Stop(errors.EXIT_HOST_FAULT, f"{reason}; nothing was run")
 
 
 def await_local_proof(paths: Paths, job_id: str, *, stderr: int = 2, owner_uid: int = 0) -> int:
@@ -337,15 +337,15 @@ def _keep(ready: Proof, code: int, streams: Streams) -> None:
 
 
 def _read_script(path: Path) -> bytes:
-    what = f"the script {printable(str(path))}"
+    name = f"the script {printable(str(path))}"
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         with os.fdopen(descriptor, "rb") as file:
             if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-                raise _Stop(errors.EXIT_FAILED, f"{what} is not a regular file")
+                raise _Stop(errors.EXIT_FAILED, f"{name} is not a regular file")
             content = file.read(MAX_SCRIPT + 1)
     except OSError as error:
-        why = f"{what} cannot be read: {error.strerror}"
+        why = f"{name} cannot be read: {error.strerror}"
         raise _Stop(errors.EXIT_FAILED, why) from None
     if len(content) > MAX_SCRIPT:
         raise _Stop(errors.EXIT_FAILED, f"the script is longer than {MAX_SCRIPT >> 20} MiB")

@@ -104,16 +104,16 @@ class Proof:
         try:
             document = json.loads(data)
             if document.pop("schema") != SCHEMA:
-                raise ValueError(f"the schema is not {SCHEMA}")
+                raise ValueError(f"its schema is not {SCHEMA}")
             missing = {f.name for f in fields(cls)} - set(document)
             if missing:
-                raise ValueError(f"missing: {', '.join(sorted(missing))}")
+                raise ValueError(f"it lacks the fields {', '.join(sorted(missing))}")
             proof: Proof = convert(cls, document)
             whose = (proof.job.uid, proof.job.attempt, proof.starter, proof.namespace)
             if min(*whose, proof.grace, proof.deadline, *(g.rank for g in proof.guests)) < 0:
                 raise ValueError("a number is negative")
             if unknown := set(proof.files) - set(USER_FILES):
-                raise ValueError(f"unknown name in files: {min(unknown)!r}")
+                raise ValueError(f"its field files has the unknown name {min(unknown)!r}")
         except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
             raise ValueError(f"not a proof: {error}") from None
         return proof
@@ -162,7 +162,7 @@ def read(paths: Paths, job_id: str, uid: int, owner_uid: int = 0) -> Proof | Non
         data = file.read(MAX_BYTES + 1)
     try:
         if len(data) > MAX_BYTES:
-            raise ValueError(f"more than {MAX_BYTES} bytes")
+            raise ValueError(f"has more than {MAX_BYTES} bytes")
         proof = Proof.decode(data)
     except ValueError as error:
         raise HostFault(f"{target}: {error}", stage="proof") from None

@@ -51,9 +51,9 @@ def _require_same(old: Element, new: Element) -> None:
     was, wanted = dict(_shape(old)), dict(_shape(new))
     other = [key for key in (*wanted, *was) if was.get(key) != wanted.get(key)]
     if other:
-        what, before, now = other[0], was.get(other[0], "none"), wanted.get(other[0], "none")
+        setting, before, now = other[0], was.get(other[0], "none"), wanted.get(other[0], "none")
         raise Refused(
-            f"the checkpoint does not match this job: the saved {what} is {before}, not {now}",
+            f"the checkpoint does not match this job: the saved {setting} is {before}, not {now}",
             fix="request what the saved job requested",
         )
 

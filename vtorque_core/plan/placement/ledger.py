@@ -88,10 +88,10 @@ def _check_exclusive(journal: Journal, share: NodeShare, held: Sequence[JournalS
             continue
         theirs = any(lease.args["pool"] == NODE for lease in state.leases)
         if theirs or share.is_exclusive:
-            whose = "that job" if theirs else "this job"
+            job = "that job" if theirs else "this job"
             raise InUse(
                 f"job {state.header.job.id} of another user runs guests on this node, and the CPU "
-                f"ids of {whose} are unknown: the jobs cannot share the node ([node] exclusive)",
+                f"ids of {job} are unknown: the jobs cannot share the node ([node] exclusive)",
                 stage="plan",
             )
 

@@ -94,10 +94,10 @@ def _check_fixed(demands: Sequence[Demand], free: FreeResources) -> None:
     for d, idle in zip(demands, beside, strict=True):
         for cores in d.cores.values():
             for cpu in (*cores.cpus, *(idle if cores.cpus else ())):
-                why, limit, where = _why_unusable(cpu, named[cpu], free)
-                if why:
+                problem, limit, where = _why_unusable(cpu, named[cpu], free)
+                if problem:
                     raise NoFit(
-                        f"CPU {cpu}{', SMT sibling of a requested CPU,' * (cpu in idle)} {why}",
+                        f"CPU {cpu}{', SMT sibling of a requested CPU,' * (cpu in idle)} {problem}",
                         key=cores.key,
                         value=",".join(map(str, cores.cpus)),
                         limit=limit,
