@@ -113,8 +113,9 @@ def _digest(reference: Reference) -> str:
     """Return the hash by which the cache identifies an image.
 
     For an image in a registry, this is the digest of its manifest. For a file or directory, this is
-    a hash of content, path and tag. The content may change before its conversion, and is then
-    cached under the wrong hash. With the path, the hash is never the digest of a registry's image.
+    a hash of content, path and tag. The content may change before its conversion, and the changed
+    content is then cached under this hash. Because the hash includes the path, it differs from the
+    digest of every image in a registry.
     """
     if reference.digest:
         return reference.digest.removeprefix("sha256:")

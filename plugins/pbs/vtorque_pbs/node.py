@@ -183,7 +183,8 @@ class PbsNode(abc.ABC):
         """Return this node's name, and the drain reason of each node that vTorque set offline.
 
         Raises:
-            Refused: This node is online and has the site's note, which vTorque does not overwrite.
+            Refused: This node is online, but cannot be drained: the site has set its note, in which
+                vTorque would record the drain.
         """
         name, here = self.this_node()
         note, offline = here.get(self.note[0], ""), "offline" in here.get("state", "").split(",")
@@ -261,7 +262,8 @@ class PbsNode(abc.ABC):
         """Requeue the job if its start failed and may succeed later or on another node.
 
         The requeued job waits for a delay or, after its last attempt, is held. After a host fault,
-        this node no longer accepts VM jobs.
+        this node no longer accepts VM jobs. ``hook_waits`` is False if the hook has already
+        returned.
 
         Returns:
             The hook's exit status, which is not 0 for a requeued job. After status 0, the job shell
@@ -287,9 +289,10 @@ class PbsNode(abc.ABC):
         """Requeue the job now, and return the hook's exit status (not 0)."""
 
     def _keeps_off(self, job: BatchJob, outcome: Outcome, reason: str) -> bool:
-        """After a host fault, keep VM jobs off this node. Return whether the job may be requeued.
+        """Keep VM jobs off this node after a host fault; return whether the job may be requeued.
 
-        After other failures this node stays available, and the job may be started on it again.
+        Return False if the site uses no mark, or if the mark cannot be changed. After another
+        failure than a host fault, the node keeps its mark, and the job may start on it again.
         """
         if not self._settings.property:
             return False
@@ -302,10 +305,11 @@ class PbsNode(abc.ABC):
         return True
 
     def _requeue_later(self, job: BatchJob, outcome: Outcome, reason: str) -> None:
-        """Delay the job's next start, or hold the job after its last attempt. Set its comment.
+        """Delay the job's next start, or hold the job after its last attempt; set the comment.
 
-        This method never holds a job that waits for a resource. Both servers accept ``-a`` and a
-        comment for a running job from a manager, and keep them after a requeue (tested).
+        A job that found a resource in use is only delayed, never held. Both servers let a manager
+        set comment and start time (``qalter -a``) of a running job, and keep both after a requeue
+        (tested).
         """
         if outcome is not Outcome.IN_USE and job.attempt + 1 >= self._settings.attempts:
             self.commands.run_checked("qhold", "-h", "s", job.id)
