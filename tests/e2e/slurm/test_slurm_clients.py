@@ -4,6 +4,7 @@ They run on the submit host ``login``, poll Slurm as they always do, and use a P
 home, as users install it. Guests find that Python there, so that the image needs none.
 """
 
+import ipaddress
 import json
 import os
 import re
@@ -11,6 +12,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -86,7 +88,7 @@ def clients(slurmdbd, request):
     kept = install("" if in_full else QUICK)
     subprocess.run(["cp", "-a", kept, cluster.home / "clients"], check=True)
     programs = [each for each in (cluster.home / "clients/bin").iterdir() if each.is_file()]
-    subprocess.run(["sed", "-i", f"1s|^#!/usr/bin/python3|#!{PYTHON}|", *programs], check=True)
+    subprocess.run(["sed", "-i", f"1s|^#!.*/python.*|#!{PYTHON}|", *programs], check=True)
     copy_python(cluster.home / "python")
     path = f"{HOME}/python/bin:{HOME}/clients/bin:{slurm.PREFIX}:/usr/local/bin:/usr/bin:/bin"
     env = {"PYTHONPATH": f"{HOME}/clients", "PATH": path}
@@ -95,7 +97,9 @@ def clients(slurmdbd, request):
         return cluster.user(*argv, env=env.items(), machine="login", check=check, timeout=1200)
 
     yield run
-    cluster.user("sh", "-c", "rm -rf .psij .cache .parsl .dask .config .reframe .snakemake")
+    cluster.user(
+        "sh", "-c", "rm -rf .psij .cache .parsl .dask .config .reframe .snakemake .jupyter .local"
+    )
     for name in ("clients", "python"):
         shutil.rmtree(cluster.home / name)
 
@@ -299,3 +303,128 @@ def test_workers_in_guests_call_back_to_the_submit_host(clean, clients, program)
     assert [number for _, number in rows] == ["0", "1", "4"]
     assert all(in_guest(name) for name, _ in rows)
     assert failure == ["bad"]
+
+
+SNAKEFILE = """
+rule one:
+    output: "made"
+    shell: "hostname > {output}"
+rule bad:
+    output: "never"
+    shell: "echo once >> tries; exit 3"
+"""
+# In the guest, the default scheduler would start a solver that needs glibc, which micro lacks.
+SNAKEMAKE = (
+    "snakemake", "made", "never", "--jobs=2", "--keep-going", "--latency-wait=30",
+    "--retries=1", "--scheduler=greedy",
+)  # fmt: skip
+BY_SLURM = (
+    "--executor=slurm", "--slurm-init-seconds-before-status-checks=5", "--default-resources",
+    "slurm_extra=--vm=ram=512M", "constraint=vtorque", "mem_mb=800", "runtime=10",
+)  # fmt: skip
+BY_VSUB = (
+    "--executor=cluster-generic", "--cluster-generic-submit-cmd",
+    "vsub --parsable -vm ram=512M --mem=800M",
+)  # fmt: skip
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("options", [BY_SLURM, BY_VSUB], ids=["slurm", "vsub"])
+def test_snakemake_runs_rules_and_retries(clean, clients, options):
+    clean.script(SNAKEFILE, "Snakefile")
+    done = clients(*SNAKEMAKE, *options, check=False)
+    assert done.returncode != 0
+    assert in_guest(clean.read("made").decode().strip()), done
+    assert clean.read("tries") == b"once\n" * 2
+    for name in ("made", "tries"):
+        (clean.home / name).unlink()
+
+
+HUB = """
+import batchspawner
+from pathlib import Path
+from jupyterhub.proxy import Proxy
+class NoProxy(Proxy):
+    should_start = False
+    routes = {}
+    async def add_route(self, spec, target, data):
+        self.routes[spec] = {"routespec": spec, "target": target, "data": data}
+        if spec.startswith("/user/"):
+            Path("target").write_text(target + spec)
+    async def delete_route(self, spec):
+        self.routes.pop(spec, None)
+    async def get_all_routes(self):
+        return self.routes
+c = get_config()
+c.JupyterHub.proxy_class = NoProxy
+c.JupyterHub.authenticator_class = "dummy"
+c.Authenticator.allow_all = True
+c.JupyterHub.services = [{"name": "tool", "api_token": "SECRET"}]
+scopes = ["admin:users", "admin:servers", "access:servers"]
+c.JupyterHub.load_roles = [{"name": "tool", "services": ["tool"], "scopes": scopes}]
+c.JupyterHub.hub_ip = "SUBMIT_HOST"
+c.JupyterHub.spawner_class = "batchspawner.SlurmSpawner"
+c.Spawner.start_timeout = c.Spawner.http_timeout = 900
+c.SlurmSpawner.exec_prefix = ""
+c.SlurmSpawner.req_memory = "1000"
+c.SlurmSpawner.req_runtime = "60"
+c.SlurmSpawner.req_options = "--vm=ram=700M --constraint=vtorque"
+c.SlurmSpawner.req_prologue = '''
+export PATH=HOME/python/bin:HOME/clients/bin:$PATH PYTHONPATH=HOME/clients
+python3 -c 'import os, requests, socket
+url, token = (os.environ[f"JUPYTERHUB_API_{name}"] for name in ("URL", "TOKEN"))
+place = {"ip": socket.gethostbyname(socket.gethostname())}
+headers = {"Authorization": f"token {token}"}
+requests.post(f"{url}/batchspawner", headers=headers, json=place).raise_for_status()'
+'''
+"""
+NOTEBOOK = """
+import atexit, subprocess, time
+from pathlib import Path
+import requests
+hub = subprocess.Popen(["jupyterhub", "-f", "hub.py"])
+atexit.register(hub.terminate)
+session = requests.Session()
+session.headers["Authorization"] = "token SECRET"
+user = "http://SUBMIT_HOST:8081/hub/api/users/vtslurm1"
+def until(condition):
+    while not (found := condition()):
+        assert hub.poll() is None
+        time.sleep(1)
+    return found
+def answers():
+    try:
+        return session.post(user).status_code in (201, 409)
+    except requests.ConnectionError:
+        return False
+until(answers)
+session.post(f"{user}/server").raise_for_status()
+def ready():
+    server, = session.get(user).json()["servers"].values()  # none if the job has ended
+    return server if server["ready"] else None
+server = until(ready)
+print(server["state"]["job_id"])
+target = Path("target").read_text()
+status = session.get(target + "api/status")
+status.raise_for_status()
+print(target, status.json()["kernels"])
+session.delete(f"{user}/server").raise_for_status()
+until(lambda: not session.get(user).json()["servers"])
+"""
+
+
+@pytest.mark.full
+def test_batchspawner_starts_a_notebook_server_in_a_guest(clean, clients):
+    """The hub reaches the server at the guest's address, which the job reports."""
+
+    def fill_in(text):
+        text = text.replace("SUBMIT_HOST", SUBMIT_HOST).replace("HOME", HOME)
+        return text.replace("SECRET", "0" * 32)
+
+    clean.script(fill_in(HUB), "hub.py")
+    clean.script(fill_in(NOTEBOOK), "tool.py")
+    (job_id,), (target, kernels) = rows_of(clients("python3", "tool.py"))
+    address = ipaddress.ip_address(urlsplit(target).hostname)
+    assert str(address) not in {f"10.89.0.{number}" for number in (1, 2, 11, 12, 13)}
+    assert kernels == "0"
+    clean.wait_state(job_id, "CANCELLED")
