@@ -32,9 +32,9 @@ class JsonFile(WatchedFileHandler):
     """Appends one JSON object per line.
 
     The log follower may be killed after it has written a line and before it has saved its progress.
-    The next follower then delivers this entry again, as the first one of its job. Therefore a new
-    JsonFile reads the last line of the file. If the first entry of the same job equals this line,
-    the JsonFile does not write the entry.
+    The next follower then delivers the line's entry again, before other entries of the job.
+    Therefore a new JsonFile reads the last line of the file. If the first entry of the same job
+    equals this line, the JsonFile does not write the entry.
     """
 
     def __init__(self, path: str) -> None:

@@ -135,14 +135,14 @@ class _SinksProcess:
 
 
 class UnprivilegedSinks:
-    """All sinks of the unprivileged process. The log follower uses them like one ``SinkThread``.
+    """All sinks of the unprivileged process. The log follower uses this object as a ``SinkThread``.
 
     A thread starts the process, waits for its answers and kills it. Therefore the log follower
     never waits for a sink.
 
     Args:
         config: path of the site config.
-        progress: the offsets of each sink, by its name. Only this object changes them.
+        progress: each sink's offsets, by the sink's name. Only this object changes the offsets.
         idle: called by the thread after the sinks have received all entries.
     """
 
