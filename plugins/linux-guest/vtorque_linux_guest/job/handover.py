@@ -29,7 +29,7 @@ def is_detach_requested(guest: ReadyGuest) -> bool:
 
 
 def send_state(guest: ReadyGuest, state: SessionState) -> None:
-    """Send root the session state until root removes the FIFO ``LEAVE``, which is the request."""
+    """Send root the session state until root removes its request, the FIFO ``LEAVE``."""
     while is_detach_requested(guest):
         with suppress(OSError):  # no reader
             _write(guest.run_dir / LEAVE, state.to_json)
