@@ -1,4 +1,4 @@
-"""Node adapter of ``local``. The service calls prologue and epilogue with the arguments of Torque.
+"""Node adapter of ``local``. The service gives prologue and epilogue Torque's arguments.
 
 Privileges: root, in the prologue, the epilogue and the reaper.
 """
