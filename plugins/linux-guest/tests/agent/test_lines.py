@@ -109,5 +109,8 @@ def test_agent_configuration_names_file_and_port(plan):
     text = agent_conf(plan(), [LinePort("/run/m", "org.acme.m")]).decode()
     assert "\nlines=/run/m\nlines_port=port:org.acme.m\n" in text
     assert "lines" not in agent_conf(plan(), []).decode()
-    with pytest.raises(HostFault, match="two plugins request the guest's only port"):
+    with pytest.raises(
+        HostFault,
+        match="two plugins request a LinePort, but a guest has only one: /run/m and /run/n",
+    ):
         agent_conf(plan(), [LinePort("/run/m", "a"), LinePort("/run/n", "b")])

@@ -57,7 +57,7 @@ class SiteEpilogue(Resource):
         try:
             code, said = self._run()
         except (HostFault, OSError, ValueError) as error:
-            _log.warning("%s: not completed: %s", where, error)
+            _log.warning("%s: not completed (limit %g s): %s", where, self.seconds, error)
             return
         words = f": {said}" if said else ""
         if code:
