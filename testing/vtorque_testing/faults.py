@@ -75,13 +75,13 @@ class Rig(Surroundings, Protocol):
 
 @dataclass(frozen=True)
 class NamedObjects:
-    """The objects that a journal record names, such as paths and network interfaces.
+    """The paths, network interfaces and other objects to which a journal record refers.
 
     Args:
         kind: kind of the record.
-        names: kind and name of each object, and its state before the record was written; see
+        names: kind and name of each object, and its state before the resource was created; see
             :mod:`vtorque_testing.watched`.
-        blind: the record's fields, if no field names an object; otherwise empty.
+        blind: the record's fields, if no field refers to an object; otherwise empty.
     """
 
     kind: str
@@ -91,7 +91,10 @@ class NamedObjects:
 
 @dataclass(frozen=True)
 class _WatchedRig:
-    """A rig whose observable state includes the objects that its journal records name."""
+    """A job (:class:`Rig`) whose observed state also includes the objects in ``names``.
+
+    For ``names``, see :class:`NamedObjects`.
+    """
 
     rig: Surroundings
     names: tuple[tuple[str, str, object], ...]
@@ -123,8 +126,8 @@ def survive(
 ) -> list[str]:
     """Kill a start at each wanted step; return the names of these steps.
 
-    The first start is not killed. The objects that its journal names must be in the same state
-    before and after each later start. A record that names no object is an error.
+    The first start is not killed. The objects to which its journal refers must be in the same state
+    before and after each later start. A record that refers to no object is an error.
 
     Args:
         rig: the job.

@@ -138,7 +138,7 @@ class Dialect:
         array: options for an array of two jobs; empty: not supported.
         two_nodes: options for a job on two nodes; empty: not supported.
         interactive: options for a job with a terminal; empty: not supported.
-        own: user values that must be preserved.
+        own: the user's values of options that the adapter also sets; the adapter must keep them.
     """
 
     options: tuple[str, ...]

@@ -208,7 +208,9 @@ class NoBatch(NodeAdapter):
 
 @dataclass(frozen=True)
 class RecordedNode:
-    """A recorded node. Create it with :meth:`make`.
+    """A simulated node for tests: a directory, and the topology of a recorded machine.
+
+    Create it with :meth:`make`.
 
     Args:
         top: the node's directory.
@@ -315,9 +317,9 @@ class RecordedNode:
         return [path.read_text() for path in sorted((self.top / "domains").iterdir())]
 
     def named_objects(self, step: str) -> NamedObjects | None:
-        """Return the objects of this host that the newest journal record names.
+        """Return the objects of this host to which the newest journal record refers.
 
-        Returns None unless ``step`` is ``after record KIND``. At this step, the journal names a
+        Returns None unless ``step`` is ``after record KIND``. At this step, the journal lists a
         resource of kind KIND, which does not exist yet.
         """
         before, _, kind = step.partition("after record ")
@@ -428,7 +430,11 @@ class RecordedJob:
     processes: Callable[[], Sequence[str]]
 
     def start(self, last: int | None = None) -> ChildResult:
-        """Start the job. Without ``last``, the result's ``noted`` lists :class:`NamedObjects`."""
+        """Start the job in a process that is killed at step ``last`` (None: never).
+
+        If ``last`` is None, :attr:`ChildResult.noted` has a :class:`NamedObjects` for each journal
+        record of a resource on this host.
+        """
         if last is not None:
             return self.node.start(self.job, last)
         return self.node.start(self.job, note=self.node.named_objects)

@@ -45,7 +45,15 @@ def tree(name: str, top: Path) -> str:
 
 
 def add_function(top: Path, address: str, ident: str, kind: str, *words: str) -> None:
-    """Add a PCI function. ``words`` are the further words of a table's line: ``numa=0``."""
+    """Add a PCI function to the sysfs tree below ``top``.
+
+    Args:
+        top: directory of the tree.
+        address: PCI address: ``0000:5e:00.0``.
+        ident: vendor and device: ``15b3:101b``.
+        kind: class: ``020700``.
+        words: properties, which this module's docstring lists: ``numa=0``, ``reset``.
+    """
     at = top / "devices" / address
     vendor, device = ident.split(":")
     for name, text in (("vendor", vendor), ("device", device), ("class", kind)):

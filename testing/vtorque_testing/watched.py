@@ -1,8 +1,9 @@
-"""Find the objects that a journal record names, and observe their state.
+"""Find the objects to which a journal record refers, and observe their state.
 
 The fault tests detect leftovers of any resource with this module. Fields of a record and properties
-of its class contain names of paths, network interfaces, processes and PCI functions. MAC addresses,
-UUIDs and the field ``table`` name domains and packet filters, which a recorded node simulates.
+of its class contain paths, pids, and addresses or names of PCI functions and network interfaces.
+MAC addresses, UUIDs and the field ``table`` identify domains and packet filters. A recorded node
+simulates these with files in its own directory.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ _PCI = re.compile(r"[0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
 
 
 def named_objects(resource: Resource) -> Iterator[tuple[str, str]]:
-    """Yield kind and name of each object that a resource names.
+    """Yield kind and name of each object to which a resource's fields and properties refer.
 
     The kinds are ``process``, ``path``, ``link`` (a network interface) and ``double`` (an object
     that a recorded node simulates).
