@@ -37,7 +37,7 @@ def make_missing(site: Site) -> None:
         right = is_correct(directory, mode, site.owner)
         if not os.path.lexists(directory) or (in_memory and not right):
             make(directory, mode, site.owner)
-    if site.owner and not site.paths.secret.exists():  # no admin sets up a user's own site
+    if site.owner and not site.paths.secret.exists():  # no admin sets up a personal site
         with contextlib.suppress(FileExistsError):
             safefs.write_new(str(site.paths.secret), os.urandom(64), mode=0o600)
 

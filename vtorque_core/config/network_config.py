@@ -20,7 +20,7 @@ def network_problems(
 ) -> Iterator[Problem]:
     """Yield the problems of the guests' networks. ``personal``: a site without root."""
     if personal:
-        needs = "needs root, but your own site runs without root: use user or none"
+        needs = "needs root, but your personal site runs without root: use user or none"
         yield from ((f"networks.{name}", "", needs) for name in others)
         if first.kind not in {"user", "none"}:
             yield "network", "kind", f'"{first.kind}" {needs}'

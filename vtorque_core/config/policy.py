@@ -98,7 +98,7 @@ def vcpus_on(request: JobRequest, site: Site, plugins: Plugins, cpus: int) -> in
     return job_size.vcpus_on(request, site, lambda job: extras(job, site, plugins), cpus)
 
 
-WITHOUT_ROOT = ", but you use a site of your own, which runs without root (doc/laptop.md)"
+WITHOUT_ROOT = ", but your personal site runs without root (doc/laptop.md)"
 
 
 def _unloaded_hint(site: Site, plugins: Plugins) -> str:

@@ -58,7 +58,7 @@ def root_site(config: Path) -> tuple[Site, Plugins]:
     site, plugins = load(config, node=True)
     if not (effective_root() or site.owner):
         raise UsageError("only root can change the image pool: run this command as root")
-    if site.owner:  # no administrator has set up a user's own site
+    if site.owner:  # no administrator has set up a personal site
         safefs.make_directories(site.images.pool)
     return site, plugins
 
