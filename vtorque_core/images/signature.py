@@ -84,7 +84,6 @@ def _read(signers: Path) -> bytes:
 
 @contextmanager
 def memory_files(*texts: bytes) -> Iterator[tuple[int, ...]]:
-    """Yield descriptors of in-memory files with these contents."""
     files: list[int] = []
     try:
         for text in texts:

@@ -120,9 +120,9 @@ def _expiry(home: Path, version: str) -> float:
 
 @contextmanager
 def staging(pool: Path, paths: Paths | None = None) -> Iterator[Path]:
-    """Sweep the pool, and yield an empty root-only directory in it for one ``with`` block.
+    """Yield an empty private directory in the pool, which exists during one ``with`` block.
 
-    ``paths`` are the node's paths; None: no jobs of this node use the pool.
+    First calls :func:`sweep`.
     """
     sweep(pool, paths)
     with locked(pool):
@@ -139,7 +139,8 @@ def staging(pool: Path, paths: Paths | None = None) -> Iterator[Path]:
 def sweep(pool: Path, paths: Paths | None = None, *, over_only: bool = False) -> list[str]:
     """Remove leftovers of killed commands and unused versions; return ``name/version`` of each.
 
-    ``over_only`` removes only expired versions, for nodes that do not change the pool themselves.
+    The journals in ``paths`` list the versions in use; None: no version is in use. ``over_only``
+    keeps versions without a file ``.old``, for nodes that do not change the pool themselves.
     """
     with safefs.name_errors(pool), locked(pool):
         uses = _try_uses(paths)
@@ -167,7 +168,10 @@ def _collect(pool: Path, uses: Uses, over_only: bool) -> list[str]:
 
 
 def collect(home: Path, uses: Uses, over_only: bool = False) -> list[str]:
-    """Move unused versions of an image to the trash, under the pool's lock, and return them."""
+    """Move unused versions of an image to the trash, and return them.
+
+    The caller holds the pool's lock. ``over_only``: see :func:`sweep`.
+    """
     gone = []
     now = time.time()
     for version, until in old_versions(home):
