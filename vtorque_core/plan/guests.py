@@ -69,7 +69,7 @@ class GuestSpec:
 
     @property
     def unless(self) -> Mapping[str, tuple[str, ...]]:
-        """``EnvVar.unless`` of each variable in the context, by the variable's name."""
+        """For a name in ``environ``, the user's variables that suppress this variable."""
         found = [item for item in self.items if isinstance(item, EnvVar)]
         return {item.name: item.unless for item in found if item.unless}
 

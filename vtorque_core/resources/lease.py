@@ -22,8 +22,7 @@ class Lease(CoreResource):
         node: NUMA node of the memory; -1: unknown.
         page_kib: size of huge pages; 0: ordinary pages.
         use: purpose of a CPU: ``vcpu``, ``emulator``, ``io`` or ``idle``.
-        least, most: range of a resizable number of CPUs. In the pool ``share``,
-            ``least`` is how many CPUs stay shared.
+        least, most: range of a resizable number of CPUs.
         cpus: CPUs that a resize can add, or the CPUs of ``share``; a list as in cpuset(7).
         amount: leased amount of a countable pool.
     """
@@ -44,7 +43,7 @@ class Lease(CoreResource):
         """Do nothing: the journal entry is the lease."""
 
     def release(self) -> None:
-        """Do nothing: the journal entry is the lease."""
+        """Do nothing."""
 
 
 @dataclass(frozen=True)

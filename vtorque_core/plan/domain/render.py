@@ -67,8 +67,8 @@ class DomainSpec:
     """The core's decisions about a guest's domain.
 
     Attributes:
-        qemu_user: group of the QEMU process, and its user if ``guest.qemu_uid`` is 0; empty:
-            libvirt's defaults.
+        qemu_user: user and group of the QEMU process; a nonzero ``guest.qemu_uid`` replaces the
+            user. Empty: libvirt's defaults.
         uefi: firmware of x86 guests whose image requires UEFI.
         ports: free device slots of a warm guest.
     """

@@ -6,7 +6,7 @@ holds an item of a pool that plugins claim, or of one of these pools of the core
     core    an exclusive host CPU. ``item`` is its id and ``use`` its purpose (``idle``: an unused
             SMT sibling). ``least``, ``most`` and ``cpus`` limit a resize.
     memory  MiB of one guest on a NUMA node, in ordinary or huge pages
-    share   all CPUs of the job (``cpus``), and how many of these stay shared (``least``)
+    share   the job's CPUs (``cpus``). A resize keeps ``least`` of them free of exclusive use.
     cache   a way of a cache, or a resctrl group
     node    the whole node, for one user
 """

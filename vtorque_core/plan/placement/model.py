@@ -38,7 +38,7 @@ class NodeShare:
         cpus: host CPU ids of the job; empty: unknown.
         reserve_cores, reserve_mib: reserved for the host. If ``cpus`` is known, guests may
             share the reserved CPUs, but no guest gets them exclusively.
-        exclusive: only one user at a time gets the node, if ``cpus`` is unknown.
+        exclusive: no other user's guests may use the node. Ignored if ``cpus`` is known.
         whole_node: the batch system runs no other job on the node.
         numa: default for binding RAM to NUMA nodes; None: not bound.
     """
