@@ -247,9 +247,9 @@ class Journal:
         self._append({"op": "failed", "seq": seq, "error": error, "try": tries})
 
     def _append(self, line: Mapping[str, Any]) -> None:
-        """Append a line, unless an earlier append has failed.
+        """Append a line; after a failure, ignore all later lines.
 
-        With a gap in the journal, a lease could appear released before the resource that uses it.
+        Otherwise the journal could list a lease as released, but not the resource that used it.
         """
         with self._mutex:
             if self._broken:

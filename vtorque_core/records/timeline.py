@@ -28,7 +28,8 @@ def spans(state: JournalState, until: float) -> list[dict[str, Any]]:
     """Return a dict per phase: ``name``, ``guest`` (None: the job), ``start``, ``seconds``.
 
     The job's last phase ends at ``until``. A guest's phase has no end: its ``seconds`` are the time
-    since the job's latest phase began. The phase ``used`` has ``cpu_seconds`` and ``peak_mib``.
+    from the start of the job's current phase to ``start``. The phase ``used`` has ``cpu_seconds``
+    and ``peak_mib``.
     """
     marks = state.phases
     found = []
@@ -47,7 +48,7 @@ def spans(state: JournalState, until: float) -> list[dict[str, Any]]:
 
 
 def log_durations(state: JournalState, until: float) -> None:
-    """Log the durations of start, run and end in one line. ``until``: the end in Unix time."""
+    """Log the durations of start, run and end. ``until``: the end in Unix time."""
     times: dict[str, float] = {}
     stage = "start"
     for span in spans(state, until):
