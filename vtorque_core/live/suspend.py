@@ -162,9 +162,10 @@ def worker(
     failed: threading.Event,
     seconds: float | None = None,
 ) -> Iterator[None]:
-    """Reserve a libvirtd worker thread for an operation on a guest, within :func:`kill_stopped`.
+    """During a ``with`` block, reserve a libvirtd worker thread for an operation on a guest.
 
-    Raises HostFault if no worker is free by ``deadline`` (monotonic), or if ``failed`` is set.
+    Also acts as :func:`kill_stopped`. Raises HostFault if no worker is free by ``deadline``
+    (monotonic), or if ``failed`` is set.
     """
     with libvirt_worker(paths, job.job.uid, deadline, failed), kill_stopped(guest, seconds):
         yield

@@ -1,8 +1,7 @@
-"""Kill a stopped daemon that serves a user's files, because it would block libvirtd.
+"""Kill daemons that serve a user's files but are stopped (SIGSTOP): they would block libvirtd.
 
 QEMU does a handshake with each daemon before the guest runs, and when the guest is paused. Each
-handshake occupies one of libvirtd's few workers, for ever if the user stops the daemon with
-kill(2).
+handshake occupies one of libvirtd's few workers, for ever if the user has sent SIGSTOP.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ def locks_of(run_dir: Path) -> list[str]:
 
 @contextlib.contextmanager
 def kill_stopped(locks: Sequence[str], seconds: float | None = None) -> Iterator[None]:
-    """During a ``with`` block, watch the daemons that hold ``locks``, and kill a stopped daemon.
+    """During a ``with`` block, kill daemons that hold ``locks`` if SIGSTOP or a freezer stops them.
 
     After ``seconds`` (default: HANDSHAKE), kill all these daemons, because a daemon that waits for
     a file system also blocks libvirtd. Raises HostFault if a daemon was killed.

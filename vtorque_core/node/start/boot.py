@@ -194,7 +194,7 @@ class GuestBoot:
         return left
 
     def watch_daemons(self, seconds: float | None = None) -> AbstractContextManager[None]:
-        """During a ``with`` block, kill daemons that the user stops: QEMU would wait for them."""
+        """During a ``with`` block, kill daemons paused by SIGSTOP: QEMU would wait for them."""
         return stopped_daemons.kill_stopped(self._locks, seconds)
 
     def worker(self) -> AbstractContextManager[None]:
