@@ -1,6 +1,6 @@
 """Proof file, in which root tells the job shell that the guests are ready, or why not.
 
-Root writes it below ``<run>/proof``: a JSON object (RFC 8259) with the fields of :class:`Proof`.
+Root writes it below ``<run>/proof``: a JSON object with the fields of :class:`Proof`.
 The user's prologue and epilogue are separate files, whose checksums are in the proof.
 """
 
@@ -54,7 +54,7 @@ class Proof:
         grace: seconds between SIGTERM and SIGKILL.
         shell: the user's ``-S``.
         files: SHA-256 of each of the job's :data:`USER_FILES`.
-        unless: ``EnvVar.unless`` of each variable that plugins set, by the variable's name.
+        unless: for a name in ``environ``, the user's variables that suppress this variable.
     """
 
     job: JobAttempt
@@ -212,9 +212,10 @@ def lock(paths: Paths, job_id: str) -> bool:
 
 
 def await_lock(paths: Paths, proof: Proof, seconds: float) -> bool:
-    """Return True if a job shell locks this proof within ``seconds`` and before its replacement.
+    """Return True if a job shell locks this proof within ``seconds``.
 
-    The job's owner controls the lock, so treat the result as untrusted input.
+    Returns False once the proof's file is replaced or removed. The job's owner controls the lock,
+    so treat the result as untrusted input.
     """
     end = time.monotonic() + seconds
     while time.monotonic() < end and is_current(paths, proof):
