@@ -53,8 +53,12 @@ class VtorqueError(Exception):
 class Refused(VtorqueError):
     """The request is invalid or violates the site's policy. The job is never retried.
 
-    A text in ``refusals`` becomes the message of a :class:`Refusal`. ``parts`` are the Refusal's
-    other fields. ``detail`` has further printable lines for the user.
+    Args:
+        refusals: the reasons. A string is the message of a new :class:`Refusal`.
+        parts: other fields of a new Refusal.
+
+    Attributes:
+        detail: further printable lines for the user.
     """
 
     exit_code = EXIT_USAGE

@@ -48,10 +48,10 @@ class Extensions:
 
 
 def load(config: Path, group: str) -> tuple[Site, Extensions]:
-    """Return the site config and the extensions of a group. Privileges: root.
+    """Return the site config, and a plugin's extensions. Privileges: root.
 
-    The config has only the settings of the plugin in ``group`` and of its extensions. Raises
-    ConfigError or Conflict.
+    ``group`` is ``vtorque1.<plugin>``. Loads ``vtorque1.node`` modules, with their settings, only
+    of this plugin and of its extensions. Raises ConfigError or Conflict.
     """
     bring = {plugins.owner(point) for point in plugins.entry_points(group)}
     acting = {
