@@ -84,7 +84,7 @@ def _sweep(site: Site) -> None:
 
     for place in (site.images.pool, Path(site.images.cache or site.images.pool)):
         with contextlib.suppress(VtorqueError, OSError):
-            for version in store.sweep(place, site.paths, over_only=True):
+            for version in store.sweep(place, site.paths, expired_only=True):
                 click.echo(f"removed image version {version}: no sidecar refers to it", err=True)
     with contextlib.suppress(VtorqueError):
         for table in netfilter.sweep(site.node.libvirt_uri):

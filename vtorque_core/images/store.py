@@ -136,17 +136,17 @@ def staging(pool: Path, paths: Paths | None = None) -> Iterator[Path]:
         os.close(descriptor)
 
 
-def sweep(pool: Path, paths: Paths | None = None, *, over_only: bool = False) -> list[str]:
+def sweep(pool: Path, paths: Paths | None = None, *, expired_only: bool = False) -> list[str]:
     """Remove leftovers of killed commands and unused versions; return ``name/version`` of each.
 
-    The journals in ``paths`` list the versions in use; None: no version is in use. ``over_only``
+    The journals in ``paths`` list the versions in use; None: no version is in use. ``expired_only``
     keeps versions without a file ``.old``, for nodes that do not change the pool themselves.
     """
     with safefs.name_errors(pool), locked(pool):
         uses = _try_uses(paths)
-        for left in () if over_only else pool.glob(f"{_STAGING}*"):
+        for left in () if expired_only else pool.glob(f"{_STAGING}*"):
             _try_trash(pool, left)
-        gone = [] if uses is None else _collect(pool, uses, over_only)
+        gone = [] if uses is None else _collect(pool, uses, expired_only)
     empty_trash(pool)
     return gone
 
@@ -158,28 +158,28 @@ def _try_uses(paths: Paths | None) -> Uses | None:
         return None  # the versions in use are unknown, so none is removed; doctor reports it
 
 
-def _collect(pool: Path, uses: Uses, over_only: bool) -> list[str]:
+def _collect(pool: Path, uses: Uses, expired_only: bool) -> list[str]:
     gone = []
     for home in sorted(pool.iterdir()):
         if NAME.fullmatch(home.name) and home.is_dir() and not home.is_symlink():
             with contextlib.suppress(ValueError):
-                gone += [f"{home.name}/{version}" for version in collect(home, uses, over_only)]
+                gone += [f"{home.name}/{version}" for version in collect(home, uses, expired_only)]
     return gone
 
 
-def collect(home: Path, uses: Uses, over_only: bool = False) -> list[str]:
+def collect(home: Path, uses: Uses, expired_only: bool = False) -> list[str]:
     """Move unused versions of an image to the trash, and return them.
 
-    The caller holds the pool's lock. ``over_only``: see :func:`sweep`.
+    The caller holds the pool's lock. ``expired_only``: see :func:`sweep`.
     """
     gone = []
     now = time.time()
     for version, until in old_versions(home):
-        least = 1.0 if over_only else 0.0  # 0: no recorded time
+        least = 1.0 if expired_only else 0.0  # 0: no recorded time
         if least <= until <= now and str(home / version) not in uses:
             move_to_trash(home.parent, home / version)
             gone.append(version)
-    if over_only:
+    if expired_only:
         return gone
     safefs.remove_file(safefs.temporary_name(str(home / SIDECAR)))
     for note in home.glob(f"*{_OLD}*"):
