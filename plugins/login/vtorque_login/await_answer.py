@@ -145,7 +145,7 @@ def _talk(stream: channel.Stream, *, terminal: bool) -> int:
                 if kind == channel.END:
                     return data[0] if data else _script_has_ended()
                 if kind in (channel.OUT, channel.ERR):
-                    _write(1 if kind == channel.OUT else 2, data, terminal=terminal)
+                    _write(1 if kind == channel.OUT else 2, data, raw=terminal)
         except BrokenPipeError:  # the reader of our output has closed it
             raise
         except (OSError, channel.ChannelBroken) as error:
@@ -158,14 +158,14 @@ def _script_has_ended() -> int:
     return 128 + signal.SIGTERM
 
 
-def _write(descriptor: int, data: bytes, *, terminal: bool) -> None:
+def _write(descriptor: int, data: bytes, *, raw: bool) -> None:
     """Write the command's output.
 
     If ``descriptor`` is a terminal, control characters are escaped, because code in a guest can
-    forge them. ``terminal`` is true for a command that needs control characters, such as ``vmgr
+    forge them. ``raw`` is true for a command that needs control characters, such as ``vmgr
     ssh``: its output is not escaped.
     """
-    if not terminal and os.isatty(descriptor):
+    if not raw and os.isatty(descriptor):
         lines = data.decode("utf-8", "replace").split("\n")
         data = "\n".join(printable(line, 8192) for line in lines).encode()
     while data:

@@ -47,11 +47,11 @@ def guest_variables(environ: Mapping[str, str]) -> dict[str, str]:
         if name not in _NOT_FOR_OSV
         and _NAME.fullmatch(name)
         and all(" " <= c <= "~" or c in "\t\n" for c in value)
-        and (not _is_expanded(value) or not set("\\\n") & set(value))
+        and (not _has_osv_syntax(value) or not set("\\\n") & set(value))
     }
 
 
-def _is_expanded(value: str) -> bool:
+def _has_osv_syntax(value: str) -> bool:
     """Return whether OSv would expand ``$NAME`` or ``?=`` in a value on the script disk."""
     return "$" in value or "?=" in value
 
@@ -103,7 +103,7 @@ def boot_line(options: Iterable[str], environ: Mapping[str, str], command: str) 
     OSv would expand such a value on the script disk, which has all other variables. Raises Refused
     if the line is too long.
     """
-    special = [f"--env={name}={value}" for name, value in environ.items() if _is_expanded(value)]
+    special = [f"--env={name}={value}" for name, value in environ.items() if _has_osv_syntax(value)]
     line = " ".join([*(escape_word(word) for word in (*options, *special)), command])
     if len(line) > MAX_CMDLINE:
         raise Refused(
@@ -117,7 +117,7 @@ def boot_line(options: Iterable[str], environ: Mapping[str, str], command: str) 
 
 def script_disk(environ: Mapping[str, str], commands: Sequence[ProgramCall]) -> bytes:
     """Return the script disk with environment and commands. Raises Refused if it is too long."""
-    plain = [(name, value) for name, value in environ.items() if not _is_expanded(value)]
+    plain = [(name, value) for name, value in environ.items() if not _has_osv_syntax(value)]
     words = [quote_word(f"--env={name}={value}") for name, value in (*plain, OUTPUT_BEGINS)]
     text = " ".join([*words, command_line(commands)])
     if len(text) > MAX_SCRIPT_DISK:

@@ -12,7 +12,7 @@ from vtorque_core.api import HostFault
 from vtorque_snap import node
 from vtorque_snap.access import Access
 from vtorque_snap.node import Settings
-from vtorque_snap.task import SnapTask, fill, manifest, parse_notes
+from vtorque_snap.task import SnapTask, fill, manifest, read_notes
 from vtorque_testing.harness import PluginSite
 
 pytestmark = pytest.mark.e2e
@@ -219,7 +219,7 @@ def test_task_of_an_unreachable_snapteld_is_removed_by_a_later_release(tmp_path,
             == 1
         )
         one.release()  # recorded once
-        assert [name for _, name in parse_notes(str(notes), one.access.url)] == ["one"]
+        assert [name for _, name in read_notes(str(notes), one.access.url)] == ["one"]
         assert oct(notes.stat().st_mode & 0o777) == "0o700"
         site = PluginSite(settings=(Settings(url=one.access.url, template=example(tmp_path)),))
         object.__setattr__(site.paths, "state", tmp_path)
@@ -232,7 +232,7 @@ def test_task_of_an_unreachable_snapteld_is_removed_by_a_later_release(tmp_path,
         two.create()
         two.release()
         assert names(server) == []
-        assert list(parse_notes(str(notes), one.access.url)) == []
+        assert list(read_notes(str(notes), one.access.url)) == []
         assert len(list(node.check(site))) == 1
 
 
@@ -248,7 +248,7 @@ def test_ended_local_snapteld_has_no_tasks(tmp_path):
         here.release()
         assert not (tmp_path / "snap").exists()
         far.release()
-    assert [name for _, name in parse_notes(str(tmp_path / "snap"), far.access.url)] == ["t-1"]
+    assert [name for _, name in read_notes(str(tmp_path / "snap"), far.access.url)] == ["t-1"]
 
 
 def test_doctor_reports_the_state_of_snapteld(tmp_path):

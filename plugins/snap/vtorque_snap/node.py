@@ -17,7 +17,7 @@ from vtorque_core.api.health import HealthCheck, HealthResult
 from vtorque_core.api.node_job import NodeJob, Site
 from vtorque_snap.access import Access, is_local
 from vtorque_snap.plugin import SNAP
-from vtorque_snap.task import SnapTask, fill, manifest, parse_notes
+from vtorque_snap.task import SnapTask, fill, manifest, read_notes
 
 
 @dataclass(frozen=True)
@@ -131,7 +131,7 @@ def check(site: Site) -> Iterator[HealthResult]:
         )
         return
     yield HealthResult("ok", f"{settings.url} answers and has {len(tasks)} tasks")
-    left = [name for _, name in parse_notes(_notes(site), settings.access.url)]
+    left = [name for _, name in read_notes(_notes(site), settings.access.url)]
     if left:
         yield HealthResult(
             "warning",

@@ -117,7 +117,7 @@ class SnapTask(Resource):
         from vtorque_snap.client import NotRunning, SnapClient, run_with_client  # noqa: PLC0415 - as above
 
         url = self.access[0]
-        left = dict(parse_notes(self.notes, url))
+        left = dict(read_notes(self.notes, url))
 
         def work(client: SnapClient) -> None:
             if not client.remove({self.name, *left.values()}):
@@ -146,13 +146,13 @@ class SnapTask(Resource):
             (Path(self.notes) / name).write_text(text, encoding="utf-8")
 
 
-def parse_notes(notes: str, url: str) -> Iterator[tuple[Path, str]]:
+def read_notes(directory: str, url: str) -> Iterator[tuple[Path, str]]:
     """Yield (note path, task name) for each note about a task of the snapteld at ``url``.
 
     Privileges: root.
     """
     try:
-        paths = sorted(Path(notes).iterdir())
+        paths = sorted(Path(directory).iterdir())
     except OSError:
         return
     for path in paths:

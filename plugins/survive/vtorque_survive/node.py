@@ -17,7 +17,7 @@ from vtorque_survive.resume_options import CHECKPOINT, NEVER, RESUME
 from vtorque_survive.settings import Settings, moves_directory
 
 _prepare_job = deferred("vtorque_survive.start:prepare_job")
-_record_start = deferred("vtorque_survive.start:record_start")
+_remove_old_records = deferred("vtorque_survive.start:remove_old_records")
 _receive_guests = deferred("vtorque_survive.receive:receive_guests")
 
 # Importing all of this plugin would take a tenth of a job's start, and the batch system waits for
@@ -66,7 +66,7 @@ def vtorque_pre_boot(job: NodeJob) -> None:
 @hookimpl
 def vtorque_post_boot(job: NodeJob) -> None:
     """Remove the job's records of failed restores or of an earlier migration."""
-    _record_start(job)
+    _remove_old_records(job)
 
 
 @hookimpl

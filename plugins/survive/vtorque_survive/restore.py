@@ -247,7 +247,7 @@ def _create_file(path: str) -> BinaryIO:
     return os.fdopen(os.open(path, flags, 0o600), "wb")
 
 
-def await_disks(job: NodeJob) -> None:
+def acquire_empty_disks(job: NodeJob) -> None:
     """Create empty disks for guests that migrate from another node."""
     for guest in job.guests:
         if guest.image.disk is not None:

@@ -37,7 +37,7 @@ def prepare_job(job: NodeJob) -> None:
     placeholder.acquire_placeholder(job)
     if placeholder.is_migrating(job):
         migration_record.keep_for_return(paths, key)
-        restore.await_disks(job)
+        restore.acquire_empty_disks(job)
     else:
         periodic.plan(job)
         restore.acquire_saved(job)
@@ -54,7 +54,7 @@ def _require_saveable(job: NodeJob) -> None:
         raise Refused(Refusal(said, CHECKPOINT.key, value, fix="leave out checkpoint"))
 
 
-def record_start(job: NodeJob) -> None:
+def remove_old_records(job: NodeJob) -> None:
     """Remove the job's records of failed restores or of an earlier migration."""
     if placeholder.is_migrating(job):  # a record of an earlier migration from here
         migration_record.forget(job.site.paths, job.guests[0].job.key)
