@@ -33,7 +33,7 @@ class Check:
         return not self.problem
 
     def apply(self) -> None:
-        """Raise HostFault with instructions."""
+        """Raise HostFault with ``problem``, because only the admin can do this step."""
         raise HostFault(self.problem)
 
     def undo(self) -> None:

@@ -158,7 +158,7 @@ def has_seal(plan: ExperimentPlan) -> bool:
 
 
 def drop_seal(plan: ExperimentPlan) -> None:
-    """Delete the seal (hash) of a plan, and the copy that :func:`unsealed_plan_error` made."""
+    """Delete a plan's seal (hash), and the copy of the plan from :func:`unsealed_plan_error`."""
     (_seals_dir() / plan.seal).unlink(missing_ok=True)
     shutil.rmtree(_readable_copy(plan), ignore_errors=True)
 
