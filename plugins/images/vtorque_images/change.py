@@ -86,7 +86,7 @@ def verify(pool: Path, name: str, told: Hashed = lambda _done, _all: None) -> Im
         file: FileRecord.from_status(digests[file], status) for file, status in there.items()
     }
     owner = pool.stat().st_uid == os.geteuid()
-    qemu_is_owner = owner and not effective_root()  # on a user's own site
+    qemu_is_owner = owner and not effective_root()  # on a personal site
     for part in () if qemu_is_owner else (directory, pool / name, pool):
         if not part.stat().st_mode & 0o001:
             raise invalid(name, f"QEMU's user cannot enter {part}: chmod o+x {part}")

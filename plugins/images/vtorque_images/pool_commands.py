@@ -40,7 +40,7 @@ def list_command(ctx: click.Context, labels: tuple[str, ...], mine: bool, as_jso
         _list_own(ctx.obj, as_json)
         return
     site = site_of(ctx.obj)
-    unused = site.owner and not site.images.pool.exists()  # a user's own site before its first job
+    unused = site.owner and not site.images.pool.exists()  # a personal site before its first job
     found = [] if unused else listing(site.images.pool)
     if not effective_root():
         found = [item for item in found if policy_refusal(site, item.name) is None]

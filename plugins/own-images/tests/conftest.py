@@ -1,4 +1,4 @@
-"""Fixtures: a registry, and a site of a user without root."""
+"""Fixtures: a registry, and a personal site."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A site of a user without root, for tests."""
+"""A personal site, for tests."""
 
 from __future__ import annotations
 
