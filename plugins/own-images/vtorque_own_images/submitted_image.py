@@ -128,7 +128,10 @@ def refuse_sudo(request: JobRequest) -> Refusal | None:
 
 
 def _translates_ids() -> bool:
-    """Return True if virtiofsd has the option, or if a submit host has no virtiofsd."""
+    """Return whether this machine's virtiofsd has the option ``--translate-uid``.
+
+    Also return True on a submit host without virtiofsd: then only the node can check this.
+    """
     is_root = os.geteuid() == 0
     if not is_root and not os.path.lexists(VIRTIOFSD):
         return True

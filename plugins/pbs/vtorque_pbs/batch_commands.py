@@ -73,7 +73,10 @@ def ssh_command(job_id: str, node: str, command: Sequence[str], terminal: bool) 
 
 
 def step(site: Site) -> StepOf | None:
-    """Return :func:`ssh_command`, or None if ``[plugin.pbs] ssh`` is off."""
+    """Return :func:`ssh_command`, which ``vmgr`` uses to run a command on a job's node.
+
+    Return None if ``[plugin.pbs] ssh`` is off.
+    """
     return ssh_command if site[Settings].ssh else None
 
 

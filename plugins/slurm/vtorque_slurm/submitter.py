@@ -361,5 +361,5 @@ def create_submitter(site: Site) -> Submitter:
 
 
 def step(site: Site) -> StepOf:
-    """Return :meth:`SlurmSubmitter.step`, which builds srun commands for a job's node."""
+    """Return :meth:`SlurmSubmitter.step`, with which ``vmgr`` runs commands on a job's node."""
     return SlurmSubmitter(site[Settings], site.paths.jobshell).step
