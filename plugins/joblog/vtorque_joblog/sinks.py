@@ -28,10 +28,11 @@ def open_sink(name: str, site: Site, found: Extensions) -> logging.Handler:
 
 
 def entry_filter(settings: Settings, logged: str) -> Callable[[Entry], bool]:
-    """Return a function that is true for entries whose level is at least the site's minimum.
+    """Return a function that is true for log entries that the sinks get.
 
-    ``logged`` is ``[log] level``. Entries below that level, which users can enable for their jobs,
-    reach no sink.
+    An entry's level must be at least ``[plugin.joblog] level``, from ``settings``. It must also be
+    at least ``[log] level``, the argument ``logged``: users can enable lower levels for their jobs,
+    but these entries reach no sink.
     """
     least, levels = LEVELS[settings.level.upper()], parse(logged)
 

@@ -25,7 +25,12 @@ _SAID = {
 
 @dataclass(frozen=True)
 class Report:
-    """The report of one attempt to run a job. ``attempts`` has one record for each node."""
+    """The report of one attempt to run a job.
+
+    Attributes:
+        attempts: the records of this attempt, one from each of its nodes.
+        now: Unix time of the report.
+    """
 
     attempts: tuple[Attempt, ...]
     now: float

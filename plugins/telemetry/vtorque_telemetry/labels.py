@@ -24,7 +24,10 @@ class Series:
 
 
 class Labels:
-    """All series of one guest or of a whole job. Each series has the labels ``base``."""
+    """The labels that all series of one guest, or of a whole job, have in common.
+
+    ``base`` contains these labels, such as job and node. :meth:`series` adds further labels.
+    """
 
     def __init__(self, base: Mapping[str, str]) -> None:
         self.base = {name: label_value(value) for name, value in base.items()}

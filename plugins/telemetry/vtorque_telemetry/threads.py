@@ -41,10 +41,13 @@ class ProcessUsage:
 
 
 class QemuProcess:
-    """The open files of a QEMU process in ``directory``, which is ``/proc/PID``."""
+    """A QEMU process whose counters this process reads.
+
+    ``directory`` is ``/proc/PID`` of the QEMU process. The files with the counters stay open.
+    """
 
     def __init__(self, directory: Path) -> None:
-        """Open the process's files. Raises OSError if the process has ended."""
+        """Open the files in /proc. Raises OSError if the QEMU process has ended."""
         self._directory = directory
         self._stat = _open(directory / "stat")
         self._threads: dict[str, int] = {}  # path of a thread to its schedstat
@@ -61,7 +64,7 @@ class QemuProcess:
         self._stat = -1
 
     def usage(self) -> ProcessUsage:
-        """Return the current usage. Raises OSError if the process has ended."""
+        """Return the current usage. Raises OSError if the QEMU process has ended."""
         if self._looks % LOOK_AGAIN == 0:
             self._add_threads()
         self._looks += 1
