@@ -29,7 +29,11 @@ def is_detach_requested(guest: ReadyGuest) -> bool:
 
 
 def send_state(guest: ReadyGuest, state: SessionState) -> None:
-    """Send root the session state until root removes its request, the FIFO ``LEAVE``."""
+    """Send root the session state through the FIFO ``LEAVE`` until root has removed the FIFO.
+
+    Root creates this FIFO to request the state, and removes the FIFO after reading the state. The
+    state is sent again every two seconds, because the reading process may be killed.
+    """
     while is_detach_requested(guest):
         with suppress(OSError):  # no reader
             _write(guest.run_dir / LEAVE, state.to_json)
