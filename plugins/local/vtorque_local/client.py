@@ -102,7 +102,11 @@ def _request(
 def submission(
     message: dict[str, Any], terminal: Sequence[int], service: ServiceChannel
 ) -> LocalSubmission:
-    """Return the options for the service; write the script and the other options to files."""
+    """Return the options of a new job that the service needs; write everything else to files.
+
+    ``service.script`` gets the script. ``service.rest`` gets the job's environment, shell,
+    arguments, directory and output files, which :mod:`vtorque_local.become_job` reads as the user.
+    """
     content = base64.b64decode(message["script"], validate=True)
     want = qsub.describe(pbs.split_qsub([str(word) for word in message["argv"]]), content)
     environ = {str(name): str(value) for name, value in message["environ"].items()}

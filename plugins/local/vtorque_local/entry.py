@@ -23,11 +23,11 @@ _PIPE = 65536  # bytes that fit into a pipe, pipe(7)
 
 
 class LocalClient:
-    """The process of one client (:mod:`vtorque_local.client`), as the service sees it.
+    """The service's connection to the process that serves one client, such as ``vsub``.
 
-    The service sends it JSON with ``id`` or ``error``, for an interactive job then ``start`` and
-    ``terminate``, and finally ``code`` and ``reason``. The process sends records
-    (:mod:`vtorque_local.order`).
+    This process (:mod:`vtorque_local.client`) is called the client's process. The service sends it
+    JSON with ``id`` or ``error``, for an interactive job then ``start`` and ``terminate``, and
+    finally ``code`` and ``reason``. The process sends records (:mod:`vtorque_local.order`).
     """
 
     def __init__(self, uid: int, pid: int, fds: Sequence[int]) -> None:
@@ -88,7 +88,10 @@ class LocalClient:
             return self._open and not ended.poll(0)
 
     def close(self) -> None:
-        """Close all descriptors. The client's process then disconnects its client and ends."""
+        """Close the connection to the client's process.
+
+        That process then disconnects from the user's command, such as ``vsub``, and ends.
+        """
         with self._lock:
             self._open = False
             for descriptor in (self.asked, self._tell, self._handle):
@@ -123,7 +126,10 @@ class JobTerminal(mom.Leader):
             self._ended = -1
 
     def result(self) -> tuple[int, str]:
-        """Return the exit code that the client's process reported."""
+        """Return the exit code that the client's process reported, and no start error ("").
+
+        If the client disconnected, the exit code is -9 (SIGKILL).
+        """
         return self._code, ""
 
     def terminate(self) -> None:
@@ -147,7 +153,11 @@ class QueueEntry(mom.JobTask):
         self.terminal: JobTerminal | None = None
 
     def work(self) -> bool:
-        """Run or tear down the job, then close the terminal of an interactive job."""
+        """Run a queued job, or tear down a job that was running when its service was killed.
+
+        Then close the terminal of an interactive job. Return False if a queued job must wait for
+        other jobs.
+        """
         try:
             return super().work()
         finally:
