@@ -159,11 +159,10 @@ def _script_has_ended() -> int:
 
 
 def _write(descriptor: int, data: bytes, *, raw: bool) -> None:
-    """Write the command's output.
+    """Write the command's output. If ``descriptor`` is a terminal, escape control characters.
 
-    If ``descriptor`` is a terminal, control characters are escaped, because code in a guest can
-    forge them. ``raw`` is true for a command that needs control characters, such as ``vmgr
-    ssh``: its output is not escaped.
+    Code in a guest could otherwise control the user's terminal. ``raw`` disables this for commands
+    such as ``vmgr ssh``, whose output needs control characters.
     """
     if not raw and os.isatty(descriptor):
         lines = data.decode("utf-8", "replace").split("\n")

@@ -146,7 +146,7 @@ def drain(machines: Machines, batch: Slurm | Pbs, nodes: str) -> None:
 @click.argument("nodes")
 @_pass_pool
 def destroy(machines: Machines, batch: Slurm | Pbs, nodes: str) -> None:
-    """Delete nodes' machines now, even of held nodes. The nodes' jobs are requeued."""
+    """Delete nodes' machines now, even after vtorque pool hold. The nodes' jobs are requeued."""
     names = _names(machines, nodes)
     with machines.memory.edit() as remembered:
         for name in names:
