@@ -52,7 +52,10 @@ def guest_variables(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def _has_osv_syntax(value: str) -> bool:
-    """Return whether OSv would expand ``$NAME`` or ``?=`` in a value on the script disk."""
+    """Return whether OSv would change a variable with this value on the script disk.
+
+    There, OSv replaces ``$NAME``, and reads ``A?=B`` as "set A to B unless A is set".
+    """
     return "$" in value or "?=" in value
 
 
@@ -100,8 +103,8 @@ def mount_options(targets: Iterable[str], first: int = 0) -> list[str]:
 def boot_line(options: Iterable[str], environ: Mapping[str, str], command: str) -> str:
     """Return OSv's command line. It includes each variable whose value has ``$`` or ``?=``.
 
-    OSv would expand such a value on the script disk, which has all other variables. Raises Refused
-    if the line is too long.
+    On the script disk, which has all other variables, OSv would change such a variable. Raises
+    Refused if the line is too long.
     """
     special = [f"--env={name}={value}" for name, value in environ.items() if _has_osv_syntax(value)]
     line = " ".join([*(escape_word(word) for word in (*options, *special)), command])

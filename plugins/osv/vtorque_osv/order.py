@@ -54,7 +54,7 @@ class GuestProperties:
         named: the image's command lines.
         files: files to upload to the guest by REST.
         environ: this guest's own variables.
-        seconds: how long to wait for the guest's REST server.
+        seconds: how long to wait for the guest's REST server to start.
     """
 
     mode: str

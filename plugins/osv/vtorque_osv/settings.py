@@ -33,5 +33,5 @@ class Settings:
         False, doc="allow osv_mode=rest, which runs a server without authentication in each guest"
     )
     rest_timeout: float = setting(
-        30.0, doc="time limit of a request to a guest's REST server", unit="s"
+        30.0, doc="how long a job waits for a booting guest's REST server to start", unit="s"
     )
