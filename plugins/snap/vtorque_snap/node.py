@@ -1,4 +1,6 @@
-"""Snap on the node: run a task for each job, from the boot of its guests to its end.
+"""Collect metrics of each job's guests with a task of Snap, a telemetry framework.
+
+The task runs on the job's node from the boot of the guests to the job's end.
 
 Privileges: root.
 """

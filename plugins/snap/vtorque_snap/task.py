@@ -147,7 +147,9 @@ class SnapTask(Resource):
 
 
 def read_notes(directory: str, url: str) -> Iterator[tuple[Path, str]]:
-    """Yield (note path, task name) for each note about a task of the snapteld at ``url``.
+    """Yield path and task name of each note about a task of the snapteld at ``url``.
+
+    A note is a file in ``directory``. :class:`SnapTask` writes a note if it cannot delete its task.
 
     Privileges: root.
     """
