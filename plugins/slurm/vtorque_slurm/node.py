@@ -165,7 +165,7 @@ class SlurmNode(NodeAdapter):
         placeholder_job.let_go(self._client, job_id, node)
 
     def is_reserved(self, job_id: str, node: str) -> bool:
-        """Return whether the job has a placeholder job on the node."""
+        """Return whether a placeholder job holds resources on the node for a migrated guest."""
         return placeholder_job.has_placeholder(self._client, job_id, node)
 
     def remove_node(self, job_id: str, node: str) -> None:

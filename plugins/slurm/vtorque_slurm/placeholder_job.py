@@ -83,12 +83,12 @@ def receive(
 
 
 def let_go(client: SlurmClient, job_id: str, node: str) -> None:
-    """Cancel the job's placeholder on a node. Idempotent."""
+    """Cancel the placeholder job on a node. Idempotent."""
     client.run("scancel", "--user=root", f"--name={_name(job_id, node)}")
 
 
 def has_placeholder(client: SlurmClient, job_id: str, node: str) -> bool:
-    """Return whether the job has a placeholder on the node."""
+    """Return whether a placeholder job holds resources on the node for a migrated guest."""
     return bool(_placeholder_id(client, job_id, node))
 
 

@@ -168,6 +168,8 @@ def record_departure(
     In the job's list of nodes, ``to`` replaces the source node ``node``. ``node`` is empty if other
     guests of the job stay on the source node. ``guests`` contains rank and hostname of each
     migrated guest; it is empty unless this node is the job's first.
+
+    Returns the answer to the source node, which is always ``noted``.
     """
     if job := _job(here, key):
         nodes = [to if each == node else each for each in job.kept.facts().get("nodes", ())]
@@ -183,6 +185,8 @@ def record_state(here: ThisNode, key: str, node: str, state: dict[str, Any]) -> 
     """Record the phase and guests of a job on ``node``, to which the guests have migrated.
 
     ``node`` is outside the job's allocation. Runs on the job's first node, when ``node`` asks.
+
+    Returns the answer to ``node``, which is always ``noted``.
     """
     if job := _job(here, key):
         others = outside_nodes(job).items()  # drop earlier places of these guests

@@ -482,9 +482,10 @@ def _write(of: _Saving, manifest: Manifest) -> None:
 
 
 def _ask_session(of: _Saving) -> None:
-    """Save the job shell's session state.
+    """Save the job shell's session state, unless the checkpoint ends the job.
 
-    If the job must end, only check that the job shell can write the state later.
+    In that case, the job shell sends its last state when the connection to the guest breaks. Until
+    then, only check that the job shell answers, and create the FIFO for this state.
     """
     tell, leave = of.run_dir / TELL, of.run_dir / LEAVE
     if not of.asked.ends:

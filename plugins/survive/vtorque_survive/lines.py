@@ -10,7 +10,10 @@ from vtorque_core.api.children import Child
 
 
 class LineReader:
-    """Runs a process at intervals, one at a time, with a timeout in seconds."""
+    """A reader of output lines from a process that is started at intervals.
+
+    Only one process runs at a time. A process that runs for ``seconds`` is killed.
+    """
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds

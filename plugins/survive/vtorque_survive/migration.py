@@ -475,9 +475,10 @@ def _migrated_guests(here: ThisNode, move: Move, job: RunningJob, why: str) -> s
 
 
 def _resume_guests(here: ThisNode, job: RunningJob, mine: dict[str, domains.State]) -> None:
-    """Resume guests with their own disk that have not migrated.
+    """Resume guests that are still paused on this node after a failed migration.
 
-    This is safe: the destination resumes its copy only after this node reports the departure.
+    Resume only guests with their own root disk: the destination keeps its copy of such a guest
+    paused until this node reports the departure. Update the states of these guests in ``mine``.
     """
     with saving.hold(here.paths, job, guest_migration.MOVES) as (_, guests):
         stand = [each.guest for each in guests if each.disk and mine[each.guest.uuid] == "still"]

@@ -65,7 +65,7 @@ def vtorque_pre_boot(job: NodeJob) -> None:
 
 @hookimpl
 def vtorque_post_boot(job: NodeJob) -> None:
-    """Remove the job's records of failed restores or of an earlier migration."""
+    """Remove the records of failed restores, or of the guests' earlier migration from this node."""
     _remove_old_records(job)
 
 

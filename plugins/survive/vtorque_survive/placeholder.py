@@ -25,7 +25,7 @@ class Placeholder(Resource):
         """Do nothing: the batch system's adapter has already submitted the placeholder job."""
 
     def release(self) -> None:
-        """End the placeholder. Idempotent."""
+        """Cancel the placeholder job. Idempotent."""
         site, batch = service.batch_system(Path(self.config))
         adapter = batch.node(site)
         if isinstance(adapter, MigrationAdapter):

@@ -39,9 +39,10 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class RestoredDisk(Resource):
-    """A guest's own disk: a copy of ``source`` in a checkpoint, or an empty file.
+    """The root disk of a guest that is restored from a checkpoint or migrates to this node.
 
-    If the guest migrates, :mod:`vtorque_survive.migrate_disk` fills the empty file.
+    For a restored guest, the disk is a copy of ``source``, a file in the checkpoint. If the guest
+    migrates, ``source`` is empty, and :mod:`vtorque_survive.migrate_disk` fills the disk.
     """
 
     kind = "survive-disk"
@@ -51,7 +52,7 @@ class RestoredDisk(Resource):
     source: str = unjournalled("")
 
     def create(self) -> None:
-        """Copy the disk, or create an empty file."""
+        """Copy ``source``, or create an empty file if ``source`` is empty."""
         try:
             source = os.open(self.source or os.devnull, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
             with os.fdopen(source, "rb") as reads, _create_file(self.path) as writes:
@@ -248,7 +249,7 @@ def _create_file(path: str) -> BinaryIO:
 
 
 def acquire_empty_disks(job: NodeJob) -> None:
-    """Create empty disks for guests that migrate from another node."""
+    """Create empty disk files for guests that migrate here; the source node sends the content."""
     for guest in job.guests:
         if guest.image.disk is not None:
             job.acquire(RestoredDisk(str(guest.root_disk), guest.qemu_uid), guest=guest)

@@ -200,7 +200,12 @@ class Gate:
             raise InUse("the job has ended or is being restarted by the batch system")
 
     def _missing_nodes(self, seen: set[str]) -> list[str]:
-        """Return the nodes whose guests are not ready. Raise InUse if a node's start has failed."""
+        """Return the nodes whose guests are not ready.
+
+        Add to ``seen`` the nodes that have begun to start this job attempt. Raise InUse, because
+        the attempt can be retried, if the start on such a node has failed, or if a node has another
+        checkpoint.
+        """
         said = {node: _read(Path(file)) for node, file in self._files.items()}
         ours = {node for node, each in said.items() if each.get("key") == self._job.key}
         for node in ours:

@@ -55,7 +55,11 @@ def _require_saveable(job: NodeJob) -> None:
 
 
 def remove_old_records(job: NodeJob) -> None:
-    """Remove the job's records of failed restores or of an earlier migration."""
+    """Remove records that are obsolete because the job's guests now run on this node.
+
+    These are the count of failed restores or, for guests that migrated here, the record of their
+    earlier migration from this node.
+    """
     if placeholder.is_migrating(job):  # a record of an earlier migration from here
         migration_record.forget(job.site.paths, job.guests[0].job.key)
     else:

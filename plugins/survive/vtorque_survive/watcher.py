@@ -334,7 +334,10 @@ class WatcherLoop:
 
 
 def _ignores_owner(watched: WatchedJob) -> bool:
-    """Return whether the job has had so many phases that its owner's requests are ignored."""
+    """Return whether the watcher ignores further requests of the job's owner.
+
+    Each request adds phases to the job's journal, which must not grow without limit.
+    """
     return len(watched.job.phases) >= _MOST_PHASES
 
 
