@@ -63,8 +63,9 @@ class Rig(Surroundings, Protocol):
     def start(self, last: int | None = None) -> ChildResult:
         """Start the job in a process that is killed at step ``last`` (None: never).
 
-        Steps count from 1. :attr:`ChildResult.noted` may contain a :class:`NamedObjects` for each
-        record.
+        Steps count from 1. Without ``last``, :attr:`ChildResult.noted` may contain a
+        :class:`NamedObjects` for each journal record of the start. :func:`survive` checks these
+        objects.
         """
         ...
 
