@@ -188,8 +188,9 @@ class Machines:
     ) -> dict[str, str]:
         """Delete all machines of these nodes; return the errors by node.
 
-        Machines of held nodes are deleted only with ``even_held``. ``still`` is called after the
-        nodes are locked, and returns the nodes whose machines must still be deleted.
+        Nodes under ``vtorque pool hold`` keep their machines, unless ``even_held`` is true.
+        ``still`` is called after the nodes are locked, and returns the nodes whose machines must
+        still be deleted.
         """
         wanted = list(dict.fromkeys(nodes))
         failed: dict[str, str] = {}

@@ -38,7 +38,7 @@ class PoolState:
     """The pool's state. Times are Unix times."""
 
     held: dict[str, str] = field(default_factory=dict)
-    """Why the machine of a node is held, by node."""
+    """The reasons given with ``vtorque pool hold``, by node."""
     failed: dict[str, list[float]] = field(default_factory=dict)
     """Times of failures, by shape."""
     paused: dict[str, float] = field(default_factory=dict)
