@@ -73,8 +73,8 @@ def place(tmp_path):
     return Installation(tmp_path / "vtorque", tmp_path / "v.toml", tmp_path / "shell")
 
 
-def run(path, content, *argv):
-    return subprocess.run([path, *argv], input=content, capture_output=True, check=False)
+def run(path, content, *argv, env=None):
+    return subprocess.run([path, *argv], input=content, capture_output=True, env=env, check=False)
 
 
 def install(tmp_path, place):
@@ -91,13 +91,23 @@ PLAIN = [
     b"#!/bin/sh\n#PBS -N x\n  #VSUB -vm a=1\n\\t \\\n \ttext\n#VSUB -vm ram=1G\n\n",
     b"#!/bin/sh\n#PBS -N no-newline",
     b"#VSUBX\n\xff\xfe\nx",
+    b"#!/bin/sh\n" + b"echo \\\n #VSUB -vm a=1\n" * 35,
 ]
+LONG = PLAIN[1] * 60 + b"#VSUB -vm ram=1G\nno newline"
 
 
 @pytest.mark.parametrize("content", PLAIN)
-def test_script_without_vsub_lines_passes_unchanged(tmp_path, place, content):
-    done = run(install(tmp_path, place), content, "-q", "a b")
+def test_short_script_without_vsub_lines_passes_unchanged_without_a_program(
+    tmp_path, place, content
+):
+    """Each program costs every plain job a millisecond."""
+    done = run(install(tmp_path, place), content, "-q", "a b", env={"PATH": "/nowhere"})
     assert (done.returncode, done.stdout, done.stderr) == (0, content, b"")
+
+
+def test_long_script_without_vsub_lines_passes_unchanged(tmp_path, place):
+    done = run(install(tmp_path, place), LONG)
+    assert (done.returncode, done.stdout, done.stderr) == (0, LONG, b"")
 
 
 @pytest.mark.parametrize("end", [b"", b"\n"])
@@ -156,7 +166,7 @@ def test_filter_of_the_site_runs_first_and_may_refuse(tmp_path, chained):
     assert run(path, b"#!/bin/sh\ntrue\n").stdout == b"#!/bin/sh\ntrue\n"
 
 
-@pytest.mark.parametrize("content", PLAIN)
+@pytest.mark.parametrize("content", [*PLAIN, LONG])
 def test_script_without_vsub_lines_is_that_of_the_sites_filter(chained, content):
     path, site = chained
     site.write_text("#!/bin/sh\necho '# site'; cat\n")
