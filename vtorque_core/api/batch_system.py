@@ -370,8 +370,9 @@ class MigrationAdapter(Protocol):
     """
 
     def reserve_node(self, job_id: str, nodes: Sequence[str], left: str, node: str) -> BatchJob:
-        """Reserve on this node, ``node``, the job's resources on its source node, ``left``.
+        """Reserve as many resources on the destination as the job has on the source node.
 
+        ``node`` is the destination, which is this node; ``left`` is the source node.
         ``nodes`` are the job's nodes after the migration, in rank order. Returns the job with its
         CPUs and memory on this node. Raises Refused if the job cannot get them.
         """

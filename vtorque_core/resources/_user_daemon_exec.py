@@ -108,7 +108,7 @@ class DaemonPlan(NamedTuple):
 
 
 class _Step(Exception):
-    """A failed step in the start of the daemon; the message says what failed."""
+    """The message says which step of the daemon's start failed."""
 
 
 class _Denied(_Step):

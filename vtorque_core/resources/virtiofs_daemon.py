@@ -84,9 +84,10 @@ def file_limit(ram_mib: int) -> int:
 
 
 def _c_arguments(share: ServedDirectory, socket_fd: int) -> tuple[str, ...]:
-    """Return the arguments of QEMU's virtiofsd (in C); ``{source}`` is the directory's descriptor.
+    """Return the arguments of QEMU's virtiofsd (in C); the caller fills in ``{source}``.
 
-    This daemon follows the link ``/proc/self/fd/N`` only with ``/.`` at the end.
+    ``{source}`` is a number N, the descriptor of the directory. The daemon follows the link
+    ``/proc/self/fd/N`` only with ``/.`` at the end.
     """
     options = (
         "source=/proc/self/fd/{source}/.,sandbox=chroot,modcaps=-mknod:-setfcap,announce_submounts,"

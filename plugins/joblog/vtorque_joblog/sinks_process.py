@@ -2,8 +2,8 @@
 
 Root's follower starts this process for the first log line, and sends it logs as descriptors
 (:mod:`vtorque_joblog.unprivileged_sinks`). The process has no other access to root's files. It
-opens the sinks as root. Then it drops all privileges, runs under a uid without account or files,
-reads the logs and feeds the sinks. Usage: ``python -I -m vtorque_joblog.sinks_process CONFIG
+starts as root and opens the sinks. Before it reads a log, it drops all privileges and changes to a
+uid without account or files. Usage: ``python -I -m vtorque_joblog.sinks_process CONFIG
 NAME...``.
 """
 

@@ -192,8 +192,8 @@ class Acceptor:
     def _fork(self, uid: int, connections: list[socket.socket], its: tuple[int, ...]) -> int:
         """Start a process of the user that takes over the connections; return its pid.
 
-        The child also keeps the descriptors ``its``. The last close(2) of a connection can block.
-        Therefore this process closes the connections first, and the child closes them last.
+        The child also keeps the descriptors ``its``. Closing the last descriptor of a connection
+        can block. The acceptor must not block, so it closes its copies before the child runs.
         """
         reading, read, ready, say_ready, go, say_go = pipes = _pipes(3)
         try:

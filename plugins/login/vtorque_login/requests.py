@@ -63,9 +63,10 @@ class LoginRequest:
 def parse_request(data: bytes, job_id: str) -> LoginRequest:
     """Parse and validate a request for this job.
 
-    Before ``--``, only a command and long options with plain values are allowed. ``--config`` is
-    not allowed, because a config determines what commands do. The words after the job id are for
-    the guest. Each command declares which options it accepts from other hosts (``Remote``).
+    The words of a request are a vTorque command, its options, ``--``, the job id, and words that
+    are passed to the guest unchecked. The options must be long options with plain values that the
+    command accepts from other hosts (``Remote``). ``--config`` is rejected, because a config
+    determines what commands do.
     """
     try:
         found = json.loads(data)

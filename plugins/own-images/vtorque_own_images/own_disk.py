@@ -67,7 +67,8 @@ class OwnOverlay(FileResource):
         """Check the user's disk, and create an overlay of the disk's size.
 
         Raises:
-            Refused: The disk is too large, was changed after the submission, or is not served.
+            Refused: The disk is too large or was changed after the submission, or the user's
+                process that serves the disk to QEMU does not answer.
         """
         assert self.disk is not None  # noqa: S101 - unjournalled
         stem = f"{self.run_dir}/disk-{NAME}"

@@ -91,7 +91,8 @@ def test_failed_save_or_requeue_is_logged_and_the_job_continues(node, what, says
     node.fails(what)
     await_idle(node, "42.srv")
     assert "requeue 42.srv" not in node.did()
-    assert "held by the batch system, but still running: " in logged(node) and says in logged(node)
+    assert "held by the batch system, but not requeued, and still running: " in logged(node)
+    assert says in logged(node)
     await_idle(node, "42.srv")
     assert len(node.did()) == 1, "not again and again"
     assert not node.store.is_held(SAVED), "no later start goes on with it unasked"

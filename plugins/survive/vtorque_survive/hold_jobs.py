@@ -85,4 +85,4 @@ def start_again(config: Path, job: RunningJob) -> None:
                 raise
             log.info("held by the batch system: saved as checkpoint %s, and requeued", saved)
         except (VtorqueError, OSError) as error:
-            log.warning("held by the batch system, but still running: %s", error)
+            log.warning("held by the batch system, but not requeued, and still running: %s", error)

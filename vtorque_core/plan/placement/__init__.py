@@ -1,1 +1,1 @@
-"""Place guests: cores, memory and pool items."""
+"""Place guests: choose their cores and memory, and items of pools, such as network cards."""
