@@ -53,7 +53,7 @@ class PluginError(VtorqueError):
 
 @dataclass(frozen=True)
 class Contribution(Generic[T]):
-    """One item of a plugin's hook, or the exception that the hook raised at ``where``."""
+    """One item of a plugin's hook, or the hook's exception and the line that raised it."""
 
     plugin: str
     distribution: str

@@ -26,7 +26,7 @@ from vtorque_core.resources.lease import Lease
 
 @dataclass(frozen=True)
 class GuestCores:
-    """A running guest with exclusive CPUs for one purpose, ``CoreClaim.use``.
+    """A running guest's exclusive CPUs of one kind of claim (``CoreClaim.use``).
 
     Attributes:
         job: job key, for :func:`resize`.

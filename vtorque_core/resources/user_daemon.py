@@ -120,10 +120,10 @@ class UserDaemon(CoreResource):
 
 
 def id_map(subordinate_id: int | None, ids: Iterable[int], root: int | None = None) -> str:
-    """Return the contents of uid_map or gid_map for ``ids`` and ``subordinate_id``.
+    """Return the contents of uid_map or gid_map that map ``ids`` and ``subordinate_id``.
 
-    Id 0 of the namespace is ``root``, or ``subordinate_id`` if ``root`` is None. Other ids map to
-    themselves. Adjacent ids share a line, because only 340 lines are allowed.
+    Id 0 of the namespace maps to the host's id ``root``, or without it to ``subordinate_id``. All
+    other ids map to themselves. Adjacent ids share one of the 340 lines.
     """
     wanted = set(ids)
     subordinate = set() if subordinate_id is None else {subordinate_id}

@@ -42,7 +42,7 @@ _MAX_KEPT = 1 << 20  # bytes of a console that is kept; the core keeps less
 @click.option(
     "--console",
     is_flag=True,
-    help="Show a guest's serial console: while it runs, or its end after a failure.",
+    help="Show the serial console of a running guest, or its last lines if the guest failed.",
 )
 @click.option("--cloud-init", is_flag=True, help="Show the end of a failed guest's cloud-init log.")
 @click.pass_obj

@@ -88,7 +88,7 @@ class LocalClient:
             return self._open and not ended.poll(0)
 
     def close(self) -> None:
-        """Close the connection to the client's process.
+        """Close the connection to the process that serves this client.
 
         That process then disconnects from the user's command, such as ``vsub``, and ends.
         """

@@ -68,9 +68,9 @@ def save(config: Path, job_id: str, file: Path) -> None:
 
 
 def copy_disk(guest: RunningGuest, file: Path) -> None:
-    """Copy a guest's own disk to a new file.
+    """Copy the disk of a guest that boots the user's own disk image to a new file.
 
-    Raises Refused if the guest boots another disk, HostFault if the copy fails.
+    Raises Refused if the guest does not boot such an image, HostFault if the copy fails.
     """
     part = file.with_name(f".{file.name}.{os.getpid()}.part")
 

@@ -40,7 +40,10 @@ def serve(settings: Settings, machines: Machines, batch: Slurm | Pbs) -> None:
 
 
 def tidy(settings: Settings, machines: Machines, batch: Slurm | Pbs) -> int:
-    """Run a round; return its number of actions. Raises Refused if another process runs rounds."""
+    """Compare jobs and machines once, and create or delete machines; return the number of steps.
+
+    Raises Refused if another process already does so.
+    """
     with _hold_service_lock(machines):
         return make_round(settings, machines, batch)()
 

@@ -251,7 +251,7 @@ def _to_abandon(states: Sequence[JournalState], wanted: Collection[str]) -> dict
     for text in wanted:
         name, _, number = text.rpartition(":")
         if not name or not number.isdecimal():
-            raise UsageError(f"--abandon {text}: write JOB:NUMBER, like 42.srv:7")
+            raise UsageError(f"--abandon {text}: write a job and a record's number, like 42.srv:7")
         seq = int(number)
         matches = [
             state
