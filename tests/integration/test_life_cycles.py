@@ -75,17 +75,30 @@ def cpu():
     return sum(each.ru_utime + each.ru_stime for each in used)
 
 
+def reference():
+    """Return the CPU seconds of a fixed amount of work, which also depend on the machine's load."""
+    used = cpu()
+    for _ in range(10):
+        json.loads(json.dumps(list(range(20_000))))
+        if not (child := os.fork()):
+            os._exit(0)
+        os.waitpid(child, 0)
+    return cpu() - used
+
+
 def run(node, pairs, libvirtd, count, answer):
     """Record the cost of each life cycle and the state after it; no results are retained."""
     gc.enable()  # the harness has disabled it, for short processes
     with node.install_doubles():
         for number in range(1, count + 1):
             job = dataclasses.replace(node.job(pairs), id=str(number))
+            before = reference()
             begun, used = time.monotonic(), cpu()
             node.begin(job)
             node.finish(job.id)
             ctypes.CDLL(None).malloc_trim(0)  # free memory is no leak
             took = {"seconds": time.monotonic() - begun, "cpu": cpu() - used}
+            took["cpu"] /= before + reference()
             took |= {f"own {k}": v for k, v in flatness.process().items()}
             took |= {f"libvirtd {k}": v for k, v in flatness.process(libvirtd).items()}
             with answer.open("a") as file:
