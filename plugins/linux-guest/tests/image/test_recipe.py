@@ -108,6 +108,7 @@ def test_broken_recipe_is_refused(tmp_path: Path, old: str, new: str, message: s
         (REDHAT + 'keys = ["../key"]', "line 5: keys '../key'"),
         (REDHAT.replace("https", "ftp"), "line 3: sources 'ftp://mirror/os'"),
         (REDHAT + 'kernel = "vmlinuz"', "line 5: kernel 'vmlinuz': must be one of cloud"),
+        (REDHAT + 'kernel = "disk"', "line 5: kernel 'disk': disk needs the debian family"),
         (b"\xff\xfe", "is not TOML"),
         (b"a" * (1 << 21), "larger than 1048576 bytes"),
     ],

@@ -16,7 +16,8 @@ SIZE_MIB = 8192
 MIN_SIZE_MIB, MAX_SIZE_MIB = 1024, 1 << 20
 MAX_RECIPE = 1 << 20  # bytes
 MAX_COMMAND = 1 << 16  # characters
-KERNELS = ("cloud", "generic", "own")
+DISK = "disk"
+KERNELS = ("cloud", "generic", "own", DISK)
 _SUITE = re.compile(r"[a-z0-9][a-z0-9.-]{0,30}", re.ASCII)
 _PACKAGES = {
     DEBIAN: re.compile(r"[a-z0-9][a-z0-9+.-]{1,127}", re.ASCII),  # Debian policy, 5.6.1
@@ -150,6 +151,8 @@ def parse(table: Mapping[str, Any], reader: _RecipeReader, directory: Path) -> L
     kernel = table.get("kernel", "own" if family == REDHAT else "cloud")
     if kernel not in KERNELS:
         raise reader.key_error("kernel", f"must be one of {', '.join(KERNELS)}", kernel)
+    if kernel == DISK and family != DEBIAN:
+        raise reader.key_error("kernel", f"{DISK} needs the debian family", kernel)
     sources = reader.texts(table, "sources")
     for source in sources:
         if not _SOURCES[family].fullmatch(source):

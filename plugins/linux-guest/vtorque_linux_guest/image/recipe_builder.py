@@ -18,7 +18,7 @@ from typing import BinaryIO
 from vtorque_core.api import HostFault, Refused
 from vtorque_core.api.image_builder import BuiltImage
 from vtorque_linux_guest.agent.build import built_agent
-from vtorque_linux_guest.image import distribution, recipe_files, systemd_root
+from vtorque_linux_guest.image import bios_boot, distribution, recipe_files, systemd_root
 from vtorque_linux_guest.image.disk_initramfs import CMDLINE, INITRD_MODULES, disk_initramfs
 from vtorque_linux_guest.image.ext4_xattr import can_store
 from vtorque_linux_guest.image.filetree import FileTree, read_tar
@@ -29,7 +29,7 @@ from vtorque_linux_guest.image.kernel import (
     need_tools,
     vmlinux,
 )
-from vtorque_linux_guest.image.recipe import LinuxRecipe, read
+from vtorque_linux_guest.image.recipe import DISK, LinuxRecipe, read
 from vtorque_linux_guest.image.root_disk import write_disk
 
 MIN_RAM_MIB = {"debian": 256, "redhat": 512}
@@ -68,6 +68,8 @@ def build_image(recipe: LinuxRecipe, staging: Path, progress: Callable[[str], No
             "images add)"
         )
     need_tools("qemu-img", "e2fsck", "setpriv")
+    if recipe.kernel == DISK:
+        recipe = bios_boot.with_boot_loader(recipe)
     _, arch = architecture()
     work = staging / "work"
     work.mkdir(mode=0o700)
@@ -77,7 +79,7 @@ def build_image(recipe: LinuxRecipe, staging: Path, progress: Callable[[str], No
     recipe_files.pack(recipe.directory, recipe.files, added, recipe.size)
     started = int(time.time())
     kernel = None
-    if recipe.kernel != "own":
+    if recipe.kernel not in ("own", DISK):
         kernel = fetch_kernel(work, progress, None, recipe.kernel)
         (staging / "vmlinux").write_bytes(vmlinux(kernel))
         initrd = disk_initramfs(kernel, work, "/sbin/init", INITRD_MODULES)
@@ -87,17 +89,23 @@ def build_image(recipe: LinuxRecipe, staging: Path, progress: Callable[[str], No
     agent = built_agent(work)
     labels = {"init": "cloud-init", "family": recipe.family, "agent": "builtin"}
     labels["suite"] = recipe.suite
+    boot = b""
     with _open_output(packed) as file:
         tree = read_tar(file, recipe.size << 20, can_store)
         systemd_root.finish(tree, recipe.family, agent, started)
-        if kernel is not None:
+        if recipe.kernel == DISK:
+            boot = bios_boot.boot_sectors(tree, recipe.size)
+            # For a user's own disk, which has no label "agent", cloud-init needs all stages.
+            tree.remove(f"etc/systemd/system/{systemd_root.SECOND_STAGE}")
+        elif kernel is not None:
             labels["kernel"] = f"{kernel.package} {kernel.version}"
         else:
             labels["kernel"] = _extract_kernel(tree, staging)
         distro = _distro(tree, recipe.family)
         progress("writing the root disk")
-        write_disk(tree, work, staging / "root.qcow2", recipe.size)
+        write_disk(tree, work, staging / "root.qcow2", recipe.size, boot)
     shutil.rmtree(work)
+    cmdline = OWN_CMDLINE if kernel is None else CMDLINE
     return BuiltImage(
         guest_type="linux",
         distro=distro,
@@ -105,9 +113,9 @@ def build_image(recipe: LinuxRecipe, staging: Path, progress: Callable[[str], No
         min_ram_mib=MIN_RAM_MIB[recipe.family],
         disk="root.qcow2",
         disk_format="qcow2",
-        kernel="vmlinux",
-        initrd="initrd",
-        cmdline=CMDLINE if kernel is not None else OWN_CMDLINE,
+        kernel=None if boot else "vmlinux",
+        initrd=None if boot else "initrd",
+        cmdline="" if boot else cmdline,
         labels=labels,
     )
 

@@ -12,18 +12,18 @@ LABEL = "vtroot"
 DISK_TIMEOUT = 600.0  # seconds
 
 
-def write_disk(tree: FileTree, work: Path, disk: Path, size: int) -> None:
-    """Write a sparse qcow2 of ``size`` MiB with the tree as its ext4 file system.
+def write_disk(tree: FileTree, work: Path, disk: Path, size: int, boot: bytes = b"") -> None:
+    """Write a sparse qcow2 with ``boot``, then the tree as an ext4 file system of ``size`` MiB.
 
     Raises Refused if the files do not fit, HostFault if a tool fails.
     """
     raw = work / "root.raw"
     write_ext4(tree, raw, size, LABEL)
-    convert_disk(raw, disk)
+    convert_disk(raw, disk, boot)
 
 
-def convert_disk(raw: Path, disk: Path) -> None:
-    """Check an ext4 file system without privileges and convert it to a qcow2.
+def convert_disk(raw: Path, disk: Path, boot: bytes = b"") -> None:
+    """Check an ext4 file system without privileges and convert ``boot`` and it to a qcow2.
 
     Removes ``raw``. Raises HostFault if a tool fails.
     """
@@ -35,9 +35,13 @@ def convert_disk(raw: Path, disk: Path) -> None:
             confined_tool.run(*argv, files=(file.fileno(),), most=0, seconds=DISK_TIMEOUT)
     except (HostFault, Refused) as error:
         raise HostFault(f"vTorque wrote an invalid root disk, which is a bug: {error}") from None
+    parts = [raw]
+    if boot:
+        parts.insert(0, raw.with_suffix(".boot"))
+        parts[0].write_bytes(boot)
     # Without -W it writes in order: the same blocks give the same file (qemu-img(1)).
     run_tool(
-        *("qemu-img", "convert", "-f", "raw", "-O", "qcow2", str(raw), str(disk)),
+        *("qemu-img", "convert", "-f", "raw", "-O", "qcow2", *map(str, parts), str(disk)),
         timeout=DISK_TIMEOUT,
     )
     raw.unlink()
