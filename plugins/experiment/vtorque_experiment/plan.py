@@ -157,17 +157,17 @@ def has_seal(plan: ExperimentPlan) -> bool:
     return True
 
 
-def drop_seal(plan: ExperimentPlan) -> None:
-    """Delete a plan's seal (hash), and the copy of the plan from :func:`unsealed_plan_error`."""
+def delete_seal_and_copy(plan: ExperimentPlan) -> None:
+    """Delete a plan's seal (hash), and the copy of the plan that the user was asked to check."""
     (_seals_dir() / plan.seal).unlink(missing_ok=True)
     shutil.rmtree(_readable_copy(plan), ignore_errors=True)
 
 
-def unsealed_plan_error(plan: ExperimentPlan, place: ResultsDirectory) -> Refused:
-    """Return the error for a plan whose seal (hash) is not on this host.
+def copy_plan_and_refuse(plan: ExperimentPlan, place: ResultsDirectory) -> Refused:
+    """Copy a plan for the user to check; return the refusal that names the copy's directory.
 
-    A guest may have changed such a plan, so the error asks the user to check a copy of the plan.
-    This function makes the copy, in a directory that guests do not see. Raises HostFault.
+    Call this function if the plan's seal (hash) is not on this host, because a guest may then have
+    changed the plan. Guests do not see the directory. Raises HostFault.
     """
     directory = _readable_copy(plan)
     try:

@@ -94,7 +94,7 @@ def run(
                     _forget(there, place)
                 end = runner.run()
                 if runner.plan and end.finished and not there.counts()[book.FAILED]:
-                    plan.drop_seal(runner.plan)
+                    plan.delete_seal_and_copy(runner.plan)
         finally:
             there.close()
         with contextlib.suppress(OSError, ValueError):

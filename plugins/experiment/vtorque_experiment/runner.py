@@ -33,7 +33,7 @@ from vtorque_experiment.definition import Definition
 from vtorque_experiment.end_collector import Collector
 from vtorque_experiment.matrix import count_text
 from vtorque_experiment.place import ResultsDirectory
-from vtorque_experiment.plan import ExperimentPlan, read_plan, unsealed_plan_error
+from vtorque_experiment.plan import ExperimentPlan, copy_plan_and_refuse, read_plan
 
 TRIES = 3  # submissions of a point if vsub fails without a refusal
 REASONS = 20  # distinct reasons for failures that a run prints
@@ -293,7 +293,7 @@ class Runner:
         points = sum(self._book.counts().values())
         found = read_plan(self._place, self._definition, self._book.notes(), points)
         if not self._is_accepted(found):
-            raise unsealed_plan_error(found, self._place)
+            raise copy_plan_and_refuse(found, self._place)
         self._id = found.id
         return found
 
