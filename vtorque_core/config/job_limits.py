@@ -63,7 +63,7 @@ def _matches(has: tuple[str, ...] | None, wanted: Iterable[str]) -> bool | None:
     return any(fnmatchcase(name, each) for name in has for each in wanted)
 
 
-def read_jobs(
+def parse_selectors(
     table: Mapping[str, Any], told: Collection[str], system: str
 ) -> tuple[dict[str, tuple[str, ...]], dict[str, str]]:
     """Return the selectors of an entry, and problems by key.

@@ -19,7 +19,7 @@ from vtorque_core.base.errors import ConfigError, printable
 from vtorque_core.base.names import CONFIG_PATH, Paths
 from vtorque_core.base.trust import require_root_owned, require_secret
 from vtorque_core.config import personal, schema
-from vtorque_core.config.job_limits import OF_BATCH, Entry, read_jobs
+from vtorque_core.config.job_limits import OF_BATCH, Entry, parse_selectors
 from vtorque_core.config.network_config import network_problems
 from vtorque_core.config.option_limits import Limits, read_limits
 from vtorque_core.config.plugins_table import plugin_problems, switch_problem
@@ -347,7 +347,7 @@ class _Builder:
     ) -> Entry:
         name, batch = f"limits.{number}", self.plugins.batch_systems().get(system)
         # A missing batch system is reported where it is needed.
-        jobs, wrong = read_jobs(table, batch.facts if batch else OF_BATCH, system)
+        jobs, wrong = parse_selectors(table, batch.facts if batch else OF_BATCH, system)
         options, switches = table.get("options", {}), table.get("plugins", {})
         if not isinstance(switches, Mapping):
             wrong["plugins"], switches = "must be a table of plugins, each true or false", {}
