@@ -34,9 +34,13 @@ def boots_micro(image: Image) -> bool:
 def guest_root(image: Image) -> Literal["other", "user", "both"]:
     """Return which host ids guest root has in the shares.
 
-    See :attr:`vtorque_core.api.libvirt_domain.Filesystem.guest_root`. ``user``: the job owner's
-    ids, for a user's image with the label ``script=root``. ``both``: the owner's ids, too, for a
-    user's image with the label ``script=sudo``. ``other``: ids that are not the owner's.
+    - ``user``: the job owner's ids, for a user's image with the label ``script=root``. The owner's
+      account in the guest has no access to the shares.
+    - ``both``: the job owner's ids, for a user's image with the label ``script=sudo``. The owner's
+      account in the guest has these ids, too.
+    - ``other``: ids that are not the owner's, for all other images.
+
+    See :attr:`vtorque_core.api.libvirt_domain.Filesystem.guest_root`.
     """
     script = image.labels.get("script") if image.source else None
     if script == "root":

@@ -67,7 +67,10 @@ class Events:
                 os.write(self._told, numbers)
 
     def close(self) -> None:
-        """Close the pipe. Restore signal handlers first."""
+        """Close the pipe, and restore the previous descriptor of signal.set_wakeup_fd.
+
+        Before this call, the caller must restore the signal handlers that use this object.
+        """
         if self._told is not None:
             signal.set_wakeup_fd(self._told)
             self._drain_signals()
