@@ -85,9 +85,9 @@ def note(path: str, name: str, text: str) -> None:
 
 
 def main(argv: Sequence[str]) -> None:
-    """Read the job's description from the descriptors in ``argv``, and execute the job.
+    """Read the job's description from the descriptors ORDER and REST, and execute the job.
 
-    If the service's part has a ``text``, append it to the job's stderr instead.
+    If ORDER has a ``text``, append the text to the job's stderr, and do not execute the job.
     """
     files = [int(number) for number in argv]
     # Use pread(2), because other processes share the file offset.

@@ -126,9 +126,10 @@ class JobTerminal(mom.Leader):
             self._ended = -1
 
     def result(self) -> tuple[int, str]:
-        """Return the exit code that the client's process reported, and no start error ("").
+        """Return the job's exit code, as reported by the client's process, and an empty string.
 
-        If the client disconnected, the exit code is -9 (SIGKILL).
+        If the client disconnected, the exit code is -9 (SIGKILL). In the string, other classes
+        return an error of the job's start; an interactive job prints this error on its terminal.
         """
         return self._code, ""
 
