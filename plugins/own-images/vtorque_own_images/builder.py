@@ -118,11 +118,13 @@ def _built_sudo(work: Path) -> bytes:
 
 
 def _place(path: str) -> str:
-    """Return where a guest's file is below the disk's directory ``equipment``.
+    """Return the path in the disk's directory ``equipment`` for a file of the guest.
 
-    Kernel modules are not below ``lib``: ``/lib`` is a link in most containers, and a directory
-    ``lib`` in ``equipment`` would hide this link. The container's init has another name, because
-    this plugin's init runs first.
+    The initramfs mounts ``equipment`` over the user's image. Two paths change:
+
+    - ``/lib/modules``: in most containers, ``/lib`` is a link to ``/usr/lib``. A directory ``lib``
+      in ``equipment`` would hide the link.
+    - The container's init: this plugin's init, which runs first, has the original path.
     """
     if path == build.INIT:
         return f"{build.HOME}/container-init"

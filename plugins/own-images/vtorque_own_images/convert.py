@@ -105,7 +105,8 @@ def write(tree: FileTree, made: Path) -> None:
 def _stream(tree: FileTree, out: IO[bytes]) -> None:
     """Write the tree as a tar file. A file with several names becomes one file with hard links.
 
-    :mod:`tarfile` would copy the content several times, and take as long as the decompression.
+    This function copies the content itself, because :mod:`tarfile` copies each byte several times
+    in memory. These copies would take as long as the decompression of the layers.
     """
     first: dict[int, str] = {}
     later, most = [], _PATHS
