@@ -50,7 +50,10 @@ class HoldWatcher:
         self._begun: dict[str, Child | None] = {}
 
     def poll(self, jobs: Collection[RunningJob], held: Collection[str]) -> None:
-        """Start a process for each newly held job."""
+        """For each newly held job, start a process that saves and requeues the job.
+
+        ``held`` has the ids of jobs that the batch system holds (``qhold``).
+        """
         for key, child in self._begun.items():
             if child is not None and child.check():
                 self._begun[key] = None

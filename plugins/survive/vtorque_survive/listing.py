@@ -66,9 +66,9 @@ def place(paths: Paths, uid: int) -> Path:
 
 
 def publish(paths: Paths, store: Store) -> None:
-    """Write a user's checkpoint list and create the FIFO; without checkpoints, remove both.
+    """Write a user's checkpoint list, and create the FIFO for requests to remove checkpoints.
 
-    Needs root.
+    If the user has no checkpoints, remove the list and the FIFO. Needs root.
     """
     where, found = place(paths, store.uid), [asdict(each) for each in entries(store)]
     if not found:

@@ -477,8 +477,10 @@ def _migrated_guests(here: ThisNode, move: Move, job: RunningJob, why: str) -> s
 def _resume_guests(here: ThisNode, job: RunningJob, mine: dict[str, domains.State]) -> None:
     """Resume guests that are still paused on this node after a failed migration.
 
-    Resume only guests with their own root disk: the destination keeps its copy of such a guest
-    paused until this node reports the departure. Update the states of these guests in ``mine``.
+    Resume only guests with their own disk. Such a guest cannot run twice: the destination resumes
+    its copy only after this node has reported that it no longer has the guest. For other guests,
+    the caller asks the destination first. In ``mine``, set the state of each resumed guest to
+    "runs".
     """
     with saving.hold(here.paths, job, guest_migration.MOVES) as (_, guests):
         stand = [each.guest for each in guests if each.disk and mine[each.guest.uuid] == "still"]

@@ -144,10 +144,10 @@ class NodePart:
             self._require_directory()
 
     def wait_complete(self, until: float, longest: float) -> None:
-        """Wait until the first node has completed the checkpoint.
+        """Wait until the job's first node has completed the checkpoint.
 
-        The deadline (time.time()) is ``until``. After the first node calls :meth:`end`, the
-        deadline is ``longest``, because the job shell's answer to that node may be late.
+        The deadline is ``until``, or the later time ``longest`` if the first node is ending the job
+        (:meth:`end`), because the first node then waits for the job shell. Both are Unix times.
 
         Raises:
             HostFault: If the first node is late.

@@ -202,9 +202,11 @@ class Gate:
     def _missing_nodes(self, seen: set[str]) -> list[str]:
         """Return the nodes whose guests are not ready.
 
-        Add to ``seen`` the nodes that have begun to start this job attempt. Raise InUse, because
-        the attempt can be retried, if the start on such a node has failed, or if a node has another
-        checkpoint.
+        Add to ``seen`` the nodes that have begun to start this job attempt.
+
+        Raises:
+            InUse: If the start has failed on a node in ``seen``, or if another node restores a
+                different checkpoint. In both cases, the batch system may start the job again.
         """
         said = {node: _read(Path(file)) for node, file in self._files.items()}
         ours = {node for node, each in said.items() if each.get("key") == self._job.key}
@@ -301,7 +303,10 @@ def reserved_addresses(guests: Sequence[GuestPlan], site: Site) -> Iterator[Pool
 
 
 def _read_addresses(top: Path, seconds: float) -> set[tuple[str, str]]:
-    """Read the addresses of all checkpoints in a child process, because reading may hang."""
+    """Return the network addresses of the guests in all checkpoints: pairs of pool and address.
+
+    A child process reads the checkpoints, because reading may hang.
+    """
     answer, told = os.pipe()
     said, until = b"", time.monotonic() + seconds
     with os.fdopen(answer, "rb", buffering=0) as reads:
@@ -329,7 +334,7 @@ def _write_addresses(top: Path, to: BinaryIO) -> None:
 
 
 def _user_addresses(directory: Path) -> Iterator[tuple[str, str]]:
-    """Yield the addresses in a user's checkpoints, and in the files of :class:`UseMark`."""
+    """Yield pool and network address of guests in a user's checkpoints and UseMark files."""
     for found in Store(directory.parent, int(directory.name)).manifests():
         for guest in found.guests:
             yield from guest.leased
