@@ -71,7 +71,10 @@ class QsubSubmitter:
         )
 
     def submit(self, args: SubmitArgs, blob: bytes | None, needs: Needs | None) -> int:
-        """Run Slurm's qsub wrapper with ``vsub`` in place of sbatch; return its exit status."""
+        """Run Slurm's qsub wrapper, which then runs ``vsub`` where it would run sbatch or salloc.
+
+        Return the wrapper's exit status.
+        """
         qsub = self._sbatch.program("qsub")
         vm = args.vm or (() if blob else ("none",))
         inner = shlex.join([_vsub_path(), *(word for each in vm for word in ("-vm", each))])

@@ -121,7 +121,10 @@ class OpenPbsNode(PbsNode):
             return b""
 
     def requeue_now(self, job: BatchJob, hook_waits: bool) -> int:
-        """Ask the server to requeue the job; return 1."""
+        """Ask the server to requeue the job now; return 1, the exit status of vTorque's program.
+
+        OpenPBS does not requeue a job by an exit status, so ``hook_waits`` makes no difference.
+        """
         self.commands.rerun(job.id, wait=REQUEUE_TIME)
         return 1
 
