@@ -99,7 +99,7 @@ class AcmeHarness:
         self._acmestat.chmod(0o755)
 
     def setup_root(self) -> Path | None:
-        """Return the directory of root's hooks."""
+        """Return the directory in which the setup steps install the hooks that acme runs."""
         return self._hooks
 
 

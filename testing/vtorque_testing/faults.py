@@ -127,8 +127,10 @@ def survive(
 ) -> list[str]:
     """Kill a start at each wanted step; return the names of these steps.
 
-    The first start is not killed. The objects to which its journal refers must be in the same state
-    before and after each later start. A record that refers to no object is an error.
+    The first start is not killed: it shows the steps, and the objects to which the job's journal
+    refers. Then, for each wanted step, start the job, kill the start at this step, and release the
+    job. After each release, the surroundings and these objects must be as before the first start. A
+    journal record that refers to no object is an error.
 
     Args:
         rig: the job.

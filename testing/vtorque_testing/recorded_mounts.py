@@ -1,4 +1,8 @@
-"""Bind mounts that only the processes of a recorded node see."""
+"""Bind mounts that only the processes of a recorded node see.
+
+A recorded node is a directory that simulates a node (:mod:`vtorque_testing.recorded`). Its
+processes are those of the jobs that a test starts on this node.
+"""
 
 from __future__ import annotations
 
