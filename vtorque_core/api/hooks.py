@@ -55,6 +55,8 @@ if TYPE_CHECKING:
 def vtorque_settings() -> Iterable[type[Any]]:
     """Return the frozen dataclass of this plugin's table ``[plugin.<name>]``.
 
+    Modules of ``vtorque1`` and ``vtorque1.node`` may implement this hook.
+
     Entry-point group: either.
     Called: whenever the site config is read, by any user.
     Errors: the plugin is reported as broken.

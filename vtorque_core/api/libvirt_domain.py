@@ -49,14 +49,14 @@ class Single(Element):
 
 @dataclass(frozen=True)
 class Disk(ListElement):
-    """A virtio disk. Root creates the file, and gives QEMU's user access.
+    """A virtio disk. Root creates the file, and gives QEMU's user access, unless ``user_owned``.
 
     Attributes:
         format: the file's format, which QEMU does not probe.
         serial: at most 20 characters; visible as ``/dev/disk/by-id/virtio-*``.
         boot: position in the boot order, from 1; None: not bootable.
         base: backing file of a qcow2 overlay, possibly shared.
-        user_owned: the job's owner owns the file (raw only). The owner's daemon gives QEMU access.
+        user_owned: the owner's file (raw only), which a daemon with the owner's uid serves to QEMU.
     """
 
     template: ClassVar[str] = "vtorque_core.plan.domain:templates/disk.xml.j2"

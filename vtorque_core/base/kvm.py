@@ -244,13 +244,14 @@ def _guest_memory() -> mmap.mmap:
 
 
 def _long_mode(sregs: bytearray) -> None:
-    """Set 64-bit mode in a struct kvm_sregs: segments, then cr0, cr2, cr3, cr4, cr8, efer."""
+    """Set 64-bit mode in a struct kvm_sregs."""
     # struct kvm_segment: base, limit, selector, type, present, dpl, db, s, l, g, avl, unusable
     code = struct.pack("=QIH10B", 0, 0xFFFFFFFF, 8, 11, 1, 0, 0, 1, 1, 1, 0, 0, 0)
     data = struct.pack("=QIH10B", 0, 0xFFFFFFFF, 16, 3, 1, 0, 1, 1, 0, 1, 0, 0, 0)
     segments = code + data * 5
     sregs[: len(segments)] = segments
     cr0, cr4, efer = 0x80000031, 0x20, 0x500  # PG NE ET PE; PAE; LMA LME
+    # cr0, cr2, cr3, cr4, cr8, efer
     struct.pack_into("=6Q", sregs, _CONTROL_REGISTERS, cr0, 0, _PML4, cr4, 0, efer)
 
 

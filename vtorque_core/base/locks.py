@@ -79,7 +79,7 @@ def take_lock(path: Path, wait: float) -> int:
 
 
 def try_flock(descriptor: int, kind: int, end: float) -> bool:
-    """Try to acquire LOCK_EX or LOCK_SH until ``end`` (monotonic). Return True on success."""
+    """Try to acquire LOCK_EX or LOCK_SH until ``end`` (monotonic)."""
     while True:
         try:
             fcntl.flock(descriptor, kind | fcntl.LOCK_NB)

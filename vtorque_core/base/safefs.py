@@ -263,10 +263,9 @@ def _mount_id(descriptor: int) -> str:
 
 
 def is_mount_point(path: str) -> bool:
-    """Return True if something is mounted on ``path`` (proc(5), mountinfo field 5)."""
     real = os.path.realpath(path)
     text = Path("/proc/self/mountinfo").read_text(encoding="utf-8", errors="surrogateescape")
-    points = (line.split(" ", 5)[4] for line in text.splitlines())
+    points = (line.split(" ", 5)[4] for line in text.splitlines())  # proc(5)
     return any(_unescape(point) == real for point in points)
 
 

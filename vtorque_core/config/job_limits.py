@@ -66,7 +66,7 @@ def _matches(has: tuple[str, ...] | None, wanted: Iterable[str]) -> bool | None:
 def parse_selectors(
     table: Mapping[str, Any], told: Collection[str], system: str
 ) -> tuple[dict[str, tuple[str, ...]], dict[str, str]]:
-    """Return the selectors of an entry, and problems by key.
+    """Return the job selectors in a ``[[limits]]`` table, and error messages by key.
 
     ``told``: facts that the batch system ``system`` reports.
     """

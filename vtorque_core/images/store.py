@@ -95,7 +95,7 @@ def users_of(home: Path, uses: Uses) -> tuple[str, ...]:
 
 
 def retire(home: Path, version: str, seconds: float) -> None:
-    """Keep a version, which is about to be replaced, for ``seconds`` from now."""
+    """Keep a version, which is about to be replaced, for ``seconds``."""
     if seconds > 0:
         replace_file(home / f"{version}{_OLD}", f"{time.time() + seconds:.0f}\n".encode())
 

@@ -116,7 +116,7 @@ def _loaded(item: Command, plugin: str, plugins: Plugins, config: Path) -> click
 
 
 def _require_words(command: click.Command | None) -> None:
-    """Make a command refuse empty arguments, as unset shell variables are."""
+    """Make a command refuse empty arguments, such as an unset ``"$JOB"``."""
     for each in command.commands.values() if isinstance(command, click.Group) else ():
         _require_words(each)
     for param in command.params if command else ():

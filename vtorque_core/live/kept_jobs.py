@@ -29,7 +29,7 @@ class KeptJob:
     """Kept records of the last attempt of a job.
 
     Attributes:
-        places: directories with records, one per node.
+        places: directories with records, one per node: this node's, or plugins' copies.
         facts: contents of ``job.json`` in each directory; untrusted in copies.
     """
 

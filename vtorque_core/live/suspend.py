@@ -164,8 +164,9 @@ def worker(
 ) -> Iterator[None]:
     """During a ``with`` block, reserve a libvirtd worker thread for an operation on a guest.
 
-    Also acts as :func:`kill_stopped`. Raises HostFault if no worker is free by ``deadline``
-    (monotonic), or if ``failed`` is set.
+    Meanwhile, kill the guest's stopped daemons, and after ``seconds`` all its daemons
+    (:func:`kill_stopped`). Raises HostFault if no worker is free by ``deadline`` (monotonic), or if
+    ``failed`` is set.
     """
     with libvirt_worker(paths, job.job.uid, deadline, failed), kill_stopped(guest, seconds):
         yield

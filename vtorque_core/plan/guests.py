@@ -69,7 +69,7 @@ class GuestSpec:
 
     @property
     def unless(self) -> Mapping[str, tuple[str, ...]]:
-        """For a name in ``environ``, the user's variables that suppress this variable."""
+        """The nonempty ``EnvVar.unless`` of variables in ``environ``, by name."""
         found = [item for item in self.items if isinstance(item, EnvVar)]
         return {item.name: item.unless for item in found if item.unless}
 

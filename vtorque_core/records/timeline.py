@@ -27,9 +27,9 @@ def keep_phases(paths: Paths, state: JournalState) -> None:
 def spans(state: JournalState, until: float) -> list[dict[str, Any]]:
     """Return a dict per phase: ``name``, ``guest`` (None: the job), ``start``, ``seconds``.
 
-    The job's last phase ends at ``until``. A guest's phase has no end: its ``seconds`` are the time
-    from the start of the job's current phase to ``start``. The phase ``used`` has ``cpu_seconds``
-    and ``peak_mib``.
+    For a phase of the job, ``seconds`` is the duration; the last phase ends at ``until``. A guest's
+    phase has no duration: ``seconds`` is the time since the preceding phase of the job began. The
+    phase ``used`` has ``cpu_seconds`` and ``peak_mib``.
     """
     marks = state.phases
     found = []
@@ -48,7 +48,6 @@ def spans(state: JournalState, until: float) -> list[dict[str, Any]]:
 
 
 def log_durations(state: JournalState, until: float) -> None:
-    """Log the durations of start, run and end. ``until``: the end in Unix time."""
     times: dict[str, float] = {}
     stage = "start"
     for span in spans(state, until):

@@ -23,7 +23,7 @@ class Lease(CoreResource):
         page_kib: size of huge pages; 0: ordinary pages.
         use: purpose of a CPU: ``vcpu``, ``emulator``, ``io`` or ``idle``.
         least, most: range of a resizable number of CPUs.
-        cpus: CPUs that a resize can add, or the CPUs of ``share``; a list as in cpuset(7).
+        cpus: CPUs that a resize can add; in the pool ``share``, the job's CPUs. A cpuset(7) list.
         amount: leased amount of a countable pool.
     """
 

@@ -28,7 +28,7 @@ _PROTOCOL = "system.sockprotoname"
 def end(name: str, uuid: str) -> None:
     """Send SIGTERM to a guest's QEMU, and wait until the process is gone. Best effort.
 
-    Does nothing if this process may not duplicate QEMU's descriptors, or finds no monitor socket.
+    Sends no signal if this process cannot keep QEMU's monitor connection open (see the module).
 
     Privileges: root.
     """

@@ -49,10 +49,7 @@ class ServedDisk(user_daemon.ServedData):
         return f"disk={printable(self.source, 1000)}"
 
     def argv(self, socket_fd: int) -> tuple[str, ...]:
-        """Return the daemon's arguments, with ``{source}`` for the file's descriptor.
-
-        A guest's discards make holes in the file.
-        """
+        """Return the daemon's arguments. A guest's discards make holes in the file."""
         access = ",read-only=on" if self.readonly else ",discard=unmap"
         writable = "off" if self.readonly else "on"
         file = "driver=file,node-name=file,filename=/proc/self/fd/{source},locking=off"

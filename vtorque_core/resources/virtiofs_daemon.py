@@ -84,9 +84,9 @@ def file_limit(ram_mib: int) -> int:
 
 
 def _c_arguments(share: ServedDirectory, socket_fd: int) -> tuple[str, ...]:
-    """Return the arguments of QEMU's virtiofsd (in C); the caller fills in ``{source}``.
+    """Return the arguments of QEMU's virtiofsd (in C).
 
-    ``{source}`` is a number N, the descriptor of the directory. The daemon follows the link
+    The caller replaces ``{source}`` by the directory's descriptor N. The daemon follows the link
     ``/proc/self/fd/N`` only with ``/.`` at the end.
     """
     options = (

@@ -375,8 +375,8 @@ def _result(record: Record, message: str = "") -> ReleaseResult:
 def _drop_connections() -> None:
     """Close libvirt connections before a fork, and wait for the threads that used them.
 
-    A finished Python thread may still hold a lock of a C library. The child could never acquire
-    this lock.
+    A finished Python thread may still hold a lock of a C library, which the child could never
+    acquire.
     """
     hypervisor.close()
     end = time.monotonic() + _THREADS_END

@@ -54,7 +54,9 @@ class Proof:
         grace: seconds between SIGTERM and SIGKILL.
         shell: the user's ``-S``.
         files: SHA-256 of each of the job's :data:`USER_FILES`.
-        unless: for a name in ``environ``, the user's variables that suppress this variable.
+        environ: variables for the script.
+        unless: variables by name in ``environ``. If the user has set one, the script does not get
+            the named variable.
     """
 
     job: JobAttempt

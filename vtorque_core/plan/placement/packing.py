@@ -102,7 +102,7 @@ class Search:
     def homes(self, rooms: Sequence[Room]) -> dict[int, int] | None:
         """Return the NUMA node of each guest that fits on a single node.
 
-        Returns None if a strict guest does not fit on a single node.
+        Returns None if a guest that must not cross NUMA nodes does not fit on a single node.
         """
         order = sorted(range(len(self.demands)), key=self._rank)
         must = sum(len(nodes) > 1 for nodes in self.fixed_nodes)
