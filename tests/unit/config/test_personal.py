@@ -265,7 +265,7 @@ def test_libvirt_client_uses_the_checked_runtime_directory(user, monkeypatch):
 def test_value_that_needs_root_is_refused_with_its_key(user):
     site, plugins = load(personal.CONFIG_PATH, node=False)
     check_options(make_request([("fs_type", "sharedfs")], plugins.options()), site, plugins)
-    with pytest.raises(Refused, match=r"^fs_type=ramdisk: needs root, but you use a site"):
+    with pytest.raises(Refused, match=r"^fs_type=ramdisk: needs root, but your personal site"):
         check_options(make_request([("fs_type", "ramdisk")], plugins.options()), site, plugins)
 
 
