@@ -76,7 +76,7 @@ def record_attempt(paths: Paths, job: RunningJob) -> None:
 
 
 def trim(paths: Paths, job: RunningJob, store: Store, keep: int) -> None:
-    """Remove a job's oldest automatic checkpoints."""
+    """Remove all but the last ``keep`` checkpoints of a job with ``checkpoint=``."""
     if _file(paths, job.job.key).exists():
         of_it = [each.id for each in store.list_for_job(job.job.id)]
         for name in of_it[:-keep]:

@@ -57,7 +57,7 @@ class Settings:
         unit="s",
     )
     kept_checkpoints: int = setting(
-        2, doc="number of automatic checkpoints (checkpoint=) that are kept for a job"
+        2, doc="number of checkpoints that are kept for a job with checkpoint="
     )
 
     health_command: str = setting(
