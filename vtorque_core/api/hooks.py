@@ -401,8 +401,8 @@ def vtorque_plan(guest: GuestPlan, site: Site) -> Iterable[Claim | Refusal | Not
 def vtorque_reserved_items(guests: Sequence[GuestPlan], site: Site) -> Iterable[PoolClaim]:
     """Return free items of pools that this node must not assign to these guests.
 
-    An example is the address of a guest that migrates, or has migrated, to another node. The hook
-    is called even if ``[[limits]]`` disables the plugin for the job.
+    Example: the address of a guest that migrates, or has migrated, to another node. The hook is
+    called even if ``[[limits]]`` disables the plugin for the job.
 
     Entry-point group: ``vtorque1.node``.
     Called: on the node, as root, before the claims, and again while the job waits for resources.
@@ -467,8 +467,8 @@ def vtorque_render_domain(guest: GuestPlan, site: Site) -> Iterable[Element]:
 def vtorque_rendered_sources(guests: Sequence[RenderedGuest], site: Site) -> Iterable[Offer]:
     """Return boot sources for guests that would boot cold, based on their rendered domains.
 
-    If a guest has several offers, the core uses the first usable offer. An offer whose source has a
-    ``warm_key`` is usable if the core can claim the warm guest of this key.
+    Only one plugin may return offers, perhaps several for a guest: the core uses the first usable
+    offer. An offer with a ``warm_key`` is usable if the core can claim that warm guest.
 
     Entry-point group: ``vtorque1.node``.
     Called: once, on the node, as root.

@@ -1,7 +1,7 @@
 """Proof file, in which root tells the job shell that the guests are ready, or why not.
 
 Root writes it below ``<run>/proof``: a JSON object with the fields of :class:`Proof`.
-The user's prologue and epilogue are separate files, whose checksums are in the proof.
+The user's prologue and epilogue are separate files.
 """
 
 from __future__ import annotations
