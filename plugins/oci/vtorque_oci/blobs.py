@@ -16,8 +16,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
-from vtorque_core.api import HostFault, Refused, guard_command, isolate_command
+from vtorque_core.api import HostFault, Refused
 from vtorque_core.api.unprivileged_parser import Unreadable, parse_unprivileged
+from vtorque_oci.sandbox import ENV, sandbox_command
 
 CHUNK = 1 << 20
 MOST_TEXTS = 2 << 20  # bytes: more than the agent accepts (container.MAX_SETTINGS)
@@ -168,7 +169,7 @@ def run_as_nobody(
     package: str,
     seconds: float = TIMEOUT,
 ) -> None:
-    """Run a tool on untrusted data without privileges, with its output in a new file.
+    """Run a tool on untrusted data in a sandbox, with its output in a new file.
 
     ``most`` limits the output in bytes, ``seconds`` the time; the memory limit is 1 GiB. Raises
     Refused if the tool fails, HostFault if its Debian package ``package`` is not installed.
@@ -177,29 +178,23 @@ def run_as_nobody(
         "--as=1073741824",
         "--stack=1048576",
         f"--fsize={most}",
-        "--core=0",
         f"--cpu={TIMEOUT}",
     )
+    command = sandbox_command(*argv, limits=limits, package=package)
     with target.open("xb") as out:
         try:
             done = subprocess.run(
-                guard_command(*isolate_command(), "prlimit", *limits, "--", *argv),
+                command,
                 stdin=stdin,
                 stdout=out,
                 stderr=subprocess.PIPE,
-                env={
-                    "PATH": "/usr/sbin:/usr/bin:/sbin:/bin",
-                    "LC_ALL": "C",
-                    "MALLOC_ARENA_MAX": "2",
-                },
+                env=ENV,
                 cwd="/",
                 timeout=seconds,
                 check=False,
             )
         except subprocess.TimeoutExpired:
             raise _timeout_error() from None
-    if done.returncode == 127:
-        raise HostFault(f"{argv[0]} is not installed: apt-get install {package}")
     if done.returncode != 0:
         if target.stat().st_size >= most:
             raise size_error(most)
