@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import gzip
 import hashlib
+import subprocess
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -37,6 +39,43 @@ def test_stream_reads_forward_and_again_after_restart(
         stream.check(DIGEST if checked else None)
         assert stream.read(1) == b""
         stream.restart()
+    stream.close()
+
+
+@pytest.mark.parametrize("pack", [gzip.compress, zstd, bytes])
+def test_stream_sends_parts_to_a_pipe(tmp_path: Path, pack: Callable[[bytes], bytes]) -> None:
+    stream = LayerStream(a_layer(tmp_path, pack(DATA)), len(DATA))
+    stream.check(DIGEST)
+    stream.restart()
+    with subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as reader:
+        assert reader.stdin is not None and reader.stdout is not None
+        with ThreadPoolExecutor(1) as thread:
+            received = thread.submit(reader.stdout.read)
+            stream.seek(1000)
+            assert stream.send(2_000_000, reader.stdin.fileno()) == 2_000_000
+            stream.seek(len(DATA) - 10)
+            assert stream.send(20, reader.stdin.fileno()) == 10
+            reader.stdin.close()
+        assert received.result() == DATA[1000:2_001_000] + DATA[-10:]
+    stream.close()
+
+
+def test_gzip_members_are_one_layer(tmp_path: Path) -> None:
+    """Tools that permit random access compress each file of a layer separately."""
+    parts = b"".join(
+        gzip.compress(DATA[at : at + 1_000_000]) for at in range(0, len(DATA), 1_000_000)
+    )
+    stream = LayerStream(a_layer(tmp_path, parts), len(DATA))
+    assert stream.check(DIGEST) == len(DATA)
+    stream.close()
+
+
+def test_zstd_frame_that_needs_much_memory_is_refused(tmp_path: Path) -> None:
+    argv = ["zstd", "-q", "-c", "-1", "--long=28", "--no-check"]
+    data = subprocess.run(argv, input=DATA, capture_output=True, check=True).stdout
+    stream = LayerStream(a_layer(tmp_path, data), len(DATA))
+    with pytest.raises(Refused, match="too much memory"):
+        stream.check(DIGEST)
     stream.close()
 
 

@@ -7,12 +7,12 @@ twice, first for the names and then for the contents, instead of being unpacked 
 
 from __future__ import annotations
 
+import os
 import shutil
 import stat
 import subprocess
 import sys
 import tarfile
-from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import IO, cast
@@ -22,12 +22,13 @@ from vtorque_linux_guest.image.filetree import FileTree, Slice, TreeNode
 from vtorque_linux_guest.image.kernel import architecture
 from vtorque_linux_guest.image.tar_reader import Budget
 from vtorque_oci import build, layers, sif
+from vtorque_oci.sandbox import ENV, sandbox_command
 from vtorque_own_images.layer_stream import LayerStream, enlarge_pipe
 from vtorque_own_images.skopeo import FULL, full_disk_error
 
 # sqfstar 4.5.1 of Debian 12 accepts no level of zstd. By default, it uses a quarter of the memory.
-_OPTIONS = ("-comp", "lz4", "-mem", "128M", "-quiet", "-no-progress")
-_LIMITS = ("prlimit", "--as=2147483648", "--core=0", "--")  # virtual memory, in bytes
+_OPTIONS = ("-comp", "lz4", "-mem", "128M", "-quiet", "-no-progress", "-force")
+_LIMITS = ("--as=2147483648",)  # virtual memory, in bytes
 _PATHS = 512 << 20  # bytes of all paths in memory
 _KINDS = {stat.S_IFDIR: tarfile.DIRTYPE, stat.S_IFLNK: tarfile.SYMTYPE}
 _KINDS |= {stat.S_IFREG: tarfile.REGTYPE, stat.S_IFIFO: tarfile.FIFOTYPE}
@@ -77,16 +78,17 @@ def _is_kept(attribute: str) -> bool:
 
 def write(tree: FileTree, made: Path) -> None:
     """Write the tree as a squashfs. Raises Refused for a full disk, HostFault for other errors."""
-    program = shutil.which("sqfstar")
-    if program is None:
-        raise HostFault(
-            "sqfstar is not installed on this host: ask the administrator to install the package "
-            "squashfs-tools"
+    with made.open("xb") as file:
+        os.fchmod(file.fileno(), 0o666)  # sqfstar opens it again: if we are root, it is nobody
+        name = f"/proc/self/fd/{file.fileno()}"
+        command = sandbox_command(
+            "sqfstar", *_OPTIONS, name, limits=_LIMITS, package="squashfs-tools"
         )
-    argv = [*_LIMITS, program, *_OPTIONS, str(made)]
-    with subprocess.Popen(
-        argv, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
-    ) as tool:
+        tool = subprocess.Popen(
+            command, env=ENV, cwd="/", pass_fds=(file.fileno(),),
+            stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
+        )  # fmt: skip
+    with tool:
         assert tool.stdin is not None and tool.stderr is not None  # noqa: S101 - pipes
         enlarge_pipe(tool.stdin)
         try:
@@ -95,6 +97,7 @@ def write(tree: FileTree, made: Path) -> None:
         except BrokenPipeError:
             pass  # sqfstar's error output, read below, has the reason
         output = tool.stderr.read(65536).decode("utf-8", "replace").strip()
+    made.chmod(0o600)
     if tool.returncode:
         made.unlink(missing_ok=True)
         if any(word in output.lower() for word in FULL):
@@ -118,10 +121,13 @@ def _stream(tree: FileTree, out: IO[bytes]) -> None:
             out.write(_header(_info(path, node)))
         elif first.setdefault(id(node), path) == path:
             later.append((path, node))
+    layer: LayerStream | None = None
     for path, node in sorted(later, key=_place):
         out.write(_header(_info(path, node)))
-        for part in _parts(node):
-            out.write(part)
+        if isinstance(node.content, bytes):
+            out.write(node.content)
+        else:
+            layer = _send_content(node.content, layer, out)
         out.write(bytes(-node.size % tarfile.BLOCKSIZE))
     for path, node in tree.walk():
         if node.is_file and first[id(node)] != path:
@@ -155,15 +161,13 @@ def _info(path: str, node: TreeNode) -> tarfile.TarInfo:
     return info
 
 
-def _parts(node: TreeNode) -> Iterator[bytes]:
-    if not isinstance(node.content, Slice):
-        yield node.content
-        return
-    file, at, left = node.content.file, node.content.offset, node.content.size
-    while left:
-        file.seek(at)
-        part = file.read(min(left, 1 << 20))
-        if not part:
-            raise Refused("a layer is truncated")
-        yield part
-        at, left = at + len(part), left - len(part)
+def _send_content(part: Slice, last: LayerStream | None, out: IO[bytes]) -> LayerStream:
+    """Write a part of a layer. Closes the ``last`` layer if another begins; returns the layer."""
+    layer = cast(LayerStream, part.file)
+    if last is not None and layer is not last:
+        last.close()
+    layer.seek(part.offset)
+    out.flush()
+    if layer.send(part.size, out.fileno()) < part.size:
+        raise Refused("a layer is truncated")
+    return layer
