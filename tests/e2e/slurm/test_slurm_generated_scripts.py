@@ -49,6 +49,91 @@ def empty(cluster):
             subprocess.run(["rm", "-rf", path], check=True)
 
 
+class Nextflow:
+    """Nextflow's executor ``slurm``: its files, commands and patterns (SlurmExecutor.groovy)."""
+
+    options = "#SBATCH --vm=ram=192M --constraint=vtorque\n"  # clusterOptions
+
+    def __init__(self, cluster):
+        self.cluster = cluster
+        (self.wrapper,) = (each for each in generated_scripts.SLURM if "nextflow" in each.name)
+
+    def user(self, *argv):
+        return self.cluster.user(*argv, machine="login").stdout.decode()
+
+    def task(self, name, script, more="", changes=()):
+        """Write the files of a task; return its directory."""
+        directory = self.cluster.home / "work" / name
+        directory.mkdir(parents=True)
+        text = self.wrapper.content(HOME).replace("3f/9ac1d2", name)
+        text = text.replace("NXF_CHDIR=", f"{more}{self.options}NXF_CHDIR=", 1)
+        for old, new in changes:
+            assert old in text
+            text = text.replace(old, new)
+        (directory / ".command.run").write_text(text)
+        (directory / ".command.sh").write_text(f"#!/bin/bash -ue\n{script}\n")
+        return directory
+
+    def submit(self, directory):
+        command = f"cd work/{directory.name} && sbatch .command.run 2>&1"
+        return re.search(r"Submitted batch job (\d+)", self.user("sh", "-c", command))[1]
+
+    def states(self):
+        argv = ("squeue", "--noheader", "-o", "%i %t", "-t", "all", "-u", slurm.USER)
+        rows = [line.split() for line in self.user(*argv).splitlines()]
+        assert {len(row) for row in rows} <= {2}
+        return dict(rows)
+
+    def wait_state(self, job_id, state):
+        self.cluster.wait(lambda: self.states().get(job_id) == state, what=f"{job_id} {state}")
+
+
+COUNT = "tr -d '\\n' < reads.txt | wc -c > counts.txt; hostname"
+LATE = f"touch {HOME}/begun; sleep 1000 & wait; touch counts.txt"
+ARRAY = """array=( {} )
+export nxf_array_task_dir=${{array[SLURM_ARRAY_TASK_ID]}}
+touch counts.txt
+bash $nxf_array_task_dir/.command.run 2>&1 > $nxf_array_task_dir/.command.log"""
+
+
+@pytest.mark.full
+def test_nextflow_submits_polls_and_cancels(clean):
+    """One task fails and is repeated, one is canceled, one reaches its time limit."""
+    nextflow = Nextflow(clean)
+    try:
+        (clean.home / "reads.txt").write_text("ACGT\n")
+        bad, again = nextflow.task("bad", "exit 3"), nextflow.task("again", COUNT)
+        canceled = nextflow.task("canceled", LATE)
+        late = nextflow.task("late", "sleep 1000", changes=[("-t 00:05:00", "-t 00:02:00")])
+        children = [nextflow.task(f"child{number}", COUNT) for number in range(2)]
+        names = " ".join(f"{HOME}/work/{each.name}" for each in children)
+        output = f"-o {HOME}/work/array/.command.log"
+        array = nextflow.task(
+            "array", ARRAY.format(names), "#SBATCH --array 0-1\n", [(output, "-o /dev/null")]
+        )
+        subprocess.run(["chown", "-R", f"{slurm.UID}:{slurm.UID}", clean.home], check=True)
+        jobs = {each: nextflow.submit(each) for each in (canceled, bad, late, array)}
+
+        # Before the task runs, the wrapper ignores TERM.
+        clean.wait((clean.home / "begun").exists, what="the task")
+        assert nextflow.states()[jobs[canceled]] == "R"
+        nextflow.user("scancel", jobs[canceled])
+        nextflow.wait_state(jobs[bad], "F")
+        nextflow.wait_state(nextflow.submit(again), "CD")
+        nextflow.wait_state(jobs[canceled], "CA")
+        for number in range(2):
+            nextflow.wait_state(f"{jobs[array]}_{number}", "CD")
+        nextflow.wait_state(jobs[late], "F")
+        tasks = (bad, again, canceled, late, array, *children)
+        codes = [(each / ".exitcode").read_text() for each in tasks]
+        assert codes == ["3", "0", "143", "140", "0", "0", "0"]  # TERM, and USR2 of --signal
+        for each in (again, *children):
+            assert (each / "counts.txt").read_text().strip() == "4"
+            assert re.search(r"^vn\d$", (each / ".command.log").read_text(), re.MULTILINE)
+    finally:
+        empty(clean)
+
+
 LAUNCHERS = """#!/bin/bash
 #SBATCH --ntasks=2
 #SBATCH --cpus-per-task=1
