@@ -189,11 +189,12 @@ class Acceptor:
             for descriptor in opened:
                 os.close(descriptor)
 
-    def _fork(self, uid: int, connections: list[socket.socket], its: tuple[int, ...]) -> int:
+    def _fork(self, uid: int, connections: list[socket.socket], service: tuple[int, ...]) -> int:
         """Start a process of the user that takes over the connections; return its pid.
 
-        The child also keeps the descriptors ``its``. Closing the last descriptor of a connection
-        can block. The acceptor must not block, so it closes its copies before the child runs.
+        ``service``: the descriptors of the child's ``ServiceChannel``; if empty, the child only
+        closes the connections. Closing the last descriptor of a connection can block. Therefore the
+        acceptor closes its own descriptors of the connections first, while the child waits.
         """
         reading, read, ready, say_ready, go, say_go = pipes = _pipes(3)
         try:
@@ -203,7 +204,7 @@ class Acceptor:
                 os.close(descriptor)
             raise
         if pid == 0:
-            _be_the_users(uid, connections, its, (read, say_ready, go))
+            _be_the_users(uid, connections, service, (read, say_ready, go))
         for descriptor in (read, say_ready, go):
             os.close(descriptor)
         os.read(ready, 1)
@@ -261,16 +262,19 @@ def _pipes(count: int) -> list[int]:
 
 
 def _be_the_users(
-    uid: int, connections: list[socket.socket], its: tuple[int, ...], pipes: tuple[int, int, int]
+    uid: int,
+    connections: list[socket.socket],
+    service: tuple[int, ...],
+    pipes: tuple[int, int, int],
 ) -> NoReturn:
     try:
         read, say_ready, go = pipes
-        _close_all_but({read, say_ready, go, *its, *(each.fileno() for each in connections)})
+        _close_all_but({read, say_ready, go, *service, *(each.fileno() for each in connections)})
         os.write(say_ready, b"r")
         os.read(go, 1)
         before = _switch_user(uid)
-        if its:
-            client.serve(connections[0], client.ServiceChannel(*its), read, before)
+        if service:
+            client.serve(connections[0], client.ServiceChannel(*service), read, before)
     finally:
         if os.geteuid() == 0:  # _switch_user failed: switch at least before close(2)
             os.setgroups([])
