@@ -76,8 +76,9 @@ def update(ctx: click.Context, /, name: str, file: Path, **said: Any) -> None:
     """Make FILE the new content of image NAME.
 
     A property that you do not set is detected in FILE, or else keeps its old value. Running jobs
-    keep the old content; new jobs get the new content. The old content is deleted after the time
-    [images] keep, if no job of this node uses it. To repeat a build, use vmgr images build.
+    keep the old content; new jobs get the new content. The setting "keep" in the config's table
+    [images] is the time after which the old content is deleted, unless a job of this node uses it.
+    To repeat a build, use vmgr images build.
     """
     _build(ctx, name, file, said, update=True)
 
