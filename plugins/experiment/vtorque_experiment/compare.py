@@ -68,10 +68,12 @@ def compare_within(
 ) -> list[Pair]:
     """Compare each combination with the baseline combination that is otherwise equal.
 
-    ``baseline`` has ``AXIS=VALUE`` words such as ``bare=true``. The combinations with all these
-    values are the baseline combinations. The two combinations of a pair have equal values on each
-    axis that both have and that ``baseline`` does not name. (On bare metal, combinations have no
-    axes of -vm options.) ``names``: the numbers to compare; if empty, all numbers. Raises Refused.
+    ``baseline`` has ``AXIS=VALUE`` words such as ``bare=true``. A combination with all these values
+    is a baseline combination. Two combinations are otherwise equal if they have equal values
+    on all axes except those in ``baseline``. Axes that only one of the two has are ignored: a
+    combination on bare metal has no axes of -vm options.
+
+    ``names``: the numbers to compare; if empty, all numbers. Raises Refused.
     """
     chosen = select_numbers(results.cells, baseline, str(results.place.definition))
     fixed = {pair.partition("=")[0] for pair in baseline}

@@ -92,7 +92,10 @@ class Runner:
         self._tries: Counter[int] = Counter()  # submissions of a point, counted without the book
 
     def run(self) -> End:
-        """Submit points and collect results until all points are done or failed, or until ``stop``.
+        """Submit points and collect results until all points are done or failed.
+
+        Return earlier if the caller sets the event ``stop``. If a limit of the experiment is
+        reached, submit no more points, and return when all submitted points have ended.
 
         Raises HostFault if the disk or vsub fails. Raises Refused if the user must accept the plan
         first (``--accept``).
