@@ -74,7 +74,10 @@ def _list_own(config: Path, as_json: bool) -> None:
 @as_json
 @click.pass_context
 def show(ctx: click.Context, name: str, as_json: bool) -> None:
-    """Show the sidecar of an image and the jobs that use it; always as JSON."""
+    """Show, as JSON, the sidecar of an image and the jobs that use it.
+
+    The option --json is not needed.
+    """
     del as_json
     site = site_of(ctx.obj)
     check_allowed(site, name)
