@@ -30,7 +30,7 @@ _CANCEL = "vtorque/cancel.conf"
 def resources(
     guest: GuestPlan, items: Sequence[ContextItem], settings: Settings
 ) -> Iterable[Resource]:
-    """Return the seed, and the files on the node with which ``vmgr ssh`` logs in to the guest.
+    """Return the seed, and the files on the node that ``vmgr ssh`` uses to log in to the guest.
 
     If the guest runs commands when the job is canceled, also return the marker file for this.
     Raises Refused or HostFault if the guest does not support a context item.
@@ -120,7 +120,7 @@ def agent_conf(guest: GuestPlan, items: Sequence[ContextItem]) -> bytes:
 
 
 def cancel_conf(guest: GuestPlan) -> bytes:
-    """Return the configuration of the agent that runs the commands for a canceled job."""
+    """Return the configuration of the guest's second agent, which :mod:`.job.on_cancel` uses."""
     return agent_side.conf(agent_side.common_keys(guest) | {"run": f"port:{CANCEL_PORT}"})
 
 

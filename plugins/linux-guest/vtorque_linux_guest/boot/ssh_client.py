@@ -17,7 +17,7 @@ KEY, KNOWN_HOSTS = "ssh_key", "ssh_known_hosts"
 
 
 def client_files(guest: GuestPlan) -> Iterator[Resource]:
-    """Yield the files on the node with which ``vmgr ssh`` logs in to the guest, as resources.
+    """Yield, as resources, the files on the node that ``vmgr ssh`` uses to log in to the guest.
 
     Yields nothing if the guest has no sshd or no address.
 

@@ -13,8 +13,9 @@ DISK_TIMEOUT = 600.0  # seconds
 
 
 def write_disk(tree: FileTree, work: Path, disk: Path, size: int, boot: bytes = b"") -> None:
-    """Write a sparse qcow2 with ``boot``, then the tree as an ext4 file system of ``size`` MiB.
+    """Write the tree to a sparse qcow2, as an ext4 file system of ``size`` MiB.
 
+    ``boot`` has the disk's boot sectors, which precede the file system; empty: no boot sectors.
     Raises Refused if the files do not fit, HostFault if a tool fails.
     """
     raw = work / "root.raw"
@@ -23,9 +24,9 @@ def write_disk(tree: FileTree, work: Path, disk: Path, size: int, boot: bytes = 
 
 
 def convert_disk(raw: Path, disk: Path, boot: bytes = b"") -> None:
-    """Check an ext4 file system without privileges and convert ``boot`` and it to a qcow2.
+    """Check the ext4 file system ``raw`` without privileges, and convert it to the qcow2 ``disk``.
 
-    Removes ``raw``. Raises HostFault if a tool fails.
+    ``boot`` is as in :func:`write_disk`. Removes ``raw``. Raises HostFault if a tool fails.
     """
     raw.chmod(0o644)  # the tool runs as nobody and reopens the file through its descriptor
     try:

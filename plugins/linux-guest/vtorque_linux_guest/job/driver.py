@@ -35,7 +35,7 @@ class LinuxDriver(AgentDriver):
     def resources(
         self, guest: GuestPlan, items: Sequence[ContextItem], site: Site
     ) -> Iterable[Resource]:
-        """Return the seed and the ssh files with which ``vmgr ssh`` connects.
+        """Return the seed and the files on the node that ``vmgr ssh`` uses to log in.
 
         Raises Refused and HostFault.
         """

@@ -1,5 +1,6 @@
-"""Run the user's prologue, the script and all epilogues in a ready guest; forward signals to them.
+"""Run a job's scripts in its ready guest, and forward signals to them.
 
+The scripts are the user's prologue, the job script, the user's epilogue and the site's epilogue.
 Runs as the job's user, in the job shell's main thread, because signal handlers are set there.
 :mod:`vtorque_linux_guest.job.stream` validates everything from the guest.
 """
@@ -83,7 +84,7 @@ _SILENT = (signal.SIGINT, signal.SIGPIPE)
 def run(guest: ReadyGuest, script: Script, streams: Streams) -> int:
     """Run the user's prologue, the script, the user's epilogue and the site's epilogue.
 
-    ``script.grace`` seconds after TERM, the whole job is killed, including epilogues.
+    ``script.grace`` seconds after TERM, the whole job is killed, including both epilogues.
 
     Returns:
         The script's exit code (128+n for signal n), or 126 or 127 if it cannot be run. If the
@@ -200,7 +201,7 @@ class _SignalForwarder:
 
 @dataclass(frozen=True)
 class _JobRun:
-    """One job in its guest. The user's prologue, script and all epilogues run in one session."""
+    """One job in its guest. All scripts of the job run in one session."""
 
     guest: ReadyGuest
     script: Script
@@ -224,7 +225,10 @@ class _JobRun:
         return self._rest(self._main())
 
     def continue_script(self, state: SessionState) -> int:
-        """Continue a script that another job shell started, then run the epilogues."""
+        """Continue a script that another job shell started, then run the epilogues in the guest.
+
+        These are the user's and the site's epilogue, not root's epilogue on the node.
+        """
         return self._rest(self._main(state))
 
     def _rest(self, code: int) -> int:

@@ -1,6 +1,6 @@
 """Run the site's epilogue in each guest before the guest ends. Runs as root on each node.
 
-If the job shell has already run the epilogue in a guest, the guest does not run it again. An
+If the job shell has already run the site's epilogue in a guest, the guest does not run it again. An
 unprivileged process parses the guest's answers.
 """
 
@@ -35,10 +35,10 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class SiteEpilogue(Resource):
-    """A guest whose site epilogue must still run. Releasing the resource runs the epilogue.
+    """A guest whose site epilogue must still run. Releasing the resource runs the site epilogue.
 
     The resource is acquired when the guest is ready. Resources are released in reverse order, so
-    the epilogue runs before the guest ends. ``seconds`` is the time limit of the epilogue.
+    the site epilogue runs before the guest ends. ``seconds`` is its time limit.
     """
 
     kind = "linux-epilogue"
@@ -79,7 +79,7 @@ class SiteEpilogue(Resource):
 
 
 def _ask(hello: float, port: int) -> Iterator[bytes]:
-    """Run the epilogue in the guest; yield the epilogue's exit code and the end of its output."""
+    """Run the site's epilogue in the guest; yield its exit code and the end of its output."""
     reading, writing = os.pipe()
     with contextlib.suppress(OSError):
         fcntl.fcntl(writing, fcntl.F_SETPIPE_SZ, _PIPE)
