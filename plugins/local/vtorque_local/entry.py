@@ -25,9 +25,12 @@ _PIPE = 65536  # bytes that fit into a pipe, pipe(7)
 class LocalClient:
     """The service's connection to the process that serves one client, such as ``vsub``.
 
-    This process (:mod:`vtorque_local.client`) is called the client's process. The service sends it
-    JSON with ``id`` or ``error``, for an interactive job then ``start`` and ``terminate``, and
-    finally ``code`` and ``reason``. The process sends records (:mod:`vtorque_local.order`).
+    This process (:mod:`vtorque_local.client`) is called the client's process. The process sends
+    records (:mod:`vtorque_local.order`). The service sends JSON objects, one per line:
+
+    - ``id`` or ``error``: the answer to a submission.
+    - ``start``, and later possibly ``terminate``: only for an interactive job.
+    - ``code`` and ``reason``: the result, after the job's end.
     """
 
     def __init__(self, uid: int, pid: int, fds: Sequence[int]) -> None:
@@ -128,8 +131,8 @@ class JobTerminal(mom.Leader):
     def result(self) -> tuple[int, str]:
         """Return the job's exit code, as reported by the client's process, and an empty string.
 
-        If the client disconnected, the exit code is -9 (SIGKILL). In the string, other classes
-        return an error of the job's start; an interactive job prints this error on its terminal.
+        If the client disconnected, the exit code is -9 (SIGKILL). The string would be an error of
+        the job's start. It is empty because an interactive job prints this error on its terminal.
         """
         return self._code, ""
 
