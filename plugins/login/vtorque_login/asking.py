@@ -26,7 +26,7 @@ _OPTIONS = (
 
 
 def wrap_command(command: click.Command, of_job: Remote, config: Path) -> click.Command:
-    """Return a copy of a command that runs on the job's node.
+    """Return a copy of a command about a job; the copy runs the command on the job's node.
 
     ``of_job`` says which parameters the copy may send to the node, and whether the command uses a
     terminal or an output file.

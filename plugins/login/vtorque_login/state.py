@@ -43,7 +43,7 @@ class NodeState:
     elsewhere: tuple[tuple[str, NodeState], ...] = ()
 
     def on_node(self, job_id: str, node: str) -> Iterator[JobOnNode]:
-        """Yield this state as a JobOnNode of ``node``, then the states in :attr:`elsewhere`."""
+        """Yield the job's state on ``node``, then on each node to which its guests migrated."""
         for each, state in ((node, self), *self.elsewhere):
             yield JobOnNode(job_id, each, state.phase, tuple(name for _, name in state.guests))
 
