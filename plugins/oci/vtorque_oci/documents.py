@@ -91,8 +91,9 @@ def parse_configuration(layers: int, arch: str, document: int) -> Iterator[bytes
     """Yield an image's layer digests, variables, entry point and command.
 
     Each value begins with LAYER, VARIABLE, ENTRYPOINT or COMMAND. ``document`` is the descriptor of
-    the image's configuration. Refuses an image that is not for ``arch``, the guests' architecture
-    as the kernel names it, or does not have the number ``layers`` of layers.
+    the image's configuration. ``arch`` is the guests' architecture, such as ``x86_64``. ``layers``
+    is the number of layers in the manifest. Raises Refused if the configuration has a different
+    architecture or number of layers.
     """
     config = _object(document, "the configuration")
     wanted = _ARCHITECTURES.get(arch, arch)
