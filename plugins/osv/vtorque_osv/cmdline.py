@@ -103,8 +103,9 @@ def mount_options(targets: Iterable[str], first: int = 0) -> list[str]:
 def boot_line(options: Iterable[str], environ: Mapping[str, str], command: str) -> str:
     """Return OSv's command line. It includes each variable whose value has ``$`` or ``?=``.
 
-    On the script disk, which has all other variables, OSv would change such a variable. Raises
-    Refused if the line is too long.
+    All other variables are on the script disk (:func:`script_disk`). OSv would change values with
+    ``$`` or ``?=`` on that disk, but not on the command line. Raises Refused if the line is too
+    long.
     """
     special = [f"--env={name}={value}" for name, value in environ.items() if _has_osv_syntax(value)]
     line = " ".join([*(escape_word(word) for word in (*options, *special)), command])
