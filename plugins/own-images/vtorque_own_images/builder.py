@@ -118,13 +118,15 @@ def _built_sudo(work: Path) -> bytes:
 
 
 def _place(path: str) -> str:
-    """Return the path in the disk's directory ``equipment`` for a file of the guest.
+    """Return the path of a guest's file in the disk's directory ``equipment``.
 
-    The initramfs mounts ``equipment`` over the user's image. Two paths change:
+    The initramfs mounts ``equipment`` over the user's image. Two paths in ``equipment`` differ from
+    ``path``, which is a path in the guest of an image of ``vtorque_oci``:
 
     - ``/lib/modules``: in most containers, ``/lib`` is a link to ``/usr/lib``. A directory ``lib``
       in ``equipment`` would hide the link.
-    - The container's init: this plugin's init, which runs first, has the original path.
+    - The init of ``vtorque_oci`` becomes ``container-init``, because this plugin's init
+      (``own_start``) has the original path. ``own_start`` runs first, then ``container-init``.
     """
     if path == build.INIT:
         return f"{build.HOME}/container-init"

@@ -1,6 +1,7 @@
-"""Packet filter that keeps a guest of an own image from NFS, cloud metadata and other jobs.
+"""Packet filter that keeps a guest of a user's own image from NFS, cloud metadata and other jobs.
 
-Used on sites with an administrator. The rules and their reasons are in ``job_filter.nft``.
+Used on sites with an administrator, not on personal sites. The rules and their reasons are in
+``job_filter.nft``.
 """
 
 from __future__ import annotations

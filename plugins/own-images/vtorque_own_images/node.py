@@ -53,7 +53,7 @@ def vtorque_plan(guest: GuestPlan, site: Site) -> Iterator[Refusal]:
     """Refuse ``root=true`` if this node's virtiofsd does not support it.
 
     Refuse a user's own disk if the job has ``fs_type=ramdisk``, or if this node lacks the guest
-    agent. On a site with an administrator, refuse own images unless the node confines them.
+    agent. On a site with an administrator, refuse users' own images unless the node confines them.
     """
     if guest.image.name == BASE and not guest.image.source:
         why, fix = "is only the base of users' own images", "write the name of another image"

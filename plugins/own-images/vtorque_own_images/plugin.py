@@ -99,7 +99,7 @@ ALLOWED = frozenset({
     "keep", "log", "numa", "ram", "resume", "root", "scam", "show_log", "vcpu_pinning", "vcpus",
     "vm_epilogue", "vm_precancel", "vm_prologue", "vms_per_node", "work",
 })  # fmt: skip
-"""Options that jobs with an own image may have. New options are refused until they are here."""
+"""Options that jobs with a user's own image may have. Other options, also new ones, are refused."""
 DEVICES = frozenset({"pci", "unclot", "vrdma"})
 """Options that add devices; refused also if the site sets them by default."""
 
@@ -127,7 +127,7 @@ class Settings:
 
 
 def policy_refusal(value: str, root: str, site: Site) -> Refusal | None:
-    """Return the refusal of an own image by the site's settings, or None.
+    """Return the refusal of a user's own image by the site's settings, or None.
 
     ``root`` is the value of the option ``root``. A personal site has no such settings.
     """
@@ -159,9 +159,9 @@ _WHERE = "[plugin.own-images] "
 def vtorque_parse_args(request: JobRequest, site: Site) -> Iterator[Refusal]:
     """Refuse users' own images that the site does not allow; a personal site allows all.
 
-    For an own image, also refuse options outside ``ALLOWED``, and checkpoints unless the site is
-    personal. For other images, refuse ``root`` and ``work``. Refuse ``firmware`` except for a
-    user's own disk.
+    For a user's own image, also refuse options outside ``ALLOWED``, and checkpoints unless the site
+    is personal. For an image of the pool, refuse the options ``root`` and ``work``. For all images
+    except a user's own disk, refuse the option ``firmware``.
     """
     options: list[tuple[Option[Any], str]] = []
     if is_own_image(request[IMG]):
@@ -184,7 +184,7 @@ def vtorque_parse_args(request: JobRequest, site: Site) -> Iterator[Refusal]:
 
 
 def refused_options(request: JobRequest) -> Iterator[Refusal]:
-    """Yield a refusal for each option that a job with an own image may not use.
+    """Yield a refusal for each option that a job with the user's own image may not use.
 
     Options can add devices. A user who is root in the guest could damage a device, or use it to
     attack the host or other guests.

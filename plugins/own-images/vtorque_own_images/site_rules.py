@@ -1,4 +1,4 @@
-"""The node's conditions for own images on a site with an administrator. Privileges: root.
+"""The node's conditions for users' own images on a site with an administrator. Privileges: root.
 
 Root decides by the node's config, libvirt and kernel, and by nothing in the request.
 """
@@ -32,11 +32,11 @@ _FIX = "confine QEMU (plugins/own-images/README.md, For administrators)"
 ENFORCE = Path("/sys/fs/selinux/enforce")
 _SECONDS = 10.0  # for an answer of the user's file system
 _SAFE_MODES = (None, "nat")
-"""Forward modes (https://libvirt.org/formatnetwork.html): None for a network without a gateway."""
+"""Forward modes (https://libvirt.org/formatnetwork.html): None for an isolated network."""
 
 
 def refuse_guest(guest: GuestPlan, site: PluginSite) -> Iterator[Refusal]:
-    """Yield what this node lacks for a guest of an own image.
+    """Yield what this node lacks for a guest of a user's own image.
 
     Called by ``vtorque_plan``. A dry run of a user cannot ask libvirt, and skips these checks.
     """
@@ -64,9 +64,10 @@ def require_cold_boot(guest: GuestPlan) -> None:
 
 
 def network_problems(site: Site) -> Iterator[str]:
-    """Yield the reasons why guests of own images may not use the site's networks.
+    """Yield the reasons why guests of users' own images may not use the site's networks.
 
-    Allows only networks on which the node filters and routes each packet: NAT, or no gateway.
+    Allows only filtered libvirt networks with static addresses. Packets may leave the node only
+    through the node's NAT (forward mode ``nat``) or not at all (an isolated network).
     """
     for name, network in all_networks(site).items():
         table = f"[networks.{name}]" if name else "[network]"
@@ -148,7 +149,7 @@ def _require_size(guest: GuestPlan, most: int) -> None:
 
 
 def check_site(site: PluginSite) -> Iterator[HealthResult]:
-    """Check what this node needs to run own images. For ``vtorque doctor``."""
+    """Check what this node needs to run users' own images. For ``vtorque doctor``."""
     of_node, accepted = cast(Site, site), site[Settings].opt_in_unconfined_qemu
     for problem in network_problems(of_node):
         yield failure(f"own images are refused: {problem}", "change the network's table")

@@ -1,4 +1,4 @@
-"""Choose the directory below the user's home that guests of an own image can access.
+"""Choose the directory below the user's home that guests of the user's own image can access.
 
 By default, this is the directory of the submission. Code in a container can be hostile. With access
 to the whole home, the code could change ``~/.bashrc``, ``~/.ssh`` and, on a user's own machine,
