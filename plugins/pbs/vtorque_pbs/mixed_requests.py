@@ -116,8 +116,9 @@ def torque_places(
 def openpbs_places(select: str, placed: Sequence[tuple[str, int]], feature: str) -> list[JobPart]:
     """Return the chunks of a running job in the order of exec_host.
 
-    This is also the order of the request, because the scheduler restores it (23.06, node_info.cpp,
-    ``seq_num``). As in OpenPBS's node file, a bare-metal chunk has ``mpiprocs`` processes.
+    This is also the order of the chunks in ``select``, which the scheduler restores after it has
+    placed the chunks (23.06, node_info.cpp, ``seq_num``). A bare-metal chunk with ``mpiprocs`` has
+    that number of processes, as in OpenPBS's node file. Other chunks have the number in exec_host.
 
     Args:
         select: The job's ``Resource_List.select``.
@@ -147,7 +148,7 @@ def openpbs_places(select: str, placed: Sequence[tuple[str, int]], feature: str)
 
 
 def per_node(places: Sequence[JobPart]) -> tuple[tuple[str, ...], tuple[int, ...]]:
-    """Return the nodes with guests, the first node first, and the number of processes on each."""
+    """Return the nodes with guests, in the order of ``places``, and each node's process count."""
     slots: dict[str, int] = {}
     for place in places:
         if place.guests:

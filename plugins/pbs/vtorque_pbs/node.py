@@ -226,10 +226,11 @@ class PbsNode(abc.ABC):
         self.commands.rerun(job_id)
 
     def requeue_here(self, job_id: str) -> None:
-        """Requeue a single-node job, and restrict it to this node, which has its checkpoint.
+        """Requeue a held single-node job, and restrict it to this node, which has its checkpoint.
 
         Raises:
-            Refused: The job is not held, or :meth:`restrict_to_node` refuses its request.
+            Refused: The job's hold (``qhold``) was released meanwhile, so the job continues to run;
+                or :meth:`restrict_to_node` refuses its request.
         """
         job = self.ask(job_id) or {}
         if not _is_held(job):
@@ -291,8 +292,9 @@ class PbsNode(abc.ABC):
     def _keeps_off(self, job: BatchJob, outcome: Outcome, reason: str) -> bool:
         """Keep VM jobs off this node after a host fault; return whether the job may be requeued.
 
-        Return False if the site uses no mark, or if the mark cannot be changed. After another
-        failure than a host fault, the node keeps its mark, and the job may start on it again.
+        Return False if the site uses no mark, or if the mark cannot be changed. Otherwise return
+        True. If the failure is not a host fault, the node keeps its mark, and the requeued job may
+        start on this node again.
         """
         if not self._settings.property:
             return False

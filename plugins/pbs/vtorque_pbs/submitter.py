@@ -124,8 +124,12 @@ class PbsSubmitter:
     def _internal(self, argv: Sequence[str]) -> PbsArgs | None:
         """Parse the arguments of an internal call of ``vsub``; return None for a user's call.
 
-        Torque's submit filter passes ``--filter`` and then qsub's arguments. To write
-        OpenPBS's queuejob hook, setup passes ``--request`` and at most one ``-vm`` option.
+        An internal call has one of these forms:
+
+        - ``--filter`` and qsub's arguments: a call from Torque's submit filter.
+        - ``--request`` and at most one ``-vm`` option: a call from ``vtorque setup`` on OpenPBS.
+          ``vsub`` submits nothing and prints the job request, which setup writes into the
+          ``queuejob`` hook.
         """
         if list(argv[:1]) == [REQUEST]:
             return PbsArgs(vm=tuple(argv[2:3]), rest=(REQUEST,))

@@ -131,23 +131,23 @@ class OpenPbsNode(PbsNode):
     def reset_arguments(self, job: BatchJob, outcome: Outcome) -> Sequence[str]:
         """Return qalter arguments that set the start counter back to 10 if it is higher.
 
-        This applies only to a job that waits for a resource. Otherwise the server would hold the
-        job after 21 starts.
+        Without these arguments, the server would hold the job after 21 starts. Return no arguments
+        unless the job waits for a resource that is in use.
         """
         many = outcome is Outcome.IN_USE and job.attempt >= _MANY
         return ("-W", f"run_count={_MANY}") if many else ()
 
     def set_mark(self, name: str, node: Attributes, healthy: bool) -> None:
-        """Set the node's mark, a boolean resource."""
+        """Set the node's mark (a boolean resource)."""
         self.commands.run_checked("qmgr", "-c", f"set node {name} {self._resource} = {healthy}")
 
     def clear_mark(self, name: str, node: Attributes) -> None:
-        """Unset the node's mark, a boolean resource."""
+        """Unset the node's mark (a boolean resource)."""
         if self._resource in node:
             self.commands.run_checked("qmgr", "-c", f"unset node {name} {self._resource}")
 
     def is_marked(self, node: Attributes) -> bool:
-        """Return whether the node's mark, a boolean resource, is true."""
+        """Return whether the node's mark (a boolean resource) is true."""
         return node.get(self._resource) == "True"
 
     def restrict_to_node(self, job: Attributes, node: str) -> str:
@@ -163,7 +163,7 @@ class OpenPbsNode(PbsNode):
     def setup_steps(self, place: Installation) -> Sequence[SetupStep]:
         """Return the steps that set up this node.
 
-        They create the hooks and the mark, a boolean resource, and check that root is a manager of
+        They create the hooks and the mark (a boolean resource), and check that root is a manager of
         the server.
         """
         from vtorque_pbs.openpbs.setup import steps  # noqa: PLC0415 (not for every job)
