@@ -1,8 +1,8 @@
 """Create and delete the pool's machines, in all its clouds.
 
-A process holds a node's lock while it creates or deletes the node's machine, and first lists the
-tagged machines. Therefore a repeated call creates no second machine, and a killed process leaves
-no unknown machine.
+Each machine has tags in its cloud, which name the pool and the node. A process holds a node's lock
+while it creates or deletes the node's machine, and first lists the machines with the pool's tag.
+Therefore a repeated call creates no second machine, and finds a machine that a killed process left.
 """
 
 from __future__ import annotations
