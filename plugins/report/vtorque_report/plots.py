@@ -91,7 +91,10 @@ def guest_plots(guest: ReportGuest, axis: Axis) -> Iterator[Plot]:
 
 
 def thin_lines(lines: Sequence[Line]) -> Sequence[Line]:
-    """Return at most :data:`POINTS` + 1 samples at even intervals, including the last sample."""
+    """Return at most :data:`POINTS` + 1 of the lines at even intervals, including the last line.
+
+    A line is one sample: the values of all series at one time.
+    """
     step = max(1, math.ceil(len(lines) / POINTS))
     return [*lines[:-1:step], *lines[-1:]]
 
