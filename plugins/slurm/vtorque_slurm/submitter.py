@@ -255,8 +255,8 @@ class SlurmSubmitter:
 def merge_vm(values: Sequence[str]) -> str:
     """Merge several values of ``-vm`` into one.
 
-    A later pair replaces an earlier pair with that key. ``none`` replaces all earlier pairs, and a
-    later pair replaces ``none``.
+    If several pairs (``KEY=VALUE``) have one key, the last of them applies. ``none`` replaces all
+    earlier pairs, and a later pair replaces ``none``.
     """
     pairs: dict[str, str] = {}
     for word in (word.strip() for value in values for word in value.split(",")):
