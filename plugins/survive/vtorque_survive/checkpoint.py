@@ -351,7 +351,10 @@ class _Saving:
 
     @property
     def run_dir(self) -> Path:
-        """The run directory of this node's first guest, which on the first node runs the script."""
+        """The run directory of this node's first guest.
+
+        On the job's first node, this guest runs the script.
+        """
         return self.guests[0].guest.run_dir
 
     @property
@@ -482,10 +485,11 @@ def _write(of: _Saving, manifest: Manifest) -> None:
 
 
 def _ask_session(of: _Saving) -> None:
-    """Save the job shell's session state, unless the checkpoint ends the job.
+    """Save the job shell's session state, or prepare to save it if the checkpoint ends the job.
 
-    In that case, the job shell sends its last state when the connection to the guest breaks. Until
-    then, only check that the job shell answers, and create the FIFO for this state.
+    If the checkpoint ends the job, :func:`_finish` saves the last state, which the job shell sends
+    when the connection to the guest breaks. To prepare, check that the job shell answers, and
+    create the FIFO for the last state.
     """
     tell, leave = of.run_dir / TELL, of.run_dir / LEAVE
     if not of.asked.ends:
@@ -497,9 +501,10 @@ def _ask_session(of: _Saving) -> None:
 
 
 def _inspect_disks(guests: list[GuestData], then: Callable[[dict[str, list[int]]], None]) -> None:
-    """Call ``then`` with the result of :func:`vtorque_survive.tools.disks`, in a child process.
+    """Call ``then`` with the result of :func:`vtorque_survive.tools.disks`.
 
-    If the user's file system hangs, only the child hangs.
+    Both functions run in a child process: if the user's file system hangs, only the child hangs.
+    If no guest has a disk of the user, call ``then`` with an empty result in this process.
     """
     if not any(saving.has_user_disk(each.guest.run_dir) for each in guests):
         then({})

@@ -52,7 +52,8 @@ def send_disk(
 ) -> Iterator[Callable[[], None]]:
     """Send ``disk``, if any. Yield a function that pauses the guest and sends the changes.
 
-    When the context ends without an error, the destination resumes the guest.
+    When the context ends without an error, the destination resumes the guest. If ``disk`` is None,
+    nothing is sent, and the function does nothing.
 
     Args:
         argv: Command that runs the receiver on the destination.
@@ -165,7 +166,7 @@ def receive(
     paths: Paths, uri: str, key: str, uuid: str, awaited: Callable[[], bool], parts: IO[bytes],
     said: IO[bytes],
 ) -> str:  # fmt: skip
-    """Write the disk of an arriving guest, then resume the guest.
+    """Write the disk of an arriving guest, then resume the guest. For the protocol see this module.
 
     Args:
         paths: The node's paths.
@@ -173,8 +174,8 @@ def receive(
         key: The key of the job attempt.
         uuid: The guest.
         awaited: Returns whether this node still waits for the guest.
-        parts: The stream of parts.
-        said: The stream for the acknowledgement of each pass.
+        parts: The stream with the disk's parts, in two passes, and then the resume message.
+        said: The stream for the answer at the end of each pass, an empty line.
 
     Raises:
         HostFault: If the disk is incomplete or the guest is not expected.

@@ -8,9 +8,10 @@ then asks the destination. These rules apply:
   destination has no such guest. While the destination does not answer, the guest stays paused.
 - If one guest fails to migrate, the remaining ones are not sent. Guests that have already migrated
   stay on the destination, and the job keeps both nodes.
-- A guest with its own disk is paused on both nodes, because the source pauses it before libvirt
-  sends it. If the source still has the guest, the source resumes it, whatever the destination
-  answers. The destination resumes the guest only when the copy on the source has ended.
+- Exception to the first rule: a guest with its own disk. The source pauses this guest before
+  libvirt sends it, and the destination resumes the guest only when the copy on the source has
+  ended. Therefore, if the migration fails and the source still has the guest, the source resumes
+  the guest without asking the destination.
 
 Each step is recorded on disk first (:mod:`vtorque_survive.migration_record`), so the watcher can
 continue if the process is killed.
@@ -266,7 +267,7 @@ def _send_all(
 def _send_disk(
     here: ThisNode, job: RunningJob, to: str, each: GuestData, stop: Callable[[], bool]
 ) -> AbstractContextManager[Callable[[], None]]:
-    """Send a guest's own disk, then let the destination resume the guest; see migrate_disk."""
+    """Return a context that sends a guest's own disk; see :func:`.migrate_disk.send_disk`."""
     argv = reach.argv(here.settings, to, service.vmgr(here.config, "arrival"))
     asked = {"ask": "disk", "job": job.job.id, "key": job.job.key, "guest": each.guest.uuid}
     pause = partial(guest_migration.pause, each.guest)
@@ -399,7 +400,8 @@ def resolve(here: ThisNode, move: Move) -> None:
 
     Raises:
         Busy: If another process works on the migration.
-        HostFault: If guests are still on this node, or the node that owns them is unknown.
+        HostFault: If not all guests have migrated: the migration is undone, or finished for the
+            other guests. Also if the node that owns the guests is unknown.
     """
     # The watcher briefly locks it.
     with migration_record.lock_migration(here.paths, move.key, _POLL):

@@ -65,7 +65,10 @@ def vtorque_pre_boot(job: NodeJob) -> None:
 
 @hookimpl
 def vtorque_post_boot(job: NodeJob) -> None:
-    """Remove the records of failed restores, or of the guests' earlier migration from this node."""
+    """Remove the count of the job's failed restores, because the guests run now.
+
+    If the guests migrated here, remove the record of an earlier migration from here instead.
+    """
     _remove_old_records(job)
 
 

@@ -45,7 +45,7 @@ class NodePart:
     """This node's manifest and state files in a job's checkpoint. Other nodes wait for them.
 
     Attributes:
-        number: This node's index among the job's nodes.
+        number: This node's index among the job's nodes. The job's first node has the index 0.
     """
 
     store: Store
@@ -134,7 +134,7 @@ class NodePart:
             time.sleep(_POLL)
 
     def end(self) -> None:
-        """Forbid other nodes to abandon the checkpoint.
+        """Forbid other nodes to abandon the checkpoint. Called on the job's first node.
 
         Raises:
             HostFault: If another node has abandoned the checkpoint.
@@ -146,8 +146,9 @@ class NodePart:
     def wait_complete(self, until: float, longest: float) -> None:
         """Wait until the job's first node has completed the checkpoint.
 
-        The deadline is ``until``, or the later time ``longest`` if the first node is ending the job
-        (:meth:`end`), because the first node then waits for the job shell. Both are Unix times.
+        Before it ends a job, the first node calls :meth:`end`, and then waits for the job shell.
+        From then on, the deadline is ``longest``, otherwise the earlier time ``until``. Both are
+        Unix times.
 
         Raises:
             HostFault: If the first node is late.
@@ -193,9 +194,9 @@ class NodePart:
         return replace(parts[0], guests=guests, nodes=len(self.nodes))
 
     def abandon(self, error: Exception) -> Exception:
-        """Abandon the checkpoint after an error. Return the error of the node that failed first.
+        """Abandon the checkpoint after an error. Return the first error on any node.
 
-        After the first node calls :meth:`end`, other nodes cannot abandon the checkpoint.
+        Once the job's first node has called :meth:`end`, only that node can abandon the checkpoint.
         """
         if not self.has_other_nodes:
             return error

@@ -303,7 +303,7 @@ def reserved_addresses(guests: Sequence[GuestPlan], site: Site) -> Iterator[Pool
 
 
 def _read_addresses(top: Path, seconds: float) -> set[tuple[str, str]]:
-    """Return the network addresses of the guests in all checkpoints: pairs of pool and address.
+    """Return pairs of address pool and address: the addresses of guests in all checkpoints.
 
     A child process reads the checkpoints, because reading may hang.
     """
@@ -334,7 +334,7 @@ def _write_addresses(top: Path, to: BinaryIO) -> None:
 
 
 def _user_addresses(directory: Path) -> Iterator[tuple[str, str]]:
-    """Yield pool and network address of guests in a user's checkpoints and UseMark files."""
+    """Yield pairs of address pool and address from a user's checkpoints and UseMark files."""
     for found in Store(directory.parent, int(directory.name)).manifests():
         for guest in found.guests:
             yield from guest.leased
