@@ -146,6 +146,9 @@ def test_one_of_several_images_is_selected_by_tag(tmp_path: Path) -> None:
     other["platform"] = {"architecture": "amd64"}
     (source / "index.json").write_text(json.dumps(index))
     assert read(source, tmp_path / "w3").title == "other"
+    index["manifests"].append({**one, "platform": {"architecture": "amd64", "os": "windows"}})
+    (source / "index.json").write_text(json.dumps(index))
+    assert read(source, tmp_path / "w5").title == "other"
     with pytest.raises(Refused, match="contains 0 images"):
         read(source, tmp_path / "w4", tag="missing")
 

@@ -147,7 +147,12 @@ def _choose(found: Mapping[str, Any], tag: str, arch: str) -> tuple[str, str, st
     if tag:
         listed = [d for d in listed if _title(d) == tag]
     wanted = _ARCHITECTURES.get(arch, arch)
-    fitting = [d for d in listed if _table(d, "platform").get("architecture") == wanted]
+    platforms = [(d, _table(d, "platform")) for d in listed]
+    fitting = [
+        d
+        for d, platform in platforms
+        if (platform.get("architecture"), platform.get("os", "linux")) == (wanted, "linux")
+    ]
     images = listed if len(listed) == 1 else fitting
     if len(images) != 1:
         names = sorted(_title(d) for d in listed)
