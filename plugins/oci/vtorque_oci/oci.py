@@ -35,7 +35,8 @@ from vtorque_oci.container import Container
 
 _ARCHIVE = 10_000, 4 << 20  # files of a tar file, and bytes of their long names
 _MOST_LIST = 10 << 20  # bytes: 10,000 short names, and the long ones
-_MAX_DEPTH = 4  # an index may list indexes
+MAX_DEPTH = 4
+"""Maximum number of nested indexes."""
 
 
 class Files(Protocol):
@@ -192,8 +193,11 @@ def _check_size(expected: str, size: int) -> None:
         raise Refused(f"a blob has {size} bytes, but its descriptor says {expected}")
 
 
-def _texts_of(parse: Callable[..., Iterator[bytes]], data: bytes, *args: object) -> list[str]:
-    """Run a parser of :mod:`vtorque_oci.documents` without privileges; return its values."""
+def texts_of(parse: Callable[..., Iterator[bytes]], data: bytes, *args: object) -> list[str]:
+    """Run a parser of :mod:`vtorque_oci.documents` without privileges; return its values.
+
+    Raises Refused.
+    """
     with tempfile.TemporaryFile() as file:
         file.write(data)
         file.flush()
@@ -201,13 +205,13 @@ def _texts_of(parse: Callable[..., Iterator[bytes]], data: bytes, *args: object)
 
 
 def _read_layout(reading: _Reading, tag: str) -> Container:
-    found = _texts_of(documents.parse_index, _json(reading, "index.json"), tag, reading.arch)
+    found = texts_of(documents.parse_index, _json(reading, "index.json"), tag, reading.arch)
     title = tag
-    for _ in range(_MAX_DEPTH):
+    for _ in range(MAX_DEPTH):
         digest, size, kind, name = found
         title = title or name
         data = _blob(reading, digest, size)
-        what, *found = _texts_of(documents.parse_manifest, data, kind, reading.arch)
+        what, *found = texts_of(documents.parse_manifest, data, kind, reading.arch)
         if what == documents.MANIFEST:
             return _read_manifest(reading, found, title)
     raise Refused("contains too deeply nested indexes")
@@ -226,7 +230,7 @@ def _read_manifest(reading: _Reading, found: Sequence[str], title: str) -> Conta
 
 
 def _container(reading: _Reading, config: bytes, layers: Sequence[Path], title: str) -> Container:
-    texts = _texts_of(documents.parse_configuration, config, len(layers), reading.arch)
+    texts = texts_of(documents.parse_configuration, config, len(layers), reading.arch)
 
     def texts_after(letter: str) -> tuple[str, ...]:
         return tuple(text[1:] for text in texts if text[:1] == letter)
@@ -265,7 +269,7 @@ def _layer(
 
 
 def _read_saved(reading: _Reading, tag: str) -> Container:
-    title, config, *paths = _texts_of(documents.parse_saved, _json(reading, "manifest.json"), tag)
+    title, config, *paths = texts_of(documents.parse_saved, _json(reading, "manifest.json"), tag)
     layers, left = [], reading.most
     for number, path in enumerate(paths):
         layer = _layer(reading, number, path, None, left, "")

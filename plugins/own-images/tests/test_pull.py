@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import subprocess
 import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -156,7 +158,7 @@ def test_local_image_never_takes_the_place_of_an_image_in_a_registry(
     name = f"oci:{layout}"
     file = Path(resolve(name, site, True))
     assert file.exists()
-    assert images.entry(skopeo.digest_of(skopeo.manifest(parse(name, layout)))) is None
+    assert images.entry(skopeo.digest_of(skopeo.manifest(parse(name, layout), 0))) is None
 
 
 def test_pull_of_truncated_layer_leaves_nothing(
@@ -272,6 +274,84 @@ def test_pull_of_image_larger_than_limit_names_setting(layout: Path, images: Cac
     site: Any = PersonalSite(max_size=2)
     with pytest.raises(Refused, match=r"max_size"):
         resolve(f"oci:{big}", site, True)
+
+
+def test_pull_of_layers_larger_than_limit_copies_nothing(
+    registry: Registry, images: Cache, tmp_path: Path
+) -> None:
+    parts = [layer((str(number), os.urandom(1 << 20), "f")) for number in range(3)]
+    made = as_directory(layout_files(parts), tmp_path / "made")
+    value = registry.push(made, "big:1")
+    for blob in registry.blobs():  # a copy would fail for another reason
+        if blob.read_bytes()[:2] == GZIP:
+            blob.unlink()
+    why = r"has layers of 3 MiB \(limit: 2 MiB, set by twice \[plugin.own-images\] max_size\)"
+    with pytest.raises(Refused, match=why):
+        resolve(value, PersonalSite(max_size=1), True)  # type: ignore[arg-type]
+    assert files(images) == []
+
+
+def with_manifest(blobs: dict[str, bytes], change: Callable[[dict[str, Any]], None]) -> None:
+    """Change the manifest of a layout's image."""
+    index = json.loads(blobs["index.json"])
+    (described,) = index["manifests"]
+    manifest = json.loads(blobs.pop(f"blobs/sha256/{described['digest'][7:]}"))
+    change(manifest)
+    data = json.dumps(manifest).encode()
+    described |= {"digest": digest(data), "size": len(data)}
+    blobs |= {f"blobs/sha256/{digest(data)[7:]}": data, "index.json": json.dumps(index).encode()}
+
+
+def test_copy_stops_at_layer_larger_than_manifest_says(images: Cache, tmp_path: Path) -> None:
+    blobs = layout_files([layer(("a", os.urandom(8 << 20), "f"))])
+    with_manifest(blobs, lambda manifest: manifest["layers"][0].update(size=1000))
+    made = as_directory(blobs, tmp_path / "made")
+    with pytest.raises(Refused, match="larger than the manifest"):
+        resolve(f"oci:{made}", PersonalSite(), True)  # type: ignore[arg-type]
+    assert files(images) == []
+
+
+@pytest.mark.parametrize("size", [-1, 1.5, True, "x", None])
+def test_manifest_with_invalid_size_of_layer_is_refused(
+    size: object, images: Cache, tmp_path: Path
+) -> None:
+    blobs = layout_files([layer(("a", b"x", "f"))])
+    with_manifest(blobs, lambda manifest: manifest["layers"][0].update(size=size))
+    made = as_directory(blobs, tmp_path / "made")
+    with pytest.raises(Refused, match="without sizes of layers"):
+        resolve(f"oci:{made}", PersonalSite(), True)  # type: ignore[arg-type]
+    assert files(images) == []
+
+
+def test_pull_of_index_copies_the_image_for_linux_guests(
+    registry: Registry, images: Cache, site: Any, tmp_path: Path
+) -> None:
+    """Such an index often has an image for Windows, too."""
+    listed, blobs = [], dict[str, bytes]()
+    for name in ("linux", "windows"):
+        found = layout_files([layer((name, b"x", "f"))])
+        (described,) = json.loads(found.pop("index.json"))["manifests"]
+        listed.append({**described, "platform": {"architecture": "amd64", "os": name}})
+        blobs |= found
+    index = json.dumps(
+        {
+            "schemaVersion": 2,
+            "mediaType": "application/vnd.oci.image.index.v1+json",
+            "manifests": listed,
+        }
+    ).encode()
+    inner = f"blobs/sha256/{digest(index)[7:]}"
+    top = {
+        "mediaType": "application/vnd.oci.image.index.v1+json",
+        "digest": digest(index),
+        "size": len(index),
+        "annotations": {"org.opencontainers.image.ref.name": "latest"},
+    }
+    blobs |= {inner: index}
+    blobs["index.json"] = json.dumps({"schemaVersion": 2, "manifests": [top]}).encode()
+    made = as_directory(blobs, tmp_path / "made")
+    value = registry.push(made, "both:1", "--all")
+    assert "linux" in listing(resolve(value, site, True))
 
 
 @pytest.mark.parametrize(("name", "why"), [("{}", "max_size"), ("same", None)])

@@ -18,6 +18,7 @@ from pathlib import Path
 from vtorque_core.api import JobRequest, Refused, VtorqueError
 from vtorque_core.api.node_job import Site
 from vtorque_core.api.vm_options import IMG
+from vtorque_linux_guest.image.kernel import architecture
 from vtorque_own_images import cache, convert, skopeo, work
 from vtorque_own_images.plugin import ROOT, WORK, Settings, is_disk
 from vtorque_own_images.reference import Reference, parse
@@ -66,9 +67,10 @@ def resolve(value: str, site: Site, pull: bool) -> str:
             )
         return _use_image(images, found.digest, reference)
     with _errors(reference, images):
-        digest = _digest(reference)
+        most = site[Settings].max_size
+        digest = _digest(reference, most)
         if images.entry(digest) is None:
-            _convert(images, reference, digest, site[Settings].max_size)
+            _convert(images, reference, digest, most)
             _prune(images, site)
         return _use_image(images, digest, reference)
 
@@ -109,7 +111,7 @@ def _use_image(images: cache.Cache, digest: str, reference: Reference) -> str:
     return str(images.file(digest))
 
 
-def _digest(reference: Reference) -> str:
+def _digest(reference: Reference, most: int) -> str:
     """Return the hash by which the cache identifies an image.
 
     For an image in a registry, this is the digest of its manifest. For a file or directory, this is
@@ -120,10 +122,10 @@ def _digest(reference: Reference) -> str:
     if reference.digest:
         return reference.digest.removeprefix("sha256:")
     if reference.kind == "docker":
-        return skopeo.digest_of(skopeo.manifest(reference))
+        return skopeo.digest_of(skopeo.manifest(reference, most << 21))
     name = os.fsencode(reference.name)
     if reference.kind == "oci":
-        return skopeo.digest_of(skopeo.manifest(reference) + name)
+        return skopeo.digest_of(skopeo.manifest(reference, most << 21) + name)
     handle = os.open(reference.place, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     with os.fdopen(handle, "rb") as file:
         if not stat.S_ISREG(os.fstat(handle).st_mode):
@@ -141,7 +143,8 @@ def _convert(images: cache.Cache, reference: Reference, digest: str, most: int) 
         if reference.kind != "sif":
             sys.stderr.write(f"vsub: copying {reference.skopeo_name}\n")
             source = work / "layout"
-            skopeo.copy(reference.with_digest(digest), source)
+            _, arch = architecture()
+            skopeo.copy(reference.with_digest(digest), source, arch, most << 21)
         sys.stderr.write("vsub: converting it, once\n")
         made = work / "image.squashfs"
         try:

@@ -12,6 +12,8 @@ from pathlib import Path
 
 from vtorque_core.api import HostFault, Refused, printable
 from vtorque_core.api.vm_options import IMG
+from vtorque_oci import documents
+from vtorque_oci.oci import MAX_DEPTH, texts_of
 from vtorque_own_images.reference import Reference
 
 PROGRAM = "skopeo"
@@ -20,6 +22,7 @@ _RETRIES = "3"  # retries by skopeo, with exponential backoff, also after HTTP 4
 _INSPECT_TIME = 300  # seconds
 
 FULL = tuple(os.strerror(number).lower() for number in (errno.ENOSPC, errno.EDQUOT))
+_TOO_LARGE = os.strerror(errno.EFBIG).lower()
 # Words in skopeo's error output (github.com/containers/image 5.23), our message, and advice.
 _PERMANENT = (
     (("unauthorized", "authentication required", "invalid username/password", "denied:"),
@@ -38,13 +41,16 @@ _PERMANENT = (
 )  # fmt: skip
 
 
-def manifest(reference: Reference) -> bytes:
-    """Return the raw manifest of an image. Raises Refused, HostFault."""
+def manifest(reference: Reference, most: int) -> bytes:
+    """Return the raw manifest or index of an image. Raises Refused, HostFault.
+
+    ``most`` limits each temporary file of skopeo in bytes: it decompresses an archive.
+    """
     argv = ("inspect", "--raw", "--retry-times", _RETRIES, reference.skopeo_name)
     try:
         done = subprocess.run(
-            [program(), *argv], capture_output=True, stdin=subprocess.DEVNULL, check=False,
-            timeout=_INSPECT_TIME,
+            [*_limited_program(most), *argv], timeout=_INSPECT_TIME,
+            capture_output=True, stdin=subprocess.DEVNULL, check=False,
         )  # fmt: skip
     except subprocess.TimeoutExpired:
         raise HostFault(
@@ -53,22 +59,63 @@ def manifest(reference: Reference) -> bytes:
     if done.returncode:
         raise _error(reference, done.stderr, Path())
     if not 0 < len(done.stdout) <= MAX_MANIFEST:
-        raise _refusal(reference, f"has a manifest of {len(done.stdout)} bytes", str(MAX_MANIFEST))
+        raise _refusal(
+            reference, f"has a manifest of {len(done.stdout)} bytes", limit=str(MAX_MANIFEST)
+        )
     return done.stdout
 
 
-def copy(reference: Reference, layout: Path) -> None:
+def copy(reference: Reference, layout: Path, arch: str, most: int) -> None:
     """Copy an image to a new or incomplete OCI layout. Existing layers are not copied again.
 
-    Shows skopeo's progress on a terminal. Raises Refused, HostFault.
+    The layers may have ``most`` bytes together. No file that skopeo writes is larger than the sum
+    of the sizes in the manifest. Shows skopeo's progress on a terminal. Raises Refused, HostFault.
     """
+    reference, most = _choose_manifest(reference, arch, most)
     out, target = sys.stderr if sys.stderr.isatty() else subprocess.DEVNULL, f"oci:{layout}:image"
+    options = ("--retry-times", _RETRIES, "--dest-oci-accept-uncompressed-layers")
     done = subprocess.run(
-        [program(), "copy", "--retry-times", _RETRIES, reference.skopeo_name, target],
+        [*_limited_program(most), "copy", *options, reference.skopeo_name, target],
         stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.PIPE, check=False,
     )  # fmt: skip
     if done.returncode:
         raise _error(reference, done.stderr, layout.parent)
+
+
+def _choose_manifest(reference: Reference, arch: str, most: int) -> tuple[Reference, int]:
+    """Return the reference of the image for ``arch``, and the size of its files in bytes.
+
+    The size is ``most`` for an index that is not in a registry. Raises Refused, HostFault.
+    """
+    kind = ""
+    for _ in range(MAX_DEPTH):
+        data = manifest(reference, most)
+        if reference.digest not in ("", f"sha256:{digest_of(data)}"):
+            raise _refusal(reference, "has a manifest with a different digest")
+        try:
+            what, *found = texts_of(documents.parse_manifest, data, kind, arch)
+        except Refused as error:
+            why, several, _ = str(error).partition(": choose one")
+            raise _refusal(reference, why, fix="write NAME@DIGEST" if several else None) from None
+        if what == documents.MANIFEST:
+            sizes = found[1::2]
+            if not all(size.isdecimal() for size in sizes):
+                raise _refusal(reference, "has a manifest without sizes of layers")
+            if (total := sum(map(int, sizes))) > most:
+                limit, where = f"{most >> 20} MiB", "twice [plugin.own-images] max_size"
+                raise _refusal(
+                    reference, f"has layers of {total >> 20} MiB", limit=limit, where=where
+                )
+            return reference, total
+        if reference.kind != "docker":
+            return reference, most
+        digest, _, kind, _ = found
+        reference = reference.with_digest(digest.removeprefix("sha256:"))
+    raise _refusal(reference, "contains too deeply nested indexes")
+
+
+def _limited_program(most: int) -> list[str]:
+    return ["prlimit", f"--fsize={most + MAX_MANIFEST}", "--core=0", "--", program()]
 
 
 def program() -> str:
@@ -99,14 +146,17 @@ def _error(reference: Reference, output: bytes, place: Path) -> HostFault | Refu
     lower = words.lower()
     if any(word in lower for word in FULL):
         return full_disk_error(place)
+    if _TOO_LARGE in lower:
+        why = "has a file that is larger than the manifest or the setting max_size permits"
+        return _refusal(reference, f"{why} (skopeo: {last})")
     for signs, why, fix in _PERMANENT:
         if any(sign in lower for sign in signs):
-            return Refused(f"{why} (skopeo: {last})", key=IMG.key, value=reference.written, fix=fix)
+            return _refusal(reference, f"{why} (skopeo: {last})", fix=fix)
     return HostFault(f"{_printable_reference(reference)} could not be copied (skopeo: {last})")
 
 
-def _refusal(reference: Reference, why: str, limit: str) -> Refused:
-    return Refused(why, key=IMG.key, value=reference.written, limit=limit)
+def _refusal(reference: Reference, why: str, **parts: str | None) -> Refused:
+    return Refused(why, key=IMG.key, value=reference.written, **parts)
 
 
 def _printable_reference(reference: Reference) -> str:

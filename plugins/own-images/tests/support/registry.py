@@ -71,11 +71,14 @@ class Registry:
             self._process.wait()
             self._process = None
 
-    def push(self, layout: Path, name: str) -> str:
-        """Copy an OCI layout to ``name`` (with a tag); return the value of ``img``."""
+    def push(self, layout: Path, name: str, *options: str) -> str:
+        """Copy an OCI layout to ``name`` (with a tag); return the value of ``img``.
+
+        ``options`` are those of ``skopeo copy``.
+        """
         target = f"docker://{self.name}/{name}"
         subprocess.run(
-            ["skopeo", "copy", "-q", f"oci:{layout}:latest", target],
+            ["skopeo", "copy", "-q", *options, f"oci:{layout}:latest", target],
             check=True, capture_output=True, env={**os.environ, **self.environment},
         )  # fmt: skip
         return target
