@@ -120,7 +120,10 @@ def agent_conf(guest: GuestPlan, items: Sequence[ContextItem]) -> bytes:
 
 
 def cancel_conf(guest: GuestPlan) -> bytes:
-    """Return the configuration of the guest's second agent, which :mod:`.job.on_cancel` uses."""
+    """Return the configuration of the guest's second agent, which runs commands on cancellation.
+
+    Plugins provide the commands (``CancelCommand``). The first agent runs the job.
+    """
     return agent_side.conf(agent_side.common_keys(guest) | {"run": f"port:{CANCEL_PORT}"})
 
 
