@@ -166,7 +166,9 @@ def receive(
     paths: Paths, uri: str, key: str, uuid: str, awaited: Callable[[], bool], parts: IO[bytes],
     said: IO[bytes],
 ) -> str:  # fmt: skip
-    """Write the disk of an arriving guest, then resume the guest. For the protocol see this module.
+    """Write the disk of an arriving guest, then resume the guest.
+
+    The protocol is described at the top of this module.
 
     Args:
         paths: The node's paths.
