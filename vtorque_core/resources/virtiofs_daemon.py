@@ -50,20 +50,20 @@ class ServedDirectory(user_daemon.ServedData):
     guest_root: str = "other"
 
     @property
-    def translates(self) -> bool:
+    def translates_ids(self) -> bool:
         """True for the Rust daemon."""
         return "--translate-uid" in _help(self.program)
 
     @property
     def user_is_root(self) -> bool:
-        return self.guest_root != "other" or self.translates
+        return self.guest_root != "other" or self.translates_ids
 
     @property
     def label(self) -> str:
         return f"cannot share {self.source}"
 
     def argv(self, socket_fd: int) -> tuple[str, ...]:
-        return (_rust_arguments if self.translates else _c_arguments)(self, socket_fd)
+        return (_rust_arguments if self.translates_ids else _c_arguments)(self, socket_fd)
 
     def start(self, *, timeout: float = 10.0) -> None:
         """Start the daemon, detached, and wait until it listens for QEMU on ``socket``. As root.

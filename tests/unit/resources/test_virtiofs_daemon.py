@@ -155,11 +155,13 @@ def test_rust_virtiofsd_maps_its_root_to_the_user(tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", ["    -o sandbox=chroot", "    --translate-uid <UID>"])
 def test_guest_root_can_be_the_user(tmp_path: Path, kind: str) -> None:
     share = a_share(tmp_path, program=a_daemon(tmp_path, kind), subordinate_id=None)
-    assert share.user_is_root == share.translates
+    assert share.user_is_root == share.translates_ids
     share = replace(share, guest_root="user")
     assert share.user_is_root
     words = [word for word in share.argv(7) if word.startswith("--translate")]
-    assert words == ["--translate-uid=map:0:0:1", "--translate-gid=map:0:0:1"] * share.translates
+    assert (
+        words == ["--translate-uid=map:0:0:1", "--translate-gid=map:0:0:1"] * share.translates_ids
+    )
     assert user_daemon.id_map(None, [share.uid], share.uid) == f"0 {share.uid} 1\n"
 
 
