@@ -212,7 +212,7 @@ class _Division:
             pages = {node: sizes.get(page, 0) for node, sizes in huge.items()}
             paged = _spread(d.paged_mib, pages, nodes, max(1, page // 1024))
             if sum(spread.values()) < d.mib or sum(paged.values()) < d.paged_mib:
-                check_memory(self.demands, self.free, exact=True)
+                check_memory(self.demands, self.free, always=True)
             for node in free:
                 free[node] -= spread.get(node, 0)
                 huge[node][page] = pages[node] - paged.get(node, 0)

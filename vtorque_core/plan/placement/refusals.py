@@ -17,10 +17,10 @@ def require_fit(demands: Sequence[Demand], free: FreeResources) -> None:
     _check_cores(demands, free)
 
 
-def check_memory(demands: Sequence[Demand], free: FreeResources, exact: bool = False) -> None:
+def check_memory(demands: Sequence[Demand], free: FreeResources, always: bool = False) -> None:
     """Raise NoFit if the guests need more memory or huge pages than available.
 
-    ``exact``: raise even if the totals fit, because the guests do not fit the NUMA nodes.
+    ``always``: raise even if the totals fit, because the guests do not fit the NUMA nodes.
     """
     need = sum(d.memory_mib for d in demands)
     plain = sum(d.mib for d in demands)
@@ -30,7 +30,7 @@ def check_memory(demands: Sequence[Demand], free: FreeResources, exact: bool = F
         limit, memory, plain = share.mem_mib, "the job's memory on this node", need
     elif share.reserve_mib:
         where = "[node] host_reserve_ram"
-    if plain > limit or exact:
+    if plain > limit or always:
         most, key = max(d.largest for d in demands)
         instead = "fs_type=sharedfs" if key == "fs_type" else f"less {key}"
         raise NoFit(
