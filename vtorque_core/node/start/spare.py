@@ -42,11 +42,11 @@ _log = logging.getLogger(__name__)
 
 
 def apply_offers(
-    start: StartAttempt, prepared: Sequence[GuestSpec], gone: Sequence[str]
+    start: StartAttempt, prepared: Sequence[GuestSpec], evicted: Sequence[str]
 ) -> list[GuestSpec]:
     """Return the guests with the boot sources that plugins offer, including claimed warm guests.
 
-    Ends the warm guests in ``gone`` that the job does not claim, because the job needs their
+    Ends the warm guests in ``evicted`` that the job does not claim, because the job needs their
     memory.
     """
     paths, site = start.site.paths, start.site
@@ -56,14 +56,15 @@ def apply_offers(
         hooks.vtorque_rendered_sources, guests=rendered, site=site
     )
     _require_possible(offers, {each.plan.index for each in cold})
-    offers.sort(key=lambda offer: offer.source.warm_key not in gone)  # prefer those that end anyway
+    # Prefer warm guests that would end anyway.
+    offers.sort(key=lambda offer: offer.source.warm_key not in evicted)
     chosen = list(prepared)
     if offers:
         with node_lock(paths):
             free = {s.key: s for s in idle_spares(list(walk(paths))) if _is_waiting(s)}
             chosen = [_apply_offer(start, each, offers, free) for each in prepared]
     adopted = {each.plan.source.warm_key for each in chosen}
-    for key in (key for key in gone if key not in adopted):
+    for key in (key for key in evicted if key not in adopted):
         try:
             end_unclaimed(paths, key)
         except HostFault as error:

@@ -138,7 +138,7 @@ def _start(
     context = JobContext(job, start.user, site, start.plugins, secret, *of_node)
     planned = plan.plan_guests(context, wanted, arriving)
     patience = site.node.start_timeout / 2 if job.patience is None else job.patience
-    placements, gone = _place_guests(start, planned, share, reap_gone, let_hook_return, patience)
+    placements, evicted = _place_guests(start, planned, share, reap_gone, let_hook_return, patience)
     let_hook_return()
     # The batch system waits until here. These modules take 0.1 s of CPU time to import.
     from vtorque_core.node.start import boot, guest_resources, spare  # noqa: PLC0415
@@ -153,7 +153,7 @@ def _start(
     rendered = plan.prepare_guests(context, start.guests, planned, of_batch)
     prepared = [
         replace(each, resources=tuple(each.driver.resources(each.plan, each.items, site)))
-        for each in spare.apply_offers(start, rendered, gone)
+        for each in spare.apply_offers(start, rendered, evicted)
     ]
     start.guests = [each.plan for each in prepared]
     _keep_facts(start, job, wanted, prepared)

@@ -52,12 +52,12 @@ def place(
         held = list(walk(paths))
         _check_exclusive(journal, share, held)
         ending = [] if journal.header.spare else idle_spares(held)
-        placements, gone = _placements(claims, share, held, ending, away)
+        placements, evicted = _placements(claims, share, held, ending, away)
         leases = [] if journal.header.spare else _job_leases(placements, claims, share)
         for index, placement in enumerate(placements):
             leases += [(lease, index) for lease in _leases(placement, index)]
         journal.acquire_leases(leases, phase="plan")
-    return placements, gone
+    return placements, evicted
 
 
 def _placements(
