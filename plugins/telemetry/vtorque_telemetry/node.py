@@ -1,4 +1,4 @@
-"""Telemetry on the node: the sampler, the port for a job's own metrics, the exporters."""
+"""Telemetry on the node: the sampler, the port for metrics of a job's programs, the exporters."""
 
 from __future__ import annotations
 
@@ -31,7 +31,10 @@ def vtorque_guest_context(guest: GuestPlan, site: Site) -> Iterator[ContextItem]
 
 @hookimpl
 def vtorque_render_domain(guest: GuestPlan, site: Site) -> Iterator[Element]:
-    """Add the virtio port for the job's own metrics. On the host, only root can open its socket."""
+    """Add the virtio port on which the job's programs write metrics.
+
+    On the host, only root can open the port's socket.
+    """
     if _has_lines(guest, site):
         yield Channel("metrics", PORT, str(guest.run_dir / CHANNEL))
 

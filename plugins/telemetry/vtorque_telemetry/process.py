@@ -15,7 +15,7 @@ from vtorque_core.api import HostFault, Paths
 from vtorque_core.live.node_process import NodeProcess
 
 CHANNEL = "metrics.sock"
-"""Name of the socket in a guest's run directory from which root gets the job's own metrics."""
+"""Name of the socket in a guest's run directory with metrics of the job's programs."""
 
 LAST = 0.5  # seconds that the end of a job waits for its last sample
 

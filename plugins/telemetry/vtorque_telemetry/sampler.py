@@ -55,7 +55,7 @@ class TickReceiver(Protocol):
 
 
 class Port:
-    """A connection to a guest's port for the job's own metrics. Root does not read from it."""
+    """A connection to the port on which a guest's programs write metrics. Root does not read it."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -93,7 +93,7 @@ def _connect_agent(path: Path) -> socket.socket | None:
 
 
 class JobMeter:
-    """A meter of one job on this node. It holds series.jsonl and the guests' ports open."""
+    """A meter of one job. It keeps series.jsonl and connections to the guests' ports open."""
 
     def __init__(self, job: RunningJob) -> None:
         self.job = job
@@ -132,7 +132,10 @@ class JobMeter:
         return JobFigures(labels, self.job.phases, guests)
 
     def files(self, key: str) -> Iterator[tuple[Name, int]]:
-        """Yield the job's open files: series.jsonl, and each guest's port."""
+        """Yield name and descriptor of series.jsonl, and of the socket of each guest's port.
+
+        The names begin with ``key``. Opens series.jsonl and connects sockets if necessary.
+        """
         if self._series < 0:
             self._open_series()
         if self._series >= 0:

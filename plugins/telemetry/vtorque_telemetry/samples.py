@@ -23,12 +23,12 @@ log = logging.getLogger("telemetry")
 
 
 class GuestSamples:
-    """A reader of one guest's own metrics, and the labels of the guest's samples."""
+    """A reader of metrics of one guest's programs, and the labels of the guest's samples."""
 
     def __init__(self, labels: Mapping[str, str], guest: GuestFigures) -> None:
         self.app = AppMeter()
         self.labels = Labels({**labels, "guest": str(guest.rank)})
-        self.untold: Values = {}  # the job's own metrics that are not in its file yet
+        self.untold: Values = {}  # metrics of the guest's programs that are not in series.jsonl yet
 
 
 class JobSamples:

@@ -17,7 +17,7 @@ from typing import Any
 
 NAME = "series.jsonl"
 MAX_LINES = 2000  # of each guest
-MAX_BYTES = 16 << 20  # of the file, because a job's own metrics can have long names
+MAX_BYTES = 16 << 20  # of the file, because metrics of programs in guests can have long names
 
 
 class SeriesFile:
@@ -97,7 +97,8 @@ class SeriesFile:
     def _thin(self) -> None:
         """Remove every second line of each guest.
 
-        The job's own metrics of a removed line move to the guest's next line.
+        Metrics that programs in the guest wrote (``vtorque_app_*``) are not lost: the values of a
+        removed line move to the guest's next line, unless that line has newer values.
         """
         head = {**self._head, "interval": self.interval * 2}
         kept = [json.dumps(head).encode()]
