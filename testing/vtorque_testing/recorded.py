@@ -317,10 +317,11 @@ class RecordedNode:
         return [path.read_text() for path in sorted((self.top / "domains").iterdir())]
 
     def named_objects(self, step: str) -> NamedObjects | None:
-        """Return the objects of this host to which the newest journal record refers.
+        """Return the host objects that the newest journal record names, and their present state.
 
-        Returns None unless ``step`` is ``after record KIND``. At this step, the journal lists a
-        resource of kind KIND, which does not exist yet.
+        Omits objects in the recorded node's own directories. Returns None unless ``step`` is
+        ``after record KIND``. At this step, the journal lists a resource of kind KIND, and the
+        resource's ``create()`` has not run. Therefore, the objects need not exist.
         """
         before, _, kind = step.partition("after record ")
         if before or not kind or kind in _NOT_MADE:
