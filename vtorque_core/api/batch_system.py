@@ -308,8 +308,8 @@ class NodeAdapter(Protocol):
         After exit status 0, the batch system starts the job shell, which reports any failure.
         The call may block. ``reason`` is one line for the user.
 
-        If ``hook_waits`` is False, the hook has already returned to the batch system. In this case,
-        ask the server to requeue a failed job, and return a nonzero status if the server agrees.
+        If ``hook_waits`` is False, the hook has already returned 0 to the batch system. Then ask
+        the server to requeue a failed job, and return nonzero only if the server agrees.
         """
 
     def job_states(self, ids: Sequence[str]) -> Mapping[str, JobState]:

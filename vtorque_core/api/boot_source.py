@@ -1,4 +1,4 @@
-"""Boot sources, from which guests start. For modules with an entry point ``vtorque1.node``."""
+"""Boot sources, from which guests start. Only for ``vtorque1.node`` modules of plugins."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ class Child:
         return self.error is not None
 
     def wait(self) -> str:
-        """Wait until the child ends or is killed at its deadline; return ``error``."""
+        """Wait for the child, and kill it at its deadline. Return the error, or an empty string."""
         while not self.check():
             wait_readable([self], self.until - time.monotonic())
         return self.error or ""

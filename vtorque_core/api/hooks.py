@@ -177,10 +177,10 @@ def vtorque_commands() -> Iterable[Command]:
 def vtorque_remote_command(
     command: click.Command, of_job: Remote, config: Path
 ) -> Iterable[click.Command]:
-    """Return a command that replaces ``command`` and can run it on the job's node.
+    """Return a replacement for a ``vmgr`` command, which can run ``command`` on the job's node.
 
     Entry-point group: ``vtorque1``.
-    Called: by ``vmgr`` when a user runs a command whose ``Command`` has ``of_job``, as this user.
+    Called: by ``vmgr``, as a user who runs or lists a command registered as ``Command(of_job=..)``.
     Errors: the command is disabled.
 
     Example::

@@ -17,7 +17,7 @@ class NumaNode:
 
     Attributes:
         cpus: online logical CPUs, ascending.
-        mem_mib: memory without reserved huge pages.
+        mem_mib: MiB of memory outside reserved huge pages.
         pages: number of reserved huge pages, used or not, by size in KiB.
     """
 
@@ -77,7 +77,7 @@ class Topology:
 
     @property
     def mem_mib(self) -> int:
-        """Memory of all NUMA nodes without reserved huge pages."""
+        """MiB of memory of all NUMA nodes, outside reserved huge pages."""
         return sum(node.mem_mib for node in self.nodes)
 
     def siblings(self, cpu: int) -> tuple[int, ...]:

@@ -113,10 +113,11 @@ class Filesystem(ListElement):
     """A host directory shared by virtiofs as ``tag``. The core runs virtiofsd as the job's owner.
 
     Attributes:
-        user_owned: the job's owner must own the source, and can change its path.
-        guest_root: host ids of guest root. ``"other"``: ids that are not the job owner's.
-            ``"user"``: the owner's ids; the owner has no access in the guest. ``"both"``: the
-            owner's ids; the owner has access, too, if virtiofsd translates ids.
+        user_owned: the job's owner must own the source.
+        guest_root: host ids with which guest root accesses the source. ``"other"``: ids other than
+            the job owner's. ``"user"``: the owner's; the owner's account in the guest has no
+            access. ``"both"``: the owner's, which the owner's account has, too, if virtiofsd
+            supports ``--translate-uid``.
     """
 
     template: ClassVar[str] = "vtorque_core.plan.domain:templates/filesystem.xml.j2"

@@ -98,12 +98,12 @@ class ImageSource:
     """Images of users, for values of ``-vm img=`` with a slash or a colon.
 
     Attributes:
-        base: returns the name of the pool's image that provides kernel and initrd for a value, or
-            an empty string. A personal site builds that image with the builder of the same name.
+        base: takes a value of ``img``. Returns the name of the pool's image that provides kernel
+            and initrd, or an empty string. A personal site builds a missing image ``own``.
         resolve: called by ``vsub`` as the user. Returns ``-vm`` pairs that replace those of the
             request. Its last argument is False with ``--no-pull``.
         image: returns the image of a submitted, untrusted request. Opens no file. Its last
-            argument is a function that returns the pool's image with a name.
+            argument finds an image of the pool by name.
         shares: returns the shares of a submitted, untrusted request. Its other arguments
             are the owner's home and the site's shares.
         mine: returns the caller's images, for ``vmgr images list --mine``.

@@ -1,4 +1,4 @@
-"""Types of options, requests and images, for modules with an entry point ``vtorque1``."""
+"""Types of options, requests and images. Every ``vsub`` imports this module."""
 
 from __future__ import annotations
 
