@@ -4,9 +4,10 @@ The ledger consists of the open lease records of all journals, read under the no
 holds an item of a pool that plugins claim, or of one of these pools of the core::
 
     core    an exclusive host CPU. ``item`` is its id and ``use`` its purpose (``idle``: an unused
-            SMT sibling). ``least``, ``most`` and ``cpus`` limit a resize.
+            SMT sibling). ``live.cores.resize`` keeps ``least`` to ``most`` CPUs for the
+            purpose, and adds only CPUs in ``cpus``.
     memory  MiB of one guest on a NUMA node, in ordinary or huge pages
-    share   the job's CPUs (``cpus``). A resize keeps ``least`` of them free of exclusive use.
+    share   the job's CPUs (``cpus``). ``resize`` keeps ``least`` of them shared (not exclusive).
     cache   a way of a cache, or a resctrl group
     node    the whole node, for one user
 """
@@ -40,9 +41,9 @@ def place(
 ) -> tuple[list[Placement], list[str]]:
     """Place all guests of a job or none, and write the leases to ``journal``. As root.
 
-    Returns the placements, and the keys of warm guests whose memory the job needs. The placement of
-    a warm guest never ends other warm guests. Call this before the job acquires other resources.
-    Items in ``away`` count as in use although no journal names them.
+    Returns the placements, and the keys of warm guests to end, because the job needs their memory.
+    The placement of a warm guest never ends other warm guests. Call this before the job acquires
+    other resources. Items in ``away`` count as in use although no journal names them.
     """
     try:
         divide(claims, share, Leases())

@@ -1,4 +1,4 @@
-"""The model of a placement: what guests demand, a job's share of a node, and other jobs' leases."""
+"""Guests' demands, a job's share of a node, and other jobs' leases."""
 
 from __future__ import annotations
 
@@ -109,8 +109,8 @@ class Leases:
 
     Attributes:
         items: leased items by pool. Exclusive CPUs are in the pool ``core``.
-        mib: leased MiB of the whole node.
-        mib_on: leased MiB by NUMA node, where known.
+        mib: leased MiB of the whole node, outside huge pages.
+        mib_on: ``mib`` by NUMA node, where known.
         pages: MiB in huge pages, by (NUMA node, page size in KiB).
         shares: number of other jobs on each CPU.
         amounts: leased amounts of countable pools.
@@ -128,7 +128,7 @@ class Leases:
         return frozenset(int(item) for item in self.items.get("core", ()))
 
     def leased_items(self, pool: str) -> frozenset[str]:
-        """Return the items that jobs hold through this pool or another pool of its family."""
+        """Return the leased items of this pool, and of pools with the same :func:`family`."""
         mine = family(pool)
         return frozenset(
             item for name, items in self.items.items() if family(name) == mine for item in items
@@ -155,7 +155,7 @@ class FreeResources:
 
     @property
     def mib(self) -> int:
-        """Free MiB of the whole node, in ordinary memory and huge pages."""
+        """Free MiB of the whole node, outside huge pages."""
         share = self.share
         return max(0, share.machine.mem_mib - share.reserve_mib - self.taken.mib)
 

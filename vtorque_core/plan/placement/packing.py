@@ -1,6 +1,6 @@
 """Choose the NUMA node and the cores of each guest.
 
-The search minimizes the number of guests that cross NUMA nodes, and distributes guests over nodes.
+The search minimizes the number of guests that cross NUMA nodes, and distributes guests over them.
 If the search takes too long, each guest gets the first NUMA node on which it fits.
 """
 
@@ -100,9 +100,9 @@ class Search:
     dead: set[object] = field(default_factory=set)
 
     def homes(self, rooms: Sequence[Room]) -> dict[int, int] | None:
-        """Return the NUMA node of each guest that fits on a single node.
+        """Return the NUMA node of each guest that fits on one NUMA node.
 
-        Returns None if a guest that must not cross NUMA nodes does not fit on a single node.
+        Returns None if a guest that must not cross NUMA nodes fits on none.
         """
         order = sorted(range(len(self.demands)), key=self._rank)
         must = sum(len(nodes) > 1 for nodes in self.fixed_nodes)

@@ -20,7 +20,7 @@ def require_fit(demands: Sequence[Demand], free: FreeResources) -> None:
 def check_memory(demands: Sequence[Demand], free: FreeResources, always: bool = False) -> None:
     """Raise NoFit if the guests need more memory or huge pages than available.
 
-    ``always``: raise even if the totals fit, because the guests do not fit the NUMA nodes.
+    ``always``: raise even if the totals fit; the caller knows that the NUMA nodes lack room.
     """
     need = sum(d.memory_mib for d in demands)
     plain = sum(d.mib for d in demands)
