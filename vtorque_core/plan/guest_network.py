@@ -172,7 +172,7 @@ def claim(
 ) -> PoolClaim | None:
     """Return the claim for a guest's address, or None if the site assigns no addresses.
 
-    A single-node job gets any free address of this node.
+    A single-node job gets the lowest free address of this node.
     """
     if not assigns(network):
         return None
@@ -185,10 +185,10 @@ def claim(
 def address_of(
     network: AnyNetwork, job: BatchJob, node: str, guests: int, index: int, name: str = ""
 ) -> str:
-    """Compute the address of a guest, with the same result on every node of the job.
+    """Compute a guest's address, equally on every node of the job.
 
-    A static address is derived from the job id. It is in the upper half of the node's addresses,
-    because single-node jobs use the lower half first.
+    A static address (multi-node jobs only) is derived from the job id. It is in the upper half of
+    the node's addresses, because single-node jobs use the lower half first.
     """
     if network.addressing == "command":
         return _from_command(network, node, guests, index, name)

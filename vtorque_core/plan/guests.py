@@ -69,7 +69,7 @@ class GuestSpec:
 
     @property
     def unless(self) -> Mapping[str, tuple[str, ...]]:
-        """The nonempty ``EnvVar.unless`` of variables in ``environ``, by name."""
+        """For variables in ``environ``: variables that suppress them (see :class:`EnvVar`)."""
         found = [item for item in self.items if isinstance(item, EnvVar)]
         return {item.name: item.unless for item in found if item.unless}
 
