@@ -73,7 +73,7 @@ class StartAttempt:
     def acquire_all(
         self, resources: Iterable[Resource], guest: GuestPlan, acting: str = "core"
     ) -> None:
-        """Acquire the resources of a guest, and journal them as resources of plugin ``acting``."""
+        """Acquire and journal a guest's resources for the plugin ``acting``."""
         self.acting = acting
         for resource in resources:
             self.acquire(resource, guest)

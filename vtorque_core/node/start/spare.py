@@ -44,10 +44,10 @@ _log = logging.getLogger(__name__)
 def apply_offers(
     start: StartAttempt, prepared: Sequence[GuestSpec], evicted: Sequence[str]
 ) -> list[GuestSpec]:
-    """Return the guests with the boot sources that plugins offer, including claimed warm guests.
+    """Apply the boot sources that plugins offer to the guests; return all guests.
 
-    Ends the warm guests in ``evicted`` that the job does not claim, because the job needs their
-    memory.
+    If a source is a warm guest, claims that guest for the job. Ends the warm guests in ``evicted``
+    (keys) that the job does not claim, because the job needs their memory.
     """
     paths, site = start.site.paths, start.site
     cold = [each for each in prepared if isinstance(each.plan.source, ColdBoot)]
