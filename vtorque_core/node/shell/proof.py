@@ -1,7 +1,6 @@
 """Proof file, in which root tells the job shell that the guests are ready, or why not.
 
 Root writes it below ``<run>/proof``: a JSON object with the fields of :class:`Proof`.
-The user's prologue and epilogue are separate files.
 """
 
 from __future__ import annotations
@@ -44,19 +43,19 @@ class Proof:
             job.
         reason: one line for the user; empty if ready.
         detail: more lines for the user; notices and warnings if ready.
-        deadline: deadline of the start in seconds of CLOCK_MONOTONIC (clock_gettime(2)).
+        deadline: of the start, in seconds of CLOCK_MONOTONIC (clock_gettime(2)).
         starter: pid of the process that starts the guests; 0: unknown.
         namespace: the starter's pid namespace, as inode of ``/proc/self/ns/pid`` (namespaces(7)).
         nodes: names of the job's nodes with guests, by rank.
         guest_type: guest type whose driver runs the script.
-        plugin: the plugin that defines the guest type.
+        plugin: plugin of the guest type.
         off: plugins that are disabled for this job.
         grace: seconds between SIGTERM and SIGKILL.
         shell: the user's ``-S``.
         files: SHA-256 of each of the job's :data:`USER_FILES`.
         environ: variables for the script.
-        unless: variables by name in ``environ``. If the user has set one, the script does not get
-            the named variable.
+        unless: maps a variable in ``environ`` to other names. The script does not get the variable
+            if the user has set one of these names.
     """
 
     job: JobAttempt
