@@ -155,8 +155,8 @@ class Journal:
         """Write and sync the record, call ``resource.create()``, and return the record's number.
 
         If ``create()`` raises, the record stays open, and teardown releases the resource. ``needs``
-        are numbers of records that teardown releases only after this record. The directories and
-        leases of the guest and of the job always belong to ``needs``.
+        are numbers of records that teardown releases only after this record. This method adds the
+        directories and leases of the guest and of the job.
         """
         if resource.scope != "node":
             seq = self._record([(resource, guest)], plugin, phase, needs)[0]
@@ -249,7 +249,8 @@ class Journal:
     def _append(self, line: Mapping[str, Any]) -> None:
         """Append a line; after a failure, ignore all later lines.
 
-        Otherwise the journal could list a lease as released, but not the resource that used it.
+        Otherwise, the journal could show a lease as released, and the resource that used the lease
+        as open.
         """
         with self._mutex:
             if self._broken:
