@@ -88,11 +88,11 @@ class ServedData:
 
     @property
     def user_is_root(self) -> bool:
-        """True if the user's ids are 0 in the namespace: see ``_user_daemon_exec.DaemonPlan``."""
+        """True if the user's ids are 0 in the namespace."""
         return False
 
     def argv(self, socket_fd: int) -> tuple[str, ...]:
-        """Return the daemon's arguments. ``{source}`` is replaced by ``source``'s descriptor."""
+        """Return the command line, with ``{source}`` for the number of the source's descriptor."""
         raise NotImplementedError
 
     def start(self, *, timeout: float = 10.0) -> None:
@@ -123,7 +123,8 @@ def id_map(subordinate_id: int | None, ids: Iterable[int], root: int | None = No
     """Return the contents of uid_map or gid_map that map ``ids`` and ``subordinate_id``.
 
     Id 0 of the namespace maps to the host's id ``root``, or without it to ``subordinate_id``. All
-    other ids map to themselves. Adjacent ids share one of the 340 lines.
+    other ids map to themselves. Adjacent ids share a line, because the kernel accepts at most
+    340 lines.
     """
     wanted = set(ids)
     subordinate = set() if subordinate_id is None else {subordinate_id}

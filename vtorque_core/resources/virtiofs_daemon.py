@@ -51,7 +51,7 @@ class ServedDirectory(user_daemon.ServedData):
 
     @property
     def translates_ids(self) -> bool:
-        """True for the Rust daemon."""
+        """True if virtiofsd can map guests' ids (``--translate-uid``): only the Rust daemon."""
         return "--translate-uid" in _help(self.program)
 
     @property
@@ -66,10 +66,7 @@ class ServedDirectory(user_daemon.ServedData):
         return (_rust_arguments if self.translates_ids else _c_arguments)(self, socket_fd)
 
     def start(self, *, timeout: float = 10.0) -> None:
-        """Start the daemon, detached, and wait until it listens for QEMU on ``socket``. As root.
-
-        The daemon ends with QEMU.
-        """
+        """Start the daemon, and wait until it serves on ``socket``. The daemon ends with QEMU."""
         user_daemon.start(self, lambda log: _READY in log, timeout)
 
 
