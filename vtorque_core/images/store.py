@@ -120,7 +120,7 @@ def _expiry(home: Path, version: str) -> float:
 
 @contextmanager
 def staging(pool: Path, paths: Paths | None = None) -> Iterator[Path]:
-    """Yield an empty private directory in the pool, which exists during one ``with`` block.
+    """Yield an empty private directory in the pool, and remove it afterwards.
 
     First calls :func:`sweep`.
     """
@@ -192,7 +192,10 @@ def collect(home: Path, uses: Uses, expired_only: bool = False) -> list[str]:
 
 
 def collect_version(path: Path) -> None:
-    """Remove an image version, which no job uses, if it has expired and no name refers to it."""
+    """Remove an image version if it has expired and no image name refers to it.
+
+    The caller has checked that no job uses the version.
+    """
     home = path.parent
     with contextlib.suppress(OSError, ValueError, HostFault):
         if (
