@@ -26,7 +26,8 @@ Extras = Callable[[JobRequest], list[Extra]]
 class JobGrant:
     """Resources that the batch system granted to a job on a node; None: unlimited or unknown.
 
-    ``mib`` includes QEMU's memory. ``reserved``: number of CPUs that cannot be exclusive.
+    ``mib`` includes QEMU's memory. ``reserved``: number of the CPUs that are reserved for the
+    host and cannot be exclusive.
     """
 
     cpus: int | None = None
