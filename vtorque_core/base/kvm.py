@@ -244,7 +244,6 @@ def _guest_memory() -> mmap.mmap:
 
 
 def _long_mode(sregs: bytearray) -> None:
-    """Set 64-bit mode in a struct kvm_sregs."""
     # struct kvm_segment: base, limit, selector, type, present, dpl, db, s, l, g, avl, unusable
     code = struct.pack("=QIH10B", 0, 0xFFFFFFFF, 8, 11, 1, 0, 0, 1, 1, 1, 0, 0, 0)
     data = struct.pack("=QIH10B", 0, 0xFFFFFFFF, 16, 3, 1, 0, 1, 1, 0, 1, 0, 0, 0)

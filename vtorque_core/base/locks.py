@@ -43,7 +43,6 @@ def _open_lock(path: Path | str) -> int:
 
 
 def open_daemon_lock(path: str) -> int | None:
-    """Open the lock file of a daemon; return None if it is missing."""
     with safefs.name_errors(f"lock {path}"), contextlib.suppress(FileNotFoundError):
         return os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
     return None
