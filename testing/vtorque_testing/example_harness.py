@@ -23,7 +23,7 @@ from vtorque_testing.harness import (
 
 
 class AcmeHarness:
-    """Simulation of acme: :class:`vtorque_testing.harness.BatchHarness`."""
+    """BatchHarness for the example batch system acme, which it simulates."""
 
     system = ACME
     dialect = Dialect(

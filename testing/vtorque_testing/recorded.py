@@ -353,9 +353,9 @@ class RecordedNode:
                 path = f"{directory}/{name}"
                 if path == lock or (directory == state and ".log" in name):
                     continue  # the lock's last holder, and a manager's messages
-                told = name in _COMMANDS and path.startswith(sysfs)
+                is_command = name in _COMMANDS and path.startswith(sysfs)
                 with contextlib.suppress(FileNotFoundError):  # a process of the node renamed it
-                    found[path[len(top) + 1 :]] = _file(path, told)
+                    found[path[len(top) + 1 :]] = _file(path, is_command)
         return found
 
     def start_in_process(self, job: BatchJob, *, again: bool = False) -> None:
@@ -453,13 +453,14 @@ class RecordedJob:
         return survive(self, wanted)
 
 
-def _file(path: str, told: bool) -> tuple[str, str, bytes, int]:
+def _file(path: str, is_command: bool) -> tuple[str, str, bytes, int]:
     """Return mode, link target, first bytes and content hash of a file.
 
-    If ``told`` is true, ignore the content: sysfs does not store what is written to this file.
+    If ``is_command`` is true, the file is one that sysfs executes when it is written. Then its
+    content is ignored, because a real sysfs does not store the content.
     """
     mode = os.lstat(path).st_mode
-    content = Path(path).read_bytes() if stat.S_ISREG(mode) and not told else b""
+    content = Path(path).read_bytes() if stat.S_ISREG(mode) and not is_command else b""
     link = str(Path(path).readlink()) if stat.S_ISLNK(mode) else ""
     return oct(mode), link, content[:200], hash(content)
 

@@ -99,7 +99,8 @@ class ImageSource:
 
     Attributes:
         base: takes a value of ``img``. Returns the name of the pool's image that provides kernel
-            and initrd, or an empty string. A personal site builds a missing image ``own``.
+            and initrd, or an empty string. A personal site builds the image ``own`` if
+            it is missing.
         resolve: called by ``vsub`` as the user. Returns ``-vm`` pairs that replace those of the
             request. Its last argument is False with ``--no-pull``.
         image: returns the image of a submitted, untrusted request. Opens no file. Its last
@@ -128,7 +129,7 @@ class Remote:
         travels: other parameters that may be forwarded. Code in guests can forge their values.
             A value must not make the command write a file, read a file that the value names, or run
             a program outside the guest.
-        terminal: the command uses the caller's terminal if its variadic argument is not given.
+        terminal: the command is interactive unless further words follow, as in ``vmgr ssh JOB ls``.
         output: the parameter for an output file. The calling host writes the file.
     """
 

@@ -54,9 +54,9 @@ class Option(Generic[T]):
         key: ``[a-z][a-z0-9_]*``.
         parse: text to value; raises ValueError ("is not a size: ...").
         show: value to text, as a user would write it.
-        is_file: the text is a path that ``vsub`` reads as the user. The value is a
-            :class:`FileData` or None. ``parse`` is called only for ``words``.
-        words: texts (case ignored) that ``parse`` converts although ``is_file`` is set.
+        is_file: the text is a path; ``vsub`` reads this file as the user, and the value is a
+            :class:`FileData`. Only texts in ``words`` go to ``parse``, which may return None.
+        words: texts such as ``true`` (case ignored) that are not paths, for ``is_file``.
         separator: separates items of a list. The site's ``allow`` and ``deny`` apply to each item.
         forbids: operations (``save``) that are impossible with the guests if the value is true.
         needs: operations that must be possible with the job's guests if the value is not

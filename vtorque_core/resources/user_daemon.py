@@ -92,7 +92,7 @@ class ServedData:
         return False
 
     def argv(self, socket_fd: int) -> tuple[str, ...]:
-        """Return the command line, with ``{source}`` for the number of the source's descriptor."""
+        """Return the command line. The caller replaces ``{source}`` by a descriptor's number."""
         raise NotImplementedError
 
     def start(self, *, timeout: float = 10.0) -> None:

@@ -33,8 +33,8 @@ class JsonFile(WatchedFileHandler):
 
     The log follower may be killed after it has written a line and before it has saved its progress.
     The next follower then delivers the line's entry again, before other entries of the job.
-    Therefore a new JsonFile reads the last line of the file. If the first entry of the same job
-    equals this line, the JsonFile does not write the entry.
+    Therefore a new JsonFile reads the last line of the file. Of the job in this line, it skips the
+    first entry that it is to write, if this entry equals the line.
     """
 
     def __init__(self, path: str) -> None:

@@ -1,4 +1,4 @@
-"""Packet filter that keeps a guest of a user's own image from NFS, cloud metadata and other jobs.
+"""Packet filter: a guest of a user's own image cannot reach NFS, metadata services, other jobs.
 
 Used on sites with an administrator, not on personal sites. The rules and their reasons are in
 ``job_filter.nft``.

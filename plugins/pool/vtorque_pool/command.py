@@ -195,16 +195,18 @@ def serve(machines: Machines, batch: Slurm | Pbs) -> None:
 
 @pool.command()
 @click.argument("trace", type=click.Path(exists=True, dir_okay=False, path_type=Path))
-@click.option("--nodes", default="8", help="Maximum number of nodes; several values with commas.")
+@click.option(
+    "--nodes", default="8", help="Maximum number of nodes; a list (4,8) simulates each value."
+)
 @click.option(
     "--min-nodes",
     default="0",
-    help="Number of nodes that are kept when idle; several values with commas.",
+    help="Number of idle nodes that are kept; a list simulates each value.",
 )
 @click.option(
     "--idle",
     default="600",
-    help="Seconds after which an idle node is deleted; several values with commas.",
+    help="Seconds after which an idle node is deleted; a list simulates each value.",
 )
 @click.option("--cpus", default=1, type=click.IntRange(1), help="CPUs of each node.")
 @click.option(
