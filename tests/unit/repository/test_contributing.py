@@ -138,8 +138,8 @@ def test_files_and_symbols_to_open_exist():
 
 def test_table_of_changes_is_complete():
     found = [what for what, _ in rows()]
-    assert len(found) == 37
-    assert len(set(found)) == 37
+    assert len(found) == 43
+    assert len(set(found)) == 43
 
 
 def test_list_of_manuals_has_each_page_once():
