@@ -1,7 +1,6 @@
 """Images from recipes: the same bytes twice, a short boot, an MPI job; RedHat's family."""
 
 import functools
-import hashlib
 import http.server
 import json
 import re
@@ -17,6 +16,7 @@ from pathlib import Path
 import pytest
 
 import fake_redhat
+from hello_package import hello_package
 from vtorque_linux_guest.image.distribution import BASE, apt_sources
 from vtorque_linux_guest.image.ext4_xattr import can_store
 from vtorque_linux_guest.image.filetree import read_tar
@@ -64,32 +64,13 @@ def scratch():
     shutil.rmtree(path)
 
 
-def package(scratch):
-    """Make a package of the site, vtorque-hello, in a directory for apt; return that."""
-    scratch.chmod(0o755)  # the build runs as the user nobody
-    (scratch / "debs").mkdir()
-    tree = scratch / "tree"
-    (tree / "DEBIAN").mkdir(parents=True)
-    fields = "Package: vtorque-hello\nVersion: 1\nArchitecture: all\nMaintainer: us <us@here>\n"
-    (tree / "DEBIAN/control").write_text(f"{fields}Description: a greeting\n")
-    (tree / "etc").mkdir()
-    (tree / "etc/made-by-package").write_text("hello\n")
-    deb = scratch / "debs/vtorque-hello.deb"
-    argv = ["dpkg-deb", "--build", "--root-owner-group", str(tree), str(deb)]
-    subprocess.run(argv, check=True, capture_output=True)
-    digest = hashlib.sha256(deb.read_bytes()).hexdigest()
-    file = f"Filename: ./{deb.name}\nSize: {deb.stat().st_size}\nSHA256: {digest}\n"
-    (scratch / "debs/Packages").write_text(f"{fields}{file}Description: a greeting\n")
-    return scratch / "debs"
-
-
 @pytest.fixture(scope="module")
 def image(node, scratch):
     """Build the recipe's image twice; return both sidecars."""
     (scratch / "app").mkdir()
     (scratch / "app/hello").write_text(HELLO)
     recipe = scratch / "recipe.toml"
-    own = f"deb [trusted=yes] file://{package(scratch)} ./"
+    own = f"deb [trusted=yes] file://{hello_package(scratch)} ./"
     recipe.write_text(f"sources = {json.dumps([*apt_sources('bookworm'), own])}\n{RECIPE}")
     found = []
     for _ in range(2):

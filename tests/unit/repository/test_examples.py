@@ -13,6 +13,7 @@ DOUBLE = '#!/bin/sh\npwd >> "$CALLS"\n'
 PROGRAMS = {
     "airflow": ("blockMesh", "decomposePar", "mpirun"),
     "bones": ("python3", "ccx"),
+    "compose": ("docker",),
     "container": ("python3",),
     "mpi-halo": ("mpicc", "mpirun"),
 }
@@ -35,14 +36,16 @@ def test_job_script_works_in_the_directory_of_its_submission(tmp_path, name):
     assert Path(calls.read_text().splitlines()[0]).is_relative_to(place)
 
 
-def test_pack_names_the_packages_of_missing_tools(tmp_path):
+@pytest.mark.parametrize(
+    ("name", "packages"),
+    [("compose", "mmdebstrap umoci skopeo uidmap"), ("container", "mmdebstrap umoci uidmap")],
+)
+def test_pack_names_the_packages_of_missing_tools(tmp_path, name, packages):
     (tmp_path / "id").symlink_to("/usr/bin/id")
     done = subprocess.run(
-        ["/bin/sh", EXAMPLES / "container/pack"], cwd=tmp_path, env={"PATH": str(tmp_path)},
+        ["/bin/sh", EXAMPLES / name / "pack"], cwd=tmp_path, env={"PATH": str(tmp_path)},
         timeout=60, check=False, capture_output=True, text=True,
     )  # fmt: skip
     assert done.returncode == 1
-    assert done.stderr == (
-        "pack: mmdebstrap is missing. As root: apt-get install mmdebstrap umoci uidmap\n"
-    )
+    assert done.stderr == f"pack: mmdebstrap is missing. As root: apt-get install {packages}\n"
     assert os.listdir(tmp_path) == ["id"]  # noqa: PTH208
