@@ -1,4 +1,4 @@
-"""Checkpoints made by the watcher: real journals, processes, files; libvirt is a double.
+"""Checkpoints by the watcher, with real journals, processes and files; libvirt is a double.
 
 With real guests on Debian 13: tests/e2e/test_checkpoint.py.
 """
@@ -62,7 +62,7 @@ fcntl.lockf(file, fcntl.LOCK_EX)
 print("locked", flush=True)
 time.sleep(600)
 """
-LOOKS = [""]  # the node whose watcher runs now, and starts the change
+POLLED = [""]  # the node whose watcher runs now
 FIFOS = ("leave.fifo", "tell.fifo")
 STEPS = [
     f"{when} {what}"
@@ -124,12 +124,12 @@ def recorded_actions(tmp_path, monkeypatch):
         note(f"wait {seconds}")
 
     def cancel(_job_id):
-        note("cancelled")
+        note("canceled")
         return 0
 
     def on_step(step):
-        here = state.on in ("", LOOKS[0])
-        if here and step == state.dies and f"died {step}" not in state.did():
+        on_this_node = state.on in ("", POLLED[0])
+        if on_this_node and step == state.dies and f"died {step}" not in state.did():
             note("died", step)
             os.kill(os.getpid(), signal.SIGKILL)
 
@@ -235,7 +235,7 @@ def request_answer(loop, job, word="checkpoint"):
     if word == "checkpoint" and not said[0]:
         leave = job.run_dir(0) / "leave.fifo"
         eventually(
-            lambda: loop.poll() or (actions_of(loop)[-1] == "cancelled" and not leave.exists())
+            lambda: loop.poll() or (actions_of(loop)[-1] == "canceled" and not leave.exists())
         )
     return said[0]
 
@@ -266,7 +266,7 @@ def test_all_guests_of_a_job_are_saved_and_the_job_ends(loop, paths, recorded_ac
     assert request_answer(loop, job) == ""
     did = recorded_actions.did()
     assert did[:3] == ["wait 3600", "suspend", "suspend"]
-    assert did[5:] == [f"ended {job.uuids[0]}", "cancelled"]
+    assert did[5:] == [f"ended {job.uuids[0]}", "canceled"]
     assert set(did[3:5]) == {f"saved {uuid}" for uuid in job.uuids}
     (place,) = (top / str(job.uid)).iterdir()
     assert place.name == job.key and place.stat().st_mode & 0o077 == 0
@@ -280,7 +280,7 @@ def test_all_guests_of_a_job_are_saved_and_the_job_ends(loop, paths, recorded_ac
     assert "saved as checkpoint 42.srv.0" in job.kept.read("log.jsonl").decode()
     for _ in range(3):
         loop.poll()
-    assert recorded_actions.did() == did, "once is enough"
+    assert recorded_actions.did() == did, "the watcher saved the job again"
 
 
 def test_restored_job_has_its_disks_saved_again(loop, paths, recorded_actions, top, shell):
@@ -295,16 +295,16 @@ def test_watcher_killed_at_each_step_still_makes_the_checkpoint(
     loop, paths, recorded_actions, top, shell, step
 ):
     job = started(paths)
-    left = shell(job)
+    job_shell = shell(job)
     recorded_actions.dies = step
-    assert request_answer(loop, job) == "", "who has asked waits for another try"
+    assert request_answer(loop, job) == "", "the requester did not wait for the retry"
     eventually(lambda: f"died {step}" in recorded_actions.did())  # the last step: after the answer
-    eventually(lambda: loop.poll() or recorded_actions.did()[-1] == "cancelled")
+    eventually(lambda: loop.poll() or recorded_actions.did()[-1] == "canceled")
     saved = {line for line in recorded_actions.did() if line.startswith("saved")}
     assert saved == {f"saved {uuid}" for uuid in job.uuids}
     assert [path.name for path in (top / str(job.uid)).iterdir()] == [job.key]
     assert Store(top, job.uid).read(job.key).id == job.key
-    assert not left.early, "it may end, and with it the job, only when all is there"
+    assert not job_shell.early, "the job shell was ended before the checkpoint was complete"
 
 
 @pytest.mark.parametrize("step", ["after disk", "after memory"])
@@ -320,7 +320,7 @@ def test_another_watcher_continues_a_checkpoint_of_a_killed_one(
     shut(loop)
     loop.jobs.clear()
     later = made(paths, loop.checkpoints.settings)
-    eventually(lambda: later.poll() or "cancelled" in recorded_actions.did())
+    eventually(lambda: later.poll() or "canceled" in recorded_actions.did())
     assert Store(top, job.uid).has(job.key)
     shut(later)
 
@@ -330,7 +330,7 @@ STAYS = [step for step in STEPS if step not in ("before leave", "after leave")]
 
 
 def test_job_is_saved_and_resumed(loop, paths, recorded_actions, top, shell, monkeypatch):
-    """Before everything is on disk, which may take longer than writing it."""
+    """The guests resume before the checkpoint is synced to disk, which may take long."""
     job = started(paths)
     shell(job, FIRST)
     finish = Store.finish
@@ -354,11 +354,11 @@ def test_job_is_saved_and_resumed(loop, paths, recorded_actions, top, shell, mon
     assert "saved as checkpoint 42.srv.0-3; the job continues" in log_of(job)
     for _ in range(3):
         loop.poll()
-    assert recorded_actions.did() == did, "once is enough"
+    assert recorded_actions.did() == did, "the watcher saved the job again"
 
 
 def with_disk(job):
-    """Give the first guest a disk file of its user's; return the file, and its serving process."""
+    """Give the first guest the user's disk file; return the file and its serving process."""
     file = job.run_dir(0).parent / "user.raw"
     file.write_bytes(b"before")
     lock = job.run_dir(0) / "disk-data.lock"
@@ -372,7 +372,7 @@ def with_disk(job):
 
 
 def test_job_with_a_user_disk_is_saved_only_if_it_ends(loop, paths, recorded_actions, top, shell):
-    """The serving process reports the file and its lock, once the guests have ended."""
+    """The checkpoint records the file that the serving process has open."""
     job = started(paths)
     file, served = with_disk(job)
     with served:
@@ -393,7 +393,7 @@ def test_job_with_a_user_disk_is_saved_only_if_it_ends(loop, paths, recorded_act
 def test_unreadable_user_disk_is_reported_before_guests_are_paused(
     loop, paths, recorded_actions, top, shell, monkeypatch
 ):
-    """For example one on a FUSE mount of its user, which denies root."""
+    """An example is a file on the user's FUSE mount, which root cannot access."""
 
     def denied(_):
         raise HostFault("cannot read the status of the file of disk-data: Permission denied")
@@ -404,13 +404,13 @@ def test_unreadable_user_disk_is_reported_before_guests_are_paused(
     monkeypatch.setattr(tools, "disks", denied)
     assert "Permission denied" in request_answer(loop, job)
     assert {word.split()[0] for word in recorded_actions.did()} == {"wait"}, (
-        "nothing is paused or saved"
+        "guests were paused or saved"
     )
     assert not Store(top, job.uid).part(job.key).exists()
 
 
 def test_directory_removed_while_room_is_counted_takes_none(tmp_path):
-    """Another user's checkpoint, which is finished or dropped between the listing and the check."""
+    """Another user's checkpoint may be renamed or removed after the directory was listed."""
     assert stored.disk_usage(tmp_path / "gone") == (0, 0)
 
 
@@ -445,7 +445,7 @@ def test_watcher_killed_at_each_step_still_resumes_the_job(
     recorded_actions.dies = step
     assert request_answer(loop, job, "save") == ""
     assert assert_resumed(loop, job) and f"died {step}" in recorded_actions.did()
-    assert not of(recorded_actions.did(), "cancelled", "ended")
+    assert not of(recorded_actions.did(), "canceled", "ended")
     assert [path.name for path in (top / str(job.uid)).iterdir()] == [FIRST]
     assert Store(top, job.uid).read(FIRST).id == FIRST
 
@@ -479,13 +479,13 @@ def test_next_checkpoint_has_another_id(loop, paths, recorded_actions, top, shel
     assert {each.id for each in Store(top, job.uid).manifests()} == {FIRST, "42.srv.0-5"}
     shell(job)
     assert request_answer(loop, job) == "" and request.last_checkpoint(job.kept) == job.key, (
-        "and the one it ends with"
+        "the checkpoint that ends the job is not the last one"
     )
-    assert recorded_actions.did()[-1] == "cancelled"
+    assert recorded_actions.did()[-1] == "canceled"
 
 
 def request_periodic(job, paths, wanted):
-    """Let a job request it at its start, long ago."""
+    """Let a job request periodic checkpoints; it started long ago."""
     job.kept.add_facts(started=0.0, walltime="00:10:00")
     plan = periodic._file(paths, job.key)
     plan.write_text(str(CHECKPOINT.parse(wanted)))
@@ -507,10 +507,12 @@ def test_periodic_checkpoint_is_made_and_the_job_resumed(
     assert assert_resumed(loop, job)
     assert not step or f"died {step}" in recorded_actions.did()
     eventually(lambda: loop.poll() or plan.stat().st_mtime > 0)
-    assert [each.id for each in old.manifests()] == ["42.srv.0-1", FIRST], "the last two stay"
+    assert [each.id for each in old.manifests()] == ["42.srv.0-1", FIRST], (
+        "not the last two are kept"
+    )
     for _ in range(3):
         loop.poll()
-    assert recorded_actions.did().count("wait 0") == 1, "once in that time"
+    assert recorded_actions.did().count("wait 0") == 1, "more than one checkpoint per interval"
 
 
 def test_checkpoint_before_walltime_is_made_and_the_job_ends(
@@ -519,7 +521,7 @@ def test_checkpoint_before_walltime_is_made_and_the_job_ends(
     job = started(paths)
     request_periodic(job, paths, "before-walltime")
     shell(job)
-    eventually(lambda: loop.poll() or "cancelled" in recorded_actions.did())
+    eventually(lambda: loop.poll() or "canceled" in recorded_actions.did())
     assert Store(top, job.uid).has(job.key)
 
 
@@ -537,7 +539,7 @@ def test_failed_checkpoint_is_removed_and_the_job_resumed(
     shell(job, FIRST)
     recorded_actions.fails = job.uuids[1]
     assert "No space left" in request_answer(loop, job, "save")
-    assert assert_resumed(loop, job) and "cancelled" not in recorded_actions.did()
+    assert assert_resumed(loop, job) and "canceled" not in recorded_actions.did()
     assert list((top / str(job.uid)).iterdir()) == []
     assert "the checkpoint has failed: save domain: No space left" in log_of(job)
     assert not (job.run_dir(0) / "tell.fifo").exists()
@@ -579,19 +581,19 @@ def test_full_disk_fails_the_checkpoint_and_the_job_continues(
     shell(job)
     recorded_actions.fails = "all"
     assert "No space left" in request_answer(loop, job)
-    assert assert_resumed(loop, job), "and its job shell is told that nothing breaks"
+    assert assert_resumed(loop, job)
     assert list((top / str(job.uid)).iterdir()) == []
     assert not (job.run_dir(0) / "leave.fifo").exists()
-    assert "cancelled" not in recorded_actions.did()
+    assert "canceled" not in recorded_actions.did()
 
 
 def test_failure_of_one_guest_resumes_all_guests(loop, paths, recorded_actions, top, shell):
-    """Also if the job was to end, and the other guest was saved."""
+    """The job was to end after the save, and the other guest was saved."""
     job = started(paths)
     shell(job)
     recorded_actions.fails = job.uuids[1]
     assert "No space left" in request_answer(loop, job)
-    assert assert_resumed(loop, job) and not of(recorded_actions.did(), "cancelled", "ended")
+    assert assert_resumed(loop, job) and not of(recorded_actions.did(), "canceled", "ended")
     assert list((top / str(job.uid)).iterdir()) == []
 
 
@@ -604,12 +606,12 @@ def no_space(path, *_args, **_more):
 def test_session_without_room_does_not_block_the_job(
     loop, paths, recorded_actions, top, shell, monkeypatch
 ):
-    """Its guests have ended then: without a message its job shell would wait until its walltime."""
+    """The guests have ended: without a cancellation the job shell would wait until the walltime."""
     job = started(paths)
     shell(job)
     monkeypatch.setattr(checkpoint, "replace_file", no_space)
     assert "No space left" in request_answer(loop, job)
-    assert "cancelled" in recorded_actions.did() and "the job is canceled" in log_of(job)
+    assert "canceled" in recorded_actions.did() and "the job is canceled" in log_of(job)
     assert list((top / str(job.uid)).iterdir()) == []
     assert not (job.run_dir(0) / "leave.fifo").exists()
 
@@ -630,7 +632,7 @@ def test_failing_tool_is_reported_before_guests_are_paused(
 def test_stopped_daemon_of_a_user_is_killed_and_fails_the_checkpoint(
     loop, paths, recorded_actions, shell, monkeypatch
 ):
-    """QEMU waits for it, a worker of libvirtd for QEMU, and the epilogue for the job's lock."""
+    """QEMU waits for the daemon, libvirtd for QEMU, and the epilogue for the job's lock."""
     job = started(paths, guests=1)
     shell(job)
     lock = job.run_dir(0) / "fs-home.lock"
@@ -654,22 +656,22 @@ def test_stopped_daemon_of_a_user_is_killed_and_fails_the_checkpoint(
 def test_job_suspended_by_its_batch_system_during_a_save_is_saved(
     loop, paths, recorded_actions, top, monkeypatch, shell
 ):
-    """Its job shell, which was stopped, reports after it is continued; its guests have ended."""
+    """The stopped job shell sends its state after SIGCONT; its guests have ended."""
     job = started(paths)
-    left = shell(job)
-    left.leaves = False
-    goes_on = threading.Event()
+    job_shell = shell(job)
+    job_shell.leaves = False
+    continued = threading.Event()
 
     def stopped(*_):
-        return not goes_on.is_set() and any(
+        return not continued.is_set() and any(
             each.startswith("saved") for each in recorded_actions.did()
         )
 
-    def told(_ids, *, soon):
+    def states(_ids, *, soon):
         return {job.id: JobState.SUSPENDED} if stopped() else {}
 
     monkeypatch.setattr(suspend, "is_shell_stopped", stopped)
-    loop.batch = SimpleNamespace(known_states=told)
+    loop.batch = SimpleNamespace(known_states=states)
     said = []
     path = request.path_of(paths, job.key)
     thread = threading.Thread(
@@ -679,10 +681,10 @@ def test_job_suspended_by_its_batch_system_during_a_save_is_saved(
     thread.start()
     says = "has not sent its session state in time: the job shell was stopped"
     eventually(lambda: loop.poll() or (job.key in loop.jobs and says in loop.jobs[job.key].said))
-    assert phase(job) == "paused" and "cancelled" not in recorded_actions.did()
-    goes_on.set()
+    assert phase(job) == "paused" and "canceled" not in recorded_actions.did()
+    continued.set()
     monkeypatch.setattr(session, "_LEAVES", LONG)
-    left.leaves = True
+    job_shell.leaves = True
     eventually(lambda: loop.poll() or said)
     thread.join()
     assert said == [""] and Store(top, job.uid).has(job.key)
@@ -692,7 +694,7 @@ def test_job_suspended_by_its_batch_system_during_a_save_is_saved(
 def test_concurrent_request_is_refused_and_does_not_get_the_answer(
     loop, paths, recorded_actions, shell, monkeypatch, word
 ):
-    """Otherwise the first requester waits for an hour."""
+    """Otherwise the first requester would wait for an hour."""
     monkeypatch.setattr(session, "_LEAVES", LONG)
     job = started(paths)
     said = []
@@ -708,11 +710,11 @@ def test_concurrent_request_is_refused_and_does_not_get_the_answer(
     eventually(lambda: loop.poll() or said)
     thread.join()
     assert said == [""]
-    eventually(lambda: loop.poll() or recorded_actions.did()[-1] == "cancelled")
+    eventually(lambda: loop.poll() or recorded_actions.did()[-1] == "canceled")
 
 
 def test_job_with_too_many_requests_is_not_saved(loop, paths, recorded_actions, monkeypatch):
-    """Otherwise its user would be told to wait, and would wait in vain."""
+    """Otherwise its user would wait for an answer that never comes."""
     job = started(paths)
     monkeypatch.setattr(watcher, "_MOST_PHASES", 3)
     assert "further requests are ignored" in request_answer(loop, job)
@@ -768,7 +770,7 @@ def test_files_of_an_earlier_attempt_are_replaced(loop, paths, recorded_actions,
 def test_job_shell_without_an_answer_fails_the_checkpoint(loop, paths, recorded_actions, top):
     job = started(paths)
     assert "the job shell has not sent" in request_answer(loop, job)
-    assert assert_resumed(loop, job) and "cancelled" not in recorded_actions.did()
+    assert assert_resumed(loop, job) and "canceled" not in recorded_actions.did()
     assert list((top / str(job.uid)).iterdir()) == []
 
 
@@ -776,13 +778,13 @@ def test_job_shell_without_an_answer_fails_the_checkpoint(loop, paths, recorded_
 def test_job_whose_script_is_not_running_is_not_saved(
     loop, paths, recorded_actions, top, shell, word
 ):
-    """Its prologue or an epilogue runs: another job shell could not continue that."""
+    """Another job shell could not continue vm_prologue or vm_epilogue."""
     job = started(paths)
     shell(job, tells=b"")
     assert "the job's script is not running: vm_prologue has not ended yet" in request_answer(
         loop, job, word
     )
-    assert assert_resumed(loop, job) and "cancelled" not in recorded_actions.did()
+    assert assert_resumed(loop, job) and "canceled" not in recorded_actions.did()
     assert list((top / str(job.uid)).iterdir()) == []
     assert not any((job.run_dir(0) / fifo).exists() for fifo in FIFOS)
 
@@ -793,7 +795,7 @@ def test_job_shell_that_dies_during_a_save_ends_the_job_without_a_checkpoint(
     job = started(paths)
     shell(job).leaves = False
     assert "the job shell has not sent" in request_answer(loop, job)
-    assert "cancelled" in recorded_actions.did()
+    assert "canceled" in recorded_actions.did()
     assert list((top / str(job.uid)).iterdir()) == []
 
 
@@ -811,11 +813,9 @@ def test_requester_may_end_before_the_job(loop, paths, recorded_actions, top, sh
         assert request.last_checkpoint(job.kept) == job.key and Store(top, job.uid).has(job.key)
         for _ in range(3):
             loop.poll()
-        assert (
-            "cancelled" not in recorded_actions.did() and (job.run_dir(0) / "leave.fifo").exists()
-        )
+        assert "canceled" not in recorded_actions.did() and (job.run_dir(0) / "leave.fifo").exists()
         asks.communicate(b"\n")
-    eventually(lambda: loop.poll() or "cancelled" in recorded_actions.did())
+    eventually(lambda: loop.poll() or "canceled" in recorded_actions.did())
 
 
 def writes(fifo, *parts):
@@ -848,7 +848,7 @@ def test_incomplete_line_of_a_job_shell_is_read_with_a_timeout_and_without_polli
     with pytest.raises(HostFault, match="has not sent"):
         session.read_state(fifo)
     thread.join()
-    assert len(reads) < 100, "once it was opened, poll(2) does not wait any more"
+    assert len(reads) < 100, "the reader polls a FIFO without a writer in a busy loop"
 
 
 def test_endless_writer_is_read_with_a_timeout(fifo):
@@ -927,7 +927,7 @@ def test_as_many_jobs_as_the_limit_may_have_checkpoints(paths, top):
 
 
 def test_space_reserved_for_other_users_is_not_used(paths, recorded_actions, monkeypatch, top):
-    """Two are saved at once, of two users: each would fit alone."""
+    """Two users save a job at once; either checkpoint would fit alone."""
     free = SimpleNamespace(free=1000 << 20)
     monkeypatch.setattr(room.shutil, "disk_usage", lambda _: free)
     settings = Settings(checkpoints=str(top))
@@ -946,7 +946,7 @@ def test_space_reserved_for_other_users_is_not_used(paths, recorded_actions, mon
 
 
 def test_reservations_of_a_dead_node_expire(paths, recorded_actions, top):
-    """All nodes share the directory; that node removes it when it is back."""
+    """All nodes share the directory; the dead node removes its files when it is back."""
     job = started(paths)
     guests = [GuestData(guest, (), Path("/"), None) for guest in running(paths, job).guests]
     store = Store(top, job.uid)
@@ -968,7 +968,7 @@ def test_reservations_of_a_dead_node_expire(paths, recorded_actions, top):
 def test_checkpoint_larger_than_reserved_is_removed(
     loop, paths, recorded_actions, top, shell, monkeypatch
 ):
-    """The state of a daemon with very many open files is in a guest's memory, too."""
+    """A guest's memory file also has the state of a daemon, which may have many open files."""
     monkeypatch.setattr(room, "_OVERHEAD", -256)
     job = started(paths)
     shell(job)
@@ -977,7 +977,7 @@ def test_checkpoint_larger_than_reserved_is_removed(
 
 
 def test_concurrent_checkpoints_of_a_user_share_the_quota(paths, recorded_actions, top, shell):
-    """Each would fit alone; the maximum size is reserved before it is written."""
+    """Either checkpoint would fit alone; its maximum size is reserved before it is written."""
     settings = Settings(checkpoints=str(top), checkpoint_quota=700)
     one, two = started(paths), started(paths, job_id="43.srv")
     store, part = Store(top, one.uid), Store(top, one.uid).make(one.key)
@@ -1093,7 +1093,7 @@ def test_only_memory_files_finished_by_libvirt_are_complete(tmp_path):
 
 
 class Both:
-    """Two nodes of a job with two guests each, and their watchers, alternately."""
+    """A job on two nodes with two guests each; the nodes' watchers run alternately."""
 
     def __init__(self, tmp_path, top):
         self.settings = Settings(checkpoints=str(top), checkpoints_shared=True, query_interval=0.5)
@@ -1112,10 +1112,10 @@ class Both:
 
     def poll(self):
         for number, loop in enumerate(self.loops):
-            LOOKS[0] = f"n{number + 1}"
-            if LOOKS[0] not in self.dead:
+            POLLED[0] = f"n{number + 1}"
+            if POLLED[0] not in self.dead:
                 loop.poll()
-        LOOKS[0] = ""
+        POLLED[0] = ""
 
     def ask(self, word="checkpoint"):
         said = []
@@ -1159,11 +1159,13 @@ def of(did, *words):
 def test_two_nodes_save_a_job_together_and_the_job_ends(both, recorded_actions, top, shell):
     shell(both.job)
     assert both.ask() == ""
-    eventually(lambda: both.poll() or "cancelled" in recorded_actions.did())
+    eventually(lambda: both.poll() or "canceled" in recorded_actions.did())
     did = recorded_actions.did()
     assert len(of(did, "suspend")) == len(of(did, "saved")) == 4
-    assert max(of(did, "suspend")) < min(of(did, "saved")), "none before all stand still"
-    assert did[max(of(did, "saved")) + 1 :] == [f"ended {both.job.uuids[0]}", "cancelled"]
+    assert max(of(did, "suspend")) < min(of(did, "saved")), (
+        "a guest was saved before all guests were paused"
+    )
+    assert did[max(of(did, "saved")) + 1 :] == [f"ended {both.job.uuids[0]}", "canceled"]
     found = Store(top, both.job.uid).read(both.job.key)
     assert [guest.uuid for guest in found.guests] == both.job.uuids + both.other.uuids
     assert [g.uuid for g in found.node_part(1).guests] == both.other.uuids and found.nodes == 2
@@ -1175,7 +1177,9 @@ def test_two_nodes_save_a_job_together_and_the_job_ends(both, recorded_actions, 
     assert not list(place.glob("reserved*")) and place.stat().st_mode & 0o077 == 0
     for _ in range(3):
         both.poll()
-    assert phase(both.other) == "paused" and recorded_actions.did() == did, "once is enough"
+    assert phase(both.other) == "paused" and recorded_actions.did() == did, (
+        "a watcher saved the job again"
+    )
 
 
 def test_two_nodes_save_a_job_together_and_the_job_resumes(both, recorded_actions, top, shell):
@@ -1184,13 +1188,13 @@ def test_two_nodes_save_a_job_together_and_the_job_resumes(both, recorded_action
     eventually(lambda: both.poll() or "wait 0" in recorded_actions.did())
     did = recorded_actions.did()
     assert max(of(did, "suspend")) < min(of(did, "saved"))
-    assert len(of(did, "resume")) == 4 and not of(did, "ended", "cancelled")
+    assert len(of(did, "resume")) == 4 and not of(did, "ended", "canceled")
     assert [path.name for path in (top / str(both.job.uid)).iterdir()] == [FIRST]
-    assert both.ask("save") == "", "and again"
+    assert both.ask("save") == "", "the job cannot be saved twice"
 
 
 def test_two_nodes_save_a_job_together_periodically(both, recorded_actions, shell):
-    """Each node knows the job's request for checkpoints; the first node carries it out."""
+    """Only the first node acts on the job's request for periodic checkpoints."""
     shell(both.job, FIRST)
     plans = [
         request_periodic(job, paths, "every:1h")
@@ -1220,7 +1224,7 @@ def test_watcher_killed_at_each_step_on_either_node_still_saves_the_job(
     shell(both.job)
     recorded_actions.dies, recorded_actions.on = step, node
     assert both.ask() == ""
-    eventually(lambda: both.poll() or "cancelled" in recorded_actions.did())
+    eventually(lambda: both.poll() or "canceled" in recorded_actions.did())
     assert f"died {step}" in recorded_actions.did()
     found = Store(top, both.job.uid).read(both.job.key)
     assert len(found.guests) == 4 and all(tools.is_whole(guest.memory) for guest in found.guests)
@@ -1241,7 +1245,7 @@ def test_watcher_killed_at_each_step_on_either_node_still_saves_the_job(
 def test_dead_node_leaves_no_checkpoint_and_no_paused_guest(
     both, recorded_actions, top, shell, monkeypatch, step, node
 ):
-    """The other node resumes after a timeout, this node with its next watcher."""
+    """The other node's guests resume after a timeout, the dead node's by its next watcher."""
     monkeypatch.setattr(checkpoint, "_ANSWERS", 1.5)
     monkeypatch.setattr(checkpoint, "_FIRST", -24.0)  # 1.6 s for 256 MiB
     monkeypatch.setattr(checkpoint, "_SAYS", 1.0)
@@ -1257,17 +1261,17 @@ def test_dead_node_leaves_no_checkpoint_and_no_paused_guest(
     both.dead = ()
     assert both.all_run()
     eventually(lambda: both.poll() or "wait 0" in recorded_actions.did())
-    assert "cancelled" not in recorded_actions.did() and not of(recorded_actions.did(), "ended")
+    assert "canceled" not in recorded_actions.did() and not of(recorded_actions.did(), "ended")
     store = Store(top, both.job.uid)
     assert list(store.manifests()) == []
     shell(both.job, FIRST)
-    assert both.ask("save") == "", "another one can be made"
+    assert both.ask("save") == "", "no later checkpoint can be made"
 
 
 def test_killed_first_node_is_awaited_after_its_guest_has_ended(
     both, recorded_actions, top, shell, monkeypatch
 ):
-    """No other node gives up then: the job could neither continue nor be restored."""
+    """If another node abandoned the save, the job could neither continue nor be restored."""
     monkeypatch.setattr(checkpoint, "_ANSWERS", 0.5)
     monkeypatch.setattr(checkpoint, "_FIRST", -25.1)  # 0.5 s for 256 MiB
     monkeypatch.setattr(checkpoint, "_SAYS", 0.5)
@@ -1281,9 +1285,9 @@ def test_killed_first_node_is_awaited_after_its_guest_has_ended(
     over = time.monotonic() + 4.0
     eventually(lambda: both.poll() or time.monotonic() > over)
     store = Store(top, both.job.uid)
-    assert not (store.part(both.job.key) / WHY).exists(), "the other one has given up"
+    assert not (store.part(both.job.key) / WHY).exists(), "n2 has abandoned the save"
     both.dead = ()
-    eventually(lambda: both.poll() or "cancelled" in recorded_actions.did())
+    eventually(lambda: both.poll() or "canceled" in recorded_actions.did())
     assert len(store.read(both.job.key).guests) == 4
 
 
@@ -1316,7 +1320,7 @@ def test_failing_node_is_named_and_all_guests_resume(both, recorded_actions, top
     recorded_actions.fails = both.other.uuids[1]
     assert both.ask() == "n2: save domain: No space left on device"
     assert both.all_run() and list((top / str(both.job.uid)).iterdir()) == []
-    assert not of(recorded_actions.did(), "ended", "cancelled")
+    assert not of(recorded_actions.did(), "ended", "canceled")
     recorded_actions.fails = both.job.uuids[0]
     shell(both.job)
     assert both.ask() == "save domain: No space left on device"
@@ -1337,7 +1341,7 @@ def test_unresponsive_node_is_named_and_all_guests_resume(
 
 def test_node_with_other_tool_versions_is_named(both, recorded_actions, top, shell, monkeypatch):
     def others(cpu=""):
-        return {"QEMU": "10.0.13" if LOOKS[0] != "n2" else "10.0.14"}
+        return {"QEMU": "10.0.13" if POLLED[0] != "n2" else "10.0.14"}
 
     monkeypatch.setattr(checkpoint.tools, "tools", others)
     shell(both.job)
@@ -1349,18 +1353,18 @@ def test_request_file_that_others_can_write_is_ignored(both, recorded_actions):
     part = Store(both.top, both.job.uid).make(both.job.key)
     (part / "asks.json").write_text('{"ends": true, "tools": {}}')
     part.chmod(0o777)
-    lookout = node_parts.RequestReader(both.settings)
-    looks = []
+    reader = node_parts.RequestReader(both.settings)
+    results = []
 
     def wanted():
-        looks.append(lookout.find_request(running(both.places[1], both.other)))
-        return looks[-1]
+        results.append(reader.find_request(running(both.places[1], both.other)))
+        return results[-1]
 
-    eventually(lambda: wanted() or (len(looks) > 1 and lookout._lines._asking is None))
-    assert set(looks) == {None}
+    eventually(lambda: wanted() or (len(results) > 1 and reader._lines._asking is None))
+    assert set(results) == {None}
     part.chmod(0o700)
     eventually(wanted)
-    assert looks[-1] == (both.job.key, True)
+    assert results[-1] == (both.job.key, True)
 
 
 def test_checkpoint_must_be_requested_on_the_first_node(both, recorded_actions):

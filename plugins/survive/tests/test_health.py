@@ -110,8 +110,8 @@ def test_killed_drain_request_is_withdrawn(node):
     node.asks.write_text("ill")
     again = HealthWatcher(node.paths, Path("/etc/x"), node.settings)
     eventually(lambda: again.poll() or (again._back is None and not again._ended))
-    assert node.asks.exists(), "it is drained, not one that asks"
-    node.asks.write_text(f"{ASKS}ill")  # the watcher was killed, too
+    assert node.asks.exists(), "the mark of a drained node was removed"
+    node.asks.write_text(f"{ASKS}ill")  # as if the watcher was killed, too
     again = HealthWatcher(node.paths, Path("/etc/x"), node.settings)
     eventually(lambda: again.poll() or not node.asks.exists())
 

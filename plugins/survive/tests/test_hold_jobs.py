@@ -1,5 +1,6 @@
-"""A held job is saved and starts again: real processes, logs and checkpoints' directories; batch
-system and vmgr are doubles.
+"""Save and requeue of a held job, with real processes, logs and checkpoint directories.
+
+The batch system and vmgr are doubles.
 """
 
 import os
@@ -80,22 +81,22 @@ def test_held_job_is_saved_and_then_requeued_once(node):
     assert f"saved as checkpoint {SAVED}, and requeued" in logged(node)
     await_idle(node)
     await_idle(node, "42.srv")
-    assert len(node.did()) == 4, "it was released and held again"
+    assert len(node.did()) == 4, "the job was not saved and requeued after the second hold"
 
 
 @pytest.mark.parametrize(
-    ("what", "says"),
+    ("failure", "message"),
     [("no-room", "not saved: no room"), ("no-rerun", "not requeued: qrerun: Job is not")],
 )
-def test_failed_save_or_requeue_is_logged_and_the_job_continues(node, what, says):
-    node.fails(what)
+def test_failed_save_or_requeue_is_logged_and_the_job_continues(node, failure, message):
+    node.fails(failure)
     await_idle(node, "42.srv")
     assert "requeue 42.srv" not in node.did()
     assert "held by the batch system, but not requeued, and still running: " in logged(node)
-    assert says in logged(node)
+    assert message in logged(node)
     await_idle(node, "42.srv")
-    assert len(node.did()) == 1, "not again and again"
-    assert not node.store.is_held(SAVED), "no later start goes on with it unasked"
+    assert len(node.did()) == 1, "the failed save was repeated"
+    assert not node.store.is_held(SAVED), "a later start would restore the failed checkpoint"
 
 
 def test_job_that_would_start_from_the_beginning_is_not_requeued(node):
@@ -111,4 +112,4 @@ def test_batch_system_is_queried_once_for_life_and_holds(node):
     assert batch.held == {"42.srv"}
     batch.known_states([], soon=False)
     batch.known_states(["42.srv"], soon=False)
-    assert batch.held == set(), "it has started again, and nobody has said that it is held"
+    assert batch.held == set(), "the hold of the last attempt applies to the new one"

@@ -44,7 +44,7 @@ def made(store, name, at=1.0):
 
 
 @pytest.fixture
-def wishes(paths, store):
+def removals(paths, store):
     found = RemovalWatcher(paths, str(store.top))
     yield found
     found.close()
@@ -63,13 +63,13 @@ def test_user_lists_only_own_checkpoints(paths, store):
     ]
     assert all(each.size >= 8192 for each in found)
     assert (listing.place(paths, UID) / listing.FIFO).stat().st_mode & 0o777 == 0o200
-    assert listing.read_list(paths, UID + 1) == [], "nothing is there yet"
+    assert listing.read_list(paths, UID + 1) == [], "a user without checkpoints has a list"
 
 
-def request_answer(paths, wishes, name):
+def request_answer(paths, removals, name):
     """Send a request as the user, while the watcher runs."""
-    wishes.poll()
-    eventually(lambda: wishes.poll() or wishes._fifos)
+    removals.poll()
+    eventually(lambda: removals.poll() or removals._fifos)
     said = []
 
     def ask():
@@ -81,27 +81,29 @@ def request_answer(paths, wishes, name):
 
     thread = threading.Thread(target=ask)
     thread.start()
-    eventually(lambda: wishes.poll() or said)
+    eventually(lambda: removals.poll() or said)
     thread.join()
-    eventually(lambda: wishes.poll() or wishes._child is None)  # removed first
+    eventually(
+        lambda: removals.poll() or removals._child is None
+    )  # until the checkpoint is removed
     return said[0]
 
 
-def test_user_removes_only_own_checkpoints(paths, store, wishes):
+def test_user_removes_only_own_checkpoints(paths, store, removals):
     for name in ("42.srv.0-3", "42.srv.0-5"):
         made(store, name)
     other = dataclasses.replace(store, uid=UID + 1)
     made(other, "43.srv.0")
-    assert request_answer(paths, wishes, "42.srv.0-3") == ""
+    assert request_answer(paths, removals, "42.srv.0-3") == ""
     assert [each.id for each in store.manifests()] == ["42.srv.0-5"]
     assert [path.name for path in store.directory.iterdir()] == ["42.srv.0-5"]
-    assert "you have no checkpoint 43.srv.0" in request_answer(paths, wishes, "43.srv.0")
+    assert "you have no checkpoint 43.srv.0" in request_answer(paths, removals, "43.srv.0")
     assert other.has("43.srv.0")
-    assert request_answer(paths, wishes, "42.srv.0-5") == ""
-    assert not listing.place(paths, UID).exists(), "without checkpoints there is no list"
+    assert request_answer(paths, removals, "42.srv.0-5") == ""
+    assert not listing.place(paths, UID).exists(), "the list of a user without checkpoints was kept"
     made(store, "44.srv.0")
     listing.publish(paths, store)
-    assert request_answer(paths, wishes, "44.srv.0") == "", "the FIFO is was changed or replaced"
+    assert request_answer(paths, removals, "44.srv.0") == "", "the FIFO was not made again"
 
 
 @pytest.mark.parametrize(
@@ -116,17 +118,17 @@ def test_user_removes_only_own_checkpoints(paths, store, wishes):
         b"x" * 4087 + b"\n42.srv.0-71\n",
     ],
 )
-def test_invalid_removal_request_removes_nothing(paths, store, wishes, said):
+def test_invalid_removal_request_removes_nothing(paths, store, removals, said):
     made(store, "42.srv.0")
     made(dataclasses.replace(store, uid=UID + 1), "43.srv.0")
     made(store, "42.srv.0-7")
-    eventually(lambda: wishes.poll() or wishes._fifos)
+    eventually(lambda: removals.poll() or removals._fifos)
     descriptor = os.open(listing.place(paths, UID) / listing.FIFO, os.O_WRONLY | os.O_NONBLOCK)
     os.write(descriptor, said)
     for _ in range(20):
-        wishes.poll()
+        removals.poll()
     os.close(descriptor)
-    eventually(lambda: wishes.poll() or wishes._child is None)
+    eventually(lambda: removals.poll() or removals._child is None)
     assert (
         store.has("42.srv.0")
         and store.has("42.srv.0-7")
@@ -143,7 +145,7 @@ def test_missing_watcher_is_reported(paths, store, monkeypatch):
 
 
 def test_starting_watcher_is_awaited(paths, store, monkeypatch):
-    """It starts while the job's guests boot; the job may be faster."""
+    """The watcher starts while the guests boot, and the request may come earlier."""
     made(store, "42.srv.0")
     listing.publish(paths, store)
     fifo = listing.place(paths, UID) / listing.FIFO
@@ -171,7 +173,7 @@ def test_interrupted_removal_is_hidden_and_finished_later(paths, store):
     made(store, "43.srv.0")
     (store.directory / "42.srv.0").rename(store.directory / ".42.srv.0.gone")
     assert [each.id for each in store.manifests()] == ["43.srv.0"]
-    assert store.used_bytes() > 8192, "it counts as long as it is there"
+    assert store.used_bytes() > 8192, "an unfinished removal does not count against the quota"
     (store.directory / ".43.srv.0.gone").mkdir()
     (store.directory / ".43.srv.0.gone/g0.memory").touch()
     listing.remove(store, "43.srv.0")
@@ -197,7 +199,7 @@ def test_checkpoints_command_lists_and_removes(paths, store, monkeypatch):
     assert "42.srv.0  42.srv" in run()[0]
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     os.utime(listing.place(paths, UID) / listing.LIST, (time.time() - 7200,) * 2)
-    assert "old" not in run()[0], "no other node saves here"
+    assert "old" not in run()[0], "a warning although no other node makes checkpoints"
     site[Settings] = Settings(checkpoints=str(store.top), checkpoints_shared=True)
     assert "this list is 2:00:0" in run()[0]
     listing.publish(paths, store)

@@ -75,7 +75,7 @@ def test_disk_of_a_present_or_unexpected_guest_is_not_written(receive, disk, uui
 
 
 def test_guest_that_is_no_longer_awaited_is_not_resumed(receive):
-    """Its owner may have paused it in the meantime."""
+    """The owner may have paused the guest in the meantime."""
     assert receive(*TWICE, b"!", awaits=1) == (
         "the migration was canceled: the guest is not resumed",
         b"\n\n",
@@ -110,7 +110,7 @@ def test_only_changed_parts_and_new_holes_are_sent_again(disk):
         assert changed(file, had) == every + part(4 * MIB + 1)
         assert changed(file, had) == part(4 * MIB, b"c") + part(4 * MIB + 1)  # its last block
         said = list(migrate_disk._missing_parts(file.fileno(), had))
-        assert said.count(b"") == 3, "that it is at work is seen also where nothing has changed"
+        assert said.count(b"") == 3, "no progress is reported for unchanged parts"
         os.pwrite(file.fileno(), b"d", 4 * MIB)
         os.truncate(file.fileno(), 3 * MIB)
         os.truncate(file.fileno(), 4 * MIB + 2)

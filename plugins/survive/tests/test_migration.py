@@ -53,7 +53,7 @@ from vtorque_survive.settings import Settings
 pytestmark = pytest.mark.e2e  # starts many processes
 
 JOB, KEY = "42", "42.0"
-NOTHING = (io.BytesIO(), io.BytesIO())  # that follows a question, or is sent before its answer
+NOTHING = (io.BytesIO(), io.BytesIO())  # no data after a question, and none before its answer
 STEPS = [
     "before record", "after record", "after mark", "ready", "before send", "in send", "sent",
     "after send", "resolved", "asked", "before release", "after release", "after leave",
@@ -61,7 +61,7 @@ STEPS = [
 
 
 class NodeDouble:
-    """A node: its files, and the state of its libvirt."""
+    """A double of a node: its files and the state of its domains."""
 
     def __init__(self, world, name):
         self.world, self.name = world, name
@@ -112,30 +112,36 @@ class ReservingBatch:
         raise AssertionError
 
     def release_node(self, job_id, node):
-        self.world.note(f"let go {job_id} {node}")
+        self.world.note(f"release {job_id} {node}")
 
     def is_reserved(self, job_id, node):
-        return not (self.world.top / "unheld").exists()
+        return not (self.world.top / "unreserved").exists()
 
     def remove_node(self, job_id, node):
-        self.world.note(f"leave {job_id} {node}")
+        self.world.note(f"remove {job_id} {node}")
 
     def has_ended(self, job_id, attempt):
         return (self.world.top / "over").exists()
 
 
 class MigrationWorld:
-    """Nodes n2 and n3, of which a job with the nodes n1 and n2 has guests on n2, by default one.
+    """Nodes n1 to n3 and a job on n1 and n2, with one guest on n2 by default.
 
-    ``ends``: the outcome of libvirt's migration, or the outcomes of each guest; ``dies``: the step
-    at which its process is killed; ``starts``: whether the start on the other node lives until its
-    end; ``lost``: unreachable nodes.
+    Attributes:
+        ends: outcome of libvirt's migration, for all guests or for each guest: "succeeds";
+            "fails": the guest still runs on the source; "fails paused": it is paused there;
+            "unreported": the guest has arrived, but the source's libvirtd has died;
+            "not removed": libvirt reports success and keeps the guest on the source;
+            "ended": the guest has ended; "canceled": it fails because the job has ended.
+        dies: step at which the migrating process is killed.
+        starts: whether the start of the guests on the destination runs until its end.
+        lost: unreachable nodes.
     """
 
     def __init__(self, top, guests=1, *, disks=False):
         self.top, self.guests, self.disks = top, guests, disks
         self.settings = Settings(remote_command="reach {node}")
-        self.ends, self.dies, self.lost, self.starts = "well", "", set(), True
+        self.ends, self.dies, self.lost, self.starts = "succeeds", "", set(), True
         self.ways = []
         self.nodes = {name: NodeDouble(self, name) for name in ("n1", "n2", "n3")}
         self.n2, self.n3 = self.nodes["n2"], self.nodes["n3"]
@@ -172,37 +178,37 @@ class MigrationWorld:
         source, target = (node.domain_of(uuid) for node in nodes)
         ends = self.ends if isinstance(self.ends, str) else self.ends[self.job.uuids.index(uuid)]
         self.step("in send")
-        if ends in ("fails", "stands still", "ended"):
-            eventually(lambda: all(map(self.n3.state, self.goes())))
-            if "broken off" in self.ends:
+        if ends in ("fails", "fails paused", "ended"):
+            eventually(lambda: all(map(self.n3.state, self.arriving())))
+            if "canceled" in self.ends:
                 eventually((self.top / "over").exists)
         assert paused == self.disks
         if self.disks:
             assert source.read_text() == "still"
             assert self.n3.disk(uuid).read_bytes() == self.n2.disk(uuid).read_bytes()
-        comes = "still" if self.disks else "runs"
-        if ends == "well":
-            target.write_text(comes)
+        arrived = "still" if self.disks else "runs"
+        if ends == "succeeds":
+            target.write_text(arrived)
             source.unlink()
-        elif ends == "not told":  # its libvirtd has died after the transfer
-            target.write_text(comes)
+        elif ends == "unreported":  # its libvirtd has died after the transfer
+            target.write_text(arrived)
             source.write_text("still")
-        elif ends == "left":  # libvirt reports success
-            target.write_text(comes)
+        elif ends == "not removed":
+            target.write_text(arrived)
         elif ends == "ended":
             source.unlink()
-        elif ends == "stands still":
+        elif ends == "fails paused":
             source.write_text("still")
-        elif ends == "broken off":
+        elif ends == "canceled":
             (self.top / "over").touch()
-            eventually((self.top / "broken-off").exists)
+            eventually((self.top / "aborted").exists)
         self.step("sent")
-        if ends not in ("well", "left"):
+        if ends not in ("succeeds", "not removed"):
             raise HostFault("migrate domain: the connection is broken")
 
     def suspend(self, uri, uuid, *_):
         self.at(uri).domain_of(uuid).write_text("still")
-        writes(self.n2.disk(uuid), b"meanwhile", 2 << 20)
+        writes(self.n2.disk(uuid), b"later", 2 << 20)
         self.step("still")
 
     def resume(self, uri, uuid, *_):
@@ -210,15 +216,18 @@ class MigrationWorld:
         assert not self.disks or other.state(uuid) != "runs"
         self.at(uri).domain_of(uuid).write_text("runs")
 
-    def goes(self):
-        """Return the guests that migrate if each has its own outcome; others fail after that."""
+    def arriving(self):
+        """Return the guests that arrive, if ``ends`` has an outcome for each guest.
+
+        The migrations of other guests fail only after these guests have arrived.
+        """
         ends = () if isinstance(self.ends, str) else self.ends
         each = zip(self.job.uuids, ends, strict=False)
-        return [uuid for uuid, end in each if end in ("well", "not told")]
+        return [uuid for uuid, end in each if end in ("succeeds", "unreported")]
 
     @contextlib.contextmanager
     def receiver(self, here, to, told, _over):
-        """Replace the start on the other node: it awaits the domain, and is killed on request."""
+        """Replace the receiver on the destination, which waits for the domains."""
         target = self.nodes[to]
         arrives(target, told)
         self.step("ready")
@@ -236,7 +245,7 @@ class MigrationWorld:
         return json.loads(arrival.answer(self.nodes[node].here, question, *NOTHING))["answer"]
 
     def release(self, here, job_id):
-        """Replace an epilogue."""
+        """Release a job as an epilogue does."""
         node = next(each for each in self.nodes.values() if each.here is here)
         self.note(f"release {node.name}")
         for uuid in self.job.uuids:
@@ -252,17 +261,17 @@ def writes(disk, data, at):
 
 
 class Way:
-    """A double of the site's command to reach another node: a child process answers there."""
+    """A double of ``remote_command``: a child process answers as the other node."""
 
     def __init__(self, world, argv):
         (there, self.stdin), (self.stdout, says) = pipes(), pipes()
         world.ways.append(self)
         self.pid = os.fork()
-        os.setpgid(self.pid, self.pid)  # by parent and child, whichever is first
+        os.setpgid(self.pid, self.pid)  # by both parent and child, because either may run first
         if not self.pid:
             with contextlib.suppress(BaseException):
                 first, second = sorted((there.fileno(), says.fileno()))
-                os.closerange(3, first)  # as another program: it has no locks either
+                os.closerange(3, first)  # close descriptors (locks), as exec would
                 os.closerange(first + 1, second)
                 os.closerange(second + 1, 1 << 10)
                 here = world.nodes[argv[1]].here
@@ -316,7 +325,7 @@ def start_job(node, nodes=("n1", "n2"), guests=1, **facts):
 
 
 def arrives(node, told):
-    """Start up to the point at which the guest is awaited."""
+    """Start a job on a node up to the phase in which it waits for its guests."""
     start_job(node, told["nodes"], guests=node.world.guests)
     path = node.paths.journal / f"{KEY}.jsonl"
     lines = [json.loads(line) for line in path.read_text().splitlines()]
@@ -332,22 +341,22 @@ def complete_arrival(node, uuids):
 
 @pytest.fixture
 def world(tmp_path, monkeypatch):
-    return a_world(MigrationWorld(tmp_path), monkeypatch)
+    return patched_world(MigrationWorld(tmp_path), monkeypatch)
 
 
 @pytest.fixture
 def two_guests(tmp_path, monkeypatch):
-    """Return a world in which the job has two guests on n2."""
-    return a_world(MigrationWorld(tmp_path, guests=2), monkeypatch)
+    """Return a world whose job has two guests on n2."""
+    return patched_world(MigrationWorld(tmp_path, guests=2), monkeypatch)
 
 
 @pytest.fixture
 def guest_with_disk(tmp_path, monkeypatch):
     """Return a world in which the guest has its own disk."""
-    return a_world(MigrationWorld(tmp_path, disks=True), monkeypatch)
+    return patched_world(MigrationWorld(tmp_path, disks=True), monkeypatch)
 
 
-def a_world(made, monkeypatch):
+def patched_world(made, monkeypatch):
     monkeypatch.setattr(domains, "domain_state", lambda uri, uuid: made.at(uri).state(uuid))
     ended = lambda uri, uuid, *_: made.at(uri).domain_of(uuid).unlink(missing_ok=True)  # noqa: E731
     for module in (hypervisor, libvirt):
@@ -371,23 +380,23 @@ def a_world(made, monkeypatch):
     for module in (arrival, migration):
         monkeypatch.setattr(module, "set_clocks", lambda *_: clocks)
     monkeypatch.setattr(ThisNode, "from_config", classmethod(lambda *_: made.n2.here))
-    apart = lambda _, found: migration.resolve_all(ThisNode.from_config(Path()), found.job)  # noqa: E731
-    monkeypatch.setattr(migration_watch, "run_resolve", apart)
+    resolve = lambda _, found: migration.resolve_all(ThisNode.from_config(Path()), found.job)  # noqa: E731
+    monkeypatch.setattr(migration_watch, "run_resolve", resolve)
     return made
 
 
 def migrate(world, to="n3"):
-    """Move the guest in a separate process; return the error."""
+    """Migrate the guests in a child process; return the error."""
     return run_in_child(lambda: migration.migrate(world.n2.here, JOB, to), 60.0)
 
 
 def watch(world, at="n2"):
-    """Let the watcher of a node run once; return the error."""
-    there = world.nodes[at]
+    """Run the watcher of a node once; return the error."""
+    node_ = world.nodes[at]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ThisNode, "from_config", classmethod(lambda *_: there.here))
+        patch.setattr(ThisNode, "from_config", classmethod(lambda *_: node_.here))
         moves = migration_watch.MigrationWatcher(Path("/etc/x"), every=0.0)
-        moves.poll(there.paths, RunningJobs(there.paths).jobs())
+        moves.poll(node_.paths, RunningJobs(node_.paths).jobs())
         return "; ".join(filter(None, [child.wait() for child in moves._work.values()]))
 
 
@@ -398,7 +407,7 @@ def end_job(world):
 
 
 def assert_on_target(world):
-    """Check that it runs there once, like any job, and only its addresses are reserved here."""
+    """Check that the guest runs only on n3, and that n2 has only reserved its address."""
     record = Move.read(world.n2.paths, KEY)
     assert (world.n2.state(), world.n2.journal()) == ("", None)
     assert (world.n3.state(), world.n3.phase()) == ("runs", "run")
@@ -407,12 +416,12 @@ def assert_on_target(world):
     (claim,) = migration_record.migrated_addresses([], world.n2.paths)
     assert (claim.pool, claim.items) == ("address", ("10.0.0.9",))
     did = world.did()[world.did().index("release n2") :]
-    assert f"leave {JOB} n2" in did and f"let go {JOB} n3" not in did
+    assert f"remove {JOB} n2" in did and f"release {JOB} n3" not in did
     return True
 
 
 def assert_on_source(world):
-    """Check that it runs here as before, and that nothing is left or reserved there."""
+    """Check that the guest runs only on n2, and that n3 has released everything."""
     assert (world.n2.state(), world.n2.phase()) == ("runs", "run")
     assert (world.n3.state(), world.n3.journal()) == ("", None)
     assert Move.read(world.n2.paths, KEY) is None
@@ -420,17 +429,17 @@ def assert_on_source(world):
 
 
 @pytest.mark.parametrize(
-    ("asked", "error"),
+    ("method", "error"),
     [("remove_node", HostFault("scontrol: exit 1: the DB index is being set")),
      ("has_ended", Refused("the job's name has line ends"))],
 )  # fmt: skip
 def test_failed_release_of_the_source_node_does_not_undo_the_migration(
-    world, monkeypatch, asked, error
+    world, monkeypatch, method, error
 ):
-    def says_no(*_):
+    def fails(*_):
         raise error
 
-    monkeypatch.setattr(ReservingBatch, asked, says_no)
+    monkeypatch.setattr(ReservingBatch, method, fails)
     assert migrate(world) == ""
     assert world.n3.state() == "runs" and world.n2.journal() is None
 
@@ -453,10 +462,10 @@ def test_resources_left_on_the_source_are_reported_and_released_later(world, mon
 def test_guest_is_migrated(world):
     assert migrate(world) == ""
     assert assert_on_target(world)
-    assert world.did() == ["release n2", f"let go {JOB} n2", f"leave {JOB} n2"]
+    assert world.did() == ["release n2", f"release {JOB} n2", f"remove {JOB} n2"]
 
 
-@pytest.mark.parametrize("ends", ["fails", "stands still"])
+@pytest.mark.parametrize("ends", ["fails", "fails paused"])
 def test_guest_that_does_not_arrive_resumes_on_the_source(world, ends):
     world.ends = ends
     assert migrate(world) == "the guests are still on n2: migrate domain: the connection is broken"
@@ -464,16 +473,16 @@ def test_guest_that_does_not_arrive_resumes_on_the_source(world, ends):
 
 
 def test_job_that_ends_during_the_transfer_cancels_it(world, monkeypatch):
-    """Its epilogue cancels it, to get the job's lock."""
+    """The job's epilogue cancels the transfer to get the job's lock."""
     monkeypatch.setattr(migration, "_ENDS", 0.01)
-    monkeypatch.setattr(domains, "abort_operation", lambda *_: (world.top / "broken-off").touch())
-    world.ends = "broken off"
+    monkeypatch.setattr(domains, "abort_operation", lambda *_: (world.top / "aborted").touch())
+    world.ends = "canceled"
     assert migrate(world).startswith("the guests are still on n2")
     assert assert_on_source(world)
 
 
 def test_job_that_ends_during_the_preparation_cancels_it(world, monkeypatch):
-    """Otherwise it would wait for the start of guests there, for minutes."""
+    """Otherwise it would wait minutes for the start of guests on the destination."""
     monkeypatch.setattr(migration, "_ENDS", 0.01)
     answers, says = os.pipe()
 
@@ -489,14 +498,14 @@ def test_job_that_ends_during_the_preparation_cancels_it(world, monkeypatch):
 
 
 def test_daemons_of_a_guest_survive_a_canceled_transfer(world, monkeypatch):
-    """Canceling takes libvirt a moment, during which its time limit expires."""
+    """The time limit expires while libvirt cancels the transfer."""
     (job,) = RunningJobs(world.n2.paths).jobs()
     job.guests[0].run_dir.mkdir(parents=True, exist_ok=True)
     lock = job.guests[0].run_dir / "fs-home.lock"
     lock.touch()
 
     def late(*_, **_how):
-        time.sleep(0.5)  # canceling takes that long
+        time.sleep(0.5)  # until the transfer is canceled
         raise HostFault("no answer within 0.1 s")
 
     monkeypatch.setattr(domains, "migrate_domain", late)
@@ -513,19 +522,19 @@ def test_canceled_placeholder_job_is_reported(world):
     assert migrate(world) == ""
     checks = lambda: [each.message for each in health.check_suspended(world.n3.here.site)]  # noqa: E731
     assert watch(world, "n3") == "" and not any("placeholder" in each for each in checks())
-    (world.top / "unheld").touch()
+    (world.top / "unreserved").touch()
     for _ in range(2):
         assert watch(world, "n3") == ""
     assert any("its placeholder job was canceled" in each for each in checks())
     said = RunningJobs(world.n3.paths).jobs()[0].kept.read("log.jsonl").decode()
     assert said.count("its placeholder job was canceled") == 1
-    (world.top / "unheld").unlink()
+    (world.top / "unreserved").unlink()
     watch(world, "n3")
     assert not any("placeholder" in each for each in checks())
 
 
 def test_guest_that_runs_on_the_destination_is_ended_on_the_source(world):
-    world.ends = "not told"
+    world.ends = "unreported"
     assert migrate(world) == ""
     assert assert_on_target(world)
 
@@ -543,53 +552,56 @@ def test_start_killed_after_the_arrival_is_completed(world):
 @pytest.mark.parametrize(
     "ends",
     [
-        "well",
-        "stands still",
-        pytest.param("not told", marks=pytest.mark.full),
+        "succeeds",
+        "fails paused",
+        pytest.param("unreported", marks=pytest.mark.full),
         pytest.param("fails", marks=pytest.mark.full),
     ],
 )
 @pytest.mark.parametrize("step", sparing.each(3, STEPS))
 def test_kill_at_each_step_leaves_the_guest_on_exactly_one_node(world, step, ends):
-    """All steps and kills: which node has the guest after the next watcher has run."""
+    """Check which node has the guest after the next run of the watcher."""
     world.dies, world.ends = step, ends
     migrate(world)
-    assert "runs" in (world.n2.state(), world.n3.state()) or ends == "stands still"
+    assert "runs" in (world.n2.state(), world.n3.state()) or ends == "fails paused"
     watch(world)
-    came = world.n3.state() == "runs"
-    assert assert_on_target(world) if came else assert_on_source(world)
+    arrived = world.n3.state() == "runs"
+    assert assert_on_target(world) if arrived else assert_on_source(world)
     early = STEPS.index("in send") >= STEPS.index(step)
-    assert came == (ends in ("well", "not told") and not early)
+    assert arrived == (ends in ("succeeds", "unreported") and not early)
 
 
-@pytest.mark.parametrize("ends", ["well", "not told"])
+@pytest.mark.parametrize("ends", ["succeeds", "unreported"])
 @pytest.mark.parametrize("step", sparing.each(3, [*STEPS[:5], "still", *STEPS[5:]]))
 def test_kill_at_each_step_runs_a_guest_only_where_its_disk_is_complete(
     guest_with_disk, step, ends
 ):
-    """It is paused on both nodes if libvirtd ends before it has reported the arrival."""
+    """The guest is paused on both nodes if libvirtd ends before it reports the arrival."""
     guest_with_disk.dies, guest_with_disk.ends = step, ends
     migrate(guest_with_disk)
     watch(guest_with_disk)
     late = step not in {*STEPS[:6], "still"}
     assert (
         assert_on_target(guest_with_disk)
-        if late and ends == "well"
+        if late and ends == "succeeds"
         else assert_on_source(guest_with_disk)
     )
 
 
-@pytest.mark.parametrize("ends", ["fails", "not told", "stands still"])
+@pytest.mark.parametrize("ends", ["fails", "unreported", "fails paused"])
 def test_guest_with_a_disk_resumes_on_the_source_if_the_destination_is_lost(
     guest_with_disk, monkeypatch, ends
 ):
-    """The destination resumes it only when told that it is no longer here. Its clock is set."""
+    """The destination resumes the guest only after the source reports that it has none.
+
+    The source sets the guest's clock.
+    """
     migrates = guest_with_disk.migrate
     lost = guest_with_disk.top / "lost-n3"
     guest_with_disk.ends = ends
     set_clocks = migration.set_clocks
     monkeypatch.setattr(
-        migration, "set_clocks", lambda *them: guest_with_disk.note("clocks") or set_clocks(*them)
+        migration, "set_clocks", lambda *args: guest_with_disk.note("clocks") or set_clocks(*args)
     )
 
     def loses(*args, **how):
@@ -606,8 +618,8 @@ def test_guest_with_a_disk_resumes_on_the_source_if_the_destination_is_lost(
 
 
 def test_guest_with_a_disk_that_libvirt_kept_paused_is_resumed_on_the_source(guest_with_disk):
-    """libvirt only warns about it ("Guest probably left in 'paused' state on source")."""
-    guest_with_disk.ends = "left"
+    """libvirt only logs a warning ("Guest probably left in 'paused' state on source")."""
+    guest_with_disk.ends = "not removed"
     assert (
         migrate(guest_with_disk)
         == "the guests are still on n2: libvirt has not removed the migrated guest from this node"
@@ -625,17 +637,17 @@ def test_arrived_guest_of_an_ended_job_is_not_resumed(guest_with_disk):
 
 
 def test_unfinished_arrival_is_awaited(guest_with_disk, monkeypatch):
-    """The destination reports this by an error (only the source has statistics of a migration)."""
+    """The destination raises an error, because only the source has statistics of a migration."""
     guest_with_disk.dies = "sent"
     migrate(guest_with_disk)
 
-    def says(uri, *_):
+    def is_busy(uri, *_):
         if uri == guest_with_disk.n3.uri:
             raise HostFault("migration statistics are available only on the source host")
         return False
 
     with monkeypatch.context() as patch:
-        patch.setattr(domains, "is_busy", says)
+        patch.setattr(domains, "is_busy", is_busy)
         assert "n3 does not know yet whether the guests have arrived" in watch(guest_with_disk)
     assert guest_with_disk.n3.state() == "still"
     assert watch(guest_with_disk) == ""
@@ -643,7 +655,7 @@ def test_unfinished_arrival_is_awaited(guest_with_disk, monkeypatch):
 
 
 def test_paused_arrival_is_resumed_once_the_destination_answers(guest_with_disk, monkeypatch):
-    """The connection between the nodes is lost when libvirt has finished."""
+    """The connection between the nodes is lost after libvirt has finished."""
     migrates, lost = guest_with_disk.migrate, guest_with_disk.top / "lost-n3"
 
     def loses(*args, **how):
@@ -660,7 +672,7 @@ def test_paused_arrival_is_resumed_once_the_destination_answers(guest_with_disk,
     assert assert_on_target(guest_with_disk)
 
 
-@pytest.mark.parametrize("ends", ["fails", "stands still"])
+@pytest.mark.parametrize("ends", ["fails", "fails paused"])
 def test_failed_migration_of_a_guest_with_a_disk_resumes_the_guest(guest_with_disk, ends):
     guest_with_disk.ends = ends
     assert (
@@ -689,12 +701,14 @@ def assert_split(two):
     assert (record.phase, record.part) == (migration_record.AWAY, True)
     (claim,) = migration_record.migrated_addresses([], two.n2.paths)
     assert claim.items == ("10.0.0.9",)
-    assert not [line for line in two.did() if not line.startswith("died")], "neither is given back"
+    assert not [line for line in two.did() if not line.startswith("died")], (
+        "a node of a split job was released"
+    )
     return True
 
 
-@pytest.mark.parametrize("other", ["fails", "stands still"])
-@pytest.mark.parametrize("first", ["well", "not told"])
+@pytest.mark.parametrize("other", ["fails", "fails paused"])
+@pytest.mark.parametrize("first", ["succeeds", "unreported"])
 def test_guest_whose_migration_fails_keeps_running_if_another_migrated(two_guests, first, other):
     two_guests.ends = (first, other)
     said = "only 1 of the guests have migrated to n3: migrate domain: the connection is broken"
@@ -714,40 +728,40 @@ def test_guest_whose_migration_fails_keeps_running_if_another_migrated(two_guest
 
 @pytest.mark.parametrize("step", ["resolved", "asked", "after part"])
 def test_watcher_killed_while_two_guests_are_split_continues(two_guests, step):
-    two_guests.dies, two_guests.ends = step, ("well", "stands still")
+    two_guests.dies, two_guests.ends = step, ("succeeds", "fails paused")
     migrate(two_guests)
     watch(two_guests)
     assert f"died {step}" in two_guests.did() and assert_split(two_guests)
 
 
 def test_two_guests_resume_if_neither_migrates(two_guests):
-    two_guests.ends = ("fails", "stands still")
+    two_guests.ends = ("fails", "fails paused")
     assert migrate(two_guests).startswith("the guests are still on n2")
     assert (two_guests.n2.states(), two_guests.n2.phase()) == (["runs", "runs"], "run")
     assert two_guests.n3.journal() is None and Move.read(two_guests.n2.paths, KEY) is None
 
 
 def test_paused_arrival_of_a_failed_migration_is_destroyed(two_guests):
-    two_guests.ends = ("well", "fails")
+    two_guests.ends = ("succeeds", "fails")
     two_guests.n3.domain_of(two_guests.job.uuids[1]).write_text("still")
     migrate(two_guests)
     assert assert_split(two_guests)
 
 
 def test_ended_second_guest_leaves_nothing(two_guests):
-    two_guests.ends = ("well", "ended")
+    two_guests.ends = ("succeeds", "ended")
     assert migrate(two_guests) == ""
-    assert f"leave {JOB} n2" in two_guests.did() and two_guests.n2.journal() is None
+    assert f"remove {JOB} n2" in two_guests.did() and two_guests.n2.journal() is None
     assert not Move.read(two_guests.n2.paths, KEY).part
 
 
 def test_original_error_is_reported_instead_of_its_consequence(two_guests, monkeypatch):
-    given_up = two_guests.top / "broken-off"
-    monkeypatch.setattr(domains, "abort_operation", lambda *_: given_up.touch())
+    aborted = two_guests.top / "aborted"
+    monkeypatch.setattr(domains, "abort_operation", lambda *_: aborted.touch())
 
     def migrates(_uri, uuid, *_, **_how):
         if uuid == two_guests.uuid:
-            eventually(given_up.exists)
+            eventually(aborted.exists)
             raise HostFault("canceled by client")
         raise HostFault("a file that is open was deleted")
 
@@ -756,7 +770,7 @@ def test_original_error_is_reported_instead_of_its_consequence(two_guests, monke
 
 
 def test_queued_guest_is_not_sent_after_a_failure(two_guests, monkeypatch):
-    """Starts of other users occupy all of libvirt's workers but one."""
+    """Starts of other users occupy all workers of libvirt except one."""
     worker = threading.Lock()
 
     def migrates(_uri, uuid, *_, **_how):
@@ -770,18 +784,18 @@ def test_queued_guest_is_not_sent_after_a_failure(two_guests, monkeypatch):
 
 
 def test_failure_of_one_guest_cancels_the_transfer_of_the_other(two_guests, monkeypatch):
-    given_up = two_guests.top / "broken-off"
-    monkeypatch.setattr(domains, "abort_operation", lambda *_: given_up.touch())
-    two_guests.ends = ("fails", "broken off")
+    aborted = two_guests.top / "aborted"
+    monkeypatch.setattr(domains, "abort_operation", lambda *_: aborted.touch())
+    two_guests.ends = ("fails", "canceled")
     assert migrate(two_guests).startswith("the guests are still on n2")
-    assert given_up.exists()
+    assert aborted.exists()
 
 
-@pytest.mark.parametrize(("ends", "step"), [("well", "sent"), ("stands still", "after mark")])
+@pytest.mark.parametrize(("ends", "step"), [("succeeds", "sent"), ("fails paused", "after mark")])
 def test_repeated_command_continues_a_killed_migration(world, ends, step):
     world.dies, world.ends = step, ends
     migrate(world)
-    world.ends = "well"
+    world.ends = "succeeds"
     assert migrate(world) == ""
     assert assert_on_target(world)
 
@@ -801,20 +815,20 @@ def test_guest_that_returned_and_cannot_migrate_again_is_kept(world):
 
 
 def test_guest_stays_paused_while_the_destination_does_not_answer(world):
-    world.ends, world.dies = "stands still", "sent"
+    world.ends, world.dies = "fails paused", "sent"
     migrate(world)
     world.lost.add("n3")
     assert "n3 did not answer" in watch(world) and "PAUSED" in watch(world)
     assert (world.n2.state(), world.n2.phase()) == ("still", "moves")
     (job,) = RunningJobs(world.n2.paths).jobs()
-    assert suspend.phase(job) == "", "nobody's word has it go on"
+    assert suspend.phase(job) == "", "the job was resumed although n3 did not answer"
     world.lost.clear()
     watch(world)
     assert assert_on_source(world)
 
 
 def test_guest_in_transfer_is_awaited(world):
-    world.ends, world.dies = "stands still", "sent"
+    world.ends, world.dies = "fails paused", "sent"
     migrate(world)
     world.n3.domain.write_text("still")
     assert "does not know yet" in watch(world)
@@ -825,7 +839,7 @@ def test_guest_in_transfer_is_awaited(world):
 
 
 def test_paused_arrival_is_destroyed_while_the_guest_runs_on_the_source(world):
-    """Its libvirtd was killed just after the other one had defined the domain (seen with 11.3)."""
+    """The source's libvirtd was killed after the destination defined the domain (libvirt 11.3)."""
     world.ends, world.dies = "fails", "sent"
     migrate(world)
     world.n3.domain.write_text("still")
@@ -834,7 +848,7 @@ def test_paused_arrival_is_destroyed_while_the_guest_runs_on_the_source(world):
 
 
 def test_guest_that_ran_and_ended_on_the_destination_is_not_resumed(world):
-    world.ends, world.dies = "not told", "sent"
+    world.ends, world.dies = "unreported", "sent"
     migrate(world)
     complete_arrival(world.n3, [world.uuid])
     world.n3.domain.unlink()
@@ -843,7 +857,7 @@ def test_guest_that_ran_and_ended_on_the_destination_is_not_resumed(world):
 
 
 def test_guest_running_on_both_nodes_is_reported_and_kept(world):
-    world.ends, world.dies = "well", "sent"
+    world.ends, world.dies = "succeeds", "sent"
     migrate(world)
     world.n2.domain.write_text("runs")
     assert "destroy one with virsh" in watch(world)
@@ -859,7 +873,7 @@ def test_unfinished_release_does_not_end_a_returned_guest(world):
     did = world.did()
     assert watch(world) == ""
     assert (world.n2.state(), world.n2.phase()) == ("runs", ARRIVES)
-    assert world.did() == did, "not even its node is given back"
+    assert world.did() == did, "the node of the returned guest was released"
 
 
 def test_returning_guest_waits_for_the_lock_of_its_last_migration(world):
@@ -872,7 +886,7 @@ def test_returning_guest_waits_for_the_lock_of_its_last_migration(world):
     migration_record.keep_for_return(world.n2.paths, KEY)
     assert Move.read(world.n2.paths, KEY).phase == migration_record.AWAY
     (claim,) = migration_record.migrated_addresses([], world.n2.paths)
-    assert claim.items == ("10.0.0.9",), "until it is here"
+    assert claim.items == ("10.0.0.9",), "the address is free before the guest has returned"
 
 
 def test_job_that_ends_before_the_transfer_leaves_nothing_on_the_destination(world):
@@ -880,7 +894,7 @@ def test_job_that_ends_before_the_transfer_leaves_nothing_on_the_destination(wor
     migrate(world)
     end_job(world)
     assert watch(world) == "job 42 has ended"
-    assert world.n3.journal() is None and f"let go {JOB} n3" in world.did()
+    assert world.n3.journal() is None and f"release {JOB} n3" in world.did()
     assert Move.read(world.n2.paths, KEY) is None
 
 
@@ -896,7 +910,7 @@ def test_job_that_ends_during_the_transfer_leaves_nothing(world):
 
 
 def test_prepared_arrival_is_released_when_its_job_has_ended(world):
-    """The node that was to send it has lost power."""
+    """The source has lost power before it sent the guest."""
     world.dies = "ready"
     migrate(world)
     assert watch(world, "n3") == "" and world.n3.journal() is not None
@@ -951,7 +965,7 @@ def test_arrived_sister_guest_is_not_mistaken_for_another_guest(world):
 
 
 def test_destination_reports_none_only_after_its_start_has_ended(world):
-    """It may hold the node before any journal records that."""
+    """The start may have reserved the node before a journal records the reservation."""
     lock = take_lock(world.n3.paths.job_lock(JOB), 0.0)
     try:
         assert resolved(world, world.uuid) == "comes"
@@ -959,7 +973,7 @@ def test_destination_reports_none_only_after_its_start_has_ended(world):
     finally:
         os.close(lock)
     assert resolved(world, world.uuid) == "none"
-    assert world.did() == [f"let go {JOB} n3"]
+    assert world.did() == [f"release {JOB} n3"]
 
 
 def test_arrived_guest_is_released_when_its_job_has_ended(world):
@@ -974,8 +988,8 @@ def test_arrived_guest_is_released_when_its_job_has_ended(world):
 
 
 def test_expected_guest_is_released_when_its_job_has_ended(world):
-    """No node reports the cancellation: the other node is lost, or was never asked."""
-    world.ends, world.dies = "stands still", "sent"
+    """No node reports the cancellation, because the source is lost or was never asked."""
+    world.ends, world.dies = "fails paused", "sent"
     migrate(world)
     assert watch(world, "n3") == "" and world.n3.journal() is not None
     (world.top / "over").touch()
@@ -983,7 +997,7 @@ def test_expected_guest_is_released_when_its_job_has_ended(world):
 
 
 def test_batch_system_is_queried_once_and_a_failing_job_does_not_stop_others(world, monkeypatch):
-    """The end of a job's attempt is queried rarely, because that is one query per job."""
+    """The end of a job's attempt is queried rarely, because it needs one query per job."""
     assert migrate(world) == ""
     asked = []
     lives = lambda _, ids: asked.append(ids) or {"41": JobState.ALIVE, "42": JobState.GONE}  # noqa: E731
@@ -1031,7 +1045,7 @@ def test_watcher_starts_nothing_while_the_migration_is_locked(world):
 
 
 def test_lock_that_cannot_be_created_does_not_stop_the_watcher(world):
-    """The move's own process reports the error."""
+    """The migrating process reports the error."""
     world.dies = "after send"
     migrate(world)
     lock = world.n2.paths.state / "moves" / f"{KEY}.lock"
@@ -1047,29 +1061,29 @@ def test_other_nodes_of_the_job_are_notified_of_the_new_node(world):
 
 
 def test_first_node_records_guests_on_nodes_outside_the_allocation(world, monkeypatch):
-    """And removes the record when the guest has moved on."""
+    """The first node removes the record when the guest has migrated again."""
     first = start_job(world.nodes["n1"])
     assert migrate(world) == ""
     guest = {"rank": 1, "hostname": "vn1-0"}
-    there = {"n3": {"phase": "run", "guests": [guest]}}
-    assert first.kept.facts()["elsewhere"] == there
-    stands = {"phase": "suspended", "guests": [guest]}
-    arrival.record_state(world.nodes["n1"].here, KEY, "n3", stands)
+    running = {"n3": {"phase": "run", "guests": [guest]}}
+    assert first.kept.facts()["elsewhere"] == running
+    suspended = {"phase": "suspended", "guests": [guest]}
+    arrival.record_state(world.nodes["n1"].here, KEY, "n3", suspended)
     arrival.record_departure(world.nodes["n1"].here, KEY, "n2", "n3", [guest])
-    assert first.kept.facts()["elsewhere"] == {"n3": stands}, "it knows that itself"
+    assert first.kept.facts()["elsewhere"] == {"n3": suspended}, "n1 has dropped the state of n3"
     first.kept.add_facts(elsewhere={})
     assert watch(world, "n3") == ""
-    assert first.kept.facts()["elsewhere"] == there, "also if who sent it was killed before"
-    told = []
-    monkeypatch.setattr(reach, "ask", lambda *words: told.append(words))
+    assert first.kept.facts()["elsewhere"] == running, "n3 has not reported its guests again"
+    reports = []
+    monkeypatch.setattr(reach, "ask", lambda *words: reports.append(words))
     migration_watch._check_job(world.n3.here, KEY, JOB, seldom=False)
-    assert not told, "it knows that"
-    arrival.record_state(world.nodes["n1"].here, KEY, "n4", there["n3"])
-    assert first.kept.facts()["elsewhere"] == {"n4": there["n3"]}
+    assert not reports, "n3 has reported an unchanged state again"
+    arrival.record_state(world.nodes["n1"].here, KEY, "n4", running["n3"])
+    assert first.kept.facts()["elsewhere"] == {"n4": running["n3"]}
     arrival.record_departure(world.nodes["n1"].here, KEY, "n4", "n2", [])
     assert first.kept.facts()["elsewhere"] == {}
     arrival.record_departure(world.nodes["n1"].here, KEY, "", "n3", [guest])
-    assert first.kept.facts()["elsewhere"] == there
+    assert first.kept.facts()["elsewhere"] == running
 
 
 def test_guest_that_may_still_arrive_is_not_recorded(world):

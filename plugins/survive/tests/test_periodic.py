@@ -31,7 +31,7 @@ def fake_clock(monkeypatch):
 
 
 def running(paths, wanted, begun=0.0, **facts):
-    """Return a running job with this request at its start; ``begun``: delay of its script."""
+    """Return a running job with checkpoint=``wanted``, whose script began ``begun`` s later."""
     job = running_journal.JournalledJob(paths)
     job.kept.add_facts(started=STARTED, **facts)
     paths.job_state(job.key).mkdir(parents=True)
@@ -51,12 +51,14 @@ def at(now, job, paths, seconds, **settings):
 def test_every_counts_from_the_start_and_from_the_last_checkpoint(paths, fake_clock):
     job = running(paths, "every:1h")
     assert at(fake_clock, job, paths, 3599) is None
-    assert at(fake_clock, job, paths, 3600) is False, "and it goes on"
+    assert at(fake_clock, job, paths, 3600) is False, "no checkpoint is due, or the job would end"
     os.utime(periodic._file(paths, job.job.key), (STARTED + 3650, STARTED + 3650))
-    assert at(fake_clock, job, paths, 7200) is None, "from the last one on"
+    assert at(fake_clock, job, paths, 7200) is None, (
+        "the interval does not begin at the last checkpoint"
+    )
     assert at(fake_clock, job, paths, 7250) is False
     assert at(fake_clock, job, paths, 7250, min_checkpoint_interval=7200.0) is None, (
-        "the site's word has changed since"
+        "the site's new minimum interval is ignored"
     )
 
 
@@ -66,8 +68,8 @@ def test_before_walltime_is_due_once_per_interval(paths, fake_clock):
     assert at(fake_clock, job, paths, 6900) is True
     assert at(fake_clock, job, paths, 6500, checkpoint_before_end=700.0) is True
     os.utime(periodic._file(paths, job.job.key), (STARTED + 6900, STARTED + 6900))
-    assert at(fake_clock, job, paths, 6959) is None, "it was tried"
-    assert at(fake_clock, job, paths, 6960) is True, "and is again: it still has its walltime"
+    assert at(fake_clock, job, paths, 6959) is None, "due again within a minute of the last attempt"
+    assert at(fake_clock, job, paths, 6960) is True, "not due again before the walltime ends"
 
 
 def test_short_walltime_leaves_half_for_work(paths, fake_clock):
@@ -100,14 +102,20 @@ def test_only_the_last_checkpoints_of_a_job_are_kept(paths, tmp_path):
         finish(store, Manifest(name, store.uid, "ada", "n1", made, "m", "ab", {}, (GUEST,), id_))
     periodic.trim(paths, job, store, 2)
     kept = ["41.srv.0-3", "42.srv.1-9", "42.srv.2-11"]
-    assert [each.id for each in store.manifests()] == kept, "those of its earlier starts count"
+    assert [each.id for each in store.manifests()] == kept, (
+        "not the last two of all attempts are kept"
+    )
     store.disown("42.srv")
     periodic.trim(paths, job, store, 1)
-    assert len(list(store.manifests())) == 3, "those of another job that had this id do not"
+    assert len(list(store.manifests())) == 3, (
+        "a checkpoint of an earlier job with this id was removed"
+    )
     (store.directory / "42.srv.2-11" / OVER).unlink()
     periodic._file(paths, job.job.key).unlink()
     periodic.trim(paths, job, store, 1)
-    assert len(list(store.manifests())) == 3, "by its owner's word none is removed"
+    assert len(list(store.manifests())) == 3, (
+        "a checkpoint of a job without checkpoint= was removed"
+    )
 
 
 @pytest.mark.parametrize("text", ["1h", "every:", "every:1y", "always"])

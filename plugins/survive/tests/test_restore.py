@@ -89,7 +89,9 @@ def test_restored_guests_keep_name_uuid_address_and_memory(saved_checkpoint, pat
     )
     assert guest.leased == (("address", "10.86.0.16"),)
     assert guest.memory.read_bytes() == b"LibvirtQemudSave"
-    assert boot_sources(saved_checkpoint[0], paths, name="") == [], "a job that asks for none"
+    assert boot_sources(saved_checkpoint[0], paths, name="") == [], (
+        "a job without resume= is restored"
+    )
 
 
 @pytest.mark.parametrize("number", [0, 1])
@@ -113,7 +115,7 @@ def test_each_node_restores_its_guests_of_a_multi_node_checkpoint(
     assert [source.saved.uuid for source in mine] == [f"{2 * number}", f"{2 * number + 1}"]
     assert mine[0].gate is mine[1].gate is not None
     here = store.read(name).node_part(number)
-    assert here.disks == ({} if number else OLD), "the first guest's"
+    assert here.disks == ({} if number else OLD), "the disk file belongs to the first node's guest"
     with pytest.raises(Refused, match="is of a job on 2 nodes, but this job has 1"):
         boot_sources(store, paths, name=name)
 
@@ -121,7 +123,7 @@ def test_each_node_restores_its_guests_of_a_multi_node_checkpoint(
 @pytest.mark.parametrize("name", ["43.srv.0", "..", ".42.srv.0.part", "../0/42.srv.0", "a/b"])
 def test_missing_or_unfinished_checkpoint_is_refused(saved_checkpoint, paths, name):
     store = saved_checkpoint[0]
-    store.make("42.srv.0")  # an unfinished one
+    store.make("42.srv.0")  # unfinished
     if "/" in name or name.startswith("."):
         with pytest.raises(ValueError, match="is not a checkpoint"):
             RESUME.parse(name)
@@ -137,8 +139,10 @@ def test_checkpoint_of_another_user_is_refused(saved_checkpoint, paths):
 
 @pytest.mark.parametrize("part", ["", "{uid}", "{uid}/42.srv.0"])
 def test_checkpoint_that_others_could_have_written_is_refused(saved_checkpoint, paths, part):
-    """Root passes its contents to libvirt. The site's directory may be missing on a node, and be
-    made by a user if its parent is world-writable.
+    """Root passes the contents to libvirt.
+
+    If the site's directory is missing on a node and its parent is world-writable, a user could
+    create it.
     """
     store = saved_checkpoint[0]
     place = store.top / part.format(uid=os.getuid())
@@ -151,11 +155,11 @@ def test_checkpoint_that_others_could_have_written_is_refused(saved_checkpoint, 
 
 def test_link_to_a_directory_that_others_can_write_is_refused(saved_checkpoint, paths, tmp_path):
     store = saved_checkpoint[0]
-    theirs = tmp_path / "theirs"
-    theirs.mkdir()
-    (store.directory / NAME).rename(theirs / NAME)
-    theirs.chmod(0o777)
-    (store.directory / NAME).symlink_to(theirs / NAME)
+    target = tmp_path / "target"
+    target.mkdir()
+    (store.directory / NAME).rename(target / NAME)
+    target.chmod(0o777)
+    (store.directory / NAME).symlink_to(target / NAME)
     with pytest.raises(Refused, match="written by others than root"):
         boot_sources(store, paths)
 
@@ -193,7 +197,7 @@ def test_checkpoint_that_differs_from_the_node_is_refused(saved_checkpoint, path
 
 
 def test_restore_waits_until_the_saved_job_is_released(saved_checkpoint, paths, monkeypatch):
-    """Its release destroys the guests by their UUIDs."""
+    """The release of the saved job destroys guests by their UUIDs."""
     store, found = saved_checkpoint
     job = running_journal.JournalledJob(paths, "42.srv")
     assert job.uuids != [found.guests[0].uuid]
@@ -203,7 +207,7 @@ def test_restore_waits_until_the_saved_job_is_released(saved_checkpoint, paths, 
     )
     with pytest.raises(HostFault, match=r"is in use by job 42.srv") as raised:
         boot_sources(store, paths)
-    assert not raised.value.blames_node, "users could take nodes out of service"
+    assert not raised.value.blames_node, "a user's request could drain the node"
     monkeypatch.setattr(restore, "_RELEASED", 60.0)
     threading.Timer(0.2, job.end).start()
     assert len(boot_sources(store, paths)) == 1
@@ -241,7 +245,9 @@ def test_disk_and_session_are_restored_before_the_guest(saved_checkpoint, paths,
     made = {Path(each.path).name: each for each in acquired if hasattr(each, "path")}
     there, named = (each for each in acquired if Path(getattr(each, "path", "")).name == "left")
     assert there.content == b"a session" and there.reader == os.getuid()
-    assert Path(there.path).parent == tmp_path / "s", "on disk"
+    assert Path(there.path).parent == tmp_path / "s", (
+        "the session is not in the state directory (on disk)"
+    )
     assert (named.path, named.target) == (str(tmp_path / "r" / "left"), there.path)
     Path(named.path).parent.mkdir()
     for _ in range(2):
@@ -272,8 +278,10 @@ def test_processor_of_the_site_is_set_for_jobs_that_may_be_saved(saved_checkpoin
         seen[value] = list(node.vtorque_render_domain(guest=guest, site=site))
     assert seen == {NEVER: [], 3600: [CpuModel("Westmere")]}
     (was,) = boot_sources(saved_checkpoint[0], paths)
-    going_on = dataclasses.replace(guest, source=was)
-    assert list(node.vtorque_render_domain(guest=going_on, site=site)) == [], "it has what it had"
+    restored = dataclasses.replace(guest, source=was)
+    assert list(node.vtorque_render_domain(guest=restored, site=site)) == [], (
+        "the CPU model of a restored guest changes"
+    )
 
 
 def test_named_processor_is_compatible_across_nodes(monkeypatch):
@@ -298,11 +306,13 @@ def test_requeued_job_is_restored_from_its_last_checkpoint(saved_checkpoint, pat
     assert guest.saved.memory.parent.name == "42.srv.1"
     first = dataclasses.replace(AGAIN, attempt=0)
     assert boot_sources(store, paths, name="", job=first, checkpoint=3600) == []
-    assert boot_sources(store, paths, name="", job=AGAIN) == [], "it asks for no checkpoints"
+    assert boot_sources(store, paths, name="", job=AGAIN) == [], (
+        "a job without checkpoint= is restored"
+    )
     assert boot_sources(store, paths, name=BEGINNING, job=AGAIN, checkpoint=3600) == []
     (guest,) = boot_sources(store, paths, name="41.srv.0", job=AGAIN, checkpoint=3600)
     assert guest.saved.memory.parent.name == "42.srv.1", (
-        "its own is newer than what it went on with"
+        "the job's own, newer checkpoint is not used"
     )
 
 
@@ -317,7 +327,7 @@ def test_held_job_is_restored_even_without_checkpoint_options(saved_checkpoint, 
     store.make(later.id)
     finish(store, later)
     (guest,) = boot_sources(store, paths, name="", job=AGAIN)
-    assert guest.saved.memory.parent.name == later.id, "its last one, by whatever it was made"
+    assert guest.saved.memory.parent.name == later.id, "not the last checkpoint is used"
 
 
 def test_requeued_job_without_a_checkpoint_starts_from_the_beginning(
@@ -386,7 +396,9 @@ def test_last_checkpoint_is_found_by_attempt_and_number_despite_clocks(saved_che
     assert store.list_for_job("42.srv")[-1].id == "42.srv.2-11"
     store.make("42.srv.2")
     finish(store, dataclasses.replace(found, id="42.srv.2", made=0.5))
-    assert store.list_for_job("42.srv")[-1].id == "42.srv.2", "with which it ended"
+    assert store.list_for_job("42.srv")[-1].id == "42.srv.2", (
+        "the checkpoint that ended the attempt is not the last"
+    )
     assert store.list_for_job("43.srv") == []
 
 
@@ -407,4 +419,4 @@ def test_checkpoint_of_an_earlier_job_with_this_id_is_not_used(saved_checkpoint,
     (guest,) = boot_sources(store, paths, name="", job=AGAIN, checkpoint=3600)
     assert guest.saved.memory.parent.name == mine.id
     (guest,) = boot_sources(store, paths)
-    assert guest.saved.memory.parent.name == NAME, "its user can name it"
+    assert guest.saved.memory.parent.name == NAME, "the user cannot select the checkpoint by name"

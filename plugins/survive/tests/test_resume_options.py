@@ -43,9 +43,9 @@ def refusal(plugins, *pairs, site=PLACE, nodes=None):
 
 
 @pytest.mark.parametrize("asked", ASKED)
-@pytest.mark.parametrize("with_", ["", "iocm=true", "unclot=false", "vms_per_node=2"])
-def test_request_that_can_be_saved_is_accepted(plugins, asked, with_):
-    assert refusal(plugins, asked, *filter(None, [with_])) == ""
+@pytest.mark.parametrize("option", ["", "iocm=true", "unclot=false", "vms_per_node=2"])
+def test_request_that_can_be_saved_is_accepted(plugins, asked, option):
+    assert refusal(plugins, asked, *filter(None, [option])) == ""
     assert refusal(plugins, asked, nodes=1) == ""
 
 
@@ -64,7 +64,9 @@ def test_option_that_cannot_be_saved_is_refused_with_a_fix(plugins, asked, other
     text = refusal(plugins, asked, *filter(None, [other]), site=PLACE + site)
     assert f"{asked}: a job with {key} cannot be saved" in text
     assert f"leave out {key}, or this" in text
-    assert refusal(plugins, *filter(None, [other]), site=site) == "", "a job that asks for none"
+    assert refusal(plugins, *filter(None, [other]), site=site) == "", (
+        "the option is refused without a checkpoint option, too"
+    )
 
 
 @pytest.mark.parametrize("asked", ASKED)

@@ -82,7 +82,7 @@ def test_job_acquires_the_guests_of_an_ended_job(store, site, alive):
     assert said.pop("leased") == [list(each) for each in LEASED]
     mine_is = {"job": "9.srv", "key": "9.srv.0", "node": "n2", "checkpoint": found.id}
     assert said == mine_is
-    assert alive["asked"] == ["42.srv"], "the other node's"
+    assert alive["asked"] == ["42.srv"], "other jobs were queried"
     mine.create()
     for _ in range(2):
         mine.release()
@@ -117,7 +117,7 @@ def test_second_job_that_restores_the_same_guests_is_refused(store, site, alive)
 
 
 def test_requeued_job_acquires_its_guests_again(store, site, alive):
-    """Its node may be dead while the batch system still knows the job: it is this one."""
+    """The last node may be dead, and the batch system reports this attempt of the job as alive."""
     found = manifest(store)
     alive["42.srv"] = JobState.ALIVE
     jobs = [JobAttempt("42.srv", n, "ada", os.getuid(), f"n{n + 1}") for n in (1, 2)]
@@ -150,14 +150,14 @@ def gates(store, site, alive):
 
 
 def waiting(gates, node, seconds=60.0):
-    """Have a guest of a node wait there; return its thread and its messages."""
+    """Let a guest of a node wait at the gate; return its thread and its messages."""
     said = []
 
     def wait():
         try:
             gates.both[node](time.monotonic() + seconds, gates.failed)
             said.append("runs")
-        except InUse as error:  # another node's fault
+        except InUse as error:  # a failure of another node
             said.append(str(error))
         except HostFault as error:
             said.append(f"fault: {error}")
@@ -178,7 +178,7 @@ def test_no_guest_runs_before_all_nodes_are_ready(gates):
 
 
 def test_nodes_are_checked_again_before_the_guests_run(gates, monkeypatch):
-    """One node may have given up before another one arrived."""
+    """One node may have timed out before another node is ready."""
     missing, looks = shared_store.Gate._missing_nodes, []
 
     def at_first_none(gate, seen):
@@ -201,8 +201,8 @@ def test_nodes_with_different_checkpoints_do_not_run(gates):
     assert "42.srv.0-7 on n2" in said[0]
 
 
-def test_node_that_gave_up_is_not_awaited(gates):
-    """The last guest arrives when the other node has given up: it does not run either."""
+def test_node_that_timed_out_is_not_awaited(gates):
+    """The last guest is ready after the other node has timed out, and does not run either."""
     others = [waiting(gates, 0, 0.3) for _ in range(2)]
     for thread, said in others:
         thread.join(LONG)
@@ -234,7 +234,7 @@ def test_failed_start_of_another_node_or_guest_is_reported(gates, alive, monkeyp
 def test_hanging_shared_directory_times_out_with_its_name(
     store, site, alive, monkeypatch, tmp_path
 ):
-    """The start holds no lock of the node in the meantime."""
+    """The start does not hold the node's lock in the meantime."""
     site.paths = running_journal.paths_below(tmp_path)
     monkeypatch.setattr(shared_store, "_READ", 0.2)
     monkeypatch.setattr(shared_store, "_write_addresses", lambda *_: time.sleep(600))
@@ -244,7 +244,7 @@ def test_hanging_shared_directory_times_out_with_its_name(
 
 
 def test_address_of_a_local_guest_is_reserved_for_its_checkpoint(store, site, alive, tmp_path):
-    """It is saved and released between the read of the directory and the node's lock."""
+    """A job may be saved and released between the read of the directory and the node's lock."""
     site.paths = running_journal.paths_below(tmp_path)
     job = running_journal.JournalledJob(site.paths, "42.srv")
     leases = [(Lease("address", "10.86.0.20"), 0), (Lease("core", "3"), 0)]

@@ -1,6 +1,6 @@
 """The number of nodes that drain at once.
 
-Threads run in the order of real processes; the batch system's nodes are a dict.
+Threads replace the processes of the nodes, and a dict the batch system.
 """
 
 import random
@@ -14,7 +14,7 @@ from vtorque_survive import turn
 
 
 class BatchNodeDouble:
-    """A node of a batch system; ``waits`` is called with the next action there."""
+    """A node of a batch system; ``waits`` is called before each action, with its name."""
 
     def __init__(self, name, marks, waits=lambda _what: None):
         self.name, self.marks, self.waits = name, marks, waits
@@ -41,7 +41,7 @@ def _short_waits(monkeypatch):
     monkeypatch.setattr(turn, "_POLL", 0.001)
 
 
-def gets_turn(node, most):
+def is_granted(node, most):
     try:
         turn.take_turn(node, most, "ill")
     except Refused:
@@ -51,12 +51,12 @@ def gets_turn(node, most):
 
 def all_at_once(nodes, most):
     with ThreadPoolExecutor(len(nodes)) as threads:
-        return sum(threads.map(lambda node: gets_turn(node, most), nodes))
+        return sum(threads.map(lambda node: is_granted(node, most), nodes))
 
 
-@pytest.mark.parametrize(("count", "most", "there"), [(2, 1, ()), (5, 2, ()), (4, 3, ("a", "z"))])
-def test_concurrent_requests_drain_as_many_nodes_as_allowed(count, most, there):
-    marks = dict.fromkeys(there, "ill")
+@pytest.mark.parametrize(("count", "most", "drained"), [(2, 1, ()), (5, 2, ()), (4, 3, ("a", "z"))])
+def test_concurrent_requests_drain_as_many_nodes_as_allowed(count, most, drained):
+    marks = dict.fromkeys(drained, "ill")
     together, asks = threading.Barrier(count), threading.local()
 
     def waits(what):
@@ -66,9 +66,9 @@ def test_concurrent_requests_drain_as_many_nodes_as_allowed(count, most, there):
             together.wait(60)
 
     nodes = [BatchNodeDouble(f"n{number}", marks, waits) for number in range(count)]
-    room = most - len(there)
+    room = most - len(drained)
     assert all_at_once(nodes, most) == room
-    assert marks == dict.fromkeys([*there, *(f"n{number}" for number in range(room))], "ill")
+    assert marks == dict.fromkeys([*drained, *(f"n{number}" for number in range(room))], "ill")
 
 
 def test_random_order_never_drains_too_many_and_at_least_one():
@@ -80,9 +80,11 @@ def test_random_order_never_drains_too_many_and_at_least_one():
                 seconds = chance.random() * 0.002
             threading.Event().wait(seconds)
 
-        went = all_at_once([BatchNodeDouble(f"n{number}", marks, waits) for number in range(4)], 2)
-        assert 1 <= went <= 2, seed
-        assert list(marks.values()) == ["ill"] * went
+        granted = all_at_once(
+            [BatchNodeDouble(f"n{number}", marks, waits) for number in range(4)], 2
+        )
+        assert 1 <= granted <= 2, seed
+        assert list(marks.values()) == ["ill"] * granted
 
 
 def test_node_above_the_limit_is_not_marked():
@@ -95,12 +97,12 @@ def test_node_above_the_limit_is_not_marked():
 
 def test_drained_node_is_not_counted_twice():
     marks = {"n1": "ill", "n2": "ill"}
-    assert gets_turn(BatchNodeDouble("n1", marks), 2) and marks["n1"] == "ill"
+    assert is_granted(BatchNodeDouble("n1", marks), 2) and marks["n1"] == "ill"
 
 
 def test_request_repeated_after_a_kill_is_granted():
     marks = {"n1": f"{turn.ASKS}ill"}
-    assert gets_turn(BatchNodeDouble("n1", marks), 1) and marks == {"n1": "ill"}
+    assert is_granted(BatchNodeDouble("n1", marks), 1) and marks == {"n1": "ill"}
 
 
 def test_take_back_removes_the_request_but_not_the_drain():
@@ -111,13 +113,13 @@ def test_take_back_removes_the_request_but_not_the_drain():
 
 
 def test_request_that_is_never_completed_times_out_for_others(monkeypatch):
-    """It was killed; no node is drained in its place, since it may continue."""
+    """The requester may continue, so no other node is drained in its place."""
     monkeypatch.setattr(turn, "_TIME", 0.01)
     marks = {"n1": f"{turn.ASKS}ill"}
-    assert not gets_turn(BatchNodeDouble("n2", marks), 1)
+    assert not is_granted(BatchNodeDouble("n2", marks), 1)
     marks["n3"] = f"{turn.ASKS}ill"
     del marks["n1"]
-    assert not gets_turn(BatchNodeDouble("n2", marks), 1) and set(marks) == {"n3"}
+    assert not is_granted(BatchNodeDouble("n2", marks), 1) and set(marks) == {"n3"}
 
 
 def test_batch_system_without_drain_states_refuses_health_drains():

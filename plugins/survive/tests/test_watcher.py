@@ -69,11 +69,11 @@ def loop(paths, domains):
     """Return the watcher's loop; ``lives``: the batch system's answer, ``reasons``: its queries."""
     lives, reasons = {}, []
 
-    def told(_ids, *, soon):
+    def states(_ids, *, soon):
         reasons.append(soon)
         return lives
 
-    found = WatcherLoop(paths, SimpleNamespace(known_states=told))
+    found = WatcherLoop(paths, SimpleNamespace(known_states=states))
     found.lives, found.reasons = lives, reasons
     yield found
     for watched in found.jobs.values():
@@ -94,7 +94,7 @@ def phases(job):
 
 
 def poll_until_idle(loop):
-    """Run the watcher until nothing is being changed."""
+    """Run the watcher until no job is being suspended or resumed."""
     loop.poll()
     eventually(lambda: loop.poll() or all(w.change is None for w in loop.jobs.values()))
 
@@ -111,8 +111,8 @@ def request_answer(loop, job, word):
     return said[0]
 
 
-def by(loop):
-    """Run another watcher, as after a kill; return it."""
+def run_another(loop):
+    """Run another watcher, as after a kill; return the watcher."""
     later = WatcherLoop(loop.paths, loop.batch)
     poll_until_idle(later)
     return later
@@ -135,10 +135,10 @@ def test_job_is_suspended_and_resumed_by_its_owner(loop, paths, domains):
     assert domains.did() == ["suspend"] * 2 + ["resume"] * 2
     log = job.kept.read("log.jsonl").decode()
     assert "paused: requested by its owner" in log and "resumed: " in log
-    assert not any(loop.reasons)  # no reason to ask the batch system
+    assert not any(loop.reasons)  # no reason to query the batch system
 
 
-@pytest.mark.parametrize("wrong", ["", "n3: n3 cannot be asked"])
+@pytest.mark.parametrize("wrong", ["", "n3: n3 did not answer"])
 def test_request_is_answered_after_guests_on_other_nodes_have_followed(loop, paths, domains, wrong):
     job = started(paths)
     words, over = [], paths.state / "over"
@@ -159,7 +159,7 @@ def test_request_is_answered_after_guests_on_other_nodes_have_followed(loop, pat
     thread = threading.Thread(target=asks)
     thread.start()
     eventually(lambda: loop.poll() or phases(job)[-1] == "paused")
-    assert not said, "its own guests stand still meanwhile"
+    assert not said, "answered before the guests on other nodes were paused"
     over.touch()
     eventually(lambda: loop.poll() or said)
     thread.join()
@@ -172,7 +172,7 @@ def test_another_watcher_continues_after_a_kill(loop, paths, domains):
     job = started(paths)
     assert request_answer(loop, job, "suspend") == ""
     shut(loop)
-    later = by(loop)
+    later = run_another(loop)
     assert domains.did() == ["suspend"] * 2  # nothing to do
     assert request_answer(later, job, "resume") == ""
     assert phases(job)[-1] == "run"
@@ -181,7 +181,7 @@ def test_another_watcher_continues_after_a_kill(loop, paths, domains):
 
 @pytest.mark.parametrize("dies", ["suspend", "resume"])
 def test_change_interrupted_by_a_kill_is_repeated(loop, paths, domains, dies):
-    """Between libvirt and the mark, in both orders: the journal alone does not tell."""
+    """The process is killed after libvirt has acted and before the journal records it."""
     job = started(paths, guests=1)
     if dies == "resume":
         assert request_answer(loop, job, "suspend") == ""
@@ -190,7 +190,7 @@ def test_change_interrupted_by_a_kill_is_repeated(loop, paths, domains, dies):
     shut(loop)
     domains.dies = ""
     before = len(domains.did())
-    later = by(loop)
+    later = run_another(loop)
     eventually(lambda: later.poll() or len(domains.did()) > before)
     poll_until_idle(later)
     assert domains.did()[-1] == dies
@@ -209,7 +209,7 @@ def test_failed_resume_is_retried(loop, paths, domains):
 
 
 def test_guests_are_paused_with_the_job_shell_and_keep_their_cpus(loop, paths, domains):
-    """The user chooses the process that has the lock: this releases no CPUs of the job."""
+    """The user controls the lock, so a suspend by the lock releases no CPUs of the job."""
     job = started(paths)
     lock = paths.job_shell(job.key)
     lock.touch(mode=0o400)
@@ -250,7 +250,7 @@ def test_hold_applies_to_the_node_that_runs_the_script(loop, paths, domains):
 
 
 def test_lock_held_by_another_process_does_not_keep_guests_running(loop, paths, domains):
-    """The stop of the job shell is not noticed then: the batch system is queried, less often."""
+    """The watcher then cannot see that the job shell is stopped, and queries the batch system."""
     job = started(paths)
     lock = paths.job_shell(job.key)
     lock.touch(mode=0o400)
@@ -280,7 +280,7 @@ def test_unknown_state_after_a_restart_changes_nothing(loop, paths, domains):
     poll_until_idle(loop)
     shut(loop)
     loop.lives.clear()
-    later = by(loop)
+    later = run_another(loop)
     assert phases(job)[-1] == "suspended" and set(domains.did()) == {"suspend"}
     shut(later)
 
@@ -310,7 +310,7 @@ def test_failed_suspend_is_reported_and_all_guests_resume(loop, paths, domains):
 
 def test_hanging_job_does_not_delay_others(loop, paths, domains, monkeypatch):
     hangs, other = started(paths), started(paths, job_id="43.srv")
-    never, told = os.pipe()
+    never, release = os.pipe()
     before = hypervisor.suspend_domain
     mine = set(hangs.uuids)
 
@@ -324,7 +324,7 @@ def test_hanging_job_does_not_delay_others(loop, paths, domains, monkeypatch):
     loop.poll()
     assert request_answer(loop, other, "suspend") == ""
     assert (phases(hangs)[-1], phases(other)[-1]) == ("run", "paused")
-    os.write(told, b"xx")
+    os.write(release, b"xx")
     poll_until_idle(loop)
     assert phases(hangs)[-1] == "paused"
 
@@ -352,7 +352,7 @@ def test_journal_entries_per_user_requests_are_limited(loop, paths, domains, mon
     assert request_answer(loop, job, "suspend") == ""
     assert request_answer(loop, job, "resume") == ""
     assert "further requests are ignored" in request_answer(loop, job, "suspend")
-    loop.lives[job.id] = JobState.SUSPENDED  # its batch system may
+    loop.lives[job.id] = JobState.SUSPENDED  # the limit does not apply to the batch system
     poll_until_idle(loop)
     assert phases(job)[-1] == "suspended"
 
@@ -366,7 +366,7 @@ def test_starting_or_ending_job_is_skipped(loop, paths, domains):
 
 
 def test_watcher_polls_often_once_a_job_starts(loop, paths):
-    """Also while its guests boot: entries in the journal do not wake the watcher."""
+    """Entries in the journal do not wake the watcher, so it polls often during the boot, too."""
     loop.poll()
     assert loop.pause(0.5) == watcher._IDLE
     job = started(paths)
@@ -416,14 +416,14 @@ def test_batch_system_is_queried_by_a_separate_process(tmp_path, batch_states):
     before = dict(batch_states)
     batch_states |= {
         "1": JobState.ALIVE,
-        "2": JobState.UNKNOWN,
-    }  # for an unknown job its last state counts
+        "2": JobState.UNKNOWN,  # its last known state is used
+    }
     eventually(lambda: asked.known_states(["1", "2"], soon=True)["1"] is JobState.ALIVE)
     assert asked.known_states(["1", "2"], soon=True)["2"] is before["2"]
     assert "2" not in asked.known_states(["1"], soon=True)
     assert "2" not in asked.known_states(
         ["1", "2"], soon=False
-    )  # another attempt of it is another job
+    )  # the state of an earlier attempt is dropped
 
 
 def test_batch_system_is_queried_once_without_a_reason(tmp_path, batch_states, monkeypatch):

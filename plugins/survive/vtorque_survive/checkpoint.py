@@ -1,6 +1,6 @@
 """Save a job's guests to files. Runs as root, in the watcher.
 
-The steps of a checkpoint, each in a process of its own:
+The steps of a checkpoint, each in a separate process:
 
 1. Let the script's guest and the job shell survive the loss of their connection (:func:`_hold`).
 2. Pause the guests, copy the disks, save the memory, and sync all files (:func:`_save`). If the job

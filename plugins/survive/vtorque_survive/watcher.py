@@ -5,7 +5,7 @@ once per minute. It queries more often if the job shell is stopped or runs on an
 the job was suspended. The watcher needs no query to pause the guests if the job shell is stopped
 (SIGSTOP) or the job's owner requests a pause (``request``).
 
-The watcher may be killed at any time, because it keeps no state of its own: the owner's requests
+The watcher may be killed at any time, because it keeps no state: the owner's requests
 are files, and completed actions are in the job's journal.
 """
 
