@@ -1,6 +1,7 @@
 """Forged requests that a user could submit, with root's exact answer to each.
 
-Each attack has a name. :mod:`guards` shows that each depends on the guard that refuses it.
+The keys of the tables are the names of the attacks in doc/generated/security-tests.md. The tests
+that use :mod:`guards` check that a guard refuses each attack.
 """
 
 from __future__ import annotations
@@ -31,96 +32,98 @@ def file_document(**change: object) -> bytes:
 # -- bytes ----------------------------------------------------------------------------------------
 
 BLOBS = {
-    "nothing": (b"", "Expecting value: line 1 column 1 (char 0)"),
+    "empty": (b"", "Expecting value: line 1 column 1 (char 0)"),
     "NULs": (b"\0" * 10, "Expecting value: line 1 column 1 (char 0)"),
     "byte order mark": (
         b"\xef\xbb\xbf" + document(),
         "Unexpected UTF-8 BOM (decode using utf-8-sig): line 1 column 1 (char 0)",
     ),
     "UTF-16": (document().decode().encode("utf-16"), "it is not UTF-8"),
-    "overlong slash": (b'{"v":1,"vm":[["img","\xc0\xaf"]]}', "it is not UTF-8"),
-    "deep lists": (b'{"v":' + b"[" * 60_000, "it is nested too deep"),
-    "deep objects": (b'{"v":' * 20_000, "it is nested too deep"),
+    "overlong UTF-8 encoding of a slash": (b'{"v":1,"vm":[["img","\xc0\xaf"]]}', "it is not UTF-8"),
+    "deeply nested lists": (b'{"v":' + b"[" * 60_000, "it is nested too deep"),
+    "deeply nested objects": (b'{"v":' * 20_000, "it is nested too deep"),
     "10 MB": (b"x" * 10_000_000, "has 10000000 bytes (limit: 131072)"),
-    "blanks beyond the limit": (b" " * 131_073, "has 131073 bytes (limit: 131072)"),
+    "spaces beyond the limit": (b" " * 131_073, "has 131073 bytes (limit: 131072)"),
     "two documents": (document() * 2, "Extra data: line 1 column 47 (char 46)"),
     "NUL at the end": (document() + b"\0", "Extra data: line 1 column 47 (char 46)"),
-    "a key twice": (b'{"v":1,"vm":[],"vm":[["ram","1T"]]}', "a JSON object has a key twice"),
-    "a key twice, deep": (
+    "duplicate JSON key": (b'{"v":1,"vm":[],"vm":[["ram","1T"]]}', "a JSON object has a key twice"),
+    "duplicate JSON key in a nested object": (
         b'{"v":1,"vm":[],"files":{"a":{"name":"x","name":"y","data":""}},"shell":null}',
         "a JSON object has a key twice",
     ),
     "NaN": (b'{"v":1,"vm":[["ram",NaN]]}', "NaN is not JSON"),
-    "infinity by exponent": (b'{"v":1e400,"vm":[],"files":{},"shell":null}', VERSION),
-    "minus zero": (b'{"v":-0,"vm":[],"files":{},"shell":null}', VERSION),
+    "infinity as an exponent": (b'{"v":1e400,"vm":[],"files":{},"shell":null}', VERSION),
+    "negative zero": (b'{"v":-0,"vm":[],"files":{},"shell":null}', VERSION),
     "version as text": (document(v="1"), VERSION),
     "version as float": (document(v=1.0), VERSION),
     "version as boolean": (document(v=True), VERSION),
-    "version of the future": (document(v=2), VERSION),
-    "a uid beside it": (document(uid=0), FIELDS),
-    "another job's id beside it": (document(job="1.other"), FIELDS),
-    "__proto__": (document(__proto__={}), FIELDS),
+    "later version": (document(v=2), VERSION),
+    "additional field uid": (document(uid=0), FIELDS),
+    "additional field job": (document(job="1.other"), FIELDS),
+    "additional field __proto__": (document(__proto__={}), FIELDS),
     "pairs as object": (document(vm={"img": "micro"}), "vm is not a list of at most 200"),
     "201 pairs": (document(vm=[["a", "b"]] * 201), "vm is not a list of at most 200"),
-    "three in a pair": (document(vm=[["a", "b", "c"]]), "a -vm pair is not a list of two"),
-    "key as list": (document(vm=[[["img"], "micro"]]), KEY),
+    "pair of three": (document(vm=[["a", "b", "c"]]), "a -vm pair is not a list of two"),
+    "list as key": (document(vm=[[["img"], "micro"]]), KEY),
     "key with a dot": (document(vm=[["img.x", "1"]]), KEY),
     "key with Kelvin sign": (document(vm=[["\u212aeep", "1"]]), KEY),
     "key with dotless i": (document(vm=[["d\u0131sk", "1"]]), KEY),
     "long key": (document(vm=[["a" * 65, "1"]]), KEY),
-    "value as list": (document(vm=[["img", ["micro"]]]), "a -vm value is not text"),
+    "list as value": (document(vm=[["img", ["micro"]]]), "a -vm value is not text"),
     "lone surrogate": (document(vm=[["img", "\ud800"]]), "a -vm value is not valid UTF-8"),
     "NUL in a value": (document(vm=[["img", "micro\0"]]), "a -vm value has a NUL character"),
-    "key twice": (document(vm=[["img", "a"], ["img", "b"]]), "key img is given twice"),
-    "file's path": (file_document(name="/etc/shadow"), FILE_NAME),
-    "file's name turned round": (file_document(name="x\u202egpj"), FILE_NAME),
-    "file's long name": (
+    "duplicate -vm key": (document(vm=[["img", "a"], ["img", "b"]]), "key img is given twice"),
+    "path as a file's name": (file_document(name="/etc/shadow"), FILE_NAME),
+    "right-to-left override in a file's name": (file_document(name="x\u202egpj"), FILE_NAME),
+    "long name of a file": (
         file_document(name="x" * 256), "a file's name has more than 255 characters"
     ),
     "NUL in a file's name": (file_document(name="x\0y"), "a file's name has a NUL character"),
-    "file with a mode": (
+    "additional field mode of a file": (
         file_document(mode=0o4755), "a file is not an object with exactly name, data"
     ),
-    "file as path": (document(files={"f": "/etc/shadow"}),
+    "path in place of a file": (document(files={"f": "/etc/shadow"}),
                      "a file is not an object with exactly name, data"),
-    "base64 of URLs": (file_document(data="_-_-"), "a file is not base64"),
-    "base64 with line end": (file_document(data="AAAA\n"), "a file is not base64"),
+    "URL-safe base64": (file_document(data="_-_-"), "a file is not base64"),
+    "newline in base64": (file_document(data="AAAA\n"), "a file is not base64"),
     "large file": (file_document(data="A" * 100_000), "a file has 75000 bytes (limit: 65536)"),
-    "shell as words": (document(**{SHELL: ["/bin/sh", "-c"]}), "shell is not text"),
-    "shell with a line end": (document(**{SHELL: "/bin/sh\nid"}), "shell has control characters"),
-    "shell that clears screens": (
+    "list as shell": (document(**{SHELL: ["/bin/sh", "-c"]}), "shell is not text"),
+    "newline in the shell": (document(**{SHELL: "/bin/sh\nid"}), "shell has control characters"),
+    "terminal escape sequence in the shell": (
         document(**{SHELL: "/bin/sh\x1b[2J"}), "shell has control characters"
     ),
-    "cut off": (document()[:-9], "Unterminated string starting at: line 1 column 33 (char 32)"),
-    "no document at all": (b"null", FIELDS),
-    "a list for a document": (b'["v","vm","files","shell"]', FIELDS),
-    "text for a document": (b'"v vm files shell"', FIELDS),
-    "a field missing": (b'{"v":1,"vm":[],"files":{}}', FIELDS),
-    "no list of pairs": (document(vm=None), "vm is not a list of at most 200"),
-    "no files": (document(files=None), "files is not an object of at most 16"),
+    "truncated document": (
+        document()[:-9], "Unterminated string starting at: line 1 column 33 (char 32)"
+    ),
+    "null": (b"null", FIELDS),
+    "list in place of the document": (b'["v","vm","files","shell"]', FIELDS),
+    "text in place of the document": (b'"v vm files shell"', FIELDS),
+    "missing field": (b'{"v":1,"vm":[],"files":{}}', FIELDS),
+    "null in place of the pairs": (document(vm=None), "vm is not a list of at most 200"),
+    "null in place of the files": (document(files=None), "files is not an object of at most 16"),
     "17 files": (
         document(files={f"f{n}": {"name": "x", "data": ""} for n in range(17)}),
         "files is not an object of at most 16",
     ),
-    "minus infinity": (b'{"v":-Infinity}', "-Infinity is not JSON"),
-    "infinity in a value": (b'{"v":1,"vm":[["ram",1e999]],"files":{},"shell":null}',
+    "negative infinity": (b'{"v":-Infinity}', "-Infinity is not JSON"),
+    "infinity as value": (b'{"v":1,"vm":[["ram",1e999]],"files":{},"shell":null}',
                             "a -vm value is not text"),
-    "value as object": (document(vm=[["img", {"$ref": "/etc/shadow"}]]), "a -vm value is not text"),
-    "value as truth": (document(vm=[["keep", True]]), "a -vm value is not text"),
-    "no value": (document(vm=[["img", None]]), "a -vm value is not text"),
-    "value of 4097": (document(vm=[["img", "x" * 4097]]),
+    "object as value": (document(vm=[["img", {"$ref": "/etc/shadow"}]]), "a -vm value is not text"),
+    "boolean as value": (document(vm=[["keep", True]]), "a -vm value is not text"),
+    "null as value": (document(vm=[["img", None]]), "a -vm value is not text"),
+    "value of 4097 characters": (document(vm=[["img", "x" * 4097]]),
                       "a -vm value has more than 4096 characters"),
-    "surrogate in a shell": (document(**{SHELL: "\udcff"}), "shell is not valid UTF-8"),
+    "surrogate in the shell": (document(**{SHELL: "\udcff"}), "shell is not valid UTF-8"),
     "surrogate in a file's name": (
         file_document(name="\udc80"), "a file's name is not valid UTF-8"
     ),
     "surrogate in a key": (document(vm=[["im\udc67", "x"]]), KEY),
-    "key and file of one name": (
+    "key and file of the same name": (
         document(vm=[["f", "x"]], files={"f": {"name": "x", "data": ""}}), "key f is given twice"
     ),
-    "base64 cut off": (file_document(data="AAAAA"), "a file is not base64"),
-    "file as bytes of a list": (file_document(data=[0, 1]), "a file is not text"),
-    "a valid request, too long": (document() + b" " * 131_072,
+    "truncated base64": (file_document(data="AAAAA"), "a file is not base64"),
+    "list as a file's content": (file_document(data=[0, 1]), "a file is not text"),
+    "valid request beyond the limit": (document() + b" " * 131_072,
                                   "has 131118 bytes (limit: 131072)"),
     "long shell": (document(shell="/" + "x" * 4096), "shell has more than 4096 characters"),
 }  # fmt: skip
@@ -139,26 +142,26 @@ TOO_MUCH = "the decompressed token is larger than 131072 bytes"
 TOKENS = {
     "empty": ("vt1:", NO_TOKEN),
     "upper case": ("VT1:AAAA", NO_TOKEN),
-    "blank": ("vt1:AA AA", NO_TOKEN),
-    "a fifth of a byte": ("vt1:A", "the token is not base64"),
+    "space": ("vt1:AA AA", NO_TOKEN),
+    "one base64 character": ("vt1:A", "the token is not base64"),
     "another version": ("vt2:AHt9", NO_TOKEN),
-    "in front of it": (" vt1:AHt9", NO_TOKEN),
-    "a bomb in a bomb": (
+    "leading space": (" vt1:AHt9", NO_TOKEN),
+    "decompression bomb in a decompression bomb": (
         token(b"\1" + zlib.compress(b"\1" + zlib.compress(b"[" * 9_000_000, 9) * 900, 9)),
         TOO_MUCH,
     ),
     "padding": ("vt1:AAA=", NO_TOKEN),
-    "line end": (token(b"\0{}") + "\n", NO_TOKEN),
+    "newline": (token(b"\0{}") + "\n", NO_TOKEN),
     "Cyrillic A": ("vt1:\u0410AAA", NO_TOKEN),
     "slash": ("vt1:AA/A", NO_TOKEN),
-    "another resource": ("vt1:AAAA,nodes=9", NO_TOKEN),
+    "text of another resource": ("vt1:AAAA,nodes=9", NO_TOKEN),
     "400 kB": ("vt1:" + "A" * 400_000, NO_TOKEN),
-    "unknown kind": (token(b"\7{}"), "the token's type is unknown"),
-    "bomb": (token(b"\1" + zlib.compress(b"[" * 30_000_000, 9)), TOO_MUCH),
+    "unknown type": (token(b"\7{}"), "the token's type is unknown"),
+    "decompression bomb": (token(b"\1" + zlib.compress(b"[" * 30_000_000, 9)), TOO_MUCH),
     "gzip": (token(b"\1" + gzip.compress(b"{}")), BROKEN),
-    "asks for a dictionary": (token(b"\1\x78\xbb" + b"abcd" * 4), BROKEN),
+    "preset dictionary": (token(b"\1\x78\xbb" + b"abcd" * 4), BROKEN),
     "wrong checksum": (token(b"\1" + zlib.compress(b"x" * 60)[:-1] + b"?"), BROKEN),
-    "cut": (token(b"\1" + zlib.compress(b"{}" * 50)[:-5]), TOO_MUCH),
+    "truncated stream": (token(b"\1" + zlib.compress(b"{}" * 50)[:-5]), TOO_MUCH),
     "two streams": (token(b"\1" + zlib.compress(b"{}") * 2), TOO_MUCH),
 }
 

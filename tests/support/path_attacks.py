@@ -30,14 +30,15 @@ Removal = Callable[[pytest.MonkeyPatch], AbstractContextManager[None]]
 
 @dataclass(frozen=True)
 class Attack:
-    """``prepare`` is the attacker's, ``act`` root's; harm shows in ``victim`` or in the result.
+    """An attack on paths that root uses.
 
     Args:
+        prepare: sets up files as the attacker, in the given directory.
+        act: root's action in that directory.
         without: removes the guard.
-        prepare: sets up the files that root will use; gets the directory of the test.
-        act: root's action there.
-        harmed: whether the attack succeeded, given the directory and the result.
-        hangs: the harm is that root waits forever.
+        harmed: whether the attack succeeded, given the directory and the result of ``act``; by
+            default, whether the directory ``victim`` was changed.
+        hangs: whether the attack succeeds if root waits forever.
     """
 
     prepare: Callable[[Path], object]
@@ -47,7 +48,7 @@ class Attack:
     hangs: bool = False
 
     def run(self, top: Path) -> bool:
-        """Attack; return whether harm was done."""
+        """Run the attack; return whether the attack succeeded."""
         top.chmod(0o755)
         (top / "victim").mkdir()
         (top / "victim/file").write_bytes(SECRET)
@@ -59,7 +60,7 @@ class Attack:
         return done == "hangs" if self.hangs else self.harmed(top, done)
 
     def both(self, top: Path, patch: pytest.MonkeyPatch) -> tuple[bool, bool]:
-        """Attack with the guard, and without it; return whether harm was done each time."""
+        """Run the attack with the guard and without it; return whether each attack succeeded."""
         for name in ("guarded", "unguarded"):
             (top / name).mkdir()
         guarded = self.run(top / "guarded")
@@ -199,4 +200,4 @@ def between(module: ModuleType, call: str, when: Callable[..., bool], do: Callab
         yield
     finally:
         setattr(module.os, call, real)
-    assert not todo, "the attacker had no turn"
+    assert not todo, "the call that the attack interrupts did not happen"

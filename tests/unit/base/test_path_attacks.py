@@ -1,6 +1,7 @@
-"""Links, races and unusual files where root creates and removes: each with its guard, and without.
+"""Links, races and unusual files in paths where root creates or removes files.
 
-Files of users that root opens are in ``test_path_attacks_users.py``.
+Each attack runs with its guard and without it. For users' files that root opens, see
+``test_path_attacks_users.py``.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ def swap(top: Path) -> None:
 
 
 def racing(call: str, name: str, act, *, after: bool = False):
-    """Return ``act`` with a swap at the moment of root's ``call`` on ``name``."""
+    """Return ``act`` with a swap during root's system call ``call`` on ``name``."""
 
     def run(top: Path) -> object:
         with between(safefs, call, lambda path, *_: path == name, lambda: swap(top), after=after):
@@ -85,7 +86,7 @@ def in_tree(top: Path) -> None:
 
 
 def tree_race(top: Path) -> None:
-    """A directory in a tree becomes a link between root's check and its open."""
+    """Replace a directory in a tree by a link between root's check and open."""
 
     def exchange() -> None:
         (top / "dir/below").rename(top / "away")
@@ -110,7 +111,7 @@ def mounted(below: bool):
 
 
 def new_job_state(top: Path) -> None:
-    """A directory of root's is made, and replaced by a link before root sets its owner."""
+    """Replace a new directory by a link before root sets the owner of the directory."""
 
     def exchange() -> None:
         (top / "new").rmdir()
@@ -178,30 +179,30 @@ def lock(top: Path) -> None:
 OTHERS = "can be written by others"
 ATTACKS = {
     # creating
-    "a link at the name": Attack(link("f"), write("f"), FRESH),
-    "a hard link at the name": Attack(hard_link("f"), write("f"), FRESH),
-    "a link into nothing": Attack(link("f", "victim/new"), write("f"), FRESH),
-    "a link to a link": Attack(
+    "link at the path of a new file": Attack(link("f"), write("f"), FRESH),
+    "hard link at the path of a new file": Attack(hard_link("f"), write("f"), FRESH),
+    "dangling link": Attack(link("f", "victim/new"), write("f"), FRESH),
+    "link to a link": Attack(
         lambda top: (link("g")(top), (top / "f").symlink_to("g")), write("f"), FRESH
     ),
-    "a FIFO at the name": Attack(
+    "FIFO at the path of a new file": Attack(
         lambda top: os.mkfifo(top / "f"), write("f"), FRESH, hangs=True
     ),
-    "a directory of everybody's": Attack(
+    "world-writable directory": Attack(
         mode("dir", 0o777), write("dir/f"), statement(safefs, "_check", OTHERS), made("dir/f")
     ),
-    "a directory of a group's": Attack(
+    "group-writable directory": Attack(
         mode("dir", 0o775), write("dir/f"), statement(safefs, "_check", OTHERS), made("dir/f")
     ),
-    "everybody's directory above": Attack(
+    "world-writable parent directory": Attack(
         lambda top: ((top / "dir/own").mkdir(0o755), mode("dir", 0o777)(top)),
         write("dir/own/f"), statement(safefs, "_check", OTHERS), made("dir/own/f"),
     ),
-    "a way up": Attack(
+    ".. in the path": Attack(
         lambda top: None, write("dir/../victim/f"),
         statement(safefs, "parent_of", "is not an absolute path"),
     ),
-    "a directory exchanged after it is opened": Attack(
+    "directory replaced after it was opened": Attack(
         lambda top: None,
         racing("open", "f", write("dir/f")),
         plain(safefs, "write_new", lambda path, *_, **__: os.close(
@@ -209,87 +210,87 @@ ATTACKS = {
         ) or Path(path).touch()),
     ),
     # replacing
-    "a link where a new file is written first": Attack(
+    "link at the path of a temporary file": Attack(
         link(".f.new"), lambda top: safefs.replace(str(top / "f"), b"x", mode=0o600),
         all_of(FRESH, plain(safefs, "remove_file", lambda path: None)),
     ),
-    "a link at the old file": Attack(
+    "link at the path of a replaced file": Attack(
         link("f"), lambda top: safefs.replace(str(top / "f"), b"x", mode=0o600),
         plain(safefs, "replace", naive_write),
     ),
     # directories
-    "a link where a directory will be": Attack(
+    "link at the path of a new directory": Attack(
         link("new", "victim"), lambda top: safefs.make_directory(str(top / "new"), mode=0o777),
         plain(safefs, "make_directory", naive_directory),
     ),
-    "a new directory exchanged": Attack(
+    "new directory replaced": Attack(
         lambda top: None, new_job_state,
         plain(safefs, "_READ", os.O_RDONLY),
     ),
     # removing
-    "a link to remove": Attack(
+    "link at the path of a removed file": Attack(
         link("f"), lambda top: safefs.remove_file(str(top / "f")),
         plain(safefs, "remove_file", lambda path: Path(path).resolve().unlink()),
     ),
-    "a directory exchanged before a removal": Attack(
+    "directory replaced before a removal": Attack(
         lambda top: (top / "dir/file").touch(),
         racing("unlink", "file", lambda top: safefs.remove_file(str(top / "dir/file"))),
         plain(safefs, "remove_file", lambda path: (
             os.unlink("file", dir_fd=os.open(Path(path).parent, os.O_PATH)), Path(path).unlink()
         )),
     ),
-    "a tree that is a link": Attack(
+    "link at the path of a removed tree": Attack(
         link("tree", "victim"), lambda top: safefs.remove_tree(str(top / "tree")),
         plain(safefs, "remove_tree", naive_tree),
     ),
-    "a link in a tree": Attack(
+    "link in a removed tree": Attack(
         link("dir/l", "victim"), lambda top: safefs.remove_tree(str(top / "dir")),
         plain(safefs, "remove_tree", lambda path: [
             shutil.rmtree(os.path.realpath(entry)) for entry in Path(path).iterdir()
         ]),
     ),
-    "a directory in a tree exchanged": Attack(
+    "directory replaced in a removed tree": Attack(
         in_tree, tree_race, plain(safefs, "_READ", os.O_RDONLY)
     ),
-    "a mount in a tree": Attack(
+    "mount in a removed tree": Attack(
         in_tree, mounted(below=True), statement(safefs, "_empty", "is a mount point"),
         lambda top, _: not (top / "dir/below/x").exists(),
     ),
-    "a tree that is a mount": Attack(
+    "mount at the path of a removed tree": Attack(
         lambda top: (top / "dir/x").touch(), mounted(below=False),
         statement(safefs, "remove_tree", "is a mount point"),
         lambda top, _: not (top / "dir/x").exists(),
     ),
     # kept by root
-    "a link for a setting": Attack(
+    "link at the path of a kernel setting": Attack(
         link("link"), setting, flags(irqs, "O_NOFOLLOW")
     ),
-    "a link in /dev/shm": Attack(
+    "link in /dev/shm": Attack(
         shm_link, shm, flags(shared_memory, "O_EXCL", "O_NOFOLLOW")
     ),
-    "a way out of /dev/shm": Attack(
+    ".. in a name in /dev/shm": Attack(
         lambda top: None, lambda top: Shm(f"../..{top}/victim/new", size=1).create(),
         plain(Shm, "path", property(lambda self: f"/dev/shm/{self.name}")),
     ),
-    "a link where a proof is written first": Attack(
+    "link at the path of a proof's temporary file": Attack(
         proof_link(".1.s.json.new"), lambda top: proof.write(paths(top), ready_proof(top)),
         all_of(FRESH, plain(safefs, "remove_file", lambda path: None)),
     ),
-    "a link for a lock": Attack(
+    "link at the path of a lock": Attack(
         link("lock"), lock, flags(locks, "O_NOFOLLOW"), hangs=True
     ),
-    "a link for what is kept": Attack(kept_link, keep, flags(kept_records, "O_NOFOLLOW")),
-    "a link for a journal": Attack(
+    "link at the path of a kept record": Attack(kept_link, keep, flags(kept_records, "O_NOFOLLOW")),
+    "link at the path of a journal": Attack(
         link("1.s.0.jsonl"), lambda top: reading.read(top / "1.s.0.jsonl"),
         flags(reading, "O_NOFOLLOW"),
         lambda _, done: "symbolic link" not in str(done),
     ),
-    "a link for the site's secret": Attack(
+    "link at the path of the site secret": Attack(
         secret, lambda top: job_context.load_secret(top / "secret"),
         flags(job_context, "O_NOFOLLOW"),
         lambda _, done: isinstance(done, bytes),
     ),
-    "a secret that a group can read": Attack(
+    "group-readable site secret": Attack(
         lambda top: ((top / "s").write_bytes(b"s" * 32), (top / "s").chmod(0o640)),
         lambda top: job_context.load_secret(top / "s"),
         statement(trust, "require_secret", "users other than root can access it"),
@@ -304,36 +305,36 @@ def test_path_attack_fails_only_with_its_guard(name, tmp_path, monkeypatch):
     assert ATTACKS[name].both(tmp_path, monkeypatch) == (False, True)
 
 
-def their_link(top: Path) -> None:
-    """In /tmp any user can make one; it would choose the place of root's writes."""
+def users_link(top: Path) -> None:
+    """Replace a directory by another user's link, as any user can in /tmp."""
     top.chmod(0o1777)
     (top / "dir").rmdir()
     (top / "dir").symlink_to(top / "victim")
     os.lchown(top / "dir", 65534, 65534)
 
 
-def their_swap(top: Path) -> object:
-    """They replace it between root's steps."""
-    with between(safefs, "open", lambda path, *_: path == "dir", lambda: their_link(top)):
+def users_swap(top: Path) -> object:
+    """Replace the directory by another user's link between two steps of root."""
+    with between(safefs, "open", lambda path, *_: path == "dir", lambda: users_link(top)):
         return write("dir/f")(top)
 
 
 FOREIGN = statement(safefs, "_check", "belongs to uid")
 BY_OTHERS = {
-    "a link where root's own directory is": Attack(
+    "link at the path of root's directory": Attack(
         link("run", "victim"),
         lambda top: directories.make(top / "run", 0o755),
         statement(directories, "make", "is not a directory: move it"),
     ),
-    "a link of theirs on the way": Attack(their_link, write("dir/f"), FOREIGN),
-    "a directory exchanged for a link of theirs": Attack(lambda top: None, their_swap, FOREIGN),
-    "a directory of theirs": Attack(
+    "user's link in the path": Attack(users_link, write("dir/f"), FOREIGN),
+    "directory replaced by a user's link": Attack(lambda top: None, users_swap, FOREIGN),
+    "user's directory in the path": Attack(
         lambda top: os.chown(top / "dir", 65534, 65534), write("dir/f"), FOREIGN, made("dir/f")
     ),
 }
 
 
-@pytest.mark.skipif(ME != 0, reason="only root can play another user")
+@pytest.mark.skipif(ME != 0, reason="needs root, to act as another user")
 @pytest.mark.parametrize("name", BY_OTHERS)
 def test_path_attack_by_another_user_fails_only_with_its_guard(name, tmp_path, monkeypatch):
     assert BY_OTHERS[name].both(tmp_path, monkeypatch) == (False, True)

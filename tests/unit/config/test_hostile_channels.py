@@ -1,7 +1,7 @@
-"""Forged requests in each batch system's channel: root's side reads them, as root.
+"""Forged requests in each batch system's channel, which root reads.
 
-Users can change Slurm's comment, Torque's resource list and variables, OpenPBS's variables; and
-with the embedded batch system the whole message to its socket.
+Users can change Slurm's comment, Torque's resource list and variables, OpenPBS's variables, and the
+whole message to the socket of the batch system ``local``.
 """
 
 from __future__ import annotations
@@ -34,18 +34,22 @@ def torque(resources: str, variables: str = "") -> bytes:
 
 HASH = pbs_channel.hash_word(MINE)
 TORQUE = {
-    "a hash without its variable": (f"other={HASH}", "", GONE),
-    "another request under the hash": (f"other={HASH}", f"{VARIABLE}={THEIRS}", GONE),
-    "a longer one": (f"other={HASH}", f"{VARIABLE}={MINE}A", GONE),
-    "a variable of nearly that name": (f"other={HASH}", f"X{VARIABLE}={MINE}", GONE),
-    "in another's value": (f"other={HASH}", f"A='{VARIABLE}={MINE}'", GONE),
-    "the hash's own text": (f"other={HASH}", f"{VARIABLE}={HASH}", GONE),
-    "a hash that is none": ("other=vt1v:", f"{VARIABLE}=", GONE),
-    "a hash of nothing": (f"other={pbs_channel.hash_word('')}", f"{VARIABLE}=", NO_TOKEN),
-    "a word of both kinds": (f"other=vt1:{HASH}", f"{VARIABLE}={MINE}", NO_TOKEN),
-    "cut at Torque's buffer": (f"other={MINE[:-9]}", "", DAMAGED),
-    "two words, the first bad": (f"other=vt1:!+{MINE}", "", NO_TOKEN),
-    "with the next resource": (f"other={MINE}=1,mem=1", "", NO_TOKEN),
+    "hash without a variable": (f"other={HASH}", "", GONE),
+    "hash with another request in the variable": (f"other={HASH}", f"{VARIABLE}={THEIRS}", GONE),
+    "hash with a longer request in the variable": (f"other={HASH}", f"{VARIABLE}={MINE}A", GONE),
+    "hash with a variable of a similar name": (f"other={HASH}", f"X{VARIABLE}={MINE}", GONE),
+    "hash with the variable inside another variable's value": (
+        f"other={HASH}",
+        f"A='{VARIABLE}={MINE}'",
+        GONE,
+    ),
+    "hash with the hash itself in the variable": (f"other={HASH}", f"{VARIABLE}={HASH}", GONE),
+    "empty hash": ("other=vt1v:", f"{VARIABLE}=", GONE),
+    "hash of an empty request": (f"other={pbs_channel.hash_word('')}", f"{VARIABLE}=", NO_TOKEN),
+    "hash in place of the request": (f"other=vt1:{HASH}", f"{VARIABLE}={MINE}", NO_TOKEN),
+    "request truncated by Torque's buffer": (f"other={MINE[:-9]}", "", DAMAGED),
+    "two requests of which the first is invalid": (f"other=vt1:!+{MINE}", "", NO_TOKEN),
+    "request joined with the next resource": (f"other={MINE}=1,mem=1", "", NO_TOKEN),
 }
 
 
@@ -81,14 +85,14 @@ def slurm(tmp_path):
 
 
 SCRIPTS = {
-    "no line of ours": b"#!/bin/sh\necho\n",
-    "ours below others": b"#!/bin/sh\n\n#VTORQUE-REQUEST " + MINE.encode() + b"\n",
-    "ours without a script": b"#VTORQUE-REQUEST " + MINE.encode() + b"\n",
-    "cut off": b"#!/bin/sh\n#VTORQUE-REQUEST vt1:AAAA",
-    "more on the line": b"#!/bin/sh\n#VTORQUE-REQUEST " + MINE.encode() + b" x\n",
-    "a NUL in it": b"#!/bin/sh\n#VTORQUE-REQUEST vt1:AA\0AA\n",
-    "bytes that are no text": b"#!/bin/sh\n#VTORQUE-REQUEST vt1:\xff\xfe\n",
-    "ends of lines of DOS": b"#!/bin/sh\r\n#VTORQUE-REQUEST " + MINE.encode() + b"\r\n",
+    "no request line": b"#!/bin/sh\necho\n",
+    "request line after an empty line": b"#!/bin/sh\n\n#VTORQUE-REQUEST " + MINE.encode() + b"\n",
+    "request line without a script": b"#VTORQUE-REQUEST " + MINE.encode() + b"\n",
+    "truncated request": b"#!/bin/sh\n#VTORQUE-REQUEST vt1:AAAA",
+    "text after the request": b"#!/bin/sh\n#VTORQUE-REQUEST " + MINE.encode() + b" x\n",
+    "NUL in the request": b"#!/bin/sh\n#VTORQUE-REQUEST vt1:AA\0AA\n",
+    "request that is not UTF-8": b"#!/bin/sh\n#VTORQUE-REQUEST vt1:\xff\xfe\n",
+    "DOS line endings": b"#!/bin/sh\r\n#VTORQUE-REQUEST " + MINE.encode() + b"\r\n",
 }
 
 
@@ -101,10 +105,10 @@ def test_forged_slurm_script_is_refused(slurm, name, monkeypatch):
     assert str(caught.value) == NO_TOKEN
 
 
-# A word in a comment is found by the blank before it.
-@pytest.mark.parametrize("name", sorted(TOKENS.keys() - {"in front of it"}))
+# In a comment, a request is found by the space before it.
+@pytest.mark.parametrize("name", sorted(TOKENS.keys() - {"leading space"}))
 def test_forged_slurm_comment_is_refused(slurm, name):
-    """If it is found; otherwise there is no VM job, and its shell finds no proof."""
+    """If no request is found in the comment, the job has no guests and no proof."""
     word = slurm_channel.find(f"a comment of mine {TOKENS[name][0]}")
     if word is not None:
         with pytest.raises(Refused, match="the job's request is invalid"):
@@ -114,7 +118,7 @@ def test_forged_slurm_comment_is_refused(slurm, name):
 @pytest.mark.parametrize(
     ("text", "word"),
     [
-        (f"{THEIRS} {MINE}", MINE),  # ours comes last, as vsub writes it
+        (f"{THEIRS} {MINE}", MINE),  # vsub writes its request last
         (f"x{MINE}", None),
         (f"vt1:in-script {MINE}", MINE),
         (f"{MINE}\nvt1:in-script", "vt1:in-script"),
@@ -125,7 +129,7 @@ def test_slurm_comment_with_other_words_uses_the_last_request_word(text, word):
 
 
 def test_slurm_user_with_another_uid_on_the_node_is_refused():
-    """A number that is another user's here would start another user's guest."""
+    """A uid of another user on this node would start a guest of that user."""
     with pytest.raises(VtorqueError, match="mallory with uid 0, but on this node the uid is root"):
         slurm_channel.trusted_owner("mallory", 0)
     (guard,) = guards(slurm_channel, ("trusted_owner",))

@@ -38,20 +38,20 @@ PLUGINS.register("core", vm_options, "vtorque-core")
 CONFIG = Path("/etc/vtorque/vtorque.toml")
 STRICT = build(parse_toml(SITE, CONFIG), PLUGINS)
 
-# Answers of a compromised reader to root: parts that no document has.
+# Answers of a compromised parser to root: parts that no document has.
 PARTS = {
-    "nothing": [b""],
-    "no key": [b"v=x"],
-    "a key's file": [b"f../x=n\0"],
+    "empty": [b""],
+    "value without a key": [b"v=x"],
+    "path as a file's key": [b"f../x=n\0"],
     "long value": [b"vimg=" + b"x" * 4097],
-    "value that is no text": [b"vimg=\xff"],
-    "key twice": [b"vimg=a", b"vimg=b"],
+    "value that is not UTF-8": [b"vimg=\xff"],
+    "duplicate key": [b"vimg=a", b"vimg=b"],
     "201 values": [b"vk%d=x" % n for n in range(201)],
     "17 files": [b"fk%d=n\0" % n for n in range(17)],
-    "file's path": [b"fimg=/etc/shadow\0"],
-    "file's long name": [b"fimg=" + b"x" * 256],
+    "path as a file's name": [b"fimg=/etc/shadow\0"],
+    "long name of a file": [b"fimg=" + b"x" * 256],
     "large file": [b"fimg=x\0" + b"x" * 65_537],
-    "shell that clears screens": [b"s=/bin/sh\x1b[2J"],
+    "terminal escape sequence in the shell": [b"s=/bin/sh\x1b[2J"],
     "two shells": [b"s=/bin/sh", b"s=/bin/sh"],
     "long shell": [b"s=/" + b"x" * 4096],
 }
@@ -71,8 +71,8 @@ ATTACKS: dict[str, Attack] = {
         f"{key}={value!a}": lambda k=key, v=value: decided(Request(((k, v),)))
         for key, value in PAIRS
     },
-    "text's place": lambda: decided(Request(files={"img": FileData("micro", b"")})),
-    "a key twice, unseen by the decoder": lambda: decided(
+    "file in place of text": lambda: decided(Request(files={"img": FileData("micro", b"")})),
+    "duplicate key that the decoder accepts": lambda: decided(
         Request((("img", "micro"),), {"img": FileData("micro", b"")})
     ),
 }
@@ -105,7 +105,7 @@ REFUSALS = {name: result_of(attack) for name, attack in ATTACKS.items()}
 
 
 @functools.cache
-def gets_on(guard: Guard) -> frozenset[str]:
+def attacks_stopped_by(guard: Guard) -> frozenset[str]:
     """Return the attacks with another result without this guard."""
     with without(guard):
         return frozenset(name for name, a in ATTACKS.items() if result_of(a) != REFUSALS[name])
@@ -122,20 +122,22 @@ def test_each_guard_stops_an_attack_and_each_attack_needs_a_guard():
     """Without a guard some attack has another result; each attack is stopped by some guard."""
     gone = set()
     for guard in GUARDS:
-        changed = gets_on(guard)
+        changed = attacks_stopped_by(guard)
         assert changed, guard
-        assert result_of(ATTACKS[min(changed)]) == REFUSALS[min(changed)], f"{guard} is back"
+        assert result_of(ATTACKS[min(changed)]) == REFUSALS[min(changed)], (
+            f"{guard} was not restored"
+        )
         gone |= changed
     assert gone == ATTACKS.keys()
 
 
 LIMITS = {
-    "MAX_REQUEST": "bytes: a valid request, too long",
+    "MAX_REQUEST": "bytes: valid request beyond the limit",
     "MAX_PAIRS": "bytes: 201 pairs",
     "MAX_FILES": "bytes: 17 files",
     "MAX_FILE": "bytes: large file",
-    "MAX_VALUE": "bytes: value of 4097",
-    "MAX_FILE_NAME": "bytes: file's long name",
+    "MAX_VALUE": "bytes: value of 4097 characters",
+    "MAX_FILE_NAME": "bytes: long name of a file",
     "_MAX_TOKEN": "token: 400 kB",
 }
 
@@ -173,7 +175,7 @@ def test_decompression_bomb_costs_much_memory_without_the_limit(monkeypatch):
 
 
 def test_most_expensive_valid_request_costs_little():
-    """Everything that the limits allow at once, unpacked, read and decided."""
+    """Unpack, parse and validate a request that has everything that the limits allow."""
     half = base64.b64encode(bytes(45_000)).decode()
     blob = document(
         vm=[[f"k{n}", "x" * 20] for n in range(200)],
@@ -227,7 +229,7 @@ FORGED = {
 
 @pytest.mark.e2e
 def test_prologue_refuses_all_forged_requests_and_acquires_nothing(node, tmp_path):
-    """The user is told why; only that message is left on the node."""
+    """The user gets the reason, and nothing else is left on the node."""
     for number, (name, blob) in enumerate(FORGED.items()):
         job = BatchJob(f"{number}.srv", OWNER, "n1", ("n1",), blob)
         batch = ForgingBatch(job)

@@ -1,7 +1,7 @@
-"""Unusual files and races on paths of the user: disk, share, output, scripts, proofs.
+"""Unusual files and races in the user's paths: disk, share, output, scripts, proofs.
 
-Root opens none of them as root. Its reaction to a wrong file is tested with each guard, and
-without.
+Root's privileges are dropped before any of these files is opened. Each attack runs with its guard
+and without it.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def a_plan(top: Path, name: str, **changes: object) -> _user_daemon_exec.DaemonP
 
 
 def disk(name: str, **changes: object):
-    """Open a disk file like its daemon, and write into it."""
+    """Open a disk file as its daemon does, and write to the file."""
 
     def act(top: Path) -> str:
         descriptor = _user_daemon_exec._open_disk(a_plan(top, name, **changes))
@@ -50,7 +50,7 @@ def disk(name: str, **changes: object):
 
 
 def share(name: str, **changes: object):
-    """Open a shared directory like root's launcher."""
+    """Open a shared directory as root's launcher does."""
     wanted = {"owner_check": True, "launched_by_root": True} | changes
 
     def act(top: Path) -> str:
@@ -89,7 +89,7 @@ def written(top: Path, _: object) -> bool:
 
 
 def by_descriptor(top: Path) -> object:
-    """The victim's file is open in the process, like one of root's could be."""
+    """Open the victim's file by the path of a descriptor that the process has."""
     with (top / "victim/file").open("r+b") as file:
         return disk(f"/proc/self/fd/{file.fileno()}")(top)
 
@@ -108,7 +108,7 @@ def locked(top: Path) -> object:
 
 
 def swapped_disk(top: Path) -> object:
-    """A user's file becomes a link just before it is opened."""
+    """Replace the user's file by a link just before the daemon opens it."""
     (top / "disk").write_bytes(SECTORS)
 
     def swap() -> None:
@@ -128,7 +128,7 @@ def fifo(name: str):
 
 
 def swap_share(top: Path) -> object:
-    """The user's directory becomes a link just before it is opened."""
+    """Replace the user's directory by a link just before the daemon opens it."""
     (top / "home").mkdir()
 
     def swap() -> None:
@@ -140,7 +140,7 @@ def swap_share(top: Path) -> object:
 
 
 def swap_parent(top: Path) -> object:
-    """A parent directory of the user becomes a link just before the share is opened."""
+    """Replace a parent directory by a link just before the daemon opens the share."""
     (top / "way/home").mkdir(parents=True)
 
     def swap() -> None:
@@ -163,59 +163,59 @@ LOCK = plain(
     _user_daemon_exec, "fcntl", types.SimpleNamespace(**{**vars(fcntl), "fcntl": lambda *_: 0})
 )
 DISKS = {
-    "a link to another's file": Attack(linked_disk, disk("disk"), NO_LINK, written),
-    "a link that comes at the last moment": Attack(
+    "link to another user's file": Attack(linked_disk, disk("disk"), NO_LINK, written),
+    "file replaced by a link just before the open": Attack(
         victims_disk, swapped_disk, NO_LINK, written
     ),
-    "a descriptor of the process": Attack(victims_disk, by_descriptor, NO_LINK, written),
-    "a hard link to another's file": Attack(
+    "path of a descriptor in /proc/self/fd": Attack(victims_disk, by_descriptor, NO_LINK, written),
+    "hard link to another user's file": Attack(
         lambda top: (victims_disk(top), os.link(top / "victim/file", top / "disk")),
         disk("disk", uid=ME + 1), WHOSE, written,
     ),
-    "another's file by its own name": Attack(
+    "another user's file": Attack(
         victims_disk, disk("victim/file", uid=ME + 1), WHOSE, written
     ),
-    "a FIFO, read only": Attack(
+    "FIFO opened read-only": Attack(
         fifo("disk"), disk("disk", readonly=True), flags(_user_daemon_exec, "O_NONBLOCK"),
         hangs=True
     ),
-    "a FIFO": Attack(
+    "FIFO": Attack(
         fifo("disk"), disk("disk", readonly=True), REGULAR,
         lambda _, done: "regular" not in str(done),
     ),
-    "a device": Attack(
+    "device": Attack(
         lambda top: None, disk("/dev/null", readonly=True), REGULAR,
         lambda _, done: "regular" not in str(done),
     ),
-    "an endless device": Attack(
+    "endless device": Attack(
         lambda top: None, disk("/dev/zero", readonly=True), REGULAR,
         lambda _, done: "regular" not in str(done),
     ),
-    "a directory": Attack(
+    "directory": Attack(
         lambda top: None, disk("dir", readonly=True), REGULAR,
         lambda _, done: "regular" not in str(done),
     ),
-    "a file in use": Attack(lambda top: None, locked, LOCK, opened),
-    "no byte at all": Attack(file("disk"), disk("disk"), SIZE, opened),
-    "half a sector": Attack(file("disk", b"x" * 700), disk("disk"), SIZE, opened),
+    "file in use": Attack(lambda top: None, locked, LOCK, opened),
+    "empty file": Attack(file("disk"), disk("disk"), SIZE, opened),
+    "file of 700 bytes": Attack(file("disk", b"x" * 700), disk("disk"), SIZE, opened),
 }  # fmt: skip
 SHARES = {
-    "a link to another's directory": Attack(
+    "link to another user's directory": Attack(
         make_users_link("home", "victim"), share("home"), LINKS, opened
     ),
-    "a parent that is a link": Attack(
+    "link as parent": Attack(
         make_users_link("way", "."), share("way/victim"), LINKS, opened
     ),
-    "a link that comes at the last moment": Attack(
+    "directory replaced by a link just before the open": Attack(
         lambda top: None, swap_share, all_of(NO_LINK, REPLACED), opened
     ),
-    "a parent that becomes a link at the last moment": Attack(
+    "parent replaced by a link just before the open": Attack(
         lambda top: None, swap_parent, REPLACED, opened
     ),
-    "a file for a directory": Attack(
+    "file in place of a directory": Attack(
         file("home"), share("home"), flags(_user_daemon_exec, "O_DIRECTORY"), opened
     ),
-    "another's directory": Attack(
+    "another user's directory": Attack(
         lambda top: None, share("victim", uid=ME + 1),
         statement(_user_daemon_exec, "_open_source", "belongs to uid"), opened,
     ),
@@ -235,7 +235,7 @@ READY = proof.Proof(
 
 
 def proven(top: Path) -> None:
-    """A valid proof of another user is at the victim's place."""
+    """Write a valid proof to the victim's file."""
     (top / "proof").mkdir(mode=0o755)
     (top / "victim/file").write_bytes(READY.encode())
 
@@ -252,7 +252,7 @@ def read_proof(top: Path) -> object:
     return proof.read(paths(top), "1.s", ME, owner_uid=ME)
 
 
-def believed(_: Path, done: object) -> bool:
+def is_accepted(_: Path, done: object) -> bool:
     return isinstance(done, proof.Proof | bytes)
 
 
@@ -284,34 +284,34 @@ def read_script(top: Path) -> object:
 OWNER = statement(proof, "_check_owner", "can be written by others")
 KIND = statement(proof, "_check_owner", "has the wrong type")
 PROOFS = {
-    "a link to another proof": Attack(
+    "link to another proof": Attack(
         with_proof(lambda top, at: at.symlink_to(top / "victim/file")), read_proof,
-        flags(proof, "O_NOFOLLOW"), believed,
+        flags(proof, "O_NOFOLLOW"), is_accepted,
     ),
-    "a FIFO that never speaks": Attack(
+    "FIFO without a writer": Attack(
         with_proof(lambda top, at: os.mkfifo(at)), read_proof, flags(proof, "O_NONBLOCK"),
         hangs=True,
     ),
-    "a proof that others can write": Attack(
+    "world-writable proof": Attack(
         with_proof(lambda top, at: (at.write_bytes(READY.encode()), at.chmod(0o666))), read_proof,
-        OWNER, believed,
+        OWNER, is_accepted,
     ),
-    "a directory that others can write": Attack(
-        with_proof(open_directory), read_proof, OWNER, believed
+    "world-writable directory": Attack(
+        with_proof(open_directory), read_proof, OWNER, is_accepted
     ),
-    "a link for the directory": Attack(
+    "link in place of the directory": Attack(
         with_proof(linked_directory), read_proof,
-        plain(proof, "_check_owner", lambda *_: None), believed,
+        plain(proof, "_check_owner", lambda *_: None), is_accepted,
     ),
-    "a script that was changed": Attack(
+    "changed script": Attack(
         script(lambda top, at: at.write_bytes(b"evil\n")), read_script,
-        statement(proof, "user_file", "was changed"), believed,
+        statement(proof, "user_file", "was changed"), is_accepted,
     ),
-    "a link for a script": Attack(
+    "link in place of a script": Attack(
         script(lambda top, at: (file("s", b"echo\n")(top), at.symlink_to(top / "s"))),
-        read_script, flags(proof, "O_NOFOLLOW"), believed,
+        read_script, flags(proof, "O_NOFOLLOW"), is_accepted,
     ),
-    "a FIFO for a script": Attack(
+    "FIFO in place of a script": Attack(
         script(lambda top, at: os.mkfifo(at)), read_script, flags(proof, "O_NONBLOCK"),
         hangs=True,
     ),
@@ -346,7 +346,7 @@ def read_job_script(name: str):
 
 
 def endless(act, module, function):
-    """Return the attack by a device that can be read forever."""
+    """Return an attack with a device that can be read forever."""
     return Attack(
         lambda top: None, act, statement(module, function, "is not a regular file"),
         lambda _, done: "regular" not in str(done),
@@ -354,22 +354,22 @@ def endless(act, module, function):
 
 
 FILES = {
-    "a FIFO for vm_prologue": Attack(
+    "FIFO as vm_prologue": Attack(
         fifo("f"), named("f"), flags(request, "O_NONBLOCK"), hangs=True
     ),
-    "an endless device for vm_prologue": endless(named("/dev/zero"), request, "read_user_file"),
-    "a sparse terabyte for vm_prologue": Attack(
+    "endless device as vm_prologue": endless(named("/dev/zero"), request, "read_user_file"),
+    "sparse file of 1 TiB as vm_prologue": Attack(
         sparse, named("f"), statement(request, "read_user_file", "is longer than"),
         lambda _, done: not isinstance(done, ValueError),
     ),
-    "a FIFO for a script": Attack(
+    "FIFO as job script": Attack(
         fifo("f"), read_job_script("f"), flags(qsub, "O_NONBLOCK"), hangs=True
     ),
-    "an endless device for a script": endless(read_job_script("/dev/zero"), qsub, "read_script"),
-    "a FIFO for the output": Attack(
+    "endless device as job script": endless(read_job_script("/dev/zero"), qsub, "read_script"),
+    "FIFO at the path of the output": Attack(
         fifo("out"), output, flags(become_job, "O_NONBLOCK"), hangs=True
     ),
-    "a link for the output": Attack(
+    "link at the path of the output": Attack(
         linked_output, output, flags(become_job, "O_NOFOLLOW"), written
     ),
 }  # fmt: skip
@@ -396,7 +396,7 @@ def test_sparse_user_disk_costs_no_space(tmp_path):
 
 
 def test_socket_as_user_disk_is_denied_as_not_a_regular_file(tmp_path):
-    """The user could see them; a socket cannot even be opened."""
+    """open(2) of a socket fails before the check of the file type."""
     a_socket(tmp_path)
     with pytest.raises(_user_daemon_exec._Denied, match="is not a regular file"):
         disk("disk")(tmp_path)
