@@ -53,13 +53,15 @@ def _on_local(node: BenchNode, rounds: int) -> list[Figure]:
     figures = []
     for name, took in json.loads(done.stdout).items():
         if not took["attacked"]:
-            raise RuntimeError(f"{name.strip()}: never stood until a job's end")
+            raise RuntimeError(f"{name.strip()}: the attack did not last until a job's end")
         ours, quiet, waited = (
             [seconds * 1000 for seconds in took[key]] for key in ("attacked", "quiet", "waited")
         )
-        figures.append(compare(f"job beside {name} (quiet)", "ms", ours, quiet, LIMIT))
+        figures.append(
+            compare(f"job during the attack {name} (no attack)", "ms", ours, quiet, LIMIT)
+        )
         if statistics.median(waited) > statistics.median(ours) / 4:
-            figures.append(compare("  of that until one of two slots is free", "ms", waited))
+            figures.append(compare("  of that, waiting for one of two slots", "ms", waited))
     return figures
 
 
@@ -71,7 +73,7 @@ def _on_libvirtd(node: BenchNode, rounds: int) -> list[Figure]:
             base.append(_whole_job(node))
             with _stopping(other):
                 ours.append(_whole_job(node))
-    return [compare("job in a guest beside stopped virtiofsds (quiet)", "s", ours, base, LIMIT)]
+    return [compare("job in a guest during stopped virtiofsds (no attack)", "s", ours, base, LIMIT)]
 
 
 def _whole_job(node: BenchNode) -> float:
@@ -125,7 +127,7 @@ def _stopping(other: BenchNode) -> Iterator[None]:
     for thread in threads:
         thread.start()
     try:
-        wait(lambda: any(map(_stands_still, tuple(stopped))), "a stopped virtiofsd")
+        wait(lambda: any(map(_is_stopped, tuple(stopped))), "a stopped virtiofsd")
         yield
     finally:
         over.set()
@@ -158,7 +160,7 @@ def _stop(other: BenchNode, pid: int) -> bool:
     return done.returncode == 0
 
 
-def _stands_still(pid: int) -> bool:
+def _is_stopped(pid: int) -> bool:
     """Return True if the process is stopped: state T in proc_pid_stat(5)."""
     with suppress(OSError):  # it has been ended
         stat = Path(f"/proc/{pid}/stat").read_bytes()

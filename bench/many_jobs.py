@@ -24,9 +24,9 @@ def main() -> None:
     """Submit the jobs, wait until each has written its file, and print the time and the hosts."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--jobs", type=int, default=20)
-    parser.add_argument("--seconds", type=int, default=2, help="what each job sleeps")
-    parser.add_argument("--limit", type=int, default=1800, help="seconds until this gives up")
-    parser.add_argument("submit", nargs="+", help="the submit command and its options, behind --")
+    parser.add_argument("--seconds", type=int, default=2, help="seconds that each job sleeps")
+    parser.add_argument("--limit", type=int, default=1800, help="timeout in seconds")
+    parser.add_argument("submit", nargs="+", help="the submit command and its options, after --")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=Path.home(), prefix="many-jobs-") as top:
         place = Path(top, "ended")
@@ -38,7 +38,7 @@ def main() -> None:
         for _ in range(args.jobs):
             subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
         submitted = time.monotonic() - start
-        # The nodes write these files, so no event tells this host of them.
+        # The nodes write these files, so this host gets no events for them.
         while (ended := len(list(place.iterdir()))) < args.jobs:
             if time.monotonic() - start > args.limit:
                 raise SystemExit(f"{ended} of {args.jobs} jobs ended in {args.limit} s")

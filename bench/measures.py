@@ -70,12 +70,12 @@ def ends(bench: Bench) -> list[Figure]:
         plain.append(bench.node.waited_for(FIRST, "-vm", "none"))
         booted.append(bare.first_lines(guests, bench.scratch))
     base = [begin + boot for (begin, _), boot in zip(plain, booted, strict=True)]
-    name = "vsub to the first line (a plain job's and bare QEMU)"
+    name = "vsub to the first line (plain job plus bare QEMU)"
     return [
         compare(name, "s", [begin for begin, _ in ours], base, 1.3),
-        compare("  a plain job's alone", "s", [begin for begin, _ in plain]),
+        compare("  plain job", "s", [begin for begin, _ in plain]),
         compare(
-            "last line to vsub's end (a plain job's)",
+            "last line to vsub's end (plain job)",
             "s",
             *([end for _, end in each] for each in (ours, plain)),
         ),
@@ -181,9 +181,7 @@ def much(bench: Bench) -> list[Figure]:
                 run = bare.timed_run(session, bare.script(content))
                 note(name, run.ended - run.began)
     return [
-        compare(
-            "120 MB of output: a job's file (a plain job's)", "s", spans["job"], spans["plain"], 2
-        ),
+        compare("120 MB of output: a job's file (plain job)", "s", spans["job"], spans["plain"], 2),
         compare("  out of a guest (through a pipe in it)", "s", spans["out"], spans["inside"], 1.7),
         compare("  10,000 lines (into its /dev/null)", "s", spans["lines"], spans["unread"], 1.4),
     ]

@@ -20,7 +20,7 @@ from warm import configured
 
 _HOLD = 3.0  # seconds between suspend and resume
 _SETS = 2.0  # seconds in which a guest has to set its clock
-_LOOKS = 9  # at a guest's clock
+_READS = 9  # of a guest's clock
 # busybox's date prints whole seconds only.
 CLOCK = """#!/bin/sh
 while :; do busybox adjtimex > new.$(hostname); mv new.$(hostname) now.$(hostname); done
@@ -37,7 +37,7 @@ _CLOCK = re.compile(r"time\.tv_sec:\s+(\d+)\s+time\.tv_usec:\s+(\d+)")
 def still(bench: Bench) -> list[Figure]:
     """Measure the pause, its skew between guests, and the error of the guests' clocks."""
     gaps: dict[str, list[float]] = {"vmgr": [], "virsh": []}
-    apart: dict[str, list[float]] = {"Suspended": [], "Resumed": []}
+    skews: dict[str, list[float]] = {"Suspended": [], "Resumed": []}
     before, after = [], []
     with _two_guests(bench.node) as (job, names), _events(bench.scratch / "events") as events:
         ways: dict[str, Callable[[str], object]] = {
@@ -52,16 +52,16 @@ def still(bench: Bench) -> list[Figure]:
                 if way == "vmgr":
                     time.sleep(_SETS)
                     after.append(_clock_error(bench.node))
-                    for word, found in apart.items():
+                    for word, found in skews.items():
                         times = [at[name, word] for name in names]
                         found.append(max(times) - min(times))
     name = f"suspended for {_HOLD:g} s (virsh)"
     return [
-        compare(f"{name}: how long it stands still", "s", gaps["vmgr"], gaps["virsh"], 1.2),
-        compare("  one guest runs and the other no more", "s", apart["Suspended"], limit=0.2),
-        compare("  one guest runs and the other not yet", "s", apart["Resumed"], limit=0.2),
-        compare("  its clock after that", "s", after, limit=0.1),
-        compare("  its clock before", "s", before),
+        compare(f"{name}: time paused", "s", gaps["vmgr"], gaps["virsh"], 1.2),
+        compare("  suspend: skew between the guests", "s", skews["Suspended"], limit=0.2),
+        compare("  resume: skew between the guests", "s", skews["Resumed"], limit=0.2),
+        compare("  error of the guest's clock after the resume", "s", after, limit=0.1),
+        compare("  error of the guest's clock before", "s", before),
     ]
 
 
@@ -92,8 +92,8 @@ def checkpoint(bench: Bench) -> list[Figure]:
         finally:
             bench.node.cancel(job)
             (bench.node.home / "used").unlink(missing_ok=True)
-    what = "saved while it goes on (virsh snapshot-create-as): how long it stands still"
-    return [compare(what, "s", gaps["vmgr"], gaps["virsh"], 1.3)]
+    name = "checkpoint of a running job (virsh snapshot-create-as): time paused"
+    return [compare(name, "s", gaps["vmgr"], gaps["virsh"], 1.3)]
 
 
 def _save(name: str, place: Path) -> None:
@@ -128,7 +128,7 @@ def _events(path: Path) -> Iterator[Path]:
     argv = ["stdbuf", "-oL", "virsh", "event", "--event", "lifecycle", "--loop", "--timestamp"]
     with path.open("wb") as file, subprocess.Popen(argv, stdout=file) as child:
         try:
-            time.sleep(1)  # it does not report when it listens
+            time.sleep(1)  # virsh does not report when it is ready
             yield path
         finally:
             child.terminate()
@@ -152,18 +152,18 @@ def _seen(call: Callable[[], object], events: Path, count: int) -> dict[tuple[st
     call()
     found: list[tuple[str, str, str]] = []
 
-    def there() -> bool:
+    def have_arrived() -> bool:
         found[:] = _EVENT.findall(events.read_text())[skip:]
         return len(found) >= count
 
-    wait(there, "libvirt's events")
+    wait(have_arrived, "libvirt's events")
     return {(name, word): datetime.fromisoformat(at).timestamp() for at, name, word in found}
 
 
 def _clock_error(node: BenchNode) -> float:
     """Return the median difference in seconds between a guest's clock and the file's mtime."""
     errors = []
-    for _ in range(_LOOKS):
+    for _ in range(_READS):
         (file, *_others) = node.home.glob("now.*")
         with file.open() as opened:
             said, written = opened.read(), Path(f"/proc/self/fd/{opened.fileno()}").stat().st_mtime

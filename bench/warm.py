@@ -18,10 +18,10 @@ from node import BenchNode, JobTimes, wait
 
 from vtorque_core.live import placement
 
-WARM, COLD = "ram=512M", "ram=520M"  # of another size, so that it matches none
+WARM, COLD = "ram=512M", "ram=520M"  # COLD has a size that matches no warm guest
 KEPT = "img=micro vcpus=1 ram=512M min=1 max=1"
 FIVE = "img=micro vcpus=1 ram=256M min=5"  # 2560 MiB with QEMU's overhead
-ROOM = 2700  # MiB: a job of 2304, and none of the five beside it
+ROOM = 2700  # MiB: enough for a job of 2304 without any of the five guests
 JOBS = 10
 _IDLE = 2.0  # seconds over which a paused guest's CPU time is counted
 
@@ -55,7 +55,7 @@ def warm(bench: Bench) -> list[Figure]:
         ),
         compare("  prologue to first line", "s", [*map(whole, ours)], [*map(whole, base)]),
         compare("warm: vsub to first line", "s", lines[0], limit=1.0),
-        compare("  the same of a boot", "s", lines[1]),
+        compare("  vsub to first line of a boot", "s", lines[1]),
         compare("  a paused guest: memory of its QEMU", "MiB", rss),
         compare("  a paused guest: CPU", "%", cpu),
     ]
@@ -71,7 +71,7 @@ def full(bench: Bench) -> list[Figure]:
         with configured(node, reserve):
             base.append(_submit_all(node))
         with _keeping(node, FIVE, reserve):
-            wait(lambda: len(_waiting(node)) == 5, "five guests that wait")
+            wait(lambda: len(_waiting(node)) == 5, "five warm guests")
             ours.append(_submit_all(node))
     name = "full node, vsub to first line"
     return [
@@ -90,7 +90,7 @@ def _submit_all(node: BenchNode) -> list[float]:
         node.run(["vsub", "-N", "b", "-o", out.name, "-j", "oe", "-vm", "img=micro,ram=2G", script])
     wait(node.idle, "the end of the jobs")
     if wrong := [text for out in outputs if (text := out.read_text()) != "first\n"]:
-        raise RuntimeError(f"a job said {wrong[0]!r}")
+        raise RuntimeError(f"a job printed {wrong[0]!r}")
     return [out.stat().st_mtime - since for out in outputs]
 
 
@@ -129,7 +129,7 @@ def _waiting(node: BenchNode) -> list[dict[str, Any]]:
 
 def _waits(node: BenchNode) -> str:
     """Wait until a warm guest has been ready for a second; return its part of the libvirt name."""
-    wait(lambda: bool(_waiting(node)), "a guest that waits")
+    wait(lambda: bool(_waiting(node)), "a warm guest")
     time.sleep(1)
     return str(_waiting(node)[0]["key"])
 

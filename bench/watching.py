@@ -60,7 +60,7 @@ def _sampler(top: Path) -> list[Figure]:
         sampler.release()
     return [
         compare(f"telemetry: a sample of {GUESTS} guests, CPU", "ms", cpu, limit=8),
-        compare("telemetry: what a start waits for its process", "ms", waits, limit=3),
+        compare("telemetry: delay of a start by its process", "ms", waits, limit=3),
     ]
 
 

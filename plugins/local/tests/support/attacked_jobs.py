@@ -20,10 +20,12 @@ from local_site import LocalSite, fresh_site
 ATTACKS = {
     "a process whose memory waits for FUSE": of.unreadable_process,
     "1,000 connections with FUSE descriptors": of.unclosable_descriptors,
-    "6 messages of 8 MiB that unfold": of.unfolding_messages,
-    "a cancelled job that opens a FUSE file": of.unopenable_output,
+    "6 messages of 8 MiB that need much memory": of.unfolding_messages,
+    "a canceled job that opens a FUSE file": of.unopenable_output,
     "9 jobs queued with 7 MiB each": of.full_of_environments,
-    "9 of these, and more sent all the time": functools.partial(of.full_of_environments, more=True),
+    "9 jobs queued with 7 MiB each, and more are submitted": functools.partial(
+        of.full_of_environments, more=True
+    ),
     "40 jobs queued": of.flood_of_jobs,
 }
 JOBS = 3  # consecutive
