@@ -183,7 +183,7 @@ def test_failing_guest_prologue_of_the_site_fails_the_start(clean, config):
     job = result.done.stdout.decode().split()[0]
     said = clean.as_user("vmgr", "logs", "--cloud-init", job, check=False)
     assert said.returncode == EXIT_USAGE
-    assert b"no cloud-init log" in said.stderr, "the micro image has no cloud-init"
+    assert b"no cloud-init log" in said.stderr, "the missing log of cloud-init is not reported"
 
 
 # -- Invalid images --------------------------------------------------------------------------------

@@ -102,7 +102,7 @@ class Writer:
         return self.node.as_user("vmgr", "logs", self.id).stdout.decode()
 
     def check(self):
-        """Let it continue and end; no line may be lost or duplicated in any of its outputs."""
+        """Let the job continue and end; check that no line was lost or duplicated."""
         self.await_more(self.counted + 5)
         self.node.script("", "enough")
         log = self.ended()
@@ -113,7 +113,7 @@ class Writer:
         assert said == writing.expected_output(counted, self.memory), (errors, log)
         ended = self.node.home / "ended"
         late = ended.stat().st_mtime - int(ended.read_text())  # date prints whole seconds
-        assert -1 <= late <= 2, "its clock is right"
+        assert -1 <= late <= 2, "the guest's clock is wrong"
         assert all("the job was saved and ends now" in each for each in errors[:-1])
 
 
@@ -147,7 +147,7 @@ def checkpoint_repeatedly(job, times):
 
 @saves
 def test_restored_job_can_be_restored_again_from_the_same_checkpoint(guest, place):
-    """The second time its memory is the checkpoint's; its file, which is the user's, is not."""
+    """The guest's memory is reset to the checkpoint; the user's files are not."""
     job = Writer(guest).submit().await_more()
     (name,) = checkpoint_repeatedly(job, 1)
     first, at = job.lines("counted"), job.counted
@@ -159,7 +159,7 @@ def test_restored_job_can_be_restored_again_from_the_same_checkpoint(guest, plac
     log = job.ended()
     later = job.lines("counted")[at:]
     assert later == [str(int(later[0]) + number) for number in range(len(later))], log
-    assert later[0] in first[1:], "it began where it was saved"
+    assert later[0] in first[1:], "the job was not restored from the checkpoint"
     said = job.lines("n1.out")
     assert said == [*later, *job.lines("also"), *job.memory], log
 
@@ -278,7 +278,7 @@ def the_watcher(node):
 @saves
 @pytest.mark.full
 @pytest.mark.releases
-@pytest.mark.parametrize("stop", [("--stop",), ()], ids=["ends", "goes-on"])
+@pytest.mark.parametrize("stop", [("--stop",), ()], ids=["ends", "continues"])
 def test_saving_process_killed_at_any_moment_loses_nothing(guest, place, stop):
     """libvirt completes the request: the job is saved, or runs as before."""
     job, saved = Writer(guest).submit().await_more(), 0

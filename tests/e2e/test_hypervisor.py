@@ -144,7 +144,7 @@ def await_console(guest: GuestPlan, text: bytes = SAYS) -> None:
     log = guest.state_dir / "console.log"
     deadline = time.monotonic() + LONG
     while not (log.exists() and text.strip() in log.read_bytes()):
-        assert time.monotonic() < deadline, "nothing on the console"
+        assert time.monotonic() < deadline, "the text is not on the console"
         time.sleep(0.05)
 
 
@@ -280,7 +280,7 @@ def test_flooded_console_is_charged_to_the_guest_and_slowed_down(
     wait_for(lambda: cpu_seconds(pid) > before + 0.2, LONG, "some CPU time of the recorder")
     spent, elapsed = cpu_seconds(pid) - before, time.monotonic() - begun
     assert charged_seconds(pid) - charged > 0.9 * spent
-    assert spent < elapsed / 4, "the recorder sleeps after each read"
+    assert spent < elapsed / 4, "the recorder does not sleep after each read"
 
 
 def test_guest_runs_on_when_its_recorder_is_killed(guest: GuestPlan) -> None:

@@ -101,10 +101,10 @@ def test_running_jobs_keep_their_image_version(guest, image, scratch):
         note.write_text("0")
     node.root("vmgr", "images", "verify")
     node.root("vmgr", "images", "label", "added", "x=y")
-    assert (pool / image["version"]).is_dir(), "its job runs"
+    assert (pool / image["version"]).is_dir(), "the image of a running job was removed"
     end(node, job_id)
     assert (node.home / "out").read_text() == "done\n"
-    assert not (pool / image["version"]).exists(), "the job's end has collected it"
+    assert not (pool / image["version"]).exists(), "the old version is left after the job's end"
     new = json.loads(node.root("vmgr", "images", "show", "added").stdout)
     assert new["version"] != image["version"]
     assert (new["labels"]["new"], new["distro"]) == ("1", "added")

@@ -96,7 +96,7 @@ SIZE = (
     ],
 )
 def test_guest_resources_match_the_allocation_and_batch_variables(clean, more, cpus, guests, mib):
-    """The script is that of bare metal; this site requires a RAM size, so the key is needed."""
+    """The script is unchanged; this site requires a RAM size, so a -vm key is needed."""
     ram = () if "ram" in str(more) else ("-vm", "ram=job")
     result = clean.job(SIZE, "-l", "nodes=1:ppn=2,mem=900mb", *ram, *more)
     assert result.code == 0, result.err
@@ -105,7 +105,7 @@ def test_guest_resources_match_the_allocation_and_batch_variables(clean, more, c
     numbers = [[int(word) for word in line.split()] for line in first]
     assert numbers[0] == [cpus, cpus, cpus * guests, guests]
     assert numbers[1] == [cpus, cpus * guests, guests]
-    assert mib * 3 // 4 < numbers[2][0] < mib, "RAM, less what the kernel has for itself"
+    assert mib * 3 // 4 < numbers[2][0] < mib, "not the RAM without the kernel's part"
     # The node file has the same path as on the host, and names guests that resolve.
     host = platform.node().split(".")[0]
     names = [f"v{host}-{index}" for index in range(guests)] if guests > 1 else [f"v{host}"]
@@ -140,7 +140,9 @@ def test_keep_leaves_the_guest_until_the_job_is_ended(clean):
     assert f"(vmgr ssh {job}, vmgr cancel {job})".encode() in err.read_bytes()
     assert clean.state_of(job) == "R"
     assert b"READY" not in clean.root("vmgr", "logs", "--console", job).stdout
-    assert clean.as_user("vmgr", "logs", "--console", job).returncode == 0, "the owner watches, too"
+    assert clean.as_user("vmgr", "logs", "--console", job).returncode == 0, (
+        "the owner cannot read the console"
+    )
     clean.as_user("vmgr", "cancel", job)
     clean.wait_for(lambda: clean.state_of(job) in (None, "C"), what="the job's end")
 

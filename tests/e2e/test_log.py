@@ -40,7 +40,7 @@ def secrets_of(node, job, found):
 
 
 def test_log_of_a_job_is_complete_and_private(clean, sinks):
-    """At TRACE: every phase, readable for the owner only, and no secret in any sink."""
+    """At TRACE, the log has every phase; only the owner can read it; no sink has a secret."""
     begun, go = clean.home / "begun", clean.home / "go"
     for path in (begun, go):
         path.unlink(missing_ok=True)
@@ -73,7 +73,7 @@ def test_log_of_a_job_is_complete_and_private(clean, sinks):
     last = entries[-1]["message"]
     assert re.fullmatch(r"times: start [0-9.]+ s, run [0-9.]+ s, end [0-9.]+ s", last), last
     assert any(e["guest"] == 0 and e["message"].startswith("ready after") for e in entries)
-    assert len(entries) < 120, "chatter"
+    assert len(entries) < 120, "too many log entries"
     assert sum(e["level"] in ("INFO", "WARN", "ERROR") for e in entries) < 20
 
     other = clean.as_user("vmgr", "logs", job, user=OTHER, check=False)
@@ -88,7 +88,7 @@ def test_log_of_a_job_is_complete_and_private(clean, sinks):
 
     clean.wait_for(lambda: b"times: start" in sinks.read_bytes(), what="the end in the site's file")
     site = sinks.read_bytes()
-    assert b"begins" not in site, "only the user has asked for DEBUG"
+    assert b"begins" not in site, "the site's sink has the user's DEBUG entries"
 
     assert len(secrets) >= 6  # the image has no log keys; joblog's own tests cover those
     sunk = (place / "log.jsonl").read_bytes(), site, result.err, result.done.stderr

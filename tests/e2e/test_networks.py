@@ -108,7 +108,7 @@ def test_guest_root_cannot_forge_addresses_on_the_second_nic(clean, guest_prolog
     heard = _heard(BRIDGE, lambda: clean.job("#!/bin/sh\necho ran\n"))
     assert heard.result.out == b"ran\n", heard.result.err
     own = [f for f in heard.frames if f[12:14] == b"\x08\x00" and f[23] == 1]
-    assert own, "the guest's own ping was not heard: the test would see nothing"
+    assert own, "the guest's own ping was not captured: this test shows nothing"
     for claim in (bytes.fromhex(BAD_MAC.replace(":", "")), socket.inet_aton(BAD_IP)):
         assert not [f for f in heard.frames if claim in f]
 

@@ -294,7 +294,7 @@ def test_packets_of_root_inside_reach_neither_services_nor_other_jobs(guest, lay
         write(work / "frames", f"OTHER={other_ip}\nFRAMES='{hexed}'\n", guest)
         guest.wait_for((work / "sent").exists, what="the attacks")
         with socket.create_connection((ip, 9000), 60) as service:
-            assert service.recv(100).startswith(b"v"), "the node does not reach the guest"
+            assert service.recv(100).startswith(b"v"), "the node cannot connect to the guest"
         (other / "target").write_text(ip)
         guest.wait_for((other / "pinged").exists, what="the other job's pings")
         write(work / "pinged", "", guest)
@@ -315,7 +315,7 @@ def test_packets_of_root_inside_reach_neither_services_nor_other_jobs(guest, lay
     assert len(re.findall("^peer ", said, re.MULTILINE)) == 2, said
     assert "open" not in said, said
     assert {name for name, (target, _) in tries.items() if target in left} == {"allowed"}
-    assert at_other, "the socket has seen no frames"
+    assert at_other, "no frames were captured: this test shows nothing"
     source = ipaddress.IPv4Address(ip).packed  # of IPv4 and ARP; the node asks for it by ARP
     assert not [f for f in at_other if mac_bytes(mac) in f or source in (f[26:30], f[28:32])]
     told = (other / "out").read_text()

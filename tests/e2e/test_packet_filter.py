@@ -278,7 +278,9 @@ def test_forwarded_flood_stays_below_limit(node, flood):
             node.send(packet)
         assert 0 < node.tracked() <= LIMIT
         assert node.can_connect()
-    assert node.tracked() <= 2, "the guest's entries are not gone"  # can_connect() leaves two
+    assert node.tracked() <= 2, (
+        "connection tracking still has the guest's entries"
+    )  # can_connect() leaves two
 
 
 @pytest.mark.parametrize("flood", [flood_one_port, flood_syn_one_port, flood_echo])
@@ -325,7 +327,7 @@ def test_flood_of_a_group_stays_below_limit(node, mac, target):
             node.send(packet, kind, target=mac)
         assert node.tracked() <= LIMIT
         assert node.can_connect()
-    assert node.tracked() <= 2, "the guest's entries are not gone"
+    assert node.tracked() <= 2, "connection tracking still has the guest's entries"
 
 
 def test_flood_of_another_guest_on_a_bridge_stays_below_limit():
@@ -415,7 +417,7 @@ def test_guest_cannot_keep_entries_of_closed_connections(node, end):
             send_of_each_connection(ACK)
             time.sleep(1.5)
         send_of_each_connection(ACK)
-        assert states() == ["ESTABLISHED"] * 10, "the node has not opened counted connections"
+        assert states() == ["ESTABLISHED"] * 10, "entries of closed connections are kept"
 
 
 def test_limit_counts_connections_that_the_site_has_marked():
@@ -567,7 +569,7 @@ def test_icmp_errors_of_a_guest_do_not_change_the_nodes_path_mtu(node, kind):
         assert not has_mtu()
     remove_guard("test")
     node.send(packet, kind)
-    assert has_mtu(), "the packet has no effect without the filter, either"
+    assert has_mtu(), "the packet has no effect without the filter, either: this test shows nothing"
 
 
 def test_scan_of_the_guests_subnet_leaves_room_in_the_neighbor_table(node):

@@ -58,6 +58,8 @@ def test_report_of_a_job_has_its_figures(clean, shown):
     for name in ("CPU", "memory", "disk", "network", "run"):
         assert f"\n{name} " in screen
     page = clean.as_user("vmgr", "report", job, "--html", "-")
-    assert b"<svg" in page.stdout and page.stderr == b"", "scripts/node brings what draws"
+    assert b"<svg" in page.stdout and page.stderr == b"", (
+        "the page has no charts: scripts/node installs their library"
+    )
     done = clean.as_user("vmgr", "report", job, user=OTHER, check=False)
     assert done.returncode == 2 and b"of yours" in done.stderr

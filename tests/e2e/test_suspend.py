@@ -38,7 +38,7 @@ class Counting:
         return len(file.read_text().splitlines()) if file.exists() else 0
 
     def await_more(self, than):
-        return self.node.wait_for(lambda: self.counted > than, what="the job counts")
+        return self.node.wait_for(lambda: self.counted > than, what="more output of the job")
 
     def suspend(self, **more):
         return self.node.as_user("vmgr", "suspend", self.id, **more)
@@ -49,18 +49,18 @@ class Counting:
     def domains(self):
         return [n for n in self.node.footprint()["domains"] if f"-{self.id.split('.')[0]}." in n]
 
-    def stands_still(self):
+    def is_paused(self):
         states = [self.virsh("domstate", name) for name in self.domains()]
         return bool(states) and set(states) == {"paused"}
 
     def virsh(self, *words):
         return self.node.root("/usr/bin/virsh", *words).stdout.decode().strip()
 
-    def await_still(self):
-        self.node.wait_for(self.stands_still, what="the guests stand still")
+    def await_paused(self):
+        self.node.wait_for(self.is_paused, what="paused guests")
 
-    def await_going(self):
-        self.node.wait_for(lambda: not self.stands_still(), what="the guests go on")
+    def await_running(self):
+        self.node.wait_for(lambda: not self.is_paused(), what="running guests")
 
     def ended(self):
         """Return the job's output, once it has ended."""
@@ -68,7 +68,7 @@ class Counting:
         self.node.wait_for(lambda: self.node.state_of(self.id) is None, what="the job's end")
         clock = int((self.node.home / "ended").read_text())
         late = (self.node.home / "ended").stat().st_mtime - clock
-        assert -1 <= late <= 2, "its clock is right, which date tells in whole seconds"
+        assert -1 <= late <= 2, "the guest's clock is wrong (date prints whole seconds)"
         return (self.node.home / "out").read_text().split()
 
 
@@ -88,14 +88,14 @@ def test_owner_alone_suspends_and_resumes_a_job(guest):
     (fifo,) = (guest.run_dir / "jobs").glob(f"{job.id}.*/suspend.fifo")
     denied = guest.as_user("/bin/sh", "-c", f"echo suspend > {fifo}", user="vte2e2", check=False)
     assert b"Permission denied" in denied.stderr
-    assert not job.stands_still()
+    assert not job.is_paused()
     job.suspend()
-    assert job.stands_still()
+    assert job.is_paused()
     before = job.counted
     time.sleep(1.5)  # its clock is stopped, too
     assert job.counted == before
     job.suspend()  # again: no effect
-    assert job.stands_still()
+    assert job.is_paused()
     job.resume()
     job.await_more(before)
     assert job.ended() == lines(40)
@@ -105,13 +105,13 @@ def test_owner_alone_suspends_and_resumes_a_job(guest):
 def test_job_stopped_with_its_shell_is_suspended_even_if_the_watcher_is_killed(guest):
     job = Counting(guest, 30)
     os.kill(job.node.job_shell(job.id), signal.SIGSTOP)
-    job.await_still()
+    job.await_paused()
     refused = job.resume(check=False)
     assert b"the job's processes are stopped" in refused.stderr and refused.returncode != 0
     guest.root("/usr/bin/pkill", "-9", "-f", "vtorque_survive.watcher")
     before = job.counted
     os.kill(job.node.job_shell(job.id), signal.SIGCONT)
-    assert job.stands_still()  # no process has checked
+    assert job.is_paused()  # no process has checked
     gone = job.resume(check=False)
     assert gone.returncode != 0 and b"ask your administrator" in gone.stderr
     guest.root("vmgr", "resume", job.id)  # root's resume starts it again
@@ -138,7 +138,7 @@ def test_walltime_ends_a_job_whose_shell_is_stopped(guest):
     """Some batch systems count on, and send TERM and KILL to a stopped job."""
     job = Counting(guest, 1000, "-l", "walltime=12")
     os.kill(job.node.job_shell(job.id), signal.SIGSTOP)
-    job.await_still()
+    job.await_paused()
     walltime(job)
 
 
@@ -223,7 +223,7 @@ def test_job_is_suspended_five_times_at_random(guest, how):
             job.suspend()
         else:
             os.kill(job.node.job_shell(job.id), signal.SIGSTOP)
-        job.await_still()
+        job.await_paused()
         before = job.counted
         time.sleep(random.uniform(0.2, 3.0))  # noqa: S311
         assert job.counted == before
@@ -231,7 +231,7 @@ def test_job_is_suspended_five_times_at_random(guest, how):
             job.resume()
         else:
             os.kill(job.node.job_shell(job.id), signal.SIGCONT)
-        job.await_going()
+        job.await_running()
     assert job.ended() == lines(400)
     log = guest.as_user("vmgr", "logs", job.id).stdout.decode()
     assert len(re.findall("(paused|suspended): ", log)) == len(re.findall("resumed: ", log)) == 5

@@ -72,7 +72,7 @@ def compare(node, wild, *vm):
     if b"-l mem=" in wild.content and not vm:
         vm = ("-vm", "ram=job")  # this node's own default is a number
     bare = ended(node, wild, "-vm", "none")
-    assert any(bare), "it does nothing that could differ"
+    assert any(bare), "the script has no output and no files to compare"
     assert ended(node, wild, *vm) == bare
 
 

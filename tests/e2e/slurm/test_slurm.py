@@ -23,7 +23,7 @@ def token(pairs):
 
 
 def test_job_runs_in_a_guest(clean):
-    """In a guest, as the user: bytes, arguments, environment, exit code; the job stays native."""
+    """Check bytes, arguments, environment and exit code, and that the job is unchanged in Slurm."""
     text = (
         "#!/bin/bash\n#SBATCH --comment='my own'\n"
         "printf 'out \\000\\377'; echo err >&2\n"
@@ -42,7 +42,7 @@ def test_job_runs_in_a_guest(clean):
     job_id, nodes, count, submitted = lines[1].split()
     assert (nodes, count, submitted) == (host, b"1", here)
     assert lines[2] == b"none " + host
-    assert lines[3] == b"#SBATCH --comment='my own'", "the user's script, byte by byte"
+    assert lines[3] == b"#SBATCH --comment='my own'", "the guest's script differs from the user's"
     assert err.startswith(b"err\nsbatch: error: does not work inside a virtual machine")
     assert b"squeue: error" in err
     shown = clean.show(job_id.decode())
@@ -327,11 +327,11 @@ def test_limits_by_partition_and_account(limited_cluster, limited_jobs):
             continue
         assert code == 121, (args, asked)
         assert said in out + err, (args, asked)
-        assert (out + err).startswith(b"vtorque: "), "the script has not run"
+        assert (out + err).startswith(b"vtorque: "), "the script has run"
 
 
 def test_vsub_refuses_by_the_given_partition_and_account(limited_cluster):
-    """As the node would; without a given partition and account, it refuses nothing."""
+    """vsub refuses like the node, but nothing that depends on an unknown partition or account."""
     limited_cluster.script(
         limited_cluster.root("n1", "cat", "/etc/vtorque/vtorque.toml"), "site.toml"
     )
@@ -345,7 +345,7 @@ def test_vsub_refuses_by_the_given_partition_and_account(limited_cluster):
     assert FIRST in vsub("-Aother").stderr
     assert vsub("-Arich").returncode == 0
     assert vsub(SBATCH_ACCOUNT="Poor").returncode == 2
-    assert vsub().returncode == 0, "its account may be rich"
+    assert vsub().returncode == 0, "vsub refused by an account that it does not know"
     explain = ("vtorque", "config", "explain", "--file", "site.toml", "--as", slurm.USER)
     said = limited_cluster.user(
         *explain, "--partition", "small", "--account", "rich"

@@ -56,7 +56,7 @@ COMMANDS = {"vsub": ("vsub",), "sbatch": ("sbatch", "--vm=ram=256M", "-Cvtorque"
 
 @pytest.mark.parametrize("command", COMMANDS.values(), ids=COMMANDS)
 def test_sacct_shows_guest_usage_of_each_node(accounting_cluster, clean, command):
-    """Once for each node, beside account and qos."""
+    """The comment has one entry per node; account and QOS are unchanged."""
     args = (*command, "-W", "--parsable", "-N2", "-wn1,n2", "--qos=gold", "-Achem", "-oout")
     done = clean.user(*args, clean.script(SCRIPT))
     assert clean.read("out") == b"chem gold\n"
@@ -64,7 +64,7 @@ def test_sacct_shows_guest_usage_of_each_node(accounting_cluster, clean, command
     account, qos, comment = used(clean, job_id, ["n1", "n2"])[job_id]
     assert (account, qos) == ("chem", "gold")
     assert comment.count("vtorque") == 2
-    assert all(int(mib) > 100 for _, _, mib in USED.findall(comment)), "QEMU, not the job shell"
+    assert all(int(mib) > 100 for _, _, mib in USED.findall(comment)), "the memory is not QEMU's"
 
 
 @pytest.mark.parametrize("command", COMMANDS.values(), ids=COMMANDS)

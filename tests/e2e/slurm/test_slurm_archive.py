@@ -25,6 +25,8 @@ def test_ended_jobs_of_two_nodes_and_arrays_are_shown_on_the_head_node(clean, ar
     assert said.startswith(f"Job array {first}_*: ")
     assert f"\n{first}_0 " in said and f"\n{first}_1 " in said
     data = json.loads(clean.user("vmgr", "report", "--json", f"{first}_1").stdout)
-    assert (data["known_as"], data["status"]) == (f"{first}_1", 1), "the job shell has noted it"
+    assert (data["known_as"], data["status"]) == (f"{first}_1", 1), (
+        "the exit code or the array's id is missing"
+    )
     listed = json.loads(clean.user("vmgr", "ps", "--all", "--json").stdout)
     assert len([each for each in listed if each["state"] == "ended"]) == 3

@@ -92,7 +92,7 @@ def test_job_is_restored_on_another_node_with_its_address(place):
     name, begun = saved(place, job_id)
     words = ("vsub", "--parsable", "-o", "other", "-wn1", place.script("#!/bin/sh\nsleep 600\n"))
     other = place.user(*words).stdout.decode().strip()
-    theirs = place.wait(lambda: addresses(place, "n1"), what="another job's guest there")
+    theirs = place.wait(lambda: addresses(place, "n1"), what="a guest of another job on n1")
     assert address and theirs and not address & theirs
     job_id = submit(place, "-wn2", "-vm", f"resume={name}")
     await_more(place, begun)
@@ -100,7 +100,7 @@ def test_job_is_restored_on_another_node_with_its_address(place):
     place.wait_state(job_id, "FAILED")
     assert place.show(job_id)["ExitCode"] == "7:0"
     assert counted(place) == numbers() == place.read("out").decode().split()
-    assert b"Nehalem" in place.read("err"), "the site's processor"
+    assert b"Nehalem" in place.read("err"), "the guest has not the site's CPU model"
     place.root("head", "scancel", other)
 
 
@@ -180,13 +180,13 @@ def test_requeued_job_is_restored_also_after_a_node_crash(place):
     _, begun = saved(place, job_id)
     place.root("head", "scontrol", "requeue", job_id)
     await_more(place, begun + 20)
-    assert counted(place) == numbers(len(counted(place))), "not from its beginning"
+    assert counted(place) == numbers(len(counted(place))), "the job started from its beginning"
     crashed = place.show(job_id)["NodeList"]
     crash(place, crashed)
     try:
         place.wait(
             lambda: place.show(job_id).get("NodeList") not in ("", "(null)", None, crashed),
-            what="another node",
+            what="the job on another node",
         )
         place.wait_state(job_id, "FAILED")
     finally:
@@ -208,7 +208,9 @@ def health_watch(place):
 def elsewhere(cluster, job_id, than):
     """Wait until a job runs on another node than these; return its name."""
     none = ("", "(null)", None, *than)
-    cluster.wait(lambda: cluster.show(job_id).get("NodeList") not in none, what="another node")
+    cluster.wait(
+        lambda: cluster.show(job_id).get("NodeList") not in none, what="the job on another node"
+    )
     return cluster.show(job_id)["NodeList"]
 
 
@@ -216,7 +218,10 @@ def elsewhere(cluster, job_id, than):
 @pytest.mark.full
 @pytest.mark.releases
 def test_jobs_of_an_unhealthy_or_drained_node_are_restored_on_another_node(health_watch):
-    """Unattended, and by an admin. A job without checkpoints is left running, and notified."""
+    """A health check drains the first node, an administrator the second.
+
+    A job without checkpoints is left running, and its log says why.
+    """
     job_id = submit(health_watch, *ASKED, script=COUNTS.replace("$i -lt {}", "! -e enough"))
     await_more(health_watch, 0)
     first = health_watch.show(job_id)["NodeList"]
@@ -249,7 +254,7 @@ def test_jobs_of_an_unhealthy_or_drained_node_are_restored_on_another_node(healt
     said = health_watch.read("out").decode().split()
     assert (said[0], said[-1]) == ("1", counted(health_watch)[-1])
     steps = itertools.pairwise(map(int, said))  # output after a checkpoint is repeated
-    assert all(1 < later <= one + 1 for one, later in steps), "from the checkpoint, not from 1"
+    assert all(1 < later <= one + 1 for one, later in steps), "the job started from its beginning"
 
 
 # -- Jobs on two nodes -----------------------------------------------------------------------------
@@ -303,12 +308,12 @@ def test_job_on_two_nodes_is_restored_on_other_nodes(place, echoes, disk):
 @pytest.mark.full
 @pytest.mark.releases
 def test_mpi_job_on_two_nodes_is_restored_on_other_nodes(place):
-    """In guests with their own disks; each rank has every turn once."""
+    """The guests have their own disks; each rank must have every turn once."""
     mpi_turns.prepare(place)
     asked = ("vsub", "--parsable", "-o", "out", "-e", "err", *mpi_turns.ASKED)
     script = place.script(mpi_turns.SCRIPT)
     job_id = place.user(*asked, "-wn1,n2", script).stdout.decode().strip()
-    place.wait(lambda: mpi_turns.turn(place) > 50, 400, what="turns")
+    place.wait(lambda: mpi_turns.turn(place) > 50, 400, what="50 turns of the MPI program")
     name = place.user("vmgr", "checkpoint", "--stop", job_id).stdout.decode().strip()
     place.wait_state(job_id, "CANCELLED")
     before = mpi_turns.turn(place)
@@ -322,7 +327,7 @@ def test_mpi_job_on_two_nodes_is_restored_on_other_nodes(place):
 @pytest.mark.full
 @pytest.mark.releases
 def test_job_on_two_nodes_is_restored_from_a_checkpoint_taken_while_running(place, echoes):
-    """After a requeue, then on another node: its first node is drained."""
+    """The job is requeued, and later its first node is drained."""
     job_id = submit_pair(place, "-wn1,n2", "-vm", "checkpoint=every:1h")
     await_more(place, 5)
     name = place.user("vmgr", "checkpoint", job_id, machine="login").stdout.decode().strip()
@@ -336,7 +341,9 @@ def test_job_on_two_nodes_is_restored_from_a_checkpoint_taken_while_running(plac
     said = place.root("n1", "vtorque", "drain", "n1")
     assert said.startswith(f"{job_id} ({slurm.USER}): requeued: saved as checkpoint"), said
     before = len(counted(place))
-    place.wait(lambda: place.show(job_id).get("NodeList") == "n[2-3]", 200, what="other nodes")
+    place.wait(
+        lambda: place.show(job_id).get("NodeList") == "n[2-3]", 200, what="the job on other nodes"
+    )
     await_more(place, before + 20)
     (place.home / "enough").touch()
     place.wait_state(job_id, "FAILED")
@@ -344,7 +351,9 @@ def test_job_on_two_nodes_is_restored_from_a_checkpoint_taken_while_running(plac
     assert place.show(job_id)["ExitCode"] == "7:0"
     steps = list(itertools.pairwise(map(int, counted(place))))
     back = [(one, later) for one, later in steps if later != one + 1]
-    assert len(back) == 2 and all(5 < later <= one + 1 for one, later in back), "to what was saved"
+    assert len(back) == 2 and all(5 < later <= one + 1 for one, later in back), (
+        "the job was not restored twice from its last checkpoint"
+    )
 
 
 def kill_watcher(cluster, node):
@@ -361,9 +370,11 @@ def test_killed_watcher_during_a_checkpoint_loses_no_output(place, echoes, node)
     await_more(place, 5)
     asks = place.user_command("vmgr", "checkpoint", "--stop", job_id)
     with subprocess.Popen(asks, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as asked:
-        place.wait(lambda: "paused" in domains(place, node), what="it is being saved")
+        place.wait(lambda: "paused" in domains(place, node), what="paused guests")
         kill_watcher(place, node)
-        place.root(node, "vmgr", "resume", "--this-node", job_id, check=False)  # begins another
+        place.root(
+            node, "vmgr", "resume", "--this-node", job_id, check=False
+        )  # starts another watcher
         said, wrong = asked.communicate(timeout=300)
     name = f"{job_id}.0"
     if node == "n2":  # a killed watcher sends its requester no answer
@@ -379,7 +390,7 @@ def test_killed_watcher_during_a_checkpoint_loses_no_output(place, echoes, node)
 @pytest.mark.full
 @pytest.mark.releases
 def test_restore_on_a_node_without_libvirt_is_requeued_without_the_node(place, echoes):
-    """The job is started again on other nodes, and no byte is lost."""
+    """The job starts again on other nodes without losing output."""
     job_id = submit_pair(place, "-wn1,n2")
     await_more(place, 5)
     name, before = saved(place, job_id)
@@ -392,7 +403,9 @@ def test_restore_on_a_node_without_libvirt_is_requeued_without_the_node(place, e
     finally:
         place.start_libvirt("n2")
     assert (excluded, len(counted(place))) == ("n2", before)
-    place.wait(lambda: place.show(job_id).get("NodeList") == "n[1,3]", 200, what="other nodes")
+    place.wait(
+        lambda: place.show(job_id).get("NodeList") == "n[1,3]", 200, what="the job on other nodes"
+    )
     await_more(place, before)
     assert_complete_output(place, job_id, echoes)
     place.root("head", "scontrol", "update", "nodename=n2", "comment=")
@@ -407,7 +420,7 @@ def test_unresponsive_node_is_named_and_the_job_continues(place, echoes):
     kill_watcher(place, "n2")
     done = place.user("vmgr", "checkpoint", "--stop", job_id, check=False, timeout=300)
     assert done.returncode and b"n2: the guests are not paused" in done.stderr
-    place.wait(lambda: domains(place, "n1", "n2") == {"running"}, what="it goes on")
+    place.wait(lambda: domains(place, "n1", "n2") == {"running"}, what="running guests")
     assert place.root("head", "find", PLACE, "-mindepth", "2", "-name", "*.0*") == ""
     await_more(place, len(counted(place)) + 5)
     assert_complete_output(place, job_id, echoes)

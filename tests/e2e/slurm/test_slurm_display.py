@@ -12,8 +12,8 @@ from x_display import CLIENT
 pytestmark = [pytest.mark.e2e, pytest.mark.full]
 
 CONF = "/etc/slurm/slurm.conf"
-# Slurm's X11 does not go together with proctrack/linuxproc, slurm.conf(5). With process groups ssh,
-# in a session of its own, is nothing that Slurm would end.
+# Slurm's X11 does not support proctrack/linuxproc, slurm.conf(5). With proctrack/pgid Slurm does
+# not end ssh, which runs in a separate session.
 FORWARD = "s/^PrologFlags=.*/PrologFlags=X11/; s/linuxproc/pgid/"
 
 

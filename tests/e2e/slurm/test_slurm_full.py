@@ -16,7 +16,7 @@ MPI = ("-vm", f"img={IMAGE},ram=768M,vcpus=2")
 @pytest.mark.full
 @pytest.mark.parametrize("count", [9, 200])
 def test_queue_of_jobs_runs_to_its_end(clean, count):
-    """Unattended: single jobs and elements of arrays, successful and failing, each exactly once."""
+    """Single jobs and array tasks, successful and failing, must each run exactly once."""
     place = clean.home / f"soak{count}"
     place.mkdir()
     os.chown(place, slurm.UID, slurm.UID)
@@ -35,7 +35,7 @@ def test_queue_of_jobs_runs_to_its_end(clean, count):
     left = 30 + 15 * count
     clean.wait(lambda: not clean.root("head", "squeue", "-h"), left, "end of all jobs")
     lines = [path.read_text() for path in place.iterdir()]
-    assert all(line.count("\n") == 1 for line in lines), "no job ran twice"
+    assert all(line.count("\n") == 1 for line in lines), "a job ran twice"
     done = {line.split()[0] for line in lines}
     expected = {str(n) for n in range(count - elements)} | {f"a{n + 1}" for n in range(elements)}
     assert done == expected

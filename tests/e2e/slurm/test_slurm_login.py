@@ -92,7 +92,9 @@ class TestAJobOnTwoNodes:
         entries = vmgr(cluster, "logs", "--json", "--node", "n2", job_id).stdout.splitlines()
         assert {json.loads(line)["node"] for line in entries} == {"n2"}
         log = vmgr(cluster, "logs", job_id).stdout
-        assert log.count(b"the guests are ready after") == 2, "of both nodes"
+        assert log.count(b"the guests are ready after") == 2, (
+            "the log has not the entries of both nodes"
+        )
         said = vmgr(cluster, "report", job_id).stdout.decode()
         assert f"Job {job_id}: running\nof {slurm.USER} on n1, n2 (slurm)" in said
         assert re.search(r"\nn1 .* running\nn2 .* running\n", said)
@@ -101,9 +103,11 @@ class TestAJobOnTwoNodes:
         vmgr(cluster, "report", "--html", "page.html", job_id)
         assert b"<html" in cluster.read("page.html") and b"vn2" in cluster.read("page.html")
         page = cluster.root("login", "vmgr", "report", "--html", "-", job_id)
-        assert "<html" in page and "vn2" in page, "an admin's is made as the owner"
+        assert "<html" in page and "vn2" in page, "root cannot write the report of a user's job"
         said = cluster.root("n2", "vmgr", "report", job_id)
-        assert re.search(r"\nn2 .* running\nn1 .* running\n", said), "on one of the nodes, too"
+        assert re.search(r"\nn2 .* running\nn1 .* running\n", said), (
+            "the report on a node lacks another node"
+        )
         said = f"echo seen >> /var/lib/vtorque/jobs/{job_id}.0/g0/console.log"
         cluster.root("n1", "sh", "-c", said)
         assert vmgr(cluster, "logs", "--console", job_id).stdout.endswith(b"seen\n")
@@ -119,7 +123,7 @@ class TestAJobOnTwoNodes:
         terminal.read(rb"run +core: ")
         terminal.write(b"\x03\x03")
         assert terminal.code() != 0
-        assert cluster.state(job_id) == "RUNNING", "who looks ends nothing"
+        assert cluster.state(job_id) == "RUNNING", "the end of vmgr logs -f has ended the job"
 
     def test_root_reads_logs_of_every_job_and_other_users_do_not(self, job_id, cluster):
         entries = cluster.root("login", "vmgr", "logs", "--json", job_id).splitlines()

@@ -21,8 +21,8 @@ moves = pytest.mark.skipif(
 )
 CONF = "/etc/vtorque/vtorque.toml"
 SCRIPTS = "/etc/vtorque/in-guests"
-# In the guest that moves: a file stays open, and a process says what it is told. Guest root's files
-# are no job's: removed by the test.
+# In the guest that migrates, a process keeps a file open, and a server echoes its input. The test
+# removes the files of guest root, because no job owns them.
 IN_GUESTS = """#!/bin/sh
 case $(hostname) in vn2|vn2-1) ;; *) exit 0 ;; esac
 [ ! -e /home/vtslurm1/large ] || head -c 60000000 /dev/urandom >/dev/shm/large
@@ -30,8 +30,8 @@ setsid sh -c 'i=0; while :; do i=$((i + 1)); echo $i; sleep 0.1; done' \
   >>/home/vtslurm1/sister 2>/dev/null </dev/null &
 setsid nc -ll -p 7000 -e cat >/dev/null 2>&1 </dev/null &
 """
-# One connection, and each line comes back over it, until the test has seen enough. It gets the time
-# (s) of the guest that does not move: one that stands still does not see that by its own clock.
+# Send lines over one connection to the echo server until the test creates the file "enough". The
+# other guest adds its uptime (s) to each line, because a paused guest's clock stops.
 JOB = """#!/bin/sh
 i=0
 until [ -e enough ]; do i=$((i + 1)); echo $i; sleep 0.05; done | nc vn2 7000 |
@@ -42,7 +42,7 @@ exit 7
 
 @pytest.fixture
 def site(clean):
-    """Connect all nodes, and allow migrations of jobs' guests."""
+    """Configure ``remote_command`` on all nodes, so that guests can migrate."""
     with reaching.serving(clean) as lost:
         clean.lost = lost
         table = f'\n[plugin.survive]\nremote_command = "{reaching.COMMAND}"\n'
@@ -65,7 +65,7 @@ def site(clean):
 def job_id(site):
     """Return a job on n1 and n2, whose guests exchange data."""
     job_id = site.submit(JOB, "-e", "err", "-N2", "-wn1,n2")
-    site.wait(lambda: output_numbers(site), what="the job's second guest answers")
+    site.wait(lambda: output_numbers(site), what="an answer of the job's second guest")
     return job_id
 
 
@@ -74,7 +74,7 @@ def output_numbers(cluster, name="out"):
 
 
 def gaps(cluster):
-    """Return the seconds between each two lines of the connection, the longest first."""
+    """Return the seconds between consecutive lines of the output, the longest first."""
     at = [float(line.split()[1]) for line in cluster.read("out").decode().splitlines()]
     return sorted((after - before for before, after in itertools.pairwise(at)), reverse=True)
 
@@ -97,7 +97,7 @@ def command(job_id, to):
 
 
 def moved(cluster, job_id, source, to, guests=1):
-    """Move the job's guests; check that they run there and not here."""
+    """Migrate the job's guests; check that they run only on the destination."""
     cluster.root(source, *command(job_id, to), timeout=300)
     assert (cluster.guests(source), len(cluster.guests(to))) == ([], guests)
 
@@ -125,7 +125,7 @@ def test_sister_guest_is_migrated_to_a_node_outside_the_allocation(site, job_id)
     assert_complete_output(site, job_id)
 
 
-# Guest root, in the guest that moves, writes to its disk, and reads all of that past its cache.
+# Guest root in the migrating guest writes to its disk, and reads the data without the page cache.
 OWN_DISK = """#!/bin/bash
 [ "$(hostname)" = vn2 ] || exit 0
 head -c 50000000 /dev/urandom >/var/tmp/own
@@ -151,7 +151,7 @@ def test_guest_with_a_disk_is_migrated_while_mpi_runs_and_it_writes(site):
         site.root(machine, "sh", "-c", f"cat > {SCRIPTS}/a", stdin=OWN_DISK.encode())
     script = mpi_turns.SCRIPT.replace("exit", "until [ -s own ]; do sleep 0.2; done\nexit")
     job_id = site.submit(script, "-wn1,n2", *mpi_turns.ASKED)
-    site.wait(lambda: mpi_turns.turn(site) > 50, 400, what="turns")
+    site.wait(lambda: mpi_turns.turn(site) > 50, 400, what="50 turns of the MPI program")
     for source, to in (("n2", "n3"), ("n3", "n2")):
         moved(site, job_id, source, to)
     assert mpi_turns.turn(site) < mpi_turns.TURNS
@@ -164,7 +164,7 @@ def pairs(site):
     """Submit a job with two guests on each of n1 and n2, of which the last one echoes."""
     script = JOB.replace("vn2", "vn2-1")
     job_id = site.submit(script, "-e", "err", "-N2", "-wn1,n2", "-vm", "vms_per_node=2")
-    site.wait(lambda: output_numbers(site), what="the job's last guest answers")
+    site.wait(lambda: output_numbers(site), what="an answer of the job's last guest")
     return job_id
 
 
@@ -178,7 +178,7 @@ def test_all_guests_of_a_node_are_migrated_together(site):
 @moves
 @pytest.mark.full
 def test_failed_migration_of_a_guest_does_not_stop_any_guest(site):
-    """It has a removed file open; the other guest, with less memory, has usually moved by then."""
+    """The guest has a deleted file open; the other, smaller guest usually migrates first."""
     site.script("", "large")
     job_id = pairs(site)
     (site.home / "sister").unlink()
@@ -196,8 +196,10 @@ def test_failed_migration_of_a_guest_does_not_stop_any_guest(site):
     assert site.show(job_id)["ExitCode"] == "7:0"
     lines = output_numbers(site)
     assert lines == [str(number) for number in range(1, len(lines) + 1)]
-    site.wait(lambda: nodes_of_guest(site, job_id) == ([], []), what="nothing is left")
-    site.wait(lambda: not site.root("head", "squeue", "-h"), what="no job, and no placeholder")
+    site.wait(
+        lambda: nodes_of_guest(site, job_id) == ([], []), what="no guest and no journal of the job"
+    )
+    site.wait(lambda: not site.root("head", "squeue", "-h"), what="no job and no placeholder job")
 
 
 @moves
@@ -210,10 +212,10 @@ def test_owner_sees_and_suspends_a_migrated_guest(site, job_id):
         return site.root("n3", "virsh", "domstate", f"vt-{job_id}.0-n2-0").strip()
 
     moved(site, job_id, "n2", "n3")
-    site.wait(lambda: seen() == [["run", "vn2"]], what="ps shows it there")
+    site.wait(lambda: seen() == [["run", "vn2"]], what="the guest on n3 in vmgr ps")
     site.user("vmgr", "suspend", job_id)
     assert does() == "paused"
-    site.wait(lambda: seen() == [["paused", "vn2"]], what="ps shows that it stands still")
+    site.wait(lambda: seen() == [["paused", "vn2"]], what="the suspended guest in vmgr ps")
     site.user("vmgr", "resume", job_id)
     assert does() == "running"
     assert_complete_output(site, job_id)
@@ -230,9 +232,11 @@ def health_watch(site):
 @pytest.mark.full
 @pytest.mark.releases
 def test_guest_on_an_unhealthy_node_is_migrated_to_a_spare_node(health_watch, job_id):
-    """Unattended."""
+    """No administrator runs a command."""
     with health_commands.unhealthy(health_watch, "n2"):
-        health_watch.wait(lambda: health_watch.show(job_id)["NodeList"] == "n1", what="moved")
+        health_watch.wait(
+            lambda: health_watch.show(job_id)["NodeList"] == "n1", what="the job without n2"
+        )
         health_watch.wait(
             lambda: len(health_watch.guests("n3")) == 1, what="a guest on the spare node"
         )
@@ -249,9 +253,9 @@ def test_guest_on_an_unhealthy_node_is_migrated_to_a_spare_node(health_watch, jo
                 for line in health_watch.root("n2", *doctor, check=False).splitlines()
                 if "last drained" in line
             ],
-            what="the drain's end",
+            what="the last drain in vtorque doctor",
         )
-        assert last[0].endswith(f": {health_commands.WHY}"), "no job was left to run"
+        assert last[0].endswith(f": {health_commands.WHY}"), "a job was left running"
         assert_complete_output(health_watch, job_id)
 
 
@@ -259,7 +263,7 @@ def test_guest_on_an_unhealthy_node_is_migrated_to_a_spare_node(health_watch, jo
 @pytest.mark.full
 @pytest.mark.releases
 def test_only_max_drained_nodes_unhealthy_nodes_are_drained(site):
-    """The states set in Slurm; that it is unattended is tested above."""
+    """Check the states in Slurm; the test above also covers the automatic drain."""
     for node in slurm.NODES:
         site.root(node, "sed", "-i", r"s|^\[plugin.survive\]$|&\nmax_drained_nodes = 1|", CONF)
     drains = ("vtorque", "drain", "--in-turn", "--reason", health_commands.WHY)
@@ -326,11 +330,16 @@ def test_job_canceled_during_a_migration_leaves_nothing(site, job_id):
     with subprocess.Popen(
         in_root(site, "n2", *command(job_id, "n3")), stderr=subprocess.PIPE
     ) as sends:  # fmt: skip
-        site.wait(lambda: site.guests("n3"), what="it is being sent")
+        site.wait(lambda: site.guests("n3"), what="a guest on n3")
         site.root("head", "scancel", job_id)
-        assert sends.wait(300) in (0, 1)  # it may have moved before the cancellation is seen
-    site.wait(lambda: nodes_of_guest(site, job_id) == ([], []), what="nothing is left")
-    site.wait(lambda: not site.root("head", "squeue", "-h"), what="no job, and no placeholder")
+        assert sends.wait(300) in (
+            0,
+            1,
+        )  # the migration may finish before vmgr sees the cancellation
+    site.wait(
+        lambda: nodes_of_guest(site, job_id) == ([], []), what="no guest and no journal of the job"
+    )
+    site.wait(lambda: not site.root("head", "squeue", "-h"), what="no job and no placeholder job")
 
 
 def in_root(cluster, node, *argv):
@@ -344,7 +353,7 @@ def in_root(cluster, node, *argv):
 
 
 def nodes_of_guest(cluster, job_id, index=0):
-    """Return on which nodes a guest runs, and on which there is a journal of the job's."""
+    """Return the nodes on which a guest runs, and the nodes that have a journal of the job."""
     journal = f"/var/lib/vtorque/journal/{job_id}.0.jsonl"
     name = f"vt-{job_id}.0-n2-{index}"
     run, known = [], []
@@ -357,7 +366,7 @@ def nodes_of_guest(cluster, job_id, index=0):
 
 
 def is_on_one_node(cluster, job_id):
-    """Return whether one node has all of the guest, and the other one none of it."""
+    """Return whether exactly one node has the guest and the journal."""
     run, known = nodes_of_guest(cluster, job_id)
     place = f"/var/lib/vtorque/moves/{job_id}.0.json"
     record = cluster.root("n2", "cat", place, check=False)
@@ -366,12 +375,12 @@ def is_on_one_node(cluster, job_id):
 
 KILLS = {
     "vmgr": ("n2", "vmgr migrate"),
-    "the start there": ("n3", "hook --config .* receive"),
-    "libvirtd here": ("n2", "^libvirtd"),
-    "libvirtd there": ("n3", "^libvirtd"),
-    "QEMU there": ("n3", "guest=vt-"),
-    "virtiofsd there": ("n3", "virtiofsd"),
-    "what carries memory": ("n3", "virt-ssh-helper"),
+    "receiver on the destination": ("n3", "hook --config .* receive"),
+    "libvirtd on the source": ("n2", "^libvirtd"),
+    "libvirtd on the destination": ("n3", "^libvirtd"),
+    "QEMU on the destination": ("n3", "guest=vt-"),
+    "virtiofsd on the destination": ("n3", "virtiofsd"),
+    "virt-ssh-helper": ("n3", "virt-ssh-helper"),
 }
 
 
@@ -382,12 +391,12 @@ def test_process_killed_during_a_migration_leaves_the_guest_on_one_node(site, jo
     node, pattern = KILLS[what]
     argv = in_root(site, "n2", *command(job_id, "n3"))
     with subprocess.Popen(argv, stderr=subprocess.DEVNULL) as sends:
-        site.wait(lambda: site.guests("n3"), what="it is being sent")
-        pids = site.wait(lambda: site.processes(node, pattern), what=pattern)
+        site.wait(lambda: site.guests("n3"), what="a guest on n3")
+        pids = site.wait(lambda: site.processes(node, pattern), what=f"a process {pattern}")
         site.root(node, "kill", "-9", *pids, check=False)
         if "libvirtd" in what:
             site.wait(lambda: not site.processes(node, "^libvirtd$"), what="libvirtd's end")
             site.start_libvirt(node)
         sends.wait(300)
-    site.wait(lambda: is_on_one_node(site, job_id), what="one node has all of it")
+    site.wait(lambda: is_on_one_node(site, job_id), what="the guest and its journal on one node")
     assert_complete_output(site, job_id)

@@ -40,7 +40,7 @@ def start_counting(clean):
         for name in ("counted", "ended"):
             (clean.home / name).unlink(missing_ok=True)
         job_id = clean.submit(COUNTS.format(to), *args)
-        clean.wait(lambda: counted(clean) > 0, what="the job counts")
+        clean.wait(lambda: counted(clean) > 0, what="output of the job")
         return job_id
 
     return begin
@@ -56,17 +56,17 @@ def assert_complete_output(cluster, job_id, to):
 
 @pytest.mark.full
 def test_all_guests_are_paused_when_slurm_or_the_owner_suspends_the_job(start_counting, clean):
-    """The owner suspends it from a submit host."""
+    """The owner suspends the job from a submit host."""
     job_id = start_counting(140, *BOTH)
     for _ in range(2):
         clean.root("head", "scontrol", "suspend", job_id)
-        clean.wait(lambda: states(clean, "n1", "n2") == {"paused"}, what="all stand still")
+        clean.wait(lambda: states(clean, "n1", "n2") == {"paused"}, what="all guests paused")
         before = counted(clean)
         refused = clean.user("vmgr", "resume", job_id, machine="login", check=False)
         assert refused.returncode
         assert (clean.state(job_id), counted(clean)) == ("SUSPENDED", before)
         clean.root("head", "scontrol", "resume", job_id)
-        clean.wait(lambda: states(clean, "n1", "n2") == {"running"}, what="all go on")
+        clean.wait(lambda: states(clean, "n1", "n2") == {"running"}, what="all guests running")
     clean.user("vmgr", "suspend", job_id, machine="login")
     assert states(clean, "n1", "n2") == {"paused"}
     assert "paused" in clean.user("vmgr", "ps", "--phase", machine="login").stdout.decode()
@@ -79,7 +79,7 @@ def test_all_guests_are_paused_when_slurm_or_the_owner_suspends_the_job(start_co
 def test_suspended_job_that_is_canceled_leaves_nothing(start_counting, clean):
     job_id = start_counting(1000)
     clean.root("head", "scontrol", "suspend", job_id)
-    clean.wait(lambda: "paused" in states(clean, "n1", "n2", "n3"), what="it stands still")
+    clean.wait(lambda: "paused" in states(clean, "n1", "n2", "n3"), what="a paused guest")
     clean.root("head", "scancel", job_id)
     clean.wait_state(job_id, "CANCELLED")
 
@@ -117,11 +117,11 @@ def test_preempted_job_releases_its_cpus_and_resumes_later(urgent, start_countin
     argv = ("vsub", "--parsable", "-p", "urgent", "-o", "urgent.out", *one, "urgent.sh")
     other = clean.user(*argv).stdout.decode().strip()
     clean.wait_state(job_id, "SUSPENDED")
-    clean.wait(lambda: "paused" in states(clean, "n1"), what="it stands still")
+    clean.wait(lambda: "paused" in states(clean, "n1"), what="a paused guest")
     before = counted(clean)
     clean.wait_state(other, "FAILED")
     assert (clean.show(other)["ExitCode"], clean.read("urgent.out")) == ("3:0", b"2\n")
-    clean.wait(lambda: counted(clean) > before, what="it goes on")
+    clean.wait(lambda: counted(clean) > before, what="more output of the job")
     assert_complete_output(clean, job_id, 150)
 
 
@@ -129,13 +129,13 @@ def test_preempted_job_releases_its_cpus_and_resumes_later(urgent, start_countin
 def test_mpi_over_two_nodes_is_suspended_five_times(cluster, clean):
     mpi_turns.prepare(cluster)
     job_id = clean.submit(mpi_turns.SCRIPT, "-wn1,n2", *mpi_turns.ASKED)
-    clean.wait(lambda: mpi_turns.turn(clean), 400, what="the ranks begin")
+    clean.wait(lambda: mpi_turns.turn(clean), 400, what="messages of the ranks")
     for _ in range(5):
         time.sleep(random.uniform(0.5, 2.0))  # noqa: S311
         clean.root("head", "scontrol", "suspend", job_id)
-        clean.wait(lambda: states(clean, "n1", "n2") == {"paused"}, what="all stand still")
+        clean.wait(lambda: states(clean, "n1", "n2") == {"paused"}, what="all guests paused")
         time.sleep(random.uniform(0.5, 2.0))  # noqa: S311
         clean.root("head", "scontrol", "resume", job_id)
-        clean.wait(lambda: states(clean, "n1", "n2") == {"running"}, what="all go on")
+        clean.wait(lambda: states(clean, "n1", "n2") == {"running"}, what="all guests running")
     clean.wait_state(job_id, "COMPLETED")
     mpi_turns.check(clean)
