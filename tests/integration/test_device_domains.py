@@ -62,7 +62,7 @@ def test_every_option_of_a_device_plugin_has_values():
     keys = {
         c.item.key for c in plugins.each("vtorque_options") if c.plugin in DEVICES and not c.error
     }
-    assert keys <= set(VALUES), "add values of it to tests/support/device_cases.py"
+    assert keys <= set(VALUES), "add values of the key to VALUES in tests/support/device_cases.py"
 
 
 def test_any_two_values_meet():
@@ -178,11 +178,13 @@ def check_pins(domains, row, cpus, count, spare):
             assert len(set(pins["iothread"])) == 1, pins
         sets = {kind: {cpu for each in pins[kind] for cpu in each} for kind in KINDS}
         mine = [cpu for kind in KINDS if alone.get(kind) for cpu in sets[kind]]
-        assert len(set(mine)) == len(mine), "vCPUs and iothreads of a guest on one CPU"
+        assert len(set(mine)) == len(mine), "vCPUs and I/O threads of a guest share a CPU"
         own.append(set(mine))
         used.append({cpu for kind in KINDS for cpu in sets[kind]})
         if "vcpu_pinning" in row and spare:
-            assert not sets["emulator"] & sets["vcpu"], "QEMU itself on a vCPU's"
+            assert not sets["emulator"] & sets["vcpu"], (
+                "QEMU's other threads run on a CPU of a vCPU"
+            )
     for number, mine in enumerate(own):
         assert not mine & set().union(*used[:number], *used[number + 1 :])
     together = set().union(*used)

@@ -56,7 +56,7 @@ def kill_a_start(module: str, call: str, delay: float) -> None:
     starter = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE)
     assert starter.stdout is not None
     with starter.stdout as out:
-        assert out.readline() == b"\n", "it did not come so far"
+        assert out.readline() == b"\n", "the process has not imported the module"
         time.sleep(delay)
         starter.kill()
         starter.wait(180)

@@ -57,12 +57,12 @@ def points(side: Side, steps: Sequence[str]) -> Iterator[Point]:
 
 @dataclass
 class FaultBench:
-    """The nodes of a job; faults strike the first.
+    """The nodes of a job; faults happen on the first node.
 
     Args:
         nodes: each with its own directory.
         jobs: the job as each node sees it.
-        other: another user's job of the struck node, which must not notice; None: there is none.
+        other: another user's job on the first node, which must not be affected, or None.
         processes: their processes (:func:`vtorque_testing.faults.orphans`).
         patience: seconds in which the nodes have to be as before.
         away: processes that :meth:`joined` waits for.
@@ -92,7 +92,7 @@ class FaultBench:
         self.before = self.observe()
 
     def end_others(self) -> None:
-        """End them; then nothing may be left. Raises AssertionError."""
+        """End the other jobs. Raises AssertionError if anything is left."""
         for node, job in zip(self.nodes[1:], self.jobs[1:], strict=True):
             node.release(job.id)
         if self.other is not None:
@@ -108,11 +108,11 @@ class FaultBench:
 
     @property
     def paths(self) -> Paths:
-        """The struck node's directories."""
+        """The directories of the first node."""
         return self.node.site.paths
 
     def start(self, last: int | None = None, **fault: Any) -> ChildResult:
-        """Start the job on the struck node."""
+        """Start the job on the first node."""
         return self.node.start(self.job, last, **fault)
 
     def release(
@@ -123,7 +123,7 @@ class FaultBench:
         how: Mapping[str, Any] | None = None,
         **fault: Any,
     ) -> ChildResult:
-        """Release the job there, in a process that calls ``first`` before; return the result."""
+        """Release the job on the first node, in a process that calls ``first`` before."""
 
         def work() -> None:
             first()
@@ -132,7 +132,7 @@ class FaultBench:
         return run_in_child(work, last, **fault)
 
     def behind(self, work: Callable[[], object]) -> None:
-        """Run something in a process that :meth:`joined` waits for."""
+        """Run ``work`` in a process for which :meth:`joined` waits."""
         pid = os.fork()
         if pid == 0:
             code = 1
@@ -146,10 +146,10 @@ class FaultBench:
         """Wait for the background processes. Raises AssertionError if one failed."""
         while self.away:
             _, status = os.waitpid(self.away.pop(), 0)
-            assert status == 0, "the process that came meanwhile has failed"
+            assert status == 0, "the concurrent process has failed"
 
     def libvirtd(self, *, up: bool) -> None:
-        """Let the hypervisor answer, or not."""
+        """Let the hypervisor answer if ``up`` is true."""
         mark = self.node.top / "domains" / DOWN
         mark.unlink() if up else mark.touch()
 
@@ -169,7 +169,7 @@ class FaultBench:
                 shutil.copytree(each, there, symlinks=True)
 
     def records(self) -> list[Record]:
-        """Return the open records of the job on the struck node."""
+        """Return the open records of the job on the first node."""
         found = (read(path) for path in journals(self.paths))
         return [r for state in found if state.header.job.id == self.job.id for r in state.open]
 
@@ -196,7 +196,7 @@ Strike = Callable[..., ChildResult]
 class Fault:
     """A fault: its name, its steps, and the function that injects and repairs it.
 
-    ``work`` gets the bench, the point, and a function that runs the job's start or release into the
+    ``work`` gets the bench, the point, and a function that runs the job's start or release with the
     fault.
     """
 
@@ -258,7 +258,7 @@ def try_one(bench: FaultBench, fault: Fault, point: Point) -> str:
 
 
 def _force(bench: FaultBench) -> None:
-    """Restore the bench after a leak, so that the next fault is judged separately."""
+    """Restore the nodes after a leak, so that the leak does not affect the next fault."""
     (bench.node.top / "domains" / DOWN).unlink(missing_ok=True)
     while bench.away:
         os.waitpid(bench.away.pop(), 0)

@@ -1,4 +1,7 @@
-"""The faults of the matrix (:mod:`fault_matrix`), with the expected result of each."""
+"""The faults of the matrix (:mod:`fault_matrix`), each with its expected result.
+
+The first line of a fault's docstring describes the fault.
+"""
 
 from __future__ import annotations
 
@@ -27,14 +30,14 @@ _DAY = 86400.0
 
 
 def every(_point: Point) -> bool:
-    """Return that a fault is tried at every step."""
+    """Return True: the fault is tried at every step."""
     return True
 
 
 def once(point: Point) -> bool:
-    """Return whether a step is the one of each record at which faults other than a kill happen.
+    """Return whether the ``create()`` or ``release()`` of a record is the next step.
 
-    In a start its line is on disk and its create() is next; at the end its release() is.
+    Faults other than a kill happen only at this step of each record.
     """
     return point.step.startswith({"start": "after record ", "end": "before release "}[point.side])
 
@@ -67,7 +70,7 @@ def killed(bench: FaultBench, _point: Point, strike: Strike) -> None:
 
 
 def journal_fails(code: int, bench: FaultBench, point: Point, strike: Strike) -> None:
-    """No line can be written to the journal any more, not even by the epilogue."""
+    """All later writes to the journal fail, also in the epilogue."""
     fail = functools.partial(_write_fails, code, bench.paths.journal)
     run = strike(act=fail)
     if point.side == "start" and point.step.startswith("before record "):
@@ -90,7 +93,7 @@ def _write_fails(code: int, directory: Path) -> None:
 
 
 def clock_jumps(seconds: float, bench: FaultBench, _point: Point, strike: Strike) -> None:
-    """The clock is set while a hook works, and stays so."""
+    """The clock is set while a hook runs, and is not set back."""
     jump = functools.partial(_set_clock, seconds)
     run = strike(act=jump)
     assert not run.error, run
@@ -109,7 +112,7 @@ def _set_clock(seconds: float) -> None:
 
 
 def libvirtd_dies(bench: FaultBench, _point: Point, strike: Strike) -> None:
-    """It returns after the first epilogue, which reports what it could not release."""
+    """libvirtd dies until after a first epilogue, which reports the unreleased guests."""
     strike(meanwhile=lambda _: bench.libvirtd(up=False))
     run = bench.release()
     guests = [record for record in bench.records() if record.kind == "domain"]
@@ -119,58 +122,58 @@ def libvirtd_dies(bench: FaultBench, _point: Point, strike: Strike) -> None:
 
 
 def qemu_dies(bench: FaultBench, _point: Point, strike: Strike) -> None:
-    """All of the job's."""
+    """All QEMU processes of the job die."""
     run = strike(meanwhile=lambda _: bench.guests_die())
     assert not run.error, run
     _clean(bench)
 
 
-def epilogue_meanwhile(bench: FaultBench, _point: Point, strike: Strike) -> None:
-    """It waits for the other hook; one more starts at the same time."""
+def concurrent_epilogue(bench: FaultBench, _point: Point, strike: Strike) -> None:
+    """An epilogue starts while the hook runs, and waits for it; another epilogue follows."""
 
-    def come(_pid: int) -> None:
+    def act(_pid: int) -> None:
         bench.behind(lambda: bench.node.release_in_process(bench.job.id))
 
-    run = strike(meanwhile=come)
+    run = strike(meanwhile=act)
     assert not run.error, run
     _clean(bench)
 
 
-def prologue_meanwhile(bench: FaultBench, _point: Point, strike: Strike) -> None:
-    """It waits for the other hook and starts the job again."""
+def concurrent_prologue(bench: FaultBench, _point: Point, strike: Strike) -> None:
+    """A second prologue waits for the hook and starts the job again."""
 
-    def come(_pid: int) -> None:
+    def act(_pid: int) -> None:
         bench.behind(lambda: bench.node.start_in_process(bench.job, again=True))
 
-    run = strike(meanwhile=come)
+    run = strike(meanwhile=act)
     assert not run.error, run
     bench.joined()
-    assert bench.records(), "the second prologue has started nothing"
+    assert bench.records(), "the second prologue has not started the job"
     _clean(bench)
 
 
-def reaper_meanwhile(bench: FaultBench, _point: Point, strike: Strike) -> None:
-    """The batch system tells it that the job is gone, and yet it leaves the job to the hook."""
+def concurrent_reaper(bench: FaultBench, _point: Point, strike: Strike) -> None:
+    """The reaper learns that the job has ended, and leaves the job to the running hook."""
     done = []
 
-    def come(_pid: int) -> None:
+    def act(_pid: int) -> None:
         lives = {bench.job.id: JobState.GONE}
         done.extend(reap(bench.node.site, lambda _: lives, only=bench.job.id))
 
-    strike(meanwhile=come)
+    strike(meanwhile=act)
     assert {result.action for result in done} <= {"busy"}, done
     _clean(bench)
 
 
 def reboots(bench: FaultBench, _point: Point, strike: Strike) -> None:
-    """The node reboots: everything outside of disks is gone, the other job too."""
+    """The node reboots: only files on disks remain; the other job ends, too."""
 
-    def come(pid: int) -> None:
+    def act(pid: int) -> None:
         os.kill(pid, signal.SIGKILL)
         os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)  # its children are this process's now
         bench.reboot()
 
-    assert strike(meanwhile=come).killed
+    assert strike(meanwhile=act).killed
     _clean(bench, first=_other_boot)
     bench.end_others()
     bench.start_others()
@@ -182,12 +185,12 @@ def _other_boot() -> None:
 
 
 def release_fails(bench: FaultBench, _point: Point, strike: Strike) -> None:
-    """It hangs, or fails: the resources that it depends on stay held by the job."""
+    """A release hangs or fails: the job keeps the resources that the record needs."""
     run = strike(act=_next_hangs, how={"release_timeout": _HANGS})
     assert "timed out after" in run.error or "busy" in run.error, run
     left = bench.records()
     needed = {seq for record in left for seq in record.needs}
-    assert left, "released although it hung"
+    assert left, "a resource was released although its release hung"
     held = exclusive(record for record in left if record.seq in needed)
     assert not (both := held & bench.others_leases()), f"given to another job: {both}"
     _clean(bench)
@@ -218,7 +221,7 @@ def _next_hangs() -> None:
 
 
 def plugin_gone(bench: FaultBench, point: Point, _strike: Strike) -> None:
-    """The plugin of the kind was uninstalled: its records are orphans that hold what they need."""
+    """The plugin was uninstalled: its records are orphans, and the job keeps what they need."""
     plugins = bench.node.plugins
     known = plugins.collect("vtorque_resources")
     owners = [one.plugin for one in known if one.item.kind == point.kind]
@@ -232,7 +235,7 @@ def plugin_gone(bench: FaultBench, point: Point, _strike: Strike) -> None:
 
 
 def plugin_upgraded(bench: FaultBench, point: Point, _strike: Strike) -> None:
-    """Its new version does not know a record's field; with the old one it is released."""
+    """A new version of the plugin does not know a field of the record; the old version does."""
     (path,) = [p for p in journals(bench.paths) if p.name.startswith(f"{bench.job.id}.")]
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     for line in lines:
@@ -262,9 +265,9 @@ FAULTS = {
         Fault("QEMU dies", once, qemu_dies),
         Fault("clock +1 d", once, functools.partial(clock_jumps, _DAY)),
         Fault("clock -1 d", once, functools.partial(killed_and_clock, -_DAY)),
-        Fault("2 epilogues", once, epilogue_meanwhile),
-        Fault("2 prologues", once, prologue_meanwhile),
-        Fault("reaper", once, reaper_meanwhile),
+        Fault("2 epilogues", once, concurrent_epilogue),
+        Fault("2 prologues", once, concurrent_prologue),
+        Fault("reaper", once, concurrent_reaper),
         Fault("reboot", once, reboots),
         Fault("release hangs", at_end, release_fails),
         Fault("plugin gone", of_plugin, plugin_gone),

@@ -19,7 +19,7 @@ def unmount(place, seconds=10):
 
 
 def _holders(place):
-    """Return the commands that have a file below ``place`` open, or work there."""
+    """Return the commands with an open file or their working directory below ``place``."""
     found = set()
     for process in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):

@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-TIMEOUT = 600  # seconds until a test gives up
+TIMEOUT = 600  # seconds until a test times out
 
 
 def run(*argv, timeout=TIMEOUT, check=True, **kwargs):

@@ -139,9 +139,11 @@ def test_sweep_removes_old_records_and_those_above_the_limit(paths):
     (paths.journal / "3.srv.1.jsonl").write_text("")
     kept_records.sweep(paths, days=3, mib=100, now=now)
     left = [p.key for p in kept_records.find(paths, None)]
-    assert left == ["3.srv.1", "1.srv.1", "0.srv.1"], "too old, but for the one that runs"
+    assert left == ["3.srv.1", "1.srv.1", "0.srv.1"], (
+        "not exactly the old records of ended jobs were removed"
+    )
     kept_records.sweep(paths, days=3, mib=1.5, now=now + 60)
-    assert [p.key for p in kept_records.find(paths, None)] == left, "once an hour"
+    assert [p.key for p in kept_records.find(paths, None)] == left, "swept more than once an hour"
     kept_records.sweep(paths, days=3, mib=1.5, now=now + 3700)
     assert [p.key for p in kept_records.find(paths, None)] == ["3.srv.1", "0.srv.1"]
 

@@ -218,14 +218,14 @@ def test_parser_cpu_and_wall_time_are_limited(monkeypatch):
 
 @contextlib.contextmanager
 def watched_pipe():
-    """Yield a pipe's end for other processes to hold; afterwards no process may hold it."""
+    """Yield the write end of a pipe, and check afterwards that no process holds this end."""
     source, held = os.pipe()
     with open(source, "rb") as file:  # noqa: PTH123
         try:
             yield held
         finally:
             os.close(held)
-        assert select.select([file], [], [], LONG)[0], "somebody still holds it"
+        assert select.select([file], [], [], LONG)[0], "a process still holds the pipe"
         assert file.read() == b""
 
 

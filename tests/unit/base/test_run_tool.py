@@ -69,7 +69,7 @@ def test_command_gets_its_arguments_directory_and_descriptors_unchanged(tmp_path
     child = subprocess.Popen(command, stdout=subprocess.PIPE, cwd=tmp_path)
     said, _ = child.communicate()
     shown = "".join(f"<{word}>" for word in words)
-    assert said.decode() == f"{tmp_path}\n{shown}{child.pid}\n", "and it is the same process"
+    assert said.decode() == f"{tmp_path}\n{shown}{child.pid}\n"
 
 
 def test_command_is_killed_with_its_starter(tmp_path):
@@ -78,7 +78,7 @@ def test_command_is_killed_with_its_starter(tmp_path):
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as starter:
         assert starter.stdout.readline() == b"up\n"
         starter.kill()
-        assert starter.stdout.read() == b"", "ends when the last one that has it open has"
+        assert starter.stdout.read() == b"", "the command still runs"
 
 
 def test_command_with_dropped_privileges_is_killed_with_its_starter():

@@ -153,7 +153,9 @@ def test_installed_command_imports_nothing_from_pythonpath(tmp_path):
         [sys.executable, *argv], env=environ, cwd=tmp_path, capture_output=True, check=False,
         timeout=180,
     )  # fmt: skip
-    assert (tmp_path / "ran").exists(), "the attack works on a program that does not begin"
+    assert (tmp_path / "ran").exists(), (
+        "the attack fails without isolation, too: this test shows nothing"
+    )
 
 
 # -- Calls of root's programs ----------------------------------------------------------------------
@@ -290,7 +292,7 @@ def test_code_of_another_user_is_not_run(code, name):
 
 
 def test_setup_makes_directories_that_users_can_enter(tmp_path):
-    """Regardless of its own umask of 077."""
+    """The umask of root's programs, 077, must not apply."""
     old = os.umask(0o077)
     try:
         make_directories(tmp_path / "a/b")

@@ -165,7 +165,7 @@ def test_submission_that_reads_the_image_pool_imports_no_heavy_module(vsub, tmp_
     assert code != 0 and "local.sock" in err
     assert not [m for m in modules if m.startswith(HEAVY)]
     code, err, _, _ = vsub("-vm", "img=smal", "job.sh")
-    assert code == 2 and "small" in err, "it has not looked into the pool"
+    assert code == 2 and "small" in err, "vsub has not read the image pool"
 
 
 BAD = [
@@ -253,7 +253,7 @@ def test_launchers_in_wheels_isolate_python(tmp_path, name):
     hostile = {"PYTHONPATH": str(tmp_path), "PYTHONHOME": "/nowhere", "PATH": "/nowhere"}
     (tmp_path / "site.toml").touch()
     words = ["--config", "site.toml", "--help"] if name == "vsub" else ["--help"]
-    # Ctrl-C before Python has begun: neither a traceback nor a command that goes on.
+    # Ctrl-C before Python has started must print no traceback and end the command.
     interrupting = f'#!/bin/sh\nkill -INT $$\nexec {sys.executable} "$@"\n'
     for path in (installed, tmp_path / "link"):
         done = subprocess.run(

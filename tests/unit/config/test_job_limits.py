@@ -104,7 +104,7 @@ def most(plugins, text=SITE, **more):
 def test_later_entry_wins_for_each_value(plugins):
     assert most(plugins) == 4
     assert most(plugins, queue="gpu-small") == 16
-    assert most(plugins, queue="gpu-big") == 16, "all of an entry's names must fit"
+    assert most(plugins, queue="gpu-big") == 16, "an entry applies although the group differs"
     assert most(plugins, queue="gpu-big", group="chem") == 32
     assert most(plugins, queue="cpu", group="chem") == 32
     assert most(plugins, queue="gpu-big", group="chem", user="ada") == 3
@@ -165,7 +165,7 @@ def test_contradicting_entries_refuse_a_job_with_defaults(plugins):
 def test_disabled_plugin_of_a_job_is_not_called(plugins):
     site, its = for_job(site_of(SITE, plugins), plugins, facts(queue="gpu"))
     assert "acme" not in its.names
-    assert "acme" in plugins.names, "the loaded plugins stay as they are"
+    assert "acme" in plugins.names, "the plugin is disabled for other jobs, too"
     assert not list(its.each("vtorque_needs", request=None, site=site))
     assert "fpga" not in decide(Request(), site, its).values
     where = '[[limits]] 1 (queue = "gpu*") [plugins] acme in /etc/vtorque/vtorque.toml'
@@ -198,7 +198,7 @@ def test_unknown_facts_at_submission_refuse_nothing(plugins):
     site, its = for_job(site_of(text, plugins), plugins, known)
     wanted = decide(Request((("vcpus", "500"), ("ram", "3G"), ("fpga", "1"))), site, its)
     assert (wanted[VCPUS], wanted[RAM]) == (500, 3072)
-    assert decide(Request(), site, its)[VCPUS] == 1, "a default stays what it surely is"
+    assert decide(Request(), site, its)[VCPUS] == 1, "the default depends on unknown facts"
     assert "limit: 3," in refused(plugins, "vcpus=5", text=text, known=known | {"user": ("ada",)})
     eve = {"user": ("eve",), "group": ("chem",)}
     assert "acme" in for_job(site_of(text, plugins), plugins, eve)[1].names

@@ -58,7 +58,7 @@ def test_guests_are_as_large_as_the_allocation():
     assert size(JobGrant(8, 16384), "vcpus=2", "ram=1G") == (2, 1024)
     assert size(JobGrant(8, 16384), "ram=1G") == (8, 1024)
     assert size(JobGrant(8, 16384), disk=1000) == (8, 16384 - 1256)
-    assert size(JobGrant(1000000, 4096))[0] == 1024, "the most that QEMU takes"
+    assert size(JobGrant(1000000, 4096))[0] == 1024, "more vCPUs than QEMU supports"
 
 
 def test_unlimited_allocation_uses_the_default_of_the_site_or_of_vtorque():
@@ -156,11 +156,13 @@ def test_allocation_too_small_for_the_image_names_the_needed_memory():
 def test_vsub_requests_the_default_size_without_user_values():
     site = "[node]\nhost_reserve_cores = 2\nhost_reserve_ram = 500\n"
     _, _, needed = settled(JobGrant(), site=site)
-    assert (needed.cpus, needed.mib) == (1, 1024 + 256), "what is asked for, guests have"
+    assert (needed.cpus, needed.mib) == (1, 1024 + 256), (
+        "the host's reserve is added to the default size"
+    )
     _, _, needed = settled(JobGrant(), "vcpus=1", "ram=1G", site=site)
     assert (needed.cpus, needed.mib) == (1 + 2, 1024 + 256 + 500)
     _, _, needed = settled(JobGrant(), site=site, plugin=DemandingPlugin(own=True))
-    assert needed.cpus == 1 + 2, "no CPU of the host's can be a guest's own"
+    assert needed.cpus == 1 + 2, "a dedicated CPU could be one of the host's"
 
 
 SITES = st.sampled_from(["", "[node]\nhost_reserve_cores = 1\nhost_reserve_ram = 300\n"])

@@ -136,7 +136,7 @@ def test_runtime_directory_in_tmp_has_an_unpredictable_name(user, monkeypatch):
     first = personal.defaults()["paths"]["run"]
     assert re.fullmatch(rf"/tmp/vtorque-{UID}-[0-9a-f]{{16}}/vtorque", first)
     monkeypatch.delenv("XDG_RUNTIME_DIR")
-    assert personal.defaults()["paths"]["run"] == first, "another process finds another directory"
+    assert personal.defaults()["paths"]["run"] == first, "another process uses another directory"
     monkeypatch.delenv("XDG_RUNTIME_DIR")
     owners[Path(first).parent] = UID + 1  # after a reboot, another user created the name
     assert personal.defaults()["paths"]["run"] != first

@@ -87,7 +87,7 @@ def test_last_attempt_has_a_place_for_each_node(node):
         os.utime(each.directory, (5, 5))
     (job,) = kept_jobs.jobs(config, "5.srv")
     assert [place.facts()["node"] for place in job.places] == ["n1", "n2"]
-    assert job.places[0].directory == old.directory, "a node's own comes before a copy"
+    assert job.places[0].directory == old.directory, "a copy precedes the record of this node"
     again = keep(config, "5.srv", attempt=1)
     os.utime(again.directory, (9, 9))
     (job,) = kept_jobs.jobs(config, None)

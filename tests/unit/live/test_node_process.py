@@ -86,7 +86,7 @@ def test_process_has_its_lock_session_environment_and_descriptors(daemon, tmp_pa
     os.set_inheritable(inherited, True)
     try:
         daemon.create()
-        assert not daemon.is_lost(), "it has its lock when it is made"
+        assert not daemon.is_lost(), "create() returned before the process had its lock"
         with pytest.raises(HostFault, match="temporarily unavailable"):
             daemon.create()
         eventually((tmp_path / "told").exists)

@@ -15,7 +15,7 @@ def started(tmp_path, name):
 
 
 def test_companion_is_terminated_and_then_killed_after_the_script(tmp_path):
-    """A companion that cleans up can do so; one that does not end, and its child, are killed."""
+    """A companion can clean up; a companion that ignores SIGTERM is killed with its child."""
     tidy = (
         f"trap 'echo tidy > {tmp_path}/tidied; exit' TERM; echo $$ > {tmp_path}/a; sleep 60 & wait"
     )
@@ -24,7 +24,7 @@ def test_companion_is_terminated_and_then_killed_after_the_script(tmp_path):
     with around_script.keep_running(commands):
         pids = [started(tmp_path, name) for name in ("a", "b", "child")]
         assert all(map(alive, pids))
-        assert {os.getsid(pid) for pid in pids} == set(pids[:2]), "each is a session of its own"
+        assert {os.getsid(pid) for pid in pids} == set(pids[:2]), "a companion has no session"
     assert (tmp_path / "tidied").read_text() == "tidy\n"
     until(lambda: not any(map(alive, pids)))
 

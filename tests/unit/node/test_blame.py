@@ -126,7 +126,7 @@ def test_job_waits_for_leases_as_long_as_its_batch_system_allows(monkeypatch, pa
         start_order._place_guests(
             start, (), None, lambda: reaped.append(1), let_hook_return, patience
         )
-    assert bool(calls) == (patience > 0), "the hook waits although the job waits for others"
+    assert bool(calls) == (patience > 0), "the hook does not return while the job waits for leases"
     assert tries == ([0.0, 0.0, 1.0, 2.0, 3.0] if patience else [0.0, 0.0])
     assert reaped == [1]
 

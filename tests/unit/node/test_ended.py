@@ -42,7 +42,9 @@ def test_plugins_are_notified_of_each_fully_released_attempt(site, tmp_path):
     plugins.register("off", Hears(tmp_path / "off"), "vtorque-off 1")
     gone = report("1.srv", JobHeader(JobAttempt("1.srv", 2, "ada", 7), "local", off=("off",)))
     faults = reap.notify(site, plugins, [None, report("2.srv"), gone])
-    assert not (tmp_path / "off").exists(), "[[limits]] switch it off for this job"
+    assert not (tmp_path / "off").exists(), (
+        "a plugin was notified that [[limits]] disables for this job"
+    )
     assert (tmp_path / "a").read_text() == (tmp_path / "b").read_text() == "1.srv.2 of 7\n"
     assert len(faults) == 1 and "plugin a" in faults[0] and "broken" in faults[0]
 

@@ -143,7 +143,7 @@ def test_epilogue_reports_usage_to_accounting_and_kept_records(node, qemu):
     assert node["killed"].read_text() == "1234"
     node["acme"].told.unlink()
     assert epilogue.run(node["config"], "42.srv") == 0
-    assert not node["acme"].told.exists(), "a second epilogue tells nothing again"
+    assert not node["acme"].told.exists(), "a second epilogue reported the usage again"
 
 
 @pytest.mark.parametrize(
@@ -180,7 +180,7 @@ def test_plugins_are_notified_once_after_everything_is_released(node, qemu, tmp_
     assert epilogue.run(node["config"], "42.srv") == 0
     assert told.read_text() == "42.srv.0 [] True True\n"
     assert epilogue.run(node["config"], "42.srv") == 0
-    assert len(told.read_text().splitlines()) == 1, "a second epilogue tells nothing again"
+    assert len(told.read_text().splitlines()) == 1, "a second epilogue notified the plugins again"
 
 
 def test_plugins_are_not_notified_while_a_resource_is_left(node, qemu, tmp_path, monkeypatch):
@@ -319,7 +319,7 @@ def test_nothing_is_accounted_without_a_running_guest(node, tmp_path, monkeypatc
     node["config"].write_text(node["config"].read_text().replace("kill_leftovers = true", ""))
     assert epilogue.run(node["config"], "42.srv") == 0
     assert not node["acme"].told.exists()
-    assert not node["killed"].exists(), "the site has not said so"
+    assert not node["killed"].exists(), "processes were killed although kill_leftovers is not set"
 
 
 # In a separate user and PID namespace, so that only its processes can be seen and killed.
@@ -370,7 +370,7 @@ def test_leftover_processes_are_killed_even_if_they_ignore_sigterm(tmp_path):
     assert left == 0
     assert told.startswith("42.srv: ")
     assert told.endswith(" leftover processes of ada killed")
-    assert int(told.split()[1]) in (3, 4, 5, 6), "the shells, and their sleeps if they lived on"
+    assert int(told.split()[1]) in (3, 4, 5, 6), "not three shells and at most three sleeps"
 
 
 @pytest.mark.parametrize(

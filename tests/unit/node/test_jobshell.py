@@ -238,7 +238,7 @@ def test_jobshell_waits_while_the_guests_start(job):
     timer = threading.Timer(0.2, proofs.write, (job.paths, READY))
     timer.start()
     assert job.run(7) == 7
-    assert timer.finished.is_set(), "it ran before root said that it may"
+    assert timer.finished.is_set(), "the script ran before the guests were ready"
     timer.join()
 
 
@@ -441,7 +441,7 @@ def test_companion_starts_and_ends_with_the_script(job, terminal):
 
 
 def test_companion_runs_while_the_guests_boot(job):
-    """On Torque vmgr waited 20 s for a booting job: only its companion answers there."""
+    """On Torque only the companion of a booting job answers vmgr, which would wait for 20 s."""
     proofs.write(job.paths, replace(READY, state="starting", deadline=time.monotonic() + 60))
 
     def meanwhile():
@@ -493,7 +493,7 @@ print(*sorted(set(sys.modules) - set(before)) if before else ["no meanwhile"])
         [sys.executable, "-c", program], input=f"{job.script}\n", capture_output=True, text=True,
         check=True, timeout=180,
     )  # fmt: skip
-    assert "run.sock: No such file" in done.stderr, "the driver was not asked"
+    assert "run.sock: No such file" in done.stderr, "the driver was not called"
     assert done.stdout.split() == []
 
 

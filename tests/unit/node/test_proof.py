@@ -41,13 +41,13 @@ def test_written_proof_is_read_back(paths):
     assert proofs.read(paths, JOB, ME, owner_uid=ME) == READY
     file = paths.proof(JOB)
     assert stat.S_IMODE(file.stat().st_mode) == 0o640
-    assert stat.S_IMODE(file.parent.stat().st_mode) == 0o711, "no list of job ids"
+    assert stat.S_IMODE(file.parent.stat().st_mode) == 0o711, "users can list job ids"
     assert json.loads(file.read_bytes())["schema"] == 4
     proofs.write(paths, replace(READY, state="refused", reason="no"), gid=os.getgid())
     found = proofs.read(paths, JOB, ME, owner_uid=ME)
     assert found is not None and (found.state, found.reason) == ("refused", "no")
     assert stat.S_IMODE(file.stat().st_mode) == 0o640
-    assert [p.name for p in file.parent.iterdir()] == [file.name], "no temporary file is left"
+    assert [p.name for p in file.parent.iterdir()] == [file.name], "a temporary file is left"
     proofs.remove(paths, JOB)
     proofs.remove(paths, JOB)
     assert proofs.read(paths, JOB, ME, owner_uid=ME) is None

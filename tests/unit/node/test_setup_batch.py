@@ -319,7 +319,7 @@ def test_failing_step_names_the_fix_and_the_next_run_continues(node):
     ):
         node.install()
     assert prologue.exists()
-    assert not node.config.exists(), "not the site's batch system before all is in place"
+    assert not node.config.exists(), "the config was written before all steps were done"
     epilogue.unlink()
     node.install()
     assert (node.cluster.top / "epilogue").exists()
@@ -377,7 +377,7 @@ def test_missing_mark_alone_is_a_warning(monkeypatch):
     (found,) = check_batch(Site(), None)
     assert (found.status, found.message) == ("warning", "local: not done: give it")
     assert "vtorque doctor --mark" in found.fix
-    assert list(check_batch(Site(), None, marks=True)) == [], "--mark itself does it"
+    assert list(check_batch(Site(), None, marks=True)) == [], "doctor --mark warns about the mark"
 
 
 ACME = """
@@ -452,7 +452,7 @@ def test_site_file_is_edited_atomically(tmp_path):
     assert real.read_bytes() == b"one\r\ntwo\n" and real.stat().st_mode & 0o777 == 0o640
     assert link.is_symlink() and sorted(tmp_path.iterdir()) == [link, real]
     inode = real.stat().st_ino
-    assert not edit_file(link, lambda text: text), "what does not change is not written"
+    assert not edit_file(link, lambda text: text), "an unchanged file was written"
     assert real.stat().st_ino == inode
 
 

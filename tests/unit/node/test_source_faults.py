@@ -60,7 +60,7 @@ class SourceRig(RecordedJob):
     def start(self, last=None):
         def offers(guests):
             locked = [path for path in locks._held if path == str(self.node.site.paths.node_lock)]
-            assert not locked, "no hook is called under the node's lock"
+            assert not locked, "a hook is called under the node's lock"
             assert str(self.node.site.paths.job_lock(self.job.id)) in locks._held
             return [Offer(guest.plan.index, self.source) for guest in guests]
 

@@ -126,7 +126,7 @@ def record_use(paths, key):
         journal.acquire(SpareUse(key), plugin="core", phase="plan")
 
 
-def test_reaper_keeps_a_spare_guest_that_is_claimed_meanwhile(paths, spare, tmp_path):
+def test_reaper_keeps_a_spare_guest_that_is_claimed_during_the_check(paths, spare, tmp_path):
     def alive(_ids):
         record_use(paths, spare)
         return {}
@@ -361,7 +361,7 @@ def test_spare_guest_with_dedicated_cores_is_not_booted(paths, monkeypatch):
 
 
 def test_claimed_spare_guest_survives_a_late_failure_of_its_boot(paths, tmp_path, monkeypatch):
-    """A job can take it as soon as it waits: the end of its own boot must check, like any other."""
+    """A job can claim the guest before its boot ends, so the failed boot must not release it."""
 
     def waits_and_fails(start, job, wanted, ports):
         start.acquire(Tree(str(tmp_path / "has"), mode=0o700))

@@ -325,7 +325,7 @@ def test_x86_boots_by_uefi_if_the_image_requires_it(firmware: str, kernel: str |
     assert (loader is not None) == ((firmware, kernel) == ("efi", None))
     if loader is not None:
         assert (loader.text, loader.get("readonly")) == ("/f/OVMF.fd", "yes")
-        assert loader.get("stateless") == "yes", "no file of variables, of any owner, is left"
+        assert loader.get("stateless") == "yes", "UEFI would leave a file of variables"
 
 
 def test_unknown_architecture_is_refused() -> None:

@@ -163,7 +163,7 @@ def test_uid_of_a_running_process_is_not_free(plan_guests):
         free = host_ids.free_uids(mine)
         process.kill()
     assert str(uid) not in free and len(free) > host_ids.COUNT // 2
-    assert free != host_ids.free_uids(mine), "in no order"
+    assert free != host_ids.free_uids(mine), "the uids are in a predictable order"
 
 
 def test_guest_with_uefi_variables_uses_the_libvirt_user(plan_guests):
@@ -259,7 +259,7 @@ def test_slots_of_other_nodes_are_computed_alike_on_all_nodes(plan_guests, monke
         plans = [one.plan for one in guests]
         told.append(plan.peer_guests(context, plans))
         prepared = plan.prepare_guests(context, plans, guests)
-        assert {each.plan.slots for each in prepared} == {(4, 4, 2, 2)}, "plugins get other sizes"
+        assert {each.plan.slots for each in prepared} == {(4, 4, 2, 2)}, "plugins get other slots"
     assert told[0] == told[1]
     assert [(peer.hostname, peer.slots, peer.mib) for peer in told[0]] == [
         ("vn1-0", 4, 256), ("vn1-1", 4, 256), ("vn2-0", 2, 256), ("vn2-1", 2, 256),
@@ -268,7 +268,7 @@ def test_slots_of_other_nodes_are_computed_alike_on_all_nodes(plan_guests, monke
     job = dataclasses.replace(JOB, cpu_counts=(9, 4), cpu_count=4)
     context = dataclasses.replace(context, job=job)
     peers = plan.peer_guests(context, [one.plan for one in guests])
-    assert {peer.slots for peer in peers} == {1}, "a number is the same on all nodes"
+    assert {peer.slots for peer in peers} == {1}, "the nodes count different slots for vcpus=1"
 
 
 def test_ram_below_the_images_minimum_is_refused_with_the_limit(plan_guests):
@@ -377,7 +377,7 @@ def test_saved_guest_keeps_its_name_uuid_and_address(plan_guests, plugin):
     assert guest.plan.secret == names.derive(b"s" * 32, "job", "5.srv", 2)
     pools = {c.pool: c.items for c in guest.claims if isinstance(c, PoolClaim)}
     assert pools["address"] == ("10.86.0.19",)
-    assert pools[plan.SAVED] == (plugin.saved[0].identity.uuid,), "one job at a time"
+    assert pools[plan.SAVED] == (plugin.saved[0].identity.uuid,), "two jobs could restore the guest"
 
 
 @pytest.mark.parametrize("address", ["10.87.0.16", "10.86.0.1"])

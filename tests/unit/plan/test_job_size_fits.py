@@ -107,7 +107,7 @@ def test_every_share_that_meets_the_minimum_can_be_placed(share, count, on):
     placements = divide([list(claims(job, site, n)) for n in range(count)], share, Leases())
     assert len(placements) == count
     if not on:
-        assert granted.cpus - count * job[VCPUS] < count, "CPUs are lost"
+        assert granted.cpus - count * job[VCPUS] < count, "granted CPUs are not used"
 
 
 def test_unlimited_memory_is_divided_by_cpus():
@@ -116,15 +116,15 @@ def test_unlimited_memory_is_divided_by_cpus():
     def of(**share):
         return NodeShare(machine, reserve_cores=2, reserve_mib=1000, **share).granted
 
-    assert of() == JobGrant(None, None), "nothing is limited: not even told"
+    assert of() == JobGrant(None, None), "a grant is computed for an unlimited share"
     assert of(cpu_count=4) == JobGrant(4, 7500)
-    assert of(cpu_count=8) == JobGrant(6, 15000), "the host's two are nobody's"
+    assert of(cpu_count=8) == JobGrant(6, 15000), "the host's two CPUs are granted"
     assert of(cpu_count=16) == JobGrant(6, 15000)
     assert of(cpus=(0, 1, 2, 3)) == JobGrant(4, 7500, reserved=2)
     assert of(whole_node=True) == JobGrant(6, 15000)
     assert of(whole_node=True, cpu_count=1) == JobGrant(1, 15000)
     assert of(mem_mib=4096) == JobGrant(None, 4096)
-    assert of(cpu_count=4, mem_mib=16000) == JobGrant(4, 15000), "no more than there is for guests"
+    assert of(cpu_count=4, mem_mib=16000) == JobGrant(4, 15000), "the host's memory is granted"
 
 
 @given(st.lists(st.integers(1, 8), min_size=1, max_size=8))

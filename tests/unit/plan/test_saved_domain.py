@@ -57,8 +57,8 @@ def test_restored_domain_has_paths_and_labels_of_the_new_job():
     xml = adapt_xml(WAS, WANTED, PLACES, GUEST)
     assert 'socket="/r/2.srv.0/g0/fs-home.sock"' in xml
     assert 'file="/s/2.srv.0/g0/console.log"' in xml
-    assert 'file="/s/1.srv.0/g01/other"' in xml, "a name that only begins so"
-    assert "<name>vt-1.srv.0-n1-0</name>" in xml, "libvirt takes no other"
+    assert 'file="/s/1.srv.0/g01/other"' in xml, "a path of another directory was changed"
+    assert "<name>vt-1.srv.0-n1-0</name>" in xml, "the name was changed, which libvirt rejects"
     assert 'id="2.srv" owner="a&amp;b"' in xml and "1.srv" not in xml.split("metadata")[1]
     assert xml.count('cpuset="3"') == 2 and 'cpuset="1"' not in xml
     assert "+202:libvirt-qemu" in xml and "+101" not in xml
@@ -73,7 +73,7 @@ HUGE = '<memoryBacking><hugepages><page size="2048" unit="KiB"/></hugepages></me
 
 
 def test_unfiltered_or_huge_page_guest_is_refused_if_the_site_or_job_differs():
-    """Nor on huge pages that the job has no lease for."""
+    """The job has no lease of the huge pages."""
     with pytest.raises(Refused, match=r"vtorque open, not .* filtered"):
         adapt_xml(WAS.replace("vt525400010203", "vnet3"), WANTED, PLACES, GUEST)
     with pytest.raises(Refused, match="huge pages in KiB is 2048, not none"):

@@ -21,12 +21,12 @@ def tables(tmp_path):
 def test_users_get_distinct_ids(tables):
     first, second = (root_id("u", uid, 2147000000, tables) for uid in (1000, 1001))
     assert (first, second) == (2147001000, 2147001001)
-    assert root_id("u", 1000, 2147000000, ()) == first, "nor does it depend on the node's tables"
+    assert root_id("u", 1000, 2147000000, ()) == first, "the id depends on the node's tables"
 
 
 def test_subordinate_tables_of_the_site_are_used(tables):
     assert root_id("ada", 1000, 0, tables) == 100000
-    assert root_id("bob", 1007, 0, tables) == 200000, "named by uid"
+    assert root_id("bob", 1007, 0, tables) == 200000, "a table entry by uid is ignored"
     with pytest.raises(HostFault, match="have no ranges of user eve"):
         root_id("eve", 1008, 0, tables)
     tables[1].write_text("ada:300000:65536\n")
@@ -56,7 +56,7 @@ def test_rule_of_equal_tables_is_equal(tables):
     assert subordinate_id_rule(7, tables) == "7 + uid"
     one = subordinate_id_rule(0, tables)
     tables[0].write_text("1007:200000:65536\nada:100000:65536\n")
-    assert subordinate_id_rule(0, tables) == one, "in whatever order"
+    assert subordinate_id_rule(0, tables) == one, "the rule depends on the order of entries"
     tables[1].write_text("1007:200000:65536\n")
     assert subordinate_id_rule(0, tables) != one
     tables[0].rename(tables[1])

@@ -436,7 +436,7 @@ def test_each_block_is_run_or_has_a_reason():
         for b in rest
     }
     assert {where: count for where, count in times.items() if count != 1} == {}
-    assert len(rest) == len(named), "one that is named is not there"
+    assert len(rest) == len(named), "RUN or NOT_RUN names a block that does not exist"
 
 
 def test_no_text_is_code():

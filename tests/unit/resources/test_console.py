@@ -107,11 +107,11 @@ def test_recorder_bounds_the_file_and_keeps_its_end(recorder, tmp_path):
     assert DROPPED < len(found) <= LARGEST
     assert largest <= LARGEST < len(sent)
     assert (sent + b"end").endswith(found)
-    assert log.stat().st_ino == before, "a warm guest's log has two names"
+    assert log.stat().st_ino == before, "the log was replaced, but a warm guest's log has two links"
 
 
 def test_recorder_serves_one_client(recorder, tmp_path):
-    """``virsh console`` and the job shell of a late guest."""
+    """Clients are ``virsh console`` and the job shell of a guest that boots late."""
     log = tmp_path / "console.log"
     with connected(recorder) as qemu:
         for said in (b"one\n", b"two\n"):
@@ -128,7 +128,7 @@ def test_recorder_serves_one_client(recorder, tmp_path):
         qemu.sendall(b"last")
     with client:
         assert client.recv(16) == b"last"
-        assert client.recv(16) == b"", "the console has ended"
+        assert client.recv(16) == b"", "the connection stays open after the console has ended"
 
 
 def test_client_that_reads_late_gets_every_byte(recorder):

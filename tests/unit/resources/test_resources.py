@@ -264,7 +264,7 @@ def test_disk_copy_has_the_content_and_no_backing_file(tmp_path, kind):
     copy = DiskCopy(str(path), str(image), kind)
     copy.create()
     assert path.stat().st_mode & 0o7777 == 0o600
-    assert path.stat().st_size < 2 << 20, "holes stay holes"
+    assert path.stat().st_size < 2 << 20, "holes are not preserved"
     with pytest.raises(HostFault, match="File exists"):
         copy.create()
     image.unlink()

@@ -48,12 +48,14 @@ def job_of(tmp_path, plugins, processes, case, **pairs):
 
 
 def test_every_device_plugin_has_a_case():
-    assert set(DEVICES) <= set(CASES), "add what switches it on to tests/support/device_cases.py"
+    assert set(DEVICES) <= set(CASES), (
+        "add -vm keys that enable the plugin to tests/support/device_cases.py"
+    )
 
 
 @pytest.mark.parametrize("stride", [19, pytest.param(1, marks=pytest.mark.full)])
 def test_all_plugins_records_survive_a_kill(tmp_path, processes, stride):
-    """A record has two steps: each nineteenth step is alternately before and after."""
+    """Each record has a step before and after it, so every 19th step alternates between both."""
     seen = []
 
     def wanted(step):
@@ -69,7 +71,9 @@ def test_all_plugins_records_survive_a_kill(tmp_path, processes, stride):
     assert kinds >= {"domain", "netfilter", "linux-seed", "vfio", "shm"}
     declared = {c.item.kind for c in load().collect("vtorque_resources") if c.plugin in DEVICES}
     old = {"setting"}  # of earlier journals
-    assert declared - kinds - old == {"vrdma-fence"}, "not acquired, so not killed: add a case"
+    assert declared - kinds - old == {"vrdma-fence"}, (
+        "no case acquires this kind of resource: add a case"
+    )
 
 
 def test_soft_roces_records_survive_a_kill(tmp_path, processes):
