@@ -29,6 +29,6 @@ autodoc_default_options = {"members": True, "undoc-members": True, "show-inherit
 autodoc_member_order = "bysource"
 napoleon_use_ivar = True  # an attribute in a docstring is not described a second time
 autodoc_class_signature = "mixed"
-autodoc_use_type_comments = False  # there are none
+autodoc_use_type_comments = False  # the code has no type comments
 smartquotes = False
 python_use_unqualified_type_names = True

@@ -19,7 +19,7 @@ from vtorque_core.base import safefs
 from vtorque_core.base.errors import HostFault
 from vtorque_core.base.names import Paths
 
-_POLL = 0.01  # seconds between two tries; flock(2) has no time limit of its own
+_POLL = 0.01  # seconds between two tries; flock(2) has no time limit
 _held: dict[str, int] = {}  # path to descriptor, of this process
 _node_threads = threading.Lock()
 

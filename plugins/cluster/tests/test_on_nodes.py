@@ -18,7 +18,7 @@ while [ $# -gt 2 ]; do case $1 in -o*) echo "$1" >> "$FAKE_SSH_LOG";; esac; shif
 printf '%s %s\\n' "$1" "$2" >> "$FAKE_SSH_LOG"
 case $1 in
   m7) echo "ssh: connect to host m7 port 22: No route to host" >&2; exit 255;;
-  n2) cat > "$FAKE_SSH_LOG.n2"; echo "a step of its own"; echo "no space" >&2; exit 1;;
+  n2) cat > "$FAKE_SSH_LOG.n2"; echo "copying files"; echo "no space" >&2; exit 1;;
   n4) echo "no space"; exit 1;;
   *) [ -n "$FAKE_SSH_ONLY_SAYS" ] && exec echo done; exec sh -c "$2";;
 esac
@@ -50,7 +50,7 @@ def test_equal_answers_are_merged_with_failures_first(log):
 def test_whole_output_is_returned_on_request(log):
     answers = on_nodes.run(["n1", "n2"], ["seq", "30"], b"", 2, lambda *_: None, whole=True)
     assert [(a.nodes, a.code, a.text.split("\n")) for a in answers] == [
-        ("n2", 1, ["a step of its own"]),
+        ("n2", 1, ["copying files"]),
         ("n1", 0, [str(n) for n in range(1, 31)]),
     ]
     (shown,) = on_nodes.run(["n1"], ["seq", "30"], b"", 2, lambda *_: None)

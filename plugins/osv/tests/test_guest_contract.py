@@ -52,7 +52,7 @@ class OsvHarness:
         "ready": "what an OSv guest does from its start on is the job",
         "signals": "OSv has none: TERM, INT and HUP end the guest",
         "terminal": "an interactive job needs a shell, and is refused",
-        "stdin": "the console goes one way only",
+        "stdin": "the console is only an output",
         "stderr": "the console is one stream",
         "killed": "a crash ends OSv, which says only of two kinds what it was",
     }

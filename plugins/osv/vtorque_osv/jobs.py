@@ -173,6 +173,6 @@ class _OsvJob:
         self._write(self.streams.stderr, "".join(f"{line}\n" for line in lines).encode())
 
     def _write(self, descriptor: int, data: bytes) -> None:
-        with contextlib.suppress(OSError):  # a full disk or a closed reader: the job goes on
+        with contextlib.suppress(OSError):  # a full disk or a closed reader does not stop the job
             while data:
                 data = data[os.write(descriptor, data) :]

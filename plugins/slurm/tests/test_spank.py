@@ -335,7 +335,7 @@ def test_task_of_a_step_is_a_command(tmp_path):
 
 @pytest.mark.parametrize("name", ["PMI_FD", "PMIX_NAMESPACE"])
 def test_step_with_mpi_plugin_is_refused_with_mpirun(name):
-    """Each task would otherwise become an MPI program of its own."""
+    """Otherwise each task would be a separate MPI program."""
     start, mpi = SlurmJobShell().read_start, {name: "9", "VTORQUE_TASK": "step"}
     with pytest.raises(UsageError, match=r"Start MPI programs with mpirun .* srun --mpi=none"):
         start([], environ(SLURM_STEP_NUM_TASKS="2", **mpi), None)

@@ -232,7 +232,7 @@ def trust_directories(monkeypatch):
 
 
 def test_textfile_is_replaced_atomically_and_removed(tmp_path, trust_directories):
-    path = tmp_path / "of its own/vtorque.prom"
+    path = tmp_path / "textfiles/vtorque.prom"
     if os.geteuid() != 0:
         path.parent.mkdir()
     sink = Textfile(Settings(textfile=str(path)))

@@ -42,7 +42,7 @@ def start(job):
         import subprocess
 
         null = os.open(os.devnull, os.O_RDWR)
-        # It goes on by itself once the job's shell can see that the start is at work.
+        # The prologue returns to the hook once the job shell can see that the start is in progress.
         return subprocess.call(
             {vtorque!r} + words_of(job, request), stdin=null, stdout=null, stderr=null,
             timeout={wait}, cwd="/", start_new_session=True, env={environ!r},
