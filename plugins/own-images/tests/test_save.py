@@ -86,7 +86,9 @@ def test_interrupted_copy_is_canceled(copy_of: Callable[..., Path], tmp_path: Pa
     assert list(tmp_path.iterdir()) == []
 
 
-def test_file_that_appeared_during_the_save_is_kept(copy_of: Callable[..., Path], tmp_path: Path) -> None:
+def test_file_that_appeared_during_the_save_is_kept(
+    copy_of: Callable[..., Path], tmp_path: Path
+) -> None:
     (tmp_path / "new.qcow2").write_text("other")
     with pytest.raises(HostFault, match="File exists"):
         copy_of(CopiedDomain((10, 10)))
