@@ -59,8 +59,10 @@ def manifest(reference: Reference, most: int) -> bytes:
     if done.returncode:
         raise _error(reference, done.stderr, Path())
     if not 0 < len(done.stdout) <= MAX_MANIFEST:
-        raise _refusal(
-            reference, f"has a manifest of {len(done.stdout)} bytes", limit=str(MAX_MANIFEST)
+        raise Refused(
+            f"has a manifest of {len(done.stdout)} bytes",
+            limit=str(MAX_MANIFEST),
+            **_subject(reference),
         )
     return done.stdout
 
@@ -91,27 +93,32 @@ def _choose_manifest(reference: Reference, arch: str, most: int) -> tuple[Refere
     for _ in range(MAX_DEPTH):
         data = manifest(reference, most)
         if reference.digest not in ("", f"sha256:{digest_of(data)}"):
-            raise _refusal(reference, "has a manifest with a different digest")
+            raise Refused("has a manifest with a different digest", **_subject(reference))
         try:
             what, *found = texts_of(documents.parse_manifest, data, kind, arch)
         except Refused as error:
             why, several, _ = str(error).partition(": choose one")
-            raise _refusal(reference, why, fix="write NAME@DIGEST" if several else None) from None
+            raise Refused(
+                why, **_subject(reference), fix="write NAME@DIGEST" if several else None
+            ) from None
         if what == documents.MANIFEST:
             sizes = found[1::2]
             if not all(size.isdecimal() for size in sizes):
-                raise _refusal(reference, "has a manifest without sizes of layers")
+                raise Refused("has a manifest without sizes of layers", **_subject(reference))
             if (total := sum(map(int, sizes))) > most:
                 limit, where = f"{most >> 20} MiB", "twice [plugin.own-images] max_size"
-                raise _refusal(
-                    reference, f"has layers of {total >> 20} MiB", limit=limit, where=where
+                raise Refused(
+                    f"has layers of {total >> 20} MiB",
+                    limit=limit,
+                    where=where,
+                    **_subject(reference),
                 )
             return reference, total
         if reference.kind != "docker":
             return reference, most
         digest, _, kind, _ = found
         reference = reference.with_digest(digest.removeprefix("sha256:"))
-    raise _refusal(reference, "contains too deeply nested indexes")
+    raise Refused("contains too deeply nested indexes", **_subject(reference))
 
 
 def _limited_program(most: int) -> list[str]:
@@ -148,15 +155,15 @@ def _error(reference: Reference, output: bytes, place: Path) -> HostFault | Refu
         return full_disk_error(place)
     if _TOO_LARGE in lower:
         why = "has a file that is larger than the manifest or the setting max_size permits"
-        return _refusal(reference, f"{why} (skopeo: {last})")
+        return Refused(f"{why} (skopeo: {last})", **_subject(reference))
     for signs, why, fix in _PERMANENT:
         if any(sign in lower for sign in signs):
-            return _refusal(reference, f"{why} (skopeo: {last})", fix=fix)
+            return Refused(f"{why} (skopeo: {last})", **_subject(reference), fix=fix)
     return HostFault(f"{_printable_reference(reference)} could not be copied (skopeo: {last})")
 
 
-def _refusal(reference: Reference, why: str, **parts: str | None) -> Refused:
-    return Refused(why, key=IMG.key, value=reference.written, **parts)
+def _subject(reference: Reference) -> dict[str, str]:
+    return {"key": IMG.key, "value": reference.written}
 
 
 def _printable_reference(reference: Reference) -> str:
