@@ -149,13 +149,14 @@ class JobInfo:
 
 @dataclass(frozen=True)
 class JobOnNode:
-    """Phase and guests of a job on one node, or an error."""
+    """Phase, guests and image of a job on one node, or an error."""
 
     job_id: str
     node: str
     phase: str = ""
     guests: tuple[str, ...] = ()
     error: str = ""
+    image: str = ""
 
 
 @dataclass(frozen=True)

@@ -63,7 +63,7 @@ def test_ps_shows_the_answer_of_each_node(monkeypatch, tmp_path):
     @hookimpl
     def vtorque_jobs_on_nodes(jobs):
         assert [job.id for job in jobs] == asked
-        yield JobOnNode("7.srv", "n1", "boot", ("vn1",))
+        yield JobOnNode("7.srv", "n1", "boot", ("vn1",), image="own:\033d.raw,root=script")
         yield JobOnNode("7.srv", "n2", error="no \033way")
         raise RuntimeError("too\033bad")
 
@@ -83,9 +83,9 @@ def test_ps_shows_the_answer_of_each_node(monkeypatch, tmp_path):
     done = ps("--phase", "7", "8.srv")
     assert done.stderr == "vmgr: plugin acme: too\\x1bbad\n"
     rows = [line.split() for line in done.stdout.splitlines()]
-    assert rows[0][-3:] == ["REASON", "PHASE", "GUESTS"]
+    assert rows[0][-4:] == ["REASON", "PHASE", "IMAGE", "GUESTS"]
     assert [row[0] for row in rows[1:]] == ["7.srv", "7.srv", "8.srv"]
-    assert rows[1][4:] == ["n1", "00:01:01", "boot", "vn1"]
+    assert rows[1][4:] == ["n1", "00:01:01", "boot", "own:\\x1bd.raw,root=script", "vn1"]
     assert rows[2][4:] == ["n2", "00:01:01", "no", "\\x1bway"]
     asked = ["7.srv"]
     (job,) = json.loads(ps("--phase", "--json", "7").stdout)

@@ -19,6 +19,7 @@ from vtorque_core.api.tables import align_rows
 from vtorque_core.live import service
 
 _COLUMNS = ("ID", "NAME", "USER", "STATE", "NODE", "ELAPSED")
+_OF_NODES = ("PHASE", "IMAGE", "GUESTS")
 
 
 @click.command(short_help="List jobs: id, name, owner, state, node, time.")
@@ -26,7 +27,10 @@ _COLUMNS = ("ID", "NAME", "USER", "STATE", "NODE", "ELAPSED")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.option("-a", "--all", "ended", is_flag=True, help="Also list ended jobs that have records.")
 @click.option(
-    "--phase", "phases", is_flag=True, help="Ask each job's nodes for its phase and its guests."
+    "--phase",
+    "phases",
+    is_flag=True,
+    help="Ask each job's nodes for its phase, image and guests.",
 )
 @click.option(
     "--placement",
@@ -45,8 +49,9 @@ def ps(
     """List the jobs that you may see: id, name, owner, state, node, time, reason for waiting.
 
     --all adds your ended jobs. For root, it adds all ended jobs with records on this node. --phase
-    prints a line for each node of a job, with the job's phase and guests on that node. It queries
-    every node and needs the plugin login (vtorque-login). Exit code 2 if a named job is not listed.
+    prints a line for each node of a job, with the job's phase, image and guests on that node. It
+    queries every node and needs the plugin login (vtorque-login). Exit code 2 if a named job is not
+    listed.
     """
     if placement:
         from vtorque_jobs.placement import show  # noqa: PLC0415 - slow, and only for root
@@ -99,9 +104,7 @@ def _print_table(
         for job in jobs
         for row, seen in _rows(_row(job)[: len(columns)], (on_nodes or {}).get(job.id))
     ]
-    for line in align_rows(
-        [(*columns, "PHASE", "GUESTS") if on_nodes is not None else columns, *rows]
-    ):
+    for line in align_rows([(*columns, *_OF_NODES) if on_nodes is not None else columns, *rows]):
         click.echo(line)
 
 
@@ -129,12 +132,13 @@ def _rows(
     row: tuple[str, ...], on_nodes: Sequence[JobOnNode] | None
 ) -> Iterator[tuple[tuple[str, ...], tuple[str, ...]]]:
     if not on_nodes:
-        yield row, () if on_nodes is None else ("", "")
+        yield row, () if on_nodes is None else ("",) * len(_OF_NODES)
         return
     at = _COLUMNS.index("NODE")
     for seen in on_nodes:
         here = (*row[:at], printable(seen.node, 60), *row[at + 1 :])
-        yield here, (printable(seen.phase, 30), printable(seen.error or ",".join(seen.guests), 200))
+        cells = (seen.phase, 30), (seen.image, 100), (seen.error or ",".join(seen.guests), 200)
+        yield here, tuple(printable(text, most) for text, most in cells)
 
 
 def _submitter(config: Path) -> Submitter:

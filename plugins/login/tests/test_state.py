@@ -61,6 +61,7 @@ def test_nodes_are_queried_in_order(monkeypatch):
 
     def vmgr(_config, _command, _node, node, _, job_id):
         said = {"phase": "boot", "guests": [{"rank": 0, "hostname": f"{job_id}-{node}"}]}
+        said["image"] = "own:0123"
         if node == "n1":
             there = {"rank": 2, "hostname": "moved"}
             said["elsewhere"] = {"n4": {"phase": "paused", "guests": [there]}}
@@ -74,8 +75,8 @@ def test_nodes_are_queried_in_order(monkeypatch):
         JobInfo("9", "c", "ada", "R", nodes=("n3",)),
     ]
     assert list(state.query_jobs(jobs, CONFIG, 20.0)) == [
-        JobOnNode("7", "n1", "boot", ("7-n1",)),
+        JobOnNode("7", "n1", "boot", ("7-n1",), image="own:0123"),
         JobOnNode("7", "n4", "paused", ("moved",)),
         JobOnNode("7", "n2", error="n2: no way"),
-        JobOnNode("9", "n3", "boot", ("9-n3",)),
+        JobOnNode("9", "n3", "boot", ("9-n3",), image="own:0123"),
     ]

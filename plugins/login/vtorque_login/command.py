@@ -18,7 +18,7 @@ from vtorque_login import gathered
 @click.option("--files", is_flag=True, help="Also print the records of the job on this node.")
 @click.pass_obj
 def state(config: Path, job_id: str, files: bool) -> None:
-    """Print node, phase and guests of your job as JSON. Root can name any job."""
+    """Print node, phase, image and guests of your job as JSON. Root can name any job."""
     uid = None if os.geteuid() == 0 else os.getuid()
     places = kept_records.find(service.paths(config), job_id, uid)
     if not places:
@@ -31,7 +31,7 @@ def state(config: Path, job_id: str, files: bool) -> None:
         phase = entry["phase"] or phase
     guests = facts.get("guests", [])
     said = {"node": facts.get("node", ""), "phase": phase, "guests": guests}
-    said["elsewhere"] = facts.get("elsewhere", {})
+    said |= {"image": facts.get("image", ""), "elsewhere": facts.get("elsewhere", {})}
     if files:
         said |= {"key": place.key, "files": gathered.pack_files(place)}
     click.echo(json.dumps(said))

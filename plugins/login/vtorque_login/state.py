@@ -36,16 +36,19 @@ class NodeState:
         guests: Rank and name of each guest.
         elsewhere: Nodes outside the job's allocation to which guests of the job migrated: each
             node's name, and the job's state on it. The owner cannot query these nodes.
+        image: Name of the guests' image; empty if unknown.
     """
 
     phase: str
     guests: tuple[tuple[int, str], ...]
     elsewhere: tuple[tuple[str, NodeState], ...] = ()
+    image: str = ""
 
     def on_node(self, job_id: str, node: str) -> Iterator[JobOnNode]:
         """Yield the job's state on ``node``, then on each node to which its guests migrated."""
         for each, state in ((node, self), *self.elsewhere):
-            yield JobOnNode(job_id, each, state.phase, tuple(name for _, name in state.guests))
+            names = tuple(name for _, name in state.guests)
+            yield JobOnNode(job_id, each, state.phase, names, image=state.image)
 
 
 def query_jobs(jobs: Sequence[JobInfo], config: Path, wait: float) -> Iterator[JobOnNode]:
@@ -79,7 +82,7 @@ def _state(said: Any) -> NodeState:
 
 def _parse_one(said: Any) -> NodeState:
     guests = tuple((int(guest["rank"]), str(guest["hostname"])) for guest in said["guests"])
-    return NodeState(str(said["phase"]), guests)
+    return NodeState(str(said["phase"]), guests, image=str(said.get("image", "")))
 
 
 def answer(
