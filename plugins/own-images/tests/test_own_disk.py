@@ -166,6 +166,13 @@ def test_image_of_disk_has_a_closed_set_of_labels_and_no_file_of_the_pool() -> N
         assert labels == {"init": "cloud-init", "firmware": "bios", "script": script}
 
 
+def test_name_of_image_shows_root_after_any_file_name() -> None:
+    """The user chooses the file name, and listings cut off long names."""
+    value = VALUE.replace("d.qcow2", "n" * 200 + ".qcow2")
+    name = image(request(value, root="script"), SITE, pool).name
+    assert name.startswith("own:nnn") and name.endswith(",root=script") and len(name) < 100
+
+
 @pytest.mark.parametrize(
     "value",
     [

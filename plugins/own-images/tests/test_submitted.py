@@ -98,6 +98,7 @@ def test_root_of_own_image_is_label_and_word_of_command_line() -> None:
     found = image(request(FILE, root="script"), PERSONAL, pool)
     assert found.labels == {**BASE.labels, "script": "root"}
     assert found.cmdline == "quiet vtorque.suid=1"
+    assert found.name == f"own:{'a' * 12},root=script"
     assert list(vtorque_guest_context(guest_plan(image=found))) == []
 
 

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import PurePath
 
-from vtorque_core.api import HostFault, Image, JobRequest, Refusal, Refused, run_tool
+from vtorque_core.api import HostFault, Image, JobRequest, Refusal, Refused, printable, run_tool
 from vtorque_core.api.node_job import Site
 from vtorque_core.api.vm_options import IMG, disk_path
 from vtorque_core.live.node_setup import VIRTIOFSD
@@ -41,6 +41,7 @@ INSTALL_SUDO = "/usr/lib/vtorque/install-sudo"
 """Program of the base image that provides sudo in the guest."""
 _SCRIPTS = {SCRIPT: "root", SUDO: SUDO_ALLOWED}
 _DISK_RAM = 256  # MiB
+_MAX_NAME = 40  # characters, so that a listing does not cut off what follows
 SUDO_LABEL = "sudo"
 """Label of a base image that has this program."""
 _FILE = re.compile(rf".*/([0-9a-f]{{64}}){re.escape(SUFFIX)}", re.ASCII)
@@ -71,7 +72,7 @@ def image(request: JobRequest, site: Site, pool: Callable[[str], Image]) -> Imag
         disk_path(value)
     except ValueError as error:
         raise Refused(str(error), key=IMG.key, value=value) from None
-    base = replace(_base_image(pool), name=f"own:{found[1][:12]}", source=value)
+    base = replace(_base_image(pool), name=_name(found[1][:12], request), source=value)
     if not request[ROOT]:
         return base
     if request[ROOT] == SUDO and SUDO_LABEL not in base.labels:
@@ -84,6 +85,11 @@ def image(request: JobRequest, site: Site, pool: Callable[[str], Image]) -> Imag
         )
     labels = {**base.labels, LABEL: _SCRIPTS[request[ROOT]]}
     return replace(base, cmdline=f"{base.cmdline} {SUID}".strip(), labels=labels)
+
+
+def _name(image: str, request: JobRequest) -> str:
+    """Return the image's name for logs and listings, which shows if the user is root inside."""
+    return f"own:{image}" + (f",{ROOT.key}={request[ROOT]}" if request[ROOT] else "")
 
 
 def _base_image(pool: Callable[[str], Image]) -> Image:
@@ -107,7 +113,7 @@ def _disk_image(file: SubmittedDisk, request: JobRequest) -> Image:
     labels = {"init": "cloud-init", "firmware": request[FIRMWARE]}
     if request[ROOT]:
         labels[LABEL] = _SCRIPTS[request[ROOT]]
-    name, arch = f"own:{PurePath(file.path).name}", os.uname().machine
+    name, arch = _name(printable(PurePath(file.path).name, _MAX_NAME), request), os.uname().machine
     return Image(name, "linux", "disk", arch, "", _DISK_RAM, labels=labels, source=file.path)
 
 
