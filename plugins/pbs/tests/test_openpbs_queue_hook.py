@@ -11,6 +11,8 @@ import pytest
 
 from pbs_harness import OpenPbsHarness
 from vtorque_admin.steps import Check
+from vtorque_core.api import UsageError
+from vtorque_core.api.batch_system import Needs
 from vtorque_core.api.setup_steps import Installation
 from vtorque_core.api.submission import from_token
 from vtorque_pbs.openpbs import hooks
@@ -192,6 +194,16 @@ def test_setup_creates_changes_and_removes_the_hook(harness):
     hook.apply()
     hook.undo()
     assert harness.pbs.state()["hooks"] == before
+
+
+@pytest.mark.parametrize("image", ["oci:/srv/app", "/root/.cache/vtorque/images/0.squashfs"])
+def test_queue_with_own_image_is_rejected(harness, image):
+    """Root would prepare the image once, in root's home, and no user's job could open it."""
+    submitter = harness.system.submitter(harness.site)
+    args, needs = submitter.split(["--request", "img=x"]), Needs(1, 512, 0)
+    blob = json.dumps({"v": 1, "vm": [["ram", "2G"], ["img", image]]}).encode()
+    with pytest.raises(UsageError, match="a user's own image"):
+        submitter.submit(args, blob, needs)
 
 
 def test_queue_whose_request_is_bare_metal_or_invalid_is_a_problem(harness):

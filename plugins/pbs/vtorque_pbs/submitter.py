@@ -27,6 +27,7 @@ from vtorque_core.api.directives import (
     vm_directives,
 )
 from vtorque_core.api.submission import exec_command, to_token
+from vtorque_core.api.vm_options import IMG, is_own_image
 from vtorque_pbs import batch_commands, countable_resources, request_channel, resources
 from vtorque_pbs import convention as pbs
 from vtorque_pbs.job_records import job_infos
@@ -342,6 +343,11 @@ def _show_request(blob: bytes, needs: Needs) -> None:
         raise UsageError(
             "the -vm options of the queue request devices or licenses, which qsub cannot request: "
             "submit with vsub"
+        )
+    if is_own_image(dict(json.loads(blob).get("vm", ())).get(IMG.key, "")):
+        raise UsageError(
+            f"{IMG.key}= of the queue names a user's own image, which vsub prepares for each job: "
+            "name an image of the pool (vmgr images list)"
         )
     values = {"cpus": needs.cpus, "mib": needs.mib or 0, "seconds": needs.seconds}
     sys.stdout.write(json.dumps({"request": blob.decode(), **values}))
