@@ -24,5 +24,5 @@ def busybox_layout(place, owner, **programs):
     entries += [("lib", "usr/lib", "l"), ("etc/os-release", b"ID=mine\n", "f")]
     entries += [("etc/passwd", b"nobody:x:65534:65534::/:/bin/sh\n", "f")]
     as_directory(layout_files([layer(*entries)], Env=["GREETING=hello"]), place)
-    run("chown", "-R", f"{owner}:", place)
+    run("chown", "-R", owner if ":" in owner else f"{owner}:", place)
     return place
