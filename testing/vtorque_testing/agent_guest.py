@@ -159,7 +159,7 @@ class AgentHarness:
         setup = f"cat <<'END'\n{fails}\nEND\nexit 3\n" if fails else None
         with LocalAgent(self.binary, setup) as self._agent:
             listening = select.select([self._agent.run_listener], [], [], _LONG)[0]
-            assert listening, "the agent does not come up"
+            assert listening, "the agent has not opened its port"
             yield
         self._agent = None
 

@@ -249,7 +249,9 @@ class NodeContract(ContractBase):
             for step in (*steps, *steps):
                 step.apply()
                 assert step.text
-                assert os.geteuid() != 0 or step.is_applied(), f"{step.text}: applied, but not done"
+                assert os.geteuid() != 0 or step.is_applied(), (
+                    f"{step.text}: is_applied() is False after apply()"
+                )
             for step in (*reversed(steps), *steps):
                 step.undo()
             assert tree(root) == before

@@ -107,7 +107,7 @@ class BuilderContract:
     ) -> None:
         """The builder must report its steps, as printable lines."""
         harness.builder.build(harness.valid_arguments, staging, progress)
-        assert steps, "no step was told"
+        assert steps, "no step was reported"
         assert all(step and step.isprintable() for step in steps), steps
 
     def test_unknown_option_is_refused(

@@ -93,7 +93,7 @@ class ExporterContract:
             _write(sink, sample(value=value))
             _wait_for_samples(harness, sample(value=value))
         values = [value for _, value, _ in harness.received_samples()]
-        assert len(values) == len(set(values)), f"some twice: {values}"
+        assert len(values) == len(set(values)), f"samples were sent twice: {values}"
         sink.close()
 
     def test_empty_samples_and_unknown_jobs_are_accepted(self, harness: ExporterHarness) -> None:

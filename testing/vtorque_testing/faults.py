@@ -158,7 +158,7 @@ def survive(
     killed = []
     for number in numbers:
         run = rig.start(number)
-        assert run.killed, f"step {number} ({whole.steps[number - 1]}) did not come again: {run}"
+        assert run.killed, f"step {number} ({whole.steps[number - 1]}) was not reached again: {run}"
         rig.release()
         assert_unchanged(watching, before, f"killed at step {number}: {run.steps[-1]}", patience)
         killed.append(run.steps[-1])

@@ -124,7 +124,9 @@ def test_job_shell_notes_the_exit_code(paths, tmp_path):
         sent(place, directory=template(tmp_path))
         (found,) = read.archives(paths, archive_directory(tmp_path), ME.pw_uid)
         assert found.facts()["status"] == said
-        assert names(archive_directory(tmp_path)) == [found.path.name], "the note is gone"
+        assert names(archive_directory(tmp_path)) == [found.path.name], (
+            "the job shell's note is left"
+        )
 
 
 @pytest.mark.parametrize("content", [b"", b"x", b"-1", b"7" * 99, b"\xb2"])
@@ -357,7 +359,7 @@ def test_report_logs_and_console_are_shown_from_an_archive(site):
         assert (done.returncode, done.stderr) == (0, "")
         assert "Job 42.srv: ended, exit code 3" in done.stdout
         assert "on n1.site, n2" in done.stdout or "on n2, n1.site" in done.stdout
-        assert "\nn2 " in done.stdout and "\nn1.site " in done.stdout, "a row for each node"
+        assert "\nn2 " in done.stdout and "\nn1.site " in done.stdout, "the report lacks a node"
     shown = run_vmgr(site, "logs", "42.srv").stdout
     assert "n1.site " in shown and "n2 " in shown and shown.count("core: hello") == 2
     assert run_vmgr(site, "logs", "--console", "42.srv").stdout == "panic\n"

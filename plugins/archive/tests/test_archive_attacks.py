@@ -178,8 +178,8 @@ def test_writer_process_has_no_files_or_privileges_of_root(place, home, monkeypa
         assert lock.fileno() > 2
         sent(place, home)
     said = json.loads(seen.read_text())
-    assert said["files"] == [0, 1, 2, 4], "three of nothing, and where it tells how it went"
+    assert said["files"] == [0, 1, 2, 4], "more than /dev/null and the result's descriptor are open"
     assert said["rights"] == ["0" * 16] * 2 and said["cwd"] == "/"
-    assert said["dumpable"] != 1, "its user could look into it (prctl(2), PR_GET_DUMPABLE)"
+    assert said["dumpable"] != 1, "the user could trace the process (PR_GET_DUMPABLE, prctl(2))"
     assert said["ids"] == [NOBODY.pw_uid] * 3 + [NOBODY.pw_gid] * 3
     assert set(said["groups"]) <= {NOBODY.pw_gid} and said["session"] != os.getsid(0)

@@ -79,10 +79,10 @@ def test_images_are_sent_to_all_reachable_nodes(
     assert done.exit_code == 1, done.output
     assert "n2:\n" in done.stdout and "2 of 3 nodes done; failed: n2\n" in done.stdout
     called = [line for line in ssh.read_text().splitlines() if "vmgr" in line]
-    assert sorted(line.split()[0] for line in called) == ["n1", "n3"], "n2 has got nothing"
+    assert sorted(line.split()[0] for line in called) == ["n1", "n3"], "images were sent to n2"
     end = f"--config {config} images sync --received --only -- m"
     assert all(line.endswith(end) for line in called)
-    assert list((places.cache / ".partial").glob("m/v*/k")), "what rsync has sent"
+    assert list((places.cache / ".partial").glob("m/v*/k")), "rsync has sent no files"
     assert sync(config, "--received", "m").stdout == "copied: m\n"
     assert change.verify(places.cache, "m").name == "m"
     done = sync(config, "--nodes", "n1", "m")

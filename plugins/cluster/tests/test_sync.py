@@ -80,7 +80,7 @@ def test_all_images_are_copied_once(
     put(pool, "b", b"b")
     assert send_images() == SyncResult(("a", "b"), (), ())
     push(places, (), "n1", ssh)
-    assert not list((cache / sync.PARTIAL).glob("*/*/k")), "what is there is not sent again"
+    assert not list((cache / sync.PARTIAL).glob("*/*/k")), "files that the node has were sent again"
     assert send_images() == SyncResult((), ("a", "b"), ())
     for name in "ab":
         mine, theirs = describe(cache, name), describe(pool, name)
@@ -88,7 +88,7 @@ def test_all_images_are_copied_once(
         assert lookup(pool, name, cache) == lookup(cache, name)
     kernel = lookup(cache, "a").kernel
     assert kernel is not None
-    assert kernel.stat().st_blocks * 512 < MIB, "holes stay holes"
+    assert kernel.stat().st_blocks * 512 < MIB, "holes are not preserved"
     assert cache.stat().st_mode & 0o7777 == 0o755
 
 
@@ -118,7 +118,7 @@ def test_interrupted_copy_is_continued(pool: Path, cache: Path, send_images: Sen
     kernel = lookup(cache, "a").kernel
     assert kernel is not None
     assert kernel.read_bytes() == content
-    assert kernel.stat().st_ino == inode, "the part has grown"
+    assert kernel.stat().st_ino == inode, "the partial file was replaced instead of continued"
 
 
 def test_damaged_copy_is_sent_again(pool: Path, cache: Path, send_images: Send) -> None:
@@ -263,7 +263,7 @@ def test_doctor_names_broken_and_old_copies(
         (cut, "cut", "not the file that was hashed"),
         (gone, "gone", "No su"),
     ):
-        assert found[0] == "warning", "jobs have the pool"
+        assert found[0] == "warning", "not a warning, although jobs can use the pool"
         assert found[1].startswith(f"copy of {name} ")
         assert word in found[1]
         assert found[2] == doctor_images._SYNC
@@ -300,7 +300,7 @@ def test_doctor_reports_a_full_disk_and_files_that_qemu_cannot_read(
     blocked = cache / "one"
     blocked.chmod(0o700)
     results = [found for found in examine_cache() if found[0] == "failed"]
-    assert len(results) == 2, "the image's files; a directory of the cache is closed"
+    assert len(results) == 2
     for status, message, fix in results:
         assert message.startswith("QEMU cannot reach ")
         assert message.endswith(f": {blocked} has mode drwx------")

@@ -195,7 +195,7 @@ def test_system_and_kernel_in_a_disk_are_detected(
     assert dict(image.labels) == {"family": "debian", "init": "cloud-init"}
     assert image.kernel is not None
     assert image.initrd is not None
-    assert image.kernel.read_bytes() == bzimage("6.1.0-10-amd64"), "10 is newer than 9"
+    assert image.kernel.read_bytes() == bzimage("6.1.0-10-amd64"), "not the newest kernel (10 > 9)"
     assert image.initrd.read_bytes() == b"6.1.0-10-amd64"
     found = probe._ext(os.open(tmp_path / "disk.raw", os.O_RDONLY), start)
     assert image.cmdline == f"root=UUID={found} rw"
@@ -331,10 +331,10 @@ def test_firmware_is_detected_from_the_gpt(
     wishes = said("linux", "tiny", "x86_64", format="raw")
     assert put(pool, disk, wishes)[0].labels.get("firmware") == firmware
     said_of_it = put(pool, disk, {**wishes, "firmware": "bios"}, "said")[0]
-    assert said_of_it.labels["firmware"] == "bios", "what is said counts"
+    assert said_of_it.labels["firmware"] == "bios", "the detected value overrides the given one"
     (tmp_path / "k").write_bytes(bzimage("own"))
     direct = put(pool, disk, {**wishes, "kernel": str(tmp_path / "k")}, "direct")[0]
-    assert "firmware" not in direct.labels, "no firmware starts a kernel"
+    assert "firmware" not in direct.labels, "an image with a kernel needs no firmware"
 
 
 def test_update_keeps_the_firmware(pool: Path, tmp_path: Path) -> None:
@@ -432,7 +432,7 @@ def test_update_keeps_unspecified_values(pool: Path, tmp_path: Path) -> None:
     assert new.sha256 != old.sha256
     assert (new.distro, new.min_ram_mib, new.labels) == ("tiny", 77, {"a": "1", "b": "3"})
     assert old.disk is not None
-    assert old.disk.exists(), "for jobs that are being started"
+    assert old.disk.exists(), "the old version was removed, which starting jobs may use"
 
 
 def test_progress_is_reported(pool: Path, tmp_path: Path) -> None:

@@ -205,7 +205,7 @@ def test_add_update_label_show_remove(pool: Path, tmp_path: Path) -> None:
     assert updated.exit_code == 0, updated.output
     new = json.loads(updated.stdout)
     assert new["version"] != row["version"]
-    assert (pool / "tiny" / row["version"]).is_dir(), "a job uses it"
+    assert (pool / "tiny" / row["version"]).is_dir(), "the version of a running job was removed"
     assert json.loads(run("show", "tiny").stdout)["used_by"] == [job]
     assert run("label", "tiny", "c=d=e", "a-").stdout == "c=d=e\n"
     assert json.loads(run("label", "tiny", "--json").stdout) == {"c": "d=e"}
@@ -306,7 +306,9 @@ def test_default_image_is_set(pool: Path, tmp_path: Path) -> None:
     run("default", "n")
     assert config.read_text() == before.replace("[options.img]\n", '[options.img]\ndefault = "n"\n')
     kept = config.read_text()
-    assert isinstance(raised("default", "secret-1"), ConfigError), "policy forbids it"
+    assert isinstance(raised("default", "secret-1"), ConfigError), (
+        "a denied image became the default"
+    )
     assert isinstance(raised("default", "other"), Refused)
     assert config.read_text() == kept
 

@@ -66,12 +66,12 @@ def test_running_jobs_keep_the_old_version_and_new_jobs_get_the_new_one(
     assert store.image_uses(paths) == {str(old): (one, two)}
     assert start(paths, "3.srv", lookup(pool, "m")) != old
     end(paths, one)
-    assert old.is_dir(), "the second job still uses it"
+    assert old.is_dir(), "the version of the second job was removed"
     end(paths, two)
-    assert not old.exists(), "the last job's end collects it"
+    assert not old.exists(), "the version is left after its last job"
     assert lookup(pool, "m") == new
     end(paths, "3.srv")
-    assert lookup(pool, "m") == new, "what has a name stays"
+    assert lookup(pool, "m") == new, "a named version was removed"
     assert [p.name for p in pool.iterdir()] == ["m"]
 
 
@@ -233,7 +233,7 @@ def damage(cache: Path, change: Callable[[Path], object]) -> None:
 
 def test_copy_on_the_node_is_preferred_if_equal(pool: Path, cache: Path, paths: Paths) -> None:
     image = put(pool, "m", b"1", paths)
-    assert lookup(pool, "m", cache) == image, "nothing in the cache yet"
+    assert lookup(pool, "m", cache) == image, "an empty cache has the image"
     put(cache, "m", b"1", paths)
     cached = lookup(pool, "m", cache)
     assert cached.kernel is not None
@@ -242,7 +242,7 @@ def test_copy_on_the_node_is_preferred_if_equal(pool: Path, cache: Path, paths: 
     assert select(pool, "m", "", "", cache) == cached
     assert select(pool, "", "micro", "", cache) == cached
     newer = put(pool, "m", b"2", paths)
-    assert lookup(pool, "m", cache) == newer, "the copy is of an older version"
+    assert lookup(pool, "m", cache) == newer, "the outdated copy is used"
 
 
 def test_labels_are_read_from_the_pool(pool: Path, cache: Path, paths: Paths) -> None:

@@ -161,7 +161,7 @@ def at_points(
         assert site.leftovers(site.pool) == [], f"killed before change {number}"
         if not got_there:
             return number
-    raise AssertionError("no end")
+    raise AssertionError("the work never finished")
 
 
 def one_of(*states: dict[str, bytes]) -> Callable[[PoolSite], None]:
@@ -229,7 +229,7 @@ def test_killed_repair_never_marks_a_damaged_image_valid(tmp_path: Path, points:
         assert site.leftovers(site.pool) == []
         if not got_there:
             return
-    raise AssertionError("no end")
+    raise AssertionError("the work never finished")
 
 
 def test_killed_removal_leaves_a_valid_pool(tmp_path: Path, points: range) -> None:
@@ -255,16 +255,20 @@ def test_killed_removal_when_free_leaves_a_valid_pool(tmp_path: Path, points: ra
         prepare(site)
         got_there = killed_before(number, lambda at=site: work(at))  # type: ignore[misc]
         one_of({"m": b"1"}, {})(site)
-        assert next(site.pool.glob("m/v*/k")).read_bytes() == b"1", "the job uses it"
+        assert next(site.pool.glob("m/v*/k")).read_bytes() == b"1", (
+            "the version of a running job was removed"
+        )
         site.next_command()
-        assert next(site.pool.glob("m/v*/k")).read_bytes() == b"1", "the job uses it"
+        assert next(site.pool.glob("m/v*/k")).read_bytes() == b"1", (
+            "the version of a running job was removed"
+        )
         site.end()
         site.next_command()
         assert site.leftovers(site.pool) == []
         if not got_there:
             assert list(site.pool.iterdir()) == []
             return
-    raise AssertionError("no end")
+    raise AssertionError("the work never finished")
 
 
 def test_killed_release_by_the_last_job_leaves_a_valid_pool(tmp_path: Path, points: range) -> None:
@@ -287,7 +291,7 @@ def test_killed_release_by_the_last_job_leaves_a_valid_pool(tmp_path: Path, poin
         assert site.leftovers(site.pool) == []
         if not got_there:
             return
-    raise AssertionError("no end")
+    raise AssertionError("the work never finished")
 
 
 def test_killed_label_and_verify_leave_a_valid_pool(tmp_path: Path, points: range) -> None:
@@ -341,7 +345,7 @@ def test_killed_sync_leaves_a_valid_cache(tmp_path: Path, points: range) -> None
         assert site.leftovers(site.cache) == [".partial"]
         if not got_there:
             return
-    raise AssertionError("no end")
+    raise AssertionError("the work never finished")
 
 
 def disk(path: Path) -> Path:

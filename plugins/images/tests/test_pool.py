@@ -65,7 +65,7 @@ def test_commit_then_lookup_gives_the_same_image(pool: Path) -> None:
     )
     assert found.kernel.stat().st_mode & 0o7777 == 0o644
     assert found.kernel.parent.stat().st_mode & 0o7777 == 0o755
-    assert [p.name for p in pool.iterdir()] == ["m"], "the staging directory is gone"
+    assert [p.name for p in pool.iterdir()] == ["m"], "the staging directory is left"
 
 
 def test_modes_do_not_depend_on_the_umask(pool: Path) -> None:
@@ -94,7 +94,9 @@ def expire(pool: Path) -> None:
 def test_replaced_version_is_kept_for_starting_jobs(pool: Path) -> None:
     first = put(pool, "m", b"1")
     second = put(pool, "m", b"2")
-    assert first.kernel.read_bytes() == b"1", "a job has looked it up and starts now"
+    assert first.kernel.read_bytes() == b"1", (
+        "the old version was removed, which starting jobs may use"
+    )
     assert lookup(pool, "m") == second
     expire(pool)
     assert store.sweep(pool) == [f"m/{first.kernel.parent.name}"]
@@ -110,7 +112,7 @@ def test_equal_content_is_the_same_version(pool: Path) -> None:
     inode = first.kernel.stat().st_ino
     again = put(pool, "m", b"1")
     assert again == first
-    assert again.kernel.stat().st_ino == inode, "running guests use the file that is there"
+    assert again.kernel.stat().st_ino == inode, "the file of running guests was replaced"
     put(pool, "m", b"2")
     back = put(pool, "m", b"1")
     expire(pool)

@@ -112,7 +112,9 @@ def test_changed_sidecar_is_refused(
     put(pool, "m", keys / "site")
     assert looked_up(pool, "m", signers).name == "m"
     rewrite(pool, "m", change)
-    assert lookup(pool, "m").name == "m", "nothing but the signature tells"
+    assert lookup(pool, "m").name == "m", (
+        "the change is detected without the signature: this test shows nothing"
+    )
     with pytest.raises(Refused, match=r"img=m: the signature is not valid .*incorrect"):
         looked_up(pool, "m", signers)
 
@@ -140,7 +142,9 @@ def test_swapped_file_is_refused(pool: Path, keys: Path, signers: Path) -> None:
 
 def test_swapped_file_with_new_hashes_is_refused(pool: Path, keys: Path, signers: Path) -> None:
     put_swapped(pool, keys / "site", hashes=True)
-    assert images.verify(pool, "m").name == "m", "nothing but the signature tells"
+    assert images.verify(pool, "m").name == "m", (
+        "the change is detected without the signature: this test shows nothing"
+    )
     with pytest.raises(Refused, match="incorrect signature"):
         looked_up(pool, "m", signers)
 
@@ -223,7 +227,7 @@ def test_copy_gets_labels_and_signatures_added_later(
 
 def test_signature_is_dropped_when_content_or_labels_change(pool: Path, keys: Path) -> None:
     first = put(pool, "m", keys / "site")
-    assert put(pool, "m").signature == first.signature, "the same again"
+    assert put(pool, "m").signature == first.signature, "equal content lost its signature"
     images.verify(pool, "m")
     assert describe(pool, "m").signature == first.signature
     images.label(pool, "m", {"init": "micro"})
@@ -259,7 +263,7 @@ def planned(site: Site) -> Any:
 
 def test_job_gets_no_guest_from_an_unsigned_image(pool: Path, keys: Path, signers: Path) -> None:
     put(pool, "m", keys / "stranger")
-    assert planned(site_with(pool, "")), "a site that does not ask"
+    assert planned(site_with(pool, "")), "a site without signers refuses the image"
     with pytest.raises(Refused, match=f"No principal matched.*one of {signers}"):
         planned(site_with(pool, signers))
     put(pool, "m", keys / "site")

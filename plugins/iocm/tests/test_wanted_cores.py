@@ -98,7 +98,7 @@ def test_rule_follows_noisy_steps_without_oscillation(rule, steps):
             history.append(state.cores)
             state = decide(state, load, rule)
         moves = changes([*history[1:], state.cores], history[0])
-        assert reversals(moves) == 0, "it swings under a load that does not"
+        assert reversals(moves) == 0, "the number of cores oscillates under a steady load"
         assert len(moves) <= rule.most - rule.least
         assert fits(cores * rule.busy, state.cores, rule, 0.45 * rule.slack)
 

@@ -125,7 +125,7 @@ def test_release_does_not_wait_for_the_follower(paths, process):
     pid = holder(process)
     os.kill(pid, signal.SIGSTOP)
     process.release()
-    assert Path(f"/proc/{pid}/exe").exists(), "it was waited for, or killed"
+    assert Path(f"/proc/{pid}/exe").exists(), "the release has ended the stopped follower"
     process.create()
     assert not process.is_lost() and holder(process) != pid
     os.kill(pid, signal.SIGCONT)
@@ -173,7 +173,7 @@ def test_kills_neither_lose_nor_repeat_lines(paths, process, tmp_path):
             time.sleep(0.0005)  # so that the kill hits it at work
     eventually(lambda: len(messages(sink)) >= len(said))
     found = messages(sink)
-    assert len(found) == len(set(found)), "some were told twice"
+    assert len(found) == len(set(found)), "lines were sent twice"
     for job in jobs:
         assert [m for m in found if m.startswith(job.name)] == [
             m for m in said if m.startswith(job.name)
@@ -288,9 +288,9 @@ def test_hanging_sink_does_not_delay_other_sinks(paths, follow_logs):
     job.end()
     follow_logs.stop()
     assert keeps.got[-1] == "the end"
-    told = SavedOffsets(paths.state / "joblog" / "s0").offset_of(job.log.name)
+    delivered = SavedOffsets(paths.state / "joblog" / "s0").offset_of(job.log.name)
     hangs.go.set()
-    assert told == 0, "what it has not taken counts as told"
+    assert delivered == 0, "undelivered lines are recorded as delivered"
 
 
 @pytest.mark.parametrize("error", [OSError(28, "No space left on device"), OSError("refused")])

@@ -231,7 +231,7 @@ def test_sinks_process_has_no_privileges_and_no_writable_file(top, open_sinks, g
     pid = life(found).process.pid
     uid = str(Settings().uid if os.geteuid() == 0 else os.geteuid())
     threads = thread_statuses(pid).values()
-    assert len(threads) >= 4, "no thread of the sinks is there"
+    assert len(threads) >= 4, "the threads of the sinks are not running"
     for has in threads:
         assert has["Uid"] == [uid] * 4 and has["NoNewPrivs"] == ["1"]
         if os.geteuid() == 0:
@@ -309,7 +309,9 @@ def test_remaining_lines_are_sent_at_the_end(top, open_sinks, good_config):
     begun, process = time.monotonic(), life(found).process
     found.close(begun + LONG)  # it ends without a signal, long before
     assert good_config.got == ["one", "two"] and process.returncode == 0
-    assert open_sinks.progress["hangs"].offset_of("1000/42.srv") == 0, "counts undelivered bytes"
+    assert open_sinks.progress["hangs"].offset_of("1000/42.srv") == 0, (
+        "undelivered bytes are counted"
+    )
 
 
 def test_partial_line_waits_for_its_rest(top, open_sinks, good_config):
@@ -414,7 +416,7 @@ def test_invalid_answer_ends_the_process_but_not_other_sinks(
     eventually(lambda: f"the sinks' process {words}" in caplog.text)
     eventually(lambda: list(dict.fromkeys(good_config.got)) == ["one", "two"])
     size = log.path.stat().st_size
-    assert size < 1000, "the test is for nothing"
+    assert size < 1000, "the log is as large as the invalid offset: this test shows nothing"
     assert all(told.offset_of(log.job.name) <= size for told in open_sinks.progress.values())
     assert set(found._given) == {log.job.name}
 

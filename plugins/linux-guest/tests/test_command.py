@@ -147,7 +147,9 @@ def test_owner_and_caller_without_a_terminal_watch_the_console(
     monkeypatch.setattr(os, "isatty", lambda _: terminal)
     monkeypatch.setattr(os, "execv", lambda _program, argv: sys.exit(" ".join(argv)))
     watched = call_vmgr("42.srv", "--guest", "1", command="console")
-    assert watched.startswith("/usr/bin/env --block-signal=INT "), "Python cannot start in peace"
+    assert watched.startswith("/usr/bin/env --block-signal=INT "), (
+        "Ctrl-C could interrupt the start of Python"
+    )
     assert watched.endswith("logs --console --follow --guest=1 -- 42.srv")
 
 

@@ -161,7 +161,9 @@ def test_default_names_directives_and_joined_streams_are_used(site):
     assert site.submitter.submit(args, None, None) == 0
     assert (site.root / "first.o1").read_text() == "a\nb\n"
     assert not (site.root / "first.e1").exists()
-    assert site.submit("-N", "second", site.script(text)) == 0, "the command line wins"
+    assert site.submit("-N", "second", site.script(text)) == 0, (
+        "the directive overrides the command line"
+    )
     assert (site.root / "second.o2").exists()
 
 
@@ -324,8 +326,8 @@ def test_cancel_while_queued_running_and_in_the_prologue(site):
     assert site.done("1") == 143
     for number in (1, 2):
         assert site.hook("epilogue", f"{number}.{HOST}")[9] == "271"
-    assert site.hook("epilogue", f"2.{HOST}")[4] == "0", "the cancelled start ran no job"
-    assert not (site.root / f"epilogue.3.{HOST}").exists(), "nothing runs for a queued job"
+    assert site.hook("epilogue", f"2.{HOST}")[4] == "0", "the script of a canceled start has run"
+    assert not (site.root / f"epilogue.3.{HOST}").exists(), "the epilogue of a queued job has run"
     with pytest.raises(UsageError, match="no job with this id"):
         site.submitter.cancel("99")
 
@@ -339,7 +341,9 @@ def test_failing_and_killed_prologue(site, capfd):
     assert not (site.root / "ran").exists()
     assert site.hook("epilogue", f"1.{HOST}")[9] == "-2"
     (site.root / "prologue").write_text("#!/bin/sh\nkill -9 $$\n")
-    assert site.submit("-W", "block=true", "-d", str(site.root), job) == 0, "as Torque does"
+    assert site.submit("-W", "block=true", "-d", str(site.root), job) == 0, (
+        "not the exit status that Torque returns"
+    )
 
 
 def test_job_waits_for_resources_in_use_by_other_jobs(site):
@@ -408,7 +412,9 @@ def test_reason_of_a_vm_job_that_never_ran_is_kept(site):
     }  # fmt: skip
     (entry,) = job_log.entries(place)
     assert (entry["message"], entry["plugin"]) == ("ended: job killed: cancelled", "local")
-    assert kept_records.find(site.paths, f"1.{HOST}", whose) == [], "its hooks keep what it did"
+    assert kept_records.find(site.paths, f"1.{HOST}", whose) == [], (
+        "a record of a job whose own hooks keep records"
+    )
     (place,) = kept_records.find(site.paths, f"2.{HOST}", whose)
     assert place.facts()["reason"] == "job killed: cancelled"
 

@@ -66,11 +66,13 @@ def total(site, key: str) -> int:
 
 
 def test_descriptors_that_cannot_be_closed_do_not_block_others(site):
-    """close(2) of a FUSE file whose FLUSH is never answered."""
+    """The descriptors are FUSE files whose FLUSH is never answered, so close(2) hangs."""
     with unclosable_descriptors(site) as stands:
         assert_unharmed(site)
         theirs = children(roots(site)[1])
-        assert len(theirs) <= 105, "as many as a user may have, and some that close the rest"
+        assert len(theirs) <= 105, (
+            "more processes than connections of a user, plus those that close descriptors"
+        )
         assert site.submit("-W", "block=true", site.script("#!/bin/sh\nexit 4\n")) == 4
         assert stands()
 
@@ -168,12 +170,12 @@ def test_environments_do_not_fill_the_disk_of_root(site):
 
 
 def test_many_jobs_of_one_user_alternate_with_others(site):
-    """The user who was served longest ago is next, so that one job waits for one, not for all."""
+    """The user who was served longest ago is next, so a job waits for at most one other job."""
     with held_prologues(site):
         with attacker(flood, socket_of(site), 40):
             pass
         site.submit(site.script("#!/bin/sh\n"))
     assert site.done("41") == 0
     begun = [p.name.split(".")[1] for p in site.root.glob(f"prologue.*.{HOST}")]
-    assert len(begun) < 10, "it was not the last"
+    assert len(begun) < 10, "the other user's job waited for all jobs"
     eventually(lambda: not list((site.spool / "jobs").iterdir()))

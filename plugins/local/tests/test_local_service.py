@@ -67,7 +67,7 @@ def test_killed_service_loses_running_jobs_and_keeps_queued_ones(site):
     eventually(lambda: not any(marked(mark) for mark in marks))  # all sessions
     assert node.job_states([f"1.{HOST}"]) == {f"1.{HOST}": JobState.GONE}
     site.submit(site.script("#!/bin/sh\n"))
-    assert site.hook("epilogue", f"4.{HOST}"), "the counter survives"
+    assert site.hook("epilogue", f"4.{HOST}"), "job ids start again"
 
 
 def test_kernel_ends_hook_and_job_with_the_service(site):
@@ -129,7 +129,7 @@ def test_second_service_is_refused(site):
     with pytest.raises(Busy, match="held by another process"):
         second.open()
     os.umask(mask)
-    assert (run / "local.sock").stat() == before, "the first one's socket is not touched"
+    assert (run / "local.sock").stat() == before, "the socket of the running service was changed"
 
 
 def ask(site: LocalSite, data: bytes) -> bytes:
@@ -171,7 +171,7 @@ def test_hostile_messages_are_refused_and_change_nothing(site):
     for line in (b"[]\n", b"1\n", b"{\n", b"\xff\n", b'{"op":"nope"}\n', b"[" * 100_000 + b"\n"):
         assert b"error" in ask(site, line)
     ask(site, b"x" * (9 << 20))
-    assert spooled(site) == [], "nothing was created"
+    assert spooled(site) == [], "a refused message created a job"
     odd = [
         {"environ": {"A=B": "c"}},
         {"environ": {"A": "b\0c"}},
@@ -182,7 +182,9 @@ def test_hostile_messages_are_refused_and_change_nothing(site):
     ]
     for number, change in enumerate(odd, 1):
         answer = json.loads(ask(site, json.dumps(good | change).encode() + b"\n"))
-        assert answer == {"id": f"{number}.{HOST}"}, "what is used as the user is the user's"
+        assert answer == {"id": f"{number}.{HOST}"}, (
+            "a value that only the user's process uses was refused"
+        )
         site.done(str(number))
     assert site.submit("-W", "block=true", site.script("#!/bin/sh\nexit 3\n")) == 3
 
@@ -260,7 +262,7 @@ def test_full_spool_ends_the_job_and_not_the_service(site):
     shutil.rmtree(site.spool / "jobs")  # no state can be written any more
     (site.root / "prologue.hold").unlink()
     assert site.hook("epilogue", f"1.{HOST}")[9] == "-2"
-    assert not (site.root / "ran").exists(), "a job that could be lost track of is not started"
+    assert not (site.root / "ran").exists(), "a job without a saved state was started"
 
 
 def test_queue_of_an_older_layout_continues_its_numbers(site):
@@ -274,7 +276,7 @@ def test_descriptors_of_clients_do_not_reach_root_processes(site, tmp_path):
     """Its owner determines how long closing it takes."""
     eventually(lambda: children(site.process.pid))
     roots = [site.process.pid, *children(site.process.pid)]
-    assert len(roots) == 2, "the service and what accepts its clients"
+    assert len(roots) == 2, "not only the service and the process that accepts clients"
     (tmp_path / "file").touch()
     with (tmp_path / "file").open() as file, socket.socket(socket.AF_UNIX) as client:
         client.connect(str(site.paths.run / "local.sock"))

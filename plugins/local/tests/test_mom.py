@@ -256,7 +256,7 @@ def test_cgroup_limits_processes_of_a_job_if_available(
     found = job_processes.make_cgroup("job-1", pids)
     assert found == ("" if made is None else str(tmp_path / made / "vtorque-job-1"))
     left = [str(path) for path in tmp_path.glob("*/vtorque-*")]
-    assert left == [found] * bool(found), "no other one is left"
+    assert left == [found] * bool(found), "another control group is left"
     if limit is not None:
         assert Path(found, "pids.max").read_text() == limit
     if "v2-busy" in kinds:

@@ -86,7 +86,9 @@ def test_streams_and_exit_code_are_passed(job, site, home, capfdbinary):
     out, err = capfdbinary.readouterr()
     assert (out, err) == (b"\xff\0cba", b"err")
     assert job.asked == ("ssh", "--here", "--", JOB, "0", "cat")
-    assert list((home / ".vtorque/requests/42.srv.0").iterdir()) == [], "it was taken"
+    assert list((home / ".vtorque/requests/42.srv.0").iterdir()) == [], (
+        "the answered request is left"
+    )
 
 
 def test_large_output_passes_both_ways(job, site, capfd):
@@ -176,7 +178,7 @@ def test_timeout_names_the_last_step(job, home, who, capfd):
 
 @pytest.mark.parametrize(("left", "given"), [(60.0, channel.HANDSHAKE), (0.5, 0.5)])
 def test_handshake_of_a_client_is_limited_in_time(monkeypatch, left, given):
-    """It does not exceed that of the command."""
+    """The timeout does not exceed the time left for the command."""
     monkeypatch.setattr(await_answer, "time", types.SimpleNamespace(monotonic=lambda: 100.0))
     found, answers = [], SimpleQueue()
 
@@ -188,7 +190,7 @@ def test_handshake_of_a_client_is_limited_in_time(monkeypatch, left, given):
     ours, theirs = socket.socketpair()
     with theirs:
         await_answer._greet(ours, ("10.0.0.9", 1), b"k" * 32, 100.0 + left, answers)
-        assert theirs.recv(1) == b"", "it was left open"
+        assert theirs.recv(1) == b"", "the connection was left open"
     assert (answers.get(), found) == ("10.0.0.9: timed out", [100.0 + given])
 
 

@@ -61,7 +61,9 @@ def test_elsewhere_hook_gets_the_command_and_its_options(call):
 def test_command_runs_locally_if_no_hook_handles_it(call):
     done, (asked,) = call("42", code=None)
     assert done.output == "here: cfg 42 () info False None False\n"
-    assert (asked["options"], asked["operands"]) == ({}, {}), "what is not given does not travel"
+    assert (asked["options"], asked["operands"]) == ({}, {}), (
+        "options were sent that were not given"
+    )
 
 
 def test_output_file_is_written_locally(call):
@@ -81,7 +83,7 @@ def test_output_file_is_written_locally(call):
 )
 def test_forwarded_command_accepts_only_transferable_options(call, argv, runs):
     done, asked = call(*argv)
-    assert asked == [], "and asks nobody further"
+    assert asked == [], "the command was sent to another host"
     assert done.output.startswith("here: ") == runs
     if not runs:
         assert "only supported on the job's node" in str(done.exception)

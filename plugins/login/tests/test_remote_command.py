@@ -131,7 +131,7 @@ def test_unknown_job_is_passed_to_the_command(site, capsys):
     assert capsys.readouterr().err == "vmgr: no server\n"
     keep(site, ended=1.0)
     assert remote_command.run(make_request(), CONFIG) is None
-    assert capsys.readouterr().err == "", "what is kept will do"
+    assert capsys.readouterr().err == "", "an error although there are kept records"
 
 
 def test_records_of_another_node_are_not_looked_for_locally(site):
@@ -212,7 +212,7 @@ def test_output_is_written_to_the_file(site, tmp_path, monkeypatch):
     assert page.read_text() == "<html>\n"
     monkeypatch.chdir(tmp_path)
     remote_command.run(make_request(command="report", output=Path("-"), html=["--html=-"]), CONFIG)
-    assert not Path("-").exists(), "that is the standard output"
+    assert not Path("-").exists(), "- was used as a file name"
     with pytest.raises(UsageError, match="No such file"):
         remote_command.run(make_request(command="report", output=tmp_path / "a/b"), CONFIG)
 
@@ -242,7 +242,7 @@ def test_records_of_all_nodes_are_fetched_for_commands_that_read_them(
     monkeypatch.setattr(gathered, "fetch_records", lambda pairs, *_: brought.extend(pairs))
     assert remote_command.run(make_request(wanted, command="report"), CONFIG) is None
     assert [" ".join(pair) for pair in brought] == nodes
-    assert site.steps == [], "the command itself runs here"
+    assert site.steps == [], "the command ran on another host"
 
 
 @pytest.mark.parametrize(("wanted", "job"), [("8_1", "9"), ("8", "8"), ("9", "9")])

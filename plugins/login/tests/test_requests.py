@@ -26,7 +26,7 @@ def test_request_written_by_a_command_is_read_by_its_job(home):
         assert requests.names(place, 9) == [name]
         assert requests.parse_request(requests.read(place, name), JOB) == request
         assert requests.withdraw(place, name)
-        assert not requests.withdraw(place, name), "it is taken once"
+        assert not requests.withdraw(place, name), "a request was withdrawn twice"
     top = home / ".vtorque/requests"
     assert [oct(path.stat().st_mode & 0o777) for path in (top.parent, top)] == ["0o700"] * 2
     requests.remove(JOB)

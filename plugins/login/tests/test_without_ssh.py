@@ -88,7 +88,9 @@ def cluster(tmp_path):
         )  # fmt: skip
         assert done.returncode == 0, done.stderr
         found = json.loads(done.stdout)
-        assert (found["commands"], found["left"]) == (1, 0), "what ran beside the script has ended"
+        assert (found["commands"], found["left"]) == (1, 0), (
+            "the companion has not ended with the script"
+        )
         assert list((home / ".vtorque/requests").iterdir()) == []
         return found["said"]
 
@@ -110,7 +112,7 @@ def test_commands_for_a_running_job_work(cluster, tmp_path):
     assert json.loads(short[1])["message"] == "the guests are ready"
     assert json.loads(report[1])["job"] == JOB
     assert html[0] == 0 and page.read_text().startswith("<!")
-    assert (ssh[0], "does not support ssh" in ssh[2]) == (2, True), "the node has answered"
+    assert (ssh[0], "does not support ssh" in ssh[2]) == (2, True), "the node has not answered"
     assert phases[1].splitlines()[1].split()[-2:] == ["run", "vn1"]
     assert "job 7.server runs on n1" in wrong[2]
 
@@ -171,13 +173,15 @@ def test_other_user_neither_reads_nor_writes_a_request(home):
     assert as_another(home, written(f"{below}/{planted}")) == errno.EACCES
     mine = home / below
     mine.chmod(0o777)
-    assert as_another(mine, written(planted)) == 0, "where the user has let everybody"
+    assert as_another(mine, written(planted)) == 0, (
+        "another user cannot write to a world-writable directory: this test shows nothing"
+    )
     with (
         requests.directory("42.srv") as place,
         pytest.raises(Refused, match="is not a file of yours"),
     ):
         requests.read(place, planted)
-    assert mine.stat().st_mode & 0o777 == 0o700, "they let nobody any more"
+    assert mine.stat().st_mode & 0o777 == 0o700, "the directory is still accessible to others"
 
 
 def test_directory_of_another_user_is_not_used(home):

@@ -44,7 +44,9 @@ def test_guests_of_different_sizes_have_different_slots():
     files, variables = context(replace(GUEST, slots=(4, 4, 2)))
     assert files["/etc/vtorque/mpi/openmpi"] == "vn1-0 slots=4\nvn1-1 slots=4\nvn2-0 slots=2\n"
     assert files["/etc/vtorque/mpi/hydra"] == "vn1-0:4\nvn1-1:4\nvn2-0:2\n"
-    assert variables["I_MPI_PERHOST"] == "2", "Intel's host file has no counts"
+    assert variables["I_MPI_PERHOST"] == "2", (
+        "Intel MPI, whose host file has no counts, would use other slots"
+    )
 
 
 def test_nodes_without_guests_follow_with_their_slots():

@@ -49,12 +49,12 @@ class OsvHarness:
 
     ready_port, ready_mark, run_port, patience = "", b"", CONSOLE_SOCKET, 120.0
     lacks = {  # noqa: RUF012
-        "ready": "what an OSv guest does from its start on is the job",
-        "signals": "OSv has none: TERM, INT and HUP end the guest",
-        "terminal": "an interactive job needs a shell, and is refused",
+        "ready": "an OSv guest runs the job from its start",
+        "signals": "OSv has no signals: TERM, INT and HUP end the guest",
+        "terminal": "an interactive job needs a shell and is refused",
         "stdin": "the console is only an output",
         "stderr": "the console is one stream",
-        "killed": "a crash ends OSv, which says only of two kinds what it was",
+        "killed": "a crash ends OSv, which names only two kinds of crashes",
     }
 
     def __init__(self):

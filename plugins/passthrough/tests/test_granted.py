@@ -167,7 +167,7 @@ def test_group_with_an_ungranted_card_is_a_fault_without_blame(tmp_path):
     assert items(site, "gpu", gpus(0, 1)) == (FIRST,)
     with pytest.raises(HostFault, match="has no 2 PCI cards") as raised:
         answers_of(site, "gpu:2", gpus(0, 1))
-    assert not raised.value.blames_node, "users could take nodes out of service"
+    assert not raised.value.blames_node, "a user's request could drain the node"
 
 
 def test_broken_granted_card_blames_the_node(site):

@@ -51,7 +51,7 @@ def test_each_job_gets_its_granted_cards_in_any_start_order(tmp_path):
     assert cards_of(node) == set()
     for address in CARDS:
         driver = Path(tmp_path, "sys/devices", address, "driver")
-        assert driver.readlink().name == "nvidia", "for bare metal again"
+        assert driver.readlink().name == "nvidia", "the card does not have its host driver again"
 
 
 def test_card_in_use_by_the_previous_job_is_awaited(tmp_path):

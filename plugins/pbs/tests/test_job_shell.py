@@ -33,13 +33,13 @@ def test_script_starts_in_a_private_sandbox(home):
 
 
 def test_terminal_does_not_echo_before_the_guest_is_ready():
-    """Input was shown twice: the guest's shell echoes it."""
+    """The guest's shell echoes the input, which would be shown twice."""
     leader, terminal = pty.openpty()
     try:
         assert termios.tcgetattr(leader)[3] & termios.ECHO
         assert OpenPbsShell().read_start([], {"PBS_JOBID": "5.s"}, terminal).script is None
         assert not termios.tcgetattr(leader)[3] & termios.ECHO
-        assert termios.tcgetattr(leader)[3] & termios.ISIG, "Ctrl-C ends the job"
+        assert termios.tcgetattr(leader)[3] & termios.ISIG, "Ctrl-C would not end the job"
     finally:
         os.close(leader)
         os.close(terminal)

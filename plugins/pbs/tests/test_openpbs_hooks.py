@@ -27,7 +27,7 @@ def logjobmsg(job, text): raise SystemError("PY_SSIZE_T_CLEAN macro must be defi
 
 
 def test_openpbs_hooks_call_vtorque_with_the_data_of_the_job(tmp_path):
-    """In the interpreter of pbs_mom they only check, and call; data are arguments, not code."""
+    """In pbs_mom's interpreter, hooks only check and call; data are arguments, not code."""
     log = tmp_path / "log"
     program = tmp_path / "vtorque"
     program.write_text(f'#!/bin/sh\nfor a; do printf "%s\\0" "$a"; done >> {log}\nexit 0\n')
@@ -71,7 +71,9 @@ def test_openpbs_hooks_call_vtorque_with_the_data_of_the_job(tmp_path):
     assert run(end, job)[1][3:] == ["epilogue", "5[1].vm"]
     said, _ = run(begin, {"id": "5.vm", "Variable_List": {"VTORQUE_REQUEST": "vt1:x"}})
     assert said.startswith("vtorque 5.vm: the guests were not started: AttributeError")
-    assert said.endswith("accepted\n"), "OpenPBS starts a job that its hook fails for 21 times"
+    assert said.endswith("accepted\n"), (
+        "the hook rejected the job, which OpenPBS would start 21 times"
+    )
     program.write_text("#!/bin/sh\nexit 3\n")
     assert run(end, job)[0] == "vtorque 5[1].vm: not all resources were released: 3\naccepted\n"
     assert os.path.lexists(journal)

@@ -114,7 +114,9 @@ def test_openpbs_command_is_submitted_as_a_script(openpbs):
     done = subprocess.run(["sh"], input=job.script, capture_output=True, check=True)
     assert done.stdout == b"it's a b $x\n"
     run_vsub(openpbs, ["--", "/bin/echo", "a b"])
-    assert openpbs.last_input().argv == ("--", "/bin/echo", "a b"), "bare metal: as it was"
+    assert openpbs.last_input().argv == ("--", "/bin/echo", "a b"), (
+        "a bare-metal command was changed"
+    )
 
 
 def test_directives_count_and_the_command_line_wins(torque):
@@ -179,7 +181,9 @@ def test_long_request_is_sent_in_a_variable_with_its_hash(torque):
     words = torque.last_input().argv
     value = words[len(words) - 1]
     token = value.removeprefix("VTORQUE_REQUEST=").split(",")[0]
-    assert value.endswith(",A=1,B='x,y'"), "Torque garbles what follows a quoted value"
+    assert value.endswith(",A=1,B='x,y'"), (
+        "a variable follows the quoted value, which Torque would corrupt"
+    )
     assert f"other=m+{request_channel.hash_word(token)}" in words
     assert (
         request_channel.torque_blob(
@@ -308,7 +312,7 @@ def test_jobs_are_listed_with_reasons_and_canceled(torque, monkeypatch):
     assert info.nodes == ("n1", "n3")
     torque.pbs.job(job.job_id, state="C")
     (info,) = torque.system.submitter(torque.site).jobs()
-    assert (info.node, info.nodes) == ("n1", ()), "nobody is there to ask any more"
+    assert (info.node, info.nodes) == ("n1", ()), "a completed job has nodes to query"
     torque.pbs.job(job.job_id, state="R")
     assert torque.system.submitter(torque.site).cancel(job.job_id) == 0
     assert torque.pbs.state()["jobs"][job.job_id]["deleted"]

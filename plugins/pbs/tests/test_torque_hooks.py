@@ -120,7 +120,7 @@ def test_last_node_with_the_mark_keeps_it(mom):
 def test_host_fault_is_retried_three_times_and_then_held(mom):
     mom.outcome(Outcome.HOST_FAULT)
     job = submitted(mom, *VM)
-    assert mom.run(job) == 3, "an endless loop of requeues"
+    assert mom.run(job) == 3, "not held after three starts"
     assert mom.pbs.job(job)["state"] == "H"
     said = f"vtorque: held after 3 starts; when the problem is fixed: qrls -h s {job}; "
     said += "libvirtd does not answer"

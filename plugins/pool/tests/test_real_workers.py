@@ -45,12 +45,12 @@ def test_ten_jobs_start_guests_up_to_the_limit_and_all_end(world):
     world.wait(all_ended, "the jobs' end", 1200)
     assert len(most) == 3
     owners = {path.stat().st_uid for path in (world.top / "images").rglob("*")}
-    assert owners == {0}, "libvirt gave away what is the pool's"
+    assert owners == {0}, "libvirt changed the owner of the pool's files"
     shown = [world.run("scontrol", "-o", "show", "job", job) for job in jobs]
     assert all(" JobState=COMPLETED " in text for text in shown), shown
     assert {re.search(r" BatchHost=(\S+)", text)[1] for text in shown} == set(world.names)
-    world.wait(lambda: not world.machines(), "the nodes leave", 600)
-    world.wait(lambda: "no machines" in world.pool(), "all nodes are off", 300)
+    world.wait(lambda: not world.machines(), "no machines", 600)
+    world.wait(lambda: "no machines" in world.pool(), "vtorque pool without machines", 300)
     assert world.run("ls", "/run/machines") == ""
 
 

@@ -27,7 +27,7 @@ def hooks(tmp_path):
         done = subprocess.run(
             ["sh", "-c", scripts[kind]], env=environ, capture_output=True, check=False
         )
-        assert done.returncode == code, "a failing hook drains the node"
+        assert done.returncode == code, "not this exit status: a failing hook drains the node"
         return said.read_text().strip() if said.exists() else ""
 
     return call

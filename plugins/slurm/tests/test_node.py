@@ -167,7 +167,9 @@ def test_job_that_waits_for_resources_is_requeued_and_never_held(node, slurm):
     slurm.facts(restarts=10, state="RUNNING", note="; ".join([waited] * 10))
     slurm.calls()
     node.finish(replace(job, attempt=10), Outcome.HOST_FAULT, "dead", hook_waits=True)
-    assert ["requeue", "7"] in slurm.calls(), "its starts that waited were no failures"
+    assert ["requeue", "7"] in slurm.calls(), (
+        "starts that waited for resources are counted as failures"
+    )
 
 
 def test_user_text_is_not_read_as_the_admin_comment(node, slurm):
@@ -217,7 +219,7 @@ def test_mark_removes_and_restores_the_feature_of_a_node(node, slurm):
     node.mark(False, "libvirt is dead")
     assert (slurm.node()["available"], slurm.node()["active"]) == ("a,b", "a")
     assert slurm.node()["comment"] == "vTorque: libvirt is dead"
-    assert step.is_applied(), "what doctor has taken away is not missing: it would never come back"
+    assert step.is_applied(), "a mark that doctor removed is reported as missing"
     node.mark(True, "")
     assert (slurm.node()["available"], slurm.node()["active"]) == ("a,b,vt", "a,vt")
     assert slurm.node()["comment"] == ""

@@ -54,7 +54,7 @@ class SlurmState:
                 return ""
             return self.held.get(named.removeprefix("--name="), ("",))[0]
         if words[-1].startswith("--Format="):
-            assert "--jobs=7" in words, "other jobs have texts of other users'"
+            assert "--jobs=7" in words, "the query is not limited to one job"
             return self.texts[words[-1].removeprefix("--Format=").removesuffix(":2000")].ljust(2000)
         fields = {"%u|%U|%P|%L": f"{ME}|{os.getuid()}|main|59:50",
                   "%N": f"n[{','.join(n[1:] for n in self.nodes)}]", "%T": self.state}  # fmt: skip
@@ -101,12 +101,14 @@ def test_placeholder_job_holds_the_resources_of_the_job(slurm, adapter):
     ((_, *words),) = slurm.did
     assert {"--job-name=vtorque-7-n3", "--nodelist=n3", "--cpus-per-task=2", "--mem=512M",
             "--time=59:50", "--partition=main", "--no-requeue"} <= set(words)  # fmt: skip
-    assert not any("vt1:" in word for word in words), "it is no job of vTorque's"
+    assert not any("vt1:" in word for word in words), "the placeholder job has a VM request"
     adapter.reserve_node("7", ("n1", "n3"), "n2", "n3")
-    assert len(slurm.did) == 1, "the one that there is"
+    assert len(slurm.did) == 1, "a second placeholder job was submitted"
     slurm.held_is = "S"
     adapter.reserve_node("7", ("n1", "n3"), "n2", "n3")
-    assert len(slurm.did) == 1, "also while somebody has suspended it"
+    assert len(slurm.did) == 1, (
+        "a second placeholder job was submitted while the first one is suspended"
+    )
 
 
 def test_job_of_slurms_own_commands_is_not_migrated(slurm, adapter):

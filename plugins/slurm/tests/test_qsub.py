@@ -31,7 +31,7 @@ def qsub(tmp_path, monkeypatch):
     found = create_submitter(site)
     assert isinstance(found, QsubSubmitter)
     monkeypatch.setenv(INNER, "1")
-    assert isinstance(create_submitter(site), SlurmSubmitter), "no end otherwise"
+    assert isinstance(create_submitter(site), SlurmSubmitter), "qsub would call itself endlessly"
     monkeypatch.delenv(INNER)
     return found
 

@@ -69,7 +69,7 @@ def test_settings_that_an_admin_must_change_are_reported(tmp_path):
 
 
 def test_site_file_with_the_same_name_is_kept(tmp_path):
-    """Slurm would also run a copy that is kept beside vTorque's."""
+    """Slurm would also run a backup in that directory, so the site's file keeps its name."""
     own = tmp_path / "prolog.d/50-vtorque"
     own.parent.mkdir()
     own.write_bytes(b"#!/bin/sh\n")
@@ -81,7 +81,7 @@ def test_site_file_with_the_same_name_is_kept(tmp_path):
                 step.apply()
         assert {f.name for f in own.parent.iterdir()} == {"50-vtorque", "50-vtorque.sh"}
     own.rename(own.with_name("60-site"))
-    assert all(step.is_applied() for step in plan()), "ours stays where it is"
+    assert all(step.is_applied() for step in plan()), "vTorque's file would be moved"
     for step in reversed(plan()):
         if not isinstance(step, Check):
             step.undo()

@@ -30,7 +30,7 @@ def test_line_is_added_and_removed_byte_for_byte(lines, ends):
     assert unset_line(unset_line(both, "Prolog"), "Epilog") == text
     added = both + "NodeName=new\n"
     kept = unset_line(unset_line(added, "Prolog"), "Epilog")
-    assert kept.endswith("NodeName=new\n"), "an admin's later edit stays"
+    assert kept.endswith("NodeName=new\n"), "an administrator's later edit was removed"
 
 
 def test_last_value_is_used_also_from_included_files(tmp_path):

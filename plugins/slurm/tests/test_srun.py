@@ -197,7 +197,7 @@ def test_scontrol_shows_lists_of_hosts(tmp_path, shell, kind, given, printed):
     assert done.stdout.split() == printed.split()
     if kind == "hostnames":
         done = subprocess.run(argv, env=environ, capture_output=True, text=True, check=True)
-        assert done.stdout.split() == list(hostlist.expand(given)), "the job's own"
+        assert done.stdout.split() == list(hostlist.expand(given)), "not the nodes of the job"
 
 
 @pytest.mark.parametrize(

@@ -200,7 +200,9 @@ def test_split_reads_the_script(submitter, tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.chdir("/")
     (tmp_path / "job.sh").chmod(0o755)
-    assert submitter.split(["job.sh"]).vcpus_given == 3, "sbatch looks along the PATH, too"
+    assert submitter.split(["job.sh"]).vcpus_given == 3, (
+        "the script was not found in PATH, where sbatch also searches"
+    )
     assert submitter.split(["--version"]).content is None
 
 

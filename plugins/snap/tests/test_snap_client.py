@@ -295,7 +295,7 @@ def test_deadline_holds_with_any_server_behavior(talk):
             run_with_client(Access(url, "v2"), SHORT, lambda client: client.create(body))
         end = time.monotonic() + PATIENCE
         while any(each.name == "snapteld" for each in threading.enumerate()):
-            assert time.monotonic() < end, "its thread is still there"
+            assert time.monotonic() < end, "the client's thread has not ended"
             time.sleep(0.02)
 
 

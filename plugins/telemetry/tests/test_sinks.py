@@ -413,7 +413,7 @@ def test_hanging_sink_delays_no_other_sink_and_is_reported_once(caplog):
     ]
     assert slow.lost >= 99 * len(SAMPLES)
     close_all([slow, good])
-    assert slow._thread.is_alive(), "it was waited for"
+    assert slow._thread.is_alive(), "close_all() waited for a hanging exporter"
     go.set()
     slow._thread.join(180)
 

@@ -206,16 +206,16 @@ def call_all(
 
 
 FAULTS = {
-    "full": (full(1), 3, f"{{}}: standard output: {FULL}\n"),
-    "closed": (closed(1), 3, "{}: standard output: Bad file descriptor\n"),
-    "no reader": (without_reader, GONE, ""),
-    "no input": (closed(0), 0, ""),
-    "full errors": (full(2), 0, ""),
-    "no errors": (closed(2), 0, ""),
-    "none": (closed(0, 1, 2), 3, ""),
-    "no directory": (in_removed_directory, 0, ""),
+    "full standard output": (full(1), 3, f"{{}}: standard output: {FULL}\n"),
+    "closed standard output": (closed(1), 3, "{}: standard output: Bad file descriptor\n"),
+    "standard output without a reader": (without_reader, GONE, ""),
+    "closed input": (closed(0), 0, ""),
+    "full standard error": (full(2), 0, ""),
+    "closed standard error": (closed(2), 0, ""),
+    "all closed": (closed(0, 1, 2), 3, ""),
+    "removed working directory": (in_removed_directory, 0, ""),
 }
-SILENT = ("full errors", "no errors", "none")  # standard error is not visible
+SILENT = ("full standard error", "closed standard error", "all closed")
 
 
 def of_site(found: Found, config: Path) -> list[str]:
@@ -250,7 +250,7 @@ def test_wrong_usage_of_every_command_with_each_fault_exits_with_2(site, name):
     assert wrong == [], "\n".join(map(str, wrong))
 
 
-# They write the config, or need none.
+# These commands write the config, or do not need one.
 WITHOUT = {("vtorque", *words.split()) for words in ("config example", "setup install")}
 WITHOUT |= {("vtorque", "setup", "uninstall")}
 
@@ -372,7 +372,7 @@ def test_table_is_printed_in_a_removed_directory(site):
     ],
 )
 def test_named_config_must_exist(site, words):
-    """With the defaults in its place a job would use another node, or another policy."""
+    """With the defaults instead, a job would use another node or another policy."""
     missing = site.parent / "missing.toml"
     ended = call([word.format(missing) for word in words], site)
     assert ended.code == (1 if "check" in words else 2)
@@ -393,7 +393,7 @@ def test_config_explain_reads_only_the_named_config(site):
 
 
 def odd_words(site: Path, odd: str) -> list[list[str]]:
-    """Return every command once for each argument and option, which is this word."""
+    """Return calls of every command with ``odd`` as the value of each argument and option."""
     argvs = []
     for each in commands(site):
         command = each.chain[-1]
@@ -413,7 +413,7 @@ def odd_words(site: Path, odd: str) -> list[list[str]]:
 
 @pytest.mark.parametrize("odd", ["", "x\udcff", "\x1b[2J", "no-such"])
 def test_odd_argument_or_option_of_every_command_is_shown_as_it_is(site, odd):
-    """No traceback, no control character, no empty name, and no name of Python's for a byte."""
+    """The output has no traceback, control character, empty name or surrogate escape."""
     argvs = odd_words(site, odd)
     ends = call_all(argvs, site, lambda: None)
     wrong = [
@@ -437,7 +437,7 @@ def test_odd_argument_or_option_of_every_command_is_shown_as_it_is(site, odd):
     ],
 )
 def test_empty_argument_is_refused(site, words, name):
-    """It is an unset variable of a script, and never means all jobs."""
+    """An empty argument, such as an unset variable in a script, must not mean all jobs."""
     at = words[:1] if words[0] == "vmgr" else words[:2]
     ended = call([*at, "--config", str(site), *words[len(at) :]], site)
     assert (ended.code, ended.stderr.decode()) == (2, f"{words[0]}: {name} is empty\n")

@@ -31,7 +31,7 @@ DEVNULL = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
 def wait_until(what: Callable[[], bool], seconds: float = 30) -> None:
     end = time.monotonic() + seconds
     while not what():
-        assert time.monotonic() < end, "not in time"
+        assert time.monotonic() < end, f"timed out after {seconds:g} s"
         time.sleep(0.02)
 
 
@@ -108,7 +108,7 @@ def test_background_child_holding_the_pipe_is_killed_after_a_grace(session: Sess
 
 
 def test_leftover_process_without_streams_is_killed_without_grace(tmp_path: Path) -> None:
-    """Without the grace, which is an hour in this agent."""
+    """The grace period of this agent is one hour."""
     said: list[bytes] = []
 
     def job() -> None:
@@ -122,7 +122,7 @@ def test_leftover_process_without_streams_is_killed_without_grace(tmp_path: Path
     thread = threading.Thread(target=job, daemon=True)
     thread.start()
     thread.join(LONG)
-    assert said, "it waited for the grace"
+    assert said, "the agent waited for the grace period"
     assert not alive(int(said[0]))
 
 

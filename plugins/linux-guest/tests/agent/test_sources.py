@@ -16,7 +16,7 @@ def test_source_file_uses_only_files_declared_above_it() -> None:
     declared = [set(re.findall(r"\b\w+(?=\()", text)) for text in texts]
     for place, name in enumerate(order):
         used = set(re.findall(r"\b\w+(?=\()", (SOURCES / f"{name}.c").read_text()))
-        assert declared[place] & used, f"{name}.c defines nothing of what is declared for it"
+        assert declared[place] & used, f"{name}.c defines no function that agent.h declares for it"
         above = set().union(*declared[: place + 1])
         below = set().union(*declared[place + 1 :]) - above
         assert not used & below, f"{name}.c uses {sorted(used & below)}"

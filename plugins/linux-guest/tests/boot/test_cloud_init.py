@@ -147,14 +147,14 @@ def merged(data: bytes, mergers: ModuleType) -> dict[str, Any]:
 @pytest.mark.integration
 @pytest.mark.parametrize("image", [DEBIAN, ROCKY])
 def test_fragments_are_merged_by_cloud_init(plan, mergers, schema, jsonschema, image) -> None:
-    """By their own merge rules; vTorque's part comes last, extends lists, and keeps its values."""
+    """Each fragment has its own merge rules; vTorque's part is last and extends lists."""
     own = parsed(cloud_init.user_data(plan(image=image)))
     found = merged(cloud_init.user_data(plan(image=image), (OF_IMAGE, OF_SITE)), mergers)
     jsonschema.Draft4Validator(schema).validate(found)
     for key in ("hostname", "ssh_pwauth", "disable_root", "manage_etc_hosts"):
         assert found[key] == own[key]
     assert found["ssh_keys"]["ed25519_public"] == own["ssh_keys"]["ed25519_public"]
-    assert found["timezone"] == "UTC", "the image's, by the site's own merge_how"
+    assert found["timezone"] == "UTC", "the site's merge_how does not keep the image's value"
     assert found["packages"] == ["gdb", "strace"]
     assert found["users"] == ["monitor", *own["users"]]
     assert found["write_files"] == [{"path": "/etc/motd", "content": "Grüße"}, *own["write_files"]]
@@ -163,7 +163,7 @@ def test_fragments_are_merged_by_cloud_init(plan, mergers, schema, jsonschema, i
         assert found["apt"] == {"preserve_sources_list": False}
         assert "scripts-user" in found["cloud_final_modules"]
     else:
-        assert "cloud_final_modules" not in found, "the image's own choice"
+        assert "cloud_final_modules" not in found, "the image's module list was replaced"
 
 
 @pytest.mark.integration

@@ -59,7 +59,7 @@ def test_private_key_is_in_openssh_format_and_matches_the_public_key(pair: keys.
 @pytest.mark.integration
 def test_ssh_keygen_accepts_the_key(tmp_path: Path) -> None:
     tool = shutil.which("ssh-keygen")
-    assert tool is not None, "apt-get install openssh-client"
+    assert tool is not None, "ssh-keygen is missing: apt-get install openssh-client"
     file = tmp_path / "key"
     file.write_text(keys.user_key(SECRET).private)
     file.chmod(0o600)

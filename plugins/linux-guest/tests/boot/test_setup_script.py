@@ -526,13 +526,13 @@ def test_only_missing_packages_are_installed(fake_root: FakeRoot, plan) -> None:
 
 @pytest.mark.parametrize("name", ["numactl-", "numact.", "num"])
 def test_package_name_that_apt_get_interprets_is_refused(fake_root: FakeRoot, plan, name) -> None:
-    """For example a package to remove (apt-get(8)), or a pattern."""
+    """An example is a package to remove (apt-get(8)), or a pattern."""
     fake_root.stub("dpkg-query", "#!/bin/sh\nexit 1\n")
     fake_root.stub("apt-get")
     fake_root.stub("apt-cache", "#!/bin/sh\nprintf '%s\\n' numactl\n")
     ran = fake_root.setup(plan(image=DEBIAN), [HOME, Package(name, "debian")])
     assert ran.code and f"there is no package {name}" in ran.output
-    assert len(ran.calls_of("apt-get")) == 1, "it was installed"
+    assert len(ran.calls_of("apt-get")) == 1, "apt-get install was called"
 
 
 def test_missing_packages_are_installed_by_dnf(fake_root: FakeRoot, plan) -> None:

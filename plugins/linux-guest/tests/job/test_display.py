@@ -57,7 +57,7 @@ def test_display_of_this_node_is_forwarded_under_the_same_name(home, name, insid
     path = "/var/spool/vtorque/.vtorque-xauthority"
     assert found.environ == {"DISPLAY": inside, "XAUTHORITY": path}
     assert Path(path).name == found.file.name
-    assert found.file.data == entry(WILD, b""), "for whatever the guest is called"
+    assert found.file.data == entry(WILD, b""), "the entry is not for any host name"
 
 
 @pytest.mark.parametrize(

@@ -65,7 +65,7 @@ def test_state_is_read_when_the_reader_is_ready(guest: ReadyGuest) -> None:
     telling = handover.StateSender(guest, lambda: True)
     for _ in range(3):
         assert telling(lambda: asked.append(1) or LONG)
-    assert not asked, "the state is that of when it is read"
+    assert not asked, "the state was read before there was a reader"
 
 
 def test_state_is_written_once_per_reader(
@@ -85,7 +85,7 @@ def test_state_is_written_once_per_reader(
         reads = threading.Thread(target=lambda to: to.append(read(path)), args=(said,))
         reads.start()
         while not said:
-            assert telling(lambda: LONG), "it is there until root has taken it"
+            assert telling(lambda: LONG), "the sender stopped before root has read the state"
         reads.join()
         assert SessionState.from_json(said[0].strip()) == LONG
     path.unlink()

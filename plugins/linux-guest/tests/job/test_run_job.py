@@ -428,7 +428,9 @@ def test_script_killed_by_a_signal_has_its_exit_code(guest: ForwardingGuest) -> 
     line = b"vtorque: the script was killed by signal 11 (Segmentation fault)\n"
     assert guest.run(b"#!/bin/sh\nkill -SEGV $$\n", login=True) == (139, b"", line)
     assert guest.run(b"#!/bin/sh\nkill -INT $$\n", login=True) == (130, b"", b"")
-    assert guest.run(b"#!/bin/sh\nkill -SEGV $$\n") == (139, b"", b""), "Slurm has no such shell"
+    assert guest.run(b"#!/bin/sh\nkill -SEGV $$\n") == (139, b"", b""), (
+        "a message without a login shell"
+    )
 
 
 def test_stdin_is_passed_on(guest: ForwardingGuest) -> None:

@@ -15,7 +15,7 @@ from vtorque_linux_guest.job.terminal import raw_terminal
 
 @pytest.mark.parametrize("typed", [b"\x04", b"ls\n\x04", b"ls\x04", b"\x04\x04"])
 def test_end_of_input_typed_before_raw_mode_is_passed_to_the_guest(typed):
-    """The job kept its slot forever: script(1) sends Ctrl-D at once if its input has ended."""
+    """script(1) sends Ctrl-D at once if its input has ended; otherwise the job would never end."""
     master, terminal = pty.openpty()
     events = Events()
     try:
@@ -26,7 +26,7 @@ def test_end_of_input_typed_before_raw_mode_is_passed_to_the_guest(typed):
             source = InputSource(terminal)
             assert source.read(100) == typed
             os.write(master, b"a\0b")
-            assert source.read(100) == b"a\0b", "Ctrl-@, as it is typed"
+            assert source.read(100) == b"a\0b", "NUL (Ctrl-@) was changed"
     finally:
         events.close()
         os.close(master)
@@ -40,7 +40,9 @@ def test_input_typed_before_raw_mode_is_sent_to_the_guest():
     try:
         os.write(master, b"ls\n")
         with raw_terminal(terminal, events):
-            assert select.select([terminal], [], [], 10)[0], "it was thrown away"
+            assert select.select([terminal], [], [], 10)[0], (
+                "input typed before raw mode was discarded"
+            )
             assert os.read(terminal, 16) == b"ls\n"
             os.write(master, b"\x03")
             assert os.read(terminal, 16) == b"\x03"

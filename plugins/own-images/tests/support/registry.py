@@ -55,7 +55,7 @@ class Registry:
     def start(self) -> None:
         """Start the registry, and wait until it accepts connections."""
         program = shutil.which("docker-registry")
-        assert program is not None, "apt-get install docker-registry"
+        assert program is not None, "docker-registry is missing: apt-get install docker-registry"
         with (self.place / "log").open("wb") as log:
             self._process = subprocess.Popen(
                 [program, "serve", str(self.place / "config.yml")],

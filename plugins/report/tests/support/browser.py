@@ -76,7 +76,7 @@ class Browser:
             ready, _, _ = select.select([self._read], [], [], max(0, end - time.monotonic()))
             assert ready, "the browser does not answer"
             part = os.read(self._read, 1 << 16)
-            assert part, "the browser is gone"
+            assert part, "the browser has ended"
             self._rest += part
         line, _, self._rest = self._rest.partition(b"\0")
         return json.loads(line)
