@@ -16,7 +16,10 @@ from vtorque_experiment.results import Results
 
 @dataclass(frozen=True)
 class Verdicts:
-    """The test cases, one per combination. ``asked`` is true if the user gave a condition."""
+    """The result of the ``--fail-if`` conditions: a JUnit test case for each combination of values.
+
+    A test case fails if a condition holds. ``asked`` is true if the user gave a condition.
+    """
 
     cases: Sequence[TestResult]
     asked: bool

@@ -103,9 +103,10 @@ def run(
 
 
 def _is_accepted(found: plan.ExperimentPlan, accept: str) -> bool:
-    """Return True if the plan may be submitted, because this host has the plan's seal (hash).
+    """Return whether the plan may be submitted: whether this host has the plan's seal (hash).
 
-    If ``accept`` equals the seal, the user accepts the plan, and this host stores the seal.
+    This host stores the seal when the user creates or accepts the plan. If ``accept`` equals the
+    seal, the user accepts the plan now, and this function stores the seal.
     """
     if accept == found.seal:
         plan.keep_seal(found)
@@ -162,9 +163,10 @@ class DryRun:
 
     @property
     def is_hopeless(self) -> bool:
-        """True if vsub refuses all combinations with guests.
+        """True if vsub refuses so much of the experiment that it must not start.
 
-        If there are only combinations on bare metal, true if vsub refuses one of them.
+        - If some combinations have guests: vsub refuses all combinations with guests.
+        - If all combinations are on bare metal: vsub refuses at least one combination.
         """
         guests = [n for n, cell in enumerate(self.cells) if cell.get("bare") is not True]
         return bool(self.refused) and all(n in self.refused for n in guests)

@@ -65,7 +65,11 @@ def warnings_of_pairs(pairs: Sequence[Pair]) -> list[str]:
 def number_table(
     results: Results, name: str, table: Mapping[tuple[int, str], Sequence[float]]
 ) -> tuple[Sequence[str], Rows]:
-    """Return the head and rows of one number's table: a row for each combination with values."""
+    """Return the head and rows of a table with the statistics of one number, such as ``wall``.
+
+    ``table`` has the measured values of each number, by combination and name. Each combination in
+    which the number ``name`` was measured gets a row.
+    """
     rows = [
         (
             printable(results.label(cell), 200),
@@ -78,7 +82,7 @@ def number_table(
 
 
 def summary_table(results: Results, names: Sequence[str]) -> tuple[Sequence[str], Rows]:
-    """Return the head and rows of a table of several numbers, with their names in column 1."""
+    """Return the head and rows of one table for several numbers; column 1 names the number."""
     table = results.table()
     rows = [
         (_column_title(name, results.unit(name)), *row)
@@ -89,7 +93,7 @@ def summary_table(results: Results, names: Sequence[str]) -> tuple[Sequence[str]
 
 
 def comparison_table(pairs: Sequence[Pair], *, named: bool = True) -> tuple[Sequence[str], Rows]:
-    """Return the head and rows of a comparison's table; ``named`` adds the numbers' names."""
+    """Return the head and rows of a comparison's table. ``named``: column 1 names the number."""
     heads = ("combination", "runs", "base", "spread", "median", "spread", "ratio", "95 %", "")
     return (("number", *heads) if named else heads), [_row(pair, named) for pair in pairs]
 

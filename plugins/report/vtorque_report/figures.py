@@ -174,9 +174,9 @@ def _growth(lines: Sequence[Line], *names: str) -> tuple[float | None, float]:
 
 
 def _end_lines(lines: Sequence[Line]) -> Sequence[Line]:
-    """Return the first ten and the last ten samples.
+    """Return the first ten and the last ten samples, to find a counter's first and last value.
 
-    They contain a counter's first and last value, although one sample may lack libvirt's values.
+    One sample at each end is not enough, because a sample may lack libvirt's values.
     """
     return [*lines[:10], *lines[10:][-10:]]
 
