@@ -1,9 +1,10 @@
 """Decide from a guest's load how many I/O cores the guest should have.
 
-The load is the CPU time per second that the I/O threads used or waited for, in cores. A guest needs
-``load / busy`` cores. The load is measured once per interval, called a tick. The guest gets more
-cores after ``up`` consecutive ticks in which it needs more than it has. The guest gets fewer cores
-after ``down`` consecutive ticks in which it needs fewer, even with ``slack`` cores added.
+The load is the CPU time per second that the I/O threads used or waited for, in cores. An I/O core
+should be in use for the fraction ``busy`` of the time, so a guest needs ``load / busy`` cores. The
+load is measured once per interval, called a tick. The guest gets more cores after ``up``
+consecutive ticks in which it needs more cores than it has. The guest gets fewer cores after
+``down`` consecutive ticks in which its need plus ``slack``, rounded up, is less than it has.
 """
 
 import math

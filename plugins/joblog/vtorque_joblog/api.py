@@ -7,7 +7,8 @@ sinks``.
 Life cycle:
 
 1. The sink process calls the function as root, in a thread. The function must open what needs
-   root (a secret, a socket) within ten seconds. A failed call is repeated as root a minute later.
+   root (a secret, a socket) within ten seconds. If the function fails or takes longer, a new sink
+   process calls the function again, as root, a minute later.
 2. The process drops all privileges and runs as ``[plugin.joblog] uid``; it cannot write files.
    Another thread, one per sink, calls the handler's methods.
 3. At the process's end, ``close`` has less than half a second.

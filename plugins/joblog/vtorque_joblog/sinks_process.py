@@ -80,9 +80,10 @@ class RemoteOffsets:
         self._at: dict[str, tuple[int, int]] = {}  # the log's number, offset
 
     def begin(self, name: str, number: int, offset: int) -> None:
-        """Use root's offset for a new log.
+        """Use root's ``offset`` for a log that this process has not received before.
 
-        For a known log, keep the newer offset of this process.
+        For other logs, this process has its own offset, which is newer and therefore stays.
+        ``number`` is the log's number in :func:`answer`.
         """
         self._at.setdefault(name, (number, offset))
 

@@ -286,10 +286,11 @@ class UnprivilegedSinks:
             self._ask(life)
 
     def _ask(self, life: _SinksProcess) -> None:
-        """Send one log again, because the process has not answered for a long time.
+        """Test whether the process hangs, after it has not answered for a long time.
 
-        A process that does not hang answers that it has received the log. Raises _ProcessEnded if
-        the process has not received all earlier logs: it hangs and must be ended.
+        The process confirms each log that it receives. If a confirmation is missing, the process
+        hangs: raise _ProcessEnded. Otherwise the sinks may only be slow. Therefore send a log again
+        as a test; the next call of this method fails if the process has not confirmed this log.
         """
         if life.sent > life.taken:
             raise _ProcessEnded(f"has received no logs for {_PATIENCE:g} s")
