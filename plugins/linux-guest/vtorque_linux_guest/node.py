@@ -95,7 +95,10 @@ def _clean_command(guest: GuestPlan, place: str) -> RootCommand:
 
 @hookimpl
 def vtorque_pre_boot(job: NodeJob) -> None:
-    """Refuse a user's qcow2 file (``disk=``) if the process that serves it opened a second file."""
+    """Refuse a user's qcow2 file (``disk=``) if qemu-storage-daemon has also opened another file.
+
+    The daemon serves the user's file to QEMU. The header of a changed file can name another file.
+    """
     for guest in job.guests:
         if guest[DISK].endswith(".qcow2"):
             from vtorque_linux_guest.boot import served_disk  # noqa: PLC0415 - few jobs need it

@@ -1,4 +1,7 @@
-"""Check the process that serves a user's disk (``disk=``) to QEMU. Runs as root before the boot."""
+"""Check the qemu-storage-daemon that serves a user's disk (``disk=``) to QEMU.
+
+Runs as root before the boot.
+"""
 
 from __future__ import annotations
 
@@ -12,10 +15,10 @@ from vtorque_core.live.suspend import holder_of
 
 
 def require_one_file(guest: GuestPlan) -> None:
-    """Refuse a guest if the process that serves its ``disk`` has opened more than one file.
+    """Refuse a guest if the qemu-storage-daemon of its ``disk`` has opened more than one file.
 
     Code in a guest that shares the disk's directory can change a checked qcow2 header before the
-    process opens the disk. The header could then name any file of the user as data file, and a
+    daemon opens the disk. The header could then name any file of the user as data file, and a
     guest could write to that file. Does not access the user's file systems, which can hang. Raises
     Refused, HostFault.
     """

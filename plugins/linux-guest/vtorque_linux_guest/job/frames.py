@@ -65,10 +65,11 @@ class BadStart(StreamError):
 
 
 class RunAbandoned(StreamError):
-    """Raised after a call of `Events.stop`.
+    """A call of `Events.stop` ended the session before the program in the guest ended.
 
-    Closing the socket makes the agent kill the job, unless root has sent HOLD to the agent. After a
-    HOLD, another job shell can resume the session from the ``state`` of this exception.
+    When the socket is closed, the agent kills the job, unless root has sent the agent a HOLD on the
+    status port. After a HOLD, this job shell can send ``state`` to root (`handover.send_state`).
+    Root gives ``state`` to the job shell of the restored job, which resumes the session.
     """
 
     state: SessionState | None = None

@@ -52,8 +52,9 @@ class StateSender:
     def __call__(self, state: Callable[[], SessionState]) -> bool:
         """Send root the session state if root requests it; return whether the request still exists.
 
-        The request is the FIFO ``TELL``. While the user's prologue or an epilogue runs, the sent
-        state is empty: another job shell can continue only the script.
+        The request is the FIFO ``TELL``. The job shell of a restored job can continue a script, but
+        not a user's prologue or an epilogue. While one of these runs, the sent state is therefore
+        empty, and root refuses to save the job.
         """
         if time.monotonic() >= self._again:
             with suppress(OSError):  # no reader, or no request

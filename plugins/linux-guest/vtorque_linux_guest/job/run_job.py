@@ -225,7 +225,7 @@ class _JobRun:
         return self._rest(self._main())
 
     def continue_script(self, state: SessionState) -> int:
-        """Continue a script that another job shell started, then run the epilogues in the guest.
+        """Continue a script that a saved job's shell started, then run the epilogues in the guest.
 
         These are the user's and the site's epilogue, not root's epilogue on the node.
         """
@@ -336,7 +336,7 @@ class _JobRun:
     def _start(self, start: StartRequest | SessionState, stdin: int | None) -> int:
         """Run the user's prologue, the script or an epilogue in the guest; return its exit code.
 
-        If ``start`` is a SessionState, continue the script that another job shell has started.
+        If ``start`` is a SessionState, continue the script that a saved job's shell has started.
         Print start errors and output errors.
         """
         streams = self.streams

@@ -1,4 +1,4 @@
-"""The state with which another job shell resumes a session and its program."""
+"""The state with which the job shell of a restored job resumes a session and its program."""
 
 from __future__ import annotations
 

@@ -58,13 +58,14 @@ class Session(GuestConnection):
         again: Called as ``again(stopped)`` if the connection breaks during a run. It returns a new
             connection and its deadline (time.monotonic() seconds), or None if the guest has ended.
             It gives up when ``stopped()`` returns a reason instead of "".
-        tell: Called as ``tell(state)`` after each ACK. While ``tell`` returns True, the session
-            calls it again, at least every 0.05 s. ``state()`` returns the session's state, with
-            which another job shell can resume the session.
+        tell: Called as ``tell(state)`` after each ACK, because the agent sends an ACK when root is
+            about to request the session's state. Returns True while root's request exists, so the
+            session calls ``tell`` again at least every 0.05 s. ``state()`` returns the session's
+            state, with which the job shell of a restored job resumes the session.
     """
 
     def resume(self, state: SessionState, deadline: float) -> None:
-        """Resume another job shell's session. Then call `run` with the same state.
+        """Resume the session of a saved job's shell from `state`. Then call `run` with `state`.
 
         Raises as `hello`.
         """
