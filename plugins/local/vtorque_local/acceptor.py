@@ -193,8 +193,9 @@ class Acceptor:
         """Start a process of the user that takes over the connections; return its pid.
 
         ``service``: the descriptors of the child's ``ServiceChannel``; if empty, the child only
-        closes the connections. Closing the last descriptor of a connection can block. Therefore the
-        acceptor closes its own descriptors of the connections first, while the child waits.
+        closes the connections. The acceptor must never block, but closing the last descriptor of a
+        connection can block. Therefore the child keeps the connections open, and waits until the
+        acceptor has closed its own descriptors of the connections.
         """
         reading, read, ready, say_ready, go, say_go = pipes = _pipes(3)
         try:

@@ -1,9 +1,9 @@
 """First program in a job's process: open the output files and execute the job.
 
 ``python -I -S become_job.py ORDER REST``, as the user. Both arguments are descriptors of JSON
-files: ORDER has the service's part of the job's description (``LocalJob.order``), REST the client's
-part (:mod:`vtorque_local.client`). After an error, the program prints one line on stderr and exits
-with status 1. If its parent has ended, the program exits. This module imports little, because
+files: ORDER has the values from the service (``LocalJob.order``), REST the values from the client's
+process (:mod:`vtorque_local.client`). After an error, the program prints one line on stderr and
+exits with status 1. If its parent has ended, the program exits. This module imports little, because
 imports delay every job.
 """
 

@@ -23,10 +23,12 @@ _PIPE = 65536  # bytes that fit into a pipe, pipe(7)
 
 
 class LocalClient:
-    """The service's connection to the process that serves one client, such as ``vsub``.
+    """The service's connection to one client's process.
 
-    This process (:mod:`vtorque_local.client`) is called the client's process. The process sends
-    records (:mod:`vtorque_local.order`). The service sends JSON objects, one per line:
+    A *client* is a user's command, such as ``vsub``. The *client's process* is a process of the
+    batch system that serves the client with the user's uid (:mod:`vtorque_local.client`). To the
+    service, it sends records (:mod:`vtorque_local.order`). The service sends it JSON objects, one
+    per line:
 
     - ``id`` or ``error``: the answer to a submission.
     - ``start``, and later possibly ``terminate``: only for an interactive job.
@@ -44,7 +46,7 @@ class LocalClient:
             os.set_blocking(descriptor, False)
 
     def send(self, answer: dict[str, Any]) -> None:
-        """Send a line if the client still exists. Never blocks; thread-safe."""
+        """Send a line to the client's process if it still exists. Never blocks; thread-safe."""
         line = json.dumps(answer).encode() + b"\n"
         with self._lock, contextlib.suppress(OSError):
             if self._open and len(line) > _PIPE:
@@ -53,7 +55,10 @@ class LocalClient:
                 os.write(self._tell, line)
 
     def files(self) -> tuple[int, int, int]:
-        """Return descriptors of two files (script; environment, options), and the total size.
+        """Return the descriptors of the client's two files, and the total size in bytes.
+
+        The first file is the script. The second file has the job's environment and the other values
+        that :mod:`vtorque_local.become_job` needs.
 
         Raises:
             UsageError: The files are too large.
@@ -91,9 +96,9 @@ class LocalClient:
             return self._open and not ended.poll(0)
 
     def close(self) -> None:
-        """Close the connection to the process that serves this client.
+        """Close the connection to the client's process.
 
-        That process then disconnects from the user's command, such as ``vsub``, and ends.
+        The client's process then disconnects from the client (for example ``vsub``) and ends.
         """
         with self._lock:
             self._open = False

@@ -87,10 +87,11 @@ class LocalJob:
         return cls(**json.loads(data))
 
     def order(self, wrapper: Sequence[str], text: str = "") -> dict[str, Any]:
-        """Return the service's part of the job's description for ``become_job``.
+        """Return the values from the service that ``become_job`` needs to execute the job.
 
-        ``become_job`` executes the job. If ``text`` is not empty, ``become_job`` only appends
-        ``text`` to the job's stderr.
+        ``become_job`` gets all other values, such as the user's environment, in a file from the
+        client's process. If ``text`` is not empty, ``become_job`` only appends ``text`` to the
+        job's stderr.
         """
         return {
             "starter": os.getpid(),
