@@ -40,7 +40,7 @@ def answer(
 
     Raises:
         Refused: The request is invalid.
-        channel.ChannelBroken: The requesting host does not have the key in the request.
+        channel.ChannelBroken: The requesting host did not prove that it knows the request's key.
         OSError: The home directory or the requesting host is unreachable.
     """
     with requests.directory(job_id) as place:

@@ -128,8 +128,8 @@ def _run_for_running(
 def _check_ended(meant: Sequence[JobInfo], wanted: str, config: Path) -> None:
     """Raise Refused if one of the jobs has not ended.
 
-    If ``wanted`` names a whole array, tasks that have not ended are ignored, unless this host has
-    no records of the array's ended tasks.
+    A whole array is accepted although some tasks have not ended, if this host has records of the
+    array: the command then uses the records of the tasks that have ended.
     """
     for job in meant:
         one = _is_named(job, wanted) and "[]" not in wanted

@@ -82,9 +82,9 @@ def run_parser(
 
 
 def numbers(answer: Iterable[bytes], descriptor: int) -> tuple[int, int]:
-    """Return a parser's answer as offset and size of a part of the file ``descriptor``.
+    """Convert a parser's answer, the offset and size of a part of a file, to two integers.
 
-    Raises Refused if the answer is invalid.
+    Raises Refused if the answer is invalid or the part is not inside the file ``descriptor``.
     """
     try:
         offset, size = map(int, answer)

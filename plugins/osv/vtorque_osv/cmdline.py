@@ -52,9 +52,10 @@ def guest_variables(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def _has_osv_syntax(value: str) -> bool:
-    """Return whether OSv would change a variable with this value on the script disk.
+    """Return whether OSv would change this value if the script disk contained it.
 
-    There, OSv replaces ``$NAME``, and reads ``A?=B`` as "set A to B unless A is set".
+    In a variable on the script disk, OSv replaces ``$NAME``, and reads ``A?=B`` as "set A to B
+    unless A is set".
     """
     return "$" in value or "?=" in value
 

@@ -74,7 +74,7 @@ class OsvConsole:
 
         Args:
             programs: the programs of the job; only their exit statuses count.
-            begin: the beginning of the last line before the output.
+            begin: text with which the last line before the output begins.
         """
         self._programs = {program.encode() for program in programs}
         self._begin = begin.encode()

@@ -50,8 +50,8 @@ class GuestProperties:
     """Message from root to the job shell: properties of a guest.
 
     Attributes:
-        begin: the beginning of the last console line before the job's output.
-        named: the image's command lines.
+        begin: text with which the last console line before the job's output begins.
+        named: the image's command lines, by the names that a script can call.
         files: files to upload to the guest by REST.
         environ: this guest's own variables.
         seconds: how long to wait for the guest's REST server to start.
