@@ -120,8 +120,8 @@ def _built_sudo(work: Path) -> bytes:
 def _place(path: str) -> str:
     """Return the path of a guest's file in the disk's directory ``equipment``.
 
-    The initramfs mounts ``equipment`` over the user's image. Two paths in ``equipment`` differ from
-    ``path``, which is a path in the guest of an image of ``vtorque_oci``:
+    The initramfs mounts ``equipment`` over the user's image. ``path`` is the file's path in the
+    images of ``vtorque_oci``. Each file keeps this path, with two exceptions:
 
     - ``/lib/modules``: in most containers, ``/lib`` is a link to ``/usr/lib``. A directory ``lib``
       in ``equipment`` would hide the link.

@@ -162,7 +162,10 @@ def _info(path: str, node: TreeNode) -> tarfile.TarInfo:
 
 
 def _send_content(part: Slice, last: LayerStream | None, out: IO[bytes]) -> LayerStream:
-    """Write a part of a layer. Closes the ``last`` layer if another begins; returns the layer."""
+    """Write a part of a layer to ``out``; return this layer, which stays open.
+
+    ``last`` is the result of the previous call. It is closed if ``part`` is in another layer.
+    """
     layer = cast(LayerStream, part.file)
     if last is not None and layer is not last:
         last.close()

@@ -74,7 +74,11 @@ _DISK = re.compile(r"(?!docker:|oci:|docker-archive:).*\.(qcow2|raw)(#[0-9:-]*)?
 
 
 def is_disk(value: str) -> bool:
-    """Return True if a value of ``img``, as written or as submitted, is a disk with a kernel."""
+    """Return True if a value of ``img`` names a disk, which has its own kernel.
+
+    The value is the user's path of the disk, or this path with the suffix that ``vsub`` appends
+    (:mod:`vtorque_own_images.submitted_disk`).
+    """
     return _DISK.fullmatch(value) is not None
 
 

@@ -115,9 +115,9 @@ def _digest(reference: Reference, most: int) -> str:
     """Return the hash by which the cache identifies an image.
 
     For an image in a registry, this is the digest of its manifest. For a file or directory, this is
-    a hash of content, path and tag. The content may change before its conversion, and the changed
-    content is then cached under this hash. Because the hash includes the path, it differs from the
-    digest of every image in a registry.
+    a hash of content, path and tag. If the content changes before its conversion, the changed
+    content is cached under this hash. It cannot be mistaken for an image of a registry, because a
+    hash that includes a path differs from all digests of manifests.
     """
     if reference.digest:
         return reference.digest.removeprefix("sha256:")

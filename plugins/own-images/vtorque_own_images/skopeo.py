@@ -44,7 +44,7 @@ _PERMANENT = (
 def manifest(reference: Reference, most: int) -> bytes:
     """Return the raw manifest or index of an image. Raises Refused, HostFault.
 
-    ``most`` limits each temporary file of skopeo in bytes: it decompresses an archive.
+    ``most`` limits each temporary file of skopeo in bytes, because skopeo decompresses archives.
     """
     argv = ("inspect", "--raw", "--retry-times", _RETRIES, reference.skopeo_name)
     try:
@@ -85,9 +85,11 @@ def copy(reference: Reference, layout: Path, arch: str, most: int) -> None:
 
 
 def _choose_manifest(reference: Reference, arch: str, most: int) -> tuple[Reference, int]:
-    """Return the reference of the image for ``arch``, and the size of its files in bytes.
+    """Return the reference of the image for ``arch``, and the maximum size of its files in bytes.
 
-    The size is ``most`` for an index that is not in a registry. Raises Refused, HostFault.
+    The maximum is the sum of the sizes in the image's manifest. If a file or directory contains an
+    index (a list of images), skopeo chooses the image itself, and the maximum is ``most``. Raises
+    Refused, HostFault.
     """
     kind = ""
     for _ in range(MAX_DEPTH):

@@ -4,8 +4,8 @@ A plugin that yields a :class:`PciDevice` must acquire its :class:`Vfio` in ``vt
 before libvirt starts the domain. :class:`Vfio` binds the function to vfio-pci, because libvirt's
 managed mode is not enough. First, with ``relabel='no'`` libvirt does not change the owner of
 ``/dev/vfio/<group>``, so QEMU could not open this file. Second, libvirt rebinds the host's driver
-before the card is reset. The element has ``managed='yes'``, which has no effect on a function that
-is bound to vfio-pci already: libvirt changes no driver.
+before the card is reset. The element still has ``managed='yes'``. This is harmless, because libvirt
+does not change the driver of a function that is already bound to vfio-pci.
 """
 
 from __future__ import annotations
