@@ -386,7 +386,7 @@ _CONTROL = re.compile(rb"[\0-\x08\x0e-\x1a\x1c-\x1f]")
 
 
 def _is_invisible(text: bytes) -> bool:
-    """Return whether the text has characters that are not ASCII, but no visible character."""
+    """Return whether the text contains non-ASCII bytes, and all its characters are invisible."""
     found = text.decode("utf-8", "ignore")
     return not text.isascii() and not any(c.isprintable() and not c.isspace() for c in found)
 

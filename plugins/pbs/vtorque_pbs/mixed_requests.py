@@ -116,9 +116,10 @@ def torque_places(
 def openpbs_places(select: str, placed: Sequence[tuple[str, int]], feature: str) -> list[JobPart]:
     """Return the chunks of a running job in the order of exec_host.
 
-    This is also the order of the chunks in ``select``, which the scheduler restores after it has
-    placed the chunks (23.06, node_info.cpp, ``seq_num``). A bare-metal chunk with ``mpiprocs`` has
-    that number of processes, as in OpenPBS's node file. Other chunks have the number in exec_host.
+    The chunks in ``select`` have the same order: the scheduler may place chunks in another order,
+    but then sorts them as in ``select`` (23.06, node_info.cpp, ``seq_num``). A bare-metal chunk
+    with ``mpiprocs`` has that number of processes, as in OpenPBS's node file. Other chunks have the
+    number in exec_host.
 
     Args:
         select: The job's ``Resource_List.select``.

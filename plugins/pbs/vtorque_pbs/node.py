@@ -292,9 +292,11 @@ class PbsNode(abc.ABC):
     def _keeps_off(self, job: BatchJob, outcome: Outcome, reason: str) -> bool:
         """Keep VM jobs off this node after a host fault; return whether the job may be requeued.
 
-        Return False if the site uses no mark, or if the mark cannot be changed. Otherwise return
-        True. If the failure is not a host fault, the node keeps its mark, and the requeued job may
-        start on this node again.
+        To keep VM jobs off, remove the node's mark. After another failure, leave the mark, so the
+        requeued job may start on this node again.
+
+        Returns:
+            False if the site uses no mark, or if the mark cannot be removed. Otherwise True.
         """
         if not self._settings.property:
             return False

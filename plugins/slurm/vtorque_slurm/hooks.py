@@ -19,7 +19,7 @@ def prolog(place: Installation) -> bytes:
     If the prologue fails, the script releases the job's resources at once. For jobs of vsub, it
     still exits with 0, because Slurm drains a node whose Prolog fails. The job shell then finds no
     proof file and ends the job. If the request came from the SPANK plugin, the script exits with an
-    error. Otherwise slurmd might start the job without the SPANK plugin, and thus without the job
+    error, because slurmd might start the job without the SPANK plugin, and thus without the job
     shell.
     """
     request = f"${request_channel.FROM_SPANK}"
