@@ -148,7 +148,7 @@ def _complete_arrival(
         guest_migration.complete_arrival(
             locked, [uuid for uuid, where in said.items() if where == "here"]
         )
-        migration_record.forget(here.paths, key)  # a record of an earlier migration from here
+        migration_record.forget(here.paths, key)  # of an earlier migration from this node
         if (now := here.job(job_id)) is not None:
             with kept_jobs.logging_for(here.paths, now.job):
                 log.warning(
@@ -165,11 +165,17 @@ def record_departure(
 ) -> str:
     """Record that guests of a job have migrated to the node ``to``, when the source node asks.
 
-    In the job's list of nodes, ``to`` replaces the source node ``node``. ``node`` is empty if other
-    guests of the job stay on the source node. ``guests`` contains rank and hostname of each
-    migrated guest; it is empty unless this node is the job's first.
+    Args:
+        here: This node, another node of the job.
+        key: The job's key.
+        node: The source node, which ``to`` replaces in the job's list of nodes. If other guests of
+            the job stay on the source node, ``node`` is empty and the list does not change.
+        to: The destination node.
+        guests: Rank and hostname of each migrated guest, which only the job's first node records.
+            For other nodes, the list is empty.
 
-    Returns the answer to the source node, which is always ``noted``.
+    Returns:
+        The answer to the source node, which is always ``noted``.
     """
     if job := _job(here, key):
         nodes = [to if each == node else each for each in job.kept.facts().get("nodes", ())]
@@ -182,9 +188,10 @@ def record_departure(
 
 
 def record_state(here: ThisNode, key: str, node: str, state: dict[str, Any]) -> str:
-    """Record the phase and guests of a job on ``node``, to which the guests have migrated.
+    """Record, on the job's first node, the state of guests that have migrated to ``node``.
 
-    ``node`` is outside the job's allocation. Runs on the job's first node, when ``node`` asks.
+    ``node`` is outside the job's allocation, and sends ``state``: the job's phase on ``node``, and
+    the guests.
 
     Returns the answer to ``node``, which is always ``noted``.
     """

@@ -9,9 +9,9 @@ then asks the destination. These rules apply:
 - If one guest fails to migrate, the remaining ones are not sent. Guests that have already migrated
   stay on the destination, and the job keeps both nodes.
 - Exception to the first rule: a guest with its own disk. The source pauses this guest before
-  libvirt sends it, and the destination resumes the guest only when the copy on the source has
-  ended. Therefore, if the migration fails and the source still has the guest, the source resumes
-  the guest without asking the destination.
+  libvirt sends it. The destination resumes the guest only after the source has reported that it no
+  longer has the guest. Therefore, if the migration fails and the source still has the guest, the
+  source resumes the guest without asking the destination.
 
 Each step is recorded on disk first (:mod:`vtorque_survive.migration_record`), so the watcher can
 continue if the process is killed.
@@ -400,8 +400,9 @@ def resolve(here: ThisNode, move: Move) -> None:
 
     Raises:
         Busy: If another process works on the migration.
-        HostFault: If not all guests have migrated: the migration is undone, or finished for the
-            other guests. Also if the node that owns the guests is unknown.
+        HostFault: If no guest has migrated: the migration is undone. If only some guests have
+            migrated: the migration is finished, and the other guests stay on this node. If it is
+            unknown which node owns the guests.
     """
     # The watcher briefly locks it.
     with migration_record.lock_migration(here.paths, move.key, _POLL):
@@ -477,12 +478,12 @@ def _migrated_guests(here: ThisNode, move: Move, job: RunningJob, why: str) -> s
 
 
 def _resume_guests(here: ThisNode, job: RunningJob, mine: dict[str, domains.State]) -> None:
-    """Resume guests that are still paused on this node after a failed migration.
+    """Resume the guests with their own disk that a failed migration left paused on this node.
 
-    Resume only guests with their own disk. Such a guest cannot run twice: the destination resumes
-    its copy only after this node has reported that it no longer has the guest. For other guests,
-    the caller asks the destination first. In ``mine``, set the state of each resumed guest to
-    "runs".
+    Such a guest cannot run on the destination yet: this node pauses the guest to send its disk, and
+    the destination resumes the guest only after this node has reported that it no longer has the
+    guest. libvirt itself resumes other guests on the destination, so the caller asks the
+    destination before it resumes them. In ``mine``, set the state of each resumed guest to "runs".
     """
     with saving.hold(here.paths, job, guest_migration.MOVES) as (_, guests):
         stand = [each.guest for each in guests if each.disk and mine[each.guest.uuid] == "still"]

@@ -67,7 +67,8 @@ def vtorque_pre_boot(job: NodeJob) -> None:
 def vtorque_post_boot(job: NodeJob) -> None:
     """Remove the count of the job's failed restores, because the guests run now.
 
-    If the guests migrated here, remove the record of an earlier migration from here instead.
+    Guests that migrated to this node have no such count. For these, remove the record of their
+    earlier migration from this node to another node, if there is a record.
     """
     _remove_old_records(job)
 

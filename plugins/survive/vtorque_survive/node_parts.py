@@ -146,9 +146,9 @@ class NodePart:
     def wait_complete(self, until: float, longest: float) -> None:
         """Wait until the job's first node has completed the checkpoint.
 
-        Before it ends a job, the first node calls :meth:`end`, and then waits for the job shell.
-        From then on, the deadline is ``longest``, otherwise the earlier time ``until``. Both are
-        Unix times.
+        The other nodes call this method. The deadline is ``until``. If the checkpoint ends the job,
+        the first node calls :meth:`end` and then waits for the job shell's state. After that call,
+        the deadline is the later time ``longest``. Both are Unix times.
 
         Raises:
             HostFault: If the first node is late.
@@ -245,7 +245,10 @@ class NodePart:
 
 
 class RequestReader:
-    """Reads, in a child process, the request of a job's first node to save the job."""
+    """Finds requests in which the first node of a job asks the job's other nodes to save the job.
+
+    The requests are files in unfinished checkpoints. A child process reads these files.
+    """
 
     def __init__(self, settings: Settings) -> None:
         self._top = settings.checkpoints if settings.checkpoints_shared else ""

@@ -60,7 +60,7 @@ def remove_old_records(job: NodeJob) -> None:
     These are the count of failed restores or, for guests that migrated here, the record of their
     earlier migration from this node.
     """
-    if placeholder.is_migrating(job):  # a record of an earlier migration from here
+    if placeholder.is_migrating(job):
         migration_record.forget(job.site.paths, job.guests[0].job.key)
     else:
         restore.reset_failures(job)

@@ -175,7 +175,10 @@ class Store:
         return self.directory / f".{name}{_PART}"
 
     def lost_path(self, name: str) -> Path:
-        """Return the directory of a checkpoint that one of several nodes has abandoned."""
+        """Return the path to which a node renames :meth:`part` to abandon a multi-node checkpoint.
+
+        All nodes of the job then abandon the checkpoint.
+        """
         return self.directory / f".{name}{_LOST}"
 
     def make(self, name: str) -> Path:

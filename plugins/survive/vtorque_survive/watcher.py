@@ -110,9 +110,10 @@ class WatchedJob:
         pause: The delay in seconds after the next failure.
         clocks: The process that sets the guests' clocks.
         late: Whether ``clocks`` must still be started.
-        passed: The process that forwards the request to nodes outside the allocation.
-        wrong: The error of ``passed``.
-        answer: The answer to the owner, sent after ``passed``.
+        passed: The process that forwards the owner's request to nodes outside the allocation, to
+            which guests of the job have migrated.
+        wrong: The error message of the process ``passed``, kept after its end; empty if it worked.
+        answer: The answer to the owner, kept until the process ``passed`` has ended.
         stopped: Whether the job shell is stopped; None if it is not on this node.
     """
 
