@@ -245,7 +245,7 @@ class NodePart:
 
 
 class RequestReader:
-    """Finds requests in which the first node of a job asks the job's other nodes to save the job.
+    """A reader of requests by which a job's first node asks the other nodes to save the job.
 
     The requests are files in unfinished checkpoints. A child process reads these files.
     """
