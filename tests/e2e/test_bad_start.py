@@ -361,16 +361,16 @@ def raw(document):
 
 FORGED = {
     "unknown key": (to_token(Request((("nosuch", "1"),)).encode()), "nosuch"),
-    "out of policy": (to_token(Request((("ram", "8G"),)).encode()), "options.ram"),
-    "out of the pool": (to_token(Request((("img", "../micro"),)).encode()), "img"),
+    "value above the limit": (to_token(Request((("ram", "8G"),)).encode()), "options.ram"),
+    "path out of the image pool": (to_token(Request((("img", "../micro"),)).encode()), "img"),
     "XML": (to_token(Request((("img", "<a/>&\x01\n"),)).encode()), "img"),
-    "twice": (
+    "duplicate key": (
         raw({"v": 1, "vm": [["ram", "1G"], ["ram", "1G"]], "files": {}, "shell": None}), "twice"
     ),
-    "no JSON": (to_token(b"{"), "request"),
-    "no base64": ("vt1:A", "token"),
-    "no kind": ("vt1:BBBB", "token"),
-    "no zlib": ("vt1:AQEB", "token"),
+    "not JSON": (to_token(b"{"), "request"),
+    "not base64": ("vt1:A", "token"),
+    "no type": ("vt1:BBBB", "token"),
+    "not zlib": ("vt1:AQEB", "token"),
     "empty": (to_token(b""), "request"),
 }  # fmt: skip
 

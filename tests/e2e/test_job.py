@@ -90,9 +90,11 @@ SIZE = (
 @pytest.mark.parametrize(
     ("more", "cpus", "guests", "mib"),
     [
-        pytest.param((), 2, 1, 900 - 256, id="all of it", marks=LONG),
+        pytest.param((), 2, 1, 900 - 256, id="whole allocation", marks=LONG),
         pytest.param(("-vm", "vms_per_node=2"), 1, 2, 450 - 256, id="two guests"),
-        pytest.param(("-vm", "vcpus=1,ram=200M"), 1, 1, 200, id="less", marks=LONG),
+        pytest.param(
+            ("-vm", "vcpus=1,ram=200M"), 1, 1, 200, id="part of the allocation", marks=LONG
+        ),
     ],
 )
 def test_guest_resources_match_the_allocation_and_batch_variables(clean, more, cpus, guests, mib):

@@ -26,7 +26,7 @@ def two_cpus(config):
 @pytest.mark.parametrize(
     ("pinning", "cpus"),
     [("true", ("0", "1")), ("my.map", ("1", "0"))],
-    ids=["own", "file"],
+    ids=["automatic", "map-file"],
 )
 def test_two_guests_run_on_different_cores(two_cpus, guest, pinning, cpus):
     guest.script("# rank 0, then rank 1\n1\n0 # the other\n", "my.map")

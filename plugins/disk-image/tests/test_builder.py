@@ -118,16 +118,16 @@ def put(
 
 FORMATS = {
     "qcow2": ("qcow2",),
-    "qcow2, packed": ("qcow2", "-c"),
+    "qcow2, compressed": ("qcow2", "-c"),
     "qcow2, version 2": ("qcow2", "-o", "compat=0.10"),
     "vmdk": ("vmdk",),
-    "vmdk, packed": ("vmdk", "-o", "subformat=streamOptimized"),
+    "vmdk, compressed": ("vmdk", "-o", "subformat=streamOptimized"),
     "vhdx": ("vhdx",),
     "raw": ("raw",),
 }
 
 
-SOME = ("vmdk, packed", "raw")
+SOME = ("vmdk, compressed", "raw")
 
 
 @pytest.mark.parametrize(

@@ -375,30 +375,30 @@ def test_stopped_process_is_killed_and_restarted(top, open_sinks, good_config, m
 
 SIZE = RECORD.size
 WRONG = {
-    "too short": (b"x", f"sent an answer of 1 bytes instead of {SIZE}"),
-    "too long": (b"x" * 4000, f"sent an answer of {SIZE + 1} bytes instead of {SIZE}"),
-    "a huge offset": (
+    "short answer": (b"x", f"sent an answer of 1 bytes instead of {SIZE}"),
+    "long answer": (b"x" * 4000, f"sent an answer of {SIZE + 1} bytes instead of {SIZE}"),
+    "offset of 2^63": (
         RECORD.pack(1, 0, 1 << 63),
         "reports an invalid offset 9223372036854775808 of log 0 for sink 1",
     ),
-    "one past the end": (
+    "offset after the end": (
         RECORD.pack(1, 0, 1_000),
         "reports an invalid offset 1000 of log 0 for sink 1",
     ),
-    "an offset that was before": (
+    "earlier offset": (
         RECORD.pack(1, 0, 0),
         "reports an invalid offset 0 of log 0 for sink 1",
     ),
-    "an object that is not a sink": (
+    "unknown sink": (
         RECORD.pack(7, 0, 1),
         "reports an invalid offset 1 of log 0 for sink 7",
     ),
-    "a log that it has not": (
+    "unknown log": (
         RECORD.pack(1, 5, 1),
         "reports an invalid offset 1 of log 5 for sink 1",
     ),
-    "more logs than it was sent": (RECORD.pack(2, 0, 99), "reports that it received 99 of 1 logs"),
-    "the process as a sink": (
+    "more logs than sent": (RECORD.pack(2, 0, 99), "reports that it received 99 of 1 logs"),
+    "unknown log of the process": (
         RECORD.pack(2, 1, 1),
         "reports an invalid offset 1 of log 1 for sink 2",
     ),

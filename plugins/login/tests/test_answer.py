@@ -136,7 +136,7 @@ def test_command_with_a_closed_output_prints_no_error(job, site, monkeypatch):
     thread.join()
 
 
-@pytest.mark.parametrize("who", ["nobody", "takes it", "a stranger"])
+@pytest.mark.parametrize("who", ["nobody", "withdraws", "has no key"])
 def test_timeout_names_the_last_step(job, home, who, capfd):
     site = PluginSite(settings=(Settings(poll_interval=0.1, answer_timeout=1.0),))
     stop = threading.Event()
@@ -146,7 +146,7 @@ def test_timeout_names_the_last_step(job, home, who, capfd):
             with requests.directory(JOB) as place:
                 for name in requests.names(place, 1):
                     request = json.loads(requests.read(place, name))
-                    if who == "takes it":
+                    if who == "withdraws":
                         requests.withdraw(place, name)
                         return
                     with (
@@ -169,8 +169,8 @@ def test_timeout_names_the_last_step(job, home, who, capfd):
             thread.join()
     assert {
         "nobody": "the job did not answer within 1 s ([plugin.login] answer_timeout). Check that",
-        "takes it": "the job has received the request, but n1 did not connect to 127.0.0.1 port",
-        "a stranger": "a process connected that is not the job: 127.0.0.1",
+        "withdraws": "the job has received the request, but n1 did not connect to 127.0.0.1 port",
+        "has no key": "a process connected that is not the job: 127.0.0.1",
     }[who] in str(raised.value)
     left = home / ".vtorque/requests/42.srv.0"
     assert not left.exists() or not list(left.iterdir())

@@ -37,12 +37,14 @@ def left():
         return requests.names(place, 100)
 
 
-@pytest.mark.parametrize("way", ["link", "above is a link", "above is open to all", "relative"])
+@pytest.mark.parametrize(
+    "way", ["link", "parent is a link", "parent is world-writable", "relative"]
+)
 def test_search_path_that_others_can_change_is_replaced(tmp_path, monkeypatch, way):
     place = tmp_path / "bin"
     if way == "link":
         place.symlink_to("/usr/bin")
-    elif way == "above is a link":
+    elif way == "parent is a link":
         (tmp_path / "usr").symlink_to("/usr")
         place = tmp_path / "usr/bin"
     elif way == "relative":
@@ -56,7 +58,7 @@ def test_search_path_that_others_can_change_is_replaced(tmp_path, monkeypatch, w
 
 
 def test_forwarded_requests_are_started_in_turn(recording_companion):
-    """In any order of the directory's entries."""
+    """The order of the directory's entries must not matter."""
     asked = {leave(number, node="n2") for number in range(3 * companion.MOST)}
     for _ in range(3):
         recording_companion.poll()

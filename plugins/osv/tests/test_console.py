@@ -162,7 +162,7 @@ BOOTED = f"{BEGIN}\n".encode()
         (BOOTED + b"[backtrace]\n", b"0x1 <f>\n" * 1000),
         (BOOTED + b"[backtrace]\n", b"x" * 65536),
     ],
-    ids=["no newline", "way down", "abort", "crash", "crash without newline"],
+    ids=["no newline", "shutdown", "abort", "crash", "crash without newline"],
 )
 def test_endless_output_uses_bounded_memory(first, flood):
     """The console's output comes from the guest; the job wrapper runs on the host."""

@@ -14,7 +14,7 @@ def harness(tmp_path, request):
     return PbsHarness(tmp_path, request.param)
 
 
-@pytest.mark.parametrize("sites", ["", "the site's"])
+@pytest.mark.parametrize("sites", ["", "a note of the site"])
 def test_drained_node_is_offline_with_a_note(harness, sites):
     key = "note" if harness.pbs.system == "torque" else "comment"
     state = harness.pbs.state()

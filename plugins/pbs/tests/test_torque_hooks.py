@@ -127,12 +127,12 @@ def test_host_fault_is_retried_three_times_and_then_held(mom):
     assert mom.pbs.job(job)["comment"] == said
 
 
-@pytest.mark.parametrize("why", ["no right", "interactive", "no server"])
+@pytest.mark.parametrize("why", ["not a manager", "interactive", "no server"])
 def test_host_fault_without_a_requeue_is_reported_by_the_job_shell(mom, why):
     mom.outcome(Outcome.HOST_FAULT)
     job = submitted(mom, *VM, *(["-I"] if why == "interactive" else []))
     state = mom.pbs.state()
-    mom.pbs.write(state | {"manager": why != "no right"})
+    mom.pbs.write(state | {"manager": why != "not a manager"})
     if why == "no server":
         mom.outcome(2)
     assert mom.run(job, runs=("echo", "why")) == 1

@@ -78,7 +78,7 @@ def test_server_in_error_has_ended_and_the_quota_is_read(nova, tmp_path):
     assert (found.state, found.is_live, found.address) == ("ended", False, "10.0.0.7")
 
 
-@pytest.mark.parametrize("status", ["MIGRATING", "REBOOT", "UNKNOWN", "PAUSED", "of tomorrow"])
+@pytest.mark.parametrize("status", ["MIGRATING", "REBOOT", "UNKNOWN", "PAUSED", "A_FUTURE_STATE"])
 def test_server_in_a_temporary_state_counts_as_live(nova, tmp_path, status):
     cloud = OpenStackHarness(nova, tmp_path)
     driver = cloud.driver()

@@ -16,7 +16,7 @@ JOBS = {
 }
 PLOTS = 6  # of a guest
 LOOKS = [(1280, "light"), (390, "dark"), (390, "light"), (1280, "dark")]
-# Two short jobs in two layouts; the others, some of which take seconds to draw, in the long run.
+# Quick runs draw two short jobs in two layouts. Other jobs, some of which take seconds, are "full".
 SHORT = {"one guest": LOOKS[0], "three seconds": LOOKS[1]}
 SHOWN = [
     pytest.param(name, *look, marks=() if SHORT.get(name) == look else pytest.mark.full)

@@ -196,24 +196,30 @@ def reply(body, status="200 OK", more=b""):
 V2_TASK = b'{"tasks": [{"id": "%s", "name": "a", "task_state": "Running"}]}'
 NONSENSE = {
     "not http": (b"SSH-2.0-OpenSSH_9.2\r\n", r"SSH-2.0"),
-    "nothing": (b"", "closed connection without response"),
+    "closed connection": (b"", "closed connection without response"),
     "html": (reply(b"<html>hello</html>"), "invalid JSON b'<html>"),
-    "deep": (reply(b"[" * 100000), "invalid JSON"),
+    "deeply nested": (reply(b"[" * 100000), "invalid JSON"),
     "long number": (reply(b"9" * 100000), "invalid JSON"),
     "not utf-8": (reply(b'{"tasks": "\xff"}'), "invalid JSON"),
-    "empty": (reply(b""), "the field tasks is not a list"),
-    "a list": (reply(b"[1, 2]"), "the field tasks is not a list"),
+    "empty body": (reply(b""), "the field tasks is not a list"),
+    "list": (reply(b"[1, 2]"), "the field tasks is not a list"),
     "no tasks": (reply(b'{"tasks": null}'), "the field tasks is not a list"),
-    "words": (reply(b'{"tasks": ["a"]}'), "'a' is not a task"),
+    "text as a task": (reply(b'{"tasks": ["a"]}'), "'a' is not a task"),
     "id is a number": (
         reply(b'{"tasks": [{"id": 1, "name": "a", "task_state": ""}]}'),
         "is not a task",
     ),
     "id is a path": (reply(V2_TASK % b"../plugins"), "is not a task"),
-    "id has a line": (reply(V2_TASK % b"a\\r\\nb"), "is not a task"),
-    "cut": (b"HTTP/1.1 200 OK\r\nContent-Length: 99\r\n\r\n{}", "IncompleteRead|is not a list"),
-    "error": (reply(b'{"message": "\\u001b[2Jno"}', "503 Busy"), r"503 '\\x1b\[2Jno'"),
-    "headers": (b"HTTP/1.1 200 OK\r\n" + b"a: b\r\n" * 200 + b"\r\n", "more than 100 headers"),
+    "newline in the id": (reply(V2_TASK % b"a\\r\\nb"), "is not a task"),
+    "truncated": (
+        b"HTTP/1.1 200 OK\r\nContent-Length: 99\r\n\r\n{}",
+        "IncompleteRead|is not a list",
+    ),
+    "escape sequence in an error": (
+        reply(b'{"message": "\\u001b[2Jno"}', "503 Busy"),
+        r"503 '\\x1b\[2Jno'",
+    ),
+    "many headers": (b"HTTP/1.1 200 OK\r\n" + b"a: b\r\n" * 200 + b"\r\n", "more than 100 headers"),
 }
 
 

@@ -45,7 +45,7 @@ def served(descriptor, job, text):
     return word
 
 
-@pytest.mark.parametrize("text", ["", "it has ended"])
+@pytest.mark.parametrize("text", ["", "the job has ended"])
 def test_request_is_answered(job, listening_job, text):
     path, descriptor = listening_job
     said = []

@@ -79,7 +79,9 @@ MORE_SHAPES = [
 
 
 @pytest.mark.parametrize(
-    "shapes", [SHAPES, pytest.param(MORE_SHAPES, marks=pytest.mark.full)], ids=["two", "more"]
+    "shapes",
+    [SHAPES, pytest.param(MORE_SHAPES, marks=pytest.mark.full)],
+    ids=["some-shapes", "more-shapes"],
 )
 def test_guest_resources_match_the_allocation_and_slurm_variables(clean, shapes):
     """This site requires a RAM size, so that key is needed; CPUs follow the allocation."""

@@ -199,15 +199,15 @@ def test_uninstall_restores_files_with_the_sites_own_plugin(clean):
 
 
 BREAK = {
-    "no line": f"sed -i '/vtorque-spank/d' {STACK}",
-    "no file": f"rm {PLUGIN}",
-    "another release": f"sed -i 's/for Slurm 0x....../for Slurm 0x150800/' {PLUGIN}",
+    "no line in plugstack.conf": f"sed -i '/vtorque-spank/d' {STACK}",
+    "no plugin file": f"rm {PLUGIN}",
+    "plugin of another release": f"sed -i 's/for Slurm 0x....../for Slurm 0x150800/' {PLUGIN}",
 }
 
 
 @pytest.fixture
 def broken(clean):
-    """Return a function that breaks the plugin on n1; it is whole after the test."""
+    """Return a function that breaks the plugin on n1. The plugin is restored after the test."""
     clean.root("n1", "sh", "-c", f"cp -a {PLUGIN} /root/plugin; cp -a {STACK} /root/stack")
 
     def do(command):

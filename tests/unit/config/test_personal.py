@@ -83,7 +83,7 @@ def test_config_of_the_user_overrides_personal_defaults_only(user):
 @pytest.mark.parametrize(
     "text",
     ['[network]\nkind = "bridge"\nsource = "br0"\n', '[networks.hpc]\nsource = "br1"\n'],
-    ids=["bridge", "another"],
+    ids=["bridge", "additional-network"],
 )
 def test_network_that_needs_root_is_refused(user, text):
     own = personal.config()

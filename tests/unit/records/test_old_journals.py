@@ -42,12 +42,12 @@ def plant(paths, name, key, boot=None):
 
 
 GONE = {"setting"}
-"""Kinds that no core or plugin acquires any more."""
+"""Kinds that neither the core nor any plugin acquires today."""
 CASES = (("running", "25.vm.0"), ("half_released", "26.vm.1"), ("torn", "27.vm.0"))
 
 
 @pytest.mark.parametrize(("name", "key"), CASES)
-@pytest.mark.parametrize("boot", [None, "the boot before"])
+@pytest.mark.parametrize("boot", [None, "the previous boot"])
 def test_all_resources_of_an_old_journal_are_released(paths, name, key, boot):
     plant(paths, name, key, boot)
     job = key.rpartition(".")[0]
@@ -95,7 +95,7 @@ SOURCES = (("restored", "31.vm.0"), ("migrated", "32.vm.1"), ("with_warm_guest",
 
 
 @pytest.mark.parametrize(("name", "key"), SOURCES)
-@pytest.mark.parametrize("boot", [None, "the boot before"])
+@pytest.mark.parametrize("boot", [None, "the previous boot"])
 def test_job_with_guests_of_an_old_boot_source_is_released(paths, name, key, boot):
     plant(paths, name, key, boot)
     if name == "with_warm_guest":

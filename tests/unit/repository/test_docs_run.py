@@ -317,8 +317,8 @@ RUN = {
     ("doc/user.md", LAPTOP): ("$ vsub",),
     ("plugins/unclot/README.md", f"{HERE}::test_shared_memory_of_guests_runs"): ("import mmap",),
 }
-# Of a page, how the blocks begin that no test runs, by the reason. test_docs_blocks.py looks up
-# each command in them, its options, keys and files.
+# Blocks that no test runs: the reason, the page, and how each block begins. test_docs_blocks.py
+# checks the commands, options, keys and files in these blocks.
 NOT_RUN = {
     "sets up a machine as root: scripts/node and scripts/cluster do the same for each e2e test": {
         "doc/admin.md": (
@@ -346,7 +346,7 @@ NOT_RUN = {
         "plugins/pbs/README.md": ("pip install",),
         "plugins/slurm/README.md": ("pip install",),
     },
-    "what CI does, or the tests themselves": {
+    "CI runs these commands, or they run the tests": {
         "CONTRIBUTING.md": ("scripts/node", "ruff"),
         "doc/benchmarks.md": ("scripts/node", "scripts/machine"),
         "doc/dependencies.md": ("export PIP", "/opt/vtorque/bin/pip", "scripts/sbom"),

@@ -20,9 +20,9 @@ from vtorque_pbs import convention as pbs
 SIZE = 1 << 19  # an eighth of the longest script; shlex: a quarter of a minute
 HEAD = b"#!/bin/sh\n#PBS "
 SCRIPTS = {
-    "a long word": lambda size: HEAD + b"-v A=" + b"x" * size,
-    "a quote without an end": lambda size: HEAD + b"-v A='" + b"x" * size,
-    "a double quote without an end": lambda size: HEAD + b'-v A="' + b"\\x" * (size // 2),
+    "long word": lambda size: HEAD + b"-v A=" + b"x" * size,
+    "unterminated quote": lambda size: HEAD + b"-v A='" + b"x" * size,
+    "unterminated double quote": lambda size: HEAD + b'-v A="' + b"\\x" * (size // 2),
     "escapes": lambda size: HEAD + b"-v A=" + b"\\x" * (size // 2),
     "quotes": lambda size: HEAD + b"-v A=" + b"''" * (size // 2),
     "words": lambda size: HEAD + b"-V " * (size // 24),
@@ -34,7 +34,7 @@ SCRIPTS = {
     "NULs": lambda size: HEAD + b"\0" * size,
 }
 OPTIONS = {
-    "a variable": lambda size: ["-v", "A" * size],
+    "one variable": lambda size: ["-v", "A" * size],
     "variables": lambda size: ["-v", "A=1," * (size // 4)],
     "flags": lambda size: ["-" + "V" * (size // 8)],
     "options": lambda size: ["-N", "x"] * (size // 116),

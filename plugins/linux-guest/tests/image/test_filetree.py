@@ -263,17 +263,17 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before, said)
         pytest.param(
             lambda: pax(attributes(), b"g") + FILE * 3000,
             "nothing",
-            id="for all files",
+            id="global header",
             marks=pytest.mark.full,
         ),
         pytest.param(
             lambda: (pax(attributes()) + FILE) * 80,
             "of long names and attributes",
-            id="for each of many",
+            id="many headers",
             marks=pytest.mark.full,
         ),
         pytest.param(
-            lambda: pax(b"1" * 1_000_000) + FILE, "extended header is damaged", id="one long"
+            lambda: pax(b"1" * 1_000_000) + FILE, "extended header is damaged", id="one long header"
         ),
     ],
 )

@@ -149,7 +149,7 @@ def wire(binary: Path) -> Iterator[Wire]:
 SMALL = sh("cat; echo error >&2; exit 7")
 
 
-@pytest.mark.parametrize("noticed", [True, False], ids=["seen", "unseen"])
+@pytest.mark.parametrize("noticed", [True, False], ids=["noticed", "unnoticed"])
 @pytest.mark.parametrize("way", [0, 1], ids=["to-guest", "to-host"])
 def test_break_after_each_byte_loses_nothing(wire: Wire, way: int, noticed: bool) -> None:
     every = 5
@@ -257,7 +257,7 @@ def test_window_size_changed_during_a_break_reaches_the_terminal(wire: Wire) -> 
     assert status.code == 8
 
 
-@pytest.mark.parametrize("noticed", [True, False], ids=["seen", "unseen"])
+@pytest.mark.parametrize("noticed", [True, False], ids=["noticed", "unnoticed"])
 def test_job_that_ends_during_the_break_keeps_output_and_code(wire: Wire, noticed: bool) -> None:
     done = wire.agent.home / f"done-{noticed}"
     session = wire.session(BreakPoint(1, 10, noticed))
