@@ -19,7 +19,7 @@ USED = re.compile(r"vtorque (n[123]): cpu=([1-9]\d*)s mem=([1-9]\d*)m")
 SCRIPT = (
     "#!/bin/sh\n[ -z $SLURM_ARRAY_TASK_ID ] || exit 0\n"
     "x=0; while [ $x -lt 100000 ]; do x=$((x + 1)); done\n"
-    "echo $SLURM_JOB_ACCOUNT $SLURM_JOB_QOS\n"
+    "echo $SLURM_JOB_ID $SLURM_JOB_ACCOUNT $SLURM_JOB_QOS\n"
 )
 
 
@@ -51,27 +51,41 @@ def used(cluster, job_id, nodes):
     return cluster.wait(told, what="a note of each node")
 
 
-COMMANDS = {"vsub": ("vsub",), "sbatch": ("sbatch", "--vm=ram=256M", "-Cvtorque")}
+VM = "--vm=ram=256M"
+BATCH = {
+    "vsub": (("vsub",), SCRIPT),
+    "sbatch": (("sbatch", VM), SCRIPT),
+    "directive": (("sbatch",), SCRIPT.replace("\n", f"\n#SBATCH {VM}\n", 1)),
+}
+LIVE = {"srun": (("srun", VM), ()), "salloc": (("salloc", VM), ("srun",))}
 
 
-@pytest.mark.parametrize("command", COMMANDS.values(), ids=COMMANDS)
-def test_sacct_shows_guest_usage_of_each_node(accounting_cluster, clean, command):
+@pytest.mark.parametrize("spelling", [*BATCH, *LIVE])
+def test_sacct_shows_guest_usage_of_each_node(accounting_cluster, clean, spelling):
     """The comment has one entry per node; account and QOS are unchanged."""
-    args = (*command, "-W", "--parsable", "-N2", "-wn1,n2", "--qos=gold", "-Achem", "-oout")
-    done = clean.user(*args, clean.script(SCRIPT))
-    assert clean.read("out") == b"chem gold\n"
-    job_id = done.stdout.decode().strip()
+    share = ("-Cvtorque", "-N2", "-wn1,n2", "--qos=gold", "-Achem")
+    if spelling in BATCH:
+        command, content = BATCH[spelling]
+        clean.user(*command, "-W", "-oout", *share, clean.script(content))
+        rows = clean.read("out").splitlines()
+    else:
+        command, tail = LIVE[spelling]
+        done = clean.user(*command, *share, *tail, f"./{clean.script(SCRIPT)}")
+        rows = done.stdout.splitlines()
+    ((job_id, *words),) = {tuple(row.decode().split()) for row in rows}
+    assert words == ["chem", "gold"]
     account, qos, comment = used(clean, job_id, ["n1", "n2"])[job_id]
     assert (account, qos) == ("chem", "gold")
     assert comment.count("vtorque") == 2
     assert all(int(mib) > 100 for _, _, mib in USED.findall(comment)), "the memory is not QEMU's"
 
 
-@pytest.mark.parametrize("command", COMMANDS.values(), ids=COMMANDS)
-def test_usage_is_recorded_for_each_array_task(accounting_cluster, clean, command):
+@pytest.mark.parametrize(("command", "content"), BATCH.values(), ids=BATCH)
+def test_usage_is_recorded_for_each_array_task(accounting_cluster, clean, command, content):
     done = clean.user(
-        *command, "-W", "--parsable", "-a1-2", "-wn1", "-c2", "-o/dev/null", clean.script(SCRIPT)
-    )
+        *command, "-Cvtorque", "-W", "--parsable", "-a1-2", "-wn1", "-c2", "-o/dev/null",
+        clean.script(content),
+    )  # fmt: skip
     job_id = done.stdout.decode().strip()
     found = used(clean, job_id, ["n1"])
     assert found.keys() == {f"{job_id}_1", f"{job_id}_2"}
