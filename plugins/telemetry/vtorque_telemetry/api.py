@@ -73,7 +73,10 @@ class SampleSink(Protocol):
         ...
 
     def close(self) -> None:
-        """Close the sink within half a second: no job is left, and the sinks' process ends."""
+        """Close the sink. The process of the sinks then ends, because the node has no more jobs.
+
+        Must return within half a second.
+        """
         ...
 
 

@@ -2,9 +2,9 @@
 
 The resource ``process.Sampler`` starts this process before the first job's guests boot, and ends it
 with the last job. The process reads job journals and counters of libvirt and the kernel. It opens
-series.jsonl and guests' ports for the unprivileged process ``unprivileged_sampler``, which alone
-reads data of guests and users. Both processes may be killed at any time: the next job restarts
-them, and they append to series.jsonl.
+series.jsonl and the ports on which guests' programs write metrics. Only the unprivileged process
+``unprivileged_sampler`` reads data of guests and users from them. Both processes may be killed at
+any time: the next job restarts them, and they append to series.jsonl.
 
 The sampler waits for the next interval or, while no guest runs, for journal changes. An epilogue
 can request a job's last sample (``process.last_sample``).
@@ -93,7 +93,7 @@ def _connect_agent(path: Path) -> socket.socket | None:
 
 
 class JobMeter:
-    """A meter of one job. It keeps series.jsonl and connections to the guests' ports open."""
+    """A meter of one job. It keeps series.jsonl and a :class:`Port` of each guest open."""
 
     def __init__(self, job: RunningJob) -> None:
         self.job = job
@@ -132,9 +132,10 @@ class JobMeter:
         return JobFigures(labels, self.job.phases, guests)
 
     def files(self, key: str) -> Iterator[tuple[Name, int]]:
-        """Yield name and descriptor of series.jsonl, and of the socket of each guest's port.
+        """Yield name and descriptor of series.jsonl and of each guest's :class:`Port`.
 
-        The names begin with ``key``. Opens series.jsonl and connects sockets if necessary.
+        The name of a guest's port is ``key`` and the guest's index, that of series.jsonl ``key``
+        and None. Opens series.jsonl and connects to the ports if necessary.
         """
         if self._series < 0:
             self._open_series()

@@ -23,7 +23,11 @@ log = logging.getLogger("telemetry")
 
 
 class GuestSamples:
-    """A reader of metrics of one guest's programs, and the labels of the guest's samples."""
+    """The state of one guest's samples.
+
+    ``app`` reads the metrics that the guest's programs write. ``labels`` creates samples with the
+    guest's labels.
+    """
 
     def __init__(self, labels: Mapping[str, str], guest: GuestFigures) -> None:
         self.app = AppMeter()
@@ -52,7 +56,10 @@ class JobSamples:
             self.series.close()
 
     def take(self, guest: int | None, file: int, job: JobFigures) -> None:
-        """Take ownership of an open file: a guest's port, or series.jsonl (``guest`` is None)."""
+        """Take ownership of an open file: series.jsonl if ``guest`` is None, or a socket.
+
+        The socket is connected to the port on which the guest's programs write metrics.
+        """
         if guest is not None:
             self._guest(guest, job).app.connect(socket.socket(fileno=file))
             return
