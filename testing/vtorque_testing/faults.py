@@ -34,12 +34,13 @@ class ChildResult:
     """Result of work in a child process.
 
     Args:
-        steps: steps of the journal that the process reached, in order. If the process was killed,
-            it was killed at the last step.
+        steps: names of the steps that the process reached, in order. Each call of
+            :func:`vtorque_core.records.journal.step` is a step, such as ``before create file``. A
+            killed process was killed at the last step.
         killed: True if the process was killed.
         error: message of the VtorqueError that ended the work.
         kind: class name of that error.
-        noted: results of the argument ``note`` of :func:`run_in_child`, in order.
+        noted: values other than None that the function ``note`` of :func:`run_in_child` returned.
     """
 
     steps: tuple[str, ...]
@@ -61,11 +62,13 @@ class Rig(Surroundings, Protocol):
     """A job and its surroundings, real or recorded."""
 
     def start(self, last: int | None = None) -> ChildResult:
-        """Start the job in a process that is killed at step ``last`` (None: never).
+        """Start the job in a process that is killed at step number ``last`` (None: never).
 
-        Steps count from 1. Without ``last``, :attr:`ChildResult.noted` may contain a
-        :class:`NamedObjects` for each journal record of the start. :func:`survive` checks these
-        objects.
+        Each call of :func:`vtorque_core.records.journal.step` is a step; the first is number 1.
+
+        If ``last`` is None, a rig can return a :class:`NamedObjects` in :attr:`ChildResult.noted`
+        for each journal record that the start writes. :func:`survive` then also checks the state
+        of these objects after each release.
         """
         ...
 
@@ -82,7 +85,8 @@ class NamedObjects:
         kind: kind of the record.
         names: kind and name of each object, and its state before the resource was created; see
             :mod:`vtorque_testing.watched`.
-        blind: the record's fields, if no field refers to an object; otherwise empty.
+        blind: names of the record's fields, if no field refers to an object. :func:`survive` cannot
+            check such a record, and shows the names in an error. Otherwise empty.
     """
 
     kind: str
@@ -195,10 +199,12 @@ def run_in_child(
     meanwhile: Callable[[int], object] | None = None,
     note: Callable[[str], object] | None = None,
 ) -> ChildResult:
-    """Run ``work`` in a forked process, with a fault at its step ``last``.
+    """Run ``work`` in a forked process, with a fault at step number ``last``.
 
-    Only the calling thread may be running. Raises AssertionError with the traceback if the process
-    raises an error other than VtorqueError, or is killed by anything other than the fault.
+    Each call of :func:`vtorque_core.records.journal.step` in the process is a step, for example
+    when ``work`` acquires a resource. Only the calling thread may be running. Raises AssertionError
+    with the traceback if the process raises an error other than VtorqueError, or is killed by
+    anything other than the fault.
 
     Args:
         work: function to run.
@@ -206,8 +212,8 @@ def run_in_child(
         act: the fault, a function called in the process. If it returns, the process continues.
         meanwhile: called instead of ``act``, in the parent with the child's pid, while the child
             is stopped.
-        note: called in the process with the name of each step. Its results other than None are in
-            :attr:`ChildResult.noted`.
+        note: function that the process calls at each step, with the step's name. Values other than
+            None that it returns are in :attr:`ChildResult.noted`.
     """
     reader, writer = os.pipe()
     pid = os.fork()

@@ -157,7 +157,11 @@ class NodeDoubles:
             raise HostFault("libvirtd does not answer")
 
     def mount(self, mount: MountResource) -> None:
-        """Create a marker file: a real mount would end with the process that starts the job."""
+        """Create a marker file in the mount point, instead of the mount.
+
+        A real mount would be in the mount namespace of the process that starts the job. It would
+        end when that process is killed, so that no test could check its release.
+        """
         Path(mount.target, _MOUNTED).write_text(
             f"{mount.fstype} {mount.source}\n", encoding="utf-8"
         )
@@ -303,7 +307,8 @@ class RecordedNode:
     def start(self, job: BatchJob, last: int | None = None, **fault: Any) -> ChildResult:
         """Start the job in a child process, and kill the process at step number ``last``.
 
-        ``fault``: arguments of :func:`vtorque_testing.faults.run_in_child`.
+        Each call of :func:`vtorque_core.records.journal.step` is a step. ``fault``: arguments of
+        :func:`vtorque_testing.faults.run_in_child`.
         """
         return run_in_child(lambda: self.start_in_process(job), last, **fault)
 
@@ -431,10 +436,11 @@ class RecordedJob:
     processes: Callable[[], Sequence[str]]
 
     def start(self, last: int | None = None) -> ChildResult:
-        """Start the job in a process that is killed at step ``last`` (None: never).
+        """Start the job in a process that is killed at step number ``last`` (None: never).
 
-        If ``last`` is None, :attr:`ChildResult.noted` has a :class:`NamedObjects` for each journal
-        record of a resource on this host.
+        Each call of :func:`vtorque_core.records.journal.step` is a step. If ``last`` is None,
+        :attr:`ChildResult.noted` has a :class:`NamedObjects` for each journal record that the start
+        writes, except those of leases and of claimed warm guests.
         """
         if last is not None:
             return self.node.start(self.job, last)
@@ -449,7 +455,11 @@ class RecordedJob:
         return {**self.node.observe(), "processes": self.processes()}
 
     def survive(self, wanted: Callable[[str], bool] = around_create) -> list[str]:
-        """Kill the job's start at each wanted step: :func:`vtorque_testing.faults.survive`."""
+        """Kill the process that starts the job at each wanted step; return these steps' names.
+
+        After each kill, release the job and check that nothing is left. Details:
+        :func:`vtorque_testing.faults.survive`.
+        """
         return survive(self, wanted)
 
 

@@ -2,8 +2,10 @@
 
 The fault tests detect leftovers of any resource with this module. Fields of a record and properties
 of its class contain paths, pids, and addresses or names of PCI functions and network interfaces.
-MAC addresses, UUIDs and the field ``table`` identify domains and packet filters. A recorded node
-simulates these with files in its own directory.
+MAC addresses, UUIDs and the field ``table`` identify domains and packet filters.
+
+On a recorded node (:mod:`vtorque_testing.recorded`), a test's directory simulates a node. Domains
+and packet filters are then files in this directory.
 """
 
 from __future__ import annotations
@@ -24,8 +26,8 @@ _PCI = re.compile(r"[0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
 def named_objects(resource: Resource) -> Iterator[tuple[str, str]]:
     """Yield kind and name of each object to which a resource's fields and properties refer.
 
-    The kinds are ``process``, ``path``, ``link`` (a network interface) and ``double`` (an object
-    that a recorded node simulates).
+    The kinds are ``process``, ``path``, ``link`` (a network interface) and ``double`` (a domain or
+    packet filter, which a recorded node simulates with a file).
     """
     for key, value in _values(resource):
         if key == "pid" and isinstance(value, int):
