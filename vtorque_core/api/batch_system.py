@@ -19,10 +19,11 @@ class Outcome(enum.Enum):
     """Result of a prologue.
 
     Attributes:
-        HOST_FAULT: the node is faulty. Requeue the job, and keep VM jobs off the node.
-        NOT_HERE: the start failed, but the node may be healthy. Requeue the job, and let the node
-            run other VM jobs.
-        IN_USE: other jobs hold the resources. Requeue the job without putting it on hold.
+        HOST_FAULT: the node is faulty. Requeue the job, or hold it after several failed starts.
+            Keep VM jobs off the node.
+        NOT_HERE: the start failed, but the node may be healthy. Like HOST_FAULT, but let the node
+            run VM jobs.
+        IN_USE: other jobs use the resources. Requeue the job; never hold it.
         NOT_OURS: vTorque starts no guests for this job.
     """
 

@@ -177,7 +177,7 @@ def vtorque_commands() -> Iterable[Command]:
 def vtorque_remote_command(
     command: click.Command, of_job: Remote, config: Path
 ) -> Iterable[click.Command]:
-    """Return a replacement for a ``vmgr`` command, which can run ``command`` on the job's node.
+    """Return a replacement for ``command`` of ``vmgr``, which runs ``command`` on the job's node.
 
     Entry-point group: ``vtorque1``.
     Called: by ``vmgr``, as a user who runs or lists a command registered as ``Command(of_job=..)``.
@@ -189,11 +189,11 @@ def vtorque_remote_command(
         from vtorque_core.api import hookimpl
 
         @hookimpl
-        def vtorque_remote_command(config):
+        def vtorque_remote_command(command, of_job, config):
             def rsh(words):
-                click.echo(f"acme-rsh {config}: {' '.join(words)}")
+                click.echo(f"acme-rsh vmgr {command.name} {' '.join(words)}")
             words = click.Argument(["words"], nargs=-1)
-            yield click.Command("ssh", callback=rsh, params=[words])
+            yield click.Command(command.name, callback=rsh, params=[words])
     """
     return ()
 

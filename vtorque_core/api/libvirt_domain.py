@@ -116,8 +116,8 @@ class Filesystem(ListElement):
         user_owned: the job's owner must own the source.
         guest_root: host ids with which guest root accesses the source. ``"other"``: ids other than
             the job owner's. ``"user"``: the owner's; the owner's account in the guest has no
-            access. ``"both"``: the owner's, which the owner's account has, too, if virtiofsd
-            supports ``--translate-uid``.
+            access. ``"both"``: like ``"user"``, but the owner's account also has access if
+            virtiofsd supports ``--translate-uid``.
     """
 
     template: ClassVar[str] = "vtorque_core.plan.domain:templates/filesystem.xml.j2"
@@ -172,7 +172,7 @@ class MemoryBacking(Single):
 
 @dataclass(frozen=True)
 class Console(Single):
-    """Serial console on a Unix socket, for guests of a LateDriver."""
+    """Serial console on a Unix socket, for guests that boot with the script (``LateDriver``)."""
 
     template: ClassVar[str] = ""
     path: str | None = None

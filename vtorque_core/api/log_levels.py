@@ -17,10 +17,10 @@ _MAX_TEXT = 1024
 
 
 class Levels(int):
-    """A minimum log level for each component, which is a plugin or a phase.
+    """A log level for each component (plugin or phase), which drops messages of lower levels.
 
-    The int is the verbosity of the most verbose component, from 0 (no messages) to 95 (all
-    messages). The site's limit of ``-vm log`` restricts the int.
+    The int is ``QUIET`` minus the lowest of these levels: 0 logs nothing, 95 everything. The site's
+    limit of ``-vm log`` is a limit of this int.
     """
 
     of: Mapping[str, int]

@@ -99,8 +99,8 @@ class ImageSource:
 
     Attributes:
         base: takes a value of ``img``. Returns the name of the pool's image that provides kernel
-            and initrd, or an empty string. A personal site builds the image ``own`` if
-            it is missing.
+            and initrd, or an empty string. If it returns ``own``, ``vsub`` builds a missing image
+            ``own`` on a personal site.
         resolve: called by ``vsub`` as the user. Returns ``-vm`` pairs that replace those of the
             request. Its last argument is False with ``--no-pull``.
         image: returns the image of a submitted, untrusted request. Opens no file. Its last
