@@ -152,7 +152,7 @@ def close_inherited() -> None:
 
 
 ANYBODYS, ONE_EACH = range(8), range(8, 18)
-"""Bytes of the node's lock file, one for each of libvirtd's workers (:func:`libvirt_worker`)."""
+"""Bytes of the node's lock file, one for each reservable worker (:func:`libvirt_worker`)."""
 
 
 @contextlib.contextmanager
@@ -161,8 +161,8 @@ def libvirt_worker(
 ) -> Iterator[None]:
     """Reserve one of libvirtd's worker threads for an operation, within the user's limit.
 
-    libvirtd has 20 workers (libvirtd.conf, max_workers). A user can reserve any number of the first
-    eight workers, but only one of the next ten. Thread-safe.
+    vTorque reserves at most 18 of libvirtd's 20 workers (libvirtd.conf, max_workers). Eight of them
+    have no limit per user. A user can reserve only one of the other ten. Thread-safe.
 
     Raises HostFault if no worker is free by ``deadline`` (monotonic), or if ``failed`` is set.
     """

@@ -1,7 +1,7 @@
 """Create and remove files as root without following paths that others control.
 
-A directory is trusted if other users cannot replace entries of root or of the calling user in
-this directory or its parents. A sticky directory such as /tmp is therefore trusted. All operations
+A directory is trusted if, in it and all its parents, other users cannot replace files that belong
+to root or the calling user. A sticky directory such as /tmp is therefore trusted. All operations
 are relative to a descriptor of a trusted directory. They never follow a link in the last component
 of a path. In other components they follow only links of root or of the calling user.
 """

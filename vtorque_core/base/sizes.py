@@ -44,7 +44,6 @@ def count(text: str) -> int:
 
 
 def boolean(text: str) -> bool:
-    """Return True for enabled/true/yes/on and False for disabled/false/no/off, in any case."""
     word = text.strip().lower()
     if word in _TRUE:
         return True

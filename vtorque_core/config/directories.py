@@ -28,7 +28,7 @@ def node_directories(site: Site) -> list[tuple[Path, int]]:
 
 
 def make_missing(site: Site) -> None:
-    """Create directories that a reboot removed from ``/run``. Every root hook calls this.
+    """Create directories that a reboot removed from ``/run``.
 
     Does not repair directories on disk that others could write: their contents may be forged.
     """

@@ -26,8 +26,8 @@ Extras = Callable[[JobRequest], list[Extra]]
 class JobGrant:
     """Resources that the batch system granted to a job on a node; None: unlimited or unknown.
 
-    ``mib`` includes QEMU's memory. ``reserved``: number of the CPUs that are reserved for the
-    host and cannot be exclusive.
+    ``mib`` includes QEMU's memory. ``reserved``: how many of ``cpus`` the site reserves for the
+    host. Guests can share these CPUs, but not use them exclusively.
     """
 
     cpus: int | None = None
@@ -46,7 +46,7 @@ def resolve(
     """Replace ``vcpus=job`` and ``ram=job`` by numbers; return request, notes and refusals.
 
     Refusals include RAM that is too small for ``image``. ``extras`` returns the needs of plugins.
-    ``disk`` is a RAM disk's size in MiB.
+    ``disk``: MiB of a RAM disk.
     """
     of_job = [option for option in (VCPUS, RAM) if asked.values.get(option.key) == JOB]
     found = _set_sizes(asked, {option.key: _unlimited(option, site) for option in of_job})

@@ -46,8 +46,8 @@ class Limits:
     def override(self, over: Limits, *, surely: bool = True) -> Limits:
         """Return these limits overridden by ``over``.
 
-        ``surely`` is False if ``over`` perhaps applies to the job. Every limit that ``over`` sets
-        is then removed, so that no job is refused by mistake.
+        ``surely`` is False if it is unknown whether ``over`` applies to the job. The result then
+        lacks all limits that ``over`` sets, so that no job is refused by mistake.
         """
         found = over if surely else Limits(self.default)
         changed = {name: getattr(found, name) for name in over.set_by}

@@ -27,10 +27,7 @@ VARIABLES = ("HOME", "XDG_RUNTIME_DIR", *_DEFAULTS)
 
 
 def is_personal_path(path: Path) -> bool:
-    """Return True if this config path means the caller's personal site.
-
-    The personal site is the default on a machine without an admin's site.
-    """
+    """Return True if this config path means the caller's personal site."""
     if os.geteuid() == 0:
         return False
     if path == CONFIG_PATH:

@@ -236,8 +236,8 @@ class Plugins:
     def withhold(self, withheld: Mapping[str, str]) -> Plugins:
         """Return a view of the plugins for a job, in which ``withheld`` plugins are disabled.
 
-        Acquire resources only with the view whose plugins are in the journal header, because
-        teardown loads no other plugins.
+        Acquire the job's resources only with this view. The prologue writes its plugins to the
+        journal header, and teardown loads only these.
         """
         view = copy.copy(self)
         view.withheld = dict(withheld)
@@ -319,8 +319,7 @@ class Plugins:
     ) -> list[Contribution[Any]]:
         """Call a hook of each plugin, as :meth:`each` does, and return all contributions.
 
-        If a plugin raises VtorqueError, raises it again; for any other exception, raises
-        PluginError.
+        Raises the plugin's VtorqueError; for any other exception of the plugin, PluginError.
         """
         hook = hook if isinstance(hook, str) else hook.__name__
         found = []

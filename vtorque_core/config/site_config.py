@@ -190,7 +190,6 @@ def problems(raw: Raw, plugins: Plugins) -> list[str]:
 
 
 def paths_of(raw: Raw) -> Paths:
-    """Return only ``[paths]``, for teardown, which must work with a broken config."""
     return _only(raw, Paths, "paths")
 
 
