@@ -139,8 +139,8 @@ def staging(pool: Path, paths: Paths | None = None) -> Iterator[Path]:
 def sweep(pool: Path, paths: Paths | None = None, *, expired_only: bool = False) -> list[str]:
     """Remove leftovers of killed commands and unused versions; return ``name/version`` of each.
 
-    The journals in ``paths`` list the versions in use; None: no version is in use. ``expired_only``
-    keeps versions without a file ``.old``, for nodes that do not change the pool themselves.
+    The journals in ``paths`` list the versions in use; None: no version is in use. With
+    ``expired_only`` (the reaper), removes only versions whose file ``.old`` has an expired time.
     """
     with safefs.name_errors(pool), locked(pool):
         uses = _try_uses(paths)

@@ -146,9 +146,9 @@ def log_to_job(paths: Paths, job: RunningJob, phase: str) -> Iterator[None]:
 
 
 def kill_stopped(guest: RunningGuest, seconds: float | None = None) -> AbstractContextManager[None]:
-    """During a ``with`` block, kill a guest's daemon if the user stops the daemon (SIGSTOP).
+    """During a ``with`` block, kill daemons of shares and disks that SIGSTOP has stopped.
 
-    QEMU would wait for a stopped daemon. After ``seconds`` (default: 30), kills all daemons.
+    QEMU would wait for them. After ``seconds`` (default: 30), kills all these daemons.
     """
     return stopped_daemons.kill_stopped(stopped_daemons.locks_of(guest.run_dir), seconds)
 
@@ -164,9 +164,8 @@ def worker(
 ) -> Iterator[None]:
     """During a ``with`` block, reserve a libvirtd worker thread for an operation on a guest.
 
-    Meanwhile, kill the guest's stopped daemons, and after ``seconds`` all its daemons
-    (:func:`kill_stopped`). Raises HostFault if no worker is free by ``deadline`` (monotonic), or if
-    ``failed`` is set.
+    Calls :func:`kill_stopped`, because a stopped daemon would block the worker. Raises HostFault
+    if no worker is free by ``deadline`` (monotonic), or if ``failed`` is set.
     """
     with libvirt_worker(paths, job.job.uid, deadline, failed), kill_stopped(guest, seconds):
         yield

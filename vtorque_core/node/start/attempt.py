@@ -73,7 +73,6 @@ class StartAttempt:
     def acquire_all(
         self, resources: Iterable[Resource], guest: GuestPlan, acting: str = "core"
     ) -> None:
-        """Acquire and journal a guest's resources for the plugin ``acting``."""
         self.acting = acting
         for resource in resources:
             self.acquire(resource, guest)

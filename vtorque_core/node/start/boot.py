@@ -91,7 +91,7 @@ def _add_late_items(each: GuestSpec, order: bytes, site: Site) -> GuestSpec:
 def boot_all(start: StartAttempt, prepared: Sequence[GuestSpec]) -> list[int | None]:
     """Boot all guests in parallel, wait until they are ready, and call ``vtorque_post_boot``.
 
-    Returns the descriptor of each guest's :class:`Console`; None for a guest without Console.
+    Returns the descriptor of each guest's :class:`Console`, or None.
     """
     start.enter("boot")
     site = start.site
@@ -194,7 +194,7 @@ class GuestBoot:
         return left
 
     def watch_daemons(self, seconds: float | None = None) -> AbstractContextManager[None]:
-        """During a ``with`` block, kill daemons paused by SIGSTOP: QEMU would wait for them."""
+        """Kill daemons of shares and disks that SIGSTOP has stopped: :func:`kill_stopped`."""
         return stopped_daemons.kill_stopped(self._locks, seconds)
 
     def worker(self) -> AbstractContextManager[None]:

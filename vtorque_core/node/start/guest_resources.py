@@ -37,9 +37,10 @@ def domain_spec(
 
 
 def root_disks(each: GuestSpec, site: Site) -> Iterable[Resource]:
-    """Return the resources of a guest's root disk; none for a warm guest.
+    """Return the resources to create for a guest's root disk; none for a warm guest.
 
-    If the boot source provides the disk, returns only the tmpfs of a RAM disk.
+    If the boot source creates the disk (a checkpoint or migration), returns only the tmpfs of a
+    root disk in memory.
     """
     image = each.plan.image
     ram = each.plan.ramdisk_dir

@@ -101,9 +101,10 @@ def start_job(
 
 @contextlib.contextmanager
 def excuse_node(start: StartAttempt) -> Iterator[None]:
-    """Clear ``blames_node`` of a HostFault, except in the phases ``plan`` and ``render domain``.
+    """Do not blame the node for a HostFault in a phase that users can disturb.
 
-    Replaces the HostFault by Refused if a guest with the user's own image does not become ready.
+    The node then still gets VM jobs (``HostFault.blames_node``). Replaces the HostFault by Refused
+    if a guest with the user's own image does not become ready.
     """
     try:
         yield
@@ -185,10 +186,10 @@ def _place_guests(
     let_hook_return: Callable[[], None],
     seconds: float,
 ) -> tuple[list[Placement], list[str]]:
-    """Place the guests. If resources are in use, reap ended jobs and retry for ``seconds``.
+    """Place the guests; also return the keys of warm guests whose memory the job needs.
 
-    Also returns the keys of warm guests whose memory the job needs. Calls ``let_hook_return``
-    before it waits, because the batch system must not be blocked.
+    If resources are in use, reaps ended jobs and retries for ``seconds``. First calls
+    ``let_hook_return``, because the batch system must not be blocked.
     """
     claims = [one.claims for one in planned]
     guests = [one.plan for one in planned]
