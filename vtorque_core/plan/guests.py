@@ -69,7 +69,7 @@ class GuestSpec:
 
     @property
     def unless(self) -> Mapping[str, tuple[str, ...]]:
-        """For variables in ``environ``: variables that suppress them (see :class:`EnvVar`)."""
+        """Variables of ``environ``, each with the variables that suppress it (:class:`EnvVar`)."""
         found = [item for item in self.items if isinstance(item, EnvVar)]
         return {item.name: item.unless for item in found if item.unless}
 
@@ -128,10 +128,10 @@ def _offered_sources(context: JobContext, request: JobRequest, image: Image) -> 
 def require_possible(
     sources: Iterable[BootSource], *, adopts: bool = False, remote: bool = False
 ) -> None:
-    """Raise HostFault for an unusable boot source.
+    """Raise HostFault for a boot source that cannot be used in this step.
 
-    ``adopts``: sources may claim warm guests. ``remote``: all sources must be remote; otherwise all
-    must be local.
+    ``adopts``: warm guests are possible. ``remote``: every source must be a migration from another
+    node; otherwise, none may be.
     """
     for source in sources:
         problem = ""
@@ -314,9 +314,9 @@ def prepare_guests(
     planned: Sequence[PlannedGuest],
     of_batch: Callable[[Sequence[PeerGuest]], Iterable[ContextItem]] = lambda _: (),
 ) -> list[GuestSpec]:
-    """Collect the context items and domain elements of the placed guests.
+    """Collect the domain elements and context items (files, commands) of the placed guests.
 
-    ``of_batch`` returns the context items of the batch system.
+    ``of_batch`` returns those of the batch system.
     """
     peers = peer_guests(context, guests)
     batch, prepared = tuple(of_batch(peers)), []

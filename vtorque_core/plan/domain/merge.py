@@ -30,9 +30,10 @@ class Contributed:
 
 @dataclass(frozen=True)
 class Merged:
-    """One element of a merged domain. ``alias`` is empty for a :class:`Single`.
+    """One element of a merged domain, and the plugins that returned it.
 
-    ``number`` is the index of a list element among the elements of its class.
+    Only a :class:`ListElement` has a libvirt ``alias``, and a ``number``: its index among the
+    elements of its class.
     """
 
     element: Element

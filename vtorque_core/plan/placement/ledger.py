@@ -1,11 +1,12 @@
 """Ledger: grants all claims of a job on this node in one transaction, or none.
 
 The ledger consists of the open lease records of all journals, read under the node's lock. A lease
-holds an item of a pool that plugins claim, or of one of these pools of the core::
+holds an item of a pool that plugins claim, or of one of these pools of the core. Names in double
+backquotes are fields of :class:`Lease`::
 
     core    an exclusive host CPU. ``item`` is its id and ``use`` its purpose (``idle``: an unused
-            SMT sibling). ``live.cores.resize`` keeps ``least`` to ``most`` CPUs for the
-            purpose, and adds only CPUs in ``cpus``.
+            SMT sibling). ``live.cores.resize`` can change the purpose's number of CPUs between
+            ``least`` and ``most``, and adds only CPUs in ``cpus``.
     memory  MiB of one guest on a NUMA node, in ordinary or huge pages
     share   the job's CPUs (``cpus``). ``resize`` keeps ``least`` of them shared (not exclusive).
     cache   a way of a cache, or a resctrl group
