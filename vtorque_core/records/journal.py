@@ -1,7 +1,7 @@
 """Journal of one job attempt on this node: every resource is recorded before it is acquired.
 
 The journal is ``<state>/journal/<job key>.jsonl``: JSON lines, owned by root, mode 0600. The field
-``op`` is the kind of a line. The kinds and their other fields are:
+``op`` is the kind of a line. Kinds and their other fields:
 
     job       The first line. Fields: schema, core, boot, id, attempt, owner, uid, batch, plugins.
     acquire   A resource, written and fsynced before its create() runs. Fields: seq, plugin, kind,
@@ -12,8 +12,9 @@ The journal is ``<state>/journal/<job key>.jsonl``: JSON lines, owned by root, m
     phase     A point of the timeline. Fields: name, guest, t; cpu and mib for a guest's usage
               (api.batch_system.Usage).
 
-A node-wide resource counts as missing until its line ``created`` is written. The lines ``released``
-and ``failed`` may be missing, because teardown must work on a full disk.
+A node-wide resource may be incomplete if its line ``created`` is missing, so the next job that
+needs the resource creates it again. The lines ``released`` and ``failed`` may be missing, because
+teardown must work on a full disk.
 
 An incomplete last line is ignored, because create() runs only after a complete line. Any other
 invalid line is an error. Hold the job's lock to start or change a journal.
@@ -155,8 +156,8 @@ class Journal:
         """Write and sync the record, call ``resource.create()``, and return the record's number.
 
         If ``create()`` raises, the record stays open, and teardown releases the resource. ``needs``
-        are numbers of records that teardown releases only after this record. This method adds the
-        directories and leases of the guest and of the job.
+        are numbers of records that teardown releases only after this record. To ``needs``, this
+        method adds the directories and leases of the guest and of the job.
         """
         if resource.scope != "node":
             seq = self._record([(resource, guest)], plugin, phase, needs)[0]
@@ -247,10 +248,9 @@ class Journal:
         self._append({"op": "failed", "seq": seq, "error": error, "try": tries})
 
     def _append(self, line: Mapping[str, Any]) -> None:
-        """Append a line; after a failure, ignore all later lines.
+        """Append a line, unless an earlier write has failed.
 
-        Otherwise, the journal could show a lease as released, and the resource that used the lease
-        as open.
+        Otherwise, the journal could show a lease as released before the resource that needs it.
         """
         with self._mutex:
             if self._broken:

@@ -185,7 +185,7 @@ def _number(library: ctypes.CDLL, call: str) -> int:
 def ignore_setgroups() -> None:
     """Make setgroups(2) succeed without effect in this process and its children.
 
-    Otherwise virtiofsd would drop its supplementary groups, and the access that they give.
+    Otherwise virtiofsd would drop its supplementary groups.
     """
     answer_calls([("setgroups", 0, ())])
 

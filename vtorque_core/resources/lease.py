@@ -23,7 +23,8 @@ class Lease(CoreResource):
         page_kib: size of huge pages; 0: ordinary pages.
         use: purpose of a CPU: ``vcpu``, ``emulator``, ``io`` or ``idle``.
         least, most: range of a resizable number of CPUs.
-        cpus: CPUs that a resize can add; in the pool ``share``, the job's CPUs. A cpuset(7) list.
+        cpus: in the pool ``core``, CPUs that a resize can add; in the pool ``share``, the CPUs of
+            the job. A cpuset(7) list.
         amount: leased amount of a countable pool.
     """
 

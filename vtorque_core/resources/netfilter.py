@@ -77,8 +77,8 @@ def _mark(mac: str) -> int:
 def forget_connections(mac: str) -> None:
     """Delete a guest's entries in the node's connection tracking table.
 
-    Sends one netlink message (linux/netfilter/nfnetlink_conntrack.h) with the connection mark that
-    the filter sets for this guest. If that fails, the entries expire later.
+    Sends one netlink message (linux/netfilter/nfnetlink_conntrack.h) with the guest's connection
+    mark. If that fails, the entries expire later.
     """
     # A header, IPCTNL_MSG_CT_DELETE with an acknowledgment, then CTA_MARK and CTA_MARK_MASK.
     message = struct.pack("=IHHIIBBH", 36, 0x102, 5, 0, 0, 0, 0, 0)
@@ -105,7 +105,8 @@ def filter_reserved_macs(tap: str) -> None:
 def node_guard(network: Network | ExtraNetwork, uri: str) -> str:
     """Return the nft script that closes the node's services to guests of ``network``.
 
-    The script is empty if libvirt did not create the bridge, which other hosts may then use.
+    The script is empty if libvirt did not create the bridge, because the rules would also block
+    other hosts on such a bridge.
     """
     if network.kind != "network":
         return ""

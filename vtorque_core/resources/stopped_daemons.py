@@ -28,8 +28,8 @@ def locks_of(run_dir: Path) -> list[str]:
 def kill_stopped(locks: Sequence[str], seconds: float | None = None) -> Iterator[None]:
     """During a ``with`` block, kill daemons that hold ``locks`` if SIGSTOP or a freezer stops them.
 
-    After ``seconds`` (default: HANDSHAKE), kill all these daemons, because a daemon that waits for
-    a file system also blocks libvirtd. Raises HostFault if a daemon was killed.
+    After ``seconds`` (default: HANDSHAKE), kill all holders of ``locks``, stopped or not, because
+    a daemon that waits for a file system blocks libvirtd, too. Raises HostFault after a kill.
     """
     over = threading.Event()
     found: dict[str, bool] = {}  # True: it was stopped

@@ -122,9 +122,9 @@ class UserDaemon(CoreResource):
 def id_map(subordinate_id: int | None, ids: Iterable[int], root: int | None = None) -> str:
     """Return the contents of uid_map or gid_map that map ``ids`` and ``subordinate_id``.
 
-    Id 0 of the namespace maps to the host's id ``root``, or without it to ``subordinate_id``. All
-    other ids map to themselves. Adjacent ids share a line, because the kernel accepts at most
-    340 lines.
+    Id 0 of the namespace maps to the host's id ``root``; if ``root`` is None, to
+    ``subordinate_id``. All other given ids map to themselves. Adjacent ids share a line, because
+    the kernel accepts at most 340 lines.
     """
     wanted = set(ids)
     subordinate = set() if subordinate_id is None else {subordinate_id}

@@ -63,10 +63,10 @@ class ServedDisk(user_daemon.ServedData):
         )
 
     def start(self, *, timeout: float = 10.0) -> None:
-        """Start the daemon, detached, and wait until it serves on ``socket``. As root.
+        """Start the daemon, which outlives QEMU. As root.
 
-        The daemon outlives QEMU. Refuses a file that is missing, in use, of an invalid size, or not
-        a regular file of the user.
+        Refuses a file that is missing, in use, of an invalid size, or not a regular file of the
+        user.
         """
         with contextlib.closing(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)) as probe:
             probe.setblocking(False)

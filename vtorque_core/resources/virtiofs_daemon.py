@@ -66,7 +66,7 @@ class ServedDirectory(user_daemon.ServedData):
         return (_rust_arguments if self.translates_ids else _c_arguments)(self, socket_fd)
 
     def start(self, *, timeout: float = 10.0) -> None:
-        """Start the daemon, and wait until it serves on ``socket``. The daemon ends with QEMU."""
+        """Start the daemon, which ends with QEMU. As root."""
         user_daemon.start(self, lambda log: _READY in log, timeout)
 
 
