@@ -17,7 +17,10 @@ from vtorque_telemetry.metrics import Values
 
 MAX_FILES = 200  # files in one message; the kernel's limit is 253 (SCM_MAX_FD)
 Name = tuple[str, int | None]
-"""Name of a file in a tick: the job key, and a guest's index (its port) or None (series.jsonl)."""
+"""Name of a file in a tick: the job key, and None for series.jsonl or the index of a guest.
+
+The file of a guest is a socket, connected to the port on which the guest's programs write metrics.
+"""
 
 
 @dataclass(frozen=True, slots=True)
