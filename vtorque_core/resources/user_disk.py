@@ -46,7 +46,8 @@ class ServedDisk(user_daemon.ServedData):
 
     @property
     def label(self) -> str:
-        return f"disk={printable(self.source, 1000)}"
+        # Only an own image is read-only.
+        return f"{'img' if self.readonly else 'disk'}={printable(self.source, 1000)}"
 
     def argv(self, socket_fd: int) -> tuple[str, ...]:
         """Return the daemon's arguments. A guest's discards make holes in the file."""

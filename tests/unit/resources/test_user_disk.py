@@ -58,6 +58,11 @@ def opened_disk() -> Iterator[list[int]]:
         os.close(descriptor)
 
 
+def test_messages_name_the_option_of_the_file(tmp_path: Path) -> None:
+    assert a_disk(tmp_path).label == f"disk={tmp_path}/disk.raw"
+    assert a_disk(tmp_path, readonly=True).label == f"img={tmp_path}/disk.raw"
+
+
 def test_valid_file_is_opened_for_writing(disk: Path, opened_disk: list[int]) -> None:
     opened_disk.append(_user_daemon_exec._open_disk(a_plan(disk)))
     assert os.pwrite(opened_disk[0], b"x", 5) == 1
