@@ -1,4 +1,4 @@
-"""Doubles for root's checks of file owners, for recorded nodes without root.
+"""Doubles for root's checks of file owners: a recorded node simulates a node without root.
 
 In a user namespace, host root appears as an unknown user (user_namespaces(7)). The doubles treat
 files of host root and of the current user as root's. Other owners and write permissions are
