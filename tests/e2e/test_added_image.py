@@ -78,7 +78,7 @@ def test_guest_boots_from_an_added_disk(clean, add, scratch):
 
 @pytest.mark.full
 def test_debian_guest_boots_from_an_added_disk(clean, add, config, scratch):
-    """Its own kernel and initramfs, extracted from it, find its root file system by the UUID."""
+    """The disk's own kernel and initramfs find the root file system by its UUID."""
     node = clean
     # The image has no agent: it is on the seed, as for any added disk.
     agent = node.prefix / "lib/vtorque-agent.{arch}"

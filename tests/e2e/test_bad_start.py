@@ -136,7 +136,7 @@ def test_full_disk_for_guest_files_fails_the_start(clean, full, kib, filled):
 @pytest.mark.usefixtures("no_deadline")
 @pytest.mark.parametrize("filled", [True, False])
 def test_full_disk_for_the_journal_fails_the_start(clean, full, filled):
-    """It is full before the first line, or after some records: those of two guests take 8 KiB."""
+    """The disk fills before the first record, or later: two guests' records take 8 KiB."""
     full(clean.state / "journal", 4, filled=filled)
     result = clean.job(SCRIPT, "-vm", "vms_per_node=2")
     assert (result.code, result.out) == (EXIT_HOST_FAULT, b"")

@@ -119,7 +119,7 @@ class Writer:
 
 @saves
 def test_checkpointed_job_is_restored_as_another_job(writer, guest, place, disk):
-    """Its disk file must be unchanged: otherwise the restore is refused, and can be repeated."""
+    """If the disk file has changed, the restore is refused, and can be repeated."""
     writer.submit().await_more()
     said = guest.as_user("vmgr", "checkpoint", writer.id, check=False)
     assert said.returncode != 0 and b"a job with disk= can only be saved with" in said.stderr

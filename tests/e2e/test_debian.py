@@ -109,7 +109,7 @@ def test_warm_debian_guest_is_set_up_like_a_cold_one(debian, clean, config):
 
 @pytest.mark.full
 def test_failed_setup_keeps_the_cloud_init_logs(debian, clean, config):
-    """Its owner sees the reason; the logs contain no control sequences and no keys of the guest."""
+    """The owner sees the reason; the logs have no control sequences and no keys of the guest."""
     scripts = clean.config.parent / "guest-prologue"
     scripts.mkdir()
     script = scripts / "10-fails"

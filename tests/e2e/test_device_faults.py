@@ -131,7 +131,7 @@ def test_start_killed_around_records_of_devices_is_released(clean, job):
 
 @pytest.mark.full
 def test_start_killed_around_every_create_is_released(clean, job):
-    """Of two guests without their own CPUs, since this machine has CPUs for one only."""
+    """The two guests have no dedicated CPUs, because this machine has CPUs for only one guest."""
     pairs = {
         **PAIRS,
         "vms_per_node": "2",

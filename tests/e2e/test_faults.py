@@ -285,7 +285,7 @@ def test_job_killed_at_ten_random_moments_leaves_nothing(node_again, kill):
 
 @pytest.mark.full
 def test_killed_batch_system_leaves_nothing(node_again):
-    """After a restart it tears running jobs down, reports it, and reaps resources without a job."""
+    """The restarted batch system ends running jobs and reaps resources without a job."""
     node, before = node_again
     stray = Hooks(node, "stray.faults")
     stray.killed("prologue", "after create virtiofsd")
@@ -305,7 +305,7 @@ def test_killed_batch_system_leaves_nothing(node_again):
 
 @pytest.mark.full
 def test_leftovers_of_another_users_dead_job_do_not_block_a_job(node_again):
-    """Its leases reserve the node for another user; the prologue reaps once and tries again."""
+    """Leases reserve the node for another user; the prologue reaps once and tries again."""
     node, before = node_again
     dead = Hooks(node, "dead.faults", user="vte2e2")
     dead.killed("prologue", "after create domain")

@@ -212,7 +212,7 @@ def read_by_virtlogd() -> int:
 
 
 def test_flooding_guest_costs_virtlogd_nothing(guest: GuestPlan) -> None:
-    """What a flood fills is bounded: tests/unit/resources/test_console.py."""
+    """tests/unit/resources/test_console.py tests the limit of the console log."""
     before = read_by_virtlogd()
     start(guest, overlay(guest, again=True))
     log = guest.state_dir / "console.log"
@@ -540,7 +540,7 @@ def bridge_port(request: pytest.FixtureRequest) -> Iterator[int]:
 def test_guest_cannot_join_the_spanning_tree_of_a_guarded_bridge(
     bridge_port: int, guarded: bool
 ) -> None:
-    """Without the guard it becomes the root, so that all hosts of the site send to it."""
+    """Without the guard, the guest becomes the root bridge and gets the site's traffic."""
     if guarded:
         netfilter.filter_reserved_macs(tap_name(MAC))
     root = Path("/sys/class/net/vt-tree/bridge/root_id")
@@ -551,7 +551,7 @@ def test_guest_cannot_join_the_spanning_tree_of_a_guarded_bridge(
 
 @pytest.mark.parametrize("guarded", [False, True])
 def test_frames_to_reserved_macs_reach_only_the_filter(bridge_port: int, guarded: bool) -> None:
-    """Without the guard the node accepts them from any sender, and the bridge learns these MACs."""
+    """Without the guard, the node accepts these frames, and the bridge learns these MACs."""
     name = tap_name(MAC)
     if guarded:
         netfilter.filter_reserved_macs(name)

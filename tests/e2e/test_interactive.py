@@ -65,7 +65,7 @@ def test_killed_vsub_leaves_the_terminal_with_echo(clean, at):
 
 
 def test_commands_that_follow_a_job_end_on_ctrl_c_and_without_input(clean):
-    """Also while they start. A closed standard input ends none of them."""
+    """Ctrl-C also ends commands that are starting. A closed standard input ends no command."""
     out = clean.home / "out"
     out.unlink(missing_ok=True)
     job_id = clean.submit("#!/bin/sh\necho up\nsleep 1000\n", "-vm", "ram=256M")

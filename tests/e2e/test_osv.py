@@ -204,7 +204,7 @@ def test_starter_killed_before_the_order_is_released(osv, how):
     ["before record domain", "after record domain", "before create domain", "after create domain"],
 )
 def test_starter_killed_during_boot_is_released(osv, step):
-    """It is a fork of the prologue, and kills itself there: the job ends, nothing of it is left."""
+    """The starter, a fork of the prologue, kills itself: the job ends and nothing is left."""
     before = observe(osv)
     job = Hooks(osv, f"osv-{step.replace(' ', '-')}.faults", pairs=(("img", IMAGE), ("ram", "64M")))
     try:

@@ -103,7 +103,7 @@ def test_own_image_is_refused_by_default(guest, layout):
 
 
 def test_node_without_confinement_refuses_own_images(guest, layout, config):
-    """This kernel has neither AppArmor nor SELinux."""
+    """The test's kernel has neither AppArmor nor SELinux."""
     config("plugin.own-images", "allow = true")
     done = own_job(guest, REPORT, f"oci:{layout}")
     assert done.code == 121, done.done.stderr

@@ -145,7 +145,7 @@ def clean(first_user):
 
 
 def test_first_job_from_an_empty_home_runs(clean):
-    """It makes its image, runs as the user with their home, and returns the script's exit code."""
+    """The job builds its image, runs as the user, and returns the script's exit code."""
     assert not clean.state.exists()
     text = "echo on $(uname -r) $(hostname) as $(id -un) in $PWD; touch made\nexit 42\n"
     code, said, told = clean.job(text)
@@ -174,7 +174,7 @@ def test_array_has_a_guest_for_each_task(clean):
 
 @pytest.mark.full
 def test_first_jobs_of_the_manual_run(clean):
-    """Of ten-minutes-user.md, ten-minutes-admin.md, tutorial.md and user.md, word for word."""
+    """The jobs are those of the two ten-minutes pages, tutorial.md and user.md, word for word."""
     paths = f"PATH=/opt/{NAME}/bin:$PATH; set -e\n"
 
     def bash(text):
@@ -302,7 +302,7 @@ def test_twenty_consecutive_jobs_leave_nothing(clean):
 
 @pytest.mark.full
 def test_idle_service_ends_and_the_next_job_starts_it(clean):
-    """After a minute without jobs; libvirt's daemons, too, and the next job starts them again."""
+    """The service and libvirt's daemons end after a minute without jobs."""
     assert clean.job("exit 7\n")[0] == 7
     eventually(lambda: not clean.processes(), 300)
     assert not (clean.run_dir / "local.sock").exists()

@@ -76,7 +76,7 @@ def test_invalid_mapping_is_refused_at_submission(guest):
 
 @pytest.mark.full
 def test_job_waits_for_a_cpu_in_use_by_another_job(two_cpus, two_slots, guest):
-    """It stays queued, with the reason, until the other job has ended."""
+    """The job stays queued, with the reason, until the other job has ended."""
     guest.script("1\n", "my.map")
     job = started(guest, "-vm", "vcpu_pinning=my.map,ram=128M")
     waiting = guest.submit("#!/bin/sh\necho ran\n", "-vm", "vcpu_pinning=my.map,ram=128M")

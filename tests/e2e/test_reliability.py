@@ -78,7 +78,7 @@ def test_concurrent_prologues_and_an_epilogue_leave_nothing(host):
 
 @pytest.mark.full
 def test_hanging_guest_is_ended(host):
-    """Its QEMU answers neither the job shell nor libvirtd; a cancellation still ends it."""
+    """QEMU answers neither the job shell nor libvirtd; a cancellation still ends the guest."""
     node, before = host
     (node.home / "out").unlink(missing_ok=True)
     job = Hooks(node, node.submit("#!/bin/sh\necho up\nsleep 1000\n"))
@@ -93,7 +93,7 @@ def test_hanging_guest_is_ended(host):
 
 @pytest.mark.full
 def test_flooded_console_log_is_bounded(host):
-    """By root in the guest, during the whole job: the job runs, and the log has its limit."""
+    """Guest root floods the console during the whole job: the job runs, and the log is bounded."""
     node, before = host
     place, own = node.config.parent / "guest-prologue-flood", node.config.read_text()
     place.mkdir()

@@ -35,7 +35,7 @@ def debian(node):
 
 
 def test_task_farm_runs_with_the_same_environment_on_every_guest(debian, guest):
-    """Also for a user whose login shell the image lacks: ssh and the tasks use /bin/sh."""
+    """If the image lacks the user's login shell, ssh and the tasks use /bin/sh."""
     run("usermod", "-s", "/bin/zsh", guest.user)
     try:
         guest.script(TASK, "task.sh")

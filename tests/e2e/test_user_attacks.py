@@ -189,7 +189,7 @@ def probe(node, who, job, key, domain, pids):
 
 
 class TestARunningJob:
-    """One guest for all tests here: they do not change it."""
+    """Attacks on one running guest, which they do not change."""
 
     def test_other_user_cannot_access_a_running_job(self, running):
         node, job, key, domain, pids = running
@@ -274,7 +274,7 @@ class TestARunningJob:
 
 @pytest.mark.full
 def test_user_scripts_are_unreadable_for_other_users(guest):
-    """Not even a user with the same primary group; such users can read the proof."""
+    """Users with the same primary group can read the proof, but not the scripts."""
     script = guest.home / "mine.sh"
     script.write_text("#!/bin/sh\necho the-users-own-words\n")
     script.chmod(0o755)

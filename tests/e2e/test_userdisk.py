@@ -279,7 +279,7 @@ def test_qcow2_is_served_with_its_content(packed, compat):
     ],
 )
 def test_qcow2_that_refers_to_another_file_is_refused(disk_of_unknown_user, packed, options, why):
-    """Also a file of the user's own: the guest would get a disk that was not requested."""
+    """The other file may be the user's own: the guest would get a disk that was not requested."""
     other = Path(disk_of_unknown_user.source).with_name("other")
     other.write_bytes(bytes(MIB))
     create(packed, *(word.format(raw=other) for word in options))

@@ -109,7 +109,7 @@ with socket.socket(socket.AF_UNIX) as qemu:
 def test_share_cannot_be_left_by_parent_directories_or_links(
     place: Path, home: Path, readonly: bool
 ) -> None:
-    """Not even for a guest whose user moves a directory out of the share on the host."""
+    """The user may also move a directory out of the share on the host."""
     one = replace(share(place, "home"), readonly=readonly)
     if not one.user_is_root:
         pytest.skip("QEMU's own enters its directory when QEMU has come, and then by chroot alone")
@@ -145,7 +145,7 @@ def test_source_is_opened_as_the_user(place: Path, home: Path) -> None:
 
 @pytest.mark.parametrize("readonly", [False, True])
 def test_links_of_root_lead_to_the_source(place: Path, home: Path, readonly: bool) -> None:
-    """For example /home/u leads to /data/u. Links are absolute, relative or in a parent."""
+    """Links such as /home/u to /data/u are absolute, relative or in a parent."""
     make(place / "data", None, 0o755, 0, 0)
     (place / "data/u").symlink_to("../home")
     (place / "link").symlink_to(place / "data/u")

@@ -26,7 +26,7 @@ def rdma(node):
 
 @pytest.mark.full
 def test_two_guests_of_a_job_run_ping_pong(rdma, clean):
-    """As the job's user; the packet filter is removed after the job (``clean``)."""
+    """The program runs as the job's user; ``clean`` checks that the packet filter is removed."""
     result = clean.job(
         "#!/bin/bash\n" + GID + "declare -f gid >$HOME/gid.sh\n"
         "set -e\n"
@@ -49,7 +49,7 @@ def test_two_guests_of_a_job_run_ping_pong(rdma, clean):
 
 @pytest.mark.full
 def test_rdma_to_a_guest_of_another_job_is_blocked(rdma, two_slots, clean):
-    """Also for the same user: TCP, which they use for setup, passes, and RDMA does not."""
+    """RDMA is blocked for the same user, too; TCP, which sets up RDMA, passes."""
     args = ("-vm", f"img={IMAGE},ram=768M,vrdma=true")
     code, said, _ = beside_another(
         clean,

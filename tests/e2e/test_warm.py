@@ -90,7 +90,7 @@ def domains():
 
 @pytest.mark.full
 def test_job_of_another_size_gets_the_memory_of_warm_guests(warm, config):
-    """Of a size that no warm guest has, so it takes none of them."""
+    """No warm guest has the job's size, so the job claims none."""
     before = warm.await_full()
     whole = topology("qemu:///system").mem_mib
     config("node", f'host_reserve_ram = "{whole - 1500}M"')  # it has 512 of them

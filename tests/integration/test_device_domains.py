@@ -228,5 +228,5 @@ ALONE = [(name, CASES[name]) for name in DEVICES] + list(MORE.items())
     ],
 )
 def test_plugin_works_without_other_plugins(name, case, plain, tmp_path):
-    """It also changes libvirt's input, or the guest or the node."""
+    """The plugin alone must still change libvirt's input, the guest or the node."""
     assert alone(name, case, tmp_path / "node") != plain

@@ -43,7 +43,7 @@ class AcmeCard(Resource):
 
 @dataclasses.dataclass(frozen=True)
 class CardManager(AcmeCard):
-    """One for all jobs of the node."""
+    """A process that manages the cards of all jobs of the node."""
 
     kind = "acme-manager"
     scope = "node"

@@ -26,7 +26,7 @@ class Block(NamedTuple):
 
     @property
     def where(self) -> str:
-        """Its place, for messages."""
+        """The block's place, for messages."""
         return f"{self.page}:{self.line}"
 
 

@@ -18,7 +18,7 @@ _REFUSING = frozenset({"refuse", "refused", "Refusal", "unknown_key"})
 
 @dataclass(frozen=True)
 class Guard:
-    """One statement: its place and its text."""
+    """A statement that refuses input: its place and its text."""
 
     module: ModuleType
     function: str  # of the module, or Class.method

@@ -52,7 +52,7 @@ main()
 
 @dataclass
 class Hooks:
-    """One job, known to no batch system, whose hooks a test runs; ``conf`` is the site config."""
+    """The hooks of a job that no batch system knows; ``conf`` is the site config."""
 
     node: object
     job_id: str

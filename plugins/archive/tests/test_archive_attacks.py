@@ -153,7 +153,7 @@ def test_stopped_writer_process_is_killed(place, home, monkeypatch):
 
 
 def test_writer_process_has_no_files_or_privileges_of_root(place, home, monkeypatch):
-    """It has no files, such as a job's lock or the epilogue's output, and no privileges."""
+    """Files of root are, for example, a job's lock and the epilogue's output."""
     seen = home / "seen"
 
     def is_open(number):

@@ -167,7 +167,7 @@ def test_concurrent_syncs_do_not_conflict(places: ImagePlaces, send_images: Send
 def test_cache_that_others_can_write_is_not_used(
     places: ImagePlaces, send_images: Send, tmp_path: Path, names: list[str]
 ) -> None:
-    """Its parts may be replaced by links by then."""
+    """Users could replace parts of the cache by links."""
     send_images()
     theirs = tmp_path / "theirs"
     (theirs / "work").mkdir(parents=True)

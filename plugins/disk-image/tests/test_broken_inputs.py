@@ -205,7 +205,7 @@ def vmdk_stream_cut(d: Path) -> Path:
 
 
 def vmdk_stream_without_tables(d: Path) -> Path:
-    """Its footer, too, claims that the tables are at the footer's position."""
+    """Make a vmdk whose footer claims that the tables are at the footer's position."""
     path = make(d / "f", "vmdk")
     head = edit(path, 56, b"\xff" * 8).read_bytes()[:512]  # SparseExtentHeader: gdOffset
     return edit(path, path.stat().st_size, head + bytes(512))

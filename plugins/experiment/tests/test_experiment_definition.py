@@ -159,7 +159,7 @@ def test_any_file_is_parsed_or_refused(changes: dict[str, Any], dropped: str):
 
 
 def test_whole_number_may_have_a_decimal_point():
-    """It is an integer in JSON Schema (draft 2020-12, 4.2.3), and so for editors."""
+    """JSON Schema (draft 2020-12, 4.2.3), and so editors, take such a number as an integer."""
     found = of('script = "a"\nrepetitions = 2.0\nlimits.jobs = 3.0\nseed = 7.0\nexit_codes = [1.0]')
     numbers = [found.repetitions, found.limits.jobs, found.seed, *found.exit_codes]
     assert numbers == [2, 3, 7, 1] and all(type(each) is int for each in numbers)

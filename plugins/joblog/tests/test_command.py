@@ -82,7 +82,7 @@ def test_log_is_followed_to_its_end(paths, tmp_path):
 
 
 def test_console_of_a_running_guest_is_shown(paths, tmp_path, monkeypatch):
-    """For root, and for the owner if they may read it."""
+    """The console is shown to root, and to an owner who may read it."""
     job = JobAttempt("42.srv", 0, "ada", os.getuid() + 1)
     guests = [types.SimpleNamespace(index=0)]
     kept = kept_records.place(paths, job)

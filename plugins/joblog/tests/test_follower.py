@@ -119,7 +119,7 @@ def test_lines_are_sent_while_jobs_run_and_after_the_last_has_ended(paths, proce
 
 
 def test_release_does_not_wait_for_the_follower(paths, process):
-    """Not even for a stopped follower; the start of another one does not wait either."""
+    """Neither the release nor the next start waits for a stopped (SIGSTOP) follower."""
     job = LoggedJob(paths)
     process.create()
     pid = holder(process)
@@ -141,7 +141,7 @@ def test_job_that_ended_before_the_follower_started_is_sent(paths, process, tmp_
 
 
 def test_restarts_neither_lose_nor_repeat_lines(paths, process, tmp_path):
-    """Of two at once, too: the next follower starts while the one before sends the rest."""
+    """The next follower starts while the previous one sends its remaining lines."""
     job, sink = LoggedJob(paths), tmp_path / "all.jsonl"
     process.create()
     for number in range(40):

@@ -50,7 +50,7 @@ def test_ps_shows_ended_jobs_with_exit_codes_only_with_all(monkeypatch, tmp_path
 
 
 def test_ps_shows_the_answer_of_each_node(monkeypatch, tmp_path):
-    """One line per node; a node that does not answer has a reason; jobs by id or number."""
+    """Each node has one line, with a reason if the node does not answer."""
     found = [
         JobInfo("7.srv", "a", "ada", "R", "n[1-2]", 61.0, nodes=("n1", "n2")),
         JobInfo("8.srv", "b", "ada", "Q", reason="not enough cores"),

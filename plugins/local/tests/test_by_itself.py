@@ -79,7 +79,7 @@ def test_client_of_an_ending_service_starts_the_next_one(stopped_service):
 
 
 def test_request_to_a_killed_service_is_not_repeated(stopped_service):
-    """Its job may be in the spool: it would run twice."""
+    """The job may already be in the spool, and would run twice."""
     at = stopped_service.paths.run / "local.sock"
 
     def die() -> None:

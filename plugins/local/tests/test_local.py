@@ -266,7 +266,7 @@ def test_output_that_the_user_may_not_write_is_refused(site):
 
 
 def test_output_directory_removed_before_the_start_is_the_reported_reason(site, capfd):
-    """It cannot be detected at submission. The user sees the reason in all places."""
+    """This error cannot be detected at submission. All places must show the reason."""
     (site.root / "prologue.hold").touch()
     (site.root / "logs").mkdir()
     job = site.script("#!/bin/sh\ntouch ran\n")
@@ -432,7 +432,7 @@ def test_array_runs_as_separate_tasks(site, capfd):
 
 
 def test_array_runs_at_most_its_limit_and_can_be_canceled(site):
-    """Also by a service that has read the array from its spool."""
+    """A restarted service, which has read the array from its spool, must do the same."""
     job = site.script("#!/bin/sh\necho $PBS_JOBID >> began; sleep 99\n")
     site.submit("-t", "0-2%1", "-d", str(site.root), job)
     site.submit("-d", str(site.root), job)

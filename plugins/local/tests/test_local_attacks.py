@@ -78,14 +78,14 @@ def test_descriptors_that_cannot_be_closed_do_not_block_others(site):
 
 
 def test_process_blocked_by_a_file_system_does_not_block_others(site):
-    """Its /proc/PID/environ cannot be read: a page fault holds the lock of its memory map."""
+    """A page fault holds the memory map's lock, so reading /proc/PID/environ hangs."""
     with unreadable_process(site) as stands:
         assert_unharmed(site)
         assert stands()
 
 
 def test_job_with_hanging_output_does_not_keep_its_slot():
-    """Not even SIGKILL ends the process that opens it."""
+    """SIGKILL does not end the process that opens the output."""
     with fresh_site(slots=1) as site:
         site.root.chmod(0o755)
         with unopenable_output(site) as stands:

@@ -71,7 +71,7 @@ def test_killed_service_loses_running_jobs_and_keeps_queued_ones(site):
 
 
 def test_kernel_ends_hook_and_job_with_the_service(site):
-    """Even if the service is not started again."""
+    """The service is killed and not started again."""
     (site.root / "prologue").write_text(HOOK.format(dir=site.root, name="prologue"))
     site.submit("-d", str(site.root), site.script("exec sleep 300\n"), blob=Request().encode())
     mark = spooled(site)[0]["environ"]["PBS_JOBCOOKIE"]
@@ -273,7 +273,7 @@ def test_queue_of_an_older_layout_continues_its_numbers(site):
 
 
 def test_descriptors_of_clients_do_not_reach_root_processes(site, tmp_path):
-    """Its owner determines how long closing it takes."""
+    """The owner of a descriptor determines how long closing the descriptor takes."""
     eventually(lambda: children(site.process.pid))
     roots = [site.process.pid, *children(site.process.pid)]
     assert len(roots) == 2, "not only the service and the process that accepts clients"

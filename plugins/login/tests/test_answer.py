@@ -195,7 +195,7 @@ def test_handshake_of_a_client_is_limited_in_time(monkeypatch, left, given):
 
 
 def test_silent_clients_do_not_block_the_job(job, site, monkeypatch, capfd):
-    """They exist before the job, and are kept."""
+    """The silent clients connect before the job, and stay connected."""
     strangers, greeted, tell = [], threading.Semaphore(0), channel.greet
     create = socket.create_server
 

@@ -87,7 +87,7 @@ def test_frames_pass_both_ways(streams):
 
 
 def test_job_sends_nothing_to_a_service_without_the_key(meeting):
-    """Whatever host and port a forged request names, the service there receives no byte."""
+    """A forged request may name any host and port; no service there receives a byte."""
     heard = []
 
     def service(connection):

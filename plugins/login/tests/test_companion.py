@@ -89,7 +89,7 @@ def test_request_that_cannot_be_started_does_not_stop_the_companion(
 
 
 def test_remaining_processes_are_killed_at_the_end(home, monkeypatch):
-    """After the time in which it can report that the script has ended."""
+    """The companion first has time to report that the script has ended."""
     done = []
     monkeypatch.setattr(companion.os, "killpg", lambda group, number: done.append((group, number)))
     monkeypatch.setattr(companion, "time", types.SimpleNamespace(sleep=done.append))

@@ -229,7 +229,7 @@ def test_output_is_written_to_the_file(site, tmp_path, monkeypatch):
 def test_records_of_all_nodes_are_fetched_for_commands_that_read_them(
     site, monkeypatch, wanted, nodes
 ):
-    """Of a job on several nodes, and of an array, whose elements may have names chosen by users."""
+    """The job has several nodes, or is an array whose tasks may have names chosen by users."""
     site.jobs += [
         JobInfo("8", "n", ME, "R", nodes=("n1",), known_as="8_2"),
         JobInfo("9", "n", ME, "R", nodes=("n1", HOST), known_as="8_1"),
@@ -274,7 +274,7 @@ def runuser(site, monkeypatch, tmp_path):
 def test_command_of_an_admin_runs_as_the_owner_without_a_terminal(
     site, runuser, monkeypatch, tmp_path, terminal
 ):
-    """It gets no open file of root. Its control sequences do not reach root's terminal."""
+    """The command gets no open file of root, and root's terminal no control sequences."""
     runuser(
         f'echo "$@" > {tmp_path}/called\nenv > {tmp_path}/env\n'
         f"exec 3>&1 4>&2; readlink /proc/self/fd/3 /proc/self/fd/4 > {tmp_path}/open\n"

@@ -205,7 +205,7 @@ def test_invalid_short_form_arguments_are_refused(
 def test_layers_leave_room_on_the_disk(
     pool: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """At most a third of the free space is unpacked, whatever size the root disk has."""
+    """At most a third of the free space is used for unpacked layers."""
     monkeypatch.setattr(build, "room", lambda work: 1 << 20 if work.is_dir() else 0)
     source = one_layer(("zeros", bytes(3 << 20), "f"))(tmp_path / "source")
     before = state(pool)

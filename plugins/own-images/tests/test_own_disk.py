@@ -411,7 +411,7 @@ def test_disk_changed_after_submission_is_refused(
 def test_disk_replaced_after_submission_is_refused(
     overlay: OwnOverlay, disk: Path, tmp_path: Path
 ) -> None:
-    """Also by a file of the same size and time: the daemon serves another inode."""
+    """The new file has the same size and time, but another inode."""
     assert overlay.disk is not None
     other = replace(overlay, disk=replace(overlay.disk, inode=overlay.disk.inode + 1))
     with pytest.raises(Refused, match="changed or replaced"):

@@ -239,7 +239,7 @@ def test_vfio_group_file_leads_to_its_first_function(site):
 
 
 def test_nvidia_driver_maps_numbers_to_cards(tmp_path):
-    """Its devices are not in sysfs."""
+    """sysfs has no entries of NVIDIA's devices."""
     for number, address in enumerate((SECOND, FIRST)):
         text = f"Model: \t\t NVIDIA A100\nBus Location: \t {address}\nDevice Minor: \t {number}\n"
         write(tmp_path / address / "information", text)

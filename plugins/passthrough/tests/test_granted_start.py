@@ -55,7 +55,7 @@ def test_each_job_gets_its_granted_cards_in_any_start_order(tmp_path):
 
 
 def test_card_in_use_by_the_previous_job_is_awaited(tmp_path):
-    """It is granted again while its guest is being destroyed: no other card is used instead."""
+    """The card is granted while its last guest is being destroyed; no other card may be used."""
     node = device_cases.node(tmp_path, device_cases.load(["passthrough"]), CASE, sysfs=machine)
     assert not started(node, "1", 0).error
     late = started(node, "2", 0)

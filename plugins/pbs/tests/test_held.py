@@ -44,7 +44,7 @@ def test_only_a_running_held_job_is_reported_as_held(harness):
 
 
 def test_requeued_job_starts_only_on_its_node(harness, monkeypatch):
-    """Also if qrerun ends before the job (Torque), and if the job was held before."""
+    """On Torque qrerun ends before the job. The job may have been held before."""
     monkeypatch.setattr(batch_commands, "RERUN_TIME", 0.0)
     where, wanted = {
         "torque": ("n1/0-1", {"nodes": "n1:ppn=2:vtorque"}),

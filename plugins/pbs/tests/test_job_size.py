@@ -81,7 +81,7 @@ def test_cpus_and_memory_assigned_by_openpbs_are_read(tmp_path):
     ],
 )
 def test_memory_of_torque_jobs_is_read(resources, mib):
-    """Of two nodes, with four processors each; vsub and root parse it alike."""
+    """vsub and root must parse the memory of a job on two nodes alike."""
     assert torque_memory(resources, 4, 2) == mib
     assert torque_given({"nodes": "2:ppn=4", **resources}).mib == mib
 

@@ -128,7 +128,7 @@ def test_other_jobs_and_those_of_vsub_are_not_changed(names, values):
     ],
 )
 def test_job_that_cannot_become_a_vm_job_is_rejected(values, said):
-    """It never runs on the host instead."""
+    """Such a job must never run on the host instead."""
     with pytest.raises(Rejected, match="the jobs of this queue run in virtual machines: ") as found:
         submitted({"vm": NEEDS}, **values)
     assert said in str(found.value)

@@ -48,7 +48,7 @@ def test_pbsdsh_is_found_beside_qsub(tmp_path, commands, shell, called, says, co
     [(TorqueShell(), "-n {} look ID\n"), (OpenPbsShell(), "-n {} -- look ID\n")],
 )
 def test_only_nodes_with_guests_are_called(tmp_path, commands, shell, called):
-    """By the number of their first line in the node file: src of both."""
+    """pbsdsh numbers nodes by their first line in the node file, on Torque and OpenPBS."""
     (tmp_path / "nodes").write_text("n1.site\nn1.site\nn3.site\nn3.site\nn2.site\n")
     (tmp_path / "says").write_text('case $* in "-n 0"*) exit 3 ;; esac')
     commands.joinpath("pbsdsh").write_text(

@@ -325,7 +325,7 @@ def test_golden_token_decodes_to_the_request():
 
 @pytest.mark.parametrize(("blob", "seen"), [(BLOB, True), (None, False)])
 def test_commands_of_the_site_are_added_to_pbs_o_path_of_vm_jobs(torque, blob, seen):
-    """As PBS_O_PATH; that of a bare-metal job is unchanged."""
+    """The PBS_O_PATH of a bare-metal job is unchanged."""
     torque.environ["PATH"] = "/usr/bin:/bin"
     needs = NEEDS if blob else None
     assert run_vsub(torque, ["-N", "x"], stdin=b":\n", blob=blob, needs=needs).code == 0

@@ -259,7 +259,7 @@ def test_boot_time_is_added_to_walltime_although_qalter_gets_no_answer(mom, monk
 
 @pytest.mark.parametrize("job_id", ["5.vm", "22[0].server", "7." + "x" * 60, "a b", "-x"])
 def test_epilogue_depends_on_files_of_vtorque_only(mom, job_id):
-    """Also if the owner has changed the job's resources in the meantime (qalter)."""
+    """The owner may have changed the job's resources with qalter."""
     args = [job_id, "u", "g", "n", "77", "nodes=1", "", "batch", "", "0", "/x.SC"]
     mom.script("n1", "epilogue", SITES.format(code=9))
     journal, proof = mom.paths.journal, mom.paths.run / "proof"

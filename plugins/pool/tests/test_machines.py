@@ -67,7 +67,7 @@ def test_machine_created_twice_is_ended_once(pool, monkeypatch):
 
 
 def test_machine_listed_twice_counts_once(pool, monkeypatch):
-    """By one cloud on two pages, or by two clouds of one account."""
+    """A cloud may list a machine on two pages, and two clouds may use one account."""
     listed = pool.driver.machines
     monkeypatch.setattr(pool.driver, "machines", lambda cluster: listed(cluster) * 2)
     settings = dataclasses.replace(pool.settings, clouds={"here": {"driver": "double"}})

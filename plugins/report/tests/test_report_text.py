@@ -219,7 +219,7 @@ def test_blocked_summary_ends_by_a_timeout(tmp_path):
 
 
 def test_migrations_and_pauses_are_shown(tmp_path):
-    """In the summary and on the page; an unknown name is not shown on the page."""
+    """The summary and the page show both; the page shows no unknown name."""
     names = ("arrives", "run", "paused", "run", "suspended", "run", "moves", "<b>")
     marks = [
         {"name": name, "start": kept_data.START + at, "seconds": 1.0, "guest": None}

@@ -69,7 +69,7 @@ def test_options_of_the_site_are_known():
 
 @given(st.lists(st.text(st.characters(exclude_categories=["Cs"]), max_size=8), max_size=8))
 def test_every_word_is_kept(words):
-    """In any accepted line, no word is lost except -vm and -I."""
+    """No word of an accepted command line is lost, except -vm and -I."""
     try:
         line = options.split(words)
     except UsageError:

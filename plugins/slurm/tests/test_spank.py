@@ -358,7 +358,7 @@ def test_several_tasks_have_their_ids_and_the_first_has_standard_input():
 @pytest.mark.parametrize("shell", ["dash", "bash"])
 @pytest.mark.parametrize("start", ["", "sleep 0.5\n"])
 def test_several_tasks_get_signals_and_are_awaited(shell, start):
-    """Also a signal that arrives before the script knows the last task."""
+    """The signal may arrive before the script knows the last task."""
     program = 'trap "echo got; exit 5" USR1; echo ready; for i in $(seq 200); do sleep 0.05; done'
     text = step_tasks.command(["sh", "-c", program], ["0", "1"])
     text = text.replace('pids="$pids', f'{start}pids="$pids')

@@ -65,7 +65,7 @@ def test_namespace_with_another_separator_is_tagged():
 
 
 def test_dollar_signs_are_not_expanded_by_snapteld(monkeypatch):
-    """It replaces $NAME in all its input, before it parses the JSON."""
+    """snapteld replaces $NAME in all its input before it parses the JSON."""
     monkeypatch.setenv("a", "SECRET")
     with snapteld_double.serving() as server:
         whole = template(config={"x": {"password": "$a${a}$$"}})
@@ -192,7 +192,7 @@ def test_create_makes_no_second_task_of_one_name():
 
 
 def test_task_created_during_its_release_is_removed(monkeypatch):
-    """Of a killed start: snapteld is still creating it when the release first checks."""
+    """A start was killed, and snapteld creates its task after the release has first checked."""
     with snapteld_double.serving() as server:
         task = task_of(server)
         real = time.sleep

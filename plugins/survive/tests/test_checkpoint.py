@@ -714,7 +714,7 @@ def test_concurrent_request_is_refused_and_does_not_get_the_answer(
 
 
 def test_job_with_too_many_requests_is_not_saved(loop, paths, recorded_actions, monkeypatch):
-    """Otherwise its user would wait for an answer that never comes."""
+    """Otherwise the user would wait for an answer that never comes."""
     job = started(paths)
     monkeypatch.setattr(watcher, "_MOST_PHASES", 3)
     assert "further requests are ignored" in request_answer(loop, job)

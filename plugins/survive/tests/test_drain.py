@@ -155,7 +155,7 @@ def test_job_whose_requeue_failed_continues(node):
 
 
 def test_job_that_would_start_from_the_beginning_is_not_requeued(node):
-    """By its user's resume=none, or because no other node can read its checkpoints."""
+    """The job has resume=none, or no other node can read its checkpoints."""
     started(node, begins_again=True)
     (done,) = of(node).run()
     assert done.done == LEFT and "resume=none" in done.why

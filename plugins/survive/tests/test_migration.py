@@ -482,7 +482,7 @@ def test_job_that_ends_during_the_transfer_cancels_it(world, monkeypatch):
 
 
 def test_job_that_ends_during_the_preparation_cancels_it(world, monkeypatch):
-    """Otherwise it would wait minutes for the start of guests on the destination."""
+    """Otherwise the migration would wait minutes for guests on the destination to start."""
     monkeypatch.setattr(migration, "_ENDS", 0.01)
     answers, says = os.pipe()
 

@@ -165,7 +165,7 @@ def test_link_to_a_directory_that_others_can_write_is_refused(saved_checkpoint, 
 
 
 def test_checkpoint_is_not_made_in_a_directory_that_others_can_write(tmp_path):
-    """In a directory like /tmp (root's and sticky), a user's directory may already exist."""
+    """In a sticky directory of root such as /tmp, a user's directory may already exist."""
     store = Store(tmp_path, os.getuid())
     store.directory.mkdir(mode=0o777)
     store.directory.chmod(0o777)

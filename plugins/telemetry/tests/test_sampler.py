@@ -198,7 +198,7 @@ def test_metrics_of_a_job_get_its_labels(paths, monkeypatch):
 
 
 def test_many_metrics_of_one_job_do_not_displace_other_samples(paths, monkeypatch):
-    """Otherwise its file would be thinned until no other guest has a line, faster over time."""
+    """Otherwise the job's file would be thinned until other guests have no samples."""
     job = running_journal.JournalledJob(paths, guests=2)
     said, first = iter(range(10**6)), []
 
@@ -363,7 +363,7 @@ def test_ending_job_gets_a_last_sample_without_waiting(paths, process):
 
 
 def test_start_of_the_sampler_does_not_wait_for_its_first_line(process, tmp_path):
-    """It is created although its Python has not started, and has a lower priority."""
+    """create() returns before the sampler's Python has started; the sampler has low priority."""
     slow = tmp_path / "slow"
     slow.write_text("#!/bin/sh\nexec sleep 1000\n")
     slow.chmod(0o755)
@@ -451,7 +451,7 @@ def test_telemetry_loads_without_other_plugins_and_can_be_disabled(tmp_path):
 
 
 def test_sampler_processes_import_no_other_acting_module(tmp_path):
-    """They start while guests boot, and would import nearly all of vTorque."""
+    """The processes start while guests boot, and would import nearly all of vTorque."""
     config = tmp_path / "vtorque.toml"
     config.touch()
     code = f"""
@@ -494,7 +494,7 @@ def test_guest_with_support_gets_a_metrics_file(paths, supports, settings, there
 
 
 def test_sampler_imports_no_placement_module():
-    """It starts together with a job: its imports take CPU time from the job's start."""
+    """The sampler starts together with a job, and its imports take CPU time from the start."""
     code = "import vtorque_telemetry.sampler, sys; print(*sys.modules)"
     argv = [sys.executable, "-I", "-c", code]
     done = subprocess.run(argv, capture_output=True, text=True, check=True, timeout=180)

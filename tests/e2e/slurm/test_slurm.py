@@ -430,7 +430,7 @@ def test_bare_metal_job_runs_without_a_guest(clean):
 
 
 def test_hooks_cost_a_bare_metal_job_almost_no_cpu(cluster):
-    """At most 5 ms of CPU more than the empty hook, each."""
+    """Each hook may use at most 5 ms of CPU more than an empty hook."""
     measure = (
         "import os,subprocess,sys,resource\n"
         "def cost(path):\n"

@@ -50,7 +50,7 @@ def test_queue_of_jobs_runs_to_its_end(clean, count):
 
 @pytest.mark.full
 def test_job_that_no_node_can_start_is_held(clean):
-    """After two requeues, with the reason; the nodes stay usable."""
+    """The job is held after two requeues, with the reason; the nodes stay usable."""
     for node in slurm.NODES:
         clean.stop_libvirt(node)
     try:

@@ -128,7 +128,7 @@ def test_gres_request_smaller_than_the_guests_need_is_refused_by_vsub(cards):
     "gres", [(), pytest.param(("--gres=bandwidth:1",), marks=pytest.mark.full)]
 )
 def test_request_that_bypasses_vsub_gets_no_card(cards, gres):
-    """In the form of a user's forgery, with a forged environment."""
+    """The user forges the request and the environment."""
     word = cards.submit("#!/bin/sh\n:\n", "-H", f"-w{NODE}", "--gres=gpu:1", "-vm", "pci=gpu")
     comment = re.search(r"Comment=(\S+)", cards.root("head", "scontrol", "show", "job", word))
     cards.root("head", "scancel", word)

@@ -153,7 +153,7 @@ class TestAJobOnTwoNodes:
 
 @pytest.mark.full
 def test_vmgr_ssh_opens_a_session_in_guests_with_sshd(start_running, clean):
-    """Of a job on two nodes, from a host that reaches them through Slurm only."""
+    """The job runs on two nodes, which the submit host can reach only through Slurm."""
     image = clean.image("debian")
     job_id = start_running("-N2", "-wn1,n2", "-vm", f"img={image},ram=768M,vcpus=1")
     for rank in ("0", "1"):

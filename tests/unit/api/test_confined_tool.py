@@ -56,7 +56,7 @@ def test_child_of_a_tool_is_killed_before_it_changes_the_checked_file(tmp_path: 
 
 
 def test_tool_may_start_as_many_threads_as_qemu_img() -> None:
-    """Their stacks and heaps fit into the address space that a tool has, on any machine."""
+    """The threads' stacks and heaps fit into the tool's address space limit on any machine."""
     code = (
         "import threading\n"
         "gate = threading.Barrier(65)\n"

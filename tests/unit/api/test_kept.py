@@ -65,7 +65,7 @@ def test_damaged_facts_are_read_as_empty(paths, content):
 
 
 def test_only_the_owner_can_read_kept_records(paths):
-    """In the form of access lists: tests have no root, and no other user."""
+    """The test reads the access lists, because it runs without root and other users."""
     place = kept_records.place(paths, JobAttempt("42.srv", 1, "u", 1234))
     place.add_facts(job="42.srv")
     os.close(place.append("log.jsonl"))

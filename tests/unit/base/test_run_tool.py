@@ -31,7 +31,7 @@ os.kill(me, 9)
 
 @pytest.mark.parametrize("by", ["[guard_command({what})]", "noting({ran!r}, 'ran')"])
 def test_command_whose_starter_has_ended_does_nothing(tmp_path, by):
-    """Its parent has ended before it asked the kernel to be killed together with it."""
+    """The starter has ended before the command asks the kernel for its parent-death signal."""
     ran = tmp_path / "ran"
     what = f"'touch', {str(ran)!r}"
     source, there = by.format(what=what, ran=str(ran)), Path(support.__file__).parent

@@ -69,7 +69,7 @@ sys.exit(0 if (file, code, sys.stdin.read()) == (3, 0, "") else 1)
 
 @pytest.mark.parametrize("closed", ["<&-", ">&- 2>&-", "<&- >&-", "<&- >&- 2>&-", "</dev/null"])
 def test_closed_standard_streams_are_opened_to_dev_null(closed):
-    """In Torque the hooks on sister nodes have no outputs: in Python they were None, a crash."""
+    """Torque's hooks on sister nodes have no outputs: Python's sys.stdout would be None."""
     closed += " </dev/null" if "<" not in closed else ""
     words = ["/bin/sh", "-c", f'exec "$0" "$@" {closed}', sys.executable, "-I", "-c", STREAMS]
     words.append("hook")
@@ -225,7 +225,7 @@ SOURCES = sorted(
 
 
 def test_every_started_python_is_isolated():
-    """In any program's arguments that begin with sys.executable, "-I" is next."""
+    """ "-I" must follow sys.executable in the arguments of any program."""
     started = []
     for path in SOURCES:
         text = path.read_text(encoding="utf-8")

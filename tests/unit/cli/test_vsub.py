@@ -80,7 +80,7 @@ def vsub(tmp_path, site):
 def test_vsub_of_a_user_installation_names_the_site_config(
     tmp_path, site, monkeypatch, capfd, is_own, path, said
 ):
-    """It is not shown if the user gives a config, and not by the vsub that root installed."""
+    """vsub prints no name if the user gives a config or root has installed vsub."""
     monkeypatch.setattr(vsub_module, "CONFIG_PATH", Path(site))
     prefix = tmp_path / "prefix"
     prefix.mkdir()
@@ -118,7 +118,7 @@ def test_dry_run_shows_the_accelerator_of_a_node(
 
 
 def test_submission_imports_no_heavy_module(vsub):
-    """It reaches the connection to the batch system's socket, which does not exist here."""
+    """The submission reaches the batch system's socket, which does not exist in this test."""
     code, err, modules, _ = vsub("-vm", "vcpus=1", "job.sh")
     assert code != 0
     assert "local.sock" in err
@@ -126,7 +126,7 @@ def test_submission_imports_no_heavy_module(vsub):
 
 
 def test_submission_imports_base_api_config_and_the_reading_half_of_images(vsub):
-    """One sentence; and no module of the standard library that only other commands use."""
+    """The submission must not import standard modules that only other commands use, either."""
     _, _, modules, _ = vsub("-vm", "vcpus=1", "job.sh")
     floors = ("base", "api", "config", "images.pool", "images.sidecar", "local")
     floors += ("batch", "cli.vsub", "cli.entry")

@@ -353,7 +353,7 @@ def test_disabling_a_plugin_does_not_break_the_config(plugins):
 
 
 def test_config_of_selected_plugins_needs_no_batch_system():
-    """For example a host that only makes images."""
+    """An example is a host that only builds images."""
     raw = parse_toml(b"[plugins]\nenable = ['linux-guest']\n", FILE)
     assert build(raw, Plugins.load(node=False, enable=["linux-guest"]))
     raw = parse_toml(b"[plugins]\ndisable = ['local']\n", FILE)

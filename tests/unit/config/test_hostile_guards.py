@@ -119,7 +119,7 @@ def test_attacks_are_distinct_and_refused_with_short_printable_text():
 
 
 def test_each_guard_stops_an_attack_and_each_attack_needs_a_guard():
-    """Without a guard some attack has another result; each attack is stopped by some guard."""
+    """Removing a guard must change the result of an attack, for each guard and each attack."""
     gone = set()
     for guard in GUARDS:
         changed = attacks_stopped_by(guard)

@@ -164,7 +164,7 @@ def test_unwritable_state_directory_is_reported_in_one_line(user, monkeypatch):
 
 @pytest.mark.parametrize("variable", ["CONFIG", "STATE", "DATA", "CACHE"])
 def test_directory_that_others_can_change_is_refused(user, monkeypatch, variable):
-    """They may come from another user's environment, which ``su`` keeps."""
+    """The directories may come from another user's environment, which ``su`` keeps."""
     theirs = user / "theirs"
     theirs.mkdir()
     monkeypatch.setenv(f"XDG_{variable}_HOME", str(theirs))

@@ -92,7 +92,7 @@ class ArrivingGuest(BootSource):
 
 
 def test_arriving_guest_gets_a_new_start_deadline(paths):
-    """Its clock is set, and plugins' hooks run, as after any start."""
+    """The guest's clock is set and plugins' hooks run, as after any start."""
     did = []
     over = time.monotonic() - 1.0
 
@@ -112,7 +112,7 @@ def test_arriving_guest_gets_a_new_start_deadline(paths):
 
 
 def test_arrived_guest_is_kept_when_another_guest_has_died(monkeypatch):
-    """It no longer exists on any other node."""
+    """The arrived guest no longer exists on any other node."""
     ended = []
     monkeypatch.setattr(boot.hypervisor, "destroy_domain", lambda _, uuid, *__: ended.append(uuid))
     monkeypatch.setattr(boot, "boot_one", lambda *_: None)

@@ -126,7 +126,7 @@ def test_start_whose_hook_was_killed_is_requeued(node, placed):
 
 
 def test_job_shell_reports_the_fault_when_the_server_refuses_a_requeue(node):
-    """For example a job of ``qsub -r n``. It ends with 122 and the reason in its output."""
+    """A job of ``qsub -r n`` ends with exit status 122, and its output has the reason."""
     LockingJobShell(node).start()
     server, code = node.run(FAULT, placed=True, requeues=False)
     assert code == 0

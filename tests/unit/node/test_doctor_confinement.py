@@ -110,7 +110,7 @@ def test_code_that_others_can_write_fails(site, tmp_path, monkeypatch):
     "argv", [("doctor",), ("setup", "install"), ("setup", "uninstall", "--purge"), ("reap",)]
 )
 def test_root_commands_reject_a_config_that_others_can_write(tmp_path, argv):
-    """It names directories, which uninstall --purge removes."""
+    """The config names directories that uninstall --purge removes."""
     victim = tmp_path / "victim"
     victim.mkdir()
     config = tmp_path / "vtorque.toml"

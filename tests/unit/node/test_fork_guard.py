@@ -21,7 +21,7 @@ class ConnectionDouble:
 
 
 def test_no_child_is_forked_while_a_connection_is_open(tmp_path, monkeypatch):
-    """By name or by import, whatever the module is called: the name of the real teardown's."""
+    """A teardown must close all connections to libvirt before each fork."""
     paths = Paths(tmp_path / "state", tmp_path / "run")
     journal = starter(paths)()
     connection = ConnectionDouble()

@@ -261,7 +261,7 @@ def test_jobshell_ends_after_the_start_deadline(job):
 
 
 def test_jobshell_ends_when_the_prologue_was_killed(job):
-    """For example by the kernel for lack of memory; its deadline may be far away."""
+    """The kernel may kill the prologue for lack of memory, long before the deadline."""
     root = subprocess.Popen(["sleep", "1000"])
     here = {"namespace": proofs.pid_namespace(), "deadline": time.monotonic() + 1000}
     proofs.write(job.paths, replace(READY, state="starting", starter=root.pid, **here))
@@ -306,7 +306,7 @@ def test_await_lock_returns_false_for_a_removed_or_replaced_proof(job):
 
 
 def test_prologue_that_ended_after_ready_is_not_taken_as_killed(job, monkeypatch):
-    """Its last message is read after its end was seen."""
+    """The job shell reads the prologue's last message after it has seen the prologue's end."""
     starting = replace(READY, state="starting", deadline=time.monotonic() + 1000)
     proofs.write(job.paths, starting)
 

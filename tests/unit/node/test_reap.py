@@ -194,7 +194,7 @@ def test_release_job_releases_all_attempts_of_one_job(paths, start, tmp_path):
 def test_release_that_failed_in_an_epilogue_is_retried_by_one_process(
     paths, start, tmp_path, monkeypatch
 ):
-    """By one process of the node, which ends when nothing is left."""
+    """One process of the node retries the release, and ends when nothing is left."""
     for name in ("_FIRST_PAUSE", "_LONGEST_PAUSE"):
         monkeypatch.setattr(reap_module, name, 0.01)
     kept, over, asked = tmp_path / "kept", tmp_path / "over", tmp_path / "asked"

@@ -200,7 +200,7 @@ def test_disconnected_source_after_arrival_leaves_all_resources(receiving_node, 
 
 
 def test_unresponsive_source_is_not_awaited_forever(receiving_node, monkeypatch):
-    """Its line never ends; the job's lock here is free then, and the other node gets an answer."""
+    """The source's line never ends; the destination then frees the job's lock and answers."""
     monkeypatch.setattr(domains, "domain_state", lambda *_: "")
     monkeypatch.setattr(survive_receive, "_ARRIVES", 0.0)
     receiving_node.starts = lambda guest: guest.arrive(guest.guest.uuid, "<domain/>", NOT)
@@ -251,7 +251,7 @@ def test_second_arrival_of_the_same_job_is_refused(receiving_node):
 
 @pytest.mark.parametrize("attempt", [0, 1])
 def test_prologue_of_the_same_attempt_keeps_an_arriving_guest(receiving_node, attempt, monkeypatch):
-    """One of a later attempt releases what the earlier attempt has left, as usual."""
+    """A prologue of a later attempt releases the resources of the earlier attempt."""
     running_journal.JournalledJob(receiving_node.paths, "42").journal.phase(ARRIVES)
     released = []
     monkeypatch.setattr(cleanup, "release_job", lambda *_: released.append(1) or [])

@@ -254,7 +254,7 @@ def submit(run, argv, script=b"", fds=()):
 
 
 def test_job_of_a_disconnected_client_gets_no_other_terminal(tmp_path):
-    """Its descriptors were closed while it was queued; the next client reused their numbers."""
+    """The next client reuses the numbers of descriptors that closed while the job was queued."""
     tmp_path.chmod(0o755)
     service = subprocess.Popen([sys.executable, "-c", SERVE, tmp_path], stdout=subprocess.PIPE)
     assert service.stdout is not None

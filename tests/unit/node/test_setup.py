@@ -17,7 +17,7 @@ from vtorque_core.plan.placement import node_hardware
 
 
 def test_environment_of_the_user_does_not_change_the_jobshell_program(tmp_path):
-    """In any working directory: it ends for lack of a job, like ours, and runs nothing else."""
+    """In any directory, the program ends because it has no job, and runs no other program."""
     ran = tmp_path / "ran"
     for name in ("sitecustomize.py", "usercustomize.py", "vtorque_core.py", "click.py"):
         (tmp_path / name).write_text(f"open({str(ran)!r}, 'w')\n")

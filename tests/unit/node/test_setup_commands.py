@@ -175,7 +175,7 @@ def test_modulefiles_are_installed_and_removed(top):
 
 @pytest.mark.parametrize("name", ["bin", 'with "all" [of] ${them} {'])
 def test_tcl_modulefile_prepends_to_path(tmp_path, name):
-    """Its commands replace those of Environment Modules, the language is Tcl's own."""
+    """Doubles replace the commands of Environment Modules; a real tclsh runs the file."""
     directory = tmp_path / name
     directory.mkdir()
     setup_commands.install(str(directory), str(tmp_path / "m"), lambda _line: None)

@@ -382,7 +382,7 @@ def test_claimed_spare_guest_survives_a_late_failure_of_its_boot(paths, tmp_path
     ("had", "set_to"), [(1024, [16, 1024]), (100, [2, 100]), (0, [])], ids=["v1", "v2", "none"]
 )
 def test_booting_spare_guest_has_low_cpu_shares_until_ready(monkeypatch, had, set_to):
-    """By its control group's share, which libvirt gives each guest of a host that has them."""
+    """libvirt sets the shares in the guest's control group if the host has control groups."""
     shares = [had]
 
     def cpu_shares(uri, uuid, wanted=0):

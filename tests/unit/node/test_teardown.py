@@ -284,7 +284,7 @@ def test_domain_that_does_not_end_keeps_all_resources_of_its_guest(paths, start,
 
 
 def test_core_leased_at_run_time_is_held_by_its_domain(paths, start, domains, tmp_path):
-    """Its record is later than the domain's, and is still released after it."""
+    """The lease's record is later than the domain's, but is released after the domain."""
     journal = start()
     journal.take(domain(0), guest=0)
     journal.acquire_leases([(Lease("core", "7", use="io"), 0)], phase="run")
@@ -319,7 +319,7 @@ def test_domain_that_appears_after_its_creator_was_killed_is_destroyed(
 def test_clock_set_back_does_not_delay_a_release(
     paths, start, domains, tmp_path, monkeypatch, known
 ):
-    """Otherwise it would wait until the day on which a killed create() must have ended."""
+    """Otherwise the release would wait until a killed create() must have ended by the new clock."""
     monkeypatch.setattr(hypervisor, "create_domain", lambda uri, xml, **_: 1 / 0)
     monkeypatch.setattr(Domain, "retry_seconds", 0.1)
     journal = start()

@@ -72,7 +72,7 @@ def test_example_of_iocm_is_placed_and_resized(shown_claims, tmp_path):
 
 @dataclass(frozen=True)
 class RunningDomain(Resource):
-    """In the journal's form, of a running guest."""
+    """A domain record of a running guest, in the journal's form."""
 
     kind: ClassVar[str] = "domain"
     name: str

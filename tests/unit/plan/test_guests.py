@@ -139,7 +139,7 @@ def test_each_guest_has_a_separate_qemu_uid(plan_guests):
 
 
 def test_guests_know_the_jobs_nodes_without_guests_by_this_nodes_names(plan_guests):
-    """This host's name service has localhost, which no other machine could use."""
+    """The host's name service has localhost, which no other machine could use."""
     guests, _, context = plan_guests()
     placements = [Placement(leased={"qemu-uid": (str(2146900000 + n),)}) for n in range(2)]
     bare = (BareNode("10.1.2.3", 8), BareNode("localhost", 2), BareNode("n" * 64, 1))

@@ -129,7 +129,7 @@ def test_unlimited_memory_is_divided_by_cpus():
 
 @given(st.lists(st.integers(1, 8), min_size=1, max_size=8))
 def test_jobs_that_share_a_node_share_its_memory(counts):
-    """As many as it has CPUs for: the parts of all add up to no more than the total."""
+    """The shares of as many jobs as the node has CPUs must not exceed the node's memory."""
     machine = flat(range(8), 16001)
     while sum(counts) > 8:
         counts.pop()

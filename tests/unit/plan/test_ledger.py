@@ -230,7 +230,7 @@ def test_node_without_known_ids_belongs_to_one_user(paths, first, second, other_
 
 
 def test_unreadable_journal_stops_placement(paths):
-    """Its resources are unknown, so nothing may be allocated."""
+    """The resources in the journal are unknown, so nothing may be allocated."""
     bad = start(paths, "1")
     bad.path.write_bytes(b"garbage\n" + bad.path.read_bytes())
     with pytest.raises(JournalError, match=r"1\.0\.jsonl, line 1"):

@@ -118,7 +118,7 @@ def test_kinds_that_moved_to_a_plugin_are_released_by_the_plugin(paths):
 
 
 def test_kinds_of_old_journals_are_known_with_their_fields():
-    """By the core, or by the plugin that provides it now."""
+    """The core or the plugin that provides the kind today must know all fields."""
     kinds = {each.item.kind: each.item for each in load().each("vtorque_resources")} | CORE_KINDS
     seen = {"core": set(), "survive": set(), "linux-guest": set()}
     for file in DATA.glob("*.jsonl"):

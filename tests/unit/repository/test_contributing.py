@@ -183,7 +183,7 @@ def test_core_modules_named_in_texts_exist():
 
 
 def test_files_named_in_the_manuals_exist():
-    """Also the modules that design.md names from within the core."""
+    """The test covers modules that design.md names relative to the core, too."""
     wrong = []
     tops = "|".join(path.name for path in [*REPO.iterdir(), *(REPO / "vtorque_core").iterdir()])
     for page in [*REPO.glob("*.md"), *REPO.glob("doc/*.md"), *REPO.glob("plugins/*/README.md")]:

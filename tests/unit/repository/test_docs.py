@@ -325,7 +325,7 @@ def test_every_test_named_on_a_page_exists():
 
 
 def test_units_of_the_reaper_are_valid():
-    """Their keys are those of systemd.timer(5) and systemd.service(5)."""
+    """The keys must be those of systemd.timer(5) and systemd.service(5)."""
     blocks = re.findall(r"```ini\n(.*?)```", text("admin.md"), re.DOTALL)
     service, timer = (block for block in blocks if "vTorque" in block)
     assert re.findall(r"^\[(\w+)\]$", service, re.MULTILINE) == ["Unit", "Service"]

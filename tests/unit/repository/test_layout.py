@@ -191,7 +191,7 @@ def code_lines(path):
 
 
 def test_device_plugins_are_small():
-    """They are examples for other authors: each can be read in five minutes."""
+    """Device plugins are examples for authors, who should read one in five minutes."""
     sizes = {
         name: sum(
             code_lines(path)

@@ -18,7 +18,7 @@ def bash(text, *argv):
 
 
 def test_recorded_process_is_found_only_while_its_pid_is_not_reused(tmp_path):
-    """Its pid may belong to another process by now, which must not be killed."""
+    """The pid may belong to another process by now, which must not be killed."""
     file = tmp_path / "x.pid"
     assert bash('record "$1" "$2"', str(file), str(os.getpid())).returncode == 0
     pid, began = file.read_text().split()

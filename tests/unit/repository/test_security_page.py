@@ -116,7 +116,7 @@ def test_appendix_has_every_attack():
 
 
 def test_each_actor_has_a_boundary():
-    """In the words of the table's column for attackers."""
+    """The names of actors are those in the table's column of attackers."""
     attackers = " ".join(row[1] for row in rows("### Boundaries"))
     for actor in ("user", "root in the guest", "neighbor", "stolen", "caller", "another user"):
         assert actor in attackers

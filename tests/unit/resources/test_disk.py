@@ -30,7 +30,7 @@ def test_disk_copy_runs_qemu_img_unprivileged_with_open_files(tmp_path, monkeypa
 
 @pytest.mark.parametrize("made", [Overlay, DiskCopy])
 def test_image_with_a_backing_file_is_rejected(tmp_path, made):
-    """Also if it has got such a name since it was added to the pool."""
+    """The image may have got a backing file after it was added to the pool."""
     image, other = tmp_path / "base", tmp_path / "other"
     other.write_bytes(bytes(1 << 20))
     create = ["qemu-img", "create", "-q", "-f", "qcow2", "-F", "raw", "-b", str(other), str(image)]

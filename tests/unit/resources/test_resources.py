@@ -201,7 +201,7 @@ print("ok")
 
 
 def test_tree_is_released_only_after_a_mount_inside_it(tmp_path):
-    """In a separate mount namespace; without root in a user namespace too (unshare(1))."""
+    """The test runs in a mount namespace, without root also in a user namespace (unshare(1))."""
     unshare = ["unshare", "--mount", *([] if ROOT else ["--map-root-user"])]
     done = subprocess.run(
         [

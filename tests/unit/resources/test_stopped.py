@@ -43,7 +43,7 @@ def test_ended_process_is_not_stopped():
     ],
 )
 def test_process_in_a_frozen_cgroup_is_stopped(tmp_path, line, file, said, wanted):
-    """In the format of proc(5) and the kernel's admin-guide, in both versions of control groups."""
+    """The files have the format of proc(5) and the kernel's admin guide, for cgroups v1 and v2."""
     process = tmp_path / "proc" / "12"
     process.mkdir(parents=True)
     (process / "stat").write_text("12 (a) S) S 1 12 12\n")

@@ -92,7 +92,7 @@ def test_valid_file_is_opened_for_writing(disk: Path, opened_disk: list[int]) ->
 def test_qcow2_that_refers_to_another_file_is_refused(
     disk: Path, opened_disk: list[int], changes: dict[int, bytes], why: str | None
 ) -> None:
-    """By its header: docs/interop/qcow2.txt of QEMU."""
+    """The header fields are those of QEMU's docs/interop/qcow2.txt."""
     with disk.open("r+b") as file:
         for at, content in {0: b"QFI\xfb\0\0\0\3", 23: b"\x10", 103: b"h", **changes}.items():
             file.seek(at)
@@ -304,7 +304,7 @@ def test_storage_daemon_may_start_threads_and_open_no_more_files() -> None:
 
 
 def test_numbers_of_refused_system_calls_match_the_kernel() -> None:
-    """Of linux-libc-dev, which libc6-dev needs: the same on all architectures."""
+    """The kernel's numbers come from linux-libc-dev, which libc6-dev needs."""
     header = Path("/usr/include/asm-generic/unistd.h").read_text()
     said = dict(re.findall(r"#define __NR_(\w+)\s+([0-9]+)$", header, re.MULTILINE))
     names = {int(number): name for name, number in said.items()}

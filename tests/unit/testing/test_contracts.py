@@ -26,7 +26,7 @@ def _impatient(monkeypatch):
 
 
 class CorrectBuilder:
-    """Without a defect."""
+    """A builder without a defect."""
 
     def __init__(self):
         self.valid_arguments, self.invalid_arguments = {"text": "boot"}, ({"text": ""},)
@@ -129,7 +129,7 @@ def test_defect_of_a_builder_is_found(kind, tmp_path):
 
 
 class Exporter:
-    """Without a defect; the destination is a list."""
+    """An exporter without a defect; its destination is a list."""
 
     def __init__(self):
         self.arrived, self.is_silent = [], False
@@ -275,7 +275,7 @@ def test_delayed_samples_of_an_asynchronous_receiver_are_accepted():
 
 
 class Sink(logging.Handler):
-    """Without a defect; the destination is a list."""
+    """A sink without a defect; its destination is a list."""
 
     def __init__(self):
         super().__init__()

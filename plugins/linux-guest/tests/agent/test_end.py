@@ -43,7 +43,7 @@ def test_signal_reaches_the_script_and_its_children(session: Session) -> None:
 def test_agent_that_answers_late_runs_the_job(
     agent: HostedAgent, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It receives HELLO, zeros and HELLO at once: it answers, reports ERROR, and answers."""
+    """The agent gets two HELLOs at once with zeros between, and answers both."""
     monkeypatch.setattr(connection, "RESYNC_FIRST", 0.2)
     session = Session(agent.connect())
     agent.process.send_signal(signal.SIGSTOP)

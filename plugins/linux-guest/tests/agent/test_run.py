@@ -134,7 +134,7 @@ def test_agent_uses_the_login_shell_of_the_guests_passwd(binary: Path) -> None:
 @pytest.mark.parametrize("shell", ["", "/bin/bash", "/bin/dash"])
 @pytest.mark.parametrize("line", [b"", b"#!/bin/sh\n"])
 def test_login_shell_runs_a_script_after_the_profile(session: Session, shell, line) -> None:
-    """After the user's profile, by the script's own line, with unchanged arguments."""
+    """The script runs by its #! line with unchanged arguments."""
     text = line + b'echo "$FROM|$1|$2|${0##*/}"; exit 3\n'
     words = (shell, FileArg("s"), "a  b", "*")
     with tempfile.TemporaryDirectory() as home:
@@ -289,7 +289,7 @@ def test_output_is_not_held_back(session: Session) -> None:
 
 
 def test_agent_preempts_a_program_for_its_first_output_only(session: Session) -> None:
-    """It would be woken for each line: SCHED_BATCH (3) does not preempt, sched(7)."""
+    """SCHED_BATCH (3) does not preempt, sched(7); otherwise each line would wake the agent."""
     program = (
         "import os\n"
         "agent = os.getppid()\n"

@@ -101,7 +101,7 @@ def test_user_data_is_valid_cloud_config(plan, schema, jsonschema, image, ntp) -
 
 @pytest.mark.integration
 def test_cloud_config_in_the_manuals_is_valid(schema, jsonschema) -> None:
-    """Those of doc/guests.md, doc/pool.md and doc/software.md."""
+    """The examples are in doc/guests.md, doc/pool.md and doc/software.md."""
     shown = [b.text for b in blocks("yaml") if b.text.startswith("#cloud-config\n")]
     assert len(shown) == 4
     for text in shown:

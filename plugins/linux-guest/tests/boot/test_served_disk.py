@@ -77,7 +77,7 @@ def test_disk_without_other_files_is_accepted(
 def test_disk_that_refers_to_another_file_is_refused(
     serve: Callable[..., None], guest: GuestPlan, tmp_path: Path
 ) -> None:
-    """Its header was changed after the check of the header."""
+    """The disk's header was changed after its check."""
     serve("-o", f"data_file={tmp_path}/bashrc,data_file_raw=on")
     with pytest.raises(Refused, match=r"disk=.*: was changed during the start"):
         require_one_file(guest)

@@ -83,7 +83,7 @@ def test_unsupported_content_is_refused(text: str) -> None:
 
 @pytest.mark.parametrize("content", [b"#cloud-config\nruncmd:\n- echo caf\xe9\n", b"\xff\xfe#"])
 def test_text_that_is_not_utf8_is_refused(content: bytes) -> None:
-    """Its bytes were once replaced, and the guest ran another command."""
+    """If invalid bytes were replaced, the guest would run another command."""
     with pytest.raises(ValueError, match=r"^line [13] is not UTF-8$"):
         list(user_cloud_config.parse(content))
 

@@ -96,7 +96,7 @@ EXPECTED = b"".join(
 
 @pytest.fixture
 def long_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
-    """For tests that do not wait for this timeout: two seconds are too short on a busy machine."""
+    """Set a long timeout: on a busy machine two seconds are too short."""
     monkeypatch.setattr(guest_logs, "SECONDS", LONG)
 
 

@@ -399,7 +399,7 @@ def test_another_job_shell_continues_the_session(wire: Wire, cut: int, noticed: 
 
 
 def test_exported_state_lets_another_job_shell_continue(wire: Wire) -> None:
-    """Not before; then repeatedly until it is taken, while the script continues to run."""
+    """The state is exported repeatedly until it is read, while the script runs."""
     said: list[SessionState] = []
     calls = 0
 

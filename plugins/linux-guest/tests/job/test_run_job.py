@@ -380,7 +380,7 @@ def test_cancellation_script_gets_half_of_the_grace(
 
 
 def test_script_may_end_during_its_cancellation(guest: ForwardingGuest, cancelled: Path) -> None:
-    """Its epilogue then does not get the SIGTERM that was meant for it."""
+    """The epilogue must not get the SIGTERM that was meant for the script."""
     flag, end = guest.agent.home / "started", guest.agent.home / "end"
     cancelled.write_text(f"#!/bin/sh\ntouch {end}; sleep 0.2; echo saved\n")
     text = f"#!/bin/sh\ntouch {flag}\nuntil [ -e {end} ]; do sleep 0.01; done\nexit 5\n"
@@ -487,7 +487,7 @@ while :; do sleep 0.1; done
 def test_canceled_job_shell_dies_of_sigterm_as_a_plain_job(
     guest: ForwardingGuest, tmp_path: Path, system: str, code: int
 ) -> None:
-    """After the script's trap: with exit status 0, jobs that depend on its success would start."""
+    """With exit status 0, jobs that depend on the job's success would start."""
     started = guest.agent.home / "started"
     config, script = tmp_path / "vtorque.toml", tmp_path / "42.srv.SC"
     config.write_text(

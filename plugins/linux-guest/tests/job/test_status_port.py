@@ -54,7 +54,7 @@ def holds(seconds, *lines):
 
 @pytest.mark.parametrize("said", [(), ("HELD 60",)])
 def test_older_agent_is_detected(said):
-    """It does not know HOLD, or does not forward it to its job shell."""
+    """An older agent does not know HOLD, or does not forward HOLD to its job shell."""
     with pytest.raises(StreamError, match="the agent of the guest's image is too"):
         holds(60, "STEP network", *said, "READY 1", "LOGGED")
     assert holds(0, *said, "LOGGED") == ["HOLD 0", "LOG /"]

@@ -120,7 +120,7 @@ while True:
 
 @contextlib.contextmanager
 def unreadable_process(site: LocalSite) -> Iterator[Stands]:
-    """Its /proc/PID/environ cannot be read: a page fault holds the lock of its memory map."""
+    """Start a process whose /proc/PID/environ hangs: a page fault holds the memory map's lock."""
     argv = ["/usr/bin/python3", "-I", "-S", "-c", HELD]  # allowed for them
     with contextlib.ExitStack() as last:
         silent = [fuse_server.READ], [fuse_server.READ]
@@ -249,7 +249,7 @@ def flood_of_jobs(site: LocalSite) -> Iterator[Stands]:
 
 @contextlib.contextmanager
 def held_prologues(site: LocalSite) -> Iterator[None]:
-    """Before that, no job gets further than to its prologue."""
+    """Hold all jobs in their prologues until the end of the context."""
     hold = site.root / "prologue.hold"
     hold.touch()
     try:

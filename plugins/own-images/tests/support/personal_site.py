@@ -9,7 +9,7 @@ from vtorque_own_images.plugin import Settings
 
 
 class PersonalSite:
-    """What the plugin reads of a personal site."""
+    """The part of a personal site that the plugin reads."""
 
     owner = 1000
     path = Path("/nonexistent/vtorque.toml")

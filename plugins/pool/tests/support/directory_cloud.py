@@ -98,7 +98,7 @@ class ListsAllClusters(DirectoryDriver):
 
 
 class RememberingDriver(DirectoryDriver):
-    """It knows only machines that it has made itself."""
+    """A driver that knows only machines that it has created itself."""
 
     def __init__(self, directory):
         super().__init__(directory)
@@ -130,7 +130,7 @@ class RefusesWhatIsGone(DirectoryDriver):
 
 
 class LeavesHalf(DirectoryDriver):
-    """It makes a machine, and fails afterwards."""
+    """A driver whose ``create()`` creates a machine and fails afterwards."""
 
     def create(self, order):
         self.answer()

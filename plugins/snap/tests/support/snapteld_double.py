@@ -60,7 +60,7 @@ class Failed(Exception):
 
 @dataclass
 class SnapteldOptions:
-    """Its behavior.
+    """The behavior of the double.
 
     ``slow``: seconds from a task's creation to the answer; ``stopping``: seconds that a task takes
     to stop; ``broken``: a task that is started is disabled; ``tls``: files of certificate and key.
