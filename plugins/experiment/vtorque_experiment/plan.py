@@ -190,7 +190,7 @@ def _readable_copy(plan: ExperimentPlan) -> Path:
 
 
 def _seal_error(error: OSError) -> HostFault:
-    return HostFault(f"{SEALS}: {error.strerror}: cannot store the plan's seal")
+    return HostFault(f"{SEALS}: {error.strerror}: cannot store the hash of the plan")
 
 
 def _seals_dir() -> Path:

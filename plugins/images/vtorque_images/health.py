@@ -52,7 +52,7 @@ def check_pool(site: Site) -> Iterator[HealthResult]:
         found, broken = _split_listing(pool)
     except VtorqueError as error:
         if is_personal(site) and not pool.exists():
-            yield warning("there are no images yet", "the first job builds one")
+            yield warning("there are no images yet", "your first job builds the image micro")
         else:
             yield failure(str(error), "chown -R root: and chmod -R go-w the pool")
         return

@@ -47,10 +47,10 @@ exit 0"""
 
 @hookimpl
 def vtorque_guest_context(guest: GuestPlan, site: Site) -> Iterator[ContextItem]:
-    """Yield the user's cloud-config, the command for ``clean=DIR``, and scripts for cancellation.
+    """Yield the user's cloud-config, ``vmgr clean`` for ``clean=DIR``, and scripts for cancellation.
 
-    All guests get the cloud-config. Only the first guest gets the rest: a command that removes
-    guest root's files below DIR (``vmgr clean``), and the scripts that run if the job is canceled.
+    All guests get the cloud-config. Only the first guest gets the rest. ``vmgr clean`` removes
+    files below DIR that belong to root of a guest. The scripts run if the job is canceled.
     Raises Refused for an invalid cloud-config, or if DIR is not in a writable share.
     """
     if guest.request[CLEAN] and not guest.rank:  # before any program of the user runs there

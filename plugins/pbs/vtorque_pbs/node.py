@@ -292,8 +292,8 @@ class PbsNode(abc.ABC):
     def _keeps_off(self, job: BatchJob, outcome: Outcome, reason: str) -> bool:
         """Keep VM jobs off this node after a host fault; return whether the job may be requeued.
 
-        To keep VM jobs off, remove the node's mark. After another failure, leave the mark, so the
-        requeued job may start on this node again.
+        To keep VM jobs off, remove the node's mark. If ``outcome`` is not a host fault, leave the
+        mark: the requeued job may start on this node again.
 
         Returns:
             False if the site uses no mark, or if the mark cannot be removed. Otherwise True.

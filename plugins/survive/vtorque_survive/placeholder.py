@@ -38,7 +38,10 @@ def is_migrating(job: NodeJob) -> bool:
 
 
 def acquire_placeholder(job: NodeJob) -> None:
-    """Acquire the placeholder job if the guests migrate from another node."""
+    """Record the job that reserves this node's resources for guests that migrate here.
+
+    Without a migration, do nothing.
+    """
     first = job.guests[0]
     if is_migrating(job):
         job.acquire(Placeholder(job.id, first.job.node, str(job.site.path)), guest=first)
