@@ -47,7 +47,7 @@ exit 0"""
 
 @hookimpl
 def vtorque_guest_context(guest: GuestPlan, site: Site) -> Iterator[ContextItem]:
-    """Yield the user's cloud-config, ``vmgr clean`` for ``clean=DIR``, and scripts for cancellation.
+    """Yield the user's cloud-config, the command of ``clean=DIR``, and scripts for cancellation.
 
     All guests get the cloud-config. Only the first guest gets the rest. ``vmgr clean`` removes
     files below DIR that belong to root of a guest. The scripts run if the job is canceled.
