@@ -55,7 +55,7 @@ exit 3
 @pytest.fixture
 def remote_commands(clean):
     """Let the nodes run the commands of the ssh double, as the user."""
-    (clean.home / "bin").mkdir()
+    (clean.home / "bin").mkdir(exist_ok=True)
     clean.script(REMOTE, "bin/ssh")
     on_guest = files("vtorque_linux_guest.guest").joinpath("on-guest")  # images with ssh have it
     clean.script(on_guest.read_text(), "bin/on-guest")
@@ -69,16 +69,19 @@ def remote_commands(clean):
             clean.root(node, "kill", pid)
 
 
-@pytest.mark.parametrize("command", ["vsub", "sbatch"])
-def test_service_in_a_guest_is_reached_from_bare_metal_nodes(remote_commands, command):
+FIRST, SECOND = ("-N1", "-c2", "-Cvtorque", "--vm=ram=256M"), ("-N2", "--ntasks-per-node=2")
+SPELLINGS = {
+    "vsub": (("vsub",), SCRIPT),
+    "directive": (("sbatch",), SCRIPT.replace("#VSUB -vm ", "#SBATCH --vm=")),
+    "sbatch": (("sbatch", *FIRST, ":", *SECOND), re.sub("#(SBATCH|VSUB).*", "#", SCRIPT)),
+}
+
+
+@pytest.mark.parametrize(("command", "text"), SPELLINGS.values(), ids=SPELLINGS)
+def test_service_in_a_guest_is_reached_from_bare_metal_nodes(remote_commands, command, text):
     """The script runs in the guest; ranks run there and on the nodes, where nothing is left."""
-    text = SCRIPT if command == "vsub" else SCRIPT.replace("#VSUB -vm ", "#SBATCH --vm=")
-    script = remote_commands.script(text)
-    job_id = (
-        remote_commands.user(command, "--parsable", "-o", "out", script, "a b")
-        .stdout.decode()
-        .strip()
-    )
+    argv = (command[0], "--parsable", "-oout", *command[1:], remote_commands.script(text), "a b")
+    job_id = remote_commands.user(*argv).stdout.decode().strip()
     remote_commands.wait_state(job_id, "COMPLETED", "FAILED")
     assert remote_commands.show(job_id)["ExitCode"] == "3:0"
     rows = remote_commands.root("head", "scontrol", "show", "job", job_id)

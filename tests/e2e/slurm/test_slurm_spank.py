@@ -132,6 +132,10 @@ def test_variables_and_none(clean):
     code, _, err = ended(clean, "sbatch", "--wrap=true", env={"SBATCH_VM": "ram"}.items())
     assert code != 0
     assert "has no '='" in err
+    for command in (["sbatch", ":", VM, "--wrap=true"], ["srun", VM, "true", ":", "true"]):
+        code, _, err = ended(clean, *command)
+        assert code != 0
+        assert "only the first component of sbatch and salloc can have it" in err
     for name in ("sbatch", "srun", "salloc"):
         assert "--vm=KEY=VALUE" in ended(clean, name, "--help")[1]
     assert clean.root("head", "squeue", "-h") == ""

@@ -142,14 +142,17 @@ static bool is_bare(void) { return count && strcmp(values[count - 1], "none") ==
 /* Called once per component of a heterogeneous job. All components get the request of the first. */
 static int submit(spank_t sp) {
     static bool done;
-    if (done)
-        return 0;
+    static int components;
     if (spank_context() == S_CTX_LOCAL && getenv("SLURM_JOB_ID")) { /* a step; its job's value, if any */
         const char *jobs = getenv("SLURM_SPANK__SLURM_SPANK_OPTION_vtorque_vm");
         if (count && !is_bare() && (!jobs || strcmp(values[count - 1], jobs) != 0))
             give_up("--vm", "a step runs in the guests of its job: only --vm=none is possible here");
         return 0;
     }
+    if (components++ && count && (!done || spank_context() == S_CTX_LOCAL))
+        give_up("--vm", "in a heterogeneous job, only the first component of sbatch and salloc can have it");
+    if (done)
+        return 0;
     unsetenv(IN_JOB); /* of a job around this command */
     add_variable();
     if (!count)
