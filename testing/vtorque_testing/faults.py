@@ -219,7 +219,7 @@ def run_in_child(
     pid = os.fork()
     if pid == 0:
         os.close(reader)
-        _be_child(work, last, _stand_still if meanwhile else act, writer, note)
+        _be_child(work, last, _stop_self if meanwhile else act, writer, note)
     os.close(writer)
     if meanwhile is not None and os.WIFSTOPPED(_wait_child(pid)):
         try:
@@ -241,7 +241,7 @@ def run_in_child(
     return ChildResult(steps, False, error, kind, tuple(noted))
 
 
-def _stand_still() -> None:
+def _stop_self() -> None:
     signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)  # before this thread continues
 
 

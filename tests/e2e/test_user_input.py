@@ -141,7 +141,7 @@ def test_root_commands_run_by_a_user_change_nothing(guest):
     assert guest.job("#!/bin/sh\necho lives\n").out == b"lives\n"
 
 
-# vsub of a user who has changed it: this word is sent in place of the request.
+# A modified vsub that sends this word in place of the request.
 FORGER = (
     "import sys\nimport vtorque_core.api.submission as submission\n"
     "word = sys.argv.pop(1)\nsubmission.to_token = lambda blob: word\n"

@@ -64,10 +64,10 @@ def test_vsub_failure_of_another_kind_refuses_nothing(tmp_path):
 
 def test_building_an_image_is_reported_once_before_it_starts(tmp_path):
     file = experiments.write(tmp_path, 'script = "job.sh"\nmatrix.vm.vcpus = [1, 2]\n')
-    goes_on = tmp_path / "told"
+    released = tmp_path / "told"
     makes = f"""
         echo 'vsub: building the image micro, once' >&2
-        while [ ! -e {goes_on} ]; do sleep 0.01; done
+        while [ ! -e {released} ]; do sleep 0.01; done
         echo '   2.0 s  kernel' >&2
     """
     vsub = batch.BatchCommands(("/bin/sh", "-c", makes, "sh"), dict)
@@ -75,7 +75,7 @@ def test_building_an_image_is_reported_once_before_it_starts(tmp_path):
 
     def tell(line):
         told.append(line)
-        goes_on.touch()
+        released.touch()
 
     assert check.find_refused(file, found, matrix.cells(found), vsub, tell) == {}
     assert told == ["vsub: building the image micro, once"]

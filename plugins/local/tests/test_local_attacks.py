@@ -67,30 +67,30 @@ def total(site, key: str) -> int:
 
 def test_descriptors_that_cannot_be_closed_do_not_block_others(site):
     """The descriptors are FUSE files whose FLUSH is never answered, so close(2) hangs."""
-    with unclosable_descriptors(site) as stands:
+    with unclosable_descriptors(site) as is_active:
         assert_unharmed(site)
         theirs = children(roots(site)[1])
         assert len(theirs) <= 105, (
             "more processes than connections of a user, plus those that close descriptors"
         )
         assert site.submit("-W", "block=true", site.script("#!/bin/sh\nexit 4\n")) == 4
-        assert stands()
+        assert is_active()
 
 
 def test_process_blocked_by_a_file_system_does_not_block_others(site):
     """A page fault holds the memory map's lock, so reading /proc/PID/environ hangs."""
-    with unreadable_process(site) as stands:
+    with unreadable_process(site) as is_active:
         assert_unharmed(site)
-        assert stands()
+        assert is_active()
 
 
 def test_job_with_hanging_output_does_not_keep_its_slot():
     """SIGKILL does not end the process that opens the output."""
     with fresh_site(slots=1) as site:
         site.root.chmod(0o755)
-        with unopenable_output(site) as stands:
+        with unopenable_output(site) as is_active:
             assert_unharmed(site)
-            assert stands()
+            assert is_active()
 
 
 def test_messages_that_need_much_memory_do_not_block_others(site):

@@ -268,8 +268,8 @@ def test_addresses_of_checkpoints_are_reserved(store, site, alive, tmp_path):
     site.paths = running_journal.paths_below(tmp_path)
     assert set(away([booted], site)) == {*LEASED, ("address", "10.86.0.17")}
     was = saved_guest(UUID, LEASED)
-    going_on = dataclasses.replace(booted, source=restore.CheckpointSource(was))
-    assert list(away([going_on], site)) == [("address", "10.86.0.17")]
+    restored = dataclasses.replace(booted, source=restore.CheckpointSource(was))
+    assert list(away([restored], site)) == [("address", "10.86.0.17")]
     alone = SharedSite({Settings: Settings(checkpoints=str(store.top))})
     assert list(away([booted], alone)) == []
     gone = SharedSite({Settings: Settings(checkpoints="/none", checkpoints_shared=True)})

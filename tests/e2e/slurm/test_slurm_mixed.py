@@ -10,8 +10,8 @@ from vtorque_slurm.hostlist import expand
 
 pytestmark = [pytest.mark.e2e, pytest.mark.full]
 
-# A double of ssh, since the micro image has none and these machines no sshd: what comes on standard
-# input goes to a shell of the user's on the node. The way there is the real one.
+# A double of ssh, because the micro image has no ssh and these machines no sshd. A shell of the
+# user on the node reads the standard input. The network connection is real.
 REMOTE = """#!/bin/sh
 while [ $# -gt 4 ]; do shift; done
 exec nc "$1" 7022

@@ -31,7 +31,8 @@ HOSTILE = {
     "GCONV_PATH": "/x", "IFS": "/", "TMPDIR": "/x", "LC_ALL": "C", "BASH_ENV": "/x",
     "PYTHONPATH": "/x", "PBS_JOBID": "1.x",
 }  # fmt: skip
-# Begins as root, whoever runs the test, and prints the result. "control": it does not begin.
+# Act as a program of root, also if the test is not root, and print the result. With "control", the
+# program does not isolate itself.
 PROBE = """
 import json, os, sys
 def say(*what):

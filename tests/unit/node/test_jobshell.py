@@ -76,13 +76,13 @@ class ShellJob:
         self.environ = {"PBS_JOBID": JOB, "PBS_ENVIRONMENT": "PBS_BATCH"}
         self.driver = FakeDriver(0)
         self.after = []
-        self.went_on = []
+        self.companions = []
 
     @contextlib.contextmanager
     def beside(self, proof):
-        self.went_on.append((proof.job.id, "begins", len(self.driver.calls)))
+        self.companions.append((proof.job.id, "begins", len(self.driver.calls)))
         yield
-        self.went_on.append((proof.job.id, "ends", len(self.driver.calls)))
+        self.companions.append((proof.job.id, "ends", len(self.driver.calls)))
 
     def run(self, result=0, line=None, stdin=None, argv=(), meanwhile=None, shell=None, **environ):
         self.driver = FakeDriver(result)
@@ -437,7 +437,7 @@ def test_companion_starts_and_ends_with_the_script(job, terminal):
     os.close(leader)
     if not terminal:
         os.close(end)
-    assert job.went_on == [(JOB, "begins", 0), (JOB, "ends", 1)]
+    assert job.companions == [(JOB, "begins", 0), (JOB, "ends", 1)]
 
 
 def test_companion_runs_while_the_guests_boot(job):
@@ -445,17 +445,17 @@ def test_companion_runs_while_the_guests_boot(job):
     proofs.write(job.paths, replace(READY, state="starting", deadline=time.monotonic() + 60))
 
     def meanwhile():
-        assert job.went_on == [(JOB, "begins", 0)]
+        assert job.companions == [(JOB, "begins", 0)]
         proofs.write(job.paths, replace(READY, state="refused", reason="no"))
 
     assert job.run(meanwhile=meanwhile) == 121
-    assert job.went_on == [(JOB, "begins", 0), (JOB, "ends", 0)]
+    assert job.companions == [(JOB, "begins", 0), (JOB, "ends", 0)]
 
 
 def test_after_script_hook_is_not_called_if_the_script_did_not_run(job):
     proofs.write(job.paths, replace(READY, state="refused", reason="no"))
     assert job.run() == 121
-    assert job.went_on == []
+    assert job.companions == []
     proofs.write(job.paths, READY)
     leader, terminal = pty.openpty()
     assert job.run(0, stdin=terminal) == 0
@@ -487,7 +487,7 @@ jobshell.run_job(
     paths, PbsJobShell(), environ={job.environ!r}, owner_uid={ME},
     calls=jobshell.PluginCalls(lambda _: plugins, meanwhile=meanwhile),
 )
-print(*sorted(set(sys.modules) - set(before)) if before else ["no meanwhile"])
+print(*sorted(set(sys.modules) - set(before)) if before else ["the calls were not made"])
 """
     done = subprocess.run(
         [sys.executable, "-c", program], input=f"{job.script}\n", capture_output=True, text=True,

@@ -51,10 +51,10 @@ def measure(rounds: int) -> dict[str, dict[str, list[float]]]:
                 site.root.chmod(0o755)
                 job(site)  # only the first job waits for this
                 times[name]["quiet"] += [job(site)[1] for _ in range(JOBS)]
-                with attack(site) as stands:
+                with attack(site) as is_active:
                     for _ in range(JOBS):
                         waited, seconds = job(site)
-                        if not stands():  # it ended before the job
+                        if not is_active():  # the attack ended before the job
                             break
                         times[name]["waited"].append(waited)
                         times[name]["attacked"].append(seconds)

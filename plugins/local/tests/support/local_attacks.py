@@ -88,14 +88,14 @@ def send_descriptors(begun, path, file, times):
 def unclosable_descriptors(site: LocalSite) -> Iterator[Stands]:
     """close(2) of a FUSE file whose FLUSH is never answered, in a thousand connections."""
 
-    def stands() -> bool:
+    def is_active() -> bool:
         return any(waits_for_fuse(pid) for pid in children(roots(site)[1]))
 
     with (
         fuse_server.mounted(site.root / "fuse", [fuse_server.FLUSH]) as file,
         attacker(send_descriptors, socket_of(site), file, 1000),
     ):
-        yield stands
+        yield is_active
 
 
 def waits_for_fuse(pid: int) -> bool:
@@ -156,14 +156,14 @@ def unopenable_output(site: LocalSite) -> Iterator[Stands]:
     The job is root's: the user nobody cannot run a Python in a closed home.
     """
 
-    def stands() -> bool:
+    def is_active() -> bool:
         return any(map(opening_hangs, of_all_threads(site.process.pid)))
 
     with fuse_server.mounted(site.root / "fuse", [fuse_server.OPEN]) as file:
         assert site.submit("-o", str(file), site.script("#!/bin/sh\n")) == 0
-        eventually(stands)
+        eventually(is_active)
         site.submitter.cancel(f"{newest(site)}.{HOST}")
-        yield stands
+        yield is_active
 
 
 def newest(site: LocalSite) -> int:

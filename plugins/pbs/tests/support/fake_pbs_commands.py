@@ -419,7 +419,7 @@ def own_resource(state, verb, name):
         raise CommandError(1, f"qmgr obj={name} svr=default: Unknown resource")
     if verb == "create":
         state["resources"] = sorted({*state["resources"], name})
-    elif verb == "delete" and state.get("busy"):  # a job has it, including those in the history
+    elif verb == "delete" and state.get("busy"):  # in use by a job, also one in the history
         busy = f"qmgr obj={name} svr=default: Resource busy on job\nqmgr: Error (15174) returned"
         raise CommandError(70, busy)
     elif verb == "delete":
