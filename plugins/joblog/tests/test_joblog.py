@@ -14,9 +14,9 @@ from vtorque_core.live.extensions import Extensions
 from vtorque_joblog import node, plugin, sinks
 from vtorque_joblog.api import GROUP
 from vtorque_joblog.file import JsonFile
-from vtorque_joblog.local import Syslog, SystemdJournal
 from vtorque_joblog.outlets import JobLog, record_of
 from vtorque_joblog.plugin import Settings
+from vtorque_joblog.syslog_journald import Syslog, SystemdJournal
 from vtorque_testing.planned import PlannedNode, load_with_core
 
 ME = pwd.getpwuid(os.getuid())

@@ -11,8 +11,8 @@ from vtorque_core.api import constant_hook, hookimpl, require_root_owned
 from vtorque_core.api.health import HealthCheck, HealthResult
 from vtorque_core.api.node_job import NodeJob, Site
 from vtorque_core.live.node_process import NodeProcess
-from vtorque_joblog.local import JOURNAL, SYSLOG
 from vtorque_joblog.plugin import Settings
+from vtorque_joblog.syslog_journald import JOURNAL, SYSLOG
 
 
 class Follower(NodeProcess):

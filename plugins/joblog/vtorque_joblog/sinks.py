@@ -8,9 +8,9 @@ from collections.abc import Callable
 from vtorque_core.api.log_levels import LEVELS, parse
 from vtorque_core.api.node_job import Site
 from vtorque_core.live.extensions import Extensions
-from vtorque_joblog.local import Syslog, SystemdJournal
 from vtorque_joblog.outlets import Entry, level_of
 from vtorque_joblog.plugin import FACILITIES, Settings
+from vtorque_joblog.syslog_journald import Syslog, SystemdJournal
 
 
 def open_sink(name: str, site: Site, found: Extensions) -> logging.Handler:
