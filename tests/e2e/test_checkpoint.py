@@ -18,10 +18,10 @@ from vtorque_core.resources import virtiofs_daemon
 pytestmark = pytest.mark.e2e
 
 saves = pytest.mark.skipif(
-    not virtiofs_daemon.can_save(), reason="of Debian 13 on: scripts/test --full debian13"
+    not virtiofs_daemon.can_save(), reason="needs Debian 13: scripts/test --full debian13"
 )
 refuses = pytest.mark.skipif(
-    virtiofs_daemon.can_save(), reason="of Debian 12: there a virtiofsd saves nothing"
+    virtiofs_daemon.can_save(), reason="needs Debian 12, whose virtiofsd cannot save its state"
 )
 
 

@@ -14,7 +14,7 @@ from vtorque_core.resources import virtiofs_daemon
 pytestmark = pytest.mark.e2e
 
 saves = pytest.mark.skipif(
-    not virtiofs_daemon.can_save(), reason="of Debian 13 on: scripts/test --full debian13"
+    not virtiofs_daemon.can_save(), reason="needs Debian 13: scripts/test --full debian13"
 )
 PLACE, CONF = "/home/.checkpoints", "/etc/vtorque/vtorque.toml"
 SITE = f"""

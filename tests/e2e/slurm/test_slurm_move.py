@@ -17,7 +17,7 @@ from vtorque_core.resources import virtiofs_daemon
 pytestmark = pytest.mark.e2e
 
 moves = pytest.mark.skipif(
-    not virtiofs_daemon.can_save(), reason="of Debian 13 on: scripts/test --full debian13"
+    not virtiofs_daemon.can_save(), reason="needs Debian 13: scripts/test --full debian13"
 )
 CONF = "/etc/vtorque/vtorque.toml"
 SCRIPTS = "/etc/vtorque/in-guests"
