@@ -95,8 +95,6 @@ def build_image(recipe: LinuxRecipe, staging: Path, progress: Callable[[str], No
         systemd_root.finish(tree, recipe.family, agent, started)
         if recipe.kernel == DISK:
             boot = bios_boot.boot_sectors(tree, recipe.size)
-            # For a user's own disk, which has no label "agent", cloud-init needs all stages.
-            tree.remove(f"etc/systemd/system/{systemd_root.SECOND_STAGE}")
         elif kernel is not None:
             labels["kernel"] = f"{kernel.package} {kernel.version}"
         else:
