@@ -42,7 +42,12 @@ from vtorque_linux_guest.image.kernel import (
     need_tools,
     vmlinux,
 )
-from vtorque_linux_guest.image.micro_builder import BOOT_MODULES, MORE_MODULES
+from vtorque_linux_guest.image.micro_builder import (
+    BOOT_MODULES,
+    DEV_DIRECTORIES,
+    DEV_LINKS,
+    MORE_MODULES,
+)
 from vtorque_linux_guest.image.root_disk import LABEL, convert_disk
 from vtorque_linux_guest.image.tar_reader import Budget
 from vtorque_oci import layers, oci, sif, unprivileged
@@ -62,6 +67,11 @@ _OF_KERNEL = (MODULES, "sbin/request-key")  # request_key(2) runs it as root, fo
 # A container runtime provides these files. A link there may lead to a file that only a service
 # creates.
 _RUNTIMES = ("etc/resolv.conf", "etc/hosts", "etc/hostname")
+_FSTAB = b"""\
+devpts /dev/pts devpts nosuid,noexec,gid=5,mode=0620,ptmxmode=0666 0 0
+tmpfs /dev/shm tmpfs nosuid,nodev,mode=1777 0 0
+tmpfs /run tmpfs nosuid,nodev,mode=0755 0 0
+"""
 _OTHERS = {"tmp": 0o1777, "var/tmp": 0o1777, "root": 0o700, "etc": 0o755, "home": 0o755}
 
 
@@ -277,13 +287,21 @@ def guest_files(
     def program(content: bytes) -> TreeNode:
         return TreeNode(stat.S_IFREG | 0o755, content)
 
+    def link(target: str) -> TreeNode:
+        return TreeNode(stat.S_IFLNK | 0o777, target.encode())
+
     yield INIT, program(files("vtorque_oci").joinpath("container_init").read_bytes())
+    for name in DEV_DIRECTORIES:
+        yield f"{HOME}/dev/{name}", directory()
+    for name, target in DEV_LINKS.items():
+        yield f"{HOME}/dev/{name}", link(target)
+    yield f"{HOME}/fstab", TreeNode(stat.S_IFREG | 0o644, _FSTAB)
     yield AGENT, program(built_agent(work))
     own = busybox(work, options.debs)
     yield f"{HOME}/bin/busybox", program(own.read_bytes())
     for applet in run_tool(str(own), "--list").split():
         if applet != "busybox":
-            yield f"{HOME}/bin/{applet}", TreeNode(stat.S_IFLNK | 0o777, b"busybox")
+            yield f"{HOME}/bin/{applet}", link("busybox")
     carried = InitramfsTree()
     wanted = (*INITRD_MODULES, *BOOT_MODULES, *MORE_MODULES, *options.modules)
     add_modules(carried, kernel, wanted)

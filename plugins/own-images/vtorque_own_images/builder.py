@@ -1,8 +1,8 @@
 """The image builder ``own``: kernel, initramfs and disk of the base image for users' own images.
 
 The disk contains the directory ``equipment`` (init, agent, busybox, kernel modules) and the
-directories of the guest's writable layer. The initramfs mounts ``equipment`` over the user's
-squashfs.
+directories of the guest's writable layer. The initramfs mounts the user's squashfs on the directory
+``image``, and ``equipment`` over it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from vtorque_oci import build
 from vtorque_own_images.submitted_image import INSTALL_SUDO, SUDO_LABEL
 
 SIZE_MIB = 8192
-_EQUIPMENT, _UPPER, _WORK = "equipment", "upper", "work"
+_EQUIPMENT, _UPPER, _WORK, _IMAGE = "equipment", "upper", "work", "image"
 _KNOWN = ("size", "modules", "debs")
 _MODULES = (*INITRD_MODULES, "squashfs", "overlay", *BOOT_MODULES)
 # A container runtime provides these files. In an image, they may be links to files that only a
@@ -76,7 +76,7 @@ class BaseBuilder:
         progress("writing the disk")
         options = build.BuildOptions(source="", size=size, modules=modules, debs=debs)
         tree = FileTree()
-        for name in (_EQUIPMENT, _UPPER, _WORK):
+        for name in (_EQUIPMENT, _UPPER, _WORK, _IMAGE):
             tree.put(name, directory())
         for name, mode in _DIRECTORIES.items():
             tree.put(f"{_EQUIPMENT}/{name}", directory(mode))

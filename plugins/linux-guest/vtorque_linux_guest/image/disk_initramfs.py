@@ -32,7 +32,7 @@ def disk_initramfs(
     script and may contain the placeholders ``@MODULES@`` and ``@INIT@``. Raises HostFault.
     """
     tree = InitramfsTree()
-    for path in ("dev", "proc", "sys", "root"):
+    for path in ("dev", "proc", "sys", "root", "mnt"):
         tree.directory(path)
     tree.file("bin/busybox", busybox(work, debs).read_bytes(), 0o755)
     for applet in ("modprobe", "mount", "poweroff", "sleep", "switch_root"):

@@ -45,8 +45,11 @@ CMDLINE = (
 )
 MIN_RAM_MIB = 128
 
-# Links in /dev that udev and systemd create in a distribution.
-_DEV_LINKS = {"fd": "", "stdin": "/0", "stdout": "/1", "stderr": "/2"}
+_STREAMS = {"fd": "", "stdin": "/0", "stdout": "/1", "stderr": "/2"}
+DEV_DIRECTORIES = ("pts", "shm", "virtio-ports")
+"""Directories in /dev that udev and systemd create in a distribution."""
+DEV_LINKS = {name: f"/proc/self/fd{end}" for name, end in _STREAMS.items()}
+"""Links there, with their targets."""
 
 _ETC = {
     "passwd": "root:x:0:0:root:/root:/bin/sh\nnobody:x:65534:65534:nobody:/:/bin/false\n",
@@ -120,10 +123,10 @@ def _tree(
     tree.directory("tmp", 0o1777)
     tree.directory("var/tmp", 0o1777)
     tree.link("var/run", "/run")
-    for path in ("pts", "shm", "virtio-ports"):
+    for path in DEV_DIRECTORIES:
         tree.directory(f"lib/vtorque/dev/{path}")
-    for link, number in _DEV_LINKS.items():
-        tree.link(f"lib/vtorque/dev/{link}", f"/proc/self/fd{number}")
+    for link, target in DEV_LINKS.items():
+        tree.link(f"lib/vtorque/dev/{link}", target)
     _add_programs(tree, scratch, debs)
     tree.file(AGENT.lstrip("/"), built_agent(scratch), 0o755)
     carried = [*BOOT_MODULES, *MORE_MODULES, *modules]
