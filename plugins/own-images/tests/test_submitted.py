@@ -182,7 +182,7 @@ def test_doctor_names_packages_of_missing_tools(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setenv("PATH", "/nonexistent")
     (found,) = tools_check(PERSONAL)
     assert found.status == "warning"
-    assert found.fix == "apt-get install skopeo squashfs-tools squashfs-tools-ng"
+    assert found.fix == "apt-get install skopeo squashfs-tools zstd squashfs-tools-ng"
 
 
 def test_doctor_reports_that_a_site_of_an_administrator_refuses_own_images(

@@ -101,7 +101,8 @@ def vtorque_guest_context(guest: GuestPlan) -> Iterator[RootCommand]:
         yield RootCommand((INSTALL_SUDO,), "boot")
 
 
-_PACKAGES = {"skopeo": "skopeo", "sqfstar": "squashfs-tools", "sqfs2tar": "squashfs-tools-ng"}
+_PACKAGES = {"skopeo": "skopeo", "sqfstar": "squashfs-tools", "zstd": "zstd"}
+_PACKAGES |= {"sqfs2tar": "squashfs-tools-ng"}
 
 
 def tools_check(site: Site) -> Iterator[HealthResult]:
