@@ -183,15 +183,26 @@ class Late(Base):
 """
 
 
+CANCELED = """
+import signal, subprocess, sys, time
+reframe = subprocess.Popen(["reframe", *sys.argv[1:]])
+argv = ["squeue", "-h", "-t", "R", "-o", "%i"]
+while not (job_id := subprocess.check_output(argv, text=True).strip()):
+    assert reframe.poll() is None
+    time.sleep(1)
+reframe.send_signal(signal.SIGINT)
+reframe.wait()
+print(job_id)
+"""
+
+
 @pytest.mark.full
 def test_reframe_runs_its_tests_in_guests(clean, clients):
-    """Failed tests are repeated."""
+    """Failed tests are repeated. Ctrl-C cancels a test's job."""
     clean.script(REFRAME_SITE, "site.py")
     clean.script(REFRAME_TEST, "guest.py")
-    done = clients(
-        "reframe", "-C", "site.py", "-c", "guest.py", "-r", "--system=site:vm", "--max-retries=1",
-        "--report-file=report.json", check=False,
-    )  # fmt: skip
+    argv = ("-C", "site.py", "-c", "guest.py", "-r", "--system=site:vm")
+    done = clients("reframe", *argv, "--max-retries=1", "--report-file=report.json", check=False)
     assert done.returncode == 1, done
     runs = json.loads(clean.read("report.json"))["runs"]
     found = [[(case["name"], case["result"]) for case in run["testcases"]] for run in runs]
@@ -200,6 +211,8 @@ def test_reframe_runs_its_tests_in_guests(clean, clients):
     states = {"Good": "COMPLETED", "Bad": "FAILED", "Late": "TIMEOUT"}
     for case in (case for run in runs for case in run["testcases"]):
         clean.wait_state(case["jobid"], states[case["name"]])
+    done = clients("python3", clean.script(CANCELED, "tool.py"), *argv, "-n", "Late")
+    clean.wait_state(rows_of(done)[-1][0], "CANCELLED")
 
 
 SUBMITIT = """
@@ -211,14 +224,18 @@ def square(number):
     return socket.gethostname(), number * number
 vm = {"vm": "ram=400M", "mem": "700M", "constraint": "vtorque"}
 executor = submitit.AutoExecutor(folder="submitit", cluster="slurm")
+number = int(sys.argv[1])
 executor.update_parameters(
-    timeout_min=10, slurm_array_parallelism=2, slurm_additional_parameters=vm
+    timeout_min=10, slurm_array_parallelism=number, slurm_additional_parameters=vm
 )
-jobs = executor.map_array(square, [2, 3])
+jobs = executor.map_array(square, range(2, 2 + number))
 last = executor.submit(time.sleep, 1000)
+executor.update_parameters(timeout_min=1, slurm_signal_delay_s=1)
+late = executor.submit(time.sleep, 1000) if number > 2 else None
 def state(job):  # at once, not only once a minute
     return job.watcher.get_state(job.job_id, mode="force")
-print(*jobs[0].result())
+for job in [job for job in jobs if job is not jobs[1]]:
+    print(*job.result())
 failure = jobs[1].exception()
 while state(jobs[1]) != "FAILED":
     time.sleep(1)
@@ -229,14 +246,20 @@ last.cancel()
 while state(last) == "RUNNING":
     time.sleep(1)
 print(state(last))
+while late and state(late) in ("PENDING", "RUNNING"):
+    time.sleep(1)
+print(late and state(late))
 """
 
 
-def test_submitit_runs_an_array_and_cancels(clean, clients):
-    done = clients("python3", clean.script(SUBMITIT, "tool.py"))
-    (name, number), failed, last = rows_of(done)
-    assert in_guest(name)
-    assert number == "4"
+@pytest.mark.parametrize("number", [2, pytest.param(50, marks=pytest.mark.full)])
+def test_submitit_runs_an_array_and_cancels(clean, clients, number):
+    """An element fails. With 50 of them, another job exceeds its time limit."""
+    done = clients("python3", clean.script(SUBMITIT, "tool.py"), str(number))
+    *rows, failed, last, late = rows_of(done)
+    assert all(in_guest(name) for name, _ in rows)
+    assert [row[1] for row in rows] == [str(each**2) for each in range(2, 2 + number) if each != 3]
+    assert late == (["TIMEOUT"] if number > 2 else ["None"])
     assert failed == ["FailedJobError", "True"]
     assert last == ["CANCELLED", "by", str(slurm.UID)]
 
