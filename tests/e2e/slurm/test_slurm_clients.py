@@ -335,18 +335,23 @@ rule one:
 rule bad:
     output: "never"
     shell: "echo once >> tries; exit 3"
+rule late:
+    output: "later"
+    resources: runtime=1
+    shell: "sleep 1000"
 """
 # In the guest, the default scheduler would start a solver that needs glibc, which micro lacks.
 SNAKEMAKE = (
-    "snakemake", "made", "never", "--jobs=2", "--keep-going", "--latency-wait=30",
+    "--jobs=3", "--keep-going", "--latency-wait=30",
     "--retries=1", "--scheduler=greedy",
 )  # fmt: skip
 BY_SLURM = (
-    "--executor=slurm", "--slurm-init-seconds-before-status-checks=5", "--default-resources",
-    "slurm_extra=--vm=ram=512M", "constraint=vtorque", "mem_mb=800", "runtime=10",
+    "made", "never", "later", "--executor=slurm", "--slurm-init-seconds-before-status-checks=5",
+    "--default-resources", "slurm_extra=--vm=ram=512M", "constraint=vtorque", "mem_mb=800",
+    "runtime=10",
 )  # fmt: skip
 BY_VSUB = (
-    "--executor=cluster-generic", "--cluster-generic-submit-cmd",
+    "made", "never", "--executor=cluster-generic", "--cluster-generic-submit-cmd",
     "vsub --parsable -vm ram=512M --mem=800M",
 )  # fmt: skip
 
@@ -355,8 +360,11 @@ BY_VSUB = (
 @pytest.mark.parametrize("options", [BY_SLURM, BY_VSUB], ids=["slurm", "vsub"])
 def test_snakemake_runs_rules_and_retries(clean, clients, options):
     clean.script(SNAKEFILE, "Snakefile")
-    done = clients(*SNAKEMAKE, *options, check=False)
-    assert done.returncode != 0
+    late = ("sacct", "-Xns", "TIMEOUT", "-S", "now-1days", "-E", "now", "-o", "JobID")
+    before = clean.user(*late).stdout.split()
+    done = clients("snakemake", *options, *SNAKEMAKE, check=False)
+    assert done.returncode != 0, done
+    assert len(clean.user(*late).stdout.split()) == len(before) + 2 * ("later" in options)
     assert in_guest(clean.read("made").decode().strip()), done
     assert clean.read("tries") == b"once\n" * 2
     for name in ("made", "tries"):
