@@ -4,6 +4,7 @@ import hashlib
 import os
 import pwd
 import stat
+import struct
 import subprocess
 import sys
 import time
@@ -284,6 +285,51 @@ def test_qcow2_that_refers_to_another_file_is_refused(disk_of_unknown_user, pack
     other.write_bytes(bytes(MIB))
     create(packed, *(word.format(raw=other) for word in options))
     with pytest.raises(Refused, match=why):
+        packed.start()
+
+
+def add_bitmaps(path: Path, count: int) -> None:
+    """Add ``count`` bitmaps to a new qcow2 file: 16 MiB of ones in memory, a few bytes in the file.
+
+    Format: "Bitmaps extension" and "Persistent bitmaps" in docs/interop/qcow2.txt of QEMU.
+    """
+    argv = ("qemu-img", "bitmap", "--add", "-g", "512", path, "first")
+    subprocess.run(argv, check=True, timeout=180)
+    data = bytearray(path.read_bytes())
+    cluster = bytes(-len(data) % 65536)
+    extension = data.index(b"\x23\x85\x28\x75") + 8
+    (place,) = struct.unpack_from(">Q", data, extension + 16)
+    _, entries = struct.unpack_from(">QI", data, place)
+    data += cluster + struct.pack(">Q", 1) * entries
+    table = len(data) - 8 * entries
+    data += bytes(-len(data) % 65536)
+    bitmaps = b"".join(
+        struct.pack(">QIIBBHI8s", table, entries, 2, 1, 9, 8, 0, b"%08d" % number)
+        for number in range(count)
+    )
+    struct.pack_into(">IIQQ", data, extension, count, 0, len(bitmaps), len(data))
+    data += bitmaps
+    path.write_bytes(data + bytes(-len(data) % 65536))
+
+
+def test_qcow2_that_needs_too_much_memory_is_refused(packed):
+    """A file of 600 KB would use 1.6 GiB of the node. Without bitmaps it uses 40 MiB."""
+    subprocess.run(("qemu-img", "create", "-q", "-f", "qcow2", packed.source, "64G"), check=True)
+    add_bitmaps(Path(packed.source), 100)
+    os.chown(packed.source, packed.uid, packed.gid)
+    with pytest.raises(Refused, match=r"did not start: .*(allocate|memory)"):
+        packed.start(timeout=3600)
+    assert holders(packed.source) == set()
+
+
+def test_corrupt_qcow2_is_a_fault_of_the_user(packed):
+    """A fault of the host would start the job again on other nodes."""
+    create(packed)
+    with Path(packed.source).open("r+b") as file:
+        file.seek(40)
+        file.write(struct.pack(">Q", 513))  # offset of the first-level table
+    os.chown(packed.source, packed.uid, packed.gid)
+    with pytest.raises(Refused, match=r"did not start: .*L1 table"):
         packed.start()
 
 

@@ -64,6 +64,8 @@ DENIED = "!"
 MOUNTED = "/mnt"  # exists on every system; only the daemon sees the mount
 _NO_LINK = "name the directory that it leads to as the source in [shares]"
 _MEMORY = 256 << 20  # bytes of a daemon of a directory, beside those for its files
+# A qcow2 file of 1 MB can contain bitmaps (docs/interop/qcow2.txt of QEMU) of any size in memory.
+_DISK_MEMORY, _DISK_STACK = 512 << 20, 1 << 20  # bytes; up to 64 threads, whose stacks count
 _SECTOR = 512  # bytes; the unit of virtio-blk (virtio specification 1.2, 5.2.4)
 _USERS_FAULT = {
     errno.ENOENT: "does not exist on the node", errno.EISDIR: "is a directory, not a disk file",
@@ -408,7 +410,7 @@ def _report(plan: DaemonPlan, error: BaseException) -> NoReturn:
 
 
 def set_limits(plan: DaemonPlan) -> None:
-    """Limit the daemon's descriptors, and the memory of a daemon that serves a directory.
+    """Limit the daemon's descriptors and memory.
 
     Without CAP_SYS_RESOURCE the daemon gets as many descriptors as its hard limit allows.
     """
@@ -416,8 +418,11 @@ def set_limits(plan: DaemonPlan) -> None:
         with contextlib.suppress(ValueError, OSError):
             resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a core would hold the user's data
-    if not plan.disk:  # QEMU's virtiofsd: 32 KiB for an open directory, less than 1 KiB for a file
-        resource.setrlimit(resource.RLIMIT_DATA, (_MEMORY + plan.nofile * 1024,) * 2)
+    # QEMU's virtiofsd: 32 KiB for an open directory, less than 1 KiB for a file
+    memory = _DISK_MEMORY if plan.disk else _MEMORY + plan.nofile * 1024
+    resource.setrlimit(resource.RLIMIT_DATA, (memory, memory))
+    if plan.disk:
+        resource.setrlimit(resource.RLIMIT_STACK, (_DISK_STACK, _DISK_STACK))
 
 
 def _launch(plan: DaemonPlan) -> None:

@@ -309,7 +309,9 @@ def _await_ready(
             return
         time.sleep(0.002)
     last = _log_text(plan.log_fd).decode("utf-8", "replace").strip().rpartition("\n")[2]
-    raise HostFault(f"{plan.argv[0]} for {plan.source} did not start: {printable(last)}")
+    # Only the daemon of a qcow2 file parses the file.
+    error = Refused if plan.disk == "qcow2" and last else HostFault
+    raise error(f"{plan.argv[0]} for {plan.source} did not start: {printable(last)}")
 
 
 def _killlock_holder(lock_fd: int, deadline: float, log: str | None = None) -> bool:

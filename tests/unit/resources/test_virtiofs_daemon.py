@@ -310,7 +310,7 @@ print(json.dumps([resource.getrlimit(kind) for kind in kinds]))
     [
         (5000, 2000, "", 2000, (256 << 20) + (2000 << 10)),
         (5000, 1_000_000, "", 5000, (256 << 20) + (1_000_000 << 10)),  # like a user's personal site
-        (5000, 1024, "raw", 1024, -1),
+        (5000, 1024, "raw", 1024, 512 << 20),
     ],
 )
 def test_daemon_gets_as_many_descriptors_as_the_hard_limit_allows(
