@@ -103,6 +103,19 @@ def test_limits_apply_by_group_user_and_account(
 
 
 @pytest.mark.parametrize(
+    ("facts", "allowed"),
+    [({"group": "chem"}, False), ({"group": "chem", "account": "trusted"}, True)],
+)
+def test_limit_of_root_applies_to_disks_whose_programs_are_root(
+    plugins: Plugins, facts: dict[str, str], allowed: bool
+) -> None:
+    text = f'[batch]\nsystem = "slurm"\n{ALLOW_ROOT}{PER_GROUP}'
+    said = refusal(plugins, text, ("img", DISK), ("work", "home"), **facts)
+    assert (not said) == allowed, said
+    assert allowed or '[[limits]] 2 (group = "chem") [options.root] allow' in said
+
+
+@pytest.mark.parametrize(
     ("key", "value"),
     [
         ("pci", "gpu:1"), ("vrdma", "true"), ("unclot", "true"), ("osv_mode", "x"),

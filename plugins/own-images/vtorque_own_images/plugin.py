@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from vtorque_core.api import (
     Command,
@@ -142,6 +142,8 @@ def policy_refusal(value: str, root: str, site: Site) -> Refusal | None:
     if not settings.allow:
         why, limit = "is your own image, which this site does not accept", "allow"
         return Refusal(why, key=IMG.key, value=value, where=_WHERE + limit, fix=fix)
+    if settings.allow_root and is_disk(value):
+        return None if root else limits_refusal(value, site)
     if settings.allow_root or not (root or is_disk(value)):
         return None
     if root:
@@ -157,6 +159,19 @@ def policy_refusal(value: str, root: str, site: Site) -> Refusal | None:
 
 
 _WHERE = "[plugin.own-images] "
+
+
+def limits_refusal(value: str, site: Site) -> Refusal | None:
+    """Return the refusal of a user's own disk if the job's limits forbid root inside, or None."""
+    from vtorque_core.live import site_config  # noqa: PLC0415 - few jobs have an own disk
+
+    of_job = cast("site_config.Site", site)
+    limits = of_job.options.get(ROOT.key, site_config.Limits())
+    script, sudo = (site_config.refusal(ROOT, limits, r, r, of_job.place) for r in (SCRIPT, SUDO))
+    if script is None or sudo is None:
+        return None
+    why = "is your own disk: its programs run as root of the guest, which is not allowed to you"
+    return Refusal(why, key=IMG.key, value=value, where=script.where)
 
 
 @hookimpl
