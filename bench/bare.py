@@ -109,7 +109,7 @@ def _virsh(*words: str) -> str:
 
 def _argv(guest: BareGuest, at: Path) -> list[str]:
     memory = f"memory-backend-memfd,id=ram,size={guest.ram_mib}M,share=on"
-    argv = ["qemu-system-x86_64", "-accel", "tcg", "-cpu", "max,-erms", "-object", memory]
+    argv = ["qemu-system-x86_64", "-accel", "tcg", "-cpu", "max,-erms,-fsrm", "-object", memory]
     argv += ["-machine", "q35,usb=off,memory-backend=ram", "-m", str(guest.ram_mib)]
     argv += ["-smp", str(guest.vcpus), "-nodefaults", "-no-user-config", "-display", "none"]
     argv += ["-no-reboot", "-serial", f"file:{at}/console", "-device", "pvpanic"]
