@@ -118,9 +118,9 @@ def run(*words):
     subprocess.run(words, check=True, timeout=180, stdout=subprocess.DEVNULL)
 
 
-def open_tap(name):
+def open_tap(name, flags=0x1002):  # IFF_TAP, IFF_NO_PI
     descriptor = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK)
-    ioctl(descriptor, 0x400454CA, struct.pack("16sH22x", name.encode(), 0x1002))  # TAP, no header
+    ioctl(descriptor, 0x400454CA, struct.pack("16sH22x", name.encode(), flags))
     run("ip", "link", "set", name, "up")
     # With a queue, the kernel's own frames on another CPU could delay a frame that a test expects.
     run("tc", "qdisc", "replace", "dev", name, "root", "noqueue")
@@ -936,6 +936,53 @@ PASSING = {name: packet for name, packet in OWN_DROPPED.items() if "fragment" no
 @pytest.mark.parametrize("packet", PASSING.values(), ids=PASSING)
 def test_guest_of_another_image_can_send_it(several_guests, packet):
     assert arrivals(several_guests, packet) == {"outside"}
+
+
+@pytest.fixture
+def offloading_guest(own_guest):
+    """Give the guest a NIC with virtio's checksum offload, as QEMU does."""
+    os.close(own_guest.guest)
+    own_guest.guest = open_tap(tap_name(MAC), 0x5002)  # also IFF_VNET_HDR
+    run("ip", "link", "set", tap_name(MAC), "address", f"fe{MAC[2:]}")
+    run("ip", "link", "set", tap_name(MAC), "master", "vt-br")
+    return own_guest
+
+
+def send_offloaded(node, packet, start, offset):
+    """Send a packet whose checksum Linux writes; return the packets that leave the node.
+
+    The checksum covers the bytes from ``start`` on (struct virtio_net_hdr of the virtio
+    specification 1.2, 5.1.6, with VIRTIO_NET_HDR_F_NEEDS_CSUM).
+    """
+    list(node.drain(node.outside))
+    header = struct.pack("<BBHHHH", 1, 0, 0, 0, 14 + start, offset)
+    os.write(node.guest, header + frame(IPV4, packet))
+    return [each[14:] for each in node.drain(node.outside) if each[12:14] == b"\x08\0"]
+
+
+def test_guest_of_own_image_can_offload_checksums(offloading_guest):
+    (sent,) = send_offloaded(offloading_guest, ipv4(udp(4000, 443, b"data"), UDP), 20, 6)
+    assert sent[20:24] + sent[28:] == udp(4000, 443, b"data")[:4] + b"data"
+    assert sent[26:28] != bytes(2)
+
+
+FORGED = {
+    "source port": (20, 700, OUTSIDE), "NFS": (22, 2049, OUTSIDE), "portmapper": (22, 111, OUTSIDE),
+    "metadata": (16, 0xA9FE, "198.18.169.254"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("place, value, target", FORGED.values(), ids=FORGED)
+def test_guest_of_own_image_cannot_forge_by_a_checksum(offloading_guest, place, value, target):
+    """Linux writes the checksum over two bytes that the filter has checked."""
+
+    def packet(number):
+        return ipv4(udp(4000, 443, struct.pack("!H", number)), UDP, target=target)
+
+    run("ip", "neighbor", "replace", target, "lladdr", ROUTER_MAC, "dev", "out")
+    add = (~value - ~checksum(packet(0)[place:])) % 0xFFFF
+    assert checksum(packet(add)[place:]) == value
+    assert send_offloaded(offloading_guest, packet(add), place, 0) == []
 
 
 OTHER_JOB = {
