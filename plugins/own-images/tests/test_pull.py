@@ -421,6 +421,29 @@ def test_cache_that_others_can_change_is_refused(layout: Path, images: Cache, si
         resolve(f"oci:{layout}", site, True)
 
 
+def test_cache_that_another_user_has_just_created_is_refused(images: Cache) -> None:
+    """In a directory such as ``/scratch``, another user can create it after the first check."""
+    images.root.mkdir(parents=True)
+    images.root.chmod(0o777)
+    with (
+        pytest.raises(Refused, match="other users can change it"),
+        images.hold_conversion("a" * 64),
+    ):
+        pytest.fail("the conversion began")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can change the owner of a link")
+def test_link_of_another_user_is_refused_as_a_cache(tmp_path: Path) -> None:
+    """The other user could later replace the link."""
+    (tmp_path / "of-user").mkdir(mode=0o700)
+    link = tmp_path / "cache"
+    link.symlink_to("of-user")
+    Cache(link).check_owner()
+    os.chown(link, 65534, -1, follow_symlinks=False)
+    with pytest.raises(Refused, match="other users can change it"):
+        Cache(link).check_owner()
+
+
 def test_pull_on_site_with_administrator_is_refused_before_any_transfer(
     layout: Path, images: Cache, site: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

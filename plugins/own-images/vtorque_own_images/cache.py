@@ -114,6 +114,7 @@ class Cache:
         continues with the layers that are complete.
         """
         self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self.check_owner()  # another user may just have created it
         self._sweep()
         with self._hold_lock(digest, _WAIT, _NOTICE):
             work = self.root / f"{_WORK}{digest}"
@@ -174,6 +175,17 @@ class Cache:
                 return True
         return False
 
+    def check_owner(self) -> None:
+        """Raise Refused if other users can change the cache, or replace it by another directory.
+
+        Raises FileNotFoundError if the cache does not exist.
+        """
+        status = self.root.stat()
+        owners = {status.st_uid, self.root.lstat().st_uid}
+        if owners != {os.geteuid()} or status.st_mode & 0o022:
+            fix = f"chmod go-w {self.root}, or set XDG_CACHE_HOME to a directory of your own"
+            raise Refused(f"your image cache {self.root}: other users can change it", fix=fix)
+
     def _facts(self, digest: str) -> Path:
         return self.root / f"{digest}.json"
 
@@ -188,17 +200,14 @@ class Cache:
 
 def cache_of(site: Site) -> Cache:
     """Return the caller's cache, whose directory may not exist yet. Raises HostFault, Refused."""
-    root = _place(site)
+    found = Cache(_place(site))
     try:
-        status = root.stat()
+        found.check_owner()
     except FileNotFoundError:
-        return Cache(root)
+        pass
     except OSError as error:
-        raise HostFault(f"your image cache {root}: {error.strerror}") from None
-    if status.st_uid != os.geteuid() or status.st_mode & 0o022:
-        fix = f"chmod go-w {root}, or set XDG_CACHE_HOME to a directory of your own"
-        raise Refused(f"your image cache {root}: other users can change it", fix=fix)
-    return Cache(root)
+        raise HostFault(f"your image cache {found.root}: {error.strerror}") from None
+    return found
 
 
 def list_images(site: Site) -> list[dict[str, str | int]]:
