@@ -428,6 +428,8 @@ def test_array_runs_as_separate_tasks(site, capfd):
         assert (site.root / f"a.o1-{task}").read_text() == f"{task} 1[{task}].{HOST}\n"
         assert site.hook("prologue", f"1[{task}].{HOST}")[0] == f"1[{task}].{HOST}"
     assert site.submit("-W", "block=true", "-t", "0", "-o", "own", job) == 0
+    assert site.submit("-W", "block=true", "-t", "0", "-j", "oe", "-o", "/dev/null", job) == 0
+    assert not Path("/dev/null-0").exists()
     assert (site.root / "own-0").read_text() == f"0 2[0].{HOST}\n"
 
 

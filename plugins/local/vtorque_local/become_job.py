@@ -84,6 +84,11 @@ def note(path: str, name: str, text: str) -> None:
     os.write(open_output(path, name), text.encode("utf-8", "replace"))
 
 
+def has_task(path: str) -> bool:
+    """Return whether an array task's output file has the task's suffix, as in Torque."""
+    return path != os.devnull and not os.path.isdir(path)  # noqa: PTH112
+
+
 def main(argv: Sequence[str]) -> None:
     """Read the job's description from the descriptors ORDER and REST, and execute the job.
 
@@ -95,7 +100,7 @@ def main(argv: Sequence[str]) -> None:
     if os.getppid() != order["starter"]:
         sys.exit("its starter has ended")
     outputs = [
-        (path if os.path.isdir(path) else path + order["task"], order["names"][number])  # noqa: PTH112
+        (path + order["task"] if has_task(path) else path, order["names"][number])
         for path, number in rest["outputs"]
     ]
     if order["text"]:
