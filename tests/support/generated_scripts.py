@@ -32,6 +32,12 @@ cat reads.txt | tr -d '\\n' | wc -c > counts.txt
 echo counted; uname -r >&2
 """
 
+# The script of a job array of Nextflow (TaskArrayCollector.groovy), and an output of its task.
+NEXTFLOW_ARRAY = """array=( {directories} )
+export nxf_array_task_dir=${{array[{index}]}}
+touch counts.txt
+bash $nxf_array_task_dir/.command.run 2>&1 > $nxf_array_task_dir/.command.log"""
+
 
 @dataclass(frozen=True)
 class Generated:

@@ -90,10 +90,6 @@ class Nextflow:
 
 COUNT = "tr -d '\\n' < reads.txt | wc -c > counts.txt; hostname"
 LATE = f"touch {HOME}/begun; sleep 1000 & wait; touch counts.txt"
-ARRAY = """array=( {} )
-export nxf_array_task_dir=${{array[SLURM_ARRAY_TASK_ID]}}
-touch counts.txt
-bash $nxf_array_task_dir/.command.run 2>&1 > $nxf_array_task_dir/.command.log"""
 
 
 @pytest.mark.full
@@ -107,10 +103,11 @@ def test_nextflow_submits_polls_and_cancels(clean):
         late = nextflow.task("late", "sleep 1000", changes=[("-t 00:05:00", "-t 00:02:00")])
         children = [nextflow.task(f"child{number}", COUNT) for number in range(2)]
         names = " ".join(f"{HOME}/work/{each.name}" for each in children)
-        output = f"-o {HOME}/work/array/.command.log"
-        array = nextflow.task(
-            "array", ARRAY.format(names), "#SBATCH --array 0-1\n", [(output, "-o /dev/null")]
+        script = generated_scripts.NEXTFLOW_ARRAY.format(
+            directories=names, index="SLURM_ARRAY_TASK_ID"
         )
+        changes = [(f"-o {HOME}/work/array/.command.log", "-o /dev/null")]
+        array = nextflow.task("array", script, "#SBATCH --array 0-1\n", changes)
         subprocess.run(["chown", "-R", f"{slurm.UID}:{slurm.UID}", clean.home], check=True)
         jobs = {each: nextflow.submit(each) for each in (canceled, bad, late, array)}
 
