@@ -537,6 +537,7 @@ def test_own_disk_boots_its_own_kernel_and_is_saved(clean, own_debian):
     who, kernel, firmware, module, root, chown = lines
     assert who.startswith(f"0 {clean.home} 12.")
     assert (kernel.endswith("-cloud-amd64"), firmware) == (True, "by UEFI")
+    assert not (app / "NvVars").exists(), "the firmware has used the share"
     assert (module, root.split(), chown) == ("1", ["ext4", "ownroot"], "no chown")
     for file in (app / "made", saved):
         assert (file.stat().st_uid, file.stat().st_gid) == (

@@ -76,6 +76,21 @@ def test_ports_seed_and_shares(plan) -> None:
     ]
 
 
+def test_uefi_ignores_shares(plan) -> None:
+    """UEFI would read variables from a file NvVars in a share, which other users can write."""
+    shares = (Share("home", "/h/alice", "/home/alice", user_owned=True),)
+    by_uefi = replace(DEBIAN, labels={**DEBIAN.labels, "firmware": "efi"})
+    for image, is_ascii in (
+        (DEBIAN, True), (by_uefi, False), (replace(by_uefi, kernel=Path("/k")), True),
+        (replace(DEBIAN, arch="aarch64"), False),
+    ):  # fmt: skip
+        guest = plan(image=image, shares=shares)
+        (shared,) = of(DRIVER.elements(guest, DriverSite()), Filesystem)
+        assert shared.tag.isascii() == is_ascii
+        mounts = of(DRIVER.context(guest, DriverSite()), Mount)
+        assert [each.source for each in mounts] == [shared.tag]
+
+
 def test_user_disk_is_attached_to_the_first_guest_only(plan) -> None:
     request = JobRequest({"disk": "/home/alice/data.raw"})
     first, second = plan(request=request), plan(request=request, rank=1)

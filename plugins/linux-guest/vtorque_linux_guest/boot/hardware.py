@@ -22,6 +22,10 @@ DATA_SERIAL = "vtdata"
 """Serial number of the user's disk. The core opens the disk's file as the user."""
 
 _CONSOLES = {"aarch64": "ttyAMA0", "ppc64le": "hvc0", "s390x": "ttysclp0"}
+# UEFI would run programs in a share, and read its variables from a file NvVars there, which it
+# creates with write permission for all users. It ignores shares whose tag has a character that is
+# not ASCII (VirtioFsDxe of edk2).
+_NO_FIRMWARE = "\u00b5"
 _TAG_BYTES = 35  # virtio-fs: 36 bytes with its end (virtio specification 1.2, 5.11.4)
 
 
@@ -41,7 +45,7 @@ def elements(guest: GuestPlan) -> Iterator[Element]:
         yield Filesystem(
             share.name,
             source=share.source,
-            tag=tag(share),
+            tag=tag(share, guest.image),
             readonly=share.readonly,
             user_owned=share.user_owned,
             guest_root=guest_root(guest.image),
@@ -52,7 +56,7 @@ def context(guest: GuestPlan) -> Iterator[ContextItem]:
     """Yield the variable DISTRO, and the mounts of the shares and of the user's disk."""
     yield EnvVar("DISTRO", "SLG")
     for share in guest.shares:
-        source = tag(share) if share.kind == "virtiofs" else share.source
+        source = tag(share, guest.image) if share.kind == "virtiofs" else share.source
         yield Mount(share.kind, source, share.target, readonly=share.readonly)
     if has_data(guest):
         yield Mount("disk", DATA_SERIAL, DATA)
@@ -78,8 +82,10 @@ def cmdline(image: Image) -> str:
     return " ".join([*(w for w in words if w not in own), *own])
 
 
-def tag(share: Share) -> str:
+def tag(share: Share, image: Image) -> str:
     """Return the virtiofs tag of a share. Raises HostFault if the share's name is too long."""
-    if len(share.name.encode()) > _TAG_BYTES:
-        raise HostFault(f"[shares.{share.name}]: the name is longer than {_TAG_BYTES} bytes")
-    return share.name
+    by_bios = image.arch == "x86_64" and image.labels.get("firmware") != "efi"
+    mark = "" if by_bios or image.kernel is not None else _NO_FIRMWARE
+    if len(share.name.encode()) > (most := _TAG_BYTES - len(mark.encode())):
+        raise HostFault(f"[shares.{share.name}]: the name is longer than {most} bytes")
+    return share.name + mark
