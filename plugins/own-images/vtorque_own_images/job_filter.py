@@ -7,7 +7,6 @@ Used on sites with an administrator, not on personal sites. The rules and their 
 from __future__ import annotations
 
 import re
-from contextlib import suppress
 from dataclasses import dataclass
 from importlib.resources import files
 from ipaddress import IPv4Address, IPv4Network
@@ -79,8 +78,11 @@ class JobFilter(Resource):
         return ":".join(re.findall("..", self.tap.removeprefix("vt")))
 
     def _remove_rule(self) -> None:
-        with suppress(HostFault):  # no such rule
-            self._change_rule("-D")
+        try:
+            self._change_rule("-C")
+        except HostFault:  # no such rule
+            return
+        self._change_rule("-D")
 
     def _change_rule(self, command: str) -> None:
         rule = _CHECKSUM.format(self._mac).split()
