@@ -110,8 +110,8 @@ def test_end_of_the_script_ends_the_command(job, site, capfd, monkeypatch):
     job.runs("import sys, time; print('said', flush=True); time.sleep(100)")
     write = await_answer._write
 
-    def written(descriptor, data, *, terminal):
-        write(descriptor, data, terminal=terminal)
+    def written(descriptor, data, *, raw):
+        write(descriptor, data, raw=raw)
         ends[0]()
 
     monkeypatch.setattr(await_answer, "_write", written)

@@ -87,7 +87,10 @@ class TestAJobOnTwoNodes:
         seen = [(each["node"], each["phase"], each["guests"]) for each in job["on_nodes"]]
         assert seen == [("n1", "run", ["vn1"]), ("n2", "run", ["vn2"])]
         shown = vmgr(cluster, "ps", job_id, "--phase").stdout.decode()
-        assert re.search(r"ELAPSED +PHASE +GUESTS\n.* n1 .* run +vn1\n.* n2 .* run +vn2\n", shown)
+        rows = (
+            r"ELAPSED +PHASE +IMAGE +GUESTS\n.* n1 .* run +micro +vn1\n.* n2 .* run +micro +vn2\n"
+        )
+        assert re.search(rows, shown)
         assert b": vn1: image micro" in vmgr(cluster, "logs", job_id).stdout
         entries = vmgr(cluster, "logs", "--json", "--node", "n2", job_id).stdout.splitlines()
         assert {json.loads(line)["node"] for line in entries} == {"n2"}
