@@ -455,11 +455,11 @@ def test_commands_of_every_plugin_are_tried(site):
     assert {"vmgr images pull", "vtorque doctor", "vmgr ps"} <= declared <= found
 
 
-@pytest.mark.parametrize("program", ["hook prologue", "jobshell"])
+@pytest.mark.parametrize("program", ["hook --config {} prologue", "jobshell --config {}"])
 @pytest.mark.parametrize("streams", ["", ">/dev/full", ">&-", "2>/dev/full", "<&- >&- 2>&-"])
 def test_program_of_the_batch_system_called_by_hand_prints_one_line(site, program, streams):
     argv = (sys.executable, "-I", "-m", "vtorque_core.cli.vtorque")
-    line = f"{' '.join(argv)} {program} {streams}"
+    line = f"{' '.join(argv)} {program.format(site)} {streams}"
     done = subprocess.run(
         ["/bin/sh", "-c", line], cwd=site.parent, env={}, capture_output=True, timeout=60,
         check=False,
