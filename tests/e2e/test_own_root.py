@@ -1,4 +1,4 @@
-"""What root inside an own image is for: packages, kernel modules, docker (examples/compose)."""
+"""Root in a guest of an own image installs packages, loads modules, runs docker compose."""
 
 import json
 import shutil

@@ -101,8 +101,12 @@ def vtorque_guest_context(guest: GuestPlan) -> Iterator[RootCommand]:
         yield RootCommand((INSTALL_SUDO,), "boot")
 
 
-_PACKAGES = {"skopeo": "skopeo", "sqfstar": "squashfs-tools", "zstd": "zstd"}
-_PACKAGES |= {"sqfs2tar": "squashfs-tools-ng"}
+_PACKAGES = {
+    "skopeo": "skopeo",
+    "sqfstar": "squashfs-tools",
+    "zstd": "zstd",
+    "sqfs2tar": "squashfs-tools-ng",
+}
 
 
 def tools_check(site: Site) -> Iterator[HealthResult]:

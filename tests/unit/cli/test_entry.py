@@ -293,7 +293,7 @@ def test_code_of_another_user_is_not_run(code, name):
 
 
 def test_setup_makes_directories_that_users_can_enter(tmp_path):
-    """The umask of root's programs, 077, must not apply."""
+    """New directories have mode 0755, although programs of root run with the umask 077."""
     old = os.umask(0o077)
     try:
         make_directories(tmp_path / "a/b")
