@@ -287,6 +287,14 @@ def pytest_collection_finish() -> None:
     gc.enable()
 
 
+def pytest_runtest_teardown() -> None:
+    """Fail if the test disabled garbage collection: descriptors in reference cycles stay open."""
+    enabled = gc.isenabled()
+    gc.enable()
+    if not enabled:
+        pytest.fail("the test disabled garbage collection", pytrace=False)
+
+
 def _in_huge_pages() -> None:
     """Move this process's memory to huge pages: a fork takes half the time, and there are many.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import gc
 import itertools
 import json
 import os
@@ -311,6 +312,7 @@ def test_hook_parses_a_leading_config_option_only(words, monkeypatch):
 
     called = []
     monkeypatch.setattr(hook, "reset_process", lambda: None)
+    monkeypatch.setattr(gc, "disable", lambda: None)
     monkeypatch.setattr(hook, "epilogue", lambda *given: called.append(given) or 0)
     assert hook.run(["hook", *words, "epilogue", "--", "1.x", "--config"]) == 0
     assert called == [(Path("/x/c.toml"), ["--", "1.x", "--config"])]
@@ -321,6 +323,7 @@ def test_unknown_hook_is_refused(monkeypatch):
     from vtorque_core.cli import hook
 
     monkeypatch.setattr(hook, "reset_process", lambda: None)
+    monkeypatch.setattr(gc, "disable", lambda: None)
     with pytest.raises(UsageError, match="write hook prologue or hook epilogue"):
         hook.run(["hook", "prolog"])
 
