@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import select
 import shutil
 import socket
 import subprocess
@@ -16,6 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Self
 
+from vtorque_core.api.children import wait_readable
 from vtorque_core.api.guest_driver import GuestDriver
 from vtorque_linux_guest.agent.build import build_agent
 from vtorque_testing.guest import ShellScripts
@@ -158,7 +158,7 @@ class AgentHarness:
         """Start an agent; if ``fails`` is set, its setup fails with this message."""
         setup = f"cat <<'END'\n{fails}\nEND\nexit 3\n" if fails else None
         with LocalAgent(self.binary, setup) as self._agent:
-            listening = select.select([self._agent.run_listener], [], [], _LONG)[0]
+            listening = wait_readable([self._agent.run_listener.fileno()], _LONG)
             assert listening, "the agent has not opened its port"
             yield
         self._agent = None

@@ -7,12 +7,13 @@ survives SIGKILL is left behind.
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import select
 import signal
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from vtorque_core.base import locks
 from vtorque_core.base._launch import die_with
@@ -108,12 +109,16 @@ def wait_any(children: Sequence[Child]) -> None:
         wait_readable(children, min(child.until for child in children) - time.monotonic())
 
 
-def wait_readable(descriptors: Sequence[Child | int], seconds: float) -> bool:
-    """Wait until one of the descriptors is readable. Return False on timeout."""
+def wait_readable(descriptors: Iterable[Child | int], seconds: float = math.inf) -> list[int]:
+    """Wait until a descriptor is readable. Return the readable ones; none on timeout.
+
+    Use it instead of select(2), which fails for descriptors above 1023.
+    """
     poller = select.poll()
     for descriptor in descriptors:
         poller.register(descriptor, select.POLLIN)
-    return bool(poller.poll(max(0, int(seconds * 1000) + (seconds > 0))))
+    timeout = None if seconds == math.inf else max(0, int(seconds * 1000) + (seconds > 0))
+    return [number for number, _ in poller.poll(timeout)]
 
 
 def _run(work: Callable[[], None], told: int, parent: int) -> None:

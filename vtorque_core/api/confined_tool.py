@@ -8,13 +8,13 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import select
 import shutil
 import signal
 import subprocess
 import time
 from collections.abc import Callable
 
+from vtorque_core.api.children import wait_readable
 from vtorque_core.base.errors import HostFault, Refused, printable
 from vtorque_core.base.run_tool import guard_command, isolate_command
 
@@ -95,7 +95,7 @@ def _listen(child: subprocess.Popen[bytes], told: Told | None, seconds: float) -
     waiting = set(said)
     end = time.monotonic() + seconds
     while waiting:
-        ready, _, _ = select.select(list(waiting), [], [], max(0.0, end - time.monotonic()))
+        ready = wait_readable(waiting, end - time.monotonic())
         if not ready:
             raise Refused(f"the tool timed out after {seconds:g} s")
         for number in ready:

@@ -17,6 +17,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import NoReturn
 
+from vtorque_core.api.children import wait_readable
 from vtorque_core.base import safefs
 from vtorque_core.base._launch import die_with
 from vtorque_core.base.errors import HostFault, printable
@@ -127,11 +128,8 @@ def _ask(call: bytes, files: Sequence[int], stack: contextlib.ExitStack) -> sock
 
 def _exactly(answers: int, count: int, until: float, asked: socket.socket) -> bytes:
     data = b""
-    waiting = select.poll()
-    waiting.register(answers, select.POLLIN)
     while len(data) < count:
-        left = until - time.monotonic()
-        if left <= 0 or not waiting.poll(left * 1000):
+        if not wait_readable([answers], until - time.monotonic()):
             raise Unreadable("the unprivileged parser did not finish in time")
         part = os.read(answers, count - len(data))
         if not part:

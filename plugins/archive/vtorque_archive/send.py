@@ -12,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import os
 import pwd
-import select
 import signal
 import syslog
 import time
@@ -23,6 +22,7 @@ from vtorque_archive import write
 from vtorque_archive.pack import MAX_BYTES, MAX_FILES, is_kept, name_of, order
 from vtorque_archive.plugin import Settings, directory_of
 from vtorque_core.api import printable
+from vtorque_core.api.children import wait_readable
 from vtorque_core.api.kept_records import Place
 
 PATIENCE = 60  # seconds for all work as the user, including packing
@@ -95,9 +95,7 @@ def _files(place: Place) -> Iterator[tuple[str, bytes]]:
 def _await_child(pid: int, answers: int) -> str:
     """Wait for the child or kill it after the timeout; return its message, which is untrusted."""
     handle = os.pidfd_open(pid)
-    waiting = select.poll()
-    waiting.register(handle, select.POLLIN)
-    if not waiting.poll(PATIENCE * 1000):
+    if not wait_readable([handle], PATIENCE):
         signal.pidfd_send_signal(handle, signal.SIGKILL)  # no effect while it hangs in the kernel
         return f"nothing was written for {PATIENCE} s"
     os.set_blocking(answers, False)

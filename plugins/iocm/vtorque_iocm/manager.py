@@ -14,13 +14,13 @@ Privileges: root, on the node.
 import contextlib
 import logging
 import os
-import select
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from vtorque_core.api import HostFault, Paths
+from vtorque_core.api.children import wait_readable
 from vtorque_core.api.vcpu_threads import process_of
 from vtorque_core.live import changes, cores
 from vtorque_core.live.cores import GuestCores
@@ -167,7 +167,7 @@ class ManagerLoop:
             if self.watched:
                 time.sleep(self.interval)
             else:
-                select.select([events], [], [])
+                wait_readable([events])
 
 
 def main() -> None:

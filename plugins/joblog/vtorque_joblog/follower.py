@@ -15,14 +15,15 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import logging
+import math
 import os
-import select
 import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
 from vtorque_core.api import Paths
+from vtorque_core.api.children import wait_readable
 from vtorque_core.api.kept_records import LOG, find
 from vtorque_core.api.node_job import Site
 from vtorque_core.live import changes, extensions
@@ -118,16 +119,13 @@ def serve(loop: FollowerLoop, wake: int, released: Callable[[], bool]) -> None:
     ``wake`` is an eventfd(2) to which a sink's thread writes when no line is left to deliver.
     """
     end: float | None = None
-    waiting = select.poll()
-    waiting.register(loop.events, select.POLLIN)
-    waiting.register(wake, select.POLLIN)
     while True:
         loop.poll()
         if end is None and released():
             end = time.monotonic() + END
         if end is not None and (time.monotonic() >= end or loop.is_done()):
             return
-        waiting.poll(None if end is None else max(0.0, end - time.monotonic()) * 1000)
+        wait_readable([loop.events, wake], math.inf if end is None else end - time.monotonic())
         for descriptor in (loop.events, wake):
             with contextlib.suppress(BlockingIOError):
                 os.read(descriptor, 1 << 16)

@@ -15,7 +15,6 @@ import logging
 import math
 import os
 import resource
-import select
 import socket
 import sys
 import time
@@ -26,6 +25,7 @@ from functools import partial
 from pathlib import Path
 
 from vtorque_core.api import HostFault
+from vtorque_core.api.children import wait_readable
 from vtorque_core.live import extensions
 from vtorque_core.live.node_process import switch_user
 from vtorque_joblog.api import GROUP
@@ -118,10 +118,8 @@ def receive_logs(
     Ends at the monotonic time ``until``, or at the end of input. Raises HostFault if the limit of
     open files is reached.
     """
-    waiting = select.poll()
-    waiting.register(root, select.POLLIN)
     while (lasts := until - time.monotonic()) > 0:
-        if not waiting.poll(None if lasts == math.inf else lasts * 1000):
+        if not wait_readable([root.fileno()], lasts):
             return
         data, files, _, _ = socket.recv_fds(root, MAX_WORD, 1, socket.MSG_CMSG_CLOEXEC)
         if not data:

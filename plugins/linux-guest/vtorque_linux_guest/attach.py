@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import select
 import socket
 import sys
 import termios
@@ -11,6 +10,7 @@ import tty
 from pathlib import Path
 
 from vtorque_core.api import Refused
+from vtorque_core.api.children import wait_readable
 
 _LEAVE = b"\x1d"  # Ctrl-], as in virsh(1)
 
@@ -38,7 +38,7 @@ def attach(path: Path) -> None:
 def _copy(console: socket.socket) -> bool:
     """Copy in both directions. Return True if the user typed Ctrl-], False if the console ended."""
     while True:
-        ready = select.select([0, console.fileno()], [], [])[0]
+        ready = wait_readable([0, console.fileno()])
         if console.fileno() in ready:
             output = console.recv(1 << 16)
             if not output:

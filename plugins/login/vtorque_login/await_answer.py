@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import select
 import signal
 import socket
 import struct
@@ -18,6 +17,7 @@ from queue import SimpleQueue
 from typing import Any
 
 from vtorque_core.api import HostFault, Refused, printable
+from vtorque_core.api.children import wait_readable
 from vtorque_core.api.node_job import Site
 from vtorque_login import channel, requests
 from vtorque_login.requests import LoginRequest
@@ -74,9 +74,8 @@ def _await_connection(
             name = requests.write_request(place, request)
             try:
                 while time.monotonic() < until:
-                    ready = select.select([listener] if busy < _MOST else [], [], [], _POLL)[0]
-                    for each in ready:
-                        greeting = (*each.accept(), key, until, answers)
+                    if wait_readable([listener.fileno()] if busy < _MOST else [], _POLL):
+                        greeting = (*listener.accept(), key, until, answers)
                         threading.Thread(target=_greet, args=greeting, daemon=True).start()
                         busy += 1
                     while not answers.empty():

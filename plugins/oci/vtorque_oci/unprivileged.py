@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import os
 import resource
-import select
 import signal
 import time
 from collections.abc import Callable, Collection, Iterator
@@ -116,7 +115,7 @@ def run(
 def _wait_for_end(pid: int) -> bool:
     ended = os.pidfd_open(pid)
     try:
-        return wait_readable([ended], _END)
+        return bool(wait_readable([ended], _END))
     finally:
         os.close(ended)
 
@@ -129,11 +128,9 @@ def _exit_reason(code: int) -> str:
 
 def _lines(descriptor: int) -> Iterator[bytes]:
     until, data = time.monotonic() + _WALL, b""
-    waiting = select.poll()
-    waiting.register(descriptor, select.POLLIN)
     for _ in range(_LINES):
         while b"\n" not in data:
-            if len(data) > _LINE or not waiting.poll(max(0, until - time.monotonic()) * 1000):
+            if len(data) > _LINE or not wait_readable([descriptor], until - time.monotonic()):
                 raise Refused(f"was not read within {_WALL} s")
             part = os.read(descriptor, _LINE)
             if not part:

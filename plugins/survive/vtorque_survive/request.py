@@ -12,7 +12,6 @@ import json
 import os
 import re
 import secrets
-import select
 import stat
 import threading
 import time
@@ -22,6 +21,7 @@ from pathlib import Path
 
 from vtorque_core.api import HostFault, Paths
 from vtorque_core.api.acquired import Resource
+from vtorque_core.api.children import wait_readable
 from vtorque_core.api.kept_records import Place
 from vtorque_core.live import changes
 
@@ -141,8 +141,7 @@ def _open_fifo(path: Path, place: Place, events: int, until: float) -> int:
 
     threading.Thread(target=try_open, daemon=True).start()
     while (left := until - time.monotonic()) > 0:
-        ready, _, _ = select.select([found, events], [], [], left)
-        if found in ready:
+        if found in wait_readable([found, events], left):
             number = int(os.read(found, 16))
             os.close(found)
             os.close(told)
@@ -178,7 +177,7 @@ def _await_answer(events: int, place: Place, token: str, until: float) -> str:
                 "the job has ended" if ended
                 else "the node's watcher did not answer in time; vmgr logs may show the reason"
             )  # fmt: skip
-        select.select([events], [], [], left)
+        wait_readable([events], left)
         _take(events)
 
 

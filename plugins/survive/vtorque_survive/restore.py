@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import select
 import time
 from collections.abc import Iterator
 from contextlib import suppress
@@ -16,7 +15,7 @@ from vtorque_core.api import HostFault, Image, JobAttempt, JobRequest, Paths, Re
 from vtorque_core.api.acquired import Resource, unjournalled
 from vtorque_core.api.batch_system import BatchJob
 from vtorque_core.api.boot_source import Boot, BootSource, Identity
-from vtorque_core.api.children import run_in_child
+from vtorque_core.api.children import run_in_child, wait_readable
 from vtorque_core.api.guest_driver import LEFT
 from vtorque_core.api.guest_plan import GuestPlan, JobUser
 from vtorque_core.api.job_files import File
@@ -349,7 +348,7 @@ def _await_released(paths: Paths, found: Manifest) -> None:
             if left <= 0:
                 job = having[0].job.id
                 raise shared_store.in_use_fault(f"checkpoint {found.id} is in use by job {job}")
-            select.select([events], [], [], min(left, 1.0))
+            wait_readable([events], min(left, 1.0))
             with suppress(BlockingIOError):
                 os.read(events, 1 << 16)
     finally:

@@ -14,7 +14,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import select
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -22,7 +21,7 @@ from pathlib import Path
 
 from vtorque_core.api import Paths
 from vtorque_core.api.batch_system import JobState
-from vtorque_core.api.children import Child
+from vtorque_core.api.children import Child, wait_readable
 from vtorque_core.api.unprivileged_parser import helper_process
 from vtorque_core.live import changes, service, suspend
 from vtorque_core.live.jobs import RunningJob, RunningJobs
@@ -356,10 +355,7 @@ def serve(loop: WatcherLoop, events: int, interval: float, needed: Callable[[], 
             loop.poll()
         except Exception:  # a bug must not leave jobs suspended forever
             log.exception("poll")
-        waiting = select.poll()
-        for descriptor in (events, *loop.wait_descriptors()):
-            waiting.register(descriptor, select.POLLIN)
-        waiting.poll(loop.pause(interval) * 1000)
+        wait_readable([events, *loop.wait_descriptors()], loop.pause(interval))
         with contextlib.suppress(BlockingIOError):
             os.read(events, 1 << 16)
 

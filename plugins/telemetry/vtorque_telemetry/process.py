@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import contextlib
 import os
-import select
 import socket
 from pathlib import Path
 
 from vtorque_core.api import HostFault, Paths
+from vtorque_core.api.children import wait_readable
 from vtorque_core.live.node_process import NodeProcess
 
 CHANNEL = "metrics.sock"
@@ -59,7 +59,7 @@ def last_sample(paths: Paths, key: str) -> None:
         # a pipe, because a socket's peer could send a descriptor that is slow to close
         _, ends, _, _ = socket.recv_fds(connection, 1, 1)
         for end in ends:
-            select.select([end], [], [], LAST)
+            wait_readable([end], LAST)
             os.close(end)
 
 

@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from vtorque_core.api import HostFault, Paths
+from vtorque_core.api.children import wait_readable
 from vtorque_core.live import changes, extensions, suspend
 from vtorque_core.live.jobs import RunningJob, RunningJobs
 from vtorque_core.live.node_process import initialize
@@ -235,11 +236,8 @@ def serve(
             # At fixed times, so that a slow sample does not delay all later ones.
             due = max(due + interval, time.monotonic() + interval / 4) if due else now + interval
         wait = max(0.0, due - time.monotonic()) if loop.jobs else _IDLE
-        waiting = select.poll()
-        waiting.register(control, select.POLLIN)
-        if not loop.jobs:
-            waiting.register(events, select.POLLIN)
-        ready = {number for number, _ in waiting.poll(wait * 1000)}
+        awaited = [control.fileno()] if loop.jobs else [control.fileno(), events]
+        ready = wait_readable(awaited, wait)
         if events in ready:
             with contextlib.suppress(BlockingIOError):
                 os.read(events, 1 << 16)

@@ -12,7 +12,6 @@ import contextlib
 import json
 import logging
 import os
-import select
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -21,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from vtorque_core.api import HostFault, Paths, VtorqueError, kept_records, replace_file
+from vtorque_core.api.children import wait_readable
 from vtorque_core.live import changes, extensions, images, spares
 from vtorque_core.live.jobs import RunningJobs
 from vtorque_core.live.node_process import initialize
@@ -280,7 +280,7 @@ def serve(keeper: Keeper, events: int, needed: Callable[[], bool]) -> None:
                 return
         except VtorqueError as error:  # e.g. an incomplete config, libvirtd restarting
             log.warning("%s", error)
-        select.select([events], [], [], _POLL)
+        wait_readable([events], _POLL)
         time.sleep(0.2)  # events come in bursts
         with contextlib.suppress(BlockingIOError):
             os.read(events, 1 << 16)

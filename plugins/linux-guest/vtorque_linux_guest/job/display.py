@@ -12,7 +12,6 @@ import contextlib
 import io
 import os
 import re
-import select
 import socket
 import subprocess
 import time
@@ -21,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from vtorque_core.api import printable
+from vtorque_core.api.children import wait_readable
 from vtorque_core.api.guest_driver import ReadyGuest
 from vtorque_linux_guest.guest.contract import SPOOL, SSH_CONFIG
 from vtorque_linux_guest.job.start_request import GuestFileData
@@ -150,8 +150,7 @@ def _await(output: int) -> None:
     """Wait until ssh's command runs in the guest: sshd then listens on the display's port."""
     said, until = b"", time.monotonic() + SECONDS
     while _UP not in said:
-        left = until - time.monotonic()
-        if left <= 0 or not select.select([output], [], [], left)[0]:
+        if not wait_readable([output], until - time.monotonic()):
             raise NoDisplay(f"the guest's sshd did not answer within {SECONDS:.0f} s")
         part = os.read(output, 4096)
         said += part
