@@ -11,11 +11,13 @@ import os
 import re
 import shlex
 import shutil
+import subprocess
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from vtorque_admin.steps import MARK, Change, ReplacedFile, edit_file
-from vtorque_core.api import UsageError
+from vtorque_admin.steps import MARK, Change, Check, ReplacedFile, edit_file
+from vtorque_core.api import HostFault, UsageError
 from vtorque_core.api.setup_steps import Installation, SetupStep
 from vtorque_pbs import convention as pbs
 from vtorque_pbs.qsub_dialect import Options
@@ -29,68 +31,46 @@ _OURS = b"# Written by " + MARK + b"; with the next line\n"
 _CREATED = b"# Created by " + MARK + b"\n"
 _FILTER = re.compile(rb"^[ \t]*SUBMITFILTER[ \t]+(\S+)[^\n]*\n?", re.MULTILINE)
 
-# read(1) reads the script byte by byte: up to its first command, where directives end, and then as
-# far as that takes less time than to start cat(1) (1 ms, or 1000 bytes).
 _NOT_NEEDED = {"-l walltime"}  # options that the command line may override: time to start guests
-_SCRIPT = r"""#!/bin/sh
-# {mark}: submits scripts with #VSUB lines as VM jobs.
-tab='	'
-add_lines() {{
-  vm='' head='' end='
-' command='' more=''
-  while IFS= read -r line || {{ [ -n "$line" ] && end=''; }}; do
-    head=$head$line$end
-    case $command$line in
-      '#VSUB '* | "#VSUB$tab"*) vm=1 ;;
-      '#'* | '' | :*) ;;
-      *)
-        command=1
-        [ -z "$vm" ] && [ "${{#head}}" -lt 1000 ] || {{ more=1; break; }} ;;
-    esac
-  done
-  if [ -z "$vm" ]; then
-    printf %s "$head"
-    [ -z "$more" ] || exec cat
-  else
-    {{ printf %s "$head"; cat; }} | {vsub} --filter "$@" || return 255
-  fi
-}}
-{run}"""
-_ALONE = 'add_lines "$@"\n'
-# The site's own filter changes the script first, and may refuse it by its exit status. A command
-# substitution reads its output in blocks; the last line is the status.
-_AFTER_SITE = r"""
-if ! [ -x {site} ]; then
-  add_lines "$@"
-  exit
-fi
-end='
-'
-script=$({site} "$@"; echo "=$?")
-code=${{script##*=}} script=${{script%=*}}
-[ "$code" = 0 ] || exit "$code"
-rest=$script
-while :; do
-  case $rest in
-    '#VSUB '* | "#VSUB$tab"*)
-      printf %s "$script" | {vsub} --filter "$@" || exit 255
-      exit ;;
-    '#'*"$end"* | "$end"* | :*"$end"*) rest=${{rest#*"$end"}} ;;
-    *) break ;;
-  esac
-done
-printf %s "$script"
-"""
+# Such a program starts faster than a shell, and a shell reads pipes byte by byte.
+_SOURCE = Path(__file__).with_name("submit_filter.c")
+_FLAGS = ("-std=c11", "-D_GNU_SOURCE", "-Wall", "-Wextra", "-Werror", "-Os", "-s",
+          "-Wl,--build-id=none")  # fmt: skip
+_COMPILERS = (
+    ("musl-gcc", "-static"),
+    ("gcc", "-static"),
+    ("gcc",),
+)  # the last: no static C library
 
 
-def script(place: Installation, site: Path | None) -> bytes:
-    """Return the filter, which runs the site's filter first, and vsub only for ``#VSUB`` lines."""
-    vsub = shlex.quote(str(place.program.with_name("vsub")))
-    run = _ALONE
-    if site is not None:
-        run = _AFTER_SITE.format(site=shlex.quote(str(site)), vsub=vsub)
-    mark = f"Written by {MARK.decode()}"
-    return _SCRIPT.format(mark=mark, run=run, vsub=vsub).encode()
+def build(place: Installation, site: Path | None) -> bytes:
+    """Compile the filter, which runs the site's filter first, and vsub only for ``#VSUB`` lines.
+
+    Raises:
+        HostFault: No compiler is installed, or all fail.
+    """
+    paths = {"SITE": site or "", "VSUB": place.program.with_name("vsub")}
+    defines = [f"-D{name}={_literal(os.fsencode(path))}" for name, path in paths.items()]
+    problem = "the compiler gcc for the submit filter is missing: install gcc, or musl-tools"
+    with tempfile.TemporaryDirectory() as scratch:
+        out = Path(scratch, NAME)
+        for cc, *static in _COMPILERS:
+            found = shutil.which(cc)
+            if found is None:
+                continue
+            argv = [found, *_FLAGS, *static, *defines, "-o", str(out), _SOURCE.name]
+            done = subprocess.run(
+                argv, cwd=_SOURCE.parent, capture_output=True, text=True, timeout=300, check=False
+            )
+            if done.returncode == 0:
+                return out.read_bytes()
+            problem = f"{cc} could not compile the submit filter: {done.stderr[-2000:]}"
+    raise HostFault(problem)
+
+
+def _literal(text: bytes) -> str:
+    """Return a C string literal."""
+    return '"' + "".join(f"\\{byte:03o}" for byte in text) + '"'
 
 
 def steps(home: Path, place: Installation, bindir: str = "") -> list[SetupStep]:
@@ -100,8 +80,13 @@ def steps(home: Path, place: Installation, bindir: str = "") -> list[SetupStep]:
     """
     config = home / "torque.cfg"
     path = place.jobshell.with_name(NAME)
-    given = _site_filter(config, path, bindir)
-    return [ReplacedFile(path, script(place, given)), _config_line(config, path)]
+    program, problem = b"", ""
+    try:
+        program = build(place, _site_filter(config, path, bindir))
+    except HostFault as error:
+        problem = str(error)
+    compiled = Check("compiler for the submit filter", problem)
+    return [compiled, ReplacedFile(path, program), _config_line(config, path)]
 
 
 def _site_filter(config: Path, ours: Path, bindir: str = "") -> Path | None:
