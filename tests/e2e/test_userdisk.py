@@ -396,12 +396,26 @@ def test_killed_start_leaves_nothing(disk_of_unknown_user, delay):
     assert {path.suffix for path in Path(disk_of_unknown_user.lock).parent.iterdir()} <= {".log"}
 
 
-def test_hung_file_system_of_a_user_does_not_keep_the_lock_of_the_daemon():
-    """Otherwise the job's cores and memory stayed claimed as long as the user wants."""
+def on_hung_file_system(when):
+    """Return the lines of hung_fuse.py."""
     program = Path(__file__).parents[1] / "support/hung_fuse.py"
-    argv = ["unshare", "--mount", sys.executable, program]
+    argv = ["unshare", "--mount", sys.executable, program, when]
     done = subprocess.run(argv, capture_output=True, text=True, timeout=300, check=False)
     assert done.stderr == ""
-    start, stop = done.stdout.splitlines()
-    assert start.endswith("the daemon does not answer")
+    return done.stdout.splitlines()
+
+
+def test_hung_file_system_of_a_user_does_not_keep_the_lock_of_the_daemon():
+    """Otherwise the job's cores and memory stayed claimed as long as the user wants.
+
+    The user's own image is never the node's fault.
+    """
+    start, of_image, stop = on_hung_file_system("start")
+    assert start.startswith("HostFault: disk=") and start.endswith("the daemon does not answer")
+    assert of_image.startswith("Refused: ") and of_image.endswith("the daemon does not answer")
     assert stop == "stopped"
+
+
+def test_file_system_that_hangs_later_keeps_neither_the_daemon_nor_root():
+    """SIGKILL does not end a process that waits for a FUSE server."""
+    assert on_hung_file_system("run") == ["started", "has a size", "stopped"]

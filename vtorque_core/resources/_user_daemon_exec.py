@@ -101,6 +101,7 @@ class DaemonPlan(NamedTuple):
     owner_check: bool
     readonly: bool
     nofile: int
+    users_fault: bool
     argv: tuple[str, ...]  # every "{source}" becomes the number of the source's descriptor
     socket_fd: int
     lock_fd: int
@@ -197,7 +198,7 @@ def restrict_disk_calls() -> None:
     no_thread = _Comparison(0, _SCMP_CMP_MASKED_EQ, CLONE_THREAD, 0)  # flags & CLONE_THREAD == 0
     refused = [(call, errno.EPERM, ()) for call in _NOT_FOR_A_DISK]
     clone = (("clone", errno.EPERM, (no_thread,)), ("clone3", errno.ENOSYS, ()))
-    answer_calls([*refused, *clone])  # without clone3, glibc uses clone(2)
+    answer_calls([*refused, *clone])  # without clone3, g_libc uses clone(2)
 
 
 def _capset(numbers: Iterable[int]) -> None:
@@ -315,7 +316,7 @@ def _open_source_as_user(plan: DaemonPlan) -> int:
             os.write(child_answer, b"%d" % (_open_disk if plan.disk else _open_source)(plan))
             os.read(child_hold, 1)
         except BaseException as error:  # this process must not continue
-            _report(plan, error)
+            _report(plan, _Denied(error) if plan.users_fault else error)
         os._exit(0)
     os.close(child_answer)
     os.close(child_hold)
@@ -355,7 +356,7 @@ def _copy_mounts(plan: DaemonPlan, host_source: int) -> int:
 def _mount_proc() -> None:
     """Mount a /proc for the new pid namespace.
 
-    libcap-ng reads /proc/PID/status, which the host's /proc does not show for this pid.
+    _libcap-ng reads /proc/PID/status, which the host's /proc does not show for this pid.
     """
     unshare(CLONE_NEWNS)
     _mount("none", "/", None, MS_REC | MS_SLAVE)  # otherwise the host would see the next mount

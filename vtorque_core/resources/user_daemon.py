@@ -38,6 +38,7 @@ _HELPER = (
     "import sys; sys.path.append(sys.argv[1]); "
     "from vtorque_core.resources import _user_daemon_exec; _user_daemon_exec.main()"
 )
+_FUSE = Path("/sys/fs/fuse/connections")
 _SEALS = fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL
 
 
@@ -51,6 +52,8 @@ class ServedData:
         socket_owner: uid of QEMU.
         subordinate_id: host id that the namespace maps for guest root, or None.
         owner_check: the source must belong to ``uid``.
+        users_fault: Refused instead of HostFault if the source cannot be opened, or if the daemon
+            does not answer. Only the owner's files and file systems should cause this.
     """
 
     source: str
@@ -64,6 +67,7 @@ class ServedData:
     subordinate_id: int | None = None
     readonly: bool = False
     owner_check: bool = True
+    users_fault: bool = False
     program: str = ""
     nofile: int = 1024
 
@@ -168,7 +172,8 @@ def start(service: ServedData, ready: Callable[[bytes], bool], timeout: float) -
         stack.callback(os.close, log_fd)
         report, report_fd = os.pipe()
         stack.callback(os.close, report)
-        same = ("uid", "gid", "source", "user_is_root", "owner_check", "readonly", "nofile")
+        same = ("uid", "gid", "source", "user_is_root", "owner_check", "readonly", "nofile",
+                "users_fault")  # fmt: skip
         planned = _user_daemon_exec.DaemonPlan(
             **{name: getattr(service, name) for name in same},
             groups=groups,
@@ -205,7 +210,7 @@ def stop(lock_path: str, deadline: float) -> None:
     with safefs.closing(lock_fd):
         record = _read_record(lock_fd)
         while not try_flock(lock_fd, fcntl.LOCK_EX, 0):
-            killed = _killlock_holder(lock_fd, deadline, record.get("log"))
+            killed = _killlock_holder(lock_fd, deadline, **record)
             if not killed and time.monotonic() >= deadline:
                 raise HostFault(f"{lock_path} is held by a process that cannot be found")
             if not killed:
@@ -219,7 +224,7 @@ def _take_lock(service: ServedData) -> int:
     """Return a read-only descriptor of the lock file, with a flock that the daemon inherits.
 
     The flock shows that the daemon is starting or alive. The daemon's own POSIX lock shows its pid.
-    The file contains the paths of socket and log for ``stop``.
+    The file contains the paths of socket and log and the owner's uid for ``stop``.
     """
     flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
     with safefs.name_errors(f"a daemon's lock {service.lock}"):
@@ -230,11 +235,12 @@ def _take_lock(service: ServedData) -> int:
             os.close(reader)
             raise HostFault(f"the daemon that holds {service.lock} already runs; end it first")
         record.truncate(0)
-        record.write(json.dumps({"socket": service.socket, "log": service.log}).encode())
+        same = {name: getattr(service, name) for name in ("socket", "log", "uid")}
+        record.write(json.dumps(same).encode())
         return reader
 
 
-def _read_record(lock_fd: int) -> dict[str, str]:
+def _read_record(lock_fd: int) -> dict[str, Any]:
     try:
         record = json.loads(os.pread(lock_fd, 65536, 0))
     except ValueError:
@@ -288,7 +294,8 @@ def _launch(plan: _user_daemon_exec.DaemonPlan, label: str, report: int, deadlin
     try:
         if not wait_readable([report], deadline - time.monotonic()):
             helper.kill()
-            raise HostFault(f"{label}: the daemon does not answer")
+            fault = Refused if plan.users_fault else HostFault
+            raise fault(f"{label}: the daemon does not answer")
         if problem := os.read(report, 4096):
             reason = printable(problem.decode("utf-8", "replace"))
             if reason.startswith(_user_daemon_exec.DENIED):
@@ -310,11 +317,11 @@ def _await_ready(
         time.sleep(0.002)
     last = _log_text(plan.log_fd).decode("utf-8", "replace").strip().rpartition("\n")[2]
     # Only the daemon of a qcow2 file parses the file.
-    error = Refused if plan.disk == "qcow2" and last else HostFault
+    error = Refused if plan.users_fault or (plan.disk == "qcow2" and last) else HostFault
     raise error(f"{plan.argv[0]} for {plan.source} did not start: {printable(last)}")
 
 
-def _killlock_holder(lock_fd: int, deadline: float, log: str | None = None) -> bool:
+def _killlock_holder(lock_fd: int, deadline: float, log: str = "", uid: int = -1, **_: str) -> bool:
     pid = lock_holder(lock_fd)
     if not pid or pid < 0:  # negative: not a process of this machine
         return False
@@ -325,9 +332,23 @@ def _killlock_holder(lock_fd: int, deadline: float, log: str | None = None) -> b
         if log:
             _save_log_of(pidfd, log)
         signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+        if not wait_readable([pidfd], (deadline - time.monotonic()) / 2):
+            _end_requests(uid)
         if not wait_readable([pidfd], deadline - time.monotonic()):
             raise HostFault(f"the daemon with pid {pid} does not exit after SIGKILL")
     return True
+
+
+def _end_requests(uid: int) -> None:
+    """Disconnect the FUSE file systems of a user that owe an answer (fuse.rst of the kernel).
+
+    SIGKILL does not end a process that waits for a FUSE server, so a user could keep a killed
+    daemon, and the cores and memory of its job, for any time.
+    """
+    for waiting in _FUSE.glob("*/waiting"):
+        with contextlib.suppress(OSError):  # the file system is gone
+            if waiting.stat().st_uid == uid and waiting.read_bytes() != b"0\n":
+                waiting.with_name("abort").write_bytes(b"1")
 
 
 def _save_log_of(pidfd: int, path: str) -> None:

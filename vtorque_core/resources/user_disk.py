@@ -14,6 +14,7 @@ import os
 import re
 import socket
 import struct
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -92,12 +93,13 @@ class UserDisk(user_daemon.UserDaemon):
     kind = "userdisk"
 
 
-def served_file(lock: Path) -> os.stat_result:
+def served_file(lock: Path, status: Callable[[Path], os.stat_result] = Path.stat) -> os.stat_result:
     """Return the stat(2) result of the disk file that the holder of ``lock`` serves.
 
-    Call this function in a child process, because a file system can hang.
+    Call this function in a child process, because a file system can hang. ``status`` is called
+    with a link to the file below /proc.
     """
     with safefs.name_errors(f"cannot read the status of the file of {lock.stem}"):
         proc = Path(f"/proc/{holder_of(lock)}")
         source = re.search(rb"filename=/proc/self/fd/(\d+)", (proc / "cmdline").read_bytes())
-        return (proc / "fd" / (source[1].decode() if source else "none")).stat()
+        return status(proc / "fd" / (source[1].decode() if source else "none"))

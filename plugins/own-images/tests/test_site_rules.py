@@ -246,14 +246,14 @@ def test_larger_file_than_the_limit_is_refused(
 ) -> None:
     """The node reads the size of the file that the user's process has open, not of the name."""
 
-    def served(lock: Path) -> Any:
+    def served(lock: Path, status: Callable[[Path], Any]) -> Any:
         assert lock == tmp_path / "disk-image.lock"
         if size is None:
             raise HostFault("no process serves the image")
         (tmp_path / "file").write_bytes(b"")
         with (tmp_path / "file").open("r+b") as file:
             file.truncate(size)
-        return (tmp_path / "file").stat()
+        return status(tmp_path / "file")
 
     monkeypatch.setattr("vtorque_core.live.suspend.served_file", served)
     guest = own_guest(run_dir=tmp_path)

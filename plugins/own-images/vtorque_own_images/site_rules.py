@@ -24,7 +24,7 @@ from vtorque_core.live import libvirt
 from vtorque_core.live.node_setup import AnyNetwork, all_networks, host_ids
 from vtorque_core.live.site_config import Site
 from vtorque_own_images.job_filter import JobFilter
-from vtorque_own_images.own_disk import NAME
+from vtorque_own_images.own_disk import NAME, cached_status
 from vtorque_own_images.plugin import BASE, Settings
 from vtorque_own_images.submitted_disk import size_problem
 from vtorque_own_images.submitted_image import SQUASHFS, boots_own_kernel
@@ -142,7 +142,7 @@ def _require_size(guest: GuestPlan, most: int) -> None:
     lock = guest.run_dir / f"disk-{NAME if boots_own_kernel(guest.image) else SQUASHFS}.lock"
 
     def check() -> None:
-        if problem := size_problem(served_file(lock).st_size, most):
+        if problem := size_problem(served_file(lock, cached_status).st_size, most):
             raise Refused(problem)
 
     # In a child, because the user's file system can hang.

@@ -2,8 +2,10 @@
 
 from types import SimpleNamespace
 
+import pytest
+
 from vtorque_core.api.boot_source import ColdBoot
-from vtorque_core.api.libvirt_domain import Filesystem, Interface
+from vtorque_core.api.libvirt_domain import Disk, Filesystem, Interface
 from vtorque_core.config.site_config import Site
 from vtorque_core.node.start import guest_resources
 from vtorque_core.resources.netfilter import Netfilter
@@ -29,14 +31,34 @@ def test_limit_of_a_nic_does_not_depend_on_the_order_of_nics(monkeypatch):
     assert {each.connections for each in filters} == {Site().network.max_connections}
 
 
-def test_descriptors_of_a_share_are_limited_by_guest_memory(monkeypatch, tmp_path):
-    monkeypatch.setattr(guest_resources, "file_limit", lambda ram_mib: 1000 * ram_mib)
+def daemons_of(tmp_path, *elements, source=""):
+    """Return the services of a guest's shares and disks; ``source`` is the user's own image."""
     user = SimpleNamespace(uid=1000, gid=1000, groups=(), subordinate_id=0)
     plan = SimpleNamespace(
-        user=user, qemu_uid=0, run_dir=tmp_path, state_dir=tmp_path, source=ColdBoot(), ram_mib=512
+        user=user, qemu_uid=0, run_dir=tmp_path, state_dir=tmp_path, source=ColdBoot(), ram_mib=512,
+        image=SimpleNamespace(source=source),
     )  # fmt: skip
-    shares = [Filesystem("home", "/home/ada", "/home/ada")]
-    lists = {Filesystem: shares}
-    merged = SimpleNamespace(lists=lambda kind: lists.get(kind, []), single=lambda _: None)
-    _, daemon = guest_resources.daemons(SimpleNamespace(plan=plan, merged=merged))
-    assert daemon.service.nofile == 512_000
+    merged = SimpleNamespace(
+        lists=lambda kind: [each for each in elements if isinstance(each, kind)],
+        single=lambda _: None,
+    )
+    _, *found = guest_resources.daemons(SimpleNamespace(plan=plan, merged=merged))
+    return [each.service for each in found]
+
+
+HOME = Filesystem("home", "/home/ada", "/home/ada", user_owned=True)
+
+
+def test_descriptors_of_a_share_are_limited_by_guest_memory(monkeypatch, tmp_path):
+    monkeypatch.setattr(guest_resources, "file_limit", lambda ram_mib: 1000 * ram_mib)
+    (service,) = daemons_of(tmp_path, HOME)
+    assert service.nofile == 512_000
+
+
+@pytest.mark.parametrize("source", ["", "/home/ada/app.squashfs"])
+def test_job_with_own_image_is_refused_if_its_files_cannot_be_opened(tmp_path, source):
+    """Otherwise the user could let the job be requeued on each node."""
+    site = Filesystem("data", "/data", "/data")
+    disk = Disk("image", "/home/ada/app.squashfs", "raw", readonly=True, user_owned=True)
+    found = [each.users_fault for each in daemons_of(tmp_path, HOME, site, disk, source=source)]
+    assert found == [bool(source), False, bool(source)]

@@ -79,11 +79,13 @@ def daemons(each: GuestSpec) -> Iterable[Resource]:
         of_share: dict[str, object] = {"subordinate_id": root, "readonly": share.readonly}
         of_share |= {"owner_check": share.user_owned, "nofile": most}
         of_share |= {"comes": each.plan.source.remote, "guest_root": share.guest_root}
+        of_share |= {"users_fault": share.user_owned and bool(each.plan.image.source)}
         yield Virtiofsd(ServedDirectory.at_stem(stem, share.source, user, qemu, **of_share))
     for disk in each.merged.lists(Disk):
         if disk.user_owned:
-            stem, readonly = run_dir / f"disk-{disk.name}", disk.readonly
-            yield UserDisk(ServedDisk.at_stem(stem, disk.path, user, qemu, readonly=readonly))
+            stem = run_dir / f"disk-{disk.name}"
+            of_disk = {"readonly": disk.readonly, "users_fault": bool(each.plan.image.source)}
+            yield UserDisk(ServedDisk.at_stem(stem, disk.path, user, qemu, **of_disk))
 
 
 def acquire_all(start: StartAttempt, prepared: Sequence[GuestSpec], *, guard: bool = True) -> None:
