@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
+import signal
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -16,9 +19,11 @@ from typing import Any
 import pytest
 
 from oci_images import as_directory, as_sif, as_tar, digest, layer, layout_files, saved_files
+from patience import eventually
 from personal_site import PersonalSite
 from registry import Registry
 from vtorque_core.api import HostFault, Refused
+from vtorque_core.api.children import wait_readable
 from vtorque_own_images import convert, pull, skopeo
 from vtorque_own_images.cache import Cache, cache_of
 from vtorque_own_images.pull import resolve
@@ -255,6 +260,27 @@ def test_pull_without_skopeo_names_package(
     monkeypatch.setenv("PATH", "/nonexistent")
     with pytest.raises(HostFault, match=r"needs skopeo, which is not installed.*package skopeo"):
         resolve("docker://debian:12", site, True)
+
+
+def test_skopeo_ends_with_a_killed_submission(tmp_path: Path, images: Cache) -> None:
+    """A registry that never answers would otherwise keep skopeo running."""
+    program, pid = tmp_path / "skopeo", tmp_path / "pid"
+    program.write_text(f"#!/bin/sh\necho $$ >{pid}.part && mv {pid}.part {pid}\nexec sleep 3600\n")
+    program.chmod(0o755)
+    code = "from vtorque_own_images import skopeo; from vtorque_own_images.reference import parse; "
+    code += "from pathlib import Path; skopeo.manifest(parse('docker://a.org/b', Path()), 1)"
+    environ = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    with subprocess.Popen([sys.executable, "-c", code], env=environ) as submission:
+        eventually(pid.exists)
+        submission.kill()
+    with contextlib.suppress(ProcessLookupError):
+        handle = os.pidfd_open(int(pid.read_text()))
+        try:
+            eventually(lambda: wait_readable([handle], 0))
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(handle, signal.SIGKILL)
+            os.close(handle)
 
 
 def test_pull_on_full_disk_is_reported_and_leaves_nothing(

@@ -28,7 +28,9 @@ from vtorque_own_images.skopeo import FULL, full_disk_error
 
 # sqfstar 4.5.1 of Debian 12 accepts no level of zstd. By default, it uses a quarter of the memory.
 _OPTIONS = ("-comp", "lz4", "-mem", "128M", "-quiet", "-no-progress", "-force")
-_LIMITS = ("--as=2147483648",)  # virtual memory, in bytes
+# Virtual memory in bytes, and CPU time in seconds: that of sqfstar grows with the square of the
+# number of files in a directory. An image of 64 GiB needs a fifth.
+_LIMITS = ("--as=2147483648", "--cpu=7200")
 _PATHS = 512 << 20  # bytes of all paths in memory
 _KINDS = {stat.S_IFDIR: tarfile.DIRTYPE, stat.S_IFLNK: tarfile.SYMTYPE}
 _KINDS |= {stat.S_IFREG: tarfile.REGTYPE, stat.S_IFIFO: tarfile.FIFOTYPE}

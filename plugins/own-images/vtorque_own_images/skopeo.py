@@ -10,7 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from vtorque_core.api import HostFault, Refused, printable
+from vtorque_core.api import HostFault, Refused, guard_command, printable
 from vtorque_core.api.vm_options import IMG
 from vtorque_oci import documents
 from vtorque_oci.oci import MAX_DEPTH, texts_of
@@ -124,7 +124,8 @@ def _choose_manifest(reference: Reference, arch: str, most: int) -> tuple[Refere
 
 
 def _limited_program(most: int) -> list[str]:
-    return ["prlimit", f"--fsize={most + MAX_MANIFEST}", "--core=0", "--", program()]
+    # A registry can let skopeo wait for ever. Without the guard, skopeo would outlive this process.
+    return guard_command("prlimit", f"--fsize={most + MAX_MANIFEST}", "--core=0", "--", program())
 
 
 def program() -> str:
