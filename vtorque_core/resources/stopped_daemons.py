@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from vtorque_core.base.errors import HostFault
+from vtorque_core.base.errors import HostFault, Refused
 from vtorque_core.base.locks import holder_of
 from vtorque_core.resources import user_daemon
 
@@ -25,11 +25,15 @@ def locks_of(run_dir: Path) -> list[str]:
 
 
 @contextlib.contextmanager
-def kill_stopped(locks: Sequence[str], seconds: float | None = None) -> Iterator[None]:
+def kill_stopped(
+    locks: Sequence[str],
+    seconds: float | None = None,
+    error_type: type[HostFault | Refused] = HostFault,
+) -> Iterator[None]:
     """During a ``with`` block, kill daemons that hold ``locks`` if SIGSTOP or a freezer stops them.
 
     After ``seconds`` (default: HANDSHAKE), kill all holders of ``locks``, stopped or not, because
-    a daemon that waits for a file system blocks libvirtd, too. Raises HostFault after a kill.
+    a daemon that waits for a file system blocks libvirtd, too. Raises ``error_type`` after a kill.
     """
     over = threading.Event()
     found: dict[str, bool] = {}  # True: it was stopped
@@ -58,7 +62,7 @@ def kill_stopped(locks: Sequence[str], seconds: float | None = None) -> Iterator
         watcher.join()
     if found:
         names = ", ".join(Path(lock).stem for lock in found)
-        raise HostFault(
+        raise error_type(
             f"a process of yours stopped (SIGSTOP) the daemon that serves your files to the guest "
             f"({names}) while QEMU waited for it, so vTorque killed the daemon: submit the job "
             "again, and do not stop processes that you did not start"

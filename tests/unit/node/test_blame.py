@@ -6,18 +6,22 @@ from types import SimpleNamespace
 
 import pytest
 
+from holding import holding
+from patience import LONG
 from vtorque_core.api import hookimpl
 from vtorque_core.api.batch_system import BatchJob, Outcome
 from vtorque_core.api.claims import PoolClaim
+from vtorque_core.api.libvirt_domain import Channel
 from vtorque_core.base.errors import HostFault, Refused
 from vtorque_core.base.locks import Busy
 from vtorque_core.base.names import JobAttempt
 from vtorque_core.config.plugins import Plugins
 from vtorque_core.config.site_config import Site
-from vtorque_core.node.start import prologue, start_order
+from vtorque_core.node.start import boot, prologue, start_order
 from vtorque_core.node.start.attempt import StartAttempt
 from vtorque_core.node.start.start_order import excuse_node, start_job
 from vtorque_core.plan.placement import ledger
+from vtorque_core.resources import stopped_daemons
 
 JOB = BatchJob("7.srv", "nobody-of-this-name", "n1", ("n1",), b"")
 
@@ -107,6 +111,42 @@ def test_job_is_refused_if_own_image_does_not_become_ready(source, phase, error)
         raise HostFault("the guest has ended", detail=("| the console",))
     assert "the guest has ended" in str(caught.value)
     assert caught.value.detail == ("| the console",)
+
+
+def own_guest(tmp_path, source):
+    """Return a start and the boot of its guest, whose lock file is ``fs-work.lock``."""
+    start = StartAttempt(JobAttempt("7.srv", 0, "u", 1), None, None, 0.0, None, None, phase="boot")
+    plan = SimpleNamespace(image=SimpleNamespace(source=source), hostname="vm", state_dir=tmp_path)
+    start.guests = [plan]
+    channels = [Channel("run", "org.vtorque.run", str(tmp_path / "run.sock"))]
+    each = SimpleNamespace(plan=plan, merged=SimpleNamespace(lists=lambda _: channels))
+    lock = str(tmp_path / "fs-work.lock")
+    return start, SimpleNamespace(start=start, each=each, guest=plan, _locks=[lock])
+
+
+@pytest.mark.parametrize(("source", "error"), [("/home/u/image", Refused), ("", HostFault)])
+def test_job_is_refused_if_own_image_ends_its_guest_at_once(tmp_path, source, error):
+    """Before root gives the guest's channels to the user, so in the phase "boot"."""
+    start, guest_boot = own_guest(tmp_path, source)
+    with pytest.raises(error, match="the guest ended as soon as"), excuse_node(start):
+        boot._hand_over_channels(guest_boot)
+
+
+@pytest.mark.parametrize(("source", "error"), [("/home/u/image", Refused), ("", HostFault)])
+def test_job_is_refused_if_users_files_of_own_image_do_not_answer(
+    tmp_path, source, error, monkeypatch
+):
+    """A user's FUSE file system can hang when QEMU connects to the daemon of a share."""
+    monkeypatch.setattr(stopped_daemons, "HANDSHAKE", 0.1)
+    start, guest_boot = own_guest(tmp_path, source)
+    (tmp_path / "fs-work.lock").touch()
+    with (
+        holding(tmp_path / "fs-work.lock") as daemon,
+        pytest.raises(error, match=r"\(fs-work\) did not answer"),
+        excuse_node(start),
+        boot.GuestBoot.watch_daemons(guest_boot),
+    ):
+        daemon.wait(LONG)
 
 
 @pytest.mark.parametrize("patience", [0.0, 3.0])

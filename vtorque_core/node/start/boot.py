@@ -26,7 +26,7 @@ from vtorque_core.api.boot_source import Boot, ColdBoot
 from vtorque_core.api.guest_driver import ORDER_SOCKET, BootedGuest, ClockDriver, LateDriver
 from vtorque_core.api.libvirt_domain import Channel, Console, Disk, Filesystem, Interface
 from vtorque_core.base import hypervisor, kvm, safefs
-from vtorque_core.base.errors import HostFault, VtorqueError
+from vtorque_core.base.errors import HostFault, Refused, VtorqueError
 from vtorque_core.base.hypervisor import Overdue, run_bounded
 from vtorque_core.base.locks import job_lock, libvirt_worker
 from vtorque_core.base.names import tap_name
@@ -195,7 +195,8 @@ class GuestBoot:
 
     def watch_daemons(self, seconds: float | None = None) -> AbstractContextManager[None]:
         """Kill daemons of shares and disks that SIGSTOP has stopped: :func:`kill_stopped`."""
-        return stopped_daemons.kill_stopped(self._locks, seconds)
+        error_type = Refused if self.guest.image.source else HostFault
+        return stopped_daemons.kill_stopped(self._locks, seconds, error_type)
 
     def worker(self) -> AbstractContextManager[None]:
         return libvirt_worker(self.paths, self.guest.user.uid, self.start.deadline, self.failed)
@@ -283,6 +284,7 @@ def _hand_over_channels(boot: GuestBoot) -> None:
             os.chown(channel.path, owner, os.getegid(), follow_symlinks=False)
             os.chmod(channel.path, 0o600)  # noqa: PTH101 - below a root-only directory
     except FileNotFoundError:
+        boot.start.phase = "ready"  # an own image can end its guest before root gets here
         error = HostFault("the guest ended as soon as it was started", boot.start.phase)
         raise add_console_tail(boot.each, error) from None
 
