@@ -10,7 +10,6 @@ import errno
 import fcntl
 import json
 import os
-import select
 import stat
 import time
 from collections.abc import Mapping
@@ -18,6 +17,7 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal
 
+from vtorque_core.api.children import wait_readable
 from vtorque_core.api.guest_driver import ReadyGuest
 from vtorque_core.base import safefs
 from vtorque_core.base.errors import HostFault
@@ -93,9 +93,7 @@ class Proof:
         except OSError as error:
             return error.errno == errno.ESRCH
         with safefs.closing(handle):
-            ended = select.poll()
-            ended.register(handle, select.POLLIN)
-            return bool(ended.poll(0))
+            return bool(wait_readable([handle], 0))
 
     def encode(self) -> bytes:
         return json.dumps({"schema": SCHEMA, **asdict(self)}, default=str).encode()  # a Path
