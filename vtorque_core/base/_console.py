@@ -2,8 +2,7 @@
 
 QEMU, which runs as UID, connects to SOCKET first. The program enters QEMU's control groups, so that
 a guest that floods its console is charged for the recording. One other client can read the
-output and send input to the guest. The program ends when QEMU disconnects. If the program ends
-earlier, QEMU discards the output.
+output and send input to the guest. The program ends when QEMU disconnects.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Layout of image files on disk, and removal of old versions. For pools and node caches.
+"""Layout of image files in pools and node caches, and removal of old versions.
 
     <pool>/<name>/image.json      sidecar with the current version of the name
     <pool>/<name>/<version>/      files of one version; named after their contents

@@ -1,7 +1,7 @@
 """Host ids of guests: the uid of each QEMU, and the id of guest root in shared directories.
 
-Each guest's QEMU runs with its own uid, leased from the site's range. A guest that breaks out of
-QEMU then cannot open files of other guests, even without AppArmor or SELinux.
+Each guest's QEMU runs with its own uid, leased from the site's range. A compromised QEMU thus
+cannot open other guests' files, even without AppArmor or SELinux.
 
 Guest root has one id per user, equal on all nodes. With one id for all users, a setuid program that
 guest root creates in a share could access files of other users' guest root, and quotas would count

@@ -1,8 +1,8 @@
 """Ledger: grants all claims of a job on this node in one transaction, or none.
 
 The ledger consists of the open lease records of all journals, read under the node's lock. A lease
-holds an item of a pool that plugins claim, or of one of these pools of the core. Names in double
-backquotes are fields of :class:`Lease`::
+holds an item of a pool that plugins claim, or of these pools of the core (double backquotes: fields
+of :class:`Lease`)::
 
     core    an exclusive host CPU. ``item`` is its id and ``use`` its purpose (``idle``: an unused
             SMT sibling). ``live.cores.resize`` can change the purpose's number of CPUs between
