@@ -62,11 +62,9 @@ def _list_own(config: Path, as_json: bool) -> None:
     if as_json:
         write_json(rows)
         return
-    cells = [
-        (str(row["name"]), size(int(row["size"])), str(row["used"]), str(row["reference"]))
-        for row in rows
-    ]
-    tables.show(("NAME", "SIZE", "LAST USED", "REFERENCE"), cells, right=("SIZE",))
+    cells = [(row["name"], size(int(row["size"])), row["used"], row["reference"]) for row in rows]
+    shown = [[printable(str(cell)) for cell in each] for each in cells]
+    tables.show(("NAME", "SIZE", "LAST USED", "REFERENCE"), shown, right=("SIZE",))
 
 
 @click.command()

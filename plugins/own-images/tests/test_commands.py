@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
+from personal_site import PersonalSite
 from vtorque_core.api import Refused
-from vtorque_own_images import command
+from vtorque_own_images import command, pull
 from vtorque_own_images.cache import Cache
 from vtorque_testing import vmgr
 
@@ -39,6 +40,23 @@ def test_pulled_image_is_listed_and_removed(
     assert vmgr.run(config, "images", "list", "--mine").stdout == ""
     with pytest.raises(Refused, match="not in your cache"):
         raise vmgr.run(config, "images", "remove", name).exception or AssertionError
+
+
+def test_record_that_a_guest_has_forged_is_listed_without_control_characters(
+    config: Path, images: Cache, site: Any, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    """A guest with work=home can write the cache."""
+    images.root.mkdir(mode=0o700, parents=True)
+    for digit, references in (("a", ["oci:\x1b]0;title\x07"]), ("b", [])):
+        images.file(digit * 64).touch()
+        facts = json.dumps({"format": 1, "references": references})
+        images.file(digit * 64).with_suffix(".json").write_text(facts)
+    listed = vmgr.run(config, "images", "list", "--mine").stdout
+    assert "title" in listed and listed.replace("\n", "").isprintable()
+    monkeypatch.setattr(pull, "has_jobs", lambda _: False)
+    pull._prune(images, PersonalSite(keep=0.0))
+    said = capsys.readouterr().err
+    assert "title" in said and said.replace("\n", "").isprintable()
 
 
 def test_pull_on_site_with_administrator_is_refused(

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from vtorque_core.api import JobRequest, Refused, VtorqueError
+from vtorque_core.api import JobRequest, Refused, VtorqueError, printable
 from vtorque_core.api.node_job import Site
 from vtorque_core.api.vm_options import IMG
 from vtorque_linux_guest.image.kernel import architecture
@@ -90,7 +90,8 @@ def _prune(images: cache.Cache, site: Site) -> None:
     settings = site[Settings]
     if not has_jobs(site):
         for each in images.prune(settings.keep, settings.cache_size << 20):
-            sys.stderr.write(f"vsub: removed the unused image {each.references[0]}\n")
+            name = printable(" ".join(each.references[:1]))
+            sys.stderr.write(f"vsub: removed the unused image {name}\n")
 
 
 def has_jobs(site: Site) -> bool:
@@ -141,7 +142,7 @@ def _convert(images: cache.Cache, reference: Reference, digest: str, most: int) 
             return
         source = Path(reference.place)
         if reference.kind != "sif":
-            sys.stderr.write(f"vsub: copying {reference.skopeo_name}\n")
+            sys.stderr.write(f"vsub: copying {printable(reference.skopeo_name)}\n")
             source = work / "layout"
             _, arch = architecture()
             skopeo.copy(reference.with_digest(digest), source, arch, most << 21)
