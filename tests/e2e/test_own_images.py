@@ -155,7 +155,9 @@ touch made && cat app/index.json >/dev/null
 chown 1:1 made || echo no chown
 chown 0:0 made && echo own
 mknod device c 1 3 || echo no device
-cat /bin/busybox >setuid && chmod 4755 setuid && echo setuid
+cat /bin/busybox >program && chmod 4755 program || echo no setuid
+chmod 2755 program || echo no setgid
+chmod 1755 program && echo executable
 su -s /bin/sh nobody -c 'cat made' || echo no access as nobody
 cat link || echo no link
 grep -c '^overlay / overlay [^ ]*nosuid' /proc/mounts
@@ -173,12 +175,13 @@ def test_script_runs_as_root_with_the_users_ids_on_shares(guest, layout, work, a
     assert done.code == 8, (done.done.stderr, done.err)
     assert said == [
         f"0 {guest.home}", ".", "..", "work",
-        "wrote", "no chown", "own", "no device", "setuid", "no access as nobody",
-        "no link", "0",
+        "wrote", "no chown", "own", "no device", "no setuid", "no setgid", "executable",
+        "no access as nobody", "no link", "0",
     ], said  # fmt: skip
-    for name in ("made", "setuid"):
+    for name in ("made", "program"):
         status = (work / name).stat()
         assert (status.st_uid, status.st_gid) == (uid, gid)
+    assert (work / "program").stat().st_mode & 0o7777 == 0o1755
     assert not os.path.lexists(work / "device")
 
 

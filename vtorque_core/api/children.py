@@ -110,10 +110,7 @@ def wait_any(children: Sequence[Child]) -> None:
 
 
 def wait_readable(descriptors: Iterable[Child | int], seconds: float = math.inf) -> list[int]:
-    """Wait until a descriptor is readable. Return the readable ones; none on timeout.
-
-    Use it instead of select(2), which fails for descriptors above 1023.
-    """
+    """Wait until a descriptor is readable. Return all readable descriptors; on timeout, none."""
     poller = select.poll()
     for descriptor in descriptors:
         poller.register(descriptor, select.POLLIN)

@@ -56,6 +56,7 @@ _SCMP_ALLOW, _SCMP_ERRNO, _SCMP_KILL_PROCESS = 0x7FFF0000, 0x00050000, 0x8000000
 _SCMP_FLTATR_ACT_BADARCH, _SCMP_CMP_MASKED_EQ = 2, 7
 # Same numbers on every architecture (asm-generic/unistd.h)
 SYS_OPEN_TREE, SYS_MOVE_MOUNT, SYS_PIDFD_GETFD, SYS_MOUNT_SETATTR = 428, 429, 438, 442
+_FCHMODAT2 = 452
 AT_EMPTY_PATH, AT_RECURSIVE, OPEN_TREE_CLONE, MOVE_MOUNT_F_EMPTY_PATH = 0x1000, 0x8000, 1, 4
 MOUNT_ATTR_RDONLY, MOUNT_ATTR_NOSUID, MOUNT_ATTR_NODEV, MS_PRIVATE = 1, 2, 4, 1 << 18
 # linux/mount.h
@@ -87,6 +88,7 @@ class DaemonPlan(NamedTuple):
             of guest root in the namespace.
         user_is_root: the user's ids are 0 in the namespace; ``source`` is mounted on
             :data:`MOUNTED`.
+        nosuid: the daemon cannot set the setuid and setgid bits of files.
         launched_by_root: False if the job's owner launches the daemon.
     """
 
@@ -100,6 +102,7 @@ class DaemonPlan(NamedTuple):
     user_is_root: bool
     owner_check: bool
     readonly: bool
+    nosuid: bool
     nofile: int
     users_fault: bool
     argv: tuple[str, ...]  # every "{source}" becomes the number of the source's descriptor
@@ -191,6 +194,17 @@ def ignore_setgroups() -> None:
     Otherwise virtiofsd would drop its supplementary groups.
     """
     answer_calls([("setgroups", 0, ())])
+
+
+def refuse_setuid() -> None:
+    """Make chmod(2) refuse setuid and setgid bits. Writing removes a new file's bits (inode(7))."""
+    number_of: dict[str | int, int] = {"chmod": 1, "fchmod": 1, "fchmodat": 2, _FCHMODAT2: 2}
+    bits = (stat.S_ISUID, stat.S_ISGID)
+    answer_calls(
+        (call, errno.EPERM, (_Comparison(at, _SCMP_CMP_MASKED_EQ, bit, bit),))
+        for call, at in number_of.items()
+        for bit in bits
+    )
 
 
 def restrict_disk_calls() -> None:
@@ -396,6 +410,8 @@ def _daemon(plan: DaemonPlan, host_source: int, maps_wanted: int, maps_done: int
         restrict_disk_calls()
     else:
         ignore_setgroups()
+        if plan.nosuid:
+            refuse_setuid()
         _keep_capabilities()
     argv = [argument.replace("{source}", str(source)) for argument in plan.argv]
     try:

@@ -66,6 +66,7 @@ class ServedData:
     socket_owner: int
     subordinate_id: int | None = None
     readonly: bool = False
+    nosuid: bool = False
     owner_check: bool = True
     users_fault: bool = False
     program: str = ""
@@ -172,8 +173,8 @@ def start(service: ServedData, ready: Callable[[bytes], bool], timeout: float) -
         stack.callback(os.close, log_fd)
         report, report_fd = os.pipe()
         stack.callback(os.close, report)
-        same = ("uid", "gid", "source", "user_is_root", "owner_check", "readonly", "nofile",
-                "users_fault")  # fmt: skip
+        same = ("uid", "gid", "source", "user_is_root", "owner_check", "readonly", "nosuid",
+                "nofile", "users_fault")  # fmt: skip
         planned = _user_daemon_exec.DaemonPlan(
             **{name: getattr(service, name) for name in same},
             groups=groups,

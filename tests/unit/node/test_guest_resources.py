@@ -62,3 +62,9 @@ def test_job_with_own_image_is_refused_if_its_files_cannot_be_opened(tmp_path, s
     disk = Disk("image", "/home/ada/app.squashfs", "raw", readonly=True, user_owned=True)
     found = [each.users_fault for each in daemons_of(tmp_path, HOME, site, disk, source=source)]
     assert found == [bool(source), False, bool(source)]
+
+
+@pytest.mark.parametrize("source", ["", "/home/ada/app.squashfs"])
+def test_guest_of_own_image_cannot_leave_setuid_files_in_shares(tmp_path, source):
+    (service,) = daemons_of(tmp_path, HOME, source=source)
+    assert service.nosuid is bool(source)

@@ -272,6 +272,35 @@ def test_setgroups_succeeds_without_effect() -> None:
     assert said_by(script) == "True True\n"
 
 
+def test_setuid_and_setgid_bits_cannot_be_set(tmp_path: Path) -> None:
+    """Not by chmod(2); a file that is created with the bits loses them at the first write."""
+    script = f"""
+        import contextlib
+        from vtorque_core.resources import _user_daemon_exec as daemon
+        os.chdir({str(tmp_path)!r})
+        os.umask(0o022)
+        if os.getuid() == 0:
+            os.setresuid(4242, 4242, 4242)
+        daemon.refuse_setuid()
+        file = os.open("file", os.O_CREAT | os.O_RDWR, 0o6755)
+        os.write(file, b"x")
+        print(oct(os.fstat(file).st_mode))
+        directory = os.open(".", os.O_RDONLY)
+        for mode in (0o1750, 0o4755, 0o2755, 0o6711):
+            for call in (
+                lambda: os.chmod("file", mode),
+                lambda: os.fchmod(file, mode),
+                lambda: os.chmod("file", mode, dir_fd=directory),
+            ):
+                with contextlib.suppress(PermissionError):
+                    call()
+                    print(oct(mode))
+        print(oct(os.fstat(file).st_mode))
+    """
+    tmp_path.chmod(0o777)
+    assert said_by(script).split() == ["0o100755", *["0o1750"] * 3, "0o101750"]
+
+
 @pytest.mark.parametrize(
     ("ram_mib", "file_max", "limit"),
     [

@@ -71,6 +71,7 @@ def daemons(each: GuestSpec) -> Iterable[Resource]:
     if not each.plan.source.warm_key:  # the console of a warm guest is recorded already
         log, socket = each.plan.state_dir / "console.log", console_socket(each.plan, each.merged)
         yield ConsoleRecorder((socket, str(log), str(qemu)), str(run_dir / "console.lock"))
+    own = bool(each.plan.image.source)  # a user's image
     shares = each.merged.lists(Filesystem)
     most = file_limit(each.plan.ram_mib // max(1, len(shares)))
     for share in shares:
@@ -79,12 +80,12 @@ def daemons(each: GuestSpec) -> Iterable[Resource]:
         of_share: dict[str, object] = {"subordinate_id": root, "readonly": share.readonly}
         of_share |= {"owner_check": share.user_owned, "nofile": most}
         of_share |= {"comes": each.plan.source.remote, "guest_root": share.guest_root}
-        of_share |= {"users_fault": share.user_owned and bool(each.plan.image.source)}
+        of_share |= {"users_fault": share.user_owned and own, "nosuid": own}
         yield Virtiofsd(ServedDirectory.at_stem(stem, share.source, user, qemu, **of_share))
     for disk in each.merged.lists(Disk):
         if disk.user_owned:
             stem = run_dir / f"disk-{disk.name}"
-            of_disk = {"readonly": disk.readonly, "users_fault": bool(each.plan.image.source)}
+            of_disk = {"readonly": disk.readonly, "users_fault": own}
             yield UserDisk(ServedDisk.at_stem(stem, disk.path, user, qemu, **of_disk))
 
 
