@@ -98,6 +98,15 @@ def test_srun_passes_input_output_and_signals(clean):
     assert re.search(rb"task 0: Exited with exit code 5", err)
 
 
+def test_salloc_of_heterogeneous_job_has_guests_in_the_first_component(clean):
+    """Tasks of the other components run on their nodes, as those of batch jobs do."""
+    program = 'echo "$SLURM_PROCID $(hostname)"; exit $SLURM_PROCID'
+    tasks = ("srun", "--het-group=0,1", "sh", "-c", program)
+    code, out, err = ended(clean, "salloc", "-wn1", *SHARE, VM, ":", "-wn2", "-n2", *tasks)
+    assert sorted(out.splitlines()) == ["0 vn1", "1 n2", "2 n2"], err
+    assert code == 2
+
+
 @pytest.mark.full
 def test_several_tasks_run_in_the_guests_of_two_nodes(clean):
     program = 'echo "$SLURM_PROCID $SLURM_LOCALID $(hostname) $(cat)"; exit $SLURM_PROCID'
@@ -245,6 +254,28 @@ def test_node_without_plugin_refuses_vm_jobs_and_runs_plain_ones(clean, broken, 
     said = clean.root("n1", "vtorque", "doctor", check=False)
     assert "jobs with --vm= are refused on this node" in said
     assert not (clean.home / "ran").exists()
+
+
+def test_plugin_that_finds_no_file_of_vtorque_breaks_no_plain_job(clean, broken):
+    """Job shell, proofs and vsub are missing on the node, and then on the submit host, too."""
+    missing = f"sed -i 's|=/|=/missing/|g' {STACK}"
+    script = clean.script("#!/bin/sh\nhostname\n")
+    broken(missing)
+    assert ended(clean, "sbatch", "-W", "-wn1", "-oout", VM, script)[0] == 120
+    said = "vtorque: the job shell is missing on this node; nothing was run\n"
+    assert clean.read("out").decode() == said
+    clean.root("head", "sh", "-c", f"cp -a {STACK} /root/stack; {missing}")
+    try:
+        code, _, err = ended(clean, "sbatch", VM, script)
+        assert code == 1
+        assert f"vtorque: /missing{slurm.PREFIX}/vsub: No such file or directory" in err
+        clean.user("sbatch", "-W", "-wn1", "-oout", script)
+        assert clean.read("out") == b"n1\n"
+        for command in (("srun",), ("salloc", "srun")):
+            done = clean.user(command[0], "-wn1", *command[1:], f"./{script}")
+            assert done.stdout == b"n1\n"
+    finally:
+        clean.root("head", "mv", "/root/stack", STACK)
 
 
 def test_job_whose_prologue_did_not_run_is_refused_by_the_job_shell(clean):

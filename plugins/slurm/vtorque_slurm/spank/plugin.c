@@ -181,7 +181,22 @@ static void refuse(const char *why) {
 
 static bool is_requested(spank_t sp) {
     char byte[2];
-    return !is_bare() && (count || spank_getenv(sp, IN_JOB, byte, sizeof byte) != ESPANK_ENV_NOEXIST);
+    return count || spank_getenv(sp, IN_JOB, byte, sizeof byte) != ESPANK_ENV_NOEXIST;
+}
+
+/* The first component of a heterogeneous job has the guests. srun passes salloc's request to all. */
+static bool is_later_component(spank_t sp) {
+    uint32_t job = 0;
+    char name[40], id[16];
+    if (spank_get_item(sp, S_JOB_ID, &job) != ESPANK_SUCCESS)
+        return false;
+    for (int i = 1;; i++) {
+        snprintf(name, sizeof name, "SLURM_JOB_ID_HET_GROUP_%d", i);
+        if (spank_getenv(sp, name, id, sizeof id) != ESPANK_SUCCESS)
+            return false;
+        if (strtoul(id, NULL, 10) == job)
+            return true;
+    }
 }
 
 static bool has_proof(spank_t sp) {
@@ -191,6 +206,10 @@ static bool has_proof(spank_t sp) {
         return false;
     return snprintf(path, sizeof path, "%s/%u.json", proofs, job) < (int)sizeof path &&
            access(path, F_OK) == 0;
+}
+
+static bool needs_guest(spank_t sp) {
+    return !is_bare() && (has_proof(sp) || (is_requested(sp) && !is_later_component(sp)));
 }
 
 /* Returns whether a file starts with a text. */
@@ -222,7 +241,7 @@ int slurm_spank_user_init(spank_t sp, int ac, char **av) {
     (void)ac, (void)av;
     if (spank_get_item(sp, S_JOB_LOCAL_TASK_COUNT, &local_tasks) != ESPANK_SUCCESS)
         local_tasks = 1;
-    if (local_tasks > 1 && !is_bare() && (is_requested(sp) || has_proof(sp)) && pipe2(first_task, O_CLOEXEC) < 0)
+    if (local_tasks > 1 && needs_guest(sp) && pipe2(first_task, O_CLOEXEC) < 0)
         slurm_error("vtorque: pipe: %s", strerror(errno));
     return 0;
 }
@@ -268,7 +287,7 @@ int slurm_spank_task_init(spank_t sp, int ac, char **av) {
     char **argv = NULL, how[16] = "";
     if (spank_get_item(sp, S_JOB_STEPID, &step) != ESPANK_SUCCESS || step == SLURM_EXTERN_CONT)
         return 0;
-    if (is_bare() || !(is_requested(sp) || has_proof(sp)))
+    if (!needs_guest(sp))
         return 0;
     if (spank_get_item(sp, S_JOB_ARGV, &argc, &argv) != ESPANK_SUCCESS || argc < 1)
         refuse("Slurm's task has no program");
