@@ -985,6 +985,31 @@ def test_guest_of_own_image_cannot_forge_by_a_checksum(offloading_guest, place, 
     assert send_offloaded(offloading_guest, packet(add), place, 0) == []
 
 
+def send_segmented(node, target, start):
+    """Send a TCP packet that Linux splits and whose checksums cover the bytes from ``start`` on.
+
+    Return source port, destination port and destination of the packets that leave the node. Linux
+    may refuse the packet.
+    """
+    list(node.drain(node.outside))
+    packet = ipv4(tcp(4000, 443, SYN, (IP, target)) + bytes(400), TCP, target=target)
+    # VIRTIO_NET_HDR_F_NEEDS_CSUM and VIRTIO_NET_HDR_GSO_TCPV4: segments of 100 bytes
+    header = struct.pack("<BBHHHH", 1, 1, 54, 100, 14 + start, 16)
+    with contextlib.suppress(OSError):
+        os.write(node.guest, header + frame(IPV4, packet))
+    sent = (each[14:] for each in node.drain(node.outside) if each[12:14] == b"\x08\0")
+    return [(*struct.unpack_from("!HH", each, 20), socket.inet_ntoa(each[16:20])) for each in sent]
+
+
+@pytest.mark.parametrize("target", [OUTSIDE, "198.18.169.254"])
+def test_guest_of_own_image_cannot_forge_by_segments(offloading_guest, target):
+    """The rule that writes checksums early does not apply to packets that Linux splits."""
+    run("ip", "neighbor", "replace", target, "lladdr", ROUTER_MAC, "dev", "out")
+    assert send_segmented(offloading_guest, target, 20) == [(4000, 443, target)] * 4
+    for place in (0, 4, 6, 16, 22):
+        assert set(send_segmented(offloading_guest, target, place)) <= {(4000, 443, target)}
+
+
 OTHER_JOB = {
     "tcp": (own_tcp(2000, 22, OTHER), OTHER_MAC),
     "by the node": (own_tcp(2000, 22, OTHER), NODE_MAC),
