@@ -80,3 +80,26 @@ def test_command_of_a_user_runs_in_the_sandbox(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(sandbox, "USER_SANDBOX", prefix)
     command = sandbox.sandbox_command("ls", "/", limits=("--fsize=0",), package="coreutils")
     assert b"etc" not in subprocess.run(command, capture_output=True, check=True).stdout.split()
+
+
+# Joins a new session keyring, adds a key, and looks for one. Without the sandbox, all succeed.
+KEYS = """
+for my $call ([250, 1, 0], [248, "user", "vtorque-test", "x", 1, -3], [250, 0, -3, 1]) {
+    print syscall($$call[0], @$call[1 .. $#$call]) < 0 ? "refused\n" : "done\n";
+}
+"""
+
+
+@pytest.mark.skipif(os.uname().machine != "x86_64", reason="numbers of system calls")
+@pytest.mark.parametrize("user", [False, True])
+def test_program_in_sandbox_has_no_keyrings(user: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The session keyring can contain Kerberos tickets, and namespaces do not separate it."""
+    assert subprocess.check_output(["perl", "-"], input=KEYS, text=True).split() == ["done"] * 3
+    if user:
+        monkeypatch.setattr(sandbox, "isolate_command", tuple)
+        monkeypatch.setattr(
+            sandbox, "_user_sandbox", lambda: (*NOBODY * (os.geteuid() == 0), *sandbox.USER_SANDBOX)
+        )
+    command = sandbox.sandbox_command("perl", "-", limits=(), package="perl-base")
+    said = subprocess.check_output(command, env=sandbox.ENV, cwd="/", input=KEYS, text=True)
+    assert said.split() == ["refused"] * 3

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import functools
 import shutil
+import sys
 from collections.abc import Iterable
+from pathlib import Path
 
 from vtorque_core.api import HostFault, guard_command, isolate_command, run_tool
 
@@ -34,12 +36,14 @@ USER_SANDBOX = (
 )
 """Command prefix of the sandbox of a user without root, see user_namespaces(7)."""
 
+_WITHOUT_KEYS = (sys.executable, "-I", "-S", str(Path(__file__).with_name("_without_keys.py")))
+
 
 def sandbox_command(*argv: str, limits: Iterable[str], package: str) -> list[str]:
     """Return a command that runs a program in a sandbox, with the environment :data:`ENV`.
 
     The program can use its open files and ``/usr``. If the caller is root, the program runs as
-    nobody instead. The kernel kills it when the calling thread ends.
+    nobody instead. It can use no keyring. The kernel kills it when the calling thread ends.
 
     Args:
         argv: name and arguments of the program.
@@ -54,7 +58,7 @@ def sandbox_command(*argv: str, limits: Iterable[str], package: str) -> list[str
             f"package {package}"
         )
     prefix = isolate_command() or _user_sandbox()
-    return guard_command(*prefix, "prlimit", *limits, "--core=0", "--", *argv)
+    return guard_command(*_WITHOUT_KEYS, *prefix, "prlimit", *limits, "--core=0", "--", *argv)
 
 
 @functools.cache
