@@ -21,7 +21,7 @@ import sparing
 from vtorque_core.cli import admin, vsub
 from vtorque_core.cli.run_click import run
 from vtorque_core.cli.vmgr import vmgr
-from vtorque_core.config import load
+from vtorque_core.config.plugins import Plugins
 from vtorque_core.live import command_groups
 from vtorque_testing.harness import ProgramResult
 from vtorque_testing.submit import run_in_child
@@ -181,15 +181,15 @@ def call_all(
 
         subprocess.Popen.__init__ = no_program  # type: ignore[method-assign]
         os.execv = os.execve = os.execvp = os.posix_spawn = no_program
-        read, kept = load.load, dict[str, Any]()
+        load_plugins, kept = Plugins.load, dict[str, Plugins]()
 
-        def once(*of: Any, **how: Any) -> Any:
-            key = repr((of, how))
+        def once(**how: Any) -> Plugins:
+            key = repr(how)
             if key not in kept:
-                kept[key] = read(*of, **how)
+                kept[key] = load_plugins(**how)
             return kept[key]
 
-        load.load = command_groups.load = once
+        Plugins.load = once  # type: ignore[method-assign]
         command_groups.CONFIG_PATH = site
         streams = [os.dup(number) for number in range(3)]
         ends = [one(argv, streams) for argv in argvs]
