@@ -212,7 +212,7 @@ def restrict_disk_calls() -> None:
     no_thread = _Comparison(0, _SCMP_CMP_MASKED_EQ, CLONE_THREAD, 0)  # flags & CLONE_THREAD == 0
     refused = [(call, errno.EPERM, ()) for call in _NOT_FOR_A_DISK]
     clone = (("clone", errno.EPERM, (no_thread,)), ("clone3", errno.ENOSYS, ()))
-    answer_calls([*refused, *clone])  # without clone3, g_libc uses clone(2)
+    answer_calls([*refused, *clone])  # without clone3, glibc uses clone(2)
 
 
 def _capset(numbers: Iterable[int]) -> None:
@@ -370,7 +370,7 @@ def _copy_mounts(plan: DaemonPlan, host_source: int) -> int:
 def _mount_proc() -> None:
     """Mount a /proc for the new pid namespace.
 
-    _libcap-ng reads /proc/PID/status, which the host's /proc does not show for this pid.
+    libcap-ng reads /proc/PID/status, which the host's /proc does not show for this pid.
     """
     unshare(CLONE_NEWNS)
     _mount("none", "/", None, MS_REC | MS_SLAVE)  # otherwise the host would see the next mount

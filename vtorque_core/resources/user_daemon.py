@@ -195,7 +195,7 @@ def start(service: ServedData, ready: Callable[[bytes], bool], timeout: float) -
             Path(service.socket).unlink(missing_ok=True)
             _save_log(log_fd, service.log)
             with contextlib.suppress(HostFault):  # the first fault says more; stop tries again
-                while _killlock_holder(lock_fd, time.monotonic() + 1):
+                while _kill_lock_holder(lock_fd, time.monotonic() + 1):
                     pass
             raise
 
@@ -211,7 +211,7 @@ def stop(lock_path: str, deadline: float) -> None:
     with safefs.closing(lock_fd):
         record = _read_record(lock_fd)
         while not try_flock(lock_fd, fcntl.LOCK_EX, 0):
-            killed = _killlock_holder(lock_fd, deadline, **record)
+            killed = _kill_lock_holder(lock_fd, deadline, **record)
             if not killed and time.monotonic() >= deadline:
                 raise HostFault(f"{lock_path} is held by a process that cannot be found")
             if not killed:
@@ -322,7 +322,9 @@ def _await_ready(
     raise error(f"{plan.argv[0]} for {plan.source} did not start: {printable(last)}")
 
 
-def _killlock_holder(lock_fd: int, deadline: float, log: str = "", uid: int = -1, **_: str) -> bool:
+def _kill_lock_holder(
+    lock_fd: int, deadline: float, log: str = "", uid: int = -1, **_: str
+) -> bool:
     pid = lock_holder(lock_fd)
     if not pid or pid < 0:  # negative: not a process of this machine
         return False
