@@ -44,6 +44,7 @@ from vtorque_core.node.start import start_order as start
 from vtorque_core.plan.placement import node_hardware
 from vtorque_core.plan.placement.topology import parse
 from vtorque_core.records.reading import LEASE, SPARE, journals, read, reconstruct
+from vtorque_core.resources import netfilter
 from vtorque_core.resources.disk import MountResource
 from vtorque_core.resources.domain import Domain
 from vtorque_core.resources.kinds import CORE_KINDS
@@ -413,6 +414,8 @@ class RecordedNode:
                 (MountResource, "create", _method(doubles.mount)),
                 (MountResource, "release", _method(doubles.unmount)),
                 (MountResource, "retry_seconds", 0.0),
+                (netfilter, "add_ifb", lambda name: (self.top / "tables" / name).touch()),
+                (netfilter, "remove_ifb", lambda name: (self.top / "tables" / name).unlink(True)),
                 (node_hardware, "topology", lambda _uri: known),
                 (hypervisor, "qemu_uid", lambda _user: os.geteuid()),
                 (os, "sched_setaffinity", lambda *_: None),

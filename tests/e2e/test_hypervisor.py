@@ -409,6 +409,7 @@ def test_filtered_nic_starts_and_stops(guest: GuestPlan, network: str) -> None:
     try:
         nic = Interface("nic0", "network", network, MAC, IP)
         start(guest, overlay(guest), nic, taps={"ua-core-nic0": tap})
+        netfilter.filter_tap(tap)
         assert Path(f"/sys/class/net/{tap}/master").resolve().name == f"{network}0"
         hypervisor.destroy_domain(URI, guest.uuid, 30)
         assert not Path(f"/sys/class/net/{tap}").exists()
@@ -417,6 +418,7 @@ def test_filtered_nic_starts_and_stops(guest: GuestPlan, network: str) -> None:
         guard.release()
     tables = subprocess.run(("nft", "list", "tables"), capture_output=True, timeout=180, check=True)
     assert tap not in tables.stdout.decode()
+    assert not Path(f"/sys/class/net/{tap}s").exists()
 
 
 @pytest.mark.parametrize("model", ["virtio", "e1000e"])
@@ -542,7 +544,7 @@ def test_guest_cannot_join_the_spanning_tree_of_a_guarded_bridge(
 ) -> None:
     """Without the guard, the guest becomes the root bridge and gets the site's traffic."""
     if guarded:
-        netfilter.filter_reserved_macs(tap_name(MAC))
+        netfilter.filter_tap(tap_name(MAC))
     root = Path("/sys/class/net/vt-tree/bridge/root_id")
     own = root.read_text()
     os.write(bridge_port, HELLO)
@@ -554,7 +556,7 @@ def test_frames_to_reserved_macs_reach_only_the_filter(bridge_port: int, guarded
     """Without the guard, the node accepts these frames, and the bridge learns these MACs."""
     name = tap_name(MAC)
     if guarded:
-        netfilter.filter_reserved_macs(name)
+        netfilter.filter_tap(name)
     # The bridge consumes frames that a socket for one protocol does not see at its port.
     with socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(0x0800)) as port:
         port.bind((name, 0))

@@ -5,6 +5,7 @@ The tests replace QEMU at a tap device on a bridge, so they can send any frame a
 
 import contextlib
 import ctypes
+import errno
 import itertools
 import os
 import socket
@@ -18,7 +19,7 @@ from pathlib import Path
 import pytest
 
 from vtorque_core.base.names import tap_name
-from vtorque_core.resources.netfilter import Netfilter, guard, remove_guard
+from vtorque_core.resources.netfilter import Netfilter, filter_tap, guard, remove_guard
 from vtorque_own_images.job_filter import JobFilter
 
 pytestmark = pytest.mark.e2e
@@ -938,51 +939,138 @@ def test_guest_of_another_image_can_send_it(several_guests, packet):
     assert arrivals(several_guests, packet) == {"outside"}
 
 
-@pytest.fixture
-def offloading_guest(own_guest):
+# -- Checksum offload ------------------------------------------------------------------------------
+
+
+def offload(node):
     """Give the guest a NIC with virtio's checksum offload, as QEMU does."""
-    os.close(own_guest.guest)
-    own_guest.guest = open_tap(tap_name(MAC), 0x5002)  # also IFF_VNET_HDR
+    os.close(node.guest)
+    node.guest = open_tap(tap_name(MAC), 0x5002)  # also IFF_VNET_HDR
     run("ip", "link", "set", tap_name(MAC), "address", f"fe{MAC[2:]}")
     run("ip", "link", "set", tap_name(MAC), "master", "vt-br")
-    return own_guest
+    filter_tap(tap_name(MAC))
+    return node
 
 
-def send_offloaded(node, packet, start, offset):
-    """Send a packet whose checksum Linux writes; return the packets that leave the node.
+@pytest.fixture
+def offloading_guest(several_guests):
+    return offload(several_guests)
+
+
+@pytest.fixture
+def offloading_own_guest(own_guest):
+    return offload(own_guest)
+
+
+def send_offloaded(node, payload, start, offset, kind=IPV4, target=NODE_MAC, gso=(0, 0)):
+    """Send a frame whose checksum Linux writes; return the frames that it sends to other hosts.
 
     The checksum covers the bytes from ``start`` on (struct virtio_net_hdr of the virtio
-    specification 1.2, 5.1.6, with VIRTIO_NET_HDR_F_NEEDS_CSUM).
+    specification 1.2, 5.1.6, with VIRTIO_NET_HDR_F_NEEDS_CSUM). ``gso`` is the type and size of
+    segments.
     """
-    list(node.drain(node.outside))
-    header = struct.pack("<BBHHHH", 1, 0, 0, 0, 14 + start, offset)
-    os.write(node.guest, header + frame(IPV4, packet))
-    return [each[14:] for each in node.drain(node.outside) if each[12:14] == b"\x08\0"]
+    header = struct.pack("<BBHHHH", 1, gso[0], 54 if gso[0] else 0, gso[1], 14 + start, offset)
+    last = ipv4(udp(5000, 5000, b"last"), UDP)
+    for descriptor in (node.outside, node.other):
+        list(node.drain(descriptor))
+    os.write(node.guest, header + frame(kind, payload, target=target))
+    os.write(node.guest, bytes(10) + frame(IPV4, last))
+    received = []
+    deadline = time.monotonic() + 20
+    while not any(each[14:][20:] == last[20:] for each in received):
+        assert time.monotonic() < deadline, "a correct frame did not arrive"
+        received += node.drain(node.outside)
+    received += node.drain(node.other)
+    ether = struct.pack("!H", kind)
+    return [f for f in received if f[12:14] == ether and f[14:][20:] != last[20:]]
 
 
-def test_guest_of_own_image_can_offload_checksums(offloading_guest):
-    (sent,) = send_offloaded(offloading_guest, ipv4(udp(4000, 443, b"data"), UDP), 20, 6)
-    assert sent[20:24] + sent[28:] == udp(4000, 443, b"data")[:4] + b"data"
-    assert sent[26:28] != bytes(2)
+def test_guest_of_own_image_can_offload_checksums(offloading_own_guest):
+    (sent,) = send_offloaded(offloading_own_guest, ipv4(udp(4000, 443, b"data"), UDP), 20, 6)
+    assert sent[34:38] + sent[42:] == udp(4000, 443, b"data")[:4] + b"data"
+    assert sent[40:42] != bytes(2)
 
 
-FORGED = {
-    "source port": (20, 700, OUTSIDE), "NFS": (22, 2049, OUTSIDE), "portmapper": (22, 111, OUTSIDE),
-    "metadata": (16, 0xA9FE, "198.18.169.254"),
+def large_tcp(length):
+    """Return an IPv4 packet with so many bytes of TCP data, whose checksum Linux completes."""
+    addresses = socket.inet_aton(IP) + socket.inet_aton(OUTSIDE)
+    partial = ~checksum(addresses + struct.pack("!HH", TCP, 20 + length)) & 0xFFFF
+    head = struct.pack("!HHIIBBHHH", 4000, 443, 1, 1, 5 << 4, ACK, 1024, partial, 0)
+    return ipv4(head + bytes(length), TCP, fragment=0x4000)
+
+
+@pytest.mark.parametrize("length", [3000, 30000])
+def test_guest_can_offload_segmentation(offloading_guest, length):
+    sent = send_offloaded(offloading_guest, large_tcp(length), 20, 16, gso=(1, 1000))
+    assert [len(each) for each in sent] == [1054] * (length // 1000)
+    for each in sent:
+        addresses = socket.inet_aton("198.18.255.1") + socket.inet_aton(OUTSIDE)
+        assert checksum(addresses + struct.pack("!HH", TCP, 1020) + each[34:]) == 0
+
+
+@pytest.mark.parametrize("length", [3000, 30000])
+@pytest.mark.parametrize("gso", [(0, 0), (1, 1000)], ids=["whole", "segments"])
+@pytest.mark.parametrize("start", [20, 12], ids=["port", "address"])
+def test_large_packet_cannot_forge_by_a_checksum(offloading_guest, length, gso, start):
+    """A large TCP packet keeps its offload past the filter, because Linux divides it later."""
+    try:
+        sent = send_offloaded(offloading_guest, large_tcp(length), start, 0, gso=gso)
+    except OSError as error:  # newer kernels reject the frame
+        assert error.errno == errno.EINVAL
+    else:
+        assert not sent
+
+
+def forge(node, packet, place, value, **words):
+    """Send a frame in which Linux writes ``value`` over two bytes that the filter has checked."""
+    add = (~value - ~checksum(packet(0)[place:])) % 0xFFFF
+    assert checksum(packet(add)[place:]) == value
+    return send_offloaded(node, packet(add), place, 0, **words)
+
+
+def number_udp(target):
+    return lambda number: ipv4(udp(4000, 443, struct.pack("!H", number)), UDP, target=target)
+
+
+def number_arp(number):
+    return arp(2, MAC, IP, OTHER, OTHER_MAC) + struct.pack("!H", number)
+
+
+FORGED_IN_BRIDGE = {  # the sender's address becomes the gateway's; the port, that of a DHCP server
+    "address": (number_udp(OTHER), 14, 1, IPV4), "port": (number_udp(OTHER), 20, 67, IPV4),
+    "arp": (number_arp, 16, 1, ARP),
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("place, value, target", FORGED.values(), ids=FORGED)
-def test_guest_of_own_image_cannot_forge_by_a_checksum(offloading_guest, place, value, target):
-    """Linux writes the checksum over two bytes that the filter has checked."""
+@pytest.mark.parametrize("forged", FORGED_IN_BRIDGE.values(), ids=FORGED_IN_BRIDGE)
+def test_guest_cannot_forge_by_a_checksum(offloading_guest, forged):
+    packet, place, value, kind = forged
+    assert forge(offloading_guest, packet, place, value, kind=kind, target=OTHER_MAC) == []
 
-    def packet(number):
-        return ipv4(udp(4000, 443, struct.pack("!H", number)), UDP, target=target)
 
-    run("ip", "neighbor", "replace", target, "lladdr", ROUTER_MAC, "dev", "out")
-    add = (~value - ~checksum(packet(0)[place:])) % 0xFFFF
-    assert checksum(packet(add)[place:]) == value
-    assert send_offloaded(offloading_guest, packet(add), place, 0) == []
+def number_padded(number):
+    """Return a small TCP packet in a frame that is as long as a large one."""
+    head = tcp(4000, 443, ACK, (IP, OUTSIDE), acknowledged=1)
+    return ipv4(head + struct.pack("!H", number), TCP, fragment=0x4000) + bytes(30000)
+
+
+FORGED = {
+    "source port": (number_udp(OUTSIDE), 20, 700), "NFS": (number_udp(OUTSIDE), 22, 2049),
+    "portmapper": (number_udp(OUTSIDE), 22, 111), "padded": (number_padded, 20, 700),
+    "metadata": (number_udp("198.18.169.254"), 16, 0xA9FE),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("packet, place, value", FORGED.values(), ids=FORGED)
+def test_guest_of_own_image_cannot_forge_by_a_checksum(offloading_own_guest, packet, place, value):
+    run("ip", "neighbor", "replace", "198.18.169.254", "lladdr", ROUTER_MAC, "dev", "out")
+    assert forge(offloading_own_guest, packet, place, value) == []
+
+
+def test_release_removes_the_ifb_device(node):
+    with packet_filter():
+        assert socket.if_nametoindex(f"{tap_name(MAC)}s")
+    assert f"{tap_name(MAC)}s" not in {name for _, name in socket.if_nameindex()}
 
 
 def send_segmented(node, target, start):
@@ -991,23 +1079,19 @@ def send_segmented(node, target, start):
     Return source port, destination port and destination of the packets that leave the node. Linux
     may refuse the packet.
     """
-    list(node.drain(node.outside))
     packet = ipv4(tcp(4000, 443, SYN, (IP, target)) + bytes(400), TCP, target=target)
-    # VIRTIO_NET_HDR_F_NEEDS_CSUM and VIRTIO_NET_HDR_GSO_TCPV4: segments of 100 bytes
-    header = struct.pack("<BBHHHH", 1, 1, 54, 100, 14 + start, 16)
+    sent = []
     with contextlib.suppress(OSError):
-        os.write(node.guest, header + frame(IPV4, packet))
-    sent = (each[14:] for each in node.drain(node.outside) if each[12:14] == b"\x08\0")
+        sent = [each[14:] for each in send_offloaded(node, packet, start, 16, gso=(1, 100))]
     return [(*struct.unpack_from("!HH", each, 20), socket.inet_ntoa(each[16:20])) for each in sent]
 
 
 @pytest.mark.parametrize("target", [OUTSIDE, "198.18.169.254"])
-def test_guest_of_own_image_cannot_forge_by_segments(offloading_guest, target):
-    """The rule that writes checksums early does not apply to packets that Linux splits."""
+def test_guest_of_own_image_cannot_forge_by_segments(offloading_own_guest, target):
     run("ip", "neighbor", "replace", target, "lladdr", ROUTER_MAC, "dev", "out")
-    assert send_segmented(offloading_guest, target, 20) == [(4000, 443, target)] * 4
+    assert send_segmented(offloading_own_guest, target, 20) == [(4000, 443, target)] * 4
     for place in (0, 4, 6, 16, 22):
-        assert set(send_segmented(offloading_guest, target, place)) <= {(4000, 443, target)}
+        assert set(send_segmented(offloading_own_guest, target, place)) <= {(4000, 443, target)}
 
 
 OTHER_JOB = {

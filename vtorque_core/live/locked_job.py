@@ -64,7 +64,7 @@ class LockedJob:
         guests = {record.guest for record in came}
         for record in self.state.open:
             if record.kind == Netfilter.kind and record.guest in guests:
-                netfilter.filter_reserved_macs(str(record.args["tap"]))
+                netfilter.filter_tap(str(record.args["tap"]))
         with Journal.open(self.paths, self.state.path) as journal:
             for record in came:
                 if not record.created:

@@ -2,6 +2,7 @@
 
 The templates in the directory ``filter`` contain the rules and their reasons. Each NIC has one
 nftables table of the bridge family (nft(8)). An inet table limits the guest's tracked connections.
+A netdev table and an ifb device make Linux compute the checksums that the guest has offloaded.
 
 One inet table per guest network closes the node's services to guests. Each start of a guest loads
 this table again, because a reboot or ``nft flush ruleset`` removes it.
@@ -14,8 +15,10 @@ import ipaddress
 import re
 import socket
 import struct
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
+from fcntl import ioctl
 from pathlib import Path
 from string import Template
 from xml.etree import ElementTree
@@ -91,15 +94,40 @@ def forget_connections(mac: str) -> None:
         kernel.recv(4096)
 
 
-def filter_reserved_macs(tap: str) -> None:
-    """Make the bridge forward a guest's frames to reserved MACs, so that nftables filters them.
+def filter_tap(tap: str) -> None:
+    """Complete a NIC's filter when its tap device exists and is on its bridge. Raises HostFault.
 
     By default, a bridge delivers frames to 01:80:C2:00:00:00-0F to the node, past nftables, and
-    learns their source MACs (IEEE 802.1Q, 8.6.3). The NIC must already be on its bridge.
+    learns their source MACs (IEEE 802.1Q, 8.6.3). The bridge must forward them to be filtered.
     """
+    load(_script("checksum", tap=tap, longest=_longest_packet()))
     # The kernel rejects bit 1, because it drops pause frames itself.
     with contextlib.suppress(FileNotFoundError):  # not a port of a bridge
         Path(f"/sys/class/net/{tap}/brport/group_fwd_mask").write_bytes(b"0xfffd")
+
+
+def _longest_packet() -> int:
+    """Return a length in bytes that no device of this node, except lo, sends undivided."""
+    longest = 9216
+    for mtu in Path("/sys/class/net").glob("*/mtu"):
+        with contextlib.suppress(OSError):  # the device has been removed
+            if mtu.parent.name != "lo":
+                longest = max(longest, int(mtu.read_text()))
+    return min(longest + 100, 65535)  # with the headers of Ethernet and of a tunnel
+
+
+def add_ifb(name: str) -> None:
+    """Create an ifb device without checksum offload, and so without segmentation offload."""
+    remove_ifb(name)
+    run_tool("ip", "link", "add", name, "txqueuelen", "1000", "up", "type", "ifb")
+    off = array("I", (0x17, 0))  # ETHTOOL_STXCSUM of SIOCETHTOOL, linux/ethtool.h
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as kernel:
+        ioctl(kernel, 0x8946, struct.pack("16sP16x", name.encode(), off.buffer_info()[0]))
+
+
+def remove_ifb(name: str) -> None:
+    if name in (device for _, device in socket.if_nameindex()):
+        run_tool("ip", "link", "delete", name)
 
 
 def node_guard(network: Network | ExtraNetwork, uri: str) -> str:
@@ -190,7 +218,7 @@ def _guards() -> list[str]:
 
 @dataclass(frozen=True)
 class Netfilter(CoreResource):
-    """The packet filter of one guest NIC with the tap device ``tap``.
+    """The packet filter of one guest NIC with the tap device ``tap``, and its ifb device.
 
     ``guard`` is the script of :func:`node_guard`, which stays loaded after the release.
     """
@@ -208,7 +236,9 @@ class Netfilter(CoreResource):
         # The guard makes the node track connections.
         limit = self.connections if self.guard or _CONNTRACK.exists() else 0
         load(rules(self.tap, self.mac, self.ip, limit, ipv6=self.ipv6) + self.guard)
+        add_ifb(f"{self.tap}s")
 
     def release(self) -> None:
         load(_script("removal", tap=self.tap))
+        remove_ifb(f"{self.tap}s")
         forget_connections(self.mac)

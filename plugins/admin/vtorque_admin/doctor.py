@@ -41,6 +41,7 @@ from vtorque_core.live.site_config import Plugins, Site
 
 _CHILD_TIMEOUT = 10.0  # seconds; a home on NFS may hang
 _KVM = Path("/dev/kvm")
+_IFB = Path("/sys/module/ifb")  # exists if it is loaded, or a part of the kernel
 QEMU_CONF = Path("/etc/libvirt/qemu.conf")
 _CONFINES = {  # by default all are on
     "seccomp_sandbox": "QEMU is not confined by its seccomp sandbox",
@@ -53,6 +54,7 @@ _CONFINES = {  # by default all are on
 _PACKAGES = {
     "qemu-img": "qemu-utils",
     "nft": "nftables",
+    "ip": "iproute2",
     "virtlogd": "libvirt-daemon",
     "setfacl": "acl",
     "setpriv": "util-linux",
@@ -261,6 +263,11 @@ def check_network(site: Site) -> Iterator[HealthResult]:
     if site.network.kind == "none":
         yield ok("guests have no network ([network] kind)")
         return
+    if not _IFB.exists():
+        try:
+            run_tool("modprobe", "--dry-run", "ifb")
+        except HostFault as error:
+            yield failure(f"packet filters need the kernel module ifb: {error}", "install it")
     yield from _check_one_network(site, site.network, "run vtorque setup install")
     for name, network in site.networks.items():
         make = f"run vtorque setup install, or fix [networks.{name}]"

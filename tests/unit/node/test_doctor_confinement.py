@@ -152,3 +152,16 @@ def test_state_directories_that_others_can_write_fail(site, tmp_path, mode):
     here = dataclasses.replace(site, paths=Paths(state, run))
     told = [f.message for f in doctor.check_directories(here) if f.status == "failed"]
     assert len(told) == 2 and all(str(tmp_path) in message for message in told)
+
+
+def test_missing_ifb_module_fails(site, tmp_path, monkeypatch):
+    def no_module(*argv):
+        raise HostFault("modprobe: exit 1")
+
+    monkeypatch.setattr(doctor, "run_tool", no_module)
+    monkeypatch.setattr(doctor, "_IFB", tmp_path / "ifb")
+    monkeypatch.setattr(doctor.networks, "is_active", lambda *_: False)
+    failed = [each.message for each in doctor.check_network(site) if each.status == "failed"]
+    assert any("kernel module ifb" in message for message in failed)
+    (tmp_path / "ifb").mkdir()
+    assert not any("ifb" in each.message for each in doctor.check_network(site))

@@ -267,7 +267,7 @@ def boot_one(boot: GuestBoot) -> int | None:
     if source.remote:  # a migration may take longer than a start
         start.deadline = time.monotonic() + start.site.node.start_timeout
     for tap in boot.taps.values():
-        netfilter.filter_reserved_macs(tap)
+        netfilter.filter_tap(tap)
     _hand_over_channels(boot)
     _run_step(boot, source.run)
     if boot.console is None:
