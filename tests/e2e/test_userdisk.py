@@ -1,8 +1,10 @@
 """The user's own disk at /data, and the privileges of its daemon, on a real node as root."""
 
+import fcntl
 import hashlib
 import os
 import pwd
+import signal
 import stat
 import struct
 import subprocess
@@ -331,6 +333,24 @@ def test_corrupt_qcow2_is_a_fault_of_the_user(packed):
     os.chown(packed.source, packed.uid, packed.gid)
     with pytest.raises(Refused, match=r"did not start: .*L1 table"):
         packed.start()
+
+
+def test_qcow2_that_ends_its_daemon_is_a_fault_of_the_user(packed):
+    create(packed)
+    os.chown(packed.source, packed.uid, packed.gid)
+    with pytest.raises(Refused, match="did not start"):
+        replace(packed, program="/bin/false").start(timeout=3600)
+
+
+def test_disk_with_a_lease_is_a_fault_of_the_user(disk_of_unknown_user):
+    handler = signal.signal(signal.SIGIO, signal.SIG_IGN)  # the kernel asks to end the lease
+    try:
+        with Path(disk_of_unknown_user.source).open("rb") as held:
+            fcntl.fcntl(held, fcntl.F_SETLEASE, fcntl.F_RDLCK)
+            with pytest.raises(Refused, match="is in use by another job or program"):
+                disk_of_unknown_user.start()
+    finally:
+        signal.signal(signal.SIGIO, handler)
 
 
 def test_qcow2_header_in_a_raw_disk_is_data(disk_of_unknown_user):

@@ -73,6 +73,7 @@ _USERS_FAULT = {
     errno.ELOOP: "is a symbolic link: write the path of the file itself",
     errno.ENXIO: "is not a regular file", errno.EACCES: "", errno.EPERM: "", errno.EROFS: "",
     errno.ENOTDIR: "", errno.ENAMETOOLONG: "", errno.ETXTBSY: "",
+    errno.EAGAIN: "is in use by another job or program",  # a lease, fcntl(2)
 }  # fmt: skip
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -259,8 +260,9 @@ def _open_disk(plan: DaemonPlan) -> int:
         fcntl.fcntl(source, fcntl.F_OFD_SETLK, struct.pack("hhqqi4x", kind, os.SEEK_SET, 0, 0, 0))
     except OSError as error:
         if error.errno in (errno.EAGAIN, errno.EACCES):
-            raise _Denied("is in use by another job or program") from None
-        raise _Step(f"the file system cannot lock the file: {error.strerror}") from None
+            raise _Denied(_USERS_FAULT[errno.EAGAIN]) from None
+        fault = _Step if error.errno == errno.ENOLCK else _Denied  # a server's lock service
+        raise fault(f"the file system cannot lock the file: {error.strerror}") from None
     return source
 
 

@@ -317,8 +317,9 @@ def _await_ready(
             return
         time.sleep(0.002)
     last = _log_text(plan.log_fd).decode("utf-8", "replace").strip().rpartition("\n")[2]
-    # Only the daemon of a qcow2 file parses the file.
-    error = Refused if plan.users_fault or (plan.disk == "qcow2" and last) else HostFault
+    # Only the daemon of a qcow2 file parses the file. A hung file system may be the node's fault.
+    parsed = plan.disk == "qcow2" and (last or not lock_holder(plan.lock_fd))
+    error = Refused if plan.users_fault or parsed else HostFault
     raise error(f"{plan.argv[0]} for {plan.source} did not start: {printable(last)}")
 
 
