@@ -158,6 +158,7 @@ def test_psij_submits_polls_and_cancels(clean, clients, number):
 REFRAME_SITE = """
 site_configuration = {"systems": [{"name": "site", "hostnames": ["login"], "partitions": [{
     "name": "vm", "scheduler": "slurm", "launcher": "local", "environs": ["builtin"],
+    "max_jobs": 50,
     "access": ["--vm=ram=300M", "--mem=600M", "--constraint=vtorque"],
 }]}]}
 """
@@ -180,29 +181,36 @@ class Bad(Base):
 class Late(Base):
     executable = "sleep 1000"
     time_limit = "1m"
+@rfm.simple_test
+class Many(Base):
+    number = parameter(range(50))
+    executable = "hostname"
 """
 
 
 CANCELED = """
 import signal, subprocess, sys, time
-reframe = subprocess.Popen(["reframe", *sys.argv[1:]])
-argv = ["squeue", "-h", "-t", "R", "-o", "%i"]
-while not (job_id := subprocess.check_output(argv, text=True).strip()):
-    assert reframe.poll() is None
+signal.signal(signal.SIGINT, signal.SIG_DFL)  # a shell ignores it in the background
+tool = subprocess.Popen(sys.argv[2:])
+def jobs(*options):
+    return subprocess.check_output(["squeue", "-h", "-o", "%i", *options], text=True).split()
+while len(jobs()) < int(sys.argv[1]) or not jobs("-t", "R"):
+    assert tool.poll() is None
     time.sleep(1)
-reframe.send_signal(signal.SIGINT)
-reframe.wait()
-print(job_id)
+ids = jobs()
+tool.send_signal(signal.SIGINT)
+print(tool.wait())
+print(*ids)
 """
 
 
 @pytest.mark.full
 def test_reframe_runs_its_tests_in_guests(clean, clients):
-    """Failed tests are repeated. Ctrl-C cancels a test's job."""
+    """Failed tests are repeated. Ctrl-C cancels a test's job. 50 tests run at once."""
     clean.script(REFRAME_SITE, "site.py")
     clean.script(REFRAME_TEST, "guest.py")
-    argv = ("-C", "site.py", "-c", "guest.py", "-r", "--system=site:vm")
-    done = clients("reframe", *argv, "--max-retries=1", "--report-file=report.json", check=False)
+    argv = ("reframe", "-C", "site.py", "-c", "guest.py", "-r", "--system=site:vm")
+    done = clients(*argv, "-x", "Many", "--max-retries=1", "--report-file=report.json", check=False)
     assert done.returncode == 1, done
     runs = json.loads(clean.read("report.json"))["runs"]
     found = [[(case["name"], case["result"]) for case in run["testcases"]] for run in runs]
@@ -211,8 +219,12 @@ def test_reframe_runs_its_tests_in_guests(clean, clients):
     states = {"Good": "COMPLETED", "Bad": "FAILED", "Late": "TIMEOUT"}
     for case in (case for run in runs for case in run["testcases"]):
         clean.wait_state(case["jobid"], states[case["name"]])
-    done = clients("python3", clean.script(CANCELED, "tool.py"), *argv, "-n", "Late")
+    done = clients("python3", clean.script(CANCELED, "tool.py"), "1", *argv, "-n", "Late")
     clean.wait_state(rows_of(done)[-1][0], "CANCELLED")
+    clients(*argv, "-n", "Many", "--report-file=report.json")
+    (run,) = json.loads(clean.read("report.json"))["runs"]
+    assert [case["result"] for case in run["testcases"]] == ["pass"] * 50
+    assert len({case["jobid"] for case in run["testcases"]}) == 50
 
 
 SUBMITIT = """
@@ -265,7 +277,7 @@ def test_submitit_runs_an_array_and_cancels(clean, clients, number):
 
 
 DASK = """
-import socket
+import socket, subprocess, time
 from dask.distributed import Client
 from dask_jobqueue import SLURMCluster
 def where(number):
@@ -273,13 +285,14 @@ def where(number):
 def bad():
     raise ValueError("bad")
 with SLURMCluster(
-    cores=1, memory="800MiB", walltime="00:20:00", death_timeout=600, nanny=False,
+    cores=1, memory="GIB GiB", walltime="00:20:00", death_timeout=600, nanny=False,
     job_extra_directives=["--vm=ram=512M", "--constraint=vtorque"],
     scheduler_options={"host": "SUBMIT_HOST"}, log_directory="dask",
 ) as cluster, Client(cluster) as client:
-    cluster.scale(jobs=1)
+    cluster.scale(jobs=JOBS)
+    ALL_QUEUED
     client.wait_for_workers(1)
-    for row in client.gather(client.map(where, range(3))):
+    for row in client.gather(client.map(where, range(TASKS))):
         print(*row)
     try:
         client.submit(bad, retries=1).result()
@@ -287,6 +300,7 @@ with SLURMCluster(
         print(error)
 """
 PARSL = """
+import subprocess, time
 import parsl
 from parsl.config import Config
 from parsl.executors import HighThroughputExecutor
@@ -294,8 +308,8 @@ from parsl.launchers import SrunLauncher
 from parsl.providers import SlurmProvider
 vm = "#SBATCH --vm=ram=512M\\n#SBATCH --constraint=vtorque"
 provider = SlurmProvider(
-    "main", init_blocks=1, max_blocks=1, cores_per_node=1, mem_per_node=1, walltime="00:20:00",
-    exclusive=False, scheduler_options=vm, launcher=SrunLauncher(),
+    "main", init_blocks=JOBS, max_blocks=JOBS, cores_per_node=1, mem_per_node=GIB,
+    walltime="00:20:00", exclusive=False, scheduler_options=vm, launcher=SrunLauncher(),
 )
 executor = HighThroughputExecutor(
     address="SUBMIT_HOST", max_workers_per_node=1, provider=provider, encrypted=False,
@@ -303,11 +317,12 @@ executor = HighThroughputExecutor(
 @parsl.python_app
 def where(number):
     import socket
-    if number == 3:
+    if number == TASKS:
         raise ValueError("bad")
     return socket.gethostname(), number * number
 with parsl.load(Config(executors=[executor], retries=1)):
-    for each in [where(number) for number in range(4)]:
+    ALL_QUEUED
+    for each in [where(number) for number in range(TASKS + 1)]:
         try:
             print(*each.result())
         except ValueError as error:
@@ -315,15 +330,27 @@ with parsl.load(Config(executors=[executor], retries=1)):
 """
 
 
+ALL_QUEUED = """while subprocess.check_output(["squeue", "-h", "-o", "%i"]).count(b"\\n") < JOBS:
+        time.sleep(1)"""
+
+
 @pytest.mark.parametrize(
-    "program",
-    [pytest.param(DASK, id="dask"), pytest.param(PARSL, id="parsl", marks=pytest.mark.full)],
+    ("program", "jobs"),
+    [
+        pytest.param(DASK, 1, id="dask"),
+        pytest.param(DASK, 50, id="dask-50", marks=pytest.mark.full),
+        pytest.param(PARSL, 1, id="parsl", marks=pytest.mark.full),
+        pytest.param(PARSL, 50, id="parsl-50", marks=pytest.mark.full),
+    ],
 )
-def test_workers_in_guests_call_back_to_the_submit_host(clean, clients, program):
-    """The tool cancels its workers at the end."""
-    script = clean.script(program.replace("SUBMIT_HOST", SUBMIT_HOST), "tool.py")
-    *rows, failure = rows_of(clients("python3", script))
-    assert [number for _, number in rows] == ["0", "1", "4"]
+def test_workers_in_guests_call_back_to_the_submit_host(clean, clients, program, jobs):
+    """The tool cancels its workers at the end, also those that still wait for a node."""
+    tasks = max(jobs, 3)
+    program = program.replace("ALL_QUEUED", ALL_QUEUED).replace("SUBMIT_HOST", SUBMIT_HOST)
+    program = program.replace("JOBS", str(jobs)).replace("TASKS", str(tasks))
+    program = program.replace("GIB", "1" if jobs == 1 else "3")  # few start, to save time
+    *rows, failure = rows_of(clients("python3", clean.script(program, "tool.py")))
+    assert [number for _, number in rows] == [str(each**2) for each in range(tasks)]
     assert all(in_guest(name) for name, _ in rows)
     assert failure == ["bad"]
 
@@ -339,17 +366,21 @@ rule late:
     output: "later"
     resources: runtime=1
     shell: "sleep 1000"
+rule many:
+    output: "many/{number}"
+    shell: "sleep 1000"
 """
 # In the guest, the default scheduler would start a solver that needs glibc, which micro lacks.
 SNAKEMAKE = (
-    "--jobs=3", "--keep-going", "--latency-wait=30",
+    "--jobs=50", "--keep-going", "--latency-wait=30",
     "--retries=1", "--scheduler=greedy",
 )  # fmt: skip
-BY_SLURM = (
-    "made", "never", "later", "--executor=slurm", "--slurm-init-seconds-before-status-checks=5",
+SLURM_EXECUTOR = (
+    "--executor=slurm", "--slurm-init-seconds-before-status-checks=5",
     "--default-resources", "slurm_extra=--vm=ram=512M", "constraint=vtorque", "mem_mb=800",
     "runtime=10",
 )  # fmt: skip
+BY_SLURM = ("made", "never", "later", *SLURM_EXECUTOR)
 BY_VSUB = (
     "made", "never", "--executor=cluster-generic", "--cluster-generic-submit-cmd",
     "vsub --parsable -vm ram=512M --mem=800M",
@@ -371,6 +402,20 @@ def test_snakemake_runs_rules_and_retries(clean, clients, options):
         (clean.home / name).unlink()
 
 
+@pytest.mark.full
+def test_snakemake_cancels_50_jobs_by_ctrl_c(clean, clients):
+    """All are submitted at once; some run."""
+    clean.script(SNAKEFILE, "Snakefile")
+    targets = [f"many/{number}" for number in range(50)]
+    argv = ("snakemake", *targets, *SLURM_EXECUTOR, *SNAKEMAKE)
+    done = clients("python3", clean.script(CANCELED, "tool.py"), "50", *argv)
+    (code,), job_ids = rows_of(done)[-2:]
+    assert code != "0"
+    assert len(job_ids) == 50
+    for job_id in job_ids:
+        clean.wait_state(job_id, "CANCELLED")
+
+
 HUB = """
 import batchspawner
 from pathlib import Path
@@ -381,7 +426,7 @@ class NoProxy(Proxy):
     async def add_route(self, spec, target, data):
         self.routes[spec] = {"routespec": spec, "target": target, "data": data}
         if spec.startswith("/user/"):
-            Path("target").write_text(target + spec)
+            Path("target" + spec.replace("/", ".")).write_text(target + spec)
     async def delete_route(self, spec):
         self.routes.pop(spec, None)
     async def get_all_routes(self):
@@ -389,7 +434,7 @@ class NoProxy(Proxy):
 c = get_config()
 c.JupyterHub.proxy_class = NoProxy
 c.JupyterHub.authenticator_class = "dummy"
-c.Authenticator.allow_all = True
+c.Authenticator.allow_all = c.JupyterHub.allow_named_servers = True
 c.JupyterHub.services = [{"name": "tool", "api_token": "SECRET"}]
 scopes = ["admin:users", "admin:servers", "access:servers"]
 c.JupyterHub.load_roles = [{"name": "tool", "services": ["tool"], "scopes": scopes}]
@@ -429,24 +474,27 @@ def answers():
     except requests.ConnectionError:
         return False
 until(answers)
-session.post(f"{user}/server").raise_for_status()
+names = ("one", "two", "three", "four")
+for name in names:
+    session.post(f"{user}/servers/{name}").raise_for_status()
 def ready():
-    server, = session.get(user).json()["servers"].values()  # none if the job has ended
-    return server if server["ready"] else None
-server = until(ready)
-print(server["state"]["job_id"])
-target = Path("target").read_text()
-status = session.get(target + "api/status")
-status.raise_for_status()
-print(target, status.json()["kernels"])
-session.delete(f"{user}/server").raise_for_status()
+    servers = session.get(user).json()["servers"]  # without those whose job has ended
+    assert servers.keys() == set(names)
+    return servers if all(server["ready"] for server in servers.values()) else None
+for name, server in until(ready).items():
+    target = Path(f"target.user.vtslurm1.{name}.").read_text()
+    status = session.get(target + "api/status")
+    status.raise_for_status()
+    print(server["state"]["job_id"], target, status.json()["kernels"])
+for name in names:
+    session.delete(f"{user}/servers/{name}").raise_for_status()
 until(lambda: not session.get(user).json()["servers"])
 """
 
 
 @pytest.mark.full
-def test_batchspawner_starts_a_notebook_server_in_a_guest(clean, clients):
-    """The hub reaches the server at the guest's address, which the job reports."""
+def test_batchspawner_starts_notebook_servers_in_guests(clean, clients):
+    """The hub reaches each server at its guest's address, which the job reports."""
 
     def fill_in(text):
         text = text.replace("SUBMIT_HOST", SUBMIT_HOST).replace("HOME", HOME)
@@ -454,8 +502,10 @@ def test_batchspawner_starts_a_notebook_server_in_a_guest(clean, clients):
 
     clean.script(fill_in(HUB), "hub.py")
     clean.script(fill_in(NOTEBOOK), "tool.py")
-    (job_id,), (target, kernels) = rows_of(clients("python3", "tool.py"))
-    address = ipaddress.ip_address(urlsplit(target).hostname)
-    assert str(address) not in {f"10.89.0.{number}" for number in (1, 2, 11, 12, 13)}
-    assert kernels == "0"
-    clean.wait_state(job_id, "CANCELLED")
+    rows = rows_of(clients("python3", "tool.py"))
+    hosts = {str(ipaddress.ip_address(urlsplit(target).hostname)) for _, target, _ in rows}
+    assert len(hosts) == len(rows) == 4
+    assert not hosts & {f"10.89.0.{number}" for number in (1, 2, 11, 12, 13)}
+    for job_id, _, kernels in rows:
+        assert kernels == "0"
+        clean.wait_state(job_id, "CANCELLED")
