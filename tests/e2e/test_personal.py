@@ -362,7 +362,7 @@ mkdir /written && echo wrote
 touch made && cat index.json >/dev/null
 chown 1:1 made || echo no chown
 mknod device c 1 3 || echo no device
-cat /bin/busybox >setuid && chmod 4755 setuid && echo setuid
+cat /bin/busybox >program && chmod 4755 program || echo no setuid
 mkdir -p deep/er && touch deep/er/file
 grep -c '^overlay / overlay [^ ]*nosuid' /proc/mounts
 exit 8
@@ -375,9 +375,9 @@ def test_script_of_own_image_runs_as_root_with_the_users_ids_on_shares(clean, la
     assert code == 8, told
     assert lines == [
         f"0 in {clean.home}, {clean.home}", ".", "..", "app",
-        "wrote", "no chown", "no device", "setuid", "0",
+        "wrote", "no chown", "no device", "no setuid", "0",
     ], said  # fmt: skip
-    for name in ("made", "setuid", "deep/er/file"):
+    for name in ("made", "program", "deep/er/file"):
         status = (layout / name).stat()
         assert (status.st_uid, status.st_gid) == (clean.entry.pw_uid, clean.entry.pw_gid)
     assert not (layout / "device").exists()
@@ -399,6 +399,8 @@ sudo -u nobody id -u
 sudo -u nobody sudo id -u || echo not nobody
 sudo -u nobody cat of-root || echo not readable
 sudo no-such-program || echo $?
+sudo chmod 4755 of-root || echo no setuid
+chmod 2755 mine || echo no setgid
 exit 9
 """
 
@@ -416,6 +418,7 @@ def test_sudo_in_own_image_gives_root_with_the_users_ids_on_shares(clean, layout
     assert (code, lines) == (9, [
         f"{uid} {clean.home}", "0", f"{uid} {gid}", f"{uid} {gid}", "it", "more", "no chown",
         "no device", f"b /root {ONE} {uid}", "65534", "not nobody", "not readable", "1",
+        "no setuid", "no setgid",
     ]), (said, told)  # fmt: skip
     for name in ("mine", "of-root"):
         status = (layout / name).stat()
