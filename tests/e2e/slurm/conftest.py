@@ -41,6 +41,18 @@ done
 """
 ADDED = "AccountingStorageType=accounting_storage/slurmdbd\nAccountingStorageHost=head\n"
 SLURM_CONF = "/etc/slurm/slurm.conf"
+# As the config of scripts/cluster, but behind NAT, which own images need.
+NAT_NETWORK = b"""
+<network><name>own</name><forward mode='nat'/><bridge name='own0' stp='off' delay='0'/>
+<dns enable='no'/><ip address='10.91.0.1' netmask='255.255.0.0'/></network>
+"""
+BEHIND_NAT = 's|kind = "bridge"|kind = "network"|; s|source = "br0"|source = "own"|; s|10.89|10.91|'
+OWN_IMAGES = """
+[plugin.own-images]
+allow = true
+allow_root = true
+opt_in_unconfined_qemu = true
+"""
 TABLE = b'\n[plugin.archive]\ndirectory = "{home}/.vtorque/jobs"\n'
 
 
@@ -87,3 +99,19 @@ def archive(clean):
     for machine in machines:
         clean.root(machine, "mv", f"{CONFIG}.before", CONFIG)
     clean.user("rm", "-rf", ".vtorque")
+
+
+@pytest.fixture(scope="module")
+def own_images(cluster):
+    """Let the site accept own images, although this kernel has no AppArmor; return the cluster."""
+    for machine in slurm_cluster.MACHINES:
+        cluster.root(machine, "cp", CONFIG, f"{CONFIG}.before")
+        cluster.root(machine, "sed", "-i", BEHIND_NAT, CONFIG)
+        cluster.root(machine, "sh", "-c", f"cat >> {CONFIG}", stdin=OWN_IMAGES.encode())
+    for node in slurm_cluster.NODES:
+        cluster.root(node, "virsh", "-q", "net-create", "/dev/stdin", stdin=NAT_NETWORK)
+    yield cluster
+    for node in slurm_cluster.NODES:
+        cluster.root(node, "virsh", "-q", "net-destroy", "own")
+    for machine in slurm_cluster.MACHINES:
+        cluster.root(machine, "mv", f"{CONFIG}.before", CONFIG)

@@ -16,18 +16,6 @@ pytestmark = pytest.mark.e2e
 CONFIG = "/etc/vtorque/vtorque.toml"
 SHELL = "/usr/libexec/vtorque-jobshell"
 HOME = f"/home/{slurm.USER}"
-# As the config of scripts/cluster, but behind NAT, which own images need.
-NETWORK = b"""
-<network><name>own</name><forward mode='nat'/><bridge name='own0' stp='off' delay='0'/>
-<dns enable='no'/><ip address='10.91.0.1' netmask='255.255.0.0'/></network>
-"""
-BEHIND_NAT = 's|kind = "bridge"|kind = "network"|; s|source = "br0"|source = "own"|; s|10.89|10.91|'
-ALLOWED = """
-[plugin.own-images]
-allow = true
-allow_root = true
-opt_in_unconfined_qemu = true
-"""
 LIMITS = """
 [[limits]]
 group = "*"
@@ -72,20 +60,10 @@ http: {{addr: "127.0.0.1:5000", secret: x}}
 
 
 @pytest.fixture(scope="module")
-def site(cluster):
-    """Let the site accept own images, although this kernel has no AppArmor; return the cluster."""
-    for machine in slurm.MACHINES:
-        cluster.root(machine, "cp", CONFIG, f"{CONFIG}.before")
-        cluster.root(machine, "sed", "-i", BEHIND_NAT, CONFIG)
-        cluster.root(machine, "sh", "-c", f"cat >> {CONFIG}", stdin=ALLOWED.encode())
-    for node in slurm.NODES:
-        cluster.root(node, "virsh", "-q", "net-create", "/dev/stdin", stdin=NETWORK)
-    cluster.image("own", builder="own")
-    yield cluster
-    for node in slurm.NODES:
-        cluster.root(node, "virsh", "-q", "net-destroy", "own")
-    for machine in slurm.MACHINES:
-        cluster.root(machine, "mv", f"{CONFIG}.before", CONFIG)
+def site(own_images):
+    """Return the cluster with the base image of container images."""
+    own_images.image("own", builder="own")
+    return own_images
 
 
 @pytest.fixture
