@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import types
 import typing
@@ -15,6 +16,7 @@ from vtorque_core.base.sizes import duration, show_mib, size_mib
 from vtorque_core.base.suggest import hint
 
 _MOST = 1e300  # an int can exceed the range of float
+_hints = functools.cache(typing.get_type_hints)  # a list of images needs them for each image
 _WORDS = {bool: "true or false", int: "a whole number", str: "text in quotes", Path: "a path"}
 
 
@@ -24,6 +26,8 @@ def convert(kind: Any, value: Any, unit: str | None = None) -> Any:  # noqa: PLR
     ``kind`` is bool, int, float, str, Path, Literal, X | None, tuple[X, ...], Mapping[str, X], or a
     dataclass of such fields. With a ``unit``, text is a size or duration.
     """
+    if unit is None and kind in _WORDS:  # first, because a list of images converts many values
+        return _plain(kind, value)
     origin = get_origin(kind)
     if unit is not None and origin is None:
         return _with_unit(kind, value, unit)
@@ -49,9 +53,9 @@ def convert(kind: Any, value: Any, unit: str | None = None) -> Any:  # noqa: PLR
     return _plain(kind, value)
 
 
-def read_fields(cls: type[Any], table: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
+def read_fields(cls: Any, table: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
     """Return (valid values by key, problems by key) of a table. Missing keys are problems too."""
-    hints = typing.get_type_hints(cls)
+    hints = _hints(cls)
     known = {f.name: f for f in dataclasses.fields(cls) if f.init}
     values: dict[str, Any] = {}
     problems: dict[str, str] = {}

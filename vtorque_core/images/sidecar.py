@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
 from vtorque_core.api.image_builder import BuiltImage
 from vtorque_core.api.values import Image
+from vtorque_core.config.values import convert
 
 SCHEMA = 1
 SIDECAR = "image.json"
@@ -26,15 +26,7 @@ MAX_LABELS = 64
 FIRMWARE = "firmware"  # label: how a disk is booted, bios or efi
 MAX_SIGNATURE = 8192  # bytes; one by a 4096-bit RSA key has 1,700
 _ROLES = ("disk", "kernel", "initrd")  # of files
-_FACTS = tuple(field.name for field in dataclasses.fields(BuiltImage))
 DISK_FORMATS = ("raw", "qcow2")
-_KINDS = {
-    **dict.fromkeys(("guest_type", "distro", "arch", "disk_format", "cmdline"), str),
-    **dict.fromkeys(("version", "builder", "created"), str),
-    "min_ram_mib": int,
-    "labels": dict,
-    "files": dict,
-}
 
 
 @dataclass(frozen=True)
@@ -100,28 +92,18 @@ def parse_sidecar(text: bytes, name: str) -> Sidecar:
         raise ValueError(f"has a schema other than {SCHEMA}")
     if data.get("name") != name:
         raise ValueError(f"describes an image with another name than {name}")
-    for key, kind in _KINDS.items():
-        if type(data.get(key)) is not kind:
-            raise ValueError(f"lacks the key {key} ({kind.__name__})")
-    for key in _ROLES:
-        if data.get(key) is not None and type(data[key]) is not str:
-            raise ValueError(f"has a {key} that is not a file name")
-    facts: dict[str, Any] = {fact: data.get(fact) for fact in _FACTS}
-    built = BuiltImage(**facts)
-    check_facts(built)
-    version, files, builder, created = (
-        data[key] for key in ("version", "files", "builder", "created")
-    )
-    if not VERSION.fullmatch(version):
+    given = {field.name: data[field.name] for field in fields(Sidecar) if field.name in data}
+    facts = {field.name: data.get(field.name) for field in fields(BuiltImage)}
+    sidecar: Sidecar = convert(Sidecar, {**given, "built": facts})
+    check_facts(sidecar.built)
+    if not VERSION.fullmatch(sidecar.version):
         raise ValueError("has a bad version")
-    if files.keys() != set(file_names(built)):
+    if sidecar.files.keys() != set(file_names(sidecar.built)):
         raise ValueError("does not list exactly the files that the image has")
-    verified = str(data.get("verified") or created)
-    records = {file: _record(value) for file, value in files.items()}
-    signature = data.get("signature", "")
-    if type(signature) is not str or len(signature) > MAX_SIGNATURE or not signature.isascii():
+    if not all(_SHA256.fullmatch(record.sha256) for record in sidecar.files.values()):
+        raise ValueError("has a bad sha256")
+    if len(sidecar.signature) > MAX_SIGNATURE or not sidecar.signature.isascii():
         raise ValueError(f"has a signature that has over {MAX_SIGNATURE} bytes or is not ASCII")
-    sidecar = Sidecar(name, built, version, builder, created, records, verified, signature)
     if data.get("sha256") != sidecar.sha256:
         raise ValueError("has a sha256 that does not match the hashes of its files")
     return sidecar
@@ -181,15 +163,3 @@ def _check_labels(labels: Mapping[Any, Any]) -> None:
 def boots_by_uefi(image: Image | BuiltImage) -> bool:
     boots = image.arch == "x86_64" and image.kernel is None
     return boots and image.labels.get(FIRMWARE) == "efi"
-
-
-def _record(value: Any) -> FileRecord:
-    if type(value) is not dict:
-        raise ValueError("has a file record that is not a JSON object")
-    sha256 = value.get("sha256")
-    numbers: list[Any] = [value.get(key) for key in ("size", "mtime_ns", "inode")]
-    if type(sha256) is not str or not _SHA256.fullmatch(sha256):
-        raise ValueError("has a bad sha256")
-    if any(type(number) is not int for number in numbers):
-        raise ValueError("has a file record without size, mtime_ns or inode")
-    return FileRecord(sha256, *numbers)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -69,7 +70,22 @@ def test_fields_that_differ_between_copies_are_not_signed() -> None:
 @pytest.mark.parametrize("value", [5, None, "x" * (MAX_SIGNATURE + 1), "\N{BULLET}"])
 def test_signature_that_is_not_short_text_makes_a_sidecar_invalid(value: object) -> None:
     data = {**EXAMPLE.as_json(), "signature": value}
-    with pytest.raises(ValueError, match=r"has over \d+ bytes or is not ASCII"):
+    with pytest.raises(ValueError, match=r"has over \d+ bytes or is not ASCII|^signature: is "):
+        parse_sidecar(json.dumps(data).encode(), "m")
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        ({"size": True}, "files: size: is True, but must be a whole number"),
+        ({"inode": None}, "files: inode: is None, but must be a whole number"),
+        ({"sha256": "x"}, "has a bad sha256"),
+    ],
+)
+def test_invalid_file_record_makes_a_sidecar_invalid(change: dict[str, Any], problem: str) -> None:
+    data = EXAMPLE.as_json()
+    data["files"] = {name: {**record, **change} for name, record in data["files"].items()}
+    with pytest.raises(ValueError, match=re.escape(problem)):
         parse_sidecar(json.dumps(data).encode(), "m")
 
 
