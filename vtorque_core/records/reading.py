@@ -155,8 +155,10 @@ class JournalState:
         return tuple(str(r.args["name"]) for r in self.records.values() if r.kind == DOMAIN)
 
 
-def journals(paths: Paths) -> list[Path]:
-    return sorted(paths.journal.glob("*.jsonl"))
+def journals(paths: Paths, job_id: str | None = None) -> list[Path]:
+    """Return the journals of this node, or those of all attempts of ``job_id``."""
+    found = sorted(paths.journal.glob("*.jsonl"))
+    return [path for path in found if job_id is None or lock_name(path) == safe_name(job_id)]
 
 
 def walk(
@@ -169,9 +171,7 @@ def walk(
     ``troubled`` is called for unreadable and empty journals. Without ``troubled``, an unreadable
     journal raises JournalError, and an empty journal is skipped.
     """
-    for path in journals(paths):
-        if job_id is not None and lock_name(path) != safe_name(job_id):
-            continue
+    for path in journals(paths, job_id):
         try:
             yield read(path)
         except FileNotFoundError:

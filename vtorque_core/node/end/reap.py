@@ -19,7 +19,7 @@ from vtorque_core.base import safefs
 from vtorque_core.base.detach import run_detached
 from vtorque_core.base.errors import UsageError
 from vtorque_core.base.locks import Busy, job_lock, take_lock, try_flock
-from vtorque_core.base.names import Paths, safe_name
+from vtorque_core.base.names import Paths
 from vtorque_core.config.plugins import Plugins
 from vtorque_core.config.site_config import Site
 from vtorque_core.node.end.teardown import (
@@ -86,8 +86,7 @@ def release_job(
     """Release the resources of all attempts of a job on this node, and remove its proof."""
     reports = []
     with job_lock(paths, job_id, deadline):
-        name = paths.job_lock(job_id).name
-        for path in [each for each in journals(paths) if lock_name(each) == name]:
+        for path in journals(paths, job_id):
             plugins = _plugins_at(path, plugins_for)
             reports.append(
                 teardown(path, paths, plugins, release_timeout=release_timeout, deadline=deadline)
@@ -175,7 +174,7 @@ def reap_until_clean(
         except Busy:
             return 0
         begun()
-        mine = [path for path in journals(site.paths) if path.name.startswith(f"{name}.")]
+        mine = journals(site.paths, job_id)
         until, pause, partial = time.monotonic() + _A_DAY, _FIRST_PAUSE, False
         while time.monotonic() < until:
             time.sleep(pause)
@@ -188,7 +187,6 @@ def reap_until_clean(
             partial = any(result.action in ("partial", "unknown", "busy") for result in found)
         return 0
 
-    name = safe_name(job_id)
     run_detached(reap_loop)
 
 

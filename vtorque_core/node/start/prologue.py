@@ -41,7 +41,7 @@ from vtorque_core.node.start.start_order import start_job
 from vtorque_core.plan.job_context import attempt_of, job_user
 from vtorque_core.records import log
 from vtorque_core.records.log import Log
-from vtorque_core.records.reading import ARRIVES, JournalError, find, journals, lock_name
+from vtorque_core.records.reading import ARRIVES, JournalError, find, journals
 
 # Proof states of failed starts. The job shell treats a job on a wrong node as a host fault.
 _WORDS: Mapping[Outcome, State] = {
@@ -160,11 +160,6 @@ def _is_arriving(job: BatchJob, site: Site) -> bool:
     return False
 
 
-def _has_journal(job: BatchJob, site: Site) -> bool:
-    mine = site.paths.job_lock(job.id).name
-    return any(lock_name(each) == mine for each in journals(site.paths))
-
-
 def _log_to_job(job: BatchJob, site: Site) -> contextlib.AbstractContextManager[object]:
     try:
         uid = pwd.getpwnam(job.owner).pw_uid
@@ -184,7 +179,7 @@ def _attempt(
     begun = time.monotonic()
     _log.info("job %s of %s, attempt %d", job.id, job.owner, job.attempt)
     try:
-        if _has_journal(job, site):  # a prologue of this job was killed
+        if journals(site.paths, job.id):  # a prologue of this job was killed
             _release_attempts(job, site, plugins)
         proof.remove(site.paths, job.id)
         start_job(job, site, plugins, adapter, reap_ended, hook.let_return)
