@@ -66,17 +66,10 @@ class JobHeader:
     spare: str = ""
 
     def line(self) -> dict[str, Any]:
-        line = {"op": "job", "schema": SCHEMA, **dataclasses.asdict(self.job)}
+        rest = dataclasses.asdict(self)
+        line = {"op": "job", "schema": SCHEMA, **rest.pop("job"), **rest}
         del line["node"]
-        return line | {
-            "batch": self.batch,
-            "plugins": dict(self.plugins),
-            "boot": self.boot,
-            "core": self.core,
-            "whole_node": self.whole_node,
-            "off": list(self.off),
-            **({"spare": self.spare} if self.spare else {}),
-        }
+        return line
 
 
 @dataclass(frozen=True)
