@@ -232,7 +232,9 @@ def unpack(blob: bytes) -> Iterator[bytes]:
     version = document["v"]
     if type(version) is not int or version != VERSION:
         refuse(f"it is not of version {VERSION}: submit the job again")
-    for item in _list(document["vm"], "vm", MAX_PAIRS):
+    if not isinstance(document["vm"], list) or len(document["vm"]) > MAX_PAIRS:
+        refuse(f"vm is not a list of at most {MAX_PAIRS}")
+    for item in document["vm"]:
         if not isinstance(item, list) or len(item) != 2:
             refuse("a -vm pair is not a list of two")
         yield _VALUE + _key(item[0]) + b"=" + _bytes(item[1], "a -vm value")
@@ -284,12 +286,6 @@ def _no_constant(constant: str) -> NoReturn:
 def _object(value: Any, what: str, fields: tuple[str, ...]) -> dict[str, Any]:
     if not isinstance(value, dict) or set(value) != set(fields):
         refuse(f"{what} is not an object with exactly {', '.join(fields)}")
-    return value
-
-
-def _list(value: Any, what: str, most: int) -> list[Any]:
-    if not isinstance(value, list) or len(value) > most:
-        refuse(f"{what} is not a list of at most {most}")
     return value
 
 

@@ -80,7 +80,7 @@ ATTACKS: dict[str, Attack] = {
 GUARDS = [
     *guards(request, ("Request.from_parts", "_text", "_key", "_file")),
     *guards(request, ("unpack", "_check_size", "_json", "_unique", "_no_constant", "_object")),
-    *guards(request, ("_list", "_bytes")),
+    *guards(request, ("_bytes",)),
     *guards(submission, ("unpack_token",)),
     *(g for g in guards(vm_options) if g.function != "no_parse"),
     *guards(sizes, ("size_mib", "count", "boolean")),

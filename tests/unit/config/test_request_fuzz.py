@@ -167,6 +167,6 @@ def test_mutated_host_list_is_bounded(text):
 
 def test_comparison_detects_a_difference(monkeypatch):
     """A parser that crashed on one of these would be a finding."""
-    monkeypatch.setattr(request, "_list", lambda value, _what, _most: value)
-    with pytest.raises(TypeError):
-        followed(json.dumps(DOCUMENT | {"vm": None}).encode())
+    monkeypatch.setattr(request, "_object", lambda value, _what, _fields: value)
+    with pytest.raises(KeyError):
+        followed(b"{}")
