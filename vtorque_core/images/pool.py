@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -103,19 +103,13 @@ def has_copy(cache: Path, wanted: Sidecar) -> bool:
 
 def listing(pool: Path) -> list[ListedImage | BrokenImage]:
     check_pool(pool)
-    return list(_listing(pool))
-
-
-def _listing(pool: Path) -> Iterator[ListedImage | BrokenImage]:
+    found: list[ListedImage | BrokenImage] = []
     for name in names(pool):
         try:
-            yield _read_image(pool, name)
+            found.append(_read_image(pool, name))
         except Refused as error:
-            yield BrokenImage(name, str(error))
-
-
-def list_images(pool: Path) -> list[Image]:
-    return [item.sidecar.image(pool) for item in listing(pool) if isinstance(item, ListedImage)]
+            found.append(BrokenImage(name, str(error)))
+    return found
 
 
 def select(
@@ -139,7 +133,7 @@ def select(
         return image
     if cache is not None and not pool.is_dir() and cache.is_dir():
         pool, cache = cache, None
-    usable = list_images(pool)
+    usable = [item.sidecar.image(pool) for item in listing(pool) if isinstance(item, ListedImage)]
     fit = [
         image
         for image in usable
