@@ -7,11 +7,8 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from vtorque_core.api import hooks
-from vtorque_core.api.batch_system import JobInfo, JobOnNode
 from vtorque_core.api.node_job import Site
 from vtorque_core.api.setup_steps import Installation
 from vtorque_core.api.strategies import BatchSystem
@@ -62,18 +59,6 @@ def batch_system(config: Path) -> tuple[Site, BatchSystem]:
     """Return the site config and its batch system. Raises Refused if no plugin provides it."""
     site, plugins = load(config, node=False)
     return site, plugins.batch_system(site.batch.system)
-
-
-def query_nodes(
-    config: Path, jobs: Sequence[JobInfo]
-) -> Iterator[tuple[JobOnNode | BaseException, str]]:
-    """Yield each plugin's information about jobs on their nodes, or its error.
-
-    The second item of each tuple is the plugin's name.
-    """
-    site, plugins = load(config, node=False)
-    for each in plugins.each(hooks.vtorque_jobs_on_nodes, jobs=jobs, site=site, config=config):
-        yield each.error or each.item, each.plugin
 
 
 def vmgr(config: Path, *words: str) -> list[str]:

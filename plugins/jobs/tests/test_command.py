@@ -70,7 +70,7 @@ def test_ps_shows_the_answer_of_each_node(monkeypatch, tmp_path):
     module = types.ModuleType("acme")
     module.vtorque_jobs_on_nodes = vtorque_jobs_on_nodes
     plugins = load_with_core("acme", module)
-    monkeypatch.setattr(service, "load", lambda *_, **__: (None, plugins))
+    monkeypatch.setattr(command, "load", lambda *_, **__: (None, plugins))
     config = tmp_path / "vtorque.toml"
     config.write_text("")
 

@@ -13,10 +13,11 @@ from typing import Any
 
 import click
 
-from vtorque_core.api import Refused, printable
+from vtorque_core.api import Refused, hooks, printable
 from vtorque_core.api.batch_system import JobInfo, JobOnNode, Submitter
 from vtorque_core.api.tables import align_rows
 from vtorque_core.live import service
+from vtorque_core.live.site_config import load
 
 _COLUMNS = ("ID", "NAME", "USER", "STATE", "NODE", "ELAPSED")
 _OF_NODES = ("PHASE", "IMAGE", "GUESTS")
@@ -120,11 +121,12 @@ def cancel(config: Path, job_ids: tuple[str, ...]) -> None:
 
 def _on_nodes(config: Path, jobs: Sequence[JobInfo]) -> dict[str, list[JobOnNode]]:
     found: dict[str, list[JobOnNode]] = {job.id: [] for job in jobs}
-    for seen, plugin in service.query_nodes(config, jobs):
-        if isinstance(seen, BaseException):
-            sys.stderr.write(f"vmgr: plugin {plugin}: {printable(str(seen), 500)}\n")
+    site, plugins = load(config, node=False)
+    for each in plugins.each(hooks.vtorque_jobs_on_nodes, jobs=jobs, site=site, config=config):
+        if each.error is not None:
+            sys.stderr.write(f"vmgr: plugin {each.plugin}: {printable(str(each.error), 500)}\n")
         else:
-            found.setdefault(seen.job_id, []).append(seen)
+            found.setdefault(each.item.job_id, []).append(each.item)
     return found
 
 
