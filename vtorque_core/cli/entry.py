@@ -7,7 +7,7 @@ import io
 import os
 import signal
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NoReturn
 
@@ -16,10 +16,12 @@ from vtorque_core.base.errors import (
     EXIT_SIGNAL,
     EXIT_USAGE,
     OutputError,
+    UsageError,
     VtorqueError,
     bytes_shown,
     printable,
 )
+from vtorque_core.base.names import CONFIG_PATH
 
 PATH = "/usr/sbin:/usr/bin:/sbin:/bin"
 UMASK = 0o077
@@ -55,6 +57,18 @@ def secure_process(module: str) -> None:
 def is_batch_call() -> bool:
     """Return True if a batch system called this process, as a hook or job shell."""
     return sys.argv[1:2] != [] and sys.argv[1] in OWN
+
+
+def split_config(argv: Sequence[str]) -> tuple[Path, Sequence[str]]:
+    """Return the file of ``--config``, if that is the first argument, and the other arguments."""
+    option, joined, file = argv[0].partition("=") if argv else ("", "", "")
+    if option != "--config":
+        return CONFIG_PATH, argv
+    if not joined:
+        file, argv = "".join(argv[1:2]), argv[1:]
+    if not file:
+        raise UsageError("--config needs a file")
+    return Path(file), argv[1:]
 
 
 @contextlib.contextmanager

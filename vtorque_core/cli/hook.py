@@ -9,21 +9,15 @@ from __future__ import annotations
 import gc
 import os
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 from vtorque_core.api.strategies import deferred
 from vtorque_core.base.errors import UsageError
-from vtorque_core.base.names import CONFIG_PATH
-from vtorque_core.cli.entry import reset_process
+from vtorque_core.cli.entry import reset_process, split_config
 
 
 def run(argv: Sequence[str]) -> int:
-    name, *words = argv
-    config = CONFIG_PATH
-    if words[:1] == ["--config"] and len(words) > 1:
-        config, words = Path(words[1]), words[2:]
-    elif words and words[0].startswith("--config="):
-        config, words = Path(words[0].removeprefix("--config=")), words[1:]
+    name, *rest = argv
+    config, words = split_config(rest)
     if name == "jobshell":
         return jobshell(config, words)
     gc.disable()  # saves 8 ms of a start; a hook ends before its memory would grow

@@ -12,9 +12,9 @@ from typing import Any, NoReturn
 from vtorque_core.api.strategies import GuestType
 from vtorque_core.api.values import Image, JobRequest, Option
 from vtorque_core.api.vm_options import IMG, RAM, is_own_image
-from vtorque_core.base.errors import Refused, UsageError
+from vtorque_core.base.errors import Refused
 from vtorque_core.base.names import CONFIG_PATH
-from vtorque_core.cli.entry import forget_coerced_locale, report_errors
+from vtorque_core.cli.entry import forget_coerced_locale, report_errors, split_config
 from vtorque_core.config import policy
 from vtorque_core.config.job_limits import facts_of_user
 from vtorque_core.config.job_size import JobGrant
@@ -27,7 +27,6 @@ from vtorque_core.config.site_config import Site
 from vtorque_core.images.pool import ramdisk_mib, select_image
 
 DRY_RUN = "--dry-run"
-CONFIG = "--config"
 NO_PULL = "--no-pull"
 
 USAGE = """\
@@ -105,17 +104,6 @@ def submit(argv: Sequence[str]) -> int:
     if RAM.key in wanted.of_job and args.vcpus_given is not None and args.mib_given is None:
         needed = replace(needed, mib=None)  # guests get the job's memory
     return submitter.submit(args, request.encode(), needed)
-
-
-def split_config(argv: Sequence[str]) -> tuple[Path, Sequence[str]]:
-    option, joined, file = argv[0].partition("=") if argv else ("", "", "")
-    if option != CONFIG:
-        return CONFIG_PATH, argv
-    if not joined:
-        file, argv = "".join(argv[1:2]), argv[1:]
-    if not file:
-        raise UsageError(f"vsub {CONFIG} needs a file")
-    return Path(file), argv[1:]
 
 
 def visible_image(wanted: JobRequest, site: Site, plugins: Plugins) -> Image | None:

@@ -14,9 +14,10 @@ from vtorque_core.api.image_builder import BuiltImage
 from vtorque_core.base import kvm
 from vtorque_core.base.errors import UsageError
 from vtorque_core.base.names import CONFIG_PATH
-from vtorque_core.cli import dry_run
+from vtorque_core.cli import dry_run, entry
 from vtorque_core.cli import vsub as vsub_module
-from vtorque_core.cli.vsub import main, split_config
+from vtorque_core.cli.entry import split_config
+from vtorque_core.cli.vsub import main
 from vtorque_core.config.plugins import Plugins
 from vtorque_core.config.site_config import Raw, build
 from vtorque_core.images import store
@@ -81,7 +82,8 @@ def test_vsub_of_a_user_installation_names_the_site_config(
     tmp_path, site, monkeypatch, capfd, is_own, path, said
 ):
     """vsub prints no name if the user gives a config or root has installed vsub."""
-    monkeypatch.setattr(vsub_module, "CONFIG_PATH", Path(site))
+    for module in (entry, vsub_module):
+        monkeypatch.setattr(module, "CONFIG_PATH", Path(site))
     prefix = tmp_path / "prefix"
     prefix.mkdir()
     monkeypatch.setattr(sys, "prefix", str(prefix))
@@ -146,7 +148,7 @@ def test_config_option_is_parsed_only_as_the_first_argument():
     assert split_config(["--config=a=b", "j"]) == (Path("a=b"), ["j"])
     assert split_config(["--configs=x"]) == (CONFIG_PATH, ["--configs=x"])
     for words in (["--config", ""], ["--config="]):
-        with pytest.raises(UsageError, match="vsub --config needs a file"):
+        with pytest.raises(UsageError, match="--config needs a file"):
             split_config(words)
     assert split_config(["job.sh", "--config"]) == (CONFIG_PATH, ["job.sh", "--config"])
     with pytest.raises(UsageError, match="needs a file"):
