@@ -89,11 +89,6 @@ def _check(contributed: Contributed) -> None:
         )
 
 
-def _alias(one: Contributed) -> str:
-    assert isinstance(one.element, ListElement)  # noqa: S101 - checked by the callers
-    return f"ua-{one.plugin}-{one.element.name}"
-
-
 def _lists(given: list[Contributed]) -> Iterator[Merged]:
     aliases: dict[str, Contributed] = {}
     taken: dict[tuple[type, str, Any], Contributed] = {}
@@ -102,7 +97,7 @@ def _lists(given: list[Contributed]) -> Iterator[Merged]:
         element = one.element
         if not isinstance(element, ListElement):
             continue
-        alias = _alias(one)
+        alias = f"ua-{one.plugin}-{element.name}"
         _claim(aliases, alias, one, f"an element with the alias {alias}")
         kind = type(element)
         for field in kind.unique:
