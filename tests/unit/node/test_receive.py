@@ -80,8 +80,9 @@ def receiving_node(tmp_path, monkeypatch):
     made.plugins.register("survive", hook, "vtorque-survive 1.0")
     monkeypatch.setattr(receive.virtiofs_daemon, "can_save", lambda: True)
     monkeypatch.setattr(hypervisor, "versions", lambda _: {"vTorque": __version__, "QEMU": "10"})
-    monkeypatch.setattr(receive, "release_job", lambda _, job_id: made.released.append(job_id))
-    monkeypatch.setattr(receive, "notify", lambda *_: [])
+    monkeypatch.setattr(
+        receive, "release_attempts", lambda job_id, *_: made.released.append(job_id)
+    )
     user = SimpleNamespace(name="ada", uid=os.geteuid())
     monkeypatch.setattr(receive.job_context, "job_user", lambda *_: user)
     start = lambda *_, arriving: made.starts(*arriving)  # noqa: E731

@@ -26,8 +26,8 @@ from vtorque_core.records.journal import Journal
 _log = logging.getLogger(__name__)
 
 
-def release_attempts(job: BatchJob, site: Site, plugins: Plugins) -> None:
-    _notify_plugins(site, plugins, release_job(site.paths, job.id))
+def release_attempts(job_id: str, site: Site, plugins: Plugins) -> None:
+    _notify_plugins(site, plugins, release_job(site.paths, job_id))
 
 
 def release_ended_jobs(job: BatchJob, site: Site, plugins: Plugins, adapter: NodeAdapter) -> None:

@@ -180,7 +180,7 @@ def _attempt(
     _log.info("job %s of %s, attempt %d", job.id, job.owner, job.attempt)
     try:
         if journals(site.paths, job.id):  # a prologue of this job was killed
-            _release_attempts(job, site, plugins)
+            _release_attempts(job.id, site, plugins)
         proof.remove(site.paths, job.id)
         start_job(job, site, plugins, adapter, reap_ended, hook.let_return)
     except Refused as error:

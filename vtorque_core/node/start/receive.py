@@ -19,7 +19,7 @@ from vtorque_core.base.locks import job_lock
 from vtorque_core.config.load import load_node
 from vtorque_core.config.plugins import PluginError, Plugins
 from vtorque_core.config.site_config import Site
-from vtorque_core.node.end.reap import notify, release_job
+from vtorque_core.node.start.cleanup import release_attempts
 from vtorque_core.node.start.start_order import start_job
 from vtorque_core.plan import job_context
 from vtorque_core.records import log
@@ -82,9 +82,7 @@ class ReceivingJob:
                     _log.info("%s: arrived", ", ".join(names))
             except BaseException:
                 if not keeps():
-                    reports = release_job(self.site.paths, job_id)
-                    for fault in notify(self.site, self.plugins, reports):
-                        _log.warning("%s", fault)
+                    release_attempts(job_id, self.site, self.plugins)
                     self.adapter.release_node(job_id, name)
                 raise
 
