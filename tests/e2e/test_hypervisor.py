@@ -133,11 +133,14 @@ def overlay(guest: GuestPlan, again: bool = False) -> Disk:
     return Disk("root", str(top), "qcow2", boot=1, base=str(base), base_format="raw")
 
 
-def start(guest: GuestPlan, *elements: Element, **keywords: Any) -> None:
+def start(
+    guest: GuestPlan, *elements: Element, templates: Path | None = None, **keywords: Any
+) -> None:
     merged = merge(Contributed("core", "vtorque-core", e) for e in elements)
     if recorder(guest).is_lost():
         recorder(guest).create()
-    hypervisor.create_domain(URI, render(DomainSpec(guest, "tcg"), merged, **keywords))
+    spec = DomainSpec(guest, "tcg", templates=templates)
+    hypervisor.create_domain(URI, render(spec, merged, **keywords))
 
 
 def await_console(guest: GuestPlan, text: bytes = SAYS) -> None:
@@ -430,7 +433,7 @@ def test_template_of_a_site_takes_the_checksums_from_guests(
     changed = own.read_text().replace('model type="virtio"', f'model type="{model}"')
     (tmp_path / own.name).write_text(changed)
     nic, tap = Interface("nic0", "network", network, MAC, IP), tap_name(MAC)
-    start(guest, overlay(guest), nic, taps={"ua-core-nic0": tap}, overrides=tmp_path)
+    start(guest, overlay(guest), nic, taps={"ua-core-nic0": tap}, templates=tmp_path)
     flags = int(Path(f"/sys/class/net/{tap}/tun_flags").read_text(), 16)
     assert model != "virtio" or flags & IFF_VNET_HDR
     xml = hypervisor.on_domain(URI, guest.uuid, "XML", lambda domain: str(domain.XMLDesc()))

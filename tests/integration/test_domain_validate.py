@@ -87,7 +87,7 @@ def test_template_of_a_site_is_checked_against_the_schema(tmp_path: Path, fits: 
     channel = Channel("c", "org.vtorque.c", "/run/c.sock")
     merged = merge([Contributed("core", "core", channel)])
     made = tmp_path / "domain.xml"
-    made.write_text(render(DomainSpec(guest_plan(), "tcg"), merged, overrides=tmp_path))
+    made.write_text(render(DomainSpec(guest_plan(), "tcg", templates=tmp_path), merged))
     done = subprocess.run(
         ["xmllint", "--noout", "--relaxng", SCHEMA, made], capture_output=True, check=False
     )

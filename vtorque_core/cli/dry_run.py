@@ -22,9 +22,10 @@ from vtorque_core.config.policy import check_options, for_job
 from vtorque_core.config.request import Request
 from vtorque_core.config.site_config import Site
 from vtorque_core.live.site_config import site_templates
+from vtorque_core.node.start.guest_resources import domain_spec
 from vtorque_core.plan import guests as plan
 from vtorque_core.plan.domain.merge import MergedDomain
-from vtorque_core.plan.domain.render import DomainSpec, render
+from vtorque_core.plan.domain.render import render
 from vtorque_core.plan.job_context import JobContext, job_user
 
 
@@ -70,5 +71,5 @@ def _example(guest: GuestPlan, merged: MergedDomain, site: Site, accel: kvm.Acce
     served = [*merged.aliases(Filesystem), *merged.aliases(Disk)]
     sockets = {alias: f"{alias}.sock" for alias in served}
     taps = {alias: f"tap-{alias[-8:]}" for alias in merged.aliases(Interface)}
-    spec = DomainSpec(guest, accel.type, uefi=str(site.node.uefi))
-    return render(spec, merged, sockets=sockets, taps=taps, overrides=site.templates)
+    spec = domain_spec(guest, site, accel.type)
+    return render(spec, merged, sockets=sockets, taps=taps)

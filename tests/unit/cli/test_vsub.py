@@ -11,6 +11,7 @@ import pytest
 import forked
 import sparing
 from vtorque_core.api.image_builder import BuiltImage
+from vtorque_core.api.libvirt_domain import QemuArgs
 from vtorque_core.base import kvm
 from vtorque_core.base.errors import UsageError
 from vtorque_core.base.names import CONFIG_PATH
@@ -19,9 +20,12 @@ from vtorque_core.cli import vsub as vsub_module
 from vtorque_core.cli.entry import split_config
 from vtorque_core.cli.vsub import main
 from vtorque_core.config.plugins import Plugins
-from vtorque_core.config.site_config import Raw, build
+from vtorque_core.config.schema import Node
+from vtorque_core.config.site_config import Raw, Site, build
 from vtorque_core.images import store
+from vtorque_core.plan.domain.merge import Contributed, merge
 from vtorque_images import change
+from vtorque_testing.planned import guest_plan
 
 HEAVY = (
     "libvirt", "jinja2", "rich", "cryptography", "pycdlib", "click", "ctypes", "pickle",
@@ -117,6 +121,13 @@ def test_dry_run_shows_the_accelerator_of_a_node(
     if is_node:
         (tmp_path / "run").mkdir()
     assert dry_run._accelerator(site).type == wanted
+
+
+def test_dry_run_shows_the_sites_qemu_user_and_the_qemu_arguments_that_it_allows():
+    node = Node(qemu_user="acme-qemu", allow_qemu_args=True)
+    merged = merge([Contributed("acme", "acme 1.0", QemuArgs("a", ("-acme-argument",)))])
+    xml = dry_run._example(guest_plan(), merged, Site(node=node), kvm.Accel("tcg"))
+    assert ":acme-qemu</label>" in xml and "-acme-argument" in xml
 
 
 def test_submission_imports_no_heavy_module(vsub):

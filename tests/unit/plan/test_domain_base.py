@@ -112,7 +112,7 @@ def test_pluggable_devices_are_ordered_and_have_no_address():
     guest = planned.guest_plan(**JOBS)
     domain = merged(*constant_hook(guest), SEED, DATA, SHARE, NIC)
     sockets = {"ua-p-home": "/r/home.sock", "ua-p-data": "/r/data.sock"}
-    found = render_devices(DomainSpec(guest, "tcg"), domain, sockets, {"ua-p-nic0": "vt0"}, None)
+    found = render_devices(DomainSpec(guest, "tcg"), domain, sockets, {"ua-p-nic0": "vt0"})
     parsed = [ElementTree.fromstring(text) for text in found]  # noqa: S314 - our own
     assert [each.tag for each in parsed] == ["filesystem", "interface", "disk", "disk"]
     assert [each.findtext("serial") for each in parsed[2:]] == ["vtdata", "vtseed"]

@@ -20,9 +20,9 @@ GUEST = guest_plan(vcpus=2)
 CONTROL = Channel("control", "org.vtorque.control", "/run/control.sock")
 
 
-def draw(*elements: Element, **keywords: Any) -> str:
+def draw(*elements: Element, templates: Path | None = None) -> str:
     merged = merge(Contributed("linux-guest", "vtorque-linux-guest 1.0", e) for e in elements)
-    return render(DomainSpec(GUEST, "tcg"), merged, **keywords)
+    return render(DomainSpec(GUEST, "tcg", templates=templates), merged)
 
 
 def parsed(*elements: Element, **keywords: Any) -> ElementTree.Element:
@@ -114,7 +114,7 @@ def test_site_template_replaces_the_default(overrides: Path, acme: Path) -> None
     (overrides / "channel.xml.j2").write_text('<channel type="{{ e.port }}"/>')
     (overrides / "vtorque_acme").mkdir(mode=0o755)
     (overrides / "vtorque_acme" / "beeper.xml.j2").write_text('<site alias="{{ alias }}"/>')
-    devices = parsed(CONTROL, Beeper("a", "b"), overrides=overrides).find("devices")
+    devices = parsed(CONTROL, Beeper("a", "b"), templates=overrides).find("devices")
     assert devices is not None
     assert devices.find("channel").get("type") == "org.vtorque.control"  # type: ignore[union-attr]
     assert devices.find("site").get("alias") == "ua-linux-guest-a"  # type: ignore[union-attr]
@@ -125,11 +125,11 @@ def test_template_that_others_can_write_is_rejected(overrides: Path) -> None:
     own.write_text("<channel/>")
     own.chmod(0o666)
     with pytest.raises(ConfigError, match=r"channel\.xml\.j2"):
-        draw(CONTROL, overrides=overrides)
+        draw(CONTROL, templates=overrides)
 
 
 def test_missing_override_directory_is_accepted(tmp_path: Path) -> None:
-    assert draw(CONTROL, overrides=tmp_path / "none") == draw(CONTROL)
+    assert draw(CONTROL, templates=tmp_path / "none") == draw(CONTROL)
 
 
 def test_overridden_templates_are_listed(overrides: Path, acme: Path) -> None:

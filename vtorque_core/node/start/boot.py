@@ -184,8 +184,7 @@ class GuestBoot:
     @property
     def rendered(self) -> str:
         spec = domain_spec(self.guest, self.site, self.accel, self.ports)
-        files, own = {"sockets": self._sockets, "taps": self.taps}, self.site.templates
-        return render(spec, self.each.merged, **files, overrides=own)
+        return render(spec, self.each.merged, sockets=self._sockets, taps=self.taps)
 
     def time_left(self, least: float = 0.0) -> float:
         left = self.deadline - time.monotonic()
@@ -219,9 +218,9 @@ class GuestBoot:
             hypervisor.restore_domain(self.uri, str(memory), xml, seconds)
 
     def adopt_guest(self) -> None:
-        guest, merged, files = self.guest, self.each.merged, (self._sockets, self.taps)
+        guest = self.guest
         spec = domain_spec(guest, self.site, self.accel)
-        devices = render_devices(spec, merged, *files, self.site.templates)
+        devices = render_devices(spec, self.each.merged, self._sockets, self.taps)
         own = guest.placement.cores.get("vcpu", ()) or guest.placement.share
         host = max((cpu for cpu in guest.host.cpus), default=-1) + 1
         cpus = tuple(cpu in own for cpu in range(host)) if own else ()

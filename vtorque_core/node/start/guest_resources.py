@@ -32,7 +32,7 @@ def domain_spec(
 ) -> DomainSpec:
     return DomainSpec(
         guest, accel, site.node.qemu_user, str(site.node.uefi),
-        allow_qemu_args=site.node.allow_qemu_args, ports=ports,
+        allow_qemu_args=site.node.allow_qemu_args, ports=ports, templates=site.templates,
     )  # fmt: skip
 
 

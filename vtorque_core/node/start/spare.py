@@ -140,7 +140,7 @@ def _is_waiting(state: JournalState) -> bool:
 
 def _base(each: GuestSpec, site: Site) -> str:
     accel = kvm.choose(site.node.accel, site.paths.run, site.node.qemu_user).type
-    return render_base(domain_spec(each.plan, site, accel), each.merged, site.templates)
+    return render_base(domain_spec(each.plan, site, accel), each.merged)
 
 
 def _uids(spare: JournalState) -> list[int]:

@@ -101,7 +101,7 @@ def _boot(start: StartAttempt, job: BatchJob, wanted: Mapping[str, str], ports: 
     start.enter("pre-boot")
     acquire_all(start, [each], guard=False)  # it has no network interface yet
     accel = kvm.choose(site.node.accel, site.paths.run, site.node.qemu_user).type
-    text = render_base(domain_spec(guest, site, accel), merged, site.templates).encode()
+    text = render_base(domain_spec(guest, site, accel), merged).encode()
     start.acquire(File(str(guest.state_dir / SPARE_XML), mode=0o600, content=text), guest=guest)
     start.enter("boot")
     boot_one(GuestBoot(start, each, accel, threading.Event(), ports))

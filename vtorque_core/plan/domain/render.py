@@ -71,6 +71,8 @@ class DomainSpec:
             user. Empty: libvirt's defaults.
         uefi: firmware of x86 guests whose image requires UEFI.
         ports: free device slots of a warm guest.
+        templates: directory of site templates. ``disk.xml.j2`` in it replaces the core's template,
+            and ``vtorque_acme/x.xml.j2`` replaces ``x.xml.j2`` of the package vtorque_acme.
     """
 
     guest: GuestPlan
@@ -79,6 +81,7 @@ class DomainSpec:
     uefi: str = ""
     allow_qemu_args: bool = False
     ports: int = 0
+    templates: Path | None = None
 
 
 def console_socket(guest: GuestPlan, merged: MergedDomain) -> str:
@@ -92,7 +95,6 @@ def render(
     *,
     sockets: Mapping[str, str] | None = None,
     taps: Mapping[str, str] | None = None,
-    overrides: Path | None = None,
 ) -> str:
     """Return the domain XML of one guest.
 
@@ -101,10 +103,8 @@ def render(
         merged: the domain's elements.
         sockets: Unix sockets of Filesystems and ``user_owned`` Disks, by alias.
         taps: tap devices of filtered Interfaces, by alias.
-        overrides: directory of site templates. ``disk.xml.j2`` in it replaces the core's template,
-            and ``vtorque_acme/x.xml.j2`` replaces ``x.xml.j2`` of the package vtorque_acme.
     """
-    environment = _environment(overrides)
+    environment = _environment(spec.templates)
     sections: dict[str, list[str]] = {name: [] for name in _SECTIONS}
     slots = iter(_SLOTS if spec.guest.image.arch == "x86_64" else ())
     for item in merged.items:
@@ -139,7 +139,7 @@ def drop_pluggable(merged: MergedDomain) -> MergedDomain:
     return MergedDomain(tuple(kept))
 
 
-def render_base(spec: DomainSpec, merged: MergedDomain, overrides: Path | None = None) -> str:
+def render_base(spec: DomainSpec, merged: MergedDomain) -> str:
     """Return the domain XML without pluggable devices and without anything specific to a job.
 
     A warm guest fits a job with the same base XML.
@@ -147,7 +147,7 @@ def render_base(spec: DomainSpec, merged: MergedDomain, overrides: Path | None =
     guest = spec.guest
     at = replace(guest.placement, cores={}, share=())
     plain = replace(guest, name="-", uuid="-", qemu_uid=1, placement=at)
-    xml = render(replace(spec, guest=plain, ports=0), drop_pluggable(merged), overrides=overrides)
+    xml = render(replace(spec, guest=plain, ports=0), drop_pluggable(merged))
     for place, name in ((guest.run_dir, "RUN"), (guest.state_dir, "STATE")):
         xml = xml.replace(f"{place}/", f"{name}/")
     return re.sub("<metadata>.*</metadata>", "", xml, flags=re.DOTALL)
@@ -163,10 +163,9 @@ def render_devices(
     merged: MergedDomain,
     sockets: Mapping[str, str],
     taps: Mapping[str, str],
-    overrides: Path | None,
 ) -> tuple[str, ...]:
     """Return the XML of each device to plug in: shares and NICs, the user's disks, other disks."""
-    environment = _environment(overrides)
+    environment = _environment(spec.templates)
     items = [item for item in merged.items if is_pluggable(item.element)]
     items.sort(key=lambda item: _turn(item.element))
     return tuple(
