@@ -6,6 +6,7 @@ Each matching entry overrides earlier entries, ``[options]`` and ``[plugins]``.
 from __future__ import annotations
 
 import grp
+import json
 import os
 import pwd
 from collections.abc import Collection, Iterable, Mapping
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from vtorque_core.base.errors import printable
 from vtorque_core.config import personal
 from vtorque_core.config.option_limits import Limits
-from vtorque_core.config.values import show, unknown
+from vtorque_core.config.values import unknown
 
 if TYPE_CHECKING:
     from vtorque_core.api.batch_system import BatchJob
@@ -48,7 +49,8 @@ class Entry:
     plugins: Mapping[str, bool]
 
     def __str__(self) -> str:
-        jobs = (f"{n} = {show(of[0] if len(of) == 1 else of)}" for n, of in self.jobs.items())
+        names = {key: of[0] if len(of) == 1 else of for key, of in self.jobs.items()}
+        jobs = (f"{key} = {json.dumps(of, ensure_ascii=False)}" for key, of in names.items())
         return f"[[limits]] {self.number} ({printable(', '.join(jobs))})"
 
     def applies(self, facts: Facts) -> bool | None:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin
 
 from vtorque_core.base.errors import printable
-from vtorque_core.base.sizes import duration, show_mib, size_mib
+from vtorque_core.base.sizes import duration, size_mib
 from vtorque_core.base.suggest import hint
 
 _MOST = 1e300  # an int can exceed the range of float
@@ -86,28 +86,6 @@ def unknown(name: str, known: Iterable[str], what: str = "key") -> str:
     return f"there is no such {what}; " + hint(name, names, f"there are: {', '.join(names)}")
 
 
-def show(value: Any, unit: str | None = None) -> str:  # noqa: PLR0911 (one per kind)
-    """Return a typed value as TOML (https://toml.io, 1.0), sizes and durations as text."""
-    if unit == "MiB" and isinstance(value, int):
-        return f'"{show_mib(value) if value else 0}"'
-    if unit == "s" and isinstance(value, int | float):
-        return f'"{int(value)}s"' if value == int(value) else str(value)
-    if value is None:
-        return '""'
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, int | float):
-        return str(value)
-    if isinstance(value, tuple | list):
-        return "[" + ", ".join(show(item, unit) for item in value) + "]"
-    if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{_string(k)} = {show(v, unit)}" for k, v in value.items()) + "}"
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        fields = dataclasses.fields(value)
-        return show({f.name: getattr(value, f.name) for f in fields})
-    return _string(str(value))
-
-
 def _plain(kind: Any, value: Any) -> Any:
     if kind is Any:
         return value
@@ -158,8 +136,3 @@ def _check_depth(cls: type[Any], value: Any) -> Any:
 
 def _type_error(value: Any, wanted: str) -> ValueError:
     return ValueError(f"is {printable(repr(value), 80)}, but must be {wanted}")
-
-
-def _string(text: str) -> str:
-    escaped = text.replace("\\", "\\\\").replace('"', '\\"')
-    return '"' + "".join(c if c.isprintable() else f"\\U{ord(c):08X}" for c in escaped) + '"'

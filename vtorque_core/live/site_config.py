@@ -31,7 +31,6 @@ from vtorque_core.config.site_config import parse_toml as parse_toml
 from vtorque_core.config.site_config import plugins_config as plugins_config
 from vtorque_core.config.site_config import problems as problems
 from vtorque_core.config.values import is_required as is_required
-from vtorque_core.config.values import show as show
 
 
 def site_templates(templates: Path) -> dict[Path, str]:

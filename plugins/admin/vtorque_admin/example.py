@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
+from vtorque_admin.toml_value import show_toml
 from vtorque_core.api import Option, hooks
 from vtorque_core.live.site_config import (
     Limits,
@@ -16,7 +17,6 @@ from vtorque_core.live.site_config import (
     effective_default,
     is_required,
     schema,
-    show,
     show_limits,
 )
 
@@ -76,7 +76,7 @@ class EffectiveValue:
     @property
     def text(self) -> str:
         """The value as TOML."""
-        return "(absent)" if self.value is None else show(self.value, self.unit)
+        return "(absent)" if self.value is None else show_toml(self.value, self.unit)
 
 
 def effective_values(site: Site, plugins: Plugins) -> dict[str, EffectiveValue]:
@@ -141,7 +141,7 @@ def _keys(cls: type[Any], values: Mapping[str, Any] | None = None) -> Iterator[t
         if f.metadata.get("secret_file"):
             doc += " (a file that only root may read)"
         if values is not None:
-            yield doc, f"#{f.name} = {show(values[f.name], unit)}"
+            yield doc, f"#{f.name} = {show_toml(values[f.name], unit)}"
         elif is_required(f):
             yield doc + " (must be set)", f"{f.name} = {_empty_value(hints[f.name])}"
         else:
@@ -156,13 +156,13 @@ def _show_default(
     if default is None:
         yield doc, f"# {f.name} = ..."
     else:
-        yield doc, f"#{f.name} = {show(default, unit)}"
+        yield doc, f"#{f.name} = {show_toml(default, unit)}"
 
 
 def _option_keys(option: Option[Any]) -> Iterator[tuple[str, str]]:
     shown = "" if option.default in (None, "") else option.show(option.default)
     if not option.is_file or option.words:
-        yield "", f"#default = {show(shown)}" if shown else '# default = "..."'
+        yield "", f"#default = {show_toml(shown)}" if shown else '# default = "..."'
     if isinstance(option.default, int | float) and not isinstance(option.default, bool):
         yield "", '# min = "..."'
         yield "", '# max = "..."'
@@ -173,7 +173,7 @@ def _option_keys(option: Option[Any]) -> Iterator[tuple[str, str]]:
 def _empty_value(kind: Any) -> str:
     origin = get_origin(kind)
     if origin is Literal:
-        return show(get_args(kind)[0])
+        return show_toml(get_args(kind)[0])
     if origin is tuple:
         return "[]"
     if origin is not None:
