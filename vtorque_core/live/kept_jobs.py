@@ -9,7 +9,7 @@ import os
 import re
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -118,11 +118,9 @@ def _group(places: list[Place]) -> list[KeptJob]:
     return sorted(last.values(), key=lambda job: job.changed)
 
 
-@contextmanager
-def logging_for(paths: Paths, job: JobAttempt) -> Iterator[None]:
+def logging_for(paths: Paths, job: JobAttempt) -> AbstractContextManager[object]:
     """Write log messages of a ``with`` block to a job's log on this node.
 
     Privileges: root. Not thread-safe.
     """
-    with log.open_log(log.teardown_log(paths, job)):
-        yield
+    return log.open_log(log.teardown_log(paths, job))
