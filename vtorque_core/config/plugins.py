@@ -261,13 +261,8 @@ class Plugins:
 
     @overload
     def each(
-        self, hook: Callable[P, Iterable[T]], *args: P.args, **kwargs: P.kwargs
+        self, hook: Callable[P, Iterable[T] | None], *args: P.args, **kwargs: P.kwargs
     ) -> Iterator[Contribution[T]]: ...
-
-    @overload
-    def each(
-        self, hook: Callable[P, None], *args: P.args, **kwargs: P.kwargs
-    ) -> Iterator[Contribution[None]]: ...
 
     @overload
     def each(self, hook: str, **kwargs: Any) -> Iterator[Contribution[Any]]: ...
