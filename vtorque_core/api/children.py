@@ -26,7 +26,7 @@ _MAX_ERROR = 4000  # bytes; a pipe takes 65536 without a reader (pipe(7))
 class Child:
     """A child process. ``error``: None while it runs, empty after success, otherwise a message."""
 
-    def __init__(self, work: Callable[[], None], seconds: float) -> None:
+    def __init__(self, work: Callable[[], object], seconds: float) -> None:
         self.seconds = max(0.0, seconds)
         self.until = time.monotonic() + self.seconds
         self.error: str | None = None
@@ -95,7 +95,7 @@ class Child:
         self.error = f"timed out after {self.seconds:g} s, and process {self.pid} cannot be killed"
 
 
-def run_in_child(work: Callable[[], None], seconds: float) -> str:
+def run_in_child(work: Callable[[], object], seconds: float) -> str:
     """Run ``work`` in a child. Return the error, or an empty string."""
     try:
         return Child(work, seconds).wait()
@@ -118,7 +118,7 @@ def wait_readable(descriptors: Iterable[Child | int], seconds: float = math.inf)
     return [number for number, _ in poller.poll(timeout)]
 
 
-def _run(work: Callable[[], None], told: int, parent: int) -> None:
+def _run(work: Callable[[], object], told: int, parent: int) -> None:
     code = 1
     try:
         die_with(parent)

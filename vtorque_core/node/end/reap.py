@@ -14,7 +14,7 @@ from typing import Literal
 from vtorque_core.api import hooks
 from vtorque_core.api.batch_system import JobState
 from vtorque_core.api.children import run_in_child
-from vtorque_core.api.kept_records import Place, place
+from vtorque_core.api.kept_records import place
 from vtorque_core.base import safefs
 from vtorque_core.base.detach import run_detached
 from vtorque_core.base.errors import UsageError
@@ -280,12 +280,8 @@ def notify(site: Site, plugins: Plugins, reports: Iterable[TeardownReport | None
         ended = place(site.paths, report.ended.job)
         for name in plugins.names:
             if name not in report.ended.off and "vtorque_job_ended" in plugins.hooks_of(name):
-                error = run_in_child(
-                    functools.partial(_notify_plugin, plugins, name, ended, site), AFTER
-                )
+                call = plugins.only_plugin(name).collect
+                work = functools.partial(call, hooks.vtorque_job_ended, place=ended, site=site)
+                error = run_in_child(work, AFTER)
                 faults += [f"plugin {name}, vtorque_job_ended: {error}"] if error else []
     return faults
-
-
-def _notify_plugin(plugins: Plugins, name: str, ended: Place, site: Site) -> None:
-    plugins.only_plugin(name).collect(hooks.vtorque_job_ended, place=ended, site=site)

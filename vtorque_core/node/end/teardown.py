@@ -234,7 +234,8 @@ class _Teardown:
         for name in self.plugins.names:
             if name not in header.plugins or "vtorque_teardown" not in self.plugins.hooks_of(name):
                 continue
-            look = functools.partial(self._call_plugin, name, ended)
+            call = self.plugins.only_plugin(name).collect
+            look = functools.partial(call, hooks.vtorque_teardown, job=ended)
             if error := run_in_child(look, self.time_left()):
                 self.report.notes.append(f"plugin {name}, vtorque_teardown: {error}")
         self.enter("release")
@@ -250,11 +251,6 @@ class _Teardown:
         if used is not None:
             self.journal.phase("used", record.guest, used)
         return used
-
-    def _call_plugin(self, name: str, ended: EndedJob) -> None:
-        for contribution in self.plugins.only_plugin(name).each(hooks.vtorque_teardown, job=ended):
-            if contribution.error is not None:
-                raise contribution.error
 
     # -- 2. and 3. release or hold ------------------------------------------------------------
 
