@@ -163,8 +163,6 @@ def libvirt_worker(
 
     vTorque reserves at most 18 of libvirtd's 20 workers (libvirtd.conf, max_workers). Eight of them
     have no limit per user. A user can reserve only one of the other ten. Thread-safe.
-
-    Raises HostFault if no worker is free by ``deadline`` (monotonic), or if ``failed`` is set.
     """
     flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
     with safefs.name_errors(paths.node_lock, stage="boot"):

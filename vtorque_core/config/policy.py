@@ -82,10 +82,7 @@ def resolve(
     image: Image | None = None,
     disk: int = 0,
 ) -> tuple[JobRequest, list[str]]:
-    """Replace ``vcpus=job`` and ``ram=job`` by numbers; return the request and notes for the user.
-
-    ``granted`` is for one node. ``disk`` is a RAM disk's size in MiB.
-    """
+    """Call :func:`job_size.resolve` and ``vtorque_parse_args``. Raises Refused."""
     more = partial(extras, site=site, plugins=plugins)
     job, notes, refusals = job_size.resolve(wanted, site, more, granted, image, disk)
     refusals = refusals or _parse_args(job, site, plugins)

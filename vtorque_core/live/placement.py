@@ -45,7 +45,7 @@ def node_leases(site: Site) -> NodeLeases:
 
 
 def read_leases(paths: Paths, share: NodeShare) -> NodeLeases:
-    """Return this node's leases. ``share``: hardware for jobs. Raises JournalError."""
+    """Return the leases like :func:`node_leases`, for a given ``share``."""
     held = list(walk(paths))
     return NodeLeases(share, ledger.leased_resources(held), [_job(each) for each in held])
 

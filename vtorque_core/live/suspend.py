@@ -60,7 +60,7 @@ def phase(job: RunningJob) -> str:
 
 
 def is_suspended(job: RunningJob) -> bool:
-    """Return True if the job's guests on this node are paused or suspended."""
+    """Return True if the phase is ``PAUSED`` or ``SUSPENDED``."""
     return phase(job) in (PAUSED, SUSPENDED)
 
 

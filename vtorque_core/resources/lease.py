@@ -16,7 +16,7 @@ from vtorque_core.records.reading import SPARE
 class Lease(CoreResource):
     """A job's use of ``item`` of ``pool``, while the journal entry is open.
 
-    Only :mod:`vtorque_core.plan.placement.ledger`, which describes the pools, creates leases.
+    The pools: :mod:`vtorque_core.plan.placement.ledger`.
 
     Attributes:
         node: NUMA node of the memory; -1: unknown.

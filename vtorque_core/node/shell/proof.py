@@ -47,13 +47,10 @@ class Proof:
         starter: pid of the process that starts the guests; 0: unknown.
         namespace: the starter's pid namespace, as inode of ``/proc/self/ns/pid`` (namespaces(7)).
         nodes: names of the job's nodes with guests, by rank.
-        guest_type: guest type whose driver runs the script.
-        plugin: plugin of the guest type.
         off: plugins that are disabled for this job.
         grace: seconds between SIGTERM and SIGKILL.
         shell: the user's ``-S``.
         files: SHA-256 of each of the job's :data:`USER_FILES`.
-        environ: variables for the script.
         unless: maps a variable in ``environ`` to other names. The script does not get the variable
             if the user has set one of these names.
     """

@@ -65,7 +65,6 @@ class ReceivingJob:
         self, job_id: str, nodes: Sequence[str], left: str, name: str,
         sources: Sequence[BootSource], keeps: Callable[[], bool],
     ) -> None:  # fmt: skip
-        """Start the migrating guests. After a failure, release them unless ``keeps()`` is True."""
         if not isinstance(self.adapter, MigrationAdapter):
             batch_system = self.site.batch.system
             raise Refused(f"{batch_system} cannot reserve a node for a migrating guest")

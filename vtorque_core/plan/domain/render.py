@@ -98,11 +98,8 @@ def render(
 ) -> str:
     """Return the domain XML of one guest.
 
-    Args:
-        spec: the core's decisions about the domain.
-        merged: the domain's elements.
-        sockets: Unix sockets of Filesystems and ``user_owned`` Disks, by alias.
-        taps: tap devices of filtered Interfaces, by alias.
+    ``sockets`` has the Unix sockets of Filesystems and ``user_owned`` Disks by alias, ``taps`` the
+    tap devices of filtered Interfaces.
     """
     environment = _environment(spec.templates)
     sections: dict[str, list[str]] = {name: [] for name in _SECTIONS}

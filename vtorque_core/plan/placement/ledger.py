@@ -43,8 +43,8 @@ def place(
     """Place all guests of a job or none, and write the leases to ``journal``. As root.
 
     Returns the placements, and the keys of warm guests to end, because the job needs their memory.
-    The placement of a warm guest never ends other warm guests. Call this before the job acquires
-    other resources. Items in ``away`` count as in use although no journal names them.
+    Call this before the job acquires other resources. Items in ``away`` count as in use although no
+    journal names them.
     """
     try:
         divide(claims, share, Leases())
