@@ -13,6 +13,7 @@ import stat
 import subprocess
 import sys
 import tarfile
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import IO, cast
@@ -31,16 +32,19 @@ _OPTIONS = ("-comp", "lz4", "-mem", "128M", "-quiet", "-no-progress", "-force")
 # Virtual memory in bytes, and CPU time in seconds: that of sqfstar grows with the square of the
 # number of files in a directory. An image of 64 GiB needs a fifth.
 _LIMITS = ("--as=2147483648", "--cpu=7200")
+Told = Callable[[int, int], None]
+"""A function that gets the progress of a conversion: bytes of files written, and all bytes."""
+
 _PATHS = 512 << 20  # bytes of all paths in memory
 _KINDS = {stat.S_IFDIR: tarfile.DIRTYPE, stat.S_IFLNK: tarfile.SYMTYPE}
 _KINDS |= {stat.S_IFREG: tarfile.REGTYPE, stat.S_IFIFO: tarfile.FIFOTYPE}
 
 
-def convert(source: Path, work: Path, made: Path, most: int) -> None:
+def convert(source: Path, work: Path, made: Path, most: int, told: Told) -> None:
     """Convert an OCI layout or SIF file to the squashfs ``made``.
 
     ``most`` limits the size of all files in MiB. ``work`` is an existing directory for temporary
-    files. Raises Refused, HostFault.
+    files. ``told`` gets the progress. Raises Refused, HostFault.
     """
     unpacked = work / "unpacked"
     shutil.rmtree(unpacked, ignore_errors=True)  # left by an interrupted conversion
@@ -63,7 +67,7 @@ def convert(source: Path, work: Path, made: Path, most: int) -> None:
         tree.remove(build.HOME)
         prefix = sif.add_environment(tree) if from_sif else ()
         build.prepare(tree, container, options, prefix)
-        write(tree, made)
+        write(tree, made, told)
 
 
 def _require_size(tree: FileTree, most: int) -> None:
@@ -78,7 +82,7 @@ def _is_kept(attribute: str) -> bool:
     )
 
 
-def write(tree: FileTree, made: Path) -> None:
+def write(tree: FileTree, made: Path, told: Told) -> None:
     """Write the tree as a squashfs. Raises Refused for a full disk, HostFault for other errors."""
     with made.open("xb") as file:
         os.fchmod(file.fileno(), 0o666)  # sqfstar opens it again: if we are root, it is nobody
@@ -94,7 +98,7 @@ def write(tree: FileTree, made: Path) -> None:
         assert tool.stdin is not None and tool.stderr is not None  # noqa: S101 - pipes
         enlarge_pipe(tool.stdin)
         try:
-            _stream(tree, tool.stdin)
+            _stream(tree, tool.stdin, told)
             tool.stdin.close()
         except BrokenPipeError:
             pass  # sqfstar's error output, read below, has the reason
@@ -107,7 +111,7 @@ def write(tree: FileTree, made: Path) -> None:
         raise HostFault(f"sqfstar: exit code {tool.returncode}: {output[-300:]}")
 
 
-def _stream(tree: FileTree, out: IO[bytes]) -> None:
+def _stream(tree: FileTree, out: IO[bytes], told: Told) -> None:
     """Write the tree as a tar file. A file with several names becomes one file with hard links.
 
     This function copies the content itself, because :mod:`tarfile` copies each byte several times
@@ -124,6 +128,7 @@ def _stream(tree: FileTree, out: IO[bytes]) -> None:
         elif first.setdefault(id(node), path) == path:
             later.append((path, node))
     layer: LayerStream | None = None
+    total, done, shown = sum(node.size for _, node in later), 0, 0
     for path, node in sorted(later, key=_place):
         out.write(_header(_info(path, node)))
         if isinstance(node.content, bytes):
@@ -131,6 +136,10 @@ def _stream(tree: FileTree, out: IO[bytes]) -> None:
         else:
             layer = _send_content(node.content, layer, out)
         out.write(bytes(-node.size % tarfile.BLOCKSIZE))
+        done += node.size
+        if done - shown >= total // 100:
+            told(done, total)
+            shown = done
     for path, node in tree.walk():
         if node.is_file and first[id(node)] != path:
             info = _info(path, node)

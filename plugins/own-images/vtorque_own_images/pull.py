@@ -146,11 +146,26 @@ def _convert(images: cache.Cache, reference: Reference, digest: str, most: int) 
             source = work / "layout"
             _, arch = architecture()
             skopeo.copy(reference.with_digest(digest), source, arch, most << 21)
-        sys.stderr.write("vsub: converting it, once\n")
         made = work / "image.squashfs"
         try:
-            convert.convert(source, work, made, most)
+            with _progress("vsub: converting it, once") as told:
+                convert.convert(source, work, made, most, told)
         except Refused as error:
             why = str(error).removeprefix(f"source {source}: ").replace(*_LIMIT)
             raise Refused(why, key=IMG.key, value=reference.written) from None
         images.keep(digest, reference.name, made)
+
+
+@contextmanager
+def _progress(text: str) -> Iterator[convert.Told]:
+    """Yield a function that shows progress: on a terminal a bar. Elsewhere, print one line."""
+    if not sys.stderr.isatty():
+        sys.stderr.write(f"{text}\n")
+        yield lambda _done, _total: None
+        return
+    from rich.console import Console  # noqa: PLC0415 - 60 ms, for a terminal only
+    from rich.progress import Progress  # noqa: PLC0415 - as above
+
+    with Progress(console=Console(stderr=True)) as bars:
+        bar = bars.add_task(text, total=None)
+        yield lambda done, total: bars.update(bar, completed=done, total=total)
