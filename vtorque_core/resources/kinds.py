@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from vtorque_core.api.acquired import CoreResource
 from vtorque_core.api.daemon_process import DaemonProcess
+from vtorque_core.api.disk_file import DiskFile
 from vtorque_core.api.job_files import File, Tree
 from vtorque_core.resources.disk import DiskCopy, MountResource, Overlay
 from vtorque_core.resources.domain import Domain
@@ -16,7 +17,7 @@ from vtorque_core.resources.virtiofs_daemon import Virtiofsd
 CORE_KINDS: dict[str, type[CoreResource]] = {
     kind.kind: kind
     for kind in (
-        File, Tree, Overlay, DiskCopy, ImageUse, Domain, DaemonProcess, BootStarter,
+        File, Tree, Overlay, DiskCopy, DiskFile, ImageUse, Domain, DaemonProcess, BootStarter,
         Virtiofsd, UserDisk, MountResource, Netfilter, Lease, SpareUse,
     )
 }  # fmt: skip

@@ -126,7 +126,7 @@ def test_kinds_of_old_journals_are_known_with_their_fields():
             if record.plugin in seen and record.kind not in GONE:
                 reconstruct(record, kinds)
                 seen[record.plugin].add(record.kind)
-    moved, newer = {"shm", "vfio"}, {"process"}
+    moved, newer = {"shm", "vfio"}, {"disk-file", "process"}
     assert seen["core"] == set(CORE_KINDS) - newer | moved
     assert seen["linux-guest"] == {"linux-seed"}
     assert seen["survive"] == {

@@ -64,8 +64,8 @@ def test_signatures_show_the_fields_of_records(site):
         for path in (site / "reference").glob("*.html")
     }
     assert [name for name, text in pages.items() if "*args: Any, **given: Any" in text] == []
-    text = pages["vtorque_core.api.job_files.html"]
-    assert re.search(r"File\(\s*path: str,\s*mode: int", text)
+    text = pages["vtorque_core.api.disk_file.html"]
+    assert re.search(r"DiskFile\(\s*path: str,\s*size_mib: int = 0,\s*file_system: Literal", text)
 
 
 def test_landing_page_has_no_source_of_a_diagram_and_a_copyright(site):

@@ -25,7 +25,7 @@ ROOT = os.geteuid() == 0
 
 def test_resources_that_survive_a_reboot_are_known():
     lasting = {name for name, kind in CORE_KINDS.items() if not kind.volatile}
-    assert lasting == {"file", "image", "tree", "overlay", "disk-copy", "spare"}
+    assert lasting == {"file", "image", "tree", "overlay", "disk-copy", "disk-file", "spare"}
     assert {name for name, k in CORE_KINDS.items() if k.blocking} == {
         "domain",
         "process",
