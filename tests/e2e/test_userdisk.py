@@ -18,6 +18,7 @@ import pytest
 
 import daemons
 from daemons import holders
+from patience import eventually
 from vtorque_core.base.errors import HostFault, Refused
 from vtorque_core.resources import user_daemon, user_disk
 
@@ -410,10 +411,13 @@ def test_daemon_that_cannot_start_is_reported(disk_of_unknown_user):
 
 @pytest.mark.parametrize("delay", [0.0, 0.01, 0.02, 0.03, 0.04, 0.05, 0.06])
 def test_killed_start_leaves_nothing(disk_of_unknown_user, delay):
-    daemons.kill_a_start("user_disk", f"DiskFile(**{vars(disk_of_unknown_user)!r}).start()", delay)
-    user_daemon.stop(disk_of_unknown_user.lock, time.monotonic() + 30)
-    assert holders(disk_of_unknown_user.source) == holders(disk_of_unknown_user.lock) == set()
-    assert {path.suffix for path in Path(disk_of_unknown_user.lock).parent.iterdir()} <= {".log"}
+    disk = disk_of_unknown_user
+    daemons.kill_a_start("user_disk", f"ServedDisk(**{vars(disk)!r}).start", delay)
+    user_daemon.stop(disk.lock, time.monotonic() + 30)
+    assert holders(disk.lock) == set()
+    # The process that opens the file does not hold the lock, and ends after the launcher.
+    eventually(lambda: holders(disk.source) == set())
+    assert {path.suffix for path in Path(disk.lock).parent.iterdir()} <= {".log"}
 
 
 def on_hung_file_system(when):

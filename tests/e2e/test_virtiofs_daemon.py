@@ -202,7 +202,7 @@ def test_daemon_that_exits_immediately_is_reported(place: Path, home: Path) -> N
 @pytest.mark.parametrize("readonly", [False, True])
 def test_killed_start_leaves_nothing(place: Path, home: Path, delay: float, readonly: bool) -> None:
     one = replace(share(place, "home"), readonly=readonly)
-    daemons.kill_a_start("virtiofs_daemon", f"SharedDirectory(**{vars(one)!r}).start()", delay)
+    daemons.kill_a_start("virtiofs_daemon", f"ServedDirectory(**{vars(one)!r}).start", delay)
     user_daemon.stop(one.lock, time.monotonic() + 30)
     assert holders(one.lock) == set()
     assert {p.suffix for p in (place / "run").iterdir()} <= {".log"}

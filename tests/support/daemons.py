@@ -50,13 +50,14 @@ def holders(path: str) -> set[int]:
     return found - {os.getpid()}
 
 
-def kill_a_start(module: str, call: str, delay: float) -> None:
-    """Run ``call`` on a module of resources in a process, killed ``delay`` seconds later."""
-    script = f"from vtorque_core.resources import {module}; print(flush=True); {module}.{call}"
+def kill_a_start(module: str, start: str, delay: float) -> None:
+    """Call ``start`` of a module of resources in a process, killed ``delay`` seconds later."""
+    script = f"from vtorque_core.resources import {module}; start = {module}.{start}; "
+    script += "print(flush=True); start()"
     starter = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE)
     assert starter.stdout is not None
     with starter.stdout as out:
-        assert out.readline() == b"\n", "the process has not imported the module"
+        assert out.readline() == b"\n", "the process cannot start a daemon"
         time.sleep(delay)
         starter.kill()
         starter.wait(180)
