@@ -16,6 +16,7 @@ from busybox_layout import busybox_layout
 from doc_blocks import block
 from firmware_disk import debian_disk
 from patience import eventually, wait_for
+from registry import Registry
 from terminal import PROMPT, STARTED, on_a_node
 from users import remove_user, run
 
@@ -352,6 +353,27 @@ def test_job_runs_in_own_image(clean, layout):
     assert row["reference"] == f"oci:{layout}"
     clean.call("vmgr", "images", "remove", row["name"])
     assert list((clean.home / ".cache/vtorque/images").iterdir()) == []
+
+
+def test_job_runs_in_image_of_a_registry_that_is_down_later(clean, layout, tmp_path):
+    """The registry requires a password, which ``skopeo login`` has stored."""
+    registry = Registry(tmp_path / "registry")
+    registry.start()
+    image = registry.push(layout, "app:1")
+    for name in (".config/containers", ".docker"):
+        (clean.home / name).mkdir(parents=True)
+    settings = registry.place / ".config/containers/registries.conf"
+    shutil.copy(settings, clean.home / ".config/containers")
+    shutil.copy(registry.place / "auth.json", clean.home / ".docker/config.json")
+    run("chown", "-R", f"{ONE}:", clean.home / ".config", clean.home / ".docker")
+    wanted = ("-vm", f"img={image},work=home")
+    code, said, told = clean.job(OWN, *wanted)
+    assert (code, said.splitlines()[0]) == (7, f"{ONE} in {clean.home}, hello, ID=mine"), told
+    registry.stop()
+    code, again, told = clean.job(OWN, "--no-pull", *wanted)
+    assert (code, again) == (7, said), told
+    shutil.rmtree(clean.home / ".docker")
+    shutil.rmtree(clean.home / ".config/containers")
 
 
 AS_ROOT = """#!/bin/sh
