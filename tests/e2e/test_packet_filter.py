@@ -131,6 +131,8 @@ def open_tap(name, flags=0x1002):  # IFF_TAP, IFF_NO_PI
 class NodeNetwork:
     """A node's network: a bridge of guests, and NAT to an outside network."""
 
+    peer = None  # another guest of the same job
+
     def __init__(self, *, bridged=False):
         run("ip", "link", "set", "lo", "up")
         run(
@@ -174,6 +176,12 @@ class NodeNetwork:
         )
         run("nft", nat)
 
+    def close(self):
+        """Close the taps: hundreds of tests in one process would keep a thousand descriptors."""
+        for descriptor in (self.guest, self.other, self.outside, self.peer):
+            if descriptor is not None:
+                os.close(descriptor)
+
     def send(self, payload, kind=IPV4, **words):
         os.write(self.guest, frame(kind, payload, **words))
 
@@ -212,7 +220,9 @@ def own_network():
 @pytest.fixture(params=["routed", "br_netfilter"])
 def node(request):
     with own_network():
-        yield NodeNetwork(bridged=request.param == "br_netfilter")
+        made = NodeNetwork(bridged=request.param == "br_netfilter")
+        yield made
+        made.close()
 
 
 @contextlib.contextmanager
