@@ -32,7 +32,6 @@ from vtorque_core.images.sidecar import MAX_SIDECAR, NAME, SIDECAR, VERSION
 from vtorque_core.records.reading import JournalError, walk
 
 KIND = "image"  # of the journal's records that name a version
-GRACE = 600.0  # seconds for which a replaced version is kept, for jobs that are just starting
 _STAGING, _TRASH, _OLD = ".staging-", ".trash-", ".old"
 _LOCK_WAIT = 60.0  # seconds; nothing long happens under the lock
 _NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.EBADF, errno.EINVAL)
@@ -86,12 +85,6 @@ def image_uses(paths: Paths | None) -> Uses:
         for path in {str(r.args.get("path")) for r in state.open if r.kind == KIND}:
             found[path] = tuple(dict.fromkeys((*found.get(path, ()), state.header.job.id)))
     return found
-
-
-def users_of(home: Path, uses: Uses) -> tuple[str, ...]:
-    inside = f"{home}/"
-    jobs = {job: None for path, jobs in uses.items() if path.startswith(inside) for job in jobs}
-    return tuple(jobs)
 
 
 def retire(home: Path, version: str, seconds: float) -> None:

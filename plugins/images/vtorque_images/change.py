@@ -38,6 +38,9 @@ from vtorque_core.live.images import (
     version_of,
 )
 from vtorque_images.check import Hashed, check_built, check_disk, file_hashes
+from vtorque_images.common import users_of
+
+_GRACE = 600.0  # seconds for which a replaced version is kept, for jobs that are just starting
 
 Sign = Callable[[Sidecar], str]
 """Function that returns the signature of a new image, or an empty string."""
@@ -187,7 +190,7 @@ def commit(
         if options.sign is not None:
             sidecar = replace(sidecar, signature=options.sign(sidecar))
         with store.locked(pool):
-            sidecar = _switch(pool, source, sidecar, max(options.keep, store.GRACE))
+            sidecar = _switch(pool, source, sidecar, max(options.keep, _GRACE))
         store.sweep(pool, options.paths)
     except OSError as error:
         raise HostFault(f"image {name}: {error}", stage="commit") from None
@@ -236,7 +239,7 @@ def remove(
             if not os.path.lexists(home / SIDECAR):
                 raise unknown_image(pool, name)
             uses = store.image_uses(paths)
-            users = store.users_of(home, uses)
+            users = users_of(home, uses)
             if users and not when_free:
                 raise _in_use_refusal(name, users)
             if not users and keep <= 0:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from vtorque_core.api import UsageError
-from vtorque_core.live.images import Sidecar, Site, signer_of
+from vtorque_core.live.images import Sidecar, Site, signer_of, store
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -22,6 +22,13 @@ if TYPE_CHECKING:
 _EVERY = 10.0  # seconds between two progress reports without a terminal
 
 as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+
+
+def users_of(home: Path, uses: store.Uses) -> tuple[str, ...]:
+    """Return the jobs that use any version of the image in the directory ``home``."""
+    inside = f"{home}/"
+    jobs = {job: None for path, jobs in uses.items() if path.startswith(inside) for job in jobs}
+    return tuple(jobs)
 
 
 def signer_of_image(site: Site, sidecar: Sidecar) -> str | None:

@@ -11,7 +11,7 @@ from typing import Any
 from vtorque_core.api import Paths, VtorqueError, tables
 from vtorque_core.live.images import BrokenImage, ListedImage, Site, store
 from vtorque_images.allowed import default_image
-from vtorque_images.common import age, size
+from vtorque_images.common import age, size, users_of
 
 _COLUMNS = ("NAME", "TYPE", "DISTRO", "ARCH", "SIZE", "AGE", "USED BY", "VERIFIED")
 DESCRIPTION = "description"  # label: a description for users
@@ -40,7 +40,7 @@ def users(known: store.Uses | None, home: Path) -> tuple[str, ...] | None:
     """
     if not known:
         return None if known is None else ()
-    return store.users_of(home, known)
+    return users_of(home, known)
 
 
 def row(item: ListedImage | BrokenImage, site: Site, known: store.Uses | None) -> dict[str, Any]:
