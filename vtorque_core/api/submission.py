@@ -9,7 +9,6 @@ import sys
 import zlib
 from base64 import b64decode, urlsafe_b64encode
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import NoReturn
 
 from vtorque_core.base.errors import Refused, UsageError
@@ -84,9 +83,6 @@ def exec_command(argv: Sequence[str], stdin: bytes | None = None) -> NoReturn:
         os.dup2(source, 0)
     for name in ("SIGPIPE", "SIGXFSZ"):  # Python ignores them, and that would be inherited
         signal.signal(getattr(signal, name), signal.SIG_DFL)
-    given = Path("/proc/self/environ").read_bytes()
-    if b"\0LC_CTYPE=" not in b"\0" + given:  # Python has put its own there (PEP 538)
-        os.environ.pop("LC_CTYPE", None)
     try:
         os.execv(argv[0], list(argv))  # noqa: S606
     except OSError as error:
