@@ -108,17 +108,14 @@ def parse_unprivileged(
 
 
 def _ask(call: bytes, files: Sequence[int], stack: contextlib.ExitStack) -> socket.socket:
-    if _asking is not None:
-        try:
-            socket.send_fds(_asking[1], [call], files)
-        except OSError as error:
-            if _asking[0] == os.getpid():
-                raise HelperDied(
-                    f"no connection to the unprivileged parser: {error.strerror}"
-                ) from None
-        else:
-            return _asking[1]
-    asked = stack.enter_context(_start_helper())
+    owner, asked = _asking or (0, None)
+    if asked is not None and owner != os.getpid():
+        with contextlib.suppress(OSError):  # the helper of the process that forked this one
+            socket.send_fds(asked, [call], files)
+            return asked
+        asked = None
+    if asked is None:
+        asked = stack.enter_context(_start_helper())
     try:
         socket.send_fds(asked, [call], files)
     except OSError as error:
