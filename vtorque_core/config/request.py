@@ -71,7 +71,7 @@ class Request:
         seen: set[str] = set()
         shell = None
         for part in parts:
-            kind, key, content = part[:1], *_split_pair(part[1:], b"=")
+            kind, (key, _, content) = part[:1], part[1:].partition(b"=")
             if kind == _SHELL:
                 if shell is not None:
                     refuse("shell is given twice")
@@ -84,7 +84,7 @@ class Request:
                 refuse(f"key {name} is given twice")
             seen.add(name)
             if kind == _FILE:
-                files[name] = _file(*_split_pair(content, b"\0"))
+                files[name] = _file(content)
             else:
                 pairs.append((name, _text(content, "a -vm value", MAX_VALUE)))
             if len(pairs) > MAX_PAIRS or len(files) > MAX_FILES:
@@ -295,11 +295,6 @@ def _bytes(value: Any, what: str) -> bytes:
     return value.encode("utf-8", "surrogatepass")  # invalid UTF-8: _text refuses it
 
 
-def _split_pair(value: bytes, between: bytes) -> tuple[bytes, bytes]:
-    first, _, second = value.partition(between)
-    return first, second
-
-
 def _text_problem(value: str, most: int) -> str | None:
     if len(value) > most:
         return f"has more than {most} characters"
@@ -327,7 +322,8 @@ def _key(value: Any) -> bytes:
     return key
 
 
-def _file(name: bytes, content: bytes) -> FileData:
+def _file(part: bytes) -> FileData:
+    name, _, content = part.partition(b"\0")
     text = _text(name, "a file's name", MAX_FILE_NAME)
     if not text.isprintable() or "/" in text:
         refuse("a file's name has a slash or control characters")
