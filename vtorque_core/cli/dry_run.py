@@ -71,5 +71,4 @@ def _example(guest: GuestPlan, merged: MergedDomain, site: Site, accel: kvm.Acce
     served = [*merged.aliases(Filesystem), *merged.aliases(Disk)]
     sockets = {alias: f"{alias}.sock" for alias in served}
     taps = {alias: f"tap-{alias[-8:]}" for alias in merged.aliases(Interface)}
-    spec = domain_spec(guest, site, accel.type)
-    return render(spec, merged, sockets=sockets, taps=taps)
+    return render(domain_spec(guest, site, accel.type), merged, sockets=sockets, taps=taps)

@@ -30,7 +30,6 @@ from vtorque_core.api.vm_options import FS_TYPE, RAM, VCPUS, VMS_PER_NODE
 from vtorque_core.base import names
 from vtorque_core.base.errors import HostFault, Refusal, Refused
 from vtorque_core.config import policy
-from vtorque_core.config.plugins import Plugins
 from vtorque_core.config.site_config import Site
 from vtorque_core.images import signature
 from vtorque_core.images.pool import ramdisk_mib, select_image
@@ -82,7 +81,9 @@ def plan_guests(
     ``arriving`` are boot sources of guests that migrate to this node, in the guests' order.
     """
     site = context.site
-    image = _image(request, site, context.plugins)
+    cache = Path(site.images.cache) if site.images.cache else None
+    accept = signature.acceptor(site.images.signers)
+    image = select_image(request, site, context.plugins, cache, accept)
     disk = ramdisk_mib(request, image)
     request, notes = policy.resolve(request, site, context.plugins, context.granted, image, disk)
     uids = host_ids.free_uids(site)
@@ -101,12 +102,6 @@ def plan_guests(
         said = map(Notice, () if index else notes)
         guests.append(PlannedGuest(plan, guest_type.driver(), claims, (*said, *notices)))
     return guests
-
-
-def _image(request: JobRequest, site: Site, plugins: Plugins) -> Image:
-    cache = Path(site.images.cache) if site.images.cache else None
-    accept = signature.acceptor(site.images.signers)
-    return select_image(request, site, plugins, cache, accept)
 
 
 def _offered_sources(context: JobContext, request: JobRequest, image: Image) -> list[BootSource]:

@@ -87,17 +87,13 @@ def release_job(
     reports = []
     with job_lock(paths, job_id, deadline):
         for path in journals(paths, job_id):
-            plugins = _plugins_at(path, plugins_for)
+            state = try_read(path)
+            plugins = plugins_for(state) if state else Plugins()
             reports.append(
                 teardown(path, paths, plugins, release_timeout=release_timeout, deadline=deadline)
             )
         proof.remove(paths, job_id)
     return reports
-
-
-def _plugins_at(path: Path, plugins_for: Callable[[JournalState], Plugins]) -> Plugins:
-    state = try_read(path)
-    return plugins_for(state) if state else Plugins()
 
 
 def reap(
