@@ -251,9 +251,9 @@ def adopt_domain(
 ) -> None:
     """Add a job's devices, metadata and CPUs to a warm (paused) domain, and resume it.
 
-    The last device is attached after the resume. It signals to the guest that the other devices
-    are present. ``metadata`` is XML, its prefix and its namespace. ``cpus`` has True for each host
-    CPU that vCPUs and emulator may use; empty: any.
+    The last device is attached after the resume, and signals that the others are present.
+    ``metadata`` is XML, its prefix and its namespace. ``cpus`` has True for each host CPU that
+    vCPUs and emulator may use; empty: any.
     """
     live = library().VIR_DOMAIN_AFFECT_LIVE
 

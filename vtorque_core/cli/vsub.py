@@ -119,7 +119,6 @@ def check_script(guest_type: GuestType, script: bytes | None, image: Image) -> N
 
 
 def disk_in_memory(wanted: JobRequest, image: Image | None) -> int:
-    """Return the MiB of a guest's RAM disk; 0 without RAM disk or if the image is unreadable."""
     if image is None or image.disk is None or not os.access(image.disk, os.R_OK):
         return 0
     return ramdisk_mib(wanted, image)

@@ -62,7 +62,6 @@ class Sidecar:
 
     @property
     def sha256(self) -> str:
-        """Hash of the image's contents, computed from the hashes of disk, kernel and initrd."""
         roles = {role: getattr(self.built, role) for role in _ROLES}
         lines = [f"{role} {self.files[f].sha256}\n" for role, f in sorted(roles.items()) if f]
         return _sha256(lines)

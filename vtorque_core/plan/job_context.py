@@ -27,7 +27,6 @@ class JobContext:
 
     Attributes:
         site: config with the limits of this job (:func:`vtorque_core.config.policy.for_job`).
-        plugins: plugins that the job may use.
         machine: the node's hardware; None on a submit host.
         granted: resources that the batch system granted on this node.
     """

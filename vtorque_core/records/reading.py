@@ -149,7 +149,6 @@ class JournalState:
 
 
 def journals(paths: Paths, job_id: str | None = None) -> list[Path]:
-    """Return the journals of this node, or those of all attempts of ``job_id``."""
     found = sorted(paths.journal.glob("*.jsonl"))
     return [path for path in found if job_id is None or lock_name(path) == safe_name(job_id)]
 

@@ -47,7 +47,6 @@ class Proof:
         starter: pid of the process that starts the guests; 0: unknown.
         namespace: the starter's pid namespace, as inode of ``/proc/self/ns/pid`` (namespaces(7)).
         nodes: names of the job's nodes with guests, by rank.
-        off: plugins that are disabled for this job.
         grace: seconds between SIGTERM and SIGKILL.
         shell: the user's ``-S``.
         files: SHA-256 of each of the job's :data:`USER_FILES`.

@@ -113,7 +113,6 @@ class Leases:
         mib_on: ``mib`` by NUMA node, where known.
         pages: MiB in huge pages, by (NUMA node, page size in KiB).
         shares: number of other jobs on each CPU.
-        amounts: leased amounts of countable pools.
     """
 
     items: Mapping[str, frozenset[str]] = field(default_factory=dict)
