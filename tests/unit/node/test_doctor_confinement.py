@@ -154,14 +154,19 @@ def test_state_directories_that_others_can_write_fail(site, tmp_path, mode):
     assert len(told) == 2 and all(str(tmp_path) in message for message in told)
 
 
-def test_missing_ifb_module_fails(site, tmp_path, monkeypatch):
-    def no_module(*argv):
-        raise HostFault("modprobe: exit 1")
+def test_missing_ifb_module_fails(site, monkeypatch):
+    """An ifb device that cannot be created, in a network namespace that ends with the check."""
+    problems = [HostFault("ip: exit 2: Error: Unknown device type.")]
 
-    monkeypatch.setattr(doctor, "run_tool", no_module)
-    monkeypatch.setattr(doctor, "_IFB", tmp_path / "ifb")
+    def create(*argv):
+        assert argv == ("unshare", "--net", "ip", "link", "add", "type", "ifb")
+        for problem in problems:
+            raise problem
+
+    monkeypatch.setattr(doctor, "run_tool", create)
+    monkeypatch.setattr(doctor.os, "geteuid", lambda: 0)
     monkeypatch.setattr(doctor.networks, "is_active", lambda *_: False)
     failed = [each.message for each in doctor.check_network(site) if each.status == "failed"]
     assert any("kernel module ifb" in message for message in failed)
-    (tmp_path / "ifb").mkdir()
+    problems.clear()
     assert not any("ifb" in each.message for each in doctor.check_network(site))
