@@ -1,4 +1,4 @@
-"""A job that needs root and a kernel of its own: packages, modules and docker compose in one boot.
+"""A job that needs root and its own kernel: packages, modules and docker compose in one boot.
 
 It is examples/compose on a disk of the user, with more commands after it. The disk and the
 containers take minutes to build, so .venv keeps them for a day, as it keeps micro.

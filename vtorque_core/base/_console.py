@@ -65,7 +65,7 @@ def enter_groups(pid: int, proc: str = "/proc", groups: str = "/sys/fs/cgroup") 
 def _copy(qemu: socket.socket, listener: socket.socket, file: FileIO) -> None:
     client = None
     while True:
-        ready = select.select([qemu, client or listener], [], [])[0]  # noqa: TID251 - it has few
+        ready = select.select([qemu, client or listener], [], [])[0]  # noqa: TID251 - few exist
         if listener in ready:
             client = listener.accept()[0]
         output = qemu.recv(_READ) if qemu in ready else b""
