@@ -30,6 +30,7 @@ _ALL_E2E = re.compile(rb"^pytestmark = (\[[^]]*)?pytest\.mark\.e2e\b", re.MULTIL
 
 
 _CLUSTER = "tests/e2e/slurm"  # its files share a cluster
+_SPLIT = "tests/e2e/test_wild_scripts.py"  # each function takes half an hour
 _LONGEST = (
     _CLUSTER,
     "tests/e2e/test_warm.py",
@@ -124,7 +125,9 @@ def pytest_cmdline_main(config: pytest.Config) -> None:
 
 
 def _scope(nodeid: str) -> str:
-    return _CLUSTER if nodeid.startswith(_CLUSTER) else nodeid.partition("::")[0]
+    if nodeid.startswith(_CLUSTER):
+        return _CLUSTER
+    return nodeid.partition("[" if nodeid.startswith(_SPLIT) else "::")[0]
 
 
 class _FileScheduling(LoadScopeScheduling):
