@@ -72,7 +72,7 @@ BAD = [
     # raw PCI addresses, unknown classes
     ("pci=0000:3b:00.0", {}, AT_VSUB, r"pci=0000:3b:00.0: contains 0000:3b:00.0, a PCI"),
     ("pci=3b:00.0", {}, AT_VSUB, r"pci=3b:00.0: contains 3b:00.0, a PCI address"),
-    ("pci=10de:20b0", {}, AT_VSUB, r"pci=10de:20b0: has 10de:20b0, a PCI address or device num"),
+    ("pci=10de:20b0", {}, AT_VSUB, r"pci=10de:20b0: contains 10de:20b0, a PCI address or device"),
     ("pci=gpu:0", {}, AT_VSUB, r"pci=gpu:0: is not a list of cards"),
     ("pci=gpu:../../x", {}, AT_VSUB, r"pci=gpu:../../x: is not a list of cards"),
     ("pci=fpga:1", {}, AT_VSUB,
@@ -85,9 +85,11 @@ BAD = [
      r"unclot_shmem=3M: is not a power of two.*2M or 4M"),
     ("unclot=true,unclot_shmem=1G", {"options": {"unclot_shmem": {"max": "64M"}}}, AT_VSUB,
      r"unclot_shmem=1G: is more than allowed \(limit: 64M, set by \[options.unclot_shmem\] max in"),
-    ("unclot=true,unclot_shmem=1T", {}, ON_NODE,
+    ("ram=1G,unclot=true,unclot_shmem=1T", {}, ON_NODE,
      r"unclot_shmem=1T: .*more than the node's memory.*limit: 320G"),
-    ("unclot_shmem=64M", {}, AT_VSUB, r"unclot_shmem=64M: .*unclot=false.*add unclot=true"),
+    ("unclot=true,unclot_shmem=1T", {}, ON_NODE,  # nothing is left for ram=job
+     r"ram=1M: .*needs more RAM.*ask the batch system for 1048896M of memory on each node"),
+    ("unclot_shmem=64M", {}, AT_VSUB, r"unclot_shmem=64M: requires unclot=true; add unclot=true"),
     # invalid words
     *((f"{key}=maybe", {}, AT_VSUB, rf"{key}=maybe: .*true or false")
       for key in ("iocm", "scam", "unclot", "vrdma")),
