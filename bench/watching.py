@@ -34,14 +34,15 @@ def watching(bench: Bench) -> list[Figure]:
 
 
 def _sampler(top: Path) -> list[Figure]:
-    sys.path.insert(0, str(REPO / "plugins/telemetry/tests/support"))
+    sys.path[:0] = [str(REPO / "plugins/telemetry/tests/support"), str(REPO / "tests/support")]
     import halves  # noqa: PLC0415 - of the plugin's tests
     import measured  # noqa: PLC0415
+    import running_journal  # noqa: PLC0415
     from vtorque_telemetry.process import Sampler  # noqa: PLC0415 - needs the prefix
     from vtorque_telemetry.threads import QemuProcess  # noqa: PLC0415
 
-    paths = measured.paths_below(top)
-    jobs = [measured.Job(paths, f"{n}.srv") for n in range(GUESTS)]
+    paths = running_journal.paths_below(top)
+    jobs = [running_journal.JournalledJob(paths, f"{n}.srv") for n in range(GUESTS)]
     recorded = {uuid: measured.domstats() for job in jobs for uuid in job.uuids}
     loop = halves.loop(paths, [], lambda _uri: recorded)
     loop.tick()

@@ -22,7 +22,7 @@ def main() -> None:
     directory, job, url, *names = sys.argv[1:]
     tables = {"joblog": {"file": f"{directory}/jobs.jsonl"}} if "joblog" in names else {}
     if url:
-        tables["snap"] = {"url": url, "template": f"{directory}/task.json", "deadline": 10.0}
+        tables["snap"] = {"url": url, "template": f"{directory}/task.json", "timeout": 10.0}
     begun = time.perf_counter()
     plugins = load(set(names))
     loaded = time.perf_counter() - begun
